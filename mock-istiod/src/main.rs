@@ -1,0 +1,3 @@
+//! `mock-istiod`: istiod's two services for demo and tests.
+
+fn main() {}

@@ -1,0 +1,52 @@
+//! Dates are handed in.
+//!
+//! The wall clock is read anew each time, never derived from an instant kept since start: a machine
+//! that was suspended or whose clock was stepped must not renew certificates by a stale date.
+
+use std::fmt::Debug;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, SystemTime};
+
+/// Where dates come from.
+pub trait Clock: Send + Sync + Debug {
+    /// The wall-clock time now.
+    fn now(&self) -> SystemTime;
+}
+
+/// The machine's clock.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct System;
+
+impl Clock for System {
+    fn now(&self) -> SystemTime {
+        SystemTime::now()
+    }
+}
+
+/// A clock that stands still until it is told otherwise, for tests.
+#[derive(Debug, Clone)]
+pub struct Fixed(Arc<Mutex<SystemTime>>);
+
+impl Fixed {
+    /// Stands at `at`.
+    #[must_use]
+    pub fn at(at: SystemTime) -> Self {
+        Self(Arc::new(Mutex::new(at)))
+    }
+
+    /// Goes forward by `by`.
+    pub fn advance(&self, by: Duration) {
+        *self.0.lock().expect("no panic holds this lock") += by;
+    }
+
+    /// Jumps to `to`, in either direction.
+    pub fn set(&self, to: SystemTime) {
+        *self.0.lock().expect("no panic holds this lock") = to;
+    }
+}
+
+impl Clock for Fixed {
+    fn now(&self) -> SystemTime {
+        *self.0.lock().expect("no panic holds this lock")
+    }
+}

@@ -1,0 +1,35 @@
+//! An error is shown with everything that caused it, once.
+
+use std::error::Error;
+
+/// The text of `error` and of its sources, joined by `: `, without a source whose text its parent
+/// already contains (many libraries repeat it).
+#[must_use]
+pub fn chain(error: &(dyn Error + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        let cause_text = cause.to_string();
+        if !text.contains(&cause_text) {
+            text.push_str(": ");
+            text.push_str(&cause_text);
+        }
+        next = cause.source();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("read token")]
+    struct Outer(#[source] std::io::Error);
+
+    #[test]
+    fn sources_follow_and_are_not_repeated() {
+        let e = Outer(std::io::Error::other("denied"));
+        assert_eq!(chain(&e), "read token: denied");
+    }
+}

@@ -1,0 +1,12 @@
+//! Knows nothing of Istio: tasks, time, back-off, sockets, files, metrics, logging.
+//!
+//! Uses no other module of this crate.
+
+pub mod backoff;
+pub mod build_info;
+pub mod clock;
+pub mod error;
+pub mod metrics;
+pub mod ready;
+pub mod tasks;
+pub mod uds;

@@ -1,0 +1,126 @@
+//! Has certificate requests signed.
+//!
+//! `secrets` asks for a [`CaClient`] and knows nothing of istiod; the client knows nothing of caching
+//! and rotation. A client bounds each attempt and the whole by deadlines of its own, so a caller never
+//! waits for ever; what to do after a failure is told by [`Error::retry`].
+
+use std::fmt;
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+
+/// Signs certificate requests.
+pub trait CaClient: Send + Sync + fmt::Debug {
+    /// Sends a PEM `CERTIFICATE REQUEST` asking for `ttl` of validity; gives the PEM entries of the
+    /// answer as the CA returned them: leaf first, last entry the trust bundle.
+    fn sign<'a>(&'a self, csr_pem: &'a str, ttl: Duration) -> BoxFuture<'a, Result<Vec<String>, Error>>;
+
+    /// An explicit trust bundle, for CAs whose answers do not end with one; empty for istiod.
+    fn root_bundle(&self) -> BoxFuture<'_, Result<Vec<String>, Error>> {
+        Box::pin(async { Ok(Vec::new()) })
+    }
+}
+
+/// Whether, and how soon, asking again makes sense.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Retry {
+    /// The cause is gone already (a channel was rebuilt); ask again without waiting.
+    Now,
+    /// Back off, then ask again.
+    BackOff,
+    /// The same request will fail the same way; a caller still asks again at its slowest pace, because
+    /// what an operator repairs must heal without a restart.
+    Slow,
+}
+
+/// Why a request was not signed. Each carries the endpoint; none carries a token or a key.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The CA, or the way to it, answered with a gRPC status.
+    #[error("create certificate: {endpoint}: {}: {}{hint}", code_name(status.code()), status.message())]
+    Status {
+        /// Where the request went.
+        endpoint: String,
+        /// What came back.
+        status: Box<tonic::Status>,
+        /// The usual cause of this answer, starting with `; `, or empty.
+        hint: &'static str,
+    },
+    /// No answer in time.
+    #[error("create certificate: {endpoint} gave no answer within {after:?}")]
+    Deadline {
+        /// Where the request went.
+        endpoint: String,
+        /// The deadline that passed.
+        after: Duration,
+    },
+    /// The answer cannot be used.
+    #[error("create certificate: {endpoint} sent an unusable answer: {reason}")]
+    Answer {
+        /// Where the request went.
+        endpoint: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// The client cannot be built or its channel cannot be opened.
+    #[error("cannot reach the CA at {endpoint}")]
+    Connect {
+        /// Where it wanted to go.
+        endpoint: String,
+        /// Why.
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+}
+
+impl Error {
+    /// When to ask again.
+    #[must_use]
+    pub fn retry(&self) -> Retry {
+        use tonic::Code;
+        match self {
+            Self::Deadline { .. } | Self::Connect { .. } => Retry::BackOff,
+            Self::Answer { .. } => Retry::Slow,
+            Self::Status { status, .. } => match status.code() {
+                Code::InvalidArgument | Code::Unimplemented | Code::PermissionDenied => Retry::Slow,
+                _ => Retry::BackOff,
+            },
+        }
+    }
+
+    /// A label for metrics, from a closed set: a gRPC code's name, `deadline`, `answer` or `connect`.
+    #[must_use]
+    pub fn label(&self) -> &'static str {
+        match self {
+            Self::Status { status, .. } => code_name(status.code()),
+            Self::Deadline { .. } => "deadline",
+            Self::Answer { .. } => "answer",
+            Self::Connect { .. } => "connect",
+        }
+    }
+}
+
+/// The gRPC code's name as the specification spells it.
+#[must_use]
+pub fn code_name(code: tonic::Code) -> &'static str {
+    use tonic::Code;
+    match code {
+        Code::Ok => "OK",
+        Code::Cancelled => "CANCELLED",
+        Code::Unknown => "UNKNOWN",
+        Code::InvalidArgument => "INVALID_ARGUMENT",
+        Code::DeadlineExceeded => "DEADLINE_EXCEEDED",
+        Code::NotFound => "NOT_FOUND",
+        Code::AlreadyExists => "ALREADY_EXISTS",
+        Code::PermissionDenied => "PERMISSION_DENIED",
+        Code::ResourceExhausted => "RESOURCE_EXHAUSTED",
+        Code::FailedPrecondition => "FAILED_PRECONDITION",
+        Code::Aborted => "ABORTED",
+        Code::OutOfRange => "OUT_OF_RANGE",
+        Code::Unimplemented => "UNIMPLEMENTED",
+        Code::Internal => "INTERNAL",
+        Code::Unavailable => "UNAVAILABLE",
+        Code::DataLoss => "DATA_LOSS",
+        Code::Unauthenticated => "UNAUTHENTICATED",
+    }
+}

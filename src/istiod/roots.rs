@@ -1,0 +1,1 @@
+//! Which root certificates a connection trusts, and reading them.

@@ -1,0 +1,17 @@
+//! The process beside Envoy in every sidecar, gateway and VM of an Istio mesh.
+//!
+//! ```text
+//! config  flags + env + files + pod info ─► config::load ─► Config ─► agent::bind ─► each part its own slice
+//! certs   Envoy ─unix socket─► sds ─► secrets ─► ca  ─┐
+//! mesh    Envoy ─unix socket─► xds ───────────────────┴─► istiod ─► tls ─► network
+//! side    agent ─► envoy, status, dns, health, iptables (leaves; joined only by channels made in agent)
+//! ```
+//!
+//! Modules in path order; an edge runs only downwards in this list, and `tests/architecture.rs`
+//! enforces which. The library exists for our tests, benches and fuzzers; it is not an API.
+
+pub mod base;
+pub mod ca;
+pub mod istiod;
+pub mod proto;
+pub mod tls;

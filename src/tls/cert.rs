@@ -1,0 +1,116 @@
+//! Reads certificate chains: dates, identities, whether a key belongs to them.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use rustls_pki_types::pem::PemObject;
+use rustls_pki_types::{CertificateDer, PrivateKeyDer};
+use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
+
+/// What is wrong with PEM or DER input.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Not PEM, or a block that is not what it says.
+    #[error("not readable as PEM: {0}")]
+    Pem(String),
+    /// No certificate in the text.
+    #[error("no certificate in it")]
+    Empty,
+    /// A certificate that does not parse.
+    #[error("certificate {index} does not parse: {reason}")]
+    Certificate {
+        /// Position in the text, from 0.
+        index: usize,
+        /// The parser's word.
+        reason: String,
+    },
+    /// A key that does not parse or is of an unknown kind.
+    #[error("private key does not parse: {0}")]
+    Key(String),
+    /// Certificate and key are not a pair.
+    #[error("private key does not match the first certificate")]
+    Mismatch,
+}
+
+/// One certificate.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Cert {
+    /// DER bytes.
+    pub der: Vec<u8>,
+    /// Start of validity.
+    pub not_before: SystemTime,
+    /// End of validity.
+    pub not_after: SystemTime,
+    /// URI subject alternative names, in order (a SPIFFE ID is the only one of a workload).
+    pub uris: Vec<String>,
+    /// Basic constraints say CA.
+    pub is_ca: bool,
+    /// Subject and issuer names are equal.
+    pub self_issued: bool,
+    /// DER of the subject public key info.
+    pub spki: Vec<u8>,
+    /// Serial number in hexadecimal.
+    pub serial: String,
+}
+
+/// Reads every certificate of a PEM text; other block kinds and text between blocks are passed over.
+///
+/// # Errors
+/// When the text is not PEM, holds no certificate, or one of them does not parse.
+pub fn parse_chain(pem: &[u8]) -> Result<Vec<Cert>, Error> {
+    let mut certs = Vec::new();
+    for (index, der) in CertificateDer::pem_slice_iter(pem).enumerate() {
+        let der = der.map_err(|e| Error::Pem(e.to_string()))?;
+        certs.push(parse_der(&der).map_err(|reason| Error::Certificate { index, reason })?);
+    }
+    if certs.is_empty() { Err(Error::Empty) } else { Ok(certs) }
+}
+
+/// Reads one certificate.
+///
+/// # Errors
+/// The parser's word.
+pub fn parse_der(der: &[u8]) -> Result<Cert, String> {
+    let (rest, cert) = X509Certificate::from_der(der).map_err(|e| e.to_string())?;
+    if !rest.is_empty() {
+        return Err(format!("{} bytes follow it", rest.len()));
+    }
+    let uris = match cert.subject_alternative_name() {
+        Ok(Some(san)) => san
+            .value
+            .general_names
+            .iter()
+            .filter_map(|n| if let GeneralName::URI(u) = n { Some((*u).to_owned()) } else { None })
+            .collect(),
+        Ok(None) => Vec::new(),
+        Err(e) => return Err(e.to_string()),
+    };
+    Ok(Cert {
+        not_before: date(cert.validity().not_before.timestamp()),
+        not_after: date(cert.validity().not_after.timestamp()),
+        uris,
+        is_ca: cert.is_ca(),
+        self_issued: cert.subject() == cert.issuer(),
+        spki: cert.public_key().raw.to_vec(),
+        serial: format!("{:x}", cert.serial),
+        der: der.to_vec(),
+    })
+}
+
+fn date(seconds: i64) -> SystemTime {
+    let span = Duration::from_secs(seconds.unsigned_abs());
+    if seconds < 0 { UNIX_EPOCH - span } else { UNIX_EPOCH + span }
+}
+
+/// Checks that the chain parses, the key parses, and the key belongs to the first certificate.
+/// Validity dates are not looked at (the Go agent does not either for files, #37722).
+///
+/// # Errors
+/// Which of the three is not so.
+pub fn check_pair(chain_pem: &[u8], key_pem: &[u8]) -> Result<Vec<Cert>, Error> {
+    let chain = parse_chain(chain_pem)?;
+    let key = PrivateKeyDer::from_pem_slice(key_pem).map_err(|e| Error::Key(e.to_string()))?;
+    let signer =
+        rustls::crypto::aws_lc_rs::sign::any_supported_type(&key).map_err(|e| Error::Key(e.to_string()))?;
+    let spki = signer.public_key().ok_or_else(|| Error::Key("it has no public half".to_owned()))?;
+    if spki.as_ref() == chain[0].spki { Ok(chain) } else { Err(Error::Mismatch) }
+}

@@ -1,0 +1,5 @@
+//! Certificates, keys and the crypto crate.
+//!
+//! `provider.rs` is the only file that names the crypto crate's rustls provider.
+
+pub mod cert;
