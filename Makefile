@@ -1,0 +1,40 @@
+# The commands people and CI run. Everything they need beyond Rust, make and Python 3 they fetch themselves.
+
+AGENT      ?= target/release/pilot-agent
+DENY_VER   := 0.20.2
+TOOLS      := $(CURDIR)/.tools
+DENY       := $(shell command -v cargo-deny 2>/dev/null || echo $(TOOLS)/bin/cargo-deny)
+
+.PHONY: demo test lint bench fuzz-smoke docs clean help
+
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+demo:  ## two real Envoys, two agents, mutual TLS, rotation under traffic (about 30 s after the build)
+	cargo build --release --locked -p pilot-agent -p mock-istiod
+	@envoy=$$(scripts/get-envoy) && target/release/demo --agent $(AGENT) --envoy "$$envoy"
+
+test:  ## every test; gets Envoy the way the demo does
+	@envoy=$$(scripts/get-envoy) && ENVOY_BIN="$$envoy" cargo test --locked --workspace
+
+lint: $(DENY)  ## format, clippy, dependency policy, documentation
+	cargo fmt --all --check
+	cargo clippy --locked --workspace --all-targets -- -D warnings
+	$(DENY) --log-level error check bans licenses sources
+	RUSTDOCFLAGS="-D warnings" cargo doc --locked --workspace --no-deps --document-private-items
+
+$(TOOLS)/bin/cargo-deny:
+	cargo install --locked --root $(TOOLS) --version $(DENY_VER) cargo-deny
+
+bench:  ## sizes, start times, memory, relay: a table; PEER_AGENT=<path> compares another agent
+	cargo build --release --locked -p pilot-agent -p mock-istiod
+	@envoy=$$(scripts/get-envoy) && target/release/bench --agent $(AGENT) --envoy "$$envoy" $(if $(PEER_AGENT),--peer "$(PEER_AGENT)")
+
+fuzz-smoke:  ## each fuzz target for a few seconds (needs a nightly toolchain and cargo-fuzz)
+	scripts/fuzz-smoke
+
+docs:  ## regenerate docs/CONFIG.md from the tables in src/config
+	UPDATE_DOCS=1 cargo test --locked --lib config_md
+
+clean:
+	rm -rf target .envoy .tools
