@@ -48,11 +48,8 @@ fn module_of(path: &Path, src: &Path) -> String {
 
 // `crate::x::..` and, for main.rs, `pilot_agent::x::..`; also grouped `crate::{a::.., b::..}`.
 fn targets(text: &str) -> Vec<String> {
-    let code: String = text
-        .lines()
-        .filter(|l| !l.trim_start().starts_with("//"))
-        .collect::<Vec<_>>()
-        .join("\n");
+    let code: String =
+        text.lines().filter(|l| !l.trim_start().starts_with("//")).collect::<Vec<_>>().join("\n");
     let mut found = Vec::new();
     for prefix in ["crate::", "pilot_agent::"] {
         for (at, _) in code.match_indices(prefix) {

@@ -6,7 +6,9 @@
 //! labels. Cardinality is bounded by the callers: label values come from closed sets.
 
 use prometheus::core::Collector;
-use prometheus::{CounterVec, GaugeVec, HistogramOpts, HistogramVec, IntCounterVec, IntGaugeVec, Opts, Registry};
+use prometheus::{
+    CounterVec, GaugeVec, HistogramOpts, HistogramVec, IntCounterVec, IntGaugeVec, Opts, Registry,
+};
 
 /// A handle to the registry; clones share it.
 #[derive(Debug, Clone, Default)]
