@@ -3,3 +3,4 @@
 //! `provider.rs` is the only file that names the crypto crate's rustls provider.
 
 pub mod cert;
+pub mod keys;
