@@ -12,6 +12,7 @@
 
 pub mod base;
 pub mod ca;
+pub mod envoy;
 pub mod istiod;
 pub mod proto;
 pub mod tls;

@@ -1,0 +1,243 @@
+//! A client of Envoy's admin port: the few requests that its life needs.
+//!
+//! One connection per request, HTTP/1.1 over hyper's connection-level client. Every request has a
+//! deadline, answers are read up to [`MAX_BODY`] bytes. `localhost` is tried on both families.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body_util::{BodyExt, Empty, Limited};
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
+use tokio::net::TcpStream;
+
+/// Answers beyond this are refused; the filtered statistics asked for here are a few hundred lines.
+pub const MAX_BODY: usize = 4 * 1024 * 1024;
+
+/// Limit of one poll of the statistics; the Go agent's.
+const STATS_LIMIT: Duration = Duration::from_secs(2);
+
+/// Where the admin port is and what is said there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Config {
+    /// The port (`proxyAdminPort`, 15000).
+    pub port: u16,
+    /// The proxy has IPv6 addresses only: statistics are asked at `[::1]` rather than `127.0.0.1`.
+    pub ipv6_only: bool,
+    /// Only inbound listeners drain (sidecars); else all (gateways, waypoints).
+    pub inbound_only: bool,
+    /// Listeners that are Envoy's own and never count as open connections: status and Prometheus port
+    /// (`ENVOY_STATUS_PORT` 15021, `ENVOY_PROMETHEUS_PORT` 15090).
+    pub own_ports: [u16; 2],
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self { port: 15000, ipv6_only: false, inbound_only: true, own_ports: [15021, 15090] }
+    }
+}
+
+/// Why a request got no usable answer; each names the address and the request.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Nobody listens, or the connection broke.
+    #[error("Envoy's admin port: {method} http://{address}{path}")]
+    Transport {
+        /// The method.
+        method: &'static str,
+        /// Host and port.
+        address: String,
+        /// Path and query.
+        path: String,
+        /// Why.
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// No answer in time.
+    #[error("Envoy's admin port: {method} http://{address}{path}: no answer within {limit:?}")]
+    Timeout {
+        /// The method.
+        method: &'static str,
+        /// Host and port.
+        address: String,
+        /// Path and query.
+        path: String,
+        /// The limit.
+        limit: Duration,
+    },
+    /// An answer with another status than 200.
+    #[error("Envoy's admin port: {path}: unexpected status {status}")]
+    Status {
+        /// Path and query.
+        path: String,
+        /// The status.
+        status: u16,
+    },
+}
+
+/// An answer.
+#[derive(Debug)]
+pub struct Answer {
+    /// HTTP status.
+    pub status: u16,
+    /// The body.
+    pub body: Bytes,
+}
+
+/// The client; clones are cheap.
+#[derive(Debug, Clone)]
+pub struct Client {
+    config: Config,
+}
+
+impl Client {
+    /// A client; nothing is connected yet.
+    #[must_use]
+    pub fn new(config: Config) -> Self {
+        Self { config }
+    }
+
+    /// Tells Envoy to drain its listeners gracefully. The status of the answer does not matter, as in
+    /// the Go agent: what matters is that Envoy has taken notice.
+    ///
+    /// # Errors
+    /// When Envoy cannot be reached or does not answer within `limit`.
+    pub async fn drain_listeners(&self, skip_exit: bool, limit: Duration) -> Result<u16, Error> {
+        let inbound = if self.config.inbound_only { "inboundonly&" } else { "" };
+        let skip = if skip_exit { "&skip_exit" } else { "" };
+        let path = format!("/drain_listeners?{inbound}graceful{skip}");
+        let local = [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)];
+        Ok(self.ask("POST", "localhost", &local, &path, limit).await?.status)
+    }
+
+    /// Connections that Envoy's listeners hold open for others; `None` when it shows no such statistic.
+    ///
+    /// # Errors
+    /// When Envoy cannot be reached, is slow, or answers with another status than 200.
+    pub async fn active_connections(&self) -> Result<Option<u64>, Error> {
+        let answer = self.get("/stats?usedonly&filter=downstream_cx_active$", STATS_LIMIT).await?;
+        Ok(count(&String::from_utf8_lossy(&answer.body), self.config.own_ports))
+    }
+
+    /// Whether Envoy serves (`server_info` says LIVE), and which restart epoch answered.
+    ///
+    /// # Errors
+    /// As [`Client::active_connections`].
+    pub async fn live(&self) -> Result<(bool, u64), Error> {
+        let answer = self.get("/server_info", STATS_LIMIT).await?;
+        let info: serde_json::Value = serde_json::from_slice(&answer.body).unwrap_or_default();
+        let epoch = info["command_line_options"]["restart_epoch"].as_u64().unwrap_or(0);
+        Ok((info["state"] == "LIVE", epoch))
+    }
+
+    async fn get(&self, path: &str, limit: Duration) -> Result<Answer, Error> {
+        let (host, address) = if self.config.ipv6_only {
+            ("[::1]", IpAddr::V6(Ipv6Addr::LOCALHOST))
+        } else {
+            ("127.0.0.1", IpAddr::V4(Ipv4Addr::LOCALHOST))
+        };
+        let answer = self.ask("GET", host, &[address], path, limit).await?;
+        if answer.status != 200 {
+            return Err(Error::Status { path: path.to_owned(), status: answer.status });
+        }
+        Ok(answer)
+    }
+
+    async fn ask(
+        &self,
+        method: &'static str,
+        host: &str,
+        addresses: &[IpAddr],
+        path: &str,
+        limit: Duration,
+    ) -> Result<Answer, Error> {
+        let address = format!("{host}:{}", self.config.port);
+        let asked =
+            tokio::time::timeout(limit, exchange(method, &address, addresses, self.config.port, path));
+        match asked.await {
+            Ok(Ok(answer)) => Ok(answer),
+            Ok(Err(source)) => Err(Error::Transport { method, address, path: path.to_owned(), source }),
+            Err(_) => Err(Error::Timeout { method, address, path: path.to_owned(), limit }),
+        }
+    }
+}
+
+type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+async fn exchange(
+    method: &'static str,
+    host: &str,
+    addresses: &[IpAddr],
+    port: u16,
+    path: &str,
+) -> Result<Answer, BoxError> {
+    let mut connected = Err(std::io::Error::other("no address"));
+    for address in addresses {
+        connected = TcpStream::connect(SocketAddr::new(*address, port)).await;
+        if connected.is_ok() {
+            break;
+        }
+    }
+    let (mut sender, connection) = http1::handshake(TokioIo::new(connected?)).await?;
+    let request = http::Request::builder()
+        .method(method)
+        .uri(path)
+        .header(http::header::HOST, host)
+        .header(http::header::USER_AGENT, concat!("pilot-agent/", env!("CARGO_PKG_VERSION")))
+        .body(Empty::<Bytes>::new())?;
+    let answered = async {
+        let (head, body) = sender.send_request(request).await?.into_parts();
+        let body = Limited::new(body, MAX_BODY).collect().await?.to_bytes();
+        Ok(Answer { status: head.status.as_u16(), body })
+    };
+    tokio::pin!(answered, connection);
+    tokio::select! {
+        biased;
+        answer = &mut answered => answer,
+        ended = &mut connection => {
+            ended?;
+            answered.await
+        }
+    }
+}
+
+/// Adds up what counts as an open connection; `None` when the text is empty.
+///
+/// Counted are `listener.<address>.downstream_cx_active` of the listeners that are neither Envoy's own
+/// (status, Prometheus, admin; IPv4 wildcards only, as in the Go agent), nor internal, nor a worker's
+/// share of one that is counted anyway. `http.` lines never count.
+#[must_use]
+pub fn count(text: &str, own_ports: [u16; 2]) -> Option<u64> {
+    if text.is_empty() {
+        return None;
+    }
+    let own = own_ports.map(|port| format!("listener.0.0.0.0_{port}.downstream_cx_active"));
+    let mut total: u64 = 0;
+    for line in text.lines().filter(|l| !l.is_empty()) {
+        let mut parts = line.split(':');
+        let (Some(name), Some(value), None) = (parts.next(), parts.next(), parts.next()) else {
+            tracing::warn!("envoy stat {line:?} is not 'name: value'; it is not counted");
+            continue;
+        };
+        let foreign = name.starts_with("listener.")
+            && !name.contains("worker_")
+            && !name.starts_with("listener.envoy_internal_")
+            && name != "listener.admin.downstream_cx_active"
+            && name != "listener.admin.main_thread.downstream_cx_active"
+            && !own.iter().any(|own| own == name);
+        if !foreign {
+            continue;
+        }
+        match value.trim().parse::<u64>() {
+            Ok(value) => total = total.saturating_add(value),
+            Err(error) => {
+                tracing::warn!("envoy stat {line:?} has no usable value ({error}); it is not counted")
+            }
+        }
+    }
+    Some(total)
+}
+
+#[cfg(test)]
+mod tests;

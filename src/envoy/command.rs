@@ -1,0 +1,290 @@
+//! Envoy's argument list and what it is made from; pure.
+//!
+//! The order is the Go agent's (1.30.3), since people compare and parse it. Nothing here reads a file,
+//! a variable or a clock.
+
+use std::ffi::OsString;
+use std::path::Path;
+use std::time::Duration;
+
+/// TLS suites that a FIPS policy leaves to gRPC inside Envoy: variable and value.
+pub const FIPS_CIPHER_SUITES: (&str, &str) = (
+    "GRPC_SSL_CIPHER_SUITES",
+    "ECDHE-ECDSA-AES128-GCM-SHA256:ECDHE-RSA-AES128-GCM-SHA256:ECDHE-ECDSA-AES256-GCM-SHA384:ECDHE-RSA-AES256-GCM-SHA384",
+);
+
+/// `--local-address-ip-version`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum IpVersion {
+    /// At least one address of the proxy is IPv4.
+    V4,
+    /// None is, or none is known.
+    #[default]
+    V6,
+}
+
+impl IpVersion {
+    /// What the proxy's addresses mean; one that cannot be parsed counts as absent.
+    #[must_use]
+    pub fn of(addresses: &[impl AsRef<str>]) -> Self {
+        let v4 = |a: &str| match a.parse() {
+            Ok(std::net::IpAddr::V4(_)) => true,
+            Ok(std::net::IpAddr::V6(v6)) => v6.to_ipv4_mapped().is_some(),
+            Err(_) => false,
+        };
+        if addresses.iter().any(|a| v4(a.as_ref())) { Self::V4 } else { Self::V6 }
+    }
+}
+
+/// What the arguments are made from. Defaults are those of the Go agent.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Options {
+    /// `drainDuration` in seconds.
+    pub drain_seconds: i64,
+    /// Family of the addresses that Envoy gives itself.
+    pub ip_version: IpVersion,
+    /// `fileFlushInterval`; unset: one second.
+    pub file_flush_interval: Option<Duration>,
+    /// `fileFlushMinSizeKb`; 0: left out.
+    pub file_flush_min_size_kb: u32,
+    /// Log levels.
+    pub log: LogLevels,
+    /// `ENVOY_SKIP_DEPRECATED_LOGS`.
+    pub skip_deprecated_logs: bool,
+    /// `ISTIO_ENVOY_ENABLE_CORE_DUMP`.
+    pub core_dump: bool,
+    /// Compact JSON from the file of `ISTIO_BOOTSTRAP_OVERRIDE` ([`override_json`]).
+    pub override_json: Option<String>,
+    /// Worker threads; 0: one per hardware thread.
+    pub concurrency: u32,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            drain_seconds: 45,
+            ip_version: IpVersion::V4,
+            file_flush_interval: None,
+            file_flush_min_size_kb: 0,
+            log: LogLevels { base: "warning".to_owned(), components: String::new() },
+            skip_deprecated_logs: true,
+            core_dump: false,
+            override_json: None,
+            concurrency: 0,
+        }
+    }
+}
+
+/// One of several Envoys that replace each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Epoch<'a> {
+    /// `--restart-epoch`.
+    pub number: u32,
+    /// What the epochs find each other by; unknown until the first has chosen it.
+    pub base_id: Option<u32>,
+    /// Where the first epoch writes the base id it chose.
+    pub base_id_path: &'a Path,
+    /// How long the parent lives on after the new epoch has taken over, in seconds.
+    pub parent_shutdown_seconds: u64,
+    /// No predecessor runs any more: there is nobody to take over from.
+    pub alone: bool,
+}
+
+/// Envoy's arguments after its name.
+#[must_use]
+pub fn arguments(config: &Path, options: &Options, epoch: Option<&Epoch<'_>>) -> Vec<OsString> {
+    let flush = options.file_flush_interval.map_or(1000, |d| d.as_millis());
+    let mut args: Vec<OsString> = vec!["-c".into(), config.into()];
+    let mut two = |name: &str, value: String| args.extend([name.into(), value.into()]);
+    two("--drain-time-s", options.drain_seconds.to_string());
+    two("--drain-strategy", "immediate".to_owned());
+    two(
+        "--local-address-ip-version",
+        if options.ip_version == IpVersion::V4 { "v4" } else { "v6" }.to_owned(),
+    );
+    two("--file-flush-interval-msec", flush.to_string());
+    match epoch {
+        None => args.push("--disable-hot-restart".into()),
+        Some(epoch) => args.extend(epoch_arguments(epoch)),
+    }
+    args.push("--allow-unknown-static-fields".into());
+    let mut two = |wanted: bool, name: &str, value: String| {
+        if wanted {
+            args.extend([name.into(), value.into()]);
+        }
+    };
+    two(
+        options.file_flush_min_size_kb > 0,
+        "--file-flush-min-size-kb",
+        options.file_flush_min_size_kb.to_string(),
+    );
+    two(!options.log.base.is_empty(), "-l", options.log.base.clone());
+    two(!options.log.components.is_empty(), "--component-log-level", options.log.components.clone());
+    if options.skip_deprecated_logs {
+        args.push("--skip-deprecated-logs".into());
+    }
+    if options.core_dump {
+        args.push("--enable-core-dump".into());
+    }
+    if let Some(json) = &options.override_json {
+        args.extend(["--config-yaml".into(), json.into()]);
+    }
+    if options.concurrency > 0 {
+        args.extend(["--concurrency".into(), options.concurrency.to_string().into()]);
+    }
+    args
+}
+
+fn epoch_arguments(epoch: &Epoch<'_>) -> Vec<OsString> {
+    let mut args: Vec<OsString> = vec!["--restart-epoch".into(), epoch.number.to_string().into()];
+    args.extend(["--parent-shutdown-time-s".into(), epoch.parent_shutdown_seconds.to_string().into()]);
+    match epoch.base_id {
+        Some(id) => args.extend(["--base-id".into(), id.to_string().into()]),
+        None => {
+            args.extend(["--use-dynamic-base-id".into(), "--base-id-path".into(), epoch.base_id_path.into()])
+        }
+    }
+    if epoch.alone {
+        args.push("--skip-hot-restart-on-no-parent".into());
+    }
+    args
+}
+
+/// `-l` and `--component-log-level`; empty: not given.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct LogLevels {
+    /// Level of everything else.
+    pub base: String,
+    /// `component:level` pairs joined by commas.
+    pub components: String,
+}
+
+impl LogLevels {
+    /// Splits `--proxyLogLevel`, into which component levels may be mixed; these take the place of
+    /// `--proxyComponentLogLevel`. Also gives the items that mean nothing, for a warning.
+    ///
+    /// The last base level wins, even an empty one (`info,` gives none, as in the Go agent).
+    #[must_use]
+    pub fn parse(levels: &str, components: &str) -> (Self, Vec<String>) {
+        let (mut base, mut named, mut wrong) = ("", Vec::new(), Vec::new());
+        for item in levels.split(',') {
+            match item.matches(':').count() {
+                0 => base = item,
+                1 => named.push(item),
+                _ => wrong.push(item.to_owned()),
+            }
+        }
+        let components = if named.is_empty() { components.to_owned() } else { named.join(",") };
+        (Self { base: base.to_owned(), components }, wrong)
+    }
+}
+
+/// Where the number of worker threads comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Concurrency {
+    /// Worker threads; 0: Envoy takes one per hardware thread.
+    pub threads: u32,
+    /// The flag overrode another value; worth a warning.
+    pub overridden: bool,
+}
+
+/// Chooses the number of worker threads: the flag, else the proxy config, else the CPU limit.
+///
+/// `proxy_config` is `None` when unset (an explicit 0 there means: all hardware threads); `cpu_limit`
+/// is `ISTIO_CPU_LIMIT`, 0 when unknown.
+#[must_use]
+pub fn concurrency(flag: u32, proxy_config: Option<u32>, cpu_limit: u32) -> Concurrency {
+    let configured = proxy_config.or((cpu_limit > 0).then_some(cpu_limit));
+    if flag > 0 {
+        return Concurrency { threads: flag, overridden: configured.is_some_and(|c| c != flag) };
+    }
+    Concurrency { threads: configured.unwrap_or(0), overridden: false }
+}
+
+/// Why the override file is left out; a warning, never an end.
+#[derive(Debug, thiserror::Error)]
+pub enum OverrideError {
+    /// No YAML.
+    #[error("it is no valid YAML: {0}")]
+    Yaml(#[from] serde_yaml_ng::Error),
+    /// YAML that JSON cannot express, such as a list as a key.
+    #[error("it cannot be written as JSON: {0}")]
+    Json(String),
+}
+
+/// The override file as compact JSON with sorted keys, `$(HOST_IP)` replaced (an IPv6 address gets
+/// brackets, once).
+///
+/// # Errors
+/// When the text is no YAML, or has no JSON form.
+pub fn override_json(text: &str, host_ip: &str) -> Result<String, OverrideError> {
+    let text = if host_ip.contains(':') {
+        let bracketed = format!("[{host_ip}]");
+        text.replace("[$(HOST_IP)]", &bracketed).replace("$(HOST_IP)", &bracketed)
+    } else {
+        text.replace("$(HOST_IP)", host_ip)
+    };
+    let value: serde_yaml_ng::Value = serde_yaml_ng::from_str(&text)?;
+    let mut out = String::new();
+    write_json(&value, &mut out)?;
+    Ok(out)
+}
+
+// By hand because keys must come out sorted as Go's map encoding does, also keys that are no strings.
+fn write_json(value: &serde_yaml_ng::Value, out: &mut String) -> Result<(), OverrideError> {
+    use serde_yaml_ng::Value;
+    match value {
+        Value::Null => out.push_str("null"),
+        Value::Bool(b) => out.push_str(if *b { "true" } else { "false" }),
+        Value::Number(n) => out.push_str(&n.to_string()),
+        Value::String(s) => out.push_str(&json_string(s)),
+        Value::Tagged(tagged) => write_json(&tagged.value, out)?,
+        Value::Sequence(items) => {
+            out.push('[');
+            for (i, item) in items.iter().enumerate() {
+                if i > 0 {
+                    out.push(',');
+                }
+                write_json(item, out)?;
+            }
+            out.push(']');
+        }
+        Value::Mapping(map) => {
+            let mut sorted = std::collections::BTreeMap::new();
+            for (key, value) in map {
+                let key = match key {
+                    Value::String(s) => s.clone(),
+                    Value::Bool(b) => b.to_string(),
+                    Value::Number(n) => n.to_string(),
+                    other => return Err(OverrideError::Json(format!("{other:?} is used as a key"))),
+                };
+                sorted.insert(key, value);
+            }
+            out.push('{');
+            for (i, (key, value)) in sorted.into_iter().enumerate() {
+                if i > 0 {
+                    out.push(',');
+                }
+                out.push_str(&json_string(&key));
+                out.push(':');
+                write_json(value, out)?;
+            }
+            out.push('}');
+        }
+    }
+    Ok(())
+}
+
+// Go's encoder also escapes what would be markup in HTML.
+fn json_string(text: &str) -> String {
+    serde_json::Value::from(text)
+        .to_string()
+        .replace('<', "\\u003c")
+        .replace('>', "\\u003e")
+        .replace('&', "\\u0026")
+        .replace('\u{2028}', "\\u2028")
+        .replace('\u{2029}', "\\u2029")
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,201 @@
+//! The last steps in the child before it becomes Envoy.
+//!
+//! `pilot-agent __exec-envoy <parent> <uid:gid or -> <program> <args…>` is this binary started as the
+//! agent's child. It sets the parent-death signal, changes user and becomes Envoy by `exec`, so Envoy
+//! has the agent as its parent and nothing of this step remains. Why not `pre_exec`: it is unsafe code,
+//! for good reason in a program with threads; here everything runs in a fresh process.
+//!
+//! Standard input is a socket to the agent when this starts and the null device for Envoy. It is kept
+//! aside close-on-exec: closed without a word means that Envoy was executed, text says why it was not.
+//!
+//! The kernel ties the signal to the *thread* that made the child, not to its process: the agent starts
+//! Envoy from its main thread (one-threaded runtime), which lives as long as the process. The signal
+//! survives `exec`, but not a change of user, which therefore comes first, nor a set-uid binary.
+
+use std::ffi::{OsStr, OsString};
+use std::io::{self, Read, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+
+use rustix::process::{Gid, Signal, Uid};
+
+/// The first argument that selects this step; `main` looks for it before anything else.
+pub const ARGUMENT: &str = "__exec-envoy";
+
+/// Exit status of the child when Envoy could not be executed; the reason goes over the socket.
+const NOT_EXECUTED: u8 = 127;
+
+/// Becomes Envoy if the arguments say so; returns the exit status when that failed and `None` when the
+/// arguments mean something else.
+pub fn intercept(mut args: impl Iterator<Item = OsString>) -> Option<u8> {
+    let _ = args.next();
+    if args.next()? != ARGUMENT {
+        return None;
+    }
+    let Ok(mut report) = set_aside() else { return Some(NOT_EXECUTED) };
+    let why = match become_envoy(args) {
+        Ok(never) => match never {},
+        Err(why) => why,
+    };
+    let _ = report.write_all(why.as_bytes());
+    Some(NOT_EXECUTED)
+}
+
+/// The arguments for [`intercept`], after the program's name.
+pub(super) fn arguments(
+    parent: u32,
+    user: Option<(u32, u32)>,
+    program: &str,
+    args: &[OsString],
+) -> Vec<OsString> {
+    let user = user.map_or_else(|| "-".to_owned(), |(uid, gid)| format!("{uid}:{gid}"));
+    let mut all = vec![ARGUMENT.into(), parent.to_string().into(), user.into(), program.into()];
+    all.extend(args.iter().cloned());
+    all
+}
+
+// Moves the socket away from descriptor 0 and puts the null device there.
+fn set_aside() -> io::Result<std::fs::File> {
+    let report = rustix::io::fcntl_dupfd_cloexec(io::stdin(), 3)?;
+    let null = std::fs::File::open("/dev/null")?;
+    rustix::stdio::dup2_stdin(&null)?;
+    Ok(report.into())
+}
+
+enum Never {}
+
+fn become_envoy(mut args: impl Iterator<Item = OsString>) -> Result<Never, String> {
+    let mut text = || args.next().and_then(|a| a.into_string().ok()).ok_or("an argument is missing");
+    let parent: i32 = text()?.parse().map_err(|_| "the parent's id is no number")?;
+    let user = text()?;
+    let program = text()?;
+    if user != "-" {
+        switch_user(&user)?;
+    }
+    rustix::process::set_parent_process_death_signal(Some(Signal::KILL))
+        .map_err(|e| format!("the parent-death signal cannot be set: {e}"))?;
+    // The agent may have died before the line above; nobody would send the signal any more.
+    if rustix::process::getppid().is_none_or(|p| p.as_raw_nonzero().get() != parent) {
+        return Err("the agent is gone".to_owned());
+    }
+    let path = look_up(&program).map_err(|e| format!("{program}: {}", plain(&e)))?;
+    check_format(&path).map_err(|e| format!("{program}: {}", plain(&e)))?;
+    // `exec` gives SIGPIPE its default action back and clears the signal mask.
+    let error = std::process::Command::new(&path).arg0(&program).args(args).exec();
+    Err(format!("{program}: {}", plain(&error)))
+}
+
+fn switch_user(user: &str) -> Result<(), String> {
+    let (uid, gid) = user.split_once(':').ok_or("user is not uid:gid")?;
+    let uid: u32 = uid.parse().map_err(|_| "uid is no number")?;
+    let gid: u32 = gid.parse().map_err(|_| "gid is no number")?;
+    // These change the calling thread only; this process has no other.
+    rustix::thread::set_thread_groups(&[])
+        .and_then(|()| rustix::thread::set_thread_gid(Gid::from_raw(gid)))
+        .and_then(|()| rustix::thread::set_thread_uid(Uid::from_raw(uid)))
+        .map_err(|e| format!("cannot run as user {uid}:{gid}: {e}"))
+}
+
+/// A bare name is looked for along PATH, anything else is a path.
+fn look_up(program: &str) -> io::Result<PathBuf> {
+    if program.contains('/') {
+        executable(Path::new(program))?;
+        return Ok(program.into());
+    }
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "the environment that Envoy gets; PATH means the same to exec"
+    )]
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    for folder in path.as_bytes().split(|b| *b == b':') {
+        let folder = if folder.is_empty() { Path::new(".") } else { Path::new(OsStr::from_bytes(folder)) };
+        let candidate = folder.join(program);
+        if executable(&candidate).is_ok() {
+            return Ok(candidate);
+        }
+    }
+    Err(io::Error::new(io::ErrorKind::NotFound, "executable file not found in $PATH"))
+}
+
+fn executable(path: &Path) -> io::Result<()> {
+    if std::fs::metadata(path)?.is_dir() {
+        return Err(io::Error::new(io::ErrorKind::IsADirectory, "it is a directory"));
+    }
+    rustix::fs::access(path, rustix::fs::Access::EXEC_OK)?;
+    Ok(())
+}
+
+/// Refuses what the kernel would: glibc's `execvp`, which the standard library calls, would hand such a
+/// file to a shell instead. A file that cannot be read is left for the kernel to judge.
+fn check_format(path: &Path) -> io::Result<()> {
+    let (Some(theirs), Some(ours)) = (header(path), header(Path::new("/proc/self/exe"))) else {
+        return Ok(());
+    };
+    let runs = theirs.starts_with(b"#!")
+        || (theirs.len() == 20 && theirs[..6] == ours[..6] && theirs[18..] == ours[18..]);
+    if runs {
+        return Ok(());
+    }
+    let other = theirs.starts_with(b"\x7fELF");
+    let why = if other {
+        "exec format error: it is made for another processor"
+    } else {
+        "exec format error: it is no program"
+    };
+    Err(io::Error::other(why))
+}
+
+// The magic, class, byte order and machine of an ELF file are in its first 20 bytes.
+fn header(path: &Path) -> Option<Vec<u8>> {
+    let mut bytes = Vec::with_capacity(20);
+    std::fs::File::open(path).ok()?.take(20).read_to_end(&mut bytes).ok()?;
+    Some(bytes)
+}
+
+// "no such file or directory" without Rust's "(os error 2)".
+fn plain(error: &io::Error) -> String {
+    let text = error.to_string();
+    match text.find(" (os error") {
+        Some(at) => text[..at].to_lowercase(),
+        None => text,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn other_arguments_are_left_alone() {
+        let args = |list: &[&str]| list.iter().map(OsString::from).collect::<Vec<_>>().into_iter();
+        assert_eq!(intercept(args(&["pilot-agent", "proxy", "sidecar"])), None);
+        assert_eq!(intercept(args(&["pilot-agent"])), None);
+        assert_eq!(intercept(args(&[])), None);
+    }
+
+    #[test]
+    fn what_the_kernel_refuses_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = |name: &str, bytes: &[u8]| {
+            let path = dir.path().join(name);
+            std::fs::write(&path, bytes).unwrap();
+            path
+        };
+        assert!(check_format(Path::new("/proc/self/exe")).is_ok());
+        assert!(check_format(&file("script", b"#!/bin/sh\n")).is_ok());
+        assert!(check_format(&file("empty", b"")).unwrap_err().to_string().contains("no program"));
+        assert!(check_format(&file("text", b"echo hello from a text file\n")).is_err());
+        let mut elf = header(Path::new("/proc/self/exe")).unwrap();
+        elf[18] ^= 0xff;
+        assert!(check_format(&file("elf", &elf)).unwrap_err().to_string().contains("another processor"));
+    }
+
+    #[test]
+    fn programs_are_found_as_exec_would() {
+        assert!(look_up("sh").is_ok());
+        assert!(look_up("no-such-program-anywhere").unwrap_err().to_string().contains("$PATH"));
+        assert_eq!(plain(&look_up("./no/such").unwrap_err()), "no such file or directory");
+        assert!(look_up("/tmp").unwrap_err().to_string().contains("directory"));
+    }
+}

@@ -1,0 +1,139 @@
+//! Envoy's life: start, watch, hot restart, drain, stop.
+//!
+//! Promises:
+//! - Envoy never outlives the agent: the child carries a parent-death signal ([`launch`]), and whoever
+//!   drops a [`supervisor::Supervisor`] kills it.
+//! - Envoy's death is never reported as success ([`Outcome::exit_code`]).
+//! - Every wait has an end: each phase of a stop has a deadline in the pure machine of [`drain`], each
+//!   request to the admin port one of its own ([`admin`]).
+//! - The generated bootstrap file is gone when the agent is, whatever the way.
+//!
+//! What decides is pure and tested without processes ([`command`], [`drain`], [`restart`]); what acts
+//! is thin ([`process`], [`launch`], [`admin`], [`supervisor`]). Uses `base` only.
+
+pub mod admin;
+pub mod command;
+pub mod drain;
+pub mod launch;
+pub mod port;
+pub mod process;
+pub mod restart;
+pub mod supervisor;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+pub use process::Exit;
+pub use supervisor::{Handle, State, Supervisor};
+
+/// Everything needed to run one Envoy.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// Envoy's binary: a path, or a bare name that is looked for along PATH.
+    pub binary: String,
+    /// The program that becomes Envoy: this binary, which knows [`launch::ARGUMENT`].
+    pub launcher: PathBuf,
+    /// Envoy's arguments, without the configuration file and the epoch.
+    pub arguments: command::Options,
+    /// Variables that Envoy gets beside the agent's whole environment.
+    pub extra_env: Vec<(String, String)>,
+    /// User and group that Envoy runs as instead of the agent's; supplementary groups are cleared.
+    pub user: Option<(u32, u32)>,
+    /// Envoy leads a process group of its own (ours; the Go agent leaves it in the agent's, so that a
+    /// terminal's Ctrl-C reaches both).
+    pub own_group: bool,
+    /// Where Envoy's configuration is.
+    pub file: ConfigFile,
+    /// Envoy's admin port.
+    pub admin: admin::Config,
+    /// How to stop.
+    pub drain: drain::Config,
+    /// What to do when the configuration changes or Envoy dies.
+    pub restart: restart::Config,
+    /// End with 0 whatever became of Envoy, as the Go agent does.
+    pub always_zero: bool,
+}
+
+/// Which file Envoy is started with.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ConfigFile {
+    /// The user's own; never written, never removed.
+    Custom(PathBuf),
+    /// Written from [`Bootstrap::render`] and removed when Envoy has ended. With hot restart the epoch
+    /// goes before the extension (`envoy-rev.json` becomes `envoy-rev0.json`).
+    Generated(PathBuf),
+}
+
+/// The text of a generated bootstrap; asked again for each epoch.
+pub trait Bootstrap: Send {
+    /// The file's content as of now.
+    ///
+    /// # Errors
+    /// When an input is unusable; at start this ends the agent, later the running Envoy stays.
+    fn render(&mut self) -> Result<Vec<u8>, Box<dyn std::error::Error + Send + Sync>>;
+}
+
+impl<F> Bootstrap for F
+where
+    F: FnMut() -> Result<Vec<u8>, Box<dyn std::error::Error + Send + Sync>> + Send,
+{
+    fn render(&mut self) -> Result<Vec<u8>, Box<dyn std::error::Error + Send + Sync>> {
+        self()
+    }
+}
+
+/// Why Envoy was not even tried.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The bootstrap could not be made.
+    #[error("failed to generate the Envoy bootstrap")]
+    Render(#[source] Box<dyn std::error::Error + Send + Sync>),
+    /// The bootstrap could not be written.
+    #[error("failed to write the Envoy bootstrap {path}")]
+    Write {
+        /// The file, or the folder that could not be made.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// No binary is named.
+    #[error(
+        "binaryPath of the proxy config is empty: set it to Envoy's path, or leave it out for /usr/local/bin/envoy"
+    )]
+    NoBinary,
+}
+
+/// Why the agent stops.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Reason {
+    /// A signal, by its description as Go prints it (`terminated`, `interrupt`, `hangup`, `quit`).
+    Signal(&'static str),
+    /// `POST /quitquitquit`.
+    Quit,
+    /// A part of the agent failed: which and why.
+    Failure(String),
+}
+
+impl std::fmt::Display for Reason {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Signal(name) => write!(f, "received signal: {name}"),
+            Self::Quit => f.write_str("/quitquitquit called"),
+            Self::Failure(why) => f.write_str(why),
+        }
+    }
+}
+
+/// How it ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Outcome {
+    /// The exit status that the agent should end with, 0..=255.
+    pub exit_code: u8,
+    /// One line: who ended, when and why.
+    pub reason: String,
+    /// What Envoy ended with, if it ever ran.
+    pub exit: Option<Exit>,
+    /// How long Envoy ran, from its (last) start.
+    pub ran: Duration,
+}
