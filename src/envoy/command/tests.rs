@@ -82,7 +82,7 @@ fn log_levels_are_split() {
 
 #[test]
 fn addresses_choose_the_family() {
-    assert_eq!(IpVersion::of::<&str>(&[]), IpVersion::V6);
+    assert_eq!(IpVersion::of(&[] as &[&str]), IpVersion::V6);
     assert_eq!(IpVersion::of(&["fd00::1"]), IpVersion::V6);
     assert_eq!(IpVersion::of(&["no address"]), IpVersion::V6);
     assert_eq!(IpVersion::of(&["fd00::1", "10.0.0.1"]), IpVersion::V4);
