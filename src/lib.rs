@@ -15,4 +15,5 @@ pub mod ca;
 pub mod envoy;
 pub mod istiod;
 pub mod proto;
+pub mod status;
 pub mod tls;

@@ -1,0 +1,247 @@
+//! The HTTP client behind readiness questions, probes and scrapes.
+//!
+//! A request owns its connection and drives it while it is polled: no task is started, so dropping the
+//! future is all it takes to give up, and nothing outlives the one who asked. Redirects and gzip are
+//! dealt with as Go's client does, because applications were written against it. Memory is bounded: a
+//! body comes in pieces of at most [`PIECE`] bytes, also when it is decompressed.
+//!
+//! Why not the pooled client of `hyper-util`: it needs an executor for its connections, and pools; we
+//! ask each address once in seconds, and kept connections are a variable nobody sets.
+
+mod conn;
+mod exchange;
+mod gunzip;
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue, StatusCode, header};
+
+pub(super) use conn::{Dialer, Io};
+pub(super) use exchange::{Exchange, Kept};
+use gunzip::Gunzip;
+
+use super::url::{Bad, Url};
+
+/// The largest piece of a body handed on at once.
+pub(super) const PIECE: usize = 16 * 1024;
+/// Redirects end with an error at this many requests, as in Go's client.
+const REQUESTS: usize = 10;
+
+/// Why something could not be fetched.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Error {
+    #[error(transparent)]
+    Url(#[from] Bad),
+    #[error("cannot connect to {to}")]
+    Connect {
+        to: String,
+        #[source]
+        source: std::io::Error,
+    },
+    #[error("TLS handshake with {to} failed")]
+    Tls {
+        to: String,
+        #[source]
+        source: std::io::Error,
+    },
+    #[error("https is not spoken here")]
+    NoTls,
+    #[error("HTTP exchange failed")]
+    Http(#[from] hyper::Error),
+    #[error("HTTP/2 exchange failed")]
+    H2(#[from] h2::Error),
+    #[error("the request cannot be made")]
+    Request(#[from] http::Error),
+    #[error("stopped after {REQUESTS} redirects")]
+    Redirects,
+    #[error("the body is no valid gzip: {0}")]
+    Gzip(&'static str),
+    #[error("status {0}")]
+    Status(StatusCode),
+    #[error("the body is longer than {0} bytes")]
+    TooLong(usize),
+    #[error("the body is no text")]
+    NoText,
+}
+
+/// Whether a redirect is followed, from the first address to the next.
+type Follow = fn(&Url, &Url) -> bool;
+
+/// A GET to be sent.
+pub(super) struct Get<'a> {
+    url: Url,
+    headers: HeaderMap,
+    /// The `Host` header where it is not the address's own.
+    host: Option<HeaderValue>,
+    dialer: Option<&'a Dialer>,
+    follow: Follow,
+    close: bool,
+    kept: Option<&'a Kept>,
+}
+
+impl<'a> Get<'a> {
+    pub(super) fn new(url: &str) -> Result<Self, Error> {
+        Ok(Self {
+            url: Url::parse(url)?,
+            headers: HeaderMap::new(),
+            host: None,
+            dialer: None,
+            follow: |_, _| true,
+            close: false,
+            kept: None,
+        })
+    }
+
+    pub(super) fn headers(mut self, headers: HeaderMap) -> Self {
+        self.headers = headers;
+        self
+    }
+
+    pub(super) fn host(mut self, host: Option<HeaderValue>) -> Self {
+        self.host = host;
+        self
+    }
+
+    pub(super) fn dialer(mut self, dialer: &'a Dialer) -> Self {
+        self.dialer = Some(dialer);
+        self
+    }
+
+    /// Follows a redirect only when `follow` says so; else the redirect itself is the answer.
+    pub(super) fn follow(mut self, follow: Follow) -> Self {
+        self.follow = follow;
+        self
+    }
+
+    /// Connections are taken from and given back to `kept`; `None` asks the other side to close.
+    pub(super) fn keep(mut self, kept: Option<&'a Kept>) -> Self {
+        self.kept = kept;
+        self.close = kept.is_none();
+        self
+    }
+
+    pub(super) async fn send(mut self) -> Result<Reply, Error> {
+        let plain = Dialer::default();
+        let dialer = self.dialer.unwrap_or(&plain);
+        let unzip =
+            !self.headers.contains_key(header::ACCEPT_ENCODING) && !self.headers.contains_key(header::RANGE);
+        if unzip {
+            self.headers.insert(header::ACCEPT_ENCODING, HeaderValue::from_static("gzip"));
+        }
+        if !self.headers.contains_key(header::USER_AGENT) {
+            self.headers.insert(header::USER_AGENT, HeaderValue::from_static(AGENT));
+        }
+        let first = self.url.clone();
+        let own_referer = self.headers.contains_key(header::REFERER);
+        for _ in 0..REQUESTS {
+            let host = match &self.host {
+                Some(host) => host.clone(),
+                None => HeaderValue::from_str(&self.url.authority()).map_err(http::Error::from)?,
+            };
+            let (head, exchange) =
+                exchange::send(&self.url, &self.headers, host, dialer, self.close, self.kept).await?;
+            let location = match head.status.as_u16() {
+                301 | 302 | 303 | 307 | 308 => head.headers.get(header::LOCATION).cloned(),
+                _ => None,
+            };
+            let Some(location) = location.filter(|l| !l.is_empty()) else {
+                return Ok(Reply::new(head, exchange, unzip));
+            };
+            let reference = String::from_utf8_lossy(location.as_bytes());
+            let next = self.url.join(&reference)?;
+            if !(self.follow)(&first, &next) {
+                return Ok(Reply::new(head, exchange, unzip));
+            }
+            exchange.finish(self.kept).await;
+            if !own_referer && !(self.url.https && !next.https) {
+                let from = HeaderValue::from_str(&self.url.to_string()).map_err(http::Error::from)?;
+                self.headers.insert(header::REFERER, from);
+            }
+            if next.host != first.host {
+                for name in [header::AUTHORIZATION, header::COOKIE, header::WWW_AUTHENTICATE] {
+                    self.headers.remove(name);
+                }
+            }
+            // A Host of the caller's own goes along only where the redirect names no host itself.
+            if reference.contains("://") || reference.starts_with("//") {
+                self.host = None;
+            }
+            self.url = next;
+        }
+        Err(Error::Redirects)
+    }
+}
+
+const AGENT: &str = concat!("pilot-agent/", env!("CARGO_PKG_VERSION"));
+
+/// An answer whose body is still to come.
+pub(super) struct Reply {
+    head: http::response::Parts,
+    exchange: Exchange,
+    gunzip: Option<Gunzip>,
+    ended: bool,
+}
+
+impl Reply {
+    fn new(head: http::response::Parts, exchange: Exchange, unzip: bool) -> Self {
+        let zipped = head
+            .headers
+            .get(header::CONTENT_ENCODING)
+            .is_some_and(|v| v.as_bytes().eq_ignore_ascii_case(b"gzip"));
+        Self { gunzip: (unzip && zipped).then(Gunzip::new), head, exchange, ended: false }
+    }
+
+    pub(super) fn status(&self) -> StatusCode {
+        self.head.status
+    }
+
+    pub(super) fn headers(&self) -> &HeaderMap {
+        &self.head.headers
+    }
+
+    /// The next piece; `None` at the proper end of the body.
+    pub(super) async fn piece(&mut self) -> Result<Option<Bytes>, Error> {
+        let Some(gunzip) = &mut self.gunzip else {
+            return self.exchange.piece().await;
+        };
+        loop {
+            if let Some(piece) = gunzip.piece()? {
+                return Ok(Some(piece));
+            }
+            if self.ended {
+                return Ok(None);
+            }
+            match self.exchange.piece().await? {
+                Some(piece) => gunzip.feed(piece),
+                None => {
+                    self.ended = true;
+                    gunzip.end()?;
+                }
+            }
+        }
+    }
+
+    /// The whole body as text.
+    pub(super) async fn text(&mut self, limit: usize) -> Result<String, Error> {
+        let mut all = Vec::new();
+        while let Some(piece) = self.piece().await? {
+            if all.len() + piece.len() > limit {
+                return Err(Error::TooLong(limit));
+            }
+            all.extend_from_slice(&piece);
+        }
+        String::from_utf8(all).map_err(|_| Error::NoText)
+    }
+
+    /// Done with; a connection that may be kept is given back.
+    pub(super) async fn finish(self, kept: Option<&Kept>) {
+        self.exchange.finish(kept).await;
+    }
+}
+
+/// TLS settings of a fetch; only probes have any.
+pub(super) type Tls = Arc<rustls::ClientConfig>;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,107 @@
+//! Connecting: from which address, to which of a host's addresses, with TLS or not.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::time::Duration;
+
+use rustls_pki_types::ServerName;
+use socket2::{Domain, Protocol, SockRef, Socket, Type};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpSocket, TcpStream};
+use tokio_rustls::TlsConnector;
+
+use super::{Error, Tls, Url};
+
+/// A connection of either kind.
+pub(in super::super) trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
+
+/// A connection, and what was agreed on it.
+pub(in super::super) struct Io {
+    pub(in super::super) stream: Box<dyn Stream>,
+    pub(in super::super) h2: bool,
+}
+
+/// The Go agent's limit of a TLS handshake.
+const HANDSHAKE: Duration = Duration::from_secs(10);
+/// A probe's socket lingers this long at most when it is closed, as the kubelet's own do.
+const LINGER: Duration = Duration::from_secs(1);
+
+/// How to connect.
+#[derive(Debug, Clone, Default)]
+pub(in super::super) struct Dialer {
+    /// The address to leave from, which marks a probe; `None`: whatever the kernel takes.
+    pub(in super::super) source: Option<IpAddr>,
+    /// For `https`.
+    pub(in super::super) tls: Option<Tls>,
+}
+
+impl Dialer {
+    /// Connects to the host, trying each of its addresses.
+    pub(in super::super) async fn tcp(&self, host: &str, port: u16) -> io::Result<TcpStream> {
+        let mut last = io::Error::new(io::ErrorKind::NotFound, format!("{host} has no address"));
+        for ip in self.addresses(host).await? {
+            match self.one(SocketAddr::new(ip, port)).await {
+                Ok(stream) => return Ok(stream),
+                Err(error) => last = error,
+            }
+        }
+        Err(last)
+    }
+
+    async fn addresses(&self, host: &str) -> io::Result<Vec<IpAddr>> {
+        if let Ok(ip) = host.parse::<IpAddr>() {
+            return Ok(vec![ip]);
+        }
+        let mut ips: Vec<IpAddr> = if host.eq_ignore_ascii_case("localhost") {
+            // Asking the resolver would take a thread, which costs more memory than all else here.
+            vec![Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()]
+        } else {
+            tokio::net::lookup_host((host, 0)).await?.map(|addr| addr.ip()).collect()
+        };
+        if let Some(source) = self.source {
+            ips.retain(|ip| ip.is_ipv4() == source.is_ipv4());
+        }
+        Ok(ips)
+    }
+
+    async fn one(&self, addr: SocketAddr) -> io::Result<TcpStream> {
+        let Some(source) = self.source else {
+            let stream = TcpStream::connect(addr).await?;
+            stream.set_nodelay(true)?;
+            return Ok(stream);
+        };
+        if source.is_ipv4() != addr.is_ipv4() {
+            return Err(io::Error::new(
+                io::ErrorKind::AddrNotAvailable,
+                format!("probes leave from {source}, which cannot reach {addr}"),
+            ));
+        }
+        let socket = Socket::new(Domain::for_address(addr), Type::STREAM, Some(Protocol::TCP))?;
+        socket.set_nonblocking(true)?;
+        socket.set_tcp_nodelay(true)?;
+        socket.bind(&SocketAddr::new(source, 0).into())?;
+        let stream = TcpSocket::from_std_stream(socket.into()).connect(addr).await?;
+        SockRef::from(&stream).set_linger(Some(LINGER))?;
+        Ok(stream)
+    }
+
+    pub(super) async fn dial(&self, url: &Url) -> Result<Io, Error> {
+        let to = || format!("{}:{}", if url.host.is_empty() { "?" } else { &url.host }, url.port());
+        let stream =
+            self.tcp(&url.host, url.port()).await.map_err(|source| Error::Connect { to: to(), source })?;
+        if !url.https {
+            return Ok(Io { stream: Box::new(stream), h2: false });
+        }
+        let tls = self.tls.clone().ok_or(Error::NoTls)?;
+        let failed = |source| Error::Tls { to: to(), source };
+        let name = ServerName::try_from(url.host.clone()).map_err(|e| failed(io::Error::other(e)))?;
+        let handshake = TlsConnector::from(tls).connect(name, stream);
+        let stream = tokio::time::timeout(HANDSHAKE, handshake)
+            .await
+            .unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+            .map_err(failed)?;
+        let h2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
+        Ok(Io { stream: Box::new(stream), h2 })
+    }
+}

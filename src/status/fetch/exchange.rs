@@ -1,0 +1,294 @@
+//! One request and its answer on one connection, HTTP/1.1 or HTTP/2.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Mutex;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue, Method, Request, Version, header, response};
+use http_body::Body;
+use http_body_util::Empty;
+use hyper::body::Incoming;
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
+use tokio::time::Instant;
+
+use super::conn::Stream;
+use super::{Dialer, Error, Io, PIECE, Url};
+
+type H1Conn = Pin<Box<http1::Connection<TokioIo<Box<dyn Stream>>, Empty<Bytes>>>>;
+type H2Conn = Pin<Box<h2::client::Connection<Box<dyn Stream>>>>;
+
+/// Read on at most this much to make a kept connection usable again.
+const REST: usize = 256 * 1024;
+/// ... and at most this long.
+const REST_TIME: Duration = Duration::from_millis(250);
+/// Kept connections: how many for all, and how long unused (Go's `IdleConnTimeout` in the agent).
+const KEPT: usize = 16;
+const KEPT_FOR: Duration = Duration::from_secs(90);
+/// hyper's buffer for a head and for read-ahead; Go takes heads up to 1 MiB, applications send far less.
+const BUFFER: usize = 64 * 1024;
+/// Header fields in an answer; Go counts only bytes.
+const HEAD_FIELDS: usize = 1000;
+
+struct H1 {
+    sender: http1::SendRequest<Empty<Bytes>>,
+    conn: H1Conn,
+    done: bool,
+}
+
+impl H1 {
+    fn drive(&mut self, cx: &mut Context<'_>) {
+        if !self.done && self.conn.as_mut().poll(cx).is_ready() {
+            // Whatever went wrong shows in the response or its body.
+            self.done = true;
+        }
+    }
+}
+
+/// Connections that may be used again (only with `ENABLE_PROBE_KEEPALIVE_CONNECTIONS`).
+#[derive(Default)]
+pub(in super::super) struct Kept(Mutex<Vec<(String, Instant, H1)>>);
+
+impl Kept {
+    fn take(&self, key: &str) -> Option<H1> {
+        let mut kept = self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        kept.retain(|(_, since, _)| since.elapsed() < KEPT_FOR);
+        let at = kept.iter().rposition(|(k, _, _)| k == key)?;
+        Some(kept.remove(at).2)
+    }
+
+    fn give(&self, key: String, h1: H1) {
+        let mut kept = self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if kept.len() >= KEPT {
+            kept.remove(0);
+        }
+        kept.push((key, Instant::now(), h1));
+    }
+}
+
+enum Kind {
+    H1 { h1: H1, body: Incoming },
+    H2 { conn: H2Conn, body: h2::RecvStream, done: bool },
+}
+
+/// A body on its connection.
+pub(in super::super) struct Exchange {
+    kind: Kind,
+    rest: Bytes,
+    ended: bool,
+    /// What a kept connection is found by.
+    key: String,
+}
+
+/// Sends a GET and waits for the head of its answer.
+pub(super) async fn send(
+    url: &Url,
+    headers: &HeaderMap,
+    host: HeaderValue,
+    dialer: &Dialer,
+    close: bool,
+    kept: Option<&Kept>,
+) -> Result<(response::Parts, Exchange), Error> {
+    if let Some(h1) = kept.and_then(|kept| kept.take(&key(url)))
+        && let Ok(answer) = h1_send(h1, url, headers, &host, close).await
+    {
+        return Ok(answer);
+    }
+    let Io { stream, h2 } = dialer.dial(url).await?;
+    if h2 {
+        return h2_send(stream, url, headers, &host).await;
+    }
+    let (sender, conn) = http1::Builder::new()
+        .max_buf_size(BUFFER)
+        .max_headers(HEAD_FIELDS)
+        .handshake(TokioIo::new(stream))
+        .await?;
+    h1_send(H1 { sender, conn: Box::pin(conn), done: false }, url, headers, &host, close).await
+}
+
+fn key(url: &Url) -> String {
+    format!("{}://{}:{}", url.scheme(), url.host, url.port())
+}
+
+fn names_token(headers: &HeaderMap, token: &str) -> bool {
+    headers
+        .get_all(header::CONNECTION)
+        .iter()
+        .any(|value| value.to_str().is_ok_and(|v| v.split(',').any(|t| t.trim().eq_ignore_ascii_case(token))))
+}
+
+async fn h1_send(
+    mut h1: H1,
+    url: &Url,
+    headers: &HeaderMap,
+    host: &HeaderValue,
+    close: bool,
+) -> Result<(response::Parts, Exchange), Error> {
+    let mut request = Request::builder().method(Method::GET).uri(&url.target).body(Empty::new())?;
+    request.headers_mut().insert(header::HOST, host.clone());
+    for (name, value) in headers {
+        request.headers_mut().append(name, value.clone());
+    }
+    let switching = headers.contains_key(header::UPGRADE) && names_token(headers, "upgrade");
+    if close && !names_token(headers, "close") && !switching {
+        request.headers_mut().append(header::CONNECTION, HeaderValue::from_static("close"));
+    }
+    let mut response = Box::pin(h1.sender.send_request(request));
+    let response = std::future::poll_fn(|cx| {
+        if let Poll::Ready(response) = response.as_mut().poll(cx) {
+            return Poll::Ready(response);
+        }
+        if !h1.done && h1.conn.as_mut().poll(cx).is_ready() {
+            h1.done = true;
+        }
+        response.as_mut().poll(cx)
+    })
+    .await?;
+    let (head, body) = response.into_parts();
+    Ok((head, Exchange { kind: Kind::H1 { h1, body }, rest: Bytes::new(), ended: false, key: key(url) }))
+}
+
+async fn h2_send(
+    stream: Box<dyn Stream>,
+    url: &Url,
+    headers: &HeaderMap,
+    host: &HeaderValue,
+) -> Result<(response::Parts, Exchange), Error> {
+    let (sender, conn) = h2::client::Builder::new()
+        .max_frame_size(u32::try_from(PIECE).unwrap_or(16_384))
+        .initial_window_size(256 * 1024)
+        .initial_connection_window_size(256 * 1024)
+        .handshake::<_, Bytes>(stream)
+        .await?;
+    let mut conn = Box::pin(conn);
+    let uri = format!("{}://{}{}", url.scheme(), host.to_str().unwrap_or(&url.host), url.target);
+    let mut request = Request::builder().method(Method::GET).uri(uri).version(Version::HTTP_2).body(())?;
+    for (name, value) in headers {
+        // Of the connection, not of the request: HTTP/2 forbids them.
+        let hop = matches!(
+            name.as_str(),
+            "connection"
+                | "keep-alive"
+                | "proxy-connection"
+                | "transfer-encoding"
+                | "upgrade"
+                | "http2-settings"
+        ) || (name == header::TE && value != "trailers");
+        if !hop {
+            request.headers_mut().append(name, value.clone());
+        }
+    }
+    let call = async {
+        let mut sender = sender.ready().await?;
+        let (response, _) = sender.send_request(request, true)?;
+        // The sender goes along so that the connection is not closed for want of users.
+        Ok::<_, h2::Error>((response.await?, sender))
+    };
+    let mut call = Box::pin(call);
+    let mut done = false;
+    let (response, _sender) = std::future::poll_fn(|cx| {
+        if let Poll::Ready(answer) = call.as_mut().poll(cx) {
+            return Poll::Ready(answer);
+        }
+        if !done && conn.as_mut().poll(cx).is_ready() {
+            done = true;
+        }
+        call.as_mut().poll(cx)
+    })
+    .await?;
+    let (head, body) = response.into_parts();
+    Ok((
+        head,
+        Exchange { kind: Kind::H2 { conn, body, done }, rest: Bytes::new(), ended: false, key: key(url) },
+    ))
+}
+
+impl Exchange {
+    /// The next piece of the body, at most [`PIECE`] bytes; `None` at its proper end.
+    pub(in super::super) async fn piece(&mut self) -> Result<Option<Bytes>, Error> {
+        loop {
+            if !self.rest.is_empty() {
+                let n = self.rest.len().min(PIECE);
+                return Ok(Some(self.rest.split_to(n)));
+            }
+            if self.ended {
+                return Ok(None);
+            }
+            match self.frame().await? {
+                Some(bytes) => self.rest = bytes,
+                None => self.ended = true,
+            }
+        }
+    }
+
+    async fn frame(&mut self) -> Result<Option<Bytes>, Error> {
+        match &mut self.kind {
+            Kind::H1 { h1, body } => {
+                let frame = std::future::poll_fn(|cx| {
+                    if let Poll::Ready(frame) = Pin::new(&mut *body).poll_frame(cx) {
+                        return Poll::Ready(frame);
+                    }
+                    h1.drive(cx);
+                    Pin::new(&mut *body).poll_frame(cx)
+                });
+                match frame.await {
+                    Some(frame) => Ok(Some(frame?.into_data().unwrap_or_default())),
+                    None => Ok(None),
+                }
+            }
+            Kind::H2 { conn, body, done } => {
+                let data = std::future::poll_fn(|cx| {
+                    if let Poll::Ready(data) = body.poll_data(cx) {
+                        return Poll::Ready(data);
+                    }
+                    if !*done && conn.as_mut().poll(cx).is_ready() {
+                        *done = true;
+                    }
+                    body.poll_data(cx)
+                });
+                match data.await.transpose()? {
+                    Some(bytes) => {
+                        let _ = body.flow_control().release_capacity(bytes.len());
+                        Ok(Some(bytes))
+                    }
+                    None => Ok(None),
+                }
+            }
+        }
+    }
+
+    /// Done with: a connection that may be kept is given back, after what is left of the body has been
+    /// read, but only so much and so long. Any other is closed.
+    pub(in super::super) async fn finish(mut self, kept: Option<&Kept>) {
+        let Some(kept) = kept else { return };
+        if self.drained().await
+            && let Kind::H1 { mut h1, .. } = self.kind
+        {
+            std::future::poll_fn(|cx| {
+                h1.drive(cx);
+                Poll::Ready(())
+            })
+            .await;
+            if !h1.done && h1.sender.is_ready() {
+                kept.give(self.key, h1);
+            }
+        }
+    }
+
+    async fn drained(&mut self) -> bool {
+        let mut left = REST;
+        let all = async {
+            loop {
+                match self.piece().await {
+                    Ok(None) => return true,
+                    Ok(Some(piece)) if piece.len() < left => left -= piece.len(),
+                    _ => return false,
+                }
+            }
+        };
+        tokio::time::timeout(REST_TIME, all).await.unwrap_or(false)
+    }
+}

@@ -1,0 +1,62 @@
+//! Decompression in bounded pieces: a small body that unpacks to gigabytes passes through in sixteen
+//! kilobytes at a time.
+
+use bytes::{Buf, Bytes};
+use flate2::{Decompress, FlushDecompress, Status};
+
+use super::{Error, PIECE};
+
+pub(super) struct Gunzip {
+    inner: Decompress,
+    input: Bytes,
+    /// Between two members, or before the first.
+    between: bool,
+    any: bool,
+}
+
+impl Gunzip {
+    pub(super) fn new() -> Self {
+        // 15: the largest window of the format.
+        Self { inner: Decompress::new_gzip(15), input: Bytes::new(), between: true, any: false }
+    }
+
+    /// Takes more input; what came before has been used up.
+    pub(super) fn feed(&mut self, input: Bytes) {
+        self.input = input;
+    }
+
+    /// The next piece of output; `None`: more input is needed.
+    pub(super) fn piece(&mut self) -> Result<Option<Bytes>, Error> {
+        let mut out = Vec::new();
+        while !self.input.is_empty() || (!self.between && out.is_empty()) {
+            if self.between {
+                self.inner = Decompress::new_gzip(15);
+                self.between = false;
+                self.any = true;
+            }
+            out.reserve_exact(PIECE);
+            let (before_in, before_out) = (self.inner.total_in(), out.len());
+            let status = self
+                .inner
+                .decompress_vec(&self.input, &mut out, FlushDecompress::None)
+                .map_err(|_| Error::Gzip("its data is broken"))?;
+            let used = usize::try_from(self.inner.total_in() - before_in).unwrap_or(usize::MAX);
+            self.input.advance(used.min(self.input.len()));
+            if status == Status::StreamEnd {
+                self.between = true;
+            }
+            if !out.is_empty() {
+                return Ok(Some(out.into()));
+            }
+            if used == 0 && out.len() == before_out && status != Status::StreamEnd {
+                return Ok(None);
+            }
+        }
+        Ok(None)
+    }
+
+    /// The input has ended: may it end here?
+    pub(super) fn end(&mut self) -> Result<(), Error> {
+        if self.between && self.any { Ok(()) } else { Err(Error::Gzip("it ends too early")) }
+    }
+}

@@ -1,0 +1,194 @@
+//! What Envoy says of itself on its admin port, and what it means. The judgement is pure.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use super::super::fetch;
+
+/// A question to the admin port.
+pub(super) struct Question {
+    path: &'static str,
+    limit: Duration,
+}
+
+/// Has config arrived? The counters are Envoy's; limits and filters are those of the Go agent.
+pub(super) const CONFIG: Question = Question {
+    path: r"/stats?usedonly&filter=^(cluster_manager\.cds|listener_manager\.lds)\.(update_success|update_rejected)$",
+    limit: Duration::from_secs(1),
+};
+/// Is Envoy live?
+pub(super) const SERVING: Question = Question {
+    path: r"/stats?usedonly&filter=^(server\.state|listener_manager\.workers_started)",
+    limit: Duration::from_secs(3),
+};
+
+/// Envoy's answers are a few lines; more is no answer to our question.
+const LIMIT: usize = 1 << 20;
+
+pub(super) async fn ask(admin: SocketAddr, question: Question) -> Result<String, String> {
+    let url = format!("http://{admin}{}", question.path);
+    let text = async {
+        let mut reply = fetch::Get::new(&url)?.send().await?;
+        if reply.status() != 200 {
+            return Err(fetch::Error::Status(reply.status()));
+        }
+        reply.text(LIMIT).await
+    };
+    match tokio::time::timeout(question.limit, text).await {
+        Ok(Ok(text)) => Ok(text),
+        Ok(Err(error)) => Err(format!(
+            "failed to get readiness stats from Envoy's admin at {admin}: {}",
+            crate::base::error::chain(&error)
+        )),
+        Err(_) => Err(format!("Envoy's admin at {admin} did not answer within {:?}", question.limit)),
+    }
+}
+
+/// The value of a stat: that of the first line that starts with its name; `None` when there is no such
+/// line. "Starts with" is literal: `a.b_total: 0` before `a.b: 1` hides it, in the Go agent too.
+fn stat(text: &str, name: &str) -> Result<Option<u64>, String> {
+    let Some(line) = text.split('\n').find(|line| line.starts_with(name)) else { return Ok(None) };
+    let line = line.trim_end_matches('\r');
+    let mut parts = line.split(':');
+    let (Some(_), Some(value), None) = (parts.next(), parts.next(), parts.next()) else {
+        return Err(format!("envoy stat {name} missing separator. line:{line}"));
+    };
+    match value.trim().parse::<u64>() {
+        // `parse` takes a plus sign, the Go agent does not.
+        Ok(value) if !line.contains('+') => Ok(Some(value)),
+        Ok(_) => Err(format!("failed parsing Envoy stat {name} (error: a sign) line: {line}")),
+        Err(error) => Err(format!("failed parsing Envoy stat {name} (error: {error}) line: {line}")),
+    }
+}
+
+fn stats<const N: usize>(text: &str, names: [&str; N]) -> Result<[u64; N], String> {
+    let mut values = [0; N];
+    let mut errors = Vec::new();
+    for (value, name) in values.iter_mut().zip(names) {
+        match stat(text, name) {
+            Ok(found) => *value = found.unwrap_or(0),
+            Err(error) => errors.push(error),
+        }
+    }
+    if errors.is_empty() { Ok(values) } else { Err(errors.join("; ")) }
+}
+
+/// Whether Envoy has received clusters and listeners.
+///
+/// # Errors
+/// A sentence that says what is missing.
+pub fn config_state(text: &str) -> Result<(), String> {
+    let [cds, cds_rejected, lds, lds_rejected] = stats(
+        text,
+        [
+            "cluster_manager.cds.update_success",
+            "cluster_manager.cds.update_rejected",
+            "listener_manager.lds.update_success",
+            "listener_manager.lds.update_rejected",
+        ],
+    )?;
+    let summary = format!(
+        "cds updates: {cds} successful, {cds_rejected} rejected; lds updates: {lds} successful, {lds_rejected} rejected"
+    );
+    match (cds, lds) {
+        (1.., 1..) => Ok(()),
+        (0, 0) => Err(format!("config not received from XDS server (is Istiod running?): {summary}")),
+        _ if cds_rejected > 0 || lds_rejected > 0 => {
+            Err(format!("config received from XDS server, but was rejected: {summary}"))
+        }
+        _ => Err(format!("config not fully received from XDS server: {summary}")),
+    }
+}
+
+/// Whether Envoy is live and its workers have started.
+///
+/// # Errors
+/// A sentence that says what is missing.
+pub fn serving_state(text: &str) -> Result<(), String> {
+    for name in ["server.state", "listener_manager.workers_started"] {
+        if !text.contains(name) {
+            let shown: String = text.chars().take(200).collect();
+            return Err(format!("failed to get readiness stats: {name} is not yet updated: {shown}"));
+        }
+    }
+    let [state, workers] = stats(text, ["server.state", "listener_manager.workers_started"])?;
+    let name = match state {
+        0 if workers == 1 => return Ok(()),
+        0 => return Err("workers have not yet started".to_owned()),
+        1 => "DRAINING",
+        2 => "PRE_INITIALIZING",
+        3 => "INITIALIZING",
+        _ => "UNKNOWN",
+    };
+    Err(format!("server is not live, current state is: {name}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(text: &str) -> String {
+        config_state(text).err().unwrap_or_default()
+    }
+
+    #[test]
+    fn config_needs_both_and_says_which_is_missing() {
+        let both = "cluster_manager.cds.update_success: 1\nlistener_manager.lds.update_success: 1\n";
+        assert_eq!(config(both), "");
+        assert_eq!(config(&both.replace('\n', "\r\n")), "");
+        assert_eq!(
+            config("cluster_manager.cds.update_success:1\nother\nlistener_manager.lds.update_success:  7"),
+            ""
+        );
+        assert!(
+            config("")
+                .starts_with("config not received from XDS server (is Istiod running?): cds updates: 0 ")
+        );
+        let rejected = "cluster_manager.cds.update_rejected: 2";
+        assert!(config(rejected).starts_with("config not received"), "even with rejections");
+        let half = "cluster_manager.cds.update_success: 1\nlistener_manager.lds.update_rejected: 3";
+        assert_eq!(
+            config(half),
+            "config received from XDS server, but was rejected: cds updates: 1 successful, 0 rejected; lds updates: 0 successful, 3 rejected"
+        );
+        assert!(config("cluster_manager.cds.update_success: 1").starts_with("config not fully received"));
+    }
+
+    #[test]
+    fn lines_that_cannot_be_read_are_not_ready() {
+        for bad in [
+            "cluster_manager.cds.update_success 1",
+            "cluster_manager.cds.update_success: 1: 2",
+            "cluster_manager.cds.update_success: x",
+            "cluster_manager.cds.update_success: -1",
+            "cluster_manager.cds.update_success: +1",
+            "cluster_manager.cds.update_success: 99999999999999999999999",
+            "cluster_manager.cds.update_success:",
+        ] {
+            let text = format!("{bad}\nlistener_manager.lds.update_success: 1\n");
+            assert!(config(&text).contains("cluster_manager.cds.update_success"), "{bad}");
+        }
+        let hidden = "cluster_manager.cds.update_success_total: 0\ncluster_manager.cds.update_success: 1\nlistener_manager.lds.update_success: 1";
+        assert!(config(hidden).starts_with("config not fully received"));
+    }
+
+    #[test]
+    fn serving_needs_state_and_workers() {
+        let say = |text: &str| serving_state(text).err().unwrap_or_default();
+        assert_eq!(say("server.state: 0\nlistener_manager.workers_started: 1\n"), "");
+        assert_eq!(
+            say("server.state: 0\nlistener_manager.workers_started: 2\n"),
+            "workers have not yet started"
+        );
+        assert_eq!(
+            say("server.state: 0\nlistener_manager.workers_started: 0\n"),
+            "workers have not yet started"
+        );
+        for (state, name) in [(1, "DRAINING"), (2, "PRE_INITIALIZING"), (3, "INITIALIZING"), (9, "UNKNOWN")] {
+            let text = format!("server.state: {state}\nlistener_manager.workers_started: 1\n");
+            assert_eq!(say(&text), format!("server is not live, current state is: {name}"));
+        }
+        assert!(say("").contains("server.state is not yet updated"));
+        assert!(say("server.state: 0").contains("listener_manager.workers_started is not yet updated"));
+    }
+}

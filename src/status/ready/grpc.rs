@@ -1,0 +1,110 @@
+//! Proxyless gRPC applications in the pod read a bootstrap file that the agent writes: not ready before
+//! it can be read, nor while a certificate file it names is missing.
+
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+
+use serde::Deserialize;
+
+pub(super) struct Bootstrap {
+    path: Option<PathBuf>,
+    /// Files that a good load named.
+    files: Mutex<Option<Vec<String>>>,
+}
+
+#[derive(Deserialize, Default)]
+struct Document {
+    #[serde(default)]
+    certificate_providers: Option<std::collections::BTreeMap<String, Provider>>,
+}
+
+#[derive(Deserialize)]
+struct Provider {
+    #[serde(default)]
+    plugin_name: String,
+    #[serde(default)]
+    config: Files,
+}
+
+#[derive(Deserialize, Default)]
+struct Files {
+    #[serde(default)]
+    certificate_file: String,
+    #[serde(default)]
+    private_key_file: String,
+    #[serde(default)]
+    ca_certificate_file: String,
+}
+
+impl Bootstrap {
+    pub(super) fn new(path: Option<PathBuf>) -> Self {
+        Self { path, files: Mutex::new(None) }
+    }
+
+    pub(super) fn check(&self) -> Result<(), String> {
+        let Some(path) = &self.path else { return Ok(()) };
+        let mut files = self.files.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let files = match &*files {
+            Some(files) => files,
+            None => files.insert(load(path).map_err(|e| format!("failed loading {}: {e}", path.display()))?),
+        };
+        match files.iter().find(|file| missing(Path::new(file))) {
+            Some(file) => Err(format!("{file} does not exist")),
+            None => Ok(()),
+        }
+    }
+}
+
+fn load(path: &Path) -> Result<Vec<String>, String> {
+    let text = std::fs::read(path).map_err(|e| e.to_string())?;
+    let document: Document = serde_json::from_slice(&text).map_err(|e| e.to_string())?;
+    let providers = document.certificate_providers.unwrap_or_default();
+    Ok(providers
+        .into_values()
+        .find(|provider| provider.plugin_name == "file_watcher")
+        .map(|p| vec![p.config.certificate_file, p.config.private_key_file, p.config.ca_certificate_file])
+        .unwrap_or_default())
+}
+
+// Only a file that is not there counts; one that may not be looked at passes, as in the Go agent.
+fn missing(path: &Path) -> bool {
+    std::fs::metadata(path).is_err_and(|e| e.kind() == std::io::ErrorKind::NotFound)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn loads_once_and_looks_for_the_files_each_time() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("grpc-bootstrap.json");
+        let probe = Bootstrap::new(Some(path.clone()));
+        assert!(probe.check().unwrap_err().starts_with("failed loading"));
+        std::fs::write(&path, "{").unwrap();
+        assert!(probe.check().unwrap_err().starts_with("failed loading"));
+        let file = |name: &str| dir.path().join(name).display().to_string();
+        let text = serde_json::json!({"certificate_providers": {"default": {"plugin_name": "file_watcher", "config": {
+            "certificate_file": file("c"), "private_key_file": file("k"), "ca_certificate_file": file("r")}}}});
+        std::fs::write(&path, text.to_string()).unwrap();
+        for name in ["c", "k", "r"] {
+            assert_eq!(probe.check().unwrap_err(), format!("{} does not exist", file(name)));
+            std::fs::write(file(name), "").unwrap();
+        }
+        assert_eq!(probe.check(), Ok(()));
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(probe.check(), Ok(()), "a good load is kept");
+        std::fs::remove_file(file("k")).unwrap();
+        assert!(probe.check().is_err());
+        assert_eq!(Bootstrap::new(None).check(), Ok(()));
+    }
+
+    #[test]
+    fn other_providers_name_no_files() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("b.json");
+        std::fs::write(&path, r#"{"certificate_providers":{"x":{"plugin_name":"mesh_ca","config":{}}}}"#)
+            .unwrap();
+        assert_eq!(Bootstrap::new(Some(path)).check(), Ok(()));
+    }
+}

@@ -1,0 +1,213 @@
+//! From a request to its handler: Host and path rules, who may ask, methods.
+
+use std::convert::Infallible;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::{HeaderValue, Method, Request, StatusCode, Version, header};
+use http_body_util::BodyExt;
+use hyper::body::Incoming;
+
+use super::respond::{Answer, TEXT, error, not_found, page, redirect, status};
+use super::server::ConnState;
+use super::{Config, Handles, compress, debug, path, probes, ready, stats};
+
+/// A drain is answered after this at the latest: within the 60 s that `pilot-agent request` waits.
+const DRAIN: Duration = Duration::from_secs(55);
+
+/// What all connections share.
+pub(super) struct Shared {
+    pub(super) handles: Handles,
+    pub(super) profiling: bool,
+    ready: ready::Readiness,
+    probes: probes::Prober,
+    pub(super) stats: stats::Merger,
+    connections: std::sync::atomic::AtomicUsize,
+}
+
+impl Shared {
+    /// `port` is the status port as it is really bound.
+    pub(super) fn new(
+        config: Config,
+        port: u16,
+        handles: Handles,
+    ) -> Result<Self, Box<dyn std::error::Error + Send + Sync>> {
+        let own = super::own::Own::new(&handles.metrics)?;
+        Ok(Self {
+            ready: ready::Readiness::new(config.ready, own.startup.clone(), handles.started),
+            probes: probes::Prober::new(config.probes, port, handles.crypto.clone()),
+            stats: stats::Merger::new(config.stats, own, handles.metrics.clone()),
+            profiling: config.profiling,
+            handles,
+            connections: std::sync::atomic::AtomicUsize::new(0),
+        })
+    }
+
+    /// Notes how many connections there are.
+    pub(super) fn connections(&self, now: usize) {
+        self.connections.fetch_max(now, std::sync::atomic::Ordering::Relaxed);
+    }
+
+    /// The most connections there have been at a time.
+    pub(super) fn most_connections(&self) -> usize {
+        self.connections.load(std::sync::atomic::Ordering::Relaxed)
+    }
+}
+
+/// Who is at the other end.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Peer {
+    /// Whether it is this machine: loopback, also as an IPv4 address mapped into IPv6, but not with a zone.
+    local: bool,
+}
+
+impl Peer {
+    pub(super) fn new(addr: SocketAddr) -> Self {
+        let zone = matches!(addr, SocketAddr::V6(v6) if v6.scope_id() != 0);
+        let local = match addr.ip() {
+            IpAddr::V4(ip) => ip.is_loopback(),
+            IpAddr::V6(ip) => ip.to_ipv4_mapped().map_or(ip.is_loopback(), |ip| ip.is_loopback()),
+        };
+        Self { local: local && !zone }
+    }
+}
+
+pub(super) async fn route(
+    request: Request<Incoming>,
+    peer: Peer,
+    conn: Arc<ConnState>,
+    shared: Arc<Shared>,
+) -> Result<Answer, Infallible> {
+    conn.busy();
+    if let Some(mut refused) = malformed(&request) {
+        refused.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+        refused.body_mut().conn = Some(conn);
+        return Ok(refused);
+    }
+    let coding = compress::Coding::choose(request.headers(), request.method());
+    let mut answer = compress::apply(dispatch(request, peer, &conn, &shared).await, coding).await;
+    answer.headers_mut().insert(header::VARY, HeaderValue::from_static("Accept-Encoding"));
+    answer.body_mut().conn = Some(conn);
+    Ok(answer)
+}
+
+/// What Go's server refuses before any handler sees it and hyper lets pass.
+fn malformed<B>(request: &Request<B>) -> Option<Answer> {
+    let bad = |why: &str| Some(page(StatusCode::BAD_REQUEST, TEXT, format!("400 Bad Request: {why}")));
+    let mut hosts = request.headers().get_all(header::HOST).iter();
+    match (hosts.next(), hosts.next()) {
+        (None, _) if request.version() == Version::HTTP_11 && request.uri().authority().is_none() => {
+            return bad("missing required Host header");
+        }
+        (_, Some(_)) => return bad("too many Host headers"),
+        (Some(host), None)
+            if !host.as_bytes().iter().all(|b| b.is_ascii_graphic() && !b"\"<>\\^`{|}/?#".contains(b)) =>
+        {
+            return bad("malformed Host header");
+        }
+        _ => {}
+    }
+    if path::decode(request.uri().path()).is_none() && !only_bad_utf8(request.uri().path()) {
+        return Some(page(StatusCode::BAD_REQUEST, TEXT, "400 Bad Request"));
+    }
+    None
+}
+
+// A path may decode to bytes that are no UTF-8; only a broken escape is malformed.
+fn only_bad_utf8(path: &str) -> bool {
+    path.match_indices('%').all(|(at, _)| {
+        let escape = path.as_bytes().get(at + 1..at + 3);
+        escape.is_some_and(|e| e.iter().all(u8::is_ascii_hexdigit))
+    })
+}
+
+async fn dispatch(
+    request: Request<Incoming>,
+    peer: Peer,
+    conn: &Arc<ConnState>,
+    shared: &Arc<Shared>,
+) -> Answer {
+    let raw = request.uri().path();
+    let clean = path::clean(raw);
+    if clean != raw && request.method() != Method::CONNECT {
+        return redirect(&with_query(&clean, &request));
+    }
+    let segments = path::segments(raw);
+    let segments: Vec<&str> = segments.iter().map(String::as_str).collect();
+    match segments.as_slice() {
+        ["healthz", "ready"] => {
+            ready::answer(&shared.ready, &*shared.handles.agent, request.uri().query()).await
+        }
+        ["stats", "prometheus"] | ["metrics"] => {
+            if shared.stats.local_only() && !peer.local {
+                return only_local();
+            }
+            stats::answer(shared, request.headers(), request.uri().query()).await
+        }
+        ["quitquitquit"] => match control(peer, request.method()) {
+            Some(refused) => refused,
+            None => quit(request, conn).await,
+        },
+        ["drain"] => match control(peer, request.method()) {
+            Some(refused) => refused,
+            None => drain(shared).await,
+        },
+        ["app-health" | "app-lifecycle"] => redirect(&with_query(&format!("{raw}/"), &request)),
+        ["app-health" | "app-lifecycle", ..] => {
+            let path = path::decode(raw).unwrap_or_else(|| raw.to_owned());
+            shared.probes.answer(&path, request.headers()).await
+        }
+        ["debug", "pprof"] if shared.profiling => redirect(&with_query("/debug/pprof/", &request)),
+        ["debug", rest @ ..] if !rest.is_empty() => match debug::find(rest, shared.profiling) {
+            None => not_found(),
+            Some(_) if !peer.local => only_local(),
+            Some(page) => debug::answer(page, shared),
+        },
+        _ => not_found(),
+    }
+}
+
+fn with_query<B>(path: &str, request: &Request<B>) -> String {
+    match request.uri().query() {
+        Some(query) => format!("{path}?{query}"),
+        None => path.to_owned(),
+    }
+}
+
+fn only_local() -> Answer {
+    error(StatusCode::FORBIDDEN, "Only requests from localhost are allowed")
+}
+
+/// `/quitquitquit` and `/drain` are for this pod, by POST; who asks is looked at before how.
+fn control(peer: Peer, method: &Method) -> Option<Answer> {
+    if !peer.local {
+        return Some(only_local());
+    }
+    (method != Method::POST).then(|| error(StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed"))
+}
+
+async fn quit(request: Request<Incoming>, conn: &Arc<ConnState>) -> Answer {
+    tracing::info!("/quitquitquit called: the agent stops once the answer is out");
+    // Bytes of the caller that nobody read would turn the end of this process into a reset, which can
+    // destroy the answer on its way. A caller that is slow with its body is not waited for.
+    let body = http_body_util::Limited::new(request.into_body(), 64 * 1024);
+    let _ = tokio::time::timeout(Duration::from_millis(250), body.collect()).await;
+    conn.quit_after_answer();
+    page(StatusCode::OK, TEXT, "OK")
+}
+
+async fn drain(shared: &Arc<Shared>) -> Answer {
+    tracing::info!("/drain called: Envoy is asked to drain its listeners");
+    if tokio::time::timeout(DRAIN, shared.handles.agent.drain()).await.is_err() {
+        tracing::warn!(
+            "Envoy did not answer the drain request within {DRAIN:?}; /drain is answered without it"
+        );
+    }
+    page(StatusCode::OK, TEXT, "OK")
+}
+
+/// An answer of a status and nothing else; used by handlers that only say yes or no.
+pub(super) fn plain(code: StatusCode) -> Answer {
+    status(code)
+}

@@ -1,0 +1,237 @@
+//! Addresses of things to fetch: absolute `http` and `https` ones, and references relative to them.
+//!
+//! Why not the `url` crate: it brings the Unicode tables of internationalised names, more code than this
+//! whole server, for addresses that are loopback ports and redirects of applications in the same pod.
+
+use std::fmt;
+
+/// An absolute address.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Url {
+    pub(super) https: bool,
+    /// Without brackets.
+    pub(super) host: String,
+    /// As written; `None`: the scheme's own.
+    pub(super) explicit_port: Option<u16>,
+    /// Path and query, as sent; begins with `/`.
+    pub(super) target: String,
+}
+
+/// An address that cannot be read.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{text:?} is no http address: {why}")]
+pub(super) struct Bad {
+    text: String,
+    why: &'static str,
+}
+
+impl Url {
+    pub(super) fn parse(text: &str) -> Result<Self, Bad> {
+        let bad = |why| Bad { text: text.chars().take(200).collect(), why };
+        let (scheme, rest) = text.split_once("://").ok_or(bad("no scheme"))?;
+        let https = match scheme.to_ascii_lowercase().as_str() {
+            "http" => false,
+            "https" => true,
+            _ => return Err(bad("neither http nor https")),
+        };
+        let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
+        let (authority, target) = rest.split_at(end);
+        let authority = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
+        let (host, port) = match authority.strip_prefix('[') {
+            Some(rest) => {
+                let (host, port) = rest.split_once(']').ok_or(bad("a bracket is not closed"))?;
+                (host, port)
+            }
+            None => match authority.find(':') {
+                Some(at) => authority.split_at(at),
+                None => (authority, ""),
+            },
+        };
+        let explicit_port = match port.strip_prefix(':') {
+            None if port.is_empty() => None,
+            Some("") => None,
+            Some(digits) if digits.bytes().all(|b| b.is_ascii_digit()) => {
+                Some(digits.parse().map_err(|_| bad("the port is above 65535"))?)
+            }
+            _ => return Err(bad("the port is no number")),
+        };
+        if host.is_empty() || host.bytes().any(|b| b <= b' ' || b == 0x7f || b"\"<>\\^`{|}[]".contains(&b)) {
+            return Err(bad("no host"));
+        }
+        Ok(Self {
+            https,
+            host: host.to_owned(),
+            explicit_port,
+            target: sent(target).ok_or(bad("a broken escape"))?,
+        })
+    }
+
+    /// Follows a reference (a `Location`) from here.
+    pub(super) fn join(&self, reference: &str) -> Result<Self, Bad> {
+        let bad = |why| Bad { text: reference.chars().take(200).collect(), why };
+        if reference.bytes().any(|b| b < b' ' || b == 0x7f) {
+            return Err(bad("it has control characters"));
+        }
+        let scheme_end = reference.find(':').filter(|at| {
+            let scheme = &reference[..*at];
+            scheme.starts_with(|c: char| c.is_ascii_alphabetic())
+                && scheme.chars().all(|c| c.is_ascii_alphanumeric() || "+-.".contains(c))
+        });
+        if scheme_end.is_some() {
+            return Self::parse(reference);
+        }
+        if reference.starts_with(':')
+            || reference.split(['/', '?', '#']).next().is_some_and(|s| s.contains(':'))
+        {
+            return Err(bad("the first segment has a colon"));
+        }
+        if let Some(rest) = reference.strip_prefix("//") {
+            return Self::parse(&format!("{}://{rest}", self.scheme()));
+        }
+        let (path, query) =
+            self.target.split_once('?').map_or((self.target.as_str(), None), |(p, q)| (p, Some(q)));
+        let reference = reference.split('#').next().unwrap_or("");
+        let target = if reference.is_empty() {
+            query.map_or_else(|| path.to_owned(), |q| format!("{path}?{q}"))
+        } else if reference.starts_with('?') {
+            format!("{path}{reference}")
+        } else {
+            let (new, query) = reference.split_once('?').map_or((reference, None), |(p, q)| (p, Some(q)));
+            let merged = if new.starts_with('/') {
+                new.to_owned()
+            } else {
+                format!("{}{new}", &path[..=path.rfind('/').unwrap_or(0)])
+            };
+            let clean = without_dots(&merged);
+            query.map_or_else(|| clean.clone(), |q| format!("{clean}?{q}"))
+        };
+        Ok(Self { target: sent(&target).ok_or(bad("a broken escape"))?, ..self.clone() })
+    }
+
+    pub(super) fn scheme(&self) -> &'static str {
+        if self.https { "https" } else { "http" }
+    }
+
+    pub(super) fn port(&self) -> u16 {
+        self.explicit_port.unwrap_or(if self.https { 443 } else { 80 })
+    }
+
+    /// Host and port as they stand in the `Host` header.
+    pub(super) fn authority(&self) -> String {
+        let host = if self.host.contains(':') { format!("[{}]", self.host) } else { self.host.clone() };
+        match self.explicit_port {
+            Some(port) => format!("{host}:{port}"),
+            None => host,
+        }
+    }
+}
+
+impl fmt::Display for Url {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}://{}{}", self.scheme(), self.authority(), self.target)
+    }
+}
+
+fn without_dots(path: &str) -> String {
+    let mut parts: Vec<&str> = Vec::new();
+    let mut pieces = path.split('/').skip(1).peekable();
+    while let Some(piece) = pieces.next() {
+        let last = pieces.peek().is_none();
+        match piece {
+            "." | ".." => {
+                if piece == ".." {
+                    parts.pop();
+                }
+                if last {
+                    parts.push("");
+                }
+            }
+            piece => parts.push(piece),
+        }
+    }
+    format!("/{}", parts.join("/"))
+}
+
+/// What goes on the wire: no fragment, a path at least `/`, bytes that may not stand in a request line
+/// escaped. `None` when the path has a broken escape.
+fn sent(target: &str) -> Option<String> {
+    let target = target.split('#').next().unwrap_or("");
+    let (path, query) = target.split_once('?').map_or((target, None), |(p, q)| (p, Some(q)));
+    super::path::decode(path).or_else(|| path.is_ascii().then_some(String::new()))?;
+    let mut escapes = path.match_indices('%');
+    if escapes.any(|(at, _)| {
+        !path.as_bytes().get(at + 1..at + 3).is_some_and(|e| e.iter().all(u8::is_ascii_hexdigit))
+    }) {
+        return None;
+    }
+    let mut out = String::with_capacity(target.len() + 1);
+    if !path.starts_with('/') {
+        out.push('/');
+    }
+    escape(&mut out, path, b"\"<>\\^`{|}");
+    if let Some(query) = query {
+        out.push('?');
+        escape(&mut out, query, b"");
+    }
+    Some(out)
+}
+
+fn escape(out: &mut String, text: &str, also: &[u8]) {
+    for byte in text.bytes() {
+        if byte <= b' ' || byte >= 0x7f || also.contains(&byte) {
+            out.push_str(&format!("%{byte:02X}"));
+        } else {
+            out.push(char::from(byte));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn absolute_addresses() {
+        let url = Url::parse("http://localhost:15090/stats/prometheus?usedonly&filter=^a").unwrap();
+        assert_eq!(
+            (url.host.as_str(), url.port(), url.target.as_str()),
+            ("localhost", 15090, "/stats/prometheus?usedonly&filter=^a")
+        );
+        assert_eq!(url.authority(), "localhost:15090");
+        assert_eq!(Url::parse("https://[::1]/x#y").unwrap().to_string(), "https://[::1]/x");
+        assert_eq!(Url::parse("http://a").unwrap().target, "/");
+        assert_eq!(Url::parse("http://a?b").unwrap().target, "/?b");
+        assert_eq!(Url::parse("http://a/é b").unwrap().target, "/%C3%A9%20b");
+        for bad in [
+            "",
+            "a",
+            "ftp://a/",
+            "http://",
+            "http://a:b/",
+            "http://a:99999/",
+            "http://localhost:9090metrics",
+            "http://[::1/",
+            "http://a/%zz",
+            "http://a b/",
+        ] {
+            assert!(Url::parse(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn references() {
+        let base = Url::parse("http://h:1/a/b?q").unwrap();
+        let to = |r: &str| base.join(r).map(|u| u.to_string()).unwrap_or_else(|_| "bad".into());
+        assert_eq!(to("/c"), "http://h:1/c");
+        assert_eq!(to("c"), "http://h:1/a/c");
+        assert_eq!(to("../c?d#e"), "http://h:1/c?d");
+        assert_eq!(to("./"), "http://h:1/a/");
+        assert_eq!(to("?z"), "http://h:1/a/b?z");
+        assert_eq!(to("//g/x"), "http://g/x");
+        assert_eq!(to("https://h:2"), "https://h:2/");
+        assert_eq!(to("#f"), "http://h:1/a/b?q");
+        for bad in [":", "%zz", "http://a:x/", "a\u{7f}", "mailto:x"] {
+            assert_eq!(to(bad), "bad", "{bad:?}");
+        }
+    }
+}
