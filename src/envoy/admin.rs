@@ -184,8 +184,10 @@ async fn exchange(
         .method(method)
         .uri(path)
         .header(http::header::HOST, host)
-        .header(http::header::USER_AGENT, concat!("pilot-agent/", env!("CARGO_PKG_VERSION")))
-        .body(Empty::<Bytes>::new())?;
+        .header(http::header::USER_AGENT, concat!("pilot-agent/", env!("CARGO_PKG_VERSION")));
+    // hyper leaves it out where there is no body; some servers refuse a POST without it.
+    let request = if method == "POST" { request.header(http::header::CONTENT_LENGTH, 0) } else { request };
+    let request = request.body(Empty::<Bytes>::new())?;
     let answered = async {
         let (head, body) = sender.send_request(request).await?.into_parts();
         let body = Limited::new(body, MAX_BODY).collect().await?.to_bytes();

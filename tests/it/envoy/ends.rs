@@ -1,0 +1,198 @@
+//! Every way to end: Envoy by itself, signals, drains, quits; with an admin port that helps or does not.
+
+use std::time::Duration;
+
+use pilot_agent::envoy::{Outcome, Reason, drain};
+
+use super::fake::{Admin, DRAIN, DRAIN_NOW, LONG, Scene, eventually, file, runs};
+
+const SLEEPS: &str = "echo $$ > $D/pid.new; mv $D/pid.new $D/pid; exec sleep 1000";
+const TERM: Reason = Reason::Signal("terminated");
+
+/// Runs until Envoy is there, does `act`, and gives how it ended.
+async fn after_start<F: Future<Output = ()>>(
+    scene: &Scene,
+    act: impl FnOnce(pilot_agent::envoy::Handle) -> F,
+) -> Outcome {
+    let (supervisor, handle) = scene.supervisor();
+    let acting = async {
+        let pid = file(scene.path("pid")).await;
+        act(handle).await;
+        pid
+    };
+    let both = async { tokio::join!(supervisor.run(), acting) };
+    let (outcome, pid) = tokio::time::timeout(LONG, both).await.expect("it ends");
+    assert!(!runs(&pid), "Envoy is gone before the agent is");
+    scene.assert_clean();
+    outcome
+}
+
+#[tokio::test]
+async fn envoys_own_end_is_the_agents() {
+    for (script, code, text) in [
+        ("exit 0", 0, "exit status 0"),
+        ("exit 3", 3, "exit status 3"),
+        ("exit 255", 255, "exit status 255"),
+        ("kill -KILL $$", 137, "signal: killed"),
+        ("kill -SEGV $$", 139, "signal: segmentation fault"),
+        ("kill -ABRT $$", 134, "signal: aborted"),
+        ("kill -TERM $$", 0, "signal: terminated"),
+    ] {
+        let mut scene = Scene::new(script);
+        let outcome = scene.run().await;
+        assert_eq!(outcome.exit_code, code, "{script}");
+        assert!(outcome.reason.contains(text), "{outcome:?}");
+        scene.assert_clean();
+        scene.config.always_zero = true;
+        assert_eq!(scene.run().await.exit_code, 0, "{script}");
+    }
+}
+
+#[tokio::test]
+async fn a_taken_admin_port_is_named() {
+    let admin = Admin::start(|_, _| None).await;
+    let mut scene = Scene::new("exit 1");
+    scene.config.admin.port = admin.port;
+    let outcome = scene.run().await;
+    assert_eq!(outcome.exit_code, 1);
+    let holder = format!("admin port {} is held by pid {}", admin.port, std::process::id());
+    assert!(outcome.reason.contains(&holder), "{outcome:?}");
+    assert!(admin.seen().is_empty(), "nobody is spoken to");
+}
+
+#[tokio::test]
+async fn a_signal_drains_first() {
+    let admin = Admin::start(|_, _| Some("OK\n".into())).await;
+    let mut scene = Scene::new(SLEEPS);
+    scene.config.admin.port = admin.port;
+    let outcome = after_start(&scene, |h| async move { h.stop(TERM).await }).await;
+    assert_eq!((outcome.exit_code, outcome.reason.as_str()), (0, "received signal: terminated"));
+    assert_eq!(admin.seen(), [DRAIN]);
+}
+
+#[tokio::test]
+async fn an_envoy_that_ends_during_the_drain_ends_it() {
+    let admin = Admin::start(|_, _| Some("OK\n".into())).await;
+    let mut scene = Scene::new(SLEEPS);
+    scene.config.admin.port = admin.port;
+    scene.config.drain.termination_drain = LONG * 10;
+    let pid = scene.path("pid");
+    let outcome = after_start(&scene, |h| async move {
+        h.stop(TERM).await;
+        eventually("the drain", || (!admin.seen().is_empty()).then_some(())).await;
+        let pid = std::fs::read_to_string(pid).unwrap();
+        assert!(std::process::Command::new("kill").args(["-KILL", pid.trim()]).status().unwrap().success());
+    })
+    .await;
+    assert_eq!(outcome.exit_code, 0);
+}
+
+#[tokio::test]
+async fn an_admin_port_that_never_answers_or_is_not_there_does_not_hold_it_up() {
+    let admin = Admin::start(|_, _| None).await;
+    for port in [admin.port, 1] {
+        let mut scene = Scene::new(SLEEPS);
+        scene.config.admin.port = port;
+        let outcome = after_start(&scene, |h| async move { h.stop(TERM).await }).await;
+        assert_eq!(outcome.exit_code, 0);
+    }
+    assert_eq!(admin.seen(), [DRAIN]);
+}
+
+#[tokio::test]
+async fn quit_kills_without_a_drain() {
+    let admin = Admin::start(|_, _| Some("OK\n".into())).await;
+    let mut scene = Scene::new(SLEEPS);
+    scene.config.admin.port = admin.port;
+    scene.config.drain.termination_drain = LONG * 10;
+    let outcome = after_start(&scene, |h| async move { h.quit().await }).await;
+    assert_eq!((outcome.exit_code, outcome.reason.as_str()), (0, "/quitquitquit called"));
+    assert!(admin.seen().is_empty());
+}
+
+#[tokio::test]
+async fn a_drain_now_replaces_the_drain_at_the_end() {
+    let admin = Admin::start(|_, _| Some("OK\n".into())).await;
+    let mut scene = Scene::new(SLEEPS);
+    scene.config.admin.port = admin.port;
+    scene.config.drain.termination_drain = LONG * 10;
+    let outcome = after_start(&scene, |h| async move {
+        h.drain_now().await;
+        h.drain_now().await;
+        h.stop(TERM).await;
+    })
+    .await;
+    assert_eq!(outcome.exit_code, 0);
+    assert_eq!(admin.seen(), [DRAIN_NOW, DRAIN_NOW]);
+}
+
+#[tokio::test]
+async fn a_second_signal_changes_nothing() {
+    let admin = Admin::start(|_, _| Some("OK\n".into())).await;
+    let mut scene = Scene::new(SLEEPS);
+    scene.config.admin.port = admin.port;
+    let outcome = after_start(&scene, |h| async move {
+        h.stop(TERM).await;
+        h.stop(Reason::Signal("interrupt")).await;
+        h.quit().await;
+    })
+    .await;
+    assert_eq!(outcome.reason, "received signal: terminated");
+    assert_eq!(admin.seen(), [DRAIN]);
+}
+
+#[tokio::test]
+async fn exit_on_zero_counts_down() {
+    let admin = Admin::start(|line, nth| {
+        let open = 2usize.saturating_sub(nth);
+        Some(if line.starts_with("GET") {
+            format!("listener.0.0.0.0_80.downstream_cx_active: {open}\n")
+        } else {
+            "OK\n".into()
+        })
+    })
+    .await;
+    let mut scene = Scene::new(SLEEPS);
+    scene.config.admin.port = admin.port;
+    scene.config.drain.exit_on_zero = Some(drain::ExitOnZero { minimum: Duration::ZERO, cap: None });
+    let outcome = after_start(&scene, |h| async move { h.stop(TERM).await }).await;
+    assert_eq!(outcome.exit_code, 0);
+    let poll = "GET /stats?usedonly&filter=downstream_cx_active$";
+    assert_eq!(admin.seen(), [DRAIN, poll, poll, poll]);
+}
+
+#[tokio::test]
+async fn a_cap_ends_an_exit_on_zero_that_would_not() {
+    let admin = Admin::start(|_, _| Some("listener.0.0.0.0_80.downstream_cx_active: 1\n".into())).await;
+    let mut scene = Scene::new(SLEEPS);
+    scene.config.admin.port = admin.port;
+    let cap = Some(Duration::from_secs(2));
+    scene.config.drain.exit_on_zero = Some(drain::ExitOnZero { minimum: Duration::ZERO, cap });
+    let outcome = after_start(&scene, |h| async move { h.stop(TERM).await }).await;
+    assert_eq!(outcome.exit_code, 0);
+}
+
+#[tokio::test]
+async fn what_a_wrapper_started_goes_with_it() {
+    let script = "sleep 1000 & echo $! > $D/child.new; mv $D/child.new $D/child; echo $$ > $D/pid.new; \
+                  mv $D/pid.new $D/pid; wait";
+    for own_group in [false, true] {
+        let mut scene = Scene::new(script);
+        scene.config.own_group = own_group;
+        after_start(&scene, |h| async move { h.quit().await }).await;
+        let child = std::fs::read_to_string(scene.path("child")).unwrap();
+        eventually("the wrapper's child is gone", || (!runs(&child)).then_some(())).await;
+    }
+}
+
+#[tokio::test]
+async fn a_failure_of_the_agent_drains_and_is_not_success() {
+    let admin = Admin::start(|_, _| Some("OK\n".into())).await;
+    let mut scene = Scene::new(SLEEPS);
+    scene.config.admin.port = admin.port;
+    let outcome =
+        after_start(&scene, |h| async move { h.stop(Reason::Failure("task sds failed: x".into())).await })
+            .await;
+    assert_eq!((outcome.exit_code, outcome.reason.as_str()), (1, "task sds failed: x"));
+    assert_eq!(admin.seen(), [DRAIN]);
+}

@@ -1,0 +1,138 @@
+//! Recovery and hot restart with a scripted Envoy.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use pilot_agent::envoy::{Exit, State};
+
+use super::fake::{Admin, LONG, Scene, eventually};
+
+// Each start appends its epoch argument, or "x", to a file.
+const NOTES: &str =
+    "e=x; while [ $# -gt 0 ]; do [ $1 = --restart-epoch ] && e=$2; shift; done; echo $e >> $D/starts\n";
+
+fn starts(scene: &Scene) -> Vec<String> {
+    let text = std::fs::read_to_string(scene.path("starts")).unwrap_or_default();
+    text.lines().map(str::to_owned).collect()
+}
+
+#[tokio::test]
+async fn without_recovery_nothing_is_tried_again() {
+    let scene = Scene::new(&format!("{NOTES}exit 1"));
+    assert_eq!(scene.run().await.exit_code, 1);
+    assert_eq!(starts(&scene), ["x"]);
+}
+
+#[tokio::test]
+async fn recovery_starts_again_and_shows_it() {
+    let mut scene = Scene::new(&format!("{NOTES}[ $(wc -l < $D/starts) -lt 3 ] && exit 7; exec sleep 1000"));
+    scene.config.restart.recovery = true;
+    let (supervisor, handle) = scene.supervisor();
+    let mut states = handle.watch();
+    let look = async {
+        let mut recovering = 0;
+        while recovering < 2 {
+            states.changed().await.unwrap();
+            recovering += u32::from(*states.borrow_and_update() == State::Recovering);
+        }
+        eventually("the third start", || (starts(&scene).len() == 3).then_some(())).await;
+        assert!(scene.path("conf/envoy-rev.json").exists());
+        handle.quit().await;
+    };
+    let both = async { tokio::join!(supervisor.run(), look) };
+    let (outcome, ()) = tokio::time::timeout(LONG, both).await.unwrap();
+    assert_eq!(outcome.exit_code, 0);
+    scene.assert_clean();
+}
+
+#[tokio::test]
+async fn lack_of_memory_is_tried_once_more() {
+    let mut scene = Scene::new(&format!("{NOTES}kill -KILL $$"));
+    scene.config.restart.recovery = true;
+    let outcome = scene.run().await;
+    assert_eq!(outcome.exit_code, 137);
+    assert_eq!(outcome.exit, Some(Exit::Signal { signal: 9, out_of_memory: false }));
+    assert_eq!(starts(&scene).len(), 2);
+    scene.assert_clean();
+}
+
+#[tokio::test]
+async fn a_stop_while_waiting_to_try_again_ends_at_once() {
+    let mut scene = Scene::new(&format!("{NOTES}exit 1"));
+    scene.config.restart.recovery = true;
+    let (supervisor, handle) = scene.supervisor();
+    let mut states = handle.watch();
+    let stop = async {
+        states.wait_for(|s| *s == State::Recovering).await.unwrap();
+        handle.quit().await;
+    };
+    let both = async { tokio::join!(supervisor.run(), stop) };
+    let (outcome, ()) = tokio::time::timeout(LONG, both).await.unwrap();
+    assert_eq!(outcome.exit_code, 0);
+    scene.assert_clean();
+}
+
+/// An admin port that shows the newest epoch that the scripted Envoys noted as live.
+async fn live_admin(starts: std::path::PathBuf) -> Admin {
+    Admin::start(move |_, _| {
+        let text = std::fs::read_to_string(&starts).unwrap_or_default();
+        let newest = text.lines().last().unwrap_or("0").to_owned();
+        Some(format!("{{\"state\": \"LIVE\", \"command_line_options\": {{\"restart_epoch\": {newest}}}}}"))
+    })
+    .await
+}
+
+#[tokio::test]
+async fn a_changed_configuration_starts_the_next_epoch_and_an_equal_one_does_not() {
+    // The second and later epochs end their predecessor, as Envoy does.
+    let mut scene = Scene::new(&format!(
+        "{NOTES}echo $$ > $D/pid.$e; echo 42 > $D/conf/envoy-rev0.json.base-id; p=$((e-1)); \
+         [ -f $D/pid.$p ] && kill -TERM $(cat $D/pid.$p); exec sleep 1000"
+    ));
+    let admin = live_admin(scene.path("starts")).await;
+    scene.config.admin.port = admin.port;
+    scene.config.restart.hot_restart = true;
+    let content = Arc::new(AtomicU32::new(0));
+    let shown = content.clone();
+    let (supervisor, handle) = scene.with_text(move || shown.load(Ordering::SeqCst).to_string().into_bytes());
+    let act = async {
+        eventually("epoch 0", || (starts(&scene) == ["0"]).then_some(())).await;
+        handle.reload(false).await;
+        content.store(1, Ordering::SeqCst);
+        handle.reload(false).await;
+        eventually("epoch 1", || (starts(&scene) == ["0", "1"]).then_some(())).await;
+        assert_eq!(std::fs::read_to_string(scene.path("conf/envoy-rev1.json")).unwrap(), "1");
+        eventually("epoch 0's file is gone", || (!scene.path("conf/envoy-rev0.json").exists()).then_some(()))
+            .await;
+        handle.reload(false).await;
+        handle.reload(true).await;
+        eventually("epoch 2", || (starts(&scene) == ["0", "1", "2"]).then_some(())).await;
+        handle.quit().await;
+    };
+    let both = async { tokio::join!(supervisor.run(), act) };
+    let (outcome, ()) = tokio::time::timeout(LONG, both).await.unwrap();
+    assert_eq!(outcome.exit_code, 0);
+    scene.assert_clean();
+}
+
+#[tokio::test]
+async fn a_failing_epoch_leaves_the_running_one() {
+    let mut scene = Scene::new(&format!("{NOTES}[ $e = 0 ] || exit 1; exec sleep 1000"));
+    let admin = live_admin(scene.path("starts")).await;
+    scene.config.admin.port = admin.port;
+    scene.config.restart.hot_restart = true;
+    let (supervisor, handle) = scene.supervisor();
+    let act = async {
+        eventually("epoch 0", || (starts(&scene) == ["0"]).then_some(())).await;
+        handle.reload(true).await;
+        eventually("epoch 1", || (starts(&scene) == ["0", "1"]).then_some(())).await;
+        eventually("epoch 1's file is gone", || (!scene.path("conf/envoy-rev1.json").exists()).then_some(()))
+            .await;
+        assert!(scene.path("conf/envoy-rev0.json").exists(), "epoch 0 lives on");
+        handle.quit().await;
+    };
+    let both = async { tokio::join!(supervisor.run(), act) };
+    let (outcome, ()) = tokio::time::timeout(LONG, both).await.unwrap();
+    assert_eq!(outcome.exit_code, 0);
+    scene.assert_clean();
+}

@@ -1,0 +1,3 @@
+//! White box: parts of the agent put together through the library, with real processes and sockets.
+
+mod envoy;
