@@ -1,0 +1,7 @@
+//! Black box: starts the binary named by `AGENT_BIN` (default: ours) in a scratch working directory and speaks only
+//! its public interfaces, so the same tests run against any other pilot-agent. One file per area; docs/TESTING.md.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod startup;

@@ -1,0 +1,81 @@
+//! What the conformance tests stand on: an agent in a scratch directory, a client that acts as Envoy, an Envoy.
+//!
+//! Everything here uses only the agent's public interfaces, so the same tests run against any pilot-agent
+//! (`AGENT_BIN`). The istiod side is the crate `mock-istiod`.
+
+#![allow(dead_code, reason = "each test binary uses its part")]
+
+pub mod agent;
+pub mod client;
+pub mod http;
+
+use std::net::{Ipv4Addr, TcpListener};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::time::Duration;
+
+pub use agent::{Envoy, TestAgent};
+pub use client::EnvoyClient;
+pub use mock_istiod::{Code, Fault, MockIstiod, Resource, Set, Token};
+
+/// How long a condition may take before a test fails. Generous: only a defect ever waits so long.
+pub const LIMIT: Duration = Duration::from_secs(30);
+
+/// Looks until `check` gives something.
+///
+/// # Panics
+/// With `what` after [`LIMIT`].
+pub async fn eventually<T, F: Future<Output = Option<T>>>(what: &str, mut check: impl FnMut() -> F) -> T {
+    let looked = async {
+        loop {
+            if let Some(found) = check().await {
+                return found;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(LIMIT, looked).await.unwrap_or_else(|_| panic!("never came true: {what}"))
+}
+
+/// A TCP port that nobody uses. Taken from below the range the kernel gives to clients, and never twice by one
+/// process; two processes begin at different places.
+pub fn free_port() -> u16 {
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    const LOW: u16 = 17_000;
+    const COUNT: u16 = 14_000;
+    let start = u16::try_from(std::process::id() * 97 % u32::from(COUNT)).expect("below 14000");
+    for _ in 0..COUNT {
+        let port = LOW + start.wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed)) % COUNT;
+        if TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).is_ok() {
+            return port;
+        }
+    }
+    panic!("no free port between {LOW} and {}", LOW + COUNT);
+}
+
+#[expect(clippy::disallowed_methods, reason = "what the tests run on is named by the environment")]
+fn variable(name: &str) -> Option<PathBuf> {
+    std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
+}
+
+/// The agent under test: `AGENT_BIN`, or the one built with the tests.
+pub fn agent_bin() -> PathBuf {
+    let path = variable("AGENT_BIN").unwrap_or_else(|| PathBuf::from(env!("CARGO_BIN_EXE_pilot-agent")));
+    std::path::absolute(&path).expect("the working directory is readable")
+}
+
+/// A real Envoy: what `scripts/get-envoy` finds.
+///
+/// # Panics
+/// When there is none: a test that needs it fails and is never skipped.
+pub fn envoy_bin() -> PathBuf {
+    static FOUND: std::sync::OnceLock<PathBuf> = std::sync::OnceLock::new();
+    FOUND
+        .get_or_init(|| {
+            let script = concat!(env!("CARGO_MANIFEST_DIR"), "/scripts/get-envoy");
+            let output = std::process::Command::new(script).output().expect("scripts/get-envoy can be run");
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+            PathBuf::from(String::from_utf8(output.stdout).expect("a path").trim())
+        })
+        .clone()
+}
