@@ -94,7 +94,8 @@ impl EnvoyClient {
     }
 
     pub async fn fetch_secrets(&self, request: &DiscoveryRequest) -> Result<DiscoveryResponse, Status> {
-        let call = self.unary(&format!("{SDS}/FetchSecrets"), request);
+        let path = format!("{SDS}/FetchSecrets");
+        let call = self.unary(&path, request);
         tokio::time::timeout(LIMIT, call).await.expect("FetchSecrets never answered")
     }
 

@@ -3,7 +3,7 @@
 //! Everything here uses only the agent's public interfaces, so the same tests run against any pilot-agent
 //! (`AGENT_BIN`). The istiod side is the crate `mock-istiod`.
 
-#![allow(dead_code, reason = "each test binary uses its part")]
+#![allow(dead_code, unused_imports, reason = "each test binary uses its part")]
 
 pub mod agent;
 pub mod client;
