@@ -1,20 +1,38 @@
-//! Dials.
+//! Dials: name to addresses, addresses side by side, TCP, proxy, TLS; one bound over all of it.
 
 use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
-use tokio::io::{AsyncRead, AsyncWrite};
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use rustls_pki_types::ServerName;
+use socket2::{SockRef, TcpKeepalive};
+use tokio::net::TcpStream;
+use tokio::time::{Instant, sleep_until, timeout_at};
+use tokio_rustls::TlsConnector;
 
-use super::Config;
+use super::error::tls_hint;
+use super::proxy::Proxy;
+use super::{Config, Error, Phase, Stream, Tls, Transport, name, roots};
+use crate::base::clock::{self, Clock};
+use crate::tls::client::{self, Identity};
 
-/// A byte stream to istiod.
-pub trait Io: AsyncRead + AsyncWrite + Send + Unpin {}
-impl<T: AsyncRead + AsyncWrite + Send + Unpin> Io for T {}
+/// After this long without a TCP connection the next address is tried beside it (RFC 8305 recommends
+/// 250 ms, Go waits 300 ms).
+const NEXT_ADDRESS: Duration = Duration::from_millis(300);
+/// After this long without a finished handshake the next address is tried beside it: a listener that
+/// accepts and says nothing must not hold up one that would answer.
+const NEXT_HANDSHAKE: Duration = Duration::from_secs(1);
+/// Idle time and interval of TCP keep-alive, as Go's dialer sets them.
+const KEEPALIVE: Duration = Duration::from_secs(15);
 
 /// An open connection, TLS finished where TLS is used.
+#[derive(Debug)]
 pub struct Connection {
     /// The stream to speak HTTP/2 on.
-    pub io: Box<dyn Io>,
-    /// The address that answered.
+    pub io: Stream,
+    /// The address that answered (the proxy's, where one is used).
     pub peer: SocketAddr,
     /// `:authority` of calls: the TLS server name without port, or the dial address in plain text.
     pub authority: String,
@@ -22,41 +40,330 @@ pub struct Connection {
     pub scheme: &'static str,
 }
 
-/// Why a dial failed; carries address and phase.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// Placeholder variant set of the seam: the phases of a dial.
-    #[error("cannot connect to {address}: {phase}: {reason}{hint}")]
-    Dial {
-        /// As configured.
-        address: String,
-        /// `resolve`, `connect`, `tls`, `roots`, `client certificate`.
-        phase: &'static str,
-        /// The cause, with its sources.
-        reason: String,
-        /// The usual cause, starting with `; `, or empty.
-        hint: &'static str,
-    },
-}
-
-/// Dials on demand.
+/// Dials on demand. Cheap to clone; clones share what was read last.
 #[derive(Debug, Clone)]
 pub struct Connector {
-    config: std::sync::Arc<Config>,
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    config: Config,
+    roots: Option<roots::Reader>,
+    clock: Arc<dyn Clock>,
 }
 
 impl Connector {
     /// Checks that roots can be read, so that bad settings end the agent at start and never later.
+    /// The system's pool is not looked at before it is needed.
     ///
     /// # Errors
-    /// When the roots are missing or hold no certificate.
+    /// When the root file is missing or holds no certificate.
     pub fn new(config: Config) -> Result<Self, Error> {
-        Ok(Self { config: std::sync::Arc::new(config) })
+        Self::with_clock(config, Arc::new(clock::System))
+    }
+
+    /// As [`Connector::new`], with dates (of client certificates) from `clock`.
+    ///
+    /// # Errors
+    /// As [`Connector::new`].
+    pub fn with_clock(config: Config, clock: Arc<dyn Clock>) -> Result<Self, Error> {
+        let roots = match &config.transport {
+            Transport::Plaintext => None,
+            Transport::Tls(tls) => Some(roots::Reader::new(tls.roots.clone())),
+        };
+        if let (Some(reader), Transport::Tls(Tls { roots: super::Roots::File(_), .. })) =
+            (&roots, &config.transport)
+        {
+            reader.read()?;
+        }
+        Ok(Self { inner: Arc::new(Inner { config, roots, clock }) })
     }
 
     /// The settings it dials with.
     #[must_use]
     pub fn config(&self) -> &Config {
-        &self.config
+        &self.inner.config
+    }
+
+    /// A fresh connection, within [`Config::connect_timeout`]. Dropping the future ends the dial.
+    ///
+    /// # Errors
+    /// With address, phase, cause and a hint.
+    pub async fn connect(&self) -> Result<Connection, Error> {
+        let inner = &*self.inner;
+        let config = &inner.config;
+        let until = Instant::now() + config.connect_timeout;
+        let timeout =
+            |phase| Error::Timeout { address: config.address.clone(), after: config.connect_timeout, phase };
+        let target = Target::new(inner)?;
+        let addresses =
+            timeout_at(until, inner.resolve(&target)).await.map_err(|_| timeout(Phase::Resolve))??;
+        let progress = Progress(Mutex::new((Phase::Connect, Instant::now())));
+        match timeout_at(until, inner.race(&target, addresses, &progress)).await {
+            Ok(made) => made,
+            Err(_) => Err(timeout(progress.get().0)),
+        }
     }
 }
+
+/// What the newest attempt is doing (for the message when time runs out), and when the next address is
+/// tried beside it. A lock because a dial's future must be able to move between threads.
+struct Progress(Mutex<(Phase, Instant)>);
+
+impl Progress {
+    fn get(&self) -> (Phase, Instant) {
+        *self.0.lock().expect("no panic holds this lock")
+    }
+
+    fn enter(&self, phase: Phase) {
+        self.0.lock().expect("no panic holds this lock").0 = phase;
+    }
+
+    fn next_at(&self, at: Instant) {
+        self.0.lock().expect("no panic holds this lock").1 = at;
+    }
+}
+
+/// One dial's settings, read once for all its addresses.
+struct Target<'a> {
+    address: &'a str,
+    host: &'a str,
+    port: &'a str,
+    proxy: Option<Proxy>,
+    tls: Option<TargetTls>,
+}
+
+struct TargetTls {
+    name: String,
+    server: ServerName<'static>,
+    roots: Arc<rustls::RootCertStore>,
+}
+
+impl<'a> Target<'a> {
+    fn new(inner: &'a Inner) -> Result<Self, Error> {
+        let address = inner.config.address.as_str();
+        let bad = |reason: String, hint: &str| Error::Dial {
+            address: address.to_owned(),
+            phase: Phase::Address,
+            reason,
+            hint: hint.to_owned(),
+        };
+        let (host, port) = name::split(address)
+            .ok_or_else(|| bad("it has no port".to_owned(), "; write host:port, and brackets around IPv6"))?;
+        let proxy = Proxy::for_target(inner.config.proxy.as_ref(), host, port)
+            .map_err(|reason| bad(reason, "; set NO_PROXY for istiod if it is reached directly"))?;
+        let tls = match (&inner.config.transport, &inner.roots) {
+            (Transport::Tls(tls), Some(reader)) => {
+                let name = name::server_name(address, tls.server_name.as_deref());
+                let server = ServerName::try_from(name.clone()).map_err(|e| {
+                    bad(
+                        format!("{name:?} cannot be a server's name: {e}"),
+                        "; set ISTIOD_SAN to a DNS name or an IP address",
+                    )
+                })?;
+                Some(TargetTls { name, server, roots: reader.read()? })
+            }
+            _ => None,
+        };
+        Ok(Self { address, host, port, proxy, tls })
+    }
+
+    fn error(
+        &self,
+        peer: Option<SocketAddr>,
+        phase: Phase,
+        reason: String,
+        hint: impl Into<String>,
+    ) -> Error {
+        let address = match (peer, &self.proxy) {
+            (Some(peer), Some(_)) => format!("{} (proxy {peer})", self.address),
+            (Some(peer), None) if self.host.parse::<std::net::IpAddr>().is_err() => {
+                format!("{} ({peer})", self.address)
+            }
+            _ => self.address.to_owned(),
+        };
+        Error::Dial { address, phase, reason, hint: hint.into() }
+    }
+}
+
+impl Inner {
+    async fn resolve(&self, target: &Target<'_>) -> Result<Vec<SocketAddr>, Error> {
+        let (host, port) = match &target.proxy {
+            Some(proxy) => (proxy.host.as_str(), proxy.port.as_str()),
+            None => (target.host, target.port),
+        };
+        let port: u16 = port.parse().map_err(|_| {
+            target.error(None, Phase::Address, format!("{port:?} is no port number"), "; write host:port")
+        })?;
+        // As in Go, no host means this machine.
+        let host = if host.is_empty() { "localhost" } else { host };
+        if let Ok(ip) = host.parse() {
+            // A literal needs no resolver thread.
+            return Ok(vec![SocketAddr::new(ip, port)]);
+        }
+        const HINT: &str = "; does DNS answer on this machine, and is this the name of a running istiod? \
+                            (a VM outside the cluster's DNS needs it in /etc/hosts)";
+        let found = tokio::net::lookup_host((host, port))
+            .await
+            .map_err(|e| target.error(None, Phase::Resolve, format!("{host}: {e}"), HINT))?;
+        let addresses = interleave(found);
+        if addresses.is_empty() {
+            return Err(target.error(None, Phase::Resolve, format!("{host} has no address"), HINT));
+        }
+        Ok(addresses)
+    }
+
+    /// First connection that is complete wins. The next address starts when one fails, or when one is
+    /// silent for too long; the error is the last to come in.
+    async fn race(
+        &self,
+        target: &Target<'_>,
+        addresses: Vec<SocketAddr>,
+        progress: &Progress,
+    ) -> Result<Connection, Error> {
+        let mut waiting = addresses.into_iter();
+        let mut running = FuturesUnordered::new();
+        let mut failed = None;
+        loop {
+            if running.is_empty() || Instant::now() >= progress.get().1 {
+                match waiting.next() {
+                    Some(peer) => {
+                        progress.enter(Phase::Connect);
+                        progress.next_at(Instant::now() + NEXT_ADDRESS);
+                        running.push(self.dial(target, peer, progress));
+                    }
+                    None if running.is_empty() => {
+                        return Err(failed.unwrap_or_else(|| {
+                            target.error(None, Phase::Resolve, "no address".to_owned(), "")
+                        }));
+                    }
+                    // All are on their way; only the overall bound ends this.
+                    None => progress.next_at(Instant::now() + Duration::from_secs(3600)),
+                }
+                continue;
+            }
+            let (_, at) = progress.get();
+            tokio::select! {
+                done = running.next() => match done {
+                    Some(Ok(connection)) => return Ok(connection),
+                    Some(Err(error)) => {
+                        failed = Some(error);
+                        progress.next_at(Instant::now());
+                    }
+                    None => {}
+                },
+                () = sleep_until(at) => {}
+            }
+        }
+    }
+
+    async fn dial(
+        &self,
+        target: &Target<'_>,
+        peer: SocketAddr,
+        progress: &Progress,
+    ) -> Result<Connection, Error> {
+        let fail = |phase, reason: String, hint: &str| target.error(Some(peer), phase, reason, hint);
+        let started = Instant::now();
+        let mut io = TcpStream::connect(peer).await.map_err(|e| {
+            let hint = match e.kind() {
+                std::io::ErrorKind::ConnectionRefused => {
+                    "; is istiod running, and does it listen on this port?"
+                }
+                _ => "",
+            };
+            fail(Phase::Connect, e.to_string(), hint)
+        })?;
+        // It is alive; its handshake may take a little longer.
+        progress.next_at(started + NEXT_HANDSHAKE);
+        tune(&io);
+        if let Some(proxy) = &target.proxy {
+            progress.enter(Phase::Proxy);
+            proxy.tunnel(&mut io, target.address).await.map_err(|reason| {
+                fail(Phase::Proxy, reason, "; set NO_PROXY for istiod if it is reached directly")
+            })?;
+        }
+        let Some(tls) = &target.tls else {
+            let authority = target.address.to_owned();
+            return Ok(Connection { io: Stream::Plain(io), peer, authority, scheme: "http" });
+        };
+        progress.enter(Phase::Tls);
+        let io = self.handshake(target, tls, peer, io).await?;
+        Ok(Connection { io, peer, authority: name::authority(&tls.name), scheme: "https" })
+    }
+
+    async fn handshake(
+        &self,
+        target: &Target<'_>,
+        tls: &TargetTls,
+        peer: SocketAddr,
+        io: TcpStream,
+    ) -> Result<Stream, Error> {
+        let Transport::Tls(settings) = &self.config.transport else {
+            return Ok(Stream::Plain(io));
+        };
+        let identity = settings.client.clone().map(|files| Identity::new(files, self.clock.clone()));
+        let config = client::config(tls.roots.clone(), identity.clone(), settings.compliance)
+            .map_err(|e| target.error(Some(peer), Phase::Tls, e.to_string(), ""))?;
+        let connector = TlsConnector::from(Arc::new(config));
+        let shaken = connector.connect(tls.server.clone(), io).await;
+        // Told first: a server that insists fails the handshake because of this.
+        if let Some(why) = identity.and_then(|i| i.failure()) {
+            return Err(target.error(Some(peer), Phase::ClientCertificate, why, ""));
+        }
+        let io = shaken.map_err(|e| {
+            let inner = e.get_ref().and_then(|e| e.downcast_ref::<rustls::Error>());
+            let roots = self.roots.as_ref().map(roots::Reader::name).unwrap_or_default();
+            let hint = match inner {
+                Some(error) => tls_hint(error, &roots, &tls.name),
+                None if e.kind() == std::io::ErrorKind::UnexpectedEof => {
+                    "; the server closed during the handshake: is this its TLS port?".to_owned()
+                }
+                None => String::new(),
+            };
+            target.error(Some(peer), Phase::Tls, e.to_string(), hint)
+        })?;
+        if io.get_ref().1.alpn_protocol() != Some(b"h2") {
+            let hint = "; the server must negotiate HTTP/2 (ALPN h2)";
+            return Err(target.error(
+                Some(peer),
+                Phase::Tls,
+                "no application protocol chosen".to_owned(),
+                hint,
+            ));
+        }
+        Ok(Stream::Tls(Box::new(io)))
+    }
+}
+
+/// Small writes leave at once; a peer that vanished is noticed even on an idle connection. Failures to
+/// set either only cost that.
+fn tune(io: &TcpStream) {
+    let _ = io.set_nodelay(true);
+    let keepalive = TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE);
+    let _ = SockRef::from(io).set_tcp_keepalive(&keepalive);
+}
+
+/// Families in turn, beginning with the resolver's first choice, duplicates dropped.
+fn interleave(found: impl Iterator<Item = SocketAddr>) -> Vec<SocketAddr> {
+    let mut all = Vec::new();
+    for address in found {
+        if !all.contains(&address) {
+            all.push(address);
+        }
+    }
+    let Some(first_v4) = all.first().map(SocketAddr::is_ipv4) else { return all };
+    let (first, second): (Vec<_>, Vec<_>) = all.into_iter().partition(|a| a.is_ipv4() == first_v4);
+    let (mut first, mut second) = (first.into_iter(), second.into_iter());
+    let mut out = Vec::new();
+    loop {
+        match (first.next(), second.next()) {
+            (None, None) => return out,
+            (a, b) => out.extend(a.into_iter().chain(b)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

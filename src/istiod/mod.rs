@@ -1,20 +1,32 @@
 //! The way upstream: one [`Connector`] dials istiod (or a CA) for whoever needs a connection.
 //!
 //! Each [`Connector::connect`] is a fresh dial: names are resolved anew, root and client certificate
-//! files are read anew, addresses are tried in parallel, so nothing stale outlives its cause. Both paths
-//! use it: `ca` builds a tonic channel over it, `xds` speaks raw HTTP/2 over it.
+//! files are read anew, addresses are tried side by side, so nothing stale outlives its cause. One thing
+//! outlives: roots that were good stay in use when their file is missing or broken at a later dial.
+//! Both paths speak raw HTTP/2 over it.
+//!
+//! Uses `tls` and `base`.
 
 pub mod auth;
-pub mod channel;
-pub mod roots;
+mod channel;
+mod error;
+mod name;
+mod proxy;
+mod roots;
+mod stream;
 
-pub use channel::{Connection, Connector, Error};
+pub use crate::tls::client::ClientFiles;
+pub use crate::tls::provider::Compliance;
+pub use channel::{Connection, Connector};
+pub use error::{Error, Phase};
+pub use stream::Stream;
 
+use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
 /// Where to connect and how.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Config {
     /// `host:port` as configured (`ProxyConfig.discoveryAddress` or `CA_ADDR`); IPv6 in brackets.
     pub address: String,
@@ -25,6 +37,18 @@ pub struct Config {
     pub connect_timeout: Duration,
     /// `HTTPS_PROXY`/`NO_PROXY` as found in the environment: (proxy URL, exclusion list).
     pub proxy: Option<(String, String)>,
+}
+
+impl fmt::Debug for Config {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Config")
+            .field("address", &self.address)
+            .field("transport", &self.transport)
+            .field("connect_timeout", &self.connect_timeout)
+            // The URL may hold a password.
+            .field("proxy", &self.proxy.as_ref().map(|(_, no)| ("..", no)))
+            .finish()
+    }
 }
 
 /// Plain or TLS.
@@ -41,7 +65,7 @@ pub enum Transport {
 pub struct Tls {
     /// Which roots to trust.
     pub roots: Roots,
-    /// `ISTIOD_SAN`, or empty: then the host of the address counts, by the rules of `xds-proxy.md` §3.4.
+    /// `ISTIOD_SAN`, or empty: then the host of the address counts, where any `localhost` stands for `istiod.istio-system.svc`.
     pub server_name: Option<String>,
     /// Client certificate files, re-examined at each handshake.
     pub client: Option<ClientFiles>,
@@ -56,25 +80,4 @@ pub enum Roots {
     System,
     /// A PEM file; undecodable blocks are skipped, one certificate must remain.
     File(PathBuf),
-}
-
-/// A client certificate on disk.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ClientFiles {
-    /// PEM chain.
-    pub cert: PathBuf,
-    /// PEM key.
-    pub key: PathBuf,
-}
-
-/// `COMPLIANCE_POLICY` restrictions on TLS.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Compliance {
-    /// No restriction beyond TLS 1.2.
-    #[default]
-    None,
-    /// TLS 1.2 only, ECDHE with AES-GCM, P-256 only.
-    Fips140_2,
-    /// TLS 1.3 only, AES-GCM, X25519MLKEM768 only.
-    Pqc,
 }

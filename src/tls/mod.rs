@@ -3,4 +3,6 @@
 //! `provider.rs` is the only file that names the crypto crate's rustls provider.
 
 pub mod cert;
+pub mod client;
 pub mod keys;
+pub mod provider;

@@ -1,9 +1,18 @@
 //! Credentials of a call: the bearer token, read at each attempt, and the call's metadata.
 
+pub mod claims;
+mod file;
+mod gce;
+mod headers;
+
 use std::fmt;
 
 use futures_util::future::BoxFuture;
 use zeroize::Zeroizing;
+
+pub use file::TokenFile;
+pub use gce::{GoogleComputeEngine, MetadataServer};
+pub use headers::{CallHeaders, HeaderError};
 
 /// A bearer token; its text never reaches `Debug`, a log or an error.
 #[derive(Clone)]
@@ -31,7 +40,7 @@ impl fmt::Debug for Token {
 }
 
 /// Why no token could be had (only for sources that call out; an unreadable file is no error).
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, Clone, thiserror::Error)]
 #[error("transport: per-RPC creds failed due to error: {0}")]
 pub struct Error(pub String);
 
@@ -41,11 +50,12 @@ pub trait TokenSource: Send + Sync + fmt::Debug {
     fn token(&self) -> BoxFuture<'_, Result<Option<Token>, Error>>;
 }
 
-/// Metadata sent with every call.
-#[derive(Debug, Clone, Default)]
-pub struct CallHeaders {
-    /// `clusterid`, sent even when empty.
-    pub cluster_id: String,
-    /// `XDS_HEADER_*` or `CA_HEADER_*`: lower-cased name and value.
-    pub extra: Vec<(String, String)>,
+/// `CREDENTIAL_FETCHER_TYPE=Mock`: always the same token. For tests only, as in the Go agent.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Mock;
+
+impl TokenSource for Mock {
+    fn token(&self) -> BoxFuture<'_, Result<Option<Token>, Error>> {
+        Box::pin(async { Ok(Token::new("test_token")) })
+    }
 }

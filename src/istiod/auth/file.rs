@@ -1,0 +1,161 @@
+//! `CREDENTIAL_FETCHER_TYPE=JWT`: a token file, read at every attempt.
+//!
+//! A missing or empty file is no error: the call goes out without the header, which lets a rebooted VM
+//! authenticate by certificate. One line is logged per change of its condition.
+
+use std::fmt;
+use std::io::Read;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use std::time::SystemTime;
+
+use futures_util::future::BoxFuture;
+use zeroize::Zeroizing;
+
+use super::{Error, Token, TokenSource, claims};
+use crate::base::clock::Clock;
+
+/// A token goes into one HTTP header, which servers limit to a fraction of this.
+const MAX_TOKEN: u64 = 64 << 10;
+
+/// Reads `./var/run/secrets/tokens/istio-token` or the like.
+pub struct TokenFile {
+    path: PathBuf,
+    /// The audience istiod expects (`istio-ca` unless it was told otherwise); only for the log.
+    audience: String,
+    clock: Arc<dyn Clock>,
+    last: Mutex<Condition>,
+}
+
+/// What there is to say about the file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Condition {
+    Good,
+    Unreadable(String),
+    Empty,
+    Expired,
+    WrongAudience(Vec<String>),
+}
+
+impl fmt::Debug for TokenFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TokenFile").field("path", &self.path).finish_non_exhaustive()
+    }
+}
+
+impl TokenFile {
+    /// Tokens from `path`, judged for the log by `audience` and the dates of `clock`.
+    #[must_use]
+    pub fn new(path: PathBuf, audience: impl Into<String>, clock: Arc<dyn Clock>) -> Self {
+        Self { path, audience: audience.into(), clock, last: Mutex::new(Condition::Good) }
+    }
+
+    /// The token as the file stands now.
+    #[must_use]
+    pub fn read(&self) -> Option<Token> {
+        let (token, condition) = match self.text() {
+            Ok(text) => match Token::new(&text) {
+                Some(token) => {
+                    let condition = self.judge(&token, self.clock.now());
+                    (Some(token), condition)
+                }
+                None => (None, Condition::Empty),
+            },
+            Err(e) => (None, Condition::Unreadable(e.to_string())),
+        };
+        self.tell(condition);
+        token
+    }
+
+    fn text(&self) -> std::io::Result<Zeroizing<String>> {
+        let file = std::fs::File::open(&self.path)?;
+        let size = file.metadata()?.len().min(MAX_TOKEN);
+        // Sized once: a buffer that grows would leave copies of the token behind.
+        let mut bytes = Zeroizing::new(Vec::with_capacity(usize::try_from(size).unwrap_or(0) + 32));
+        file.take(MAX_TOKEN + 1).read_to_end(&mut bytes)?;
+        if bytes.len() as u64 > MAX_TOKEN {
+            return Err(std::io::Error::other("it is larger than 64 KB, which no token is"));
+        }
+        match std::str::from_utf8(&bytes) {
+            Ok(text) => Ok(Zeroizing::new(text.to_owned())),
+            Err(_) => Err(std::io::Error::other("it is not text")),
+        }
+    }
+
+    fn judge(&self, token: &Token, now: SystemTime) -> Condition {
+        match claims::read(token.expose()) {
+            Some(claims) if claims.expires.is_some_and(|at| at <= now) => Condition::Expired,
+            Some(claims) if !claims.audiences.is_empty() && !claims.audiences.contains(&self.audience) => {
+                Condition::WrongAudience(claims.audiences)
+            }
+            // Not a JWT, or nothing wrong with it: istiod judges.
+            _ => Condition::Good,
+        }
+    }
+
+    fn tell(&self, condition: Condition) {
+        let mut last = self.last.lock().expect("no panic holds this lock");
+        if *last == condition {
+            return;
+        }
+        let path = self.path.display();
+        match &condition {
+            Condition::Good => tracing::info!(target: "security", "the token in {path} is usable again"),
+            Condition::Unreadable(why) => tracing::warn!(target: "security",
+                "cannot read the token {path}: {why}; calls go out without it (is the token volume mounted, and readable by this user?)"),
+            Condition::Empty => {
+                tracing::warn!(target: "security", "the token {path} is empty; calls go out without it");
+            }
+            Condition::Expired => tracing::warn!(target: "security",
+                "the token in {path} has expired on disk; istiod will refuse it until it is rotated (does the kubelet, or whoever writes it, still run?)"),
+            Condition::WrongAudience(has) => tracing::warn!(target: "security",
+                "the token in {path} is for audience {has:?}, istiod usually wants {:?}; it may refuse it", self.audience),
+        }
+        *last = condition;
+    }
+}
+
+impl TokenSource for TokenFile {
+    fn token(&self) -> BoxFuture<'_, Result<Option<Token>, Error>> {
+        // A file of one page in memory or on a local disk: not worth a thread.
+        Box::pin(async { Ok(self.read()) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::clock::Fixed;
+    use base64::Engine;
+    use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+    use std::time::{Duration, UNIX_EPOCH};
+
+    #[test]
+    fn the_file_is_read_every_time_and_its_condition_noticed() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("token");
+        let clock = Fixed::at(UNIX_EPOCH + Duration::from_secs(1000));
+        let file = TokenFile::new(path.clone(), "istio-ca", Arc::new(clock));
+        let jwt = |claims: &str| format!("e30.{}.s\n", URL_SAFE_NO_PAD.encode(claims));
+        let condition = || file.last.lock().unwrap().clone();
+
+        assert!(file.read().is_none());
+        assert!(matches!(condition(), Condition::Unreadable(_)));
+        for (text, sent, wanted) in [
+            (" one \n".to_owned(), true, Condition::Good),
+            (" \n".to_owned(), false, Condition::Empty),
+            (jwt(r#"{"exp":999,"aud":"istio-ca"}"#), true, Condition::Expired),
+            (jwt(r#"{"exp":1001,"aud":["a"]}"#), true, Condition::WrongAudience(vec!["a".to_owned()])),
+            (jwt(r#"{"exp":1001,"aud":["a","istio-ca"]}"#), true, Condition::Good),
+        ] {
+            std::fs::write(&path, &text).unwrap();
+            let token = file.read();
+            assert_eq!(token.as_ref().map(Token::expose), sent.then(|| text.trim()), "{text}");
+            assert_eq!(condition(), wanted);
+        }
+        std::fs::write(&path, vec![b'x'; 70_000]).unwrap();
+        assert!(file.read().is_none());
+        std::fs::write(&path, [0xff, 0xfe]).unwrap();
+        assert!(file.read().is_none());
+    }
+}

@@ -1,0 +1,274 @@
+//! `CREDENTIAL_FETCHER_TYPE=GoogleComputeEngine`: identity tokens of the metadata server.
+//!
+//! Every call asks the server anew and leaves the answer in the token file, as the Go agent does; a
+//! background task keeps that file fresh between calls. Plain HTTP on a link-local address, by design
+//! of the platform.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use http_body_util::{BodyExt, Empty, Limited};
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
+use tokio::net::TcpStream;
+use zeroize::Zeroizing;
+
+use super::{Error, Token, TokenSource, claims};
+use crate::base::clock::Clock;
+use crate::base::tasks::Stop;
+
+/// Bound of one request to the metadata server; it answers in milliseconds or is not there.
+const DEADLINE: Duration = Duration::from_secs(10);
+/// How often the background task looks at the token (Go agent: 5 min).
+const PERIOD: Duration = Duration::from_secs(5 * 60);
+/// A token with less life than this is renewed in the background (Go agent: 25 min; they live an hour).
+const GRACE: Duration = Duration::from_secs(25 * 60);
+/// Above this an answer is no token.
+const MAX_ANSWER: usize = 64 << 10;
+
+/// Where the metadata server is.
+#[derive(Debug, Clone)]
+pub struct MetadataServer {
+    /// `host` or `host:port`: `GCE_METADATA_HOST`, or the link-local address.
+    pub host: String,
+}
+
+impl Default for MetadataServer {
+    fn default() -> Self {
+        Self { host: "169.254.169.254".to_owned() }
+    }
+}
+
+impl MetadataServer {
+    /// GET of `path` below `/computeMetadata/v1/`.
+    ///
+    /// # Errors
+    /// The cause in words; bodies are not repeated, they may be tokens.
+    pub async fn get(&self, path: &str) -> Result<Zeroizing<Vec<u8>>, String> {
+        match tokio::time::timeout(DEADLINE, self.fetch(path)).await {
+            Ok(Ok(body)) => Ok(body),
+            Ok(Err(e)) => Err(format!("metadata server {}: {e}", self.host)),
+            Err(_) => Err(format!("metadata server {}: no answer within {DEADLINE:?}", self.host)),
+        }
+    }
+
+    async fn fetch(&self, path: &str) -> Result<Zeroizing<Vec<u8>>, String> {
+        let bare_v6 = self.host.parse::<std::net::Ipv6Addr>().is_ok();
+        let address = match self.host.rsplit_once(':') {
+            _ if bare_v6 => format!("[{}]:80", self.host),
+            Some((_, port)) if port.parse::<u16>().is_ok() => self.host.clone(),
+            _ => format!("{}:80", self.host),
+        };
+        let io = TcpStream::connect(&address).await.map_err(|e| e.to_string())?;
+        let (mut send, connection) =
+            http1::handshake::<_, Empty<Bytes>>(TokioIo::new(io)).await.map_err(|e| e.to_string())?;
+        let request = http::Request::get(format!("/computeMetadata/v1/{path}"))
+            .header("host", &self.host)
+            .header("metadata-flavor", "Google")
+            .header("user-agent", "pilot-agent")
+            .body(Empty::new())
+            .map_err(|e| e.to_string())?;
+        let exchange = async {
+            let response = send.send_request(request).await.map_err(|e| e.to_string())?;
+            if response.status() != http::StatusCode::OK {
+                return Err(format!("status {}", response.status()));
+            }
+            let body = Limited::new(response.into_body(), MAX_ANSWER);
+            let body = body.collect().await.map_err(|e| e.to_string())?.to_bytes();
+            Ok(Zeroizing::new(body.to_vec()))
+        };
+        // The connection is driven here and ends with the exchange: no task is left behind.
+        tokio::pin!(exchange, connection);
+        let mut closed = false;
+        loop {
+            tokio::select! {
+                biased;
+                done = &mut exchange => return done,
+                ended = &mut connection, if !closed => {
+                    if let Err(e) = ended {
+                        return Err(e.to_string());
+                    }
+                    closed = true;
+                }
+            }
+        }
+    }
+}
+
+/// Fetches identity tokens; calls and the background task take turns.
+pub struct GoogleComputeEngine {
+    server: MetadataServer,
+    /// Path with query of the identity endpoint.
+    path: String,
+    file: PathBuf,
+    clock: Arc<dyn Clock>,
+    cached: tokio::sync::Mutex<Option<Token>>,
+}
+
+impl fmt::Debug for GoogleComputeEngine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GoogleComputeEngine")
+            .field("server", &self.server)
+            .field("file", &self.file)
+            .finish_non_exhaustive()
+    }
+}
+
+impl GoogleComputeEngine {
+    /// Tokens for `audience` (the trust domain), left in `file`.
+    #[must_use]
+    pub fn new(server: MetadataServer, audience: &str, file: PathBuf, clock: Arc<dyn Clock>) -> Self {
+        let path =
+            format!("instance/service-accounts/default/identity?audience={}&format=full", escape(audience));
+        Self { server, path, file, clock, cached: tokio::sync::Mutex::default() }
+    }
+
+    async fn fetch(&self, cached: &mut Option<Token>) -> Result<Option<Token>, Error> {
+        if self.file.as_os_str().is_empty() {
+            return Err(Error("jwtPath is unset".to_owned()));
+        }
+        let body = self.server.get(&self.path).await.map_err(Error)?;
+        write(&self.file, &body)
+            .map_err(|e| Error(format!("cannot write the token to {}: {e}", self.file.display())))?;
+        let text = std::str::from_utf8(&body)
+            .map_err(|_| Error("the metadata server's answer is not text".to_owned()))?;
+        cached.clone_from(&Token::new(text));
+        Ok(cached.clone())
+    }
+
+    /// Whether the background task has to fetch.
+    fn due(&self, cached: Option<&Token>) -> bool {
+        let expires = cached.and_then(|t| claims::read(t.expose())).and_then(|c| c.expires);
+        expires.is_none_or(|at| at <= self.clock.now() + GRACE)
+    }
+
+    /// Keeps the token fresh until `stop`.
+    pub async fn refresh(&self, stop: Stop) {
+        let mut ticks = tokio::time::interval(PERIOD);
+        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        // The first tick is immediate; the first call fetches by itself.
+        ticks.tick().await;
+        loop {
+            tokio::select! {
+                () = stop.cancelled() => return,
+                _ = ticks.tick() => {}
+            }
+            let mut cached = self.cached.lock().await;
+            if !self.due(cached.as_ref()) {
+                continue;
+            }
+            let fetched = tokio::select! {
+                () = stop.cancelled() => return,
+                fetched = self.fetch(&mut cached) => fetched,
+            };
+            match fetched {
+                Ok(_) => tracing::info!(target: "gcecred", "fetched a fresh token"),
+                Err(Error(e)) => tracing::error!(target: "gcecred",
+                    "cannot refresh the token: {e}; trying again in {} s", PERIOD.as_secs()),
+            }
+        }
+    }
+}
+
+impl TokenSource for GoogleComputeEngine {
+    fn token(&self) -> BoxFuture<'_, Result<Option<Token>, Error>> {
+        Box::pin(async {
+            let mut cached = self.cached.lock().await;
+            self.fetch(&mut cached).await
+        })
+    }
+}
+
+/// Written beside and renamed, so that a reader never sees half a token; mode 0640 as in the Go agent.
+fn write(path: &Path, body: &[u8]) -> std::io::Result<()> {
+    use std::io::Write;
+    use std::os::unix::fs::PermissionsExt;
+    let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let mut file =
+        tempfile::Builder::new().permissions(std::fs::Permissions::from_mode(0o640)).tempfile_in(folder)?;
+    file.write_all(body)?;
+    file.persist(path).map_err(|e| e.error)?;
+    Ok(())
+}
+
+/// Percent-encoding of a query value.
+fn escape(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        match byte {
+            b'0'..=b'9' | b'a'..=b'z' | b'A'..=b'Z' | b'-' | b'_' | b'.' | b'~' => out.push(char::from(byte)),
+            _ => out.push_str(&format!("%{byte:02X}")),
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::clock::Fixed;
+    use base64::Engine;
+    use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+    use std::time::UNIX_EPOCH;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpListener;
+
+    async fn answer(listener: &TcpListener, with: &str) -> String {
+        let (mut io, _) = listener.accept().await.unwrap();
+        let mut request = Vec::new();
+        while !request.ends_with(b"\r\n\r\n") {
+            request.push(io.read_u8().await.unwrap());
+        }
+        io.write_all(with.as_bytes()).await.unwrap();
+        String::from_utf8(request).unwrap()
+    }
+
+    #[tokio::test]
+    async fn every_call_asks_the_server_and_leaves_the_answer_in_the_file() {
+        use std::os::unix::fs::PermissionsExt;
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("istio-token");
+        let server = MetadataServer { host: listener.local_addr().unwrap().to_string() };
+        let clock = Fixed::at(UNIX_EPOCH + Duration::from_secs(10_000));
+        let gce = GoogleComputeEngine::new(server, "a/b", path.clone(), Arc::new(clock));
+
+        let jwt = |exp: u64| format!("e30.{}.s", URL_SAFE_NO_PAD.encode(format!(r#"{{"exp":{exp}}}"#)));
+        for token in [jwt(10_100), jwt(13_600)] {
+            let reply = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{token}\n", token.len() + 1);
+            let (got, request) = tokio::join!(gce.token(), answer(&listener, &reply));
+            assert_eq!(got.unwrap().unwrap().expose(), token);
+            assert!(request.starts_with(
+                "GET /computeMetadata/v1/instance/service-accounts/default/identity?audience=a%2Fb&format=full "
+            ));
+            assert!(request.contains("metadata-flavor: Google\r\n"));
+            assert_eq!(std::fs::read_to_string(&path).unwrap(), format!("{token}\n"));
+            assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o640);
+            let soon = token == jwt(10_100);
+            assert_eq!(gce.due(gce.cached.lock().await.as_ref()), soon);
+        }
+        assert!(gce.due(None) && gce.due(Token::new("no jwt").as_ref()));
+
+        let (got, _) =
+            tokio::join!(gce.token(), answer(&listener, "HTTP/1.1 503 Gone\r\ncontent-length: 0\r\n\r\n"));
+        let error = got.unwrap_err().to_string();
+        assert!(
+            error.starts_with("transport: per-RPC creds failed due to error: metadata server 127.0.0.1"),
+            "{error}"
+        );
+        assert!(error.contains("503"), "{error}");
+        drop(listener);
+        assert!(gce.token().await.is_err(), "nobody listens");
+    }
+
+    #[tokio::test]
+    async fn no_path_is_an_error() {
+        let clock = Arc::new(crate::base::clock::System);
+        let gce = GoogleComputeEngine::new(MetadataServer::default(), "td", PathBuf::new(), clock);
+        assert!(gce.token().await.unwrap_err().to_string().ends_with("jwtPath is unset"));
+    }
+}

@@ -1,0 +1,123 @@
+//! Why a connection could not be had: where, in which phase, the cause, and what usually helps.
+
+use std::fmt;
+use std::path::PathBuf;
+
+/// The part of a dial that failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Phase {
+    /// The configured address cannot be read.
+    Address,
+    /// Name to addresses.
+    Resolve,
+    /// TCP.
+    Connect,
+    /// The CONNECT request to an HTTP proxy.
+    Proxy,
+    /// The TLS handshake and the choice of HTTP/2.
+    Tls,
+    /// Loading the client certificate that the server asked for.
+    ClientCertificate,
+}
+
+impl Phase {
+    /// A label for metrics.
+    #[must_use]
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Address => "address",
+            Self::Resolve => "resolve",
+            Self::Connect => "connect",
+            Self::Proxy => "proxy",
+            Self::Tls => "tls",
+            Self::ClientCertificate => "client_certificate",
+        }
+    }
+}
+
+impl fmt::Display for Phase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Address => "address",
+            Self::Resolve => "name resolution",
+            Self::Connect => "TCP connect",
+            Self::Proxy => "HTTP proxy",
+            Self::Tls => "TLS handshake",
+            Self::ClientCertificate => "client certificate",
+        })
+    }
+}
+
+/// Why a dial failed. All kinds pass when their cause is repaired, so each is worth another dial after
+/// a pause.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum Error {
+    /// No usable root certificate, now or at an earlier dial.
+    #[error("failed to create TLS dial option with root certificates: {path}: {reason}", path = path.display())]
+    Roots {
+        /// The root file; empty for the system's pool.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// The connection was not established.
+    #[error("cannot connect to {address}: {phase}: {reason}{hint}")]
+    Dial {
+        /// As configured, and the address tried where one was.
+        address: String,
+        /// Where it stopped.
+        phase: Phase,
+        /// The cause, with its sources.
+        reason: String,
+        /// The usual cause, starting with `; `, or empty.
+        hint: String,
+    },
+    /// Time ran out.
+    #[error("cannot connect to {address}: no answer within {after:?} ({phase})")]
+    Timeout {
+        /// As configured.
+        address: String,
+        /// The bound that passed.
+        after: std::time::Duration,
+        /// What it was doing.
+        phase: Phase,
+    },
+}
+
+impl Error {
+    /// A label for metrics, from a closed set.
+    #[must_use]
+    pub fn label(&self) -> &'static str {
+        match self {
+            Self::Roots { .. } => "roots",
+            Self::Dial { phase, .. } => phase.label(),
+            Self::Timeout { .. } => "timeout",
+        }
+    }
+}
+
+/// What usually helps against a failed TLS handshake.
+pub(super) fn tls_hint(error: &rustls::Error, roots: &str, name: &str) -> String {
+    use rustls::{AlertDescription as Alert, CertificateError as Cert, Error};
+    match error {
+        Error::InvalidCertificate(Cert::UnknownIssuer | Cert::BadSignature) => {
+            format!(
+                "; none of the roots in {roots} has signed the server's certificate: is it the root of this istiod?"
+            )
+        }
+        Error::InvalidCertificate(Cert::NotValidForName | Cert::NotValidForNameContext { .. }) => {
+            format!("; the server's certificate is not for {name:?}: set ISTIOD_SAN to a name that it has")
+        }
+        Error::InvalidCertificate(
+            Cert::Expired | Cert::ExpiredContext { .. } | Cert::NotValidYet | Cert::NotValidYetContext { .. },
+        ) => "; check the clock of this machine and the certificate of istiod".to_owned(),
+        Error::InvalidMessage(_) => "; this port does not seem to speak TLS (15010 is plain text)".to_owned(),
+        Error::NoApplicationProtocol | Error::AlertReceived(Alert::NoApplicationProtocol) => {
+            "; the server must negotiate HTTP/2 (ALPN h2)".to_owned()
+        }
+        Error::AlertReceived(
+            Alert::CertificateRequired | Alert::BadCertificate | Alert::UnknownCA | Alert::CertificateExpired,
+        ) => "; the server refused our client certificate, or wants one".to_owned(),
+        _ => String::new(),
+    }
+}

@@ -1,0 +1,168 @@
+//! TLS towards istiod and other servers: roots, and the client certificate as the files stand at the
+//! moment of a handshake.
+//!
+//! Configurations are made per dial and thrown away, so a rotated file counts at the next connection
+//! and nothing of a session stays in memory.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use std::time::SystemTime;
+
+use rustls::client::{ResolvesClientCert, Resumption};
+use rustls::crypto::CryptoProvider;
+use rustls::sign::CertifiedKey;
+use rustls::{ClientConfig, RootCertStore, SignatureScheme};
+use rustls_pki_types::pem::PemObject;
+use rustls_pki_types::{CertificateDer, PrivateKeyDer};
+
+use super::provider::{Compliance, provider};
+use crate::base::clock::Clock;
+
+/// A client certificate on disk.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ClientFiles {
+    /// PEM chain.
+    pub cert: PathBuf,
+    /// PEM key.
+    pub key: PathBuf,
+}
+
+/// A configuration that speaks HTTP/2 only, verifies the server against `roots`, and shows
+/// `identity`'s certificate when the server asks.
+///
+/// # Errors
+/// When the crypto crate refuses the combination.
+pub fn config(
+    roots: Arc<RootCertStore>,
+    identity: Option<Arc<Identity>>,
+    policy: Compliance,
+) -> Result<ClientConfig, rustls::Error> {
+    let (provider, versions) = provider(policy);
+    let builder = ClientConfig::builder_with_provider(provider)
+        .with_protocol_versions(versions)?
+        .with_root_certificates(roots);
+    let mut config = match identity {
+        Some(identity) => builder.with_client_cert_resolver(identity),
+        None => builder.with_no_client_auth(),
+    };
+    config.resumption = Resumption::disabled();
+    config.alpn_protocols = vec![b"h2".to_vec()];
+    Ok(config)
+}
+
+/// The certificates of a PEM text that can serve as roots; blocks that cannot are passed over.
+#[must_use]
+pub fn roots_of(pem: &[u8]) -> RootCertStore {
+    let mut store = RootCertStore::empty();
+    // A block of broken base64 ends nothing: the iterator goes on behind it.
+    store.add_parsable_certificates(CertificateDer::pem_slice_iter(pem).filter_map(Result::ok));
+    store
+}
+
+/// The system's pool, about 150 certificates, read anew at each call and never kept.
+#[must_use]
+pub fn system_roots() -> RootCertStore {
+    let mut store = RootCertStore::empty();
+    store.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+    store
+}
+
+/// A client certificate that is examined only when a server asks for one.
+///
+/// * certificate file unreadable, or its first block no certificate: none is sent, with a warning;
+/// * its first certificate expired: none is sent, with a warning;
+/// * otherwise the pair must load, or the connection fails ([`Identity::failure`]).
+pub struct Identity {
+    files: ClientFiles,
+    clock: Arc<dyn Clock>,
+    provider: Arc<CryptoProvider>,
+    failure: Mutex<Option<String>>,
+}
+
+impl fmt::Debug for Identity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Identity").field("files", &self.files).finish_non_exhaustive()
+    }
+}
+
+/// What the files offer at one moment.
+enum State {
+    /// Not usable for this connection, which goes on without.
+    Without(String),
+    /// Nothing may be sent in its place.
+    Broken(String),
+    Usable(CertifiedKey),
+}
+
+impl Identity {
+    /// For one connection.
+    #[must_use]
+    pub fn new(files: ClientFiles, clock: Arc<dyn Clock>) -> Arc<Self> {
+        let (provider, _) = provider(Compliance::None);
+        Arc::new(Self { files, clock, provider, failure: Mutex::default() })
+    }
+
+    /// Why the pair could not be loaded, when the server asked and it could not.
+    #[must_use]
+    pub fn failure(&self) -> Option<String> {
+        self.failure.lock().expect("no panic holds this lock").clone()
+    }
+
+    fn examine(&self, now: SystemTime) -> State {
+        let cert = self.files.cert.display();
+        let pem = match std::fs::read(&self.files.cert) {
+            Ok(pem) => pem,
+            Err(e) => return State::Without(format!("cannot read the client certificate {cert}: {e}")),
+        };
+        let chain: Vec<_> = CertificateDer::pem_slice_iter(&pem).filter_map(Result::ok).collect();
+        let first = match chain.first().map(|der| super::cert::parse_der(der)) {
+            Some(Ok(first)) => first,
+            Some(Err(e)) => {
+                return State::Without(format!("the client certificate {cert} does not parse: {e}"));
+            }
+            None => return State::Without(format!("the client certificate {cert} holds no certificate")),
+        };
+        if first.not_after < now {
+            let ago = now.duration_since(first.not_after).unwrap_or_default().as_secs();
+            return State::Without(format!("the client certificate {cert} expired {ago} s ago"));
+        }
+        let broken = |e: &dyn fmt::Display| {
+            State::Broken(format!(
+                "cannot load the client certificate {cert} with its key {}: {e}",
+                self.files.key.display()
+            ))
+        };
+        let key = match std::fs::read(&self.files.key).map(zeroize::Zeroizing::new) {
+            Ok(pem) => match PrivateKeyDer::from_pem_slice(&pem) {
+                Ok(key) => key,
+                Err(e) => return broken(&e),
+            },
+            Err(e) => return broken(&e),
+        };
+        match CertifiedKey::from_der(chain, key, &self.provider) {
+            Ok(pair) => State::Usable(pair),
+            Err(e) => broken(&e),
+        }
+    }
+}
+
+impl ResolvesClientCert for Identity {
+    fn resolve(&self, _hints: &[&[u8]], _schemes: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
+        match self.examine(self.clock.now()) {
+            State::Usable(pair) => Some(Arc::new(pair)),
+            State::Without(why) => {
+                tracing::warn!(target: "security", "{why}; connecting without a client certificate");
+                None
+            }
+            State::Broken(why) => {
+                *self.failure.lock().expect("no panic holds this lock") = Some(why);
+                None
+            }
+        }
+    }
+
+    fn has_certs(&self) -> bool {
+        true
+    }
+}
