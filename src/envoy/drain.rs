@@ -38,8 +38,8 @@ pub struct Config {
     pub termination_drain: Duration,
     /// `EXIT_ON_ZERO_ACTIVE_CONNECTIONS` and what belongs to it; takes the place of `termination_drain`.
     pub exit_on_zero: Option<ExitOnZero>,
-    /// The start of the drain is put off by a random time up to this, so that many gateways do not
-    /// shed their connections at the same moment. Ours; zero: at once.
+    /// `TERMINATION_DRAIN_JITTER` (ours, default zero): the start of the drain is put off by a random
+    /// time up to this, so that many gateways do not shed their connections at the same moment.
     pub jitter: Duration,
 }
 
@@ -48,8 +48,8 @@ pub struct Config {
 pub struct ExitOnZero {
     /// `MINIMUM_DRAIN_DURATION`, default 5 s.
     pub minimum: Duration,
-    /// The longest time from the answer to the drain request to SIGKILL. Ours; the Go agent has none,
-    /// so that only the pod's grace period ends it.
+    /// `MAXIMUM_DRAIN_DURATION` (ours, default none): the longest time from the answer to the drain
+    /// request to SIGKILL. Without it only the pod's grace period ends the wait, as in the Go agent.
     pub cap: Option<Duration>,
 }
 

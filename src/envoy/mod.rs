@@ -39,8 +39,8 @@ pub struct Config {
     pub extra_env: Vec<(String, String)>,
     /// User and group that Envoy runs as instead of the agent's; supplementary groups are cleared.
     pub user: Option<(u32, u32)>,
-    /// Envoy leads a process group of its own (ours; the Go agent leaves it in the agent's, so that a
-    /// terminal's Ctrl-C reaches both).
+    /// `ENVOY_OWN_PROCESS_GROUP` (ours, default false): Envoy leads a process group of its own. The Go
+    /// agent leaves it in the agent's, so that a terminal's Ctrl-C reaches both, and scripts rely on it.
     pub own_group: bool,
     /// Where Envoy's configuration is.
     pub file: ConfigFile,
@@ -50,7 +50,8 @@ pub struct Config {
     pub drain: drain::Config,
     /// What to do when the configuration changes or Envoy dies.
     pub restart: restart::Config,
-    /// End with 0 whatever became of Envoy, as the Go agent does.
+    /// `ENVOY_EXIT_ALWAYS_ZERO` (ours, default false): end with 0 whatever became of Envoy, as the Go
+    /// agent does.
     pub always_zero: bool,
 }
 

@@ -34,15 +34,16 @@ const MEMORY_BUDGET: u32 = 1;
 /// What to do when the configuration changes or Envoy dies.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
-    /// Start a new epoch when the configuration changes or somebody asks.
+    /// `ENVOY_HOT_RESTART` (ours, default false): start a new epoch when the configuration changes or
+    /// somebody asks.
     pub hot_restart: bool,
-    /// Start again after an abnormal end.
+    /// `ENVOY_RECOVERY` (ours, default false): start again after an abnormal end.
     pub recovery: bool,
-    /// `--parent-shutdown-time-s`: how long the old epoch lives on beside the new one (historic default
+    /// `ENVOY_PARENT_SHUTDOWN_DURATION` (ours), `--parent-shutdown-time-s`: how long the old epoch lives on beside the new one (historic default
     /// of ProxyConfig: 60 s). Should exceed `drainDuration`.
     pub parent_shutdown: Duration,
-    /// Files whose content is part of the configuration (mounted certificates): a change of any starts
-    /// an epoch when the agent is told to look ([`super::Handle::reload`]).
+    /// `ENVOY_RESTART_ON_FILES` (ours, comma-separated): files whose content is part of the configuration
+    /// (mounted certificates, as in 0.8–1.6): a change of any starts an epoch when the agent is told to look ([`super::Handle::reload`]).
     pub watched: Vec<std::path::PathBuf>,
 }
 

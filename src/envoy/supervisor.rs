@@ -1,6 +1,6 @@
 //! Runs Envoy from its start to the agent's end: the shell around [`super::drain`] and [`super::restart`].
 //!
-//! One task owns everything; [`Handle`]s send it requests and see its [`State`]. Dropping the
+//! One task owns everything; [`Handle`]s leave it requests and see its [`State`]. Dropping the
 //! supervisor's future at any point kills Envoy and removes its file.
 
 mod handle;
@@ -8,18 +8,16 @@ mod run;
 
 use std::hash::{DefaultHasher, Hasher};
 use std::path::PathBuf;
+use std::sync::Arc;
 
-use tokio::sync::{mpsc, watch};
+use tokio::sync::watch;
 
+use handle::Asked;
 pub use handle::{DRAIN_NOW_LIMIT, Handle};
 
 use super::process::Written;
 use super::{Bootstrap, Config, ConfigFile, Error, Outcome, Reason, admin, restart};
 use crate::base::metrics::Metrics;
-
-/// Requests come from signals, a local operator and file changes: a handful, but a flood of them must
-/// wait rather than grow.
-const QUEUE: usize = 16;
 
 /// What readiness and debug pages may know.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -39,18 +37,10 @@ pub enum State {
     Ended,
 }
 
-/// What a handle asks for.
-#[derive(Debug)]
-enum Request {
-    Stop(Reason),
-    Drained,
-    Reload { force: bool },
-}
-
 /// Runs one Envoy, or none.
 pub struct Supervisor {
     envoy: Option<Envoy>,
-    requests: mpsc::Receiver<Request>,
+    asked: Arc<Asked>,
     state: watch::Sender<State>,
     metrics: Metrics,
 }
@@ -79,6 +69,14 @@ impl Supervisor {
         if config.binary.is_empty() {
             return Err(Error::NoBinary);
         }
+        let lives_on = i64::try_from(config.restart.parent_shutdown.as_secs()).unwrap_or(i64::MAX);
+        if config.restart.hot_restart && lives_on <= config.arguments.drain_seconds {
+            tracing::warn!(
+                "a replaced Envoy is ended after {lives_on} s but drains for {} s: connections will be cut; \
+                 set ENVOY_PARENT_SHUTDOWN_DURATION above drainDuration of the proxy config",
+                config.arguments.drain_seconds
+            );
+        }
         let client = admin::Client::new(config.admin.clone());
         let mut envoy = Envoy { config, bootstrap, file: None, text: Vec::new(), id: 0 };
         envoy.refresh()?;
@@ -93,10 +91,10 @@ impl Supervisor {
     }
 
     fn build(envoy: Option<Envoy>, client: Option<admin::Client>, metrics: &Metrics) -> (Self, Handle) {
-        let (send, requests) = mpsc::channel(QUEUE);
+        let asked = Arc::new(Asked::default());
         let (state, seen) = watch::channel(State::Starting);
-        let handle = Handle::new(send, seen, client);
-        (Self { envoy, requests, state, metrics: metrics.clone() }, handle)
+        let handle = Handle::new(asked.clone(), seen, client);
+        (Self { envoy, asked, state, metrics: metrics.clone() }, handle)
     }
 
     /// Runs until Envoy has ended and will not be started again, or until it was told to stop.
@@ -104,18 +102,16 @@ impl Supervisor {
     /// Call it on the main thread (see [`super::launch`]).
     pub async fn run(mut self) -> Outcome {
         let Some(envoy) = self.envoy.take() else { return self.run_idle().await };
-        run::Run::new(envoy, self.requests, self.state, &self.metrics).run().await
+        run::Run::new(envoy, self.asked, self.state, &self.metrics).run().await
     }
 
-    async fn run_idle(mut self) -> Outcome {
+    async fn run_idle(self) -> Outcome {
         loop {
-            // `None` means that nobody is left who could ask; nobody will stop us in order either.
-            if let Some(Request::Stop(reason)) = self.requests.recv().await {
+            if let Some(reason) = self.asked.take().stop {
                 let _ = self.state.send(State::Stopping(reason.to_string()));
                 return Outcome::stopped(&reason);
-            } else if self.requests.is_closed() {
-                std::future::pending::<()>().await;
             }
+            self.asked.changed().await;
         }
     }
 }

@@ -1,44 +1,88 @@
 //! The cheap end: what signals, the status server and debug pages hold.
 
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Notify, watch};
 
-use super::{Request, State};
+use super::State;
 use crate::envoy::{Reason, admin};
 
 /// Limit of `/drain`: an Envoy that accepts and never answers does not hold its caller longer. The Go
 /// agent waits for ever.
 pub const DRAIN_NOW_LIMIT: Duration = Duration::from_secs(10);
 
+/// What the handles have asked for. No queue: of each kind only whether it was asked matters.
+#[derive(Debug, Default)]
+pub(super) struct Asked {
+    stop: OnceLock<Reason>,
+    drained: AtomicBool,
+    reload: AtomicU8,
+    changed: Notify,
+}
+
+const RELOAD: u8 = 1;
+const FORCED: u8 = 2;
+
+/// What is new since the last look.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct News {
+    pub(super) drained: bool,
+    /// Whether a reload is asked for, and whether by force.
+    pub(super) reload: Option<bool>,
+    pub(super) stop: Option<Reason>,
+}
+
+impl Asked {
+    /// Waits until something may be new.
+    pub(super) async fn changed(&self) {
+        self.changed.notified().await;
+    }
+
+    /// What was asked since the last call; a stop is told every time.
+    pub(super) fn take(&self) -> News {
+        let reload = self.reload.swap(0, Ordering::AcqRel);
+        News {
+            drained: self.drained.load(Ordering::Acquire),
+            reload: (reload != 0).then_some(reload & FORCED != 0),
+            stop: self.stop.get().cloned(),
+        }
+    }
+}
+
 /// Asks the supervisor; clones are cheap. Works, and does what makes sense, without Envoy too.
 #[derive(Debug, Clone)]
 pub struct Handle {
-    requests: mpsc::Sender<Request>,
+    asked: Arc<Asked>,
     state: watch::Receiver<State>,
     client: Option<admin::Client>,
 }
 
 impl Handle {
     pub(super) fn new(
-        requests: mpsc::Sender<Request>,
+        asked: Arc<Asked>,
         state: watch::Receiver<State>,
         client: Option<admin::Client>,
     ) -> Self {
-        Self { requests, state, client }
+        Self { asked, state, client }
     }
 
     /// Begins the end: Envoy drains first unless it already has. Only the first reason counts; later
-    /// calls change nothing. Returns when the supervisor will see it.
-    pub async fn stop(&self, reason: Reason) {
-        // Nobody there any more: it is over already.
-        let _ = self.requests.send(Request::Stop(reason)).await;
+    /// calls change nothing.
+    pub fn stop(&self, reason: Reason) {
+        if let Err(later) = self.asked.stop.set(reason) {
+            let first = self.asked.stop.get().map(ToString::to_string).unwrap_or_default();
+            tracing::info!("{later}: nothing changes, the agent is stopping already ({first})");
+            return;
+        }
+        self.asked.changed.notify_one();
     }
 
-    /// `/quitquitquit`: the end without a drain. The caller's answer must be on its way before the agent
-    /// exits, so the agent closes the status server last and lets it finish its answers.
-    pub async fn quit(&self) {
-        self.stop(Reason::Quit).await;
+    /// `/quitquitquit`: the end without a drain. Call it when the answer is on its way: the agent may be
+    /// gone milliseconds later.
+    pub fn quit(&self) {
+        self.stop(Reason::Quit);
     }
 
     /// `/drain`: Envoy drains its listeners and stays; a later stop does not drain again. Returns when
@@ -52,13 +96,15 @@ impl Handle {
                 tracing::warn!("Envoy could not be asked to drain: {}", crate::base::error::chain(&error))
             }
         }
-        let _ = self.requests.send(Request::Drained).await;
+        self.asked.drained.store(true, Ordering::Release);
+        self.asked.changed.notify_one();
     }
 
     /// The configuration's inputs may have changed: starts a new epoch if they have and hot restart is
     /// on. With `force` also when they have not (a request through the debug interface).
-    pub async fn reload(&self, force: bool) {
-        let _ = self.requests.send(Request::Reload { force }).await;
+    pub fn reload(&self, force: bool) {
+        self.asked.reload.fetch_or(if force { RELOAD | FORCED } else { RELOAD }, Ordering::AcqRel);
+        self.asked.changed.notify_one();
     }
 
     /// What the supervisor is doing.
@@ -71,5 +117,27 @@ impl Handle {
     #[must_use]
     pub fn watch(&self) -> watch::Receiver<State> {
         self.state.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_reason_counts_and_requests_fold() {
+        let asked = Arc::new(Asked::default());
+        let (_send, state) = watch::channel(State::Starting);
+        let handle = Handle::new(asked.clone(), state, None);
+        assert_eq!(asked.take(), News::default());
+        handle.reload(false);
+        handle.reload(true);
+        handle.reload(false);
+        assert_eq!(asked.take().reload, Some(true));
+        assert_eq!(asked.take().reload, None);
+        handle.quit();
+        handle.stop(Reason::Signal("terminated"));
+        assert_eq!(asked.take().stop, Some(Reason::Quit));
+        assert_eq!(asked.take().stop, Some(Reason::Quit));
     }
 }

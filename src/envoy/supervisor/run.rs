@@ -3,15 +3,17 @@
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use prometheus::{IntCounterVec, IntGaugeVec};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::{Envoy, Request, State};
+use super::handle::{Asked, News};
+use super::{Envoy, State};
 use crate::base::error::chain;
 use crate::base::metrics::Metrics;
 use crate::envoy::drain::{self, Machine, Phase};
@@ -49,7 +51,7 @@ struct Pending {
 pub(super) struct Run {
     envoy: Envoy,
     client: admin::Client,
-    requests: mpsc::Receiver<Request>,
+    asked: Arc<Asked>,
     state: watch::Sender<State>,
     machine: Machine,
     core: Core,
@@ -86,7 +88,7 @@ async fn maybe<F: Future + Unpin>(slot: &mut Option<F>) -> F::Output {
 impl Run {
     pub(super) fn new(
         envoy: Envoy,
-        requests: mpsc::Receiver<Request>,
+        asked: Arc<Asked>,
         state: watch::Sender<State>,
         metrics: &Metrics,
     ) -> Self {
@@ -97,7 +99,7 @@ impl Run {
             machine: Machine::new(envoy.config.drain.clone(), jitter),
             core: Core::new(envoy.config.restart.clone(), envoy.id),
             envoy,
-            requests,
+            asked,
             state,
             origin: Instant::now(),
             ends: FuturesUnordered::new(),
@@ -128,12 +130,10 @@ impl Run {
 
     pub(super) async fn run(mut self) -> Outcome {
         // A signal that came before Envoy existed: there is nothing to drain.
-        while let Ok(request) = self.requests.try_recv() {
-            if let Request::Stop(reason) = request {
-                tracing::info!("{reason}: Envoy is not started");
-                let _ = self.state.send(State::Stopping(reason.to_string()));
-                return Outcome::stopped(&reason);
-            }
+        if let Some(reason) = self.asked.take().stop {
+            tracing::info!("{reason}: Envoy is not started");
+            let _ = self.state.send(State::Stopping(reason.to_string()));
+            return Outcome::stopped(&reason);
         }
         let first = self.core.begin();
         let mut over = self.carry_out(first);
@@ -145,10 +145,11 @@ impl Run {
 
     async fn step(&mut self) -> bool {
         let wake = self.wake();
+        let asked = self.asked.clone();
         tokio::select! {
             biased;
             Some((epoch, exit)) = self.ends.next(), if !self.ends.is_empty() => self.ended(epoch, exit),
-            Some(request) = self.requests.recv() => self.requested(request),
+            () = asked.changed() => self.requested(),
             answer = maybe(&mut self.ask) => {
                 match answer {
                     Ok(status) => tracing::info!("Envoy was asked to drain and answered {status}"),
@@ -190,21 +191,21 @@ impl Run {
 
     // --- requests ------------------------------------------------------------------------------------
 
-    fn requested(&mut self, request: Request) -> bool {
-        let running = self.machine.phase() == Phase::Running;
-        match request {
-            Request::Drained => self.tell(drain::Event::Drained),
-            Request::Stop(reason) if !running => {
-                tracing::info!("{reason}: nothing changes, Envoy is {} already", self.machine.phase());
-                false
-            }
-            Request::Stop(reason) => self.stop(reason),
-            Request::Reload { force } if running => {
-                self.reload(force);
-                false
-            }
-            Request::Reload { .. } => false,
+    fn requested(&mut self) -> bool {
+        let News { drained, reload, stop } = self.asked.take();
+        if drained && self.tell(drain::Event::Drained) {
+            return true;
         }
+        if self.machine.phase() != Phase::Running {
+            return false;
+        }
+        if let Some(reason) = stop {
+            return self.stop(reason);
+        }
+        if let Some(force) = reload {
+            self.reload(force);
+        }
+        false
     }
 
     fn stop(&mut self, reason: Reason) -> bool {

@@ -65,7 +65,7 @@ async fn a_signal_drains_first() {
     let admin = Admin::start(|_, _| Some("OK\n".into())).await;
     let mut scene = Scene::new(SLEEPS);
     scene.config.admin.port = admin.port;
-    let outcome = after_start(&scene, |h| async move { h.stop(TERM).await }).await;
+    let outcome = after_start(&scene, |h| async move { h.stop(TERM) }).await;
     assert_eq!((outcome.exit_code, outcome.reason.as_str()), (0, "received signal: terminated"));
     assert_eq!(admin.seen(), [DRAIN]);
 }
@@ -78,7 +78,7 @@ async fn an_envoy_that_ends_during_the_drain_ends_it() {
     scene.config.drain.termination_drain = LONG * 10;
     let pid = scene.path("pid");
     let outcome = after_start(&scene, |h| async move {
-        h.stop(TERM).await;
+        h.stop(TERM);
         eventually("the drain", || (!admin.seen().is_empty()).then_some(())).await;
         let pid = std::fs::read_to_string(pid).unwrap();
         assert!(std::process::Command::new("kill").args(["-KILL", pid.trim()]).status().unwrap().success());
@@ -93,7 +93,7 @@ async fn an_admin_port_that_never_answers_or_is_not_there_does_not_hold_it_up() 
     for port in [admin.port, 1] {
         let mut scene = Scene::new(SLEEPS);
         scene.config.admin.port = port;
-        let outcome = after_start(&scene, |h| async move { h.stop(TERM).await }).await;
+        let outcome = after_start(&scene, |h| async move { h.stop(TERM) }).await;
         assert_eq!(outcome.exit_code, 0);
     }
     assert_eq!(admin.seen(), [DRAIN]);
@@ -105,7 +105,7 @@ async fn quit_kills_without_a_drain() {
     let mut scene = Scene::new(SLEEPS);
     scene.config.admin.port = admin.port;
     scene.config.drain.termination_drain = LONG * 10;
-    let outcome = after_start(&scene, |h| async move { h.quit().await }).await;
+    let outcome = after_start(&scene, |h| async move { h.quit() }).await;
     assert_eq!((outcome.exit_code, outcome.reason.as_str()), (0, "/quitquitquit called"));
     assert!(admin.seen().is_empty());
 }
@@ -119,7 +119,7 @@ async fn a_drain_now_replaces_the_drain_at_the_end() {
     let outcome = after_start(&scene, |h| async move {
         h.drain_now().await;
         h.drain_now().await;
-        h.stop(TERM).await;
+        h.stop(TERM);
     })
     .await;
     assert_eq!(outcome.exit_code, 0);
@@ -132,9 +132,9 @@ async fn a_second_signal_changes_nothing() {
     let mut scene = Scene::new(SLEEPS);
     scene.config.admin.port = admin.port;
     let outcome = after_start(&scene, |h| async move {
-        h.stop(TERM).await;
-        h.stop(Reason::Signal("interrupt")).await;
-        h.quit().await;
+        h.stop(TERM);
+        h.stop(Reason::Signal("interrupt"));
+        h.quit();
     })
     .await;
     assert_eq!(outcome.reason, "received signal: terminated");
@@ -155,7 +155,7 @@ async fn exit_on_zero_counts_down() {
     let mut scene = Scene::new(SLEEPS);
     scene.config.admin.port = admin.port;
     scene.config.drain.exit_on_zero = Some(drain::ExitOnZero { minimum: Duration::ZERO, cap: None });
-    let outcome = after_start(&scene, |h| async move { h.stop(TERM).await }).await;
+    let outcome = after_start(&scene, |h| async move { h.stop(TERM) }).await;
     assert_eq!(outcome.exit_code, 0);
     let poll = "GET /stats?usedonly&filter=downstream_cx_active$";
     assert_eq!(admin.seen(), [DRAIN, poll, poll, poll]);
@@ -168,7 +168,7 @@ async fn a_cap_ends_an_exit_on_zero_that_would_not() {
     scene.config.admin.port = admin.port;
     let cap = Some(Duration::from_secs(2));
     scene.config.drain.exit_on_zero = Some(drain::ExitOnZero { minimum: Duration::ZERO, cap });
-    let outcome = after_start(&scene, |h| async move { h.stop(TERM).await }).await;
+    let outcome = after_start(&scene, |h| async move { h.stop(TERM) }).await;
     assert_eq!(outcome.exit_code, 0);
 }
 
@@ -179,7 +179,7 @@ async fn what_a_wrapper_started_goes_with_it() {
     for own_group in [false, true] {
         let mut scene = Scene::new(script);
         scene.config.own_group = own_group;
-        after_start(&scene, |h| async move { h.quit().await }).await;
+        after_start(&scene, |h| async move { h.quit() }).await;
         let child = std::fs::read_to_string(scene.path("child")).unwrap();
         eventually("the wrapper's child is gone", || (!runs(&child)).then_some(())).await;
     }
@@ -191,8 +191,7 @@ async fn a_failure_of_the_agent_drains_and_is_not_success() {
     let mut scene = Scene::new(SLEEPS);
     scene.config.admin.port = admin.port;
     let outcome =
-        after_start(&scene, |h| async move { h.stop(Reason::Failure("task sds failed: x".into())).await })
-            .await;
+        after_start(&scene, |h| async move { h.stop(Reason::Failure("task sds failed: x".into())) }).await;
     assert_eq!((outcome.exit_code, outcome.reason.as_str()), (1, "task sds failed: x"));
     assert_eq!(admin.seen(), [DRAIN]);
 }

@@ -188,7 +188,7 @@ async fn requests_in_flight_at_the_stop_are_answered() {
         until_live(listener).await;
         let counts = load(&group, listener, 20, &halt);
         eventually("traffic", || (counts.good.load(Ordering::SeqCst) > 100).then_some(())).await;
-        handle.stop(Reason::Signal("terminated")).await;
+        handle.stop(Reason::Signal("terminated"));
         // New requests go on until Envoy has been asked to drain; those under way then are what counts.
         halt.cancel();
         counts
@@ -221,7 +221,7 @@ async fn five_hot_restarts_fail_no_request() {
         let counts = load(&group, listener, 10, &halt);
         for epoch in 1..=5u64 {
             version.store(epoch, Ordering::SeqCst);
-            handle.reload(false).await;
+            handle.reload(false);
             let waiting = async {
                 while client.live().await.ok() != Some((true, epoch)) {
                     tokio::time::sleep(Duration::from_millis(50)).await;
@@ -234,7 +234,7 @@ async fn five_hot_restarts_fail_no_request() {
         halt.cancel();
         eventually("the clients end", || (!group.running().contains(&"client".to_owned())).then_some(()))
             .await;
-        handle.quit().await;
+        handle.quit();
         counts
     };
     let both = async { tokio::join!(supervisor.run(), act) };
@@ -262,14 +262,14 @@ async fn a_crash_after_a_hot_restart_recovers() {
     };
     let act = async {
         until_epoch(0).await;
-        handle.reload(true).await;
+        handle.reload(true);
         until_epoch(1).await;
         let pid = eventually("the new epoch's pid", || pid_with(&real.scene, "envoy-rev1.json")).await;
         assert!(std::process::Command::new("kill").args(["-SEGV", &pid]).status().unwrap().success());
         states.wait_for(|s| *s == pilot_agent::envoy::State::Recovering).await.unwrap();
         until_epoch(0).await;
         until_live(listener).await;
-        handle.quit().await;
+        handle.quit();
     };
     let both = async { tokio::join!(supervisor.run(), act) };
     let (outcome, ()) = tokio::time::timeout(LONG, both).await.unwrap();

@@ -37,7 +37,7 @@ async fn recovery_starts_again_and_shows_it() {
         }
         eventually("the third start", || (starts(&scene).len() == 3).then_some(())).await;
         assert!(scene.path("conf/envoy-rev.json").exists());
-        handle.quit().await;
+        handle.quit();
     };
     let both = async { tokio::join!(supervisor.run(), look) };
     let (outcome, ()) = tokio::time::timeout(LONG, both).await.unwrap();
@@ -64,7 +64,7 @@ async fn a_stop_while_waiting_to_try_again_ends_at_once() {
     let mut states = handle.watch();
     let stop = async {
         states.wait_for(|s| *s == State::Recovering).await.unwrap();
-        handle.quit().await;
+        handle.quit();
     };
     let both = async { tokio::join!(supervisor.run(), stop) };
     let (outcome, ()) = tokio::time::timeout(LONG, both).await.unwrap();
@@ -97,17 +97,17 @@ async fn a_changed_configuration_starts_the_next_epoch_and_an_equal_one_does_not
     let (supervisor, handle) = scene.with_text(move || shown.load(Ordering::SeqCst).to_string().into_bytes());
     let act = async {
         eventually("epoch 0", || (starts(&scene) == ["0"]).then_some(())).await;
-        handle.reload(false).await;
+        handle.reload(false);
         content.store(1, Ordering::SeqCst);
-        handle.reload(false).await;
+        handle.reload(false);
         eventually("epoch 1", || (starts(&scene) == ["0", "1"]).then_some(())).await;
         assert_eq!(std::fs::read_to_string(scene.path("conf/envoy-rev1.json")).unwrap(), "1");
         eventually("epoch 0's file is gone", || (!scene.path("conf/envoy-rev0.json").exists()).then_some(()))
             .await;
-        handle.reload(false).await;
-        handle.reload(true).await;
+        handle.reload(false);
+        handle.reload(true);
         eventually("epoch 2", || (starts(&scene) == ["0", "1", "2"]).then_some(())).await;
-        handle.quit().await;
+        handle.quit();
     };
     let both = async { tokio::join!(supervisor.run(), act) };
     let (outcome, ()) = tokio::time::timeout(LONG, both).await.unwrap();
@@ -124,12 +124,12 @@ async fn a_failing_epoch_leaves_the_running_one() {
     let (supervisor, handle) = scene.supervisor();
     let act = async {
         eventually("epoch 0", || (starts(&scene) == ["0"]).then_some(())).await;
-        handle.reload(true).await;
+        handle.reload(true);
         eventually("epoch 1", || (starts(&scene) == ["0", "1"]).then_some(())).await;
         eventually("epoch 1's file is gone", || (!scene.path("conf/envoy-rev1.json").exists()).then_some(()))
             .await;
         assert!(scene.path("conf/envoy-rev0.json").exists(), "epoch 0 lives on");
-        handle.quit().await;
+        handle.quit();
     };
     let both = async { tokio::join!(supervisor.run(), act) };
     let (outcome, ()) = tokio::time::timeout(LONG, both).await.unwrap();
