@@ -1,0 +1,226 @@
+//! One agent under measurement: a scratch working directory, a mock istiod to talk to, a stand-in or a
+//! real Envoy.
+
+use std::io;
+use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use envoy_types::pb::envoy::config::core::v3::Node;
+use envoy_types::pb::envoy::service::discovery::v3::DiscoveryRequest;
+use mock_istiod::MockIstiod;
+use tokio::net::UnixStream;
+
+use crate::ads::Stream;
+use crate::proc::Proc;
+
+/// SotW ADS.
+pub const ADS: &str = "envoy.service.discovery.v3.AggregatedDiscoveryService/StreamAggregatedResources";
+/// Delta ADS.
+pub const DELTA: &str = "envoy.service.discovery.v3.AggregatedDiscoveryService/DeltaAggregatedResources";
+/// SDS.
+pub const SDS: &str = "envoy.service.secret.v3.SecretDiscoveryService/StreamSecrets";
+/// The type of secrets.
+const SECRET: &str = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.Secret";
+
+/// Nothing here takes longer, unless something is broken.
+pub const LIMIT: Duration = Duration::from_secs(30);
+
+/// What is started.
+#[derive(Debug, Clone)]
+pub struct Setup<'a> {
+    /// The agent's binary.
+    pub binary: &'a Path,
+    /// Envoy's binary; `None` for a stand-in that sleeps.
+    pub envoy: Option<&'a Path>,
+    /// Additional variables.
+    pub env: Vec<(&'static str, String)>,
+}
+
+/// A started agent; ended in order, then by force, when dropped.
+pub struct Agent {
+    child: Child,
+    dir: tempfile::TempDir,
+    /// When it was executed.
+    pub started: Instant,
+    /// Its status port.
+    pub status_port: u16,
+}
+
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).map_or(0, |a| a.port())
+}
+
+impl Agent {
+    /// Writes what it needs and executes it.
+    pub fn start(setup: &Setup<'_>, istiod: &MockIstiod) -> io::Result<Self> {
+        let dir = tempfile::tempdir()?;
+        let at = |path: &str| dir.path().join(path);
+        for folder in
+            ["var/run/secrets/istio", "var/run/secrets/tokens", "etc/istio/proxy", "var/lib/istio/envoy"]
+        {
+            std::fs::create_dir_all(at(folder))?;
+        }
+        std::fs::write(at("var/run/secrets/istio/root-cert.pem"), istiod.root_pem())?;
+        std::fs::write(at("var/run/secrets/tokens/istio-token"), istiod.mint("default", "bench"))?;
+        // The Go agent reads its bootstrap template from the working directory.
+        #[expect(clippy::disallowed_methods, reason = "a measuring tool reads its own settings")]
+        if let Some(template) = std::env::var_os("GO_TEMPLATE") {
+            std::fs::copy(template, at("var/lib/istio/envoy/envoy_bootstrap_tmpl.json"))?;
+        }
+        let envoy = match setup.envoy {
+            Some(path) => path.to_owned(),
+            None => stand_in(dir.path())?,
+        };
+        let [status_port, admin, envoy_status, prometheus] = [(); 4].map(|()| free_port());
+        let config = serde_json::json!({
+            "discoveryAddress": istiod.discovery_address(),
+            "binaryPath": envoy,
+            "statusPort": status_port,
+            "proxyAdminPort": admin,
+            "concurrency": 1,
+            "terminationDrainDuration": "0.1s",
+        });
+        let log = std::fs::File::create(at("agent.log"))?;
+        let started = Instant::now();
+        let child = Command::new(setup.binary)
+            .args(["proxy", "sidecar"])
+            .current_dir(dir.path())
+            .env_clear()
+            .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
+            .env("PROXY_CONFIG", config.to_string())
+            .env("POD_NAME", "bench-1")
+            .env("POD_NAMESPACE", "default")
+            .env("SERVICE_ACCOUNT", "bench")
+            .env("INSTANCE_IP", "127.0.0.1")
+            .env("ENVOY_STATUS_PORT", envoy_status.to_string())
+            .env("ENVOY_PROMETHEUS_PORT", prometheus.to_string())
+            .env("CLOUD_PLATFORM", "none")
+            .envs(setup.env.iter().map(|(k, v)| (k, v)))
+            .stdin(Stdio::null())
+            .stdout(log.try_clone()?)
+            .stderr(log)
+            .spawn()?;
+        Ok(Self { child, dir, started, status_port })
+    }
+
+    /// The process.
+    pub fn proc(&self) -> Proc {
+        Proc(self.child.id())
+    }
+
+    /// Where the configuration socket is.
+    pub fn xds(&self) -> PathBuf {
+        self.dir.path().join("etc/istio/proxy/XDS")
+    }
+
+    /// Where the identity socket is.
+    pub fn sds(&self) -> PathBuf {
+        self.dir.path().join("var/run/secrets/workload-spiffe-uds/socket")
+    }
+
+    /// The log so far, for an error message.
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(self.dir.path().join("agent.log")).unwrap_or_default()
+    }
+
+    /// Waits until both sockets accept; gives the time since the start.
+    pub async fn sockets(&self) -> io::Result<Duration> {
+        for path in [self.sds(), self.xds()] {
+            connect(&path, self).await?;
+        }
+        Ok(self.started.elapsed())
+    }
+
+    /// Asks for the workload certificate; gives the time since the start.
+    pub async fn certificate(&self) -> io::Result<Duration> {
+        let mut stream = Stream::open(connect(&self.sds(), self).await?, "sds-grpc", SDS, &[]).await?;
+        stream.send(&DiscoveryRequest {
+            node: Some(node()),
+            type_url: SECRET.to_owned(),
+            resource_names: vec!["default".to_owned()],
+            ..DiscoveryRequest::default()
+        })?;
+        stream.message().await?;
+        Ok(self.started.elapsed())
+    }
+
+    /// Opens a stream to istiod through the agent.
+    pub async fn stream(&self, path: &str) -> io::Result<Stream> {
+        Stream::open(connect(&self.xds(), self).await?, "xds-grpc", path, &[]).await
+    }
+
+    /// Waits for `/healthz/ready`; gives the time since the start.
+    pub async fn ready(&self) -> io::Result<Duration> {
+        let until = Instant::now() + LIMIT;
+        loop {
+            if status(self.status_port, "/healthz/ready").await == Some(200) {
+                return Ok(self.started.elapsed());
+            }
+            if Instant::now() > until {
+                return Err(io::Error::other(format!("not ready in {LIMIT:?}\n{}", self.log())));
+            }
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        let pid = self.child.id().to_string();
+        let _ = Command::new("kill").args(["-TERM", &pid]).status();
+        let until = Instant::now() + Duration::from_secs(5);
+        while Instant::now() < until {
+            if matches!(self.child.try_wait(), Ok(Some(_))) {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A node as Envoy sends it.
+pub fn node() -> Node {
+    let id = "sidecar~127.0.0.1~bench-1.default~default.svc.cluster.local".to_owned();
+    Node { id, cluster: "bench".to_owned(), ..Node::default() }
+}
+
+// Tries again until somebody listens.
+async fn connect(path: &Path, agent: &Agent) -> io::Result<UnixStream> {
+    let until = Instant::now() + LIMIT;
+    loop {
+        match UnixStream::connect(path).await {
+            Ok(stream) => return Ok(stream),
+            Err(e) if Instant::now() > until => {
+                return Err(io::Error::other(format!("{}: {e}\n{}", path.display(), agent.log())));
+            }
+            Err(_) => tokio::time::sleep(Duration::from_micros(200)).await,
+        }
+    }
+}
+
+fn stand_in(dir: &Path) -> io::Result<PathBuf> {
+    let path = dir.join("stand-in");
+    std::fs::write(&path, "#!/bin/sh\nexec sleep 600\n")?;
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755))?;
+    Ok(path)
+}
+
+/// One HTTP GET; the status code.
+pub async fn status(port: u16, path: &str) -> Option<u16> {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let exchange = async {
+        let mut stream = tokio::net::TcpStream::connect(("127.0.0.1", port)).await.ok()?;
+        let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).await.ok()?;
+        let mut answer = [0; 64];
+        let read = stream.read(&mut answer).await.ok()?;
+        let text = std::str::from_utf8(answer.get(..read)?).ok()?;
+        text.split_whitespace().nth(1)?.parse().ok()
+    };
+    tokio::time::timeout(Duration::from_secs(2), exchange).await.ok().flatten()
+}

@@ -1,0 +1,96 @@
+//! `make bench`: what the agent costs, side by side with another agent and with no agent at all.
+//!
+//! Every figure is the median of several runs with its range; a range wider than half the median is
+//! marked noisy. The mock istiod and the clients run in this process, the agents in theirs, one at a
+//! time; `PEER_AGENT=<path>` drives another agent's binary through the same runs.
+
+mod ads;
+mod agent;
+mod proc;
+mod relay;
+mod start;
+mod table;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Parser;
+use table::Row;
+
+/// Measures agents.
+#[derive(Debug, Parser)]
+struct Flags {
+    /// The agent.
+    #[arg(long)]
+    agent: PathBuf,
+    /// A real Envoy, for the time to readiness and idle memory; without it a stand-in that sleeps.
+    #[arg(long)]
+    envoy: Option<PathBuf>,
+    /// Another agent to compare with.
+    #[arg(long, env = "PEER_AGENT")]
+    peer: Option<PathBuf>,
+    /// Only sections whose name contains this: size, start, idle, relay, push.
+    #[arg(long, default_value = "")]
+    only: String,
+    /// Runs of each measurement.
+    #[arg(long, default_value_t = 7)]
+    runs: usize,
+}
+
+fn main() -> ExitCode {
+    let flags = Flags::parse();
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    let result = runtime.map_err(|e| e.to_string()).and_then(|r| r.block_on(run(&flags)));
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            eprintln!("bench: {e}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn run(flags: &Flags) -> Result<(), String> {
+    let binaries: Vec<PathBuf> = std::iter::once(&flags.agent).chain(&flags.peer).cloned().collect();
+    let wanted = |name: &str| name.contains(&flags.only);
+    let with_peer = flags.peer.is_some();
+    if wanted("size") {
+        table::print("Size", &[size(&binaries)], with_peer);
+    }
+    if wanted("start") {
+        eprintln!("measuring start…");
+        let rows = start::starts(&binaries, flags.envoy.as_deref(), flags.runs).await?;
+        table::print("Start (ms since exec)", &rows, with_peer);
+    }
+    if wanted("idle") {
+        eprintln!("measuring idle memory…");
+        let rows = start::idle(&binaries, flags.envoy.as_deref()).await?;
+        table::print("Idle memory (MB, 10 s after ready)", &rows, with_peer);
+    }
+    if wanted("relay") {
+        eprintln!("measuring the relay…");
+        let rows = relay::bulk(&binaries, flags.runs).await?;
+        table::print("Relay of configuration", &rows, with_peer);
+    }
+    if wanted("push") {
+        eprintln!("measuring small pushes…");
+        let rows = relay::pushes(&binaries, flags.runs).await?;
+        table::print("Small delta pushes (µs)", &rows, with_peer);
+    }
+    Ok(())
+}
+
+fn size(binaries: &[PathBuf]) -> Row {
+    let of = |path: &PathBuf| {
+        let bytes = std::fs::metadata(path).map(|m| m.len()).unwrap_or(0);
+        #[expect(clippy::cast_precision_loss, reason = "sizes are far below 2^53")]
+        table::Value::of(vec![bytes as f64 / 1e6])
+    };
+    Row {
+        what: "binary as built (MB)".to_owned(),
+        ours: binaries.first().and_then(of),
+        peer: binaries.get(1).and_then(of),
+        direct: None,
+        target: "≤ 12",
+    }
+}

@@ -1,0 +1,108 @@
+//! How soon, and how much when nothing happens.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use mock_istiod::MockIstiod;
+
+use crate::agent::{Agent, Setup};
+use crate::table::{Row, Value};
+
+fn ms(d: Duration) -> f64 {
+    d.as_secs_f64() * 1e3
+}
+
+type Measured = Vec<Option<Value>>;
+
+fn row(what: &str, values: Measured, target: &'static str) -> Row {
+    let mut values = values.into_iter();
+    let ours = values.next().flatten();
+    Row { what: what.to_owned(), ours, peer: values.next().flatten(), direct: None, target }
+}
+
+/// Sockets, certificates by key type, readiness with a real Envoy.
+pub async fn starts(binaries: &[PathBuf], envoy: Option<&Path>, runs: usize) -> Result<Vec<Row>, String> {
+    let istiod = MockIstiod::start().await;
+    let ecdsa = vec![("ECC_SIGNATURE_ALGORITHM", "ECDSA".to_owned())];
+    let mut rows = Vec::new();
+    let mut values = Vec::new();
+    for binary in binaries {
+        let setup = Setup { binary, envoy: None, env: ecdsa.clone() };
+        values.push(repeat(runs, &setup, &istiod, Step::Sockets).await?);
+    }
+    rows.push(row("both sockets accept", values, "≤ 5"));
+    for (name, env, target) in [
+        ("first certificate, P-256", ecdsa.clone(), "≤ 10"),
+        ("first certificate, RSA-2048", vec![], "≤ peer"),
+    ] {
+        let mut values = Vec::new();
+        for binary in binaries {
+            let setup = Setup { binary, envoy: None, env: env.clone() };
+            // RSA keys take a random time; the median needs more runs.
+            let runs = if env.is_empty() { runs * 3 } else { runs };
+            values.push(repeat(runs, &setup, &istiod, Step::Certificate).await?);
+        }
+        rows.push(row(name, values, target));
+    }
+    if let Some(envoy) = envoy {
+        let mut values = Vec::new();
+        for binary in binaries {
+            let setup = Setup { binary, envoy: Some(envoy), env: ecdsa.clone() };
+            values.push(repeat(runs.min(5), &setup, &istiod, Step::Ready).await?);
+        }
+        rows.push(row("Envoy ready", values, "–"));
+    }
+    Ok(rows)
+}
+
+#[derive(Clone, Copy)]
+enum Step {
+    Sockets,
+    Certificate,
+    Ready,
+}
+
+async fn repeat(
+    runs: usize,
+    setup: &Setup<'_>,
+    istiod: &MockIstiod,
+    step: Step,
+) -> Result<Option<Value>, String> {
+    let mut times = Vec::new();
+    for _ in 0..runs {
+        let agent = Agent::start(setup, istiod).map_err(|e| e.to_string())?;
+        let took = match step {
+            Step::Sockets => agent.sockets().await,
+            Step::Certificate => agent.certificate().await,
+            Step::Ready => agent.ready().await,
+        };
+        times.push(ms(took.map_err(|e| e.to_string())?));
+    }
+    Ok(Value::of(times))
+}
+
+/// Memory 10 s after readiness, with a real Envoy connected where there is one.
+pub async fn idle(binaries: &[PathBuf], envoy: Option<&Path>) -> Result<Vec<Row>, String> {
+    let istiod = MockIstiod::start().await;
+    let (mut rss, mut anon, mut threads) = (Vec::new(), Vec::new(), Vec::new());
+    for binary in binaries {
+        let agent =
+            Agent::start(&Setup { binary, envoy, env: vec![] }, &istiod).map_err(|e| e.to_string())?;
+        agent.certificate().await.map_err(|e| e.to_string())?;
+        if envoy.is_some() {
+            agent.ready().await.map_err(|e| e.to_string())?;
+        }
+        for left in (1..=10).rev() {
+            eprint!("\r  waiting {left} s ");
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+        eprintln!();
+        let memory = agent.proc().memory();
+        #[expect(clippy::cast_precision_loss, reason = "sizes are far below 2^53")]
+        let value = |bytes: u64| Value::of(vec![bytes as f64 / 1e6]);
+        rss.push(value(memory.rss));
+        anon.push(value(memory.anon));
+        threads.push(Value::of(vec![f64::from(u32::try_from(agent.proc().threads()).unwrap_or(0))]));
+    }
+    Ok(vec![row("resident", rss, "≤ 8"), row("anonymous", anon, "≤ 3"), row("threads", threads, "–")])
+}
