@@ -19,6 +19,7 @@ pub mod folder;
 pub mod grpc;
 pub mod json;
 pub mod jwt;
+pub mod net;
 pub mod pki;
 pub mod record;
 mod reply;

@@ -9,13 +9,12 @@ pub mod agent;
 pub mod client;
 pub mod http;
 
-use std::net::{Ipv4Addr, TcpListener};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 
 pub use agent::{Envoy, TestAgent};
 pub use client::EnvoyClient;
+pub use mock_istiod::net::free_port;
 pub use mock_istiod::{Code, Fault, MockIstiod, Resource, Set, Token};
 
 /// How long a condition may take before a test fails. Generous: only a defect ever waits so long.
@@ -35,22 +34,6 @@ pub async fn eventually<T, F: Future<Output = Option<T>>>(what: &str, mut check:
         }
     };
     tokio::time::timeout(LIMIT, looked).await.unwrap_or_else(|_| panic!("never came true: {what}"))
-}
-
-/// A TCP port that nobody uses. Taken from below the range the kernel gives to clients, and never twice by one
-/// process; two processes begin at different places.
-pub fn free_port() -> u16 {
-    static NEXT: AtomicU16 = AtomicU16::new(0);
-    const LOW: u16 = 17_000;
-    const COUNT: u16 = 14_000;
-    let start = u16::try_from(std::process::id() * 97 % u32::from(COUNT)).expect("below 14000");
-    for _ in 0..COUNT {
-        let port = LOW + start.wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed)) % COUNT;
-        if TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).is_ok() {
-            return port;
-        }
-    }
-    panic!("no free port between {LOW} and {}", LOW + COUNT);
 }
 
 #[expect(clippy::disallowed_methods, reason = "what the tests run on is named by the environment")]
