@@ -1,3 +1,6 @@
 //! White box: parts of the agent put together through the library, with real processes and sockets.
 
+#[path = "../support/mod.rs"]
+mod support;
+
 mod envoy;

@@ -11,17 +11,9 @@ use pilot_agent::envoy::{ConfigFile, Reason};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
-use super::fake::{LONG, Scene, eventually};
+use crate::support::envoy_bin;
 
-/// The Envoy to test with; `make test` sets the variable.
-fn envoy() -> Option<String> {
-    #[expect(clippy::disallowed_methods, reason = "how tests are told")]
-    let binary = std::env::var("ENVOY_BIN").ok().filter(|b| !b.is_empty());
-    if binary.is_none() {
-        eprintln!("SKIPPED: ENVOY_BIN is not set (make test sets it)");
-    }
-    binary
-}
+use super::fake::{LONG, Scene, eventually};
 
 async fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().port()
@@ -164,21 +156,20 @@ struct Real {
     app: u16,
 }
 
-async fn real(delay: Duration) -> Option<Real> {
-    let binary = envoy()?;
+async fn real(delay: Duration) -> Real {
     let mut scene = Scene::new("");
-    scene.config.binary = binary;
+    scene.config.binary = envoy_bin().to_str().unwrap().to_owned();
     scene.config.arguments.concurrency = 1;
     let group = Group::new();
     let app = app(&group, delay).await;
     let (admin, listener) = (free_port().await, free_port().await);
     scene.config.admin.port = admin;
-    Some(Real { scene, group, admin, listener, app })
+    Real { scene, group, admin, listener, app }
 }
 
 #[tokio::test]
 async fn requests_in_flight_at_the_stop_are_answered() {
-    let Some(mut real) = real(Duration::from_millis(200)).await else { return };
+    let mut real = real(Duration::from_millis(200)).await;
     real.scene.config.drain.termination_drain = Duration::from_secs(3);
     let (admin, listener, app) = (real.admin, real.listener, real.app);
     let (supervisor, handle) = real.scene.with_text(move || bootstrap(admin, listener, app, 0));
@@ -204,7 +195,7 @@ async fn requests_in_flight_at_the_stop_are_answered() {
 
 #[tokio::test]
 async fn five_hot_restarts_fail_no_request() {
-    let Some(mut real) = real(Duration::from_millis(5)).await else { return };
+    let mut real = real(Duration::from_millis(5)).await;
     real.scene.config.restart.hot_restart = true;
     real.scene.config.restart.parent_shutdown = Duration::from_secs(2);
     real.scene.config.arguments.drain_seconds = 1;
@@ -248,7 +239,7 @@ async fn five_hot_restarts_fail_no_request() {
 
 #[tokio::test]
 async fn a_crash_after_a_hot_restart_recovers() {
-    let Some(mut real) = real(Duration::ZERO).await else { return };
+    let mut real = real(Duration::ZERO).await;
     real.scene.config.restart.hot_restart = true;
     real.scene.config.restart.recovery = true;
     let (admin, listener, app) = (real.admin, real.listener, real.app);
@@ -289,7 +280,7 @@ fn pid_with(scene: &Scene, file: &str) -> Option<String> {
 
 #[tokio::test]
 async fn an_envoy_left_over_on_the_admin_port_is_named() {
-    let Some(mut real) = real(Duration::ZERO).await else { return };
+    let mut real = real(Duration::ZERO).await;
     let config: PathBuf = real.scene.path("stale.json");
     let other = free_port().await;
     let mut file = std::fs::File::create(&config).unwrap();
@@ -309,7 +300,7 @@ async fn an_envoy_left_over_on_the_admin_port_is_named() {
     stale.kill().unwrap();
     stale.wait().unwrap();
     assert_eq!(outcome.exit_code, 1);
-    let named = format!("admin port {} is held by pid {} (envoy)", real.admin, stale.id());
+    let named = format!("admin port {} is held by pid {} (envoy", real.admin, stale.id());
     assert!(outcome.reason.contains(&named), "{outcome:?}");
     assert!(custom.exists(), "the user's own file stays");
 }

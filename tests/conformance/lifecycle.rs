@@ -1,0 +1,285 @@
+//! Envoy's life as it is seen from outside: exit status, drains, quits, orphans, leftovers.
+
+use std::os::unix::fs::PermissionsExt;
+use std::time::Duration;
+
+use mock_istiod::MockIstiod;
+use rustix::process::Signal;
+
+use crate::support::{Envoy, TestAgent, agent, eventually};
+
+const BOOTSTRAP: &str = "etc/istio/proxy/envoy-rev.json";
+const DRAIN: &str = "POST /drain_listeners?inboundonly&graceful";
+const DRAIN_NOW: &str = "POST /drain_listeners?inboundonly&graceful&skip_exit";
+
+/// Requests that the fake Envoy noted, without those of readiness.
+fn asked(agent: &TestAgent) -> Vec<String> {
+    let requests = agent.fake_notes().into_iter().filter_map(|n| n["request"].as_str().map(str::to_owned));
+    requests.filter(|r| !r.contains("cluster_manager") && !r.contains("server")).collect()
+}
+
+async fn serving(agent: &TestAgent) {
+    eventually("Envoy's admin port serves", || async {
+        agent.fake_notes().iter().any(|n| n["serving"].is_number()).then_some(())
+    })
+    .await;
+}
+
+fn code(status: std::process::ExitStatus) -> i32 {
+    status.code().expect("the agent ends by itself, not by a signal")
+}
+
+#[tokio::test]
+async fn a_signal_drains_inbound_listeners_kills_and_cleans_up() {
+    let mock = MockIstiod::start().await;
+    for signal in [Signal::TERM, Signal::INT] {
+        let mut agent = TestAgent::with().istiod(&mock).start();
+        serving(&agent).await;
+        assert!(agent.path(BOOTSTRAP).exists());
+        agent.signal(signal);
+        assert_eq!(code(agent.wait_exit().await), 0);
+        assert_eq!(asked(&agent), [DRAIN]);
+        let signals = agent.fake_notes().iter().filter(|n| n["signal"].is_string()).count();
+        assert_eq!(signals, 0, "Envoy is killed, not asked");
+        assert!(!agent.path(BOOTSTRAP).exists());
+        agent.assert_clean().await;
+    }
+}
+
+#[tokio::test]
+async fn a_gateway_drains_everything() {
+    let mock = MockIstiod::start().await;
+    let mut agent = TestAgent::with().istiod(&mock).args(&["proxy", "router"]).start();
+    serving(&agent).await;
+    agent.signal(Signal::TERM);
+    assert_eq!(code(agent.wait_exit().await), 0);
+    assert_eq!(asked(&agent), ["POST /drain_listeners?graceful"]);
+    agent.assert_clean().await;
+}
+
+#[tokio::test]
+async fn hangup_and_quit_end_in_order() {
+    let mock = MockIstiod::start().await;
+    for signal in [Signal::HUP, Signal::QUIT] {
+        let mut agent = TestAgent::with().istiod(&mock).start();
+        serving(&agent).await;
+        agent.signal(signal);
+        assert_eq!(code(agent.wait_exit().await), 0);
+        assert_eq!(asked(&agent), [DRAIN]);
+        assert!(!agent.path(BOOTSTRAP).exists());
+        agent.assert_clean().await;
+    }
+}
+
+#[tokio::test]
+async fn other_signals_do_nothing() {
+    let mock = MockIstiod::start().await;
+    let mut agent = TestAgent::with().istiod(&mock).start();
+    serving(&agent).await;
+    for signal in [Signal::USR1, Signal::USR2, Signal::WINCH, Signal::PIPE] {
+        agent.signal(signal);
+    }
+    agent.wait_ready().await;
+    agent.assert_running();
+    agent.stop().await;
+}
+
+#[tokio::test]
+async fn an_admin_port_that_never_answers_does_not_hold_up_the_end() {
+    let mock = MockIstiod::start().await;
+    let mut agent = TestAgent::with().istiod(&mock).fake("hang", vec!["/drain_listeners"]).start();
+    serving(&agent).await;
+    agent.signal(Signal::TERM);
+    assert_eq!(code(agent.wait_exit().await), 0);
+    assert_eq!(asked(&agent), [DRAIN]);
+    agent.assert_clean().await;
+}
+
+#[tokio::test]
+async fn exit_on_zero_waits_for_connections_up_to_a_cap() {
+    let mock = MockIstiod::start().await;
+    let builder = TestAgent::with()
+        .istiod(&mock)
+        .env("EXIT_ON_ZERO_ACTIVE_CONNECTIONS", "true")
+        .env("MINIMUM_DRAIN_DURATION", "0s")
+        .env("MAXIMUM_DRAIN_DURATION", "3s");
+    let mut agent = builder.fake("stats", "listener.0.0.0.0_8080.downstream_cx_active: 2\n").start();
+    serving(&agent).await;
+    agent.signal(Signal::TERM);
+    assert_eq!(code(agent.wait_exit().await), 0);
+    let polls = asked(&agent).iter().filter(|r| r.contains("downstream_cx_active$")).count();
+    assert!(polls >= 1, "{:?}", asked(&agent));
+    agent.assert_clean().await;
+}
+
+#[tokio::test]
+async fn quit_answers_then_ends_without_a_drain() {
+    let mock = MockIstiod::start().await;
+    for _ in 0..5 {
+        let mut agent =
+            TestAgent::with().istiod(&mock).proxy_config("terminationDrainDuration", "600s").start();
+        serving(&agent).await;
+        let reply = agent.post("/quitquitquit").await.expect("the answer comes before the end");
+        assert_eq!((reply.status.as_u16(), reply.text().as_str()), (200, "OK"));
+        assert_eq!(code(agent.wait_exit().await), 0);
+        assert!(asked(&agent).is_empty(), "{:?}", asked(&agent));
+        assert!(!agent.path(BOOTSTRAP).exists());
+        agent.assert_clean().await;
+    }
+}
+
+#[tokio::test]
+async fn quit_works_without_envoy() {
+    let mock = MockIstiod::start().await;
+    let mut agent = TestAgent::with().istiod(&mock).env("DISABLE_ENVOY", "true").start();
+    let reply = eventually("the status server", || async { agent.post("/quitquitquit").await.ok() }).await;
+    assert_eq!((reply.status.as_u16(), reply.text().as_str()), (200, "OK"));
+    assert_eq!(code(agent.wait_exit().await), 0);
+}
+
+#[tokio::test]
+async fn a_drain_stays_and_replaces_the_one_at_the_end() {
+    let mock = MockIstiod::start().await;
+    let mut agent = TestAgent::with().istiod(&mock).proxy_config("terminationDrainDuration", "600s").start();
+    serving(&agent).await;
+    assert_eq!(agent.post("/drain").await.unwrap().status.as_u16(), 200);
+    agent.assert_running();
+    agent.signal(Signal::TERM);
+    assert_eq!(code(agent.wait_exit().await), 0);
+    assert_eq!(asked(&agent), [DRAIN_NOW]);
+    agent.assert_clean().await;
+}
+
+#[tokio::test]
+async fn envoys_own_end_is_the_agents_exit_status() {
+    let mock = MockIstiod::start().await;
+    for status in [0, 1, 3, 139, 255] {
+        let end = serde_json::json!({"after": 0, "status": status});
+        let mut agent = TestAgent::with().istiod(&mock).fake("exit", end.clone()).start();
+        assert_eq!(code(agent.wait_exit().await), status);
+        assert!(!agent.path(BOOTSTRAP).exists());
+        agent.assert_clean().await;
+        let restored =
+            TestAgent::with().istiod(&mock).fake("exit", end).env("ENVOY_EXIT_ALWAYS_ZERO", "true");
+        assert_eq!(code(restored.start().wait_exit().await), 0);
+    }
+}
+
+#[tokio::test]
+async fn a_killed_envoy_is_128_and_the_signal_with_the_reason_last() {
+    let mock = MockIstiod::start().await;
+    for (signal, status, text) in
+        [(Signal::KILL, 137, "signal: killed"), (Signal::SEGV, 139, "segmentation fault")]
+    {
+        let mut agent = TestAgent::with().istiod(&mock).start();
+        serving(&agent).await;
+        rustix::process::kill_process(agent.envoy_pid().await, signal).unwrap();
+        assert_eq!(code(agent.wait_exit().await), status);
+        agent.wait_log(text).await;
+        agent.assert_clean().await;
+    }
+}
+
+#[tokio::test]
+async fn what_cannot_be_executed_is_named() {
+    let mock = MockIstiod::start().await;
+    for (name, text, mode) in [
+        ("missing", None, 0),
+        ("not-executable", Some("#!/bin/sh\nsleep 1000\n"), 0o644),
+        ("no-program", Some("sleep 1000\n"), 0o755),
+        ("bad-interpreter", Some("#!/no/such/interpreter\n"), 0o755),
+    ] {
+        let mut builder = TestAgent::with().istiod(&mock).envoy(Envoy::Binary(format!("./{name}").into()));
+        if let Some(text) = text {
+            builder = builder.file_mode(name, text, mode);
+        }
+        let mut agent = builder.start();
+        assert_eq!(code(agent.wait_exit().await), 1, "{name}");
+        agent.wait_log(name).await;
+        assert!(!agent.path(BOOTSTRAP).exists());
+        agent.assert_clean().await;
+    }
+}
+
+#[tokio::test]
+async fn a_killed_agent_leaves_no_envoy() {
+    let mock = MockIstiod::start().await;
+    let mut agent = TestAgent::with().istiod(&mock).start();
+    serving(&agent).await;
+    agent.signal(Signal::KILL);
+    assert!(agent.wait_exit().await.code().is_none());
+    eventually("Envoy is gone", || async { agent.processes().is_empty().then_some(()) }).await;
+    // The next agent in the same place starts as if nothing had been.
+    let dir = agent.take_dir();
+    let mut agent = TestAgent::with().istiod(&mock).start_in(dir);
+    agent.wait_ready().await;
+    agent.stop().await;
+}
+
+#[tokio::test]
+async fn an_envoy_that_ignores_everything_is_killed() {
+    let mock = MockIstiod::start().await;
+    let mut agent = TestAgent::with().istiod(&mock).fake("ignore_term", true).start();
+    serving(&agent).await;
+    agent.signal(Signal::TERM);
+    agent.signal(Signal::TERM);
+    agent.signal(Signal::INT);
+    assert_eq!(code(agent.wait_exit().await), 0);
+    agent.assert_clean().await;
+}
+
+#[tokio::test]
+async fn a_custom_configuration_is_the_users() {
+    let mock = MockIstiod::start().await;
+    let script = "#!/bin/sh\necho \"$@\" > args.new; mv args.new args; exec sleep 1000\n";
+    let mut agent = TestAgent::with()
+        .istiod(&mock)
+        .envoy(Envoy::Binary("./envoy.sh".into()))
+        .file_mode("envoy.sh", script, 0o755)
+        .file("my.json", "{}")
+        .proxy_config("customConfigFile", "my.json")
+        .start();
+    let args =
+        eventually("Envoy starts", || async { std::fs::read_to_string(agent.path("args")).ok() }).await;
+    assert!(args.starts_with("-c my.json "), "{args}");
+    assert!(!agent.path(BOOTSTRAP).exists());
+    agent.signal(Signal::TERM);
+    assert_eq!(code(agent.wait_exit().await), 0);
+    assert!(agent.path("my.json").exists());
+}
+
+#[tokio::test]
+async fn recovery_starts_envoy_again_and_it_becomes_ready() {
+    let mock = MockIstiod::start().await;
+    let mut agent = TestAgent::with().istiod(&mock).env("ENVOY_RECOVERY", "true").start();
+    serving(&agent).await;
+    agent.wait_ready().await;
+    let first = agent.envoy_pid().await;
+    rustix::process::kill_process(first, Signal::SEGV).unwrap();
+    eventually("another Envoy", || async {
+        let now = agent
+            .processes()
+            .into_iter()
+            .find(|(pid, name)| *pid != agent.pid() && !name.starts_with("pilot-agent"));
+        now.filter(|(pid, _)| *pid != first)
+    })
+    .await;
+    agent.wait_ready().await;
+    agent.assert_running();
+    agent.stop().await;
+}
+
+#[tokio::test]
+async fn the_modes_of_what_is_written() {
+    let mock = MockIstiod::start().await;
+    let agent = TestAgent::with().istiod(&mock).start();
+    serving(&agent).await;
+    let mode = std::fs::metadata(agent.path(BOOTSTRAP)).unwrap().permissions().mode() & 0o777;
+    assert_eq!(mode, 0o644);
+    let beside = std::fs::read_dir(agent.path("etc/istio/proxy")).unwrap().flatten();
+    let beside: Vec<_> = beside.filter(|e| e.file_name().to_string_lossy().contains("envoy-rev")).collect();
+    assert_eq!(beside.len(), 1, "nothing half-written is left");
+    assert!(agent.path(agent::XDS).exists());
+    assert!(agent.started().elapsed() < Duration::from_secs(600));
+    agent.stop().await;
+}
