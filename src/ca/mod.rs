@@ -4,7 +4,9 @@
 //! and rotation. A client bounds each attempt and the whole by deadlines of its own, so a caller never
 //! waits for ever; what to do after a failure is told by [`Error::retry`].
 
+pub mod citadel;
 pub mod csr;
+mod unary;
 
 use std::fmt;
 use std::time::Duration;

@@ -1,0 +1,272 @@
+//! One gRPC connection for a few unary calls in a row.
+//!
+//! The connection is driven by the call itself, so it needs no task, and it is closed when the caller
+//! is done: certificates are asked for every few hours, and a connection kept that long is either
+//! closed by the server meanwhile or a half-open one waiting to be found out. Why not tonic's channel:
+//! it keeps a worker task, a reconnect loop of its own and 2 MB windows per connection, and decides
+//! about reconnecting out of our sight.
+
+use std::time::Duration;
+
+use bytes::{BufMut, Bytes, BytesMut};
+use h2::client::{Connection, SendRequest};
+use http::{HeaderMap, HeaderValue, Request, StatusCode};
+use tonic::{Code, Status};
+
+use crate::istiod::Stream;
+
+/// An answer above this is not a certificate chain.
+const MAX_ANSWER: usize = 16 << 20;
+/// Frame of a message: flag and length.
+const FRAME: usize = 5;
+/// A polite end of a connection may take this long, then it is dropped.
+const GOODBYE: Duration = Duration::from_millis(200);
+
+/// An open connection.
+pub(super) struct Session {
+    send: SendRequest<Bytes>,
+    connection: Connection<Stream, Bytes>,
+    base: String,
+    alive: bool,
+}
+
+impl Session {
+    /// Speaks HTTP/2 on a fresh connection.
+    pub(super) async fn open(connection: crate::istiod::Connection) -> Result<Self, Status> {
+        let base = format!("{}://{}", connection.scheme, connection.authority);
+        let (send, connection) = h2::client::Builder::new()
+            .enable_push(false)
+            .max_send_buffer_size(64 << 10)
+            .handshake(connection.io)
+            .await
+            .map_err(|e| status_of(&e))?;
+        Ok(Self { send, connection, base, alive: true })
+    }
+
+    /// Whether another call may be tried on it.
+    pub(super) fn usable(&self) -> bool {
+        self.alive
+    }
+
+    /// One call. The answer is the message's bytes; any failure is a status, as gRPC maps them.
+    pub(super) async fn call(
+        &mut self,
+        path: &str,
+        metadata: HeaderMap,
+        message: Bytes,
+        timeout: Duration,
+    ) -> Result<Bytes, Status> {
+        let mut request = Request::post(format!("{}{path}", self.base))
+            .body(())
+            .map_err(|e| Status::internal(format!("cannot form the request: {e}")))?;
+        *request.headers_mut() = metadata;
+        let fixed = [
+            ("te", HeaderValue::from_static("trailers")),
+            ("content-type", HeaderValue::from_static("application/grpc")),
+            ("user-agent", HeaderValue::from_static(concat!("pilot-agent/", env!("CARGO_PKG_VERSION")))),
+            // So that the server stops working when we stop waiting.
+            (
+                "grpc-timeout",
+                HeaderValue::from_str(&format!("{}m", timeout.as_millis().clamp(1, 99_999_999)))
+                    .map_err(|e| Status::internal(e.to_string()))?,
+            ),
+        ];
+        for (name, value) in fixed {
+            request.headers_mut().insert(name, value);
+        }
+        let exchange = exchange(self.send.clone(), request, message);
+        tokio::pin!(exchange);
+        let done = loop {
+            tokio::select! {
+                biased;
+                done = &mut exchange => break done,
+                // Its end reaches the exchange as an error of the stream.
+                ended = &mut self.connection, if self.alive => {
+                    self.alive = false;
+                    if let Err(e) = ended {
+                        break Err(Broken::Transport(status_of(&e)));
+                    }
+                }
+            }
+        };
+        match done {
+            Ok(message) => Ok(message),
+            Err(Broken::Answered(status)) => Err(status),
+            Err(Broken::Transport(status)) => {
+                self.alive = false;
+                Err(status)
+            }
+        }
+    }
+
+    /// Says goodbye.
+    pub(super) async fn close(self) {
+        drop(self.send);
+        if self.alive {
+            let _ = tokio::time::timeout(GOODBYE, self.connection).await;
+        }
+    }
+}
+
+/// What went wrong: the server said so, or it could not.
+enum Broken {
+    Answered(Status),
+    Transport(Status),
+}
+
+async fn exchange(send: SendRequest<Bytes>, request: Request<()>, message: Bytes) -> Result<Bytes, Broken> {
+    let transport = |e: h2::Error| Broken::Transport(status_of(&e));
+    let mut send = send.ready().await.map_err(transport)?;
+    let (response, mut body) = send.send_request(request, false).map_err(transport)?;
+    let mut framed = BytesMut::with_capacity(FRAME + message.len());
+    framed.put_u8(0);
+    framed.put_u32(u32::try_from(message.len()).map_err(|_| {
+        Broken::Answered(Status::resource_exhausted("the request does not fit a gRPC message"))
+    })?);
+    framed.put(message);
+    // Waits in the connection's buffer for the peer's window; requests are a few KB.
+    body.send_data(framed.freeze(), true).map_err(transport)?;
+
+    let (head, mut body) = response.await.map_err(transport)?.into_parts();
+    // An answer that is only headers carries the status there.
+    if let Some(status) = status_in(&head.headers) {
+        return if status.code() == Code::Ok { Err(empty()) } else { Err(Broken::Answered(status)) };
+    }
+    if head.status != StatusCode::OK {
+        return Err(Broken::Answered(status_of_http(head.status)));
+    }
+    let mut bytes = BytesMut::new();
+    while let Some(chunk) = body.data().await {
+        let chunk = chunk.map_err(transport)?;
+        body.flow_control().release_capacity(chunk.len()).map_err(transport)?;
+        if bytes.len() + chunk.len() > MAX_ANSWER + FRAME {
+            return Err(Broken::Transport(Status::resource_exhausted("the answer is larger than 16 MB")));
+        }
+        bytes.extend_from_slice(&chunk);
+    }
+    let trailers = body.trailers().await.map_err(transport)?;
+    match trailers.as_ref().and_then(status_in) {
+        Some(status) if status.code() == Code::Ok => unframe(bytes.freeze()).map_err(Broken::Answered),
+        Some(status) => Err(Broken::Answered(status)),
+        None => {
+            let text = "the answer ended without a status: a proxy in between may have cut it";
+            Err(Broken::Answered(Status::unknown(text)))
+        }
+    }
+}
+
+fn empty() -> Broken {
+    Broken::Answered(Status::internal("the answer has a status and no message"))
+}
+
+/// The one message of an answer.
+pub(super) fn unframe(mut bytes: Bytes) -> Result<Bytes, Status> {
+    let wrong = |what: &str| Status::internal(format!("the answer is not one gRPC message: {what}"));
+    if bytes.len() < FRAME {
+        return Err(wrong("it is too short"));
+    }
+    let frame = bytes.split_to(FRAME);
+    if frame[0] != 0 {
+        return Err(wrong("it is compressed, which was not offered"));
+    }
+    let length = u32::from_be_bytes([frame[1], frame[2], frame[3], frame[4]]);
+    if bytes.len() as u64 != u64::from(length) {
+        return Err(wrong("its length does not fit"));
+    }
+    Ok(bytes)
+}
+
+/// The status in headers or trailers. Not tonic's reader: that one panics on details which are not
+/// base64, and nobody reads them here.
+fn status_in(headers: &HeaderMap) -> Option<Status> {
+    let code = Code::from_bytes(headers.get("grpc-status")?.as_bytes());
+    let message = headers.get("grpc-message").map(HeaderValue::as_bytes).unwrap_or_default();
+    Some(Status::new(code, percent_decoded(message)))
+}
+
+fn percent_decoded(text: &[u8]) -> String {
+    let hex = |byte: u8| char::from(byte).to_digit(16).and_then(|d| u8::try_from(d).ok());
+    let mut out = Vec::with_capacity(text.len());
+    let mut at = 0;
+    while let Some(&byte) = text.get(at) {
+        let pair =
+            (byte == b'%').then(|| Some((hex(*text.get(at + 1)?)?, hex(*text.get(at + 2)?)?))).flatten();
+        match pair {
+            Some((high, low)) => {
+                out.push(high << 4 | low);
+                at += 3;
+            }
+            None => {
+                out.push(byte);
+                at += 1;
+            }
+        }
+    }
+    String::from_utf8_lossy(&out).into_owned()
+}
+
+/// gRPC's table of HTTP statuses.
+fn status_of_http(status: StatusCode) -> Status {
+    let code = match status.as_u16() {
+        400 => Code::Internal,
+        401 => Code::Unauthenticated,
+        403 => Code::PermissionDenied,
+        404 => Code::Unimplemented,
+        429 | 502..=504 => Code::Unavailable,
+        _ => Code::Unknown,
+    };
+    Status::new(code, format!("the server answered with HTTP status {status}, which is not gRPC's way"))
+}
+
+/// gRPC's table of HTTP/2 errors; a connection that broke is unavailable.
+fn status_of(error: &h2::Error) -> Status {
+    use h2::Reason;
+    let code = match error.reason() {
+        None => Code::Unavailable,
+        Some(Reason::REFUSED_STREAM) => Code::Unavailable,
+        Some(_) if error.is_go_away() => Code::Unavailable,
+        Some(Reason::CANCEL) => Code::Cancelled,
+        Some(Reason::ENHANCE_YOUR_CALM) => Code::ResourceExhausted,
+        Some(Reason::INADEQUATE_SECURITY) => Code::PermissionDenied,
+        Some(_) => Code::Internal,
+    };
+    Status::new(code, format!("the connection broke: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn statuses_are_read_from_headers() {
+        let mut headers = HeaderMap::new();
+        assert!(status_in(&headers).is_none());
+        headers.insert("grpc-status", HeaderValue::from_static("16"));
+        headers.insert("grpc-message", HeaderValue::from_static("no%20token%"));
+        headers.insert("grpc-status-details-bin", HeaderValue::from_static("!!! no base64"));
+        let status = status_in(&headers).unwrap();
+        assert_eq!((status.code(), status.message()), (Code::Unauthenticated, "no token%"));
+        headers.insert("grpc-status", HeaderValue::from_static("what"));
+        assert_eq!(status_in(&headers).unwrap().code(), Code::Unknown);
+    }
+
+    #[test]
+    fn only_one_whole_message_is_taken() {
+        assert_eq!(unframe(Bytes::from_static(&[0, 0, 0, 0, 2, 7, 8])).unwrap(), [7, 8][..]);
+        assert_eq!(unframe(Bytes::from_static(&[0, 0, 0, 0, 0])).unwrap(), [][..]);
+        for bad in
+            [&[][..], &[0, 0, 0, 0], &[1, 0, 0, 0, 1, 7], &[0, 0, 0, 0, 1, 7, 8], &[0, 255, 255, 255, 255]]
+        {
+            assert_eq!(unframe(Bytes::copy_from_slice(bad)).unwrap_err().code(), Code::Internal);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_the_readers_panic(bytes in any::<Vec<u8>>()) {
+            let _ = percent_decoded(&bytes);
+            let _ = unframe(bytes.into());
+        }
+    }
+}
