@@ -17,3 +17,4 @@ pub mod istiod;
 pub mod proto;
 pub mod status;
 pub mod tls;
+pub mod xds;

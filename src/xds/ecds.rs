@@ -1,0 +1,214 @@
+//! Extension configs are converted beside the stream, and the newest wins.
+//!
+//! A conversion may download for half a minute. Meanwhile other types pass, and so may a newer response
+//! of the same type that needs no download. The Go agent then lets the slow, older one overtake: it
+//! arrives last, and Envoy goes back to it. Here each response has a generation; what has been passed on
+//! per resource name is remembered, and an older response arrives without the resources that a newer one
+//! has brought (or not at all, if none is left).
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::{Bytes, BytesMut};
+use prost::Message;
+use prost::encoding::{WireType, decode_key, decode_varint, encode_key, encode_varint};
+use tokio::task::JoinSet;
+
+use super::protocol::Protocol;
+use super::tap::Convert;
+
+struct Done {
+    generation: u64,
+    nonce: String,
+    result: Result<Bytes, String>,
+}
+
+/// The conversions of one stream; dropped with it.
+pub(super) struct Conversions {
+    protocol: Protocol,
+    convert: Option<Arc<dyn Convert>>,
+    running: JoinSet<Done>,
+    order: Order,
+}
+
+impl Conversions {
+    pub(super) fn new(protocol: Protocol, convert: Option<Arc<dyn Convert>>) -> Self {
+        Self { protocol, convert, running: JoinSet::new(), order: Order::default() }
+    }
+
+    /// Starts the conversion of a whole response.
+    pub(super) fn begin(&mut self, nonce: String, response: Bytes) {
+        let Some(convert) = self.convert.clone() else { return };
+        let generation = self.order.begin();
+        let protocol = self.protocol;
+        self.running.spawn(async move {
+            let result = convert.convert(protocol, response).await;
+            Done { generation, nonce, result }
+        });
+    }
+
+    /// The next response to pass on, or the nonce and reason of one to refuse.
+    pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Bytes, (String, String)>> {
+        while let Poll::Ready(Some(joined)) = self.running.poll_join_next(cx) {
+            // A panic in a conversion has been logged where it happened; the response is lost with it.
+            let Ok(done) = joined else { continue };
+            match done.result {
+                Err(reason) => {
+                    self.order.ended(done.generation);
+                    return Poll::Ready(Err((done.nonce, reason)));
+                }
+                Ok(response) => {
+                    let fresh = self.order.finish(done.generation, self.protocol, response);
+                    self.order.ended(done.generation);
+                    if let Some(response) = fresh {
+                        return Poll::Ready(Ok(response));
+                    }
+                }
+            }
+        }
+        Poll::Pending
+    }
+}
+
+/// Which generation of each name has been passed on. Pure.
+#[derive(Debug, Default)]
+pub(super) struct Order {
+    next: u64,
+    open: Vec<u64>,
+    passed: HashMap<String, u64>,
+}
+
+impl Order {
+    pub(super) fn begin(&mut self) -> u64 {
+        self.next += 1;
+        self.open.push(self.next);
+        self.next
+    }
+
+    // Names matter only while an older response is still being converted.
+    pub(super) fn ended(&mut self, generation: u64) {
+        self.open.retain(|g| *g != generation);
+        let oldest = self.open.iter().min().copied().unwrap_or(u64::MAX);
+        self.passed.retain(|_, passed| *passed > oldest);
+    }
+
+    /// What is left of a response once newer ones have passed.
+    pub(super) fn finish(&mut self, generation: u64, protocol: Protocol, response: Bytes) -> Option<Bytes> {
+        let Ok(fields) = fields(protocol, &response) else { return Some(response) };
+        let newer =
+            |name: &str, passed: &HashMap<String, u64>| passed.get(name).is_some_and(|g| *g > generation);
+        let named = fields.iter().filter(|f| f.name.is_some()).count();
+        let mut kept = BytesMut::new();
+        let mut left = 0;
+        for field in &fields {
+            if let Some(name) = &field.name {
+                if newer(name, &self.passed) {
+                    continue;
+                }
+                left += 1;
+                self.passed.insert(name.clone(), generation);
+            }
+            kept.extend_from_slice(&field.raw);
+        }
+        if left == named {
+            return Some(response);
+        }
+        (left > 0).then(|| kept.freeze())
+    }
+}
+
+// A top-level field; those that are about one resource have its name.
+struct Field {
+    raw: Bytes,
+    name: Option<String>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct Named {
+    #[prost(string, tag = "1")]
+    name: String,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct Body {
+    #[prost(bytes = "bytes", tag = "2")]
+    value: Bytes,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct Envelope {
+    #[prost(string, tag = "3")]
+    name: String,
+}
+
+fn fields(protocol: Protocol, response: &Bytes) -> Result<Vec<Field>, prost::DecodeError> {
+    const RESOURCE: u32 = 2;
+    const REMOVED: u32 = 6;
+    let mut fields = Vec::new();
+    let mut rest = response.clone();
+    while !rest.is_empty() {
+        let before = rest.clone();
+        let (tag, wire) = decode_key(&mut rest)?;
+        let mut name = None;
+        if wire == WireType::LengthDelimited {
+            let mut peek = rest.clone();
+            let length = usize::try_from(decode_varint(&mut peek)?).unwrap_or(usize::MAX);
+            if length <= peek.len() {
+                let body = peek.split_to(length);
+                name = match (protocol, tag) {
+                    (Protocol::Delta, RESOURCE) => Some(Envelope::decode(body)?.name),
+                    (Protocol::Sotw, RESOURCE) => Some(Named::decode(Body::decode(body)?.value)?.name),
+                    (Protocol::Delta, REMOVED) => String::from_utf8(body.to_vec()).ok(),
+                    _ => None,
+                };
+            }
+        }
+        prost::encoding::skip_field(wire, tag, &mut rest, prost::encoding::DecodeContext::default())?;
+        fields.push(Field { raw: before.slice(..before.len() - rest.len()), name });
+    }
+    Ok(fields)
+}
+
+/// Replaces the body of every resource of a response, keeping everything else byte for byte. For
+/// converters: gives each resource's `Any` (encoded) to `change`.
+///
+/// # Errors
+/// When the response cannot be decoded, or with what `change` gives.
+pub fn map_resources(
+    protocol: Protocol,
+    response: &Bytes,
+    mut change: impl FnMut(Bytes) -> Result<Bytes, String>,
+) -> Result<Bytes, String> {
+    const RESOURCE: u32 = 2;
+    let mut rest = response.clone();
+    let mut made = BytesMut::with_capacity(response.len());
+    while !rest.is_empty() {
+        let before = rest.clone();
+        let (tag, wire) = decode_key(&mut rest).map_err(|e| e.to_string())?;
+        if tag == RESOURCE && wire == WireType::LengthDelimited {
+            let length = decode_varint(&mut rest).map_err(|e| e.to_string())?;
+            let length =
+                usize::try_from(length).ok().filter(|l| *l <= rest.len()).ok_or("a resource is cut")?;
+            let body = rest.split_to(length);
+            let body = match protocol {
+                Protocol::Sotw => change(body)?,
+                // In delta the body is a field of the same number one level below.
+                Protocol::Delta => {
+                    map_resources(Protocol::Sotw, &body, &mut change as &mut dyn FnMut(Bytes) -> _)?
+                }
+            };
+            encode_key(RESOURCE, WireType::LengthDelimited, &mut made);
+            encode_varint(body.len() as u64, &mut made);
+            made.extend_from_slice(&body);
+            continue;
+        }
+        prost::encoding::skip_field(wire, tag, &mut rest, prost::encoding::DecodeContext::default())
+            .map_err(|e| e.to_string())?;
+        made.extend_from_slice(&before[..before.len() - rest.len()]);
+    }
+    Ok(made.freeze())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,87 @@
+use envoy_types::pb::envoy::config::core::v3::TypedExtensionConfig;
+use envoy_types::pb::envoy::service::discovery::v3::{DeltaDiscoveryResponse, DiscoveryResponse, Resource};
+use envoy_types::pb::google::protobuf::Any;
+
+use super::*;
+use crate::xds::types;
+
+fn any(name: &str) -> Any {
+    let config = TypedExtensionConfig { name: name.to_owned(), ..Default::default() };
+    Any { type_url: types::ECDS.to_owned(), value: config.encode_to_vec() }
+}
+
+fn sotw(nonce: &str, names: &[&str]) -> Bytes {
+    let resources = names.iter().map(|n| any(n)).collect();
+    let nonce = nonce.to_owned();
+    DiscoveryResponse { resources, nonce, ..Default::default() }.encode_to_vec().into()
+}
+
+fn names(response: &Bytes) -> Vec<String> {
+    let response = DiscoveryResponse::decode(response.clone()).unwrap();
+    let name = |a: &Any| TypedExtensionConfig::decode(&*a.value).unwrap().name;
+    response.resources.iter().map(name).collect()
+}
+
+#[test]
+fn an_older_response_never_overtakes() {
+    let mut order = Order::default();
+    let (old, new) = (order.begin(), order.begin());
+    let passed = order.finish(new, Protocol::Sotw, sotw("2", &["a", "b"])).unwrap();
+    order.ended(new);
+    assert_eq!(names(&passed), ["a", "b"]);
+    let late = order.finish(old, Protocol::Sotw, sotw("1", &["a", "c"])).unwrap();
+    order.ended(old);
+    assert_eq!(names(&late), ["c"], "a is newer already");
+    assert!(order.passed.is_empty(), "nothing is remembered once nothing is under way");
+}
+
+#[test]
+fn a_response_of_which_nothing_is_left_does_not_arrive() {
+    let mut order = Order::default();
+    let (old, new) = (order.begin(), order.begin());
+    order.finish(new, Protocol::Sotw, sotw("2", &["a"])).unwrap();
+    order.ended(new);
+    assert_eq!(order.finish(old, Protocol::Sotw, sotw("1", &["a"])), None);
+    let next = order.begin();
+    assert_eq!(
+        order.finish(next, Protocol::Sotw, sotw("3", &[])),
+        Some(sotw("3", &[])),
+        "an empty one passes"
+    );
+}
+
+#[test]
+fn removals_count_as_news() {
+    let mut order = Order::default();
+    let (old, new) = (order.begin(), order.begin());
+    let removal = DeltaDiscoveryResponse { removed_resources: vec!["a".to_owned()], ..Default::default() };
+    order.finish(new, Protocol::Delta, removal.encode_to_vec().into()).unwrap();
+    order.ended(new);
+    let resource = Resource { name: "a".to_owned(), resource: Some(any("a")), ..Default::default() };
+    let late = DeltaDiscoveryResponse { resources: vec![resource], ..Default::default() };
+    assert_eq!(order.finish(old, Protocol::Delta, late.encode_to_vec().into()), None);
+}
+
+#[test]
+fn bodies_are_replaced_and_the_rest_stays() {
+    let resource = Resource {
+        name: "a".to_owned(),
+        version: "7".to_owned(),
+        aliases: vec!["x".to_owned()],
+        resource: Some(any("a")),
+        ..Default::default()
+    };
+    let mut response = DeltaDiscoveryResponse {
+        resources: vec![resource],
+        nonce: "n".to_owned(),
+        removed_resources: vec!["gone".to_owned()],
+        ..Default::default()
+    };
+    let mut raw = response.encode_to_vec();
+    let unknown = [0xc2, 0x3e, 0x03, b'a', b'b', b'c'];
+    raw.extend_from_slice(&unknown);
+    let made = map_resources(Protocol::Delta, &raw.into(), |_| Ok(any("b").encode_to_vec().into())).unwrap();
+    assert!(made.ends_with(&unknown));
+    response.resources[0].resource = Some(any("b"));
+    assert_eq!(DeltaDiscoveryResponse::decode(made).unwrap(), response);
+}

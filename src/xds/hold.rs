@@ -1,0 +1,178 @@
+//! Envoy's stream kept while the agent dials istiod.
+//!
+//! Envoy backs off up to 30 s after failed streams, so an agent that fails each of its tries while istiod
+//! is away brings configuration back long after istiod is back. Ours lets Envoy see the first failure in
+//! a row, exactly as the Go agent does; the stream that Envoy opens next is accepted and kept silent,
+//! while the agent dials: at delays of up to 200 ms growing to 5 s, chosen at random so that the agents
+//! of a mesh come back spread out, and at once when a token or root file changes or the name of istiod
+//! resolves to something else. A hold ends after `XDS_HOLD_TIMEOUT`; then Envoy sees a failure again.
+//!
+//! What is held: streams for which istiod cannot be reached, and streams that istiod ends before its
+//! first response with Unavailable, Unauthenticated, PermissionDenied or ResourceExhausted. The last
+//! means "too many": it is waited out for a second at least, and no file change shortens it.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use rand::Rng;
+use tokio::sync::watch;
+use tokio::time::Instant;
+use tonic::{Code, Status};
+
+use crate::base::backoff::{Backoff, Jitter, Policy};
+
+const FIRST: Duration = Duration::from_millis(200);
+const MAX: Duration = Duration::from_secs(5);
+/// An overloaded istiod is left alone for so long at least, and for so long at most.
+const OVERLOADED: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(6));
+/// How often the name is looked up while a stream is held.
+const LOOK_UP: Duration = Duration::from_secs(1);
+
+/// Whether a stream that failed so, before istiod's first response, may be tried again in silence.
+#[must_use]
+pub fn holdable(status: &Status) -> bool {
+    matches!(
+        status.code(),
+        Code::Unavailable | Code::Unauthenticated | Code::PermissionDenied | Code::ResourceExhausted
+    )
+}
+
+/// Failures in a row, and when the next attempt is due. One for all streams: the one after a failed
+/// stream goes on where that one stopped.
+#[derive(Debug)]
+pub struct Hold {
+    backoff: Backoff,
+    due: Option<Instant>,
+    overloaded: bool,
+}
+
+impl Default for Hold {
+    fn default() -> Self {
+        let policy = Policy::new(FIRST, MAX, 2.0, Jitter::Full).expect("constants make sense");
+        Self { backoff: Backoff::new(policy), due: None, overloaded: false }
+    }
+}
+
+/// When the next attempt may begin.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Due {
+    /// Not before.
+    pub at: Instant,
+    /// Whether news (a changed file or name) may bring it forward.
+    pub hurry: bool,
+}
+
+impl Hold {
+    /// Failures since istiod last answered.
+    #[must_use]
+    pub fn failures(&self) -> u32 {
+        self.backoff.failures()
+    }
+
+    /// Counts a failure; gives the delay until the next attempt.
+    pub fn failed(&mut self, status: &Status) -> Duration {
+        self.overloaded = status.code() == Code::ResourceExhausted;
+        let mut delay = self.backoff.next_delay();
+        if self.overloaded {
+            let (least, most) = OVERLOADED;
+            let bound = least.saturating_mul(1 << self.failures().min(3)).min(most);
+            delay = rand::rng().random_range(least..=bound);
+        }
+        self.due = Some(Instant::now() + delay);
+        delay
+    }
+
+    /// Istiod has answered, or failed in a way that Envoy must see.
+    pub fn reset(&mut self) {
+        *self = Self::default();
+    }
+
+    /// When the next attempt may begin, if it must wait.
+    #[must_use]
+    pub fn due(&self) -> Option<Due> {
+        self.due.map(|at| Due { at, hurry: !self.overloaded })
+    }
+}
+
+/// Waits until the next attempt is due, or until there is news.
+pub(super) async fn wait(due: Due, wake: &mut watch::Receiver<u64>, name: Option<&str>) {
+    let at = tokio::time::sleep_until(due.at);
+    if !due.hurry {
+        return at.await;
+    }
+    tokio::select! {
+        () = at => {}
+        () = changed(wake) => {
+            tracing::info!(target: "xdsproxy", "a token or root file has changed: trying istiod again at once");
+        }
+        () = resolves_anew(name) => {
+            tracing::info!(target: "xdsproxy", "the name of istiod resolves anew: trying again at once");
+        }
+    }
+}
+
+async fn changed(wake: &mut watch::Receiver<u64>) {
+    if wake.changed().await.is_err() {
+        std::future::pending::<()>().await;
+    }
+}
+
+async fn resolves_anew(name: Option<&str>) {
+    let Some(name) = name else { return std::future::pending().await };
+    let before = look_up(name).await;
+    loop {
+        tokio::time::sleep(LOOK_UP).await;
+        let now = look_up(name).await;
+        if now != before && !now.is_empty() {
+            return;
+        }
+    }
+}
+
+async fn look_up(name: &str) -> BTreeSet<SocketAddr> {
+    tokio::net::lookup_host(name).await.map(Iterator::collect).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_can_heal_is_held() {
+        for code in 0..17 {
+            let held = holdable(&Status::new(Code::from(code), ""));
+            assert_eq!(held, [7, 8, 14, 16].contains(&code), "code {code}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn delays_stay_in_their_bounds_and_overload_is_waited_out() {
+        let mut hold = Hold::default();
+        for _ in 0..50 {
+            assert!(hold.failed(&Status::unavailable("")) <= MAX);
+            assert!(hold.due().unwrap().hurry);
+        }
+        let mut hold = Hold::default();
+        for _ in 0..50 {
+            let delay = hold.failed(&Status::resource_exhausted(""));
+            assert!((OVERLOADED.0..=OVERLOADED.1).contains(&delay), "{delay:?}");
+            assert!(!hold.due().unwrap().hurry);
+        }
+        hold.reset();
+        assert_eq!((hold.failures(), hold.due()), (0, None));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn news_brings_the_attempt_forward_unless_istiod_is_overloaded() {
+        let (news, mut wake) = watch::channel(0);
+        let start = Instant::now();
+        let due = |hurry| Due { at: start + Duration::from_secs(4), hurry };
+        news.send(1).unwrap();
+        wait(due(true), &mut wake, None).await;
+        assert_eq!(start.elapsed(), Duration::ZERO);
+        news.send(2).unwrap();
+        wait(due(false), &mut wake, None).await;
+        assert!(start.elapsed() >= Duration::from_secs(4));
+    }
+}

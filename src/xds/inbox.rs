@@ -1,0 +1,248 @@
+//! Envoy → istiod: Envoy's half of a stream, which may outlive one upstream connection.
+//!
+//! As long as istiod has not answered, a held stream may move to another upstream connection; then
+//! everything sent so far is sent again, word for word. So nothing that was read from Envoy may live
+//! only in the future that writes it: it is in [`Inbox`] until it has been sent, and kept there while it
+//! may have to be sent again.
+
+use std::collections::VecDeque;
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::sync::atomic::Ordering;
+use std::task::Poll;
+
+use bytes::Bytes;
+use h2::{Reason, RecvStream, SendStream};
+use tonic::Status;
+
+use super::frames::{End, Error, Gate, Out, Verdict};
+use super::own::Own;
+use super::protocol::Protocol;
+use super::relay::{Broken, Ended, Sink, Stream, of_gate, stalled};
+use super::rules::Requests;
+use super::state::Answer;
+use super::{status, types};
+
+/// Requests kept for another attempt at most, in bytes; a stream that has sent more cannot be held any
+/// further when its upstream fails. First requests of a large mesh are about 1 MB.
+const REPLAY: usize = 4 << 20;
+
+/// What Envoy sends on one stream.
+pub(super) struct Inbox {
+    body: RecvStream,
+    gate: Gate<Requests>,
+    // Read, and not yet sent.
+    pending: VecDeque<Item>,
+    // Window to give back to Envoy once `pending` is empty.
+    owed: usize,
+    failed: Option<Error>,
+    // Sent, and kept while it may have to be sent again.
+    replay: Option<Vec<Bytes>>,
+    replay_length: usize,
+}
+
+enum Item {
+    Bytes(Bytes),
+    End(End),
+    Own(Own),
+}
+
+impl Inbox {
+    /// Of a stream that has just been opened. `movable`: it may have to change its upstream.
+    pub(super) fn new(body: RecvStream, protocol: Protocol, limit: u64, movable: bool) -> Self {
+        Self {
+            body,
+            gate: Gate::new(Requests { protocol, limit, listeners_asked: false }),
+            pending: VecDeque::new(),
+            owed: 0,
+            failed: None,
+            replay: movable.then(Vec::new),
+            replay_length: 0,
+        }
+    }
+
+    /// Whether another upstream connection can take over.
+    pub(super) fn movable(&self) -> bool {
+        self.replay.is_some()
+    }
+
+    fn keep(&mut self, bytes: &Bytes) {
+        let Some(kept) = &mut self.replay else { return };
+        self.replay_length += bytes.len();
+        if self.replay_length > REPLAY {
+            self.replay = None;
+        } else {
+            kept.push(bytes.clone());
+        }
+    }
+
+    fn accept(&mut self, data: &Bytes) {
+        let mut out = Vec::new();
+        self.failed = self.gate.push(data, &mut out).err();
+        self.owed += data.len();
+        self.pending.extend(out.into_iter().map(|o| match o {
+            Out::Bytes(bytes) => Item::Bytes(bytes),
+            Out::End(end) => Item::End(end),
+        }));
+    }
+
+    // The agent's own requests follow Envoy's first request for listeners at once.
+    fn follow(&mut self, own: impl DoubleEndedIterator<Item = Own>) {
+        for own in own.rev() {
+            self.pending.push_front(Item::Own(own));
+        }
+    }
+}
+
+/// How the direction ended.
+pub(super) enum UpEnd {
+    /// The stream is over.
+    Over(Ended),
+    /// Writing failed; the reader of the other direction may know why.
+    Broken(h2::Error),
+}
+
+enum Input {
+    Own,
+    Data(Option<Result<Bytes, h2::Error>>),
+    Reset(h2::Error),
+}
+
+struct Upward(SendStream<Bytes>);
+
+impl AsMut<SendStream<Bytes>> for Upward {
+    fn as_mut(&mut self) -> &mut SendStream<Bytes> {
+        &mut self.0
+    }
+}
+
+/// Runs the direction until a leg ends.
+pub(super) async fn up(stream: &Stream<'_>, inbox: &mut Inbox, sink: SendStream<Bytes>) -> UpEnd {
+    match run(stream, inbox, sink).await {
+        Ok(ended) => UpEnd::Over(ended),
+        Err(Broken::Gone(error)) => UpEnd::Broken(error),
+        Err(Broken::Stalled(after)) => UpEnd::Over(stalled("istiod", after)),
+    }
+}
+
+async fn run(stream: &Stream<'_>, inbox: &mut Inbox, sink: SendStream<Bytes>) -> Result<Ended, Broken> {
+    let mut sink = Sink { stream: Upward(sink), leg: "istiod", shared: stream.shared };
+    for bytes in inbox.replay.clone().unwrap_or_default() {
+        sink.send(bytes).await?;
+    }
+    loop {
+        if inbox.replay.is_some() && stream.committed.load(Ordering::Relaxed) {
+            inbox.replay = None;
+        }
+        while let Some(item) = inbox.pending.pop_front() {
+            match item {
+                Item::Bytes(bytes) => {
+                    inbox.keep(&bytes);
+                    sink.send(bytes).await?;
+                }
+                Item::Own(own) => send_own(stream, inbox, &mut sink, own).await?,
+                Item::End(end) => ended(stream, inbox, &end),
+            }
+        }
+        if let Some(error) = inbox.failed.take() {
+            return Ok(refused(&error));
+        }
+        let _ = inbox.body.flow_control().release_capacity(std::mem::take(&mut inbox.owed));
+        let between = inbox.gate.between();
+        if between && let Some(own) = stream.queue.take() {
+            send_own(stream, inbox, &mut sink, own).await?;
+            continue;
+        }
+        match next(stream, inbox, &mut sink, between).await {
+            Input::Own => {}
+            Input::Reset(error) => return Err(Broken::Gone(error)),
+            Input::Data(Some(Ok(data))) => inbox.accept(&data),
+            Input::Data(Some(Err(error))) => return Ok(Ended::envoy(status::of_downstream(&error))),
+            Input::Data(None) => {
+                let _ = sink.stream.0.send_data(Bytes::new(), true);
+                let whole = inbox.gate.whole();
+                return Ok(Ended::envoy(if whole {
+                    Status::ok("")
+                } else {
+                    Status::internal("unexpected EOF")
+                }));
+            }
+        }
+    }
+}
+
+async fn next(stream: &Stream<'_>, inbox: &mut Inbox, sink: &mut Sink<'_, Upward>, between: bool) -> Input {
+    let mut more = pin!(stream.queue.more());
+    poll_fn(|cx| {
+        if between && more.as_mut().poll(cx).is_ready() {
+            return Poll::Ready(Input::Own);
+        }
+        if let Poll::Ready(data) = inbox.body.poll_data(cx) {
+            return Poll::Ready(Input::Data(data));
+        }
+        match sink.stream.0.poll_reset(cx) {
+            // Go servers reset without an error once their status is out: the reader has it.
+            Poll::Ready(Ok(Reason::NO_ERROR)) | Poll::Pending => Poll::Pending,
+            Poll::Ready(Ok(reason)) => Poll::Ready(Input::Reset(reason.into())),
+            Poll::Ready(Err(error)) => Poll::Ready(Input::Reset(error)),
+        }
+    })
+    .await
+}
+
+fn refused(error: &Error) -> Ended {
+    if let Error::TooLarge { length, limit, type_url } = error {
+        let type_url = if type_url.is_empty() { "of unknown type" } else { type_url };
+        tracing::error!(target: "xdsproxy", "a request {type_url} of {length} bytes from Envoy is above the limit of \
+            {limit} bytes, so the stream ends; raise ISTIO_GPRC_MAXRECVMSGSIZE");
+    }
+    Ended::envoy(of_gate(error))
+}
+
+async fn send_own(
+    stream: &Stream<'_>,
+    inbox: &mut Inbox,
+    sink: &mut Sink<'_, Upward>,
+    own: Own,
+) -> Result<(), Broken> {
+    if own.health && !inbox.gate.rules().listeners_asked {
+        // The agent keeps it, and sends it once Envoy has asked for listeners.
+        return Ok(());
+    }
+    stream.shared.meters.request();
+    inbox.keep(&own.frame);
+    sink.send(own.frame).await
+}
+
+fn ended(stream: &Stream<'_>, inbox: &mut Inbox, end: &End) {
+    let shared = stream.shared;
+    shared.meters.request_size(end.length);
+    if end.verdict == Verdict::Drop {
+        return;
+    }
+    shared.meters.request();
+    let type_url = end.facts.type_url.as_deref().unwrap_or_default();
+    if type_url == types::ECDS && stream.protocol == Protocol::Sotw && !end.facts.version.is_empty() {
+        end.facts.version.clone_into(&mut shared.ecds_version.lock().expect("no panic holds this lock"));
+    }
+    let short = types::short(type_url);
+    tracing::debug!(target: "xdsproxy", stream = stream.id, "request {short} of {} bytes, nonce {}",
+        end.length, end.facts.nonce);
+    if let Answer::Nack { fresh, count, version } = shared.state.request(type_url, &end.facts) {
+        shared.meters.nack(short);
+        if fresh {
+            let again = if count > 1 { format!(", {count} times by now") } else { String::new() };
+            tracing::warn!(target: "xdsproxy", "Envoy rejected {short} version {version:?}{again}: {}",
+                end.facts.error_message);
+        }
+    }
+    if type_url == types::LISTENER && !stream.first_listeners.swap(true, Ordering::Relaxed) {
+        let own = shared.taps.iter().map(|tap| Own {
+            type_url: tap.type_url(),
+            frame: stream.protocol.initial(tap.type_url()),
+            health: false,
+        });
+        let own: Vec<Own> = own.chain(shared.last_health(stream.protocol)).collect();
+        inbox.follow(own.into_iter());
+    }
+}

@@ -1,0 +1,56 @@
+//! Finds dead peers: a ping after a time without a read, and an end without an answer.
+
+use std::time::Duration;
+
+use h2::{Ping, PingPong};
+
+use super::io::Reads;
+
+/// When to ping and how long to wait.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Keepalive {
+    /// Time without a read before a ping (`GRPC_KEEPALIVE_INTERVAL`, 30 s; at least 10 s).
+    pub interval: Duration,
+    /// Time for the answer (`GRPC_KEEPALIVE_TIMEOUT`, 10 s).
+    pub timeout: Duration,
+}
+
+impl Default for Keepalive {
+    fn default() -> Self {
+        Self { interval: Duration::from_secs(30), timeout: Duration::from_secs(10) }
+    }
+}
+
+/// How long a server may take to say its first HTTP/2 word; the Go library's bound of one attempt.
+const FIRST_WORD: Duration = Duration::from_secs(20);
+
+/// Returns when the peer is dead; anything read counts as life.
+pub(super) async fn watch(ping: Option<PingPong>, reads: &Reads, config: Keepalive) {
+    let Some(mut ping) = ping else { return std::future::pending().await };
+    loop {
+        let idle = reads.idle();
+        if idle < config.interval {
+            tokio::time::sleep(config.interval - idle).await;
+            continue;
+        }
+        if ping.send_ping(Ping::opaque()).is_err() {
+            // The connection is ending, which its driver tells.
+            return std::future::pending().await;
+        }
+        loop {
+            let before = reads.count();
+            match tokio::time::timeout(config.timeout, std::future::poll_fn(|cx| ping.poll_pong(cx))).await {
+                Ok(Ok(_)) => break,
+                Ok(Err(_)) => return std::future::pending().await,
+                Err(_) if reads.count() != before => {}
+                Err(_) => return,
+            }
+        }
+    }
+}
+
+/// Whether the server has said anything within its first seconds.
+pub(super) async fn first_word(reads: &Reads) -> bool {
+    tokio::time::sleep(FIRST_WORD).await;
+    reads.count() > 0
+}

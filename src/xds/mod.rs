@@ -1,0 +1,124 @@
+//! The ADS relay: Envoy (or a proxyless gRPC client) on a unix socket, istiod upstream.
+//!
+//! Configuration reaches Envoy as fast as if the agent were not there, with a memory that does not
+//! depend on how big the mesh is, and it never silently stops.
+//!
+//! ```text
+//! Envoy ── unix socket, HTTP/2 ──► server ─► session ─► relay ──► istiod: one connection per stream
+//!                                   │          │          ├ inbox   Envoy's requests + the agent's own
+//!                                   │          │          └ frames ◄ rules, scan   responses, cut through
+//!                                   │          └ hold     dials again while istiod is away
+//!                                   └ reflection
+//! ```
+//!
+//! **Bytes, not messages.** Both sides speak raw HTTP/2 (`h2`, the library below hyper and tonic, used
+//! directly because flow control must run end to end: a window is given back to istiod only when the
+//! bytes it covered have gone to Envoy). `frames` walks gRPC's frames, `scan` the top-level fields, and
+//! a message's bytes go on as they arrive, once its type is known. Only types that the agent handles
+//! itself are gathered whole, for the [`Tap`]s.
+//!
+//! **Promises.** Bytes arrive unchanged and in order. A message that is cut never ends as a good one.
+//! Neither direction waits for the other (see `relay`). When one leg dies the other is told at once, with
+//! the status the Go agent would give. One stream at a time: a newer one ends the older with OK. While
+//! istiod is away Envoy sees one failure and is then held, so that configuration is back as soon as
+//! istiod is (see `hold`). Every end is counted; every rejection of Envoy's is kept for
+//! [`Handle::snapshot`].
+//!
+//! Uses `istiod` for connections and credentials, and `base`.
+
+mod ecds;
+pub mod frames;
+mod hold;
+mod inbox;
+mod io;
+mod keepalive;
+mod meters;
+mod own;
+pub mod protocol;
+mod reflection;
+mod relay;
+mod reply;
+pub mod rules;
+pub mod scan;
+mod server;
+mod session;
+pub mod state;
+mod status;
+pub mod tap;
+pub mod types;
+mod upstream;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+
+use crate::base::clock::Clock;
+use crate::base::metrics::Metrics;
+use crate::istiod::auth::{CallHeaders, TokenSource};
+
+pub use ecds::map_resources;
+pub use keepalive::Keepalive;
+pub use protocol::Protocol;
+pub use server::{Handle, Server};
+pub use state::Snapshot;
+pub use tap::{Convert, Tap, TrustBundle};
+pub use upstream::Upstream;
+
+/// The relay's settings.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// Where Envoy finds the server: `<configPath>/XDS`.
+    pub socket: PathBuf,
+    /// Concurrent streams per connection (`ISTIO_GPRC_MAXSTREAMS`, default 100,000).
+    pub max_streams: u32,
+    /// Largest request accepted from Envoy, in bytes (`ISTIO_GPRC_MAXRECVMSGSIZE`). The Go agent's
+    /// default of 4 MiB freezes the configuration of big meshes; ours is 64 MiB.
+    pub max_request: u64,
+    /// Pings on both legs.
+    pub keepalive: Keepalive,
+    /// How long a stream is held while istiod is away (`XDS_HOLD_TIMEOUT`, default 10 minutes; zero
+    /// fails each stream at once, as the Go agent does).
+    pub hold: Duration,
+    /// Ends a stream of which a leg has not moved for so long (`XDS_STALL_TIMEOUT`, unset by default).
+    pub stall: Option<Duration>,
+}
+
+impl Config {
+    /// The defaults, for a socket at `socket`.
+    #[must_use]
+    pub fn new(socket: PathBuf) -> Self {
+        Self {
+            socket,
+            max_streams: 100_000,
+            max_request: 64 << 20,
+            keepalive: Keepalive::default(),
+            hold: Duration::from_secs(600),
+            stall: None,
+        }
+    }
+}
+
+/// What the relay is made of.
+pub struct Parts {
+    /// The way to istiod; an `istiod::Connector` is one.
+    pub upstream: Arc<dyn Upstream>,
+    /// Tokens, read at each attempt.
+    pub tokens: Arc<dyn TokenSource>,
+    /// Metadata of each call.
+    pub headers: CallHeaders,
+    /// Types the agent handles itself, in the order in which they are asked for.
+    pub taps: Vec<Arc<dyn Tap>>,
+    /// Converts extension configs, where that is on.
+    pub convert: Option<Arc<dyn Convert>>,
+    /// Changes when a token or root file has changed: a held stream is then tried again at once.
+    pub wake: watch::Receiver<u64>,
+    /// Where the metrics go.
+    pub metrics: Metrics,
+    /// Dates of the status document.
+    pub clock: Arc<dyn Clock>,
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,84 @@
+//! The downstream answer of one stream: nothing, then headers, then bytes, then a status.
+//!
+//! As with a Go server the headers go out with the first bytes, so a stream that fails before is told
+//! in headers alone, and a held stream has told Envoy nothing yet.
+
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use h2::SendStream;
+use h2::server::SendResponse;
+use http::{HeaderMap, HeaderValue, Response, StatusCode};
+use tonic::Status;
+
+use super::status;
+
+enum State {
+    Waiting(SendResponse<Bytes>),
+    Open(SendStream<Bytes>),
+}
+
+/// See the module.
+pub(super) struct Reply(State);
+
+impl AsMut<SendStream<Bytes>> for Reply {
+    fn as_mut(&mut self) -> &mut SendStream<Bytes> {
+        match &mut self.0 {
+            State::Open(stream) => stream,
+            State::Waiting(_) => unreachable!("bytes are sent after `open`"),
+        }
+    }
+}
+
+fn headers() -> Response<()> {
+    let mut response = Response::new(());
+    *response.status_mut() = StatusCode::OK;
+    response.headers_mut().insert(http::header::CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
+    response
+}
+
+impl Reply {
+    pub(super) fn new(respond: SendResponse<Bytes>) -> Self {
+        Self(State::Waiting(respond))
+    }
+
+    /// Sends the headers, if that has not been done.
+    pub(super) fn open(&mut self) -> Result<(), h2::Error> {
+        if let State::Waiting(respond) = &mut self.0 {
+            let stream = respond.send_response(headers(), false)?;
+            self.0 = State::Open(stream);
+        }
+        Ok(())
+    }
+
+    /// Ready when Envoy has given the stream up.
+    pub(super) fn poll_gone(&mut self, cx: &mut Context<'_>) -> Poll<Status> {
+        let reset = match &mut self.0 {
+            State::Waiting(respond) => respond.poll_reset(cx),
+            State::Open(stream) => stream.poll_reset(cx),
+        };
+        reset.map(|result| match result {
+            Ok(_) => Status::cancelled("context canceled"),
+            Err(error) => status::of_downstream(&error),
+        })
+    }
+
+    /// Ends the answer. Nobody may be left to hear it, so there is no error.
+    pub(super) fn finish(mut self, status: &Status) {
+        let mut trailers = HeaderMap::new();
+        if status.add_header(&mut trailers).is_err() {
+            // A message that no header can carry; the code can always be sent.
+            trailers.insert("grpc-status", HeaderValue::from(status.code() as i32));
+        }
+        match &mut self.0 {
+            State::Waiting(respond) => {
+                let mut response = headers();
+                response.headers_mut().extend(trailers);
+                let _ = respond.send_response(response, true);
+            }
+            State::Open(stream) => {
+                let _ = stream.send_trailers(trailers);
+            }
+        }
+    }
+}

@@ -1,0 +1,330 @@
+//! The ADS server on the unix socket, and what its streams share.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bytes::Bytes;
+use h2::RecvStream;
+use h2::server::SendResponse;
+use http::{Method, Request, Response, StatusCode};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tonic::Status;
+
+use super::hold::{Due, Hold};
+use super::io::Tracked;
+use super::meters::Meters;
+use super::own::{Own, Queue};
+use super::protocol::Protocol;
+use super::reply::Reply;
+use super::state::{Snapshot, State};
+use super::tap::{Convert, Tap};
+use super::upstream::{FRAME_BUDGET, Upstream};
+use super::{Config, Parts, keepalive, reflection, session, types};
+use crate::base::tasks::{Stop, TaskResult};
+use crate::base::{authority, uds};
+use crate::istiod::auth::{CallHeaders, TokenSource};
+
+/// Flow-control window towards Envoy, in bytes. Requests are small; large ones pass through in pieces.
+const WINDOW: u32 = 64 * 1024;
+/// Bytes of responses queued inside the HTTP/2 library at most.
+const SEND_BUFFER: usize = 128 * 1024;
+/// Largest header list accepted.
+const HEADER_LIST: u32 = 64 * 1024;
+/// A connection that does not finish HTTP/2's opening in this time is closed (the Go library's figure).
+const HANDSHAKE: Duration = Duration::from_secs(120);
+/// How long streams may take to tell Envoy that the agent stops.
+const GOODBYE: Duration = Duration::from_secs(1);
+
+/// What all streams share.
+pub(super) struct Shared {
+    pub(super) config: Config,
+    pub(super) upstream: Arc<dyn Upstream>,
+    pub(super) tokens: Arc<dyn TokenSource>,
+    pub(super) headers: CallHeaders,
+    pub(super) taps: Vec<Arc<dyn Tap>>,
+    pub(super) convert: Option<Arc<dyn Convert>>,
+    pub(super) wake: watch::Receiver<u64>,
+    pub(super) meters: Meters,
+    pub(super) state: State,
+    /// The version Envoy last named for extension configs; outlives streams, as in the Go agent.
+    pub(super) ecds_version: Mutex<String>,
+    hold: Mutex<Hold>,
+    // The newest report: `Some(None)` is healthy.
+    health: Mutex<Option<Option<String>>>,
+    registered: Mutex<Option<Registered>>,
+    next_id: AtomicU64,
+}
+
+struct Registered {
+    id: u64,
+    protocol: Protocol,
+    queue: Arc<Queue>,
+    stop: Stop,
+}
+
+impl Shared {
+    /// Makes a stream the only one; the one before it, if any, is told to end.
+    pub(super) fn register(&self, protocol: Protocol, queue: &Arc<Queue>, stop: &Stop) -> (u64, Stop) {
+        let id = self.next_id.fetch_add(1, Ordering::Relaxed);
+        let mine = stop.child_token();
+        let new = Registered { id, protocol, queue: queue.clone(), stop: mine.clone() };
+        let mut slot = self.registered.lock().expect("no panic holds this lock");
+        if let Some(older) = slot.replace(new) {
+            tracing::warn!(target: "xdsproxy", "registered overlapping stream; closing previous");
+            older.stop.cancel();
+        }
+        self.state.stream_opened(id, protocol);
+        (id, mine)
+    }
+
+    /// Frees the slot if this stream still has it.
+    pub(super) fn unregister(&self, id: u64) {
+        let mut slot = self.registered.lock().expect("no panic holds this lock");
+        if slot.as_ref().is_some_and(|r| r.id == id) {
+            *slot = None;
+        }
+        self.state.stream_closed(id);
+    }
+
+    /// Whether a stream that is opened now is held instead of failed.
+    pub(super) fn holds(&self) -> bool {
+        !self.config.hold.is_zero() && self.hold.lock().expect("no panic holds this lock").failures() > 0
+    }
+
+    pub(super) fn due(&self) -> Option<Due> {
+        self.hold.lock().expect("no panic holds this lock").due()
+    }
+
+    /// Counts a failed attempt and gives the delay until the next.
+    pub(super) fn failed(&self, status: &Status) -> Duration {
+        let (delay, failures) = {
+            let mut hold = self.hold.lock().expect("no panic holds this lock");
+            (hold.failed(status), hold.failures())
+        };
+        let next = u64::try_from(delay.as_millis()).ok();
+        self.state.upstream_failed(failures, status.message().to_owned(), next);
+        delay
+    }
+
+    /// Istiod's first message on a stream has come.
+    pub(super) fn came_alive(&self) {
+        self.hold.lock().expect("no panic holds this lock").reset();
+        self.state.upstream_live();
+    }
+
+    /// Istiod ended a stream in a way that trying again in silence does not mend.
+    pub(super) fn answered_badly(&self, status: &Status) {
+        self.hold.lock().expect("no panic holds this lock").reset();
+        self.state.upstream_down(Some(status.message().to_owned()));
+    }
+
+    /// The newest health report, for a new stream.
+    pub(super) fn last_health(&self, protocol: Protocol) -> Option<Own> {
+        let health = self.health.lock().expect("no panic holds this lock");
+        health.as_ref().map(|unhealthy| report(protocol, unhealthy.as_deref()))
+    }
+
+    fn set_health(&self, unhealthy: Option<String>) {
+        let slot = self.registered.lock().expect("no panic holds this lock");
+        if let Some(stream) = &*slot {
+            stream.queue.put(report(stream.protocol, unhealthy.as_deref()));
+        }
+        *self.health.lock().expect("no panic holds this lock") = Some(unhealthy);
+    }
+}
+
+fn report(protocol: Protocol, unhealthy: Option<&str>) -> Own {
+    Own { type_url: types::HEALTH, frame: protocol.health(unhealthy), health: true }
+}
+
+/// The server.
+pub struct Server(Arc<Shared>);
+
+/// What other parts may ask and tell. Cheap to clone.
+#[derive(Clone)]
+pub struct Handle(Arc<Shared>);
+
+impl Handle {
+    /// How things stand, for `/debug/agentz`.
+    #[must_use]
+    pub fn snapshot(&self) -> Snapshot {
+        self.0.state.snapshot()
+    }
+
+    /// Reports the application's health to istiod: `None` is healthy. Kept, and repeated on each new
+    /// stream.
+    pub fn report_health(&self, unhealthy: Option<String>) {
+        self.0.set_health(unhealthy);
+    }
+}
+
+impl Server {
+    /// Puts the parts together; nothing runs yet.
+    #[must_use]
+    pub fn new(config: Config, parts: Parts) -> Self {
+        let meters = Meters::new(&parts.metrics);
+        let state = State::new(parts.clock, parts.upstream.address().to_owned());
+        Self(Arc::new(Shared {
+            config,
+            upstream: parts.upstream,
+            tokens: parts.tokens,
+            headers: parts.headers,
+            taps: parts.taps,
+            convert: parts.convert,
+            wake: parts.wake,
+            meters,
+            state,
+            ecds_version: Mutex::default(),
+            hold: Mutex::default(),
+            health: Mutex::default(),
+            registered: Mutex::default(),
+            next_id: AtomicU64::new(1),
+        }))
+    }
+
+    /// A handle for other parts.
+    #[must_use]
+    pub fn handle(&self) -> Handle {
+        Handle(self.0.clone())
+    }
+
+    /// Binds the socket of the configuration.
+    ///
+    /// # Errors
+    /// When it cannot be bound; the error names the path.
+    pub fn bind(&self) -> Result<uds::Bound, uds::Error> {
+        uds::bind(&self.0.config.socket)
+    }
+
+    /// Serves until `stop`; then streams end and connections are closed.
+    ///
+    /// # Errors
+    /// Never: what fails is one connection.
+    pub async fn serve(self, listener: UnixListener, stop: Stop) -> TaskResult {
+        let mut connections = JoinSet::new();
+        loop {
+            tokio::select! {
+                accepted = listener.accept() => match accepted {
+                    Ok((socket, _)) => {
+                        connections.spawn(connection(self.0.clone(), socket, stop.clone()));
+                    }
+                    Err(error) => {
+                        // Out of file descriptors, most likely: it passes.
+                        tracing::warn!(target: "xdsproxy", "cannot accept on the XDS socket: {error}");
+                        tokio::time::sleep(Duration::from_millis(100)).await;
+                    }
+                },
+                Some(_) = connections.join_next(), if !connections.is_empty() => {}
+                () = stop.cancelled() => break,
+            }
+        }
+        let all = async { while connections.join_next().await.is_some() {} };
+        let _ = tokio::time::timeout(GOODBYE * 2, all).await;
+        Ok(())
+    }
+}
+
+// One connection: its HTTP/2 is driven here, its streams are tasks that end with it.
+async fn connection(shared: Arc<Shared>, socket: UnixStream, stop: Stop) {
+    let (io, reads) = Tracked::new(authority::Shim::new(socket));
+    let handshake = h2::server::Builder::new()
+        .initial_window_size(WINDOW)
+        .initial_connection_window_size(WINDOW)
+        .max_concurrent_streams(shared.config.max_streams)
+        .max_send_buffer_size(SEND_BUFFER)
+        .max_header_list_size(HEADER_LIST)
+        .data_frame_budget(FRAME_BUDGET)
+        .handshake::<_, Bytes>(io);
+    let opened = tokio::select! {
+        opened = tokio::time::timeout(HANDSHAKE, handshake) => opened,
+        () = stop.cancelled() => return,
+    };
+    let mut http2 = match opened {
+        Ok(Ok(http2)) => http2,
+        Ok(Err(error)) => {
+            tracing::debug!(target: "xdsproxy", "a client of the XDS socket does not speak HTTP/2: {error}");
+            return;
+        }
+        Err(_) => return,
+    };
+    let mut streams = JoinSet::new();
+    let ping = http2.ping_pong();
+    let mut dead = std::pin::pin!(keepalive::watch(ping, &reads, shared.config.keepalive));
+    loop {
+        tokio::select! {
+            biased;
+            accepted = http2.accept() => match accepted {
+                Some(Ok((request, respond))) => {
+                    streams.spawn(dispatch(shared.clone(), request, respond, stop.clone()));
+                }
+                Some(Err(error)) => {
+                    tracing::debug!(target: "xdsproxy", "a connection of the XDS socket ended: {error}");
+                    break;
+                }
+                None => break,
+            },
+            Some(_) = streams.join_next(), if !streams.is_empty() => {}
+            () = &mut dead => {
+                tracing::warn!(target: "xdsproxy", "Envoy has not answered a ping for {:?}: closing its connection",
+                    shared.config.keepalive.timeout);
+                return;
+            }
+            () = stop.cancelled() => {
+                let farewell = async {
+                    loop {
+                        tokio::select! {
+                            more = http2.accept() => if !matches!(more, Some(Ok(_))) { break },
+                            done = streams.join_next() => if done.is_none() { http2.graceful_shutdown() },
+                        }
+                    }
+                };
+                let _ = tokio::time::timeout(GOODBYE, farewell).await;
+                return;
+            }
+        }
+    }
+    // The connection is gone; its streams see that and end. They are joined so that their upstream
+    // connections are closed in order.
+    let all = async { while streams.join_next().await.is_some() {} };
+    let _ = tokio::time::timeout(GOODBYE * 2, all).await;
+}
+
+async fn dispatch(
+    shared: Arc<Shared>,
+    request: Request<RecvStream>,
+    mut respond: SendResponse<Bytes>,
+    stop: Stop,
+) {
+    let plain = |status: StatusCode| {
+        let mut response = Response::new(());
+        *response.status_mut() = status;
+        response
+    };
+    if request.method() != Method::POST {
+        let _ = respond.send_response(plain(StatusCode::METHOD_NOT_ALLOWED), true);
+        return;
+    }
+    let content_type = request.headers().get(http::header::CONTENT_TYPE);
+    if !content_type.is_some_and(|t| t.as_bytes().starts_with(b"application/grpc")) {
+        let _ = respond.send_response(plain(StatusCode::UNSUPPORTED_MEDIA_TYPE), true);
+        return;
+    }
+    let path = request.uri().path();
+    if let Some(protocol) = Protocol::of(path) {
+        session::serve(shared, protocol, request.into_body(), respond, stop).await;
+    } else if reflection::is(path) {
+        reflection::serve(request.into_body(), respond, stop).await;
+    } else {
+        let (service, method) = path.trim_start_matches('/').rsplit_once('/').unwrap_or((path, ""));
+        let known = service == super::protocol::SERVICE;
+        let text = if known {
+            format!("unknown method {method} for service {service}")
+        } else {
+            format!("unknown service {service}")
+        };
+        Reply::new(respond).finish(&Status::unimplemented(text));
+    }
+}

@@ -1,0 +1,221 @@
+//! The life of one Envoy stream: registered, dialled for (and held, if need be), relayed, ended.
+
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use bytes::Bytes;
+use h2::RecvStream;
+use h2::server::SendResponse;
+use tokio::time::Instant;
+use tonic::Status;
+
+use super::hold::{self, holdable};
+use super::inbox::Inbox;
+use super::own::Queue;
+use super::protocol::Protocol;
+use super::relay::{Ended, Leg, Stream, exchange};
+use super::reply::Reply;
+use super::server::Shared;
+use super::status::Class;
+use super::upstream::{self, Link};
+use crate::base::tasks::Stop;
+
+/// Serves one stream to its end. `stop` is the server's.
+pub(super) async fn serve(
+    shared: Arc<Shared>,
+    protocol: Protocol,
+    body: RecvStream,
+    respond: SendResponse<Bytes>,
+    stop: Stop,
+) {
+    let queue = Arc::new(Queue::default());
+    let (id, replaced) = shared.register(protocol, &queue, &stop);
+    let held = shared.holds();
+    let session = Session {
+        stream: Stream {
+            id,
+            protocol,
+            shared: &shared,
+            queue: &queue,
+            committed: &AtomicBool::new(false),
+            first_listeners: &AtomicBool::new(false),
+        },
+        inbox: Inbox::new(body, protocol, shared.config.max_request, held),
+        reply: Reply::new(respond),
+        ends_at: held.then(|| Instant::now() + shared.config.hold),
+        replaced,
+    };
+    session.run(&stop).await;
+    shared.unregister(id);
+}
+
+struct Session<'a> {
+    stream: Stream<'a>,
+    inbox: Inbox,
+    reply: Reply,
+    // Set when the stream may be held, and then the end of that.
+    ends_at: Option<Instant>,
+    replaced: Stop,
+}
+
+impl Session<'_> {
+    async fn run(mut self, stop: &Stop) {
+        let shared = self.stream.shared;
+        let guard = self.ends_at.map(|_| Held::new(shared, self.stream.id));
+        let (ended, result) = self.attempts().await;
+        if let Some(guard) = guard {
+            guard.end(result);
+        }
+        let mut status = ended.status.clone();
+        if ended.by == Leg::Agent && stop.is_cancelled() {
+            status = Status::unavailable("the agent is stopping");
+        }
+        log(self.stream.id, &ended);
+        self.reply.finish(&status);
+    }
+
+    // Attempts until one is over for good; with the way the hold ended, if there was one.
+    async fn attempts(&mut self) -> (Ended, &'static str) {
+        let shared = self.stream.shared;
+        let mut wake = shared.wake.clone();
+        wake.mark_unchanged();
+        loop {
+            if self.ends_at.is_some()
+                && let Some(due) = shared.due()
+            {
+                let name = shared.upstream.resolves().then(|| shared.upstream.address());
+                match self.or_gone(hold::wait(due, &mut wake, name)).await {
+                    Ok(()) => {}
+                    Err(ended) => return (ended, "given up"),
+                }
+            }
+            wake.mark_unchanged();
+            let opened = {
+                let open =
+                    upstream::open(&*shared.upstream, &*shared.tokens, &shared.headers, self.stream.protocol);
+                self.or_gone(open).await
+            };
+            let ended = match opened {
+                Err(ended) => return (ended, "given up"),
+                Ok(Err(status)) => {
+                    shared.meters.dial("failed");
+                    // The stream was never open: no class, and nothing of Envoy's side is counted.
+                    shared.meters.istiod_ended(Class::Unexpected);
+                    let again = self.may_go_on(&status);
+                    let ended = Ended { by: Leg::Istiod, status, class: Class::Unexpected };
+                    if again { continue } else { return (ended, "told") }
+                }
+                Ok(Ok(link)) => self.relay(link).await,
+            };
+            let committed = self.stream.committed.load(std::sync::atomic::Ordering::Relaxed);
+            count(shared, &ended);
+            if committed {
+                shared.state.upstream_down(reason(&ended));
+                return (ended, "healed");
+            }
+            if ended.by != Leg::Istiod {
+                shared.state.upstream_down(None);
+                return (ended, "given up");
+            }
+            if !holdable(&ended.status) {
+                // Istiod is there and says no: for Envoy to know, and no failure of the way.
+                shared.answered_badly(&ended.status);
+                return (ended, "told");
+            }
+            if !self.may_go_on(&ended.status) {
+                return (ended, "told");
+            }
+        }
+    }
+
+    async fn relay(&mut self, link: Link) -> Ended {
+        let shared = self.stream.shared;
+        shared.meters.dial("opened");
+        shared.state.upstream_open(link.peer.to_string());
+        tracing::debug!(target: "xdsproxy", stream = self.stream.id, "connected to {} at {}",
+            shared.upstream.address(), link.peer);
+        exchange(&self.stream, &mut self.inbox, &mut self.reply, link, &self.replaced).await
+    }
+
+    // Counts a failed attempt, and tells whether Envoy is spared it.
+    fn may_go_on(&self, status: &Status) -> bool {
+        let shared = self.stream.shared;
+        let delay = shared.failed(status);
+        let Some(ends_at) = self.ends_at else { return false };
+        let again = holdable(status) && self.inbox.movable() && Instant::now() + delay < ends_at;
+        if again {
+            tracing::debug!(target: "xdsproxy", stream = self.stream.id,
+                "held; next attempt in {delay:?} after: {}", status.message());
+        }
+        again
+    }
+
+    // While the agent works for the stream, Envoy may leave and a newer stream may take its place.
+    async fn or_gone<T>(&mut self, work: impl Future<Output = T>) -> Result<T, Ended> {
+        let reply = &mut self.reply;
+        tokio::select! {
+            biased;
+            gone = poll_fn(|cx| reply.poll_gone(cx)) => Err(Ended::envoy(gone)),
+            () = self.replaced.cancelled() => {
+                Err(Ended { by: Leg::Agent, status: Status::ok(""), class: Class::Expected })
+            }
+            done = work => Ok(done),
+        }
+    }
+}
+
+// A stream that may be held shows as held until istiod answers; counted and logged once at its end.
+struct Held<'a> {
+    shared: &'a Shared,
+    since: Instant,
+}
+
+impl<'a> Held<'a> {
+    fn new(shared: &'a Shared, id: u64) -> Self {
+        shared.meters.held(1);
+        shared.state.held(true);
+        tracing::info!(target: "xdsproxy", stream = id,
+            "istiod has failed before, so Envoy's stream is held while the agent dials {}", shared.upstream.address());
+        Self { shared, since: Instant::now() }
+    }
+
+    fn end(self, result: &'static str) {
+        self.shared.meters.hold_ended(result);
+        tracing::debug!(target: "xdsproxy", "the held stream ended after {:?}: {result}", self.since.elapsed());
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        self.shared.meters.held(-1);
+    }
+}
+
+fn reason(ended: &Ended) -> Option<String> {
+    (ended.class == Class::Unexpected).then(|| ended.status.message().to_owned())
+}
+
+// Whichever side ends the stream, the other side's reader ends with it, which the Go agent counts too.
+fn count(shared: &Shared, ended: &Ended) {
+    let class_of = |leg| if ended.by == leg { ended.class } else { Class::Expected };
+    shared.meters.istiod_ended(class_of(Leg::Istiod));
+    shared.meters.envoy_ended(class_of(Leg::Envoy));
+}
+
+fn log(id: u64, ended: &Ended) {
+    let (code, text) = (ended.status.code(), ended.status.message());
+    let side = match ended.by {
+        Leg::Istiod => "istiod",
+        Leg::Envoy => "Envoy",
+        Leg::Agent => "the agent",
+    };
+    match ended.class {
+        Class::Expected => {
+            tracing::debug!(target: "xdsproxy", stream = id, "ended by {side}: {code:?} {text}")
+        }
+        Class::Unexpected => {
+            tracing::warn!(target: "xdsproxy", stream = id, "ended by {side}: {code:?} {text}")
+        }
+    }
+}

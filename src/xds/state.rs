@@ -1,0 +1,386 @@
+//! What is known about Envoy's configuration: per type the last version, whether Envoy took it, and why
+//! not; and how the way to istiod stands. Feeds `/debug/agentz` and the metrics; holds no resources.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde::Serialize;
+
+use super::protocol::Protocol;
+use super::scan::Facts;
+use super::types;
+use crate::base::clock::Clock;
+
+/// Types kept apart; a mesh has about ten, and the names come from outside.
+const TYPES: usize = 64;
+/// Rejections kept.
+const NACKS: usize = 32;
+
+/// How fresh the configuration of one type is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Freshness {
+    /// Asked for, and nothing has come yet.
+    Never,
+    /// Passed on, and Envoy has not answered yet.
+    Sent,
+    /// Envoy took the last response.
+    Synced,
+    /// Envoy (or the agent, for its own types) rejected the last response.
+    Rejected,
+    /// Istiod is not connected: what Envoy has may be out of date.
+    Stale,
+}
+
+/// One type, for people.
+#[derive(Debug, Clone, Serialize)]
+pub struct TypeView {
+    /// Short name.
+    pub name: &'static str,
+    /// Type URL.
+    pub type_url: String,
+    /// How fresh.
+    pub state: Freshness,
+    /// Since when it is stale, in seconds since 1970.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stale_since: Option<u64>,
+    /// Version of the last response.
+    pub version: String,
+    /// Nonce of the last response.
+    pub nonce: String,
+    /// Requests sent, responses received, responses that Envoy rejected.
+    pub requests: u64,
+    /// See `requests`.
+    pub responses: u64,
+    /// See `requests`.
+    pub rejected: u64,
+    /// Size of the last response in bytes.
+    pub bytes: u64,
+    /// Resources in the last response.
+    pub resources: u64,
+    /// Seconds since the last response.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub response_age_s: Option<u64>,
+    /// Seconds since Envoy took a response.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub accepted_age_s: Option<u64>,
+}
+
+/// One rejection.
+#[derive(Debug, Clone, Serialize)]
+pub struct Nack {
+    /// Short name of the type.
+    pub name: &'static str,
+    /// Type URL.
+    pub type_url: String,
+    /// Resource names in Envoy's request, the first few (SotW: the subscription).
+    pub resources: Vec<String>,
+    /// Envoy's words.
+    pub message: String,
+    /// Version of the rejected response.
+    pub version: String,
+    /// First and last time, in seconds since 1970.
+    pub first: u64,
+    /// See `first`.
+    pub last: u64,
+    /// How often.
+    pub count: u64,
+}
+
+/// Envoy's stream.
+#[derive(Debug, Clone, Serialize)]
+pub struct StreamView {
+    /// Number of the stream since the agent's start.
+    pub id: u64,
+    /// SotW or delta.
+    pub protocol: Protocol,
+    /// Since when, in seconds since 1970.
+    pub since: u64,
+}
+
+/// The way to istiod.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct UpstreamView {
+    /// As configured.
+    pub address: String,
+    /// The address that answered last.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub peer: Option<String>,
+    /// Since when it is connected, in seconds since 1970.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub connected_since: Option<u64>,
+    /// Since when it is not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub down_since: Option<u64>,
+    /// Failed attempts in a row.
+    pub failures: u32,
+    /// Why the last one failed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub last_error: Option<String>,
+    /// Since when Envoy's stream is held.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub held_since: Option<u64>,
+    /// Milliseconds from the last failure to the next attempt.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub next_attempt_ms: Option<u64>,
+}
+
+/// Everything, for `/debug/agentz`.
+#[derive(Debug, Clone, Serialize)]
+pub struct Snapshot {
+    /// Envoy's stream, if one is open.
+    pub stream: Option<StreamView>,
+    /// The way to istiod.
+    pub upstream: UpstreamView,
+    /// Per type.
+    pub types: Vec<TypeView>,
+    /// Rejections, newest last.
+    pub nacks: Vec<Nack>,
+}
+
+#[derive(Debug, Clone, Default)]
+struct Type {
+    version: String,
+    nonce: String,
+    requests: u64,
+    responses: u64,
+    rejected: u64,
+    bytes: u64,
+    resources: u64,
+    last_response: Option<SystemTime>,
+    last_accepted: Option<SystemTime>,
+    answered: Option<bool>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    types: BTreeMap<String, Type>,
+    nacks: Vec<Nack>,
+    stream: Option<StreamView>,
+    upstream: UpstreamView,
+}
+
+/// The record. Clones are not needed: it is shared behind an `Arc`.
+#[derive(Debug)]
+pub struct State {
+    inner: Mutex<Inner>,
+    clock: Arc<dyn Clock>,
+}
+
+/// What a request turned out to be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Answer {
+    /// A subscription, or an answer to an older response.
+    None,
+    /// The last response was taken.
+    Ack,
+    /// A rejection; `fresh` when it should be logged (repeated ones are folded).
+    Nack {
+        /// Whether to log it.
+        fresh: bool,
+        /// How often the same came so far.
+        count: u64,
+        /// Version of the rejected response.
+        version: String,
+    },
+}
+
+fn unix(at: SystemTime) -> u64 {
+    at.duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs())
+}
+
+impl State {
+    /// Nothing known yet.
+    #[must_use]
+    pub fn new(clock: Arc<dyn Clock>, address: String) -> Self {
+        let upstream = UpstreamView { address, ..UpstreamView::default() };
+        Self { inner: Mutex::new(Inner { upstream, ..Inner::default() }), clock }
+    }
+
+    fn with<T>(&self, change: impl FnOnce(&mut Inner, SystemTime) -> T) -> T {
+        let now = self.clock.now();
+        change(&mut self.inner.lock().expect("no panic holds this lock"), now)
+    }
+
+    /// A request has gone to istiod (Envoy's, or one of the agent's own).
+    pub fn request(&self, type_url: &str, facts: &Facts) -> Answer {
+        self.with(|inner, now| {
+            let Some(kind) = entry(&mut inner.types, type_url) else { return Answer::None };
+            kind.requests += 1;
+            if facts.nonce.is_empty() && !facts.rejected {
+                return Answer::None;
+            }
+            if !facts.rejected {
+                if facts.nonce != kind.nonce {
+                    return Answer::None;
+                }
+                kind.answered = Some(true);
+                kind.last_accepted = Some(now);
+                return Answer::Ack;
+            }
+            kind.rejected += 1;
+            let current = facts.nonce == kind.nonce;
+            if current {
+                kind.answered = Some(false);
+            }
+            let version = if current { kind.version.clone() } else { String::new() };
+            let (fresh, count) = nack(&mut inner.nacks, type_url, facts, &version, unix(now));
+            Answer::Nack { fresh, count, version }
+        })
+    }
+
+    /// A response has come.
+    pub fn response(&self, type_url: &str, facts: &Facts, bytes: u64) {
+        self.with(|inner, now| {
+            let Some(kind) = entry(&mut inner.types, type_url) else { return };
+            kind.responses += 1;
+            kind.version.clone_from(&facts.version);
+            kind.nonce.clone_from(&facts.nonce);
+            kind.bytes = bytes;
+            kind.resources = facts.count;
+            kind.last_response = Some(now);
+            kind.answered = None;
+        });
+    }
+
+    /// Envoy has opened a stream.
+    pub fn stream_opened(&self, id: u64, protocol: Protocol) {
+        self.with(|inner, now| inner.stream = Some(StreamView { id, protocol, since: unix(now) }));
+    }
+
+    /// The stream has ended (unless a newer one has taken its place).
+    pub fn stream_closed(&self, id: u64) {
+        self.with(|inner, _| {
+            if inner.stream.as_ref().is_some_and(|s| s.id == id) {
+                inner.stream = None;
+            }
+        });
+    }
+
+    /// A way to istiod is open; it has not answered yet.
+    pub fn upstream_open(&self, peer: String) {
+        self.with(|inner, _| inner.upstream.peer = Some(peer));
+    }
+
+    /// Istiod has answered.
+    pub fn upstream_live(&self) {
+        self.with(|inner, now| {
+            let up = &mut inner.upstream;
+            up.connected_since = Some(unix(now));
+            (up.down_since, up.last_error, up.held_since, up.next_attempt_ms) = (None, None, None, None);
+            up.failures = 0;
+        });
+    }
+
+    /// The way is closed.
+    pub fn upstream_down(&self, why: Option<String>) {
+        self.with(|inner, now| {
+            let up = &mut inner.upstream;
+            up.connected_since = None;
+            up.down_since.get_or_insert(unix(now));
+            if why.is_some() {
+                up.last_error = why;
+            }
+        });
+    }
+
+    /// An attempt has failed, the so-manieth in a row; the next comes after so many milliseconds.
+    pub fn upstream_failed(&self, failures: u32, why: String, next_attempt_ms: Option<u64>) {
+        self.upstream_down(Some(why));
+        self.with(|inner, _| {
+            inner.upstream.failures = failures;
+            inner.upstream.next_attempt_ms = next_attempt_ms;
+        });
+    }
+
+    /// Envoy's stream is held from now on, or no longer.
+    pub fn held(&self, held: bool) {
+        self.with(|inner, now| inner.upstream.held_since = held.then(|| unix(now)));
+    }
+
+    /// For people.
+    #[must_use]
+    pub fn snapshot(&self) -> Snapshot {
+        self.with(|inner, now| {
+            let live = inner.upstream.connected_since.is_some();
+            let down = inner.upstream.down_since;
+            let age = |at: Option<SystemTime>| at.map(|at| now.duration_since(at).map_or(0, |d| d.as_secs()));
+            let types = inner.types.iter().map(|(type_url, t)| {
+                let state = freshness(t, live);
+                TypeView {
+                    name: types::short(type_url),
+                    type_url: type_url.clone(),
+                    state,
+                    stale_since: if state == Freshness::Stale { down } else { None },
+                    version: t.version.clone(),
+                    nonce: t.nonce.clone(),
+                    requests: t.requests,
+                    responses: t.responses,
+                    rejected: t.rejected,
+                    bytes: t.bytes,
+                    resources: t.resources,
+                    response_age_s: age(t.last_response),
+                    accepted_age_s: age(t.last_accepted),
+                }
+            });
+            Snapshot {
+                stream: inner.stream.clone(),
+                upstream: inner.upstream.clone(),
+                types: types.collect(),
+                nacks: inner.nacks.clone(),
+            }
+        })
+    }
+}
+
+fn freshness(t: &Type, live: bool) -> Freshness {
+    match (t.responses, t.answered, live) {
+        (0, ..) => Freshness::Never,
+        (_, Some(false), _) => Freshness::Rejected,
+        (.., false) => Freshness::Stale,
+        (_, Some(true), true) => Freshness::Synced,
+        (_, None, true) => Freshness::Sent,
+    }
+}
+
+// Names come from outside, so their number is bounded; what does not fit is not recorded.
+fn entry<'a>(types: &'a mut BTreeMap<String, Type>, type_url: &str) -> Option<&'a mut Type> {
+    if !types.contains_key(type_url) {
+        if types.len() >= TYPES {
+            return None;
+        }
+        types.insert(type_url.to_owned(), Type::default());
+    }
+    types.get_mut(type_url)
+}
+
+fn nack(nacks: &mut Vec<Nack>, type_url: &str, facts: &Facts, version: &str, now: u64) -> (bool, u64) {
+    if let Some(at) = nacks.iter().position(|n| n.type_url == type_url && n.message == facts.error_message) {
+        let mut known = nacks.remove(at);
+        known.count += 1;
+        known.last = now;
+        version.clone_into(&mut known.version);
+        let count = known.count;
+        nacks.push(known);
+        // 10, 100, 1000, ...: a repeated rejection stays visible without filling the log.
+        return (count.ilog10() > 0 && 10u64.pow(count.ilog10()) == count, count);
+    }
+    if nacks.len() >= NACKS {
+        nacks.remove(0);
+    }
+    nacks.push(Nack {
+        name: types::short(type_url),
+        type_url: type_url.to_owned(),
+        resources: facts.names.clone(),
+        message: facts.error_message.clone(),
+        version: version.to_owned(),
+        first: now,
+        last: now,
+        count: 1,
+    });
+    (true, 1)
+}
+
+#[cfg(test)]
+mod tests;

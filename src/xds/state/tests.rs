@@ -1,0 +1,67 @@
+use std::time::Duration;
+
+use super::*;
+use crate::base::clock::Fixed;
+
+const CDS: &str = "type.googleapis.com/envoy.config.cluster.v3.Cluster";
+
+fn facts(nonce: &str, error: Option<&str>) -> Facts {
+    Facts {
+        nonce: nonce.to_owned(),
+        version: "v".to_owned(),
+        rejected: error.is_some(),
+        error_message: error.unwrap_or_default().to_owned(),
+        ..Facts::default()
+    }
+}
+
+fn state() -> (State, Fixed) {
+    let clock = Fixed::at(UNIX_EPOCH + Duration::from_secs(1000));
+    (State::new(Arc::new(clock.clone()), "istiod:15012".to_owned()), clock)
+}
+
+fn now(state: &State) -> Freshness {
+    state.snapshot().types[0].state
+}
+
+#[test]
+fn a_type_goes_from_never_over_sent_to_synced_rejected_and_stale() {
+    let (state, clock) = state();
+    state.upstream_live();
+    state.request(CDS, &facts("", None));
+    assert_eq!(now(&state), Freshness::Never);
+    state.response(CDS, &facts("1", None), 10);
+    assert_eq!(now(&state), Freshness::Sent);
+    assert_eq!(state.request(CDS, &facts("0", None)), Answer::None, "an answer to an older response");
+    assert_eq!(now(&state), Freshness::Sent);
+    assert_eq!(state.request(CDS, &facts("1", None)), Answer::Ack);
+    assert_eq!(now(&state), Freshness::Synced);
+    clock.advance(Duration::from_secs(5));
+    state.upstream_down(None);
+    assert_eq!(now(&state), Freshness::Stale);
+    let view = &state.snapshot().types[0];
+    assert_eq!((view.stale_since, view.accepted_age_s), (Some(1005), Some(5)));
+    state.upstream_live();
+    state.response(CDS, &facts("2", None), 10);
+    assert!(matches!(state.request(CDS, &facts("2", Some("no"))), Answer::Nack { fresh: true, .. }));
+    assert_eq!(now(&state), Freshness::Rejected);
+    state.upstream_down(None);
+    assert_eq!(now(&state), Freshness::Rejected, "a rejection stays visible while istiod is away");
+}
+
+#[test]
+fn repeated_rejections_are_folded_and_bounded() {
+    let (state, _) = state();
+    let fresh = (0..100)
+        .filter(|_| matches!(state.request(CDS, &facts("1", Some("same"))), Answer::Nack { fresh: true, .. }))
+        .count();
+    assert_eq!(fresh, 3, "the first, the tenth, the hundredth");
+    for n in 0..100 {
+        state.request(CDS, &facts("1", Some(&format!("other {n}"))));
+    }
+    assert_eq!(state.snapshot().nacks.len(), NACKS);
+    for n in 0..2 * TYPES {
+        state.request(&format!("type {n}"), &facts("", None));
+    }
+    assert_eq!(state.snapshot().types.len(), TYPES);
+}

@@ -1,0 +1,166 @@
+//! How a leg ended: the gRPC status that the other side is told, and the class that is counted.
+
+use std::io;
+
+use http::HeaderMap;
+use tonic::{Code, Status};
+
+/// Whether an end is worth a warning.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Class {
+    /// Clean, or one of the ends that happen all the time (cancelled, connection age).
+    Expected,
+    /// Everything else.
+    Unexpected,
+}
+
+impl Class {
+    /// The value of the metrics' label `type`.
+    #[must_use]
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Expected => "cancelled",
+            Self::Unexpected => "error",
+        }
+    }
+}
+
+/// Texts with which Go servers and proxies end a stream in the normal course of things.
+const EXPECTED_UNAVAILABLE: [&str; 3] =
+    ["client disconnected", "error reading from server: EOF", "transport is closing"];
+const EXPECTED: [&str; 2] =
+    ["stream terminated by RST_STREAM with error code: NO_ERROR", "received prior goaway: code: NO_ERROR"];
+
+/// The class of a status that came from the other side.
+#[must_use]
+pub fn class(status: &Status) -> Class {
+    let text = status.message();
+    let expected = match status.code() {
+        Code::Ok | Code::Cancelled | Code::DeadlineExceeded => true,
+        Code::Unavailable => EXPECTED_UNAVAILABLE.iter().any(|t| text.contains(t)),
+        _ => false,
+    } || EXPECTED.iter().any(|t| text.contains(t));
+    if expected { Class::Expected } else { Class::Unexpected }
+}
+
+/// The status in trailers (or in the headers of an answer without a body).
+#[must_use]
+pub fn of_trailers(headers: &HeaderMap) -> Option<Status> {
+    let found = Status::from_header_map(headers)?;
+    let details = bytes::Bytes::copy_from_slice(found.details());
+    // Without the rest of the metadata, which was meant for us.
+    Some(Status::with_details(found.code(), found.message(), details))
+}
+
+/// The status of an answer that is not gRPC (the mapping is gRPC's own).
+#[must_use]
+pub fn of_http(status: http::StatusCode, content_type: Option<&str>) -> Status {
+    let code = match status.as_u16() {
+        200 => Code::Unknown,
+        400 => Code::Internal,
+        401 => Code::Unauthenticated,
+        403 => Code::PermissionDenied,
+        404 => Code::Unimplemented,
+        429 | 502 | 503 | 504 => Code::Unavailable,
+        _ => Code::Unknown,
+    };
+    let kind = content_type.unwrap_or("missing");
+    Status::new(
+        code,
+        format!("unexpected HTTP status code received from server: {status}; content-type: {kind}"),
+    )
+}
+
+/// How an HTTP/2 error of the upstream leg is told and counted.
+#[must_use]
+pub fn of_upstream(error: &h2::Error) -> (Status, Class) {
+    if let Some(error) = error.get_io() {
+        return of_io(error);
+    }
+    let reason = error.reason().unwrap_or(h2::Reason::INTERNAL_ERROR);
+    let name = name(reason);
+    if error.is_reset() && error.is_remote() {
+        let text = format!("stream terminated by RST_STREAM with error code: {name}");
+        let status = Status::new(code(reason), text);
+        let class = class(&status);
+        return (status, class);
+    }
+    if error.is_go_away() && error.is_remote() {
+        let text = format!("connection error: received prior goaway: code: {name}, debug data: {error}");
+        let status = Status::unavailable(text);
+        let class = class(&status);
+        return (status, class);
+    }
+    (Status::unavailable(format!("connection error: {error}")), Class::Unexpected)
+}
+
+fn of_io(error: &io::Error) -> (Status, Class) {
+    use io::ErrorKind::{BrokenPipe, NotConnected, UnexpectedEof};
+    // The end of the connection is seen as a broken pipe by streams that are still open.
+    if matches!(error.kind(), UnexpectedEof | BrokenPipe | NotConnected) {
+        (Status::unavailable("error reading from server: EOF"), Class::Expected)
+    } else {
+        (Status::unavailable(format!("error reading from server: {error}")), Class::Unexpected)
+    }
+}
+
+/// How an HTTP/2 error of the downstream leg is counted; there is nobody left to tell.
+#[must_use]
+pub fn of_downstream(error: &h2::Error) -> Status {
+    if error.is_library() && error.reason().is_some_and(|r| r != h2::Reason::NO_ERROR) {
+        return Status::internal(format!("Envoy's connection broke the HTTP/2 protocol: {error}"));
+    }
+    Status::cancelled("context canceled")
+}
+
+// gRPC's mapping of RST_STREAM codes.
+fn code(reason: h2::Reason) -> Code {
+    match reason {
+        h2::Reason::REFUSED_STREAM => Code::Unavailable,
+        h2::Reason::CANCEL => Code::Cancelled,
+        h2::Reason::ENHANCE_YOUR_CALM | h2::Reason::FLOW_CONTROL_ERROR => Code::ResourceExhausted,
+        h2::Reason::INADEQUATE_SECURITY => Code::PermissionDenied,
+        _ => Code::Internal,
+    }
+}
+
+fn name(reason: h2::Reason) -> String {
+    match reason {
+        h2::Reason::NO_ERROR => "NO_ERROR".to_owned(),
+        h2::Reason::CANCEL => "CANCEL".to_owned(),
+        h2::Reason::REFUSED_STREAM => "REFUSED_STREAM".to_owned(),
+        h2::Reason::ENHANCE_YOUR_CALM => "ENHANCE_YOUR_CALM".to_owned(),
+        h2::Reason::PROTOCOL_ERROR => "PROTOCOL_ERROR".to_owned(),
+        h2::Reason::INTERNAL_ERROR => "INTERNAL_ERROR".to_owned(),
+        other => format!("{other:?}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn classes_are_the_go_agents() {
+        let unavailable = |t: &str| class(&Status::unavailable(t));
+        assert_eq!(class(&Status::ok("")), Class::Expected);
+        assert_eq!(class(&Status::cancelled("x")), Class::Expected);
+        assert_eq!(class(&Status::deadline_exceeded("x")), Class::Expected);
+        assert_eq!(unavailable("transport is closing"), Class::Expected);
+        assert_eq!(unavailable("max connection age"), Class::Unexpected);
+        assert_eq!(unavailable("connection reset by peer"), Class::Unexpected);
+        assert_eq!(class(&Status::internal("transport is closing")), Class::Unexpected);
+        assert_eq!(
+            class(&Status::internal("stream terminated by RST_STREAM with error code: NO_ERROR")),
+            Class::Expected
+        );
+        assert_eq!(class(&Status::unauthenticated("bad token")), Class::Unexpected);
+    }
+
+    #[test]
+    fn a_reset_is_no_clean_end_and_an_eof_is() {
+        let class_of = |kind| of_io(&io::Error::from(kind)).1;
+        assert_eq!(class_of(io::ErrorKind::ConnectionReset), Class::Unexpected);
+        assert_eq!(class_of(io::ErrorKind::UnexpectedEof), Class::Expected);
+    }
+}

@@ -1,0 +1,168 @@
+//! Local handlers of types that never reach Envoy.
+//!
+//! A [`Tap`] names a type URL; the relay then asks istiod for it on every stream, hands each good
+//! response's first resource over, and answers for it. A later part (name table, trust bundle) plugs in
+//! here without the relay knowing what it does.
+
+use std::fmt;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use prost::Message;
+use tokio::sync::watch;
+
+use super::protocol::Protocol;
+use super::types;
+
+/// Handles one type.
+pub trait Tap: Send + Sync + fmt::Debug {
+    /// Its type URL.
+    fn type_url(&self) -> &'static str;
+
+    /// Takes the body of the first resource. Runs on the relay's task: it may decode and store, but not
+    /// wait.
+    ///
+    /// # Errors
+    /// Only when the body cannot be decoded; the text goes to istiod as the reason of the rejection.
+    fn apply(&self, body: Bytes) -> Result<(), String>;
+}
+
+/// Converts extension configs (fetches Wasm modules). May take long: it runs beside the relay.
+pub trait Convert: Send + Sync + fmt::Debug {
+    /// Converts the resource bodies of one whole response; everything else stays as it is.
+    ///
+    /// # Errors
+    /// The reason of the rejection that istiod is sent; nothing is forwarded then.
+    fn convert(&self, protocol: Protocol, response: Bytes) -> BoxFuture<'static, Result<Bytes, String>>;
+}
+
+/// A resource's body, as both protocols carry it.
+#[derive(Clone, PartialEq, prost::Message)]
+struct Any {
+    #[prost(string, tag = "1")]
+    type_url: String,
+    #[prost(bytes = "bytes", tag = "2")]
+    value: Bytes,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct SotwResources {
+    #[prost(message, repeated, tag = "2")]
+    resources: Vec<Any>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct DeltaResource {
+    #[prost(message, optional, tag = "2")]
+    resource: Option<Any>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct DeltaResources {
+    #[prost(message, repeated, tag = "2")]
+    resources: Vec<DeltaResource>,
+}
+
+/// Hands a whole response to its tap. `None`: it had no resources, and is neither handled nor answered.
+pub(super) fn apply(tap: &dyn Tap, protocol: Protocol, response: Bytes) -> Option<Result<(), String>> {
+    let first = match first(protocol, response) {
+        Ok(first) => first?,
+        Err(error) => return Some(Err(error.to_string())),
+    };
+    if first.type_url != tap.type_url() {
+        return Some(Err(format!(
+            "mismatched message type: got {:?}, want {:?}",
+            first.type_url,
+            tap.type_url()
+        )));
+    }
+    Some(tap.apply(first.value))
+}
+
+// A delta resource without a body stands as an empty one, and so is refused.
+fn first(protocol: Protocol, response: Bytes) -> Result<Option<Any>, prost::DecodeError> {
+    Ok(match protocol {
+        Protocol::Sotw => SotwResources::decode(response)?.resources.into_iter().next(),
+        Protocol::Delta => {
+            let first = DeltaResources::decode(response)?.resources.into_iter().next();
+            first.map(|r| r.resource.unwrap_or_default())
+        }
+    })
+}
+
+/// Trust anchors that istiod hands out in pushed proxy configuration.
+#[derive(Debug)]
+pub struct TrustBundle(watch::Sender<String>);
+
+/// `ProxyConfig`, of which only the field with the certificates is read.
+#[derive(Clone, PartialEq, prost::Message)]
+struct PushedConfig {
+    #[prost(string, repeated, tag = "34")]
+    ca_certificates_pem: Vec<String>,
+}
+
+impl TrustBundle {
+    /// The tap, and where its bundle can be read: PEM texts joined by newlines, empty at first.
+    #[must_use]
+    pub fn new() -> (Arc<dyn Tap>, watch::Receiver<String>) {
+        let (sender, bundle) = watch::channel(String::new());
+        (Arc::new(Self(sender)), bundle)
+    }
+}
+
+impl Tap for TrustBundle {
+    fn type_url(&self) -> &'static str {
+        types::PROXY_CONFIG
+    }
+
+    fn apply(&self, body: Bytes) -> Result<(), String> {
+        let config = PushedConfig::decode(body).map_err(|e| e.to_string())?;
+        let bundle = config.ca_certificates_pem.join("\n");
+        self.0.send_if_modified(|current| {
+            let changed = *current != bundle;
+            *current = bundle;
+            changed
+        });
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sotw(resources: Vec<Any>) -> Bytes {
+        SotwResources { resources }.encode_to_vec().into()
+    }
+
+    fn pushed(pems: &[&str]) -> Any {
+        let ca_certificates_pem = pems.iter().map(|p| (*p).to_owned()).collect();
+        let value = PushedConfig { ca_certificates_pem }.encode_to_vec().into();
+        Any { type_url: types::PROXY_CONFIG.to_owned(), value }
+    }
+
+    #[test]
+    fn the_bundle_is_joined_and_told_only_when_it_changes() {
+        let (tap, mut bundle) = TrustBundle::new();
+        assert_eq!(apply(&*tap, Protocol::Sotw, sotw(vec![pushed(&["a", "b"])])), Some(Ok(())));
+        assert_eq!(*bundle.borrow_and_update(), "a\nb");
+        assert_eq!(apply(&*tap, Protocol::Sotw, sotw(vec![pushed(&["a", "b"])])), Some(Ok(())));
+        assert!(!bundle.has_changed().unwrap());
+        assert_eq!(apply(&*tap, Protocol::Sotw, sotw(vec![pushed(&[])])), Some(Ok(())));
+        assert_eq!(*bundle.borrow_and_update(), "");
+    }
+
+    #[test]
+    fn empty_is_not_answered_and_foreign_or_broken_is_refused() {
+        let (tap, bundle) = TrustBundle::new();
+        assert_eq!(apply(&*tap, Protocol::Sotw, sotw(vec![])), None);
+        let foreign = Any { type_url: types::LISTENER.to_owned(), value: Bytes::new() };
+        assert!(matches!(apply(&*tap, Protocol::Sotw, sotw(vec![foreign])), Some(Err(_))));
+        let broken = Any { value: Bytes::from_static(&[0xff, 0xff]), ..pushed(&[]) };
+        assert!(matches!(apply(&*tap, Protocol::Sotw, sotw(vec![broken])), Some(Err(_))));
+        let bodyless = DeltaResources { resources: vec![DeltaResource { resource: None }] };
+        assert!(matches!(apply(&*tap, Protocol::Delta, bodyless.encode_to_vec().into()), Some(Err(_))));
+        assert_eq!(*bundle.borrow(), "");
+    }
+}
