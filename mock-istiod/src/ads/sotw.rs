@@ -7,7 +7,7 @@ use prost::Message;
 
 use super::{Answer, nonce, order};
 use crate::record::AdsResponse;
-use crate::resources::{CLUSTER, ENDPOINTS, View, always_whole};
+use crate::resources::{CLUSTER, ENDPOINTS, LISTENER, View};
 
 /// What a client knows, by type.
 #[derive(Debug, Default)]
@@ -63,11 +63,10 @@ impl State {
         let watch = self.watches.get_mut(type_url)?;
         let resources: Vec<_> = view.select(type_url, &watch.names).collect();
         let version = view.version(type_url, &watch.names);
-        // Of a type that is not asked for whole, or is unknown here, silence says "not yet".
-        if resources.is_empty() && !always_whole(type_url) && watch.version.is_empty() {
-            return None;
-        }
-        if resources.is_empty() && !view.has(type_url) && !matches!(order(type_url), 0 | 2) {
+        // Clusters and listeners are answered even when there are none; of another type silence says "not yet". That
+        // the last one has gone is told, except for the agent's own types (istiod sends no empty name table).
+        let told = !watch.version.is_empty() && type_url.starts_with("type.googleapis.com/envoy.");
+        if resources.is_empty() && !told && type_url != CLUSTER && type_url != LISTENER {
             return None;
         }
         watch.nonce = nonce();
