@@ -12,6 +12,7 @@
 
 pub mod base;
 pub mod ca;
+pub mod config;
 pub mod envoy;
 pub mod istiod;
 pub mod proto;

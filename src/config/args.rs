@@ -1,0 +1,331 @@
+//! The command line, read by the rules of pflag and cobra that people's scripts rely on.
+//!
+//! clap cannot be told these rules (a boolean takes no following word; on `proxy` an unknown flag
+//! swallows the next bare word), so the words are read here and clap prints the help.
+
+use super::go;
+
+/// What a flag takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Any text.
+    Text,
+    /// A boolean; without `=` it is `true` and takes no word.
+    Bool,
+    /// An integer of so many bits.
+    Int(u32),
+    /// An unsigned integer of so many bits.
+    Uint(u32),
+    /// A Go duration.
+    Duration,
+    /// Text that adds up.
+    Array,
+}
+
+/// One flag of a command.
+#[derive(Debug, Clone, Copy)]
+pub struct Flag {
+    /// Long name without dashes.
+    pub name: &'static str,
+    /// One letter, or `'\0'`.
+    pub short: char,
+    /// What it takes.
+    pub kind: Kind,
+    /// Default as text.
+    pub default: &'static str,
+    /// Meaning, one sentence.
+    pub help: &'static str,
+    /// A flag of releases before 1.9: its value takes effect as it did then.
+    pub old: bool,
+}
+
+impl Flag {
+    /// A flag of today.
+    #[must_use]
+    pub const fn new(name: &'static str, kind: Kind, default: &'static str, help: &'static str) -> Self {
+        Self { name, short: '\0', kind, default, help, old: false }
+    }
+
+    /// A flag of old releases.
+    #[must_use]
+    pub const fn old(name: &'static str, kind: Kind, help: &'static str) -> Self {
+        Self { name, short: '\0', kind, default: "", help, old: true }
+    }
+
+    /// With a one-letter form.
+    #[must_use]
+    pub const fn short(mut self, short: char) -> Self {
+        self.short = short;
+        self
+    }
+}
+
+/// The words of a command line, sorted out.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Parsed {
+    values: Vec<(&'static str, String)>,
+    /// Words that belong to no flag.
+    pub positional: Vec<String>,
+    /// `-h` or `--help` was among them.
+    pub help: bool,
+    /// Flags nobody knows, where they are tolerated.
+    pub unknown: Vec<String>,
+}
+
+impl Parsed {
+    /// The last value given for a flag.
+    #[must_use]
+    pub fn get(&self, name: &str) -> Option<&str> {
+        self.values.iter().rev().find(|(n, _)| *n == name).map(|(_, v)| v.as_str())
+    }
+
+    /// Every value given for a flag.
+    #[must_use]
+    pub fn all(&self, name: &str) -> Vec<&str> {
+        self.values.iter().filter(|(n, _)| *n == name).map(|(_, v)| v.as_str()).collect()
+    }
+
+    /// The value, or the flag's default.
+    #[must_use]
+    pub fn or_default<'a>(&'a self, flags: &'a [Flag], name: &str) -> &'a str {
+        let default = flags.iter().find(|f| f.name == name).map_or("", |f| f.default);
+        self.get(name).unwrap_or(default)
+    }
+}
+
+/// Reads `words` with the given flags; `tolerant` passes over unknown flags as `proxy` does.
+///
+/// # Errors
+/// In pflag's words; the exit status is 255 then.
+pub fn parse(words: &[String], flags: &[Flag], tolerant: bool) -> Result<Parsed, String> {
+    let mut out = Parsed::default();
+    let mut at = 0;
+    while at < words.len() {
+        let word = &words[at];
+        at += 1;
+        if word == "--" {
+            out.positional.extend_from_slice(&words[at..]);
+            break;
+        } else if let Some(long) = word.strip_prefix("--") {
+            long_flag(long, words, &mut at, flags, tolerant, &mut out)?;
+        } else if let Some(shorts) = word.strip_prefix('-').filter(|s| !s.is_empty()) {
+            short_flags(shorts, words, &mut at, flags, tolerant, &mut out)?;
+        } else {
+            out.positional.push(word.clone());
+        }
+    }
+    Ok(out)
+}
+
+fn long_flag(
+    long: &str,
+    words: &[String],
+    at: &mut usize,
+    flags: &[Flag],
+    tolerant: bool,
+    out: &mut Parsed,
+) -> Result<(), String> {
+    let (name, value) = match long.split_once('=') {
+        Some((name, value)) => (name, Some(value)),
+        None => (long, None),
+    };
+    if name.is_empty() || name.starts_with('-') {
+        return Err(format!("bad flag syntax: --{long}"));
+    }
+    let Some(flag) = flags.iter().find(|f| f.name == name) else {
+        if name == "help" {
+            out.help = true;
+            return Ok(());
+        }
+        if !tolerant {
+            return Err(format!("unknown flag: --{name}"));
+        }
+        out.unknown.push(format!("--{name}"));
+        if value.is_none() && words.get(*at).is_some_and(|w| !w.starts_with('-')) {
+            *at += 1;
+        }
+        return Ok(());
+    };
+    let value = match (value, flag.kind) {
+        (Some(value), _) => value.to_owned(),
+        (None, Kind::Bool) => "true".to_owned(),
+        (None, _) => {
+            let word = words.get(*at).ok_or_else(|| format!("flag needs an argument: --{name}"))?;
+            *at += 1;
+            word.clone()
+        }
+    };
+    check(flag, &value, &format!("--{name}"))?;
+    out.values.push((flag.name, value));
+    Ok(())
+}
+
+fn short_flags(
+    shorts: &str,
+    words: &[String],
+    at: &mut usize,
+    flags: &[Flag],
+    tolerant: bool,
+    out: &mut Parsed,
+) -> Result<(), String> {
+    let mut rest = shorts;
+    while let Some(letter) = rest.chars().next() {
+        let cluster = rest;
+        rest = &rest[letter.len_utf8()..];
+        let Some(flag) = flags.iter().find(|f| f.short == letter && letter != '\0') else {
+            if letter == 'h' {
+                out.help = true;
+                return Ok(());
+            }
+            if !tolerant {
+                return Err(format!("unknown shorthand flag: {letter:?} in -{shorts}"));
+            }
+            out.unknown.push(format!("-{letter}"));
+            if rest.starts_with('=') {
+                return Ok(());
+            }
+            if rest.is_empty() && words.get(*at).is_some_and(|w| !w.starts_with('-')) {
+                *at += 1;
+            }
+            continue;
+        };
+        let value = if let Some(value) = rest.strip_prefix('=') {
+            std::mem::take(&mut rest);
+            value.to_owned()
+        } else if flag.kind == Kind::Bool {
+            "true".to_owned()
+        } else if !rest.is_empty() {
+            std::mem::take(&mut rest).to_owned()
+        } else {
+            let word =
+                words.get(*at).ok_or_else(|| format!("flag needs an argument: {letter:?} in -{cluster}"))?;
+            *at += 1;
+            word.clone()
+        };
+        check(flag, &value, &format!("-{letter}, --{}", flag.name))?;
+        out.values.push((flag.name, value));
+    }
+    Ok(())
+}
+
+fn check(flag: &Flag, value: &str, shown: &str) -> Result<(), String> {
+    let reason = match flag.kind {
+        Kind::Text | Kind::Array => return Ok(()),
+        Kind::Bool => match go::boolean(value) {
+            Some(_) => return Ok(()),
+            None => format!("strconv.ParseBool: parsing {value:?}: invalid syntax"),
+        },
+        Kind::Int(bits) => match go::integer(value, bits) {
+            Ok(_) => return Ok(()),
+            Err(reason) => reason,
+        },
+        Kind::Uint(bits) => match go::integer(value, bits + 1) {
+            Ok(n) if n >= 0 && !value.starts_with(['+', '-']) => return Ok(()),
+            Ok(_) => format!("strconv.ParseUint: parsing {value:?}: invalid syntax"),
+            Err(reason) => reason.replace("ParseInt", "ParseUint"),
+        },
+        Kind::Duration => match go::duration(value) {
+            Ok(_) => return Ok(()),
+            Err(reason) => reason,
+        },
+    };
+    Err(format!("invalid argument {value:?} for {shown:?} flag: {reason}"))
+}
+
+/// Flags that every command takes.
+pub const LOGGING: &[Flag] = &[
+    Flag::new(
+        "log_output_level",
+        Kind::Text,
+        "",
+        "comma list of scope:level added to default:info,grpc:none; levels debug, info, warn, error, fatal, none",
+    ),
+    Flag::new(
+        "log_stacktrace_level",
+        Kind::Text,
+        "default:none",
+        "same grammar; accepted, nothing to attach",
+    ),
+    Flag::new(
+        "log_caller",
+        Kind::Text,
+        "",
+        "comma list of scopes whose lines carry file and line; all for every one",
+    ),
+    Flag::new("log_as_json", Kind::Bool, "false", "write the agent's and Envoy's logs as JSON"),
+    Flag::new("log_target", Kind::Array, "stdout", "stdout, stderr or a file to append to; may be repeated"),
+    Flag::new(
+        "vklog",
+        Kind::Int(32),
+        "0",
+        "verbosity of the Kubernetes library; accepted, there is none here",
+    ),
+];
+
+/// Flags of `proxy`.
+pub const PROXY: &[Flag] = &[
+    Flag::new("domain", Kind::Text, "", "DNS suffix of the node; empty: <POD_NAMESPACE>.svc.cluster.local"),
+    Flag::new("meshConfig", Kind::Text, "./etc/istio/config/mesh", "mesh configuration file; may be missing"),
+    Flag::new(
+        "serviceCluster",
+        Kind::Text,
+        "istio-proxy",
+        "used only where ProxyConfig sets serviceCluster to nothing",
+    ),
+    Flag::new("concurrency", Kind::Int(64), "0", "Envoy's worker threads; not 0 overrides ProxyConfig"),
+    Flag::new("proxyLogLevel", Kind::Text, "warning", "Envoy's log level, and component:level items"),
+    Flag::new(
+        "proxyComponentLogLevel",
+        Kind::Text,
+        "",
+        "Envoy's component levels where proxyLogLevel has none",
+    ),
+    Flag::new("templateFile", Kind::Text, "", "template of Envoy's bootstrap"),
+    Flag::new("outlierLogPath", Kind::Text, "", "file for outlier ejection events"),
+    Flag::new("profiling", Kind::Bool, "true", "serve /debug/pprof on the status port"),
+    Flag::new("stsPort", Kind::Int(64), "0", "adds STS_PORT to node metadata; the server itself is gone"),
+    Flag::new("tokenManagerPlugin", Kind::Text, "", "accepted, without effect"),
+    Flag::new(
+        "dry-run",
+        Kind::Bool,
+        "false",
+        "ours: print the effective configuration and the bootstrap, then exit",
+    ),
+    Flag::old("configPath", Kind::Text, "folder of generated files (ProxyConfig configPath)"),
+    Flag::old("binaryPath", Kind::Text, "Envoy's binary (ProxyConfig binaryPath)"),
+    Flag::old("drainDuration", Kind::Duration, "ProxyConfig drainDuration"),
+    Flag::old("parentShutdownDuration", Kind::Duration, "hot restart: when the old epoch ends"),
+    Flag::old("discoveryAddress", Kind::Text, "istiod (ProxyConfig discoveryAddress)"),
+    Flag::old("zipkinAddress", Kind::Text, "ProxyConfig tracing.zipkin.address"),
+    Flag::old("lightstepAddress", Kind::Text, "ProxyConfig tracing.lightstep.address"),
+    Flag::old("lightstepAccessToken", Kind::Text, "ProxyConfig tracing.lightstep.accessToken"),
+    Flag::old("lightstepSecure", Kind::Bool, "TLS to the Lightstep collector"),
+    Flag::old("lightstepCacertPath", Kind::Text, "ProxyConfig tracing.tlsSettings.caCertificates"),
+    Flag::old("datadogAgentAddress", Kind::Text, "ProxyConfig tracing.datadog.address"),
+    Flag::old("connectTimeout", Kind::Duration, "accepted, without effect"),
+    Flag::old("statsdUdpAddress", Kind::Text, "ProxyConfig statsdUdpAddress"),
+    Flag::old("envoyMetricsService", Kind::Text, "ProxyConfig envoyMetricsService as JSON"),
+    Flag::old("envoyAccessLogService", Kind::Text, "ProxyConfig envoyAccessLogService as JSON"),
+    Flag::old("proxyAdminPort", Kind::Uint(16), "ProxyConfig proxyAdminPort"),
+    Flag::old("controlPlaneAuthPolicy", Kind::Text, "ProxyConfig controlPlaneAuthPolicy"),
+    Flag::old("customConfigFile", Kind::Text, "ProxyConfig customConfigFile"),
+    Flag::old("dnsRefreshRate", Kind::Text, "accepted, without effect"),
+    Flag::old("controlPlaneBootstrap", Kind::Bool, "accepted, without effect"),
+    Flag::old("disableInternalTelemetry", Kind::Bool, "accepted, without effect"),
+    Flag::old("statusPort", Kind::Uint(16), "ProxyConfig statusPort"),
+    Flag::old("trust-domain", Kind::Text, "TRUST_DOMAIN"),
+    Flag::old("pilotIdentity", Kind::Text, "accepted, without effect"),
+    Flag::old("mixerIdentity", Kind::Text, "accepted, without effect"),
+    Flag::old("id", Kind::Text, "node id in place of POD_NAME.POD_NAMESPACE"),
+    Flag::old("ip", Kind::Text, "INSTANCE_IP"),
+    Flag::old("serviceregistry", Kind::Text, "accepted, without effect"),
+    Flag::old("log_rotate", Kind::Text, "accepted, without effect"),
+    Flag::old("log_rotate_max_age", Kind::Text, "accepted, without effect"),
+    Flag::old("log_rotate_max_size", Kind::Text, "accepted, without effect"),
+    Flag::old("log_rotate_max_backups", Kind::Text, "accepted, without effect"),
+    Flag::old("applicationPorts", Kind::Text, "accepted, without effect"),
+    Flag::old("availabilityZone", Kind::Text, "accepted, without effect"),
+    Flag::old("discoveryRefreshDelay", Kind::Text, "accepted, without effect"),
+    Flag::old("bootstrapv2", Kind::Bool, "accepted, without effect"),
+    Flag::old("envoyMetricsServiceAddress", Kind::Text, "accepted, without effect"),
+];

@@ -1,0 +1,450 @@
+//! The environment as an argument, and the one table of the variables the agent reads.
+//!
+//! Every variable stands here once with its type, default and meaning; docs/CONFIG.md is generated from
+//! the table, and a lookup of a name that is not in it is a bug that panics in the first test.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::time::Duration;
+
+use super::go;
+
+/// The variables of a process, in the order they were given.
+#[derive(Debug, Clone, Default)]
+pub struct Env {
+    vars: BTreeMap<String, String>,
+    // Names whose value is no UTF-8; such a value cannot be meant for the agent.
+    garbled: Vec<String>,
+}
+
+impl Env {
+    /// The process's own.
+    #[must_use]
+    #[expect(clippy::disallowed_methods, reason = "the one place that reads the environment")]
+    pub fn of_process() -> Self {
+        Self::from_os(std::env::vars_os())
+    }
+
+    /// From raw pairs.
+    pub fn from_os(pairs: impl IntoIterator<Item = (OsString, OsString)>) -> Self {
+        let mut out = Self::default();
+        for (name, value) in pairs {
+            let name = name.to_string_lossy().into_owned();
+            match value.into_string() {
+                Ok(value) => {
+                    out.vars.insert(name, value);
+                }
+                Err(_) => out.garbled.push(name),
+            }
+        }
+        out
+    }
+
+    /// From text pairs, for tests.
+    #[must_use]
+    pub fn of(pairs: &[(&str, &str)]) -> Self {
+        let vars = pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
+        Self { vars, garbled: Vec::new() }
+    }
+
+    /// A variable, set-but-empty included.
+    #[must_use]
+    pub fn get(&self, name: &str) -> Option<&str> {
+        self.vars.get(name).map(String::as_str)
+    }
+
+    /// All variables by name.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.vars.iter().map(|(k, v)| (k.as_str(), v.as_str()))
+    }
+
+    /// All whose name starts with `prefix`, the prefix removed.
+    pub fn with_prefix<'a>(&'a self, prefix: &'a str) -> impl Iterator<Item = (&'a str, &'a str)> {
+        self.iter().filter_map(move |(k, v)| k.strip_prefix(prefix).map(|k| (k, v)))
+    }
+
+    /// As a map.
+    #[must_use]
+    pub fn map(&self) -> &BTreeMap<String, String> {
+        &self.vars
+    }
+}
+
+/// The type of a variable.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Any text; set-but-empty is empty, not the default.
+    Text,
+    /// A Go boolean.
+    Bool,
+    /// A decimal integer.
+    Int,
+    /// A decimal number.
+    Float,
+    /// A Go duration.
+    Duration,
+}
+
+/// One variable.
+#[derive(Debug, Clone, Copy)]
+pub struct Var {
+    /// Its name.
+    pub name: &'static str,
+    /// Its type.
+    pub kind: Kind,
+    /// Its default, as text.
+    pub default: &'static str,
+    /// Its meaning.
+    pub help: &'static str,
+    /// Which part it belongs to, as docs/CONFIG.md groups them.
+    pub part: &'static str,
+    /// The Go agent has no such variable.
+    pub ours: bool,
+}
+
+const fn var(
+    part: &'static str,
+    name: &'static str,
+    kind: Kind,
+    default: &'static str,
+    help: &'static str,
+) -> Var {
+    Var { name, kind, default, help, part, ours: false }
+}
+
+const fn ours(
+    part: &'static str,
+    name: &'static str,
+    kind: Kind,
+    default: &'static str,
+    help: &'static str,
+) -> Var {
+    Var { name, kind, default, help, part, ours: true }
+}
+
+const WHO: &str = "Identity and place";
+const ENVOY: &str = "Proxy config, bootstrap, Envoy";
+const XDS: &str = "Config path";
+const CERT: &str = "Certificates and CA";
+const DNS: &str = "DNS proxy";
+const STATUS: &str = "Status server";
+const WASM: &str = "Wasm";
+
+/// Every variable the agent reads under `proxy`.
+pub const VARS: &[Var] = &[
+    var(
+        WHO,
+        "INSTANCE_IP",
+        Kind::Text,
+        "",
+        "address of the pod: first of the node's addresses, target of application probes",
+    ),
+    var(WHO, "POD_NAME", Kind::Text, "", "first part of the node id"),
+    var(WHO, "POD_NAMESPACE", Kind::Text, "", "second part of the node id, namespace of the identity"),
+    var(WHO, "SERVICE_ACCOUNT", Kind::Text, "", "service account of the identity"),
+    var(
+        WHO,
+        "HOST_IP",
+        Kind::Text,
+        "",
+        "replaces $(HOST_IP) in tracer addresses and in the bootstrap override",
+    ),
+    var(
+        WHO,
+        "ISTIO_CPU_LIMIT",
+        Kind::Int,
+        "0",
+        "CPU limit in cores; Envoy's threads where concurrency is unset",
+    ),
+    var(WHO, "TRUST_DOMAIN", Kind::Text, "cluster.local", "SPIFFE trust domain of the identity"),
+    var(WHO, "ISTIO_META_CLUSTER_ID", Kind::Text, "", "cluster id sent with every call to istiod"),
+    var(WHO, "CLOUD_PLATFORM", Kind::Text, "", "aws, azure, gcp or none; anything else: found out"),
+    var(WHO, "GCP_METADATA", Kind::Text, "", "PROJECT_ID|PROJECT_NUMBER|CLUSTER_NAME|CLUSTER_ZONE"),
+    var(WHO, "GCP_QUOTA_PROJECT", Kind::Text, "", "quota project; only with GCP_METADATA"),
+    var(WHO, "GCP_ZONE", Kind::Text, "", "zone; only with GCP_METADATA"),
+    var(WHO, "GCE_METADATA_HOST", Kind::Text, "", "host of the metadata server; set: GCP is assumed"),
+    var(WHO, "KUBERNETES_SERVICE_HOST", Kind::Text, "", "set: on Kubernetes"),
+    var(ENVOY, "PROXY_CONFIG", Kind::Text, "", "ProxyConfig as YAML or JSON, over the mesh file's"),
+    var(ENVOY, "PROXY_CONFIG_XDS_AGENT", Kind::Bool, "false", "take the trust bundle from istiod over xDS"),
+    var(ENVOY, "ISTIO_BOOTSTRAP", Kind::Text, "", "template of Envoy's bootstrap, before every other source"),
+    var(
+        ENVOY,
+        "ISTIO_BOOTSTRAP_OVERRIDE",
+        Kind::Text,
+        "",
+        "YAML or JSON file handed to Envoy as --config-yaml",
+    ),
+    var(
+        ENVOY,
+        "GRPC_XDS_BOOTSTRAP",
+        Kind::Text,
+        "etc/istio/proxy/grpc-bootstrap.json",
+        "where the proxyless gRPC bootstrap is written; empty: nowhere",
+    ),
+    var(
+        ENVOY,
+        "DISABLE_ENVOY",
+        Kind::Bool,
+        "false",
+        "no Envoy, no SDS server: certificates are fetched and written",
+    ),
+    var(ENVOY, "ENVOY_STATUS_PORT", Kind::Int, "15021", "Envoy's readiness listener"),
+    var(ENVOY, "ENVOY_PROMETHEUS_PORT", Kind::Int, "15090", "Envoy's metrics listener"),
+    var(
+        ENVOY,
+        "ENVOY_STATUS_PORT_ENABLE_PROXY_PROTOCOL",
+        Kind::Bool,
+        "false",
+        "PROXY protocol on the readiness listener",
+    ),
+    var(ENVOY, "ISTIO_DUAL_STACK", Kind::Bool, "false", "bootstrap for both address families"),
+    var(ENVOY, "ISTIO_DELTA_XDS", Kind::Bool, "true", "Envoy asks for incremental updates"),
+    var(
+        ENVOY,
+        "HTTP_STRIP_FRAGMENT_FROM_PATH_UNSAFE_IF_DISABLED",
+        Kind::Bool,
+        "true",
+        "false adds an Envoy runtime flag",
+    ),
+    var(ENVOY, "COMPLIANCE_POLICY", Kind::Text, "", "fips-140-2 or pqc: limits of TLS"),
+    var(ENVOY, "ENVOY_SKIP_DEPRECATED_LOGS", Kind::Bool, "true", "Envoy's --skip-deprecated-logs"),
+    var(ENVOY, "ISTIO_ENVOY_ENABLE_CORE_DUMP", Kind::Bool, "false", "Envoy's --enable-core-dump"),
+    var(
+        ENVOY,
+        "MINIMUM_DRAIN_DURATION",
+        Kind::Duration,
+        "5s",
+        "first wait of a stop with EXIT_ON_ZERO_ACTIVE_CONNECTIONS",
+    ),
+    var(
+        ENVOY,
+        "EXIT_ON_ZERO_ACTIVE_CONNECTIONS",
+        Kind::Bool,
+        "false",
+        "a stop ends when no connection is left",
+    ),
+    var(ENVOY, "WORKLOAD_IDENTITY_SOCKET_FILE", Kind::Text, "socket", "file name of the workload SDS socket"),
+    var(XDS, "XDS_ROOT_CA", Kind::Text, "", "root file for istiod, or SYSTEM"),
+    var(XDS, "ISTIOD_SAN", Kind::Text, "", "TLS server name of istiod"),
+    var(XDS, "GRPC_KEEPALIVE_INTERVAL", Kind::Duration, "30s", "pings to istiod and on the local socket"),
+    var(XDS, "GRPC_KEEPALIVE_TIMEOUT", Kind::Duration, "10s", "how long a ping may take"),
+    var(XDS, "ISTIO_GPRC_MAXSTREAMS", Kind::Int, "100000", "streams on one local connection"),
+    var(
+        XDS,
+        "ISTIO_GPRC_MAXRECVMSGSIZE",
+        Kind::Int,
+        "67108864",
+        "bytes of one request from Envoy (the Go agent: 4194304)",
+    ),
+    ours(
+        XDS,
+        "XDS_HOLD_TIMEOUT",
+        Kind::Duration,
+        "10m",
+        "how long a stream of Envoy is held while istiod is dialled; 0: not at all",
+    ),
+    ours(
+        XDS,
+        "XDS_STALL_TIMEOUT",
+        Kind::Duration,
+        "0s",
+        "end a stream on which nothing moves for so long; 0: only report it",
+    ),
+    var(CERT, "CA_ADDR", Kind::Text, "", "address of the CA; empty: istiod"),
+    var(
+        CERT,
+        "CA_PROVIDER",
+        Kind::Text,
+        "Citadel",
+        "Citadel, or GkeWorkloadCertificate for mounted certificates",
+    ),
+    var(CERT, "CA_ROOT_CA", Kind::Text, "", "root file for the CA, or SYSTEM"),
+    var(CERT, "PROV_CERT", Kind::Text, "", "folder of the certificate that authenticates to istiod"),
+    var(CERT, "OUTPUT_CERTS", Kind::Text, "", "folder to write key, chain and roots to"),
+    var(CERT, "FILE_MOUNTED_CERTS", Kind::Bool, "false", "certificates come from files"),
+    var(
+        CERT,
+        "JWT_POLICY",
+        Kind::Text,
+        "third-party-jwt",
+        "accepted; the token's path is the same in all cases",
+    ),
+    var(CERT, "PILOT_CERT_PROVIDER", Kind::Text, "istiod", "which root istiod is checked with"),
+    var(CERT, "CREDENTIAL_FETCHER_TYPE", Kind::Text, "JWT", "JWT or GoogleComputeEngine"),
+    var(CERT, "CREDENTIAL_IDENTITY_PROVIDER", Kind::Text, "GoogleComputeEngine", "accepted as a label"),
+    var(CERT, "SECRET_TTL", Kind::Duration, "24h0m0s", "validity asked for"),
+    var(
+        CERT,
+        "SECRET_GRACE_PERIOD_RATIO",
+        Kind::Float,
+        "0.5",
+        "share of the validity before the end at which to renew",
+    ),
+    var(CERT, "SECRET_GRACE_PERIOD_RATIO_JITTER", Kind::Float, "0.01", "random part of the ratio"),
+    var(
+        CERT,
+        "FILE_DEBOUNCE_DURATION",
+        Kind::Duration,
+        "100ms",
+        "first wait when a file pair does not match yet",
+    ),
+    var(CERT, "WORKLOAD_RSA_KEY_SIZE", Kind::Int, "2048", "bits of an RSA key"),
+    var(CERT, "PKCS8_KEY", Kind::Bool, "false", "write keys as PKCS#8"),
+    var(CERT, "ECC_SIGNATURE_ALGORITHM", Kind::Text, "", "ECDSA makes elliptic curve keys"),
+    var(CERT, "ECC_CURVE", Kind::Text, "P256", "P256 or P384"),
+    var(CERT, "ISTIO_META_CERT_SIGNER", Kind::Text, "", "signer named in the request"),
+    var(CERT, "PILOT_ENABLE_CA_CRL", Kind::Bool, "true", "add the mounted CRL to root secrets"),
+    ours(
+        CERT,
+        "WORKLOAD_SOCKET_WAIT",
+        Kind::Duration,
+        "0s",
+        "how long to wait for an external SDS socket that is demanded",
+    ),
+    var(DNS, "ISTIO_META_DNS_CAPTURE", Kind::Bool, "false", "start the DNS server of a sidecar"),
+    var(DNS, "ISTIO_META_ENABLE_DNS_SERVER", Kind::Bool, "false", "start the DNS server of any type"),
+    var(DNS, "DNS_PROXY_ADDR", Kind::Text, "localhost:15053", "where it listens"),
+    var(DNS, "DNS_FORWARD_PARALLEL", Kind::Bool, "false", "ask all upstream resolvers at once"),
+    var(DNS, "DNS_FORWARD_TIMEOUT", Kind::Duration, "5s", "limit of an upstream query"),
+    var(STATUS, "ISTIO_KUBE_APP_PROBERS", Kind::Text, "", "application probes as JSON"),
+    var(STATUS, "ISTIO_PROMETHEUS_ANNOTATIONS", Kind::Text, "", "the application's metrics as JSON"),
+    var(STATUS, "ISTIO_ENABLE_HTTP2_PROBING", Kind::Bool, "true", "HTTPS probes offer HTTP/2"),
+    var(
+        STATUS,
+        "REWRITE_PROBE_LEGACY_LOCALHOST_DESTINATION",
+        Kind::Bool,
+        "false",
+        "probe localhost in place of INSTANCE_IP",
+    ),
+    var(STATUS, "ENABLE_PROBE_KEEPALIVE_CONNECTIONS", Kind::Bool, "false", "keep probe connections"),
+    var(STATUS, "PILOT_AGENT_MERGE_ENVOY_STATS", Kind::Bool, "true", "Envoy's metrics are part of the merge"),
+    var(STATUS, "METRICS_LOCALHOST_ACCESS_ONLY", Kind::Bool, "false", "metrics only for local callers"),
+    var(
+        WASM,
+        "ISTIO_AGENT_ENABLE_WASM_REMOTE_LOAD_CONVERSION",
+        Kind::Bool,
+        "true",
+        "rewrite remote Wasm modules to local files",
+    ),
+];
+
+/// The values of all variables of the table.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    env: Env,
+    values: BTreeMap<&'static str, Value>,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+enum Value {
+    Text(String),
+    Bool(bool),
+    Int(i64),
+    Float(f64),
+    Duration(go::Signed),
+}
+
+fn read(kind: Kind, text: &str) -> Option<Value> {
+    match kind {
+        Kind::Text => Some(Value::Text(text.to_owned())),
+        Kind::Bool => go::boolean(text).map(Value::Bool),
+        Kind::Int => text.parse().ok().map(Value::Int),
+        Kind::Float => text.parse().ok().map(Value::Float),
+        Kind::Duration => go::duration(text).ok().map(Value::Duration),
+    }
+}
+
+impl Settings {
+    /// Reads all variables; a value that cannot be read leaves the default and gives a warning.
+    #[must_use]
+    pub fn read(env: &Env) -> (Self, Vec<String>) {
+        let mut warnings: Vec<String> = env
+            .garbled
+            .iter()
+            .filter(|name| VARS.iter().any(|v| v.name == **name))
+            .map(|name| {
+                format!("Invalid environment variable value in {name}: it is not UTF-8; the default is used")
+            })
+            .collect();
+        let mut values = BTreeMap::new();
+        for v in VARS {
+            let default = read(v.kind, v.default).expect("defaults of the table are of their type");
+            let value = match env.get(v.name) {
+                None => default,
+                Some(text) => read(v.kind, text).unwrap_or_else(|| {
+                    let expected = match v.kind {
+                        Kind::Bool => "true/false",
+                        Kind::Int => "an integer",
+                        Kind::Float => "a floating-point value",
+                        Kind::Duration | Kind::Text => "a duration",
+                    };
+                    warnings.push(format!(
+                        "Invalid environment variable value `{text}` for {}, expecting {expected}, defaulting to {}",
+                        v.name, v.default
+                    ));
+                    default
+                }),
+            };
+            values.insert(v.name, value);
+        }
+        (Self { env: env.clone(), values }, warnings)
+    }
+
+    /// The environment it was read from.
+    #[must_use]
+    pub fn env(&self) -> &Env {
+        &self.env
+    }
+
+    fn value(&self, name: &str) -> &Value {
+        self.values.get(name).unwrap_or_else(|| panic!("{name} is not in the table of variables"))
+    }
+
+    /// A text.
+    #[must_use]
+    pub fn text(&self, name: &str) -> &str {
+        if let Value::Text(text) = self.value(name) { text } else { panic!("{name} is no text") }
+    }
+
+    /// A text, `None` when empty.
+    #[must_use]
+    pub fn some_text(&self, name: &str) -> Option<&str> {
+        Some(self.text(name)).filter(|t| !t.is_empty())
+    }
+
+    /// A boolean.
+    #[must_use]
+    pub fn flag(&self, name: &str) -> bool {
+        if let Value::Bool(value) = self.value(name) { *value } else { panic!("{name} is no boolean") }
+    }
+
+    /// An integer.
+    #[must_use]
+    pub fn int(&self, name: &str) -> i64 {
+        if let Value::Int(value) = self.value(name) { *value } else { panic!("{name} is no integer") }
+    }
+
+    /// A number.
+    #[must_use]
+    pub fn float(&self, name: &str) -> f64 {
+        if let Value::Float(value) = self.value(name) { *value } else { panic!("{name} is no number") }
+    }
+
+    /// A span; negative ones count as none.
+    #[must_use]
+    pub fn duration(&self, name: &str) -> Duration {
+        if let Value::Duration(value) = self.value(name) {
+            value.at_least_zero()
+        } else {
+            panic!("{name} is no duration")
+        }
+    }
+
+    /// An old flag's value takes the place of an unset variable.
+    pub fn default_text(&mut self, name: &'static str, value: &str) {
+        if self.env.get(name).is_none() && !value.is_empty() {
+            self.values.insert(name, Value::Text(value.to_owned()));
+            self.env.vars.insert(name.to_owned(), value.to_owned());
+        }
+    }
+}
