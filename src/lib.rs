@@ -16,6 +16,8 @@ pub mod config;
 pub mod envoy;
 pub mod istiod;
 pub mod proto;
+pub mod sds;
+pub mod secrets;
 pub mod status;
 pub mod tls;
 pub mod xds;

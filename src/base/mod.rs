@@ -7,6 +7,7 @@ pub mod backoff;
 pub mod build_info;
 pub mod clock;
 pub mod error;
+pub mod files;
 pub mod metrics;
 pub mod ready;
 pub mod tasks;

@@ -44,8 +44,10 @@ pub struct Cert {
     pub uris: Vec<String>,
     /// Basic constraints say CA.
     pub is_ca: bool,
-    /// Subject and issuer names are equal.
-    pub self_issued: bool,
+    /// DER of the subject's name.
+    pub subject: Vec<u8>,
+    /// DER of the issuer's name; equal to the subject's for a root.
+    pub issuer: Vec<u8>,
     /// DER of the subject public key info.
     pub spki: Vec<u8>,
     /// Serial number in hexadecimal.
@@ -89,7 +91,8 @@ pub fn parse_der(der: &[u8]) -> Result<Cert, String> {
         not_after: date(cert.validity().not_after.timestamp()),
         uris,
         is_ca: cert.is_ca(),
-        self_issued: cert.subject() == cert.issuer(),
+        subject: cert.subject().as_raw().to_vec(),
+        issuer: cert.issuer().as_raw().to_vec(),
         spki: cert.public_key().raw.to_vec(),
         serial: format!("{:x}", cert.serial),
         der: der.to_vec(),
@@ -113,4 +116,44 @@ pub fn check_pair(chain_pem: &[u8], key_pem: &[u8]) -> Result<Vec<Cert>, Error> 
         rustls::crypto::aws_lc_rs::sign::any_supported_type(&key).map_err(|e| Error::Key(e.to_string()))?;
     let spki = signer.public_key().ok_or_else(|| Error::Key("it has no public half".to_owned()))?;
     if spki.as_ref() == chain[0].spki { Ok(chain) } else { Err(Error::Mismatch) }
+}
+
+/// The certificates of a text that need not be all readable.
+#[derive(Debug, Default)]
+pub struct Readable {
+    /// Those that parse, each encoded anew; empty when none does.
+    pub pem: String,
+    /// Blocks that do not.
+    pub dropped: usize,
+    /// The text ends inside a block: perhaps somebody is still writing it.
+    pub unfinished: bool,
+    reason: String,
+}
+
+impl Readable {
+    /// Why the first dropped block does not parse, or that there was none at all.
+    #[must_use]
+    pub fn trouble(&self) -> &str {
+        if self.reason.is_empty() { "no certificate in it" } else { &self.reason }
+    }
+}
+
+/// Keeps what is readable of a bundle: one bad block must not take the trust of all others away.
+#[must_use]
+pub fn readable_certs(text: &[u8]) -> Readable {
+    let mut out = Readable::default();
+    for der in CertificateDer::pem_slice_iter(text) {
+        out.unfinished = matches!(der, Err(rustls_pki_types::pem::Error::MissingSectionEnd { .. }));
+        let parsed = der.map_err(|e| e.to_string()).and_then(|der| parse_der(&der).map(|_| der));
+        match parsed {
+            Ok(der) => out.pem.push_str(&super::keys::pem("CERTIFICATE", &der)),
+            Err(reason) => {
+                out.dropped += 1;
+                if out.reason.is_empty() {
+                    out.reason = reason;
+                }
+            }
+        }
+    }
+    out
 }

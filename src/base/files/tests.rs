@@ -1,0 +1,141 @@
+use super::*;
+use std::fs;
+use std::os::unix::fs::symlink;
+
+struct World {
+    dir: tempfile::TempDir,
+    watcher: Watcher,
+}
+
+impl World {
+    fn new(make: impl FnOnce(&Path), watched: &str) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        make(dir.path());
+        let mut watcher = Watcher::new(Duration::from_millis(1));
+        watcher.set(BTreeSet::from([dir.path().join(watched)]));
+        assert_eq!(watcher.failures(), 0);
+        Self { dir, watcher }
+    }
+
+    // A report must follow; only a broken watcher runs into the deadline.
+    async fn seen(&mut self, what: &str, change: impl FnOnce(&Path)) {
+        change(self.dir.path());
+        let report = tokio::time::timeout(Duration::from_secs(20), self.watcher.changed()).await;
+        assert!(report.is_ok(), "{what} was not seen");
+    }
+}
+
+fn replace(path: &Path, text: &str) {
+    let beside = path.with_extension("new");
+    fs::write(&beside, text).unwrap();
+    fs::rename(&beside, path).unwrap();
+}
+
+fn relink(path: &Path, target: &str) {
+    let beside = path.with_extension("new");
+    symlink(target, &beside).unwrap();
+    fs::rename(&beside, path).unwrap();
+}
+
+#[tokio::test]
+async fn a_plain_file_again_and_again() {
+    let mut world = World::new(|d| fs::write(d.join("f"), "1").unwrap(), "f");
+    for round in 0..3 {
+        world.seen("replacement", |d| replace(&d.join("f"), &format!("a{round}"))).await;
+        world.seen("rewriting", |d| fs::write(d.join("f"), format!("b{round}")).unwrap()).await;
+        world.seen("removal", |d| fs::remove_file(d.join("f")).unwrap()).await;
+        world.seen("re-creation", |d| fs::write(d.join("f"), "c").unwrap()).await;
+        world.seen("moving away", |d| fs::rename(d.join("f"), d.join("old")).unwrap()).await;
+        world.seen("moving in", |d| fs::rename(d.join("old"), d.join("f")).unwrap()).await;
+    }
+}
+
+#[tokio::test]
+async fn the_target_of_a_link_twice() {
+    let mut world = World::new(
+        |d| {
+            fs::create_dir(d.join("real")).unwrap();
+            fs::write(d.join("real/f"), "1").unwrap();
+            symlink("real/f", d.join("f")).unwrap();
+        },
+        "f",
+    );
+    for _ in 0..3 {
+        world.seen("target replaced", |d| replace(&d.join("real/f"), "x")).await;
+    }
+    world.seen("link moved", |d| relink(&d.join("f"), "real/g")).await;
+    world.seen("new target", |d| fs::write(d.join("real/g"), "2").unwrap()).await;
+}
+
+#[tokio::test]
+async fn an_upper_folder_pointed_elsewhere() {
+    let mut world = World::new(
+        |d| {
+            for v in ["v1", "v2"] {
+                fs::create_dir_all(d.join(v).join("certs")).unwrap();
+                fs::write(d.join(v).join("certs/f"), v).unwrap();
+            }
+            symlink("v1", d.join("top")).unwrap();
+        },
+        "top/certs/f",
+    );
+    for target in ["v2", "v1", "v2"] {
+        world.seen("top", |d| relink(&d.join("top"), target)).await;
+        world.seen("file below", |d| replace(&d.join(target).join("certs/f"), "x")).await;
+    }
+}
+
+#[tokio::test]
+async fn a_kubernetes_volume() {
+    fn publish(d: &Path, n: u32) {
+        let version = format!("..v{n}");
+        fs::create_dir(d.join(&version)).unwrap();
+        fs::write(d.join(&version).join("f"), version.as_bytes()).unwrap();
+        symlink(&version, d.join("..data_tmp")).unwrap();
+        fs::rename(d.join("..data_tmp"), d.join("..data")).unwrap();
+        let _ = fs::remove_dir_all(d.join(format!("..v{}", n - 1)));
+    }
+    let mut world = World::new(
+        |d| {
+            publish(d, 1);
+            symlink("..data/f", d.join("f")).unwrap();
+        },
+        "f",
+    );
+    for n in 2..5 {
+        world.seen("swap", |d| publish(d, n)).await;
+    }
+}
+
+#[tokio::test]
+async fn a_folder_that_comes_later_and_again() {
+    let mut world = World::new(|_| (), "a/b/f");
+    for _ in 0..2 {
+        world.seen("upper folder", |d| fs::create_dir(d.join("a")).unwrap()).await;
+        world.seen("folder", |d| fs::create_dir(d.join("a/b")).unwrap()).await;
+        world.seen("file", |d| fs::write(d.join("a/b/f"), "1").unwrap()).await;
+        world.seen("removal of all", |d| fs::remove_dir_all(d.join("a")).unwrap()).await;
+        // What is left of the burst.
+        while tokio::time::timeout(Duration::from_millis(50), world.watcher.changed()).await.is_ok() {}
+    }
+}
+
+#[tokio::test]
+async fn neighbours_and_readers_are_not_reported() {
+    let mut world = World::new(|d| fs::write(d.join("f"), "1").unwrap(), "f");
+    fs::write(world.dir.path().join("neighbour"), "x").unwrap();
+    let _ = fs::read(world.dir.path().join("f")).unwrap();
+    // Events come in order, so once a real change is seen the others have been passed over.
+    world.seen("change", |d| replace(&d.join("f"), "2")).await;
+    assert!(!world.watcher.seen.has_changed().unwrap());
+}
+
+#[test]
+fn a_loop_of_links_ends() {
+    let dir = tempfile::tempdir().unwrap();
+    symlink("b", dir.path().join("a")).unwrap();
+    symlink("a", dir.path().join("b")).unwrap();
+    let (mut folders, mut names) = (BTreeSet::new(), HashSet::new());
+    trace(&dir.path().join("a/f"), &mut folders, &mut names);
+    assert!(folders.contains(dir.path()));
+}

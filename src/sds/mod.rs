@@ -1,0 +1,33 @@
+//! Envoy's secret discovery service on unix sockets.
+//!
+//! [`Server`] binds the sockets at once and serves them until it is told to stop; `session` decides what
+//! a request means, without IO; `encode` turns a secret into Envoy's message. Secrets come from a
+//! [`SecretSource`](crate::secrets::SecretSource).
+//!
+//! It promises: a response holds every name asked for or the stream ends with the reason; streams end by
+//! themselves at the stop; a socket whose file was removed is bound again; an open stream costs one task
+//! and a few kilobytes. Uses `secrets` (trait and names) and `base`.
+
+pub mod encode;
+mod metrics;
+pub mod server;
+pub mod session;
+mod stream;
+
+pub use encode::{PrivateKeyProvider, Provider};
+pub use server::Server;
+
+use std::path::PathBuf;
+
+/// What the server is told.
+#[derive(Debug, Clone, Default)]
+pub struct Config {
+    /// Where to listen. The parents are made with mode 0750, the sockets get 0666: Envoy may run as
+    /// another user.
+    pub sockets: Vec<PathBuf>,
+    /// `ProxyConfig.privateKeyProvider`.
+    pub private_key_provider: Option<PrivateKeyProvider>,
+    /// The certificate revocation list that every root names if the file exists at that moment;
+    /// `None` with `PILOT_ENABLE_CA_CRL=false`.
+    pub crl: Option<PathBuf>,
+}

@@ -1,0 +1,251 @@
+//! The sockets and the connections on them.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use envoy_types::pb::envoy::service::discovery::v3::{
+    DeltaDiscoveryRequest, DeltaDiscoveryResponse, DiscoveryRequest, DiscoveryResponse,
+};
+use envoy_types::pb::envoy::service::secret::v3::secret_discovery_service_server::{
+    SecretDiscoveryService, SecretDiscoveryServiceServer,
+};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use hyper_util::service::TowerToHyperService;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::UnixStream;
+use tokio::task::JoinSet;
+use tonic::{Response, Status, Streaming};
+
+use super::Config;
+use super::encode::Encoder;
+use super::metrics::Metrics;
+use super::stream::{Delta, Responses, Shared, Sotw, fetch, serve};
+use crate::base::backoff::{Backoff, Jitter, Policy};
+use crate::base::error::chain;
+use crate::base::tasks::Stop;
+use crate::base::uds::{self, Bound, SocketFile};
+use crate::secrets::{SecretSource, probe};
+
+/// Streams on one connection; the Go agent's limit.
+const MAX_STREAMS: u32 = 100_000;
+
+/// How often the socket's file is looked at. One stat; a client that finds it gone retries about as
+/// often.
+const LOOK: Duration = Duration::from_secs(2);
+
+/// How long connections may take to say goodbye.
+const GOODBYE: Duration = Duration::from_secs(1);
+
+/// Pause after a failed accept (no file descriptor is left, most likely).
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Bound sockets, ready to be served.
+#[derive(Debug)]
+pub struct Server {
+    sockets: Vec<(PathBuf, Option<Bound>)>,
+    shared: Arc<Shared>,
+}
+
+impl Server {
+    /// Binds every socket of the configuration now. One that cannot be bound is tried again by
+    /// [`Server::run`] until it can, as the rest of the agent is of use without it.
+    #[must_use]
+    pub fn bind(
+        config: Config,
+        source: Arc<dyn SecretSource>,
+        metrics: &crate::base::metrics::Metrics,
+    ) -> Self {
+        let sockets = config.sockets.into_iter().map(|path| {
+            let bound = uds::bind(&path);
+            if let Err(error) = &bound {
+                tracing::warn!(target: "sds", "{}; trying again", chain(error));
+            }
+            (path, bound.ok())
+        });
+        let encoder = Encoder { private_key_provider: config.private_key_provider, crl: config.crl };
+        let shared = Shared { source, encoder, metrics: Metrics::new(metrics), stop: Stop::new() };
+        Self { sockets: sockets.collect(), shared: Arc::new(shared) }
+    }
+
+    /// Sockets that accept.
+    pub fn bound(&self) -> impl Iterator<Item = &Path> {
+        self.sockets.iter().filter(|(_, b)| b.is_some()).map(|(p, _)| p.as_path())
+    }
+
+    /// Serves until `stop`; then streams end with code 14 and the sockets are gone.
+    pub async fn run(self, stop: Stop) {
+        self.run_with(stop, |stream| stream).await;
+    }
+
+    /// Like [`Server::run`], with each accepted connection passed through `wrap`.
+    pub async fn run_with<W, IO>(self, stop: Stop, wrap: W)
+    where
+        W: Fn(UnixStream) -> IO + Clone + Send + Sync + 'static,
+        IO: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    {
+        let mut sockets = JoinSet::new();
+        for (path, bound) in self.sockets {
+            let socket = Socket { path, shared: Arc::clone(&self.shared), connections: JoinSet::new() };
+            sockets.spawn(socket.run(bound, wrap.clone()));
+        }
+        stop.cancelled().await;
+        self.shared.stop.cancel();
+        while sockets.join_next().await.is_some() {}
+    }
+}
+
+struct Socket {
+    path: PathBuf,
+    shared: Arc<Shared>,
+    connections: JoinSet<()>,
+}
+
+impl Socket {
+    async fn run<W, IO>(mut self, mut bound: Option<Bound>, wrap: W)
+    where
+        W: Fn(UnixStream) -> IO + Sync,
+        IO: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    {
+        let stop = self.shared.stop.clone();
+        let policy = Policy::new(Duration::from_secs(1), Duration::from_secs(16), 2.0, Jitter::None);
+        let mut backoff = Backoff::new(policy.expect("bounds are in order"));
+        while !stop.is_cancelled() {
+            let Some(ready) = bound.take() else {
+                match uds::bind(&self.path) {
+                    Ok(ready) => {
+                        tracing::info!(target: "sds", "listening on {}", self.path.display());
+                        backoff.reset();
+                        bound = Some(ready);
+                    }
+                    Err(error) => {
+                        let delay = backoff.next_delay();
+                        tracing::warn!(target: "sds", "SDS grpc server could not be started: {}; trying again in {delay:?}", chain(&error));
+                        tokio::select! { () = stop.cancelled() => {}, () = tokio::time::sleep(delay) => {} }
+                    }
+                }
+                continue;
+            };
+            self.accept(ready, &wrap, &stop).await;
+        }
+        // The file is gone by now; streams have seen the stop and end by themselves.
+        let all = async { while self.connections.join_next().await.is_some() {} };
+        if tokio::time::timeout(GOODBYE, all).await.is_err() {
+            tracing::debug!(target: "sds", "connections on {} did not end in time and are cut", self.path.display());
+        }
+    }
+
+    /// Accepts until the stop, or until the socket must be bound again.
+    async fn accept<W, IO>(&mut self, bound: Bound, wrap: &W, stop: &Stop)
+    where
+        W: Fn(UnixStream) -> IO + Sync,
+        IO: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    {
+        let (listener, file) = bound.into_parts();
+        let mut look = tokio::time::interval(LOOK);
+        look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut replaced = false;
+        loop {
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => return,
+                accepted = listener.accept() => match accepted {
+                    Ok((stream, _)) => {
+                        let connection = connection(wrap(stream), Arc::clone(&self.shared));
+                        self.connections.spawn(connection);
+                    }
+                    Err(error) => {
+                        tracing::warn!(target: "sds", "cannot accept on {}: {error}", self.path.display());
+                        tokio::time::sleep(ACCEPT_PAUSE).await;
+                    }
+                },
+                Some(_) = self.connections.join_next() => {}
+                _ = look.tick() => match state(&file).await {
+                    State::Ours => replaced = false,
+                    State::Gone => {
+                        tracing::warn!(target: "sds", "{} was removed by somebody; binding it again", self.path.display());
+                        return;
+                    }
+                    State::Replaced if !replaced => {
+                        replaced = true;
+                        tracing::warn!(target: "sds", "{} now belongs to another server; keeping away from it", self.path.display());
+                    }
+                    State::Replaced => {}
+                },
+            }
+        }
+    }
+}
+
+enum State {
+    Ours,
+    Gone,
+    Replaced,
+}
+
+async fn state(file: &SocketFile) -> State {
+    if file.still_ours() {
+        return State::Ours;
+    }
+    match std::fs::symlink_metadata(file.path()) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => State::Ours,
+        // Two agents must not take the socket from each other for ever.
+        Ok(_) if probe::live(file.path()).await => State::Replaced,
+        _ => State::Gone,
+    }
+}
+
+async fn connection<IO>(io: IO, shared: Arc<Shared>)
+where
+    IO: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+{
+    let stop = shared.stop.clone();
+    let service = TowerToHyperService::new(SecretDiscoveryServiceServer::new(Service(shared)));
+    let serving = hyper::server::conn::http2::Builder::new(TokioExecutor::new())
+        .max_concurrent_streams(MAX_STREAMS)
+        .serve_connection(TokioIo::new(io), service);
+    tokio::pin!(serving);
+    let ended = tokio::select! {
+        ended = serving.as_mut() => ended,
+        () = stop.cancelled() => {
+            serving.as_mut().graceful_shutdown();
+            serving.await
+        }
+    };
+    if let Err(error) = ended {
+        tracing::debug!(target: "sds", "a connection ended: {}", chain(&error));
+    }
+}
+
+struct Service(Arc<Shared>);
+
+#[tonic::async_trait]
+impl SecretDiscoveryService for Service {
+    type StreamSecretsStream = Responses<DiscoveryResponse>;
+    type DeltaSecretsStream = Responses<DeltaDiscoveryResponse>;
+
+    async fn stream_secrets(
+        &self,
+        request: tonic::Request<Streaming<DiscoveryRequest>>,
+    ) -> Result<Response<Self::StreamSecretsStream>, Status> {
+        Ok(Response::new(serve::<Sotw>(Arc::clone(&self.0), request.into_inner())))
+    }
+
+    async fn delta_secrets(
+        &self,
+        request: tonic::Request<Streaming<DeltaDiscoveryRequest>>,
+    ) -> Result<Response<Self::DeltaSecretsStream>, Status> {
+        Ok(Response::new(serve::<Delta>(Arc::clone(&self.0), request.into_inner())))
+    }
+
+    async fn fetch_secrets(
+        &self,
+        request: tonic::Request<DiscoveryRequest>,
+    ) -> Result<Response<DiscoveryResponse>, Status> {
+        fetch(&self.0, request.into_inner()).await.map(Response::new)
+    }
+}
+
+#[cfg(test)]
+mod tests;

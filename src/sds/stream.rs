@@ -1,0 +1,304 @@
+//! One stream: requests in, responses and pushes out, until either side ends it.
+//!
+//! Written once for both protocols; [`Protocol`] is what differs. The stream is pulled by the connection
+//! it belongs to, so it needs no task of its own, and it is gone as soon as the client is.
+
+use std::collections::BTreeMap;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use envoy_types::pb::envoy::service::discovery::v3::{
+    DeltaDiscoveryRequest, DeltaDiscoveryResponse, DiscoveryRequest, DiscoveryResponse, Resource,
+};
+use futures_util::Stream;
+use futures_util::future::{select_all, try_join_all};
+use tonic::{Code, Status, Streaming};
+
+use super::encode::{Encoder, SECRET_TYPE, version};
+use super::metrics::{Metrics, Open};
+use super::session::{Action, Request, Session};
+use crate::base::error::chain;
+use crate::base::tasks::Stop;
+use crate::secrets::{Change, ResourceName, Secret, SecretSource, Updates};
+
+/// What streams of one server share.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) source: Arc<dyn SecretSource>,
+    pub(super) encoder: Encoder,
+    pub(super) metrics: Metrics,
+    pub(super) stop: Stop,
+}
+
+/// The two protocols.
+pub(super) trait Protocol: 'static {
+    type In: Send + 'static;
+    type Out: Send + 'static;
+    fn request(message: Self::In) -> Request;
+    fn act(session: &mut Session, request: &Request) -> Action;
+    fn response(encoder: &Encoder, secrets: &[(String, Secret)], nonce: &str) -> Self::Out;
+}
+
+/// State of the world.
+pub(super) struct Sotw;
+
+/// Incremental.
+pub(super) struct Delta;
+
+impl Protocol for Sotw {
+    type In = DiscoveryRequest;
+    type Out = DiscoveryResponse;
+
+    fn request(message: Self::In) -> Request {
+        Request {
+            names: message.resource_names,
+            leave: Vec::new(),
+            type_url: message.type_url,
+            nonce: message.response_nonce,
+            node: message.node.map(|n| n.id),
+            error: message.error_detail.map(|e| e.message),
+        }
+    }
+
+    fn act(session: &mut Session, request: &Request) -> Action {
+        session.request(request)
+    }
+
+    fn response(encoder: &Encoder, secrets: &[(String, Secret)], nonce: &str) -> Self::Out {
+        DiscoveryResponse {
+            version_info: next_version(),
+            resources: secrets.iter().map(|(name, secret)| encoder.encode(name, secret)).collect(),
+            type_url: SECRET_TYPE.to_owned(),
+            nonce: nonce.to_owned(),
+            ..Default::default()
+        }
+    }
+}
+
+impl Protocol for Delta {
+    type In = DeltaDiscoveryRequest;
+    type Out = DeltaDiscoveryResponse;
+
+    fn request(message: Self::In) -> Request {
+        Request {
+            names: message.resource_names_subscribe,
+            leave: message.resource_names_unsubscribe,
+            type_url: message.type_url,
+            nonce: message.response_nonce,
+            node: message.node.map(|n| n.id),
+            error: message.error_detail.map(|e| e.message),
+        }
+    }
+
+    fn act(session: &mut Session, request: &Request) -> Action {
+        session.delta(request)
+    }
+
+    fn response(encoder: &Encoder, secrets: &[(String, Secret)], nonce: &str) -> Self::Out {
+        let resource = |(name, secret): &(String, Secret)| Resource {
+            name: name.clone(),
+            version: version(secret),
+            resource: Some(encoder.encode(name, secret)),
+            ..Default::default()
+        };
+        DeltaDiscoveryResponse {
+            system_version_info: next_version(),
+            resources: secrets.iter().map(resource).collect(),
+            type_url: SECRET_TYPE.to_owned(),
+            nonce: nonce.to_owned(),
+            ..Default::default()
+        }
+    }
+}
+
+/// RFC 3339 time, a slash, and a count of this process's responses.
+fn next_version() -> String {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    let count = COUNT.fetch_add(1, Ordering::Relaxed) + 1;
+    let seconds = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    let date =
+        i64::try_from(seconds).ok().and_then(|s| jiff::Timestamp::from_second(s).ok()).unwrap_or_default();
+    format!("{date}/{count}")
+}
+
+/// What a method gives back.
+pub(super) type Responses<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+
+/// Serves one stream.
+pub(super) fn serve<P: Protocol>(shared: Arc<Shared>, inbound: Streaming<P::In>) -> Responses<P::Out> {
+    let conversation = Conversation {
+        _open: shared.metrics.opened(),
+        shared,
+        session: Session::default(),
+        following: BTreeMap::new(),
+        handed_over: None,
+        over: false,
+    };
+    Box::pin(futures_util::stream::unfold((conversation, inbound), |(mut conversation, mut inbound)| async {
+        let next = conversation.next::<P>(&mut inbound).await?;
+        Some((next, (conversation, inbound)))
+    }))
+}
+
+/// One answer without a stream.
+pub(super) async fn fetch(shared: &Shared, message: DiscoveryRequest) -> Result<DiscoveryResponse, Status> {
+    let request = Sotw::request(message);
+    if request.node.as_deref().is_none_or(str::is_empty) {
+        return Err(node_missing());
+    }
+    let fetched = try_join_all(request.names.iter().map(|name| one(shared, name))).await?;
+    let secrets: Vec<_> = fetched.into_iter().map(|(name, _, secret, _)| (name, secret)).collect();
+    Ok(Sotw::response(&shared.encoder, &secrets, &nonce()))
+}
+
+struct Conversation {
+    shared: Arc<Shared>,
+    session: Session,
+    // In the order of ResourceName: of two that changed at once, ROOTCA is sent first.
+    following: BTreeMap<ResourceName, (String, Updates)>,
+    handed_over: Option<Instant>,
+    over: bool,
+    _open: Open,
+}
+
+impl Conversation {
+    async fn next<P: Protocol>(&mut self, inbound: &mut Streaming<P::In>) -> Option<Result<P::Out, Status>> {
+        if let Some(at) = self.handed_over.take() {
+            self.shared.metrics.sent(at.elapsed());
+        }
+        if self.over {
+            return None;
+        }
+        let outcome = self.turn::<P>(inbound).await;
+        match outcome {
+            Some(Ok(_)) => self.handed_over = Some(Instant::now()),
+            Some(Err(_)) | None => self.over = true,
+        }
+        outcome
+    }
+
+    async fn turn<P: Protocol>(&mut self, inbound: &mut Streaming<P::In>) -> Option<Result<P::Out, Status>> {
+        let shared = Arc::clone(&self.shared);
+        loop {
+            // A request that waits goes before a push.
+            tokio::select! {
+                biased;
+                () = shared.stop.cancelled() => return Some(Err(stopping())),
+                message = inbound.message() => match message {
+                    Ok(Some(message)) => {
+                        let answer = tokio::select! {
+                            biased;
+                            () = shared.stop.cancelled() => return Some(Err(stopping())),
+                            answer = self.answer::<P>(P::request(message)) => answer,
+                        };
+                        if let Some(answer) = answer.transpose() {
+                            return Some(answer);
+                        }
+                    }
+                    Ok(None) => return None,
+                    Err(status) => {
+                        if !matches!(status.code(), Code::Cancelled | Code::Unavailable | Code::Unknown) {
+                            self.shared.metrics.receive_failed();
+                            tracing::warn!(target: "sds", "a stream ends: its request cannot be read: {}", status.message());
+                            return Some(Err(status));
+                        }
+                        return None;
+                    }
+                },
+                (name, change) = news(&mut self.following) => {
+                    let Some((text, _)) = self.following.get(&name) else { continue };
+                    match change {
+                        Some(Change::Updated(secret)) => {
+                            let pushed = [(text.clone(), secret)];
+                            return Some(Ok(self.respond::<P>(&pushed)));
+                        }
+                        Some(Change::Failed(error)) => return Some(Err(failed(text, error.as_ref()))),
+                        None => return Some(Err(stopping())),
+                    }
+                }
+            }
+        }
+    }
+
+    async fn answer<P: Protocol>(&mut self, request: Request) -> Result<Option<P::Out>, Status> {
+        match P::act(&mut self.session, &request) {
+            Action::Nothing => {
+                self.drop_unfollowed();
+                Ok(None)
+            }
+            Action::Refused(reason) => {
+                self.shared.metrics.rejected();
+                tracing::warn!(target: "sds", "Envoy refuses a secret: {reason}");
+                Ok(None)
+            }
+            Action::Stale => {
+                self.shared.metrics.stale();
+                tracing::debug!(target: "sds", "a request refers to an older response and is ignored");
+                Ok(None)
+            }
+            Action::NodeMissing => Err(node_missing()),
+            Action::Respond(names) => {
+                self.drop_unfollowed();
+                let shared = Arc::clone(&self.shared);
+                // All or nothing: Envoy would not ask again for a name that was left out.
+                let fetched = try_join_all(names.iter().map(|name| one(&shared, name))).await?;
+                let mut secrets = Vec::with_capacity(fetched.len());
+                for (text, name, secret, updates) in fetched {
+                    self.following.insert(name, (text.clone(), updates));
+                    secrets.push((text, secret));
+                }
+                Ok(Some(self.respond::<P>(&secrets)))
+            }
+        }
+    }
+
+    fn respond<P: Protocol>(&mut self, secrets: &[(String, Secret)]) -> P::Out {
+        let nonce = nonce();
+        self.session.sent(&nonce);
+        P::response(&self.shared.encoder, secrets, &nonce)
+    }
+
+    fn drop_unfollowed(&mut self) {
+        let session = &self.session;
+        self.following.retain(|_, (text, _)| session.follows(text));
+    }
+}
+
+async fn one(shared: &Shared, text: &str) -> Result<(String, ResourceName, Secret, Updates), Status> {
+    let name: ResourceName = text.parse().map_err(|e| {
+        let error = crate::secrets::Error::Name(e);
+        tracing::warn!(target: "sds", "{}", chain(&error));
+        failed(text, &error)
+    })?;
+    let fetched = shared.source.fetch(name.clone()).await.map_err(|e| failed(text, e.as_ref()))?;
+    Ok((text.to_owned(), name, fetched.secret, fetched.updates))
+}
+
+async fn news(following: &mut BTreeMap<ResourceName, (String, Updates)>) -> (ResourceName, Option<Change>) {
+    if following.is_empty() {
+        return std::future::pending().await;
+    }
+    let each = following
+        .iter_mut()
+        .map(|(name, (_, updates))| Box::pin(async move { (name.clone(), updates.next().await) }));
+    // Polled in order.
+    select_all(each).await.0
+}
+
+fn nonce() -> String {
+    uuid::Uuid::new_v4().to_string()
+}
+
+fn failed(name: &str, error: &crate::secrets::Error) -> Status {
+    Status::unknown(format!("failed to generate secret for {name}: {}", chain(error)))
+}
+
+fn node_missing() -> Status {
+    Status::invalid_argument("missing node information")
+}
+
+fn stopping() -> Status {
+    Status::unavailable("the agent is stopping")
+}

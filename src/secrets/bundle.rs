@@ -1,0 +1,68 @@
+//! Trust anchors: the CA's root and the mesh's trust bundle as one set.
+
+use std::collections::BTreeSet;
+
+const END: &str = "-----END CERTIFICATE-----";
+
+/// The certificates of all `texts`, each once, sorted by text, one newline between two and none at the
+/// end. Text before a block stays with it; what follows the last block is dropped.
+///
+/// The form is the Go agent's: file consumers compare it byte by byte.
+#[must_use]
+pub fn merge<'a>(texts: impl IntoIterator<Item = &'a str>) -> String {
+    let set: BTreeSet<&str> = texts.into_iter().flat_map(blocks).collect();
+    set.into_iter().collect::<Vec<_>>().join("\n")
+}
+
+/// Each certificate block's text, one newline stripped on either side.
+fn blocks(text: &str) -> impl Iterator<Item = &str> {
+    let mut rest = text;
+    std::iter::from_fn(move || {
+        let end = rest.find(END)? + END.len();
+        let (block, after) = rest.split_at(end);
+        rest = after;
+        Some(block.strip_prefix('\n').unwrap_or(block))
+    })
+}
+
+/// Keeps the entries of a trust bundle that are certificates, and says how many are not: one bad entry
+/// would make Envoy refuse the whole of `ROOTCA`.
+#[must_use]
+pub fn readable(entries: Vec<String>) -> (Vec<String>, usize) {
+    let all = entries.len();
+    let good: Vec<String> =
+        entries.into_iter().filter(|e| crate::tls::cert::parse_chain(e.as_bytes()).is_ok()).collect();
+    let dropped = all - good.len();
+    (good, dropped)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn block(name: &str) -> String {
+        format!("-----BEGIN CERTIFICATE-----\n{name}\n{END}")
+    }
+
+    #[test]
+    fn a_sorted_set_without_a_newline_at_the_end() {
+        let (a, b, c) = (block("a"), block("b"), block("c"));
+        assert_eq!(merge([format!("{a}\n").as_str()]), a);
+        assert_eq!(merge([format!("{b}\n{a}\n").as_str(), c.as_str(), a.as_str()]), format!("{a}\n{b}\n{c}"));
+        assert_eq!(merge([""]), "");
+        assert_eq!(merge(["no block"]), "");
+    }
+
+    #[test]
+    fn text_before_a_block_stays_with_it() {
+        let text = format!("# one\n{}\n# two\n{}\ntail", block("a"), block("b"));
+        assert_eq!(merge([text.as_str()]), format!("# one\n{}\n# two\n{}", block("a"), block("b")));
+    }
+
+    #[test]
+    fn junk_is_dropped_from_a_bundle() {
+        let (good, dropped) = readable(vec!["x".to_owned(), block("!"), String::new()]);
+        assert!(good.is_empty());
+        assert_eq!(dropped, 3);
+    }
+}

@@ -1,0 +1,426 @@
+//! Secrets that lie in files, kept by name and kept fresh.
+//!
+//! A file is published when its content changed and is whole: a chain only with the key that belongs to
+//! it, roots only when at least one certificate is readable. Until then the last good content stays,
+//! and the file is read again, first after `FILE_DEBOUNCE_DURATION`, for 10 s; then the trouble is
+//! reported once, and the file is looked at whenever it changes and every 10 s. Only the certificate
+//! file decides for a pair: a new key alone is half of a change.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+use zeroize::Zeroizing;
+
+use super::{Error, Fetched, Identity, ResourceName};
+use crate::base::backoff::{Jitter, Policy};
+use crate::base::files::Watcher;
+use crate::tls::cert;
+
+/// How long an unreadable file is read again before that is reported; the Go agent's bound.
+pub(super) const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Pace of the check under the watcher, for file systems that report nothing.
+const SLOW_CHECK: Duration = Duration::from_secs(10);
+
+/// A burst of events is answered once. Long enough for a file written in a few pieces, far below what
+/// anybody waits for.
+const QUIET: Duration = Duration::from_millis(25);
+
+/// A file resource nobody follows is forgotten after this long.
+const IDLE: Duration = Duration::from_secs(300);
+
+/// Far more than a mesh names; a client that asks for more is at fault.
+const MAX_RESOURCES: usize = 1000;
+
+/// Far above any bundle; guards against a path that never ends.
+const MAX_BYTES: u64 = 16 << 20;
+
+/// The operating system's bundle: the first of the usual places that exists.
+#[must_use]
+pub fn system_bundle() -> Option<PathBuf> {
+    const PLACES: &[&str] = &[
+        "/etc/ssl/certs/ca-certificates.crt",
+        "/etc/pki/tls/certs/ca-bundle.crt",
+        "/etc/ssl/ca-bundle.pem",
+        "/etc/pki/tls/cacert.pem",
+        "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",
+        "/etc/ssl/cert.pem",
+        "/usr/local/etc/ssl/cert.pem",
+        "/usr/local/etc/ssl/certs/ca-certificates",
+        "/etc/ssl/certs/ca-certificates",
+    ];
+    PLACES.iter().map(PathBuf::from).find(|p| p.exists())
+}
+
+/// Where a resource lies.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Source {
+    Pair { cert: PathBuf, key: PathBuf },
+    Roots(PathBuf),
+}
+
+impl Source {
+    /// Whether its files are there to be used: they can be opened and are not empty.
+    pub(super) fn usable(&self) -> bool {
+        let there = |path: &Path| {
+            std::fs::metadata(path).is_ok_and(|m| m.is_file() && m.len() > 0) && File::open(path).is_ok()
+        };
+        match self {
+            Self::Pair { cert, key } => there(cert) && there(key),
+            Self::Roots(path) => there(path),
+        }
+    }
+}
+
+/// What was read.
+#[derive(Debug, Clone)]
+pub(super) enum Loaded {
+    Pair(Arc<Identity>),
+    /// PEM, each block encoded anew.
+    Roots(String),
+}
+
+/// What a look at the files brought.
+#[derive(Debug)]
+pub(super) enum Event {
+    /// New content.
+    Loaded(ResourceName, Loaded),
+    /// The content has been unusable for [`PATIENCE`].
+    Troubled(ResourceName, Arc<Error>),
+}
+
+pub(super) type Reply = oneshot::Sender<Result<Fetched, Arc<Error>>>;
+
+#[derive(Debug)]
+struct Entry {
+    source: Source,
+    loaded: Option<Loaded>,
+    /// Hash of the bytes that `loaded` was made of.
+    hash: u64,
+    /// Hash of bytes that look cut off; taken as they are if they stay.
+    unfinished: Option<u64>,
+    trouble: Option<Trouble>,
+    waiting: Vec<(Instant, Reply)>,
+    followed: Instant,
+}
+
+#[derive(Debug)]
+struct Trouble {
+    since: Instant,
+    next: Instant,
+    tries: u32,
+    reason: String,
+    reported: bool,
+}
+
+/// All file resources in use.
+#[derive(Debug)]
+pub(super) struct Store {
+    entries: BTreeMap<ResourceName, Entry>,
+    watcher: Watcher,
+    counted: u64,
+    retry: Policy,
+    slow: Instant,
+}
+
+impl Store {
+    pub(super) fn new(debounce: Duration) -> Self {
+        // A debounce of 0 would be a busy loop.
+        let first = debounce.clamp(Duration::from_millis(10), PATIENCE);
+        let retry = Policy::new(first, PATIENCE, 1.5, Jitter::PlusMinus(0.5)).expect("bounds are in order");
+        Self {
+            entries: BTreeMap::new(),
+            watcher: Watcher::new(QUIET),
+            counted: 0,
+            retry,
+            slow: Instant::now() + SLOW_CHECK,
+        }
+    }
+
+    pub(super) fn holds(&self, name: &ResourceName) -> bool {
+        self.entries.contains_key(name)
+    }
+
+    pub(super) fn loaded(&self, name: &ResourceName) -> Option<&Loaded> {
+        self.entries.get(name)?.loaded.as_ref()
+    }
+
+    /// Names with what is wrong with each.
+    pub(super) fn overview(&self) -> Vec<(String, String)> {
+        let wrong = |e: &Entry| e.trouble.as_ref().map(|t| t.reason.clone()).unwrap_or_default();
+        self.entries.iter().map(|(n, e)| (n.to_string(), wrong(e))).collect()
+    }
+
+    /// Follows a resource from now on and looks at it at once.
+    pub(super) fn follow(&mut self, name: &ResourceName, source: Source) -> Result<Option<Event>, Error> {
+        let now = Instant::now();
+        match self.entries.get_mut(name) {
+            Some(entry) if entry.source == source => entry.followed = now,
+            _ => {
+                if self.entries.len() >= MAX_RESOURCES {
+                    return Err(Error::TooMany(MAX_RESOURCES));
+                }
+                let entry = Entry {
+                    source,
+                    loaded: None,
+                    hash: 0,
+                    unfinished: None,
+                    trouble: None,
+                    waiting: Vec::new(),
+                    followed: now,
+                };
+                self.entries.insert(name.clone(), entry);
+                // Watched first, then read: a change in between is seen.
+                self.watch();
+            }
+        }
+        Ok(self.look(name, now))
+    }
+
+    /// Holds a reply back until the resource is read, at most [`PATIENCE`].
+    pub(super) fn wait(&mut self, name: &ResourceName, reply: Reply) {
+        if let Some(entry) = self.entries.get_mut(name) {
+            entry.waiting.push((Instant::now() + PATIENCE, reply));
+        }
+    }
+
+    pub(super) fn take_waiting(&mut self, name: &ResourceName) -> Vec<Reply> {
+        let waiting = self.entries.get_mut(name).map(|e| std::mem::take(&mut e.waiting)).unwrap_or_default();
+        waiting.into_iter().map(|(_, reply)| reply).collect()
+    }
+
+    pub(super) fn forget(&mut self, name: &ResourceName) {
+        self.entries.remove(name);
+        self.watch();
+    }
+
+    /// Waits for the watcher.
+    pub(super) async fn changed(&mut self) {
+        self.watcher.changed().await;
+    }
+
+    /// Failures to place a watch since the last call.
+    pub(super) fn new_watch_failures(&mut self) -> u64 {
+        let all = self.watcher.failures();
+        let new = all - self.counted;
+        self.counted = all;
+        new
+    }
+
+    /// Looks at every file.
+    pub(super) fn look_all(&mut self) -> Vec<Event> {
+        let now = Instant::now();
+        let names: Vec<_> = self.entries.keys().cloned().collect();
+        names.iter().filter_map(|n| self.look(n, now)).collect()
+    }
+
+    /// What time brings: further tries, reports, refused waiters, the slow check.
+    pub(super) fn tick(
+        &mut self,
+        now: Instant,
+        followers: impl Fn(&ResourceName) -> usize,
+    ) -> (Vec<Event>, u32) {
+        if now >= self.slow {
+            self.slow = now + SLOW_CHECK;
+            self.entries.retain(|name, entry| {
+                if followers(name) > 0 || !entry.waiting.is_empty() {
+                    entry.followed = now;
+                }
+                let configured = matches!(name, ResourceName::Default | ResourceName::RootCa);
+                configured || now.duration_since(entry.followed) < IDLE
+            });
+            self.watch();
+            self.watcher.refresh();
+            return (self.look_all(), self.refuse(now));
+        }
+        let due: Vec<_> = self
+            .entries
+            .iter()
+            .filter(|(_, e)| e.trouble.as_ref().is_some_and(|t| t.wake() <= now))
+            .map(|(n, _)| n.clone())
+            .collect();
+        (due.iter().filter_map(|n| self.look(n, now)).collect(), self.refuse(now))
+    }
+
+    /// The next moment [`Store::tick`] has something to do.
+    pub(super) fn wake(&self) -> Option<Instant> {
+        let troubles = self.entries.values().filter_map(|e| e.trouble.as_ref()).map(Trouble::wake);
+        let waiting = self.entries.values().flat_map(|e| e.waiting.iter().map(|(until, _)| *until));
+        let slow = (!self.entries.is_empty()).then_some(self.slow);
+        troubles.chain(waiting).chain(slow).min()
+    }
+
+    fn refuse(&mut self, now: Instant) -> u32 {
+        let mut refused = 0;
+        for (name, entry) in &mut self.entries {
+            if entry.waiting.iter().all(|(until, _)| *until > now) {
+                continue;
+            }
+            let reason = entry.trouble.as_ref().map_or("no answer", |t| t.reason.as_str());
+            let error = Arc::new(failure(name, reason));
+            for (until, reply) in std::mem::take(&mut entry.waiting) {
+                if until > now {
+                    entry.waiting.push((until, reply));
+                } else {
+                    refused += 1;
+                    let _ = reply.send(Err(error.clone()));
+                }
+            }
+        }
+        refused
+    }
+
+    fn watch(&mut self) {
+        let mut paths = BTreeSet::new();
+        for entry in self.entries.values() {
+            match &entry.source {
+                Source::Pair { cert, key } => paths.extend([cert.clone(), key.clone()]),
+                Source::Roots(path) => {
+                    paths.insert(path.clone());
+                }
+            }
+        }
+        self.watcher.set(paths);
+    }
+
+    fn look(&mut self, name: &ResourceName, now: Instant) -> Option<Event> {
+        let entry = self.entries.get_mut(name)?;
+        let known = entry.loaded.is_some().then_some(entry.hash);
+        let reason = match read(&entry.source, known) {
+            Ok(Read::Same) => {
+                if entry.trouble.take().is_some_and(|t| t.reported) {
+                    tracing::info!(target: "cache", "{name} is readable again, its content is the same");
+                }
+                entry.unfinished = None;
+                return None;
+            }
+            Ok(Read::New { loaded, hash, whole }) => {
+                if whole || entry.unfinished == Some(hash) {
+                    entry.unfinished = None;
+                    entry.trouble = None;
+                    entry.hash = hash;
+                    entry.loaded = Some(loaded.clone());
+                    return Some(Event::Loaded(name.clone(), loaded));
+                }
+                entry.unfinished = Some(hash);
+                "the file ends in the middle of a certificate".to_owned()
+            }
+            Err(reason) => reason,
+        };
+        let retry = self.retry;
+        let trouble = entry.trouble.get_or_insert_with(|| Trouble {
+            since: now,
+            next: now,
+            tries: 0,
+            reason: String::new(),
+            reported: false,
+        });
+        if trouble.reason != reason {
+            tracing::debug!(target: "cache", "{name} cannot be loaded yet: {reason}");
+            trouble.reason = reason;
+        }
+        if trouble.next <= now {
+            trouble.next = now + retry.delay(trouble.tries);
+            trouble.tries += 1;
+        }
+        if !trouble.reported && now >= trouble.since + PATIENCE {
+            trouble.reported = true;
+            return Some(Event::Troubled(name.clone(), Arc::new(failure(name, &trouble.reason))));
+        }
+        None
+    }
+}
+
+impl Trouble {
+    // Once reported, changes and the slow check are what brings news.
+    fn wake(&self) -> Instant {
+        if self.reported {
+            self.since + Duration::from_secs(365 * 86_400)
+        } else {
+            self.next.min(self.since + PATIENCE)
+        }
+    }
+}
+
+fn failure(name: &ResourceName, reason: &str) -> Error {
+    Error::File { name: name.to_string(), reason: reason.to_owned() }
+}
+
+#[derive(Debug)]
+enum Read {
+    Same,
+    New { loaded: Loaded, hash: u64, whole: bool },
+}
+
+fn read(source: &Source, known: Option<u64>) -> Result<Read, String> {
+    match source {
+        Source::Pair { cert, key } => {
+            let chain = bytes(cert)?;
+            let hash = hash_of(&chain);
+            if known == Some(hash) {
+                return Ok(Read::Same);
+            }
+            let key_pem = Zeroizing::new(bytes(key)?);
+            cert::check_pair(&chain, &key_pem)
+                .map_err(|e| format!("{} with {}: {e}", cert.display(), key.display()))?;
+            // Both halves must be of one moment.
+            if bytes(cert)? != chain.as_slice() {
+                return Err(format!("{} changed while it was read", cert.display()));
+            }
+            let loaded = Loaded::Pair(Arc::new(Identity { chain, key: key_pem }));
+            Ok(Read::New { loaded, hash, whole: true })
+        }
+        Source::Roots(path) => {
+            let text = bytes(path)?;
+            let hash = hash_of(&text);
+            if known == Some(hash) {
+                return Ok(Read::Same);
+            }
+            let roots = cert::readable_certs(&text);
+            if roots.pem.is_empty() {
+                return Err(format!(
+                    "failed to parse root certs from file {}: {}",
+                    path.display(),
+                    roots.trouble()
+                ));
+            }
+            if roots.dropped > 0 && !roots.unfinished {
+                tracing::warn!(target: "cache", "{}: {} of its blocks cannot be read and are left out: {}",
+                    path.display(), roots.dropped, roots.trouble());
+            }
+            Ok(Read::New { loaded: Loaded::Roots(roots.pem), hash, whole: !roots.unfinished })
+        }
+    }
+}
+
+fn bytes(path: &Path) -> Result<Vec<u8>, String> {
+    let said = |e: std::io::Error| format!("{}: {e}", path.display());
+    // Opening a pipe would wait for its writer.
+    let meta = std::fs::metadata(path).map_err(said)?;
+    if !meta.is_file() {
+        return Err(format!("{}: not a regular file", path.display()));
+    }
+    let capacity = usize::try_from(meta.len().min(MAX_BYTES)).unwrap_or_default() + 1;
+    let mut content = Vec::with_capacity(capacity);
+    File::open(path).map_err(said)?.take(MAX_BYTES + 1).read_to_end(&mut content).map_err(said)?;
+    if content.len() as u64 > MAX_BYTES {
+        return Err(format!("{}: longer than {MAX_BYTES} bytes", path.display()));
+    }
+    Ok(content)
+}
+
+fn hash_of(bytes: &[u8]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    bytes.hash(&mut hasher);
+    hasher.finish()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,167 @@
+//! Where a workload's secrets come from, and how they stay fresh.
+//!
+//! One task, the [`Manager`], owns the certificate, its renewal, the mounted files and `OUTPUT_CERTS`;
+//! a [`Handle`] asks it. What it promises:
+//!
+//! * the last good secret stays: no failed renewal, reload or refused answer takes it away;
+//! * equal requests share one certificate request, and there is a floor between two of them;
+//! * `ROOTCA` and file resources never wait for a CA that hangs;
+//! * a new root is published before the certificate that needs it;
+//! * keys are zeroized, and nothing here prints one.
+//!
+//! Uses `ca` (only the [`CaClient`](crate::ca::CaClient) trait and the making of requests), `tls` to read
+//! certificates, and `base`. `sds` sees only [`SecretSource`].
+
+pub mod bundle;
+pub mod files;
+pub mod manager;
+mod metrics;
+pub mod name;
+pub mod output;
+pub mod probe;
+mod request;
+pub mod rotation;
+mod slot;
+mod status;
+mod workload;
+
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+use zeroize::Zeroizing;
+
+pub use crate::ca::csr::KeyOptions;
+pub use manager::{Handle, Manager};
+pub use name::ResourceName;
+pub use request::FirstKey;
+pub use slot::{Change, Updates};
+pub use status::Status;
+
+/// What the manager is told.
+#[derive(Debug)]
+pub struct Config {
+    /// The identity to ask for: `spiffe://<trust domain>/ns/<namespace>/sa/<service account>`.
+    pub identity: String,
+    /// Kind of key, and how it is printed.
+    pub key: KeyOptions,
+    /// Validity asked for (`SECRET_TTL`, 24 h).
+    pub ttl: Duration,
+    /// Share of the life that is left at renewal (`SECRET_GRACE_PERIOD_RATIO`, 0.5).
+    pub grace_ratio: f64,
+    /// Greatest random change of that share (`SECRET_GRACE_PERIOD_RATIO_JITTER`, 0.01).
+    pub grace_jitter: f64,
+    /// The configured certificate files: they come before the CA when they are there.
+    pub mounted: Mounted,
+    /// `OUTPUT_CERTS`.
+    pub output: Option<output::Config>,
+    /// First delay of a new try when certificate and key do not match yet (`FILE_DEBOUNCE_DURATION`,
+    /// 100 ms).
+    pub file_debounce: Duration,
+    /// The operating system's bundle, found at start ([`files::system_bundle`]).
+    pub system_bundle: Option<PathBuf>,
+    /// No Envoy (`DISABLE_ENVOY`): both files of the certificate and of the root are written at each
+    /// renewal, in the merged form.
+    pub proxyless: bool,
+    /// A key whose making was begun earlier, beside the rest of the start.
+    pub first_key: Option<FirstKey>,
+}
+
+/// Where mounted certificates are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mounted {
+    /// PEM chain.
+    pub cert: PathBuf,
+    /// PEM key.
+    pub key: PathBuf,
+    /// PEM roots.
+    pub root: PathBuf,
+}
+
+/// A key pair with its chain, or trust anchors; never half of either.
+#[derive(Debug, Clone)]
+pub enum Secret {
+    /// Chain and key.
+    Identity(Arc<Identity>),
+    /// Trust anchors.
+    Roots(Arc<Roots>),
+}
+
+/// Chain and private key, both PEM.
+pub struct Identity {
+    /// The chain as it is served.
+    pub chain: Vec<u8>,
+    /// The key; wiped when dropped.
+    pub key: Zeroizing<Vec<u8>>,
+}
+
+impl fmt::Debug for Identity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Identity({} bytes of chain, key withheld)", self.chain.len())
+    }
+}
+
+/// Trust anchors in PEM.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Roots {
+    /// One or more certificates.
+    pub pem: Vec<u8>,
+}
+
+/// Why there is no secret. The text goes into logs and to Envoy, so it never holds one.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The name means nothing here.
+    #[error("{0}")]
+    Name(#[from] name::Error),
+    /// No CA is configured (certificates come from files), and the files are not there.
+    #[error("no CA is used in this mode, and the certificate files are missing: {cert} and {key}", cert = .0.cert.display(), key = .0.key.display())]
+    NoCa(Mounted),
+    /// The key or the request could not be made.
+    #[error("failed to generate workload certificate")]
+    Request(#[source] crate::ca::csr::Error),
+    /// The CA did not sign.
+    #[error("failed to generate workload certificate")]
+    Ca(#[source] crate::ca::Error),
+    /// The CA signed something that cannot be served.
+    #[error("failed to generate workload certificate: the CA's answer is refused: {0}")]
+    Refused(String),
+    /// The CA call outlived the manager's own bound.
+    #[error("failed to generate workload certificate: no end of the CA call within {0:?}")]
+    Hung(Duration),
+    /// The last certificate has expired and no new one could be had.
+    #[error("the workload certificate has expired and was not renewed: {0}")]
+    Expired(String),
+    /// A file resource.
+    #[error("failed to load {name} from files: {reason}")]
+    File {
+        /// The resource.
+        name: String,
+        /// Why.
+        reason: String,
+    },
+    /// More file resources than anybody needs.
+    #[error("more than {0} different file resources are in use; refusing another")]
+    TooMany(usize),
+    /// The agent is stopping.
+    #[error("the agent is stopping")]
+    Stopped,
+}
+
+/// A secret now, and word of what becomes of it.
+#[derive(Debug)]
+pub struct Fetched {
+    /// The current value.
+    pub secret: Secret,
+    /// Later values.
+    pub updates: Updates,
+}
+
+/// Gives secrets by name; what `sds` asks for.
+pub trait SecretSource: Send + Sync + fmt::Debug + 'static {
+    /// The secret, waited for where that makes sense: at most until the request to the CA that is under
+    /// way ends, or 10 s for files.
+    fn fetch(&self, name: ResourceName) -> BoxFuture<'static, Result<Fetched, Arc<Error>>>;
+}

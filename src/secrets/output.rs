@@ -1,0 +1,147 @@
+//! `OUTPUT_CERTS`: the secrets as files, for those who read files.
+//!
+//! Each file is written beside and renamed, with its mode set on creation, and only when its content
+//! differs. The folder must exist; it is never made. A failure leaves the old files, and the manager
+//! tries again until it works.
+
+use std::io::{self, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+/// Where and how.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Config {
+    /// The folder.
+    pub dir: PathBuf,
+    /// Mode of each file: 0600, or 0644 in a cluster, where other containers read them.
+    pub mode: u32,
+}
+
+/// A file that could not be written.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot write {path}")]
+pub struct Error {
+    /// The file.
+    pub path: PathBuf,
+    /// Why.
+    #[source]
+    pub source: io::Error,
+}
+
+/// The three files, in the order they are written. `None` leaves a file alone.
+#[derive(Default, Clone, Copy)]
+pub(super) struct Files<'a> {
+    pub(super) key: Option<&'a [u8]>,
+    pub(super) chain: Option<&'a [u8]>,
+    pub(super) root: Option<&'a [u8]>,
+}
+
+impl Config {
+    /// Whether `file` lies in the folder: then it is our own output, not a source.
+    #[must_use]
+    pub fn holds(&self, file: &Path) -> bool {
+        let folder = file.parent().unwrap_or(Path::new(""));
+        match (std::path::absolute(&self.dir), std::path::absolute(Path::new(".").join(folder))) {
+            (Ok(a), Ok(b)) => clean(&a) == clean(&b),
+            _ => false,
+        }
+    }
+
+    /// Writes what differs.
+    pub(super) fn write(&self, files: Files<'_>) -> Result<(), Error> {
+        let all = [("key.pem", files.key), ("cert-chain.pem", files.chain), ("root-cert.pem", files.root)];
+        for (name, content) in all {
+            let Some(content) = content else { continue };
+            let path = self.dir.join(name);
+            replace(&path, content, self.mode).map_err(|source| Error { path, source })?;
+        }
+        Ok(())
+    }
+}
+
+fn clean(path: &Path) -> PathBuf {
+    let mut out = PathBuf::new();
+    for part in path.components() {
+        match part {
+            std::path::Component::ParentDir => {
+                out.pop();
+            }
+            std::path::Component::CurDir => {}
+            other => out.push(other),
+        }
+    }
+    out
+}
+
+fn replace(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
+    if std::fs::read(path).is_ok_and(|old| old == content) {
+        return Ok(());
+    }
+    let folder = path.parent().unwrap_or(Path::new("."));
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    // Removed again when anything below fails.
+    let mut beside = tempfile::Builder::new()
+        .prefix(&format!("{name}.tmp."))
+        .permissions(std::fs::Permissions::from_mode(mode & 0o600))
+        .tempfile_in(folder)?;
+    // The creation mode passes through the umask; this does not.
+    beside.as_file().set_permissions(std::fs::Permissions::from_mode(mode))?;
+    beside.write_all(content)?;
+    beside.persist(path).map_err(|e| e.error)?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::MetadataExt;
+
+    fn mode(path: &Path) -> u32 {
+        std::fs::metadata(path).unwrap().permissions().mode() & 0o777
+    }
+
+    #[test]
+    fn files_are_replaced_only_when_they_differ() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = Config { dir: dir.path().to_owned(), mode: 0o600 };
+        let root = dir.path().join("root-cert.pem");
+        config.write(Files { key: Some(b"k"), chain: Some(b"c"), root: Some(b"r") }).unwrap();
+        assert_eq!(mode(&dir.path().join("key.pem")), 0o600);
+        let first = std::fs::metadata(&root).unwrap().ino();
+        config.write(Files { root: Some(b"r"), ..Files::default() }).unwrap();
+        assert_eq!(std::fs::metadata(&root).unwrap().ino(), first);
+        config.write(Files { root: Some(b"s"), ..Files::default() }).unwrap();
+        assert_eq!(std::fs::read(&root).unwrap(), b"s");
+        assert_eq!(std::fs::read(dir.path().join("cert-chain.pem")).unwrap(), b"c");
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 3, "nothing is left over");
+    }
+
+    #[test]
+    fn a_link_is_replaced_and_its_target_left_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("target"), "t").unwrap();
+        std::os::unix::fs::symlink("target", dir.path().join("key.pem")).unwrap();
+        let config = Config { dir: dir.path().to_owned(), mode: 0o644 };
+        config.write(Files { key: Some(b"k"), ..Files::default() }).unwrap();
+        assert!(!std::fs::symlink_metadata(dir.path().join("key.pem")).unwrap().is_symlink());
+        assert_eq!(mode(&dir.path().join("key.pem")), 0o644);
+        assert_eq!(std::fs::read(dir.path().join("target")).unwrap(), b"t");
+    }
+
+    #[test]
+    fn a_missing_folder_is_an_error_that_names_the_file() {
+        let config = Config { dir: "nowhere/at/all".into(), mode: 0o600 };
+        let error = config.write(Files { key: Some(b"k"), ..Files::default() }).unwrap_err();
+        assert!(error.to_string().contains("nowhere/at/all/key.pem"));
+        assert!(!Path::new("nowhere").exists());
+    }
+
+    #[test]
+    fn own_output_is_recognised_however_it_is_written() {
+        let config = |dir: &str| Config { dir: dir.into(), mode: 0o600 };
+        assert!(config("etc/certs").holds(Path::new("./etc/certs/cert-chain.pem")));
+        assert!(config("./etc/../etc/certs/").holds(Path::new("etc/certs/key.pem")));
+        assert!(config(".").holds(Path::new("cert-chain.pem")));
+        assert!(!config("etc").holds(Path::new("etc/certs/key.pem")));
+    }
+}

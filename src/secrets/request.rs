@@ -1,0 +1,208 @@
+//! One attempt to get a certificate: key, request, answer, and whether the answer can be served.
+
+use std::fmt;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant, SystemTime};
+
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use zeroize::Zeroizing;
+
+use super::metrics::Metrics;
+use super::{Error, Identity};
+use crate::base::clock::Clock;
+use crate::ca::CaClient;
+use crate::ca::csr::{self, Effort, Key, KeyOptions};
+use crate::tls::cert::{self, Cert};
+
+/// The net under the CA client's own deadlines (it bounds each attempt and the whole): a call that
+/// overruns even this is given up.
+const CALL_BOUND: Duration = Duration::from_secs(120);
+
+type Made = Result<Key, csr::Error>;
+
+/// The first key, begun beside the rest of the start: an RSA key is the slowest step of it.
+#[derive(Clone)]
+pub struct FirstKey(Arc<Mutex<Option<BoxFuture<'static, Made>>>>);
+
+impl fmt::Debug for FirstKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("FirstKey(..)")
+    }
+}
+
+impl FirstKey {
+    /// Begins to make a key on threads that end with it. May be called before there is a runtime.
+    #[must_use]
+    pub fn begin(options: KeyOptions) -> Self {
+        let mut making: BoxFuture<'static, Made> =
+            Box::pin(async move { Ok(csr::generate_off_runtime(&options, Effort::Race).await?) });
+        // One look starts the threads; the waiting comes later.
+        let key = match (&mut making).now_or_never() {
+            Some(made) => Box::pin(std::future::ready(made)),
+            None => making,
+        };
+        Self(Arc::new(Mutex::new(Some(key))))
+    }
+
+    fn take(&self) -> Option<BoxFuture<'static, Made>> {
+        self.0.lock().ok()?.take()
+    }
+}
+
+/// What is needed for one attempt.
+#[derive(Debug, Clone)]
+pub(super) struct Attempt {
+    pub(super) ca: Arc<dyn CaClient>,
+    pub(super) key: KeyOptions,
+    pub(super) first_key: Option<FirstKey>,
+    pub(super) identity: String,
+    pub(super) ttl: Duration,
+    pub(super) clock: Arc<dyn Clock>,
+    pub(super) metrics: Metrics,
+}
+
+/// A certificate that can be served.
+#[derive(Debug)]
+pub(super) struct Issued {
+    pub(super) identity: Arc<Identity>,
+    /// The CA's root as it came: the explicit bundle, or the last entry.
+    pub(super) root: String,
+    /// When it arrived. Not the start of validity, which istiod back-dates by two minutes.
+    pub(super) created: SystemTime,
+    pub(super) leaf: Cert,
+    /// How long the CA took.
+    pub(super) took: Duration,
+}
+
+impl Attempt {
+    /// Makes a key, has it signed, reads the answer.
+    pub(super) async fn run(self) -> Result<Issued, Error> {
+        let first = self.first_key.as_ref().and_then(FirstKey::take);
+        let key = match first {
+            Some(making) => making.await,
+            None => csr::generate_off_runtime(&self.key, Effort::Single).await.map_err(csr::Error::from),
+        };
+        let key = key.map_err(Error::Request)?;
+        let request = csr::request(&key, &self.identity).map_err(Error::Request)?;
+
+        let started = Instant::now();
+        self.metrics.call_started();
+        let answer = tokio::time::timeout(CALL_BOUND, self.sign(&request)).await;
+        let took = started.elapsed();
+        self.metrics.call_ended(took);
+        let (entries, bundle) = match answer {
+            Ok(Ok(answer)) => answer,
+            Ok(Err(error)) => {
+                self.metrics.call_failed();
+                return Err(Error::Ca(error));
+            }
+            Err(_) => {
+                self.metrics.call_failed();
+                return Err(Error::Hung(CALL_BOUND));
+            }
+        };
+        let now = self.clock.now();
+        let read = read_answer(&entries, &bundle, &key.spki(), now).map_err(Error::Refused)?;
+        let pem = key.to_pem().map_err(|e| Error::Request(e.into()))?;
+        let identity =
+            Identity { chain: read.chain.into_bytes(), key: Zeroizing::new(pem.as_bytes().to_vec()) };
+        Ok(Issued { identity: Arc::new(identity), root: read.root, created: now, leaf: read.leaf, took })
+    }
+
+    async fn sign(&self, request: &str) -> Result<(Vec<String>, Vec<String>), crate::ca::Error> {
+        let entries = self.ca.sign(request, self.ttl).await?;
+        Ok((entries, self.ca.root_bundle().await?))
+    }
+}
+
+/// An answer taken apart.
+#[derive(Debug)]
+pub(super) struct Answer {
+    pub(super) chain: String,
+    pub(super) root: String,
+    pub(super) leaf: Cert,
+}
+
+/// Reads a CA's answer, and refuses what Envoy or a peer would refuse: garbage, a certificate for
+/// another key, an order that does not lead from the leaf upwards, an expired certificate, no root.
+///
+/// The identity is not compared: istiod decides it (its trust domain may differ from `TRUST_DOMAIN`);
+/// the caller says so in the log.
+pub(super) fn read_answer(
+    entries: &[String],
+    bundle: &[String],
+    spki: &[u8],
+    now: SystemTime,
+) -> Result<Answer, String> {
+    let mut chain = String::with_capacity(entries.iter().map(|e| e.len() + 1).sum());
+    let mut certs = Vec::new();
+    for (index, entry) in entries.iter().enumerate() {
+        append(&mut chain, entry);
+        // An empty entry in between adds nothing and harms nobody.
+        if entry.trim().is_empty() {
+            continue;
+        }
+        let read = cert::parse_chain(entry.as_bytes())
+            .map_err(|e| format!("entry {} of {}: {e}", index + 1, entries.len()))?;
+        certs.extend(read);
+    }
+    let Some(leaf) = certs.first().cloned() else { return Err("it holds no certificate".to_owned()) };
+    let root = if bundle.iter().any(|b| !b.trim().is_empty()) {
+        let mut joined = String::new();
+        bundle.iter().for_each(|b| append(&mut joined, b));
+        cert::parse_chain(joined.as_bytes()).map_err(|e| format!("its trust bundle: {e}"))?;
+        joined
+    } else {
+        match entries.last() {
+            Some(last) if entries.len() > 1 && !last.trim().is_empty() => last.clone(),
+            _ => return Err("it holds no root: at least a leaf and a root are needed".to_owned()),
+        }
+    };
+    if leaf.spki != spki {
+        return Err(match certs.iter().position(|c| c.spki == spki) {
+            Some(at) => {
+                format!("its chain is out of order: our certificate is number {}, not the first", at + 1)
+            }
+            None => "its first certificate is not for the key in our request".to_owned(),
+        });
+    }
+    order(&certs)?;
+    if leaf.not_after <= now {
+        let since = now.duration_since(leaf.not_after).unwrap_or_default();
+        return Err(format!(
+            "its certificate has expired already, {} ago by this machine's clock: check both clocks",
+            super::rotation::span(since)
+        ));
+    }
+    Ok(Answer { chain, root, leaf })
+}
+
+/// Appends `entry` on a line of its own.
+fn append(to: &mut String, entry: &str) {
+    if !to.is_empty() && !to.ends_with('\n') {
+        to.push('\n');
+    }
+    to.push_str(entry);
+}
+
+/// Each certificate from the leaf upwards is followed by its issuer, as far as the issuer is there at
+/// all. A chain whose root is elsewhere is left to the peers to judge.
+fn order(certs: &[Cert]) -> Result<(), String> {
+    for (at, cert) in certs.iter().enumerate() {
+        if cert.subject == cert.issuer {
+            return Ok(());
+        }
+        match certs.get(at + 1) {
+            Some(next) if next.subject == cert.issuer => {}
+            _ if certs.iter().any(|c| c.subject == cert.issuer) => {
+                return Err(format!(
+                    "its chain is out of order: certificate {} is not followed by its issuer",
+                    at + 1
+                ));
+            }
+            _ => return Ok(()),
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,39 @@
+//! What a debug page may show; no secret is in it.
+
+use std::time::SystemTime;
+
+use tokio::time::Instant;
+
+/// The state of the workload's identity.
+#[derive(Debug, Clone, Default)]
+pub struct Status {
+    /// The certificate the CA issued last, if any.
+    pub certificate: Option<Certificate>,
+    /// Attempts that failed since the last success.
+    pub failures: u32,
+    /// Why the last attempt failed; empty after a success.
+    pub last_error: String,
+    /// When the next attempt is made at the earliest, while the last one failed.
+    pub next_attempt: Option<Instant>,
+    /// Resources that are served from files, with what is wrong with each (empty: nothing).
+    pub files: Vec<(String, String)>,
+    /// Certificates in the trust bundle that came over xDS.
+    pub trust_bundle: usize,
+    /// Why `OUTPUT_CERTS` could not be written last; empty when it was.
+    pub output_error: String,
+}
+
+/// One issued certificate.
+#[derive(Debug, Clone)]
+pub struct Certificate {
+    /// Serial number in hexadecimal.
+    pub serial: String,
+    /// URI names.
+    pub identities: Vec<String>,
+    /// Start of validity.
+    pub not_before: SystemTime,
+    /// End of validity.
+    pub not_after: SystemTime,
+    /// When it will be renewed.
+    pub renewal: SystemTime,
+}
