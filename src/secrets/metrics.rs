@@ -167,7 +167,7 @@ mod tests {
             families
                 .iter()
                 .find(|f| f.name() == "cert_expiry_seconds")
-                .map(|f| f.get_metric()[0].get_gauge().value())
+                .map(|f| f.get_metric()[0].get_gauge().get_value())
         };
         assert_eq!(value(), None);
         metrics.issued(clock.now(), clock.now() + Duration::from_secs(10));
