@@ -179,6 +179,13 @@ impl LogLevels {
     }
 }
 
+/// The user and group that Envoy runs as when not the agent's: 1337, if the agent is root and serves DNS
+/// on port 53 itself (`DNS_PROXY_ADDR`), for which alone it had to be root.
+#[must_use]
+pub fn user(agent_uid: u32, dns_proxy_addr: &str) -> Option<(u32, u32)> {
+    (agent_uid == 0 && dns_proxy_addr.ends_with(":53")).then_some((1337, 1337))
+}
+
 /// Where the number of worker threads comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Concurrency {

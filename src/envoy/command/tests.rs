@@ -112,3 +112,11 @@ fn the_override_is_compact_sorted_json() {
     assert_eq!(json("a: <b>&c", ""), "{\"a\":\"\\u003cb\\u003e\\u0026c\"}");
     assert!(override_json("a: [", "").is_err());
 }
+
+#[test]
+fn only_root_on_port_53_gives_up_its_user() {
+    assert_eq!(user(0, "localhost:53"), Some((1337, 1337)));
+    assert_eq!(user(0, "localhost:15053"), None);
+    assert_eq!(user(1337, "localhost:53"), None);
+    assert_eq!(user(0, ""), None);
+}

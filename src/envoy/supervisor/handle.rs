@@ -113,6 +113,18 @@ impl Handle {
         self.state.borrow().clone()
     }
 
+    /// Whether an Envoy runs, as far as readiness cares: not while one is being brought back.
+    #[must_use]
+    pub fn running(&self) -> bool {
+        !matches!(*self.state.borrow(), State::Starting | State::Recovering | State::Ended)
+    }
+
+    /// Why the agent is stopping, once it is.
+    #[must_use]
+    pub fn stopping(&self) -> Option<String> {
+        self.asked.stop.get().map(ToString::to_string)
+    }
+
     /// The state as it changes.
     #[must_use]
     pub fn watch(&self) -> watch::Receiver<State> {
