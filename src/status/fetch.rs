@@ -11,8 +11,7 @@
 mod conn;
 mod exchange;
 mod gunzip;
-
-use std::sync::Arc;
+mod tls;
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, StatusCode, header};
@@ -20,6 +19,7 @@ use http::{HeaderMap, HeaderValue, StatusCode, header};
 pub(super) use conn::{Dialer, Io};
 pub(super) use exchange::{Exchange, Kept};
 use gunzip::Gunzip;
+pub(super) use tls::Tls;
 
 use super::url::{Bad, Url};
 
@@ -66,7 +66,7 @@ pub(super) enum Error {
 }
 
 /// Whether a redirect is followed, from the first address to the next.
-type Follow = fn(&Url, &Url) -> bool;
+type Follow = Box<dyn Fn(&Url, &Url) -> bool + Send + Sync>;
 
 /// A GET to be sent.
 pub(super) struct Get<'a> {
@@ -87,7 +87,7 @@ impl<'a> Get<'a> {
             headers: HeaderMap::new(),
             host: None,
             dialer: None,
-            follow: |_, _| true,
+            follow: Box::new(|_, _| true),
             close: false,
             kept: None,
         })
@@ -109,8 +109,8 @@ impl<'a> Get<'a> {
     }
 
     /// Follows a redirect only when `follow` says so; else the redirect itself is the answer.
-    pub(super) fn follow(mut self, follow: Follow) -> Self {
-        self.follow = follow;
+    pub(super) fn follow(mut self, follow: impl Fn(&Url, &Url) -> bool + Send + Sync + 'static) -> Self {
+        self.follow = Box::new(follow);
         self
     }
 
@@ -239,9 +239,6 @@ impl Reply {
         self.exchange.finish(kept).await;
     }
 }
-
-/// TLS settings of a fetch; only probes have any.
-pub(super) type Tls = Arc<rustls::ClientConfig>;
 
 #[cfg(test)]
 mod tests;

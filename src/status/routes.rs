@@ -9,7 +9,7 @@ use http::{HeaderValue, Method, Request, StatusCode, Version, header};
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
 
-use super::respond::{Answer, TEXT, error, not_found, page, redirect, status};
+use super::respond::{Answer, TEXT, error, not_found, page, redirect};
 use super::server::ConnState;
 use super::{Config, Handles, compress, debug, path, probes, ready, stats};
 
@@ -37,7 +37,7 @@ impl Shared {
         Ok(Self {
             ready: ready::Readiness::new(config.ready, own.startup.clone(), handles.started),
             probes: probes::Prober::new(config.probes, port, handles.crypto.clone()),
-            stats: stats::Merger::new(config.stats, own, handles.metrics.clone()),
+            stats: stats::Merger::new(config.stats, port, own, handles.metrics.clone()),
             profiling: config.profiling,
             handles,
             connections: std::sync::atomic::AtomicUsize::new(0),
@@ -205,9 +205,4 @@ async fn drain(shared: &Arc<Shared>) -> Answer {
         );
     }
     page(StatusCode::OK, TEXT, "OK")
-}
-
-/// An answer of a status and nothing else; used by handlers that only say yes or no.
-pub(super) fn plain(code: StatusCode) -> Answer {
-    status(code)
 }

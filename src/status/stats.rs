@@ -1,17 +1,34 @@
 //! `/stats/prometheus` and `/metrics`: the agent's metrics, Envoy's and the application's, in this order.
+//!
+//! All parts are asked at once. Their bodies pass through in pieces, one part after the other; while one
+//! is sent the next waits in its socket, so memory does not depend on how much there is. Each part has
+//! the scraper's limit for itself, counted only while we wait for that part: an application that hangs
+//! uses up its own time, a slow reader nobody's. The application's limit is a little shorter than the
+//! scraper's, so that what Envoy said still arrives in time.
+//!
+//! A part that fails is left out, counted, and told in the log with its reason; one that breaks off is
+//! ended at its last whole line, so that what follows stays readable.
 
 pub mod config;
+pub mod lines;
+mod merge;
+mod part;
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use http::{HeaderMap, HeaderValue, StatusCode};
+use http::{HeaderMap, HeaderValue, StatusCode, header};
 
 pub use config::{Target, parse_annotations};
+pub use lines::Lines;
 
+use super::accept::{Media, rewrite};
 use super::own::{Own, encode};
-use super::respond::{Answer, page};
+use super::respond::{Answer, Body, page};
 use super::routes::Shared;
 use crate::base::metrics::Metrics;
+use part::{Failure, Part};
 
 /// What is merged.
 #[derive(Debug, Clone)]
@@ -23,11 +40,11 @@ pub struct Config {
     pub targets: Vec<Target>,
     /// `METRICS_LOCALHOST_ACCESS_ONLY`.
     pub local_only: bool,
-    /// Most bytes of one part that are passed on (after decompression); the rest is cut and a comment
-    /// line says so. `None`: all.
+    /// Most bytes of one part that are passed on (after decompression); the rest is cut and a line says
+    /// so. `None`: all.
     pub limit: Option<u64>,
     /// Whether families that the Go agent does not have are exported, and each cut part ends with a
-    /// comment line that says why.
+    /// line that says why.
     pub details: bool,
 }
 
@@ -40,32 +57,161 @@ impl Default for Config {
 /// Merges metrics.
 pub(super) struct Merger {
     config: Config,
+    status_port: u16,
     own: Own,
     metrics: Metrics,
+    /// The last failure of each part, for `/debug/agentz`.
+    failures: Mutex<BTreeMap<String, (u64, String)>>,
 }
 
+/// Prometheus' own name for the time it gives a scrape, in seconds.
+const LIMIT: &str = "x-prometheus-scrape-timeout-seconds";
+/// What is taken off the application's limit: a tenth, and at most this.
+const HEAD_START: Duration = Duration::from_millis(500);
+
 impl Merger {
-    pub(super) fn new(config: Config, own: Own, metrics: Metrics) -> Self {
-        Self { config, own, metrics }
+    pub(super) fn new(config: Config, status_port: u16, own: Own, metrics: Metrics) -> Self {
+        Self { config, status_port, own, metrics, failures: Mutex::default() }
     }
 
     pub(super) fn local_only(&self) -> bool {
         self.config.local_only
     }
 
-    /// The last failures, for `/debug/agentz`.
+    /// The last failure of each part.
     pub(super) fn failures(&self) -> serde_json::Value {
-        serde_json::Value::Null
+        let failures = self.failures.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let shown = failures
+            .iter()
+            .map(|(part, (at, why))| (part.clone(), serde_json::json!({"unixSeconds": at, "why": why})));
+        serde_json::Value::Object(shown.collect())
+    }
+
+    fn failed(&self, kind: &'static str, name: &str, failure: &Failure) {
+        self.own.failures.with_label_values(&[kind]).inc();
+        self.own.reasons.with_label_values(&[kind, failure.reason.label()]).inc();
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        let mut failures = self.failures.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        failures.insert(name.to_owned(), (now, failure.to_string()));
+    }
+
+    /// The agent's own part.
+    fn own_part(&self) -> Vec<u8> {
+        let mut out = Vec::with_capacity(8 * 1024);
+        if let Err(error) = encode(&self.metrics, self.config.details, &mut out) {
+            tracing::warn!("the agent's own metrics cannot be written whole: {error}");
+            self.own.failures.with_label_values(&["agent"]).inc();
+        }
+        out
+    }
+
+    /// Asks Envoy and every application at once; the answers that are fit to be merged, in their order.
+    async fn ask(&self, headers: &HeaderMap, query: Option<&str>) -> (Option<Part>, Vec<Part>) {
+        let limit = limit(headers);
+        let app_limit = limit.map(|l| l.saturating_sub((l / 10).min(HEAD_START)));
+        let (envoy_headers, app_headers) = (forwarded(headers, false), forwarded(headers, true));
+        let envoy = async {
+            let port = self.config.envoy_port?;
+            let query = query.filter(|q| !q.is_empty()).map(|q| format!("?{q}")).unwrap_or_default();
+            let url = format!("http://localhost:{port}/stats/prometheus{query}");
+            self.head("envoy", &url, envoy_headers, limit).await
+        };
+        let targets = self.config.targets.iter().map(|target| {
+            let url = format!("http://localhost:{}{}", target.port, target.path);
+            let headers = app_headers.clone();
+            async move { self.head("application", &url, headers, app_limit).await }
+        });
+        let (envoy, apps) = futures_util::future::join(envoy, futures_util::future::join_all(targets)).await;
+        (envoy, apps.into_iter().flatten().collect())
+    }
+
+    async fn head(
+        &self,
+        kind: &'static str,
+        url: &str,
+        headers: HeaderMap,
+        limit: Option<Duration>,
+    ) -> Option<Part> {
+        match Part::ask(kind, url, headers, limit, self.status_port).await {
+            Ok(part) => Some(part),
+            Err(failure) => {
+                tracing::warn!("no {kind} metrics in this scrape: {url}: {failure}");
+                self.failed(kind, &format!("{kind} {url}"), &failure);
+                None
+            }
+        }
     }
 }
 
-pub(super) async fn answer(shared: &Arc<Shared>, _headers: &HeaderMap, _query: Option<&str>) -> Answer {
+/// The scraper's limit; `None`: it named none that can be read.
+fn limit(headers: &HeaderMap) -> Option<Duration> {
+    let text = headers.get(LIMIT)?.to_str().unwrap_or("");
+    if text.is_empty() {
+        return None;
+    }
+    match text.parse::<f64>() {
+        Ok(seconds) if !seconds.is_nan() => {
+            Some(Duration::try_from_secs_f64(seconds.max(0.0)).unwrap_or(Duration::MAX))
+        }
+        _ => {
+            tracing::warn!("a scrape's {LIMIT} is {text:?}, no number of seconds: it gets no limit");
+            None
+        }
+    }
+}
+
+/// What of the scraper's headers goes on.
+fn forwarded(headers: &HeaderMap, open_metrics: bool) -> HeaderMap {
+    let mut out = HeaderMap::new();
+    for name in [header::USER_AGENT, header::HeaderName::from_static(LIMIT)] {
+        if let Some(value) = headers.get(&name).filter(|v| !v.is_empty()) {
+            out.insert(name, value.clone());
+        }
+    }
+    let accept = headers.get(header::ACCEPT).and_then(|v| v.to_str().ok()).unwrap_or("");
+    if let Ok(accept) = HeaderValue::from_str(&rewrite(accept, open_metrics)) {
+        out.insert(header::ACCEPT, accept);
+    }
+    out
+}
+
+fn is_open_metrics(part: &Part) -> bool {
+    format(Some(part)).1
+}
+
+/// What the whole is, which only the application's part decides.
+fn format(app: Option<&Part>) -> (&'static str, bool) {
+    let media = app.and_then(|app| app.content_type()).and_then(Media::parse);
+    match media.as_ref().filter(|m| m.is_open_metrics()).map(|m| m.param("version")) {
+        Some(Some("1.0.0")) => ("application/openmetrics-text; version=1.0.0; charset=utf-8", true),
+        Some(None | Some("" | "0.0.1")) => {
+            ("application/openmetrics-text; version=0.0.1; charset=utf-8", true)
+        }
+        _ => ("text/plain; version=0.0.4; charset=utf-8", false),
+    }
+}
+
+pub(super) async fn answer(shared: &Arc<Shared>, headers: &HeaderMap, query: Option<&str>) -> Answer {
     let merger = &shared.stats;
     merger.own.scrapes.with_label_values::<&str>(&[]).inc();
-    let mut out = Vec::new();
-    if let Err(error) = encode(&merger.metrics, merger.config.details, &mut out) {
-        tracing::warn!("the agent's own metrics cannot be written whole: {error}");
-        merger.own.failures.with_label_values(&["agent"]).inc();
+    let (envoy, apps) = merger.ask(headers, query).await;
+    let (kind, open_metrics) = format(apps.first());
+    let several = merger.config.targets.len() > 1;
+    let last = apps.len().saturating_sub(1);
+    let mut parts = Vec::with_capacity(apps.len() + 1);
+    parts.extend(envoy.map(|part| part.strip_eof(open_metrics)));
+    for (nth, app) in apps.into_iter().enumerate() {
+        parts.push(app.strip_eof(if open_metrics { nth != last } else { several }));
     }
-    page(StatusCode::OK, HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8"), out)
+    let own = merger.own_part();
+    let mut answer = page(StatusCode::OK, HeaderValue::from_static(kind), "");
+    *answer.body_mut() = if parts.is_empty() {
+        Body::whole(own)
+    } else {
+        Body::stream(merge::stream(own, parts, open_metrics, shared.clone()))
+    };
+    answer
 }
+
+#[cfg(test)]
+mod tests;

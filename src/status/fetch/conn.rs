@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
 use std::time::Duration;
 
 use rustls_pki_types::ServerName;
@@ -33,7 +34,7 @@ pub(in super::super) struct Dialer {
     /// The address to leave from, which marks a probe; `None`: whatever the kernel takes.
     pub(in super::super) source: Option<IpAddr>,
     /// For `https`.
-    pub(in super::super) tls: Option<Tls>,
+    pub(in super::super) tls: Option<Arc<Tls>>,
 }
 
 impl Dialer {
@@ -93,10 +94,11 @@ impl Dialer {
         if !url.https {
             return Ok(Io { stream: Box::new(stream), h2: false });
         }
-        let tls = self.tls.clone().ok_or(Error::NoTls)?;
+        let tls = self.tls.as_ref().ok_or(Error::NoTls)?;
         let failed = |source| Error::Tls { to: to(), source };
         let name = ServerName::try_from(url.host.clone()).map_err(|e| failed(io::Error::other(e)))?;
-        let handshake = TlsConnector::from(tls).connect(name, stream);
+        let handshake =
+            TlsConnector::from(tls.config().map_err(|e| failed(io::Error::other(e)))?).connect(name, stream);
         let stream = tokio::time::timeout(HANDSHAKE, handshake)
             .await
             .unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))

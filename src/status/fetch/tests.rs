@@ -1,1 +1,76 @@
+use std::io::Write as _;
 
+use super::*;
+use crate::status::tests::{Web, http};
+
+#[test]
+fn a_bomb_comes_in_small_pieces_and_members_join() {
+    let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best());
+    let zeros = vec![0; 1 << 20];
+    for _ in 0..4 {
+        encoder.write_all(&zeros).unwrap();
+    }
+    let one = encoder.finish().unwrap();
+    let two = [one.clone(), one.clone()].concat();
+    for (input, expected) in [(&one, 4usize << 20), (&two, 8 << 20)] {
+        let mut gunzip = Gunzip::new();
+        let mut total = 0;
+        for piece in input.chunks(7001) {
+            gunzip.feed(Bytes::copy_from_slice(piece));
+            while let Some(out) = gunzip.piece().unwrap() {
+                assert!(out.len() <= PIECE && !out.is_empty());
+                total += out.len();
+            }
+        }
+        gunzip.end().unwrap();
+        assert_eq!(total, expected);
+    }
+    let mut gunzip = Gunzip::new();
+    gunzip.feed(Bytes::copy_from_slice(&one[..one.len() - 3]));
+    while gunzip.piece().unwrap().is_some() {}
+    assert!(gunzip.end().is_err(), "cut");
+    let mut gunzip = Gunzip::new();
+    gunzip.feed(Bytes::from_static(b"no gzip at all"));
+    assert!(gunzip.piece().is_err());
+    assert!(Gunzip::new().end().is_err(), "empty");
+}
+
+async fn text(url: &str) -> Result<String, Error> {
+    Get::new(url)?.send().await?.text(1000).await
+}
+
+#[tokio::test]
+async fn redirects_end() {
+    let web = Web::start(|_| http(302, "Location: /\r\n", "")).await;
+    let url = format!("http://{}/", web.addr);
+    assert!(matches!(text(&url).await, Err(Error::Redirects)));
+    assert_eq!(web.heads().len(), REQUESTS);
+    assert!(web.heads()[1].contains(&format!("referer: {url}\r\n")));
+    let bare = Web::start(|_| http(302, "", "here")).await;
+    assert_eq!(text(&format!("http://{}/", bare.addr)).await.unwrap(), "here");
+    let bad = Web::start(|_| http(302, "Location: http://[\r\n", "")).await;
+    assert!(matches!(text(&format!("http://{}/", bad.addr)).await, Err(Error::Url(_))));
+}
+
+#[tokio::test]
+async fn bodies_are_bounded_and_must_be_whole() {
+    let web = Web::start(|head| match head.split(' ').nth(1).unwrap() {
+        "/long" => http(200, "", &"x".repeat(1001)),
+        "/cut" => b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nabc".to_vec(),
+        "/chunk" => b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n".to_vec(),
+        "/old" => b"HTTP/1.0 200 OK\r\n\r\nold".to_vec(),
+        "/early" => b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok".to_vec(),
+        _ => b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n\xff".to_vec(),
+    })
+    .await;
+    let at = |path: &str| format!("http://{}{path}", web.addr);
+    assert!(matches!(text(&at("/long")).await, Err(Error::TooLong(1000))));
+    assert!(matches!(text(&at("/cut")).await, Err(Error::Http(_))));
+    assert!(matches!(text(&at("/chunk")).await, Err(Error::Http(_))));
+    assert_eq!(text(&at("/old")).await.unwrap(), "old");
+    assert_eq!(text(&at("/early")).await.unwrap(), "ok");
+    assert!(matches!(text(&at("/other")).await, Err(Error::NoText)));
+    assert!(matches!(text("http://127.0.0.1:1/").await, Err(Error::Connect { .. })));
+    assert!(matches!(text("https://127.0.0.1:1/").await, Err(Error::Connect { .. })));
+    assert!(matches!(text(&format!("https://{}/", web.addr)).await, Err(Error::NoTls)));
+}

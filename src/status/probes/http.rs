@@ -1,0 +1,104 @@
+//! httpGet: a GET with the kubelet's own headers, judged by its status.
+
+use ::http::{HeaderMap, HeaderValue, StatusCode, header};
+
+use super::sniff::kind_of;
+use super::{Prober, limit};
+use crate::base::error::chain;
+use crate::status::fetch::Get;
+use crate::status::respond::{Answer, page, status};
+
+/// As much of a body as goes back to the kubelet, which shows it in the event of a failed probe.
+const BODY: usize = 10_240;
+
+impl Prober {
+    pub(super) async fn http(
+        &self,
+        path: &str,
+        port: i32,
+        https: bool,
+        seconds: i32,
+        headers: &HeaderMap,
+    ) -> Result<Answer, String> {
+        let scheme = if https { "https" } else { "http" };
+        let slash = if path.starts_with('/') { "" } else { "/" };
+        let url = format!("{scheme}://{}{slash}{path}", self.authority(port));
+        let get = Get::new(&url)
+            .map_err(|e| chain(&e))?
+            .headers(passed_on(headers))
+            .host(host(headers, self.status_port, port))
+            .dialer(&self.dialer)
+            .keep(self.kept.as_ref())
+            // Another host is not the application's business; port and scheme may differ.
+            .follow(|first, next| first.host == next.host);
+        let until = tokio::time::Instant::now() + limit(seconds);
+        let mut reply = match tokio::time::timeout_at(until, get.send()).await {
+            Ok(reply) => reply.map_err(|e| format!("{url}: {}", chain(&e)))?,
+            Err(_) => return Err(format!("{url}: no answer within {seconds} s")),
+        };
+        let code = reply.status();
+        if code.is_informational() {
+            return Err(format!("{url}: it answered {code} and went no further"));
+        }
+        // The status has been given; a body that is late or breaks off does not take it back.
+        let mut body = Vec::new();
+        let whole = async {
+            while body.len() < BODY {
+                match reply.piece().await {
+                    Ok(Some(piece)) => body.extend_from_slice(&piece[..piece.len().min(BODY - body.len())]),
+                    Ok(None) | Err(_) => break,
+                }
+            }
+        };
+        let _ = tokio::time::timeout_at(until, whole).await;
+        reply.finish(self.kept.as_ref()).await;
+        if code.is_redirection() {
+            return Ok(status(StatusCode::OK));
+        }
+        let bodyless = code == StatusCode::NO_CONTENT || body.is_empty();
+        Ok(if bodyless { status(code) } else { page(code, kind_of(&body), body) })
+    }
+}
+
+/// The kubelet's headers; what describes its own connection to us or its body is left out.
+fn passed_on(headers: &HeaderMap) -> HeaderMap {
+    let mut out = headers.clone();
+    for name in [header::HOST, header::CONTENT_LENGTH, header::TRANSFER_ENCODING, header::TRAILER] {
+        out.remove(name);
+    }
+    out
+}
+
+/// The kubelet's Host, with the application's port where it names ours.
+fn host(headers: &HeaderMap, status_port: u16, port: i32) -> Option<HeaderValue> {
+    let value = headers.get(header::HOST).filter(|v| !v.is_empty())?;
+    let ours = value.to_str().ok().and_then(|text| text.rsplit_once(':'));
+    match ours {
+        Some((name, found))
+            if found == status_port.to_string() && (!name.contains(':') || name.ends_with(']')) =>
+        {
+            HeaderValue::from_str(&format!("{name}:{port}")).ok()
+        }
+        _ => Some(value.clone()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn our_port_in_the_host_becomes_the_applications() {
+        let to = |text: &'static str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(header::HOST, HeaderValue::from_static(text));
+            host(&headers, 15020, 8080).map(|v| v.to_str().unwrap().to_owned())
+        };
+        assert_eq!(to("a:15020").as_deref(), Some("a:8080"));
+        assert_eq!(to("[fd00::9]:15020").as_deref(), Some("[fd00::9]:8080"));
+        for same in ["a", "a:9999", "a:015020", "[fd00::9]", "fd00::9:15020", "a:"] {
+            assert_eq!(to(same).as_deref(), Some(same));
+        }
+        assert_eq!(to(""), None);
+    }
+}

@@ -1,0 +1,363 @@
+//! Probes against real HTTP, HTTPS, gRPC and TCP applications on loopback.
+
+use std::net::SocketAddr;
+use std::time::Instant;
+
+use bytes::Bytes;
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+
+use super::*;
+use crate::status::Config as StatusConfig;
+use crate::status::tests::{Got, Served, Web, http, spawn, start};
+
+const KEY: &str = "/app-health/app/livez";
+
+fn probing(probe: &str, change: impl FnOnce(&mut Config)) -> Served {
+    let mut config = StatusConfig::new(0);
+    config.ready.envoy_admin = None;
+    config.stats.envoy_port = None;
+    config.probes.table = parse(&format!("{{\"{KEY}\": {probe}}}")).unwrap();
+    change(&mut config.probes);
+    start(config)
+}
+
+fn http_get(port: u16, more: &str) -> String {
+    format!("{{\"httpGet\": {{\"path\": \"/hello\", \"port\": {port}{more}}}, \"timeoutSeconds\": 5}}")
+}
+
+async fn ask(served: &Served, headers: &str) -> Got {
+    served.ask("GET", KEY, headers).await
+}
+
+const KUBELET: &str = "User-Agent: kube-probe/1.30\r\nAccept: */*\r\nConnection: close\r\n";
+
+#[tokio::test]
+async fn what_the_application_sees() {
+    let app = Web::start(|_| http(200, "X-App: 1\r\n", "fine")).await;
+    let port = app.addr.port();
+    let served = probing(&http_get(port, ""), |_| {});
+    let got = served.ask("POST", KEY, &format!("{KUBELET}X-A: 1\r\nX-A: 2\r\nContent-Length: 0\r\n")).await;
+    assert_eq!((got.status, got.text().as_str()), (200, "fine"));
+    assert_eq!(got.header("content-type"), Some("text/plain; charset=utf-8"));
+    assert_eq!(got.header("x-app"), None);
+    let head = app.heads().remove(0).to_lowercase();
+    assert!(head.starts_with("get /hello http/1.1\r\n"), "{head}");
+    assert_eq!(head.matches("connection: close").count(), 1);
+    for line in [
+        &format!("host: a:{port}"),
+        "user-agent: kube-probe/1.30",
+        "x-a: 1",
+        "x-a: 2",
+        "accept: */*",
+        "accept-encoding: gzip",
+    ] {
+        assert!(head.contains(&format!("\r\n{line}\r\n")), "{line}: {head}");
+    }
+    assert!(!head.contains("content-length"));
+    let _ = ask(&served, "Connection: keep-alive\r\n").await;
+    let head = app.heads().remove(1).to_lowercase();
+    assert!(head.contains("connection: keep-alive\r\n") && head.contains("connection: close\r\n"), "{head}");
+}
+
+#[tokio::test]
+async fn statuses_and_bodies() {
+    for (status, body, shown, back) in [
+        (200, "fine", 200, "fine"),
+        (204, "", 204, ""),
+        (302, "moved", 200, ""),
+        (304, "", 200, ""),
+        (399, "x", 200, ""),
+        (418, "tea", 418, "tea"),
+        (500, "", 500, ""),
+        (599, "odd", 599, "odd"),
+    ] {
+        let app = Web::start(move |_| {
+            if status == 204 { b"HTTP/1.1 204 X\r\n\r\n".to_vec() } else { http(status, "", body) }
+        })
+        .await;
+        let served = probing(&http_get(app.addr.port(), ""), |_| {});
+        let got = ask(&served, KUBELET).await;
+        assert_eq!((got.status, got.text().as_str()), (shown, back), "{status}");
+        assert_eq!(got.header("content-type").is_some(), !back.is_empty());
+    }
+    let app = Web::start(|_| http(200, "", &"x".repeat(10_241))).await;
+    let served = probing(&http_get(app.addr.port(), ""), |_| {});
+    assert_eq!(ask(&served, KUBELET).await.body.len(), 10_240);
+    let app = Web::start(|_| b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nabc".to_vec()).await;
+    let served = probing(&http_get(app.addr.port(), ""), |_| {});
+    let got = ask(&served, KUBELET).await;
+    assert_eq!((got.status, got.text().as_str()), (200, "abc"), "a cut body keeps its status");
+    let app = Web::start(|_| b"SSH-2.0\r\n".to_vec()).await;
+    let served = probing(&http_get(app.addr.port(), ""), |_| {});
+    assert_eq!(ask(&served, KUBELET).await.status, 500);
+}
+
+#[tokio::test]
+async fn redirects_stay_with_the_host() {
+    let app = Web::start(|head| match head.split(' ').nth(1).unwrap() {
+        "/hello" => http(302, "Location: /there\r\n", ""),
+        "/there" => http(200, "", "there"),
+        "/loop" => http(307, "Location: /loop\r\n", ""),
+        "/away" => http(302, "Location: http://other.example/\r\n", "x"),
+        _ => http(302, "Location: http://[\r\n", ""),
+    })
+    .await;
+    let port = app.addr.port();
+    let at =
+        |path: &str| probing(&format!("{{\"httpGet\":{{\"path\":\"{path}\",\"port\":{port}}}}}"), |_| {});
+    let got = ask(&at("/hello"), KUBELET).await;
+    assert_eq!((got.status, got.text().as_str()), (200, "there"));
+    assert_eq!(ask(&at("loop"), KUBELET).await.status, 500);
+    assert_eq!(app.heads().len(), 12);
+    let got = ask(&at("/away"), KUBELET).await;
+    assert_eq!((got.status, got.text().as_str()), (200, ""));
+    assert_eq!(ask(&at("/bad"), KUBELET).await.status, 500);
+}
+
+#[tokio::test]
+async fn limits_of_time() {
+    let hanging = Web::start(|_| Vec::new()).await;
+    let port = hanging.addr.port();
+    for probe in [
+        format!("{{\"httpGet\":{{\"port\":{port}}},\"timeoutSeconds\":1}}"),
+        format!("{{\"grpc\":{{\"port\":{port}}},\"timeoutSeconds\":1}}"),
+        "{\"grpc\":{\"port\":1},\"timeoutSeconds\":1}".to_owned(),
+    ] {
+        let served = probing(&probe, |_| {});
+        let begun = Instant::now();
+        assert_eq!(ask(&served, KUBELET).await.status, 500, "{probe}");
+        assert!(begun.elapsed() >= Duration::from_secs(1), "{probe}: it must have waited");
+    }
+    for probe in [
+        format!("{{\"tcpSocket\":{{\"port\":{port}}},\"timeoutSeconds\":-1}}"),
+        format!("{{\"grpc\":{{\"port\":{port}}}}}"),
+        format!("{{\"grpc\":{{\"port\":{port}}},\"timeoutSeconds\":-1}}"),
+        "{\"tcpSocket\":{\"port\":70000}}".to_owned(),
+        "{\"tcpSocket\":{\"port\":1}}".to_owned(),
+        "{\"httpGet\":{\"port\":0}}".to_owned(),
+        "{\"httpGet\":{\"port\":-1}}".to_owned(),
+    ] {
+        assert_eq!(ask(&probing(&probe, |_| {}), KUBELET).await.status, 500, "{probe}");
+    }
+    let served = probing(&format!("{{\"tcpSocket\":{{\"port\":{port}}}}}"), |_| {});
+    assert_eq!(ask(&served, KUBELET).await.status, 200);
+}
+
+#[tokio::test]
+async fn probes_leave_from_their_own_address() {
+    let listener = TcpListener::bind("0.0.0.0:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    for (destination, legacy) in [("127.0.0.1", false), ("", false), ("localhost", true)] {
+        let served = probing(&format!("{{\"tcpSocket\":{{\"port\":{port}}}}}"), |c| {
+            c.destination = destination.into()
+        });
+        let (got, accepted) = tokio::join!(ask(&served, KUBELET), listener.accept());
+        assert_eq!(got.status, 200, "{destination} {legacy}");
+        assert_eq!(accepted.unwrap().1.ip().to_string(), "127.0.0.6");
+    }
+    // The other family cannot be reached from here.
+    for destination in ["::1", "[::1]"] {
+        let served = probing(&format!("{{\"tcpSocket\":{{\"port\":{port}}}}}"), |c| {
+            c.destination = destination.into()
+        });
+        assert_eq!(ask(&served, KUBELET).await.status, 500);
+    }
+}
+
+/// A self-signed server that offers `alpn`; speaks HTTP/2 when that is chosen.
+async fn tls_app(alpn: &[&[u8]]) -> (SocketAddr, JoinHandle<()>) {
+    let key = rcgen::generate_simple_self_signed(vec!["nobody.example".to_owned()]).unwrap();
+    let der = rustls_pki_types::PrivatePkcs8KeyDer::from(key.signing_key.serialize_der());
+    let mut config =
+        rustls::ServerConfig::builder_with_provider(Arc::new(rustls::crypto::aws_lc_rs::default_provider()))
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_no_client_auth()
+            .with_single_cert(vec![key.cert.der().clone()], der.into())
+            .unwrap();
+    config.alpn_protocols = alpn.iter().map(|a| a.to_vec()).collect();
+    let acceptor = tokio_rustls::TlsAcceptor::from(Arc::new(config));
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let addr = listener.local_addr().unwrap();
+    let task = spawn(async move {
+        loop {
+            let (stream, _) = listener.accept().await.unwrap();
+            let Ok(stream) = acceptor.accept(stream).await else { continue };
+            let (sni, alpn) = {
+                let tls = stream.get_ref().1;
+                (tls.server_name().map(str::to_owned), tls.alpn_protocol().map(<[u8]>::to_vec))
+            };
+            let alpn = alpn.map_or_else(|| "none".to_owned(), |a| String::from_utf8(a).unwrap());
+            let service =
+                hyper::service::service_fn(move |request: ::http::Request<hyper::body::Incoming>| {
+                    let text = format!(
+                        "{alpn} {:?} {sni:?} {}",
+                        request.version(),
+                        request.headers().contains_key("connection")
+                    );
+                    async move {
+                        Ok::<_, std::convert::Infallible>(::http::Response::new(http_body_util::Full::new(
+                            Bytes::from(text),
+                        )))
+                    }
+                });
+            let io = hyper_util::rt::TokioIo::new(stream);
+            let h2 = io.inner().get_ref().1.alpn_protocol() == Some(b"h2");
+            if h2 {
+                let _ = hyper::server::conn::http2::Builder::new(hyper_util::rt::TokioExecutor::new())
+                    .serve_connection(io, service)
+                    .await;
+            } else {
+                let _ = hyper::server::conn::http1::Builder::new().serve_connection(io, service).await;
+            }
+        }
+    });
+    (addr, task)
+}
+
+#[tokio::test]
+async fn https_takes_any_certificate_and_http2_where_it_is_offered() {
+    for (alpn, http2, body) in [
+        (&[][..], true, "none HTTP/1.1 None true"),
+        (&[&b"http/1.1"[..]][..], true, "http/1.1 HTTP/1.1 None true"),
+        (&[&b"h2"[..], b"http/1.1"][..], true, "h2 HTTP/2.0 None false"),
+        (&[&b"h2"[..], b"http/1.1"][..], false, "none HTTP/1.1 None true"),
+    ] {
+        let (addr, task) = tls_app(alpn).await;
+        let served = probing(&http_get(addr.port(), ", \"scheme\": \"HTTPS\""), |c| c.http2 = http2);
+        let got = ask(&served, KUBELET).await;
+        assert_eq!((got.status, got.text().as_str()), (200, body));
+        task.abort();
+    }
+    let (addr, task) = tls_app(&[b"spdy"]).await;
+    let served = probing(&http_get(addr.port(), ", \"scheme\": \"HTTPS\""), |_| {});
+    assert_eq!(ask(&served, KUBELET).await.status, 500, "no protocol in common");
+    let served =
+        probing(&http_get(addr.port(), ", \"scheme\": \"HTTPS\""), |c| c.destination = "localhost".into());
+    assert_eq!(ask(&served, KUBELET).await.status, 500);
+    task.abort();
+    let plain = Web::start(|_| http(200, "", "")).await;
+    let served = probing(&http_get(plain.addr.port(), ", \"scheme\": \"HTTPS\""), |_| {});
+    assert_eq!(ask(&served, KUBELET).await.status, 500);
+}
+
+/// A health service that answers with the given state, or the given gRPC status.
+async fn grpc_app(
+    listener: TcpListener,
+    state: Vec<u8>,
+    code: &'static str,
+) -> JoinHandle<Vec<(String, String, Vec<u8>)>> {
+    spawn(async move {
+        let mut seen = Vec::new();
+        let (stream, _) = listener.accept().await.unwrap();
+        let mut connection = h2::server::handshake(stream).await.unwrap();
+        while let Some(Ok((request, mut respond))) = connection.accept().await {
+            let (head, mut body) = request.into_parts();
+            let state = state.clone();
+            let exchange = async move {
+                let mut bytes = Vec::new();
+                while let Some(Ok(piece)) = body.data().await {
+                    bytes.extend_from_slice(&piece);
+                }
+                let answer =
+                    ::http::Response::builder().header("content-type", "application/grpc").body(()).unwrap();
+                let mut send = respond.send_response(answer, false).unwrap();
+                send.send_data(state.into(), false).unwrap();
+                let mut trailers = HeaderMap::new();
+                trailers.insert("grpc-status", code.parse().unwrap());
+                send.send_trailers(trailers).unwrap();
+                bytes
+            };
+            let mut exchange = std::pin::pin!(exchange);
+            let bytes = std::future::poll_fn(|cx| {
+                use std::future::Future;
+                let _ = connection.poll_closed(cx);
+                exchange.as_mut().poll(cx)
+            })
+            .await;
+            let agent = head.headers["user-agent"].to_str().unwrap().to_owned();
+            seen.push((head.uri.to_string(), agent, bytes));
+            let _ = std::future::poll_fn(|cx| connection.poll_closed(cx)).await;
+            break;
+        }
+        seen
+    })
+}
+
+#[tokio::test]
+async fn grpc_health() {
+    for (state, code, status) in [
+        (&b"\0\0\0\0\x02\x08\x01"[..], "0", 200),
+        (b"\0\0\0\0\x02\x08\x02", "0", 500),
+        (b"\0\0\0\0\0", "0", 500),
+        (b"\0\0\0\0\x02\x08\x01", "5", 500),
+        (b"\0\0\0\0\x03\xff\xff\xff", "0", 500),
+        (b"\x01\0\0\0\x02\x08\x01", "0", 500),
+    ] {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let app = grpc_app(listener, state.to_vec(), code).await;
+        let served = probing(
+            &format!("{{\"grpc\":{{\"port\":{port},\"service\":\"s\"}},\"timeoutSeconds\":5}}"),
+            |_| {},
+        );
+        assert_eq!(ask(&served, KUBELET).await.status, status, "{state:?} {code}");
+        let seen = app.await.unwrap();
+        assert_eq!(seen[0].0, format!("http://127.0.0.1:{port}/grpc.health.v1.Health/Check"));
+        assert!(seen[0].1.starts_with("kube-probe/1.30 pilot-agent/"), "{}", seen[0].1);
+        assert_eq!(seen[0].2, b"\0\0\0\0\x03\x0a\x01s");
+    }
+}
+
+#[tokio::test]
+async fn grpc_waits_for_a_server_that_starts_within_the_limit() {
+    let holder = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = holder.local_addr().unwrap().port();
+    drop(holder);
+    let served = probing(&format!("{{\"grpc\":{{\"port\":{port}}},\"timeoutSeconds\":10}}"), |_| {});
+    let later = async {
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        let listener = TcpListener::bind(("127.0.0.1", port)).await.unwrap();
+        grpc_app(listener, b"\0\0\0\0\x02\x08\x01".to_vec(), "0").await
+    };
+    let (got, app) = tokio::join!(ask(&served, KUBELET), later);
+    assert_eq!(got.status, 200);
+    app.await.unwrap();
+}
+
+#[tokio::test]
+async fn kept_connections_are_used_again() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let addr = listener.local_addr().unwrap();
+    let task = spawn(async move {
+        let mut count = 0;
+        loop {
+            let (stream, _) = listener.accept().await.unwrap();
+            count += 1;
+            let service =
+                hyper::service::service_fn(move |request: ::http::Request<hyper::body::Incoming>| {
+                    let kept = !request.headers().contains_key("connection");
+                    let body = format!("{count} {kept}{}", " ".repeat(20_000));
+                    async move {
+                        Ok::<_, std::convert::Infallible>(::http::Response::new(http_body_util::Full::new(
+                            Bytes::from(body),
+                        )))
+                    }
+                });
+            let _ = hyper::server::conn::http1::Builder::new()
+                .serve_connection(hyper_util::rt::TokioIo::new(stream), service)
+                .await;
+        }
+    });
+    let served = probing(&http_get(addr.port(), ""), |c| c.keepalive = true);
+    for _ in 0..3 {
+        let got = ask(&served, "").await;
+        assert_eq!(got.text().trim_end(), "1 true");
+        assert_eq!(got.body.len(), 10_240);
+    }
+    let got = ask(&served, "Connection: close\r\n").await;
+    assert_eq!(got.text().trim_end(), "1 false");
+    assert_eq!(ask(&served, "").await.text().trim_end(), "2 true");
+    task.abort();
+}

@@ -1,0 +1,156 @@
+//! An exposition as it goes by, line by line. Pure; the fuzzer calls it.
+//!
+//! Only the start of an unfinished line is ever held: where a body is cut, a half number must not pass
+//! for a number (`requests_total 12` of `requests_total 1234`).
+
+use bytes::Bytes;
+
+/// A line longer than this is passed on unfinished.
+const LONGEST: usize = 64 * 1024;
+const EOF: &[u8] = b"# EOF";
+
+/// One part's body on its way.
+#[derive(Debug, Default)]
+pub struct Lines {
+    /// Whether `# EOF` lines are dropped, because another part follows.
+    strip_eof: bool,
+    /// The start of a line whose end has not come.
+    held: Vec<u8>,
+    /// The last byte passed on was no line end.
+    inside: bool,
+}
+
+impl Lines {
+    /// For a part that is not the last of an OpenMetrics exposition (`strip_eof`), or any other.
+    #[must_use]
+    pub fn new(strip_eof: bool) -> Self {
+        Self { strip_eof, held: Vec::new(), inside: false }
+    }
+
+    /// Takes a piece and passes on what is complete.
+    pub fn feed(&mut self, mut piece: Bytes, mut out: impl FnMut(Bytes)) {
+        let Some(last) = piece.iter().rposition(|b| *b == b'\n') else {
+            self.held.extend_from_slice(&piece);
+            if self.held.len() > LONGEST {
+                self.inside = true;
+                out(std::mem::take(&mut self.held).into());
+            }
+            return;
+        };
+        let rest = piece.split_off(last + 1);
+        if !self.held.is_empty() {
+            let first = piece.iter().position(|b| *b == b'\n').unwrap_or(last);
+            let end = piece.split_to(first + 1);
+            self.held.extend_from_slice(&end);
+            let line = std::mem::take(&mut self.held);
+            if !self.dropped(&line) {
+                out(line.into());
+            }
+            self.inside = false;
+        } else if self.inside {
+            // The end of a line that was passed on unfinished is not the start of one.
+            let first = piece.iter().position(|b| *b == b'\n').unwrap_or(last);
+            out(piece.split_to(first + 1));
+            self.inside = false;
+        }
+        if self.strip_eof {
+            self.without_eof(piece, &mut out);
+        } else if !piece.is_empty() {
+            out(piece);
+        }
+        self.held = rest.to_vec();
+    }
+
+    fn dropped(&self, line: &[u8]) -> bool {
+        self.strip_eof && !self.inside && line.trim_ascii_end() == EOF
+    }
+
+    fn without_eof(&self, mut lines: Bytes, out: &mut impl FnMut(Bytes)) {
+        let mut at = 0;
+        while at < lines.len() {
+            let end = lines[at..].iter().position(|b| *b == b'\n').map_or(lines.len(), |n| at + n + 1);
+            if lines[at..end].starts_with(EOF) && self.dropped(&lines[at..end]) {
+                let before = lines.split_to(at);
+                if !before.is_empty() {
+                    out(before);
+                }
+                bytes::Buf::advance(&mut lines, end - at);
+                at = 0;
+            } else {
+                at = end;
+            }
+        }
+        if !lines.is_empty() {
+            out(lines);
+        }
+    }
+
+    /// The body has ended as it should: what is held is the last line.
+    #[must_use]
+    pub fn end(self) -> Option<Bytes> {
+        if self.held.is_empty() || self.dropped(&self.held) { None } else { Some(self.held.into()) }
+    }
+
+    /// The body was cut: what is held is no line, and is dropped. Whether anything was.
+    #[must_use]
+    pub fn cut(self) -> bool {
+        !self.held.is_empty() || self.inside
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn pass(pieces: &[&[u8]], strip: bool, whole: bool) -> Vec<u8> {
+        let mut lines = Lines::new(strip);
+        let mut all = Vec::new();
+        for piece in pieces {
+            lines.feed(Bytes::copy_from_slice(piece), |b| {
+                assert!(!b.is_empty());
+                all.extend_from_slice(&b);
+            });
+        }
+        if whole {
+            all.extend(lines.end().unwrap_or_default());
+        }
+        all
+    }
+
+    #[test]
+    fn eof_goes_where_another_part_follows() {
+        assert_eq!(pass(&[b"a 1\n# EOF\n"], true, true), b"a 1\n");
+        assert_eq!(pass(&[b"a 1\n# E", b"OF"], true, true), b"a 1\n");
+        assert_eq!(pass(&[b"a 1\n# EOF\n"], false, true), b"a 1\n# EOF\n");
+        assert_eq!(pass(&[b"# EOFX\nx # EOF\n# EOF\nb 2\n"], true, true), b"# EOFX\nx # EOF\nb 2\n");
+    }
+
+    #[test]
+    fn half_a_line_is_not_passed_on_when_cut() {
+        assert_eq!(pass(&[b"a 1\nb 12"], false, false), b"a 1\n");
+        assert_eq!(pass(&[b"a 1\nb 12"], false, true), b"a 1\nb 12");
+        let long = vec![b'x'; LONGEST + 1];
+        assert_eq!(pass(&[&long, b"y\nz"], true, false).len(), long.len() + 2);
+    }
+
+    proptest! {
+        #[test]
+        fn pieces_do_not_matter(text in "[a\n# EOF]{0,80}", cuts in proptest::collection::vec(0usize..80, 0..6)) {
+            let mut at: Vec<usize> = cuts.into_iter().map(|c| c.min(text.len())).collect();
+            at.sort_unstable();
+            at.insert(0, 0);
+            at.push(text.len());
+            let pieces: Vec<&[u8]> = at.windows(2).map(|w| &text.as_bytes()[w[0]..w[1]]).collect();
+            for strip in [false, true] {
+                let whole = pass(&[text.as_bytes()], strip, true);
+                prop_assert_eq!(&pass(&pieces, strip, true), &whole);
+                if !strip {
+                    prop_assert_eq!(&whole, text.as_bytes());
+                }
+                let expected: Vec<&str> = text.split_inclusive('\n').filter(|l| !strip || l.trim_ascii_end() != "# EOF").collect();
+                prop_assert_eq!(String::from_utf8(whole).unwrap(), expected.concat());
+            }
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! Parts, one after the other, as one stream of bytes.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures_util::{Stream, stream};
+
+use super::lines::Lines;
+use super::part::{Failure, Part, Reason};
+use super::{Merger, is_open_metrics};
+use crate::status::routes::Shared;
+
+struct Merging {
+    ready: VecDeque<Bytes>,
+    parts: VecDeque<Part>,
+    open_metrics: bool,
+    shared: Arc<Shared>,
+}
+
+/// `own`, then the parts. The stream always comes to an end of its own.
+pub(super) fn stream(
+    own: Vec<u8>,
+    parts: Vec<Part>,
+    open_metrics: bool,
+    shared: Arc<Shared>,
+) -> impl Stream<Item = Bytes> + Send {
+    let mut ready = VecDeque::new();
+    if !own.is_empty() {
+        ready.push_back(Bytes::from(own));
+    }
+    let merging = Merging { ready, parts: parts.into(), open_metrics, shared };
+    stream::unfold(merging, |mut merging| async move {
+        loop {
+            if let Some(bytes) = merging.ready.pop_front() {
+                return Some((bytes, merging));
+            }
+            merging.step().await?;
+        }
+    })
+}
+
+impl Merging {
+    /// One piece of the part whose turn it is; `None` when there is none left.
+    async fn step(&mut self) -> Option<()> {
+        let part = self.parts.front_mut()?;
+        let limit = self.shared.stats.config.limit;
+        match part.piece().await {
+            Ok(Some(mut piece)) => {
+                let room = limit.map_or(u64::MAX, |limit| limit.saturating_sub(part.bytes));
+                let over = piece.len() as u64 > room;
+                if over {
+                    piece.truncate(usize::try_from(room).unwrap_or(usize::MAX));
+                }
+                part.bytes += piece.len() as u64;
+                let ready = &mut self.ready;
+                part.lines.feed(piece, |bytes| ready.push_back(bytes));
+                if over {
+                    let most = limit.unwrap_or_default();
+                    self.cut(&Failure::new(
+                        Reason::Limit,
+                        format!("it is longer than the {most} bytes allowed"),
+                    ));
+                }
+            }
+            Ok(None) => {
+                let lines = std::mem::take(&mut part.lines);
+                let ended = is_open_metrics(part);
+                self.ready.extend(Lines::end(lines));
+                self.parts.pop_front();
+                if self.open_metrics && self.parts.is_empty() && !ended {
+                    // Plain text came last, though the whole is OpenMetrics.
+                    self.ready.push_back(Bytes::from_static(b"# EOF\n"));
+                }
+            }
+            Err(failure) => self.cut(&failure),
+        }
+        Some(())
+    }
+
+    /// The part in turn has broken off.
+    fn cut(&mut self, failure: &Failure) {
+        let Some(part) = self.parts.pop_front() else { return };
+        let merger: &Merger = &self.shared.stats;
+        let (kind, bytes) = (part.kind, part.bytes);
+        tracing::warn!("{kind} metrics are cut after {bytes} bytes: {}: {failure}", part.url);
+        merger.failed(kind, &format!("{kind} {}", part.url), failure);
+        let half = part.lines.cut();
+        // Scripts compare scrapes: without being asked for details, only a loss that the Go agent would
+        // have passed on as half a line, or one it does not know, is marked in the text.
+        if half || merger.config.details || failure.reason == Reason::Limit {
+            let label = failure.reason.label();
+            // OpenMetrics knows no comments; a sample is understood in both formats.
+            let line = if self.open_metrics {
+                format!("istio_agent_scrape_part_cut{{type=\"{kind}\",reason=\"{label}\"}} 1\n")
+            } else {
+                format!("# istio_agent: {kind} metrics are cut here after {bytes} bytes ({label})\n")
+            };
+            self.ready.push_back(line.into());
+        }
+        if self.open_metrics && self.parts.is_empty() {
+            // Without it a strict reader would throw away the other parts as well.
+            self.ready.push_back(Bytes::from_static(b"# EOF\n"));
+        }
+    }
+}

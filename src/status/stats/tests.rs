@@ -1,0 +1,343 @@
+use std::io::Write as _;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+
+use super::*;
+use crate::status::Config as StatusConfig;
+use crate::status::tests::{Served, Web, http, spawn, start};
+
+const ENVOY: &str = "# TYPE envoy_x counter\nenvoy_x{a=\"b\"} 1\n";
+const APP: &str = "# HELP app_x Something.\n# TYPE app_x gauge\napp_x 3\n";
+const OPEN: &str = "# TYPE app_y counter\napp_y_total 3\n# EOF\n";
+
+fn target(web: &Web, path: &str) -> Target {
+    Target { port: web.addr.port().to_string(), path: path.to_owned() }
+}
+
+fn merging(envoy: Option<&Web>, targets: Vec<Target>, change: impl FnOnce(&mut Config)) -> Served {
+    let mut config = StatusConfig::new(0);
+    config.ready.envoy_admin = None;
+    config.stats = Config { envoy_port: envoy.map(|w| w.addr.port()), targets, ..Config::default() };
+    change(&mut config.stats);
+    start(config)
+}
+
+async fn envoy() -> Web {
+    Web::start(|_| http(200, "Content-Type: text/plain\r\n", ENVOY)).await
+}
+
+/// The part after the agent's own metrics.
+fn rest(text: &str) -> String {
+    let own = |l: &&str| {
+        l.starts_with("istio_agent_")
+            || l.starts_with("# HELP istio_agent_")
+            || l.starts_with("# TYPE istio_agent_")
+    };
+    text.split_inclusive('\n').skip_while(own).collect()
+}
+
+fn failures(text: &str) -> Vec<&str> {
+    text.lines().filter_map(|l| l.strip_prefix("istio_agent_scrape_failures_total")).collect()
+}
+
+#[tokio::test]
+async fn three_parts_in_order_and_what_each_is_asked() {
+    let (envoy, app) = (envoy().await, Web::start(|_| http(200, "", APP)).await);
+    let served = merging(Some(&envoy), vec![target(&app, "/m")], |_| {});
+    let headers = "User-Agent: Prometheus/3\r\nX-Prometheus-Scrape-Timeout-Seconds: 9.5\r\nAccept: application/openmetrics-text;version=1.0.0,*/*\r\nAuthorization: x\r\n";
+    let got = served.ask("POST", "/stats/prometheus?usedonly&filter=^x.*%24", headers).await;
+    assert_eq!(
+        (got.status, got.header("content-type")),
+        (200, Some("text/plain; version=0.0.4; charset=utf-8"))
+    );
+    let text = got.text();
+    assert!(text.starts_with("# HELP istio_agent_process_"), "{text}");
+    assert_eq!(rest(&text), format!("{ENVOY}{APP}"));
+    assert!(text.contains("\nistio_agent_scrapes_total 1\n") && failures(&text).is_empty());
+    let head = envoy.heads().remove(0).to_lowercase();
+    assert!(head.starts_with("get /stats/prometheus?usedonly&filter=^x.*%24 http/1.1\r\n"), "{head}");
+    for line in [
+        "user-agent: prometheus/3",
+        "x-prometheus-scrape-timeout-seconds: 9.5",
+        "accept-encoding: gzip",
+        "accept: text/plain; q=0.1; version=0.0.4",
+    ] {
+        assert!(head.contains(&format!("\r\n{line}\r\n")), "{line}: {head}");
+    }
+    assert!(
+        head.contains(&format!("host: localhost:{}", envoy.addr.port())) && !head.contains("authorization")
+    );
+    let head = app.heads().remove(0);
+    assert!(head.starts_with("GET /m HTTP/1.1\r\n"), "{head}");
+    assert!(
+        head.contains(
+            "accept: application/openmetrics-text; q=0.2; version=1.0.0,text/plain; q=0.1; version=0.0.4\r\n"
+        ),
+        "{head}"
+    );
+}
+
+#[tokio::test]
+async fn a_part_that_fails_is_left_out_and_counted_at_once() {
+    let refused = "1";
+    let envoy = envoy().await;
+    let not_found = Web::start(|_| http(404, "", "no")).await;
+    let empty = Web::start(|_| b"SSH-2.0-x\r\n".to_vec()).await;
+    for (port, path, reason) in [
+        (refused.to_owned(), "/m", "connect"),
+        ("http".to_owned(), "/m", "address"),
+        (not_found.addr.port().to_string(), "/m", "status"),
+        (not_found.addr.port().to_string(), "m", "address"),
+        (empty.addr.port().to_string(), "/m", "http"),
+    ] {
+        let served = merging(Some(&envoy), vec![Target { port, path: path.into() }], |c| c.details = true);
+        let text = served.get("/metrics").await.text();
+        assert_eq!(failures(&text), ["{type=\"application\"} 1"], "{reason}");
+        let line = format!(
+            "istio_agent_scrape_failure_reasons_total{{reason=\"{reason}\",type=\"application\"}} 1\n"
+        );
+        assert!(text.contains(&line), "{reason}: {text}");
+        assert!(text.ends_with(ENVOY));
+    }
+    let served = merging(None, vec![], |c| c.envoy_port = Some(1));
+    assert_eq!(failures(&served.get("/metrics").await.text()), ["{type=\"envoy\"} 1"]);
+    assert!(!served.get("/metrics").await.text().contains("reasons"), "only with details");
+    let page = served.get("/debug/agentz").await.text();
+    assert!(page.contains("cannot connect to localhost:1"), "{page}");
+}
+
+#[tokio::test]
+async fn open_metrics_ends_once_and_at_the_end() {
+    let om =
+        |version: &str| format!("Content-Type: application/openmetrics-text{version}; charset=utf-8\r\n");
+    let envoy = Web::start(|_| http(200, "", &format!("{ENVOY}# EOF\n"))).await;
+    for (given, kind) in [
+        ("; version=1.0.0", "application/openmetrics-text; version=1.0.0; charset=utf-8"),
+        ("; version=0.0.1", "application/openmetrics-text; version=0.0.1; charset=utf-8"),
+        ("", "application/openmetrics-text; version=0.0.1; charset=utf-8"),
+        ("; version=2.0.0", "text/plain; version=0.0.4; charset=utf-8"),
+    ] {
+        let head = om(given);
+        let app = Web::start(move |_| http(200, &head, OPEN)).await;
+        let text_app = Web::start(|_| http(200, "", APP)).await;
+        let served = merging(Some(&envoy), vec![target(&app, "/")], |_| {});
+        let got = served.get("/metrics").await;
+        assert_eq!(got.header("content-type"), Some(kind), "{given}");
+        let open = kind.starts_with("application");
+        assert_eq!(
+            rest(&got.text()),
+            if open { format!("{ENVOY}{OPEN}") } else { format!("{ENVOY}# EOF\n{OPEN}") }
+        );
+        // Several: the first decides the type, the end is at the end.
+        let served = merging(None, vec![target(&app, "/"), target(&text_app, "/")], |_| {});
+        let got = served.get("/metrics").await;
+        let without = OPEN.replace("# EOF\n", "");
+        assert_eq!(rest(&got.text()), format!("{without}{APP}{}", if open { "# EOF\n" } else { "" }));
+        let served = merging(None, vec![target(&app, "/"), target(&app, "/")], |_| {});
+        assert_eq!(
+            rest(&served.get("/metrics").await.text()),
+            if open { format!("{without}{OPEN}") } else { without.repeat(2) }
+        );
+    }
+}
+
+#[tokio::test]
+async fn the_first_of_several_that_answers_decides_and_none_holds_up_the_others() {
+    let app =
+        Web::start(|_| http(200, "Content-Type: application/openmetrics-text; version=1.0.0\r\n", OPEN))
+            .await;
+    let served =
+        merging(None, vec![Target { port: "1".into(), path: "/".into() }, target(&app, "/")], |_| {});
+    let got = served.get("/metrics").await;
+    assert_eq!(
+        got.header("content-type"),
+        Some("application/openmetrics-text; version=1.0.0; charset=utf-8")
+    );
+    assert_eq!(failures(&got.text()), ["{type=\"application\"} 1"]);
+    assert!(got.text().ends_with(OPEN));
+}
+
+#[tokio::test]
+async fn an_application_that_hangs_takes_nothing_of_envoys_part() {
+    let envoy = envoy().await;
+    let hanging = Web::start(|_| Vec::new()).await;
+    let served = merging(Some(&envoy), vec![target(&hanging, "/")], |_| {});
+    let got = served.ask("GET", "/metrics", "X-Prometheus-Scrape-Timeout-Seconds: 0.5\r\n").await;
+    assert_eq!(rest(&got.text()), ENVOY);
+    assert_eq!(failures(&got.text()), ["{type=\"application\"} 1"]);
+    // Its head comes, its body does not.
+    let (addr, task) =
+        dripping(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\napp_x 1\napp_y 12".to_vec()).await;
+    let served =
+        merging(Some(&envoy), vec![Target { port: addr.port().to_string(), path: "/".into() }], |_| {});
+    let got = served.ask("GET", "/metrics", "X-Prometheus-Scrape-Timeout-Seconds: 0.5\r\n").await;
+    assert_eq!(
+        rest(&got.text()),
+        format!("{ENVOY}app_x 1\n# istio_agent: application metrics are cut here after 16 bytes (timeout)\n"),
+        "half a number is no number"
+    );
+    let got = served.ask("GET", "/metrics", "X-Prometheus-Scrape-Timeout-Seconds: 0.5\r\n").await;
+    assert_eq!(failures(&got.text()), ["{type=\"application\"} 1"]);
+    task.abort();
+}
+
+/// Sends the bytes and then nothing more, without closing.
+async fn dripping(bytes: Vec<u8>) -> (std::net::SocketAddr, tokio::task::JoinHandle<()>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let addr = listener.local_addr().unwrap();
+    let task = spawn(async move {
+        let mut open = Vec::new();
+        loop {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let _ = stream.read(&mut [0; 4096]).await;
+            let _ = stream.write_all(&bytes).await;
+            open.push(stream);
+        }
+    });
+    (addr, task)
+}
+
+#[tokio::test]
+async fn limits_that_are_no_time_at_all() {
+    let (envoy, app) = (envoy().await, Web::start(|_| http(200, "", APP)).await);
+    let served = merging(Some(&envoy), vec![target(&app, "/")], |_| {});
+    for zero in ["0", "-1", "-0.5"] {
+        let got =
+            served.ask("GET", "/metrics", &format!("X-Prometheus-Scrape-Timeout-Seconds: {zero}\r\n")).await;
+        assert_eq!(rest(&got.text()), "", "{zero}");
+    }
+    assert!(envoy.heads().is_empty() && app.heads().is_empty());
+    for none in ["x", "", "inf", "NaN", "1e300"] {
+        let got =
+            served.ask("GET", "/metrics", &format!("X-Prometheus-Scrape-Timeout-Seconds: {none}\r\n")).await;
+        assert_eq!(rest(&got.text()), format!("{ENVOY}{APP}"), "{none}");
+    }
+}
+
+#[tokio::test]
+async fn a_body_that_is_cut_is_counted_and_what_follows_stays_readable() {
+    let cut = |body: &str| format!("HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n{body}").into_bytes();
+    let (whole, half) = (cut(ENVOY), cut("envoy_a 1\nenvoy_b 12"));
+    let app = Web::start(|_| http(200, "", APP)).await;
+    let envoy = Web::start(move |_| whole.clone()).await;
+    let served = merging(Some(&envoy), vec![target(&app, "/")], |_| {});
+    let got = served.get("/metrics").await.text();
+    assert_eq!(rest(&got), format!("{ENVOY}{APP}"), "at the end of a line nothing is added");
+    assert!(failures(&got).is_empty());
+    assert_eq!(failures(&served.get("/metrics").await.text()), ["{type=\"envoy\"} 1"]);
+    let served = merging(Some(&envoy), vec![target(&app, "/")], |c| c.details = true);
+    let mark =
+        |bytes: usize| format!("# istio_agent: envoy metrics are cut here after {bytes} bytes (cut)\n");
+    assert_eq!(rest(&served.get("/metrics").await.text()), format!("{ENVOY}{}{APP}", mark(ENVOY.len())));
+    let envoy = Web::start(move |_| half.clone()).await;
+    let served = merging(Some(&envoy), vec![target(&app, "/")], |_| {});
+    assert_eq!(rest(&served.get("/metrics").await.text()), format!("envoy_a 1\n{}{APP}", mark(20)));
+    // OpenMetrics has no comments, and must come to its end.
+    let envoy = Web::start(|_| http(200, "", ENVOY)).await;
+    let open = cut(OPEN.split_once("# EOF").unwrap().0);
+    let open = String::from_utf8(open)
+        .unwrap()
+        .replace("\r\n\r\n", "\r\nContent-Type: application/openmetrics-text\r\n\r\n");
+    let app = Web::start(move |_| open.clone().into_bytes()).await;
+    let served = merging(Some(&envoy), vec![target(&app, "/")], |c| c.details = true);
+    assert_eq!(
+        rest(&served.get("/metrics").await.text()),
+        format!(
+            "{ENVOY}# TYPE app_y counter\napp_y_total 3\nistio_agent_scrape_part_cut{{type=\"application\",reason=\"cut\"}} 1\n# EOF\n"
+        )
+    );
+}
+
+#[tokio::test]
+async fn a_limit_of_bytes_ends_a_part_at_a_line() {
+    let app = Web::start(|_| http(200, "", &"app_x 1\n".repeat(100))).await;
+    let served = merging(None, vec![target(&app, "/")], |c| c.limit = Some(20));
+    let text = served.get("/metrics").await.text();
+    assert_eq!(
+        rest(&text),
+        "app_x 1\napp_x 1\n# istio_agent: application metrics are cut here after 20 bytes (limit)\n"
+    );
+}
+
+#[tokio::test]
+async fn the_agent_does_not_ask_itself() {
+    let served = merging(None, vec![], |_| {});
+    let port = served.addr.port();
+    drop(served);
+    let away =
+        Web::start(move |_| http(302, &format!("Location: http://localhost:{port}/metrics\r\n"), "")).await;
+    let mut config = StatusConfig::new(port);
+    config.stats = Config {
+        envoy_port: None,
+        targets: vec![Target { port: format!("0{port}"), path: "/".into() }, target(&away, "/")],
+        ..Config::default()
+    };
+    let merger = {
+        let metrics = Metrics::new();
+        let own = Own::new(&metrics).unwrap();
+        Merger::new(config.stats, port, own, metrics)
+    };
+    let (_, apps) = merger.ask(&HeaderMap::new(), None).await;
+    assert!(apps.is_empty());
+    let shown = merger.failures().to_string();
+    assert!(shown.contains("without end") && shown.contains("302"), "{shown}");
+}
+
+#[tokio::test]
+async fn gzip_bodies_are_unpacked_and_redirects_followed() {
+    let zipped = |text: &str| {
+        let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+        encoder.write_all(text.as_bytes()).unwrap();
+        let body = encoder.finish().unwrap();
+        let mut out =
+            format!("HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: {}\r\n\r\n", body.len())
+                .into_bytes();
+        out.extend(body);
+        out
+    };
+    let long = APP.repeat(20_000);
+    let (answer, moved) = (zipped(&long), http(307, "Location: /there\r\n", ""));
+    let app =
+        Web::start(move |head| if head.starts_with("GET /there") { answer.clone() } else { moved.clone() })
+            .await;
+    let served = merging(None, vec![target(&app, "/here")], |_| {});
+    assert!(rest(&served.get("/metrics").await.text()) == long);
+    let mut broken = zipped(&long);
+    broken.truncate(broken.len() / 2);
+    let app = Web::start(move |_| broken.clone()).await;
+    let served = merging(None, vec![target(&app, "/")], |_| {});
+    let _ = served.get("/metrics").await;
+    assert_eq!(failures(&served.get("/metrics").await.text()), ["{type=\"application\"} 1"]);
+}
+
+#[tokio::test]
+async fn only_this_pod_where_that_is_asked_for() {
+    // Peers are loopback here; that others are refused is tested over real addresses in tests/conformance.
+    let served = merging(None, vec![], |c| c.local_only = true);
+    assert_eq!(served.get("/metrics").await.status, 200);
+}
+
+#[tokio::test]
+async fn a_scraper_that_goes_away_ends_the_scrape() {
+    let (addr, task) = dripping(b"HTTP/1.1 200 OK\r\n\r\napp_x 1\n".to_vec()).await;
+    let served = merging(None, vec![Target { port: addr.port().to_string(), path: "/".into() }], |_| {});
+    let mut stream = TcpStream::connect(served.addr).await.unwrap();
+    stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
+    let mut seen = Vec::new();
+    while !seen.ends_with(b"app_x 1\n\r\n") {
+        assert!(stream.read_buf(&mut seen).await.unwrap() > 0);
+    }
+    drop(stream);
+    served.stop.cancel();
+    // The server ends though the application never does.
+    let mut server = served;
+    (&mut server.task).await.unwrap().unwrap();
+    task.abort();
+}
+
+#[test]
+fn formats() {
+    assert_eq!(format(None), ("text/plain; version=0.0.4; charset=utf-8", false));
+    assert_eq!(limit(&HeaderMap::new()), None);
+}
