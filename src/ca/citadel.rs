@@ -1,239 +1,75 @@
 //! Client of istiod's CA.
-//!
-//! Each [`CaClient::sign`] dials anew (so rotated roots and certificates count at once) and keeps the
-//! connection for its retries. Five attempts, 100 ms doubling ±10 %, on the codes that the Go agent
-//! retries; a bound on each attempt and one on the whole, so that a CA which hangs costs a minute and
-//! never a workload. Calls are independent: one that hangs blocks no other.
 
-use std::fmt;
-use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use futures_util::future::BoxFuture;
-use http::HeaderMap;
-use prometheus::IntCounterVec;
 use prost::Message;
-use tokio::time::{Instant, timeout_at};
-use tonic::{Code, Status};
+use tokio::time::Instant;
 
-use super::unary::Session;
+pub use super::calls::Config as Calls;
+use super::calls::{Caller, Method};
 use super::{CaClient, Error};
-use crate::base::backoff::{Jitter, Policy};
 use crate::base::metrics::Metrics;
-use crate::istiod::auth::{CallHeaders, TokenSource};
-use crate::istiod::{self, Connector};
 use crate::proto::ca::{IstioCertificateRequest, IstioCertificateResponse};
 
-const PATH: &str = "/istio.v1.auth.IstioCertificateService/CreateCertificate";
-/// In total, as the Go agent's library counts.
-const ATTEMPTS: u32 = 5;
-/// Codes worth another attempt within one call. Not Canceled and DeadlineExceeded: the Go agent lists
-/// them, but its library refuses to retry them.
-const RETRIED: [Code; 4] = [Code::ResourceExhausted, Code::Aborted, Code::Internal, Code::Unavailable];
+const CREATE: Method<'_> =
+    Method { path: "/istio.v1.auth.IstioCertificateService/CreateCertificate", header: None };
 
 /// What a client needs.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// How to reach the CA.
-    pub connector: Connector,
-    /// Tokens, asked for at each attempt.
-    pub tokens: Arc<dyn TokenSource>,
-    /// `clusterid` and `CA_HEADER_*`.
-    pub headers: CallHeaders,
+    /// How to reach it; headers are `clusterid` and `CA_HEADER_*`.
+    pub calls: Calls,
     /// `ISTIO_META_CERT_SIGNER`, sent even when empty.
     pub cert_signer: String,
-    /// Bound of one attempt, dial included (the Go agent has none).
-    pub attempt_timeout: Duration,
-    /// Bound of a call with all its attempts (the Go agent has none).
-    pub total_timeout: Duration,
-}
-
-impl Config {
-    /// Default of [`Config::attempt_timeout`]: an istiod that has another CA sign may take seconds, a
-    /// Kubernetes signer tens of seconds.
-    pub const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(30);
-    /// Default of [`Config::total_timeout`]: below the minute after which people look at a pod that
-    /// does not start.
-    pub const TOTAL_TIMEOUT: Duration = Duration::from_secs(50);
 }
 
 /// The client.
+#[derive(Debug)]
 pub struct Client {
-    config: Config,
-    waits: Policy,
-    retries: IntCounterVec,
-}
-
-impl fmt::Debug for Client {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Client").field("config", &self.config).finish_non_exhaustive()
-    }
-}
-
-/// How an attempt failed, and whether the next may begin at once on a new connection.
-struct Failed {
-    error: Error,
-    retry: bool,
+    caller: Caller,
+    cert_signer: String,
 }
 
 impl Client {
     /// A client, and its counter of retries in `metrics`.
     ///
     /// # Panics
-    /// When called twice for one registry.
+    /// When a second CA client is made for one registry.
     #[must_use]
     pub fn new(config: Config, metrics: &Metrics) -> Self {
-        let retries = metrics.counter(
-            "num_outgoing_retries",
-            "Number of outgoing retry requests (e.g. to a token exchange server, CA, etc.)",
-            &["request_type"],
-        );
-        let waits =
-            Policy::new(Duration::from_millis(100), Duration::from_millis(800), 2.0, Jitter::PlusMinus(0.1))
-                .expect("constants that can be meant");
-        Self { config, waits, retries }
+        Self { caller: Caller::new(config.calls, metrics), cert_signer: config.cert_signer }
     }
 
-    fn endpoint(&self) -> &str {
-        &self.config.connector.config().address
-    }
-
-    async fn attempts(&self, message: Bytes) -> Result<Vec<String>, Error> {
-        let end = Instant::now() + self.config.total_timeout;
-        let mut session = None;
-        let mut attempt = 0;
-        let outcome = loop {
-            let until = end.min(Instant::now() + self.config.attempt_timeout);
-            let failed = match self.attempt(&mut session, attempt, message.clone(), until).await {
-                Ok(chain) => break Ok(chain),
-                Err(failed) => failed,
-            };
-            let wait = self.waits.delay(attempt);
-            attempt += 1;
-            if !failed.retry || attempt == ATTEMPTS || Instant::now() + wait >= end {
-                break Err(failed.error);
-            }
-            self.retries.with_label_values(&["csr"]).inc();
-            tracing::warn!(target: "citadelclient",
-                "{}; attempt {} of {ATTEMPTS} in {} ms", failed.error, attempt + 1, wait.as_millis());
-            tokio::time::sleep(wait).await;
+    async fn create(&self, csr_pem: &str, ttl: Duration) -> Result<Vec<String>, Error> {
+        let request = IstioCertificateRequest {
+            csr: csr_pem.to_owned(),
+            validity_duration: i64::try_from(ttl.as_secs()).unwrap_or(i64::MAX),
+            metadata: Some(signer_metadata(&self.cert_signer)),
         };
-        if let Some(session) = session {
-            session.close().await;
-        }
-        outcome
-    }
-
-    async fn attempt(
-        &self,
-        kept: &mut Option<Session>,
-        number: u32,
-        message: Bytes,
-        until: Instant,
-    ) -> Result<Vec<String>, Failed> {
-        let started = Instant::now();
-        match timeout_at(until, self.exchange(kept, number, message, until)).await {
-            Ok(done) => done,
-            Err(_) => {
-                // Whatever it was doing, this connection is not to be trusted again.
-                *kept = None;
-                let error =
-                    Error::Deadline { endpoint: self.endpoint().to_owned(), after: started.elapsed() };
-                Err(Failed { error, retry: false })
-            }
-        }
-    }
-
-    async fn exchange(
-        &self,
-        kept: &mut Option<Session>,
-        number: u32,
-        message: Bytes,
-        until: Instant,
-    ) -> Result<Vec<String>, Failed> {
-        let metadata = self.metadata(number).await.map_err(|status| self.refused(status))?;
-        if kept.as_ref().is_none_or(|s| !s.usable()) {
-            *kept = None;
-            let connection = self.config.connector.connect().await.map_err(|e| self.unreachable(e))?;
-            *kept = Some(Session::open(connection).await.map_err(|status| self.refused(status))?);
-        }
-        let Some(session) = kept.as_mut() else {
-            return Err(self.refused(Status::internal("no connection")));
-        };
-        let left = until.saturating_duration_since(Instant::now());
-        let answer = session.call(PATH, metadata, message, left).await.map_err(|s| self.refused(s))?;
-        let unusable = |reason: String| Failed {
-            error: Error::Answer { endpoint: self.endpoint().to_owned(), reason },
-            retry: false,
-        };
-        let answer = IstioCertificateResponse::decode(answer).map_err(|e| unusable(e.to_string()))?;
+        let answer = self.caller.call(CREATE, request.encode_to_vec().into()).await?;
+        let answer =
+            IstioCertificateResponse::decode(answer).map_err(|e| self.caller.unusable(e.to_string()))?;
         // Go's words; it refuses a single entry too, whatever that holds.
-        if answer.cert_chain.len() < 2 {
-            let entries = answer.cert_chain.len();
-            return Err(unusable(format!(
+        let entries = answer.cert_chain.len();
+        if entries < 2 {
+            return Err(self.caller.unusable(format!(
                 "invalid empty CertChain: {entries} of at least 2 entries (leaf and root)"
             )));
         }
         Ok(answer.cert_chain)
-    }
-
-    async fn metadata(&self, number: u32) -> Result<HeaderMap, Status> {
-        let token = self.config.tokens.token().await.map_err(|e| Status::unauthenticated(e.to_string()))?;
-        let mut headers = HeaderMap::new();
-        self.config
-            .headers
-            .apply(token.as_ref(), &mut headers)
-            .map_err(|e| Status::internal(e.to_string()))?;
-        if number > 0 {
-            headers.insert("x-retry-attempt", number.into());
-        }
-        Ok(headers)
-    }
-
-    fn refused(&self, status: Status) -> Failed {
-        let retry = RETRIED.contains(&status.code());
-        let hint = hint(&status);
-        let error = Error::Status { endpoint: self.endpoint().to_owned(), status: Box::new(status), hint };
-        Failed { error, retry }
-    }
-
-    fn unreachable(&self, error: istiod::Error) -> Failed {
-        // A dial that used its whole time is not repeated within one call.
-        let retry = !matches!(error, istiod::Error::Timeout { .. });
-        let error = Error::Connect { endpoint: self.endpoint().to_owned(), source: Box::new(error) };
-        Failed { error, retry }
-    }
-}
-
-/// What usually is behind a code.
-fn hint(status: &Status) -> &'static str {
-    match status.code() {
-        Code::Unauthenticated => {
-            "; istiod accepted neither the token nor a client certificate: is the token there, fresh, for istiod's audience, and of this cluster?"
-        }
-        Code::PermissionDenied => "; the CA does not issue for this identity",
-        Code::InvalidArgument => "; does SECRET_TTL ask for more than istiod's MAX_WORKLOAD_CERT_TTL?",
-        Code::Unimplemented => "; is CA_ADDR an istiod with its CA switched on?",
-        _ => "",
     }
 }
 
 impl CaClient for Client {
     fn sign<'a>(&'a self, csr_pem: &'a str, ttl: Duration) -> BoxFuture<'a, Result<Vec<String>, Error>> {
         Box::pin(async move {
-            let signer = signer_metadata(&self.config.cert_signer);
-            let request = IstioCertificateRequest {
-                csr: csr_pem.to_owned(),
-                validity_duration: i64::try_from(ttl.as_secs()).unwrap_or(i64::MAX),
-                metadata: Some(signer),
-            };
             let started = Instant::now();
-            let outcome = self.attempts(request.encode_to_vec().into()).await;
+            let outcome = self.create(csr_pem, ttl).await;
             match &outcome {
                 Ok(_) => tracing::debug!(target: "citadelclient",
-                    "{} signed in {} ms", self.endpoint(), started.elapsed().as_millis()),
-                Err(e) => tracing::debug!(target: "citadelclient", "{} ({})", e, e.label()),
+                    "{} signed in {} ms", self.caller.endpoint(), started.elapsed().as_millis()),
+                Err(e) => tracing::debug!(target: "citadelclient", "{e} ({})", e.label()),
             }
             outcome
         })

@@ -54,8 +54,9 @@ pub fn request(key: &Key, host: &str) -> Result<String, Error> {
     Ok(crate::tls::keys::pem("CERTIFICATE REQUEST", request.der()).to_string())
 }
 
-/// DER of `GeneralNames`.
-fn general_names(host: &str) -> Vec<u8> {
+/// DER of `GeneralNames` for `host`, by the rule of [`request`].
+#[must_use]
+pub fn general_names(host: &str) -> Vec<u8> {
     let mut entries = Vec::with_capacity(host.len() + 8);
     for name in host.split(',') {
         match name.parse::<IpAddr>().map(|ip| ip.to_canonical()) {

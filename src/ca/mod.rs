@@ -4,8 +4,11 @@
 //! and rotation. A client bounds each attempt and the whole by deadlines of its own, so a caller never
 //! waits for ever; what to do after a failure is told by [`Error::retry`].
 
+mod calls;
 pub mod citadel;
 pub mod csr;
+pub mod google;
+pub mod provider;
 mod unary;
 
 use std::fmt;

@@ -7,7 +7,7 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
@@ -183,6 +183,58 @@ impl TokenSource for GoogleComputeEngine {
     }
 }
 
+/// Access tokens of the machine's service account, for Google's own services. Kept until a minute before
+/// they end.
+pub struct AccessToken {
+    server: MetadataServer,
+    clock: Arc<dyn Clock>,
+    cached: tokio::sync::Mutex<Option<(Token, SystemTime)>>,
+}
+
+impl fmt::Debug for AccessToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AccessToken").field("server", &self.server).finish_non_exhaustive()
+    }
+}
+
+impl AccessToken {
+    /// Tokens from `server`.
+    #[must_use]
+    pub fn new(server: MetadataServer, clock: Arc<dyn Clock>) -> Self {
+        Self { server, clock, cached: tokio::sync::Mutex::default() }
+    }
+
+    async fn fetch(&self) -> Result<(Token, SystemTime), String> {
+        let body = self.server.get("instance/service-accounts/default/token").await?;
+        // The answer is not repeated in the message: it is a token.
+        let answer: serde_json::Map<String, serde_json::Value> = serde_json::from_slice(&body)
+            .map_err(|_| "the metadata server's access token is not JSON".to_owned())?;
+        let text = answer.get("access_token").and_then(serde_json::Value::as_str).unwrap_or_default();
+        let token =
+            Token::new(text).ok_or("the metadata server's answer holds no access_token".to_owned())?;
+        let life = answer.get("expires_in").and_then(serde_json::Value::as_u64).unwrap_or(0);
+        let until = self.clock.now() + Duration::from_secs(life.min(86_400).saturating_sub(60));
+        Ok((token, until))
+    }
+}
+
+impl TokenSource for AccessToken {
+    fn token(&self) -> BoxFuture<'_, Result<Option<Token>, Error>> {
+        Box::pin(async {
+            let mut cached = self.cached.lock().await;
+            if let Some((token, until)) = &*cached
+                && self.clock.now() < *until
+            {
+                return Ok(Some(token.clone()));
+            }
+            let fresh = self.fetch().await.map_err(Error)?;
+            let token = fresh.0.clone();
+            *cached = Some(fresh);
+            Ok(Some(token))
+        })
+    }
+}
+
 /// Written beside and renamed, so that a reader never sees half a token; mode 0640 as in the Go agent.
 fn write(path: &Path, body: &[u8]) -> std::io::Result<()> {
     use std::io::Write;
@@ -263,6 +315,24 @@ mod tests {
         assert!(error.contains("503"), "{error}");
         drop(listener);
         assert!(gce.token().await.is_err(), "nobody listens");
+    }
+
+    #[tokio::test]
+    async fn access_tokens_are_kept_until_shortly_before_their_end() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let server = MetadataServer { host: listener.local_addr().unwrap().to_string() };
+        let clock = Fixed::at(UNIX_EPOCH + Duration::from_secs(10_000));
+        let source = AccessToken::new(server, Arc::new(clock.clone()));
+        let body = r#"{"access_token":"one","expires_in":3600,"token_type":"Bearer"}"#;
+        let reply = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{body}", body.len());
+        let (got, _) = tokio::join!(source.token(), answer(&listener, &reply));
+        assert_eq!(got.unwrap().unwrap().expose(), "one");
+        clock.advance(Duration::from_secs(3539));
+        assert_eq!(source.token().await.unwrap().unwrap().expose(), "one");
+        clock.advance(Duration::from_secs(1));
+        let reply = "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}";
+        let (got, _) = tokio::join!(source.token(), answer(&listener, reply));
+        assert!(got.unwrap_err().to_string().contains("no access_token"));
     }
 
     #[tokio::test]

@@ -11,7 +11,7 @@ use futures_util::future::BoxFuture;
 use zeroize::Zeroizing;
 
 pub use file::TokenFile;
-pub use gce::{GoogleComputeEngine, MetadataServer};
+pub use gce::{AccessToken, GoogleComputeEngine, MetadataServer};
 pub use headers::{CallHeaders, HeaderError};
 
 /// A bearer token; its text never reaches `Debug`, a log or an error.

@@ -1,0 +1,216 @@
+//! One logical call to a CA: several attempts, bounded each and in the whole.
+//!
+//! Each call dials anew (so rotated roots and certificates count at once) and keeps the connection for
+//! its retries. Five attempts, 100 ms doubling ±10 %, on the codes that the Go agent retries; a bound on
+//! each attempt and one on the whole, so that a CA which hangs costs a minute and never a workload.
+//! Calls are independent: one that hangs blocks no other.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue};
+use prometheus::IntCounterVec;
+use tokio::time::{Instant, timeout_at};
+use tonic::{Code, Status};
+
+use super::Error;
+use super::unary::Session;
+use crate::base::backoff::{Jitter, Policy};
+use crate::base::metrics::Metrics;
+use crate::istiod::auth::{CallHeaders, TokenSource};
+use crate::istiod::{self, Connector};
+
+/// In total, as the Go agent's library counts.
+const ATTEMPTS: u32 = 5;
+/// Codes worth another attempt within one call. Not Canceled and DeadlineExceeded: the Go agent lists
+/// them, but its library refuses to retry them.
+const RETRIED: [Code; 4] = [Code::ResourceExhausted, Code::Aborted, Code::Internal, Code::Unavailable];
+
+/// How calls reach a CA.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// How to reach the CA.
+    pub connector: Connector,
+    /// Tokens, asked for at each attempt.
+    pub tokens: Arc<dyn TokenSource>,
+    /// Metadata of every call.
+    pub headers: CallHeaders,
+    /// Bound of one attempt, dial included (the Go agent has none).
+    pub attempt_timeout: Duration,
+    /// Bound of a call with all its attempts (the Go agent has none).
+    pub total_timeout: Duration,
+}
+
+impl Config {
+    /// Default of [`Config::attempt_timeout`]: an istiod that has another CA sign may take seconds, a
+    /// Kubernetes signer tens of seconds.
+    pub const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(30);
+    /// Default of [`Config::total_timeout`]: below the minute after which people look at a pod that
+    /// does not start.
+    pub const TOTAL_TIMEOUT: Duration = Duration::from_secs(50);
+}
+
+/// Makes calls.
+#[derive(Debug)]
+pub(super) struct Caller {
+    config: Config,
+    waits: Policy,
+    pub(super) retries: IntCounterVec,
+}
+
+/// How an attempt failed, and whether the next may follow.
+struct Failed {
+    error: Error,
+    retry: bool,
+}
+
+/// What is called.
+#[derive(Clone, Copy)]
+pub(super) struct Method<'a> {
+    /// `/package.Service/Method`.
+    pub(super) path: &'static str,
+    /// A header of this call beside the configured ones.
+    pub(super) header: Option<(&'static str, &'a str)>,
+}
+
+impl Caller {
+    /// A caller, and its counter of retries in `metrics`.
+    ///
+    /// # Panics
+    /// When called twice for one registry.
+    pub(super) fn new(config: Config, metrics: &Metrics) -> Self {
+        let retries = metrics.counter(
+            "num_outgoing_retries",
+            "Number of outgoing retry requests (e.g. to a token exchange server, CA, etc.)",
+            &["request_type"],
+        );
+        let waits =
+            Policy::new(Duration::from_millis(100), Duration::from_millis(800), 2.0, Jitter::PlusMinus(0.1))
+                .expect("constants that can be meant");
+        Self { config, waits, retries }
+    }
+
+    pub(super) fn endpoint(&self) -> &str {
+        &self.config.connector.config().address
+    }
+
+    /// An answer that is there but cannot be used.
+    pub(super) fn unusable(&self, reason: impl Into<String>) -> Error {
+        Error::Answer { endpoint: self.endpoint().to_owned(), reason: reason.into() }
+    }
+
+    /// The bytes of the answer to `message`.
+    pub(super) async fn call(&self, method: Method<'_>, message: Bytes) -> Result<Bytes, Error> {
+        let end = Instant::now() + self.config.total_timeout;
+        let mut session = None;
+        let mut attempt = 0;
+        let outcome = loop {
+            let until = end.min(Instant::now() + self.config.attempt_timeout);
+            let failed = match self.attempt(&mut session, method, attempt, message.clone(), until).await {
+                Ok(answer) => break Ok(answer),
+                Err(failed) => failed,
+            };
+            let wait = self.waits.delay(attempt);
+            attempt += 1;
+            if !failed.retry || attempt == ATTEMPTS || Instant::now() + wait >= end {
+                break Err(failed.error);
+            }
+            self.retries.with_label_values(&["csr"]).inc();
+            tracing::warn!(target: "citadelclient",
+                "{}; attempt {} of {ATTEMPTS} in {} ms", failed.error, attempt + 1, wait.as_millis());
+            tokio::time::sleep(wait).await;
+        };
+        if let Some(session) = session {
+            session.close().await;
+        }
+        outcome
+    }
+
+    async fn attempt(
+        &self,
+        kept: &mut Option<Session>,
+        method: Method<'_>,
+        number: u32,
+        message: Bytes,
+        until: Instant,
+    ) -> Result<Bytes, Failed> {
+        let started = Instant::now();
+        match timeout_at(until, self.exchange(kept, method, number, message, until)).await {
+            Ok(done) => done,
+            Err(_) => {
+                // Whatever it was doing, this connection is not to be trusted again.
+                *kept = None;
+                let error =
+                    Error::Deadline { endpoint: self.endpoint().to_owned(), after: started.elapsed() };
+                Err(Failed { error, retry: false })
+            }
+        }
+    }
+
+    async fn exchange(
+        &self,
+        kept: &mut Option<Session>,
+        method: Method<'_>,
+        number: u32,
+        message: Bytes,
+        until: Instant,
+    ) -> Result<Bytes, Failed> {
+        let metadata = self.metadata(method, number).await.map_err(|status| self.refused(status))?;
+        if kept.as_ref().is_none_or(|s| !s.usable()) {
+            *kept = None;
+            let connection = self.config.connector.connect().await.map_err(|e| self.unreachable(e))?;
+            *kept = Some(Session::open(connection).await.map_err(|status| self.refused(status))?);
+        }
+        let Some(session) = kept.as_mut() else {
+            return Err(self.refused(Status::internal("no connection")));
+        };
+        let left = until.saturating_duration_since(Instant::now());
+        session.call(method.path, metadata, message, left).await.map_err(|s| self.refused(s))
+    }
+
+    async fn metadata(&self, method: Method<'_>, number: u32) -> Result<HeaderMap, Status> {
+        let token = self.config.tokens.token().await.map_err(|e| Status::unauthenticated(e.to_string()))?;
+        let mut headers = HeaderMap::new();
+        self.config
+            .headers
+            .apply(token.as_ref(), &mut headers)
+            .map_err(|e| Status::internal(e.to_string()))?;
+        if let Some((name, text)) = method.header {
+            let value = HeaderValue::from_str(text)
+                .map_err(|_| Status::internal(format!("header {name} cannot hold {text:?}")))?;
+            headers.insert(name, value);
+        }
+        if number > 0 {
+            headers.insert("x-retry-attempt", number.into());
+        }
+        Ok(headers)
+    }
+
+    fn refused(&self, status: Status) -> Failed {
+        let retry = RETRIED.contains(&status.code());
+        let hint = hint(&status);
+        let error = Error::Status { endpoint: self.endpoint().to_owned(), status: Box::new(status), hint };
+        Failed { error, retry }
+    }
+
+    fn unreachable(&self, error: istiod::Error) -> Failed {
+        // A dial that used its whole time is not repeated within one call.
+        let retry = !matches!(error, istiod::Error::Timeout { .. });
+        let error = Error::Connect { endpoint: self.endpoint().to_owned(), source: Box::new(error) };
+        Failed { error, retry }
+    }
+}
+
+/// What usually is behind a code.
+fn hint(status: &Status) -> &'static str {
+    match status.code() {
+        Code::Unauthenticated => {
+            "; istiod accepted neither the token nor a client certificate: is the token there, fresh, for istiod's audience, and of this cluster?"
+        }
+        Code::PermissionDenied => "; the CA does not issue for this identity",
+        Code::InvalidArgument => "; does SECRET_TTL ask for more than istiod's MAX_WORKLOAD_CERT_TTL?",
+        Code::Unimplemented => "; is CA_ADDR an istiod with its CA switched on?",
+        _ => "",
+    }
+}
