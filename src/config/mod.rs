@@ -6,9 +6,12 @@
 //! another ([`args::PROXY`]); docs/CONFIG.md is generated from both.
 
 pub mod args;
+pub mod bootstrap;
 pub mod env;
 pub mod go;
 pub mod mesh;
+pub mod node;
+pub mod pod;
 
 use std::path::{Path, PathBuf};
 

@@ -12,6 +12,7 @@
 //! is thin ([`process`], [`launch`], [`admin`], [`supervisor`]). Uses `base` only.
 
 pub mod admin;
+pub mod bootstrap;
 pub mod command;
 pub mod drain;
 pub mod launch;

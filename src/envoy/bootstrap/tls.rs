@@ -1,0 +1,126 @@
+//! TLS from Envoy to the collectors of the bootstrap; certificates come over SDS.
+
+use serde_json::{Map, Value, json};
+
+use super::{Error, SDS_CLUSTER, typed};
+
+/// `mode` of ClientTLSSettings.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum TlsMode {
+    /// Plaintext.
+    #[default]
+    Disable,
+    /// The server shows a certificate.
+    Simple,
+    /// Both do, from files.
+    Mutual,
+    /// Both do, with the workload's own identity.
+    IstioMutual,
+}
+
+/// ClientTLSSettings, as far as a bootstrap uses them. `TLS_CLIENT_*` metadata has been applied already.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ClientTls {
+    /// How.
+    pub mode: TlsMode,
+    /// `caCertificates`: a file.
+    pub ca: String,
+    /// `clientCertificate`: a file.
+    pub cert: String,
+    /// `privateKey`: a file.
+    pub key: String,
+    /// `sni`.
+    pub sni: String,
+    /// `subjectAltNames`.
+    pub sans: Vec<String>,
+    /// `insecureSkipVerify`.
+    pub skip_verify: bool,
+}
+
+/// Where the settings stand and what the context is for.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Use {
+    /// The field, for errors.
+    pub(crate) field: &'static str,
+    /// The server name when ISTIO_MUTUAL names none.
+    pub(crate) sni: &'static str,
+    /// The protocol is HTTP/2.
+    pub(crate) h2: bool,
+}
+
+/// An upstream transport socket; none for plaintext.
+pub(crate) fn socket(tls: &ClientTls, used: Use) -> Result<Option<Value>, Error> {
+    let mut common = Map::new();
+    let alpn: &[&str] = match tls.mode {
+        TlsMode::Disable => return Ok(None),
+        TlsMode::IstioMutual => &["istio", "h2"],
+        TlsMode::Simple | TlsMode::Mutual => &["h2"],
+    };
+    if used.h2 {
+        common.insert("alpn_protocols".into(), json!(alpn));
+    }
+    let cert = match tls.mode {
+        TlsMode::IstioMutual => Some(sds("default", true)),
+        TlsMode::Mutual if !tls.cert.is_empty() && !tls.key.is_empty() => {
+            Some(sds(&format!("file-cert:{}~{}", tls.cert, tls.key), false))
+        }
+        _ => None,
+    };
+    if let Some(cert) = cert {
+        common.insert("tls_certificate_sds_secret_configs".into(), json!([cert]));
+    }
+    let root = match tls.mode {
+        TlsMode::IstioMutual => Some(sds("ROOTCA", true)),
+        _ if !tls.ca.is_empty() => Some(sds(&format!("file-root:{}", tls.ca), false)),
+        _ if tls.skip_verify => None,
+        mode => {
+            let mode = if mode == TlsMode::Simple { "SIMPLE" } else { "MUTUAL" };
+            return Err(Error::NoCa { field: used.field, mode });
+        }
+    };
+    if let Some(root) = root {
+        let mut default = Map::new();
+        if !tls.sans.is_empty() {
+            let sans: Vec<Value> = tls.sans.iter().map(|san| json!({"exact": san})).collect();
+            default.insert("match_subject_alt_names".into(), Value::Array(sans));
+        }
+        common.insert(
+            "combined_validation_context".into(),
+            json!({"default_validation_context": default, "validation_context_sds_secret_config": root}),
+        );
+    }
+    let mut context = Map::new();
+    context.insert("common_tls_context".into(), Value::Object(common));
+    let sni = match tls.mode {
+        TlsMode::IstioMutual if tls.sni.is_empty() => used.sni,
+        _ => &tls.sni,
+    };
+    if !sni.is_empty() {
+        context.insert("sni".into(), json!(sni));
+    }
+    Ok(Some(typed(
+        "envoy.transport_sockets.tls",
+        "envoy.extensions.transport_sockets.tls.v3.UpstreamTlsContext",
+        Value::Object(context),
+    )))
+}
+
+// Names of files come from the operator and may not be there: Envoy waits its default time for them. The
+// workload's own identity always comes, so Envoy waits for it without an end.
+fn sds(name: &str, own: bool) -> Value {
+    let mut config = Map::new();
+    config.insert(
+        "api_config_source".into(),
+        json!({
+            "api_type": "GRPC",
+            "set_node_on_first_message_only": true,
+            "transport_api_version": "V3",
+            "grpc_services": [{"envoy_grpc": {"cluster_name": SDS_CLUSTER}}],
+        }),
+    );
+    if own {
+        config.insert("initial_fetch_timeout".into(), json!("0s"));
+    }
+    config.insert("resource_api_version".into(), json!("V3"));
+    json!({"name": name, "sds_config": config})
+}
