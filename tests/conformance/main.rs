@@ -4,5 +4,6 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod end_to_end;
 mod lifecycle;
 mod startup;

@@ -1,7 +1,8 @@
 //! Coming up: sockets, first certificate, readiness, and what stands in the way.
 
+use crate::support::agent::{ROOT, SDS, TOKEN, XDS};
 use crate::support::client::{Pem, ack, secret_request, secrets};
-use crate::support::{MockIstiod, TestAgent};
+use crate::support::{MockIstiod, TestAgent, eventually};
 
 #[tokio::test]
 async fn the_first_certificate_is_what_istiod_signed() {
@@ -32,4 +33,99 @@ async fn the_first_certificate_is_what_istiod_signed() {
     assert_eq!((name.as_str(), bundle.trim_end()), ("ROOTCA", mock.root_pem().trim_end()));
     drop((stream, roots, client));
     agent.stop().await;
+}
+
+#[tokio::test]
+async fn what_is_left_at_the_sockets_places_is_replaced() {
+    let mock = MockIstiod::start().await;
+    let dir = tempfile::tempdir().unwrap();
+    for path in [XDS, SDS] {
+        std::fs::create_dir_all(dir.path().join(path).parent().unwrap()).unwrap();
+    }
+    // A socket that nobody listens on any more, and a plain file.
+    drop(std::os::unix::net::UnixListener::bind(dir.path().join(SDS)).unwrap());
+    std::fs::write(dir.path().join(XDS), "left over").unwrap();
+    let mut agent = TestAgent::with().istiod(&mock).start_in(dir);
+    drop(agent.xds().await);
+    let client = agent.sds().await;
+    let mut stream = client.stream_secrets();
+    stream.send(&secret_request("default"));
+    stream.next().await.unwrap();
+    drop((stream, client));
+    agent.stop().await;
+}
+
+#[tokio::test]
+async fn an_agent_killed_is_followed_by_one_in_the_same_place() {
+    let mock = MockIstiod::start().await;
+    let mut agent = TestAgent::with().istiod(&mock).start();
+    drop(agent.sds().await);
+    agent.signal(rustix::process::Signal::KILL);
+    agent.wait_exit().await;
+    eventually("its Envoy is gone", || async { agent.processes().is_empty().then_some(()) }).await;
+    let mut next = TestAgent::with().istiod(&mock).start_in(agent.take_dir());
+    next.wait_ready().await;
+    next.stop().await;
+}
+
+#[tokio::test]
+async fn a_taken_status_port_is_named() {
+    let mock = MockIstiod::start().await;
+    let builder = TestAgent::with().istiod(&mock);
+    let port = builder.ports().status;
+    let _taken = std::net::TcpListener::bind(("0.0.0.0", port)).unwrap();
+    let mut agent = builder.start();
+    agent.wait_log(&port.to_string()).await;
+    // The identity must not hang on a port that only probes and scrapers use.
+    let client = agent.sds().await;
+    let mut stream = client.stream_secrets();
+    stream.send(&secret_request("default"));
+    stream.next().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_missing_root_ends_the_start_and_is_named() {
+    let mock = MockIstiod::start().await;
+    let mut agent = TestAgent::with().istiod(&mock).without_file(ROOT).start();
+    let status = agent.wait_exit().await;
+    assert_eq!(status.code(), Some(255));
+    agent.wait_log(ROOT).await;
+    agent.assert_clean().await;
+    assert!(mock.record().is_empty(), "istiod is not dialled without a root");
+}
+
+#[tokio::test]
+async fn a_token_that_cannot_be_read_is_named_and_read_later() {
+    let mock = MockIstiod::start().await;
+    // A directory cannot be read as a file by anybody, whoever runs the test.
+    let mut agent =
+        TestAgent::with().istiod(&mock).without_file(TOKEN).file(&format!("{TOKEN}/x"), "").start();
+    let client = agent.sds().await;
+    agent.wait_log("istio-token").await;
+    std::fs::remove_dir_all(agent.path(TOKEN)).unwrap();
+    agent.put(TOKEN, mock.mint("ns", "sa"));
+    eventually("a certificate", || async {
+        let mut stream = client.stream_secrets();
+        stream.send(&secret_request("default"));
+        stream.next().await.ok()
+    })
+    .await;
+    drop(client);
+    agent.stop().await;
+}
+
+#[tokio::test]
+async fn a_bad_proxy_config_ends_the_start_and_says_why() {
+    for (text, part) in [
+        ("{discoveryAddress: [", "PROXY_CONFIG"),
+        ("{\"statusPort\": \"soon\"}", "statusPort"),
+        ("{\"drainDuration\": \"long\"}", "drainDuration"),
+        ("- 1", "PROXY_CONFIG"),
+    ] {
+        let mut agent = TestAgent::with().env("PROXY_CONFIG", text).start();
+        let status = agent.wait_exit().await;
+        assert_eq!(status.code(), Some(255), "{text}: {}", agent.log().text());
+        agent.wait_log(part).await;
+        assert!(!agent.path(XDS).exists() && !agent.path(SDS).exists(), "{text}: nothing is bound");
+    }
 }

@@ -8,6 +8,7 @@
 pub mod agent;
 pub mod client;
 pub mod http;
+pub mod mesh;
 
 use std::path::PathBuf;
 use std::time::Duration;
