@@ -53,7 +53,7 @@ pub struct Options {
     pub skip_deprecated_logs: bool,
     /// `ISTIO_ENVOY_ENABLE_CORE_DUMP`.
     pub core_dump: bool,
-    /// Compact JSON from the file of `ISTIO_BOOTSTRAP_OVERRIDE` ([`override_json`]).
+    /// Compact JSON from the file of `ISTIO_BOOTSTRAP_OVERRIDE` ([`override_text`], [`override_json`]).
     pub override_json: Option<String>,
     /// Worker threads; 0: one per hardware thread.
     pub concurrency: u32,
@@ -208,78 +208,61 @@ pub fn concurrency(flag: u32, proxy_config: Option<u32>, cpu_limit: u32) -> Conc
     Concurrency { threads: configured.unwrap_or(0), overridden: false }
 }
 
-/// Why the override file is left out; a warning, never an end.
-#[derive(Debug, thiserror::Error)]
-pub enum OverrideError {
-    /// No YAML.
-    #[error("it is no valid YAML: {0}")]
-    Yaml(#[from] serde_yaml_ng::Error),
-    /// YAML that JSON cannot express, such as a list as a key.
-    #[error("it cannot be written as JSON: {0}")]
-    Json(String),
-}
-
-/// The override file as compact JSON with sorted keys, `$(HOST_IP)` replaced (an IPv6 address gets
-/// brackets, once).
-///
-/// # Errors
-/// When the text is no YAML, or has no JSON form.
-pub fn override_json(text: &str, host_ip: &str) -> Result<String, OverrideError> {
-    let text = if host_ip.contains(':') {
+/// The text of the override file with `$(HOST_IP)` replaced; an IPv6 address gets brackets, once. To be
+/// read as YAML and handed to [`override_json`].
+#[must_use]
+pub fn override_text(text: &str, host_ip: &str) -> String {
+    if host_ip.contains(':') {
         let bracketed = format!("[{host_ip}]");
         text.replace("[$(HOST_IP)]", &bracketed).replace("$(HOST_IP)", &bracketed)
     } else {
         text.replace("$(HOST_IP)", host_ip)
-    };
-    let value: serde_yaml_ng::Value = serde_yaml_ng::from_str(&text)?;
-    let mut out = String::new();
-    write_json(&value, &mut out)?;
-    Ok(out)
+    }
 }
 
-// By hand because keys must come out sorted as Go's map encoding does, also keys that are no strings.
-fn write_json(value: &serde_yaml_ng::Value, out: &mut String) -> Result<(), OverrideError> {
-    use serde_yaml_ng::Value;
+/// The override as `--config-yaml` carries it: compact, keys sorted. `None` for an empty one (the Go
+/// agent passes `null`, which Envoy refuses).
+#[must_use]
+pub fn override_json(value: &serde_json::Value) -> Option<String> {
+    if value.is_null() {
+        return None;
+    }
+    let mut out = String::new();
+    write_json(value, &mut out);
+    Some(out)
+}
+
+// By hand because keys must come out sorted, whatever order serde_json keeps them in.
+fn write_json(value: &serde_json::Value, out: &mut String) {
+    use serde_json::Value;
+    let separate = |out: &mut String, i: usize| {
+        if i > 0 {
+            out.push(',');
+        }
+    };
     match value {
-        Value::Null => out.push_str("null"),
-        Value::Bool(b) => out.push_str(if *b { "true" } else { "false" }),
-        Value::Number(n) => out.push_str(&n.to_string()),
-        Value::String(s) => out.push_str(&json_string(s)),
-        Value::Tagged(tagged) => write_json(&tagged.value, out)?,
-        Value::Sequence(items) => {
+        Value::String(text) => out.push_str(&json_string(text)),
+        Value::Array(items) => {
             out.push('[');
             for (i, item) in items.iter().enumerate() {
-                if i > 0 {
-                    out.push(',');
-                }
-                write_json(item, out)?;
+                separate(out, i);
+                write_json(item, out);
             }
             out.push(']');
         }
-        Value::Mapping(map) => {
-            let mut sorted = std::collections::BTreeMap::new();
-            for (key, value) in map {
-                let key = match key {
-                    Value::String(s) => s.clone(),
-                    Value::Bool(b) => b.to_string(),
-                    Value::Number(n) => n.to_string(),
-                    other => return Err(OverrideError::Json(format!("{other:?} is used as a key"))),
-                };
-                sorted.insert(key, value);
-            }
+        Value::Object(map) => {
+            let sorted: std::collections::BTreeMap<_, _> = map.iter().collect();
             out.push('{');
             for (i, (key, value)) in sorted.into_iter().enumerate() {
-                if i > 0 {
-                    out.push(',');
-                }
-                out.push_str(&json_string(&key));
+                separate(out, i);
+                out.push_str(&json_string(key));
                 out.push(':');
-                write_json(value, out)?;
+                write_json(value, out);
             }
             out.push('}');
         }
+        other => out.push_str(&other.to_string()),
     }
-    Ok(())
 }
 
 // Go's encoder also escapes what would be markup in HTML.

@@ -102,15 +102,22 @@ fn threads_come_from_flag_config_or_limit() {
 
 #[test]
 fn the_override_is_compact_sorted_json() {
-    let json = |text, ip| override_json(text, ip).unwrap();
-    assert_eq!(json("key: value", ""), r#"{"key":"value"}"#);
-    assert_eq!(json("b: 1\na: [x, 2.5, null, true]\n", ""), r#"{"a":["x",2.5,null,true],"b":1}"#);
-    assert_eq!(json("a: $(HOST_IP):80", "10.0.0.1"), r#"{"a":"10.0.0.1:80"}"#);
-    assert_eq!(json("a: '$(HOST_IP):80'", "fd00::1"), r#"{"a":"[fd00::1]:80"}"#);
-    assert_eq!(json("a: '[$(HOST_IP)]:80'", "fd00::1"), r#"{"a":"[fd00::1]:80"}"#);
-    assert_eq!(json("a: 'x$(HOST_IP)'", ""), r#"{"a":"x"}"#);
-    assert_eq!(json("a: <b>&c", ""), "{\"a\":\"\\u003cb\\u003e\\u0026c\"}");
-    assert!(override_json("a: [", "").is_err());
+    let json = |text: &str| override_json(&serde_json::from_str(text).unwrap());
+    assert_eq!(json(r#"{"key": "value"}"#).unwrap(), r#"{"key":"value"}"#);
+    assert_eq!(
+        json(r#"{"b": 1, "a": ["x", 2.5, null, true], "c": {"z": 0, "y": 1}}"#).unwrap(),
+        r#"{"a":["x",2.5,null,true],"b":1,"c":{"y":1,"z":0}}"#
+    );
+    assert_eq!(json(r#"{"a": "<b>&c"}"#).unwrap(), "{\"a\":\"\\u003cb\\u003e\\u0026c\"}");
+    assert_eq!(json("null"), None, "an empty override is none");
+}
+
+#[test]
+fn the_hosts_address_is_put_in() {
+    assert_eq!(override_text("a: $(HOST_IP):80", "10.0.0.1"), "a: 10.0.0.1:80");
+    assert_eq!(override_text("a: '$(HOST_IP):80'", "fd00::1"), "a: '[fd00::1]:80'");
+    assert_eq!(override_text("a: '[$(HOST_IP)]:80'", "fd00::1"), "a: '[fd00::1]:80'");
+    assert_eq!(override_text("a: 'x$(HOST_IP)'", ""), "a: 'x'");
 }
 
 #[test]
