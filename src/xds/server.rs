@@ -274,10 +274,15 @@ async fn connection(shared: Arc<Shared>, socket: UnixStream, stop: Stop) {
             }
             () = stop.cancelled() => {
                 let farewell = async {
+                    let mut closing = false;
                     loop {
+                        if streams.is_empty() && !closing {
+                            closing = true;
+                            http2.graceful_shutdown();
+                        }
                         tokio::select! {
                             more = http2.accept() => if !matches!(more, Some(Ok(_))) { break },
-                            done = streams.join_next() => if done.is_none() { http2.graceful_shutdown() },
+                            Some(_) = streams.join_next(), if !streams.is_empty() => {}
                         }
                     }
                 };
