@@ -1,15 +1,17 @@
 //! Client of istiod's CA.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use prost::Message;
 use tokio::time::Instant;
 
-pub use super::calls::Config as Calls;
-use super::calls::{Caller, Method};
+use super::calls::{Caller, Config as Calls, Method};
 use super::{CaClient, Error};
 use crate::base::metrics::Metrics;
+use crate::istiod::Connector;
+use crate::istiod::auth::{CallHeaders, TokenSource};
 use crate::proto::ca::{IstioCertificateRequest, IstioCertificateResponse};
 
 const CREATE: Method<'_> =
@@ -18,10 +20,25 @@ const CREATE: Method<'_> =
 /// What a client needs.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// How to reach it; headers are `clusterid` and `CA_HEADER_*`.
-    pub calls: Calls,
+    /// How to reach the CA.
+    pub connector: Connector,
+    /// Tokens, asked for at each attempt.
+    pub tokens: Arc<dyn TokenSource>,
+    /// `clusterid` and `CA_HEADER_*`.
+    pub headers: CallHeaders,
     /// `ISTIO_META_CERT_SIGNER`, sent even when empty.
     pub cert_signer: String,
+    /// Bound of one attempt, dial included (the Go agent has none).
+    pub attempt_timeout: Duration,
+    /// Bound of a call with all its attempts (the Go agent has none).
+    pub total_timeout: Duration,
+}
+
+impl Config {
+    /// Default of [`Config::attempt_timeout`].
+    pub const ATTEMPT_TIMEOUT: Duration = Calls::ATTEMPT_TIMEOUT;
+    /// Default of [`Config::total_timeout`].
+    pub const TOTAL_TIMEOUT: Duration = Calls::TOTAL_TIMEOUT;
 }
 
 /// The client.
@@ -38,7 +55,9 @@ impl Client {
     /// When a second CA client is made for one registry.
     #[must_use]
     pub fn new(config: Config, metrics: &Metrics) -> Self {
-        Self { caller: Caller::new(config.calls, metrics), cert_signer: config.cert_signer }
+        let Config { connector, tokens, headers, cert_signer, attempt_timeout, total_timeout } = config;
+        let calls = Calls { connector, tokens, headers, attempt_timeout, total_timeout };
+        Self { caller: Caller::new(calls, metrics), cert_signer }
     }
 
     async fn create(&self, csr_pem: &str, ttl: Duration) -> Result<Vec<String>, Error> {

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use super::citadel::{self, Calls};
-use super::{CaClient, google};
+pub use super::calls::Config as Calls;
+use super::{CaClient, citadel, google};
 use crate::base::metrics::Metrics;
 
 /// Which CA is asked.
@@ -79,7 +79,10 @@ pub fn client(
     Some(match provider {
         Provider::GkeWorkloadCertificate => return None,
         Provider::Citadel => {
-            let config = citadel::Config { calls, cert_signer: details.cert_signer };
+            let Calls { connector, tokens, headers, attempt_timeout, total_timeout } = calls;
+            let cert_signer = details.cert_signer;
+            let config =
+                citadel::Config { connector, tokens, headers, cert_signer, attempt_timeout, total_timeout };
             Arc::new(citadel::Client::new(config, metrics))
         }
         Provider::GoogleCa => Arc::new(google::MeshCa::new(calls, &details.cluster_url, metrics)),

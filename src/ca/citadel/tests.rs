@@ -1,7 +1,6 @@
 //! The client against a CA that really signs, failures first.
 
 use std::path::PathBuf;
-use std::sync::Arc;
 
 use mock_istiod::{Code as MockCode, Fault, MockIstiod};
 use tempfile::TempDir;
@@ -10,8 +9,8 @@ use super::*;
 use crate::base::clock;
 use crate::ca::csr::{self, Algorithm, Curve, Key, KeyOptions};
 use crate::ca::{CaClient, Retry};
-use crate::istiod::auth::{CallHeaders, TokenFile};
-use crate::istiod::{self, ClientFiles, Compliance, Connector, Roots, Tls, Transport};
+use crate::istiod::auth::TokenFile;
+use crate::istiod::{self, ClientFiles, Compliance, Roots, Tls, Transport};
 use crate::tls::cert;
 
 struct World {
@@ -59,17 +58,17 @@ impl World {
         })
         .unwrap();
         let tokens = TokenFile::new(self.path("token"), "istio-ca", Arc::new(clock::System));
-        let calls = Calls {
+        let mut config = Config {
             connector,
             tokens: Arc::new(tokens),
             headers: CallHeaders {
                 cluster_id: "Kubernetes".to_owned(),
                 extra: vec![("baz".to_owned(), "=qux".to_owned())],
             },
-            attempt_timeout: Calls::ATTEMPT_TIMEOUT,
-            total_timeout: Calls::TOTAL_TIMEOUT,
+            cert_signer: String::new(),
+            attempt_timeout: Config::ATTEMPT_TIMEOUT,
+            total_timeout: Config::TOTAL_TIMEOUT,
         };
-        let mut config = Config { calls, cert_signer: String::new() };
         change(&mut config);
         Client::new(config, &Metrics::new())
     }
@@ -179,7 +178,7 @@ async fn an_answer_cut_off_is_asked_for_again() {
 #[tokio::test]
 async fn a_ca_that_hangs_costs_one_attempt_and_blocks_nobody() {
     let world = World::new().await;
-    let client = world.client_with(|c| c.calls.attempt_timeout = Duration::from_secs(2));
+    let client = world.client_with(|c| c.attempt_timeout = Duration::from_secs(2));
     world.istiod.ca().next(Fault::HalfOpen);
     let (hanging, fine) = tokio::join!(world.sign(&client), async {
         world
@@ -205,7 +204,7 @@ async fn a_ca_that_hangs_costs_one_attempt_and_blocks_nobody() {
 #[tokio::test]
 async fn a_silent_listener_and_a_closed_port_end_and_heal() {
     let world = World::new().await;
-    let client = world.client_with(|c| c.calls.attempt_timeout = Duration::from_millis(300));
+    let client = world.client_with(|c| c.attempt_timeout = Duration::from_millis(300));
     world.istiod.connections().next(Fault::HalfOpen);
     assert_eq!(world.sign(&client).await.unwrap_err().label(), "deadline");
     world.istiod.down().await;
@@ -247,7 +246,7 @@ async fn the_token_is_read_at_every_attempt() {
 #[tokio::test]
 async fn metadata_that_cannot_be_sent_fails_before_it_leaves() {
     let world = World::new().await;
-    let client = world.client_with(|c| c.calls.headers.extra.push(("a b".to_owned(), String::new())));
+    let client = world.client_with(|c| c.headers.extra.push(("a b".to_owned(), String::new())));
     let error = world.sign(&client).await.unwrap_err();
     assert!(error.to_string().contains("\"a b\""), "{error}");
     assert!(world.istiod.record().connections().is_empty());
