@@ -1,42 +1,286 @@
-//! Between an accepted connection and the HTTP/2 server: lets through what the server would reset.
+//! Between an accepted connection and the HTTP/2 server: makes every client's `:authority` one that the
+//! server takes.
+//!
+//! A unix socket has no host name, so clients invent one: Envoy sends its cluster's name and Go
+//! `localhost`, but gRPC's C core (C++, Python, Ruby, PHP) sends the percent-encoded path
+//! (`.%2Fetc%2Fistio%2Fproxy%2FXDS`), and Java and Swift the path itself. Those are no authorities by
+//! RFC 3986, and the HTTP/2 library resets the stream with PROTOCOL_ERROR before any handler sees it.
+//!
+//! [`Shim`] reads the frames that go by. HEADERS (and CONTINUATION) are decoded; a block whose authority
+//! the server would take passes as it came, byte for byte, so Envoy's connections are not changed at all.
+//! The first block with another authority is written anew, with `localhost` in its place and every field
+//! as a literal without indexing, and so are all blocks after it (the server's table no longer knows what
+//! they might refer to). All other frames pass untouched, without a copy: what is read goes straight into
+//! the reader's buffer, and only header blocks are taken out of it.
+//!
+//! What is not understood (a block that does not decode, frames out of order) passes as it came as long
+//! as nothing was written anew: the server has the better error. Afterwards it ends the connection.
 
 use std::io;
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
+
+use bytes::{Buf, BytesMut};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// Wraps an accepted connection.
+mod block;
+
+use block::Blocks;
+
+/// What a client says first.
+const PREFACE: usize = 24;
+const HEADER: usize = 9;
+/// Read at once while a header block is being gathered.
+const CHUNK: usize = 4096;
+/// Largest header block gathered; the server's own limit on header lists is about the same.
+const LARGEST: usize = 256 * 1024;
+
+const HEADERS: u8 = 1;
+const CONTINUATION: u8 = 9;
+const END_HEADERS: u8 = 4;
+
+/// Wraps an accepted connection. Writes pass through.
 #[derive(Debug)]
-pub struct Shim<T>(T);
+pub struct Shim<T> {
+    inner: T,
+    frames: Frames,
+}
+
 impl<T> Shim<T> {
-    /// Wraps.
+    /// Wraps a connection of which nothing has been read yet.
     pub fn new(inner: T) -> Self {
-        Self(inner)
+        Self { inner, frames: Frames::default() }
     }
 }
+
+// Where in the stream of frames we are. Never inside a frame's header: one that is split is kept back.
+#[derive(Debug)]
+struct Frames {
+    // Bytes that pass before the next frame begins.
+    pass: u64,
+    // Bytes kept back: a split frame header, or the frames of a header block.
+    kept: BytesMut,
+    // Bytes ready for the reader.
+    ready: BytesMut,
+    blocks: Blocks,
+    // Nothing is looked at any more.
+    blind: bool,
+}
+
+impl Default for Frames {
+    fn default() -> Self {
+        Self {
+            pass: PREFACE as u64,
+            kept: BytesMut::new(),
+            ready: BytesMut::new(),
+            blocks: Blocks::default(),
+            blind: false,
+        }
+    }
+}
+
+/// The header of a frame.
+#[derive(Debug, Clone, Copy)]
+struct Head {
+    length: usize,
+    kind: u8,
+    flags: u8,
+    stream: u32,
+}
+
+impl Head {
+    fn of(bytes: &[u8]) -> Option<Self> {
+        let b = bytes.get(..HEADER)?;
+        Some(Self {
+            length: u32::from_be_bytes([0, b[0], b[1], b[2]]) as usize,
+            kind: b[3],
+            flags: b[4],
+            stream: u32::from_be_bytes([b[5], b[6], b[7], b[8]]) & 0x7fff_ffff,
+        })
+    }
+}
+
+impl Frames {
+    // How many of the bytes, from their beginning, may be passed on as they are; the rest starts with
+    // the header of a frame that must be looked at, or with a split one.
+    fn passing(&mut self, bytes: &[u8]) -> usize {
+        let mut at = 0;
+        loop {
+            let n = usize::try_from(self.pass).unwrap_or(usize::MAX).min(bytes.len() - at);
+            at += n;
+            self.pass -= n as u64;
+            if at == bytes.len() {
+                return at;
+            }
+            match Head::of(&bytes[at..]) {
+                Some(head) if head.kind != HEADERS => self.pass = (HEADER + head.length) as u64,
+                _ => return at,
+            }
+        }
+    }
+
+    // Takes bytes that begin where a frame begins (after what is kept), and makes them ready.
+    fn take(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.kept.extend_from_slice(bytes);
+        loop {
+            if self.blind {
+                self.ready.unsplit(self.kept.split());
+                return Ok(());
+            }
+            let passing = {
+                let kept = std::mem::take(&mut self.kept);
+                let n = self.passing(&kept);
+                self.kept = kept;
+                n
+            };
+            if passing > 0 {
+                self.ready.extend_from_slice(&self.kept[..passing]);
+                self.kept.advance(passing);
+            }
+            match gather(&self.kept) {
+                Gathered::More => return Ok(()),
+                Gathered::Block { length, fragment } => {
+                    let raw = self.kept.split_to(length);
+                    match self.blocks.rewrite(&raw, &fragment) {
+                        Ok(None) => self.ready.extend_from_slice(&raw),
+                        Ok(Some(new)) => self.ready.extend_from_slice(&new),
+                        Err(why) => self.give_up(&raw, why)?,
+                    }
+                }
+                Gathered::Broken(why) => self.give_up(&[], why)?,
+            }
+        }
+    }
+
+    fn give_up(&mut self, raw: &[u8], why: &'static str) -> io::Result<()> {
+        if self.blocks.rewriting() {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, why));
+        }
+        self.ready.extend_from_slice(raw);
+        self.blind = true;
+        Ok(())
+    }
+}
+
+enum Gathered {
+    // The block is not complete.
+    More,
+    // Its frames end here; the fragments, joined.
+    Block { length: usize, fragment: Vec<u8> },
+    // Not frames of a block.
+    Broken(&'static str),
+}
+
+// A HEADERS frame and its CONTINUATIONs, from the beginning of `kept`.
+fn gather(kept: &[u8]) -> Gathered {
+    let Some(first) = Head::of(kept) else { return Gathered::More };
+    if first.length > LARGEST {
+        return Gathered::Broken("a header block is too large");
+    }
+    if kept.len() < HEADER + first.length {
+        return Gathered::More;
+    }
+    let payload = &kept[HEADER..HEADER + first.length];
+    let Some((prefix, padding)) = block::surround(first.flags, payload) else {
+        return Gathered::Broken("a HEADERS frame is shorter than its padding");
+    };
+    let mut fragment = payload[prefix..payload.len() - padding].to_vec();
+    let mut at = HEADER + first.length;
+    let mut last = first;
+    while last.flags & END_HEADERS == 0 {
+        if at > LARGEST {
+            return Gathered::Broken("a header block is too large");
+        }
+        let Some(next) = Head::of(&kept[at..]) else { return Gathered::More };
+        if next.kind != CONTINUATION || next.stream != first.stream || next.length > LARGEST {
+            return Gathered::Broken("a header block is not continued");
+        }
+        let Some(payload) = kept.get(at + HEADER..at + HEADER + next.length) else { return Gathered::More };
+        fragment.extend_from_slice(payload);
+        at += HEADER + next.length;
+        last = next;
+    }
+    Gathered::Block { length: at, fragment }
+}
+
 impl<T: AsyncRead + Unpin> AsyncRead for Shim<T> {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().0).poll_read(cx, buf)
+        let this = self.get_mut();
+        let frames = &mut this.frames;
+        loop {
+            if !frames.ready.is_empty() {
+                let n = frames.ready.len().min(buf.remaining());
+                buf.put_slice(&frames.ready[..n]);
+                frames.ready.advance(n);
+                if frames.ready.is_empty() {
+                    // Header blocks are rare: nothing is kept for the next one.
+                    frames.ready = BytesMut::new();
+                }
+                return Poll::Ready(Ok(()));
+            }
+            if buf.remaining() == 0 {
+                return Poll::Ready(Ok(()));
+            }
+            if !frames.kept.is_empty() && !frames.blind {
+                let mut space = [0; CHUNK];
+                let mut chunk = ReadBuf::new(&mut space);
+                ready!(Pin::new(&mut this.inner).poll_read(cx, &mut chunk))?;
+                if chunk.filled().is_empty() {
+                    // The end: the rest goes on as it is.
+                    frames.ready = frames.kept.split();
+                    frames.blind = true;
+                    if frames.ready.is_empty() {
+                        return Poll::Ready(Ok(()));
+                    }
+                    continue;
+                }
+                frames.take(chunk.filled())?;
+                continue;
+            }
+            let before = buf.filled().len();
+            ready!(Pin::new(&mut this.inner).poll_read(cx, buf))?;
+            let new = &buf.filled()[before..];
+            if new.is_empty() || frames.blind {
+                return Poll::Ready(Ok(()));
+            }
+            let passing = frames.passing(new);
+            if passing < new.len() {
+                let rest = new[passing..].to_vec();
+                buf.set_filled(before + passing);
+                frames.take(&rest)?;
+            }
+            if passing > 0 {
+                return Poll::Ready(Ok(()));
+            }
+        }
     }
 }
+
 impl<T: AsyncWrite + Unpin> AsyncWrite for Shim<T> {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.get_mut().0).poll_write(cx, buf)
+        Pin::new(&mut self.get_mut().inner).poll_write(cx, buf)
     }
+
     fn poll_write_vectored(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.get_mut().0).poll_write_vectored(cx, bufs)
+        Pin::new(&mut self.get_mut().inner).poll_write_vectored(cx, bufs)
     }
+
     fn is_write_vectored(&self) -> bool {
-        self.0.is_write_vectored()
+        self.inner.is_write_vectored()
     }
+
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().0).poll_flush(cx)
+        Pin::new(&mut self.get_mut().inner).poll_flush(cx)
     }
+
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().0).poll_shutdown(cx)
+        Pin::new(&mut self.get_mut().inner).poll_shutdown(cx)
     }
 }
+
+#[cfg(test)]
+mod tests;

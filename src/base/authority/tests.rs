@@ -1,0 +1,204 @@
+use fluke_hpack::Encoder;
+use proptest::prelude::*;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use super::*;
+
+const PRI: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
+fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+    let mut frame = (payload.len() as u32).to_be_bytes()[1..].to_vec();
+    frame.extend([kind, flags]);
+    frame.extend(stream.to_be_bytes());
+    frame.extend(payload);
+    frame
+}
+
+fn fields(authority: &str) -> Vec<(&'static [u8], Vec<u8>)> {
+    vec![
+        (b":method", b"POST".to_vec()),
+        (b":scheme", b"http".to_vec()),
+        (b":path", b"/a.B/C".to_vec()),
+        (b":authority", authority.into()),
+        (b"te", b"trailers".to_vec()),
+        (b"content-type", b"application/grpc".to_vec()),
+        (b"x-long", vec![b'v'; 300]),
+    ]
+}
+
+fn block(encoder: &mut Encoder<'_>, authority: &str) -> Vec<u8> {
+    let fields = fields(authority);
+    encoder.encode(fields.iter().map(|(n, v)| (*n, &v[..])))
+}
+
+// Reads everything through a shim that is fed `input` in pieces of the given sizes (then the rest).
+async fn through(input: Vec<u8>, pieces: Vec<usize>) -> io::Result<Vec<u8>> {
+    let (mut client, server) = tokio::io::duplex(64);
+    let writer = async move {
+        let mut rest = &input[..];
+        for size in pieces {
+            let (piece, more) = rest.split_at(size.min(rest.len()));
+            if client.write_all(piece).await.is_err() {
+                return;
+            }
+            tokio::task::yield_now().await;
+            rest = more;
+        }
+        let _ = client.write_all(rest).await;
+    };
+    let reader = async move {
+        let mut shim = Shim::new(server);
+        let mut out = Vec::new();
+        shim.read_to_end(&mut out).await.map(|_| out)
+    };
+    tokio::join!(writer, reader).1
+}
+
+// The header lists in an output, as an HTTP/2 server with a table of its own would decode them.
+fn decode(mut bytes: &[u8]) -> Vec<Vec<(Vec<u8>, Vec<u8>)>> {
+    let mut decoder = fluke_hpack::Decoder::new();
+    let mut lists = Vec::new();
+    assert!(bytes.starts_with(PRI));
+    bytes = &bytes[PRI.len()..];
+    let mut fragment = Vec::new();
+    while let Some(head) = Head::of(bytes) {
+        let payload = &bytes[HEADER..HEADER + head.length];
+        if head.kind == HEADERS {
+            let (prefix, padding) = block::surround(head.flags, payload).unwrap();
+            fragment = payload[prefix..payload.len() - padding].to_vec();
+        } else if head.kind == CONTINUATION {
+            fragment.extend_from_slice(payload);
+        }
+        if matches!(head.kind, HEADERS | CONTINUATION) && head.flags & END_HEADERS != 0 {
+            lists.push(decoder.decode(&fragment).unwrap());
+        }
+        bytes = &bytes[HEADER + head.length..];
+    }
+    lists
+}
+
+fn expected(authority: &str) -> Vec<(Vec<u8>, Vec<u8>)> {
+    fields(authority).into_iter().map(|(n, v)| (n.to_vec(), v)).collect()
+}
+
+#[tokio::test]
+async fn what_the_server_takes_passes_byte_for_byte() {
+    let mut encoder = Encoder::new();
+    for authority in ["xds-grpc", "localhost", "localhost:80", "127.0.0.1:1", "[::1]:5", "sds-grpc"] {
+        let mut input = PRI.to_vec();
+        input.extend(frame(4, 0, 0, &[]));
+        input.extend(frame(HEADERS, END_HEADERS, 1, &block(&mut encoder, authority)));
+        input.extend(frame(0, 0, 1, &[1, 2, 3]));
+        encoder = Encoder::new();
+        assert_eq!(through(input.clone(), vec![]).await.unwrap(), input, "{authority}");
+    }
+}
+
+#[tokio::test]
+async fn every_form_that_it_refuses_becomes_localhost() {
+    for authority in
+        [".%2Fetc%2Fistio%2Fproxy%2FXDS", "/etc/istio/proxy/XDS", "./etc/istio/proxy/XDS", "", "a b", "%"]
+    {
+        let mut encoder = Encoder::new();
+        let mut input = PRI.to_vec();
+        // A good one first, so that the second refers to a table that the server also has.
+        input.extend(frame(HEADERS, END_HEADERS, 1, &block(&mut encoder, "good")));
+        input.extend(frame(HEADERS, END_HEADERS, 3, &block(&mut encoder, authority)));
+        input.extend(frame(0, 0, 1, &[7; 100]));
+        input.extend(frame(HEADERS, END_HEADERS, 5, &block(&mut encoder, "good")));
+        let output = through(input, vec![]).await.unwrap();
+        let lists = decode(&output);
+        assert_eq!(lists, [expected("good"), expected("localhost"), expected("good")], "{authority}");
+    }
+}
+
+#[tokio::test]
+async fn padding_priority_and_continuation_are_understood() {
+    let block = block(&mut Encoder::new(), "/path");
+    let (a, rest) = block.split_at(10);
+    let (b, c) = rest.split_at(7);
+    let mut first = vec![4, 0x80, 0, 0, 9, 42];
+    first.extend(a);
+    first.extend([0; 4]);
+    let mut input = PRI.to_vec();
+    input.extend(frame(HEADERS, 0x08 | 0x20 | 1, 1, &first));
+    input.extend(frame(CONTINUATION, 0, 1, b));
+    input.extend(frame(CONTINUATION, END_HEADERS, 1, c));
+    input.extend(frame(0, 1, 1, &[1]));
+    let output = through(input, vec![]).await.unwrap();
+    assert_eq!(decode(&output), [expected("localhost")]);
+    let head = Head::of(&output[PRI.len()..]).unwrap();
+    assert_eq!(head.flags, 0x20 | 1 | END_HEADERS, "end of stream and priority stay, padding goes");
+    assert_eq!(output[PRI.len() + HEADER..][..5], [0x80, 0, 0, 9, 42]);
+}
+
+#[tokio::test]
+async fn a_large_block_is_split_again() {
+    let mut encoder = Encoder::new();
+    let long = vec![0xff; 40_000];
+    let list: Vec<(&[u8], &[u8])> = vec![(b":authority", b"/x"), (b"long", &long)];
+    let block = encoder.encode(list);
+    let mut input = PRI.to_vec();
+    let chunks: Vec<&[u8]> = block.chunks(16_384).collect();
+    for (i, chunk) in chunks.iter().enumerate() {
+        let end = if i + 1 == chunks.len() { END_HEADERS } else { 0 };
+        input.extend(frame(if i == 0 { HEADERS } else { CONTINUATION }, end, 1, chunk));
+    }
+    let output = through(input, vec![]).await.unwrap();
+    assert_eq!(decode(&output)[0][1].1, long);
+}
+
+#[tokio::test]
+async fn nonsense_is_the_servers_to_refuse_until_something_was_rewritten() {
+    let cut_update = [0x3f];
+    for nonsense in [
+        frame(HEADERS, END_HEADERS, 1, &cut_update),
+        frame(HEADERS, END_HEADERS, 1, &[0x3f, 0xff, 0xff, 0x7f, 0x82]),
+        frame(HEADERS, END_HEADERS, 1, &[0xff, 0xff, 0xff, 0xff, 0xff]),
+        frame(HEADERS, END_HEADERS | 8, 1, &[200, 1]),
+        [frame(HEADERS, 0, 1, &[0x82]), frame(0, 0, 1, &[1])].concat(),
+        frame(HEADERS, END_HEADERS, 1, &[0x40, 0x05, b'a']),
+        frame(HEADERS, 0, 1, &[0x82]),
+        vec![0, 0, 9],
+    ] {
+        let input = [PRI, &nonsense, &frame(0, 0, 1, &[1])].concat();
+        assert_eq!(through(input.clone(), vec![]).await.unwrap(), input);
+        let input =
+            [PRI, &frame(HEADERS, END_HEADERS, 1, &block(&mut Encoder::new(), "/x")), &nonsense].concat();
+        let outcome = through(input, vec![]).await;
+        if nonsense.len() > 3 && !nonsense.ends_with(&[0x82]) {
+            assert!(outcome.is_err(), "{nonsense:?}");
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn any_split_gives_the_same(pieces in prop::collection::vec(0usize..40, 0..60), bad in any::<bool>()) {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let mut encoder = Encoder::new();
+        let mut input = PRI.to_vec();
+        input.extend(frame(4, 0, 0, &[0, 3, 0, 0, 0, 100]));
+        for stream in [1, 3, 5] {
+            let authority = if bad && stream == 3 { "/path" } else { "xds-grpc" };
+            let block = block(&mut encoder, authority);
+            let (a, b) = block.split_at(5);
+            input.extend(frame(HEADERS, 0, stream, a));
+            input.extend(frame(CONTINUATION, END_HEADERS, stream, b));
+            input.extend(frame(0, 0, stream, &[stream as u8; 50]));
+        }
+        let whole = runtime.block_on(through(input.clone(), vec![])).unwrap();
+        let split = runtime.block_on(through(input.clone(), pieces)).unwrap();
+        prop_assert_eq!(&whole, &split);
+        if !bad {
+            prop_assert_eq!(whole, input);
+        }
+    }
+
+    #[test]
+    fn bytes_of_any_kind_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..400), kind in 0u8..10) {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let input = [PRI, &frame(kind, END_HEADERS, 1, &bytes), &bytes].concat();
+        let _ = runtime.block_on(through(input, vec![]));
+    }
+}
