@@ -13,6 +13,8 @@
 //! certificates, and `base`. `sds` sees only [`SecretSource`].
 
 pub mod bundle;
+#[cfg(test)]
+mod fake;
 pub mod files;
 pub mod manager;
 mod metrics;
@@ -21,7 +23,7 @@ pub mod output;
 pub mod probe;
 mod request;
 pub mod rotation;
-mod slot;
+pub(crate) mod slot;
 mod status;
 mod workload;
 

@@ -1,1 +1,269 @@
+use std::collections::HashMap;
+use std::sync::Mutex;
 
+use envoy_types::pb::envoy::config::core::v3::Node;
+use envoy_types::pb::envoy::service::secret::v3::secret_discovery_service_client::SecretDiscoveryServiceClient;
+use envoy_types::pb::google::rpc::Status as RpcStatus;
+use futures_util::future::BoxFuture;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Streaming};
+
+use super::*;
+use crate::base::tasks::Group;
+use crate::secrets::slot::fake::Source;
+use crate::secrets::{Error, Fetched, Identity, ResourceName, Roots, Secret};
+
+#[derive(Debug, Default)]
+struct Fake(Mutex<HashMap<String, Arc<Source>>>);
+
+impl Fake {
+    fn source(&self, name: &str) -> Arc<Source> {
+        self.0.lock().unwrap().entry(name.to_owned()).or_default().clone()
+    }
+
+    fn identity(&self, text: &str) {
+        let key = zeroize::Zeroizing::new(b"key".to_vec());
+        let identity = Identity { chain: text.as_bytes().to_vec(), key };
+        self.source("default").publish(Secret::Identity(Arc::new(identity)));
+    }
+
+    fn roots(&self, text: &str) {
+        self.source("ROOTCA").publish(Secret::Roots(Arc::new(Roots { pem: text.as_bytes().to_vec() })));
+    }
+}
+
+impl SecretSource for Fake {
+    fn fetch(&self, name: ResourceName) -> BoxFuture<'static, Result<Fetched, Arc<Error>>> {
+        let fetched = self.source(&name.to_string()).fetched();
+        Box::pin(async move { fetched.ok_or_else(|| Arc::new(Error::Refused("nothing".to_owned()))) })
+    }
+}
+
+struct World {
+    _dir: tempfile::TempDir,
+    path: PathBuf,
+    fake: Arc<Fake>,
+    group: Group,
+    registry: crate::base::metrics::Metrics,
+}
+
+impl World {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("sds/socket");
+        let fake = Arc::new(Fake::default());
+        fake.identity("chain 1");
+        fake.roots("root 1");
+        let registry = crate::base::metrics::Metrics::new();
+        let config = Config { sockets: vec![path.clone()], ..Config::default() };
+        let server = Server::bind(config, fake.clone(), &registry);
+        assert_eq!(server.bound().collect::<Vec<_>>(), [path.as_path()]);
+        let group = Group::new();
+        group.run("sds", server.run(group.token()));
+        Self { _dir: dir, path, fake, group, registry }
+    }
+
+    async fn client(&self) -> SecretDiscoveryServiceClient<Channel> {
+        let path = self.path.clone();
+        let connect = tower::service_fn(move |_| {
+            let path = path.clone();
+            async move { UnixStream::connect(path).await.map(TokioIo::new) }
+        });
+        let channel = Endpoint::from_static("http://sds-grpc").connect_with_connector(connect).await.unwrap();
+        SecretDiscoveryServiceClient::new(channel)
+    }
+
+    async fn stream(&self) -> Stream {
+        let (requests, outgoing) = mpsc::channel(8);
+        let mut client = self.client().await;
+        let responses = client.stream_secrets(ReceiverStream::new(outgoing)).await.unwrap().into_inner();
+        Stream { requests, responses }
+    }
+
+    fn count(&self, name: &str) -> f64 {
+        let families = self.registry.registry().gather();
+        let family = families.iter().find(|f| f.get_name() == name);
+        family.map_or(0.0, |f| {
+            f.get_metric()[0].get_counter().get_value() + f.get_metric()[0].get_gauge().get_value()
+        })
+    }
+}
+
+struct Stream {
+    requests: mpsc::Sender<DiscoveryRequest>,
+    responses: Streaming<DiscoveryResponse>,
+}
+
+fn request(names: &[&str], nonce: &str) -> DiscoveryRequest {
+    DiscoveryRequest {
+        node: Some(Node { id: "sidecar~1".to_owned(), ..Node::default() }),
+        resource_names: names.iter().map(|n| (*n).to_owned()).collect(),
+        type_url: crate::sds::encode::SECRET_TYPE.to_owned(),
+        response_nonce: nonce.to_owned(),
+        ..DiscoveryRequest::default()
+    }
+}
+
+fn text(response: &DiscoveryResponse) -> String {
+    let all: Vec<u8> = response.resources.iter().flat_map(|r| r.value.clone()).collect();
+    String::from_utf8_lossy(&all).into_owned()
+}
+
+impl Stream {
+    async fn send(&self, request: DiscoveryRequest) {
+        self.requests.send(request).await.unwrap();
+    }
+
+    async fn next(&mut self) -> Result<DiscoveryResponse, Status> {
+        let next =
+            tokio::time::timeout(Duration::from_secs(20), self.responses.message()).await.expect("silence");
+        Ok(next?.expect("the stream ended"))
+    }
+}
+
+#[tokio::test]
+async fn answers_acks_and_pushes() {
+    let world = World::new();
+    let mut stream = world.stream().await;
+    stream.send(request(&["default", "ROOTCA"], "")).await;
+    let first = stream.next().await.unwrap();
+    assert_eq!(first.resources.len(), 2);
+    assert!(first.version_info.contains("Z/"), "{}", first.version_info);
+    stream.send(request(&["default", "ROOTCA"], &first.nonce)).await;
+    // The certificate was published first here; the root still goes out first.
+    world.fake.identity("chain 2");
+    world.fake.roots("root 2");
+    let (one, two) = (stream.next().await.unwrap(), stream.next().await.unwrap());
+    assert!(text(&one).contains("root 2") && text(&two).contains("chain 2"), "{} {}", text(&one), text(&two));
+    assert_eq!(one.resources.len(), 1);
+    assert_ne!(one.nonce, two.nonce);
+}
+
+#[tokio::test]
+async fn failures_end_the_stream_with_the_reason() {
+    let world = World::new();
+    for (name, words) in
+        [("other", "unknown resource"), ("file-cert:a~", "file-cert"), ("file-root:x", "nothing")]
+    {
+        let mut stream = world.stream().await;
+        stream.send(request(&["default", name], "")).await;
+        let status = stream.next().await.unwrap_err();
+        assert_eq!(status.code(), Code::Unknown);
+        assert!(status.message().contains(&format!("failed to generate secret for {name}")), "{status:?}");
+        assert!(status.message().contains(words), "{status:?}");
+    }
+    let mut stream = world.stream().await;
+    stream.send(request(&["default"], "")).await;
+    stream.next().await.unwrap();
+    world.fake.source("default").fail(Error::Refused("no luck".to_owned()));
+    let status = stream.next().await.unwrap_err();
+    assert!(status.message().contains("no luck"));
+    let mut stream = world.stream().await;
+    stream.send(DiscoveryRequest { node: None, ..request(&["default"], "") }).await;
+    assert_eq!(stream.next().await.unwrap_err().code(), Code::InvalidArgument);
+}
+
+#[tokio::test]
+async fn a_refusal_as_first_message_is_counted() {
+    let world = World::new();
+    let mut stream = world.stream().await;
+    let detail = Some(RpcStatus { message: "bad".to_owned(), ..RpcStatus::default() });
+    stream.send(DiscoveryRequest { error_detail: detail, ..request(&["default"], "n") }).await;
+    stream.send(request(&["default"], "")).await;
+    stream.next().await.unwrap();
+    assert_eq!(world.count("pilot_total_xds_rejects"), 1.0);
+}
+
+#[tokio::test]
+async fn fetch_and_delta_are_served() {
+    let world = World::new();
+    let mut client = world.client().await;
+    let response = client.fetch_secrets(request(&["ROOTCA"], "")).await.unwrap().into_inner();
+    assert!(text(&response).contains("root 1"));
+    assert_eq!(client.fetch_secrets(request(&["x"], "")).await.unwrap_err().code(), Code::Unknown);
+
+    let (requests, outgoing) = mpsc::channel(8);
+    let mut responses = client.delta_secrets(ReceiverStream::new(outgoing)).await.unwrap().into_inner();
+    let subscribe = DeltaDiscoveryRequest {
+        node: Some(Node { id: "sidecar~1".to_owned(), ..Node::default() }),
+        resource_names_subscribe: vec!["default".to_owned()],
+        ..DeltaDiscoveryRequest::default()
+    };
+    requests.send(subscribe).await.unwrap();
+    let first = responses.message().await.unwrap().unwrap();
+    assert_eq!(first.resources[0].name, "default");
+    world.fake.identity("chain 2");
+    let second = responses.message().await.unwrap().unwrap();
+    assert_ne!(first.resources[0].version, second.resources[0].version);
+}
+
+#[tokio::test]
+async fn the_end_of_a_stream_unsubscribes() {
+    let world = World::new();
+    let mut stream = world.stream().await;
+    stream.send(request(&["default"], "")).await;
+    stream.next().await.unwrap();
+    let source = world.fake.source("default");
+    assert_eq!(source.followers(), 1);
+    assert_eq!(world.count("sds_streams"), 1.0);
+    drop(stream);
+    let gone = async {
+        while source.followers() > 0 || world.count("sds_streams") > 0.0 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), gone).await.expect("the stream lingers");
+}
+
+#[tokio::test]
+async fn the_stop_ends_streams_and_removes_the_socket() {
+    let world = World::new();
+    let mut stream = world.stream().await;
+    stream.send(request(&["default"], "")).await;
+    stream.next().await.unwrap();
+    assert!(world.group.stop(Duration::from_secs(10)).await.is_empty());
+    assert_eq!(stream.next().await.unwrap_err().code(), Code::Unavailable);
+    assert!(!world.path.exists());
+}
+
+#[tokio::test]
+async fn a_removed_socket_is_bound_again_and_open_streams_stay() {
+    let world = World::new();
+    let mut stream = world.stream().await;
+    stream.send(request(&["default"], "")).await;
+    stream.next().await.unwrap();
+    std::fs::remove_file(&world.path).unwrap();
+    let again = async {
+        while !world.path.exists() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), again).await.expect("never bound again");
+    let mut other = world.stream().await;
+    other.send(request(&["default"], "")).await;
+    other.next().await.unwrap();
+    world.fake.identity("chain 2");
+    assert!(text(&stream.next().await.unwrap()).contains("chain 2"));
+}
+
+#[tokio::test]
+async fn a_socket_that_cannot_be_bound_is_tried_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("socket");
+    std::fs::create_dir_all(path.join("in the way")).unwrap();
+    let config = Config { sockets: vec![path.clone()], ..Config::default() };
+    let server = Server::bind(config, Arc::new(Fake::default()), &crate::base::metrics::Metrics::new());
+    assert_eq!(server.bound().count(), 0);
+    let group = Group::new();
+    group.run("sds", server.run(group.token()));
+    std::fs::remove_dir(path.join("in the way")).unwrap();
+    let bound = async {
+        while tokio::net::UnixStream::connect(&path).await.is_err() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), bound).await.expect("never bound");
+    group.stop(Duration::from_secs(5)).await;
+}

@@ -1,1 +1,232 @@
+use super::*;
+use mock_istiod::{Authority, Leaf, Pair};
+use std::fs;
 
+struct World {
+    dir: tempfile::TempDir,
+    store: Store,
+    name: ResourceName,
+    source: Source,
+}
+
+fn pair() -> Pair {
+    Authority::new("files", 1).pair(&Leaf::workload("spiffe://files/ns/a/sa/b", Duration::from_secs(3600)))
+}
+
+impl World {
+    fn pair() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let (cert, key) = (dir.path().join("cert.pem"), dir.path().join("key.pem"));
+        let name = ResourceName::FileCert { cert: "c".to_owned(), key: "k".to_owned() };
+        Self { dir, store: Store::new(Duration::from_millis(10)), name, source: Source::Pair { cert, key } }
+    }
+
+    fn roots() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let source = Source::Roots(dir.path().join("ca.pem"));
+        Self { dir, store: Store::new(Duration::ZERO), name: ResourceName::FileRoot("r".to_owned()), source }
+    }
+
+    fn put(&self, file: &str, text: &str) {
+        let path = self.dir.path().join(file);
+        fs::write(path.with_extension("new"), text).unwrap();
+        fs::rename(path.with_extension("new"), path).unwrap();
+    }
+
+    fn put_pair(&self, pair: &Pair) {
+        self.put("key.pem", &pair.key);
+        self.put("cert.pem", &pair.chain);
+    }
+
+    fn follow(&mut self) -> Option<Event> {
+        self.store.follow(&self.name, self.source.clone()).unwrap()
+    }
+
+    async fn next(&mut self) -> Event {
+        let run = async {
+            loop {
+                let wake = self.store.wake().unwrap_or_else(|| Instant::now() + SLOW_CHECK);
+                let events = tokio::select! {
+                    () = self.store.changed() => self.store.look_all(),
+                    () = tokio::time::sleep_until(wake) => self.store.tick(Instant::now(), |_| 1).0,
+                };
+                if let Some(event) = events.into_iter().next() {
+                    return event;
+                }
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(30), run).await.expect("nothing happened")
+    }
+}
+
+fn chain(event: &Event) -> &str {
+    match event {
+        Event::Loaded(_, Loaded::Pair(identity)) => std::str::from_utf8(&identity.chain).unwrap(),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn pairs_are_published_whole_or_not_at_all() {
+    let mut world = World::pair();
+    let (one, two, three) = (pair(), pair(), pair());
+    world.put_pair(&one);
+    assert_eq!(chain(&world.follow().unwrap()), one.chain);
+    assert!(world.follow().is_none(), "the same again is no event");
+    // A key alone is half of a change: nothing, not even trouble.
+    world.put("key.pem", &two.key);
+    assert!(world.store.look_all().is_empty());
+    assert_eq!(world.store.overview()[0].1, "");
+    // The other half completes it.
+    world.put("cert.pem", &two.chain);
+    assert_eq!(chain(&world.next().await), two.chain);
+    // A certificate before its key waits for it, and the old pair stays.
+    world.put("cert.pem", &three.chain);
+    assert!(world.store.look_all().is_empty());
+    assert!(world.store.overview()[0].1.contains("does not match"));
+    assert!(
+        matches!(world.store.loaded(&world.name), Some(Loaded::Pair(i)) if i.chain == two.chain.as_bytes())
+    );
+    world.put("key.pem", &three.key);
+    assert_eq!(chain(&world.next().await), three.chain);
+    assert_eq!(world.store.overview()[0].1, "");
+}
+
+#[tokio::test]
+async fn removed_files_leave_what_was_read() {
+    let mut world = World::pair();
+    let (one, two) = (pair(), pair());
+    world.put_pair(&one);
+    world.follow();
+    fs::remove_file(world.dir.path().join("cert.pem")).unwrap();
+    assert!(world.store.look_all().is_empty());
+    assert!(world.store.loaded(&world.name).is_some());
+    world.put_pair(&two);
+    assert_eq!(chain(&world.next().await), two.chain);
+}
+
+#[tokio::test]
+async fn in_place_writing_in_pieces_gives_the_whole() {
+    use std::io::Write;
+    let mut world = World::pair();
+    world.put_pair(&pair());
+    world.follow();
+    let new = pair();
+    fs::write(world.dir.path().join("key.pem"), &new.key).unwrap();
+    let mut file = fs::File::create(world.dir.path().join("cert.pem")).unwrap();
+    for piece in new.chain.as_bytes().chunks(new.chain.len() / 5) {
+        file.write_all(piece).unwrap();
+        file.flush().unwrap();
+        // Each look finds something unfinished, or at worst the leaf without its intermediate.
+        for event in world.store.look_all() {
+            assert!(new.chain.starts_with(chain(&event)));
+        }
+    }
+    drop(file);
+    let last = world.store.look_all().pop();
+    let got = match &last {
+        Some(event) => chain(event).to_owned(),
+        None => match world.store.loaded(&world.name) {
+            Some(Loaded::Pair(i)) => String::from_utf8(i.chain.clone()).unwrap(),
+            other => panic!("{other:?}"),
+        },
+    };
+    assert_eq!(got, new.chain);
+}
+
+#[tokio::test]
+async fn roots_keep_what_is_readable() {
+    let mut world = World::roots();
+    let (a, b) = (Authority::new("a", 0), Authority::new("b", 0));
+    let text = format!(
+        "# x\n{}-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\ntext\n{}",
+        a.root_pem(),
+        b.root_pem()
+    );
+    world.put("ca.pem", &text);
+    let event = world.follow().unwrap();
+    let Event::Loaded(_, Loaded::Roots(pem)) = event else { panic!("{event:?}") };
+    assert_eq!(pem.replace("\r\n", "\n"), format!("{}{}", a.root_pem(), b.root_pem()).replace("\r\n", "\n"));
+    for useless in ["", "text", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"] {
+        world.put("ca.pem", useless);
+        assert!(world.store.look_all().is_empty());
+        assert!(
+            world.store.overview()[0].1.contains("failed to parse root certs"),
+            "{:?}",
+            world.store.overview()
+        );
+    }
+    assert!(matches!(world.store.loaded(&world.name), Some(Loaded::Roots(p)) if *p == pem));
+}
+
+#[tokio::test]
+async fn a_root_file_cut_off_is_taken_only_if_it_stays_so() {
+    let mut world = World::roots();
+    let a = Authority::new("a", 0);
+    let cut = format!("{0}{1}", a.root_pem(), &a.root_pem()[..200]);
+    world.put("ca.pem", &cut);
+    assert!(world.follow().is_none());
+    let event = world.next().await;
+    assert!(matches!(event, Event::Loaded(_, Loaded::Roots(_))), "{event:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn trouble_is_reported_once_after_ten_seconds() {
+    let mut world = World::pair();
+    world.put_pair(&pair());
+    world.follow();
+    world.put("cert.pem", "x");
+    assert!(world.store.look_all().is_empty());
+    let mut reports = Vec::new();
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_secs(120) {
+        tokio::time::advance(Duration::from_millis(50)).await;
+        reports.extend(world.store.tick(Instant::now(), |_| 1).0.into_iter().map(|e| (start.elapsed(), e)));
+    }
+    let [(at, Event::Troubled(..))] = &reports[..] else { panic!("{reports:?}") };
+    assert!((9..12).contains(&at.as_secs()), "{at:?}");
+    let good = pair();
+    world.put_pair(&good);
+    tokio::time::advance(SLOW_CHECK).await;
+    let events = world.store.tick(Instant::now(), |_| 1).0;
+    assert_eq!(chain(&events[0]), good.chain, "the slow check finds it without the watcher");
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_waits_is_refused_after_ten_seconds() {
+    let mut world = World::pair();
+    assert!(world.follow().is_none());
+    let (reply, mut answer) = oneshot::channel();
+    world.store.wait(&world.name, reply);
+    tokio::time::advance(PATIENCE - Duration::from_millis(1)).await;
+    assert_eq!(world.store.tick(Instant::now(), |_| 1).1, 0);
+    assert!(answer.try_recv().is_err());
+    tokio::time::advance(Duration::from_millis(1)).await;
+    assert_eq!(world.store.tick(Instant::now(), |_| 1).1, 1);
+    let error = answer.await.unwrap().unwrap_err();
+    assert!(error.to_string().contains("No such file"), "{error}");
+}
+
+#[test]
+fn odd_files_are_errors_not_waits() {
+    let dir = tempfile::tempdir().unwrap();
+    assert!(bytes(dir.path()).unwrap_err().contains("not a regular file"));
+    assert!(bytes(Path::new("/dev/zero")).unwrap_err().contains("not a regular file"));
+    assert!(bytes(&dir.path().join("none")).unwrap_err().contains("No such file"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn resources_nobody_follows_are_forgotten_and_bounded() {
+    let mut store = Store::new(Duration::from_millis(100));
+    for n in 0..MAX_RESOURCES {
+        let path = format!("/nowhere/{n}");
+        store.follow(&ResourceName::FileRoot(path.clone()), Source::Roots(path.into())).unwrap();
+    }
+    let more = store.follow(&ResourceName::FileRoot("x".to_owned()), Source::Roots("x".into()));
+    assert!(matches!(more, Err(Error::TooMany(_))));
+    for _ in 0..40 {
+        tokio::time::advance(SLOW_CHECK).await;
+        store.tick(Instant::now(), |_| 0);
+    }
+    assert!(store.overview().is_empty());
+}

@@ -1,1 +1,438 @@
+use std::path::Path;
+use std::time::SystemTime;
 
+use super::*;
+use crate::base::clock::Fixed;
+use crate::base::metrics::Metrics as Registry;
+use crate::ca::csr::{Algorithm, Curve, KeyOptions};
+use crate::secrets::fake::{Act, DAY, FakeCa, ID};
+use crate::secrets::{Change, Mounted, Updates};
+
+struct World {
+    dir: tempfile::TempDir,
+    ca: FakeCa,
+    clock: Fixed,
+    handle: Handle,
+    registry: Registry,
+    group: crate::base::tasks::Group,
+}
+
+fn config(dir: &Path) -> Config {
+    Config {
+        identity: ID.to_owned(),
+        key: KeyOptions { algorithm: Algorithm::Ecdsa(Curve::P256), pkcs8: false },
+        ttl: DAY,
+        grace_ratio: 0.5,
+        grace_jitter: 0.0,
+        mounted: Mounted {
+            cert: dir.join("certs/cert-chain.pem"),
+            key: dir.join("certs/key.pem"),
+            root: dir.join("certs/root-cert.pem"),
+        },
+        output: None,
+        file_debounce: Duration::from_millis(100),
+        system_bundle: None,
+        proxyless: false,
+        first_key: None,
+    }
+}
+
+impl World {
+    fn new(act: Act) -> Self {
+        Self::with(act, |_, c| c)
+    }
+
+    fn with(act: Act, change: impl FnOnce(&Path, Config) -> Config) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let clock = Fixed::at(SystemTime::now());
+        let ca = FakeCa::new(clock.clone());
+        ca.act(act);
+        let config = change(dir.path(), config(dir.path()));
+        let registry = Registry::new();
+        let (handle, manager) =
+            Manager::new(config, Some(Arc::new(ca.clone())), &registry, Arc::new(clock.clone()));
+        let group = crate::base::tasks::Group::new();
+        group.run("secrets", manager.run(group.token()));
+        Self { dir, ca, clock, handle, registry, group }
+    }
+
+    async fn fetch(&self, name: ResourceName) -> Result<Fetched, Arc<Error>> {
+        self.handle.fetch(name).await
+    }
+
+    async fn identity(&self) -> (Vec<u8>, Updates) {
+        let fetched = self.fetch(ResourceName::Default).await.unwrap();
+        (chain_of(&fetched.secret), fetched.updates)
+    }
+
+    async fn roots(&self) -> (String, Updates) {
+        let fetched = self.fetch(ResourceName::RootCa).await.unwrap();
+        (roots_of(&fetched.secret), fetched.updates)
+    }
+
+    /// Both clocks go on, in steps small enough for every timer in between.
+    async fn pass(&self, time: Duration) {
+        let steps = 50;
+        for _ in 0..steps {
+            self.clock.advance(time / steps);
+            tokio::time::advance(time / steps).await;
+            settle().await;
+        }
+    }
+
+    fn metric(&self, name: &str, label: &str) -> f64 {
+        let families = self.registry.registry().gather();
+        let family = families.iter().find(|f| f.get_name() == name);
+        let metrics = family.map(|f| f.get_metric()).unwrap_or_default();
+        let one =
+            metrics.iter().find(|m| label.is_empty() || m.get_label().iter().any(|l| l.get_value() == label));
+        one.map_or(0.0, |m| m.get_counter().get_value() + m.get_gauge().get_value())
+    }
+}
+
+// Lets every ready task run; the fakes answer without waiting.
+async fn settle() {
+    for _ in 0..30 {
+        tokio::task::yield_now().await;
+    }
+}
+
+fn chain_of(secret: &Secret) -> Vec<u8> {
+    match secret {
+        Secret::Identity(identity) => identity.chain.clone(),
+        Secret::Roots(_) => panic!("roots"),
+    }
+}
+
+fn roots_of(secret: &Secret) -> String {
+    match secret {
+        Secret::Roots(roots) => String::from_utf8(roots.pem.clone()).unwrap(),
+        Secret::Identity(_) => panic!("identity"),
+    }
+}
+
+async fn change(updates: &mut Updates) -> Change {
+    tokio::time::timeout(Duration::from_secs(3600), updates.next()).await.expect("nothing came").unwrap()
+}
+
+/// What is there without waiting.
+async fn news(updates: &mut Updates) -> Option<Change> {
+    settle().await;
+    let now = tokio::time::timeout(Duration::ZERO, updates.next()).await;
+    now.ok().flatten()
+}
+
+#[tokio::test(start_paused = true)]
+async fn requests_at_the_same_time_share_one_csr() {
+    let world = World::new(Act::Slow(Duration::from_secs(3)));
+    let all = futures_util::future::join_all(
+        (0..20).map(|n| world.fetch(if n % 2 == 0 { ResourceName::Default } else { ResourceName::RootCa })),
+    )
+    .await;
+    assert!(all.iter().all(Result::is_ok));
+    assert_eq!(world.ca.calls(), 1);
+    let (roots, _) = world.roots().await;
+    assert_eq!(roots, world.ca.root().trim_end());
+    assert!(world.group.stop(Duration::from_secs(1)).await.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_useless_answer_at_start_is_told_and_heals() {
+    let rows: Vec<(Act, &str, &str)> = vec![
+        (Act::Refuse(tonic::Code::PermissionDenied), "PERMISSION_DENIED", "PERMISSION_DENIED"),
+        (Act::Refuse(tonic::Code::Unavailable), "UNAVAILABLE", "UNAVAILABLE"),
+        (Act::Refuse(tonic::Code::Unknown), "UNKNOWN", "UNKNOWN"),
+        (Act::Expired, "answer", "expired already"),
+        (Act::WrongKey, "answer", "not for the key"),
+        (Act::OutOfOrder, "answer", "out of order"),
+        (Act::Entries(vec![]), "answer", "no certificate"),
+        (Act::Entries(vec!["garbage", "more"]), "answer", "entry 1 of 2"),
+        (
+            Act::Entries(vec!["-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n", ""]),
+            "answer",
+            "does not parse",
+        ),
+        (Act::Hang, "deadline", "no end of the CA call"),
+    ];
+    for (act, label, words) in rows {
+        let world = World::new(act.clone());
+        for name in [ResourceName::Default, ResourceName::RootCa] {
+            let error = world.fetch(name).await.unwrap_err();
+            let text = chain(error.as_ref());
+            assert!(
+                text.contains(words) && text.contains("failed to generate workload certificate"),
+                "{act:?}: {text}"
+            );
+        }
+        assert!(world.metric("cert_renewal_failures_total", label) >= 1.0, "{act:?}");
+        assert!(!world.handle.status().last_error.is_empty());
+        // Nobody asks, and still it heals.
+        world.ca.act(Act::Issue(DAY));
+        world.pass(Duration::from_secs(240)).await;
+        let calls = world.ca.calls();
+        world.identity().await;
+        assert_eq!(world.ca.calls(), calls, "{act:?}: it had not healed by itself");
+        assert_eq!(world.handle.status().last_error, "");
+        world.group.stop(Duration::from_secs(1)).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_useless_answer_at_renewal_leaves_the_last_good_certificate() {
+    let rows = vec![
+        Act::Refuse(tonic::Code::PermissionDenied),
+        Act::Refuse(tonic::Code::Unavailable),
+        Act::Expired,
+        Act::WrongKey,
+        Act::OutOfOrder,
+        Act::Entries(vec![]),
+        Act::Entries(vec!["garbage", "more"]),
+        Act::Hang,
+    ];
+    for act in rows {
+        let world = World::new(Act::Issue(DAY));
+        let (first, mut updates) = world.identity().await;
+        let (_, mut root_updates) = world.roots().await;
+        world.ca.act(act.clone());
+        world.pass(DAY / 2 + Duration::from_secs(60)).await;
+        if matches!(act, Act::Hang) {
+            // While the call hangs, what is known is served at once.
+            world.roots().await;
+            world.pass(Duration::from_secs(180)).await;
+        }
+        assert!(matches!(news(&mut updates).await, Some(Change::Failed(_))), "{act:?}: followers are told");
+        assert!(news(&mut updates).await.is_none(), "{act:?}: once");
+        assert_eq!(world.identity().await.0, first, "{act:?}: the last good one is served");
+        world.roots().await;
+        assert!(news(&mut root_updates).await.is_none(), "{act:?}: ROOTCA is not concerned");
+        world.ca.act(Act::Issue(DAY));
+        world.pass(Duration::from_secs(300)).await;
+        let Some(Change::Updated(secret)) = news(&mut updates).await else { panic!("{act:?}: no renewal") };
+        assert_ne!(chain_of(&secret), first);
+        world.group.stop(Duration::from_secs(1)).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn another_identity_is_served_because_the_ca_decides() {
+    let world = World::new(Act::OtherIdentity);
+    world.identity().await;
+    assert_eq!(world.handle.status().certificate.unwrap().identities, ["spiffe://other/ns/x/sa/y"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn after_expiry_there_is_an_error_and_a_prompt_retry() {
+    let world = World::new(Act::Issue(DAY));
+    world.identity().await;
+    world.ca.act(Act::Refuse(tonic::Code::Unavailable));
+    world.pass(DAY + Duration::from_secs(5)).await;
+    assert!(world.fetch(ResourceName::Default).await.is_err());
+    world.roots().await;
+    assert!(world.metric("cert_expiry_seconds", "default") < 0.0);
+    world.ca.act(Act::Issue(DAY));
+    let before = tokio::time::Instant::now();
+    world.identity().await;
+    assert!(before.elapsed() <= Duration::from_secs(6), "the request did not hurry the retry");
+}
+
+#[tokio::test(start_paused = true)]
+async fn renewal_needs_somebody_who_asked_once_or_a_file_that_is_read() {
+    let world = World::new(Act::Issue(DAY));
+    world.roots().await;
+    world.pass(DAY * 2).await;
+    assert_eq!(world.ca.calls(), 1, "nobody ever asked for the certificate");
+    let (_, updates) = world.identity().await;
+    drop(updates);
+    assert_eq!(world.ca.calls(), 2);
+    world.pass(DAY * 2).await;
+    assert!(world.ca.calls() >= 5, "nobody listens now, but somebody did");
+
+    let world = World::with(Act::Issue(DAY), |dir, mut config| {
+        config.output = Some(output::Config { dir: dir.to_owned(), mode: 0o600 });
+        config
+    });
+    settle().await;
+    let first = std::fs::read(world.dir.path().join("cert-chain.pem")).unwrap();
+    world.pass(DAY).await;
+    assert_ne!(std::fs::read(world.dir.path().join("cert-chain.pem")).unwrap(), first);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_certificate_due_because_nobody_asked_is_renewed_first() {
+    let world = World::new(Act::Issue(DAY));
+    settle().await;
+    world.pass(DAY * 3 / 4).await;
+    assert_eq!(world.ca.calls(), 1);
+    world.identity().await;
+    assert_eq!(world.ca.calls(), 2);
+    // And if the CA does not answer, the old one is good enough after a moment.
+    let world = World::new(Act::Issue(DAY));
+    settle().await;
+    world.pass(DAY * 3 / 4).await;
+    world.ca.act(Act::Hang);
+    world.identity().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_new_root_is_published_before_the_certificate() {
+    let world = World::new(Act::Issue(DAY));
+    let (_, mut identity) = world.identity().await;
+    let (old, mut roots) = world.roots().await;
+    world.ca.act(Act::NewRoot);
+    // Whoever is woken by the certificate finds the root there already.
+    let follower = async {
+        identity.next().await;
+        assert!(matches!(news(&mut roots).await, Some(Change::Updated(s)) if roots_of(&s) != old));
+    };
+    tokio::join!(follower, world.pass(DAY * 3 / 4));
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_same_root_is_not_pushed() {
+    let world = World::new(Act::Issue(DAY));
+    let (_, mut identity) = world.identity().await;
+    let (_, mut roots) = world.roots().await;
+    world.pass(DAY * 3 / 4).await;
+    assert!(matches!(news(&mut identity).await, Some(Change::Updated(_))));
+    assert!(news(&mut roots).await.is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_ratio_of_one_does_not_flood_the_ca() {
+    let world = World::with(Act::Issue(DAY), |_, c| Config { grace_ratio: 1.0, ..c });
+    world.identity().await;
+    world.pass(Duration::from_secs(3600)).await;
+    assert!((5..40).contains(&world.ca.calls()), "{} requests in an hour", world.ca.calls());
+    // Lives of a second are renewed about as often, and never run out.
+    let world = World::with(Act::Issue(Duration::from_secs(4)), |_, c| Config { grace_ratio: 0.9, ..c });
+    world.identity().await;
+    world.pass(Duration::from_secs(20)).await;
+    assert!((10..45).contains(&world.ca.calls()), "{} requests in 20 s", world.ca.calls());
+    let calls = world.ca.calls();
+    world.identity().await;
+    assert!(world.ca.calls() <= calls + 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn clock_jumps() {
+    // Forward beyond the end, as after a night of suspension: noticed without the timer of half a day.
+    let world = World::new(Act::Issue(DAY));
+    let (first, _updates) = world.identity().await;
+    world.clock.advance(DAY * 3);
+    tokio::time::advance(Duration::from_secs(31)).await;
+    settle().await;
+    assert_eq!(world.ca.calls(), 2);
+    assert_ne!(world.identity().await.0, first);
+    // Back by a week: the time that passed counts too.
+    world.clock.set(world.clock.now() - DAY * 7);
+    for _ in 0..50 {
+        tokio::time::advance(DAY / 60).await;
+        settle().await;
+    }
+    assert_eq!(world.ca.calls(), 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_trust_bundle_joins_the_root_and_leaves_again() {
+    let world = World::new(Act::Issue(DAY));
+    let (alone, mut updates) = world.roots().await;
+    let other = mock_istiod::Authority::new("other", 0).root_pem().to_owned();
+    world.handle.update_trust_bundle(vec![other.clone(), "junk".to_owned()]);
+    let Change::Updated(secret) = change(&mut updates).await else { panic!("failed") };
+    let merged = roots_of(&secret);
+    assert!(merged.contains(other.trim()) && merged.contains(&alone));
+    world.handle.update_trust_bundle(vec![other.clone(), "junk".to_owned()]);
+    assert!(news(&mut updates).await.is_none(), "the same again is no change");
+    world.handle.update_trust_bundle(Vec::new());
+    let Change::Updated(secret) = change(&mut updates).await else { panic!("failed") };
+    assert_eq!(roots_of(&secret), alone);
+    assert_eq!(world.ca.calls(), 1, "no new certificate is needed for a new bundle");
+}
+
+#[tokio::test(start_paused = true)]
+async fn files_and_known_names_never_wait_for_a_hanging_ca() {
+    let world = World::new(Act::Hang);
+    std::fs::write(world.dir.path().join("ca.pem"), world.ca.root()).unwrap();
+    let path = world.dir.path().join("ca.pem").to_str().unwrap().to_owned();
+    let file = world.fetch(ResourceName::FileRoot(path)).await.unwrap();
+    assert_eq!(roots_of(&file.secret), world.ca.root().replace("\r\n", "\n"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn output_goes_on_when_the_disk_is_back() {
+    let world = World::with(Act::Issue(DAY), |dir, mut config| {
+        config.output = Some(output::Config { dir: dir.join("later"), mode: 0o644 });
+        config
+    });
+    world.identity().await;
+    assert!(world.handle.status().output_error.contains("later"));
+    std::fs::create_dir(world.dir.path().join("later")).unwrap();
+    world.pass(Duration::from_secs(30)).await;
+    assert_eq!(world.handle.status().output_error, "");
+    let root = std::fs::read_to_string(world.dir.path().join("later/root-cert.pem")).unwrap();
+    assert_eq!(root, world.ca.root().trim_end());
+    // The Go agent's file follows the last thing generated: at a renewal that is the CA's own text.
+    world.pass(DAY * 3 / 4).await;
+    let root = std::fs::read_to_string(world.dir.path().join("later/root-cert.pem")).unwrap();
+    assert_eq!(root, world.ca.root());
+}
+
+#[tokio::test(start_paused = true)]
+async fn mounted_files_come_before_the_ca() {
+    let world = World::with(Act::Issue(DAY), |dir, config| {
+        let pair = mock_istiod::Authority::new("files", 1).pair(&mock_istiod::Leaf::workload(ID, DAY));
+        std::fs::create_dir(dir.join("certs")).unwrap();
+        std::fs::write(dir.join("certs/cert-chain.pem"), &pair.chain).unwrap();
+        std::fs::write(dir.join("certs/key.pem"), &pair.key).unwrap();
+        config
+    });
+    let (chain, _) = world.identity().await;
+    assert_eq!(chain, std::fs::read(world.dir.path().join("certs/cert-chain.pem")).unwrap());
+    // ROOTCA has no file, so it is the CA's.
+    assert_eq!(world.roots().await.0, world.ca.root().trim_end());
+    assert_eq!(world.ca.calls(), 1);
+    world.pass(DAY * 2).await;
+    assert_eq!(world.ca.calls(), 1, "the certificate is not the CA's, so it is not renewed there");
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_a_ca_missing_files_are_an_error_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let clock = Arc::new(Fixed::at(SystemTime::now()));
+    let (handle, manager) = Manager::new(config(dir.path()), None, &Registry::new(), clock);
+    let group = crate::base::tasks::Group::new();
+    group.run("secrets", manager.run(group.token()));
+    for name in [ResourceName::Default, ResourceName::RootCa] {
+        let asked = tokio::time::timeout(Duration::from_secs(1), handle.fetch(name)).await.unwrap();
+        assert!(matches!(*asked.unwrap_err(), Error::NoCa(_)));
+    }
+    group.stop(Duration::from_secs(1)).await;
+    assert!(matches!(*handle.fetch(ResourceName::Default).await.unwrap_err(), Error::Stopped));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_key_that_cannot_be_made_is_no_call_and_no_end() {
+    let world = World::with(Act::Issue(DAY), |_, mut config| {
+        config.key.algorithm = Algorithm::Rsa(1024);
+        config
+    });
+    let error = world.fetch(ResourceName::Default).await.unwrap_err();
+    assert!(chain(error.as_ref()).contains("(requested: 1024)"));
+    assert_eq!(world.ca.calls(), 0);
+    assert_eq!(world.metric("num_outgoing_requests", "csr"), 0.0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn nothing_printed_holds_a_key() {
+    let world = World::new(Act::Issue(DAY));
+    let fetched = world.fetch(ResourceName::Default).await.unwrap();
+    let Secret::Identity(identity) = &fetched.secret else { panic!("roots") };
+    let key = String::from_utf8(identity.key.to_vec()).unwrap();
+    let inner = key.lines().nth(1).unwrap();
+    let numbers = identity.key[..16].iter().map(u8::to_string).collect::<Vec<_>>().join(", ");
+    for printed in
+        [format!("{fetched:?}"), format!("{:?}", world.handle), format!("{:?}", world.handle.status())]
+    {
+        assert!(!printed.contains(inner) && !printed.contains(&numbers), "{printed}");
+    }
+}

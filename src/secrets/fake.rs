@@ -1,0 +1,131 @@
+//! A CA in this process that follows a script, for the tests of this module.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+use mock_istiod::pki::{Authority, Leaf, read_request};
+
+use crate::base::clock::{Clock, Fixed};
+use crate::ca::{CaClient, Error};
+
+/// What becomes of a request.
+#[derive(Debug, Clone)]
+pub(super) enum Act {
+    Issue(Duration),
+    Refuse(tonic::Code),
+    Hang,
+    Slow(Duration),
+    Expired,
+    WrongKey,
+    OtherIdentity,
+    Entries(Vec<&'static str>),
+    OutOfOrder,
+    NewRoot,
+}
+
+pub(super) const DAY: Duration = Duration::from_secs(86_400);
+pub(super) const ID: &str = "spiffe://cluster.local/ns/default/sa/a";
+
+#[derive(Clone)]
+pub(super) struct FakeCa {
+    state: Arc<Mutex<State>>,
+    clock: Fixed,
+}
+
+struct State {
+    authority: Authority,
+    act: Act,
+    calls: usize,
+}
+
+impl std::fmt::Debug for FakeCa {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("FakeCa")
+    }
+}
+
+impl FakeCa {
+    pub(super) fn new(clock: Fixed) -> Self {
+        let state = State { authority: Authority::new("cluster.local", 1), act: Act::Issue(DAY), calls: 0 };
+        Self { state: Arc::new(Mutex::new(state)), clock }
+    }
+
+    pub(super) fn act(&self, act: Act) {
+        self.state.lock().unwrap().act = act;
+    }
+
+    pub(super) fn calls(&self) -> usize {
+        self.state.lock().unwrap().calls
+    }
+
+    pub(super) fn root(&self) -> String {
+        self.state.lock().unwrap().authority.root_pem().to_owned()
+    }
+
+    pub(super) fn pair(&self) -> mock_istiod::Pair {
+        self.state.lock().unwrap().authority.pair(&Leaf::workload(ID, DAY))
+    }
+
+    fn answer(&self, csr: &str) -> Result<Option<Vec<String>>, Error> {
+        let mut state = self.state.lock().unwrap();
+        state.calls += 1;
+        let act = state.act.clone();
+        if matches!(act, Act::NewRoot) {
+            state.authority = Authority::new("cluster.local", 1);
+            state.act = Act::Issue(DAY);
+        }
+        let authority = &state.authority;
+        let now = self.clock.now();
+        let mut leaf = Leaf {
+            uris: vec![ID.to_owned()],
+            dns: Vec::new(),
+            not_before: now - Duration::from_secs(120),
+            not_after: now + DAY,
+        };
+        let endpoint = || "fake".to_owned();
+        match &act {
+            Act::Refuse(code) => {
+                let status = Box::new(tonic::Status::new(*code, "scripted"));
+                return Err(Error::Status { endpoint: endpoint(), status, hint: "" });
+            }
+            Act::Entries(entries) => return Ok(Some(entries.iter().map(|e| (*e).to_owned()).collect())),
+            Act::Hang => return Ok(None),
+            Act::Issue(life) => leaf.not_after = now + *life,
+            Act::Expired => leaf.not_after = now - Duration::from_secs(5),
+            Act::OtherIdentity => leaf.uris = vec!["spiffe://other/ns/x/sa/y".to_owned()],
+            _ => {}
+        }
+        let certificate = if matches!(act, Act::WrongKey) {
+            authority.pair(&leaf).chain
+        } else {
+            let key = read_request(csr).expect("a request that istiod would take");
+            authority.sign(&key, &leaf)
+        };
+        let mut entries = vec![certificate];
+        entries.extend(authority.intermediates().map(ToOwned::to_owned));
+        entries.push(authority.root_pem().to_owned());
+        if matches!(act, Act::OutOfOrder) {
+            entries.swap(1, 2);
+        }
+        Ok(Some(entries))
+    }
+}
+
+impl CaClient for FakeCa {
+    fn sign<'a>(&'a self, csr: &'a str, _ttl: Duration) -> BoxFuture<'a, Result<Vec<String>, Error>> {
+        Box::pin(async move {
+            let slow = match &self.state.lock().unwrap().act {
+                Act::Slow(by) => Some(*by),
+                _ => None,
+            };
+            if let Some(by) = slow {
+                tokio::time::sleep(by).await;
+            }
+            match self.answer(csr)? {
+                Some(entries) => Ok(entries),
+                None => std::future::pending().await,
+            }
+        })
+    }
+}
