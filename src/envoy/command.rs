@@ -53,7 +53,7 @@ pub struct Options {
     pub skip_deprecated_logs: bool,
     /// `ISTIO_ENVOY_ENABLE_CORE_DUMP`.
     pub core_dump: bool,
-    /// Compact JSON from the file of `ISTIO_BOOTSTRAP_OVERRIDE` ([`override_text`], [`override_json`]).
+    /// Compact JSON from the file of `ISTIO_BOOTSTRAP_OVERRIDE` ([`override_text`], [`override_value`]).
     pub override_json: Option<String>,
     /// Worker threads; 0: one per hardware thread.
     pub concurrency: u32,
@@ -126,7 +126,7 @@ pub fn arguments(config: &Path, options: &Options, epoch: Option<&Epoch<'_>>) ->
     if options.core_dump {
         args.push("--enable-core-dump".into());
     }
-    if let Some(json) = &options.override_json {
+    if let Some(json) = options.override_json.as_ref().filter(|j| !j.is_empty()) {
         args.extend(["--config-yaml".into(), json.into()]);
     }
     if options.concurrency > 0 {
@@ -209,7 +209,7 @@ pub fn concurrency(flag: u32, proxy_config: Option<u32>, cpu_limit: u32) -> Conc
 }
 
 /// The text of the override file with `$(HOST_IP)` replaced; an IPv6 address gets brackets, once. To be
-/// read as YAML and handed to [`override_json`].
+/// read as YAML and handed to [`override_value`].
 #[must_use]
 pub fn override_text(text: &str, host_ip: &str) -> String {
     if host_ip.contains(':') {
@@ -220,10 +220,19 @@ pub fn override_text(text: &str, host_ip: &str) -> String {
     }
 }
 
+/// [`override_text`] and [`override_value`] in one, for text in YAML 1.2.
+///
+/// # Errors
+/// When the text is no YAML.
+pub fn override_json(text: &str, host_ip: &str) -> Result<String, serde_yaml_ng::Error> {
+    let value = serde_yaml_ng::from_str(&override_text(text, host_ip))?;
+    Ok(override_value(&value).unwrap_or_default())
+}
+
 /// The override as `--config-yaml` carries it: compact, keys sorted. `None` for an empty one (the Go
 /// agent passes `null`, which Envoy refuses).
 #[must_use]
-pub fn override_json(value: &serde_json::Value) -> Option<String> {
+pub fn override_value(value: &serde_json::Value) -> Option<String> {
     if value.is_null() {
         return None;
     }

@@ -5,12 +5,13 @@
 
 mod handle;
 mod run;
+mod watch;
 
 use std::hash::{DefaultHasher, Hasher};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use tokio::sync::watch;
+use tokio::sync::watch as channel;
 
 use handle::Asked;
 pub use handle::{DRAIN_NOW_LIMIT, Handle};
@@ -41,7 +42,7 @@ pub enum State {
 pub struct Supervisor {
     envoy: Option<Envoy>,
     asked: Arc<Asked>,
-    state: watch::Sender<State>,
+    state: channel::Sender<State>,
     metrics: Metrics,
 }
 
@@ -92,7 +93,7 @@ impl Supervisor {
 
     fn build(envoy: Option<Envoy>, client: Option<admin::Client>, metrics: &Metrics) -> (Self, Handle) {
         let asked = Arc::new(Asked::default());
-        let (state, seen) = watch::channel(State::Starting);
+        let (state, seen) = channel::channel(State::Starting);
         let handle = Handle::new(asked.clone(), seen, client);
         (Self { envoy, asked, state, metrics: metrics.clone() }, handle)
     }

@@ -102,7 +102,7 @@ fn threads_come_from_flag_config_or_limit() {
 
 #[test]
 fn the_override_is_compact_sorted_json() {
-    let json = |text: &str| override_json(&serde_json::from_str(text).unwrap());
+    let json = |text: &str| override_value(&serde_json::from_str(text).unwrap());
     assert_eq!(json(r#"{"key": "value"}"#).unwrap(), r#"{"key":"value"}"#);
     assert_eq!(
         json(r#"{"b": 1, "a": ["x", 2.5, null, true], "c": {"z": 0, "y": 1}}"#).unwrap(),

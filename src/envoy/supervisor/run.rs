@@ -13,6 +13,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::handle::{Asked, News};
+use super::watch::FileWatch;
 use super::{Envoy, State};
 use crate::base::error::chain;
 use crate::base::metrics::Metrics;
@@ -65,6 +66,7 @@ pub(super) struct Run {
     pending: Option<Pending>,
     reload_again: Option<bool>,
     retry_at: Option<Instant>,
+    files: Option<FileWatch>,
     base_id: Option<u32>,
     forced: u64,
     last: Option<(Exit, Duration)>,
@@ -110,6 +112,7 @@ impl Run {
             pending: None,
             reload_again: None,
             retry_at: None,
+            files: None,
             base_id: None,
             forced: 0,
             last: None,
@@ -135,6 +138,7 @@ impl Run {
             let _ = self.state.send(State::Stopping(reason.to_string()));
             return Outcome::stopped(&reason);
         }
+        self.files = FileWatch::of(&self.envoy.config.restart);
         let first = self.core.begin();
         let mut over = self.carry_out(first);
         while !over {
@@ -156,6 +160,10 @@ impl Run {
                     Err(error) => tracing::warn!("Envoy could not be asked to drain: {}", chain(&error)),
                 }
                 self.tell(drain::Event::Answered)
+            }
+            () = super::watch::due(&mut self.files) => {
+                self.reload(false);
+                false
             }
             counted = maybe(&mut self.poll) => self.counted(counted),
             live = maybe(&mut self.live) => {
@@ -214,6 +222,7 @@ impl Run {
         let event = if reason == Reason::Quit { drain::Event::Quit } else { drain::Event::Stop };
         self.reason = Some(reason);
         self.retry_at = None;
+        self.files = None;
         self.pending = None;
         self.live = None;
         if self.epochs.is_empty() {

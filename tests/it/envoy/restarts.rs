@@ -136,3 +136,25 @@ async fn a_failing_epoch_leaves_the_running_one() {
     assert_eq!(outcome.exit_code, 0);
     scene.assert_clean();
 }
+
+#[tokio::test]
+async fn a_changed_file_starts_an_epoch_after_the_batch() {
+    let mut scene = Scene::new(&format!("{NOTES}exec sleep 1000"));
+    let admin = live_admin(scene.path("starts")).await;
+    scene.config.admin.port = admin.port;
+    scene.config.restart.hot_restart = true;
+    let key = scene.path("key.pem");
+    std::fs::write(&key, "one").unwrap();
+    scene.config.restart.watched = vec![key.clone()];
+    let (supervisor, handle) = scene.supervisor();
+    let act = async {
+        eventually("epoch 0", || (starts(&scene) == ["0"]).then_some(())).await;
+        std::fs::write(&key, "two").unwrap();
+        eventually("epoch 1", || (starts(&scene) == ["0", "1"]).then_some(())).await;
+        handle.quit();
+    };
+    let both = async { tokio::join!(supervisor.run(), act) };
+    let (outcome, ()) = tokio::time::timeout(LONG, both).await.unwrap();
+    assert_eq!(outcome.exit_code, 0);
+    scene.assert_clean();
+}
