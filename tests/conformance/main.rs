@@ -5,5 +5,7 @@
 mod support;
 
 mod end_to_end;
+mod faults;
 mod lifecycle;
+mod sds;
 mod startup;

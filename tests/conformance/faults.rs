@@ -1,0 +1,243 @@
+//! The fault matrix: what goes wrong at the CA or on the disk, at the first certificate and at a renewal.
+//!
+//! Every row says what Envoy keeps and that the agent heals by itself once the cause is gone: at start there is
+//! nothing to keep, so streams end and a later one is served; at renewal the last good certificate stays.
+
+use std::time::Duration;
+
+use crate::support::agent::{ROOT, TOKEN};
+use crate::support::client::{EnvoyClient, Pem, secret_request, secrets};
+use crate::support::{Code, Fault, MockIstiod, TestAgent, Token};
+
+/// A call that hangs is given up after 30 s, and the one after it may have begun before the cause was gone.
+const LIMIT: Duration = Duration::from_secs(75);
+
+/// Long enough to outlive every deadline in here; renewal comes after a twentieth of it.
+const LIFE: Duration = Duration::from_secs(80);
+
+#[derive(Clone, Copy)]
+enum Cause {
+    /// The certificate service answers like this.
+    Answer(fn() -> Fault),
+    /// Every new connection meets this.
+    Connection(fn() -> Fault),
+    /// The port is closed.
+    Down,
+    /// The token file is missing, or holds this.
+    Token(Option<fn() -> String>),
+    /// The CA has a new root, which the agent's root file learns later.
+    NewRoot,
+}
+
+struct Row {
+    name: &'static str,
+    cause: Cause,
+    /// One of these stands in the log.
+    told: &'static [&'static str],
+}
+
+const fn row(name: &'static str, cause: Cause, told: &'static [&'static str]) -> Row {
+    Row { name, cause, told }
+}
+
+fn garbage_chain() -> Fault {
+    Fault::Chain(vec!["junk".to_owned(), "more junk".to_owned()])
+}
+
+const ROWS: &[Row] = &[
+    row("unauthenticated", Cause::Answer(|| Fault::refuse(Code::Unauthenticated)), &["UNAUTHENTICATED"]),
+    row("permission denied", Cause::Answer(|| Fault::refuse(Code::PermissionDenied)), &["PERMISSION_DENIED"]),
+    row("invalid argument", Cause::Answer(|| Fault::refuse(Code::InvalidArgument)), &["INVALID_ARGUMENT"]),
+    row("internal", Cause::Answer(|| Fault::refuse(Code::Internal)), &["INTERNAL"]),
+    row("unavailable", Cause::Answer(|| Fault::refuse(Code::Unavailable)), &["UNAVAILABLE"]),
+    row("unknown", Cause::Answer(|| Fault::refuse(Code::Unknown)), &["UNKNOWN"]),
+    row("too busy", Cause::Answer(Fault::exhausted), &["RESOURCE_EXHAUSTED"]),
+    row("garbage", Cause::Answer(garbage_chain), &["refused"]),
+    row("not a chain", Cause::Answer(|| Fault::Garbage), &["refused", "unusable", "create certificate"]),
+    row("empty chain", Cause::Answer(|| Fault::EmptyChain), &["invalid empty CertChain", "no certificate"]),
+    row("wrong key", Cause::Answer(|| Fault::WrongKey), &["not for the key"]),
+    row("expired", Cause::Answer(|| Fault::Expired(Duration::from_secs(60))), &["expired already"]),
+    row("cut", Cause::Answer(|| Fault::Cut(100)), &["create certificate"]),
+    row("connection dropped", Cause::Answer(|| Fault::Drop), &["create certificate"]),
+    row("half-open", Cause::Answer(|| Fault::HalfOpen), &["no answer within", "DEADLINE_EXCEEDED"]),
+    row("silent server", Cause::Connection(|| Fault::HalfOpen), &["cannot reach", "create certificate"]),
+    row("port closed", Cause::Down, &["refused"]),
+    row("token missing", Cause::Token(None), &["istio-token"]),
+    row("token empty", Cause::Token(Some(String::new)), &["istio-token", "UNAUTHENTICATED"]),
+    row("token expired", Cause::Token(Some(expired_token)), &["expired"]),
+    row("new root", Cause::NewRoot, &["create certificate", "cannot reach"]),
+];
+
+fn expired_token() -> String {
+    Token { expires: mock_istiod::jwt::Expiry::Ago(Duration::from_secs(60)), ..Token::of("ns", "sa") }.sign()
+}
+
+async fn cause(row: &Row, mock: &MockIstiod, put: impl Fn(&str, Option<String>)) {
+    match row.cause {
+        Cause::Answer(fault) => mock.ca().always(vec![fault()]),
+        Cause::Connection(fault) => {
+            mock.connections().always(vec![fault()]);
+            // An open connection would not notice.
+            mock.ca().next(Fault::Drop);
+        }
+        Cause::Down => mock.down().await,
+        Cause::Token(text) => put(TOKEN, text.map(|t| t())),
+        Cause::NewRoot => {
+            mock.rotate_root(false);
+            mock.ca().next(Fault::Drop);
+        }
+    }
+}
+
+async fn heal(row: &Row, mock: &MockIstiod, agent: &TestAgent) {
+    match row.cause {
+        Cause::Answer(_) => mock.ca().clear(),
+        Cause::Connection(_) => mock.connections().clear(),
+        Cause::Down => mock.up().await.expect("the port is ours"),
+        Cause::Token(_) => agent.put(TOKEN, mock.mint("ns", "sa")),
+        Cause::NewRoot => agent.put(ROOT, mock.root_pem()),
+    }
+}
+
+/// What a new stream is given.
+async fn ask(client: &EnvoyClient, name: &str) -> Result<Pem, Code> {
+    let mut stream = client.stream_secrets();
+    stream.send(&secret_request(name));
+    match stream.next().await {
+        Ok(response) => Ok(secrets(&response).remove(0).1),
+        Err(status) if status.code() == tonic::Code::Unknown => Err(Code::Unknown),
+        Err(status) => panic!("{name}: the stream ends with {status:?}"),
+    }
+}
+
+fn builder(mock: &MockIstiod) -> crate::support::agent::Builder {
+    TestAgent::with()
+        .istiod(mock)
+        .env("ECC_SIGNATURE_ALGORITHM", "ECDSA")
+        .env("SECRET_GRACE_PERIOD_RATIO", "0.95")
+        .env("SECRET_GRACE_PERIOD_RATIO_JITTER", "0")
+}
+
+async fn eventually<T, F: Future<Output = Option<T>>>(what: &str, mut check: impl FnMut() -> F) -> T {
+    let looked = async {
+        loop {
+            if let Some(found) = check().await {
+                return found;
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    tokio::time::timeout(LIMIT, looked).await.unwrap_or_else(|_| panic!("never came true: {what}"))
+}
+
+async fn told(row: &Row, agent: &mut TestAgent) {
+    eventually(&format!("{}: one of {:?} in the log", row.name, row.told), || async {
+        row.told.iter().any(|words| agent.log().contains(words)).then_some(())
+    })
+    .await;
+    agent.assert_running();
+}
+
+async fn at_start(row: &Row) {
+    let mock = MockIstiod::start().await;
+    let mut builder = builder(&mock);
+    let slot = std::cell::RefCell::new(None);
+    cause(row, &mock, |path, text| *slot.borrow_mut() = Some((path.to_owned(), text))).await;
+    builder = match slot.into_inner() {
+        Some((path, Some(text))) => builder.file(&path, text),
+        Some((path, None)) => builder.without_file(&path),
+        None => builder,
+    };
+    // The agent was installed with the root of before.
+    let mut agent = builder.start();
+    let client = agent.sds().await;
+    // Both names end with the reason, or wait where the CA keeps the agent waiting.
+    let slow = matches!(row.name, "half-open" | "silent server");
+    if !slow {
+        for name in ["default", "ROOTCA"] {
+            assert!(ask(&client, name).await.is_err(), "{}: {name} out of nothing", row.name);
+        }
+    }
+    told(row, &mut agent).await;
+    heal(row, &mock, &agent).await;
+    eventually(&format!("{} heals", row.name), || async { ask(&client, "default").await.ok() }).await;
+    ask(&client, "ROOTCA").await.unwrap();
+}
+
+async fn at_renewal(row: &Row) {
+    let mock = MockIstiod::start().await;
+    mock.set_ttl(Some(LIFE));
+    let mut agent = builder(&mock).start();
+    let client = agent.sds().await;
+    let mut stream = client.stream_secrets();
+    stream.send(&secret_request("default"));
+    let first = secrets(&stream.next().await.unwrap()).remove(0).1;
+    let root = ask(&client, "ROOTCA").await.unwrap();
+    cause(row, &mock, |path, text| match text {
+        Some(text) => agent.put(path, text),
+        None => std::fs::remove_file(agent.path(path)).unwrap(),
+    })
+    .await;
+    told(row, &mut agent).await;
+    let kept = ask(&client, "default").await;
+    assert_eq!(kept.as_ref(), Ok(&first), "{}: the last good certificate", row.name);
+    assert_eq!(ask(&client, "ROOTCA").await, Ok(root), "{}: the root does not hang on the CA", row.name);
+    mock.set_ttl(None);
+    heal(row, &mock, &agent).await;
+    eventually(&format!("{}: renewed", row.name), || async {
+        ask(&client, "default").await.ok().filter(|now| *now != first)
+    })
+    .await;
+}
+
+// A few at a time: each row has an agent and a CA of its own.
+async fn all(check: impl AsyncFn(&'static Row)) {
+    use futures_util::StreamExt;
+    let rows = futures_util::stream::iter(ROWS).map(|row| {
+        let check = &check;
+        async move {
+            // The limits inside are for conditions; this one is for the row.
+            let done = tokio::time::timeout(4 * LIMIT, check(row)).await;
+            assert!(done.is_ok(), "{}: never done", row.name);
+        }
+    });
+    rows.buffer_unordered(6).collect::<Vec<_>>().await;
+}
+
+#[tokio::test]
+async fn faults_at_the_first_certificate() {
+    all(at_start).await;
+}
+
+#[tokio::test]
+async fn faults_at_a_renewal() {
+    all(at_renewal).await;
+}
+
+#[tokio::test]
+async fn another_identity_is_the_cas_to_decide() {
+    let mock = MockIstiod::start().await;
+    mock.ca().always(vec![Fault::WrongSan("spiffe://elsewhere/ns/x/sa/y".to_owned())]);
+    let mut agent = builder(&mock).start();
+    let client = agent.sds().await;
+    ask(&client, "default").await.unwrap();
+    agent.wait_log("spiffe://elsewhere/ns/x/sa/y").await;
+}
+
+#[tokio::test]
+async fn files_that_cannot_be_written_are_written_later() {
+    let mock = MockIstiod::start().await;
+    mock.set_ttl(Some(LIFE));
+    let mut agent = builder(&mock).env("OUTPUT_CERTS", "out").start();
+    let client = agent.sds().await;
+    ask(&client, "default").await.unwrap();
+    agent.wait_log("out/key.pem").await;
+    std::fs::create_dir(agent.path("out")).unwrap();
+    let written = || async { std::fs::read(agent.path("out/cert-chain.pem")).ok() };
+    let first = eventually("the files", written).await;
+    eventually("the next certificate's files", || async { written().await.filter(|now| *now != first) })
+        .await;
+    let left: Vec<_> =
+        std::fs::read_dir(agent.path("out")).unwrap().map(|e| e.unwrap().file_name()).collect();
+    assert_eq!(left.len(), 3, "{left:?}");
+}

@@ -1,0 +1,208 @@
+//! The secret discovery service: what the Go agent gets wrong, files as they change, other servers' sockets.
+
+use std::path::Path;
+use std::time::Duration;
+
+use envoy_types::pb::envoy::service::discovery::v3::{DeltaDiscoveryRequest, DiscoveryRequest};
+use envoy_types::pb::google::rpc::Status as Detail;
+
+use crate::support::agent::SDS;
+use crate::support::client::{EnvoyClient, Pem, ack, node, secret_request, secrets};
+use crate::support::{MockIstiod, TestAgent, eventually};
+
+const OLD_SDS: &str = "etc/istio/proxy/SDS";
+
+fn builder(mock: &MockIstiod) -> crate::support::agent::Builder {
+    TestAgent::with().istiod(mock).env("ECC_SIGNATURE_ALGORITHM", "ECDSA")
+}
+
+async fn ask(client: &EnvoyClient, name: &str) -> Result<Pem, tonic::Status> {
+    let mut stream = client.stream_secrets();
+    stream.send(&secret_request(name));
+    Ok(secrets(&stream.next().await?).remove(0).1)
+}
+
+#[tokio::test]
+async fn both_sockets_and_all_methods_give_the_same() {
+    let mock = MockIstiod::start().await;
+    let mut agent = builder(&mock).start();
+    let mut seen = Vec::new();
+    for socket in [SDS, OLD_SDS] {
+        let client = agent.client(socket).await;
+        seen.push(ask(&client, "default").await.unwrap());
+        let fetched = client.fetch_secrets(&secret_request("default")).await.unwrap();
+        seen.push(secrets(&fetched).remove(0).1);
+        let mut delta = client.delta_secrets();
+        delta.send(&DeltaDiscoveryRequest {
+            node: Some(node("sidecar~1")),
+            resource_names_subscribe: vec!["ROOTCA".to_owned(), "default".to_owned()],
+            ..DeltaDiscoveryRequest::default()
+        });
+        let names: Vec<_> = delta.next().await.unwrap().resources.into_iter().map(|r| r.name).collect();
+        assert_eq!(names, ["ROOTCA", "default"]);
+    }
+    seen.dedup();
+    assert_eq!(seen.len(), 1);
+    assert_eq!(mock.record().signed().len(), 1);
+}
+
+#[tokio::test]
+async fn what_ends_the_go_agent_is_answered() {
+    let mock = MockIstiod::start().await;
+    let mut agent = builder(&mock).start();
+    let client = agent.sds().await;
+    for name in ["file-cert:a~", "file-root:", "file-cert:", "nobody-knows-this", ""] {
+        let status = ask(&client, name).await.unwrap_err();
+        assert_eq!(status.code(), tonic::Code::Unknown, "{name}");
+    }
+    let mut stream = client.stream_secrets();
+    let refusal = Detail { code: 13, message: "no".to_owned(), ..Detail::default() };
+    stream.send(&DiscoveryRequest { error_detail: Some(refusal), ..secret_request("default") });
+    stream.send(&secret_request("default"));
+    stream.next().await.unwrap();
+    agent.assert_running();
+    assert_eq!(agent.metric("istio_agent_pilot_total_xds_rejects{type=\"sds\"}").await, Some(1.0));
+}
+
+#[tokio::test]
+async fn a_new_root_comes_before_the_certificate() {
+    let mock = MockIstiod::start().await;
+    mock.set_ttl(Some(Duration::from_secs(8)));
+    let mut agent = builder(&mock).env("SECRET_GRACE_PERIOD_RATIO_JITTER", "0").start();
+    let client = agent.sds().await;
+    let mut stream = client.stream_secrets();
+    let mut both = secret_request("default");
+    both.resource_names.push("ROOTCA".to_owned());
+    stream.send(&both);
+    let first = stream.next().await.unwrap();
+    stream.send(&ack(&first, &["default", "ROOTCA"]));
+    mock.rotate_root(true);
+    agent.put("var/run/secrets/istio/root-cert.pem", mock.root_pem());
+    let (one, two) = (stream.next().await.unwrap(), stream.next().await.unwrap());
+    let names = [secrets(&one).remove(0).0, secrets(&two).remove(0).0];
+    assert_eq!(names, ["ROOTCA", "default"]);
+}
+
+#[tokio::test]
+async fn a_certificate_due_at_once_is_not_asked_for_without_pause() {
+    let mock = MockIstiod::start().await;
+    let mut agent = builder(&mock).env("SECRET_GRACE_PERIOD_RATIO", "1").start();
+    let client = agent.sds().await;
+    let mut stream = client.stream_secrets();
+    stream.send(&secret_request("default"));
+    for _ in 0..4 {
+        stream.next().await.unwrap();
+    }
+    let calls = mock.record().ca_calls();
+    let span = calls[3].received.duration_since(calls[0].received).unwrap();
+    assert!(span > Duration::from_secs(1), "four requests in {span:?}");
+    agent.wait_log("SECRET_GRACE_PERIOD_RATIO").await;
+}
+
+#[tokio::test]
+async fn a_removed_socket_is_bound_again() {
+    let mock = MockIstiod::start().await;
+    let mut agent = builder(&mock).start();
+    drop(agent.sds().await);
+    std::fs::remove_file(agent.path(SDS)).unwrap();
+    let client = agent.sds().await;
+    ask(&client, "default").await.unwrap();
+    drop(client);
+    agent.stop().await;
+}
+
+#[tokio::test]
+async fn files_stay_fresh_without_a_client() {
+    let mock = MockIstiod::start().await;
+    mock.set_ttl(Some(Duration::from_secs(6)));
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::create_dir(dir.path().join("out")).unwrap();
+    let agent = builder(&mock).env("OUTPUT_CERTS", "out").start_in(dir);
+    let chain = || async { std::fs::read(agent.path("out/cert-chain.pem")).ok() };
+    let first = eventually("the first files", chain).await;
+    eventually("renewed files", || async { chain().await.filter(|now| *now != first) }).await;
+    let key = std::fs::metadata(agent.path("out/key.pem")).unwrap();
+    assert_eq!(std::os::unix::fs::PermissionsExt::mode(&key.permissions()) & 0o777, 0o600);
+}
+
+fn write_pair(dir: &Path, pair: &mock_istiod::Pair) {
+    for (name, text) in [("key.pem", &pair.key), ("cert-chain.pem", &pair.chain)] {
+        std::fs::write(dir.join("fresh"), text).unwrap();
+        std::fs::rename(dir.join("fresh"), dir.join(name)).unwrap();
+    }
+}
+
+/// Each way to change a mounted pair, several times over; the Go agent loses some of them.
+#[tokio::test]
+async fn mounted_files_are_followed_however_they_change() {
+    use std::os::unix::fs::symlink;
+    let mock = MockIstiod::start().await;
+    let mut agent = builder(&mock).start();
+    let client = agent.sds().await;
+    let fresh = || mock.issue("spiffe://cluster.local/ns/ns/sa/sa", Duration::from_secs(3600));
+
+    type Change = fn(&Path, u32, &mock_istiod::Pair);
+    let ways: [(&str, &str, Change); 5] = [
+        ("plain", "certs", |d, _, pair| {
+            std::fs::create_dir_all(d.join("certs")).unwrap();
+            write_pair(&d.join("certs"), pair);
+        }),
+        ("moved", "moved", |d, n, pair| {
+            std::fs::create_dir_all(d.join("moved")).unwrap();
+            std::fs::create_dir_all(d.join(format!("stage{n}"))).unwrap();
+            for name in ["key.pem", "cert-chain.pem"] {
+                let _ = std::fs::rename(d.join("moved").join(name), d.join("moved").join(format!("old{n}")));
+            }
+            write_pair(&d.join(format!("stage{n}")), pair);
+            for name in ["key.pem", "cert-chain.pem"] {
+                std::fs::rename(d.join(format!("stage{n}")).join(name), d.join("moved").join(name)).unwrap();
+            }
+        }),
+        ("behind links", "links", |d, n, pair| {
+            std::fs::create_dir_all(d.join("real")).unwrap();
+            if n == 0 {
+                std::fs::create_dir_all(d.join("links")).unwrap();
+                for name in ["key.pem", "cert-chain.pem"] {
+                    symlink(format!("../real/{name}"), d.join("links").join(name)).unwrap();
+                }
+            }
+            write_pair(&d.join("real"), pair);
+        }),
+        ("upper folder", "top/certs", |d, n, pair| {
+            let version = format!("v{n}");
+            std::fs::create_dir_all(d.join(&version).join("certs")).unwrap();
+            write_pair(&d.join(&version).join("certs"), pair);
+            symlink(&version, d.join("top.new")).unwrap();
+            std::fs::rename(d.join("top.new"), d.join("top")).unwrap();
+        }),
+        ("kubernetes", "volume", |d, n, pair| {
+            let (volume, version) = (d.join("volume"), format!("..v{n}"));
+            std::fs::create_dir_all(volume.join(&version)).unwrap();
+            write_pair(&volume.join(&version), pair);
+            symlink(&version, volume.join("..data_tmp")).unwrap();
+            std::fs::rename(volume.join("..data_tmp"), volume.join("..data")).unwrap();
+            if n == 0 {
+                for name in ["key.pem", "cert-chain.pem"] {
+                    symlink(format!("..data/{name}"), volume.join(name)).unwrap();
+                }
+            } else {
+                std::fs::remove_dir_all(volume.join(format!("..v{}", n - 1))).unwrap();
+            }
+        }),
+    ];
+    for (way, folder, change) in ways {
+        let name = format!("file-cert:{folder}/cert-chain.pem~{folder}/key.pem");
+        change(&agent.path(""), 0, &fresh());
+        let mut stream = client.stream_secrets();
+        stream.send(&secret_request(&name));
+        stream.next().await.unwrap_or_else(|e| panic!("{way}: {e:?}"));
+        for n in 1..4 {
+            let pair = fresh();
+            change(&agent.path(""), n, &pair);
+            let response = stream.next().await.unwrap_or_else(|e| panic!("{way} {n}: {e:?}"));
+            let [(_, Pem::Identity { chain, key })] = &secrets(&response)[..] else { panic!("{way}") };
+            assert_eq!((chain, key), (&pair.chain, &pair.key), "{way} {n}");
+        }
+    }
+    agent.assert_running();
+}
