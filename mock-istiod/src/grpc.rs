@@ -133,7 +133,7 @@ impl Deframer {
     ///
     /// # Errors
     /// If the frame says that it is compressed.
-    pub fn next(&mut self) -> Result<Option<Bytes>, Status> {
+    pub fn take(&mut self) -> Result<Option<Bytes>, Status> {
         if self.buffer.len() < 5 {
             return Ok(None);
         }
@@ -168,7 +168,7 @@ mod tests {
             let mut got = Vec::new();
             for piece in wire.chunks(size) {
                 deframer.push(piece);
-                while let Some(message) = deframer.next().unwrap() {
+                while let Some(message) = deframer.take().unwrap() {
                     got.push(message);
                 }
             }

@@ -39,7 +39,7 @@ impl Requests {
     /// The next message; `None` when the client has finished.
     pub(crate) async fn next(&mut self) -> Result<Option<Bytes>, Gone> {
         loop {
-            match self.deframer.next() {
+            match self.deframer.take() {
                 Ok(Some(message)) => return Ok(Some(message)),
                 Ok(None) => {}
                 Err(status) => return Err(Gone(status.message)),

@@ -129,7 +129,7 @@ impl Call {
         }
         let body = self.body.as_mut().unwrap();
         loop {
-            if let Some(message) = self.deframer.next()? {
+            if let Some(message) = self.deframer.take()? {
                 return Ok(Some(message));
             }
             match body.data().await {
