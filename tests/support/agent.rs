@@ -1,22 +1,20 @@
 //! An agent in a scratch working directory.
 
-use std::collections::BTreeMap;
 use std::io;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{ExitStatus, Stdio};
+use std::process::ExitStatus;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use mock_istiod::MockIstiod;
 use rustix::process::{Pid, Signal, kill_process};
-use serde_json::{Value, json};
+use serde_json::Value;
 use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
-use tokio::process::{Child, Command};
+use tokio::process::Child;
 use tokio::task::JoinSet;
 
+pub use super::builder::{Builder, Envoy, Ports};
 use super::http::{self, Reply};
-use super::{EnvoyClient, LIMIT, agent_bin, envoy_bin, eventually, free_port};
+use super::{EnvoyClient, LIMIT, eventually};
 
 /// Where Envoy's ADS socket is, below the working directory.
 pub const XDS: &str = "etc/istio/proxy/XDS";
@@ -26,195 +24,6 @@ pub const SDS: &str = "var/run/secrets/workload-spiffe-uds/socket";
 pub const TOKEN: &str = "var/run/secrets/tokens/istio-token";
 /// What istiod's certificate is verified with.
 pub const ROOT: &str = "var/run/secrets/istio/root-cert.pem";
-
-/// Which Envoy the agent starts.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Envoy {
-    /// A script that has Envoy's admin port and notes what it is asked; ready at once.
-    Fake,
-    /// The real one.
-    Real,
-    /// This binary.
-    Binary(PathBuf),
-}
-
-/// What to start an agent with.
-pub struct Builder {
-    args: Vec<String>,
-    env: BTreeMap<String, String>,
-    proxy_config: Value,
-    files: Vec<(PathBuf, Vec<u8>, u32)>,
-    envoy: Envoy,
-    fake: Value,
-    ports: Ports,
-}
-
-/// The ports of one agent and its Envoy.
-#[derive(Debug, Clone, Copy)]
-pub struct Ports {
-    /// The agent's status server.
-    pub status: u16,
-    /// Envoy's admin.
-    pub admin: u16,
-    /// Envoy's readiness listener.
-    pub envoy_status: u16,
-    /// Envoy's stats listener.
-    pub prometheus: u16,
-}
-
-impl Default for Builder {
-    fn default() -> Self {
-        let ports = Ports {
-            status: free_port(),
-            admin: free_port(),
-            envoy_status: free_port(),
-            prometheus: free_port(),
-        };
-        let env = [
-            ("POD_NAME", "pod"),
-            ("POD_NAMESPACE", "ns"),
-            ("SERVICE_ACCOUNT", "sa"),
-            ("INSTANCE_IP", "127.0.0.1"),
-            ("TRUST_DOMAIN", "cluster.local"),
-            ("ISTIO_META_CLUSTER_ID", "Kubernetes"),
-            ("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"),
-        ];
-        let mut env: BTreeMap<String, String> =
-            env.iter().map(|(name, value)| (name.to_string(), value.to_string())).collect();
-        env.insert("ENVOY_STATUS_PORT".into(), ports.envoy_status.to_string());
-        env.insert("ENVOY_PROMETHEUS_PORT".into(), ports.prometheus.to_string());
-        Self {
-            args: vec!["proxy".into(), "sidecar".into()],
-            env,
-            proxy_config: json!({
-                "statusPort": ports.status,
-                "proxyAdminPort": ports.admin,
-                "terminationDrainDuration": "1s",
-                "concurrency": 1,
-            }),
-            files: Vec::new(),
-            envoy: Envoy::Fake,
-            fake: json!({}),
-            ports,
-        }
-    }
-}
-
-impl Builder {
-    /// The istiod to use: its address, its root, and a token for `ns`/`sa`.
-    pub fn istiod(self, mock: &MockIstiod) -> Self {
-        self.proxy_config("discoveryAddress", mock.discovery_address()).file(ROOT, mock.root_pem()).file_mode(
-            TOKEN,
-            mock.mint("ns", "sa"),
-            0o600,
-        )
-    }
-
-    /// The command line after the program's name, in place of `proxy sidecar`.
-    pub fn args(mut self, args: &[&str]) -> Self {
-        self.args = args.iter().map(ToString::to_string).collect();
-        self
-    }
-
-    /// One more argument.
-    pub fn arg(mut self, arg: impl Into<String>) -> Self {
-        self.args.push(arg.into());
-        self
-    }
-
-    pub fn env(mut self, name: &str, value: impl Into<String>) -> Self {
-        self.env.insert(name.to_owned(), value.into());
-        self
-    }
-
-    pub fn without_env(mut self, name: &str) -> Self {
-        self.env.remove(name);
-        self
-    }
-
-    /// A field of `PROXY_CONFIG`.
-    pub fn proxy_config(mut self, field: &str, value: impl Into<Value>) -> Self {
-        self.proxy_config[field] = value.into();
-        self
-    }
-
-    /// A file below the working directory, mode 0644.
-    pub fn file(self, path: &str, content: impl Into<Vec<u8>>) -> Self {
-        self.file_mode(path, content, 0o644)
-    }
-
-    pub fn file_mode(mut self, path: &str, content: impl Into<Vec<u8>>, mode: u32) -> Self {
-        self.files.retain(|(other, ..)| other != Path::new(path));
-        self.files.push((path.into(), content.into(), mode));
-        self
-    }
-
-    pub fn without_file(mut self, path: &str) -> Self {
-        self.files.retain(|(other, ..)| other != Path::new(path));
-        self
-    }
-
-    pub fn envoy(mut self, envoy: Envoy) -> Self {
-        self.envoy = envoy;
-        self
-    }
-
-    /// How the fake Envoy behaves; the fields stand in `fake_envoy.py`.
-    pub fn fake(mut self, field: &str, value: impl Into<Value>) -> Self {
-        self.fake[field] = value.into();
-        self
-    }
-
-    pub fn ports(&self) -> Ports {
-        self.ports
-    }
-
-    /// Starts it; the working directory is there with all its files.
-    pub fn start(self) -> TestAgent {
-        self.start_in(tempfile::Builder::new().prefix("agent-").tempdir().expect("a scratch directory"))
-    }
-
-    /// Starts it in a directory that is there already (what an earlier agent left).
-    pub fn start_in(mut self, dir: tempfile::TempDir) -> TestAgent {
-        // Envoy under another user must reach its sockets.
-        std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).expect("our directory");
-        for (path, content, mode) in &self.files {
-            let path = dir.path().join(path);
-            std::fs::create_dir_all(path.parent().expect("below the directory")).expect("our directory");
-            std::fs::write(&path, content).expect("our directory");
-            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(*mode)).expect("our file");
-        }
-        let binary = match &self.envoy {
-            Envoy::Fake => PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/fake_envoy.py")),
-            Envoy::Real => envoy_bin(),
-            Envoy::Binary(path) => path.clone(),
-        };
-        self.env.insert("FAKE_ENVOY".into(), self.fake.to_string());
-        if self.proxy_config.get("binaryPath").is_none() {
-            self.proxy_config["binaryPath"] = binary.to_string_lossy().into();
-        }
-        self.env.entry("PROXY_CONFIG".into()).or_insert_with(|| self.proxy_config.to_string());
-
-        let started = Instant::now();
-        let mut child = Command::new(agent_bin())
-            .args(&self.args)
-            .env_clear()
-            .envs(&self.env)
-            .current_dir(dir.path())
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .process_group(0)
-            .spawn()
-            .unwrap_or_else(|e| panic!("{} cannot be started: {e}", agent_bin().display()));
-        let log = Log::default();
-        let mut readers = JoinSet::new();
-        readers.spawn(log.clone().read(child.stdout.take().expect("piped")));
-        readers.spawn(log.clone().read(child.stderr.take().expect("piped")));
-        let pid = child.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?)).expect("just started");
-        TestAgent { child, pid, dir: Some(dir), log, readers, ports: self.ports, started, status: None }
-    }
-}
 
 /// What the agent and its Envoy have printed. Cheap to clone.
 #[derive(Debug, Clone, Default)]
@@ -250,6 +59,15 @@ pub struct TestAgent {
 }
 
 impl TestAgent {
+    pub(super) fn watch(mut child: Child, dir: tempfile::TempDir, ports: Ports, started: Instant) -> Self {
+        let log = Log::default();
+        let mut readers = JoinSet::new();
+        readers.spawn(log.clone().read(child.stdout.take().expect("piped")));
+        readers.spawn(log.clone().read(child.stderr.take().expect("piped")));
+        let pid = child.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?)).expect("just started");
+        Self { child, pid, dir: Some(dir), log, readers, ports, started, status: None }
+    }
+
     /// What to start one with. Named so that a test reads `TestAgent::with().istiod(&mock).start()`.
     #[allow(clippy::new_ret_no_self)]
     pub fn with() -> Builder {

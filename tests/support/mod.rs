@@ -6,6 +6,7 @@
 #![allow(dead_code, unused_imports, reason = "each test binary uses its part")]
 
 pub mod agent;
+pub mod builder;
 pub mod client;
 pub mod http;
 pub mod mesh;
