@@ -10,8 +10,10 @@
 //! Modules in path order; an edge runs only downwards in this list, and `tests/architecture.rs`
 //! enforces which. The library exists for our tests, benches and fuzzers; it is not an API.
 
+pub mod agent;
 pub mod base;
 pub mod ca;
+pub mod cli;
 pub mod config;
 pub mod envoy;
 pub mod istiod;

@@ -1,9 +1,14 @@
+//! `pilot-agent`: parses arguments, builds the runtime, calls a command, gives an exit code.
+
 use std::process::ExitCode;
+
+use pilot_agent::config::env::Env;
 
 fn main() -> ExitCode {
     // Before anything else, above all before a runtime: this may be the child that becomes Envoy.
     if let Some(status) = pilot_agent::envoy::launch::intercept(std::env::args_os()) {
         return ExitCode::from(status);
     }
-    ExitCode::SUCCESS
+    let words: Vec<String> = std::env::args_os().skip(1).map(|w| w.to_string_lossy().into_owned()).collect();
+    ExitCode::from(pilot_agent::cli::run(&words, Env::of_process()))
 }

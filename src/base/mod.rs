@@ -9,6 +9,7 @@ pub mod clock;
 pub mod error;
 pub mod files;
 pub mod metrics;
+pub mod netlink;
 pub mod ready;
 pub mod tasks;
 pub mod uds;

@@ -153,7 +153,10 @@ fn kind_of(value: &Value) -> &'static str {
 }
 
 /// YAML or JSON to JSON; only the first of several documents counts.
-fn yaml(text: &str) -> Result<Value, String> {
+///
+/// # Errors
+/// The parser's word.
+pub fn yaml(text: &str) -> Result<Value, String> {
     use serde::Deserialize;
     let mut documents = serde_yaml_ng::Deserializer::from_str(text);
     match documents.next() {

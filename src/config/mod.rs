@@ -5,12 +5,14 @@
 //! part needs of it is cut out by [`parts`]. Variables stand in one table ([`env::VARS`]), flags in
 //! another ([`args::PROXY`]); docs/CONFIG.md is generated from both.
 
+pub mod addresses;
 pub mod args;
 pub mod bootstrap;
 pub mod env;
 pub mod go;
 pub mod mesh;
 pub mod node;
+pub mod parts;
 pub mod pod;
 
 use std::path::{Path, PathBuf};
@@ -34,6 +36,8 @@ pub struct Config {
     pub settings: Settings,
     /// The effective ProxyConfig.
     pub mesh: Effective,
+    /// The node's addresses, `INSTANCE_IP` first.
+    pub addresses: Vec<String>,
     /// What relative paths hang off.
     pub root: PathBuf,
     /// What is odd but tolerated, for the log.
@@ -72,7 +76,10 @@ pub fn load(
         Some(domain) => domain.to_owned(),
         None => format!("{}.svc.cluster.local", settings.text("POD_NAMESPACE")),
     };
-    Ok(Config { node_type, domain, flags, settings, mesh, root: root.to_owned(), warnings })
+    let excluded = annotation("traffic.sidecar.istio.io/excludeInterfaces").unwrap_or_default();
+    let (addresses, odd) = addresses::of_host(settings.text("INSTANCE_IP"), &excluded);
+    warnings.extend(odd);
+    Ok(Config { node_type, domain, flags, settings, mesh, addresses, root: root.to_owned(), warnings })
 }
 
 fn layers(

@@ -1,0 +1,93 @@
+//! What Envoy and proxyless applications are told: gathers the node's facts and renders.
+
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use crate::config::parts::{Error, identity};
+use crate::config::{Config, args, bootstrap as from_config, node, pod};
+use crate::envoy;
+use crate::envoy::bootstrap::write::{self, Mode as FileMode};
+use crate::envoy::bootstrap::{self, Node, grpc};
+use crate::secrets::probe::{self, Mode};
+
+/// The node's addresses, `INSTANCE_IP` first.
+pub fn addresses(config: &Config) -> Vec<String> {
+    config.addresses.clone()
+}
+
+/// No address is IPv4, and there is one.
+pub fn all_ipv6(addresses: &[String]) -> bool {
+    let mut known = addresses.iter().filter_map(|a| a.parse::<std::net::IpAddr>().ok()).peekable();
+    known.peek().is_some() && known.all(|a| a.is_ipv6())
+}
+
+/// Who this Envoy is.
+pub async fn node(config: &Config, addresses: &[String], mode: Mode) -> Result<Node, Error> {
+    let s = &config.settings;
+    let proxy = &config.mesh.proxy;
+    let credential_socket = probe::credential(&config.path(identity::CREDENTIAL_SOCKET)).await;
+    let labels = pod::read(&config.path(pod::LABELS));
+    let annotations = pod::read(&config.path(pod::ANNOTATIONS));
+    let platform = config.platform().await;
+    let cluster_name = from_config::cluster_name(proxy);
+    let proxy_config = from_config::proxy_config_json(proxy);
+    let pilot_san = from_config::istiod_san(proxy);
+    let discovery = s.env().get("PEER_METADATA_DISCOVERY");
+    let inputs = node::Inputs {
+        env: s.env().map(),
+        kind: &config.node_type,
+        addresses,
+        domain: &config.domain,
+        proxy_config: &proxy_config,
+        proxy_metadata: &proxy.proxy_metadata,
+        cluster_name: &cluster_name,
+        pilot_san: pilot_san.as_deref(),
+        labels: labels.as_ref(),
+        annotations: annotations.as_ref(),
+        platform: &platform,
+        credential_socket,
+        external_sds: mode == Mode::External,
+        sts_port: crate::config::go::integer(config.flags.or_default(args::PROXY, "stsPort"), 64)
+            .unwrap_or(0),
+        outlier_log_path: config.flags.or_default(args::PROXY, "outlierLogPath"),
+        envoy_status_port: s.int("ENVOY_STATUS_PORT"),
+        envoy_prometheus_port: s.int("ENVOY_PROMETHEUS_PORT"),
+        exit_on_zero_connections: s.flag("EXIT_ON_ZERO_ACTIVE_CONNECTIONS"),
+        metadata_discovery: discovery.map(|v| crate::config::go::boolean(v).unwrap_or(false)),
+        skip_deprecated_logs: s.flag("ENVOY_SKIP_DEPRECATED_LOGS"),
+        workload_socket_file: s.text("WORKLOAD_IDENTITY_SOCKET_FILE"),
+    };
+    node::build(&inputs).map_err(|e| Error::new(format!("failed to generate bootstrap metadata: {e}")))
+}
+
+/// Writes the bootstrap of proxyless applications, if one is wanted.
+pub fn write_grpc(config: &Config, node: &Node) -> Result<(), Error> {
+    let Some(path) = config.settings.some_text("GRPC_XDS_BOOTSTRAP") else { return Ok(()) };
+    let document = grpc::generate(node, &config.mesh.proxy.config_path, config.settings.text("OUTPUT_CERTS"));
+    let text = serde_json::to_vec_pretty(&document).unwrap_or_default();
+    write::write(&config.path(path), &text, FileMode::Exact(0o644)).map_err(|e| {
+        Error::new(format!("failed to write the gRPC bootstrap: {}", crate::base::error::chain(&e)))
+    })
+}
+
+/// Renders Envoy's bootstrap, anew for each epoch.
+pub struct Bootstrap {
+    config: Arc<Config>,
+    node: Node,
+}
+
+impl Bootstrap {
+    /// Holds the node.
+    pub fn new(config: Arc<Config>, node: Node) -> Self {
+        Self { config, node }
+    }
+}
+
+impl envoy::Bootstrap for Bootstrap {
+    fn render(&mut self) -> Result<Vec<u8>, Box<dyn std::error::Error + Send + Sync>> {
+        let options = self.config.bootstrap_options(self.node.clone());
+        let document: Value = bootstrap::generate(&options)?;
+        Ok(serde_json::to_vec_pretty(&document)?)
+    }
+}

@@ -1,0 +1,112 @@
+//! What the status server may ask of the agent, and the status document.
+
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use futures_util::future::BoxFuture;
+use serde_json::{Value, json};
+
+use crate::base::build_info;
+use crate::base::tasks::Stop;
+use crate::config::Config;
+use crate::{envoy, secrets, status, xds};
+
+/// The agent as the status server sees it.
+pub struct Face {
+    config: Arc<Config>,
+    envoy: envoy::Handle,
+    secrets: secrets::Handle,
+    xds: xds::Handle,
+    closing: Stop,
+    since: SystemTime,
+}
+
+impl Face {
+    /// Holds on to the handles.
+    pub fn new(
+        config: &Arc<Config>,
+        envoy: &envoy::Handle,
+        secrets: &secrets::Handle,
+        xds: &xds::Handle,
+        closing: &Stop,
+    ) -> Self {
+        Self {
+            config: config.clone(),
+            envoy: envoy.clone(),
+            secrets: secrets.clone(),
+            xds: xds.clone(),
+            closing: closing.clone(),
+            since: SystemTime::now(),
+        }
+    }
+}
+
+impl status::Agent for Face {
+    fn quit(&self) {
+        self.closing.cancel();
+        self.envoy.quit();
+    }
+
+    fn drain(&self) -> BoxFuture<'_, ()> {
+        Box::pin(self.envoy.drain_now())
+    }
+
+    fn terminating(&self) -> Option<String> {
+        match self.envoy.state() {
+            envoy::State::Stopping(reason) => Some(reason),
+            envoy::State::Ended => Some("Envoy has ended".to_owned()),
+            _ if self.closing.is_cancelled() => Some("the agent is stopping".to_owned()),
+            _ => None,
+        }
+    }
+
+    fn envoy_running(&self) -> bool {
+        self.envoy.running()
+    }
+
+    fn degraded(&self) -> Vec<String> {
+        let identity = self.secrets.status();
+        let mut out = Vec::new();
+        if let Some(certificate) = &identity.certificate
+            && certificate.not_after < SystemTime::now()
+        {
+            out.push(format!("the workload certificate has expired; {}", identity.last_error));
+        }
+        let upstream = self.xds.snapshot().upstream;
+        if upstream.down_since.is_some() {
+            let why = upstream.last_error.unwrap_or_default();
+            out.push(format!("no connection to {}: {why}", upstream.address));
+        }
+        out
+    }
+
+    fn agentz(&self) -> Value {
+        let identity = self.secrets.status();
+        let unix = |t: SystemTime| t.duration_since(SystemTime::UNIX_EPOCH).map_or(0, |d| d.as_secs());
+        let certificate = identity.certificate.as_ref().map(|c| {
+            json!({
+                "serial": c.serial,
+                "identities": c.identities,
+                "notBefore": unix(c.not_before),
+                "notAfter": unix(c.not_after),
+                "renewal": unix(c.renewal),
+            })
+        });
+        json!({
+            "version": build_info::VERSION,
+            "follows": build_info::ISTIO_VERSION,
+            "type": self.config.node_type,
+            "startedAt": unix(self.since),
+            "envoy": format!("{:?}", self.envoy.state()),
+            "identity": {
+                "certificate": certificate,
+                "failures": identity.failures,
+                "lastError": identity.last_error,
+                "trustBundle": identity.trust_bundle,
+                "files": identity.files,
+                "outputError": identity.output_error,
+            },
+            "config": serde_json::to_value(self.xds.snapshot()).unwrap_or(Value::Null),
+        })
+    }
+}

@@ -1,0 +1,218 @@
+//! The composition root: the only place that makes parts and connects them. Read it from top to bottom
+//! and you know the order of the start; `shutdown` knows the order of the end.
+//!
+//! [`run`] promises: everything that can be refused is refused before anything is bound; everything is
+//! bound before Envoy is started, which so never finds a socket missing; whoever fails or panics is named
+//! in the last line.
+
+mod bootstrap;
+mod document;
+mod shutdown;
+mod signals;
+mod wiring;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::base::clock::{Clock, System};
+use crate::base::metrics::Metrics;
+use crate::base::tasks::Group;
+use crate::ca::CaClient;
+use crate::ca::provider::{self, Provider};
+use crate::config::Config;
+use crate::config::parts::{self, Error, identity};
+use crate::envoy::{self, Supervisor};
+use crate::istiod::Connector;
+use crate::istiod::auth::{GoogleComputeEngine, MetadataServer, Mock, TokenFile, TokenSource};
+use crate::secrets::probe::{self, Mode};
+use crate::secrets::{self, Manager};
+use crate::status;
+use crate::{sds, xds};
+
+/// The token that Kubernetes mounts, or a VM is given.
+const TOKEN: &str = "./var/run/secrets/tokens/istio-token";
+/// What istiod's tokens are made for; only named in log lines.
+const AUDIENCE: &str = "istio-ca";
+
+/// Runs the agent to its end; gives the process's exit status.
+pub async fn run(config: Config) -> u8 {
+    match start(config).await {
+        Ok(code) => code,
+        Err(error) => {
+            tracing::error!("{error}");
+            eprintln!("Error: {error}");
+            error.exit_code
+        }
+    }
+}
+
+/// Everything between a configuration and a started Envoy.
+async fn start(config: Config) -> Result<u8, Error> {
+    let started = Instant::now();
+    let clock: Arc<dyn Clock> = Arc::new(System);
+    let metrics = Metrics::new();
+    let config = Arc::new(config);
+
+    // Where identity comes from; an RSA key takes longest of all, so it is begun at once.
+    let plan = identity::plan(&config)?;
+    let disabled = config.settings.flag("DISABLE_ENVOY");
+    let needs_ca = !plan.file_mounted;
+    let first_key = needs_ca.then(|| secrets::FirstKey::begin(identity::key_options(&config)));
+
+    // What can be refused is refused now.
+    let addresses = bootstrap::addresses(&config);
+    let ipv6 = bootstrap::all_ipv6(&addresses);
+    let status_config = parts::status::server(&config, ipv6)?;
+    let signals = signals::Signals::install().map_err(|e| Error::new(format!("signals: {e}")))?;
+    let status_bound = status_config.as_ref().map(status::bind).transpose().map_err(said)?;
+
+    let mode = if disabled {
+        Mode::Own
+    } else {
+        probe::workload(&identity::workload_socket(&config)).await.map_err(said)?
+    };
+    let tokens = token_source(&config, &clock)?;
+    let ca =
+        if needs_ca && mode == Mode::Own { ca_client(&config, &tokens, &metrics, &clock)? } else { None };
+    let upstream = Connector::with_clock(parts::istiod::xds(&config, plan.file_mounted)?, clock.clone())
+        .map_err(|e| Error::new(format!("failed to start xds proxy: {}", crate::base::error::chain(&e))))?;
+
+    // The parts, from the inside out.
+    let mut secret_config = identity::secrets(&config, &plan);
+    secret_config.first_key = first_key.filter(|_| ca.is_some());
+    let (identity_source, manager) = Manager::new(secret_config, ca, &metrics, clock.clone());
+    let sds_server =
+        sds::Server::bind(identity::sds(&config, mode), Arc::new(identity_source.clone()), &metrics);
+    let wires = wiring::Wires::new(&config, &identity_source);
+    let xds_server = xds::Server::new(
+        parts::xds(&config),
+        xds::Parts {
+            upstream: Arc::new(upstream),
+            tokens: tokens.source.clone(),
+            headers: parts::istiod::headers(&config, "XDS_HEADER_"),
+            taps: wires.taps.clone(),
+            convert: None,
+            wake: wires.wake.clone(),
+            metrics: metrics.clone(),
+            clock: clock.clone(),
+        },
+    );
+    let xds_handle = xds_server.handle();
+    let xds_bound = xds_server
+        .bind()
+        .map_err(|e| Error::new(format!("failed to start xds proxy: {}", crate::base::error::chain(&e))))?;
+
+    // What Envoy will be told.
+    let node = bootstrap::node(&config, &addresses, mode).await?;
+    bootstrap::write_grpc(&config, &node)?;
+    let (supervisor, envoy_handle) = if disabled {
+        Supervisor::idle(&metrics)
+    } else {
+        let root = rustix::process::getuid().is_root();
+        let process = parts::envoy::process(&config, &addresses, Path::new("/proc/self/exe"), root)?;
+        let text = bootstrap::Bootstrap::new(config.clone(), node);
+        Supervisor::new(process, Box::new(text), &metrics).map_err(said)?
+    };
+
+    // Serve, then start Envoy.
+    let tasks = shutdown::Stages::new();
+    wires.spawn(&tasks, &config);
+    spawn(&tasks.secrets, "secrets", {
+        let stop = tasks.secrets.token();
+        async move { manager.run(stop).await }
+    });
+    if let Some(refresh) = tokens.refresh {
+        let stop = tasks.secrets.token();
+        spawn(&tasks.secrets, "token", async move { refresh.refresh(stop).await });
+    }
+    spawn(&tasks.sds, "sds", {
+        let stop = tasks.sds.token();
+        async move { sds_server.run_with(stop, crate::base::authority::Shim::new).await }
+    });
+    tasks.xds.spawn("xds", {
+        let stop = tasks.xds.token();
+        let (listener, file) = xds_bound.into_parts();
+        async move {
+            let _file = file;
+            xds_server.serve(listener, stop).await
+        }
+    });
+    let closing = tasks.closing.clone();
+    let face = document::Face::new(&config, &envoy_handle, &identity_source, &xds_handle, &closing);
+    if let Some(bound) = status_bound {
+        let handles = status::Handles {
+            agent: Arc::new(face),
+            metrics: metrics.clone(),
+            crypto: crate::tls::provider::provider(parts::istiod::compliance(&config)).0,
+            started,
+        };
+        tasks.status.spawn("status", bound.serve(handles, closing.clone(), tasks.status.token()));
+    }
+    Ok(shutdown::supervise(supervisor, &envoy_handle, signals, tasks).await)
+}
+
+fn spawn(group: &Group, name: &str, task: impl Future<Output = ()> + Send + 'static) {
+    group.run(name, task);
+}
+
+fn said(error: impl std::error::Error + 'static) -> Error {
+    Error::new(crate::base::error::chain(&error))
+}
+
+/// A source of tokens, and what keeps it fresh.
+struct Tokens {
+    source: Arc<dyn TokenSource>,
+    refresh: Option<Arc<GoogleComputeEngine>>,
+}
+
+fn token_source(config: &Config, clock: &Arc<dyn Clock>) -> Result<Tokens, Error> {
+    let path = config.path(TOKEN);
+    let plain = |source: Arc<dyn TokenSource>| Tokens { source, refresh: None };
+    match config.settings.text("CREDENTIAL_FETCHER_TYPE") {
+        "JWT" | "" => Ok(plain(Arc::new(TokenFile::new(path, AUDIENCE, clock.clone())))),
+        "Mock" => Ok(plain(Arc::new(Mock))),
+        "GoogleComputeEngine" => {
+            let host = config.settings.some_text("GCE_METADATA_HOST");
+            let server =
+                host.map_or_else(MetadataServer::default, |host| MetadataServer { host: host.to_owned() });
+            let trust_domain = config.settings.text("TRUST_DOMAIN");
+            let fetcher = Arc::new(GoogleComputeEngine::new(server, trust_domain, path, clock.clone()));
+            Ok(Tokens { source: fetcher.clone(), refresh: Some(fetcher) })
+        }
+        other => Err(Error::new(format!(
+            "failed to create credential fetcher: invalid credential fetcher type {other}: CREDENTIAL_FETCHER_TYPE is JWT or GoogleComputeEngine"
+        ))),
+    }
+}
+
+fn ca_client(
+    config: &Config,
+    tokens: &Tokens,
+    metrics: &Metrics,
+    clock: &Arc<dyn Clock>,
+) -> Result<Option<Arc<dyn CaClient>>, Error> {
+    let s = &config.settings;
+    let connection = parts::istiod::ca(config);
+    let address = s.some_text("CA_ADDR").unwrap_or(&config.mesh.proxy.discovery_address);
+    let provider =
+        Provider::resolve(s.text("CA_PROVIDER"), address, s.flag("ENABLE_GOOGLE_CA")).map_err(said)?;
+    let calls = provider::Calls {
+        connector: Connector::with_clock(connection?, clock.clone()).map_err(said)?,
+        tokens: tokens.source.clone(),
+        headers: parts::istiod::headers(config, "CA_HEADER_"),
+        attempt_timeout: provider::Calls::ATTEMPT_TIMEOUT,
+        total_timeout: provider::Calls::TOTAL_TIMEOUT,
+    };
+    let details = provider::Details {
+        cert_signer: s.text("ISTIO_META_CERT_SIGNER").to_owned(),
+        cluster_url: s.text("GKE_CLUSTER_URL").to_owned(),
+        pool: s.text("CA_ADDR").to_owned(),
+    };
+    Ok(provider::client(&provider, calls, details, metrics))
+}
+
+/// How long a stage of the end may take before it is named and cut off.
+pub(crate) const STAGE: Duration = Duration::from_secs(3);

@@ -1,0 +1,79 @@
+//! The end, in order: no new status connections → Envoy drains and is gone → XDS → SDS → secrets →
+//! status. Envoy has its certificates and its config until it is gone. Each stage has a limit, and the
+//! one that overruns is named.
+
+use crate::base::tasks::{Group, Stop};
+use crate::envoy::{Handle, Reason, Supervisor};
+
+use super::STAGE;
+use super::signals::Signals;
+
+/// One group a stage.
+pub struct Stages {
+    /// Cancelled when the end begins: the status server takes no new connections.
+    pub closing: Stop,
+    /// The relay.
+    pub xds: Group,
+    /// The SDS sockets.
+    pub sds: Group,
+    /// The secret manager and what feeds it.
+    pub secrets: Group,
+    /// The status server, last, so that it can tell what is going on.
+    pub status: Group,
+}
+
+impl Stages {
+    /// Empty groups.
+    pub fn new() -> Self {
+        Self {
+            closing: Stop::new(),
+            xds: Group::new(),
+            sds: Group::new(),
+            secrets: Group::new(),
+            status: Group::new(),
+        }
+    }
+}
+
+/// Runs Envoy until it or the agent ends, then stops everything in order; gives the exit status.
+///
+/// Runs on the main thread, because Envoy's parent-death signal belongs to the thread that started it.
+pub async fn supervise(supervisor: Supervisor, envoy: &Handle, mut signals: Signals, stages: Stages) -> u8 {
+    let mut run = std::pin::pin!(supervisor.run());
+    let outcome = loop {
+        tokio::select! {
+            outcome = &mut run => break outcome,
+            reason = signals.next() => begin(&stages.closing, envoy, reason),
+            failure = failed(&stages) => begin(&stages.closing, envoy, Reason::Failure(failure)),
+        }
+    };
+    stages.closing.cancel();
+    for (name, group) in
+        [("xds", &stages.xds), ("sds", &stages.sds), ("secrets", &stages.secrets), ("status", &stages.status)]
+    {
+        for task in group.stop(STAGE).await {
+            tracing::warn!("the {name} stage did not end within {STAGE:?}: task {task} was cut off");
+        }
+    }
+    if outcome.exit_code == 0 {
+        tracing::info!("{}", outcome.reason);
+    } else {
+        tracing::error!("{}", outcome.reason);
+    }
+    outcome.exit_code
+}
+
+fn begin(closing: &Stop, envoy: &Handle, reason: Reason) {
+    closing.cancel();
+    envoy.stop(reason);
+}
+
+async fn failed(stages: &Stages) -> String {
+    let failure = tokio::select! {
+        f = stages.xds.failed() => f,
+        f = stages.sds.failed() => f,
+        f = stages.secrets.failed() => f,
+        f = stages.status.failed() => f,
+    };
+    failure.to_string()
+}

@@ -1,0 +1,74 @@
+//! Channels between parts that do not know each other: the trust bundle from istiod's config to the
+//! secret manager, and changed token and root files to streams that are held.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+
+use super::shutdown::Stages;
+use crate::base::files::Watcher;
+use crate::config::Config;
+use crate::secrets;
+use crate::xds::{Tap, TrustBundle};
+
+/// A burst of file events counts once.
+const QUIET: Duration = Duration::from_millis(50);
+
+/// The near ends, to be handed to the parts; the far ends are served by [`Wires::spawn`].
+pub struct Wires {
+    /// Types the relay hands to the agent.
+    pub taps: Vec<Arc<dyn Tap>>,
+    /// Changes when trying again makes sense at once.
+    pub wake: watch::Receiver<u64>,
+    waker: watch::Sender<u64>,
+    bundle: Option<watch::Receiver<String>>,
+    secrets: secrets::Handle,
+}
+
+impl Wires {
+    /// Makes the channels.
+    pub fn new(config: &Config, secrets: &secrets::Handle) -> Self {
+        let (waker, wake) = watch::channel(0);
+        let mut taps: Vec<Arc<dyn Tap>> = Vec::new();
+        let mut bundle = None;
+        if config.settings.flag("PROXY_CONFIG_XDS_AGENT") {
+            let (tap, news) = TrustBundle::new();
+            taps.push(tap);
+            bundle = Some(news);
+        }
+        Self { taps, wake, waker, bundle, secrets: secrets.clone() }
+    }
+
+    /// Starts what moves things along the channels.
+    pub fn spawn(self, stages: &Stages, config: &Config) {
+        if let Some(mut bundle) = self.bundle {
+            let secrets = self.secrets;
+            let stop = stages.secrets.token();
+            stages.secrets.run("trust bundle", async move {
+                loop {
+                    tokio::select! {
+                        () = stop.cancelled() => return,
+                        changed = bundle.changed() => if changed.is_err() { return },
+                    }
+                    let text = bundle.borrow_and_update().clone();
+                    secrets.update_trust_bundle(if text.is_empty() { Vec::new() } else { vec![text] });
+                }
+            });
+        }
+        let mut watcher = Watcher::new(QUIET);
+        let paths = ["./var/run/secrets/tokens/istio-token", "./var/run/secrets/istio/root-cert.pem"];
+        watcher.set(paths.iter().map(|p| config.path(p)).collect::<std::collections::BTreeSet<PathBuf>>());
+        let waker = self.waker;
+        let stop = stages.xds.token();
+        stages.xds.run("token and root files", async move {
+            loop {
+                tokio::select! {
+                    () = stop.cancelled() => return,
+                    () = watcher.changed() => waker.send_modify(|n| *n = n.wrapping_add(1)),
+                }
+            }
+        });
+    }
+}

@@ -1,0 +1,142 @@
+//! Where certificates come from, and what the secret manager and the SDS server are told.
+
+use std::path::PathBuf;
+
+use super::{Config, Error};
+use crate::ca::csr::spiffe_id;
+use crate::proto::mesh::private_key_provider::Provider as Given;
+use crate::sds::{self, PrivateKeyProvider, Provider};
+use crate::secrets::{self, Mounted, files, output, probe};
+use crate::tls::keys::KeyOptions;
+
+/// Folder of the workload socket.
+pub const WORKLOAD_DIR: &str = "./var/run/secrets/workload-spiffe-uds";
+/// Socket of a third party's credential server.
+pub const CREDENTIAL_SOCKET: &str = "./var/run/secrets/credential-uds/socket";
+/// Our socket when another server owns the workload socket.
+const FILES_SOCKET: &str = "./var/run/secrets/credential-uds/files-socket";
+/// Certificates that a platform mounts.
+const CREDENTIALS_DIR: &str = "./var/run/secrets/workload-spiffe-credentials";
+/// Where the mounted revocation list is; absolute, as in the Go agent.
+const CRL: &str = "/var/run/secrets/istio/crl/ca-crl.pem";
+
+/// Where certificates come from.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    /// Files only: no CA client.
+    pub file_mounted: bool,
+    /// The files.
+    pub mounted: Mounted,
+}
+
+/// Decides where certificates come from.
+///
+/// # Errors
+/// Settings that exclude each other, or files that must be there and are not.
+pub fn plan(config: &Config) -> Result<Plan, Error> {
+    let s = &config.settings;
+    let dir = config.path(CREDENTIALS_DIR);
+    let named = |names: [&str; 3]| {
+        let [cert, key, root] = names.map(|n| dir.join(n));
+        Mounted { cert, key, root }
+    };
+    let all = |m: &Mounted| [&m.cert, &m.key, &m.root].iter().all(|p| p.exists());
+    let provided = s.some_text("PROV_CERT").is_some();
+    let gke = s.text("CA_PROVIDER") == "GkeWorkloadCertificate";
+    if gke {
+        let mounted = named(["certificates.pem", "private_key.pem", "ca_certificates.pem"]);
+        if !all(&mounted) {
+            return Err(Error::new(format!(
+                "CA_PROVIDER=GkeWorkloadCertificate needs certificates.pem, private_key.pem and ca_certificates.pem in {}: are workload certificates switched on for this cluster and pod?",
+                dir.display()
+            )));
+        }
+        if provided {
+            return Err(Error::new(
+                "invalid options: PROV_CERT and FILE_MOUNTED_CERTS are mutually exclusive (CA_PROVIDER=GkeWorkloadCertificate mounts files)",
+            ));
+        }
+    }
+    if provided && s.flag("FILE_MOUNTED_CERTS") {
+        return Err(Error::new("invalid options: PROV_CERT and FILE_MOUNTED_CERTS are mutually exclusive"));
+    }
+    let workload = named(["cert-chain.pem", "key.pem", "root-cert.pem"]);
+    if all(&workload) {
+        return Ok(Plan { file_mounted: true, mounted: workload });
+    }
+    if gke {
+        let mounted = named(["certificates.pem", "private_key.pem", "ca_certificates.pem"]);
+        return Ok(Plan { file_mounted: true, mounted });
+    }
+    let at = |name: &str| config.path(format!("./etc/certs/{name}"));
+    let mounted = Mounted { cert: at("cert-chain.pem"), key: at("key.pem"), root: at("root-cert.pem") };
+    Ok(Plan { file_mounted: s.flag("FILE_MOUNTED_CERTS"), mounted })
+}
+
+/// Kind of key.
+#[must_use]
+pub fn key_options(config: &Config) -> KeyOptions {
+    let s = &config.settings;
+    KeyOptions::from_settings(
+        s.int("WORKLOAD_RSA_KEY_SIZE"),
+        s.text("ECC_SIGNATURE_ALGORITHM"),
+        s.text("ECC_CURVE"),
+        s.flag("PKCS8_KEY"),
+    )
+}
+
+/// The look at the workload socket.
+#[must_use]
+pub fn workload_socket(config: &Config) -> probe::Config {
+    probe::Config {
+        dir: config.path(WORKLOAD_DIR),
+        file: config.settings.text("WORKLOAD_IDENTITY_SOCKET_FILE").to_owned(),
+        wait: config.settings.duration("WORKLOAD_SOCKET_WAIT"),
+    }
+}
+
+/// The secret manager.
+#[must_use]
+pub fn secrets(config: &Config, plan: &Plan) -> secrets::Config {
+    let s = &config.settings;
+    let mode = if s.text("KUBERNETES_SERVICE_HOST").is_empty() { 0o600 } else { 0o644 };
+    secrets::Config {
+        identity: spiffe_id(s.text("TRUST_DOMAIN"), s.text("POD_NAMESPACE"), s.text("SERVICE_ACCOUNT")),
+        key: key_options(config),
+        ttl: s.duration("SECRET_TTL"),
+        grace_ratio: s.float("SECRET_GRACE_PERIOD_RATIO"),
+        grace_jitter: s.float("SECRET_GRACE_PERIOD_RATIO_JITTER"),
+        mounted: plan.mounted.clone(),
+        output: s.some_text("OUTPUT_CERTS").map(|dir| output::Config { dir: config.path(dir), mode }),
+        file_debounce: s.duration("FILE_DEBOUNCE_DURATION"),
+        system_bundle: files::system_bundle(),
+        proxyless: s.flag("DISABLE_ENVOY"),
+        first_key: None,
+    }
+}
+
+/// The SDS server; no sockets without Envoy.
+#[must_use]
+pub fn sds(config: &Config, mode: probe::Mode) -> sds::Config {
+    let sockets: Vec<PathBuf> = if config.settings.flag("DISABLE_ENVOY") {
+        Vec::new()
+    } else {
+        match mode {
+            probe::Mode::Own => {
+                vec![config.path(WORKLOAD_DIR).join(probe::DEFAULT_SOCKET), config.config_path().join("SDS")]
+            }
+            probe::Mode::External => vec![config.path(FILES_SOCKET)],
+        }
+    };
+    let given = config.mesh.proxy.private_key_provider.as_ref().and_then(|p| p.provider.as_ref());
+    let private_key_provider = given.map(|given| {
+        let (provider, poll_delay, fallback) = match given {
+            Given::Cryptomb(c) => (Provider::CryptoMb, c.poll_delay.as_ref(), c.fallback.as_ref()),
+            Given::Qat(q) => (Provider::Qat, q.poll_delay.as_ref(), q.fallback.as_ref()),
+        };
+        let poll_delay = Config::span(poll_delay);
+        PrivateKeyProvider { provider, poll_delay, fallback: fallback.is_some_and(|f| f.value) }
+    });
+    let crl = config.settings.flag("PILOT_ENABLE_CA_CRL").then(|| PathBuf::from(CRL));
+    sds::Config { sockets, private_key_provider, crl }
+}

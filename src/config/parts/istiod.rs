@@ -1,0 +1,187 @@
+//! The way upstream: which roots, names, certificates and headers, for the config path and for the CA.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::{Config, Error};
+use crate::istiod::auth::CallHeaders;
+use crate::istiod::{self, ClientFiles, Compliance, Roots, Tls, Transport};
+use crate::proto::mesh::AuthenticationPolicy;
+
+/// Limit of a dial; the Go agent's library has the same.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
+/// The root that istiod's certificate is checked with in a pod.
+const ISTIOD_ROOT: &str = "./var/run/secrets/istio/root-cert.pem";
+/// Where mounted certificates lie.
+pub const MOUNTED_ROOT: &str = "./etc/certs/root-cert.pem";
+
+/// `COMPLIANCE_POLICY`; an unknown one has no effect.
+#[must_use]
+pub fn compliance(config: &Config) -> Compliance {
+    match config.settings.text("COMPLIANCE_POLICY") {
+        "" => Compliance::None,
+        "fips-140-2" => Compliance::Fips140_2,
+        "pqc" => Compliance::Pqc,
+        other => {
+            tracing::warn!("COMPLIANCE_POLICY={other} is unknown and has no effect: it is fips-140-2 or pqc");
+            Compliance::None
+        }
+    }
+}
+
+fn proxy(config: &Config) -> Option<(String, String)> {
+    let env = config.settings.env();
+    let either =
+        |upper: &str, lower: &str| env.get(upper).or_else(|| env.get(lower)).unwrap_or_default().to_owned();
+    let url = either("HTTPS_PROXY", "https_proxy");
+    (!url.is_empty()).then(|| (url, either("NO_PROXY", "no_proxy")))
+}
+
+/// Headers of calls: the cluster id and `XDS_HEADER_*` or `CA_HEADER_*`.
+#[must_use]
+pub fn headers(config: &Config, prefix: &str) -> CallHeaders {
+    let extra = config.settings.env().with_prefix(prefix);
+    CallHeaders {
+        cluster_id: config.settings.text("ISTIO_META_CLUSTER_ID").to_owned(),
+        extra: extra.map(|(name, value)| (name.to_ascii_lowercase(), value.to_owned())).collect(),
+    }
+}
+
+fn meta(config: &Config, key: &str) -> Option<PathBuf> {
+    let path = config.mesh.proxy.proxy_metadata.get(key).filter(|p| !p.is_empty())?;
+    Some(config.path(path))
+}
+
+fn provided(config: &Config) -> Option<PathBuf> {
+    config.settings.some_text("PROV_CERT").map(|dir| config.path(dir))
+}
+
+/// The connection of the config path.
+///
+/// # Errors
+/// When the root cannot be located.
+pub fn xds(config: &Config, file_mounted: bool) -> Result<istiod::Config, Error> {
+    let transport = if config.mesh.proxy.control_plane_auth_policy() == AuthenticationPolicy::None {
+        Transport::Plaintext
+    } else {
+        let client = match provided(config) {
+            Some(dir) => Some(ClientFiles { cert: dir.join("cert-chain.pem"), key: dir.join("key.pem") }),
+            None if file_mounted => {
+                let cert = meta(config, "ISTIO_META_TLS_CLIENT_CERT_CHAIN");
+                let key = meta(config, "ISTIO_META_TLS_CLIENT_KEY");
+                cert.zip(key).map(|(cert, key)| ClientFiles { cert, key })
+            }
+            None => None,
+        };
+        Transport::Tls(Tls {
+            roots: xds_roots(config, file_mounted)?,
+            server_name: config.settings.some_text("ISTIOD_SAN").map(str::to_owned),
+            client,
+            compliance: compliance(config),
+        })
+    };
+    Ok(istiod::Config {
+        address: config.mesh.proxy.discovery_address.clone(),
+        transport,
+        connect_timeout: CONNECT_TIMEOUT,
+        proxy: proxy(config),
+    })
+}
+
+// First matching row wins; the rows are those of the reference.
+fn xds_roots(config: &Config, file_mounted: bool) -> Result<Roots, Error> {
+    let must_exist = |path: PathBuf| {
+        if path.is_file() {
+            Ok(Roots::File(path))
+        } else {
+            Err(Error::new(format!(
+                "root CA file for XDS does not exist {}: is it mounted? XDS_ROOT_CA names another file, or SYSTEM",
+                path.display()
+            )))
+        }
+    };
+    match config.settings.text("XDS_ROOT_CA") {
+        "SYSTEM" => return Ok(Roots::System),
+        "" => {}
+        path => return must_exist(config.path(path)),
+    }
+    if config.is_file(MOUNTED_ROOT) {
+        return Ok(Roots::File(config.path(MOUNTED_ROOT)));
+    }
+    if let Some(dir) = provided(config) {
+        return Ok(Roots::File(dir.join("root-cert.pem")));
+    }
+    if file_mounted {
+        let path = meta(config, "ISTIO_META_TLS_CLIENT_ROOT_CERT").unwrap_or_default();
+        return must_exist(path);
+    }
+    if config.settings.text("PILOT_CERT_PROVIDER") == "none" {
+        return Err(Error::new(
+            "root CA file for XDS required but configured provider as none: set XDS_ROOT_CA, or PILOT_CERT_PROVIDER=istiod",
+        ));
+    }
+    must_exist(config.path(ISTIOD_ROOT))
+}
+
+/// The connection to the CA.
+///
+/// # Errors
+/// When the root cannot be located.
+pub fn ca(config: &Config) -> Result<istiod::Config, Error> {
+    let s = &config.settings;
+    let own = s.some_text("CA_ADDR");
+    let address = own.unwrap_or(&config.mesh.proxy.discovery_address).to_owned();
+    let transport = if address.ends_with(":15010") {
+        tracing::warn!(target: "citadelclient", "the CA at {address} is called in plain text");
+        Transport::Plaintext
+    } else {
+        Transport::Tls(Tls {
+            roots: ca_roots(config)?,
+            // Only a CA that is istiod itself goes by istiod's name.
+            server_name: s.some_text("ISTIOD_SAN").filter(|_| own.is_none()).map(str::to_owned),
+            client: provided(config)
+                .map(|dir| ClientFiles { cert: dir.join("cert-chain.pem"), key: dir.join("key.pem") }),
+            compliance: compliance(config),
+        })
+    };
+    Ok(istiod::Config { address, transport, connect_timeout: CONNECT_TIMEOUT, proxy: proxy(config) })
+}
+
+fn ca_roots(config: &Config) -> Result<Roots, Error> {
+    let must_exist = |path: PathBuf| {
+        if path.is_file() {
+            Ok(Roots::File(path))
+        } else {
+            Err(Error::new(format!(
+                "root CA file for CA does not exist {}: is it mounted? CA_ROOT_CA names another file, or SYSTEM",
+                path.display()
+            )))
+        }
+    };
+    match config.settings.text("CA_ROOT_CA") {
+        "SYSTEM" => return Ok(Roots::System),
+        "" => {}
+        path => return must_exist(config.path(path)),
+    }
+    if config.settings.text("PILOT_CERT_PROVIDER") == "custom" {
+        return must_exist(config.path(MOUNTED_ROOT));
+    }
+    if let Some(dir) = provided(config) {
+        let path = dir.join("root-cert.pem");
+        return if path.is_file() {
+            Ok(Roots::File(path))
+        } else {
+            Err(Error::fatal(format!(
+                "invalid config - PROV_CERT={} missing a root certificate {}",
+                config.settings.text("PROV_CERT"),
+                path.display()
+            )))
+        };
+    }
+    if config.settings.text("PILOT_CERT_PROVIDER") == "none" {
+        return Err(Error::new(
+            "root CA file for CA required but configured provider as none: set CA_ROOT_CA, or PILOT_CERT_PROVIDER=istiod",
+        ));
+    }
+    must_exist(config.path(ISTIOD_ROOT))
+}

@@ -1,0 +1,103 @@
+//! What each part of the agent is told, cut out of the one [`Config`]. One function a part; no part
+//! reads the configuration itself.
+
+pub mod envoy;
+pub mod identity;
+pub mod istiod;
+pub mod status;
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use super::Config;
+use crate::xds;
+
+/// Why a part cannot be set up: an ordinary error (255) or a fatal one of the Go agent (1).
+#[derive(Debug, thiserror::Error)]
+#[error("{text}")]
+pub struct Error {
+    /// One line: input, value, reason, remedy.
+    pub text: String,
+    /// The exit status the agent ends with.
+    pub exit_code: u8,
+}
+
+impl Error {
+    /// Ends the agent with 255.
+    #[must_use]
+    pub fn new(text: impl Into<String>) -> Self {
+        Self { text: text.into(), exit_code: 255 }
+    }
+
+    /// Ends the agent with 1.
+    #[must_use]
+    pub fn fatal(text: impl Into<String>) -> Self {
+        Self { text: text.into(), exit_code: 1 }
+    }
+}
+
+impl Config {
+    /// `path` as the agent uses it: relative ones hang off the root, which is the working directory.
+    #[must_use]
+    pub fn path(&self, path: impl AsRef<Path>) -> PathBuf {
+        let path = path.as_ref();
+        if self.root.as_os_str().is_empty() || self.root == Path::new(".") {
+            path.to_owned()
+        } else {
+            self.root.join(path)
+        }
+    }
+
+    /// Exists and is a regular file, symbolic links followed.
+    pub(crate) fn is_file(&self, path: impl AsRef<Path>) -> bool {
+        self.path(path).is_file()
+    }
+
+    /// Span of a ProxyConfig duration; `None` when unset, zero for negative ones.
+    pub(crate) fn span(duration: Option<&pbjson_types::Duration>) -> Option<Duration> {
+        duration.map(|d| {
+            let seconds = u64::try_from(d.seconds).unwrap_or(0);
+            let nanos = if d.seconds < 0 { 0 } else { u32::try_from(d.nanos).unwrap_or(0) };
+            Duration::new(seconds, nanos)
+        })
+    }
+
+    /// `configPath`, cleaned.
+    #[must_use]
+    pub fn config_path(&self) -> PathBuf {
+        self.path(clean(&self.mesh.proxy.config_path))
+    }
+}
+
+/// A path as Go's `filepath.Clean` prints it: without `./`, doubled separators and inner `..`.
+#[must_use]
+pub fn clean(path: &str) -> PathBuf {
+    use std::path::Component;
+    let mut out = PathBuf::new();
+    for part in Path::new(path).components() {
+        match part {
+            Component::CurDir => {}
+            Component::ParentDir if matches!(out.components().next_back(), Some(Component::Normal(_))) => {
+                out.pop();
+            }
+            other => out.push(other),
+        }
+    }
+    if out.as_os_str().is_empty() { PathBuf::from(".") } else { out }
+}
+
+/// The relay.
+#[must_use]
+pub fn xds(config: &Config) -> xds::Config {
+    let s = &config.settings;
+    let mut out = xds::Config::new(config.config_path().join("XDS"));
+    out.max_streams = u32::try_from(s.int("ISTIO_GPRC_MAXSTREAMS")).unwrap_or(out.max_streams);
+    out.max_request = u64::try_from(s.int("ISTIO_GPRC_MAXRECVMSGSIZE")).unwrap_or(out.max_request);
+    out.keepalive = xds::Keepalive {
+        interval: s.duration("GRPC_KEEPALIVE_INTERVAL"),
+        timeout: s.duration("GRPC_KEEPALIVE_TIMEOUT"),
+    };
+    out.hold = s.duration("XDS_HOLD_TIMEOUT");
+    out.stall = Some(s.duration("XDS_STALL_TIMEOUT")).filter(|d| !d.is_zero());
+    out
+}
