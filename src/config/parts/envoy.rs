@@ -49,14 +49,11 @@ fn override_json(config: &Config) -> Option<String> {
             return None;
         }
     };
-    let text = command::override_text(&text, config.settings.text("HOST_IP"));
-    match crate::config::mesh::yaml(&text) {
-        Ok(value) => command::override_json(&value),
-        Err(e) => {
+    command::override_json(&text, config.settings.text("HOST_IP"))
+        .inspect_err(|e| {
             tracing::warn!("Failed to read bootstrap override: {path}: {e}; Envoy starts without it");
-            None
-        }
-    }
+        })
+        .ok()
 }
 
 /// Everything about the process; `launcher` is this binary, `root` whether the agent runs as root.
