@@ -1,9 +1,12 @@
 //! Pages for people, for this pod only.
 
+use std::time::Duration;
+
 use bytes::Bytes;
-use http::StatusCode;
+use http::{HeaderValue, StatusCode, header};
 use serde_json::json;
 
+use super::profile::{self, Profile};
 use super::respond::{Answer, JSON, TEXT, error, page};
 use super::routes::Shared;
 
@@ -18,7 +21,13 @@ pub(super) enum Page {
     Profiles,
     /// The command line, NUL between its words.
     Cmdline,
-    /// Profiles of the Go agent that have no counterpart.
+    /// Names of addresses; there are none to give.
+    Symbol,
+    /// CPU time over some seconds.
+    Cpu,
+    /// A profile of this moment.
+    Now(&'static str),
+    /// Nothing by that name, or nothing that this agent could tell.
     NoProfile,
 }
 
@@ -27,14 +36,27 @@ pub(super) fn find(rest: &[&str], profiling: bool) -> Option<Page> {
     match rest {
         ["ndsz"] => Some(Page::Ndsz),
         ["agentz"] => Some(Page::Agentz),
-        ["pprof", ""] if profiling => Some(Page::Profiles),
-        ["pprof", "cmdline"] if profiling => Some(Page::Cmdline),
+        ["pprof", name] if profiling => Some(match *name {
+            "" => Page::Profiles,
+            "cmdline" => Page::Cmdline,
+            "symbol" => Page::Symbol,
+            "profile" => Page::Cpu,
+            "heap" => Page::Now("heap"),
+            "goroutine" => Page::Now("goroutine"),
+            "threadcreate" => Page::Now("threadcreate"),
+            _ => Page::NoProfile,
+        }),
         ["pprof", ..] if profiling => Some(Page::NoProfile),
         _ => None,
     }
 }
 
-pub(super) fn answer(which: Page, shared: &Shared) -> Answer {
+pub(super) async fn answer(which: Page, shared: &Shared, query: &str) -> Answer {
+    let number = |name: &str| {
+        let value = query.split('&').find_map(|p| p.strip_prefix(name)?.strip_prefix('='));
+        value.and_then(|v| v.parse::<u64>().ok())
+    };
+    let as_text = number("debug").is_some_and(|level| level > 0);
     match which {
         Page::Ndsz => match shared.handles.agent.name_table() {
             None => page(StatusCode::NOT_FOUND, TEXT, "{}"),
@@ -50,13 +72,45 @@ pub(super) fn answer(which: Page, shared: &Shared) -> Answer {
             text.push(b'\n');
             page(StatusCode::OK, JSON, text)
         }
-        Page::Profiles => page(StatusCode::OK, TEXT, INDEX),
+        Page::Profiles => {
+            sure(page(StatusCode::OK, HeaderValue::from_static("text/html; charset=utf-8"), INDEX))
+        }
         Page::Cmdline => {
             let line = std::fs::read("/proc/self/cmdline").unwrap_or_default();
-            page(StatusCode::OK, TEXT, Bytes::from(line.strip_suffix(b"\0").unwrap_or(&line).to_vec()))
+            sure(page(StatusCode::OK, TEXT, Bytes::from(line.strip_suffix(b"\0").unwrap_or(&line).to_vec())))
         }
-        Page::NoProfile => error(StatusCode::NOT_FOUND, NO_PROFILE),
+        Page::Symbol => sure(page(StatusCode::OK, TEXT, "num_symbols: 0\n")),
+        Page::Cpu => {
+            let seconds = number("seconds").filter(|s| *s > 0).unwrap_or(CPU_SECONDS).min(CPU_LONGEST);
+            profiled(&profile::cpu(Duration::from_secs(seconds)).await, "profile", as_text)
+        }
+        Page::Now("heap") => profiled(&profile::heap(), "heap", as_text),
+        Page::Now("threadcreate") => profiled(&profile::threads(), "threadcreate", as_text),
+        Page::Now(name) => profiled(&profile::tasks(&shared.handles.agent.tasks()), name, as_text),
+        Page::NoProfile => error(StatusCode::NOT_FOUND, "Unknown profile"),
     }
+}
+
+/// As `go tool pprof` asks when it is told nothing, and the most it gets.
+const CPU_SECONDS: u64 = 30;
+const CPU_LONGEST: u64 = 300;
+
+fn profiled(profile: &Profile, name: &'static str, as_text: bool) -> Answer {
+    if as_text {
+        return sure(page(StatusCode::OK, TEXT, profile.text()));
+    }
+    let bytes = HeaderValue::from_static("application/octet-stream");
+    let mut answer = sure(page(StatusCode::OK, bytes, profile.pprof()));
+    if let Ok(file) = HeaderValue::from_str(&format!("attachment; filename=\"{name}\"")) {
+        answer.headers_mut().insert(header::CONTENT_DISPOSITION, file);
+    }
+    answer
+}
+
+/// The type is as told: no guessing.
+fn sure(mut answer: Answer) -> Answer {
+    answer.headers_mut().insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    answer
 }
 
 fn status(shared: &Shared) -> serde_json::Value {
@@ -69,18 +123,18 @@ fn status(shared: &Shared) -> serde_json::Value {
     })
 }
 
-// The one maintained crate that profiles a Rust process from inside interrupts it with signals, keeps
-// its symbol tables and an unwinder, and would be a quarter of this binary; `perf` does the same from
-// outside without any of it.
-const INDEX: &str = "\
-/debug/pprof/cmdline   the command line
-
-This agent is not written in Go: it has no goroutines, garbage collector or Go profiles, and does not
-profile itself. From the node or a debug container of the same pod:
-
-  perf record -g -p <pid of pilot-agent> -- sleep 30     where its time goes
-  cat /proc/<pid of pilot-agent>/smaps_rollup            where its memory is
-  curl localhost:15020/debug/agentz                      what it is doing
+const INDEX: &str = "<!doctype html>
+<title>pilot-agent: profiles</title>
+<h1>Profiles</h1>
+<p>For <code>go tool pprof</code>; with <code>?debug=1</code> as text.</p>
+<ul>
+<li><a href=\"heap?debug=1\">heap</a>: memory by mapping
+<li><a href=\"goroutine?debug=1\">goroutine</a>: the agent's tasks by name
+<li><a href=\"threadcreate?debug=1\">threadcreate</a>: threads by name
+<li><a href=\"profile?seconds=5&amp;debug=1\">profile</a>: CPU time by thread over <code>seconds</code> (30)
+<li><a href=\"cmdline\">cmdline</a>: the command line
+</ul>
+<p>This agent is not written in Go: there are no execution traces, and no stacks. For those, from the node
+or a debug container of the pod: <code>perf record -g -p PID -- sleep 30</code>.
+What troubles the agent is told at <a href=\"/debug/agentz\">/debug/agentz</a>.</p>
 ";
-
-const NO_PROFILE: &str = "no such profile: this agent does not profile itself, see /debug/pprof/";

@@ -25,6 +25,7 @@ mod own;
 mod path;
 pub mod probes;
 mod process;
+mod profile;
 pub mod ready;
 mod respond;
 mod routes;
@@ -130,6 +131,11 @@ pub trait Agent: Send + Sync + 'static {
     /// `/debug/ndsz`: the name table as JSON; `None` before the first one.
     fn name_table(&self) -> Option<Result<String, String>> {
         None
+    }
+
+    /// `/debug/pprof/goroutine`: the names of the tasks that run.
+    fn tasks(&self) -> Vec<String> {
+        Vec::new()
     }
 
     /// `/debug/agentz`: what a person needs to see why something is broken. Never a secret.

@@ -162,7 +162,7 @@ async fn dispatch(
         ["debug", rest @ ..] if !rest.is_empty() => match debug::find(rest, shared.profiling) {
             None => not_found(),
             Some(_) if !peer.local => only_local(),
-            Some(page) => debug::answer(page, shared),
+            Some(page) => debug::answer(page, shared, request.uri().query().unwrap_or("")).await,
         },
         _ => not_found(),
     }

@@ -69,6 +69,10 @@ const LIMIT: &str = "x-prometheus-scrape-timeout-seconds";
 /// What is taken off the application's limit: a tenth, and at most this.
 const HEAD_START: Duration = Duration::from_millis(500);
 
+/// Envoy is asked this much earlier at most, and no longer once its head is there: on a node of few cores
+/// the two would otherwise render their metrics against each other, and logs show the order of the Go agent.
+const ENVOY_FIRST: Duration = Duration::from_millis(10);
+
 impl Merger {
     pub(super) fn new(config: Config, status_port: u16, own: Own, metrics: Metrics) -> Self {
         Self { config, status_port, own, metrics, failures: Mutex::default() }
@@ -121,7 +125,13 @@ impl Merger {
             let headers = app_headers.clone();
             async move { self.head("application", &url, headers, app_limit).await }
         });
-        let (envoy, apps) = futures_util::future::join(envoy, futures_util::future::join_all(targets)).await;
+        let mut envoy = std::pin::pin!(envoy);
+        let early = tokio::time::timeout(ENVOY_FIRST, &mut envoy).await;
+        let apps = futures_util::future::join_all(targets);
+        let (envoy, apps) = match early {
+            Ok(envoy) => (envoy, apps.await),
+            Err(_) => futures_util::future::join(envoy, apps).await,
+        };
         (envoy, apps.into_iter().flatten().collect())
     }
 
