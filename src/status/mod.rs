@@ -222,7 +222,7 @@ impl Bound {
         };
         let port = listener.as_ref().and_then(|l| l.local_addr().ok()).map_or(self.config.port, |a| a.port());
         let shared = Arc::new(routes::Shared::new(self.config, port, handles)?);
-        server::serve(listener, shared, closing, stop).await
+        server::serve(listener, shared, server::CONNECTIONS, closing, stop).await
     }
 }
 

@@ -27,7 +27,7 @@ use crate::base::tasks::{Stop, TaskResult};
 
 /// Connections at a time. The kubelet, Prometheus and Envoy need a handful; a descriptor and about
 /// 20 kB each bound what a flood can take.
-const CONNECTIONS: usize = 512;
+pub(super) const CONNECTIONS: usize = 512;
 /// A request head, from its first byte to its last. Go has no limit; nginx and hyper take 30 to 60 s.
 const HEAD: Duration = Duration::from_secs(30);
 /// How long an answer may wait for its reader to take a byte.
@@ -216,10 +216,11 @@ impl AsyncWrite for Watched {
     }
 }
 
-/// Serves until `stop`; takes no new connection from `closing` on.
+/// Serves until `stop`, at most `most` connections at a time; takes no new one from `closing` on.
 pub(super) async fn serve(
     mut listener: Option<TcpListener>,
     shared: Arc<Shared>,
+    most: usize,
     closing: Stop,
     stop: Stop,
 ) -> TaskResult {
@@ -229,10 +230,10 @@ pub(super) async fn serve(
     sweep.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut pause = Duration::ZERO;
     loop {
-        if tasks.len() >= CONNECTIONS {
+        if tasks.len() >= most {
             evict(&table);
         }
-        let room = tasks.len() < CONNECTIONS;
+        let room = tasks.len() < most;
         tokio::select! {
             biased;
             () = stop.cancelled() => break,
@@ -335,3 +336,6 @@ async fn connection(io: TcpStream, peer: SocketAddr, state: Arc<ConnState>, shar
     })
     .await;
 }
+
+#[cfg(test)]
+mod tests;

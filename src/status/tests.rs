@@ -422,3 +422,40 @@ fn the_family_follows_the_addresses() {
     assert_eq!(probe_source(true).to_string(), "::6");
     assert_eq!(probe_source(false).to_string(), "127.0.0.6");
 }
+
+#[tokio::test]
+async fn pages_for_people() {
+    let served = start(Config::new(0));
+    let got = served.get("/debug/ndsz").await;
+    assert_eq!((got.status, got.text().as_str()), (404, "{}"));
+    *served.agent.table.lock().unwrap() = Some(r#"{"table":{}}"#.into());
+    let got = served.get("/debug/ndsz").await;
+    assert_eq!(
+        (got.status, got.header("content-type"), got.text().as_str()),
+        (200, Some("application/json"), r#"{"table":{}}"#)
+    );
+    let agentz: serde_json::Value = serde_json::from_slice(&served.get("/debug/agentz").await.body).unwrap();
+    assert_eq!(agentz["status"]["notReady"], serde_json::json!([]));
+    for (path, kind) in [
+        ("/debug/pprof/", "text/html; charset=utf-8"),
+        ("/debug/pprof/cmdline", "text/plain; charset=utf-8"),
+        ("/debug/pprof/symbol", "text/plain; charset=utf-8"),
+        ("/debug/pprof/heap", "application/octet-stream"),
+        ("/debug/pprof/goroutine?debug=2", "text/plain; charset=utf-8"),
+        ("/debug/pprof/profile?seconds=1", "application/octet-stream"),
+    ] {
+        let got = served.get(path).await;
+        assert_eq!(
+            (got.status, got.header("content-type"), got.header("x-content-type-options")),
+            (200, Some(kind), Some("nosniff")),
+            "{path}"
+        );
+    }
+    assert_eq!(served.get("/debug/pprof/trace").await.text(), "Unknown profile\n");
+    let mut config = Config::new(0);
+    config.profiling = false;
+    let served = start(config);
+    for path in ["/debug/pprof/", "/debug/pprof/heap", "/debug/pprof"] {
+        assert_eq!(served.get(path).await.text(), "404 page not found\n", "{path}");
+    }
+}

@@ -9,3 +9,4 @@ mod faults;
 mod lifecycle;
 mod sds;
 mod startup;
+mod status;

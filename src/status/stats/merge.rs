@@ -65,10 +65,18 @@ impl Merging {
             }
             Ok(None) => {
                 let lines = std::mem::take(&mut part.lines);
-                let ended = is_open_metrics(part);
-                self.ready.extend(Lines::end(lines));
+                let (application, ended) = (part.kind == "application", is_open_metrics(part));
                 self.parts.pop_front();
-                if self.open_metrics && self.parts.is_empty() && !ended {
+                let eof = self.open_metrics && self.parts.is_empty() && !ended;
+                if let Some(line) = Lines::end(lines) {
+                    self.ready.push_back(line);
+                    // A last line without its end: the Go agent joins Envoy's to what follows, and so do
+                    // we; it knows no other case.
+                    if application && (eof || !self.parts.is_empty()) {
+                        self.ready.push_back(Bytes::from_static(b"\n"));
+                    }
+                }
+                if eof {
                     // Plain text came last, though the whole is OpenMetrics.
                     self.ready.push_back(Bytes::from_static(b"# EOF\n"));
                 }

@@ -1,0 +1,81 @@
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use super::*;
+use crate::base::metrics::Metrics;
+use crate::status::Handles;
+use crate::status::tests::{Fake, exchange, spawn};
+
+#[tokio::test(start_paused = true)]
+async fn what_stands_still_is_overdue() {
+    let state = ConnState::new();
+    assert_eq!(state.overdue(), None);
+    tokio::time::advance(Duration::from_secs(3600)).await;
+    assert_eq!(state.overdue(), None, "an idle connection may stay");
+    state.enter(HEADING);
+    tokio::time::advance(HEAD).await;
+    assert_eq!(state.overdue(), None);
+    tokio::time::advance(Duration::from_secs(1)).await;
+    assert!(state.overdue().unwrap().contains("head"));
+    state.busy();
+    tokio::time::advance(Duration::from_secs(3600)).await;
+    assert_eq!(state.overdue(), None, "an answer takes its time");
+    let (a, _b) = pair().await;
+    let watched = Watched { io: a, state: Arc::new(state) };
+    watched.wrote(&Poll::Pending);
+    tokio::time::advance(STALLED).await;
+    watched.wrote(&Poll::Pending);
+    assert_eq!(watched.state.overdue(), None);
+    tokio::time::advance(Duration::from_secs(1)).await;
+    assert!(watched.state.overdue().unwrap().contains("reading"));
+    watched.wrote(&Poll::Ready(Ok(1)));
+    assert_eq!(watched.state.overdue(), None);
+}
+
+async fn pair() -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let one = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+    (one, listener.accept().await.unwrap().0)
+}
+
+#[tokio::test]
+async fn silent_connections_make_place() {
+    let mut config = Config::new(0);
+    config.address = Some(Ipv4Addr::LOCALHOST.into());
+    let listener = listen(&config).unwrap();
+    let addr = listener.local_addr().unwrap();
+    let handles = Handles {
+        agent: Arc::new(Fake::default()),
+        metrics: Metrics::new(),
+        crypto: Arc::new(rustls::crypto::aws_lc_rs::default_provider()),
+        started: Instant::now(),
+    };
+    let shared = Arc::new(Shared::new(config, addr.port(), handles).unwrap());
+    let stop = Stop::new();
+    let task = spawn(serve(Some(listener), shared.clone(), 4, Stop::new(), stop.clone()));
+    let mut silent = Vec::new();
+    for _ in 0..40 {
+        silent.push(TcpStream::connect(addr).await.unwrap());
+        // A head that does not come to an end holds its place only as long as nobody else wants it.
+    }
+    let mut asking = TcpStream::connect(addr).await.unwrap();
+    assert_eq!(exchange(&mut asking, "GET /x HTTP/1.1\r\nHost: a\r\n\r\n", false).await.status, 404);
+    assert_eq!(silent[0].read(&mut [0; 1]).await.unwrap_or(0), 0, "the one that was silent longest is gone");
+    assert!(shared.most_connections() <= 4);
+    stop.cancel();
+    task.await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn requests_in_a_row_without_waiting_are_answered_in_order() {
+    let served = crate::status::tests::start(Config::new(0));
+    let mut stream = served.connect().await;
+    stream.write_all(b"GET /x HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
+    let first =
+        exchange(&mut stream, "POST /drain HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n\r\n", false).await;
+    let second = exchange(&mut stream, "", false).await;
+    assert_eq!((first.status, second.status), (404, 200));
+    // A caller that has said all it will say still gets its answer.
+    stream.write_all(b"GET /x HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
+    stream.shutdown().await.unwrap();
+    assert_eq!(exchange(&mut stream, "", false).await.status, 404);
+}

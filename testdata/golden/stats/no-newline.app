@@ -1,0 +1,2 @@
+text/plain
+app_up 1
