@@ -57,7 +57,12 @@ fn schema() -> Result<(), Box<dyn Error>> {
         if name.starts_with(".google.") || entry {
             continue;
         }
-        writeln!(text, "pub static {}: Message = Message {{ name: {:?}, fields: &[", ident(name), &name[1..])?;
+        writeln!(
+            text,
+            "pub static {}: Message = Message {{ name: {:?}, fields: &[",
+            ident(name),
+            &name[1..]
+        )?;
         for field in &message.field {
             let (shape, kind) = all.kind(field)?;
             let oneof = field.oneof_index.map_or(-1, |i| i);
