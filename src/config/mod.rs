@@ -8,6 +8,8 @@
 pub mod addresses;
 pub mod args;
 pub mod bootstrap;
+#[cfg(test)]
+mod config_md;
 pub mod env;
 pub mod go;
 pub mod jsonpb;
@@ -64,7 +66,7 @@ pub fn load(
     let mut errors = Vec::new();
     let node_type = flags.positional.first().cloned().unwrap_or_else(|| "sidecar".to_owned());
     if !TYPES.contains(&node_type.as_str()) {
-        errors.push(format!("invalid proxy Type: {node_type}"));
+        errors.push(format!("invalid proxy Type: {node_type}; it is one of {}", TYPES.join(", ")));
     }
     warnings.extend(flags.unknown.iter().map(|f| format!("unknown flag {f} is tolerated and has no effect")));
     settings.default_text("TRUST_DOMAIN", flags.get("trust-domain").unwrap_or_default());
@@ -74,6 +76,13 @@ pub fn load(
         errors.extend(problems.into_iter().map(|p| format!("failed to get proxy config: {p}")));
         Effective::new()
     });
+    // Envoy refuses a bootstrap with such a port, in words that do not name the variable.
+    for name in ["ENVOY_STATUS_PORT", "ENVOY_PROMETHEUS_PORT"] {
+        let port = settings.int(name);
+        if u16::try_from(port).is_err() {
+            errors.push(format!("{name}={port}: a port must be in the range 0..65535"));
+        }
+    }
     if !errors.is_empty() {
         return Err(errors);
     }
@@ -86,3 +95,6 @@ pub fn load(
     warnings.extend(odd);
     Ok(Config { node_type, domain, flags, settings, mesh, addresses, root: root.to_owned(), warnings })
 }
+
+#[cfg(test)]
+mod tests;
