@@ -29,7 +29,7 @@ use crate::config::Config;
 use crate::config::parts::{self, Error, identity};
 use crate::envoy::{self, Supervisor};
 use crate::istiod::Connector;
-use crate::istiod::auth::{GoogleComputeEngine, MetadataServer, Mock, TokenFile, TokenSource};
+use crate::istiod::auth::{AccessToken, GoogleComputeEngine, MetadataServer, Mock, TokenFile, TokenSource};
 use crate::secrets::probe::{self, Mode};
 use crate::secrets::{self, Manager};
 use crate::status;
@@ -178,9 +178,7 @@ fn token_source(config: &Config, clock: &Arc<dyn Clock>) -> Result<Tokens, Error
         "JWT" | "" => Ok(plain(Arc::new(TokenFile::new(path, AUDIENCE, clock.clone())))),
         "Mock" => Ok(plain(Arc::new(Mock))),
         "GoogleComputeEngine" => {
-            let host = config.settings.some_text("GCE_METADATA_HOST");
-            let server =
-                host.map_or_else(MetadataServer::default, |host| MetadataServer { host: host.to_owned() });
+            let server = metadata_server(config);
             let trust_domain = config.settings.text("TRUST_DOMAIN");
             let fetcher = Arc::new(GoogleComputeEngine::new(server, trust_domain, path, clock.clone()));
             Ok(Tokens { source: fetcher.clone(), refresh: Some(fetcher) })
@@ -191,6 +189,11 @@ fn token_source(config: &Config, clock: &Arc<dyn Clock>) -> Result<Tokens, Error
     }
 }
 
+fn metadata_server(config: &Config) -> MetadataServer {
+    let host = config.settings.some_text("GCE_METADATA_HOST");
+    host.map_or_else(MetadataServer::default, |host| MetadataServer { host: host.to_owned() })
+}
+
 fn ca_client(
     config: &Config,
     tokens: &Tokens,
@@ -198,13 +201,23 @@ fn ca_client(
     clock: &Arc<dyn Clock>,
 ) -> Result<Option<Arc<dyn CaClient>>, Error> {
     let s = &config.settings;
-    let connection = parts::istiod::ca(config);
     let address = s.some_text("CA_ADDR").unwrap_or(&config.mesh.proxy.discovery_address);
     let provider =
         Provider::resolve(s.text("CA_PROVIDER"), address, s.flag("ENABLE_GOOGLE_CA")).map_err(said)?;
+    let (connection, token) = match provider {
+        // Mesh CA takes the workload's token, the service that of the machine's account.
+        Provider::GoogleCa => (parts::istiod::google_ca(config, false)?, tokens.source.clone()),
+        Provider::GoogleCas => {
+            let account: Arc<dyn TokenSource> =
+                Arc::new(AccessToken::new(metadata_server(config), clock.clone()));
+            (parts::istiod::google_ca(config, true)?, account)
+        }
+        Provider::Citadel => (parts::istiod::ca(config)?, tokens.source.clone()),
+        Provider::GkeWorkloadCertificate => return Ok(None),
+    };
     let calls = provider::Calls {
-        connector: Connector::with_clock(connection?, clock.clone()).map_err(said)?,
-        tokens: tokens.source.clone(),
+        connector: Connector::with_clock(connection, clock.clone()).map_err(said)?,
+        tokens: token,
         headers: parts::istiod::headers(config, "CA_HEADER_"),
         attempt_timeout: provider::Calls::ATTEMPT_TIMEOUT,
         total_timeout: provider::Calls::TOTAL_TIMEOUT,

@@ -512,6 +512,13 @@ pub const VARS: &[Var] = &[
         "allow CA_PROVIDER GoogleCA and GoogleCAS, which left the Go agent in 1.23",
     ),
     ours(CERT, "GKE_CLUSTER_URL", Kind::Text, "", "cluster named to Google's Mesh CA"),
+    ours(
+        CERT,
+        "GOOGLE_CAS_ENDPOINT",
+        Kind::Text,
+        "privateca.googleapis.com:443",
+        "address of Google's Certificate Authority Service; CA_ADDR is its pool",
+    ),
 ];
 
 /// Variables whose names are open: what they begin with or are, and what becomes of them.

@@ -147,6 +147,23 @@ pub fn ca(config: &Config) -> Result<istiod::Config, Error> {
     Ok(istiod::Config { address, transport, connect_timeout: CONNECT_TIMEOUT, proxy: proxy(config) })
 }
 
+/// The connection to Google's CAs: their own roots are the system's, as the releases to 1.22 had it. The
+/// pool in `CA_ADDR` is no address, so the Certificate Authority Service has a variable for its own.
+///
+/// # Errors
+/// When `CA_ROOT_CA` names a file that is not there.
+pub fn google_ca(config: &Config, pool: bool) -> Result<istiod::Config, Error> {
+    let s = &config.settings;
+    let address = s.text(if pool { "GOOGLE_CAS_ENDPOINT" } else { "CA_ADDR" }).to_owned();
+    let roots = match s.some_text("CA_ROOT_CA") {
+        Some(_) => ca_roots(config)?,
+        None => Roots::System,
+    };
+    let transport =
+        Transport::Tls(Tls { roots, server_name: None, client: None, compliance: compliance(config) });
+    Ok(istiod::Config { address, transport, connect_timeout: CONNECT_TIMEOUT, proxy: proxy(config) })
+}
+
 fn ca_roots(config: &Config) -> Result<Roots, Error> {
     let must_exist = |path: PathBuf| {
         if path.is_file() {
