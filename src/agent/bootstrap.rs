@@ -2,9 +2,7 @@
 
 use std::sync::Arc;
 
-use serde_json::Value;
-
-use crate::config::parts::{Error, identity};
+use crate::config::parts::{self, Error, identity};
 use crate::config::{Config, args, bootstrap as from_config, node, pod};
 use crate::envoy;
 use crate::envoy::bootstrap::write::{self, Mode as FileMode};
@@ -31,7 +29,7 @@ pub async fn node(config: &Config, addresses: &[String], mode: Mode) -> Result<N
     let annotations = pod::read(&config.path(pod::ANNOTATIONS));
     let platform = config.platform().await;
     let cluster_name = from_config::cluster_name(proxy);
-    let proxy_config = config.mesh.to_json();
+    let proxy_config = from_config::proxy_config_json(proxy);
     let pilot_san = from_config::istiod_san(proxy);
     let discovery = s.env().get("PEER_METADATA_DISCOVERY");
     let inputs = node::Inputs {
@@ -87,7 +85,12 @@ impl Bootstrap {
 impl envoy::Bootstrap for Bootstrap {
     fn render(&mut self) -> Result<Vec<u8>, Box<dyn std::error::Error + Send + Sync>> {
         let options = self.config.bootstrap_options(self.node.clone());
-        let document: Value = bootstrap::generate(&options)?;
-        Ok(serde_json::to_vec_pretty(&document)?)
+        if let Some(token) = from_config::lightstep_token(&self.config.mesh.proxy) {
+            let path = self.config.config_path().join(bootstrap::TOKEN_FILE);
+            // Envoy may run as another user and reads it by itself, so the mode is the Go agent's.
+            write::write(&path, token.as_bytes(), FileMode::Masked(0o666))?;
+        }
+        let template = parts::envoy::template(&self.config);
+        Ok(from_config::render(&options, template.as_deref(), self.config.settings.env().map())?)
     }
 }

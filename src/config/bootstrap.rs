@@ -1,12 +1,13 @@
 //! From the effective proxy config to what a bootstrap is made from.
 
 use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
 use super::node::{ClusterName, pilot_san};
 use crate::envoy::bootstrap::{
-    ClientTls, Keepalive, Node, Options, RemoteService, StatsMatcher, TlsMode, Tracer,
+    self, ClientTls, Keepalive, Node, Options, RemoteService, StatsMatcher, TlsMode, Tracer, params, template,
 };
 use crate::proto::istio::networking::v1alpha3::ClientTlsSettings;
 use crate::proto::istio::networking::v1alpha3::client_tls_settings::TlSmode;
@@ -15,6 +16,60 @@ use crate::proto::mesh;
 
 /// Spans of Stackdriver hold this many of each thing unless told otherwise (the Go agent's number).
 const STACKDRIVER_MAX: i64 = 200;
+
+/// Why there is no bootstrap.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The inputs do not make one.
+    #[error("failed to generate bootstrap config: {0}")]
+    Inputs(#[from] bootstrap::Error),
+    /// The template could not be read.
+    #[error("failed to generate bootstrap config: cannot read the template {path}: {source}")]
+    Read {
+        /// The template.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The template could not be rendered.
+    #[error("failed to generate bootstrap config: template {path}: {source}")]
+    Template {
+        /// The template.
+        path: PathBuf,
+        /// Where and why.
+        source: template::Error,
+    },
+}
+
+/// The text of Envoy's bootstrap: the built-in one, or what the operator's template makes of the same
+/// inputs. What a template makes is handed over as it is, even if it is no JSON (Envoy's parser takes more
+/// than ours); a line warns of that.
+///
+/// # Errors
+/// With the template's path where there is one.
+pub fn render(
+    options: &Options,
+    template: Option<&Path>,
+    env: &BTreeMap<String, String>,
+) -> Result<Vec<u8>, Error> {
+    let Some(path) = template else {
+        let document = bootstrap::generate(options)?;
+        return Ok(serde_json::to_vec_pretty(&document).unwrap_or_default());
+    };
+    let read = std::fs::read(path).map_err(|source| Error::Read { path: path.to_owned(), source })?;
+    let text = String::from_utf8_lossy(&read);
+    let data = params::all(options)?;
+    let fail = |source| Error::Template { path: path.to_owned(), source };
+    let out = template::render(&text, &data, env).map_err(fail)?;
+    let is_yaml = path.to_string_lossy().contains(".yaml");
+    if !is_yaml && let Err(error) = serde_json::from_str::<serde::de::IgnoredAny>(&out) {
+        tracing::warn!(
+            "what the template {} gives is not JSON ({error}); Envoy may refuse it",
+            path.display()
+        );
+    }
+    Ok(out.into_bytes())
+}
 
 /// The effective proxy config in the JSON form that metadata, logs and templates show.
 #[must_use]

@@ -49,14 +49,11 @@ fn override_json(config: &Config) -> Option<String> {
             return None;
         }
     };
-    let text = command::override_text(&text, config.settings.text("HOST_IP"));
-    match crate::config::yaml::to_json(&text) {
-        Ok(value) => command::override_value(&value),
-        Err(e) => {
+    command::override_json(&text, config.settings.text("HOST_IP"))
+        .inspect_err(|e| {
             tracing::warn!("Failed to read bootstrap override: {path}: {e}; Envoy starts without it");
-            None
-        }
-    }
+        })
+        .ok()
 }
 
 /// Everything about the process; `launcher` is this binary, `root` whether the agent runs as root.
@@ -153,13 +150,14 @@ impl Config {
         s.text("WORKLOAD_IDENTITY_SOCKET_FILE").clone_into(&mut out.workload_socket_file);
         self.flags.or_default(args::PROXY, "outlierLogPath").clone_into(&mut out.outlier_log_path);
         s.text("HOST_IP").clone_into(&mut out.host_ip);
+        s.text("XDS_ROOT_CA").clone_into(&mut out.xds_root_cert);
         out.sts_port =
             crate::config::go::integer(self.flags.or_default(args::PROXY, "stsPort"), 64).unwrap_or(0);
         out
     }
 
-    /// What the platform says; nothing until it is asked.
+    /// What the platform says.
     pub async fn platform(&self) -> Platform {
-        Platform::default()
+        crate::config::platform::detect(&self.settings, &self.addresses).await
     }
 }

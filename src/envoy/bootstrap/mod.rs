@@ -7,15 +7,18 @@
 //!   (TLS without anything to verify the server with), [`generate`] refuses with one line that names it.
 //! - Members come in the order of the Go agent's file, so that two of them can be compared as text.
 //!
-//! [`grpc`] makes the bootstrap of proxyless gRPC applications; [`write`] alone touches the disk. Uses `base` only.
+//! [`template`] renders an operator's own template (Go's `text/template` syntax) with the same inputs
+//! ([`params`]); [`grpc`] makes the bootstrap of proxyless gRPC applications; [`write`] alone touches the disk. Uses `base` only.
 
 mod address;
 mod clusters;
 pub mod duration;
 pub mod grpc;
 mod listeners;
+pub mod params;
 pub mod path;
 mod stats;
+pub mod template;
 mod tls;
 pub(crate) mod tracer;
 pub mod write;
@@ -25,6 +28,7 @@ use std::collections::BTreeMap;
 pub use address::{Family, HostPort};
 use serde_json::{Map, Value, json};
 pub use tls::{ClientTls, TlsMode};
+pub use tracer::TOKEN_FILE;
 
 /// The name of Envoy's static cluster for the agent's ADS socket.
 pub(crate) const XDS_CLUSTER: &str = "xds-grpc";

@@ -4,10 +4,13 @@ use serde_json::{Value, json};
 
 use super::{Options, Tracer, path, typed};
 
+/// The file of Lightstep's token, in `configPath`.
+pub const TOKEN_FILE: &str = "lightstep_access_token.txt";
+
 /// Where the Lightstep token stands, relative as Envoy sees it: `configPath` and the file's name.
 #[must_use]
 pub(crate) fn token_file(config_path: &str) -> String {
-    path::clean(&format!("{config_path}/lightstep_access_token.txt"))
+    path::clean(&format!("{config_path}/{TOKEN_FILE}"))
 }
 
 /// The section `tracing`.

@@ -1,0 +1,155 @@
+//! Google: the metadata server, or what `GCP_METADATA` says in its place.
+
+use std::collections::BTreeMap;
+
+use super::Servers;
+use super::http::get;
+use crate::config::env::Settings;
+use crate::config::node::Platform;
+use crate::envoy::bootstrap::Locality;
+
+const FLAVOR: (&str, &str) = ("metadata-flavor", "Google");
+
+/// Whether the server at `host` is Google's.
+pub(super) async fn is_there(host: &str) -> bool {
+    let answer = get(host, "/", &[FLAVOR]).await;
+    answer.is_some_and(|a| a.headers.get(FLAVOR.0).is_some_and(|flavor| flavor == FLAVOR.1))
+}
+
+async fn value(host: &str, path: &str) -> Option<String> {
+    let answer = get(host, &format!("/computeMetadata/v1/{path}"), &[FLAVOR]).await;
+    answer?.text().filter(|text| !text.is_empty())
+}
+
+// `projects/<number>/zones/<zone>`
+async fn zone(host: &str) -> Option<String> {
+    value(host, "instance/zone").await.map(|path| path.rsplit('/').next().unwrap_or_default().to_owned())
+}
+
+pub(super) async fn describe(settings: &Settings, servers: &Servers) -> Platform {
+    let host = Some(settings.text("GCE_METADATA_HOST")).filter(|h| !h.is_empty()).unwrap_or(&servers.v4);
+    let given = settings.text("GCP_METADATA");
+    let metadata = if given.is_empty() {
+        let assumed = settings.env().get("GCE_METADATA_HOST").is_some();
+        if assumed || is_there(host).await { asked(host).await } else { BTreeMap::new() }
+    } else {
+        from_variables(given, settings.text("GCP_QUOTA_PROJECT"), settings.text("GCP_ZONE"))
+    };
+    let zone = match metadata.get("gcp_zone") {
+        Some(zone) => Some(zone.clone()),
+        None => match zone_of_search(&std::fs::read_to_string(servers.resolv).unwrap_or_default()) {
+            Some(zone) => Some(zone),
+            None => zone(host).await,
+        },
+    };
+    Platform { metadata, locality: locality(zone.as_deref().unwrap_or_default()), ..Platform::default() }
+}
+
+fn from_variables(given: &str, quota_project: &str, zone: &str) -> BTreeMap<String, String> {
+    let mut metadata = BTreeMap::new();
+    let mut put = |key: &str, value: &str| drop(metadata.insert(key.to_owned(), value.to_owned()));
+    if let [project, number, cluster, location] = given.split('|').collect::<Vec<_>>()[..] {
+        put("gcp_project", project);
+        put("gcp_project_number", number);
+        put("gcp_gke_cluster_name", cluster);
+        put("gcp_location", location);
+    } else {
+        tracing::warn!(
+            "GCP_METADATA is {given:?}: wanted PROJECT_ID|PROJECT_NUMBER|CLUSTER_NAME|CLUSTER_ZONE"
+        );
+    }
+    if !quota_project.is_empty() {
+        put("gcp_quota_project", quota_project);
+    }
+    if !zone.is_empty() {
+        put("gcp_zone", zone);
+    }
+    with_cluster_url(metadata)
+}
+
+async fn asked(host: &str) -> BTreeMap<String, String> {
+    let (project, number, location, cluster, zone, name, id, template, creator) = tokio::join!(
+        value(host, "project/project-id"),
+        value(host, "project/numeric-project-id"),
+        value(host, "instance/attributes/cluster-location"),
+        value(host, "instance/attributes/cluster-name"),
+        zone(host),
+        value(host, "instance/name"),
+        value(host, "instance/id"),
+        value(host, "instance/attributes/instance-template"),
+        value(host, "instance/attributes/created-by"),
+    );
+    let metadata = [
+        ("gcp_project", project),
+        ("gcp_project_number", number),
+        ("gcp_location", location.or(zone)),
+        ("gcp_gke_cluster_name", cluster),
+        ("gcp_gce_instance", name),
+        ("gcp_gce_instance_id", id),
+        ("gcp_gce_instance_template", template),
+        ("gcp_gce_instance_created_by", creator),
+    ];
+    with_cluster_url(metadata.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?))).collect())
+}
+
+fn with_cluster_url(mut metadata: BTreeMap<String, String>) -> BTreeMap<String, String> {
+    let of = |key: &str| metadata.get(key).filter(|v| !v.is_empty());
+    if let (Some(project), Some(location), Some(cluster)) =
+        (of("gcp_project"), of("gcp_location"), of("gcp_gke_cluster_name"))
+    {
+        let url = format!(
+            "https://container.googleapis.com/v1/projects/{project}/locations/{location}/clusters/{cluster}"
+        );
+        metadata.insert("gcp_gke_cluster_url".to_owned(), url);
+    }
+    metadata
+}
+
+// A search domain `<zone>.c.<project>.internal`, as Google's DHCP server gives it.
+fn zone_of_search(resolv: &str) -> Option<String> {
+    let lines = resolv.lines().filter_map(|line| line.trim_start().strip_prefix("search"));
+    lines.flat_map(str::split_whitespace).find_map(|domain| {
+        let (zone, rest) = domain.split_once('.')?;
+        let project = rest.strip_prefix("c.")?.strip_suffix(".internal")?;
+        (zone.split('-').count() == 3 && !project.is_empty()).then(|| zone.to_owned())
+    })
+}
+
+fn locality(zone: &str) -> Locality {
+    match zone.rsplit_once('-') {
+        Some((region, _)) => {
+            Locality { region: region.to_owned(), zone: zone.to_owned(), sub_zone: String::new() }
+        }
+        None => Locality::default(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn variables_in_place_of_the_server() {
+        let all = from_variables("p|1|c|eu-a-b", "q", "eu-a-b");
+        assert_eq!(all.len(), 7);
+        assert_eq!(
+            all["gcp_gke_cluster_url"],
+            "https://container.googleapis.com/v1/projects/p/locations/eu-a-b/clusters/c"
+        );
+        assert_eq!(
+            from_variables("p|1", "", "z").into_iter().collect::<Vec<_>>(),
+            [("gcp_zone".into(), "z".into())]
+        );
+    }
+
+    #[test]
+    fn zones_and_regions() {
+        assert_eq!(
+            zone_of_search("nameserver x\nsearch a.b eu-west1-b.c.proj.internal google.internal").unwrap(),
+            "eu-west1-b"
+        );
+        assert_eq!(zone_of_search("search eu-west1.c.proj.internal c.proj.internal"), None);
+        assert_eq!(locality("eu-west1-b").region, "eu-west1");
+        assert_eq!(locality("nozone"), Locality::default());
+    }
+}

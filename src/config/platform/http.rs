@@ -1,0 +1,90 @@
+//! One small request to a metadata server.
+//!
+//! hyper's connection is driven here, in the caller's task: nothing is left running when it is dropped.
+
+use bytes::Bytes;
+use http_body_util::{BodyExt, Empty, Limited};
+use hyper::header::{HeaderMap, HeaderName, HeaderValue};
+use hyper::{Method, Request, StatusCode};
+use hyper_util::rt::TokioIo;
+use tokio::net::TcpStream;
+
+use super::{CONNECT, REQUEST};
+
+/// The longest answer that is read; Azure's whole instance document is a few kilobytes.
+const LONGEST: usize = 1 << 20;
+
+/// What came back.
+#[derive(Debug)]
+pub(super) struct Answer {
+    pub(super) status: StatusCode,
+    pub(super) headers: HeaderMap,
+    pub(super) body: String,
+}
+
+impl Answer {
+    /// The body of a 200, without space around it.
+    pub(super) fn text(&self) -> Option<String> {
+        (self.status == StatusCode::OK).then(|| self.body.trim().to_owned())
+    }
+}
+
+/// Asks `host` (a literal or a name, perhaps with a port) for `path`; nothing if it does not answer in time.
+pub(super) async fn ask(
+    method: Method,
+    host: &str,
+    path: &str,
+    headers: &[(&'static str, &str)],
+) -> Option<Answer> {
+    let result = tokio::time::timeout(REQUEST, exchange(method, host, path, headers)).await;
+    match result {
+        Ok(Ok(answer)) => Some(answer),
+        Ok(Err(error)) => {
+            tracing::debug!("http://{host}{path}: {error}");
+            None
+        }
+        Err(_) => {
+            tracing::debug!("http://{host}{path}: no answer within {REQUEST:?}");
+            None
+        }
+    }
+}
+
+/// `GET`.
+pub(super) async fn get(host: &str, path: &str, headers: &[(&'static str, &str)]) -> Option<Answer> {
+    ask(Method::GET, host, path, headers).await
+}
+
+type Failure = Box<dyn std::error::Error + Send + Sync>;
+
+async fn exchange(
+    method: Method,
+    host: &str,
+    path: &str,
+    headers: &[(&'static str, &str)],
+) -> Result<Answer, Failure> {
+    let has_port = host.rsplit_once(':').is_some_and(|(_, port)| port.bytes().all(|b| b.is_ascii_digit()));
+    let has_port = has_port && (!host.starts_with('[') || host.contains("]:"));
+    let address = if has_port { host.to_owned() } else { format!("{host}:80") };
+    let stream = tokio::time::timeout(CONNECT, TcpStream::connect(&address)).await??;
+    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
+    let mut request = Request::builder().method(method).uri(path).header(hyper::header::HOST, host);
+    for (name, value) in headers {
+        request = request.header(HeaderName::from_static(name), HeaderValue::from_str(value)?);
+    }
+    let request = request.body(Empty::<Bytes>::new())?;
+    let answered = async {
+        let response = sender.send_request(request).await?;
+        let (parts, body) = response.into_parts();
+        let body = Limited::new(body, LONGEST).collect().await?.to_bytes();
+        let body = String::from_utf8_lossy(&body).into_owned();
+        Ok::<_, Failure>(Answer { status: parts.status, headers: parts.headers, body })
+    };
+    tokio::pin!(answered, connection);
+    tokio::select! {
+        biased;
+        answer = &mut answered => answer,
+        // The connection is over; what it brought may still be on its way to us.
+        ended = &mut connection => { ended?; answered.await }
+    }
+}

@@ -1,0 +1,390 @@
+//! What a custom template can insert: the names and forms that templates for the Go agent use.
+//!
+//! "JSON text" is ready to be inserted as it is. What does not apply is absent: it counts as false.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Map, Value as Json, json};
+
+use super::template::{Record, Value, go_json};
+use super::{Error, HostPort, Keepalive, Options, Tracer, clusters, runtime, stats, tls, tracer};
+
+/// Metadata fields as templates name them.
+const METADATA: &[(&str, &str)] = &[
+    ("PROXY_CONFIG", "ProxyConfig"),
+    ("ISTIO_VERSION", "IstioVersion"),
+    ("ISTIO_REVISION", "IstioRevision"),
+    ("LABELS", "Labels"),
+    ("STATIC_LABELS", "StaticLabels"),
+    ("ANNOTATIONS", "Annotations"),
+    ("INSTANCE_IPS", "InstanceIPs"),
+    ("NAME", "InstanceName"),
+    ("NAMESPACE", "Namespace"),
+    ("SERVICE_ACCOUNT", "ServiceAccount"),
+    ("NODE_NAME", "NodeName"),
+    ("WORKLOAD_NAME", "WorkloadName"),
+    ("OWNER", "Owner"),
+    ("INTERCEPTION_MODE", "InterceptionMode"),
+    ("MESH_ID", "MeshID"),
+    ("CLUSTER_ID", "ClusterID"),
+    ("NETWORK", "Network"),
+    ("APP_CONTAINERS", "AppContainers"),
+    ("ISTIO_PROXY_SHA", "IstioProxySHA"),
+    ("REQUESTED_NETWORK_VIEW", "RequestedNetworkView"),
+    ("POD_PORTS", "PodPorts"),
+    ("GENERATOR", "Generator"),
+    ("HTTP_PROXY_PORT", "HTTPProxyPort"),
+    ("IDLE_TIMEOUT", "IdleTimeout"),
+    ("HTTP10", "HTTP10"),
+    ("BASE", "Base"),
+    ("AUTO_REGISTER_GROUP", "AutoRegisterGroup"),
+    ("WORKLOAD_ENTRY", "WorkloadEntry"),
+    ("UNPRIVILEGED_POD", "UnprivilegedPod"),
+    ("CLOUDRUN_ADDR", "CloudrunAddr"),
+    ("TLS_SERVER_CERT_CHAIN", "TLSServerCertChain"),
+    ("TLS_SERVER_KEY", "TLSServerKey"),
+    ("TLS_SERVER_ROOT_CERT", "TLSServerRootCert"),
+    ("TLS_CLIENT_CERT_CHAIN", "TLSClientCertChain"),
+    ("TLS_CLIENT_KEY", "TLSClientKey"),
+    ("TLS_CLIENT_ROOT_CERT", "TLSClientRootCert"),
+    ("DNS_CAPTURE", "DNSCapture"),
+    ("DNS_AUTO_ALLOCATE", "DNSAutoAllocate"),
+    ("ENABLE_HBONE", "EnableHBONE"),
+    ("DISABLE_HBONE_SEND", "DisableHBONESend"),
+    ("INBOUND_LISTENER_EXACT_BALANCE", "InboundListenerExactBalance"),
+    ("OUTBOUND_LISTENER_EXACT_BALANCE", "OutboundListenerExactBalance"),
+    ("PLATFORM_METADATA", "PlatformMetadata"),
+    ("STS_PORT", "StsPort"),
+    ("ENVOY_STATUS_PORT", "EnvoyStatusPort"),
+    ("ENVOY_PROMETHEUS_PORT", "EnvoyPrometheusPort"),
+    ("EXIT_ON_ZERO_ACTIVE_CONNECTIONS", "ExitOnZeroActiveConnections"),
+    ("METADATA_DISCOVERY", "MetadataDiscovery"),
+    ("ENVOY_SKIP_DEPRECATED_LOGS", "EnvoySkipDeprecatedLogs"),
+    ("WORKLOAD_IDENTITY_SOCKET_FILE", "WorkloadIdentitySocketFile"),
+    ("PILOT_SAN", "PilotSubjectAltName"),
+    ("OUTLIER_LOG_PATH", "OutlierLogPath"),
+];
+
+/// Metadata fields that are booleans, shown as text.
+const FLAGS: &[&str] = &[
+    "DNS_CAPTURE",
+    "DNS_AUTO_ALLOCATE",
+    "ENABLE_HBONE",
+    "DISABLE_HBONE_SEND",
+    "INBOUND_LISTENER_EXACT_BALANCE",
+    "OUTBOUND_LISTENER_EXACT_BALANCE",
+    "EXIT_ON_ZERO_ACTIVE_CONNECTIONS",
+    "METADATA_DISCOVERY",
+    "ENVOY_SKIP_DEPRECATED_LOGS",
+];
+
+/// Proxy config fields that are there even when the JSON form leaves them out, and what they are then.
+const CONFIG: &[(&str, fn() -> Value)] = {
+    const TEXT: fn() -> Value = || Value::text("");
+    const NUMBER: fn() -> Value = || Value::Int(0);
+    const NOTHING: fn() -> Value = || Value::Nil;
+    const LIST: fn() -> Value = || Value::List(Vec::new());
+    const MAP: fn() -> Value = || Value::Map(BTreeMap::new());
+    &[
+        ("ConfigPath", TEXT),
+        ("BinaryPath", TEXT),
+        ("ServiceCluster", TEXT),
+        ("TracingServiceName", TEXT),
+        ("DrainDuration", NOTHING),
+        ("DiscoveryAddress", TEXT),
+        ("DiscoveryRefreshDelay", NOTHING),
+        ("ZipkinAddress", TEXT),
+        ("StatsdUdpAddress", TEXT),
+        ("ProxyAdminPort", NUMBER),
+        ("AvailabilityZone", TEXT),
+        ("ControlPlaneAuthPolicy", TEXT),
+        ("CustomConfigFile", TEXT),
+        ("StatNameLength", NUMBER),
+        ("Concurrency", NOTHING),
+        ("ProxyBootstrapTemplatePath", TEXT),
+        ("InterceptionMode", TEXT),
+        ("Tracing", NOTHING),
+        ("EnvoyMetricsServiceAddress", TEXT),
+        ("Sds", NOTHING),
+        ("EnvoyAccessLogService", NOTHING),
+        ("EnvoyMetricsService", NOTHING),
+        ("ProxyMetadata", MAP),
+        ("StatusPort", NUMBER),
+        ("ExtraStatTags", LIST),
+        ("GatewayTopology", NOTHING),
+        ("TerminationDrainDuration", NOTHING),
+        ("MeshId", TEXT),
+        ("ReadinessProbe", NOTHING),
+        ("ProxyStatsMatcher", NOTHING),
+        ("HoldApplicationUntilProxyStarts", NOTHING),
+        ("CaCertificatesPem", LIST),
+        ("Image", NOTHING),
+        ("RuntimeValues", MAP),
+        ("PrivateKeyProvider", NOTHING),
+        ("ProxyHeaders", NOTHING),
+        ("StatsCompression", NOTHING),
+        ("FileFlushInterval", NOTHING),
+        ("FileFlushMinSizeKb", NUMBER),
+    ]
+};
+
+/// All parameters.
+///
+/// # Errors
+/// When an address is not `host:port`, as for the built-in bootstrap.
+pub fn all(options: &Options) -> Result<Value, Error> {
+    options.check()?;
+    let mut p = Params::default();
+    let node = &options.node;
+    p.text("nodeID", &node.id);
+    p.text("nodeType", node.kind());
+    p.text("cluster", &node.cluster);
+    p.json("meta_json_str", &Json::Object(node.metadata()));
+    p.put("metadata", metadata(&node.typed));
+    p.put("config", config(&options.proxy_config));
+    let locality = &node.locality;
+    for (name, value) in
+        [("region", &locality.region), ("zone", &locality.zone), ("sub_zone", &locality.sub_zone)]
+    {
+        p.some_text(name, value);
+    }
+    p.json("runtime_flags", &Json::Object(runtime(options)));
+    p.text("xds_type", options.xds_type());
+    p.flag("metadata_discovery", options.discovery());
+    addresses(&mut p, options)?;
+    collectors(&mut p, options)?;
+    tracing(&mut p, options);
+    stats_params(&mut p, options);
+    p.flag("log_json", options.log_as_json);
+    p.flag("envoy_status_port_enable_proxy_protocol", options.status_proxy_protocol);
+    p.number("envoy_status_port", options.envoy_status_port);
+    p.number("envoy_prometheus_port", options.envoy_prometheus_port);
+    p.number("global_downstream_max_connections", options.max_connections());
+    let sts = node.typed.get("STS_PORT").and_then(Json::as_str).and_then(|t| t.parse::<i64>().ok());
+    if let Some(port) = sts.filter(|p| *p > 0) {
+        p.flag("sts", true);
+        p.number("sts_port", port);
+        for (name, key) in [("gcp_project_id", "gcp_project"), ("gcp_project_number", "gcp_project_number")] {
+            p.some_text(name, node.platform.get(key).map_or("", String::as_str));
+        }
+    }
+    p.some_text("outlier_log_path", &options.outlier_log_path);
+    p.text("workload_identity_socket_file", &options.workload_socket_file);
+    if let Some(load_stats) = options.load_stats() {
+        p.json("load_stats_config_json_str", &load_stats);
+    }
+    Ok(Value::Map(p.0))
+}
+
+#[derive(Default)]
+struct Params(BTreeMap<String, Value>);
+
+impl Params {
+    fn put(&mut self, name: &str, value: Value) {
+        self.0.insert(name.to_owned(), value);
+    }
+
+    fn text(&mut self, name: &str, value: &str) {
+        self.put(name, Value::text(value));
+    }
+
+    fn some_text(&mut self, name: &str, value: &str) {
+        if !value.is_empty() {
+            self.text(name, value);
+        }
+    }
+
+    fn json(&mut self, name: &str, value: &Json) {
+        self.put(name, Value::Text(go_json(value)));
+    }
+
+    fn flag(&mut self, name: &str, value: bool) {
+        self.put(name, Value::Bool(value));
+    }
+
+    fn number(&mut self, name: &str, value: i64) {
+        self.put(name, Value::Int(value));
+    }
+}
+
+fn addresses(p: &mut Params, options: &Options) -> Result<(), Error> {
+    let discovery = &options.discovery_address;
+    p.text("discovery_address", discovery);
+    p.text("discovery_host", discovery.split(':').next().unwrap_or_default());
+    p.json("pilot_grpc_address", &HostPort::parse("pilot_grpc_address", discovery, &options.host_ip)?.json());
+    if let Some(sans) = options.node.typed.get("PILOT_SAN").and_then(Json::as_array) {
+        p.json("pilot_SAN", &sans.iter().map(|san| json!({"exact": san})).collect());
+    }
+    p.some_text("xds_root_cert", &options.xds_root_cert);
+    let family = options.family();
+    p.text("localhost", family.localhost());
+    p.text("wildcard", family.wildcard());
+    p.text("dns_lookup_family", family.lookup());
+    p.flag("dual_stack", family.additional().is_some());
+    if let Some((localhost, wildcard)) = family.additional() {
+        p.text("additional_localhost", localhost);
+        p.text("additional_wildcard", wildcard);
+    }
+    Ok(())
+}
+
+fn collectors(p: &mut Params, options: &Options) -> Result<(), Error> {
+    let mut address = |name: &'static str, text: &str| {
+        if text.is_empty() {
+            return Ok(());
+        }
+        p.json(name, &HostPort::parse(name, text, &options.host_ip)?.json());
+        Ok(())
+    };
+    address("statsd", &options.statsd_address)?;
+    match &options.tracer {
+        Some(Tracer::Zipkin { address: text }) => address("zipkin", text)?,
+        Some(Tracer::Lightstep { address: text }) => address("lightstep", text)?,
+        Some(Tracer::Datadog { address: text }) => address("datadog", text)?,
+        Some(Tracer::Stackdriver { .. }) | None => {}
+    }
+    for (name, service, used) in [
+        ("envoy_metrics_service", &options.metrics_service, clusters::METRICS),
+        ("envoy_accesslog_service", &options.access_log_service, clusters::ACCESS_LOG),
+    ] {
+        let Some(service) = service.as_ref().filter(|s| !s.address.is_empty()) else { continue };
+        let key = if used.sni == "envoy_metrics_service" {
+            "envoy_metrics_service_address"
+        } else {
+            "envoy_accesslog_service_address"
+        };
+        p.json(key, &HostPort::parse(key, &service.address, &options.host_ip)?.json());
+        socket(p, &format!("{name}_tls"), service.tls.as_ref(), used);
+        if let Some(keepalive) = service.keepalive.as_ref().map(Keepalive::json) {
+            p.json(&format!("{name}_tcp_keepalive"), &keepalive);
+        }
+    }
+    Ok(())
+}
+
+// A template may do without; so what the built-in bootstrap refuses is only warned about.
+fn socket(p: &mut Params, name: &str, settings: Option<&super::ClientTls>, used: tls::Use) {
+    match settings.map_or(Ok(None), |settings| tls::socket(settings, used)) {
+        Ok(Some(socket)) => p.json(name, &socket),
+        Ok(None) => {}
+        Err(error) => ::tracing::warn!("the template parameter {name} is absent: {error}"),
+    }
+}
+
+fn tracing(p: &mut Params, options: &Options) {
+    match &options.tracer {
+        None => return,
+        Some(Tracer::Zipkin { .. } | Tracer::Datadog { .. }) => {
+            let used = tls::Use { h2: false, ..clusters::TRACER };
+            socket(p, "tracing_tls", options.tracing_tls.as_ref(), used);
+            return;
+        }
+        Some(Tracer::Lightstep { .. }) => {
+            p.text("lightstepToken", &tracer::token_file(&options.config_path));
+        }
+        Some(Tracer::Stackdriver { debug, max_attributes, max_annotations, max_events }) => {
+            p.flag("stackdriver", true);
+            let project = options.node.platform.get("gcp_project").map_or("", String::as_str);
+            p.text("stackdriverProjectID", project);
+            p.flag("stackdriverDebug", *debug);
+            p.number("stackdriverMaxAnnotations", *max_annotations);
+            p.number("stackdriverMaxAttributes", *max_attributes);
+            p.number("stackdriverMaxEvents", *max_events);
+        }
+    }
+    socket(p, "tracing_tls", options.tracing_tls.as_ref(), clusters::TRACER);
+}
+
+fn stats_params(p: &mut Params, options: &Options) {
+    p.flag("envoy_metrics_stats_compression", options.stats_compression);
+    p.flag("metrics_localhost_access_only", options.stats_on_localhost);
+    p.put("extraStatTags", Value::texts(&stats::extra_tags(options)));
+    let matcher = &options.stats_matcher;
+    let list = |annotation, config: &[String], needed: &[&str]| {
+        let mut all = stats::inclusion(options, annotation, config);
+        all.extend(needed.iter().map(ToString::to_string));
+        Value::texts(&all)
+    };
+    p.put("inclusionPrefix", list(stats::PREFIXES, &matcher.prefixes, &stats::NEEDED_PREFIXES));
+    let mut suffixes = stats::NEEDED_SUFFIXES.to_vec();
+    if options.exit_on_zero_connections {
+        suffixes.push(stats::ACTIVE_CONNECTIONS);
+    }
+    p.put("inclusionSuffix", list(stats::SUFFIXES, &matcher.suffixes, &suffixes));
+    p.put("inclusionRegexps", list(stats::REGEXPS, &matcher.regexps, &[stats::ROUTE_REGEX]));
+    if let Some(Json::Array(buckets)) = stats::histogram_buckets(&options.node) {
+        p.put("histogram_buckets", Value::List(buckets.iter().map(open_record).collect()));
+    }
+    let intervals = stats::Intervals::of(&options.node);
+    p.some_text("stats_flush_interval", intervals.flush.as_deref().unwrap_or_default());
+    p.some_text("stats_eviction_interval", intervals.eviction.as_deref().unwrap_or_default());
+}
+
+fn metadata(typed: &Map<String, Json>) -> Value {
+    let member = |(key, name): &(&str, &str)| {
+        let given = typed.get(*key);
+        let text = given.and_then(Json::as_str);
+        let value = match *key {
+            "PROXY_CONFIG" => given.map_or(Value::Nil, config),
+            "LABELS" | "STATIC_LABELS" | "ANNOTATIONS" | "PLATFORM_METADATA" => {
+                given.map_or_else(|| Value::Map(BTreeMap::new()), Value::from_json)
+            }
+            "INSTANCE_IPS" | "REQUESTED_NETWORK_VIEW" => {
+                Value::List(text.into_iter().flat_map(|t| t.split(',')).map(Value::text).collect())
+            }
+            "POD_PORTS" => {
+                let ports: Vec<Json> = text.and_then(|t| serde_json::from_str(t).ok()).unwrap_or_default();
+                Value::List(ports.iter().map(open_record).collect())
+            }
+            "PILOT_SAN" => given.map_or_else(|| Value::List(Vec::new()), Value::from_json),
+            "ENVOY_STATUS_PORT" | "ENVOY_PROMETHEUS_PORT" => {
+                Value::Int(given.and_then(Json::as_i64).unwrap_or(0))
+            }
+            key if FLAGS.contains(&key) => Value::Bool(text == Some("true")),
+            _ => Value::text(text.unwrap_or_default()),
+        };
+        ((*name).to_owned(), value)
+    };
+    record("*model.BootstrapNodeMetadata", METADATA.iter().map(member).collect(), Json::Object(typed.clone()))
+}
+
+fn config(json: &Json) -> Value {
+    let mut members: BTreeMap<String, Value> =
+        CONFIG.iter().map(|(name, zero)| ((*name).to_owned(), zero())).collect();
+    for (key, value) in json.as_object().into_iter().flatten() {
+        let value = match key.as_str() {
+            "proxyMetadata" | "runtimeValues" => Value::from_json(value),
+            // A wrapper; its number is a member.
+            "concurrency" | "statsCompression" | "holdApplicationUntilProxyStarts" => {
+                open_record(&json!({"value": value}))
+            }
+            _ if value.is_object() => open_record(value),
+            _ => Value::from_json(value),
+        };
+        members.insert(capital(key), value);
+    }
+    record("*v1alpha1.ProxyConfig", members, json.clone())
+}
+
+fn record(kind: &'static str, members: BTreeMap<String, Value>, json: Json) -> Value {
+    Value::Record(Box::new(Record { kind, members, json, open: false }))
+}
+
+// A message whose absent members count as empty.
+fn open_record(json: &Json) -> Value {
+    let members = json.as_object().into_iter().flatten().map(|(key, value)| {
+        let value = if value.is_object() { open_record(value) } else { Value::from_json(value) };
+        (capital(key), value)
+    });
+    Value::Record(Box::new(Record {
+        kind: "message",
+        members: members.collect(),
+        json: json.clone(),
+        open: true,
+    }))
+}
+
+fn capital(key: &str) -> String {
+    let mut chars = key.chars();
+    chars.next().map(|first| first.to_uppercase().chain(chars).collect()).unwrap_or_default()
+}
