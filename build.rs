@@ -1,15 +1,20 @@
 //! Compiles `proto/` to Rust without a `protoc` on the machine (protox parses the files itself).
 
+use std::collections::BTreeMap;
 use std::error::Error;
+use std::fmt::Write;
 use std::path::PathBuf;
 
 use prost::Message;
+use prost_types::field_descriptor_proto::{Label, Type};
+use prost_types::{DescriptorProto, EnumDescriptorProto, FieldDescriptorProto};
 
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo:rerun-if-changed=proto");
     let services = protox::compile(["proto/ca.proto"], ["proto"])?;
     tonic_prost_build::configure().build_server(false).compile_fds(services)?;
-    mesh()
+    mesh()?;
+    schema()
 }
 
 // Types with their JSON mapping; maps are sorted, as the Go agent prints them.
@@ -31,4 +36,102 @@ fn mesh() -> Result<(), Box<dyn Error>> {
         .out_dir(&out)
         .compile_fds(set)?;
     Ok(())
+}
+
+// What a MeshConfig may hold, as tables for the lenient reader of `config::jsonpb`: a few kilobytes of
+// constants, where generated code for a message that nobody reads would be a hundred.
+fn schema() -> Result<(), Box<dyn Error>> {
+    let set = protox::compile(["proto/mesh/config.proto"], ["proto"])?;
+    let mut all = Types::default();
+    for file in &set.file {
+        for message in &file.message_type {
+            all.message(&format!(".{}", file.package()), message);
+        }
+        for item in &file.enum_type {
+            all.enums.insert(format!(".{}.{}", file.package(), item.name()), item.clone());
+        }
+    }
+    let mut text = String::new();
+    for (name, message) in &all.messages {
+        let entry = message.options.as_ref().is_some_and(|o| o.map_entry());
+        if name.starts_with(".google.") || entry {
+            continue;
+        }
+        writeln!(
+            text,
+            "pub static {}: Message = Message {{ name: {:?}, fields: &[",
+            ident(name),
+            &name[1..]
+        )?;
+        for field in &message.field {
+            let (shape, kind) = all.kind(field)?;
+            let oneof = field.oneof_index.map_or(-1, |i| i);
+            writeln!(
+                text,
+                "Field {{ json: {:?}, name: {:?}, shape: Shape::{shape}, kind: {kind}, oneof: {oneof} }},",
+                field.json_name(),
+                field.name()
+            )?;
+        }
+        text.push_str("] };\n");
+    }
+    for (name, item) in &all.enums {
+        writeln!(text, "pub static {}: Enum = Enum {{ name: {:?}, values: &[", ident(name), &name[1..])?;
+        for value in &item.value {
+            writeln!(text, "({:?}, {}),", value.name(), value.number())?;
+        }
+        text.push_str("] };\n");
+    }
+    let out = PathBuf::from(std::env::var_os("OUT_DIR").ok_or("OUT_DIR is not set")?);
+    Ok(std::fs::write(out.join("schema.rs"), text)?)
+}
+
+#[derive(Default)]
+struct Types {
+    messages: BTreeMap<String, DescriptorProto>,
+    enums: BTreeMap<String, EnumDescriptorProto>,
+}
+
+impl Types {
+    fn message(&mut self, scope: &str, message: &DescriptorProto) {
+        let name = format!("{scope}.{}", message.name());
+        for nested in &message.nested_type {
+            self.message(&name, nested);
+        }
+        for item in &message.enum_type {
+            self.enums.insert(format!("{name}.{}", item.name()), item.clone());
+        }
+        self.messages.insert(name, message.clone());
+    }
+
+    fn kind(&self, field: &FieldDescriptorProto) -> Result<(&'static str, String), Box<dyn Error>> {
+        let entry = self.messages.get(field.type_name());
+        if let Some(entry) = entry.filter(|m| m.options.as_ref().is_some_and(|o| o.map_entry())) {
+            let (_, value) = self.kind(&entry.field[1])?;
+            return Ok(("Map", value));
+        }
+        let shape = if field.label() == Label::Repeated { "List" } else { "One" };
+        let kind = match field.r#type() {
+            Type::String => "Kind::Text".to_owned(),
+            Type::Bool => "Kind::Bool".to_owned(),
+            Type::Int32 => "Kind::Int32".to_owned(),
+            Type::Uint32 => "Kind::Uint32".to_owned(),
+            Type::Double => "Kind::Double".to_owned(),
+            Type::Enum => format!("Kind::Enum(&{})", ident(field.type_name())),
+            Type::Message => match field.type_name() {
+                ".google.protobuf.Duration" => "Kind::Duration".to_owned(),
+                ".google.protobuf.Struct" => "Kind::Struct".to_owned(),
+                ".google.protobuf.BoolValue" => "Kind::Wrapped(&Kind::Bool)".to_owned(),
+                ".google.protobuf.Int32Value" => "Kind::Wrapped(&Kind::Int32)".to_owned(),
+                ".google.protobuf.Int64Value" => "Kind::Wrapped(&Kind::Int64)".to_owned(),
+                name => format!("Kind::Message(&{})", ident(name)),
+            },
+            other => return Err(format!("{}: {other:?} has no reader", field.name()).into()),
+        };
+        Ok((shape, kind))
+    }
+}
+
+fn ident(name: &str) -> String {
+    name.trim_start_matches('.').replace('.', "_").to_uppercase()
 }

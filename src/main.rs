@@ -1,4 +1,4 @@
-//! `pilot-agent`: parses arguments, builds the runtime, calls a command, gives an exit code.
+//! `pilot-agent`: parses arguments, calls a command, gives an exit code.
 
 use std::process::ExitCode;
 

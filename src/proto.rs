@@ -29,3 +29,5 @@ pub mod istio {
 
 /// `ProxyConfig` and what it holds.
 pub use istio::mesh::v1alpha1 as mesh;
+
+pub mod schema;

@@ -29,7 +29,7 @@ pub async fn node(config: &Config, addresses: &[String], mode: Mode) -> Result<N
     let annotations = pod::read(&config.path(pod::ANNOTATIONS));
     let platform = config.platform().await;
     let cluster_name = from_config::cluster_name(proxy);
-    let proxy_config = from_config::proxy_config_json(proxy);
+    let proxy_config = config.mesh.to_json();
     let pilot_san = from_config::istiod_san(proxy);
     let discovery = s.env().get("PEER_METADATA_DISCOVERY");
     let inputs = node::Inputs {

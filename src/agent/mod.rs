@@ -7,9 +7,12 @@
 
 mod bootstrap;
 mod document;
+mod dry_run;
 mod shutdown;
 mod signals;
 mod wiring;
+
+pub use dry_run::dry_run;
 
 use std::path::Path;
 use std::sync::Arc;

@@ -1,22 +1,260 @@
-//! The command line: one file a command.
+//! The command line: one file a command; finding the command, help and errors are here.
+//!
+//! The words are read by cobra's and pflag's rules ([`crate::config::args`]), because scripts rely on
+//! them: a boolean takes no following word, and before a command (and on `proxy`) an unknown flag swallows
+//! the next bare word. clap, which cannot be told such rules, renders help and shell completion from the
+//! same tables.
 
+mod completion;
+mod help;
+mod http;
 mod proxy;
+mod request;
+mod version;
+mod wait;
 
+use std::io::Write as _;
+
+use crate::base::logging;
+use crate::config::args::{self, Flag, Kind, Parsed};
 use crate::config::env::Env;
 
-/// Runs the command that the words (after the program's name) say; gives the exit status.
+/// The exit status of every error that a command returns; the Go agent ends with -1.
+const FAILED: u8 = 255;
+
+/// A command as the command line knows it.
+#[derive(Debug, Clone, Copy)]
+struct Command {
+    name: &'static str,
+    /// What comes behind the name in the usage line.
+    usage: &'static str,
+    about: &'static str,
+    flags: &'static [Flag],
+    /// Unknown flags are passed over.
+    tolerant: bool,
+    hidden: bool,
+}
+
+const REQUEST: &[Flag] =
+    &[Flag::new("debug-port", Kind::Int(32), "15000", "port to ask: 15000, 15004, 15020 or 15021")];
+
+const WAIT: &[Flag] = &[
+    Flag::new("timeoutSeconds", Kind::Int(64), "60", "seconds to wait at most"),
+    Flag::new("requestTimeoutMillis", Kind::Int(64), "500", "milliseconds one request may take; 0: any time"),
+    Flag::new("periodMillis", Kind::Int(64), "500", "milliseconds before each request, the first too"),
+    Flag::new("url", Kind::Text, "http://localhost:15021/healthz/ready", "what to ask"),
+];
+
+const VERSION: &[Flag] = &[
+    Flag::new("output", Kind::Text, "", "json or yaml").short('o'),
+    Flag::new("short", Kind::Bool, "false", "only the version's number").short('s'),
+];
+
+const fn command(
+    name: &'static str,
+    usage: &'static str,
+    about: &'static str,
+    flags: &'static [Flag],
+) -> Command {
+    Command { name, usage, about, flags, tolerant: false, hidden: false }
+}
+
+const COMMANDS: &[Command] = &[
+    Command {
+        tolerant: true,
+        ..command("proxy", "[sidecar|router|waypoint]", "Run the agent and its Envoy", args::PROXY)
+    },
+    command(
+        "request",
+        "<method> <path> [<body>]",
+        "Ask Envoy's admin port, or the agent's own, and print the answer",
+        REQUEST,
+    ),
+    command("wait", "", "Wait until Envoy is ready", WAIT),
+    command("version", "", "Print what this build is", VERSION),
+    command(
+        "completion",
+        "<bash|zsh|fish|powershell>",
+        "Print a script that completes commands and flags in a shell",
+        &[],
+    ),
+    command("help", "[command]", "Print what a command does and its flags", &[]),
+    Command { hidden: true, ..command("collateral", "", "Not in this build", &[]) },
+];
+
+/// Runs the command that the words (behind the program's name) say; gives the exit status.
 #[must_use]
 pub fn run(words: &[String], env: Env) -> u8 {
-    match words.iter().position(|w| !w.starts_with('-')).map(|at| (at, words[at].as_str())) {
-        Some((at, "proxy")) => {
-            let rest: Vec<String> = words[..at].iter().chain(&words[at + 1..]).cloned().collect();
-            proxy::run(&rest, &env)
+    let (found, rest) = match find(words) {
+        Ok(found) => found,
+        Err(error) => return fail(&error, Some("Run 'pilot-agent --help' for usage.")),
+    };
+    let flags: Vec<Flag> = found.map_or(&[][..], |c| c.flags).iter().chain(args::LOGGING).copied().collect();
+    let parsed = match args::parse(&rest, &flags, found.is_none_or(|c| c.tolerant)) {
+        Ok(parsed) => parsed,
+        Err(error) => return fail(&error, None),
+    };
+    let Some(command) = found else { return help::print(None) };
+    if parsed.help {
+        return help::print(Some(command));
+    }
+    match command.name {
+        "proxy" => proxy::run(parsed, &env),
+        "request" => quietly(request::run(&parsed)),
+        "wait" => quietly(wait::run(&parsed)),
+        "version" => quietly(version::run(&parsed)),
+        "completion" => completion::run(command, &parsed),
+        "help" => help::run(&parsed),
+        _ => fail("this build is not compiled with collateral support", None),
+    }
+}
+
+fn quietly(result: Result<(), String>) -> u8 {
+    result.map_or_else(|error| fail(&error, None), |()| 0)
+}
+
+/// Shows an error where scripts and people look for it: standard error, and the log on standard output.
+fn fail(error: &str, hint: Option<&str>) -> u8 {
+    // Where no command has set up logging, its defaults hold.
+    let _ = logging::init(&logging::Options::default());
+    let mut stderr = std::io::stderr().lock();
+    // Nowhere is left to say that standard error is closed.
+    let _ = writeln!(stderr, "Error: {error}");
+    if let Some(hint) = hint {
+        let _ = writeln!(stderr, "{hint}");
+    }
+    drop(stderr);
+    tracing::error!("{error}");
+    FAILED
+}
+
+/// What the logging flags of a parsed command line say.
+fn logging_options(parsed: &Parsed) -> logging::Options {
+    let text = |name: &str| parsed.or_default(args::LOGGING, name).to_owned();
+    let targets = parsed.all("log_target");
+    let defaults = logging::Options::default();
+    logging::Options {
+        output_level: text("log_output_level"),
+        stacktrace_level: text("log_stacktrace_level"),
+        caller: text("log_caller"),
+        as_json: parsed.is_true(args::LOGGING, "log_as_json"),
+        targets: if targets.is_empty() {
+            defaults.targets
+        } else {
+            targets.into_iter().map(str::to_owned).collect()
+        },
+    }
+}
+
+// The command by cobra's rule, and the words without its name: on the root a flag without `=` that is
+// no known boolean swallows the following word.
+fn find(words: &[String]) -> Result<(Option<&'static Command>, Vec<String>), String> {
+    let mut at = 0;
+    while at < words.len() {
+        let word = words[at].as_str();
+        if word == "--" {
+            break;
+        } else if swallows(word) {
+            at += 1;
+        } else if !word.is_empty() && !word.starts_with('-') {
+            let Some(command) = COMMANDS.iter().find(|c| c.name == word) else {
+                return Err(unknown(word));
+            };
+            let mut rest = words.to_vec();
+            rest.remove(at);
+            return Ok((Some(command), rest));
         }
-        _ => {
-            eprintln!(
-                "Error: unknown command {words:?} for \"pilot-agent\"\nRun 'pilot-agent --help' for usage."
-            );
-            255
+        at += 1;
+    }
+    Ok((None, words.to_vec()))
+}
+
+fn swallows(word: &str) -> bool {
+    if word.contains('=') {
+        return false;
+    }
+    match word.strip_prefix("--") {
+        Some(long) => !args::LOGGING.iter().any(|f| f.name == long && f.kind == Kind::Bool),
+        None => word.starts_with('-') && word.len() == 2,
+    }
+}
+
+fn unknown(word: &str) -> String {
+    let mut text = format!("unknown command {word:?} for \"pilot-agent\"");
+    let lower = word.to_lowercase();
+    let near: Vec<&str> = COMMANDS
+        .iter()
+        .filter(|c| !c.hidden && (distance(&lower, c.name) <= 2 || c.name.starts_with(&lower)))
+        .map(|c| c.name)
+        .collect();
+    if !near.is_empty() {
+        text.push_str("\n\nDid you mean this?\n");
+        near.iter().for_each(|name| {
+            text.push('\t');
+            text.push_str(name);
+            text.push('\n');
+        });
+    }
+    text
+}
+
+// Levenshtein's; the words are short.
+fn distance(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.chars().enumerate() {
+        let mut before = row[0];
+        row[0] = i + 1;
+        for (j, y) in b.iter().enumerate() {
+            let replaced = before + usize::from(x != *y);
+            before = row[j + 1];
+            row[j + 1] = replaced.min(before + 1).min(row[j] + 1);
         }
+    }
+    row[b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(line: &str) -> Result<(Option<&'static str>, Vec<String>), String> {
+        let words: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
+        find(&words).map(|(c, rest)| (c.map(|c| c.name), rest))
+    }
+
+    #[test]
+    fn the_command_is_found_as_cobra_finds_it() {
+        for (line, name, rest) in [
+            ("", None, ""),
+            ("proxy sidecar --domain x", Some("proxy"), "sidecar --domain x"),
+            ("--log_as_json proxy sidecar", Some("proxy"), "--log_as_json sidecar"),
+            ("--log_output_level default:debug proxy", Some("proxy"), "--log_output_level default:debug"),
+            ("--log_output_level=a:debug wait", Some("wait"), "--log_output_level=a:debug"),
+            ("--unknown proxy", None, "--unknown proxy"),
+            ("--nope version -s", None, "--nope version -s"),
+            ("-- proxy", None, "-- proxy"),
+        ] {
+            let (got, words) = found(line).unwrap();
+            assert_eq!(got, name, "{line}");
+            assert_eq!(words.join(" "), rest, "{line}");
+        }
+        assert_eq!(
+            found("--unknown proxy sidecar").unwrap_err(),
+            "unknown command \"sidecar\" for \"pilot-agent\""
+        );
+        assert!(found("prox").unwrap_err().ends_with("\n\nDid you mean this?\n\tproxy\n"));
+        assert!(found("istio-clean-iptables").is_err());
+    }
+
+    #[test]
+    fn logging_flags_add_up() {
+        let words: Vec<String> =
+            ["--log_target=a", "--log_target", "b", "--log_as_json"].map(str::to_owned).to_vec();
+        let parsed = args::parse(&words, args::LOGGING, false).unwrap();
+        let options = logging_options(&parsed);
+        assert_eq!((options.targets, options.as_json), (vec!["a".to_owned(), "b".to_owned()], true));
+        let options = logging_options(&args::parse(&[], args::LOGGING, false).unwrap());
+        assert_eq!(options, logging::Options::default());
     }
 }

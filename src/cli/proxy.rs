@@ -1,39 +1,65 @@
-//! `pilot-agent proxy`.
+//! `proxy`: the agent itself.
 
 use std::path::Path;
 
+use super::{fail, logging_options, request};
+use crate::base::{build_info, error, logging};
+use crate::config::args::{self, Flag, Parsed};
 use crate::config::env::Env;
-use crate::config::{self, args, pod};
+use crate::config::{self, Config, pod, report};
 
 /// Runs the agent to its end; gives the exit status.
-pub fn run(words: &[String], env: &Env) -> u8 {
-    let flags: Vec<args::Flag> = args::PROXY.iter().chain(args::LOGGING).copied().collect();
-    let parsed = match args::parse(words, &flags, true) {
-        Ok(parsed) => parsed,
-        Err(e) => {
-            eprintln!("Error: {e}");
-            return 255;
-        }
-    };
-    tracing_subscriber::fmt().with_max_level(tracing::Level::INFO).with_writer(std::io::stdout).init();
+pub(super) fn run(parsed: Parsed, env: &Env) -> u8 {
+    let dry_run = parsed.is_true(args::PROXY, args::DRY_RUN);
+    let mut logs = logging_options(&parsed);
+    if dry_run {
+        // Standard output is for the bootstrap.
+        logs.targets = vec!["stderr".to_owned()];
+    }
+    if let Err(e) = logging::init(&logs) {
+        return fail(&error::chain(&e), None);
+    }
+    let table: Vec<Flag> = args::PROXY.iter().chain(args::LOGGING).copied().collect();
+    report::flags(&parsed, &table).iter().for_each(|line| tracing::info!("{line}"));
+    tracing::info!("Version {}-{}-{}", build_info::ISTIO_VERSION, build_info::REVISION, build_info::STATUS);
     let annotations = pod::read(Path::new(pod::ANNOTATIONS)).unwrap_or_default();
     let config = match config::load(parsed, env, Path::new("."), |key| annotations.get(key).cloned()) {
         Ok(config) => config,
-        Err(errors) => {
-            for e in errors {
-                tracing::error!("{e}");
-                eprintln!("Error: {e}");
-            }
-            return 255;
+        Err(problems) => {
+            return match problems.as_slice() {
+                [one] => fail(one, None),
+                // Every problem is a line of its own, so that one start shows all there is to repair.
+                all => fail(&format!("{} error(s) occurred:\n\t* {}", all.len(), all.join("\n\t* ")), None),
+            };
         }
     };
-    config.warnings.iter().for_each(|w| tracing::warn!("{w}"));
+    show(&config);
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
-        Err(e) => {
-            eprintln!("Error: the runtime cannot be built: {e}");
-            return 255;
-        }
+        Err(e) => return fail(&format!("the runtime cannot be built: {e}"), None),
     };
-    runtime.block_on(crate::agent::run(config))
+    if !dry_run {
+        return runtime.block_on(crate::agent::run(config));
+    }
+    match runtime.block_on(crate::agent::dry_run(config)) {
+        Ok(bootstrap) => request::print(&bootstrap),
+        Err(e) => fail(&e.to_string(), None),
+    }
+}
+
+fn show(config: &Config) {
+    config.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
+    let env = &config.settings;
+    tracing::info!(
+        ips = %format!("[{}]", config.addresses.join(" ")),
+        "type" = %config.node_type,
+        id = %format!("{}.{}", env.text("POD_NAME"), env.text("POD_NAMESPACE")),
+        domain = %config.domain,
+        "Proxy role"
+    );
+    let set = report::variables(config);
+    if !set.is_empty() {
+        tracing::info!("Variables in effect: {}", set.join(" "));
+    }
+    tracing::info!("Effective config: {}", report::proxy_config(config).trim_end());
 }

@@ -32,7 +32,7 @@ pub fn of_host(instance_ip: &str, excluded: &str) -> (Vec<String>, Vec<String>) 
 #[must_use]
 pub fn choose(instance_ip: &str, excluded: &str, interfaces: &[Interface]) -> (Vec<String>, Vec<String>) {
     let mut warnings = Vec::new();
-    let instance: Option<IpAddr> = instance_ip.parse().ok();
+    let instance = canonical(instance_ip);
     let usable =
         |i: &Interface| i.addresses.iter().map(IpAddr::to_canonical).filter(useful).collect::<Vec<_>>();
     let mut private: Vec<IpAddr> =
@@ -49,9 +49,26 @@ pub fn choose(instance_ip: &str, excluded: &str, interfaces: &[Interface]) -> (V
             None => warnings.push(format!("excluded interface {name:?} does not exist and is passed over")),
         }
     }
-    private.retain(|a| Some(*a) != instance);
-    let all = instance.into_iter().chain(private).map(|a| a.to_string()).collect();
+    let mut all: Vec<String> = private.iter().map(IpAddr::to_string).collect();
+    if let Some(instance) = instance {
+        all.retain(|a| *a != instance);
+        all.insert(0, instance);
+    } else if !instance_ip.is_empty() {
+        warnings.push(format!("INSTANCE_IP={instance_ip} is no IP address and is passed over"));
+    }
     (all, warnings)
+}
+
+// Go's text form; an IPv6 address keeps its zone.
+fn canonical(text: &str) -> Option<String> {
+    match text.split_once('%') {
+        None => text.parse::<IpAddr>().ok().map(|a| a.to_string()),
+        Some((_, "")) => None,
+        Some((address, zone)) => {
+            let address: std::net::Ipv6Addr = address.parse().ok()?;
+            address.to_ipv4_mapped().is_none().then(|| format!("{address}%{zone}"))
+        }
+    }
 }
 
 fn useful(address: &IpAddr) -> bool {
@@ -92,5 +109,9 @@ mod tests {
         assert_eq!(list, ["10.0.0.5", "fd00::5"]);
         assert_eq!(warnings.len(), 1);
         assert_eq!(choose("192.0.2.1", "", &all[..1]).0, ["192.0.2.1", "127.0.0.1", "::1"]);
+        assert_eq!(choose("fe80::9%eth0", "", &all[1..2]).0, ["fe80::9%eth0", "10.0.0.5", "fd00::5"]);
+        assert_eq!(choose("::ffff:10.0.0.5", "", &all[1..2]).0[0], "::ffff:10.0.0.5");
+        let (list, warnings) = choose("10.9.0.300", "", &all[1..2]);
+        assert_eq!((list.len(), warnings.len()), (2, 1));
     }
 }

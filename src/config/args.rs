@@ -85,6 +85,12 @@ impl Parsed {
         self.values.iter().filter(|(n, _)| *n == name).map(|(_, v)| v.as_str()).collect()
     }
 
+    /// Whether a boolean is on.
+    #[must_use]
+    pub fn is_true(&self, flags: &[Flag], name: &str) -> bool {
+        go::boolean(self.or_default(flags, name)) == Some(true)
+    }
+
     /// The value, or the flag's default.
     #[must_use]
     pub fn or_default<'a>(&'a self, flags: &'a [Flag], name: &str) -> &'a str {
@@ -149,6 +155,11 @@ fn long_flag(
     let value = match (value, flag.kind) {
         (Some(value), _) => value.to_owned(),
         (None, Kind::Bool) => "true".to_owned(),
+        // To the Go agent of today old flags are unknown ones: without a value they are passed over.
+        (None, _) if flag.old && words.get(*at).is_none_or(|w| w.starts_with('-')) => {
+            out.unknown.push(format!("--{name}"));
+            return Ok(());
+        }
         (None, _) => {
             let word = words.get(*at).ok_or_else(|| format!("flag needs an argument: --{name}"))?;
             *at += 1;
@@ -261,6 +272,9 @@ pub const LOGGING: &[Flag] = &[
         "verbosity of the Kubernetes library; accepted, there is none here",
     ),
 ];
+
+/// The flag that shows what would run.
+pub const DRY_RUN: &str = "dry-run";
 
 /// Flags of `proxy`.
 pub const PROXY: &[Flag] = &[

@@ -197,6 +197,13 @@ pub const VARS: &[Var] = &[
         "false",
         "PROXY protocol on the readiness listener",
     ),
+    var(
+        ENVOY,
+        "PEER_METADATA_DISCOVERY",
+        Kind::Bool,
+        "false",
+        "set: metadata discovery on or off; unset: on with ISTIO_META_ENABLE_HBONE",
+    ),
     var(ENVOY, "ISTIO_DUAL_STACK", Kind::Bool, "false", "bootstrap for both address families"),
     var(ENVOY, "ISTIO_DELTA_XDS", Kind::Bool, "true", "Envoy asks for incremental updates"),
     var(
@@ -512,6 +519,34 @@ pub const VARS: &[Var] = &[
         "privateca.googleapis.com:443",
         "address of Google's Certificate Authority Service; CA_ADDR is its pool",
     ),
+];
+
+/// Variables whose names are open: what they begin with or are, and what becomes of them.
+pub const FAMILIES: &[(&str, &str)] = &[
+    ("ISTIO_META_<KEY>", "node metadata `<KEY>`; beats the entry of the same name in `proxyMetadata`"),
+    (
+        "ISTIO_METAJSON_<X>",
+        "JSON object whose members become node metadata; `ISTIO_METAJSON_LABELS` also fills labels",
+    ),
+    ("XDS_HEADER_<NAME>", "header `<NAME>` of calls to istiod; the value may hold `=` and is never logged"),
+    ("CA_HEADER_<NAME>", "header `<NAME>` of calls to the CA; never logged"),
+    ("HTTPS_PROXY, NO_PROXY", "way to istiod and the CA through an HTTP proxy; lower case too"),
+    ("SSL_CERT_FILE, SSL_CERT_DIR", "where the system's roots are"),
+    ("everything", "is handed on to Envoy as it is"),
+];
+
+/// Known to the Go agent's binary without effect on `proxy`, and so here.
+pub const WITHOUT_EFFECT: &[&str] = &[
+    "ENABLE_VTPROTOBUF",
+    "GOMAXPROCS",
+    "GOMEMLIMIT",
+    "ISTIO_ENABLE_CONTROLLER_QUEUE_METRICS",
+    "RESOLVE_HOSTNAME_GATEWAYS",
+    "TOKEN_AUDIENCES",
+    "UNSAFE_PILOT_ENABLE_RUNTIME_ASSERTIONS",
+    "XDS_AUTH",
+    "XDS_AUTH_PLAINTEXT",
+    "XDS_AUTH_PROVIDER",
 ];
 
 /// The values of all variables of the table.

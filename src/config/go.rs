@@ -72,6 +72,19 @@ pub struct Signed {
 }
 
 impl Signed {
+    /// As protobuf's JSON shows it: seconds with no, three, six or nine decimals.
+    #[must_use]
+    pub fn to_proto(self) -> String {
+        let sign = if self.negative { "-" } else { "" };
+        let (seconds, nanos) = (self.span.as_secs(), self.span.subsec_nanos());
+        match nanos {
+            0 => format!("{sign}{seconds}s"),
+            n if n % 1_000_000 == 0 => format!("{sign}{seconds}.{:03}s", n / 1_000_000),
+            n if n % 1_000 == 0 => format!("{sign}{seconds}.{:06}s", n / 1_000),
+            n => format!("{sign}{seconds}.{n:09}s"),
+        }
+    }
+
     /// Zero for everything negative.
     #[must_use]
     pub fn at_least_zero(self) -> Duration {

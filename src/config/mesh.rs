@@ -1,27 +1,34 @@
-//! The effective ProxyConfig: built-in defaults, mesh file, `PROXY_CONFIG`, annotation, in this order.
+//! The effective ProxyConfig: built-in defaults, old flags, mesh file, `PROXY_CONFIG`, annotation, in
+//! this order.
 //!
-//! Layers are merged as JSON objects, field by top-level field, because an explicit zero must override
-//! (protobuf's own merge would lose it); each layer is parsed as protobuf JSON by itself so that an error
-//! names its source, and the result is parsed once more into the typed message.
+//! Layers are merged as canonical documents ([`jsonpb`]), top-level field by field, because an explicit
+//! zero must override and a list, map or message must be replaced; protobuf's own merge does neither. The
+//! result is then parsed into the typed message.
 
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
-use super::go;
+use super::jsonpb::{self, Fault, Object};
+use super::yaml;
 use crate::proto::mesh::ProxyConfig;
+use crate::proto::schema::{
+    ISTIO_MESH_V1ALPHA1_MESHCONFIG as MESH, ISTIO_MESH_V1ALPHA1_PROXYCONFIG as PROXY,
+};
 
-type Object = Map<String, Value>;
+/// Members of `proxyHeaders` that an overlay without them leaves as they were.
+const KEPT_HEADERS: [&str; 5] =
+    ["forwardedClientCert", "requestId", "attemptCount", "server", "envoyDebugHeaders"];
 
 /// The merged document and its typed form.
 #[derive(Debug, Clone)]
 pub struct Effective {
     document: Object,
-    /// Typed.
+    /// Typed; enum numbers that have no name are left out here, but kept in [`Effective::to_json`].
     pub proxy: ProxyConfig,
 }
 
-/// What 1.30.3 starts from.
-fn defaults() -> Object {
-    let value = json!({
+// What 1.30.3 starts from.
+fn defaults() -> Value {
+    json!({
         "configPath": "./etc/istio/proxy",
         "binaryPath": "/usr/local/bin/envoy",
         "serviceCluster": "istio-proxy",
@@ -32,92 +39,88 @@ fn defaults() -> Object {
         "controlPlaneAuthPolicy": "MUTUAL_TLS",
         "statNameLength": 189,
         "statusPort": 15020,
-    });
-    if let Value::Object(object) = value { object } else { Object::new() }
+    })
 }
 
 impl Effective {
     /// The defaults alone.
     #[must_use]
     pub fn new() -> Self {
-        let mut out = Self { document: defaults(), proxy: ProxyConfig::default() };
-        out.proxy = typed(&out.document).expect("the defaults are a ProxyConfig");
+        let mut out = Self { document: Object::new(), proxy: ProxyConfig::default() };
+        out.lay(&defaults()).expect("the defaults are a ProxyConfig");
         out
     }
 
-    /// Lays a ProxyConfig document (YAML or JSON) over what is there.
+    /// Lays a ProxyConfig document (YAML or JSON) over what is there, or nothing of it.
     ///
     /// # Errors
-    /// The parser's word.
-    pub fn overlay(&mut self, text: &str) -> Result<(), String> {
-        let overlay = match yaml(text)? {
-            Value::Null => return Ok(()),
-            Value::Object(object) => object,
-            other => {
-                return Err(format!("json: cannot unmarshal {} into Go value of type map", kind_of(&other)));
-            }
-        };
-        self.lay(overlay)
+    /// Every fault of the document.
+    pub fn overlay(&mut self, text: &str) -> Result<(), Vec<Fault>> {
+        self.lay(&parse(text)?)
     }
 
-    /// Lays the `defaultConfig` of a mesh file over what is there.
+    /// Lays the `defaultConfig` of a mesh file over what is there, and gives the whole file, canonical.
     ///
     /// # Errors
-    /// The parser's word.
-    pub fn overlay_mesh(&mut self, text: &str) -> Result<(), String> {
-        match yaml(text)? {
-            Value::Null => Ok(()),
-            Value::Object(mut mesh) => match mesh.remove("defaultConfig") {
-                None | Some(Value::Null) => Ok(()),
-                Some(Value::Object(object)) => self.lay(object),
-                Some(other) => Err(format!("defaultConfig is {}, not an object", kind_of(&other))),
-            },
-            other => Err(format!("json: cannot unmarshal {} into Go value of type map", kind_of(&other))),
+    /// Every fault of the file, also where the agent uses nothing of it.
+    pub fn overlay_mesh(&mut self, text: &str) -> Result<Object, Vec<Fault>> {
+        let document = parse(text)?;
+        let mesh = jsonpb::read(&MESH, &document)?;
+        // Only this spelling takes effect; `default_config` is read and then dropped.
+        if let Some(proxy) = document.get("defaultConfig") {
+            self.lay(proxy)?;
         }
+        Ok(mesh)
     }
 
     /// Sets one field, as a flag or a single-value annotation does.
-    pub fn set(&mut self, field: &str, value: Value) -> Result<(), String> {
-        let mut object = Object::new();
-        object.insert(field.to_owned(), value);
-        self.lay(object)
+    ///
+    /// # Errors
+    /// When the value is not one of the field's.
+    pub fn set(&mut self, field: &str, value: Value) -> Result<(), Vec<Fault>> {
+        self.lay(&json!({ field: value }))
     }
 
-    fn lay(&mut self, overlay: Object) -> Result<(), String> {
-        let overlay = canonical(overlay)?;
-        typed(&overlay)?;
-        let mut document = self.document.clone();
-        for (field, value) in overlay {
-            match (field.as_str(), document.get_mut(&field), value) {
-                ("proxyMetadata", Some(Value::Object(base)), Value::Object(over)) => base.extend(over),
-                ("proxyHeaders", Some(Value::Object(base)), Value::Object(over)) => {
-                    let mut over = over;
-                    for kept in
-                        ["forwardedClientCert", "requestId", "attemptCount", "server", "envoyDebugHeaders"]
-                    {
-                        if let (None, Some(value)) = (over.get(kept), base.get(kept)) {
+    fn lay(&mut self, overlay: &Value) -> Result<(), Vec<Fault>> {
+        for (name, value) in jsonpb::read(&PROXY, overlay)? {
+            if let Some(field) = PROXY.fields.iter().find(|f| f.json == name) {
+                for sibling in jsonpb::siblings(&PROXY, field) {
+                    self.document.remove(sibling);
+                }
+            }
+            match (name.as_str(), self.document.get_mut(&name), value) {
+                ("proxyMetadata", Some(Value::Object(base)), Value::Object(over)) => {
+                    base.extend(over);
+                    base.sort_keys();
+                }
+                ("proxyHeaders", Some(Value::Object(base)), Value::Object(mut over)) => {
+                    for kept in KEPT_HEADERS {
+                        let unset = over.get(kept).is_none_or(|v| v == "UNDEFINED");
+                        if let (true, Some(value)) = (unset, base.get(kept)) {
                             over.insert(kept.to_owned(), value.clone());
                         }
                     }
-                    document.insert(field, Value::Object(over));
+                    self.document.insert(name, Value::Object(over));
                 }
                 (_, _, value) => {
-                    for sibling in siblings(&field) {
-                        document.remove(*sibling);
-                    }
-                    document.insert(field, value);
+                    self.document.insert(name, value);
                 }
             }
         }
-        self.proxy = typed(&document)?;
-        self.document = document;
+        self.proxy = typed(&self.document);
         Ok(())
     }
 
-    /// For the log.
+    /// The document with explicit zeros, camelCase.
+    #[must_use]
+    pub fn document(&self) -> &Object {
+        &self.document
+    }
+
+    /// As node metadata and the log show it: zeros left out.
     #[must_use]
     pub fn to_json(&self) -> Value {
-        serde_json::to_value(&self.proxy).unwrap_or(Value::Null)
+        Value::Object(jsonpb::print(&PROXY, &self.document))
     }
 }
 
@@ -127,121 +130,55 @@ impl Default for Effective {
     }
 }
 
-// Setting one member of a oneof clears the other.
-fn siblings(field: &str) -> &'static [&'static str] {
-    match field {
-        "serviceCluster" => &["tracingServiceName"],
-        "tracingServiceName" => &["serviceCluster"],
-        _ => &[],
-    }
+fn parse(text: &str) -> Result<Value, Vec<Fault>> {
+    yaml::to_json(text).map_err(|e| vec![Fault { at: "document".to_owned(), reason: e.to_string() }])
 }
 
-fn typed(document: &Object) -> Result<ProxyConfig, String> {
-    serde_json::from_value(Value::Object(document.clone()))
-        .map_err(|e| format!("could not parse proxy config: {e}"))
-}
-
-fn kind_of(value: &Value) -> &'static str {
-    match value {
-        Value::Null => "null",
-        Value::Bool(_) => "bool",
-        Value::Number(_) => "number",
-        Value::String(_) => "string",
-        Value::Array(_) => "array",
-        Value::Object(_) => "object",
-    }
-}
-
-/// YAML or JSON to JSON; only the first of several documents counts.
-///
-/// # Errors
-/// The parser's word.
-pub fn yaml(text: &str) -> Result<Value, String> {
-    use serde::Deserialize;
-    let mut documents = serde_yaml_ng::Deserializer::from_str(text);
-    match documents.next() {
-        None => Ok(Value::Null),
-        Some(first) => Value::deserialize(first).map_err(|e| format!("error converting YAML to JSON: {e}")),
-    }
-}
-
-const DURATIONS: &[&str] = &[
-    "drainDuration",
-    "terminationDrainDuration",
-    "discoveryRefreshDelay",
-    "fileFlushInterval",
-    "pollDelay",
-    "time",
-    "interval",
-];
-
-// Names in lowerCamelCase, nulls left out, durations in protobuf's notation, one member of a oneof.
-fn canonical(object: Object) -> Result<Object, String> {
-    let mut out = Object::new();
-    for (name, value) in object {
-        let field = camel(&name);
-        if out.contains_key(&field) && field != name {
-            continue;
-        }
-        let value = match value {
-            Value::Null => continue,
-            Value::Object(map) if is_map(&field) => Value::Object(
-                map.into_iter()
-                    .map(|(k, v)| (k, if v.is_null() { Value::String(String::new()) } else { v }))
-                    .collect(),
-            ),
-            Value::Object(inner) => Value::Object(canonical(inner)?),
-            Value::Array(items) => Value::Array(
-                items
-                    .into_iter()
-                    .map(|item| match item {
-                        Value::Object(inner) => canonical(inner).map(Value::Object),
-                        other => Ok(other),
-                    })
-                    .collect::<Result<_, _>>()?,
-            ),
-            Value::String(text) if DURATIONS.contains(&field.as_str()) => Value::String(span(&text)?),
-            other => other,
-        };
-        for sibling in siblings(&field) {
-            out.remove(*sibling);
-        }
-        out.insert(field, value);
-    }
-    let tracers: Vec<&str> = ["zipkin", "lightstep", "datadog", "stackdriver", "openCensusAgent"]
-        .into_iter()
-        .filter(|t| out.contains_key(*t))
-        .collect();
-    for lost in tracers.iter().rev().skip(1) {
-        out.remove(*lost);
-    }
-    Ok(out)
-}
-
-fn is_map(field: &str) -> bool {
-    matches!(field, "proxyMetadata" | "runtimeValues" | "customTags")
-}
-
-fn camel(name: &str) -> String {
-    let mut out = String::with_capacity(name.len());
-    let mut upper = false;
-    for c in name.chars() {
-        if c == '_' {
-            upper = true;
-        } else if std::mem::take(&mut upper) {
-            out.extend(c.to_uppercase());
-        } else {
-            out.push(c);
+fn typed(document: &Object) -> ProxyConfig {
+    let mut document = Value::Object(document.clone());
+    loop {
+        match serde_json::from_value(document.clone()) {
+            Ok(proxy) => return proxy,
+            // A canonical document differs from protobuf's mapping only in enum numbers without a name.
+            Err(_) if drop_numbers(&PROXY, &mut document) => {}
+            Err(error) => unreachable!("a canonical document is a ProxyConfig: {error}"),
         }
     }
-    out
 }
 
-fn span(text: &str) -> Result<String, String> {
-    let span = go::duration(text)?;
-    let sign = if span.negative { "-" } else { "" };
-    let (seconds, nanos) = (span.span.as_secs(), span.span.subsec_nanos());
-    Ok(if nanos == 0 { format!("{sign}{seconds}s") } else { format!("{sign}{seconds}.{nanos:09}s") })
+fn drop_numbers(of: &crate::proto::schema::Message, document: &mut Value) -> bool {
+    use crate::proto::schema::{Kind, Shape};
+    let Value::Object(object) = document else { return false };
+    let mut dropped = false;
+    for field in of.fields {
+        let Some(value) = object.get_mut(field.json) else { continue };
+        match (field.kind, field.shape) {
+            (Kind::Enum(_), Shape::One) if value.is_number() => {
+                object.remove(field.json);
+                dropped = true;
+            }
+            (Kind::Enum(_), Shape::List) => {
+                if let Value::Array(items) = value {
+                    let before = items.len();
+                    items.retain(|item| !item.is_number());
+                    dropped |= items.len() != before;
+                }
+            }
+            (Kind::Message(inner), Shape::One) => dropped |= drop_numbers(inner, value),
+            (Kind::Message(inner), Shape::List) => {
+                for item in value.as_array_mut().into_iter().flatten() {
+                    dropped |= drop_numbers(inner, item);
+                }
+            }
+            (Kind::Message(inner), Shape::Map) => {
+                for (_, item) in value.as_object_mut().into_iter().flatten() {
+                    dropped |= drop_numbers(inner, item);
+                }
+            }
+            _ => {}
+        }
+    }
+    dropped
 }
 
 #[cfg(test)]
@@ -251,17 +188,62 @@ mod tests {
     #[test]
     fn a_layer_replaces_whole_fields_and_explicit_zeros_count() {
         let mut e = Effective::new();
-        e.overlay_mesh("defaultConfig:\n  concurrency: 4\n  tracing: {zipkin: {address: 'a:1'}}\n  proxyMetadata: {A: '1'}\n").unwrap();
-        e.overlay(
-            "{\"concurrency\": 0, \"tracing\": {\"sampling\": 10}, \"proxy_metadata\": {\"B\": \"2\"}}",
+        e.overlay_mesh(
+            "defaultConfig:\n  concurrency: 4\n  tracing: {zipkin: {address: 'a:1'}}\n  extraStatTags: [a, b]\n  \
+             proxyMetadata: {A: '1', B: '1'}\n  runtimeValues: {x: '1'}\n",
         )
         .unwrap();
+        let over = r#"{"concurrency": 0, "tracing": {"sampling": 10}, "proxy_metadata": {"B": "2"},
+            "extraStatTags": [], "runtimeValues": {"y": "2"}, "controlPlaneAuthPolicy": "NONE"}"#;
+        e.overlay(over).unwrap();
         assert_eq!(e.proxy.concurrency.as_ref().map(|c| c.value), Some(0));
         assert!(e.proxy.tracing.as_ref().unwrap().tracer.is_none());
-        assert_eq!(e.proxy.proxy_metadata.len(), 2);
+        assert_eq!(json!(e.proxy.proxy_metadata), json!({"A": "1", "B": "2"}));
+        assert_eq!(json!(e.proxy.runtime_values), json!({"y": "2"}));
+        assert!(e.proxy.extra_stat_tags.is_empty());
+        let shown = e.to_json();
+        assert_eq!(shown["concurrency"], json!(0));
+        assert_eq!(shown.get("controlPlaneAuthPolicy"), None);
         e.overlay("drainDuration: 1m30s").unwrap();
         assert_eq!(e.proxy.drain_duration.as_ref().unwrap().seconds, 90);
-        assert!(e.overlay("statusPort: {}").is_err());
+    }
+
+    #[test]
+    fn headers_fall_back_member_by_member() {
+        let mut e = Effective::new();
+        e.overlay("proxyHeaders: {requestId: {disabled: true}, server: {value: a}, preserveHttp1HeaderCase: true, forwardedClientCert: SANITIZE}")
+            .unwrap();
+        e.overlay("proxyHeaders: {server: {value: b}, forwardedClientCert: UNDEFINED}").unwrap();
+        let want = json!({"forwardedClientCert": "SANITIZE", "requestId": {"disabled": true}, "server": {"value": "b"}});
+        assert_eq!(e.to_json()["proxyHeaders"], want);
+    }
+
+    #[test]
+    fn oneofs_enum_numbers_and_the_wrong_spelling_of_default_config() {
+        let mut e = Effective::new();
+        e.overlay("tracingServiceName: CANONICAL_NAME_ONLY\ninterceptionMode: 9\ntracing: {openCensusAgent: {context: [1, 77]}}")
+            .unwrap();
+        assert_eq!(e.to_json().get("serviceCluster"), None);
+        assert_eq!(e.to_json()["interceptionMode"], json!(9));
+        assert_eq!(e.proxy.interception_mode, 0);
+        e.overlay_mesh("default_config: {configPath: /x}").unwrap();
+        assert_eq!(e.proxy.config_path, "./etc/istio/proxy");
+    }
+
+    #[test]
+    fn a_bad_layer_changes_nothing_and_names_every_fault() {
+        let mut e = Effective::new();
+        let before = e.to_json();
+        let faults = e.overlay("configPath: /x\nstatusPort: {}\nconcurrency: [1]").unwrap_err();
+        assert_eq!(faults.len(), 2);
+        assert_eq!(e.to_json(), before);
         assert!(e.overlay("- 1").is_err());
+        assert!(
+            e.overlay_mesh("extensionProviders: [{name: 5}]\naccessLogEncoding: yaml").unwrap_err().len()
+                == 2
+        );
+        e.overlay("").unwrap();
+        e.overlay_mesh("# nothing\n").unwrap();
+        assert_eq!(e.to_json(), before);
     }
 }

@@ -220,15 +220,6 @@ pub fn override_text(text: &str, host_ip: &str) -> String {
     }
 }
 
-/// [`override_text`] and [`override_value`] in one, for text in YAML 1.2.
-///
-/// # Errors
-/// When the text is no YAML.
-pub fn override_json(text: &str, host_ip: &str) -> Result<String, serde_yaml_ng::Error> {
-    let value = serde_yaml_ng::from_str(&override_text(text, host_ip))?;
-    Ok(override_value(&value).unwrap_or_default())
-}
-
 /// The override as `--config-yaml` carries it: compact, keys sorted. `None` for an empty one (the Go
 /// agent passes `null`, which Envoy refuses).
 #[must_use]

@@ -4,6 +4,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod cli;
 mod end_to_end;
 mod faults;
 mod lifecycle;

@@ -49,11 +49,14 @@ fn override_json(config: &Config) -> Option<String> {
             return None;
         }
     };
-    command::override_json(&text, config.settings.text("HOST_IP"))
-        .inspect_err(|e| {
+    let text = command::override_text(&text, config.settings.text("HOST_IP"));
+    match crate::config::yaml::to_json(&text) {
+        Ok(value) => command::override_value(&value),
+        Err(e) => {
             tracing::warn!("Failed to read bootstrap override: {path}: {e}; Envoy starts without it");
-        })
-        .ok()
+            None
+        }
+    }
 }
 
 /// Everything about the process; `launcher` is this binary, `root` whether the agent runs as root.

@@ -1,0 +1,208 @@
+//! The agent's log: scopes with levels, lines that existing parsers read, several targets.
+//!
+//! A scope is the `target` of a tracing event where it is one of the registered names; events of our
+//! modules without one belong to `default`, those of libraries to `grpc`, which is silent unless asked
+//! for (it stands for the transport library in the Go agent too). Lines are the Go agent's: tabs between
+//! time, level, scope, caller and message, or JSON with the keys in that agent's order. Each line is one
+//! write to each target. Uses no other module.
+
+mod format;
+mod levels;
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::sync::{Mutex, PoisonError};
+
+use tracing::{Event, Metadata, Subscriber};
+use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
+
+pub use levels::{Level, Levels};
+
+/// Every scope that a level can be set for; those without a user here exist in the Go agent.
+pub const SCOPES: [&str; 20] = [
+    "ads",
+    "ca",
+    "cache",
+    "citadelclient",
+    "default",
+    "dns",
+    "gcecred",
+    "grpc",
+    "health",
+    "healthcheck",
+    "klog",
+    "mockcred",
+    "monitoring",
+    "probes",
+    "sds",
+    "security",
+    "spiffe",
+    "validation",
+    "wasm",
+    "xdsproxy",
+];
+
+/// What the logging flags say.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Options {
+    /// `--log_output_level`: added to `default:info,grpc:none`.
+    pub output_level: String,
+    /// `--log_stacktrace_level`: checked, without effect: there are no stack traces to attach.
+    pub stacktrace_level: String,
+    /// `--log_caller`: scopes whose lines carry file and line.
+    pub caller: String,
+    /// `--log_as_json`.
+    pub as_json: bool,
+    /// `--log_target`: `stdout`, `stderr` or files to append to.
+    pub targets: Vec<String>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            output_level: String::new(),
+            stacktrace_level: "default:none".to_owned(),
+            caller: String::new(),
+            as_json: false,
+            targets: vec!["stdout".to_owned()],
+        }
+    }
+}
+
+/// Why logging cannot be set up.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// No level of this name.
+    #[error("invalid output level '{0}': it is debug, info, warn, error, fatal or none")]
+    Level(String),
+    /// More than one colon.
+    #[error("invalid output level format '{0}': it is level or scope:level")]
+    Format(String),
+    /// A target cannot be opened.
+    #[error("cannot open log target {path}: is the folder there and writable?")]
+    Target {
+        /// As given.
+        path: String,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// Something has set up logging before.
+    #[error("logging is set up already")]
+    Twice,
+}
+
+enum Target {
+    Stdout,
+    Stderr,
+    File(File),
+}
+
+/// The layer that writes lines.
+struct Lines {
+    levels: Levels,
+    callers: Callers,
+    as_json: bool,
+    // The buffer is kept, so that a line costs no allocation.
+    out: Mutex<(Vec<u8>, Vec<Target>)>,
+}
+
+struct Callers {
+    all: bool,
+    scopes: Vec<&'static str>,
+}
+
+/// Sets up the process's log.
+///
+/// # Errors
+/// When a level or a target cannot be meant; nothing is set up then.
+pub fn init(options: &Options) -> Result<(), Error> {
+    let lines = Lines::new(options)?;
+    let subscriber = tracing_subscriber::registry().with(lines);
+    tracing::subscriber::set_global_default(subscriber).map_err(|_| Error::Twice)
+}
+
+impl Lines {
+    fn new(options: &Options) -> Result<Self, Error> {
+        let levels = Levels::parse(&options.output_level)?;
+        Levels::parse(&options.stacktrace_level)?;
+        let named: Vec<&str> = options.caller.split(',').collect();
+        let callers = Callers {
+            all: named.contains(&"all"),
+            scopes: SCOPES.into_iter().filter(|s| named.contains(s)).collect(),
+        };
+        let targets = options.targets.iter().map(|t| open(t)).collect::<Result<Vec<_>, _>>()?;
+        Ok(Self { levels, callers, as_json: options.as_json, out: Mutex::new((Vec::new(), targets)) })
+    }
+}
+
+fn open(target: &str) -> Result<Target, Error> {
+    match target {
+        "stdout" => Ok(Target::Stdout),
+        "stderr" => Ok(Target::Stderr),
+        path => OpenOptions::new()
+            .append(true)
+            .create(true)
+            .open(path)
+            .map(Target::File)
+            .map_err(|source| Error::Target { path: path.to_owned(), source }),
+    }
+}
+
+fn scope_of(target: &str) -> &'static str {
+    if let Some(scope) = SCOPES.into_iter().find(|s| *s == target) {
+        return scope;
+    }
+    if target.starts_with("pilot_agent") { "default" } else { "grpc" }
+}
+
+fn level_of(level: tracing::Level) -> Level {
+    match level {
+        tracing::Level::ERROR => Level::Error,
+        tracing::Level::WARN => Level::Warn,
+        tracing::Level::INFO => Level::Info,
+        _ => Level::Debug,
+    }
+}
+
+impl<S: Subscriber> Layer<S> for Lines {
+    fn enabled(&self, metadata: &Metadata<'_>, _: Context<'_, S>) -> bool {
+        // Traces are for people with a debugger; the flag has no level for them.
+        *metadata.level() != tracing::Level::TRACE
+            && self.levels.shows(scope_of(metadata.target()), level_of(*metadata.level()))
+    }
+
+    fn max_level_hint(&self) -> Option<tracing::level_filters::LevelFilter> {
+        Some(self.levels.most_verbose().into())
+    }
+
+    fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
+        let metadata = event.metadata();
+        let scope = scope_of(metadata.target());
+        let caller = self.callers.all || self.callers.scopes.contains(&scope);
+        let line = format::Line {
+            level: level_of(*metadata.level()).name(),
+            scope,
+            caller: caller.then(|| (metadata.file().unwrap_or("?"), metadata.line().unwrap_or(0))),
+        };
+        // A panic while a line was written leaves at worst half a line in the buffer, which is cleared.
+        let mut out = self.out.lock().unwrap_or_else(PoisonError::into_inner);
+        let (buffer, targets) = &mut *out;
+        buffer.clear();
+        format::write(buffer, &line, event, self.as_json);
+        for target in targets {
+            // There is nowhere to say that the log cannot be written.
+            let _ = match target {
+                Target::Stdout => io::stdout().lock().write_all(buffer),
+                Target::Stderr => io::stderr().lock().write_all(buffer),
+                Target::File(file) => file.write_all(buffer),
+            };
+        }
+        if buffer.capacity() > 64 << 10 {
+            *buffer = Vec::new();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,75 @@
+use super::*;
+
+fn logged(options: Options, events: impl FnOnce()) -> Vec<String> {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("agent.log");
+    let options = Options { targets: vec![path.display().to_string()], ..options };
+    let subscriber = tracing_subscriber::registry().with(Lines::new(&options).unwrap());
+    tracing::subscriber::with_default(subscriber, events);
+    std::fs::read_to_string(path).unwrap().lines().map(str::to_owned).collect()
+}
+
+#[test]
+fn text_lines_have_tabs_and_leave_the_default_scope_out() {
+    let lines = logged(Options::default(), || {
+        tracing::info!("ready");
+        tracing::warn!(target: "xdsproxy", id = 1, peer = "istiod", ok = true, "connected to {}", "istiod");
+        tracing::debug!("not shown");
+        tracing::error!(target: "h2::codec", "not shown either");
+    });
+    assert_eq!(lines.len(), 2, "{lines:?}");
+    let fields: Vec<&str> = lines[0].split('\t').collect();
+    assert_eq!(fields[1..], ["info", "ready"]);
+    assert_eq!((fields[0].len(), &fields[0][10..11], &fields[0][26..]), (27, "T", "Z"));
+    let fields: Vec<&str> = lines[1].split('\t').collect();
+    assert_eq!(fields[1..], ["warn", "xdsproxy", "connected to istiod", "id=1 peer=istiod ok=true"]);
+}
+
+#[test]
+fn json_lines_keep_order_and_types() {
+    let lines = logged(Options { as_json: true, ..Options::default() }, || {
+        tracing::info!(target: "sds", count = 2, name = %"a\"b", "pushed\n{}", "now");
+    });
+    let (head, rest) = lines[0].split_once("\"time\":\"").unwrap();
+    assert_eq!(head, "{\"level\":\"info\",");
+    assert_eq!(&rest[27..], "\",\"scope\":\"sds\",\"msg\":\"pushed\\nnow\",\"count\":2,\"name\":\"a\\\"b\"}");
+}
+
+#[test]
+fn callers_are_shown_where_asked() {
+    for (caller, shown) in [("sds", [false, true]), ("all", [true, true]), ("nope", [false, false])] {
+        let lines = logged(Options { caller: caller.to_owned(), ..Options::default() }, || {
+            tracing::info!("a");
+            tracing::info!(target: "sds", "b");
+        });
+        let has: Vec<bool> = lines.iter().map(|l| l.contains("logging/tests.rs:")).collect();
+        assert_eq!(has, shown, "{caller}: {lines:?}");
+    }
+}
+
+#[test]
+fn lists_of_levels_extend_the_built_in_one() {
+    let levels = Levels::parse("xdsproxy:debug,nope:debug").unwrap();
+    assert!(levels.shows("xdsproxy", Level::Debug) && levels.shows("default", Level::Info));
+    assert!(!levels.shows("default", Level::Debug) && !levels.shows("grpc", Level::Error));
+    assert!(Levels::parse("all:debug").unwrap().shows("grpc", Level::Debug));
+    assert!(!Levels::parse("none").unwrap().shows("default", Level::Error));
+    assert!(Levels::parse("debug,warn").unwrap().shows("default", Level::Warn));
+    assert!(!Levels::parse("debug,warn").unwrap().shows("default", Level::Info));
+    for (bad, why) in [
+        ("INFO", "invalid output level 'INFO'"),
+        ("default:info,", "invalid output level ''"),
+        ("a:b:c", "invalid output level format 'a:b:c'"),
+        ("sds:", "invalid output level ''"),
+    ] {
+        assert!(Levels::parse(bad).unwrap_err().to_string().starts_with(why), "{bad}");
+    }
+}
+
+#[test]
+fn a_target_that_cannot_be_opened_is_an_error() {
+    let options = Options { targets: vec!["/nope/nope/log".to_owned()], ..Options::default() };
+    assert!(matches!(Lines::new(&options), Err(Error::Target { path, .. }) if path == "/nope/nope/log"));
+    let options = Options { stacktrace_level: "x".to_owned(), ..Options::default() };
+    assert!(matches!(Lines::new(&options), Err(Error::Level(_))));
+}

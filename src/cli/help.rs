@@ -1,0 +1,97 @@
+//! `help`, `--help` and a bare `pilot-agent`, rendered by clap from the tables of flags.
+
+use clap::builder::PossibleValuesParser;
+use clap::{Arg, ArgAction};
+
+use super::{COMMANDS, Command};
+use crate::config::args::{self, Flag, Kind, Parsed};
+
+/// Names behind `completion`.
+pub(super) const SHELLS: [&str; 4] = ["bash", "zsh", "fish", "powershell"];
+
+/// The whole command line, for help and completion; never used to parse.
+pub(super) fn tree() -> clap::Command {
+    let root = clap::Command::new("pilot-agent")
+        .about("Runs beside Envoy in every sidecar, gateway and VM of an Istio mesh")
+        .subcommand_required(true)
+        .disable_help_subcommand(true)
+        .args(args::LOGGING.iter().map(argument));
+    COMMANDS.iter().fold(root, |root, command| root.subcommand(one(command)))
+}
+
+fn one(command: &Command) -> clap::Command {
+    let usage = ["pilot-agent", command.name, command.usage, "[flags]"];
+    let usage: Vec<&str> = usage.into_iter().filter(|w| !w.is_empty()).collect();
+    let out = clap::Command::new(command.name)
+        .about(command.about)
+        .override_usage(usage.join(" "))
+        .hide(command.hidden)
+        .args(command.flags.iter().map(argument))
+        .args(args::LOGGING.iter().map(argument));
+    match command.name {
+        "completion" => out.arg(Arg::new("shell").value_parser(PossibleValuesParser::new(SHELLS)).hide(true)),
+        "proxy" => out.after_help(
+            "Also taken: the flags of releases 0.8 to 1.8 (into ProxyConfig, below every newer source); unknown flags are passed over \
+             together with a following word. To see what would run without running it, add --dry-run. \
+             Every flag and variable stands in docs/CONFIG.md.",
+        ),
+        _ => out,
+    }
+}
+
+// What the Go agent does not list is not listed, so that help can be compared; `after_help` tells of it.
+fn argument(flag: &Flag) -> Arg {
+    let arg =
+        Arg::new(flag.name).long(flag.name).help(flag.help).hide(flag.old || flag.name == args::DRY_RUN);
+    let arg = if flag.short == '\0' { arg } else { arg.short(flag.short) };
+    match flag.kind {
+        Kind::Bool => arg.action(ArgAction::SetTrue),
+        kind => {
+            let name = match kind {
+                Kind::Int(_) | Kind::Uint(_) => "number",
+                Kind::Duration => "duration",
+                _ => "text",
+            };
+            let action = if kind == Kind::Array { ArgAction::Append } else { ArgAction::Set };
+            let arg = arg.action(action).value_name(name);
+            if flag.default.is_empty() { arg } else { arg.default_value(flag.default) }
+        }
+    }
+}
+
+/// Prints the help of a command, or of the whole.
+pub(super) fn print(command: Option<&Command>) -> u8 {
+    let mut tree = tree();
+    let text = match command {
+        None => tree.render_help(),
+        Some(command) => one(command).render_help(),
+    };
+    super::request::print(text.to_string().as_bytes())
+}
+
+/// `help [command]`; of an unknown one it says so on standard error and ends with 0, as cobra does.
+pub(super) fn run(parsed: &Parsed) -> u8 {
+    match parsed.positional.first() {
+        None => print(None),
+        Some(name) => match COMMANDS.iter().find(|c| c.name == name) {
+            Some(command) => print(Some(command)),
+            None => {
+                eprintln!("Unknown help topic {:?}\n{}", parsed.positional, tree().render_usage());
+                0
+            }
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_tree_holds_together_and_hides_what_is_old() {
+        tree().debug_assert();
+        let text = one(&COMMANDS[0]).render_help().to_string();
+        assert!(text.contains("--meshConfig <text>") && text.contains("--log_as_json"));
+        assert!(!text.contains("\n      --configPath") && !text.contains("\n      --dry-run"));
+    }
+}

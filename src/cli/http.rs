@@ -1,0 +1,281 @@
+//! One HTTP exchange as Go's client makes it, over hyper: redirects, packed answers, both addresses of a
+//! name, and its rules for what a path may hold.
+//!
+//! Why not a client crate: they bring TLS, proxies and pools, where this asks one local port once.
+//! `https` is therefore refused, and proxy variables have no effect (Go passes over them for `localhost`
+//! as well).
+
+use std::io::Read as _;
+
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full};
+use hyper::Request;
+use hyper::header;
+use hyper_util::rt::TokioIo;
+use tokio::net::TcpStream;
+
+/// The tenth answer that redirects is the last.
+const REDIRECTS: usize = 10;
+
+/// An answer, read whole.
+#[derive(Debug)]
+pub(super) struct Reply {
+    pub(super) status: u16,
+    pub(super) body: Vec<u8>,
+}
+
+/// Runs `future` on a runtime of its own; commands are one exchange long.
+pub(super) fn block_on<T>(future: impl Future<Output = Result<T, String>>) -> Result<T, String> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|e| format!("the runtime cannot be built: {e}"))?;
+    let result = runtime.block_on(future);
+    // A look-up of a name may still hold its thread; nobody waits for it.
+    runtime.shutdown_background();
+    result
+}
+
+/// Sends and follows redirects; the caller bounds the time.
+pub(super) async fn exchange(method: &str, url: &str, body: &str) -> Result<Reply, String> {
+    let mut method = if method.is_empty() { "GET".to_owned() } else { method.to_owned() };
+    let mut body = body.to_owned();
+    let mut url = Url::parse(url)?;
+    for _ in 0..REDIRECTS {
+        let (reply, location) =
+            once(&method, &url, &body).await.map_err(|e| format!("{method} {url}: {e}"))?;
+        let follow = matches!(reply.status, 301 | 302 | 303 | 307 | 308);
+        let Some(location) = location.filter(|_| follow) else { return Ok(reply) };
+        url = url.join(&location)?;
+        if reply.status < 307 {
+            if method != "GET" && method != "HEAD" {
+                method = "GET".to_owned();
+            }
+            body.clear();
+        }
+    }
+    Err(format!("{method} {url}: stopped after {REDIRECTS} redirects"))
+}
+
+async fn once(method: &str, url: &Url, body: &str) -> Result<(Reply, Option<String>), String> {
+    let verb =
+        hyper::Method::from_bytes(method.as_bytes()).map_err(|_| format!("invalid method {method:?}"))?;
+    let mut request = Request::builder()
+        .method(verb)
+        .uri(&url.target)
+        .header(header::HOST, &url.authority)
+        .header(header::USER_AGENT, "Go-http-client/1.1")
+        .header(header::ACCEPT_ENCODING, "gzip");
+    if body.is_empty() && matches!(method, "POST" | "PUT" | "PATCH") {
+        request = request.header(header::CONTENT_LENGTH, 0);
+    }
+    let request =
+        request.body(Full::new(Bytes::from(body.to_owned()))).map_err(|e| format!("invalid request: {e}"))?;
+    let stream = connect(url).await?;
+    let (mut sender, connection) =
+        hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(said)?;
+    let answer = async {
+        let answer = sender.send_request(request).await.map_err(said)?;
+        let (head, body) = answer.into_parts();
+        let text = |name| head.headers.get(name).and_then(|v| v.to_str().ok()).map(str::to_owned);
+        let location = text(header::LOCATION).filter(|l| !l.is_empty());
+        let packed = text(header::CONTENT_ENCODING).is_some_and(|e| e.eq_ignore_ascii_case("gzip"));
+        let mut bytes = body.collect().await.map_err(said)?.to_bytes().to_vec();
+        if packed && !bytes.is_empty() {
+            let mut plain = Vec::new();
+            flate2::read::MultiGzDecoder::new(&bytes[..])
+                .read_to_end(&mut plain)
+                .map_err(|e| format!("the answer's gzip is broken: {e}"))?;
+            bytes = plain;
+        }
+        Ok((Reply { status: head.status.as_u16(), body: bytes }, location))
+    };
+    // The connection works while the answer is awaited, and ends with it.
+    let mut connection = std::pin::pin!(connection);
+    let mut answer = std::pin::pin!(answer);
+    loop {
+        tokio::select! {
+            biased;
+            done = &mut answer => return done,
+            ended = &mut connection => {
+                // What has arrived is still in the answer's hands; without an answer this is the reason.
+                return match (answer.await, ended) {
+                    (Err(_), Err(reason)) => Err(said(reason)),
+                    (done, _) => done,
+                };
+            }
+        }
+    }
+}
+
+async fn connect(url: &Url) -> Result<TcpStream, String> {
+    let found = tokio::net::lookup_host((url.host.as_str(), url.port)).await;
+    let found = found.map_err(|e| format!("lookup {}: {e}", url.host))?;
+    let mut last = format!("lookup {}: no address", url.host);
+    for address in found {
+        match TcpStream::connect(address).await {
+            Ok(stream) => return Ok(stream),
+            Err(e) => last = format!("dial tcp {address}: {e}; does something listen there?"),
+        }
+    }
+    Err(last)
+}
+
+fn said(error: hyper::Error) -> String {
+    crate::base::error::chain(&error)
+}
+
+/// What is needed of a URL.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Url {
+    authority: String,
+    host: String,
+    port: u16,
+    target: String,
+}
+
+impl std::fmt::Display for Url {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "\"http://{}{}\"", self.authority, self.target)
+    }
+}
+
+impl Url {
+    fn parse(text: &str) -> Result<Self, String> {
+        let bad = |why: &str| format!("parse {text:?}: {why}");
+        if text.bytes().any(|b| b < 0x20 || b == 0x7f) {
+            return Err(bad("net/url: invalid control character in URL"));
+        }
+        let rest = match text.split_once("://") {
+            Some((scheme, rest)) if scheme.eq_ignore_ascii_case("http") => rest,
+            Some((scheme, _)) => {
+                return Err(bad(&format!("unsupported protocol scheme {scheme:?}; only http")));
+            }
+            None => return Err(bad("unsupported protocol scheme \"\"; it begins with http://")),
+        };
+        let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
+        let (authority, rest) = rest.split_at(end);
+        let authority = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
+        let (host, port) = match authority.strip_prefix('[') {
+            Some(inner) => {
+                let (host, after) = inner.split_once(']').ok_or_else(|| bad("missing ']' in host"))?;
+                (host, after.strip_prefix(':').unwrap_or(after))
+            }
+            None => authority.split_once(':').unwrap_or((authority, "")),
+        };
+        let port = if port.is_empty() { 80 } else { port.parse().map_err(|_| bad("invalid port"))? };
+        if host.is_empty() {
+            return Err(bad("http: no Host in request URL"));
+        }
+        Ok(Self {
+            authority: authority.to_owned(),
+            host: host.to_owned(),
+            port,
+            target: target(rest).map_err(|why| bad(&why))?,
+        })
+    }
+
+    // Where a redirect leads.
+    fn join(&self, location: &str) -> Result<Self, String> {
+        let bad = |e: String| format!("failed to parse Location header {location:?}: {e}");
+        let scheme = location.find(':').filter(|at| !location[..*at].contains(['/', '?', '#']));
+        let whole = if scheme.is_some() {
+            location.to_owned()
+        } else if location.starts_with("//") {
+            format!("http:{location}")
+        } else {
+            let here = self.target.split('?').next().unwrap_or("/");
+            let folder = here.rsplit_once('/').map_or("", |(folder, _)| folder);
+            let path = match location.as_bytes().first() {
+                Some(b'/') => location.to_owned(),
+                Some(b'?') => format!("{here}{location}"),
+                Some(b'#') | None => self.target.clone(),
+                Some(_) => format!("{folder}/{location}"),
+            };
+            let (path, query) = path.split_once('?').map_or((path.as_str(), None), |(p, q)| (p, Some(q)));
+            let query = query.map(|q| format!("?{q}")).unwrap_or_default();
+            format!("http://{}{}{query}", self.authority, without_dots(path))
+        };
+        Self::parse(&whole).map_err(bad)
+    }
+}
+
+// RFC 3986, 5.2.4; only redirects are resolved, a path as typed keeps its dots.
+fn without_dots(path: &str) -> String {
+    let mut out: Vec<&str> = Vec::new();
+    let segments: Vec<&str> = path.split('/').skip(1).collect();
+    for (n, segment) in segments.iter().enumerate() {
+        let last = n + 1 == segments.len();
+        match *segment {
+            "." if last => out.push(""),
+            "." => {}
+            ".." => {
+                out.pop();
+                if last {
+                    out.push("");
+                }
+            }
+            segment => out.push(segment),
+        }
+    }
+    format!("/{}", out.join("/"))
+}
+
+// Path and query as Go sends them: no fragment; a path that holds anything to escape is escaped anew as a
+// whole; the query goes out as typed, but for bytes that no request line can hold.
+fn target(rest: &str) -> Result<String, String> {
+    let (rest, fragment) = rest.split_once('#').unwrap_or((rest, ""));
+    unescape(fragment)?;
+    let (path, query) = rest.split_once('?').map_or((rest, None), |(p, q)| (p, Some(q)));
+    let plain = unescape(path)?;
+    let as_typed = path.bytes().all(|b| b"!$&'()*+,;=:@[]%/-_.~".contains(&b) || b.is_ascii_alphanumeric());
+    let mut out = if as_typed { path.to_owned() } else { escape(&plain) };
+    if !out.starts_with('/') {
+        out.insert(0, '/');
+    }
+    if let Some(query) = query {
+        out.push('?');
+        for c in query.chars() {
+            match c {
+                ' ' | '"' | '<' | '>' => out.push_str(&format!("%{:02X}", u32::from(c))),
+                c => out.push(c),
+            }
+        }
+    }
+    Ok(out)
+}
+
+fn unescape(text: &str) -> Result<Vec<u8>, String> {
+    let bytes = text.as_bytes();
+    let mut out = Vec::with_capacity(bytes.len());
+    let mut at = 0;
+    while at < bytes.len() {
+        if bytes[at] == b'%' {
+            let hex = bytes.get(at + 1..at + 3).and_then(|h| std::str::from_utf8(h).ok());
+            let value = hex.filter(|h| !h.starts_with('+')).and_then(|h| u8::from_str_radix(h, 16).ok());
+            let Some(value) = value else {
+                let shown: String = text.get(at..).unwrap_or_default().chars().take(3).collect();
+                return Err(format!("invalid URL escape {shown:?}"));
+            };
+            out.push(value);
+            at += 3;
+        } else {
+            out.push(bytes[at]);
+            at += 1;
+        }
+    }
+    Ok(out)
+}
+
+fn escape(plain: &[u8]) -> String {
+    let mut out = String::with_capacity(plain.len());
+    for byte in plain {
+        if byte.is_ascii_alphanumeric() || b"-_.~$&+,/:;=@".contains(byte) {
+            out.push(char::from(*byte));
+        } else {
+            out.push_str(&format!("%{byte:02X}"));
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests;

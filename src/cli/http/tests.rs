@@ -1,0 +1,53 @@
+use super::*;
+
+#[test]
+fn targets_are_those_of_go() {
+    for (typed, sent) in [
+        ("/ready", "/ready"),
+        ("//ready", "//ready"),
+        ("/a/../b/./c", "/a/../b/./c"),
+        ("/a#b", "/a"),
+        ("/a?x=1&y=%20#f", "/a?x=1&y=%20"),
+        ("/a b", "/a%20b"),
+        ("/\u{e9}", "/%C3%A9"),
+        ("/a%2Fb c", "/a/b%20c"),
+        ("/a%2fb", "/a%2fb"),
+        ("/a?\u{e9} b", "/a?\u{e9}%20b"),
+        ("", "/"),
+        ("?q", "/?q"),
+        ("/a|b\"", "/a%7Cb%22"),
+    ] {
+        assert_eq!(target(typed).as_deref(), Ok(sent), "{typed}");
+        assert!(Request::builder().uri(sent).body(()).is_ok(), "{sent}");
+    }
+    for bad in ["/%zz", "/%", "/%2", "/a#%zz"] {
+        assert!(target(bad).unwrap_err().starts_with("invalid URL escape"), "{bad}");
+    }
+}
+
+#[test]
+fn urls_are_taken_apart() {
+    let url = Url::parse("http://[::1]:15021/x").unwrap();
+    assert_eq!((url.host.as_str(), url.port, url.authority.as_str()), ("::1", 15021, "[::1]:15021"));
+    assert_eq!(Url::parse("http://localhost").unwrap().port, 80);
+    for bad in ["ftp://localhost/x", "localhost:1/x", "http://", "http://a:b/", "http://a/\n", "http://[::1/"]
+    {
+        assert!(Url::parse(bad).is_err(), "{bad}");
+    }
+}
+
+#[test]
+fn redirects_lead_where_they_say() {
+    let here = Url::parse("http://localhost:15000/a/b?q").unwrap();
+    for (location, there) in [
+        ("/c", "\"http://localhost:15000/c\""),
+        ("c?d", "\"http://localhost:15000/a/c?d\""),
+        ("../c", "\"http://localhost:15000/c\""),
+        ("http://other:1/x", "\"http://other:1/x\""),
+        ("//other/x", "\"http://other/x\""),
+        ("?z", "\"http://localhost:15000/a/b?z\""),
+    ] {
+        assert_eq!(here.join(location).unwrap().to_string(), there, "{location}");
+    }
+    assert!(here.join("ftp://x/").is_err());
+}

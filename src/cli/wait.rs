@@ -1,0 +1,81 @@
+//! `wait`: asks until the answer is 200, for hooks that hold the application back.
+
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep_until, timeout};
+
+use super::http;
+use crate::base::logging;
+use crate::config::args::Parsed;
+use crate::config::go;
+
+/// Waits for it.
+pub(super) fn run(parsed: &Parsed) -> Result<(), String> {
+    let number = |name: &str| go::integer(parsed.or_default(super::WAIT, name), 64);
+    let seconds = number("timeoutSeconds")?;
+    let millis = |name: &str| number(name).map(|n| Duration::from_millis(u64::try_from(n).unwrap_or(0)));
+    let (period, request) = (millis("periodMillis")?, millis("requestTimeoutMillis")?);
+    let url = parsed.or_default(super::WAIT, "url").to_owned();
+    logging::init(&logging::Options::default()).map_err(|e| e.to_string())?;
+    tracing::info!("Waiting for Envoy proxy to be ready (timeout: {seconds} seconds)...");
+    let total = Duration::from_secs(u64::try_from(seconds).unwrap_or(0));
+    http::block_on(async move { poll(&url, total, period, request).await })?;
+    tracing::info!("Envoy is ready!");
+    Ok(())
+}
+
+// The period comes before every request, the first too; only the pause looks at the limit, so that a
+// request on its way may overrun it.
+async fn poll(url: &str, total: Duration, period: Duration, request: Duration) -> Result<(), String> {
+    let limit = Instant::now().checked_add(total);
+    let mut last = "<nil>".to_owned();
+    loop {
+        let next = Instant::now().checked_add(period);
+        if limit.is_some_and(|limit| next.is_none_or(|next| next >= limit)) {
+            if let Some(limit) = limit {
+                sleep_until(limit).await;
+            }
+            return Err(format!("timeout waiting for Envoy proxy to become ready. Last error: {last}"));
+        }
+        if let Some(next) = next {
+            sleep_until(next).await;
+        }
+        match ask(url, request).await {
+            Ok(()) => return Ok(()),
+            Err(error) => {
+                tracing::debug!("Not ready yet: {error}");
+                last = error;
+            }
+        }
+    }
+}
+
+async fn ask(url: &str, limit: Duration) -> Result<(), String> {
+    let exchange = http::exchange("GET", url, "");
+    let reply = if limit.is_zero() {
+        exchange.await
+    } else {
+        let late = format!("Get {url:?}: no whole answer within {} ms", limit.as_millis());
+        timeout(limit, exchange).await.unwrap_or(Err(late))
+    }?;
+    if reply.status == 200 { Ok(()) } else { Err(format!("HTTP status code {}", reply.status)) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn no_request_fits() {
+        for (total, period) in [(0, 0), (1, 2000), (0, 500)] {
+            let start = Instant::now();
+            let period = Duration::from_millis(period);
+            let error = poll("http://localhost:1/", Duration::from_secs(total), period, Duration::ZERO).await;
+            assert_eq!(
+                error.unwrap_err(),
+                "timeout waiting for Envoy proxy to become ready. Last error: <nil>"
+            );
+            assert_eq!(start.elapsed().as_secs(), total);
+        }
+    }
+}

@@ -1,0 +1,241 @@
+//! The layers of the ProxyConfig in their order, each fault with the source it stands in.
+//!
+//! All sources are read before any fault is reported, so that one start shows everything there is to
+//! repair. Contents are never quoted: a ProxyConfig may hold access tokens.
+
+use std::fmt;
+use std::io::ErrorKind;
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use super::args::{self, Parsed};
+use super::env::Settings;
+use super::go;
+use super::jsonpb::Fault;
+use super::mesh::Effective;
+use super::validate;
+
+/// A fault and the source it stands in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Problem {
+    source: String,
+    fault: Fault,
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.source, self.fault)
+    }
+}
+
+struct Layers<'a> {
+    settings: &'a Settings,
+    flags: &'a Parsed,
+    mesh: Effective,
+    problems: Vec<Problem>,
+    warnings: &'a mut Vec<String>,
+}
+
+/// Merges everything and validates the result.
+pub(super) fn merge(
+    flags: &Parsed,
+    settings: &Settings,
+    root: &Path,
+    annotation: &impl Fn(&str) -> Option<String>,
+    warnings: &mut Vec<String>,
+) -> Result<Effective, Vec<Problem>> {
+    let mut l = Layers { settings, flags, mesh: Effective::new(), problems: Vec::new(), warnings };
+    l.old_flags();
+    l.mesh_file(root);
+    let text = settings.text("PROXY_CONFIG");
+    if !text.is_empty() {
+        tracing::info!("Apply proxy config from env");
+        let laid = l.mesh.overlay(text);
+        l.take("failed to unmarshal mesh config from environment (PROXY_CONFIG)", laid);
+    }
+    if let Some(text) = annotation("proxy.istio.io/config").filter(|t| !t.is_empty()) {
+        tracing::info!("Apply proxy config from annotation proxy.istio.io/config");
+        let laid = l.mesh.overlay(&text);
+        l.take("failed to unmarshal mesh config from annotation (proxy.istio.io/config)", laid);
+    }
+    l.concurrency();
+    l.service_cluster();
+    l.statsd();
+    l.check("invalid ProxyConfig", validate::proxy(&l.mesh));
+    l.annotations(annotation);
+    if l.problems.is_empty() { Ok(l.mesh) } else { Err(l.problems) }
+}
+
+impl Layers<'_> {
+    fn take<T>(&mut self, source: &str, laid: Result<T, Vec<Fault>>) -> Option<T> {
+        laid.map_err(|faults| self.check(source, faults)).ok()
+    }
+
+    // A problem that an earlier layer has shown already is not shown again.
+    fn check(&mut self, source: &str, faults: Vec<Fault>) {
+        for fault in faults {
+            if !self.problems.iter().any(|p| p.fault == fault) {
+                self.problems.push(Problem { source: source.to_owned(), fault });
+            }
+        }
+    }
+
+    fn problem(&mut self, source: &str, at: &str, reason: String) {
+        self.check(source, vec![Fault { at: at.to_owned(), reason }]);
+    }
+
+    fn mesh_file(&mut self, root: &Path) {
+        let name = self.flags.or_default(args::PROXY, "meshConfig");
+        let text = match std::fs::read(root.join(name)) {
+            Ok(bytes) => bytes,
+            Err(e) if e.kind() == ErrorKind::NotFound => return,
+            Err(e) => {
+                let reason = format!("{e}; make it readable for the agent's user or take --meshConfig away");
+                return self.problem("failed to read mesh config file", name, reason);
+            }
+        };
+        if text.is_empty() {
+            return;
+        }
+        let source = format!("failed to unmarshal mesh config from file {name}");
+        let Ok(text) = String::from_utf8(text) else {
+            return self.problem(&source, "document", "yaml: invalid UTF-8; save it as UTF-8".to_owned());
+        };
+        tracing::info!("Apply mesh config from file {name}");
+        let laid = self.mesh.overlay_mesh(&text);
+        if let Some(document) = self.take(&source, laid) {
+            self.check(&source, validate::mesh(&document));
+            // The file must be valid on its own, also where a later layer would repair it.
+            let faults = validate::proxy(&self.mesh);
+            self.check(&source, faults);
+        }
+    }
+
+    fn concurrency(&mut self) {
+        let limit = self.settings.int("ISTIO_CPU_LIMIT");
+        if self.mesh.proxy.concurrency.is_none() && limit != 0 {
+            tracing::info!("cpu limit detected as {limit}, setting concurrency");
+            let laid = self.mesh.set("concurrency", Value::from(limit));
+            self.take("ISTIO_CPU_LIMIT", laid);
+        }
+        let flag = go::integer(self.flags.or_default(args::PROXY, "concurrency"), 64).unwrap_or(0);
+        if flag != 0 {
+            self.warnings
+                .push(format!("legacy --concurrency={flag} flag detected; prefer to use ProxyConfig"));
+            let laid = self.mesh.set("concurrency", Value::from(flag));
+            self.take("--concurrency", laid);
+        }
+        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        let unset = self.mesh.proxy.concurrency.as_ref().is_none_or(|c| c.value == 0);
+        if unset && u64::try_from(limit).unwrap_or(0) < cores as u64 {
+            self.warnings.push(format!(
+                "concurrency is set to 0, which will use a thread per CPU on the host ({cores}); the CPU limit is {limit}. \
+                 This is not recommended and can lead to performance issues: set concurrency in ProxyConfig"
+            ));
+        }
+    }
+
+    // The flag is inert unless ProxyConfig names nothing on purpose.
+    fn service_cluster(&mut self) {
+        use crate::proto::mesh::proxy_config::ClusterName::ServiceCluster;
+        if matches!(&self.mesh.proxy.cluster_name, Some(ServiceCluster(name)) if name.is_empty()) {
+            let flag = self.flags.or_default(args::PROXY, "serviceCluster");
+            let laid = self.mesh.set("serviceCluster", Value::from(flag));
+            self.take("--serviceCluster", laid);
+        }
+    }
+
+    // A collector that cannot be found is no reason not to start.
+    fn statsd(&mut self) {
+        let address = self.mesh.proxy.statsd_udp_address.clone();
+        if address.is_empty() {
+            return;
+        }
+        let resolved = super::statsd::resolve(&address).unwrap_or_else(|reason| {
+            self.warnings.push(format!(
+                "resolve StatsdUdpAddress failed: {reason}; Envoy starts without statsd: make {address:?} a host:port that resolves"
+            ));
+            String::new()
+        });
+        let laid = self.mesh.set("statsdUdpAddress", Value::from(resolved));
+        self.take("statsdUdpAddress", laid);
+    }
+
+    // After validation, as in the Go agent: the first is taken as it is.
+    fn annotations(&mut self, annotation: &impl Fn(&str) -> Option<String>) {
+        if let Some(address) = annotation("sidecar.istio.io/discoveryAddress") {
+            let laid = self.mesh.set("discoveryAddress", Value::String(address));
+            self.take("annotation sidecar.istio.io/discoveryAddress", laid);
+        }
+        if let Some(port) = annotation("status.sidecar.istio.io/port") {
+            let number = port.parse::<i32>().unwrap_or_else(|_| {
+                self.warnings.push(format!(
+                    "Invalid annotation status.sidecar.istio.io/port={port}: it is no number, so there is no status server; write a port or take it away"
+                ));
+                0
+            });
+            let laid = self.mesh.set("statusPort", Value::from(number));
+            self.take("annotation status.sidecar.istio.io/port", laid);
+        }
+    }
+
+    // What 0.8 to 1.8 took from flags, below every newer source.
+    fn old_flags(&mut self) {
+        for field in [
+            "configPath",
+            "binaryPath",
+            "drainDuration",
+            "discoveryAddress",
+            "statsdUdpAddress",
+            "proxyAdminPort",
+            "controlPlaneAuthPolicy",
+            "customConfigFile",
+            "statusPort",
+            "availabilityZone",
+            "discoveryRefreshDelay",
+            "envoyMetricsServiceAddress",
+        ] {
+            // Empty stood for "not given"; a status port of 0 meant none, which ProxyConfig cannot say.
+            let given = self.flags.get(field).filter(|v| !v.is_empty());
+            if let Some(value) = given.map(str::to_owned) {
+                let laid = self.mesh.set(field, Value::String(value));
+                self.take(&format!("--{field}"), laid);
+            }
+        }
+        for field in ["envoyMetricsService", "envoyAccessLogService"] {
+            let Some(text) = self.flags.get(field).filter(|v| !v.is_empty()) else { continue };
+            let laid = match serde_json::from_str::<Value>(text) {
+                Ok(value) => self.mesh.set(field, value).map_err(|f| f[0].to_string()),
+                Err(e) => Err(e.to_string()),
+            };
+            // A warning, as it was then.
+            if let Err(reason) = laid {
+                self.warnings
+                    .push(format!("--{field} is ignored: {reason}; it must be a RemoteService as JSON"));
+            }
+        }
+        let (source, tracing) = self.old_tracer();
+        if let Some(tracing) = tracing {
+            let laid = self.mesh.set("tracing", tracing);
+            self.take(source, laid);
+        }
+    }
+
+    fn old_tracer(&self) -> (&'static str, Option<Value>) {
+        let flag = |name: &str| self.flags.get(name).filter(|v| !v.is_empty());
+        if let Some(address) = flag("lightstepAddress") {
+            let token = flag("lightstepAccessToken").unwrap_or_default();
+            let mut tracing = json!({"lightstep": {"address": address, "accessToken": token}});
+            if flag("lightstepSecure").and_then(go::boolean) == Some(true) {
+                tracing["tlsSettings"] = json!({"mode": "SIMPLE", "caCertificates": flag("lightstepCacertPath").unwrap_or_default()});
+            }
+            return ("--lightstepAddress", Some(tracing));
+        }
+        if let Some(address) = flag("zipkinAddress") {
+            return ("--zipkinAddress", Some(json!({"zipkin": {"address": address}})));
+        }
+        let datadog = flag("datadogAgentAddress");
+        ("--datadogAgentAddress", datadog.map(|address| json!({"datadog": {"address": address}})))
+    }
+}

@@ -1,0 +1,200 @@
+//! What the agent runs with, for people: YAML without secrets.
+
+use serde_json::Value;
+
+use super::Config;
+use super::args::Flag;
+use super::env::VARS;
+
+/// In place of a secret.
+const REDACTED: &str = "<redacted>";
+/// Parts of names whose values are secrets.
+const SECRET: [&str; 9] = [
+    "TOKEN",
+    "PASSWORD",
+    "PASSWD",
+    "SECRET",
+    "CREDENTIAL",
+    "API_KEY",
+    "APIKEY",
+    "ACCESS_KEY",
+    "AUTHORIZATION",
+];
+
+/// Whether the value of a name that is not in our table must not be shown. Members of ProxyConfig are
+/// written in camelCase, variables and headers with underscores or dashes.
+fn secret(name: &str) -> bool {
+    let upper = name.to_ascii_uppercase().replace('-', "_");
+    let names_a_file = upper.ends_with("_PATH") || upper.ends_with("_FILE");
+    !names_a_file && SECRET.iter().any(|s| upper.contains(s))
+}
+
+fn redacted(name: &str, value: &Value) -> Value {
+    match value {
+        Value::Object(object) => {
+            Value::Object(object.iter().map(|(k, v)| (k.clone(), redacted(k, v))).collect())
+        }
+        Value::Array(items) => Value::Array(items.iter().map(|v| redacted(name, v)).collect()),
+        // `credentialName` names a secret, which is not one.
+        Value::String(text) if secret(name) && name != "credentialName" && !text.is_empty() => {
+            REDACTED.into()
+        }
+        other => other.clone(),
+    }
+}
+
+/// The effective ProxyConfig as YAML, keys sorted, secrets left out.
+#[must_use]
+pub fn proxy_config(config: &Config) -> String {
+    let mut out = String::new();
+    yaml(&redacted("", &config.mesh.to_json()), 0, &mut out);
+    out
+}
+
+/// The variables of the table that are set, `NAME=value` by name, secrets left out. `PROXY_CONFIG` is part
+/// of the effective ProxyConfig and not repeated.
+#[must_use]
+pub fn variables(config: &Config) -> Vec<String> {
+    let env = config.settings.env();
+    let ours = VARS.iter().filter(|v| v.name != "PROXY_CONFIG");
+    let mut out: Vec<String> =
+        ours.filter_map(|v| env.get(v.name).map(|value| format!("{}={value:?}", v.name))).collect();
+    // Headers carry credentials more often than not.
+    for prefix in ["XDS_HEADER_", "CA_HEADER_"] {
+        out.extend(env.with_prefix(prefix).map(|(name, _)| format!("{prefix}{name}={REDACTED:?}")));
+    }
+    out.sort();
+    out
+}
+
+/// One `FLAG: --name="value"` a flag, by name, as the Go agent logs them; those of old releases only where
+/// given.
+#[must_use]
+pub fn flags(parsed: &super::args::Parsed, table: &[Flag]) -> Vec<String> {
+    let mut shown: Vec<&Flag> = table.iter().filter(|f| !f.old || parsed.get(f.name).is_some()).collect();
+    shown.sort_by_key(|f| f.name);
+    let line = |f: &&Flag| match (f.kind, secret(f.name)) {
+        (_, true) if parsed.get(f.name).is_some() => format!("FLAG: --{}={REDACTED:?}", f.name),
+        (super::args::Kind::Array, _) => {
+            let all = parsed.all(f.name);
+            let all = if all.is_empty() { vec![f.default] } else { all };
+            format!("FLAG: --{}=\"[{}]\"", f.name, all.join(","))
+        }
+        _ => format!("FLAG: --{}={:?}", f.name, parsed.or_default(table, f.name)),
+    };
+    shown.iter().map(line).collect()
+}
+
+fn yaml(value: &Value, indent: usize, out: &mut String) {
+    match value {
+        Value::Object(object) => {
+            let mut entries: Vec<_> = object.iter().collect();
+            entries.sort_by_key(|(key, _)| *key);
+            for (key, value) in entries {
+                out.push_str(&" ".repeat(indent));
+                out.push_str(&scalar(key));
+                member(value, indent, out);
+            }
+        }
+        Value::Array(items) => {
+            for item in items {
+                out.push_str(&" ".repeat(indent));
+                out.push('-');
+                if let Value::Object(object) = item {
+                    out.push_str(if object.is_empty() { " {}\n" } else { "\n" });
+                    yaml(item, indent + 2, out);
+                } else {
+                    out.push(' ');
+                    out.push_str(&plain(item));
+                    out.push('\n');
+                }
+            }
+        }
+        other => {
+            out.push_str(&plain(other));
+            out.push('\n');
+        }
+    }
+}
+
+fn member(value: &Value, indent: usize, out: &mut String) {
+    match value {
+        Value::Object(object) if !object.is_empty() => {
+            out.push_str(":\n");
+            yaml(value, indent + 2, out);
+        }
+        Value::Array(items) if !items.is_empty() => {
+            out.push_str(":\n");
+            yaml(value, indent, out);
+        }
+        other => {
+            out.push_str(": ");
+            out.push_str(&plain(other));
+            out.push('\n');
+        }
+    }
+}
+
+fn plain(value: &Value) -> String {
+    match value {
+        Value::String(text) => scalar(text),
+        other => other.to_string(),
+    }
+}
+
+// Bare where it would be read back as the same text, quoted otherwise.
+fn scalar(text: &str) -> String {
+    let harmless = |c: char| c.is_ascii_alphanumeric() || "./_$()".contains(c);
+    let inner = |c: char| harmless(c) || "-:@+=".contains(c);
+    let safe = text.starts_with(harmless) && text.chars().all(inner) && !text.ends_with(':');
+    let same = || super::yaml::to_json(text).is_ok_and(|v| v == Value::from(text));
+    if safe && same() { text.to_owned() } else { Value::from(text).to_string() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::env::Env;
+    use crate::config::{args, load, yaml};
+    use std::path::Path;
+
+    fn config(pairs: &[(&str, &str)]) -> Config {
+        let empty = tempfile::tempdir().unwrap();
+        let parsed = args::parse(&[], args::PROXY, true).unwrap();
+        load(parsed, &Env::of(pairs), Path::new(empty.path()), |_| None).unwrap()
+    }
+
+    #[test]
+    fn what_is_shown_reads_back_and_holds_no_secret() {
+        let proxy = r#"{"tracing": {"lightstep": {"address": "a:1", "accessToken": "hunter2"}},
+            "proxyMetadata": {"MY_API_KEY": "hunter2", "A": "yes", "B": "x: y", "K_PATH": "/p"},
+            "extraStatTags": ["one", "2"], "gatewayTopology": {}}"#;
+        let config = config(&[("PROXY_CONFIG", proxy), ("XDS_HEADER_X", "hunter2"), ("CA_ADDR", "ca:1")]);
+        let shown = proxy_config(&config);
+        assert!(!shown.contains("hunter2"), "{shown}");
+        let back = yaml::to_json(&shown).unwrap();
+        let mut want = config.mesh.to_json();
+        want["tracing"]["lightstep"]["accessToken"] = REDACTED.into();
+        want["proxyMetadata"]["MY_API_KEY"] = REDACTED.into();
+        assert_eq!(back, want, "{shown}");
+        assert_eq!(variables(&config), ["CA_ADDR=\"ca:1\"", "XDS_HEADER_X=\"<redacted>\""]);
+    }
+
+    #[test]
+    fn flags_are_sorted_quoted_and_redacted() {
+        let table: Vec<Flag> = args::PROXY.iter().chain(args::LOGGING).copied().collect();
+        let words =
+            ["--domain=a\"b", "--lightstepAccessToken", "hunter2", "--log_target=x", "--log_target=y"];
+        let parsed = args::parse(&words.map(str::to_owned), &table, true).unwrap();
+        let lines = flags(&parsed, &table);
+        assert!(lines.is_sorted(), "{lines:#?}");
+        for line in [
+            "FLAG: --domain=\"a\\\"b\"",
+            "FLAG: --log_target=\"[x,y]\"",
+            "FLAG: --lightstepAccessToken=\"<redacted>\"",
+        ] {
+            assert!(lines.iter().any(|l| l == line), "{line} in {lines:#?}");
+        }
+        assert!(!lines.iter().any(|l| l.contains("configPath")));
+    }
+}

@@ -1,0 +1,63 @@
+//! The statsd address as Envoy needs it: an IP address and a port.
+
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::sync::mpsc;
+use std::time::Duration;
+
+use super::validate::split_host_port;
+
+/// How long a look-up may take before the start goes on without statsd; the Go agent's number.
+const LIMIT: Duration = Duration::from_secs(15);
+
+/// `address` with its host resolved; literals pass through. IPv4 goes first, as in the Go agent: Envoy's
+/// statsd sink takes one address.
+///
+/// # Errors
+/// One line; the agent then runs without statsd.
+pub(super) fn resolve(address: &str) -> Result<String, String> {
+    let (host, port) = split_host_port(address).map_err(|e| format!("address {address}: {e}"))?;
+    let port: u16 = port.parse().map_err(|_| format!("{port:?} is no port"))?;
+    if host.parse::<std::net::IpAddr>().is_ok() {
+        return Ok(address.to_owned());
+    }
+    // The system's resolver blocks and cannot be cancelled; its thread may outlive the limit, once.
+    let (found, wait) = mpsc::channel();
+    let name = host.to_owned();
+    std::thread::spawn(move || {
+        let _ = found.send((name.as_str(), port).to_socket_addrs().map(Iterator::collect::<Vec<_>>));
+    });
+    let all = wait
+        .recv_timeout(LIMIT)
+        .map_err(|_| format!("{host} was not resolved within {} s", LIMIT.as_secs()))?
+        .map_err(|e| format!("lookup {host}: {e}"))?;
+    choose(&all).map(|a| a.to_string()).ok_or_else(|| format!("{host} has no address"))
+}
+
+fn choose(all: &[SocketAddr]) -> Option<SocketAddr> {
+    all.iter().find(|a| a.is_ipv4()).or(all.last()).copied()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_ipv4_wins_else_the_last_ipv6() {
+        let of = |all: &[&str]| {
+            let all: Vec<SocketAddr> = all.iter().map(|a| a.parse().unwrap()).collect();
+            choose(&all).map(|a| a.to_string())
+        };
+        assert_eq!(of(&["[::1]:1", "1.1.1.1:1", "2.2.2.2:1"]).unwrap(), "1.1.1.1:1");
+        assert_eq!(of(&["[::1]:1", "[::2]:1"]).unwrap(), "[::2]:1");
+        assert_eq!(of(&[]), None);
+    }
+
+    #[test]
+    fn literals_pass_and_what_is_no_address_is_named() {
+        assert_eq!(resolve("10.0.0.1:9125").unwrap(), "10.0.0.1:9125");
+        assert_eq!(resolve("[fd00::1]:9125").unwrap(), "[fd00::1]:9125");
+        for bad in ["stats.test", "stats.test:http", "stats.test:70000", "::1:9"] {
+            assert!(resolve(bad).is_err(), "{bad}");
+        }
+    }
+}

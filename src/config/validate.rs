@@ -1,0 +1,359 @@
+//! What the Go agent checks in a ProxyConfig and in a mesh file, all problems together.
+//!
+//! The texts are those its users search for, with the field in front and the remedy behind.
+
+use std::net::IpAddr;
+
+use serde_json::Value;
+
+use super::jsonpb::{Fault, Object};
+use super::mesh::Effective;
+use crate::proto::istio::networking::v1alpha3::ClientTlsSettings;
+use crate::proto::istio::networking::v1alpha3::client_tls_settings::TlSmode;
+use crate::proto::mesh::private_key_provider::Provider;
+use crate::proto::mesh::proxy_config::ClusterName;
+use crate::proto::mesh::tracing::Tracer;
+use crate::proto::mesh::{ProxyConfig, Tracing};
+
+#[derive(Default)]
+struct Problems(Vec<Fault>);
+
+impl Problems {
+    fn add(&mut self, at: &str, reason: impl Into<String>) {
+        self.0.push(Fault { at: at.to_owned(), reason: reason.into() });
+    }
+
+    fn check(&mut self, at: &str, prefix: &str, result: Result<(), String>) {
+        if let Err(reason) = result {
+            self.add(at, format!("{prefix}: {reason}"));
+        }
+    }
+}
+
+/// Everything wrong with an effective ProxyConfig.
+#[must_use]
+pub fn proxy(effective: &Effective) -> Vec<Fault> {
+    let mut p = Problems::default();
+    let c = &effective.proxy;
+    if c.config_path.is_empty() {
+        p.add("configPath", "config path must be set: a folder the agent may write to");
+    }
+    if c.binary_path.is_empty() {
+        p.add("binaryPath", "binary path must be set: the path of Envoy");
+    }
+    match &c.cluster_name {
+        None => p.add("serviceCluster", "oneof service cluster or tracing service name must be specified"),
+        Some(ClusterName::ServiceCluster(name)) if name.is_empty() => {
+            p.add("serviceCluster", "service cluster must be specified");
+        }
+        Some(_) => {}
+    }
+    drain(&mut p, c);
+    if c.discovery_address.is_empty() {
+        p.add("discoveryAddress", "discovery address must be set to the proxy discovery service, for instance istiod.istio-system.svc:15012");
+    } else {
+        p.check("discoveryAddress", "invalid discovery address", address(&c.discovery_address));
+    }
+    if let Some(tracing) = &c.tracing {
+        tracer(&mut p, tracing);
+    }
+    services(&mut p, c);
+    for (at, what, port) in
+        [("proxyAdminPort", "proxy admin", c.proxy_admin_port), ("statusPort", "status", c.status_port)]
+    {
+        p.check(at, &format!("invalid {what} port"), in_range(i64::from(port)));
+    }
+    // Judged in the document: a number without a name is not in the typed form.
+    let policy = effective.document().get("controlPlaneAuthPolicy");
+    if policy.is_some_and(|v| v != "NONE" && v != "MUTUAL_TLS") {
+        let shown = policy.map(text_of).unwrap_or_default();
+        p.add("controlPlaneAuthPolicy", format!("invalid authentication policy: unrecognized control plane auth policy {shown:?}; it must be NONE or MUTUAL_TLS"));
+    }
+    if let Some(provider) = &c.private_key_provider {
+        p.check(
+            "privateKeyProvider",
+            "invalid private key provider configuration",
+            key_provider(provider.provider.as_ref()),
+        );
+    }
+    p.0
+}
+
+fn text_of(value: &Value) -> String {
+    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+}
+
+fn drain(p: &mut Problems, c: &ProxyConfig) {
+    let at = "drainDuration";
+    let (seconds, nanos) = c.drain_duration.as_ref().map_or((0, 0), |d| (d.seconds, d.nanos));
+    if seconds < 0 || (seconds == 0 && nanos < 1_000_000) {
+        p.add(at, "invalid drain duration: duration must be greater than 1ms");
+    }
+    if nanos % 1_000_000 != 0 {
+        p.add(at, "invalid drain duration: only durations to ms precision are supported");
+    }
+    if nanos != 0 {
+        p.add(at, "drain time only supports durations to seconds precision, for instance 45s");
+    }
+}
+
+fn tracer(p: &mut Problems, tracing: &Tracing) {
+    let local = |a: &str| address(&a.replacen("$(HOST_IP)", "127.0.0.1", 1));
+    match &tracing.tracer {
+        Some(Tracer::Zipkin(z)) => {
+            p.check("tracing.zipkin.address", "invalid zipkin config", local(&z.address));
+        }
+        Some(Tracer::Datadog(d)) => {
+            p.check("tracing.datadog.address", "invalid datadog config", local(&d.address));
+        }
+        Some(Tracer::Lightstep(l)) => {
+            if l.address.is_empty() {
+                p.add("tracing.lightstep.address", "invalid lightstep config: address is required");
+            } else {
+                p.check(
+                    "tracing.lightstep.address",
+                    "invalid lightstep config: invalid lightstep address",
+                    address(&l.address),
+                );
+            }
+            if l.access_token.is_empty() {
+                p.add("tracing.lightstep.accessToken", "invalid lightstep config: access token is required");
+            }
+        }
+        _ => {}
+    }
+    if let Some(tls) = &tracing.tls_settings {
+        for reason in client_tls(tls) {
+            p.add("tracing.tlsSettings", format!("invalid tracing TLS config: {reason}"));
+        }
+    }
+}
+
+fn services(p: &mut Problems, c: &ProxyConfig) {
+    let mut check = |at: &str, what: &str, value: &str| {
+        p.check(at, &format!("invalid {what} address {value:?}"), address(value));
+    };
+    if !c.statsd_udp_address.is_empty() {
+        check("statsdUdpAddress", "statsd udp", &c.statsd_udp_address);
+    }
+    if !c.envoy_metrics_service_address.is_empty() {
+        check("envoyMetricsServiceAddress", "envoy metrics service", &c.envoy_metrics_service_address);
+    }
+    if let Some(service) = c.envoy_metrics_service.as_ref().filter(|s| !s.address.is_empty()) {
+        check("envoyMetricsService.address", "envoy metrics service", &service.address);
+    }
+    if let Some(service) = c.envoy_access_log_service.as_ref().filter(|s| !s.address.is_empty()) {
+        check("envoyAccessLogService.address", "envoy access log service", &service.address);
+    }
+}
+
+fn key_provider(provider: Option<&Provider>) -> Result<(), String> {
+    let delay = match provider {
+        None => return Err("private key provider configuration is required: cryptomb or qat".to_owned()),
+        Some(Provider::Cryptomb(c)) => c.poll_delay.as_ref(),
+        Some(Provider::Qat(q)) => q.poll_delay.as_ref(),
+    };
+    match delay {
+        None => Err("pollDelay is required".to_owned()),
+        Some(d) if d.seconds == 0 && d.nanos == 0 => Err("pollDelay must be non zero".to_owned()),
+        Some(_) => Ok(()),
+    }
+}
+
+fn in_range(port: i64) -> Result<(), String> {
+    if (1..=65535).contains(&port) {
+        Ok(())
+    } else {
+        Err(format!("port number {port} must be in the range 1..65535"))
+    }
+}
+
+/// Whether `text` is `host:port` with a host that is a DNS name or an IP address.
+///
+/// # Errors
+/// In the Go agent's words.
+pub fn address(text: &str) -> Result<(), String> {
+    let split = |why: &str| format!("unable to split {text:?}: address {text}: {why}; it must be host:port");
+    let (host, port) = split_host_port(text).map_err(split)?;
+    let number: i64 =
+        port.parse().map_err(|_| format!("port ({port}) is not a number; it must be host:port"))?;
+    in_range(number)?;
+    if is_name(host) || host.parse::<IpAddr>().is_ok() {
+        Ok(())
+    } else {
+        Err(format!("{host:?} is not a valid hostname or an IP address"))
+    }
+}
+
+/// Go's `net.SplitHostPort`.
+///
+/// # Errors
+/// The reason alone.
+pub fn split_host_port(text: &str) -> Result<(&str, &str), &'static str> {
+    let colon = text.rfind(':').ok_or("missing port in address")?;
+    let (host, port) = (&text[..colon], &text[colon + 1..]);
+    let host = match text.strip_prefix('[') {
+        Some(_) => {
+            let end = text.find(']').ok_or("missing ']' in address")?;
+            if end + 1 == text.len() {
+                return Err("missing port in address");
+            } else if end + 1 != colon {
+                return Err(if text[end + 1..].starts_with(':') {
+                    "too many colons in address"
+                } else {
+                    "missing port in address"
+                });
+            }
+            &text[1..end]
+        }
+        None if host.contains(':') => return Err("too many colons in address"),
+        None => host,
+    };
+    if host.contains('[') {
+        return Err("unexpected '[' in address");
+    }
+    if host.contains(']') {
+        return Err("unexpected ']' in address");
+    }
+    Ok((host, port))
+}
+
+// A trailing empty label is allowed, a last label of digits only is not.
+fn is_name(host: &str) -> bool {
+    if host.is_empty() || host.len() > 255 {
+        return false;
+    }
+    let labels: Vec<&str> = host.strip_suffix('.').unwrap_or(host).split('.').collect();
+    let digits = |label: &&str| label.bytes().all(|b| b.is_ascii_digit());
+    labels.iter().all(|label| is_label(label)) && !labels.last().is_some_and(digits)
+}
+
+fn is_label(label: &str) -> bool {
+    let inner = |b: u8| b.is_ascii_alphanumeric() || b == b'-';
+    let edge = |b: Option<u8>| b.is_some_and(|b| b.is_ascii_alphanumeric());
+    label.len() <= 63 && label.bytes().all(inner) && edge(label.bytes().next()) && edge(label.bytes().last())
+}
+
+fn client_tls(tls: &ClientTlsSettings) -> Vec<String> {
+    let mode = TlSmode::try_from(tls.mode).unwrap_or(TlSmode::Disable);
+    let mut out = Vec::new();
+    let skip = tls.insecure_skip_verify.as_ref().is_some_and(|v| v.value);
+    let excluded =
+        |set: bool, what: &str, by: &str| set.then(|| format!("cannot specify {what} if {by} is set"));
+    if skip && matches!(mode, TlSmode::Simple | TlSmode::Mutual) {
+        let by = "insecureSkipVerify";
+        out.extend(excluded(!tls.ca_certificates.is_empty(), "caCertificates", by));
+        out.extend(excluded(
+            mode == TlSmode::Simple && !tls.credential_name.is_empty(),
+            "credentialName",
+            by,
+        ));
+        out.extend(excluded(!tls.subject_alt_names.is_empty(), "subjectAltNames", by));
+    }
+    if !tls.credential_name.is_empty() {
+        if tls.credential_name.starts_with("configmap://") {
+            out.push(format!("credentialName {:?} is not supported here", tls.credential_name));
+        }
+        if matches!(mode, TlSmode::Simple | TlSmode::Mutual) {
+            let by = "credentialName";
+            out.extend(excluded(!tls.client_certificate.is_empty(), "clientCertificate", by));
+            out.extend(excluded(!tls.ca_certificates.is_empty(), "caCertificates", by));
+            out.extend(excluded(!tls.private_key.is_empty(), "privateKey", by));
+            out.extend(excluded(!tls.ca_crl.is_empty(), "caCrl", by));
+        }
+    } else if mode == TlSmode::Mutual {
+        if tls.client_certificate.is_empty() {
+            out.push("client certificate required for mutual tls: set clientCertificate".to_owned());
+        }
+        if tls.private_key.is_empty() {
+            out.push("private key required for mutual tls: set privateKey".to_owned());
+        }
+    }
+    out
+}
+
+/// What is wrong with the rest of a mesh file; the agent uses none of it, but a file that istiod would
+/// refuse stops the start as it does with the Go agent.
+#[must_use]
+pub fn mesh(document: &Object) -> Vec<Fault> {
+    let mut p = Problems::default();
+    let get = |path: &[&str]| {
+        path.iter()
+            .try_fold(None, |at: Option<&Value>, key| {
+                at.map_or_else(|| document.get(*key), |v| v.get(*key)).map(Some)
+            })
+            .flatten()
+    };
+    if let Some(port) = get(&["proxyListenPort"]).and_then(Value::as_i64) {
+        p.check("proxyListenPort", "invalid proxy listen port", in_range(port));
+    }
+    if let Some(span) = get(&["connectTimeout"]).and_then(nanos)
+        && !(1_000_000..=3_600_000_000_000).contains(&span)
+    {
+        p.add("connectTimeout", "invalid connect timeout: it must be within 1ms..1h");
+    }
+    if let Some(span) = get(&["protocolDetectionTimeout"]).and_then(nanos)
+        && (span < 0 || span % 1_000_000 != 0)
+    {
+        p.add(
+            "protocolDetectionTimeout",
+            "invalid protocol detection timeout: only durations to ms precision are supported",
+        );
+    }
+    if get(&["meshMTLS", "ecdhCurves"]).and_then(Value::as_array).is_some_and(|c| !c.is_empty()) {
+        p.add("meshMTLS.ecdhCurves", "mesh mTLS does not support ECDH curves; set them in tlsDefaults");
+    }
+    let domains = get(&["trustDomain"]).into_iter().chain(texts(get(&["trustDomainAliases"])));
+    for domain in domains.filter_map(Value::as_str) {
+        let labels = domain.split('.').all(is_label);
+        if domain.len() > 255 || !(labels || domain.is_empty()) {
+            p.add("trustDomain", format!("invalid trust domain {domain:?}: it must consist of DNS labels"));
+        }
+    }
+    for (n, settings) in texts(get(&["serviceSettings"])).enumerate() {
+        for host in texts(settings.get("hosts")).filter_map(Value::as_str) {
+            let bare = host.strip_prefix("*.").unwrap_or(host);
+            if host != "*" && !bare.split('.').all(is_label) {
+                p.add(&format!("serviceSettings[{n}].hosts"), format!("invalid host {host:?}"));
+            }
+        }
+    }
+    locality(&mut p, get(&["localityLbSetting"]));
+    p.0
+}
+
+fn texts(list: Option<&Value>) -> impl Iterator<Item = &Value> {
+    list.and_then(Value::as_array).into_iter().flatten()
+}
+
+fn nanos(value: &Value) -> Option<i128> {
+    let span = super::go::duration(value.as_str()?).ok()?;
+    let nanos = i128::try_from(span.span.as_nanos()).ok()?;
+    Some(if span.negative { -nanos } else { nanos })
+}
+
+// Weights of one place must sum to 100; only one way of distributing may be given.
+fn locality(p: &mut Problems, setting: Option<&Value>) {
+    let Some(setting) = setting else { return };
+    let at = "localityLbSetting";
+    let some = |key: &str| texts(setting.get(key)).next().is_some();
+    if some("distribute") && (some("failover") || some("failoverPriority")) {
+        p.add(at, "can not simultaneously specify 'distribute' and 'failover'");
+    }
+    for rule in texts(setting.get("distribute")) {
+        let weights = rule.get("to").and_then(Value::as_object);
+        let total: i64 = weights.into_iter().flatten().filter_map(|(_, w)| w.as_i64()).sum();
+        if total != 100 {
+            p.add(at, format!("total locality weight {total} != 100"));
+        }
+    }
+    for rule in texts(setting.get("failover")) {
+        let (from, to) = (rule.get("from").map(text_of), rule.get("to").map(text_of));
+        if from == to {
+            p.add(at, format!("locality lb failover settings must specify different regions: {from:?}"));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,298 @@
+//! YAML as the Go agent reads it: YAML 1.1 scalars, turned into JSON.
+//!
+//! Unquoted `yes` and `on` are booleans, `0x10`, `010` and `1_000` numbers, whole floats become integers,
+//! dates stay text, the last of equal keys wins, only the first document counts. Why not serde's YAML:
+//! it follows YAML 1.2 and does not tell a quoted `yes` from a bare one, on which all of that depends.
+//! Depth and size (aliases can multiply) are bounded, so that a document cannot exhaust the memory.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+
+use saphyr_parser::{Event, Parser, ScalarStyle, StrInput, Tag};
+use serde_json::{Map, Number, Value};
+
+/// Nesting beyond this is refused; mesh files have less than twenty levels.
+const DEPTH: usize = 200;
+/// Values beyond this, aliases counted as what they stand for, are refused.
+const NODES: usize = 200_000;
+
+/// Why a text is no YAML; carries the line where the parser knows it.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("error converting YAML to JSON: yaml: {0}")]
+pub struct Error(String);
+
+/// Reads the first document of `text`; an empty one is `null`.
+///
+/// # Errors
+/// When the text is no YAML, or holds what JSON cannot.
+pub fn to_json(text: &str) -> Result<Value, Error> {
+    let mut reader = Reader { parser: Parser::new_from_str(text), anchors: HashMap::new(), nodes: 0 };
+    loop {
+        match reader.next()? {
+            None | Some(Event::StreamEnd) => return Ok(Value::Null),
+            Some(Event::StreamStart | Event::DocumentStart(_) | Event::Nothing) => {}
+            Some(event) => {
+                let value = reader.value(event, 0)?;
+                // What follows in the document may still be an error; what follows the document may not.
+                return match reader.next()? {
+                    None | Some(Event::DocumentEnd | Event::StreamEnd) => Ok(value),
+                    Some(_) => Err(Error("did not find expected document end".to_owned())),
+                };
+            }
+        }
+    }
+}
+
+struct Reader<'a> {
+    parser: Parser<'a, StrInput<'a>>,
+    anchors: HashMap<usize, (Value, usize)>,
+    nodes: usize,
+}
+
+impl<'a> Reader<'a> {
+    fn next(&mut self) -> Result<Option<Event<'a>>, Error> {
+        match self.parser.next_event() {
+            None => Ok(None),
+            Some(Ok((event, _))) => Ok(Some(event)),
+            Some(Err(error)) => Err(Error(format!("line {}: {}", error.marker().line(), error.info()))),
+        }
+    }
+
+    fn count(&mut self, nodes: usize) -> Result<(), Error> {
+        self.nodes = self.nodes.saturating_add(nodes);
+        if self.nodes > NODES {
+            return Err(Error(format!("document holds more than {NODES} values; aliases count in full")));
+        }
+        Ok(())
+    }
+
+    fn value(&mut self, event: Event<'a>, depth: usize) -> Result<Value, Error> {
+        if depth > DEPTH {
+            return Err(Error(format!("document is nested deeper than {DEPTH} levels")));
+        }
+        self.count(1)?;
+        let before = self.nodes;
+        let (anchor, value) = match event {
+            Event::Scalar(text, style, anchor, tag) => (anchor, scalar(&text, style, tag.as_ref())?),
+            Event::SequenceStart(anchor, _) => (anchor, self.sequence(depth)?),
+            Event::MappingStart(anchor, _) => (anchor, self.mapping(depth)?),
+            Event::Alias(id) => {
+                let (value, nodes) =
+                    self.anchors.get(&id).cloned().ok_or_else(|| Error("unknown anchor".to_owned()))?;
+                self.count(nodes)?;
+                (0, value)
+            }
+            _ => return Err(Error("did not find expected node content".to_owned())),
+        };
+        if anchor != 0 {
+            self.anchors.insert(anchor, (value.clone(), self.nodes - before));
+        }
+        Ok(value)
+    }
+
+    fn sequence(&mut self, depth: usize) -> Result<Value, Error> {
+        let mut items = Vec::new();
+        loop {
+            match self.need()? {
+                Event::SequenceEnd => return Ok(Value::Array(items)),
+                event => items.push(self.value(event, depth + 1)?),
+            }
+        }
+    }
+
+    fn mapping(&mut self, depth: usize) -> Result<Value, Error> {
+        let mut object = Map::new();
+        loop {
+            let event = self.need()?;
+            let merge = matches!(&event, Event::Scalar(text, ScalarStyle::Plain, _, None) if text == "<<");
+            let key = match event {
+                Event::MappingEnd => return Ok(Value::Object(object)),
+                event => self.value(event, depth + 1)?,
+            };
+            let event = self.need()?;
+            let value = self.value(event, depth + 1)?;
+            match (merge, value) {
+                (true, Value::Object(other)) => object.extend(other),
+                (true, Value::Array(others)) => {
+                    for other in others.into_iter().rev() {
+                        let Value::Object(other) = other else { return Err(no_merge()) };
+                        object.extend(other);
+                    }
+                }
+                (true, _) => return Err(no_merge()),
+                (false, value) => {
+                    object.insert(key_text(key)?, value);
+                }
+            }
+        }
+    }
+
+    fn need(&mut self) -> Result<Event<'a>, Error> {
+        self.next()?.ok_or_else(|| Error("unexpected end of document".to_owned()))
+    }
+}
+
+fn no_merge() -> Error {
+    Error("map merge requires map or sequence of maps as the value".to_owned())
+}
+
+fn key_text(key: Value) -> Result<String, Error> {
+    match key {
+        Value::String(text) => Ok(text),
+        Value::Number(number) => Ok(number.to_string()),
+        Value::Bool(value) => Ok(value.to_string()),
+        other => Err(Error(format!("unsupported map key: {other}"))),
+    }
+}
+
+fn scalar(text: &str, style: ScalarStyle, tag: Option<&Cow<'_, Tag>>) -> Result<Value, Error> {
+    let named = tag.is_some_and(|t| t.suffix == "str" || (t.handle == "!" && t.suffix.is_empty()));
+    if style != ScalarStyle::Plain || named {
+        return Ok(Value::String(text.to_owned()));
+    }
+    Ok(match text {
+        "" | "~" | "null" | "Null" | "NULL" => Value::Null,
+        "y" | "Y" | "yes" | "Yes" | "YES" | "true" | "True" | "TRUE" | "on" | "On" | "ON" => {
+            Value::Bool(true)
+        }
+        "n" | "N" | "no" | "No" | "NO" | "false" | "False" | "FALSE" | "off" | "Off" | "OFF" => {
+            Value::Bool(false)
+        }
+        ".inf" | ".Inf" | ".INF" | "+.inf" | "+.Inf" | "+.INF" | "-.inf" | "-.Inf" | "-.INF" | ".nan"
+        | ".NaN" | ".NAN" => return Err(Error(format!("json: unsupported value: {text}"))),
+        _ => number(text).map_or_else(|| Value::String(text.to_owned()), Value::Number),
+    })
+}
+
+fn number(text: &str) -> Option<Number> {
+    if !text.starts_with(|c: char| c.is_ascii_digit() || matches!(c, '+' | '-' | '.')) {
+        return None;
+    }
+    integer(text).or_else(|| float(text))
+}
+
+// Go's `ParseInt` with base 0, underscores dropped.
+fn integer(text: &str) -> Option<Number> {
+    let plain = text.replace('_', "");
+    let (negative, digits) = match plain.as_bytes().first()? {
+        b'-' => (true, &plain[1..]),
+        b'+' => (false, &plain[1..]),
+        _ => (false, plain.as_str()),
+    };
+    let lower = digits.to_ascii_lowercase();
+    let (radix, body) = match lower.as_bytes() {
+        [b'0', b'x', ..] => (16, &lower[2..]),
+        [b'0', b'b', ..] => (2, &lower[2..]),
+        [b'0', b'o', ..] => (8, &lower[2..]),
+        [b'0', _, ..] => (8, &lower[1..]),
+        _ => (10, lower.as_str()),
+    };
+    if body.is_empty() || !body.chars().all(|c| c.is_digit(radix)) {
+        return None;
+    }
+    let value = u64::from_str_radix(body, radix).ok()?;
+    if negative { 0i64.checked_sub_unsigned(value).map(Number::from) } else { Some(Number::from(value)) }
+}
+
+fn float(text: &str) -> Option<Number> {
+    let plain = text.replace('_', "");
+    let (mantissa, exponent) = match plain.split_once(['e', 'E']) {
+        Some((mantissa, exponent)) => (mantissa, Some(exponent.trim_start_matches(['+', '-']))),
+        None => (plain.as_str(), None),
+    };
+    let digits = mantissa.trim_start_matches(['+', '-']);
+    let (whole, fraction) = digits.split_once('.').unwrap_or((digits, ""));
+    let all = |t: &str| t.chars().all(|c| c.is_ascii_digit());
+    let exponent_fits = exponent.is_none_or(|e| !e.is_empty() && all(e));
+    if mantissa.len() - digits.len() > 1
+        || (whole.is_empty() && fraction.is_empty())
+        || !(all(whole) && all(fraction) && exponent_fits)
+    {
+        return None;
+    }
+    let value: f64 = plain.parse().ok()?;
+    // Go prints a whole float below 1e21 without point or exponent.
+    if value.fract() == 0.0 && value.abs() < 9e18 {
+        #[expect(clippy::cast_possible_truncation, reason = "whole and within 64 bits")]
+        return Some(Number::from(value as i64));
+    }
+    Number::from_f64(value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn scalars_are_those_of_yaml_1_1() {
+        for (text, value) in [
+            ("yes", json!(true)),
+            ("Off", json!(false)),
+            ("\"yes\"", json!("yes")),
+            ("037200", json!(16000)),
+            ("0x3E80", json!(16000)),
+            ("15_020", json!(15020)),
+            ("15020.0", json!(15020)),
+            ("1.502e4", json!(15020)),
+            ("0.5", json!(0.5)),
+            ("-3", json!(-3)),
+            ("2024-01-02", json!("2024-01-02")),
+            ("1m30s", json!("1m30s")),
+            ("45s", json!("45s")),
+            ("10.0.0.1", json!("10.0.0.1")),
+            ("!!str 5", json!("5")),
+            ("~", json!(null)),
+            ("", json!(null)),
+            ("089", json!(89)),
+            ("+", json!("+")),
+            ("-", json!([null])),
+            ("18446744073709551615", json!(18_446_744_073_709_551_615u64)),
+            ("1e400", json!("1e400")),
+        ] {
+            assert_eq!(to_json(text).unwrap_or_else(|e| panic!("{text}: {e}")), value, "{text}");
+        }
+    }
+
+    #[test]
+    fn anchors_merges_duplicates_and_further_documents() {
+        let got = to_json("a: &m {x: 1}\nb: *m\nc: {<<: *m, z: 2}\nd: 1\nd: 2\n---\n: [").unwrap();
+        assert_eq!(got, json!({"a": {"x": 1}, "b": {"x": 1}, "c": {"x": 1, "z": 2}, "d": 2}));
+        assert_eq!(
+            to_json("{\"a\":1,\"a\":{\"b\":[true,null]}}").unwrap(),
+            json!({"a": {"b": [true, null]}})
+        );
+        assert_eq!(to_json("1: a\ntrue: b").unwrap(), json!({"1": "a", "true": "b"}));
+    }
+
+    #[test]
+    fn what_is_no_yaml_is_refused_with_its_line() {
+        for bad in
+            ["a: [", "a: b\n\tc: d", "{\"a\": 1", "a: *nope", "<<: 1", "? [1]\n: 2", ".inf", "a: b: c", "'a"]
+        {
+            let error = to_json(bad).expect_err(bad).to_string();
+            assert!(error.starts_with("error converting YAML to JSON: yaml: "), "{error}");
+        }
+    }
+
+    #[test]
+    fn depth_and_size_are_bounded() {
+        assert!(to_json(&"[".repeat(5000)).is_err());
+        let mut bomb = String::from("a0: &a0 [x,x,x,x,x,x,x,x,x,x]\n");
+        for n in 1..9 {
+            let refs = vec![format!("*a{}", n - 1); 10].join(",");
+            bomb.push_str(&format!("a{n}: &a{n} [{refs}]\n"));
+        }
+        assert!(to_json(&bomb).unwrap_err().to_string().contains("more than"));
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn json_is_yaml(text in "[a-z0-9:{}\\[\\], \"'#&*!|>\\n\\t-]{0,60}") {
+            let _ = to_json(&text);
+            let quoted = serde_json::to_string(&json!({"k": text, "l": [1, true, null, 2.5]})).unwrap();
+            let back = to_json(&quoted).unwrap();
+            proptest::prop_assert_eq!(back, json!({"k": text, "l": [1, true, null, 2.5]}));
+        }
+    }
+}

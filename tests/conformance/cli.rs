@@ -1,0 +1,143 @@
+//! The command line as scripts use it: exit codes, standard output, and what goes to the port asked.
+
+use std::io::{Read, Write};
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::{Command, Output};
+use std::thread::JoinHandle;
+
+use crate::support::agent_bin;
+
+fn run(args: &[&str]) -> Output {
+    let dir = tempfile::tempdir().unwrap();
+    run_in(dir.path(), args, &[])
+}
+
+fn run_in(dir: &Path, args: &[&str], env: &[(&str, &str)]) -> Output {
+    let mut command = Command::new(agent_bin());
+    command.args(args).current_dir(dir).env_clear().envs(env.iter().copied());
+    command.output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> &str {
+    std::str::from_utf8(bytes).unwrap()
+}
+
+// Answers the given connections and gives the requests, heads and bodies as they came.
+fn serve(listener: TcpListener, answers: Vec<String>) -> JoinHandle<Vec<String>> {
+    std::thread::spawn(move || {
+        let mut seen = Vec::new();
+        for answer in answers {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut request = Vec::new();
+            let mut byte = [0];
+            while !request.ends_with(b"\r\n\r\n") {
+                assert_eq!(stream.read(&mut byte).unwrap(), 1, "the request's head must be whole");
+                request.push(byte[0]);
+            }
+            seen.push(String::from_utf8(request).unwrap());
+            stream.write_all(answer.as_bytes()).unwrap();
+        }
+        seen
+    })
+}
+
+fn answer(status: &str, body: &str) -> String {
+    format!("HTTP/1.1 {status}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}", body.len())
+}
+
+#[test]
+fn version_has_its_four_forms() {
+    let plain = run(&["version"]);
+    assert!(text(&plain.stdout).starts_with("client version: version.BuildInfo{Version:\""));
+    let short = run(&["version", "-s"]);
+    assert!(text(&short.stdout).starts_with("client version: ") && short.stdout.ends_with(b"\n"));
+    let json: serde_json::Value = serde_json::from_slice(&run(&["version", "-o", "json"]).stdout).unwrap();
+    let keys: Vec<&String> = json["clientVersion"].as_object().unwrap().keys().collect();
+    assert_eq!(keys, ["version", "revision", "golang_version", "status", "tag"]);
+    let yaml = run(&["version", "--output=yaml"]);
+    assert!(text(&yaml.stdout).starts_with("clientVersion:\n  golang_version: "));
+    assert!(yaml.stdout.ends_with(b"\n\n"));
+    assert_eq!(run(&["version", "-o", "xml"]).status.code(), Some(255));
+}
+
+#[test]
+fn errors_end_with_255_and_stand_on_standard_error() {
+    for (args, error) in [
+        (&["nope"][..], "Error: unknown command \"nope\" for \"pilot-agent\""),
+        (&["version", "--remote"], "Error: unknown flag: --remote"),
+        (&["wait", "-x"], "Error: unknown shorthand flag: 'x' in -x"),
+        (&["wait", "--timeoutSeconds", "5s"], "Error: invalid argument \"5s\" for \"--timeoutSeconds\" flag"),
+        (&["request", "GET"], "Error: requires at least 2 arg(s), only received 1"),
+        (&["request", "GET", "/", "--debug-port=1234"], "Error: debug port 1234 is not in allowed list"),
+        (&["proxy", "gateway"], "Error: invalid proxy Type: gateway"),
+        (&["proxy", "--concurrency=two"], "Error: invalid argument \"two\" for \"--concurrency\" flag"),
+        (&["proxy", "--log_output_level=INFO"], "Error: invalid output level 'INFO'"),
+        (&["--unknown", "proxy", "sidecar"], "Error: unknown command \"sidecar\""),
+        (&["collateral"], "Error: this build is not compiled with collateral support"),
+    ] {
+        let output = run(args);
+        assert_eq!(output.status.code(), Some(255), "{args:?}");
+        assert!(text(&output.stderr).contains(error), "{args:?}: {}", text(&output.stderr));
+    }
+}
+
+#[test]
+fn help_is_no_error() {
+    for args in [
+        &[][..],
+        &["--help"],
+        &["wait", "-h"],
+        &["help", "request"],
+        &["request", "--help"],
+        &["completion"],
+        &["--nope", "version"],
+    ] {
+        let output = run(args);
+        assert_eq!(output.status.code(), Some(0), "{args:?}");
+        assert!(!output.stdout.is_empty(), "{args:?}");
+    }
+    for shell in ["bash", "zsh", "fish", "powershell"] {
+        assert!(text(&run(&["completion", shell]).stdout).contains("pilot-agent"), "{shell}");
+    }
+}
+
+#[test]
+fn wait_follows_a_redirect_and_then_ends() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}/a", listener.local_addr().unwrap());
+    let redirect =
+        "HTTP/1.1 302 Found\r\nLocation: /b\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".to_owned();
+    let server = serve(listener, vec![answer("503 no", "later"), redirect, answer("200 OK", "")]);
+    let args = ["wait", "--periodMillis=10", "--requestTimeoutMillis=10000", "--timeoutSeconds=30", "--url"];
+    let output = run(&[&args[..], &[&url]].concat());
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    let seen = server.join().unwrap();
+    let lines: Vec<&str> = seen.iter().map(|r| r.lines().next().unwrap()).collect();
+    assert_eq!(lines, ["GET /a HTTP/1.1", "GET /a HTTP/1.1", "GET /b HTTP/1.1"]);
+}
+
+#[test]
+fn a_bad_configuration_names_every_problem_and_binds_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = r#"{"statusPort": 0, "drainDuration": "45", "concurrency": [1]}"#;
+    let output = run_in(dir.path(), &["proxy", "sidecar"], &[("PROXY_CONFIG", config)]);
+    assert_eq!(output.status.code(), Some(255));
+    let stderr = text(&output.stderr);
+    assert!(stderr.contains("drainDuration"), "{stderr}");
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "nothing may be written before that");
+}
+
+#[test]
+fn log_lines_have_the_form_that_parsers_read() {
+    let output = run(&["proxy", "gateway", "--log_as_json"]);
+    let lines: Vec<serde_json::Value> = text(&output.stdout)
+        .lines()
+        .map(|l| serde_json::from_str(l).unwrap_or_else(|e| panic!("{l}: {e}")))
+        .collect();
+    assert!(lines.iter().all(|l| l["time"].as_str().is_some_and(|t| t.len() == 27 && t.ends_with('Z'))));
+    assert!(lines.iter().any(|l| l["level"] == "error"));
+    let output = run(&["proxy", "gateway"]);
+    let last = text(&output.stdout).lines().last().unwrap().to_owned();
+    assert!(last.split('\t').nth(1) == Some("error"), "{last}");
+}
