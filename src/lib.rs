@@ -16,6 +16,7 @@ pub mod ca;
 pub mod cli;
 pub mod config;
 pub mod envoy;
+pub mod iptables;
 pub mod istiod;
 pub mod proto;
 pub mod sds;

@@ -8,6 +8,7 @@
 mod completion;
 mod help;
 mod http;
+mod istio_iptables;
 mod proxy;
 mod request;
 mod version;
@@ -73,6 +74,12 @@ const COMMANDS: &[Command] = &[
     command("wait", "", "Wait until Envoy is ready", WAIT),
     command("version", "", "Print what this build is", VERSION),
     command(
+        "istio-iptables",
+        "",
+        "Redirect a pod's or VM's traffic to Envoy, check that it is, or undo it",
+        istio_iptables::FLAGS,
+    ),
+    command(
         "completion",
         "<bash|zsh|fish|powershell>",
         "Print a script that completes commands and flags in a shell",
@@ -103,6 +110,10 @@ pub fn run(words: &[String], env: Env) -> u8 {
         "request" => quietly(request::run(&parsed)),
         "wait" => quietly(wait::run(&parsed)),
         "version" => quietly(version::run(&parsed)),
+        "istio-iptables" => match logging::init(&logging_options(&parsed)) {
+            Ok(_) => istio_iptables::run(&parsed, &env),
+            Err(error) => fail(&error.to_string(), None),
+        },
         "completion" => completion::run(command, &parsed),
         "help" => help::run(&parsed),
         _ => fail("this build is not compiled with collateral support", None),

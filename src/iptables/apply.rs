@@ -1,0 +1,172 @@
+//! Brings the kernel to what is wanted: nothing, a first apply, a rebuild, or a removal.
+//!
+//! Per family one look (see [`super::detect`]) and at most two restores. A rebuild first raises the
+//! guardrails and takes the old rules away in one restore, then puts the new ones in and lowers the
+//! guardrails in a second; when that fails the tables are put back as they were, so a family has its old
+//! rules or its new ones and never none.
+
+use super::change::{self, Jumps};
+use super::detect::{self, Backend};
+use super::model::{Family, Rule};
+use super::restore;
+use super::run::{Program, Runner};
+use super::settings::{Resolved, Settings};
+use super::state::State;
+use super::verify::{self, Names};
+
+/// One family's part of the work.
+struct Side<'a> {
+    family: Family,
+    backend: Backend,
+    // Sets of the other flavour that hold rules of ours, which must not stay active beside the new ones.
+    others: Vec<Backend>,
+    rules: &'a [Rule],
+    names: &'a Names,
+}
+
+/// Applies `rules` through iptables.
+///
+/// # Errors
+/// One line with the program, its complaint and what state the kernel is in.
+pub fn run(
+    runner: &mut dyn Runner,
+    settings: &Settings,
+    resolved: &Resolved,
+    rules: &[Rule],
+    names: &Names,
+) -> Result<(), String> {
+    let (backend, others) = detect::choose(runner, Family::V4, resolved.force)?;
+    let mut sides = vec![Side { family: Family::V4, backend, others, rules, names }];
+    match detect::choose(runner, Family::V6, resolved.force) {
+        Ok((backend, others)) => {
+            // With IPv6 off nothing is wanted there, but rules of an earlier run must go.
+            let rules: &[Rule] = if resolved.options.ipv6 { rules } else { &[] };
+            if resolved.options.ipv6 || backend.state.has_ours() || !others.is_empty() {
+                sides.push(Side { family: Family::V6, backend, others, rules, names });
+            }
+        }
+        Err(reason) if resolved.options.ipv6 => return Err(reason),
+        Err(reason) => tracing::debug!("no IPv6 rules can be looked at: {reason}"),
+    }
+    for side in &sides {
+        side.bring_about(runner, settings)?;
+    }
+    for side in &sides {
+        side.show_final(runner);
+    }
+    Ok(())
+}
+
+impl Side<'_> {
+    fn bring_about(&self, runner: &mut dyn Runner, settings: &Settings) -> Result<(), String> {
+        if settings.cleanup_only {
+            for backend in std::iter::once(&self.backend).chain(&self.others) {
+                self.remove(runner, backend, Jumps::Known);
+            }
+            return Ok(());
+        }
+        let ours = self.backend.state.has_ours();
+        let difference = verify::difference(self.rules, self.family, &self.backend.state, self.names);
+        match &difference {
+            None if !self.others.is_empty() && settings.reconcile => {}
+            None if !settings.force_apply => {
+                tracing::info!("{}: the rules are in place, nothing to do", self.backend.name);
+                return Ok(());
+            }
+            None => tracing::info!("{}: the rules are in place and made anew as demanded", self.backend.name),
+            Some(reason) if ours => tracing::info!("{}: found other rules: {reason}", self.backend.name),
+            Some(_) => tracing::info!("{}: clean state, no rules of ours", self.backend.name),
+        }
+        if !ours && self.others.is_empty() {
+            return self.first(runner);
+        }
+        if settings.reconcile || difference.is_none() {
+            self.rebuild(runner)?;
+            for backend in &self.others {
+                self.remove(runner, backend, Jumps::All);
+            }
+            return Ok(());
+        }
+        Err(format!(
+            "{}: rules of an earlier run with other settings are in place ({}); nothing was changed. \
+             Run with --reconcile to replace them or with --cleanup-only to remove them",
+            self.backend.name,
+            difference.unwrap_or_default()
+        ))
+    }
+
+    // Nothing of ours is there: one restore, undone when it fails half-way.
+    fn first(&self, runner: &mut dyn Runner) -> Result<(), String> {
+        let document = restore::document(self.rules, self.family);
+        if document.is_empty() {
+            return Ok(());
+        }
+        self.restore(runner, &self.backend, &document, true).inspect_err(|_| self.put_back(runner))
+    }
+
+    fn rebuild(&self, runner: &mut dyn Runner) -> Result<(), String> {
+        let old = change::removal(&self.backend.state, self.rules, self.family, self.names, Jumps::All);
+        let clear = format!("{}{old}", change::raise_guardrails());
+        self.restore(runner, &self.backend, &clear, true).inspect_err(|_| self.put_back(runner))?;
+        let new = restore::document(self.rules, self.family);
+        let new = format!("{new}{}", change::lower_guardrails());
+        self.restore(runner, &self.backend, &new, true).inspect_err(|_| self.put_back(runner))
+    }
+
+    fn remove(&self, runner: &mut dyn Runner, backend: &Backend, jumps: Jumps) {
+        let document = change::removal(&backend.state, self.rules, self.family, self.names, jumps);
+        if document.is_empty() {
+            tracing::info!("{}: no rules of ours to remove", backend.name);
+        } else if let Err(reason) = self.restore(runner, backend, &document, true) {
+            tracing::error!("{reason}");
+        }
+    }
+
+    fn put_back(&self, runner: &mut dyn Runner) {
+        let Some(now) = self.save(runner) else { return };
+        let before = &self.backend.saved;
+        let state = State::parse(&now);
+        if state == self.backend.state {
+            return;
+        }
+        let [clear, full] = change::rollback(before, &state, self.rules, self.family, self.names);
+        for (document, noflush) in [(clear, true), (full, false)] {
+            if document.is_empty() {
+                continue;
+            }
+            match self.restore(runner, &self.backend, &document, noflush) {
+                Ok(()) => tracing::warn!("{}: the rules were put back as they were", self.backend.name),
+                Err(reason) => tracing::error!("the rules could not be put back: {reason}"),
+            }
+        }
+    }
+
+    fn restore(
+        &self,
+        runner: &mut dyn Runner,
+        backend: &Backend,
+        document: &str,
+        noflush: bool,
+    ) -> Result<(), String> {
+        let name = format!("{}-restore", backend.name);
+        tracing::info!("Running iptables restore with: {name} and the following input:\n{document}");
+        let mut program = Program::new(&name, if noflush { &["--noflush"] } else { &[] });
+        program.args.extend(backend.wait().map(str::to_owned));
+        program.stdin = Some(document.to_owned());
+        program.old_lock = backend.wait().is_some() && backend.version < (1, 8, 6);
+        let out = runner.run(&program).map_err(|e| format!("{name} cannot be run: {e}"))?;
+        if out.ok() { Ok(()) } else { Err(format!("{name} failed: {}", out.complaint())) }
+    }
+
+    fn save(&self, runner: &mut dyn Runner) -> Option<String> {
+        let out = runner.run(&Program::new(&format!("{}-save", self.backend.name), &[])).ok()?;
+        out.ok().then_some(out.stdout)
+    }
+
+    fn show_final(&self, runner: &mut dyn Runner) {
+        let family = if self.family == Family::V4 { "IPv4" } else { "IPv6" };
+        if let Some(text) = self.save(runner) {
+            tracing::info!("Final iptables state ({family}):\n{text}");
+        }
+    }
+}

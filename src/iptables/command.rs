@@ -1,0 +1,150 @@
+//! One run of `istio-iptables`, from settings to exit status.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use super::net::{Side, Wanted};
+use super::options::Mode;
+use super::run::{Real, Sandbox};
+use super::settings::{self, Host, Resolved, Settings};
+use super::verify::Names;
+use super::{apply, dry, native, probe, rules, show};
+use crate::base::netlink::Netlink;
+
+/// Everything was done.
+pub const OK: u8 = 0;
+/// A setting, a program or the kernel stood in the way.
+pub const FAILED: u8 = 1;
+/// The validation did not succeed.
+pub const NOT_VALIDATED: u8 = 126;
+
+/// Runs it; gives the exit status. `path` is the `PATH`, `env` prints the environment block.
+pub async fn run(settings: &Settings, path: &str, env: &BTreeMap<String, String>) -> u8 {
+    match programme(settings, path, env).await {
+        Ok(code) => code,
+        Err(reason) => {
+            tracing::error!("{reason}");
+            eprintln!("Error: {reason}");
+            FAILED
+        }
+    }
+}
+
+async fn programme(settings: &Settings, path: &str, env: &BTreeMap<String, String>) -> Result<u8, String> {
+    show::environment(env, settings.native_nftables);
+    let host = host();
+    let resolved = settings::resolve(settings, &host)?;
+    resolved.warnings.iter().for_each(|w| tracing::warn!("{w}"));
+    show::config(settings, &resolved);
+    if !settings.skip_rule_apply {
+        let rules = rules::generate(&resolved.options);
+        let sandbox = settings.cni_mode.then(|| Sandbox { lock: settings.network_namespace.clone() });
+        let mut runner = Real { path: path.to_owned(), sandbox };
+        if settings.native_nftables {
+            native::run(
+                &mut runner,
+                &rules,
+                resolved.options.ipv6,
+                settings.cleanup_only,
+                settings.dry_run,
+                settings.cni_mode,
+            )?;
+        } else if settings.dry_run {
+            dry::run(settings, &resolved, &rules);
+        } else {
+            apply::run(&mut runner, settings, &resolved, &rules, &host.names)?;
+        }
+        beside(settings, &resolved)?;
+    }
+    if settings.run_validation { validate(settings, &resolved).await } else { Ok(OK) }
+}
+
+// Addresses, policy rule and route: added with the rules, taken away with them.
+fn beside(settings: &Settings, resolved: &Resolved) -> Result<(), String> {
+    let o = &resolved.options;
+    let tproxy = o.mode == Mode::Tproxy && !o.inbound_include.is_empty();
+    let number = |what: &str, text: &str| {
+        text.parse::<u32>()
+            .map_err(|e| format!("failed to configure routes: failed to parse {what}: {text:?}: {e}"))
+    };
+    let tproxy = if tproxy {
+        let table = number("InboundTProxyRouteTable", &o.tproxy_table)?;
+        Some((number("InboundTProxyMark", &o.tproxy_mark)?, table))
+    } else {
+        None
+    };
+    let wanted = Wanted { ipv6: o.ipv6, tproxy };
+    if settings.dry_run {
+        tracing::info!("dry run: addresses, policy rules and routes stay as they are");
+        return Ok(());
+    }
+    if !wanted.ipv6 && wanted.tproxy.is_none() {
+        return Ok(());
+    }
+    let side = Side::open().map_err(|e| format!("failed to configure routes: netlink: {e}"))?;
+    if settings.cleanup_only { side.remove(wanted) } else { side.add(wanted) }
+}
+
+async fn validate(settings: &Settings, resolved: &Resolved) -> Result<u8, String> {
+    let port = |what: &str, text: &str| {
+        text.parse::<u16>()
+            .map_err(|e| format!("{what} {text:?} is not a port the validation can listen on: {e}"))
+    };
+    let o = &resolved.options;
+    let config = probe::Config {
+        host_ip: resolved.host_ip,
+        ports: [port("envoy-port", &o.outbound_port)?, port("inbound-capture-port", &o.inbound_port)?],
+        probe_port: settings.probe_port,
+        limit: settings.probe_timeout,
+    };
+    match probe::run(&config).await {
+        Ok(()) => Ok(OK),
+        Err(reason) => {
+            tracing::error!("{reason}");
+            tracing::error!(
+                "the pod's traffic is not redirected to Envoy: was the istio-cni node agent ready when the pod \
+                 started? Is this container's user one of the proxy's ({})? Delete the pod to have it set up anew",
+                o.proxy_uids.join(",")
+            );
+            eprintln!("Error: {reason}");
+            Ok(NOT_VALIDATED)
+        }
+    }
+}
+
+fn host() -> Host {
+    let addresses = Netlink::open().and_then(|n| n.addresses()).map_or_else(
+        |e| {
+            tracing::warn!("the addresses of the network interfaces cannot be read: {e}");
+            Vec::new()
+        },
+        |list| list.into_iter().map(|(_, ip)| ip).collect::<Vec<IpAddr>>(),
+    );
+    let read = |path: &str| std::fs::read_to_string(path);
+    let resolv_conf = read("/etc/resolv.conf").map_err(|e: io::Error| e.to_string());
+    Host { addresses, resolv_conf, names: names(read) }
+}
+
+fn names(read: impl Fn(&str) -> io::Result<String>) -> Names {
+    // name:x:number:… in both files.
+    let table = |path: &str| -> BTreeMap<String, String> {
+        let text = read(path).unwrap_or_default();
+        let entry = |line: &str| {
+            let mut fields = line.split(':');
+            Some((fields.next()?.to_owned(), fields.nth(1)?.to_owned()))
+        };
+        text.lines().filter_map(entry).collect()
+    };
+    let services = read("/etc/services").unwrap_or_default();
+    let services = services.lines().filter_map(|line| {
+        let mut words = line.split('#').next()?.split_whitespace();
+        let (name, port) = (words.next()?, words.next()?.split('/').next()?);
+        Some((name.to_owned(), port.to_owned()))
+    });
+    Names { users: table("/etc/passwd"), groups: table("/etc/group"), services: services.collect() }
+}
+
+/// What the Go agent gives the probe when nothing is said.
+pub const PROBE_TIMEOUT: Duration = Duration::from_secs(5);

@@ -1,0 +1,134 @@
+//! `--run-validation`: does a connection to the pass-through address come out at the capture ports?
+//!
+//! Listens on the loopback address at the outbound and inbound capture ports, connects every second to
+//! the pass-through address at the probe port, and is content when an accepted connection's original
+//! destination is that port: then the rules, whoever made them, redirect.
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use socket2::{Domain, SockRef, Socket, Type};
+use tokio::io::AsyncWriteExt;
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+/// What to probe.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// The pod's address; its family decides.
+    pub host_ip: IpAddr,
+    /// The two capture ports.
+    pub ports: [u16; 2],
+    /// Destination of the probing connections.
+    pub probe_port: u16,
+    /// How long success may take.
+    pub limit: Duration,
+}
+
+/// Why the validation failed.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum Error {
+    /// Neither port could be bound.
+    #[error("no listener available: {0}")]
+    NoListener(String),
+    /// Nothing came through in time.
+    #[error("validation timeout: no connection to {target} was redirected within {limit:?}")]
+    Timeout {
+        /// Where it connected.
+        target: SocketAddr,
+        /// How long it tried.
+        limit: Duration,
+    },
+}
+
+/// Runs the probe to success, failure or its limit.
+///
+/// # Errors
+/// See [`Error`].
+pub async fn run(config: &Config) -> Result<(), Error> {
+    let v6 = config.host_ip.is_ipv6();
+    let address = |v4: &str, v6_text: &str| -> IpAddr {
+        (if v6 { v6_text } else { v4 }).parse().expect("both are constants of this file")
+    };
+    let listen = address("127.0.0.1", "::1");
+    let target = SocketAddr::new(address("127.0.0.6", "::6"), config.probe_port);
+    let (mut listeners, mut reasons) = (Vec::new(), Vec::new());
+    for port in config.ports {
+        match bind(SocketAddr::new(listen, port)) {
+            Ok(listener) => {
+                tracing::info!("Listening on {}", SocketAddr::new(listen, port));
+                listeners.push(listener);
+            }
+            Err(e) => {
+                tracing::error!("Failed to listen on {}: {e}", SocketAddr::new(listen, port));
+                reasons.push(format!("{}: {e}", SocketAddr::new(listen, port)));
+            }
+        }
+    }
+    if listeners.is_empty() {
+        return Err(Error::NoListener(reasons.join("; ")));
+    }
+    let mut tasks = JoinSet::new();
+    for listener in listeners {
+        tasks.spawn(serve(listener, config.probe_port, v6));
+    }
+    tasks.spawn(connect(listen, target));
+    let found = timeout(config.limit, tasks.join_next()).await;
+    tasks.shutdown().await;
+    match found {
+        Ok(_) => {
+            tracing::info!("Validation passed, iptables rules established");
+            Ok(())
+        }
+        Err(_) => Err(Error::Timeout { target, limit: config.limit }),
+    }
+}
+
+fn bind(at: SocketAddr) -> std::io::Result<TcpListener> {
+    let socket = Socket::new(Domain::for_address(at), Type::STREAM.nonblocking(), None)?;
+    socket.set_reuse_address(true)?;
+    socket.set_reuse_port(true)?;
+    socket.bind(&at.into())?;
+    socket.listen(64)?;
+    TcpListener::from_std(socket.into())
+}
+
+// Ends when a connection's original destination is the probe port; other connections are answered.
+async fn serve(listener: TcpListener, probe_port: u16, v6: bool) {
+    loop {
+        let Ok((mut stream, peer)) = listener.accept().await else {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            continue;
+        };
+        let port = original_port(&stream, v6);
+        let answer =
+            port.as_ref().map_or_else(|e| format!("no original destination: {e}"), ToString::to_string);
+        let _ = timeout(Duration::from_secs(1), stream.write_all(answer.as_bytes())).await;
+        let _ = stream.shutdown().await;
+        if port.is_ok_and(|p| p == probe_port) {
+            tracing::info!("a connection from {peer} to port {probe_port} was redirected here");
+            return;
+        }
+    }
+}
+
+fn original_port(stream: &TcpStream, v6: bool) -> std::io::Result<u16> {
+    let socket = SockRef::from(stream);
+    let original = if v6 { socket.original_dst_v6() } else { socket.original_dst_v4() }?;
+    original.as_socket().map(|a| a.port()).ok_or_else(|| std::io::Error::other("not an IP address"))
+}
+
+async fn connect(from: IpAddr, target: SocketAddr) {
+    loop {
+        let attempt = async {
+            let socket = if target.is_ipv6() { TcpSocket::new_v6()? } else { TcpSocket::new_v4()? };
+            socket.bind(SocketAddr::new(from, 0))?;
+            socket.connect(target).await.map(drop)
+        };
+        if let Ok(Err(e)) = timeout(Duration::from_secs(1), attempt).await {
+            tracing::debug!("probing connection to {target}: {e}");
+        }
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+}

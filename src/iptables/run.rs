@@ -1,0 +1,155 @@
+//! Runs the programs; behind a trait so that tests record instead.
+
+use std::io::{self, Write};
+use std::process::{Command, Stdio};
+
+/// One program to run.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Program {
+    /// Name, found on the `PATH`.
+    pub name: String,
+    /// Arguments.
+    pub args: Vec<String>,
+    /// Fed to its standard input.
+    pub stdin: Option<String>,
+    /// Takes the lock of an iptables older than 1.8.6, which cannot be told another lock file.
+    pub old_lock: bool,
+}
+
+impl Program {
+    /// A program with arguments.
+    #[must_use]
+    pub fn new(name: &str, args: &[&str]) -> Self {
+        let args = args.iter().map(|a| (*a).to_owned()).collect();
+        Self { name: name.to_owned(), args, ..Self::default() }
+    }
+}
+
+/// How it ended.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Output {
+    /// Exit status; 128 + signal when it was killed.
+    pub status: i32,
+    /// What it printed.
+    pub stdout: String,
+    /// What it complained about.
+    pub stderr: String,
+}
+
+impl Output {
+    /// Ended with 0.
+    #[must_use]
+    pub fn ok(&self) -> bool {
+        self.status == 0
+    }
+
+    /// The complaint in one line, labelled the way the xtables programs number their failures.
+    #[must_use]
+    pub fn complaint(&self) -> String {
+        let label = match self.status {
+            1 => "xtables other problem",
+            2 => "xtables parameter problem",
+            3 => "xtables version problem",
+            4 => "xtables resource problem",
+            status => return format!("exit status {status}: {}", self.stderr.trim()),
+        };
+        let reason = self.stderr.split_once(':').map_or(self.stderr.as_str(), |(_, rest)| rest);
+        format!("{label}: {}", reason.split_whitespace().collect::<Vec<_>>().join(" "))
+    }
+}
+
+/// Runs programs.
+pub trait Runner {
+    /// Runs one to its end.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    fn run(&mut self, program: &Program) -> io::Result<Output>;
+
+    /// Whether a program of that name can be found.
+    fn exists(&self, name: &str) -> bool;
+}
+
+/// The real thing.
+#[derive(Debug)]
+pub struct Real {
+    /// The `PATH` to look on, for [`Runner::exists`].
+    pub path: String,
+    /// CNI mode: run in a mount namespace of its own; the path stands in for the host's lock.
+    pub sandbox: Option<Sandbox>,
+}
+
+/// What a program of the host's file system must not see.
+#[derive(Debug, Clone)]
+pub struct Sandbox {
+    /// The pod's network namespace, as a lock file that no other pod waits for; may be empty.
+    pub lock: String,
+}
+
+impl Sandbox {
+    // For the calling thread and its children. Name services of the host must not be asked from within
+    // a pod's network namespace.
+    fn enter(&self, old_lock: bool) -> io::Result<()> {
+        use rustix::mount::{MountPropagationFlags, mount_bind, mount_change};
+        #[expect(deprecated, reason = "its unsafe successor exists for flags we do not use")]
+        rustix::thread::unshare(rustix::thread::UnshareFlags::NEWNS)?;
+        let everything = MountPropagationFlags::REC;
+        mount_change("/", MountPropagationFlags::PRIVATE | everything)
+            .or_else(|_| mount_change("/", MountPropagationFlags::DOWNSTREAM | everything))?;
+        mount_bind("/dev/null", "/etc/nsswitch.conf")?;
+        if old_lock && !self.lock.is_empty() {
+            mount_bind(self.lock.as_str(), "/run/xtables.lock")?;
+        }
+        Ok(())
+    }
+}
+
+impl Runner for Real {
+    fn run(&mut self, program: &Program) -> io::Result<Output> {
+        tracing::debug!("running {} {}", program.name, program.args.join(" "));
+        match &self.sandbox {
+            None => execute(program, None),
+            // A mount namespace belongs to a thread here, so the program gets a thread to itself.
+            Some(sandbox) => std::thread::scope(|scope| {
+                let inside = scope.spawn(|| {
+                    if let Err(e) = sandbox.enter(program.old_lock) {
+                        tracing::warn!("{} runs without a mount namespace of its own: {e}", program.name);
+                    }
+                    execute(program, Some(sandbox.lock.as_str()).filter(|l| !l.is_empty()))
+                });
+                inside.join().unwrap_or_else(|_| Err(io::Error::other("the program's thread panicked")))
+            }),
+        }
+    }
+
+    fn exists(&self, name: &str) -> bool {
+        self.path.split(':').any(|dir| std::path::Path::new(dir).join(name).exists())
+    }
+}
+
+fn execute(program: &Program, lock: Option<&str>) -> io::Result<Output> {
+    let mut child = Command::new(&program.name)
+        .args(&program.args)
+        .envs(lock.map(|path| ("XTABLES_LOCKFILE", path)))
+        .stdin(if program.stdin.is_some() { Stdio::piped() } else { Stdio::null() })
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()?;
+    // The documents fit a pipe's buffer many times over in theory only: write from a thread so that
+    // a program that prints before it reads cannot lock up with us.
+    let writer = child.stdin.take().zip(program.stdin.clone()).map(|(mut pipe, text)| {
+        std::thread::spawn(move || {
+            let _ = pipe.write_all(text.as_bytes());
+        })
+    });
+    let out = child.wait_with_output()?;
+    if let Some(writer) = writer {
+        let _ = writer.join();
+    }
+    let signal = std::os::unix::process::ExitStatusExt::signal(&out.status);
+    Ok(Output {
+        status: out.status.code().or(signal.map(|s| 128 + s)).unwrap_or(-1),
+        stdout: String::from_utf8_lossy(&out.stdout).into_owned(),
+        stderr: String::from_utf8_lossy(&out.stderr).into_owned(),
+    })
+}

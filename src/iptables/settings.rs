@@ -1,0 +1,327 @@
+//! The flags and variables as given, and how options are derived from them and from the host. Pure.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use super::detect::Force;
+use super::options::{Cidr, Dns, Mode, Options, Wild, split};
+use super::verify::Names;
+
+/// The values of all flags and variables, defaults applied, before any check.
+#[derive(Debug, Clone, Default)]
+pub struct Settings {
+    /// `-p`, 15001
+    pub envoy_port: String,
+    /// `-z`, 15006
+    pub inbound_capture_port: String,
+    /// `-e`, 15008
+    pub inbound_tunnel_port: String,
+    /// `-u`
+    pub proxy_uid: String,
+    /// `-g`
+    pub proxy_gid: String,
+    /// `-m`
+    pub interception_mode: String,
+    /// `-b`
+    pub inbound_ports: String,
+    /// `-d`
+    pub local_exclude_ports: String,
+    /// `-c`
+    pub exclude_interfaces: String,
+    /// `-i`
+    pub service_cidr: String,
+    /// `-x`
+    pub service_exclude_cidr: String,
+    /// `-q`
+    pub outbound_ports: String,
+    /// `-o`
+    pub outbound_ports_exclude: String,
+    /// `-k`
+    pub kube_virt_interfaces: String,
+    /// `-t`, 1337
+    pub tproxy_mark: String,
+    /// `-r`, 133
+    pub tproxy_route_table: String,
+    /// `-n`
+    pub dry_run: bool,
+    /// 15002
+    pub probe_port: u16,
+    /// 5 s
+    pub probe_timeout: std::time::Duration,
+    /// `--skip-rule-apply`
+    pub skip_rule_apply: bool,
+    /// `--run-validation`
+    pub run_validation: bool,
+    /// `--redirect-dns`
+    pub redirect_dns: bool,
+    /// `--capture-all-dns`
+    pub capture_all_dns: bool,
+    /// `--drop-invalid`
+    pub drop_invalid: bool,
+    /// `--dual-stack`
+    pub dual_stack: bool,
+    /// `--network-namespace`
+    pub network_namespace: String,
+    /// `--cni-mode`
+    pub cni_mode: bool,
+    /// `--reconcile`
+    pub reconcile: bool,
+    /// `--cleanup-only`
+    pub cleanup_only: bool,
+    /// `--force-apply`
+    pub force_apply: bool,
+    /// `--native-nftables`
+    pub native_nftables: bool,
+    /// `--force-iptables-binary`
+    pub force_iptables_binary: String,
+    /// `ISTIO_OUTBOUND_IPV4_LOOPBACK_CIDR`, 127.0.0.1/32
+    pub loopback_cidr: String,
+    /// `ISTIO_OUTBOUND_OWNER_GROUPS`, `*`
+    pub owner_groups: String,
+    /// `ISTIO_OUTBOUND_OWNER_GROUPS_EXCLUDE`
+    pub owner_groups_exclude: String,
+    /// `ENVOY_USER`, istio-proxy
+    pub envoy_user: String,
+    /// `DRY_RUN_FILE_PATH`
+    pub dry_run_file: String,
+}
+
+/// What the host says.
+#[derive(Debug, Clone)]
+pub struct Host {
+    /// Addresses of all interfaces in the kernel's order.
+    pub addresses: Vec<IpAddr>,
+    /// `/etc/resolv.conf`, or why it cannot be read.
+    pub resolv_conf: Result<String, String>,
+    /// Users, groups, services.
+    pub names: Names,
+}
+
+/// Options, the address family of the host, and warnings to log.
+#[derive(Debug, Clone)]
+pub struct Resolved {
+    /// What the rules are made of.
+    pub options: Options,
+    /// The first usable address.
+    pub host_ip: IpAddr,
+    /// Which programs are demanded.
+    pub force: Option<Force>,
+    /// Lines for the log.
+    pub warnings: Vec<String>,
+}
+
+/// Names of more owner groups than this are refused, as the Go agent does.
+const MAX_OWNER_GROUPS: usize = 64;
+
+/// Derives the options.
+///
+/// # Errors
+/// One line that names the setting, its value and what is wrong with it.
+pub fn resolve(s: &Settings, host: &Host) -> Result<Resolved, String> {
+    let mut warnings = Vec::new();
+    let (host_ip, ipv6) = own_address(&host.addresses, s.dual_stack)?;
+    let uid = if s.proxy_uid.is_empty() {
+        host.names.users.get(&s.envoy_user).cloned().unwrap_or_else(|| "1337".to_owned())
+    } else {
+        s.proxy_uid.clone()
+    };
+    let gid = if s.proxy_gid.is_empty() { uid.clone() } else { s.proxy_gid.clone() };
+    let dns = dns(s, &host.resolv_conf, &mut warnings)?;
+    let owner_include = Wild::parse(&s.owner_groups);
+    if let Wild::List(groups) = &owner_include
+        && groups.len() > MAX_OWNER_GROUPS
+    {
+        return Err(format!(
+            "number of owner groups whose outgoing traffic should be redirected to Envoy cannot exceed \
+             {MAX_OWNER_GROUPS}, got {}: {groups:?}",
+            groups.len()
+        ));
+    }
+    let force = match s.force_iptables_binary.as_str() {
+        "" => None,
+        "legacy" => Some(Force::Legacy),
+        "nft" => Some(Force::Nft),
+        other => {
+            return Err(format!("invalid FORCE_IPTABLES_BINARY value {other:?}: it is legacy or nft"));
+        }
+    };
+    let loopback_v4 = loopback(&s.loopback_cidr)?;
+    if s.service_exclude_cidr == "*" {
+        return Err(
+            "invalid value for OUTBOUND_IP_RANGES_EXCLUDE: \"*\" would exclude everything; list ranges"
+                .to_owned(),
+        );
+    }
+    let cidrs = |text: &str| split(text).iter().map(|c| Cidr::parse(c)).collect::<Result<Vec<_>, _>>();
+    let outbound_exclude = cidrs(&s.service_exclude_cidr)?;
+    let outbound_include = if s.service_cidr == "*" { None } else { Some(cidrs(&s.service_cidr)?) };
+    let options = Options {
+        outbound_port: s.envoy_port.clone(),
+        inbound_port: s.inbound_capture_port.clone(),
+        tunnel_port: s.inbound_tunnel_port.clone(),
+        proxy_uids: split(&uid),
+        proxy_gids: split(&gid),
+        mode: if s.interception_mode == "TPROXY" { Mode::Tproxy } else { Mode::Redirect },
+        tproxy_mark: s.tproxy_mark.clone(),
+        tproxy_table: s.tproxy_route_table.clone(),
+        inbound_include: Wild::parse(&s.inbound_ports),
+        inbound_exclude: split(&s.local_exclude_ports),
+        owner_include,
+        owner_exclude: split(&s.owner_groups_exclude),
+        outbound_include,
+        outbound_exclude,
+        outbound_ports: split(&s.outbound_ports),
+        outbound_ports_exclude: split(&s.outbound_ports_exclude),
+        kube_virt: split(&s.kube_virt_interfaces),
+        exclude_interfaces: split(&s.exclude_interfaces),
+        dns,
+        drop_invalid: s.drop_invalid,
+        loopback_v4,
+        ipv6,
+    };
+    match one_word_each(&options) {
+        Err(reason) if s.dry_run => warnings.push(reason),
+        checked => checked?,
+    }
+    Ok(Resolved { options, host_ip, force, warnings })
+}
+
+// iptables-restore splits its lines at blanks, so an element with a blank inside would smuggle further
+// conditions into the rule. A blank around an element does no harm and is accepted, as ever.
+fn one_word_each(o: &Options) -> Result<(), String> {
+    let wild = |w: &Wild| if let Wild::List(l) = w { l.clone() } else { Vec::new() };
+    let settings: [(&str, Vec<String>); 15] = [
+        ("envoy-port", vec![o.outbound_port.clone()]),
+        ("inbound-capture-port", vec![o.inbound_port.clone()]),
+        ("inbound-tunnel-port", vec![o.tunnel_port.clone()]),
+        ("proxy-uid", o.proxy_uids.clone()),
+        ("proxy-gid", o.proxy_gids.clone()),
+        ("istio-inbound-tproxy-mark", vec![o.tproxy_mark.clone()]),
+        ("istio-inbound-tproxy-route-table", vec![o.tproxy_table.clone()]),
+        ("istio-inbound-ports", wild(&o.inbound_include)),
+        ("istio-local-exclude-ports", o.inbound_exclude.clone()),
+        ("ISTIO_OUTBOUND_OWNER_GROUPS", wild(&o.owner_include)),
+        ("ISTIO_OUTBOUND_OWNER_GROUPS_EXCLUDE", o.owner_exclude.clone()),
+        ("istio-outbound-ports", o.outbound_ports.clone()),
+        ("istio-local-outbound-ports-exclude", o.outbound_ports_exclude.clone()),
+        ("kube-virt-interfaces", o.kube_virt.clone()),
+        ("istio-exclude-interfaces", o.exclude_interfaces.clone()),
+    ];
+    for (name, values) in settings {
+        for value in values {
+            if value.trim().contains(char::is_whitespace) || value.contains(['"', '\'', '\\', ';', '{', '}'])
+            {
+                return Err(format!(
+                    "invalid value {value:?} in {name}: an element is one word; separate elements by commas"
+                ));
+            }
+        }
+    }
+    Ok(())
+}
+
+// The first usable address decides; with dual stack the walk goes on to the first IPv6 one.
+fn own_address(addresses: &[IpAddr], dual_stack: bool) -> Result<(IpAddr, bool), String> {
+    let mut first = None;
+    let mut ipv6 = false;
+    for address in addresses.iter().map(IpAddr::to_canonical).filter(usable) {
+        let address = &address;
+        first.get_or_insert(*address);
+        ipv6 = address.is_ipv6();
+        if !dual_stack || ipv6 {
+            break;
+        }
+    }
+    first.map(|ip| (ip, ipv6)).ok_or_else(|| {
+        "no valid local IP address found: every address is loopback or link-local; is the pod's \
+         network up?"
+            .to_owned()
+    })
+}
+
+fn usable(address: &IpAddr) -> bool {
+    match address {
+        IpAddr::V4(a) => {
+            let link_local_multicast = a.octets()[..3] == [224, 0, 0];
+            !(a.is_loopback() || a.is_link_local() || link_local_multicast || a.is_unspecified())
+        }
+        IpAddr::V6(a) => {
+            let link_local_multicast = a.octets()[0] == 0xff && a.octets()[1] & 0x0f == 0x02;
+            !(a.is_loopback() || a.is_unicast_link_local() || link_local_multicast)
+        }
+    }
+}
+
+fn loopback(text: &str) -> Result<Cidr, String> {
+    let cidr = Cidr::parse(text).map_err(|e| format!("failed to parse CIDR {text}: {e}"))?;
+    if cidr.is_v6() || !cidr.is_loopback() {
+        return Err(format!("expected valid IPv4 loopback address in CIDR {text}; found {}", cidr.addr));
+    }
+    if !(8..=32).contains(&cidr.len) {
+        return Err(format!("expected CIDR {text} to have mask in range [8, 32]; found {}", cidr.len));
+    }
+    Ok(cidr)
+}
+
+fn dns(s: &Settings, resolv: &Result<String, String>, warnings: &mut Vec<String>) -> Result<Dns, String> {
+    if !s.redirect_dns {
+        return Ok(Dns::Off);
+    }
+    if s.capture_all_dns {
+        return Ok(Dns::All);
+    }
+    let text = resolv.as_ref().map_err(|e| format!("failed to load /etc/resolv.conf: {e}"))?;
+    let (v4, v6) = name_servers(text);
+    if v4.is_empty() && v6.is_empty() {
+        warnings.push(
+            "DNS capture is switched off: /etc/resolv.conf names no server; --capture-all-dns needs none"
+                .to_owned(),
+        );
+        return Ok(Dns::Off);
+    }
+    Ok(Dns::Servers { v4, v6 })
+}
+
+/// The name servers by family; unreadable ones are skipped, a zone is cut off, repeats stay.
+#[must_use]
+pub fn name_servers(text: &str) -> (Vec<Ipv4Addr>, Vec<Ipv6Addr>) {
+    let (mut v4, mut v6) = (Vec::new(), Vec::new());
+    for line in text.lines() {
+        let mut words = line.split_whitespace();
+        if words.next() != Some("nameserver") {
+            continue;
+        }
+        let address = words.next().unwrap_or_default();
+        let address = address.split_once('%').map_or(address, |(a, _)| a);
+        match address.parse::<IpAddr>() {
+            Ok(IpAddr::V4(a)) => v4.push(a),
+            Ok(IpAddr::V6(a)) => v6.push(a),
+            Err(_) => {}
+        }
+    }
+    (v4, v6)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn servers_are_read_as_the_go_agent_does() {
+        let (v4, v6) = name_servers(
+            "# c\nnameserver 10.0.0.1 # x\nnameserver fe80::1%eth0\nnameserver nonsense\nnameserver\n  \
+             nameserver 10.0.0.2\nNAMESERVER 10.0.0.4\n",
+        );
+        assert_eq!(v4, ["10.0.0.1".parse::<Ipv4Addr>().unwrap(), "10.0.0.2".parse().unwrap()]);
+        assert_eq!(v6, ["fe80::1".parse::<Ipv6Addr>().unwrap()]);
+    }
+
+    #[test]
+    fn the_first_usable_address_decides_unless_dual_stack() {
+        let list: Vec<IpAddr> =
+            ["127.0.0.1", "169.254.1.1", "10.0.0.1", "fd00::1"].map(|a| a.parse().unwrap()).into();
+        assert_eq!(own_address(&list, false), Ok((list[2], false)));
+        assert_eq!(own_address(&list, true), Ok((list[2], true)));
+        assert_eq!(own_address(&list[3..], false), Ok((list[3], true)));
+        assert!(own_address(&list[..2], true).is_err());
+    }
+}

@@ -1,0 +1,139 @@
+//! What the kernel holds now, read from the text of `iptables-save`. Pure.
+
+use std::collections::BTreeMap;
+
+/// The tables of one back end and family.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct State {
+    /// Table name → chain name → rules in order, each as its words.
+    pub tables: BTreeMap<String, BTreeMap<String, Vec<Saved>>>,
+}
+
+/// One rule as saved.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Saved {
+    /// Everything after `-A CHAIN `, as printed (quotes included), to hand back to `-D`.
+    pub text: String,
+    /// The same split into words, quotes resolved.
+    pub words: Vec<String>,
+}
+
+impl Saved {
+    /// The chain or verdict it ends in.
+    #[must_use]
+    pub fn target(&self) -> Option<&str> {
+        let at = self.words.iter().position(|w| w == "-j" || w == "-g")?;
+        self.words.get(at + 1).map(String::as_str)
+    }
+}
+
+/// Whether a chain is one of ours, by name.
+#[must_use]
+pub fn is_ours(chain: &str) -> bool {
+    chain.starts_with("ISTIO")
+}
+
+impl State {
+    /// Reads the text of a save command; lines it does not know are passed over.
+    #[must_use]
+    pub fn parse(text: &str) -> Self {
+        let mut state = Self::default();
+        let mut table = String::new();
+        for line in text.lines() {
+            if let Some(name) = line.strip_prefix('*') {
+                name.trim().clone_into(&mut table);
+                state.tables.entry(table.clone()).or_default();
+            } else if let Some(rest) = line.strip_prefix(':') {
+                let chain = rest.split_whitespace().next().unwrap_or_default().to_owned();
+                state.tables.entry(table.clone()).or_default().entry(chain).or_default();
+            } else if let Some(rest) = line.strip_prefix("-A ") {
+                let (chain, text) = rest.split_once(' ').unwrap_or((rest, ""));
+                let saved = Saved { text: text.to_owned(), words: split_words(text) };
+                let chains = state.tables.entry(table.clone()).or_default();
+                chains.entry(chain.to_owned()).or_default().push(saved);
+            }
+        }
+        state
+    }
+
+    /// Any rule at all, ours or not. Empty tables and chains do not count: looking at a legacy table
+    /// makes one appear.
+    #[must_use]
+    pub fn has_rules(&self) -> bool {
+        self.tables.values().flat_map(BTreeMap::values).any(|rules| !rules.is_empty())
+    }
+
+    /// Any chain of ours, or any jump to one.
+    #[must_use]
+    pub fn has_ours(&self) -> bool {
+        self.tables.iter().any(|(table, _)| !self.our_chains(table).is_empty())
+    }
+
+    /// Our chains in `table`.
+    #[must_use]
+    pub fn our_chains(&self, table: &str) -> Vec<&str> {
+        let chains = self.tables.get(table).into_iter().flat_map(BTreeMap::keys);
+        chains.map(String::as_str).filter(|c| is_ours(c)).collect()
+    }
+
+    /// Rules outside our chains that jump into them: (chain, rule).
+    #[must_use]
+    pub fn jumps_to_ours(&self, table: &str) -> Vec<(&str, &Saved)> {
+        let chains = self.tables.get(table).into_iter().flatten();
+        chains
+            .filter(|(chain, _)| !is_ours(chain))
+            .flat_map(|(chain, rules)| rules.iter().map(move |r| (chain.as_str(), r)))
+            .filter(|(_, rule)| rule.target().is_some_and(is_ours))
+            .collect()
+    }
+
+    /// The rules of a chain, empty when it does not exist.
+    #[must_use]
+    pub fn rules(&self, table: &str, chain: &str) -> &[Saved] {
+        self.tables.get(table).and_then(|t| t.get(chain)).map_or(&[], Vec::as_slice)
+    }
+}
+
+/// Splits at blanks; `"…"` is one word, with `\"` and `\\` resolved, as iptables-save quotes comments.
+#[must_use]
+pub fn split_words(text: &str) -> Vec<String> {
+    let mut words = Vec::new();
+    let mut word: Option<String> = None;
+    let mut quoted = false;
+    let mut chars = text.chars();
+    while let Some(c) = chars.next() {
+        match c {
+            '"' => {
+                quoted = !quoted;
+                word.get_or_insert_default();
+            }
+            '\\' if quoted => word.get_or_insert_default().extend(chars.next()),
+            c if c.is_whitespace() && !quoted => words.extend(word.take()),
+            c => word.get_or_insert_default().push(c),
+        }
+    }
+    words.extend(word);
+    words
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_comment_is_one_word_and_no_chain_of_ours() {
+        let state = State::parse(
+            "*nat\n:OUTPUT ACCEPT [0:0]\n-A OUTPUT -m comment --comment \"see -A ISTIO_FOO \\\"x\\\"\" -j ACCEPT\nCOMMIT\n",
+        );
+        assert!(!state.has_ours());
+        assert!(state.has_rules());
+        let rule = &state.rules("nat", "OUTPUT")[0];
+        assert_eq!(rule.words[3], "see -A ISTIO_FOO \"x\"");
+        assert_eq!(rule.target(), Some("ACCEPT"));
+    }
+
+    #[test]
+    fn an_empty_legacy_table_holds_no_rules() {
+        assert!(!State::parse("*nat\n:PREROUTING ACCEPT [0:0]\n:INPUT ACCEPT [0:0]\nCOMMIT\n").has_rules());
+    }
+}
