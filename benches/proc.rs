@@ -51,9 +51,3 @@ impl Proc {
         fs::read_dir(format!("/proc/{}/task", self.0)).map_or(0, Iterator::count)
     }
 }
-
-/// Bytes as MB (10^6) with one decimal.
-pub fn mb(bytes: u64) -> String {
-    let tenths = bytes / 100_000;
-    format!("{}.{}", tenths / 10, tenths % 10)
-}

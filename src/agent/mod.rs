@@ -27,7 +27,7 @@ use crate::ca::CaClient;
 use crate::ca::provider::{self, Provider};
 use crate::config::Config;
 use crate::config::parts::{self, Error, identity};
-use crate::envoy::{self, Supervisor};
+use crate::envoy::Supervisor;
 use crate::istiod::Connector;
 use crate::istiod::auth::{AccessToken, GoogleComputeEngine, MetadataServer, Mock, TokenFile, TokenSource};
 use crate::secrets::probe::{self, Mode};

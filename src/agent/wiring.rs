@@ -34,7 +34,7 @@ impl Wires {
         let mut taps: Vec<Arc<dyn Tap>> = Vec::new();
         let mut bundle = None;
         if config.settings.flag("PROXY_CONFIG_XDS_AGENT") {
-            let (tap, news) = TrustBundle::new();
+            let (tap, news) = TrustBundle::tap();
             taps.push(tap);
             bundle = Some(news);
         }

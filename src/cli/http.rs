@@ -91,16 +91,14 @@ async fn once(method: &str, url: &Url, body: &str) -> Result<(Reply, Option<Stri
     // The connection works while the answer is awaited, and ends with it.
     let mut connection = std::pin::pin!(connection);
     let mut answer = std::pin::pin!(answer);
-    loop {
-        tokio::select! {
-            biased;
-            done = &mut answer => return done,
-            ended = &mut connection => {
-                // What has arrived is still in the answer's hands; without an answer this is the reason.
-                return match (answer.await, ended) {
-                    (Err(_), Err(reason)) => Err(said(reason)),
-                    (done, _) => done,
-                };
+    tokio::select! {
+        biased;
+        done = &mut answer => done,
+        ended = &mut connection => {
+            // What has arrived is still in the answer's hands; without an answer this is the reason.
+            match (answer.await, ended) {
+                (Err(_), Err(reason)) => Err(said(reason)),
+                (done, _) => done,
             }
         }
     }

@@ -147,7 +147,7 @@ fn scalar(text: &str) -> String {
     let harmless = |c: char| c.is_ascii_alphanumeric() || "./_$()".contains(c);
     let inner = |c: char| harmless(c) || "-:@+=".contains(c);
     let safe = text.starts_with(harmless) && text.chars().all(inner) && !text.ends_with(':');
-    let same = || super::yaml::to_json(text).is_ok_and(|v| v == Value::from(text));
+    let same = || super::yaml::to_json(text).is_ok_and(|v| v == *text);
     if safe && same() { text.to_owned() } else { Value::from(text).to_string() }
 }
 

@@ -63,10 +63,6 @@ impl FakeCa {
         self.state.lock().unwrap().authority.root_pem().to_owned()
     }
 
-    pub(super) fn pair(&self) -> mock_istiod::Pair {
-        self.state.lock().unwrap().authority.pair(&Leaf::workload(ID, DAY))
-    }
-
     fn answer(&self, csr: &str) -> Result<Option<Vec<String>>, Error> {
         let mut state = self.state.lock().unwrap();
         state.calls += 1;

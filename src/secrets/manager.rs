@@ -338,7 +338,7 @@ impl Manager {
         let names = leaf.uris.join(", ");
         tracing::info!(target: "cache", "generated new workload certificate: latency {:?}, ttl {left}, serial {}, identity {names}",
             issued.took, leaf.serial);
-        if !leaf.uris.iter().any(|u| *u == self.config.identity) {
+        if !leaf.uris.contains(&self.config.identity) {
             tracing::warn!(target: "cache",
                 "asked for identity {}, the CA issued {names}: the CA decides, peers will see the latter; \
                  check TRUST_DOMAIN, POD_NAMESPACE and SERVICE_ACCOUNT if that is not meant",

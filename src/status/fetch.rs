@@ -154,7 +154,7 @@ impl<'a> Get<'a> {
                 return Ok(Reply::new(head, exchange, unzip));
             }
             exchange.finish(self.kept).await;
-            if !own_referer && !(self.url.https && !next.https) {
+            if !own_referer && (!self.url.https || next.https) {
                 let from = HeaderValue::from_str(&self.url.to_string()).map_err(http::Error::from)?;
                 self.headers.insert(header::REFERER, from);
             }

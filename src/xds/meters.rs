@@ -8,7 +8,6 @@ use crate::base::metrics::Metrics;
 /// All of them.
 #[derive(Debug)]
 pub struct Meters {
-    failures: IntCounterVec,
     istiod: IntCounterVec,
     envoy: IntCounterVec,
     requests: IntCounterVec,
@@ -29,11 +28,6 @@ impl Meters {
     pub fn new(metrics: &Metrics) -> Self {
         let counter = |name, help, labels: &[&str]| metrics.counter(name, help, labels);
         Self {
-            failures: counter(
-                "istiod_connection_failures",
-                "The total number of connection failures to Istiod",
-                &[],
-            ),
             istiod: counter(
                 "istiod_connection_terminations",
                 "The total number of connection errors to Istiod",
@@ -65,11 +59,6 @@ impl Meters {
             holds: counter("xds_holds", "Envoy streams that were held, by how it ended", &["result"]),
             dials: counter("xds_dials", "Attempts to open a stream to istiod", &["result"]),
         }
-    }
-
-    /// The way upstream could not even be set up.
-    pub fn failure(&self) {
-        self.failures.with_label_values(&NONE).inc();
     }
 
     /// The upstream leg ended.

@@ -238,7 +238,7 @@ impl Scanner {
     pub fn finish(mut self) -> Result<Facts, Malformed> {
         self.leave_finished()?;
         let clean = matches!(self.state, State::Tag) && self.shift == 0;
-        if !clean || self.levels.len() != 0 {
+        if !clean || !self.levels.is_empty() {
             return Err(Malformed::Length);
         }
         Ok(self.facts)

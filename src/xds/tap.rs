@@ -105,7 +105,7 @@ struct PushedConfig {
 impl TrustBundle {
     /// The tap, and where its bundle can be read: PEM texts joined by newlines, empty at first.
     #[must_use]
-    pub fn new() -> (Arc<dyn Tap>, watch::Receiver<String>) {
+    pub fn tap() -> (Arc<dyn Tap>, watch::Receiver<String>) {
         let (sender, bundle) = watch::channel(String::new());
         (Arc::new(Self(sender)), bundle)
     }
@@ -144,7 +144,7 @@ mod tests {
 
     #[test]
     fn the_bundle_is_joined_and_told_only_when_it_changes() {
-        let (tap, mut bundle) = TrustBundle::new();
+        let (tap, mut bundle) = TrustBundle::tap();
         assert_eq!(apply(&*tap, Protocol::Sotw, sotw(vec![pushed(&["a", "b"])])), Some(Ok(())));
         assert_eq!(*bundle.borrow_and_update(), "a\nb");
         assert_eq!(apply(&*tap, Protocol::Sotw, sotw(vec![pushed(&["a", "b"])])), Some(Ok(())));
@@ -155,7 +155,7 @@ mod tests {
 
     #[test]
     fn empty_is_not_answered_and_foreign_or_broken_is_refused() {
-        let (tap, bundle) = TrustBundle::new();
+        let (tap, bundle) = TrustBundle::tap();
         assert_eq!(apply(&*tap, Protocol::Sotw, sotw(vec![])), None);
         let foreign = Any { type_url: types::LISTENER.to_owned(), value: Bytes::new() };
         assert!(matches!(apply(&*tap, Protocol::Sotw, sotw(vec![foreign])), Some(Err(_))));

@@ -151,7 +151,7 @@ fn ports(text: &str) -> Result<Value, &'static str> {
     for port in list {
         let port = port.unwrap_or_default();
         let member = |key: &str| {
-            let found = port.iter().filter(|(k, v)| k.eq_ignore_ascii_case(key) && !v.is_null()).last();
+            let found = port.iter().rfind(|(k, v)| k.eq_ignore_ascii_case(key) && !v.is_null());
             found.map(|(_, v)| v)
         };
         let text = |key| match member(key) {

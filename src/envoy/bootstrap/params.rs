@@ -78,8 +78,10 @@ const FLAGS: &[&str] = &[
     "ENVOY_SKIP_DEPRECATED_LOGS",
 ];
 
+type Default = fn() -> Value;
+
 /// Proxy config fields that are there even when the JSON form leaves them out, and what they are then.
-const CONFIG: &[(&str, fn() -> Value)] = {
+const CONFIG: &[(&str, Default)] = {
     const TEXT: fn() -> Value = || Value::text("");
     const NUMBER: fn() -> Value = || Value::Int(0);
     const NOTHING: fn() -> Value = || Value::Nil;

@@ -84,7 +84,7 @@ impl World {
 
     fn count(&self, name: &str) -> f64 {
         let families = self.registry.registry().gather();
-        let family = families.iter().find(|f| f.get_name() == name);
+        let family = families.iter().find(|f| f.name() == name);
         family.map_or(0.0, |f| {
             f.get_metric()[0].get_counter().get_value() + f.get_metric()[0].get_gauge().get_value()
         })

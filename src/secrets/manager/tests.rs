@@ -82,10 +82,10 @@ impl World {
 
     fn metric(&self, name: &str, label: &str) -> f64 {
         let families = self.registry.registry().gather();
-        let family = families.iter().find(|f| f.get_name() == name);
+        let family = families.iter().find(|f| f.name() == name);
         let metrics = family.map(|f| f.get_metric()).unwrap_or_default();
         let one =
-            metrics.iter().find(|m| label.is_empty() || m.get_label().iter().any(|l| l.get_value() == label));
+            metrics.iter().find(|m| label.is_empty() || m.get_label().iter().any(|l| l.value() == label));
         one.map_or(0.0, |m| m.get_counter().get_value() + m.get_gauge().get_value())
     }
 }

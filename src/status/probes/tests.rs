@@ -252,7 +252,7 @@ async fn grpc_app(
         let mut seen = Vec::new();
         let (stream, _) = listener.accept().await.unwrap();
         let mut connection = h2::server::handshake(stream).await.unwrap();
-        while let Some(Ok((request, mut respond))) = connection.accept().await {
+        if let Some(Ok((request, mut respond))) = connection.accept().await {
             let (head, mut body) = request.into_parts();
             let state = state.clone();
             let exchange = async move {
@@ -279,7 +279,6 @@ async fn grpc_app(
             let agent = head.headers["user-agent"].to_str().unwrap().to_owned();
             seen.push((head.uri.to_string(), agent, bytes));
             let _ = std::future::poll_fn(|cx| connection.poll_closed(cx)).await;
-            break;
         }
         seen
     })
@@ -319,11 +318,11 @@ async fn grpc_waits_for_a_server_that_starts_within_the_limit() {
     let later = async {
         tokio::time::sleep(Duration::from_millis(200)).await;
         let listener = TcpListener::bind(("127.0.0.1", port)).await.unwrap();
-        grpc_app(listener, b"\0\0\0\0\x02\x08\x01".to_vec(), "0").await
+        let app = grpc_app(listener, b"\0\0\0\0\x02\x08\x01".to_vec(), "0").await;
+        app.await.unwrap()
     };
-    let (got, app) = tokio::join!(ask(&served, KUBELET), later);
+    let (got, _) = tokio::join!(ask(&served, KUBELET), later);
     assert_eq!(got.status, 200);
-    app.await.unwrap();
 }
 
 #[tokio::test]

@@ -61,14 +61,14 @@ pub(super) fn parse(text: &str) -> Result<Tree, Error> {
     let (main, end) = parser.list()?;
     match end {
         End::Eof => Ok(Tree { main, named: parser.named }),
-        End::End => Err(parser.fail("unexpected {{end}}")),
+        End::Close => Err(parser.fail("unexpected {{end}}")),
         End::Else(_) => Err(parser.fail("unexpected {{else}}")),
     }
 }
 
 enum End {
     Eof,
-    End,
+    Close,
     // What follows the word: `if`, `with`, or nothing.
     Else(Vec<Token>),
 }
@@ -109,7 +109,7 @@ impl Parser {
                 continue;
             };
             match (word.as_str(), &tokens[1..]) {
-                ("end", []) => break End::End,
+                ("end", []) => break End::Close,
                 ("else", rest) => break End::Else(rest.to_vec()),
                 ("if", rest) => list.push((self.branch(Node::If, rest)?, line)),
                 ("with", rest) => list.push((self.branch(Node::With, rest)?, line)),
@@ -150,7 +150,7 @@ impl Parser {
         let loops = std::mem::take(&mut self.loops);
         let (list, end) = self.list()?;
         (self.variables, self.loops) = (outer, loops);
-        let End::End = end else { return Err(self.fail(format!("{name:?} is not closed by {{{{end}}}}"))) };
+        let End::Close = end else { return Err(self.fail(format!("{name:?} is not closed by {{{{end}}}}"))) };
         self.named.insert(name, list);
         Ok(())
     }
@@ -161,11 +161,11 @@ impl Parser {
         let line = self.line;
         let (list, end) = self.list()?;
         let otherwise = match end {
-            End::End => List::new(),
+            End::Close => List::new(),
             End::Eof => return Err(Error::new(line, "unexpected EOF: a block is not closed by {{end}}")),
             End::Else(rest) => match rest.split_first() {
                 None => {
-                    let (list, End::End) = self.list()? else {
+                    let (list, End::Close) = self.list()? else {
                         return Err(self.fail("expected {{end}} behind {{else}}"));
                     };
                     list
