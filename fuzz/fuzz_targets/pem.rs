@@ -17,6 +17,6 @@ fuzz_target!(|data: &[u8]| {
         // Nothing is made up, and nothing stands twice.
         let merged = bundle::merge([text, text]);
         assert_eq!(merged, bundle::merge([text]));
-        assert!(merged.len() <= text.len());
+        assert!(merged.matches("-----END CERTIFICATE-----").count() <= text.matches("-----END CERTIFICATE-----").count());
     }
 });
