@@ -198,14 +198,7 @@ impl Conversation {
                         }
                     }
                     Ok(None) => return None,
-                    Err(status) => {
-                        if !matches!(status.code(), Code::Cancelled | Code::Unavailable | Code::Unknown) {
-                            self.shared.metrics.receive_failed();
-                            tracing::warn!(target: "sds", "a stream ends: its request cannot be read: {}", status.message());
-                            return Some(Err(status));
-                        }
-                        return None;
-                    }
+                    Err(status) => return self.unreadable(status).map(Err),
                 },
                 (name, change) = news(&mut self.following) => {
                     let Some((text, _)) = self.following.get(&name) else { continue };
@@ -220,6 +213,20 @@ impl Conversation {
                 }
             }
         }
+    }
+
+    /// How a stream ends whose next request cannot be read; `None` when its client is gone.
+    fn unreadable(&self, status: Status) -> Option<Status> {
+        if matches!(status.code(), Code::Cancelled | Code::Unavailable | Code::Unknown) {
+            return None;
+        }
+        self.shared.metrics.receive_failed();
+        tracing::warn!(target: "sds", "a stream ends: its request cannot be read: {}", status.message());
+        // The gRPC specification's code for a message above the limit, as other servers give it.
+        Some(match status.code() {
+            Code::OutOfRange => Status::resource_exhausted(status.message()),
+            _ => status,
+        })
     }
 
     async fn answer<P: Protocol>(&mut self, request: Request) -> Result<Option<P::Out>, Status> {

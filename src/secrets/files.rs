@@ -26,6 +26,10 @@ use crate::tls::cert;
 /// How long an unreadable file is read again before that is reported; the Go agent's bound.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 
+/// How long a configured file may be missing (somebody removes and writes it anew) before that is reported:
+/// the Go agent would turn to the CA at once.
+const MISSING: Duration = Duration::from_secs(2);
+
 /// Pace of the check under the watcher, for file systems that report nothing.
 const SLOW_CHECK: Duration = Duration::from_secs(10);
 
@@ -114,6 +118,7 @@ struct Entry {
 #[derive(Debug)]
 struct Trouble {
     since: Instant,
+    report: Instant,
     next: Instant,
     tries: u32,
     reason: String,
@@ -317,6 +322,7 @@ impl Store {
         let retry = self.retry;
         let trouble = entry.trouble.get_or_insert_with(|| Trouble {
             since: now,
+            report: now + PATIENCE,
             next: now,
             tries: 0,
             reason: String::new(),
@@ -330,7 +336,10 @@ impl Store {
             trouble.next = now + retry.delay(trouble.tries);
             trouble.tries += 1;
         }
-        if !trouble.reported && now >= trouble.since + PATIENCE {
+        let configured = matches!(name, ResourceName::Default | ResourceName::RootCa);
+        let patience = if configured && !entry.source.usable() { MISSING } else { PATIENCE };
+        trouble.report = trouble.since + patience;
+        if !trouble.reported && now >= trouble.report {
             trouble.reported = true;
             return Some(Event::Troubled(name.clone(), Arc::new(failure(name, &trouble.reason))));
         }
@@ -344,7 +353,7 @@ impl Trouble {
         if self.reported {
             self.since + Duration::from_secs(365 * 86_400)
         } else {
-            self.next.min(self.since + PATIENCE)
+            self.next.min(self.report)
         }
     }
 }

@@ -386,7 +386,7 @@ impl Manager {
                 Some(left) => format!("the current certificate stays in use, it is valid for another {left}"),
                 None => "there is no valid workload certificate".to_owned(),
             };
-            tracing::warn!(target: "cache", "{}; {kept}; next attempt in {:?} at the latest (failure {})",
+            tracing::warn!(target: "cache", "{}; {kept}; next attempt in {:.1?} (failure {})",
                 chain(error.as_ref()), failed.next, self.workload.failures());
         }
         if failed.first
@@ -515,6 +515,13 @@ impl Manager {
         self.bundle = good;
         if let Some(Loaded::Roots(pem)) = self.files.loaded(&ResourceName::RootCa).cloned() {
             self.file_loaded(&ResourceName::RootCa, Loaded::Roots(pem));
+            // As the Go agent: with mounted files both names are announced.
+            let pair = self.files.loaded(&ResourceName::Default).is_some();
+            if let Some(slot) = self.slots.get(&ResourceName::Default).filter(|_| pair)
+                && let Some(identity) = slot.value()
+            {
+                slot.publish(identity);
+            }
         } else if self.workload.current.is_some() {
             self.publish_workload(&ResourceName::RootCa);
             self.output_raw_root = false;

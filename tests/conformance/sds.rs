@@ -86,7 +86,10 @@ async fn a_new_root_comes_before_the_certificate() {
 #[tokio::test]
 async fn a_certificate_due_at_once_is_not_asked_for_without_pause() {
     let mock = MockIstiod::start().await;
-    let mut agent = builder(&mock).env("SECRET_GRACE_PERIOD_RATIO", "1").start();
+    let mut agent = builder(&mock)
+        .env("SECRET_GRACE_PERIOD_RATIO", "1")
+        .env("SECRET_GRACE_PERIOD_RATIO_JITTER", "0")
+        .start();
     let client = agent.sds().await;
     let mut stream = client.stream_secrets();
     stream.send(&secret_request("default"));

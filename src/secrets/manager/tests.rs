@@ -393,6 +393,13 @@ async fn mounted_files_come_before_the_ca() {
     assert_eq!(world.ca.calls(), 1);
     world.pass(DAY * 2).await;
     assert_eq!(world.ca.calls(), 1, "the certificate is not the CA's, so it is not renewed there");
+    // Gone for a moment is not gone; gone for good is the CA's turn.
+    std::fs::remove_file(world.dir.path().join("certs/cert-chain.pem")).unwrap();
+    let (kept, mut updates) = world.identity().await;
+    assert_eq!(kept, chain);
+    world.pass(Duration::from_secs(5)).await;
+    assert!(matches!(news(&mut updates).await, Some(Change::Updated(_))));
+    assert_ne!(world.identity().await.0, chain);
 }
 
 #[tokio::test(start_paused = true)]
