@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use rustix::process::{Signal, kill_process};
+use tokio::io::AsyncWriteExt;
 use tokio::task::JoinSet;
 
 use crate::support::agent::{Builder, TOKEN};
@@ -212,26 +213,18 @@ async fn requests_in_flight_are_finished_before_the_end() {
     agent.wait_ready().await;
     Traffic::start(&mock, mesh).goes_on(1).await;
 
-    let socket = tokio::net::TcpStream::connect(("127.0.0.1", mesh.outbound)).await.unwrap();
-    let (mut sender, connection) =
-        hyper::client::conn::http1::handshake(hyper_util::rt::TokioIo::new(socket)).await.unwrap();
-    let mut driver = JoinSet::new();
-    driver.spawn(connection);
-    let request = ::http::Request::get("/")
-        .header("host", "self")
-        .header("x-envoy-fault-delay-request", "1000")
-        .body(http_body_util::Empty::<bytes::Bytes>::new())
-        .unwrap();
-    // Goes out now; the answer is looked at after the signal.
-    let answer = sender.send_request(request);
-    let (admin, path) = (agent.ports().admin, "/stats?filter=http.inbound.fault.active_faults");
-    eventually("the request is in flight", || async {
-        http::get(admin, path).await.ok()?.text().trim().ends_with(": 1").then_some(())
-    })
-    .await;
+    let app = tokio::net::TcpListener::bind(("127.0.0.1", mesh.app)).await.unwrap();
+    let mut asking = JoinSet::new();
+    asking.spawn(async move { http::get(mesh.outbound, "/app").await });
+    let (mut request, _) =
+        tokio::time::timeout(LIMIT, app.accept()).await.expect("the request arrives").unwrap();
     agent.signal(Signal::TERM);
-    let answer = tokio::time::timeout(LIMIT, answer).await.expect("an answer in time");
-    assert_eq!(answer.expect("answered during the drain").status(), 200);
+    // The drain has begun when the status server no longer answers.
+    eventually("the end has begun", || async { agent.get("/healthz/ready").await.is_err().then_some(()) })
+        .await;
+    request.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\ndone").await.unwrap();
+    let answer = asking.join_next().await.expect("one request").expect("no panic");
+    assert_eq!(answer.expect("answered during the drain").text(), "done");
     let status = agent.wait_exit().await;
     assert!(status.success(), "{status}");
     agent.assert_clean().await;

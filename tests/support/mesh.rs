@@ -15,12 +15,14 @@ pub struct Loop {
     pub outbound: u16,
     /// Mutual TLS, from the mesh.
     pub inbound: u16,
+    /// Where the application listens, if a test makes one.
+    pub app: u16,
 }
 
 impl Loop {
     /// Has `mock` serve it.
     pub fn serve(mock: &MockIstiod) -> Self {
-        let mesh = Self { outbound: free_port(), inbound: free_port() };
+        let mesh = Self { outbound: free_port(), inbound: free_port(), app: free_port() };
         mesh.push(mock, "one");
         mesh
     }
@@ -30,6 +32,7 @@ impl Loop {
         let text = include_str!("loop.yaml")
             .replace("\"{{outbound}}\"", &self.outbound.to_string())
             .replace("\"{{inbound}}\"", &self.inbound.to_string())
+            .replace("\"{{app}}\"", &self.app.to_string())
             .replace("{{identity}}", &mock.identity("ns", "sa"))
             .replace("{{config}}", value);
         let common = json::parse(&text).expect("loop.yaml is understood");

@@ -24,7 +24,7 @@ use tokio::task::JoinSet;
 
 use crate::agent::{Agent, Certificate, LIMIT, Timeline};
 use crate::progress::wait;
-use crate::traffic::{Tally, Traffic};
+use crate::traffic::{Ends, Tally, Traffic};
 
 /// Two sidecars from an empty machine.
 #[derive(Debug, Parser)]
@@ -119,10 +119,11 @@ async fn run(flags: &Flags, scratch: &Path, agents: &mut Vec<Agent>) -> Result<(
         }
     }
 
-    let expected = format!("By={};URI={}", server.identity, client.identity);
-    let traffic = Traffic::start(mesh.outbound, &expected);
+    let ends = Ends { client: client.identity.clone(), server: server.identity.clone() };
+    let traffic = Traffic::start(mesh.outbound, ends);
     let flowing = until(|| traffic.look(|tally| tally.answered >= 100 || tally.failed > 0).then_some(()));
     wait("first requests", || asked(&traffic), flowing).await.ok_or("no hundred requests were answered")?;
+    none_failed(&traffic)?;
     println!("  request  app was asked by  {}", client.identity);
     println!("           through           {}", server.identity);
     refuses_plaintext(mesh.inbound).await?;
@@ -138,6 +139,8 @@ async fn run(flags: &Flags, scratch: &Path, agents: &mut Vec<Agent>) -> Result<(
         mock.record().signed().len(),
         moments.as_secs_f64()
     );
+
+    none_failed(&traffic)?;
 
     let pushed = Instant::now();
     mesh.push_config("two")?;
@@ -276,6 +279,14 @@ async fn refuses_plaintext(port: u16) -> Result<(), String> {
         true => Err("the server answers a client without a certificate".to_owned()),
         false => Ok(()),
     }
+}
+
+/// A failed request is known at once and ends the demo.
+fn none_failed(traffic: &Traffic) -> Result<(), String> {
+    traffic.look(|tally| match tally.failed {
+        0 => Ok(()),
+        failed => Err(format!("{failed} requests failed: {}", tally.reasons.join("; "))),
+    })
 }
 
 fn asked(traffic: &Traffic) -> String {

@@ -13,6 +13,13 @@ const CLIENTS: usize = 4;
 /// How long each waits between its requests: the point is constancy, not load.
 const PAUSE: Duration = Duration::from_millis(2);
 
+/// The identities that every request must have travelled between.
+#[derive(Debug, Clone)]
+pub(crate) struct Ends {
+    pub(crate) client: String,
+    pub(crate) server: String,
+}
+
 /// What the requests came to.
 #[derive(Debug, Default)]
 pub(crate) struct Tally {
@@ -33,12 +40,12 @@ pub(crate) struct Traffic {
 }
 
 impl Traffic {
-    /// Asks `port` and expects the body to name both ends.
-    pub(crate) fn start(port: u16, expected: &str) -> Self {
+    /// Asks `port` and expects the app to have seen both ends.
+    pub(crate) fn start(port: u16, expected: Ends) -> Self {
         let (tally, stop) = (Arc::<Mutex<Tally>>::default(), CancellationToken::new());
         let mut clients = JoinSet::new();
         for _ in 0..CLIENTS {
-            clients.spawn(ask(port, expected.to_owned(), tally.clone(), stop.clone()));
+            clients.spawn(ask(port, expected.clone(), tally.clone(), stop.clone()));
         }
         Self { tally, stop, clients }
     }
@@ -55,7 +62,7 @@ impl Traffic {
     }
 }
 
-async fn ask(port: u16, expected: String, tally: Arc<Mutex<Tally>>, stop: CancellationToken) {
+async fn ask(port: u16, expected: Ends, tally: Arc<Mutex<Tally>>, stop: CancellationToken) {
     let mut client = None;
     while !stop.is_cancelled() {
         let started = Instant::now();
@@ -89,12 +96,15 @@ async fn ask(port: u16, expected: String, tally: Arc<Mutex<Tally>>, stop: Cancel
     }
 }
 
-async fn one(client: &mut Client, expected: &str) -> Result<Option<String>, String> {
+async fn one(client: &mut Client, expected: &Ends) -> Result<Option<String>, String> {
     let reply = client.get("/").await?;
     if !reply.status.is_success() {
         return Err(format!("{}: {}", reply.status, reply.body.trim()));
     }
-    if reply.body != expected {
+    // What Envoy passes on: `By=<itself>;Hash=<of the certificate>;URI=<peer>`.
+    let field =
+        |name: &str| reply.body.split(';').find_map(|field| field.strip_prefix(name)).unwrap_or_default();
+    if field("By=") != expected.server || field("URI=") != expected.client {
         return Err(format!("the app was asked by {:?} and not by {expected:?}", reply.body));
     }
     Ok(reply.headers.get("x-demo-config").and_then(|value| value.to_str().ok()).map(ToOwned::to_owned))
