@@ -70,7 +70,14 @@ async fn start(config: Config) -> Result<u8, Error> {
     let ipv6 = bootstrap::all_ipv6(&addresses);
     let status_config = parts::status::server(&config, ipv6)?;
     let signals = signals::Signals::install().map_err(|e| Error::new(format!("signals: {e}")))?;
-    let status_bound = status_config.as_ref().map(status::bind).transpose().map_err(said)?;
+    let status_bound = status_config.as_ref().map(|config| {
+        status::bind(config).unwrap_or_else(|error| {
+            // Certificates and config must not hang on a port that only probes and scrapers use.
+            let error = crate::base::error::chain(&error);
+            tracing::error!("{error}; the agent runs without its status server and tries again");
+            status::Bound::later(config)
+        })
+    });
 
     let mode = if disabled {
         Mode::Own

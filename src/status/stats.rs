@@ -71,7 +71,7 @@ const HEAD_START: Duration = Duration::from_millis(500);
 
 /// Envoy is asked this much earlier at most, and no longer once its head is there: on a node of few cores
 /// the two would otherwise render their metrics against each other, and logs show the order of the Go agent.
-const ENVOY_FIRST: Duration = Duration::from_millis(10);
+const ENVOY_FIRST: Duration = Duration::from_millis(25);
 
 impl Merger {
     pub(super) fn new(config: Config, status_port: u16, own: Own, metrics: Metrics) -> Self {
