@@ -94,7 +94,8 @@ impl Supervisor {
     fn build(envoy: Option<Envoy>, client: Option<admin::Client>, metrics: &Metrics) -> (Self, Handle) {
         let asked = Arc::new(Asked::default());
         let (state, seen) = channel::channel(State::Starting);
-        let handle = Handle::new(asked.clone(), seen, client);
+        let hot_restart = envoy.as_ref().is_some_and(|e| e.config.restart.hot_restart);
+        let handle = Handle::new(asked.clone(), seen, client, hot_restart);
         (Self { envoy, asked, state, metrics: metrics.clone() }, handle)
     }
 

@@ -138,6 +138,14 @@ pub trait Agent: Send + Sync + 'static {
         Vec::new()
     }
 
+    /// `POST /debug/hot_restart` (ours): replace Envoy by a new epoch; accepted, or why not.
+    ///
+    /// # Errors
+    /// When hot restart is off, or nothing runs.
+    fn hot_restart(&self) -> Result<(), String> {
+        Err("hot restart is off: set ENVOY_HOT_RESTART=true".to_owned())
+    }
+
     /// `/debug/agentz`: what a person needs to see why something is broken. Never a secret.
     fn agentz(&self) -> serde_json::Value {
         serde_json::Value::Object(serde_json::Map::new())

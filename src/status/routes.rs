@@ -158,6 +158,10 @@ async fn dispatch(
             let path = path::decode(raw).unwrap_or_else(|| raw.to_owned());
             shared.probes.answer(&path, request.headers()).await
         }
+        ["debug", "hot_restart"] => match control(peer, request.method()) {
+            Some(refused) => refused,
+            None => hot_restart(shared),
+        },
         ["debug", "pprof"] if shared.profiling => redirect(&with_query("/debug/pprof/", &request)),
         ["debug", rest @ ..] if !rest.is_empty() => match debug::find(rest, shared.profiling) {
             None => not_found(),
@@ -205,4 +209,12 @@ async fn drain(shared: &Arc<Shared>) -> Answer {
         );
     }
     page(StatusCode::OK, TEXT, "OK")
+}
+
+/// Ours: replaces Envoy by a new epoch, though nothing has changed.
+fn hot_restart(shared: &Arc<Shared>) -> Answer {
+    match shared.handles.agent.hot_restart() {
+        Ok(()) => page(StatusCode::OK, TEXT, "OK"),
+        Err(why) => error(StatusCode::CONFLICT, &why),
+    }
 }

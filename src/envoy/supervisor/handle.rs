@@ -57,6 +57,7 @@ pub struct Handle {
     asked: Arc<Asked>,
     state: watch::Receiver<State>,
     client: Option<admin::Client>,
+    hot_restart: bool,
 }
 
 impl Handle {
@@ -64,8 +65,9 @@ impl Handle {
         asked: Arc<Asked>,
         state: watch::Receiver<State>,
         client: Option<admin::Client>,
+        hot_restart: bool,
     ) -> Self {
-        Self { asked, state, client }
+        Self { asked, state, client, hot_restart }
     }
 
     /// Begins the end: Envoy drains first unless it already has. Only the first reason counts; later
@@ -107,6 +109,21 @@ impl Handle {
         self.asked.changed.notify_one();
     }
 
+    /// A reload by force, on request of a person: accepted, or why not.
+    ///
+    /// # Errors
+    /// When hot restart is off, there is no Envoy, or the agent is stopping.
+    pub fn hot_restart(&self) -> Result<(), String> {
+        match (self.hot_restart, self.state()) {
+            (false, _) => Err("hot restart is off: set ENVOY_HOT_RESTART=true".to_owned()),
+            (true, State::Running { .. }) => {
+                self.reload(true);
+                Ok(())
+            }
+            (true, state) => Err(format!("Envoy does not run now ({state:?})")),
+        }
+    }
+
     /// What the supervisor is doing.
     #[must_use]
     pub fn state(&self) -> State {
@@ -140,8 +157,9 @@ mod tests {
     fn the_first_reason_counts_and_requests_fold() {
         let asked = Arc::new(Asked::default());
         let (_send, state) = watch::channel(State::Starting);
-        let handle = Handle::new(asked.clone(), state, None);
+        let handle = Handle::new(asked.clone(), state, None, false);
         assert_eq!(asked.take(), News::default());
+        assert!(handle.hot_restart().is_err());
         handle.reload(false);
         handle.reload(true);
         handle.reload(false);
