@@ -64,6 +64,10 @@ impl status::Agent for Face {
         self.envoy.running()
     }
 
+    fn hot_restart(&self) -> Result<(), String> {
+        self.envoy.hot_restart()
+    }
+
     fn degraded(&self) -> Vec<String> {
         let identity = self.secrets.status();
         let mut out = Vec::new();

@@ -70,6 +70,7 @@ pub(super) struct Run {
     base_id: Option<u32>,
     forced: u64,
     last: Option<(Exit, Duration)>,
+    aborted: bool,
     reason: Option<Reason>,
     hint: Option<String>,
     restarts: IntCounterVec,
@@ -116,6 +117,7 @@ impl Run {
             base_id: None,
             forced: 0,
             last: None,
+            aborted: false,
             reason: None,
             hint: None,
             restarts: metrics.counter(
@@ -402,6 +404,7 @@ impl Run {
             exit if exit.killed() => Kind::Memory,
             _ => Kind::Abnormal,
         };
+        self.aborted = epoch.aborted;
         if !(epoch.aborted && self.last.is_some()) {
             self.last = Some((exit, ran));
         }
@@ -422,6 +425,8 @@ impl Run {
             tracing::info!("{which} was killed by the agent after {ran:.1?}");
         } else if *exit == Exit::Status(0) {
             tracing::info!("{which} exited normally after {ran:.1?}");
+        } else if matches!(exit, Exit::NotStarted(_)) {
+            tracing::error!("{which} exited with error: {exit}");
         } else {
             tracing::error!("{which} exited with error: {exit} (after {ran:.1?})");
         }
@@ -544,6 +549,10 @@ impl Run {
         match self.reason.take() {
             Some(reason) => {
                 let mut outcome = Outcome::stopped(&reason);
+                // Killed by the agent is how a stop ends; anything but that or a clean end is worth a word.
+                if let Some(exit) = exit.as_ref().filter(|e| !self.aborted && !e.orderly()) {
+                    outcome.reason.push_str(&format!("; Envoy ended before it was killed: {exit}"));
+                }
                 outcome.exit = exit;
                 outcome.ran = ran;
                 outcome
@@ -555,8 +564,11 @@ impl Run {
     fn by_itself(&self, exit: Option<Exit>, ran: Duration) -> Outcome {
         let code = exit.as_ref().map_or(1, Exit::code);
         let code = if self.core.exhausted() { code.max(1) } else { code };
-        let how = exit.as_ref().map_or_else(|| "it never ran".to_owned(), ToString::to_string);
-        let mut reason = format!("Envoy ended by itself after {ran:.1?}: {how}");
+        let mut reason = match &exit {
+            None => "Envoy never ran".to_owned(),
+            Some(exit @ Exit::NotStarted(_)) => format!("Envoy was not started: {exit}"),
+            Some(exit) => format!("Envoy ended by itself after {ran:.1?}: {exit}"),
+        };
         if self.core.exhausted() {
             reason.push_str("; no restart is left");
         }
