@@ -1,12 +1,15 @@
 //! Envoy's life as it is seen from outside: exit status, drains, quits, orphans, leftovers.
 
 use std::os::unix::fs::PermissionsExt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use mock_istiod::MockIstiod;
 use rustix::process::Signal;
 
-use crate::support::{Envoy, TestAgent, agent, eventually};
+use crate::support::mesh::Loop;
+use crate::support::{Envoy, TestAgent, agent, eventually, http};
 
 const BOOTSTRAP: &str = "etc/istio/proxy/envoy-rev.json";
 const DRAIN: &str = "POST /drain_listeners?inboundonly&graceful";
@@ -282,4 +285,47 @@ async fn the_modes_of_what_is_written() {
     assert!(agent.path(agent::XDS).exists());
     assert!(agent.started().elapsed() < Duration::from_secs(600));
     agent.stop().await;
+}
+
+#[tokio::test]
+async fn hot_restarts_under_traffic_fail_no_request() {
+    let mock = Arc::new(MockIstiod::start().await);
+    let mesh = Loop::serve(&mock);
+    let mut agent = TestAgent::with()
+        .istiod(&mock)
+        .envoy(Envoy::Real)
+        .env("ENVOY_HOT_RESTART", "true")
+        .env("ENVOY_PARENT_SHUTDOWN_DURATION", "3s")
+        .proxy_config("drainDuration", "2s")
+        .start();
+    agent.wait_ready().await;
+    eventually("traffic", || async { mesh.ask(&mock).await.ok() }).await;
+    let halt = Arc::new(AtomicBool::new(false));
+    let mut clients = tokio::task::JoinSet::new();
+    for _ in 0..4 {
+        let (mock, halt) = (mock.clone(), halt.clone());
+        clients.spawn(async move {
+            let mut answered = 0_u32;
+            while !halt.load(Ordering::SeqCst) {
+                mesh.ask(&mock).await.expect("no request fails");
+                answered += 1;
+            }
+            answered
+        });
+    }
+    for epoch in 1..=5 {
+        assert_eq!(agent.post("/debug/hot_restart").await.expect("an answer").text(), "OK");
+        eventually("the new epoch is live", || async {
+            let reply = http::get(agent.ports().admin, "/server_info").await.ok()?;
+            let info: serde_json::Value = serde_json::from_slice(&reply.body).ok()?;
+            (info["state"] == "LIVE" && info["command_line_options"]["restart_epoch"] == epoch).then_some(())
+        })
+        .await;
+    }
+    halt.store(true, Ordering::SeqCst);
+    let answered: u32 = clients.join_all().await.into_iter().sum();
+    assert!(answered > 100, "{answered} requests");
+    eprintln!("{answered} requests over 5 hot restarts, none failed");
+    let log = agent.stop().await;
+    assert!(log.contains("epoch 5 takes over"), "{log}");
 }
