@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 /// Who may use whom; a module may always use itself, `base` and `proto`.
 const EDGES: &[(&str, &[&str])] = &[
-    ("main", &["cli", "envoy"]),
+    ("main", &["cli", "config", "envoy"]),
     ("cli", &["config", "agent", "envoy", "iptables"]),
     (
         "config",

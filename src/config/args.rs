@@ -61,7 +61,7 @@ impl Flag {
 }
 
 /// The words of a command line, sorted out.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Clone, Default, PartialEq, Eq)]
 pub struct Parsed {
     values: Vec<(&'static str, String)>,
     /// Words that belong to no flag.
@@ -70,6 +70,17 @@ pub struct Parsed {
     pub help: bool,
     /// Flags nobody knows, where they are tolerated.
     pub unknown: Vec<String>,
+}
+
+// A value may be a token.
+impl std::fmt::Debug for Parsed {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let names: Vec<&str> = self.values.iter().map(|(name, _)| *name).collect();
+        f.debug_struct("Parsed")
+            .field("flags", &names)
+            .field("positional", &self.positional)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Parsed {

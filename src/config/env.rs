@@ -10,7 +10,7 @@ use std::time::Duration;
 use super::go;
 
 /// The variables of a process, in the order they were given.
-#[derive(Debug, Clone, Default)]
+#[derive(Clone, Default)]
 pub struct Env {
     vars: BTreeMap<String, String>,
     // Names whose value is no UTF-8; such a value cannot be meant for the agent.
@@ -549,11 +549,24 @@ pub const WITHOUT_EFFECT: &[&str] = &[
     "XDS_AUTH_PROVIDER",
 ];
 
+// Any value may be a secret.
+impl std::fmt::Debug for Env {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_set().entries(self.vars.keys()).finish()
+    }
+}
+
 /// The values of all variables of the table.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Settings {
     env: Env,
     values: BTreeMap<&'static str, Value>,
+}
+
+impl std::fmt::Debug for Settings {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Settings").field(&self.env).finish()
+    }
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -565,12 +578,16 @@ enum Value {
     Duration(go::Signed),
 }
 
+/// Characters of a bad value that a warning shows.
+const SHOWN: usize = 100;
+
 fn read(kind: Kind, text: &str) -> Option<Value> {
     match kind {
         Kind::Text => Some(Value::Text(text.to_owned())),
         Kind::Bool => go::boolean(text).map(Value::Bool),
         Kind::Int => text.parse().ok().map(Value::Int),
-        Kind::Float => text.parse().ok().map(Value::Float),
+        // NaN and infinities are no number that a ratio can mean.
+        Kind::Float => text.parse().ok().filter(|f: &f64| f.is_finite()).map(Value::Float),
         Kind::Duration => go::duration(text).ok().map(Value::Duration),
     }
 }
@@ -599,8 +616,9 @@ impl Settings {
                         Kind::Float => "a floating-point value",
                         Kind::Duration | Kind::Text => "a duration",
                     };
+                    let shown: String = text.chars().take(SHOWN).collect();
                     warnings.push(format!(
-                        "Invalid environment variable value `{text}` for {}, expecting {expected}, defaulting to {}",
+                        "Invalid environment variable value `{shown}` for {}, expecting {expected}, defaulting to {}",
                         v.name, v.default
                     ));
                     default

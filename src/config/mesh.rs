@@ -18,8 +18,8 @@ use crate::proto::schema::{
 const KEPT_HEADERS: [&str; 5] =
     ["forwardedClientCert", "requestId", "attemptCount", "server", "envoyDebugHeaders"];
 
-/// The merged document and its typed form.
-#[derive(Debug, Clone)]
+/// The merged document and its typed form. May hold access tokens: [`super::report`] shows it without.
+#[derive(Clone)]
 pub struct Effective {
     document: Object,
     /// Typed; enum numbers that have no name are left out here, but kept in [`Effective::to_json`].

@@ -30,8 +30,8 @@ use args::Parsed;
 use env::{Env, Settings};
 use mesh::Effective;
 
-/// What the agent runs with.
-#[derive(Debug, Clone)]
+/// What the agent runs with. `Debug` leaves secrets out.
+#[derive(Clone)]
 pub struct Config {
     /// Node type: sidecar, router, waypoint, ztunnel or agentgateway.
     pub node_type: String,
@@ -49,6 +49,19 @@ pub struct Config {
     pub root: PathBuf,
     /// What is odd but tolerated, for the log.
     pub warnings: Vec<String>,
+}
+
+impl std::fmt::Debug for Config {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Config")
+            .field("node_type", &self.node_type)
+            .field("domain", &self.domain)
+            .field("addresses", &self.addresses)
+            .field("root", &self.root)
+            .field("variables", &report::variables(self))
+            .field("proxy_config", &report::proxy_config(self))
+            .finish_non_exhaustive()
+    }
 }
 
 const TYPES: &[&str] = &["sidecar", "router", "waypoint", "ztunnel", "agentgateway"];

@@ -120,7 +120,7 @@ fn each_bad_source_is_named_with_its_fault_and_nothing_of_its_content() {
         let indented = text.replace('\n', "\n  ");
         std::fs::write(&file, format!("defaultConfig:\n  {indented}")).unwrap();
         let flag = format!("--meshConfig={}", file.display());
-        let from_file = start(&[&flag], &Env::of(&[]), root.path(), "").unwrap_err();
+        let from_file = start(&[flag.as_str()], &Env::of(&[]), root.path(), "").unwrap_err();
         for errors in [from_env, from_annotation, from_file] {
             let all = errors.join("\n");
             assert!(all.contains("failed to get proxy config: "), "{all}");
@@ -201,7 +201,7 @@ proptest::proptest! {
         std::fs::write(root.path().join("mesh"), &mesh).unwrap();
         // No look-up of names from random text.
         if !text.contains("statsd") && !mesh.contains("statsd") {
-            let _ = start(&["--meshConfig=mesh"], &Env::of(&[("PROXY_CONFIG", &text)]), root.path(), &text);
+            let _ = start(&["--meshConfig=mesh"], &Env::of(&[("PROXY_CONFIG", text.as_str())]), root.path(), &text);
         }
     }
 }

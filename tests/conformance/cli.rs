@@ -110,7 +110,7 @@ fn wait_follows_a_redirect_and_then_ends() {
         "HTTP/1.1 302 Found\r\nLocation: /b\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".to_owned();
     let server = serve(listener, vec![answer("503 no", "later"), redirect, answer("200 OK", "")]);
     let args = ["wait", "--periodMillis=10", "--requestTimeoutMillis=10000", "--timeoutSeconds=30", "--url"];
-    let output = run(&[&args[..], &[&url]].concat());
+    let output = run(&[&args[..], &[url.as_str()]].concat());
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     let seen = server.join().unwrap();
     let lines: Vec<&str> = seen.iter().map(|r| r.lines().next().unwrap()).collect();
