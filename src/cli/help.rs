@@ -19,6 +19,7 @@ pub(super) fn tree() -> clap::Command {
     COMMANDS.iter().fold(root, |root, command| root.subcommand(one(command)))
 }
 
+// What the Go agent does not list is not listed, so that help can be compared; `after_help` tells of it.
 fn one(command: &Command) -> clap::Command {
     let usage = ["pilot-agent", command.name, command.usage, "[flags]"];
     let usage: Vec<&str> = usage.into_iter().filter(|w| !w.is_empty()).collect();
@@ -26,7 +27,12 @@ fn one(command: &Command) -> clap::Command {
         .about(command.about)
         .override_usage(usage.join(" "))
         .hide(command.hidden)
-        .args(command.flags.iter().map(argument))
+        .args(
+            command
+                .flags
+                .iter()
+                .map(|f| argument(f).hide(f.old || (command.name == "proxy" && f.name == args::DRY_RUN))),
+        )
         .args(args::LOGGING.iter().map(argument));
     match command.name {
         "completion" => out.arg(Arg::new("shell").value_parser(PossibleValuesParser::new(SHELLS)).hide(true)),
@@ -39,10 +45,8 @@ fn one(command: &Command) -> clap::Command {
     }
 }
 
-// What the Go agent does not list is not listed, so that help can be compared; `after_help` tells of it.
 fn argument(flag: &Flag) -> Arg {
-    let arg =
-        Arg::new(flag.name).long(flag.name).help(flag.help).hide(flag.old || flag.name == args::DRY_RUN);
+    let arg = Arg::new(flag.name).long(flag.name).help(flag.help);
     let arg = if flag.short == '\0' { arg } else { arg.short(flag.short) };
     match flag.kind {
         Kind::Bool => arg.action(ArgAction::SetTrue),

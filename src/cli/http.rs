@@ -6,6 +6,7 @@
 //! as well).
 
 use std::io::Read as _;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
@@ -106,7 +107,13 @@ async fn once(method: &str, url: &Url, body: &str) -> Result<(Reply, Option<Stri
 
 async fn connect(url: &Url) -> Result<TcpStream, String> {
     let found = tokio::net::lookup_host((url.host.as_str(), url.port)).await;
-    let found = found.map_err(|e| format!("lookup {}: {e}", url.host))?;
+    let mut found: Vec<SocketAddr> = found.map_err(|e| format!("lookup {}: {e}", url.host))?.collect();
+    if url.host == "localhost" {
+        // The C library gives one line of the hosts file unless /etc/host.conf says `multi on`.
+        let both = [IpAddr::from(Ipv4Addr::LOCALHOST), IpAddr::from(Ipv6Addr::LOCALHOST)];
+        let both = both.map(|ip| SocketAddr::new(ip, url.port));
+        found.extend(both.into_iter().filter(|a| !found.contains(a)).collect::<Vec<_>>());
+    }
     let mut last = format!("lookup {}: no address", url.host);
     for address in found {
         match TcpStream::connect(address).await {

@@ -6,6 +6,8 @@
 //! same tables.
 
 mod completion;
+#[cfg(test)]
+mod config_md;
 mod help;
 mod http;
 mod istio_iptables;

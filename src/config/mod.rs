@@ -8,8 +8,6 @@
 pub mod addresses;
 pub mod args;
 pub mod bootstrap;
-#[cfg(test)]
-mod config_md;
 pub mod env;
 pub mod go;
 pub mod jsonpb;

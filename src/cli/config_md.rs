@@ -2,8 +2,9 @@
 
 use std::fmt::Write as _;
 
-use super::args::{self, Flag};
-use super::env::{FAMILIES, Kind, VARS, Var, WITHOUT_EFFECT};
+use super::COMMANDS;
+use crate::config::args::{self, Flag};
+use crate::config::env::{FAMILIES, Kind, VARS, Var, WITHOUT_EFFECT};
 
 const HEAD: &str = "# Flags and variables
 
@@ -65,6 +66,14 @@ fn generate() -> String {
     let mut out = HEAD.to_owned();
     flags(&mut out, "Flags of `proxy`", args::PROXY.iter().filter(|f| !f.old));
     flags(&mut out, "Logging, for every command", args::LOGGING.iter());
+    for command in COMMANDS.iter().filter(|c| c.name != "proxy" && !c.flags.is_empty()) {
+        flags(&mut out, &format!("Flags of `{}`", command.name), command.flags.iter());
+        if command.name == "istio-iptables" {
+            out.push_str(
+                "\nEach of these has a variable: its name in upper case with `_` for `-`; the flag goes first.\n",
+            );
+        }
+    }
     flags(&mut out, "Flags of releases 0.8 to 1.8", args::PROXY.iter().filter(|f| f.old));
     let mut parts: Vec<&str> = Vec::new();
     VARS.iter().for_each(|v| {
@@ -113,15 +122,17 @@ fn config_md_is_current() {
 }
 
 #[test]
-fn names_are_unique_and_every_part_is_together() {
+fn names_are_unique() {
     let mut names: Vec<&str> = VARS.iter().map(|v| v.name).chain(WITHOUT_EFFECT.iter().copied()).collect();
     names.sort_unstable();
     let all = names.len();
     names.dedup();
     assert_eq!(names.len(), all, "a variable stands in the tables twice");
-    let mut flags: Vec<&str> = args::PROXY.iter().chain(args::LOGGING).map(|f| f.name).collect();
-    flags.sort_unstable();
-    let all = flags.len();
-    flags.dedup();
-    assert_eq!(flags.len(), all, "a flag stands in the tables twice");
+    for command in COMMANDS {
+        let mut flags: Vec<&str> = command.flags.iter().chain(args::LOGGING).map(|f| f.name).collect();
+        flags.sort_unstable();
+        let all = flags.len();
+        flags.dedup();
+        assert_eq!(flags.len(), all, "{}: a flag stands in the tables twice", command.name);
+    }
 }
