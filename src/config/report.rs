@@ -8,6 +8,8 @@ use super::env::VARS;
 
 /// In place of a secret.
 const REDACTED: &str = "<redacted>";
+/// Holds whole HTTP requests.
+const PROBERS: &str = "ISTIO_KUBE_APP_PROBERS";
 /// Parts of names whose values are secrets.
 const SECRET: [&str; 9] = [
     "TOKEN",
@@ -57,8 +59,14 @@ pub fn proxy_config(config: &Config) -> String {
 pub fn variables(config: &Config) -> Vec<String> {
     let env = config.settings.env();
     let ours = VARS.iter().filter(|v| v.name != "PROXY_CONFIG");
-    let mut out: Vec<String> =
-        ours.filter_map(|v| env.get(v.name).map(|value| format!("{}={value:?}", v.name))).collect();
+    let mut out: Vec<String> = ours
+        .filter_map(|v| {
+            let value = env.get(v.name)?;
+            // Probes may send credentials in headers of theirs.
+            let shown = if v.name == PROBERS && !value.is_empty() { REDACTED } else { value };
+            Some(format!("{}={shown:?}", v.name))
+        })
+        .collect();
     // Headers carry credentials more often than not.
     for prefix in ["XDS_HEADER_", "CA_HEADER_"] {
         out.extend(env.with_prefix(prefix).map(|(name, _)| format!("{prefix}{name}={REDACTED:?}")));
