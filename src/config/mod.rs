@@ -84,7 +84,7 @@ pub fn load(
     settings.default_text("TRUST_DOMAIN", flags.get("trust-domain").unwrap_or_default());
     settings.default_text("INSTANCE_IP", flags.get("ip").unwrap_or_default());
     let mesh = layers::merge(&flags, &settings, root, &annotation, &mut warnings);
-    let mesh = mesh.unwrap_or_else(|problems| {
+    let mut mesh = mesh.unwrap_or_else(|problems| {
         errors.extend(problems.into_iter().map(|p| format!("failed to get proxy config: {p}")));
         Effective::new()
     });
@@ -94,6 +94,13 @@ pub fn load(
         if u16::try_from(port).is_err() {
             errors.push(format!("{name}={port}: a port must be in the range 0..65535"));
         }
+    }
+    // istiod is told of the template in the proxy config, wherever it was named.
+    if let Some(path) = flags.get("templateFile").filter(|path| !path.is_empty())
+        && mesh.proxy.custom_config_file.is_empty()
+        && let Err(faults) = mesh.set("proxyBootstrapTemplatePath", path.into())
+    {
+        errors.extend(faults.iter().map(|fault| format!("--templateFile={path}: {fault}")));
     }
     if !errors.is_empty() {
         return Err(errors);

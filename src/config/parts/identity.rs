@@ -123,7 +123,12 @@ pub fn sds(config: &Config, mode: probe::Mode) -> sds::Config {
     } else {
         match mode {
             probe::Mode::Own => {
-                vec![config.path(WORKLOAD_DIR).join(probe::DEFAULT_SOCKET), config.config_path().join("SDS")]
+                let mut sockets = vec![config.path(WORKLOAD_DIR).join(probe::DEFAULT_SOCKET)];
+                // Where 1.5 to 1.8 had it; whoever moved the folder since then does not look there.
+                if crate::envoy::bootstrap::path::clean(&config.mesh.proxy.config_path) == "etc/istio/proxy" {
+                    sockets.push(config.config_path().join("SDS"));
+                }
+                sockets
             }
             probe::Mode::External => vec![config.path(FILES_SOCKET)],
         }

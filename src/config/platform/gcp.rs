@@ -2,12 +2,16 @@
 
 use std::collections::BTreeMap;
 
+use futures_util::stream::{self, StreamExt};
+
 use super::Servers;
 use super::http::get;
 use crate::config::env::Settings;
 use crate::config::node::Platform;
 use crate::envoy::bootstrap::Locality;
 
+/// Questions under way at a time: a server that emulates Google's may have a short queue.
+const AT_ONCE: usize = 3;
 const FLAVOR: (&str, &str) = ("metadata-flavor", "Google");
 
 /// Whether the server at `host` is Google's.
@@ -68,28 +72,26 @@ fn from_variables(given: &str, quota_project: &str, zone: &str) -> BTreeMap<Stri
 }
 
 async fn asked(host: &str) -> BTreeMap<String, String> {
-    let (project, number, location, cluster, zone, name, id, template, creator) = tokio::join!(
-        value(host, "project/project-id"),
-        value(host, "project/numeric-project-id"),
-        value(host, "instance/attributes/cluster-location"),
-        value(host, "instance/attributes/cluster-name"),
-        zone(host),
-        value(host, "instance/name"),
-        value(host, "instance/id"),
-        value(host, "instance/attributes/instance-template"),
-        value(host, "instance/attributes/created-by"),
-    );
-    let metadata = [
-        ("gcp_project", project),
-        ("gcp_project_number", number),
-        ("gcp_location", location.or(zone)),
-        ("gcp_gke_cluster_name", cluster),
-        ("gcp_gce_instance", name),
-        ("gcp_gce_instance_id", id),
-        ("gcp_gce_instance_template", template),
-        ("gcp_gce_instance_created_by", creator),
+    let questions = [
+        ("gcp_project", "project/project-id"),
+        ("gcp_project_number", "project/numeric-project-id"),
+        ("gcp_location", "instance/attributes/cluster-location"),
+        ("gcp_gke_cluster_name", "instance/attributes/cluster-name"),
+        ("gcp_gce_instance", "instance/name"),
+        ("gcp_gce_instance_id", "instance/id"),
+        ("gcp_gce_instance_template", "instance/attributes/instance-template"),
+        ("gcp_gce_instance_created_by", "instance/attributes/created-by"),
     ];
-    with_cluster_url(metadata.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?))).collect())
+    let answers = stream::iter(questions)
+        .map(|(key, path)| async move { Some((key.to_owned(), value(host, path).await?)) })
+        .buffered(AT_ONCE);
+    let mut metadata: BTreeMap<String, String> = answers.filter_map(std::future::ready).collect().await;
+    if !metadata.contains_key("gcp_location")
+        && let Some(zone) = zone(host).await
+    {
+        metadata.insert("gcp_location".to_owned(), zone);
+    }
+    with_cluster_url(metadata)
 }
 
 fn with_cluster_url(mut metadata: BTreeMap<String, String>) -> BTreeMap<String, String> {

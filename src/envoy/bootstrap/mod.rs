@@ -348,7 +348,8 @@ impl Options {
     // The overload manager's limit: proxyMetadata, else the old runtime key, else none to speak of.
     fn max_connections(&self) -> i64 {
         let runtime = || self.runtime_values.get("overload.global_downstream_max_connections");
-        let number = |text: &String| text.parse::<i64>().ok();
+        // Envoy refuses a limit below 1.
+        let number = |text: &String| text.parse::<i64>().ok().filter(|n| *n > 0);
         self.max_connections
             .as_ref()
             .and_then(number)

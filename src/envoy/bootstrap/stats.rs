@@ -9,6 +9,9 @@ use super::{Error, HostPort, Node, Options, duration, typed};
 /// Envoy's own default, in nanoseconds.
 const DEFAULT_FLUSH: i64 = 5_000_000_000;
 
+/// What Envoy takes as flush interval, in nanoseconds; anything else keeps it from starting.
+const FLUSH: std::ops::Range<i64> = 1_000_000..300_000_000_000;
+
 const TAGS_BEFORE: [(&str, &str); 9] = [
     ("cluster_name", r"^cluster(\.(.+);)"),
     ("http_conn_manager_prefix", r"^http\.(((?:[_.[:digit:]\w]*|[_\[\]aAbBcCdDeEfF[:digit:]\w\:]*));\.)"),
@@ -49,11 +52,21 @@ impl Intervals {
             let parsed = duration::parse(text);
             parsed.inspect_err(|why| tracing::warn!("annotation {key} is ignored: {why}")).ok()
         };
-        let flush = read("sidecar.istio.io/statsFlushInterval");
+        let key = "sidecar.istio.io/statsFlushInterval";
+        let flush = read(key).filter(|flush| {
+            let fits = FLUSH.contains(flush);
+            if !fits {
+                let flush = duration::seconds(*flush);
+                tracing::warn!(
+                    "annotation {key} is ignored: Envoy takes 1ms up to less than 5m, not {flush}"
+                );
+            }
+            fits
+        });
         let key = "sidecar.istio.io/statsEvictionInterval";
         let eviction = read(key).filter(|eviction| {
             let flush = flush.unwrap_or(DEFAULT_FLUSH);
-            let multiple = flush != 0 && eviction % flush == 0;
+            let multiple = *eviction > 0 && eviction % flush == 0;
             if !multiple {
                 let (eviction, flush) = (duration::seconds(*eviction), duration::seconds(flush));
                 tracing::warn!("annotation {key} is ignored: {eviction} is no whole multiple of the flush interval {flush}");
@@ -170,6 +183,16 @@ pub(crate) fn histogram_buckets(node: &Node) -> Option<Value> {
             tracing::warn!("annotation {key} is ignored: not a JSON object of lists of numbers: {why}");
         })
         .ok()?;
+    for (prefix, buckets) in &parsed {
+        let mut sorted: Vec<f64> = buckets.iter().flatten().copied().collect();
+        sorted.sort_by(f64::total_cmp);
+        if sorted.first().is_some_and(|n| *n <= 0.0) || sorted.windows(2).any(|w| w[0] == w[1]) {
+            tracing::warn!(
+                "annotation {key} is ignored: buckets of {prefix:?} must be above 0 and all different"
+            );
+            return None;
+        }
+    }
     let number = |n: &f64| {
         let integral = n.fract() == 0.0 && n.abs() < 1e15;
         #[allow(clippy::cast_possible_truncation)]
