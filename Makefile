@@ -15,6 +15,7 @@ demo:  ## two real Envoys, two agents, mutual TLS, rotation under traffic (about
 	@envoy=$$(scripts/get-envoy) && target/release/demo --agent $(AGENT) --envoy "$$envoy"
 
 test:  ## every test; gets Envoy the way the demo does
+	@scripts/get-netfilter
 	@envoy=$$(scripts/get-envoy) && ENVOY_BIN="$$envoy" cargo test --locked --workspace
 
 lint: $(DENY)  ## format, clippy, dependency policy, documentation
