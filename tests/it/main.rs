@@ -3,5 +3,6 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod bootstrap;
 mod dry_run;
 mod envoy;
