@@ -1,13 +1,19 @@
 //! The relay's metrics: the Go agent's by name and label, and the ones that show what it hides.
 
-use prometheus::{IntCounterVec, IntGaugeVec};
+use std::sync::Arc;
 
+use prometheus::core::{Collector, Desc};
+use prometheus::proto::MetricFamily;
+use prometheus::{IntCounterVec, IntGaugeVec, Opts};
+
+use super::state::State;
 use super::status::Class;
 use crate::base::metrics::Metrics;
 
 /// All of them.
 #[derive(Debug)]
 pub struct Meters {
+    failures: IntCounterVec,
     istiod: IntCounterVec,
     envoy: IntCounterVec,
     requests: IntCounterVec,
@@ -28,6 +34,11 @@ impl Meters {
     pub fn new(metrics: &Metrics) -> Self {
         let counter = |name, help, labels: &[&str]| metrics.counter(name, help, labels);
         Self {
+            failures: counter(
+                "istiod_connection_failures",
+                "The total number of connection failures to Istiod",
+                &[],
+            ),
             istiod: counter(
                 "istiod_connection_terminations",
                 "The total number of connection errors to Istiod",
@@ -59,6 +70,11 @@ impl Meters {
             holds: counter("xds_holds", "Envoy streams that were held, by how it ended", &["result"]),
             dials: counter("xds_dials", "Attempts to open a stream to istiod", &["result"]),
         }
+    }
+
+    /// The way upstream could not even be set up.
+    pub fn failure(&self) {
+        self.failures.with_label_values(&NONE).inc();
     }
 
     /// The upstream leg ended.
@@ -113,5 +129,34 @@ impl Meters {
     /// An attempt upstream.
     pub fn dial(&self, result: &str) {
         self.dials.with_label_values(&[result]).inc();
+    }
+}
+
+// The state of each type's configuration, read when somebody scrapes.
+struct States {
+    state: Arc<State>,
+    gauge: IntGaugeVec,
+}
+
+/// Shows how fresh each type is, as one sample of value 1 per type.
+pub(super) fn export(metrics: &Metrics, state: &Arc<State>) {
+    let opts =
+        Opts::new("xds_config_state", "How fresh the configuration of each type is, as the label says");
+    let gauge = IntGaugeVec::new(opts, &["type", "state"]).expect("names and labels are constants");
+    let states = States { state: state.clone(), gauge };
+    metrics.register(Box::new(states)).expect("the family is registered once");
+}
+
+impl Collector for States {
+    fn desc(&self) -> Vec<&Desc> {
+        self.gauge.desc()
+    }
+
+    fn collect(&self) -> Vec<MetricFamily> {
+        self.gauge.reset();
+        for view in self.state.snapshot().types {
+            self.gauge.with_label_values(&[view.name, view.state.label()]).set(1);
+        }
+        self.gauge.collect()
     }
 }

@@ -36,6 +36,7 @@ use super::protocol::Protocol;
 use super::reply::Reply;
 use super::rules::Responses;
 use super::server::Shared;
+use super::session::Held;
 use super::status::{self, Class};
 use super::upstream::Link;
 use super::{keepalive, tap, types};
@@ -95,6 +96,8 @@ pub(super) struct Stream<'a> {
     pub(super) committed: &'a std::sync::atomic::AtomicBool,
     /// Set by the first request for listeners, after which the agent sends its own.
     pub(super) first_listeners: &'a std::sync::atomic::AtomicBool,
+    /// Set while Envoy does not know that istiod is being dialled.
+    pub(super) held: Option<&'a Held>,
 }
 
 /// Why a write did not happen.
@@ -353,6 +356,9 @@ pub(super) fn stalled(leg: &str, after: Duration) -> Ended {
 fn commit(stream: &Stream<'_>) {
     if !stream.committed.swap(true, std::sync::atomic::Ordering::Relaxed) {
         stream.shared.came_alive();
+        if let Some(held) = stream.held {
+            held.end("healed");
+        }
     }
 }
 

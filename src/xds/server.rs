@@ -15,7 +15,7 @@ use tonic::Status;
 
 use super::hold::{Due, Hold};
 use super::io::Tracked;
-use super::meters::Meters;
+use super::meters::{self, Meters};
 use super::own::{Own, Queue};
 use super::protocol::Protocol;
 use super::reply::Reply;
@@ -48,7 +48,7 @@ pub(super) struct Shared {
     pub(super) convert: Option<Arc<dyn Convert>>,
     pub(super) wake: watch::Receiver<u64>,
     pub(super) meters: Meters,
-    pub(super) state: State,
+    pub(super) state: Arc<State>,
     /// The version Envoy last named for extension configs; outlives streams, as in the Go agent.
     pub(super) ecds_version: Mutex<String>,
     hold: Mutex<Hold>,
@@ -166,7 +166,8 @@ impl Server {
     #[must_use]
     pub fn new(config: Config, parts: Parts) -> Self {
         let meters = Meters::new(&parts.metrics);
-        let state = State::new(parts.clock, parts.upstream.address().to_owned());
+        let state = Arc::new(State::new(parts.clock, parts.upstream.address().to_owned()));
+        meters::export(&parts.metrics, &state);
         Self(Arc::new(Shared {
             config,
             upstream: parts.upstream,

@@ -2,7 +2,7 @@
 
 use std::future::poll_fn;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
 use h2::RecvStream;
@@ -18,7 +18,7 @@ use super::relay::{Ended, Leg, Stream, exchange};
 use super::reply::Reply;
 use super::server::Shared;
 use super::status::Class;
-use super::upstream::{self, Link};
+use super::upstream::{self, Link, Unopened};
 use crate::base::tasks::Stop;
 
 /// Serves one stream to its end. `stop` is the server's.
@@ -31,7 +31,7 @@ pub(super) async fn serve(
 ) {
     let queue = Arc::new(Queue::default());
     let (id, replaced) = shared.register(protocol, &queue, &stop);
-    let held = shared.holds();
+    let held = shared.holds().then(|| Held::new(&shared, id));
     let session = Session {
         stream: Stream {
             id,
@@ -40,10 +40,11 @@ pub(super) async fn serve(
             queue: &queue,
             committed: &AtomicBool::new(false),
             first_listeners: &AtomicBool::new(false),
+            held: held.as_ref(),
         },
-        inbox: Inbox::new(body, protocol, shared.config.max_request, held),
+        inbox: Inbox::new(body, protocol, shared.config.max_request, held.is_some()),
         reply: Reply::new(respond),
-        ends_at: held.then(|| Instant::now() + shared.config.hold),
+        ends_at: held.as_ref().map(|_| Instant::now() + shared.config.hold),
         replaced,
     };
     session.run(&stop).await;
@@ -61,11 +62,9 @@ struct Session<'a> {
 
 impl Session<'_> {
     async fn run(mut self, stop: &Stop) {
-        let shared = self.stream.shared;
-        let guard = self.ends_at.map(|_| Held::new(shared, self.stream.id));
         let (ended, result) = self.attempts().await;
-        if let Some(guard) = guard {
-            guard.end(result);
+        if let Some(held) = self.stream.held {
+            held.end(result);
         }
         let mut status = ended.status.clone();
         if ended.by == Leg::Agent && stop.is_cancelled() {
@@ -98,8 +97,11 @@ impl Session<'_> {
             };
             let ended = match opened {
                 Err(ended) => return (ended, "given up"),
-                Ok(Err(status)) => {
+                Ok(Err(Unopened { status, roots })) => {
                     shared.meters.dial("failed");
+                    if roots {
+                        shared.meters.failure();
+                    }
                     // The stream was never open: no class, and nothing of Envoy's side is counted.
                     shared.meters.istiod_ended(Class::Unexpected);
                     let again = self.may_go_on(&status);
@@ -108,7 +110,7 @@ impl Session<'_> {
                 }
                 Ok(Ok(link)) => self.relay(link).await,
             };
-            let committed = self.stream.committed.load(std::sync::atomic::Ordering::Relaxed);
+            let committed = self.stream.committed.load(Ordering::Relaxed);
             count(shared, &ended);
             if committed {
                 shared.state.upstream_down(reason(&ended));
@@ -165,30 +167,37 @@ impl Session<'_> {
     }
 }
 
-// A stream that may be held shows as held until istiod answers; counted and logged once at its end.
-struct Held<'a> {
-    shared: &'a Shared,
+/// A stream that may be held shows as held until istiod answers; counted and logged once at its end.
+pub(super) struct Held {
+    shared: Arc<Shared>,
     since: Instant,
+    ended: AtomicBool,
 }
 
-impl<'a> Held<'a> {
-    fn new(shared: &'a Shared, id: u64) -> Self {
+impl Held {
+    fn new(shared: &Arc<Shared>, id: u64) -> Self {
         shared.meters.held(1);
         shared.state.held(true);
         tracing::info!(target: "xdsproxy", stream = id,
             "istiod has failed before, so Envoy's stream is held while the agent dials {}", shared.upstream.address());
-        Self { shared, since: Instant::now() }
+        Self { shared: shared.clone(), since: Instant::now(), ended: AtomicBool::new(false) }
     }
 
-    fn end(self, result: &'static str) {
+    /// The hold is over; only the first word counts.
+    pub(super) fn end(&self, result: &'static str) {
+        if self.ended.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        self.shared.meters.held(-1);
         self.shared.meters.hold_ended(result);
-        tracing::debug!(target: "xdsproxy", "the held stream ended after {:?}: {result}", self.since.elapsed());
+        self.shared.state.held(false);
+        tracing::info!(target: "xdsproxy", "the stream held for {:?} is {result}", self.since.elapsed());
     }
 }
 
-impl Drop for Held<'_> {
+impl Drop for Held {
     fn drop(&mut self) {
-        self.shared.meters.held(-1);
+        self.end("given up");
     }
 }
 

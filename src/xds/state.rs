@@ -33,6 +33,20 @@ pub enum Freshness {
     Stale,
 }
 
+impl Freshness {
+    /// The value of the metrics' label `state`.
+    #[must_use]
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Never => "never",
+            Self::Sent => "sent",
+            Self::Synced => "synced",
+            Self::Rejected => "rejected",
+            Self::Stale => "stale",
+        }
+    }
+}
+
 /// One type, for people.
 #[derive(Debug, Clone, Serialize)]
 pub struct TypeView {

@@ -70,6 +70,27 @@ pub(super) struct Link {
     pub(super) peer: SocketAddr,
 }
 
+/// Why no stream was opened.
+pub(super) struct Unopened {
+    /// What Envoy is told.
+    pub(super) status: Status,
+    /// The connection could not even be set up, for want of roots.
+    pub(super) roots: bool,
+}
+
+impl From<Status> for Unopened {
+    fn from(status: Status) -> Self {
+        Self { status, roots: false }
+    }
+}
+
+impl From<Error> for Unopened {
+    fn from(error: Error) -> Self {
+        let text = format!("connection error: desc = \"{}\"", crate::base::error::chain(&error));
+        Self { status: Status::unavailable(text), roots: matches!(error, Error::Roots { .. }) }
+    }
+}
+
 /// Connects and opens the stream; does not wait for an answer, since istiod sends even its headers only
 /// with its first response.
 pub(super) async fn open(
@@ -77,10 +98,8 @@ pub(super) async fn open(
     tokens: &dyn TokenSource,
     headers: &CallHeaders,
     protocol: Protocol,
-) -> Result<Link, Status> {
-    let connection = upstream.connect().await.map_err(|e| {
-        Status::unavailable(format!("connection error: desc = \"{}\"", crate::base::error::chain(&e)))
-    })?;
+) -> Result<Link, Unopened> {
+    let connection = upstream.connect().await?;
     let token = tokens.token().await.map_err(|e| Status::unauthenticated(e.to_string()))?;
     let mut map = call_headers(headers)?;
     if let Some(token) = token {
