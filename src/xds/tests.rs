@@ -21,6 +21,8 @@ use crate::base::tasks::{Group, Stop};
 use crate::istiod::auth::{self, Token};
 use crate::istiod::{Connection, Error, Stream};
 
+mod herd;
+
 const CDS: &str = "type.googleapis.com/envoy.config.cluster.v3.Cluster";
 const SOON: Duration = Duration::from_secs(10);
 

@@ -4,9 +4,11 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod ads;
 mod cli;
 mod end_to_end;
 mod faults;
+mod heal;
 mod lifecycle;
 mod sds;
 mod startup;

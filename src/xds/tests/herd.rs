@@ -1,0 +1,103 @@
+//! Many agents whose istiod restarts: they come back spread out.
+
+use rand::Rng;
+
+use super::*;
+
+const AGENTS: usize = 500;
+const OUTAGE: Duration = Duration::from_secs(10);
+const SLOT_MS: u128 = 250;
+
+// As Envoy does: open, ask, and after an end back off with jitter.
+async fn play_envoy(socket: PathBuf) {
+    let mut bound = 500;
+    loop {
+        let io = UnixStream::connect(&socket).await.unwrap();
+        let (mut send, connection) = h2::client::handshake(io).await.unwrap();
+        let stream = async {
+            let request = Request::post(format!("http://xds-grpc{}", Protocol::Delta.path()))
+                .header("content-type", "application/grpc")
+                .body(())
+                .unwrap();
+            let (response, mut sink) = send.send_request(request, false).unwrap();
+            write(&mut sink, Protocol::Delta.initial(CDS)).await;
+            let Ok(response) = response.await else { return false };
+            let mut body = response.into_body();
+            let mut served = false;
+            while let Some(Ok(data)) = body.data().await {
+                let _ = body.flow_control().release_capacity(data.len());
+                served = true;
+            }
+            served
+        };
+        let served = tokio::select! {
+            served = stream => served,
+            _ = connection => false,
+        };
+        bound = if served { 500 } else { (bound * 2).min(30_000) };
+        let pause = rand::rng().random_range(0..bound);
+        tokio::time::sleep(Duration::from_millis(pause)).await;
+    }
+}
+
+#[tokio::test]
+#[ignore = "takes half a minute"]
+async fn five_hundred_agents_come_back_spread_out() {
+    let dir = tempfile::tempdir().unwrap();
+    let group = Group::new();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let (sender, mut streams) = mpsc::unbounded_channel();
+    group.run("istiod", accept(listener, sender, group.clone()));
+    let way = Arc::new(Way { address, open: AtomicBool::new(true) });
+    let (_news, wake) = watch::channel(0);
+    for n in 0..AGENTS {
+        let socket = dir.path().join(n.to_string());
+        let parts = Parts {
+            upstream: way.clone(),
+            tokens: Arc::new(Tokens),
+            headers: CallHeaders::default(),
+            taps: Vec::new(),
+            convert: None,
+            wake: wake.clone(),
+            metrics: Metrics::new(),
+            clock: Arc::new(clock::System),
+        };
+        let server = Server::new(Config::new(socket.clone()), parts);
+        let (listener, _file) = server.bind().unwrap().into_parts();
+        std::mem::forget(_file);
+        let stop = group.token();
+        group.spawn("xds", server.serve(listener, stop));
+        group.run("envoy", play_envoy(socket));
+    }
+    let mut first = Vec::new();
+    while first.len() < AGENTS {
+        let mut stream = streams.recv().await.unwrap();
+        stream.push(&response(CDS, "1", &[1])).await;
+        first.push(stream);
+    }
+    way.open.store(false, Ordering::SeqCst);
+    first.iter().for_each(|s| s.cut.cancel());
+    drop(first);
+    tokio::time::sleep(OUTAGE).await;
+    let back = tokio::time::Instant::now();
+    way.open.store(true, Ordering::SeqCst);
+    let mut arrivals = Vec::new();
+    let mut open = Vec::new();
+    while arrivals.len() < AGENTS {
+        let mut stream = tokio::time::timeout(SOON, streams.recv()).await.expect("all come back").unwrap();
+        arrivals.push(back.elapsed().as_millis());
+        stream.push(&response(CDS, "1", &[1])).await;
+        open.push(stream);
+    }
+    let slots = arrivals.iter().max().unwrap() / SLOT_MS + 1;
+    let mut most = 0;
+    for slot in 0..slots {
+        let count = arrivals.iter().filter(|a| **a / SLOT_MS == slot).count();
+        most = most.max(count);
+        println!("{:5} ms {count:4} {}", slot * SLOT_MS, "#".repeat(count / 2));
+    }
+    assert!(most <= AGENTS / 5, "{most} of {AGENTS} came within {SLOT_MS} ms");
+    drop(open);
+    group.stop(Duration::from_secs(5)).await;
+}
