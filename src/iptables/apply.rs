@@ -139,6 +139,13 @@ impl Side<'_> {
                 Err(reason) => tracing::error!("the rules could not be put back: {reason}"),
             }
         }
+        // A filter table that was saved is back as it was; one that was not there holds our guardrails.
+        if change::guarded(&state)
+            && !self.backend.state.tables.contains_key("filter")
+            && let Err(reason) = self.restore(runner, &self.backend, &change::lower_guardrails(), true)
+        {
+            tracing::error!("TCP and UDP stay blocked, because the guardrails could not be lowered: {reason}");
+        }
     }
 
     fn restore(

@@ -50,10 +50,15 @@ pub fn removal(state: &State, rules: &[Rule], family: Family, names: &Names, jum
         let known = known_jumps(rules, family, table, names);
         let (go, stay): (Vec<_>, Vec<_>) = outside_rules(state, name)
             .into_iter()
-            .filter(|(_, rule)| rule.target().is_some_and(is_ours) || known.contains(&canonical(rule, names)))
+            .filter(|(chain, rule)| {
+                rule.target().is_some_and(is_ours)
+                    || known.contains(&canonical(rule, names))
+                    || is_mark_rule(table, chain, rule)
+            })
             .partition(|(chain, rule)| {
                 jumps == Jumps::All
                     || known.contains(&canonical(rule, names))
+                    || is_mark_rule(table, chain, rule)
                     || is_historic_jump(chain, rule)
             });
         let chains = state.our_chains(name);
@@ -107,6 +112,30 @@ fn known_jumps(
 fn is_historic_jump(chain: &str, rule: &Saved) -> bool {
     matches!(chain, "PREROUTING" | "OUTPUT")
         && !rule.words.iter().any(|w| matches!(w.as_str(), "-i" | "-o" | "-s" | "-d"))
+}
+
+// What TPROXY options put into the built-in chains of mangle beside jumps: saving, restoring and setting
+// the mark, and the return of marked packets on the loopback device. Nobody else's rules look like these
+// in a pod.
+fn is_mark_rule(table: Table, chain: &str, rule: &Saved) -> bool {
+    let has = |word: &str| rule.words.iter().any(|w| w == word);
+    let marks = match rule.target() {
+        Some("CONNMARK") => has("--save-mark") || has("--restore-mark"),
+        Some("MARK") => has("0x53a/0xffffffff"),
+        Some("RETURN") => has("--mark") && has("-o") && has("lo"),
+        _ => false,
+    };
+    table == Table::Mangle && matches!(chain, "PREROUTING" | "OUTPUT") && marks
+}
+
+/// Whether the guardrails stand on top of the filter table.
+#[must_use]
+pub fn guarded(state: &State) -> bool {
+    GUARDS.chunks(2).all(|pair| {
+        let chain = pair[0].0;
+        let top: Vec<_> = state.rules("filter", chain).iter().take(2).map(|r| r.text.as_str()).collect();
+        top == [pair[1].1, pair[0].1]
+    })
 }
 
 /// What puts the tables of `before` back after a change failed half-way: (document, needs a full flush

@@ -159,7 +159,10 @@ async fn at_start(row: &Row) {
             assert!(ask(&client, name).await.is_err(), "{}: {name} out of nothing", row.name);
         }
     }
-    told(row, &mut agent).await;
+    // The same answer that overtakes leaves nothing to tell.
+    if row.name != "connection dropped" {
+        told(row, &mut agent).await;
+    }
     heal(row, &mock, &agent).await;
     eventually(&format!("{} heals", row.name), || async { ask(&client, "default").await.ok() }).await;
     ask(&client, "ROOTCA").await.unwrap();
