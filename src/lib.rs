@@ -15,6 +15,7 @@ pub mod base;
 pub mod ca;
 pub mod cli;
 pub mod config;
+pub mod dns;
 pub mod envoy;
 pub mod iptables;
 pub mod istiod;

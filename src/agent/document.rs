@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::base::build_info;
 use crate::base::tasks::Stop;
 use crate::config::Config;
-use crate::{envoy, secrets, status, xds};
+use crate::{dns, envoy, secrets, status, xds};
 
 /// The agent as the status server sees it.
 pub struct Face {
@@ -17,6 +17,7 @@ pub struct Face {
     envoy: envoy::Handle,
     secrets: secrets::Handle,
     xds: xds::Handle,
+    names: Option<dns::Current>,
     closing: Stop,
     since: SystemTime,
 }
@@ -28,6 +29,7 @@ impl Face {
         envoy: &envoy::Handle,
         secrets: &secrets::Handle,
         xds: &xds::Handle,
+        names: Option<dns::Current>,
         closing: &Stop,
     ) -> Self {
         Self {
@@ -35,6 +37,7 @@ impl Face {
             envoy: envoy.clone(),
             secrets: secrets.clone(),
             xds: xds.clone(),
+            names,
             closing: closing.clone(),
             since: SystemTime::now(),
         }
@@ -66,6 +69,17 @@ impl status::Agent for Face {
 
     fn hot_restart(&self) -> Result<(), String> {
         self.envoy.hot_restart()
+    }
+
+    fn not_ready(&self) -> Vec<String> {
+        let waiting = self.names.as_ref().is_some_and(|names| names.borrow().is_none());
+        let said = "istio DNS capture is turned ON and DNS lookup table is not ready yet";
+        waiting.then(|| said.to_owned()).into_iter().collect()
+    }
+
+    fn name_table(&self) -> Option<Result<String, String>> {
+        let table = self.names.as_ref()?.borrow().clone()?;
+        Some(table.json())
     }
 
     fn degraded(&self) -> Vec<String> {

@@ -6,6 +6,7 @@
 //! in the last line.
 
 mod bootstrap;
+mod dns;
 mod document;
 mod dry_run;
 mod shutdown;
@@ -79,6 +80,18 @@ async fn start(config: Config) -> Result<u8, Error> {
         })
     });
 
+    let dns_root = rustix::process::getuid().is_root();
+    let wires = wiring::Wires::new(&config);
+    let names = wires.names.clone();
+    let dns_bound = match &names {
+        Some(names) => Some(
+            crate::dns::bind(&parts::dns::server(&config, dns_root), names.clone(), &metrics)
+                .await
+                .map_err(said)?,
+        ),
+        None => None,
+    };
+
     let mode = if disabled {
         Mode::Own
     } else {
@@ -96,7 +109,6 @@ async fn start(config: Config) -> Result<u8, Error> {
     let (identity_source, manager) = Manager::new(secret_config, ca, &metrics, clock.clone());
     let sds_server =
         sds::Server::bind(identity::sds(&config, mode), Arc::new(identity_source.clone()), &metrics);
-    let wires = wiring::Wires::new(&config, &identity_source);
     let xds_server = xds::Server::new(
         parts::xds(&config),
         xds::Parts {
@@ -129,7 +141,10 @@ async fn start(config: Config) -> Result<u8, Error> {
 
     // Serve, then start Envoy.
     let tasks = shutdown::Stages::new();
-    wires.spawn(&tasks, &config);
+    if let Some(server) = dns_bound {
+        tasks.dns.run("dns", server.serve(tasks.dns.token()));
+    }
+    wires.spawn(&tasks, &config, &identity_source);
     spawn(&tasks.secrets, "secrets", {
         let stop = tasks.secrets.token();
         async move { manager.run(stop).await }
@@ -151,7 +166,7 @@ async fn start(config: Config) -> Result<u8, Error> {
         }
     });
     let closing = tasks.closing.clone();
-    let face = document::Face::new(&config, &envoy_handle, &identity_source, &xds_handle, &closing);
+    let face = document::Face::new(&config, &envoy_handle, &identity_source, &xds_handle, names, &closing);
     if let Some(bound) = status_bound {
         let handles = status::Handles {
             agent: Arc::new(face),

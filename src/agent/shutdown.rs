@@ -1,4 +1,4 @@
-//! The end, in order: no new status connections → Envoy drains and is gone → XDS → SDS → secrets →
+//! The end, in order: no new status connections → Envoy drains and is gone → XDS → DNS → SDS → secrets →
 //! status. Envoy has its certificates and its config until it is gone. Each stage has a limit, and the
 //! one that overruns is named.
 
@@ -14,6 +14,8 @@ pub struct Stages {
     pub closing: Stop,
     /// The relay.
     pub xds: Group,
+    /// The DNS server.
+    pub dns: Group,
     /// The SDS sockets.
     pub sds: Group,
     /// The secret manager and what feeds it.
@@ -28,6 +30,7 @@ impl Stages {
         Self {
             closing: Stop::new(),
             xds: Group::new(),
+            dns: Group::new(),
             sds: Group::new(),
             secrets: Group::new(),
             status: Group::new(),
@@ -48,9 +51,13 @@ pub async fn supervise(supervisor: Supervisor, envoy: &Handle, mut signals: Sign
         }
     };
     stages.closing.cancel();
-    for (name, group) in
-        [("xds", &stages.xds), ("sds", &stages.sds), ("secrets", &stages.secrets), ("status", &stages.status)]
-    {
+    for (name, group) in [
+        ("xds", &stages.xds),
+        ("dns", &stages.dns),
+        ("sds", &stages.sds),
+        ("secrets", &stages.secrets),
+        ("status", &stages.status),
+    ] {
         for task in group.stop(STAGE).await {
             tracing::warn!("the {name} stage did not end within {STAGE:?}: task {task} was cut off");
         }
@@ -71,6 +78,7 @@ fn begin(closing: &Stop, envoy: &Handle, reason: Reason) {
 async fn failed(stages: &Stages) -> String {
     let failure = tokio::select! {
         f = stages.xds.failed() => f,
+        f = stages.dns.failed() => f,
         f = stages.sds.failed() => f,
         f = stages.secrets.failed() => f,
         f = stages.status.failed() => f,

@@ -7,9 +7,11 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 
+use super::dns::NameTables;
 use super::shutdown::Stages;
 use crate::base::files::Watcher;
-use crate::config::Config;
+use crate::config::{Config, parts};
+use crate::dns;
 use crate::secrets;
 use crate::xds::{Tap, TrustBundle};
 
@@ -22,29 +24,36 @@ pub struct Wires {
     pub taps: Vec<Arc<dyn Tap>>,
     /// Changes when trying again makes sense at once.
     pub wake: watch::Receiver<u64>,
+    /// The name table, when there is a DNS server.
+    pub names: Option<dns::Current>,
     waker: watch::Sender<u64>,
     bundle: Option<watch::Receiver<String>>,
-    secrets: secrets::Handle,
 }
 
 impl Wires {
     /// Makes the channels.
-    pub fn new(config: &Config, secrets: &secrets::Handle) -> Self {
+    pub fn new(config: &Config) -> Self {
         let (waker, wake) = watch::channel(0);
         let mut taps: Vec<Arc<dyn Tap>> = Vec::new();
+        // Its place in the list is its place among the agent's own requests: the name table first.
+        let names = parts::dns::enabled(config).then(|| {
+            let (tap, names) = NameTables::tap(parts::dns::scope(config));
+            taps.push(tap);
+            names
+        });
         let mut bundle = None;
         if config.settings.flag("PROXY_CONFIG_XDS_AGENT") {
             let (tap, news) = TrustBundle::tap();
             taps.push(tap);
             bundle = Some(news);
         }
-        Self { taps, wake, waker, bundle, secrets: secrets.clone() }
+        Self { taps, wake, names, waker, bundle }
     }
 
     /// Starts what moves things along the channels.
-    pub fn spawn(self, stages: &Stages, config: &Config) {
+    pub fn spawn(self, stages: &Stages, config: &Config, secrets: &secrets::Handle) {
         if let Some(mut bundle) = self.bundle {
-            let secrets = self.secrets;
+            let secrets = secrets.clone();
             let stop = stages.secrets.token();
             stages.secrets.run("trust bundle", async move {
                 loop {

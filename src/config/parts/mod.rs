@@ -1,6 +1,7 @@
 //! What each part of the agent is told, cut out of the one [`Config`]. One function a part; no part
 //! reads the configuration itself.
 
+pub mod dns;
 pub mod envoy;
 pub mod identity;
 pub mod istiod;

@@ -1,0 +1,48 @@
+//! The local DNS server.
+
+use std::path::Path;
+
+use super::Config;
+use crate::dns::{self, Scope};
+
+const RESOLV_CONF: &str = "/etc/resolv.conf";
+/// Where the original resolvers stand when `/etc/resolv.conf` names the agent itself.
+const OTHER_RESOLV_CONF: &str = "/var/lib/istio/resolv.conf";
+const DEFAULT_ADDRESS: &str = "localhost:15053";
+
+/// Whether there is a server at all.
+#[must_use]
+pub fn enabled(config: &Config) -> bool {
+    let s = &config.settings;
+    s.flag("ISTIO_META_ENABLE_DNS_SERVER")
+        || (s.flag("ISTIO_META_DNS_CAPTURE") && config.node_type == "sidecar")
+}
+
+/// From where names are seen.
+#[must_use]
+pub fn scope(config: &Config) -> Scope {
+    Scope::new(config.settings.text("POD_NAMESPACE"), &config.domain)
+}
+
+/// The server. On port 53 it is everybody's resolver, which takes root.
+#[must_use]
+pub fn server(config: &Config, root: bool) -> dns::Config {
+    let s = &config.settings;
+    let asked = s.some_text("DNS_PROXY_ADDR").unwrap_or(DEFAULT_ADDRESS);
+    let privileged = asked.ends_with(":53");
+    if privileged && !root {
+        tracing::error!(
+            target: "dns",
+            "DNS_PROXY_ADDR is {asked:?}, and port 53 takes root: {DEFAULT_ADDRESS} is used"
+        );
+    }
+    let before_sync = privileged && root;
+    let other = before_sync && Path::new(OTHER_RESOLV_CONF).exists();
+    dns::Config {
+        address: if privileged && !root { DEFAULT_ADDRESS } else { asked }.to_owned(),
+        resolv_conf: if other { OTHER_RESOLV_CONF } else { RESOLV_CONF }.into(),
+        before_sync,
+        parallel: s.flag("DNS_FORWARD_PARALLEL"),
+        timeout: s.duration("DNS_FORWARD_TIMEOUT"),
+    }
+}

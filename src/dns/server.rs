@@ -1,0 +1,231 @@
+//! The sockets: one UDP and one TCP an address.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use prometheus::IntCounterVec;
+use tokio::net::{TcpListener, TcpStream, UdpSocket};
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+use super::upstream::{self, Transport, Upstream};
+use super::wire::{self, Query, Rcode, Screened};
+use super::{Config, Current, Error, resolv};
+use crate::base::metrics::Metrics;
+use crate::base::tasks::Stop;
+
+/// Queries at the nameservers at once; each holds a socket. More are answered SERVFAIL, so that dead
+/// nameservers cannot use up the file descriptors the rest of the agent needs.
+const FORWARDS: usize = 512;
+/// Connections at once; more wait in the kernel's queue, and none is kept idle longer than [`IDLE`].
+const CONNECTIONS: usize = 128;
+/// Until the first query of a connection, and until a reply is taken.
+const FIRST: Duration = Duration::from_secs(2);
+/// Between two queries of a connection.
+const IDLE: Duration = Duration::from_secs(8);
+/// Queries a connection may carry.
+const QUERIES: usize = 128;
+/// After a failed accept or receive, so that a lasting fault does not spin.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// Sockets that are bound but not yet served.
+pub struct Bound {
+    sockets: Vec<(UdpSocket, TcpListener)>,
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    table: Current,
+    search: Option<String>,
+    before_sync: bool,
+    upstream: Upstream,
+    forwards: Semaphore,
+    requests: IntCounterVec,
+}
+
+/// Reads `resolv.conf` and binds the ports.
+///
+/// # Errors
+/// When the file cannot be read, the address is none or a port is taken.
+pub async fn bind(config: &Config, table: Current, metrics: &Metrics) -> Result<Bound, Error> {
+    let text = std::fs::read(&config.resolv_conf)
+        .map_err(|source| Error::ResolvConf { path: config.resolv_conf.clone(), source })?;
+    let resolv = resolv::parse(&String::from_utf8_lossy(&text));
+    let mut sockets = Vec::new();
+    for (host, port) in addresses(&config.address, &resolv.nameservers)? {
+        let failed = |network, source| Error::Bind { network, address: config.address.clone(), source };
+        let udp = UdpSocket::bind((host.as_str(), port)).await.map_err(|e| failed("udp", e))?;
+        let tcp = TcpListener::bind((host.as_str(), port)).await.map_err(|e| failed("tcp", e))?;
+        sockets.push((udp, tcp));
+    }
+    tracing::info!(target: "dns", "local DNS server listens on {}", config.address);
+    let requests = metrics.counter("dns_requests_total", "DNS queries taken.", &[]);
+    let shared = Shared {
+        table,
+        search: resolv.search,
+        before_sync: config.before_sync,
+        upstream: Upstream::new(resolv.nameservers, config.parallel, config.timeout, metrics),
+        forwards: Semaphore::new(FORWARDS),
+        requests,
+    };
+    Ok(Bound { sockets, shared: Arc::new(shared) })
+}
+
+// `localhost` is taken in the families that the nameservers have.
+fn addresses(address: &str, nameservers: &[String]) -> Result<Vec<(String, u16)>, Error> {
+    let bad = || Error::Address(address.to_owned());
+    let (host, port) = address.rsplit_once(':').ok_or_else(bad)?;
+    let bracketed = host.strip_prefix('[').and_then(|h| h.strip_suffix(']'));
+    let port: u16 = port.parse().map_err(|_| bad())?;
+    if bracketed.is_none() && host.contains([':', '[', ']']) {
+        return Err(bad());
+    }
+    let host = bracketed.unwrap_or(host);
+    let ips: Vec<IpAddr> = nameservers.iter().filter_map(|n| n.parse().ok()).collect();
+    if host != "localhost" || ips.is_empty() {
+        let host = if host.is_empty() { Ipv6Addr::UNSPECIFIED.to_string() } else { host.to_owned() };
+        return Ok(vec![(host, port)]);
+    }
+    let mut out = Vec::new();
+    if ips.iter().any(IpAddr::is_ipv4) {
+        out.push((Ipv4Addr::LOCALHOST.to_string(), port));
+    }
+    if ips.iter().any(IpAddr::is_ipv6) {
+        out.push((Ipv6Addr::LOCALHOST.to_string(), port));
+    }
+    Ok(out)
+}
+
+impl Bound {
+    /// Serves until `stop`.
+    pub async fn serve(self, stop: Stop) {
+        let mut all = JoinSet::new();
+        for (socket, listener) in self.sockets {
+            all.spawn(udp(Arc::new(socket), self.shared.clone()));
+            all.spawn(tcp(listener, self.shared.clone()));
+        }
+        stop.cancelled().await;
+        all.shutdown().await;
+    }
+}
+
+/// What is known at once.
+enum Next {
+    Nothing,
+    Reply(Vec<u8>),
+    Forward(Query),
+}
+
+impl Shared {
+    fn handle(&self, message: &[u8], limit: impl Fn(&Query) -> usize) -> Next {
+        let query = match wire::screen(message) {
+            Screened::Ignore => return Next::Nothing,
+            Screened::Refuse(reply) => return Next::Reply(reply),
+            Screened::Ask(query) => query,
+        };
+        self.requests.with_label_values::<&str>(&[]).inc();
+        let table = self.table.borrow().clone();
+        let Some(table) = table else {
+            if self.before_sync {
+                return Next::Forward(query);
+            }
+            return Next::Reply(query.reply(message, Rcode::ServFail, &[], limit(&query)));
+        };
+        if !matches!(query.qtype, wire::A | wire::AAAA) {
+            return Next::Forward(query);
+        }
+        match table.answer(&query, self.search.as_deref()) {
+            Some(records) => Next::Reply(query.reply(message, Rcode::NoError, &records, limit(&query))),
+            None => Next::Forward(query),
+        }
+    }
+
+    async fn forward(&self, message: &[u8], query: &Query, transport: Transport) -> Vec<u8> {
+        let reply = match self.forwards.try_acquire() {
+            Ok(_permit) => self.upstream.forward(message, transport).await,
+            Err(_) => {
+                self.upstream.refused();
+                None
+            }
+        };
+        reply.unwrap_or_else(|| query.reply(message, Rcode::ServFail, &[], usize::MAX))
+    }
+}
+
+async fn udp(socket: Arc<UdpSocket>, shared: Arc<Shared>) {
+    // Bounded by the permits: whoever gets none ends at once.
+    let mut forwards = JoinSet::new();
+    let mut buffer = [0; wire::UDP_MIN];
+    loop {
+        let received = tokio::select! {
+            received = socket.recv_from(&mut buffer) => received,
+            Some(_) = forwards.join_next() => continue,
+        };
+        let (length, from) = match received {
+            Ok(received) => received,
+            Err(error) => {
+                tracing::debug!(target: "dns", "receive: {error}");
+                tokio::time::sleep(PAUSE).await;
+                continue;
+            }
+        };
+        let message = &buffer[..length];
+        match shared.handle(message, Query::udp_limit) {
+            Next::Nothing => {}
+            Next::Reply(reply) => send(&socket, &reply, from).await,
+            Next::Forward(query) => {
+                let (message, socket, shared) = (message.to_vec(), socket.clone(), shared.clone());
+                forwards.spawn(async move {
+                    let reply = shared.forward(&message, &query, Transport::Udp(query.udp_limit())).await;
+                    send(&socket, &reply, from).await;
+                });
+            }
+        }
+    }
+}
+
+async fn send(socket: &UdpSocket, reply: &[u8], to: std::net::SocketAddr) {
+    match timeout(FIRST, socket.send_to(reply, to)).await {
+        Ok(Ok(_)) => {}
+        Ok(Err(error)) => tracing::debug!(target: "dns", "reply to {to}: {error}"),
+        Err(_) => tracing::debug!(target: "dns", "reply to {to}: the socket's buffer stayed full"),
+    }
+}
+
+async fn tcp(listener: TcpListener, shared: Arc<Shared>) {
+    let mut connections = JoinSet::new();
+    loop {
+        tokio::select! {
+            accepted = listener.accept(), if connections.len() < CONNECTIONS => match accepted {
+                Ok((stream, _)) => {
+                    connections.spawn(connection(stream, shared.clone()));
+                }
+                Err(error) => {
+                    tracing::debug!(target: "dns", "accept: {error}");
+                    tokio::time::sleep(PAUSE).await;
+                }
+            },
+            Some(_) = connections.join_next() => {}
+        }
+    }
+}
+
+async fn connection(mut stream: TcpStream, shared: Arc<Shared>) {
+    let mut wait = FIRST;
+    for _ in 0..QUERIES {
+        let Ok(Ok(message)) = timeout(wait, upstream::read(&mut stream)).await else { return };
+        let reply = match shared.handle(&message, |_| usize::from(u16::MAX)) {
+            Next::Nothing => None,
+            Next::Reply(reply) => Some(reply),
+            Next::Forward(query) => Some(shared.forward(&message, &query, Transport::Tcp).await),
+        };
+        if let Some(reply) = reply
+            && !matches!(timeout(FIRST, upstream::write(&mut stream, &reply)).await, Ok(Ok(())))
+        {
+            return;
+        }
+        wait = IDLE;
+    }
+}

@@ -1,0 +1,126 @@
+use super::*;
+
+fn info(ips: &[&str], registry: &str, shortname: &str, namespace: &str) -> NameInfo {
+    NameInfo {
+        ips: ips.iter().map(|s| (*s).to_owned()).collect(),
+        registry: registry.to_owned(),
+        shortname: shortname.to_owned(),
+        namespace: namespace.to_owned(),
+        alt_hosts: Vec::new(),
+    }
+}
+
+fn table(entries: &[(&str, NameInfo)]) -> Table {
+    let table = entries.iter().map(|(h, i)| ((*h).to_owned(), i.clone())).collect();
+    let body = NameTable { table }.encode_to_vec().into();
+    Table::decode(body, &Scope::new("ns1", "ns1.svc.cluster.local")).unwrap()
+}
+
+fn mesh() -> Table {
+    table(&[
+        ("productpage.ns1.svc.cluster.local", info(&["9.9.9.9"], KUBERNETES, "productpage", "ns1")),
+        ("example.ns2.svc.cluster.local", info(&["10.10.10.10"], KUBERNETES, "example", "ns2")),
+        ("far.ns1.svc.other.local", info(&["7.7.7.7"], KUBERNETES, "far", "ns1")),
+        ("www.google.com", info(&["1.1.1.1", "x", "2001:db8::1"], "External", "", "")),
+        ("*.wildcard", info(&["10.10.10.10"], "External", "", "")),
+        ("*.b.wildcard", info(&["11.11.11.11"], "External", "", "")),
+        ("cidr.example", info(&["10.0.0.0/8"], "External", "", "")),
+        ("dotted.example.", info(&["3.3.3.3"], "External", "", "")),
+    ])
+}
+
+fn ask(table: &Table, name: &str, qtype: u16) -> Option<Vec<String>> {
+    let mut message = vec![0, 1, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0];
+    message.extend(wire::encode(name).unwrap());
+    message.extend([0, 0, u8::try_from(qtype).unwrap(), 0, 1]);
+    let wire::Screened::Ask(query) = wire::screen(&message) else { panic!("{name}") };
+    let text = |name: &[u8]| {
+        let mut out = String::new();
+        let mut at = 0;
+        while at < name.len() {
+            let end = at + 1 + usize::from(name[at]);
+            out.push_str(std::str::from_utf8(&name[at + 1..end]).unwrap());
+            out.push('.');
+            at = end;
+        }
+        out
+    };
+    let shown = |r: Record| match r.data {
+        Data::Address(ip) => format!("{} {ip}", text(&r.owner)),
+        Data::Cname(to) => format!("{} -> {}", text(&r.owner), text(&to)),
+    };
+    table.answer(&query, Some("ns1.svc.cluster.local")).map(|all| all.into_iter().map(shown).collect())
+}
+
+#[test]
+fn short_forms_depend_on_where_they_are_seen_from() {
+    let t = mesh();
+    for name in
+        ["productpage.ns1.svc.cluster.local.", "productpage.", "productpage.ns1.", "productpage.ns1.svc."]
+    {
+        assert_eq!(ask(&t, name, wire::A).unwrap(), [format!("{name} 9.9.9.9")]);
+    }
+    for name in ["example.ns2.svc.cluster.local.", "example.ns2.", "example.ns2.svc."] {
+        assert_eq!(ask(&t, name, wire::A).unwrap(), [format!("{name} 10.10.10.10")]);
+    }
+    for name in ["example.", "example.ns2.svc.cluster.", "far.", "far.ns1.", "cidr.example.", "wildcard."] {
+        assert_eq!(ask(&t, name, wire::A), None, "{name}");
+    }
+    assert_eq!(ask(&t, "dotted.example.", wire::A).unwrap().len(), 1);
+    assert_eq!(ask(&t, "WWW.Google.com.", wire::A).unwrap(), ["www.google.com. 1.1.1.1"]);
+}
+
+#[test]
+fn a_known_host_without_such_addresses_is_empty() {
+    let t = mesh();
+    assert_eq!(ask(&t, "www.google.com.", wire::AAAA).unwrap(), ["www.google.com. 2001:db8::1"]);
+    for name in ["productpage.", "x.wildcard.", "productpage.ns1.ns1.svc.cluster.local."] {
+        assert_eq!(ask(&t, name, wire::AAAA), Some(Vec::new()), "{name}");
+    }
+}
+
+#[test]
+fn the_search_domain_is_seen_through() {
+    let t = mesh();
+    let s = "ns1.svc.cluster.local.";
+    assert_eq!(
+        ask(&t, &format!("www.google.com.{s}"), wire::A).unwrap(),
+        [format!("www.google.com.{s} -> www.google.com."), "www.google.com. 1.1.1.1".to_owned()]
+    );
+    assert_eq!(
+        ask(&t, &format!("productpage.ns1.{s}"), wire::A).unwrap(),
+        [format!("productpage.ns1.{s} -> productpage.ns1."), "productpage.ns1. 9.9.9.9".to_owned()]
+    );
+    assert_eq!(ask(&t, &format!("productpage.ns1.svc.cluster.local.{s}"), wire::A), None);
+    assert_eq!(
+        ask(&t, &format!("a.wildcard.{s}"), wire::A).unwrap(),
+        [format!("a.wildcard.{s} -> *.wildcard."), "*.wildcard. 10.10.10.10".to_owned()]
+    );
+}
+
+#[test]
+fn the_longest_wildcard_counts_at_any_depth() {
+    let t = mesh();
+    assert_eq!(ask(&t, "a.b.wildcard.", wire::A).unwrap(), ["a.b.wildcard. 11.11.11.11"]);
+    assert_eq!(ask(&t, "x.y.z.wildcard.", wire::A).unwrap(), ["x.y.z.wildcard. 10.10.10.10"]);
+}
+
+#[test]
+fn a_hosts_own_name_beats_anothers_short_form() {
+    let t = table(&[
+        ("web.ns1.svc.cluster.local", info(&["9.9.9.9"], KUBERNETES, "web", "ns1")),
+        ("web", info(&["8.8.8.8"], "External", "", "")),
+    ]);
+    assert_eq!(ask(&t, "web.", wire::A).unwrap(), ["web. 8.8.8.8"]);
+}
+
+#[test]
+fn the_debug_page_adds_the_names_it_is_found_by() {
+    let t = table(&[("a.example", info(&["::1", "1.1.1.1"], "External", "", ""))]);
+    assert_eq!(
+        t.json().unwrap(),
+        r#"{"table":{"a.example":{"ips":["::1","1.1.1.1"],"registry":"External"},"a.example.":{"ips":["1.1.1.1","::1"],"registry":"Kubernetes"}}}"#
+    );
+    assert_eq!(table(&[]).json().unwrap(), "{}");
+    assert!(Table::decode(Bytes::from_static(&[0xff, 0xff]), &Scope::default()).is_err());
+}

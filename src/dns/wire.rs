@@ -1,0 +1,414 @@
+//! DNS messages, as far as the server reads and writes them. Pure, and safe on any bytes.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+
+/// Query type A.
+pub const A: u16 = 1;
+/// Query type AAAA.
+pub const AAAA: u16 = 28;
+const CNAME: u16 = 5;
+const OPT: u16 = 41;
+const HEADER: usize = 12;
+/// What a UDP message may have without EDNS (RFC 1035).
+pub const UDP_MIN: usize = 512;
+/// What an IPv4 datagram can hold.
+const UDP_MAX: usize = 65507;
+/// Seconds an answer of ours may be kept, as the Go agent says.
+const TTL: u32 = 30;
+
+const QR: u16 = 0x8000;
+const OPCODE: u16 = 0x7800;
+const AA: u16 = 0x0400;
+const TC: u16 = 0x0200;
+const RD: u16 = 0x0100;
+const RA_AD_CD: u16 = 0x00b0;
+const CD: u16 = 0x0010;
+const NOTIFY: u16 = 4 << 11;
+
+/// Result codes (RFC 1035).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u16)]
+pub enum Rcode {
+    /// Answered, perhaps with nothing.
+    NoError = 0,
+    /// The query cannot be understood.
+    FormErr = 1,
+    /// Nobody could answer.
+    ServFail = 2,
+    /// Not an operation we know.
+    NotImp = 4,
+}
+
+/// A query that may be answered.
+#[derive(Debug)]
+pub struct Query {
+    flags: u16,
+    question_end: usize,
+    /// The name in lower case, as labels with their lengths, without the final zero.
+    name: Vec<u8>,
+    /// What is asked for.
+    pub qtype: u16,
+    edns: Option<u16>,
+}
+
+/// What to do with a message.
+#[derive(Debug)]
+pub enum Screened {
+    /// Nothing.
+    Ignore,
+    /// Send this.
+    Refuse(Vec<u8>),
+    /// Answer.
+    Ask(Query),
+}
+
+/// A record of an answer.
+#[derive(Debug, Clone)]
+pub struct Record {
+    /// Lower-case labels with their lengths, without the final zero.
+    pub owner: Vec<u8>,
+    /// What the owner has.
+    pub data: Data,
+}
+
+/// The contents of a [`Record`].
+#[derive(Debug, Clone)]
+pub enum Data {
+    /// A or AAAA.
+    Address(IpAddr),
+    /// Another name, encoded like an owner.
+    Cname(Vec<u8>),
+}
+
+fn u16_at(message: &[u8], at: usize) -> Option<u16> {
+    Some(u16::from_be_bytes(message.get(at..at + 2)?.try_into().ok()?))
+}
+
+/// The message's ID.
+#[must_use]
+pub fn id(message: &[u8]) -> Option<u16> {
+    u16_at(message, 0)
+}
+
+// The end of a name that may point backwards; where it points to is only bounded, not followed.
+fn skip_name(message: &[u8], mut at: usize) -> Option<usize> {
+    let start = at;
+    loop {
+        let length = usize::from(*message.get(at)?);
+        match length {
+            0 => return Some(at + 1),
+            1..=63 => at += 1 + length,
+            192.. => {
+                let target = usize::from(u16_at(message, at)? & 0x3fff);
+                return (target < start).then_some(at + 2);
+            }
+            _ => return None,
+        }
+        if at - start > 254 {
+            return None;
+        }
+    }
+}
+
+// The end of `count` records, and the sender's UDP size if one of them is OPT.
+fn skip_records(message: &[u8], mut at: usize, count: u32) -> Option<(usize, Option<u16>)> {
+    let mut edns = None;
+    for _ in 0..count {
+        at = skip_name(message, at)?;
+        if u16_at(message, at)? == OPT {
+            edns = u16_at(message, at + 2);
+        }
+        at += 10 + usize::from(u16_at(message, at + 8)?);
+        if at > message.len() {
+            return None;
+        }
+    }
+    Some((at, edns))
+}
+
+/// Whether all sections are there to their ends. A reply that was cut off is not well formed.
+#[must_use]
+pub fn well_formed(message: &[u8]) -> bool {
+    let walk = || {
+        let mut at = HEADER;
+        for _ in 0..u16_at(message, 4)? {
+            at = skip_name(message, at)? + 4;
+        }
+        let records =
+            [6, 8, 10].into_iter().map(|i| u16_at(message, i).map(u32::from)).sum::<Option<u32>>()?;
+        skip_records(message, at, records).filter(|(end, _)| *end <= message.len())
+    };
+    walk().is_some()
+}
+
+/// Sorts out what is no query.
+#[must_use]
+pub fn screen(message: &[u8]) -> Screened {
+    if message.len() < HEADER {
+        return Screened::Ignore;
+    }
+    let at = |i| u16_at(message, i).unwrap_or_default();
+    let flags = at(2);
+    if flags & QR != 0 {
+        return Screened::Ignore;
+    }
+    let kept = flags & (TC | RD | RA_AD_CD);
+    if flags & OPCODE != 0 && flags & OPCODE != NOTIFY {
+        return Screened::Refuse(header(message, QR | (flags & OPCODE) | kept, Rcode::NotImp));
+    }
+    let refuse = || Screened::Refuse(header(message, QR | kept, Rcode::FormErr));
+    if at(4) != 1 || at(6) > 1 || at(8) > 1 || at(10) > 2 {
+        return refuse();
+    }
+    let Some((name, end)) = question_name(message) else { return refuse() };
+    let (Some(qtype), Some(_class)) = (u16_at(message, end), u16_at(message, end + 2)) else {
+        return refuse();
+    };
+    let question_end = end + 4;
+    let records = u32::from(at(6)) + u32::from(at(8)) + u32::from(at(10));
+    let Some((_, edns)) = skip_records(message, question_end, records) else {
+        let mut out = header(message, QR | kept, Rcode::FormErr);
+        out[5] = 1;
+        out.extend_from_slice(&message[HEADER..question_end]);
+        return Screened::Refuse(out);
+    };
+    Screened::Ask(Query { flags, question_end, name, qtype, edns })
+}
+
+fn header(message: &[u8], flags: u16, rcode: Rcode) -> Vec<u8> {
+    let mut out = Vec::with_capacity(64);
+    out.extend_from_slice(&message[..2]);
+    out.extend_from_slice(&(flags | rcode as u16).to_be_bytes());
+    out.resize(HEADER, 0);
+    out
+}
+
+// A question's name stands first in the message: there is nothing it could point to.
+fn question_name(message: &[u8]) -> Option<(Vec<u8>, usize)> {
+    let end = skip_name(message, HEADER)?;
+    let name = &message[HEADER..end - 1];
+    let mut at = 0;
+    while at < name.len() {
+        if name[at] > 63 {
+            return None;
+        }
+        at += 1 + usize::from(name[at]);
+    }
+    (message[end - 1] == 0 && at == name.len()).then(|| (name.to_ascii_lowercase(), end))
+}
+
+/// A dotted name with or without a final dot, encoded; `None` when no message can carry it.
+#[must_use]
+pub fn encode(text: &str) -> Option<Vec<u8>> {
+    let mut out = Vec::with_capacity(text.len() + 1);
+    for label in text.strip_suffix('.').unwrap_or(text).split('.') {
+        let length = u8::try_from(label.len()).ok().filter(|n| (1..=63).contains(n))?;
+        out.push(length);
+        out.extend_from_slice(label.as_bytes());
+    }
+    (out.len() < 255).then_some(out)
+}
+
+impl Query {
+    /// The name in lower case with a final dot. Bytes that no host has are shown so that none matches.
+    #[must_use]
+    pub fn host(&self) -> String {
+        let mut out = String::with_capacity(self.name.len() + 1);
+        let mut rest = self.name.as_slice();
+        while let Some((length, tail)) = rest.split_first() {
+            let (label, tail) = tail.split_at(usize::from(*length).min(tail.len()));
+            for byte in label {
+                match byte {
+                    b'.' | b'\\' => out.extend(['\\', char::from(*byte)]),
+                    0x21..=0x7e => out.push(char::from(*byte)),
+                    other => out.push_str(&format!("\\{other:03}")),
+                }
+            }
+            out.push('.');
+            rest = tail;
+        }
+        if out.is_empty() { ".".to_owned() } else { out }
+    }
+
+    /// The name as an owner of records.
+    #[must_use]
+    pub fn owner(&self) -> &[u8] {
+        &self.name
+    }
+
+    /// The largest reply a client that asks over UDP takes.
+    #[must_use]
+    pub fn udp_limit(&self) -> usize {
+        self.edns.map_or(UDP_MIN, |n| usize::from(n).clamp(UDP_MIN, UDP_MAX))
+    }
+
+    /// A reply of our own to `message`, of which this is the question, in at most `limit` bytes.
+    #[must_use]
+    pub fn reply(&self, message: &[u8], rcode: Rcode, records: &[Record], limit: usize) -> Vec<u8> {
+        let copied = if self.flags & OPCODE == 0 { RD | CD } else { 0 };
+        let aa = if rcode == Rcode::NoError { AA } else { 0 };
+        let mut out = header(message, QR | (self.flags & (OPCODE | copied)) | aa, rcode);
+        out[5] = 1;
+        out.extend_from_slice(&message[HEADER..self.question_end]);
+        let plain: usize = records.iter().map(|r| r.owner.len() + 11 + r.data.len()).sum();
+        let mut names = (out.len() + plain > limit).then(Compressor::default);
+        if let Some(names) = &mut names {
+            names.learn(&message[HEADER..self.question_end - 5], HEADER);
+        }
+        let mut kept = 0_u16;
+        for record in records {
+            let before = out.len();
+            record.write(&mut out, names.as_mut());
+            if out.len() > limit || kept == u16::MAX {
+                out.truncate(before);
+                out[2] |= (TC >> 8) as u8;
+                break;
+            }
+            kept += 1;
+        }
+        out[6..8].copy_from_slice(&kept.to_be_bytes());
+        out
+    }
+}
+
+impl Data {
+    fn len(&self) -> usize {
+        match self {
+            Self::Address(IpAddr::V4(_)) => 4,
+            Self::Address(IpAddr::V6(_)) => 16,
+            Self::Cname(name) => name.len() + 1,
+        }
+    }
+}
+
+impl Record {
+    fn write<'a>(&'a self, out: &mut Vec<u8>, mut names: Option<&mut Compressor<'a>>) {
+        write_name(out, &self.owner, names.as_deref_mut());
+        let kind = match &self.data {
+            Data::Address(IpAddr::V4(_)) => A,
+            Data::Address(IpAddr::V6(_)) => AAAA,
+            Data::Cname(_) => CNAME,
+        };
+        out.extend_from_slice(&kind.to_be_bytes());
+        out.extend_from_slice(&1_u16.to_be_bytes());
+        out.extend_from_slice(&TTL.to_be_bytes());
+        let length_at = out.len();
+        out.extend_from_slice(&[0, 0]);
+        match &self.data {
+            Data::Address(IpAddr::V4(ip)) => out.extend_from_slice(&ip.octets()),
+            Data::Address(IpAddr::V6(ip)) => out.extend_from_slice(&ip.octets()),
+            Data::Cname(name) => write_name(out, name, names),
+        }
+        let length = u16::try_from(out.len() - length_at - 2).unwrap_or_default();
+        out[length_at..length_at + 2].copy_from_slice(&length.to_be_bytes());
+    }
+}
+
+/// Where the ends of names stand that were written already; spelled the same, as clients may compare.
+#[derive(Default)]
+struct Compressor<'a>(HashMap<&'a [u8], u16>);
+
+impl<'a> Compressor<'a> {
+    fn learn(&mut self, name: &'a [u8], at: usize) {
+        let mut from = 0;
+        while from < name.len() {
+            if let Some(place) = u16::try_from(at + from).ok().filter(|p| *p < 0x4000) {
+                self.0.entry(&name[from..]).or_insert(place);
+            }
+            from += 1 + usize::from(name[from]);
+        }
+    }
+}
+
+fn write_name<'a>(out: &mut Vec<u8>, name: &'a [u8], names: Option<&mut Compressor<'a>>) {
+    let Some(names) = names else {
+        out.extend_from_slice(name);
+        out.push(0);
+        return;
+    };
+    let at = out.len();
+    let mut from = 0;
+    while from < name.len() {
+        if let Some(place) = names.0.get(&name[from..]).copied() {
+            out.extend_from_slice(&name[..from]);
+            out.extend_from_slice(&(0xc000 | place).to_be_bytes());
+            names.learn(name, at);
+            return;
+        }
+        from += 1 + usize::from(name[from]);
+    }
+    out.extend_from_slice(name);
+    out.push(0);
+    names.learn(name, at);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn query(name: &str, qtype: u16) -> Vec<u8> {
+        let mut out = vec![0xab, 0xcd, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0];
+        out.extend(encode(name).unwrap());
+        out.push(0);
+        out.extend(qtype.to_be_bytes());
+        out.extend([0, 1]);
+        out
+    }
+
+    fn asked(message: &[u8]) -> Query {
+        match screen(message) {
+            Screened::Ask(query) => query,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn sixty_four_addresses_are_cut_to_what_512_bytes_hold() {
+        let message = query("Host.Example.com", A);
+        let q = asked(&message);
+        assert_eq!(q.host(), "host.example.com.");
+        let record =
+            |n| Record { owner: q.owner().to_vec(), data: Data::Address(IpAddr::from([10, 0, 0, n])) };
+        let records: Vec<_> = (0..64).map(record).collect();
+        let reply = q.reply(&message, Rcode::NoError, &records, q.udp_limit());
+        assert!(well_formed(&reply) && reply.len() <= 512);
+        assert_eq!(reply[2] & 0x02, 0x02);
+        // 512 less 34 of header and question, a first owner of 18 with 14 of record, then 16 each.
+        assert_eq!(u16_at(&reply, 6), Some(28));
+        let whole = q.reply(&message, Rcode::NoError, &records, 65535);
+        assert_eq!((u16_at(&whole, 6), whole[2] & 0x02), (Some(64), 0));
+        assert!(!well_formed(&whole[..whole.len() - 1]));
+    }
+
+    #[test]
+    fn what_is_no_query_is_ignored_or_refused() {
+        let good = query("a.b", A);
+        assert!(matches!(screen(&good[..11]), Screened::Ignore));
+        let with = |at: usize, byte: u8| {
+            let mut message = good.clone();
+            message[at] = byte;
+            screen(&message)
+        };
+        assert!(matches!(with(2, 0x81), Screened::Ignore));
+        let rcode = |s| if let Screened::Refuse(r) = s { r[3] & 15 } else { 99 };
+        assert_eq!(rcode(with(2, 0x10)), 4);
+        assert_eq!(rcode(with(5, 0)), 1);
+        assert_eq!(rcode(with(5, 2)), 1);
+        assert_eq!(rcode(with(11, 1)), 1);
+        assert_eq!(rcode(with(12, 0xc0)), 1);
+        assert_eq!(rcode(screen(&good[..good.len() - 1])), 1);
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_bytes_are_survived(bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..200)) {
+            let _ = well_formed(&bytes);
+            if let Screened::Ask(q) = screen(&bytes) {
+                let _ = q.host();
+                let reply = q.reply(&bytes, Rcode::NoError, &[], q.udp_limit());
+                proptest::prop_assert!(well_formed(&reply));
+            }
+        }
+    }
+}
