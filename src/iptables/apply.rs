@@ -144,7 +144,9 @@ impl Side<'_> {
             && !self.backend.state.tables.contains_key("filter")
             && let Err(reason) = self.restore(runner, &self.backend, &change::lower_guardrails(), true)
         {
-            tracing::error!("TCP and UDP stay blocked, because the guardrails could not be lowered: {reason}");
+            tracing::error!(
+                "TCP and UDP stay blocked, because the guardrails could not be lowered: {reason}"
+            );
         }
     }
 
