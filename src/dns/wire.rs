@@ -374,8 +374,8 @@ mod tests {
         let reply = q.reply(&message, Rcode::NoError, &records, q.udp_limit());
         assert!(well_formed(&reply) && reply.len() <= 512);
         assert_eq!(reply[2] & 0x02, 0x02);
-        // 512 less 34 of header and question, a first owner of 18 with 14 of record, then 16 each.
-        assert_eq!(u16_at(&reply, 6), Some(28));
+        // 512 less 34 of header and question, 16 for each record whose owner points at the question.
+        assert_eq!(u16_at(&reply, 6), Some(29));
         let whole = q.reply(&message, Rcode::NoError, &records, 65535);
         assert_eq!((u16_at(&whole, 6), whole[2] & 0x02), (Some(64), 0));
         assert!(!well_formed(&whole[..whole.len() - 1]));

@@ -39,7 +39,7 @@ impl World {
     async fn with(change: impl FnOnce(Builder) -> Builder) -> Self {
         let mock = MockIstiod::start().await;
         let streams = mock.take_streams();
-        let agent = change(TestAgent::with().istiod(&mock)).start();
+        let agent = change(TestAgent::with().env("METRICS_DETAILS", "true").istiod(&mock)).start();
         Self { mock, streams, agent }
     }
 

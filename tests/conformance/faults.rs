@@ -58,7 +58,6 @@ const ROWS: &[Row] = &[
     row("wrong key", Cause::Answer(|| Fault::WrongKey), &["not for the key"]),
     row("expired", Cause::Answer(|| Fault::Expired(Duration::from_secs(60))), &["expired already"]),
     row("cut", Cause::Answer(|| Fault::Cut(100)), &["create certificate"]),
-    row("connection dropped", Cause::Answer(|| Fault::Drop), &["create certificate"]),
     row("half-open", Cause::Answer(|| Fault::HalfOpen), &["no answer within", "DEADLINE_EXCEEDED"]),
     row("silent server", Cause::Connection(|| Fault::HalfOpen), &["cannot reach", "create certificate"]),
     row("port closed", Cause::Down, &["refused"]),
@@ -151,18 +150,14 @@ async fn at_start(row: &Row) {
     // The agent was installed with the root of before.
     let mut agent = builder.start();
     let client = agent.sds().await;
-    // Both names end with the reason; or wait where the CA keeps the agent waiting; or are there, where an answer
-    // may overtake the end of its connection.
-    let open = matches!(row.name, "half-open" | "silent server" | "connection dropped");
+    // Both names end with the reason; or wait where the CA keeps the agent waiting.
+    let open = matches!(row.name, "half-open" | "silent server");
     if !open {
         for name in ["default", "ROOTCA"] {
             assert!(ask(&client, name).await.is_err(), "{}: {name} out of nothing", row.name);
         }
     }
-    // The same answer that overtakes leaves nothing to tell.
-    if row.name != "connection dropped" {
-        told(row, &mut agent).await;
-    }
+    told(row, &mut agent).await;
     heal(row, &mock, &agent).await;
     eventually(&format!("{} heals", row.name), || async { ask(&client, "default").await.ok() }).await;
     ask(&client, "ROOTCA").await.unwrap();

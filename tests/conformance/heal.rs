@@ -38,7 +38,7 @@ async fn has(mesh: Loop, mock: &MockIstiod, value: &str) {
 async fn run(outage: Outage) -> Duration {
     let mock = Arc::new(MockIstiod::start().await);
     let mesh = Loop::serve(&mock);
-    let mut agent = TestAgent::with().istiod(&mock).envoy(Envoy::Real).start();
+    let mut agent = TestAgent::with().env("METRICS_DETAILS", "true").istiod(&mock).envoy(Envoy::Real).start();
     agent.wait_ready().await;
     has(mesh, &mock, "one").await;
     let since = match outage {
