@@ -3,7 +3,7 @@
 //! Its mapping is older and looser than protobuf's: names in either spelling, unknown ones passed over,
 //! `null` leaves a field alone, durations in Go's notation, of two members of a oneof the one defined
 //! later. [`read`] gives a canonical document (camelCase names, enums by name, durations in seconds,
-//! explicit zeros kept, which a merge of layers needs); [`print`] leaves the zeros out, as the log and the
+//! explicit zeros kept, which a merge of layers needs); [`print()`] leaves the zeros out, as the log and the
 //! node metadata show it. The canonical form is what protobuf's own JSON mapping takes.
 
 use serde_json::{Map, Number, Value};

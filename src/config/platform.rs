@@ -1,8 +1,8 @@
 //! Which cloud this machine is part of, and what it says about the machine.
 //!
 //! Promises: asking never fails, and never holds the start up for long. Where nothing is listening the
-//! answer is there at once or, where packets are dropped, after [`CONNECT`]; where something does listen,
-//! after [`TOTAL`] at the latest. (The Go agent waits for up to 5 s, which `CLOUD_PLATFORM=none` avoids.)
+//! answer is there at once or, where packets are dropped, after `CONNECT`; where something does listen,
+//! after `TOTAL` at the latest. (The Go agent waits for up to 5 s, which `CLOUD_PLATFORM=none` avoids.)
 //!
 //! Not there: the labels of a Google VM, which need the Compute API and its credentials.
 
