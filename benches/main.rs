@@ -51,7 +51,11 @@ fn main() -> ExitCode {
 }
 
 async fn run(flags: &Flags) -> Result<(), String> {
-    let binaries: Vec<PathBuf> = std::iter::once(&flags.agent).chain(&flags.peer).cloned().collect();
+    // The agents run in scratch directories, so their paths must not depend on ours.
+    let binaries = std::iter::once(&flags.agent)
+        .chain(&flags.peer)
+        .map(|path| std::fs::canonicalize(path).map_err(|e| format!("{}: {e}", path.display())))
+        .collect::<Result<Vec<PathBuf>, String>>()?;
     let wanted = |name: &str| name.contains(&flags.only);
     let with_peer = flags.peer.is_some();
     if wanted("size") {
