@@ -16,7 +16,8 @@ demo:  ## two real Envoys, two agents, mutual TLS, rotation under traffic (about
 
 test:  ## every test; gets Envoy the way the demo does
 	@scripts/get-netfilter
-	@envoy=$$(scripts/get-envoy) && ENVOY_BIN="$$envoy" cargo test --locked --workspace
+	@envoy=$$(scripts/get-envoy) && promtool=$$(scripts/get-promtool) && \
+	  ENVOY_BIN="$$envoy" PROMTOOL="$$promtool" cargo test --locked --workspace
 
 lint: $(DENY)  ## format, clippy, dependency policy, documentation
 	cargo fmt --all --check

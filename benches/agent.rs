@@ -47,6 +47,10 @@ pub struct Agent {
     pub started: Instant,
     /// Its status port.
     pub status_port: u16,
+    /// Where it looks for Envoy's admin interface.
+    pub admin_port: u16,
+    /// Where it looks for Envoy's metrics.
+    pub prometheus_port: u16,
 }
 
 fn free_port() -> u16 {
@@ -74,12 +78,12 @@ impl Agent {
             Some(path) => path.to_owned(),
             None => stand_in(dir.path())?,
         };
-        let [status_port, admin, envoy_status, prometheus] = [(); 4].map(|()| free_port());
+        let [status_port, admin_port, envoy_status, prometheus_port] = [(); 4].map(|()| free_port());
         let config = serde_json::json!({
             "discoveryAddress": istiod.discovery_address(),
             "binaryPath": envoy,
             "statusPort": status_port,
-            "proxyAdminPort": admin,
+            "proxyAdminPort": admin_port,
             "concurrency": 1,
             "terminationDrainDuration": "0.1s",
         });
@@ -96,14 +100,14 @@ impl Agent {
             .env("SERVICE_ACCOUNT", "bench")
             .env("INSTANCE_IP", "127.0.0.1")
             .env("ENVOY_STATUS_PORT", envoy_status.to_string())
-            .env("ENVOY_PROMETHEUS_PORT", prometheus.to_string())
+            .env("ENVOY_PROMETHEUS_PORT", prometheus_port.to_string())
             .env("CLOUD_PLATFORM", "none")
             .envs(setup.env.iter().map(|(k, v)| (k, v)))
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
             .stderr(log)
             .spawn()?;
-        Ok(Self { child, dir, started, status_port })
+        Ok(Self { child, dir, started, status_port, admin_port, prometheus_port })
     }
 
     /// The process.

@@ -9,7 +9,9 @@ mod agent;
 mod proc;
 mod relay;
 mod start;
+mod status;
 mod table;
+mod web;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -29,7 +31,7 @@ struct Flags {
     /// Another agent to compare with.
     #[arg(long, env = "PEER_AGENT")]
     peer: Option<PathBuf>,
-    /// Only sections whose name contains this: size, start, idle, relay, push.
+    /// Only sections whose name contains this: size, start, idle, relay, push, status.
     #[arg(long, default_value = "")]
     only: String,
     /// Runs of each measurement.
@@ -80,6 +82,11 @@ async fn run(flags: &Flags) -> Result<(), String> {
         eprintln!("measuring small pushes…");
         let rows = relay::pushes(&binaries, flags.runs).await?;
         table::print("Small delta pushes (µs)", &rows, with_peer);
+    }
+    if wanted("status") {
+        eprintln!("measuring the status server…");
+        let rows = status::all(&binaries, flags.runs).await?;
+        table::print("Status server", &rows, with_peer);
     }
     Ok(())
 }

@@ -7,9 +7,10 @@ use futures_util::future::BoxFuture;
 use serde_json::{Value, json};
 
 use crate::base::build_info;
-use crate::base::tasks::Stop;
 use crate::config::Config;
 use crate::{dns, envoy, secrets, status, xds};
+
+use super::shutdown::Stages;
 
 /// The agent as the status server sees it.
 pub struct Face {
@@ -18,7 +19,7 @@ pub struct Face {
     secrets: secrets::Handle,
     xds: xds::Handle,
     names: Option<dns::Current>,
-    closing: Stop,
+    tasks: Stages,
     since: SystemTime,
 }
 
@@ -30,7 +31,7 @@ impl Face {
         secrets: &secrets::Handle,
         xds: &xds::Handle,
         names: Option<dns::Current>,
-        closing: &Stop,
+        tasks: &Stages,
     ) -> Self {
         Self {
             config: config.clone(),
@@ -38,7 +39,7 @@ impl Face {
             secrets: secrets.clone(),
             xds: xds.clone(),
             names,
-            closing: closing.clone(),
+            tasks: tasks.clone(),
             since: SystemTime::now(),
         }
     }
@@ -46,7 +47,7 @@ impl Face {
 
 impl status::Agent for Face {
     fn quit(&self) {
-        self.closing.cancel();
+        self.tasks.closing.cancel();
         self.envoy.quit();
     }
 
@@ -58,7 +59,7 @@ impl status::Agent for Face {
         match self.envoy.state() {
             envoy::State::Stopping(reason) => Some(reason),
             envoy::State::Ended => Some("Envoy has ended".to_owned()),
-            _ if self.closing.is_cancelled() => Some("the agent is stopping".to_owned()),
+            _ if self.tasks.closing.is_cancelled() => Some("the agent is stopping".to_owned()),
             _ => None,
         }
     }
@@ -75,6 +76,10 @@ impl status::Agent for Face {
         let waiting = self.names.as_ref().is_some_and(|names| names.borrow().is_none());
         let said = "istio DNS capture is turned ON and DNS lookup table is not ready yet";
         waiting.then(|| said.to_owned()).into_iter().collect()
+    }
+
+    fn tasks(&self) -> Vec<String> {
+        self.tasks.running()
     }
 
     fn name_table(&self) -> Option<Result<String, String>> {

@@ -165,8 +165,7 @@ async fn start(config: Config) -> Result<u8, Error> {
             xds_server.serve(listener, stop).await
         }
     });
-    let closing = tasks.closing.clone();
-    let face = document::Face::new(&config, &envoy_handle, &identity_source, &xds_handle, names, &closing);
+    let face = document::Face::new(&config, &envoy_handle, &identity_source, &xds_handle, names, &tasks);
     if let Some(bound) = status_bound {
         let handles = status::Handles {
             agent: Arc::new(face),
@@ -174,7 +173,7 @@ async fn start(config: Config) -> Result<u8, Error> {
             crypto: crate::tls::provider::provider(parts::istiod::compliance(&config)).0,
             started,
         };
-        tasks.status.spawn("status", bound.serve(handles, closing.clone(), tasks.status.token()));
+        tasks.status.spawn("status", bound.serve(handles, tasks.closing.clone(), tasks.status.token()));
     }
     Ok(shutdown::supervise(supervisor, &envoy_handle, signals, tasks).await)
 }

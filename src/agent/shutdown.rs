@@ -8,7 +8,8 @@ use crate::envoy::{Handle, Reason, Supervisor};
 use super::STAGE;
 use super::signals::Signals;
 
-/// One group a stage.
+/// One group a stage. Clones share the groups.
+#[derive(Clone)]
 pub struct Stages {
     /// Cancelled when the end begins: the status server takes no new connections.
     pub closing: Stop,
@@ -35,6 +36,14 @@ impl Stages {
             secrets: Group::new(),
             status: Group::new(),
         }
+    }
+}
+
+impl Stages {
+    /// Names of the tasks that run, in the order in which they are ended.
+    pub fn running(&self) -> Vec<String> {
+        let groups = [&self.xds, &self.dns, &self.sds, &self.secrets, &self.status];
+        groups.iter().flat_map(|group| group.running()).collect()
     }
 }
 

@@ -25,26 +25,12 @@ pub(super) enum Coding {
 }
 
 impl Coding {
-    /// What the caller takes: the one with the higher `q`, zstd when equal; `*` is not understood.
+    /// What the caller takes: the one with the higher `q`, zstd when equal; `*` is not understood. As in
+    /// Go's handler the first `Accept-Encoding` counts, and in it the first mention of a coding.
     pub(super) fn choose(headers: &HeaderMap, method: &Method) -> Self {
-        if method == Method::HEAD {
-            return Self::None;
-        }
-        let (mut gzip, mut zstd) = (0.0f64, 0.0f64);
-        for value in headers.get_all(header::ACCEPT_ENCODING) {
-            for item in value.to_str().unwrap_or("").split(',') {
-                let mut parts = item.split(';');
-                let name = parts.next().unwrap_or("").trim();
-                let q = parts
-                    .find_map(|p| p.trim().strip_prefix("q=").map(|q| q.trim().parse::<f64>().unwrap_or(0.0)))
-                    .map_or(1.0, |q| if q.is_nan() { 0.0 } else { q.clamp(0.0, 1.0) });
-                if name.eq_ignore_ascii_case("gzip") {
-                    gzip = q;
-                } else if name.eq_ignore_ascii_case("zstd") {
-                    zstd = q;
-                }
-            }
-        }
+        let accepted = headers.get(header::ACCEPT_ENCODING).and_then(|v| v.to_str().ok());
+        let Some(accepted) = accepted.filter(|_| method != Method::HEAD) else { return Self::None };
+        let (gzip, zstd) = (quality(accepted, "gzip"), quality(accepted, "zstd"));
         if zstd > 0.0 && zstd >= gzip {
             Self::Zstd
         } else if gzip > 0.0 {
@@ -53,6 +39,18 @@ impl Coding {
             Self::None
         }
     }
+}
+
+/// The `q` of a coding, 0..=1; 0 where it is not mentioned or its `q` is no number. Another parameter after
+/// the `q` hides it.
+fn quality(accepted: &str, coding: &str) -> f64 {
+    let items = accepted.split(',').map(|item| item.split_once(';').unwrap_or((item, "")));
+    let Some((_, params)) = { items }.find(|(name, _)| name.trim().eq_ignore_ascii_case(coding)) else {
+        return 0.0;
+    };
+    let last = params.rsplit(';').next().unwrap_or("").trim();
+    let q = last.strip_prefix("q=").map_or(1.0, |q| q.parse::<f64>().unwrap_or(0.0));
+    if q.is_nan() { 0.0 } else { q.clamp(0.0, 1.0) }
 }
 
 fn worth_it(headers: &HeaderMap) -> bool {

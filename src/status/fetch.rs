@@ -21,7 +21,7 @@ pub(super) use exchange::{Exchange, Kept};
 use gunzip::Gunzip;
 pub(super) use tls::Tls;
 
-use super::url::{Bad, Url};
+use super::url::{self, Bad, Url};
 
 /// The largest piece of a body handed on at once.
 pub(super) const PIECE: usize = 16 * 1024;
@@ -61,8 +61,6 @@ pub(super) enum Error {
     Status(StatusCode),
     #[error("the body is longer than {0} bytes")]
     TooLong(usize),
-    #[error("the body is no text")]
-    NoText,
 }
 
 /// Whether a redirect is followed, from the first address to the next.
@@ -124,13 +122,16 @@ impl<'a> Get<'a> {
     pub(super) async fn send(mut self) -> Result<Reply, Error> {
         let plain = Dialer::default();
         let dialer = self.dialer.unwrap_or(&plain);
-        let unzip =
-            !self.headers.contains_key(header::ACCEPT_ENCODING) && !self.headers.contains_key(header::RANGE);
+        let said = |name: header::HeaderName| self.headers.get(name).is_some_and(|v| !v.is_empty());
+        let unzip = !said(header::ACCEPT_ENCODING) && !said(header::RANGE);
         if unzip {
-            self.headers.insert(header::ACCEPT_ENCODING, HeaderValue::from_static("gzip"));
+            self.headers.append(header::ACCEPT_ENCODING, HeaderValue::from_static("gzip"));
         }
-        if !self.headers.contains_key(header::USER_AGENT) {
-            self.headers.insert(header::USER_AGENT, HeaderValue::from_static(AGENT));
+        // One agent is sent: the first, ours where there is none, and none where it is empty.
+        match self.headers.get(header::USER_AGENT).cloned() {
+            None => drop(self.headers.insert(header::USER_AGENT, HeaderValue::from_static(AGENT))),
+            Some(agent) if agent.is_empty() => drop(self.headers.remove(header::USER_AGENT)),
+            Some(agent) => drop(self.headers.insert(header::USER_AGENT, agent)),
         }
         let first = self.url.clone();
         let own_referer = self.headers.contains_key(header::REFERER);
@@ -163,8 +164,8 @@ impl<'a> Get<'a> {
                     self.headers.remove(name);
                 }
             }
-            // A Host of the caller's own goes along only where the redirect names no host itself.
-            if reference.contains("://") || reference.starts_with("//") {
+            // A Host of the caller's own goes along unless the redirect is a whole address.
+            if url::has_scheme(&reference) {
                 self.host = None;
             }
             self.url = next;
@@ -222,7 +223,7 @@ impl Reply {
         }
     }
 
-    /// The whole body as text.
+    /// The whole body as text; bytes that are none are replaced.
     pub(super) async fn text(&mut self, limit: usize) -> Result<String, Error> {
         let mut all = Vec::new();
         while let Some(piece) = self.piece().await? {
@@ -231,7 +232,7 @@ impl Reply {
             }
             all.extend_from_slice(&piece);
         }
-        String::from_utf8(all).map_err(|_| Error::NoText)
+        Ok(String::from_utf8_lossy(&all).into_owned())
     }
 
     /// Done with; a connection that may be kept is given back.

@@ -20,6 +20,8 @@
 mod accept;
 mod compress;
 mod debug;
+#[cfg(test)]
+mod fake;
 mod fetch;
 mod own;
 mod path;
@@ -235,4 +237,18 @@ impl Bound {
 }
 
 #[cfg(test)]
-mod tests;
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_family_follows_the_addresses() {
+        assert!(!ipv6_mode(false, ""));
+        assert!(!ipv6_mode(false, "10.0.0.1"));
+        assert!(!ipv6_mode(false, "fe80::1"));
+        assert!(!ipv6_mode(false, "nonsense"));
+        assert!(ipv6_mode(false, "fd00::2"));
+        assert!(ipv6_mode(true, "10.0.0.1"));
+        assert_eq!(probe_source(true).to_string(), "::6");
+        assert_eq!(probe_source(false).to_string(), "127.0.0.6");
+    }
+}

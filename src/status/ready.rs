@@ -147,3 +147,6 @@ pub(super) async fn answer(readiness: &Readiness, agent: &dyn Agent, query: Opti
     }
     answer
 }
+
+#[cfg(test)]
+mod tests;

@@ -218,3 +218,6 @@ fn hot_restart(shared: &Arc<Shared>) -> Answer {
         Err(why) => error(StatusCode::CONFLICT, &why),
     }
 }
+
+#[cfg(test)]
+mod tests;

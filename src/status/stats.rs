@@ -1,9 +1,10 @@
 //! `/stats/prometheus` and `/metrics`: the agent's metrics, Envoy's and the application's, in this order.
 //!
-//! All parts are asked at once. Their bodies pass through in pieces, one part after the other; while one
-//! is sent the next waits in its socket, so memory does not depend on how much there is. Each part has
-//! the scraper's limit for itself, counted only while we wait for that part: an application that hangs
-//! uses up its own time, a slow reader nobody's. The application's limit is a little shorter than the
+//! No part waits for another to succeed: the applications are asked all at once, when Envoy's head is there
+//! or is late. Their bodies pass through in pieces, one part after the other; while one is sent the next
+//! waits in its socket, so memory does not depend on how much there is. Each part has the scraper's limit
+//! for itself, counted only while we wait for that part: an application that hangs uses up its own time, a
+//! slow reader nobody's. The application's limit is a little shorter than the
 //! scraper's, so that what Envoy said still arrives in time.
 //!
 //! A part that fails is left out, counted, and told in the log with its reason; one that breaks off is
@@ -69,9 +70,11 @@ const LIMIT: &str = "x-prometheus-scrape-timeout-seconds";
 /// What is taken off the application's limit: a tenth, and at most this.
 const HEAD_START: Duration = Duration::from_millis(500);
 
-/// Envoy is asked this much earlier at most, and no longer once its head is there: on a node of few cores
-/// the two would otherwise render their metrics against each other, and logs show the order of the Go agent.
-const ENVOY_FIRST: Duration = Duration::from_millis(25);
+/// The applications are asked once Envoy's head is there, as in the Go agent, so that on a node of few cores
+/// the two do not render their metrics against each other; but after this at the latest, or a twentieth of
+/// the scraper's limit, so that an Envoy that hangs costs the application's part nothing. A head that comes
+/// sooner, or a refusal, is waited for and no longer.
+const ENVOY_FIRST: Duration = Duration::from_millis(250);
 
 impl Merger {
     pub(super) fn new(config: Config, status_port: u16, own: Own, metrics: Metrics) -> Self {
@@ -109,7 +112,7 @@ impl Merger {
         out
     }
 
-    /// Asks Envoy and every application at once; the answers that are fit to be merged, in their order.
+    /// Asks Envoy and the applications; the answers that are fit to be merged, in their order.
     async fn ask(&self, headers: &HeaderMap, query: Option<&str>) -> (Option<Part>, Vec<Part>) {
         let limit = limit(headers);
         let app_limit = limit.map(|l| l.saturating_sub((l / 10).min(HEAD_START)));
@@ -126,7 +129,8 @@ impl Merger {
             async move { self.head("application", &url, headers, app_limit).await }
         });
         let mut envoy = std::pin::pin!(envoy);
-        let early = tokio::time::timeout(ENVOY_FIRST, &mut envoy).await;
+        let first = limit.map_or(ENVOY_FIRST, |limit| ENVOY_FIRST.min(limit / 20));
+        let early = tokio::time::timeout(first, &mut envoy).await;
         let apps = futures_util::future::join_all(targets);
         let (envoy, apps) = match early {
             Ok(envoy) => (envoy, apps.await),

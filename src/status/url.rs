@@ -72,12 +72,7 @@ impl Url {
         if reference.bytes().any(|b| b < b' ' || b == 0x7f) {
             return Err(bad("it has control characters"));
         }
-        let scheme_end = reference.find(':').filter(|at| {
-            let scheme = &reference[..*at];
-            scheme.starts_with(|c: char| c.is_ascii_alphabetic())
-                && scheme.chars().all(|c| c.is_ascii_alphanumeric() || "+-.".contains(c))
-        });
-        if scheme_end.is_some() {
+        if has_scheme(reference) {
             return Self::parse(reference);
         }
         if reference.starts_with(':')
@@ -130,6 +125,14 @@ impl fmt::Display for Url {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}://{}{}", self.scheme(), self.authority(), self.target)
     }
+}
+
+/// Whether a reference is a whole address.
+pub(super) fn has_scheme(reference: &str) -> bool {
+    reference.split_once(':').is_some_and(|(scheme, _)| {
+        scheme.starts_with(|c: char| c.is_ascii_alphabetic())
+            && scheme.chars().all(|c| c.is_ascii_alphanumeric() || "+-.".contains(c))
+    })
 }
 
 fn without_dots(path: &str) -> String {

@@ -12,6 +12,7 @@ pub mod http;
 pub mod mesh;
 
 use std::path::PathBuf;
+use std::sync::OnceLock;
 use std::time::Duration;
 
 pub use agent::{Envoy, TestAgent};
@@ -54,13 +55,22 @@ pub fn agent_bin() -> PathBuf {
 /// # Panics
 /// When there is none: a test that needs it fails and is never skipped.
 pub fn envoy_bin() -> PathBuf {
-    static FOUND: std::sync::OnceLock<PathBuf> = std::sync::OnceLock::new();
-    FOUND
-        .get_or_init(|| {
-            let script = concat!(env!("CARGO_MANIFEST_DIR"), "/scripts/get-envoy");
-            let output = std::process::Command::new(script).output().expect("scripts/get-envoy can be run");
-            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-            PathBuf::from(String::from_utf8(output.stdout).expect("a path").trim())
-        })
-        .clone()
+    static FOUND: OnceLock<PathBuf> = OnceLock::new();
+    FOUND.get_or_init(|| fetched("get-envoy")).clone()
+}
+
+/// Prometheus' promtool: what `scripts/get-promtool` finds.
+///
+/// # Panics
+/// When there is none, likewise.
+pub fn promtool_bin() -> PathBuf {
+    static FOUND: OnceLock<PathBuf> = OnceLock::new();
+    FOUND.get_or_init(|| fetched("get-promtool")).clone()
+}
+
+fn fetched(script: &str) -> PathBuf {
+    let script = format!("{}/scripts/{script}", env!("CARGO_MANIFEST_DIR"));
+    let output = std::process::Command::new(&script).output().unwrap_or_else(|e| panic!("{script}: {e}"));
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    PathBuf::from(String::from_utf8(output.stdout).expect("a path").trim())
 }

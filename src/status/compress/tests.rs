@@ -28,6 +28,10 @@ fn the_choice() {
         ("gzip;q=0", Coding::None),
         ("gzip;q=7, zstd;q=1", Coding::Zstd),
         ("gzip;q=-1", Coding::None),
+        ("gzip;q=x", Coding::None),
+        ("gzip;q=0, gzip", Coding::None),
+        ("gzip;q=0;level=1", Coding::Gzip),
+        (" , zstd ; q=0.1 ,gzip; q=0.05", Coding::Zstd),
         ("*", Coding::None),
         ("br, lz4", Coding::None),
     ] {

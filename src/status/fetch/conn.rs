@@ -5,6 +5,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
 use rustls_pki_types::ServerName;
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -25,6 +27,8 @@ pub(in super::super) struct Io {
 
 /// The Go agent's limit of a TLS handshake.
 const HANDSHAKE: Duration = Duration::from_secs(10);
+/// Go's wait before another address is tried beside one that is silent (RFC 6555, 300 ms).
+const NEXT: Duration = Duration::from_millis(300);
 /// A probe's socket lingers this long at most when it is closed, as the kubelet's own do.
 const LINGER: Duration = Duration::from_secs(1);
 
@@ -38,16 +42,23 @@ pub(in super::super) struct Dialer {
 }
 
 impl Dialer {
-    /// Connects to the host, trying each of its addresses.
+    /// Connects to the host: to each of its addresses in turn, the next as soon as one has failed, or
+    /// beside it once it has been silent for [`NEXT`].
     pub(in super::super) async fn tcp(&self, host: &str, port: u16) -> io::Result<TcpStream> {
         let mut last = io::Error::new(io::ErrorKind::NotFound, format!("{host} has no address"));
-        for ip in self.addresses(host).await? {
-            match self.one(SocketAddr::new(ip, port)).await {
-                Ok(stream) => return Ok(stream),
-                Err(error) => last = error,
+        let mut addresses = self.addresses(host).await?.into_iter();
+        let mut tries = FuturesUnordered::new();
+        loop {
+            tries.extend(addresses.next().map(|ip| self.one(SocketAddr::new(ip, port))));
+            tokio::select! {
+                tried = tries.next() => match tried {
+                    Some(Ok(stream)) => return Ok(stream),
+                    Some(Err(error)) => last = error,
+                    None => return Err(last),
+                },
+                () = tokio::time::sleep(NEXT), if addresses.len() > 0 => {}
             }
         }
-        Err(last)
     }
 
     async fn addresses(&self, host: &str) -> io::Result<Vec<IpAddr>> {
@@ -56,7 +67,8 @@ impl Dialer {
         }
         let mut ips: Vec<IpAddr> = if host.eq_ignore_ascii_case("localhost") {
             // Asking the resolver would take a thread, which costs more memory than all else here.
-            vec![Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()]
+            // The order is that of RFC 6724, which Go and C libraries follow.
+            vec![Ipv6Addr::LOCALHOST.into(), Ipv4Addr::LOCALHOST.into()]
         } else {
             tokio::net::lookup_host((host, 0)).await?.map(|addr| addr.ip()).collect()
         };

@@ -1,15 +1,16 @@
 //! Probes against real HTTP, HTTPS, gRPC and TCP applications on loopback.
 
-use std::net::SocketAddr;
+mod grpc;
+mod tls;
+
 use std::time::Instant;
 
 use bytes::Bytes;
 use tokio::net::TcpListener;
-use tokio::task::JoinHandle;
 
 use super::*;
 use crate::status::Config as StatusConfig;
-use crate::status::tests::{Got, Served, Web, http, spawn, start};
+use crate::status::fake::{Got, Served, Web, http, spawn, start};
 
 const KEY: &str = "/app-health/app/livez";
 
@@ -163,166 +164,6 @@ async fn probes_leave_from_their_own_address() {
         });
         assert_eq!(ask(&served, KUBELET).await.status, 500);
     }
-}
-
-/// A self-signed server that offers `alpn`; speaks HTTP/2 when that is chosen.
-async fn tls_app(alpn: &[&[u8]]) -> (SocketAddr, JoinHandle<()>) {
-    let key = rcgen::generate_simple_self_signed(vec!["nobody.example".to_owned()]).unwrap();
-    let der = rustls_pki_types::PrivatePkcs8KeyDer::from(key.signing_key.serialize_der());
-    let mut config =
-        rustls::ServerConfig::builder_with_provider(Arc::new(rustls::crypto::aws_lc_rs::default_provider()))
-            .with_safe_default_protocol_versions()
-            .unwrap()
-            .with_no_client_auth()
-            .with_single_cert(vec![key.cert.der().clone()], der.into())
-            .unwrap();
-    config.alpn_protocols = alpn.iter().map(|a| a.to_vec()).collect();
-    let acceptor = tokio_rustls::TlsAcceptor::from(Arc::new(config));
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let addr = listener.local_addr().unwrap();
-    let task = spawn(async move {
-        loop {
-            let (stream, _) = listener.accept().await.unwrap();
-            let Ok(stream) = acceptor.accept(stream).await else { continue };
-            let (sni, alpn) = {
-                let tls = stream.get_ref().1;
-                (tls.server_name().map(str::to_owned), tls.alpn_protocol().map(<[u8]>::to_vec))
-            };
-            let alpn = alpn.map_or_else(|| "none".to_owned(), |a| String::from_utf8(a).unwrap());
-            let service =
-                hyper::service::service_fn(move |request: ::http::Request<hyper::body::Incoming>| {
-                    let text = format!(
-                        "{alpn} {:?} {sni:?} {}",
-                        request.version(),
-                        request.headers().contains_key("connection")
-                    );
-                    async move {
-                        Ok::<_, std::convert::Infallible>(::http::Response::new(http_body_util::Full::new(
-                            Bytes::from(text),
-                        )))
-                    }
-                });
-            let io = hyper_util::rt::TokioIo::new(stream);
-            let h2 = io.inner().get_ref().1.alpn_protocol() == Some(b"h2");
-            if h2 {
-                let _ = hyper::server::conn::http2::Builder::new(hyper_util::rt::TokioExecutor::new())
-                    .serve_connection(io, service)
-                    .await;
-            } else {
-                let _ = hyper::server::conn::http1::Builder::new().serve_connection(io, service).await;
-            }
-        }
-    });
-    (addr, task)
-}
-
-#[tokio::test]
-async fn https_takes_any_certificate_and_http2_where_it_is_offered() {
-    for (alpn, http2, body) in [
-        (&[][..], true, "none HTTP/1.1 None true"),
-        (&[&b"http/1.1"[..]][..], true, "http/1.1 HTTP/1.1 None true"),
-        (&[&b"h2"[..], b"http/1.1"][..], true, "h2 HTTP/2.0 None false"),
-        (&[&b"h2"[..], b"http/1.1"][..], false, "none HTTP/1.1 None true"),
-    ] {
-        let (addr, task) = tls_app(alpn).await;
-        let served = probing(&http_get(addr.port(), ", \"scheme\": \"HTTPS\""), |c| c.http2 = http2);
-        let got = ask(&served, KUBELET).await;
-        assert_eq!((got.status, got.text().as_str()), (200, body));
-        task.abort();
-    }
-    let (addr, task) = tls_app(&[b"spdy"]).await;
-    let served = probing(&http_get(addr.port(), ", \"scheme\": \"HTTPS\""), |_| {});
-    assert_eq!(ask(&served, KUBELET).await.status, 500, "no protocol in common");
-    let served =
-        probing(&http_get(addr.port(), ", \"scheme\": \"HTTPS\""), |c| c.destination = "localhost".into());
-    assert_eq!(ask(&served, KUBELET).await.status, 500);
-    task.abort();
-    let plain = Web::start(|_| http(200, "", "")).await;
-    let served = probing(&http_get(plain.addr.port(), ", \"scheme\": \"HTTPS\""), |_| {});
-    assert_eq!(ask(&served, KUBELET).await.status, 500);
-}
-
-/// A health service that answers with the given state, or the given gRPC status.
-async fn grpc_app(
-    listener: TcpListener,
-    state: Vec<u8>,
-    code: &'static str,
-) -> JoinHandle<Vec<(String, String, Vec<u8>)>> {
-    spawn(async move {
-        let mut seen = Vec::new();
-        let (stream, _) = listener.accept().await.unwrap();
-        let mut connection = h2::server::handshake(stream).await.unwrap();
-        if let Some(Ok((request, mut respond))) = connection.accept().await {
-            let (head, mut body) = request.into_parts();
-            let state = state.clone();
-            let exchange = async move {
-                let mut bytes = Vec::new();
-                while let Some(Ok(piece)) = body.data().await {
-                    bytes.extend_from_slice(&piece);
-                }
-                let answer =
-                    ::http::Response::builder().header("content-type", "application/grpc").body(()).unwrap();
-                let mut send = respond.send_response(answer, false).unwrap();
-                send.send_data(state.into(), false).unwrap();
-                let mut trailers = HeaderMap::new();
-                trailers.insert("grpc-status", code.parse().unwrap());
-                send.send_trailers(trailers).unwrap();
-                bytes
-            };
-            let mut exchange = std::pin::pin!(exchange);
-            let bytes = std::future::poll_fn(|cx| {
-                use std::future::Future;
-                let _ = connection.poll_closed(cx);
-                exchange.as_mut().poll(cx)
-            })
-            .await;
-            let agent = head.headers["user-agent"].to_str().unwrap().to_owned();
-            seen.push((head.uri.to_string(), agent, bytes));
-            let _ = std::future::poll_fn(|cx| connection.poll_closed(cx)).await;
-        }
-        seen
-    })
-}
-
-#[tokio::test]
-async fn grpc_health() {
-    for (state, code, status) in [
-        (&b"\0\0\0\0\x02\x08\x01"[..], "0", 200),
-        (b"\0\0\0\0\x02\x08\x02", "0", 500),
-        (b"\0\0\0\0\0", "0", 500),
-        (b"\0\0\0\0\x02\x08\x01", "5", 500),
-        (b"\0\0\0\0\x03\xff\xff\xff", "0", 500),
-        (b"\x01\0\0\0\x02\x08\x01", "0", 500),
-    ] {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let port = listener.local_addr().unwrap().port();
-        let app = grpc_app(listener, state.to_vec(), code).await;
-        let served = probing(
-            &format!("{{\"grpc\":{{\"port\":{port},\"service\":\"s\"}},\"timeoutSeconds\":5}}"),
-            |_| {},
-        );
-        assert_eq!(ask(&served, KUBELET).await.status, status, "{state:?} {code}");
-        let seen = app.await.unwrap();
-        assert_eq!(seen[0].0, format!("http://127.0.0.1:{port}/grpc.health.v1.Health/Check"));
-        assert!(seen[0].1.starts_with("kube-probe/1.30 pilot-agent/"), "{}", seen[0].1);
-        assert_eq!(seen[0].2, b"\0\0\0\0\x03\x0a\x01s");
-    }
-}
-
-#[tokio::test]
-async fn grpc_waits_for_a_server_that_starts_within_the_limit() {
-    let holder = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = holder.local_addr().unwrap().port();
-    drop(holder);
-    let served = probing(&format!("{{\"grpc\":{{\"port\":{port}}},\"timeoutSeconds\":10}}"), |_| {});
-    let later = async {
-        tokio::time::sleep(Duration::from_millis(200)).await;
-        let listener = TcpListener::bind(("127.0.0.1", port)).await.unwrap();
-        let app = grpc_app(listener, b"\0\0\0\0\x02\x08\x01".to_vec(), "0").await;
-        app.await.unwrap()
-    };
-    let (got, _) = tokio::join!(ask(&served, KUBELET), later);
-    assert_eq!(got.status, 200);
 }
 
 #[tokio::test]

@@ -3,7 +3,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use super::*;
 use crate::base::metrics::Metrics;
 use crate::status::Handles;
-use crate::status::tests::{Fake, exchange, spawn};
+use crate::status::fake::{Fake, envoy, exchange, spawn, start, with_envoy};
 
 #[tokio::test(start_paused = true)]
 async fn what_stands_still_is_overdue() {
@@ -67,7 +67,7 @@ async fn silent_connections_make_place() {
 
 #[tokio::test]
 async fn requests_in_a_row_without_waiting_are_answered_in_order() {
-    let served = crate::status::tests::start(Config::new(0));
+    let served = start(Config::new(0));
     let mut stream = served.connect().await;
     stream.write_all(b"GET /x HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
     let first =
@@ -78,4 +78,76 @@ async fn requests_in_a_row_without_waiting_are_answered_in_order() {
     stream.write_all(b"GET /x HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
     stream.shutdown().await.unwrap();
     assert_eq!(exchange(&mut stream, "", false).await.status, 404);
+}
+
+#[tokio::test]
+async fn quit_answers_before_the_agent_is_told() {
+    let served = start(Config::new(0));
+    for _ in 0..20 {
+        let before = served.agent.quits.load(Relaxed);
+        let got = served.ask("POST", "/quitquitquit", "Content-Length: 0\r\n").await;
+        assert_eq!((got.status, got.text().as_str()), (200, "OK"));
+        // The answer was read to its end, so it was written; the word to the agent follows at once.
+        while served.agent.quits.load(Relaxed) == before {
+            tokio::task::yield_now().await;
+        }
+    }
+    assert_eq!(served.agent.quits.load(Relaxed), 20);
+}
+
+#[tokio::test]
+async fn closing_refuses_new_connections_and_keeps_the_kept() {
+    let web = envoy().await;
+    let served = start(with_envoy(&web));
+    let mut kept = served.connect().await;
+    let ask = "GET /healthz/ready HTTP/1.1\r\nHost: a\r\n\r\n";
+    assert_eq!(exchange(&mut kept, ask, false).await.status, 200);
+    served.closing.cancel();
+    while TcpStream::connect(served.addr).await.is_ok() {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(exchange(&mut kept, ask, false).await.status, 200);
+    served.stop.cancel();
+    assert_eq!(kept.read(&mut [0; 1]).await.unwrap(), 0, "an idle connection ends with the server");
+}
+
+#[tokio::test]
+async fn a_busy_port_is_named_and_taken_later() {
+    let holder = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut config = Config::new(holder.local_addr().unwrap().port());
+    config.address = Some(loopback(false));
+    let error = bind(&config).unwrap_err();
+    assert!(error.to_string().contains(&config.port.to_string()), "{error}");
+    let handles = Handles {
+        agent: Arc::new(Fake::default()),
+        metrics: Metrics::new(),
+        crypto: Arc::new(rustls::crypto::aws_lc_rs::default_provider()),
+        started: tokio::time::Instant::now(),
+    };
+    drop(holder);
+    let (port, stop) = (config.port, Stop::new());
+    let task = spawn(Bound::later(&config).serve(handles, Stop::new(), stop.clone()));
+    while TcpStream::connect(("127.0.0.1", port)).await.is_err() {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    stop.cancel();
+    task.await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn a_listener_that_is_gone_ends_the_server_with_an_error() {
+    let mut config = Config::new(0);
+    config.address = Some(Ipv4Addr::LOCALHOST.into());
+    let bound = crate::status::bind(&config).unwrap();
+    // As far as the kernel is concerned it listens no more.
+    let listener = bound.listener.as_ref().unwrap();
+    socket2::SockRef::from(listener).shutdown(std::net::Shutdown::Both).unwrap();
+    let handles = Handles {
+        agent: Arc::new(Fake::default()),
+        metrics: Metrics::new(),
+        crypto: Arc::new(rustls::crypto::aws_lc_rs::default_provider()),
+        started: Instant::now(),
+    };
+    let error = bound.serve(handles, Stop::new(), Stop::new()).await.unwrap_err();
+    assert!(error.to_string().contains("listener failed"), "{error}");
 }

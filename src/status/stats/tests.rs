@@ -5,7 +5,10 @@ use tokio::net::{TcpListener, TcpStream};
 
 use super::*;
 use crate::status::Config as StatusConfig;
-use crate::status::tests::{Served, Web, http, spawn, start};
+use crate::status::fake::{Served, Web, http, spawn, start};
+
+mod ends;
+mod readable;
 
 const ENVOY: &str = "# TYPE envoy_x counter\nenvoy_x{a=\"b\"} 1\n";
 const APP: &str = "# HELP app_x Something.\n# TYPE app_x gauge\napp_x 3\n";
@@ -159,108 +162,6 @@ async fn the_first_of_several_that_answers_decides_and_none_holds_up_the_others(
 }
 
 #[tokio::test]
-async fn an_application_that_hangs_takes_nothing_of_envoys_part() {
-    let envoy = envoy().await;
-    let hanging = Web::start(|_| Vec::new()).await;
-    let served = merging(Some(&envoy), vec![target(&hanging, "/")], |_| {});
-    let got = served.ask("GET", "/metrics", "X-Prometheus-Scrape-Timeout-Seconds: 0.5\r\n").await;
-    assert_eq!(rest(&got.text()), ENVOY);
-    assert_eq!(failures(&got.text()), ["{type=\"application\"} 1"]);
-    // Its head comes, its body does not.
-    let (addr, task) =
-        dripping(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\napp_x 1\napp_y 12".to_vec()).await;
-    let served =
-        merging(Some(&envoy), vec![Target { port: addr.port().to_string(), path: "/".into() }], |_| {});
-    let got = served.ask("GET", "/metrics", "X-Prometheus-Scrape-Timeout-Seconds: 0.5\r\n").await;
-    assert_eq!(
-        rest(&got.text()),
-        format!("{ENVOY}app_x 1\n# istio_agent: application metrics are cut here after 16 bytes (timeout)\n"),
-        "half a number is no number"
-    );
-    let got = served.ask("GET", "/metrics", "X-Prometheus-Scrape-Timeout-Seconds: 0.5\r\n").await;
-    assert_eq!(failures(&got.text()), ["{type=\"application\"} 1"]);
-    task.abort();
-}
-
-/// Sends the bytes and then nothing more, without closing.
-async fn dripping(bytes: Vec<u8>) -> (std::net::SocketAddr, tokio::task::JoinHandle<()>) {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let addr = listener.local_addr().unwrap();
-    let task = spawn(async move {
-        let mut open = Vec::new();
-        loop {
-            let (mut stream, _) = listener.accept().await.unwrap();
-            let _ = stream.read(&mut [0; 4096]).await;
-            let _ = stream.write_all(&bytes).await;
-            open.push(stream);
-        }
-    });
-    (addr, task)
-}
-
-#[tokio::test]
-async fn limits_that_are_no_time_at_all() {
-    let (envoy, app) = (envoy().await, Web::start(|_| http(200, "", APP)).await);
-    let served = merging(Some(&envoy), vec![target(&app, "/")], |_| {});
-    for zero in ["0", "-1", "-0.5"] {
-        let got =
-            served.ask("GET", "/metrics", &format!("X-Prometheus-Scrape-Timeout-Seconds: {zero}\r\n")).await;
-        assert_eq!(rest(&got.text()), "", "{zero}");
-    }
-    assert!(envoy.heads().is_empty() && app.heads().is_empty());
-    for none in ["x", "", "inf", "NaN", "1e300"] {
-        let got =
-            served.ask("GET", "/metrics", &format!("X-Prometheus-Scrape-Timeout-Seconds: {none}\r\n")).await;
-        assert_eq!(rest(&got.text()), format!("{ENVOY}{APP}"), "{none}");
-    }
-}
-
-#[tokio::test]
-async fn a_body_that_is_cut_is_counted_and_what_follows_stays_readable() {
-    let cut = |body: &str| format!("HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n{body}").into_bytes();
-    let (whole, half) = (cut(ENVOY), cut("envoy_a 1\nenvoy_b 12"));
-    let app = Web::start(|_| http(200, "", APP)).await;
-    let envoy = Web::start(move |_| whole.clone()).await;
-    let served = merging(Some(&envoy), vec![target(&app, "/")], |_| {});
-    let got = served.get("/metrics").await.text();
-    assert_eq!(rest(&got), format!("{ENVOY}{APP}"), "at the end of a line nothing is added");
-    assert!(failures(&got).is_empty());
-    assert_eq!(failures(&served.get("/metrics").await.text()), ["{type=\"envoy\"} 1"]);
-    let served = merging(Some(&envoy), vec![target(&app, "/")], |c| c.details = true);
-    let mark =
-        |bytes: usize| format!("# istio_agent: envoy metrics are cut here after {bytes} bytes (cut)\n");
-    assert_eq!(rest(&served.get("/metrics").await.text()), format!("{ENVOY}{}{APP}", mark(ENVOY.len())));
-    let envoy = Web::start(move |_| half.clone()).await;
-    let served = merging(Some(&envoy), vec![target(&app, "/")], |_| {});
-    assert_eq!(rest(&served.get("/metrics").await.text()), format!("envoy_a 1\n{}{APP}", mark(20)));
-    // OpenMetrics has no comments, and must come to its end.
-    let envoy = Web::start(|_| http(200, "", ENVOY)).await;
-    let open = cut(OPEN.split_once("# EOF").unwrap().0);
-    let open = String::from_utf8(open)
-        .unwrap()
-        .replace("\r\n\r\n", "\r\nContent-Type: application/openmetrics-text\r\n\r\n");
-    let app = Web::start(move |_| open.clone().into_bytes()).await;
-    let served = merging(Some(&envoy), vec![target(&app, "/")], |c| c.details = true);
-    assert_eq!(
-        rest(&served.get("/metrics").await.text()),
-        format!(
-            "{ENVOY}# TYPE app_y counter\napp_y_total 3\nistio_agent_scrape_part_cut{{type=\"application\",reason=\"cut\"}} 1\n# EOF\n"
-        )
-    );
-}
-
-#[tokio::test]
-async fn a_limit_of_bytes_ends_a_part_at_a_line() {
-    let app = Web::start(|_| http(200, "", &"app_x 1\n".repeat(100))).await;
-    let served = merging(None, vec![target(&app, "/")], |c| c.limit = Some(20));
-    let text = served.get("/metrics").await.text();
-    assert_eq!(
-        rest(&text),
-        "app_x 1\napp_x 1\n# istio_agent: application metrics are cut here after 20 bytes (limit)\n"
-    );
-}
-
-#[tokio::test]
 async fn the_agent_does_not_ask_itself() {
     let served = merging(None, vec![], |_| {});
     let port = served.addr.port();
@@ -313,139 +214,13 @@ async fn gzip_bodies_are_unpacked_and_redirects_followed() {
 
 #[tokio::test]
 async fn only_this_pod_where_that_is_asked_for() {
-    // Peers are loopback here; that others are refused is tested over real addresses in tests/conformance.
+    // Peers are loopback here; who counts as one is a table in routes/tests.rs.
     let served = merging(None, vec![], |c| c.local_only = true);
     assert_eq!(served.get("/metrics").await.status, 200);
-}
-
-#[tokio::test]
-async fn a_scraper_that_goes_away_ends_the_scrape() {
-    let (addr, task) = dripping(b"HTTP/1.1 200 OK\r\n\r\napp_x 1\n".to_vec()).await;
-    let served = merging(None, vec![Target { port: addr.port().to_string(), path: "/".into() }], |_| {});
-    let mut stream = TcpStream::connect(served.addr).await.unwrap();
-    stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
-    let mut seen = Vec::new();
-    while !seen.ends_with(b"app_x 1\n\r\n") {
-        assert!(stream.read_buf(&mut seen).await.unwrap() > 0);
-    }
-    drop(stream);
-    served.stop.cancel();
-    // The server ends though the application never does.
-    let mut server = served;
-    (&mut server.task).await.unwrap().unwrap();
-    task.abort();
 }
 
 #[test]
 fn formats() {
     assert_eq!(format(None), ("text/plain; version=0.0.4; charset=utf-8", false));
     assert_eq!(limit(&HeaderMap::new()), None);
-}
-
-#[tokio::test]
-async fn golden() {
-    let dir = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/golden/stats");
-    for name in ["text", "openmetrics", "no-newline"] {
-        let read = |kind: &str| std::fs::read_to_string(dir.join(format!("{name}.{kind}"))).unwrap();
-        let (envoy, app, merged) = (read("envoy"), read("app"), read("merged"));
-        let (kind, app) = app.split_once('\n').unwrap();
-        for piece in [1, 7, 64, 4096] {
-            let (envoy, app) = (chunked("text/plain", &envoy, piece), chunked(kind, app, piece));
-            let envoy = Web::start(move |_| envoy.clone()).await;
-            let app = Web::start(move |_| app.clone()).await;
-            let served = merging(Some(&envoy), vec![target(&app, "/")], |_| {});
-            assert_eq!(rest(&served.get("/metrics").await.text()), merged, "{name} in pieces of {piece}");
-        }
-    }
-}
-
-fn chunked(kind: &str, body: &str, piece: usize) -> Vec<u8> {
-    let mut out =
-        format!("HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\nTransfer-Encoding: chunked\r\n\r\n").into_bytes();
-    for piece in body.as_bytes().chunks(piece) {
-        out.extend(format!("{:x}\r\n", piece.len()).bytes());
-        out.extend(piece);
-        out.extend(b"\r\n");
-    }
-    out.extend(b"0\r\n\r\n");
-    out
-}
-
-/// The text format, as strict as a scraper that skips nothing: every sample belongs to the family announced
-/// last, if any was, and can be read to its last character.
-fn check(text: &str) -> Result<usize, String> {
-    let (mut seen, mut samples) = (std::collections::BTreeSet::new(), 0);
-    for line in text.lines() {
-        if let Some(rest) = line.strip_prefix("# TYPE ") {
-            let (name, kind) = rest.split_once(' ').ok_or(line)?;
-            if !["counter", "gauge", "histogram", "summary", "untyped"].contains(&kind)
-                || !seen.insert(name.to_owned())
-            {
-                return Err(format!("type again or not known: {line}"));
-            }
-            continue;
-        }
-        if line.starts_with('#') {
-            continue;
-        }
-        let end = line.find(['{', ' ']).ok_or(line)?;
-        let (name, mut rest) = line.split_at(end);
-        if name.is_empty() || !name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == ':') {
-            return Err(format!("name: {line}"));
-        }
-        if let Some(labels) = rest.strip_prefix('{') {
-            let mut labels = labels;
-            while !labels.starts_with('}') {
-                let (label, value) = labels.split_once("=\"").ok_or(line)?;
-                if !label.chars().all(|c| c.is_ascii_alphanumeric() || c == '_') {
-                    return Err(format!("label: {line}"));
-                }
-                let mut escaped = false;
-                let end = value.find(|c| {
-                    let ends = c == '"' && !escaped;
-                    escaped = c == '\\' && !escaped;
-                    ends
-                });
-                labels = &value[end.ok_or(line)? + 1..];
-                labels = labels.strip_prefix(',').unwrap_or(labels);
-            }
-            rest = &labels[1..];
-        }
-        let mut fields = rest.split_whitespace();
-        let value = fields.next().ok_or(line)?;
-        let number = value.trim_start_matches(['+', '-']);
-        if !(number == "Inf" || number == "NaN" || value.parse::<f64>().is_ok()) {
-            return Err(format!("value: {line}"));
-        }
-        samples += 1;
-    }
-    Ok(samples)
-}
-
-#[test]
-fn the_checker_checks() {
-    assert_eq!(check("# TYPE a counter\na{b=\"c\\\"}\",d=\"\"} 1 2\nx +Inf\n"), Ok(2));
-    for bad in [
-        "a",
-        "a b",
-        "{x=\"\"} 1",
-        "a{b} 1",
-        "a{b=\"} 1",
-        "# TYPE a x",
-        "# TYPE a gauge\n# TYPE a gauge",
-        "a-b 1",
-    ] {
-        assert!(check(bad).is_err(), "{bad}");
-    }
-}
-
-#[tokio::test]
-async fn what_is_merged_can_be_read_by_a_strict_reader() {
-    let big: String = (0..2000).map(|n| format!("app_x{{n=\"{n}\"}} {n}\n")).collect();
-    let (envoy, app) =
-        (envoy().await, Web::start(move |_| http(200, "", &format!("# TYPE app_x gauge\n{big}"))).await);
-    let served = merging(Some(&envoy), vec![target(&app, "/")], |c| c.details = true);
-    served.get("/metrics").await;
-    let samples = check(&served.get("/metrics").await.text()).unwrap();
-    assert!(samples > 2001, "{samples}");
 }

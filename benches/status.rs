@@ -1,0 +1,246 @@
+//! The status server: scrapes, readiness, probes. Envoy is a stand-in and its ports are served from memory,
+//! so that only the agent is measured.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use mock_istiod::MockIstiod;
+use tokio::task::JoinSet;
+
+use crate::agent::{Agent, Setup};
+use crate::table::{Row, Value};
+use crate::web::{Answer, Caller, Web};
+
+/// The application whose metrics are merged.
+const SERIES: usize = 100_000;
+const PROBE: &str = "/app-health/app/livez";
+/// Probes a second, by as many callers, for as long.
+const RATE: u32 = 1000;
+const CALLERS: u32 = 8;
+const LONG: Duration = Duration::from_secs(60);
+
+/// An agent, the application beside it, and Envoy's ports.
+struct Pod {
+    agent: Agent,
+    app: Web,
+    _envoy: [Web; 2],
+}
+
+impl Pod {
+    async fn start(binary: &Path, istiod: &MockIstiod, scale: Scale) -> Result<Self, String> {
+        let said = |e: std::io::Error| e.to_string();
+        let app = Web::start(0, move |path| match path {
+            "/metrics" if matches!(scale, Scale::Application) => Answer::Series(SERIES),
+            "/metrics" => Answer::ok(&b"app_x 1\n".repeat(1000)),
+            _ => Answer::ok(b"ok"),
+        });
+        let app = app.await.map_err(said)?;
+        let metrics = serde_json::json!({"scrape": "true", "port": app.port.to_string()});
+        let probe =
+            serde_json::json!({PROBE: {"httpGet": {"path": "/", "port": app.port}, "timeoutSeconds": 5}});
+        let env = vec![
+            ("ECC_SIGNATURE_ALGORITHM", "ECDSA".to_owned()),
+            ("ISTIO_PROMETHEUS_ANNOTATIONS", metrics.to_string()),
+            ("ISTIO_KUBE_APP_PROBERS", probe.to_string()),
+        ];
+        let agent = Agent::start(&Setup { binary, envoy: None, env }, istiod).map_err(said)?;
+        let stats = match scale {
+            Scale::Application => Answer::ok(&b"envoy_x{a=\"b\"} 1\n".repeat(200)),
+            Scale::Envoy => Answer::ok(&b"envoy_big{a=\"b\"} 1\n".repeat(500_000)),
+        };
+        let stats = Web::start(agent.prometheus_port, move |_| stats.clone()).await.map_err(said)?;
+        let admin = Web::start(agent.admin_port, |path| {
+            Answer::ok(if path.contains("cluster_manager") {
+                b"cluster_manager.cds.update_success: 1\nlistener_manager.lds.update_success: 1\n"
+            } else {
+                b"server.state: 0\nlistener_manager.workers_started: 1\n"
+            })
+        });
+        let envoy = [stats, admin.await.map_err(said)?];
+        agent.certificate().await.map_err(said)?;
+        agent.ready().await.map_err(said)?;
+        // What the start leaves to do is over, and the memory it took is given back.
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        Ok(Self { agent, app, _envoy: envoy })
+    }
+
+    async fn caller(&self) -> Result<Caller, String> {
+        Caller::connect(self.agent.status_port).await.map_err(|e| e.to_string())
+    }
+}
+
+/// Whose part of a scrape is the big one.
+#[derive(Debug, Clone, Copy)]
+enum Scale {
+    Application,
+    Envoy,
+}
+
+/// One scrape.
+#[derive(Debug, Clone, Copy)]
+struct Scrape {
+    time: f64,
+    bytes: f64,
+    cpu: f64,
+    peak: f64,
+    direct: f64,
+}
+
+/// Rows by measurement; columns by agent.
+#[derive(Default)]
+struct Rows(Vec<(String, Vec<Option<Value>>, Option<Value>, &'static str)>);
+
+impl Rows {
+    fn add(&mut self, what: &str, value: Option<Value>, direct: Option<Value>, target: &'static str) {
+        match self.0.iter_mut().find(|row| row.0 == what) {
+            Some(row) => row.1.push(value),
+            None => self.0.push((what.to_owned(), vec![value], direct, target)),
+        }
+    }
+
+    fn done(self) -> Vec<Row> {
+        let row = |(what, values, direct, target): (String, Vec<_>, _, _)| {
+            let mut values = values.into_iter();
+            Row { what, ours: values.next().flatten(), peer: values.next().flatten(), direct, target }
+        };
+        self.0.into_iter().map(row).collect()
+    }
+}
+
+/// Everything of the status server.
+pub async fn all(binaries: &[PathBuf], runs: usize) -> Result<Vec<Row>, String> {
+    let istiod = MockIstiod::start().await;
+    let mut rows = Rows::default();
+    for binary in binaries {
+        let pod = Pod::start(binary, &istiod, Scale::Application).await?;
+        let scrapes = scrapes(&pod, runs).await?;
+        let of = |f: fn(&Scrape) -> f64| Value::of(scrapes.iter().map(f).collect());
+        rows.add(
+            "100k series: scrape (ms; direct: the application alone)",
+            of(|s| s.time),
+            of(|s| s.direct),
+            "≤ 1.2 × direct",
+        );
+        rows.add("100k series: agent CPU (ms/MB)", of(|s| s.cpu / s.bytes), None, "≤ peer");
+        rows.add("100k series: peak over idle (MB)", of(|s| s.peak), None, "≤ 2");
+        requests(&pod, runs, &mut rows).await?;
+        drop(pod);
+        let pod = Pod::start(binary, &istiod, Scale::Envoy).await?;
+        let scrapes = self::scrapes(&pod, runs).await?;
+        let of = |f: fn(&Scrape) -> f64| Value::of(scrapes.iter().map(f).collect());
+        rows.add("10 MB of Envoy's: MB/s", of(|s| s.bytes / s.time * 1e3), None, "≥ 82–98");
+        rows.add("10 MB of Envoy's: agent CPU (ms)", of(|s| s.cpu), None, "≤ 14–20");
+        rows.add("10 MB of Envoy's: peak over idle (MB)", of(|s| s.peak), None, "≤ 2");
+        drop(pod);
+        steady(&Pod::start(binary, &istiod, Scale::Application).await?, &mut rows).await?;
+    }
+    Ok(rows.done())
+}
+
+#[expect(clippy::cast_precision_loss, reason = "sizes are far below 2^53")]
+async fn scrapes(pod: &Pod, runs: usize) -> Result<Vec<Scrape>, String> {
+    let proc = pod.agent.proc();
+    let idle = proc.memory().rss;
+    let mut out = Vec::new();
+    // Once unmeasured: the first scrape loads code from disk.
+    for run in 0..=runs {
+        let begin = Instant::now();
+        let app = Caller::connect(pod.app.port).await.map_err(|e| e.to_string())?;
+        app.fetch("/metrics").await.map_err(|e| format!("the application's metrics: {e}"))?;
+        let direct = begin.elapsed().as_secs_f64() * 1e3;
+        proc.reset_peak();
+        let (cpu, begin) = (proc.cpu(), Instant::now());
+        let bytes =
+            pod.caller().await?.fetch("/stats/prometheus").await.map_err(|e| format!("scrape: {e}"))?;
+        let time = begin.elapsed().as_secs_f64() * 1e3;
+        let cpu = (proc.cpu() - cpu).as_secs_f64() * 1e3;
+        let peak = proc.memory().peak.saturating_sub(idle) as f64 / 1e6;
+        if run > 0 {
+            out.push(Scrape { time, bytes: bytes as f64 / 1e6, cpu, peak, direct });
+        }
+    }
+    Ok(out)
+}
+
+/// How long each of `count` requests took and what CPU it cost, in µs.
+async fn many(pod: &Pod, path: &str, count: u32, keep: bool) -> Result<(f64, f64), String> {
+    let mut kept = if keep { Some(pod.caller().await?) } else { None };
+    let mut times = Vec::new();
+    let before = pod.agent.proc().cpu();
+    for _ in 0..count {
+        let begin = Instant::now();
+        let status = match &mut kept {
+            Some(caller) => caller.ask(path).await,
+            None => pod.caller().await?.ask(path).await,
+        };
+        times.push(begin.elapsed().as_secs_f64() * 1e6);
+        let status = status.map_err(|e| format!("{path}: {e}"))?;
+        if status != 200 {
+            return Err(format!("{path}: status {status}"));
+        }
+    }
+    let cpu = (pod.agent.proc().cpu() - before).as_secs_f64() * 1e6 / f64::from(count);
+    times.sort_by(f64::total_cmp);
+    Ok((times[times.len() / 2], cpu))
+}
+
+async fn requests(pod: &Pod, runs: usize, rows: &mut Rows) -> Result<(), String> {
+    for (what, path, count, keep, p50, cpu) in [
+        ("readiness, kept connection", "/healthz/ready", 3000, true, "–", "≤ 80"),
+        ("readiness, new connection", "/healthz/ready", 2000, false, "–", "≤ 180"),
+        ("HTTP probe", PROBE, 1500, false, "≤ 700", "≤ 500"),
+    ] {
+        let mut measured = Vec::new();
+        for _ in 0..runs {
+            measured.push(many(pod, path, count, keep).await?);
+        }
+        let (times, cpus) = measured.into_iter().unzip();
+        rows.add(&format!("{what}: p50 (µs)"), Value::of(times), None, p50);
+        rows.add(&format!("{what}: agent CPU (µs)"), Value::of(cpus), None, cpu);
+    }
+    Ok(())
+}
+
+// One of the callers; how many probes were good, and how many were not.
+async fn steadily(port: u16, number: u32, until: Instant) -> (f64, f64) {
+    tokio::time::sleep(Duration::from_millis(u64::from(number))).await;
+    let mut tick = tokio::time::interval(Duration::from_secs(1) * CALLERS / RATE);
+    let (mut good, mut bad) = (0.0, 0.0);
+    while Instant::now() < until {
+        tick.tick().await;
+        match Caller::connect(port).await {
+            Ok(mut caller) if matches!(caller.ask(PROBE).await, Ok(200)) => good += 1.0,
+            _ => bad += 1.0,
+        }
+    }
+    (good, bad)
+}
+
+/// Probes at a steady rate, on new connections, for a minute.
+#[expect(clippy::cast_precision_loss, reason = "sizes are far below 2^53")]
+async fn steady(pod: &Pod, rows: &mut Rows) -> Result<(), String> {
+    eprintln!("  {RATE} probes/s for {LONG:?}");
+    let begin = Instant::now();
+    let mut callers = JoinSet::new();
+    for number in 0..CALLERS {
+        callers.spawn(steadily(pod.agent.status_port, number, begin + LONG));
+    }
+    // The first seconds warm up; what comes after must be flat.
+    let warm = Duration::from_secs(5);
+    tokio::time::sleep(warm).await;
+    let early = pod.agent.proc().memory().rss as f64 / 1e6;
+    tokio::time::sleep(LONG - warm - Duration::from_secs(1)).await;
+    let late = pod.agent.proc().memory().rss as f64 / 1e6;
+    let calls = callers.join_all().await;
+    let (good, bad) = calls.iter().fold((0.0, 0.0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
+    let seconds = begin.elapsed().as_secs_f64();
+    for (what, value, target) in [
+        ("1,000 probes/s for a minute: good per second", good / seconds, "≥ 990"),
+        ("1,000 probes/s for a minute: failed", bad, "0"),
+        ("1,000 probes/s for a minute: resident after 5 s (MB)", early, "–"),
+        ("1,000 probes/s for a minute: resident at the end (MB)", late, "as after 5 s"),
+    ] {
+        rows.add(what, Value::of(vec![value]), None, target);
+    }
+    Ok(())
+}

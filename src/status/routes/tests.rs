@@ -1,0 +1,122 @@
+use std::sync::atomic::Ordering::Relaxed;
+
+use super::*;
+use crate::status::fake::{exchange, start};
+
+#[tokio::test]
+async fn control_is_by_post() {
+    let served = start(Config::new(0));
+    for path in ["/quitquitquit", "/drain"] {
+        for method in ["GET", "PUT", "HEAD", "DELETE", "FOO"] {
+            let got = served.ask(method, path, "").await;
+            assert_eq!(got.status, 405, "{method} {path}");
+            assert_eq!(got.header("allow"), None);
+            assert_eq!(got.header("x-content-type-options"), Some("nosniff"));
+        }
+    }
+    assert_eq!(served.agent.quits.load(Relaxed), 0);
+    let got = served.ask("POST", "/drain", "Content-Length: 0\r\n").await;
+    assert_eq!((got.status, got.text().as_str(), served.agent.drains.load(Relaxed)), (200, "OK", 1));
+}
+
+#[tokio::test]
+async fn paths_hosts_and_heads() {
+    let served = start(Config::new(0));
+    for (path, status) in [
+        ("/", 404),
+        ("/healthz/ready/", 404),
+        ("/healthz%2Fready", 404),
+        ("/debug", 404),
+        ("/debug/", 404),
+        ("/debug/ndsz", 404),
+        ("/app-health/x/livez", 400),
+        ("/%zz", 400),
+    ] {
+        assert_eq!(served.get(path).await.status, status, "{path}");
+    }
+    for (from, to) in [
+        ("/app-health", "/app-health/"),
+        ("/debug/pprof?a=b", "/debug/pprof/?a=b"),
+        ("//x/../y", "/y"),
+        ("/app-lifecycle", "/app-lifecycle/"),
+    ] {
+        let got = served.ask("POST", from, "Content-Length: 0\r\n").await;
+        assert_eq!((got.status, got.header("location")), (307, Some(to)), "{from}");
+    }
+    let raw = |raw: &'static str| async { exchange(&mut served.connect().await, raw, false).await };
+    let got = raw("GET /x HTTP/1.1\r\n\r\n").await;
+    assert_eq!(
+        (got.status, got.text().as_str(), got.header("connection")),
+        (400, "400 Bad Request: missing required Host header", Some("close"))
+    );
+    assert_eq!(raw("GET /x HTTP/1.0\r\n\r\n").await.status, 404);
+    assert_eq!(raw("GET /x HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n").await.status, 400);
+    assert_eq!(raw("nonsense\r\n\r\n").await.status, 400);
+    let long = format!("X-Long: {}\r\n", "z".repeat(100_000));
+    assert_eq!(served.ask("GET", "/x", &long).await.status, 404);
+    let many: String = (0..500).map(|n| format!("X-{n}: y\r\n")).collect();
+    assert_eq!(served.ask("GET", "/x", &many).await.status, 404);
+}
+
+#[tokio::test]
+async fn pages_for_people() {
+    let served = start(Config::new(0));
+    let got = served.get("/debug/ndsz").await;
+    assert_eq!((got.status, got.text().as_str()), (404, "{}"));
+    *served.agent.table.lock().unwrap() = Some(r#"{"table":{}}"#.into());
+    let got = served.get("/debug/ndsz").await;
+    assert_eq!(
+        (got.status, got.header("content-type"), got.text().as_str()),
+        (200, Some("application/json"), r#"{"table":{}}"#)
+    );
+    let agentz: serde_json::Value = serde_json::from_slice(&served.get("/debug/agentz").await.body).unwrap();
+    assert_eq!(agentz["status"]["notReady"], serde_json::json!([]));
+    for (path, kind) in [
+        ("/debug/pprof/", "text/html; charset=utf-8"),
+        ("/debug/pprof/cmdline", "text/plain; charset=utf-8"),
+        ("/debug/pprof/symbol", "text/plain; charset=utf-8"),
+        ("/debug/pprof/heap", "application/octet-stream"),
+        ("/debug/pprof/goroutine?debug=2", "text/plain; charset=utf-8"),
+        ("/debug/pprof/profile?seconds=1", "application/octet-stream"),
+    ] {
+        let got = served.get(path).await;
+        assert_eq!(
+            (got.status, got.header("content-type"), got.header("x-content-type-options")),
+            (200, Some(kind), Some("nosniff")),
+            "{path}"
+        );
+    }
+    assert_eq!(served.get("/debug/pprof/trace").await.text(), "Unknown profile\n");
+    let mut config = Config::new(0);
+    config.profiling = false;
+    let served = start(config);
+    for path in ["/debug/pprof/", "/debug/pprof/heap", "/debug/pprof"] {
+        assert_eq!(served.get(path).await.text(), "404 page not found\n", "{path}");
+    }
+}
+
+#[test]
+fn who_is_local() {
+    for (addr, local) in [
+        ("127.0.0.1:1", true),
+        ("127.9.8.7:1", true),
+        ("10.0.0.1:1", false),
+        ("0.0.0.0:1", false),
+        ("[::1]:1", true),
+        ("[::2]:1", false),
+        ("[::ffff:127.0.0.1]:1", true),
+        ("[::ffff:10.0.0.1]:1", false),
+        ("[::1%3]:1", false),
+        ("[fe80::1%3]:1", false),
+    ] {
+        assert_eq!(Peer::new(addr.parse().unwrap()).local, local, "{addr}");
+    }
+}
+
+#[test]
+fn others_are_kept_out_before_anything_else_is_looked_at() {
+    let refused = control(Peer { local: false }, &Method::GET).unwrap();
+    assert_eq!(refused.status(), 403);
+    assert_eq!(control(Peer { local: true }, &Method::GET).unwrap().status(), 405);
+    assert!(control(Peer { local: true }, &Method::POST).is_none());
+}
