@@ -208,9 +208,14 @@ async fn steadily(port: u16, number: u32, until: Instant) -> (f64, f64) {
     let (mut good, mut bad) = (0.0, 0.0);
     while Instant::now() < until {
         tick.tick().await;
-        match Caller::connect(port).await {
-            Ok(mut caller) if matches!(caller.ask(PROBE).await, Ok(200)) => good += 1.0,
-            _ => bad += 1.0,
+        let status = match Caller::connect(port).await {
+            Ok(mut caller) => caller.ask(PROBE).await,
+            Err(error) => Err(error),
+        };
+        if matches!(status, Ok(200)) {
+            good += 1.0;
+        } else {
+            bad += 1.0;
         }
     }
     (good, bad)

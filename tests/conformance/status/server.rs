@@ -4,7 +4,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use super::serving;
-use crate::support::{MockIstiod, TestAgent, eventually, http};
+use crate::support::{MockIstiod, TestAgent, eventually, free_port, http};
 
 #[tokio::test]
 async fn pages_that_are_there_and_those_that_are_not() {
@@ -77,7 +77,7 @@ async fn what_is_missing_is_told_to_those_who_ask() {
         &mock,
         TestAgent::with()
             .env("ISTIO_META_DNS_CAPTURE", "true")
-            .env("DNS_PROXY_ADDR", "127.0.0.1:0")
+            .env("DNS_PROXY_ADDR", format!("127.0.0.1:{}", free_port()))
             .env("DISABLE_ENVOY", "true"),
     )
     .await;
