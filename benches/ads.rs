@@ -15,8 +15,9 @@ const WINDOW: u32 = 16 << 20;
 pub struct Stream {
     send: SendStream<Bytes>,
     receive: Receive,
-    _connection: SendRequest<Bytes>,
-    driver: tokio::task::JoinHandle<()>,
+    connection: SendRequest<Bytes>,
+    /// Of the stream that the connection was opened with.
+    driver: Option<tokio::task::JoinHandle<()>>,
 }
 
 enum Receive {
@@ -26,7 +27,9 @@ enum Receive {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        self.driver.abort();
+        if let Some(driver) = &self.driver {
+            driver.abort();
+        }
     }
 }
 
@@ -47,6 +50,21 @@ impl Stream {
         let driver = tokio::spawn(async move {
             let _ = connection.await;
         });
+        Self::begin(send, Some(driver), authority, path, headers).await
+    }
+
+    /// Opens another stream on the same connection, which ends with the first.
+    pub async fn another(&self, authority: &str, path: &str) -> io::Result<Self> {
+        Self::begin(self.connection.clone(), None, authority, path, &[]).await
+    }
+
+    async fn begin(
+        send: SendRequest<Bytes>,
+        driver: Option<tokio::task::JoinHandle<()>>,
+        authority: &str,
+        path: &str,
+        headers: &[(&str, String)],
+    ) -> io::Result<Self> {
         let mut send = send.ready().await.map_err(io::Error::other)?;
         let uri = format!("http://{authority}/{path}");
         let mut request =
@@ -56,7 +74,7 @@ impl Stream {
         }
         let request = request.body(()).map_err(io::Error::other)?;
         let (response, body) = send.send_request(request, false).map_err(io::Error::other)?;
-        Ok(Self { send: body, receive: Receive::Waiting(response), _connection: send, driver })
+        Ok(Self { send: body, receive: Receive::Waiting(response), connection: send, driver })
     }
 
     /// Sends one message.

@@ -140,15 +140,15 @@ impl Agent {
 
     /// Asks for the workload certificate; gives the time since the start.
     pub async fn certificate(&self) -> io::Result<Duration> {
-        let mut stream = Stream::open(connect(&self.sds(), self).await?, "sds-grpc", SDS, &[]).await?;
-        stream.send(&DiscoveryRequest {
-            node: Some(node()),
-            type_url: SECRET.to_owned(),
-            resource_names: vec!["default".to_owned()],
-            ..DiscoveryRequest::default()
-        })?;
+        let mut stream = self.secrets().await?;
+        stream.send(&secret_request("default"))?;
         stream.message().await?;
         Ok(self.started.elapsed())
+    }
+
+    /// Opens a stream for secrets, on a connection of its own.
+    pub async fn secrets(&self) -> io::Result<Stream> {
+        Stream::open(connect(&self.sds(), self).await?, "sds-grpc", SDS, &[]).await
     }
 
     /// Opens a stream to istiod through the agent.
@@ -184,6 +184,16 @@ impl Drop for Agent {
         }
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+/// A request for a secret, as Envoy's first.
+pub fn secret_request(name: &str) -> DiscoveryRequest {
+    DiscoveryRequest {
+        node: Some(node()),
+        type_url: SECRET.to_owned(),
+        resource_names: vec![name.to_owned()],
+        ..DiscoveryRequest::default()
     }
 }
 

@@ -8,6 +8,7 @@ mod ads;
 mod agent;
 mod proc;
 mod relay;
+mod sds;
 mod start;
 mod status;
 mod table;
@@ -31,7 +32,7 @@ struct Flags {
     /// Another agent to compare with.
     #[arg(long, env = "PEER_AGENT")]
     peer: Option<PathBuf>,
-    /// Only sections whose name contains this: size, start, idle, relay, push, status.
+    /// Only sections whose name contains this: size, start, idle, relay, push, status, sds.
     #[arg(long, default_value = "")]
     only: String,
     /// Runs of each measurement.
@@ -87,6 +88,11 @@ async fn run(flags: &Flags) -> Result<(), String> {
         eprintln!("measuring the status server…");
         let rows = status::all(&binaries, flags.runs).await?;
         table::print("Status server", &rows, with_peer);
+    }
+    if wanted("sds") {
+        eprintln!("measuring 1,000 SDS streams…");
+        let rows = sds::fan_out(&binaries, flags.runs.min(3)).await?;
+        table::print("1,000 SDS streams at a renewal", &rows, with_peer);
     }
     Ok(())
 }

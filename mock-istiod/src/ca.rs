@@ -72,6 +72,10 @@ pub(crate) async fn serve(
         call.status = status.clone();
     }
     shared.record.add(Event::CaCall(call));
+    if faults.contains(&Fault::Drop) {
+        // The connection ends and takes this call with it; an answer would race with that.
+        std::future::pending::<()>().await;
+    }
     if faults.contains(&Fault::HalfOpen) {
         reply.closed().await;
         return Ok(());

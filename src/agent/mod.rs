@@ -109,6 +109,13 @@ async fn start(config: Config) -> Result<u8, Error> {
     let (identity_source, manager) = Manager::new(secret_config, ca, &metrics, clock.clone());
     let sds_server =
         sds::Server::bind(identity::sds(&config, mode), Arc::new(identity_source.clone()), &metrics);
+    let tasks = shutdown::Stages::new();
+    spawn(&tasks.secrets, "secrets", {
+        let stop = tasks.secrets.token();
+        async move { manager.run(stop).await }
+    });
+    // The certificate takes longest of all: its first step, a name to resolve, goes on beside what follows.
+    tokio::task::yield_now().await;
     let xds_server = xds::Server::new(
         parts::xds(&config),
         xds::Parts {
@@ -140,15 +147,10 @@ async fn start(config: Config) -> Result<u8, Error> {
     };
 
     // Serve, then start Envoy.
-    let tasks = shutdown::Stages::new();
     if let Some(server) = dns_bound {
         tasks.dns.run("dns", server.serve(tasks.dns.token()));
     }
     wires.spawn(&tasks, &config, &identity_source);
-    spawn(&tasks.secrets, "secrets", {
-        let stop = tasks.secrets.token();
-        async move { manager.run(stop).await }
-    });
     if let Some(refresh) = tokens.refresh {
         let stop = tasks.secrets.token();
         spawn(&tasks.secrets, "token", async move { refresh.refresh(stop).await });
@@ -175,6 +177,8 @@ async fn start(config: Config) -> Result<u8, Error> {
         };
         tasks.status.spawn("status", bound.serve(handles, tasks.closing.clone(), tasks.status.token()));
     }
+    // Starting Envoy holds this thread for a millisecond; the CA is asked before, and answers meanwhile.
+    tokio::task::yield_now().await;
     Ok(shutdown::supervise(supervisor, &envoy_handle, signals, tasks).await)
 }
 
@@ -236,12 +240,13 @@ fn ca_client(
         Provider::Citadel => (parts::istiod::ca(config)?, tokens.source.clone()),
         Provider::GkeWorkloadCertificate => return Ok(None),
     };
+    let (attempt_timeout, total_timeout) = parts::istiod::ca_limits(config);
     let calls = provider::Calls {
         connector: Connector::with_clock(connection, clock.clone()).map_err(said)?,
         tokens: token,
         headers: parts::istiod::headers(config, "CA_HEADER_"),
-        attempt_timeout: provider::Calls::ATTEMPT_TIMEOUT,
-        total_timeout: provider::Calls::TOTAL_TIMEOUT,
+        attempt_timeout,
+        total_timeout,
     };
     let details = provider::Details {
         cert_signer: s.text("ISTIO_META_CERT_SIGNER").to_owned(),

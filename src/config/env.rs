@@ -353,6 +353,20 @@ pub const VARS: &[Var] = &[
     var(CERT, "PILOT_ENABLE_CA_CRL", Kind::Bool, "true", "add the mounted CRL to root secrets"),
     ours(
         CERT,
+        "CA_ATTEMPT_TIMEOUT",
+        Kind::Duration,
+        "30s",
+        "how long one attempt to reach the CA may take, dial included; 0: the default",
+    ),
+    ours(
+        CERT,
+        "CA_TIMEOUT",
+        Kind::Duration,
+        "50s",
+        "how long a request to the CA may take with all its attempts; 0: the default",
+    ),
+    ours(
+        CERT,
         "WORKLOAD_SOCKET_WAIT",
         Kind::Duration,
         "0s",

@@ -6,22 +6,22 @@
 //! reported once, and the file is looked at whenever it changes and every 10 s. Only the certificate
 //! file decides for a pair: a new key alone is half of a change.
 
+mod read;
+
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::File;
-use std::hash::{DefaultHasher, Hash, Hasher};
-use std::io::Read as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::oneshot;
 use tokio::time::Instant;
-use zeroize::Zeroizing;
 
-use super::{Error, Fetched, Identity, ResourceName};
+use super::{Error, Fetched, ResourceName};
 use crate::base::backoff::{Jitter, Policy};
 use crate::base::files::Watcher;
-use crate::tls::cert;
+use read::{Read, read};
+
+pub(super) use read::{Loaded, Source};
 
 /// How long an unreadable file is read again before that is reported; the Go agent's bound.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
@@ -43,9 +43,6 @@ const IDLE: Duration = Duration::from_secs(300);
 /// Far more than a mesh names; a client that asks for more is at fault.
 const MAX_RESOURCES: usize = 1000;
 
-/// Far above any bundle; guards against a path that never ends.
-const MAX_BYTES: u64 = 16 << 20;
-
 /// The operating system's bundle: the first of the usual places that exists.
 #[must_use]
 pub fn system_bundle() -> Option<PathBuf> {
@@ -57,38 +54,9 @@ pub fn system_bundle() -> Option<PathBuf> {
         "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",
         "/etc/ssl/cert.pem",
         "/usr/local/etc/ssl/cert.pem",
-        "/usr/local/etc/ssl/certs/ca-certificates",
         "/etc/ssl/certs/ca-certificates",
     ];
     PLACES.iter().map(PathBuf::from).find(|p| p.exists())
-}
-
-/// Where a resource lies.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Source {
-    Pair { cert: PathBuf, key: PathBuf },
-    Roots(PathBuf),
-}
-
-impl Source {
-    /// Whether its files are there to be used: they can be opened and are not empty.
-    pub(super) fn usable(&self) -> bool {
-        let there = |path: &Path| {
-            std::fs::metadata(path).is_ok_and(|m| m.is_file() && m.len() > 0) && File::open(path).is_ok()
-        };
-        match self {
-            Self::Pair { cert, key } => there(cert) && there(key),
-            Self::Roots(path) => there(path),
-        }
-    }
-}
-
-/// What was read.
-#[derive(Debug, Clone)]
-pub(super) enum Loaded {
-    Pair(Arc<Identity>),
-    /// PEM, each block encoded anew.
-    Roots(String),
 }
 
 /// What a look at the files brought.
@@ -360,75 +328,6 @@ impl Trouble {
 
 fn failure(name: &ResourceName, reason: &str) -> Error {
     Error::File { name: name.to_string(), reason: reason.to_owned() }
-}
-
-#[derive(Debug)]
-enum Read {
-    Same,
-    New { loaded: Loaded, hash: u64, whole: bool },
-}
-
-fn read(source: &Source, known: Option<u64>) -> Result<Read, String> {
-    match source {
-        Source::Pair { cert, key } => {
-            let chain = bytes(cert)?;
-            let hash = hash_of(&chain);
-            if known == Some(hash) {
-                return Ok(Read::Same);
-            }
-            let key_pem = Zeroizing::new(bytes(key)?);
-            cert::check_pair(&chain, &key_pem)
-                .map_err(|e| format!("{} with {}: {e}", cert.display(), key.display()))?;
-            // Both halves must be of one moment.
-            if bytes(cert)? != chain.as_slice() {
-                return Err(format!("{} changed while it was read", cert.display()));
-            }
-            let loaded = Loaded::Pair(Arc::new(Identity { chain, key: key_pem }));
-            Ok(Read::New { loaded, hash, whole: true })
-        }
-        Source::Roots(path) => {
-            let text = bytes(path)?;
-            let hash = hash_of(&text);
-            if known == Some(hash) {
-                return Ok(Read::Same);
-            }
-            let roots = cert::readable_certs(&text);
-            if roots.pem.is_empty() {
-                return Err(format!(
-                    "failed to parse root certs from file {}: {}",
-                    path.display(),
-                    roots.trouble()
-                ));
-            }
-            if roots.dropped > 0 && !roots.unfinished {
-                tracing::warn!(target: "cache", "{}: {} of its blocks cannot be read and are left out: {}",
-                    path.display(), roots.dropped, roots.trouble());
-            }
-            Ok(Read::New { loaded: Loaded::Roots(roots.pem), hash, whole: !roots.unfinished })
-        }
-    }
-}
-
-fn bytes(path: &Path) -> Result<Vec<u8>, String> {
-    let said = |e: std::io::Error| format!("{}: {e}", path.display());
-    // Opening a pipe would wait for its writer.
-    let meta = std::fs::metadata(path).map_err(said)?;
-    if !meta.is_file() {
-        return Err(format!("{}: not a regular file", path.display()));
-    }
-    let capacity = usize::try_from(meta.len().min(MAX_BYTES)).unwrap_or_default() + 1;
-    let mut content = Vec::with_capacity(capacity);
-    File::open(path).map_err(said)?.take(MAX_BYTES + 1).read_to_end(&mut content).map_err(said)?;
-    if content.len() as u64 > MAX_BYTES {
-        return Err(format!("{}: longer than {MAX_BYTES} bytes", path.display()));
-    }
-    Ok(content)
-}
-
-fn hash_of(bytes: &[u8]) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    bytes.hash(&mut hasher);
-    hasher.finish()
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@
 //! Uses `ca` (only the [`CaClient`](crate::ca::CaClient) trait and the making of requests), `tls` to read
 //! certificates, and `base`. `sds` sees only [`SecretSource`].
 
+mod board;
 pub mod bundle;
 #[cfg(test)]
 mod fake;
@@ -67,6 +68,8 @@ pub struct Config {
     /// No Envoy (`DISABLE_ENVOY`): both files of the certificate and of the root are written at each
     /// renewal, in the merged form.
     pub proxyless: bool,
+    /// The net under the CA client's own deadlines: a call that overruns even this is given up.
+    pub call_bound: Duration,
     /// A key whose making was begun earlier, beside the rest of the start.
     pub first_key: Option<FirstKey>,
 }

@@ -1,12 +1,19 @@
 //! `OUTPUT_CERTS`: the secrets as files, for those who read files.
 //!
-//! Each file is written beside and renamed, with its mode set on creation, and only when its content
-//! differs. The folder must exist; it is never made. A failure leaves the old files, and the manager
-//! tries again until it works.
+//! Each file is written beside, with its mode set on creation, and only when its content differs; when all
+//! are there they are renamed one after the other, so a disk that fills up never leaves a key beside the
+//! chain of another. The folder must exist; it is never made. A failure leaves the old files, and the
+//! [`Writer`] tries again until it works.
+
+mod writer;
 
 use std::io::{self, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+
+use tempfile::NamedTempFile;
+
+pub(super) use writer::{Content, Writer};
 
 /// Where and how.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -50,10 +57,20 @@ impl Config {
     /// Writes what differs.
     pub(super) fn write(&self, files: Files<'_>) -> Result<(), Error> {
         let all = [("key.pem", files.key), ("cert-chain.pem", files.chain), ("root-cert.pem", files.root)];
+        // Removed again, all of them, when anything below fails.
+        let mut fresh = Vec::with_capacity(all.len());
         for (name, content) in all {
             let Some(content) = content else { continue };
             let path = self.dir.join(name);
-            replace(&path, content, self.mode).map_err(|source| Error { path, source })?;
+            match beside(&path, content, self.mode) {
+                Ok(file) => fresh.extend(file.map(|file| (path, file))),
+                Err(source) => return Err(Error { path, source }),
+            }
+        }
+        for (path, file) in fresh {
+            if let Err(error) = file.persist(&path) {
+                return Err(Error { path, source: error.error });
+            }
         }
         Ok(())
     }
@@ -73,22 +90,21 @@ fn clean(path: &Path) -> PathBuf {
     out
 }
 
-fn replace(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
+/// The file that will take the place of `path`; `None` when that has the content already.
+fn beside(path: &Path, content: &[u8], mode: u32) -> io::Result<Option<NamedTempFile>> {
     if std::fs::read(path).is_ok_and(|old| old == content) {
-        return Ok(());
+        return Ok(None);
     }
     let folder = path.parent().unwrap_or(Path::new("."));
     let name = path.file_name().unwrap_or_default().to_string_lossy();
-    // Removed again when anything below fails.
-    let mut beside = tempfile::Builder::new()
+    let mut file = tempfile::Builder::new()
         .prefix(&format!("{name}.tmp."))
         .permissions(std::fs::Permissions::from_mode(mode & 0o600))
         .tempfile_in(folder)?;
     // The creation mode passes through the umask; this does not.
-    beside.as_file().set_permissions(std::fs::Permissions::from_mode(mode))?;
-    beside.write_all(content)?;
-    beside.persist(path).map_err(|e| e.error)?;
-    Ok(())
+    file.as_file().set_permissions(std::fs::Permissions::from_mode(mode))?;
+    file.write_all(content)?;
+    Ok(Some(file))
 }
 
 #[cfg(test)]
@@ -126,6 +142,19 @@ mod tests {
         assert!(!std::fs::symlink_metadata(dir.path().join("key.pem")).unwrap().is_symlink());
         assert_eq!(mode(&dir.path().join("key.pem")), 0o644);
         assert_eq!(std::fs::read(dir.path().join("target")).unwrap(), b"t");
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_replaced_leaves_nothing_over() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = Config { dir: dir.path().to_owned(), mode: 0o600 };
+        config.write(Files { key: Some(b"k"), chain: Some(b"c"), root: Some(b"r") }).unwrap();
+        let chain = dir.path().join("cert-chain.pem");
+        std::fs::remove_file(&chain).unwrap();
+        std::fs::create_dir(&chain).unwrap();
+        let error = config.write(Files { key: Some(b"k"), chain: Some(b"d"), root: Some(b"r") }).unwrap_err();
+        assert!(error.to_string().contains("cert-chain.pem"));
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 3, "nothing is left over");
     }
 
     #[test]

@@ -15,10 +15,6 @@ use crate::ca::CaClient;
 use crate::ca::csr::{self, Effort, Key, KeyOptions};
 use crate::tls::cert::{self, Cert};
 
-/// The net under the CA client's own deadlines (it bounds each attempt and the whole): a call that
-/// overruns even this is given up.
-const CALL_BOUND: Duration = Duration::from_secs(120);
-
 type Made = Result<Key, csr::Error>;
 
 /// The first key, begun beside the rest of the start: an RSA key is the slowest step of it.
@@ -58,6 +54,7 @@ pub(super) struct Attempt {
     pub(super) first_key: Option<FirstKey>,
     pub(super) identity: String,
     pub(super) ttl: Duration,
+    pub(super) bound: Duration,
     pub(super) clock: Arc<dyn Clock>,
     pub(super) metrics: Metrics,
 }
@@ -88,7 +85,7 @@ impl Attempt {
 
         let started = Instant::now();
         self.metrics.call_started();
-        let answer = tokio::time::timeout(CALL_BOUND, self.sign(&request)).await;
+        let answer = tokio::time::timeout(self.bound, self.sign(&request)).await;
         let took = started.elapsed();
         self.metrics.call_ended(took);
         let (entries, bundle) = match answer {
@@ -99,7 +96,7 @@ impl Attempt {
             }
             Err(_) => {
                 self.metrics.call_failed();
-                return Err(Error::Hung(CALL_BOUND));
+                return Err(Error::Hung(self.bound));
             }
         };
         let now = self.clock.now();

@@ -1,16 +1,25 @@
-//! The fault matrix: what goes wrong at the CA or on the disk, at the first certificate and at a renewal.
+//! The fault matrix: what goes wrong at the CA, with the clock or on the disk, at the first certificate and at a
+//! renewal.
 //!
-//! Every row says what Envoy keeps and that the agent heals by itself once the cause is gone: at start there is
-//! nothing to keep, so streams end and a later one is served; at renewal the last good certificate stays.
+//! Every row says what Envoy keeps, what is logged, and that the agent heals by itself once the cause is gone: at
+//! start there is nothing to keep, so streams end and a later one is served; at renewal the last good certificate
+//! stays. A full disk takes nothing from Envoy at all, so its two rows stand at the end.
 
 use std::time::Duration;
 
 use crate::support::agent::{ROOT, TOKEN};
 use crate::support::client::{EnvoyClient, Pem, secret_request, secrets};
-use crate::support::{Code, Fault, MockIstiod, TestAgent, Token};
+use crate::support::{Code, Fault, MockIstiod, SmallDisk, TestAgent, Token};
 
-/// A call that hangs is given up after 30 s, and the one after it may have begun before the cause was gone.
+/// Without [`ATTEMPT`], a call that hangs is given up after 30 s, and the one after it may have begun before the
+/// cause was gone.
 const LIMIT: Duration = Duration::from_secs(75);
+
+/// `CA_ATTEMPT_TIMEOUT`: less waiting for an agent that knows it.
+const ATTEMPT: &str = "5s";
+
+/// Seconds by which the clock is off: istiod's certificate is not valid yet.
+const BEHIND: i64 = -3600;
 
 /// Long enough to outlive every deadline in here; renewal comes after a twentieth of it.
 const LIFE: Duration = Duration::from_secs(80);
@@ -27,6 +36,8 @@ enum Cause {
     Token(Option<fn() -> String>),
     /// The CA has a new root, which the agent's root file learns later.
     NewRoot,
+    /// The wall clock of the agent's machine is an hour behind.
+    Clock,
 }
 
 struct Row {
@@ -57,6 +68,8 @@ const ROWS: &[Row] = &[
     row("empty chain", Cause::Answer(|| Fault::EmptyChain), &["invalid empty CertChain", "no certificate"]),
     row("wrong key", Cause::Answer(|| Fault::WrongKey), &["not for the key"]),
     row("expired", Cause::Answer(|| Fault::Expired(Duration::from_secs(60))), &["expired already"]),
+    row("dropped", Cause::Answer(|| Fault::Drop), &["create certificate"]),
+    row("slow", Cause::Answer(|| Fault::Delay(2 * LIMIT)), &["no answer within", "DEADLINE_EXCEEDED"]),
     row("cut", Cause::Answer(|| Fault::Cut(100)), &["create certificate"]),
     row("half-open", Cause::Answer(|| Fault::HalfOpen), &["no answer within", "DEADLINE_EXCEEDED"]),
     row("silent server", Cause::Connection(|| Fault::HalfOpen), &["cannot reach", "create certificate"]),
@@ -64,7 +77,9 @@ const ROWS: &[Row] = &[
     row("token missing", Cause::Token(None), &["istio-token"]),
     row("token empty", Cause::Token(Some(String::new)), &["istio-token", "UNAUTHENTICATED"]),
     row("token expired", Cause::Token(Some(expired_token)), &["expired"]),
+    row("token rotated to junk", Cause::Token(Some(|| "junk".to_owned())), &["UNAUTHENTICATED"]),
     row("new root", Cause::NewRoot, &["create certificate", "cannot reach"]),
+    row("clock an hour behind", Cause::Clock, &["not valid yet", "not yet valid"]),
 ];
 
 fn expired_token() -> String {
@@ -85,6 +100,10 @@ async fn cause(row: &Row, mock: &MockIstiod, put: impl Fn(&str, Option<String>))
             mock.rotate_root(false);
             mock.ca().next(Fault::Drop);
         }
+        Cause::Clock => {
+            // An open connection would not notice.
+            mock.ca().next(Fault::Drop);
+        }
     }
 }
 
@@ -95,6 +114,7 @@ async fn heal(row: &Row, mock: &MockIstiod, agent: &TestAgent) {
         Cause::Down => mock.up().await.expect("the port is ours"),
         Cause::Token(_) => agent.put(TOKEN, mock.mint("ns", "sa")),
         Cause::NewRoot => agent.put(ROOT, mock.root_pem()),
+        Cause::Clock => agent.step_clock(0),
     }
 }
 
@@ -113,6 +133,7 @@ fn builder(mock: &MockIstiod) -> crate::support::agent::Builder {
     TestAgent::with()
         .istiod(mock)
         .env("ECC_SIGNATURE_ALGORITHM", "ECDSA")
+        .env("CA_ATTEMPT_TIMEOUT", ATTEMPT)
         .env("SECRET_GRACE_PERIOD_RATIO", "0.95")
         .env("SECRET_GRACE_PERIOD_RATIO_JITTER", "0")
 }
@@ -147,11 +168,14 @@ async fn at_start(row: &Row) {
         Some((path, None)) => builder.without_file(&path),
         None => builder,
     };
+    if matches!(row.cause, Cause::Clock) {
+        builder = builder.clock_off_by(BEHIND);
+    }
     // The agent was installed with the root of before.
     let mut agent = builder.start();
     let client = agent.sds().await;
     // Both names end with the reason; or wait where the CA keeps the agent waiting.
-    let open = matches!(row.name, "half-open" | "silent server");
+    let open = matches!(row.name, "half-open" | "silent server" | "slow");
     if !open {
         for name in ["default", "ROOTCA"] {
             assert!(ask(&client, name).await.is_err(), "{}: {name} out of nothing", row.name);
@@ -166,7 +190,11 @@ async fn at_start(row: &Row) {
 async fn at_renewal(row: &Row) {
     let mock = MockIstiod::start().await;
     mock.set_ttl(Some(LIFE));
-    let mut agent = builder(&mock).start();
+    let mut builder = builder(&mock);
+    if matches!(row.cause, Cause::Clock) {
+        builder = builder.clock_off_by(0);
+    }
+    let mut agent = builder.start();
     let client = agent.sds().await;
     let mut stream = client.stream_secrets();
     stream.send(&secret_request("default"));
@@ -177,6 +205,9 @@ async fn at_renewal(row: &Row) {
         None => std::fs::remove_file(agent.path(path)).unwrap(),
     })
     .await;
+    if matches!(row.cause, Cause::Clock) {
+        agent.step_clock(BEHIND);
+    }
     told(row, &mut agent).await;
     let kept = ask(&client, "default").await;
     assert_eq!(kept.as_ref(), Ok(&first), "{}: the last good certificate", row.name);
@@ -239,4 +270,105 @@ async fn files_that_cannot_be_written_are_written_later() {
     let left: Vec<_> =
         std::fs::read_dir(agent.path("out")).unwrap().map(|e| e.unwrap().file_name()).collect();
     assert_eq!(left.len(), 3, "{left:?}");
+}
+
+#[tokio::test]
+async fn a_full_disk_at_start_takes_nothing_from_envoy() {
+    let mock = MockIstiod::start().await;
+    let dir = tempfile::tempdir().unwrap();
+    let disk = SmallDisk::mount(&dir.path().join("out"));
+    disk.fill();
+    let mut agent = builder(&mock).env("OUTPUT_CERTS", "out").start_in(dir);
+    let client = agent.sds().await;
+    ask(&client, "default").await.unwrap();
+    agent.wait_log("No space left").await;
+    disk.empty();
+    eventually("the files", || async { std::fs::read(agent.path("out/cert-chain.pem")).ok() }).await;
+    agent.wait_log("written to").await;
+    whole(&agent).await;
+}
+
+#[tokio::test]
+async fn a_full_disk_at_a_renewal_leaves_the_old_files_whole() {
+    let mock = MockIstiod::start().await;
+    mock.set_ttl(Some(LIFE));
+    let dir = tempfile::tempdir().unwrap();
+    let disk = SmallDisk::mount(&dir.path().join("out"));
+    let mut agent = builder(&mock).env("OUTPUT_CERTS", "out").start_in(dir);
+    let client = agent.sds().await;
+    let first = ask(&client, "default").await.unwrap();
+    whole(&agent).await;
+    disk.fill();
+    agent.wait_log("No space left").await;
+    // Envoy has the new certificate, the readers of files the old one: a pair that belongs together.
+    eventually("the renewed certificate", || async {
+        ask(&client, "default").await.ok().filter(|now| *now != first)
+    })
+    .await;
+    whole(&agent).await;
+    disk.empty();
+    eventually("files that are Envoy's again", || async {
+        let Ok(Pem::Identity { chain, .. }) = ask(&client, "default").await else { return None };
+        (std::fs::read_to_string(agent.path("out/cert-chain.pem")).ok()? == chain).then_some(())
+    })
+    .await;
+    whole(&agent).await;
+}
+
+/// Key and chain in `out` belong together, and nothing else lies there.
+async fn whole(agent: &TestAgent) {
+    eventually("three files that belong together", || async {
+        let read = |name: &str| std::fs::read(agent.path("out").join(name)).ok();
+        let (key, chain, _) = (read("key.pem")?, read("cert-chain.pem")?, read("root-cert.pem")?);
+        belong_together(&chain, &key).then_some(())
+    })
+    .await;
+    let names = std::fs::read_dir(agent.path("out")).unwrap().map(|e| e.unwrap().file_name());
+    let left: Vec<_> = names.filter(|n| n != "filler").collect();
+    assert_eq!(left.len(), 3, "{left:?}");
+}
+
+fn belong_together(chain: &[u8], key: &[u8]) -> bool {
+    use rustls_pki_types::pem::PemObject;
+    use rustls_pki_types::{CertificateDer, PrivateKeyDer};
+    let Ok(key) = PrivateKeyDer::from_pem_slice(key) else { return false };
+    let chain: Vec<_> = CertificateDer::pem_slice_iter(chain).filter_map(Result::ok).collect();
+    let provider = rustls::crypto::aws_lc_rs::default_provider();
+    rustls::sign::CertifiedKey::from_der(chain, key, &provider).is_ok_and(|pair| pair.keys_match().is_ok())
+}
+
+#[tokio::test]
+async fn a_clock_set_forward_is_noticed_long_before_its_timer() {
+    let mock = MockIstiod::start().await;
+    // A day, renewed at noon.
+    let mut agent = TestAgent::with()
+        .istiod(&mock)
+        .env("ECC_SIGNATURE_ALGORITHM", "ECDSA")
+        .env("SECRET_GRACE_PERIOD_RATIO_JITTER", "0")
+        .clock_off_by(0)
+        .start();
+    let client = agent.sds().await;
+    let mut stream = client.stream_secrets();
+    stream.send(&secret_request("default"));
+    let first = secrets(&stream.next().await.unwrap()).remove(0).1;
+    agent.step_clock(13 * 3600);
+    eventually("the renewal", || async { ask(&client, "default").await.ok().filter(|now| *now != first) })
+        .await;
+}
+
+#[tokio::test]
+async fn a_root_file_that_is_missing_for_a_while_stops_nothing() {
+    let mock = MockIstiod::start().await;
+    mock.set_ttl(Some(LIFE));
+    let mut agent = builder(&mock).start();
+    let client = agent.sds().await;
+    let first = ask(&client, "default").await.unwrap();
+    // The Go agent closes its channel after a failure, cannot build another, and stays without one.
+    std::fs::remove_file(agent.path(ROOT)).unwrap();
+    mock.ca().next(Fault::Drop);
+    agent.wait_log("read root certificates").await;
+    ask(&client, "default").await.unwrap();
+    agent.put(ROOT, mock.root_pem());
+    eventually("the renewal", || async { ask(&client, "default").await.ok().filter(|now| *now != first) })
+        .await;
 }

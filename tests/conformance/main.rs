@@ -10,6 +10,8 @@ mod end_to_end;
 mod faults;
 mod heal;
 mod lifecycle;
+mod mounted;
 mod sds;
+mod secrecy;
 mod startup;
 mod status;

@@ -8,6 +8,8 @@
 pub mod agent;
 pub mod builder;
 pub mod client;
+pub mod clock;
+pub mod disk;
 pub mod http;
 pub mod mesh;
 
@@ -17,6 +19,7 @@ use std::time::Duration;
 
 pub use agent::{Envoy, TestAgent};
 pub use client::EnvoyClient;
+pub use disk::SmallDisk;
 pub use mock_istiod::net::free_port;
 pub use mock_istiod::{Code, Fault, MockIstiod, Resource, Set, Token};
 

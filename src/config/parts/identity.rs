@@ -1,6 +1,7 @@
 //! Where certificates come from, and what the secret manager and the SDS server are told.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use super::{Config, Error};
 use crate::ca::csr::spiffe_id;
@@ -112,6 +113,8 @@ pub fn secrets(config: &Config, plan: &Plan) -> secrets::Config {
         system_bundle: files::system_bundle(),
         proxyless: s.flag("DISABLE_ENVOY"),
         first_key: None,
+        // Only a client that forgets its own bounds ever meets this one.
+        call_bound: super::istiod::ca_limits(config).1 + Duration::from_secs(10),
     }
 }
 

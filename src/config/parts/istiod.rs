@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::{Config, Error};
+use crate::ca::provider::Calls;
 use crate::istiod::auth::CallHeaders;
 use crate::istiod::{self, ClientFiles, Compliance, Roots, Tls, Transport};
 use crate::proto::mesh::AuthenticationPolicy;
@@ -162,6 +163,18 @@ pub fn google_ca(config: &Config, pool: bool) -> Result<istiod::Config, Error> {
     let transport =
         Transport::Tls(Tls { roots, server_name: None, client: None, compliance: compliance(config) });
     Ok(istiod::Config { address, transport, connect_timeout: CONNECT_TIMEOUT, proxy: proxy(config) })
+}
+
+/// Bounds of one attempt to reach the CA, and of a call with all its attempts. Zero means the default:
+/// without an end a CA that hangs would hold up a renewal for ever.
+#[must_use]
+pub fn ca_limits(config: &Config) -> (Duration, Duration) {
+    let bound = |name: &str, default: Duration| match config.settings.duration(name) {
+        Duration::ZERO => default,
+        set => set,
+    };
+    let whole = bound("CA_TIMEOUT", Calls::TOTAL_TIMEOUT);
+    (bound("CA_ATTEMPT_TIMEOUT", Calls::ATTEMPT_TIMEOUT).min(whole), whole)
 }
 
 fn ca_roots(config: &Config) -> Result<Roots, Error> {

@@ -1,6 +1,8 @@
+use super::read::bytes;
 use super::*;
 use mock_istiod::{Authority, Leaf, Pair};
 use std::fs;
+use std::path::Path;
 
 struct World {
     dir: tempfile::TempDir,

@@ -6,7 +6,7 @@ use crate::base::clock::Fixed;
 use crate::base::metrics::Metrics as Registry;
 use crate::ca::csr::{Algorithm, Curve, KeyOptions};
 use crate::secrets::fake::{Act, DAY, FakeCa, ID};
-use crate::secrets::{Change, Mounted, Updates};
+use crate::secrets::{Change, Mounted, Secret, Updates, output};
 
 struct World {
     dir: tempfile::TempDir,
@@ -33,6 +33,7 @@ fn config(dir: &Path) -> Config {
         file_debounce: Duration::from_millis(100),
         system_bundle: None,
         proxyless: false,
+        call_bound: Duration::from_secs(120),
         first_key: None,
     }
 }
@@ -95,6 +96,19 @@ async fn settle() {
     for _ in 0..30 {
         tokio::task::yield_now().await;
     }
+}
+
+/// Waits, in real time, for what a thread beside the runtime does.
+async fn until(what: &str, mut done: impl FnMut() -> bool) {
+    for _ in 0..10_000 {
+        settle().await;
+        if done() {
+            return;
+        }
+        // The paused clock stands still meanwhile.
+        tokio::task::spawn_blocking(|| std::thread::sleep(Duration::from_millis(1))).await.unwrap();
+    }
+    panic!("never came true: {what}");
 }
 
 fn chain_of(secret: &Secret) -> Vec<u8> {
@@ -251,10 +265,11 @@ async fn renewal_needs_somebody_who_asked_once_or_a_file_that_is_read() {
         config.output = Some(output::Config { dir: dir.to_owned(), mode: 0o600 });
         config
     });
-    settle().await;
-    let first = std::fs::read(world.dir.path().join("cert-chain.pem")).unwrap();
+    let chain = || std::fs::read(world.dir.path().join("cert-chain.pem")).unwrap_or_default();
+    until("the first files", || !chain().is_empty()).await;
+    let first = chain();
     world.pass(DAY).await;
-    assert_ne!(std::fs::read(world.dir.path().join("cert-chain.pem")).unwrap(), first);
+    until("files that were renewed", || chain() != first).await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -365,16 +380,15 @@ async fn output_goes_on_when_the_disk_is_back() {
         config
     });
     world.identity().await;
-    assert!(world.handle.status().output_error.contains("later"));
+    until("the error is shown", || world.handle.status().output_error.contains("later")).await;
     std::fs::create_dir(world.dir.path().join("later")).unwrap();
     world.pass(Duration::from_secs(30)).await;
-    assert_eq!(world.handle.status().output_error, "");
-    let root = std::fs::read_to_string(world.dir.path().join("later/root-cert.pem")).unwrap();
-    assert_eq!(root, world.ca.root().trim_end());
+    let root = || std::fs::read_to_string(world.dir.path().join("later/root-cert.pem")).unwrap_or_default();
+    until("the files are there", || root() == world.ca.root().trim_end()).await;
+    until("the error is gone", || world.handle.status().output_error.is_empty()).await;
     // The Go agent's file follows the last thing generated: at a renewal that is the CA's own text.
     world.pass(DAY * 3 / 4).await;
-    let root = std::fs::read_to_string(world.dir.path().join("later/root-cert.pem")).unwrap();
-    assert_eq!(root, world.ca.root());
+    until("the CA's own text", || root() == world.ca.root()).await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -442,4 +456,41 @@ async fn nothing_printed_holds_a_key() {
     {
         assert!(!printed.contains(inner) && !printed.contains(&numbers), "{printed}");
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_that_has_expired_is_not_asked_for_without_pause() {
+    let world = World::new(Act::Expired);
+    let mut asked = 0;
+    let start = tokio::time::Instant::now();
+    while start.elapsed() < Duration::from_secs(60) {
+        // As an impatient Envoy does.
+        let _ = world.fetch(ResourceName::Default).await;
+        asked += 1;
+    }
+    assert!(asked >= 10 && world.ca.calls() < 60, "{} requests in a minute", world.ca.calls());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_hanging_disk_holds_up_nobody() {
+    // A pipe that nobody reads from, in the place of a file: opening it waits for ever.
+    let world = World::with(Act::Issue(DAY), |dir, mut config| {
+        let key = dir.join("key.pem");
+        rustix::fs::mknodat(rustix::fs::CWD, &key, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0)
+            .unwrap();
+        config.output = Some(output::Config { dir: dir.to_owned(), mode: 0o600 });
+        config
+    });
+    let (first, _updates) = world.identity().await;
+    // Time stands still for a paused clock while a thread of the runtime is busy, so it is moved by hand.
+    world.pass(Duration::from_secs(11)).await;
+    assert!(world.handle.status().output_error.contains("has not ended"), "{:?}", world.handle.status());
+    world.pass(DAY * 3 / 4).await;
+    assert_ne!(world.identity().await.0, first, "renewal does not wait for the disk");
+    // Somebody reads the pipe at last; the thread goes on, and the newest certificate is written.
+    let pipe = world.dir.path().join("key.pem");
+    std::fs::OpenOptions::new().write(true).open(pipe).unwrap();
+    let chain = || std::fs::read(world.dir.path().join("cert-chain.pem")).unwrap_or_default();
+    let newest = world.identity().await.0;
+    until("the newest certificate's files", || chain() == newest).await;
 }

@@ -1,0 +1,119 @@
+//! Reading: what lies in the files at this moment, and whether it can be served.
+//!
+//! Done in place, on the runtime's thread: these are a few kilobytes that Kubernetes keeps in memory or a
+//! machine on its own disk, never more than [`MAX_BYTES`], and pipes and devices are not opened. A mount
+//! that stands still would hold up the agent here, as it would at its tokens and roots.
+
+use std::fs::File;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use zeroize::Zeroizing;
+
+use crate::secrets::Identity;
+use crate::tls::cert;
+
+/// Far above any bundle; guards against a path that never ends.
+const MAX_BYTES: u64 = 16 << 20;
+
+/// Where a resource lies.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(in crate::secrets) enum Source {
+    Pair { cert: PathBuf, key: PathBuf },
+    Roots(PathBuf),
+}
+
+impl Source {
+    /// Whether its files are there to be used: they can be opened and are not empty.
+    pub(in crate::secrets) fn usable(&self) -> bool {
+        let there = |path: &Path| {
+            std::fs::metadata(path).is_ok_and(|m| m.is_file() && m.len() > 0) && File::open(path).is_ok()
+        };
+        match self {
+            Self::Pair { cert, key } => there(cert) && there(key),
+            Self::Roots(path) => there(path),
+        }
+    }
+}
+
+/// What was read.
+#[derive(Debug, Clone)]
+pub(in crate::secrets) enum Loaded {
+    Pair(Arc<Identity>),
+    /// PEM, each block encoded anew.
+    Roots(String),
+}
+
+/// What a read brought.
+#[derive(Debug)]
+pub(super) enum Read {
+    Same,
+    New { loaded: Loaded, hash: u64, whole: bool },
+}
+
+/// Reads a source; `known` is the hash of what is loaded.
+pub(super) fn read(source: &Source, known: Option<u64>) -> Result<Read, String> {
+    match source {
+        Source::Pair { cert, key } => {
+            let chain = bytes(cert)?;
+            let hash = hash_of(&chain);
+            if known == Some(hash) {
+                return Ok(Read::Same);
+            }
+            let key_pem = Zeroizing::new(bytes(key)?);
+            cert::check_pair(&chain, &key_pem)
+                .map_err(|e| format!("{} with {}: {e}", cert.display(), key.display()))?;
+            // Both halves must be of one moment.
+            if bytes(cert)? != chain.as_slice() {
+                return Err(format!("{} changed while it was read", cert.display()));
+            }
+            let loaded = Loaded::Pair(Arc::new(Identity { chain, key: key_pem }));
+            Ok(Read::New { loaded, hash, whole: true })
+        }
+        Source::Roots(path) => {
+            let text = bytes(path)?;
+            let hash = hash_of(&text);
+            if known == Some(hash) {
+                return Ok(Read::Same);
+            }
+            let roots = cert::readable_certs(&text);
+            if roots.pem.is_empty() {
+                return Err(format!(
+                    "failed to parse root certs from file {}: {}",
+                    path.display(),
+                    roots.trouble()
+                ));
+            }
+            if roots.dropped > 0 && !roots.unfinished {
+                tracing::warn!(target: "cache", "{}: {} of its blocks cannot be read and are left out: {}",
+                    path.display(), roots.dropped, roots.trouble());
+            }
+            Ok(Read::New { loaded: Loaded::Roots(roots.pem), hash, whole: !roots.unfinished })
+        }
+    }
+}
+
+/// The content of a regular file.
+pub(super) fn bytes(path: &Path) -> Result<Vec<u8>, String> {
+    let said = |e: std::io::Error| format!("{}: {e}", path.display());
+    // Opening a pipe would wait for its writer.
+    let meta = std::fs::metadata(path).map_err(said)?;
+    if !meta.is_file() {
+        return Err(format!("{}: not a regular file", path.display()));
+    }
+    let capacity = usize::try_from(meta.len().min(MAX_BYTES)).unwrap_or_default() + 1;
+    let mut content = Vec::with_capacity(capacity);
+    File::open(path).map_err(said)?.take(MAX_BYTES + 1).read_to_end(&mut content).map_err(said)?;
+    if content.len() as u64 > MAX_BYTES {
+        return Err(format!("{}: longer than {MAX_BYTES} bytes", path.display()));
+    }
+    Ok(content)
+}
+
+fn hash_of(bytes: &[u8]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    bytes.hash(&mut hasher);
+    hasher.finish()
+}

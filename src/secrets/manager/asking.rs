@@ -1,0 +1,143 @@
+//! Requests for a resource: where it comes from, and who is kept waiting for it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::{Command, Manager};
+use crate::secrets::files::{Reply, Source};
+use crate::secrets::name::SYSTEM;
+use crate::secrets::{Error, ResourceName};
+
+/// A certificate that is due, but good, is held back this long in favour of the new one.
+const SOFT_WAIT: Duration = Duration::from_secs(2);
+
+/// Somebody whose answer is held back.
+#[derive(Debug)]
+pub(super) struct Waiter {
+    pub(super) name: ResourceName,
+    pub(super) reply: Reply,
+    /// For those who can be given the old certificate: when.
+    pub(super) until: Option<Instant>,
+}
+
+/// Who provides `default` or `ROOTCA` at the moment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Provider {
+    Files(Source),
+    Ca,
+    Nobody,
+}
+
+impl Manager {
+    pub(super) fn provider(&self, name: &ResourceName) -> Provider {
+        let own = self.output.as_ref().is_some_and(|o| o.config().holds(&self.config.mounted.cert));
+        let source = self.mounted(name);
+        // Files that are gone for a moment are not given up: what was read of them is still good.
+        if !own && (source.usable() || self.files.loaded(name).is_some()) {
+            Provider::Files(source)
+        } else if self.ca.is_some() {
+            Provider::Ca
+        } else {
+            Provider::Nobody
+        }
+    }
+
+    pub(super) fn mounted(&self, name: &ResourceName) -> Source {
+        let mounted = &self.config.mounted;
+        match name {
+            ResourceName::Default => Source::Pair { cert: mounted.cert.clone(), key: mounted.key.clone() },
+            _ => Source::Roots(mounted.root.clone()),
+        }
+    }
+
+    /// Makes a configured file resource known before anybody asks for it.
+    pub(super) fn begin(&mut self, name: ResourceName) {
+        let source = match self.provider(&name) {
+            Provider::Files(source) => source,
+            Provider::Nobody => self.mounted(&name),
+            Provider::Ca => return,
+        };
+        if let Ok(event) = self.files.follow(&name, source) {
+            self.file_events(event);
+        }
+    }
+
+    pub(super) fn fetch(&mut self, Command { name, reply }: Command) {
+        let source = match &name {
+            ResourceName::FileCert { cert, key } => Source::Pair { cert: cert.into(), key: key.into() },
+            ResourceName::FileRoot(path) if path == SYSTEM => match &self.config.system_bundle {
+                Some(bundle) => Source::Roots(bundle.clone()),
+                None => {
+                    let reason = "no bundle of the operating system was found at start".to_owned();
+                    let _ = reply.send(Err(Arc::new(Error::File { name: name.to_string(), reason })));
+                    return;
+                }
+            },
+            ResourceName::FileRoot(path) => Source::Roots(path.into()),
+            ResourceName::Default | ResourceName::RootCa => match self.provider(&name) {
+                Provider::Files(source) => source,
+                Provider::Ca => return self.fetch_from_ca(name, reply),
+                Provider::Nobody => {
+                    let _ = reply.send(Err(Arc::new(Error::NoCa(self.config.mounted.clone()))));
+                    return;
+                }
+            },
+        };
+        self.asked |= name == ResourceName::Default;
+        match self.files.follow(&name, source) {
+            Ok(event) => self.file_events(event),
+            Err(error) => {
+                let _ = reply.send(Err(Arc::new(error)));
+                return;
+            }
+        }
+        match self.files.loaded(&name).and_then(|_| self.board.fetched(&name)) {
+            Some(fetched) => drop(reply.send(Ok(fetched))),
+            None => self.files.wait(&name, reply),
+        }
+    }
+
+    pub(super) fn fetch_from_ca(&mut self, name: ResourceName, reply: Reply) {
+        let (now, mono) = (self.clock.now(), Instant::now());
+        let root = name == ResourceName::RootCa;
+        self.asked |= !root;
+        let until = if root && self.workload.current.is_some() {
+            Some(mono)
+        } else if self.workload.valid(now).is_none() {
+            self.workload.hurry(mono);
+            None
+        } else if self.workload.due(now, mono) && self.workload.failures() == 0 {
+            // Nobody had asked, so it was not renewed: the new one is a moment away.
+            Some(mono + SOFT_WAIT)
+        } else {
+            Some(mono)
+        };
+        if until == Some(mono) {
+            self.answer(&name, reply);
+        } else {
+            self.waiting.push(Waiter { name, reply, until });
+        }
+    }
+
+    pub(super) fn answer(&mut self, name: &ResourceName, reply: Reply) {
+        // A resource that came from files until now may not have been published from the CA's answer.
+        if self.board.value(name).is_none() {
+            self.publish_workload(name);
+        }
+        let answer = self.board.fetched(name).ok_or_else(|| Arc::new(Error::Stopped));
+        let _ = reply.send(answer);
+    }
+
+    /// Answers those whose patience is over, forgets those who are gone.
+    pub(super) fn answer_due(&mut self, mono: Instant) {
+        for waiter in std::mem::take(&mut self.waiting) {
+            if waiter.until.is_some_and(|until| until <= mono) {
+                self.answer(&waiter.name, waiter.reply);
+            } else if !waiter.reply.is_closed() {
+                self.waiting.push(waiter);
+            }
+        }
+    }
+}

@@ -1,0 +1,111 @@
+//! What changes beside the CA: mounted files, the trust bundle, and the files we write.
+
+use std::sync::Arc;
+
+use super::Manager;
+use crate::base::error::chain;
+use crate::secrets::files::{Event, Loaded};
+use crate::secrets::output::Content;
+use crate::secrets::{Error, ResourceName, Roots, Secret, bundle};
+
+impl Manager {
+    pub(super) fn file_events(&mut self, events: impl IntoIterator<Item = Event>) {
+        for event in events {
+            match event {
+                Event::Loaded(name, loaded) => self.file_loaded(&name, loaded),
+                Event::Troubled(name, error) => self.file_troubled(&name, error),
+            }
+        }
+        self.metrics.watches_failed(self.files.new_watch_failures());
+    }
+
+    pub(super) fn file_loaded(&mut self, name: &ResourceName, loaded: Loaded) {
+        let secret = match loaded {
+            Loaded::Pair(identity) => Secret::Identity(identity),
+            Loaded::Roots(pem) => {
+                let pem = if *name == ResourceName::RootCa { self.merged(&pem) } else { pem };
+                Secret::Roots(Arc::new(Roots { pem: pem.into_bytes() }))
+            }
+        };
+        if self.board.publish(name, secret) {
+            tracing::info!(target: "cache", "read {name} from file");
+        }
+        if matches!(name, ResourceName::Default | ResourceName::RootCa) {
+            self.output_raw_root = false;
+            self.write_output();
+        }
+        for reply in self.files.take_waiting(name) {
+            if let Some(fetched) = self.board.fetched(name) {
+                let _ = reply.send(Ok(fetched));
+            }
+        }
+    }
+
+    pub(super) fn file_troubled(&mut self, name: &ResourceName, error: Arc<Error>) {
+        let text = chain(error.as_ref());
+        let had = self.files.loaded(name).is_some();
+        for reply in self.files.take_waiting(name) {
+            self.metrics.file_failed();
+            let _ = reply.send(Err(Arc::clone(&error)));
+        }
+        let configured = matches!(name, ResourceName::Default | ResourceName::RootCa);
+        let gone = configured && !self.mounted(name).usable();
+        if gone && self.ca.is_some() {
+            tracing::warn!(target: "cache", "{text}; the CA takes over");
+            self.files.forget(name);
+            if self.workload.current.is_some() {
+                self.publish_workload(name);
+            }
+            return;
+        }
+        if had {
+            tracing::warn!(target: "cache", "{text}; the last good content stays in use, the file is read again when it changes");
+            if self.board.followers(name) > 0 {
+                self.metrics.file_failed();
+                self.board.fail(name, &error);
+            }
+        } else {
+            tracing::warn!(target: "cache", "{text}");
+        }
+    }
+
+    pub(super) fn bundle_changed(&mut self) {
+        let given = self.bundle_news.borrow_and_update().clone();
+        let (good, dropped) = bundle::readable(given);
+        if dropped > 0 {
+            tracing::warn!(target: "cache", "{dropped} entries of the trust bundle are no certificates and are left out");
+        }
+        if good == self.bundle {
+            return;
+        }
+        tracing::info!(target: "cache", "trust bundle updated: {} entries", good.len());
+        self.bundle = good;
+        if let Some(Loaded::Roots(pem)) = self.files.loaded(&ResourceName::RootCa).cloned() {
+            self.file_loaded(&ResourceName::RootCa, Loaded::Roots(pem));
+            // As the Go agent: with mounted files both names are announced.
+            if self.files.loaded(&ResourceName::Default).is_some() {
+                self.board.announce_again(&ResourceName::Default);
+            }
+        } else if self.workload.current.is_some() {
+            self.publish_workload(&ResourceName::RootCa);
+            self.output_raw_root = false;
+            self.write_output();
+        }
+    }
+
+    /// Brings `OUTPUT_CERTS` to what is published.
+    pub(super) fn write_output(&mut self) {
+        let Some(output) = &mut self.output else { return };
+        let identity = match self.board.value(&ResourceName::Default) {
+            Some(Secret::Identity(identity)) => Some(identity),
+            _ => None,
+        };
+        let merged = match self.board.value(&ResourceName::RootCa) {
+            Some(Secret::Roots(roots)) => Some(roots),
+            _ => None,
+        };
+        let current = self.workload.current.as_ref().filter(|_| self.output_raw_root);
+        let raw = current.map(|c| Arc::new(Roots { pem: c.issued.root.clone().into_bytes() }));
+        output.write(Content { identity, roots: raw.or(merged) });
+    }
+}

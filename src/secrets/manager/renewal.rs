@@ -1,0 +1,158 @@
+//! The certificate from the CA: when to ask for it, and what its answers mean for everybody.
+
+use std::sync::Arc;
+
+use tokio::time::Instant;
+
+use super::asking::Provider;
+use super::{Manager, Running};
+use crate::base::error::chain;
+use crate::secrets::request::{Attempt, Issued};
+use crate::secrets::{Error, ResourceName, Roots, Secret, bundle, rotation};
+
+impl Manager {
+    /// Whether a certificate is worth a request now.
+    pub(super) fn wanted(&self) -> bool {
+        let certificate = self.provider(&ResourceName::Default) == Provider::Ca;
+        if self.workload.current.is_none() {
+            return certificate || self.provider(&ResourceName::RootCa) == Provider::Ca;
+        }
+        certificate && (self.asked || self.output.is_some())
+    }
+
+    pub(super) fn attempt(&mut self) -> Option<Running> {
+        let ca = self.ca.clone()?;
+        let mono = Instant::now();
+        if mono < self.workload.not_before() || !self.workload.due(self.clock.now(), mono) || !self.wanted() {
+            return None;
+        }
+        let attempt = Attempt {
+            ca,
+            key: self.config.key.clone(),
+            first_key: self.config.first_key.take(),
+            identity: self.config.identity.clone(),
+            ttl: self.config.ttl,
+            bound: self.config.call_bound,
+            clock: Arc::clone(&self.clock),
+            metrics: self.metrics.clone(),
+        };
+        Some(Box::pin(attempt.run()))
+    }
+
+    pub(super) fn finished(&mut self, outcome: Result<Issued, Error>) {
+        let mono = Instant::now();
+        match outcome {
+            Ok(issued) => self.renewed(issued, mono),
+            Err(error) => self.refused(Arc::new(error), mono),
+        }
+    }
+
+    pub(super) fn renewed(&mut self, issued: Issued, mono: Instant) {
+        let now = self.clock.now();
+        let leaf = &issued.leaf;
+        let left = rotation::span(leaf.not_after.duration_since(now).unwrap_or_default());
+        let names = leaf.uris.join(", ");
+        tracing::info!(target: "cache", "generated new workload certificate: latency {:?}, ttl {left}, serial {}, identity {names}",
+            issued.took, leaf.serial);
+        if !leaf.uris.contains(&self.config.identity) {
+            tracing::warn!(target: "cache",
+                "asked for identity {}, the CA issued {names}: the CA decides, peers will see the latter; \
+                 check TRUST_DOMAIN, POD_NAMESPACE and SERVICE_ACCOUNT if that is not meant",
+                self.config.identity);
+        }
+        self.metrics.issued(now, leaf.not_after);
+        let failures = self.workload.failures();
+        if failures > 0 {
+            tracing::info!(target: "cache", "the CA answers again after {failures} failed attempts");
+        }
+        let first = self.workload.current.is_none();
+        self.workload.succeeded(issued, mono);
+        // The root goes first: a peer's new certificate must not arrive before its anchor.
+        let mut new_root = false;
+        if self.provider(&ResourceName::RootCa) == Provider::Ca {
+            new_root = self.publish_workload(&ResourceName::RootCa) && !first;
+        }
+        if self.provider(&ResourceName::Default) == Provider::Ca {
+            self.publish_workload(&ResourceName::Default);
+        }
+        if new_root {
+            tracing::info!(target: "cache", "root cert has changed");
+        }
+        // The Go agent's file follows what it served last: the merged set after ROOTCA was generated, the
+        // CA's own text after default alone.
+        let root_followed = self.board.followers(&ResourceName::RootCa) > 0;
+        let merged = first || self.config.proxyless || (new_root && root_followed);
+        self.output_raw_root = !merged && self.bundle.is_empty();
+        self.write_output();
+        for waiter in std::mem::take(&mut self.waiting) {
+            self.answer(&waiter.name, waiter.reply);
+        }
+    }
+
+    pub(super) fn refused(&mut self, error: Arc<Error>, mono: Instant) {
+        self.metrics.renewal_failed(label(&error));
+        let now = self.clock.now();
+        let failed = self.workload.failed(&error, mono);
+        let left = self
+            .workload
+            .valid(now)
+            .map(|c| rotation::span(c.issued.leaf.not_after.duration_since(now).unwrap_or_default()));
+        if failed.tell {
+            let kept = match &left {
+                Some(left) => format!("the current certificate stays in use, it is valid for another {left}"),
+                None => "there is no valid workload certificate".to_owned(),
+            };
+            tracing::warn!(target: "cache", "{}; {kept}; next attempt in {:.1?} (failure {})",
+                chain(error.as_ref()), failed.next, self.workload.failures());
+        }
+        if failed.first && self.workload.current.is_some() {
+            // Followers hear of it once, as with the Go agent: their streams end, Envoy keeps what it has,
+            // comes back and is given the certificate that is still good.
+            self.board.fail(&ResourceName::Default, &error);
+        }
+        for waiter in std::mem::take(&mut self.waiting) {
+            if left.is_some() {
+                self.answer(&waiter.name, waiter.reply);
+            } else {
+                let _ = waiter.reply.send(Err(Arc::clone(&error)));
+            }
+        }
+    }
+
+    /// Publishes one of the two resources from the CA's answer if it differs; gives whether it did.
+    pub(super) fn publish_workload(&mut self, name: &ResourceName) -> bool {
+        let Some(current) = &self.workload.current else { return false };
+        match name {
+            ResourceName::Default => {
+                let identity = Arc::clone(&current.issued.identity);
+                self.board.publish(name, Secret::Identity(identity))
+            }
+            _ => {
+                let merged = self.merged(&current.issued.root);
+                self.board.publish(name, Secret::Roots(Arc::new(Roots { pem: merged.into_bytes() })))
+            }
+        }
+    }
+
+    pub(super) fn merged(&self, root: &str) -> String {
+        bundle::merge(std::iter::once(root).chain(self.bundle.iter().map(String::as_str)))
+    }
+
+    /// Says so when the certificate has expired; once.
+    pub(super) fn tell_expiry(&mut self) {
+        if self.workload.expired_now(self.clock.now()) {
+            let error = self.workload.last_error.as_ref();
+            let why = error.map_or_else(|| "it was not renewed".to_owned(), |e| chain(e.as_ref()));
+            tracing::error!(target: "cache", "the workload certificate has expired: {why}");
+        }
+    }
+}
+
+fn label(error: &Error) -> &'static str {
+    match error {
+        Error::Ca(error) => error.label(),
+        Error::Refused(_) => "answer",
+        Error::Hung(_) => "deadline",
+        _ => "key",
+    }
+}

@@ -1,0 +1,175 @@
+//! Writes the files beside the manager's loop.
+//!
+//! A disk can stand still for as long as it likes, so each write runs on a thread of the runtime's
+//! blocking pool. One at a time: what comes meanwhile replaces what waits, since only the newest
+//! certificate is of use, and a file system that hangs holds one thread and never more. A write that
+//! fails is tried again every [`RETRY`]; one that does not end within [`OVERDUE`] is told.
+//!
+//! As with the Go agent the files are there before anybody is told of the certificate in them, unless the
+//! disk needs more than [`GRACE`] for that.
+
+use std::fmt;
+use std::future::pending;
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+use tokio::task::{JoinError, JoinHandle};
+use tokio::time::{Instant, sleep_until};
+
+use super::{Config, Error, Files};
+use crate::base::error::chain;
+use crate::secrets::{Identity, Roots};
+
+/// Pause between tries.
+const RETRY: Duration = Duration::from_secs(10);
+
+/// A write of three small files that takes longer belongs in the log.
+const OVERDUE: Duration = Duration::from_secs(10);
+
+/// How long the caller waits for a write: hundreds of times what a healthy disk needs, and nothing that a
+/// stream would notice.
+const GRACE: Duration = Duration::from_millis(50);
+
+/// What is to stand in the files; `None` leaves them alone.
+#[derive(Debug, Clone, Default)]
+pub(in crate::secrets) struct Content {
+    /// Key and chain.
+    pub(in crate::secrets) identity: Option<Arc<Identity>>,
+    /// Roots.
+    pub(in crate::secrets) roots: Option<Arc<Roots>>,
+}
+
+/// See the module.
+pub(in crate::secrets) struct Writer {
+    config: Arc<Config>,
+    running: Option<JoinHandle<Result<(), Error>>>,
+    /// When the write under way is told to be late; `None` once it was.
+    overdue: Option<Instant>,
+    /// What the files should hold.
+    latest: Content,
+    /// Whether `latest` waits for the write under way to end.
+    waits: bool,
+    retry: Option<Instant>,
+    error: String,
+}
+
+impl fmt::Debug for Writer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Writer")
+            .field("config", &self.config)
+            .field("error", &self.error)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Writer {
+    pub(in crate::secrets) fn new(config: Config) -> Self {
+        Self {
+            config: Arc::new(config),
+            running: None,
+            overdue: None,
+            latest: Content::default(),
+            waits: false,
+            retry: None,
+            error: String::new(),
+        }
+    }
+
+    pub(in crate::secrets) fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// Why the files are not as they should be; empty when they are.
+    pub(in crate::secrets) fn error(&self) -> &str {
+        &self.error
+    }
+
+    /// Brings the files to `content`, now or when the write under way has ended.
+    pub(in crate::secrets) fn write(&mut self, content: Content) {
+        self.latest = content;
+        self.waits = true;
+        self.begin();
+    }
+
+    /// When to call [`Writer::tick`].
+    pub(in crate::secrets) fn wake(&self) -> Option<Instant> {
+        self.retry
+    }
+
+    /// Tries again if that is due.
+    pub(in crate::secrets) fn tick(&mut self, now: Instant) {
+        if self.retry.is_some_and(|at| at <= now) {
+            self.waits = true;
+            self.begin();
+        }
+    }
+
+    /// Waits for the write under way and says what became of it. Nothing is lost when the future is
+    /// dropped.
+    pub(in crate::secrets) async fn progress(&mut self) {
+        let Some(running) = &mut self.running else { return pending().await };
+        let overdue = self.overdue;
+        let late = async move {
+            match overdue {
+                Some(at) => sleep_until(at).await,
+                None => pending().await,
+            }
+        };
+        tokio::select! {
+            biased;
+            outcome = running => self.ended(outcome),
+            () = late => {
+                self.overdue = None;
+                self.told(format!("writing to {} has not ended within {OVERDUE:?}: does its file system answer?",
+                    self.config.dir.display()));
+            }
+        }
+    }
+
+    fn begin(&mut self) {
+        if self.running.is_some() || !std::mem::take(&mut self.waits) {
+            return;
+        }
+        let (config, content) = (Arc::clone(&self.config), self.latest.clone());
+        self.retry = None;
+        self.overdue = Some(Instant::now() + OVERDUE);
+        let (done, ended) = mpsc::sync_channel::<()>(1);
+        self.running = Some(tokio::task::spawn_blocking(move || {
+            let _done = done;
+            config.write(Files {
+                key: content.identity.as_ref().map(|i| i.key.as_slice()),
+                chain: content.identity.as_ref().map(|i| i.chain.as_slice()),
+                root: content.roots.as_ref().map(|r| r.pem.as_slice()),
+            })
+        }));
+        // Nothing is ever sent: the end drops the other side.
+        let _ = ended.recv_timeout(GRACE);
+    }
+
+    fn ended(&mut self, outcome: Result<Result<(), Error>, JoinError>) {
+        self.running = None;
+        self.overdue = None;
+        match outcome {
+            Ok(Ok(())) => {
+                if !std::mem::take(&mut self.error).is_empty() {
+                    tracing::info!(target: "cache", "certificates are written to {} again", self.config.dir.display());
+                }
+            }
+            Ok(Err(error)) => self.failed(chain(&error)),
+            Err(error) => self.failed(format!("writing to {} broke off: {error}", self.config.dir.display())),
+        }
+        self.begin();
+    }
+
+    fn failed(&mut self, text: String) {
+        self.told(text);
+        self.retry = Some(Instant::now() + RETRY);
+    }
+
+    fn told(&mut self, text: String) {
+        if text != self.error {
+            tracing::warn!(target: "cache", "OUTPUT_CERTS: {text}; SDS goes on, the files are tried again every {RETRY:?}");
+        }
+        self.error = text;
+    }
+}

@@ -1,0 +1,81 @@
+//! Mounted certificates and settings of secrets, with a real Envoy as the judge.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use serde_json::json;
+
+use crate::support::mesh::{Loop, serials};
+use crate::support::{Envoy, MockIstiod, TestAgent, eventually, http};
+
+const CERT: &str = "etc/certs/cert-chain.pem";
+const KEY: &str = "etc/certs/key.pem";
+
+/// Secrets that Envoy has refused so far.
+async fn refused(admin: u16) -> u64 {
+    let reply = http::get(admin, "/stats?filter=sds.*update_rejected").await.expect("Envoy's admin port");
+    reply.text().lines().filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok()).sum()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn half_of_a_pair_never_reaches_envoy() {
+    let mock = MockIstiod::start().await;
+    let mesh = Loop::serve(&mock);
+    let fresh = || mock.issue(&mock.identity("ns", "sa"), Duration::from_secs(3600));
+    let first = fresh();
+    let mut agent = TestAgent::with()
+        .istiod(&mock)
+        .env("FILE_MOUNTED_CERTS", "true")
+        .file(CERT, first.chain)
+        .file_mode(KEY, first.key, 0o600)
+        .file("etc/certs/root-cert.pem", mock.root_pem())
+        .envoy(Envoy::Real)
+        .start();
+    agent.wait_ready().await;
+    eventually("traffic", || async { mesh.ask(&mock).await.ok() }).await;
+    let mut seen: BTreeSet<String> = serials(agent.ports().admin).await;
+    for certificate_first in [true, false] {
+        let next = fresh();
+        let halves = [(CERT, &next.chain), (KEY, &next.key)];
+        let [one, two] = if certificate_first { halves } else { [halves[1], halves[0]] };
+        agent.put(one.0, one.1);
+        for _ in 0..50 {
+            mesh.ask(&mock).await.expect("the pair from before is in use");
+        }
+        assert_eq!(serials(agent.ports().admin).await, seen);
+        agent.put(two.0, two.1);
+        seen = eventually("the new pair is in use", || async {
+            let now = serials(agent.ports().admin).await;
+            (!now.is_empty() && now != seen).then_some(now)
+        })
+        .await;
+        mesh.ask(&mock).await.expect("the new pair works");
+    }
+    assert_eq!(refused(agent.ports().admin).await, 0);
+    assert!(mock.record().signed().is_empty(), "nobody asked a CA");
+    agent.stop().await;
+}
+
+/// The builds of Envoy that we test with have neither provider; what can be judged is that Envoy reads the message
+/// and that the agent says what Envoy has against it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_private_key_provider_that_envoy_lacks_is_told() {
+    for provider in ["cryptomb", "qat"] {
+        let mock = MockIstiod::start().await;
+        Loop::serve(&mock);
+        let mut agent = TestAgent::with()
+            .istiod(&mock)
+            .env("ECC_SIGNATURE_ALGORITHM", "ECDSA")
+            .proxy_config(
+                "privateKeyProvider",
+                json!({ provider: { "pollDelay": "0.01s", "fallback": true } }),
+            )
+            .envoy(Envoy::Real)
+            .start();
+        agent.wait_log(&format!("private key provider: {provider}")).await;
+        let rejects = "istio_agent_pilot_total_xds_rejects{type=\"sds\"}";
+        eventually("the refusal is counted", || async { agent.metric(rejects).await.filter(|n| *n >= 1.0) })
+            .await;
+        agent.assert_running();
+    }
+}
