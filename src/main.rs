@@ -10,5 +10,8 @@ fn main() -> ExitCode {
         return ExitCode::from(status);
     }
     let words: Vec<String> = std::env::args_os().skip(1).map(|w| w.to_string_lossy().into_owned()).collect();
-    ExitCode::from(pilot_agent::cli::run(&words, Env::of_process()))
+    let status = pilot_agent::cli::run(&words, Env::of_process());
+    pilot_agent::tls::keys::settle();
+    pilot_agent::base::logging::flush();
+    ExitCode::from(status)
 }

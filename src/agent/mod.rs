@@ -147,6 +147,15 @@ async fn start(config: Config) -> Result<u8, Error> {
     };
 
     // Serve, then start Envoy.
+    tasks.status.run("log", {
+        let stop = tasks.status.token();
+        async move {
+            tokio::select! {
+                () = stop.cancelled() => {}
+                () = crate::base::logging::attend() => {}
+            }
+        }
+    });
     if let Some(server) = dns_bound {
         tasks.dns.run("dns", server.serve(tasks.dns.token()));
     }

@@ -4,19 +4,26 @@
 //! modules without one belong to `default`, those of libraries to `grpc`, which is silent unless asked
 //! for (it stands for the transport library in the Go agent too). Lines are the Go agent's: tabs between
 //! time, level, scope, caller and message, or JSON with the keys in that agent's order. Each line is one
-//! write to each target. Uses no other module.
+//! write to each target; the agent does not wait for a reader that stands still (`target`). Uses no other
+//! module.
 
 mod format;
 mod levels;
+mod target;
 
-use std::fs::{File, OpenOptions};
-use std::io::{self, Write};
-use std::sync::{Mutex, PoisonError};
+use std::fs::OpenOptions;
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use tokio::sync::Notify;
 
 use tracing::{Event, Metadata, Subscriber};
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 
 pub use levels::{Level, Levels};
+use target::{Sink, Target};
 
 /// Every scope that a level can be set for; those without a user here exist in the Go agent.
 pub const SCOPES: [&str; 20] = [
@@ -55,6 +62,9 @@ pub struct Options {
     pub as_json: bool,
     /// `--log_target`: `stdout`, `stderr` or files to append to.
     pub targets: Vec<String>,
+    /// Whether a line waits for a reader that stands still, as is right for a command; the agent does not,
+    /// and has [`attend`] run.
+    pub patient: bool,
 }
 
 impl Default for Options {
@@ -65,6 +75,7 @@ impl Default for Options {
             caller: String::new(),
             as_json: false,
             targets: vec!["stdout".to_owned()],
+            patient: true,
         }
     }
 }
@@ -92,19 +103,35 @@ pub enum Error {
     Twice,
 }
 
-enum Target {
-    Stdout,
-    Stderr,
-    File(File),
+/// The targets, and the buffer for a line, which is kept so that a line costs no allocation.
+#[derive(Default)]
+struct Out(Mutex<(Vec<u8>, Vec<Target>)>);
+
+impl Out {
+    // A panic while a line was written leaves at worst half a line in the buffer, which is cleared.
+    fn lock(&self) -> MutexGuard<'_, (Vec<u8>, Vec<Target>)> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Writes what was kept; whether nothing is left.
+    fn drain(&self) -> bool {
+        self.lock().1.iter_mut().fold(true, |all, target| target.drain() && all)
+    }
 }
+
+/// The process's log, once it is set up.
+static GLOBAL: OnceLock<Arc<Out>> = OnceLock::new();
+/// Lines begin to be kept.
+static STALLED: Notify = Notify::const_new();
+/// Lines that were dropped.
+static DROPPED: AtomicU64 = AtomicU64::new(0);
 
 /// The layer that writes lines.
 struct Lines {
     levels: Levels,
     callers: Callers,
     as_json: bool,
-    // The buffer is kept, so that a line costs no allocation.
-    out: Mutex<(Vec<u8>, Vec<Target>)>,
+    out: Arc<Out>,
 }
 
 struct Callers {
@@ -118,8 +145,42 @@ struct Callers {
 /// When a level or a target cannot be meant; nothing is set up then.
 pub fn init(options: &Options) -> Result<(), Error> {
     let lines = Lines::new(options)?;
+    let out = lines.out.clone();
     let subscriber = tracing_subscriber::registry().with(lines);
-    tracing::subscriber::set_global_default(subscriber).map_err(|_| Error::Twice)
+    tracing::subscriber::set_global_default(subscriber).map_err(|_| Error::Twice)?;
+    let _ = GLOBAL.set(out);
+    Ok(())
+}
+
+/// Lines dropped so far because their reader stood still.
+#[must_use]
+pub fn dropped() -> u64 {
+    DROPPED.load(Ordering::Relaxed)
+}
+
+/// Looks after a log that is not [`Options::patient`]: writes what was kept once its reader moves again, and
+/// says what was lost. Never ends.
+pub async fn attend() {
+    let mut told = 0;
+    loop {
+        STALLED.notified().await;
+        while !GLOBAL.get().is_none_or(|out| out.drain()) {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        let lost = dropped() - told;
+        if lost > 0 {
+            told += lost;
+            tracing::warn!("{lost} lines of this log were lost: nobody read it for a while");
+        }
+    }
+}
+
+/// Gives the last lines of a process up to half a second to be read.
+pub fn flush() {
+    let until = Instant::now() + Duration::from_millis(500);
+    if let Some(out) = GLOBAL.get() {
+        out.lock().1.iter_mut().for_each(|target| target.flush(until));
+    }
 }
 
 impl Lines {
@@ -131,20 +192,22 @@ impl Lines {
             all: named.contains(&"all"),
             scopes: SCOPES.into_iter().filter(|s| named.contains(s)).collect(),
         };
-        let targets = options.targets.iter().map(|t| open(t)).collect::<Result<Vec<_>, _>>()?;
-        Ok(Self { levels, callers, as_json: options.as_json, out: Mutex::new((Vec::new(), targets)) })
+        let target = |text: &String| Ok(Target::new(open(text)?, options.patient));
+        let targets = options.targets.iter().map(target).collect::<Result<Vec<_>, Error>>()?;
+        let out = Arc::new(Out(Mutex::new((Vec::new(), targets))));
+        Ok(Self { levels, callers, as_json: options.as_json, out })
     }
 }
 
-fn open(target: &str) -> Result<Target, Error> {
+fn open(target: &str) -> Result<Sink, Error> {
     match target {
-        "stdout" => Ok(Target::Stdout),
-        "stderr" => Ok(Target::Stderr),
+        "stdout" => Ok(Sink::Stdout(io::stdout())),
+        "stderr" => Ok(Sink::Stderr(io::stderr())),
         path => OpenOptions::new()
             .append(true)
             .create(true)
             .open(path)
-            .map(Target::File)
+            .map(Sink::File)
             .map_err(|source| Error::Target { path: path.to_owned(), source }),
     }
 }
@@ -185,18 +248,18 @@ impl<S: Subscriber> Layer<S> for Lines {
             scope,
             caller: caller.then(|| (metadata.file().unwrap_or("?"), metadata.line().unwrap_or(0))),
         };
-        // A panic while a line was written leaves at worst half a line in the buffer, which is cleared.
-        let mut out = self.out.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut out = self.out.lock();
         let (buffer, targets) = &mut *out;
         buffer.clear();
         format::write(buffer, &line, event, self.as_json);
         for target in targets {
-            // There is nowhere to say that the log cannot be written.
-            let _ = match target {
-                Target::Stdout => io::stdout().lock().write_all(buffer),
-                Target::Stderr => io::stderr().lock().write_all(buffer),
-                Target::File(file) => file.write_all(buffer),
-            };
+            let taken = target.line(buffer);
+            if !taken {
+                DROPPED.fetch_add(1, Ordering::Relaxed);
+            }
+            if !target.drained() {
+                STALLED.notify_one();
+            }
         }
         if buffer.capacity() > 64 << 10 {
             *buffer = Vec::new();

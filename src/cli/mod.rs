@@ -156,6 +156,7 @@ fn logging_options(parsed: &Parsed) -> logging::Options {
         } else {
             targets.into_iter().map(str::to_owned).collect()
         },
+        patient: defaults.patient,
     }
 }
 

@@ -15,6 +15,9 @@ pub(super) fn run(parsed: Parsed, env: &Env) -> u8 {
     if dry_run {
         // Standard output is for the bootstrap.
         logs.targets = vec!["stderr".to_owned()];
+    } else {
+        // Whoever stops reading the log must not stop the agent.
+        logs.patient = false;
     }
     if let Err(e) = logging::init(&logs) {
         return fail(&error::chain(&e), None);

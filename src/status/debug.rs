@@ -44,6 +44,9 @@ pub(super) fn find(rest: &[&str], profiling: bool) -> Option<Page> {
             "heap" => Page::Now("heap"),
             "goroutine" => Page::Now("goroutine"),
             "threadcreate" => Page::Now("threadcreate"),
+            "allocs" => Page::Now("allocs"),
+            "block" => Page::Now("block"),
+            "mutex" => Page::Now("mutex"),
             _ => Page::NoProfile,
         }),
         ["pprof", ..] if profiling => Some(Page::NoProfile),
@@ -84,7 +87,8 @@ pub(super) async fn answer(which: Page, shared: &Shared, query: &str) -> Answer 
             let seconds = number("seconds").filter(|s| *s > 0).unwrap_or(CPU_SECONDS).min(CPU_LONGEST);
             profiled(&profile::cpu(Duration::from_secs(seconds)).await, "profile", as_text)
         }
-        Page::Now("heap") => profiled(&profile::heap(), "heap", as_text),
+        Page::Now(name @ ("heap" | "allocs")) => profiled(&profile::heap(), name, as_text),
+        Page::Now(name @ ("block" | "mutex")) => profiled(&profile::contentions(), name, as_text),
         Page::Now("threadcreate") => profiled(&profile::threads(), "threadcreate", as_text),
         Page::Now(name) => profiled(&profile::tasks(&shared.handles.agent.tasks()), name, as_text),
         Page::NoProfile => error(StatusCode::NOT_FOUND, "Unknown profile"),
@@ -128,13 +132,13 @@ const INDEX: &str = "<!doctype html>
 <h1>Profiles</h1>
 <p>For <code>go tool pprof</code>; with <code>?debug=1</code> as text.</p>
 <ul>
-<li><a href=\"heap?debug=1\">heap</a>: memory by mapping
+<li><a href=\"heap?debug=1\">heap</a>, allocs: memory by mapping
 <li><a href=\"goroutine?debug=1\">goroutine</a>: the agent's tasks by name
 <li><a href=\"threadcreate?debug=1\">threadcreate</a>: threads by name
 <li><a href=\"profile?seconds=5&amp;debug=1\">profile</a>: CPU time by thread over <code>seconds</code> (30)
 <li><a href=\"cmdline\">cmdline</a>: the command line
 </ul>
-<p>This agent is not written in Go: there are no execution traces, and no stacks. For those, from the node
+<p>This agent is not written in Go: there are no execution traces and no stacks, and block and mutex are empty. For those, from the node
 or a debug container of the pod: <code>perf record -g -p PID -- sleep 30</code>.
 What troubles the agent is told at <a href=\"/debug/agentz\">/debug/agentz</a>.</p>
 ";

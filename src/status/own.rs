@@ -15,6 +15,7 @@ pub(super) struct Own {
     pub(super) failures: IntCounterVec,
     /// Why, beside `failures`; not among the Go agent's families (see [`GO`]).
     pub(super) reasons: IntCounterVec,
+    lost: IntCounterVec,
 }
 
 impl Own {
@@ -37,7 +38,21 @@ impl Own {
                 "Parts of a scrape that failed or were cut, by the part and the reason.",
                 &["type", "reason"],
             ),
+            lost: metrics.counter(
+                "log_lines_lost_total",
+                "Lines of the log that were dropped because nobody read it.",
+                &[],
+            ),
         })
+    }
+
+    /// Brings up to date what is counted elsewhere.
+    pub(super) fn look(&self) {
+        let lost = crate::base::logging::dropped();
+        if lost > 0 {
+            let lost_so_far = self.lost.with_label_values::<&str>(&[]);
+            lost_so_far.inc_by(lost.saturating_sub(lost_so_far.get()));
+        }
     }
 }
 

@@ -169,6 +169,11 @@ pub(super) fn threads() -> Profile {
     profile
 }
 
+/// Waits for locks, which nobody counts here, nor in Go unless it is told to: empty.
+pub(super) fn contentions() -> Profile {
+    Profile::new(&[("contentions", "count"), ("delay", "nanoseconds")])
+}
+
 /// CPU time of each thread in the time given.
 pub(super) async fn cpu(time: Duration) -> Profile {
     let mut profile = Profile::new(&[("user", "nanoseconds"), ("system", "nanoseconds")]);

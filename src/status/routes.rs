@@ -9,7 +9,7 @@ use http::{HeaderValue, Method, Request, StatusCode, Version, header};
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
 
-use super::respond::{Answer, TEXT, error, not_found, page, redirect};
+use super::respond::{Answer, TEXT, error, not_found, page, redirect, status};
 use super::server::ConnState;
 use super::{Config, Handles, compress, debug, path, probes, ready, stats};
 
@@ -92,24 +92,31 @@ pub(super) async fn route(
     Ok(answer)
 }
 
-/// What Go's server refuses before any handler sees it and hyper lets pass.
+/// What Go's server answers before any handler sees it, and hyper lets pass.
 fn malformed<B>(request: &Request<B>) -> Option<Answer> {
-    let bad = |why: &str| Some(page(StatusCode::BAD_REQUEST, TEXT, format!("400 Bad Request: {why}")));
+    let bad = |why: &str| Some(page(StatusCode::BAD_REQUEST, TEXT, format!("400 Bad Request{why}")));
+    let connect = request.method() == Method::CONNECT;
     let mut hosts = request.headers().get_all(header::HOST).iter();
     match (hosts.next(), hosts.next()) {
-        (None, _) if request.version() == Version::HTTP_11 && request.uri().authority().is_none() => {
-            return bad("missing required Host header");
+        (None, _) if request.version() == Version::HTTP_11 && !connect => {
+            return bad(": missing required Host header");
         }
-        (_, Some(_)) => return bad("too many Host headers"),
+        (_, Some(_)) => return bad(": too many Host headers"),
         (Some(host), None)
             if !host.as_bytes().iter().all(|b| b.is_ascii_graphic() && !b"\"<>\\^`{|}/?#".contains(b)) =>
         {
-            return bad("malformed Host header");
+            return bad(": malformed Host header");
         }
         _ => {}
     }
-    if path::decode(request.uri().path()).is_none() && !only_bad_utf8(request.uri().path()) {
-        return Some(page(StatusCode::BAD_REQUEST, TEXT, "400 Bad Request"));
+    let path = request.uri().path();
+    let whole = path.starts_with('/') || path == "*" || connect;
+    if !whole || path::decode(path).is_none() && !only_bad_utf8(path) {
+        return bad("");
+    }
+    let expects = request.headers().get(header::EXPECT).filter(|v| !v.is_empty());
+    if expects.is_some_and(|v| !v.as_bytes().eq_ignore_ascii_case(b"100-continue")) {
+        return Some(status(StatusCode::EXPECTATION_FAILED));
     }
     None
 }
@@ -129,6 +136,9 @@ async fn dispatch(
     shared: &Arc<Shared>,
 ) -> Answer {
     let raw = request.uri().path();
+    if raw == "*" {
+        return asterisk(request.method());
+    }
     let clean = path::clean(raw);
     if clean != raw && request.method() != Method::CONNECT {
         return redirect(&with_query(&clean, &request));
@@ -170,6 +180,16 @@ async fn dispatch(
         },
         _ => not_found(),
     }
+}
+
+/// A request to the server as a whole: only OPTIONS may ask that.
+fn asterisk(method: &Method) -> Answer {
+    if method == Method::OPTIONS {
+        return status(StatusCode::OK);
+    }
+    let mut answer = status(StatusCode::BAD_REQUEST);
+    answer.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    answer
 }
 
 fn with_query<B>(path: &str, request: &Request<B>) -> String {

@@ -5,6 +5,8 @@
 //! those whose reader stands still. An idle connection may stay as long as there is room; at the limit
 //! the one that is idle longest makes place, so a flood of silent connections cannot lock the kubelet out.
 
+mod refusal;
+
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::pin::{Pin, pin};
@@ -156,6 +158,11 @@ struct Watched {
 }
 
 impl Watched {
+    /// The text for a refusal of hyper's, which it makes while a request is still being read.
+    fn refusal(&self, out: &[u8]) -> Option<&'static [u8]> {
+        if self.state.phase.load(Relaxed) == BUSY { None } else { refusal::spelled_out(out) }
+    }
+
     fn wrote(&self, result: &Poll<io::Result<usize>>) {
         match result {
             Poll::Ready(Ok(n)) => {
@@ -188,7 +195,11 @@ impl AsyncRead for Watched {
 
 impl AsyncWrite for Watched {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        let result = Pin::new(&mut self.io).poll_write(cx, buf);
+        let result = match self.refusal(buf) {
+            // Short, and the first to go into its socket's buffer, or nearly: it goes whole.
+            Some(text) => Pin::new(&mut self.io).poll_write(cx, text).map_ok(|_| buf.len()),
+            None => Pin::new(&mut self.io).poll_write(cx, buf),
+        };
         self.wrote(&result);
         result
     }
@@ -198,6 +209,9 @@ impl AsyncWrite for Watched {
         cx: &mut Context<'_>,
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
+        if let [only] = bufs {
+            return self.poll_write(cx, only);
+        }
         let result = Pin::new(&mut self.io).poll_write_vectored(cx, bufs);
         self.wrote(&result);
         result

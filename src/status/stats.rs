@@ -105,6 +105,7 @@ impl Merger {
     /// The agent's own part.
     fn own_part(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(8 * 1024);
+        self.own.look();
         if let Err(error) = encode(&self.metrics, self.config.details, &mut out) {
             tracing::warn!("the agent's own metrics cannot be written whole: {error}");
             self.own.failures.with_label_values(&["agent"]).inc();

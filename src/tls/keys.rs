@@ -7,6 +7,7 @@
 
 use std::fmt;
 use std::num::NonZeroUsize;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use aws_lc_rs::encoding::AsDer;
 use aws_lc_rs::rand::SystemRandom;
@@ -178,14 +179,50 @@ pub async fn generate_off_runtime(options: &KeyOptions, effort: Effort) -> Resul
         std::thread::Builder::new()
             .name("keygen".to_owned())
             .stack_size(256 * 1024)
-            .spawn(move || {
-                // The loser of a race finds nobody listening.
-                let _ = done.try_send(generate(&options));
+            .spawn({
+                let starting = Starting::new();
+                move || {
+                    let _ = aws_lc_rs::rand::fill(&mut [0]);
+                    drop(starting);
+                    // The loser of a race finds nobody listening.
+                    let _ = done.try_send(generate(&options));
+                }
             })
             .map_err(|_| Error::Crypto("no thread to make it on"))?;
     }
     drop(done);
     first.recv().await.unwrap_or(Err(Error::Crypto("the thread that made it panicked")))
+}
+
+/// Threads that have not drawn their first random number.
+static STARTING: AtomicUsize = AtomicUsize::new(0);
+
+/// Counts as long as it lives.
+struct Starting;
+
+impl Starting {
+    fn new() -> Self {
+        STARTING.fetch_add(1, Ordering::SeqCst);
+        Self
+    }
+}
+
+impl Drop for Starting {
+    fn drop(&mut self) {
+        STARTING.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// To be called before the process ends: the crypto crate clears its random state then, and a thread that
+/// would first ask for it afterwards aborts the process, whose exit status would be lost. Threads that have
+/// begun are merely held. Waits for microseconds as a rule, and 100 ms at most.
+pub fn settle() {
+    for _ in 0..1000 {
+        if STARTING.load(Ordering::SeqCst) == 0 {
+            return;
+        }
+        std::thread::sleep(std::time::Duration::from_micros(100));
+    }
 }
 
 impl Key {

@@ -73,3 +73,47 @@ fn a_target_that_cannot_be_opened_is_an_error() {
     let options = Options { stacktrace_level: "x".to_owned(), ..Options::default() };
     assert!(matches!(Lines::new(&options), Err(Error::Level(_))));
 }
+
+#[test]
+fn a_reader_that_stands_still_holds_nothing_up_and_loses_whole_lines() {
+    use std::io::Read;
+    let (mut reader, writer) = std::io::pipe().unwrap();
+    let file = std::fs::File::from(std::os::fd::OwnedFd::from(writer));
+    let mut target = Target::new(Sink::File(file), false);
+    let line = |n: usize| format!("{n} {}\n", "x".repeat(n % 9000));
+    // More than the pipe and the memory together hold.
+    let taken: Vec<usize> = (0..500).filter(|n| target.line(line(*n).as_bytes())).collect();
+    assert!(taken.len() < 500 && !target.drained());
+    let reading = std::thread::spawn(move || {
+        let mut all = String::new();
+        reader.read_to_string(&mut all).unwrap();
+        all
+    });
+    target.flush(Instant::now() + Duration::from_secs(30));
+    assert!(target.drained() && target.line(b"at last\n"));
+    drop(target);
+    let expected: String = taken.into_iter().map(line).chain(["at last\n".to_owned()]).collect();
+    assert!(reading.join().unwrap() == expected, "whole lines, in order, and the last one");
+}
+
+#[test]
+fn a_command_waits_for_its_reader() {
+    use std::io::Read;
+    let (mut reader, writer) = std::io::pipe().unwrap();
+    let mut target = Target::new(Sink::File(std::fs::File::from(std::os::fd::OwnedFd::from(writer))), true);
+    let writing = std::thread::spawn(move || (0..500).all(|_| target.line(&[b'y'; 1000])));
+    let mut all = Vec::new();
+    reader.read_to_end(&mut all).unwrap();
+    assert!(writing.join().unwrap() && all.len() == 500_000);
+}
+
+#[test]
+fn a_reader_that_is_gone_is_not_waited_for() {
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    for patient in [false, true] {
+        let file = std::fs::File::from(std::os::fd::OwnedFd::from(writer.try_clone().unwrap()));
+        let mut target = Target::new(Sink::File(file), patient);
+        assert!(target.line(b"x\n") && target.drained());
+    }
+}

@@ -104,6 +104,7 @@ pub(super) async fn send(
     let (sender, conn) = http1::Builder::new()
         .max_buf_size(BUFFER)
         .max_headers(HEAD_FIELDS)
+        .allow_obsolete_multiline_headers_in_responses(true)
         .handshake(TokioIo::new(stream))
         .await?;
     h1_send(H1 { sender, conn: Box::pin(conn), done: false }, url, headers, &host, close).await

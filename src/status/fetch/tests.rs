@@ -59,6 +59,7 @@ async fn bodies_are_bounded_and_must_be_whole() {
         "/cut" => b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nabc".to_vec(),
         "/chunk" => b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n".to_vec(),
         "/old" => b"HTTP/1.0 200 OK\r\n\r\nold".to_vec(),
+        "/fold" => b"HTTP/1.1 200 OK\r\nX-A: b\r\n c\r\nContent-Length: 4\r\n\r\nfold".to_vec(),
         "/early" => b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok".to_vec(),
         _ => b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n\xff".to_vec(),
     })
@@ -68,6 +69,7 @@ async fn bodies_are_bounded_and_must_be_whole() {
     assert!(matches!(text(&at("/cut")).await, Err(Error::Http(_))));
     assert!(matches!(text(&at("/chunk")).await, Err(Error::Http(_))));
     assert_eq!(text(&at("/old")).await.unwrap(), "old");
+    assert_eq!(text(&at("/fold")).await.unwrap(), "fold");
     assert_eq!(text(&at("/early")).await.unwrap(), "ok");
     assert_eq!(text(&at("/other")).await.unwrap(), "\u{fffd}");
     assert!(matches!(text("http://127.0.0.1:1/").await, Err(Error::Connect { .. })));

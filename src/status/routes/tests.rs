@@ -1,5 +1,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
 use super::*;
 use crate::status::fake::{exchange, start};
 
@@ -51,7 +53,23 @@ async fn paths_hosts_and_heads() {
     );
     assert_eq!(raw("GET /x HTTP/1.0\r\n\r\n").await.status, 404);
     assert_eq!(raw("GET /x HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n").await.status, 400);
-    assert_eq!(raw("nonsense\r\n\r\n").await.status, 400);
+    let got = raw("GET * HTTP/1.1\r\nHost: a\r\n\r\n").await;
+    assert_eq!((got.status, got.text().as_str(), got.header("connection")), (400, "", Some("close")));
+    assert_eq!(raw("OPTIONS * HTTP/1.1\r\nHost: a\r\n\r\n").await.status, 200);
+    assert_eq!(raw("GET x HTTP/1.1\r\nHost: a\r\n\r\n").await.status, 400);
+    assert_eq!(raw("GET http://a/x HTTP/1.1\r\n\r\n").await.status, 400);
+    assert_eq!(raw("GET http://a/x HTTP/1.1\r\nHost: b\r\n\r\n").await.status, 404);
+    assert_eq!(raw("GET /x HTTP/1.1\r\nHost: a\r\nExpect: more\r\n\r\n").await.status, 417);
+    for nonsense in ["nonsense\r\n\r\n", "GET /x HTTP/1.1\r\nHost: a\r\nX Y: z\r\n\r\n"] {
+        let mut stream = served.connect().await;
+        stream.write_all(nonsense.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        assert!(
+            answer.starts_with("HTTP/1.1 400 ") && answer.ends_with("\r\n\r\n400 Bad Request"),
+            "{answer}"
+        );
+    }
     let long = format!("X-Long: {}\r\n", "z".repeat(100_000));
     assert_eq!(served.ask("GET", "/x", &long).await.status, 404);
     let many: String = (0..500).map(|n| format!("X-{n}: y\r\n")).collect();
@@ -77,6 +95,9 @@ async fn pages_for_people() {
         ("/debug/pprof/symbol", "text/plain; charset=utf-8"),
         ("/debug/pprof/heap", "application/octet-stream"),
         ("/debug/pprof/goroutine?debug=2", "text/plain; charset=utf-8"),
+        ("/debug/pprof/allocs?debug=1", "text/plain; charset=utf-8"),
+        ("/debug/pprof/block", "application/octet-stream"),
+        ("/debug/pprof/mutex", "application/octet-stream"),
         ("/debug/pprof/profile?seconds=1", "application/octet-stream"),
     ] {
         let got = served.get(path).await;

@@ -4,6 +4,7 @@ use super::*;
 use crate::base::metrics::Metrics;
 use crate::status::Handles;
 use crate::status::fake::{Fake, envoy, exchange, spawn, start, with_envoy};
+use crate::status::{Bound, bind, loopback};
 
 #[tokio::test(start_paused = true)]
 async fn what_stands_still_is_overdue() {
@@ -138,7 +139,7 @@ async fn a_busy_port_is_named_and_taken_later() {
 async fn a_listener_that_is_gone_ends_the_server_with_an_error() {
     let mut config = Config::new(0);
     config.address = Some(Ipv4Addr::LOCALHOST.into());
-    let bound = crate::status::bind(&config).unwrap();
+    let bound = bind(&config).unwrap();
     // As far as the kernel is concerned it listens no more.
     let listener = bound.listener.as_ref().unwrap();
     socket2::SockRef::from(listener).shutdown(std::net::Shutdown::Both).unwrap();
