@@ -299,7 +299,8 @@ fn fatal(error: &io::Error) -> bool {
 }
 
 fn evict(table: &[(Arc<ConnState>, AbortHandle)]) {
-    let idle = table.iter().filter(|(_, h)| !h.is_finished());
+    // From the newest to the oldest: of several that came in one millisecond the last found is the oldest.
+    let idle = table.iter().rev().filter(|(_, h)| !h.is_finished());
     let longest = idle.filter_map(|(s, h)| s.idle_for().map(|t| (t, h))).max_by_key(|(t, _)| *t);
     if let Some((_, handle)) = longest {
         handle.abort();
