@@ -17,7 +17,49 @@ fn main() -> Result<(), Box<dyn Error>> {
     let services = protox::compile(["proto/ca.proto"], ["proto"])?;
     tonic_prost_build::configure().build_server(false).compile_fds(services)?;
     mesh()?;
-    schema()
+    schema()?;
+    reflection()
+}
+
+// What server reflection tells about the services of the ADS socket: each file's descriptor as clients
+// take it, its imports, and the names it defines.
+fn reflection() -> Result<(), Box<dyn Error>> {
+    let files = ["service/discovery/v3/ads.proto"].map(|f| format!("envoy/{f}"));
+    let own = ["v1", "v1alpha"].map(|v| format!("grpc/reflection/{v}/reflection.proto"));
+    let set = protox::compile(files.iter().chain(&own), ["proto/reflection"])?;
+    let names: Vec<String> = set.file.iter().map(|f| f.name().to_owned()).collect();
+    let mut text = String::new();
+    for mut file in set.file {
+        file.source_code_info = None;
+        let position = |import: &String| names.iter().position(|n| n == import).ok_or("an import is missing");
+        let imports = file.dependency.iter().map(position).collect::<Result<Vec<_>, _>>()?;
+        let mut symbols = Vec::new();
+        for message in &file.message_type {
+            defined(file.package(), message, &mut symbols);
+        }
+        for service in &file.service {
+            let name = format!("{}.{}", file.package(), service.name());
+            symbols.extend(service.method.iter().map(|m| format!("{name}.{}", m.name())));
+            symbols.push(name);
+        }
+        writeln!(
+            text,
+            "File {{ name: {:?}, imports: &{imports:?}, symbols: &{symbols:?}, descriptor: b\"{}\" }},",
+            file.name(),
+            file.encode_to_vec().escape_ascii()
+        )?;
+    }
+    let out = PathBuf::from(std::env::var_os("OUT_DIR").ok_or("OUT_DIR is not set")?);
+    Ok(std::fs::write(out.join("reflection.rs"), format!("&[{text}]"))?)
+}
+
+fn defined(scope: &str, message: &DescriptorProto, symbols: &mut Vec<String>) {
+    let name = format!("{scope}.{}", message.name());
+    symbols.extend(message.field.iter().map(|f| format!("{name}.{}", f.name())));
+    for nested in &message.nested_type {
+        defined(&name, nested, symbols);
+    }
+    symbols.push(name);
 }
 
 // Types with their JSON mapping; maps are sorted, as the Go agent prints them.

@@ -9,13 +9,24 @@ use h2::{RecvStream, SendStream};
 use tokio::io::{AsyncRead, AsyncWrite};
 
 /// Large enough never to be what limits.
-const WINDOW: u32 = 16 << 20;
+const WIDE: u32 = 16 << 20;
 
 /// One open stream.
 pub struct Stream {
-    send: SendStream<Bytes>,
-    receive: Receive,
-    connection: SendRequest<Bytes>,
+    sender: Sender,
+    receiver: Receiver,
+    connection: Connection,
+}
+
+/// Its writing half.
+pub struct Sender(SendStream<Bytes>);
+
+/// Its reading half.
+pub struct Receiver(Receive);
+
+/// What keeps it open.
+pub struct Connection {
+    streams: SendRequest<Bytes>,
     /// Of the stream that the connection was opened with.
     driver: Option<tokio::task::JoinHandle<()>>,
 }
@@ -25,7 +36,7 @@ enum Receive {
     Open(RecvStream, BytesMut),
 }
 
-impl Drop for Stream {
+impl Drop for Connection {
     fn drop(&mut self) {
         if let Some(driver) = &self.driver {
             driver.abort();
@@ -39,9 +50,23 @@ impl Stream {
     where
         T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
+        Self::open_with(io, WIDE, authority, path, headers).await
+    }
+
+    /// As [`Stream::open`], with at most `window` bytes under way to us.
+    pub async fn open_with<T>(
+        io: T,
+        window: u32,
+        authority: &str,
+        path: &str,
+        headers: &[(&str, String)],
+    ) -> io::Result<Self>
+    where
+        T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    {
         let (send, connection) = client::Builder::new()
-            .initial_window_size(WINDOW)
-            .initial_connection_window_size(WINDOW)
+            .initial_window_size(window)
+            .initial_connection_window_size(window)
             .max_frame_size(1 << 20)
             .handshake(io)
             .await
@@ -55,7 +80,7 @@ impl Stream {
 
     /// Opens another stream on the same connection, which ends with the first.
     pub async fn another(&self, authority: &str, path: &str) -> io::Result<Self> {
-        Self::begin(self.connection.clone(), None, authority, path, &[]).await
+        Self::begin(self.connection.streams.clone(), None, authority, path, &[]).await
     }
 
     async fn begin(
@@ -74,27 +99,68 @@ impl Stream {
         }
         let request = request.body(()).map_err(io::Error::other)?;
         let (response, body) = send.send_request(request, false).map_err(io::Error::other)?;
-        Ok(Self { send: body, receive: Receive::Waiting(response), connection: send, driver })
+        let connection = Connection { streams: send, driver };
+        Ok(Self { sender: Sender(body), receiver: Receiver(Receive::Waiting(response)), connection })
     }
 
-    /// Sends one message.
+    /// Its halves, for two tasks.
+    pub fn split(self) -> (Sender, Receiver, Connection) {
+        (self.sender, self.receiver, self.connection)
+    }
+
+    /// Sends one message, whether the other side takes it or not.
     pub fn send(&mut self, message: &impl prost::Message) -> io::Result<()> {
-        let mut frame = BytesMut::with_capacity(5 + message.encoded_len());
-        frame.put_u8(0);
-        frame.put_u32(u32::try_from(message.encoded_len()).map_err(io::Error::other)?);
-        message.encode(&mut frame).map_err(io::Error::other)?;
-        self.send.send_data(frame.freeze(), false).map_err(io::Error::other)
+        self.sender.0.send_data(frame(message)?, false).map_err(io::Error::other)
     }
 
+    /// Receives one message whole.
+    pub async fn message(&mut self) -> io::Result<Bytes> {
+        self.receiver.message().await
+    }
+
+    /// Receives `count` messages and keeps only their total size.
+    pub async fn count(&mut self, count: usize) -> io::Result<u64> {
+        self.receiver.count(count).await
+    }
+}
+
+fn frame(message: &impl prost::Message) -> io::Result<Bytes> {
+    let mut frame = BytesMut::with_capacity(5 + message.encoded_len());
+    frame.put_u8(0);
+    frame.put_u32(u32::try_from(message.encoded_len()).map_err(io::Error::other)?);
+    message.encode(&mut frame).map_err(io::Error::other)?;
+    Ok(frame.freeze())
+}
+
+impl Sender {
+    /// Sends one message as fast as the other side takes it.
+    pub async fn send(&mut self, message: &impl prost::Message) -> io::Result<()> {
+        let mut frame = frame(message)?;
+        while !frame.is_empty() {
+            self.0.reserve_capacity(frame.len());
+            let room = match self.0.capacity() {
+                0 => std::future::poll_fn(|cx| self.0.poll_capacity(cx)).await,
+                room => Some(Ok(room)),
+            };
+            let room = room.ok_or(io::ErrorKind::BrokenPipe)?.map_err(io::Error::other)?;
+            if room > 0 {
+                self.0.send_data(frame.split_to(room.min(frame.len())), false).map_err(io::Error::other)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Receiver {
     async fn body(&mut self) -> io::Result<(&mut RecvStream, &mut BytesMut)> {
-        if let Receive::Waiting(response) = &mut self.receive {
+        if let Receive::Waiting(response) = &mut self.0 {
             let response = response.await.map_err(io::Error::other)?;
             if let Some(status) = response.headers().get("grpc-status") {
                 return Err(io::Error::other(format!("the stream ended at once: grpc-status {status:?}")));
             }
-            self.receive = Receive::Open(response.into_body(), BytesMut::new());
+            self.0 = Receive::Open(response.into_body(), BytesMut::new());
         }
-        match &mut self.receive {
+        match &mut self.0 {
             Receive::Open(body, rest) => Ok((body, rest)),
             Receive::Waiting(_) => Err(io::Error::other("not open")),
         }

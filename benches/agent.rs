@@ -125,6 +125,13 @@ impl Agent {
         self.dir.path().join("var/run/secrets/workload-spiffe-uds/socket")
     }
 
+    /// Replaces the token, as a mounted volume does.
+    pub fn put_token(&self, token: &str) -> io::Result<()> {
+        let path = self.dir.path().join("var/run/secrets/tokens/istio-token");
+        std::fs::write(path.with_extension("fresh"), token)?;
+        std::fs::rename(path.with_extension("fresh"), path)
+    }
+
     /// The log so far, for an error message.
     pub fn log(&self) -> String {
         std::fs::read_to_string(self.dir.path().join("agent.log")).unwrap_or_default()
@@ -154,6 +161,11 @@ impl Agent {
     /// Opens a stream to istiod through the agent.
     pub async fn stream(&self, path: &str) -> io::Result<Stream> {
         Stream::open(connect(&self.xds(), self).await?, "xds-grpc", path, &[]).await
+    }
+
+    /// As [`Agent::stream`], with at most `window` bytes under way to us.
+    pub async fn stream_with(&self, path: &str, window: u32) -> io::Result<Stream> {
+        Stream::open_with(connect(&self.xds(), self).await?, window, "xds-grpc", path, &[]).await
     }
 
     /// Waits for `/healthz/ready`; gives the time since the start.
@@ -226,15 +238,29 @@ fn stand_in(dir: &Path) -> io::Result<PathBuf> {
 
 /// One HTTP GET; the status code.
 pub async fn status(port: u16, path: &str) -> Option<u16> {
+    head(port, path).await?.split_whitespace().nth(1)?.parse().ok()
+}
+
+/// One HTTP GET; a header of the answer.
+pub async fn header(port: u16, path: &str, name: &str) -> Option<String> {
+    let head = head(port, path).await?;
+    let (_, value) = head.lines().filter_map(|l| l.split_once(": ")).find(|(n, _)| *n == name)?;
+    Some(value.to_owned())
+}
+
+async fn head(port: u16, path: &str) -> Option<String> {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     let exchange = async {
         let mut stream = tokio::net::TcpStream::connect(("127.0.0.1", port)).await.ok()?;
         let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
         stream.write_all(request.as_bytes()).await.ok()?;
-        let mut answer = [0; 64];
-        let read = stream.read(&mut answer).await.ok()?;
-        let text = std::str::from_utf8(answer.get(..read)?).ok()?;
-        text.split_whitespace().nth(1)?.parse().ok()
+        let mut answer = Vec::new();
+        while !answer.windows(4).any(|w| w == b"\r\n\r\n") {
+            if stream.read_buf(&mut answer).await.ok()? == 0 {
+                break;
+            }
+        }
+        String::from_utf8(answer).ok()
     };
     tokio::time::timeout(Duration::from_secs(2), exchange).await.ok().flatten()
 }

@@ -6,6 +6,8 @@
 
 mod ads;
 mod agent;
+mod flood;
+mod heal;
 mod proc;
 mod relay;
 mod sds;
@@ -16,6 +18,7 @@ mod web;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::Parser;
 use table::Row;
@@ -32,12 +35,16 @@ struct Flags {
     /// Another agent to compare with.
     #[arg(long, env = "PEER_AGENT")]
     peer: Option<PathBuf>,
-    /// Only sections whose name contains this: size, start, idle, relay, push, status, sds.
+    /// Only sections whose name contains this: size, start, idle, relay, push, status, sds; and, only when
+    /// they are named in full since they take minutes: heal, flood.
     #[arg(long, default_value = "")]
     only: String,
     /// Runs of each measurement.
     #[arg(long, default_value_t = 7)]
     runs: usize,
+    /// How long the flood lasts.
+    #[arg(long, default_value_t = 120)]
+    seconds: u64,
 }
 
 fn main() -> ExitCode {
@@ -93,6 +100,15 @@ async fn run(flags: &Flags) -> Result<(), String> {
         eprintln!("measuring 1,000 SDS streams…");
         let rows = sds::fan_out(&binaries, flags.runs.min(3)).await?;
         table::print("1,000 SDS streams at a renewal", &rows, with_peer);
+    }
+    if flags.only == "heal" {
+        let envoy = flags.envoy.as_deref().ok_or("--only heal needs --envoy")?;
+        let rows = heal::outages(&binaries, envoy, flags.runs).await?;
+        table::print("Time from the end of an outage to the new configuration (s)", &rows, with_peer);
+    }
+    if flags.only == "flood" {
+        let rows = flood::both_ways(&binaries, Duration::from_secs(flags.seconds)).await?;
+        table::print("Both sides write as fast as they may, both read slowly", &rows, with_peer);
     }
     Ok(())
 }

@@ -103,6 +103,8 @@ async fn start(config: Config) -> Result<u8, Error> {
     let upstream = Connector::with_clock(parts::istiod::xds(&config, plan.file_mounted)?, clock.clone())
         .map_err(|e| Error::new(format!("failed to start xds proxy: {}", crate::base::error::chain(&e))))?;
 
+    let root = upstream.root_file();
+
     // The parts, from the inside out.
     let mut secret_config = identity::secrets(&config, &plan);
     secret_config.first_key = first_key.filter(|_| ca.is_some());
@@ -159,7 +161,7 @@ async fn start(config: Config) -> Result<u8, Error> {
     if let Some(server) = dns_bound {
         tasks.dns.run("dns", server.serve(tasks.dns.token()));
     }
-    wires.spawn(&tasks, &config, &identity_source);
+    wires.spawn(&tasks, &config, root, &identity_source);
     if let Some(refresh) = tokens.refresh {
         let stop = tasks.secrets.token();
         spawn(&tasks.secrets, "token", async move { refresh.refresh(stop).await });

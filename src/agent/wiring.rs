@@ -51,7 +51,9 @@ impl Wires {
     }
 
     /// Starts what moves things along the channels.
-    pub fn spawn(self, stages: &Stages, config: &Config, secrets: &secrets::Handle) {
+    ///
+    /// `root`: the root file that istiod is checked with, where it is a file.
+    pub fn spawn(self, stages: &Stages, config: &Config, root: Option<PathBuf>, secrets: &secrets::Handle) {
         if let Some(mut bundle) = self.bundle {
             let secrets = secrets.clone();
             let stop = stages.secrets.token();
@@ -67,8 +69,8 @@ impl Wires {
             });
         }
         let mut watcher = Watcher::new(QUIET);
-        let paths = ["./var/run/secrets/tokens/istio-token", "./var/run/secrets/istio/root-cert.pem"];
-        watcher.set(paths.iter().map(|p| config.path(p)).collect::<std::collections::BTreeSet<PathBuf>>());
+        let token = config.path("./var/run/secrets/tokens/istio-token");
+        watcher.set(std::iter::once(token).chain(root).collect::<std::collections::BTreeSet<PathBuf>>());
         let waker = self.waker;
         let stop = stages.xds.token();
         stages.xds.run("token and root files", async move {

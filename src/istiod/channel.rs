@@ -8,13 +8,14 @@ use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use rustls_pki_types::ServerName;
 use socket2::{SockRef, TcpKeepalive};
+use tokio::io::BufReader;
 use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep_until, timeout_at};
 use tokio_rustls::TlsConnector;
 
 use super::error::tls_hint;
 use super::proxy::Proxy;
-use super::{Config, Error, Phase, Stream, Tls, Transport, name, roots};
+use super::{Config, Error, Phase, Stream, Transport, name, roots};
 use crate::base::clock::{self, Clock};
 use crate::tls::client::{self, Identity};
 
@@ -24,6 +25,8 @@ const NEXT_ADDRESS: Duration = Duration::from_millis(300);
 /// After this long without a finished handshake the next address is tried beside it: a listener that
 /// accepts and says nothing must not hold up one that would answer.
 const NEXT_HANDSHAKE: Duration = Duration::from_secs(1);
+/// Bytes read from the kernel at once, below TLS.
+const READ_AHEAD: usize = 64 * 1024;
 /// Idle time and interval of TCP keep-alive, as Go's dialer sets them.
 const KEEPALIVE: Duration = Duration::from_secs(15);
 
@@ -72,9 +75,7 @@ impl Connector {
             Transport::Plaintext => None,
             Transport::Tls(tls) => Some(roots::Reader::new(tls.roots.clone())),
         };
-        if let (Some(reader), Transport::Tls(Tls { roots: super::Roots::File(_), .. })) =
-            (&roots, &config.transport)
-        {
+        if let Some(reader) = roots.as_ref().filter(|reader| reader.file().is_some()) {
             reader.read()?;
         }
         Ok(Self { inner: Arc::new(Inner { config, roots, clock }) })
@@ -84,6 +85,12 @@ impl Connector {
     #[must_use]
     pub fn config(&self) -> &Config {
         &self.inner.config
+    }
+
+    /// The root file in use, where it is a file.
+    #[must_use]
+    pub fn root_file(&self) -> Option<std::path::PathBuf> {
+        self.inner.roots.as_ref().and_then(roots::Reader::file)
     }
 
     /// A fresh connection, within [`Config::connect_timeout`]. Dropping the future ends the dial.
@@ -307,6 +314,7 @@ impl Inner {
         let config = client::config(tls.roots.clone(), identity.clone(), settings.compliance)
             .map_err(|e| target.error(Some(peer), Phase::Tls, e.to_string(), ""))?;
         let connector = TlsConnector::from(Arc::new(config));
+        let io = BufReader::with_capacity(READ_AHEAD, io);
         let shaken = connector.connect(tls.server.clone(), io).await;
         // Told first: a server that insists fails the handshake because of this.
         if let Some(why) = identity.and_then(|i| i.failure()) {

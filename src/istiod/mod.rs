@@ -80,4 +80,6 @@ pub enum Roots {
     System,
     /// A PEM file; undecodable blocks are skipped, one certificate must remain.
     File(PathBuf),
+    /// The first file if it is there, else the other; chosen at start, and anew when the chosen one changes.
+    FirstOf(PathBuf, PathBuf),
 }

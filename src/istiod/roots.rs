@@ -1,8 +1,11 @@
 //! Which root certificates a connection trusts, and reading them.
 //!
-//! The file is read at each dial, so a rotated root counts at the next connection. Where it is missing
-//! or holds no certificate at that moment, the roots of the last good reading stay in use.
+//! The file is looked at for each dial, so a rotated root counts at the next connection. When it has
+//! changed, the choice between two possible files is made anew. Where the chosen one is missing or holds
+//! no certificate at that moment, the roots of the last good reading stay in use.
 
+use std::hash::{DefaultHasher, Hasher};
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use rustls::RootCertStore;
@@ -22,8 +25,16 @@ pub(super) struct Reader {
 
 #[derive(Debug, Default)]
 struct Last {
-    good: Option<Arc<RootCertStore>>,
+    good: Option<Good>,
     warned: Option<String>,
+}
+
+#[derive(Debug, Clone)]
+struct Good {
+    path: PathBuf,
+    // Of the file's content. Not for security: whoever writes the file decides what is trusted.
+    hash: u64,
+    store: Arc<RootCertStore>,
 }
 
 impl Reader {
@@ -33,9 +44,20 @@ impl Reader {
 
     /// What the roots are called in messages.
     pub(super) fn name(&self) -> String {
+        self.file().map_or_else(|| "the system's pool".to_owned(), |path| path.display().to_string())
+    }
+
+    /// The file in use, where it is one.
+    pub(super) fn file(&self) -> Option<PathBuf> {
+        let last = self.last.lock().expect("no panic holds this lock");
+        last.good.as_ref().map(|good| good.path.clone()).or_else(|| self.choose().map(Path::to_owned))
+    }
+
+    fn choose(&self) -> Option<&Path> {
         match &self.roots {
-            Roots::System => "the system's pool".to_owned(),
-            Roots::File(path) => path.display().to_string(),
+            Roots::System => None,
+            Roots::File(path) => Some(path),
+            Roots::FirstOf(first, other) => Some(if first.is_file() { first } else { other }),
         }
     }
 
@@ -44,46 +66,75 @@ impl Reader {
     /// # Errors
     /// When there are none and never were.
     pub(super) fn read(&self) -> Result<Arc<RootCertStore>, Error> {
-        let path = match &self.roots {
-            Roots::File(path) => path,
-            Roots::System => {
-                let store = client::system_roots();
-                if store.is_empty() {
-                    let reason = "the system's pool holds no certificate".to_owned();
-                    return Err(Error::Roots { path: "SYSTEM".into(), reason });
-                }
-                return Ok(Arc::new(store));
-            }
-        };
-        let read = read_bounded(path).map_err(|e| e.to_string()).and_then(|pem| {
-            let store = client::roots_of(&pem);
-            if store.is_empty() { Err("it holds no readable certificate".to_owned()) } else { Ok(store) }
-        });
+        let Some(chosen) = self.choose() else { return system() };
         let mut last = self.last.lock().expect("no panic holds this lock");
-        match (read, &last.good) {
-            (Ok(store), _) => {
-                if last.warned.take().is_some() {
-                    tracing::info!(target: "security", "root certificates in {} are readable again", path.display());
-                }
-                let store = Arc::new(store);
-                last.good = Some(store.clone());
+        if let Some(good) = &last.good
+            && read_bounded(&good.path).is_ok_and(|pem| hash(&pem) == good.hash)
+        {
+            let store = good.store.clone();
+            last.readable(chosen);
+            return Ok(store);
+        }
+        match load(chosen) {
+            Ok(good) => {
+                last.readable(chosen);
+                let store = good.store.clone();
+                last.good = Some(good);
                 Ok(store)
             }
-            (Err(reason), Some(good)) => {
-                let good = good.clone();
-                if last.warned.as_ref() != Some(&reason) {
-                    tracing::warn!(target: "security",
-                        "cannot read root certificates from {}: {reason}; the last good ones stay in use", path.display());
-                    last.warned = Some(reason);
+            Err(reason) => match &last.good {
+                Some(good) => {
+                    let store = good.store.clone();
+                    last.unreadable(chosen, reason);
+                    Ok(store)
                 }
-                Ok(good)
-            }
-            (Err(reason), None) => Err(Error::Roots { path: path.clone(), reason }),
+                None => Err(Error::Roots { path: chosen.to_owned(), reason }),
+            },
         }
     }
 }
 
-fn read_bounded(path: &std::path::Path) -> std::io::Result<Vec<u8>> {
+impl Last {
+    fn readable(&mut self, path: &Path) {
+        if self.warned.take().is_some() {
+            tracing::info!(target: "security", "root certificates in {} are readable again", path.display());
+        }
+    }
+
+    fn unreadable(&mut self, path: &Path, reason: String) {
+        if self.warned.as_ref() != Some(&reason) {
+            tracing::warn!(target: "security",
+                "cannot read root certificates from {}: {reason}; the last good ones stay in use", path.display());
+            self.warned = Some(reason);
+        }
+    }
+}
+
+fn system() -> Result<Arc<RootCertStore>, Error> {
+    let store = client::system_roots();
+    if store.is_empty() {
+        let reason = "the system's pool holds no certificate".to_owned();
+        return Err(Error::Roots { path: "SYSTEM".into(), reason });
+    }
+    Ok(Arc::new(store))
+}
+
+fn load(path: &Path) -> Result<Good, String> {
+    let pem = read_bounded(path).map_err(|e| e.to_string())?;
+    let store = client::roots_of(&pem);
+    if store.is_empty() {
+        return Err("it holds no readable certificate".to_owned());
+    }
+    Ok(Good { path: path.to_owned(), hash: hash(&pem), store: Arc::new(store) })
+}
+
+fn hash(content: &[u8]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    hasher.write(content);
+    hasher.finish()
+}
+
+fn read_bounded(path: &Path) -> std::io::Result<Vec<u8>> {
     use std::io::Read;
     let mut pem = Vec::new();
     let file = std::fs::File::open(path)?;
@@ -91,4 +142,37 @@ fn read_bounded(path: &std::path::Path) -> std::io::Result<Vec<u8>> {
         return Err(std::io::Error::other("it is larger than 16 MB"));
     }
     Ok(pem)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn root() -> String {
+        let key = rcgen::KeyPair::generate().unwrap();
+        rcgen::CertificateParams::new(Vec::new()).unwrap().self_signed(&key).unwrap().pem()
+    }
+
+    #[test]
+    fn the_choice_is_made_anew_only_when_the_file_in_use_changes() {
+        let dir = tempfile::tempdir().unwrap();
+        let [first, other] = ["first.pem", "other.pem"].map(|name| dir.path().join(name));
+        let reader = Reader::new(Roots::FirstOf(first.clone(), other.clone()));
+        assert!(reader.read().is_err(), "there are none, and never were");
+        std::fs::write(&other, root()).unwrap();
+        let old = reader.read().unwrap();
+        assert!(Arc::ptr_eq(&old, &reader.read().unwrap()), "an unchanged file is not parsed again");
+        std::fs::write(&first, root()).unwrap();
+        assert!(Arc::ptr_eq(&old, &reader.read().unwrap()), "the file in use has not changed");
+        std::fs::write(&other, root()).unwrap();
+        reader.read().unwrap();
+        assert_eq!(reader.file(), Some(first.clone()));
+        std::fs::remove_file(&first).unwrap();
+        reader.read().unwrap();
+        assert_eq!(reader.file(), Some(other.clone()));
+        let good = reader.read().unwrap();
+        std::fs::write(&other, "no certificate").unwrap();
+        assert!(Arc::ptr_eq(&good, &reader.read().unwrap()), "the last good roots stay");
+        assert!(reader.last.lock().unwrap().warned.is_some());
+    }
 }

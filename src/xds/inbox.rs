@@ -15,11 +15,13 @@ use bytes::Bytes;
 use h2::{Reason, RecvStream, SendStream};
 use tonic::Status;
 
+use super::ended::{Ended, of_gate, stalled};
 use super::frames::{End, Error, Gate, Out, Verdict};
 use super::own::Own;
 use super::protocol::Protocol;
-use super::relay::{Broken, Ended, Sink, Stream, of_gate, stalled};
+use super::relay::Stream;
 use super::rules::Requests;
+use super::sink::{Broken, Sink};
 use super::state::Answer;
 use super::{status, types};
 

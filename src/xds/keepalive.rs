@@ -9,7 +9,7 @@ use super::io::Reads;
 /// When to ping and how long to wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Keepalive {
-    /// Time without a read before a ping (`GRPC_KEEPALIVE_INTERVAL`, 30 s; at least 10 s).
+    /// Time without a read before a ping (`GRPC_KEEPALIVE_INTERVAL`, 30 s; at least 10 s towards istiod).
     pub interval: Duration,
     /// Time for the answer (`GRPC_KEEPALIVE_TIMEOUT`, 10 s).
     pub timeout: Duration,
@@ -18,6 +18,16 @@ pub struct Keepalive {
 impl Default for Keepalive {
     fn default() -> Self {
         Self { interval: Duration::from_secs(30), timeout: Duration::from_secs(10) }
+    }
+}
+
+/// The Go library does not ping istiod more often than this.
+const UPSTREAM_FLOOR: Duration = Duration::from_secs(10);
+
+impl Keepalive {
+    /// For the leg to istiod.
+    pub(super) fn upstream(self) -> Self {
+        Self { interval: self.interval.max(UPSTREAM_FLOOR), ..self }
     }
 }
 

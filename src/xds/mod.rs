@@ -26,7 +26,9 @@
 //!
 //! Uses `istiod` for connections and credentials, and `base`.
 
+mod down;
 mod ecds;
+mod ended;
 pub mod frames;
 mod hold;
 mod inbox;
@@ -42,6 +44,7 @@ pub mod rules;
 pub mod scan;
 mod server;
 mod session;
+mod sink;
 pub mod state;
 mod status;
 pub mod tap;

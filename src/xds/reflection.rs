@@ -1,8 +1,10 @@
 //! Server reflection, v1 and v1alpha, so that generic clients find out what the socket serves.
 //!
-//! Lists the services; descriptors are not served, since the files behind discovery are half of Envoy's
-//! API and would be larger than the rest of the agent's data. Written here rather than with
-//! `tonic-reflection`, which wants those descriptors and a second server stack.
+//! Services, and the protocol files behind them. Written here rather than with `tonic-reflection`, which
+//! answers through a second server stack and decodes the files at start: this is a table of constants
+//! (`files`) and a few small messages.
+
+mod files;
 
 use bytes::Bytes;
 use h2::RecvStream;
@@ -15,6 +17,7 @@ use super::protocol::SERVICE;
 use super::reply::Reply;
 use super::scan::{self, Facts};
 use crate::base::tasks::Stop;
+use files::Sent;
 
 const V1: &str = "grpc.reflection.v1.ServerReflection";
 const V1_ALPHA: &str = "grpc.reflection.v1alpha.ServerReflection";
@@ -56,10 +59,27 @@ struct Answer {
     host: String,
     #[prost(message, optional, tag = "2")]
     question: Option<Question>,
+    #[prost(message, optional, tag = "4")]
+    files: Option<Files>,
+    #[prost(message, optional, tag = "5")]
+    extensions: Option<Extensions>,
     #[prost(message, optional, tag = "6")]
     services: Option<Services>,
     #[prost(message, optional, tag = "7")]
     error: Option<Failure>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct Files {
+    #[prost(bytes = "bytes", repeated, tag = "1")]
+    descriptors: Vec<Bytes>,
+}
+
+// No served message has extensions.
+#[derive(Clone, PartialEq, prost::Message)]
+struct Extensions {
+    #[prost(string, tag = "1")]
+    of: String,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
@@ -82,20 +102,38 @@ struct Failure {
     message: String,
 }
 
-fn answer(question: Question) -> Answer {
+// `None` for a question that asks nothing, which ends the stream.
+fn answer(question: Question, sent: &mut Sent) -> Option<Answer> {
     let mut answer = Answer { host: question.host.clone(), ..Answer::default() };
-    match &question.asked {
-        Some(Asked::Services(_)) => {
+    let found = match question.asked.as_ref()? {
+        Asked::Services(_) => {
             let services = [SERVICE, V1, V1_ALPHA].map(|n| Service { name: n.to_owned() }).to_vec();
             answer.services = Some(Services { services });
+            true
         }
-        _ => {
-            let message = "descriptors are not served here; envoy/service/discovery/v3/ads.proto has them";
-            answer.error = Some(Failure { code: tonic::Code::NotFound as i32, message: message.to_owned() });
+        Asked::Extensions(of) => {
+            answer.extensions = files::known(of).then(|| Extensions { of: of.clone() });
+            answer.extensions.is_some()
         }
+        Asked::File(name) => answer.give(sent.named(name)),
+        Asked::Symbol(name) => answer.give(sent.defining(name)),
+        Asked::Extension(()) => false,
+    };
+    if !found {
+        // The Go library's words.
+        let message = "proto: not found".to_owned();
+        answer.error = Some(Failure { code: tonic::Code::NotFound as i32, message });
     }
     answer.question = Some(question);
-    answer
+    Some(answer)
+}
+
+impl Answer {
+    fn give(&mut self, files: Option<Vec<&'static [u8]>>) -> bool {
+        let descriptors = |files: Vec<&'static [u8]>| files.into_iter().map(Bytes::from_static).collect();
+        self.files = files.map(|files| Files { descriptors: descriptors(files) });
+        self.files.is_some()
+    }
 }
 
 // Gathers each question whole.
@@ -140,6 +178,7 @@ pub(super) async fn serve(mut body: RecvStream, respond: SendResponse<Bytes>, st
 async fn talk(body: &mut RecvStream, reply: &mut Reply) -> Status {
     let mut gate = Gate::new(Questions);
     let mut out = Vec::new();
+    let mut sent = Sent::default();
     while let Some(data) = body.data().await {
         let Ok(data) = data else { return Status::cancelled("context canceled") };
         if let Err(error) = gate.push(&data, &mut out) {
@@ -152,27 +191,37 @@ async fn talk(body: &mut RecvStream, reply: &mut Reply) -> Status {
                 Ok(question) => question,
                 Err(error) => return Status::internal(error.to_string()),
             };
-            let answer = frame(&answer(question));
-            // Answers are smaller than a kilobyte, and a client that asks without reading is cut off by
-            // the library's own bound on queued bytes.
+            let Some(answer) = answer(question, &mut sent) else {
+                return Status::invalid_argument("invalid MessageRequest: <nil>");
+            };
+            let answer = frame(&answer);
             let stream = match reply.open() {
                 Ok(()) => AsMut::as_mut(reply),
                 Err(_) => return Status::cancelled("context canceled"),
             };
             let stream: &mut h2::SendStream<Bytes> = stream;
-            stream.reserve_capacity(answer.len());
-            while stream.capacity() < answer.len() {
-                let more = std::future::poll_fn(|cx| stream.poll_capacity(cx)).await;
-                if !matches!(more, Some(Ok(_))) {
-                    return Status::cancelled("context canceled");
-                }
-            }
-            if stream.send_data(answer, false).is_err() {
+            if write(stream, answer).await.is_err() {
                 return Status::cancelled("context canceled");
             }
         }
     }
     Status::ok("")
+}
+
+// In pieces, as the client's window allows; a client that asks without reading waits for itself.
+async fn write(stream: &mut h2::SendStream<Bytes>, mut bytes: Bytes) -> Result<(), h2::Error> {
+    while !bytes.is_empty() {
+        stream.reserve_capacity(bytes.len());
+        let room = match stream.capacity() {
+            0 => std::future::poll_fn(|cx| stream.poll_capacity(cx)).await,
+            room => Some(Ok(room)),
+        };
+        let room = room.unwrap_or_else(|| Err(h2::Reason::CANCEL.into()))?;
+        if room > 0 {
+            stream.send_data(bytes.split_to(room.min(bytes.len())), false)?;
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -188,10 +237,21 @@ mod tests {
     }
 
     #[test]
-    fn services_are_listed_and_files_are_not_found() {
-        let ask = |asked| answer(Question { host: "h".to_owned(), asked: Some(asked) });
-        let listed = ask(Asked::Services(String::new()));
-        assert_eq!(listed.services.unwrap().services.len(), 3);
-        assert_eq!(ask(Asked::Symbol("x".to_owned())).error.unwrap().code, 5);
+    fn services_are_listed_files_given_and_what_is_not_there_said() {
+        let mut sent = Sent::default();
+        let mut ask =
+            |asked| answer(Question { host: "h".to_owned(), asked: Some(asked) }, &mut sent).unwrap();
+        let services = ask(Asked::Services(String::new())).services.unwrap().services;
+        assert_eq!(services.len(), 3);
+        for service in services {
+            assert!(ask(Asked::Symbol(service.name)).files.is_some());
+        }
+        assert!(ask(Asked::File("google/rpc/status.proto".to_owned())).files.is_some());
+        assert!(ask(Asked::Extensions("google.rpc.Status".to_owned())).extensions.is_some());
+        let missing = [Asked::Symbol("x".to_owned()), Asked::File("x".to_owned()), Asked::Extension(())];
+        for asked in missing.into_iter().chain([Asked::Extensions("x".to_owned())]) {
+            assert_eq!(ask(asked).error.unwrap().code, 5);
+        }
+        assert!(answer(Question::default(), &mut sent).is_none(), "a question that asks nothing");
     }
 }

@@ -7,52 +7,17 @@
 //! Unknown fields, any field order, groups and repeated scalars (the last one counts) are handled as a
 //! protobuf decoder would. Memory is bounded: texts are kept up to [`TEXT`] bytes each.
 
-/// Longest text kept of one field, in bytes; longer ones are cut (at a character) and marked so.
+mod fields;
+
+pub use fields::{Facts, Message};
+use fields::{Field, Kind, Slot, field};
+
+/// Longest text kept of one field, in bytes; longer ones are cut (at a character).
 pub const TEXT: usize = 4096;
 /// How many names of a request are kept.
 pub const NAMES: usize = 8;
 /// Deepest nesting of groups; protobuf decoders stop at 100.
 const GROUPS: usize = 100;
-
-/// Which message is scanned.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Message {
-    /// `DiscoveryRequest`
-    SotwRequest,
-    /// `DeltaDiscoveryRequest`
-    DeltaRequest,
-    /// `DiscoveryResponse`
-    SotwResponse,
-    /// `DeltaDiscoveryResponse`
-    DeltaResponse,
-    /// Anything else: only its shape is checked.
-    Other,
-}
-
-/// What was found so far.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Facts {
-    /// The message's own type URL.
-    pub type_url: Option<String>,
-    /// Type URL of the first resource that has a body: known early, and nearly always the same.
-    pub hint: Option<String>,
-    /// `version_info` or `system_version_info`.
-    pub version: String,
-    /// `nonce` or `response_nonce`.
-    pub nonce: String,
-    /// Number of resources (responses) or of names asked for (requests).
-    pub count: u64,
-    /// Number of removed resources, or of names unsubscribed.
-    pub removed: u64,
-    /// The first names of a request.
-    pub names: Vec<String>,
-    /// Whether a request carries `error_detail`, that is, a rejection.
-    pub rejected: bool,
-    /// Its code.
-    pub error_code: i32,
-    /// Its message.
-    pub error_message: String,
-}
 
 /// Bytes that are not a protobuf message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -72,66 +37,6 @@ pub enum Malformed {
     /// A text that is not UTF-8.
     #[error("a text is not UTF-8")]
     Utf8,
-}
-
-// The messages that the scanner steps into.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
-    Top(Message),
-    Resource,
-    Any,
-    Status,
-}
-
-// Where a captured text goes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Slot {
-    Type,
-    Hint,
-    Version,
-    Nonce,
-    Name,
-    Error,
-}
-
-// What a field means to us.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Field {
-    Text(Slot),
-    Enter(Kind),
-    Resource(Option<Kind>),
-    Removed,
-    Code,
-    Other,
-}
-
-fn field(kind: Kind, number: u32, hinted: bool) -> Field {
-    use Field::{Code, Enter, Other, Removed, Text};
-    let step = |kind| Field::Resource((!hinted).then_some(kind));
-    match (kind, number) {
-        (Kind::Top(Message::SotwRequest), 1) => Text(Slot::Version),
-        (Kind::Top(Message::SotwRequest), 3) => Text(Slot::Name),
-        (Kind::Top(Message::SotwRequest), 4) => Text(Slot::Type),
-        (Kind::Top(Message::SotwRequest), 5) => Text(Slot::Nonce),
-        (Kind::Top(Message::SotwRequest), 6) => Enter(Kind::Status),
-        (Kind::Top(Message::DeltaRequest), 2) => Text(Slot::Type),
-        (Kind::Top(Message::DeltaRequest), 3) => Text(Slot::Name),
-        (Kind::Top(Message::DeltaRequest), 4) => Removed,
-        (Kind::Top(Message::DeltaRequest), 6) => Text(Slot::Nonce),
-        (Kind::Top(Message::DeltaRequest), 7) => Enter(Kind::Status),
-        (Kind::Top(Message::SotwResponse), 1) => Text(Slot::Version),
-        (Kind::Top(Message::SotwResponse), 2) => step(Kind::Any),
-        (Kind::Top(Message::DeltaResponse), 1) => Text(Slot::Version),
-        (Kind::Top(Message::DeltaResponse), 2) => step(Kind::Resource),
-        (Kind::Top(Message::DeltaResponse), 6) => Removed,
-        (Kind::Top(Message::SotwResponse | Message::DeltaResponse), 4) => Text(Slot::Type),
-        (Kind::Top(Message::SotwResponse | Message::DeltaResponse), 5) => Text(Slot::Nonce),
-        (Kind::Resource, 2) if !hinted => Enter(Kind::Any),
-        (Kind::Any, 1) if !hinted => Text(Slot::Hint),
-        (Kind::Status, 1) => Code,
-        (Kind::Status, 2) => Text(Slot::Error),
-        _ => Other,
-    }
 }
 
 #[derive(Debug, Clone)]

@@ -10,11 +10,12 @@ use h2::server::SendResponse;
 use tokio::time::Instant;
 use tonic::Status;
 
+use super::ended::{Ended, Leg};
 use super::hold::{self, holdable};
 use super::inbox::Inbox;
 use super::own::Queue;
 use super::protocol::Protocol;
-use super::relay::{Ended, Leg, Stream, exchange};
+use super::relay::{Stream, exchange};
 use super::reply::Reply;
 use super::server::Shared;
 use super::status::Class;
@@ -99,12 +100,14 @@ impl Session<'_> {
                 Err(ended) => return (ended, "given up"),
                 Ok(Err(Unopened { status, roots })) => {
                     shared.meters.dial("failed");
+                    // The stream was never open: no class, and nothing of Envoy's side is counted.
                     if roots {
                         shared.meters.failure();
+                    } else {
+                        shared.meters.istiod_ended(Class::Unexpected);
                     }
-                    // The stream was never open: no class, and nothing of Envoy's side is counted.
-                    shared.meters.istiod_ended(Class::Unexpected);
-                    let again = self.may_go_on(&status);
+                    // Roots may come back as istiod may.
+                    let again = self.may_go_on(&status, roots || holdable(&status));
                     let ended = Ended { by: Leg::Istiod, status, class: Class::Unexpected };
                     if again { continue } else { return (ended, "told") }
                 }
@@ -125,7 +128,7 @@ impl Session<'_> {
                 shared.answered_badly(&ended.status);
                 return (ended, "told");
             }
-            if !self.may_go_on(&ended.status) {
+            if !self.may_go_on(&ended.status, true) {
                 return (ended, "told");
             }
         }
@@ -141,11 +144,11 @@ impl Session<'_> {
     }
 
     // Counts a failed attempt, and tells whether Envoy is spared it.
-    fn may_go_on(&self, status: &Status) -> bool {
+    fn may_go_on(&self, status: &Status, holdable: bool) -> bool {
         let shared = self.stream.shared;
         let delay = shared.failed(status);
         let Some(ends_at) = self.ends_at else { return false };
-        let again = holdable(status) && self.inbox.movable() && Instant::now() + delay < ends_at;
+        let again = holdable && self.inbox.movable() && Instant::now() + delay < ends_at;
         if again {
             tracing::debug!(target: "xdsproxy", stream = self.stream.id,
                 "held; next attempt in {delay:?} after: {}", status.message());

@@ -3,18 +3,16 @@
 use std::fmt;
 use std::net::SocketAddr;
 
-use base64::Engine;
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use h2::client::{Connection as Http2, ResponseFuture};
 use h2::{PingPong, SendStream};
-use http::{HeaderMap, HeaderName, HeaderValue, Method, Request};
+use http::{HeaderValue, Method, Request};
 use tonic::Status;
 
 use super::io::{Reads, Tracked};
 use super::protocol::Protocol;
 use crate::istiod::auth::{CallHeaders, TokenSource};
-
 use crate::istiod::{Connection, Connector, Error, Stream};
 
 /// Whoever can open a connection to istiod.
@@ -57,6 +55,8 @@ const HEADER_LIST: u32 = 256 * 1024;
 /// slow; the windows bound the memory already.
 pub(super) const FRAME_BUDGET: usize = 64 << 20;
 
+const USER_AGENT: &str = concat!("pilot-agent/", env!("CARGO_PKG_VERSION"));
+
 /// The driver of a connection's HTTP/2.
 pub(super) type Driver = Http2<Tracked<Stream>, Bytes>;
 
@@ -86,8 +86,12 @@ impl From<Status> for Unopened {
 
 impl From<Error> for Unopened {
     fn from(error: Error) -> Self {
-        let text = format!("connection error: desc = \"{}\"", crate::base::error::chain(&error));
-        Self { status: Status::unavailable(text), roots: matches!(error, Error::Roots { .. }) }
+        let text = crate::base::error::chain(&error);
+        match error {
+            // In the Go agent's terms the channel could not be built.
+            Error::Roots { .. } => Self { status: Status::unknown(text), roots: true },
+            _ => Status::unavailable(format!("connection error: desc = \"{text}\"")).into(),
+        }
     }
 }
 
@@ -101,14 +105,6 @@ pub(super) async fn open(
 ) -> Result<Link, Unopened> {
     let connection = upstream.connect().await?;
     let token = tokens.token().await.map_err(|e| Status::unauthenticated(e.to_string()))?;
-    let mut map = call_headers(headers)?;
-    if let Some(token) = token {
-        let mut value = HeaderValue::try_from(format!("Bearer {}", token.expose()))
-            .map_err(|_| Status::unauthenticated("the token holds characters that a header cannot carry"))?;
-        value.set_sensitive(true);
-        // Beside a header of the same name that was configured, as the Go agent does.
-        map.append(http::header::AUTHORIZATION, value);
-    }
     let uri = http::Uri::builder()
         .scheme(connection.scheme)
         .authority(connection.authority.as_str())
@@ -120,7 +116,11 @@ pub(super) async fn open(
         .uri(uri)
         .body(())
         .map_err(|e| Status::internal(e.to_string()))?;
-    *request.headers_mut() = map;
+    let map = request.headers_mut();
+    map.insert(http::header::CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
+    map.insert(http::header::TE, HeaderValue::from_static("trailers"));
+    map.insert(http::header::USER_AGENT, HeaderValue::from_static(USER_AGENT));
+    headers.apply(token.as_ref(), map).map_err(|e| Status::internal(e.to_string()))?;
     let (io, reads) = Tracked::new(connection.io);
     let gone = |e: h2::Error| super::status::of_upstream(&e).0;
     let (send, mut driver) = h2::client::Builder::new()
@@ -137,69 +137,4 @@ pub(super) async fn open(
     let mut send = send.ready().await.map_err(gone)?;
     let (response, sink) = send.send_request(request, false).map_err(gone)?;
     Ok(Link { driver, sink, response, ping, reads, peer: connection.peer })
-}
-
-// Names that the Go library drops from what the application gives it.
-const RESERVED: [&str; 3] = ["content-type", "te", "user-agent"];
-
-fn call_headers(headers: &CallHeaders) -> Result<HeaderMap, Status> {
-    let mut map = HeaderMap::new();
-    map.insert(http::header::CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
-    map.insert(http::header::TE, HeaderValue::from_static("trailers"));
-    map.insert(
-        http::header::USER_AGENT,
-        HeaderValue::from_static(concat!("pilot-agent/", env!("CARGO_PKG_VERSION"))),
-    );
-    let cluster = HeaderValue::try_from(headers.cluster_id.as_str())
-        .map_err(|_| Status::internal("the cluster id cannot stand in a header"))?;
-    map.append(HeaderName::from_static("clusterid"), cluster);
-    for (name, value) in &headers.extra {
-        if RESERVED.contains(&name.as_str()) || name.starts_with("grpc-") {
-            continue;
-        }
-        let bad = || Status::internal(format!("header key {name:?} contains illegal characters"));
-        let key = HeaderName::try_from(name.as_str()).map_err(|_| bad())?;
-        let value = if name.ends_with("-bin") {
-            HeaderValue::try_from(base64::engine::general_purpose::STANDARD_NO_PAD.encode(value))
-        } else {
-            HeaderValue::try_from(value.as_str())
-        };
-        map.append(key, value.map_err(|_| bad())?);
-    }
-    Ok(map)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn metadata_is_what_the_go_agent_sends() {
-        let extra = [
-            ("x-two", "a=b=c"),
-            ("x-space", " y z "),
-            ("clusterid", "second"),
-            ("x-data-bin", "hello"),
-            ("grpc-timeout", "1S"),
-            ("te", "no"),
-            ("x-empty", ""),
-        ];
-        let extra = extra.map(|(k, v)| (k.to_owned(), v.to_owned())).to_vec();
-        let map = call_headers(&CallHeaders { cluster_id: String::new(), extra }).unwrap();
-        let all = |name: &str| map.get_all(name).iter().map(|v| v.to_str().unwrap()).collect::<Vec<_>>();
-        assert_eq!(all("clusterid"), ["", "second"]);
-        assert_eq!(all("x-two"), ["a=b=c"]);
-        assert_eq!(all("x-space"), [" y z "]);
-        assert_eq!(all("x-empty"), [""]);
-        assert_eq!(all("x-data-bin"), ["aGVsbG8"]);
-        assert_eq!(all("te"), ["trailers"]);
-        assert!(all("grpc-timeout").is_empty());
-    }
-
-    #[test]
-    fn a_name_that_http2_forbids_fails_the_call() {
-        let extra = vec![("x one".to_owned(), "1".to_owned())];
-        let error = call_headers(&CallHeaders { cluster_id: String::new(), extra }).unwrap_err();
-        assert!(error.message().contains("x one"), "{error}");
-    }
 }

@@ -18,57 +18,57 @@ use crate::support::builder::Builder;
 use crate::support::client::{Duplex, EnvoyClient, node};
 use crate::support::{Code, LIMIT, MockIstiod, TestAgent, eventually};
 
-const CDS: &str = "type.googleapis.com/envoy.config.cluster.v3.Cluster";
+pub const CDS: &str = "type.googleapis.com/envoy.config.cluster.v3.Cluster";
 const LDS: &str = "type.googleapis.com/envoy.config.listener.v3.Listener";
 const PCDS: &str = "type.googleapis.com/istio.mesh.v1alpha1.ProxyConfig";
 
-type Sotw = Duplex<DiscoveryRequest, DiscoveryResponse>;
-type Delta = Duplex<DeltaDiscoveryRequest, DeltaDiscoveryResponse>;
+pub type Sotw = Duplex<DiscoveryRequest, DiscoveryResponse>;
+pub type Delta = Duplex<DeltaDiscoveryRequest, DeltaDiscoveryResponse>;
 
-struct World {
-    mock: MockIstiod,
+pub struct World {
+    pub mock: MockIstiod,
     streams: UnboundedReceiver<AdsStream>,
-    agent: TestAgent,
+    pub agent: TestAgent,
 }
 
 impl World {
-    async fn new() -> Self {
+    pub async fn new() -> Self {
         Self::with(|b| b).await
     }
 
-    async fn with(change: impl FnOnce(Builder) -> Builder) -> Self {
+    pub async fn with(change: impl FnOnce(Builder) -> Builder) -> Self {
         let mock = MockIstiod::start().await;
         let streams = mock.take_streams();
         let agent = change(TestAgent::with().env("METRICS_DETAILS", "true").istiod(&mock)).start();
         Self { mock, streams, agent }
     }
 
-    async fn envoy(&mut self) -> EnvoyClient {
+    pub async fn envoy(&mut self) -> EnvoyClient {
         self.agent.xds().await
     }
 
-    async fn istiod(&mut self) -> AdsStream {
+    pub async fn istiod(&mut self) -> AdsStream {
         let stream = tokio::time::timeout(LIMIT, self.streams.recv()).await;
         stream.expect("the agent never opened its stream").expect("the mock is there")
     }
 
-    async fn sotw(&mut self) -> (Sotw, AdsStream) {
+    pub async fn sotw(&mut self) -> (Sotw, AdsStream) {
         let envoy = self.envoy().await.ads();
         (envoy, self.istiod().await)
     }
 
-    async fn delta(&mut self) -> (Delta, AdsStream) {
+    pub async fn delta(&mut self) -> (Delta, AdsStream) {
         let envoy = self.envoy().await.delta_ads();
         (envoy, self.istiod().await)
     }
 }
 
-async fn request(stream: &mut AdsStream) -> mock_istiod::record::AdsRequest {
+pub async fn request(stream: &mut AdsStream) -> mock_istiod::record::AdsRequest {
     let request = tokio::time::timeout(LIMIT, stream.requests.recv()).await;
     request.expect("no request in time").expect("the stream is open")
 }
 
-async fn ended(mut stream: AdsStream) {
+pub async fn ended(mut stream: AdsStream) {
     let rest = async { while stream.requests.recv().await.is_some() {} };
     tokio::time::timeout(LIMIT, rest).await.expect("the upstream stream never ended");
 }
@@ -83,7 +83,7 @@ async fn settled<T: PartialEq + Copy, F: Future<Output = Option<T>>>(what: &str,
     .await;
 }
 
-fn ask(type_url: &str) -> DiscoveryRequest {
+pub fn ask(type_url: &str) -> DiscoveryRequest {
     DiscoveryRequest { node: Some(node("sidecar~1")), type_url: type_url.to_owned(), ..Default::default() }
 }
 
@@ -95,7 +95,7 @@ fn ask_delta(type_url: &str) -> DeltaDiscoveryRequest {
     }
 }
 
-fn answer(type_url: &str, nonce: &str, size: usize) -> DiscoveryResponse {
+pub fn answer(type_url: &str, nonce: &str, size: usize) -> DiscoveryResponse {
     DiscoveryResponse {
         version_info: "1".to_owned(),
         type_url: type_url.to_owned(),

@@ -5,6 +5,7 @@
 mod support;
 
 mod ads;
+mod ads_faults;
 mod cli;
 mod end_to_end;
 mod faults;

@@ -1,9 +1,13 @@
-//! `istio-iptables` against the kernel, in network namespaces made and removed here.
+//! `istio-iptables` against the kernel, in network namespaces made and removed here; and the relay where packets
+//! are dropped.
 //!
 //! Needs root, iproute2, iptables (both back ends) and nftables; `scripts/get-netfilter` installs them where
 //! it can. Where it cannot, every test says so in a line that nobody can overlook, and `PRIVILEGED=required`
 //! makes that a failure.
 
+mod half_open;
+#[path = "../support/mod.rs"]
+mod support;
 mod world;
 
 use world::{Backend, World};

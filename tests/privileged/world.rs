@@ -109,6 +109,11 @@ impl World {
         out
     }
 
+    /// Its name, as `ip netns` knows it.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
     /// A shell line in the namespace with the machine's own programs.
     pub fn inside(&self, line: &str) -> String {
         let ip = tool("ip").expect("looked for above");

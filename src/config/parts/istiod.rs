@@ -32,8 +32,8 @@ pub fn compliance(config: &Config) -> Compliance {
 
 fn proxy(config: &Config) -> Option<(String, String)> {
     let env = config.settings.env();
-    let either =
-        |upper: &str, lower: &str| env.get(upper).or_else(|| env.get(lower)).unwrap_or_default().to_owned();
+    let set = |name: &str| env.get(name).filter(|value| !value.is_empty());
+    let either = |upper: &str, lower: &str| set(upper).or_else(|| set(lower)).unwrap_or_default().to_owned();
     let url = either("HTTPS_PROXY", "https_proxy");
     (!url.is_empty()).then(|| (url, either("NO_PROXY", "no_proxy")))
 }
@@ -91,37 +91,43 @@ pub fn xds(config: &Config, file_mounted: bool) -> Result<istiod::Config, Error>
 
 // First matching row wins; the rows are those of the reference.
 fn xds_roots(config: &Config, file_mounted: bool) -> Result<Roots, Error> {
-    let must_exist = |path: PathBuf| {
-        if path.is_file() {
-            Ok(Roots::File(path))
-        } else {
-            Err(Error::new(format!(
-                "root CA file for XDS does not exist {}: is it mounted? XDS_ROOT_CA names another file, or SYSTEM",
-                path.display()
-            )))
-        }
-    };
     match config.settings.text("XDS_ROOT_CA") {
         "SYSTEM" => return Ok(Roots::System),
         "" => {}
-        path => return must_exist(config.path(path)),
+        path => return existing(config.path(path)).map(Roots::File),
     }
-    if config.is_file(MOUNTED_ROOT) {
-        return Ok(Roots::File(config.path(MOUNTED_ROOT)));
+    let mounted = config.path(MOUNTED_ROOT);
+    match (config.is_file(MOUNTED_ROOT), unmounted_root(config, file_mounted)) {
+        (_, Ok(other)) => Ok(Roots::FirstOf(mounted, other)),
+        (true, Err(_)) => Ok(Roots::File(mounted)),
+        (false, Err(error)) => Err(error),
     }
+}
+
+fn existing(path: PathBuf) -> Result<PathBuf, Error> {
+    if path.is_file() {
+        return Ok(path);
+    }
+    Err(Error::new(format!(
+        "root CA file for XDS does not exist {}: is it mounted? XDS_ROOT_CA names another file, or SYSTEM",
+        path.display()
+    )))
+}
+
+// Without a mounted root.
+fn unmounted_root(config: &Config, file_mounted: bool) -> Result<PathBuf, Error> {
     if let Some(dir) = provided(config) {
-        return Ok(Roots::File(dir.join("root-cert.pem")));
+        return Ok(dir.join("root-cert.pem"));
     }
     if file_mounted {
-        let path = meta(config, "ISTIO_META_TLS_CLIENT_ROOT_CERT").unwrap_or_default();
-        return must_exist(path);
+        return existing(meta(config, "ISTIO_META_TLS_CLIENT_ROOT_CERT").unwrap_or_default());
     }
     if config.settings.text("PILOT_CERT_PROVIDER") == "none" {
         return Err(Error::new(
             "root CA file for XDS required but configured provider as none: set XDS_ROOT_CA, or PILOT_CERT_PROVIDER=istiod",
         ));
     }
-    must_exist(config.path(ISTIOD_ROOT))
+    existing(config.path(ISTIOD_ROOT))
 }
 
 /// The connection to the CA.

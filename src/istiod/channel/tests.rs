@@ -13,6 +13,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 use tokio_rustls::TlsAcceptor;
 
+use super::super::Tls;
 use super::*;
 use crate::istiod::{ClientFiles, Compliance, Roots};
 

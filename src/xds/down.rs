@@ -1,0 +1,210 @@
+//! istiod → Envoy: bytes are judged and go on as they come; what is the agent's own stays here.
+
+use std::future::{Future, poll_fn};
+use std::task::Poll;
+
+use bytes::Bytes;
+use tonic::Status;
+
+use super::ecds::Conversions;
+use super::ended::{Ended, of_gate, stalled};
+use super::frames::{End, Gate, Out, Verdict};
+use super::own::Own;
+use super::relay::Stream;
+use super::reply::Reply;
+use super::rules::Responses;
+use super::sink::{Broken, Sink, watched};
+use super::{status, tap, types};
+
+enum Event {
+    Data(Bytes),
+    End,
+    Failed(h2::Error),
+    EnvoyGone(Status),
+    Converted(Bytes),
+    Refused(Own),
+}
+
+/// istiod → Envoy.
+pub(super) async fn down(
+    stream: &Stream<'_>,
+    reply: &mut Reply,
+    mut response: h2::client::ResponseFuture,
+) -> Ended {
+    let headers = poll_fn(|cx| {
+        if let Poll::Ready(result) = std::pin::Pin::new(&mut response).poll(cx) {
+            return Poll::Ready(Ok(result));
+        }
+        reply.poll_gone(cx).map(Err)
+    });
+    let answer = match headers.await {
+        Err(gone) => return Ended::envoy(gone),
+        Ok(Err(error)) => return Ended::istiod_failed(&error),
+        Ok(Ok(answer)) => answer,
+    };
+    let (parts, mut body) = answer.into_parts();
+    let content_type = parts.headers.get(http::header::CONTENT_TYPE).and_then(|v| v.to_str().ok());
+    let grpc = content_type.is_some_and(|t| t.starts_with("application/grpc"));
+    if let Some(status) = status::of_trailers(&parts.headers).filter(|_| body.is_end_stream()) {
+        return Ended::istiod(status);
+    }
+    if parts.status != http::StatusCode::OK || !grpc {
+        return Ended::istiod(status::of_http(parts.status, content_type));
+    }
+    let shared = stream.shared;
+    let mut gate = Gate::new(Responses {
+        protocol: stream.protocol,
+        own: shared.taps.iter().map(|t| t.type_url()).collect(),
+        convert: shared.convert.is_some(),
+    });
+    let mut conversions = Conversions::new(stream.protocol, shared.convert.clone());
+    let mut out = Vec::new();
+    let mut sink = Sink { stream: reply, leg: "Envoy", shared };
+    loop {
+        let event = poll_fn(|cx| {
+            if gate.between()
+                && let Poll::Ready(done) = conversions.poll(cx)
+            {
+                return Poll::Ready(match done {
+                    Ok(response) => Event::Converted(response),
+                    Err((nonce, reason)) => Event::Refused(refusal(stream, &nonce, &reason)),
+                });
+            }
+            match body.poll_data(cx) {
+                Poll::Ready(Some(Ok(data))) => return Poll::Ready(Event::Data(data)),
+                Poll::Ready(Some(Err(error))) => return Poll::Ready(Event::Failed(error)),
+                Poll::Ready(None) => return Poll::Ready(Event::End),
+                Poll::Pending => {}
+            }
+            sink.stream.poll_gone(cx).map(Event::EnvoyGone)
+        });
+        // In the middle of a message istiod must go on; between two it may be silent for hours.
+        let event = if gate.whole() {
+            event.await
+        } else {
+            match watched(shared, "istiod, in the middle of a message,", event).await {
+                Ok(event) => event,
+                Err(after) => return stalled("istiod", after),
+            }
+        };
+        match event {
+            Event::EnvoyGone(status) => return Ended::envoy(status),
+            Event::Failed(error) => return Ended::istiod_failed(&error),
+            Event::Refused(own) => stream.queue.put(own),
+            Event::Converted(response) => {
+                if let Err(ended) = to_envoy(&mut sink, super::frames::frame_bytes(&response)).await {
+                    return ended;
+                }
+            }
+            Event::End => {
+                let trailers = body.trailers().await;
+                return finished(trailers, gate.whole());
+            }
+            Event::Data(data) => {
+                commit(stream);
+                let walked = gate.push(&data, &mut out);
+                for item in out.drain(..) {
+                    match item {
+                        Out::End(end) => response_ended(stream, end, &mut conversions),
+                        Out::Bytes(bytes) => {
+                            if let Err(ended) = to_envoy(&mut sink, bytes).await {
+                                return ended;
+                            }
+                        }
+                    }
+                }
+                if let Err(error) = walked {
+                    return Ended::istiod(of_gate(&error));
+                }
+                // Now that the bytes have gone on, istiod may send as many more.
+                let _ = body.flow_control().release_capacity(data.len());
+            }
+        }
+    }
+}
+
+fn commit(stream: &Stream<'_>) {
+    if !stream.committed.swap(true, std::sync::atomic::Ordering::Relaxed) {
+        stream.shared.came_alive();
+        if let Some(held) = stream.held {
+            held.end("healed");
+        }
+    }
+}
+
+async fn to_envoy(sink: &mut Sink<'_, &mut Reply>, bytes: Bytes) -> Result<(), Ended> {
+    let opened = sink.stream.open();
+    let sent = match opened {
+        Ok(()) => sink.send(bytes).await,
+        Err(error) => Err(Broken::Gone(error)),
+    };
+    sent.map_err(|broken| match broken {
+        Broken::Gone(error) => Ended::envoy(status::of_downstream(&error)),
+        Broken::Stalled(after) => stalled("Envoy", after),
+    })
+}
+
+fn finished(trailers: Result<Option<http::HeaderMap>, h2::Error>, whole: bool) -> Ended {
+    let status = match trailers {
+        Err(error) => return Ended::istiod_failed(&error),
+        Ok(trailers) => trailers.and_then(|t| status::of_trailers(&t)),
+    };
+    let status =
+        status.unwrap_or_else(|| Status::internal("server closed the stream without sending trailers"));
+    if status.code() == tonic::Code::Ok && !whole {
+        // Never let half a message end as a good stream.
+        return Ended::istiod(Status::internal("unexpected EOF: the stream ended inside a message"));
+    }
+    Ended::istiod(status)
+}
+
+fn response_ended(stream: &Stream<'_>, end: End, conversions: &mut Conversions) {
+    let shared = stream.shared;
+    shared.meters.response();
+    let type_url = end.facts.type_url.clone().unwrap_or_default();
+    tracing::debug!(target: "xdsproxy", stream = stream.id, "response {} of {} bytes, {} resources, nonce {}",
+        types::short(&type_url), end.length, end.facts.count, end.facts.nonce);
+    match end.verdict {
+        Verdict::Drop => {
+            tracing::error!(target: "xdsproxy",
+                "Skipping forwarding type url {type_url} to Envoy as is not a valid Envoy type");
+            return;
+        }
+        Verdict::Pass if !types::for_envoy(&type_url) => {
+            tracing::warn!(target: "xdsproxy", "a response of type {type_url} went to Envoy because its first resource \
+                is of type {}; Envoy will refuse it", end.facts.hint.as_deref().unwrap_or("none"));
+        }
+        Verdict::Collect | Verdict::Pass | Verdict::Undecided => {}
+    }
+    shared.state.response(&type_url, &end.facts, end.length);
+    if end.verdict != Verdict::Collect {
+        return;
+    }
+    let nonce = end.facts.nonce;
+    if let Some(tap) = shared.taps.iter().find(|t| t.type_url() == type_url) {
+        let applied = match end.body {
+            Some(body) => tap::apply(&**tap, stream.protocol, body),
+            None => Some(Err(format!("{} bytes are more than the agent takes", end.length))),
+        };
+        let Some(applied) = applied else { return };
+        let error = applied.err();
+        if let Some(reason) = &error {
+            tracing::warn!(target: "xdsproxy", "refused {} from istiod: {reason}", types::short(&type_url));
+        }
+        let frame = stream.protocol.answer(&type_url, &end.facts.version, &nonce, error.as_deref());
+        stream.queue.put(Own { type_url: tap.type_url(), frame, health: false });
+    } else if let Some(body) = end.body {
+        conversions.begin(nonce, body);
+    } else {
+        let own = refusal(stream, &nonce, &format!("{} bytes are more than the agent converts", end.length));
+        stream.queue.put(own);
+    }
+}
+
+// Names the version that Envoy last said it has, which is what the Go agent does.
+fn refusal(stream: &Stream<'_>, nonce: &str, reason: &str) -> Own {
+    tracing::warn!(target: "xdsproxy", "refused ECDS from istiod: {reason}");
+    let version = stream.shared.ecds_version.lock().expect("no panic holds this lock").clone();
+    let frame = stream.protocol.answer(types::ECDS, &version, nonce, Some(reason));
+    Own { type_url: types::ECDS, frame, health: false }
+}

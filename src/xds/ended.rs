@@ -1,0 +1,59 @@
+//! How a stream ended: by whom, what the other side is told, and how it is counted.
+
+use std::time::Duration;
+
+use tonic::Status;
+
+use super::frames::Error;
+use super::status::{self, Class};
+
+/// Who ended the stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Leg {
+    /// Istiod, or the way to it.
+    Istiod,
+    /// Envoy, or the way to it.
+    Envoy,
+    /// The agent: a newer stream, or the end of the agent.
+    Agent,
+}
+
+/// How a stream ended.
+#[derive(Debug)]
+pub(super) struct Ended {
+    pub(super) by: Leg,
+    pub(super) status: Status,
+    pub(super) class: Class,
+}
+
+impl Ended {
+    pub(super) fn istiod(status: Status) -> Self {
+        let class = status::class(&status);
+        Self { by: Leg::Istiod, status, class }
+    }
+
+    pub(super) fn istiod_failed(error: &h2::Error) -> Self {
+        let (status, class) = status::of_upstream(error);
+        Self { by: Leg::Istiod, status, class }
+    }
+
+    pub(super) fn envoy(status: Status) -> Self {
+        let class = status::class(&status);
+        Self { by: Leg::Envoy, status, class }
+    }
+}
+
+/// What a direction that cannot go on is told as.
+pub(super) fn of_gate(error: &Error) -> Status {
+    match error {
+        Error::TooLarge { .. } => Status::resource_exhausted(error.to_string()),
+        Error::Compressed => Status::unimplemented(error.to_string()),
+        Error::Flag(_) | Error::Malformed(_) => Status::internal(error.to_string()),
+    }
+}
+
+/// A leg has stood still for longer than is allowed.
+pub(super) fn stalled(leg: &str, after: Duration) -> Ended {
+    let status = Status::unavailable(format!("{leg} has not moved a byte for {after:?} (XDS_STALL_TIMEOUT)"));
+    Ended { by: if leg == "Envoy" { Leg::Envoy } else { Leg::Istiod }, status, class: Class::Unexpected }
+}

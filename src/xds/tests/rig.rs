@@ -1,0 +1,311 @@
+//! A relay between a test that plays Envoy and a test that plays istiod.
+
+use super::*;
+
+pub(super) const CDS: &str = "type.googleapis.com/envoy.config.cluster.v3.Cluster";
+pub(super) const SOON: Duration = Duration::from_secs(10);
+
+/// Plain TCP to a test's istiod, with a switch that makes the dial fail.
+#[derive(Debug)]
+pub(super) struct Way {
+    pub(super) address: String,
+    pub(super) open: AtomicBool,
+}
+
+impl Upstream for Way {
+    fn connect(&self) -> BoxFuture<'_, Result<Connection, Error>> {
+        Box::pin(async {
+            // A closed way is a port where nobody listens.
+            let address = if self.open.load(Ordering::SeqCst) { &self.address } else { "127.0.0.1:1" };
+            let io = TcpStream::connect(address).await.map_err(|e| Error::Timeout {
+                address: e.to_string(),
+                after: Duration::ZERO,
+                phase: crate::istiod::Phase::Connect,
+            })?;
+            let peer = io.peer_addr().unwrap();
+            Ok(Connection { io: Stream::Plain(io), peer, authority: "istiod".to_owned(), scheme: "http" })
+        })
+    }
+
+    fn address(&self) -> &str {
+        &self.address
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Tokens;
+
+impl TokenSource for Tokens {
+    fn token(&self) -> BoxFuture<'_, Result<Option<Token>, auth::Error>> {
+        Box::pin(async { Ok(Token::new("secret")) })
+    }
+}
+
+/// A relay between a test that plays Envoy and a test that plays istiod.
+pub(super) struct Rig {
+    pub(super) group: Group,
+    pub(super) way: Arc<Way>,
+    pub(super) handle: Handle,
+    pub(super) metrics: Metrics,
+    pub(super) socket: PathBuf,
+    pub(super) news: watch::Sender<u64>,
+    pub(super) streams: mpsc::UnboundedReceiver<Istiod>,
+    pub(super) bundle: watch::Receiver<String>,
+    pub(super) _dir: tempfile::TempDir,
+}
+
+/// istiod's side of one stream.
+pub(super) struct Istiod {
+    pub(super) headers: http::HeaderMap,
+    pub(super) body: RecvStream,
+    pub(super) respond: SendResponse<Bytes>,
+    pub(super) stream: Option<SendStream<Bytes>>,
+    // Ends the connection as a crash would.
+    pub(super) cut: Stop,
+    pub(super) buffer: BytesMut,
+}
+
+/// Envoy's side of one stream.
+pub(super) struct Envoy {
+    pub(super) sink: SendStream<Bytes>,
+    pub(super) response: Option<h2::client::ResponseFuture>,
+    pub(super) body: Option<RecvStream>,
+    pub(super) trailers: Option<http::HeaderMap>,
+    pub(super) buffer: BytesMut,
+}
+
+impl Rig {
+    pub(super) async fn new() -> Self {
+        Self::with(|_| {}).await
+    }
+
+    pub(super) async fn with(change: impl FnOnce(&mut Config)) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("XDS");
+        let group = Group::new();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let (sender, streams) = mpsc::unbounded_channel();
+        group.run("istiod", accept(listener, sender, group.clone()));
+        let way = Arc::new(Way { address, open: AtomicBool::new(true) });
+        let mut config = Config::new(socket.clone());
+        change(&mut config);
+        let (news, wake) = watch::channel(0);
+        let (tap, bundle) = TrustBundle::tap();
+        let metrics = Metrics::new();
+        let parts = Parts {
+            upstream: way.clone(),
+            tokens: Arc::new(Tokens),
+            headers: CallHeaders::default(),
+            taps: vec![tap],
+            convert: None,
+            wake,
+            metrics: metrics.clone(),
+            clock: Arc::new(clock::System),
+        };
+        let server = Server::new(config, parts);
+        let handle = server.handle();
+        let (listener, file) = server.bind().unwrap().into_parts();
+        let stop = group.token();
+        group.spawn("xds", async move {
+            let _file = file;
+            server.serve(listener, stop).await
+        });
+        Self { group, way, handle, metrics, socket, news, streams, bundle, _dir: dir }
+    }
+
+    pub(super) async fn envoy(&self, protocol: Protocol) -> Envoy {
+        let io = UnixStream::connect(&self.socket).await.unwrap();
+        let (mut send, connection) =
+            h2::client::Builder::new().initial_window_size(1 << 20).handshake(io).await.unwrap();
+        self.group.run("envoy", async move {
+            let _ = connection.await;
+        });
+        let request = Request::post(format!("http://xds-grpc{}", protocol.path()))
+            .header("content-type", "application/grpc")
+            .header("te", "trailers")
+            .body(())
+            .unwrap();
+        let (response, sink) = send.send_request(request, false).unwrap();
+        Envoy { sink, response: Some(response), body: None, trailers: None, buffer: BytesMut::new() }
+    }
+
+    pub(super) async fn istiod(&mut self) -> Istiod {
+        tokio::time::timeout(SOON, self.streams.recv()).await.expect("a stream comes").unwrap()
+    }
+
+    pub(super) async fn pair(&mut self, protocol: Protocol) -> (Envoy, Istiod) {
+        let envoy = self.envoy(protocol).await;
+        (envoy, self.istiod().await)
+    }
+
+    pub(super) fn metric(&self, name: &str, label: Option<&str>) -> f64 {
+        let families = self.metrics.registry().gather();
+        let Some(family) = families.iter().find(|f| f.name() == name) else { return 0.0 };
+        let found = family
+            .get_metric()
+            .iter()
+            .find(|m| label.is_none_or(|l| m.get_label().iter().any(|p| p.value() == l)));
+        found.map_or(0.0, |m| m.get_counter().get_value() + m.get_gauge().get_value())
+    }
+
+    pub(super) async fn eventually(&self, what: &str, holds: impl Fn() -> bool) {
+        let until = tokio::time::Instant::now() + SOON;
+        while !holds() {
+            assert!(tokio::time::Instant::now() < until, "{what} did not come to be");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+}
+
+pub(super) async fn accept(listener: TcpListener, streams: mpsc::UnboundedSender<Istiod>, group: Group) {
+    loop {
+        let (io, _) = listener.accept().await.unwrap();
+        let streams = streams.clone();
+        group.run("istiod connection", async move {
+            let mut http2 = match h2::server::Builder::new().initial_window_size(1 << 16).handshake(io).await
+            {
+                Ok(http2) => http2,
+                Err(_) => return,
+            };
+            let cut = Stop::new();
+            loop {
+                let accepted = tokio::select! {
+                    accepted = http2.accept() => accepted,
+                    () = cut.cancelled() => return,
+                };
+                let Some(Ok((request, respond))) = accepted else { return };
+                let (parts, body) = request.into_parts();
+                let buffer = BytesMut::new();
+                let headers = parts.headers;
+                let stream = None;
+                let _ = streams.send(Istiod { headers, body, respond, stream, cut: cut.clone(), buffer });
+            }
+        });
+    }
+}
+
+pub(super) async fn next_frame(body: &mut RecvStream, buffer: &mut BytesMut) -> Option<Bytes> {
+    loop {
+        if buffer.len() >= 5 {
+            let length = u32::from_be_bytes(buffer[1..5].try_into().unwrap()) as usize;
+            if buffer.len() >= 5 + length {
+                buffer.advance(5);
+                return Some(buffer.split_to(length).freeze());
+            }
+        }
+        let data = body.data().await?.ok()?;
+        let _ = body.flow_control().release_capacity(data.len());
+        buffer.extend_from_slice(&data);
+    }
+}
+
+pub(super) async fn write(stream: &mut SendStream<Bytes>, mut bytes: Bytes) {
+    while !bytes.is_empty() {
+        stream.reserve_capacity(bytes.len());
+        let room = match stream.capacity() {
+            0 => match std::future::poll_fn(|cx| stream.poll_capacity(cx)).await {
+                Some(Ok(room)) => room,
+                _ => return,
+            },
+            room => room,
+        };
+        let piece = bytes.split_to(room.min(bytes.len()));
+        if stream.send_data(piece, false).is_err() {
+            return;
+        }
+    }
+}
+
+impl Istiod {
+    pub(super) fn open(&mut self) -> &mut SendStream<Bytes> {
+        if self.stream.is_none() {
+            let response = Response::builder().header("content-type", "application/grpc").body(()).unwrap();
+            self.stream = Some(self.respond.send_response(response, false).unwrap());
+        }
+        self.stream.as_mut().unwrap()
+    }
+
+    pub(super) async fn push(&mut self, message: &impl Message) {
+        let frame = frames::frame(message);
+        write(self.open(), frame).await;
+    }
+
+    pub(super) async fn request(&mut self) -> DiscoveryRequest {
+        let frame = tokio::time::timeout(SOON, next_frame(&mut self.body, &mut self.buffer)).await;
+        DiscoveryRequest::decode(frame.expect("a request comes").expect("the stream is open")).unwrap()
+    }
+
+    pub(super) async fn ended(&mut self) {
+        let rest = async { while next_frame(&mut self.body, &mut self.buffer).await.is_some() {} };
+        tokio::time::timeout(SOON, rest).await.expect("the upstream stream ends");
+    }
+
+    pub(super) fn end(mut self, code: Code) {
+        let mut trailers = http::HeaderMap::new();
+        trailers.insert("grpc-status", http::HeaderValue::from(code as i32));
+        trailers.insert("grpc-message", http::HeaderValue::from_static("by%20script"));
+        match &mut self.stream {
+            Some(stream) => stream.send_trailers(trailers).unwrap(),
+            None => {
+                let mut response =
+                    Response::builder().header("content-type", "application/grpc").body(()).unwrap();
+                response.headers_mut().extend(trailers);
+                self.respond.send_response(response, true).unwrap();
+            }
+        }
+    }
+}
+
+impl Envoy {
+    pub(super) async fn send(&mut self, message: &impl Message) {
+        let frame = frames::frame(message);
+        write(&mut self.sink, frame).await;
+    }
+
+    pub(super) async fn body(&mut self) -> Result<&mut RecvStream, h2::Error> {
+        if let Some(response) = self.response.take() {
+            let response = tokio::time::timeout(SOON, response).await.expect("headers come")?;
+            let (parts, body) = response.into_parts();
+            if body.is_end_stream() {
+                self.trailers = Some(parts.headers);
+            }
+            self.body = Some(body);
+        }
+        Ok(self.body.as_mut().unwrap())
+    }
+
+    pub(super) async fn raw(&mut self) -> Option<Bytes> {
+        self.body().await.ok()?;
+        let frame = next_frame(self.body.as_mut().unwrap(), &mut self.buffer);
+        tokio::time::timeout(SOON, frame).await.expect("a response or an end comes")
+    }
+
+    pub(super) async fn response(&mut self) -> DiscoveryResponse {
+        DiscoveryResponse::decode(self.raw().await.expect("the stream is open")).unwrap()
+    }
+
+    pub(super) async fn status(&mut self) -> (Code, String) {
+        while self.raw().await.is_some() {}
+        if self.trailers.is_none() {
+            self.trailers = self.body.as_mut().unwrap().trailers().await.unwrap();
+        }
+        let status = tonic::Status::from_header_map(self.trailers.as_ref().unwrap()).unwrap();
+        (status.code(), status.message().to_owned())
+    }
+}
+
+pub(super) fn request(type_url: &str) -> DiscoveryRequest {
+    DiscoveryRequest { type_url: type_url.to_owned(), ..Default::default() }
+}
+
+pub(super) fn response(type_url: &str, nonce: &str, sizes: &[usize]) -> DiscoveryResponse {
+    let any = |size: &usize| Any { type_url: type_url.to_owned(), value: vec![7; *size] };
+    DiscoveryResponse {
+        version_info: format!("v{nonce}"),
+        resources: sizes.iter().map(any).collect(),
+        type_url: type_url.to_owned(),
+        nonce: nonce.to_owned(),
+        ..Default::default()
+    }
+}

@@ -1,0 +1,107 @@
+//! The discovery relay when istiod or the way to it breaks: what Envoy is told, what is counted, and that the next
+//! stream works. What needs dropped packets is in the privileged tests; what needs a real Envoy, in `heal`.
+
+use std::time::Duration;
+
+use mock_istiod::{Fault, bulk};
+
+use super::ads::{CDS, World, answer, ask, ended, request};
+use crate::support::{Code, eventually};
+
+async fn counted(world: &World, name: &str, count: f64) {
+    let name = format!("istio_agent_{name}");
+    eventually(&format!("{name} is {count}"), || async {
+        (world.agent.metric(&name).await == Some(count)).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn the_end_of_a_connections_age_is_expected_and_the_next_stream_works() {
+    let mut world = World::new().await;
+    let (mut envoy, istiod) = world.sotw().await;
+    istiod.responses.sotw(&answer(CDS, "1", 10)).await.unwrap();
+    envoy.next().await.unwrap();
+    // What a Go server does: tells it, waits its grace, closes.
+    istiod.responses.go_away().await.unwrap();
+    istiod.responses.sotw(&answer(CDS, "2", 10)).await.unwrap();
+    assert_eq!(envoy.next().await.unwrap().nonce, "2");
+    istiod.responses.drop_connection().await.unwrap();
+    assert_eq!(envoy.end().await.code(), tonic::Code::Unavailable);
+    counted(&world, "istiod_connection_terminations{type=\"cancelled\"}", 1.0).await;
+    counted(&world, "envoy_connection_terminations{type=\"cancelled\"}", 1.0).await;
+    let (envoy, mut istiod) = world.sotw().await;
+    envoy.send(&ask(CDS));
+    request(&mut istiod).await;
+}
+
+#[tokio::test]
+async fn a_connection_cut_inside_a_frame_never_ends_as_a_good_stream() {
+    let mut world = World::new().await;
+    for size in [50_000, 3_000_000] {
+        let (mut envoy, istiod) = world.sotw().await;
+        istiod.responses.sotw(&answer(CDS, "1", 1)).await.unwrap();
+        envoy.next().await.unwrap();
+        let frame = bulk::sotw(bulk::Kind::Clusters, size, "n");
+        istiod.responses.raw(frame.slice(..size / 2)).await.unwrap();
+        istiod.responses.drop_connection().await.unwrap();
+        let status = envoy.next_raw().await.expect_err("half a message is none");
+        assert_ne!(status.code(), tonic::Code::Ok);
+    }
+}
+
+#[tokio::test]
+async fn a_reset_with_an_error_is_unexpected_and_one_without_is_not() {
+    let mut world = World::new().await;
+    // NO_ERROR, INTERNAL_ERROR, CANCEL, ENHANCE_YOUR_CALM and what gRPC makes of them.
+    let resets =
+        [(0, Code::Internal), (2, Code::Internal), (8, Code::Cancelled), (11, Code::ResourceExhausted)];
+    for (reason, code) in resets {
+        let (mut envoy, istiod) = world.sotw().await;
+        istiod.responses.sotw(&answer(CDS, "1", 1)).await.unwrap();
+        envoy.next().await.unwrap();
+        istiod.responses.reset(reason).await.unwrap();
+        assert_eq!(envoy.end().await.code() as i32, code as i32, "reset {reason}");
+    }
+    counted(&world, "istiod_connection_terminations{type=\"cancelled\"}", 2.0).await;
+    counted(&world, "istiod_connection_terminations{type=\"error\"}", 2.0).await;
+}
+
+#[tokio::test]
+async fn an_istiod_that_accepts_and_says_nothing_is_given_up() {
+    let mut world = World::new().await;
+    world.mock.connections().always(vec![Fault::HalfOpen]);
+    let mut envoy = world.envoy().await.ads();
+    // The bound of one attempt is 20 s, as in the Go agent's library.
+    assert_eq!(envoy.end().await.code(), tonic::Code::Unavailable);
+    counted(&world, "istiod_connection_terminations{type=\"error\"}", 1.0).await;
+    world.mock.connections().clear();
+    let held = world.envoy().await.ads();
+    held.send(&ask(CDS));
+    let mut istiod = world.istiod().await;
+    request(&mut istiod).await;
+}
+
+#[tokio::test]
+async fn a_silent_stream_stays_and_ends_when_envoy_leaves() {
+    let mut world = World::new().await;
+    world.mock.ads().always(vec![Fault::HalfOpen]);
+    let mut envoy = world.envoy().await.ads();
+    envoy.send(&ask(CDS));
+    eventually("istiod has the stream", || async {
+        (!world.mock.record().ads_streams().is_empty()).then_some(())
+    })
+    .await;
+    assert!(
+        tokio::time::timeout(Duration::from_millis(300), envoy.next()).await.is_err(),
+        "nobody has spoken"
+    );
+    world.mock.ads().clear();
+    drop(envoy);
+    counted(&world, "envoy_connection_terminations{type=\"cancelled\"}", 1.0).await;
+    let (envoy, mut istiod) = world.sotw().await;
+    envoy.send(&ask(CDS));
+    request(&mut istiod).await;
+    drop(envoy);
+    ended(istiod).await;
+}
