@@ -8,6 +8,7 @@ mod ads;
 mod agent;
 mod flood;
 mod heal;
+mod iptables;
 mod proc;
 mod relay;
 mod sds;
@@ -35,7 +36,7 @@ struct Flags {
     /// Another agent to compare with.
     #[arg(long, env = "PEER_AGENT")]
     peer: Option<PathBuf>,
-    /// Only sections whose name contains this: size, start, idle, relay, push, status, sds; and, only when
+    /// Only sections whose name contains this: size, start, idle, relay, push, status, sds, iptables; and, only when
     /// they are named in full since they take minutes: heal, flood.
     #[arg(long, default_value = "")]
     only: String,
@@ -109,6 +110,13 @@ async fn run(flags: &Flags) -> Result<(), String> {
     if flags.only == "flood" {
         let rows = flood::both_ways(&binaries, Duration::from_secs(flags.seconds)).await?;
         table::print("Both sides write as fast as they may, both read slowly", &rows, with_peer);
+    }
+    if wanted("iptables") {
+        eprintln!("measuring istio-iptables…");
+        match iptables::rows(&binaries, flags.runs) {
+            Ok(rows) => table::print("istio-iptables", &rows, with_peer),
+            Err(reason) => eprintln!("bench: istio-iptables is not measured: {reason}"),
+        }
     }
     Ok(())
 }

@@ -3,10 +3,11 @@
 //! Per family one look (see [`super::detect`]) and at most two restores. A rebuild first raises the
 //! guardrails and takes the old rules away in one restore, then puts the new ones in and lowers the
 //! guardrails in a second; when that fails the tables are put back as they were, so a family has its old
-//! rules or its new ones and never none.
+//! rules or its new ones and never none. Whoever kills us between the two leaves a pod that nothing gets
+//! in or out of; the next run sees the guardrails on top, finishes the work and lowers them.
 
 use super::change::{self, Jumps};
-use super::detect::{self, Backend};
+use super::detect::{self, Backend, Choice};
 use super::model::{Family, Rule};
 use super::restore;
 use super::run::{Program, Runner};
@@ -35,69 +36,93 @@ pub fn run(
     rules: &[Rule],
     names: &Names,
 ) -> Result<(), String> {
-    let (backend, others) = detect::choose(runner, Family::V4, resolved.force)?;
-    let mut sides = vec![Side { family: Family::V4, backend, others, rules, names }];
-    match detect::choose(runner, Family::V6, resolved.force) {
-        Ok((backend, others)) => {
-            // With IPv6 off nothing is wanted there, but rules of an earlier run must go.
-            let rules: &[Rule] = if resolved.options.ipv6 { rules } else { &[] };
-            if resolved.options.ipv6 || backend.state.has_ours() || !others.is_empty() {
-                sides.push(Side { family: Family::V6, backend, others, rules, names });
-            }
+    let side = |family, choice: Choice, rules| {
+        let Choice { backend, others } = choice;
+        Side { family, backend, others, rules, names }
+    };
+    let mut sides = vec![side(Family::V4, detect::choose(runner, Family::V4, resolved.force)?, rules)];
+    if resolved.options.ipv6 {
+        sides.push(side(Family::V6, detect::choose(runner, Family::V6, resolved.force)?, rules));
+    } else if let Some(choice) = detect::leftovers(runner, Family::V6, resolved.force) {
+        // Nothing is wanted there, but rules of an earlier run must go.
+        sides.push(side(Family::V6, choice, &[]));
+    }
+    let mut result = Ok(());
+    for side in &sides {
+        let changed = side.bring_about(runner, settings);
+        if side.family == Family::V4 || resolved.options.ipv6 {
+            side.show_final(runner, changed.as_ref() != Ok(&false));
         }
-        Err(reason) if resolved.options.ipv6 => return Err(reason),
-        Err(reason) => tracing::debug!("no IPv6 rules can be looked at: {reason}"),
+        result = changed.map(|_| ());
+        if result.is_err() {
+            break;
+        }
     }
-    for side in &sides {
-        side.bring_about(runner, settings)?;
+    result
+}
+
+/// Takes away whatever an earlier run left in iptables, for a run that makes its rules elsewhere.
+pub fn remove_leftovers(runner: &mut dyn Runner, rules: &[Rule], names: &Names) {
+    for family in [Family::V4, Family::V6] {
+        let Some(Choice { backend, others }) = detect::leftovers(runner, family, None) else { continue };
+        let side = Side { family, backend, others, rules, names };
+        for backend in std::iter::once(&side.backend).chain(&side.others) {
+            side.remove(runner, backend, Jumps::All);
+        }
     }
-    for side in &sides {
-        side.show_final(runner);
-    }
-    Ok(())
 }
 
 impl Side<'_> {
-    fn bring_about(&self, runner: &mut dyn Runner, settings: &Settings) -> Result<(), String> {
+    // Whether anything had to be changed.
+    fn bring_about(&self, runner: &mut dyn Runner, settings: &Settings) -> Result<bool, String> {
         if settings.cleanup_only {
-            for backend in std::iter::once(&self.backend).chain(&self.others) {
-                self.remove(runner, backend, Jumps::Known);
-            }
-            return Ok(());
+            let backends = std::iter::once(&self.backend).chain(&self.others);
+            return Ok(backends.fold(false, |any, backend| self.remove(runner, backend, Jumps::Known) | any));
         }
+        let name = &self.backend.name;
         let ours = self.backend.state.has_ours();
         let difference = verify::difference(self.rules, self.family, &self.backend.state, self.names);
         match &difference {
             None if !self.others.is_empty() && settings.reconcile => {}
-            None if !settings.force_apply => {
-                tracing::info!("{}: the rules are in place, nothing to do", self.backend.name);
-                return Ok(());
+            None if settings.force_apply => {
+                tracing::info!("{name}: the rules are in place and made anew as demanded");
             }
-            None => tracing::info!("{}: the rules are in place and made anew as demanded", self.backend.name),
-            Some(reason) if ours => tracing::info!("{}: found other rules: {reason}", self.backend.name),
-            Some(_) => tracing::info!("{}: clean state, no rules of ours", self.backend.name),
+            None if change::guarded(&self.backend.state) => {
+                tracing::warn!(
+                    "{name}: the rules are in place; lowering what blocks traffic since a run was cut"
+                );
+                return self.restore(runner, &self.backend, &change::lower_guardrails(), true).map(|()| true);
+            }
+            None => {
+                tracing::info!("{name}: the rules are in place, nothing to do");
+                return Ok(false);
+            }
+            Some(reason) if ours => tracing::info!("{name}: found other rules: {reason}"),
+            Some(_) => tracing::info!("{name}: clean state, no rules of ours"),
         }
         if !ours && self.others.is_empty() {
-            return self.first(runner);
+            return self.first(runner).map(|()| true);
         }
         if settings.reconcile || difference.is_none() {
             self.rebuild(runner)?;
             for backend in &self.others {
                 self.remove(runner, backend, Jumps::All);
             }
-            return Ok(());
+            return Ok(true);
         }
         Err(format!(
-            "{}: rules of an earlier run with other settings are in place ({}); nothing was changed. \
+            "{name}: rules of an earlier run with other settings are in place ({}); nothing was changed. \
              Run with --reconcile to replace them or with --cleanup-only to remove them",
-            self.backend.name,
             difference.unwrap_or_default()
         ))
     }
 
     // Nothing of ours is there: one restore, undone when it fails half-way.
     fn first(&self, runner: &mut dyn Runner) -> Result<(), String> {
-        let document = restore::document(self.rules, self.family);
+        let mut document = restore::document(self.rules, self.family);
+        if change::guarded(&self.backend.state) {
+            document.push_str(&change::lower_guardrails());
+        }
         if document.is_empty() {
             return Ok(());
         }
@@ -106,20 +131,31 @@ impl Side<'_> {
 
     fn rebuild(&self, runner: &mut dyn Runner) -> Result<(), String> {
         let old = change::removal(&self.backend.state, self.rules, self.family, self.names, Jumps::All);
-        let clear = format!("{}{old}", change::raise_guardrails());
-        self.restore(runner, &self.backend, &clear, true).inspect_err(|_| self.put_back(runner))?;
+        let raise =
+            if change::guarded(&self.backend.state) { String::new() } else { change::raise_guardrails() };
+        let clear = format!("{raise}{old}");
+        if !clear.is_empty() {
+            self.restore(runner, &self.backend, &clear, true).inspect_err(|_| self.put_back(runner))?;
+        }
         let new = restore::document(self.rules, self.family);
         let new = format!("{new}{}", change::lower_guardrails());
         self.restore(runner, &self.backend, &new, true).inspect_err(|_| self.put_back(runner))
     }
 
-    fn remove(&self, runner: &mut dyn Runner, backend: &Backend, jumps: Jumps) {
-        let document = change::removal(&backend.state, self.rules, self.family, self.names, jumps);
+    // Whether there was anything to remove.
+    fn remove(&self, runner: &mut dyn Runner, backend: &Backend, jumps: Jumps) -> bool {
+        let mut document = change::removal(&backend.state, self.rules, self.family, self.names, jumps);
+        if change::guarded(&backend.state) {
+            document.push_str(&change::lower_guardrails());
+        }
         if document.is_empty() {
             tracing::info!("{}: no rules of ours to remove", backend.name);
-        } else if let Err(reason) = self.restore(runner, backend, &document, true) {
+            return false;
+        }
+        if let Err(reason) = self.restore(runner, backend, &document, true) {
             tracing::error!("{reason}");
         }
+        true
     }
 
     fn put_back(&self, runner: &mut dyn Runner) {
@@ -172,9 +208,10 @@ impl Side<'_> {
         out.ok().then_some(out.stdout)
     }
 
-    fn show_final(&self, runner: &mut dyn Runner) {
+    fn show_final(&self, runner: &mut dyn Runner, changed: bool) {
         let family = if self.family == Family::V4 { "IPv4" } else { "IPv6" };
-        if let Some(text) = self.save(runner) {
+        let text = if changed { self.save(runner) } else { Some(self.backend.saved.clone()) };
+        if let Some(text) = text {
             tracing::info!("Final iptables state ({family}):\n{text}");
         }
     }

@@ -5,7 +5,8 @@ use std::io;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use super::net::{Side, Wanted};
+use super::hold::Hold;
+use super::net::{Side, Things, Tproxy};
 use super::options::Mode;
 use super::run::{Real, Sandbox};
 use super::settings::{self, Host, Resolved, Settings};
@@ -38,19 +39,13 @@ async fn programme(settings: &Settings, path: &str, env: &BTreeMap<String, Strin
     let resolved = settings::resolve(settings, &host)?;
     resolved.warnings.iter().for_each(|w| tracing::warn!("{w}"));
     show::config(settings, &resolved);
+    let mut hold = Hold::begin().map_err(|e| format!("signals cannot be held back: {e}"))?;
     if !settings.skip_rule_apply {
         let rules = rules::generate(&resolved.options);
         let sandbox = settings.cni_mode.then(|| Sandbox { lock: settings.network_namespace.clone() });
         let mut runner = Real { path: path.to_owned(), sandbox };
         if settings.native_nftables {
-            native::run(
-                &mut runner,
-                &rules,
-                resolved.options.ipv6,
-                settings.cleanup_only,
-                settings.dry_run,
-                settings.cni_mode,
-            )?;
+            native::run(&mut runner, settings, &resolved, &rules, &host.names)?;
         } else if settings.dry_run {
             dry::run(settings, &resolved, &rules);
         } else {
@@ -58,34 +53,56 @@ async fn programme(settings: &Settings, path: &str, env: &BTreeMap<String, Strin
         }
         beside(settings, &resolved)?;
     }
-    if settings.run_validation { validate(settings, &resolved).await } else { Ok(OK) }
+    if !settings.run_validation {
+        return Ok(OK);
+    }
+    tokio::select! {
+        result = validate(settings, &resolved) => result,
+        signal = hold.asked() => Err(format!("the validation was ended by signal {signal}")),
+    }
 }
 
-// Addresses, policy rule and route: added with the rules, taken away with them.
+// Addresses, policy rules and routes: added with the rules; taken away by a clean-up, and by a reconcile
+// when the settings that wanted them are gone.
 fn beside(settings: &Settings, resolved: &Resolved) -> Result<(), String> {
     let o = &resolved.options;
-    let tproxy = o.mode == Mode::Tproxy && !o.inbound_include.is_empty();
     let number = |what: &str, text: &str| {
         text.parse::<u32>()
             .map_err(|e| format!("failed to configure routes: failed to parse {what}: {text:?}: {e}"))
     };
-    let tproxy = if tproxy {
+    let tproxy = || -> Result<Tproxy, String> {
         let table = number("InboundTProxyRouteTable", &o.tproxy_table)?;
-        Some((number("InboundTProxyMark", &o.tproxy_mark)?, table))
-    } else {
-        None
+        Ok(Tproxy { mark: number("InboundTProxyMark", &o.tproxy_mark)?, table })
     };
-    let wanted = Wanted { ipv6: o.ipv6, tproxy };
+    let captures = o.mode == Mode::Tproxy && !o.inbound_include.is_empty();
+    let v4 = if captures { Some(tproxy()?) } else { None };
+    let wanted = Things { address: o.ipv6, v4, v6: v4.filter(|_| o.ipv6) };
     if settings.dry_run {
         tracing::info!("dry run: addresses, policy rules and routes stay as they are");
         return Ok(());
     }
-    if !wanted.ipv6 && wanted.tproxy.is_none() {
+    let everything = Things { address: true, v4: tproxy().ok(), v6: tproxy().ok() };
+    let unwanted = if settings.cleanup_only {
+        everything
+    } else if settings.reconcile {
+        Things {
+            address: !wanted.address,
+            v4: everything.v4.filter(|_| wanted.v4.is_none()),
+            v6: everything.v6.filter(|_| wanted.v6.is_none()),
+        }
+    } else {
+        NOTHING
+    };
+    let added = if settings.cleanup_only { NOTHING } else { wanted };
+    if added == NOTHING && unwanted == NOTHING {
         return Ok(());
     }
     let side = Side::open().map_err(|e| format!("failed to configure routes: netlink: {e}"))?;
-    if settings.cleanup_only { side.remove(wanted) } else { side.add(wanted) }
+    side.remove(unwanted);
+    side.add(added)
 }
+
+const NOTHING: Things = Things { address: false, v4: None, v6: None };
 
 async fn validate(settings: &Settings, resolved: &Resolved) -> Result<u8, String> {
     let port = |what: &str, text: &str| {

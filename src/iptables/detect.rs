@@ -1,10 +1,11 @@
 //! Which set of iptables programs to use for a family, with as few runs as it takes.
 //!
-//! The Go agent runs a save, a version query and two probing writes for each set it looks at. Here a set
-//! is looked at with one save (whose heading names flavour and version when there is anything to save),
-//! the version is asked for only where the lock option depends on it, and the kernel is probed with a
-//! listing, which leaves no rule behind.
+//! The Go agent runs a save, a version query and two probing writes for each set it looks at. Here:
+//! a legacy set is not looked at where the kernel says that this network namespace has no legacy table;
+//! what holds rules of ours needs no proof that it works; the version is asked for only where the lock
+//! option depends on it; and the proof is a listing, which leaves no rule behind.
 
+use super::change;
 use super::model::Family;
 use super::run::{Program, Runner};
 use super::state::State;
@@ -41,6 +42,15 @@ impl Backend {
     }
 }
 
+/// The set to use for a family, and further sets that hold rules of ours.
+#[derive(Debug, Clone)]
+pub struct Choice {
+    /// Fit for writing.
+    pub backend: Backend,
+    /// Fit for writing as well: what they hold must not stay active beside the first.
+    pub others: Vec<Backend>,
+}
+
 fn plain_name(family: Family) -> &'static str {
     match family {
         Family::V4 => "iptables",
@@ -48,54 +58,129 @@ fn plain_name(family: Family) -> &'static str {
     }
 }
 
-/// Chooses a set for `family`; the second part lists further sets that hold rules of ours.
+/// Chooses a set for `family`.
 ///
 /// # Errors
 /// One line: which sets were looked at and why none can be used.
-pub fn choose(
-    runner: &mut dyn Runner,
-    family: Family,
-    force: Option<Force>,
-) -> Result<(Backend, Vec<Backend>), String> {
+pub fn choose(runner: &mut dyn Runner, family: Family, force: Option<Force>) -> Result<Choice, String> {
     let plain = plain_name(family);
-    let (legacy, nft) = (format!("{plain}-legacy"), format!("{plain}-nft"));
-    match force {
-        Some(Force::Legacy) => return look(runner, &legacy).and_then(|b| probe(runner, b)).map(alone),
-        Some(Force::Nft) => return look(runner, &nft).and_then(|b| probe(runner, b)).map(alone),
-        None => {}
+    let [legacy, nft] = names(family);
+    let forced = match force {
+        Some(Force::Legacy) => Some(&legacy),
+        Some(Force::Nft) => Some(&nft),
+        None => None,
+    };
+    if let Some(name) = forced {
+        let backend = look(runner, name).and_then(|seen| seen.fit(runner))?;
+        return Ok(Choice { backend, others: Vec::new() });
     }
-    let mut reasons = Vec::new();
-    let mut note = |r: Result<Backend, String>| r.map_err(|e| reasons.push(e)).ok();
-    let legacy = note(look(runner, &legacy));
-    let nft = note(look(runner, &nft));
+    let mut reasons = Reasons::default();
+    let legacy = reasons.keep(glance(runner, &legacy, family));
+    let nft = reasons.keep(look(runner, &nft));
     // Rules count, not tables: looking at a legacy table makes it appear. Ours beat other people's.
-    let holds = |b: &Option<Backend>, f: fn(&State) -> bool| b.as_ref().is_some_and(|b| f(&b.state));
+    let holds = |seen: &Option<Seen>, f: fn(&State) -> bool| seen.as_ref().is_some_and(|s| f(&s.state));
     let legacy_first = holds(&legacy, State::has_rules)
         && (holds(&legacy, State::has_ours) || !holds(&nft, State::has_ours));
-    let order = if legacy_first { [legacy, nft] } else { [nft, legacy] };
-    let [first, second] = order;
-    let mut others: Vec<Backend> = Vec::new();
-    let first = first.and_then(|b| note(probe(runner, b)));
-    if let Some(first) = first {
-        others.extend(second.filter(|b| b.state.has_ours()));
-        return Ok((first, others));
+    let [first, second] = if legacy_first { [legacy, nft] } else { [nft, legacy] };
+    if let Some(backend) = first.and_then(|seen| reasons.keep(seen.fit(runner))) {
+        let others = second.filter(|seen| seen.state.has_ours());
+        let others = others.and_then(|seen| reasons.keep(seen.fit(runner)));
+        return Ok(Choice { backend, others: others.into_iter().collect() });
     }
-    if let Some(plain) = note(look(runner, plain)).and_then(|b| note(probe(runner, b))) {
-        return Ok((plain, others));
+    // The Go agent gives up after the plain name, even when the other suffixed set works.
+    let plain_seen = reasons.keep(look(runner, plain));
+    for seen in [plain_seen, second].into_iter().flatten() {
+        if let Some(backend) = reasons.keep(seen.fit(runner)) {
+            return Ok(Choice { backend, others: Vec::new() });
+        }
     }
-    // The Go agent gives up here even when the other suffixed set works.
-    if let Some(second) = second.and_then(|b| note(probe(runner, b))) {
-        return Ok((second, others));
-    }
-    Err(format!("no usable {plain}: {}", reasons.join("; ")))
+    Err(format!("no usable {plain}: {}", reasons.0.join("; ")))
 }
 
-fn alone(backend: Backend) -> (Backend, Vec<Backend>) {
-    (backend, Vec::new())
+/// Why sets were passed over.
+#[derive(Default)]
+struct Reasons(Vec<String>);
+
+impl Reasons {
+    fn keep<T>(&mut self, result: Result<T, String>) -> Option<T> {
+        result.map_err(|reason| self.0.push(reason)).ok()
+    }
 }
 
-// One save; the version only where it matters.
-fn look(runner: &mut dyn Runner, name: &str) -> Result<Backend, String> {
+/// The sets that hold anything of ours, for a family that is to have none.
+#[must_use]
+pub fn leftovers(runner: &mut dyn Runner, family: Family, force: Option<Force>) -> Option<Choice> {
+    let [legacy, nft] = names(family);
+    let candidates = match force {
+        Some(Force::Legacy) => vec![legacy],
+        Some(Force::Nft) => vec![nft],
+        None if runner.exists(&format!("{legacy}-save")) || runner.exists(&format!("{nft}-save")) => {
+            vec![nft, legacy]
+        }
+        None => vec![plain_name(family).to_owned()],
+    };
+    let mut found = Vec::new();
+    for name in candidates {
+        match glance(runner, &name, family) {
+            Ok(seen) if seen.state.has_ours() || change::guarded(&seen.state) => {
+                found.extend(seen.fit(runner).ok())
+            }
+            Ok(_) => {}
+            Err(reason) => tracing::debug!("rules of an earlier run are not looked for: {reason}"),
+        }
+    }
+    let mut found = found.into_iter();
+    found.next().map(|backend| Choice { backend, others: found.collect() })
+}
+
+fn names(family: Family) -> [String; 2] {
+    ["legacy", "nft"].map(|kind| format!("{}-{kind}", plain_name(family)))
+}
+
+/// A set whose rules are known; whether it can write is not.
+#[derive(Debug)]
+struct Seen {
+    name: String,
+    nft: bool,
+    version: Option<(u32, u32, u32)>,
+    saved: String,
+    state: State,
+}
+
+impl Seen {
+    // Kernel support, without leaving anything behind, and the version where a lock is taken.
+    fn fit(mut self, runner: &mut dyn Runner) -> Result<Backend, String> {
+        // The heading of a legacy save may come from a wrapper; the lock option must not be guessed.
+        if !self.nft || self.version.is_none() {
+            (self.nft, self.version) = ask_version(runner, &self.name)?;
+        }
+        let Seen { name, nft, version, saved, state } = self;
+        let backend = Backend { name, nft, version: version.unwrap_or_default(), saved, state };
+        if backend.state.has_ours() {
+            return Ok(backend);
+        }
+        let mut program = Program::new(&backend.name, &["-t", "nat", "-S", "INPUT"]);
+        program.args.extend(backend.wait().map(str::to_owned));
+        let out = runner.run(&program).map_err(|e| format!("{}: {e}", backend.name))?;
+        if out.ok() && !out.stderr.contains("does not exist") {
+            return Ok(backend);
+        }
+        let reason = out.stderr.trim();
+        Err(format!("{} has no loaded kernel support and cannot be used: {reason}", backend.name))
+    }
+}
+
+// As `look`, but a legacy set is known to be empty where the kernel has no legacy table.
+fn glance(runner: &mut dyn Runner, name: &str, family: Family) -> Result<Seen, String> {
+    let installed = runner.exists(&format!("{name}-save"));
+    if installed && name.ends_with("-legacy") && runner.no_legacy_tables(family) {
+        let (saved, state) = (String::new(), State::default());
+        return Ok(Seen { name: name.to_owned(), nft: false, version: None, saved, state });
+    }
+    look(runner, name)
+}
+
+fn look(runner: &mut dyn Runner, name: &str) -> Result<Seen, String> {
     let save = format!("{name}-save");
     if !runner.exists(&save) {
         return Err(format!("{save} is not installed"));
@@ -110,38 +195,27 @@ fn look(runner: &mut dyn Runner, name: &str) -> Result<Backend, String> {
         nft = true;
         version = version.or(Some((0, 0, 0)));
     }
-    // The heading of a legacy save may come from a wrapper; the lock option must not be guessed.
-    if !nft || version.is_none() {
-        let asked = runner.run(&Program::new(&save, &["--version"])).map_err(|e| format!("{save}: {e}"))?;
-        if !asked.ok() || asked.stderr.contains("unrecognized option") {
-            (nft, version) = (false, Some((0, 0, 0)));
-        } else {
-            nft = asked.stdout.contains("nf_tables");
-            version = version_in(&asked.stdout);
-        }
-    }
-    let Some(version) = version else {
-        return Err(format!("{save} --version names no version"));
-    };
     let state = State::parse(&out.stdout);
-    Ok(Backend { name: name.to_owned(), nft, version, saved: out.stdout, state })
+    Ok(Seen { name: name.to_owned(), nft, version, saved: out.stdout, state })
 }
 
-// Kernel support, without leaving anything behind.
-fn probe(runner: &mut dyn Runner, backend: Backend) -> Result<Backend, String> {
-    let mut program = Program::new(&backend.name, &["-t", "nat", "-S", "INPUT"]);
-    program.args.extend(backend.wait().map(str::to_owned));
-    let out = runner.run(&program).map_err(|e| format!("{}: {e}", backend.name))?;
-    if out.ok() && !out.stderr.contains("does not exist") {
-        Ok(backend)
-    } else {
-        let reason = out.stderr.trim();
-        Err(format!("{} has no loaded kernel support and cannot be used: {reason}", backend.name))
+type Version = (u32, u32, u32);
+
+// Flavour and version; a program that does not know the question is a very old legacy one.
+fn ask_version(runner: &mut dyn Runner, name: &str) -> Result<(bool, Option<Version>), String> {
+    let save = format!("{name}-save");
+    let asked = runner.run(&Program::new(&save, &["--version"])).map_err(|e| format!("{save}: {e}"))?;
+    if !asked.ok() || asked.stderr.contains("unrecognized option") {
+        return Ok((false, Some((0, 0, 0))));
+    }
+    match version_in(&asked.stdout) {
+        None => Err(format!("{save} --version names no version")),
+        version => Ok((asked.stdout.contains("nf_tables"), version)),
     }
 }
 
 // The first `v<digits>.<digits>…`.
-fn version_in(text: &str) -> Option<(u32, u32, u32)> {
+fn version_in(text: &str) -> Option<Version> {
     text.match_indices('v').find_map(|(at, _)| {
         let rest = &text[at + 1..];
         let end = rest.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(rest.len());
@@ -153,13 +227,4 @@ fn version_in(text: &str) -> Option<(u32, u32, u32)> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::version_in;
-
-    #[test]
-    fn versions_are_found_in_headings_and_answers() {
-        assert_eq!(version_in("# Generated by iptables-nft-save v1.8.9 (nf_tables) on"), Some((1, 8, 9)));
-        assert_eq!(version_in("iptables-save v1.6 (legacy)"), Some((1, 6, 0)));
-        assert_eq!(version_in("nothing very old"), None);
-    }
-}
+mod tests;

@@ -1,8 +1,11 @@
-//! Applies or removes the rules through `nft`, in one transaction.
+//! Applies or removes the rules through `nft`, in one transaction; then takes away what an earlier start
+//! left in iptables, which would stay active beside them.
 
 use super::model::Rule;
-use super::nft;
 use super::run::{Program, Runner};
+use super::settings::{Resolved, Settings};
+use super::verify::Names;
+use super::{apply, nft};
 
 /// Replaces whatever our tables hold by `rules`, or removes the tables.
 ///
@@ -10,19 +13,20 @@ use super::run::{Program, Runner};
 /// One line with nft's complaint; nothing was changed then.
 pub fn run(
     runner: &mut dyn Runner,
+    settings: &Settings,
+    resolved: &Resolved,
     rules: &[Rule],
-    ipv6: bool,
-    cleanup: bool,
-    dry_run: bool,
-    cni: bool,
+    names: &Names,
 ) -> Result<(), String> {
-    let transaction = if cleanup { nft::removal() } else { nft::transaction(rules, ipv6) };
-    if dry_run {
+    let transaction =
+        if settings.cleanup_only { nft::removal() } else { nft::transaction(rules, resolved.options.ipv6) };
+    if settings.dry_run {
         tracing::info!("dry run, not applied: nftables rules:\n{transaction}");
         return Ok(());
     }
     if !runner.exists("nft") {
-        let place = if cni { "on the host filesystem" } else { "in the sidecar container image" };
+        let place =
+            if settings.cni_mode { "on the host filesystem" } else { "in the sidecar container image" };
         return Err(format!("nativeNftables is enabled, but the nft binary is missing {place}"));
     }
     let mut program = Program::new("nft", &["-f", "-"]);
@@ -33,5 +37,6 @@ pub fn run(
         return Err(format!("nftables run failed: {reason}"));
     }
     tracing::info!("nftables rules programmed:\n{transaction}");
+    apply::remove_leftovers(runner, rules, names);
     Ok(())
 }

@@ -1,8 +1,8 @@
 //! Addresses, policy rules and routes beside the rules, over netlink (no `ip` program needed).
 //!
 //! The Go agent adds the policy rule anew at each run, never removes any of it, and adds it even when it
-//! was asked to clean up. Here each thing is looked for first, and a clean-up takes away what an apply
-//! with the same settings adds.
+//! was asked to clean up. Here each thing is looked for first; a clean-up takes all of it away, and a
+//! reconcile what the new settings have no use for.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -21,17 +21,29 @@ use crate::base::netlink::Netlink;
 const PASSTHROUGH_V6: Ipv6Addr = Ipv6Addr::new(0, 0, 0, 0, 0, 0, 0, 6);
 /// The loopback device is the first of every network namespace.
 const LO: u32 = 1;
-/// `EEXIST`, `ESRCH`, `EADDRNOTAVAIL`, `ENOENT`: what is to be there is, or what is to go is gone.
+/// `EEXIST`: what is to be there is.
 const ALREADY: [i32; 1] = [17];
-const GONE: [i32; 3] = [2, 3, 99];
+/// `ENOENT`, `ESRCH`, `EADDRNOTAVAIL`, `EAFNOSUPPORT`, `EOPNOTSUPP`: what is to go is not there.
+const GONE: [i32; 5] = [2, 3, 99, 97, 95];
 
-/// What is needed beside the rules.
+/// Mark and table of TPROXY's policy rule and route.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Wanted {
-    /// IPv6 rules are made: `::6` on the loopback device.
-    pub ipv6: bool,
-    /// TPROXY captures something: mark and table of the policy rule and route.
-    pub tproxy: Option<(u32, u32)>,
+pub struct Tproxy {
+    /// Packets with this mark
+    pub mark: u32,
+    /// are looked up in this table, where everything is local.
+    pub table: u32,
+}
+
+/// Things beside the rules, to be added or to be taken away.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Things {
+    /// `::6` on the loopback device.
+    pub address: bool,
+    /// Policy rule and route of IPv4.
+    pub v4: Option<Tproxy>,
+    /// Policy rule and route of IPv6.
+    pub v6: Option<Tproxy>,
 }
 
 /// Makes and takes away what stands beside the rules.
@@ -47,64 +59,65 @@ impl Side {
         Netlink::open().map(Self)
     }
 
-    /// Adds what is wanted; what is there already stays as it is.
+    /// Adds things; what is there already stays as it is.
     ///
     /// # Errors
     /// One line that names the step.
-    pub fn add(&self, wanted: Wanted) -> Result<(), String> {
+    pub fn add(&self, things: Things) -> Result<(), String> {
         let step =
             |what: &'static str| move |e: io::Error| format!("failed to configure routes: {what}: {e}");
-        if wanted.ipv6 {
+        if things.address {
             self.change(RouteNetlinkMessage::NewAddress(passthrough()), true)
                 .map_err(step("failed to add IPv6 inbound address"))?;
             tracing::info!("Added ::6 address on the loopback iface");
         }
-        let Some((mark, table)) = wanted.tproxy else { return Ok(()) };
-        for v6 in families(wanted.ipv6) {
-            if !self.has_rule(v6, mark, table).map_err(step("failed to list netlink rules"))? {
-                self.change(RouteNetlinkMessage::NewRule(policy(v6, mark, table)), true)
+        for (v6, t) in things.tproxy() {
+            if !self.has_rule(v6, t).map_err(step("failed to list netlink rules"))? {
+                self.change(RouteNetlinkMessage::NewRule(policy(v6, t)), true)
                     .map_err(step("failed to configure netlink rule"))?;
             }
-            self.change(RouteNetlinkMessage::NewRoute(local_route(v6, table)), true)
+            self.change(RouteNetlinkMessage::NewRoute(local_route(v6, t.table)), true)
                 .map_err(step("failed to add route"))?;
         }
         Ok(())
     }
 
-    /// Takes away what an apply with the same settings adds, repeated policy rules of older runs
-    /// included; what is not there is passed over.
-    ///
-    /// # Errors
-    /// One line that names the step.
-    pub fn remove(&self, wanted: Wanted) -> Result<(), String> {
-        let step = |what: &'static str| move |e: io::Error| format!("failed to remove {what}: {e}");
-        if wanted.ipv6 {
-            self.change(RouteNetlinkMessage::DelAddress(passthrough()), false)
-                .map_err(step("the ::6 address"))?;
-        }
-        let Some((mark, table)) = wanted.tproxy else { return Ok(()) };
-        for v6 in families(wanted.ipv6) {
-            while self.has_rule(v6, mark, table).map_err(step("a policy rule"))? {
-                self.change(RouteNetlinkMessage::DelRule(policy(v6, mark, table)), false)
-                    .map_err(step("a policy rule"))?;
+    /// Takes things away, repeated policy rules of older runs included. What is not there is passed over;
+    /// what cannot be removed is logged, and the rest is still tried.
+    pub fn remove(&self, things: Things) {
+        let log = |what: &str, result: io::Result<()>| {
+            if let Err(e) = result {
+                tracing::warn!("failed to remove {what}: {e}");
             }
-            self.change(RouteNetlinkMessage::DelRoute(local_route(v6, table)), false)
-                .map_err(step("the local route"))?;
+        };
+        if things.address {
+            log("the ::6 address", self.change(RouteNetlinkMessage::DelAddress(passthrough()), false));
+        }
+        for (v6, t) in things.tproxy() {
+            log("a policy rule", self.remove_rules(v6, t));
+            let route = RouteNetlinkMessage::DelRoute(local_route(v6, t.table));
+            log("the local route", self.change(route, false));
+        }
+    }
+
+    fn remove_rules(&self, v6: bool, t: Tproxy) -> io::Result<()> {
+        while self.has_rule(v6, t)? {
+            self.change(RouteNetlinkMessage::DelRule(policy(v6, t)), false)?;
         }
         Ok(())
     }
 
-    fn has_rule(&self, v6: bool, mark: u32, table: u32) -> io::Result<bool> {
+    fn has_rule(&self, v6: bool, t: Tproxy) -> io::Result<bool> {
         let mut ask = RuleMessage::default();
         ask.header.family = family(v6);
         let rules = self.0.dump(&RouteNetlinkMessage::GetRule(ask))?;
         Ok(rules.into_iter().any(|message| match message {
             RouteNetlinkMessage::NewRule(rule) => {
-                let marked = rule.attributes.contains(&RuleAttribute::FwMark(mark));
-                let extended = rule.attributes.contains(&RuleAttribute::Table(table));
+                let marked = rule.attributes.contains(&RuleAttribute::FwMark(t.mark));
+                let extended = rule.attributes.contains(&RuleAttribute::Table(t.table));
                 rule.header.family == family(v6)
                     && marked
-                    && (extended || u32::from(rule.header.table) == table)
+                    && (extended || u32::from(rule.header.table) == t.table)
             }
             _ => false,
         }))
@@ -119,8 +132,11 @@ impl Side {
     }
 }
 
-fn families(ipv6: bool) -> impl Iterator<Item = bool> {
-    std::iter::once(false).chain(ipv6.then_some(true))
+impl Things {
+    fn tproxy(&self) -> impl Iterator<Item = (bool, Tproxy)> {
+        let of = |v6: bool, t: Option<Tproxy>| t.map(|t| (v6, t));
+        of(false, self.v4).into_iter().chain(of(true, self.v6))
+    }
 }
 
 fn family(v6: bool) -> AddressFamily {
@@ -137,13 +153,13 @@ fn passthrough() -> AddressMessage {
     message
 }
 
-fn policy(v6: bool, mark: u32, table: u32) -> RuleMessage {
+fn policy(v6: bool, t: Tproxy) -> RuleMessage {
     let mut message = RuleMessage::default();
     message.header.family = family(v6);
     message.header.action = RuleAction::ToTable;
-    message.header.table = u8::try_from(table).unwrap_or(0);
-    message.attributes.push(RuleAttribute::FwMark(mark));
-    message.attributes.push(RuleAttribute::Table(table));
+    message.header.table = u8::try_from(t.table).unwrap_or(0);
+    message.attributes.push(RuleAttribute::FwMark(t.mark));
+    message.attributes.push(RuleAttribute::Table(t.table));
     message
 }
 

@@ -64,8 +64,9 @@ fn condition(m: &Match, proto: Proto) -> String {
     let ip = |cidr: &str| if cidr.contains(':') { "ip6" } else { "ip" };
     let p = proto.name();
     match m {
-        Match::In(name) => format!("iifname {name}"),
-        Match::Out(name) => format!("oifname {name}"),
+        // Quoted: an interface may be named like a word of nft's language.
+        Match::In(name) => format!("iifname \"{name}\""),
+        Match::Out(name) => format!("oifname \"{name}\""),
         Match::Proto(p) => format!("meta l4proto {}", p.name()),
         Match::Src(cidr) => format!("{} saddr {cidr}", ip(cidr)),
         Match::Dst { not, cidr } => format!("{} daddr {}{cidr}", ip(cidr), neq(not)),

@@ -1,7 +1,18 @@
 //! Runs the programs; behind a trait so that tests record instead.
 
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use super::model::Family;
+
+/// No program takes longer: legacy ones wait 30 s for the lock (`--wait=30`), the work itself takes
+/// milliseconds.
+const LIMIT: Duration = Duration::from_secs(60);
 
 /// One program to run.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -68,6 +79,10 @@ pub trait Runner {
 
     /// Whether a program of that name can be found.
     fn exists(&self, name: &str) -> bool;
+
+    /// Whether the kernel says that this network namespace has no legacy table of the family; `false`
+    /// when it does not say.
+    fn no_legacy_tables(&self, family: Family) -> bool;
 }
 
 /// The real thing.
@@ -110,7 +125,7 @@ impl Runner for Real {
         match &self.sandbox {
             None => execute(program, None),
             // A mount namespace belongs to a thread here, so the program gets a thread to itself.
-            Some(sandbox) => std::thread::scope(|scope| {
+            Some(sandbox) => thread::scope(|scope| {
                 let inside = scope.spawn(|| {
                     if let Err(e) = sandbox.enter(program.old_lock) {
                         tracing::warn!("{} runs without a mount namespace of its own: {e}", program.name);
@@ -123,7 +138,17 @@ impl Runner for Real {
     }
 
     fn exists(&self, name: &str) -> bool {
-        self.path.split(':').any(|dir| std::path::Path::new(dir).join(name).exists())
+        self.path.split(':').any(|dir| Path::new(dir).join(name).exists())
+    }
+
+    fn no_legacy_tables(&self, family: Family) -> bool {
+        let net = Path::new("/proc/thread-self/net");
+        let names = if family == Family::V4 { "ip_tables_names" } else { "ip6_tables_names" };
+        match std::fs::read_to_string(net.join(names)) {
+            Ok(text) => text.trim().is_empty(),
+            // Without the module there is no such file; without /proc nothing is known.
+            Err(e) => e.kind() == io::ErrorKind::NotFound && net.join("dev").exists(),
+        }
     }
 }
 
@@ -134,22 +159,34 @@ fn execute(program: &Program, lock: Option<&str>) -> io::Result<Output> {
         .stdin(if program.stdin.is_some() { Stdio::piped() } else { Stdio::null() })
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
+        // A signal to our process group must not cut a change in two.
+        .process_group(0)
         .spawn()?;
-    // The documents fit a pipe's buffer many times over in theory only: write from a thread so that
-    // a program that prints before it reads cannot lock up with us.
-    let writer = child.stdin.take().zip(program.stdin.clone()).map(|(mut pipe, text)| {
-        std::thread::spawn(move || {
-            let _ = pipe.write_all(text.as_bytes());
-        })
+    // Three pipes at once, so that no order of reading and writing can lock up with the program's.
+    let (input, output, complaints) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
+    let (closed, ended) = mpsc::channel();
+    let (stdout, stderr) = thread::scope(|scope| {
+        let text = program.stdin.as_deref().unwrap_or_default();
+        scope.spawn(move || input.map(|mut pipe| pipe.write_all(text.as_bytes())));
+        let output = scope.spawn(|| {
+            let text = read_all(output);
+            let _ = closed.send(());
+            text
+        });
+        let complaints = scope.spawn(|| read_all(complaints));
+        if ended.recv_timeout(LIMIT).is_err() {
+            tracing::error!("{} did not end within {} s and is killed", program.name, LIMIT.as_secs());
+            let _ = child.kill();
+        }
+        (output.join().unwrap_or_default(), complaints.join().unwrap_or_default())
     });
-    let out = child.wait_with_output()?;
-    if let Some(writer) = writer {
-        let _ = writer.join();
-    }
-    let signal = std::os::unix::process::ExitStatusExt::signal(&out.status);
-    Ok(Output {
-        status: out.status.code().or(signal.map(|s| 128 + s)).unwrap_or(-1),
-        stdout: String::from_utf8_lossy(&out.stdout).into_owned(),
-        stderr: String::from_utf8_lossy(&out.stderr).into_owned(),
-    })
+    let status = child.wait()?;
+    let signal = status.signal();
+    Ok(Output { status: status.code().or(signal.map(|s| 128 + s)).unwrap_or(-1), stdout, stderr })
+}
+
+fn read_all(pipe: Option<impl Read>) -> String {
+    let mut bytes = Vec::new();
+    let _ = pipe.map(|mut pipe| pipe.read_to_end(&mut bytes));
+    String::from_utf8_lossy(&bytes).into_owned()
 }

@@ -186,17 +186,20 @@ pub fn resolve(s: &Settings, host: &Host) -> Result<Resolved, String> {
 }
 
 // iptables-restore splits its lines at blanks, so an element with a blank inside would smuggle further
-// conditions into the rule. A blank around an element does no harm and is accepted, as ever.
+// conditions into the rule; and to nft an operator before a number turns a condition round. A blank around
+// an element does no harm and is accepted, as ever.
 fn one_word_each(o: &Options) -> Result<(), String> {
+    const OPERATORS: &[char] = &[
+        '"', '\'', '\\', ';', '{', '}', '(', ')', '[', ']', '!', '<', '>', '=', '#', '$', '&', '|', '^', '~',
+    ];
+    let one = |text: &str| vec![text.to_owned()];
     let wild = |w: &Wild| if let Wild::List(l) = w { l.clone() } else { Vec::new() };
-    let settings: [(&str, Vec<String>); 15] = [
-        ("envoy-port", vec![o.outbound_port.clone()]),
-        ("inbound-capture-port", vec![o.inbound_port.clone()]),
-        ("inbound-tunnel-port", vec![o.tunnel_port.clone()]),
+    let mut settings = vec![
+        ("envoy-port", one(&o.outbound_port)),
+        ("inbound-capture-port", one(&o.inbound_port)),
+        ("inbound-tunnel-port", one(&o.tunnel_port)),
         ("proxy-uid", o.proxy_uids.clone()),
         ("proxy-gid", o.proxy_gids.clone()),
-        ("istio-inbound-tproxy-mark", vec![o.tproxy_mark.clone()]),
-        ("istio-inbound-tproxy-route-table", vec![o.tproxy_table.clone()]),
         ("istio-inbound-ports", wild(&o.inbound_include)),
         ("istio-local-exclude-ports", o.inbound_exclude.clone()),
         ("ISTIO_OUTBOUND_OWNER_GROUPS", wild(&o.owner_include)),
@@ -206,14 +209,16 @@ fn one_word_each(o: &Options) -> Result<(), String> {
         ("kube-virt-interfaces", o.kube_virt.clone()),
         ("istio-exclude-interfaces", o.exclude_interfaces.clone()),
     ];
-    for (name, values) in settings {
-        for value in values {
-            if value.trim().contains(char::is_whitespace) || value.contains(['"', '\'', '\\', ';', '{', '}'])
-            {
-                return Err(format!(
-                    "invalid value {value:?} in {name}: an element is one word; separate elements by commas"
-                ));
-            }
+    if o.mode == Mode::Tproxy {
+        settings.push(("istio-inbound-tproxy-mark", one(&o.tproxy_mark)));
+        settings.push(("istio-inbound-tproxy-route-table", one(&o.tproxy_table)));
+    }
+    for (name, value) in settings.iter().flat_map(|(name, values)| values.iter().map(move |v| (name, v))) {
+        let word = value.trim();
+        if word.is_empty() || word.contains(char::is_whitespace) || word.contains(OPERATORS) {
+            return Err(format!(
+                "invalid value {value:?} in {name}: an element is one word; separate elements by commas"
+            ));
         }
     }
     Ok(())

@@ -63,7 +63,7 @@ impl State {
         self.tables.values().flat_map(BTreeMap::values).any(|rules| !rules.is_empty())
     }
 
-    /// Any chain of ours, or any jump to one.
+    /// Any chain of ours; a jump to one cannot outlive it.
     #[must_use]
     pub fn has_ours(&self) -> bool {
         self.tables.iter().any(|(table, _)| !self.our_chains(table).is_empty())
@@ -74,17 +74,6 @@ impl State {
     pub fn our_chains(&self, table: &str) -> Vec<&str> {
         let chains = self.tables.get(table).into_iter().flat_map(BTreeMap::keys);
         chains.map(String::as_str).filter(|c| is_ours(c)).collect()
-    }
-
-    /// Rules outside our chains that jump into them: (chain, rule).
-    #[must_use]
-    pub fn jumps_to_ours(&self, table: &str) -> Vec<(&str, &Saved)> {
-        let chains = self.tables.get(table).into_iter().flatten();
-        chains
-            .filter(|(chain, _)| !is_ours(chain))
-            .flat_map(|(chain, rules)| rules.iter().map(move |r| (chain.as_str(), r)))
-            .filter(|(_, rule)| rule.target().is_some_and(is_ours))
-            .collect()
     }
 
     /// The rules of a chain, empty when it does not exist.

@@ -96,10 +96,10 @@ pub fn canonical(words: &[String], names: &Names) -> Vec<Condition> {
             _ => "",
         };
         let negated = std::mem::take(&mut not);
-        if option == "-m" || is_default(option, value) {
-            continue;
+        let value = canonical_value(option, value, names);
+        if option != "-m" && !is_default(option, &value) {
+            out.push((negated, option.to_owned(), value));
         }
-        out.push((negated, option.to_owned(), canonical_value(option, value, names)));
     }
     out.sort();
     out
@@ -116,10 +116,15 @@ fn alias(option: &str) -> &str {
     }
 }
 
-// What the kernel adds by itself when it prints.
+// What the kernel adds by itself when it prints, and what it leaves out because it matches everything.
 fn is_default(option: &str, value: &str) -> bool {
-    matches!((option, value), ("--nfmask" | "--ctmask", "0xffffffff") | ("--on-ip", "0.0.0.0" | "::"))
-        || (matches!(option, "-s" | "-d") && matches!(value, "0.0.0.0/0" | "::/0"))
+    match option {
+        "--nfmask" | "--ctmask" => value == "0xffffffff",
+        "--on-ip" => matches!(value, "0.0.0.0" | "::"),
+        "-s" | "-d" => matches!(value, "0.0.0.0/0" | "::/0"),
+        "--dport" | "--sport" => value == "0:65535",
+        _ => false,
+    }
 }
 
 fn canonical_value(option: &str, value: &str, names: &Names) -> String {
@@ -129,34 +134,36 @@ fn canonical_value(option: &str, value: &str, names: &Names) -> String {
             let (mark, mask) = value.split_once('/').unwrap_or((value, "0xffffffff"));
             format!("{}/{}", number(mark), number(mask))
         }
-        "--uid-owner" => names.users.get(value).cloned().unwrap_or_else(|| value.to_owned()),
-        "--gid-owner" => names.groups.get(value).cloned().unwrap_or_else(|| value.to_owned()),
-        "--dport" | "--sport" => ports(value, names),
+        "--uid-owner" => names.users.get(value).cloned().unwrap_or_else(|| range(value, '-', number)),
+        "--gid-owner" => names.groups.get(value).cloned().unwrap_or_else(|| range(value, '-', number)),
+        "--dport" | "--sport" | "--to-ports" | "--on-port" => ports(value, names),
         "--dports" => value.split(',').map(|p| ports(p, names)).collect::<Vec<_>>().join(","),
         _ => value.to_owned(),
     }
 }
 
 fn ports(value: &str, names: &Names) -> String {
-    let one = |port: &str| {
+    range(value, ':', |port| {
         let port = port.trim();
-        let known = names.services.get(port).map_or(port, String::as_str);
-        number(known)
-    };
-    match value.split_once(':') {
-        Some((from, to)) => {
-            let from = if from.is_empty() { "0".to_owned() } else { one(from) };
-            let to = if to.is_empty() { "65535".to_owned() } else { one(to) };
-            format!("{from}:{to}")
-        }
-        None => one(value),
-    }
+        number(names.services.get(port).map_or(port, String::as_str))
+    })
 }
 
+// `from:to`, where either may be left out; a range of one is that one.
+fn range(value: &str, sign: char, one: impl Fn(&str) -> String) -> String {
+    let Some((from, to)) = value.split_once(sign) else { return one(value) };
+    let from = if from.is_empty() { "0".to_owned() } else { one(from) };
+    let to = if to.is_empty() { "65535".to_owned() } else { one(to) };
+    if from == to { from } else { format!("{from}{sign}{to}") }
+}
+
+// As the programs read numbers: C's prefixes for hexadecimal and octal.
 fn number(text: &str) -> String {
-    let parsed = match text.strip_prefix("0x") {
-        Some(hex) => u64::from_str_radix(hex, 16),
-        None => text.parse(),
+    let digits = text.trim();
+    let parsed = match (digits.strip_prefix("0x"), digits.strip_prefix('0')) {
+        (Some(hex), _) => u64::from_str_radix(hex, 16),
+        (None, Some(octal)) if !octal.is_empty() => u64::from_str_radix(octal, 8),
+        _ => digits.parse(),
     };
     parsed.map_or_else(|_| text.to_owned(), |n| n.to_string())
 }
@@ -206,6 +213,12 @@ mod tests {
             ),
             ("-d 192.168.7.9/24 -j Y", "-d 192.168.7.0/24 -j Y"),
             ("-d 0.0.0.0/0 -j Y", "-j Y"),
+            ("-d 10.1.2.3/0 -j Y", "-j Y"),
+            ("-d fd00::1/0 -j Y", "-j Y"),
+            ("-p tcp --dport 80:80 -j Y", "-p tcp -m tcp --dport 80 -j Y"),
+            ("-p tcp --dport :65535 -j Y", "-p tcp -m tcp -j Y"),
+            ("-p tcp --dport 010 -j Y", "-p tcp -m tcp --dport 8 -j Y"),
+            ("-m owner --uid-owner 010-0x10 -j Y", "-m owner --uid-owner 8-16 -j Y"),
             ("-j REDIRECT --to-port 15053", "-j REDIRECT --to-ports 15053"),
             (
                 "-m connmark --mark 1337 -j CONNMARK --restore-mark",

@@ -1,11 +1,12 @@
 //! A network namespace with an address, a PATH that holds one back end or both, and the agent's command.
 
-use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
 
 /// Which programs the command finds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,7 +23,7 @@ pub enum Backend {
 pub struct World {
     name: String,
     dir: tempfile::TempDir,
-    env: RefCell<BTreeMap<String, String>>,
+    env: Mutex<BTreeMap<String, String>>,
 }
 
 const SBIN: &str = "/usr/sbin:/sbin:/usr/bin:/bin";
@@ -57,7 +58,7 @@ impl World {
         let name = format!("pa-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
         let dir = tempfile::tempdir().expect("a scratch directory");
         std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).expect("its mode");
-        let world = Self { name, dir, env: RefCell::default() };
+        let world = Self { name, dir, env: Mutex::default() };
         world.programs(backend);
         world.ip(&["netns", "add", &world.name]);
         let mut lines =
@@ -74,8 +75,9 @@ impl World {
         for line in lines {
             world.inside(&format!("ip {line}"));
         }
-        let resolv = "nameserver 10.96.0.10\n";
-        std::fs::write(world.dir.path().join("resolv.conf"), resolv).expect("a scratch file");
+        std::fs::create_dir(world.path("run")).expect("a scratch directory");
+        std::fs::write(world.path("run/xtables.lock"), "").expect("a scratch file");
+        world.resolvers(&["10.96.0.10"]);
         Some(world)
     }
 
@@ -103,6 +105,38 @@ impl World {
         link("nft", "nft");
     }
 
+    /// A file of this world's scratch directory.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// The network namespace, to be entered.
+    pub fn namespace(&self) -> PathBuf {
+        Path::new("/var/run/netns").join(&self.name)
+    }
+
+    /// What `/etc/resolv.conf` names in later runs.
+    pub fn resolvers(&self, addresses: &[&str]) {
+        let lines: String = addresses.iter().map(|a| format!("nameserver {a}\n")).collect();
+        std::fs::write(self.path("resolv.conf"), lines).expect("a scratch file");
+    }
+
+    /// Puts a shell script in the place of a program; `@REAL@` in it is the program.
+    pub fn shim(&self, name: &str, script: &str) {
+        let (place, real) = (self.path("bin").join(name), self.path("real"));
+        std::fs::create_dir_all(&real).expect("a scratch directory");
+        let real = real.join(name);
+        std::fs::rename(&place, &real).expect("the program is there");
+        let text = format!("#!/bin/sh\n{}\n", script.replace("@REAL@", &real.display().to_string()));
+        std::fs::write(&place, text).expect("a scratch file");
+        std::fs::set_permissions(&place, std::fs::Permissions::from_mode(0o755)).expect("its mode");
+    }
+
+    /// Puts the program back.
+    pub fn unshim(&self, name: &str) {
+        std::fs::rename(self.path("real").join(name), self.path("bin").join(name)).expect("a shim was there");
+    }
+
     fn ip(&self, args: &[&str]) -> Output {
         let out = Command::new(tool("ip").expect("looked for above")).args(args).output().expect("ip runs");
         assert!(out.status.success(), "ip {args:?}: {}", String::from_utf8_lossy(&out.stderr));
@@ -128,14 +162,16 @@ impl World {
 
     /// A variable of later runs.
     pub fn set(&self, name: &str, value: &str) {
-        self.env.borrow_mut().insert(name.to_owned(), value.to_owned());
+        self.env.lock().expect("no panic holds this lock").insert(name.to_owned(), value.to_owned());
     }
 
-    // Mounts are private to the command: it reads our resolv.conf.
+    // Mounts are private to the command: it reads our resolv.conf and has a lock of its own.
     fn command(&self, uid: Option<u32>) -> Command {
         let mut command = Command::new(tool("ip").expect("looked for above"));
-        let setup =
-            format!("mount --bind {}/resolv.conf /etc/resolv.conf && exec \"$@\"", self.dir.path().display());
+        let setup = format!(
+            "mount --bind {dir}/resolv.conf /etc/resolv.conf && mount --bind {dir}/run /run && exec \"$@\"",
+            dir = self.dir.path().display()
+        );
         command.args(["netns", "exec", &self.name, "/usr/bin/unshare", "-m", "/bin/sh", "-c", &setup, "sh"]);
         if let Some(uid) = uid {
             let (uid, gid) = (format!("--reuid={uid}"), format!("--regid={uid}"));
@@ -143,7 +179,8 @@ impl World {
         }
         let path = format!("PATH={}", self.dir.path().join("bin").display());
         command.args(["/usr/bin/env", "-i", &path]);
-        command.args(self.env.borrow().iter().map(|(name, value)| format!("{name}={value}")));
+        let env = self.env.lock().expect("no panic holds this lock");
+        command.args(env.iter().map(|(name, value)| format!("{name}={value}")));
         #[expect(clippy::disallowed_methods, reason = "which binary is judged is a setting of the test run")]
         let agent = std::env::var_os("AGENT_BIN").unwrap_or_else(|| env!("CARGO_BIN_EXE_pilot-agent").into());
         command.arg(agent).arg("istio-iptables");
@@ -151,21 +188,48 @@ impl World {
         command
     }
 
-    /// Runs the command with options split at blanks and expects an exit status.
-    pub fn apply(&self, options: &str, status: i32) {
-        self.apply_words(&options.split_whitespace().map(str::to_owned).collect::<Vec<_>>(), status);
+    /// Runs the command with options split at blanks and expects an exit status; gives what it printed.
+    pub fn apply(&self, options: &str, status: i32) -> String {
+        self.apply_words(&options.split_whitespace().map(str::to_owned).collect::<Vec<_>>(), status)
     }
 
-    /// The same with words as they are.
-    pub fn apply_words(&self, words: &[String], status: i32) {
+    /// The same with words as they are; gives what was printed, both streams.
+    pub fn apply_words(&self, words: &[String], status: i32) -> String {
         let out = self.command(None).args(words).output().expect("the agent runs");
-        assert_eq!(
-            out.status.code(),
-            Some(status),
-            "{words:?}\n{}{}",
-            String::from_utf8_lossy(&out.stdout),
-            String::from_utf8_lossy(&out.stderr)
-        );
+        let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
+        let said = text(&out.stdout) + &text(&out.stderr);
+        assert_eq!(out.status.code(), Some(status), "{words:?}\n{said}");
+        said
+    }
+
+    /// Waits until somebody listens on a TCP port.
+    pub fn wait_listening(&self, port: u16) {
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while self.inside(&format!("ss -Htln sport = :{port}")).is_empty() {
+            assert!(Instant::now() < deadline, "nobody listens on port {port}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Runs it; the exit status, if it was not ended by a signal.
+    pub fn status(&self, options: &str) -> Option<i32> {
+        self.spawn(options).wait().expect("our child").code()
+    }
+
+    /// Starts it; the process is the agent itself.
+    pub fn spawn(&self, options: &str) -> Child {
+        let mut command = self.command(None);
+        command.args(options.split_whitespace()).stdout(Stdio::null()).stderr(Stdio::null());
+        command.spawn().expect("the agent runs")
+    }
+
+    /// Waits until no process is left in the namespace.
+    pub fn wait_quiet(&self) {
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while !self.ip(&["netns", "pids", &self.name]).stdout.is_empty() {
+            assert!(Instant::now() < deadline, "processes are left in {}", self.name);
+            std::thread::sleep(Duration::from_millis(2));
+        }
     }
 
     /// Runs it as another user; the exit status.
@@ -208,55 +272,103 @@ impl World {
         format!("{}{net}", self.all_rules())
     }
 
-    /// Listens in the namespace and answers each connection with its original destination.
-    pub fn listen(&self, port: u16) -> Listener {
-        let script = format!(
-            "import socket, struct\n\
-             s = socket.socket(); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)\n\
-             s.bind(('0.0.0.0', {port})); s.listen(); print('up', flush=True)\n\
-             while True:\n\
-             \x20   c, _ = s.accept()\n\
-             \x20   d = c.getsockopt(socket.IPPROTO_IP, 80, 16)\n\
-             \x20   p, = struct.unpack('!2xH12x', d); a = socket.inet_ntoa(d[4:8])\n\
-             \x20   c.sendall(f'{{a}}:{{p}}'.encode()); c.close()\n"
-        );
-        let mut child = self.python(1337, &script).stdout(Stdio::piped()).spawn().expect("python runs");
-        let mut line = String::new();
-        let out = child.stdout.as_mut().expect("it is piped");
-        std::io::BufRead::read_line(&mut std::io::BufReader::new(out), &mut line).expect("a line");
-        assert_eq!(line, "up\n");
-        Listener(child)
+    /// Says `hello` as a user; the answer, or that there was none.
+    pub fn say(&self, uid: u32, address: &str, port: u16) -> String {
+        say(&self.name, uid, address, port)
     }
 
-    /// Connects as a user; what the listener said, or that the connection did not get there.
-    pub fn connect(&self, uid: u32, address: &str, port: u16) -> String {
-        let script = format!(
-            "import socket\n\
-             s = socket.socket(); s.settimeout(2)\n\
-             try:\n\
-             \x20   s.connect(('{address}', {port})); print(s.recv(64).decode(), end='')\n\
-             except OSError: print('not captured', end='')\n"
-        );
-        let out = self.python(uid, &script).output().expect("python runs");
-        String::from_utf8_lossy(&out.stdout).into_owned()
+    /// `serve.py` in the namespace as a user.
+    pub fn serve(&self, uid: u32, what: &[&str]) -> Listener {
+        serve(&self.name, uid, what)
     }
 
-    fn python(&self, uid: u32, script: &str) -> Command {
-        let mut command = Command::new(tool("ip").expect("looked for above"));
-        command.args(["netns", "exec", &self.name, "/usr/bin/setpriv"]);
-        command.args([&format!("--reuid={uid}"), &format!("--regid={uid}"), "--clear-groups"]);
-        // Some installations keep Python where other users cannot read it; the system's own comes first.
-        let python = tool("python3").unwrap_or_else(|| "python3".into());
-        command.arg(python).args(["-c", script]).stdin(Stdio::null());
-        command
+    /// The other end of `eth0`, in a namespace of its own, with addresses.
+    pub fn outside(&self, addresses: &[&str]) -> Outside {
+        let name = format!("{}-out", self.name);
+        self.ip(&["netns", "add", &name]);
+        let outside = Outside { name };
+        self.ip(&["-n", &self.name, "link", "set", "peer0", "netns", &outside.name]);
+        let mut lines = vec!["link set lo up".to_owned(), "link set peer0 up".to_owned()];
+        for address in addresses {
+            let nodad = if address.contains(':') { " nodad" } else { "" };
+            lines.push(format!("addr add {address} dev peer0{nodad}"));
+        }
+        for line in lines {
+            let words = ["-n", &outside.name].into_iter().chain(line.split(' ')).collect::<Vec<_>>();
+            self.ip(&words);
+        }
+        outside
+    }
+}
+
+/// What a pod is connected to.
+pub struct Outside {
+    name: String,
+}
+
+impl Outside {
+    /// As [`World::say`].
+    pub fn say(&self, address: &str, port: u16) -> String {
+        say(&self.name, 0, address, port)
+    }
+
+    /// As [`World::serve`].
+    pub fn serve(&self, what: &[&str]) -> Listener {
+        serve(&self.name, 0, what)
+    }
+}
+
+impl Drop for Outside {
+    fn drop(&mut self) {
+        delete(&self.name);
+    }
+}
+
+fn python(namespace: &str, uid: u32, script: &str) -> Command {
+    let mut command = Command::new(tool("ip").expect("looked for above"));
+    command.args(["netns", "exec", namespace, "/usr/bin/setpriv"]);
+    command.args([&format!("--reuid={uid}"), &format!("--regid={uid}"), "--clear-groups"]);
+    // Some installations keep Python where other users cannot read it; the system's own comes first.
+    let python = tool("python3").unwrap_or_else(|| "python3".into());
+    command.arg(python).args(["-c", script]).stdin(Stdio::null());
+    command
+}
+
+fn serve(namespace: &str, uid: u32, what: &[&str]) -> Listener {
+    let mut command = python(namespace, uid, include_str!("serve.py"));
+    // Ports below 1024 are open to everybody inside.
+    let open = ["netns", "exec", namespace, "sysctl", "-qw", "net.ipv4.ip_unprivileged_port_start=0"];
+    let opened = Command::new(tool("ip").expect("looked for above")).args(open).env("PATH", SBIN).output();
+    assert!(opened.is_ok_and(|out| out.status.success()), "a setting of {namespace}");
+    let mut child = command.args(what).stdout(Stdio::piped()).spawn().expect("python runs");
+    let mut line = String::new();
+    let out = child.stdout.as_mut().expect("it is piped");
+    std::io::BufRead::read_line(&mut std::io::BufReader::new(out), &mut line).expect("a line");
+    assert_eq!(line, "up\n");
+    Listener(child)
+}
+
+fn say(namespace: &str, uid: u32, address: &str, port: u16) -> String {
+    let script = format!(
+        "import socket\n\
+         try:\n\
+         \x20   s = socket.create_connection(('{address}', {port}), 5); s.sendall(b'hello\\n')\n\
+         \x20   print(s.makefile().readline().strip(), end='')\n\
+         except OSError as e: print(f'no answer: {{e}}', end='')\n"
+    );
+    let out = python(namespace, uid, &script).output().expect("python runs");
+    String::from_utf8_lossy(&out.stdout).into_owned()
+}
+
+fn delete(namespace: &str) {
+    if let Some(ip) = tool("ip") {
+        let _ = Command::new(ip).args(["netns", "del", namespace]).output();
     }
 }
 
 impl Drop for World {
     fn drop(&mut self) {
-        if let Some(ip) = tool("ip") {
-            let _ = Command::new(ip).args(["netns", "del", &self.name]).output();
-        }
+        delete(&self.name);
     }
 }
 

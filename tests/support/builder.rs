@@ -33,6 +33,8 @@ pub struct Builder {
     envoy: Envoy,
     fake: Value,
     ports: Ports,
+    before: Vec<String>,
+    owner: Option<u32>,
 }
 
 /// The ports of one agent and its Envoy.
@@ -82,6 +84,8 @@ impl Default for Builder {
             envoy: Envoy::Fake,
             fake: json!({}),
             ports,
+            before: Vec::new(),
+            owner: None,
         }
     }
 }
@@ -151,6 +155,18 @@ impl Builder {
         self
     }
 
+    /// Words before the agent's own command line: a program that prepares something and executes the rest.
+    pub fn before(mut self, words: &[String]) -> Self {
+        self.before = words.to_vec();
+        self
+    }
+
+    /// The user to whom the working directory and its files belong.
+    pub fn owner(mut self, uid: u32) -> Self {
+        self.owner = Some(uid);
+        self
+    }
+
     pub fn ports(&self) -> Ports {
         self.ports
     }
@@ -170,6 +186,9 @@ impl Builder {
             std::fs::write(&path, content).expect("our directory");
             std::fs::set_permissions(&path, std::fs::Permissions::from_mode(*mode)).expect("our file");
         }
+        if let Some(uid) = self.owner {
+            own(dir.path(), uid);
+        }
         let binary = match &self.envoy {
             Envoy::Fake => PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/fake_envoy.py")),
             Envoy::Real => envoy_bin(),
@@ -182,8 +201,10 @@ impl Builder {
         self.env.entry("PROXY_CONFIG".into()).or_insert_with(|| self.proxy_config.to_string());
 
         let started = Instant::now();
-        let child = Command::new(agent_bin())
-            .args(&self.args)
+        let agent = agent_bin().to_string_lossy().into_owned();
+        let mut words = self.before.iter().chain([&agent]).chain(&self.args);
+        let child = Command::new(words.next().expect("the agent at least"))
+            .args(words)
             .env_clear()
             .envs(&self.env)
             .current_dir(dir.path())
@@ -194,5 +215,12 @@ impl Builder {
             .spawn()
             .unwrap_or_else(|e| panic!("{} cannot be started: {e}", agent_bin().display()));
         TestAgent::watch(child, dir, self.ports, started)
+    }
+}
+
+fn own(path: &Path, uid: u32) {
+    std::os::unix::fs::lchown(path, Some(uid), Some(uid)).expect("we are root");
+    for entry in std::fs::read_dir(path).into_iter().flatten().flatten() {
+        own(&entry.path(), uid);
     }
 }

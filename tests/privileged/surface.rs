@@ -1,0 +1,171 @@
+//! The command's surface: exit statuses, dry run, locks and namespaces, the validation.
+
+use std::fs::File;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use rustix::fs::{FlockOperation, flock};
+
+use crate::SIDECAR;
+use crate::world::{Backend, World};
+
+const V4: &[&str] = &["10.77.5.2/24"];
+
+#[test]
+fn exit_statuses() {
+    let Some(world) = World::new(Backend::Nft, V4) else { return };
+    let before = world.everything();
+    for (options, status, says) in [
+        ("--nonsense", 255, "unknown flag: --nonsense"),
+        ("--iptables-probe-port=70000", 255, "iptables-probe-port"),
+        ("--dry-run=perhaps", 255, "dry-run"),
+        ("--probe-timeout=5", 255, "probe-timeout"),
+        ("-x *", 1, "OUTBOUND_IP_RANGES_EXCLUDE"),
+        ("-i 10.0.0.1", 1, "no '/'"),
+        ("--force-iptables-binary other", 1, "FORCE_IPTABLES_BINARY"),
+        ("--force-iptables-binary legacy", 1, "iptables-legacy-save is not installed"),
+        ("--skip-rule-apply", 0, ""),
+        ("--skip-rule-apply --run-validation --probe-timeout 100ms", 126, "validation timeout"),
+    ] {
+        let said = world.apply(options, status);
+        assert!(said.contains(says), "{options}: {said}");
+        assert_eq!(world.everything(), before, "{options}");
+    }
+}
+
+#[test]
+fn without_an_address_nothing_is_done() {
+    let Some(world) = World::new(Backend::Nft, &["169.254.7.2/16"]) else { return };
+    for options in [SIDECAR.to_owned(), format!("{SIDECAR} --dry-run")] {
+        let said = world.apply(&options, 1);
+        assert!(said.contains("no valid local IP address found"), "{said}");
+    }
+}
+
+#[test]
+fn a_dry_run_writes_its_file_and_starts_nothing() {
+    for options in ["", "--cleanup-only", "--native-nftables", "-m TPROXY --redirect-dns"] {
+        let Some(world) = World::new(Backend::Nft, &["fd00:77:5::2/64"]) else { return };
+        let (before, log, file) = (world.everything(), world.path("programs"), world.path("rules.txt"));
+        for name in ["iptables-nft-save", "iptables-nft-restore", "iptables-save", "nft"] {
+            world.shim(name, &format!("echo {name} >>{}", log.display()));
+        }
+        world.set("DRY_RUN_FILE_PATH", &file.display().to_string());
+        let said = world.apply(&format!("{SIDECAR} {options} --dry-run"), 0);
+        assert_eq!(world.everything(), before, "{options}");
+        assert!(!log.exists(), "{options}: {:?}", std::fs::read_to_string(&log));
+        let written = std::fs::read_to_string(&file).unwrap_or_default();
+        match options {
+            "--native-nftables" => assert!(said.contains("add table inet istio-proxy-nat"), "{said}"),
+            "--cleanup-only" => assert!(written.contains("iptables -t nat -X ISTIO_OUTPUT\n"), "{written}"),
+            _ => {
+                assert!(written.starts_with("iptables-save\nip6tables-save\n* "), "{written}");
+                assert!(written.ends_with("COMMIT\niptables-save\nip6tables-save\n"), "{written}");
+            }
+        }
+    }
+    let Some(world) = World::new(Backend::Nft, V4) else { return };
+    world.set("DRY_RUN_FILE_PATH", "/nowhere/rules.txt");
+    world.apply(&format!("{SIDECAR} --dry-run"), 0);
+}
+
+/// Holds a lock while `apply` runs in another thread; whether that ended before the lock was let go.
+fn ends_while_held(world: &World, lock: &str, apply: impl FnOnce() + Send) -> bool {
+    let file = File::options().write(true).create(true).truncate(false).open(world.path(lock));
+    let file = file.expect("a scratch file");
+    flock(&file, FlockOperation::LockExclusive).expect("nobody else holds it");
+    let ended = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            apply();
+            ended.store(true, Ordering::SeqCst);
+        });
+        // Long enough for a run that does not wait; a run that waits ends only after this.
+        let mut before = false;
+        for _ in 0..200 {
+            before = ended.load(Ordering::SeqCst);
+            if before {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        drop(file);
+        if let Err(panic) = thread.join() {
+            std::panic::resume_unwind(panic);
+        }
+        before
+    })
+}
+
+#[test]
+fn legacy_waits_for_the_lock_and_nft_does_not() {
+    for (backend, waits) in [(Backend::Legacy, true), (Backend::Nft, false)] {
+        let Some(world) = World::new(backend, V4) else { return };
+        let words: Vec<String> = SIDECAR.split(' ').map(str::to_owned).collect();
+        let before = ends_while_held(&world, "run/xtables.lock", || drop(world.apply_words(&words, 0)));
+        assert_eq!(before, !waits, "{backend:?}");
+        assert!(world.all_rules().contains("ISTIO_REDIRECT"), "{backend:?}");
+    }
+}
+
+#[test]
+fn cni_mode_locks_the_pods_namespace_in_place_of_the_host() {
+    let Some(world) = World::new(Backend::Legacy, V4) else { return };
+    std::fs::write(world.path("pod-lock"), "").expect("a scratch file");
+    let place = world.path("pod-lock").display().to_string();
+    let words: Vec<String> =
+        SIDECAR.split(' ').chain(["--cni-mode", "--network-namespace", &place]).map(str::to_owned).collect();
+    assert!(
+        ends_while_held(&world, "run/xtables.lock", || drop(world.apply_words(&words, 0))),
+        "waited for the host's lock"
+    );
+    // The rules are in place: nothing is written, so that no lock is wanted either.
+    assert!(ends_while_held(&world, "pod-lock", || drop(world.apply_words(&words, 0))));
+    let cleanup: Vec<String> = words.iter().cloned().chain(["--cleanup-only".to_owned()]).collect();
+    assert!(
+        !ends_while_held(&world, "pod-lock", || drop(world.apply_words(&cleanup, 0))),
+        "took no lock of the pod's"
+    );
+}
+
+#[test]
+fn a_network_namespace_alone_changes_nothing() {
+    for backend in [Backend::Nft, Backend::Legacy] {
+        let Some(world) = World::new(backend, V4) else { return };
+        world.apply(&format!("{SIDECAR} --network-namespace /nowhere"), 0);
+        assert!(world.all_rules().contains("ISTIO_REDIRECT"));
+    }
+}
+
+#[test]
+fn the_validation_tells_whether_rules_are_there() {
+    for addresses in [V4, &["fd00:77:5::2/64"]] {
+        for mode in ["", "-m TPROXY", "--native-nftables"] {
+            let Some(world) = World::new(Backend::Nft, addresses) else { return };
+            let check = "--skip-rule-apply --run-validation --probe-timeout 8s";
+            assert_eq!(world.as_user(1337, &format!("{check} --probe-timeout 300ms")), 126, "no rules yet");
+            let before = world.everything();
+            world.apply(&format!("{SIDECAR} {mode}"), 0);
+            let once = world.everything();
+            assert_ne!(once, before);
+            assert_eq!(world.as_user(1337, check), 0, "{mode}");
+            assert_eq!(world.as_user(1337, &format!("{check} --iptables-probe-port 17000")), 0, "{mode}");
+            // The tunnel's port is never redirected, nor is another user's connection.
+            let short = "--skip-rule-apply --run-validation --probe-timeout 1500ms";
+            assert_eq!(world.as_user(1337, &format!("{short} --iptables-probe-port 15008")), 126, "{mode}");
+            assert_eq!(world.as_user(2000, short), 126, "{mode}");
+            assert_eq!(world.everything(), once, "{mode}: the validation changed something");
+        }
+    }
+}
+
+#[test]
+fn a_validation_can_be_ended() {
+    let Some(world) = World::new(Backend::Nft, V4) else { return };
+    let mut agent = world.spawn("--skip-rule-apply --run-validation --probe-timeout 1h");
+    world.wait_listening(15001);
+    let pid = rustix::process::Pid::from_raw(i32::try_from(agent.id()).expect("a process ID"));
+    rustix::process::kill_process(pid.expect("a process ID"), rustix::process::Signal::TERM)
+        .expect("it runs");
+    assert_eq!(agent.wait().expect("our child").code(), Some(1));
+}
