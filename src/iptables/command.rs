@@ -70,49 +70,35 @@ fn beside(settings: &Settings, resolved: &Resolved) -> Result<(), String> {
         text.parse::<u32>()
             .map_err(|e| format!("failed to configure routes: failed to parse {what}: {text:?}: {e}"))
     };
-    let tproxy = || -> Result<Tproxy, String> {
-        let table = number("InboundTProxyRouteTable", &o.tproxy_table)?;
-        Ok(Tproxy { mark: number("InboundTProxyMark", &o.tproxy_mark)?, table })
-    };
     let captures = o.mode == Mode::Tproxy && !o.inbound_include.is_empty();
-    let v4 = if captures { Some(tproxy()?) } else { None };
+    let table = number("InboundTProxyRouteTable", &o.tproxy_table);
+    let v4 = if captures {
+        Some(Tproxy { table: table.clone()?, mark: number("InboundTProxyMark", &o.tproxy_mark)? })
+    } else {
+        None
+    };
     let wanted = Things { address: o.ipv6, v4, v6: v4.filter(|_| o.ipv6) };
     if settings.dry_run {
         tracing::info!("dry run: addresses, policy rules and routes stay as they are");
         return Ok(());
     }
-    let everything = Things { address: true, v4: tproxy().ok(), v6: tproxy().ok() };
-    let unwanted = if settings.cleanup_only {
-        everything
-    } else if settings.reconcile {
-        Things {
-            address: !wanted.address,
-            v4: everything.v4.filter(|_| wanted.v4.is_none()),
-            v6: everything.v6.filter(|_| wanted.v6.is_none()),
-        }
-    } else {
-        NOTHING
-    };
-    let added = if settings.cleanup_only { NOTHING } else { wanted };
-    if added == NOTHING && unwanted == NOTHING {
+    let removes = settings.cleanup_only || settings.reconcile;
+    if !removes && wanted == Things::default() {
         return Ok(());
     }
     let side = Side::open().map_err(|e| format!("failed to configure routes: netlink: {e}"))?;
-    side.remove(unwanted);
-    side.add(added)
+    let wanted = if settings.cleanup_only { Things::default() } else { wanted };
+    if removes {
+        side.remove(table.ok(), wanted);
+    }
+    side.add(wanted)
 }
 
-const NOTHING: Things = Things { address: false, v4: None, v6: None };
-
 async fn validate(settings: &Settings, resolved: &Resolved) -> Result<u8, String> {
-    let port = |what: &str, text: &str| {
-        text.parse::<u16>()
-            .map_err(|e| format!("{what} {text:?} is not a port the validation can listen on: {e}"))
-    };
     let o = &resolved.options;
     let config = probe::Config {
         host_ip: resolved.host_ip,
-        ports: [port("envoy-port", &o.outbound_port)?, port("inbound-capture-port", &o.inbound_port)?],
+        ports: [o.outbound_port.clone(), o.inbound_port.clone()],
         probe_port: settings.probe_port,
         limit: settings.probe_timeout,
     };

@@ -79,8 +79,8 @@ pub fn choose(runner: &mut dyn Runner, family: Family, force: Option<Force>) -> 
     let nft = reasons.keep(look(runner, &nft));
     // Rules count, not tables: looking at a legacy table makes it appear. Ours beat other people's.
     let holds = |seen: &Option<Seen>, f: fn(&State) -> bool| seen.as_ref().is_some_and(|s| f(&s.state));
-    let legacy_first = holds(&legacy, State::has_rules)
-        && (holds(&legacy, State::has_ours) || !holds(&nft, State::has_ours));
+    let legacy_first =
+        holds(&legacy, State::in_use) && (holds(&legacy, State::has_ours) || !holds(&nft, State::has_ours));
     let [first, second] = if legacy_first { [legacy, nft] } else { [nft, legacy] };
     if let Some(backend) = first.and_then(|seen| reasons.keep(seen.fit(runner))) {
         let others = second.filter(|seen| seen.state.has_ours());

@@ -35,8 +35,8 @@ pub struct Tproxy {
     pub table: u32,
 }
 
-/// Things beside the rules, to be added or to be taken away.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Things beside the rules.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Things {
     /// `::6` on the loopback device.
     pub address: bool,
@@ -72,7 +72,7 @@ impl Side {
             tracing::info!("Added ::6 address on the loopback iface");
         }
         for (v6, t) in things.tproxy() {
-            if !self.has_rule(v6, t).map_err(step("failed to list netlink rules"))? {
+            if !self.marks(v6, t.table).map_err(step("failed to list netlink rules"))?.contains(&t.mark) {
                 self.change(RouteNetlinkMessage::NewRule(policy(v6, t)), true)
                     .map_err(step("failed to configure netlink rule"))?;
             }
@@ -82,45 +82,55 @@ impl Side {
         Ok(())
     }
 
-    /// Takes things away, repeated policy rules of older runs included. What is not there is passed over;
-    /// what cannot be removed is logged, and the rest is still tried.
-    pub fn remove(&self, things: Things) {
+    /// Takes away what runs with whatever settings added, apart from `keep`: the `::6` address, and the
+    /// policy rules, of any mark and however often, and the route that belong to `table`. What is not there
+    /// is passed over; what cannot be removed is logged, and the rest is still tried.
+    pub fn remove(&self, table: Option<u32>, keep: Things) {
         let log = |what: &str, result: io::Result<()>| {
             if let Err(e) = result {
                 tracing::warn!("failed to remove {what}: {e}");
             }
         };
-        if things.address {
+        if !keep.address {
             log("the ::6 address", self.change(RouteNetlinkMessage::DelAddress(passthrough()), false));
         }
-        for (v6, t) in things.tproxy() {
-            log("a policy rule", self.remove_rules(v6, t));
-            let route = RouteNetlinkMessage::DelRoute(local_route(v6, t.table));
-            log("the local route", self.change(route, false));
+        let Some(table) = table else { return };
+        for (v6, kept) in [(false, keep.v4), (true, keep.v6)] {
+            log("policy rules", self.remove_rules(v6, table, kept));
+            if kept.is_none() {
+                let route = RouteNetlinkMessage::DelRoute(local_route(v6, table));
+                log("the local route", self.change(route, false));
+            }
         }
     }
 
-    fn remove_rules(&self, v6: bool, t: Tproxy) -> io::Result<()> {
-        while self.has_rule(v6, t)? {
-            self.change(RouteNetlinkMessage::DelRule(policy(v6, t)), false)?;
+    fn remove_rules(&self, v6: bool, table: u32, keep: Option<Tproxy>) -> io::Result<()> {
+        for mark in self.marks(v6, table)? {
+            let rule = Tproxy { mark, table };
+            if keep != Some(rule) {
+                self.change(RouteNetlinkMessage::DelRule(policy(v6, rule)), false)?;
+            }
         }
         Ok(())
     }
 
-    fn has_rule(&self, v6: bool, t: Tproxy) -> io::Result<bool> {
+    // The marks that policy rules look up in `table`, one for each rule.
+    fn marks(&self, v6: bool, table: u32) -> io::Result<Vec<u32>> {
         let mut ask = RuleMessage::default();
         ask.header.family = family(v6);
         let rules = self.0.dump(&RouteNetlinkMessage::GetRule(ask))?;
-        Ok(rules.into_iter().any(|message| match message {
-            RouteNetlinkMessage::NewRule(rule) => {
-                let marked = rule.attributes.contains(&RuleAttribute::FwMark(t.mark));
-                let extended = rule.attributes.contains(&RuleAttribute::Table(t.table));
-                rule.header.family == family(v6)
-                    && marked
-                    && (extended || u32::from(rule.header.table) == t.table)
+        let mark = |message| match message {
+            RouteNetlinkMessage::NewRule(rule) if rule.header.family == family(v6) => {
+                let extended = rule.attributes.contains(&RuleAttribute::Table(table));
+                let mark = rule.attributes.iter().find_map(|a| match a {
+                    RuleAttribute::FwMark(mark) => Some(*mark),
+                    _ => None,
+                });
+                mark.filter(|_| extended || u32::from(rule.header.table) == table)
             }
-            _ => false,
-        }))
+            _ => None,
+        };
+        Ok(rules.into_iter().filter_map(mark).collect())
     }
 
     fn change(&self, message: RouteNetlinkMessage, add: bool) -> io::Result<()> {

@@ -4,6 +4,7 @@
 //! the pass-through address at the probe port, and is content when an accepted connection's original
 //! destination is that port: then the rules, whoever made them, redirect.
 
+use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
@@ -18,8 +19,8 @@ use tokio::time::timeout;
 pub struct Config {
     /// The pod's address; its family decides.
     pub host_ip: IpAddr,
-    /// The two capture ports.
-    pub ports: [u16; 2],
+    /// The two capture ports, as given.
+    pub ports: [String; 2],
     /// Destination of the probing connections.
     pub probe_port: u16,
     /// How long success may take.
@@ -54,15 +55,16 @@ pub async fn run(config: &Config) -> Result<(), Error> {
     let listen = address("127.0.0.1", "::1");
     let target = SocketAddr::new(address("127.0.0.6", "::6"), config.probe_port);
     let (mut listeners, mut reasons) = (Vec::new(), Vec::new());
-    for port in config.ports {
-        match bind(SocketAddr::new(listen, port)) {
+    for port in &config.ports {
+        let at = || port.trim().parse().map(|port| SocketAddr::new(listen, port));
+        match at().map_err(|_| io::Error::other("not a port number")).and_then(bind) {
             Ok(listener) => {
-                tracing::info!("Listening on {}", SocketAddr::new(listen, port));
+                tracing::info!("Listening on {listen} port {port}");
                 listeners.push(listener);
             }
             Err(e) => {
-                tracing::error!("Failed to listen on {}: {e}", SocketAddr::new(listen, port));
-                reasons.push(format!("{}: {e}", SocketAddr::new(listen, port)));
+                tracing::error!("Failed to listen on {listen} port {port}: {e}");
+                reasons.push(format!("{listen} port {port}: {e}"));
             }
         }
     }
@@ -85,7 +87,7 @@ pub async fn run(config: &Config) -> Result<(), Error> {
     }
 }
 
-fn bind(at: SocketAddr) -> std::io::Result<TcpListener> {
+fn bind(at: SocketAddr) -> io::Result<TcpListener> {
     let socket = Socket::new(Domain::for_address(at), Type::STREAM.nonblocking(), None)?;
     socket.set_reuse_address(true)?;
     socket.set_reuse_port(true)?;
@@ -113,10 +115,10 @@ async fn serve(listener: TcpListener, probe_port: u16, v6: bool) {
     }
 }
 
-fn original_port(stream: &TcpStream, v6: bool) -> std::io::Result<u16> {
+fn original_port(stream: &TcpStream, v6: bool) -> io::Result<u16> {
     let socket = SockRef::from(stream);
     let original = if v6 { socket.original_dst_v6() } else { socket.original_dst_v4() }?;
-    original.as_socket().map(|a| a.port()).ok_or_else(|| std::io::Error::other("not an IP address"))
+    original.as_socket().map(|a| a.port()).ok_or_else(|| io::Error::other("not an IP address"))
 }
 
 async fn connect(from: IpAddr, target: SocketAddr) {

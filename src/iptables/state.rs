@@ -7,6 +7,8 @@ use std::collections::BTreeMap;
 pub struct State {
     /// Table name → chain name → rules in order, each as its words.
     pub tables: BTreeMap<String, BTreeMap<String, Vec<Saved>>>,
+    /// A chain of somebody's own, or a policy other than ACCEPT.
+    arranged: bool,
 }
 
 /// One rule as saved.
@@ -44,7 +46,9 @@ impl State {
                 name.trim().clone_into(&mut table);
                 state.tables.entry(table.clone()).or_default();
             } else if let Some(rest) = line.strip_prefix(':') {
-                let chain = rest.split_whitespace().next().unwrap_or_default().to_owned();
+                let mut words = rest.split_whitespace();
+                let chain = words.next().unwrap_or_default().to_owned();
+                state.arranged |= words.next() != Some("ACCEPT");
                 state.tables.entry(table.clone()).or_default().entry(chain).or_default();
             } else if let Some(rest) = line.strip_prefix("-A ") {
                 let (chain, text) = rest.split_once(' ').unwrap_or((rest, ""));
@@ -56,11 +60,11 @@ impl State {
         state
     }
 
-    /// Any rule at all, ours or not. Empty tables and chains do not count: looking at a legacy table
-    /// makes one appear.
+    /// Anything that somebody put there, ours or not. Tables as the kernel makes them do not count: looking
+    /// at a legacy table makes one appear.
     #[must_use]
-    pub fn has_rules(&self) -> bool {
-        self.tables.values().flat_map(BTreeMap::values).any(|rules| !rules.is_empty())
+    pub fn in_use(&self) -> bool {
+        self.arranged || self.tables.values().flat_map(BTreeMap::values).any(|rules| !rules.is_empty())
     }
 
     /// Any chain of ours; a jump to one cannot outlive it.
@@ -115,14 +119,17 @@ mod tests {
             "*nat\n:OUTPUT ACCEPT [0:0]\n-A OUTPUT -m comment --comment \"see -A ISTIO_FOO \\\"x\\\"\" -j ACCEPT\nCOMMIT\n",
         );
         assert!(!state.has_ours());
-        assert!(state.has_rules());
+        assert!(state.in_use());
         let rule = &state.rules("nat", "OUTPUT")[0];
         assert_eq!(rule.words[3], "see -A ISTIO_FOO \"x\"");
         assert_eq!(rule.target(), Some("ACCEPT"));
     }
 
     #[test]
-    fn an_empty_legacy_table_holds_no_rules() {
-        assert!(!State::parse("*nat\n:PREROUTING ACCEPT [0:0]\n:INPUT ACCEPT [0:0]\nCOMMIT\n").has_rules());
+    fn an_empty_legacy_table_is_not_in_use() {
+        let saved = "*nat\n:PREROUTING ACCEPT [0:0]\n:INPUT ACCEPT [0:0]\nCOMMIT\n";
+        assert!(!State::parse(saved).in_use());
+        assert!(State::parse(&saved.replace("INPUT ACCEPT", "INPUT DROP")).in_use());
+        assert!(State::parse(&saved.replace("INPUT ACCEPT", "MINE -")).in_use());
     }
 }

@@ -67,7 +67,7 @@ fn switch(name: &'static str) -> BoxedStrategy<Vec<String>> {
     any::<bool>().prop_map(|on| if on { vec![name.to_owned()] } else { Vec::new() }).boxed()
 }
 
-fn asked(native: bool) -> impl Strategy<Value = Asked> {
+fn asked(native: bool) -> BoxedStrategy<Asked> {
     let sign = if native { "-" } else { ":" };
     let who = || number(0..u32::MAX - 1);
     let words = vec![
@@ -94,15 +94,15 @@ fn asked(native: bool) -> impl Strategy<Value = Asked> {
     let owners = (any::<bool>(), list(who(), 60));
     let loopback = (8..=32_u8).prop_map(|len| format!("127.0.0.1/{len}"));
     let resolver = select(vec!["10.96.0.10", "127.0.0.53", "fd00::10", "fe80::1%eth0"]);
-    (words, weighted(0.3, owners), weighted(0.3, loopback), vec(resolver, 0..4), any::<bool>()).prop_map(
-        |(words, owners, loopback, resolvers, v6)| Asked {
+    (words, weighted(0.3, owners), weighted(0.3, loopback), vec(resolver, 0..4), any::<bool>())
+        .prop_map(|(words, owners, loopback, resolvers, v6)| Asked {
             words: words.into_iter().flatten().collect(),
             owners,
             loopback,
             resolvers,
             v6,
-        },
-    )
+        })
+        .boxed()
 }
 
 fn variable(name: &str) -> Option<u64> {
@@ -111,20 +111,8 @@ fn variable(name: &str) -> Option<u64> {
 }
 
 fn comes_and_goes(backend: Backend, more: &[&str], asked: &Asked) -> Result<(), TestCaseError> {
-    let addresses: &[&str] = if asked.v6 { &["fd00:77:13::2/64"] } else { &["10.77.13.2/24"] };
-    let Some(world) = World::new(backend, addresses) else { return Ok(()) };
-    world.resolvers(&asked.resolvers);
-    if let Some((include, groups)) = &asked.owners {
-        let name =
-            if *include { "ISTIO_OUTBOUND_OWNER_GROUPS" } else { "ISTIO_OUTBOUND_OWNER_GROUPS_EXCLUDE" };
-        world.set(name, groups);
-    }
-    if let Some(loopback) = &asked.loopback {
-        world.set("ISTIO_OUTBOUND_IPV4_LOOPBACK_CIDR", loopback);
-    }
-    let words = |last: &[&str]| -> Vec<String> {
-        asked.words.iter().cloned().chain(more.iter().chain(last).map(|w| (*w).to_owned())).collect()
-    };
+    let Some(world) = world(backend, asked) else { return Ok(()) };
+    let words = |last: &[&str]| asked.words(&[more, last].concat());
     let before = world.everything();
     world.apply_words(&words(&[]), 0);
     let once = world.everything();
@@ -138,11 +126,55 @@ fn comes_and_goes(backend: Backend, more: &[&str], asked: &Asked) -> Result<(), 
     Ok(())
 }
 
-fn run(backend: Backend, more: &[&str]) {
+fn world(backend: Backend, asked: &Asked) -> Option<World> {
+    let addresses: &[&str] = if asked.v6 { &["fd00:77:13::2/64"] } else { &["10.77.13.2/24"] };
+    let world = World::new(backend, addresses)?;
+    asked.tell(&world);
+    Some(world)
+}
+
+impl Asked {
+    /// Variables and resolvers.
+    fn tell(&self, world: &World) {
+        world.resolvers(&self.resolvers);
+        let (include, exclude) = match &self.owners {
+            None => ("*", ""),
+            Some((true, groups)) => (groups.as_str(), ""),
+            Some((false, groups)) => ("*", groups.as_str()),
+        };
+        world.set("ISTIO_OUTBOUND_OWNER_GROUPS", include);
+        world.set("ISTIO_OUTBOUND_OWNER_GROUPS_EXCLUDE", exclude);
+        let loopback = self.loopback.as_deref().unwrap_or("127.0.0.1/32");
+        world.set("ISTIO_OUTBOUND_IPV4_LOOPBACK_CIDR", loopback);
+    }
+
+    /// The command line with some more words.
+    fn words(&self, more: &[&str]) -> Vec<String> {
+        self.words.iter().cloned().chain(more.iter().map(|w| (*w).to_owned())).collect()
+    }
+}
+
+fn becomes(backend: Backend, old: &Asked, new: &Asked) -> Result<(), TestCaseError> {
+    let (Some(fresh), Some(changed)) = (world(backend, new), world(backend, new)) else { return Ok(()) };
+    fresh.apply_words(&new.words(&[]), 0);
+    old.tell(&changed);
+    changed.apply_words(&old.words(&[]), 0);
+    let before = changed.everything();
+    new.tell(&changed);
+    if before != fresh.everything() {
+        changed.apply_words(&new.words(&[]), 1);
+        prop_assert_eq!(&changed.everything(), &before, "changed without --reconcile");
+    }
+    changed.apply_words(&new.words(&["--reconcile"]), 0);
+    prop_assert_eq!(&changed.everything(), &fresh.everything(), "not as if nothing had been before");
+    Ok(())
+}
+
+fn run<S: Strategy>(what: &str, strategy: S, test: impl Fn(S::Value) -> Result<(), TestCaseError>) {
     let clock = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970");
     let seed = variable("PRIVILEGED_SEED").unwrap_or_else(|| u64::from(clock.subsec_nanos()));
     let cases = variable("PRIVILEGED_CASES").map_or(24, |n| u32::try_from(n).expect("a number of cases"));
-    eprintln!("{backend:?} {more:?}: PRIVILEGED_SEED={seed}, {cases} cases");
+    eprintln!("{what}: PRIVILEGED_SEED={seed}, {cases} cases");
     let config = Config {
         cases,
         rng_seed: RngSeed::Fixed(seed),
@@ -150,29 +182,47 @@ fn run(backend: Backend, more: &[&str]) {
         failure_persistence: None,
         ..Config::default()
     };
-    let native = !more.is_empty();
-    let result = TestRunner::new(config).run(&asked(native), |asked| comes_and_goes(backend, more, &asked));
-    if let Err(e) = result {
-        panic!("{backend:?} {more:?}, PRIVILEGED_SEED={seed}: {e}");
+    if let Err(e) = TestRunner::new(config).run(&strategy, test) {
+        panic!("{what}, PRIVILEGED_SEED={seed}: {e}");
     }
 }
 
 #[test]
 fn random_options_through_iptables_nft() {
-    run(Backend::Nft, &[]);
+    run("nft", asked(false), |asked| comes_and_goes(Backend::Nft, &[], &asked));
 }
 
 #[test]
 fn random_options_through_iptables_legacy() {
-    run(Backend::Legacy, &[]);
+    run("legacy", asked(false), |asked| comes_and_goes(Backend::Legacy, &[], &asked));
 }
 
 #[test]
 fn random_options_with_both_back_ends() {
-    run(Backend::Both, &[]);
+    run("both", asked(false), |asked| comes_and_goes(Backend::Both, &[], &asked));
 }
 
 #[test]
 fn random_options_through_native_nftables() {
-    run(Backend::Nft, &["--native-nftables"]);
+    let native = &["--native-nftables"];
+    run("native", asked(true), |asked| comes_and_goes(Backend::Nft, native, &asked));
+}
+
+#[test]
+fn reconcile_gets_from_any_options_to_any_others() {
+    // Rules for interfaces outside our chains look like a user's own and stay, see docs/COMPATIBILITY.md.
+    let old = asked(false).prop_map(|mut asked| {
+        while let Some(at) = asked.words.iter().position(|word| word == "-c" || word == "-k") {
+            asked.words.drain(at..at + 2);
+        }
+        asked
+    });
+    for backend in [Backend::Nft, Backend::Legacy] {
+        let pair = (old.clone(), asked(false));
+        run(&format!("from any to any, {backend:?}"), pair, |(old, mut new)| {
+            // The pod keeps its addresses; whether IPv6 is on does not change here.
+            new.v6 = old.v6;
+            becomes(backend, &old, &new)
+        });
+    }
 }
