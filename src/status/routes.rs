@@ -96,9 +96,10 @@ pub(super) async fn route(
 fn malformed<B>(request: &Request<B>) -> Option<Answer> {
     let bad = |why: &str| Some(page(StatusCode::BAD_REQUEST, TEXT, format!("400 Bad Request{why}")));
     let connect = request.method() == Method::CONNECT;
+    let preface = request.method().as_str() == "PRI" && request.uri().path() == "*";
     let mut hosts = request.headers().get_all(header::HOST).iter();
     match (hosts.next(), hosts.next()) {
-        (None, _) if request.version() == Version::HTTP_11 && !connect => {
+        (None, _) if request.version() == Version::HTTP_11 && !connect && !preface => {
             return bad(": missing required Host header");
         }
         (_, Some(_)) => return bad(": too many Host headers"),

@@ -187,6 +187,9 @@ impl AsyncRead for Watched {
         let before = buf.filled().len();
         ready!(Pin::new(&mut self.io).poll_read(cx, buf))?;
         if buf.filled().len() > before && self.state.phase.load(Relaxed) == IDLE {
+            if self.state.written.load(Relaxed) == 0 {
+                refusal::readable_preface(&mut buf.filled_mut()[before..]);
+            }
             self.state.enter(HEADING);
         }
         Poll::Ready(Ok(()))

@@ -55,6 +55,8 @@ async fn paths_hosts_and_heads() {
     assert_eq!(raw("GET /x HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n").await.status, 400);
     let got = raw("GET * HTTP/1.1\r\nHost: a\r\n\r\n").await;
     assert_eq!((got.status, got.text().as_str(), got.header("connection")), (400, "", Some("close")));
+    let got = raw("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await;
+    assert_eq!((got.status, got.text().as_str(), got.header("connection")), (400, "", Some("close")));
     assert_eq!(raw("OPTIONS * HTTP/1.1\r\nHost: a\r\n\r\n").await.status, 200);
     assert_eq!(raw("GET x HTTP/1.1\r\nHost: a\r\n\r\n").await.status, 400);
     assert_eq!(raw("GET http://a/x HTTP/1.1\r\n\r\n").await.status, 400);

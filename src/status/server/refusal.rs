@@ -1,6 +1,18 @@
 //! What is said of requests that cannot be read. hyper refuses them by itself, before any handler, with an
 //! answer that has no body; Go's server has one, and people see it in `curl`.
 
+/// What an HTTP/2 client begins with (RFC 9113, 3.4), and the same as a request that is answered.
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n";
+const READABLE: &[u8] = b"PRI * HTTP/1.1\r\n";
+
+/// Makes a request of the first bytes of an HTTP/2 client, for which hyper would close the connection
+/// without a word.
+pub(super) fn readable_preface(read: &mut [u8]) {
+    if read.starts_with(PREFACE) {
+        read[..READABLE.len()].copy_from_slice(READABLE);
+    }
+}
+
 /// The answer in place of hyper's own, where `out` is one.
 pub(super) fn spelled_out(out: &[u8]) -> Option<&'static [u8]> {
     let text = match out.get(..13)? {
