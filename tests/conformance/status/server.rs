@@ -140,3 +140,25 @@ async fn a_head_without_end_is_refused_and_nobody_else_is_harmed() {
     assert_eq!(agent.get("/nothing").await.unwrap().status, 404);
     agent.stop().await;
 }
+
+#[tokio::test]
+async fn a_log_that_nobody_reads_holds_nothing_up() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("log");
+    let made = std::process::Command::new("mkfifo").arg(&path).status().unwrap();
+    assert!(made.success());
+    let reader = tokio::net::unix::pipe::OpenOptions::new().open_receiver(&path).unwrap();
+    let mock = MockIstiod::start().await;
+    let builder = TestAgent::with()
+        .arg(format!("--log_target={}", path.display()))
+        .env("ISTIO_META_DNS_CAPTURE", "true")
+        .env("DNS_PROXY_ADDR", format!("127.0.0.1:{}", free_port()))
+        .env("DISABLE_ENVOY", "true");
+    let agent = serving(&mock, builder).await;
+    // Each answer is a line of about 130 bytes; a pipe holds 64 kB.
+    for _ in 0..1000 {
+        assert_eq!(agent.get("/healthz/ready").await.unwrap().status, 503);
+    }
+    agent.stop().await;
+    drop(reader);
+}
