@@ -57,14 +57,15 @@ async fn probers_that_cannot_be_meant_end_the_agent_before_it_serves() {
         "{\"/app-health/a/livez\":{\"httpGet\":{\"port\":\"http\"}}}",
     ] {
         let mut agent = TestAgent::with().env("ISTIO_KUBE_APP_PROBERS", bad).start();
-        let status = agent.wait_exit().await;
-        assert!(!status.success(), "{bad}");
+        // 255 is an error that was told; a crash ends otherwise.
+        assert_eq!(agent.wait_exit().await.code(), Some(255), "{bad}");
     }
     for bad in ["yes", "[]", "{\"port\":9090}"] {
         let mut agent = TestAgent::with().env("ISTIO_PROMETHEUS_ANNOTATIONS", bad).start();
-        assert!(!agent.wait_exit().await.success(), "{bad}");
+        assert_eq!(agent.wait_exit().await.code(), Some(255), "{bad}");
     }
     let builder = TestAgent::with();
     let own = json!({"port": builder.ports().status.to_string()}).to_string();
-    assert!(!builder.env("ISTIO_PROMETHEUS_ANNOTATIONS", own).start().wait_exit().await.success());
+    let mut agent = builder.env("ISTIO_PROMETHEUS_ANNOTATIONS", own).start();
+    assert_eq!(agent.wait_exit().await.code(), Some(255));
 }
