@@ -12,8 +12,9 @@ const SLOT_MS: u128 = 250;
 async fn play_envoy(socket: PathBuf) {
     let mut bound = 500;
     loop {
-        let io = UnixStream::connect(&socket).await.unwrap();
-        let (mut send, connection) = h2::client::handshake(io).await.unwrap();
+        // At the test's end the socket goes first.
+        let Ok(io) = UnixStream::connect(&socket).await else { return };
+        let Ok((mut send, connection)) = h2::client::handshake(io).await else { return };
         let stream = async {
             let request = Request::post(format!("http://xds-grpc{}", Protocol::Delta.path()))
                 .header("content-type", "application/grpc")
@@ -41,7 +42,6 @@ async fn play_envoy(socket: PathBuf) {
 }
 
 #[tokio::test]
-#[ignore = "takes half a minute"]
 async fn five_hundred_agents_come_back_spread_out() {
     let dir = tempfile::tempdir().unwrap();
     let group = Group::new();
