@@ -137,7 +137,7 @@ impl Session<'_> {
     async fn relay(&mut self, link: Link) -> Ended {
         let shared = self.stream.shared;
         shared.meters.dial("opened");
-        shared.state.upstream_open(link.peer.to_string());
+        shared.state.upstream_open(link.peer.to_string(), link.token_expires);
         tracing::debug!(target: "xdsproxy", stream = self.stream.id, "connected to {} at {}",
             shared.upstream.address(), link.peer);
         exchange(&self.stream, &mut self.inbox, &mut self.reply, link, &self.replaced).await

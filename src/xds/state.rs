@@ -12,7 +12,7 @@ use crate::base::clock::Clock;
 
 mod view;
 
-pub use view::{Freshness, Nack, Snapshot, StreamView, TypeView, UpstreamView};
+pub use view::{Freshness, Nack, Snapshot, StreamView, Timeline, TypeView, UpstreamView};
 
 /// Types kept apart; a mesh has about ten, and the names come from outside.
 const TYPES: usize = 64;
@@ -38,7 +38,18 @@ struct Inner {
     types: BTreeMap<String, Type>,
     nacks: Vec<Nack>,
     stream: Option<StreamView>,
+    // When Envoy opened it.
+    opened: Option<SystemTime>,
     upstream: UpstreamView,
+}
+
+impl Inner {
+    // Notes when a phase of the stream was first reached.
+    fn reached(&mut self, now: SystemTime, phase: impl FnOnce(&mut Timeline) -> &mut Option<u64>) {
+        let Some((stream, opened)) = self.stream.as_mut().zip(self.opened) else { return };
+        let after = now.duration_since(opened).unwrap_or_default().as_millis();
+        phase(&mut stream.timeline).get_or_insert(u64::try_from(after).unwrap_or(u64::MAX));
+    }
 }
 
 /// The record. Clones are not needed: it is shared behind an `Arc`.
@@ -97,6 +108,7 @@ impl State {
                 }
                 kind.answered = Some(true);
                 kind.last_accepted = Some(now);
+                inner.reached(now, |t| &mut t.first_accepted);
                 return Answer::Ack;
             }
             kind.rejected += 1;
@@ -126,7 +138,11 @@ impl State {
 
     /// Envoy has opened a stream.
     pub fn stream_opened(&self, id: u64, protocol: Protocol) {
-        self.with(|inner, now| inner.stream = Some(StreamView { id, protocol, since: unix(now) }));
+        self.with(|inner, now| {
+            let timeline = Timeline::default();
+            inner.stream = Some(StreamView { id, protocol, since: unix(now), timeline });
+            inner.opened = Some(now);
+        });
     }
 
     /// The stream has ended (unless a newer one has taken its place).
@@ -139,13 +155,22 @@ impl State {
     }
 
     /// A way to istiod is open; it has not answered yet.
-    pub fn upstream_open(&self, peer: String) {
-        self.with(|inner, _| inner.upstream.peer = Some(peer));
+    pub fn upstream_open(&self, peer: String, token_expires: Option<SystemTime>) {
+        self.with(|inner, now| {
+            inner.upstream.peer = Some(peer);
+            inner.upstream.token_expires = token_expires.map(unix);
+            if let Some(stream) = &mut inner.stream {
+                // An earlier attempt does not count.
+                stream.timeline.upstream_opened = None;
+            }
+            inner.reached(now, |t| &mut t.upstream_opened);
+        });
     }
 
     /// Istiod has answered.
     pub fn upstream_live(&self) {
         self.with(|inner, now| {
+            inner.reached(now, |t| &mut t.first_response);
             let up = &mut inner.upstream;
             up.connected_since = Some(unix(now));
             (up.down_since, up.last_error, up.held_since, up.next_attempt_ms) = (None, None, None, None);

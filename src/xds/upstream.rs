@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::net::SocketAddr;
+use std::time::SystemTime;
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
@@ -12,7 +13,7 @@ use tonic::Status;
 
 use super::io::{Reads, Tracked};
 use super::protocol::Protocol;
-use crate::istiod::auth::{CallHeaders, TokenSource};
+use crate::istiod::auth::{CallHeaders, TokenSource, claims};
 use crate::istiod::{Connection, Connector, Error, Stream};
 
 /// Whoever can open a connection to istiod.
@@ -68,6 +69,8 @@ pub(super) struct Link {
     pub(super) ping: Option<PingPong>,
     pub(super) reads: Reads,
     pub(super) peer: SocketAddr,
+    /// When the token that was sent expires, as it says itself.
+    pub(super) token_expires: Option<SystemTime>,
 }
 
 /// Why no stream was opened.
@@ -136,5 +139,7 @@ pub(super) async fn open(
     let ping = driver.ping_pong();
     let mut send = send.ready().await.map_err(gone)?;
     let (response, sink) = send.send_request(request, false).map_err(gone)?;
-    Ok(Link { driver, sink, response, ping, reads, peer: connection.peer })
+    let claims = token.and_then(|token| claims::read(token.expose()));
+    let token_expires = claims.and_then(|claims| claims.expires);
+    Ok(Link { driver, sink, response, ping, reads, peer: connection.peer, token_expires })
 }

@@ -65,3 +65,26 @@ fn repeated_rejections_are_folded_and_bounded() {
     }
     assert_eq!(state.snapshot().types.len(), TYPES);
 }
+
+#[test]
+fn the_timeline_of_a_stream_keeps_the_first_time_of_each_phase() {
+    let (state, clock) = state();
+    let second = || clock.advance(Duration::from_secs(1));
+    state.stream_opened(1, Protocol::Delta);
+    second();
+    state.upstream_open("peer".to_owned(), None);
+    second();
+    state.upstream_open("peer".to_owned(), Some(UNIX_EPOCH + Duration::from_secs(7)));
+    second();
+    for nonce in ["1", "2"] {
+        state.upstream_live();
+        state.response(CDS, &facts(nonce, None), 10);
+        second();
+        state.request(CDS, &facts(nonce, None));
+    }
+    let view = state.snapshot();
+    let timeline = view.stream.unwrap().timeline;
+    assert_eq!(timeline.upstream_opened, Some(2000), "the last attempt's");
+    assert_eq!((timeline.first_response, timeline.first_accepted), (Some(3000), Some(4000)));
+    assert_eq!(view.upstream.token_expires, Some(7));
+}

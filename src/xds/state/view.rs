@@ -36,6 +36,7 @@ impl Freshness {
 
 /// One type, for people.
 #[derive(Debug, Clone, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct TypeView {
     /// Short name.
     pub name: &'static str,
@@ -62,14 +63,17 @@ pub struct TypeView {
     pub resources: u64,
     /// Seconds since the last response.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "responseAgeSeconds")]
     pub response_age_s: Option<u64>,
     /// Seconds since Envoy took a response.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "acceptedAgeSeconds")]
     pub accepted_age_s: Option<u64>,
 }
 
 /// One rejection.
 #[derive(Debug, Clone, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct Nack {
     /// Short name of the type.
     pub name: &'static str,
@@ -91,6 +95,7 @@ pub struct Nack {
 
 /// Envoy's stream.
 #[derive(Debug, Clone, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct StreamView {
     /// Number of the stream since the agent's start.
     pub id: u64,
@@ -98,13 +103,34 @@ pub struct StreamView {
     pub protocol: Protocol,
     /// Since when, in seconds since 1970.
     pub since: u64,
+    /// What has happened on it, in milliseconds since then.
+    pub timeline: Timeline,
+}
+
+/// The phases of a stream, in milliseconds since Envoy opened it; of several attempts upstream the last.
+#[derive(Debug, Clone, Copy, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Timeline {
+    /// Istiod was connected, and the stream to it open.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub upstream_opened: Option<u64>,
+    /// Istiod's first bytes came.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub first_response: Option<u64>,
+    /// Envoy took its first configuration.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub first_accepted: Option<u64>,
 }
 
 /// The way to istiod.
 #[derive(Debug, Clone, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct UpstreamView {
     /// As configured.
     pub address: String,
+    /// When the token sent last expires, in seconds since 1970; none without a token, or where it is no JWT.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub token_expires: Option<u64>,
     /// The address that answered last.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub peer: Option<String>,
@@ -124,11 +150,13 @@ pub struct UpstreamView {
     pub held_since: Option<u64>,
     /// Milliseconds from the last failure to the next attempt.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "nextAttemptMilliseconds")]
     pub next_attempt_ms: Option<u64>,
 }
 
 /// Everything, for `/debug/agentz`.
 #[derive(Debug, Clone, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct Snapshot {
     /// Envoy's stream, if one is open.
     pub stream: Option<StreamView>,
