@@ -1,12 +1,11 @@
 //! The functions that templates call: Go's own, `toJSON`, and those of Sprig that fit a bootstrap.
 
+mod collections;
+mod strings;
+
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
-use base64::Engine;
-use base64::engine::general_purpose::STANDARD;
-
-use super::eval::LIMIT;
 use super::text;
 use super::value::{Value, go_json};
 
@@ -127,10 +126,10 @@ pub(super) fn call(name: &str, a: Vec<Value>, env: &BTreeMap<String, String>) ->
     if let Some(answer) = own(name, &a) {
         return answer;
     }
-    if let Some(answer) = strings(name, &a) {
+    if let Some(answer) = strings::call(name, &a) {
         return answer;
     }
-    if let Some(answer) = lists(name, &a) {
+    if let Some(answer) = collections::call(name, &a) {
         return answer;
     }
     match (name, a.as_slice()) {
@@ -268,198 +267,6 @@ fn compare(l: &Value, r: &Value, equality: bool) -> Result<Ordering, String> {
         (Value::Nil, _) | (_, Value::Nil) if equality => Ok(Ordering::Less),
         _ => different,
     }
-}
-
-fn strings(name: &str, a: &[Value]) -> Option<Answer> {
-    // The text comes last, so that it can be piped in.
-    let texts: Result<Vec<String>, String> = a.iter().map(loose).collect();
-    let simple = |f: &dyn Fn(&[String]) -> Value| Some(texts.clone().map(|t| f(&t)));
-    let text = |f: &dyn Fn(&[String]) -> String| Some(texts.clone().map(|t| Value::Text(f(&t))));
-    match (name, a.len()) {
-        ("quote", _) => text(&|t| t.iter().map(|t| text::quote(t)).collect::<Vec<_>>().join(" ")),
-        ("squote", _) => text(&|t| t.iter().map(|t| format!("'{t}'")).collect::<Vec<_>>().join(" ")),
-        ("upper", 1) => text(&|t| t[0].to_uppercase()),
-        ("lower", 1) => text(&|t| t[0].to_lowercase()),
-        ("title" | "untitle", 1) => text(&|t| capitals(&t[0], name == "title")),
-        ("trim", 1) => text(&|t| t[0].trim().to_owned()),
-        ("nospace", 1) => text(&|t| t[0].split_whitespace().collect()),
-        ("trimAll", 2) => text(&|t| t[1].trim_matches(|c| t[0].contains(c)).to_owned()),
-        ("trimSuffix", 2) => text(&|t| t[1].strip_suffix(&t[0]).unwrap_or(&t[1]).to_owned()),
-        ("trimPrefix", 2) => text(&|t| t[1].strip_prefix(&t[0]).unwrap_or(&t[1]).to_owned()),
-        ("replace", 3) => Some(texts.and_then(|t| {
-            bounded(t[2].len() * (t[1].len() + 1)).map(|()| Value::Text(t[2].replace(&t[0], &t[1])))
-        })),
-        ("contains", 2) => simple(&|t| Value::Bool(t[1].contains(&t[0]))),
-        ("hasPrefix", 2) => simple(&|t| Value::Bool(t[1].starts_with(&t[0]))),
-        ("hasSuffix", 2) => simple(&|t| Value::Bool(t[1].ends_with(&t[0]))),
-        ("cat", _) => text(&|t| t.join(" ")),
-        ("toString", 1) => text(&|t| t[0].clone()),
-        ("splitList", 2) => simple(&|t| Value::texts(&split(&t[1], &t[0]))),
-        ("split", 2) => simple(&|t| {
-            let parts = split(&t[1], &t[0]);
-            Value::Map(
-                parts.into_iter().enumerate().map(|(i, part)| (format!("_{i}"), Value::Text(part))).collect(),
-            )
-        }),
-        ("b64enc", 1) => text(&|t| STANDARD.encode(&t[0])),
-        ("b64dec", 1) => text(&|t| match STANDARD.decode(&t[0]) {
-            Ok(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
-            Err(error) => error.to_string(),
-        }),
-        ("repeat" | "trunc" | "indent" | "nindent", 2) => {
-            let Value::Int(n) = a[0] else { return Some(Err("wanted a number".to_owned())) };
-            Some(loose(&a[1]).and_then(|t| counted(name, n, &t)).map(Value::Text))
-        }
-        ("substr", 3) => {
-            let (Value::Int(from), Value::Int(to)) = (&a[0], &a[1]) else {
-                return Some(Err("wanted two numbers".to_owned()));
-            };
-            Some(loose(&a[2]).map(|t| {
-                let length = t.chars().count();
-                let clip = |n: i64| usize::try_from(n).ok();
-                let from = clip(*from).unwrap_or(0).min(length);
-                let to = clip(*to).unwrap_or(length).clamp(from, length);
-                Value::Text(t.chars().skip(from).take(to - from).collect())
-            }))
-        }
-        _ => None,
-    }
-}
-
-fn bounded(size: usize) -> Result<(), String> {
-    if size > LIMIT { Err("the text becomes too long".to_owned()) } else { Ok(()) }
-}
-
-fn split(text: &str, by: &str) -> Vec<String> {
-    if by.is_empty() {
-        return text.chars().map(String::from).collect();
-    }
-    text.split(by).map(str::to_owned).collect()
-}
-
-fn capitals(text: &str, upper: bool) -> String {
-    let mut start = true;
-    let letter = |c: char| {
-        let first = std::mem::replace(&mut start, c.is_whitespace());
-        let mapped: String = match (first, upper) {
-            (true, true) => c.to_uppercase().collect(),
-            (true, false) => c.to_lowercase().collect(),
-            (false, _) => c.to_string(),
-        };
-        mapped
-    };
-    text.chars().map(letter).collect()
-}
-
-fn counted(name: &str, n: i64, text: &str) -> Result<String, String> {
-    let count = usize::try_from(n.unsigned_abs()).unwrap_or(usize::MAX);
-    if name == "trunc" {
-        let length = text.chars().count();
-        let skip = if n < 0 { length.saturating_sub(count) } else { 0 };
-        return Ok(text.chars().skip(skip).take(count).collect());
-    }
-    if n < 0 {
-        return Err(format!("{n} is negative"));
-    }
-    bounded(count.saturating_mul(text.len() + text.matches('\n').count() + 1))?;
-    let pad = " ".repeat(if name == "repeat" { 0 } else { count });
-    Ok(match name {
-        "repeat" => text.repeat(count),
-        "indent" => format!("{pad}{}", text.replace('\n', &format!("\n{pad}"))),
-        _ => format!("\n{pad}{}", text.replace('\n', &format!("\n{pad}"))),
-    })
-}
-
-fn lists(name: &str, a: &[Value]) -> Option<Answer> {
-    Some(match (name, a) {
-        ("list" | "tuple", _) => Ok(Value::List(a.to_vec())),
-        ("join", [by, Value::List(items)]) => {
-            let parts: Result<Vec<_>, _> = items.iter().map(loose).collect();
-            parts.and_then(|p| Ok(Value::Text(p.join(&string(by)?))))
-        }
-        ("join", [_, one]) => loose(one).map(Value::Text),
-        ("toStrings", [Value::List(items)]) => {
-            items.iter().map(|v| loose(v).map(Value::Text)).collect::<Result<_, _>>().map(Value::List)
-        }
-        ("first", [Value::List(items)]) => Ok(items.first().cloned().unwrap_or(Value::Nil)),
-        ("last", [Value::List(items)]) => Ok(items.last().cloned().unwrap_or(Value::Nil)),
-        ("rest", [Value::List(items)]) => Ok(Value::List(items.iter().skip(1).cloned().collect())),
-        ("initial", [Value::List(items)]) => Ok(Value::List(items[..items.len().saturating_sub(1)].to_vec())),
-        ("append", [Value::List(items), one]) => {
-            Ok(Value::List(items.iter().chain([one]).cloned().collect()))
-        }
-        ("prepend", [Value::List(items), one]) => {
-            Ok(Value::List([one].into_iter().chain(items).cloned().collect()))
-        }
-        ("concat", _) if a.iter().all(|v| matches!(v, Value::List(_))) => {
-            let items =
-                a.iter().flat_map(|v| if let Value::List(items) = v { items.clone() } else { Vec::new() });
-            Ok(Value::List(items.collect()))
-        }
-        ("uniq", [Value::List(items)]) => {
-            let mut seen: Vec<Value> = Vec::new();
-            items.iter().for_each(|v| {
-                if !seen.contains(v) {
-                    seen.push(v.clone())
-                }
-            });
-            Ok(Value::List(seen))
-        }
-        ("reverse", [Value::List(items)]) => Ok(Value::List(items.iter().rev().cloned().collect())),
-        ("has", [one, Value::List(items)]) => Ok(Value::Bool(items.contains(one))),
-        ("without", [Value::List(items), gone @ ..]) => {
-            Ok(Value::List(items.iter().filter(|v| !gone.contains(v)).cloned().collect()))
-        }
-        ("compact", [Value::List(items)]) => {
-            Ok(Value::List(items.iter().filter(|v| v.truth()).cloned().collect()))
-        }
-        ("sortAlpha", [Value::List(items)]) => {
-            items.iter().map(loose).collect::<Result<Vec<_>, _>>().map(|mut texts| {
-                texts.sort();
-                Value::texts(&texts)
-            })
-        }
-        _ => return maps(name, a),
-    })
-}
-
-fn maps(name: &str, a: &[Value]) -> Option<Answer> {
-    Some(match (name, a) {
-        ("dict", _) => a
-            .chunks(2)
-            .map(|pair| Ok((loose(&pair[0])?, pair.get(1).cloned().unwrap_or_else(|| Value::text("")))))
-            .collect::<Result<_, String>>()
-            .map(Value::Map),
-        ("get", [Value::Map(members), key]) => {
-            string(key).map(|k| members.get(&k).cloned().unwrap_or_else(|| Value::text("")))
-        }
-        ("hasKey", [Value::Map(members), key]) => string(key).map(|k| Value::Bool(members.contains_key(&k))),
-        ("keys", _) if a.iter().all(|v| matches!(v, Value::Map(_))) => {
-            let keys = a
-                .iter()
-                .flat_map(|v| if let Value::Map(m) = v { m.keys().cloned().collect() } else { Vec::new() });
-            Ok(Value::texts(&keys.collect::<Vec<_>>()))
-        }
-        ("values", [Value::Map(members)]) => Ok(Value::List(members.values().cloned().collect())),
-        ("pick" | "omit", [Value::Map(members), keys @ ..]) => {
-            let keys: Result<Vec<String>, String> = keys.iter().map(string).collect();
-            keys.map(|keys| {
-                let kept = members.iter().filter(|(k, _)| keys.contains(k) == (name == "pick"));
-                Value::Map(kept.map(|(k, v)| (k.clone(), v.clone())).collect())
-            })
-        }
-        // The first that has a member wins.
-        ("merge", _) if a.iter().all(|v| matches!(v, Value::Map(_))) => {
-            let mut merged = BTreeMap::new();
-            for value in a.iter().rev() {
-                if let Value::Map(members) = value {
-                    merged.extend(members.clone());
-                }
-            }
-            Ok(Value::Map(merged))
-        }
-        _ => return None,
-    })
 }
 
 fn numbers(name: &str, a: &[Value]) -> Option<Answer> {

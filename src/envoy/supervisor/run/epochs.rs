@@ -1,0 +1,180 @@
+//! Envoy's processes: one per epoch, started, reported when they end, killed together.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::{Epoch, Run};
+use crate::base::error::chain;
+use crate::envoy::drain::{self, Phase};
+use crate::envoy::process::{self, Exit};
+use crate::envoy::restart::{self, Kind};
+use crate::envoy::supervisor::State;
+use crate::envoy::{command, port};
+
+/// An Envoy that ends this soon may have found its admin port taken.
+const SOON: Duration = Duration::from_secs(10);
+
+impl Run {
+    pub(super) fn carry_out(&mut self, action: restart::Action) -> bool {
+        match action {
+            restart::Action::None => false,
+            restart::Action::Start(epoch) => {
+                self.start(epoch);
+                false
+            }
+            restart::Action::KillAll => {
+                tracing::warn!("the other epochs of Envoy are killed for a fresh start");
+                self.kill_all();
+                let waiting = self.pending.take();
+                self.live = None;
+                waiting.is_some_and(|p| {
+                    let action = self.core.ended(p.epoch, Kind::Aborted, Duration::ZERO);
+                    self.carry_out(action)
+                })
+            }
+            restart::Action::RetryIn(delay) => {
+                tracing::warn!(
+                    "Envoy is started again in {delay:?} ({} tries are left then)",
+                    self.core.budget()
+                );
+                let _ = self.state.send(State::Recovering);
+                self.retry_at = Some(Instant::now() + delay);
+                false
+            }
+            restart::Action::End => self.tell(drain::Event::Gone),
+        }
+    }
+
+    pub(super) fn start(&mut self, epoch: u32) {
+        let file = match self.envoy.file.take() {
+            Some(file) if epoch == 0 => Some(file),
+            _ => {
+                if let Err(error) = self.envoy.refresh() {
+                    tracing::warn!("Envoy is started with its last configuration: {}", chain(&error));
+                }
+                match self.envoy.write(epoch) {
+                    Ok(file) => file,
+                    Err(error) => return self.not_started(epoch, chain(&error)),
+                }
+            }
+        };
+        let config = &self.envoy.config;
+        let base_id_path = self.envoy.base_id_path();
+        if epoch == 0 {
+            self.base_id = None;
+        } else if self.base_id.is_none() {
+            self.base_id = std::fs::read_to_string(&base_id_path).ok().and_then(|t| t.trim().parse().ok());
+        }
+        let number = command::Epoch {
+            number: epoch,
+            base_id: self.base_id,
+            base_id_path: &base_id_path,
+            parent_shutdown_seconds: config.restart.parent_shutdown.as_secs(),
+            alone: epoch > 0 && self.epochs.is_empty(),
+        };
+        let args = command::arguments(
+            &self.envoy.path(epoch),
+            &config.arguments,
+            config.restart.hot_restart.then_some(&number),
+        );
+        let shown: Vec<_> = args.iter().map(|a| a.to_string_lossy()).collect();
+        tracing::info!("Envoy command: [{}]", shown.join(" "));
+        let spec = process::Spec {
+            launcher: &config.launcher,
+            binary: &config.binary,
+            args: &args,
+            extra_env: &config.extra_env,
+            user: config.user,
+            own_group: config.own_group,
+        };
+        match process::spawn(&spec) {
+            Ok((process, end)) => {
+                self.ends.push(Box::pin(async move { (epoch, end.await) }));
+                let started = Instant::now();
+                self.epochs
+                    .insert(epoch, Epoch { process: Some(process), _file: file, started, aborted: false });
+                let _ = self.state.send(State::Running { epoch });
+            }
+            Err(error) => {
+                let launcher = config.launcher.display().to_string();
+                drop(file);
+                self.not_started(epoch, format!("{launcher}: {error}"));
+            }
+        }
+    }
+
+    // Its end comes the same way as that of any other.
+    fn not_started(&mut self, epoch: u32, why: String) {
+        self.epochs
+            .insert(epoch, Epoch { process: None, _file: None, started: Instant::now(), aborted: false });
+        self.ends.push(Box::pin(std::future::ready((epoch, Exit::NotStarted(why)))));
+    }
+
+    pub(super) fn kill_all(&mut self) {
+        for epoch in self.epochs.values_mut() {
+            epoch.aborted = true;
+            if let Some(process) = epoch.process {
+                process.kill();
+            }
+        }
+    }
+
+    pub(super) fn ended(&mut self, number: u32, exit: Exit) -> bool {
+        let Some(epoch) = self.epochs.remove(&number) else { return false };
+        let ran = epoch.started.elapsed();
+        let running = self.machine.phase() == Phase::Running;
+        self.report(number, &exit, epoch.aborted, ran);
+        if running && !exit.orderly() && ran < SOON && self.epochs.is_empty() {
+            self.hint = self.stale(&exit);
+        }
+        let kind = match &exit {
+            _ if epoch.aborted => Kind::Aborted,
+            exit if exit.orderly() => Kind::Orderly,
+            exit if exit.killed() => Kind::Memory,
+            _ => Kind::Abnormal,
+        };
+        self.aborted = epoch.aborted;
+        if !(epoch.aborted && self.last.is_some()) {
+            self.last = Some((exit, ran));
+        }
+        if !running {
+            return self.epochs.is_empty() && self.tell(drain::Event::Gone);
+        }
+        let action = self.core.ended(number, kind, ran);
+        self.carry_out(action)
+    }
+
+    fn report(&self, number: u32, exit: &Exit, aborted: bool, ran: Duration) {
+        let which = if self.envoy.config.restart.hot_restart {
+            format!("Envoy epoch {number}")
+        } else {
+            "Envoy".to_owned()
+        };
+        if aborted {
+            tracing::info!("{which} was killed by the agent after {ran:.1?}");
+        } else if *exit == Exit::Status(0) {
+            tracing::info!("{which} exited normally after {ran:.1?}");
+        } else if matches!(exit, Exit::NotStarted(_)) {
+            tracing::error!("{which} exited with error: {exit}");
+        } else {
+            tracing::error!("{which} exited with error: {exit} (after {ran:.1?})");
+        }
+        if !aborted && exit.killed() {
+            tracing::warn!("Envoy may have been out of memory killed. Check memory usage and limits.");
+        }
+    }
+
+    // Envoy itself says only that the address is in use.
+    fn stale(&self, exit: &Exit) -> Option<String> {
+        let Exit::Status(_) = exit else { return None };
+        let number = self.envoy.config.admin.port;
+        let holder = port::holder(number)?;
+        let text = format!(
+            "Envoy's admin port {number} is held by {holder}: if that is an Envoy left over from an earlier agent, \
+             stop it, or set proxyAdminPort of the proxy config"
+        );
+        tracing::error!("{text}");
+        Some(text)
+    }
+}

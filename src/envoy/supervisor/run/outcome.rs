@@ -1,0 +1,66 @@
+//! How it ended: the exit code and the sentence for it, and what is cleared away.
+
+use std::time::Duration;
+
+use super::Run;
+use crate::envoy::Outcome;
+use crate::envoy::process::Exit;
+use crate::envoy::supervisor::State;
+
+impl Run {
+    pub(super) fn outcome(mut self) -> Outcome {
+        if let Some(id) = self.base_id_left() {
+            let _ = std::fs::remove_file(format!("/dev/shm/envoy_shared_memory_{}", u64::from(id) * 10));
+        }
+        let (exit, ran) = self.last.take().map_or((None, Duration::ZERO), |(e, r)| (Some(e), r));
+        let left = !self.epochs.is_empty();
+        if left {
+            tracing::error!(
+                "Envoy does not end on SIGKILL (blocked in the kernel?); the agent does not wait for it"
+            );
+        }
+        let _ = self.state.send(State::Ended);
+        match self.reason.take() {
+            Some(reason) => {
+                let mut outcome = Outcome::stopped(&reason);
+                // Killed by the agent is how a stop ends; anything but that or a clean end is worth a word.
+                if let Some(exit) = exit.as_ref().filter(|e| !self.aborted && !e.orderly()) {
+                    outcome.reason.push_str(&format!("; Envoy ended before it was killed: {exit}"));
+                }
+                outcome.exit = exit;
+                outcome.ran = ran;
+                outcome
+            }
+            None => self.by_itself(exit, ran),
+        }
+    }
+
+    fn by_itself(&self, exit: Option<Exit>, ran: Duration) -> Outcome {
+        let code = exit.as_ref().map_or(1, Exit::code);
+        let code = if self.core.exhausted() { code.max(1) } else { code };
+        let mut reason = match &exit {
+            None => "Envoy never ran".to_owned(),
+            Some(exit @ Exit::NotStarted(_)) => format!("Envoy was not started: {exit}"),
+            Some(exit) => format!("Envoy ended by itself after {ran:.1?}: {exit}"),
+        };
+        if self.core.exhausted() {
+            reason.push_str("; no restart is left");
+        }
+        if let Some(hint) = &self.hint {
+            reason.push_str("; ");
+            reason.push_str(hint);
+        }
+        Outcome { exit_code: if self.envoy.config.always_zero { 0 } else { code }, reason, exit, ran }
+    }
+
+    // Only hot restart makes Envoy write one.
+    fn base_id_left(&self) -> Option<u32> {
+        if !self.envoy.config.restart.hot_restart {
+            return None;
+        }
+        let path = self.envoy.base_id_path();
+        let id = std::fs::read_to_string(&path).ok().and_then(|t| t.trim().parse().ok());
+        let _ = std::fs::remove_file(path);
+        id
+    }
+}

@@ -1,0 +1,95 @@
+//! What others ask for: a stop, a new configuration, the next epoch once the last one is live.
+
+use tokio::time::Instant;
+
+use super::{LIVE_LIMIT, LIVE_POLL, MOST_EPOCHS, Pending, Run};
+use crate::base::error::chain;
+use crate::envoy::drain::{self, Phase};
+use crate::envoy::supervisor::State;
+use crate::envoy::supervisor::handle::News;
+use crate::envoy::{Reason, admin, restart};
+
+impl Run {
+    pub(super) fn requested(&mut self) -> bool {
+        let News { drained, reload, stop } = self.asked.take();
+        if drained && self.tell(drain::Event::Drained) {
+            return true;
+        }
+        if self.machine.phase() != Phase::Running {
+            return false;
+        }
+        if let Some(reason) = stop {
+            return self.stop(reason);
+        }
+        if let Some(force) = reload {
+            self.reload(force);
+        }
+        false
+    }
+
+    fn stop(&mut self, reason: Reason) -> bool {
+        let _ = self.state.send(State::Stopping(reason.to_string()));
+        tracing::info!("{reason}: the agent stops");
+        let event = if reason == Reason::Quit { drain::Event::Quit } else { drain::Event::Stop };
+        self.reason = Some(reason);
+        self.retry_at = None;
+        self.files = None;
+        self.pending = None;
+        self.live = None;
+        if self.epochs.is_empty() {
+            return self.tell(drain::Event::Gone);
+        }
+        self.tell(event)
+    }
+
+    pub(super) fn reload(&mut self, force: bool) {
+        if self.pending.is_some() {
+            self.reload_again = Some(force || self.reload_again == Some(true));
+            return;
+        }
+        if let Err(error) = self.envoy.refresh() {
+            tracing::warn!(
+                "the changed configuration is not applied, Envoy goes on with the last one: {}",
+                chain(&error)
+            );
+            return;
+        }
+        self.forced += u64::from(force);
+        // A forced restart is one to a configuration that differs in nothing but its number.
+        let action = self.core.desire(self.envoy.id.wrapping_add(self.forced));
+        match action {
+            restart::Action::Start(epoch) => {
+                tracing::info!("Envoy's configuration has changed: epoch {epoch} takes over");
+                self.restarts.with_label_values(&["hot_restart"]).inc();
+                let now = Instant::now();
+                let limit = LIVE_LIMIT.max(self.envoy.config.restart.parent_shutdown + LIVE_POLL);
+                self.pending = Some(Pending { epoch, next_check: now, until: now + limit });
+            }
+            _ => tracing::debug!("Envoy's configuration has not changed, or hot restart is off"),
+        }
+    }
+
+    // The previous epoch has said whether it is live.
+    pub(super) fn checked(&mut self, live: Result<(bool, u64), admin::Error>) {
+        let Some(pending) = &mut self.pending else { return };
+        let now = Instant::now();
+        let previous = u64::from(pending.epoch) - 1;
+        let is_live = matches!(live, Ok((true, epoch)) if epoch == previous);
+        let alone = self.epochs.is_empty();
+        if alone || (is_live && self.epochs.len() < MOST_EPOCHS) || now >= pending.until {
+            if !alone && now >= pending.until {
+                tracing::warn!(
+                    "Envoy's epoch {previous} is not live or its predecessor not gone; going on all the same"
+                );
+            }
+            let epoch = pending.epoch;
+            self.pending = None;
+            self.start(epoch);
+            if let Some(force) = self.reload_again.take() {
+                self.reload(force);
+            }
+            return;
+        }
+        pending.next_check = now + LIVE_POLL;
+    }
+}
