@@ -5,13 +5,16 @@ DENY_VER   := 0.20.2
 TOOLS      := $(CURDIR)/.tools
 DENY       := $(shell command -v cargo-deny 2>/dev/null || echo $(TOOLS)/bin/cargo-deny)
 
+# One after the other: built together, the agent would get every library feature that only the double needs.
+RELEASE := cargo build --release --locked -p pilot-agent && cargo build --release --locked -p mock-istiod
+
 .PHONY: demo test lint bench fuzz-smoke docs clean help
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 demo:  ## two real Envoys, two agents, mutual TLS, rotation under traffic (about 30 s after the build)
-	cargo build --release --locked -p pilot-agent -p mock-istiod
+	$(RELEASE)
 	@envoy=$$(scripts/get-envoy) && target/release/demo --agent $(AGENT) --envoy "$$envoy"
 
 test:  ## every test; gets Envoy the way the demo does
@@ -29,7 +32,7 @@ $(TOOLS)/bin/cargo-deny:
 	cargo install --locked --root $(TOOLS) --version $(DENY_VER) cargo-deny
 
 bench:  ## sizes, start times, memory, relay: a table; PEER_AGENT=<path> compares another agent
-	cargo build --release --locked -p pilot-agent -p mock-istiod
+	$(RELEASE)
 	@envoy=$$(scripts/get-envoy) && target/release/bench --agent $(AGENT) --envoy "$$envoy" $(if $(PEER_AGENT),--peer "$(PEER_AGENT)")
 
 fuzz-smoke:  ## each fuzz target for a few seconds (needs a nightly toolchain and cargo-fuzz)

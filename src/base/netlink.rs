@@ -4,15 +4,73 @@ use std::io;
 use std::net::IpAddr;
 
 use netlink_packet_core::{
-    NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST, NetlinkHeader, NetlinkMessage, NetlinkPayload,
+    DecodeError, Emitable, NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST, NetlinkDeserializable, NetlinkHeader,
+    NetlinkMessage, NetlinkPayload, NetlinkSerializable, NlasIterator, Parseable,
 };
-use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::address::{AddressAttribute, AddressMessage};
-use netlink_packet_route::link::{LinkAttribute, LinkFlags, LinkMessage};
+use netlink_packet_route::link::{LinkFlags, LinkHeader, LinkMessage};
 use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
 
 /// A dump that a change of the network interrupts is repeated so often.
 const DUMPS: usize = 5;
+
+/// The kernel's numbers for what is asked and told (`linux/rtnetlink.h`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u16)]
+pub enum Kind {
+    /// `RTM_GETLINK`.
+    GetLink = 18,
+    /// `RTM_NEWADDR`.
+    NewAddress = 20,
+    /// `RTM_DELADDR`.
+    DelAddress = 21,
+    /// `RTM_GETADDR`.
+    GetAddress = 22,
+    /// `RTM_NEWROUTE`.
+    NewRoute = 24,
+    /// `RTM_DELROUTE`.
+    DelRoute = 25,
+    /// `RTM_NEWRULE`.
+    NewRule = 32,
+    /// `RTM_DELRULE`.
+    DelRule = 33,
+    /// `RTM_GETRULE`.
+    GetRule = 34,
+}
+
+/// `IFLA_IFNAME`, and the length of the fixed part before a link's attributes (`struct ifinfomsg`).
+const NAME_OF_LINK: u16 = 3;
+const LINK_HEADER: usize = 16;
+
+/// A message whose body is read, or not, by whoever knows what it is. The crate's own enum over every
+/// kind of message would link half a megabyte of readers for devices and queues that we never ask for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Raw {
+    kind: u16,
+    body: Vec<u8>,
+}
+
+impl NetlinkSerializable for Raw {
+    fn message_type(&self) -> u16 {
+        self.kind
+    }
+
+    fn buffer_len(&self) -> usize {
+        self.body.len()
+    }
+
+    fn serialize(&self, buffer: &mut [u8]) {
+        buffer.copy_from_slice(&self.body);
+    }
+}
+
+impl NetlinkDeserializable for Raw {
+    type Error = DecodeError;
+
+    fn deserialize(header: &NetlinkHeader, payload: &[u8]) -> Result<Self, DecodeError> {
+        Ok(Self { kind: header.message_type, body: payload.to_vec() })
+    }
+}
 
 /// An open socket in the network namespace it was opened in.
 #[derive(Debug)]
@@ -50,24 +108,7 @@ impl Netlink {
     /// # Errors
     /// The system's.
     pub fn interfaces(&self) -> io::Result<Vec<Interface>> {
-        let links = self.dump(&RouteNetlinkMessage::GetLink(LinkMessage::default()))?;
-        let mut out: Vec<Interface> = links
-            .into_iter()
-            .filter_map(|message| {
-                let RouteNetlinkMessage::NewLink(link) = message else { return None };
-                let name = link.attributes.iter().find_map(|a| match a {
-                    LinkAttribute::IfName(name) => Some(name.clone()),
-                    _ => None,
-                })?;
-                Some(Interface {
-                    index: link.header.index,
-                    name,
-                    up: link.header.flags.contains(LinkFlags::Up),
-                    loopback: link.header.flags.contains(LinkFlags::Loopback),
-                    addresses: Vec::new(),
-                })
-            })
-            .collect();
+        let mut out = self.dump(Kind::GetLink, &LinkMessage::default(), link)?;
         out.sort_by_key(|i| i.index);
         for (index, address) in self.addresses()? {
             if let Some(interface) = out.iter_mut().find(|i| i.index == index) {
@@ -82,19 +123,16 @@ impl Netlink {
     /// # Errors
     /// The system's, after five tries when the dump was interrupted.
     pub fn addresses(&self) -> io::Result<Vec<(u32, IpAddr)>> {
-        let found = self.dump(&RouteNetlinkMessage::GetAddress(AddressMessage::default()))?;
-        let address = |message| match message {
-            RouteNetlinkMessage::NewAddress(m) => {
-                let pick = |local: bool| {
-                    m.attributes.iter().find_map(|a| match a {
-                        AddressAttribute::Local(ip) if local => Some(*ip),
-                        AddressAttribute::Address(ip) if !local => Some(*ip),
-                        _ => None,
-                    })
-                };
-                pick(true).or_else(|| pick(false)).map(|ip| (m.header.index, ip))
-            }
-            _ => None,
+        let found = self.dump(Kind::GetAddress, &AddressMessage::default(), AddressMessage::parse)?;
+        let address = |m: AddressMessage| {
+            let pick = |local: bool| {
+                m.attributes.iter().find_map(|a| match a {
+                    AddressAttribute::Local(ip) if local => Some(*ip),
+                    AddressAttribute::Address(ip) if !local => Some(*ip),
+                    _ => None,
+                })
+            };
+            pick(true).or_else(|| pick(false)).map(|ip| (m.header.index, ip))
         };
         Ok(found.into_iter().filter_map(address).collect())
     }
@@ -103,22 +141,29 @@ impl Netlink {
     ///
     /// # Errors
     /// The kernel's.
-    pub fn change(&self, message: RouteNetlinkMessage, flags: u16) -> io::Result<()> {
-        self.send(message, NLM_F_REQUEST | NLM_F_ACK | flags)?;
+    pub fn change(&self, kind: Kind, message: &impl Emitable, flags: u16) -> io::Result<()> {
+        self.send(kind, message, NLM_F_REQUEST | NLM_F_ACK | flags)?;
         self.receive(&mut Vec::new())
     }
 
-    /// Asks for a list.
+    /// Asks for a list; `read` makes an element of a message's body.
     ///
     /// # Errors
-    /// The kernel's.
-    pub fn dump(&self, ask: &RouteNetlinkMessage) -> io::Result<Vec<RouteNetlinkMessage>> {
+    /// The kernel's, and what `read` refuses.
+    pub fn dump<T>(
+        &self,
+        kind: Kind,
+        ask: &impl Emitable,
+        read: impl Fn(&[u8]) -> Result<T, DecodeError>,
+    ) -> io::Result<Vec<T>> {
         let mut last = io::Error::other("netlink dump interrupted");
         for _ in 0..DUMPS {
-            self.send(ask.clone(), NLM_F_REQUEST | NLM_F_DUMP)?;
+            self.send(kind, ask, NLM_F_REQUEST | NLM_F_DUMP)?;
             let mut seen = Vec::new();
             match self.receive(&mut seen) {
-                Ok(()) => return Ok(seen),
+                Ok(()) => {
+                    return seen.iter().map(|raw| read(&raw.body)).collect::<Result<_, _>>().map_err(unread);
+                }
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => last = e,
                 Err(e) => return Err(e),
             }
@@ -126,10 +171,12 @@ impl Netlink {
         Err(last)
     }
 
-    fn send(&self, message: RouteNetlinkMessage, flags: u16) -> io::Result<()> {
+    fn send(&self, kind: Kind, message: &impl Emitable, flags: u16) -> io::Result<()> {
+        let mut raw = Raw { kind: kind as u16, body: vec![0; message.buffer_len()] };
+        message.emit(&mut raw.body);
         let mut header = NetlinkHeader::default();
         header.flags = flags;
-        let mut packet = NetlinkMessage::new(header, NetlinkPayload::from(message));
+        let mut packet = NetlinkMessage::new(header, NetlinkPayload::InnerMessage(raw));
         packet.finalize();
         let mut bytes = vec![0; packet.buffer_len()];
         packet.serialize(&mut bytes);
@@ -137,13 +184,12 @@ impl Netlink {
     }
 
     // Reads until the kernel says done, or acknowledges, or refuses.
-    fn receive(&self, seen: &mut Vec<RouteNetlinkMessage>) -> io::Result<()> {
+    fn receive(&self, seen: &mut Vec<Raw>) -> io::Result<()> {
         loop {
             let (bytes, _) = self.0.recv_from_full()?;
             let mut rest = bytes.as_slice();
             while !rest.is_empty() {
-                let message = NetlinkMessage::<RouteNetlinkMessage>::deserialize(rest)
-                    .map_err(|e| io::Error::other(format!("netlink answer: {e}")))?;
+                let message = NetlinkMessage::<Raw>::deserialize(rest).map_err(unread)?;
                 let length = usize::try_from(message.header.length).unwrap_or(0);
                 match message.payload {
                     NetlinkPayload::Done(_) => return Ok(()),
@@ -156,6 +202,30 @@ impl Netlink {
             }
         }
     }
+}
+
+fn unread(error: DecodeError) -> io::Error {
+    io::Error::other(format!("netlink answer: {error}"))
+}
+
+// A link without a name is none that anybody could mean.
+fn link(body: &[u8]) -> Result<Interface, DecodeError> {
+    let header = LinkHeader::parse(body)?;
+    let mut name = String::new();
+    for attribute in NlasIterator::new(body.get(LINK_HEADER..).unwrap_or_default()) {
+        let attribute = attribute?;
+        if attribute.kind() == NAME_OF_LINK {
+            let text = String::from_utf8_lossy(attribute.value());
+            name = text.trim_end_matches('\0').to_owned();
+        }
+    }
+    Ok(Interface {
+        index: header.index,
+        name,
+        up: header.flags.contains(LinkFlags::Up),
+        loopback: header.flags.contains(LinkFlags::Loopback),
+        addresses: Vec::new(),
+    })
 }
 
 #[cfg(test)]

@@ -7,15 +7,15 @@
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL};
+use netlink_packet_core::{Emitable, NLM_F_CREATE, NLM_F_EXCL, Parseable};
+use netlink_packet_route::AddressFamily;
 use netlink_packet_route::address::{AddressAttribute, AddressMessage};
 use netlink_packet_route::route::{
     RouteAddress, RouteAttribute, RouteMessage, RouteProtocol, RouteScope, RouteType,
 };
 use netlink_packet_route::rule::{RuleAction, RuleAttribute, RuleMessage};
-use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 
-use crate::base::netlink::Netlink;
+use crate::base::netlink::{Kind, Netlink};
 
 /// The address Envoy's inbound pass-through connects from on IPv6.
 const PASSTHROUGH_V6: Ipv6Addr = Ipv6Addr::new(0, 0, 0, 0, 0, 0, 0, 6);
@@ -67,16 +67,16 @@ impl Side {
         let step =
             |what: &'static str| move |e: io::Error| format!("failed to configure routes: {what}: {e}");
         if things.address {
-            self.change(RouteNetlinkMessage::NewAddress(passthrough()), true)
+            self.change(Kind::NewAddress, &passthrough(), true)
                 .map_err(step("failed to add IPv6 inbound address"))?;
             tracing::info!("Added ::6 address on the loopback iface");
         }
         for (v6, t) in things.tproxy() {
             if !self.marks(v6, t.table).map_err(step("failed to list netlink rules"))?.contains(&t.mark) {
-                self.change(RouteNetlinkMessage::NewRule(policy(v6, t)), true)
+                self.change(Kind::NewRule, &policy(v6, t), true)
                     .map_err(step("failed to configure netlink rule"))?;
             }
-            self.change(RouteNetlinkMessage::NewRoute(local_route(v6, t.table)), true)
+            self.change(Kind::NewRoute, &local_route(v6, t.table), true)
                 .map_err(step("failed to add route"))?;
         }
         Ok(())
@@ -92,14 +92,14 @@ impl Side {
             }
         };
         if !keep.address {
-            log("the ::6 address", self.change(RouteNetlinkMessage::DelAddress(passthrough()), false));
+            log("the ::6 address", self.change(Kind::DelAddress, &passthrough(), false));
         }
         let Some(table) = table else { return };
         for (v6, kept) in [(false, keep.v4), (true, keep.v6)] {
             log("policy rules", self.remove_rules(v6, table, kept));
             if kept.is_none() {
-                let route = RouteNetlinkMessage::DelRoute(local_route(v6, table));
-                log("the local route", self.change(route, false));
+                let route = local_route(v6, table);
+                log("the local route", self.change(Kind::DelRoute, &route, false));
             }
         }
     }
@@ -108,7 +108,7 @@ impl Side {
         for mark in self.marks(v6, table)? {
             let rule = Tproxy { mark, table };
             if keep != Some(rule) {
-                self.change(RouteNetlinkMessage::DelRule(policy(v6, rule)), false)?;
+                self.change(Kind::DelRule, &policy(v6, rule), false)?;
             }
         }
         Ok(())
@@ -118,24 +118,23 @@ impl Side {
     fn marks(&self, v6: bool, table: u32) -> io::Result<Vec<u32>> {
         let mut ask = RuleMessage::default();
         ask.header.family = family(v6);
-        let rules = self.0.dump(&RouteNetlinkMessage::GetRule(ask))?;
-        let mark = |message| match message {
-            RouteNetlinkMessage::NewRule(rule) if rule.header.family == family(v6) => {
-                let extended = rule.attributes.contains(&RuleAttribute::Table(table));
-                let mark = rule.attributes.iter().find_map(|a| match a {
-                    RuleAttribute::FwMark(mark) => Some(*mark),
-                    _ => None,
-                });
-                mark.filter(|_| extended || u32::from(rule.header.table) == table)
-            }
-            _ => None,
+        let rules = self.0.dump(Kind::GetRule, &ask, RuleMessage::parse)?;
+        let mark = |rule: RuleMessage| {
+            let extended = rule.attributes.contains(&RuleAttribute::Table(table));
+            let mark = rule.attributes.iter().find_map(|a| match a {
+                RuleAttribute::FwMark(mark) => Some(*mark),
+                _ => None,
+            });
+            let looks =
+                rule.header.family == family(v6) && (extended || u32::from(rule.header.table) == table);
+            mark.filter(|_| looks)
         };
         Ok(rules.into_iter().filter_map(mark).collect())
     }
 
-    fn change(&self, message: RouteNetlinkMessage, add: bool) -> io::Result<()> {
+    fn change(&self, kind: Kind, message: &impl Emitable, add: bool) -> io::Result<()> {
         let tolerated: &[i32] = if add { &ALREADY } else { &GONE };
-        match self.0.change(message, if add { NLM_F_CREATE | NLM_F_EXCL } else { 0 }) {
+        match self.0.change(kind, message, if add { NLM_F_CREATE | NLM_F_EXCL } else { 0 }) {
             Err(e) if e.raw_os_error().is_some_and(|n| tolerated.contains(&n)) => Ok(()),
             other => other,
         }
