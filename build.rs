@@ -18,7 +18,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     tonic_prost_build::configure().build_server(false).compile_fds(services)?;
     mesh()?;
     schema()?;
-    reflection()
+    reflection()?;
+    order_functions()
 }
 
 // What server reflection tells about the services of the ADS socket: each file's descriptor as clients
@@ -60,6 +61,16 @@ fn defined(scope: &str, message: &DescriptorProto, symbols: &mut Vec<String>) {
         defined(&name, nested, symbols);
     }
     symbols.push(name);
+}
+
+// Only where a binary is linked for use: tests need no order, and their binaries other functions.
+fn order_functions() -> Result<(), Box<dyn Error>> {
+    println!("cargo:rerun-if-changed=link/order.ld");
+    let script = PathBuf::from(std::env::var("CARGO_MANIFEST_DIR")?).join("link/order.ld");
+    if std::env::var("PROFILE")? == "release" && std::env::var("CARGO_CFG_TARGET_OS")? == "linux" {
+        println!("cargo:rustc-link-arg-bins=-Wl,-T,{}", script.display());
+    }
+    Ok(())
 }
 
 // Types with their JSON mapping; maps are sorted, as the Go agent prints them.
