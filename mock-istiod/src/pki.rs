@@ -7,9 +7,9 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use rcgen::{
-    BasicConstraints, Certificate, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose,
-    IsCa, Issuer, KeyPair, KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, PublicKeyData, SanType, SerialNumber,
-    SubjectPublicKeyInfo,
+    BasicConstraints, Certificate, CertificateParams, CertificateRevocationListParams, DistinguishedName,
+    DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyIdMethod, KeyPair, KeyUsagePurpose,
+    PKCS_ECDSA_P256_SHA256, PublicKeyData, RevokedCertParams, SanType, SerialNumber, SubjectPublicKeyInfo,
 };
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, CertificateSigningRequestDer, PrivateKeyDer};
@@ -143,6 +143,44 @@ impl Authority {
         let mut chain = self.sign(&key, leaf);
         chain.extend(self.intermediates());
         Pair { chain, key: key.serialize_pem() }
+    }
+
+    /// The revocation lists of the root and of every intermediate, PEM: the leaf of each of these chains is
+    /// revoked, nothing else.
+    ///
+    /// # Panics
+    /// If a chain does not begin with a certificate in PEM.
+    #[must_use]
+    pub fn revocation_lists(&self, revoked: &[&str]) -> String {
+        let now = SystemTime::now();
+        let entry = |chain: &&str| {
+            let der = CertificateDer::from_pem_slice(chain.as_bytes()).expect("a chain in PEM");
+            let (_, leaf) = x509_parser::certificate::X509Certificate::from_der(&der).expect("a certificate");
+            RevokedCertParams {
+                serial_number: SerialNumber::from_slice(leaf.raw_serial()),
+                revocation_time: (now - CLOCK_SKEW).into(),
+                reason_code: None,
+                invalidity_date: None,
+            }
+        };
+        let list = |link: &Link, revoked: &[&str]| {
+            let params = CertificateRevocationListParams {
+                this_update: (now - CLOCK_SKEW).into(),
+                next_update: (now + Duration::from_secs(24 * 3600)).into(),
+                crl_number: SerialNumber::from(1),
+                issuing_distribution_point: None,
+                revoked_certs: revoked.iter().map(entry).collect(),
+                key_identifier_method: KeyIdMethod::Sha256,
+            };
+            let signed = params.signed_by(&link.issuer).expect("a link that may sign lists");
+            signed.pem().expect("a list can be printed")
+        };
+        let mut text = list(self.signer(), revoked);
+        let above = std::iter::once(&*self.root).chain(self.intermediates.iter());
+        for link in above.filter(|link| !std::ptr::eq(*link, self.signer())) {
+            text.push_str(&list(link, &[]));
+        }
+        text
     }
 
     /// The chain and key for a TLS server with these DNS names, valid for ten days.

@@ -27,7 +27,7 @@ pub struct Wires {
     /// The name table, when there is a DNS server.
     pub names: Option<dns::Current>,
     waker: watch::Sender<u64>,
-    bundle: Option<watch::Receiver<String>>,
+    bundle: Option<watch::Receiver<Vec<String>>>,
 }
 
 impl Wires {
@@ -63,8 +63,8 @@ impl Wires {
                         () = stop.cancelled() => return,
                         changed = bundle.changed() => if changed.is_err() { return },
                     }
-                    let text = bundle.borrow_and_update().clone();
-                    secrets.update_trust_bundle(if text.is_empty() { Vec::new() } else { vec![text] });
+                    let entries = bundle.borrow_and_update().clone();
+                    secrets.update_trust_bundle(entries);
                 }
             });
         }

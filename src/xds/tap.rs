@@ -93,7 +93,7 @@ fn first(protocol: Protocol, response: Bytes) -> Result<Option<Any>, prost::Deco
 
 /// Trust anchors that istiod hands out in pushed proxy configuration.
 #[derive(Debug)]
-pub struct TrustBundle(watch::Sender<String>);
+pub struct TrustBundle(watch::Sender<Vec<String>>);
 
 /// `ProxyConfig`, of which only the field with the certificates is read.
 #[derive(Clone, PartialEq, prost::Message)]
@@ -103,10 +103,10 @@ struct PushedConfig {
 }
 
 impl TrustBundle {
-    /// The tap, and where its bundle can be read: PEM texts joined by newlines, empty at first.
+    /// The tap, and where its bundle can be read: PEM texts as they were sent, none at first.
     #[must_use]
-    pub fn tap() -> (Arc<dyn Tap>, watch::Receiver<String>) {
-        let (sender, bundle) = watch::channel(String::new());
+    pub fn tap() -> (Arc<dyn Tap>, watch::Receiver<Vec<String>>) {
+        let (sender, bundle) = watch::channel(Vec::new());
         (Arc::new(Self(sender)), bundle)
     }
 }
@@ -118,7 +118,7 @@ impl Tap for TrustBundle {
 
     fn apply(&self, body: Bytes) -> Result<(), String> {
         let config = PushedConfig::decode(body).map_err(|e| e.to_string())?;
-        let bundle = config.ca_certificates_pem.join("\n");
+        let bundle = config.ca_certificates_pem;
         self.0.send_if_modified(|current| {
             let changed = *current != bundle;
             *current = bundle;
@@ -143,14 +143,14 @@ mod tests {
     }
 
     #[test]
-    fn the_bundle_is_joined_and_told_only_when_it_changes() {
+    fn the_bundle_is_told_only_when_it_changes() {
         let (tap, mut bundle) = TrustBundle::tap();
         assert_eq!(apply(&*tap, Protocol::Sotw, sotw(vec![pushed(&["a", "b"])])), Some(Ok(())));
-        assert_eq!(*bundle.borrow_and_update(), "a\nb");
+        assert_eq!(*bundle.borrow_and_update(), ["a", "b"]);
         assert_eq!(apply(&*tap, Protocol::Sotw, sotw(vec![pushed(&["a", "b"])])), Some(Ok(())));
         assert!(!bundle.has_changed().unwrap());
         assert_eq!(apply(&*tap, Protocol::Sotw, sotw(vec![pushed(&[])])), Some(Ok(())));
-        assert_eq!(*bundle.borrow_and_update(), "");
+        assert!(bundle.borrow_and_update().is_empty());
     }
 
     #[test]
@@ -163,6 +163,6 @@ mod tests {
         assert!(matches!(apply(&*tap, Protocol::Sotw, sotw(vec![broken])), Some(Err(_))));
         let bodyless = DeltaResources { resources: vec![DeltaResource { resource: None }] };
         assert!(matches!(apply(&*tap, Protocol::Delta, bodyless.encode_to_vec().into()), Some(Err(_))));
-        assert_eq!(*bundle.borrow(), "");
+        assert!(bundle.borrow().is_empty());
     }
 }

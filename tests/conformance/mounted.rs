@@ -79,3 +79,43 @@ async fn a_private_key_provider_that_envoy_lacks_is_told() {
         agent.assert_running();
     }
 }
+
+/// The list lies at a path from the root of the file system, so the agent runs in a mount namespace of its own.
+const WITH_LIST: &str = "mount -t tmpfs tmpfs /run && mkdir -p /run/secrets/istio && \
+    ln -s \"$PWD/lists\" /run/secrets/istio/crl && exec \"$@\"";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_revoked_certificate_is_refused_by_envoy() {
+    for revoke in [false, true] {
+        let mock = MockIstiod::start().await;
+        let mesh = Loop::serve(&mock);
+        let pair = mock.issue(&mock.identity("ns", "sa"), Duration::from_secs(3600));
+        let revoked = if revoke { vec![pair.chain.as_str()] } else { Vec::new() };
+        let lists = mock.authority().revocation_lists(&revoked);
+        let mut agent = TestAgent::with()
+            .istiod(&mock)
+            .before(&["unshare", "--mount", "sh", "-c", WITH_LIST, "sh"].map(ToOwned::to_owned))
+            .env("FILE_MOUNTED_CERTS", "true")
+            .file("lists/ca-crl.pem", lists)
+            .file(CERT, pair.chain)
+            .file_mode(KEY, pair.key, 0o600)
+            .file("etc/certs/root-cert.pem", mock.root_pem())
+            .envoy(Envoy::Real)
+            .start();
+        agent.wait_ready().await;
+        // The list is all that differs. What Envoy tells its client is only that the connection failed.
+        let wanted = |asked: &Result<_, String>| match asked {
+            Ok(_) => !revoke,
+            Err(reason) => revoke && reason.contains("remote connection failure"),
+        };
+        eventually(&format!("Envoy goes by the list (revoked: {revoke})"), || async {
+            wanted(&mesh.ask(&mock).await).then_some(())
+        })
+        .await;
+        for _ in 0..20 {
+            let asked = mesh.ask(&mock).await;
+            assert!(wanted(&asked), "revoked: {revoke}, {asked:?}");
+        }
+        agent.stop().await;
+    }
+}

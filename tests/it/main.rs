@@ -6,3 +6,4 @@ mod support;
 mod bootstrap;
 mod dry_run;
 mod envoy;
+mod shown;

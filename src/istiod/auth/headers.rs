@@ -1,18 +1,28 @@
 //! The metadata of a call, by the rules of Go's gRPC library.
 
+use std::fmt;
+
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD_NO_PAD;
 use http::header::{AUTHORIZATION, HeaderMap, HeaderName, HeaderValue};
+use zeroize::Zeroizing;
 
 use super::Token;
 
-/// Metadata sent with every call.
-#[derive(Debug, Clone, Default)]
+/// Metadata sent with every call. The values of extra headers are mostly secrets, so `Debug` names them only.
+#[derive(Clone, Default)]
 pub struct CallHeaders {
     /// `clusterid`, sent even when empty.
     pub cluster_id: String,
     /// `XDS_HEADER_*` or `CA_HEADER_*`: lower-cased name and value.
     pub extra: Vec<(String, String)>,
+}
+
+impl fmt::Debug for CallHeaders {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<&str> = self.extra.iter().map(|(name, _)| name.as_str()).collect();
+        f.debug_struct("CallHeaders").field("cluster_id", &self.cluster_id).field("extra", &names).finish()
+    }
 }
 
 /// Metadata that no call can carry; it fails before it leaves. Never names a value.
@@ -70,8 +80,8 @@ impl CallHeaders {
             into.append(key, text);
         }
         if let Some(token) = token {
-            let mut bearer = HeaderValue::from_str(&format!("Bearer {}", token.expose()))
-                .map_err(|_| HeaderError::Token)?;
+            let text = Zeroizing::new(format!("Bearer {}", token.expose()));
+            let mut bearer = HeaderValue::from_str(&text).map_err(|_| HeaderError::Token)?;
             bearer.set_sensitive(true);
             into.append(AUTHORIZATION, bearer);
         }

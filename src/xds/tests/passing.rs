@@ -62,11 +62,11 @@ async fn the_agents_own_requests_follow_the_first_listeners() {
     let ack = istiod.request().await;
     assert_eq!((ack.type_url.as_str(), ack.response_nonce.as_str()), (types::PROXY_CONFIG, "q"));
     assert_eq!((ack.version_info.as_str(), ack.error_detail), ("vq", None));
-    assert_eq!(*rig.bundle.borrow(), "pem");
+    assert_eq!(*rig.bundle.borrow(), ["pem"]);
     pushed.resources[0].value = b"\xff\xff".to_vec();
     istiod.push(&pushed).await;
     assert_eq!(istiod.request().await.error_detail.unwrap().code, 13);
-    assert_eq!(*rig.bundle.borrow(), "pem", "a bad bundle takes nothing away");
+    assert_eq!(*rig.bundle.borrow(), ["pem"], "a bad bundle takes nothing away");
 }
 
 #[tokio::test]

@@ -50,7 +50,7 @@ pub(super) struct Rig {
     pub(super) socket: PathBuf,
     pub(super) news: watch::Sender<u64>,
     pub(super) streams: mpsc::UnboundedReceiver<Istiod>,
-    pub(super) bundle: watch::Receiver<String>,
+    pub(super) bundle: watch::Receiver<Vec<String>>,
     pub(super) _dir: tempfile::TempDir,
 }
 
