@@ -250,12 +250,18 @@ impl World {
             let text = self.inside(&format!("{program}-save 2>/dev/null || true"));
             let keep =
                 |line: &&str| line.starts_with("-A") || line.starts_with(":ISTIO") || line.starts_with('*');
-            let lines: Vec<&str> = text.lines().filter(keep).collect();
-            let mut lines = lines.into_iter().peekable();
-            while let Some(line) = lines.next() {
-                let empty = line.starts_with('*') && lines.peek().is_none_or(|next| next.starts_with('*'));
-                if !empty {
-                    let line = line.split(" [").next().unwrap_or(line);
+            // Legacy lists tables in the order in which they were first looked at.
+            let mut tables: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+            let mut table = "";
+            for line in text.lines().filter(keep) {
+                if line.starts_with('*') {
+                    table = line;
+                } else {
+                    tables.entry(table).or_default().push(line.split(" [").next().unwrap_or(line));
+                }
+            }
+            for (table, lines) in tables {
+                for line in [table].into_iter().chain(lines) {
                     out.push_str(&format!("{program} {line}\n"));
                 }
             }
@@ -267,8 +273,9 @@ impl World {
     pub fn everything(&self) -> String {
         let net =
             "ip rule; ip -6 rule; ip route show table 133; ip -6 route show table 133; ip -o addr show lo";
-        let net =
-            self.inside(&format!("{{ {net}; }} 2>/dev/null | sed 's/valid_lft.*//; s/^[0-9]*:[ \t]*//'"));
+        let net = self.inside(&format!(
+            "{{ {net}; }} 2>/dev/null | sed 's/valid_lft.*//; s/ tentative//; s/^[0-9]*:[ \t]*//'"
+        ));
         format!("{}{net}", self.all_rules())
     }
 
