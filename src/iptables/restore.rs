@@ -37,7 +37,10 @@ fn match_words(m: &Match, out: &mut Vec<String>) {
             not(*n, out);
             push(out, &["--dport", port]);
         }
-        Match::DportsNot(ports) => push(out, &["-m", "multiport", "!", "--dports", &ports.join(",")]),
+        Match::DportsNot(ports) => {
+            let ports: Vec<_> = ports.iter().map(|port| port.trim()).collect();
+            push(out, &["-m", "multiport", "!", "--dports", &ports.join(",")]);
+        }
         Match::Sport(port) => push(out, &["--sport", port]),
         Match::Uid { not: n, id } => {
             push(out, &["-m", "owner"]);
@@ -68,7 +71,10 @@ fn target_words(target: &Target, out: &mut Vec<String>) {
         Target::Redirect { port, spelling } => push(out, &["REDIRECT", spelling, port]),
         Target::SetMark(mark) => push(out, &["MARK", "--set-mark", mark]),
         Target::Tproxy { mark, port } => {
-            push(out, &["TPROXY", "--tproxy-mark", &format!("{mark}/0xffffffff"), "--on-port", port]);
+            push(
+                out,
+                &["TPROXY", "--tproxy-mark", &format!("{}/0xffffffff", mark.trim()), "--on-port", port],
+            );
         }
         Target::CtZone(zone) => push(out, &["CT", "--zone", &zone.to_string()]),
         Target::SaveMark => push(out, &["CONNMARK", "--save-mark"]),

@@ -215,7 +215,8 @@ fn one_word_each(o: &Options) -> Result<(), String> {
     }
     for (name, value) in settings.iter().flat_map(|(name, values)| values.iter().map(move |v| (name, v))) {
         let word = value.trim();
-        if word.is_empty() || word.contains(char::is_whitespace) || word.contains(OPERATORS) {
+        let broken = value.contains(|c: char| c.is_control() && c != '\t');
+        if broken || word.is_empty() || word.contains(char::is_whitespace) || word.contains(OPERATORS) {
             return Err(format!(
                 "invalid value {value:?} in {name}: an element is one word; separate elements by commas"
             ));
@@ -257,7 +258,7 @@ fn usable(address: &IpAddr) -> bool {
 }
 
 fn loopback(text: &str) -> Result<Cidr, String> {
-    let cidr = Cidr::parse(text).map_err(|e| format!("failed to parse CIDR {text}: {e}"))?;
+    let cidr = Cidr::parse(text).map_err(|e| format!("failed to parse CIDR {text:?}: {e}"))?;
     if cidr.is_v6() || !cidr.is_loopback() {
         return Err(format!("expected valid IPv4 loopback address in CIDR {text}; found {}", cidr.addr));
     }

@@ -130,6 +130,8 @@ fn words_inside_an_element_are_refused() {
         ("-k", "eth0\n-A OUTPUT -j ACCEPT"),
         ("-p", "15001 -s 9.9.9.9"),
         ("-t", "1337 -s 9.9.9.9"),
+        ("-b", "80\n"),
+        ("-d", "!=80"),
     ] {
         let Some(world) = World::new(Backend::Nft, V4) else { return };
         let before = world.everything();
