@@ -24,7 +24,7 @@ pub(super) use tls::Tls;
 use super::url::{self, Bad, Url};
 
 /// The largest piece of a body handed on at once.
-pub(super) const PIECE: usize = 16 * 1024;
+pub(super) const PIECE: usize = 32 * 1024;
 /// Redirects end with an error at this many requests, as in Go's client.
 const REQUESTS: usize = 10;
 

@@ -159,7 +159,7 @@ async fn h2_send(
     host: &HeaderValue,
 ) -> Result<(response::Parts, Exchange), Error> {
     let (sender, conn) = h2::client::Builder::new()
-        .max_frame_size(u32::try_from(PIECE).unwrap_or(16_384))
+        .max_frame_size(16 * 1024)
         .initial_window_size(256 * 1024)
         .initial_connection_window_size(256 * 1024)
         .handshake::<_, Bytes>(stream)

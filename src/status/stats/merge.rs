@@ -4,15 +4,19 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use futures_util::{Stream, stream};
+use futures_util::{FutureExt, Stream, stream};
 
 use super::lines::Lines;
 use super::part::{Failure, Part, Reason};
 use super::{Merger, is_open_metrics};
 use crate::status::routes::Shared;
 
+/// What is sent at a time, where so much is there already: each is a chunk of HTTP, and some readers do
+/// work for every chunk. Go's are 32 kB.
+const CHUNK: usize = 48 * 1024;
+
 struct Merging {
-    ready: VecDeque<Bytes>,
+    ready: Vec<Bytes>,
     parts: VecDeque<Part>,
     open_metrics: bool,
     shared: Arc<Shared>,
@@ -25,23 +29,33 @@ pub(super) fn stream(
     open_metrics: bool,
     shared: Arc<Shared>,
 ) -> impl Stream<Item = Bytes> + Send {
-    let mut ready = VecDeque::new();
-    if !own.is_empty() {
-        ready.push_back(Bytes::from(own));
-    }
+    let ready = vec![Bytes::from(own)];
     let merging = Merging { ready, parts: parts.into(), open_metrics, shared };
     stream::unfold(merging, |mut merging| async move {
         loop {
-            if let Some(bytes) = merging.ready.pop_front() {
-                return Some((bytes, merging));
+            let there: usize = merging.ready.iter().map(Bytes::len).sum();
+            if there == 0 {
+                merging.step().await?;
+            } else if there >= CHUNK || !matches!(merging.step().now_or_never(), Some(Some(()))) {
+                // Enough, or nothing more at this moment: a slow part holds up nothing that is there.
+                let chunk = joined(std::mem::take(&mut merging.ready));
+                return Some((chunk, merging));
             }
-            merging.step().await?;
         }
     })
 }
 
+fn joined(mut pieces: Vec<Bytes>) -> Bytes {
+    pieces.retain(|piece| !piece.is_empty());
+    match pieces.as_slice() {
+        [only] => only.clone(),
+        _ => pieces.concat().into(),
+    }
+}
+
 impl Merging {
-    /// One piece of the part whose turn it is; `None` when there is none left.
+    /// One piece of the part whose turn it is; `None` when there is none left. Nothing is lost when it is
+    /// given up before its end.
     async fn step(&mut self) -> Option<()> {
         let part = self.parts.front_mut()?;
         let limit = self.shared.stats.config.limit;
@@ -54,7 +68,7 @@ impl Merging {
                 }
                 part.bytes += piece.len() as u64;
                 let ready = &mut self.ready;
-                part.lines.feed(piece, |bytes| ready.push_back(bytes));
+                part.lines.feed(piece, |bytes| ready.push(bytes));
                 if over {
                     let most = limit.unwrap_or_default();
                     self.cut(&Failure::new(
@@ -69,16 +83,16 @@ impl Merging {
                 self.parts.pop_front();
                 let eof = self.open_metrics && self.parts.is_empty() && !ended;
                 if let Some(line) = Lines::end(lines) {
-                    self.ready.push_back(line);
+                    self.ready.push(line);
                     // A last line without its end: the Go agent joins Envoy's to what follows, and so do
                     // we; it knows no other case.
                     if application && (eof || !self.parts.is_empty()) {
-                        self.ready.push_back(Bytes::from_static(b"\n"));
+                        self.ready.push(Bytes::from_static(b"\n"));
                     }
                 }
                 if eof {
                     // Plain text came last, though the whole is OpenMetrics.
-                    self.ready.push_back(Bytes::from_static(b"# EOF\n"));
+                    self.ready.push(Bytes::from_static(b"# EOF\n"));
                 }
             }
             Err(failure) => self.cut(&failure),
@@ -104,11 +118,11 @@ impl Merging {
             } else {
                 format!("# istio_agent: {kind} metrics are cut here after {bytes} bytes ({label})\n")
             };
-            self.ready.push_back(line.into());
+            self.ready.push(line.into());
         }
         if self.open_metrics && self.parts.is_empty() {
             // Without it a strict reader would throw away the other parts as well.
-            self.ready.push_back(Bytes::from_static(b"# EOF\n"));
+            self.ready.push(Bytes::from_static(b"# EOF\n"));
         }
     }
 }
