@@ -120,7 +120,7 @@ async fn run(seed: u64) {
     let upward = script.upward();
     let [mut r1, mut r2, mut r3, mut r4] =
         std::array::from_fn(|n| StdRng::seed_from_u64(seed + n as u64 + 1));
-    let writing = send(&mut sink, script.requests.iter().map(|r| frames::frame(r)), &mut r1);
+    let writing = send(&mut sink, script.requests.iter().map(frames::frame), &mut r1);
     let serving = async {
         for refused in &script.refusals {
             let some = (*refused).min(upward.len());
@@ -138,7 +138,7 @@ async fn run(seed: u64) {
             let head = Response::builder().header("content-type", "application/grpc").body(()).unwrap();
             respond.send_response(head, false).unwrap()
         });
-        let pushing = send(stream, script.responses.iter().map(|r| frames::frame(r)), &mut r3);
+        let pushing = send(stream, script.responses.iter().map(frames::frame), &mut r3);
         let (seen, ()) = tokio::join!(reading, pushing);
         check_upward(&upward, &answered, &seen);
         // Kept: dropping it would reset the stream.
