@@ -31,6 +31,7 @@ struct Run {
 }
 
 /// Both figures for each binary.
+#[expect(clippy::cast_precision_loss, reason = "sizes and counts are far below 2^53")]
 pub async fn fan_out(binaries: &[PathBuf], runs: usize) -> Result<Vec<Row>, String> {
     let mut all: Vec<Vec<Run>> = Vec::new();
     for binary in binaries {
@@ -42,7 +43,6 @@ pub async fn fan_out(binaries: &[PathBuf], runs: usize) -> Result<Vec<Row>, Stri
         eprintln!();
         all.push(of);
     }
-    #[expect(clippy::cast_precision_loss, reason = "sizes are far below 2^53")]
     let mb = |bytes: u64| bytes as f64 / 1e6;
     let ms = |time: Duration| time.as_secs_f64() * 1e3;
     let row = |what: &str, target: &'static str, value: &dyn Fn(&Run) -> f64| {
