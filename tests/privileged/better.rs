@@ -198,6 +198,17 @@ fn native_rules_need_no_resolver_of_the_pods_family() {
 }
 
 #[test]
+fn native_rules_do_not_stand_beside_those_of_an_earlier_start() {
+    for backend in [Backend::Nft, Backend::Legacy] {
+        let (Some(fresh), Some(changed)) = (World::new(backend, V6), World::new(backend, V6)) else { return };
+        fresh.apply(&format!("{SIDECAR} --native-nftables"), 0);
+        changed.apply(options("dns"), 0);
+        changed.apply(&format!("{SIDECAR} --native-nftables"), 0);
+        assert_eq!(changed.everything(), fresh.everything(), "{backend:?}");
+    }
+}
+
+#[test]
 fn native_rules_take_any_interface_name() {
     let Some(world) = World::new(Backend::Nft, V4) else { return };
     world.apply("-u 1337 -i * -b * -c ip,counter -k tcp,net-1 --native-nftables", 0);

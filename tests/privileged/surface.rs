@@ -26,6 +26,7 @@ fn exit_statuses() {
         ("--force-iptables-binary legacy", 1, "iptables-legacy-save is not installed"),
         ("--skip-rule-apply", 0, ""),
         ("--skip-rule-apply --run-validation --probe-timeout 100ms", 126, "validation timeout"),
+        ("--skip-rule-apply --run-validation -p x -z 70000", 126, "no listener available"),
     ] {
         let said = world.apply(options, status);
         assert!(said.contains(says), "{options}: {said}");
