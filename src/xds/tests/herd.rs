@@ -90,14 +90,14 @@ async fn five_hundred_agents_come_back_spread_out() {
         stream.push(&response(CDS, "1", &[1])).await;
         open.push(stream);
     }
-    let slots = arrivals.iter().max().unwrap() / SLOT_MS + 1;
-    let mut most = 0;
-    for slot in 0..slots {
+    for slot in 0..=arrivals.iter().max().unwrap() / SLOT_MS {
         let count = arrivals.iter().filter(|a| **a / SLOT_MS == slot).count();
-        most = most.max(count);
         println!("{:5} ms {count:4} {}", slot * SLOT_MS, "#".repeat(count / 2));
     }
-    assert!(most <= AGENTS / 5, "{most} of {AGENTS} came within {SLOT_MS} ms");
+    // A machine that stalls lets several arrive at once, but nothing brings them all forward.
+    arrivals.sort_unstable();
+    let middle = arrivals[AGENTS * 9 / 10] - arrivals[AGENTS / 10];
+    assert!(middle >= 1000, "eight tenths of {AGENTS} came within {middle} ms");
     drop(open);
     group.stop(Duration::from_secs(5)).await;
 }
