@@ -86,22 +86,35 @@ struct Scrape {
     direct: f64,
 }
 
-/// Rows by measurement; columns by agent.
+/// A row that grows by a column with each agent.
+struct Growing {
+    what: String,
+    values: Vec<Option<Value>>,
+    direct: Option<Value>,
+    target: &'static str,
+}
+
 #[derive(Default)]
-struct Rows(Vec<(String, Vec<Option<Value>>, Option<Value>, &'static str)>);
+struct Rows(Vec<Growing>);
 
 impl Rows {
     fn add(&mut self, what: &str, value: Option<Value>, direct: Option<Value>, target: &'static str) {
-        match self.0.iter_mut().find(|row| row.0 == what) {
-            Some(row) => row.1.push(value),
-            None => self.0.push((what.to_owned(), vec![value], direct, target)),
+        match self.0.iter_mut().find(|row| row.what == what) {
+            Some(row) => row.values.push(value),
+            None => self.0.push(Growing { what: what.to_owned(), values: vec![value], direct, target }),
         }
     }
 
     fn done(self) -> Vec<Row> {
-        let row = |(what, values, direct, target): (String, Vec<_>, _, _)| {
-            let mut values = values.into_iter();
-            Row { what, ours: values.next().flatten(), peer: values.next().flatten(), direct, target }
+        let row = |row: Growing| {
+            let mut values = row.values.into_iter();
+            Row {
+                what: row.what,
+                ours: values.next().flatten(),
+                peer: values.next().flatten(),
+                direct: row.direct,
+                target: row.target,
+            }
         };
         self.0.into_iter().map(row).collect()
     }

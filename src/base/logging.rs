@@ -115,7 +115,11 @@ impl Out {
 
     /// Writes what was kept; whether nothing is left.
     fn drain(&self) -> bool {
-        self.lock().1.iter_mut().fold(true, |all, target| target.drain() && all)
+        let mut all = true;
+        for target in &mut self.lock().1 {
+            all &= target.drain();
+        }
+        all
     }
 }
 
