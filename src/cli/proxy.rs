@@ -41,13 +41,17 @@ pub(super) fn run(parsed: Parsed, env: &Env) -> u8 {
         Ok(runtime) => runtime,
         Err(e) => return fail(&format!("the runtime cannot be built: {e}"), None),
     };
-    if !dry_run {
-        return runtime.block_on(crate::agent::run(config));
-    }
-    match runtime.block_on(crate::agent::dry_run(config)) {
-        Ok(bootstrap) => request::print(&bootstrap),
-        Err(e) => fail(&e.to_string(), None),
-    }
+    let status = if dry_run {
+        match runtime.block_on(crate::agent::dry_run(config)) {
+            Ok(bootstrap) => request::print(&bootstrap),
+            Err(e) => fail(&e.to_string(), None),
+        }
+    } else {
+        runtime.block_on(crate::agent::run(config))
+    };
+    // A name look-up or a disk that hangs in a thread of its own must not hold up the end.
+    runtime.shutdown_background();
+    status
 }
 
 fn show(config: &Config) {
