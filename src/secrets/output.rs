@@ -3,7 +3,7 @@
 //! Each file is written beside, with its mode set on creation, and only when its content differs; when all
 //! are there they are renamed one after the other, so a disk that fills up never leaves a key beside the
 //! chain of another. The folder must exist; it is never made. A failure leaves the old files, and the
-//! [`Writer`] tries again until it works.
+//! `Writer` tries again until it works.
 
 mod writer;
 
