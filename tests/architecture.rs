@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 /// Who may use whom; a module may always use itself, `base` and `proto`.
 const EDGES: &[(&str, &[&str])] = &[
-    ("main", &["cli", "config", "envoy"]),
+    ("main", &["cli", "config", "envoy", "tls"]),
     ("cli", &["config", "agent", "envoy", "iptables"]),
     (
         "config",
