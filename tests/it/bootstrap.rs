@@ -1,6 +1,6 @@
 //! Bootstraps against files that were looked at (`testdata/golden/bootstrap`), and against a real Envoy.
 //!
-//! `cargo test --test it bootstrap -- --ignored` writes the files anew from `cases.json`.
+//! `UPDATE_GOLDEN=1 cargo test --test it bootstrap` writes the files anew from `cases.json`.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -76,22 +76,19 @@ fn made(case: &Value) -> Value {
 }
 
 #[test]
+#[expect(clippy::disallowed_methods, reason = "UPDATE_GOLDEN says to write instead of to compare")]
 fn bootstraps_equal_the_files() {
     for (name, case) in cases() {
-        let wanted = std::fs::read_to_string(folder().join(format!("{name}.json"))).unwrap_or_default();
+        let file = folder().join(format!("{name}.json"));
         let text = format!("{:#}\n", made(&case));
+        if std::env::var_os("UPDATE_GOLDEN").is_some() {
+            std::fs::write(&file, &text).unwrap();
+        }
+        let wanted = std::fs::read_to_string(file).unwrap_or_default();
         assert!(
             text == wanted,
-            "{name} differs; if that is meant, write the files anew and look at the change"
+            "{name} differs; if that is meant, run with UPDATE_GOLDEN=1 and look at the change"
         );
-    }
-}
-
-#[test]
-#[ignore = "writes the files that bootstraps_equal_the_files compares with"]
-fn write_the_files() {
-    for (name, case) in cases() {
-        std::fs::write(folder().join(format!("{name}.json")), format!("{:#}\n", made(&case))).unwrap();
     }
 }
 

@@ -154,14 +154,18 @@ fn file(case: &Case) -> PathBuf {
 }
 
 #[test]
+#[expect(clippy::disallowed_methods, reason = "UPDATE_GOLDEN says to write instead of to compare")]
 fn rules_equal_the_golden_files() {
     for case in cases() {
-        let wanted = std::fs::read_to_string(file(&case)).unwrap_or_default();
         let made = made(&case);
+        if std::env::var_os("UPDATE_GOLDEN").is_some() {
+            std::fs::write(file(&case), &made).unwrap();
+        }
+        let wanted = std::fs::read_to_string(file(&case)).unwrap_or_default();
         let first = made.lines().zip(wanted.lines()).find(|(a, b)| a != b);
         assert!(
             made == wanted,
-            "{}: {first:?}; if that is meant, write the files anew and look at the change",
+            "{}: {first:?}; if that is meant, run with UPDATE_GOLDEN=1 and look at the change",
             case.0
         );
     }
@@ -172,12 +176,4 @@ fn every_golden_file_has_a_case() {
     let folder = file(&cases()[0]).parent().unwrap().to_owned();
     let files = std::fs::read_dir(folder).unwrap().count();
     assert_eq!(files, cases().len());
-}
-
-#[test]
-#[ignore = "writes the files that rules_equal_the_golden_files compares with"]
-fn write_the_golden_files() {
-    for case in cases() {
-        std::fs::write(file(&case), made(&case)).unwrap();
-    }
 }
