@@ -168,13 +168,16 @@ proptest! {
             }
             let whole = scan(message, &bytes, &[]);
             prop_assert_eq!(&whole, &scan(message, &bytes, &cuts));
+            // As `()` every field is an unknown one and its wire type counts; prost does not look at that of
+            // a map's entries, so it alone would take bytes that no other decoder takes.
+            let sound = <()>::decode(&bytes[..]).is_ok();
             let real = match message {
                 Message::SotwResponse => DiscoveryResponse::decode(&bytes[..]).is_ok(),
                 Message::DeltaResponse => DeltaDiscoveryResponse::decode(&bytes[..]).is_ok(),
                 Message::SotwRequest => DiscoveryRequest::decode(&bytes[..]).is_ok(),
                 _ => DeltaDiscoveryRequest::decode(&bytes[..]).is_ok(),
             };
-            prop_assert!(!real || whole.is_ok(), "{:?}", whole);
+            prop_assert!(!(sound && real) || whole.is_ok(), "{:?}", whole);
         }
     }
 }
