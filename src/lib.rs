@@ -4,7 +4,7 @@
 //! config  flags + env + files + pod info ─► config::load ─► Config ─► agent::bind ─► each part its own slice
 //! certs   Envoy ─unix socket─► sds ─► secrets ─► ca  ─┐
 //! mesh    Envoy ─unix socket─► xds ───────────────────┴─► istiod ─► tls ─► network
-//! side    agent ─► envoy, status, dns, health, iptables (leaves; joined only by channels made in agent)
+//! side    agent ─► envoy, status, dns, health, iptables (joined only by channels made in agent) ─► fetch
 //! ```
 //!
 //! Modules in path order; an edge runs only downwards in this list, and `tests/architecture.rs`
@@ -17,6 +17,8 @@ pub mod cli;
 pub mod config;
 pub mod dns;
 pub mod envoy;
+pub mod fetch;
+pub mod health;
 pub mod iptables;
 pub mod istiod;
 pub mod proto;

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::base::build_info;
 use crate::config::Config;
-use crate::{dns, envoy, secrets, status, xds};
+use crate::{dns, envoy, health, secrets, status, xds};
 
 use super::shutdown::Stages;
 
@@ -19,6 +19,7 @@ pub struct Face {
     secrets: secrets::Handle,
     xds: xds::Handle,
     names: Option<dns::Current>,
+    health: Option<health::Handle>,
     tasks: Stages,
     since: SystemTime,
 }
@@ -31,6 +32,7 @@ impl Face {
         secrets: &secrets::Handle,
         xds: &xds::Handle,
         names: Option<dns::Current>,
+        health: Option<health::Handle>,
         tasks: &Stages,
     ) -> Self {
         Self {
@@ -39,6 +41,7 @@ impl Face {
             secrets: secrets.clone(),
             xds: xds.clone(),
             names,
+            health,
             tasks: tasks.clone(),
             since: SystemTime::now(),
         }
@@ -129,6 +132,7 @@ impl status::Agent for Face {
                 "files": identity.files,
                 "outputError": identity.output_error,
             },
+            "application": self.health.as_ref().map(health::Handle::status),
             "config": serde_json::to_value(self.xds.snapshot()).unwrap_or(Value::Null),
         })
     }

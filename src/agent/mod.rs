@@ -9,6 +9,7 @@ mod bootstrap;
 mod dns;
 mod document;
 mod dry_run;
+mod health;
 mod shutdown;
 mod signals;
 mod wiring;
@@ -178,14 +179,19 @@ async fn start(config: Config) -> Result<u8, Error> {
             xds_server.serve(listener, stop).await
         }
     });
-    let face = document::Face::new(&config, &envoy_handle, &identity_source, &xds_handle, names, &tasks);
+    let crypto = crate::tls::provider::provider(parts::istiod::compliance(&config)).0;
+    let joined = health::Joined {
+        envoy: &envoy_handle,
+        xds: &xds_handle,
+        crypto: crypto.clone(),
+        metrics: &metrics,
+        clock: &clock,
+    };
+    let health = health::start(&config, ipv6, joined, &tasks);
+    let face =
+        document::Face::new(&config, &envoy_handle, &identity_source, &xds_handle, names, health, &tasks);
     if let Some(bound) = status_bound {
-        let handles = status::Handles {
-            agent: Arc::new(face),
-            metrics: metrics.clone(),
-            crypto: crate::tls::provider::provider(parts::istiod::compliance(&config)).0,
-            started,
-        };
+        let handles = status::Handles { agent: Arc::new(face), metrics: metrics.clone(), crypto, started };
         tasks.status.spawn("status", bound.serve(handles, tasks.closing.clone(), tasks.status.token()));
     }
     // Starting Envoy holds this thread for a millisecond; the CA is asked before, and answers meanwhile.

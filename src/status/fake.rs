@@ -9,6 +9,7 @@ use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 
 use super::*;
+pub(super) use crate::fetch::fake::{Web, http, spawn};
 
 /// An agent that remembers what it was told.
 #[derive(Default)]
@@ -60,11 +61,6 @@ pub(super) struct Served {
     pub(super) closing: Stop,
     pub(super) stop: Stop,
     pub(super) task: JoinHandle<TaskResult>,
-}
-
-#[expect(clippy::disallowed_methods, reason = "a test joins or aborts what it starts")]
-pub(super) fn spawn<T: Send + 'static>(task: impl Future<Output = T> + Send + 'static) -> JoinHandle<T> {
-    tokio::spawn(task)
 }
 
 pub(super) fn start(mut config: Config) -> Served {
@@ -167,61 +163,6 @@ impl Drop for Served {
         self.stop.cancel();
         self.task.abort();
     }
-}
-
-/// A server that gives each path a raw answer and remembers the request heads.
-pub(super) struct Web {
-    pub(super) addr: SocketAddr,
-    pub(super) heads: Arc<Mutex<Vec<String>>>,
-    task: JoinHandle<()>,
-}
-
-impl Drop for Web {
-    fn drop(&mut self) {
-        self.task.abort();
-    }
-}
-
-impl Web {
-    /// `answer` gives the raw bytes for a request head; an empty answer hangs.
-    pub(super) async fn start(answer: impl Fn(&str) -> Vec<u8> + Send + Sync + 'static) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let addr = listener.local_addr().unwrap();
-        let heads = Arc::new(Mutex::new(Vec::new()));
-        let (answer, seen) = (Arc::new(answer), heads.clone());
-        let task = spawn(async move {
-            let mut open = tokio::task::JoinSet::new();
-            loop {
-                let Ok((mut stream, _)) = listener.accept().await else { return };
-                let (answer, seen) = (answer.clone(), seen.clone());
-                open.spawn(async move {
-                    let mut head = Vec::new();
-                    while !head.ends_with(b"\r\n\r\n") {
-                        match stream.read_u8().await {
-                            Ok(byte) => head.push(byte),
-                            Err(_) => return,
-                        }
-                    }
-                    let head = String::from_utf8_lossy(&head).into_owned();
-                    let out = answer(&head);
-                    seen.lock().unwrap().push(head);
-                    if out.is_empty() {
-                        std::future::pending::<()>().await;
-                    }
-                    let _ = stream.write_all(&out).await;
-                });
-            }
-        });
-        Self { addr, heads, task }
-    }
-
-    pub(super) fn heads(&self) -> Vec<String> {
-        self.heads.lock().unwrap().clone()
-    }
-}
-
-pub(super) fn http(status: u16, headers: &str, body: &str) -> Vec<u8> {
-    format!("HTTP/1.1 {status} X\r\nContent-Length: {}\r\n{headers}\r\n{body}", body.len()).into_bytes()
 }
 
 const CONFIGURED: &str = "cluster_manager.cds.update_success: 1\nlistener_manager.lds.update_success: 1\n";

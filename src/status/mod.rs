@@ -13,16 +13,14 @@
 //! | `probes` | the kubelet's probes of the application, asked on its behalf |
 //! | `stats`, `accept`, `own`, `process` | merged metrics |
 //! | `debug` | pages for people |
-//! | `fetch`, `url` | the HTTP client behind readiness, probes and scrapes; starts no task |
 //!
-//! Uses `base` only. What it needs of the rest of the agent comes in [`Handles`].
+//! Uses `base`, and `fetch` to ask others. What it needs of the rest of the agent comes in [`Handles`].
 
 mod accept;
 mod compress;
 mod debug;
 #[cfg(test)]
 mod fake;
-mod fetch;
 mod own;
 mod path;
 pub mod probes;
@@ -33,7 +31,6 @@ mod respond;
 mod routes;
 mod server;
 pub mod stats;
-mod url;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;

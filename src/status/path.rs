@@ -4,24 +4,7 @@
 //! cleaned first (a different clean form is a redirect), then each segment is percent-decoded by itself,
 //! so that an encoded slash separates nothing.
 
-/// Percent-decodes; `None` when an escape is broken or the result is not UTF-8.
-pub(super) fn decode(text: &str) -> Option<String> {
-    if !text.contains('%') {
-        return Some(text.to_owned());
-    }
-    let mut out = Vec::with_capacity(text.len());
-    let mut bytes = text.bytes();
-    while let Some(byte) = bytes.next() {
-        if byte == b'%' {
-            let high = char::from(bytes.next()?).to_digit(16)?;
-            let low = char::from(bytes.next()?).to_digit(16)?;
-            out.push(u8::try_from(high * 16 + low).ok()?);
-        } else {
-            out.push(byte);
-        }
-    }
-    String::from_utf8(out).ok()
-}
+pub(super) use crate::fetch::url::decode;
 
 /// The clean form: one slash at a time, no `.` or `..`, a trailing slash kept.
 pub(super) fn clean(path: &str) -> String {

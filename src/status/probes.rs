@@ -20,9 +20,9 @@ use ::http::{HeaderMap, StatusCode};
 
 pub use config::{Action, Probe, Table, parse};
 
-use super::fetch::{Dialer, Kept, Tls};
 use super::respond::{Answer, TEXT, page, status};
 use super::{loopback, probe_source};
+use crate::fetch::{Dialer, Kept, Tls, Trust};
 
 /// How the application is probed.
 #[derive(Debug, Clone)]
@@ -68,7 +68,7 @@ impl Prober {
     pub(super) fn new(config: Config, status_port: u16, crypto: Arc<rustls::crypto::CryptoProvider>) -> Self {
         let destination =
             if config.destination.is_empty() { config.source.to_string() } else { config.destination };
-        let tls = Some(Arc::new(Tls::new(crypto, config.http2)));
+        let tls = Some(Arc::new(Tls::new(crypto, config.http2, Trust::Anybody)));
         Self {
             table: config.table,
             destination,

@@ -22,7 +22,7 @@ use tokio::time::Instant;
 use super::Agent;
 use super::respond::{Answer, TEXT, page, status};
 
-pub use envoy::{config_state, serving_state};
+pub use envoy::{Envoy, config_state, serving_state};
 
 /// What readiness depends on.
 #[derive(Debug, Clone)]
@@ -47,11 +47,9 @@ impl Default for Config {
 
 /// Readiness, with what it has learned so far.
 pub(super) struct Readiness {
-    config: Config,
-    /// Envoy has received its config once.
-    configured: AtomicBool,
-    /// Envoy has been live once.
-    live: AtomicBool,
+    /// `None` with Envoy disabled.
+    envoy: Option<Envoy>,
+    strict: bool,
     grpc: grpc::Bootstrap,
     /// What the last answer was, so that only a change to ready is told.
     was_ready: AtomicBool,
@@ -61,12 +59,10 @@ pub(super) struct Readiness {
 
 impl Readiness {
     pub(super) fn new(config: Config, startup: prometheus::GaugeVec, started: Instant) -> Self {
-        let grpc = grpc::Bootstrap::new(config.grpc_bootstrap.clone());
         Self {
-            config,
-            configured: AtomicBool::new(false),
-            live: AtomicBool::new(false),
-            grpc,
+            envoy: config.envoy_admin.map(Envoy::new),
+            strict: config.strict,
+            grpc: grpc::Bootstrap::new(config.grpc_bootstrap),
             was_ready: AtomicBool::new(false),
             startup,
             started,
@@ -85,33 +81,26 @@ impl Readiness {
             return vec![error];
         }
         let mut missing = agent.not_ready();
-        if self.config.strict {
+        if self.strict {
             missing.extend(agent.degraded());
         }
         missing
     }
 
     async fn envoy(&self, agent: &dyn Agent) -> Result<(), String> {
-        let Some(admin) = self.config.envoy_admin else { return Ok(()) };
+        let Some(envoy) = &self.envoy else { return Ok(()) };
         if !agent.envoy_running() && agent.terminating().is_none() {
-            self.configured.store(false, Relaxed);
-            self.live.store(false, Relaxed);
+            envoy.forget();
             return Err("Envoy is not running".to_owned());
         }
-        if !self.configured.load(Relaxed) {
-            config_state(&envoy::ask(admin, envoy::CONFIG).await?)?;
-            self.configured.store(true, Relaxed);
-        }
+        envoy.configured().await?;
         if let Some(cause) = agent.terminating() {
             return Err(format!("server is terminated: {cause}"));
         }
-        if !self.live.load(Relaxed) {
-            serving_state(&envoy::ask(admin, envoy::SERVING).await?)?;
-            if !self.live.swap(true, Relaxed) && self.startup_unset() {
-                let took = self.started.elapsed();
-                self.startup.with_label_values::<&str>(&[]).set(took.as_secs_f64());
-                tracing::info!("Readiness succeeded in {took:?}");
-            }
+        if envoy.live().await? && self.startup_unset() {
+            let took = self.started.elapsed();
+            self.startup.with_label_values::<&str>(&[]).set(took.as_secs_f64());
+            tracing::info!("Readiness succeeded in {took:?}");
         }
         Ok(())
     }

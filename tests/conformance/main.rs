@@ -10,6 +10,7 @@ mod cli;
 mod end_to_end;
 mod faults;
 mod heal;
+mod health;
 mod lifecycle;
 mod mounted;
 mod sds;

@@ -5,7 +5,7 @@ use ::http::{HeaderMap, HeaderValue, StatusCode, header};
 use super::sniff::kind_of;
 use super::{Prober, limit};
 use crate::base::error::chain;
-use crate::status::fetch::Get;
+use crate::fetch::Get;
 use crate::status::respond::{Answer, page, status};
 
 /// As much of a body as goes back to the kubelet, which shows it in the event of a failed probe.

@@ -1,23 +1,24 @@
 //! What Envoy says of itself on its admin port, and what it means. The judgement is pure.
 
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
-use super::super::fetch;
+use crate::fetch;
 
 /// A question to the admin port.
-pub(super) struct Question {
+struct Question {
     path: &'static str,
     limit: Duration,
 }
 
 /// Has config arrived? The counters are Envoy's; limits and filters are those of the Go agent.
-pub(super) const CONFIG: Question = Question {
+const CONFIG: Question = Question {
     path: r"/stats?usedonly&filter=^(cluster_manager\.cds|listener_manager\.lds)\.(update_success|update_rejected)$",
     limit: Duration::from_secs(1),
 };
 /// Is Envoy live?
-pub(super) const SERVING: Question = Question {
+const SERVING: Question = Question {
     path: r"/stats?usedonly&filter=^(server\.state|listener_manager\.workers_started)",
     limit: Duration::from_secs(3),
 };
@@ -25,7 +26,53 @@ pub(super) const SERVING: Question = Question {
 /// Envoy's answers are a few lines; more is no answer to our question.
 const LIMIT: usize = 1 << 20;
 
-pub(super) async fn ask(admin: SocketAddr, question: Question) -> Result<String, String> {
+/// Envoy's readiness; what has once been yes is not asked again until [`Envoy::forget`].
+#[derive(Debug)]
+pub struct Envoy {
+    admin: SocketAddr,
+    configured: AtomicBool,
+    live: AtomicBool,
+}
+
+impl Envoy {
+    /// The Envoy whose admin interface is at `admin`.
+    #[must_use]
+    pub fn new(admin: SocketAddr) -> Self {
+        Self { admin, configured: AtomicBool::new(false), live: AtomicBool::new(false) }
+    }
+
+    /// Its process has gone: the next one must prove itself.
+    pub fn forget(&self) {
+        self.configured.store(false, Relaxed);
+        self.live.store(false, Relaxed);
+    }
+
+    /// Whether it has received clusters and listeners.
+    ///
+    /// # Errors
+    /// A sentence that says what is missing.
+    pub async fn configured(&self) -> Result<(), String> {
+        if !self.configured.load(Relaxed) {
+            config_state(&ask(self.admin, CONFIG).await?)?;
+            self.configured.store(true, Relaxed);
+        }
+        Ok(())
+    }
+
+    /// Whether it is live and its workers run; `true` when that is news.
+    ///
+    /// # Errors
+    /// A sentence that says what is missing.
+    pub async fn live(&self) -> Result<bool, String> {
+        if self.live.load(Relaxed) {
+            return Ok(false);
+        }
+        serving_state(&ask(self.admin, SERVING).await?)?;
+        Ok(!self.live.swap(true, Relaxed))
+    }
+}
+
+async fn ask(admin: SocketAddr, question: Question) -> Result<String, String> {
     let url = format!("http://{admin}{}", question.path);
     let text = async {
         let mut reply = fetch::Get::new(&url)?.send().await?;

@@ -9,8 +9,8 @@ use tokio::time::Instant;
 
 use super::lines::Lines;
 use crate::base::error::chain;
-use crate::status::fetch::{self, Get, Reply};
-use crate::status::url::Url;
+use crate::fetch::url::Url;
+use crate::fetch::{self, Get, Reply};
 
 /// A part that moves nothing for this long is given up where the scraper named no limit. Go would wait
 /// for ever; nobody who scrapes does.

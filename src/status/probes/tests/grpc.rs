@@ -2,53 +2,10 @@
 
 use std::time::Duration;
 
-use ::http::HeaderMap;
 use tokio::net::TcpListener;
-use tokio::task::JoinHandle;
 
 use super::*;
-
-/// A health service that answers with the given state, or the given gRPC status.
-async fn grpc_app(
-    listener: TcpListener,
-    state: Vec<u8>,
-    code: &'static str,
-) -> JoinHandle<Vec<(String, String, Vec<u8>)>> {
-    spawn(async move {
-        let mut seen = Vec::new();
-        let (stream, _) = listener.accept().await.unwrap();
-        let mut connection = h2::server::handshake(stream).await.unwrap();
-        if let Some(Ok((request, mut respond))) = connection.accept().await {
-            let (head, mut body) = request.into_parts();
-            let state = state.clone();
-            let exchange = async move {
-                let mut bytes = Vec::new();
-                while let Some(Ok(piece)) = body.data().await {
-                    bytes.extend_from_slice(&piece);
-                }
-                let answer =
-                    ::http::Response::builder().header("content-type", "application/grpc").body(()).unwrap();
-                let mut send = respond.send_response(answer, false).unwrap();
-                send.send_data(state.into(), false).unwrap();
-                let mut trailers = HeaderMap::new();
-                trailers.insert("grpc-status", code.parse().unwrap());
-                send.send_trailers(trailers).unwrap();
-                bytes
-            };
-            let mut exchange = std::pin::pin!(exchange);
-            let bytes = std::future::poll_fn(|cx| {
-                use std::future::Future;
-                let _ = connection.poll_closed(cx);
-                exchange.as_mut().poll(cx)
-            })
-            .await;
-            let agent = head.headers["user-agent"].to_str().unwrap().to_owned();
-            seen.push((head.uri.to_string(), agent, bytes));
-            let _ = std::future::poll_fn(|cx| connection.poll_closed(cx)).await;
-        }
-        seen
-    })
-}
+use crate::fetch::fake::grpc_app;
 
 #[tokio::test]
 async fn grpc_health() {

@@ -6,7 +6,7 @@ use flate2::{Decompress, FlushDecompress, Status};
 
 use super::{Error, PIECE};
 
-pub(super) struct Gunzip {
+pub(crate) struct Gunzip {
     inner: Decompress,
     input: Bytes,
     /// Between two members, or before the first.
@@ -15,18 +15,18 @@ pub(super) struct Gunzip {
 }
 
 impl Gunzip {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         // 15: the largest window of the format.
         Self { inner: Decompress::new_gzip(15), input: Bytes::new(), between: true, any: false }
     }
 
     /// Takes more input; what came before has been used up.
-    pub(super) fn feed(&mut self, input: Bytes) {
+    pub(crate) fn feed(&mut self, input: Bytes) {
         self.input = input;
     }
 
     /// The next piece of output; `None`: more input is needed.
-    pub(super) fn piece(&mut self) -> Result<Option<Bytes>, Error> {
+    pub(crate) fn piece(&mut self) -> Result<Option<Bytes>, Error> {
         let mut out = Vec::new();
         while !self.input.is_empty() || (!self.between && out.is_empty()) {
             if self.between {
@@ -56,7 +56,7 @@ impl Gunzip {
     }
 
     /// The input has ended: may it end here?
-    pub(super) fn end(&mut self) -> Result<(), Error> {
+    pub(crate) fn end(&mut self) -> Result<(), Error> {
         if self.between && self.any { Ok(()) } else { Err(Error::Gzip("it ends too early")) }
     }
 }

@@ -50,7 +50,7 @@ impl H1 {
 
 /// Connections that may be used again (only with `ENABLE_PROBE_KEEPALIVE_CONNECTIONS`).
 #[derive(Default)]
-pub(in super::super) struct Kept(Mutex<Vec<(String, Instant, H1)>>);
+pub(crate) struct Kept(Mutex<Vec<(String, Instant, H1)>>);
 
 impl Kept {
     fn take(&self, key: &str) -> Option<H1> {
@@ -75,7 +75,7 @@ enum Kind {
 }
 
 /// A body on its connection.
-pub(in super::super) struct Exchange {
+pub(crate) struct Exchange {
     kind: Kind,
     rest: Bytes,
     ended: bool,
@@ -84,7 +84,7 @@ pub(in super::super) struct Exchange {
 }
 
 /// Sends a GET and waits for the head of its answer.
-pub(super) async fn send(
+pub(crate) async fn send(
     url: &Url,
     headers: &HeaderMap,
     host: HeaderValue,
@@ -209,7 +209,7 @@ async fn h2_send(
 
 impl Exchange {
     /// The next piece of the body, at most [`PIECE`] bytes; `None` at its proper end.
-    pub(in super::super) async fn piece(&mut self) -> Result<Option<Bytes>, Error> {
+    pub(crate) async fn piece(&mut self) -> Result<Option<Bytes>, Error> {
         loop {
             if !self.rest.is_empty() {
                 let n = self.rest.len().min(PIECE);
@@ -263,7 +263,7 @@ impl Exchange {
 
     /// Done with: a connection that may be kept is given back, after what is left of the body has been
     /// read, but only so much and so long. Any other is closed.
-    pub(in super::super) async fn finish(mut self, kept: Option<&Kept>) {
+    pub(crate) async fn finish(mut self, kept: Option<&Kept>) {
         let Some(kept) = kept else { return };
         if self.drained().await
             && let Kind::H1 { mut h1, .. } = self.kind

@@ -1,36 +1,50 @@
-//! The HTTP client behind readiness questions, probes and scrapes.
+//! The HTTP client behind readiness questions, probes, scrapes and downloads.
 //!
 //! A request owns its connection and drives it while it is polled: no task is started, so dropping the
 //! future is all it takes to give up, and nothing outlives the one who asked. Redirects and gzip are
 //! dealt with as Go's client does, because applications were written against it. Memory is bounded: a
 //! body comes in pieces of at most [`PIECE`] bytes, also when it is decompressed.
 //!
+//! | file | is about |
+//! |---|---|
+//! | `conn`, `tls` | connecting: from where, to which address, whom to trust |
+//! | `exchange` | one GET on one connection, HTTP/1.1 or HTTP/2 |
+//! | `gunzip` | decompression in bounded pieces |
+//! | `url` | addresses and references |
+//! | `health` | the gRPC health service, asked on a connection of its own |
+//!
+//! Knows nothing of Istio. Uses `base`, and `tls` for the system's roots.
+//!
 //! Why not the pooled client of `hyper-util`: it needs an executor for its connections, and pools; we
 //! ask each address once in seconds, and kept connections are a variable nobody sets.
 
 mod conn;
 mod exchange;
+#[cfg(test)]
+pub(crate) mod fake;
 mod gunzip;
+pub(crate) mod health;
 mod tls;
+pub(crate) mod url;
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, StatusCode, header};
 
-pub(super) use conn::{Dialer, Io};
-pub(super) use exchange::{Exchange, Kept};
+pub(crate) use conn::{Dialer, Io};
+pub(crate) use exchange::{Exchange, Kept};
 use gunzip::Gunzip;
-pub(super) use tls::Tls;
+pub(crate) use tls::{Tls, Trust};
 
-use super::url::{self, Bad, Url};
+use url::{Bad, Url};
 
 /// The largest piece of a body handed on at once.
-pub(super) const PIECE: usize = 32 * 1024;
+pub(crate) const PIECE: usize = 32 * 1024;
 /// Redirects end with an error at this many requests, as in Go's client.
 const REQUESTS: usize = 10;
 
 /// Why something could not be fetched.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Error {
+pub(crate) enum Error {
     #[error(transparent)]
     Url(#[from] Bad),
     #[error("cannot connect to {to}")]
@@ -67,7 +81,7 @@ pub(super) enum Error {
 type Follow = Box<dyn Fn(&Url, &Url) -> bool + Send + Sync>;
 
 /// A GET to be sent.
-pub(super) struct Get<'a> {
+pub(crate) struct Get<'a> {
     url: Url,
     headers: HeaderMap,
     /// The `Host` header where it is not the address's own.
@@ -79,7 +93,7 @@ pub(super) struct Get<'a> {
 }
 
 impl<'a> Get<'a> {
-    pub(super) fn new(url: &str) -> Result<Self, Error> {
+    pub(crate) fn new(url: &str) -> Result<Self, Error> {
         Ok(Self {
             url: Url::parse(url)?,
             headers: HeaderMap::new(),
@@ -91,35 +105,35 @@ impl<'a> Get<'a> {
         })
     }
 
-    pub(super) fn headers(mut self, headers: HeaderMap) -> Self {
+    pub(crate) fn headers(mut self, headers: HeaderMap) -> Self {
         self.headers = headers;
         self
     }
 
-    pub(super) fn host(mut self, host: Option<HeaderValue>) -> Self {
+    pub(crate) fn host(mut self, host: Option<HeaderValue>) -> Self {
         self.host = host;
         self
     }
 
-    pub(super) fn dialer(mut self, dialer: &'a Dialer) -> Self {
+    pub(crate) fn dialer(mut self, dialer: &'a Dialer) -> Self {
         self.dialer = Some(dialer);
         self
     }
 
     /// Follows a redirect only when `follow` says so; else the redirect itself is the answer.
-    pub(super) fn follow(mut self, follow: impl Fn(&Url, &Url) -> bool + Send + Sync + 'static) -> Self {
+    pub(crate) fn follow(mut self, follow: impl Fn(&Url, &Url) -> bool + Send + Sync + 'static) -> Self {
         self.follow = Box::new(follow);
         self
     }
 
     /// Connections are taken from and given back to `kept`; `None` asks the other side to close.
-    pub(super) fn keep(mut self, kept: Option<&'a Kept>) -> Self {
+    pub(crate) fn keep(mut self, kept: Option<&'a Kept>) -> Self {
         self.kept = kept;
         self.close = kept.is_none();
         self
     }
 
-    pub(super) async fn send(mut self) -> Result<Reply, Error> {
+    pub(crate) async fn send(mut self) -> Result<Reply, Error> {
         let plain = Dialer::default();
         let dialer = self.dialer.unwrap_or(&plain);
         let said = |name: header::HeaderName| self.headers.get(name).is_some_and(|v| !v.is_empty());
@@ -177,7 +191,7 @@ impl<'a> Get<'a> {
 const AGENT: &str = concat!("pilot-agent/", env!("CARGO_PKG_VERSION"));
 
 /// An answer whose body is still to come.
-pub(super) struct Reply {
+pub(crate) struct Reply {
     head: http::response::Parts,
     exchange: Exchange,
     gunzip: Option<Gunzip>,
@@ -193,16 +207,16 @@ impl Reply {
         Self { gunzip: (unzip && zipped).then(Gunzip::new), head, exchange, ended: false }
     }
 
-    pub(super) fn status(&self) -> StatusCode {
+    pub(crate) fn status(&self) -> StatusCode {
         self.head.status
     }
 
-    pub(super) fn headers(&self) -> &HeaderMap {
+    pub(crate) fn headers(&self) -> &HeaderMap {
         &self.head.headers
     }
 
     /// The next piece; `None` at the proper end of the body.
-    pub(super) async fn piece(&mut self) -> Result<Option<Bytes>, Error> {
+    pub(crate) async fn piece(&mut self) -> Result<Option<Bytes>, Error> {
         let Some(gunzip) = &mut self.gunzip else {
             return self.exchange.piece().await;
         };
@@ -224,7 +238,7 @@ impl Reply {
     }
 
     /// The whole body as text; bytes that are none are replaced.
-    pub(super) async fn text(&mut self, limit: usize) -> Result<String, Error> {
+    pub(crate) async fn text(&mut self, limit: usize) -> Result<String, Error> {
         let mut all = Vec::new();
         while let Some(piece) = self.piece().await? {
             if all.len() + piece.len() > limit {
@@ -236,7 +250,7 @@ impl Reply {
     }
 
     /// Done with; a connection that may be kept is given back.
-    pub(super) async fn finish(self, kept: Option<&Kept>) {
+    pub(crate) async fn finish(self, kept: Option<&Kept>) {
         self.exchange.finish(kept).await;
     }
 }

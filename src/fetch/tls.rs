@@ -1,7 +1,8 @@
-//! TLS of HTTPS probes: any certificate will do, as with the kubelet's own probes.
+//! TLS of what is fetched: servers are verified against the system's roots, or not at all.
 //!
-//! A probe asks whether the application lives, over loopback, and sends no secret; nobody gives it a
-//! certificate for the pod's address. Nothing else in the agent may use this.
+//! Not at all is for probes, as with the kubelet's own: a probe asks whether the application lives, over
+//! loopback, and sends no secret; nobody gives it a certificate for the pod's address. And for module
+//! registries that a variable names as insecure. Nothing else may ask for it.
 
 use std::sync::{Arc, OnceLock};
 
@@ -11,30 +12,50 @@ use rustls::crypto::CryptoProvider;
 use rustls::{DigitallySignedStruct, Error, SignatureScheme};
 use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
 
-/// Settings that are made when the first probe needs them: most pods have no HTTPS probe.
+/// Whose certificate is good enough.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Trust {
+    /// Anybody's.
+    Anybody,
+    /// One for the host's name, signed by one of the system's roots.
+    System,
+}
+
+/// Settings that are made when the first request needs them: most pods fetch nothing over TLS.
 #[derive(Debug)]
-pub(in super::super) struct Tls {
+pub(crate) struct Tls {
     crypto: Arc<CryptoProvider>,
     h2: bool,
+    trust: Trust,
     made: OnceLock<Result<Arc<ClientConfig>, Error>>,
 }
 
 impl Tls {
     /// `h2`: whether HTTP/2 is offered.
-    pub(in super::super) fn new(crypto: Arc<CryptoProvider>, h2: bool) -> Self {
-        Self { crypto, h2, made: OnceLock::new() }
+    pub(crate) fn new(crypto: Arc<CryptoProvider>, h2: bool, trust: Trust) -> Self {
+        Self { crypto, h2, trust, made: OnceLock::new() }
     }
 
-    pub(super) fn config(&self) -> Result<Arc<ClientConfig>, Error> {
-        self.made.get_or_init(|| self.make()).clone()
+    /// The settings. The system's roots are a megabyte: they are read for each connection and not kept.
+    pub(crate) fn config(&self) -> Result<Arc<ClientConfig>, Error> {
+        match self.trust {
+            Trust::Anybody => self.made.get_or_init(|| self.make()).clone(),
+            Trust::System => self.make(),
+        }
     }
 
     fn make(&self) -> Result<Arc<ClientConfig>, Error> {
-        let mut config = ClientConfig::builder_with_provider(self.crypto.clone())
-            .with_safe_default_protocol_versions()?
-            .dangerous()
-            .with_custom_certificate_verifier(Arc::new(Anybody(self.crypto.clone())))
-            .with_no_client_auth();
+        let builder =
+            ClientConfig::builder_with_provider(self.crypto.clone()).with_safe_default_protocol_versions()?;
+        let mut config = match self.trust {
+            Trust::Anybody => builder
+                .dangerous()
+                .with_custom_certificate_verifier(Arc::new(Anybody(self.crypto.clone())))
+                .with_no_client_auth(),
+            Trust::System => {
+                builder.with_root_certificates(crate::tls::client::system_roots()).with_no_client_auth()
+            }
+        };
         if self.h2 {
             config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
         }

@@ -7,26 +7,26 @@ use std::fmt;
 
 /// An absolute address.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Url {
-    pub(super) https: bool,
+pub(crate) struct Url {
+    pub(crate) https: bool,
     /// Without brackets.
-    pub(super) host: String,
+    pub(crate) host: String,
     /// As written; `None`: the scheme's own.
-    pub(super) explicit_port: Option<u16>,
+    pub(crate) explicit_port: Option<u16>,
     /// Path and query, as sent; begins with `/`.
-    pub(super) target: String,
+    pub(crate) target: String,
 }
 
 /// An address that cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{text:?} is no http address: {why}")]
-pub(super) struct Bad {
+pub(crate) struct Bad {
     text: String,
     why: &'static str,
 }
 
 impl Url {
-    pub(super) fn parse(text: &str) -> Result<Self, Bad> {
+    pub(crate) fn parse(text: &str) -> Result<Self, Bad> {
         let bad = |why| Bad { text: text.chars().take(200).collect(), why };
         let (scheme, rest) = text.split_once("://").ok_or(bad("no scheme"))?;
         let https = match scheme.to_ascii_lowercase().as_str() {
@@ -67,7 +67,7 @@ impl Url {
     }
 
     /// Follows a reference (a `Location`) from here.
-    pub(super) fn join(&self, reference: &str) -> Result<Self, Bad> {
+    pub(crate) fn join(&self, reference: &str) -> Result<Self, Bad> {
         let bad = |why| Bad { text: reference.chars().take(200).collect(), why };
         if reference.bytes().any(|b| b < b' ' || b == 0x7f) {
             return Err(bad("it has control characters"));
@@ -103,16 +103,16 @@ impl Url {
         Ok(Self { target: sent(&target).ok_or(bad("a broken escape"))?, ..self.clone() })
     }
 
-    pub(super) fn scheme(&self) -> &'static str {
+    pub(crate) fn scheme(&self) -> &'static str {
         if self.https { "https" } else { "http" }
     }
 
-    pub(super) fn port(&self) -> u16 {
+    pub(crate) fn port(&self) -> u16 {
         self.explicit_port.unwrap_or(if self.https { 443 } else { 80 })
     }
 
     /// Host and port as they stand in the `Host` header.
-    pub(super) fn authority(&self) -> String {
+    pub(crate) fn authority(&self) -> String {
         let host = if self.host.contains(':') { format!("[{}]", self.host) } else { self.host.clone() };
         match self.explicit_port {
             Some(port) => format!("{host}:{port}"),
@@ -127,8 +127,37 @@ impl fmt::Display for Url {
     }
 }
 
+/// Path and query of a reference as they are sent, whatever scheme and host it may name. Unlike
+/// [`Url::join`] it leaves dots alone.
+///
+/// # Errors
+/// When it has control characters, a broken escape or a colon where none may be.
+pub(crate) fn target_of(reference: &str) -> Result<String, Bad> {
+    let bad = |why| Bad { text: reference.chars().take(200).collect(), why };
+    if reference.bytes().any(|b| b < b' ' || b == 0x7f) {
+        return Err(bad("it has control characters"));
+    }
+    let rest = match reference.split_once(':') {
+        Some((_, rest)) if has_scheme(reference) => {
+            if !rest.starts_with('/') {
+                return Err(bad("it has a scheme and no path"));
+            }
+            rest
+        }
+        _ if reference.split(['/', '?', '#']).next().is_some_and(|s| s.contains(':')) => {
+            return Err(bad("the first segment has a colon"));
+        }
+        _ => reference,
+    };
+    let path = match rest.strip_prefix("//") {
+        Some(authority) => &authority[authority.find(['/', '?', '#']).unwrap_or(authority.len())..],
+        None => rest,
+    };
+    sent(path).ok_or(bad("a broken escape"))
+}
+
 /// Whether a reference is a whole address.
-pub(super) fn has_scheme(reference: &str) -> bool {
+pub(crate) fn has_scheme(reference: &str) -> bool {
     reference.split_once(':').is_some_and(|(scheme, _)| {
         scheme.starts_with(|c: char| c.is_ascii_alphabetic())
             && scheme.chars().all(|c| c.is_ascii_alphanumeric() || "+-.".contains(c))
@@ -160,7 +189,7 @@ fn without_dots(path: &str) -> String {
 fn sent(target: &str) -> Option<String> {
     let target = target.split('#').next().unwrap_or("");
     let (path, query) = target.split_once('?').map_or((target, None), |(p, q)| (p, Some(q)));
-    super::path::decode(path).or_else(|| path.is_ascii().then_some(String::new()))?;
+    decode(path).or_else(|| path.is_ascii().then_some(String::new()))?;
     let mut escapes = path.match_indices('%');
     if escapes.any(|(at, _)| {
         !path.as_bytes().get(at + 1..at + 3).is_some_and(|e| e.iter().all(u8::is_ascii_hexdigit))
@@ -187,6 +216,25 @@ fn escape(out: &mut String, text: &str, also: &[u8]) {
             out.push(char::from(byte));
         }
     }
+}
+
+/// Percent-decodes; `None` when an escape is broken or the result is not UTF-8.
+pub(crate) fn decode(text: &str) -> Option<String> {
+    if !text.contains('%') {
+        return Some(text.to_owned());
+    }
+    let mut out = Vec::with_capacity(text.len());
+    let mut bytes = text.bytes();
+    while let Some(byte) = bytes.next() {
+        if byte == b'%' {
+            let high = char::from(bytes.next()?).to_digit(16)?;
+            let low = char::from(bytes.next()?).to_digit(16)?;
+            out.push(u8::try_from(high * 16 + low).ok()?);
+        } else {
+            out.push(byte);
+        }
+    }
+    String::from_utf8(out).ok()
 }
 
 #[cfg(test)]
@@ -218,6 +266,26 @@ mod tests {
             "http://a b/",
         ] {
             assert!(Url::parse(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn targets_of_references() {
+        for (from, to) in [
+            ("/a?b=c", "/a?b=c"),
+            ("a/../b", "/a/../b"),
+            ("", "/"),
+            ("?x", "/?x"),
+            ("/a#b", "/a"),
+            ("http://h:1/p?q", "/p?q"),
+            ("ftp://h", "/"),
+            ("//h/p", "/p"),
+            ("/a b", "/a%20b"),
+        ] {
+            assert_eq!(target_of(from).unwrap(), to, "{from}");
+        }
+        for bad in ["mailto:x", ":", "a:b", "/%zz", "/\n"] {
+            assert!(target_of(bad).is_err(), "{bad:?}");
         }
     }
 

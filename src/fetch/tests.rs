@@ -1,7 +1,7 @@
 use std::io::Write as _;
 
 use super::*;
-use crate::status::fake::{Web, http};
+use crate::fetch::fake::{Web, http};
 
 #[test]
 fn a_bomb_comes_in_small_pieces_and_members_join() {

@@ -16,13 +16,13 @@ use tokio_rustls::TlsConnector;
 use super::{Error, Tls, Url};
 
 /// A connection of either kind.
-pub(in super::super) trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
+pub(crate) trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
 
 /// A connection, and what was agreed on it.
-pub(in super::super) struct Io {
-    pub(in super::super) stream: Box<dyn Stream>,
-    pub(in super::super) h2: bool,
+pub(crate) struct Io {
+    pub(crate) stream: Box<dyn Stream>,
+    pub(crate) h2: bool,
 }
 
 /// The Go agent's limit of a TLS handshake.
@@ -34,17 +34,17 @@ const LINGER: Duration = Duration::from_secs(1);
 
 /// How to connect.
 #[derive(Debug, Clone, Default)]
-pub(in super::super) struct Dialer {
+pub(crate) struct Dialer {
     /// The address to leave from, which marks a probe; `None`: whatever the kernel takes.
-    pub(in super::super) source: Option<IpAddr>,
+    pub(crate) source: Option<IpAddr>,
     /// For `https`.
-    pub(in super::super) tls: Option<Arc<Tls>>,
+    pub(crate) tls: Option<Arc<Tls>>,
 }
 
 impl Dialer {
     /// Connects to the host: to each of its addresses in turn, the next as soon as one has failed, or
     /// beside it once it has been silent for [`NEXT`].
-    pub(in super::super) async fn tcp(&self, host: &str, port: u16) -> io::Result<TcpStream> {
+    pub(crate) async fn tcp(&self, host: &str, port: u16) -> io::Result<TcpStream> {
         let mut last = io::Error::new(io::ErrorKind::NotFound, format!("{host} has no address"));
         let mut addresses = self.addresses(host).await?.into_iter();
         let mut tries = FuturesUnordered::new();
@@ -99,7 +99,7 @@ impl Dialer {
         Ok(stream)
     }
 
-    pub(super) async fn dial(&self, url: &Url) -> Result<Io, Error> {
+    pub(crate) async fn dial(&self, url: &Url) -> Result<Io, Error> {
         let to = || format!("{}:{}", if url.host.is_empty() { "?" } else { &url.host }, url.port());
         let stream =
             self.tcp(&url.host, url.port()).await.map_err(|source| Error::Connect { to: to(), source })?;

@@ -1,0 +1,68 @@
+//! Health checks of the application: Envoy's word comes from readiness, changes go to the relay.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+use rustls::crypto::CryptoProvider;
+
+use super::shutdown::Stages;
+use crate::base::clock::Clock;
+use crate::base::metrics::Metrics;
+use crate::config::{Config, parts};
+use crate::health::{Checker, EnvoyReady, Handle, Parts};
+use crate::status::ready;
+use crate::{envoy, status, xds};
+
+/// What the checks are joined to.
+pub struct Joined<'a> {
+    pub envoy: &'a envoy::Handle,
+    pub xds: &'a xds::Handle,
+    pub crypto: Arc<CryptoProvider>,
+    pub metrics: &'a Metrics,
+    pub clock: &'a Arc<dyn Clock>,
+}
+
+/// Starts the checks that ProxyConfig asks for. They end with the relay, which tells istiod.
+pub fn start(config: &Config, all_ipv6: bool, joined: Joined<'_>, stages: &Stages) -> Option<Handle> {
+    let checks = match parts::health::checks(config, all_ipv6) {
+        Ok(checks) => checks?,
+        Err(refused) => {
+            tracing::error!(target: "healthcheck", "{refused}");
+            return None;
+        }
+    };
+    let xds = joined.xds.clone();
+    let (checker, handle) = Checker::new(
+        checks,
+        Parts {
+            envoy: (!config.settings.flag("DISABLE_ENVOY")).then(|| asked(config, all_ipv6, joined.envoy)),
+            report: Box::new(move |unhealthy| xds.report_health(unhealthy)),
+            crypto: joined.crypto,
+            metrics: joined.metrics.clone(),
+            clock: joined.clock.clone(),
+        },
+    );
+    stages.xds.run("application health", checker.run(stages.xds.token()));
+    Some(handle)
+}
+
+// With a memory of its own: what readiness has learned is its business. Before Envoy's process is first
+// seen only its admin port counts: the first probe may come before it.
+fn asked(config: &Config, all_ipv6: bool, process: &envoy::Handle) -> EnvoyReady {
+    let port = u16::try_from(config.mesh.proxy.proxy_admin_port).unwrap_or(15000);
+    let admin = SocketAddr::new(status::loopback(all_ipv6), port);
+    let state = Arc::new((ready::Envoy::new(admin), AtomicBool::new(false)));
+    let process = process.clone();
+    Box::new(move || {
+        let (state, running) = (state.clone(), process.running());
+        Box::pin(async move {
+            let (envoy, seen) = &*state;
+            if seen.swap(running, Relaxed) && !running {
+                envoy.forget();
+            }
+            envoy.configured().await?;
+            envoy.live().await.map(|_| ())
+        })
+    })
+}

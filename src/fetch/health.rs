@@ -1,0 +1,287 @@
+//! `grpc.health.v1.Health/Check`, asked without TLS, for the probes of applications.
+//!
+//! Spoken with `h2` itself: one call on one connection does not need a channel, its tasks and its pool.
+//! Who is not there yet is tried again until the limit, as the Go library's blocking dial does; who has
+//! begun to speak HTTP/2 has the last word.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use ::http::{HeaderValue, Method, Request, StatusCode, header};
+use bytes::Bytes;
+use prost::Message;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio::time::Instant;
+
+use super::Dialer;
+use super::url::decode;
+use crate::base::error::chain;
+
+/// `grpc.health.v1.HealthCheckRequest`.
+#[derive(Clone, PartialEq, Message)]
+struct CheckRequest {
+    #[prost(string, tag = "1")]
+    service: String,
+}
+
+/// `grpc.health.v1.HealthCheckResponse`.
+#[derive(Clone, PartialEq, Message)]
+struct CheckResponse {
+    #[prost(int32, tag = "1")]
+    status: i32,
+}
+
+/// The one good state.
+pub(crate) const SERVING: i32 = 1;
+/// Longest answer that is read: a health answer is two bytes.
+const ANSWER: usize = 64 * 1024;
+/// Between two tries to connect; the last one is repeated.
+const PAUSES: [Duration; 4] = [
+    Duration::from_millis(50),
+    Duration::from_millis(100),
+    Duration::from_millis(200),
+    Duration::from_millis(400),
+];
+
+/// What became of one try.
+enum Tried {
+    /// The server spoke HTTP/2: this is its word.
+    Final(Result<i32, Failure>),
+    /// There was no server yet.
+    NotYet(String),
+}
+
+/// A question to the health service at one place.
+pub(crate) struct Call<'a> {
+    pub(crate) dialer: &'a Dialer,
+    /// Without brackets.
+    pub(crate) host: &'a str,
+    pub(crate) port: u16,
+    /// Empty: the server as a whole.
+    pub(crate) service: &'a str,
+    /// Stands before our own name.
+    pub(crate) user_agent: Option<&'a str>,
+}
+
+/// Why there is no health state.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Failure {
+    /// Nobody who speaks HTTP/2 was reached within the limit; why the last try failed.
+    #[error("{0}")]
+    Unreached(String),
+    /// The server was reached but gave no answer within the limit.
+    #[error("it did not answer in time")]
+    Silent,
+    /// The call ended with a gRPC status other than OK.
+    #[error("the call failed with gRPC status {code} {message}")]
+    Status {
+        /// As on the wire.
+        code: u32,
+        /// Decoded.
+        message: String,
+    },
+    /// What came was no answer of a health service.
+    #[error("{0}")]
+    Nonsense(String),
+}
+
+impl Call<'_> {
+    /// The state as the service gives it ([`name`] says what it means).
+    ///
+    /// # Errors
+    /// Why there is none.
+    pub(crate) async fn run(&self, until: Instant) -> Result<i32, Failure> {
+        let mut last = "no answer".to_owned();
+        let spoke = Arc::new(AtomicBool::new(false));
+        let tries = async {
+            let mut pauses = PAUSES.iter();
+            let mut pause = PAUSES[0];
+            loop {
+                match self.check(until, &spoke).await {
+                    Tried::Final(result) => return result,
+                    Tried::NotYet(why) => last = why,
+                }
+                pause = pauses.next().copied().unwrap_or(pause);
+                tokio::time::sleep(pause).await;
+            }
+        };
+        match tokio::time::timeout_at(until, tries).await {
+            Ok(result) => result,
+            Err(_) if spoke.load(Relaxed) => Err(Failure::Silent),
+            Err(_) => Err(Failure::Unreached(last)),
+        }
+    }
+
+    async fn check(&self, until: Instant, spoke: &Arc<AtomicBool>) -> Tried {
+        let stream = match self.dialer.tcp(self.host, self.port).await {
+            Ok(stream) => stream,
+            Err(error) => return Tried::NotYet(format!("cannot connect: {error}")),
+        };
+        let stream = Listening { stream, spoke: spoke.clone(), read: 0 };
+        match self.call(stream, until).await {
+            Err(Failure::Nonsense(why)) if !spoke.load(Relaxed) => {
+                Tried::NotYet(format!("it does not speak gRPC: {why}"))
+            }
+            result => Tried::Final(result),
+        }
+    }
+
+    async fn call(&self, stream: Listening, until: Instant) -> Result<i32, Failure> {
+        let failed = |e: h2::Error| Failure::Nonsense(chain(&e));
+        let (sender, connection) = h2::client::handshake(stream).await.map_err(failed)?;
+        let exchange = async {
+            let mut sender = sender.ready().await.map_err(failed)?;
+            let request = self.request(until).map_err(Failure::Nonsense)?;
+            let (response, mut body) = sender.send_request(request, false).map_err(failed)?;
+            body.send_data(frame(&CheckRequest { service: self.service.to_owned() }), true)
+                .map_err(failed)?;
+            let response = response.await.map_err(failed)?;
+            answer(response).await
+        };
+        let (mut exchange, mut connection) = (std::pin::pin!(exchange), std::pin::pin!(connection));
+        let mut ended = false;
+        std::future::poll_fn(|cx| {
+            if let Poll::Ready(answer) = exchange.as_mut().poll(cx) {
+                return Poll::Ready(answer);
+            }
+            if !ended && connection.as_mut().poll(cx).is_ready() {
+                ended = true;
+            }
+            exchange.as_mut().poll(cx)
+        })
+        .await
+    }
+
+    fn request(&self, until: Instant) -> Result<Request<()>, String> {
+        let own = concat!("pilot-agent/", env!("CARGO_PKG_VERSION"));
+        let agent = self.user_agent.map_or_else(|| own.to_owned(), |caller| format!("{caller} {own}"));
+        let left = until.saturating_duration_since(Instant::now());
+        // At most eight digits of a unit.
+        let timeout = match left.as_millis() {
+            millis @ 0..=99_999_999 => format!("{millis}m"),
+            _ => format!("{}S", left.as_secs().min(99_999_999)),
+        };
+        let value = |text: String| HeaderValue::from_str(&text).map_err(|e| e.to_string());
+        let colons = self.host.contains(':');
+        let host = if colons { format!("[{}]", self.host) } else { self.host.to_owned() };
+        Request::builder()
+            .method(Method::POST)
+            .uri(format!("http://{host}:{}/grpc.health.v1.Health/Check", self.port))
+            .header(header::CONTENT_TYPE, "application/grpc")
+            .header(header::TE, "trailers")
+            .header(header::USER_AGENT, value(agent)?)
+            .header("grpc-timeout", value(timeout)?)
+            .body(())
+            .map_err(|e| e.to_string())
+    }
+}
+
+/// What a state other than SERVING is called.
+pub(crate) fn name(state: i32) -> &'static str {
+    match state {
+        0 => "UNKNOWN",
+        2 => "NOT_SERVING",
+        3 => "SERVICE_UNKNOWN",
+        _ => "a state that is not known",
+    }
+}
+
+fn frame(message: &CheckRequest) -> Bytes {
+    let length = u32::try_from(message.encoded_len()).unwrap_or(u32::MAX);
+    let mut out = vec![0];
+    out.extend_from_slice(&length.to_be_bytes());
+    out.extend_from_slice(&message.encode_to_vec());
+    out.into()
+}
+
+async fn answer(response: ::http::Response<h2::RecvStream>) -> Result<i32, Failure> {
+    let nonsense = |why: &str| Failure::Nonsense(why.to_owned());
+    let (head, mut body) = response.into_parts();
+    if head.status != StatusCode::OK {
+        return Err(Failure::Nonsense(format!("it answered {}", head.status)));
+    }
+    let kind = head.headers.get(header::CONTENT_TYPE).map_or(&b""[..], HeaderValue::as_bytes);
+    if !kind.starts_with(b"application/grpc") {
+        return Err(Failure::Nonsense(format!("it answered in {}, no gRPC", String::from_utf8_lossy(kind))));
+    }
+    let mut bytes = Vec::new();
+    while let Some(piece) = body.data().await {
+        let piece = piece.map_err(|e| Failure::Nonsense(chain(&e)))?;
+        let _ = body.flow_control().release_capacity(piece.len());
+        if bytes.len() + piece.len() > ANSWER {
+            return Err(nonsense("its answer is too long"));
+        }
+        bytes.extend_from_slice(&piece);
+    }
+    let trailers = body.trailers().await.map_err(|e| Failure::Nonsense(chain(&e)))?;
+    let trailers = trailers.as_ref().unwrap_or(&head.headers);
+    match trailers.get("grpc-status").map(HeaderValue::as_bytes) {
+        Some(b"0") => {}
+        None => return Err(nonsense("its answer broke off")),
+        Some(code) => {
+            let message = trailers.get("grpc-message").map_or(&b""[..], HeaderValue::as_bytes);
+            let message = String::from_utf8_lossy(message);
+            let message = decode(&message).unwrap_or_else(|| message.into_owned());
+            let code = std::str::from_utf8(code).ok().and_then(|code| code.parse().ok());
+            // 2: UNKNOWN, as every client takes a code it cannot read.
+            return Err(Failure::Status { code: code.unwrap_or(2), message });
+        }
+    }
+    let [compressed, a, b, c, d, message @ ..] = bytes.as_slice() else {
+        return Err(nonsense("its answer has no message"));
+    };
+    let length = u32::from_be_bytes([*a, *b, *c, *d]) as usize;
+    if *compressed != 0 || length != message.len() {
+        return Err(nonsense("its answer is not one plain message"));
+    }
+    CheckResponse::decode(message)
+        .map(|m| m.status)
+        .map_err(|e| Failure::Nonsense(format!("its answer is no message: {e}")))
+}
+
+/// A connection that notices whether the other side begins as HTTP/2 does, with SETTINGS.
+struct Listening {
+    stream: TcpStream,
+    spoke: Arc<AtomicBool>,
+    read: usize,
+}
+
+/// Where a frame's type stands, and the type of SETTINGS (RFC 9113, 4.1 and 6.5).
+const TYPE_AT: usize = 3;
+const SETTINGS: u8 = 4;
+
+impl AsyncRead for Listening {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = buf.filled().len();
+        ready!(Pin::new(&mut self.stream).poll_read(cx, buf))?;
+        let new = &buf.filled()[before..];
+        if self.read <= TYPE_AT && new.get(TYPE_AT - self.read) == Some(&SETTINGS) {
+            self.spoke.store(true, Relaxed);
+        }
+        self.read += new.len();
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for Listening {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, buf)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}

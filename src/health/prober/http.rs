@@ -1,0 +1,84 @@
+//! httpGet: a GET, judged by the status of its last answer.
+
+use std::time::Duration;
+
+use ::http::{HeaderMap, HeaderName, HeaderValue, header};
+
+use super::super::Outcome;
+use super::{USER_AGENT, authority};
+use crate::base::error::chain;
+use crate::fetch::{Dialer, Get, url};
+
+/// Where the application is asked.
+pub(super) struct Place<'a> {
+    pub(super) scheme: &'a str,
+    /// Without brackets.
+    pub(super) host: &'a str,
+    pub(super) port: u32,
+    /// A URL reference, of which path and query count.
+    pub(super) path: &'a str,
+}
+
+pub(super) async fn probe(
+    dialer: &Dialer,
+    place: &Place<'_>,
+    headers: &[(String, String)],
+    limit: Duration,
+) -> Outcome {
+    let target = match url::target_of(place.path) {
+        Ok(target) => target,
+        Err(bad) => return Outcome::Unknown(format!("unable to parse the path of the probe: {bad}")),
+    };
+    let address = format!("{}://{}{target}", place.scheme, authority(place.host, place.port));
+    let exchange = async {
+        let (headers, host) = sent(headers)?;
+        let get = Get::new(&address).map_err(|e| chain(&e))?;
+        let get = get.headers(headers).host(host).dialer(dialer).keep(None);
+        get.send().await.map_err(|e| format!("Get {address:?}: {}", chain(&e)))
+    };
+    match tokio::time::timeout(limit, exchange).await {
+        Ok(Ok(reply)) => match reply.status().as_u16() {
+            200..400 => Outcome::Healthy,
+            code => Outcome::Unhealthy(format!("status code was not from [200,400), bad code {code}")),
+        },
+        Ok(Err(why)) => Outcome::Unhealthy(why),
+        Err(_) => Outcome::Unhealthy(format!("Get {address:?}: no answer within {limit:?}")),
+    }
+}
+
+/// The request's headers, and the host it names where that is not the address's.
+fn sent(configured: &[(String, String)]) -> Result<(HeaderMap, Option<HeaderValue>), String> {
+    let mut headers = HeaderMap::new();
+    for (name, value) in configured {
+        let bad = |what| format!("the probe's header {name:?} has a {what} that HTTP does not allow");
+        let key: HeaderName = name.parse().map_err(|_| bad("name"))?;
+        headers.append(key, HeaderValue::from_str(value).map_err(|_| bad("value"))?);
+    }
+    let host = headers.get(header::HOST).filter(|host| !host.is_empty()).cloned();
+    headers.remove(header::HOST);
+    if !headers.contains_key(header::USER_AGENT) {
+        headers.insert(header::USER_AGENT, HeaderValue::from_static(USER_AGENT));
+    }
+    Ok((headers, host))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn repeats_stay_and_the_host_stands_apart() {
+        let of = |list: &[(&str, &str)]| {
+            let owned: Vec<_> = list.iter().map(|(n, v)| ((*n).to_owned(), (*v).to_owned())).collect();
+            sent(&owned)
+        };
+        let (headers, host) = of(&[("X-A", "1"), ("X-A", "2"), ("Host", "h")]).unwrap();
+        assert_eq!(headers.get_all("x-a").iter().count(), 2);
+        assert_eq!(host.unwrap(), "h");
+        assert_eq!(headers[header::USER_AGENT], USER_AGENT);
+        assert_eq!(of(&[("User-Agent", "mine")]).unwrap().0[header::USER_AGENT], "mine");
+        assert!(of(&[("a b", "")]).unwrap_err().contains("name"));
+        assert!(of(&[("a", "secret\n")]).unwrap_err().contains("value"));
+        assert!(!of(&[("a", "secret\n")]).unwrap_err().contains("secret"));
+    }
+}
