@@ -39,6 +39,11 @@ pub struct Setup<'a> {
     pub env: Vec<(&'static str, String)>,
 }
 
+/// Whether a binary is this one, which plays the bare proxy (`wire`) and has no certificates.
+pub fn is_wire(binary: &Path) -> bool {
+    std::env::current_exe().is_ok_and(|me| me == binary)
+}
+
 /// A started agent; ended in order, then by force, when dropped.
 pub struct Agent {
     child: Child,

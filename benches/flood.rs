@@ -65,7 +65,7 @@ pub async fn both_ways(binaries: &[PathBuf], length: Duration) -> Result<Vec<Row
     let rows = names.into_iter().zip(figures).map(|((what, target), values)| {
         let mut values = values.into_iter();
         let ours = values.next().flatten();
-        Row { what: what.to_owned(), ours, peer: values.next().flatten(), direct: None, target }
+        Row { what: what.to_owned(), ours, peer: values.next().flatten(), wire: None, direct: None, target }
     });
     Ok(rows.collect())
 }

@@ -77,6 +77,7 @@ pub async fn outages(binaries: &[PathBuf], envoy: &Path, runs: usize) -> Result<
             what: what.to_owned(),
             ours: measured.next().flatten(),
             peer: measured.next().flatten(),
+            wire: None,
             direct: None,
             target: "≤ 2, worst ≤ 6",
         });

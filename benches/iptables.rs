@@ -32,6 +32,7 @@ pub fn rows(binaries: &[PathBuf], runs: usize) -> Result<Vec<Row>, String> {
                 what: format!("{name}, {installed} installed ({unit})"),
                 ours: ours.as_ref().and_then(|m| Value::of(of(m)[step].clone())),
                 peer: peer.as_ref().and_then(|m| Value::of(of(m)[step].clone())),
+                wire: None,
                 direct: None,
                 target,
             };

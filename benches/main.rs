@@ -16,6 +16,7 @@ mod start;
 mod status;
 mod table;
 mod web;
+mod wire;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -49,9 +50,15 @@ struct Flags {
 }
 
 fn main() -> ExitCode {
+    if std::env::args().nth(1).as_deref() == Some("proxy") {
+        return exit(wire::run().map_err(|e| e.to_string()));
+    }
     let flags = Flags::parse();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
-    let result = runtime.map_err(|e| e.to_string()).and_then(|r| r.block_on(run(&flags)));
+    exit(runtime.map_err(|e| e.to_string()).and_then(|r| r.block_on(run(&flags))))
+}
+
+fn exit(result: Result<(), String>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
@@ -131,6 +138,7 @@ fn size(binaries: &[PathBuf]) -> Row {
         what: "binary as built (MB)".to_owned(),
         ours: binaries.first().and_then(of),
         peer: binaries.get(1).and_then(of),
+        wire: None,
         direct: None,
         target: "≤ 12",
     }

@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use envoy_types::pb::envoy::service::discovery::v3::{DeltaDiscoveryRequest, DiscoveryRequest};
 use mock_istiod::MockIstiod;
-use mock_istiod::ads::{AdsStream, Responses};
+use mock_istiod::ads::AdsStream;
 use mock_istiod::bulk::{self, Kind};
 use tokio::sync::mpsc::UnboundedReceiver;
 
 use crate::ads::Stream;
-use crate::agent::{ADS, Agent, DELTA, LIMIT, Setup, node};
+use crate::agent::{ADS, Agent, DELTA, LIMIT, Setup, is_wire, node};
 use crate::table::{Row, Value};
 
 const MB: usize = 1_000_000;
@@ -108,6 +108,28 @@ struct Run {
     after: f64,
 }
 
+// The agents, and the bare proxy after them.
+fn with_wire(binaries: &[PathBuf]) -> Result<Vec<PathBuf>, String> {
+    let me = std::env::current_exe().map_err(|e| e.to_string())?;
+    Ok(binaries.iter().cloned().chain([me]).collect())
+}
+
+// One figure by agent as a line of the table.
+fn row(what: String, values: Vec<Option<Value>>, direct: Option<Value>, target: &'static str) -> Row {
+    let mut values = values.into_iter();
+    let wire = values.next_back().flatten();
+    Row { what, ours: values.next().flatten(), peer: values.next().flatten(), wire, direct, target }
+}
+
+async fn started(binary: &Path, istiod: &MockIstiod) -> Result<Agent, String> {
+    let setup = Setup { binary, envoy: None, env: vec![("ECC_SIGNATURE_ALGORITHM", "ECDSA".to_owned())] };
+    let agent = Agent::start(&setup, istiod).map_err(|e| e.to_string())?;
+    if !is_wire(binary) {
+        agent.certificate().await.map_err(|e| e.to_string())?;
+    }
+    Ok(agent)
+}
+
 /// Throughput, CPU and memory by shape.
 pub async fn bulk(binaries: &[PathBuf], runs: usize) -> Result<Vec<Row>, String> {
     let istiod = MockIstiod::start().await;
@@ -117,30 +139,29 @@ pub async fn bulk(binaries: &[PathBuf], runs: usize) -> Result<Vec<Row>, String>
     for shape in SHAPES {
         let payload = bulk::many(Kind::Clusters, shape.total, shape.each);
         let count = (shape.total / shape.each).max(1);
+        let mut under = Vec::new();
+        for binary in with_wire(binaries)? {
+            under.push(Under::start(&binary, &istiod, &mut streams).await?);
+        }
         let mut plain = Vec::new();
+        // In turns, so that what else the machine does meets all of them.
         for _ in 0..runs {
             let mut pair = pair(direct(&istiod, ADS).await?, &mut streams, false).await?;
             plain.push(transfer(&mut pair, &payload, count).await?);
+            drop(pair);
+            for under in &mut under {
+                under.run(&mut streams, &payload, count).await?;
+            }
         }
-        let mut measured: [Vec<Option<Value>>; 4] = Default::default();
-        for binary in binaries {
-            let of = through(binary, &istiod, &mut streams, &payload, count, runs).await?;
-            let pick = |f: fn(&Run) -> f64| Value::of(of.iter().map(f).collect());
-            measured[0].push(pick(|r| r.throughput));
-            measured[1].push(pick(|r| r.cpu));
-            measured[2].push(pick(|r| r.peak));
-            measured[3].push(pick(|r| r.after));
-        }
-        let [throughput, cpu, peak, after] = measured;
-        let row = |what: &str, values: Vec<Option<Value>>, direct, target| {
-            let mut values = values.into_iter();
-            let what = format!("{}: {what}", shape.name);
-            Row { what, ours: values.next().flatten(), peer: values.next().flatten(), direct, target }
+        let of =
+            |f: fn(&Run) -> f64| under.iter().map(|u| Value::of(u.runs.iter().map(f).collect())).collect();
+        let mut add = |what, f, direct, target| {
+            rows.push(row(format!("{}: {what}", shape.name), of(f), direct, target));
         };
-        rows.push(row("MB/s", throughput, Value::of(plain), "≥ peer"));
-        rows.push(row("agent CPU ms/MB", cpu, None, shape.cpu_target));
-        rows.push(row("peak over idle MB", peak, None, shape.peak_target));
-        rows.push(row("left over idle MB", after, None, "≤ 1"));
+        add("MB/s", |r| r.throughput, Value::of(plain), "≥ peer");
+        add("agent CPU ms/MB", |r| r.cpu, None, shape.cpu_target);
+        add("peak over idle MB", |r| r.peak, None, shape.peak_target);
+        add("left over idle MB", |r| r.after, None, "≤ 1");
     }
     Ok(rows)
 }
@@ -153,115 +174,100 @@ async fn transfer(pair: &mut Pair, payload: &Bytes, count: usize) -> Result<f64,
     Ok(payload.len() as f64 / 1e6 / begin.elapsed().as_secs_f64())
 }
 
-#[expect(clippy::cast_precision_loss, reason = "sizes are far below 2^53")]
-async fn through(
-    binary: &Path,
-    istiod: &MockIstiod,
-    streams: &mut UnboundedReceiver<AdsStream>,
-    payload: &Bytes,
-    count: usize,
-    runs: usize,
-) -> Result<Vec<Run>, String> {
-    let setup = Setup { binary, envoy: None, env: vec![("ECC_SIGNATURE_ALGORITHM", "ECDSA".to_owned())] };
-    let agent = Agent::start(&setup, istiod).map_err(|e| e.to_string())?;
-    agent.certificate().await.map_err(|e| e.to_string())?;
-    // An agent at rest has an Envoy that was served before: the relay's code is in memory. Without this its
-    // first megabyte of pages would count as growth.
-    let small = bulk::sotw(Kind::Clusters, 1000, "warm");
-    let mut warm = pair(agent.stream(ADS).await.map_err(|e| e.to_string())?, streams, false).await?;
-    transfer(&mut warm, &small, 1).await?;
-    tokio::time::sleep(Duration::from_millis(500)).await;
-    let proc = agent.proc();
-    let idle = proc.memory().rss;
-    drop(warm);
-    let mut out = Vec::new();
-    for _ in 0..runs {
-        let client = agent.stream(ADS).await.map_err(|e| e.to_string())?;
+// An agent and what it was measured at.
+struct Under {
+    agent: Agent,
+    idle: u64,
+    runs: Vec<Run>,
+}
+
+impl Under {
+    async fn start(
+        binary: &Path,
+        istiod: &MockIstiod,
+        streams: &mut UnboundedReceiver<AdsStream>,
+    ) -> Result<Self, String> {
+        let agent = started(binary, istiod).await?;
+        // An agent at rest has an Envoy that was served before: the relay's code is in memory. Without this
+        // its first megabyte of pages would count as growth.
+        let small = bulk::sotw(Kind::Clusters, 1000, "warm");
+        let mut warm = pair(agent.stream(ADS).await.map_err(|e| e.to_string())?, streams, false).await?;
+        transfer(&mut warm, &small, 1).await?;
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        let idle = agent.proc().memory().rss;
+        Ok(Self { agent, idle, runs: Vec::new() })
+    }
+
+    #[expect(clippy::cast_precision_loss, reason = "sizes are far below 2^53")]
+    async fn run(
+        &mut self,
+        streams: &mut UnboundedReceiver<AdsStream>,
+        payload: &Bytes,
+        count: usize,
+    ) -> Result<(), String> {
+        let proc = self.agent.proc();
+        let client = self.agent.stream(ADS).await.map_err(|e| e.to_string())?;
         let mut pair = pair(client, streams, false).await?;
         proc.reset_peak();
         let before = proc.cpu();
         let throughput = transfer(&mut pair, payload, count).await?;
         let cpu = (proc.cpu() - before).as_secs_f64() * 1e3 / (payload.len() as f64 / 1e6);
-        let peak = proc.memory().peak.saturating_sub(idle) as f64 / 1e6;
+        let peak = proc.memory().peak.saturating_sub(self.idle) as f64 / 1e6;
         drop(pair);
         tokio::time::sleep(Duration::from_millis(300)).await;
-        let after = (proc.memory().rss as f64 - idle as f64) / 1e6;
-        out.push(Run { throughput, cpu, peak, after });
+        let after = (proc.memory().rss as f64 - self.idle as f64) / 1e6;
+        self.runs.push(Run { throughput, cpu, peak, after });
+        Ok(())
     }
-    Ok(out)
 }
 
 /// One small resource at a time, as most changes of a mesh are.
 pub async fn pushes(binaries: &[PathBuf], runs: usize) -> Result<Vec<Row>, String> {
-    const PUSHES: usize = 1000;
+    const PUSHES: u32 = 1000;
     let istiod = MockIstiod::start().await;
     istiod.record().off();
     let mut streams = istiod.take_streams();
     let payload = bulk::delta(Kind::Clusters, 1000, "n");
-    let (mut p50, mut p99) = (Vec::new(), Vec::new());
-    for _ in 0..runs {
-        let mut pair = pair(direct(&istiod, DELTA).await?, &mut streams, true).await?;
-        let (a, b) = latencies(&mut pair.client, &pair.server.responses, &payload, PUSHES).await?;
-        p50.push(a);
-        p99.push(b);
+    let mut agents = Vec::new();
+    for binary in with_wire(binaries)? {
+        agents.push(started(&binary, &istiod).await?);
     }
-    let base = (Value::of(p50.clone()), Value::of(p99.clone()));
-    let floor = |mut v: Vec<f64>| {
-        v.sort_by(f64::total_cmp);
-        v[v.len() / 2]
-    };
-    let (floor50, floor99) = (floor(p50), floor(p99));
-    let mut measured: [Vec<Option<Value>>; 3] = Default::default();
-    for binary in binaries {
-        let setup = Setup { binary, envoy: None, env: vec![("ECC_SIGNATURE_ALGORITHM", "ECDSA".to_owned())] };
-        let agent = Agent::start(&setup, &istiod).map_err(|e| e.to_string())?;
-        agent.certificate().await.map_err(|e| e.to_string())?;
-        let (mut p50, mut p99, mut cpu) = (Vec::new(), Vec::new(), Vec::new());
-        for _ in 0..runs {
+    let (mut plain50, mut plain99) = (Vec::new(), Vec::new());
+    // What each adds to the direct way, in the same round.
+    let mut added = vec![[const { Vec::new() }; 3]; agents.len()];
+    for _ in 0..runs {
+        let mut pair_direct = pair(direct(&istiod, DELTA).await?, &mut streams, true).await?;
+        let (p50, p99) = latencies(&mut pair_direct, &payload, PUSHES).await?;
+        drop(pair_direct);
+        plain50.push(p50);
+        plain99.push(p99);
+        for (agent, added) in agents.iter().zip(&mut added) {
             let client = agent.stream(DELTA).await.map_err(|e| e.to_string())?;
             let mut pair = pair(client, &mut streams, true).await?;
             let before = agent.proc().cpu();
-            let (a, b) = latencies(&mut pair.client, &pair.server.responses, &payload, PUSHES).await?;
+            let (a, b) = latencies(&mut pair, &payload, PUSHES).await?;
             let spent = agent.proc().cpu() - before;
-            p50.push(a - floor50);
-            p99.push(b - floor99);
-            cpu.push(spent.as_secs_f64() * 1e6 / f64::from(u32::try_from(PUSHES).unwrap_or(1)));
+            added[0].push(a - p50);
+            added[1].push(b - p99);
+            added[2].push(spent.as_secs_f64() * 1e6 / f64::from(PUSHES));
         }
-        measured[0].push(Value::of(p50));
-        measured[1].push(Value::of(p99));
-        measured[2].push(Value::of(cpu));
     }
-    let [p50, p99, cpu] = measured;
-    let row = |what: &str, values: Vec<Option<Value>>, direct, target| {
-        let mut values = values.into_iter();
-        Row {
-            what: what.to_owned(),
-            ours: values.next().flatten(),
-            peer: values.next().flatten(),
-            direct,
-            target,
-        }
-    };
+    let of = |n: usize| added.iter().map(|a| Value::of(a[n].clone())).collect();
     Ok(vec![
-        row("added p50 (direct: the whole)", p50, base.0, "≤ 50"),
-        row("added p99 (direct: the whole)", p99, base.1, "≤ 150"),
-        row("agent CPU per push", cpu, None, "≤ 55"),
+        row("added p50 (direct: the whole)".to_owned(), of(0), Value::of(plain50), "≤ 50"),
+        row("added p99 (direct: the whole)".to_owned(), of(1), Value::of(plain99), "≤ 150"),
+        row("agent CPU per push".to_owned(), of(2), None, "≤ 55"),
     ])
 }
 
-async fn latencies(
-    client: &mut Stream,
-    responses: &Responses,
-    payload: &Bytes,
-    count: usize,
-) -> Result<(f64, f64), String> {
-    let mut times = Vec::with_capacity(count);
+async fn latencies(pair: &mut Pair, payload: &Bytes, count: u32) -> Result<(f64, f64), String> {
+    let mut times = Vec::new();
     for _ in 0..count {
         let begin = Instant::now();
-        responses.raw(payload.clone()).await.map_err(|_| "istiod's stream ended")?;
-        limit("push", client.message()).await?.map_err(|e| e.to_string())?;
+        pair.server.responses.raw(payload.clone()).await.map_err(|_| "istiod's stream ended")?;
+        limit("push", pair.client.message()).await?.map_err(|e| e.to_string())?;
         times.push(begin.elapsed().as_secs_f64() * 1e6);
     }
     times.sort_by(f64::total_cmp);
-    Ok((times[count / 2], times[count * 99 / 100]))
+    Ok((times[times.len() / 2], times[times.len() * 99 / 100]))
 }

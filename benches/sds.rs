@@ -48,7 +48,7 @@ pub async fn fan_out(binaries: &[PathBuf], runs: usize) -> Result<Vec<Row>, Stri
     let row = |what: &str, target: &'static str, value: &dyn Fn(&Run) -> f64| {
         let mut values = all.iter().map(|runs| Value::of(runs.iter().map(value).collect()));
         let ours = values.next().flatten();
-        Row { what: what.to_owned(), ours, peer: values.next().flatten(), direct: None, target }
+        Row { what: what.to_owned(), ours, peer: values.next().flatten(), wire: None, direct: None, target }
     };
     Ok(vec![
         row("request at the CA to first push (ms)", "–", &|r| ms(r.first)),

@@ -17,7 +17,7 @@ type Measured = Vec<Option<Value>>;
 fn row(what: &str, values: Measured, target: &'static str) -> Row {
     let mut values = values.into_iter();
     let ours = values.next().flatten();
-    Row { what: what.to_owned(), ours, peer: values.next().flatten(), direct: None, target }
+    Row { what: what.to_owned(), ours, peer: values.next().flatten(), wire: None, direct: None, target }
 }
 
 /// Sockets, certificates by key type, readiness with a real Envoy.

@@ -112,6 +112,7 @@ impl Rows {
                 what: row.what,
                 ours: values.next().flatten(),
                 peer: values.next().flatten(),
+                wire: None,
                 direct: row.direct,
                 target: row.target,
             }

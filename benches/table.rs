@@ -43,6 +43,8 @@ pub struct Row {
     pub ours: Option<Value>,
     /// The agent named by `PEER_AGENT`.
     pub peer: Option<Value>,
+    /// The least that a process between can cost (`wire`).
+    pub wire: Option<Value>,
     /// Without any agent between.
     pub direct: Option<Value>,
     /// What we aim for, if we said so.
@@ -57,10 +59,14 @@ pub fn print(title: &str, rows: &[Row], with_peer: bool) {
         (Some(o), Some(p)) if p.median > 0.0 => format!("{:.2}", o.median / p.median),
         _ => "–".to_owned(),
     };
+    let with_wire = rows.iter().any(|row| row.wire.is_some());
     let mut lines = Vec::new();
     let mut head = vec!["what".to_owned(), "this agent".to_owned()];
     if with_peer {
         head.extend(["peer".to_owned(), "ratio".to_owned()]);
+    }
+    if with_wire {
+        head.push("bare proxy".to_owned());
     }
     head.extend(["direct".to_owned(), "target".to_owned()]);
     lines.push(head);
@@ -68,6 +74,9 @@ pub fn print(title: &str, rows: &[Row], with_peer: bool) {
         let mut line = vec![row.what.clone(), cell(&row.ours)];
         if with_peer {
             line.extend([cell(&row.peer), ratio(row)]);
+        }
+        if with_wire {
+            line.push(cell(&row.wire));
         }
         line.extend([cell(&row.direct), row.target.to_owned()]);
         lines.push(line);
