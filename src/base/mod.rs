@@ -8,6 +8,7 @@ pub mod build_info;
 pub mod clock;
 pub mod error;
 pub mod files;
+pub mod heap;
 pub mod logging;
 pub mod metrics;
 pub mod netlink;

@@ -24,13 +24,16 @@ use super::tap::{Convert, Tap};
 use super::upstream::{FRAME_BUDGET, Upstream};
 use super::{Config, Parts, keepalive, reflection, session, types};
 use crate::base::tasks::{Stop, TaskResult};
-use crate::base::{authority, uds};
+use crate::base::{authority, heap, uds};
 use crate::istiod::auth::{CallHeaders, TokenSource};
 
 /// Flow-control window towards Envoy, in bytes. Requests are small; large ones pass through in pieces.
 const WINDOW: u32 = 64 * 1024;
 /// Bytes of responses queued inside the HTTP/2 library at most.
 const SEND_BUFFER: usize = 128 * 1024;
+/// Freed memory kept for the next buffers: what is under way of a large message at most (both windows, the
+/// buffers of TLS, rounded up).
+const KEPT: usize = 768 * 1024;
 /// Largest header list accepted.
 const HEADER_LIST: u32 = 64 * 1024;
 /// A connection that does not finish HTTP/2's opening in this time is closed (the Go library's figure).
@@ -230,6 +233,8 @@ impl Server {
 
 // One connection: its HTTP/2 is driven here, its streams are tasks that end with it.
 async fn connection(shared: Arc<Shared>, socket: UnixStream, stop: Stop) {
+    // Not before there is an Envoy: what start-up leaves behind is to go.
+    heap::keep(KEPT);
     let (io, reads) = Tracked::new(authority::Shim::new(socket));
     let handshake = h2::server::Builder::new()
         .initial_window_size(WINDOW)
