@@ -7,7 +7,7 @@ use bytes::Bytes;
 use tonic::Status;
 
 use super::ecds::Conversions;
-use super::ended::{Ended, of_gate, stalled};
+use super::ended::{Ended, Leg, of_gate, stalled};
 use super::frames::{End, Gate, Out, Verdict};
 use super::own::Own;
 use super::relay::Stream;
@@ -59,7 +59,7 @@ pub(super) async fn down(
     });
     let mut conversions = Conversions::new(stream.protocol, shared.convert.clone());
     let mut out = Vec::new();
-    let mut sink = Sink { stream: reply, leg: "Envoy", shared };
+    let mut sink = Sink { stream: reply, leg: Leg::Envoy, shared };
     loop {
         let event = poll_fn(|cx| {
             if gate.between()
@@ -82,9 +82,9 @@ pub(super) async fn down(
         let event = if gate.whole() {
             event.await
         } else {
-            match watched(shared, "istiod, in the middle of a message,", event).await {
+            match watched(shared, Leg::Istiod, "sent no byte in the middle of a message", event).await {
                 Ok(event) => event,
-                Err(after) => return stalled("istiod", after),
+                Err(after) => return stalled(Leg::Istiod, after),
             }
         };
         match event {
@@ -140,7 +140,7 @@ async fn to_envoy(sink: &mut Sink<'_, &mut Reply>, bytes: Bytes) -> Result<(), E
     };
     sent.map_err(|broken| match broken {
         Broken::Gone(error) => Ended::envoy(status::of_downstream(&error)),
-        Broken::Stalled(after) => stalled("Envoy", after),
+        Broken::Stalled(after) => stalled(Leg::Envoy, after),
     })
 }
 

@@ -18,6 +18,17 @@ pub(super) enum Leg {
     Agent,
 }
 
+impl Leg {
+    /// For people, and the value of the metrics' label `leg`.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Istiod => "istiod",
+            Self::Envoy => "Envoy",
+            Self::Agent => "the agent",
+        }
+    }
+}
+
 /// How a stream ended.
 #[derive(Debug)]
 pub(super) struct Ended {
@@ -53,7 +64,7 @@ pub(super) fn of_gate(error: &Error) -> Status {
 }
 
 /// A leg has stood still for longer than is allowed.
-pub(super) fn stalled(leg: &str, after: Duration) -> Ended {
-    let status = Status::unavailable(format!("{leg} has not moved a byte for {after:?} (XDS_STALL_TIMEOUT)"));
-    Ended { by: if leg == "Envoy" { Leg::Envoy } else { Leg::Istiod }, status, class: Class::Unexpected }
+pub(super) fn stalled(by: Leg, after: Duration) -> Ended {
+    let text = format!("{} has not moved a byte for {after:?} (XDS_STALL_TIMEOUT)", by.name());
+    Ended { by, status: Status::unavailable(text), class: Class::Unexpected }
 }

@@ -15,7 +15,7 @@ use bytes::Bytes;
 use h2::{Reason, RecvStream, SendStream};
 use tonic::Status;
 
-use super::ended::{Ended, of_gate, stalled};
+use super::ended::{Ended, Leg, of_gate, stalled};
 use super::frames::{End, Error, Gate, Out, Verdict};
 use super::own::Own;
 use super::protocol::Protocol;
@@ -123,12 +123,12 @@ pub(super) async fn up(stream: &Stream<'_>, inbox: &mut Inbox, sink: SendStream<
     match run(stream, inbox, sink).await {
         Ok(ended) => UpEnd::Over(ended),
         Err(Broken::Gone(error)) => UpEnd::Broken(error),
-        Err(Broken::Stalled(after)) => UpEnd::Over(stalled("istiod", after)),
+        Err(Broken::Stalled(after)) => UpEnd::Over(stalled(Leg::Istiod, after)),
     }
 }
 
 async fn run(stream: &Stream<'_>, inbox: &mut Inbox, sink: SendStream<Bytes>) -> Result<Ended, Broken> {
-    let mut sink = Sink { stream: Upward(sink), leg: "istiod", shared: stream.shared };
+    let mut sink = Sink { stream: Upward(sink), leg: Leg::Istiod, shared: stream.shared };
     for bytes in inbox.replay.clone().unwrap_or_default() {
         sink.send(bytes).await?;
     }

@@ -8,6 +8,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use h2::{Reason, SendStream};
 
+use super::ended::Leg;
 use super::server::Shared;
 
 /// A leg that does not move for so long, although bytes wait to be written, is worth a warning (the Go
@@ -23,7 +24,7 @@ pub(super) enum Broken {
 /// Writes to one leg within its flow control, and notices when nothing moves.
 pub(super) struct Sink<'a, S> {
     pub(super) stream: S,
-    pub(super) leg: &'static str,
+    pub(super) leg: Leg,
     pub(super) shared: &'a Shared,
 }
 
@@ -55,7 +56,8 @@ impl<S: AsMut<SendStream<Bytes>>> Sink<'_, S> {
                 };
             }
         });
-        watched(self.shared, self.leg, capacity).await.unwrap_or_else(|after| Err(Broken::Stalled(after)))
+        let done = watched(self.shared, self.leg, "taken no byte although some wait", capacity).await;
+        done.unwrap_or_else(|after| Err(Broken::Stalled(after)))
     }
 }
 
@@ -63,7 +65,8 @@ impl<S: AsMut<SendStream<Bytes>>> Sink<'_, S> {
 // limit is set.
 pub(super) async fn watched<T>(
     shared: &Shared,
-    leg: &'static str,
+    leg: Leg,
+    what: &str,
     wait: impl Future<Output = T>,
 ) -> Result<T, Duration> {
     let mut wait = pin!(wait);
@@ -73,14 +76,15 @@ pub(super) async fn watched<T>(
         return Ok(done);
     }
     let began = tokio::time::Instant::now();
-    shared.meters.stall(leg);
-    tracing::warn!(target: "xdsproxy", "{leg} has taken no byte for {notice:?} although some wait; the stream goes on");
+    let name = leg.name();
+    shared.meters.stall(name);
+    tracing::warn!(target: "xdsproxy", "for {notice:?} {name} has {what}; the stream goes on");
     let result = match limit {
         None => Ok(wait.await),
         Some(limit) => tokio::time::timeout(limit.saturating_sub(notice), wait).await.map_err(|_| limit),
     };
     if result.is_ok() {
-        tracing::info!(target: "xdsproxy", "{leg} moves again after {:?}", began.elapsed() + notice);
+        tracing::info!(target: "xdsproxy", "{name} moves again after {:?}", began.elapsed() + notice);
     }
     result
 }

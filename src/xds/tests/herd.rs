@@ -5,7 +5,10 @@ use rand::Rng;
 use super::*;
 
 const AGENTS: usize = 500;
-const OUTAGE: Duration = Duration::from_secs(10);
+/// After so many failures the delays have their full width.
+const FAILURES: u32 = 6;
+/// Of anything here, on a machine that does much else.
+const LONG: Duration = Duration::from_secs(120);
 const SLOT_MS: u128 = 250;
 
 // As Envoy does: open, ask, and after an end back off with jitter.
@@ -51,6 +54,7 @@ async fn five_hundred_agents_come_back_spread_out() {
     group.run("istiod", accept(listener, sender, group.clone()));
     let way = Arc::new(Way { address, open: AtomicBool::new(true) });
     let (_news, wake) = watch::channel(0);
+    let mut handles = Vec::new();
     for n in 0..AGENTS {
         let socket = dir.path().join(n.to_string());
         let parts = Parts {
@@ -64,6 +68,7 @@ async fn five_hundred_agents_come_back_spread_out() {
             clock: Arc::new(clock::System),
         };
         let server = Server::new(Config::new(socket.clone()), parts);
+        handles.push(server.handle());
         let (listener, _file) = server.bind().unwrap().into_parts();
         std::mem::forget(_file);
         let stop = group.token();
@@ -79,13 +84,27 @@ async fn five_hundred_agents_come_back_spread_out() {
     way.open.store(false, Ordering::SeqCst);
     first.iter().for_each(|s| s.cut.cancel());
     drop(first);
-    tokio::time::sleep(OUTAGE).await;
+    let away = |handle: &Handle| {
+        let upstream = handle.snapshot().upstream;
+        upstream.next_attempt_ms.filter(|_| upstream.failures >= FAILURES)
+    };
+    let chosen = async {
+        let mut chosen = Vec::new();
+        for handle in &handles {
+            while away(handle).is_none() {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+            chosen.extend(away(handle));
+        }
+        chosen
+    };
+    let mut chosen = tokio::time::timeout(LONG, chosen).await.expect("all agents go on trying");
     let back = tokio::time::Instant::now();
     way.open.store(true, Ordering::SeqCst);
     let mut arrivals = Vec::new();
     let mut open = Vec::new();
     while arrivals.len() < AGENTS {
-        let mut stream = tokio::time::timeout(SOON, streams.recv()).await.expect("all come back").unwrap();
+        let mut stream = tokio::time::timeout(LONG, streams.recv()).await.expect("all come back").unwrap();
         arrivals.push(back.elapsed().as_millis());
         stream.push(&response(CDS, "1", &[1])).await;
         open.push(stream);
@@ -94,10 +113,10 @@ async fn five_hundred_agents_come_back_spread_out() {
         let count = arrivals.iter().filter(|a| **a / SLOT_MS == slot).count();
         println!("{:5} ms {count:4} {}", slot * SLOT_MS, "#".repeat(count / 2));
     }
-    // A machine that stalls lets several arrive at once, but nothing brings them all forward.
-    arrivals.sort_unstable();
-    let middle = arrivals[AGENTS * 9 / 10] - arrivals[AGENTS / 10];
-    assert!(middle >= 1000, "eight tenths of {AGENTS} came within {middle} ms");
+    // Judged by the delays that the agents chose: when they arrive is also the machine's doing.
+    chosen.sort_unstable();
+    let middle = chosen[chosen.len() * 9 / 10] - chosen[chosen.len() / 10];
+    assert!(middle >= 2000, "eight tenths of {AGENTS} agents would try again within {middle} ms");
     drop(open);
     group.stop(Duration::from_secs(5)).await;
 }
