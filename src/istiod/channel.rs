@@ -93,6 +93,15 @@ impl Connector {
         self.inner.roots.as_ref().and_then(roots::Reader::file)
     }
 
+    /// Whether the name is resolved on this machine, and not by a proxy.
+    #[must_use]
+    pub fn resolves(&self) -> bool {
+        let config = &self.inner.config;
+        name::split(&config.address).is_some_and(|(host, port)| {
+            matches!(Proxy::for_target(config.proxy.as_ref(), host, port), Ok(None))
+        })
+    }
+
     /// A fresh connection, within [`Config::connect_timeout`]. Dropping the future ends the dial.
     ///
     /// # Errors

@@ -15,6 +15,13 @@ use super::reply::Reply;
 use super::rules::Responses;
 use super::sink::{Broken, Sink, watched};
 use super::{status, tap, types};
+use crate::base::heap;
+
+/// A stream that has brought so many bytes may keep [`KEPT`] of freed memory for its buffers; an agent in a small
+/// mesh keeps nothing.
+const MUCH: u64 = 1 << 20;
+/// What is under way of a large message at most: both windows and the buffers of TLS, rounded up.
+const KEPT: usize = 768 * 1024;
 
 enum Event {
     Data(Bytes),
@@ -59,6 +66,7 @@ pub(super) async fn down(
     });
     let mut conversions = Conversions::new(stream.protocol, shared.convert.clone());
     let mut out = Vec::new();
+    let mut brought = 0;
     let mut sink = Sink { stream: reply, leg: Leg::Envoy, shared };
     loop {
         let event = poll_fn(|cx| {
@@ -102,6 +110,11 @@ pub(super) async fn down(
             }
             Event::Data(data) => {
                 commit(stream);
+                let before = brought;
+                brought += data.len() as u64;
+                if before < MUCH && brought >= MUCH {
+                    heap::keep(KEPT);
+                }
                 let walked = gate.push(&data, &mut out);
                 for item in out.drain(..) {
                     match item {

@@ -11,8 +11,6 @@
 //! first response with Unavailable, Unauthenticated, PermissionDenied or ResourceExhausted. The last
 //! means "too many": it is waited out for a second at least, and no file change shortens it.
 
-use std::collections::BTreeSet;
-use std::net::SocketAddr;
 use std::time::Duration;
 
 use rand::Rng;
@@ -20,6 +18,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use tonic::{Code, Status};
 
+use super::upstream::Upstream;
 use crate::base::backoff::{Backoff, Jitter, Policy};
 
 const FIRST: Duration = Duration::from_millis(200);
@@ -98,7 +97,7 @@ impl Hold {
 }
 
 /// Waits until the next attempt is due, or until there is news.
-pub(super) async fn wait(due: Due, wake: &mut watch::Receiver<u64>, name: Option<&str>) {
+pub(super) async fn wait(due: Due, wake: &mut watch::Receiver<u64>, upstream: &dyn Upstream) {
     let at = tokio::time::sleep_until(due.at);
     if !due.hurry {
         return at.await;
@@ -108,7 +107,7 @@ pub(super) async fn wait(due: Due, wake: &mut watch::Receiver<u64>, name: Option
         () = changed(wake) => {
             tracing::info!(target: "xdsproxy", "a token or root file has changed: trying istiod again at once");
         }
-        () = resolves_anew(name) => {
+        () = resolves_anew(upstream) => {
             tracing::info!(target: "xdsproxy", "the name of istiod resolves anew: trying again at once");
         }
     }
@@ -120,25 +119,61 @@ async fn changed(wake: &mut watch::Receiver<u64>) {
     }
 }
 
-async fn resolves_anew(name: Option<&str>) {
-    let Some(name) = name else { return std::future::pending().await };
-    let before = look_up(name).await;
+async fn resolves_anew(upstream: &dyn Upstream) {
+    if !upstream.resolves() {
+        return std::future::pending().await;
+    }
+    let before = upstream.look_up().await;
     loop {
         tokio::time::sleep(LOOK_UP).await;
-        let now = look_up(name).await;
+        let now = upstream.look_up().await;
         if now != before && !now.is_empty() {
             return;
         }
     }
 }
 
-async fn look_up(name: &str) -> BTreeSet<SocketAddr> {
-    tokio::net::lookup_host(name).await.map(Iterator::collect).unwrap_or_default()
-}
-
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+    use std::net::SocketAddr;
+    use std::sync::Mutex;
+
+    use futures_util::future::BoxFuture;
+
     use super::*;
+    use crate::istiod::{Connection, Error};
+
+    // A name that resolves to one thing after the other; the last one stays.
+    #[derive(Debug)]
+    struct Name(Option<Mutex<Vec<BTreeSet<SocketAddr>>>>);
+
+    impl Name {
+        fn of(addresses: &[&[u8]]) -> Self {
+            let set = |last: &&[u8]| last.iter().map(|n| SocketAddr::from(([10, 0, 0, *n], 1))).collect();
+            Self(Some(Mutex::new(addresses.iter().rev().map(set).collect())))
+        }
+    }
+
+    impl Upstream for Name {
+        fn connect(&self) -> BoxFuture<'_, Result<Connection, Error>> {
+            unreachable!("only its name is looked up")
+        }
+
+        fn address(&self) -> &str {
+            "istiod:15012"
+        }
+
+        fn resolves(&self) -> bool {
+            self.0.is_some()
+        }
+
+        fn look_up(&self) -> BoxFuture<'_, BTreeSet<SocketAddr>> {
+            let mut left = self.0.as_ref().expect("it resolves").lock().unwrap();
+            let now = if left.len() > 1 { left.pop() } else { left.first().cloned() };
+            Box::pin(std::future::ready(now.unwrap_or_default()))
+        }
+    }
 
     #[test]
     fn only_what_can_heal_is_held() {
@@ -171,10 +206,30 @@ mod tests {
         let start = Instant::now();
         let due = |hurry| Due { at: start + Duration::from_secs(4), hurry };
         news.send(1).unwrap();
-        wait(due(true), &mut wake, None).await;
+        wait(due(true), &mut wake, &Name(None)).await;
         assert_eq!(start.elapsed(), Duration::ZERO);
         news.send(2).unwrap();
-        wait(due(false), &mut wake, None).await;
+        wait(due(false), &mut wake, &Name(None)).await;
         assert!(start.elapsed() >= Duration::from_secs(4));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_name_that_resolves_anew_brings_the_attempt_forward() {
+        let (_news, mut wake) = watch::channel(0);
+        for (addresses, seconds) in [
+            (Name::of(&[&[1], &[2]]), 1),
+            (Name::of(&[&[1], &[1], &[1, 2]]), 2),
+            // It did not resolve, and now it does.
+            (Name::of(&[&[], &[1]]), 1),
+            // It does not resolve for a moment, and then to the same as before.
+            (Name::of(&[&[1], &[], &[1]]), 4),
+            (Name::of(&[&[1, 2]]), 4),
+            (Name(None), 4),
+        ] {
+            let start = Instant::now();
+            let due = Due { at: start + Duration::from_secs(4), hurry: true };
+            wait(due, &mut wake, &addresses).await;
+            assert_eq!(start.elapsed().as_secs(), seconds, "{addresses:?}");
+        }
     }
 }

@@ -26,6 +26,7 @@
 //!
 //! Uses `istiod` for connections and credentials, and `base`.
 
+mod deadline;
 mod down;
 mod ecds;
 mod ended;

@@ -10,8 +10,10 @@ use bytes::Bytes;
 use h2::RecvStream;
 use h2::server::SendResponse;
 use prost::Message;
+use tokio::time::Instant;
 use tonic::Status;
 
+use super::deadline;
 use super::frames::{End, Gate, Out, Rules, Seen, Verdict, frame};
 use super::protocol::SERVICE;
 use super::reply::Reply;
@@ -28,7 +30,12 @@ const LIMIT: usize = 64 * 1024;
 /// Whether a path is reflection's.
 pub(super) fn is(path: &str) -> bool {
     let rest = path.strip_prefix('/').and_then(|p| p.strip_suffix(METHOD)).and_then(|p| p.strip_suffix('/'));
-    rest.is_some_and(|service| service == V1 || service == V1_ALPHA)
+    rest.is_some_and(serves)
+}
+
+/// Whether a service is reflection's.
+pub(super) fn serves(service: &str) -> bool {
+    service == V1 || service == V1_ALPHA
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
@@ -164,12 +171,18 @@ impl Rules for Questions {
     fn ended(&mut self, _: &End) {}
 }
 
-/// Answers questions until the client has no more.
-pub(super) async fn serve(mut body: RecvStream, respond: SendResponse<Bytes>, stop: Stop) {
+/// Answers questions until the client has no more, or its time is over.
+pub(super) async fn serve(
+    mut body: RecvStream,
+    respond: SendResponse<Bytes>,
+    until: Option<Instant>,
+    stop: Stop,
+) {
     let mut reply = Reply::new(respond);
     let talk = talk(&mut body, &mut reply);
     let status = tokio::select! {
         status = talk => status,
+        () = deadline::over(until) => deadline::exceeded(),
         () = stop.cancelled() => Status::unavailable("the agent is stopping"),
     };
     reply.finish(&status);

@@ -24,6 +24,7 @@ use std::time::Duration;
 
 use tonic::Status;
 
+use super::deadline;
 use super::down::down;
 use super::ended::{Ended, Leg};
 use super::inbox::{Inbox, UpEnd, up};
@@ -54,6 +55,8 @@ pub(super) struct Stream<'a> {
     pub(super) first_listeners: &'a std::sync::atomic::AtomicBool,
     /// Set while Envoy does not know that istiod is being dialled.
     pub(super) held: Option<&'a Held>,
+    /// The client's own bound.
+    pub(super) until: Option<tokio::time::Instant>,
 }
 
 /// Runs both directions until one leg ends, and closes the upstream connection.
@@ -70,6 +73,7 @@ pub(super) async fn exchange(
         let mut up = pin!(up(stream, inbox, sink));
         let mut alive = pin!(keepalive::watch(ping, &reads, stream.shared.config.keepalive.upstream()));
         let mut settings = pin!(keepalive::first_word(&reads));
+        let mut late = pin!(deadline::over(stream.until));
         let (mut driving, mut sending, mut speechless) = (true, true, true);
         // Set when the upstream has failed and only its reader may still know better.
         let mut verdict: Option<Ended> = None;
@@ -112,6 +116,7 @@ pub(super) async fn exchange(
                         };
                     }
                 }
+                () = &mut late => break Ended::envoy(deadline::exceeded()),
                 () = stop.cancelled() => break Ended { by: Leg::Agent, status: Status::ok(""), class: Class::Expected },
             }
         }

@@ -22,18 +22,15 @@ use super::reply::Reply;
 use super::state::{Snapshot, State};
 use super::tap::{Convert, Tap};
 use super::upstream::{FRAME_BUDGET, Upstream};
-use super::{Config, Parts, keepalive, reflection, session, types};
+use super::{Config, Parts, deadline, keepalive, reflection, session, types};
 use crate::base::tasks::{Stop, TaskResult};
-use crate::base::{authority, heap, uds};
+use crate::base::{authority, uds};
 use crate::istiod::auth::{CallHeaders, TokenSource};
 
 /// Flow-control window towards Envoy, in bytes. Requests are small; large ones pass through in pieces.
 const WINDOW: u32 = 64 * 1024;
 /// Bytes of responses queued inside the HTTP/2 library at most.
 const SEND_BUFFER: usize = 128 * 1024;
-/// Freed memory kept for the next buffers: what is under way of a large message at most (both windows, the
-/// buffers of TLS, rounded up).
-const KEPT: usize = 768 * 1024;
 /// Largest header list accepted.
 const HEADER_LIST: u32 = 64 * 1024;
 /// A connection that does not finish HTTP/2's opening in this time is closed (the Go library's figure).
@@ -233,8 +230,6 @@ impl Server {
 
 // One connection: its HTTP/2 is driven here, its streams are tasks that end with it.
 async fn connection(shared: Arc<Shared>, socket: UnixStream, stop: Stop) {
-    // Not before there is an Envoy: what start-up leaves behind is to go.
-    heap::keep(KEPT);
     let (io, reads) = Tracked::new(authority::Shim::new(socket));
     let handshake = h2::server::Builder::new()
         .initial_window_size(WINDOW)
@@ -323,19 +318,28 @@ async fn dispatch(
         let _ = respond.send_response(plain(StatusCode::UNSUPPORTED_MEDIA_TYPE), true);
         return;
     }
+    let until = match deadline::of(request.headers()) {
+        Ok(until) => until,
+        Err(status) => return Reply::new(respond).finish(&status),
+    };
     let path = request.uri().path();
     if let Some(protocol) = Protocol::of(path) {
-        session::serve(shared, protocol, request.into_body(), respond, stop).await;
+        session::serve(shared, protocol, request.into_body(), respond, until, stop).await;
     } else if reflection::is(path) {
-        reflection::serve(request.into_body(), respond, stop).await;
+        reflection::serve(request.into_body(), respond, until, stop).await;
     } else {
-        let (service, method) = path.trim_start_matches('/').rsplit_once('/').unwrap_or((path, ""));
-        let known = service == super::protocol::SERVICE;
-        let text = if known {
-            format!("unknown method {method} for service {service}")
-        } else {
-            format!("unknown service {service}")
-        };
-        Reply::new(respond).finish(&Status::unimplemented(text));
+        Reply::new(respond).finish(&unknown(path));
     }
+}
+
+// In the words of Go's server.
+fn unknown(path: &str) -> Status {
+    let name = path.strip_prefix('/').unwrap_or(path);
+    Status::unimplemented(match name.rsplit_once('/') {
+        None => format!("malformed method name: {name:?}"),
+        Some((service, method)) if service == super::protocol::SERVICE || reflection::serves(service) => {
+            format!("unknown method {method} for service {service}")
+        }
+        Some((service, _)) => format!("unknown service {service}"),
+    })
 }

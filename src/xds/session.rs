@@ -10,6 +10,7 @@ use h2::server::SendResponse;
 use tokio::time::Instant;
 use tonic::Status;
 
+use super::deadline;
 use super::ended::{Ended, Leg};
 use super::hold::{self, holdable};
 use super::inbox::Inbox;
@@ -22,12 +23,13 @@ use super::status::Class;
 use super::upstream::{self, Link, Unopened};
 use crate::base::tasks::Stop;
 
-/// Serves one stream to its end. `stop` is the server's.
+/// Serves one stream to its end, `until` the client's own bound at most. `stop` is the server's.
 pub(super) async fn serve(
     shared: Arc<Shared>,
     protocol: Protocol,
     body: RecvStream,
     respond: SendResponse<Bytes>,
+    until: Option<Instant>,
     stop: Stop,
 ) {
     let queue = Arc::new(Queue::default());
@@ -42,6 +44,7 @@ pub(super) async fn serve(
             committed: &AtomicBool::new(false),
             first_listeners: &AtomicBool::new(false),
             held: held.as_ref(),
+            until,
         },
         inbox: Inbox::new(body, protocol, shared.config.max_request, held.is_some()),
         reply: Reply::new(respond),
@@ -84,8 +87,7 @@ impl Session<'_> {
             if self.ends_at.is_some()
                 && let Some(due) = shared.due()
             {
-                let name = shared.upstream.resolves().then(|| shared.upstream.address());
-                match self.or_gone(hold::wait(due, &mut wake, name)).await {
+                match self.or_gone(hold::wait(due, &mut wake, &*shared.upstream)).await {
                     Ok(()) => {}
                     Err(ended) => return (ended, "given up"),
                 }
@@ -156,15 +158,18 @@ impl Session<'_> {
         again
     }
 
-    // While the agent works for the stream, Envoy may leave and a newer stream may take its place.
+    // While the agent works for the stream, Envoy may leave, its time may be over, and a newer stream may take
+    // its place.
     async fn or_gone<T>(&mut self, work: impl Future<Output = T>) -> Result<T, Ended> {
         let reply = &mut self.reply;
+        let until = self.stream.until;
         tokio::select! {
             biased;
             gone = poll_fn(|cx| reply.poll_gone(cx)) => Err(Ended::envoy(gone)),
             () = self.replaced.cancelled() => {
                 Err(Ended { by: Leg::Agent, status: Status::ok(""), class: Class::Expected })
             }
+            () = deadline::over(until) => Err(Ended::envoy(deadline::exceeded())),
             done = work => Ok(done),
         }
     }
@@ -217,11 +222,7 @@ fn count(shared: &Shared, ended: &Ended) {
 
 fn log(id: u64, ended: &Ended) {
     let (code, text) = (ended.status.code(), ended.status.message());
-    let side = match ended.by {
-        Leg::Istiod => "istiod",
-        Leg::Envoy => "Envoy",
-        Leg::Agent => "the agent",
-    };
+    let side = ended.by.name();
     match ended.class {
         Class::Expected => {
             tracing::debug!(target: "xdsproxy", stream = id, "ended by {side}: {code:?} {text}")

@@ -1,5 +1,6 @@
 //! Opens the upstream stream: one connection, one stream on it.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::net::SocketAddr;
 use std::time::SystemTime;
@@ -28,6 +29,13 @@ pub trait Upstream: Send + Sync + fmt::Debug {
     fn resolves(&self) -> bool {
         true
     }
+
+    /// What the address resolves to now; nothing while it does not.
+    fn look_up(&self) -> BoxFuture<'_, BTreeSet<SocketAddr>> {
+        Box::pin(async {
+            tokio::net::lookup_host(self.address()).await.map(Iterator::collect).unwrap_or_default()
+        })
+    }
 }
 
 impl Upstream for Connector {
@@ -40,7 +48,7 @@ impl Upstream for Connector {
     }
 
     fn resolves(&self) -> bool {
-        self.config().proxy.is_none()
+        Connector::resolves(self)
     }
 }
 

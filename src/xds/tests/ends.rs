@@ -81,3 +81,90 @@ async fn stopping_tells_envoy_and_leaves_nothing() {
     rig.eventually("the server is gone", || !rig.group.running().contains(&"xds".to_owned())).await;
     assert!(!rig.socket.exists());
 }
+
+#[tokio::test]
+async fn a_clients_own_deadline_ends_its_call_wherever_it_is() {
+    const REFLECTION: &str = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo";
+    let mut rig = Rig::new().await;
+    let late = (Code::DeadlineExceeded, "context deadline exceeded".to_owned());
+    // While it waits for istiod's first word.
+    let mut envoy = rig.client(Protocol::Sotw.path(), Some("2S")).await;
+    let mut istiod = rig.istiod().await;
+    assert_eq!(envoy.status().await, late);
+    istiod.ended().await;
+    // In the middle of its life.
+    let mut envoy = rig.client(Protocol::Sotw.path(), Some("2000m")).await;
+    let mut istiod = rig.istiod().await;
+    istiod.push(&response(CDS, "1", &[1])).await;
+    assert_eq!(envoy.status().await, late);
+    istiod.ended().await;
+    assert_eq!(rig.client(REFLECTION, Some("50m")).await.status().await, late);
+    rig.eventually("the ends are counted", || {
+        rig.metric("istiod_connection_terminations", Some("cancelled")) == 2.0
+            && rig.metric("envoy_connection_terminations", Some("cancelled")) == 2.0
+    })
+    .await;
+    assert_eq!(rig.metric("envoy_connection_terminations", Some("error")), 0.0);
+    // While it is held.
+    rig.way.open.store(false, Ordering::SeqCst);
+    assert_eq!(rig.envoy(Protocol::Sotw).await.status().await.0, Code::Unavailable);
+    assert_eq!(rig.client(Protocol::Sotw.path(), Some("50m")).await.status().await, late);
+    // One that cannot be read.
+    let (code, text) = rig.client(Protocol::Sotw.path(), Some("soon")).await.status().await;
+    assert_eq!((code, text.as_str()), (Code::Internal, "malformed grpc-timeout: \"soon\""));
+}
+
+#[tokio::test]
+async fn what_is_not_served_is_named() {
+    let rig = Rig::new().await;
+    for (path, text) in [
+        (
+            "/envoy.service.discovery.v3.AggregatedDiscoveryService/Fetch",
+            "unknown method Fetch for service envoy.service.discovery.v3.AggregatedDiscoveryService",
+        ),
+        (
+            "/grpc.reflection.v1.ServerReflection/X",
+            "unknown method X for service grpc.reflection.v1.ServerReflection",
+        ),
+        ("/grpc.health.v1.Health/Check", "unknown service grpc.health.v1.Health"),
+        ("/Check", "malformed method name: \"Check\""),
+    ] {
+        let (code, got) = rig.client(path, None).await.status().await;
+        assert_eq!((code, got.as_str()), (Code::Unimplemented, text));
+    }
+}
+
+#[tokio::test]
+async fn a_leg_that_stands_still_is_counted_and_ends_the_stream_if_that_is_wanted() {
+    let mut rig = Rig::with(|c| c.stall = Some(Duration::from_secs(1))).await;
+    let stalled = |rig: &Rig, leg| rig.metric("xds_stalls", Some(leg));
+    let ends = |status: (Code, String), leg: &str| {
+        assert_eq!(status.0, Code::Unavailable, "{}", status.1);
+        assert!(status.1.starts_with(leg) && status.1.ends_with("(XDS_STALL_TIMEOUT)"), "{}", status.1);
+    };
+    // Envoy does not read what is more than all windows hold.
+    let (mut envoy, mut istiod) = rig.pair(Protocol::Sotw).await;
+    let large = response(CDS, "1", &[3_000_000]);
+    istiod.push(&large).await;
+    rig.eventually("Envoy's leg is counted", || stalled(&rig, "Envoy") == 1.0).await;
+    ends(envoy.status().await, "Envoy");
+    istiod.ended().await;
+    // Istiod does not read.
+    let (mut envoy, _istiod) = rig.pair(Protocol::Sotw).await;
+    let long = DiscoveryRequest { resource_names: vec!["n".repeat(3_000_000)], ..request(CDS) };
+    envoy.send(&long).await;
+    ends(envoy.status().await, "istiod");
+    assert_eq!(stalled(&rig, "istiod"), 1.0);
+    // Istiod falls silent in the middle of a message.
+    let (mut envoy, mut istiod) = rig.pair(Protocol::Sotw).await;
+    write(istiod.open(), frames::frame(&large).slice(..60_000)).await;
+    ends(envoy.status().await, "istiod");
+    assert_eq!(stalled(&rig, "istiod"), 2.0);
+    // Between two messages it may be silent for ever: the sign is that the stream still works.
+    let (mut envoy, mut istiod) = rig.pair(Protocol::Sotw).await;
+    istiod.push(&response(CDS, "1", &[1])).await;
+    envoy.response().await;
+    tokio::time::sleep(Duration::from_millis(1200)).await;
+    istiod.push(&response(CDS, "2", &[1])).await;
+    assert_eq!(envoy.response().await.nonce, "2");
+}

@@ -115,18 +115,24 @@ impl Rig {
     }
 
     pub(super) async fn envoy(&self, protocol: Protocol) -> Envoy {
+        self.client(protocol.path(), None).await
+    }
+
+    /// A client of any of the socket's methods, with a bound of its own if it has one.
+    pub(super) async fn client(&self, path: &str, timeout: Option<&str>) -> Envoy {
         let io = UnixStream::connect(&self.socket).await.unwrap();
         let (mut send, connection) =
             h2::client::Builder::new().initial_window_size(1 << 20).handshake(io).await.unwrap();
         self.group.run("envoy", async move {
             let _ = connection.await;
         });
-        let request = Request::post(format!("http://xds-grpc{}", protocol.path()))
+        let mut request = Request::post(format!("http://xds-grpc{path}"))
             .header("content-type", "application/grpc")
-            .header("te", "trailers")
-            .body(())
-            .unwrap();
-        let (response, sink) = send.send_request(request, false).unwrap();
+            .header("te", "trailers");
+        if let Some(timeout) = timeout {
+            request = request.header("grpc-timeout", timeout);
+        }
+        let (response, sink) = send.send_request(request.body(()).unwrap(), false).unwrap();
         Envoy { sink, response: Some(response), body: None, trailers: None, buffer: BytesMut::new() }
     }
 
