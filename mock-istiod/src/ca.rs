@@ -166,6 +166,7 @@ fn answer(
     chain.push(shared.root_bundle());
     for fault in faults {
         match fault {
+            Fault::WrongOrder => chain.rotate_left(1),
             Fault::Garbage => chain = vec!["-----BEGIN CERTIFICATE-----\n!!!\n".into(), "garbage".into()],
             Fault::EmptyChain => chain.clear(),
             Fault::OneCertificate => chain.truncate(1),

@@ -23,6 +23,8 @@ pub enum Fault {
     HalfOpen,
     /// The answer stops after so many bytes of its body and the stream is reset.
     Cut(usize),
+    /// The connection breaks after the server has written so many more bytes on it, HTTP/2 frames and all.
+    Sever(usize),
     /// The answer comes in pieces of so many bytes, with a pause before each.
     Drip(usize, Duration),
     /// The connection is told to go away when the call arrives; the call itself is answered.
@@ -37,6 +39,8 @@ pub enum Fault {
     WrongSan(String),
     /// The certificate is for another key.
     WrongKey,
+    /// The entries of the chain are in the wrong order: the leaf is not the first.
+    WrongOrder,
     /// The chain is not PEM.
     Garbage,
     /// The chain has no entry.
@@ -91,6 +95,7 @@ impl FromStr for Fault {
             }
             "half-open" => Self::HalfOpen,
             "cut" => Self::Cut(need()?.parse().map_err(|_| wrong("needs a number of bytes"))?),
+            "sever" => Self::Sever(need()?.parse().map_err(|_| wrong("needs a number of bytes"))?),
             "drip" => {
                 let (bytes, every) = need()?.split_once('/').ok_or_else(|| wrong("needs BYTES/TIME"))?;
                 Self::Drip(
@@ -112,6 +117,7 @@ impl FromStr for Fault {
             }
             "wrong-san" => Self::WrongSan(need()?.to_owned()),
             "wrong-key" => Self::WrongKey,
+            "wrong-order" => Self::WrongOrder,
             "garbage" => Self::Garbage,
             "empty-chain" => Self::EmptyChain,
             "one-certificate" => Self::OneCertificate,

@@ -25,6 +25,7 @@ pub mod record;
 mod reply;
 pub mod resources;
 mod server;
+mod sever;
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};

@@ -24,6 +24,7 @@ use crate::pki::{Authority, names};
 use crate::record::{Connected, Event, Record};
 use crate::reply::{Reply, Requests};
 use crate::resources::Store;
+use crate::sever::{Sever, Severable};
 
 /// A value that a test may change while the server runs.
 #[derive(Debug, Default)]
@@ -210,6 +211,7 @@ async fn calls<T>(shared: &Arc<Shared>, io: T, peer: &Arc<Peer>) -> Result<(), h
 where
     T: AsyncRead + AsyncWrite + Unpin,
 {
+    let (io, sever) = Severable::new(io);
     let mut connection = h2::server::Builder::new()
         // istiod's windows are the Go library's, which grow; one size that never stands in the way is enough.
         .initial_window_size(1 << 20)
@@ -239,7 +241,8 @@ where
         };
         let (head, body) = request.into_parts();
         let (requests, reply) = (Requests::new(body), Reply::new(respond));
-        running.spawn(call(shared.clone(), peer.clone(), head, requests, reply, commands.clone()));
+        let (shared, peer) = (shared.clone(), peer.clone());
+        running.spawn(call(shared, peer, head, requests, reply, commands.clone(), sever.clone()));
     }
 }
 
@@ -250,6 +253,7 @@ async fn call(
     requests: Requests,
     reply: Reply,
     commands: mpsc::UnboundedSender<Command>,
+    sever: Sever,
 ) {
     let path = head.uri.path().to_owned();
     let script = match path.as_str() {
@@ -274,6 +278,11 @@ async fn call(
         let command = match fault {
             Fault::GoAway => Command::GoAway,
             Fault::Drop => Command::Drop,
+            Fault::Sever(after) => {
+                // Here and not by a command, which would race with the answer.
+                sever.after(*after);
+                continue;
+            }
             _ => continue,
         };
         let _ = commands.send(command);

@@ -288,9 +288,27 @@ async fn the_script_spoils_answers_in_order() {
     assert_eq!(mock_istiod::pki::names(&der).unwrap(), ["spiffe://evil/ns/x/sa/y"]);
     assert_eq!(client.sign(&csr, 0).await.unwrap().cert_chain.len(), 3, "dripping, and whole in the end");
 
+    mock.ca().next(Fault::WrongOrder);
+    let turned = client.sign(&csr, 0).await.unwrap().cert_chain;
+    let der = CertificateDer::from_pem_slice(turned[0].as_bytes()).unwrap();
+    assert_ne!(X509Certificate::from_der(&der).unwrap().1.public_key().raw, key.subject_public_key_info());
+
     mock.ca().next(Fault::GoAway);
     client.sign(&csr, 0).await.expect("the call under way is answered");
     assert!(client.sender.clone().ready().await.is_err(), "and there is no next one on this connection");
+}
+
+#[tokio::test]
+async fn a_connection_breaks_in_the_middle_of_an_answer() {
+    let mock = MockIstiod::start().await;
+    // The first bytes may be of the connection's own frames; a whole answer has a thousand and more.
+    for after in [0, 1, 50, 500] {
+        let client = Client::connect(&mock, None).await.with(mock.mint("ns", "sa"));
+        mock.ca().next(Fault::Sever(after));
+        client.sign(&csr().1, 0).await.unwrap_err();
+        assert!(client.sender.clone().ready().await.is_err(), "{after}: the connection is gone");
+    }
+    assert_eq!(mock.record().signed().len(), 4, "each was signed, and none arrived");
 }
 
 #[tokio::test]

@@ -62,15 +62,27 @@ const ROWS: &[Row] = &[
     row("internal", Cause::Answer(|| Fault::refuse(Code::Internal)), &["INTERNAL"]),
     row("unavailable", Cause::Answer(|| Fault::refuse(Code::Unavailable)), &["UNAVAILABLE"]),
     row("unknown", Cause::Answer(|| Fault::refuse(Code::Unknown)), &["UNKNOWN"]),
+    row("cancelled", Cause::Answer(|| Fault::refuse(Code::Cancelled)), &["CANCELLED"]),
+    row("deadline exceeded", Cause::Answer(|| Fault::refuse(Code::DeadlineExceeded)), &["DEADLINE_EXCEEDED"]),
+    row("not found", Cause::Answer(|| Fault::refuse(Code::NotFound)), &["NOT_FOUND"]),
+    row("already exists", Cause::Answer(|| Fault::refuse(Code::AlreadyExists)), &["ALREADY_EXISTS"]),
+    row("precondition", Cause::Answer(|| Fault::refuse(Code::FailedPrecondition)), &["FAILED_PRECONDITION"]),
+    row("aborted", Cause::Answer(|| Fault::refuse(Code::Aborted)), &["ABORTED"]),
+    row("out of range", Cause::Answer(|| Fault::refuse(Code::OutOfRange)), &["OUT_OF_RANGE"]),
+    row("unimplemented", Cause::Answer(|| Fault::refuse(Code::Unimplemented)), &["UNIMPLEMENTED"]),
+    row("data loss", Cause::Answer(|| Fault::refuse(Code::DataLoss)), &["DATA_LOSS"]),
     row("too busy", Cause::Answer(Fault::exhausted), &["RESOURCE_EXHAUSTED"]),
     row("garbage", Cause::Answer(garbage_chain), &["refused"]),
     row("not a chain", Cause::Answer(|| Fault::Garbage), &["refused", "unusable", "create certificate"]),
+    row("one certificate", Cause::Answer(|| Fault::OneCertificate), &["invalid empty CertChain"]),
     row("empty chain", Cause::Answer(|| Fault::EmptyChain), &["invalid empty CertChain", "no certificate"]),
     row("wrong key", Cause::Answer(|| Fault::WrongKey), &["not for the key"]),
+    row("wrong order", Cause::Answer(|| Fault::WrongOrder), &["out of order"]),
     row("expired", Cause::Answer(|| Fault::Expired(Duration::from_secs(60))), &["expired already"]),
     row("dropped", Cause::Answer(|| Fault::Drop), &["create certificate"]),
     row("slow", Cause::Answer(|| Fault::Delay(2 * LIMIT)), &["no answer within", "DEADLINE_EXCEEDED"]),
     row("cut", Cause::Answer(|| Fault::Cut(100)), &["create certificate"]),
+    row("cut off", Cause::Answer(|| Fault::Sever(200)), &["create certificate"]),
     row("half-open", Cause::Answer(|| Fault::HalfOpen), &["no answer within", "DEADLINE_EXCEEDED"]),
     row("silent server", Cause::Connection(|| Fault::HalfOpen), &["cannot reach", "create certificate"]),
     row("port closed", Cause::Down, &["refused"]),
@@ -231,7 +243,7 @@ async fn all(check: impl AsyncFn(&'static Row)) {
             assert!(done.is_ok(), "{}: never done", row.name);
         }
     });
-    rows.buffer_unordered(6).collect::<Vec<_>>().await;
+    rows.buffer_unordered(8).collect::<Vec<_>>().await;
 }
 
 #[tokio::test]
@@ -252,6 +264,58 @@ async fn another_identity_is_the_cas_to_decide() {
     let client = agent.sds().await;
     ask(&client, "default").await.unwrap();
     agent.wait_log("spiffe://elsewhere/ns/x/sa/y").await;
+}
+
+#[tokio::test]
+async fn another_identity_at_a_renewal_is_told_and_gone_with_the_next() {
+    let mock = MockIstiod::start().await;
+    mock.set_ttl(Some(LIFE));
+    let mut agent = builder(&mock).start();
+    let client = agent.sds().await;
+    let first = ask(&client, "default").await.unwrap();
+    mock.ca().next(Fault::WrongSan("spiffe://elsewhere/ns/x/sa/y".to_owned()));
+    agent.wait_log("spiffe://elsewhere/ns/x/sa/y").await;
+    let other = eventually("the CA's choice", || async {
+        ask(&client, "default").await.ok().filter(|now| *now != first)
+    })
+    .await;
+    eventually("the next certificate", || async {
+        ask(&client, "default").await.ok().filter(|now| *now != other)
+    })
+    .await;
+    let identities: Vec<_> = mock.record().signed().into_iter().filter_map(|call| call.identity).collect();
+    assert!(identities.iter().all(|id| *id == mock.identity("ns", "sa")), "{identities:?}");
+}
+
+/// The Go agent asks hundreds of times a second.
+#[tokio::test]
+async fn an_expired_answer_is_not_asked_for_without_pause() {
+    let mock = MockIstiod::start().await;
+    mock.ca().always(vec![Fault::Expired(Duration::from_secs(60))]);
+    let mut agent = builder(&mock).start();
+    let client = agent.sds().await;
+    // As an impatient Envoy does.
+    while mock.record().ca_calls().len() < 6 {
+        ask(&client, "default").await.unwrap_err();
+    }
+    let calls = mock.record().ca_calls();
+    let span = calls[5].received.duration_since(calls[0].received).unwrap();
+    assert!(span > Duration::from_millis(500), "six requests in {span:?}");
+    agent.wait_log("expired already").await;
+}
+
+#[tokio::test]
+async fn files_do_not_wait_for_a_ca_that_hangs() {
+    let mock = MockIstiod::start().await;
+    mock.ca().always(vec![Fault::HalfOpen]);
+    let mut agent = builder(&mock).env("CA_ATTEMPT_TIMEOUT", "600s").env("CA_TIMEOUT", "600s").start();
+    let client = agent.sds().await;
+    let hangs = client.stream_secrets();
+    hangs.send(&secret_request("default"));
+    eventually("the CA is asked", || async { mock.record().ca_calls().pop() }).await;
+    // The limits of the call are far beyond those of this test.
+    let root = ask(&client, "file-root:var/run/secrets/istio/root-cert.pem").await.unwrap();
+    assert!(matches!(root, Pem::Roots(_)), "{root:?}");
 }
 
 #[tokio::test]
