@@ -84,3 +84,27 @@ async fn keys_and_tokens_are_shown_nowhere() {
         }
     }
 }
+
+/// As another user than root, from a place that user can reach.
+const AS_NOBODY: &str = "touch agent && mount --bind \"$1\" agent && shift && \
+    exec setpriv --reuid=65534 --regid=65534 --clear-groups ./agent \"$@\"";
+
+/// The kernel shows who may look: what may not be dumped belongs to root in `/proc`.
+#[tokio::test]
+async fn memory_is_closed_where_that_is_asked_for() {
+    use std::os::unix::fs::MetadataExt;
+    for (closed, owner) in [("false", 65534), ("true", 0)] {
+        let mock = MockIstiod::start().await;
+        let mut agent = TestAgent::with()
+            .istiod(&mock)
+            .before(&["unshare", "--mount", "sh", "-c", AS_NOBODY, "sh"].map(ToOwned::to_owned))
+            .env("ECC_SIGNATURE_ALGORITHM", "ECDSA")
+            .owner(65534)
+            .env("DISABLE_ENVOY", "true")
+            .env("NO_CORE_DUMPS", closed)
+            .start();
+        agent.wait_log("generated new workload certificate").await;
+        let memory = format!("/proc/{}/mem", agent.pid().as_raw_pid());
+        assert_eq!(std::fs::metadata(memory).unwrap().uid(), owner, "NO_CORE_DUMPS={closed}");
+    }
+}

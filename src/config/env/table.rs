@@ -297,6 +297,13 @@ pub const VARS: &[Var] = &[
     ),
     ours(
         CERT,
+        "NO_CORE_DUMPS",
+        Kind::Bool,
+        "false",
+        "no core file of the agent, and no look at its memory (ptrace, /proc) for processes of the same user; Envoy is not concerned",
+    ),
+    ours(
+        CERT,
         "WORKLOAD_SOCKET_WAIT",
         Kind::Duration,
         "0s",
