@@ -20,6 +20,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 use tokio::time::Instant;
 
 use crate::base::clock::{Clock, System};
@@ -61,6 +62,13 @@ async fn start(config: Config) -> Result<u8, Error> {
     let metrics = Metrics::new();
     let config = Arc::new(config);
 
+    // Before there is a key. Not by RLIMIT_CORE: Envoy would inherit it, and a core handler in a pipe does not care.
+    if config.settings.flag("NO_CORE_DUMPS")
+        && let Err(error) = set_dumpable_behavior(DumpableBehavior::NotDumpable)
+    {
+        tracing::warn!("NO_CORE_DUMPS has no effect: {error}");
+    }
+
     // Where identity comes from; an RSA key takes longest of all, so it is begun at once.
     let plan = identity::plan(&config)?;
     let disabled = config.settings.flag("DISABLE_ENVOY");
@@ -72,6 +80,31 @@ async fn start(config: Config) -> Result<u8, Error> {
     let ipv6 = bootstrap::all_ipv6(&addresses);
     let status_config = parts::status::server(&config, ipv6)?;
     let signals = signals::Signals::install().map_err(|e| Error::new(format!("signals: {e}")))?;
+    let mode = if disabled {
+        Mode::Own
+    } else {
+        probe::workload(&identity::workload_socket(&config)).await.map_err(said)?
+    };
+    let tokens = token_source(&config, &clock)?;
+    let ca =
+        if needs_ca && mode == Mode::Own { ca_client(&config, &tokens, &metrics, &clock)? } else { None };
+    let upstream = Connector::with_clock(parts::istiod::xds(&config, plan.file_mounted)?, clock.clone())
+        .map_err(|e| Error::new(format!("failed to start xds proxy: {}", crate::base::error::chain(&e))))?;
+
+    let root = upstream.root_file();
+
+    // The certificate takes longest of all: its first steps, a name to resolve and a connection to open, go on
+    // beside what follows, whenever that lets go of the thread.
+    let mut secret_config = identity::secrets(&config, &plan);
+    secret_config.first_key = first_key.filter(|_| ca.is_some());
+    let (identity_source, manager) = Manager::new(secret_config, ca, &metrics, clock.clone());
+    let tasks = shutdown::Stages::new();
+    spawn(&tasks.secrets, "secrets", {
+        let stop = tasks.secrets.token();
+        async move { manager.run(stop).await }
+    });
+    tokio::task::yield_now().await;
+
     let status_bound = status_config.as_ref().map(|config| {
         status::bind(config).unwrap_or_else(|error| {
             // Certificates and config must not hang on a port that only probes and scrapers use.
@@ -93,32 +126,9 @@ async fn start(config: Config) -> Result<u8, Error> {
         None => None,
     };
 
-    let mode = if disabled {
-        Mode::Own
-    } else {
-        probe::workload(&identity::workload_socket(&config)).await.map_err(said)?
-    };
-    let tokens = token_source(&config, &clock)?;
-    let ca =
-        if needs_ca && mode == Mode::Own { ca_client(&config, &tokens, &metrics, &clock)? } else { None };
-    let upstream = Connector::with_clock(parts::istiod::xds(&config, plan.file_mounted)?, clock.clone())
-        .map_err(|e| Error::new(format!("failed to start xds proxy: {}", crate::base::error::chain(&e))))?;
-
-    let root = upstream.root_file();
-
     // The parts, from the inside out.
-    let mut secret_config = identity::secrets(&config, &plan);
-    secret_config.first_key = first_key.filter(|_| ca.is_some());
-    let (identity_source, manager) = Manager::new(secret_config, ca, &metrics, clock.clone());
     let sds_server =
         sds::Server::bind(identity::sds(&config, mode), Arc::new(identity_source.clone()), &metrics);
-    let tasks = shutdown::Stages::new();
-    spawn(&tasks.secrets, "secrets", {
-        let stop = tasks.secrets.token();
-        async move { manager.run(stop).await }
-    });
-    // The certificate takes longest of all: its first step, a name to resolve, goes on beside what follows.
-    tokio::task::yield_now().await;
     let xds_server = xds::Server::new(
         parts::xds(&config),
         xds::Parts {
@@ -136,9 +146,11 @@ async fn start(config: Config) -> Result<u8, Error> {
     let xds_bound = xds_server
         .bind()
         .map_err(|e| Error::new(format!("failed to start xds proxy: {}", crate::base::error::chain(&e))))?;
+    tokio::task::yield_now().await;
 
     // What Envoy will be told.
     let node = bootstrap::node(&config, &addresses, mode).await?;
+    tokio::task::yield_now().await;
     bootstrap::write_grpc(&config, &node)?;
     let (supervisor, envoy_handle) = if disabled {
         Supervisor::idle(&metrics)
@@ -148,6 +160,8 @@ async fn start(config: Config) -> Result<u8, Error> {
         let text = bootstrap::Bootstrap::new(config.clone(), node);
         Supervisor::new(process, Box::new(text), &metrics).map_err(said)?
     };
+
+    tokio::task::yield_now().await;
 
     // Serve, then start Envoy.
     tasks.status.run("log", {
@@ -194,7 +208,9 @@ async fn start(config: Config) -> Result<u8, Error> {
         let handles = status::Handles { agent: Arc::new(face), metrics: metrics.clone(), crypto, started };
         tasks.status.spawn("status", bound.serve(handles, tasks.closing.clone(), tasks.status.token()));
     }
-    // Starting Envoy holds this thread for a millisecond; the CA is asked before, and answers meanwhile.
+    // Starting Envoy holds this thread for a millisecond or two; the CA is greeted before, and answers meanwhile:
+    // one turn to find the connection open, one to speak on it.
+    tokio::task::yield_now().await;
     tokio::task::yield_now().await;
     Ok(shutdown::supervise(supervisor, &envoy_handle, signals, tasks).await)
 }
