@@ -138,6 +138,13 @@ impl Watcher {
 
     /// Waits until something may have changed. Nothing is lost when the future is dropped.
     pub async fn changed(&mut self) {
+        self.news().await;
+        self.refresh();
+    }
+
+    /// As [`Watcher::changed`], and does not touch the file system: the caller calls [`Watcher::refresh`] where
+    /// it may.
+    pub async fn news(&mut self) {
         if self.quiet_until.is_none() {
             // The sender lives in self, so this waits for ever at worst.
             let _ = self.seen.changed().await;
@@ -148,7 +155,6 @@ impl Watcher {
         }
         self.quiet_until = None;
         self.seen.mark_unchanged();
-        self.refresh();
     }
 }
 

@@ -52,6 +52,11 @@ impl Board {
         self.0.get(name)?.fetched()
     }
 
+    /// How often it was announced.
+    pub(super) fn changes(&self, name: &ResourceName) -> u64 {
+        self.0.get(name).map_or(0, Slot::changes)
+    }
+
     pub(super) fn followers(&self, name: &ResourceName) -> usize {
         self.0.get(name).map_or(0, Slot::followers)
     }

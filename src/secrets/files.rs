@@ -5,7 +5,11 @@
 //! and the file is read again, first after `FILE_DEBOUNCE_DURATION`, for 10 s; then the trouble is
 //! reported once, and the file is looked at whenever it changes and every 10 s. Only the certificate
 //! file decides for a pair: a new key alone is half of a change.
+//!
+//! A file system that does not answer holds up nothing here (`disk`): it is one more reason why a file
+//! cannot be read at the moment.
 
+mod disk;
 mod read;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,6 +23,7 @@ use tokio::time::Instant;
 use super::{Error, Fetched, ResourceName};
 use crate::base::backoff::{Jitter, Policy};
 use crate::base::files::Watcher;
+use disk::{Looks, Watching};
 use read::{Read, read};
 
 pub(super) use read::{Loaded, Source};
@@ -39,6 +44,9 @@ const QUIET: Duration = Duration::from_millis(25);
 
 /// A file resource nobody follows is forgotten after this long.
 const IDLE: Duration = Duration::from_secs(300);
+
+/// Resources whose file system does not answer, before no other is looked at: each holds a thread.
+const MAX_STUCK: usize = 8;
 
 /// Far more than a mesh names; a client that asks for more is at fault.
 const MAX_RESOURCES: usize = 1000;
@@ -64,8 +72,8 @@ pub fn system_bundle() -> Option<PathBuf> {
 pub(super) enum Event {
     /// New content.
     Loaded(ResourceName, Loaded),
-    /// The content has been unusable for [`PATIENCE`].
-    Troubled(ResourceName, Arc<Error>),
+    /// The content has been unusable for [`PATIENCE`]; `gone`: there is no file to be read.
+    Troubled { name: ResourceName, error: Arc<Error>, gone: bool },
 }
 
 pub(super) type Reply = oneshot::Sender<Result<Fetched, Arc<Error>>>;
@@ -73,6 +81,7 @@ pub(super) type Reply = oneshot::Sender<Result<Fetched, Arc<Error>>>;
 #[derive(Debug)]
 struct Entry {
     source: Source,
+    looks: Looks<Found>,
     loaded: Option<Loaded>,
     /// Hash of the bytes that `loaded` was made of.
     hash: u64,
@@ -81,6 +90,14 @@ struct Entry {
     trouble: Option<Trouble>,
     waiting: Vec<(Instant, Reply)>,
     followed: Instant,
+}
+
+/// What a look brings.
+#[derive(Debug)]
+struct Found {
+    read: Result<Read, String>,
+    /// Whether there is anything to be read at all.
+    usable: bool,
 }
 
 #[derive(Debug)]
@@ -97,7 +114,7 @@ struct Trouble {
 #[derive(Debug)]
 pub(super) struct Store {
     entries: BTreeMap<ResourceName, Entry>,
-    watcher: Watcher,
+    watching: Watching,
     counted: u64,
     retry: Policy,
     slow: Instant,
@@ -110,7 +127,7 @@ impl Store {
         let retry = Policy::new(first, PATIENCE, 1.5, Jitter::PlusMinus(0.5)).expect("bounds are in order");
         Self {
             entries: BTreeMap::new(),
-            watcher: Watcher::new(QUIET),
+            watching: Watching::new(QUIET),
             counted: 0,
             retry,
             slow: Instant::now() + SLOW_CHECK,
@@ -142,6 +159,7 @@ impl Store {
                 }
                 let entry = Entry {
                     source,
+                    looks: Looks::default(),
                     loaded: None,
                     hash: 0,
                     unfinished: None,
@@ -176,12 +194,12 @@ impl Store {
 
     /// Waits for the watcher.
     pub(super) async fn changed(&mut self) {
-        self.watcher.changed().await;
+        self.watching.news().await;
     }
 
     /// Failures to place a watch since the last call.
     pub(super) fn new_watch_failures(&mut self) -> u64 {
-        let all = self.watcher.failures();
+        let all = self.watching.failures();
         let new = all - self.counted;
         self.counted = all;
         new
@@ -189,6 +207,7 @@ impl Store {
 
     /// Looks at every file.
     pub(super) fn look_all(&mut self) -> Vec<Event> {
+        self.watching.with(Watcher::refresh);
         let now = Instant::now();
         let names: Vec<_> = self.entries.keys().cloned().collect();
         names.iter().filter_map(|n| self.look(n, now)).collect()
@@ -210,7 +229,6 @@ impl Store {
                 configured || now.duration_since(entry.followed) < IDLE
             });
             self.watch();
-            self.watcher.refresh();
             return (self.look_all(), self.refuse(now));
         }
         let due: Vec<_> = self
@@ -260,13 +278,25 @@ impl Store {
                 }
             }
         }
-        self.watcher.set(paths);
+        self.watching.with(move |watcher| watcher.set(paths));
     }
 
     fn look(&mut self, name: &ResourceName, now: Instant) -> Option<Event> {
+        let stuck = self.entries.values().filter(|e| e.looks.stuck()).count();
         let entry = self.entries.get_mut(name)?;
         let known = entry.loaded.is_some().then_some(entry.hash);
-        let reason = match read(&entry.source, known) {
+        let source = entry.source.clone();
+        let found = if stuck < MAX_STUCK || entry.looks.stuck() {
+            entry.looks.run(move || {
+                let read = read(&source, known);
+                Found { usable: read.is_ok() || source.usable(), read }
+            })
+        } else {
+            None
+        };
+        let silent = || Found { read: Err("its file system does not answer".to_owned()), usable: true };
+        let Found { read, usable } = found.unwrap_or_else(silent);
+        let reason = match read {
             Ok(Read::Same) => {
                 if entry.trouble.take().is_some_and(|t| t.reported) {
                     tracing::info!(target: "cache", "{name} is readable again, its content is the same");
@@ -305,11 +335,13 @@ impl Store {
             trouble.tries += 1;
         }
         let configured = matches!(name, ResourceName::Default | ResourceName::RootCa);
-        let patience = if configured && !entry.source.usable() { MISSING } else { PATIENCE };
+        let gone = configured && !usable;
+        let patience = if gone { MISSING } else { PATIENCE };
         trouble.report = trouble.since + patience;
         if !trouble.reported && now >= trouble.report {
             trouble.reported = true;
-            return Some(Event::Troubled(name.clone(), Arc::new(failure(name, &trouble.reason))));
+            let error = Arc::new(failure(name, &trouble.reason));
+            return Some(Event::Troubled { name: name.clone(), error, gone });
         }
         None
     }

@@ -48,6 +48,11 @@ impl Slot {
         self.0.borrow().value.clone()
     }
 
+    /// How many values there were.
+    pub(super) fn changes(&self) -> u64 {
+        self.0.borrow().changes
+    }
+
     /// How many follow.
     pub(super) fn followers(&self) -> usize {
         self.0.receiver_count()

@@ -1,8 +1,8 @@
 //! Reading: what lies in the files at this moment, and whether it can be served.
 //!
-//! Done in place, on the runtime's thread: these are a few kilobytes that Kubernetes keeps in memory or a
-//! machine on its own disk, never more than [`MAX_BYTES`], and pipes and devices are not opened. A mount
-//! that stands still would hold up the agent here, as it would at its tokens and roots.
+//! Never more than [`MAX_BYTES`], and pipes and devices are not opened. All of it may wait for the file system,
+//! so it is done on a thread of its own (`disk`), but for [`Source::usable`] of configured files that were never
+//! read: the start has looked at the same places and would not have come so far.
 
 use std::fs::File;
 use std::hash::{DefaultHasher, Hash, Hasher};

@@ -35,7 +35,7 @@ impl Manager {
         let own = self.output.as_ref().is_some_and(|o| o.config().holds(&self.config.mounted.cert));
         let source = self.mounted(name);
         // Files that are gone for a moment are not given up: what was read of them is still good.
-        if !own && (source.usable() || self.files.loaded(name).is_some()) {
+        if !own && (self.files.loaded(name).is_some() || source.usable()) {
             Provider::Files(source)
         } else if self.ca.is_some() {
             Provider::Ca

@@ -13,7 +13,7 @@ impl Manager {
         for event in events {
             match event {
                 Event::Loaded(name, loaded) => self.file_loaded(&name, loaded),
-                Event::Troubled(name, error) => self.file_troubled(&name, error),
+                Event::Troubled { name, error, gone } => self.file_troubled(&name, error, gone),
             }
         }
         self.metrics.watches_failed(self.files.new_watch_failures());
@@ -41,15 +41,13 @@ impl Manager {
         }
     }
 
-    pub(super) fn file_troubled(&mut self, name: &ResourceName, error: Arc<Error>) {
+    pub(super) fn file_troubled(&mut self, name: &ResourceName, error: Arc<Error>, gone: bool) {
         let text = chain(error.as_ref());
         let had = self.files.loaded(name).is_some();
         for reply in self.files.take_waiting(name) {
             self.metrics.file_failed();
             let _ = reply.send(Err(Arc::clone(&error)));
         }
-        let configured = matches!(name, ResourceName::Default | ResourceName::RootCa);
-        let gone = configured && !self.mounted(name).usable();
         if gone && self.ca.is_some() {
             tracing::warn!(target: "cache", "{text}; the CA takes over");
             self.files.forget(name);
@@ -80,6 +78,7 @@ impl Manager {
         }
         tracing::info!(target: "cache", "trust bundle updated: {} entries", good.len());
         self.bundle = good;
+        let announced = self.board.changes(&ResourceName::RootCa);
         if let Some(Loaded::Roots(pem)) = self.files.loaded(&ResourceName::RootCa).cloned() {
             self.file_loaded(&ResourceName::RootCa, Loaded::Roots(pem));
             // As the Go agent: with mounted files both names are announced.
@@ -90,6 +89,10 @@ impl Manager {
             self.publish_workload(&ResourceName::RootCa);
             self.output_raw_root = false;
             self.write_output();
+        }
+        // As the Go agent: a changed bundle is announced, also where the anchors come to the same.
+        if self.board.changes(&ResourceName::RootCa) == announced {
+            self.board.announce_again(&ResourceName::RootCa);
         }
     }
 

@@ -1,0 +1,159 @@
+//! Looks at the file system with a bound.
+//!
+//! A network or user-space file system can stand still for as long as it likes, so every look runs on a
+//! thread of the runtime's blocking pool and is waited for no longer than [`GRACE`]. A look that has not ended
+//! holds its thread and is not begun again before it has; meanwhile whoever asked goes on with what it knows.
+
+use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError, sync_channel};
+use std::time::Duration;
+
+use crate::base::files::Watcher;
+
+/// How long a look is waited for: hundreds of times what a healthy file system needs, and nothing that a
+/// stream would notice.
+const GRACE: Duration = Duration::from_millis(50);
+
+/// A kind of look that happens again and again, one at a time.
+#[derive(Debug)]
+pub(super) struct Looks<T>(Option<Receiver<T>>);
+
+impl<T> Default for Looks<T> {
+    fn default() -> Self {
+        Self(None)
+    }
+}
+
+impl<T: Send + 'static> Looks<T> {
+    /// Whether one is overdue.
+    pub(super) fn stuck(&self) -> bool {
+        self.0.is_some()
+    }
+
+    /// What `look` finds; `None` when the file system does not answer. What an overdue look has found
+    /// meanwhile counts if this one is overdue too.
+    pub(super) fn run(&mut self, look: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+        let late = match self.0.as_ref().map(Receiver::try_recv) {
+            Some(Err(TryRecvError::Empty)) => return None,
+            Some(Ok(found)) => Some(found),
+            Some(Err(TryRecvError::Disconnected)) | None => None,
+        };
+        self.0 = None;
+        match begin(look) {
+            Ok(found) => Some(found),
+            Err(overdue) => {
+                self.0 = overdue;
+                late
+            }
+        }
+    }
+}
+
+/// A watcher that goes to the thread for whatever may touch the file system.
+#[derive(Debug)]
+pub(super) struct Watching {
+    here: Option<Watcher>,
+    away: Option<Receiver<Watcher>>,
+    quiet: Duration,
+    failures: u64,
+}
+
+impl Watching {
+    pub(super) fn new(quiet: Duration) -> Self {
+        Self { here: Some(Watcher::new(quiet)), away: None, quiet, failures: 0 }
+    }
+
+    /// Has something done to the watcher; passed over while an earlier one is overdue, because the slow check
+    /// does it again.
+    pub(super) fn with(&mut self, job: impl FnOnce(&mut Watcher) + Send + 'static) {
+        match self.away.as_ref().map(Receiver::try_recv) {
+            Some(Err(TryRecvError::Empty)) => return,
+            Some(Ok(watcher)) => self.here = Some(watcher),
+            Some(Err(TryRecvError::Disconnected)) | None => {}
+        }
+        self.away = None;
+        let mut watcher = self.here.take().unwrap_or_else(|| Watcher::new(self.quiet));
+        let done = begin(move || {
+            job(&mut watcher);
+            watcher
+        });
+        match done {
+            Ok(watcher) => {
+                self.failures = watcher.failures();
+                self.here = Some(watcher);
+            }
+            Err(overdue) => self.away = overdue,
+        }
+    }
+
+    /// Waits for news; for ever while the watcher is away. Nothing is lost when the future is dropped.
+    pub(super) async fn news(&mut self) {
+        match &mut self.here {
+            Some(watcher) => watcher.news().await,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// As [`Watcher::failures`].
+    pub(super) fn failures(&self) -> u64 {
+        self.failures
+    }
+}
+
+/// Runs `job` on a thread; its result, or where it will arrive (nowhere, when the runtime is ending).
+fn begin<T: Send + 'static>(job: impl FnOnce() -> T + Send + 'static) -> Result<T, Option<Receiver<T>>> {
+    let (done, answer) = sync_channel(1);
+    drop(tokio::task::spawn_blocking(move || {
+        // Nobody takes it when the store is gone.
+        let _ = done.send(job());
+    }));
+    match answer.recv_timeout(GRACE) {
+        Ok(result) => Ok(result),
+        Err(RecvTimeoutError::Timeout) => Err(Some(answer)),
+        Err(RecvTimeoutError::Disconnected) => Err(None),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc::channel;
+
+    #[tokio::test]
+    async fn a_look_that_hangs_is_not_waited_for_and_not_doubled() {
+        let (let_go, hold) = channel::<()>();
+        let mut looks = Looks::default();
+        assert_eq!(looks.run(|| 1), Some(1));
+        assert_eq!(
+            looks.run(move || {
+                let _ = hold.recv();
+                2
+            }),
+            None
+        );
+        assert!(looks.stuck());
+        assert_eq!(looks.run(|| panic!("one is under way")), None);
+        drop(let_go);
+        // Its end is seen by a later look, which counts.
+        while looks.stuck() {
+            if let Some(found) = looks.run(|| 3) {
+                assert!(found == 3 || looks.stuck());
+            }
+            tokio::task::yield_now().await;
+        }
+    }
+
+    #[tokio::test]
+    async fn a_watcher_comes_back_when_the_file_system_does() {
+        let (let_go, hold) = channel::<()>();
+        let mut watching = Watching::new(Duration::ZERO);
+        watching.with(move |_| {
+            let _ = hold.recv();
+        });
+        assert!(watching.here.is_none());
+        watching.with(|_| panic!("one is under way"));
+        drop(let_go);
+        while watching.here.is_none() {
+            watching.with(|_| {});
+        }
+    }
+}
