@@ -65,6 +65,14 @@ struct Failed {
     retry: bool,
 }
 
+/// What a call has come to.
+#[derive(Default)]
+struct Talk {
+    session: Option<Session>,
+    /// The message may have left, whatever became of it.
+    sent: bool,
+}
+
 /// What is called.
 #[derive(Clone, Copy)]
 pub(super) struct Method<'a> {
@@ -103,44 +111,44 @@ impl Caller {
     /// The bytes of the answer to `message`.
     pub(super) async fn call(&self, method: Method<'_>, message: Bytes) -> Result<Bytes, Error> {
         let end = Instant::now() + self.config.total_timeout;
-        let mut session = None;
+        let mut talk = Talk::default();
         let mut attempt = 0;
         let outcome = loop {
             let until = end.min(Instant::now() + self.config.attempt_timeout);
-            let failed = match self.attempt(&mut session, method, attempt, message.clone(), until).await {
+            let failed = match self.attempt(&mut talk, method, attempt, message.clone(), until).await {
                 Ok(answer) => break Ok(answer),
                 Err(failed) => failed,
             };
             let wait = self.waits.delay(attempt);
             attempt += 1;
             if !failed.retry || attempt == ATTEMPTS || Instant::now() + wait >= end {
-                break Err(failed.error);
+                break Err(if talk.sent { failed.error } else { Error::Unsent(Box::new(failed.error)) });
             }
             self.retries.with_label_values(&["csr"]).inc();
             tracing::warn!(target: "citadelclient",
                 "{}; attempt {} of {ATTEMPTS} in {} ms", failed.error, attempt + 1, wait.as_millis());
             tokio::time::sleep(wait).await;
         };
-        if let Some(session) = session {
-            session.close().await;
+        if let Some(session) = talk.session {
+            session.close();
         }
         outcome
     }
 
     async fn attempt(
         &self,
-        kept: &mut Option<Session>,
+        talk: &mut Talk,
         method: Method<'_>,
         number: u32,
         message: Bytes,
         until: Instant,
     ) -> Result<Bytes, Failed> {
         let started = Instant::now();
-        match timeout_at(until, self.exchange(kept, method, number, message, until)).await {
+        match timeout_at(until, self.exchange(talk, method, number, message, until)).await {
             Ok(done) => done,
             Err(_) => {
                 // Whatever it was doing, this connection is not to be trusted again.
-                *kept = None;
+                talk.session = None;
                 let error =
                     Error::Deadline { endpoint: self.endpoint().to_owned(), after: started.elapsed() };
                 Err(Failed { error, retry: false })
@@ -150,21 +158,22 @@ impl Caller {
 
     async fn exchange(
         &self,
-        kept: &mut Option<Session>,
+        talk: &mut Talk,
         method: Method<'_>,
         number: u32,
         message: Bytes,
         until: Instant,
     ) -> Result<Bytes, Failed> {
         let metadata = self.metadata(method, number).await.map_err(|status| self.refused(status))?;
-        if kept.as_ref().is_none_or(|s| !s.usable()) {
-            *kept = None;
+        if talk.session.as_ref().is_none_or(|s| !s.usable()) {
+            talk.session = None;
             let connection = self.config.connector.connect().await.map_err(|e| self.unreachable(e))?;
-            *kept = Some(Session::open(connection).await.map_err(|status| self.refused(status))?);
+            talk.session = Some(Session::open(connection).await.map_err(|status| self.refused(status))?);
         }
-        let Some(session) = kept.as_mut() else {
+        let Some(session) = talk.session.as_mut() else {
             return Err(self.refused(Status::internal("no connection")));
         };
+        talk.sent = true;
         let left = until.saturating_duration_since(Instant::now());
         session.call(method.path, metadata, message, left).await.map_err(|s| self.refused(s))
     }

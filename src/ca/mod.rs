@@ -78,6 +78,9 @@ pub enum Error {
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
+    /// Any of the others, while nothing of the request has left this machine: its key is as good as new.
+    #[error(transparent)]
+    Unsent(Box<Error>),
 }
 
 impl Error {
@@ -86,6 +89,7 @@ impl Error {
     pub fn retry(&self) -> Retry {
         use tonic::Code;
         match self {
+            Self::Unsent(error) => error.retry(),
             Self::Deadline { .. } | Self::Connect { .. } => Retry::BackOff,
             Self::Answer { .. } => Retry::Slow,
             Self::Status { status, .. } => match status.code() {
@@ -103,6 +107,7 @@ impl Error {
             Self::Deadline { .. } => "deadline",
             Self::Answer { .. } => "answer",
             Self::Connect { .. } => "connect",
+            Self::Unsent(error) => error.label(),
         }
     }
 }

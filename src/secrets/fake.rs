@@ -14,6 +14,8 @@ use crate::ca::{CaClient, Error};
 pub(super) enum Act {
     Issue(Duration),
     Refuse(tonic::Code),
+    /// No connection.
+    Unreachable,
     Hang,
     Slow(Duration),
     Expired,
@@ -37,6 +39,7 @@ struct State {
     authority: Authority,
     act: Act,
     calls: usize,
+    keys: Vec<Vec<u8>>,
 }
 
 impl std::fmt::Debug for FakeCa {
@@ -47,7 +50,12 @@ impl std::fmt::Debug for FakeCa {
 
 impl FakeCa {
     pub(super) fn new(clock: Fixed) -> Self {
-        let state = State { authority: Authority::new("cluster.local", 1), act: Act::Issue(DAY), calls: 0 };
+        let state = State {
+            authority: Authority::new("cluster.local", 1),
+            act: Act::Issue(DAY),
+            calls: 0,
+            keys: Vec::new(),
+        };
         Self { state: Arc::new(Mutex::new(state)), clock }
     }
 
@@ -59,6 +67,11 @@ impl FakeCa {
         self.state.lock().unwrap().calls
     }
 
+    /// The key of each request.
+    pub(super) fn keys(&self) -> Vec<Vec<u8>> {
+        self.state.lock().unwrap().keys.clone()
+    }
+
     pub(super) fn root(&self) -> String {
         self.state.lock().unwrap().authority.root_pem().to_owned()
     }
@@ -66,6 +79,8 @@ impl FakeCa {
     fn answer(&self, csr: &str) -> Result<Option<Vec<String>>, Error> {
         let mut state = self.state.lock().unwrap();
         state.calls += 1;
+        let asked = read_request(csr).expect("a request that istiod would take");
+        state.keys.push(rcgen::PublicKeyData::der_bytes(&asked).to_vec());
         let act = state.act.clone();
         if matches!(act, Act::NewRoot) {
             state.authority = Authority::new("cluster.local", 1);
@@ -85,6 +100,10 @@ impl FakeCa {
                 let status = Box::new(tonic::Status::new(*code, "scripted"));
                 return Err(Error::Status { endpoint: endpoint(), status, hint: "" });
             }
+            Act::Unreachable => {
+                let source = "scripted".into();
+                return Err(Error::Unsent(Box::new(Error::Connect { endpoint: endpoint(), source })));
+            }
             Act::Entries(entries) => return Ok(Some(entries.iter().map(|e| (*e).to_owned()).collect())),
             Act::Hang => return Ok(None),
             Act::Issue(life) => leaf.not_after = now + *life,
@@ -95,8 +114,7 @@ impl FakeCa {
         let certificate = if matches!(act, Act::WrongKey) {
             authority.pair(&leaf).chain
         } else {
-            let key = read_request(csr).expect("a request that istiod would take");
-            authority.sign(&key, &leaf)
+            authority.sign(&asked, &leaf)
         };
         let mut entries = vec![certificate];
         entries.extend(authority.intermediates().map(ToOwned::to_owned));

@@ -19,7 +19,7 @@ use super::board::Board;
 use super::files::{Reply, Store};
 use super::metrics::Metrics;
 use super::output::Writer;
-use super::request::{FirstKey, Issued};
+use super::request::{Failure, FirstKey, Issued};
 use super::status::{Certificate, Status};
 use super::workload::Workload;
 use super::{Config, Error, Fetched, ResourceName, SecretSource};
@@ -27,6 +27,7 @@ use crate::base::clock::Clock;
 use crate::base::error::chain;
 use crate::base::tasks::Stop;
 use crate::ca::CaClient;
+use crate::ca::csr::Key;
 use asking::Waiter;
 
 /// Requests that wait for the manager's turn. It answers in microseconds; the senders wait when it is
@@ -91,6 +92,8 @@ pub struct Manager {
     workload: Workload,
     bundle: Vec<String>,
     waiting: Vec<Waiter>,
+    /// A key that no CA has heard of, for the next attempt.
+    unused_key: Option<Key>,
     /// Somebody has asked for `default`: from then on it is renewed whoever listens.
     asked: bool,
     output: Option<Writer>,
@@ -98,7 +101,7 @@ pub struct Manager {
     output_raw_root: bool,
 }
 
-type Running = BoxFuture<'static, Result<Issued, Error>>;
+type Running = BoxFuture<'static, Result<Issued, Failure>>;
 
 impl Manager {
     /// Without a CA client everything comes from files. Begins to make the first key if that was not
@@ -126,6 +129,7 @@ impl Manager {
             board: Board::default(),
             bundle: Vec::new(),
             waiting: Vec::new(),
+            unused_key: None,
             asked: config.proxyless,
             output: config.output.take().map(Writer::new),
             output_raw_root: false,
@@ -215,7 +219,7 @@ impl Manager {
     }
 }
 
-async fn poll(running: &mut Option<Running>) -> Result<Issued, Error> {
+async fn poll(running: &mut Option<Running>) -> Result<Issued, Failure> {
     match running {
         Some(attempt) => attempt.await,
         None => std::future::pending().await,

@@ -47,11 +47,13 @@ impl FirstKey {
 }
 
 /// What is needed for one attempt.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(super) struct Attempt {
     pub(super) ca: Arc<dyn CaClient>,
     pub(super) key: KeyOptions,
     pub(super) first_key: Option<FirstKey>,
+    /// The key of an attempt whose request never left.
+    pub(super) unused: Option<Key>,
     pub(super) identity: String,
     pub(super) ttl: Duration,
     pub(super) bound: Duration,
@@ -72,15 +74,26 @@ pub(super) struct Issued {
     pub(super) took: Duration,
 }
 
+/// Why there is no certificate.
+#[derive(Debug)]
+pub(super) struct Failure {
+    pub(super) error: Error,
+    /// The key, where no CA has seen a request for it. An outage so costs one key and not one for each
+    /// attempt (60 ms of CPU for RSA). Once a request may have left, whatever the answer, the next one is for
+    /// a fresh key, as in the Go agent.
+    pub(super) unused: Option<Key>,
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Self { error, unused: None }
+    }
+}
+
 impl Attempt {
     /// Makes a key, has it signed, reads the answer.
-    pub(super) async fn run(self) -> Result<Issued, Error> {
-        let first = self.first_key.as_ref().and_then(FirstKey::take);
-        let key = match first {
-            Some(making) => making.await,
-            None => csr::generate_off_runtime(&self.key, Effort::Single).await.map_err(csr::Error::from),
-        };
-        let key = key.map_err(Error::Request)?;
+    pub(super) async fn run(mut self) -> Result<Issued, Failure> {
+        let key = self.key().await.map_err(Error::Request)?;
         let request = csr::request(&key, &self.identity).map_err(Error::Request)?;
 
         let started = Instant::now();
@@ -92,11 +105,12 @@ impl Attempt {
             Ok(Ok(answer)) => answer,
             Ok(Err(error)) => {
                 self.metrics.call_failed();
-                return Err(Error::Ca(error));
+                let unused = matches!(error, crate::ca::Error::Unsent(_)).then_some(key);
+                return Err(Failure { error: Error::Ca(error), unused });
             }
             Err(_) => {
                 self.metrics.call_failed();
-                return Err(Error::Hung(self.bound));
+                return Err(Error::Hung(self.bound).into());
             }
         };
         let now = self.clock.now();
@@ -105,6 +119,16 @@ impl Attempt {
         let identity =
             Identity { chain: read.chain.into_bytes(), key: Zeroizing::new(pem.as_bytes().to_vec()) };
         Ok(Issued { identity: Arc::new(identity), root: read.root, created: now, leaf: read.leaf, took })
+    }
+
+    async fn key(&mut self) -> Made {
+        if let Some(unused) = self.unused.take() {
+            return Ok(unused);
+        }
+        match self.first_key.as_ref().and_then(FirstKey::take) {
+            Some(making) => making.await,
+            None => Ok(csr::generate_off_runtime(&self.key, Effort::Single).await?),
+        }
     }
 
     async fn sign(&self, request: &str) -> Result<(Vec<String>, Vec<String>), crate::ca::Error> {

@@ -7,7 +7,7 @@ use tokio::time::Instant;
 use super::asking::Provider;
 use super::{Manager, Running};
 use crate::base::error::chain;
-use crate::secrets::request::{Attempt, Issued};
+use crate::secrets::request::{Attempt, Failure, Issued};
 use crate::secrets::{Error, ResourceName, Roots, Secret, bundle, rotation};
 
 impl Manager {
@@ -30,6 +30,7 @@ impl Manager {
             ca,
             key: self.config.key.clone(),
             first_key: self.config.first_key.take(),
+            unused: self.unused_key.take(),
             identity: self.config.identity.clone(),
             ttl: self.config.ttl,
             bound: self.config.call_bound,
@@ -39,11 +40,14 @@ impl Manager {
         Some(Box::pin(attempt.run()))
     }
 
-    pub(super) fn finished(&mut self, outcome: Result<Issued, Error>) {
+    pub(super) fn finished(&mut self, outcome: Result<Issued, Failure>) {
         let mono = Instant::now();
         match outcome {
             Ok(issued) => self.renewed(issued, mono),
-            Err(error) => self.refused(Arc::new(error), mono),
+            Err(Failure { error, unused }) => {
+                self.unused_key = unused;
+                self.refused(Arc::new(error), mono);
+            }
         }
     }
 

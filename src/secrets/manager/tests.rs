@@ -361,6 +361,9 @@ async fn the_trust_bundle_joins_the_root_and_leaves_again() {
     world.handle.update_trust_bundle(Vec::new());
     let Change::Updated(secret) = change(&mut updates).await else { panic!("failed") };
     assert_eq!(roots_of(&secret), alone);
+    world.handle.update_trust_bundle(vec![world.ca.root()]);
+    let Change::Updated(secret) = change(&mut updates).await else { panic!("failed") };
+    assert_eq!(roots_of(&secret), alone, "a bundle that adds nothing is announced all the same");
     assert_eq!(world.ca.calls(), 1, "no new certificate is needed for a new bundle");
 }
 
@@ -441,6 +444,23 @@ async fn a_key_that_cannot_be_made_is_no_call_and_no_end() {
     assert!(chain(error.as_ref()).contains("(requested: 1024)"));
     assert_eq!(world.ca.calls(), 0);
     assert_eq!(world.metric("num_outgoing_requests", "csr"), 0.0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_key_is_used_again_only_where_no_ca_has_seen_its_request() {
+    let world = World::new(Act::Unreachable);
+    for act in [Act::Unreachable, Act::Refuse(tonic::Code::Unavailable), Act::Issue(DAY)] {
+        assert!(world.fetch(ResourceName::Default).await.is_err());
+        world.ca.act(act);
+    }
+    world.identity().await;
+    let keys = world.ca.keys();
+    assert!(keys.len() >= 4, "{} requests", keys.len());
+    // Refused by code: what comes next is another key.
+    let refused = keys.len() - 2;
+    assert!(keys[..refused].iter().all(|key| *key == keys[0]), "one key while nothing leaves");
+    assert_eq!(keys[refused], keys[0], "it is sent once the CA is there");
+    assert_ne!(keys[refused + 1], keys[refused]);
 }
 
 #[tokio::test(start_paused = true)]
