@@ -26,4 +26,5 @@ pub mod sds;
 pub mod secrets;
 pub mod status;
 pub mod tls;
+pub mod wasm;
 pub mod xds;

@@ -9,11 +9,17 @@ const EDGES: &[(&str, &[&str])] = &[
     ("cli", &["config", "agent", "envoy", "iptables"]),
     (
         "config",
-        &["sds", "secrets", "ca", "xds", "istiod", "envoy", "status", "dns", "health", "iptables", "tls"],
+        &[
+            "sds", "secrets", "ca", "xds", "istiod", "envoy", "status", "dns", "health", "iptables", "tls",
+            "wasm",
+        ],
     ),
     (
         "agent",
-        &["config", "sds", "secrets", "ca", "xds", "istiod", "envoy", "status", "dns", "health", "tls"],
+        &[
+            "config", "sds", "secrets", "ca", "xds", "istiod", "envoy", "status", "dns", "health", "tls",
+            "wasm",
+        ],
     ),
     ("sds", &["secrets"]),
     ("secrets", &["ca", "tls"]),
@@ -24,6 +30,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ("status", &["fetch"]),
     ("dns", &[]),
     ("health", &["fetch"]),
+    ("wasm", &["fetch"]),
     ("iptables", &[]),
     ("fetch", &["tls"]),
     ("tls", &[]),

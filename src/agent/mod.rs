@@ -12,6 +12,7 @@ mod dry_run;
 mod health;
 mod shutdown;
 mod signals;
+mod wasm;
 mod wiring;
 
 pub use dry_run::dry_run;
@@ -129,6 +130,8 @@ async fn start(config: Config) -> Result<u8, Error> {
     // The parts, from the inside out.
     let sds_server =
         sds::Server::bind(identity::sds(&config, mode), Arc::new(identity_source.clone()), &metrics);
+    let crypto = crate::tls::provider::provider(parts::istiod::compliance(&config)).0;
+    let modules = wasm::converter(&config, &crypto, &metrics);
     let xds_server = xds::Server::new(
         parts::xds(&config),
         xds::Parts {
@@ -136,7 +139,7 @@ async fn start(config: Config) -> Result<u8, Error> {
             tokens: tokens.source.clone(),
             headers: parts::istiod::headers(&config, "XDS_HEADER_"),
             taps: wires.taps.clone(),
-            convert: None,
+            convert: modules.clone().map(|m| Arc::new(wasm::Conversion(m)) as Arc<dyn xds::Convert>),
             wake: wires.wake.clone(),
             metrics: metrics.clone(),
             clock: clock.clone(),
@@ -193,7 +196,9 @@ async fn start(config: Config) -> Result<u8, Error> {
             xds_server.serve(listener, stop).await
         }
     });
-    let crypto = crate::tls::provider::provider(parts::istiod::compliance(&config)).0;
+    if let Some(modules) = &modules {
+        wasm::spawn(modules, &tasks);
+    }
     let joined = health::Joined {
         envoy: &envoy_handle,
         xds: &xds_handle,

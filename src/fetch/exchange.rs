@@ -9,7 +9,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Method, Request, Version, header, response};
 use http_body::Body;
-use http_body_util::Empty;
+use http_body_util::Full;
 use hyper::body::Incoming;
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
@@ -18,7 +18,7 @@ use tokio::time::Instant;
 use super::conn::Stream;
 use super::{Dialer, Error, Io, PIECE, Url};
 
-type H1Conn = Pin<Box<http1::Connection<TokioIo<Box<dyn Stream>>, Empty<Bytes>>>>;
+type H1Conn = Pin<Box<http1::Connection<TokioIo<Box<dyn Stream>>, Full<Bytes>>>>;
 type H2Conn = Pin<Box<h2::client::Connection<Box<dyn Stream>>>>;
 
 /// Read on at most this much to make a kept connection usable again.
@@ -34,7 +34,7 @@ const BUFFER: usize = 64 * 1024;
 const HEAD_FIELDS: usize = 1000;
 
 struct H1 {
-    sender: http1::SendRequest<Empty<Bytes>>,
+    sender: http1::SendRequest<Full<Bytes>>,
     conn: H1Conn,
     done: bool,
 }
@@ -83,23 +83,36 @@ pub(crate) struct Exchange {
     key: String,
 }
 
-/// Sends a GET and waits for the head of its answer.
+/// What is sent: a GET, or a POST where there is a body.
+pub(crate) struct Sent<'a> {
+    pub(crate) url: &'a Url,
+    pub(crate) headers: &'a HeaderMap,
+    pub(crate) host: &'a HeaderValue,
+    pub(crate) body: &'a Bytes,
+    /// Ask the other side to close.
+    pub(crate) close: bool,
+}
+
+impl Sent<'_> {
+    fn method(&self) -> Method {
+        if self.body.is_empty() { Method::GET } else { Method::POST }
+    }
+}
+
+/// Sends it and waits for the head of its answer.
 pub(crate) async fn send(
-    url: &Url,
-    headers: &HeaderMap,
-    host: HeaderValue,
+    sent: &Sent<'_>,
     dialer: &Dialer,
-    close: bool,
     kept: Option<&Kept>,
 ) -> Result<(response::Parts, Exchange), Error> {
-    if let Some(h1) = kept.and_then(|kept| kept.take(&key(url)))
-        && let Ok(answer) = h1_send(h1, url, headers, &host, close).await
+    if let Some(h1) = kept.and_then(|kept| kept.take(&key(sent.url)))
+        && let Ok(answer) = h1_send(h1, sent).await
     {
         return Ok(answer);
     }
-    let Io { stream, h2 } = dialer.dial(url).await?;
+    let Io { stream, h2 } = dialer.dial(sent.url).await?;
     if h2 {
-        return h2_send(stream, url, headers, &host).await;
+        return h2_send(stream, sent).await;
     }
     let (sender, conn) = http1::Builder::new()
         .max_buf_size(BUFFER)
@@ -107,7 +120,7 @@ pub(crate) async fn send(
         .allow_obsolete_multiline_headers_in_responses(true)
         .handshake(TokioIo::new(stream))
         .await?;
-    h1_send(H1 { sender, conn: Box::pin(conn), done: false }, url, headers, &host, close).await
+    h1_send(H1 { sender, conn: Box::pin(conn), done: false }, sent).await
 }
 
 fn key(url: &Url) -> String {
@@ -121,20 +134,16 @@ fn names_token(headers: &HeaderMap, token: &str) -> bool {
         .any(|value| value.to_str().is_ok_and(|v| v.split(',').any(|t| t.trim().eq_ignore_ascii_case(token))))
 }
 
-async fn h1_send(
-    mut h1: H1,
-    url: &Url,
-    headers: &HeaderMap,
-    host: &HeaderValue,
-    close: bool,
-) -> Result<(response::Parts, Exchange), Error> {
-    let mut request = Request::builder().method(Method::GET).uri(&url.target).body(Empty::new())?;
-    request.headers_mut().insert(header::HOST, host.clone());
-    for (name, value) in headers {
+async fn h1_send(mut h1: H1, sent: &Sent<'_>) -> Result<(response::Parts, Exchange), Error> {
+    let Sent { url, headers, host, .. } = sent;
+    let mut request =
+        Request::builder().method(sent.method()).uri(&url.target).body(Full::new(sent.body.clone()))?;
+    request.headers_mut().insert(header::HOST, (*host).clone());
+    for (name, value) in *headers {
         request.headers_mut().append(name, value.clone());
     }
     let switching = headers.contains_key(header::UPGRADE) && names_token(headers, "upgrade");
-    if close && !names_token(headers, "close") && !switching {
+    if sent.close && !names_token(headers, "close") && !switching {
         request.headers_mut().append(header::CONNECTION, HeaderValue::from_static("close"));
     }
     let mut response = Box::pin(h1.sender.send_request(request));
@@ -152,12 +161,8 @@ async fn h1_send(
     Ok((head, Exchange { kind: Kind::H1 { h1, body }, rest: Bytes::new(), ended: false, key: key(url) }))
 }
 
-async fn h2_send(
-    stream: Box<dyn Stream>,
-    url: &Url,
-    headers: &HeaderMap,
-    host: &HeaderValue,
-) -> Result<(response::Parts, Exchange), Error> {
+async fn h2_send(stream: Box<dyn Stream>, sent: &Sent<'_>) -> Result<(response::Parts, Exchange), Error> {
+    let Sent { url, headers, host, .. } = sent;
     let (sender, conn) = h2::client::Builder::new()
         .max_frame_size(16 * 1024)
         .initial_window_size(256 * 1024)
@@ -166,8 +171,8 @@ async fn h2_send(
         .await?;
     let mut conn = Box::pin(conn);
     let uri = format!("{}://{}{}", url.scheme(), host.to_str().unwrap_or(&url.host), url.target);
-    let mut request = Request::builder().method(Method::GET).uri(uri).version(Version::HTTP_2).body(())?;
-    for (name, value) in headers {
+    let mut request = Request::builder().method(sent.method()).uri(uri).version(Version::HTTP_2).body(())?;
+    for (name, value) in *headers {
         // Of the connection, not of the request: HTTP/2 forbids them.
         let hop = matches!(
             name.as_str(),
@@ -184,7 +189,10 @@ async fn h2_send(
     }
     let call = async {
         let mut sender = sender.ready().await?;
-        let (response, _) = sender.send_request(request, true)?;
+        let (response, mut body) = sender.send_request(request, sent.body.is_empty())?;
+        if !sent.body.is_empty() {
+            body.send_data(sent.body.clone(), true)?;
+        }
         // The sender goes along so that the connection is not closed for want of users.
         Ok::<_, h2::Error>((response.await?, sender))
     };

@@ -32,7 +32,7 @@ use http::{HeaderMap, HeaderValue, StatusCode, header};
 
 pub(crate) use conn::{Dialer, Io};
 pub(crate) use exchange::{Exchange, Kept};
-use gunzip::Gunzip;
+pub(crate) use gunzip::Gunzip;
 pub(crate) use tls::{Tls, Trust};
 
 use url::{Bad, Url};
@@ -80,12 +80,42 @@ pub(crate) enum Error {
 /// Whether a redirect is followed, from the first address to the next.
 type Follow = Box<dyn Fn(&Url, &Url) -> bool + Send + Sync>;
 
+impl Error {
+    /// Whether the same request may well succeed in a moment: a connection broke off, or was too slow.
+    pub(crate) fn is_temporary(&self) -> bool {
+        use std::io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, TimedOut, UnexpectedEof};
+        let passing = |error: &std::io::Error| {
+            matches!(
+                error.kind(),
+                BrokenPipe | ConnectionAborted | ConnectionReset | TimedOut | UnexpectedEof
+            )
+        };
+        match self {
+            Self::Connect { source, .. } | Self::Tls { source, .. } => passing(source),
+            Self::Http(error) => {
+                let cause = std::error::Error::source(error).and_then(|e| e.downcast_ref::<std::io::Error>());
+                error.is_incomplete_message() || error.is_closed() || cause.is_some_and(passing)
+            }
+            Self::H2(error) => error.get_io().is_some_and(passing),
+            _ => false,
+        }
+    }
+
+    /// Whether the other side answered a TLS greeting with something that is no TLS.
+    pub(crate) fn is_plain_answer(&self) -> bool {
+        let Self::Tls { source, .. } = self else { return false };
+        let cause = source.get_ref().and_then(|e| e.downcast_ref::<rustls::Error>());
+        matches!(cause, Some(rustls::Error::InvalidMessage(_)))
+    }
+}
+
 /// A GET to be sent.
 pub(crate) struct Get<'a> {
     url: Url,
     headers: HeaderMap,
     /// The `Host` header where it is not the address's own.
     host: Option<HeaderValue>,
+    body: Bytes,
     dialer: Option<&'a Dialer>,
     follow: Follow,
     close: bool,
@@ -98,6 +128,7 @@ impl<'a> Get<'a> {
             url: Url::parse(url)?,
             headers: HeaderMap::new(),
             host: None,
+            body: Bytes::new(),
             dialer: None,
             follow: Box::new(|_, _| true),
             close: false,
@@ -113,6 +144,14 @@ impl<'a> Get<'a> {
     pub(crate) fn host(mut self, host: Option<HeaderValue>) -> Self {
         self.host = host;
         self
+    }
+
+    /// Makes it a POST of a form, encoded already; its redirects are not followed.
+    pub(crate) fn form(mut self, form: &str) -> Self {
+        self.body = Bytes::copy_from_slice(form.as_bytes());
+        let kind = HeaderValue::from_static("application/x-www-form-urlencoded");
+        self.headers.insert(header::CONTENT_TYPE, kind);
+        self.follow(|_, _| false)
     }
 
     pub(crate) fn dialer(mut self, dialer: &'a Dialer) -> Self {
@@ -154,8 +193,9 @@ impl<'a> Get<'a> {
                 Some(host) => host.clone(),
                 None => HeaderValue::from_str(&self.url.authority()).map_err(http::Error::from)?,
             };
-            let (head, exchange) =
-                exchange::send(&self.url, &self.headers, host, dialer, self.close, self.kept).await?;
+            let (url, headers, body) = (&self.url, &self.headers, &self.body);
+            let sent = exchange::Sent { url, headers, host: &host, body, close: self.close };
+            let (head, exchange) = exchange::send(&sent, dialer, self.kept).await?;
             let location = match head.status.as_u16() {
                 301 | 302 | 303 | 307 | 308 => head.headers.get(header::LOCATION).cloned(),
                 _ => None,
@@ -237,8 +277,8 @@ impl Reply {
         }
     }
 
-    /// The whole body as text; bytes that are none are replaced.
-    pub(crate) async fn text(&mut self, limit: usize) -> Result<String, Error> {
+    /// The whole body.
+    pub(crate) async fn bytes(&mut self, limit: usize) -> Result<Vec<u8>, Error> {
         let mut all = Vec::new();
         while let Some(piece) = self.piece().await? {
             if all.len() + piece.len() > limit {
@@ -246,7 +286,12 @@ impl Reply {
             }
             all.extend_from_slice(&piece);
         }
-        Ok(String::from_utf8_lossy(&all).into_owned())
+        Ok(all)
+    }
+
+    /// The whole body as text; bytes that are none are replaced.
+    pub(crate) async fn text(&mut self, limit: usize) -> Result<String, Error> {
+        self.bytes(limit).await.map(|all| String::from_utf8_lossy(&all).into_owned())
     }
 
     /// Done with; a connection that may be kept is given back.

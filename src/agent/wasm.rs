@@ -1,0 +1,44 @@
+//! Extension configs on their way from the relay to the part that fetches Wasm modules, and back.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use rustls::crypto::CryptoProvider;
+
+use super::shutdown::Stages;
+use crate::base::metrics::Metrics;
+use crate::config::{Config, parts};
+use crate::wasm::Converter;
+use crate::xds::{Convert, Protocol, map_resources};
+
+/// The converter, where conversion is on.
+pub fn converter(config: &Config, crypto: &Arc<CryptoProvider>, metrics: &Metrics) -> Option<Arc<Converter>> {
+    let settings = parts::wasm::converter(config)?;
+    Some(Arc::new(Converter::new(settings, crypto.clone(), metrics)))
+}
+
+/// Starts what removes unused modules.
+pub fn spawn(converter: &Arc<Converter>, stages: &Stages) {
+    let (converter, stop) = (converter.clone(), stages.xds.token());
+    stages.xds.run("wasm modules", async move { converter.purge(stop).await });
+}
+
+/// The relay's view of the converter.
+#[derive(Debug)]
+pub struct Conversion(pub Arc<Converter>);
+
+impl Convert for Conversion {
+    fn convert(&self, protocol: Protocol, response: Bytes) -> BoxFuture<'static, Result<Bytes, String>> {
+        let converter = self.0.clone();
+        Box::pin(async move {
+            let mut resources = Vec::new();
+            map_resources(protocol, &response, |resource| {
+                resources.push(resource.clone());
+                Ok(resource)
+            })?;
+            let mut converted = converter.convert(resources).await?.into_iter();
+            map_resources(protocol, &response, |resource| Ok(converted.next().unwrap_or(resource)))
+        })
+    }
+}

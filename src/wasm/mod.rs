@@ -1,0 +1,319 @@
+//! Wasm modules: the agent fetches them, so that Envoy loads a local file.
+//!
+//! An extension config names its module by URL. Envoy could fetch plain HTTP itself, but not images, not
+//! with credentials, and without a bound or a cache of its own that survives a push. So the relay hands
+//! each response with extension configs to this part before Envoy sees it:
+//!
+//! ```text
+//! resource ─► filter::judge ─► untouched
+//!                           ─► cache: there? ────────────────────────────► local file ─► filter::local
+//!                                └ no: download ─► receive ─► cache: store ┘
+//!                                      http, oci    unpack, hash, bound     failed ───► filter::replaced
+//! ```
+//!
+//! * A module that cannot be had never refuses the response: its filter is replaced by one that lets
+//!   everything pass or nothing, as its failure policy says, and the reason is logged. Only a config that
+//!   cannot be read refuses.
+//! * Resources of a response are worked on side by side. How a slow response and a newer one are put in
+//!   order is the relay's business (`xds/ecds.rs`); nothing here holds up other types.
+//! * Bytes that need not be read stay as they came (`wire`).
+//! * A download is never in memory as a whole: it is unpacked, hashed and bounded on its way to a file
+//!   beside its place, and renamed when it is good (`receive`, `cache`).
+//! * Pull secrets reach the registry and nobody else: not Envoy, not the log, not an error.
+//!
+//! | file | is about |
+//! |---|---|
+//! | `filter`, `typed_struct`, `wire` | what a filter asks for, and what Envoy is given instead; pure |
+//! | `cache` | which modules are there |
+//! | `source` | what a URL means: a module or an image |
+//! | `download` | modules over HTTP, with retries |
+//! | `oci` | modules in images: registries, manifests, credentials |
+//! | `receive`, `tar` | from bytes to a file |
+//!
+//! Why not the crate `oci-client`: it brings `reqwest` and its pools for three kinds of GET; with `fetch`,
+//! which readiness and probes need anyway, an image costs what stands in `oci`.
+//!
+//! Uses `fetch` and `base`.
+
+mod cache;
+mod download;
+mod filter;
+mod meters;
+mod oci;
+mod receive;
+mod source;
+pub mod tar;
+#[cfg(test)]
+mod tests;
+mod typed_struct;
+mod wire;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use aws_lc_rs::digest;
+use bytes::Bytes;
+use rustls::crypto::CryptoProvider;
+use tokio::time::{Instant, MissedTickBehavior, interval};
+
+use crate::base::metrics::Metrics;
+use crate::base::tasks::Stop;
+use cache::{Asker, Cache, Key};
+use download::Web;
+use filter::{Decision, Filter, Policy, Secret, Wanted};
+use meters::Meters;
+use receive::Received;
+use source::Source;
+
+pub use oci::fuzz;
+
+/// Where modules go and how they are fetched.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// The folder of all modules; it must exist. `/var/lib/istio/data`.
+    pub dir: PathBuf,
+    /// Unused for so long, a module is removed (`WASM_MODULE_EXPIRY`, 24 h).
+    pub expiry: Duration,
+    /// Between two looks for such modules (`WASM_PURGE_INTERVAL`, 1 h); not zero.
+    pub purge_interval: Duration,
+    /// Limit of one attempt over HTTP (`WASM_HTTP_REQUEST_TIMEOUT`, 15 s).
+    pub http_timeout: Duration,
+    /// Attempts over HTTP in all (`WASM_HTTP_REQUEST_MAX_RETRIES`, 5); 0: none is made.
+    pub http_attempts: u32,
+    /// `host[:port]` whose certificates are not verified (`WASM_INSECURE_REGISTRIES`); `*`: all.
+    pub insecure: Vec<String>,
+    /// Longest module, packed or not, in bytes (`ISTIO_WASM_MAX_BINARY_SIZE_BYTES`, 256 MiB).
+    pub max_size: u64,
+    /// Files with registry credentials, of which the first that exists counts.
+    pub credentials: Vec<PathBuf>,
+}
+
+/// Why a module cannot be had: for the log and the metrics.
+#[derive(Debug)]
+struct Failure {
+    /// Value of the label of `wasm_remote_fetch_count`; `None` when nothing was fetched.
+    fetch: Option<&'static str>,
+    why: String,
+}
+
+impl Failure {
+    fn new(fetch: &'static str, why: String) -> Self {
+        Self { fetch: Some(fetch), why }
+    }
+}
+
+impl From<String> for Failure {
+    fn from(why: String) -> Self {
+        Self { fetch: None, why }
+    }
+}
+
+/// Converts extension configs.
+pub struct Converter {
+    cache: Cache,
+    purge_interval: Duration,
+    web: Web,
+    meters: Meters,
+}
+
+impl std::fmt::Debug for Converter {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Converter").field("dir", &self.cache.dir()).finish_non_exhaustive()
+    }
+}
+
+impl Converter {
+    /// Nothing is read or written yet. `crypto`: for HTTPS.
+    #[must_use]
+    pub fn new(config: Config, crypto: Arc<CryptoProvider>, metrics: &Metrics) -> Self {
+        Self {
+            cache: Cache::new(config.dir.clone(), config.expiry),
+            purge_interval: config.purge_interval,
+            web: Web::new(config, crypto),
+            meters: Meters::new(metrics),
+        }
+    }
+
+    /// Removes unused modules from time to time, until `stop`.
+    pub async fn purge(&self, stop: Stop) {
+        let mut ticks = interval(self.purge_interval);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        // The first is at once.
+        ticks.tick().await;
+        loop {
+            tokio::select! {
+                () = stop.cancelled() => return,
+                _ = ticks.tick() => {}
+            }
+            self.cache.purge();
+            self.meters.entries(self.cache.count());
+        }
+    }
+
+    /// Converts the resources of one response, each an encoded `Any`; their order stays.
+    ///
+    /// # Errors
+    /// When one of them cannot be read: the reasons of all such, for istiod.
+    pub async fn convert(&self, resources: Vec<Bytes>) -> Result<Vec<Bytes>, String> {
+        let begun = Instant::now();
+        let all = futures_util::future::join_all(resources.into_iter().map(|r| self.resource(r))).await;
+        self.meters.took(begun.elapsed());
+        let mut converted = Vec::with_capacity(all.len());
+        let mut errors = Vec::new();
+        for result in all {
+            match result {
+                Ok(resource) => converted.push(resource),
+                Err(why) => errors.push(why),
+            }
+        }
+        if errors.is_empty() { Ok(converted) } else { Err(errors.join("; ")) }
+    }
+
+    async fn resource(&self, resource: Bytes) -> Result<Bytes, String> {
+        let filter = match filter::judge(&resource) {
+            Ok(Decision::Untouched) => {
+                self.meters.conversion("no_remote_load");
+                return Ok(resource);
+            }
+            Ok(Decision::Remote(filter)) => filter,
+            Err(why) => {
+                self.meters.conversion("unmarshal_failure");
+                tracing::warn!(target: "wasm", "an extension config is refused: {why}");
+                return Err(why);
+            }
+        };
+        let (made, label) = self.rewritten(&filter).await;
+        match made {
+            Ok(resource) => {
+                self.meters.conversion(label);
+                Ok(resource)
+            }
+            Err(error) => {
+                self.meters.conversion("marshal_failure");
+                Err(format!("extension config {:?}: {error}", filter.wanted.resource))
+            }
+        }
+    }
+
+    async fn rewritten(&self, filter: &Filter) -> (Result<Bytes, prost::DecodeError>, &'static str) {
+        let wanted = &filter.wanted;
+        let label = match self.module(wanted).await {
+            Ok(file) => return (filter.local(&file.to_string_lossy()), "success"),
+            Err(failure) => {
+                if let Some(label) = failure.fetch {
+                    self.meters.fetch(label);
+                }
+                let stand_in = if filter.open { "lets all traffic pass" } else { "denies all traffic" };
+                let name = &wanted.resource;
+                tracing::error!(target: "wasm", "Wasm module of {name:?} cannot be had, so a filter in its place {stand_in}: {}", failure.why);
+                if wanted.url.is_none() { "miss_remote_fetch_hint" } else { "fetch_failure" }
+            }
+        };
+        (filter.replaced(), label)
+    }
+
+    /// The module's file, fetched if need be.
+    async fn module(&self, wanted: &Wanted) -> Result<PathBuf, Failure> {
+        let until = Instant::now() + wanted.timeout;
+        if matches!(wanted.secret, Secret::Missing) {
+            let name = &wanted.resource;
+            return Err(format!("cannot fetch Wasm module {name}: missing image pulling secret (istiod gives none when the Secret is missing or may not be read)").into());
+        }
+        let url =
+            wanted.url.as_deref().ok_or_else(|| "the code's remote source has no http_uri".to_owned())?;
+        let source = Source::parse(url)?;
+        let asker =
+            Asker { url, resource: &wanted.resource, version: &wanted.version, pinned: source.is_pinned() };
+        let any_version = match wanted.policy {
+            Policy::IfNotPresent => true,
+            Policy::Always => false,
+            Policy::Unspecified => !source.is_latest(),
+        };
+        let given = Some(wanted.checksum.clone()).filter(|sum| !sum.is_empty());
+        let expected = given
+            .or_else(|| source.digest().map(ToOwned::to_owned))
+            .or_else(|| self.cache.recall(asker, any_version));
+        let key = |checksum: &str| Key { name: source.name(), checksum: checksum.to_owned() };
+        if let Some(file) = self.look(expected.as_deref().map(&key), asker) {
+            return Ok(file);
+        }
+        match &source {
+            Source::Module(_) => {
+                let received = self.web.module(url, until).await;
+                let received = received.map_err(|why| Failure::new("download_failure", why))?;
+                let actual = received.checksum.clone();
+                if expected.is_none()
+                    && let Some(file) = self.look(Some(key(&actual)), asker)
+                {
+                    return Ok(file);
+                }
+                self.check(url, expected.as_deref(), &[&actual])?;
+                self.keep(&key(&actual), asker, received)
+            }
+            Source::Image(reference) => {
+                let mut registry = oci::Registry::new(&self.web, reference, &wanted.secret, until)?;
+                let manifest = registry.manifest().await.map_err(|why| {
+                    Failure::new("manifest_failure", format!("could not fetch Wasm OCI image: {why}"))
+                })?;
+                if expected.is_none()
+                    && let Some(file) = self.look(Some(key(&manifest.digest)), asker)
+                {
+                    return Ok(file);
+                }
+                // Whoever pins an index means what it leads to.
+                let known_as = self.check(url, expected.as_deref(), &manifest.digests())?;
+                let received = registry.module(&manifest).await.map_err(|why| {
+                    Failure::new("download_failure", format!("could not fetch Wasm binary: {why}"))
+                })?;
+                self.keep(&key(&known_as), asker, received)
+            }
+        }
+    }
+
+    fn look(&self, key: Option<Key>, asker: Asker<'_>) -> Option<PathBuf> {
+        let file = key.and_then(|key| self.cache.find(&key, asker));
+        self.meters.lookup(file.is_some());
+        file
+    }
+
+    // The checksum by which the module is known from now on.
+    fn check(&self, url: &str, expected: Option<&str>, actual: &[&str]) -> Result<String, Failure> {
+        match expected {
+            None => Ok(actual[0].to_owned()),
+            Some(sum) if actual.contains(&sum) => Ok(sum.to_owned()),
+            Some(sum) => Err(Failure::new(
+                "checksum_mismatched",
+                format!(
+                    "module downloaded from {url} has checksum {}, which does not match: {sum}",
+                    actual[0]
+                ),
+            )),
+        }
+    }
+
+    fn keep(&self, key: &Key, asker: Asker<'_>, received: Received) -> Result<PathBuf, Failure> {
+        let url = asker.url;
+        if !received.module {
+            let why = received.entry.err().map(|why| format!(": {why}")).unwrap_or_default();
+            let why = format!("fetched Wasm binary from {url} is invalid{why}");
+            return Err(Failure::new("fetch_failure", why));
+        }
+        self.meters.fetch("success");
+        let file = self.cache.store(key, asker, received.file).map_err(|error| {
+            let dir = self.cache.dir().display();
+            format!("module downloaded from {url} cannot be stored below {dir}, which must exist and be writable: {error}")
+        })?;
+        self.meters.entries(self.cache.count());
+        tracing::info!(target: "wasm", "module from {url} is stored as {}", file.display());
+        Ok(file)
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn sha256_hex(bytes: &[u8]) -> String {
+    hex(digest::digest(&digest::SHA256, bytes).as_ref())
+}

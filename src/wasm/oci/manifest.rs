@@ -1,0 +1,210 @@
+//! Manifests, and which layer holds the module. Pure.
+
+use serde::Deserialize;
+
+use super::reference::is_digest;
+use crate::wasm::receive::Form;
+
+/// What is asked for: images and indexes, of Docker and of OCI.
+pub(super) const ACCEPT: &str = "application/vnd.docker.distribution.manifest.v2+json,application/vnd.oci.image.manifest.v1+json,application/vnd.docker.distribution.manifest.list.v2+json,application/vnd.oci.image.index.v1+json";
+/// Manifests are a few kilobytes; registries refuse above 4 MB.
+pub(super) const LONGEST: usize = 4 << 20;
+
+const DOCKER_IMAGE: &str = "application/vnd.docker.distribution.manifest.v2+json";
+const INDEXES: [&str; 2] =
+    ["application/vnd.docker.distribution.manifest.list.v2+json", "application/vnd.oci.image.index.v1+json"];
+const SCHEMA_1: &str = "application/vnd.docker.distribution.manifest.v1+";
+const DOCKER_LAYER: &str = "application/vnd.docker.image.rootfs.diff.tar.gzip";
+const OCI_LAYER: &str = "application/vnd.oci.image.layer.v1.tar+gzip";
+const WASM_LAYER: &str = "application/vnd.module.wasm.content.layer.v1+wasm";
+/// The file in an image's layer.
+const FILE: &str = "plugin.wasm";
+
+/// What a registry answers.
+#[derive(Debug)]
+pub(super) enum Manifest {
+    /// One image.
+    Image(Image),
+    /// Images for several platforms: the digest, in hex, of the one to take.
+    Index(String),
+}
+
+/// One image.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Image {
+    docker: bool,
+    layers: Vec<Layer>,
+}
+
+/// One of its layers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Layer {
+    media_type: String,
+    /// In hex.
+    pub(super) digest: String,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Document {
+    #[serde(default)]
+    media_type: String,
+    #[serde(default)]
+    schema_version: i64,
+    #[serde(default)]
+    layers: Vec<Descriptor>,
+    #[serde(default)]
+    manifests: Vec<Descriptor>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Descriptor {
+    #[serde(default)]
+    media_type: String,
+    digest: String,
+    platform: Option<Platform>,
+}
+
+#[derive(Deserialize)]
+struct Platform {
+    #[serde(default)]
+    architecture: String,
+    #[serde(default)]
+    os: String,
+}
+
+impl Manifest {
+    /// Reads what came with this `Content-Type`.
+    pub(super) fn parse(body: &[u8], content_type: &str) -> Result<Self, String> {
+        let content_type = content_type.split(';').next().unwrap_or_default().trim();
+        let document: Document =
+            serde_json::from_slice(body).map_err(|e| format!("the manifest cannot be read: {e}"))?;
+        let kinds = [content_type, document.media_type.as_str()];
+        if kinds.iter().any(|kind| kind.starts_with(SCHEMA_1)) || document.schema_version == 1 {
+            return Err("unsupported MediaType: the manifest is of schema 1; push the image anew".to_owned());
+        }
+        let hex = |digest: &str| {
+            let hex = digest.strip_prefix("sha256:").filter(|hex| is_digest(hex));
+            hex.map(ToOwned::to_owned)
+                .ok_or_else(|| "the manifest has a digest that is not sha256".to_owned())
+        };
+        if kinds.iter().any(|kind| INDEXES.contains(kind)) {
+            // Modules are the same on all platforms, and the digest by which one is known must not depend
+            // on the node.
+            let fits = |d: &&Descriptor| {
+                d.platform.as_ref().is_none_or(|p| p.os == "linux" && p.architecture == "amd64")
+            };
+            let child = document.manifests.iter().find(fits);
+            return match child {
+                Some(child) => hex(&child.digest).map(Self::Index),
+                None => Err("no child with platform linux/amd64 in the index".to_owned()),
+            };
+        }
+        let layers = document
+            .layers
+            .into_iter()
+            .map(|layer| Ok(Layer { digest: hex(&layer.digest)?, media_type: layer.media_type }));
+        let layers = layers.collect::<Result<Vec<_>, String>>()?;
+        Ok(Self::Image(Image { docker: document.media_type == DOCKER_IMAGE, layers }))
+    }
+}
+
+impl Image {
+    /// The ways to try, each a layer and its form, or why that way is none.
+    pub(super) fn ways(&self) -> Result<Vec<Result<(&Layer, Form), String>>, String> {
+        let last = self.layers.last().ok_or("number of layers must be greater than zero")?;
+        let archive = |wanted: &str| {
+            if last.media_type == wanted {
+                Ok((last, Form::Layer(FILE)))
+            } else {
+                Err(format!("invalid media type {} (expect {wanted})", last.media_type))
+            }
+        };
+        if self.docker {
+            return Ok(vec![archive(DOCKER_LAYER)]);
+        }
+        let module = self.layers.iter().find(|layer| layer.media_type == WASM_LAYER);
+        let artifact = match module {
+            _ if self.layers.len() != 2 => {
+                Err(format!("number of layers must be 2 but got {}", self.layers.len()))
+            }
+            None => Err(format!("could not find the layer of type {WASM_LAYER}")),
+            Some(layer) => Ok((layer, Form::Plain)),
+        };
+        Ok(vec![archive(OCI_LAYER), artifact])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn digest(n: u8) -> String {
+        format!("sha256:{}", format!("{n:02x}").repeat(32))
+    }
+
+    fn image(kind: &str, layers: &[(&str, u8)]) -> Image {
+        let layers: Vec<_> = layers
+            .iter()
+            .map(|(kind, n)| json!({"mediaType": kind, "digest": digest(*n), "size": 1}))
+            .collect();
+        let text = json!({"schemaVersion": 2, "mediaType": kind, "layers": layers}).to_string();
+        match Manifest::parse(text.as_bytes(), kind).unwrap() {
+            Manifest::Image(image) => image,
+            Manifest::Index(_) => panic!("an image"),
+        }
+    }
+
+    #[test]
+    fn the_layer_depends_on_the_kind_of_image() {
+        let good = |image: &Image| -> Vec<(String, Form)> {
+            let ways = image.ways().unwrap().into_iter().flatten();
+            ways.map(|(layer, form)| (layer.digest[..2].to_owned(), form)).collect()
+        };
+        let oci = "application/vnd.oci.image.manifest.v1+json";
+        let file = Form::Layer("plugin.wasm");
+        assert_eq!(good(&image(DOCKER_IMAGE, &[("x", 1), (DOCKER_LAYER, 2)])), [("02".into(), file)]);
+        assert_eq!(good(&image(DOCKER_IMAGE, &[(OCI_LAYER, 1)])), []);
+        assert_eq!(
+            good(&image(oci, &[(OCI_LAYER, 1), (OCI_LAYER, 2), (OCI_LAYER, 3)])),
+            [("03".into(), file)]
+        );
+        assert_eq!(good(&image(oci, &[(WASM_LAYER, 1), ("c", 2)])), [("01".into(), Form::Plain)]);
+        assert_eq!(good(&image("", &[("c", 1), (WASM_LAYER, 2)])), [("02".into(), Form::Plain)]);
+        assert_eq!(good(&image(oci, &[(WASM_LAYER, 1)])), []);
+        assert_eq!(image(oci, &[]).ways().unwrap_err(), "number of layers must be greater than zero");
+    }
+
+    #[test]
+    fn an_index_leads_to_the_first_for_amd64_whatever_the_node_is() {
+        let parse = |children: serde_json::Value| {
+            let text = json!({"mediaType": INDEXES[1], "manifests": children}).to_string();
+            match Manifest::parse(text.as_bytes(), "") {
+                Ok(Manifest::Index(hex)) => Ok(hex[..2].to_owned()),
+                Ok(Manifest::Image(_)) => panic!("an index"),
+                Err(why) => Err(why),
+            }
+        };
+        let child = |n, os, arch| json!({"digest": digest(n), "platform": {"os": os, "architecture": arch}});
+        let arm = child(1, "linux", "arm64");
+        assert_eq!(
+            parse(json!([arm, child(2, "linux", "amd64"), child(3, "linux", "amd64")])).unwrap(),
+            "02"
+        );
+        assert_eq!(parse(json!([arm, {"digest": digest(4)}])).unwrap(), "04");
+        assert!(parse(json!([arm])).unwrap_err().contains("linux/amd64"));
+    }
+
+    #[test]
+    fn what_cannot_be_pulled_is_refused() {
+        let kind = "application/vnd.docker.distribution.manifest.v1+prettyjws";
+        assert!(Manifest::parse(b"{}", kind).unwrap_err().contains("schema 1"));
+        assert!(Manifest::parse(b"{\"schemaVersion\":1}", "").unwrap_err().contains("schema 1"));
+        assert!(Manifest::parse(b"{", "").is_err());
+        let text = json!({"layers": [{"digest": "sha256:../../etc"}]}).to_string();
+        assert!(Manifest::parse(text.as_bytes(), "").is_err(), "digests become paths");
+    }
+}

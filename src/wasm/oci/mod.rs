@@ -1,0 +1,42 @@
+//! Modules in images: the distribution API of OCI, as far as pulling one takes it.
+//!
+//! ```text
+//! ping /v2/ ─► who may pull: nobody asked, a password, a token from a token server
+//! manifest  ─► its digest is the checksum; of an index the child for linux/amd64
+//! layer     ─► its digest is verified while it is unpacked
+//! ```
+//!
+//! | file | is about |
+//! |---|---|
+//! | `reference` | names of images; pure |
+//! | `manifest` | manifests and which layer holds the module; pure |
+//! | `challenge` | what a registry asks for, and which token servers are safe to ask; pure |
+//! | `credentials` | Docker config files; pure |
+//! | `registry` | the exchange itself |
+
+mod challenge;
+mod credentials;
+mod manifest;
+mod reference;
+mod registry;
+
+pub(super) use reference::Reference;
+pub(super) use registry::Registry;
+
+/// What bytes reach first.
+pub mod fuzz {
+    /// A manifest, a challenge, credentials, a reference: each is read or refused.
+    pub fn read(bytes: &[u8]) {
+        let _ = super::manifest::Manifest::parse(bytes, "");
+        let text = String::from_utf8_lossy(bytes);
+        let _ = super::challenge::Challenge::parse(&text);
+        let _ = super::challenge::refuse_unsafe(&text);
+        let _ = super::credentials::find(&text, &["registry.example".to_owned()]);
+        if let Ok(reference) = super::Reference::parse(&text) {
+            // What is read is what it prints.
+            let again = super::Reference::parse(&reference.to_string()).expect("its own text is a reference");
+            assert_eq!(again.name(), reference.name());
+            assert_eq!(again.digest(), reference.digest());
+        }
+    }
+}

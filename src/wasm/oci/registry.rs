@@ -1,0 +1,470 @@
+//! The exchange with a registry: who may pull, the manifest, the layer.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use http::{HeaderMap, HeaderValue, StatusCode, header};
+use serde::Deserialize;
+use tokio::time::{Instant, sleep_until, timeout_at};
+use zeroize::{ZeroizeOnDrop, Zeroizing};
+
+use super::challenge::{Challenge, refuse_unsafe};
+use super::credentials::{self, Credentials};
+use super::manifest::{ACCEPT, Image, LONGEST, Layer, Manifest};
+use super::reference::{DOCKER_HUB, Reference};
+use crate::base::backoff::{Jitter, Policy};
+use crate::base::error::chain;
+use crate::fetch::{self, Dialer, Get, Reply};
+use crate::wasm::download::{Web, receive_once};
+use crate::wasm::filter::Secret;
+use crate::wasm::receive::{Form, Received};
+
+/// Tries of one request, and the pauses between them (1 s, 3 s, ±10 %): those of the client library of
+/// the Go agent.
+const TRIES: u32 = 3;
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(3);
+const GROWTH: f64 = 3.0;
+const SPREAD: f64 = 0.1;
+/// How long HTTPS is waited for before plain HTTP is tried beside it, where that may be.
+const PLAIN_AFTER: Duration = Duration::from_millis(300);
+/// Longest answer of a token server.
+const TOKEN: usize = 1 << 20;
+/// The key of Docker Hub in config files.
+const DOCKER_HUB_KEY: &str = "https://index.docker.io/v1/";
+
+/// One image's registry, for as long as it takes to pull it.
+pub(in crate::wasm) struct Registry<'a> {
+    web: &'a Web,
+    dialer: &'a Dialer,
+    reference: &'a Reference,
+    credentials: Credentials,
+    until: Instant,
+    pauses: Policy,
+    /// Scheme and host, once known.
+    base: String,
+    authorization: Option<HeaderValue>,
+}
+
+/// An image as the registry has it.
+pub(in crate::wasm) struct Pulled {
+    /// Of its manifest, in hex.
+    pub(in crate::wasm) digest: String,
+    /// Of the index that led to it.
+    index: Option<String>,
+    image: Image,
+}
+
+impl Pulled {
+    /// All digests that mean this image, its own first.
+    pub(in crate::wasm) fn digests(&self) -> Vec<&str> {
+        std::iter::once(&self.digest).chain(&self.index).map(String::as_str).collect()
+    }
+}
+
+impl<'a> Registry<'a> {
+    /// Nothing is asked yet.
+    pub(in crate::wasm) fn new(
+        web: &'a Web,
+        reference: &'a Reference,
+        secret: &Secret,
+        until: Instant,
+    ) -> Result<Self, String> {
+        let host = reference.registry();
+        let key = if host == DOCKER_HUB { DOCKER_HUB_KEY } else { host }.to_owned();
+        let credentials = match secret {
+            Secret::Given(document) => credentials::find(document, &[key])?,
+            Secret::None | Secret::Missing => of_machine(web, &[reference.name(), key]),
+        };
+        Ok(Self {
+            web,
+            dialer: web.dialer(host),
+            reference,
+            credentials,
+            until,
+            pauses: Policy::new(FIRST_PAUSE, LONGEST_PAUSE, GROWTH, Jitter::PlusMinus(SPREAD))
+                .expect("constants that can be meant"),
+            base: String::new(),
+            authorization: None,
+        })
+    }
+
+    /// The image's manifest.
+    pub(in crate::wasm) async fn manifest(&mut self) -> Result<Pulled, String> {
+        let failed = |why: String| format!("could not fetch manifest: {why}");
+        self.open().await.map_err(failed)?;
+        let (digest, manifest) = self.read_manifest(&self.reference.identifier()).await.map_err(failed)?;
+        match manifest {
+            Manifest::Image(image) => Ok(Pulled { digest, index: None, image }),
+            Manifest::Index(child) => {
+                let found = self.read_manifest(&format!("sha256:{child}")).await;
+                let (child, manifest) = found.map_err(|why| format!("could not fetch image: {why}"))?;
+                match manifest {
+                    Manifest::Image(image) => Ok(Pulled { digest: child, index: Some(digest), image }),
+                    Manifest::Index(_) => Err("could not fetch image: an index within an index".to_owned()),
+                }
+            }
+        }
+    }
+
+    /// The image's module, on the disk.
+    pub(in crate::wasm) async fn module(&self, pulled: &Pulled) -> Result<Received, String> {
+        let mut reasons = Vec::new();
+        for way in pulled.image.ways()? {
+            match way {
+                Err(why) => reasons.push(why),
+                Ok((layer, form)) => match self.layer(layer, form).await {
+                    Ok(received) => return Ok(received),
+                    Err(why) => reasons.push(why),
+                },
+            }
+        }
+        let (count, text) = (reasons.len(), reasons.join("; "));
+        if count == 1 {
+            return Err(text);
+        }
+        Err(format!("the given image is in invalid format as an OCI image: {count} errors occurred: {text}"))
+    }
+
+    async fn layer(&self, layer: &Layer, form: Form) -> Result<Received, String> {
+        let path = format!("/v2/{}/blobs/sha256:{}", self.reference.repository(), layer.digest);
+        let reply = self.ask(&path, None).await?;
+        let receiver = self.web.receiver(form)?;
+        let received = timeout_at(self.until, receive_once(reply, receiver)).await;
+        let received = received.map_err(|_| format!("Get {path:?}: context deadline exceeded"))??;
+        if received.packed != layer.digest {
+            return Err(format!("layer {} has checksum {}", layer.digest, received.packed));
+        }
+        match &received.entry {
+            Ok(true) => Ok(received),
+            Ok(false) => Err("plugin.wasm not found in the archive".to_owned()),
+            Err(why) => Err(format!("the layer cannot be unpacked: {why}")),
+        }
+    }
+
+    async fn read_manifest(&self, identifier: &str) -> Result<(String, Manifest), String> {
+        let path = format!("/v2/{}/manifests/{identifier}", self.reference.repository());
+        let mut reply = self.ask(&path, Some(ACCEPT)).await?;
+        let kind = reply.headers().get(header::CONTENT_TYPE).cloned();
+        let body = timeout_at(self.until, reply.bytes(LONGEST)).await;
+        let body =
+            body.map_err(|_| format!("Get {path:?}: context deadline exceeded"))?.map_err(|e| chain(&e))?;
+        let digest = crate::wasm::sha256_hex(&body);
+        if let Some(wanted) = identifier.strip_prefix("sha256:")
+            && wanted != digest
+        {
+            return Err(format!(
+                "manifest digest: \"sha256:{digest}\" does not match requested digest: \"{identifier}\""
+            ));
+        }
+        let kind = kind.as_ref().and_then(|kind| kind.to_str().ok()).unwrap_or_default();
+        Manifest::parse(&body, kind).map(|manifest| (digest, manifest))
+    }
+
+    /// Finds out how the registry is spoken to and gets the right to pull.
+    async fn open(&mut self) -> Result<(), String> {
+        let (base, reply) = self.ping().await?;
+        self.base = base;
+        let bearer = match reply.status() {
+            StatusCode::OK => None,
+            StatusCode::UNAUTHORIZED => match challenges(reply.headers())?.into_iter().next() {
+                Some(Challenge::Bearer { realm, service }) => Some((realm, service)),
+                Some(Challenge::Basic) => None,
+                None => {
+                    return Err("the registry asks for authentication of a kind that is not known".to_owned());
+                }
+            },
+            status => return Err(format!("GET {}/v2/: unexpected status code {status}", self.base)),
+        };
+        self.authorization = match bearer {
+            Some((realm, service)) => Some(authorization("Bearer", &self.token(&realm, &service).await?)?),
+            None => self.credentials.basic.as_ref().map(|b| authorization("Basic", b)).transpose()?,
+        };
+        Ok(())
+    }
+
+    // HTTPS; where the registry is a neighbour, plain HTTP too, a little later or when HTTPS has failed.
+    // An answer in plain HTTP to a TLS greeting says for itself what is spoken.
+    async fn ping(&self) -> Result<(String, Reply), String> {
+        let host = self.reference.registry();
+        let at = |scheme: &str| format!("{scheme}://{host}");
+        let (secure, plain) = (at("https"), at("http"));
+        if !self.reference.may_be_plain() {
+            return match self.get(&format!("{secure}/v2/"), &HeaderMap::new()).await {
+                Ok(reply) => Ok((secure, reply)),
+                Err(Failed { plain: true, why, .. }) => {
+                    tracing::debug!(target: "wasm", "{host} does not speak TLS ({why}): plain HTTP is tried");
+                    let reply = self.get(&format!("{plain}/v2/"), &HeaderMap::new()).await;
+                    reply.map(|reply| (plain, reply)).map_err(|failed| failed.why)
+                }
+                Err(failed) => Err(failed.why),
+            };
+        }
+        let (secure_url, plain_url) = (format!("{secure}/v2/"), format!("{plain}/v2/"));
+        let none = HeaderMap::new();
+        let mut over_tls = std::pin::pin!(self.get(&secure_url, &none));
+        let mut why = tokio::select! {
+            answer = &mut over_tls => match answer {
+                Ok(reply) => return Ok((secure, reply)),
+                Err(failed) => Some(failed.why),
+            },
+            () = tokio::time::sleep(PLAIN_AFTER) => None,
+        };
+        let mut over_plain = std::pin::pin!(self.get(&plain_url, &none));
+        let mut plain_why = None;
+        loop {
+            tokio::select! {
+                answer = &mut over_tls, if why.is_none() => match answer {
+                    Ok(reply) => return Ok((secure, reply)),
+                    Err(failed) => why = Some(failed.why),
+                },
+                answer = &mut over_plain, if plain_why.is_none() => match answer {
+                    Ok(reply) => return Ok((plain, reply)),
+                    Err(failed) => plain_why = Some(failed.why),
+                },
+                else => {}
+            }
+            if let (Some(first), Some(second)) = (&why, &plain_why) {
+                return Err(format!("{first}; {second}"));
+            }
+        }
+    }
+
+    async fn token(&self, realm: &str, service: &str) -> Result<Zeroizing<String>, String> {
+        if let Some(token) = &self.credentials.registry {
+            return Ok(token.clone());
+        }
+        let scope = format!("repository:{}:pull", self.reference.repository());
+        let mut query = BTreeMap::from([("scope", scope.as_str()), ("service", service)]);
+        let reply = match &self.credentials.identity {
+            Some(identity) => {
+                query.extend([
+                    ("client_id", "pilot-agent"),
+                    ("grant_type", "refresh_token"),
+                    ("refresh_token", identity.as_str()),
+                ]);
+                let form = Zeroizing::new(encoded(&query));
+                let get = Get::new(realm).map_err(|e| e.to_string())?.form(&form);
+                self.within(realm, get.dialer(self.dialer).keep(None)).await
+            }
+            None => {
+                let joint = if realm.contains('?') { '&' } else { '?' };
+                let mut headers = HeaderMap::new();
+                if let Some(basic) = &self.credentials.basic {
+                    headers.insert(header::AUTHORIZATION, authorization("Basic", basic)?);
+                }
+                self.get(&format!("{realm}{joint}{}", encoded(&query)), &headers).await
+            }
+        };
+        let mut reply = reply.map_err(|failed| failed.why)?;
+        if reply.status() != StatusCode::OK {
+            return Err(format!("token server {realm}: unexpected status code {}", reply.status()));
+        }
+        let body = timeout_at(self.until, reply.bytes(TOKEN)).await;
+        let body = body.map_err(|_| format!("token server {realm}: context deadline exceeded"))?;
+        let body = Zeroizing::new(body.map_err(|e| chain(&e))?);
+        let answer: Answer = serde_json::from_slice(&body)
+            .map_err(|_| format!("token server {realm}: its answer is not the JSON of a token"))?;
+        let token = if answer.token.is_empty() { &answer.access_token } else { &answer.token };
+        let token = Zeroizing::new(token.clone());
+        if token.is_empty() {
+            Err(format!("token server {realm}: no token in its answer"))
+        } else {
+            Ok(token)
+        }
+    }
+
+    /// Something of the registry, which must be there.
+    async fn ask(&self, path: &str, accept: Option<&'static str>) -> Result<Reply, String> {
+        let url = format!("{}{path}", self.base);
+        let mut headers = HeaderMap::new();
+        if let Some(accept) = accept {
+            headers.insert(header::ACCEPT, HeaderValue::from_static(accept));
+        }
+        if let Some(authorization) = &self.authorization {
+            headers.insert(header::AUTHORIZATION, authorization.clone());
+        }
+        let reply = self.get(&url, &headers).await.map_err(|failed| failed.why)?;
+        match reply.status() {
+            StatusCode::OK => Ok(reply),
+            StatusCode::UNAUTHORIZED => {
+                challenges(reply.headers())?;
+                Err(format!("GET {url}: UNAUTHORIZED: authentication required"))
+            }
+            status => Err(format!("GET {url}: unexpected status code {status}")),
+        }
+    }
+
+    // One GET, tried again where the failure may be temporary.
+    async fn get(&self, url: &str, headers: &HeaderMap) -> Result<Reply, Failed> {
+        let mut tries = 0;
+        loop {
+            let get = Get::new(url).map_err(|e| Failed::of(e.to_string()))?;
+            let get = get.headers(headers.clone()).dialer(self.dialer).keep(None);
+            let result = self.within(url, get).await;
+            tries += 1;
+            let again = match &result {
+                Ok(reply) => matches!(reply.status().as_u16(), 408 | 429 | 499 | 500 | 502 | 503 | 504 | 522),
+                Err(failed) => failed.again,
+            };
+            if !again || tries == TRIES {
+                return result;
+            }
+            let pause = Instant::now() + self.pauses.delay(tries - 1);
+            if pause >= self.until {
+                return result;
+            }
+            sleep_until(pause).await;
+        }
+    }
+
+    async fn within(&self, url: &str, get: Get<'_>) -> Result<Reply, Failed> {
+        let late = || Failed::of(format!("Get {url:?}: context deadline exceeded"));
+        if Instant::now() >= self.until {
+            return Err(late());
+        }
+        match timeout_at(self.until, get.send()).await {
+            Err(_) => Err(late()),
+            Ok(Ok(reply)) => Ok(reply),
+            Ok(Err(error)) => Err(Failed {
+                why: format!("Get {url:?}: {}", chain(&error)),
+                again: error.is_temporary(),
+                plain: matches!(&error, fetch::Error::Tls { .. }) && error.is_plain_answer(),
+            }),
+        }
+    }
+}
+
+/// What a token server answers; which of the two it uses is its choice.
+#[derive(Deserialize, ZeroizeOnDrop)]
+struct Answer {
+    #[serde(default)]
+    token: String,
+    #[serde(default)]
+    access_token: String,
+}
+
+struct Failed {
+    why: String,
+    /// May be different the next time.
+    again: bool,
+    /// The other side answered a TLS greeting with something else.
+    plain: bool,
+}
+
+impl Failed {
+    fn of(why: String) -> Self {
+        Self { why, again: false, plain: false }
+    }
+}
+
+/// The challenges of a refusal, once all of them are safe to follow.
+fn challenges(headers: &HeaderMap) -> Result<Vec<Challenge>, String> {
+    let values = headers.get_all(header::WWW_AUTHENTICATE);
+    let texts: Vec<_> = values.iter().map(|v| String::from_utf8_lossy(v.as_bytes()).into_owned()).collect();
+    texts.iter().try_for_each(|text| refuse_unsafe(text))?;
+    Ok(texts.iter().filter_map(|text| Challenge::parse(text)).collect())
+}
+
+fn authorization(scheme: &str, value: &Zeroizing<String>) -> Result<HeaderValue, String> {
+    let text = Zeroizing::new(format!("{scheme} {}", **value));
+    let mut value = HeaderValue::from_str(&text)
+        .map_err(|_| "the credentials hold characters that HTTP does not allow".to_owned())?;
+    value.set_sensitive(true);
+    Ok(value)
+}
+
+fn encoded(query: &BTreeMap<&str, &str>) -> String {
+    let escape = |text: &str| {
+        text.bytes().fold(String::new(), |mut out, byte| {
+            if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
+                out.push(char::from(byte));
+            } else {
+                out.push_str(&format!("%{byte:02X}"));
+            }
+            out
+        })
+    };
+    let pairs = query.iter().filter(|(_, value)| !value.is_empty());
+    pairs.map(|(name, value)| format!("{name}={}", escape(value))).collect::<Vec<_>>().join("&")
+}
+
+// The first file that exists counts, and nobody is named where it cannot be used.
+fn of_machine(web: &Web, keys: &[String]) -> Credentials {
+    let Some(file) = web.config().credentials.iter().find(|file| file.is_file()) else {
+        return Credentials::default();
+    };
+    let read = std::fs::read_to_string(file).map(Zeroizing::new).map_err(|e| e.to_string());
+    read.and_then(|text| credentials::find(&text, keys)).unwrap_or_else(|why| {
+        tracing::warn!(target: "wasm", "registry credentials in {} cannot be used: {why}", file.display());
+        Credentials::default()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::fetch::fake::{Web as Server, http as page};
+    use crate::wasm::Config;
+
+    fn web() -> Web {
+        let config = Config {
+            dir: "/nonexistent".into(),
+            expiry: Duration::ZERO,
+            purge_interval: Duration::ZERO,
+            http_timeout: Duration::ZERO,
+            http_attempts: 0,
+            insecure: Vec::new(),
+            max_size: 0,
+            credentials: Vec::new(),
+        };
+        Web::new(config, Arc::new(rustls::crypto::aws_lc_rs::default_provider()))
+    }
+
+    async fn token(secret: &str, realm: &str) -> Result<String, String> {
+        let (web, reference) = (web(), Reference::parse("r.io/team/plug").unwrap());
+        let secret = Secret::Given(secret.to_owned().into());
+        let until = Instant::now() + Duration::from_secs(20);
+        let registry = Registry::new(&web, &reference, &secret, until)?;
+        registry.token(realm, "the service").await.map(|token| token.to_string())
+    }
+
+    #[tokio::test]
+    async fn tokens_are_asked_for_as_the_credentials_say() {
+        let server = Server::start(|head| {
+            if head.starts_with("POST") {
+                page(200, "", "{\"access_token\": \"posted\"}")
+            } else {
+                page(200, "", "{\"token\": \"got\"}")
+            }
+        })
+        .await;
+        let realm = format!("http://{}/token?a=b", server.addr);
+        let of = |entry: &str| format!("{{\"auths\": {{\"r.io\": {entry}}}}}");
+        assert_eq!(token("{}", &realm).await.unwrap(), "got");
+        let head = server.heads().remove(0).to_lowercase();
+        let target = "get /token?a=b&scope=repository%3ateam%2fplug%3apull&service=the%20service http/1.1";
+        assert!(head.starts_with(target) && !head.contains("authorization"), "{head}");
+        assert_eq!(token(&of("{\"username\": \"u\", \"password\": \"p\"}"), &realm).await.unwrap(), "got");
+        assert!(server.heads()[1].contains("authorization: Basic dTpw"), "{}", server.heads()[1]);
+        assert_eq!(token(&of("{\"identitytoken\": \"i\"}"), &realm).await.unwrap(), "posted");
+        assert_eq!(token(&of("{\"registrytoken\": \"mine\"}"), &realm).await.unwrap(), "mine");
+        assert_eq!(server.heads().len(), 3);
+    }
+
+    #[tokio::test]
+    async fn a_token_server_that_gives_none_is_named() {
+        let server = Server::start(|head| match head.split(' ').nth(1).unwrap_or_default() {
+            path if path.starts_with("/empty") => page(200, "", "{}"),
+            path if path.starts_with("/text") => page(200, "", "s3cret"),
+            _ => page(403, "", ""),
+        })
+        .await;
+        for (path, said) in [("empty", "no token"), ("text", "not the JSON"), ("else", "403")] {
+            let error = token("{}", &format!("http://{}/{path}", server.addr)).await.unwrap_err();
+            assert!(error.contains(said) && !error.contains("s3cret"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! What a module's URL means. Pure.
+
+use super::oci::Reference;
+
+/// A module, or an image that holds one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Source {
+    /// To be fetched over HTTP from this URL.
+    Module(String),
+    /// To be pulled from a registry.
+    Image(Reference),
+}
+
+impl Source {
+    pub(super) fn parse(url: &str) -> Result<Self, String> {
+        let bad = |why: &str| format!("fail to parse Wasm module fetch url: {url:?}: {why}");
+        if url.bytes().any(|b| b < b' ' || b == 0x7f) {
+            return Err(bad("it has control characters"));
+        }
+        let Some((scheme, rest)) = url.split_once(':') else {
+            return Err("unsupported Wasm module downloading URL scheme: ".to_owned());
+        };
+        match scheme.to_ascii_lowercase().as_str() {
+            "http" | "https" => Ok(Self::Module(url.to_owned())),
+            "oci" => {
+                let rest = rest.strip_prefix("//").ok_or_else(|| bad("no registry"))?;
+                // Neither query nor fragment belongs to a reference.
+                let rest = rest.split(['?', '#']).next().unwrap_or_default();
+                Reference::parse(rest)
+                    .map(Self::Image)
+                    .map_err(|why| format!("could not parse url in image reference: {why}"))
+            }
+            other => Err(format!("unsupported Wasm module downloading URL scheme: {other}")),
+        }
+    }
+
+    /// The name by which its modules are stored.
+    pub(super) fn name(&self) -> String {
+        match self {
+            Self::Module(url) => url.clone(),
+            Self::Image(reference) => format!("oci://{}", reference.name()),
+        }
+    }
+
+    /// The digest that the URL itself names, in hex.
+    pub(super) fn digest(&self) -> Option<&str> {
+        match self {
+            Self::Image(reference) => reference.digest(),
+            Self::Module(_) => None,
+        }
+    }
+
+    /// Whether the URL can only ever mean one image.
+    pub(super) fn is_pinned(&self) -> bool {
+        self.digest().is_some()
+    }
+
+    /// Whether the URL says that it moves.
+    pub(super) fn is_latest(&self) -> bool {
+        matches!(self, Self::Image(reference) if reference.written_tag() == Some("latest"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn urls_and_what_they_mean() {
+        let name = |url: &str| Source::parse(url).map(|s| s.name());
+        assert_eq!(name("http://a/b?c").unwrap(), "http://a/b?c");
+        assert_eq!(name("oci://localhost:8088/team/plug:v1").unwrap(), "oci://localhost:8088/team/plug");
+        assert_eq!(name("oci://docker.io/xy").unwrap(), "oci://index.docker.io/library/xy");
+        let pinned = format!("oci://r.io/ab@sha256:{}", "0".repeat(64));
+        assert_eq!(name(&pinned).unwrap(), "oci://r.io/ab");
+        assert!(Source::parse(&pinned).unwrap().is_pinned());
+        assert!(Source::parse("oci://r.io/ab:latest").unwrap().is_latest());
+        assert!(!Source::parse("oci://r.io/ab").unwrap().is_latest(), "the word must stand there");
+        for (bad, said) in [
+            ("ftp://a/b", "unsupported Wasm module downloading URL scheme: ftp"),
+            ("no scheme", "unsupported"),
+            ("http://a/\n", "fail to parse Wasm module fetch url"),
+            ("oci:a", "fail to parse"),
+            ("oci://R.io/UPPER", "could not parse url in image reference"),
+        ] {
+            let error = name(bad).unwrap_err();
+            assert!(error.contains(said), "{error}");
+        }
+    }
+}

@@ -1,0 +1,324 @@
+//! Whole conversions against a web server that plays module servers and registries.
+
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+use prost::Message;
+use serde_json::json;
+
+use super::receive::tests::gzip;
+use super::tar::tests::archive;
+use super::*;
+use crate::fetch::fake::Web as Server;
+
+const ONE: &[u8] = b"\0asm\x01\0\0\0one";
+const TWO: &[u8] = b"\0asm\x01\0\0\0two";
+
+struct Rig {
+    converter: Converter,
+    metrics: Metrics,
+    dir: tempfile::TempDir,
+}
+
+fn rig(change: impl FnOnce(&mut Config)) -> Rig {
+    let dir = tempfile::tempdir().unwrap();
+    let mut config = Config {
+        dir: dir.path().to_owned(),
+        expiry: Duration::from_secs(3600),
+        purge_interval: Duration::from_secs(3600),
+        http_timeout: Duration::from_secs(15),
+        http_attempts: 5,
+        insecure: Vec::new(),
+        max_size: 1 << 20,
+        credentials: Vec::new(),
+    };
+    change(&mut config);
+    let metrics = Metrics::new();
+    let crypto = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    Rig { converter: Converter::new(config, crypto, &metrics), metrics, dir }
+}
+
+fn wanted(url: &str) -> Wanted {
+    Wanted {
+        resource: "f1".to_owned(),
+        url: Some(url.to_owned()),
+        checksum: String::new(),
+        timeout: Duration::from_secs(20),
+        secret: Secret::None,
+        policy: Policy::Unspecified,
+        version: "1".to_owned(),
+    }
+}
+
+impl Rig {
+    async fn get(&self, wanted: &Wanted) -> Result<PathBuf, String> {
+        self.converter.module(wanted).await.map_err(|failure| failure.why)
+    }
+
+    fn metric(&self, line: &str) -> bool {
+        let text =
+            prometheus::TextEncoder::new().encode_to_string(&self.metrics.registry().gather()).unwrap();
+        text.lines().any(|l| l == line)
+    }
+}
+
+fn answer(status: u16, headers: &str, body: &[u8]) -> Vec<u8> {
+    let head = format!("HTTP/1.1 {status} X\r\nContent-Length: {}\r\n{headers}\r\n", body.len());
+    [head.as_bytes(), body].concat()
+}
+
+fn path(head: &str) -> &str {
+    head.split(' ').nth(1).unwrap_or_default()
+}
+
+#[tokio::test]
+async fn policies_over_http() {
+    let server = Server::start(|head| answer(200, "", if path(head) == "/two" { TWO } else { ONE })).await;
+    let rig = rig(|_| {});
+    let at = |path: &str| wanted(&format!("http://{}{path}", server.addr));
+    let count = || server.heads().len();
+    let first = rig.get(&at("/one")).await.unwrap();
+    assert_eq!(std::fs::read(&first).unwrap(), ONE);
+    let newer = Wanted { version: "2".to_owned(), ..at("/one") };
+    let always = |wanted: &Wanted| Wanted { policy: Policy::Always, ..wanted.clone() };
+    assert_eq!(rig.get(&Wanted { policy: Policy::IfNotPresent, ..newer.clone() }).await.unwrap(), first);
+    assert_eq!(rig.get(&always(&newer)).await.unwrap(), first);
+    assert_eq!(count(), 1, "there, and of the version that asked last");
+    let newest = Wanted { version: "3".to_owned(), ..newer };
+    assert_eq!(rig.get(&always(&newest)).await.unwrap(), first, "the same bytes");
+    assert_eq!(count(), 2, "but looked at again");
+    assert_ne!(rig.get(&at("/two")).await.unwrap(), first);
+    assert_eq!(count(), 3);
+    assert!(rig.metric("wasm_cache_entries 2"));
+    assert!(rig.metric("wasm_remote_fetch_count{result=\"success\"} 2"));
+}
+
+#[tokio::test]
+async fn checksums_are_of_what_comes_out() {
+    let packed = gzip(ONE);
+    let sent = packed.clone();
+    let server = Server::start(move |_| answer(200, "", &sent)).await;
+    let rig = rig(|_| {});
+    let url = format!("http://{}/m", server.addr);
+    let with = |checksum: &str| Wanted { checksum: checksum.to_owned(), ..wanted(&url) };
+    let error = rig.get(&with(&sha256_hex(&packed))).await.unwrap_err();
+    assert!(error.contains("does not match"), "{error}");
+    assert_eq!(std::fs::read_dir(rig.dir.path()).unwrap().count(), 0, "nothing is left");
+    assert!(rig.get(&with(&sha256_hex(ONE))).await.is_ok());
+    let seen = server.heads().len();
+    assert!(rig.get(&with(&sha256_hex(ONE))).await.is_ok());
+    assert_eq!(server.heads().len(), seen, "there already");
+    assert!(rig.get(&with(&sha256_hex(TWO))).await.is_err());
+    assert_eq!(server.heads().len(), seen + 1, "asked for all the same");
+}
+
+#[tokio::test]
+async fn only_what_may_pass_is_tried_again() {
+    let asked = Arc::new(AtomicUsize::new(0));
+    let count = asked.clone();
+    let server = Server::start(move |head| {
+        let n = count.fetch_add(1, Relaxed);
+        match path(head) {
+            "/once" if n == 0 => answer(503, "", b""),
+            "/cut" if n == 0 => b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n\0asm".to_vec(),
+            "/once" | "/cut" => answer(200, "", ONE),
+            "/501" => answer(501, "", b""),
+            _ => answer(404, "", b""),
+        }
+    })
+    .await;
+    let rig = rig(|_| {});
+    for (path, attempts, good) in
+        [("/once", 2, true), ("/cut", 2, true), ("/none", 1, false), ("/501", 1, false)]
+    {
+        asked.store(0, Relaxed);
+        let result = rig.get(&wanted(&format!("http://{}{path}", server.addr))).await;
+        assert_eq!((asked.load(Relaxed), result.is_ok()), (attempts, good), "{path}: {result:?}");
+        if let Err(why) = result {
+            assert!(why.contains("failed after 1 attempts, last error: "), "{why}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_time_that_is_over_asks_nobody() {
+    let server = Server::start(|_| answer(200, "", ONE)).await;
+    let rig = rig(|_| {});
+    let at = |url: String| Wanted { timeout: Duration::ZERO, ..wanted(&url) };
+    let error = rig.get(&at(format!("http://{}/m", server.addr))).await.unwrap_err();
+    assert!(error.contains("after 1 attempts") && error.contains("deadline"), "{error}");
+    let error = rig.get(&at(format!("oci://{}/ab/c", server.addr))).await.unwrap_err();
+    assert!(error.contains(&format!("https://{}/v2/", server.addr)), "{error}");
+    assert_eq!(server.heads().len(), 0);
+}
+
+#[tokio::test]
+async fn nothing_that_is_no_module_is_kept() {
+    let server = Server::start(|head| match path(head) {
+        "/long" => answer(200, "", &[ONE, &vec![0; 2 << 20]].concat()),
+        _ => answer(200, "", b"<html>no module</html>"),
+    })
+    .await;
+    let rig = rig(|_| {});
+    for (path, said) in [("/html", "is invalid"), ("/long", "ISTIO_WASM_MAX_BINARY_SIZE_BYTES")] {
+        let error = rig.get(&wanted(&format!("http://{}{path}", server.addr))).await.unwrap_err();
+        assert!(error.contains(said), "{error}");
+    }
+    assert_eq!(std::fs::read_dir(rig.dir.path()).unwrap().count(), 0);
+    for (url, said) in [("ftp://a/b", "unsupported"), ("oci://X/Y", "reference")] {
+        assert!(rig.get(&wanted(url)).await.unwrap_err().contains(said));
+    }
+    let missing = Wanted { secret: Secret::Missing, ..wanted("oci://r.io/ab/c") };
+    assert!(rig.get(&missing).await.unwrap_err().contains("missing image pulling secret"));
+}
+
+/// A registry with one image, `team/plug`, of this manifest and these blobs.
+fn registry(manifest: String, index: Option<String>, blobs: Vec<Vec<u8>>) -> impl Fn(&str) -> Vec<u8> {
+    move |head| {
+        let path = path(head);
+        if path == "/v2/" {
+            return answer(200, "", b"");
+        }
+        let found = |text: &str| answer(200, "Content-Type: application/x\r\n", text.as_bytes());
+        if let Some(name) = path.strip_prefix("/v2/team/plug/manifests/") {
+            return match &index {
+                Some(index) if name == "v1" || name.ends_with(&sha256_hex(index.as_bytes())) => found(index),
+                _ if name == "v1" || name.ends_with(&sha256_hex(manifest.as_bytes())) => found(&manifest),
+                _ => answer(404, "", b""),
+            };
+        }
+        let blob = blobs.iter().find(|b| path.ends_with(&format!("/blobs/sha256:{}", sha256_hex(b))));
+        blob.map_or_else(|| answer(404, "", b""), |blob| answer(200, "", blob))
+    }
+}
+
+fn manifest(kind: &str, layers: &[(&str, &[u8])]) -> String {
+    let layers: Vec<_> = layers
+        .iter()
+        .map(|(kind, blob)| json!({"mediaType": kind, "size": blob.len(), "digest": format!("sha256:{}", sha256_hex(blob))}))
+        .collect();
+    json!({"schemaVersion": 2, "mediaType": kind, "layers": layers}).to_string()
+}
+
+const OCI: &str = "application/vnd.oci.image.manifest.v1+json";
+const LAYER: &str = "application/vnd.oci.image.layer.v1.tar+gzip";
+
+#[tokio::test]
+async fn images_are_known_by_their_manifest() {
+    let layer = gzip(&archive(&[("./plugin.wasm", ONE)]));
+    let text = manifest(OCI, &[(LAYER, &layer)]);
+    let sum = sha256_hex(text.as_bytes());
+    let server = Server::start(registry(text, None, vec![layer])).await;
+    let rig = rig(|_| {});
+    let url = format!("oci://{}/team/plug:v1", server.addr);
+    let file = rig.get(&wanted(&url)).await.unwrap();
+    assert!(file.ends_with(format!("{sum}.wasm")));
+    assert_eq!(std::fs::read(&file).unwrap(), ONE);
+    let seen = server.heads().len();
+    let pinned = format!("oci://{}/team/plug@sha256:{sum}", server.addr);
+    assert_eq!(rig.get(&wanted(&pinned)).await.unwrap(), file);
+    assert_eq!(server.heads().len(), seen, "the digest says which one it is");
+    let changed = Wanted { policy: Policy::Always, version: "2".to_owned(), ..wanted(&url) };
+    assert_eq!(rig.get(&changed).await.unwrap(), file);
+    assert_eq!(server.heads().len(), seen + 2, "a tag that has not moved costs the manifest only");
+    let error = rig.get(&Wanted { checksum: sha256_hex(ONE), ..wanted(&url) }).await.unwrap_err();
+    assert!(error.contains("does not match"), "{error}");
+}
+
+#[tokio::test]
+async fn an_index_can_be_pinned() {
+    let layer = gzip(&archive(&[("plugin.wasm", ONE)]));
+    let text = manifest(OCI, &[(LAYER, &layer)]);
+    let child = json!({"digest": format!("sha256:{}", sha256_hex(text.as_bytes()))});
+    let index =
+        json!({"mediaType": "application/vnd.oci.image.index.v1+json", "manifests": [child]}).to_string();
+    let sum = sha256_hex(index.as_bytes());
+    let server = Server::start(registry(text, Some(index), vec![layer])).await;
+    let rig = rig(|_| {});
+    let url = format!("oci://{}/team/plug@sha256:{sum}", server.addr);
+    let file = rig.get(&wanted(&url)).await.unwrap();
+    let seen = server.heads().len();
+    assert_eq!(rig.get(&wanted(&url)).await.unwrap(), file);
+    assert_eq!(server.heads().len(), seen);
+}
+
+#[tokio::test]
+async fn images_without_a_module_say_what_was_tried() {
+    let empty = gzip(&archive(&[("other", ONE)]));
+    let text = manifest(OCI, &[(LAYER, &empty)]);
+    let server = Server::start(registry(text, None, vec![empty])).await;
+    let error = rig(|_| {}).get(&wanted(&format!("oci://{}/team/plug:v1", server.addr))).await.unwrap_err();
+    for part in [
+        "could not fetch Wasm binary: ",
+        "2 errors occurred",
+        "plugin.wasm not found in the archive",
+        "must be 2",
+    ] {
+        assert!(error.contains(part), "{error}");
+    }
+    let error = rig(|_| {}).get(&wanted(&format!("oci://{}/team/plug:v9", server.addr))).await.unwrap_err();
+    assert!(error.starts_with("could not fetch Wasm OCI image: could not fetch manifest: "), "{error}");
+}
+
+#[tokio::test]
+async fn a_layer_that_is_not_what_its_digest_says_is_refused() {
+    let (layer, other) = (gzip(&archive(&[("plugin.wasm", ONE)])), gzip(&archive(&[("plugin.wasm", TWO)])));
+    let text = manifest(OCI, &[(LAYER, &layer)]);
+    let inner = registry(text, None, vec![]);
+    let server = Server::start(
+        move |head| if head.contains("/blobs/") { answer(200, "", &other) } else { inner(head) },
+    )
+    .await;
+    let error = rig(|_| {}).get(&wanted(&format!("oci://{}/team/plug:v1", server.addr))).await.unwrap_err();
+    assert!(error.contains("has checksum"), "{error}");
+}
+
+#[tokio::test]
+async fn a_secret_reaches_the_registry_and_nobody_else() {
+    let layer = gzip(&archive(&[("plugin.wasm", ONE)]));
+    let inner = registry(manifest(OCI, &[(LAYER, &layer)]), None, vec![layer]);
+    let server = Server::start(move |head| {
+        // "u:p" in base64.
+        let known = head.to_lowercase().contains("authorization: basic dtpw");
+        if known { inner(head) } else { answer(401, "WWW-Authenticate: Basic realm=\"r\"\r\n", b"") }
+    })
+    .await;
+    let rig = rig(|_| {});
+    let url = format!("oci://{}/team/plug:v1", server.addr);
+    let secret = json!({"auths": {server.addr.to_string(): {"username": "u", "password": "p"}}}).to_string();
+    let given = |text: String| Wanted { secret: Secret::Given(text.into()), ..wanted(&url) };
+    // The challenge comes to the ping, which is asked without credentials, so it is known by then.
+    let error = rig.get(&given("{}".to_owned())).await.unwrap_err();
+    assert!(error.contains("authentication required"), "{error}");
+    assert!(rig.get(&given(secret)).await.is_ok());
+}
+
+#[tokio::test]
+async fn a_token_server_inside_is_never_asked() {
+    let inside = Server::start(|_| answer(200, "", b"{\"token\":\"t\"}")).await;
+    let header = format!("WWW-Authenticate: Bearer realm=\"http://{}/token\",service=\"s\"\r\n", inside.addr);
+    let server = Server::start(move |_| answer(401, &header, b"")).await;
+    let error = rig(|_| {}).get(&wanted(&format!("oci://{}/team/plug:v1", server.addr))).await.unwrap_err();
+    assert!(error.contains("rejected unsafe bearer realm"), "{error}");
+    assert_eq!(inside.heads().len(), 0);
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Any {
+    #[prost(string, tag = "1")]
+    type_url: String,
+    #[prost(bytes = "bytes", tag = "2")]
+    value: Bytes,
+}
+
+#[tokio::test]
+async fn one_resource_that_cannot_be_read_refuses_all() {
+    let rig = rig(|_| {});
+    let any = |type_url: &str| {
+        Bytes::from(Any { type_url: type_url.to_owned(), value: Bytes::new() }.encode_to_vec())
+    };
+    let error = rig.converter.convert(vec![any("a"), any("b")]).await.unwrap_err();
+    assert!(error.contains("\"a\"") && error.contains("\"b\""), "all are told: {error}");
+    assert_eq!(rig.converter.convert(vec![]).await, Ok(vec![]), "an empty response is fine");
+    assert!(rig.metric("wasm_config_conversion_count{result=\"unmarshal_failure\"} 2"));
+    assert!(rig.metric("wasm_config_conversion_duration_count 2"));
+}
