@@ -133,7 +133,9 @@ async fn exchange(
             }
         }
         Transport::Tcp => {
-            let mut stream = timeout(limit, TcpStream::connect(address(server).await?)).await??;
+            // A resolver given by name is looked up within the same limit.
+            let connected = async { TcpStream::connect(address(server).await?).await };
+            let mut stream = timeout(limit, connected).await??;
             let until = Instant::now() + limit;
             timeout_at(until, write(&mut stream, message)).await??;
             let reply = timeout_at(until, read(&mut stream)).await??;

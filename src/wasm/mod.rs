@@ -37,7 +37,7 @@
 
 mod cache;
 mod download;
-mod filter;
+pub mod filter;
 mod meters;
 mod oci;
 mod receive;
