@@ -88,11 +88,19 @@ async fn identity_and_config_arrive_and_traffic_flows() {
     agent.stop().await;
 }
 
+/// Renews its certificate every two seconds, when it has most of its minute left: no load of the machine makes it expire.
+fn renewing(mock: &MockIstiod) -> Builder {
+    real(mock)
+        .env("SECRET_TTL", "60s")
+        .env("SECRET_GRACE_PERIOD_RATIO", "0.967")
+        .env("SECRET_GRACE_PERIOD_RATIO_JITTER", "0")
+}
+
 #[tokio::test]
 async fn certificates_rotate_under_traffic_without_a_failed_request() {
     let mock = Arc::new(MockIstiod::start().await);
     let mesh = Loop::serve(&mock);
-    let mut agent = real(&mock).env("SECRET_TTL", "3s").start();
+    let mut agent = renewing(&mock).start();
     agent.wait_ready().await;
     let traffic = Traffic::start(&mock, mesh);
     let seen = Mutex::new(BTreeSet::new());
@@ -136,8 +144,7 @@ async fn istiod_gone_and_back() {
 async fn a_rotation_that_falls_into_an_outage_is_made_up_for() {
     let mock = Arc::new(MockIstiod::start().await);
     let mesh = Loop::serve(&mock);
-    // Half of ten seconds remain when the renewal is due: time enough for istiod to come back.
-    let mut agent = real(&mock).env("SECRET_TTL", "10s").start();
+    let mut agent = renewing(&mock).start();
     agent.wait_ready().await;
     let traffic = Traffic::start(&mock, mesh);
     let first = serials(agent.ports().admin).await;

@@ -94,6 +94,8 @@ impl Agent {
             .env("ISTIO_META_CLUSTER_ID", "Kubernetes")
             .env("PROXY_CONFIG", config.to_string())
             .env("SECRET_TTL", format!("{}s", ttl.as_secs()))
+            .env("SECRET_GRACE_PERIOD_RATIO", "0.916")
+            .env("SECRET_GRACE_PERIOD_RATIO_JITTER", "0.005")
             .env("ENVOY_STATUS_PORT", free_port().to_string())
             .env("ENVOY_PROMETHEUS_PORT", free_port().to_string())
             .current_dir(&dir)
