@@ -1,7 +1,6 @@
 //! An exposition in any pieces comes out as it would in one, without a line that ends it too early.
 #![no_main]
 
-use bytes::Bytes;
 use libfuzzer_sys::fuzz_target;
 use pilot_agent::status::stats::Lines;
 
@@ -9,7 +8,7 @@ fn pass(pieces: &[&[u8]], strip: bool) -> Vec<u8> {
     let mut lines = Lines::new(strip);
     let mut out = Vec::new();
     for piece in pieces {
-        lines.feed(Bytes::copy_from_slice(piece), |bytes| out.extend_from_slice(&bytes));
+        lines.feed(piece, |bytes| out.extend_from_slice(bytes));
     }
     out.extend(lines.end().unwrap_or_default());
     out

@@ -9,7 +9,10 @@ use netlink_packet_core::{
 };
 use netlink_packet_route::address::{AddressAttribute, AddressMessage};
 use netlink_packet_route::link::{LinkFlags, LinkHeader, LinkMessage};
-use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
+use netlink_sys::{
+    Socket, SocketAddr,
+    protocols::{NETLINK_NETFILTER, NETLINK_ROUTE},
+};
 
 /// A dump that a change of the network interrupts is repeated so often.
 const DUMPS: usize = 5;
@@ -36,7 +39,26 @@ pub enum Kind {
     DelRule = 33,
     /// `RTM_GETRULE`.
     GetRule = 34,
+    /// `NFT_MSG_GETTABLE` of the subsystem `NFNL_SUBSYS_NFTABLES` (`linux/netfilter/nfnetlink.h`).
+    GetTable = 10 << 8 | 1,
 }
+
+/// A question of the netfilter family: `struct nfgenmsg` alone, here for `NFPROTO_INET`.
+struct AskInet;
+
+impl Emitable for AskInet {
+    fn buffer_len(&self) -> usize {
+        4
+    }
+
+    fn emit(&self, buffer: &mut [u8]) {
+        buffer.copy_from_slice(&[1, 0, 0, 0]);
+    }
+}
+
+/// `NFTA_TABLE_NAME`, and the length of `struct nfgenmsg` before a table's attributes.
+const NAME_OF_TABLE: u16 = 1;
+const TABLE_HEADER: usize = 4;
 
 /// `IFLA_IFNAME`, and the length of the fixed part before a link's attributes (`struct ifinfomsg`).
 const NAME_OF_LINK: u16 = 3;
@@ -97,7 +119,19 @@ impl Netlink {
     /// # Errors
     /// The system's.
     pub fn open() -> io::Result<Self> {
-        let mut socket = Socket::new(NETLINK_ROUTE)?;
+        Self::of(NETLINK_ROUTE)
+    }
+
+    /// Opens one that speaks of packet filters.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn netfilter() -> io::Result<Self> {
+        Self::of(NETLINK_NETFILTER)
+    }
+
+    fn of(protocol: isize) -> io::Result<Self> {
+        let mut socket = Socket::new(protocol)?;
         socket.bind_auto()?;
         socket.connect(&SocketAddr::new(0, 0))?;
         Ok(Self(socket))
@@ -135,6 +169,14 @@ impl Netlink {
             pick(true).or_else(|| pick(false)).map(|ip| (m.header.index, ip))
         };
         Ok(found.into_iter().filter_map(address).collect())
+    }
+
+    /// The names of nftables' tables of family `inet`; for a socket of [`Netlink::netfilter`].
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn inet_tables(&self) -> io::Result<Vec<String>> {
+        self.dump(Kind::GetTable, &AskInet, |body| text(body, TABLE_HEADER, NAME_OF_TABLE))
     }
 
     /// Asks the kernel to change something, and waits for its word.
@@ -208,20 +250,25 @@ fn unread(error: DecodeError) -> io::Error {
     io::Error::other(format!("netlink answer: {error}"))
 }
 
+// The text of an attribute that follows a fixed part; empty when there is none.
+fn text(body: &[u8], header: usize, kind: u16) -> Result<String, DecodeError> {
+    let mut found = String::new();
+    for attribute in NlasIterator::new(body.get(header..).unwrap_or_default()) {
+        let attribute = attribute?;
+        if attribute.kind() == kind {
+            let text = String::from_utf8_lossy(attribute.value());
+            text.trim_end_matches('\0').clone_into(&mut found);
+        }
+    }
+    Ok(found)
+}
+
 // A link without a name is none that anybody could mean.
 fn link(body: &[u8]) -> Result<Interface, DecodeError> {
     let header = LinkHeader::parse(body)?;
-    let mut name = String::new();
-    for attribute in NlasIterator::new(body.get(LINK_HEADER..).unwrap_or_default()) {
-        let attribute = attribute?;
-        if attribute.kind() == NAME_OF_LINK {
-            let text = String::from_utf8_lossy(attribute.value());
-            name = text.trim_end_matches('\0').to_owned();
-        }
-    }
     Ok(Interface {
         index: header.index,
-        name,
+        name: text(body, LINK_HEADER, NAME_OF_LINK)?,
         up: header.flags.contains(LinkFlags::Up),
         loopback: header.flags.contains(LinkFlags::Loopback),
         addresses: Vec::new(),

@@ -44,7 +44,12 @@ pub const FLAGS: &[Flag] = &[
     Flag::new("network-namespace", TEXT, "", "path of the network namespace, for the lock"),
     Flag::new("cni-mode", BOOL, "false", "run on the host's file system"),
     Flag::new("reconcile", BOOL, "false", "replace rules of other settings"),
-    Flag::new("cleanup-only", BOOL, "false", "only remove"),
+    Flag::new(
+        "cleanup-only",
+        BOOL,
+        "false",
+        "only remove what the other flags would make; with --reconcile, whatever made it",
+    ),
     Flag::new("force-apply", BOOL, "false", "make the rules anew even when they are in place"),
     Flag::new("native-nftables", BOOL, "false", "use nft in place of iptables"),
     Flag::new("force-iptables-binary", TEXT, "", "legacy or nft"),

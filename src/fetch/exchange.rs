@@ -28,8 +28,6 @@ const REST_TIME: Duration = Duration::from_millis(250);
 /// Kept connections: how many for all, and how long unused (Go's `IdleConnTimeout` in the agent).
 const KEPT: usize = 16;
 const KEPT_FOR: Duration = Duration::from_secs(90);
-/// hyper's buffer for a head and for read-ahead; Go takes heads up to 1 MiB, applications send far less.
-const BUFFER: usize = 64 * 1024;
 /// Header fields in an answer; Go counts only bytes.
 const HEAD_FIELDS: usize = 1000;
 
@@ -91,6 +89,8 @@ pub(crate) struct Sent<'a> {
     pub(crate) body: &'a Bytes,
     /// Ask the other side to close.
     pub(crate) close: bool,
+    /// Room for the head of the answer; its body is read ahead as far.
+    pub(crate) buffer: usize,
 }
 
 impl Sent<'_> {
@@ -115,7 +115,7 @@ pub(crate) async fn send(
         return h2_send(stream, sent).await;
     }
     let (sender, conn) = http1::Builder::new()
-        .max_buf_size(BUFFER)
+        .max_buf_size(sent.buffer)
         .max_headers(HEAD_FIELDS)
         .allow_obsolete_multiline_headers_in_responses(true)
         .handshake(TokioIo::new(stream))

@@ -27,6 +27,9 @@ pub(crate) mod health;
 mod tls;
 pub(crate) mod url;
 
+use std::borrow::Cow;
+
+use base64::Engine as _;
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, StatusCode, header};
 
@@ -39,6 +42,8 @@ use url::{Bad, Url};
 
 /// The largest piece of a body handed on at once.
 pub(crate) const PIECE: usize = 32 * 1024;
+/// Room for a head and for read-ahead, where nothing else is said.
+const BUFFER: usize = 64 * 1024;
 /// Redirects end with an error at this many requests, as in Go's client.
 const REQUESTS: usize = 10;
 
@@ -120,6 +125,7 @@ pub(crate) struct Get<'a> {
     follow: Follow,
     close: bool,
     kept: Option<&'a Kept>,
+    buffer: usize,
 }
 
 impl<'a> Get<'a> {
@@ -133,6 +139,7 @@ impl<'a> Get<'a> {
             follow: Box::new(|_, _| true),
             close: false,
             kept: None,
+            buffer: BUFFER,
         })
     }
 
@@ -172,6 +179,12 @@ impl<'a> Get<'a> {
         self
     }
 
+    /// Answers may have a head of so many bytes; a body is read ahead as far.
+    pub(crate) fn buffer(mut self, bytes: usize) -> Self {
+        self.buffer = bytes;
+        self
+    }
+
     pub(crate) async fn send(mut self) -> Result<Reply, Error> {
         let plain = Dialer::default();
         let dialer = self.dialer.unwrap_or(&plain);
@@ -193,8 +206,10 @@ impl<'a> Get<'a> {
                 Some(host) => host.clone(),
                 None => HeaderValue::from_str(&self.url.authority()).map_err(http::Error::from)?,
             };
-            let (url, headers, body) = (&self.url, &self.headers, &self.body);
-            let sent = exchange::Sent { url, headers, host: &host, body, close: self.close };
+            self.url.asked()?;
+            let headers = self.authorized()?;
+            let (url, headers, body, buffer) = (&self.url, &*headers, &self.body, self.buffer);
+            let sent = exchange::Sent { url, headers, host: &host, body, close: self.close, buffer };
             let (head, exchange) = exchange::send(&sent, dialer, self.kept).await?;
             let location = match head.status.as_u16() {
                 301 | 302 | 303 | 307 | 308 => head.headers.get(header::LOCATION).cloned(),
@@ -225,6 +240,19 @@ impl<'a> Get<'a> {
             self.url = next;
         }
         Err(Error::Redirects)
+    }
+
+    // A name and password in an address become a header, for this address only.
+    fn authorized(&self) -> Result<Cow<'_, HeaderMap>, Error> {
+        let user = self.url.user.as_ref().filter(|_| !self.headers.contains_key(header::AUTHORIZATION));
+        let Some(user) = user else { return Ok(Cow::Borrowed(&self.headers)) };
+        let colon = if user.contains(':') { "" } else { ":" };
+        let coded = base64::engine::general_purpose::STANDARD.encode(format!("{user}{colon}"));
+        let mut value = HeaderValue::from_str(&format!("Basic {coded}")).map_err(http::Error::from)?;
+        value.set_sensitive(true);
+        let mut headers = self.headers.clone();
+        headers.insert(header::AUTHORIZATION, value);
+        Ok(Cow::Owned(headers))
     }
 }
 

@@ -15,6 +15,11 @@ pub(crate) struct Url {
     pub(crate) explicit_port: Option<u16>,
     /// Path and query, as sent; begins with `/`.
     pub(crate) target: String,
+    /// `user:password`, decoded.
+    pub(crate) user: Option<String>,
+    /// Where a `Location` led that is no address of a web server (`mailto:x`, `ftp://h/`): it can be
+    /// compared, and not asked.
+    pub(crate) foreign: bool,
 }
 
 /// An address that cannot be read.
@@ -36,7 +41,10 @@ impl Url {
         };
         let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
         let (authority, target) = rest.split_at(end);
-        let authority = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
+        let (user, authority) = match authority.rsplit_once('@') {
+            Some((user, rest)) => (Some(decode(user).ok_or(bad("a broken escape"))?), rest),
+            None => (None, authority),
+        };
         let (host, port) = match authority.strip_prefix('[') {
             Some(rest) => {
                 let (host, port) = rest.split_once(']').ok_or(bad("a bracket is not closed"))?;
@@ -63,7 +71,25 @@ impl Url {
             host: host.to_owned(),
             explicit_port,
             target: sent(target).ok_or(bad("a broken escape"))?,
+            user,
+            foreign: false,
         })
+    }
+
+    /// That it can be asked.
+    pub(crate) fn asked(&self) -> Result<(), Bad> {
+        let text = self.target.chars().take(200).collect();
+        if self.foreign { Err(Bad { text, why: "neither http nor https" }) } else { Ok(()) }
+    }
+
+    // The address of something else: its host, which may be empty, and the rest as it is.
+    fn foreign(reference: &str) -> Self {
+        let authority = reference.split_once("://").map_or("", |(_, rest)| rest);
+        let authority = authority.split(['/', '?', '#']).next().unwrap_or_default();
+        let host = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
+        let host = host.rsplit_once(':').map_or(host, |(host, _)| host).trim_matches(['[', ']']);
+        let target = reference.to_owned();
+        Self { https: false, host: host.to_owned(), explicit_port: None, target, user: None, foreign: true }
     }
 
     /// Follows a reference (a `Location`) from here.
@@ -73,7 +99,12 @@ impl Url {
             return Err(bad("it has control characters"));
         }
         if has_scheme(reference) {
-            return Self::parse(reference);
+            let web = |scheme: &str| {
+                let start = reference.get(..scheme.len()).unwrap_or_default();
+                start.eq_ignore_ascii_case(scheme) && !reference[scheme.len()..].starts_with(['/', '?', '#'])
+            };
+            let web = (web("http://") || web("https://")) && !reference.ends_with("://");
+            return if web { Self::parse(reference) } else { Ok(Self::foreign(reference)) };
         }
         if reference.starts_with(':')
             || reference.split(['/', '?', '#']).next().is_some_and(|s| s.contains(':'))
@@ -123,6 +154,9 @@ impl Url {
 
 impl fmt::Display for Url {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.foreign {
+            return f.write_str(&self.target);
+        }
         write!(f, "{}://{}{}", self.scheme(), self.authority(), self.target)
     }
 }
@@ -301,8 +335,20 @@ mod tests {
         assert_eq!(to("//g/x"), "http://g/x");
         assert_eq!(to("https://h:2"), "https://h:2/");
         assert_eq!(to("#f"), "http://h:1/a/b?q");
-        for bad in [":", "%zz", "http://a:x/", "a\u{7f}", "mailto:x"] {
+        for bad in [":", "%zz", "http://a:x/", "a\u{7f}"] {
             assert_eq!(to(bad), "bad", "{bad:?}");
         }
+        for (foreign, host) in [("mailto:x", ""), ("ftp://h:21/x", "h"), ("http:x", ""), ("http:///x", "")] {
+            let url = base.join(foreign).unwrap();
+            assert_eq!((url.host.as_str(), url.asked().is_err()), (host, true), "{foreign}");
+        }
+    }
+
+    #[test]
+    fn a_users_name_is_kept_apart() {
+        let url = Url::parse("http://a%40b:c@h/x").unwrap();
+        assert_eq!((url.user.as_deref(), url.to_string().as_str()), (Some("a@b:c"), "http://h/x"));
+        assert_eq!(url.join("/y").unwrap().user, url.user);
+        assert_eq!(url.join("http://h/y").unwrap().user, None);
     }
 }

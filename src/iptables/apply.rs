@@ -8,11 +8,12 @@
 
 use super::change::{self, Jumps};
 use super::detect::{self, Backend, Choice};
-use super::model::{Family, Rule};
+use super::model::{Family, OUR_CHAINS, Rule, Table};
 use super::restore;
 use super::run::{Program, Runner};
 use super::settings::{Resolved, Settings};
 use super::state::State;
+use super::undo;
 use super::verify::{self, Names};
 
 /// One family's part of the work.
@@ -25,7 +26,18 @@ struct Side<'a> {
     names: &'a Names,
 }
 
-/// Applies `rules` through iptables.
+/// What became of rules that other settings made, for what stands beside the rules.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Others {
+    /// An apply took some away.
+    pub gone: bool,
+    /// A clean-up left TPROXY rules, which need the policy rule and the route.
+    pub tproxy: bool,
+    /// A clean-up left IPv6 rules, which need the `::6` address.
+    pub v6: bool,
+}
+
+/// Applies `rules` through iptables, or takes them away.
 ///
 /// # Errors
 /// One line with the program, its complaint and what state the kernel is in.
@@ -35,7 +47,7 @@ pub fn run(
     resolved: &Resolved,
     rules: &[Rule],
     names: &Names,
-) -> Result<(), String> {
+) -> Result<Others, String> {
     let side = |family, choice: Choice, rules| {
         let Choice { backend, others } = choice;
         Side { family, backend, others, rules, names }
@@ -47,18 +59,21 @@ pub fn run(
         // Nothing is wanted there, but rules of an earlier run must go.
         sides.push(side(Family::V6, choice, &[]));
     }
-    let mut result = Ok(());
+    let mut others = Others::default();
+    // What is left of a family that is off goes without --reconcile only if the other one is new as well.
+    let all_new = !sides[0].backend.state.has_ours();
     for side in &sides {
-        let changed = side.bring_about(runner, settings);
+        let changed = if settings.cleanup_only {
+            Ok(side.clean_up(runner, settings.reconcile, &mut others))
+        } else {
+            side.bring_about(runner, settings, all_new, &mut others)
+        };
         if side.family == Family::V4 || resolved.options.ipv6 {
             side.show_final(runner, changed.as_ref() != Ok(&false));
         }
-        result = changed.map(|_| ());
-        if result.is_err() {
-            break;
-        }
+        changed?;
     }
-    result
+    Ok(others)
 }
 
 /// Takes away whatever an earlier run left in iptables, for a run that makes its rules elsewhere.
@@ -74,11 +89,13 @@ pub fn remove_leftovers(runner: &mut dyn Runner, rules: &[Rule], names: &Names) 
 
 impl Side<'_> {
     // Whether anything had to be changed.
-    fn bring_about(&self, runner: &mut dyn Runner, settings: &Settings) -> Result<bool, String> {
-        if settings.cleanup_only {
-            let backends = std::iter::once(&self.backend).chain(&self.others);
-            return Ok(backends.fold(false, |any, backend| self.remove(runner, backend, Jumps::Known) | any));
-        }
+    fn bring_about(
+        &self,
+        runner: &mut dyn Runner,
+        settings: &Settings,
+        all_new: bool,
+        others: &mut Others,
+    ) -> Result<bool, String> {
         let name = &self.backend.name;
         let ours = self.backend.state.has_ours();
         let difference = verify::difference(self.rules, self.family, &self.backend.state, self.names);
@@ -100,8 +117,11 @@ impl Side<'_> {
             Some(reason) if ours => tracing::info!("{name}: found other rules: {reason}"),
             Some(_) => tracing::info!("{name}: clean state, no rules of ours"),
         }
-        if !ours && self.others.is_empty() {
-            return self.first(runner).map(|()| true);
+        let additions = if self.rules.is_empty() { all_new } else { !self.collides() };
+        if self.others.is_empty() && additions && !(ours && settings.reconcile) {
+            self.first(runner)?;
+            others.gone |= ours;
+            return Ok(true);
         }
         if settings.reconcile || difference.is_none() {
             self.rebuild(runner)?;
@@ -117,9 +137,36 @@ impl Side<'_> {
         ))
     }
 
-    // Nothing of ours is there: one restore, undone when it fails half-way.
+    // Takes away what the flags would make, or everything of ours; whether anything had to be changed.
+    fn clean_up(&self, runner: &mut dyn Runner, everything: bool, left: &mut Others) -> bool {
+        let mut any = false;
+        for backend in std::iter::once(&self.backend).chain(&self.others) {
+            if everything {
+                any |= self.remove(runner, backend, Jumps::Known);
+                continue;
+            }
+            let (document, state) = undo::document(&backend.state, self.rules, self.family, self.names);
+            any |= self.take_away(runner, backend, document);
+            left.tproxy |= !state.rules("mangle", "ISTIO_TPROXY").is_empty();
+            left.v6 |= self.family == Family::V6 && !state.rules("nat", "ISTIO_OUTPUT").is_empty();
+            if state.has_ours() {
+                tracing::warn!(
+                    "{}: chains that other settings made stay ({}); --cleanup-only with those settings, or with \
+                     --reconcile, removes them",
+                    backend.name,
+                    state.all_our_chains().join(", ")
+                );
+            }
+        }
+        any
+    }
+
+    // None of the chains that are wanted is there: one restore, undone when it fails half-way. What other
+    // settings left in chains of ours would stay active, and goes first.
     fn first(&self, runner: &mut dyn Runner) -> Result<(), String> {
-        let mut document = restore::document(self.rules, self.family);
+        let leftovers = self.backend.state.with_chains(OUR_CHAINS);
+        let mut document = change::removal(&leftovers, self.rules, self.family, self.names, Jumps::All);
+        document.push_str(&restore::document(self.rules, self.family));
         if change::guarded(&self.backend.state) {
             document.push_str(&change::lower_guardrails());
         }
@@ -142,9 +189,22 @@ impl Side<'_> {
         self.restore(runner, &self.backend, &new, true).inspect_err(|_| self.put_back(runner))
     }
 
+    // Whether a chain that is wanted is there already.
+    fn collides(&self) -> bool {
+        let state = &self.backend.state;
+        Table::ALL.into_iter().any(|table| {
+            let there = state.our_chains(table.name());
+            restore::chains(self.rules, self.family, table).iter().any(|chain| there.contains(chain))
+        })
+    }
+
     // Whether there was anything to remove.
     fn remove(&self, runner: &mut dyn Runner, backend: &Backend, jumps: Jumps) -> bool {
-        let mut document = change::removal(&backend.state, self.rules, self.family, self.names, jumps);
+        let document = change::removal(&backend.state, self.rules, self.family, self.names, jumps);
+        self.take_away(runner, backend, document)
+    }
+
+    fn take_away(&self, runner: &mut dyn Runner, backend: &Backend, mut document: String) -> bool {
         if change::guarded(&backend.state) {
             document.push_str(&change::lower_guardrails());
         }

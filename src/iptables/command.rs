@@ -5,13 +5,14 @@ use std::io;
 use std::net::IpAddr;
 use std::time::Duration;
 
+use super::apply::{self, Others};
 use super::hold::Hold;
 use super::net::{Side, Things, Tproxy};
-use super::options::Mode;
+use super::options::{Mode, Options};
 use super::run::{Real, Sandbox};
 use super::settings::{self, Host, Resolved, Settings};
 use super::verify::Names;
-use super::{apply, dry, native, probe, rules, show};
+use super::{dry, native, probe, rules, show};
 use crate::base::netlink::Netlink;
 
 /// Everything was done.
@@ -41,17 +42,28 @@ async fn programme(settings: &Settings, path: &str, env: &BTreeMap<String, Strin
     show::config(settings, &resolved);
     let mut hold = Hold::begin().map_err(|e| format!("signals cannot be held back: {e}"))?;
     if !settings.skip_rule_apply {
+        let wanted = wanted(&resolved.options);
+        if !settings.dry_run && !settings.cleanup_only {
+            // Before anything is changed.
+            wanted.as_ref().map_err(String::clone)?;
+        }
         let rules = rules::generate(&resolved.options);
         let sandbox = settings.cni_mode.then(|| Sandbox { lock: settings.network_namespace.clone() });
         let mut runner = Real { path: path.to_owned(), sandbox };
+        let mut others = Others::default();
         if settings.native_nftables {
             native::run(&mut runner, settings, &resolved, &rules, &host.names)?;
         } else if settings.dry_run {
             dry::run(settings, &resolved, &rules);
         } else {
-            apply::run(&mut runner, settings, &resolved, &rules, &host.names)?;
+            others = apply::run(&mut runner, settings, &resolved, &rules, &host.names)?;
+            native::remove_leftovers(&mut runner);
         }
-        beside(settings, &resolved)?;
+        if settings.dry_run {
+            tracing::info!("dry run: addresses, policy rules and routes stay as they are");
+        } else {
+            beside(settings, &resolved.options, wanted, others)?;
+        }
     }
     if !settings.run_validation {
         return Ok(OK);
@@ -62,36 +74,43 @@ async fn programme(settings: &Settings, path: &str, env: &BTreeMap<String, Strin
     }
 }
 
-// Addresses, policy rules and routes: added with the rules; taken away by a clean-up, and by a reconcile
-// when the settings that wanted them are gone.
-fn beside(settings: &Settings, resolved: &Resolved) -> Result<(), String> {
-    let o = &resolved.options;
-    let number = |what: &str, text: &str| {
-        text.parse::<u32>()
-            .map_err(|e| format!("failed to configure routes: failed to parse {what}: {text:?}: {e}"))
-    };
+fn number(what: &str, text: &str) -> Result<u32, String> {
+    text.parse().map_err(|e| format!("failed to configure routes: failed to parse {what}: {text:?}: {e}"))
+}
+
+// What has to stand beside the rules.
+fn wanted(o: &Options) -> Result<Things, String> {
     let captures = o.mode == Mode::Tproxy && !o.inbound_include.is_empty();
-    let table = number("InboundTProxyRouteTable", &o.tproxy_table);
     let v4 = if captures {
-        Some(Tproxy { table: table.clone()?, mark: number("InboundTProxyMark", &o.tproxy_mark)? })
+        let table = number("InboundTProxyRouteTable", &o.tproxy_table)?;
+        Some(Tproxy { table, mark: number("InboundTProxyMark", &o.tproxy_mark)? })
     } else {
         None
     };
-    let wanted = Things { address: o.ipv6, v4, v6: v4.filter(|_| o.ipv6) };
-    if settings.dry_run {
-        tracing::info!("dry run: addresses, policy rules and routes stay as they are");
-        return Ok(());
-    }
-    let removes = settings.cleanup_only || settings.reconcile;
+    Ok(Things { address: o.ipv6, v4, v6: v4.filter(|_| o.ipv6) })
+}
+
+// Addresses, policy rules and routes: added with the rules; taken away by a clean-up, and by whatever takes
+// away the rules of settings that wanted them. What rules that are left standing need stays.
+fn beside(
+    settings: &Settings,
+    o: &Options,
+    wanted: Result<Things, String>,
+    others: Others,
+) -> Result<(), String> {
+    let wanted = wanted?;
+    let removes = settings.cleanup_only || settings.reconcile || others.gone;
     if !removes && wanted == Things::default() {
         return Ok(());
     }
     let side = Side::open().map_err(|e| format!("failed to configure routes: netlink: {e}"))?;
-    let wanted = if settings.cleanup_only { Things::default() } else { wanted };
+    let wanted =
+        if settings.cleanup_only { Things { address: others.v6, ..Things::default() } } else { wanted };
     if removes {
-        side.remove(table.ok(), wanted);
+        let table = number("InboundTProxyRouteTable", &o.tproxy_table).ok().filter(|_| !others.tproxy);
+        side.remove(table, wanted);
     }
-    side.add(wanted)
+    if settings.cleanup_only { Ok(()) } else { side.add(wanted) }
 }
 
 async fn validate(settings: &Settings, resolved: &Resolved) -> Result<u8, String> {

@@ -3,9 +3,10 @@
 
 use std::fmt::Write;
 
-use super::model::{BUILT_IN, Family, Rule, Target};
+use super::model::{Family, Rule};
 use super::restore;
 use super::settings::{Resolved, Settings};
+use super::undo::{self, Step};
 
 /// Logs and writes; a file that cannot be written is no error, as for the Go agent.
 pub fn run(settings: &Settings, resolved: &Resolved, rules: &[Rule]) {
@@ -41,23 +42,16 @@ pub fn run(settings: &Settings, resolved: &Resolved, rules: &[Rule]) {
 fn cleanup(rules: &[Rule], family: Family) -> String {
     let name = if family == Family::V4 { "iptables" } else { "ip6tables" };
     let mut text = String::new();
-    let of_family: Vec<&Rule> = restore::of_family(rules, family).collect();
-    for rule in of_family.iter().rev() {
-        let ours = !BUILT_IN.contains(&rule.chain);
-        let jumps = matches!(rule.target, Target::Jump(_));
-        if !ours || jumps {
-            let words = restore::words(rule).join(" ");
-            let _ = writeln!(text, "{name} -t {} -D {} {words}", rule.table.name(), rule.chain);
-        }
-    }
-    let mut seen = Vec::new();
-    for rule in of_family.iter().rev().filter(|r| !BUILT_IN.contains(&r.chain)) {
-        let pair = (rule.chain, rule.table);
-        if !seen.contains(&pair) {
-            seen.push(pair);
-            let _ = writeln!(text, "{name} -t {} -F {}", rule.table.name(), rule.chain);
-            let _ = writeln!(text, "{name} -t {} -X {}", rule.table.name(), rule.chain);
-        }
+    for step in undo::steps(rules, family) {
+        let table = step.table().name();
+        let _ = match step {
+            Step::Delete(rule) => {
+                let words = restore::words(rule).join(" ");
+                writeln!(text, "{name} -t {table} -D {} {words}", rule.chain)
+            }
+            Step::Flush(_, chain) => writeln!(text, "{name} -t {table} -F {chain}"),
+            Step::Remove(_, chain) => writeln!(text, "{name} -t {table} -X {chain}"),
+        };
     }
     text
 }

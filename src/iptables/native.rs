@@ -1,5 +1,5 @@
 //! Applies or removes the rules through `nft`, in one transaction; then takes away what an earlier start
-//! left in iptables, which would stay active beside them.
+//! left in iptables, which would stay active beside them. And the other way round.
 
 use super::model::Rule;
 use super::run::{Program, Runner};
@@ -29,14 +29,38 @@ pub fn run(
             if settings.cni_mode { "on the host filesystem" } else { "in the sidecar container image" };
         return Err(format!("nativeNftables is enabled, but the nft binary is missing {place}"));
     }
-    let mut program = Program::new("nft", &["-f", "-"]);
-    program.stdin = Some(transaction.clone());
-    let out = runner.run(&program).map_err(|e| format!("nftables run failed: {e}"))?;
-    if !out.ok() {
-        let reason = out.stderr.split_whitespace().collect::<Vec<_>>().join(" ");
-        return Err(format!("nftables run failed: {reason}"));
-    }
+    commit(runner, &transaction)?;
     tracing::info!("nftables rules programmed:\n{transaction}");
     apply::remove_leftovers(runner, rules, names);
     Ok(())
+}
+
+/// Takes away the tables of an earlier start, for a run that makes its rules through iptables. What cannot
+/// be removed is logged.
+pub fn remove_leftovers(runner: &mut dyn Runner) {
+    if !runner.exists("nft") {
+        return;
+    }
+    let ours = |name: &String| nft::TABLES.iter().any(|(table, _)| table == name);
+    match runner.inet_tables() {
+        Ok(names) if names.iter().any(ours) => {
+            tracing::info!("removing the native nftables rules of an earlier start");
+            if let Err(reason) = commit(runner, &nft::removal()) {
+                tracing::error!("native rules of an earlier start stay active: {reason}");
+            }
+        }
+        Ok(_) => {}
+        Err(e) => tracing::debug!("native rules of an earlier start are not looked for: {e}"),
+    }
+}
+
+fn commit(runner: &mut dyn Runner, transaction: &str) -> Result<(), String> {
+    let mut program = Program::new("nft", &["-f", "-"]);
+    program.stdin = Some(transaction.to_owned());
+    let out = runner.run(&program).map_err(|e| format!("nftables run failed: {e}"))?;
+    if out.ok() {
+        return Ok(());
+    }
+    let reason = out.stderr.split_whitespace().collect::<Vec<_>>().join(" ");
+    Err(format!("nftables run failed: {reason}"))
 }

@@ -1,6 +1,6 @@
 //! Prints rules as one atomic `nft` transaction over tables of family `inet`.
 
-use super::model::{Match, Proto, Rule, Table, Target};
+use super::model::{Match, OUR_CHAINS, Proto, Rule, Table, Target};
 
 /// Tables of ours, whether or not the current options need them.
 pub const TABLES: [(&str, Table); 3] =
@@ -155,19 +155,6 @@ pub fn removal() -> String {
     TABLES.iter().map(|(name, _)| format!("add table inet {name}\ndelete table inet {name}\n")).collect()
 }
 
-// The order in which chains are listed; it has no meaning for the kernel.
-const ORDER: &[&str] = &[
-    "ISTIO_DIVERT",
-    "ISTIO_TPROXY",
-    "ISTIO_INBOUND",
-    "ISTIO_REDIRECT",
-    "ISTIO_IN_REDIRECT",
-    "ISTIO_OUTPUT",
-    "ISTIO_OUTPUT_DNS",
-    "ISTIO_OUTPUT_OWNER",
-    "ISTIO_DROP",
-];
-
 fn chains(rules: &[&Rule]) -> Vec<(&'static str, bool)> {
     let mut found: Vec<(&'static str, bool)> = Vec::new();
     for chain in ["PREROUTING", "OUTPUT"] {
@@ -178,7 +165,7 @@ fn chains(rules: &[&Rule]) -> Vec<(&'static str, bool)> {
     let used = |chain: &str| {
         rules.iter().any(|r| r.chain == chain || matches!(r.target, Target::Jump(c) if c == chain))
     };
-    found.extend(ORDER.iter().filter(|c| used(c)).map(|c| (*c, false)));
+    found.extend(OUR_CHAINS.iter().filter(|c| used(c)).map(|c| (*c, false)));
     found
 }
 

@@ -9,6 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use super::model::Family;
+use crate::base::netlink::Netlink;
 
 /// No program takes longer: legacy ones wait 30 s for the lock (`--wait=30`), the work itself takes
 /// milliseconds.
@@ -83,6 +84,12 @@ pub trait Runner {
     /// Whether the kernel says that this network namespace has no legacy table of the family; `false`
     /// when it does not say.
     fn no_legacy_tables(&self, family: Family) -> bool;
+
+    /// The names of the `inet` tables in this network namespace.
+    ///
+    /// # Errors
+    /// The kernel's, for instance when it has no `nf_tables`.
+    fn inet_tables(&self) -> io::Result<Vec<String>>;
 }
 
 /// The real thing.
@@ -149,6 +156,10 @@ impl Runner for Real {
             // Without the module there is no such file; without /proc nothing is known.
             Err(e) => e.kind() == io::ErrorKind::NotFound && net.join("dev").exists(),
         }
+    }
+
+    fn inet_tables(&self) -> io::Result<Vec<String>> {
+        Netlink::netfilter()?.inet_tables()
     }
 }
 

@@ -80,6 +80,29 @@ impl State {
         chains.map(String::as_str).filter(|c| is_ours(c)).collect()
     }
 
+    /// The same for all tables, each as `chain (table)`.
+    #[must_use]
+    pub fn all_our_chains(&self) -> Vec<String> {
+        let of_table = |table: &String| {
+            self.our_chains(table).into_iter().map(|c| format!("{c} ({table})")).collect::<Vec<_>>()
+        };
+        self.tables.keys().flat_map(of_table).collect()
+    }
+
+    /// This without chains that are named like ours and not among `known`, and without jumps to them.
+    #[must_use]
+    pub fn with_chains(&self, known: &[&str]) -> Self {
+        let strange = |chain: &str| is_ours(chain) && !known.contains(&chain);
+        let mut out = self.clone();
+        for chains in out.tables.values_mut() {
+            chains.retain(|chain, _| !strange(chain));
+            for rules in chains.values_mut() {
+                rules.retain(|rule| !rule.target().is_some_and(strange));
+            }
+        }
+        out
+    }
+
     /// The rules of a chain, empty when it does not exist.
     #[must_use]
     pub fn rules(&self, table: &str, chain: &str) -> &[Saved] {

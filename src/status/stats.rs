@@ -10,6 +10,7 @@
 //! A part that fails is left out, counted, and told in the log with its reason; one that breaks off is
 //! ended at its last whole line, so that what follows stays readable.
 
+mod buffers;
 pub mod config;
 pub mod lines;
 mod merge;

@@ -105,6 +105,8 @@ fn a_refused_rule_changes_nothing() {
         ("a range without length", "-u 1337 -i 10.0.0.1"),
         ("an unknown back end", "-u 1337 --force-iptables-binary=other"),
         ("a long interface name", "-u 1337 -c sixteencharacters --drop-invalid"),
+        ("a mark that is no decimal number", "-u 1337 -m TPROXY -b * -t 0x539"),
+        ("a routing table that is no number", "-u 1337 -m TPROXY -b * -r main"),
     ] {
         let Some(world) = World::new(Backend::Nft, V4) else { return };
         let before = world.everything();
@@ -169,8 +171,9 @@ fn rules_doubled_by_an_earlier_agent_are_removed_from_both_back_ends() {
 }
 
 #[test]
-fn a_clean_up_takes_address_rules_and_routes_away_whatever_its_flags() {
-    for clean in [options("tproxy"), SIDECAR, ""] {
+fn a_clean_up_takes_address_rules_and_routes_away() {
+    // With the flags of the apply, or with any flags and licence for everything.
+    for clean in [options("tproxy").to_owned(), format!("{SIDECAR} --reconcile"), "--reconcile".to_owned()] {
         let Some(world) = World::new(Backend::Nft, V6) else { return };
         let before = world.everything();
         world.apply(&format!("{} --cleanup-only", options("tproxy")), 0);
@@ -181,6 +184,29 @@ fn a_clean_up_takes_address_rules_and_routes_away_whatever_its_flags() {
         world.inside("ip rule add fwmark 1337 lookup 133; ip -6 rule add fwmark 1337 lookup 133");
         world.apply(&format!("{clean} --cleanup-only"), 0);
         assert_eq!(world.everything(), before, "{clean}");
+    }
+}
+
+// The start script of a VM cleans up and applies, both with the new settings.
+#[test]
+fn what_a_clean_up_with_other_flags_leaves_goes_with_the_next_apply() {
+    for backend in [Backend::Nft, Backend::Legacy] {
+        for old in ["tproxy", "dns", "drop invalid"] {
+            let (Some(fresh), Some(changed)) = (World::new(backend, V6), World::new(backend, V6)) else {
+                return;
+            };
+            fresh.apply(SIDECAR, 0);
+            changed.apply(options(old), 0);
+            let said = changed.apply(&format!("{SIDECAR} --cleanup-only"), 0);
+            assert!(said.contains("other settings made stay"), "{old}: {said}");
+            // TPROXY's rules still find their way.
+            let beside = changed.inside("ip rule; ip route show table 133 2>/dev/null || true");
+            assert_eq!(old == "tproxy", beside.contains("fwmark 0x539") && beside.contains("local"), "{old}");
+            changed.apply(SIDECAR, 0);
+            assert_eq!(changed.everything(), fresh.everything(), "{backend:?}, {old}");
+            changed.apply(&format!("{SIDECAR} --cleanup-only"), 0);
+            assert!(!changed.everything().contains("ISTIO"), "{backend:?}, {old}");
+        }
     }
 }
 
@@ -205,6 +231,21 @@ fn native_rules_do_not_stand_beside_those_of_an_earlier_start() {
         changed.apply(options("dns"), 0);
         changed.apply(&format!("{SIDECAR} --native-nftables"), 0);
         assert_eq!(changed.everything(), fresh.everything(), "{backend:?}");
+    }
+}
+
+#[test]
+fn nor_do_rules_of_iptables_stand_beside_native_ones() {
+    for backend in [Backend::Nft, Backend::Legacy] {
+        let (Some(fresh), Some(changed)) = (World::new(backend, V6), World::new(backend, V6)) else { return };
+        let before = fresh.everything();
+        fresh.apply(SIDECAR, 0);
+        changed.apply(&format!("{} --native-nftables", options("dns")), 0);
+        changed.apply(SIDECAR, 0);
+        assert_eq!(changed.everything(), fresh.everything(), "{backend:?}");
+        changed.apply(&format!("{} --native-nftables", options("dns")), 0);
+        changed.apply(&format!("{SIDECAR} --cleanup-only"), 0);
+        assert_eq!(changed.everything(), before, "{backend:?}");
     }
 }
 

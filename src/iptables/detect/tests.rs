@@ -48,6 +48,10 @@ impl Runner for Fake {
     fn no_legacy_tables(&self, _: Family) -> bool {
         !self.legacy_tables
     }
+
+    fn inet_tables(&self) -> io::Result<Vec<String>> {
+        Ok(Vec::new())
+    }
 }
 
 const OURS: &str = "*nat\n:ISTIO_OUTPUT - [0:0]\n-A OUTPUT -j ISTIO_OUTPUT\nCOMMIT\n";

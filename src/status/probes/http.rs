@@ -11,6 +11,9 @@ use crate::status::respond::{Answer, page, status};
 /// As much of a body as goes back to the kubelet, which shows it in the event of a failed probe.
 const BODY: usize = 10_240;
 
+/// An answer's head, as Go's client takes it; of a body no more than [`BODY`] is read.
+const HEAD: usize = 1 << 20;
+
 impl Prober {
     pub(super) async fn http(
         &self,
@@ -29,6 +32,7 @@ impl Prober {
             .host(host(headers, self.status_port, port))
             .dialer(&self.dialer)
             .keep(self.kept.as_ref())
+            .buffer(HEAD)
             // Another host is not the application's business; port and scheme may differ.
             .follow(|first, next| first.host == next.host);
         let until = tokio::time::Instant::now() + limit(seconds);

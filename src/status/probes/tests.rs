@@ -101,6 +101,15 @@ async fn redirects_stay_with_the_host() {
         "/there" => http(200, "", "there"),
         "/loop" => http(307, "Location: /loop\r\n", ""),
         "/away" => http(302, "Location: http://other.example/\r\n", "x"),
+        "/mail" => http(302, "Location: mailto:somebody\r\n", "x"),
+        "/named" => {
+            let here = head.split("\r\n").find_map(|l| l.strip_prefix("host: ")).unwrap();
+            http(302, &format!("Location: http://me:secret@{here}/asked\r\n"), "")
+        }
+        "/asked" => {
+            http(200, "", if head.contains("authorization: Basic bWU6c2VjcmV0\r\n") { "me" } else { "who" })
+        }
+        "/long" => http(200, &format!("X-Long: {}\r\n", "x".repeat(300_000)), "long"),
         _ => http(302, "Location: http://[\r\n", ""),
     })
     .await;
@@ -113,6 +122,9 @@ async fn redirects_stay_with_the_host() {
     assert_eq!(app.heads().len(), 12);
     let got = ask(&at("/away"), KUBELET).await;
     assert_eq!((got.status, got.text().as_str()), (200, ""));
+    assert_eq!(ask(&at("/mail"), KUBELET).await.status, 200);
+    assert_eq!(ask(&at("/named"), KUBELET).await.text(), "me");
+    assert_eq!(ask(&at("/long"), KUBELET).await.text(), "long");
     assert_eq!(ask(&at("/bad"), KUBELET).await.status, 500);
 }
 

@@ -3,8 +3,6 @@
 //! Only the start of an unfinished line is ever held: where a body is cut, a half number must not pass
 //! for a number (`requests_total 12` of `requests_total 1234`).
 
-use bytes::Bytes;
-
 /// A line longer than this is passed on unfinished.
 const LONGEST: usize = 64 * 1024;
 const EOF: &[u8] = b"# EOF";
@@ -28,67 +26,60 @@ impl Lines {
     }
 
     /// Takes a piece and passes on what is complete.
-    pub fn feed(&mut self, mut piece: Bytes, mut out: impl FnMut(Bytes)) {
-        let Some(last) = piece.iter().rposition(|b| *b == b'\n') else {
-            self.held.extend_from_slice(&piece);
+    pub fn feed(&mut self, piece: &[u8], mut out: impl FnMut(&[u8])) {
+        let Some(last) = memchr::memrchr(b'\n', piece) else {
+            self.held.extend_from_slice(piece);
             if self.held.len() > LONGEST {
                 self.inside = true;
-                out(std::mem::take(&mut self.held).into());
+                out(&std::mem::take(&mut self.held));
             }
             return;
         };
-        let rest = piece.split_off(last + 1);
-        if !self.held.is_empty() {
-            let first = piece.iter().position(|b| *b == b'\n').unwrap_or(last);
-            let end = piece.split_to(first + 1);
-            self.held.extend_from_slice(&end);
-            let line = std::mem::take(&mut self.held);
-            if !self.dropped(&line) {
-                out(line.into());
+        let (mut lines, rest) = piece.split_at(last + 1);
+        if self.inside || !self.held.is_empty() {
+            let (end, more) = lines.split_at(memchr::memchr(b'\n', lines).unwrap_or(last) + 1);
+            self.held.extend_from_slice(end);
+            if !self.dropped(&self.held) {
+                out(&self.held);
             }
+            self.held.clear();
+            // The end of a line that was passed on unfinished was not the start of one; the next is.
             self.inside = false;
-        } else if self.inside {
-            // The end of a line that was passed on unfinished is not the start of one.
-            let first = piece.iter().position(|b| *b == b'\n').unwrap_or(last);
-            out(piece.split_to(first + 1));
-            self.inside = false;
+            lines = more;
         }
         if self.strip_eof {
-            self.without_eof(piece, &mut out);
-        } else if !piece.is_empty() {
-            out(piece);
+            self.without_eof(lines, &mut out);
+        } else if !lines.is_empty() {
+            out(lines);
         }
-        self.held = rest.to_vec();
+        self.held.extend_from_slice(rest);
     }
 
     fn dropped(&self, line: &[u8]) -> bool {
         self.strip_eof && !self.inside && line.trim_ascii_end() == EOF
     }
 
-    fn without_eof(&self, mut lines: Bytes, out: &mut impl FnMut(Bytes)) {
-        let mut at = 0;
-        while at < lines.len() {
-            let end = lines[at..].iter().position(|b| *b == b'\n').map_or(lines.len(), |n| at + n + 1);
-            if lines[at..end].starts_with(EOF) && self.dropped(&lines[at..end]) {
-                let before = lines.split_to(at);
-                if !before.is_empty() {
-                    out(before);
+    fn without_eof(&self, lines: &[u8], out: &mut impl FnMut(&[u8])) {
+        let mut from = 0;
+        for at in memchr::memmem::find_iter(lines, EOF) {
+            let end = memchr::memchr(b'\n', &lines[at..]).map_or(lines.len(), |n| at + n + 1);
+            let starts_line = at == 0 || lines[at - 1] == b'\n';
+            if starts_line && self.dropped(&lines[at..end]) {
+                if at > from {
+                    out(&lines[from..at]);
                 }
-                bytes::Buf::advance(&mut lines, end - at);
-                at = 0;
-            } else {
-                at = end;
+                from = end;
             }
         }
-        if !lines.is_empty() {
-            out(lines);
+        if from < lines.len() {
+            out(&lines[from..]);
         }
     }
 
     /// The body has ended as it should: what is held is the last line.
     #[must_use]
-    pub fn end(self) -> Option<Bytes> {
-        if self.held.is_empty() || self.dropped(&self.held) { None } else { Some(self.held.into()) }
+    pub fn end(self) -> Option<Vec<u8>> {
+        if self.held.is_empty() || self.dropped(&self.held) { None } else { Some(self.held) }
     }
 
     /// The body was cut: what is held is no line, and is dropped. Whether anything was.
@@ -107,9 +98,9 @@ mod tests {
         let mut lines = Lines::new(strip);
         let mut all = Vec::new();
         for piece in pieces {
-            lines.feed(Bytes::copy_from_slice(piece), |b| {
+            lines.feed(piece, |b| {
                 assert!(!b.is_empty());
-                all.extend_from_slice(&b);
+                all.extend_from_slice(b);
             });
         }
         if whole {

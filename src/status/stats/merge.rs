@@ -6,9 +6,11 @@ use std::sync::Arc;
 use bytes::Bytes;
 use futures_util::{FutureExt, Stream, stream};
 
+use super::buffers::Buffers;
 use super::lines::Lines;
 use super::part::{Failure, Part, Reason};
 use super::{Merger, is_open_metrics};
+use crate::fetch::PIECE;
 use crate::status::routes::Shared;
 
 /// What is sent at a time, where so much is there already: each is a chunk of HTTP, and some readers do
@@ -16,7 +18,9 @@ use crate::status::routes::Shared;
 const CHUNK: usize = 48 * 1024;
 
 struct Merging {
-    ready: Vec<Bytes>,
+    /// What is to be sent next, in a buffer of `buffers` unless it has no room at all.
+    out: Vec<u8>,
+    buffers: Buffers,
     parts: VecDeque<Part>,
     open_metrics: bool,
     shared: Arc<Shared>,
@@ -29,28 +33,23 @@ pub(super) fn stream(
     open_metrics: bool,
     shared: Arc<Shared>,
 ) -> impl Stream<Item = Bytes> + Send {
-    let ready = vec![Bytes::from(own)];
-    let merging = Merging { ready, parts: parts.into(), open_metrics, shared };
+    let buffers = Buffers::new(CHUNK + PIECE);
+    let merging = Merging { out: own, buffers, parts: parts.into(), open_metrics, shared };
     stream::unfold(merging, |mut merging| async move {
         loop {
-            let there: usize = merging.ready.iter().map(Bytes::len).sum();
+            if merging.out.capacity() == 0 {
+                merging.out = merging.buffers.take().await;
+            }
+            let there = merging.out.len();
             if there == 0 {
                 merging.step().await?;
             } else if there >= CHUNK || !matches!(merging.step().now_or_never(), Some(Some(()))) {
                 // Enough, or nothing more at this moment: a slow part holds up nothing that is there.
-                let chunk = joined(std::mem::take(&mut merging.ready));
+                let chunk = merging.buffers.lend(std::mem::take(&mut merging.out));
                 return Some((chunk, merging));
             }
         }
     })
-}
-
-fn joined(mut pieces: Vec<Bytes>) -> Bytes {
-    pieces.retain(|piece| !piece.is_empty());
-    match pieces.as_slice() {
-        [only] => only.clone(),
-        _ => pieces.concat().into(),
-    }
 }
 
 impl Merging {
@@ -67,8 +66,8 @@ impl Merging {
                     piece.truncate(usize::try_from(room).unwrap_or(usize::MAX));
                 }
                 part.bytes += piece.len() as u64;
-                let ready = &mut self.ready;
-                part.lines.feed(piece, |bytes| ready.push(bytes));
+                let out = &mut self.out;
+                part.lines.feed(&piece, |bytes| out.extend_from_slice(bytes));
                 if over {
                     let most = limit.unwrap_or_default();
                     self.cut(&Failure::new(
@@ -83,16 +82,16 @@ impl Merging {
                 self.parts.pop_front();
                 let eof = self.open_metrics && self.parts.is_empty() && !ended;
                 if let Some(line) = Lines::end(lines) {
-                    self.ready.push(line);
+                    self.out.extend_from_slice(&line);
                     // A last line without its end: the Go agent joins Envoy's to what follows, and so do
                     // we; it knows no other case.
                     if application && (eof || !self.parts.is_empty()) {
-                        self.ready.push(Bytes::from_static(b"\n"));
+                        self.out.push(b'\n');
                     }
                 }
                 if eof {
                     // Plain text came last, though the whole is OpenMetrics.
-                    self.ready.push(Bytes::from_static(b"# EOF\n"));
+                    self.out.extend_from_slice(b"# EOF\n");
                 }
             }
             Err(failure) => self.cut(&failure),
@@ -118,11 +117,11 @@ impl Merging {
             } else {
                 format!("# istio_agent: {kind} metrics are cut here after {bytes} bytes ({label})\n")
             };
-            self.ready.push(line.into());
+            self.out.extend_from_slice(line.as_bytes());
         }
         if self.open_metrics && self.parts.is_empty() {
             // Without it a strict reader would throw away the other parts as well.
-            self.ready.push(Bytes::from_static(b"# EOF\n"));
+            self.out.extend_from_slice(b"# EOF\n");
         }
     }
 }
