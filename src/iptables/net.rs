@@ -6,10 +6,11 @@
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::time::Duration;
 
 use netlink_packet_core::{Emitable, NLM_F_CREATE, NLM_F_EXCL, Parseable};
 use netlink_packet_route::AddressFamily;
-use netlink_packet_route::address::{AddressAttribute, AddressMessage};
+use netlink_packet_route::address::{AddressAttribute, AddressHeaderFlags, AddressMessage};
 use netlink_packet_route::route::{
     RouteAddress, RouteAttribute, RouteMessage, RouteProtocol, RouteScope, RouteType,
 };
@@ -25,6 +26,11 @@ const LO: u32 = 1;
 const ALREADY: [i32; 1] = [17];
 /// `ENOENT`, `ESRCH`, `EADDRNOTAVAIL`, `EAFNOSUPPORT`, `EOPNOTSUPP`: what is to go is not there.
 const GONE: [i32; 5] = [2, 3, 99, 97, 95];
+
+/// A new address is looked at so often, every so long: it takes less than a millisecond unless the
+/// machine is busy.
+const SETTLE: u32 = 200;
+const SETTLE_STEP: Duration = Duration::from_millis(5);
 
 /// Mark and table of TPROXY's policy rule and route.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -69,6 +75,7 @@ impl Side {
         if things.address {
             self.change(Kind::NewAddress, &passthrough(), true)
                 .map_err(step("failed to add IPv6 inbound address"))?;
+            self.settle();
             tracing::info!("Added ::6 address on the loopback iface");
         }
         for (v6, t) in things.tproxy() {
@@ -80,6 +87,22 @@ impl Side {
                 .map_err(step("failed to add route"))?;
         }
         Ok(())
+    }
+
+    // For a moment the kernel calls a new address tentative, even on the loopback device, and nobody can
+    // bind it.
+    fn settle(&self) {
+        let tentative = |message: &AddressMessage| {
+            let ours = message.attributes.contains(&AddressAttribute::Address(IpAddr::V6(PASSTHROUGH_V6)));
+            ours && message.header.flags.contains(AddressHeaderFlags::Tentative)
+        };
+        for _ in 0..SETTLE {
+            match self.0.dump(Kind::GetAddress, &AddressMessage::default(), AddressMessage::parse) {
+                Ok(all) if all.iter().any(tentative) => std::thread::sleep(SETTLE_STEP),
+                _ => return,
+            }
+        }
+        tracing::warn!("the ::6 address is still tentative; Envoy cannot bind it yet");
     }
 
     /// Takes away what runs with whatever settings added, apart from `keep`: the `::6` address, and the

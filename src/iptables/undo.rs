@@ -32,6 +32,14 @@ impl Step<'_> {
             Self::Flush(table, _) | Self::Remove(table, _) => *table,
         }
     }
+
+    fn rank(&self) -> usize {
+        match self {
+            Self::Delete(_) => 0,
+            Self::Flush(..) => 1,
+            Self::Remove(..) => 2,
+        }
+    }
 }
 
 /// The commands that undo `rules`: in reverse order first every rule in a built-in chain and every jump
@@ -60,11 +68,14 @@ pub fn document(state: &State, rules: &[Rule], family: Family, names: &Names) ->
     let mut text = String::new();
     let steps = steps(rules, family);
     for table in Table::ALL {
-        let lines: String = steps
-            .iter()
-            .filter(|step| step.table() == table)
-            .filter_map(|step| play(step, &mut left, names))
-            .collect();
+        // In one transaction a chain cannot go before every chain that jumps to it is empty.
+        let mut lines = [const { String::new() }; 3];
+        for step in steps.iter().filter(|step| step.table() == table) {
+            if let Some(line) = play(step, &mut left, names) {
+                lines[step.rank()].push_str(&line);
+            }
+        }
+        let lines = lines.concat();
         if !lines.is_empty() {
             let _ = write!(text, "* {}\n{lines}COMMIT\n", table.name());
         }
@@ -72,7 +83,7 @@ pub fn document(state: &State, rules: &[Rule], family: Family, names: &Names) ->
     (text, left)
 }
 
-// The line of a step that succeeds.
+// The line of a step that succeeds; a rule of a chain that is emptied anyway needs none.
 fn play(step: &Step<'_>, left: &mut State, names: &Names) -> Option<String> {
     let chains = left.tables.get_mut(step.table().name())?;
     match *step {
@@ -80,7 +91,8 @@ fn play(step: &Step<'_>, left: &mut State, names: &Names) -> Option<String> {
             let wanted = verify::canonical(&restore::words(rule), names);
             let there = chains.get_mut(rule.chain)?;
             let at = there.iter().position(|saved| verify::canonical(&saved.words, names) == wanted)?;
-            Some(format!("-D {} {}\n", rule.chain, there.remove(at).text))
+            let saved = there.remove(at);
+            BUILT_IN.contains(&rule.chain).then(|| format!("-D {} {}\n", rule.chain, saved.text))
         }
         Step::Flush(_, chain) => {
             chains.get_mut(chain)?.clear();
