@@ -19,12 +19,12 @@ async fn play_envoy(socket: PathBuf) {
         let Ok(io) = UnixStream::connect(&socket).await else { return };
         let Ok((mut send, connection)) = h2::client::handshake(io).await else { return };
         let stream = async {
-            let request = Request::post(format!("http://xds-grpc{}", Protocol::Delta.path()))
+            let request = Request::post(format!("http://xds-grpc{}", Protocol::Sotw.path()))
                 .header("content-type", "application/grpc")
                 .body(())
                 .unwrap();
             let (response, mut sink) = send.send_request(request, false).unwrap();
-            write(&mut sink, Protocol::Delta.initial(CDS)).await;
+            write(&mut sink, Protocol::Sotw.initial(CDS)).await;
             let Ok(response) = response.await else { return false };
             let mut body = response.into_body();
             let mut served = false;
