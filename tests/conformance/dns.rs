@@ -1,0 +1,343 @@
+//! The local DNS server: names from istiod, everything else from the nameservers of `resolv.conf`.
+//!
+//! The test plays istiod and a nameserver. Those listen on port 53, so they take loopback addresses of their
+//! own; the agent sees a `resolv.conf` that names them.
+
+use std::net::Ipv4Addr;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use envoy_types::pb::envoy::service::discovery::v3::DiscoveryResponse;
+use envoy_types::pb::google::protobuf::Any;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream, UdpSocket};
+
+use super::ads::{Sotw, World, ask, request};
+use crate::support::builder::Builder;
+use crate::support::{LIMIT, TestAgent, eventually, free_port};
+
+const LDS: &str = "type.googleapis.com/envoy.config.listener.v3.Listener";
+const NDS: &str = "type.googleapis.com/istio.networking.nds.v1.NameTable";
+const A: u16 = 1;
+const AAAA: u16 = 28;
+const TXT: u16 = 16;
+const NO_ERROR: u8 = 0;
+const FORM_ERR: u8 = 1;
+const SERV_FAIL: u8 = 2;
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct NameTable {
+    #[prost(btree_map = "string, message", tag = "1")]
+    table: std::collections::BTreeMap<String, NameInfo>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct NameInfo {
+    #[prost(string, repeated, tag = "1")]
+    ips: Vec<String>,
+    #[prost(string, tag = "2")]
+    registry: String,
+    #[prost(string, tag = "3")]
+    shortname: String,
+    #[prost(string, tag = "4")]
+    namespace: String,
+}
+
+fn table(nonce: &str, host: &str, ip: &str) -> DiscoveryResponse {
+    use prost::Message;
+    let info = NameInfo {
+        ips: vec![ip.to_owned()],
+        registry: "Kubernetes".to_owned(),
+        shortname: host.split('.').next().unwrap().to_owned(),
+        namespace: "ns".to_owned(),
+    };
+    let table = NameTable { table: [(host.to_owned(), info)].into() };
+    DiscoveryResponse {
+        type_url: NDS.to_owned(),
+        nonce: nonce.to_owned(),
+        version_info: nonce.to_owned(),
+        resources: vec![Any { type_url: NDS.to_owned(), value: table.encode_to_vec() }],
+        ..Default::default()
+    }
+}
+
+fn name(text: &str) -> Vec<u8> {
+    let mut out = Vec::new();
+    for label in text.trim_end_matches('.').split('.') {
+        out.push(u8::try_from(label.len()).unwrap());
+        out.extend_from_slice(label.as_bytes());
+    }
+    out.push(0);
+    out
+}
+
+/// A query with RD set.
+fn query(id: u16, host: &str, qtype: u16) -> Vec<u8> {
+    let mut out = id.to_be_bytes().to_vec();
+    out.extend_from_slice(&[1, 0, 0, 1, 0, 0, 0, 0, 0, 0]);
+    out.extend_from_slice(&name(host));
+    out.extend_from_slice(&qtype.to_be_bytes());
+    out.extend_from_slice(&[0, 1]);
+    out
+}
+
+fn rcode(reply: &[u8]) -> u8 {
+    reply[3] & 0x0f
+}
+
+fn answers(reply: &[u8]) -> u16 {
+    u16::from_be_bytes([reply[6], reply[7]])
+}
+
+/// A nameserver of its own, at port 53 of a loopback address nobody else has.
+struct Nameserver {
+    ip: Ipv4Addr,
+    udp: UdpSocket,
+    tcp: TcpListener,
+}
+
+impl Nameserver {
+    async fn start() -> Self {
+        static NEXT: AtomicU8 = AtomicU8::new(1);
+        loop {
+            let ip = Ipv4Addr::new(127, 53, 0, NEXT.fetch_add(1, Ordering::Relaxed));
+            assert!(
+                !ip.is_broadcast() && ip.octets()[3] < 250,
+                "port 53 cannot be had; run this test as root"
+            );
+            let udp = UdpSocket::bind((ip, 53)).await;
+            let tcp = TcpListener::bind((ip, 53)).await;
+            if let (Ok(udp), Ok(tcp)) = (udp, tcp) {
+                return Self { ip, udp, tcp };
+            }
+        }
+    }
+
+    /// The next query, and how it is answered.
+    async fn answer(&self, make: impl Fn(&[u8]) -> Vec<Vec<u8>>) -> Vec<u8> {
+        let mut buffer = vec![0; 4096];
+        let received = tokio::time::timeout(LIMIT, self.udp.recv_from(&mut buffer)).await;
+        let (length, from) = received.expect("no query came").unwrap();
+        buffer.truncate(length);
+        for reply in make(&buffer) {
+            self.udp.send_to(&reply, from).await.unwrap();
+        }
+        buffer
+    }
+}
+
+/// A reply to `query` with nothing in it but this code.
+fn bare(query: &[u8], rcode: u8) -> Vec<u8> {
+    let mut out = query.to_vec();
+    out[2] |= 0x80;
+    out[3] = 0x80 | rcode;
+    out
+}
+
+struct Client {
+    port: u16,
+    udp: UdpSocket,
+}
+
+impl Client {
+    async fn to(port: u16) -> Self {
+        let udp = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        udp.connect(("127.0.0.1", port)).await.unwrap();
+        Self { port, udp }
+    }
+
+    async fn send(&self, message: &[u8]) {
+        self.udp.send(message).await.unwrap();
+    }
+
+    async fn receive(&self) -> Vec<u8> {
+        let mut buffer = vec![0; 70_000];
+        let received = tokio::time::timeout(LIMIT, self.udp.recv(&mut buffer)).await;
+        let length = received.expect("no reply came").unwrap();
+        buffer.truncate(length);
+        buffer
+    }
+
+    async fn ask(&self, message: &[u8]) -> Vec<u8> {
+        self.send(message).await;
+        self.receive().await
+    }
+
+    async fn ask_tcp(&self, message: &[u8]) -> Vec<u8> {
+        let mut stream = TcpStream::connect(("127.0.0.1", self.port)).await.unwrap();
+        let length = u16::try_from(message.len()).unwrap().to_be_bytes();
+        stream.write_all(&[&length[..], message].concat()).await.unwrap();
+        let mut reply = vec![0; usize::from(stream.read_u16().await.unwrap())];
+        stream.read_exact(&mut reply).await.unwrap();
+        reply
+    }
+}
+
+/// The agent with a server on `port` and these lines in its `resolv.conf`.
+fn serving(builder: Builder, port: u16, resolv: &str) -> Builder {
+    let bind = "mount --bind resolv.conf /etc/resolv.conf && exec \"$@\"";
+    builder
+        .env("ISTIO_META_DNS_CAPTURE", "true")
+        .env("DNS_PROXY_ADDR", format!("127.0.0.1:{port}"))
+        .env("DNS_FORWARD_TIMEOUT", "300ms")
+        .file("resolv.conf", resolv)
+        .before(&["unshare", "--mount", "sh", "-c", bind, "sh"].map(ToOwned::to_owned))
+}
+
+struct Dns {
+    world: World,
+    envoy: Sotw,
+    istiod: mock_istiod::AdsStream,
+    client: Client,
+}
+
+/// An agent that has asked for its name table.
+async fn start(nameservers: &[&Nameserver]) -> Dns {
+    let port = free_port();
+    let lines: String = nameservers.iter().map(|n| format!("nameserver {}\n", n.ip)).collect();
+    let resolv = format!("{lines}search ns.svc.cluster.local svc.cluster.local\n");
+    let mut world = World::with(|b| serving(b, port, &resolv)).await;
+    let (envoy, mut istiod) = world.sotw().await;
+    envoy.send(&ask(LDS));
+    assert_eq!(request(&mut istiod).await.type_url, LDS);
+    assert_eq!(request(&mut istiod).await.type_url, NDS);
+    Dns { world, envoy, istiod, client: Client::to(port).await }
+}
+
+impl Dns {
+    async fn tell(&mut self, table: &DiscoveryResponse) {
+        self.istiod.responses.sotw(table).await.unwrap();
+        let answer = request(&mut self.istiod).await;
+        assert_eq!((answer.type_url.as_str(), answer.nonce.as_str()), (NDS, table.nonce.as_str()));
+        assert!(answer.is_ack());
+    }
+}
+
+#[tokio::test]
+async fn names_are_answered_from_the_newest_table() {
+    let nameserver = Nameserver::start().await;
+    let mut dns = start(&[&nameserver]).await;
+    let host = "shop.ns.svc.cluster.local";
+    let early = dns.client.ask(&query(7, host, A)).await;
+    assert_eq!((rcode(&early), early[2] & 1), (SERV_FAIL, 1), "no table yet; RD is copied");
+    let ready = dns.world.agent.get("/healthz/ready").await.unwrap();
+    assert_eq!(ready.status, 503);
+    dns.tell(&table("1", host, "10.0.0.1")).await;
+    eventually("the agent is ready", || async {
+        dns.world.agent.get("/healthz/ready").await.ok().filter(|reply| reply.status.is_success())
+    })
+    .await;
+    for short in [host, "SHOP.ns.svc.cluster.local", "shop.ns.svc", "shop.ns", "shop"] {
+        for reply in
+            [dns.client.ask(&query(8, short, A)).await, dns.client.ask_tcp(&query(8, short, A)).await]
+        {
+            assert_eq!((rcode(&reply), answers(&reply)), (NO_ERROR, 1), "{short}");
+            assert_eq!(reply[2] & 4, 4, "we are the authority");
+            assert!(reply.ends_with(&[10, 0, 0, 1]));
+        }
+    }
+    let none = dns.client.ask(&query(9, host, AAAA)).await;
+    assert_eq!((rcode(&none), answers(&none)), (NO_ERROR, 0), "known, but without such an address");
+    dns.tell(&table("2", "other.ns.svc.cluster.local", "10.0.0.2")).await;
+    let reply = dns.client.ask(&query(10, "other", A)).await;
+    assert!(reply.ends_with(&[10, 0, 0, 2]));
+    dns.client.send(&query(11, host, A)).await;
+    nameserver.answer(|query| vec![bare(query, 3)]).await;
+    assert_eq!(rcode(&dns.client.receive().await), 3, "the old table is gone whole");
+    drop(dns.envoy);
+    assert_eq!(answers(&dns.client.ask(&query(12, "other", A)).await), 1, "and the last one stays");
+}
+
+#[tokio::test]
+async fn what_is_not_known_goes_on_and_comes_back_byte_for_byte() {
+    let nameserver = Nameserver::start().await;
+    let mut dns = start(&[&nameserver]).await;
+    dns.tell(&table("1", "shop.ns.svc.cluster.local", "10.0.0.1")).await;
+    for (host, qtype) in [("www.Example.com", A), ("shop.ns.svc.cluster.local", TXT), ("shop.ns", 255)] {
+        let sent = query(0x1234, host, qtype);
+        dns.client.send(&sent).await;
+        let seen = nameserver
+            .answer(|query| {
+                let mut other = bare(query, 0);
+                other[0] ^= 0xff;
+                vec![other, bare(query, 5)]
+            })
+            .await;
+        assert_eq!(seen, sent, "unchanged");
+        assert_eq!(dns.client.receive().await, bare(&sent, 5), "a reply to another question is passed over");
+    }
+    let sent = query(0x4321, "www.example.com", A);
+    let over_tcp = async {
+        let (mut stream, _) = nameserver.tcp.accept().await.unwrap();
+        let mut seen = vec![0; usize::from(stream.read_u16().await.unwrap())];
+        stream.read_exact(&mut seen).await.unwrap();
+        let reply = bare(&seen, 0);
+        let length = u16::try_from(reply.len()).unwrap().to_be_bytes();
+        stream.write_all(&[&length[..], &reply].concat()).await.unwrap();
+        seen
+    };
+    let (reply, seen) = tokio::join!(dns.client.ask_tcp(&sent), over_tcp);
+    assert_eq!((seen, reply), (sent.clone(), bare(&sent, 0)), "over TCP as it came");
+}
+
+#[tokio::test]
+async fn a_silent_nameserver_costs_its_time_and_no_answer() {
+    let (silent, good) = (Nameserver::start().await, Nameserver::start().await);
+    let mut dns = start(&[&silent, &good]).await;
+    dns.tell(&table("1", "shop.ns.svc.cluster.local", "10.0.0.1")).await;
+    for id in 1..6 {
+        let sent = query(id, "www.example.com", A);
+        let (reply, _) = tokio::join!(dns.client.ask(&sent), good.answer(|query| vec![bare(query, 0)]));
+        assert_eq!(reply, bare(&sent, 0), "whichever was asked first");
+    }
+    drop(good);
+    let reply = dns.client.ask(&query(9, "www.example.com", A)).await;
+    assert_eq!((rcode(&reply), answers(&reply), reply[2] & 1), (SERV_FAIL, 0, 1));
+    let reply = dns.client.ask_tcp(&query(9, "www.example.com", A)).await;
+    assert_eq!(rcode(&reply), SERV_FAIL, "connections are accepted and never answered");
+}
+
+#[tokio::test]
+async fn what_is_no_query_is_refused_or_ignored_and_harms_nobody() {
+    let nameserver = Nameserver::start().await;
+    let mut dns = start(&[&nameserver]).await;
+    dns.tell(&table("1", "shop.ns.svc.cluster.local", "10.0.0.1")).await;
+    let good = query(1, "shop.ns", A);
+    let mut none = good.clone();
+    none[5] = 0;
+    let mut cut = good.clone();
+    cut.truncate(good.len() - 3);
+    for bad in [none, cut] {
+        assert_eq!(rcode(&dns.client.ask(&bad).await), FORM_ERR);
+    }
+    let mut reply = good.clone();
+    reply[2] |= 0x80;
+    for ignored in [&good[..5], &reply, &[]] {
+        dns.client.send(ignored).await;
+    }
+    // Connections that say nothing, or half of something.
+    let _idle = TcpStream::connect(("127.0.0.1", dns.client.port)).await.unwrap();
+    let mut half = TcpStream::connect(("127.0.0.1", dns.client.port)).await.unwrap();
+    half.write_all(&[0, 99, 1]).await.unwrap();
+    assert_eq!(answers(&dns.client.ask(&query(77, "shop.ns", A)).await), 1, "the first reply is to this one");
+    assert_eq!(answers(&dns.client.ask_tcp(&good).await), 1);
+    let closed = tokio::time::timeout(LIMIT, half.read_u8()).await;
+    assert!(closed.expect("half a query is not waited for without end").is_err());
+    dns.world.agent.stop().await;
+}
+
+#[tokio::test]
+async fn a_port_that_is_taken_and_a_missing_resolv_conf_end_the_start() {
+    let taken = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    let port = taken.local_addr().unwrap().port();
+    let with = |address: String| {
+        TestAgent::with().env("ISTIO_META_DNS_CAPTURE", "true").env("DNS_PROXY_ADDR", address)
+    };
+    let mut agent = with(format!("127.0.0.1:{port}")).start();
+    assert_eq!(agent.wait_exit().await.code(), Some(255));
+    let mut agent = with("nonsense".to_owned()).start();
+    assert_eq!(agent.wait_exit().await.code(), Some(255));
+    let gone = "mount -t tmpfs tmpfs /etc && exec \"$@\"";
+    let words = ["unshare", "--mount", "sh", "-c", gone, "sh"].map(ToOwned::to_owned);
+    let mut agent = with(format!("127.0.0.1:{}", free_port())).before(&words).start();
+    assert_eq!(agent.wait_exit().await.code(), Some(255));
+}
