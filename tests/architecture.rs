@@ -10,8 +10,8 @@ const EDGES: &[(&str, &[&str])] = &[
     (
         "config",
         &[
-            "sds", "secrets", "ca", "xds", "istiod", "envoy", "status", "dns", "health", "iptables", "tls",
-            "wasm",
+            "sds", "secrets", "ca", "xds", "istiod", "envoy", "status", "dns", "health", "iptables", "fetch",
+            "tls", "wasm",
         ],
     ),
     (

@@ -12,6 +12,7 @@ pub mod heap;
 pub mod logging;
 pub mod metrics;
 pub mod netlink;
+pub mod proxy;
 pub mod quote;
 pub mod ready;
 pub mod tasks;

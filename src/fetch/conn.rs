@@ -14,6 +14,7 @@ use tokio::net::{TcpSocket, TcpStream};
 use tokio_rustls::TlsConnector;
 
 use super::{Error, Tls, Url};
+use crate::base::proxy::Proxy;
 
 /// A connection of either kind.
 pub(crate) trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
@@ -23,6 +24,25 @@ impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
 pub(crate) struct Io {
     pub(crate) stream: Box<dyn Stream>,
     pub(crate) h2: bool,
+    /// The proxy at its other end, which is told the whole address.
+    pub(crate) proxy: Option<Proxy>,
+}
+
+/// Proxies by scheme: each its URL, and whom it is not for (`NO_PROXY`).
+#[derive(Clone, Default)]
+pub struct Proxies {
+    /// `HTTP_PROXY`.
+    pub http: Option<(String, String)>,
+    /// `HTTPS_PROXY`.
+    pub https: Option<(String, String)>,
+}
+
+impl std::fmt::Debug for Proxies {
+    // URLs may hold passwords.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { http, https } = self;
+        write!(f, "Proxies {{ http: {}, https: {} }}", http.is_some(), https.is_some())
+    }
 }
 
 /// The Go agent's limit of a TLS handshake.
@@ -39,6 +59,8 @@ pub(crate) struct Dialer {
     pub(crate) source: Option<IpAddr>,
     /// For `https`.
     pub(crate) tls: Option<Arc<Tls>>,
+    /// For what is not next door.
+    pub(crate) proxies: Proxies,
 }
 
 impl Dialer {
@@ -101,10 +123,21 @@ impl Dialer {
 
     pub(crate) async fn dial(&self, url: &Url) -> Result<Io, Error> {
         let to = || format!("{}:{}", if url.host.is_empty() { "?" } else { &url.host }, url.port());
-        let stream =
-            self.tcp(&url.host, url.port()).await.map_err(|source| Error::Connect { to: to(), source })?;
+        let settings = if url.https { &self.proxies.https } else { &self.proxies.http };
+        let port = url.port().to_string();
+        let proxy = Proxy::for_target(settings.as_ref(), &url.host, &port).map_err(Error::Proxy)?;
+        let connected = match &proxy {
+            // A port that is none was refused with the proxy's URL.
+            Some(proxy) => self.tcp(&proxy.host, proxy.port.parse().unwrap_or_default()).await,
+            None => self.tcp(&url.host, url.port()).await,
+        };
+        let mut stream = connected.map_err(|source| Error::Connect { to: to(), source })?;
         if !url.https {
-            return Ok(Io { stream: Box::new(stream), h2: false });
+            return Ok(Io { stream: Box::new(stream), h2: false, proxy });
+        }
+        if let Some(proxy) = &proxy {
+            let host = if url.host.contains(':') { format!("[{}]", url.host) } else { url.host.clone() };
+            proxy.tunnel(&mut stream, &format!("{host}:{port}")).await.map_err(Error::Proxy)?;
         }
         let tls = self.tls.as_ref().ok_or(Error::NoTls)?;
         let failed = |source| Error::Tls { to: to(), source };
@@ -116,6 +149,6 @@ impl Dialer {
             .unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
             .map_err(failed)?;
         let h2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
-        Ok(Io { stream: Box::new(stream), h2 })
+        Ok(Io { stream: Box::new(stream), h2, proxy: None })
     }
 }

@@ -17,6 +17,7 @@ use tokio::time::Instant;
 
 use super::conn::Stream;
 use super::{Dialer, Error, Io, PIECE, Url};
+use crate::base::proxy::Proxy;
 
 type H1Conn = Pin<Box<http1::Connection<TokioIo<Box<dyn Stream>>, Full<Bytes>>>>;
 type H2Conn = Pin<Box<h2::client::Connection<Box<dyn Stream>>>>;
@@ -106,11 +107,11 @@ pub(crate) async fn send(
     kept: Option<&Kept>,
 ) -> Result<(response::Parts, Exchange), Error> {
     if let Some(h1) = kept.and_then(|kept| kept.take(&key(sent.url)))
-        && let Ok(answer) = h1_send(h1, sent).await
+        && let Ok(answer) = h1_send(h1, sent, None).await
     {
         return Ok(answer);
     }
-    let Io { stream, h2 } = dialer.dial(sent.url).await?;
+    let Io { stream, h2, proxy } = dialer.dial(sent.url).await?;
     if h2 {
         return h2_send(stream, sent).await;
     }
@@ -120,7 +121,7 @@ pub(crate) async fn send(
         .allow_obsolete_multiline_headers_in_responses(true)
         .handshake(TokioIo::new(stream))
         .await?;
-    h1_send(H1 { sender, conn: Box::pin(conn), done: false }, sent).await
+    h1_send(H1 { sender, conn: Box::pin(conn), done: false }, sent, proxy.as_ref()).await
 }
 
 fn key(url: &Url) -> String {
@@ -134,10 +135,20 @@ fn names_token(headers: &HeaderMap, token: &str) -> bool {
         .any(|value| value.to_str().is_ok_and(|v| v.split(',').any(|t| t.trim().eq_ignore_ascii_case(token))))
 }
 
-async fn h1_send(mut h1: H1, sent: &Sent<'_>) -> Result<(response::Parts, Exchange), Error> {
+async fn h1_send(
+    mut h1: H1,
+    sent: &Sent<'_>,
+    proxy: Option<&Proxy>,
+) -> Result<(response::Parts, Exchange), Error> {
     let Sent { url, headers, host, .. } = sent;
+    let target = if proxy.is_some() { url.to_string() } else { url.target.clone() };
     let mut request =
-        Request::builder().method(sent.method()).uri(&url.target).body(Full::new(sent.body.clone()))?;
+        Request::builder().method(sent.method()).uri(target).body(Full::new(sent.body.clone()))?;
+    if let Some(authorization) = proxy.and_then(Proxy::authorization) {
+        let mut value = HeaderValue::from_str(authorization).map_err(http::Error::from)?;
+        value.set_sensitive(true);
+        request.headers_mut().insert(header::PROXY_AUTHORIZATION, value);
+    }
     request.headers_mut().insert(header::HOST, (*host).clone());
     for (name, value) in *headers {
         request.headers_mut().append(name, value.clone());

@@ -33,6 +33,7 @@ use base64::Engine as _;
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, StatusCode, header};
 
+pub use conn::Proxies;
 pub(crate) use conn::{Dialer, Io};
 pub(crate) use exchange::{Exchange, Kept};
 pub(crate) use gunzip::Gunzip;
@@ -64,6 +65,8 @@ pub(crate) enum Error {
         #[source]
         source: std::io::Error,
     },
+    #[error("cannot go through the proxy: {0}")]
+    Proxy(String),
     #[error("https is not spoken here")]
     NoTls,
     #[error("HTTP exchange failed")]

@@ -76,3 +76,27 @@ async fn bodies_are_bounded_and_must_be_whole() {
     assert!(matches!(text("https://127.0.0.1:1/").await, Err(Error::Connect { .. })));
     assert!(matches!(text(&format!("https://{}/", web.addr)).await, Err(Error::NoTls)));
 }
+
+#[tokio::test]
+async fn a_proxy_is_told_the_whole_address_and_neighbours_are_reached_directly() {
+    let proxy = Web::start(|head| match head.starts_with("CONNECT") {
+        true => http(403, "", ""),
+        false => http(200, "", "from the proxy"),
+    })
+    .await;
+    let url = Some((format!("http://us:er@{}", proxy.addr), "direct.example".to_owned()));
+    let proxies = Proxies { http: url.clone(), https: url };
+    assert!(!format!("{proxies:?}").contains("us:er"));
+    let dialer = Dialer { proxies, ..Dialer::default() };
+    let get = async |url: &str| Get::new(url)?.dialer(&dialer).send().await?.text(1000).await;
+    assert_eq!(get("http://far.example:81/a?b").await.unwrap(), "from the proxy");
+    let head = proxy.heads().remove(0);
+    assert!(head.starts_with("GET http://far.example:81/a?b HTTP/1.1\r\n"), "{head}");
+    assert!(head.contains("host: far.example:81\r\n"), "{head}");
+    assert!(head.contains("proxy-authorization: Basic dXM6ZXI=\r\n"), "{head}");
+    assert!(matches!(get("https://far.example/").await, Err(Error::Proxy(why)) if why.contains("403")));
+    assert!(proxy.heads()[1].starts_with("CONNECT far.example:443 HTTP/1.1\r\n"));
+    let near = Web::start(|_| http(200, "", "near")).await;
+    assert_eq!(get(&format!("http://{}/", near.addr)).await.unwrap(), "near");
+    assert_eq!(proxy.heads().len(), 2);
+}

@@ -32,7 +32,7 @@ impl Prober {
         let tls = Some(Arc::new(Tls::new(crypto, false, Trust::System)));
         Self {
             method: config.method.clone(),
-            marked: Dialer { source: Some(source), tls },
+            marked: Dialer { source: Some(source), tls, ..Dialer::default() },
             plain: Dialer::default(),
         }
     }

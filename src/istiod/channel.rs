@@ -14,9 +14,9 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 use tokio_rustls::TlsConnector;
 
 use super::error::tls_hint;
-use super::proxy::Proxy;
 use super::{Config, Error, Phase, Stream, Transport, name, roots};
 use crate::base::clock::{self, Clock};
+use crate::base::proxy::Proxy;
 use crate::tls::client::{self, Identity};
 
 /// After this long without a TCP connection the next address is tried beside it (RFC 8305 recommends

@@ -11,7 +11,6 @@ pub mod auth;
 mod channel;
 mod error;
 mod name;
-mod proxy;
 mod roots;
 mod stream;
 

@@ -1,19 +1,9 @@
 //! Addresses and names: host and port of an endpoint, and the name its certificate must carry.
 
+pub(super) use crate::base::proxy::split;
+
 /// The default name of istiod, for agents that reach it as some form of `localhost`.
 const ISTIOD: &str = "istiod.istio-system.svc";
-
-/// Host and port of `host:port` or `[v6]:port`; `None` when it does not split.
-#[must_use]
-pub(super) fn split(address: &str) -> Option<(&str, &str)> {
-    let (host, port) = address.rsplit_once(':')?;
-    let host = match host.strip_prefix('[') {
-        Some(inner) => inner.strip_suffix(']')?,
-        None if host.contains(':') => return None,
-        None => host,
-    };
-    (!host.contains(['[', ']'])).then_some((host, port))
-}
 
 /// The TLS server name: `over` if set; else the host, where any `localhost` stands for istiod.
 #[must_use]
@@ -34,16 +24,6 @@ pub(super) fn authority(name: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn addresses_split_as_in_go() {
-        assert_eq!(split("istiod.istio-system.svc:15012"), Some(("istiod.istio-system.svc", "15012")));
-        assert_eq!(split("[::1]:15012"), Some(("::1", "15012")));
-        assert_eq!(split(":15012"), Some(("", "15012")));
-        for bad in ["istiod", "::1:15012", "[::1:15012", "::1]:15012", "[[::1]]:1", ""] {
-            assert_eq!(split(bad), None, "{bad}");
-        }
-    }
 
     #[test]
     fn the_server_name_follows_the_rules_in_order() {

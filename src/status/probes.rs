@@ -72,7 +72,7 @@ impl Prober {
         Self {
             table: config.table,
             destination,
-            dialer: Dialer { source: Some(config.source), tls },
+            dialer: Dialer { source: Some(config.source), tls, ..Dialer::default() },
             kept: config.keepalive.then(Kept::default),
             status_port,
         }

@@ -42,8 +42,12 @@ enum Failed {
 
 impl Web {
     pub(super) fn new(config: Config, crypto: Arc<CryptoProvider>) -> Self {
-        let dialer =
-            |trust| Dialer { source: None, tls: Some(Arc::new(Tls::new(crypto.clone(), false, trust))) };
+        let proxies = &config.proxies;
+        let dialer = |trust| Dialer {
+            source: None,
+            tls: Some(Arc::new(Tls::new(crypto.clone(), false, trust))),
+            proxies: proxies.clone(),
+        };
         Self {
             verified: dialer(Trust::System),
             trusting: dialer(Trust::Anybody),

@@ -59,6 +59,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use crate::base::metrics::Metrics;
 use crate::base::tasks::Stop;
+use crate::fetch::Proxies;
 use cache::{Asker, Cache, Key};
 use download::Web;
 use filter::{Decision, Filter, Policy, Secret, Wanted};
@@ -87,6 +88,8 @@ pub struct Config {
     pub max_size: u64,
     /// Files with registry credentials, of which the first that exists counts.
     pub credentials: Vec<PathBuf>,
+    /// The way to module servers and registries.
+    pub proxies: Proxies,
 }
 
 /// Why a module cannot be had: for the log and the metrics.

@@ -30,6 +30,7 @@ fn rig(change: impl FnOnce(&mut Config)) -> Rig {
         insecure: Vec::new(),
         max_size: 1 << 20,
         credentials: Vec::new(),
+        proxies: Proxies::default(),
     };
     change(&mut config);
     let metrics = Metrics::new();

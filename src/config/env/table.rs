@@ -414,7 +414,10 @@ pub const FAMILIES: &[(&str, &str)] = &[
     ),
     ("XDS_HEADER_<NAME>", "header `<NAME>` of calls to istiod; the value may hold `=` and is never logged"),
     ("CA_HEADER_<NAME>", "header `<NAME>` of calls to the CA; never logged"),
-    ("HTTPS_PROXY, NO_PROXY", "way to istiod and the CA through an HTTP proxy; lower case too"),
+    (
+        "HTTPS_PROXY, HTTP_PROXY, NO_PROXY",
+        "way through an HTTP proxy: to istiod and the CA (the first), to module servers and registries; lower case too",
+    ),
     ("SSL_CERT_FILE, SSL_CERT_DIR", "where the system's roots are"),
     ("everything", "is handed on to Envoy as it is"),
 ];

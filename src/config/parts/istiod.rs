@@ -30,12 +30,12 @@ pub fn compliance(config: &Config) -> Compliance {
     }
 }
 
-fn proxy(config: &Config) -> Option<(String, String)> {
+/// The proxy that `variable` (or it in lower case) names, and `NO_PROXY`.
+pub(super) fn proxy(config: &Config, variable: &str) -> Option<(String, String)> {
     let env = config.settings.env();
     let set = |name: &str| env.get(name).filter(|value| !value.is_empty());
-    let either = |upper: &str, lower: &str| set(upper).or_else(|| set(lower)).unwrap_or_default().to_owned();
-    let url = either("HTTPS_PROXY", "https_proxy");
-    (!url.is_empty()).then(|| (url, either("NO_PROXY", "no_proxy")))
+    let either = |name: &str| set(name).or_else(|| set(&name.to_ascii_lowercase())).map(ToOwned::to_owned);
+    either(variable).map(|url| (url, either("NO_PROXY").unwrap_or_default()))
 }
 
 /// Headers of calls: the cluster id and `XDS_HEADER_*` or `CA_HEADER_*`.
@@ -85,7 +85,7 @@ pub fn xds(config: &Config, file_mounted: bool) -> Result<istiod::Config, Error>
         address: config.mesh.proxy.discovery_address.clone(),
         transport,
         connect_timeout: CONNECT_TIMEOUT,
-        proxy: proxy(config),
+        proxy: proxy(config, "HTTPS_PROXY"),
     })
 }
 
@@ -151,7 +151,12 @@ pub fn ca(config: &Config) -> Result<istiod::Config, Error> {
             compliance: compliance(config),
         })
     };
-    Ok(istiod::Config { address, transport, connect_timeout: CONNECT_TIMEOUT, proxy: proxy(config) })
+    Ok(istiod::Config {
+        address,
+        transport,
+        connect_timeout: CONNECT_TIMEOUT,
+        proxy: proxy(config, "HTTPS_PROXY"),
+    })
 }
 
 /// The connection to Google's CAs: their own roots are the system's, as the releases to 1.22 had it. The
@@ -168,7 +173,12 @@ pub fn google_ca(config: &Config, pool: bool) -> Result<istiod::Config, Error> {
     };
     let transport =
         Transport::Tls(Tls { roots, server_name: None, client: None, compliance: compliance(config) });
-    Ok(istiod::Config { address, transport, connect_timeout: CONNECT_TIMEOUT, proxy: proxy(config) })
+    Ok(istiod::Config {
+        address,
+        transport,
+        connect_timeout: CONNECT_TIMEOUT,
+        proxy: proxy(config, "HTTPS_PROXY"),
+    })
 }
 
 /// Bounds of one attempt to reach the CA, and of a call with all its attempts. Zero means the default:

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::Config;
+use crate::fetch::Proxies;
 use crate::wasm;
 
 /// Where modules go; whoever deploys the agent mounts it.
@@ -31,6 +32,10 @@ pub fn converter(config: &Config) -> Option<wasm::Config> {
         },
         max_size: u64::try_from(s.int("ISTIO_WASM_MAX_BINARY_SIZE_BYTES")).unwrap_or(LONGEST),
         credentials: credentials(config),
+        proxies: Proxies {
+            http: super::istiod::proxy(config, "HTTP_PROXY"),
+            https: super::istiod::proxy(config, "HTTPS_PROXY"),
+        },
     })
 }
 

@@ -419,6 +419,7 @@ mod tests {
             insecure: Vec::new(),
             max_size: 0,
             credentials: Vec::new(),
+            proxies: crate::fetch::Proxies::default(),
         };
         Web::new(config, Arc::new(rustls::crypto::aws_lc_rs::default_provider()))
     }

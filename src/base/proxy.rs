@@ -1,4 +1,4 @@
-//! `HTTPS_PROXY` and `NO_PROXY`, by the rules of Go's HTTP library, and the CONNECT request.
+//! `HTTPS_PROXY`, `HTTP_PROXY` and `NO_PROXY`, by the rules of Go's HTTP library, and the CONNECT request.
 //!
 //! Why not the matcher of hyper-util: it follows curl's rules, which differ (ports in `NO_PROXY`,
 //! loopback always direct), and brings two crates for them.
@@ -13,17 +13,34 @@ use tokio::net::TcpStream;
 /// A proxy's answer to CONNECT is a few hundred bytes; more is no proxy.
 const MAX_ANSWER: usize = 8 << 10;
 
+/// Host and port of `host:port` or `[v6]:port`; `None` when it does not split.
+#[must_use]
+pub fn split(address: &str) -> Option<(&str, &str)> {
+    let (host, port) = address.rsplit_once(':')?;
+    let host = match host.strip_prefix('[') {
+        Some(inner) => inner.strip_suffix(']')?,
+        None if host.contains(':') => return None,
+        None => host,
+    };
+    (!host.contains(['[', ']'])).then_some((host, port))
+}
+
 /// A proxy to go through.
-pub(super) struct Proxy {
-    pub(super) host: String,
-    pub(super) port: String,
+pub struct Proxy {
+    /// Without brackets.
+    pub host: String,
+    /// A number.
+    pub port: String,
     /// `Basic ...`, from the URL's user part; never logged.
     authorization: Option<String>,
 }
 
 impl Proxy {
-    /// The proxy for `host:port`, when the settings want one.
-    pub(super) fn for_target(
+    /// The proxy for `host:port`, when the settings (its URL, and whom it is not for) want one.
+    ///
+    /// # Errors
+    /// When the URL is none, or of a proxy that is not plain HTTP. Never repeats it: it may hold a password.
+    pub fn for_target(
         settings: Option<&(String, String)>,
         host: &str,
         port: &str,
@@ -41,7 +58,9 @@ impl Proxy {
         let rest = match url.trim().split_once("://") {
             Some((scheme, rest)) if scheme.eq_ignore_ascii_case("http") => rest,
             Some((scheme, _)) => {
-                return Err(format!("HTTPS_PROXY has scheme {scheme:?}, only http:// proxies are supported"));
+                return Err(format!(
+                    "the proxy (HTTPS_PROXY or HTTP_PROXY) has scheme {scheme:?}, only http:// proxies are supported"
+                ));
             }
             None => url.trim(),
         };
@@ -51,14 +70,16 @@ impl Proxy {
             None => (None, rest),
         };
         let bare = address.strip_prefix('[').and_then(|a| a.strip_suffix(']'));
-        let (host, port) = match (super::name::split(address), bare) {
+        let (host, port) = match (split(address), bare) {
             (Some(parts), _) => parts,
             (None, Some(v6)) => (v6, "80"),
             (None, None) if !address.contains(':') => (address, "80"),
             (None, None) => ("", ""),
         };
         if host.is_empty() || port.parse::<u16>().is_err() {
-            return Err("HTTPS_PROXY is not of the form http://host:port".to_owned());
+            return Err(
+                "the proxy (HTTPS_PROXY or HTTP_PROXY) is not of the form http://host:port".to_owned()
+            );
         }
         let authorization = user.map(|user| {
             let (name, password) = user.split_once(':').unwrap_or((user, ""));
@@ -67,8 +88,17 @@ impl Proxy {
         Ok(Self { host: host.to_owned(), port: port.to_owned(), authorization })
     }
 
+    /// The value of `Proxy-Authorization` (`Basic ...`), where the URL names a user. A secret.
+    #[must_use]
+    pub fn authorization(&self) -> Option<&str> {
+        self.authorization.as_deref()
+    }
+
     /// Asks the proxy on `io` for a tunnel to `target` (`host:port`). Nothing past the answer is read.
-    pub(super) async fn tunnel(&self, io: &mut TcpStream, target: &str) -> Result<(), String> {
+    ///
+    /// # Errors
+    /// What the proxy says against it, or how the connection ended.
+    pub async fn tunnel(&self, io: &mut TcpStream, target: &str) -> Result<(), String> {
         let mut request =
             format!("CONNECT {target} HTTP/1.1\r\nHost: {target}\r\nUser-Agent: pilot-agent\r\n");
         if let Some(authorization) = &self.authorization {
@@ -134,7 +164,7 @@ fn excluded(no_proxy: &str, host: &str, port: &str) -> bool {
         {
             return in_network(ip, net, bits);
         }
-        let (name, wanted) = match super::name::split(&entry) {
+        let (name, wanted) = match split(&entry) {
             Some((name, port)) => (name, Some(port)),
             None => (entry.trim_start_matches('[').trim_end_matches(']'), None),
         };
@@ -167,6 +197,16 @@ fn in_network(ip: IpAddr, net: IpAddr, bits: u32) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn addresses_split_as_in_go() {
+        assert_eq!(split("istiod.istio-system.svc:15012"), Some(("istiod.istio-system.svc", "15012")));
+        assert_eq!(split("[::1]:15012"), Some(("::1", "15012")));
+        assert_eq!(split(":15012"), Some(("", "15012")));
+        for bad in ["istiod", "::1:15012", "[::1:15012", "::1]:15012", "[[::1]]:1", ""] {
+            assert_eq!(split(bad), None, "{bad}");
+        }
+    }
 
     #[test]
     fn no_proxy_follows_gos_rules() {
