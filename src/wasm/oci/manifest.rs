@@ -44,6 +44,9 @@ pub(super) struct Layer {
     pub(super) digest: String,
 }
 
+/// A layer and its form, or why this way leads nowhere.
+type Way<'a> = Result<(&'a Layer, Form), String>;
+
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Document {
@@ -112,7 +115,7 @@ impl Manifest {
 
 impl Image {
     /// The ways to try, each a layer and its form, or why that way is none.
-    pub(super) fn ways(&self) -> Result<Vec<Result<(&Layer, Form), String>>, String> {
+    pub(super) fn ways(&self) -> Result<Vec<Way<'_>>, String> {
         let last = self.layers.last().ok_or("number of layers must be greater than zero")?;
         let archive = |wanted: &str| {
             if last.media_type == wanted {
