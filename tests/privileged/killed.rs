@@ -54,7 +54,12 @@ fn cut(mut agent: Child, signal: Signal, after: Duration) -> std::process::ExitS
 fn a_reconcile_that_is_asked_to_end_is_whole() {
     let (Some((old, _)), Some((new, took))) = (fresh(OLD), fresh(NEW)) else { return };
     let mut seen = [0, 0];
-    for n in 0..CUTS {
+    // At first the cut comes before anything is done; a machine that has become slower is given more time.
+    for n in 0.. {
+        if n >= CUTS && seen[1] > 0 {
+            break;
+        }
+        assert!(n < 20 * CUTS, "no run came to its end: {seen:?}");
         let Some(world) = World::new(Backend::Nft, ADDRESSES) else { return };
         world.apply(OLD, 0);
         let after = took * n * 2 / CUTS;
@@ -67,7 +72,7 @@ fn a_reconcile_that_is_asked_to_end_is_whole() {
             seen[usize::from(is_new)] += 1;
         }
     }
-    assert!(seen.iter().all(|&count| count > 0), "the cuts did not fall into the run: {seen:?}");
+    assert!(seen[0] > 0, "no cut came soon enough: {seen:?}");
 }
 
 #[test]

@@ -8,6 +8,11 @@ import threading
 def line(conn, peer):
     text = conn.makefile().readline().strip()
     conn.sendall(f"{text} from {peer[0].removeprefix('::ffff:')}\n".encode())
+    # What comes after the first line is read as well: a close with bytes unread is a reset, and Envoy hands
+    # that on, with or without the answer.
+    conn.shutdown(socket.SHUT_WR)
+    while conn.recv(4096):
+        pass
     conn.close()
 
 def answer(query):

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, flock};
 
@@ -70,32 +70,31 @@ fn a_dry_run_writes_its_file_and_starts_nothing() {
     world.apply(&format!("{SIDECAR} --dry-run"), 0);
 }
 
-/// Holds a lock while `apply` runs in another thread; whether that ended before the lock was let go.
-fn ends_while_held(world: &World, lock: &str, apply: impl FnOnce() + Send) -> bool {
+/// Holds a lock while `apply` runs in another thread: it waits for the lock, or ends while that is held.
+fn holding(world: &World, lock: &str, waits: bool, apply: impl FnOnce() + Send) {
     let file = File::options().write(true).create(true).truncate(false).open(world.path(lock));
     let file = file.expect("a scratch file");
     flock(&file, FlockOperation::LockExclusive).expect("nobody else holds it");
+    // A run that waits is given time to go wrong; one that does not wait, as much as a busy machine takes
+    // (less than the 30 s after which a run that waits would give up).
+    let limit = Duration::from_secs(if waits { 1 } else { 25 });
     let ended = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let thread = scope.spawn(|| {
             apply();
             ended.store(true, Ordering::SeqCst);
         });
-        // Long enough for a run that does not wait; a run that waits ends only after this.
-        let mut before = false;
-        for _ in 0..200 {
-            before = ended.load(Ordering::SeqCst);
-            if before {
-                break;
-            }
+        let begun = Instant::now();
+        while begun.elapsed() < limit && !thread.is_finished() {
             std::thread::sleep(Duration::from_millis(10));
         }
+        let before = ended.load(Ordering::SeqCst);
         drop(file);
         if let Err(panic) = thread.join() {
             std::panic::resume_unwind(panic);
         }
-        before
-    })
+        assert_eq!(before, !waits, "{lock}");
+    });
 }
 
 #[test]
@@ -103,8 +102,7 @@ fn legacy_waits_for_the_lock_and_nft_does_not() {
     for (backend, waits) in [(Backend::Legacy, true), (Backend::Nft, false)] {
         let Some(world) = World::new(backend, V4) else { return };
         let words: Vec<String> = SIDECAR.split(' ').map(str::to_owned).collect();
-        let before = ends_while_held(&world, "run/xtables.lock", || drop(world.apply_words(&words, 0)));
-        assert_eq!(before, !waits, "{backend:?}");
+        holding(&world, "run/xtables.lock", waits, || drop(world.apply_words(&words, 0)));
         assert!(world.all_rules().contains("ISTIO_REDIRECT"), "{backend:?}");
     }
 }
@@ -116,17 +114,11 @@ fn cni_mode_locks_the_pods_namespace_in_place_of_the_host() {
     let place = world.path("pod-lock").display().to_string();
     let words: Vec<String> =
         SIDECAR.split(' ').chain(["--cni-mode", "--network-namespace", &place]).map(str::to_owned).collect();
-    assert!(
-        ends_while_held(&world, "run/xtables.lock", || drop(world.apply_words(&words, 0))),
-        "waited for the host's lock"
-    );
-    // The rules are in place: nothing is written, so that no lock is wanted either.
-    assert!(ends_while_held(&world, "pod-lock", || drop(world.apply_words(&words, 0))));
+    // Not the host's lock, but the pod's; none where the rules are in place and nothing is written.
+    holding(&world, "run/xtables.lock", false, || drop(world.apply_words(&words, 0)));
+    holding(&world, "pod-lock", false, || drop(world.apply_words(&words, 0)));
     let cleanup: Vec<String> = words.iter().cloned().chain(["--cleanup-only".to_owned()]).collect();
-    assert!(
-        !ends_while_held(&world, "pod-lock", || drop(world.apply_words(&cleanup, 0))),
-        "took no lock of the pod's"
-    );
+    holding(&world, "pod-lock", true, || drop(world.apply_words(&cleanup, 0)));
 }
 
 #[test]
@@ -143,7 +135,7 @@ fn the_validation_tells_whether_rules_are_there() {
     for addresses in [V4, &["fd00:77:5::2/64"]] {
         for mode in ["", "-m TPROXY", "--native-nftables"] {
             let Some(world) = World::new(Backend::Nft, addresses) else { return };
-            let check = "--skip-rule-apply --run-validation --probe-timeout 8s";
+            let check = "--skip-rule-apply --run-validation --probe-timeout 60s";
             assert_eq!(world.as_user(1337, &format!("{check} --probe-timeout 300ms")), 126, "no rules yet");
             let before = world.everything();
             world.apply(&format!("{SIDECAR} {mode}"), 0);
