@@ -115,6 +115,7 @@ struct Trouble {
 pub(super) struct Store {
     entries: BTreeMap<ResourceName, Entry>,
     watching: Watching,
+    watched: BTreeSet<PathBuf>,
     counted: u64,
     retry: Policy,
     slow: Instant,
@@ -128,6 +129,7 @@ impl Store {
         Self {
             entries: BTreeMap::new(),
             watching: Watching::new(QUIET),
+            watched: BTreeSet::new(),
             counted: 0,
             retry,
             slow: Instant::now() + SLOW_CHECK,
@@ -207,6 +209,9 @@ impl Store {
 
     /// Looks at every file.
     pub(super) fn look_all(&mut self) -> Vec<Event> {
+        if self.entries.is_empty() {
+            return Vec::new();
+        }
         self.watching.with(Watcher::refresh);
         let now = Instant::now();
         let names: Vec<_> = self.entries.keys().cloned().collect();
@@ -278,7 +283,13 @@ impl Store {
                 }
             }
         }
-        self.watching.with(move |watcher| watcher.set(paths));
+        if paths == self.watched {
+            return;
+        }
+        let set = paths.clone();
+        if self.watching.with(move |watcher| watcher.set(set)) {
+            self.watched = paths;
+        }
     }
 
     fn look(&mut self, name: &ResourceName, now: Instant) -> Option<Event> {

@@ -62,11 +62,10 @@ impl Watching {
         Self { here: Some(Watcher::new(quiet)), away: None, quiet, failures: 0 }
     }
 
-    /// Has something done to the watcher; passed over while an earlier one is overdue, because the slow check
-    /// does it again.
-    pub(super) fn with(&mut self, job: impl FnOnce(&mut Watcher) + Send + 'static) {
+    /// Has something done to the watcher; `false` while an earlier job is overdue.
+    pub(super) fn with(&mut self, job: impl FnOnce(&mut Watcher) + Send + 'static) -> bool {
         match self.away.as_ref().map(Receiver::try_recv) {
-            Some(Err(TryRecvError::Empty)) => return,
+            Some(Err(TryRecvError::Empty)) => return false,
             Some(Ok(watcher)) => self.here = Some(watcher),
             Some(Err(TryRecvError::Disconnected)) | None => {}
         }
@@ -83,6 +82,7 @@ impl Watching {
             }
             Err(overdue) => self.away = overdue,
         }
+        true
     }
 
     /// Waits for news; for ever while the watcher is away. Nothing is lost when the future is dropped.
@@ -146,11 +146,11 @@ mod tests {
     async fn a_watcher_comes_back_when_the_file_system_does() {
         let (let_go, hold) = channel::<()>();
         let mut watching = Watching::new(Duration::ZERO);
-        watching.with(move |_| {
+        assert!(watching.with(move |_| {
             let _ = hold.recv();
-        });
+        }));
         assert!(watching.here.is_none());
-        watching.with(|_| panic!("one is under way"));
+        assert!(!watching.with(|_| panic!("one is under way")));
         drop(let_go);
         while watching.here.is_none() {
             watching.with(|_| {});
