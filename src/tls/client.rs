@@ -11,8 +11,8 @@ use std::time::SystemTime;
 
 use rustls::client::{ResolvesClientCert, Resumption};
 use rustls::crypto::CryptoProvider;
-use rustls::sign::CertifiedKey;
-use rustls::{ClientConfig, RootCertStore, SignatureScheme};
+use rustls::sign::{CertifiedKey, Signer, SigningKey};
+use rustls::{ClientConfig, RootCertStore, SignatureAlgorithm, SignatureScheme};
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 
@@ -147,6 +147,34 @@ impl Identity {
     }
 }
 
+/// Stands for a key that cannot be used: the handshake ends when it is to sign, as Go's ends, and the server never
+/// sees a finished connection.
+#[derive(Debug)]
+struct Broken;
+
+impl SigningKey for Broken {
+    fn choose_scheme(&self, offered: &[SignatureScheme]) -> Option<Box<dyn Signer>> {
+        offered.first().map(|scheme| -> Box<dyn Signer> { Box::new(BrokenSigner(*scheme)) })
+    }
+
+    fn algorithm(&self) -> SignatureAlgorithm {
+        SignatureAlgorithm::ECDSA
+    }
+}
+
+#[derive(Debug)]
+struct BrokenSigner(SignatureScheme);
+
+impl Signer for BrokenSigner {
+    fn sign(&self, _message: &[u8]) -> Result<Vec<u8>, rustls::Error> {
+        Err(rustls::Error::General("the client certificate cannot be loaded".to_owned()))
+    }
+
+    fn scheme(&self) -> SignatureScheme {
+        self.0
+    }
+}
+
 impl ResolvesClientCert for Identity {
     fn resolve(&self, _hints: &[&[u8]], _schemes: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
         match self.examine(self.clock.now()) {
@@ -157,7 +185,8 @@ impl ResolvesClientCert for Identity {
             }
             State::Broken(why) => {
                 *self.failure.lock().expect("no panic holds this lock") = Some(why);
-                None
+                // Not `None`: that would finish the handshake without a certificate.
+                Some(Arc::new(CertifiedKey::new(Vec::new(), Arc::new(Broken))))
             }
         }
     }

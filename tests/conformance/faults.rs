@@ -210,7 +210,7 @@ async fn at_renewal(row: &Row) {
     let client = agent.sds().await;
     let mut stream = client.stream_secrets();
     stream.send(&secret_request("default"));
-    let first = secrets(&stream.next().await.unwrap()).remove(0).1;
+    stream.next().await.unwrap();
     let root = ask(&client, "ROOTCA").await.unwrap();
     cause(row, &mock, |path, text| match text {
         Some(text) => agent.put(path, text),
@@ -220,6 +220,8 @@ async fn at_renewal(row: &Row) {
     if matches!(row.cause, Cause::Clock) {
         agent.step_clock(BEHIND);
     }
+    // Now: a machine that stood still may have had a renewal before.
+    let first = ask(&client, "default").await.unwrap();
     told(row, &mut agent).await;
     let kept = ask(&client, "default").await;
     assert_eq!(kept.as_ref(), Ok(&first), "{}: the last good certificate", row.name);
@@ -243,7 +245,7 @@ async fn all(check: impl AsyncFn(&'static Row)) {
             assert!(done.is_ok(), "{}: never done", row.name);
         }
     });
-    rows.buffer_unordered(8).collect::<Vec<_>>().await;
+    rows.buffer_unordered(6).collect::<Vec<_>>().await;
 }
 
 #[tokio::test]

@@ -67,7 +67,8 @@ async fn what_ends_the_go_agent_is_answered() {
 #[tokio::test]
 async fn a_new_root_comes_before_the_certificate() {
     let mock = MockIstiod::start().await;
-    mock.set_ttl(Some(Duration::from_secs(8)));
+    // Half of it must be enough for what comes before the renewal, on a slow machine too.
+    mock.set_ttl(Some(Duration::from_secs(20)));
     let mut agent = builder(&mock).env("SECRET_GRACE_PERIOD_RATIO_JITTER", "0").start();
     let client = agent.sds().await;
     let mut stream = client.stream_secrets();
