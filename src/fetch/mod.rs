@@ -3,7 +3,7 @@
 //! A request owns its connection and drives it while it is polled: no task is started, so dropping the
 //! future is all it takes to give up, and nothing outlives the one who asked. Redirects and gzip are
 //! dealt with as Go's client does, because applications were written against it. Memory is bounded: a
-//! body comes in pieces of at most [`PIECE`] bytes, also when it is decompressed.
+//! body comes in pieces of at most 32 kB, also when it is decompressed.
 //!
 //! | file | is about |
 //! |---|---|
