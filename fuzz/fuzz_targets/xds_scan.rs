@@ -28,6 +28,10 @@ fuzz_target!(|data: (u8, u8, &[u8])| {
         [usize::from(kind % 4)];
     let whole = scan(message, bytes, usize::MAX);
     assert_eq!(whole, scan(message, bytes, usize::from(step) + 1));
+    // As `()` every field is an unknown one and its wire type counts; prost takes a map's entries of any.
+    if <()>::decode(bytes).is_err() {
+        return;
+    }
     let facts = whole.as_ref().ok();
     let own = || facts.expect("prost takes it").type_url.as_deref().unwrap_or_default();
     let found = || facts.expect("prost takes it");

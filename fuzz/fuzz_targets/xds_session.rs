@@ -20,6 +20,7 @@ use pilot_agent::xds::frames::frame;
 use pilot_agent::xds::{Config, Parts, Protocol, Server, TrustBundle, Upstream, types};
 use prost::Message;
 use tokio::net::{TcpListener, TcpStream, UnixStream};
+use tokio::signal::unix::{SignalKind, signal};
 
 const CDS: &str = "type.googleapis.com/envoy.config.cluster.v3.Cluster";
 
@@ -216,6 +217,8 @@ async fn session(input: Input) {
 fuzz_target!(|input: Input| {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     runtime.block_on(async {
+        // Rust programs ignore SIGPIPE, but a fuzz target's `main` is not Rust's; a handler does as well.
+        let _pipe = signal(SignalKind::pipe()).expect("a signal handler");
         let limit = std::time::Duration::from_secs(20);
         tokio::time::timeout(limit, session(input)).await.expect("the session is stuck");
     });
