@@ -32,7 +32,7 @@ pub(crate) struct Bad {
 
 impl Url {
     pub(crate) fn parse(text: &str) -> Result<Self, Bad> {
-        let bad = |why| Bad { text: text.chars().take(200).collect(), why };
+        let bad = |why| Bad { text: shown(text).chars().take(200).collect(), why };
         let (scheme, rest) = text.split_once("://").ok_or(bad("no scheme"))?;
         let https = match scheme.to_ascii_lowercase().as_str() {
             "http" => false,
@@ -161,6 +161,16 @@ impl fmt::Display for Url {
     }
 }
 
+/// An address as it may be logged: without a user and a password, and without its query, which may hold a
+/// signature that gives access.
+pub(crate) fn shown(text: &str) -> String {
+    let (address, query) = text.split_once('?').map_or((text, ""), |(address, _)| (address, "?..."));
+    let Some((scheme, rest)) = address.split_once("://") else { return format!("{address}{query}") };
+    let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
+    let host = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
+    format!("{scheme}://{host}{path}{query}")
+}
+
 /// Path and query of a reference as they are sent, whatever scheme and host it may name. Unlike
 /// [`Url::join`] it leaves dots alone.
 ///
@@ -274,6 +284,21 @@ pub(crate) fn decode(text: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn neither_user_nor_query_is_shown() {
+        for (text, expected) in [
+            ("http://a:80/b", "http://a:80/b"),
+            ("https://u:s3cret@a/b@c?X-Sig=s3cret#d", "https://a/b@c?..."),
+            ("oci://u:s3cret@r.io/x:v1", "oci://r.io/x:v1"),
+            ("https://u:s3cret@", "https://"),
+            ("nonsense", "nonsense"),
+        ] {
+            assert_eq!(shown(text), expected);
+        }
+        let error = Url::parse("https://u:s3cret@a:b/?s3cret").unwrap_err().to_string();
+        assert!(!error.contains("s3cret"), "{error}");
+    }
 
     #[test]
     fn absolute_addresses() {

@@ -14,6 +14,7 @@ use super::Config;
 use super::receive::{Form, Received, Receiver};
 use crate::base::backoff::{Jitter, Policy};
 use crate::base::error::chain;
+use crate::fetch::url::{Url, shown};
 use crate::fetch::{Dialer, Get, Reply, Tls, Trust};
 
 /// Pauses between attempts, the Go agent's: 500 ms, growing by half to a minute, ±50 %.
@@ -79,7 +80,7 @@ impl Web {
 
     /// The module at `url`.
     pub(super) async fn module(&self, url: &str, until: Instant) -> Result<Received, String> {
-        let host = crate::fetch::url::Url::parse(url).map(|url| url.authority()).unwrap_or_default();
+        let host = Url::parse(url).map(|url| url.authority()).unwrap_or_default();
         let dialer = self.dialer(&host);
         let limit = if self.config.http_timeout.is_zero() { ATTEMPT } else { self.config.http_timeout };
         let mut last = "none: WASM_HTTP_REQUEST_MAX_RETRIES is 0".to_owned();
@@ -101,7 +102,7 @@ impl Web {
                 Ok(Err(Failed::Passing(why))) => last = why,
                 Err(_) => last = format!("no whole answer within {:?}", until.min(now + limit) - now),
             }
-            tracing::debug!(target: "wasm", "attempt {attempts} to download {url} failed: {last}");
+            tracing::debug!(target: "wasm", "attempt {attempts} to download {} failed: {last}", shown(url));
             if attempts < self.config.http_attempts {
                 sleep_until(until.min(Instant::now() + self.pauses.delay(attempts - 1))).await;
             }

@@ -41,6 +41,8 @@ const KEY_VALUES: u32 = 2;
 
 /// The limit of a fetch where `http_uri` names none (the Go agent's; istiod always sends 30 s).
 const TIMEOUT: Duration = Duration::from_secs(5);
+/// Longest limit of a fetch: nobody waits longer for a module, and no clock counts all that the field can hold.
+const LONGEST: Duration = Duration::from_secs(3600);
 
 /// When a module that is there already is good enough.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -83,7 +85,7 @@ pub struct Wanted {
     pub url: Option<String>,
     /// Lower-case hex; empty where none was given.
     pub checksum: String,
-    /// For everything together.
+    /// For everything together; an hour at most.
     pub timeout: Duration,
     /// Credentials.
     pub secret: Secret,
@@ -182,7 +184,8 @@ pub fn judge(resource: &Bytes) -> Result<Decision, String> {
     let timeout = remote.http_uri.as_ref().and_then(|uri| uri.timeout.as_ref());
     let timeout = timeout.map_or(TIMEOUT, |t| {
         let seconds = u64::try_from(t.seconds).unwrap_or(0);
-        Duration::new(seconds, if t.seconds < 0 { 0 } else { u32::try_from(t.nanos).unwrap_or(0) })
+        LONGEST
+            .min(Duration::new(seconds, if t.seconds < 0 { 0 } else { u32::try_from(t.nanos).unwrap_or(0) }))
     });
     let wanted = Wanted {
         resource: name,

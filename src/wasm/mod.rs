@@ -19,7 +19,8 @@
 //! * Bytes that need not be read stay as they came (`wire`).
 //! * A download is never in memory as a whole: it is unpacked, hashed and bounded on its way to a file
 //!   beside its place, and renamed when it is good (`receive`, `cache`).
-//! * Pull secrets reach the registry and nobody else: not Envoy, not the log, not an error.
+//! * Pull secrets reach the registry and nobody else: not Envoy, not the log, not an error. Of a URL neither
+//!   user nor query is shown.
 //!
 //! | file | is about |
 //! |---|---|
@@ -60,6 +61,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 use crate::base::metrics::Metrics;
 use crate::base::tasks::Stop;
 use crate::fetch::Proxies;
+use crate::fetch::url::shown;
 use cache::{Asker, Cache, Key};
 use download::Web;
 use filter::{Decision, Filter, Policy, Secret, Wanted};
@@ -288,7 +290,8 @@ impl Converter {
             Some(sum) => Err(Failure::new(
                 "checksum_mismatched",
                 format!(
-                    "module downloaded from {url} has checksum {}, which does not match: {sum}",
+                    "module downloaded from {} has checksum {}, which does not match: {sum}",
+                    shown(url),
                     actual[0]
                 ),
             )),
@@ -296,7 +299,7 @@ impl Converter {
     }
 
     fn keep(&self, key: &Key, asker: Asker<'_>, received: Received) -> Result<PathBuf, Failure> {
-        let url = asker.url;
+        let url = shown(asker.url);
         if !received.module {
             let why = received.entry.err().map(|why| format!(": {why}")).unwrap_or_default();
             let why = format!("fetched Wasm binary from {url} is invalid{why}");

@@ -22,7 +22,7 @@ const SHORTEST: u64 = 8;
 /// As much as is looked at to tell a tar archive.
 const LOOK: usize = tar::MAGIC_AT + tar::MAGIC.len();
 /// Packed so many times within each other at most; more is an attack.
-const DEEPEST: u32 = 8;
+const DEEPEST: u32 = 4;
 const GZIP: &[u8] = &[0x1f, 0x8b];
 
 /// Why a download cannot be received.
@@ -76,7 +76,8 @@ impl From<tar::Error> for Broken {
 enum Stage {
     Look(Vec<u8>),
     Plain,
-    Gzip(Box<Gunzip>, Box<Stage>),
+    /// With how much has come out of it.
+    Gzip(Box<Gunzip>, u64, Box<Stage>),
     Tar(Box<Tar>, Box<Stage>),
 }
 
@@ -138,7 +139,7 @@ impl Receiver {
             Form::Plain => (Stage::Plain, None),
             Form::Layer(name) => {
                 let tar = Stage::Tar(Box::new(Tar::new(Pick::Named(name))), Box::new(Stage::Plain));
-                (Stage::Gzip(Box::new(Gunzip::new()), Box::new(tar)), Some(sha256()))
+                (Stage::Gzip(Box::new(Gunzip::new()), 0, Box::new(tar)), Some(sha256()))
             }
         };
         let sink = Sink { file, sum: sha256(), head: Vec::new(), length: 0, limit };
@@ -213,9 +214,14 @@ fn push(stage: &mut Stage, piece: &Bytes, sink: &mut Sink, depth: u32) -> Result
             *stage = looked(&seen, depth)?;
             push(stage, &seen, sink, depth)
         }
-        Stage::Gzip(gunzip, next) => {
+        Stage::Gzip(gunzip, unpacked, next) => {
             gunzip.feed(piece.clone());
             while let Some(out) = gunzip.piece().map_err(|e| Broken::Packed(e.to_string()))? {
+                // Also what nobody keeps: a few bytes that unpack to zeros for ever would hold this thread.
+                *unpacked += out.len() as u64;
+                if *unpacked > sink.limit {
+                    return Err(Broken::Fatal(Error::TooLong(sink.limit)));
+                }
                 push(next, &out, sink, depth + 1)?;
             }
             Ok(())
@@ -235,7 +241,7 @@ fn end(stage: &mut Stage, sink: &mut Sink, depth: u32) -> Result<bool, Broken> {
             push(stage, &seen, sink, depth)?;
             end(stage, sink, depth)
         }
-        Stage::Gzip(gunzip, next) => {
+        Stage::Gzip(gunzip, _, next) => {
             gunzip.end().map_err(|e| Broken::Packed(e.to_string()))?;
             end(next, sink, depth + 1)
         }
@@ -260,7 +266,7 @@ fn looked(seen: &[u8], depth: u32) -> Result<Stage, Broken> {
     let next = Box::new(Stage::Look(Vec::new()));
     if seen.starts_with(GZIP) {
         deeper()?;
-        return Ok(Stage::Gzip(Box::new(Gunzip::new()), next));
+        return Ok(Stage::Gzip(Box::new(Gunzip::new()), 0, next));
     }
     if seen.len() >= LOOK && seen[tar::MAGIC_AT..].starts_with(tar::MAGIC) {
         deeper()?;

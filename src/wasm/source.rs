@@ -1,6 +1,7 @@
 //! What a module's URL means. Pure.
 
 use super::oci::Reference;
+use crate::fetch::url::shown;
 
 /// A module, or an image that holds one.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -13,7 +14,7 @@ pub(super) enum Source {
 
 impl Source {
     pub(super) fn parse(url: &str) -> Result<Self, String> {
-        let bad = |why: &str| format!("fail to parse Wasm module fetch url: {url:?}: {why}");
+        let bad = |why: &str| format!("fail to parse Wasm module fetch url: {:?}: {why}", shown(url));
         if url.bytes().any(|b| b < b' ' || b == 0x7f) {
             return Err(bad("it has control characters"));
         }

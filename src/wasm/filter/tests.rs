@@ -103,6 +103,20 @@ fn code_becomes_local_and_what_is_for_the_agent_goes() {
 }
 
 #[test]
+fn no_limit_is_beyond_what_a_clock_counts() {
+    let limit = |seconds, nanos| {
+        let mut vm = vm(&[]);
+        if let Some(Code::Remote(remote)) = &mut vm.code.as_mut().unwrap().specifier {
+            remote.http_uri.as_mut().unwrap().timeout = Some(Span { seconds, nanos });
+        }
+        filter(&wasm(HTTP, plugin(vm))).wanted.timeout
+    };
+    assert_eq!(limit(i64::MAX, i32::MAX), LONGEST);
+    assert_eq!(limit(i64::MIN, i32::MIN), Duration::ZERO);
+    assert_eq!(limit(0, 1), Duration::from_nanos(1));
+}
+
+#[test]
 fn host_variables_keep_the_message() {
     let mut vm = vm(&[("ISTIO_META_X", "x")]);
     vm.environment_variables.as_mut().unwrap().host_env_keys.push("HOME".to_owned());

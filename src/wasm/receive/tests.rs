@@ -75,6 +75,15 @@ fn nothing_gets_longer_than_allowed() {
         assert!(matches!(result, Err(Error::TooLong(100_000))));
     }
     assert!(receive(&long, Form::Any, long.len() as u64, 4096).unwrap().0.module);
+    // What comes after the wanted entry, or before it, counts as well.
+    let zeros = vec![0; 1 << 20];
+    for (form, bytes) in [
+        (Form::Any, archive(&[("m", MODULE), ("zeros", &zeros)])),
+        (Form::Layer("plugin.wasm"), archive(&[("zeros", &zeros), ("plugin.wasm", MODULE)])),
+    ] {
+        let result = receive(&gzip(&bytes), form, 100_000, 4096);
+        assert!(matches!(result, Err(Error::TooLong(100_000))));
+    }
 }
 
 #[test]
