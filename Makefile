@@ -12,7 +12,7 @@ export PROPTEST_RNG_SEED ?= 20261121
 # One after the other: built together, the agent would get every library feature that only the double needs.
 RELEASE := cargo build --release --locked -p pilot-agent && cargo build --release --locked -p mock-istiod
 
-.PHONY: demo test lint bench fuzz-smoke docs clean help
+.PHONY: demo test lint bench fuzz-smoke docs descriptors clean help
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -44,6 +44,10 @@ fuzz-smoke:  ## each fuzz target for a few seconds (needs a nightly toolchain an
 
 docs:  ## regenerate docs/CONFIG.md from the tables in src/config
 	UPDATE_DOCS=1 cargo test --locked --lib config_md
+
+descriptors:  ## compile mock-istiod's protobuf descriptors anew (after a change of the crate envoy-types or of mock-istiod/proto)
+	@touch mock-istiod/proto/descriptors.bin
+	UPDATE_DESCRIPTORS=1 cargo test --locked -p mock-istiod --test descriptors
 
 clean:
 	rm -rf target .envoy .tools

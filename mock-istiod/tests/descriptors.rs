@@ -1,9 +1,11 @@
-//! Compiles the descriptors that turn resources written in JSON or YAML into protobuf.
+//! `proto/descriptors.bin` is what the definitions say, checked against the crate that ships them.
 //!
-//! The definitions of Envoy's messages are those that the crate `envoy-types` ships beside its Rust code; the
-//! crate offers no other way to find them than to ask cargo where it unpacked it.
+//! mock-istiod turns resources written in JSON or YAML into protobuf by Envoy's own definitions. Those lie beside
+//! the Rust code of the crate `envoy-types`, which offers no way to them but its folder; a build that asked cargo
+//! for that folder failed wherever cargo had not fetched everything. So the compiled descriptors are committed,
+//! and this test compiles them again: `make descriptors` writes them anew.
 
-#![allow(clippy::disallowed_methods, reason = "a build script is configured by its environment")]
+#![allow(clippy::disallowed_methods, reason = "cargo tells a test its place by variables")]
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
@@ -47,10 +49,22 @@ const ROOTS: &[&str] = &[
     "envoy/extensions/wasm/v3",
 ];
 
-fn main() -> Result<(), Box<dyn Error>> {
-    println!("cargo:rerun-if-changed=build.rs");
-    println!("cargo:rerun-if-changed=proto");
-    let envoy = envoy_protos()?;
+#[test]
+fn committed_descriptors_are_those_of_the_crate() -> Result<(), Box<dyn Error>> {
+    let own = Path::new(env!("CARGO_MANIFEST_DIR")).join("proto");
+    let committed = own.join("descriptors.bin");
+    let fresh = compiled(&envoy_protos()?, &own)?;
+    if std::env::var_os("UPDATE_DESCRIPTORS").is_some() {
+        let beside = own.join("descriptors.bin.new");
+        std::fs::write(&beside, &fresh)?;
+        std::fs::rename(&beside, &committed)?;
+    }
+    let same = std::fs::read(&committed)? == fresh;
+    assert!(same, "{} is not what the definitions say: run `make descriptors`", committed.display());
+    Ok(())
+}
+
+fn compiled(envoy: &Path, own: &Path) -> Result<Vec<u8>, Box<dyn Error>> {
     let includes: Vec<PathBuf> = [
         "data-plane-api",
         "xds",
@@ -62,7 +76,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     ]
     .iter()
     .map(|dir| envoy.join(dir))
-    .chain([PathBuf::from("proto")])
+    .chain([own.to_owned()])
     .collect();
 
     let mut files = vec!["nds.proto".to_owned(), "pcds.proto".to_owned()];
@@ -79,14 +93,20 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     let mut compiler = protox::Compiler::new(includes)?;
     compiler.include_imports(true).include_source_info(false).open_files(files)?;
-    let out = Path::new(&std::env::var_os("OUT_DIR").ok_or("cargo sets OUT_DIR")?).join("descriptors.bin");
-    std::fs::write(out, compiler.encode_file_descriptor_set())?;
-    Ok(())
+    Ok(compiler.encode_file_descriptor_set())
 }
 
+/// The folder of the crate that this test was built with; cargo has it, since it has just built it. Offline and
+/// for this platform alone: nothing else need ever have been fetched.
 fn envoy_protos() -> Result<PathBuf, Box<dyn Error>> {
     let cargo = std::env::var_os("CARGO").ok_or("cargo sets CARGO")?;
-    let output = Command::new(cargo).args(["metadata", "--format-version=1", "--offline"]).output()?;
+    let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
+    let version = String::from_utf8(Command::new(rustc).arg("-vV").output()?.stdout)?;
+    let host = version.lines().find_map(|l| l.strip_prefix("host: ")).ok_or("rustc -vV names no host")?;
+    let output = Command::new(cargo)
+        .args(["metadata", "--format-version=1", "--locked", "--offline", "--filter-platform", host])
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .output()?;
     if !output.status.success() {
         return Err(format!("cargo metadata: {}", String::from_utf8_lossy(&output.stderr)).into());
     }
