@@ -11,6 +11,7 @@ pub mod files;
 pub mod heap;
 pub mod logging;
 pub mod metrics;
+pub mod nearest;
 pub mod netlink;
 pub mod proxy;
 pub mod quote;

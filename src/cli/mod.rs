@@ -8,11 +8,14 @@
 mod completion;
 #[cfg(test)]
 mod config_md;
+mod endpoint;
 mod help;
 mod http;
 mod istio_iptables;
 mod proxy;
 mod request;
+mod run;
+mod sleep;
 mod version;
 mod wait;
 
@@ -48,6 +51,19 @@ const WAIT: &[Flag] = &[
     Flag::new("url", Kind::Text, "http://localhost:15021/healthz/ready", "what to ask"),
 ];
 
+const PORT: Flag = Flag::new(
+    "port",
+    Kind::Int(32),
+    "",
+    "the agent's status port; empty: found as the agent finds it, 15020 unless configured",
+);
+
+const RUN: &[Flag] = &[
+    Flag::new("wait-timeout", Kind::Duration, "60s", "how long to wait until the proxy is ready"),
+    Flag::new("quit", Kind::Bool, "false", "end the proxy when the command has ended"),
+    PORT,
+];
+
 const VERSION: &[Flag] = &[
     Flag::new("output", Kind::Text, "", "json or yaml").short('o'),
     Flag::new("short", Kind::Bool, "false", "only the version's number").short('s'),
@@ -74,6 +90,8 @@ const COMMANDS: &[Command] = &[
         REQUEST,
     ),
     command("wait", "", "Wait until Envoy is ready", WAIT),
+    command("run", "[flags] -- command ...", "Run a command once Envoy is ready, for Jobs", RUN),
+    command("sleep", "<time>", "Sleep, for hooks in images without a shell", &[]),
     command("version", "", "Print what this build is", VERSION),
     command(
         "istio-iptables",
@@ -111,6 +129,8 @@ pub fn run(words: &[String], env: Env) -> u8 {
         "proxy" => proxy::run(parsed, &env),
         "request" => quietly(request::run(&parsed)),
         "wait" => quietly(wait::run(&parsed)),
+        "run" => given(run::run(&parsed, &env)),
+        "sleep" => given(sleep::run(&parsed)),
         "version" => quietly(version::run(&parsed)),
         "istio-iptables" => match logging::init(&logging_options(&parsed)) {
             Ok(_) => istio_iptables::run(&parsed, &env),
@@ -120,6 +140,10 @@ pub fn run(words: &[String], env: Env) -> u8 {
         "help" => help::run(&parsed),
         _ => fail("this build is not compiled with collateral support", None),
     }
+}
+
+fn given(result: Result<u8, String>) -> u8 {
+    result.unwrap_or_else(|error| fail(&error, None))
 }
 
 fn quietly(result: Result<(), String>) -> u8 {
@@ -198,7 +222,7 @@ fn unknown(word: &str) -> String {
     let lower = word.to_lowercase();
     let near: Vec<&str> = COMMANDS
         .iter()
-        .filter(|c| !c.hidden && (distance(&lower, c.name) <= 2 || c.name.starts_with(&lower)))
+        .filter(|c| !c.hidden && (strsim::levenshtein(&lower, c.name) <= 2 || c.name.starts_with(&lower)))
         .map(|c| c.name)
         .collect();
     if !near.is_empty() {
@@ -210,22 +234,6 @@ fn unknown(word: &str) -> String {
         });
     }
     text
-}
-
-// Levenshtein's; the words are short.
-fn distance(a: &str, b: &str) -> usize {
-    let b: Vec<char> = b.chars().collect();
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, x) in a.chars().enumerate() {
-        let mut before = row[0];
-        row[0] = i + 1;
-        for (j, y) in b.iter().enumerate() {
-            let replaced = before + usize::from(x != *y);
-            before = row[j + 1];
-            row[j + 1] = replaced.min(before + 1).min(row[j] + 1);
-        }
-    }
-    row[b.len()]
 }
 
 #[cfg(test)]

@@ -19,14 +19,20 @@ pub(super) fn run(parsed: &Parsed) -> Result<(), String> {
     logging::init(&logging::Options::default()).map_err(|e| e.to_string())?;
     tracing::info!("Waiting for Envoy proxy to be ready (timeout: {seconds} seconds)...");
     let total = Duration::from_secs(u64::try_from(seconds).unwrap_or(0));
-    http::block_on(async move { poll(&url, total, period, request).await })?;
+    http::block_on(async move { until_ready(&url, total, period, request).await })?;
     tracing::info!("Envoy is ready!");
     Ok(())
 }
 
+/// Asks until the answer is 200, for `total` at most. A request that may take no time may take any.
 // The period comes before every request, the first too; only the pause looks at the limit, so that a
 // request on its way may overrun it.
-async fn poll(url: &str, total: Duration, period: Duration, request: Duration) -> Result<(), String> {
+pub(super) async fn until_ready(
+    url: &str,
+    total: Duration,
+    period: Duration,
+    request: Duration,
+) -> Result<(), String> {
     let limit = Instant::now().checked_add(total);
     let mut last = "<nil>".to_owned();
     loop {
@@ -70,7 +76,8 @@ mod tests {
         for (total, period) in [(0, 0), (1, 2000), (0, 500)] {
             let start = Instant::now();
             let period = Duration::from_millis(period);
-            let error = poll("http://localhost:1/", Duration::from_secs(total), period, Duration::ZERO).await;
+            let error =
+                until_ready("http://localhost:1/", Duration::from_secs(total), period, Duration::ZERO).await;
             assert_eq!(
                 error.unwrap_err(),
                 "timeout waiting for Envoy proxy to become ready. Last error: <nil>"

@@ -14,7 +14,7 @@ use super::env::Settings;
 use super::go;
 use super::jsonpb::Fault;
 use super::mesh::Effective;
-use super::validate;
+use super::{unknown, validate};
 
 /// A fault and the source it stands in.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -53,11 +53,13 @@ pub(super) fn merge(
         tracing::info!("Apply proxy config from env");
         let laid = l.mesh.overlay(text);
         l.take("failed to unmarshal mesh config from environment (PROXY_CONFIG)", laid);
+        l.slips("the field of PROXY_CONFIG ", &unknown::fields(text));
     }
     if let Some(text) = annotation("proxy.istio.io/config").filter(|t| !t.is_empty()) {
         tracing::info!("Apply proxy config from annotation proxy.istio.io/config");
         let laid = l.mesh.overlay(&text);
         l.take("failed to unmarshal mesh config from annotation (proxy.istio.io/config)", laid);
+        l.slips("the field of the annotation proxy.istio.io/config ", &unknown::fields(&text));
     }
     l.concurrency();
     l.service_cluster();
@@ -85,6 +87,10 @@ impl Layers<'_> {
         self.check(source, vec![Fault { at: at.to_owned(), reason }]);
     }
 
+    fn slips(&mut self, source: &str, found: &[unknown::Unknown]) {
+        self.warnings.extend(found.iter().filter_map(|u| unknown::line(source, u)));
+    }
+
     fn mesh_file(&mut self, root: &Path) {
         let name = self.flags.or_default(args::PROXY, "meshConfig");
         let text = match std::fs::read(root.join(name)) {
@@ -104,6 +110,7 @@ impl Layers<'_> {
         };
         tracing::info!("Apply mesh config from file {name}");
         let laid = self.mesh.overlay_mesh(&text);
+        self.slips(&format!("the field of {name} "), &unknown::mesh_fields(&text));
         if let Some(document) = self.take(&source, laid) {
             self.check(&source, validate::mesh(&document));
             // The file must be valid on its own, also where a later layer would repair it.

@@ -19,6 +19,7 @@ pub mod platform;
 pub mod pod;
 pub mod report;
 mod statsd;
+pub mod unknown;
 pub mod validate;
 pub mod yaml;
 
@@ -80,7 +81,8 @@ pub fn load(
     if !TYPES.contains(&node_type.as_str()) {
         errors.push(format!("invalid proxy Type: {node_type}; it is one of {}", TYPES.join(", ")));
     }
-    warnings.extend(flags.unknown.iter().map(|f| format!("unknown flag {f} is tolerated and has no effect")));
+    warnings.extend(flags.unknown.iter().map(|flag| tolerated(flag)));
+    warnings.extend(unknown::variables(env).iter().filter_map(|u| unknown::line("the variable ", u)));
     settings.default_text("TRUST_DOMAIN", flags.get("trust-domain").unwrap_or_default());
     settings.default_text("INSTANCE_IP", flags.get("ip").unwrap_or_default());
     let mesh = layers::merge(&flags, &settings, root, &annotation, &mut warnings);
@@ -113,6 +115,13 @@ pub fn load(
     let (addresses, odd) = addresses::of_host(settings.text("INSTANCE_IP"), &excluded);
     warnings.extend(odd);
     Ok(Config { node_type, domain, flags, settings, mesh, addresses, root: root.to_owned(), warnings })
+}
+
+fn tolerated(flag: &str) -> String {
+    let known = args::PROXY.iter().chain(args::LOGGING).map(|f| f.name);
+    let meant = crate::base::nearest::nearest(flag.trim_start_matches('-'), known);
+    let meant = meant.map(|name| format!(": was --{name} meant?")).unwrap_or_default();
+    format!("unknown flag {flag} is tolerated and has no effect{meant}")
 }
 
 #[cfg(test)]

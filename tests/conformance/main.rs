@@ -7,6 +7,7 @@ mod support;
 mod ads;
 mod ads_faults;
 mod cli;
+mod commands;
 mod dns;
 mod end_to_end;
 mod faults;

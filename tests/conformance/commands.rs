@@ -1,0 +1,115 @@
+//! `run` and `sleep`: what Jobs and lifecycle hooks use in images without a shell.
+
+use std::process::{Output, Stdio};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+use tokio::process::Command;
+
+use crate::support::{LIMIT, MockIstiod, TestAgent, agent_bin, eventually, free_port};
+
+fn command(args: &[&str]) -> Command {
+    let mut command = Command::new(agent_bin());
+    command.args(args).env_clear().env("PATH", "/usr/bin:/bin");
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+    command
+}
+
+async fn done(command: &mut Command) -> Output {
+    let output = tokio::time::timeout(LIMIT, command.output()).await.expect("it ends");
+    output.expect("the agent can be run")
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+#[tokio::test]
+async fn run_waits_passes_the_status_on_and_ends_the_proxy() {
+    let mock = MockIstiod::start().await;
+    let mut agent = TestAgent::with().istiod(&mock).start();
+    let port = agent.ports().status.to_string();
+    let run = ["run", "--port", &port, "--"];
+    let output = done(&mut command(&[&run[..], &["sh", "-c", "echo out; exit 3"]].concat())).await;
+    assert_eq!(output.status.code(), Some(3), "{}", text(&output.stderr));
+    assert_eq!(text(&output.stdout), "out\n", "nothing of ours on standard output");
+    agent.assert_running();
+    // A command's own flags are its own; the status port is found as the agent finds it.
+    let config = format!(r#"{{"statusPort": {port}}}"#);
+    let mut quits = command(&["run", "--quit", "--", "echo", "--quit", "-h"]);
+    let output = done(quits.env("PROXY_CONFIG", config)).await;
+    assert_eq!(text(&output.stdout), "--quit -h\n", "{}", text(&output.stderr));
+    assert_eq!(output.status.code(), Some(0));
+    assert!(agent.wait_exit().await.success());
+}
+
+#[tokio::test]
+async fn run_does_not_start_the_command_before_the_proxy_is_ready() {
+    let port = free_port().to_string();
+    let dir = tempfile::tempdir().unwrap();
+    let begun = dir.path().join("begun");
+    let words =
+        ["run", "--port", &port, "--wait-timeout=1s", "--quit", "--", "touch", begun.to_str().unwrap()];
+    let output = done(&mut command(&words)).await;
+    assert_eq!(output.status.code(), Some(255));
+    let said = text(&output.stderr);
+    assert!(said.contains("touch was not started") && said.contains("Connection refused"), "{said}");
+    assert!(!begun.exists());
+}
+
+#[tokio::test]
+async fn run_hands_signals_on_and_shows_a_death_by_signal() {
+    let mock = MockIstiod::start().await;
+    let mut agent = TestAgent::with().istiod(&mock).start();
+    agent.wait_ready().await;
+    let port = agent.ports().status.to_string();
+    let dir = tempfile::tempdir().unwrap();
+    let begun = dir.path().join("begun");
+    for (script, signal, status) in [
+        ("trap 'exit 7' USR1; touch $0; while :; do sleep 0.01; done", Signal::USR1, 7),
+        ("touch $0; while :; do sleep 0.01; done", Signal::TERM, 143),
+    ] {
+        let words = ["run", "--port", &port, "--", "sh", "-c", script, begun.to_str().unwrap()];
+        let mut child = command(&words).spawn().unwrap();
+        let pid = Pid::from_raw(i32::try_from(child.id().unwrap()).unwrap()).unwrap();
+        eventually("the command runs", || async { begun.exists().then_some(()) }).await;
+        kill_process(pid, signal).unwrap();
+        let ended = tokio::time::timeout(LIMIT, child.wait()).await.expect("it ends").unwrap();
+        assert_eq!(ended.code(), Some(status), "{script}");
+        std::fs::remove_file(&begun).unwrap();
+    }
+    for (program, status) in [("/no/such/program", 127), ("/etc/passwd", 126)] {
+        let output = done(&mut command(&["run", "--port", &port, "--", program])).await;
+        assert_eq!(output.status.code(), Some(status), "{program}: {}", text(&output.stderr));
+        assert!(text(&output.stderr).contains("cannot be started"));
+    }
+}
+
+#[tokio::test]
+async fn sleep_sleeps_and_refuses_what_is_no_time() {
+    let started = std::time::Instant::now();
+    assert!(done(&mut command(&["sleep", "300ms"])).await.status.success());
+    assert!(started.elapsed() >= Duration::from_millis(300));
+    for words in [&["sleep"][..], &["sleep", "soon"], &["sleep", "-1s"], &["sleep", "1s", "2s"]] {
+        assert_eq!(done(&mut command(words)).await.status.code(), Some(255), "{words:?}");
+    }
+}
+
+#[tokio::test]
+async fn slips_in_flags_variables_and_fields_are_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut dry = command(&["proxy", "sidecar", "--dry-run", "--dry-rnu", "--proxyLogLevl=info"]);
+    dry.current_dir(dir.path());
+    dry.env("ISTIO_META_DNS_CAPTRUE", "secret-value")
+        .env("PROXY_CONFIG", r#"{"concurency": 2, "future": 1}"#);
+    let said = text(&done(&mut dry).await.stderr);
+    for line in [
+        "unknown flag --dry-rnu is tolerated and has no effect: was --dry-run meant?",
+        "unknown flag --proxyLogLevl is tolerated and has no effect: was --proxyLogLevel meant?",
+        "the variable ISTIO_META_DNS_CAPTRUE is unknown and has no effect: was ISTIO_META_DNS_CAPTURE meant?",
+        "the field of PROXY_CONFIG concurency is unknown and has no effect: was concurrency meant?",
+    ] {
+        assert!(said.contains(line), "{line} in {said}");
+    }
+    assert!(!said.contains("secret-value") && !said.contains("future is unknown"), "{said}");
+}
