@@ -4,7 +4,6 @@
 
 ARG ENVOY_IMAGE=docker.io/istio/proxyv2:1.30.3
 FROM docker.io/library/rust:1.95-bookworm AS build
-RUN apt-get update && apt-get install -y --no-install-recommends cmake && rm -rf /var/lib/apt/lists/*
 WORKDIR /src
 COPY . .
 RUN cargo build --release --locked -p pilot-agent

@@ -1,8 +1,13 @@
-# The commands people and CI run. Everything they need beyond Rust, make and Python 3 they fetch themselves.
+# The commands people and CI run. What they need beyond Rust, a C compiler, make and Python 3 they fetch themselves;
+# what they cannot, scripts/check-machine names before anything is built.
 
 AGENT      ?= target/release/pilot-agent
 DENY_VER   := 0.20.2
-TOOLS      := $(CURDIR)/.tools
+# Where fetched tools and Envoy go.
+PA_TOOLS   ?= $(CURDIR)/.tools
+PA_ENVOY   ?= $(CURDIR)/.envoy
+export PA_TOOLS PA_ENVOY
+TOOLS      := $(PA_TOOLS)
 DENY       := $(shell command -v cargo-deny 2>/dev/null || echo $(TOOLS)/bin/cargo-deny)
 
 # A gate gives the same commit the same answer, so property tests draw the same cases each time; another seed
@@ -12,42 +17,60 @@ export PROPTEST_RNG_SEED ?= 20261121
 # One after the other: built together, the agent would get every library feature that only the double needs.
 RELEASE := cargo build --release --locked -p pilot-agent && cargo build --release --locked -p mock-istiod
 
-.PHONY: demo test lint bench fuzz-smoke docs descriptors clean help
+.PHONY: demo test lint check-lint bare-machine bench fuzz-smoke docs descriptors clean help
+
+# Run first by each target that builds or fetches something.
+CHECK = @scripts/check-machine $@
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 demo:  ## two real Envoys, two agents, mutual TLS, rotation under traffic (about 30 s after the build)
+	$(CHECK)
 	$(RELEASE)
 	@envoy=$$(scripts/get-envoy) && target/release/demo --agent $(AGENT) --envoy "$$envoy"
 
 test:  ## every test; gets Envoy the way the demo does
+	$(CHECK)
 	@scripts/get-netfilter
 	@envoy=$$(scripts/get-envoy) && promtool=$$(scripts/get-promtool) && \
-	  ENVOY_BIN="$$envoy" PROMTOOL="$$promtool" cargo test --locked --workspace --no-fail-fast
+	  ENVOY_BIN="$$envoy" PROMTOOL="$$promtool" scripts/run-tests --locked --workspace
 
-lint: $(DENY)  ## format, clippy, dependency policy, documentation
+lint: check-lint $(DENY)  ## format, clippy, dependency policy, documentation
 	cargo fmt --all --check
 	cargo clippy --locked --workspace --all-targets -- -D warnings
 	$(DENY) --log-level error check bans licenses sources
+	@scripts/check-advisories $(DENY)
 	RUSTDOCFLAGS="-D warnings" cargo doc --locked --workspace --no-deps --document-private-items
 
-$(TOOLS)/bin/cargo-deny:
-	cargo install --locked --root $(TOOLS) --version $(DENY_VER) cargo-deny
+check-lint:
+	@scripts/check-machine lint
+
+# Unoptimised: its build takes longer than its work.
+$(TOOLS)/bin/cargo-deny: | check-lint
+	cargo install --locked --debug --root $(TOOLS) --version $(DENY_VER) cargo-deny
+
+bare-machine:  ## demo and test in a Debian with just what README.md names, as root and as a plain user (an hour)
+	$(CHECK)
+	scripts/bare-machine
 
 bench:  ## sizes, start times, memory, relay: a table; PEER_AGENT=<path> compares another agent
+	$(CHECK)
 	$(RELEASE)
 	@envoy=$$(scripts/get-envoy) && target/release/bench --agent $(AGENT) --envoy "$$envoy" $(if $(PEER_AGENT),--peer "$(PEER_AGENT)")
 
 fuzz-smoke:  ## each fuzz target for a few seconds (needs a nightly toolchain and cargo-fuzz)
+	$(CHECK)
 	scripts/fuzz-smoke
 
 docs:  ## regenerate docs/CONFIG.md from the tables in src/config
+	$(CHECK)
 	UPDATE_DOCS=1 cargo test --locked --lib config_md
 
 descriptors:  ## compile mock-istiod's protobuf descriptors anew (after a change of the crate envoy-types or of mock-istiod/proto)
+	$(CHECK)
 	@touch mock-istiod/proto/descriptors.bin
 	UPDATE_DESCRIPTORS=1 cargo test --locked -p mock-istiod --test descriptors
 
 clean:
-	rm -rf target .envoy .tools
+	rm -rf target dist "$(PA_ENVOY)" "$(PA_TOOLS)"

@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde_json::json;
 
 use crate::support::mesh::{Loop, serials};
-use crate::support::{Envoy, MockIstiod, TestAgent, eventually, http};
+use crate::support::{Envoy, MockIstiod, TestAgent, eventually, http, root_for};
 
 const CERT: &str = "etc/certs/cert-chain.pem";
 const KEY: &str = "etc/certs/key.pem";
@@ -86,6 +86,9 @@ const WITH_LIST: &str = "mount -t tmpfs tmpfs /run && mkdir -p /run/secrets/isti
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_revoked_certificate_is_refused_by_envoy() {
+    if !root_for("a mount namespace") {
+        return;
+    }
     for revoke in [false, true] {
         let mock = MockIstiod::start().await;
         let mesh = Loop::serve(&mock);

@@ -25,7 +25,7 @@ use tokio::task::JoinSet;
 
 use super::ads::{CDS, World, answer, ask, request};
 use crate::support::builder::Builder;
-use crate::support::eventually;
+use crate::support::{eventually, root_for};
 
 const ECDS: &str = "type.googleapis.com/envoy.config.core.v3.TypedExtensionConfig";
 const FILTER: &str = "type.googleapis.com/envoy.extensions.filters.http.wasm.v3.Wasm";
@@ -137,6 +137,9 @@ fn local(filter: &Any) -> PathBuf {
 
 #[tokio::test]
 async fn a_remote_module_becomes_a_local_file_and_what_is_for_the_agent_stays_behind() {
+    if !root_for("a mount namespace") {
+        return;
+    }
     let modules = Modules::start().await;
     let mut world = World::with(with_folder).await;
     let (mut envoy, mut istiod) = world.sotw().await;
@@ -172,6 +175,9 @@ async fn a_remote_module_becomes_a_local_file_and_what_is_for_the_agent_stays_be
 #[tokio::test]
 #[expect(deprecated, reason = "istiod still sends the older field")]
 async fn a_module_that_cannot_be_had_is_replaced_and_refuses_nothing() {
+    if !root_for("a mount namespace") {
+        return;
+    }
     let modules = Modules::start().await;
     let mut world = World::with(with_folder).await;
     let (mut envoy, istiod) = world.sotw().await;
@@ -194,6 +200,9 @@ async fn a_module_that_cannot_be_had_is_replaced_and_refuses_nothing() {
 
 #[tokio::test]
 async fn without_its_folder_a_module_cannot_be_had() {
+    if !root_for("a mount namespace") {
+        return;
+    }
     let modules = Modules::start().await;
     let nowhere = "mount -t tmpfs tmpfs /var/lib && exec \"$@\"";
     let words = ["unshare", "--mount", "sh", "-c", nowhere, "sh"].map(ToOwned::to_owned);
@@ -205,6 +214,9 @@ async fn without_its_folder_a_module_cannot_be_had() {
 
 #[tokio::test]
 async fn configs_that_cannot_be_read_are_refused_and_do_not_reach_envoy() {
+    if !root_for("a mount namespace") {
+        return;
+    }
     let modules = Modules::start().await;
     let mut world = World::with(with_folder).await;
     let (mut envoy, mut istiod) = world.sotw().await;
@@ -220,6 +232,9 @@ async fn configs_that_cannot_be_read_are_refused_and_do_not_reach_envoy() {
 
 #[tokio::test]
 async fn a_slow_download_holds_up_nothing_and_never_overtakes() {
+    if !root_for("a mount namespace") {
+        return;
+    }
     let modules = Modules::start().await;
     let mut world = World::with(with_folder).await;
     let (mut envoy, istiod) = world.sotw().await;

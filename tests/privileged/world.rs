@@ -49,10 +49,7 @@ impl World {
     /// Makes one, or says loudly why that is impossible.
     pub fn new(backend: Backend, addresses: &[&str]) -> Option<Self> {
         if let Some(reason) = obstacle() {
-            #[expect(clippy::disallowed_methods, reason = "a switch of the test run, not of the product")]
-            let required = std::env::var_os("PRIVILEGED").is_some_and(|v| v == "required");
-            assert!(!required, "the privileged tests cannot run: {reason}");
-            eprintln!("\n*** THE PRIVILEGED TESTS DID NOT RUN: {reason} ***\n");
+            crate::support::root::say(&reason);
             return None;
         }
         let name = format!("pa-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));

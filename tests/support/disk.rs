@@ -20,7 +20,7 @@ impl SmallDisk {
             .output()
             .expect("mount can be run");
         let said = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "a small disk cannot be mounted ({said}); run this test as root");
+        assert!(output.status.success(), "a small disk cannot be mounted ({said}); its test needs root");
         Self(path.to_owned())
     }
 

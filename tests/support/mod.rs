@@ -12,6 +12,7 @@ pub mod clock;
 pub mod disk;
 pub mod http;
 pub mod mesh;
+pub mod root;
 
 use std::path::PathBuf;
 use std::sync::OnceLock;
@@ -22,6 +23,7 @@ pub use client::EnvoyClient;
 pub use disk::SmallDisk;
 pub use mock_istiod::net::free_port;
 pub use mock_istiod::{Code, Fault, MockIstiod, Resource, Set, Token};
+pub use root::root_for;
 
 /// How long a condition may take before a test fails. Generous: only a defect ever waits so long.
 pub const LIMIT: Duration = Duration::from_secs(30);

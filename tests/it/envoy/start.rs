@@ -97,8 +97,7 @@ async fn a_launcher_that_is_gone_is_named() {
 
 #[tokio::test]
 async fn another_user_needs_root_and_gets_no_groups() {
-    if !rustix_is_root() {
-        eprintln!("SKIPPED: changing the user needs root");
+    if !crate::support::root_for("changing the user") {
         return;
     }
     let mut scene = Scene::new(
@@ -118,10 +117,6 @@ async fn another_user_needs_root_and_gets_no_groups() {
     };
     let (_, id) = tokio::join!(supervisor.run(), look);
     assert_eq!(id, "1337\n1337\n1337\n");
-}
-
-fn rustix_is_root() -> bool {
-    std::fs::read_to_string("/proc/self/status").unwrap().contains("Uid:\t0\t0\t")
 }
 
 #[tokio::test]

