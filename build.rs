@@ -14,12 +14,28 @@ use prost_types::{DescriptorProto, EnumDescriptorProto, FieldDescriptorProto};
 
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo:rerun-if-changed=proto");
+    build_info()?;
     let services = protox::compile(["proto/ca.proto"], ["proto"])?;
     tonic_prost_build::configure().build_server(false).compile_fds(services)?;
     mesh()?;
     schema()?;
     reflection()?;
     order_functions()
+}
+
+// For `version`: the target, and the crypto library's versions as the lock file pins them.
+fn build_info() -> Result<(), Box<dyn Error>> {
+    println!("cargo:rerun-if-changed=Cargo.lock");
+    let lock =
+        std::fs::read_to_string(PathBuf::from(std::env::var("CARGO_MANIFEST_DIR")?).join("Cargo.lock"));
+    let lock = lock.unwrap_or_default();
+    for name in ["aws-lc-rs", "aws-lc-sys"] {
+        let entry = lock.split(&format!("name = \"{name}\"\nversion = \"")).nth(1);
+        let version = entry.and_then(|rest| rest.split('"').next()).unwrap_or("of unknown version");
+        println!("cargo:rustc-env=PILOT_AGENT_{}={version}", name.to_uppercase().replace('-', "_"));
+    }
+    println!("cargo:rustc-env=PILOT_AGENT_TARGET={}", std::env::var("TARGET")?);
+    Ok(())
 }
 
 // What server reflection tells about the services of the ADS socket: each file's descriptor as clients

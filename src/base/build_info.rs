@@ -1,5 +1,8 @@
 //! What this binary is: version, source revision, how it was built.
 
+/// What this is called.
+pub const PRODUCT: &str = "pilot-agent in Rust";
+
 /// Version of this project.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
@@ -20,3 +23,24 @@ pub const STATUS: &str = match option_env!("PILOT_AGENT_BUILD_STATUS") {
 
 /// Where the Go agent names its Go: the language, and the oldest compiler that builds this.
 pub const COMPILER: &str = concat!("rust", env!("CARGO_PKG_RUST_VERSION"));
+
+/// The TLS and key library with the versions that Cargo.lock pins (`AWS-LC` is built from `aws-lc-sys`).
+pub const CRYPTO: &str = concat!(
+    "aws-lc-rs ",
+    env!("PILOT_AGENT_AWS_LC_RS"),
+    " (aws-lc-sys ",
+    env!("PILOT_AGENT_AWS_LC_SYS"),
+    ")"
+);
+
+/// The triple this was built for.
+pub const TARGET: &str = env!("PILOT_AGENT_TARGET");
+
+/// The C library: what the build was told (`PILOT_AGENT_LIBC`, for instance `glibc 2.28`, the oldest that will do),
+/// else the target's.
+pub const LIBC: &str = match option_env!("PILOT_AGENT_LIBC") {
+    Some(libc) => libc,
+    None if cfg!(all(target_env = "musl", target_feature = "crt-static")) => "musl, static",
+    None if cfg!(target_env = "musl") => "musl",
+    None => "glibc",
+};

@@ -65,7 +65,7 @@ const RUN: &[Flag] = &[
 ];
 
 const VERSION: &[Flag] = &[
-    Flag::new("output", Kind::Text, "", "json or yaml").short('o'),
+    Flag::new("output", Kind::Text, "", "json or yaml; full or full-json tells more").short('o'),
     Flag::new("short", Kind::Bool, "false", "only the version's number").short('s'),
 ];
 
@@ -121,7 +121,11 @@ pub fn run(words: &[String], env: Env) -> u8 {
         Ok(parsed) => parsed,
         Err(error) => return fail(&error, None),
     };
-    let Some(command) = found else { return help::print(None) };
+    let Some(command) = found else {
+        // To the Go agent it is an unknown flag of the root, which prints help.
+        let asked = parsed.unknown.iter().any(|flag| flag == "--version");
+        return if asked { request::print(version::full().as_bytes()) } else { help::print(None) };
+    };
     if parsed.help {
         return help::print(Some(command));
     }

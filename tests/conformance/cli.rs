@@ -62,6 +62,26 @@ fn version_has_its_four_forms() {
 }
 
 #[test]
+fn version_names_product_release_crypto_and_platform() {
+    let full = run(&["--version"]);
+    assert_eq!(full.status.code(), Some(0));
+    assert_eq!(run(&["version", "-o", "full"]).stdout, full.stdout);
+    let json: serde_json::Value =
+        serde_json::from_slice(&run(&["version", "-o", "full-json"]).stdout).unwrap();
+    let go: serde_json::Value = serde_json::from_slice(&run(&["version", "-o", "json"]).stdout).unwrap();
+    assert_eq!(json["istio"], go["clientVersion"]["version"]);
+    for name in ["product", "version", "revision", "istio", "crypto", "target", "libc"] {
+        let value = json[name].as_str().unwrap_or_else(|| panic!("{name} is missing: {json}"));
+        assert!(!value.is_empty() && !value.contains("unknown version"), "{name}: {value:?}");
+        assert!(text(&full.stdout).contains(&format!("{name}: {value}\n")), "{name}");
+    }
+    let one_value = go["clientVersion"]["golang_version"].as_str().unwrap();
+    for name in ["product", "version", "crypto", "target", "libc"] {
+        assert!(one_value.contains(json[name].as_str().unwrap()), "{name} is not in {one_value:?}");
+    }
+}
+
+#[test]
 fn errors_end_with_255_and_stand_on_standard_error() {
     for (args, error) in [
         (&["nope"][..], "Error: unknown command \"nope\" for \"pilot-agent\""),
