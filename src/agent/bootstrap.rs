@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
+use crate::base::place::{self, Mode as FileMode};
 use crate::config::parts::{self, Error, identity};
 use crate::config::{Config, args, bootstrap as from_config, node, pod};
 use crate::envoy;
-use crate::envoy::bootstrap::write::{self, Mode as FileMode};
 use crate::envoy::bootstrap::{self, Node, grpc};
 use crate::secrets::probe::{self, Mode};
 
@@ -64,7 +64,7 @@ pub fn write_grpc(config: &Config, node: &Node) -> Result<(), Error> {
     let Some(path) = config.settings.some_text("GRPC_XDS_BOOTSTRAP") else { return Ok(()) };
     let document = grpc::generate(node, &config.mesh.proxy.config_path, config.settings.text("OUTPUT_CERTS"));
     let text = serde_json::to_vec_pretty(&document).unwrap_or_default();
-    write::write(&config.path(path), &text, FileMode::Exact(0o644)).map_err(|e| {
+    place::put(&config.path(path), &text, FileMode::Exact(0o644)).map_err(|e| {
         Error::new(format!("failed to write the gRPC bootstrap: {}", crate::base::error::chain(&e)))
     })
 }
@@ -88,7 +88,7 @@ impl envoy::Bootstrap for Bootstrap {
         if let Some(token) = from_config::lightstep_token(&self.config.mesh.proxy) {
             let path = self.config.config_path().join(bootstrap::TOKEN_FILE);
             // Envoy may run as another user and reads it by itself, so the mode is the Go agent's.
-            write::write(&path, token.as_bytes(), FileMode::Masked(0o666))?;
+            place::put(&path, token.as_bytes(), FileMode::Masked(0o666))?;
         }
         let template = parts::envoy::template(&self.config);
         Ok(from_config::render(&options, template.as_deref(), self.config.settings.env().map())?)

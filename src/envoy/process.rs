@@ -2,11 +2,9 @@
 
 use std::ffi::OsString;
 use std::fmt;
-use std::fs::{DirBuilder, File, OpenOptions};
 use std::future::Future;
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
@@ -15,6 +13,7 @@ use std::process::Stdio;
 use rustix::process::{Pid, Signal};
 
 use super::launch;
+use crate::base::place::{self, Mode};
 
 /// How an Envoy ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -238,26 +237,19 @@ pub struct Written {
 }
 
 impl Written {
-    /// Writes `text` beside `path` and renames; mode 0666 less the umask, folders 0700, as the Go agent
-    /// has them. Where the folder allows no new file (a mounted file), the file is written in place.
+    /// Puts `text` at `path`; mode 0666 less the umask, folders 0700, as the Go agent
+    /// has them. Where the folder allows no new file (a mounted file), the file is written over.
     ///
     /// # Errors
     /// With the path that could not be made or written.
     pub fn new(path: &Path, text: &[u8]) -> Result<Self, (PathBuf, io::Error)> {
-        if let Some(folder) = path.parent().filter(|p| !p.as_os_str().is_empty() && !p.is_dir()) {
-            DirBuilder::new()
-                .recursive(true)
-                .mode(0o700)
-                .create(folder)
-                .map_err(|e| (folder.to_owned(), e))?;
-        }
-        let mut beside = path.as_os_str().to_owned();
-        beside.push(".new");
-        let beside = PathBuf::from(beside);
-        let renamed = put(&beside, text).and_then(|()| std::fs::rename(&beside, path));
-        if renamed.is_err() {
-            let _ = std::fs::remove_file(&beside);
-            put(path, text).map_err(|e| (path.to_owned(), e))?;
+        match place::put(path, text, Mode::Masked(0o666)) {
+            Ok(()) => {}
+            // A disk that is full must not cost the old file as well.
+            Err(error) if error.path == path && closed(&error.source) => {
+                place::over(path, text).map_err(|_| (error.path, error.source))?;
+            }
+            Err(error) => return Err((error.path, error.source)),
         }
         Ok(Self { path: path.to_owned() })
     }
@@ -269,9 +261,10 @@ impl Written {
     }
 }
 
-fn put(path: &Path, text: &[u8]) -> io::Result<()> {
-    let mut file: File = OpenOptions::new().write(true).create(true).truncate(true).mode(0o666).open(path)?;
-    file.write_all(text)
+// The folder takes no new file, or none in the place of this one.
+fn closed(error: &io::Error) -> bool {
+    use io::ErrorKind::{PermissionDenied, ReadOnlyFilesystem, ResourceBusy};
+    matches!(error.kind(), PermissionDenied | ReadOnlyFilesystem | ResourceBusy)
 }
 
 impl Drop for Written {

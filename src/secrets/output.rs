@@ -8,12 +8,13 @@
 mod writer;
 
 use std::io::{self, Write};
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use tempfile::NamedTempFile;
 
 pub(super) use writer::{Content, Writer};
+
+use crate::base::place;
 
 /// Where and how.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -96,13 +97,7 @@ fn beside(path: &Path, content: &[u8], mode: u32) -> io::Result<Option<NamedTemp
         return Ok(None);
     }
     let folder = path.parent().unwrap_or(Path::new("."));
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let mut file = tempfile::Builder::new()
-        .prefix(&format!("{name}.tmp."))
-        .permissions(std::fs::Permissions::from_mode(mode & 0o600))
-        .tempfile_in(folder)?;
-    // The creation mode passes through the umask; this does not.
-    file.as_file().set_permissions(std::fs::Permissions::from_mode(mode))?;
+    let mut file = place::beside(folder, &place::name(path), place::Mode::Exact(mode))?;
     file.write_all(content)?;
     Ok(Some(file))
 }
@@ -110,7 +105,7 @@ fn beside(path: &Path, content: &[u8], mode: u32) -> io::Result<Option<NamedTemp
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::fs::MetadataExt;
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
     fn mode(path: &Path) -> u32 {
         std::fs::metadata(path).unwrap().permissions().mode() & 0o777

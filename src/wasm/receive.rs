@@ -13,6 +13,7 @@ use bytes::Bytes;
 use tempfile::NamedTempFile;
 
 use super::tar::{self, Pick, Tar};
+use crate::base::place::{self, Mode};
 use crate::fetch::Gunzip;
 
 /// What every module begins with.
@@ -126,14 +127,10 @@ impl Receiver {
     /// # Errors
     /// When no file can be made there.
     pub fn new(dir: &Path, limit: u64, form: Form) -> io::Result<Self> {
-        use std::os::unix::fs::PermissionsExt;
-        // Envoy may run as another user.
-        let mode = std::fs::Permissions::from_mode(0o644);
-        let mut builder = tempfile::Builder::new();
-        builder.prefix(".download-").permissions(mode);
         // Without its folder a module cannot be stored, but whether it could be had is still told: the
         // bytes go where any may be put.
-        let file = builder.tempfile_in(dir).or_else(|_| builder.tempfile_in("/tmp"))?;
+        let place = |dir| place::beside(dir, ".download", Mode::Masked(0o644));
+        let file = place(dir).or_else(|_| place(Path::new("/tmp")))?;
         let (stage, packed) = match form {
             Form::Any => (Stage::Look(Vec::new()), Some(sha256())),
             Form::Plain => (Stage::Plain, None),

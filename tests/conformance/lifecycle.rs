@@ -329,3 +329,42 @@ async fn hot_restarts_under_traffic_fail_no_request() {
     let log = agent.stop().await;
     assert!(log.contains("epoch 5 takes over"), "{log}");
 }
+
+// Who shares the folder with the agent plants a link where its next file would be.
+#[tokio::test]
+async fn planted_links_lead_nowhere() {
+    let mock = MockIstiod::start().await;
+    let dir = tempfile::Builder::new().prefix("agent-").tempdir().unwrap();
+    let victim = dir.path().join("victim");
+    std::fs::write(&victim, "kept").unwrap();
+    for place in
+        [BOOTSTRAP, "etc/istio/proxy/grpc.json", "out/key.pem", "out/cert-chain.pem", "out/root-cert.pem"]
+    {
+        let path = dir.path().join(place);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        for ending in ["", ".new", ".tmp", "~"] {
+            let mut name = path.clone().into_os_string();
+            name.push(ending);
+            std::os::unix::fs::symlink(&victim, name).unwrap();
+        }
+    }
+    let mut agent = TestAgent::with()
+        .istiod(&mock)
+        .env("GRPC_XDS_BOOTSTRAP", "etc/istio/proxy/grpc.json")
+        .env("OUTPUT_CERTS", "out")
+        .start_in(dir);
+    agent.wait_ready().await;
+    let client = agent.sds().await;
+    let mut stream = client.stream_secrets();
+    stream.send(&crate::support::client::secret_request("default"));
+    stream.next().await.unwrap();
+    eventually("the key is written", || async {
+        std::fs::read_to_string(agent.path("out/key.pem"))
+            .is_ok_and(|t| t.contains("PRIVATE KEY"))
+            .then_some(())
+    })
+    .await;
+    assert_eq!(std::fs::read_to_string(agent.path("victim")).unwrap(), "kept");
+    assert!(std::fs::read_to_string(agent.path(BOOTSTRAP)).unwrap().contains("static_resources"));
+    agent.stop().await;
+}

@@ -23,7 +23,6 @@ mod stats;
 pub mod template;
 mod tls;
 pub(crate) mod tracer;
-pub mod write;
 
 pub use address::{Family, HostPort};
 pub use node::{Locality, Node};

@@ -5,7 +5,7 @@
 //! of the platform.
 
 use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -19,6 +19,7 @@ use zeroize::Zeroizing;
 
 use super::{Error, Token, TokenSource, claims};
 use crate::base::clock::Clock;
+use crate::base::place::{self, Mode};
 use crate::base::tasks::Stop;
 
 /// Bound of one request to the metadata server; it answers in milliseconds or is not there.
@@ -132,7 +133,8 @@ impl GoogleComputeEngine {
             return Err(Error("jwtPath is unset".to_owned()));
         }
         let body = self.server.get(&self.path).await.map_err(Error)?;
-        write(&self.file, &body)
+        // The mode is the Go agent's.
+        place::replace(&self.file, &body, Mode::Masked(0o640))
             .map_err(|e| Error(format!("cannot write the token to {}: {e}", self.file.display())))?;
         let text = std::str::from_utf8(&body)
             .map_err(|_| Error("the metadata server's answer is not text".to_owned()))?;
@@ -233,18 +235,6 @@ impl TokenSource for AccessToken {
             Ok(Some(token))
         })
     }
-}
-
-/// Written beside and renamed, so that a reader never sees half a token; mode 0640 as in the Go agent.
-fn write(path: &Path, body: &[u8]) -> std::io::Result<()> {
-    use std::io::Write;
-    use std::os::unix::fs::PermissionsExt;
-    let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let mut file =
-        tempfile::Builder::new().permissions(std::fs::Permissions::from_mode(0o640)).tempfile_in(folder)?;
-    file.write_all(body)?;
-    file.persist(path).map_err(|e| e.error)?;
-    Ok(())
 }
 
 /// Percent-encoding of a query value.

@@ -1,0 +1,160 @@
+//! Puts a file in its place, whole or not at all. The only part that makes files beside others.
+//!
+//! Who may write to the folder must not make a privileged agent write elsewhere. So a file on its way has a name
+//! that nobody can know before ([`beside`]: drawn at random, opened with `O_EXCL` and `O_NOFOLLOW`), and gets to its
+//! place by a rename, which replaces a link and never follows it. It is gone again when it does not get there.
+
+use std::fs::{DirBuilder, OpenOptions, Permissions};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::OFlags;
+use tempfile::NamedTempFile;
+
+/// Who may use the file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    /// Exactly these bits: a file that other users in the pod read, or that none of them may.
+    Exact(u32),
+    /// These bits less the umask.
+    Masked(u32),
+}
+
+/// Why a file could not be written.
+#[derive(Debug, thiserror::Error)]
+#[error("failed to write {path}")]
+pub struct Error {
+    /// The file or the folder it was for.
+    pub path: PathBuf,
+    /// Why.
+    #[source]
+    pub source: io::Error,
+}
+
+/// An empty file in `folder` on its way to a place there ([`NamedTempFile::persist`]); `name` is what its own name
+/// begins with. Its bits are there before its first byte.
+///
+/// # Errors
+/// The system's.
+pub fn beside(folder: &Path, name: &str, mode: Mode) -> io::Result<NamedTempFile> {
+    let (Mode::Exact(bits) | Mode::Masked(bits)) = mode;
+    let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
+    // Never more than the owner's before the bits are exact.
+    let first = if matches!(mode, Mode::Exact(_)) { bits & 0o600 } else { bits };
+    let flags = OFlags::NOFOLLOW.bits().cast_signed();
+    let file =
+        tempfile::Builder::new().prefix(&format!("{name}.")).suffix(".new").make_in(folder, |path| {
+            OpenOptions::new().write(true).create_new(true).mode(first).custom_flags(flags).open(path)
+        })?;
+    if let Mode::Exact(bits) = mode {
+        // The mode of creation passes through the umask; this does not.
+        file.as_file().set_permissions(Permissions::from_mode(bits))?;
+    }
+    Ok(file)
+}
+
+/// Writes `text` at `path`. Missing folders are made with mode 0700, as the Go agent makes them.
+///
+/// # Errors
+/// With the path that could not be made or written; what was at `path` before is still there.
+pub fn put(path: &Path, text: &[u8], mode: Mode) -> Result<(), Error> {
+    let fail = |path: &Path| {
+        let path = path.to_owned();
+        move |source| Error { path, source }
+    };
+    let folder = path.parent().unwrap_or(Path::new(""));
+    if !folder.as_os_str().is_empty() && !folder.is_dir() {
+        DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(fail(folder))?;
+    }
+    replace(path, text, mode).map_err(fail(path))
+}
+
+/// As [`put`], in a folder that must be there.
+///
+/// # Errors
+/// The system's; what was at `path` before is still there.
+pub fn replace(path: &Path, text: &[u8], mode: Mode) -> io::Result<()> {
+    let mut file = beside(path.parent().unwrap_or(Path::new("")), &name(path), mode)?;
+    file.write_all(text)?;
+    file.persist(path).map_err(|e| e.error)?;
+    Ok(())
+}
+
+/// Writes `text` into the file that is at `path`, for a folder that takes no other (a file mounted by itself). A
+/// link is refused, and so is what is no regular file.
+///
+/// # Errors
+/// The system's; the file may hold a part of the text then.
+pub fn over(path: &Path, text: &[u8]) -> io::Result<()> {
+    // Not to wait for the reader of a pipe before it is seen to be one.
+    let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
+    let mut file = OpenOptions::new().write(true).custom_flags(flags).open(path)?;
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file"));
+    }
+    file.set_len(0)?;
+    file.write_all(text)
+}
+
+/// What a file's name on its way begins with.
+#[must_use]
+pub fn name(path: &Path) -> String {
+    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+
+    fn mode(path: &Path) -> u32 {
+        std::fs::metadata(path).unwrap().permissions().mode() & 0o777
+    }
+
+    #[test]
+    fn writes_whole_files_with_their_modes() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("deep/down/file.json");
+        std::fs::create_dir(dir.path().join("deep")).unwrap();
+        put(&path, b"one", Mode::Exact(0o644)).unwrap();
+        put(&path, b"two", Mode::Exact(0o640)).unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), b"two");
+        assert_eq!(mode(&path), 0o640);
+        assert_eq!(mode(path.parent().unwrap()), 0o700);
+        assert_eq!(std::fs::read_dir(path.parent().unwrap()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_failure_leaves_the_old_file_and_nothing_beside_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("taken");
+        std::fs::create_dir_all(path.join("full")).unwrap();
+        let error = put(&path, b"x", Mode::Masked(0o666)).unwrap_err();
+        assert_eq!(error.path, path);
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn links_are_replaced_and_what_they_lead_to_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let (victim, path) = (dir.path().join("victim"), dir.path().join("file"));
+        std::fs::write(&victim, "kept").unwrap();
+        symlink(&victim, &path).unwrap();
+        let refused = over(&path, b"x").unwrap_err();
+        assert_eq!(refused.raw_os_error(), Some(rustix::io::Errno::LOOP.raw_os_error()));
+        put(&path, b"new", Mode::Masked(0o666)).unwrap();
+        assert_eq!(std::fs::read(&victim).unwrap(), b"kept");
+        assert!(!std::fs::symlink_metadata(&path).unwrap().is_symlink());
+        over(&path, b"over").unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), b"over");
+    }
+
+    #[test]
+    fn a_pipe_in_the_place_of_a_mounted_file_is_no_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("pipe");
+        rustix::fs::mkfifoat(rustix::fs::CWD, &path, 0o600.into()).unwrap();
+        assert!(over(&path, b"x").is_err());
+    }
+}
