@@ -59,6 +59,9 @@ pub fn run(
         // Nothing is wanted there, but rules of an earlier run must go.
         sides.push(side(Family::V6, choice, &[]));
     }
+    if runner.ending() {
+        return Err("asked to end before anything was changed".to_owned());
+    }
     let mut others = Others::default();
     // What is left of a family that is off goes without --reconcile only if the other one is new as well.
     let all_new = !sides[0].backend.state.has_ours();

@@ -6,6 +6,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use super::apply::{self, Others};
+use super::exec::Ending;
 use super::hold::Hold;
 use super::net::{Side, Things, Tproxy};
 use super::options::{Mode, Options};
@@ -49,7 +50,8 @@ async fn programme(settings: &Settings, path: &str, env: &BTreeMap<String, Strin
         }
         let rules = rules::generate(&resolved.options);
         let sandbox = settings.cni_mode.then(|| Sandbox { lock: settings.network_namespace.clone() });
-        let mut runner = Real { path: path.to_owned(), sandbox };
+        let ending = Ending::watched().map_err(|e| format!("signals cannot be held back: {e}"))?;
+        let mut runner = Real { path: path.to_owned(), sandbox, ending };
         let mut others = Others::default();
         if settings.native_nftables {
             native::run(&mut runner, settings, &resolved, &rules, &host.names)?;

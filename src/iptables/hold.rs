@@ -1,6 +1,6 @@
 //! Signals that ask for an end are held back while rules are being changed: half a set of rules lets
-//! traffic pass by the proxy. The work takes milliseconds, and 30 s at most when another program holds
-//! the lock.
+//! traffic pass by the proxy. The work takes milliseconds; a program that then does not end is killed
+//! ([`super::exec`]).
 
 use std::io;
 

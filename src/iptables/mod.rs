@@ -4,7 +4,7 @@
 //! a list of [`model::Rule`]s, purely; [`restore`] prints them for `iptables-restore`, [`nft`] for `nft`.
 //! [`state`] reads what the kernel holds, [`verify`] compares, [`change`] and [`undo`] make the documents
 //! that get from one to the other. What touches the kernel is thin: [`detect`], [`apply`], [`native`] behind
-//! [`run::Runner`], [`net`] over netlink, [`probe`] for the validation. [`command`] is the whole of it,
+//! [`run::Runner`] ([`exec`] is one program's run), [`net`] over netlink, [`probe`] for the validation. [`command`] is the whole of it,
 //! with signals held back ([`hold`]) while rules change.
 //!
 //! Promises: per address family the old rules or the new ones, never none; a second apply changes
@@ -17,6 +17,7 @@ pub mod change;
 pub mod command;
 pub mod detect;
 pub mod dry;
+pub mod exec;
 pub mod hold;
 pub mod model;
 pub mod native;

@@ -1,19 +1,12 @@
 //! Runs the programs; behind a trait so that tests record instead.
 
-use std::io::{self, Read, Write};
-use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::io;
 use std::path::Path;
-use std::process::{Command, Stdio};
-use std::sync::mpsc;
 use std::thread;
-use std::time::Duration;
 
+use super::exec::{Ending, execute};
 use super::model::Family;
 use crate::base::netlink::Netlink;
-
-/// No program takes longer: legacy ones wait 30 s for the lock (`--wait=30`), the work itself takes
-/// milliseconds.
-const LIMIT: Duration = Duration::from_secs(60);
 
 /// One program to run.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -78,6 +71,11 @@ pub trait Runner {
     /// When it cannot be started.
     fn run(&mut self, program: &Program) -> io::Result<Output>;
 
+    /// Whether we were asked to end.
+    fn ending(&self) -> bool {
+        false
+    }
+
     /// Whether a program of that name can be found.
     fn exists(&self, name: &str) -> bool;
 
@@ -99,6 +97,8 @@ pub struct Real {
     pub path: String,
     /// CNI mode: run in a mount namespace of its own; the path stands in for the host's lock.
     pub sandbox: Option<Sandbox>,
+    /// Whether we were asked to end.
+    pub ending: Ending,
 }
 
 /// What a program of the host's file system must not see.
@@ -129,19 +129,25 @@ impl Sandbox {
 impl Runner for Real {
     fn run(&mut self, program: &Program) -> io::Result<Output> {
         tracing::debug!("running {} {}", program.name, program.args.join(" "));
+        let ending = &mut self.ending;
         match &self.sandbox {
-            None => execute(program, None),
+            None => execute(program, None, ending),
             // A mount namespace belongs to a thread here, so the program gets a thread to itself.
             Some(sandbox) => thread::scope(|scope| {
                 let inside = scope.spawn(|| {
                     if let Err(e) = sandbox.enter(program.old_lock) {
                         tracing::warn!("{} runs without a mount namespace of its own: {e}", program.name);
                     }
-                    execute(program, Some(sandbox.lock.as_str()).filter(|l| !l.is_empty()))
+                    let lock = Some(sandbox.lock.as_str()).filter(|l| !l.is_empty());
+                    execute(program, lock, ending)
                 });
                 inside.join().unwrap_or_else(|_| Err(io::Error::other("the program's thread panicked")))
             }),
         }
+    }
+
+    fn ending(&self) -> bool {
+        self.ending.asked()
     }
 
     fn exists(&self, name: &str) -> bool {
@@ -161,43 +167,4 @@ impl Runner for Real {
     fn inet_tables(&self) -> io::Result<Vec<String>> {
         Netlink::netfilter()?.inet_tables()
     }
-}
-
-fn execute(program: &Program, lock: Option<&str>) -> io::Result<Output> {
-    let mut child = Command::new(&program.name)
-        .args(&program.args)
-        .envs(lock.map(|path| ("XTABLES_LOCKFILE", path)))
-        .stdin(if program.stdin.is_some() { Stdio::piped() } else { Stdio::null() })
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        // A signal to our process group must not cut a change in two.
-        .process_group(0)
-        .spawn()?;
-    // Three pipes at once, so that no order of reading and writing can lock up with the program's.
-    let (input, output, complaints) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
-    let (closed, ended) = mpsc::channel();
-    let (stdout, stderr) = thread::scope(|scope| {
-        let text = program.stdin.as_deref().unwrap_or_default();
-        scope.spawn(move || input.map(|mut pipe| pipe.write_all(text.as_bytes())));
-        let output = scope.spawn(|| {
-            let text = read_all(output);
-            let _ = closed.send(());
-            text
-        });
-        let complaints = scope.spawn(|| read_all(complaints));
-        if ended.recv_timeout(LIMIT).is_err() {
-            tracing::error!("{} did not end within {} s and is killed", program.name, LIMIT.as_secs());
-            let _ = child.kill();
-        }
-        (output.join().unwrap_or_default(), complaints.join().unwrap_or_default())
-    });
-    let status = child.wait()?;
-    let signal = status.signal();
-    Ok(Output { status: status.code().or(signal.map(|s| 128 + s)).unwrap_or(-1), stdout, stderr })
-}
-
-fn read_all(pipe: Option<impl Read>) -> String {
-    let mut bytes = Vec::new();
-    let _ = pipe.map(|mut pipe| pipe.read_to_end(&mut bytes));
-    String::from_utf8_lossy(&bytes).into_owned()
 }

@@ -35,6 +35,31 @@ fn exit_statuses() {
 }
 
 #[test]
+fn a_program_that_hangs_holds_up_no_end_and_leaves_nothing() {
+    let Some(world) = World::new(Backend::Nft, V4) else { return };
+    let pids = world.path("pids");
+    let before = world.everything();
+    world.shim(
+        "iptables-nft-save",
+        &format!("/bin/sleep 1000 & echo $! $$ >{0}.new; /bin/mv {0}.new {0}; wait", pids.display()),
+    );
+    let mut agent = world.spawn(SIDECAR);
+    while !pids.exists() {
+        assert!(agent.try_wait().expect("our child").is_none(), "it ended before its program hung");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let pid = rustix::process::Pid::from_raw(i32::try_from(agent.id()).expect("an ID")).expect("an ID");
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("not waited for yet");
+    assert_eq!(agent.wait().expect("our child").code(), Some(1));
+    for pid in std::fs::read_to_string(&pids).expect("it is there").split_whitespace() {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        assert!(stat.is_empty() || stat.contains(") Z "), "{stat}");
+    }
+    world.unshim("iptables-nft-save");
+    assert_eq!(world.everything(), before);
+}
+
+#[test]
 fn without_an_address_nothing_is_done() {
     let Some(world) = World::new(Backend::Nft, &["169.254.7.2/16"]) else { return };
     for options in [SIDECAR.to_owned(), format!("{SIDECAR} --dry-run")] {
