@@ -26,5 +26,6 @@ pub mod sds;
 pub mod secrets;
 pub mod status;
 pub mod tls;
+pub mod trouble;
 pub mod wasm;
 pub mod xds;

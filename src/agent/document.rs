@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 
 use crate::base::build_info;
 use crate::config::Config;
+use crate::trouble::Troubles;
 use crate::{dns, envoy, health, secrets, status, xds};
 
 use super::shutdown::Stages;
@@ -21,11 +22,13 @@ pub struct Face {
     names: Option<dns::Current>,
     health: Option<health::Handle>,
     tasks: Stages,
+    troubles: Troubles,
     since: SystemTime,
 }
 
 impl Face {
     /// Holds on to the handles.
+    #[expect(clippy::too_many_arguments, reason = "one handle a part")]
     pub fn new(
         config: &Arc<Config>,
         envoy: &envoy::Handle,
@@ -34,6 +37,7 @@ impl Face {
         names: Option<dns::Current>,
         health: Option<health::Handle>,
         tasks: &Stages,
+        troubles: &Troubles,
     ) -> Self {
         Self {
             config: config.clone(),
@@ -43,6 +47,7 @@ impl Face {
             names,
             health,
             tasks: tasks.clone(),
+            troubles: troubles.clone(),
             since: SystemTime::now(),
         }
     }
@@ -119,6 +124,9 @@ impl status::Agent for Face {
             })
         });
         json!({
+            "verdict": self.troubles.verdict(),
+            "troubles": self.troubles.snapshot(),
+            "events": self.troubles.events(),
             "version": build_info::VERSION,
             "follows": build_info::ISTIO_VERSION,
             "type": self.config.node_type,

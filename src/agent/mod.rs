@@ -37,6 +37,7 @@ use crate::istiod::auth::{AccessToken, GoogleComputeEngine, MetadataServer, Mock
 use crate::secrets::probe::{self, Mode};
 use crate::secrets::{self, Manager};
 use crate::status;
+use crate::trouble::{Troubles, What};
 use crate::{sds, xds};
 
 /// The token that Kubernetes mounts, or a VM is given.
@@ -61,6 +62,8 @@ async fn start(config: Config) -> Result<u8, Error> {
     let started = Instant::now();
     let clock: Arc<dyn Clock> = Arc::new(System);
     let metrics = Metrics::new();
+    let troubles = Troubles::new(clock.clone());
+    troubles.note(What::Started, "the agent");
     let config = Arc::new(config);
 
     // Before there is a key. Not by RLIMIT_CORE: Envoy would inherit it, and a core handler in a pipe does not care.
@@ -176,6 +179,15 @@ async fn start(config: Config) -> Result<u8, Error> {
             }
         }
     });
+    tasks.status.run("troubles", {
+        let (stop, troubles) = (tasks.status.token(), troubles.clone());
+        async move {
+            tokio::select! {
+                () = stop.cancelled() => {}
+                () = troubles.attend() => {}
+            }
+        }
+    });
     if let Some(server) = dns_bound {
         tasks.dns.run("dns", server.serve(tasks.dns.token()));
     }
@@ -207,8 +219,16 @@ async fn start(config: Config) -> Result<u8, Error> {
         clock: &clock,
     };
     let health = health::start(&config, ipv6, joined, &tasks);
-    let face =
-        document::Face::new(&config, &envoy_handle, &identity_source, &xds_handle, names, health, &tasks);
+    let face = document::Face::new(
+        &config,
+        &envoy_handle,
+        &identity_source,
+        &xds_handle,
+        names,
+        health,
+        &tasks,
+        &troubles,
+    );
     if let Some(bound) = status_bound {
         let handles = status::Handles { agent: Arc::new(face), metrics: metrics.clone(), crypto, started };
         tasks.status.spawn("status", bound.serve(handles, tasks.closing.clone(), tasks.status.token()));

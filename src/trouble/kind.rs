@@ -1,0 +1,270 @@
+//! The closed list of what can be wrong, in causal order, with what to do about each.
+//!
+//! `docs/OPERATIONS.md` is made from this file. A name, once released, stays; a new kind goes where its
+//! cause belongs.
+
+use std::fmt;
+
+/// What a trouble takes away.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Severity {
+    /// The proxy cannot become ready, or will lose its identity or configuration.
+    Broken,
+    /// It works, but something beside it does not.
+    Degraded,
+}
+
+impl Severity {
+    /// `broken` or `degraded`.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Broken => "broken",
+            Self::Degraded => "degraded",
+        }
+    }
+}
+
+macro_rules! kinds {
+    ($($(#[$doc:meta])* $name:ident $severity:ident $summary:literal, $hint:literal;)*) => {
+        /// What is wrong. The order is that of causes: what stands further up explains what stands below.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub enum Kind {
+            $(#[doc = $summary] $(#[$doc])* $name,)*
+        }
+
+        impl Kind {
+            /// All of them, causes first.
+            pub const ALL: &[Kind] = &[$(Kind::$name),*];
+
+            /// Its stable name, as it stands in JSON.
+            #[must_use]
+            pub fn name(self) -> &'static str {
+                match self { $(Self::$name => stringify!($name),)* }
+            }
+
+            /// What it means, in one sentence.
+            #[must_use]
+            pub fn summary(self) -> &'static str {
+                match self { $(Self::$name => $summary,)* }
+            }
+
+            /// What to do.
+            #[must_use]
+            pub fn hint(self) -> &'static str {
+                match self { $(Self::$name => $hint,)* }
+            }
+
+            /// What it takes away.
+            #[must_use]
+            pub fn severity(self) -> Severity {
+                match self { $(Self::$name => Severity::$severity,)* }
+            }
+        }
+    };
+}
+
+kinds! {
+    // The machine.
+    DiskFull Broken
+        "a file cannot be written because the disk, or the volume's quota, is full",
+        "free space or raise the volume's size limit (emptyDir sizeLimit); the agent tries again by itself";
+    DiskReadOnly Broken
+        "a file cannot be written because the file system is read-only",
+        "mount a writable volume at the path (an emptyDir for /etc/istio/proxy and /var/run/secrets)";
+    SocketFolder Broken
+        "a socket that Envoy needs cannot be made",
+        "is the folder there, a folder, and writable for the agent's user (1337)? Is the path shorter than 108 bytes?";
+    OpenFiles Broken
+        "the limit of open files is reached",
+        "raise the limit of open files (ulimit -n, LimitNOFILE= in the systemd unit)";
+    ClockWrong Broken
+        "this machine's clock is wrong",
+        "set the clock (chronyc makestep, timedatectl set-ntp true); certificates and tokens are valid only between two dates";
+
+    // What the agent and Envoy are started with.
+    ConfigInvalid Broken
+        "the configuration is refused",
+        "repair the value named; pilot-agent doctor shows all of them at once";
+    EnvoyNotStarted Broken
+        "Envoy cannot be started, or does not run",
+        "is binaryPath of the proxy config the path of an Envoy for this processor, and may this user execute it?";
+    BootstrapRejected Broken
+        "Envoy refuses its bootstrap",
+        "Envoy's own lines above name the field; pilot-agent proxy --dry-run shows the bootstrap and Envoy's verdict on it";
+    PortTaken Broken
+        "another process holds a port that the proxy needs",
+        "stop the process named, or give the proxy another port (proxyAdminPort of the proxy config, DNS_PROXY_ADDR)";
+    EnvoyCrashed Broken
+        "Envoy ended by itself",
+        "Envoy's last lines above say why; status 137 is the kernel's lack of memory, 139 and 134 are crashes to report with Envoy's version";
+
+    // The token.
+    TokenMissing Broken
+        "istiod asks for a token and there is no token file",
+        "is the projected volume istio-token mounted (audience istio-ca)? On a VM: was the token copied to /var/run/secrets/tokens/istio-token?";
+    TokenUnreadable Broken
+        "istiod asks for a token and its file cannot be read",
+        "give the agent's user the right to read it (fsGroup 1337 in a pod, chown istio-proxy on a VM)";
+    TokenMalformed Broken
+        "istiod asks for a token and its file holds none",
+        "write a fresh token into the file (kubectl create token --audience istio-ca)";
+    TokenExpired Broken
+        "the token has expired",
+        "does the kubelet, or whoever writes the token, still run? On a VM copy a fresh one; the agent takes it as soon as the file changes";
+    TokenWrongAudience Broken
+        "the token is for another audience than istiod's",
+        "make the token for istiod's audience: istio-ca, or what TOKEN_AUDIENCES of istiod lists";
+
+    // Trust anchors.
+    RootMissing Broken
+        "the file with istiod's root certificate is not there",
+        "is the ConfigMap istio-ca-root-cert mounted at /var/run/secrets/istio (does it exist in this namespace)? Or set PROXY_XDS_ROOT_CA=SYSTEM";
+    RootBroken Broken
+        "the file with istiod's root certificate holds no certificate that can be read",
+        "write the mesh's root certificate into it, in PEM (kubectl get configmap istio-ca-root-cert -o jsonpath)";
+
+    // The way to istiod.
+    AddressInvalid Broken
+        "istiod's address cannot be used",
+        "write discoveryAddress, or CA_ADDR, as host:port with brackets around IPv6";
+    NameNotResolved Broken
+        "istiod's name is not resolved to an address",
+        "does DNS answer on this machine, and is this the name of a running istiod? A VM outside the cluster's DNS needs it in /etc/hosts";
+    ConnectionRefused Broken
+        "istiod's port refuses connections",
+        "is istiod running and ready, and does it listen on this port (kubectl -n istio-system get pods, endpoints istiod)?";
+    ConnectionTimedOut Broken
+        "packets to istiod are not answered",
+        "look at network policies, firewalls and routes between this machine and istiod's port";
+    ConnectionFailed Broken
+        "istiod cannot be reached",
+        "look at routes, interfaces and firewalls of this machine";
+    ProxyRefused Broken
+        "the HTTP proxy does not let the agent through to istiod",
+        "set NO_PROXY for istiod if it is reached directly, else allow CONNECT to it";
+
+    // TLS.
+    RootDoesNotSign Broken
+        "istiod's certificate is not signed by a root that this proxy trusts",
+        "is the root file that of this istiod's mesh? After a change of the root copy the new one (istio-ca-root-cert) to every namespace and VM";
+    ServerCertificateNotYetValid Broken
+        "istiod's certificate is not valid yet by this machine's clock",
+        "compare this machine's clock with istiod's; if both are right, wait or reissue istiod's certificate";
+    ServerCertificateExpired Broken
+        "istiod's certificate has expired by this machine's clock",
+        "compare this machine's clock with istiod's; if both are right, restart or repair istiod so that it renews its certificate";
+    ServerNameMismatch Broken
+        "istiod's certificate is for another name",
+        "use a name from the certificate in discoveryAddress, or set ISTIOD_SAN to one";
+    ClientCertificateRefused Broken
+        "istiod refuses the certificate with which this proxy shows who it is, or wants one",
+        "look at the certificate files named (PROV_CERT); without them the agent uses its token";
+    TlsFailed Broken
+        "the TLS handshake with istiod fails",
+        "is this istiod's TLS port (15012; 15010 is plain text), and is nothing in between that ends TLS?";
+
+    // What istiod says.
+    IstiodSilent Broken
+        "istiod accepts the connection and says nothing",
+        "look at istiod's load and log, and at what stands between (a load balancer without a backend accepts and is silent)";
+    IstiodCloses Broken
+        "istiod ends the stream of configuration again and again",
+        "look at istiod's log and restarts, and at idle limits of load balancers in between";
+    CertificateRefused Broken
+        "the CA does not sign this workload's certificate",
+        "istiod's log names the reason (kubectl -n istio-system logs deploy/istiod | grep -i csr)";
+    CertificateUnusable Broken
+        "the CA signed something that cannot be used",
+        "the CA's answer must begin with the certificate for the key that was sent, and end with the root";
+    CertificateNotAnswered Broken
+        "the CA does not answer",
+        "look at istiod's load and log; CA_ADDR may name another CA than the one that is healthy";
+    AdsRefused Broken
+        "istiod refuses this proxy's stream of configuration",
+        "istiod's log names the reason (kubectl -n istio-system logs deploy/istiod | grep -i ads)";
+
+    // Certificates of one's own.
+    CertificateFiles Broken
+        "certificate files cannot be used",
+        "key and certificate must belong together, be PEM and be readable by the agent's user";
+    OutputCertsFailed Degraded
+        "certificates cannot be written to OUTPUT_CERTS",
+        "is the folder there and writable for the agent's user?";
+
+    // What follows.
+    CertificateExpired Broken
+        "this workload's certificate has expired and could not be renewed",
+        "repair what stands above; connections of this workload are refused by its peers until then";
+    CertificateMissing Broken
+        "this workload has no certificate yet though Envoy asks for it",
+        "repair what stands above; Envoy cannot serve mutual TLS without it";
+    ConfigRejected Broken
+        "Envoy rejects configuration that istiod sent",
+        "the rejected resource keeps its last good version; repair the EnvoyFilter or the resource named, or use Istio's own build of Envoy";
+    NoConfig Broken
+        "Envoy has received no configuration",
+        "is istiod reachable and does it know this proxy (istioctl proxy-status)?";
+    NoListeners Broken
+        "Envoy has received clusters but no listeners, or the reverse",
+        "does istiod know this workload (istioctl proxy-config listeners), and does Envoy reject what it sends?";
+    NameTableMissing Broken
+        "istiod has not sent the table of DNS names yet",
+        "is istiod reachable, and is DNS capture on there as well (ISTIO_META_DNS_CAPTURE)?";
+    GrpcBootstrapMissing Broken
+        "the bootstrap of proxyless gRPC, or a file it names, is not there",
+        "is GRPC_XDS_BOOTSTRAP writable for the agent, and are the certificates it names issued?";
+    EnvoyAdminSilent Broken
+        "Envoy's admin port does not answer",
+        "is Envoy starting, stuck or starved of CPU? Its admin port is proxyAdminPort of the proxy config (15000)";
+    EnvoyNotInitialised Broken
+        "Envoy runs but is not live yet",
+        "Envoy waits for clusters, listeners or certificates: pilot-agent request GET /init_dump names what";
+    Terminating Broken
+        "the agent is shutting down",
+        "nothing needs to be done; who asked for it stands in the log";
+
+    // Beside the proxy.
+    WasmFailed Degraded
+        "a Wasm module could not be fetched or is no module",
+        "look at the URL, the pull secret and the checksum of the WasmPlugin; the filter's failStrategy decides about traffic meanwhile";
+    ApplicationUnhealthy Degraded
+        "the application's health check fails",
+        "look at the application; istiod takes this workload out of load balancing until it answers";
+    DnsUpstreamFailed Degraded
+        "no upstream DNS server answers",
+        "look at the nameservers of /etc/resolv.conf; names of the mesh are answered all the same";
+    StatusPortTaken Degraded
+        "another process holds the status port",
+        "stop the process named, or set statusPort of the proxy config (annotation status.sidecar.istio.io/port); the agent tries again by itself";
+    PartFailed Broken
+        "a part of the agent failed",
+        "report the line with the agent's version; the agent ends in order so that whoever started it starts it anew";
+}
+
+impl Kind {
+    /// The kind of that name.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.iter().copied().find(|kind| kind.name() == name)
+    }
+
+    /// What an error of the file system is, where it has a kind of its own.
+    #[must_use]
+    pub fn of_io(error: &std::io::Error) -> Option<Self> {
+        use std::io::ErrorKind as E;
+        match error.kind() {
+            E::StorageFull | E::QuotaExceeded => Some(Self::DiskFull),
+            E::ReadOnlyFilesystem => Some(Self::DiskReadOnly),
+            // EMFILE and ENFILE, which the library has no kind for.
+            _ if matches!(error.raw_os_error(), Some(24 | 23)) => Some(Self::OpenFiles),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}

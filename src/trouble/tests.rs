@@ -1,0 +1,86 @@
+use super::*;
+
+fn kinds(list: &Troubles) -> Vec<Kind> {
+    list.snapshot().into_iter().map(|t| t.kind).collect()
+}
+
+#[test]
+fn the_cause_stands_above_what_follows_from_it() {
+    let list = Troubles::default();
+    let (envoy, ca, xds) =
+        (list.reporter("default"), list.reporter("citadelclient"), list.reporter("xdsproxy"));
+    envoy.report((Kind::EnvoyNotInitialised, "INITIALIZING"));
+    xds.report((Kind::AdsRefused, "UNAUTHENTICATED"));
+    assert_eq!(list.verdict().unwrap().kind, Kind::AdsRefused);
+    ca.report((Kind::TokenExpired, "an hour ago"));
+    assert_eq!(kinds(&list), [Kind::TokenExpired, Kind::AdsRefused, Kind::EnvoyNotInitialised]);
+    ca.end();
+    drop(xds);
+    assert_eq!(kinds(&list), [Kind::EnvoyNotInitialised]);
+}
+
+#[test]
+fn the_same_trouble_of_two_parts_is_one_until_both_have_ended_it() {
+    let list = Troubles::default();
+    let (ca, xds) = (list.reporter("citadelclient"), list.reporter("xdsproxy"));
+    let refused = |n| Report::new(Kind::ConnectionRefused, format!("attempt {n}")).about("istiod:15012");
+    for n in 0..3 {
+        xds.report(refused(n));
+    }
+    ca.report(refused(9));
+    ca.report(Report::new(Kind::ConnectionRefused, "elsewhere").about("ca:15012"));
+    ca.report(refused(10));
+    let all = list.snapshot();
+    assert_eq!(all.len(), 1, "{all:?}");
+    assert_eq!((all[0].count, all[0].part, all[0].detail.as_str()), (4, "xdsproxy", "attempt 2"));
+    xds.end();
+    assert_eq!(list.verdict().unwrap().detail, "attempt 10");
+    ca.end();
+    assert!(list.verdict().is_none());
+    let told: Vec<What> = list.events().into_iter().map(|e| e.what).collect();
+    assert_eq!(told, [What::Trouble, What::Trouble, What::Over], "said once each");
+}
+
+#[test]
+fn json_has_every_documented_field() {
+    let list = Troubles::default();
+    let ca = list.reporter("citadelclient");
+    ca.report(Report::new(Kind::CertificateRefused, "no").code("PERMISSION_DENIED").hint("; ask"));
+    let json = serde_json::to_value(list.verdict()).unwrap();
+    assert_eq!(json["kind"], "CertificateRefused");
+    assert_eq!((json["code"].as_str(), json["hint"].as_str()), (Some("PERMISSION_DENIED"), Some("ask")));
+    assert!(json["since"].as_str().unwrap().ends_with('Z'), "{json}");
+    for field in ["severity", "summary", "detail", "part", "seconds", "count"] {
+        assert!(!json[field].is_null(), "{field} in {json}");
+    }
+}
+
+#[test]
+fn the_history_is_bounded_and_keeps_the_start() {
+    let list = Troubles::default();
+    list.note(What::Started, "agent");
+    for n in 0..1000 {
+        list.note(What::Push, format!("{n} {}", "x".repeat(1000)));
+    }
+    let all = list.events();
+    assert_eq!((all.len(), all[0].what), (64, What::Started));
+    assert!(all[63].text.starts_with("999 ") && all[63].text.len() == 300);
+}
+
+#[test]
+fn spans_read_as_go_prints_them() {
+    let span = |ms| say::span(std::time::Duration::from_millis(ms));
+    assert_eq!([span(12), span(1_900), span(90_000), span(3_725_000)], ["12ms", "1s", "1m30s", "1h2m5s"]);
+}
+
+#[test]
+fn every_kind_says_what_it_is_and_what_to_do() {
+    let mut names = std::collections::BTreeSet::new();
+    for kind in Kind::ALL {
+        assert!(names.insert(kind.name()), "{kind} twice");
+        for text in [kind.summary(), kind.hint()] {
+            assert!(text.len() > 10 && !text.ends_with('.') && text.is_ascii(), "{kind}: {text}");
+        }
+        assert_eq!(Kind::from_name(kind.name()), Some(*kind));
+    }
+}
