@@ -52,6 +52,8 @@ impl Scripts {
     /// A program of that name, in front of the machine's.
     fn program(self, name: &str, script: &str) -> Self {
         let path = self.path("bin").join(name);
+        // Never through a link to the machine's own program.
+        let _ = std::fs::remove_file(&path);
         std::fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
         std::fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).unwrap();
         self
