@@ -17,7 +17,7 @@ export PROPTEST_RNG_SEED ?= 20261121
 # One after the other: built together, the agent would get every library feature that only the double needs.
 RELEASE := cargo build --release --locked -p pilot-agent && cargo build --release --locked -p mock-istiod
 
-.PHONY: demo test lint check-lint bare-machine bench fuzz-smoke docs descriptors clean help
+.PHONY: demo test lint check-lint bare-machine conformance record bench fuzz-smoke docs descriptors clean help
 
 # Run first by each target that builds or fetches something.
 CHECK = @scripts/check-machine $@
@@ -53,6 +53,15 @@ $(TOOLS)/bin/cargo-deny: | check-lint
 bare-machine:  ## demo and test in a Debian with just what README.md names, as root and as a plain user (an hour)
 	$(CHECK)
 	scripts/bare-machine
+
+conformance:  ## replay what the Go agent did against AGENT (default: the debug build); ends with `N of M equal`
+	$(if $(filter file,$(origin AGENT)),cargo build --locked -p pilot-agent)
+	@conformance/all "$(abspath $(if $(filter file,$(origin AGENT)),target/debug/pilot-agent,$(AGENT)))" $(SUITES) -- $(if $(ONLY),--only "$(ONLY)")
+
+record:  ## make the recordings anew from a Go agent: PEER_AGENT=<binary> [SUITES=...] [ONLY=<text>]
+	@test -n "$(PEER_AGENT)" || { echo "record: name a Go agent with PEER_AGENT=<binary>" >&2; exit 1; }
+	@conformance/all "$(abspath $(PEER_AGENT))" $(SUITES) -- --record $(if $(ONLY),--only "$(ONLY)")
+	@git diff --stat -- conformance
 
 bench:  ## sizes, start times, memory, relay: a table; PEER_AGENT=<path> compares another agent
 	$(CHECK)
