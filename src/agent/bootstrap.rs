@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crate::base::place::{self, Mode as FileMode};
+use crate::config::env::var;
 use crate::config::parts::{self, Error, identity};
 use crate::config::{Config, args, bootstrap as from_config, node, pod};
 use crate::envoy;
@@ -49,20 +50,21 @@ pub async fn node(config: &Config, addresses: &[String], mode: Mode) -> Result<N
         sts_port: crate::config::go::integer(config.flags.or_default(args::PROXY, "stsPort"), 64)
             .unwrap_or(0),
         outlier_log_path: config.flags.or_default(args::PROXY, "outlierLogPath"),
-        envoy_status_port: s.int("ENVOY_STATUS_PORT"),
-        envoy_prometheus_port: s.int("ENVOY_PROMETHEUS_PORT"),
-        exit_on_zero_connections: s.flag("EXIT_ON_ZERO_ACTIVE_CONNECTIONS"),
+        envoy_status_port: s.int(var::ENVOY_STATUS_PORT),
+        envoy_prometheus_port: s.int(var::ENVOY_PROMETHEUS_PORT),
+        exit_on_zero_connections: s.flag(var::EXIT_ON_ZERO_ACTIVE_CONNECTIONS),
         metadata_discovery: discovery.map(|v| crate::config::go::boolean(v).unwrap_or(false)),
-        skip_deprecated_logs: s.flag("ENVOY_SKIP_DEPRECATED_LOGS"),
-        workload_socket_file: s.text("WORKLOAD_IDENTITY_SOCKET_FILE"),
+        skip_deprecated_logs: s.flag(var::ENVOY_SKIP_DEPRECATED_LOGS),
+        workload_socket_file: s.text(var::WORKLOAD_IDENTITY_SOCKET_FILE),
     };
     node::build(&inputs).map_err(|e| Error::new(format!("failed to generate bootstrap metadata: {e}")))
 }
 
 /// Writes the bootstrap of proxyless applications, if one is wanted.
 pub fn write_grpc(config: &Config, node: &Node) -> Result<(), Error> {
-    let Some(path) = config.settings.some_text("GRPC_XDS_BOOTSTRAP") else { return Ok(()) };
-    let document = grpc::generate(node, &config.mesh.proxy.config_path, config.settings.text("OUTPUT_CERTS"));
+    let Some(path) = config.settings.some_text(var::GRPC_XDS_BOOTSTRAP) else { return Ok(()) };
+    let document =
+        grpc::generate(node, &config.mesh.proxy.config_path, config.settings.text(var::OUTPUT_CERTS));
     let text = serde_json::to_vec_pretty(&document).unwrap_or_default();
     place::put(&config.path(path), &text, FileMode::Exact(0o644)).map_err(|e| {
         Error::new(format!("failed to write the gRPC bootstrap: {}", crate::base::error::chain(&e)))

@@ -10,6 +10,7 @@ use tokio::process::Command;
 
 use super::{bootstrap, said};
 use crate::config::Config;
+use crate::config::env::var;
 use crate::config::parts::{self, Error, identity};
 use crate::envoy::Bootstrap as _;
 use crate::secrets::probe::{self, Mode};
@@ -30,7 +31,7 @@ pub async fn dry_run(config: Config) -> Result<Vec<u8>, Error> {
     if !plan.file_mounted {
         parts::istiod::ca(&config)?;
     }
-    let mode = if config.settings.flag("DISABLE_ENVOY") {
+    let mode = if config.settings.flag(var::DISABLE_ENVOY) {
         Mode::Own
     } else {
         probe::workload(&identity::workload_socket(&config)).await.map_err(said)?

@@ -9,6 +9,7 @@ use rustls::crypto::CryptoProvider;
 use super::shutdown::Stages;
 use crate::base::clock::Clock;
 use crate::base::metrics::Metrics;
+use crate::config::env::var;
 use crate::config::{Config, parts};
 use crate::health::{Checker, EnvoyReady, Handle, Parts};
 use crate::status::ready;
@@ -36,7 +37,7 @@ pub fn start(config: &Config, all_ipv6: bool, joined: Joined<'_>, stages: &Stage
     let (checker, handle) = Checker::new(
         checks,
         Parts {
-            envoy: (!config.settings.flag("DISABLE_ENVOY")).then(|| asked(config, all_ipv6, joined.envoy)),
+            envoy: (!config.settings.flag(var::DISABLE_ENVOY)).then(|| asked(config, all_ipv6, joined.envoy)),
             report: Box::new(move |unhealthy| xds.report_health(unhealthy)),
             crypto: joined.crypto,
             metrics: joined.metrics.clone(),

@@ -30,6 +30,7 @@ use crate::base::tasks::Group;
 use crate::ca::CaClient;
 use crate::ca::provider::{self, Provider};
 use crate::config::Config;
+use crate::config::env::var;
 use crate::config::parts::{self, Error, identity};
 use crate::envoy::Supervisor;
 use crate::istiod::Connector;
@@ -67,7 +68,7 @@ async fn start(config: Config) -> Result<u8, Error> {
     let config = Arc::new(config);
 
     // Before there is a key. Not by RLIMIT_CORE: Envoy would inherit it, and a core handler in a pipe does not care.
-    if config.settings.flag("NO_CORE_DUMPS")
+    if config.settings.flag(var::NO_CORE_DUMPS)
         && let Err(error) = set_dumpable_behavior(DumpableBehavior::NotDumpable)
     {
         tracing::warn!("NO_CORE_DUMPS has no effect: {error}");
@@ -75,7 +76,7 @@ async fn start(config: Config) -> Result<u8, Error> {
 
     // Where identity comes from; an RSA key takes longest of all, so it is begun at once.
     let plan = identity::plan(&config)?;
-    let disabled = config.settings.flag("DISABLE_ENVOY");
+    let disabled = config.settings.flag(var::DISABLE_ENVOY);
     let needs_ca = !plan.file_mounted;
     let first_key = needs_ca.then(|| secrets::FirstKey::begin(identity::key_options(&config)));
 
@@ -257,12 +258,12 @@ struct Tokens {
 fn token_source(config: &Config, clock: &Arc<dyn Clock>) -> Result<Tokens, Error> {
     let path = config.path(TOKEN);
     let plain = |source: Arc<dyn TokenSource>| Tokens { source, refresh: None };
-    match config.settings.text("CREDENTIAL_FETCHER_TYPE") {
+    match config.settings.text(var::CREDENTIAL_FETCHER_TYPE) {
         "JWT" | "" => Ok(plain(Arc::new(TokenFile::new(path, AUDIENCE, clock.clone())))),
         "Mock" => Ok(plain(Arc::new(Mock))),
         "GoogleComputeEngine" => {
             let server = metadata_server(config);
-            let trust_domain = config.settings.text("TRUST_DOMAIN");
+            let trust_domain = config.settings.text(var::TRUST_DOMAIN);
             let fetcher = Arc::new(GoogleComputeEngine::new(server, trust_domain, path, clock.clone()));
             Ok(Tokens { source: fetcher.clone(), refresh: Some(fetcher) })
         }
@@ -273,7 +274,7 @@ fn token_source(config: &Config, clock: &Arc<dyn Clock>) -> Result<Tokens, Error
 }
 
 fn metadata_server(config: &Config) -> MetadataServer {
-    let host = config.settings.some_text("GCE_METADATA_HOST");
+    let host = config.settings.some_text(var::GCE_METADATA_HOST);
     host.map_or_else(MetadataServer::default, |host| MetadataServer { host: host.to_owned() })
 }
 
@@ -284,9 +285,9 @@ fn ca_client(
     clock: &Arc<dyn Clock>,
 ) -> Result<Option<Arc<dyn CaClient>>, Error> {
     let s = &config.settings;
-    let address = s.some_text("CA_ADDR").unwrap_or(&config.mesh.proxy.discovery_address);
+    let address = s.some_text(var::CA_ADDR).unwrap_or(&config.mesh.proxy.discovery_address);
     let provider =
-        Provider::resolve(s.text("CA_PROVIDER"), address, s.flag("ENABLE_GOOGLE_CA")).map_err(said)?;
+        Provider::resolve(s.text(var::CA_PROVIDER), address, s.flag(var::ENABLE_GOOGLE_CA)).map_err(said)?;
     let (connection, token) = match provider {
         // Mesh CA takes the workload's token, the service that of the machine's account.
         Provider::GoogleCa => (parts::istiod::google_ca(config, false)?, tokens.source.clone()),
@@ -307,9 +308,9 @@ fn ca_client(
         total_timeout,
     };
     let details = provider::Details {
-        cert_signer: s.text("ISTIO_META_CERT_SIGNER").to_owned(),
-        cluster_url: s.text("GKE_CLUSTER_URL").to_owned(),
-        pool: s.text("CA_ADDR").to_owned(),
+        cert_signer: s.text(var::ISTIO_META_CERT_SIGNER).to_owned(),
+        cluster_url: s.text(var::GKE_CLUSTER_URL).to_owned(),
+        pool: s.text(var::CA_ADDR).to_owned(),
     };
     Ok(provider::client(&provider, calls, details, metrics))
 }

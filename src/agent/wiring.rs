@@ -10,6 +10,7 @@ use tokio::sync::watch;
 use super::dns::NameTables;
 use super::shutdown::Stages;
 use crate::base::files::Watcher;
+use crate::config::env::var;
 use crate::config::{Config, parts};
 use crate::dns;
 use crate::secrets;
@@ -42,7 +43,7 @@ impl Wires {
             names
         });
         let mut bundle = None;
-        if config.settings.flag("PROXY_CONFIG_XDS_AGENT") {
+        if config.settings.flag(var::PROXY_CONFIG_XDS_AGENT) {
             let (tap, news) = TrustBundle::tap();
             taps.push(tap);
             bundle = Some(news);

@@ -6,6 +6,7 @@ use super::{fail, logging_options, request};
 use crate::base::{build_info, error, logging};
 use crate::config::args::{self, Flag, Parsed};
 use crate::config::env::Env;
+use crate::config::env::var;
 use crate::config::{self, Config, pod, report};
 
 /// Runs the agent to its end; gives the exit status.
@@ -60,7 +61,7 @@ fn show(config: &Config) {
     tracing::info!(
         ips = %format!("[{}]", config.addresses.join(" ")),
         "type" = %config.node_type,
-        id = %format!("{}.{}", env.text("POD_NAME"), env.text("POD_NAMESPACE")),
+        id = %format!("{}.{}", env.text(var::POD_NAME), env.text(var::POD_NAMESPACE)),
         domain = %config.domain,
         "Proxy role"
     );

@@ -1,7 +1,7 @@
 //! The environment as an argument, and the one table of the variables the agent reads.
 //!
 //! Every variable stands here once with its type, default and meaning; docs/CONFIG.md is generated from
-//! the table, and a lookup of a name that is not in it is a bug that panics in the first test.
+//! the table, and reading one that is not in it, or as another type, does not compile ([`var`]).
 
 mod settings;
 mod table;
@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 
 pub use settings::Settings;
-pub use table::{FAMILIES, Kind, VARS, Var, WITHOUT_EFFECT};
+pub use table::{FAMILIES, Key, Kind, VARS, Var, WITHOUT_EFFECT, kinds, var};
 
 /// The variables of a process, in the order they were given.
 #[derive(Clone, Default)]

@@ -15,6 +15,7 @@ use super::go;
 use super::jsonpb::Fault;
 use super::mesh::Effective;
 use super::{unknown, validate};
+use crate::config::env::var;
 
 /// A fault and the source it stands in.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -48,7 +49,7 @@ pub(super) fn merge(
     let mut l = Layers { settings, flags, mesh: Effective::new(), problems: Vec::new(), warnings };
     l.old_flags();
     l.mesh_file(root);
-    let text = settings.text("PROXY_CONFIG");
+    let text = settings.text(var::PROXY_CONFIG);
     if !text.is_empty() {
         tracing::info!("Apply proxy config from env");
         let laid = l.mesh.overlay(text);
@@ -120,7 +121,7 @@ impl Layers<'_> {
     }
 
     fn concurrency(&mut self) {
-        let limit = self.settings.int("ISTIO_CPU_LIMIT");
+        let limit = self.settings.int(var::ISTIO_CPU_LIMIT);
         if self.mesh.proxy.concurrency.is_none() && limit != 0 {
             tracing::info!("cpu limit detected as {limit}, setting concurrency");
             let laid = self.mesh.set("concurrency", Value::from(limit));

@@ -23,6 +23,7 @@ pub mod unknown;
 pub mod validate;
 pub mod yaml;
 
+use crate::config::env::var;
 use std::path::{Path, PathBuf};
 
 use args::Parsed;
@@ -83,18 +84,18 @@ pub fn load(
     }
     warnings.extend(flags.unknown.iter().map(|flag| tolerated(flag)));
     warnings.extend(unknown::variables(env).iter().filter_map(|u| unknown::line("the variable ", u)));
-    settings.default_text("TRUST_DOMAIN", flags.get("trust-domain").unwrap_or_default());
-    settings.default_text("INSTANCE_IP", flags.get("ip").unwrap_or_default());
+    settings.default_text(var::TRUST_DOMAIN, flags.get("trust-domain").unwrap_or_default());
+    settings.default_text(var::INSTANCE_IP, flags.get("ip").unwrap_or_default());
     let mesh = layers::merge(&flags, &settings, root, &annotation, &mut warnings);
     let mut mesh = mesh.unwrap_or_else(|problems| {
         errors.extend(problems.into_iter().map(|p| format!("failed to get proxy config: {p}")));
         Effective::new()
     });
     // Envoy refuses a bootstrap with such a port, in words that do not name the variable.
-    for name in ["ENVOY_STATUS_PORT", "ENVOY_PROMETHEUS_PORT"] {
-        let port = settings.int(name);
+    for key in [var::ENVOY_STATUS_PORT, var::ENVOY_PROMETHEUS_PORT] {
+        let port = settings.int(key);
         if u16::try_from(port).is_err() {
-            errors.push(format!("{name}={port}: a port must be in the range 0..65535"));
+            errors.push(format!("{}={port}: a port must be in the range 0..65535", key.name()));
         }
     }
     // istiod is told of the template in the proxy config, wherever it was named.
@@ -109,10 +110,10 @@ pub fn load(
     }
     let domain = match flags.get("domain").filter(|d| !d.is_empty()) {
         Some(domain) => domain.to_owned(),
-        None => format!("{}.svc.cluster.local", settings.text("POD_NAMESPACE")),
+        None => format!("{}.svc.cluster.local", settings.text(var::POD_NAMESPACE)),
     };
     let excluded = annotation("traffic.sidecar.istio.io/excludeInterfaces").unwrap_or_default();
-    let (addresses, odd) = addresses::of_host(settings.text("INSTANCE_IP"), &excluded);
+    let (addresses, odd) = addresses::of_host(settings.text(var::INSTANCE_IP), &excluded);
     warnings.extend(odd);
     Ok(Config { node_type, domain, flags, settings, mesh, addresses, root: root.to_owned(), warnings })
 }

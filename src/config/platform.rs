@@ -19,6 +19,7 @@ use std::time::Duration;
 
 use super::env::Settings;
 use super::node::Platform;
+use crate::config::env::var;
 
 /// How long a connection to a metadata server may take: it is on the same machine or the one below it.
 const CONNECT: Duration = Duration::from_millis(250);
@@ -61,7 +62,7 @@ pub async fn detect(settings: &Settings, addresses: &[String]) -> Platform {
 
 async fn ask(settings: &Settings, addresses: &[String], servers: &Servers) -> Platform {
     let asked = async {
-        let cloud = match settings.text("CLOUD_PLATFORM").to_ascii_lowercase().as_str() {
+        let cloud = match settings.text(var::CLOUD_PLATFORM).to_ascii_lowercase().as_str() {
             "aws" => Cloud::Aws,
             "azure" => Cloud::Azure,
             "gcp" => Cloud::Gcp,
@@ -90,7 +91,7 @@ async fn ask(settings: &Settings, addresses: &[String], servers: &Servers) -> Pl
 
 // The first to be recognised; each question ends by itself.
 async fn found(settings: &Settings, addresses: &[String], servers: &Servers) -> Option<Cloud> {
-    if !settings.text("GCP_METADATA").is_empty() || settings.env().get("GCE_METADATA_HOST").is_some() {
+    if !settings.text(var::GCP_METADATA).is_empty() || settings.env().get("GCE_METADATA_HOST").is_some() {
         return Some(Cloud::Gcp);
     }
     let vendor = std::fs::read_to_string(Path::new(servers.vendor)).unwrap_or_default();

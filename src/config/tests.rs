@@ -6,6 +6,7 @@ use std::path::Path;
 
 use super::env::{Kind, VARS};
 use super::*;
+use crate::config::env::var;
 
 fn start(words: &[&str], env: &Env, root: &Path, annotation: &str) -> Result<Config, Vec<String>> {
     let words: Vec<String> = words.iter().map(|w| (*w).to_owned()).collect();
@@ -31,12 +32,7 @@ fn every_variable_of_a_wrong_type_gives_one_warning_and_its_default() {
             let named: Vec<_> = config.warnings.iter().filter(|w| w.contains(var.name)).collect();
             assert_eq!(named.len(), 1, "{}={bad:.20}: {:?}", var.name, named);
             assert!(named[0].contains("defaulting to"), "{}", named[0]);
-            let same = match var.kind {
-                Kind::Bool => config.settings.flag(var.name) == plain.settings.flag(var.name),
-                Kind::Int => config.settings.int(var.name) == plain.settings.int(var.name),
-                Kind::Duration => config.settings.duration(var.name) == plain.settings.duration(var.name),
-                _ => config.settings.float(var.name).to_bits() == plain.settings.float(var.name).to_bits(),
-            };
+            let same = config.settings.shown(var.name) == plain.settings.shown(var.name);
             assert!(same, "{} must keep its default", var.name);
         }
     }
@@ -90,7 +86,7 @@ fn old_flags_take_effect_below_every_newer_source() {
     let proxy = &config.mesh.proxy;
     assert_eq!(config.node_type, "router", "a boolean of old takes no word");
     assert_eq!((proxy.discovery_address.as_str(), proxy.config_path.as_str()), ("new:15012", "/old"));
-    assert_eq!((proxy.status_port, config.settings.text("TRUST_DOMAIN")), (15888, "td"));
+    assert_eq!((proxy.status_port, config.settings.text(var::TRUST_DOMAIN)), (15888, "td"));
     assert!(proxy.tracing.is_some());
     assert!(config.warnings.iter().any(|w| w.contains("--connectTimeout")));
 }

@@ -1,16 +1,16 @@
 //! The values of the table's variables, read once.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::{Env, Kind, VARS};
+use super::{Env, Key, Kind, VARS, kinds};
 use crate::config::go;
 
 /// The values of all variables of the table.
 #[derive(Clone)]
 pub struct Settings {
     env: Env,
-    values: BTreeMap<&'static str, Value>,
+    // By place in the table.
+    values: Vec<Value>,
 }
 
 impl std::fmt::Debug for Settings {
@@ -54,7 +54,7 @@ impl Settings {
                 format!("Invalid environment variable value in {name}: it is not UTF-8; the default is used")
             })
             .collect();
-        let mut values = BTreeMap::new();
+        let mut values = Vec::with_capacity(VARS.len());
         for v in VARS {
             let default = read(v.kind, v.default).expect("defaults of the table are of their type");
             let value = match env.get(v.name) {
@@ -74,7 +74,7 @@ impl Settings {
                     default
                 }),
             };
-            values.insert(v.name, value);
+            values.push(value);
         }
         (Self { env: env.clone(), values }, warnings)
     }
@@ -85,55 +85,55 @@ impl Settings {
         &self.env
     }
 
-    fn value(&self, name: &str) -> &Value {
-        self.values.get(name).unwrap_or_else(|| panic!("{name} is not in the table of variables"))
-    }
-
     /// A text.
     #[must_use]
-    pub fn text(&self, name: &str) -> &str {
-        if let Value::Text(text) = self.value(name) { text } else { panic!("{name} is no text") }
+    pub fn text(&self, key: Key<kinds::Text>) -> &str {
+        if let Value::Text(text) = &self.values[key.place] { text } else { unreachable!("keys are typed") }
     }
 
     /// A text, `None` when empty.
     #[must_use]
-    pub fn some_text(&self, name: &str) -> Option<&str> {
-        Some(self.text(name)).filter(|t| !t.is_empty())
+    pub fn some_text(&self, key: Key<kinds::Text>) -> Option<&str> {
+        Some(self.text(key)).filter(|t| !t.is_empty())
     }
 
     /// A boolean.
     #[must_use]
-    pub fn flag(&self, name: &str) -> bool {
-        if let Value::Bool(value) = self.value(name) { *value } else { panic!("{name} is no boolean") }
+    pub fn flag(&self, key: Key<kinds::Bool>) -> bool {
+        if let Value::Bool(value) = self.values[key.place] { value } else { unreachable!("keys are typed") }
     }
 
     /// An integer.
     #[must_use]
-    pub fn int(&self, name: &str) -> i64 {
-        if let Value::Int(value) = self.value(name) { *value } else { panic!("{name} is no integer") }
+    pub fn int(&self, key: Key<kinds::Int>) -> i64 {
+        if let Value::Int(value) = self.values[key.place] { value } else { unreachable!("keys are typed") }
     }
 
     /// A number.
     #[must_use]
-    pub fn float(&self, name: &str) -> f64 {
-        if let Value::Float(value) = self.value(name) { *value } else { panic!("{name} is no number") }
+    pub fn float(&self, key: Key<kinds::Float>) -> f64 {
+        if let Value::Float(value) = self.values[key.place] { value } else { unreachable!("keys are typed") }
     }
 
     /// A span; negative ones count as none.
     #[must_use]
-    pub fn duration(&self, name: &str) -> Duration {
-        if let Value::Duration(value) = self.value(name) {
-            value.at_least_zero()
-        } else {
-            panic!("{name} is no duration")
-        }
+    pub fn duration(&self, key: Key<kinds::Duration>) -> Duration {
+        let Value::Duration(value) = &self.values[key.place] else { unreachable!("keys are typed") };
+        value.at_least_zero()
     }
 
     /// An old flag's value takes the place of an unset variable.
-    pub fn default_text(&mut self, name: &'static str, value: &str) {
-        if self.env.get(name).is_none() && !value.is_empty() {
-            self.values.insert(name, Value::Text(value.to_owned()));
-            self.env.vars.insert(name.to_owned(), value.to_owned());
+    pub fn default_text(&mut self, key: Key<kinds::Text>, value: &str) {
+        if self.env.get(key.name()).is_none() && !value.is_empty() {
+            self.values[key.place] = Value::Text(value.to_owned());
+            self.env.vars.insert(key.name().to_owned(), value.to_owned());
         }
+    }
+
+    /// The value of a row of the table, for tests that go through all of them.
+    #[cfg(test)]
+    pub fn shown(&self, name: &str) -> String {
+        let place = VARS.iter().position(|v| v.name == name).expect("a row of the table");
+        format!("{:?}", self.values[place])
     }
 }

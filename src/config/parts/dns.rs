@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use super::Config;
+use crate::config::env::var;
 use crate::dns::{self, Scope};
 
 const RESOLV_CONF: &str = "/etc/resolv.conf";
@@ -14,21 +15,21 @@ const DEFAULT_ADDRESS: &str = "localhost:15053";
 #[must_use]
 pub fn enabled(config: &Config) -> bool {
     let s = &config.settings;
-    s.flag("ISTIO_META_ENABLE_DNS_SERVER")
-        || (s.flag("ISTIO_META_DNS_CAPTURE") && config.node_type == "sidecar")
+    s.flag(var::ISTIO_META_ENABLE_DNS_SERVER)
+        || (s.flag(var::ISTIO_META_DNS_CAPTURE) && config.node_type == "sidecar")
 }
 
 /// From where names are seen.
 #[must_use]
 pub fn scope(config: &Config) -> Scope {
-    Scope::new(config.settings.text("POD_NAMESPACE"), &config.domain)
+    Scope::new(config.settings.text(var::POD_NAMESPACE), &config.domain)
 }
 
 /// The server. On port 53 it is everybody's resolver, which takes root.
 #[must_use]
 pub fn server(config: &Config, root: bool) -> dns::Config {
     let s = &config.settings;
-    let asked = s.some_text("DNS_PROXY_ADDR").unwrap_or(DEFAULT_ADDRESS);
+    let asked = s.some_text(var::DNS_PROXY_ADDR).unwrap_or(DEFAULT_ADDRESS);
     let privileged = asked.ends_with(":53");
     if privileged && !root {
         tracing::error!(
@@ -42,7 +43,7 @@ pub fn server(config: &Config, root: bool) -> dns::Config {
         address: if privileged && !root { DEFAULT_ADDRESS } else { asked }.to_owned(),
         resolv_conf: if other { OTHER_RESOLV_CONF } else { RESOLV_CONF }.into(),
         before_sync,
-        parallel: s.flag("DNS_FORWARD_PARALLEL"),
-        timeout: s.duration("DNS_FORWARD_TIMEOUT"),
+        parallel: s.flag(var::DNS_FORWARD_PARALLEL),
+        timeout: s.duration(var::DNS_FORWARD_TIMEOUT),
     }
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::{Config, Error};
 use crate::ca::csr::spiffe_id;
+use crate::config::env::var;
 use crate::proto::mesh::private_key_provider::Provider as Given;
 use crate::sds::{self, PrivateKeyProvider, Provider};
 use crate::secrets::{self, Mounted, files, output, probe};
@@ -42,8 +43,8 @@ pub fn plan(config: &Config) -> Result<Plan, Error> {
         Mounted { cert, key, root }
     };
     let all = |m: &Mounted| [&m.cert, &m.key, &m.root].iter().all(|p| p.exists());
-    let provided = s.some_text("PROV_CERT").is_some();
-    let gke = s.text("CA_PROVIDER") == "GkeWorkloadCertificate";
+    let provided = s.some_text(var::PROV_CERT).is_some();
+    let gke = s.text(var::CA_PROVIDER) == "GkeWorkloadCertificate";
     if gke {
         let mounted = named(["certificates.pem", "private_key.pem", "ca_certificates.pem"]);
         if !all(&mounted) {
@@ -58,7 +59,7 @@ pub fn plan(config: &Config) -> Result<Plan, Error> {
             ));
         }
     }
-    if provided && s.flag("FILE_MOUNTED_CERTS") {
+    if provided && s.flag(var::FILE_MOUNTED_CERTS) {
         return Err(Error::new("invalid options: PROV_CERT and FILE_MOUNTED_CERTS are mutually exclusive"));
     }
     let workload = named(["cert-chain.pem", "key.pem", "root-cert.pem"]);
@@ -71,7 +72,7 @@ pub fn plan(config: &Config) -> Result<Plan, Error> {
     }
     let at = |name: &str| config.path(format!("./etc/certs/{name}"));
     let mounted = Mounted { cert: at("cert-chain.pem"), key: at("key.pem"), root: at("root-cert.pem") };
-    Ok(Plan { file_mounted: s.flag("FILE_MOUNTED_CERTS"), mounted })
+    Ok(Plan { file_mounted: s.flag(var::FILE_MOUNTED_CERTS), mounted })
 }
 
 /// Kind of key.
@@ -79,10 +80,10 @@ pub fn plan(config: &Config) -> Result<Plan, Error> {
 pub fn key_options(config: &Config) -> KeyOptions {
     let s = &config.settings;
     KeyOptions::from_settings(
-        s.int("WORKLOAD_RSA_KEY_SIZE"),
-        s.text("ECC_SIGNATURE_ALGORITHM"),
-        s.text("ECC_CURVE"),
-        s.flag("PKCS8_KEY"),
+        s.int(var::WORKLOAD_RSA_KEY_SIZE),
+        s.text(var::ECC_SIGNATURE_ALGORITHM),
+        s.text(var::ECC_CURVE),
+        s.flag(var::PKCS8_KEY),
     )
 }
 
@@ -91,8 +92,8 @@ pub fn key_options(config: &Config) -> KeyOptions {
 pub fn workload_socket(config: &Config) -> probe::Config {
     probe::Config {
         dir: config.path(WORKLOAD_DIR),
-        file: config.settings.text("WORKLOAD_IDENTITY_SOCKET_FILE").to_owned(),
-        wait: config.settings.duration("WORKLOAD_SOCKET_WAIT"),
+        file: config.settings.text(var::WORKLOAD_IDENTITY_SOCKET_FILE).to_owned(),
+        wait: config.settings.duration(var::WORKLOAD_SOCKET_WAIT),
     }
 }
 
@@ -100,18 +101,22 @@ pub fn workload_socket(config: &Config) -> probe::Config {
 #[must_use]
 pub fn secrets(config: &Config, plan: &Plan) -> secrets::Config {
     let s = &config.settings;
-    let mode = if s.text("KUBERNETES_SERVICE_HOST").is_empty() { 0o600 } else { 0o644 };
+    let mode = if s.text(var::KUBERNETES_SERVICE_HOST).is_empty() { 0o600 } else { 0o644 };
     secrets::Config {
-        identity: spiffe_id(s.text("TRUST_DOMAIN"), s.text("POD_NAMESPACE"), s.text("SERVICE_ACCOUNT")),
+        identity: spiffe_id(
+            s.text(var::TRUST_DOMAIN),
+            s.text(var::POD_NAMESPACE),
+            s.text(var::SERVICE_ACCOUNT),
+        ),
         key: key_options(config),
-        ttl: s.duration("SECRET_TTL"),
-        grace_ratio: s.float("SECRET_GRACE_PERIOD_RATIO"),
-        grace_jitter: s.float("SECRET_GRACE_PERIOD_RATIO_JITTER"),
+        ttl: s.duration(var::SECRET_TTL),
+        grace_ratio: s.float(var::SECRET_GRACE_PERIOD_RATIO),
+        grace_jitter: s.float(var::SECRET_GRACE_PERIOD_RATIO_JITTER),
         mounted: plan.mounted.clone(),
-        output: s.some_text("OUTPUT_CERTS").map(|dir| output::Config { dir: config.path(dir), mode }),
-        file_debounce: s.duration("FILE_DEBOUNCE_DURATION"),
+        output: s.some_text(var::OUTPUT_CERTS).map(|dir| output::Config { dir: config.path(dir), mode }),
+        file_debounce: s.duration(var::FILE_DEBOUNCE_DURATION),
         system_bundle: files::system_bundle(),
-        proxyless: s.flag("DISABLE_ENVOY"),
+        proxyless: s.flag(var::DISABLE_ENVOY),
         first_key: None,
         // Only a client that forgets its own bounds ever meets this one.
         call_bound: super::istiod::ca_limits(config).1 + Duration::from_secs(10),
@@ -121,7 +126,7 @@ pub fn secrets(config: &Config, plan: &Plan) -> secrets::Config {
 /// The SDS server; no sockets without Envoy.
 #[must_use]
 pub fn sds(config: &Config, mode: probe::Mode) -> sds::Config {
-    let sockets: Vec<PathBuf> = if config.settings.flag("DISABLE_ENVOY") {
+    let sockets: Vec<PathBuf> = if config.settings.flag(var::DISABLE_ENVOY) {
         Vec::new()
     } else {
         match mode {
@@ -145,6 +150,6 @@ pub fn sds(config: &Config, mode: probe::Mode) -> sds::Config {
         let poll_delay = Config::span(poll_delay);
         PrivateKeyProvider { provider, poll_delay, fallback: fallback.is_some_and(|f| f.value) }
     });
-    let crl = config.settings.flag("PILOT_ENABLE_CA_CRL").then(|| PathBuf::from(CRL));
+    let crl = config.settings.flag(var::PILOT_ENABLE_CA_CRL).then(|| PathBuf::from(CRL));
     sds::Config { sockets, private_key_provider, crl }
 }

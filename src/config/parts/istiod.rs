@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::{Config, Error};
 use crate::ca::provider::Calls;
+use crate::config::env::var;
 use crate::istiod::auth::CallHeaders;
 use crate::istiod::{self, ClientFiles, Compliance, Roots, Tls, Transport};
 use crate::proto::mesh::AuthenticationPolicy;
@@ -19,7 +20,7 @@ pub const MOUNTED_ROOT: &str = "./etc/certs/root-cert.pem";
 /// `COMPLIANCE_POLICY`; an unknown one has no effect.
 #[must_use]
 pub fn compliance(config: &Config) -> Compliance {
-    match config.settings.text("COMPLIANCE_POLICY") {
+    match config.settings.text(var::COMPLIANCE_POLICY) {
         "" => Compliance::None,
         "fips-140-2" => Compliance::Fips140_2,
         "pqc" => Compliance::Pqc,
@@ -43,7 +44,7 @@ pub(super) fn proxy(config: &Config, variable: &str) -> Option<(String, String)>
 pub fn headers(config: &Config, prefix: &str) -> CallHeaders {
     let extra = config.settings.env().with_prefix(prefix);
     CallHeaders {
-        cluster_id: config.settings.text("ISTIO_META_CLUSTER_ID").to_owned(),
+        cluster_id: config.settings.text(var::ISTIO_META_CLUSTER_ID).to_owned(),
         extra: extra.map(|(name, value)| (name.to_ascii_lowercase(), value.to_owned())).collect(),
     }
 }
@@ -54,7 +55,7 @@ fn meta(config: &Config, key: &str) -> Option<PathBuf> {
 }
 
 fn provided(config: &Config) -> Option<PathBuf> {
-    config.settings.some_text("PROV_CERT").map(|dir| config.path(dir))
+    config.settings.some_text(var::PROV_CERT).map(|dir| config.path(dir))
 }
 
 /// The connection of the config path.
@@ -76,7 +77,7 @@ pub fn xds(config: &Config, file_mounted: bool) -> Result<istiod::Config, Error>
         };
         Transport::Tls(Tls {
             roots: xds_roots(config, file_mounted)?,
-            server_name: config.settings.some_text("ISTIOD_SAN").map(str::to_owned),
+            server_name: config.settings.some_text(var::ISTIOD_SAN).map(str::to_owned),
             client,
             compliance: compliance(config),
         })
@@ -91,7 +92,7 @@ pub fn xds(config: &Config, file_mounted: bool) -> Result<istiod::Config, Error>
 
 // First matching row wins; the rows are those of the reference.
 fn xds_roots(config: &Config, file_mounted: bool) -> Result<Roots, Error> {
-    match config.settings.text("XDS_ROOT_CA") {
+    match config.settings.text(var::XDS_ROOT_CA) {
         "SYSTEM" => return Ok(Roots::System),
         "" => {}
         path => return existing(config.path(path)).map(Roots::File),
@@ -122,7 +123,7 @@ fn unmounted_root(config: &Config, file_mounted: bool) -> Result<PathBuf, Error>
     if file_mounted {
         return existing(meta(config, "ISTIO_META_TLS_CLIENT_ROOT_CERT").unwrap_or_default());
     }
-    if config.settings.text("PILOT_CERT_PROVIDER") == "none" {
+    if config.settings.text(var::PILOT_CERT_PROVIDER) == "none" {
         return Err(Error::new(
             "root CA file for XDS required but configured provider as none: set XDS_ROOT_CA, or PILOT_CERT_PROVIDER=istiod",
         ));
@@ -136,7 +137,7 @@ fn unmounted_root(config: &Config, file_mounted: bool) -> Result<PathBuf, Error>
 /// When the root cannot be located.
 pub fn ca(config: &Config) -> Result<istiod::Config, Error> {
     let s = &config.settings;
-    let own = s.some_text("CA_ADDR");
+    let own = s.some_text(var::CA_ADDR);
     let address = own.unwrap_or(&config.mesh.proxy.discovery_address).to_owned();
     let transport = if address.ends_with(":15010") {
         tracing::warn!(target: "citadelclient", "the CA at {address} is called in plain text");
@@ -145,7 +146,7 @@ pub fn ca(config: &Config) -> Result<istiod::Config, Error> {
         Transport::Tls(Tls {
             roots: ca_roots(config)?,
             // Only a CA that is istiod itself goes by istiod's name.
-            server_name: s.some_text("ISTIOD_SAN").filter(|_| own.is_none()).map(str::to_owned),
+            server_name: s.some_text(var::ISTIOD_SAN).filter(|_| own.is_none()).map(str::to_owned),
             client: provided(config)
                 .map(|dir| ClientFiles { cert: dir.join("cert-chain.pem"), key: dir.join("key.pem") }),
             compliance: compliance(config),
@@ -166,8 +167,8 @@ pub fn ca(config: &Config) -> Result<istiod::Config, Error> {
 /// When `CA_ROOT_CA` names a file that is not there.
 pub fn google_ca(config: &Config, pool: bool) -> Result<istiod::Config, Error> {
     let s = &config.settings;
-    let address = s.text(if pool { "GOOGLE_CAS_ENDPOINT" } else { "CA_ADDR" }).to_owned();
-    let roots = match s.some_text("CA_ROOT_CA") {
+    let address = s.text(if pool { var::GOOGLE_CAS_ENDPOINT } else { var::CA_ADDR }).to_owned();
+    let roots = match s.some_text(var::CA_ROOT_CA) {
         Some(_) => ca_roots(config)?,
         None => Roots::System,
     };
@@ -185,12 +186,12 @@ pub fn google_ca(config: &Config, pool: bool) -> Result<istiod::Config, Error> {
 /// without an end a CA that hangs would hold up a renewal for ever.
 #[must_use]
 pub fn ca_limits(config: &Config) -> (Duration, Duration) {
-    let bound = |name: &str, default: Duration| match config.settings.duration(name) {
+    let bound = |key, default: Duration| match config.settings.duration(key) {
         Duration::ZERO => default,
         set => set,
     };
-    let whole = bound("CA_TIMEOUT", Calls::TOTAL_TIMEOUT);
-    (bound("CA_ATTEMPT_TIMEOUT", Calls::ATTEMPT_TIMEOUT).min(whole), whole)
+    let whole = bound(var::CA_TIMEOUT, Calls::TOTAL_TIMEOUT);
+    (bound(var::CA_ATTEMPT_TIMEOUT, Calls::ATTEMPT_TIMEOUT).min(whole), whole)
 }
 
 fn ca_roots(config: &Config) -> Result<Roots, Error> {
@@ -204,12 +205,12 @@ fn ca_roots(config: &Config) -> Result<Roots, Error> {
             )))
         }
     };
-    match config.settings.text("CA_ROOT_CA") {
+    match config.settings.text(var::CA_ROOT_CA) {
         "SYSTEM" => return Ok(Roots::System),
         "" => {}
         path => return must_exist(config.path(path)),
     }
-    if config.settings.text("PILOT_CERT_PROVIDER") == "custom" {
+    if config.settings.text(var::PILOT_CERT_PROVIDER) == "custom" {
         return must_exist(config.path(MOUNTED_ROOT));
     }
     if let Some(dir) = provided(config) {
@@ -219,12 +220,12 @@ fn ca_roots(config: &Config) -> Result<Roots, Error> {
         } else {
             Err(Error::fatal(format!(
                 "invalid config - PROV_CERT={} missing a root certificate {}",
-                config.settings.text("PROV_CERT"),
+                config.settings.text(var::PROV_CERT),
                 path.display()
             )))
         };
     }
-    if config.settings.text("PILOT_CERT_PROVIDER") == "none" {
+    if config.settings.text(var::PILOT_CERT_PROVIDER) == "none" {
         return Err(Error::new(
             "root CA file for CA required but configured provider as none: set CA_ROOT_CA, or PILOT_CERT_PROVIDER=istiod",
         ));

@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::Config;
+use crate::config::env::var;
 use crate::xds;
 
 /// Why a part cannot be set up: an ordinary error (255) or a fatal one of the Go agent (1).
@@ -94,13 +95,13 @@ pub fn clean(path: &str) -> PathBuf {
 pub fn xds(config: &Config) -> xds::Config {
     let s = &config.settings;
     let mut out = xds::Config::new(config.config_path().join("XDS"));
-    out.max_streams = u32::try_from(s.int("ISTIO_GPRC_MAXSTREAMS")).unwrap_or(out.max_streams);
-    out.max_request = u64::try_from(s.int("ISTIO_GPRC_MAXRECVMSGSIZE")).unwrap_or(out.max_request);
+    out.max_streams = u32::try_from(s.int(var::ISTIO_GPRC_MAXSTREAMS)).unwrap_or(out.max_streams);
+    out.max_request = u64::try_from(s.int(var::ISTIO_GPRC_MAXRECVMSGSIZE)).unwrap_or(out.max_request);
     out.keepalive = xds::Keepalive {
-        interval: s.duration("GRPC_KEEPALIVE_INTERVAL"),
-        timeout: s.duration("GRPC_KEEPALIVE_TIMEOUT"),
+        interval: s.duration(var::GRPC_KEEPALIVE_INTERVAL),
+        timeout: s.duration(var::GRPC_KEEPALIVE_TIMEOUT),
     };
-    out.hold = s.duration("XDS_HOLD_TIMEOUT");
-    out.stall = Some(s.duration("XDS_STALL_TIMEOUT")).filter(|d| !d.is_zero());
+    out.hold = s.duration(var::XDS_HOLD_TIMEOUT);
+    out.stall = Some(s.duration(var::XDS_STALL_TIMEOUT)).filter(|d| !d.is_zero());
     out
 }

@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 
 use super::{Config, Error};
+use crate::config::env::var;
 use crate::status::{self, probes, ready, stats};
 
 /// The status server; `None` when the port is 0, which only an annotation can say.
@@ -21,38 +22,38 @@ pub fn server(config: &Config, all_ipv6: bool) -> Result<Option<status::Config>,
     if port == 0 {
         return Ok(None);
     }
-    let instance_ip = s.text("INSTANCE_IP");
+    let instance_ip = s.text(var::INSTANCE_IP);
     let ipv6 = status::ipv6_mode(all_ipv6, instance_ip);
-    let envoy = !s.flag("DISABLE_ENVOY");
+    let envoy = !s.flag(var::DISABLE_ENVOY);
     let admin = u16::try_from(proxy.proxy_admin_port).unwrap_or(15000);
     let mut out = status::Config::new(port);
     out.ready = ready::Config {
         envoy_admin: envoy.then(|| SocketAddr::new(status::loopback(ipv6), admin)),
-        grpc_bootstrap: s.some_text("GRPC_XDS_BOOTSTRAP").map(|p| config.path(p)),
-        strict: s.flag("READINESS_STRICT"),
+        grpc_bootstrap: s.some_text(var::GRPC_XDS_BOOTSTRAP).map(|p| config.path(p)),
+        strict: s.flag(var::READINESS_STRICT),
     };
     out.probes = probes::Config {
-        table: probes::parse(s.text("ISTIO_KUBE_APP_PROBERS")).map_err(|e| Error::new(e.to_string()))?,
-        destination: if s.flag("REWRITE_PROBE_LEGACY_LOCALHOST_DESTINATION") {
+        table: probes::parse(s.text(var::ISTIO_KUBE_APP_PROBERS)).map_err(|e| Error::new(e.to_string()))?,
+        destination: if s.flag(var::REWRITE_PROBE_LEGACY_LOCALHOST_DESTINATION) {
             "localhost".to_owned()
         } else {
             instance_ip.to_owned()
         },
         source: status::probe_source(ipv6),
-        http2: s.flag("ISTIO_ENABLE_HTTP2_PROBING"),
-        keepalive: s.flag("ENABLE_PROBE_KEEPALIVE_CONNECTIONS"),
+        http2: s.flag(var::ISTIO_ENABLE_HTTP2_PROBING),
+        keepalive: s.flag(var::ENABLE_PROBE_KEEPALIVE_CONNECTIONS),
     };
     let annotations = s.env().get("ISTIO_PROMETHEUS_ANNOTATIONS").filter(|_| config.node_type == "sidecar");
-    let merge = envoy && s.flag("PILOT_AGENT_MERGE_ENVOY_STATS");
+    let merge = envoy && s.flag(var::PILOT_AGENT_MERGE_ENVOY_STATS);
     out.stats = stats::Config {
-        envoy_port: merge.then(|| u16::try_from(s.int("ENVOY_PROMETHEUS_PORT")).unwrap_or(15090)),
+        envoy_port: merge.then(|| u16::try_from(s.int(var::ENVOY_PROMETHEUS_PORT)).unwrap_or(15090)),
         targets: match annotations {
             Some(text) => stats::parse_annotations(text, port).map_err(|e| Error::new(e.to_string()))?,
             None => Vec::new(),
         },
-        local_only: s.flag("METRICS_LOCALHOST_ACCESS_ONLY"),
-        limit: u64::try_from(s.int("METRICS_PART_LIMIT_BYTES")).ok().filter(|n| *n > 0),
-        details: s.flag("METRICS_DETAILS"),
+        local_only: s.flag(var::METRICS_LOCALHOST_ACCESS_ONLY),
+        limit: u64::try_from(s.int(var::METRICS_PART_LIMIT_BYTES)).ok().filter(|n| *n > 0),
+        details: s.flag(var::METRICS_DETAILS),
     };
     out.profiling = config.flags.or_default(crate::config::args::PROXY, "profiling") == "true"
         || crate::config::go::boolean(config.flags.or_default(crate::config::args::PROXY, "profiling"))

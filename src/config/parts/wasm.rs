@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::Config;
+use crate::config::env::var;
 use crate::fetch::Proxies;
 use crate::wasm;
 
@@ -16,21 +17,21 @@ const LONGEST: u64 = 256 << 20;
 #[must_use]
 pub fn converter(config: &Config) -> Option<wasm::Config> {
     let s = &config.settings;
-    if !s.flag("ISTIO_AGENT_ENABLE_WASM_REMOTE_LOAD_CONVERSION") {
+    if !s.flag(var::ISTIO_AGENT_ENABLE_WASM_REMOTE_LOAD_CONVERSION) {
         return None;
     }
     let or = |value: Duration, default| if value.is_zero() { default } else { value };
     Some(wasm::Config {
         dir: FOLDER.into(),
-        expiry: or(s.duration("WASM_MODULE_EXPIRY"), 24 * HOUR),
-        purge_interval: or(s.duration("WASM_PURGE_INTERVAL"), HOUR),
-        http_timeout: s.duration("WASM_HTTP_REQUEST_TIMEOUT"),
-        http_attempts: u32::try_from(s.int("WASM_HTTP_REQUEST_MAX_RETRIES")).unwrap_or(0),
-        insecure: match s.text("WASM_INSECURE_REGISTRIES") {
+        expiry: or(s.duration(var::WASM_MODULE_EXPIRY), 24 * HOUR),
+        purge_interval: or(s.duration(var::WASM_PURGE_INTERVAL), HOUR),
+        http_timeout: s.duration(var::WASM_HTTP_REQUEST_TIMEOUT),
+        http_attempts: u32::try_from(s.int(var::WASM_HTTP_REQUEST_MAX_RETRIES)).unwrap_or(0),
+        insecure: match s.text(var::WASM_INSECURE_REGISTRIES) {
             "" => Vec::new(),
             list => list.split(',').map(ToOwned::to_owned).collect(),
         },
-        max_size: u64::try_from(s.int("ISTIO_WASM_MAX_BINARY_SIZE_BYTES")).unwrap_or(LONGEST),
+        max_size: u64::try_from(s.int(var::ISTIO_WASM_MAX_BINARY_SIZE_BYTES)).unwrap_or(LONGEST),
         credentials: credentials(config),
         proxies: Proxies {
             http: super::istiod::proxy(config, "HTTP_PROXY"),
@@ -43,9 +44,9 @@ pub fn converter(config: &Config) -> Option<wasm::Config> {
 fn credentials(config: &Config) -> Vec<PathBuf> {
     let s = &config.settings;
     let home = s.env().get("HOME").filter(|home| !home.is_empty()).map(|home| format!("{home}/.docker"));
-    let docker = s.some_text("DOCKER_CONFIG").map(ToOwned::to_owned).or(home);
+    let docker = s.some_text(var::DOCKER_CONFIG).map(ToOwned::to_owned).or(home);
     let docker = docker.map(|folder| format!("{folder}/config.json"));
-    let named = s.some_text("REGISTRY_AUTH_FILE").map(ToOwned::to_owned);
-    let runtime = s.some_text("XDG_RUNTIME_DIR").map(|folder| format!("{folder}/containers/auth.json"));
+    let named = s.some_text(var::REGISTRY_AUTH_FILE).map(ToOwned::to_owned);
+    let runtime = s.some_text(var::XDG_RUNTIME_DIR).map(|folder| format!("{folder}/containers/auth.json"));
     [docker, named, runtime].into_iter().flatten().map(|path| config.path(path)).collect()
 }

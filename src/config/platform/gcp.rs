@@ -7,6 +7,7 @@ use futures_util::stream::{self, StreamExt};
 use super::Servers;
 use super::http::get;
 use crate::config::env::Settings;
+use crate::config::env::var;
 use crate::config::node::Platform;
 use crate::envoy::bootstrap::Locality;
 
@@ -31,13 +32,13 @@ async fn zone(host: &str) -> Option<String> {
 }
 
 pub(super) async fn describe(settings: &Settings, servers: &Servers) -> Platform {
-    let host = Some(settings.text("GCE_METADATA_HOST")).filter(|h| !h.is_empty()).unwrap_or(&servers.v4);
-    let given = settings.text("GCP_METADATA");
+    let host = Some(settings.text(var::GCE_METADATA_HOST)).filter(|h| !h.is_empty()).unwrap_or(&servers.v4);
+    let given = settings.text(var::GCP_METADATA);
     let metadata = if given.is_empty() {
         let assumed = settings.env().get("GCE_METADATA_HOST").is_some();
         if assumed || is_there(host).await { asked(host).await } else { BTreeMap::new() }
     } else {
-        from_variables(given, settings.text("GCP_QUOTA_PROJECT"), settings.text("GCP_ZONE"))
+        from_variables(given, settings.text(var::GCP_QUOTA_PROJECT), settings.text(var::GCP_ZONE))
     };
     let zone = match metadata.get("gcp_zone") {
         Some(zone) => Some(zone.clone()),
