@@ -19,4 +19,6 @@ mod sds;
 mod secrecy;
 mod startup;
 mod status;
+mod sts;
+mod vault;
 mod wasm;

@@ -10,13 +10,13 @@ use futures_util::Stream;
 use http::{HeaderValue, Response, StatusCode, header};
 use http_body::{Body as HttpBody, Frame, SizeHint};
 
-use super::server::ConnState;
+use super::ConnState;
 
-pub(super) const TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
-pub(super) const JSON: HeaderValue = HeaderValue::from_static("application/json");
+pub(crate) const TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
+pub(crate) const JSON: HeaderValue = HeaderValue::from_static("application/json");
 
 /// What an answer carries.
-pub(super) enum Content {
+pub(crate) enum Content {
     /// Known whole.
     Whole(Bytes),
     /// Made while it is sent.
@@ -24,21 +24,21 @@ pub(super) enum Content {
 }
 
 /// A body that tells its connection when it is done with.
-pub(super) struct Body {
-    pub(super) content: Content,
-    pub(super) conn: Option<Arc<ConnState>>,
+pub(crate) struct Body {
+    pub(crate) content: Content,
+    pub(crate) conn: Option<Arc<ConnState>>,
 }
 
 impl Body {
-    pub(super) fn empty() -> Self {
+    pub(crate) fn empty() -> Self {
         Self::whole(Bytes::new())
     }
 
-    pub(super) fn whole(bytes: impl Into<Bytes>) -> Self {
+    pub(crate) fn whole(bytes: impl Into<Bytes>) -> Self {
         Self { content: Content::Whole(bytes.into()), conn: None }
     }
 
-    pub(super) fn stream(stream: impl Stream<Item = Bytes> + Send + 'static) -> Self {
+    pub(crate) fn stream(stream: impl Stream<Item = Bytes> + Send + 'static) -> Self {
         Self { content: Content::Stream(Box::pin(stream)), conn: None }
     }
 }
@@ -80,17 +80,17 @@ impl HttpBody for Body {
     }
 }
 
-pub(super) type Answer = Response<Body>;
+pub(crate) type Answer = Response<Body>;
 
 /// A status without a body.
-pub(super) fn status(code: StatusCode) -> Answer {
+pub(crate) fn status(code: StatusCode) -> Answer {
     let mut answer = Response::new(Body::empty());
     *answer.status_mut() = code;
     answer
 }
 
 /// A status with a body of the given type.
-pub(super) fn page(code: StatusCode, kind: HeaderValue, body: impl Into<Bytes>) -> Answer {
+pub(crate) fn page(code: StatusCode, kind: HeaderValue, body: impl Into<Bytes>) -> Answer {
     let mut answer = Response::new(Body::whole(body));
     *answer.status_mut() = code;
     answer.headers_mut().insert(header::CONTENT_TYPE, kind);
@@ -98,17 +98,17 @@ pub(super) fn page(code: StatusCode, kind: HeaderValue, body: impl Into<Bytes>) 
 }
 
 /// An error as Go's `http.Error` gives it: one line of text that browsers must not guess about.
-pub(super) fn error(code: StatusCode, line: &str) -> Answer {
+pub(crate) fn error(code: StatusCode, line: &str) -> Answer {
     let mut answer = page(code, TEXT, format!("{line}\n"));
     answer.headers_mut().insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     answer
 }
 
-pub(super) fn not_found() -> Answer {
+pub(crate) fn not_found() -> Answer {
     error(StatusCode::NOT_FOUND, "404 page not found")
 }
 
-pub(super) fn redirect(to: &str) -> Answer {
+pub(crate) fn redirect(to: &str) -> Answer {
     let mut answer = status(StatusCode::TEMPORARY_REDIRECT);
     match HeaderValue::from_str(to) {
         Ok(to) => {

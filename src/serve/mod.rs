@@ -1,20 +1,31 @@
-//! The listener, its connections, and what bounds them.
+//! The HTTP/1.1 server behind the status port and the token service: the listener, its connections, and
+//! what bounds them.
 //!
 //! One task accepts and watches; each connection is a task of its set. There is no timer for each
-//! connection: a sweep every few seconds closes those whose request head does not come to an end and
-//! those whose reader stands still. An idle connection may stay as long as there is room; at the limit
-//! the one that is idle longest makes place, so a flood of silent connections cannot lock the kubelet out.
+//! connection: a sweep every few seconds closes those whose request head does not come to an end, those
+//! whose reader stands still, and those idle for longer than [`Limits::idle`]. At the limit of connections
+//! the one that is idle longest makes place, so a flood of silent connections cannot lock the others out.
+//!
+//! What is answered is a [`Site`]'s business; what Go's server says by itself to requests that cannot be
+//! meant is said here (`rules`, `refusal`). Knows nothing of Istio; uses `base`, and `fetch` for escapes.
 
+pub(crate) mod path;
 mod refusal;
+pub(crate) mod respond;
+mod rules;
 
+use std::convert::Infallible;
+use std::future::Future;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use http::{HeaderValue, Request, header};
+use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use socket2::{Domain, Protocol, Socket, Type};
@@ -23,13 +34,46 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::Instant;
 
-use super::Config;
-use super::routes::{Peer, Shared, route};
+use self::respond::Answer;
 use crate::base::tasks::{Stop, TaskResult};
 
-/// Connections at a time. The kubelet, Prometheus and Envoy need a handful; a descriptor and about
-/// 20 kB each bound what a flood can take.
-pub(super) const CONNECTIONS: usize = 512;
+/// What a server may take.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Limits {
+    /// Connections at a time.
+    pub(crate) connections: usize,
+    /// How long a connection may be kept without a request; `None`: as long as there is room.
+    pub(crate) idle: Option<Duration>,
+}
+
+impl Default for Limits {
+    /// The kubelet, Prometheus and Envoy need a handful of connections; a descriptor and about 20 kB each
+    /// bound what a flood can take.
+    fn default() -> Self {
+        Self { connections: 512, idle: None }
+    }
+}
+
+/// What is served.
+pub(crate) trait Site: Send + Sync + 'static {
+    /// Its name in log lines.
+    const NAME: &'static str;
+
+    /// The answer to a request that can be meant.
+    fn answer(
+        self: Arc<Self>,
+        request: Request<Incoming>,
+        peer: SocketAddr,
+        conn: Arc<ConnState>,
+    ) -> impl Future<Output = Answer> + Send;
+
+    /// Notes how many connections there are.
+    fn connections(&self, _now: usize) {}
+
+    /// The answer that [`ConnState::quit_after_answer`] spoke of is with the kernel.
+    fn quit(&self) {}
+}
+
 /// A request head, from its first byte to its last. Go has no limit; nginx and hyper take 30 to 60 s.
 const HEAD: Duration = Duration::from_secs(30);
 /// How long an answer may wait for its reader to take a byte.
@@ -43,16 +87,15 @@ const HEAD_FIELDS: usize = 1000;
 /// What answers under way get at the very end.
 const LAST_ANSWERS: Duration = Duration::from_secs(1);
 
-/// Opens the port on all addresses of both families, or on the one configured.
-pub(super) fn listen(config: &Config) -> io::Result<TcpListener> {
-    let addr = SocketAddr::new(config.address.unwrap_or(Ipv6Addr::UNSPECIFIED.into()), config.port);
+/// Opens the port on the address, or, for the unspecified one of IPv6, on all addresses of both families.
+pub(crate) fn listen(addr: SocketAddr) -> io::Result<TcpListener> {
     match open(addr) {
         // A kernel without IPv6.
         Err(error)
-            if config.address.is_none()
+            if addr.ip().is_unspecified()
                 && matches!(error.raw_os_error(), Some(97 /* EAFNOSUPPORT */ | 99 /* EADDRNOTAVAIL */)) =>
         {
-            open(SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), config.port))
+            open(SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), addr.port()))
         }
         other => other,
     }
@@ -76,11 +119,13 @@ const BUSY: u8 = 2;
 
 /// What the sweep and the quit rule need to know of a connection.
 #[derive(Debug)]
-pub(super) struct ConnState {
+pub(crate) struct ConnState {
     epoch: Instant,
     phase: AtomicU8,
     /// Milliseconds since `epoch` at which the phase began.
     since: AtomicU64,
+    /// Milliseconds since `epoch` at which the head of the latest request began.
+    began: AtomicU64,
     /// Milliseconds since `epoch` at which a write first found no room, plus one; 0: none waits.
     blocked: AtomicU64,
     /// Bytes the kernel has taken.
@@ -95,6 +140,7 @@ impl ConnState {
             epoch: Instant::now(),
             phase: AtomicU8::new(IDLE),
             since: AtomicU64::new(0),
+            began: AtomicU64::new(0),
             blocked: AtomicU64::new(0),
             written: AtomicU64::new(0),
             quit: AtomicU64::new(0),
@@ -111,17 +157,17 @@ impl ConnState {
     }
 
     /// A request has been read and is being answered.
-    pub(super) fn busy(&self) {
+    pub(crate) fn busy(&self) {
         self.enter(BUSY);
     }
 
     /// Its answer is done with.
-    pub(super) fn idle(&self) {
+    pub(crate) fn idle(&self) {
         self.enter(IDLE);
     }
 
     /// The agent is to quit once the answer now given is with the kernel.
-    pub(super) fn quit_after_answer(&self) {
+    pub(crate) fn quit_after_answer(&self) {
         self.quit.store(self.written.load(Relaxed) + 1, Relaxed);
     }
 
@@ -137,11 +183,20 @@ impl ConnState {
         (self.phase.load(Relaxed) == IDLE).then(|| self.now().saturating_sub(self.since.load(Relaxed)))
     }
 
-    fn overdue(&self) -> Option<&'static str> {
+    /// Since the first byte of the request that is being read or answered.
+    pub(crate) fn request_age(&self) -> Duration {
+        Duration::from_millis(self.now().saturating_sub(self.began.load(Relaxed)))
+    }
+
+    fn overdue(&self, idle: Option<Duration>) -> Option<&'static str> {
         let now = self.now();
         let over = |since: u64, limit: Duration| u128::from(now.saturating_sub(since)) > limit.as_millis();
         if self.phase.load(Relaxed) == HEADING && over(self.since.load(Relaxed), HEAD) {
             return Some("its request head did not come to an end");
+        }
+        let kept = self.phase.load(Relaxed) == IDLE;
+        if kept && idle.is_some_and(|limit| over(self.since.load(Relaxed), limit)) {
+            return Some("it was idle for too long");
         }
         match self.blocked.load(Relaxed) {
             0 => None,
@@ -191,6 +246,7 @@ impl AsyncRead for Watched {
                 refusal::readable_preface(&mut buf.filled_mut()[before..]);
             }
             self.state.enter(HEADING);
+            self.state.began.store(self.state.now(), Relaxed);
         }
         Poll::Ready(Ok(()))
     }
@@ -233,11 +289,11 @@ impl AsyncWrite for Watched {
     }
 }
 
-/// Serves until `stop`, at most `most` connections at a time; takes no new one from `closing` on.
-pub(super) async fn serve(
+/// Serves until `stop`; takes no new connection from `closing` on.
+pub(crate) async fn serve<S: Site>(
     mut listener: Option<TcpListener>,
-    shared: Arc<Shared>,
-    most: usize,
+    site: Arc<S>,
+    limits: Limits,
     closing: Stop,
     stop: Stop,
 ) -> TaskResult {
@@ -247,10 +303,10 @@ pub(super) async fn serve(
     sweep.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut pause = Duration::ZERO;
     loop {
-        if tasks.len() >= most {
+        if tasks.len() >= limits.connections {
             evict(&table);
         }
-        let room = tasks.len() < most;
+        let room = tasks.len() < limits.connections;
         tokio::select! {
             biased;
             () = stop.cancelled() => break,
@@ -258,22 +314,22 @@ pub(super) async fn serve(
             Some(_) = tasks.join_next(), if !tasks.is_empty() => {
                 table.retain(|(_, handle)| !handle.is_finished());
             }
-            _ = sweep.tick(), if !table.is_empty() => close_overdue(&table),
+            _ = sweep.tick(), if !table.is_empty() => close_overdue(&table, S::NAME, limits.idle),
             accepted = accept(listener.as_ref(), pause), if listener.is_some() && room => match accepted {
                 Ok((io, peer)) => {
                     pause = Duration::ZERO;
                     let state = Arc::new(ConnState::new());
-                    let task = connection(io, peer, state.clone(), shared.clone(), stop.clone());
+                    let task = connection(io, peer, state.clone(), site.clone(), stop.clone());
                     table.push((state, tasks.spawn(task)));
-                    shared.connections(tasks.len());
+                    site.connections(tasks.len());
                 }
                 Err(error) if fatal(&error) => {
-                    return Err(format!("the status server's listener failed: {error}").into());
+                    return Err(format!("the {}'s listener failed: {error}", S::NAME).into());
                 }
                 Err(error) => {
                     // Most likely out of descriptors; wait for some to come back.
                     pause = (pause * 2).clamp(Duration::from_millis(5), Duration::from_secs(1));
-                    tracing::warn!("status server cannot accept a connection, next try in {pause:?}: {error}");
+                    tracing::warn!("{} cannot accept a connection, next try in {pause:?}: {error}", S::NAME);
                 }
             }
         }
@@ -281,7 +337,7 @@ pub(super) async fn serve(
     drop(listener);
     let all = async { while tasks.join_next().await.is_some() {} };
     if tokio::time::timeout(LAST_ANSWERS, all).await.is_err() {
-        tracing::info!("status server: requests still under way at the end were dropped");
+        tracing::info!("{}: requests still under way at the end were dropped", S::NAME);
     }
     Ok(())
 }
@@ -310,22 +366,45 @@ fn evict(table: &[(Arc<ConnState>, AbortHandle)]) {
     }
 }
 
-fn close_overdue(table: &[(Arc<ConnState>, AbortHandle)]) {
+fn close_overdue(table: &[(Arc<ConnState>, AbortHandle)], name: &str, idle: Option<Duration>) {
     for (state, handle) in table {
-        if let Some(why) = state.overdue() {
-            tracing::debug!("status server closes a connection: {why}");
+        if let Some(why) = state.overdue(idle) {
+            tracing::debug!("{name} closes a connection: {why}");
             handle.abort();
         }
     }
 }
 
-async fn connection(io: TcpStream, peer: SocketAddr, state: Arc<ConnState>, shared: Arc<Shared>, stop: Stop) {
+async fn answer<S: Site>(
+    site: Arc<S>,
+    request: Request<Incoming>,
+    peer: SocketAddr,
+    conn: Arc<ConnState>,
+) -> Result<Answer, Infallible> {
+    conn.busy();
+    let mut answer = match rules::malformed(&request) {
+        Some(mut refused) => {
+            refused.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+            refused
+        }
+        None => site.answer(request, peer, conn.clone()).await,
+    };
+    answer.body_mut().conn = Some(conn);
+    Ok(answer)
+}
+
+async fn connection<S: Site>(
+    io: TcpStream,
+    peer: SocketAddr,
+    state: Arc<ConnState>,
+    site: Arc<S>,
+    stop: Stop,
+) {
     let _ = io.set_nodelay(true);
-    let peer = Peer::new(peer);
     let io = TokioIo::new(Watched { io, state: state.clone() });
     let service = {
-        let (state, shared) = (state.clone(), shared.clone());
-        service_fn(move |request| route(request, peer, state.clone(), shared.clone()))
+        let (state, site) = (state.clone(), site.clone());
+        service_fn(move |request| answer(site.clone(), request, peer, state.clone()))
     };
     let mut builder = hyper::server::conn::http1::Builder::new();
     builder
@@ -348,7 +427,7 @@ async fn connection(io: TcpStream, peer: SocketAddr, state: Arc<ConnState>, shar
         // gone does not keep the agent from quitting.
         if !quit && (state.quit_answered() || (result.is_ready() && state.quit_asked())) {
             quit = true;
-            shared.handles.agent.quit();
+            site.quit();
         }
         result.map(drop)
     })

@@ -4,10 +4,10 @@
 //! cleaned first (a different clean form is a redirect), then each segment is percent-decoded by itself,
 //! so that an encoded slash separates nothing.
 
-pub(super) use crate::fetch::url::decode;
+pub(crate) use crate::fetch::url::decode;
 
 /// The clean form: one slash at a time, no `.` or `..`, a trailing slash kept.
-pub(super) fn clean(path: &str) -> String {
+pub(crate) fn clean(path: &str) -> String {
     let mut parts: Vec<&str> = Vec::new();
     for part in path.split('/') {
         match part {
@@ -30,7 +30,7 @@ pub(super) fn clean(path: &str) -> String {
 }
 
 /// The path as segments, each decoded by itself.
-pub(super) fn segments(path: &str) -> Vec<String> {
+pub(crate) fn segments(path: &str) -> Vec<String> {
     path.split('/').skip(1).map(|s| decode(s).unwrap_or_else(|| s.to_owned())).collect()
 }
 
