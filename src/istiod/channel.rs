@@ -153,7 +153,7 @@ struct Target<'a> {
 struct TargetTls {
     name: String,
     server: ServerName<'static>,
-    roots: Arc<rustls::RootCertStore>,
+    roots: Arc<crate::tls::verify::Anchors>,
 }
 
 impl<'a> Target<'a> {

@@ -8,10 +8,9 @@ use std::hash::{DefaultHasher, Hasher};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use rustls::RootCertStore;
-
 use super::{Error, Roots};
 use crate::tls::client;
+use crate::tls::verify::Anchors;
 
 /// Above this a root file is refused rather than read: the largest public bundles have 250 KB.
 const MAX_FILE: u64 = 16 << 20;
@@ -34,7 +33,7 @@ struct Good {
     path: PathBuf,
     // Of the file's content. Not for security: whoever writes the file decides what is trusted.
     hash: u64,
-    store: Arc<RootCertStore>,
+    store: Arc<Anchors>,
 }
 
 impl Reader {
@@ -65,7 +64,7 @@ impl Reader {
     ///
     /// # Errors
     /// When there are none and never were.
-    pub(super) fn read(&self) -> Result<Arc<RootCertStore>, Error> {
+    pub(super) fn read(&self) -> Result<Arc<Anchors>, Error> {
         let Some(chosen) = self.choose() else { return system() };
         let mut last = self.last.lock().expect("no panic holds this lock");
         if let Some(good) = &last.good
@@ -110,13 +109,13 @@ impl Last {
     }
 }
 
-fn system() -> Result<Arc<RootCertStore>, Error> {
+fn system() -> Result<Arc<Anchors>, Error> {
     let store = client::system_roots();
     if store.is_empty() {
         let reason = "the system's pool holds no certificate".to_owned();
         return Err(Error::Roots { path: "SYSTEM".into(), reason });
     }
-    Ok(Arc::new(store))
+    Ok(Arc::new(store.into()))
 }
 
 fn load(path: &Path) -> Result<Good, String> {

@@ -17,6 +17,7 @@ use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 
 use super::provider::{Compliance, provider};
+use super::verify::{Anchors, Verifier};
 use crate::base::clock::Clock;
 
 /// A client certificate on disk.
@@ -34,14 +35,16 @@ pub struct ClientFiles {
 /// # Errors
 /// When the crypto crate refuses the combination.
 pub fn config(
-    roots: Arc<RootCertStore>,
+    roots: Arc<Anchors>,
     identity: Option<Arc<Identity>>,
     policy: Compliance,
 ) -> Result<ClientConfig, rustls::Error> {
     let (provider, versions) = provider(policy);
+    let verifier = Verifier::new(roots, provider.clone());
     let builder = ClientConfig::builder_with_provider(provider)
         .with_protocol_versions(versions)?
-        .with_root_certificates(roots);
+        .dangerous()
+        .with_custom_certificate_verifier(verifier);
     let mut config = match identity {
         Some(identity) => builder.with_client_cert_resolver(identity),
         None => builder.with_no_client_auth(),
@@ -51,13 +54,11 @@ pub fn config(
     Ok(config)
 }
 
-/// The certificates of a PEM text that can serve as roots; blocks that cannot are passed over.
+/// The certificates of a PEM text that can be trusted; blocks that cannot are passed over.
 #[must_use]
-pub fn roots_of(pem: &[u8]) -> RootCertStore {
-    let mut store = RootCertStore::empty();
+pub fn roots_of(pem: &[u8]) -> Anchors {
     // A block of broken base64 ends nothing: the iterator goes on behind it.
-    store.add_parsable_certificates(CertificateDer::pem_slice_iter(pem).filter_map(Result::ok));
-    store
+    Anchors::of(CertificateDer::pem_slice_iter(pem).filter_map(Result::ok))
 }
 
 /// The system's pool, about 150 certificates, read anew at each call and never kept.

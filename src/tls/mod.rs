@@ -6,3 +6,4 @@ pub mod cert;
 pub mod client;
 pub mod keys;
 pub mod provider;
+pub mod verify;

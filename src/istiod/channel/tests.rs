@@ -56,9 +56,12 @@ impl Pki {
             .with_safe_default_protocol_versions()
             .unwrap();
         let builder = if ask {
-            let roots = Arc::new(client::roots_of(self.root_pem.as_bytes()));
-            let verifier =
-                WebPkiClientVerifier::builder_with_provider(roots, provider).allow_unauthenticated();
+            let mut roots = rustls::RootCertStore::empty();
+            roots.add_parsable_certificates(
+                CertificateDer::pem_slice_iter(self.root_pem.as_bytes()).map(Result::unwrap),
+            );
+            let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider)
+                .allow_unauthenticated();
             builder.with_client_cert_verifier(verifier.build().unwrap())
         } else {
             builder.with_no_client_auth()
