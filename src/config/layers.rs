@@ -94,6 +94,9 @@ impl Layers<'_> {
 
     fn mesh_file(&mut self, root: &Path) {
         let name = self.flags.or_default(args::PROXY, "meshConfig");
+        if name.is_empty() {
+            return;
+        }
         let text = match std::fs::read(root.join(name)) {
             Ok(bytes) => bytes,
             Err(e) if e.kind() == ErrorKind::NotFound => return,

@@ -54,11 +54,10 @@ impl Scope {
         Self { namespace: namespace.to_owned(), domain: domain.to_owned() }
     }
 
-    // The names of an entry, its own first; lower case with a final dot.
+    // The names of an entry, its own first; with a final dot.
     fn names(&self, host: &str, info: &NameInfo) -> Vec<String> {
-        let host = host.to_ascii_lowercase();
         if info.registry != KUBERNETES {
-            return vec![if host.ends_with('.') { host } else { host + "." }];
+            return vec![if host.ends_with('.') { host.to_owned() } else { format!("{host}.") }];
         }
         if host.ends_with('.') {
             return Vec::new();
@@ -75,9 +74,6 @@ impl Scope {
         let first = self.domain.split('.').next().unwrap_or_default();
         out.push(format!("{short}.{namespace}.{first}."));
         out.extend(info.alt_hosts.iter().map(|h| format!("{h}.")));
-        for name in &mut out {
-            name.make_ascii_lowercase();
-        }
         out
     }
 }
@@ -125,7 +121,7 @@ impl Table {
             let Some(entry) = Entry::of(info) else { continue };
             let at = u32::try_from(out.entries.len()).map_err(|e| e.to_string())?;
             out.entries.push(entry);
-            let mut names = scope.names(host, info).into_iter();
+            let mut names = scope.names(host, info).into_iter().map(|name| name.to_ascii_lowercase());
             if let Some(own) = names.next() {
                 out.hosts.insert(own.into(), at);
             }

@@ -66,6 +66,9 @@ impl Url {
         if host.is_empty() || host.bytes().any(|b| b <= b' ' || b == 0x7f || b"\"<>\\^`{|}[]".contains(&b)) {
             return Err(bad("no host"));
         }
+        if !authority.starts_with('[') && !escapes_of_names(host) {
+            return Err(bad("a broken escape"));
+        }
         Ok(Self {
             https,
             host: host.to_owned(),
@@ -98,13 +101,26 @@ impl Url {
         if reference.bytes().any(|b| b < b' ' || b == 0x7f) {
             return Err(bad("it has control characters"));
         }
+        if reference.split_once('#').is_some_and(|(_, fragment)| !escapes(fragment)) {
+            return Err(bad("a broken escape"));
+        }
         if has_scheme(reference) {
             let web = |scheme: &str| {
                 let start = reference.get(..scheme.len()).unwrap_or_default();
                 start.eq_ignore_ascii_case(scheme) && !reference[scheme.len()..].starts_with(['/', '?', '#'])
             };
             let web = (web("http://") || web("https://")) && !reference.ends_with("://");
-            return if web { Self::parse(reference) } else { Ok(Self::foreign(reference)) };
+            if web {
+                return Self::parse(reference);
+            }
+            // What no web server's address may have no other may either; a host is not needed there.
+            let foreign = Self::foreign(reference);
+            if !foreign.host.is_empty()
+                && let Some((_, rest)) = reference.split_once("://")
+            {
+                Self::parse(&format!("http://{rest}"))?;
+            }
+            return Ok(foreign);
         }
         if reference.starts_with(':')
             || reference.split(['/', '?', '#']).next().is_some_and(|s| s.contains(':'))
@@ -200,6 +216,17 @@ pub(crate) fn target_of(reference: &str) -> Result<String, Bad> {
     sent(path).ok_or(bad("a broken escape"))
 }
 
+/// Whether every `%` begins an escape.
+fn escapes(text: &str) -> bool {
+    let whole = |at: usize| text.as_bytes().get(at + 1..at + 3);
+    text.match_indices('%').all(|(at, _)| whole(at).is_some_and(|e| e.iter().all(u8::is_ascii_hexdigit)))
+}
+
+/// As [`escapes`], in a host: what a name may hold is not escaped there (`%41`), only bytes beyond ASCII are.
+fn escapes_of_names(host: &str) -> bool {
+    escapes(host) && host.match_indices('%').all(|(at, _)| !matches!(host.as_bytes()[at + 1], b'0'..=b'7'))
+}
+
 /// Whether a reference is a whole address.
 pub(crate) fn has_scheme(reference: &str) -> bool {
     reference.split_once(':').is_some_and(|(scheme, _)| {
@@ -234,10 +261,7 @@ fn sent(target: &str) -> Option<String> {
     let target = target.split('#').next().unwrap_or("");
     let (path, query) = target.split_once('?').map_or((target, None), |(p, q)| (p, Some(q)));
     decode(path).or_else(|| path.is_ascii().then_some(String::new()))?;
-    let mut escapes = path.match_indices('%');
-    if escapes.any(|(at, _)| {
-        !path.as_bytes().get(at + 1..at + 3).is_some_and(|e| e.iter().all(u8::is_ascii_hexdigit))
-    }) {
+    if !escapes(path) {
         return None;
     }
     let mut out = String::with_capacity(target.len() + 1);
@@ -284,6 +308,30 @@ pub(crate) fn decode(text: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn locations_that_cannot_be_read_are_told_from_other_hosts() {
+        let base = Url::parse("http://10.0.0.1:8080/a").unwrap();
+        for bad in [
+            "http://%41:8080/",
+            "http://%zz/",
+            "http://[::1",
+            "http://a:b/",
+            "http://a b/",
+            "%zz",
+            "/%",
+            "/a#%zz",
+            ":a",
+            "ftp://%zz/",
+            "ftp://a:b/",
+            "\u{1}",
+        ] {
+            assert!(base.join(bad).is_err(), "{bad}");
+        }
+        for good in ["http://%C3%A4/", "mailto:x", "ftp://h/", "http:///x", "/a b", "/a#%41", "?q=%zz"] {
+            assert!(base.join(good).is_ok(), "{good}");
+        }
+    }
 
     #[test]
     fn neither_user_nor_query_is_shown() {

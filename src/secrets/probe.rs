@@ -59,6 +59,15 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
+    /// Something that is no live credential socket is in the way.
+    #[error("failed to check credential SDS socket: existing SDS socket could not be removed: {path}")]
+    RemoveCredential {
+        /// The socket, or what is in its place.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
     /// Another server was demanded by name and is not there.
     #[error(
         "agent configured for non-default SDS socket path: {path} but no socket found (waited {waited:?}): is the identity provider running and its folder mounted?"
@@ -109,19 +118,19 @@ pub async fn workload(config: &Config) -> Result<Mode, Error> {
     }
 }
 
-/// Whether a live SDS server is on the external credential socket. A dead socket is removed where that
-/// is possible.
-pub async fn credential(path: &Path) -> bool {
+/// Whether a live SDS server is on the external credential socket. A dead socket is removed.
+///
+/// # Errors
+/// When it cannot be removed: Envoy would be sent to it.
+pub async fn credential(path: &Path) -> Result<bool, Error> {
     if !exists(path) {
-        return false;
+        return Ok(false);
     }
     if live(path).await {
-        return true;
+        return Ok(true);
     }
-    if let Err(error) = remove(path) {
-        tracing::warn!(target: "sds", "nobody answers on {}, and it cannot be removed: {error}", path.display());
-    }
-    false
+    remove(path).map_err(|source| Error::RemoveCredential { path: path.to_owned(), source })?;
+    Ok(false)
 }
 
 // A regular file is no socket; a folder or a pipe counts, as for the Go agent.

@@ -7,13 +7,14 @@
 //!
 //! | file | is about |
 //! |---|---|
-//! | `routes`, `compress` | from a request to a handler, from its answer to bytes |
+//! | `server` | the listener, connections and their limits |
+//! | `routes`, `respond`, `path`, `compress` | from a request to a handler, from its answer to bytes |
 //! | `ready` | `/healthz/ready`: Envoy's own state, then ours |
 //! | `probes` | the kubelet's probes of the application, asked on its behalf |
 //! | `stats`, `accept`, `own`, `process` | merged metrics |
 //! | `debug` | pages for people |
 //!
-//! Uses `base`, `serve` for connections and their limits, and `fetch` to ask others. What it needs of the rest of the agent comes in [`Handles`].
+//! Uses `base`, and `fetch` to ask others. What it needs of the rest of the agent comes in [`Handles`].
 
 mod accept;
 mod compress;
@@ -21,13 +22,14 @@ mod debug;
 #[cfg(test)]
 mod fake;
 mod own;
+mod path;
 pub mod probes;
 mod process;
 mod profile;
 pub mod ready;
+mod respond;
 mod routes;
-#[cfg(test)]
-mod serving;
+mod server;
 pub mod stats;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -39,7 +41,6 @@ use tokio::net::TcpListener;
 
 use crate::base::metrics::Metrics;
 use crate::base::tasks::{Stop, TaskResult};
-use crate::serve::{self, path, respond};
 
 /// What the server serves and where. The lead's loader fills it; all bad text is refused while it does.
 #[derive(Debug, Clone)]
@@ -70,10 +71,6 @@ impl Config {
             stats: stats::Config::default(),
             profiling: true,
         }
-    }
-
-    fn socket(&self) -> SocketAddr {
-        SocketAddr::new(self.address.unwrap_or(Ipv6Addr::UNSPECIFIED.into()), self.port)
     }
 }
 
@@ -190,7 +187,7 @@ pub struct Bound {
 /// When it cannot be opened; the error names it. The Go agent goes on without its status server then;
 /// [`Bound::later`] does the same but takes the port once it is free.
 pub fn bind(config: &Config) -> Result<Bound, Error> {
-    let listener = serve::listen(config.socket()).map_err(|source| Error { port: config.port, source })?;
+    let listener = server::listen(config).map_err(|source| Error { port: config.port, source })?;
     Ok(Bound { config: config.clone(), listener: Some(listener) })
 }
 
@@ -221,7 +218,7 @@ impl Bound {
                     () = stop.cancelled() => return Ok(()),
                     () = tokio::time::sleep(wait) => {}
                 }
-                match serve::listen(self.config.socket()) {
+                match server::listen(&self.config) {
                     Ok(listener) => {
                         tracing::info!("status port {} is free now and served", self.config.port);
                         break Some(listener);
@@ -232,7 +229,7 @@ impl Bound {
         };
         let port = listener.as_ref().and_then(|l| l.local_addr().ok()).map_or(self.config.port, |a| a.port());
         let shared = Arc::new(routes::Shared::new(self.config, port, handles)?);
-        serve::serve(listener, shared, serve::Limits::default(), closing, stop).await
+        server::serve(listener, shared, server::CONNECTIONS, closing, stop).await
     }
 }
 

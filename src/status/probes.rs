@@ -14,15 +14,16 @@ mod tcp;
 
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use ::http::{HeaderMap, StatusCode};
+use ::http::{HeaderMap, StatusCode, header};
 
 pub use config::{Action, Probe, Table, parse};
 
 use super::respond::{Answer, TEXT, page, status};
 use super::{loopback, probe_source};
-use crate::fetch::{Dialer, Kept, Tls, Trust};
+use crate::fetch::{Dialer, Kept, REQUESTS, Tls, Trust};
 
 /// How the application is probed.
 #[derive(Debug, Clone)]
@@ -62,6 +63,17 @@ pub(super) struct Prober {
     dialer: Dialer,
     kept: Option<Kept>,
     status_port: u16,
+    /// Probes under way that came by a redirect.
+    led: AtomicUsize,
+}
+
+/// Counts one of [`Prober::led`].
+struct Led<'a>(&'a AtomicUsize);
+
+impl Drop for Led<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 impl Prober {
@@ -75,6 +87,7 @@ impl Prober {
             dialer: Dialer { source: Some(config.source), tls, ..Dialer::default() },
             kept: config.keepalive.then(Kept::default),
             status_port,
+            led: AtomicUsize::new(0),
         }
     }
 
@@ -86,6 +99,18 @@ impl Prober {
                 TEXT,
                 format!("app prober config does not exists for {path}"),
             );
+        };
+        // An application may lead its probe back here, which probes it anew: each turn is within the one before, so
+        // as many at once as a client follows redirects are one that never ends.
+        let _led = match headers.contains_key(header::REFERER) {
+            true if self.led.fetch_add(1, Ordering::Relaxed) + 1 >= REQUESTS => {
+                self.led.fetch_sub(1, Ordering::Relaxed);
+                tracing::warn!(target: "probes", "probe {path} of the application failed: it leads back here: stopped \
+                    after {REQUESTS} redirects");
+                return status(StatusCode::INTERNAL_SERVER_ERROR);
+            }
+            true => Some(Led(&self.led)),
+            false => None,
         };
         let seconds = probe.timeout_seconds;
         let result = match &probe.action {

@@ -1,16 +1,17 @@
 //! From a request to its handler: Host and path rules, who may ask, methods.
 
+use std::convert::Infallible;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::{HeaderValue, Method, Request, StatusCode, header};
+use http::{HeaderValue, Method, Request, StatusCode, Version, header};
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
 
 use super::respond::{Answer, TEXT, error, not_found, page, redirect, status};
+use super::server::ConnState;
 use super::{Config, Handles, compress, debug, path, probes, ready, stats};
-use crate::serve::{ConnState, Site};
 
 /// A drain is answered after this at the latest: within the 60 s that `pilot-agent request` waits.
 const DRAIN: Duration = Duration::from_secs(55);
@@ -43,6 +44,11 @@ impl Shared {
         })
     }
 
+    /// Notes how many connections there are.
+    pub(super) fn connections(&self, now: usize) {
+        self.connections.fetch_max(now, std::sync::atomic::Ordering::Relaxed);
+    }
+
     /// The most connections there have been at a time.
     pub(super) fn most_connections(&self) -> usize {
         self.connections.load(std::sync::atomic::Ordering::Relaxed)
@@ -67,29 +73,61 @@ impl Peer {
     }
 }
 
-impl Site for Shared {
-    const NAME: &'static str = "status server";
-
-    async fn answer(
-        self: Arc<Self>,
-        request: Request<Incoming>,
-        peer: SocketAddr,
-        conn: Arc<ConnState>,
-    ) -> Answer {
-        let coding = compress::Coding::choose(request.headers(), request.method());
-        let answer = dispatch(request, Peer::new(peer), &conn, &self).await;
-        let mut answer = compress::apply(answer, coding).await;
-        answer.headers_mut().insert(header::VARY, HeaderValue::from_static("Accept-Encoding"));
-        answer
+pub(super) async fn route(
+    request: Request<Incoming>,
+    peer: Peer,
+    conn: Arc<ConnState>,
+    shared: Arc<Shared>,
+) -> Result<Answer, Infallible> {
+    conn.busy();
+    if let Some(mut refused) = malformed(&request) {
+        refused.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+        refused.body_mut().conn = Some(conn);
+        return Ok(refused);
     }
+    let coding = compress::Coding::choose(request.headers(), request.method());
+    let mut answer = compress::apply(dispatch(request, peer, &conn, &shared).await, coding).await;
+    answer.headers_mut().insert(header::VARY, HeaderValue::from_static("Accept-Encoding"));
+    answer.body_mut().conn = Some(conn);
+    Ok(answer)
+}
 
-    fn connections(&self, now: usize) {
-        self.connections.fetch_max(now, std::sync::atomic::Ordering::Relaxed);
+/// What Go's server answers before any handler sees it, and hyper lets pass.
+fn malformed<B>(request: &Request<B>) -> Option<Answer> {
+    let bad = |why: &str| Some(page(StatusCode::BAD_REQUEST, TEXT, format!("400 Bad Request{why}")));
+    let connect = request.method() == Method::CONNECT;
+    let preface = request.method().as_str() == "PRI" && request.uri().path() == "*";
+    let mut hosts = request.headers().get_all(header::HOST).iter();
+    match (hosts.next(), hosts.next()) {
+        (None, _) if request.version() == Version::HTTP_11 && !connect && !preface => {
+            return bad(": missing required Host header");
+        }
+        (_, Some(_)) => return bad(": too many Host headers"),
+        (Some(host), None)
+            if !host.as_bytes().iter().all(|b| b.is_ascii_graphic() && !b"\"<>\\^`{|}/?#".contains(b)) =>
+        {
+            return bad(": malformed Host header");
+        }
+        _ => {}
     }
+    let path = request.uri().path();
+    let whole = path.starts_with('/') || path == "*" || connect;
+    if !whole || path::decode(path).is_none() && !only_bad_utf8(path) {
+        return bad("");
+    }
+    let expects = request.headers().get(header::EXPECT).filter(|v| !v.is_empty());
+    if expects.is_some_and(|v| !v.as_bytes().eq_ignore_ascii_case(b"100-continue")) {
+        return Some(status(StatusCode::EXPECTATION_FAILED));
+    }
+    None
+}
 
-    fn quit(&self) {
-        self.handles.agent.quit();
-    }
+// A path may decode to bytes that are no UTF-8; only a broken escape is malformed.
+fn only_bad_utf8(path: &str) -> bool {
+    path.match_indices('%').all(|(at, _)| {
+        let escape = path.as_bytes().get(at + 1..at + 3);
+        escape.is_some_and(|e| e.iter().all(u8::is_ascii_hexdigit))
+    })
 }
 
 async fn dispatch(

@@ -210,3 +210,19 @@ async fn kept_connections_are_used_again() {
     assert_eq!(ask(&served, "").await.text().trim_end(), "2 true");
     task.abort();
 }
+
+#[tokio::test]
+async fn a_probe_that_is_led_back_here_ends_after_as_many_turns_as_redirects() {
+    let back = Arc::new(std::sync::OnceLock::<std::net::SocketAddr>::new());
+    let known = back.clone();
+    let app =
+        Web::start(move |_| http(302, &format!("Location: http://{}{KEY}\r\n", known.get().unwrap()), ""))
+            .await;
+    let served = probing(&http_get(app.addr.port(), ""), |_| {});
+    back.set(served.addr).unwrap();
+    assert_eq!(ask(&served, KUBELET).await.status, 500);
+    assert_eq!(app.heads().len(), crate::fetch::REQUESTS);
+    // And nothing is remembered against it.
+    assert_eq!(ask(&served, KUBELET).await.status, 500);
+    assert_eq!(app.heads().len(), 2 * crate::fetch::REQUESTS);
+}

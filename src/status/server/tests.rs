@@ -1,19 +1,48 @@
-//! The server's limits and ends, seen through the status port.
-
-use std::sync::atomic::Ordering::Relaxed;
-
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
-use tokio::time::Instant;
 
-use super::fake::{Fake, envoy, exchange, spawn, start, with_envoy};
 use super::*;
+use crate::base::metrics::Metrics;
+use crate::status::Handles;
+use crate::status::fake::{Fake, envoy, exchange, spawn, start, with_envoy};
+use crate::status::{Bound, bind, loopback};
+
+#[tokio::test(start_paused = true)]
+async fn what_stands_still_is_overdue() {
+    let state = ConnState::new();
+    assert_eq!(state.overdue(), None);
+    tokio::time::advance(Duration::from_secs(3600)).await;
+    assert_eq!(state.overdue(), None, "an idle connection may stay");
+    state.enter(HEADING);
+    tokio::time::advance(HEAD).await;
+    assert_eq!(state.overdue(), None);
+    tokio::time::advance(Duration::from_secs(1)).await;
+    assert!(state.overdue().unwrap().contains("head"));
+    state.busy();
+    tokio::time::advance(Duration::from_secs(3600)).await;
+    assert_eq!(state.overdue(), None, "an answer takes its time");
+    let (a, _b) = pair().await;
+    let watched = Watched { io: a, state: Arc::new(state) };
+    watched.wrote(&Poll::Pending);
+    tokio::time::advance(STALLED).await;
+    watched.wrote(&Poll::Pending);
+    assert_eq!(watched.state.overdue(), None);
+    tokio::time::advance(Duration::from_secs(1)).await;
+    assert!(watched.state.overdue().unwrap().contains("reading"));
+    watched.wrote(&Poll::Ready(Ok(1)));
+    assert_eq!(watched.state.overdue(), None);
+}
+
+async fn pair() -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let one = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+    (one, listener.accept().await.unwrap().0)
+}
 
 #[tokio::test]
 async fn silent_connections_make_place() {
     let mut config = Config::new(0);
     config.address = Some(Ipv4Addr::LOCALHOST.into());
-    let listener = crate::serve::listen(config.socket()).unwrap();
+    let listener = listen(&config).unwrap();
     let addr = listener.local_addr().unwrap();
     let handles = Handles {
         agent: Arc::new(Fake::default()),
@@ -21,10 +50,9 @@ async fn silent_connections_make_place() {
         crypto: Arc::new(rustls::crypto::aws_lc_rs::default_provider()),
         started: Instant::now(),
     };
-    let shared = Arc::new(routes::Shared::new(config, addr.port(), handles).unwrap());
+    let shared = Arc::new(Shared::new(config, addr.port(), handles).unwrap());
     let stop = Stop::new();
-    let limits = crate::serve::Limits { connections: 4, idle: None };
-    let task = spawn(crate::serve::serve(Some(listener), shared.clone(), limits, Stop::new(), stop.clone()));
+    let task = spawn(serve(Some(listener), shared.clone(), 4, Stop::new(), stop.clone()));
     let mut silent = Vec::new();
     for _ in 0..40 {
         silent.push(TcpStream::connect(addr).await.unwrap());

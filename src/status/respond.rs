@@ -1,0 +1,120 @@
+//! Answers: their bodies, and the few shapes that all handlers share.
+
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use futures_util::Stream;
+use http::{HeaderValue, Response, StatusCode, header};
+use http_body::{Body as HttpBody, Frame, SizeHint};
+
+use super::server::ConnState;
+
+pub(super) const TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
+pub(super) const JSON: HeaderValue = HeaderValue::from_static("application/json");
+
+/// What an answer carries.
+pub(super) enum Content {
+    /// Known whole.
+    Whole(Bytes),
+    /// Made while it is sent.
+    Stream(Pin<Box<dyn Stream<Item = Bytes> + Send>>),
+}
+
+/// A body that tells its connection when it is done with.
+pub(super) struct Body {
+    pub(super) content: Content,
+    pub(super) conn: Option<Arc<ConnState>>,
+}
+
+impl Body {
+    pub(super) fn empty() -> Self {
+        Self::whole(Bytes::new())
+    }
+
+    pub(super) fn whole(bytes: impl Into<Bytes>) -> Self {
+        Self { content: Content::Whole(bytes.into()), conn: None }
+    }
+
+    pub(super) fn stream(stream: impl Stream<Item = Bytes> + Send + 'static) -> Self {
+        Self { content: Content::Stream(Box::pin(stream)), conn: None }
+    }
+}
+
+impl Drop for Body {
+    fn drop(&mut self) {
+        if let Some(conn) = &self.conn {
+            conn.idle();
+        }
+    }
+}
+
+impl HttpBody for Body {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        match &mut self.content {
+            Content::Whole(bytes) if bytes.is_empty() => Poll::Ready(None),
+            Content::Whole(bytes) => Poll::Ready(Some(Ok(Frame::data(std::mem::take(bytes))))),
+            Content::Stream(stream) => {
+                stream.as_mut().poll_next(cx).map(|next| next.map(|b| Ok(Frame::data(b))))
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        matches!(&self.content, Content::Whole(bytes) if bytes.is_empty())
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.content {
+            Content::Whole(bytes) => SizeHint::with_exact(bytes.len() as u64),
+            Content::Stream(_) => SizeHint::default(),
+        }
+    }
+}
+
+pub(super) type Answer = Response<Body>;
+
+/// A status without a body.
+pub(super) fn status(code: StatusCode) -> Answer {
+    let mut answer = Response::new(Body::empty());
+    *answer.status_mut() = code;
+    answer
+}
+
+/// A status with a body of the given type.
+pub(super) fn page(code: StatusCode, kind: HeaderValue, body: impl Into<Bytes>) -> Answer {
+    let mut answer = Response::new(Body::whole(body));
+    *answer.status_mut() = code;
+    answer.headers_mut().insert(header::CONTENT_TYPE, kind);
+    answer
+}
+
+/// An error as Go's `http.Error` gives it: one line of text that browsers must not guess about.
+pub(super) fn error(code: StatusCode, line: &str) -> Answer {
+    let mut answer = page(code, TEXT, format!("{line}\n"));
+    answer.headers_mut().insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    answer
+}
+
+pub(super) fn not_found() -> Answer {
+    error(StatusCode::NOT_FOUND, "404 page not found")
+}
+
+pub(super) fn redirect(to: &str) -> Answer {
+    let mut answer = status(StatusCode::TEMPORARY_REDIRECT);
+    match HeaderValue::from_str(to) {
+        Ok(to) => {
+            answer.headers_mut().insert(header::LOCATION, to);
+            answer
+        }
+        Err(_) => not_found(),
+    }
+}
