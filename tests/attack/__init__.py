@@ -1,0 +1,1 @@
+"""Attacks on an agent, from outside. See __main__.py."""

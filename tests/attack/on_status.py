@@ -1,0 +1,116 @@
+"""Attacks on the status port."""
+import socket
+import time
+
+from .registry import attack
+from .world import ATTACKERS, connect
+
+
+def hold(world, amount, sent, many, seconds, refresh=True):
+    """Keeps `amount` connections that have sent `sent`; what is closed comes again."""
+    held, end = [], time.monotonic() + seconds
+    try:
+        while time.monotonic() < end:
+            kept = []
+            for io in held:
+                try:
+                    if io.recv(1, socket.MSG_DONTWAIT | socket.MSG_PEEK):
+                        kept.append(io)
+                        continue
+                    io.close()
+                except BlockingIOError:
+                    kept.append(io)
+                except OSError:
+                    io.close()
+            held = kept
+            while len(held) < amount and refresh and time.monotonic() < end:
+                try:
+                    io = connect(ATTACKERS[len(held) % len(ATTACKERS)] if many else ATTACKERS[0], timeout=1)
+                    io.sendall(sent)
+                    held.append(io)
+                except OSError:
+                    break
+            time.sleep(0.02)
+    finally:
+        for io in held:
+            io.close()
+
+
+def holding(name, sent, why):
+    for many in (False, True):
+        @attack(f"status {name}, {'many addresses' if many else 'one address'}", why)
+        def it(world, size, many=many):
+            hold(world, size.connections, sent, many, size.seconds)
+
+
+holding("silent", b"", "connections that say nothing")
+holding("first byte", b"G", "connections that send one byte and wait")
+holding("half a head", b"GET /healthz/ready HTTP/1.1\r\nHost: a\r\nX-A: ", "heads that never end")
+holding("unread scrape", b"GET /stats/prometheus HTTP/1.1\r\nHost: a\r\n\r\n", "scrapes that nobody reads")
+holding("half a body", b"POST /quitquitquit2 HTTP/1.1\r\nHost: a\r\nContent-Length: 60000\r\n\r\nx", "bodies that never end")
+
+
+@attack("status heads byte by byte", "a byte every 20 ms on each connection")
+def drip(world, size):
+    text, held = b"GET /healthz/ready HTTP/1.1\r\nHost: a\r\n" + b"X-Pad: y\r\n" * 1000, []
+    for n in range(size.connections // 4):
+        try:
+            held.append(connect(ATTACKERS[n % 64], timeout=1))
+        except OSError:
+            break
+    end, at = time.monotonic() + size.seconds, 0
+    while time.monotonic() < end:
+        for io in held:
+            try:
+                io.send(text[at % len(text):][:1], socket.MSG_DONTWAIT)
+            except OSError:
+                pass
+        at += 1
+        time.sleep(0.02)
+    for io in held:
+        io.close()
+
+
+@attack("status pipelined", "requests by the thousand whose answers nobody reads")
+def pipeline(world, size):
+    request, end = b"GET /stats/prometheus HTTP/1.1\r\nHost: a\r\n\r\n" * 200, time.monotonic() + size.seconds
+    held = []
+    while time.monotonic() < end and len(held) < size.connections // 4:
+        try:
+            io = connect(ATTACKERS[len(held) % 64], timeout=0.2)
+            held.append(io)
+            io.sendall(request)
+        except OSError:
+            time.sleep(0.05)
+    time.sleep(max(0, end - time.monotonic()))
+    for io in held:
+        io.close()
+
+
+SMUGGLED = [
+    ("CL and TE", b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"),
+    ("two CL", b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\nContent-Length: 30\r\n\r\n"),
+    ("TE spelled oddly", b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: xchunked\r\n\r\n"),
+    ("TE twice", b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked, identity\r\n\r\n"),
+    ("blank before the colon", b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length : 3\r\n\r\nabc"),
+    ("folded", b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length:\r\n 3\r\n\r\nabc"),
+    ("negative length", b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: -1\r\n\r\n"),
+    ("huge chunk", b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nffffffffffffffffff\r\n"),
+    ("NUL", b"GET /\0 HTTP/1.1\r\nHost: a\r\n\r\n"),
+]
+HIDDEN = b"GET /healthz/ready HTTP/1.1\r\nHost: hidden\r\nConnection: close\r\n\r\n"
+
+
+@attack("status smuggling", "a second request hidden in the first one's body is never answered")
+def smuggle(world, size):
+    for name, raw in SMUGGLED:
+        with connect(ATTACKERS[0], timeout=3) as io:
+            io.sendall(raw + HIDDEN)
+            got = b""
+            try:
+                while piece := io.recv(65536):
+                    got += piece
+            except OSError:
+                pass
+            if b"HTTP/1.1 200" in got:
+                raise AssertionError(f"{name}: the hidden request was answered")
