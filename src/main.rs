@@ -5,8 +5,10 @@ use std::process::ExitCode;
 use pilot_agent::config::env::Env;
 
 fn main() -> ExitCode {
-    // Before anything else, above all before a runtime: this may be the child that becomes Envoy.
-    if let Some(status) = pilot_agent::envoy::launch::intercept(std::env::args_os()) {
+    // Before anything else, above all before a runtime: this may be the child that becomes Envoy, or guards it.
+    let child = pilot_agent::envoy::launch::intercept(std::env::args_os())
+        .or_else(|| pilot_agent::envoy::guard::intercept(std::env::args_os()));
+    if let Some(status) = child {
         return ExitCode::from(status);
     }
     let words: Vec<String> = std::env::args_os().skip(1).map(|w| w.to_string_lossy().into_owned()).collect();

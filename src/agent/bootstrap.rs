@@ -25,7 +25,10 @@ pub fn all_ipv6(addresses: &[String]) -> bool {
 pub async fn node(config: &Config, addresses: &[String], mode: Mode) -> Result<Node, Error> {
     let s = &config.settings;
     let proxy = &config.mesh.proxy;
-    let credential_socket = probe::credential(&config.path(identity::CREDENTIAL_SOCKET)).await;
+    let credential_socket =
+        probe::credential(&config.path(identity::CREDENTIAL_SOCKET)).await.map_err(|e| {
+            Error::new(format!("failed to generate bootstrap metadata: {}", crate::base::error::chain(&e)))
+        })?;
     let labels = pod::read(&config.path(pod::LABELS));
     let annotations = pod::read(&config.path(pod::ANNOTATIONS));
     let platform = config.platform().await;
@@ -47,7 +50,8 @@ pub async fn node(config: &Config, addresses: &[String], mode: Mode) -> Result<N
         platform: &platform,
         credential_socket,
         external_sds: mode == Mode::External,
-        sts_port: config.sts_port(),
+        sts_port: crate::config::go::integer(config.flags.or_default(args::PROXY, "stsPort"), 64)
+            .unwrap_or(0),
         outlier_log_path: config.flags.or_default(args::PROXY, "outlierLogPath"),
         envoy_status_port: s.int(var::ENVOY_STATUS_PORT),
         envoy_prometheus_port: s.int(var::ENVOY_PROMETHEUS_PORT),

@@ -1,6 +1,6 @@
 //! The last steps in the child before it becomes Envoy.
 //!
-//! `pilot-agent __exec-envoy <parent> <uid:gid or -> <program> <args…>` is this binary started as the
+//! `pilot-agent __exec-envoy <parent> <uid:gid or -> <signal or guard> <program> <args…>` is this binary started as the
 //! agent's child. It sets the parent-death signal, changes user and becomes Envoy by `exec`, so Envoy
 //! has the agent as its parent and nothing of this step remains. Why not `pre_exec`: it is unsafe code,
 //! for good reason in a program with threads; here everything runs in a fresh process.
@@ -10,7 +10,9 @@
 //!
 //! The kernel ties the signal to the *thread* that made the child, not to its process: the agent starts
 //! Envoy from its main thread (one-threaded runtime), which lives as long as the process. The signal
-//! survives `exec`, but not a change of user, which therefore comes first, nor a set-uid binary.
+//! survives `exec`, but not a change of user, which therefore comes first, nor a set-uid or set-gid binary: for
+//! those there is a [`super::guard`]. A script does not get it where a guard stands by: the kernel would end the
+//! script alone, and what it started would be nobody's.
 
 use std::ffi::{OsStr, OsString};
 use std::io::{self, Read, Write};
@@ -46,11 +48,13 @@ pub fn intercept(mut args: impl Iterator<Item = OsString>) -> Option<u8> {
 pub(super) fn arguments(
     parent: u32,
     user: Option<(u32, u32)>,
+    guarded: bool,
     program: &str,
     args: &[OsString],
 ) -> Vec<OsString> {
     let user = user.map_or_else(|| "-".to_owned(), |(uid, gid)| format!("{uid}:{gid}"));
-    let mut all = vec![ARGUMENT.into(), parent.to_string().into(), user.into(), program.into()];
+    let death = if guarded { "guard" } else { "signal" };
+    let mut all = vec![ARGUMENT.into(), parent.to_string().into(), user.into(), death.into(), program.into()];
     all.extend(args.iter().cloned());
     all
 }
@@ -69,17 +73,20 @@ fn become_envoy(mut args: impl Iterator<Item = OsString>) -> Result<Never, Strin
     let mut text = || args.next().and_then(|a| a.into_string().ok()).ok_or("an argument is missing");
     let parent: i32 = text()?.parse().map_err(|_| "the parent's id is no number")?;
     let user = text()?;
+    let guarded = text()? == "guard";
     let program = text()?;
     if user != "-" {
         switch_user(&user)?;
     }
-    rustix::process::set_parent_process_death_signal(Some(Signal::KILL))
-        .map_err(|e| format!("the parent-death signal cannot be set: {e}"))?;
+    let path = look_up(&program).map_err(|e| format!("{program}: {}", plain(&e)))?;
+    if !guarded || is_binary(&path) {
+        rustix::process::set_parent_process_death_signal(Some(Signal::KILL))
+            .map_err(|e| format!("the parent-death signal cannot be set: {e}"))?;
+    }
     // The agent may have died before the line above; nobody would send the signal any more.
     if rustix::process::getppid().is_none_or(|p| p.as_raw_nonzero().get() != parent) {
         return Err("the agent is gone".to_owned());
     }
-    let path = look_up(&program).map_err(|e| format!("{program}: {}", plain(&e)))?;
     check_format(&path).map_err(|e| format!("{program}: {}", plain(&e)))?;
     // `exec` gives SIGPIPE its default action back and clears the signal mask.
     let error = std::process::Command::new(&path).arg0(&program).args(args).exec();
@@ -98,7 +105,7 @@ fn switch_user(user: &str) -> Result<(), String> {
 }
 
 /// A bare name is looked for along PATH, anything else is a path.
-fn look_up(program: &str) -> io::Result<PathBuf> {
+pub(super) fn look_up(program: &str) -> io::Result<PathBuf> {
     if program.contains('/') {
         executable(Path::new(program))?;
         return Ok(program.into());
@@ -124,6 +131,11 @@ fn executable(path: &Path) -> io::Result<()> {
     }
     rustix::fs::access(path, rustix::fs::Access::EXEC_OK)?;
     Ok(())
+}
+
+/// Whether it is a program of machine code, and not a script or unreadable.
+pub(super) fn is_binary(path: &Path) -> bool {
+    header(path).is_some_and(|h| h.starts_with(b"\x7fELF"))
 }
 
 /// Refuses what the kernel would: glibc's `execvp`, which the standard library calls, would hand such a

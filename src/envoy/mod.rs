@@ -1,8 +1,9 @@
 //! Envoy's life: start, watch, hot restart, drain, stop.
 //!
 //! Promises:
-//! - Envoy never outlives the agent: the child carries a parent-death signal ([`launch`]), and whoever
-//!   drops a [`supervisor::Supervisor`] kills it.
+//! - Envoy never outlives the agent: the child carries a parent-death signal ([`launch`]), a [`guard`] stands by
+//!   where that is not enough, and whoever drops a [`supervisor::Supervisor`] kills it. What an earlier agent
+//!   has left behind is ended before the first Envoy starts (`stale`).
 //! - Envoy's death is never reported as success ([`Outcome::exit_code`]).
 //! - Every wait has an end: each phase of a stop has a deadline in the pure machine of [`drain`], each
 //!   request to the admin port one of its own ([`admin`]).
@@ -15,10 +16,13 @@ pub mod admin;
 pub mod bootstrap;
 pub mod command;
 pub mod drain;
+pub mod guard;
+mod kin;
 pub mod launch;
 pub mod port;
 pub mod process;
 pub mod restart;
+mod stale;
 pub mod supervisor;
 
 use std::path::PathBuf;

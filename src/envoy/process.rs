@@ -12,7 +12,7 @@ use std::process::Stdio;
 
 use rustix::process::{Pid, Signal};
 
-use super::launch;
+use super::{kin, launch};
 use crate::base::place::{self, Mode};
 
 /// How an Envoy ended.
@@ -115,6 +115,8 @@ pub struct Spec<'a> {
     pub user: Option<(u32, u32)>,
     /// Whether it leads a process group of its own.
     pub own_group: bool,
+    /// Whether a guard ends it when the agent dies.
+    pub guarded: bool,
 }
 
 /// A running Envoy, by its id; [`spawn`] gives it together with the future of its end.
@@ -135,7 +137,7 @@ impl Process {
     /// until then.
     pub fn kill(&self) {
         // Envoy starts nothing, but a wrapper script in its place does.
-        let children = descendants(self.id());
+        let children = kin::descendants(self.id());
         let done = if self.own_group {
             rustix::process::kill_process_group(self.pid, Signal::KILL)
         } else {
@@ -150,23 +152,6 @@ impl Process {
     }
 }
 
-// Handles rather than numbers: a number may mean another process by the time it is used.
-fn descendants(pid: i32) -> Vec<OwnedFd> {
-    let mut found = Vec::new();
-    let mut next = vec![pid];
-    while let Some(pid) = next.pop() {
-        let text = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
-        for child in text.split_ascii_whitespace().filter_map(|c| c.parse::<i32>().ok()) {
-            let Some(handle) = Pid::from_raw(child) else { continue };
-            if let Ok(handle) = rustix::process::pidfd_open(handle, rustix::process::PidfdFlags::empty()) {
-                found.push(handle);
-                next.push(child);
-            }
-        }
-    }
-    found
-}
-
 /// Starts an Envoy. The future gives its end; dropping the future kills it.
 ///
 /// Call it on the process's main thread: the parent-death signal is tied to the calling thread
@@ -176,7 +161,7 @@ pub fn spawn(spec: &Spec<'_>) -> io::Result<(Process, impl Future<Output = Exit>
     ours.set_nonblocking(true)?;
     let mut command = tokio::process::Command::new(spec.launcher);
     command
-        .args(launch::arguments(std::process::id(), spec.user, spec.binary, spec.args))
+        .args(launch::arguments(std::process::id(), spec.user, spec.guarded, spec.binary, spec.args))
         .envs(spec.extra_env.iter().map(|(k, v)| (k, v)))
         .stdin(Stdio::from(OwnedFd::from(theirs)))
         .kill_on_drop(true);

@@ -41,9 +41,16 @@ pub enum State {
 /// Runs one Envoy, or none.
 pub struct Supervisor {
     envoy: Option<Envoy>,
+    /// Of an Envoy that somebody else runs.
+    external: Option<External>,
     asked: Arc<Asked>,
     state: channel::Sender<State>,
     metrics: Metrics,
+}
+
+/// What is kept for an Envoy that somebody else runs.
+struct External {
+    _file: Option<Written>,
 }
 
 /// The Envoy to run.
@@ -85,6 +92,29 @@ impl Supervisor {
         Ok(Self::build(Some(envoy), Some(client), metrics))
     }
 
+    /// An Envoy that somebody else starts and ends (`ENVOY_EXTERNAL`): its bootstrap file is there while the agent
+    /// is, and its admin port is asked; runs until it is told to stop.
+    ///
+    /// # Errors
+    /// When the bootstrap cannot be made or written.
+    pub fn external(
+        config: Config,
+        bootstrap: Box<dyn Bootstrap>,
+        metrics: &Metrics,
+    ) -> Result<(Self, Handle), Error> {
+        let client = admin::Client::new(config.admin.clone());
+        let mut envoy = Envoy { config, bootstrap, file: None, text: Vec::new(), id: 0 };
+        envoy.refresh()?;
+        let file = envoy.write(0)?;
+        tracing::info!(
+            "Envoy is not started (ENVOY_EXTERNAL): start one with -c {}",
+            envoy.path(0).display()
+        );
+        let (mut supervisor, handle) = Self::build(None, Some(client), metrics);
+        supervisor.external = Some(External { _file: file });
+        Ok((supervisor, handle))
+    }
+
     /// No Envoy (`DISABLE_ENVOY`): runs until it is told to stop.
     #[must_use]
     pub fn idle(metrics: &Metrics) -> (Self, Handle) {
@@ -96,7 +126,7 @@ impl Supervisor {
         let (state, seen) = channel::channel(State::Starting);
         let hot_restart = envoy.as_ref().is_some_and(|e| e.config.restart.hot_restart);
         let handle = Handle::new(asked.clone(), seen, client, hot_restart);
-        (Self { envoy, asked, state, metrics: metrics.clone() }, handle)
+        (Self { envoy, external: None, asked, state, metrics: metrics.clone() }, handle)
     }
 
     /// Runs until Envoy has ended and will not be started again, or until it was told to stop.
@@ -108,6 +138,10 @@ impl Supervisor {
     }
 
     async fn run_idle(self) -> Outcome {
+        if self.external.is_some() {
+            // As far as anybody can tell from here; its admin port tells the rest.
+            let _ = self.state.send(State::Running { epoch: 0 });
+        }
         loop {
             if let Some(reason) = self.asked.take().stop {
                 let _ = self.state.send(State::Stopping(reason.to_string()));
@@ -169,6 +203,13 @@ impl Envoy {
             self.text = Vec::new();
         }
         written.map(Some).map_err(|(path, source)| Error::Write { path, source })
+    }
+
+    /// What every epoch's file is named after.
+    fn file_of_all(&self) -> PathBuf {
+        match &self.config.file {
+            ConfigFile::Custom(path) | ConfigFile::Generated(path) => path.clone(),
+        }
     }
 
     /// Where Envoy's first epoch writes the base id it chose.

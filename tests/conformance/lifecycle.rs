@@ -219,6 +219,78 @@ async fn a_killed_agent_leaves_no_envoy() {
     agent.stop().await;
 }
 
+/// An Envoy that sleeps, whatever its arguments: a shell whose command is the configuration file.
+fn sleeper(dir: &std::path::Path, name: &str, mode: u32) -> std::path::PathBuf {
+    let path = dir.join(name);
+    std::fs::copy("/bin/sh", &path).unwrap();
+    // Another owner and group than the agent's: only then does a set-id bit change anything.
+    std::os::unix::fs::chown(&path, Some(1337), Some(1337)).expect("we are root");
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+    path
+}
+
+#[tokio::test]
+async fn a_killed_agent_leaves_no_envoy_of_any_form() {
+    let mock = MockIstiod::start().await;
+    for (form, mode, script) in [
+        ("plain", 0o755, None),
+        ("setgid", 0o2755, None),
+        ("setuid", 0o4755, None),
+        ("wrapper", 0o755, Some("#!/bin/sh\n./sleeper \"$@\"\nexit 3\n")),
+        ("wrapper of a setgid Envoy", 0o2755, Some("#!/bin/sh\n./sleeper \"$@\" &\nwait\n")),
+    ] {
+        let dir = tempfile::Builder::new().prefix("agent-").tempdir().unwrap();
+        let binary = sleeper(dir.path(), "sleeper", mode);
+        let mut builder = TestAgent::with()
+            .istiod(&mock)
+            .envoy(Envoy::Binary(binary))
+            .file_mode("hang.sh", "#!/bin/sh\necho $$ >pid.new; mv pid.new pid; exec sleep 1000\n", 0o755)
+            .proxy_config("customConfigFile", "./hang.sh");
+        if let Some(script) = script {
+            builder = builder
+                .file_mode("wrapper.sh", script, 0o755)
+                .envoy(Envoy::Binary(dir.path().join("wrapper.sh")));
+        }
+        std::os::unix::fs::chown(dir.path(), Some(1337), Some(1337)).expect("we are root");
+        let mut agent = builder.start_in(dir);
+        eventually(&format!("{form}: Envoy starts"), || async {
+            std::fs::read_to_string(agent.path("pid")).ok()
+        })
+        .await;
+        agent.signal(Signal::KILL);
+        assert!(agent.wait_exit().await.code().is_none());
+        eventually(&format!("{form}: Envoy is gone"), || async {
+            agent.processes().is_empty().then_some(())
+        })
+        .await;
+    }
+}
+
+#[tokio::test]
+async fn an_envoy_that_an_earlier_agent_left_is_ended_at_the_start() {
+    let mock = MockIstiod::start().await;
+    let mut agent = TestAgent::with().istiod(&mock).start();
+    serving(&agent).await;
+    let left = agent.envoy_pid().await;
+    // Everything that could end it dies first.
+    for (pid, name) in agent.processes() {
+        if name.starts_with("pilot-agent") && pid != agent.pid() {
+            rustix::process::kill_process(pid, Signal::KILL).unwrap();
+        }
+    }
+    agent.signal(Signal::KILL);
+    assert!(agent.wait_exit().await.code().is_none());
+    rustix::process::test_kill_process(left).expect("it was left behind");
+    let dir = agent.take_dir();
+    let mut agent = TestAgent::with().istiod(&mock).start_in(dir);
+    agent.wait_ready().await;
+    agent.wait_log("an earlier agent left Envoy running").await;
+    eventually("it is gone", || async { rustix::process::test_kill_process(left).is_err().then_some(()) })
+        .await;
+    // Its file of notes belongs to two by now; the new one is in order.
+    agent.stop().await;
+}
+
 #[tokio::test]
 async fn an_envoy_that_ignores_everything_is_killed() {
     let mock = MockIstiod::start().await;
@@ -367,4 +439,39 @@ async fn planted_links_lead_nowhere() {
     assert_eq!(std::fs::read_to_string(agent.path("victim")).unwrap(), "kept");
     assert!(std::fs::read_to_string(agent.path(BOOTSTRAP)).unwrap().contains("static_resources"));
     agent.stop().await;
+}
+
+#[tokio::test]
+async fn an_envoy_of_somebody_else_is_served_and_left_alone() {
+    let mock = MockIstiod::start().await;
+    let mut agent = TestAgent::with().istiod(&mock).env("ENVOY_EXTERNAL", "true").start();
+    let client = agent.sds().await;
+    let mut stream = client.stream_secrets();
+    stream.send(&crate::support::client::secret_request("default"));
+    stream.next().await.unwrap();
+    let ready = eventually("the status server", || async { agent.get("/healthz/ready").await.ok() }).await;
+    assert_eq!(ready.status.as_u16(), 503, "its admin port does not answer yet");
+    assert!(agent.fake_notes().is_empty(), "the agent starts none");
+    let fake = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/fake_envoy.py");
+    let mut envoy = tokio::process::Command::new(fake)
+        .args(["-c", BOOTSTRAP])
+        .env("FAKE_ENVOY", "{}")
+        .current_dir(agent.path(""))
+        .kill_on_drop(true)
+        .spawn()
+        .unwrap();
+    agent.wait_ready().await;
+    agent.signal(Signal::TERM);
+    assert_eq!(code(agent.wait_exit().await), 0);
+    assert!(asked(&agent).is_empty(), "{:?}", asked(&agent));
+    assert!(envoy.try_wait().unwrap().is_none(), "it is not the agent's to end");
+    assert!(!agent.path(BOOTSTRAP).exists());
+    envoy.kill().await.unwrap();
+}
+
+#[tokio::test]
+async fn no_envoy_and_somebody_elses_exclude_each_other() {
+    let mut agent = TestAgent::with().env("ENVOY_EXTERNAL", "true").env("DISABLE_ENVOY", "true").start();
+    assert_eq!(code(agent.wait_exit().await), 255);
+    agent.wait_log("ENVOY_EXTERNAL").await;
 }

@@ -19,6 +19,4 @@ mod sds;
 mod secrecy;
 mod startup;
 mod status;
-mod sts;
-mod vault;
 mod wasm;

@@ -144,6 +144,7 @@ variables! {
     ours ENVOY MAXIMUM_DRAIN_DURATION: Duration = "0s", "longest wait of a stop with EXIT_ON_ZERO_ACTIVE_CONNECTIONS; 0: none";
     ours ENVOY TERMINATION_DRAIN_JITTER: Duration = "0s", "a stop begins its drain after a random time up to this, so that many gateways do not drain at once";
     ours ENVOY ENVOY_EXIT_ALWAYS_ZERO: Bool = "false", "end with 0 whatever became of Envoy, as the Go agent does";
+    ours ENVOY ENVOY_EXTERNAL: Bool = "false", "Envoy is somebody else's: its bootstrap is written and its APIs are served, it is neither started nor ended";
     ours ENVOY ENVOY_OWN_PROCESS_GROUP: Bool = "false", "Envoy leads a process group of its own";
     ours ENVOY ENVOY_RECOVERY: Bool = "false", "start Envoy again after an abnormal end: ten tries, 200 ms doubling; once when memory ran out";
     ours ENVOY ENVOY_HOT_RESTART: Bool = "false", "replace Envoy by a new epoch, without a lost request, when its configuration changes";
@@ -159,7 +160,7 @@ variables! {
     ours XDS XDS_HOLD_TIMEOUT: Duration = "10m", "how long a stream of Envoy is held while istiod is dialled; 0: not at all";
     ours XDS XDS_STALL_TIMEOUT: Duration = "0s", "end a stream on which nothing moves for so long; 0: only report it";
     go CERT CA_ADDR: Text = "", "address of the CA; empty: istiod";
-    go CERT CA_PROVIDER: Text = "Citadel", "Citadel (or Istiod), GkeWorkloadCertificate for mounted certificates, GoogleCA, GoogleCAS, VaultCA";
+    go CERT CA_PROVIDER: Text = "Citadel", "Citadel, or GkeWorkloadCertificate for mounted certificates";
     go CERT CA_ROOT_CA: Text = "", "root file for the CA, or SYSTEM";
     go CERT PROV_CERT: Text = "", "folder of the certificate that authenticates to istiod";
     go CERT OUTPUT_CERTS: Text = "", "folder to write key, chain and roots to";
@@ -207,19 +208,8 @@ variables! {
     ours STATUS READINESS_STRICT: Bool = "false", "an expired identity or a lost config source takes readiness away";
     ours STATUS METRICS_PART_LIMIT_BYTES: Int = "0", "most bytes of one part of the merged metrics; 0: all";
     ours STATUS METRICS_DETAILS: Bool = "false", "export families the Go agent does not have, and mark cut parts";
-    ours CERT ENABLE_GOOGLE_CA: Bool = "false", "a CA_ADDR of googleapis.com means GoogleCA without being named by CA_PROVIDER";
-    ours CERT GKE_CLUSTER_URL: Text = "", "address of the GKE cluster: routing of Google's Mesh CA, identity provider in token exchanges";
-    ours CERT PLUGINS: Text = "", "GoogleTokenExchange: the token is exchanged for Google's federated one before it goes to the CA (as in 1.1 to 1.5)";
-    ours CERT VAULT_ADDR: Text = "", "VaultCA: address of the Vault, https://host:8200";
-    ours CERT VAULT_ROLE: Text = "", "VaultCA: role to log in as";
-    ours CERT VAULT_AUTH_PATH: Text = "", "VaultCA: where to log in, such as auth/kubernetes/login";
-    ours CERT VAULT_SIGN_CSR_PATH: Text = "", "VaultCA: what signs, such as istio_ca/sign/istio-pki-role";
-    ours CERT VAULT_TLS_ROOT_CERT: Text = "", "VaultCA: certificate in PEM, or a file with it, trusted beside the system's roots";
-    ours CERT VAULT_NAMESPACE: Text = "", "VaultCA: namespace of the Vault";
-    ours CERT STS_PORT: Text = "", "--stsPort where the flag is not given; counts only beside TOKEN_MANAGER_PLUGIN";
-    ours CERT TOKEN_MANAGER_PLUGIN: Text = "", "--tokenManagerPlugin where the flag is not given";
-    ours CERT STS_UPSTREAM_URL: Text = "", "token endpoint (RFC 8693) of the plugin Passthrough";
-    ours CERT STS_UPSTREAM_AUDIENCE: Text = "", "audience that the plugin Passthrough asks for where the caller names none";
+    ours CERT ENABLE_GOOGLE_CA: Bool = "false", "allow CA_PROVIDER GoogleCA and GoogleCAS, which left the Go agent in 1.23";
+    ours CERT GKE_CLUSTER_URL: Text = "", "cluster named to Google's Mesh CA";
     ours CERT GOOGLE_CAS_ENDPOINT: Text = "privateca.googleapis.com:443", "address of Google's Certificate Authority Service; CA_ADDR is its pool";
 }
 

@@ -2,6 +2,7 @@
 
 mod draining;
 mod epochs;
+mod guarding;
 mod outcome;
 mod requests;
 
@@ -23,6 +24,7 @@ use super::{Envoy, State};
 use crate::base::error::chain;
 use crate::base::metrics::Metrics;
 use crate::envoy::drain::{self, Machine};
+use crate::envoy::guard::Guard;
 use crate::envoy::process::{Exit, Process, Written};
 use crate::envoy::restart::Core;
 use crate::envoy::{Outcome, Reason, admin};
@@ -69,6 +71,10 @@ pub(super) struct Run {
     reload_again: Option<bool>,
     retry_at: Option<Instant>,
     files: Option<FileWatch>,
+    guard: Option<Guard>,
+    // When the guard, which somebody has ended, may be started again.
+    guard_at: Instant,
+    guard_lost: bool,
     base_id: Option<u32>,
     forced: u64,
     last: Option<(Exit, Duration)>,
@@ -86,6 +92,13 @@ async fn maybe<F: Future + Unpin>(slot: &mut Option<F>) -> F::Output {
             *slot = None;
             output
         }
+        None => std::future::pending().await,
+    }
+}
+
+async fn guards_end(guard: &mut Option<Guard>) -> String {
+    match guard {
+        Some(guard) => guard.ended().await,
         None => std::future::pending().await,
     }
 }
@@ -116,6 +129,9 @@ impl Run {
             reload_again: None,
             retry_at: None,
             files: None,
+            guard: None,
+            guard_at: Instant::now(),
+            guard_lost: false,
             base_id: None,
             forced: 0,
             last: None,
@@ -143,10 +159,14 @@ impl Run {
             return Outcome::stopped(&reason);
         }
         self.files = FileWatch::of(&self.envoy.config.restart);
+        self.end_stale().await;
         let first = self.core.begin();
         let mut over = self.carry_out(first);
         while !over {
             over = self.step().await;
+        }
+        if let Some(guard) = self.guard.take() {
+            guard.leave().await;
         }
         self.outcome()
     }
@@ -165,6 +185,10 @@ impl Run {
                 }
                 self.tell(drain::Event::Answered)
             }
+            how = guards_end(&mut self.guard) => {
+                self.unguarded(&how);
+                false
+            }
             () = super::watch::due(&mut self.files) => {
                 self.reload(false);
                 false
@@ -179,13 +203,17 @@ impl Run {
     }
 
     fn wake(&self) -> Option<Instant> {
+        let guard = self.missing_guard().then_some(self.guard_at);
         let drain = self.machine.deadline().map(|d| self.origin + d);
         let pending = self.pending.as_ref().filter(|_| self.live.is_none()).map(|p| p.next_check);
-        [drain, self.retry_at, pending].into_iter().flatten().min()
+        [drain, self.retry_at, pending, guard].into_iter().flatten().min()
     }
 
     fn tick(&mut self) -> bool {
         let now = Instant::now();
+        if self.missing_guard() && self.guard_at <= now {
+            self.stand_guard();
+        }
         if self.retry_at.is_some_and(|at| at <= now) {
             self.retry_at = None;
             let action = self.core.retry();

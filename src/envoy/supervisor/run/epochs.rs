@@ -59,6 +59,7 @@ impl Run {
                 }
             }
         };
+        self.stand_guard();
         let config = &self.envoy.config;
         let base_id_path = self.envoy.base_id_path();
         if epoch == 0 {
@@ -87,9 +88,13 @@ impl Run {
             extra_env: &config.extra_env,
             user: config.user,
             own_group: config.own_group,
+            guarded: self.guard.is_some(),
         };
         match process::spawn(&spec) {
             Ok((process, end)) => {
+                if let Some(guard) = &mut self.guard {
+                    guard.watch(process.id());
+                }
                 self.ends.push(Box::pin(async move { (epoch, end.await) }));
                 let started = Instant::now();
                 self.epochs
@@ -122,6 +127,9 @@ impl Run {
 
     pub(super) fn ended(&mut self, number: u32, exit: Exit) -> bool {
         let Some(epoch) = self.epochs.remove(&number) else { return false };
+        if let (Some(guard), Some(process)) = (&mut self.guard, epoch.process) {
+            guard.release(process.id());
+        }
         let ran = epoch.started.elapsed();
         let running = self.machine.phase() == Phase::Running;
         self.report(number, &exit, epoch.aborted, ran);

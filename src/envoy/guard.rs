@@ -1,0 +1,176 @@
+//! A tiny process that ends Envoy when the agent dies and the kernel does not.
+//!
+//! The parent-death signal that [`super::launch`] sets is lost where Envoy's binary is set-uid or set-gid or has
+//! capabilities (Istio's deb and rpm make it 2755), and reaches a wrapper script but not what the script started.
+//! For those, and for nothing else, the agent starts itself again as a guard. Both share a socket: the agent tells
+//! the ids of its Envoys (`+<pid>`, `-<pid>`, a line each); its end, however it dies, is the end of the stream. The
+//! guard then kills what is left of those Envoys with all they have started, and what [`super::stale`] finds.
+//!
+//! It leads a process group of its own and ignores what asks a process to end, so that neither Ctrl-C nor a service
+//! manager's signal to everybody ends it before the agent. An idle guard sleeps in `read`.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::io::{self, BufRead, BufReader, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use tokio::process::{Child, Command};
+
+use super::{kin, launch, stale};
+
+/// The first argument that selects this.
+pub const ARGUMENT: &str = "__guard-envoy";
+
+/// Looks for what escaped the tree, until one finds nothing: a killed parent's children take a moment to be orphans.
+const LOOKS: usize = 10;
+const BETWEEN: Duration = Duration::from_millis(50);
+
+/// What an end in order waits for the guard's own; it has nothing to do then.
+const LEAVE: Duration = Duration::from_secs(2);
+
+/// Whether the parent-death signal is not enough for this binary. What cannot be looked at is guarded.
+pub(super) fn needed(program: &str) -> bool {
+    let Ok(path) = launch::look_up(program) else { return false };
+    let Ok(meta) = std::fs::metadata(&path) else { return true };
+    let mut capabilities = [0_u8; 64];
+    let capable =
+        rustix::fs::getxattr(&path, "security.capability", &mut capabilities[..]).is_ok_and(|n| n > 0);
+    meta.permissions().mode() & 0o6000 != 0 || capable || !launch::is_binary(&path)
+}
+
+/// The agent's side. Dropping it makes the guard end what it was told of.
+#[derive(Debug)]
+pub(super) struct Guard {
+    child: Child,
+    line: UnixStream,
+}
+
+impl Guard {
+    /// Starts one for the Envoys of `config`.
+    ///
+    /// # Errors
+    /// The system's.
+    pub(super) fn start(launcher: &Path, config: &Path) -> io::Result<Self> {
+        let (line, theirs) = UnixStream::pair()?;
+        // A guard that does not read (stopped by somebody) must not hold up the agent.
+        line.set_nonblocking(true)?;
+        let child = Command::new(launcher)
+            .arg0("pilot-agent")
+            .arg(ARGUMENT)
+            .arg(config)
+            .stdin(Stdio::from(OwnedFd::from(theirs)))
+            .process_group(0)
+            .spawn()?;
+        Ok(Self { child, line })
+    }
+
+    /// An Envoy runs.
+    pub(super) fn watch(&mut self, pid: i32) {
+        self.tell(&format!("+{pid}\n"));
+    }
+
+    /// An Envoy has ended.
+    pub(super) fn release(&mut self, pid: i32) {
+        self.tell(&format!("-{pid}\n"));
+    }
+
+    fn tell(&mut self, words: &str) {
+        if let Err(error) = self.line.write_all(words.as_bytes()) {
+            tracing::debug!("the guard of Envoy does not listen: {error}");
+        }
+    }
+
+    /// Waits for its end, which nobody wants.
+    pub(super) async fn ended(&mut self) -> String {
+        match self.child.wait().await {
+            Ok(status) => status.to_string(),
+            Err(error) => error.to_string(),
+        }
+    }
+
+    /// No Envoy is left: it may go.
+    pub(super) async fn leave(self) {
+        let Self { mut child, line } = self;
+        drop(line);
+        if tokio::time::timeout(LEAVE, child.wait()).await.is_err() {
+            tracing::warn!("the guard of Envoy has not ended within {LEAVE:?} and is killed");
+            let _ = child.start_kill();
+        }
+    }
+}
+
+/// Is the guard if the arguments say so; returns its exit status, and `None` when they mean something else.
+pub fn intercept(mut args: impl Iterator<Item = OsString>) -> Option<u8> {
+    let _ = args.next();
+    if args.next()? != ARGUMENT {
+        return None;
+    }
+    let config = PathBuf::from(args.next()?);
+    // Started as /proc/self/exe; people look for the agent's name.
+    let _ = rustix::thread::set_name(c"pilot-agent");
+    for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT, signal_hook::consts::SIGHUP] {
+        let _ = signal_hook::flag::register(signal, Arc::new(AtomicBool::new(false)));
+    }
+    let agent = rustix::process::getppid().map(|p| p.as_raw_nonzero().get());
+    let mut envoys: BTreeMap<i32, OwnedFd> = BTreeMap::new();
+    for line in BufReader::new(io::stdin()).lines() {
+        let Ok(line) = line else { break };
+        let Some((sign, pid)) = line.split_at_checked(1) else { continue };
+        let Ok(pid) = pid.parse::<i32>() else { continue };
+        if sign != "+" {
+            envoys.remove(&pid);
+        } else if let Some(handle) = kin::handle(pid)
+            // One that has ended meanwhile has given its number away.
+            && (kin::parent(pid) == agent || agent.is_none())
+        {
+            envoys.insert(pid, handle);
+        }
+    }
+    if envoys.is_empty() {
+        return Some(0);
+    }
+    for (pid, handle) in &envoys {
+        eprintln!("the agent is gone: its Envoy {pid} is ended");
+        kin::kill_tree(*pid, handle);
+    }
+    for _ in 0..LOOKS {
+        let left = stale::find(&config);
+        if left.is_empty() && envoys.values().all(|e| kin::gone(e, std::time::Instant::now())) {
+            break;
+        }
+        stale::end(&left);
+        std::thread::sleep(BETWEEN);
+    }
+    Some(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn plain_binaries_need_none() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = |name: &str, mode: u32| {
+            let path = dir.path().join(name);
+            std::fs::copy("/proc/self/exe", &path).unwrap();
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+            path.to_str().unwrap().to_owned()
+        };
+        assert!(!needed(&file("plain", 0o755)));
+        assert!(needed(&file("setgid", 0o2755)));
+        assert!(needed(&file("setuid", 0o4755)));
+        let script = dir.path().join("script");
+        std::fs::write(&script, "#!/bin/sh\n").unwrap();
+        std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
+        assert!(needed(script.to_str().unwrap()));
+        assert!(!needed("/no/such/program"), "nothing will run");
+    }
+}

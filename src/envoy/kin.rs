@@ -1,0 +1,71 @@
+//! Processes and what they have started, by handles: a number may mean another process by the time it is used.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+
+/// Rounds of looking for what a dying tree has started meanwhile.
+const ROUNDS: usize = 5;
+
+/// A handle of a process that exists.
+pub(super) fn handle(pid: i32) -> Option<OwnedFd> {
+    pidfd_open(Pid::from_raw(pid)?, PidfdFlags::empty()).ok()
+}
+
+/// What `pid` has started, and what that has started.
+pub(super) fn descendants(pid: i32) -> Vec<OwnedFd> {
+    let mut found = Vec::new();
+    let mut next = vec![pid];
+    while let Some(pid) = next.pop() {
+        let text = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
+        for child in text.split_ascii_whitespace().filter_map(|c| c.parse::<i32>().ok()) {
+            if let Some(handle) = handle(child) {
+                found.push(handle);
+                next.push(child);
+            }
+        }
+    }
+    found
+}
+
+/// The parent of `pid`, as long as both exist.
+pub(super) fn parent(pid: i32) -> Option<i32> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name stands in brackets and may hold any byte.
+    stat.rsplit_once(") ")?.1.split(' ').nth(1)?.parse().ok()
+}
+
+/// Kills a process and its descendants, top first: what is killed starts nothing more.
+pub(super) fn kill_tree(pid: i32, handle: &OwnedFd) {
+    if gone(handle, Instant::now()) {
+        // Its number may be another's by now.
+        return;
+    }
+    for _ in 0..ROUNDS {
+        // Stopped, it cannot start another while its children are counted.
+        let _ = pidfd_send_signal(handle, Signal::STOP);
+        let kin = descendants(pid);
+        let last = kin.is_empty();
+        for child in &kin {
+            let _ = pidfd_send_signal(child, Signal::KILL);
+        }
+        if last {
+            break;
+        }
+        // A killed child is a child until it was waited for, which a stopped parent does not do.
+        if kin.iter().all(|child| gone(child, Instant::now() + Duration::from_millis(200))) {
+            break;
+        }
+    }
+    let _ = pidfd_send_signal(handle, Signal::KILL);
+}
+
+/// Waits for the end of a process; `false` when the time is up.
+pub(super) fn gone(handle: &OwnedFd, until: Instant) -> bool {
+    let left = until.saturating_duration_since(Instant::now());
+    let limit = Timespec { tv_sec: left.as_secs().cast_signed(), tv_nsec: left.subsec_nanos().into() };
+    let mut fds = [PollFd::from_borrowed_fd(handle.as_fd(), PollFlags::IN)];
+    matches!(poll(&mut fds, Some(&limit)), Ok(n) if n > 0)
+}
