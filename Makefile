@@ -17,7 +17,7 @@ export PROPTEST_RNG_SEED ?= 20261121
 # One after the other: built together, the agent would get every library feature that only the double needs.
 RELEASE := cargo build --release --locked -p pilot-agent && cargo build --release --locked -p mock-istiod
 
-.PHONY: demo test lint check-lint bare-machine conformance record bench fuzz-smoke docs descriptors clean help
+.PHONY: demo test lint check-lint bare-machine dist dist-binary packages image test-packages test-image reproducible release conformance record bench fuzz-smoke docs descriptors clean help
 
 # Run first by each target that builds or fetches something.
 CHECK = @scripts/check-machine $@
@@ -62,6 +62,39 @@ record:  ## make the recordings anew from a Go agent: PEER_AGENT=<binary> [SUITE
 	@test -n "$(PEER_AGENT)" || { echo "record: name a Go agent with PEER_AGENT=<binary>" >&2; exit 1; }
 	@conformance/all "$(abspath $(PEER_AGENT))" $(SUITES) -- --record $(if $(ONLY),--only "$(ONLY)")
 	@git diff --stat -- conformance
+
+dist:  ## what is released, into dist/: portable binaries, symbols, completions, man pages, SBOM, licences, checksums
+	$(CHECK)
+	scripts/dist
+
+# The scripts take the binary that is in dist/, and make it when there is none.
+dist-binary:
+	@ls dist/pilot-agent-*-linux-$$(uname -m) >/dev/null 2>&1 || $(MAKE) dist
+
+packages: dist-binary  ## deb and rpm, into dist/
+	$(CHECK)
+	scripts/packages
+
+image: dist-binary  ## OCI archives (default, -debug, -distroless), into dist/; no daemon, no registry
+	$(CHECK)
+	scripts/image
+
+test-packages:  ## the packages in dist/ in fresh root file systems; lintian (root)
+	$(CHECK)
+	scripts/test-packages
+
+test-image:  ## the images in dist/, run as the injection template does (root)
+	$(CHECK)
+	cargo build --locked -p mock-istiod
+	for archive in dist/*.oci.tar; do scripts/test-image "$$archive" target/debug/mock-istiod || exit 1; done
+
+reproducible:  ## the released binary built again in another folder: the same bytes?
+	$(CHECK)
+	scripts/check-reproducible
+
+release:  ## everything above, tested, in a dist/ that can be uploaded: make release VERSION=x.y.z
+	$(CHECK)
+	scripts/release "$(VERSION)"
 
 bench:  ## sizes, start times, memory, relay: a table; PEER_AGENT=<path> compares another agent
 	$(CHECK)

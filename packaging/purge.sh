@@ -1,0 +1,10 @@
+# Everything that the agent wrote; the user stays, as Debian does it, so that no file changes its owner. Istio's own
+# package, which may have taken over, has its files in the same places: then nothing goes.
+
+if [ ! -e /usr/local/bin/istio-start.sh ]; then
+    rm -rf /var/lib/istio /var/log/istio
+    [ -L /etc/istio ] || rm -rf /etc/istio/proxy /etc/istio/config
+    for dir in /etc/istio/envoy /etc/istio; do
+        [ -L "$dir" ] || rmdir "$dir" 2>/dev/null || true
+    done
+fi

@@ -1,0 +1,23 @@
+# What both kinds of package do after their files are in place. No output unless something is wrong.
+
+getent group istio-proxy >/dev/null || groupadd --system istio-proxy
+getent passwd istio-proxy >/dev/null ||
+    useradd --system --gid istio-proxy --home-dir /var/lib/istio --no-create-home \
+        --shell /usr/sbin/nologin --comment "Istio sidecar" istio-proxy
+
+# Istio's own package makes /etc/istio a link to /var/lib/istio: both ways work.
+for dir in /var/lib/istio /var/lib/istio/envoy /var/lib/istio/proxy /var/lib/istio/config /var/lib/istio/data \
+    /etc/istio/proxy /etc/istio/config /etc/certs /var/log/istio; do
+    [ -d "$dir" ] || install -d -m 0755 "$dir"
+    chown istio-proxy:istio-proxy "$dir"
+done
+
+# Where scripts look for the two files and for the binary.
+for name in sidecar.env cluster.env; do
+    link=/var/lib/istio/envoy/$name
+    if [ ! -e "$link" ] && [ ! -L "$link" ]; then ln -s "/etc/istio/envoy/$name" "$link"; fi
+done
+if [ ! -e /usr/local/bin/pilot-agent ] && [ ! -L /usr/local/bin/pilot-agent ]; then
+    mkdir -p /usr/local/bin
+    ln -s /usr/bin/pilot-agent /usr/local/bin/pilot-agent
+fi
