@@ -79,11 +79,25 @@ fn defined(scope: &str, message: &DescriptorProto, symbols: &mut Vec<String>) {
     symbols.push(name);
 }
 
-// Only where a binary is linked for use: tests need no order, and their binaries other functions.
+// Only where a binary is linked for use: tests need no order, and their binaries other functions. The lists are
+// made per target by scripts/link-order; one without a list is linked in the compiler's order, which costs resident
+// memory and nothing else. LINK_ORDER=off leaves the order out everywhere (a linker that knows no scripts, a doubt).
 fn order_functions() -> Result<(), Box<dyn Error>> {
-    println!("cargo:rerun-if-changed=link/order.ld");
-    let script = PathBuf::from(std::env::var("CARGO_MANIFEST_DIR")?).join("link/order.ld");
-    if std::env::var("PROFILE")? == "release" && std::env::var("CARGO_CFG_TARGET_OS")? == "linux" {
+    println!("cargo:rerun-if-changed=link");
+    println!("cargo:rerun-if-env-changed=LINK_ORDER");
+    let of = |part: &str| std::env::var(format!("CARGO_CFG_TARGET_{part}"));
+    let system = of("OS")?;
+    if system != "linux" {
+        return Err(format!("pilot-agent runs on Linux only: it cannot be built for {system}").into());
+    }
+    let off = match std::env::var("LINK_ORDER").as_deref() {
+        Ok("off") => true,
+        Err(_) | Ok("" | "on") => false,
+        Ok(other) => return Err(format!("LINK_ORDER={other}: it is on or off").into()),
+    };
+    let name = format!("link/{}-linux-{}.ld", of("ARCH")?, of("ENV")?);
+    let script = PathBuf::from(std::env::var("CARGO_MANIFEST_DIR")?).join(name);
+    if std::env::var("PROFILE")? == "release" && !off && script.is_file() {
         println!("cargo:rustc-link-arg-bins=-Wl,-T,{}", script.display());
     }
     Ok(())
