@@ -27,5 +27,6 @@ pub mod secrets;
 pub mod status;
 pub mod tls;
 pub mod trouble;
+pub mod vm;
 pub mod wasm;
 pub mod xds;

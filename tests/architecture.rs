@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 /// Who may use whom; a module may always use itself, `base`, `proto` and `trouble`, which uses `base` only.
 const EDGES: &[(&str, &[&str])] = &[
     ("main", &["cli", "config", "envoy", "tls"]),
-    ("cli", &["config", "agent", "envoy", "iptables"]),
+    ("cli", &["config", "agent", "envoy", "iptables", "vm"]),
     (
         "config",
         &[
@@ -32,6 +32,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ("health", &["fetch"]),
     ("wasm", &["fetch"]),
     ("iptables", &[]),
+    ("vm", &["istiod", "tls"]),
     ("fetch", &["tls"]),
     ("tls", &[]),
     ("trouble", &[]),

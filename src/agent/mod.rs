@@ -12,6 +12,7 @@ mod dry_run;
 mod health;
 mod shutdown;
 mod signals;
+mod systemd;
 mod wasm;
 mod wiring;
 
@@ -26,6 +27,7 @@ use tokio::time::Instant;
 
 use crate::base::clock::{Clock, System};
 use crate::base::metrics::Metrics;
+use crate::base::notify::Notify;
 use crate::base::tasks::Group;
 use crate::ca::CaClient;
 use crate::ca::provider::{self, Provider};
@@ -229,7 +231,7 @@ async fn start(config: Config) -> Result<u8, Error> {
         clock: &clock,
     };
     let health = health::start(&config, ipv6, joined, &tasks);
-    let face = document::Face::new(
+    let face: Arc<dyn status::Agent> = Arc::new(document::Face::new(
         &config,
         &envoy_handle,
         &identity_source,
@@ -238,9 +240,13 @@ async fn start(config: Config) -> Result<u8, Error> {
         health,
         &tasks,
         &troubles,
-    );
+    ));
+    if let Some(manager) = Notify::new(|name| config.settings.env().get(name)) {
+        let admin = status_config.as_ref().and_then(|config| config.ready.envoy_admin);
+        systemd::start(manager, systemd::Asked::new(face.clone(), admin, &envoy_handle), &tasks);
+    }
     if let Some(bound) = status_bound {
-        let handles = status::Handles { agent: Arc::new(face), metrics: metrics.clone(), crypto, started };
+        let handles = status::Handles { agent: face, metrics: metrics.clone(), crypto, started };
         tasks.status.spawn("status", bound.serve(handles, tasks.closing.clone(), tasks.status.token()));
     }
     // Starting Envoy holds this thread for a millisecond or two; the CA is greeted before, and answers meanwhile:

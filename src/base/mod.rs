@@ -13,6 +13,7 @@ pub mod logging;
 pub mod metrics;
 pub mod nearest;
 pub mod netlink;
+pub mod notify;
 pub mod place;
 pub mod proxy;
 pub mod quote;

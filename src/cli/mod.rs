@@ -17,6 +17,7 @@ mod request;
 mod run;
 mod sleep;
 mod version;
+mod vm;
 mod wait;
 
 use std::io::Write as _;
@@ -93,6 +94,7 @@ const COMMANDS: &[Command] = &[
     command("run", "[flags] -- command ...", "Run a command once Envoy is ready, for Jobs", RUN),
     command("sleep", "<time>", "Sleep, for hooks in images without a shell", &[]),
     command("version", "", "Print what this build is", VERSION),
+    command("vm", "<run|clean|check|install>", "A virtual machine's part in the mesh", vm::FLAGS),
     command(
         "istio-iptables",
         "",
@@ -140,6 +142,8 @@ pub fn run(words: &[String], env: Env) -> u8 {
             Ok(_) => istio_iptables::run(&parsed, &env),
             Err(error) => fail(&error.to_string(), None),
         },
+        "vm" if parsed.positional.is_empty() => help::print(Some(command)),
+        "vm" => vm::run(&parsed, &env),
         "completion" => completion::run(command, &parsed),
         "help" => help::run(&parsed),
         _ => fail("this build is not compiled with collateral support", None),

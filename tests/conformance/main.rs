@@ -19,4 +19,5 @@ mod sds;
 mod secrecy;
 mod startup;
 mod status;
+mod vm;
 mod wasm;

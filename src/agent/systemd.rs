@@ -1,0 +1,158 @@
+//! What the service manager of a VM is told (`Type=notify`): that the agent is up, how it is doing, that its loop turns.
+//!
+//! `READY=1` comes with the first readiness, so units ordered after this one find the mesh. Without readiness it comes
+//! after [`PATIENCE`] all the same: a restart would not bring istiod back, and a boot must not hang on it. `STATUS=` says
+//! what is missing. `WATCHDOG=1` is sent from the one loop that does all the work. Costs nothing without a manager.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use super::shutdown::Stages;
+use crate::base::notify::{Notify, monotonic_usec};
+use crate::envoy::{self, State};
+use crate::status::{self, ready::Envoy};
+
+/// When the unit counts as started though it is not ready; systemd's own limit is 90 s.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// How often readiness is looked at while it is owed, as Kubernetes' startup probe does.
+const SOON: Duration = Duration::from_secs(1);
+/// And afterwards, as its readiness probe.
+const LATER: Duration = Duration::from_secs(15);
+
+/// What readiness is asked of.
+pub struct Asked {
+    /// The agent.
+    pub agent: Arc<dyn status::Agent>,
+    /// Envoy's admin interface; `None` without Envoy.
+    pub admin: Option<SocketAddr>,
+    /// Changes of Envoy's state.
+    pub state: watch::Receiver<State>,
+}
+
+impl Asked {
+    /// Of a running agent.
+    pub fn new(agent: Arc<dyn status::Agent>, admin: Option<SocketAddr>, envoy: &envoy::Handle) -> Self {
+        Self { agent, admin, state: envoy.watch() }
+    }
+}
+
+/// Starts telling.
+pub fn start(notify: Notify, asked: Asked, stages: &Stages) {
+    if let Some(limit) = notify.watchdog() {
+        let (notify, stop) = (notify.clone(), stages.status.token());
+        stages.status.run("systemd watchdog", async move {
+            loop {
+                tell(&notify, &["WATCHDOG=1".to_owned()]);
+                tokio::select! {
+                    () = stop.cancelled() => return,
+                    () = tokio::time::sleep(limit / 3) => {}
+                }
+            }
+        });
+    }
+    let (closing, stop) = (stages.closing.clone(), stages.status.token());
+    stages.status.run("systemd", async move {
+        tokio::select! {
+            () = stop.cancelled() => {}
+            () = closing.cancelled() => {}
+            () = follow(&notify, &asked) => {}
+        }
+        let why = asked.agent.terminating().unwrap_or_else(|| "the agent ends".to_owned());
+        tell(&notify, &["STOPPING=1".to_owned(), format!("STATUS=stopping: {why}")]);
+    });
+}
+
+async fn follow(notify: &Notify, asked: &Asked) {
+    let envoy = asked.admin.map(Envoy::new);
+    let mut state = asked.state.clone();
+    let mut running = None;
+    let mut said = String::new();
+    // When `READY=1` is owed at the latest; at first it is.
+    let mut owed = Some(Instant::now() + PATIENCE);
+    loop {
+        let missing = missing(envoy.as_ref(), &*asked.agent).await;
+        let mut lines = Vec::new();
+        if owed.is_some_and(|latest| missing.is_empty() || Instant::now() >= latest) {
+            owed = None;
+            lines.push("READY=1".to_owned());
+        }
+        let status = if missing.is_empty() {
+            let degraded = asked.agent.degraded();
+            if degraded.is_empty() {
+                "ready".to_owned()
+            } else {
+                format!("ready, but {}", degraded.join("; "))
+            }
+        } else {
+            format!("not ready: {}", missing.join("; "))
+        };
+        if status != said {
+            lines.push(format!("STATUS={status}"));
+            said = status;
+        }
+        tell(notify, &lines);
+        let pause = if owed.is_some() || !missing.is_empty() { SOON } else { LATER };
+        tokio::select! {
+            () = tokio::time::sleep(pause) => {}
+            changed = state.changed() => if changed.is_err() { return },
+        }
+        let now = state.borrow_and_update().clone();
+        if renewed(&mut running, &now) && owed.is_none() {
+            tell(notify, &["RELOADING=1".to_owned(), monotonic_usec()]);
+            owed = Some(Instant::now() + PATIENCE);
+        }
+    }
+}
+
+// Whether Envoy is being replaced: a new epoch, or another process after a crash.
+fn renewed(running: &mut Option<u32>, now: &State) -> bool {
+    match now {
+        State::Running { epoch } => running.replace(*epoch).is_some_and(|before| before != *epoch),
+        State::Recovering => true,
+        _ => false,
+    }
+}
+
+async fn missing(envoy: Option<&Envoy>, agent: &dyn status::Agent) -> Vec<String> {
+    if let Some(envoy) = envoy {
+        if !agent.envoy_running() {
+            envoy.forget();
+            return vec!["Envoy is not running".to_owned()];
+        }
+        let asked = async {
+            envoy.configured().await?;
+            envoy.live().await
+        };
+        if let Err(reason) = asked.await {
+            return vec![reason];
+        }
+    }
+    agent.not_ready()
+}
+
+fn tell(notify: &Notify, lines: &[String]) {
+    if !lines.is_empty()
+        && let Err(error) = notify.tell(lines)
+    {
+        tracing::warn!("the service manager could not be told {}: {error}", lines.join(", "));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn another_epoch_or_a_recovery_is_a_reload() {
+        let mut running = None;
+        assert!(!renewed(&mut running, &State::Running { epoch: 0 }));
+        assert!(!renewed(&mut running, &State::Running { epoch: 0 }));
+        assert!(renewed(&mut running, &State::Running { epoch: 1 }));
+        assert!(renewed(&mut running, &State::Recovering));
+        assert!(!renewed(&mut running, &State::Stopping("x".into())));
+    }
+}

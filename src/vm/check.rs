@@ -1,0 +1,204 @@
+//! `vm check`: a look at the machine before anything is started, a line for each thing. Changes nothing.
+
+use std::collections::BTreeMap;
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::path::Path;
+use std::sync::mpsc;
+use std::time::{Duration, SystemTime};
+
+use super::places::{MOUNTED_ROOT, Places, TOKEN};
+use super::plan::Plan;
+use crate::istiod::auth::claims;
+use crate::tls::cert;
+
+/// A name server or a firewall that stays silent is silent for longer than this.
+const LIMIT: Duration = Duration::from_secs(5);
+
+/// How a thing stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Grade {
+    /// Good.
+    Ok,
+    /// The agent would start and something would be missing.
+    Warn,
+    /// The agent would not start, or never become ready.
+    Fail,
+}
+
+/// One line.
+#[derive(Debug, Clone)]
+pub struct Line {
+    /// How it stands.
+    pub grade: Grade,
+    /// What was looked at.
+    pub what: &'static str,
+    /// What was seen, and what to do about it.
+    pub said: String,
+}
+
+impl std::fmt::Display for Line {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let grade = match self.grade {
+            Grade::Ok => "ok  ",
+            Grade::Warn => "warn",
+            Grade::Fail => "FAIL",
+        };
+        write!(f, "{grade}  {:<11} {}", self.what, self.said)
+    }
+}
+
+fn line(grade: Grade, what: &'static str, said: impl Into<String>) -> Line {
+    Line { grade, what, said: said.into() }
+}
+
+/// What of a loaded configuration is looked at.
+#[derive(Debug, Clone)]
+pub struct Facts {
+    /// Where Envoy is.
+    pub envoy: String,
+    /// istiod, `host:port`.
+    pub istiod: String,
+}
+
+/// Looks at everything that does not need the rules.
+#[must_use]
+pub fn look(places: &Places, plan: &Plan, facts: &Facts, now: SystemTime) -> Vec<Line> {
+    let mut out = vec![files(places), root(places, &plan.env, now), token(places, &plan.env, now)];
+    out.push(match std::fs::metadata(places.at(Path::new(&facts.envoy))) {
+        Ok(about) if about.is_file() => line(Grade::Ok, "envoy", facts.envoy.clone()),
+        Ok(_) => line(Grade::Fail, "envoy", format!("{} is no file", facts.envoy)),
+        Err(e) => line(
+            Grade::Fail,
+            "envoy",
+            format!("{}: {e}; binaryPath in the mesh file names another", facts.envoy),
+        ),
+    });
+    out.push(match &plan.become_user {
+        Some(user) => line(Grade::Ok, "user", format!("{} (uid {}, gid {})", user.name, user.uid, user.gid)),
+        None => line(Grade::Ok, "user", "stays who runs this"),
+    });
+    let mut addresses = vec![("istiod", facts.istiod.clone())];
+    if let Some(ca) = plan.env.get("CA_ADDR").filter(|ca| **ca != facts.istiod && !ca.is_empty()) {
+        addresses.push(("ca", ca.clone()));
+    }
+    for (what, address) in addresses {
+        out.push(reach(what, &address));
+    }
+    out.push(unit(places));
+    out
+}
+
+fn files(places: &Places) -> Line {
+    let place = places.at(&places.mesh);
+    match std::fs::read_to_string(&place) {
+        Ok(text) if text.trim().is_empty() => {
+            line(Grade::Warn, "mesh", format!("{} is empty", place.display()))
+        }
+        Ok(_) => line(Grade::Ok, "mesh", place.display().to_string()),
+        Err(e) => line(Grade::Warn, "mesh", format!("{}: {e}; defaults are used", place.display())),
+    }
+}
+
+// The root that istiod is checked with, and by its dates the clock.
+fn root(places: &Places, env: &BTreeMap<String, String>, now: SystemTime) -> Line {
+    let provided = env.get("PROV_CERT").filter(|dir| !dir.is_empty());
+    let provided = provided.map(|dir| Path::new(dir).join("root-cert.pem"));
+    let candidates = [Some(Path::new(MOUNTED_ROOT).to_owned()), provided];
+    let Some(place) = candidates.into_iter().flatten().map(|p| places.at(&p)).find(|p| p.exists()) else {
+        return line(Grade::Fail, "root", format!("{MOUNTED_ROOT} is not there: copy root-cert.pem to it"));
+    };
+    let text = match std::fs::read(&place) {
+        Ok(text) => text,
+        Err(e) => return line(Grade::Fail, "root", format!("{}: {e}", place.display())),
+    };
+    let shown = place.display();
+    match cert::parse_chain(&text) {
+        Err(e) => line(Grade::Fail, "root", format!("{shown}: {e}")),
+        Ok(chain) if chain.iter().all(|c| c.not_before > now) => line(
+            Grade::Fail,
+            "time",
+            format!("{shown} is not valid yet: this machine's clock is behind (is time synchronised?)"),
+        ),
+        Ok(chain) if chain.iter().all(|c| c.not_after < now) => line(
+            Grade::Fail,
+            "root",
+            format!("{shown} has expired, or this machine's clock is ahead: configure the workload anew"),
+        ),
+        Ok(chain) => {
+            line(Grade::Ok, "root, time", format!("{shown}: {} certificate(s), valid now", chain.len()))
+        }
+    }
+}
+
+fn token(places: &Places, env: &BTreeMap<String, String>, now: SystemTime) -> Line {
+    let from = places.token.clone().unwrap_or_else(|| TOKEN.into());
+    let place = places.at(&from);
+    let shown = place.display();
+    let known = env.get("PROV_CERT").filter(|dir| !dir.is_empty()).is_some_and(|dir| {
+        places.at(&Path::new(dir).join("key.pem")).exists()
+            && places.at(&Path::new(dir).join("cert-chain.pem")).exists()
+    });
+    let bad = if known { Grade::Warn } else { Grade::Fail };
+    let instead = if known { "; the certificate of an earlier start is shown instead" } else { "" };
+    let text = match std::fs::read_to_string(&place) {
+        Ok(text) => text,
+        Err(e) => return line(bad, "token", format!("{shown}: {e}{instead}")),
+    };
+    match claims::read(&text) {
+        None => line(bad, "token", format!("{shown}: this is no token{instead}")),
+        Some(claims) if claims.expires.is_some_and(|at| at <= now) => {
+            line(bad, "token", format!("{shown}: it has expired{instead}"))
+        }
+        Some(claims) if !claims.audiences.is_empty() && !claims.audiences.iter().any(|a| a == "istio-ca") => {
+            line(
+                Grade::Warn,
+                "token",
+                format!("{shown}: it is for {}, istiod asks for istio-ca", claims.audiences.join(", ")),
+            )
+        }
+        Some(_) => line(Grade::Ok, "token", format!("{shown}: not expired")),
+    }
+}
+
+fn reach(what: &'static str, address: &str) -> Line {
+    let owned = address.to_owned();
+    let (tell, told) = mpsc::channel();
+    // A resolver cannot be told a limit; a thread that hangs in it ends with the process.
+    std::thread::spawn(move || {
+        tell.send(owned.to_socket_addrs().map(|all| all.collect::<Vec<SocketAddr>>()))
+    });
+    let all = match told.recv_timeout(LIMIT) {
+        Err(_) => {
+            return line(Grade::Fail, what, format!("{address}: the name is not resolved within {LIMIT:?}"));
+        }
+        Ok(Err(e)) => {
+            return line(
+                Grade::Fail,
+                what,
+                format!("{address}: {e}; is the line of the file hosts in /etc/hosts?"),
+            );
+        }
+        Ok(Ok(all)) => all,
+    };
+    let mut last = "the name has no address".to_owned();
+    for one in &all {
+        match TcpStream::connect_timeout(one, LIMIT) {
+            Ok(_) => return line(Grade::Ok, what, format!("{address}: {one} takes connections")),
+            Err(e) => last = format!("{one}: {e}"),
+        }
+    }
+    line(Grade::Fail, what, format!("{address}: {last}; is the east-west gateway up and its port open?"))
+}
+
+fn unit(places: &Places) -> Line {
+    let dirs = ["./etc/systemd/system", "./lib/systemd/system", "./usr/lib/systemd/system"];
+    let found = dirs.iter().map(|dir| places.at(Path::new(dir)).join("istio.service")).find(|p| p.exists());
+    match found {
+        Some(place) => line(Grade::Ok, "unit", place.display().to_string()),
+        None => line(
+            Grade::Warn,
+            "unit",
+            "no istio.service: the package brings one, and \"pilot-agent vm install\" writes one",
+        ),
+    }
+}

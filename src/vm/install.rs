@@ -1,0 +1,199 @@
+//! `vm install`: the files of `istioctl x workload entry configure` to their places.
+
+use std::io::{self, Write};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt, chown};
+use std::path::{Path, PathBuf};
+
+use super::accounts::Account;
+use super::places::{Places, TOKEN};
+
+/// The package's unit, for machines without the package.
+const UNIT: &str = include_str!("../../packaging/systemd/istio.service");
+/// Where the package has the binary.
+const BINARY: &str = "/usr/bin/pilot-agent";
+/// Where packages keep theirs.
+const PACKAGED: [&str; 2] = ["./lib/systemd/system/istio.service", "./usr/lib/systemd/system/istio.service"];
+
+/// One file to be put in place.
+#[derive(Debug, Clone)]
+pub struct Item {
+    /// Its place.
+    pub place: PathBuf,
+    /// What it is to hold.
+    pub content: Vec<u8>,
+    mode: u32,
+    ours: bool,
+}
+
+/// What becomes of an item.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Step {
+    /// Nothing is there yet.
+    Create,
+    /// It is as it should be.
+    Keep,
+    /// Something else is there.
+    Overwrite,
+}
+
+/// Reads the folder.
+///
+/// # Errors
+/// Every file that is missing or cannot be read, one line each.
+pub fn items(dir: &Path, places: &Places) -> Result<Vec<Item>, Vec<String>> {
+    let mut errors = Vec::new();
+    let mut items = Vec::new();
+    let certs = places.certs.clone().unwrap_or_else(|| PathBuf::from("./etc/certs"));
+    let (root, token) = (certs.join("root-cert.pem"), PathBuf::from(TOKEN));
+    let files = [
+        ("cluster.env", &places.cluster_env.0, 0o644, true),
+        ("mesh.yaml", &places.mesh, 0o644, true),
+        ("root-cert.pem", &root, 0o644, true),
+        ("istio-token", &token, 0o600, true),
+        ("hosts", &places.hosts, 0o644, false),
+    ];
+    for (name, place, mode, ours) in files {
+        let from = dir.join(name);
+        let place = places.at(place);
+        match std::fs::read(&from) {
+            Ok(content) if name == "hosts" => match hosts(&place, &content) {
+                Ok(content) => items.push(Item { place, content, mode, ours }),
+                Err(e) => errors.push(format!("{}: {e}", place.display())),
+            },
+            Ok(content) if content.trim_ascii().is_empty() => {
+                errors.push(format!("{}: the file is empty", from.display()));
+            }
+            Ok(content) => items.push(Item { place, content, mode, ours }),
+            Err(e) => errors
+                .push(format!("{}: {e}; \"istioctl x workload entry configure\" writes it", from.display())),
+        }
+    }
+    if !PACKAGED.iter().any(|place| places.at(Path::new(place)).exists()) {
+        let own = std::env::current_exe().ok().and_then(|path| path.to_str().map(str::to_owned));
+        let content = UNIT.replace(BINARY, own.as_deref().unwrap_or(BINARY)).into_bytes();
+        items.push(Item { place: places.at(&places.unit), content, mode: 0o644, ours: false });
+    }
+    if errors.is_empty() { Ok(items) } else { Err(errors) }
+}
+
+// The machine's hosts with those of the folder; an older line for the same name goes.
+fn hosts(place: &Path, wanted: &[u8]) -> io::Result<Vec<u8>> {
+    let now = match std::fs::read_to_string(place) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => String::new(),
+        other => other?,
+    };
+    let wanted = String::from_utf8_lossy(wanted);
+    let names = |line: &str| -> Vec<String> {
+        let line = line.split('#').next().unwrap_or_default();
+        line.split_whitespace().skip(1).map(str::to_owned).collect()
+    };
+    let new: Vec<&str> = wanted.lines().map(str::trim).filter(|line| !names(line).is_empty()).collect();
+    let taken: Vec<String> = new.iter().flat_map(|line| names(line)).collect();
+    let stays = |line: &&str| {
+        let theirs = names(line);
+        theirs.is_empty() || !theirs.iter().all(|name| taken.contains(name)) || new.contains(line)
+    };
+    let mut lines: Vec<&str> = now.lines().filter(stays).collect();
+    lines.extend(new.iter().filter(|line| !now.lines().any(|there| there == **line)));
+    let mut text = lines.join("\n");
+    text.push('\n');
+    Ok(text.into_bytes())
+}
+
+impl Item {
+    /// A file that only its owner reads.
+    #[must_use]
+    pub fn secret(place: PathBuf, content: Vec<u8>) -> Self {
+        Self { place, content, mode: 0o600, ours: true }
+    }
+
+    /// What would become of it.
+    #[must_use]
+    pub fn step(&self) -> Step {
+        match std::fs::read(&self.place) {
+            Ok(there) if there == self.content => Step::Keep,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Step::Create,
+            _ => Step::Overwrite,
+        }
+    }
+
+    /// Puts it in place, whole or not at all; `owner` gets it and the folders made for it, where that is whose it is.
+    ///
+    /// # Errors
+    /// One line with the place and the reason.
+    pub fn put(&self, owner: Option<&Account>) -> Result<(), String> {
+        let said = |e: io::Error| format!("{}: {e}", self.place.display());
+        let dir = self.place.parent().unwrap_or(Path::new("."));
+        let owner = owner.filter(|_| self.ours);
+        folders(dir, owner).map_err(said)?;
+        let mut fresh = tempfile::Builder::new()
+            .prefix(".pilot-agent-")
+            .permissions(std::fs::Permissions::from_mode(self.mode))
+            .tempfile_in(dir)
+            .map_err(said)?;
+        fresh.write_all(&self.content).map_err(said)?;
+        // The process's umask does not decide about a token's or a unit's mode.
+        fresh.as_file().set_permissions(std::fs::Permissions::from_mode(self.mode)).map_err(said)?;
+        if let Some(account) = owner {
+            std::os::unix::fs::fchown(fresh.as_file(), Some(account.uid), Some(account.gid)).map_err(said)?;
+        }
+        fresh.as_file().sync_all().map_err(said)?;
+        fresh.persist(&self.place).map_err(|e| said(e.error))?;
+        Ok(())
+    }
+}
+
+/// Makes the folders that are missing, and gives those to their owner.
+///
+/// # Errors
+/// The system's.
+pub fn folders(dir: &Path, owner: Option<&Account>) -> io::Result<()> {
+    if dir.as_os_str().is_empty() || dir.exists() {
+        return Ok(());
+    }
+    if let Some(parent) = dir.parent() {
+        folders(parent, owner)?;
+    }
+    match std::fs::create_dir(dir) {
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => return Ok(()),
+        other => other?,
+    }
+    match owner {
+        Some(account) => chown(dir, Some(account.uid), Some(account.gid)),
+        None => Ok(()),
+    }
+}
+
+/// A log file for the agent, as its user would open it: appended to, no link followed.
+///
+/// # Errors
+/// The system's, and when the place is taken by something that is no plain file of one name.
+pub fn log_file(path: &Path, owner: &Account) -> io::Result<std::fs::File> {
+    use std::os::unix::fs::MetadataExt;
+    let mut options = std::fs::OpenOptions::new();
+    let flags = rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK;
+    let flags = i32::try_from(flags.bits()).unwrap_or_default();
+    let file = options.append(true).create(true).mode(0o640).custom_flags(flags).open(path)?;
+    let about = file.metadata()?;
+    if !about.is_file() || about.nlink() != 1 {
+        return Err(io::Error::other("this is no plain file of one name"));
+    }
+    std::os::unix::fs::fchown(&file, Some(owner.uid), Some(owner.gid))?;
+    Ok(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hosts_file_gains_the_new_line_and_loses_the_old_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let place = dir.path().join("hosts");
+        std::fs::write(&place, "127.0.0.1 localhost\n192.0.2.1 istiod.istio-system.svc\n").unwrap();
+        let merged = hosts(&place, b"192.0.2.9 istiod.istio-system.svc\n").unwrap();
+        assert_eq!(merged, b"127.0.0.1 localhost\n192.0.2.9 istiod.istio-system.svc\n");
+        std::fs::write(&place, &merged).unwrap();
+        assert_eq!(hosts(&place, b"192.0.2.9 istiod.istio-system.svc\n").unwrap(), merged);
+    }
+}

@@ -1,0 +1,94 @@
+//! Where a VM's files lie: Istio's places below the working directory, each of which can be named otherwise.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// Where the agent reads its token.
+pub const TOKEN: &str = "./var/run/secrets/tokens/istio-token";
+/// Where istiod's root may lie besides the directory of certificates.
+pub const MOUNTED_ROOT: &str = "./etc/certs/root-cert.pem";
+
+/// The places. Relative ones hang off `root`.
+#[derive(Debug, Clone)]
+pub struct Places {
+    /// The agent's working directory; `/` under systemd.
+    pub root: PathBuf,
+    /// What the operator sets.
+    pub sidecar_env: PathBuf,
+    /// What `istioctl` wrote, and whether somebody asked for this file: then it must be there.
+    pub cluster_env: (PathBuf, bool),
+    /// The mesh's settings, `--meshConfig`.
+    pub mesh: PathBuf,
+    /// Directory of certificates, when it was named.
+    pub certs: Option<PathBuf>,
+    /// A token to be put where the agent reads it, when one was named.
+    pub token: Option<PathBuf>,
+    /// `/etc/hosts`.
+    pub hosts: PathBuf,
+    /// The unit.
+    pub unit: PathBuf,
+}
+
+impl Places {
+    /// From the flags of the command (`flag` gives a flag's value, if it was given) and the environment.
+    #[must_use]
+    pub fn new(flag: impl Fn(&str) -> Option<PathBuf>, env: &BTreeMap<String, String>) -> Self {
+        let set = |name: &str| env.get(name).filter(|path| !path.is_empty()).map(PathBuf::from);
+        let cluster_env = flag("cluster-env").or_else(|| set("ISTIO_CLUSTER_CONFIG"));
+        let named = cluster_env.is_some();
+        let path = |name: &str, default: &str| flag(name).unwrap_or_else(|| PathBuf::from(default));
+        Self {
+            root: path("root", "."),
+            sidecar_env: flag("sidecar-env")
+                .or_else(|| set("ISTIO_SIDECAR_CONFIG"))
+                .unwrap_or_else(|| PathBuf::from("./var/lib/istio/envoy/sidecar.env")),
+            cluster_env: (
+                cluster_env.unwrap_or_else(|| PathBuf::from("./var/lib/istio/envoy/cluster.env")),
+                named,
+            ),
+            mesh: path("mesh", "./etc/istio/config/mesh"),
+            certs: flag("certs"),
+            token: flag("token"),
+            hosts: path("hosts", "./etc/hosts"),
+            unit: path("unit", "./etc/systemd/system/istio.service"),
+        }
+    }
+
+    /// A place as the file system knows it.
+    #[must_use]
+    pub fn at(&self, path: &Path) -> PathBuf {
+        self.root.join(path)
+    }
+
+    /// The variables of both files over those of the process, as the script sources them.
+    ///
+    /// # Errors
+    /// Every line that cannot be read, and files that must be there and are not.
+    pub fn environment(
+        &self,
+        process: &BTreeMap<String, String>,
+    ) -> Result<(BTreeMap<String, String>, Vec<String>), Vec<String>> {
+        let mut env = process.clone();
+        let (mut errors, mut warnings) = (Vec::new(), Vec::new());
+        let (cluster, named) = &self.cluster_env;
+        for (path, must) in [(&self.sidecar_env, false), (cluster, *named)] {
+            let place = self.at(path);
+            match std::fs::read_to_string(&place) {
+                Ok(text) => match super::envfile::parse(&place.display().to_string(), &text) {
+                    Ok(pairs) => env.extend(pairs),
+                    Err(faults) => errors.extend(faults),
+                },
+                Err(e) if e.kind() == std::io::ErrorKind::NotFound && !must => {
+                    if path == cluster {
+                        warnings.push(format!(
+                            "{} is not there: \"istioctl x workload entry configure\" writes it, \"pilot-agent vm install\" puts it there",
+                            place.display()
+                        ));
+                    }
+                }
+                Err(e) => errors.push(format!("{}: {e}", place.display())),
+            }
+        }
+        if errors.is_empty() { Ok((env, warnings)) } else { Err(errors) }
+    }
+}

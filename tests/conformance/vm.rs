@@ -1,0 +1,294 @@
+//! `vm`: a virtual machine's files, user and service manager. What needs the kernel's tables is in tests/privileged.
+
+use std::collections::BTreeMap;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixDatagram;
+use std::path::Path;
+use std::process::{Command, Output};
+use std::time::Duration;
+
+use crate::support::{Envoy, LIMIT, MockIstiod, TestAgent, agent_bin, eventually, free_port};
+
+// What `istioctl x workload entry configure` writes.
+fn configured(dir: &Path, mock: &MockIstiod) {
+    let write = |name: &str, text: &str| std::fs::write(dir.join(name), text).unwrap();
+    write(
+        "cluster.env",
+        "CANONICAL_SERVICE='shop'\nISTIO_INBOUND_PORTS='*'\nISTIO_LOCAL_EXCLUDE_PORTS='22,15090,15021,15020'\n\
+         ISTIO_METAJSON_LABELS='{\"app\":\"shop\"}'\nISTIO_META_DNS_CAPTURE='true'\nISTIO_NAMESPACE='ns'\n\
+         ISTIO_SERVICE='shop.ns'\nISTIO_SERVICE_CIDR='*'\nSERVICE_ACCOUNT='sa'\nTRUST_DOMAIN='cluster.local'\n",
+    );
+    write("mesh.yaml", &format!("defaultConfig:\n  discoveryAddress: {}\n", mock.discovery_address()));
+    write("root-cert.pem", &mock.root_pem());
+    write("istio-token", &mock.mint("ns", "sa"));
+    write("hosts", "192.0.2.9 istiod.istio-system.svc\n");
+}
+
+fn vm(dir: &Path, args: &[&str], env: &[(&str, &str)]) -> Output {
+    let mut command = Command::new(agent_bin());
+    command.arg("vm").args(args).current_dir(dir).env_clear().envs(env.iter().copied());
+    command.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").stdin(std::process::Stdio::null());
+    command.output().unwrap()
+}
+
+fn said(output: &Output) -> String {
+    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+}
+
+// Who runs the test, as a user that the machine knows.
+fn me() -> String {
+    rustix::process::geteuid().as_raw().to_string()
+}
+
+#[test]
+fn every_fault_is_told_before_anything_is_changed() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("c.env"), "A=$(id)\nISTIO_SVC_IP='10.0.0.1'\nB='open\n").unwrap();
+    let output = vm(dir.path(), &["run", "--cluster-env=c.env"], &[]);
+    assert_eq!(output.status.code(), Some(255));
+    let text = said(&output);
+    assert!(text.contains("c.env:1: only a shell can compute"), "{text}");
+    assert!(text.contains("c.env:3: a quote is not closed"), "{text}");
+    let output = vm(dir.path(), &["run", "--cluster-env=missing.env"], &[]);
+    assert!(said(&output).contains("missing.env: No such file"), "{}", said(&output));
+    let env = [("EXEC_USER", "nobody-of-that-name"), ("ISTIO_SVC_IP", "vm.example")];
+    let text = said(&vm(dir.path(), &["run"], &env));
+    assert!(text.contains("nobody-of-that-name (EXEC_USER) does not exist"), "{text}");
+    assert!(text.contains("ISTIO_SVC_IP=vm.example: this is no IP address"), "{text}");
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "something was written");
+    for args in [&["start"][..], &["run", "now"], &["install"]] {
+        assert_eq!(vm(dir.path(), args, &[]).status.code(), Some(255), "{args:?}");
+    }
+}
+
+#[tokio::test]
+async fn install_puts_files_in_place_and_asks_before_it_overwrites() {
+    let mock = MockIstiod::start().await;
+    let (from, root) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    configured(from.path(), &mock);
+    let at = |path: &str| root.path().join(path);
+    std::fs::create_dir_all(at("etc")).unwrap();
+    if rustix::process::geteuid().is_root() {
+        let text = said(&vm(root.path(), &["install", &format!("--dir={}", from.path().display())], &[]));
+        assert!(text.contains("the user istio-proxy does not exist: useradd"), "{text}");
+        std::fs::write(at("etc/passwd"), "istio-proxy:x:1337:1338::/var/lib/istio:/bin/false\n").unwrap();
+    }
+    std::fs::write(at("etc/hosts"), "127.0.0.1 localhost\n").unwrap();
+    let (root_flag, dir_flag) =
+        (format!("--root={}", root.path().display()), format!("--dir={}", from.path().display()));
+    let install =
+        |more: &[&str]| vm(root.path(), &[&["install", &root_flag, &dir_flag][..], more].concat(), &[]);
+
+    // A machine's own hosts file counts as other content.
+    let refused = install(&[]);
+    assert_eq!(refused.status.code(), Some(255));
+    assert!(said(&refused).contains("etc/hosts is there with other content"), "{}", said(&refused));
+    assert!(!at("etc/certs").exists(), "something was installed");
+
+    let done = install(&["--yes"]);
+    assert_eq!(done.status.code(), Some(0), "{}", said(&done));
+    assert_eq!(
+        std::fs::read_to_string(at("etc/hosts")).unwrap(),
+        "127.0.0.1 localhost\n192.0.2.9 istiod.istio-system.svc\n"
+    );
+    let token = at("var/run/secrets/tokens/istio-token");
+    let about = std::fs::metadata(&token).unwrap();
+    assert_eq!(about.permissions().mode() & 0o777, 0o600);
+    if rustix::process::geteuid().is_root() {
+        use std::os::unix::fs::MetadataExt;
+        assert_eq!((about.uid(), about.gid()), (1337, 1338));
+    }
+    assert_eq!(std::fs::read(at("etc/certs/root-cert.pem")).unwrap(), mock.root_pem().as_bytes());
+    let unit = std::fs::read_to_string(at("etc/systemd/system/istio.service")).unwrap();
+    assert!(
+        unit.contains(&format!("ExecStart={} vm run", agent_bin().display())) && unit.contains("Type=notify")
+    );
+
+    // Again: nothing to do. Something else in a place: asked for.
+    let again = install(&[]);
+    assert_eq!(again.status.code(), Some(0), "{}", said(&again));
+    assert!(!said(&again).contains("written"), "{}", said(&again));
+    std::fs::write(at("etc/istio/config/mesh"), "defaultConfig: {}\n").unwrap();
+    assert!(said(&install(&[])).contains("config/mesh is there with other content"));
+    assert_eq!(std::fs::read_to_string(at("etc/istio/config/mesh")).unwrap(), "defaultConfig: {}\n");
+}
+
+#[tokio::test]
+async fn check_gives_a_line_for_each_thing() {
+    let mock = MockIstiod::start().await;
+    let dir = tempfile::tempdir().unwrap();
+    let at = |path: &str| dir.path().join(path);
+    configured(dir.path(), &mock);
+    for place in ["etc/certs", "var/run/secrets/tokens"] {
+        std::fs::create_dir_all(at(place)).unwrap();
+    }
+    let mesh = format!(
+        "defaultConfig:\n  discoveryAddress: {}\n  binaryPath: /bin/true\n",
+        mock.discovery_address()
+    );
+    std::fs::write(at("mesh.yaml"), mesh).unwrap();
+    let user = me();
+    let env = [
+        ("EXEC_USER", user.as_str()),
+        ("ISTIO_CUSTOM_IP_TABLES", "true"),
+        ("CA_ADDR", "name-that-does-not-exist.invalid:15012"),
+    ];
+    let check = |env: &[(&str, &str)]| {
+        vm(dir.path(), &["check", "--cluster-env=cluster.env", "--mesh=mesh.yaml"], env)
+    };
+    // Without a root the agent would not start.
+    let output = check(&env);
+    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+    assert!(said(&output).contains("FAIL  root"), "{}", said(&output));
+    std::fs::copy(at("root-cert.pem"), at("etc/certs/root-cert.pem")).unwrap();
+    let output = check(&env);
+    let text = said(&output);
+    for line in [
+        "ok    root, time",
+        "FAIL  token",
+        "ok    envoy",
+        "ok    istiod",
+        "FAIL  ca",
+        "ok    rules",
+        "warn  unit",
+    ] {
+        assert!(text.contains(line), "{line}: {text}");
+    }
+    std::fs::copy(at("istio-token"), at("var/run/secrets/tokens/istio-token")).unwrap();
+    let output = check(&env[..2]);
+    let text = said(&output);
+    assert!(text.contains("ok    token"), "{text}");
+    // Without CA_ADDR the default is asked, which no resolver here knows.
+    assert!(text.contains("ca          istiod.istio-system.svc:15012"), "{text}");
+}
+
+/// A service manager that takes notes.
+struct Manager {
+    socket: UnixDatagram,
+    heard: Vec<String>,
+}
+
+impl Manager {
+    fn at(path: &Path) -> Self {
+        let socket = UnixDatagram::bind(path).unwrap();
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o777)).unwrap();
+        socket.set_nonblocking(true).unwrap();
+        Self { socket, heard: Vec::new() }
+    }
+
+    fn hears(&mut self, part: &str) -> bool {
+        let mut bytes = [0; 8192];
+        while let Ok(n) = self.socket.recv(&mut bytes) {
+            self.heard.push(String::from_utf8_lossy(&bytes[..n]).into_owned());
+        }
+        self.heard.iter().any(|message| message.lines().any(|line| line.starts_with(part)))
+    }
+
+    async fn wait(&mut self, part: &str) {
+        let deadline = tokio::time::Instant::now() + LIMIT + Duration::from_secs(30);
+        while !self.hears(part) {
+            assert!(tokio::time::Instant::now() < deadline, "{part:?} was never told: {:#?}", self.heard);
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_service_manager_is_told_and_the_watchdog_is_fed() {
+    let mock = MockIstiod::start().await;
+    let scratch = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(scratch.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    let path = scratch.path().join("notify");
+    let mut manager = Manager::at(&path);
+    let mut agent = TestAgent::with()
+        .istiod(&mock)
+        .env("NOTIFY_SOCKET", path.to_string_lossy())
+        .env("WATCHDOG_USEC", "300000")
+        .fake("ready", false)
+        .start();
+    manager.wait("STATUS=not ready: ").await;
+    manager.wait("WATCHDOG=1").await;
+    assert!(
+        !manager.hears("READY=1") || manager.heard.len() > 20,
+        "ready before it was: {:#?}",
+        manager.heard
+    );
+    agent.assert_running();
+    agent.stop().await;
+    manager.wait("STOPPING=1").await;
+    manager.wait("STATUS=stopping: ").await;
+}
+
+#[tokio::test]
+async fn ready_and_a_new_envoy_are_told() {
+    let mock = MockIstiod::start().await;
+    let scratch = tempfile::tempdir().unwrap();
+    let path = scratch.path().join("notify");
+    let mut manager = Manager::at(&path);
+    let agent = TestAgent::with()
+        .istiod(&mock)
+        .env("NOTIFY_SOCKET", path.to_string_lossy())
+        .env("ENVOY_RECOVERY", "true")
+        .start();
+    manager.wait("READY=1").await;
+    manager.wait("STATUS=ready").await;
+    manager.heard.clear();
+    rustix::process::kill_process(agent.envoy_pid().await, rustix::process::Signal::KILL).unwrap();
+    manager.wait("RELOADING=1").await;
+    manager.wait("MONOTONIC_USEC=").await;
+    manager.wait("READY=1").await;
+    agent.stop().await;
+}
+
+// The whole way without root: the script's files, the agent in this process's place, identity and readiness.
+#[tokio::test]
+async fn run_reads_the_files_and_becomes_the_agent() {
+    let mock = MockIstiod::start().await;
+    let from = tempfile::tempdir().unwrap();
+    configured(from.path(), &mock);
+    let file = |name: &str| std::fs::read(from.path().join(name)).unwrap();
+    let builder = TestAgent::with();
+    let ports = builder.ports();
+    let address = mock.discovery_address();
+    let mesh = format!(
+        "defaultConfig:\n  discoveryAddress: {address}\n  statusPort: {}\n  proxyAdminPort: {}\n  binaryPath: {}\n  terminationDrainDuration: 1s\n",
+        ports.status,
+        ports.admin,
+        concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/fake_envoy.py"),
+    );
+    let mut agent = builder
+        .args(&["vm", "run", "--mesh=./mesh.yaml"])
+        .env("PROXY_CONFIG", "")
+        .env("EXEC_USER", me())
+        .env("ISTIO_CUSTOM_IP_TABLES", "true")
+        .env("CA_ADDR", address)
+        .env("DNS_PROXY_ADDR", format!("127.0.0.1:{}", free_port()))
+        .without_env("POD_NAMESPACE")
+        .without_env("SERVICE_ACCOUNT")
+        .without_env("INSTANCE_IP")
+        .file("mesh.yaml", mesh)
+        .file("var/lib/istio/envoy/cluster.env", file("cluster.env"))
+        .file("var/lib/istio/envoy/sidecar.env", "# operator's\nISTIO_META_DNS_CAPTURE=false\n")
+        .file("etc/certs/root-cert.pem", file("root-cert.pem"))
+        .file_mode("var/run/secrets/tokens/istio-token", file("istio-token"), 0o600)
+        .env("ISTIO_META_DNS_CAPTURE", "false")
+        .envoy(Envoy::Fake)
+        .start();
+    // cluster.env comes last and switches DNS capture on, which makes readiness wait for a name table.
+    agent.wait_log("serviceCluster: shop.ns").await;
+    let chain = agent.path("etc/certs/cert-chain.pem");
+    eventually("the certificate is written to OUTPUT_CERTS", || async { chain.exists().then_some(()) }).await;
+    let seen: BTreeMap<String, String> =
+        std::fs::read(format!("/proc/{}/environ", agent.pid().as_raw_nonzero()))
+            .unwrap()
+            .split(|b| *b == 0)
+            .filter_map(|pair| {
+                String::from_utf8_lossy(pair).split_once('=').map(|(k, v)| (k.into(), v.into()))
+            })
+            .collect();
+    assert_eq!(seen["ISTIO_META_DNS_CAPTURE"], "true");
+    assert_eq!(seen["POD_NAMESPACE"], "ns");
+    assert_eq!(seen["SERVICE_ACCOUNT"], "sa");
+    assert_eq!(seen["PROV_CERT"], "./etc/certs");
+    agent.stop().await;
+}
