@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::base::place::{self, Mode as FileMode};
 use crate::config::env::var;
 use crate::config::parts::{self, Error, identity};
-use crate::config::{Config, args, bootstrap as from_config, node, pod};
+use crate::config::{Config, args, bootstrap as from_config, node, pod, release};
 use crate::envoy;
 use crate::envoy::bootstrap::{self, Node, grpc};
 use crate::secrets::probe::{self, Mode};
@@ -55,6 +55,9 @@ pub async fn node(config: &Config, addresses: &[String], mode: Mode) -> Result<N
         outlier_log_path: config.flags.or_default(args::PROXY, "outlierLogPath"),
         envoy_status_port: s.int(var::ENVOY_STATUS_PORT),
         envoy_prometheus_port: s.int(var::ENVOY_PROMETHEUS_PORT),
+        secure_ports: release::SECURE_PORTS.map(|key| s.int(key)),
+        dns_address: s.env().get("DNS_PROXY_ADDR").unwrap_or_default(),
+        release: config.release,
         exit_on_zero_connections: s.flag(var::EXIT_ON_ZERO_ACTIVE_CONNECTIONS),
         metadata_discovery: discovery.map(|v| crate::config::go::boolean(v).unwrap_or(false)),
         skip_deprecated_logs: s.flag(var::ENVOY_SKIP_DEPRECATED_LOGS),

@@ -7,7 +7,7 @@ pub const PRODUCT: &str = "pilot-agent in Rust";
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// The Istio release whose behaviour this build follows; it is what istiod and Envoy are told.
-pub const ISTIO_VERSION: &str = "1.30.3";
+pub const ISTIO_VERSION: &str = "1.31.0";
 
 /// Source revision, if the build was told one (`PILOT_AGENT_REVISION`).
 pub const REVISION: &str = match option_env!("PILOT_AGENT_REVISION") {

@@ -14,6 +14,7 @@ use super::env::Settings;
 use super::go;
 use super::jsonpb::Fault;
 use super::mesh::Effective;
+use super::release::Release;
 use super::{unknown, validate};
 use crate::config::env::var;
 
@@ -42,11 +43,12 @@ struct Layers<'a> {
 pub(super) fn merge(
     flags: &Parsed,
     settings: &Settings,
+    release: Release,
     root: &Path,
     annotation: &impl Fn(&str) -> Option<String>,
     warnings: &mut Vec<String>,
 ) -> Result<Effective, Vec<Problem>> {
-    let mut l = Layers { settings, flags, mesh: Effective::new(), problems: Vec::new(), warnings };
+    let mut l = Layers { settings, flags, mesh: Effective::of(release), problems: Vec::new(), warnings };
     l.old_flags();
     l.mesh_file(root);
     let text = settings.text(var::PROXY_CONFIG);

@@ -8,6 +8,7 @@
 use serde_json::{Value, json};
 
 use super::jsonpb::{self, Fault, Object};
+use super::release::Release;
 use super::yaml;
 use crate::proto::mesh::ProxyConfig;
 use crate::proto::schema::{
@@ -22,11 +23,15 @@ const KEPT_HEADERS: [&str; 5] =
 #[derive(Clone)]
 pub struct Effective {
     document: Object,
+    release: Release,
     /// Typed; enum numbers that have no name are left out here, but kept in [`Effective::to_json`].
     pub proxy: ProxyConfig,
 }
 
-// What 1.30.3 starts from.
+/// Fields that 1.30 passes over, in both spellings.
+const NEW_IN_31: [&str; 2] = ["connectionSettings", "connection_settings"];
+
+// What 1.30.3 and 1.31.0 start from.
 fn defaults() -> Value {
     json!({
         "configPath": "./etc/istio/proxy",
@@ -46,7 +51,13 @@ impl Effective {
     /// The defaults alone.
     #[must_use]
     pub fn new() -> Self {
-        let mut out = Self { document: Object::new(), proxy: ProxyConfig::default() };
+        Self::of(Release::default())
+    }
+
+    /// The defaults alone, for the fields that a release knows.
+    #[must_use]
+    pub fn of(release: Release) -> Self {
+        let mut out = Self { document: Object::new(), release, proxy: ProxyConfig::default() };
         out.lay(&defaults()).expect("the defaults are a ProxyConfig");
         out
     }
@@ -82,7 +93,15 @@ impl Effective {
     }
 
     fn lay(&mut self, overlay: &Value) -> Result<(), Vec<Fault>> {
-        for (name, value) in jsonpb::read(&PROXY, overlay)? {
+        let mut overlay = std::borrow::Cow::Borrowed(overlay);
+        if self.release == Release::V1_30 && overlay.is_object() {
+            overlay
+                .to_mut()
+                .as_object_mut()
+                .into_iter()
+                .for_each(|o| NEW_IN_31.iter().for_each(|f| drop(o.remove(*f))));
+        }
+        for (name, value) in jsonpb::read(&PROXY, &overlay)? {
             if let Some(field) = PROXY.fields.iter().find(|f| f.json == name) {
                 for sibling in jsonpb::siblings(&PROXY, field) {
                     self.document.remove(sibling);

@@ -17,6 +17,7 @@ pub mod node;
 pub mod parts;
 pub mod platform;
 pub mod pod;
+pub mod release;
 pub mod report;
 mod statsd;
 pub mod unknown;
@@ -29,6 +30,9 @@ use std::path::{Path, PathBuf};
 use args::Parsed;
 use env::{Env, Settings};
 use mesh::Effective;
+use release::Release;
+
+use crate::tls::provider::Compliance;
 
 /// What the agent runs with. `Debug` leaves secrets out.
 #[derive(Clone)]
@@ -41,6 +45,8 @@ pub struct Config {
     pub flags: Parsed,
     /// Every variable.
     pub settings: Settings,
+    /// The release to follow where two exclude each other.
+    pub release: Release,
     /// The effective ProxyConfig.
     pub mesh: Effective,
     /// The node's addresses, `INSTANCE_IP` first.
@@ -86,17 +92,23 @@ pub fn load(
     warnings.extend(unknown::variables(env).iter().filter_map(|u| unknown::line("the variable ", u)));
     settings.default_text(var::TRUST_DOMAIN, flags.get("trust-domain").unwrap_or_default());
     settings.default_text(var::INSTANCE_IP, flags.get("ip").unwrap_or_default());
-    let mesh = layers::merge(&flags, &settings, root, &annotation, &mut warnings);
+    let release = Release::of(settings.text(var::ISTIO_COMPAT_VERSION)).unwrap_or_else(|e| {
+        errors.push(e);
+        Release::default()
+    });
+    let mesh = layers::merge(&flags, &settings, release, root, &annotation, &mut warnings);
     let mut mesh = mesh.unwrap_or_else(|problems| {
         errors.extend(problems.into_iter().map(|p| format!("failed to get proxy config: {p}")));
         Effective::new()
     });
-    // Envoy refuses a bootstrap with such a port, in words that do not name the variable.
-    for key in [var::ENVOY_STATUS_PORT, var::ENVOY_PROMETHEUS_PORT] {
-        let port = settings.int(key);
-        if u16::try_from(port).is_err() {
-            errors.push(format!("{}={port}: a port must be in the range 0..65535", key.name()));
-        }
+    let dns = settings.flag(var::ISTIO_META_ENABLE_DNS_SERVER) || settings.flag(var::ISTIO_META_DNS_CAPTURE);
+    errors.extend(release::ports(&settings, &mesh, dns, &mut warnings));
+    let policy = settings.text(var::COMPLIANCE_POLICY);
+    if Compliance::of(policy).is_none() {
+        errors.push(format!(
+            "COMPLIANCE_POLICY={policy}: unknown, and TLS without its limits would not be what was asked for; it is {}, or not set",
+            Compliance::NAMES
+        ));
     }
     // istiod is told of the template in the proxy config, wherever it was named.
     if let Some(path) = flags.get("templateFile").filter(|path| !path.is_empty())
@@ -115,7 +127,17 @@ pub fn load(
     let excluded = annotation("traffic.sidecar.istio.io/excludeInterfaces").unwrap_or_default();
     let (addresses, odd) = addresses::of_host(settings.text(var::INSTANCE_IP), &excluded);
     warnings.extend(odd);
-    Ok(Config { node_type, domain, flags, settings, mesh, addresses, root: root.to_owned(), warnings })
+    Ok(Config {
+        node_type,
+        domain,
+        flags,
+        settings,
+        release,
+        mesh,
+        addresses,
+        root: root.to_owned(),
+        warnings,
+    })
 }
 
 fn tolerated(flag: &str) -> String {

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value, json};
 
-use crate::base::build_info;
+use super::release::{Release, SECURE_PORTS};
 use crate::envoy::bootstrap::{Locality, Node};
 
 /// The name that stands for "no name": it lets the fallbacks of [`cluster`] decide.
@@ -80,6 +80,12 @@ pub struct Inputs<'a> {
     pub envoy_status_port: i64,
     /// `ENVOY_PROMETHEUS_PORT`.
     pub envoy_prometheus_port: i64,
+    /// [`super::release::SECURE_PORTS`]; 0: none.
+    pub secure_ports: [i64; 2],
+    /// `DNS_PROXY_ADDR` of the environment; empty: not set.
+    pub dns_address: &'a str,
+    /// The release to follow.
+    pub release: Release,
     /// `EXIT_ON_ZERO_ACTIVE_CONNECTIONS`.
     pub exit_on_zero_connections: bool,
     /// `PEER_METADATA_DISCOVERY`, if set.
@@ -131,7 +137,7 @@ pub fn domain(flag: &str, namespace: &str) -> String {
 pub fn build(inputs: &Inputs<'_>) -> Result<Node, Error> {
     let env = |key: &str| inputs.env.get(key).map(String::as_str);
     let mut raw = raw(inputs);
-    let mut typed = metadata::decode(&raw)?;
+    let mut typed = metadata::decode(&raw, inputs.release)?;
 
     let mut set = |key: &str, value: Value| drop(typed.insert(key.to_owned(), value));
     for (key, variable) in
@@ -154,6 +160,12 @@ pub fn build(inputs: &Inputs<'_>) -> Result<Node, Error> {
     }
     set("ENVOY_STATUS_PORT", json!(inputs.envoy_status_port));
     set("ENVOY_PROMETHEUS_PORT", json!(inputs.envoy_prometheus_port));
+    for (key, port) in SECURE_PORTS.into_iter().zip(inputs.secure_ports) {
+        set(key.name(), json!(port));
+    }
+    if inputs.release != Release::V1_30 && !inputs.dns_address.is_empty() {
+        set("DNS_PROXY_ADDR", json!(inputs.dns_address));
+    }
     set("EXIT_ON_ZERO_ACTIVE_CONNECTIONS", metadata::flag(inputs.exit_on_zero_connections));
     set("ENVOY_SKIP_DEPRECATED_LOGS", metadata::flag(inputs.skip_deprecated_logs));
     set("WORKLOAD_IDENTITY_SOCKET_FILE", json!(inputs.workload_socket_file));
@@ -163,7 +175,7 @@ pub fn build(inputs: &Inputs<'_>) -> Result<Node, Error> {
         set("PLATFORM_METADATA", json!(inputs.platform.metadata));
     }
     if metadata::is_empty(typed.get("ISTIO_VERSION").unwrap_or(&Value::Null)) {
-        typed.insert("ISTIO_VERSION".into(), json!(build_info::ISTIO_VERSION));
+        typed.insert("ISTIO_VERSION".into(), json!(inputs.release.version()));
     }
     let hbone = typed.get("ENABLE_HBONE").is_some_and(|v| v == "true");
     let discovery = inputs.metadata_discovery.unwrap_or(hbone);

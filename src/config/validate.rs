@@ -13,7 +13,10 @@ use crate::proto::istio::networking::v1alpha3::client_tls_settings::TlSmode;
 use crate::proto::mesh::private_key_provider::Provider;
 use crate::proto::mesh::proxy_config::ClusterName;
 use crate::proto::mesh::tracing::Tracer;
-use crate::proto::mesh::{ProxyConfig, Tracing};
+use crate::proto::mesh::{ConnectionSettings, ProxyConfig, Tracing};
+
+/// The window that HTTP/2 starts with; Envoy takes none below it.
+const LEAST_H2_WINDOW: i32 = 65_535;
 
 #[derive(Default)]
 struct Problems(Vec<Fault>);
@@ -76,7 +79,42 @@ pub fn proxy(effective: &Effective) -> Vec<Fault> {
             key_provider(provider.provider.as_ref()),
         );
     }
+    if let Some(settings) = &c.connection_settings {
+        connections(&mut p, settings);
+    }
     p.0
+}
+
+// The agent uses none of them; istiod does, and 1.31 refuses what istiod could not use.
+fn connections(p: &mut Problems, c: &ConnectionSettings) {
+    let mut number = |name: &str, value: &Option<pbjson_types::Int32Value>, least: i32| {
+        if let Some(value) = value.as_ref().map(|v| v.value).filter(|v| *v < least) {
+            p.add(
+                &format!("connectionSettings.{name}"),
+                format!("{value} is too low; it must be at least {least}"),
+            );
+        }
+    };
+    number("listenerPerConnectionBufferLimitBytes", &c.listener_per_connection_buffer_limit_bytes, 0);
+    number("clusterPerConnectionBufferLimitBytes", &c.cluster_per_connection_buffer_limit_bytes, 0);
+    number("httpMaxConcurrentStreams", &c.http_max_concurrent_streams, 1);
+    number("http2InitialStreamWindowSize", &c.http2_initial_stream_window_size, LEAST_H2_WINDOW);
+    number("http2InitialConnectionWindowSize", &c.http2_initial_connection_window_size, LEAST_H2_WINDOW);
+    number("listenerConnectionLimit", &c.listener_connection_limit, 1);
+    number("globalDownstreamConnectionLimit", &c.global_downstream_connection_limit, 1);
+    for (name, span) in [
+        ("httpIdleTimeout", &c.http_idle_timeout),
+        ("httpMaxConnectionDuration", &c.http_max_connection_duration),
+        ("httpDrainTimeout", &c.http_drain_timeout),
+        ("httpRequestTimeout", &c.http_request_timeout),
+        ("httpRequestHeadersTimeout", &c.http_request_headers_timeout),
+        ("httpStreamIdleTimeout", &c.http_stream_idle_timeout),
+        ("httpMaxStreamDuration", &c.http_max_stream_duration),
+    ] {
+        if span.as_ref().is_some_and(|d| d.seconds < 0 || d.nanos < 0) {
+            p.add(&format!("connectionSettings.{name}"), "a duration must not be negative; 0s means none");
+        }
+    }
 }
 
 fn text_of(value: &Value) -> String {

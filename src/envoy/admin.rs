@@ -29,12 +29,20 @@ pub struct Config {
     pub inbound_only: bool,
     /// Listeners that are Envoy's own and never count as open connections: status and Prometheus port
     /// (`ENVOY_STATUS_PORT` 15021, `ENVOY_PROMETHEUS_PORT` 15090).
-    pub own_ports: [u16; 2],
+    pub own_ports: Vec<u16>,
+    /// Ports of Envoy's metrics listeners behind mutual TLS, which do not count either.
+    pub secure_ports: Vec<u16>,
 }
 
 impl Default for Config {
     fn default() -> Self {
-        Self { port: 15000, ipv6_only: false, inbound_only: true, own_ports: [15021, 15090] }
+        Self {
+            port: 15000,
+            ipv6_only: false,
+            inbound_only: true,
+            own_ports: vec![15021, 15090],
+            secure_ports: Vec::new(),
+        }
     }
 }
 
@@ -117,7 +125,7 @@ impl Client {
     /// When Envoy cannot be reached, is slow, or answers with another status than 200.
     pub async fn active_connections(&self) -> Result<Option<u64>, Error> {
         let answer = self.get("/stats?usedonly&filter=downstream_cx_active$", STATS_LIMIT).await?;
-        Ok(count(&String::from_utf8_lossy(&answer.body), self.config.own_ports))
+        Ok(count(&String::from_utf8_lossy(&answer.body), &self.config.own_ports, &self.config.secure_ports))
     }
 
     /// Whether Envoy serves (`server_info` says LIVE), and which restart epoch answered.
@@ -207,14 +215,17 @@ async fn exchange(
 /// Adds up what counts as an open connection; `None` when the text is empty.
 ///
 /// Counted are `listener.<address>.downstream_cx_active` of the listeners that are neither Envoy's own
-/// (status, Prometheus, admin; IPv4 wildcards only, as in the Go agent), nor internal, nor a worker's
+/// (status, Prometheus, admin; IPv4 wildcards only, as in the Go agent; those behind TLS in both families), nor internal, nor a worker's
 /// share of one that is counted anyway. `http.` lines never count.
 #[must_use]
-pub fn count(text: &str, own_ports: [u16; 2]) -> Option<u64> {
+pub fn count(text: &str, own_ports: &[u16], secure_ports: &[u16]) -> Option<u64> {
     if text.is_empty() {
         return None;
     }
-    let own = own_ports.map(|port| format!("listener.0.0.0.0_{port}.downstream_cx_active"));
+    let of = |address: &str, port: &u16| format!("listener.{address}_{port}.downstream_cx_active");
+    let plain = own_ports.iter().map(|port| of("0.0.0.0", port));
+    let secure = secure_ports.iter().flat_map(|port| [of("0.0.0.0", port), of("[__]", port)]);
+    let own: Vec<String> = plain.chain(secure).collect();
     let mut total: u64 = 0;
     for line in text.lines().filter(|l| !l.is_empty()) {
         let mut parts = line.split(':');

@@ -7,6 +7,10 @@
 //! slow reader nobody's. The application's limit is a little shorter than the
 //! scraper's, so that what Envoy said still arrives in time.
 //!
+//! Several applications are another matter: which format the whole has depends on all of them, and one that
+//! fails or is longer than [`LONGEST_OF_SEVERAL`] is left out whole, as the Go agent does since 1.31. So their
+//! bodies are read before the first byte is sent, all at once and within the scraper's limit.
+//!
 //! A part that fails is left out, counted, and told in the log with its reason; one that breaks off is
 //! ended at its last whole line, so that what follows stays readable.
 
@@ -22,7 +26,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use http::{HeaderMap, HeaderValue, StatusCode, header};
 
-pub use config::{Target, parse_annotations};
+pub use config::{Target, parse_1_30, parse_annotations};
 pub use lines::Lines;
 
 use super::accept::{Media, rewrite};
@@ -77,6 +81,9 @@ const HEAD_START: Duration = Duration::from_millis(500);
 /// sooner, or a refusal, is waited for and no longer.
 const ENVOY_FIRST: Duration = Duration::from_millis(250);
 
+/// Most bytes of one application's body where there are several (Istio 1.31's number).
+const LONGEST_OF_SEVERAL: u64 = 10 * 1024 * 1024;
+
 impl Merger {
     pub(super) fn new(config: Config, status_port: u16, own: Own, metrics: Metrics) -> Self {
         Self { config, status_port, own, metrics, failures: Mutex::default() }
@@ -128,7 +135,15 @@ impl Merger {
         let targets = self.config.targets.iter().map(|target| {
             let url = format!("http://localhost:{}{}", target.port, target.path);
             let headers = app_headers.clone();
-            async move { self.head("application", &url, headers, app_limit).await }
+            let several = self.config.targets.len() > 1;
+            async move {
+                let part = self.head("application", &url, headers, app_limit).await?;
+                if !several {
+                    return Some(part);
+                }
+                let part = part.whole(LONGEST_OF_SEVERAL).await;
+                part.map_err(|failure| self.missing("application", &url, &failure)).ok()
+            }
         });
         let mut envoy = std::pin::pin!(envoy);
         let first = limit.map_or(ENVOY_FIRST, |limit| ENVOY_FIRST.min(limit / 20));
@@ -151,11 +166,15 @@ impl Merger {
         match Part::ask(kind, url, headers, limit, self.status_port).await {
             Ok(part) => Some(part),
             Err(failure) => {
-                tracing::warn!("no {kind} metrics in this scrape: {url}: {failure}");
-                self.failed(kind, &format!("{kind} {url}"), &failure);
+                self.missing(kind, url, &failure);
                 None
             }
         }
+    }
+
+    fn missing(&self, kind: &'static str, url: &str, failure: &Failure) {
+        tracing::warn!("no {kind} metrics in this scrape: {url}: {failure}");
+        self.failed(kind, &format!("{kind} {url}"), failure);
     }
 }
 
@@ -195,6 +214,12 @@ fn is_open_metrics(part: &Part) -> bool {
     format(Some(part)).1
 }
 
+/// What the whole is where several applications answered: what they agree on, else plain text.
+fn common_format(apps: &[Part]) -> (&'static str, bool) {
+    let first = format(apps.first());
+    if apps.iter().all(|app| format(Some(app)) == first) { first } else { format(None) }
+}
+
 /// What the whole is, which only the application's part decides.
 fn format(app: Option<&Part>) -> (&'static str, bool) {
     let media = app.and_then(|app| app.content_type()).and_then(Media::parse);
@@ -211,20 +236,17 @@ pub(super) async fn answer(shared: &Arc<Shared>, headers: &HeaderMap, query: Opt
     let merger = &shared.stats;
     merger.own.scrapes.with_label_values::<&str>(&[]).inc();
     let (envoy, apps) = merger.ask(headers, query).await;
-    let (kind, open_metrics) = format(apps.first());
+    let (kind, open_metrics) = common_format(&apps);
     let several = merger.config.targets.len() > 1;
-    let last = apps.len().saturating_sub(1);
     let mut parts = Vec::with_capacity(apps.len() + 1);
     parts.extend(envoy.map(|part| part.strip_eof(open_metrics)));
-    for (nth, app) in apps.into_iter().enumerate() {
-        parts.push(app.strip_eof(if open_metrics { nth != last } else { several }));
-    }
+    parts.extend(apps.into_iter().map(|app| app.strip_eof(several)));
     let own = merger.own_part();
     let mut answer = page(StatusCode::OK, HeaderValue::from_static(kind), "");
     *answer.body_mut() = if parts.is_empty() {
         Body::whole(own)
     } else {
-        Body::stream(merge::stream(own, parts, open_metrics, shared.clone()))
+        Body::stream(merge::stream(own, parts, open_metrics, several, shared.clone()))
     };
     answer
 }

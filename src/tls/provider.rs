@@ -17,8 +17,33 @@ pub enum Compliance {
     None,
     /// TLS 1.2 only, ECDHE with AES-GCM, P-256 only.
     Fips140_2,
+    /// TLS 1.2 with ECDHE and AES-GCM, TLS 1.3 with AES-GCM; P-256 and P-384 only.
+    Fips140_3,
     /// TLS 1.3 only, AES-GCM, X25519MLKEM768 only.
     Pqc,
+}
+
+impl Compliance {
+    /// The names of `COMPLIANCE_POLICY`.
+    pub const NAMES: &'static str = "fips-140-2, fips-140-3 or pqc";
+
+    /// The policy of a name; none when it is empty, `None` when nobody knows it.
+    #[must_use]
+    pub fn of(name: &str) -> Option<Self> {
+        Some(match name {
+            "" => Self::None,
+            "fips-140-2" => Self::Fips140_2,
+            "fips-140-3" => Self::Fips140_3,
+            "pqc" => Self::Pqc,
+            _ => return None,
+        })
+    }
+
+    /// One of the FIPS policies.
+    #[must_use]
+    pub fn is_fips(self) -> bool {
+        matches!(self, Self::Fips140_2 | Self::Fips140_3)
+    }
 }
 
 type Versions = &'static [&'static SupportedProtocolVersion];
@@ -27,14 +52,14 @@ const BOTH: Versions = &[&TLS13, &TLS12];
 const ONLY_12: Versions = &[&TLS12];
 const ONLY_13: Versions = &[&TLS13];
 
-const FIPS_SUITES: &[SupportedCipherSuite] = &[
+const GCM_12_SUITES: &[SupportedCipherSuite] = &[
     suite::TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256,
     suite::TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384,
     suite::TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256,
     suite::TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384,
 ];
 
-const PQC_SUITES: &[SupportedCipherSuite] =
+const GCM_13_SUITES: &[SupportedCipherSuite] =
     &[suite::TLS13_AES_128_GCM_SHA256, suite::TLS13_AES_256_GCM_SHA384];
 
 /// The crypto functions and the protocol versions that a policy allows.
@@ -50,15 +75,45 @@ pub fn provider(policy: Compliance) -> (Arc<CryptoProvider>, Versions) {
             BOTH
         }
         Compliance::Fips140_2 => {
-            provider.cipher_suites = FIPS_SUITES.to_vec();
+            provider.cipher_suites = GCM_12_SUITES.to_vec();
             provider.kx_groups = vec![kx_group::SECP256R1];
             ONLY_12
         }
+        Compliance::Fips140_3 => {
+            provider.cipher_suites = [GCM_13_SUITES, GCM_12_SUITES].concat();
+            provider.kx_groups = vec![kx_group::SECP256R1, kx_group::SECP384R1];
+            BOTH
+        }
         Compliance::Pqc => {
-            provider.cipher_suites = PQC_SUITES.to_vec();
+            provider.cipher_suites = GCM_13_SUITES.to_vec();
             provider.kx_groups = vec![kx_group::X25519MLKEM768];
             ONLY_13
         }
     };
     (Arc::new(provider), versions)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fips_140_3_leaves_aes_gcm_and_two_curves() {
+        let (provider, versions) = provider(Compliance::Fips140_3);
+        assert_eq!(versions.len(), 2);
+        let suites: Vec<_> = provider.cipher_suites.iter().map(|s| format!("{:?}", s.suite())).collect();
+        assert_eq!(suites.len(), 6, "{suites:?}");
+        assert!(suites.iter().all(|s| s.contains("_GCM_")), "{suites:?}");
+        let groups: Vec<_> = provider.kx_groups.iter().map(|g| g.name()).collect();
+        assert_eq!(groups, [rustls::NamedGroup::secp256r1, rustls::NamedGroup::secp384r1]);
+    }
+
+    #[test]
+    fn a_policy_that_nobody_knows_is_none() {
+        for name in ["fips", "fips-140-9", "FIPS-140-3", "fips-140-3 "] {
+            assert_eq!(Compliance::of(name), None, "{name}");
+        }
+        assert_eq!(Compliance::of(""), Some(Compliance::None));
+        assert!(Compliance::of("fips-140-3").is_some_and(Compliance::is_fips));
+    }
 }

@@ -123,6 +123,7 @@ variables! {
     go WHO GCP_ZONE: Text = "", "zone; only with GCP_METADATA";
     go WHO GCE_METADATA_HOST: Text = "", "host of the metadata server; set: GCP is assumed";
     go WHO KUBERNETES_SERVICE_HOST: Text = "", "set: on Kubernetes";
+    ours WHO ISTIO_COMPAT_VERSION: Text = "1.31", "release to follow where two exclude each other: 1.31, or 1.30 for what 1.31 refuses or shows";
     go ENVOY PROXY_CONFIG: Text = "", "ProxyConfig as YAML or JSON, over the mesh file's";
     go ENVOY PROXY_CONFIG_XDS_AGENT: Bool = "false", "take the trust bundle from istiod over xDS";
     go ENVOY ISTIO_BOOTSTRAP: Text = "", "template of Envoy's bootstrap, before every other source";
@@ -131,12 +132,14 @@ variables! {
     go ENVOY DISABLE_ENVOY: Bool = "false", "no Envoy, no SDS server: certificates are fetched and written";
     go ENVOY ENVOY_STATUS_PORT: Int = "15021", "Envoy's readiness listener";
     go ENVOY ENVOY_PROMETHEUS_PORT: Int = "15090", "Envoy's metrics listener";
+    go ENVOY ENVOY_SECURE_METRICS_PORT: Int = "0", "Envoy's metrics behind mutual TLS; 0: none; since 1.31";
+    go ENVOY ENVOY_SECURE_MERGED_METRICS_PORT: Int = "0", "the merged metrics behind mutual TLS; 0: none; since 1.31";
     go ENVOY ENVOY_STATUS_PORT_ENABLE_PROXY_PROTOCOL: Bool = "false", "PROXY protocol on the readiness listener";
     go ENVOY PEER_METADATA_DISCOVERY: Bool = "false", "set: metadata discovery on or off; unset: on with ISTIO_META_ENABLE_HBONE";
     go ENVOY ISTIO_DUAL_STACK: Bool = "false", "bootstrap for both address families";
     go ENVOY ISTIO_DELTA_XDS: Bool = "true", "Envoy asks for incremental updates";
     go ENVOY HTTP_STRIP_FRAGMENT_FROM_PATH_UNSAFE_IF_DISABLED: Bool = "true", "false adds an Envoy runtime flag";
-    go ENVOY COMPLIANCE_POLICY: Text = "", "fips-140-2 or pqc: limits of TLS";
+    go ENVOY COMPLIANCE_POLICY: Text = "", "fips-140-2, fips-140-3 or pqc: limits of TLS";
     go ENVOY ENVOY_SKIP_DEPRECATED_LOGS: Bool = "true", "Envoy's --skip-deprecated-logs";
     go ENVOY ISTIO_ENVOY_ENABLE_CORE_DUMP: Bool = "false", "Envoy's --enable-core-dump";
     go ENVOY MINIMUM_DRAIN_DURATION: Duration = "5s", "first wait of a stop with EXIT_ON_ZERO_ACTIVE_CONNECTIONS";
@@ -185,11 +188,11 @@ variables! {
     ours CERT WORKLOAD_SOCKET_WAIT: Duration = "0s", "how long to wait for an external SDS socket that is demanded";
     go DNS ISTIO_META_DNS_CAPTURE: Bool = "false", "start the DNS server of a sidecar";
     go DNS ISTIO_META_ENABLE_DNS_SERVER: Bool = "false", "start the DNS server of any type";
-    go DNS DNS_PROXY_ADDR: Text = "localhost:15053", "where it listens";
+    go DNS DNS_PROXY_ADDR: Text = "localhost:15053", "where it listens; when set, istiod is told in node metadata of this name";
     go DNS DNS_FORWARD_PARALLEL: Bool = "false", "ask all upstream resolvers at once";
     go DNS DNS_FORWARD_TIMEOUT: Duration = "5s", "limit of an upstream query";
     go STATUS ISTIO_KUBE_APP_PROBERS: Text = "", "application probes as JSON";
-    go STATUS ISTIO_PROMETHEUS_ANNOTATIONS: Text = "", "the application's metrics as JSON";
+    go STATUS ISTIO_PROMETHEUS_ANNOTATIONS: Text = "", "the application's metrics as JSON: scrape, port, path, and since 1.31 targets, a list of port and path";
     go STATUS ISTIO_ENABLE_HTTP2_PROBING: Bool = "true", "HTTPS probes offer HTTP/2";
     go STATUS REWRITE_PROBE_LEGACY_LOCALHOST_DESTINATION: Bool = "false", "probe localhost in place of INSTANCE_IP";
     go STATUS ENABLE_PROBE_KEEPALIVE_CONNECTIONS: Bool = "false", "keep probe connections";

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use serde_json::{Map, Value, json};
 
 use super::Error;
+use crate::config::release::Release;
 
 #[derive(Debug, Clone, Copy)]
 enum Kind {
@@ -82,15 +83,23 @@ const FIELDS: &[(&str, Kind)] = {
         ("WORKLOAD_IDENTITY_SOCKET_FILE", Text),
         ("PILOT_SAN", List),
         ("OUTLIER_LOG_PATH", Text),
+        ("ENVOY_SECURE_METRICS_PORT", Number),
+        ("ENVOY_SECURE_MERGED_METRICS_PORT", Number),
+        ("ENABLE_SELF_DISCOVERY", Flag),
+        ("DNS_PROXY_ADDR", Text),
     ]
 };
 
+/// How many fields at the end of the list are 1.31's own.
+const NEW_IN_31: usize = 4;
+
 /// The typed fields of `raw`; empty ones included.
-pub(super) fn decode(raw: &Map<String, Value>) -> Result<Map<String, Value>, Error> {
+pub(super) fn decode(raw: &Map<String, Value>, release: Release) -> Result<Map<String, Value>, Error> {
+    let fields = if release == Release::V1_30 { &FIELDS[..FIELDS.len() - NEW_IN_31] } else { FIELDS };
     let mut typed = Map::new();
     let sorted: BTreeMap<_, _> = raw.iter().collect();
     for (key, value) in sorted {
-        let Some((field, kind)) = FIELDS.iter().find(|(field, _)| field.eq_ignore_ascii_case(key)) else {
+        let Some((field, kind)) = fields.iter().find(|(field, _)| field.eq_ignore_ascii_case(key)) else {
             continue;
         };
         let read = read(*kind, value).map_err(|reason| Error::Field {

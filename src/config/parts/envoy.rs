@@ -6,8 +6,9 @@ use std::time::Duration;
 use super::{Config, Error};
 use crate::config::args;
 use crate::config::bootstrap as from_config;
-use crate::config::env::var;
+use crate::config::env::{Key, Settings, kinds, var};
 use crate::config::node::Platform;
+use crate::config::release;
 use crate::envoy::bootstrap::{self, Node};
 use crate::envoy::command::{self, IpVersion, LogLevels, Options};
 use crate::envoy::drain::{self, ExitOnZero};
@@ -15,6 +16,11 @@ use crate::envoy::{self, ConfigFile, admin, restart};
 
 /// User and group of Envoy when the agent is root and serves DNS on port 53.
 const ENVOY_USER: (u32, u32) = (1337, 1337);
+
+/// A port of [`release::SECURE_PORTS`]; a negative one is only told to istiod, as in the Go agent.
+fn secure_port(settings: &Settings, key: Key<kinds::Int>) -> Option<u16> {
+    u16::try_from(settings.int(key)).ok().filter(|port| *port > 0)
+}
 
 /// The template's path by precedence, if any is named.
 #[must_use]
@@ -95,7 +101,7 @@ pub fn process(
         override_json: override_json(config),
         concurrency: proxy.concurrency.as_ref().and_then(|c| u32::try_from(c.value).ok()).unwrap_or(0),
     };
-    let fips = s.text(var::COMPLIANCE_POLICY) == "fips-140-2";
+    let fips = super::istiod::compliance(config).is_fips();
     let suites = "ECDHE-ECDSA-AES128-GCM-SHA256:ECDHE-RSA-AES128-GCM-SHA256:ECDHE-ECDSA-AES256-GCM-SHA384:ECDHE-RSA-AES256-GCM-SHA384";
     let ipv4 = addresses.iter().any(|a| a.parse::<std::net::Ipv4Addr>().is_ok());
     let on_zero = s.flag(var::EXIT_ON_ZERO_ACTIVE_CONNECTIONS).then(|| ExitOnZero {
@@ -115,7 +121,8 @@ pub fn process(
             port: u16::try_from(proxy.proxy_admin_port).unwrap_or(15000),
             ipv6_only: !ipv4 && !addresses.is_empty(),
             inbound_only: config.node_type == "sidecar",
-            own_ports: [port(var::ENVOY_STATUS_PORT, 15021), port(var::ENVOY_PROMETHEUS_PORT, 15090)],
+            own_ports: vec![port(var::ENVOY_STATUS_PORT, 15021), port(var::ENVOY_PROMETHEUS_PORT, 15090)],
+            secure_ports: release::SECURE_PORTS.into_iter().filter_map(|key| secure_port(s, key)).collect(),
         },
         drain: drain::Config {
             termination_drain: Config::span(proxy.termination_drain_duration.as_ref()).unwrap_or_default(),
@@ -141,6 +148,8 @@ impl Config {
         let mut out = from_config::options(proxy, node);
         out.envoy_status_port = s.int(var::ENVOY_STATUS_PORT);
         out.envoy_prometheus_port = s.int(var::ENVOY_PROMETHEUS_PORT);
+        [out.secure_metrics_port, out.secure_merged_metrics_port] =
+            release::SECURE_PORTS.map(|key| secure_port(s, key));
         out.status_proxy_protocol = s.flag(var::ENVOY_STATUS_PORT_ENABLE_PROXY_PROTOCOL);
         out.dual_stack = s.flag(var::ISTIO_DUAL_STACK);
         out.delta_xds = s.flag(var::ISTIO_DELTA_XDS);

@@ -17,18 +17,10 @@ const ISTIOD_ROOT: &str = "./var/run/secrets/istio/root-cert.pem";
 /// Where mounted certificates lie.
 pub const MOUNTED_ROOT: &str = "./etc/certs/root-cert.pem";
 
-/// `COMPLIANCE_POLICY`; an unknown one has no effect.
+/// `COMPLIANCE_POLICY`; [`crate::config::load`] has refused an unknown one.
 #[must_use]
 pub fn compliance(config: &Config) -> Compliance {
-    match config.settings.text(var::COMPLIANCE_POLICY) {
-        "" => Compliance::None,
-        "fips-140-2" => Compliance::Fips140_2,
-        "pqc" => Compliance::Pqc,
-        other => {
-            tracing::warn!("COMPLIANCE_POLICY={other} is unknown and has no effect: it is fips-140-2 or pqc");
-            Compliance::None
-        }
-    }
+    Compliance::of(config.settings.text(var::COMPLIANCE_POLICY)).unwrap_or_default()
 }
 
 /// The proxy that `variable` (or it in lower case) names, and `NO_PROXY`.

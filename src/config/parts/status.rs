@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 
 use super::{Config, Error};
 use crate::config::env::var;
+use crate::config::release::Release;
 use crate::status::{self, probes, ready, stats};
 
 /// The status server; `None` when the port is 0, which only an annotation can say.
@@ -48,7 +49,13 @@ pub fn server(config: &Config, all_ipv6: bool) -> Result<Option<status::Config>,
     out.stats = stats::Config {
         envoy_port: merge.then(|| u16::try_from(s.int(var::ENVOY_PROMETHEUS_PORT)).unwrap_or(15090)),
         targets: match annotations {
-            Some(text) => stats::parse_annotations(text, port).map_err(|e| Error::new(e.to_string()))?,
+            Some(text) => {
+                let parse = match config.release {
+                    Release::V1_30 => stats::parse_1_30,
+                    Release::V1_31 => stats::parse_annotations,
+                };
+                parse(text, port).map_err(|e| Error::new(e.to_string()))?
+            }
             None => Vec::new(),
         },
         local_only: s.flag(var::METRICS_LOCALHOST_ACCESS_ONLY),

@@ -4,6 +4,10 @@ use tokio::net::TcpListener;
 
 const OWN: [u16; 2] = [15021, 15090];
 
+fn count(text: &str, own: [u16; 2]) -> Option<u64> {
+    super::count(text, &own, &[15091])
+}
+
 #[test]
 fn only_foreign_connections_count() {
     let text = "listener.0.0.0.0_15006.downstream_cx_active: 7\n\
@@ -25,6 +29,10 @@ fn odd_lines_are_skipped() {
     assert_eq!(count("listener.0.0.0.0_80.downstream_cx_active: -5\n", OWN), Some(0));
     assert_eq!(count("listener.[::]_80.downstream_cx_active: 5\n", OWN), Some(0));
     assert_eq!(count("listener.[__]_15021.downstream_cx_active: 1\n", OWN), Some(1));
+    for address in ["0.0.0.0", "[__]"] {
+        let secure = format!("listener.{address}_15091.downstream_cx_active: 1\n");
+        assert_eq!(count(&secure, OWN), Some(0));
+    }
     assert_eq!(count("listener.0.0.0.0_80.downstream_cx_active: 18446744073709551616\n", OWN), Some(0));
     assert_eq!(count("listener.a.downstream_cx_active:  2 \r\n", OWN), Some(2));
 }

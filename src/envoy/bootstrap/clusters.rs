@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use super::tls::Use;
-use super::{Error, HostPort, Options, RemoteService, Tracer, XDS_CLUSTER, tls};
+use super::{Error, HostPort, Options, RemoteService, Tracer, XDS_CLUSTER, tls, typed};
 
 /// The folder of the workload SDS socket.
 const WORKLOAD_UDS: &str = "./var/run/secrets/workload-spiffe-uds";
@@ -76,6 +76,9 @@ pub(crate) fn all(options: &Options) -> Result<Vec<Value>, Error> {
         list.push(Cluster::pipe("sds-files-grpc", FILES_UDS));
     }
     list.push(xds(&options.config_path));
+    if options.self_discovery() {
+        list.push(own());
+    }
     list.extend(tracer(options)?);
     let service = |service: &Option<RemoteService>, name, used| match service {
         Some(service) if !service.address.is_empty() => remote(options, service, name, used).map(Some),
@@ -91,6 +94,31 @@ pub(crate) const METRICS: Use =
 pub(crate) const ACCESS_LOG: Use =
     Use { field: "envoyAccessLogService.tlsSettings", sni: "envoy_accesslog_service", h2: true };
 pub(crate) const TRACER: Use = Use { field: "tracing.tlsSettings", sni: "tracer", h2: true };
+
+/// The cluster of the proxy's own workload: istiod tells its endpoints, and Envoy from them in which zone
+/// it is and how many others there are.
+pub(crate) const OWN: &str = "local_cluster";
+
+fn own() -> Cluster {
+    let policy = typed(
+        "envoy.load_balancing_policies.least_request",
+        "envoy.extensions.load_balancing_policies.least_request.v3.LeastRequest",
+        json!({"locality_lb_config": {"zone_aware_lb_config": {"min_cluster_size": "1"}}}),
+    );
+    let cluster = json!({
+        "name": OWN,
+        "alt_stat_name": format!("{OWN};"),
+        "type": "EDS",
+        "connect_timeout": "1s",
+        "eds_cluster_config": {
+            "eds_config": {"ads": {}, "resource_api_version": "V3"},
+            "service_name": OWN,
+        },
+        "load_balancing_policy": {"policies": [{"typed_extension_config": policy}]},
+    });
+    let Value::Object(members) = cluster else { unreachable!("json! of an object") };
+    Cluster(members)
+}
 
 fn xds(config_path: &str) -> Cluster {
     let thresholds = |priority: &str| {

@@ -1,8 +1,8 @@
-//! Envoy's own listeners: stats for Prometheus and readiness.
+//! Envoy's own listeners: stats for Prometheus (plain, and behind mutual TLS) and readiness.
 
 use serde_json::{Map, Value, json};
 
-use super::{Family, Options, typed};
+use super::{Family, Options, tls, typed};
 
 struct Listener<'a> {
     address: &'a str,
@@ -10,12 +10,13 @@ struct Listener<'a> {
     port: i64,
     proxy_protocol: bool,
     stat_prefix: &'a str,
-    path: &'a str,
+    paths: &'a [&'a str],
     cluster: &'a str,
     compress: bool,
+    mutual_tls: bool,
 }
 
-/// Both listeners.
+/// All of them, in the order of the Go agent's file.
 pub(crate) fn all(options: &Options, family: &Family) -> Vec<Value> {
     let stats_address = if options.stats_on_localhost { family.localhost() } else { family.wildcard() };
     let other =
@@ -26,9 +27,10 @@ pub(crate) fn all(options: &Options, family: &Family) -> Vec<Value> {
         port: options.envoy_prometheus_port,
         proxy_protocol: false,
         stat_prefix: "stats",
-        path: "/stats/prometheus",
+        paths: &["/stats/prometheus"],
         cluster: "prometheus_stats",
         compress: options.stats_compression,
+        mutual_tls: false,
     };
     let status = Listener {
         address: family.wildcard(),
@@ -36,11 +38,30 @@ pub(crate) fn all(options: &Options, family: &Family) -> Vec<Value> {
         port: options.envoy_status_port,
         proxy_protocol: options.status_proxy_protocol,
         stat_prefix: "agent",
-        path: "/healthz/ready",
+        paths: &["/healthz/ready"],
         cluster: "agent",
         compress: false,
+        mutual_tls: false,
     };
-    vec![stats.json(), status.json()]
+    let secure = |port: Option<u16>, stat_prefix, paths, cluster| {
+        let listener = |port: u16| Listener {
+            address: family.wildcard(),
+            other: None,
+            port: port.into(),
+            proxy_protocol: false,
+            stat_prefix,
+            paths,
+            cluster,
+            compress: false,
+            mutual_tls: true,
+        };
+        port.map(|port| listener(port).json())
+    };
+    let envoy =
+        secure(options.secure_metrics_port, "secure_stats", &["/stats/prometheus"], "prometheus_stats");
+    let both = &["/stats/prometheus", "/metrics"];
+    let merged = secure(options.secure_merged_metrics_port, "secure_merged_stats", both, "agent");
+    [Some(stats.json()), envoy, merged, Some(status.json())].into_iter().flatten().collect()
 }
 
 impl Listener<'_> {
@@ -66,7 +87,22 @@ impl Listener<'_> {
                 )]),
             );
         }
-        put("filter_chains", json!([{"filters": [self.connection_manager()]}]));
+        let filters = json!([self.connection_manager()]);
+        if self.mutual_tls {
+            let inspector = "envoy.extensions.filters.listener.tls_inspector.v3.TlsInspector";
+            put(
+                "listener_filters",
+                json!([typed("envoy.filters.listener.tls_inspector", inspector, json!({}))]),
+            );
+            let chain = json!({
+                "filter_chain_match": {"transport_protocol": "tls"},
+                "filters": filters,
+                "transport_socket": tls::server(),
+            });
+            put("filter_chains", json!([chain]));
+        } else {
+            put("filter_chains", json!([{"filters": filters}]));
+        }
         Value::Object(members)
     }
 
@@ -77,6 +113,10 @@ impl Listener<'_> {
                 [("brotli", "Brotli"), ("zstd", "Zstd"), ("gzip", "Gzip")].map(|(n, t)| compressor(n, t)),
             );
         }
+        let routes = self
+            .paths
+            .iter()
+            .map(|path| json!({"match": {"prefix": path}, "route": {"cluster": self.cluster}}));
         let router = "envoy.extensions.filters.http.router.v3.Router";
         filters.push(typed("envoy.filters.http.router", router, json!({})));
         typed(
@@ -85,9 +125,9 @@ impl Listener<'_> {
             json!({
                 "codec_type": "AUTO",
                 "stat_prefix": self.stat_prefix,
-                "route_config": {"virtual_hosts": [{"name": "backend", "domains": ["*"], "routes": [
-                    {"match": {"prefix": self.path}, "route": {"cluster": self.cluster}},
-                ]}]},
+                "route_config": {"virtual_hosts": [
+                    {"name": "backend", "domains": ["*"], "routes": routes.collect::<Vec<_>>()},
+                ]},
                 "http_filters": filters,
             }),
         )

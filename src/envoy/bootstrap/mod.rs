@@ -189,11 +189,14 @@ fn overload_manager(limit: i64) -> Value {
 
 fn cluster_manager(options: &Options) -> Option<Value> {
     let load_stats = options.load_stats();
-    if options.outlier_log_path.is_empty() && load_stats.is_none() {
+    if options.outlier_log_path.is_empty() && load_stats.is_none() && !options.self_discovery() {
         return None;
     }
     let mut manager = Map::new();
     manager.insert("enable_deferred_cluster_creation".into(), json!(true));
+    if options.self_discovery() {
+        manager.insert("local_cluster_name".into(), json!(clusters::OWN));
+    }
     if !options.outlier_log_path.is_empty() {
         manager.insert("outlier_detection".into(), json!({"event_log_path": options.outlier_log_path}));
     }

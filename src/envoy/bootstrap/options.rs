@@ -103,6 +103,10 @@ pub struct Options {
     pub envoy_status_port: i64,
     /// `ENVOY_PROMETHEUS_PORT`.
     pub envoy_prometheus_port: i64,
+    /// `ENVOY_SECURE_METRICS_PORT`: Envoy's metrics behind mutual TLS.
+    pub secure_metrics_port: Option<u16>,
+    /// `ENVOY_SECURE_MERGED_METRICS_PORT`: the merged metrics behind mutual TLS.
+    pub secure_merged_metrics_port: Option<u16>,
     /// `ENVOY_STATUS_PORT_ENABLE_PROXY_PROTOCOL`.
     pub status_proxy_protocol: bool,
     /// `METRICS_LOCALHOST_ACCESS_ONLY` of `proxyMetadata`.
@@ -165,6 +169,8 @@ impl Default for Options {
             discovery_address: "istiod.istio-system.svc:15012".to_owned(),
             envoy_status_port: 15021,
             envoy_prometheus_port: 15090,
+            secure_metrics_port: None,
+            secure_merged_metrics_port: None,
             status_proxy_protocol: false,
             stats_on_localhost: false,
             dual_stack: false,
@@ -228,6 +234,11 @@ impl Options {
     #[must_use]
     pub fn discovery(&self) -> bool {
         self.waypoint() || (self.delta_xds && self.wants_discovery())
+    }
+
+    // A cluster of the proxy's own workload, for zone-aware routing.
+    pub(super) fn self_discovery(&self) -> bool {
+        self.node.typed.get("ENABLE_SELF_DISCOVERY").is_some_and(|v| v == "true")
     }
 
     pub(super) fn waypoint(&self) -> bool {

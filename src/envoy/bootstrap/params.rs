@@ -63,6 +63,10 @@ const METADATA: &[(&str, &str)] = &[
     ("WORKLOAD_IDENTITY_SOCKET_FILE", "WorkloadIdentitySocketFile"),
     ("PILOT_SAN", "PilotSubjectAltName"),
     ("OUTLIER_LOG_PATH", "OutlierLogPath"),
+    ("ENVOY_SECURE_METRICS_PORT", "EnvoySecureMetricsPort"),
+    ("ENVOY_SECURE_MERGED_METRICS_PORT", "EnvoySecureMergedMetricsPort"),
+    ("ENABLE_SELF_DISCOVERY", "EnableSelfDiscovery"),
+    ("DNS_PROXY_ADDR", "DNSProxyAddr"),
 ];
 
 /// Metadata fields that are booleans, shown as text.
@@ -76,6 +80,7 @@ const FLAGS: &[&str] = &[
     "EXIT_ON_ZERO_ACTIVE_CONNECTIONS",
     "METADATA_DISCOVERY",
     "ENVOY_SKIP_DEPRECATED_LOGS",
+    "ENABLE_SELF_DISCOVERY",
 ];
 
 type Default = fn() -> Value;
@@ -127,6 +132,7 @@ const CONFIG: &[(&str, Default)] = {
         ("StatsCompression", NOTHING),
         ("FileFlushInterval", NOTHING),
         ("FileFlushMinSizeKb", NUMBER),
+        ("ConnectionSettings", NOTHING),
     ]
 };
 
@@ -161,6 +167,12 @@ pub fn all(options: &Options) -> Result<Value, Error> {
     p.flag("envoy_status_port_enable_proxy_protocol", options.status_proxy_protocol);
     p.number("envoy_status_port", options.envoy_status_port);
     p.number("envoy_prometheus_port", options.envoy_prometheus_port);
+    for (name, port) in [
+        ("envoy_secure_metrics_port", options.secure_metrics_port),
+        ("envoy_secure_merged_metrics_port", options.secure_merged_metrics_port),
+    ] {
+        port.into_iter().for_each(|port| p.number(name, port.into()));
+    }
     p.number("global_downstream_max_connections", options.max_connections());
     let sts = node.typed.get("STS_PORT").and_then(Json::as_str).and_then(|t| t.parse::<i64>().ok());
     if let Some(port) = sts.filter(|p| *p > 0) {
@@ -339,9 +351,10 @@ fn metadata(typed: &Map<String, Json>) -> Value {
                 Value::List(ports.iter().map(open_record).collect())
             }
             "PILOT_SAN" => given.map_or_else(|| Value::List(Vec::new()), Value::from_json),
-            "ENVOY_STATUS_PORT" | "ENVOY_PROMETHEUS_PORT" => {
-                Value::Int(given.and_then(Json::as_i64).unwrap_or(0))
-            }
+            "ENVOY_STATUS_PORT"
+            | "ENVOY_PROMETHEUS_PORT"
+            | "ENVOY_SECURE_METRICS_PORT"
+            | "ENVOY_SECURE_MERGED_METRICS_PORT" => Value::Int(given.and_then(Json::as_i64).unwrap_or(0)),
             key if FLAGS.contains(&key) => Value::Bool(text == Some("true")),
             _ => Value::text(text.unwrap_or_default()),
         };

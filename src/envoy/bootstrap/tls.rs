@@ -1,4 +1,4 @@
-//! TLS from Envoy to the collectors of the bootstrap; certificates come over SDS.
+//! TLS from Envoy to the collectors of the bootstrap, and in front of its metrics; certificates come over SDS.
 
 use serde_json::{Map, Value, json};
 
@@ -103,6 +103,24 @@ pub(crate) fn socket(tls: &ClientTls, used: Use) -> Result<Option<Value>, Error>
         "envoy.extensions.transport_sockets.tls.v3.UpstreamTlsContext",
         Value::Object(context),
     )))
+}
+
+/// A downstream transport socket with the workload's identity, for callers with one of the same mesh.
+pub(crate) fn server() -> Value {
+    typed(
+        "envoy.transport_sockets.tls",
+        "envoy.extensions.transport_sockets.tls.v3.DownstreamTlsContext",
+        json!({
+            "common_tls_context": {
+                "tls_certificate_sds_secret_configs": [sds("default", false)],
+                "combined_validation_context": {
+                    "default_validation_context": {},
+                    "validation_context_sds_secret_config": sds("ROOTCA", false),
+                },
+            },
+            "require_client_certificate": true,
+        }),
+    )
 }
 
 // Names of files come from the operator and may not be there: Envoy waits its default time for them. The

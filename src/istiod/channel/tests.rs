@@ -233,6 +233,7 @@ async fn compliance_policies_narrow_the_handshake() {
     for (policy, version, group) in [
         (Compliance::None, rustls::ProtocolVersion::TLSv1_3, rustls::NamedGroup::X25519MLKEM768),
         (Compliance::Fips140_2, rustls::ProtocolVersion::TLSv1_2, rustls::NamedGroup::secp256r1),
+        (Compliance::Fips140_3, rustls::ProtocolVersion::TLSv1_3, rustls::NamedGroup::secp256r1),
         (Compliance::Pqc, rustls::ProtocolVersion::TLSv1_3, rustls::NamedGroup::X25519MLKEM768),
     ] {
         let mut config = config(&address, &root, Some("istiod"));

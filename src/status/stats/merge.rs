@@ -23,6 +23,8 @@ struct Merging {
     buffers: Buffers,
     parts: VecDeque<Part>,
     open_metrics: bool,
+    /// Several applications: each body is given its last line end, and the whole its one `# EOF`.
+    several: bool,
     shared: Arc<Shared>,
 }
 
@@ -31,10 +33,11 @@ pub(super) fn stream(
     own: Vec<u8>,
     parts: Vec<Part>,
     open_metrics: bool,
+    several: bool,
     shared: Arc<Shared>,
 ) -> impl Stream<Item = Bytes> + Send {
     let buffers = Buffers::new(CHUNK + PIECE);
-    let merging = Merging { out: own, buffers, parts: parts.into(), open_metrics, shared };
+    let merging = Merging { out: own, buffers, parts: parts.into(), open_metrics, several, shared };
     stream::unfold(merging, |mut merging| async move {
         loop {
             if merging.out.capacity() == 0 {
@@ -78,14 +81,16 @@ impl Merging {
             }
             Ok(None) => {
                 let lines = std::mem::take(&mut part.lines);
-                let (application, ended) = (part.kind == "application", is_open_metrics(part));
+                // Where there are several, the last one has lost its own end.
+                let (application, ended) =
+                    (part.kind == "application", is_open_metrics(part) && !self.several);
                 self.parts.pop_front();
                 let eof = self.open_metrics && self.parts.is_empty() && !ended;
                 if let Some(line) = Lines::end(lines) {
                     self.out.extend_from_slice(&line);
                     // A last line without its end: the Go agent joins Envoy's to what follows, and so do
-                    // we; it knows no other case.
-                    if application && (eof || !self.parts.is_empty()) {
+                    // we; it ends an application's where there are several.
+                    if application && (self.several || eof || !self.parts.is_empty()) {
                         self.out.push(b'\n');
                     }
                 }

@@ -1,5 +1,6 @@
 //! One part of a scrape: asked, answered, read in pieces.
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::time::Duration;
 
@@ -76,6 +77,8 @@ pub(super) struct Part {
     pub(super) kind: &'static str,
     pub(super) url: String,
     reply: Reply,
+    /// The body, where it was read before anything of it was passed on.
+    gathered: Option<VecDeque<Bytes>>,
     limit: Option<Duration>,
     /// Time spent waiting for this part and nothing else.
     spent: Duration,
@@ -122,6 +125,7 @@ impl Part {
             kind,
             url: url.to_owned(),
             reply,
+            gathered: None,
             limit,
             spent: begun.elapsed(),
             lines: Lines::new(false),
@@ -138,8 +142,28 @@ impl Part {
         self.reply.headers().get(header::CONTENT_TYPE)?.to_str().ok()
     }
 
+    /// Reads the whole body, so that nothing of it is passed on when it fails; at most `most` bytes.
+    pub(super) async fn whole(mut self, most: u64) -> Result<Self, Failure> {
+        let (mut pieces, mut length) = (VecDeque::new(), 0);
+        while let Some(piece) = self.piece().await? {
+            length += piece.len() as u64;
+            if length > most {
+                return Err(Failure::new(
+                    Reason::Limit,
+                    format!("it is longer than the {most} bytes allowed"),
+                ));
+            }
+            pieces.push_back(piece);
+        }
+        self.gathered = Some(pieces);
+        Ok(self)
+    }
+
     /// The next piece; `None` at the proper end.
     pub(super) async fn piece(&mut self) -> Result<Option<Bytes>, Failure> {
+        if let Some(gathered) = &mut self.gathered {
+            return Ok(gathered.pop_front());
+        }
         let left = self.limit.map_or(NO_LIMIT, |limit| limit.saturating_sub(self.spent));
         let begun = Instant::now();
         let piece = tokio::time::timeout(left, self.reply.piece()).await;

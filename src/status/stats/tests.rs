@@ -132,11 +132,12 @@ async fn open_metrics_ends_once_and_at_the_end() {
             rest(&got.text()),
             if open { format!("{ENVOY}{OPEN}") } else { format!("{ENVOY}# EOF\n{OPEN}") }
         );
-        // Several: the first decides the type, the end is at the end.
+        // Several: plain text where they do not agree, and one end where they agree on OpenMetrics.
         let served = merging(None, vec![target(&app, "/"), target(&text_app, "/")], |_| {});
         let got = served.get("/metrics").await;
         let without = OPEN.replace("# EOF\n", "");
-        assert_eq!(rest(&got.text()), format!("{without}{APP}{}", if open { "# EOF\n" } else { "" }));
+        assert_eq!(got.header("content-type"), Some("text/plain; version=0.0.4; charset=utf-8"));
+        assert_eq!(rest(&got.text()), format!("{without}{APP}"));
         let served = merging(None, vec![target(&app, "/"), target(&app, "/")], |_| {});
         assert_eq!(
             rest(&served.get("/metrics").await.text()),
@@ -146,7 +147,7 @@ async fn open_metrics_ends_once_and_at_the_end() {
 }
 
 #[tokio::test]
-async fn the_first_of_several_that_answers_decides_and_none_holds_up_the_others() {
+async fn of_several_only_those_that_answer_decide() {
     let app =
         Web::start(|_| http(200, "Content-Type: application/openmetrics-text; version=1.0.0\r\n", OPEN))
             .await;
@@ -159,6 +160,25 @@ async fn the_first_of_several_that_answers_decides_and_none_holds_up_the_others(
     );
     assert_eq!(failures(&got.text()), ["{type=\"application\"} 1"]);
     assert!(got.text().ends_with(OPEN));
+}
+
+#[tokio::test]
+async fn of_several_one_that_fails_at_any_point_is_left_out_whole() {
+    let long = "a 1\n".repeat(usize::try_from(LONGEST_OF_SEVERAL).unwrap() / 4);
+    let over = format!("{long}a");
+    let broken = b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\na 1\na 2\n".to_vec();
+    // Not longer than allowed, and its last line has no end.
+    let good = Web::start(|_| http(200, "", "x 1\n# EOF \r\ny 2")).await;
+    for bad in [http(200, "", &over), broken] {
+        let bad = Web::start(move |_| bad.clone()).await;
+        let served = merging(None, vec![target(&bad, "/"), target(&good, "/")], |_| {});
+        let got = served.get("/metrics").await.text();
+        assert_eq!(rest(&got), "x 1\ny 2\n");
+        assert_eq!(failures(&served.get("/metrics").await.text()), ["{type=\"application\"} 2"]);
+    }
+    let full = Web::start(move |_| http(200, "", &long)).await;
+    let served = merging(None, vec![target(&good, "/"), target(&full, "/")], |_| {});
+    assert_eq!(rest(&served.get("/metrics").await.text()).len() as u64, 8 + LONGEST_OF_SEVERAL);
 }
 
 #[tokio::test]
