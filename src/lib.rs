@@ -21,6 +21,7 @@ pub mod fetch;
 pub mod health;
 pub mod iptables;
 pub mod istiod;
+mod net;
 pub mod proto;
 pub mod sds;
 pub mod secrets;

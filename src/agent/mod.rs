@@ -67,6 +67,9 @@ async fn start(config: Config) -> Result<u8, Error> {
     let metrics = Metrics::new();
     let troubles = Troubles::new(clock.clone());
     troubles.note(What::Started, "the agent");
+    for counted in [crate::base::tasks::panics(), crate::net::accept::failures()] {
+        metrics.register(Box::new(counted)).map_err(said)?;
+    }
     let config = Arc::new(config);
 
     // Before there is a key. Not by RLIMIT_CORE: Envoy would inherit it, and a core handler in a pipe does not care.

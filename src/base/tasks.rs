@@ -4,15 +4,22 @@
 //! owns its tasks: the first that fails or panics is reported by [`Group::failed`] with its name and
 //! cause, and [`Group::stop`] cancels the group's [`Stop`] token and waits, with a deadline, until all
 //! are gone; those that overrun are named and aborted.
+//!
+//! The work for one connection, stream or query is not worth the agent: a [`Set`] holds it. A panic there ends
+//! that one, is counted, and logged with its place; whoever has a client to tell uses [`caught`].
 
+use std::any::Any;
 use std::collections::HashMap;
 use std::fmt;
 use std::future::Future;
-use std::sync::{Arc, Mutex};
+use std::panic::AssertUnwindSafe;
+use std::sync::{Arc, LazyLock, Mutex};
 use std::time::Duration;
 
+use futures_util::FutureExt;
+use prometheus::{IntCounterVec, Opts};
 use tokio::sync::mpsc;
-use tokio::task::JoinHandle;
+use tokio::task::{AbortHandle, JoinHandle, JoinSet};
 pub use tokio_util::sync::CancellationToken as Stop;
 
 /// What a task may end with; the error's text is shown with its sources.
@@ -157,6 +164,98 @@ impl Group {
     }
 }
 
+static PANICS: LazyLock<IntCounterVec> = LazyLock::new(|| {
+    let opts = Opts::new("agent_task_panics_total", "Panics in the work for one connection or stream.");
+    IntCounterVec::new(opts, &["task"]).expect("a constant name")
+});
+
+/// What is counted here, for the registry.
+#[must_use]
+pub fn panics() -> IntCounterVec {
+    PANICS.clone()
+}
+
+/// A panic that was caught; its message is in the log.
+#[derive(Debug)]
+pub struct Panicked;
+
+/// Runs the work for one connection or stream of `task`; a panic in it is counted and told.
+///
+/// # Errors
+/// When it panicked: tell the client.
+pub async fn caught<F: Future>(task: &'static str, work: F) -> Result<F::Output, Panicked> {
+    AssertUnwindSafe(work).catch_unwind().await.map_err(|panic| told(task, &*panic))
+}
+
+fn told(task: &'static str, panic: &(dyn Any + Send)) -> Panicked {
+    PANICS.with_label_values(&[task]).inc();
+    let text = panic.downcast_ref::<&str>().copied();
+    let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no text");
+    let place = PLACE.take().unwrap_or_else(|| "an unknown place".to_owned());
+    tracing::error!("a defect in the agent ended one {task}: panic at {place}: {text}");
+    Panicked
+}
+
+thread_local! {
+    static PLACE: std::cell::Cell<Option<String>> = const { std::cell::Cell::new(None) };
+}
+
+/// Keeps the place of each panic for the line that tells of it. Call it once, at the start.
+pub fn remember_places() {
+    let before = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        PLACE.set(info.location().map(ToString::to_string));
+        before(info);
+    }));
+}
+
+/// Short tasks of one kind, owned by the loop that starts them; dropping it ends them.
+#[derive(Debug)]
+pub struct Set {
+    name: &'static str,
+    tasks: JoinSet<()>,
+}
+
+impl Set {
+    /// An empty set; `name` is what one of its tasks is called (`status connection`).
+    #[must_use]
+    pub fn new(name: &'static str) -> Self {
+        Self { name, tasks: JoinSet::new() }
+    }
+
+    /// Starts a task. Whoever owns the set joins it.
+    pub fn spawn(&mut self, task: impl Future<Output = ()> + Send + 'static) -> AbortHandle {
+        let name = self.name;
+        self.tasks.spawn(async move {
+            let _ = caught(name, task).await;
+        })
+    }
+
+    /// Waits for the next that ends; for ever, if there is none.
+    pub async fn ended(&mut self) {
+        if self.tasks.join_next().await.is_none() {
+            std::future::pending::<()>().await;
+        }
+    }
+
+    /// Waits until all have ended.
+    pub async fn all_ended(&mut self) {
+        while self.tasks.join_next().await.is_some() {}
+    }
+
+    /// How many run, or have ended and were not joined.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.tasks.len()
+    }
+
+    /// Whether there is none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.tasks.is_empty()
+    }
+}
+
 struct Watched {
     id: u64,
     name: String,
@@ -206,6 +305,18 @@ mod tests {
         let group = Group::new();
         group.spawn("xds", async { panic!("boom") });
         assert_eq!(group.failed().await.task, "xds");
+    }
+
+    #[tokio::test]
+    async fn a_panic_in_a_set_ends_one_task_and_is_counted() {
+        let before = panics().with_label_values(&["test stream"]).get();
+        let mut set = Set::new("test stream");
+        set.spawn(async { panic!("boom") });
+        set.spawn(async {});
+        set.all_ended().await;
+        assert!(set.is_empty());
+        assert!(caught("test stream", async { panic!("{}", 2) }).await.is_err());
+        assert_eq!(panics().with_label_values(&["test stream"]).get() - before, 2);
     }
 
     #[tokio::test(start_paused = true)]

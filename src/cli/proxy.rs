@@ -23,6 +23,7 @@ pub(super) fn run(parsed: Parsed, env: &Env) -> u8 {
     if let Err(e) = logging::init(&logs) {
         return fail(&error::chain(&e), None);
     }
+    crate::base::tasks::remember_places();
     let table: Vec<Flag> = args::PROXY.iter().chain(args::LOGGING).copied().collect();
     report::flags(&parsed, &table).iter().for_each(|line| tracing::info!("{line}"));
     tracing::info!("Version {}-{}-{}", build_info::ISTIO_VERSION, build_info::REVISION, build_info::STATUS);

@@ -15,7 +15,6 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::UnixStream;
-use tokio::task::JoinSet;
 use tonic::{Response, Status, Streaming};
 
 use super::Config;
@@ -24,8 +23,9 @@ use super::metrics::Metrics;
 use super::stream::{Delta, Responses, Shared, Sotw, fetch, serve};
 use crate::base::backoff::{Backoff, Jitter, Policy};
 use crate::base::error::chain;
-use crate::base::tasks::Stop;
+use crate::base::tasks::{Set, Stop};
 use crate::base::uds::{self, Bound, SocketFile};
+use crate::net::accept::{Acceptor, Came};
 use crate::secrets::{SecretSource, probe};
 
 /// Streams on one connection; the Go agent's limit.
@@ -37,9 +37,6 @@ const LOOK: Duration = Duration::from_secs(2);
 
 /// How long connections may take to say goodbye.
 const GOODBYE: Duration = Duration::from_secs(1);
-
-/// Pause after a failed accept (no file descriptor is left, most likely).
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Bound sockets, ready to be served.
 #[derive(Debug)]
@@ -85,21 +82,25 @@ impl Server {
         W: Fn(UnixStream) -> IO + Clone + Send + Sync + 'static,
         IO: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
-        let mut sockets = JoinSet::new();
+        let mut sockets = Vec::new();
         for (path, bound) in self.sockets {
-            let socket = Socket { path, shared: Arc::clone(&self.shared), connections: JoinSet::new() };
-            sockets.spawn(socket.run(bound, wrap.clone()));
+            let connections = Set::new("sds connection");
+            let socket = Socket { path, shared: Arc::clone(&self.shared), connections };
+            sockets.push(socket.run(bound, wrap.clone()));
         }
-        stop.cancelled().await;
-        self.shared.stop.cancel();
-        while sockets.join_next().await.is_some() {}
+        let stopping = async {
+            stop.cancelled().await;
+            self.shared.stop.cancel();
+        };
+        // In the task of the caller, so that a panic is the caller's end.
+        futures_util::future::join(stopping, futures_util::future::join_all(sockets)).await;
     }
 }
 
 struct Socket {
     path: PathBuf,
     shared: Arc<Shared>,
-    connections: JoinSet<()>,
+    connections: Set,
 }
 
 impl Socket {
@@ -130,8 +131,7 @@ impl Socket {
             self.accept(ready, &wrap, &stop).await;
         }
         // The file is gone by now; streams have seen the stop and end by themselves.
-        let all = async { while self.connections.join_next().await.is_some() {} };
-        if tokio::time::timeout(GOODBYE, all).await.is_err() {
+        if tokio::time::timeout(GOODBYE, self.connections.all_ended()).await.is_err() {
             tracing::debug!(target: "sds", "connections on {} did not end in time and are cut", self.path.display());
         }
     }
@@ -146,21 +146,23 @@ impl Socket {
         let mut look = tokio::time::interval(LOOK);
         look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut replaced = false;
+        let mut acceptor = Acceptor::new("sds");
         loop {
             tokio::select! {
                 biased;
                 () = stop.cancelled() => return,
-                accepted = listener.accept() => match accepted {
-                    Ok((stream, _)) => {
+                came = acceptor.next(&listener) => match came {
+                    Ok(Came::In(stream, _)) => {
                         let connection = connection(wrap(stream), Arc::clone(&self.shared));
                         self.connections.spawn(connection);
                     }
+                    Ok(Came::Last(stream)) => drop(stream),
                     Err(error) => {
-                        tracing::warn!(target: "sds", "cannot accept on {}: {error}", self.path.display());
-                        tokio::time::sleep(ACCEPT_PAUSE).await;
+                        tracing::warn!(target: "sds", "{} has failed and is bound again: {error}", self.path.display());
+                        return;
                     }
                 },
-                Some(_) = self.connections.join_next() => {}
+                () = self.connections.ended() => {}
                 _ = look.tick() => match state(&file).await {
                     State::Ours => replaced = false,
                     State::Gone => {

@@ -14,7 +14,7 @@
 //! | `stats`, `accept`, `own`, `process` | merged metrics |
 //! | `debug` | pages for people |
 //!
-//! Uses `base`, and `fetch` to ask others. What it needs of the rest of the agent comes in [`Handles`].
+//! Uses `base`, `net` to accept, and `fetch` to ask others. What it needs of the rest of the agent comes in [`Handles`].
 
 mod accept;
 mod compress;
@@ -41,6 +41,7 @@ use tokio::net::TcpListener;
 
 use crate::base::metrics::Metrics;
 use crate::base::tasks::{Stop, TaskResult};
+use crate::net::accept::bound;
 
 /// What the server serves and where. The lead's loader fills it; all bad text is refused while it does.
 #[derive(Debug, Clone)]
@@ -229,7 +230,7 @@ impl Bound {
         };
         let port = listener.as_ref().and_then(|l| l.local_addr().ok()).map_or(self.config.port, |a| a.port());
         let shared = Arc::new(routes::Shared::new(self.config, port, handles)?);
-        server::serve(listener, shared, server::CONNECTIONS, closing, stop).await
+        server::serve(listener, shared, bound(server::CONNECTIONS), closing, stop).await
     }
 }
 

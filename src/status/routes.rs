@@ -7,14 +7,20 @@ use std::time::Duration;
 
 use http::{HeaderValue, Method, Request, StatusCode, Version, header};
 use http_body_util::BodyExt;
-use hyper::body::Incoming;
+use hyper::body::{Body as _, Incoming};
 
 use super::respond::{Answer, TEXT, error, not_found, page, redirect, status};
 use super::server::ConnState;
 use super::{Config, Handles, compress, debug, path, probes, ready, stats};
+use crate::base::tasks::{Panicked, caught};
+use crate::net::progress::Phase;
 
 /// A drain is answered after this at the latest: within the 60 s that `pilot-agent request` waits.
 const DRAIN: Duration = Duration::from_secs(55);
+/// What is read of a body that nobody wants, as Go's server does; the connection of a longer one is closed.
+const UNREAD_BYTES: usize = 256 * 1024;
+/// For how long it is waited for. Go has no limit.
+const UNREAD: Duration = Duration::from_secs(5);
 
 /// What all connections share.
 pub(super) struct Shared {
@@ -80,16 +86,52 @@ pub(super) async fn route(
     shared: Arc<Shared>,
 ) -> Result<Answer, Infallible> {
     conn.busy();
+    let (head, mut body) = request.into_parts();
+    let request = Request::from_parts(head, ());
     if let Some(mut refused) = malformed(&request) {
+        if !body.is_end_stream() {
+            conn.leaves_unread();
+        }
         refused.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
         refused.body_mut().conn = Some(conn);
         return Ok(refused);
     }
     let coding = compress::Coding::choose(request.headers(), request.method());
-    let mut answer = compress::apply(dispatch(request, peer, &conn, &shared).await, coding).await;
+    let answer =
+        async { compress::apply(dispatch(&request, &mut body, peer, &conn, &shared).await, coding).await };
+    let mut answer = match caught("status request", answer).await {
+        Ok(answer) => answer,
+        Err(Panicked) => error(StatusCode::INTERNAL_SERVER_ERROR, "Internal Server Error"),
+    };
+    // One that waits for a word to send its body has not begun.
+    let waits = request.headers().contains_key(header::EXPECT);
+    if !body.is_end_stream() && (waits || !read_off(&mut body, &conn, UNREAD).await) {
+        conn.leaves_unread();
+        answer.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    }
     answer.headers_mut().insert(header::VARY, HeaderValue::from_static("Accept-Encoding"));
     answer.body_mut().conn = Some(conn);
     Ok(answer)
+}
+
+/// Takes what is left of a body that nobody wants, so that the next request can be read; `false` when it is too
+/// long or too slow for that.
+async fn read_off(body: &mut Incoming, conn: &ConnState, within: Duration) -> bool {
+    conn.progress.enter(Phase::Body);
+    let rest = async {
+        let mut left = UNREAD_BYTES;
+        while let Some(frame) = body.frame().await {
+            let Ok(frame) = frame else { return false };
+            left = match left.checked_sub(frame.data_ref().map_or(0, |d| d.len())) {
+                Some(left) => left,
+                None => return false,
+            };
+        }
+        true
+    };
+    let whole = tokio::time::timeout(within, rest).await.unwrap_or(false);
+    conn.busy();
+    whole
 }
 
 /// What Go's server answers before any handler sees it, and hyper lets pass.
@@ -131,7 +173,8 @@ fn only_bad_utf8(path: &str) -> bool {
 }
 
 async fn dispatch(
-    request: Request<Incoming>,
+    request: &Request<()>,
+    body: &mut Incoming,
     peer: Peer,
     conn: &Arc<ConnState>,
     shared: &Arc<Shared>,
@@ -142,7 +185,7 @@ async fn dispatch(
     }
     let clean = path::clean(raw);
     if clean != raw && request.method() != Method::CONNECT {
-        return redirect(&with_query(&clean, &request));
+        return redirect(&with_query(&clean, request));
     }
     let segments = path::segments(raw);
     let segments: Vec<&str> = segments.iter().map(String::as_str).collect();
@@ -154,17 +197,17 @@ async fn dispatch(
             if shared.stats.local_only() && !peer.local {
                 return only_local();
             }
-            stats::answer(shared, request.headers(), request.uri().query()).await
+            stats::answer(shared, conn, request.headers(), request.uri().query()).await
         }
         ["quitquitquit"] => match control(peer, request.method()) {
             Some(refused) => refused,
-            None => quit(request, conn).await,
+            None => quit(body, conn).await,
         },
         ["drain"] => match control(peer, request.method()) {
             Some(refused) => refused,
             None => drain(shared).await,
         },
-        ["app-health" | "app-lifecycle"] => redirect(&with_query(&format!("{raw}/"), &request)),
+        ["app-health" | "app-lifecycle"] => redirect(&with_query(&format!("{raw}/"), request)),
         ["app-health" | "app-lifecycle", ..] => {
             let path = path::decode(raw).unwrap_or_else(|| raw.to_owned());
             shared.probes.answer(&path, request.headers()).await
@@ -173,7 +216,7 @@ async fn dispatch(
             Some(refused) => refused,
             None => hot_restart(shared),
         },
-        ["debug", "pprof"] if shared.profiling => redirect(&with_query("/debug/pprof/", &request)),
+        ["debug", "pprof"] if shared.profiling => redirect(&with_query("/debug/pprof/", request)),
         ["debug", rest @ ..] if !rest.is_empty() => match debug::find(rest, shared.profiling) {
             None => not_found(),
             Some(_) if !peer.local => only_local(),
@@ -212,12 +255,11 @@ fn control(peer: Peer, method: &Method) -> Option<Answer> {
     (method != Method::POST).then(|| error(StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed"))
 }
 
-async fn quit(request: Request<Incoming>, conn: &Arc<ConnState>) -> Answer {
+async fn quit(body: &mut Incoming, conn: &Arc<ConnState>) -> Answer {
     tracing::info!("/quitquitquit called: the agent stops once the answer is out");
     // Bytes of the caller that nobody read would turn the end of this process into a reset, which can
     // destroy the answer on its way. A caller that is slow with its body is not waited for.
-    let body = http_body_util::Limited::new(request.into_body(), 64 * 1024);
-    let _ = tokio::time::timeout(Duration::from_millis(250), body.collect()).await;
+    read_off(body, conn, Duration::from_millis(250)).await;
     conn.quit_after_answer();
     page(StatusCode::OK, TEXT, "OK")
 }

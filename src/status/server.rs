@@ -2,34 +2,43 @@
 //!
 //! One task accepts and watches; each connection is a task of its set. There is no timer for each
 //! connection: a sweep every few seconds closes those whose request head does not come to an end and
-//! those whose reader stands still. An idle connection may stay as long as there is room; at the limit
-//! the one that is idle longest makes place, so a flood of silent connections cannot lock the kubelet out.
+//! those whose reader stands still. An idle connection may stay as long as there is room; at the bound the one
+//! that is worth least makes place (`net::places` has the order), so a flood of any kind cannot lock the kubelet
+//! out. This pod's own clients have places of their own, and so has everybody else.
 
 mod refusal;
+mod watched;
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::pin::{Pin, pin};
+use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
-use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use socket2::{Domain, Protocol, Socket, Type};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::task::{AbortHandle, JoinSet};
-use tokio::time::Instant;
 
 use super::Config;
 use super::routes::{Peer, Shared, route};
-use crate::base::tasks::{Stop, TaskResult};
+use crate::base::tasks::{Set, Stop, TaskResult};
+use crate::net::accept::{Acceptor, Came};
+use crate::net::places::{Bounds, Place, Places, relieve};
+use crate::net::progress::Heads;
+pub(super) use watched::ConnState;
+use watched::Watched;
 
-/// Connections at a time. The kubelet, Prometheus and Envoy need a handful; a descriptor and about
-/// 20 kB each bound what a flood can take.
-pub(super) const CONNECTIONS: usize = 512;
+/// Connections at a time from this pod, and as many from elsewhere. The kubelet, Prometheus and Envoy need a
+/// handful; each takes a descriptor and about 1 kB until its request is there.
+pub(super) const CONNECTIONS: usize = 4096;
+/// Of those, the ones with a request, about 12 kB each.
+const ASKING: usize = 384;
+/// Bytes of all unfinished heads together; a usual head has half a kB.
+pub(super) const HEADS: u64 = 6 << 20;
+/// Clients that the kernel keeps until they are accepted; it has its own bound (`net.core.somaxconn`).
+const BACKLOG: i32 = 4096;
 /// A request head, from its first byte to its last. Go has no limit; nginx and hyper take 30 to 60 s.
 const HEAD: Duration = Duration::from_secs(30);
 /// How long an answer may wait for its reader to take a byte.
@@ -42,6 +51,12 @@ const HEAD_BYTES: usize = (1 << 20) + 4096;
 const HEAD_FIELDS: usize = 1000;
 /// What answers under way get at the very end.
 const LAST_ANSWERS: Duration = Duration::from_secs(1);
+/// A client that is still sending when its connection is closed would be told of a reset in place of its
+/// answer: what it sends is taken for so long (Go's figure), and so much of it.
+const LINGER: Duration = Duration::from_millis(500);
+const LINGER_BYTES: u64 = 1 << 20;
+/// What a client is told for whom there is no descriptor.
+const FULL: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: text/plain; charset=utf-8\r\nConnection: close\r\n\r\n503 the agent has no file descriptor left";
 
 /// Opens the port on all addresses of both families, or on the one configured.
 pub(super) fn listen(config: &Config) -> io::Result<TcpListener> {
@@ -66,174 +81,12 @@ fn open(addr: SocketAddr) -> io::Result<TcpListener> {
     socket.set_reuse_address(true)?;
     socket.set_nonblocking(true)?;
     socket.bind(&addr.into())?;
-    socket.listen(1024)?;
+    socket.listen(BACKLOG)?;
     TcpListener::from_std(socket.into())
 }
 
-const IDLE: u8 = 0;
-const HEADING: u8 = 1;
-const BUSY: u8 = 2;
-
-/// What the sweep and the quit rule need to know of a connection.
-#[derive(Debug)]
-pub(super) struct ConnState {
-    epoch: Instant,
-    phase: AtomicU8,
-    /// Milliseconds since `epoch` at which the phase began.
-    since: AtomicU64,
-    /// Milliseconds since `epoch` at which a write first found no room, plus one; 0: none waits.
-    blocked: AtomicU64,
-    /// Bytes the kernel has taken.
-    written: AtomicU64,
-    /// `written` at the moment `/quitquitquit` was answered, plus one; 0: it was not asked.
-    quit: AtomicU64,
-}
-
-impl ConnState {
-    fn new() -> Self {
-        Self {
-            epoch: Instant::now(),
-            phase: AtomicU8::new(IDLE),
-            since: AtomicU64::new(0),
-            blocked: AtomicU64::new(0),
-            written: AtomicU64::new(0),
-            quit: AtomicU64::new(0),
-        }
-    }
-
-    fn now(&self) -> u64 {
-        u64::try_from(self.epoch.elapsed().as_millis()).unwrap_or(u64::MAX)
-    }
-
-    fn enter(&self, phase: u8) {
-        self.phase.store(phase, Relaxed);
-        self.since.store(self.now(), Relaxed);
-    }
-
-    /// A request has been read and is being answered.
-    pub(super) fn busy(&self) {
-        self.enter(BUSY);
-    }
-
-    /// Its answer is done with.
-    pub(super) fn idle(&self) {
-        self.enter(IDLE);
-    }
-
-    /// The agent is to quit once the answer now given is with the kernel.
-    pub(super) fn quit_after_answer(&self) {
-        self.quit.store(self.written.load(Relaxed) + 1, Relaxed);
-    }
-
-    fn quit_asked(&self) -> bool {
-        self.quit.load(Relaxed) != 0
-    }
-
-    fn quit_answered(&self) -> bool {
-        self.quit_asked() && self.written.load(Relaxed) >= self.quit.load(Relaxed)
-    }
-
-    fn idle_for(&self) -> Option<u64> {
-        (self.phase.load(Relaxed) == IDLE).then(|| self.now().saturating_sub(self.since.load(Relaxed)))
-    }
-
-    fn overdue(&self) -> Option<&'static str> {
-        let now = self.now();
-        let over = |since: u64, limit: Duration| u128::from(now.saturating_sub(since)) > limit.as_millis();
-        if self.phase.load(Relaxed) == HEADING && over(self.since.load(Relaxed), HEAD) {
-            return Some("its request head did not come to an end");
-        }
-        match self.blocked.load(Relaxed) {
-            0 => None,
-            at if over(at - 1, STALLED) => Some("it stopped reading its answer"),
-            _ => None,
-        }
-    }
-}
-
-/// A connection's bytes, seen going by.
-struct Watched {
-    io: TcpStream,
-    state: Arc<ConnState>,
-}
-
-impl Watched {
-    /// The text for a refusal of hyper's, which it makes while a request is still being read.
-    fn refusal(&self, out: &[u8]) -> Option<&'static [u8]> {
-        if self.state.phase.load(Relaxed) == BUSY { None } else { refusal::spelled_out(out) }
-    }
-
-    fn wrote(&self, result: &Poll<io::Result<usize>>) {
-        match result {
-            Poll::Ready(Ok(n)) => {
-                self.state.written.fetch_add(*n as u64, Relaxed);
-                self.state.blocked.store(0, Relaxed);
-            }
-            Poll::Ready(Err(_)) => {}
-            Poll::Pending => {
-                let now = self.state.now() + 1;
-                let _ = self.state.blocked.compare_exchange(0, now, Relaxed, Relaxed);
-            }
-        }
-    }
-}
-
-impl AsyncRead for Watched {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        let before = buf.filled().len();
-        ready!(Pin::new(&mut self.io).poll_read(cx, buf))?;
-        if buf.filled().len() > before && self.state.phase.load(Relaxed) == IDLE {
-            if self.state.written.load(Relaxed) == 0 {
-                refusal::readable_preface(&mut buf.filled_mut()[before..]);
-            }
-            self.state.enter(HEADING);
-        }
-        Poll::Ready(Ok(()))
-    }
-}
-
-impl AsyncWrite for Watched {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        let result = match self.refusal(buf) {
-            // Short, and the first to go into its socket's buffer, or nearly: it goes whole.
-            Some(text) => Pin::new(&mut self.io).poll_write(cx, text).map_ok(|_| buf.len()),
-            None => Pin::new(&mut self.io).poll_write(cx, buf),
-        };
-        self.wrote(&result);
-        result
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bufs: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        if let [only] = bufs {
-            return self.poll_write(cx, only);
-        }
-        let result = Pin::new(&mut self.io).poll_write_vectored(cx, bufs);
-        self.wrote(&result);
-        result
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        true
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_shutdown(cx)
-    }
-}
-
-/// Serves until `stop`, at most `most` connections at a time; takes no new one from `closing` on.
+/// Serves until `stop`, at most `most` connections from this pod and as many from elsewhere; takes no new one
+/// from `closing` on.
 pub(super) async fn serve(
     mut listener: Option<TcpListener>,
     shared: Arc<Shared>,
@@ -241,91 +94,106 @@ pub(super) async fn serve(
     closing: Stop,
     stop: Stop,
 ) -> TaskResult {
-    let mut tasks = JoinSet::new();
-    let mut table: Vec<(Arc<ConnState>, AbortHandle)> = Vec::new();
+    let mut tasks = Set::new("status connection");
+    // One origin elsewhere has half; here it makes no difference who it is.
+    let bounds = Bounds { all: most, share: most, asking: ASKING.min(most) };
+    let places = [Places::new(bounds), Places::new(Bounds { share: most / 2, ..bounds })];
+    let heads = Arc::new(Heads::new(HEADS));
+    let mut acceptor = Acceptor::new("status");
     let mut sweep = tokio::time::interval(SWEEP);
     sweep.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    let mut pause = Duration::ZERO;
     loop {
-        if tasks.len() >= most {
-            evict(&table);
-        }
-        let room = tasks.len() < most;
         tokio::select! {
             biased;
             () = stop.cancelled() => break,
             () = closing.cancelled(), if listener.is_some() => listener = None,
-            Some(_) = tasks.join_next(), if !tasks.is_empty() => {
-                table.retain(|(_, handle)| !handle.is_finished());
-            }
-            _ = sweep.tick(), if !table.is_empty() => close_overdue(&table),
-            accepted = accept(listener.as_ref(), pause), if listener.is_some() && room => match accepted {
-                Ok((io, peer)) => {
-                    pause = Duration::ZERO;
-                    let state = Arc::new(ConnState::new());
-                    let task = connection(io, peer, state.clone(), shared.clone(), stop.clone());
-                    table.push((state, tasks.spawn(task)));
-                    shared.connections(tasks.len());
+            () = tasks.ended() => {}
+            _ = sweep.tick(), if !tasks.is_empty() => places.iter().for_each(close_overdue),
+            came = next(&mut acceptor, listener.as_ref()) => match came {
+                Ok(Came::In(io, peer)) => {
+                    let state = Arc::new(ConnState::new(heads.clone()));
+                    let place = places[usize::from(!is_here(&io, peer.ip()))].take(origin(peer.ip()), &state.progress);
+                    let task = tasks.spawn(connection(io, peer, state.clone(), place, shared.clone(), stop.clone()));
+                    state.progress.served_by(task);
+                    relieve(&heads, &places);
+                    shared.connections(places.iter().map(Places::len).sum());
                 }
-                Err(error) if fatal(&error) => {
-                    return Err(format!("the status server's listener failed: {error}").into());
+                Ok(Came::Last(io)) => {
+                    let _ = io.try_write(FULL);
+                    drop(io);
+                    // From the fuller side; descriptors come back as its task ends.
+                    let [here, elsewhere] = &places;
+                    if here.len() >= elsewhere.len() { here.evict() } else { elsewhere.evict() };
                 }
-                Err(error) => {
-                    // Most likely out of descriptors; wait for some to come back.
-                    pause = (pause * 2).clamp(Duration::from_millis(5), Duration::from_secs(1));
-                    tracing::warn!("status server cannot accept a connection, next try in {pause:?}: {error}");
-                }
-            }
+                Err(error) => return Err(format!("the status server's listener failed: {error}").into()),
+            },
+            () = heads.too_much() => relieve(&heads, &places),
         }
     }
     drop(listener);
-    let all = async { while tasks.join_next().await.is_some() {} };
-    if tokio::time::timeout(LAST_ANSWERS, all).await.is_err() {
+    if tokio::time::timeout(LAST_ANSWERS, tasks.all_ended()).await.is_err() {
         tracing::info!("status server: requests still under way at the end were dropped");
     }
     Ok(())
 }
 
-async fn accept(listener: Option<&TcpListener>, pause: Duration) -> io::Result<(TcpStream, SocketAddr)> {
-    if !pause.is_zero() {
-        tokio::time::sleep(pause).await;
-    }
+async fn next(
+    acceptor: &mut Acceptor,
+    listener: Option<&TcpListener>,
+) -> io::Result<Came<TcpStream, SocketAddr>> {
     match listener {
-        Some(listener) => listener.accept().await,
+        Some(listener) => acceptor.next(listener).await,
         None => std::future::pending().await,
     }
 }
 
-/// EBADF, EINVAL, ENOTSOCK: the socket itself is gone. All else passes.
-fn fatal(error: &io::Error) -> bool {
-    matches!(error.raw_os_error(), Some(9 | 22 | 88))
+/// Whether a client is of this pod: on loopback, or on the address that it asks, which only the machine that has
+/// it can send from.
+fn is_here(io: &TcpStream, peer: IpAddr) -> bool {
+    peer.to_canonical().is_loopback() || io.local_addr().is_ok_and(|own| own.ip() == peer)
 }
 
-fn evict(table: &[(Arc<ConnState>, AbortHandle)]) {
-    // From the newest to the oldest: of several that came in one millisecond the last found is the oldest.
-    let idle = table.iter().rev().filter(|(_, h)| !h.is_finished());
-    let longest = idle.filter_map(|(s, h)| s.idle_for().map(|t| (t, h))).max_by_key(|(t, _)| *t);
-    if let Some((_, handle)) = longest {
-        handle.abort();
+/// Who shares: an IPv4 address; of IPv6 the 64 bits that one host has.
+fn origin(peer: IpAddr) -> IpAddr {
+    match peer.to_canonical() {
+        IpAddr::V6(ip) => Ipv6Addr::from_bits(ip.to_bits() >> 64 << 64).into(),
+        v4 => v4,
     }
 }
 
-fn close_overdue(table: &[(Arc<ConnState>, AbortHandle)]) {
-    for (state, handle) in table {
-        if let Some(why) = state.overdue() {
+fn close_overdue(places: &Places<IpAddr>) {
+    for progress in places.each() {
+        if let Some(why) = watched::overdue(&progress) {
             tracing::debug!("status server closes a connection: {why}");
-            handle.abort();
+            progress.cut();
         }
     }
 }
 
-async fn connection(io: TcpStream, peer: SocketAddr, state: Arc<ConnState>, shared: Arc<Shared>, stop: Stop) {
+async fn connection(
+    io: TcpStream,
+    peer: SocketAddr,
+    state: Arc<ConnState>,
+    place: Place<IpAddr>,
+    shared: Arc<Shared>,
+    stop: Stop,
+) {
     let _ = io.set_nodelay(true);
-    let peer = Peer::new(peer);
-    let io = TokioIo::new(Watched { io, state: state.clone() });
+    let mut io = Watched::new(io, state.clone());
+    // Until there is a request to answer, nothing is spent on a connection but what it has sent.
+    tokio::select! {
+        there = io.request() => if !there { return },
+        () = stop.cancelled() => return,
+    }
+    place.asks();
+    Box::pin(answered(io, Peer::new(peer), state, shared, stop)).await;
+}
+
+async fn answered(io: Watched, peer: Peer, state: Arc<ConnState>, shared: Arc<Shared>, stop: Stop) {
+    let io = TokioIo::new(io);
     let service = {
         let (state, shared) = (state.clone(), shared.clone());
-        service_fn(move |request| route(request, peer, state.clone(), shared.clone()))
+        service_fn(move |request| Box::pin(route(request, peer, state.clone(), shared.clone())))
     };
     let mut builder = hyper::server::conn::http1::Builder::new();
     builder
@@ -334,16 +202,17 @@ async fn connection(io: TcpStream, peer: SocketAddr, state: Arc<ConnState>, shar
         .max_headers(HEAD_FIELDS)
         .max_header_size(HEAD_BYTES)
         .max_buf_size(HEAD_BYTES + 4096);
-    let mut conn = pin!(builder.serve_connection(io, service));
+    let mut conn = Some(builder.serve_connection(io, service));
     let mut quit = false;
     let mut stopping = false;
     let mut stopped = pin!(stop.cancelled());
     std::future::poll_fn(|cx| {
+        let Some(conn) = &mut conn else { return std::task::Poll::Ready(()) };
         if !stopping && stopped.as_mut().poll(cx).is_ready() {
             stopping = true;
-            conn.as_mut().graceful_shutdown();
+            std::pin::Pin::new(&mut *conn).graceful_shutdown();
         }
-        let result = conn.as_mut().poll(cx);
+        let result = conn.poll_without_shutdown(cx);
         // Once the kernel has the answer it is delivered even if this process ends; a caller that is
         // gone does not keep the agent from quitting.
         if !quit && (state.quit_answered() || (result.is_ready() && state.quit_asked())) {
@@ -353,6 +222,15 @@ async fn connection(io: TcpStream, peer: SocketAddr, state: Arc<ConnState>, shar
         result.map(drop)
     })
     .await;
+    let Some(conn) = conn.take() else { return };
+    let mut io = conn.into_parts().io.into_inner();
+    let _ = io.shutdown().await;
+    if state.unread() {
+        let mut rest = tokio::io::AsyncReadExt::take(&mut io, LINGER_BYTES);
+        let mut sink = [0; 4096];
+        let taken = async { while rest.read(&mut sink).await.is_ok_and(|n| n > 0) {} };
+        let _ = tokio::time::timeout(LINGER, taken).await;
+    }
 }
 
 #[cfg(test)]

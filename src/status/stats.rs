@@ -19,6 +19,7 @@ pub mod config;
 pub mod lines;
 mod merge;
 mod part;
+mod turns;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -31,8 +32,9 @@ pub use lines::Lines;
 
 use super::accept::{Media, rewrite};
 use super::own::{Own, encode};
-use super::respond::{Answer, Body, page};
+use super::respond::{Answer, Body, error, page};
 use super::routes::Shared;
+use super::server::ConnState;
 use crate::base::metrics::Metrics;
 use part::{Failure, Part};
 
@@ -66,6 +68,7 @@ pub(super) struct Merger {
     status_port: u16,
     own: Own,
     metrics: Metrics,
+    turns: turns::Turns,
     /// The last failure of each part, for `/debug/agentz`.
     failures: Mutex<BTreeMap<String, (u64, String)>>,
 }
@@ -86,7 +89,7 @@ const LONGEST_OF_SEVERAL: u64 = 10 * 1024 * 1024;
 
 impl Merger {
     pub(super) fn new(config: Config, status_port: u16, own: Own, metrics: Metrics) -> Self {
-        Self { config, status_port, own, metrics, failures: Mutex::default() }
+        Self { config, status_port, own, metrics, turns: turns::Turns::default(), failures: Mutex::default() }
     }
 
     pub(super) fn local_only(&self) -> bool {
@@ -232,9 +235,17 @@ fn format(app: Option<&Part>) -> (&'static str, bool) {
     }
 }
 
-pub(super) async fn answer(shared: &Arc<Shared>, headers: &HeaderMap, query: Option<&str>) -> Answer {
+pub(super) async fn answer(
+    shared: &Arc<Shared>,
+    conn: &ConnState,
+    headers: &HeaderMap,
+    query: Option<&str>,
+) -> Answer {
     let merger = &shared.stats;
     merger.own.scrapes.with_label_values::<&str>(&[]).inc();
+    let Some(turn) = merger.turns.take(&conn.progress).await else {
+        return error(StatusCode::SERVICE_UNAVAILABLE, "too many scrapes at a time");
+    };
     let (envoy, apps) = merger.ask(headers, query).await;
     let (kind, open_metrics) = common_format(&apps);
     let several = merger.config.targets.len() > 1;
@@ -246,7 +257,7 @@ pub(super) async fn answer(shared: &Arc<Shared>, headers: &HeaderMap, query: Opt
     *answer.body_mut() = if parts.is_empty() {
         Body::whole(own)
     } else {
-        Body::stream(merge::stream(own, parts, open_metrics, several, shared.clone()))
+        Body::stream(turn.during(merge::stream(own, parts, open_metrics, several, shared.clone())))
     };
     answer
 }

@@ -10,7 +10,6 @@ use h2::server::SendResponse;
 use http::{Method, Request, Response, StatusCode};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::watch;
-use tokio::task::JoinSet;
 use tonic::Status;
 
 use super::hold::{Due, Hold};
@@ -23,9 +22,10 @@ use super::state::{Snapshot, State};
 use super::tap::{Convert, Tap};
 use super::upstream::{FRAME_BUDGET, Upstream};
 use super::{Config, Parts, deadline, keepalive, reflection, session, types};
-use crate::base::tasks::{Stop, TaskResult};
+use crate::base::tasks::{Set, Stop, TaskResult};
 use crate::base::{authority, uds};
 use crate::istiod::auth::{CallHeaders, TokenSource};
+use crate::net::accept::{Acceptor, Came};
 
 /// Flow-control window towards Envoy, in bytes. Requests are small; large ones pass through in pieces.
 const WINDOW: u32 = 64 * 1024;
@@ -203,27 +203,24 @@ impl Server {
     /// Serves until `stop`; then streams end and connections are closed.
     ///
     /// # Errors
-    /// Never: what fails is one connection.
+    /// When the socket itself fails; the agent ends in order then.
     pub async fn serve(self, listener: UnixListener, stop: Stop) -> TaskResult {
-        let mut connections = JoinSet::new();
+        let mut connections = Set::new("xds connection");
+        let mut acceptor = Acceptor::new("xds");
         loop {
             tokio::select! {
-                accepted = listener.accept() => match accepted {
-                    Ok((socket, _)) => {
+                came = acceptor.next(&listener) => match came {
+                    Ok(Came::In(socket, _)) => {
                         connections.spawn(connection(self.0.clone(), socket, stop.clone()));
                     }
-                    Err(error) => {
-                        // Out of file descriptors, most likely: it passes.
-                        tracing::warn!(target: "xdsproxy", "cannot accept on the XDS socket: {error}");
-                        tokio::time::sleep(Duration::from_millis(100)).await;
-                    }
+                    Ok(Came::Last(socket)) => drop(socket),
+                    Err(error) => return Err(format!("the XDS socket failed: {error}").into()),
                 },
-                Some(_) = connections.join_next(), if !connections.is_empty() => {}
+                () = connections.ended() => {}
                 () = stop.cancelled() => break,
             }
         }
-        let all = async { while connections.join_next().await.is_some() {} };
-        let _ = tokio::time::timeout(GOODBYE * 2, all).await;
+        let _ = tokio::time::timeout(GOODBYE * 2, connections.all_ended()).await;
         Ok(())
     }
 }
@@ -251,7 +248,7 @@ async fn connection(shared: Arc<Shared>, socket: UnixStream, stop: Stop) {
         }
         Err(_) => return,
     };
-    let mut streams = JoinSet::new();
+    let mut streams = Set::new("xds stream");
     let ping = http2.ping_pong();
     let mut dead = std::pin::pin!(keepalive::watch(ping, &reads, shared.config.keepalive));
     loop {
@@ -267,7 +264,7 @@ async fn connection(shared: Arc<Shared>, socket: UnixStream, stop: Stop) {
                 }
                 None => break,
             },
-            Some(_) = streams.join_next(), if !streams.is_empty() => {}
+            () = streams.ended() => {}
             () = &mut dead => {
                 tracing::warn!(target: "xdsproxy", "Envoy has not answered a ping for {:?}: closing its connection",
                     shared.config.keepalive.timeout);
@@ -283,7 +280,7 @@ async fn connection(shared: Arc<Shared>, socket: UnixStream, stop: Stop) {
                         }
                         tokio::select! {
                             more = http2.accept() => if !matches!(more, Some(Ok(_))) { break },
-                            Some(_) = streams.join_next(), if !streams.is_empty() => {}
+                            () = streams.ended() => {}
                         }
                     }
                 };
@@ -294,8 +291,7 @@ async fn connection(shared: Arc<Shared>, socket: UnixStream, stop: Stop) {
     }
     // The connection is gone; its streams see that and end. They are joined so that their upstream
     // connections are closed in order.
-    let all = async { while streams.join_next().await.is_some() {} };
-    let _ = tokio::time::timeout(GOODBYE * 2, all).await;
+    let _ = tokio::time::timeout(GOODBYE * 2, streams.all_ended()).await;
 }
 
 async fn dispatch(

@@ -1,35 +1,42 @@
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use std::sync::atomic::Ordering::Relaxed;
+use std::task::Poll;
 
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::time::Instant;
+
+use super::watched::overdue;
 use super::*;
 use crate::base::metrics::Metrics;
+use crate::net::progress::Phase;
 use crate::status::Handles;
 use crate::status::fake::{Fake, envoy, exchange, spawn, start, with_envoy};
 use crate::status::{Bound, bind, loopback};
 
 #[tokio::test(start_paused = true)]
 async fn what_stands_still_is_overdue() {
-    let state = ConnState::new();
-    assert_eq!(state.overdue(), None);
+    let state = Arc::new(ConnState::new(Arc::new(Heads::new(HEADS))));
+    let progress = state.progress.clone();
+    assert_eq!(overdue(&progress), None);
     tokio::time::advance(Duration::from_secs(3600)).await;
-    assert_eq!(state.overdue(), None, "an idle connection may stay");
-    state.enter(HEADING);
+    assert_eq!(overdue(&progress), None, "an idle connection may stay");
+    progress.enter(Phase::Head);
     tokio::time::advance(HEAD).await;
-    assert_eq!(state.overdue(), None);
+    assert_eq!(overdue(&progress), None);
     tokio::time::advance(Duration::from_secs(1)).await;
-    assert!(state.overdue().unwrap().contains("head"));
+    assert!(overdue(&progress).unwrap().contains("head"));
     state.busy();
     tokio::time::advance(Duration::from_secs(3600)).await;
-    assert_eq!(state.overdue(), None, "an answer takes its time");
+    assert_eq!(overdue(&progress), None, "an answer takes its time");
     let (a, _b) = pair().await;
-    let watched = Watched { io: a, state: Arc::new(state) };
+    let watched = Watched::new(a, state);
     watched.wrote(&Poll::Pending);
     tokio::time::advance(STALLED).await;
     watched.wrote(&Poll::Pending);
-    assert_eq!(watched.state.overdue(), None);
+    assert_eq!(overdue(&progress), None);
     tokio::time::advance(Duration::from_secs(1)).await;
-    assert!(watched.state.overdue().unwrap().contains("reading"));
+    assert!(overdue(&progress).unwrap().contains("reading"));
     watched.wrote(&Poll::Ready(Ok(1)));
-    assert_eq!(watched.state.overdue(), None);
+    assert_eq!(overdue(&progress), None);
 }
 
 async fn pair() -> (TcpStream, TcpStream) {

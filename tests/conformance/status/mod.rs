@@ -1,5 +1,6 @@
 //! The status server: readiness, probes of the application, merged metrics, pages, quit and drain.
 
+mod floods;
 mod probes;
 mod scrape;
 mod server;

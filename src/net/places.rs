@@ -1,0 +1,287 @@
+//! A bound of connections, and who makes place at the bound.
+//!
+//! Whoever comes gets a place; somebody else loses it. In this order: heads that do not come to an end, oldest
+//! first; connections that ask nothing, longest first; answers whose reader stands still; bodies that do not
+//! come; requests that wait for a place of their kind; then what is younger than a second, oldest first; and at
+//! last an answer that is being made. So a flood of any one kind makes place for a client that asks and takes its
+//! answer, which needs milliseconds where the flood needs seconds.
+//!
+//! There are two bounds: one of all connections, which cost little as long as they have not asked, and one of
+//! those that have. One origin (an address, a process) that has more than its share makes place for itself, and
+//! at the bound the origin with the most does.
+
+use std::collections::{BTreeMap, HashMap};
+use std::hash::Hash;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use super::progress::{Heads, Phase, Progress};
+
+/// A connection that is younger, or has waited for less, is spared as long as another can make place.
+const GRACE: Duration = Duration::from_secs(1);
+
+/// How many connections there may be.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Bounds {
+    /// All of them.
+    pub(crate) all: usize,
+    /// Those of one origin.
+    pub(crate) share: usize,
+    /// Those that have asked.
+    pub(crate) asking: usize,
+}
+
+/// Who has a place. Clones share them.
+#[derive(Debug, Clone)]
+pub(crate) struct Places<K>(Arc<Mutex<Table<K>>>);
+
+#[derive(Debug)]
+struct Table<K> {
+    bounds: Bounds,
+    next: u64,
+    taken: BTreeMap<u64, Taken<K>>,
+    counts: HashMap<K, usize>,
+    asking: usize,
+}
+
+#[derive(Debug)]
+struct Taken<K> {
+    origin: K,
+    progress: Weak<Progress>,
+    asking: bool,
+}
+
+/// A place, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Place<K: Clone + Eq + Hash> {
+    id: u64,
+    places: Places<K>,
+}
+
+impl<K: Clone + Eq + Hash> Places<K> {
+    pub(crate) fn new(bounds: Bounds) -> Self {
+        let (taken, counts) = (BTreeMap::new(), HashMap::new());
+        Self(Arc::new(Mutex::new(Table { bounds, next: 0, taken, counts, asking: 0 })))
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table<K>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Connections that have a place.
+    pub(crate) fn len(&self) -> usize {
+        self.table().taken.len()
+    }
+
+    /// Gives a place to a connection from `origin`; ends another one where there is none left.
+    pub(crate) fn take(&self, origin: K, progress: &Arc<Progress>) -> Place<K> {
+        let mut table = self.table();
+        let own = table.counts.get(&origin).copied().unwrap_or(0);
+        if own >= table.bounds.share {
+            table.evict(|taken| taken.origin == origin);
+        } else if table.taken.len() >= table.bounds.all {
+            let blamed = table.blamed();
+            table.evict(|taken| blamed.as_ref().is_none_or(|origin| *origin == taken.origin));
+        }
+        *table.counts.entry(origin.clone()).or_default() += 1;
+        let id = table.next;
+        table.next += 1;
+        table.taken.insert(id, Taken { origin, progress: Arc::downgrade(progress), asking: false });
+        Place { id, places: self.clone() }
+    }
+
+    /// Ends the connection that is worth least; tells whether there was one.
+    pub(crate) fn evict(&self) -> bool {
+        self.table().evict(|_| true)
+    }
+
+    /// Every connection that has a place.
+    pub(crate) fn each(&self) -> Vec<Arc<Progress>> {
+        self.table().taken.values().filter_map(|taken| taken.progress.upgrade()).collect()
+    }
+}
+
+impl<K: Clone + Eq + Hash> Place<K> {
+    /// From now on it counts as one that asks; ends another such one where there are too many.
+    pub(crate) fn asks(&self) {
+        let mut table = self.places.table();
+        if table.asking >= table.bounds.asking {
+            table.evict(|taken| taken.asking);
+        }
+        let first =
+            table.taken.get_mut(&self.id).is_some_and(|own| !std::mem::replace(&mut own.asking, true));
+        table.asking += usize::from(first);
+    }
+}
+
+impl<K: Clone + Eq + Hash> Drop for Place<K> {
+    fn drop(&mut self) {
+        self.places.table().forget(self.id);
+    }
+}
+
+impl<K: Clone + Eq + Hash> Table<K> {
+    // Whose connections make place at the bound. Among origins of a few connections each, nobody is more to
+    // blame than another.
+    fn blamed(&self) -> Option<K> {
+        let largest = self.counts.iter().max_by_key(|(_, n)| **n)?;
+        (*largest.1 > self.bounds.all / 8).then(|| largest.0.clone())
+    }
+
+    fn evict(&mut self, among: impl Fn(&Taken<K>) -> bool) -> bool {
+        let all = self.taken.iter().filter(|(_, taken)| among(taken));
+        let living = all.filter_map(|(id, taken)| Some((*id, taken.progress.upgrade()?)));
+        // The first of equals is the oldest.
+        let worst = living.map(|(id, p)| (worth(&p), id, p)).reduce(|a, b| if b.0 > a.0 { b } else { a });
+        let Some((_, id, victim)) = worst else { return false };
+        victim.cut();
+        self.forget(id);
+        true
+    }
+
+    fn forget(&mut self, id: u64) {
+        let Some(taken) = self.taken.remove(&id) else { return };
+        self.asking -= usize::from(taken.asking);
+        if let Some(n) = self.counts.get_mut(&taken.origin) {
+            *n -= 1;
+            if *n == 0 {
+                self.counts.remove(&taken.origin);
+            }
+        }
+    }
+}
+
+/// Ends connections with the largest unfinished heads, as long as all of them together are too large.
+pub(crate) fn relieve<K: Clone + Eq + Hash>(heads: &Heads, places: &[Places<K>]) {
+    while heads.is_too_much() {
+        let all = places.iter().flat_map(Places::each).filter(|p| !p.is_cut());
+        let Some(largest) = all.max_by_key(|p| p.held()).filter(|p| p.held() > 0) else { break };
+        largest.cut();
+    }
+}
+
+/// How willingly a connection is ended: higher goes first.
+fn worth(progress: &Progress) -> (u8, Duration) {
+    let (here, unanswered) = (progress.in_phase(), progress.unanswered());
+    let long = here >= GRACE;
+    match progress.phase() {
+        // Whoever trickles bytes grows no younger by it.
+        Phase::New | Phase::Head if unanswered >= GRACE => (6, unanswered),
+        Phase::Idle if long => (5, here),
+        _ if progress.stood() >= GRACE => (4, progress.stood()),
+        Phase::Body if long => (3, here),
+        Phase::Waiting if long => (2, here),
+        Phase::Busy if progress.blocked().is_zero() => (0, here),
+        // All of them wait for their client, or behind one.
+        _ => (1, unanswered),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn one() -> Arc<Progress> {
+        Arc::new(Progress::new(Arc::new(Heads::new(100))))
+    }
+
+    fn cut(all: &[&Arc<Progress>]) -> Vec<bool> {
+        all.iter().map(|p| p.is_cut()).collect()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn unfinished_heads_go_before_readers_that_stand_and_these_before_answers() {
+        let places = Places::new(Bounds { all: 4, share: 4, asking: 4 });
+        let (head, idle, stalled, busy) = (one(), one(), one(), one());
+        head.enter(Phase::Head);
+        idle.enter(Phase::Idle);
+        for p in [&stalled, &busy] {
+            p.enter(Phase::Busy);
+        }
+        stalled.wrote(false);
+        let mut held: Vec<_> = [&busy, &stalled, &idle, &head].map(|p| places.take("a", p)).into();
+        tokio::time::advance(Duration::from_secs(2)).await;
+        head.head_bytes(1);
+        let fresh: Vec<_> = (0..4).map(|_| one()).collect();
+        for (n, expected) in
+            [[true, false, false, false], [true, true, false, false], [true, true, true, false]]
+                .into_iter()
+                .enumerate()
+        {
+            held.push(places.take("a", &fresh[n]));
+            assert_eq!(cut(&[&head, &idle, &stalled, &busy]), expected, "newcomer {n}");
+        }
+        // Nothing is left but an answer and newcomers: the oldest of these.
+        held.push(places.take("a", &fresh[3]));
+        assert_eq!(
+            cut(&[&busy, &fresh[0], &fresh[1], &fresh[2], &fresh[3]]),
+            [false, true, false, false, false]
+        );
+        assert_eq!(places.len(), 4);
+        drop(held);
+        assert_eq!(places.len(), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_origin_has_its_share_and_the_largest_makes_place() {
+        let places = Places::new(Bounds { all: 8, share: 6, asking: 8 });
+        let flood: Vec<_> = (0..7).map(|_| one()).collect();
+        let mut held: Vec<_> = flood.iter().map(|p| places.take("flood", p)).collect();
+        assert!(flood[0].is_cut() && !flood[1].is_cut(), "the seventh took the place of the first");
+        let others: Vec<_> = (0..3).map(|_| one()).collect();
+        for (n, p) in others.iter().enumerate() {
+            held.push(places.take(["x", "y", "z"][n], p));
+        }
+        assert!(flood[1].is_cut() && !flood[2].is_cut());
+        assert!(others.iter().all(|p| !p.is_cut()));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn those_that_ask_are_bounded_among_themselves() {
+        let places = Places::new(Bounds { all: 8, share: 8, asking: 2 });
+        let all: Vec<_> = (0..4).map(|_| one()).collect();
+        let held: Vec<_> = all.iter().map(|p| places.take((), p)).collect();
+        for place in &held[..2] {
+            place.asks();
+            place.asks();
+        }
+        all[0].enter(Phase::Busy);
+        all[1].enter(Phase::Body);
+        tokio::time::advance(Duration::from_millis(5)).await;
+        held[2].asks();
+        assert_eq!(cut(&[&all[0], &all[1], &all[2], &all[3]]), [false, true, false, false]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_reader_of_a_byte_now_and_then_stands_still() {
+        let p = one();
+        p.enter(Phase::Busy);
+        for _ in 0..3 {
+            p.wrote(false);
+            tokio::time::advance(Duration::from_millis(400)).await;
+            p.wrote(true);
+        }
+        assert_eq!((p.blocked(), p.stood()), (Duration::ZERO, Duration::from_millis(1200)));
+        assert_eq!(worth(&p).0, 4);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn heads_are_bounded_together() {
+        let heads = Arc::new(Heads::new(100));
+        let places = Places::new(Bounds { all: 8, share: 8, asking: 8 });
+        let both = [(); 2].map(|()| Arc::new(Progress::new(heads.clone())));
+        let mut held = Vec::new();
+        for (p, n) in both.iter().zip([40, 50]) {
+            p.enter(Phase::Head);
+            p.head_bytes(n);
+            held.push(places.take((), p));
+        }
+        assert!(futures_util::FutureExt::now_or_never(heads.too_much()).is_none());
+        both[0].head_bytes(20);
+        heads.too_much().await;
+        relieve(&heads, std::slice::from_ref(&places));
+        assert!(both[0].is_cut() && !both[1].is_cut());
+        drop(both);
+        assert!(futures_util::FutureExt::now_or_never(heads.too_much()).is_none());
+    }
+}

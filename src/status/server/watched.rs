@@ -1,0 +1,224 @@
+//! A connection's bytes, seen going by: they tell what it is doing.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+
+use super::{HEAD, STALLED, refusal};
+use crate::net::progress::{Heads, Phase, Progress};
+
+/// What the sweep and the quit rule need to know of a connection.
+#[derive(Debug)]
+pub(in crate::status) struct ConnState {
+    pub(in crate::status) progress: Arc<Progress>,
+    /// Bytes the kernel has taken.
+    written: AtomicU64,
+    /// `written` at the moment `/quitquitquit` was answered, plus one; 0: it was not asked.
+    quit: AtomicU64,
+    /// Bytes of a request were left where they are.
+    unread: AtomicBool,
+}
+
+impl ConnState {
+    pub(super) fn new(heads: Arc<Heads>) -> Self {
+        Self {
+            progress: Arc::new(Progress::new(heads)),
+            written: AtomicU64::new(0),
+            quit: AtomicU64::new(0),
+            unread: AtomicBool::new(false),
+        }
+    }
+
+    /// A request has been read and is being answered.
+    pub(in crate::status) fn busy(&self) {
+        self.progress.enter(Phase::Busy);
+    }
+
+    /// Its answer is done with.
+    pub(in crate::status) fn idle(&self) {
+        self.progress.enter(Phase::Idle);
+    }
+
+    /// A request's body is not read to its end; its connection ends with the answer.
+    pub(in crate::status) fn leaves_unread(&self) {
+        self.unread.store(true, Relaxed);
+    }
+
+    /// Whether the client may still be sending when its connection is closed.
+    pub(super) fn unread(&self) -> bool {
+        self.unread.load(Relaxed)
+    }
+
+    /// The agent is to quit once the answer now given is with the kernel.
+    pub(in crate::status) fn quit_after_answer(&self) {
+        self.quit.store(self.written.load(Relaxed) + 1, Relaxed);
+    }
+
+    pub(super) fn quit_asked(&self) -> bool {
+        self.quit.load(Relaxed) != 0
+    }
+
+    pub(super) fn quit_answered(&self) -> bool {
+        self.quit_asked() && self.written.load(Relaxed) >= self.quit.load(Relaxed)
+    }
+}
+
+/// Why a connection is closed without anybody wanting its place; `None`: it may stay.
+pub(super) fn overdue(progress: &Progress) -> Option<&'static str> {
+    if progress.phase() == Phase::Head && over(progress.in_phase(), HEAD) {
+        return Some("its request head did not come to an end");
+    }
+    over(progress.blocked(), STALLED).then_some("it stopped reading its answer")
+}
+
+fn over(time: Duration, limit: Duration) -> bool {
+    time > limit
+}
+
+/// A connection, watched.
+pub(super) struct Watched {
+    io: TcpStream,
+    state: Arc<ConnState>,
+    /// Read by [`Watched::request`], and not given to the reader yet.
+    early: Vec<u8>,
+}
+
+/// Of a longer head the rest is left to the HTTP library.
+const EARLY: usize = 4096;
+
+impl Watched {
+    pub(super) fn new(io: TcpStream, state: Arc<ConnState>) -> Self {
+        Self { io, state, early: Vec::new() }
+    }
+
+    /// Waits for the first request's head; `false` when there will be none.
+    pub(super) async fn request(&mut self) -> bool {
+        loop {
+            if self.io.readable().await.is_err() {
+                return false;
+            }
+            let mut space = [0; EARLY];
+            let n = match self.io.try_read(&mut space[..EARLY - self.early.len()]) {
+                Ok(0) => return !self.early.is_empty(),
+                Ok(n) => n,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
+                Err(_) => return false,
+            };
+            self.state.progress.enter(Phase::Head);
+            self.state.progress.head_bytes(n);
+            // As much as there is: a flood of short heads holds little.
+            self.early.reserve_exact(n);
+            self.early.extend_from_slice(&space[..n]);
+            if self.early.len() == EARLY || ends(&self.early) {
+                return true;
+            }
+        }
+    }
+
+    /// The text for a refusal of hyper's, which it makes while a request is still being read.
+    fn refusal(&self, out: &[u8]) -> Option<&'static [u8]> {
+        if self.state.progress.phase() != Phase::Head {
+            return None;
+        }
+        let text = refusal::spelled_out(out)?;
+        self.state.leaves_unread();
+        Some(text)
+    }
+
+    pub(super) fn wrote(&self, result: &Poll<io::Result<usize>>) {
+        match result {
+            Poll::Ready(Ok(n)) => {
+                self.state.written.fetch_add(*n as u64, Relaxed);
+                self.state.progress.wrote(true);
+            }
+            Poll::Ready(Err(_)) => {}
+            Poll::Pending => self.state.progress.wrote(false),
+        }
+    }
+}
+
+/// Whether a head ends here, or cannot be one: the library has the word for it.
+fn ends(head: &[u8]) -> bool {
+    let blank = |end: &[u8]| memchr::memmem::find(head, end).is_some();
+    blank(b"\r\n\r\n")
+        || blank(b"\n\n")
+        || !head.iter().all(|b| matches!(b, b'\t' | b'\r' | b'\n' | b' '..=0xff))
+}
+
+impl AsyncRead for Watched {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = buf.filled().len();
+        if !self.early.is_empty() {
+            let n = self.early.len().min(buf.remaining());
+            buf.put_slice(&self.early[..n]);
+            self.early.drain(..n);
+            if self.early.is_empty() {
+                self.early = Vec::new();
+            }
+            if self.state.written.load(Relaxed) == 0 {
+                refusal::readable_preface(&mut buf.filled_mut()[before..]);
+            }
+            return Poll::Ready(Ok(()));
+        }
+        ready!(Pin::new(&mut self.io).poll_read(cx, buf))?;
+        let read = buf.filled().len() - before;
+        if read == 0 {
+            return Poll::Ready(Ok(()));
+        }
+        let progress = &self.state.progress;
+        if matches!(progress.phase(), Phase::New | Phase::Idle) {
+            progress.enter(Phase::Head);
+        }
+        if progress.phase() == Phase::Head {
+            progress.head_bytes(read);
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for Watched {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        let result = match self.refusal(buf) {
+            // Short, and the first to go into its socket's buffer, or nearly: it goes whole.
+            Some(text) => Pin::new(&mut self.io).poll_write(cx, text).map_ok(|_| buf.len()),
+            None => Pin::new(&mut self.io).poll_write(cx, buf),
+        };
+        self.wrote(&result);
+        result
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        if let [only] = bufs {
+            return self.poll_write(cx, only);
+        }
+        let result = Pin::new(&mut self.io).poll_write_vectored(cx, bufs);
+        self.wrote(&result);
+        result
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_shutdown(cx)
+    }
+}

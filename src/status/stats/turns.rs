@@ -1,0 +1,123 @@
+//! How many scrapes there are at a time. Each holds a few buffers, a compressor, and connections to Envoy and
+//! the application, half a MB in all; a mesh has one or two scrapers. Who finds no turn waits for one, and whoever
+//! holds one without reading loses it then: its connection is closed.
+
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::{Stream, StreamExt};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use crate::net::progress::{Phase, Progress};
+
+/// At a time: bounds what all scrapes together hold to a few MB.
+const TURNS: usize = 8;
+/// Who has been waited for so long in all may lose its turn.
+const STOOD: Duration = Duration::from_secs(1);
+/// Between two looks at who stands.
+const LOOK: Duration = Duration::from_millis(100);
+/// Longest wait for a turn: Prometheus' usual limit of a scrape.
+const WAIT: Duration = Duration::from_secs(10);
+
+#[derive(Debug)]
+pub(super) struct Turns {
+    free: Arc<Semaphore>,
+    taken: Mutex<Vec<Weak<Progress>>>,
+}
+
+impl Default for Turns {
+    fn default() -> Self {
+        Self { free: Arc::new(Semaphore::new(TURNS)), taken: Mutex::default() }
+    }
+}
+
+/// A turn, until it is dropped.
+#[derive(Debug)]
+pub(super) struct Turn(OwnedSemaphorePermit);
+
+impl Turn {
+    /// Keeps the turn until the stream is done with.
+    pub(super) fn during(self, stream: impl Stream<Item = Bytes> + Send) -> impl Stream<Item = Bytes> + Send {
+        stream.map(move |bytes| {
+            let _ = &self.0;
+            bytes
+        })
+    }
+}
+
+impl Turns {
+    /// The next turn; `None` when there is none for too long.
+    pub(super) async fn take(&self, of: &Arc<Progress>) -> Option<Turn> {
+        let turn = match self.free.clone().try_acquire_owned() {
+            Ok(turn) => turn,
+            Err(_) => {
+                of.enter(Phase::Waiting);
+                let turn = tokio::time::timeout(WAIT, self.wait()).await.ok();
+                of.enter(Phase::Busy);
+                turn?
+            }
+        };
+        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        taken.retain(|p| p.strong_count() > 0);
+        taken.push(Arc::downgrade(of));
+        Some(Turn(turn))
+    }
+
+    async fn wait(&self) -> OwnedSemaphorePermit {
+        let mut free = std::pin::pin!(self.free.clone().acquire_owned());
+        loop {
+            self.cut_one();
+            match tokio::time::timeout(LOOK, &mut free).await {
+                Ok(Ok(turn)) => return turn,
+                // It is never closed.
+                Ok(Err(_)) => std::future::pending::<()>().await,
+                Err(_) => {}
+            }
+        }
+    }
+
+    fn cut_one(&self) {
+        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        taken.retain(|p| p.upgrade().is_some_and(|p| p.phase() == Phase::Busy && !p.is_cut()));
+        let longest = taken.iter().filter_map(Weak::upgrade).max_by_key(|p| p.stood());
+        if let Some(progress) = longest.filter(|p| p.stood() >= STOOD) {
+            tracing::debug!("a scrape whose reader stands still makes place for another");
+            progress.cut();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::net::progress::Heads;
+
+    fn scraper() -> Arc<Progress> {
+        let progress = Progress::new(Arc::new(Heads::new(0)));
+        progress.enter(Phase::Busy);
+        Arc::new(progress)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn readers_that_stand_lose_their_turn_and_others_are_waited_for() {
+        let turns = Turns::default();
+        let all: Vec<_> = (0..TURNS).map(|_| scraper()).collect();
+        let mut held = Vec::new();
+        for one in &all {
+            held.push(turns.take(one).await.unwrap());
+        }
+        let late = scraper();
+        assert!(turns.take(&late).await.is_none(), "all of them read");
+        assert!(all.iter().all(|p| !p.is_cut()));
+        all[3].wrote(false);
+        let mut waiting = Box::pin(turns.take(&late));
+        let look = STOOD + LOOK * 2;
+        assert!(tokio::time::timeout(look, &mut waiting).await.is_err());
+        assert!(all[3].is_cut() && !all[2].is_cut());
+        // Its connection ends, and with it its answer.
+        drop(held.remove(3));
+        assert!(waiting.await.is_some());
+        assert_eq!(late.phase(), Phase::Busy);
+    }
+}
