@@ -16,6 +16,7 @@ use crate::config::env::Env;
 use crate::config::parts::{self, identity};
 use crate::config::{self, Config};
 use crate::iptables::detect;
+use crate::iptables::exec::Ending;
 use crate::iptables::model::Family;
 use crate::iptables::run::{Real, Runner};
 use crate::vm::accounts::{Account, Accounts};
@@ -245,7 +246,8 @@ fn redirected(plan: &Plan, env: &Env) -> String {
     if plan.rules.is_none() {
         return "ok    rules       somebody else's business (ISTIO_CUSTOM_IP_TABLES)".to_owned();
     }
-    let mut runner = Real { path: env.get("PATH").unwrap_or_default().to_owned(), sandbox: None };
+    let path = env.get("PATH").unwrap_or_default().to_owned();
+    let mut runner = Real { path, sandbox: None, ending: Ending::unwatched() };
     if !["iptables-save", "iptables-nft-save", "iptables-legacy-save", "nft"]
         .iter()
         .any(|name| runner.exists(name))

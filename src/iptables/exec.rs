@@ -56,6 +56,12 @@ impl Ending {
         Ok(Self(asked, None))
     }
 
+    /// Nobody asks: for looks that change nothing and may be cut short by the signals' own effect.
+    #[must_use]
+    pub fn unwatched() -> Self {
+        Self(Arc::new(AtomicBool::new(false)), None)
+    }
+
     /// Whether we were asked.
     #[must_use]
     pub fn asked(&self) -> bool {
