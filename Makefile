@@ -17,7 +17,7 @@ export PROPTEST_RNG_SEED ?= 20261121
 # One after the other: built together, the agent would get every library feature that only the double needs.
 RELEASE := cargo build --release --locked -p pilot-agent && cargo build --release --locked -p mock-istiod
 
-.PHONY: demo test lint check-lint bare-machine dist dist-binary packages image test-packages test-image reproducible release conformance record bench fuzz-smoke docs descriptors clean help
+.PHONY: demo test lint check-lint bare-machine dist dist-binary packages image test-packages test-image reproducible release conformance record bench fuzz-smoke envoy-matrix docs descriptors clean help
 
 # Run first by each target that builds or fetches something.
 CHECK = @scripts/check-machine $@
@@ -104,6 +104,11 @@ bench:  ## sizes, start times, memory, relay: a table; PEER_AGENT=<path> compare
 fuzz-smoke:  ## each fuzz target for a few seconds (needs a nightly toolchain and cargo-fuzz)
 	$(CHECK)
 	scripts/fuzz-smoke
+
+envoy-matrix:  ## the oldest and the newest supported Envoy judge the bootstraps we write (VERSIONS= for others)
+	$(CHECK)
+	cargo build --locked -q
+	scripts/envoy-matrix $${CARGO_TARGET_DIR:-target}/debug/pilot-agent $(or $(VERSIONS),1.36.4 newest)
 
 docs:  ## regenerate docs/CONFIG.md from the tables in src/config
 	$(CHECK)
