@@ -246,7 +246,7 @@ async fn start(config: Config) -> Result<u8, Error> {
     ));
     if let Some(manager) = Notify::new(|name| config.settings.env().get(name)) {
         let admin = status_config.as_ref().and_then(|config| config.ready.envoy_admin);
-        systemd::start(manager, systemd::Asked::new(face.clone(), admin, &envoy_handle), &tasks);
+        systemd::start(manager, systemd::Asked::new(face.clone(), admin, &envoy_handle, &troubles), &tasks);
     }
     if let Some(bound) = status_bound {
         let handles = status::Handles { agent: face, metrics: metrics.clone(), crypto, started };

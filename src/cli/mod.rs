@@ -10,6 +10,7 @@ mod completion;
 mod config_md;
 mod endpoint;
 mod help;
+mod hints;
 mod http;
 mod istio_iptables;
 mod proxy;

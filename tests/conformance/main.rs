@@ -8,6 +8,7 @@ mod ads;
 mod ads_faults;
 mod cli;
 mod commands;
+mod completion;
 mod dns;
 mod end_to_end;
 mod faults;
