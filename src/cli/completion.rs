@@ -1,4 +1,4 @@
-//! `completion bash|zsh|fish|powershell`, and man pages (`completion man DIR`, for those who make packages).
+//! `completion bash|zsh|fish|powershell`, and man pages (`completion man DIR DATE`, for those who make packages).
 
 use std::path::Path;
 
@@ -20,7 +20,9 @@ pub(super) fn run(command: &Command, parsed: &Parsed) -> u8 {
         Some("powershell") => Shell::PowerShell,
         Some("man") => {
             let dir = parsed.positional.get(1).map_or(".", String::as_str);
-            return man(Path::new(dir))
+            // Given, so that the same sources make the same pages.
+            let date = parsed.positional.get(2).map_or("", String::as_str);
+            return man(Path::new(dir), date)
                 .map_or_else(|e| fail(&format!("man pages into {dir}: {e}"), None), |()| 0);
         }
         Some(other) => {
@@ -30,18 +32,22 @@ pub(super) fn run(command: &Command, parsed: &Parsed) -> u8 {
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut help::tree(help::For::Completion), "pilot-agent", &mut script);
     if shell == Shell::Bash {
-        script.extend_from_slice(WHOLE_WORDS.as_bytes());
+        // clap_complete 4.6 sets one name for a command and looks for another where the program's has a hyphen.
+        let text = String::from_utf8_lossy(&script)
+            .replace("pilot__subcmd__agent__subcmd__", "pilot__agent__subcmd__");
+        script = (text + WHOLE_WORDS).into_bytes();
     }
     super::request::print(&script)
 }
 
 // pilot-agent.1 and one page for each command.
-fn man(dir: &Path) -> std::io::Result<()> {
+fn man(dir: &Path, date: &str) -> std::io::Result<()> {
     let tree = help::tree(help::For::Manual);
     let one = |page: &clap::Command, name: &str| -> std::io::Result<()> {
         let page = page.clone().name(name.to_owned()).version(crate::base::build_info::VERSION);
         let man = clap_mangen::Man::new(page)
             .title(name)
+            .date(date)
             .manual("pilot-agent")
             .source(format!("pilot-agent {}", crate::base::build_info::VERSION));
         let mut text = Vec::new();

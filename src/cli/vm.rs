@@ -210,8 +210,10 @@ fn clean(places: &Places, env: &Env) -> u8 {
         errors.iter().for_each(|error| tracing::warn!("{error}; the rules are removed without it"));
         (env.map().clone(), Vec::new())
     });
-    // Only these matter to what is removed; any other value might be one that is refused.
-    let keep = ["PATH", "ISTIO_INBOUND_TPROXY_MARK", "ISTIO_INBOUND_TPROXY_ROUTE_TABLE"];
+    // Rules for interfaces of nested machines lead to no chain of ours, so only settings tell whose they are; other
+    // values might be refused, and then nothing would be removed.
+    let keep =
+        ["PATH", "ISTIO_INBOUND_TPROXY_MARK", "ISTIO_INBOUND_TPROXY_ROUTE_TABLE", "KUBE_VIRT_INTERFACES"];
     let env: BTreeMap<String, String> =
         variables.0.into_iter().filter(|(n, _)| keep.contains(&n.as_str())).collect();
     let env = environment(&env);

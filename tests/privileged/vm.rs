@@ -73,7 +73,7 @@ fn rules_have_the_right_owners_and_go_without_the_files_that_made_them() {
 fn clean_takes_away_what_any_settings_made() {
     for options in [
         "-u 1337 -m TPROXY -i * -b * --redirect-dns",
-        "-u 5 -i 10.0.0.0/8 --redirect-dns --capture-all-dns -k net1",
+        "-u 5 -i 10.0.0.0/8 --redirect-dns --capture-all-dns",
         "-u 1337 -i * -b * --redirect-dns --native-nftables",
     ] {
         let Some(world) = World::new(Backend::Both, &["10.77.10.2/24", "fd00:77::a/64"]) else { return };
