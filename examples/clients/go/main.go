@@ -10,6 +10,7 @@ import (
 	"os"
 	"time"
 
+	core "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	tls "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
 	discovery "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	secrets "github.com/envoyproxy/go-control-plane/envoy/service/secret/v3"
@@ -25,7 +26,9 @@ func get(ctx context.Context, client secrets.SecretDiscoveryServiceClient, name 
 	if err != nil {
 		return nil, err
 	}
-	request := &discovery.DiscoveryRequest{TypeUrl: secretType, ResourceNames: []string{name}}
+	// An SDS server asks for a node.
+	node := &core.Node{Id: "sds-client"}
+	request := &discovery.DiscoveryRequest{Node: node, TypeUrl: secretType, ResourceNames: []string{name}}
 	if err := stream.Send(request); err != nil {
 		return nil, err
 	}

@@ -54,6 +54,7 @@ def one(message, *path):
 
 def request(name, version=b"", nonce=b""):
     text = field(1, version) if version else b""
+    text += field(2, field(1, b"sds-client"))  # the node, which an SDS server asks for
     text += field(3, name.encode()) + field(4, SECRET.encode())
     return text + (field(5, nonce) if nonce else b"")
 
