@@ -97,7 +97,8 @@ fn prepare(places: &Places, env: &Env) -> Result<(Plan, Config), Vec<String>> {
     }
     let mut plan = plan::plan(variables, &machine())?;
     plan.warnings.extend(warnings);
-    plan.words.push(format!("--meshConfig={}", places.mesh.display()));
+    // Before ISTIO_AGENT_FLAGS, which may name another.
+    plan.words.insert(1, format!("--meshConfig={}", places.mesh.display()));
     let flags: Vec<Flag> = args::PROXY.iter().chain(args::LOGGING).copied().collect();
     let parsed =
         args::parse(&plan.words[1..], &flags, true).map_err(|e| vec![format!("ISTIO_AGENT_FLAGS: {e}")])?;
