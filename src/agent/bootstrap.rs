@@ -50,8 +50,7 @@ pub async fn node(config: &Config, addresses: &[String], mode: Mode) -> Result<N
         platform: &platform,
         credential_socket,
         external_sds: mode == Mode::External,
-        sts_port: crate::config::go::integer(config.flags.or_default(args::PROXY, "stsPort"), 64)
-            .unwrap_or(0),
+        sts_port: config.sts_port(),
         outlier_log_path: config.flags.or_default(args::PROXY, "outlierLogPath"),
         envoy_status_port: s.int(var::ENVOY_STATUS_PORT),
         envoy_prometheus_port: s.int(var::ENVOY_PROMETHEUS_PORT),

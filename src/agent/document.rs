@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::base::build_info;
 use crate::config::Config;
 use crate::trouble::Troubles;
-use crate::{dns, envoy, health, secrets, status, xds};
+use crate::{dns, envoy, health, secrets, status, sts, xds};
 
 use super::shutdown::Stages;
 
@@ -21,6 +21,7 @@ pub struct Face {
     xds: xds::Handle,
     names: Option<dns::Current>,
     health: Option<health::Handle>,
+    sts: Option<sts::Handle>,
     tasks: Stages,
     troubles: Troubles,
     since: SystemTime,
@@ -36,6 +37,7 @@ impl Face {
         xds: &xds::Handle,
         names: Option<dns::Current>,
         health: Option<health::Handle>,
+        sts: Option<sts::Handle>,
         tasks: &Stages,
         troubles: &Troubles,
     ) -> Self {
@@ -46,6 +48,7 @@ impl Face {
             xds: xds.clone(),
             names,
             health,
+            sts,
             tasks: tasks.clone(),
             troubles: troubles.clone(),
             since: SystemTime::now(),
@@ -108,6 +111,9 @@ impl status::Agent for Face {
             let why = upstream.last_error.unwrap_or_default();
             out.push(format!("no connection to {}: {why}", upstream.address));
         }
+        if let Some(why) = self.sts.as_ref().and_then(sts::Handle::trouble) {
+            out.push(format!("no tokens can be exchanged: {why}"));
+        }
         out
     }
 
@@ -140,6 +146,7 @@ impl status::Agent for Face {
                 "files": identity.files,
                 "outputError": identity.output_error,
             },
+            "tokenService": self.sts.as_ref().map(sts::Handle::status),
             "application": self.health.as_ref().map(health::Handle::status),
             "config": serde_json::to_value(self.xds.snapshot()).unwrap_or(Value::Null),
         })

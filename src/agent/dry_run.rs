@@ -27,6 +27,7 @@ pub async fn dry_run(config: Config) -> Result<Vec<u8>, Error> {
     let plan = identity::plan(&config)?;
     let addresses = bootstrap::addresses(&config);
     parts::status::server(&config, bootstrap::all_ipv6(&addresses))?;
+    parts::sts::service(&config, bootstrap::all_ipv6(&addresses)).await?;
     parts::istiod::xds(&config, plan.file_mounted)?;
     if !plan.file_mounted {
         parts::istiod::ca(&config)?;

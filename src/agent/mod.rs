@@ -6,12 +6,14 @@
 //! in the last line.
 
 mod bootstrap;
+mod ca;
 mod dns;
 mod document;
 mod dry_run;
 mod health;
 mod shutdown;
 mod signals;
+mod sts;
 mod systemd;
 mod wasm;
 mod wiring;
@@ -29,14 +31,12 @@ use crate::base::clock::{Clock, System};
 use crate::base::metrics::Metrics;
 use crate::base::notify::Notify;
 use crate::base::tasks::Group;
-use crate::ca::CaClient;
-use crate::ca::provider::{self, Provider};
 use crate::config::Config;
 use crate::config::env::var;
 use crate::config::parts::{self, Error, identity};
 use crate::envoy::Supervisor;
 use crate::istiod::Connector;
-use crate::istiod::auth::{AccessToken, GoogleComputeEngine, MetadataServer, Mock, TokenFile, TokenSource};
+use crate::istiod::auth::{GoogleComputeEngine, MetadataServer, Mock, TokenFile, TokenSource};
 use crate::secrets::probe::{self, Mode};
 use crate::secrets::{self, Manager};
 use crate::status;
@@ -104,12 +104,17 @@ async fn start(config: Config) -> Result<u8, Error> {
         probe::workload(&identity::workload_socket(&config)).await.map_err(said)?
     };
     let tokens = token_source(&config, &clock)?;
-    let ca =
-        if needs_ca && mode == Mode::Own { ca_client(&config, &tokens, &metrics, &clock)? } else { None };
+    let ca = if needs_ca && mode == Mode::Own {
+        ca::client(&config, &tokens, &metrics, &clock).await?
+    } else {
+        None
+    };
     let upstream = Connector::with_clock(parts::istiod::xds(&config, plan.file_mounted)?, clock.clone())
         .map_err(|e| Error::new(format!("failed to start xds proxy: {}", crate::base::error::chain(&e))))?;
 
     let root = upstream.root_file();
+
+    let token_service = sts::prepare(&config, ipv6).await?;
 
     // The certificate takes longest of all: its first steps, a name to resolve and a connection to open, go on
     // beside what follows, whenever that lets go of the thread.
@@ -203,6 +208,7 @@ async fn start(config: Config) -> Result<u8, Error> {
             }
         }
     });
+    let token_service = token_service.map(|service| service.spawn(&config, &tasks, &metrics, &clock));
     if let Some(server) = dns_bound {
         tasks.dns.run("dns", server.serve(tasks.dns.token()));
     }
@@ -241,6 +247,7 @@ async fn start(config: Config) -> Result<u8, Error> {
         &xds_handle,
         names,
         health,
+        token_service,
         &tasks,
         &troubles,
     ));
@@ -294,43 +301,6 @@ fn token_source(config: &Config, clock: &Arc<dyn Clock>) -> Result<Tokens, Error
 fn metadata_server(config: &Config) -> MetadataServer {
     let host = config.settings.some_text(var::GCE_METADATA_HOST);
     host.map_or_else(MetadataServer::default, |host| MetadataServer { host: host.to_owned() })
-}
-
-fn ca_client(
-    config: &Config,
-    tokens: &Tokens,
-    metrics: &Metrics,
-    clock: &Arc<dyn Clock>,
-) -> Result<Option<Arc<dyn CaClient>>, Error> {
-    let s = &config.settings;
-    let address = s.some_text(var::CA_ADDR).unwrap_or(&config.mesh.proxy.discovery_address);
-    let provider =
-        Provider::resolve(s.text(var::CA_PROVIDER), address, s.flag(var::ENABLE_GOOGLE_CA)).map_err(said)?;
-    let (connection, token) = match provider {
-        // Mesh CA takes the workload's token, the service that of the machine's account.
-        Provider::GoogleCa => (parts::istiod::google_ca(config, false)?, tokens.source.clone()),
-        Provider::GoogleCas => {
-            let account: Arc<dyn TokenSource> =
-                Arc::new(AccessToken::new(metadata_server(config), clock.clone()));
-            (parts::istiod::google_ca(config, true)?, account)
-        }
-        Provider::Citadel => (parts::istiod::ca(config)?, tokens.source.clone()),
-        Provider::GkeWorkloadCertificate => return Ok(None),
-    };
-    let (attempt_timeout, total_timeout) = parts::istiod::ca_limits(config);
-    let calls = provider::Calls {
-        connector: Connector::with_clock(connection, clock.clone()).map_err(said)?,
-        tokens: token,
-        headers: parts::istiod::headers(config, "CA_HEADER_"),
-        attempt_timeout,
-        total_timeout,
-    };
-    let details = provider::Details {
-        cert_signer: s.text(var::ISTIO_META_CERT_SIGNER).to_owned(),
-        cluster_url: s.text(var::GKE_CLUSTER_URL).to_owned(),
-        pool: s.text(var::CA_ADDR).to_owned(),
-    };
-    Ok(provider::client(&provider, calls, details, metrics))
 }
 
 /// How long a stage of the end may take before it is named and cut off.

@@ -308,8 +308,18 @@ pub const PROXY: &[Flag] = &[
     Flag::new("templateFile", Kind::Text, "", "template of Envoy's bootstrap"),
     Flag::new("outlierLogPath", Kind::Text, "", "file for outlier ejection events"),
     Flag::new("profiling", Kind::Bool, "true", "serve /debug/pprof on the status port"),
-    Flag::new("stsPort", Kind::Int(64), "0", "adds STS_PORT to node metadata; the server itself is gone"),
-    Flag::new("tokenManagerPlugin", Kind::Text, "", "accepted, without effect"),
+    Flag::new(
+        "stsPort",
+        Kind::Int(64),
+        "0",
+        "port of the security token service on localhost, and STS_PORT in node metadata; 0: no service",
+    ),
+    Flag::new(
+        "tokenManagerPlugin",
+        Kind::Text,
+        "",
+        "who changes tokens in the service: GoogleTokenExchange (also where the flag is not given), or Passthrough (ours); any other: nobody",
+    ),
     Flag::new(
         "dry-run",
         Kind::Bool,

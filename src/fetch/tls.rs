@@ -27,13 +27,20 @@ pub(crate) struct Tls {
     crypto: Arc<CryptoProvider>,
     h2: bool,
     trust: Trust,
+    /// PEM, trusted beside the system's roots.
+    more: Vec<u8>,
     made: OnceLock<Result<Arc<ClientConfig>, Error>>,
 }
 
 impl Tls {
     /// `h2`: whether HTTP/2 is offered.
     pub(crate) fn new(crypto: Arc<CryptoProvider>, h2: bool, trust: Trust) -> Self {
-        Self { crypto, h2, trust, made: OnceLock::new() }
+        Self { crypto, h2, trust, more: Vec::new(), made: OnceLock::new() }
+    }
+
+    /// HTTP/1.1 with a server that the system's roots or those in `pem` vouch for.
+    pub(crate) fn with_more_roots(crypto: Arc<CryptoProvider>, pem: Vec<u8>) -> Self {
+        Self { more: pem, ..Self::new(crypto, false, Trust::System) }
     }
 
     /// The settings. The system's roots are a megabyte: they are read for each connection and not kept.
@@ -53,7 +60,9 @@ impl Tls {
                 .with_custom_certificate_verifier(Arc::new(Anybody(self.crypto.clone())))
                 .with_no_client_auth(),
             Trust::System => {
-                builder.with_root_certificates(crate::tls::client::system_roots()).with_no_client_auth()
+                let mut roots = crate::tls::client::system_roots();
+                roots.roots.extend(crate::tls::client::roots_of(&self.more).roots);
+                builder.with_root_certificates(roots).with_no_client_auth()
             }
         };
         if self.h2 {

@@ -20,5 +20,7 @@ mod sds;
 mod secrecy;
 mod startup;
 mod status;
+mod sts;
+mod vault;
 mod vm;
 mod wasm;

@@ -13,6 +13,7 @@ pub mod disk;
 pub mod http;
 pub mod mesh;
 pub mod root;
+pub mod web;
 
 use std::path::PathBuf;
 use std::sync::OnceLock;

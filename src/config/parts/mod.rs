@@ -7,6 +7,7 @@ pub mod health;
 pub mod identity;
 pub mod istiod;
 pub mod status;
+pub mod sts;
 pub mod wasm;
 
 use std::path::{Path, PathBuf};

@@ -31,16 +31,36 @@ pub struct Claims {
     pub audiences: Vec<String>,
 }
 
-/// The claims of a token; `None` when it is no JWT.
+/// A token's payload; `None` when it is no JWT.
 #[must_use]
-pub fn read(token: &str) -> Option<Claims> {
+pub fn payload(token: &str) -> Option<serde_json::Map<String, serde_json::Value>> {
     let mut parts = token.trim().split('.');
     let (_, payload, _) = (parts.next()?, parts.next()?, parts.next()?);
     if parts.next().is_some() || payload.len() > MAX_PAYLOAD {
         return None;
     }
-    let payload = ENGINE.decode(payload).ok()?;
-    let payload: serde_json::Map<String, serde_json::Value> = serde_json::from_slice(&payload).ok()?;
+    serde_json::from_slice(&ENGINE.decode(payload).ok()?).ok()
+}
+
+/// The one audience of a token; `None` when it has several, none, an empty one or one that is no text.
+#[must_use]
+pub fn only_audience(token: &str) -> Option<String> {
+    use serde_json::Value;
+    let text = match payload(token)?.remove("aud")? {
+        Value::String(text) => text,
+        Value::Array(all) => match <[Value; 1]>::try_from(all).ok()? {
+            [Value::String(text)] => text,
+            _ => return None,
+        },
+        _ => return None,
+    };
+    (!text.is_empty()).then_some(text)
+}
+
+/// The claims of a token; `None` when it is no JWT.
+#[must_use]
+pub fn read(token: &str) -> Option<Claims> {
+    let payload = payload(token)?;
     // Numbers may be written as fractions (RFC 7519 NumericDate).
     let expires = payload
         .get("exp")
