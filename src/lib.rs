@@ -18,6 +18,7 @@ pub mod config;
 pub mod dns;
 pub mod envoy;
 pub mod fetch;
+pub mod gateway;
 pub mod health;
 pub mod iptables;
 pub mod istiod;

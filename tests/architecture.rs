@@ -11,14 +11,14 @@ const EDGES: &[(&str, &[&str])] = &[
         "config",
         &[
             "sds", "secrets", "ca", "xds", "istiod", "envoy", "status", "dns", "health", "iptables", "fetch",
-            "tls", "wasm", "sts",
+            "tls", "wasm", "sts", "gateway",
         ],
     ),
     (
         "agent",
         &[
             "config", "sds", "secrets", "ca", "xds", "istiod", "envoy", "status", "dns", "health", "net",
-            "tls", "wasm", "sts",
+            "tls", "wasm", "sts", "gateway",
         ],
     ),
     ("sds", &["net", "secrets"]),
@@ -28,6 +28,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ("istiod", &["tls"]),
     ("envoy", &[]),
     ("status", &["fetch", "net"]),
+    ("gateway", &["secrets", "fetch", "tls"]),
     ("sts", &["fetch", "serve", "istiod", "tls"]),
     ("serve", &["fetch"]),
     ("dns", &["net"]),

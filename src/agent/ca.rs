@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Tokens, metadata_server, said};
+use super::{metadata_server, said};
 use crate::base::clock::Clock;
 use crate::base::metrics::Metrics;
 use crate::ca::CaClient;
@@ -21,7 +21,7 @@ use crate::sts::Exchanging;
 /// When there is no such CA, or it lacks a setting.
 pub async fn client(
     config: &Config,
-    tokens: &Tokens,
+    tokens: Arc<dyn TokenSource>,
     metrics: &Metrics,
     clock: &Arc<dyn Clock>,
 ) -> Result<Option<Arc<dyn CaClient>>, Error> {
@@ -31,10 +31,10 @@ pub async fn client(
         Provider::resolve(s.text(var::CA_PROVIDER), address, s.flag(var::ENABLE_GOOGLE_CA)).map_err(said)?;
     let own = match parts::sts::exchanged(config, &provider).await? {
         Some((audience, crypto)) => {
-            let source = Exchanging::new(tokens.source.clone(), audience, crypto, clock.clone());
+            let source = Exchanging::new(tokens, audience, crypto, clock.clone());
             Arc::new(source) as Arc<dyn TokenSource>
         }
-        None => tokens.source.clone(),
+        None => tokens,
     };
     let (connection, token) = match provider {
         // Mesh CA takes the workload's token, the service that of the machine's account.

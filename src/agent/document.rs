@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::base::build_info;
 use crate::config::Config;
 use crate::trouble::Troubles;
-use crate::{dns, envoy, health, secrets, status, sts, xds};
+use crate::{dns, envoy, gateway, health, secrets, status, sts, xds};
 
 use super::shutdown::Stages;
 
@@ -22,6 +22,7 @@ pub struct Face {
     names: Option<dns::Current>,
     health: Option<health::Handle>,
     sts: Option<sts::Handle>,
+    gateway: Option<gateway::Secrets>,
     tasks: Stages,
     troubles: Troubles,
     since: SystemTime,
@@ -38,6 +39,7 @@ impl Face {
         names: Option<dns::Current>,
         health: Option<health::Handle>,
         sts: Option<sts::Handle>,
+        gateway: Option<gateway::Secrets>,
         tasks: &Stages,
         troubles: &Troubles,
     ) -> Self {
@@ -49,6 +51,7 @@ impl Face {
             names,
             health,
             sts,
+            gateway,
             tasks: tasks.clone(),
             troubles: troubles.clone(),
             since: SystemTime::now(),
@@ -114,6 +117,7 @@ impl status::Agent for Face {
         if let Some(why) = self.sts.as_ref().and_then(sts::Handle::trouble) {
             out.push(format!("no tokens can be exchanged: {why}"));
         }
+        out.extend(self.gateway.iter().flat_map(gateway::Secrets::troubles));
         out
     }
 
@@ -147,6 +151,7 @@ impl status::Agent for Face {
                 "outputError": identity.output_error,
             },
             "tokenService": self.sts.as_ref().map(sts::Handle::status),
+            "gatewaySecrets": self.gateway.as_ref().map(gateway::Secrets::status),
             "application": self.health.as_ref().map(health::Handle::status),
             "config": serde_json::to_value(self.xds.snapshot()).unwrap_or(Value::Null),
         })

@@ -9,10 +9,13 @@ use std::time::Duration;
 use tokio::process::Command;
 
 use super::{bootstrap, said};
+use crate::base::clock::{Clock, System};
+use crate::base::metrics::Metrics;
 use crate::config::Config;
 use crate::config::env::var;
 use crate::config::parts::{self, Error, identity};
 use crate::envoy::Bootstrap as _;
+use crate::istiod::auth::Mock;
 use crate::secrets::probe::{self, Mode};
 
 /// Limit of Envoy's judgement; it answers within a second or two.
@@ -27,10 +30,12 @@ pub async fn dry_run(config: Config) -> Result<Vec<u8>, Error> {
     let plan = identity::plan(&config)?;
     let addresses = bootstrap::addresses(&config);
     parts::status::server(&config, bootstrap::all_ipv6(&addresses))?;
+    parts::gateway::secrets(&config)?;
     parts::sts::service(&config, bootstrap::all_ipv6(&addresses)).await?;
     parts::istiod::xds(&config, plan.file_mounted)?;
     if !plan.file_mounted {
-        parts::istiod::ca(&config)?;
+        let clock: Arc<dyn Clock> = Arc::new(System);
+        super::ca::client(&config, Arc::new(Mock), &Metrics::new(), &clock).await?;
     }
     let mode = if config.settings.flag(var::DISABLE_ENVOY) {
         Mode::Own

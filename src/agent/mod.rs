@@ -7,6 +7,7 @@
 
 mod bootstrap;
 mod ca;
+mod callers;
 mod dns;
 mod document;
 mod dry_run;
@@ -105,7 +106,7 @@ async fn start(config: Config) -> Result<u8, Error> {
     };
     let tokens = token_source(&config, &clock)?;
     let ca = if needs_ca && mode == Mode::Own {
-        ca::client(&config, &tokens, &metrics, &clock).await?
+        ca::client(&config, tokens.source.clone(), &metrics, &clock).await?
     } else {
         None
     };
@@ -115,6 +116,8 @@ async fn start(config: Config) -> Result<u8, Error> {
     let root = upstream.root_file();
 
     let token_service = sts::prepare(&config, ipv6).await?;
+    let gateway = parts::gateway::secrets(&config)?;
+    let callers_socket = callers::prepare(&config)?;
 
     // The certificate takes longest of all: its first steps, a name to resolve and a connection to open, go on
     // beside what follows, whenever that lets go of the thread.
@@ -152,6 +155,17 @@ async fn start(config: Config) -> Result<u8, Error> {
     // The parts, from the inside out.
     let sds_server =
         sds::Server::bind(identity::sds(&config, mode), Arc::new(identity_source.clone()), &metrics);
+    // Beside it the sockets that only some agents have.
+    let mut more_sds = Vec::new();
+    let gateway = gateway.map(|(settings, socket)| {
+        let source = crate::gateway::Secrets::new(settings, tasks.secrets.clone(), troubles.reporter("sds"));
+        more_sds.push(("gateway sds", sds_server.beside(socket, Arc::new(source.clone()))));
+        source
+    });
+    if let Some(socket) = callers_socket {
+        let source = callers::ByToken::new(config.clone(), clock.clone(), tasks.secrets.clone());
+        more_sds.push(("callers' sds", sds_server.for_callers(socket, Arc::new(source))));
+    }
     let crypto = crate::tls::provider::provider(parts::istiod::compliance(&config)).0;
     let modules = wasm::converter(&config, &crypto, &metrics);
     let xds_server = xds::Server::new(
@@ -208,7 +222,8 @@ async fn start(config: Config) -> Result<u8, Error> {
             }
         }
     });
-    let token_service = token_service.map(|service| service.spawn(&config, &tasks, &metrics, &clock));
+    let token_service =
+        token_service.map(|service| service.spawn(&config, &tasks, &metrics, &clock, &troubles));
     if let Some(server) = dns_bound {
         tasks.dns.run("dns", server.serve(tasks.dns.token()));
     }
@@ -221,6 +236,9 @@ async fn start(config: Config) -> Result<u8, Error> {
         let stop = tasks.sds.token();
         async move { sds_server.run_with(stop, crate::base::authority::Shim::new).await }
     });
+    for (name, server) in more_sds {
+        spawn(&tasks.sds, name, server.run(tasks.sds.token()));
+    }
     tasks.xds.spawn("xds", {
         let stop = tasks.xds.token();
         let (listener, file) = xds_bound.into_parts();
@@ -248,6 +266,7 @@ async fn start(config: Config) -> Result<u8, Error> {
         names,
         health,
         token_service,
+        gateway,
         &tasks,
         &troubles,
     ));

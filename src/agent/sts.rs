@@ -13,6 +13,7 @@ use crate::config::Config;
 use crate::config::parts::Error;
 use crate::config::parts::sts::{Service, google};
 use crate::sts::{Bound, Handle, Plugin, bind};
+use crate::trouble::Troubles;
 
 /// How long a metadata server is waited for. GKE's needs "a few seconds" after the start of a pod.
 const WAIT: Duration = Duration::from_secs(8);
@@ -46,9 +47,10 @@ impl Pending {
         stages: &Stages,
         metrics: &Metrics,
         clock: &Arc<dyn Clock>,
+        troubles: &Troubles,
     ) -> Handle {
         let Self { mut service, bound } = self;
-        let handle = service.handle();
+        let handle = service.handle(troubles.reporter("security"));
         if let Some(bound) = bound {
             bound.spawn(&stages.sts, metrics, clock.clone(), handle.clone());
             return handle;

@@ -100,7 +100,7 @@ impl Client {
             return Err(bad("VAULT_ADDR", address, "it has a user or a query, which have no place in it"));
         }
         if !url.https {
-            tracing::warn!(target: "vault", "Vault at {} is called in plain text", shown(address));
+            tracing::warn!(target: "citadelclient", "Vault at {} is called in plain text", shown(address));
         }
         let at = |name: &'static str, path: &str| {
             let path = path.trim_matches('/');
@@ -150,7 +150,7 @@ impl Client {
                 return Err(if sent { failed.error } else { Error::Unsent(Box::new(failed.error)) });
             }
             self.retries.with_label_values(&["csr"]).inc();
-            tracing::warn!(target: "vault",
+            tracing::warn!(target: "citadelclient",
                 "{}; attempt {} of {ATTEMPTS} in {} ms", failed.error, attempt + 1, wait.as_millis());
             tokio::time::sleep(wait).await;
         }

@@ -321,6 +321,19 @@ pub const PROXY: &[Flag] = &[
         "who changes tokens in the service: GoogleTokenExchange (also where the flag is not given), or Passthrough (ours); any other: nobody",
     ),
     Flag::new(
+        "gateway-secrets-dir",
+        Kind::Text,
+        "",
+        "ours: folder of a gateway's secrets, <name>/tls.crt, tls.key and ca.crt",
+    ),
+    Flag::new(
+        "gatewayUdsPath",
+        Kind::Text,
+        "",
+        "ours: socket of a gateway's secrets; empty: ./var/run/ingress_gateway/sds",
+    ),
+    Flag::new("workloadUDSPath", Kind::Text, "", "ours: socket of SDS_CALLER_TOKENS; before WORKLOAD_SDS"),
+    Flag::new(
         "dry-run",
         Kind::Bool,
         "false",

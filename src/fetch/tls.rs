@@ -19,6 +19,8 @@ pub(crate) enum Trust {
     Anybody,
     /// One for the host's name, signed by one of the system's roots.
     System,
+    /// One for the host's name, signed by a root that is given.
+    Given,
 }
 
 /// Settings that are made when the first request needs them: most pods fetch nothing over TLS.
@@ -27,7 +29,7 @@ pub(crate) struct Tls {
     crypto: Arc<CryptoProvider>,
     h2: bool,
     trust: Trust,
-    /// PEM, trusted beside the system's roots.
+    /// PEM, trusted beside the system's roots, or alone.
     more: Vec<u8>,
     made: OnceLock<Result<Arc<ClientConfig>, Error>>,
 }
@@ -43,11 +45,16 @@ impl Tls {
         Self { more: pem, ..Self::new(crypto, false, Trust::System) }
     }
 
+    /// HTTP/1.1 with a server that a root in `pem` vouches for.
+    pub(crate) fn with_roots(crypto: Arc<CryptoProvider>, pem: Vec<u8>) -> Self {
+        Self { more: pem, ..Self::new(crypto, false, Trust::Given) }
+    }
+
     /// The settings. The system's roots are a megabyte: they are read for each connection and not kept.
     pub(crate) fn config(&self) -> Result<Arc<ClientConfig>, Error> {
         match self.trust {
             Trust::Anybody => self.made.get_or_init(|| self.make()).clone(),
-            Trust::System => self.make(),
+            Trust::System | Trust::Given => self.make(),
         }
     }
 
@@ -59,8 +66,11 @@ impl Tls {
                 .dangerous()
                 .with_custom_certificate_verifier(Arc::new(Anybody(self.crypto.clone())))
                 .with_no_client_auth(),
-            Trust::System => {
-                let mut roots = crate::tls::client::system_roots();
+            Trust::System | Trust::Given => {
+                let mut roots = match self.trust {
+                    Trust::System => crate::tls::client::system_roots(),
+                    _ => rustls::RootCertStore::empty(),
+                };
                 roots.roots.extend(crate::tls::client::roots_of(&self.more).roots);
                 builder.with_root_certificates(roots).with_no_client_auth()
             }

@@ -14,6 +14,7 @@ use super::request::Ask;
 use crate::base::clock::Clock;
 use crate::base::metrics::Metrics;
 use crate::base::tasks::Group;
+use crate::trouble::{Kind, Report, Reporter};
 
 /// A kept token is used while more than this remains of it; the Go agent's number.
 pub(super) const GRACE: Duration = Duration::from_secs(300);
@@ -87,6 +88,7 @@ pub struct Handle(Arc<Told>);
 struct Told {
     port: u16,
     plugin: &'static str,
+    trouble: Reporter,
     state: Mutex<State>,
 }
 
@@ -100,8 +102,8 @@ struct State {
 impl Handle {
     /// Of a service on `port` with `plugin`, before it starts.
     #[must_use]
-    pub fn new(port: u16, plugin: &'static str) -> Self {
-        Self(Arc::new(Told { port, plugin, state: Mutex::default() }))
+    pub fn new(port: u16, plugin: &'static str, trouble: Reporter) -> Self {
+        Self(Arc::new(Told { port, plugin, trouble, state: Mutex::default() }))
     }
 
     pub(super) fn plugin(&self) -> &'static str {
@@ -131,13 +133,14 @@ impl Handle {
         let mut state = lock(&self.0.state);
         state.exchanges += 1;
         state.failures += u64::from(error.is_some());
-        let text = error.map(|e| e.0.clone());
-        match (&state.last_error, &text) {
-            (Some(_), None) => tracing::info!(target: "token", "tokens are exchanged again"),
-            (last, Some(now)) if last.as_ref() != Some(now) => tracing::error!(target: "token", "{now}"),
-            _ => {}
+        state.last_error = error.map(|e| e.0.clone());
+        match error {
+            Some(fault) => {
+                tracing::debug!(target: "security", "{fault}");
+                self.0.trouble.report(Report::new(Kind::TokensNotExchanged, fault.0.clone()));
+            }
+            None => self.0.trouble.end(),
         }
-        state.last_error = text;
     }
 }
 

@@ -44,7 +44,7 @@ impl Audience {
     fn of(&self, subject: &str) -> String {
         let own = self.of_token.then(|| claims::only_audience(subject)).flatten();
         if own.is_none() && self.of_token {
-            tracing::warn!(target: "token",
+            tracing::warn!(target: "security",
                 "the subject token does not have exactly one audience; the trust domain is taken in its place");
         }
         let namespace = own.as_deref().unwrap_or(&self.trust_domain);
@@ -134,7 +134,7 @@ impl Exchanger for Both {
             let (token, ends) = self.calls.access(&self.google.project_number, &federated).await?;
             let now = self.calls.clock.now();
             notes.add(Seen { kind: LAST, issued: now, ends });
-            tracing::info!(target: "token", "an access token was got in {} ms; it lives for {} s",
+            tracing::info!(target: "security", "an access token was got in {} ms; it lives for {} s",
                 started.elapsed().as_millis(), super::broker::remaining(ends, now));
             // One that is past its end is handed out like any other: it may be this machine's clock that is wrong.
             Ok(Access {

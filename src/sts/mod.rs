@@ -115,7 +115,7 @@ impl Bound {
             Plugin::Google(google) => Some(google.exchanger(crypto, clock.clone())),
             Plugin::Upstream(upstream) => Some(upstream.exchanger(crypto, clock.clone())),
         };
-        tracing::info!(target: "stsserver",
+        tracing::info!(target: "security",
             "security token service listens on {address}, plugin {}", handle.plugin());
         let broker = exchanger.map(|exchanger| Broker::new(exchanger, clock, group.clone(), metrics, handle));
         let site = Arc::new(Service { broker });
@@ -137,7 +137,7 @@ impl Service {
         let ask = match request::read(asked, conn).await {
             Ok(ask) => ask,
             Err(refusal) => {
-                tracing::debug!(target: "stsserver", "a request was refused: {}", refusal.why);
+                tracing::debug!(target: "security", "a request was refused: {}", refusal.why);
                 return answer::invalid_request(&refusal);
             }
         };

@@ -6,12 +6,15 @@ mod support;
 
 mod ads;
 mod ads_faults;
+mod callers;
 mod cli;
 mod commands;
 mod completion;
 mod dns;
 mod end_to_end;
+mod examples;
 mod faults;
+mod gateway;
 mod heal;
 mod health;
 mod lifecycle;

@@ -213,6 +213,13 @@ variables! {
     ours STATUS METRICS_DETAILS: Bool = "false", "export families the Go agent does not have, and mark cut parts";
     ours CERT ENABLE_GOOGLE_CA: Bool = "false", "a CA_ADDR of googleapis.com means GoogleCA without being named by CA_PROVIDER";
     ours CERT GKE_CLUSTER_URL: Text = "", "address of the GKE cluster: routing of Google's Mesh CA, identity provider in token exchanges";
+    ours CERT ENABLE_INGRESS_GATEWAY_SDS: Bool = "false", "serve secrets of the namespace to a gateway's Envoy; on in a router with the folder /var/run/ingress_gateway (as in 1.1 to 1.5)";
+    ours CERT INGRESS_GATEWAY_NAMESPACE: Text = "", "whose secrets a gateway is served; empty: the pod's namespace";
+    ours CERT INGRESS_GATEWAY_FALLBACK_SECRET: Text = "gateway-fallback", "secret that is served in place of one that does not exist; empty: none";
+    ours CERT SECRET_WATCHER_RESYNC_PERIOD: Duration = "0s", "time after which secrets of gateways are listed anew; 0: only when a watch ends";
+    ours CERT KUBERNETES_SERVICE_PORT: Text = "443", "port of the API server";
+    ours CERT SDS_CALLER_TOKENS: Bool = "false", "a socket on which each caller brings its own token and gets a certificate for it (node agents of 1.1 to 1.4)";
+    ours CERT WORKLOAD_SDS: Text = "", "path of that socket; empty: /var/run/sds/uds_path";
     ours CERT PLUGINS: Text = "", "GoogleTokenExchange: the token is exchanged for Google's federated one before it goes to the CA (as in 1.1 to 1.5)";
     ours CERT VAULT_ADDR: Text = "", "VaultCA: address of the Vault, https://host:8200";
     ours CERT VAULT_ROLE: Text = "", "VaultCA: role to log in as";

@@ -3,6 +3,7 @@
 
 pub mod dns;
 pub mod envoy;
+pub mod gateway;
 pub mod health;
 pub mod identity;
 pub mod istiod;

@@ -11,6 +11,7 @@ use crate::config::env::var;
 use crate::config::{go, platform};
 use crate::status;
 use crate::sts::{self, Audience, Google, Handle, Plugin, Upstream};
+use crate::trouble::Reporter;
 
 /// The Go agent's name of its only plug-in.
 const GOOGLE: &str = "GoogleTokenExchange";
@@ -49,8 +50,8 @@ impl Service {
 
     /// What will be told about it.
     #[must_use]
-    pub fn handle(&self) -> Handle {
-        Handle::new(self.address.port(), self.name)
+    pub fn handle(&self, trouble: Reporter) -> Handle {
+        Handle::new(self.address.port(), self.name, trouble)
     }
 }
 
@@ -118,7 +119,7 @@ async fn plugin(config: &Config) -> Result<(&'static str, Option<Plugin>), Error
                 .map_err(|e| Error::new(e.to_string()))
         }
         other => {
-            tracing::warn!(target: "stsserver",
+            tracing::warn!(target: "security",
                 "token manager plugin {other:?} is unknown: the token service can only answer that it has none (it is {GOOGLE} or {PASSTHROUGH})");
             Ok(("none", Some(Plugin::None)))
         }

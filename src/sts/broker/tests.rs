@@ -37,7 +37,7 @@ fn rig(life: u64) -> (Double, Arc<Broker>) {
         life: Arc::new(Mutex::new(Some(life))),
         go: watch::channel(true).0,
     };
-    let handle = Handle::new(1, "test");
+    let handle = Handle::new(1, "test", Reporter::default());
     let broker =
         Broker::new(Box::new(double.clone()), Arc::new(clock), Group::new(), &Metrics::new(), handle);
     (double, broker)
