@@ -165,3 +165,74 @@ async fn what_gateway_secrets_lack_is_named_at_the_start() {
         eventually(part, async || agent.log().contains(part).then_some(())).await;
     }
 }
+
+/// A request over a connection of its own; gives the certificate that Envoy showed.
+async fn shown(port: u16, root: &str) -> Result<Vec<u8>, String> {
+    use rustls_pki_types::pem::PemObject;
+    use rustls_pki_types::{CertificateDer, ServerName};
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let mut roots = rustls::RootCertStore::empty();
+    roots.add_parsable_certificates(CertificateDer::pem_slice_iter(root.as_bytes()).flatten());
+    let provider = std::sync::Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let config = rustls::ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .map_err(|e| e.to_string())?
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    let socket = tokio::net::TcpStream::connect(("127.0.0.1", port)).await.map_err(|e| e.to_string())?;
+    let name = ServerName::try_from("localhost").map_err(|e| e.to_string())?;
+    let connector = tokio_rustls::TlsConnector::from(std::sync::Arc::new(config));
+    let mut stream = connector.connect(name, socket).await.map_err(|e| e.to_string())?;
+    let leaf = stream.get_ref().1.peer_certificates().map(|chain| chain[0].to_vec()).unwrap_or_default();
+    let request = b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
+    stream.write_all(request).await.map_err(|e| e.to_string())?;
+    let mut answer = Vec::new();
+    let _ = stream.read_to_end(&mut answer).await;
+    if answer.starts_with(b"HTTP/1.1 200") {
+        Ok(leaf)
+    } else {
+        Err(String::from_utf8_lossy(&answer).into_owned())
+    }
+}
+
+#[tokio::test]
+async fn envoys_listener_changes_its_certificate_under_traffic() {
+    let mock = MockIstiod::start().await;
+    let api = ApiServer::start(&mock.authority(), "S3CRET-ONE").await;
+    let port = crate::support::free_port();
+    let root = mock.root_pem();
+    let made = || {
+        let now = std::time::SystemTime::now();
+        mock.authority().pair(&mock_istiod::pki::Leaf {
+            uris: Vec::new(),
+            dns: vec!["localhost".to_owned()],
+            not_before: now - Duration::from_secs(60),
+            not_after: now + Duration::from_secs(3600),
+        })
+    };
+    let yaml = include_str!("../support/gateway_envoy.yaml").replace("{{listener}}", &port.to_string());
+    let mut agent = from_api(&mock, &api)
+        .env("ISTIO_BOOTSTRAP_OVERRIDE", "override.yaml")
+        .file("override.yaml", yaml)
+        .envoy(crate::support::Envoy::Real)
+        .start();
+    // Nothing is there: Envoy waits. Then the fallback, then the right one.
+    agent.wait_log("Envoy waits for it").await;
+    api.put("gateway-fallback", &fields(&made()));
+    let fallback = eventually("the fallback", async || shown(port, &root).await.ok()).await;
+    api.put("web", &fields(&made()));
+    let mut last = eventually("the right certificate", async || {
+        shown(port, &root).await.ok().filter(|leaf| *leaf != fallback)
+    })
+    .await;
+    // Renewed again and again while requests go on; none fails.
+    for _ in 0..3 {
+        api.put("web", &fields(&made()));
+        last = eventually("the next certificate", async || {
+            let leaf = shown(port, &root).await.expect("no request fails while the certificate changes");
+            (leaf != last).then_some(leaf)
+        })
+        .await;
+    }
+    agent.stop().await;
+}
