@@ -10,6 +10,7 @@ use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, Server
 use rustls::client::{ClientConfig, Resumption};
 use rustls::crypto::CryptoProvider;
 use rustls::{DigitallySignedStruct, Error, SignatureScheme};
+use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
 
 /// Whose certificate is good enough.
@@ -71,7 +72,9 @@ impl Tls {
                     Trust::System => crate::tls::client::system_roots(),
                     _ => rustls::RootCertStore::empty(),
                 };
-                roots.roots.extend(crate::tls::client::roots_of(&self.more).roots);
+                roots.add_parsable_certificates(
+                    CertificateDer::pem_slice_iter(&self.more).filter_map(Result::ok),
+                );
                 builder.with_root_certificates(roots).with_no_client_auth()
             }
         };
