@@ -16,6 +16,7 @@ pub mod ca;
 pub mod cli;
 pub mod config;
 pub mod dns;
+pub mod doctor;
 pub mod envoy;
 pub mod fetch;
 pub mod gateway;

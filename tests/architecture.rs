@@ -6,7 +6,15 @@ use std::path::{Path, PathBuf};
 /// Who may use whom; a module may always use itself, `base`, `proto` and `trouble`, which uses `base` only.
 const EDGES: &[(&str, &[&str])] = &[
     ("main", &["cli", "config", "envoy", "tls"]),
-    ("cli", &["config", "agent", "envoy", "iptables", "vm"]),
+    ("cli", &["config", "agent", "envoy", "iptables", "vm", "doctor", "overview"]),
+    (
+        "doctor",
+        &[
+            "config", "agent", "secrets", "ca", "xds", "istiod", "envoy", "iptables", "fetch", "tls",
+            "overview",
+        ],
+    ),
+    ("overview", &["envoy", "fetch"]),
     (
         "config",
         &[

@@ -19,7 +19,9 @@ mod systemd;
 mod wasm;
 mod wiring;
 
-pub use dry_run::dry_run;
+pub use bootstrap::all_ipv6;
+pub use ca::client as ca_client;
+pub use dry_run::{bootstrap_text, dry_run};
 
 use std::path::Path;
 use std::sync::Arc;
@@ -45,9 +47,9 @@ use crate::trouble::{Troubles, What};
 use crate::{sds, xds};
 
 /// The token that Kubernetes mounts, or a VM is given.
-const TOKEN: &str = "./var/run/secrets/tokens/istio-token";
+pub const TOKEN: &str = "./var/run/secrets/tokens/istio-token";
 /// What istiod's tokens are made for; only named in log lines.
-const AUDIENCE: &str = "istio-ca";
+pub const AUDIENCE: &str = "istio-ca";
 
 /// Runs the agent to its end; gives the process's exit status.
 pub async fn run(config: Config) -> u8 {
@@ -188,7 +190,10 @@ async fn start(config: Config) -> Result<u8, Error> {
     tokio::task::yield_now().await;
 
     // What Envoy will be told.
-    let node = bootstrap::node(&config, &addresses, mode).await?;
+    let credential = probe::credential(&config.path(identity::CREDENTIAL_SOCKET)).await.map_err(|e| {
+        Error::new(format!("failed to generate bootstrap metadata: {}", crate::base::error::chain(&e)))
+    })?;
+    let node = bootstrap::node(&config, &addresses, mode, credential).await?;
     tokio::task::yield_now().await;
     bootstrap::write_grpc(&config, &node)?;
     let (supervisor, envoy_handle) = if disabled {
@@ -317,7 +322,7 @@ fn token_source(config: &Config, clock: &Arc<dyn Clock>) -> Result<Tokens, Error
     }
 }
 
-fn metadata_server(config: &Config) -> MetadataServer {
+pub(crate) fn metadata_server(config: &Config) -> MetadataServer {
     let host = config.settings.some_text(var::GCE_METADATA_HOST);
     host.map_or_else(MetadataServer::default, |host| MetadataServer { host: host.to_owned() })
 }

@@ -1,5 +1,7 @@
 //! Dials: name to addresses, addresses side by side, TCP, proxy, TLS; one bound over all of it.
 
+mod look;
+
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -17,7 +19,9 @@ use super::error::tls_hint;
 use super::{Config, Error, Phase, Stream, Transport, name, roots};
 use crate::base::clock::{self, Clock};
 use crate::base::proxy::Proxy;
-use crate::tls::client::{self, Identity};
+use crate::tls::client::{self, Identity, Seen};
+
+pub use look::{Look, Peer};
 
 /// After this long without a TCP connection the next address is tried beside it (RFC 8305 recommends
 /// 250 ms, Go waits 300 ms).
@@ -148,6 +152,8 @@ struct Target<'a> {
     port: &'a str,
     proxy: Option<Proxy>,
     tls: Option<TargetTls>,
+    /// Where the server's chain is kept, for a diagnosis.
+    seen: Option<Arc<Seen>>,
 }
 
 struct TargetTls {
@@ -182,7 +188,7 @@ impl<'a> Target<'a> {
             }
             _ => None,
         };
-        Ok(Self { address, host, port, proxy, tls })
+        Ok(Self { address, host, port, proxy, tls, seen: None })
     }
 
     fn error(
@@ -320,8 +326,13 @@ impl Inner {
             return Ok(Stream::Plain(io));
         };
         let identity = settings.client.clone().map(|files| Identity::new(files, self.clock.clone()));
-        let config = client::config(tls.roots.clone(), identity.clone(), settings.compliance)
-            .map_err(|e| target.error(Some(peer), Phase::Tls, e.to_string(), ""))?;
+        let made = match &target.seen {
+            None => client::config(tls.roots.clone(), identity.clone(), settings.compliance),
+            Some(seen) => {
+                client::watched(tls.roots.clone(), identity.clone(), settings.compliance, seen.clone())
+            }
+        };
+        let config = made.map_err(|e| target.error(Some(peer), Phase::Tls, e.to_string(), ""))?;
         let connector = TlsConnector::from(Arc::new(config));
         let io = BufReader::with_capacity(READ_AHEAD, io);
         let shaken = connector.connect(tls.server.clone(), io).await;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{Config, Error};
-use crate::ca::provider::Calls;
+use crate::ca::provider::{Calls, Provider};
 use crate::ca::vault;
 use crate::config::env::{Key, kinds, var};
 use crate::fetch::Proxies;
@@ -124,6 +124,25 @@ fn unmounted_root(config: &Config, file_mounted: bool) -> Result<PathBuf, Error>
         ));
     }
     existing(config.path(ISTIOD_ROOT))
+}
+
+/// Which CA signs by gRPC, and the connection to it; none where another way or nobody does.
+///
+/// # Errors
+/// When there is no such provider, or its root cannot be located.
+pub fn ca_of_provider(config: &Config) -> Result<Option<(Provider, istiod::Config)>, Error> {
+    let s = &config.settings;
+    let address = s.some_text(var::CA_ADDR).unwrap_or(&config.mesh.proxy.discovery_address);
+    let provider = Provider::resolve(s.text(var::CA_PROVIDER), address, s.flag(var::ENABLE_GOOGLE_CA))
+        .map_err(|e| Error::new(e.to_string()))?;
+    let connection = match provider {
+        Provider::GoogleCa => google_ca(config, false)?,
+        Provider::GoogleCas => google_ca(config, true)?,
+        Provider::Citadel => ca(config)?,
+        // A Vault is spoken to over HTTP.
+        Provider::Vault | Provider::GkeWorkloadCertificate => return Ok(None),
+    };
+    Ok(Some((provider, connection)))
 }
 
 /// The connection to the CA.

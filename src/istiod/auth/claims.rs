@@ -29,6 +29,12 @@ pub struct Claims {
     pub expires: Option<SystemTime>,
     /// `aud`, one or several, cut to a length for logs.
     pub audiences: Vec<String>,
+    /// `iat`.
+    pub issued: Option<SystemTime>,
+    /// `iss`, cut to a length for logs.
+    pub issuer: Option<String>,
+    /// `sub`, likewise: `system:serviceaccount:NAMESPACE:ACCOUNT`.
+    pub subject: Option<String>,
 }
 
 /// A token's payload; `None` when it is no JWT.
@@ -62,12 +68,14 @@ pub fn only_audience(token: &str) -> Option<String> {
 pub fn read(token: &str) -> Option<Claims> {
     let payload = payload(token)?;
     // Numbers may be written as fractions (RFC 7519 NumericDate).
-    let expires = payload
-        .get("exp")
-        .and_then(serde_json::Value::as_f64)
-        .filter(|s| s.is_finite() && *s >= 0.0)
-        .and_then(|s| Duration::try_from_secs_f64(s).ok())
-        .and_then(|s| UNIX_EPOCH.checked_add(s));
+    let date = |name: &str| {
+        let seconds = payload.get(name).and_then(serde_json::Value::as_f64);
+        seconds
+            .filter(|s| s.is_finite() && *s >= 0.0)
+            .and_then(|s| Duration::try_from_secs_f64(s).ok())
+            .and_then(|s| UNIX_EPOCH.checked_add(s))
+    };
+    let text = |name: &str| payload.get(name).and_then(serde_json::Value::as_str).map(cut);
     let audiences = match payload.get("aud") {
         Some(serde_json::Value::String(one)) => vec![cut(one)],
         Some(serde_json::Value::Array(all)) => {
@@ -75,7 +83,13 @@ pub fn read(token: &str) -> Option<Claims> {
         }
         _ => Vec::new(),
     };
-    Some(Claims { expires, audiences })
+    Some(Claims {
+        expires: date("exp"),
+        audiences,
+        issued: date("iat"),
+        issuer: text("iss"),
+        subject: text("sub"),
+    })
 }
 
 fn cut(text: &str) -> String {
