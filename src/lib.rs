@@ -24,6 +24,7 @@ pub mod health;
 pub mod iptables;
 pub mod istiod;
 mod net;
+pub mod overview;
 pub mod proto;
 pub mod sds;
 pub mod secrets;

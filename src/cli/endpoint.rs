@@ -4,24 +4,30 @@ use std::path::Path;
 
 use crate::config::args::Parsed;
 use crate::config::env::Env;
-use crate::config::{self, go, pod};
+use crate::config::{self, Config, go, pod};
 
 /// Where the agent's status server is when nothing else is said.
-const DEFAULT: u16 = 15020;
+pub(super) const DEFAULT: u16 = 15020;
 
-/// The status port: `--port`, or what mesh file, `PROXY_CONFIG` and annotations say. Where these cannot be read the
-/// agent is not running on them either, and the default is tried.
+/// The configuration as environment, files and annotations give it; none where they cannot be read: then the agent
+/// does not run on them either.
+pub(super) fn config(env: &Env) -> Option<Config> {
+    let annotations = pod::read(Path::new(pod::ANNOTATIONS)).unwrap_or_default();
+    config::load(Parsed::default(), env, Path::new("."), |key| annotations.get(key).cloned()).ok()
+}
+
+/// The status port of a configuration.
+pub(super) fn port_of(config: &Config) -> Option<u16> {
+    u16::try_from(config.mesh.proxy.status_port).ok().filter(|port| *port > 0)
+}
+
+/// The status port: `--port`, or the configuration's, or the default.
 ///
 /// # Errors
 /// When `--port` is no port.
 pub(super) fn status_port(parsed: &Parsed, env: &Env) -> Result<u16, String> {
-    if let Some(port) = given(parsed)? {
-        return Ok(port);
-    }
-    let annotations = pod::read(Path::new(pod::ANNOTATIONS)).unwrap_or_default();
-    let loaded = config::load(Parsed::default(), env, Path::new("."), |key| annotations.get(key).cloned());
-    let found = loaded.ok().and_then(|config| u16::try_from(config.mesh.proxy.status_port).ok());
-    Ok(found.filter(|port| *port > 0).unwrap_or(DEFAULT))
+    let found = given(parsed)?.or_else(|| config(env).as_ref().and_then(port_of));
+    Ok(found.unwrap_or(DEFAULT))
 }
 
 /// `--port`, where it is given.

@@ -18,6 +18,7 @@ mod proxy;
 mod request;
 mod run;
 mod sleep;
+mod status;
 mod version;
 mod vm;
 mod wait;
@@ -67,6 +68,17 @@ const DOCTOR: &[Flag] = &[
     PORT,
 ];
 
+const STATUS: &[Flag] = &[
+    PORT,
+    Flag::new(
+        "json",
+        Kind::Bool,
+        "false",
+        "print one JSON document; its fields are stable, times are RFC 3339",
+    ),
+    Flag::new("watch", Kind::Bool, "false", "again every two seconds"),
+];
+
 const RUN: &[Flag] = &[
     Flag::new("wait-timeout", Kind::Duration, "60s", "how long to wait until the proxy is ready"),
     Flag::new("quit", Kind::Bool, "false", "end the proxy when the command has ended"),
@@ -110,6 +122,12 @@ const COMMANDS: &[Command] = &[
     },
     command("run", "[flags] -- command ...", "Run a command once Envoy is ready, for Jobs", RUN),
     command("sleep", "<time>", "Sleep, for hooks in images without a shell", &[]),
+    command(
+        "status",
+        "",
+        "Show what the running agent says; ends with 0 healthy, 1 not healthy, 2 not reachable",
+        STATUS,
+    ),
     command("version", "", "Print what this build is", VERSION),
     command("vm", "<run|clean|check|install>", "A virtual machine's part in the mesh", vm::FLAGS),
     command(
@@ -158,6 +176,7 @@ pub fn run(words: &[String], env: Env) -> u8 {
         "doctor" => given(doctor::run(parsed, &env)),
         "run" => given(run::run(&parsed, &env)),
         "sleep" => given(sleep::run(&parsed)),
+        "status" => given(status::run(&parsed, &env)),
         "version" => quietly(version::run(&parsed)),
         "istio-iptables" => match logging::init(&logging_options(&parsed)) {
             Ok(_) => istio_iptables::run(&parsed, &env),

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{Check, Scene};
+use super::{Check, Scene, State};
 use crate::agent;
 use crate::config::env::var;
 use crate::config::parts::identity;
@@ -22,11 +22,15 @@ pub(super) async fn checks(scene: &Scene) -> Vec<Check> {
         return vec![Check::skip("envoy", "DISABLE_ENVOY: none is started")];
     }
     let binary = &config.mesh.proxy.binary_path;
-    let (version, bootstrap) = tokio::join!(version(binary), bootstrap(scene, binary));
-    let there = version.kind.is_none();
+    let version = version(binary).await;
+    let told = version.state == State::Ok;
+    let failed = version.state == State::Fail;
     let mut out = vec![version];
-    if there {
-        out.push(bootstrap);
+    if told {
+        out.push(bootstrap(scene, binary).await);
+    } else if !failed {
+        // What is no Envoy cannot judge one's bootstrap.
+        out.push(Check::skip("bootstrap", "not asked: what tells no version judges no bootstrap"));
     }
     out
 }

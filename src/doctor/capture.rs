@@ -1,13 +1,13 @@
 //! Capture rules: there, whole, and whether packets go through them. Read only, and only as far as this user may.
 
-use super::{Check, Scene};
+use super::Check;
+use crate::config::Config;
 use crate::iptables::look::{self, Found, Set};
 use crate::iptables::run::Real;
 
 const NAME: &str = "capture";
 
-pub(super) fn checks(scene: &Scene) -> Vec<Check> {
-    let config = &scene.config;
+pub(super) fn checks(config: &Config) -> Vec<Check> {
     let env = config.settings.env();
     if config.node_type != "sidecar" {
         return vec![Check::skip(NAME, format!("a {} captures nothing", config.node_type))];

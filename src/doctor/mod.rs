@@ -41,7 +41,6 @@ use crate::config::{self, Config, pod};
 use crate::trouble::Kind;
 
 pub use report::{Check, Report, State};
-pub use running::{MOST, agentz};
 
 /// All of it takes no longer.
 pub const LIMIT: Duration = Duration::from_secs(15);
@@ -117,7 +116,7 @@ pub async fn examine(inputs: Inputs) -> Report {
         sign::checks(&scene, sign),
         blocking("capture", end, {
             let scene = scene.clone();
-            move || capture::checks(&scene)
+            move || capture::checks(&scene.config)
         }),
         bootstrap::checks(&scene),
         blocking("limits", end, limits::checks),
@@ -143,6 +142,14 @@ pub async fn examine(inputs: Inputs) -> Report {
     report.weigh();
     report.finish(started.elapsed());
     report
+}
+
+/// What captures traffic, one line a set; empty where nothing does or this user may not read it.
+pub async fn capture(config: &Config) -> Vec<String> {
+    let config = config.clone();
+    let end = Instant::now() + Duration::from_secs(5);
+    let checks = blocking("capture", end, move || capture::checks(&config)).await;
+    checks.into_iter().filter(|c| c.state != State::Skip).map(|c| c.sentence()).collect()
 }
 
 /// What there is to say before a start about roots, files, rights and the token, for `proxy --dry-run`: one line each,

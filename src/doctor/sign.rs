@@ -70,22 +70,27 @@ pub(super) async fn checks(scene: &Scene, asked: bool) -> Check {
         Err(error) => return refused(&error),
     };
     let leaf = entries.first().map(|pem| cert::parse_chain(pem.as_bytes()));
-    match leaf {
-        Some(Ok(certs)) if certs.first().is_some_and(|c| c.spki == spki) => {
-            let left = certs[0].not_after.duration_since(scene.now).unwrap_or_default();
-            let whom = certs[0].uris.join(", ");
-            let (span, took) = (crate::trouble::span(left), started.elapsed().as_millis());
-            Check::ok(
-                NAME,
-                format!("the CA signed a throw-away key for {whom}, valid for {span}, in {took} ms"),
-            )
-        }
-        Some(Ok(_)) => {
-            Check::fail(NAME, Kind::CertificateUnusable, "the certificate is not for the key that was sent")
-        }
-        Some(Err(e)) => Check::fail(NAME, Kind::CertificateUnusable, e.to_string()),
-        None => Check::fail(NAME, Kind::CertificateUnusable, "the answer holds no certificate"),
-    }
+    let unusable = |said: &str| Check::fail(NAME, Kind::CertificateUnusable, said);
+    let certs = match leaf {
+        Some(Ok(certs)) => certs,
+        Some(Err(e)) => return unusable(&e.to_string()),
+        None => return unusable("the answer holds no certificate"),
+    };
+    let Some(first) = certs.first().filter(|c| c.spki == spki) else {
+        let later = entries.iter().skip(1).filter_map(|pem| cert::parse_chain(pem.as_bytes()).ok());
+        return unusable(if later.flatten().any(|c| c.spki == spki) {
+            "the certificates are out of order: that of the key that was sent is not the first"
+        } else {
+            "the certificate is not for the key that was sent"
+        });
+    };
+    let Ok(left) = first.not_after.duration_since(scene.now) else {
+        let ago = super::token::ago(scene.now, first.not_after);
+        return unusable(&format!("the certificate that the CA issued expired {ago} ago"));
+    };
+    let (whom, span) = (first.uris.join(", "), crate::trouble::span(left));
+    let took = started.elapsed().as_millis();
+    Check::ok(NAME, format!("the CA signed a throw-away key for {whom}, valid for {span}, in {took} ms"))
 }
 
 fn refused(error: &crate::ca::Error) -> Check {

@@ -27,3 +27,4 @@ mod sts;
 mod vault;
 mod vm;
 mod wasm;
+mod why;

@@ -9,6 +9,7 @@ pub mod agent;
 pub mod builder;
 pub mod client;
 pub mod clock;
+pub mod commands;
 pub mod disk;
 pub mod http;
 pub mod mesh;
