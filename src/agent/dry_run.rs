@@ -2,11 +2,10 @@
 //! bootstrap if it is there, and nothing is bound or written.
 
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::{bootstrap, said};
-use std::sync::Arc;
-
 use crate::base::clock::{Clock, System};
 use crate::base::metrics::Metrics;
 use crate::config::env::var;
