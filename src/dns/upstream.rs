@@ -8,10 +8,11 @@ use futures_util::stream::{FuturesUnordered, StreamExt};
 use prometheus::{HistogramVec, IntCounterVec};
 use rand::seq::SliceRandom;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpStream, UdpSocket, lookup_host};
+use tokio::net::{TcpStream, UdpSocket};
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::wire;
+use crate::base::lane;
 use crate::base::metrics::Metrics;
 
 const PORT: u16 = 53;
@@ -153,11 +154,8 @@ fn malformed() -> io::Error {
 }
 
 async fn address(server: &str) -> io::Result<SocketAddr> {
-    if let Ok(ip) = server.parse() {
-        return Ok(SocketAddr::new(ip, PORT));
-    }
     let none = || io::Error::new(io::ErrorKind::NotFound, "the resolver's name has no address");
-    lookup_host((server, PORT)).await?.next().ok_or_else(none)
+    lane::look_up(server, PORT).await?.into_iter().next().ok_or_else(none)
 }
 
 async fn udp(server: &str) -> io::Result<UdpSocket> {

@@ -14,6 +14,7 @@ use tokio::net::{TcpSocket, TcpStream};
 use tokio_rustls::TlsConnector;
 
 use super::{Error, Tls, Url};
+use crate::base::lane;
 use crate::base::proxy::Proxy;
 
 /// A connection of either kind.
@@ -92,7 +93,7 @@ impl Dialer {
             // The order is that of RFC 6724, which Go and C libraries follow.
             vec![Ipv6Addr::LOCALHOST.into(), Ipv4Addr::LOCALHOST.into()]
         } else {
-            tokio::net::lookup_host((host, 0)).await?.map(|addr| addr.ip()).collect()
+            lane::look_up(host, 0).await?.into_iter().map(|addr| addr.ip()).collect()
         };
         if let Some(source) = self.source {
             ips.retain(|ip| ip.is_ipv4() == source.is_ipv4());

@@ -1,7 +1,5 @@
 //! Dials: name to addresses, addresses side by side, TCP, proxy, TLS; one bound over all of it.
 
-mod look;
-
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -18,10 +16,9 @@ use tokio_rustls::TlsConnector;
 use super::error::tls_hint;
 use super::{Config, Error, Phase, Stream, Transport, name, roots};
 use crate::base::clock::{self, Clock};
+use crate::base::lane;
 use crate::base::proxy::Proxy;
-use crate::tls::client::{self, Identity, Seen};
-
-pub use look::{Look, Peer};
+use crate::tls::client::{self, Identity};
 
 /// After this long without a TCP connection the next address is tried beside it (RFC 8305 recommends
 /// 250 ms, Go waits 300 ms).
@@ -56,7 +53,7 @@ pub struct Connector {
 #[derive(Debug)]
 struct Inner {
     config: Config,
-    roots: Option<roots::Reader>,
+    roots: Option<Arc<roots::Reader>>,
     clock: Arc<dyn Clock>,
 }
 
@@ -77,7 +74,7 @@ impl Connector {
     pub fn with_clock(config: Config, clock: Arc<dyn Clock>) -> Result<Self, Error> {
         let roots = match &config.transport {
             Transport::Plaintext => None,
-            Transport::Tls(tls) => Some(roots::Reader::new(tls.roots.clone())),
+            Transport::Tls(tls) => Some(Arc::new(roots::Reader::new(tls.roots.clone()))),
         };
         if let Some(reader) = roots.as_ref().filter(|reader| reader.file().is_some()) {
             reader.read()?;
@@ -94,7 +91,7 @@ impl Connector {
     /// The root file in use, where it is a file.
     #[must_use]
     pub fn root_file(&self) -> Option<std::path::PathBuf> {
-        self.inner.roots.as_ref().and_then(roots::Reader::file)
+        self.inner.roots.as_ref().and_then(|reader| reader.file())
     }
 
     /// Whether the name is resolved on this machine, and not by a proxy.
@@ -116,7 +113,7 @@ impl Connector {
         let until = Instant::now() + config.connect_timeout;
         let timeout =
             |phase| Error::Timeout { address: config.address.clone(), after: config.connect_timeout, phase };
-        let target = Target::new(inner)?;
+        let target = timeout_at(until, Target::new(inner)).await.map_err(|_| timeout(Phase::Address))??;
         let addresses =
             timeout_at(until, inner.resolve(&target)).await.map_err(|_| timeout(Phase::Resolve))??;
         let progress = Progress(Mutex::new((Phase::Connect, Instant::now())));
@@ -152,8 +149,6 @@ struct Target<'a> {
     port: &'a str,
     proxy: Option<Proxy>,
     tls: Option<TargetTls>,
-    /// Where the server's chain is kept, for a diagnosis.
-    seen: Option<Arc<Seen>>,
 }
 
 struct TargetTls {
@@ -163,7 +158,7 @@ struct TargetTls {
 }
 
 impl<'a> Target<'a> {
-    fn new(inner: &'a Inner) -> Result<Self, Error> {
+    async fn new(inner: &'a Inner) -> Result<Self, Error> {
         let address = inner.config.address.as_str();
         let bad = |reason: String, hint: &str| Error::Dial {
             address: address.to_owned(),
@@ -184,11 +179,11 @@ impl<'a> Target<'a> {
                         "; set ISTIOD_SAN to a DNS name or an IP address",
                     )
                 })?;
-                Some(TargetTls { name, server, roots: reader.read()? })
+                Some(TargetTls { name, server, roots: reader.look().await? })
             }
             _ => None,
         };
-        Ok(Self { address, host, port, proxy, tls, seen: None })
+        Ok(Self { address, host, port, proxy, tls })
     }
 
     fn error(
@@ -226,10 +221,10 @@ impl Inner {
         }
         const HINT: &str = "; does DNS answer on this machine, and is this the name of a running istiod? \
                             (a VM outside the cluster's DNS needs it in /etc/hosts)";
-        let found = tokio::net::lookup_host((host, port))
+        let found = lane::look_up(host, port)
             .await
             .map_err(|e| target.error(None, Phase::Resolve, format!("{host}: {e}"), HINT))?;
-        let addresses = interleave(found);
+        let addresses = interleave(found.into_iter());
         if addresses.is_empty() {
             return Err(target.error(None, Phase::Resolve, format!("{host} has no address"), HINT));
         }
@@ -326,13 +321,8 @@ impl Inner {
             return Ok(Stream::Plain(io));
         };
         let identity = settings.client.clone().map(|files| Identity::new(files, self.clock.clone()));
-        let made = match &target.seen {
-            None => client::config(tls.roots.clone(), identity.clone(), settings.compliance),
-            Some(seen) => {
-                client::watched(tls.roots.clone(), identity.clone(), settings.compliance, seen.clone())
-            }
-        };
-        let config = made.map_err(|e| target.error(Some(peer), Phase::Tls, e.to_string(), ""))?;
+        let config = client::config(tls.roots.clone(), identity.clone(), settings.compliance)
+            .map_err(|e| target.error(Some(peer), Phase::Tls, e.to_string(), ""))?;
         let connector = TlsConnector::from(Arc::new(config));
         let io = BufReader::with_capacity(READ_AHEAD, io);
         let shaken = connector.connect(tls.server.clone(), io).await;
@@ -342,7 +332,7 @@ impl Inner {
         }
         let io = shaken.map_err(|e| {
             let inner = e.get_ref().and_then(|e| e.downcast_ref::<rustls::Error>());
-            let roots = self.roots.as_ref().map(roots::Reader::name).unwrap_or_default();
+            let roots = self.roots.as_ref().map(|reader| reader.name()).unwrap_or_default();
             let hint = match inner {
                 Some(error) => tls_hint(error, &roots, &tls.name),
                 None if e.kind() == std::io::ErrorKind::UnexpectedEof => {

@@ -7,13 +7,21 @@
 use std::hash::{DefaultHasher, Hasher};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use super::{Error, Roots};
+use crate::base::lane::Lane;
 use crate::tls::client;
 use crate::tls::verify::Anchors;
 
 /// Above this a root file is refused rather than read: the largest public bundles have 250 KB.
 const MAX_FILE: u64 = 16 << 20;
+
+/// Root files are read at each dial, by two connectors at most.
+static FILES: Lane = Lane::new("root files", 2);
+
+/// Far above what a disk needs that works, and well within a dial's own limit.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Reads roots and remembers the last good ones.
 #[derive(Debug)]
@@ -52,6 +60,10 @@ impl Reader {
         last.good.as_ref().map(|good| good.path.clone()).or_else(|| self.choose().map(Path::to_owned))
     }
 
+    fn lock(&self) -> std::sync::MutexGuard<'_, Last> {
+        self.last.lock().expect("no panic holds this lock")
+    }
+
     fn choose(&self) -> Option<&Path> {
         match &self.roots {
             Roots::System => None,
@@ -60,21 +72,45 @@ impl Reader {
         }
     }
 
+    /// As [`Reader::read`], on a thread. A disk that stands still for [`PATIENCE`] leaves the last good roots in use.
+    ///
+    /// # Errors
+    /// As [`Reader::read`].
+    pub(super) async fn look(self: &Arc<Self>) -> Result<Arc<Anchors>, Error> {
+        let reader = Arc::clone(self);
+        match tokio::time::timeout(PATIENCE, FILES.run(move || reader.read())).await {
+            Ok(Ok(read)) => read,
+            Ok(Err(error)) => self.known(error.to_string()),
+            Err(_) => self.known(format!("its disk does not answer within {PATIENCE:?}")),
+        }
+    }
+
+    fn known(&self, reason: String) -> Result<Arc<Anchors>, Error> {
+        // Whoever hangs in `read` holds no lock while it reads.
+        let mut last = self.lock();
+        let Some(good) = last.good.clone() else {
+            return Err(Error::Roots { path: self.choose().map(Path::to_owned).unwrap_or_default(), reason });
+        };
+        last.unreadable(&good.path, reason);
+        Ok(good.store)
+    }
+
     /// The roots to trust now.
     ///
     /// # Errors
     /// When there are none and never were.
     pub(super) fn read(&self) -> Result<Arc<Anchors>, Error> {
         let Some(chosen) = self.choose() else { return system() };
-        let mut last = self.last.lock().expect("no panic holds this lock");
-        if let Some(good) = &last.good
+        let known = self.lock().good.clone();
+        if let Some(good) = known
             && read_bounded(&good.path).is_ok_and(|pem| hash(&pem) == good.hash)
         {
-            let store = good.store.clone();
-            last.readable(chosen);
-            return Ok(store);
+            self.lock().readable(chosen);
+            return Ok(good.store);
         }
-        match load(chosen) {
+        let loaded = load(chosen);
+        let mut last = self.lock();
+        match loaded {
             Ok(good) => {
                 last.readable(chosen);
                 let store = good.store.clone();

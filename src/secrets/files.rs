@@ -151,7 +151,11 @@ impl Store {
     }
 
     /// Follows a resource from now on and looks at it at once.
-    pub(super) fn follow(&mut self, name: &ResourceName, source: Source) -> Result<Option<Event>, Error> {
+    pub(super) async fn follow(
+        &mut self,
+        name: &ResourceName,
+        source: Source,
+    ) -> Result<Option<Event>, Error> {
         let now = Instant::now();
         match self.entries.get_mut(name) {
             Some(entry) if entry.source == source => entry.followed = now,
@@ -171,10 +175,10 @@ impl Store {
                 };
                 self.entries.insert(name.clone(), entry);
                 // Watched first, then read: a change in between is seen.
-                self.watch();
+                self.watch().await;
             }
         }
-        Ok(self.look(name, now))
+        Ok(self.look(name, now).await)
     }
 
     /// Holds a reply back until the resource is read, at most [`PATIENCE`].
@@ -189,9 +193,9 @@ impl Store {
         waiting.into_iter().map(|(_, reply)| reply).collect()
     }
 
-    pub(super) fn forget(&mut self, name: &ResourceName) {
+    pub(super) async fn forget(&mut self, name: &ResourceName) {
         self.entries.remove(name);
-        self.watch();
+        self.watch().await;
     }
 
     /// Waits for the watcher.
@@ -208,18 +212,18 @@ impl Store {
     }
 
     /// Looks at every file.
-    pub(super) fn look_all(&mut self) -> Vec<Event> {
+    pub(super) async fn look_all(&mut self) -> Vec<Event> {
         if self.entries.is_empty() {
             return Vec::new();
         }
-        self.watching.with(Watcher::refresh);
+        self.watching.with(Watcher::refresh).await;
         let now = Instant::now();
         let names: Vec<_> = self.entries.keys().cloned().collect();
-        names.iter().filter_map(|n| self.look(n, now)).collect()
+        self.look_at(names, now).await
     }
 
     /// What time brings: further tries, reports, refused waiters, the slow check.
-    pub(super) fn tick(
+    pub(super) async fn tick(
         &mut self,
         now: Instant,
         followers: impl Fn(&ResourceName) -> usize,
@@ -233,8 +237,8 @@ impl Store {
                 let configured = matches!(name, ResourceName::Default | ResourceName::RootCa);
                 configured || now.duration_since(entry.followed) < IDLE
             });
-            self.watch();
-            return (self.look_all(), self.refuse(now));
+            self.watch().await;
+            return (self.look_all().await, self.refuse(now));
         }
         let due: Vec<_> = self
             .entries
@@ -242,7 +246,15 @@ impl Store {
             .filter(|(_, e)| e.trouble.as_ref().is_some_and(|t| t.wake() <= now))
             .map(|(n, _)| n.clone())
             .collect();
-        (due.iter().filter_map(|n| self.look(n, now)).collect(), self.refuse(now))
+        (self.look_at(due, now).await, self.refuse(now))
+    }
+
+    async fn look_at(&mut self, names: Vec<ResourceName>, now: Instant) -> Vec<Event> {
+        let mut events = Vec::new();
+        for name in names {
+            events.extend(self.look(&name, now).await);
+        }
+        events
     }
 
     /// The next moment [`Store::tick`] has something to do.
@@ -273,7 +285,7 @@ impl Store {
         refused
     }
 
-    fn watch(&mut self) {
+    async fn watch(&mut self) {
         let mut paths = BTreeSet::new();
         for entry in self.entries.values() {
             match &entry.source {
@@ -287,21 +299,22 @@ impl Store {
             return;
         }
         let set = paths.clone();
-        if self.watching.with(move |watcher| watcher.set(set)) {
+        if self.watching.with(move |watcher| watcher.set(set)).await {
             self.watched = paths;
         }
     }
 
-    fn look(&mut self, name: &ResourceName, now: Instant) -> Option<Event> {
+    async fn look(&mut self, name: &ResourceName, now: Instant) -> Option<Event> {
         let stuck = self.entries.values().filter(|e| e.looks.stuck()).count();
         let entry = self.entries.get_mut(name)?;
         let known = entry.loaded.is_some().then_some(entry.hash);
         let source = entry.source.clone();
         let found = if stuck < MAX_STUCK || entry.looks.stuck() {
-            entry.looks.run(move || {
+            let look = move || {
                 let read = read(&source, known);
                 Found { usable: read.is_ok() || source.usable(), read }
-            })
+            };
+            entry.looks.run(look).await
         } else {
             None
         };

@@ -116,7 +116,7 @@ impl Manager {
         let (commands, queue) = mpsc::channel(QUEUE);
         let (bundle, bundle_news) = watch::channel(Vec::new());
         let status = Arc::new(Mutex::new(Status::default()));
-        if config.eager && ca.is_some() && config.first_key.is_none() {
+        if ca.is_some() && config.first_key.is_none() {
             config.first_key = Some(FirstKey::begin(config.key.clone()));
         }
         let manager = Self {
@@ -146,8 +146,8 @@ impl Manager {
         // As in the Go agent, files are not read before somebody asks when there is no CA; without Envoy
         // nobody ever asks.
         if self.ca.is_some() || self.config.proxyless {
-            self.begin(ResourceName::Default);
-            self.begin(ResourceName::RootCa);
+            self.begin(ResourceName::Default).await;
+            self.begin(ResourceName::RootCa).await;
         }
         loop {
             if running.is_none() {
@@ -161,14 +161,14 @@ impl Manager {
                     running = None;
                     self.finished(outcome);
                 }
-                Some(command) = self.commands.recv() => self.fetch(command),
+                Some(command) = self.commands.recv() => self.fetch(command).await,
                 Ok(()) = self.bundle_news.changed() => self.bundle_changed(),
                 () = self.files.changed() => {
-                    let events = self.files.look_all();
-                    self.file_events(events);
+                    let events = self.files.look_all().await;
+                    self.file_events(events).await;
                 }
                 () = written(&mut self.output) => {}
-                () = tokio::time::sleep_until(wake) => self.tick(),
+                () = tokio::time::sleep_until(wake) => self.tick().await,
             }
             self.report();
         }
@@ -183,14 +183,14 @@ impl Manager {
         all.min().unwrap_or_else(|| mono + Duration::from_secs(3600))
     }
 
-    fn tick(&mut self) {
+    async fn tick(&mut self) {
         let mono = Instant::now();
         self.tell_expiry();
         self.answer_due(mono);
         let board = &self.board;
-        let (events, refused) = self.files.tick(mono, |name| board.followers(name));
+        let (events, refused) = self.files.tick(mono, |name| board.followers(name)).await;
         (0..refused).for_each(|_| self.metrics.file_failed());
-        self.file_events(events);
+        self.file_events(events).await;
         let files = &self.files;
         let configured = |n: &ResourceName| matches!(n, ResourceName::Default | ResourceName::RootCa);
         self.board.sweep(|name| configured(name) || files.holds(name));

@@ -23,6 +23,7 @@ pub use config::{Action, Probe, Table, parse};
 
 use super::respond::{Answer, TEXT, page, status};
 use super::{loopback, probe_source};
+use crate::base::seldom::Seldom;
 use crate::fetch::{Dialer, Kept, REQUESTS, Tls, Trust};
 
 /// How the application is probed.
@@ -52,6 +53,9 @@ impl Default for Config {
         }
     }
 }
+
+/// A kubelet asks each of a pod's few probes every ten seconds or so; more lines than this are somebody else's doing.
+static FAILED: Seldom = Seldom::new(60);
 
 /// A probe without a limit of its own ends here. The kubelet has long given up then; Go would wait on.
 const NO_LIMIT: Duration = Duration::from_secs(600);
@@ -105,8 +109,10 @@ impl Prober {
         let _led = match headers.contains_key(header::REFERER) {
             true if self.led.fetch_add(1, Ordering::Relaxed) + 1 >= REQUESTS => {
                 self.led.fetch_sub(1, Ordering::Relaxed);
-                tracing::warn!(target: "probes", "probe {path} of the application failed: it leads back here: stopped \
-                    after {REQUESTS} redirects");
+                if let Some(more) = FAILED.may() {
+                    tracing::warn!(target: "probes", "probe {path} of the application failed: it leads back here: stopped \
+                        after {REQUESTS} redirects{more}");
+                }
                 return status(StatusCode::INTERNAL_SERVER_ERROR);
             }
             true => Some(Led(&self.led)),
@@ -119,7 +125,9 @@ impl Prober {
             Action::Grpc { port, service } => self.grpc(*port, service, seconds, headers).await,
         };
         result.unwrap_or_else(|why| {
-            tracing::warn!(target: "probes", "probe {path} of the application failed: {why}");
+            if let Some(more) = FAILED.may() {
+                tracing::warn!(target: "probes", "probe {path} of the application failed: {why}{more}");
+            }
             status(StatusCode::INTERNAL_SERVER_ERROR)
         })
     }

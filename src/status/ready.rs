@@ -21,8 +21,12 @@ use tokio::time::Instant;
 
 use super::Agent;
 use super::respond::{Answer, TEXT, page, status};
+use crate::base::seldom::Seldom;
 
 pub use envoy::{Envoy, config_state, serving_state};
+
+/// A startup probe may ask every second; more lines than this are somebody else's doing.
+static NOT_READY: Seldom = Seldom::new(120);
 
 /// What readiness depends on.
 #[derive(Debug, Clone)]
@@ -123,7 +127,9 @@ pub(super) async fn answer(readiness: &Readiness, agent: &dyn Agent, query: Opti
     } else {
         readiness.was_ready.store(false, Relaxed);
         let text = missing.join("; ");
-        tracing::warn!("Envoy proxy is NOT ready: {text}");
+        if let Some(more) = NOT_READY.may() {
+            tracing::warn!("Envoy proxy is NOT ready: {text}{more}");
+        }
         (StatusCode::SERVICE_UNAVAILABLE, text)
     };
     let mut answer = if verbose { page(code, TEXT, format!("{text}\n")) } else { status(code) };

@@ -36,7 +36,11 @@ use super::respond::{Answer, Body, error, page};
 use super::routes::Shared;
 use super::server::ConnState;
 use crate::base::metrics::Metrics;
+use crate::base::seldom::Seldom;
 use part::{Failure, Part};
+
+/// Prometheus asks every few seconds; more lines than this about parts that are missing or cut say nothing new.
+static LOST: Seldom = Seldom::new(60);
 
 /// What is merged.
 #[derive(Debug, Clone)]
@@ -176,7 +180,9 @@ impl Merger {
     }
 
     fn missing(&self, kind: &'static str, url: &str, failure: &Failure) {
-        tracing::warn!("no {kind} metrics in this scrape: {url}: {failure}");
+        if let Some(more) = LOST.may() {
+            tracing::warn!("no {kind} metrics in this scrape: {url}: {failure}{more}");
+        }
         self.failed(kind, &format!("{kind} {url}"), failure);
     }
 }

@@ -14,6 +14,7 @@ use tonic::Status;
 
 use super::io::{Reads, Tracked};
 use super::protocol::Protocol;
+use crate::base::lane;
 use crate::istiod::auth::{CallHeaders, TokenSource, claims};
 use crate::istiod::{Connection, Connector, Error, Stream};
 
@@ -33,7 +34,10 @@ pub trait Upstream: Send + Sync + fmt::Debug {
     /// What the address resolves to now; nothing while it does not.
     fn look_up(&self) -> BoxFuture<'_, BTreeSet<SocketAddr>> {
         Box::pin(async {
-            tokio::net::lookup_host(self.address()).await.map(Iterator::collect).unwrap_or_default()
+            let Some((host, port)) = self.address().rsplit_once(':') else { return BTreeSet::new() };
+            let host = host.trim_start_matches('[').trim_end_matches(']');
+            let Ok(port) = port.parse() else { return BTreeSet::new() };
+            lane::look_up(host, port).await.map(|all| all.into_iter().collect()).unwrap_or_default()
         })
     }
 }

@@ -5,18 +5,25 @@
 
 use std::fmt;
 use std::io::Read;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use futures_util::future::BoxFuture;
 use zeroize::Zeroizing;
 
 use super::{Error, Token, TokenSource, claims};
 use crate::base::clock::Clock;
+use crate::base::lane::Lane;
 
 /// A token goes into one HTTP header, which servers limit to a fraction of this.
 const MAX_TOKEN: u64 = 64 << 10;
+
+/// Token files are read for each call to istiod; a disk that stands still holds so many threads and no more.
+static FILES: Lane = Lane::new("token files", 2);
+
+/// Far above what a disk needs that works, and well within the limit of a call.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Reads `./var/run/secrets/tokens/istio-token` or the like.
 pub struct TokenFile {
@@ -53,7 +60,11 @@ impl TokenFile {
     /// The token as the file stands now.
     #[must_use]
     pub fn read(&self) -> Option<Token> {
-        let (token, condition) = match self.text() {
+        self.judged(text(&self.path))
+    }
+
+    fn judged(&self, text: std::io::Result<Zeroizing<String>>) -> Option<Token> {
+        let (token, condition) = match text {
             Ok(text) => match Token::new(&text) {
                 Some(token) => {
                     let condition = self.judge(&token, self.clock.now());
@@ -65,21 +76,6 @@ impl TokenFile {
         };
         self.tell(condition);
         token
-    }
-
-    fn text(&self) -> std::io::Result<Zeroizing<String>> {
-        let file = std::fs::File::open(&self.path)?;
-        let size = file.metadata()?.len().min(MAX_TOKEN);
-        // Sized once: a buffer that grows would leave copies of the token behind.
-        let mut bytes = Zeroizing::new(Vec::with_capacity(usize::try_from(size).unwrap_or(0) + 32));
-        file.take(MAX_TOKEN + 1).read_to_end(&mut bytes)?;
-        if bytes.len() as u64 > MAX_TOKEN {
-            return Err(std::io::Error::other("it is larger than 64 KB, which no token is"));
-        }
-        match std::str::from_utf8(&bytes) {
-            Ok(text) => Ok(Zeroizing::new(text.to_owned())),
-            Err(_) => Err(std::io::Error::other("it is not text")),
-        }
     }
 
     fn judge(&self, token: &Token, now: SystemTime) -> Condition {
@@ -115,10 +111,32 @@ impl TokenFile {
     }
 }
 
+fn text(path: &Path) -> std::io::Result<Zeroizing<String>> {
+    let file = std::fs::File::open(path)?;
+    let size = file.metadata()?.len().min(MAX_TOKEN);
+    // Sized once: a buffer that grows would leave copies of the token behind.
+    let mut bytes = Zeroizing::new(Vec::with_capacity(usize::try_from(size).unwrap_or(0) + 32));
+    file.take(MAX_TOKEN + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > MAX_TOKEN {
+        return Err(std::io::Error::other("it is larger than 64 KB, which no token is"));
+    }
+    match std::str::from_utf8(&bytes) {
+        Ok(text) => Ok(Zeroizing::new(text.to_owned())),
+        Err(_) => Err(std::io::Error::other("it is not text")),
+    }
+}
+
 impl TokenSource for TokenFile {
     fn token(&self) -> BoxFuture<'_, Result<Option<Token>, Error>> {
-        // A file of one page in memory or on a local disk: not worth a thread.
-        Box::pin(async { Ok(self.read()) })
+        Box::pin(async {
+            let path = self.path.clone();
+            let text = FILES.run(move || text(&path));
+            let text = match tokio::time::timeout(PATIENCE, text).await {
+                Ok(read) => read.and_then(|text| text),
+                Err(_) => Err(std::io::Error::other(format!("its disk does not answer within {PATIENCE:?}"))),
+            };
+            Ok(self.judged(text))
+        })
     }
 }
 
@@ -128,7 +146,7 @@ mod tests {
     use crate::base::clock::Fixed;
     use base64::Engine;
     use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-    use std::time::{Duration, UNIX_EPOCH};
+    use std::time::UNIX_EPOCH;
 
     #[test]
     fn the_file_is_read_every_time_and_its_condition_noticed() {

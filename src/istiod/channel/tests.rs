@@ -337,7 +337,7 @@ async fn a_silent_address_does_not_hold_up_the_next() {
     config.connect_timeout = Duration::from_secs(60);
     let connector = Connector::new(config).unwrap();
     let acceptor = pki.acceptor(&["istiod"], &[b"h2"], false);
-    let target = Target::new(&connector.inner).unwrap();
+    let target = Target::new(&connector.inner).await.unwrap();
     let progress = Progress(Mutex::new((Phase::Connect, Instant::now())));
     let all = vec![silent.local_addr().unwrap(), closed, good.local_addr().unwrap()];
     let (_, made) = tokio::join!(serve(&good, &acceptor), async {

@@ -1,11 +1,12 @@
 //! Looks at the file system with a bound.
 //!
 //! A network or user-space file system can stand still for as long as it likes, so every look runs on a
-//! thread of the runtime's blocking pool and is waited for no longer than [`GRACE`]. A look that has not ended
+//! thread of the runtime's blocking pool and the asking task, never its thread, waits no longer than [`GRACE`]. A look that has not ended
 //! holds its thread and is not begun again before it has; meanwhile whoever asked goes on with what it knows.
 
-use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError, sync_channel};
 use std::time::Duration;
+
+use tokio::sync::oneshot::{Receiver, channel, error::TryRecvError};
 
 use crate::base::files::Watcher;
 
@@ -34,14 +35,14 @@ impl<T: Send + 'static> Looks<T> {
 
     /// What `look` finds; `None` when the file system does not answer. What an overdue look has found
     /// meanwhile counts if this one is overdue too.
-    pub(super) fn run(&mut self, look: impl FnOnce() -> T + Send + 'static) -> Option<T> {
-        let late = match self.overdue.as_ref().map(Receiver::try_recv) {
+    pub(super) async fn run(&mut self, look: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+        let late = match self.overdue.as_mut().map(Receiver::try_recv) {
             Some(Err(TryRecvError::Empty)) => return None,
             Some(Ok(found)) => Some(found),
-            Some(Err(TryRecvError::Disconnected)) | None => None,
+            Some(Err(TryRecvError::Closed)) | None => None,
         };
         self.overdue = None;
-        match begin(look, self.grace) {
+        match begin(look, self.grace).await {
             Ok(found) => Some(found),
             Err(overdue) => {
                 self.overdue = overdue;
@@ -67,11 +68,11 @@ impl Watching {
     }
 
     /// Has something done to the watcher; `false` while an earlier job is overdue.
-    pub(super) fn with(&mut self, job: impl FnOnce(&mut Watcher) + Send + 'static) -> bool {
-        match self.away.as_ref().map(Receiver::try_recv) {
+    pub(super) async fn with(&mut self, job: impl FnOnce(&mut Watcher) + Send + 'static) -> bool {
+        match self.away.as_mut().map(Receiver::try_recv) {
             Some(Err(TryRecvError::Empty)) => return false,
             Some(Ok(watcher)) => self.here = Some(watcher),
-            Some(Err(TryRecvError::Disconnected)) | None => {}
+            Some(Err(TryRecvError::Closed)) | None => {}
         }
         self.away = None;
         let mut watcher = self.here.take().unwrap_or_else(|| Watcher::new(self.quiet));
@@ -79,7 +80,7 @@ impl Watching {
             job(&mut watcher);
             watcher
         };
-        let done = begin(job, self.grace);
+        let done = begin(job, self.grace).await;
         match done {
             Ok(watcher) => {
                 self.failures = watcher.failures();
@@ -105,19 +106,19 @@ impl Watching {
 }
 
 /// Runs `job` on a thread; its result, or where it will arrive (nowhere, when the runtime is ending).
-fn begin<T: Send + 'static>(
+async fn begin<T: Send + 'static>(
     job: impl FnOnce() -> T + Send + 'static,
     grace: Duration,
 ) -> Result<T, Option<Receiver<T>>> {
-    let (done, answer) = sync_channel(1);
+    let (done, mut answer) = channel();
     drop(tokio::task::spawn_blocking(move || {
         // Nobody takes it when the store is gone.
         let _ = done.send(job());
     }));
-    match answer.recv_timeout(grace) {
-        Ok(result) => Ok(result),
-        Err(RecvTimeoutError::Timeout) => Err(Some(answer)),
-        Err(RecvTimeoutError::Disconnected) => Err(None),
+    match tokio::time::timeout(grace, &mut answer).await {
+        Ok(Ok(result)) => Ok(result),
+        Ok(Err(_)) => Err(None),
+        Err(_) => Err(Some(answer)),
     }
 }
 
@@ -130,22 +131,24 @@ mod tests {
     async fn a_look_that_hangs_is_not_waited_for_and_not_doubled() {
         let (let_go, hold) = channel::<()>();
         let mut looks = Looks::default();
-        assert_eq!(looks.run(|| 1), Some(1));
+        assert_eq!(looks.run(|| 1).await, Some(1));
         looks.grace = Duration::from_millis(1);
         assert_eq!(
-            looks.run(move || {
-                let _ = hold.recv();
-                2
-            }),
+            looks
+                .run(move || {
+                    let _ = hold.recv();
+                    2
+                })
+                .await,
             None
         );
         assert!(looks.stuck());
-        assert_eq!(looks.run(|| panic!("one is under way")), None);
+        assert_eq!(looks.run(|| panic!("one is under way")).await, None);
         drop(let_go);
         looks.grace = GRACE;
         // Once it has ended the next look is a fresh one.
         let found = loop {
-            match looks.run(|| 3) {
+            match looks.run(|| 3).await {
                 Some(found) => break found,
                 None => tokio::task::yield_now().await,
             }
@@ -158,15 +161,16 @@ mod tests {
         let (let_go, hold) = channel::<()>();
         let mut watching = Watching::new(Duration::ZERO);
         watching.grace = Duration::from_millis(1);
-        assert!(watching.with(move |_| {
+        let held = watching.with(move |_| {
             let _ = hold.recv();
-        }));
+        });
+        assert!(held.await);
         assert!(watching.here.is_none());
-        assert!(!watching.with(|_| panic!("one is under way")));
+        assert!(!watching.with(|_| panic!("one is under way")).await);
         drop(let_go);
         watching.grace = GRACE;
         while watching.here.is_none() {
-            watching.with(|_| {});
+            watching.with(|_| {}).await;
         }
     }
 }

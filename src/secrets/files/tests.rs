@@ -40,8 +40,8 @@ impl World {
         self.put("cert.pem", &pair.chain);
     }
 
-    fn follow(&mut self) -> Option<Event> {
-        self.store.follow(&self.name, self.source.clone()).unwrap()
+    async fn follow(&mut self) -> Option<Event> {
+        self.store.follow(&self.name, self.source.clone()).await.unwrap()
     }
 
     async fn next(&mut self) -> Event {
@@ -49,8 +49,8 @@ impl World {
             loop {
                 let wake = self.store.wake().unwrap_or_else(|| Instant::now() + SLOW_CHECK);
                 let events = tokio::select! {
-                    () = self.store.changed() => self.store.look_all(),
-                    () = tokio::time::sleep_until(wake) => self.store.tick(Instant::now(), |_| 1).0,
+                    () = self.store.changed() => self.store.look_all().await,
+                    () = tokio::time::sleep_until(wake) => self.store.tick(Instant::now(), |_| 1).await.0,
                 };
                 if let Some(event) = events.into_iter().next() {
                     return event;
@@ -73,18 +73,18 @@ async fn pairs_are_published_whole_or_not_at_all() {
     let mut world = World::pair();
     let (one, two, three) = (pair(), pair(), pair());
     world.put_pair(&one);
-    assert_eq!(chain(&world.follow().unwrap()), one.chain);
-    assert!(world.follow().is_none(), "the same again is no event");
+    assert_eq!(chain(&world.follow().await.unwrap()), one.chain);
+    assert!(world.follow().await.is_none(), "the same again is no event");
     // A key alone is half of a change: nothing, not even trouble.
     world.put("key.pem", &two.key);
-    assert!(world.store.look_all().is_empty());
+    assert!(world.store.look_all().await.is_empty());
     assert_eq!(world.store.overview()[0].1, "");
     // The other half completes it.
     world.put("cert.pem", &two.chain);
     assert_eq!(chain(&world.next().await), two.chain);
     // A certificate before its key waits for it, and the old pair stays.
     world.put("cert.pem", &three.chain);
-    assert!(world.store.look_all().is_empty());
+    assert!(world.store.look_all().await.is_empty());
     assert!(world.store.overview()[0].1.contains("does not match"));
     assert!(
         matches!(world.store.loaded(&world.name), Some(Loaded::Pair(i)) if i.chain == two.chain.as_bytes())
@@ -99,9 +99,9 @@ async fn removed_files_leave_what_was_read() {
     let mut world = World::pair();
     let (one, two) = (pair(), pair());
     world.put_pair(&one);
-    world.follow();
+    world.follow().await;
     fs::remove_file(world.dir.path().join("cert.pem")).unwrap();
-    assert!(world.store.look_all().is_empty());
+    assert!(world.store.look_all().await.is_empty());
     assert!(world.store.loaded(&world.name).is_some());
     world.put_pair(&two);
     assert_eq!(chain(&world.next().await), two.chain);
@@ -112,7 +112,7 @@ async fn in_place_writing_in_pieces_gives_the_whole() {
     use std::io::Write;
     let mut world = World::pair();
     world.put_pair(&pair());
-    world.follow();
+    world.follow().await;
     let new = pair();
     fs::write(world.dir.path().join("key.pem"), &new.key).unwrap();
     let mut file = fs::File::create(world.dir.path().join("cert.pem")).unwrap();
@@ -120,12 +120,12 @@ async fn in_place_writing_in_pieces_gives_the_whole() {
         file.write_all(piece).unwrap();
         file.flush().unwrap();
         // Each look finds something unfinished, or at worst the leaf without its intermediate.
-        for event in world.store.look_all() {
+        for event in world.store.look_all().await {
             assert!(new.chain.starts_with(chain(&event)));
         }
     }
     drop(file);
-    let last = world.store.look_all().pop();
+    let last = world.store.look_all().await.pop();
     let got = match &last {
         Some(event) => chain(event).to_owned(),
         None => match world.store.loaded(&world.name) {
@@ -146,12 +146,12 @@ async fn roots_keep_what_is_readable() {
         b.root_pem()
     );
     world.put("ca.pem", &text);
-    let event = world.follow().unwrap();
+    let event = world.follow().await.unwrap();
     let Event::Loaded(_, Loaded::Roots(pem)) = event else { panic!("{event:?}") };
     assert_eq!(pem.replace("\r\n", "\n"), format!("{}{}", a.root_pem(), b.root_pem()).replace("\r\n", "\n"));
     for useless in ["", "text", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"] {
         world.put("ca.pem", useless);
-        assert!(world.store.look_all().is_empty());
+        assert!(world.store.look_all().await.is_empty());
         assert!(
             world.store.overview()[0].1.contains("failed to parse root certs"),
             "{:?}",
@@ -167,7 +167,7 @@ async fn a_root_file_cut_off_is_taken_only_if_it_stays_so() {
     let a = Authority::new("a", 0);
     let cut = format!("{0}{1}", a.root_pem(), &a.root_pem()[..200]);
     world.put("ca.pem", &cut);
-    assert!(world.follow().is_none());
+    assert!(world.follow().await.is_none());
     let event = world.next().await;
     assert!(matches!(event, Event::Loaded(_, Loaded::Roots(_))), "{event:?}");
 }
@@ -176,35 +176,37 @@ async fn a_root_file_cut_off_is_taken_only_if_it_stays_so() {
 async fn trouble_is_reported_once_after_ten_seconds() {
     let mut world = World::pair();
     world.put_pair(&pair());
-    world.follow();
+    world.follow().await;
     world.put("cert.pem", "x");
-    assert!(world.store.look_all().is_empty());
+    assert!(world.store.look_all().await.is_empty());
     let mut reports = Vec::new();
     let start = Instant::now();
     while start.elapsed() < Duration::from_secs(120) {
         tokio::time::advance(Duration::from_millis(50)).await;
-        reports.extend(world.store.tick(Instant::now(), |_| 1).0.into_iter().map(|e| (start.elapsed(), e)));
+        reports.extend(
+            world.store.tick(Instant::now(), |_| 1).await.0.into_iter().map(|e| (start.elapsed(), e)),
+        );
     }
     let [(at, Event::Troubled { .. })] = &reports[..] else { panic!("{reports:?}") };
     assert!((9..12).contains(&at.as_secs()), "{at:?}");
     let good = pair();
     world.put_pair(&good);
     tokio::time::advance(SLOW_CHECK).await;
-    let events = world.store.tick(Instant::now(), |_| 1).0;
+    let events = world.store.tick(Instant::now(), |_| 1).await.0;
     assert_eq!(chain(&events[0]), good.chain, "the slow check finds it without the watcher");
 }
 
 #[tokio::test(start_paused = true)]
 async fn who_waits_is_refused_after_ten_seconds() {
     let mut world = World::pair();
-    assert!(world.follow().is_none());
+    assert!(world.follow().await.is_none());
     let (reply, mut answer) = oneshot::channel();
     world.store.wait(&world.name, reply);
     tokio::time::advance(PATIENCE - Duration::from_millis(1)).await;
-    assert_eq!(world.store.tick(Instant::now(), |_| 1).1, 0);
+    assert_eq!(world.store.tick(Instant::now(), |_| 1).await.1, 0);
     assert!(answer.try_recv().is_err());
     tokio::time::advance(Duration::from_millis(1)).await;
-    assert_eq!(world.store.tick(Instant::now(), |_| 1).1, 1);
+    assert_eq!(world.store.tick(Instant::now(), |_| 1).await.1, 1);
     let error = answer.await.unwrap().unwrap_err();
     assert!(error.to_string().contains("No such file"), "{error}");
 }
@@ -222,11 +224,11 @@ async fn resources_nobody_follows_are_forgotten_and_bounded() {
     let mut store = Store::new(Duration::from_millis(100));
     for n in 0..MAX_RESOURCES {
         let path = format!("/nowhere/{n}");
-        store.follow(&ResourceName::FileRoot(path.clone()), Source::Roots(path.into())).unwrap();
+        store.follow(&ResourceName::FileRoot(path.clone()), Source::Roots(path.into())).await.unwrap();
     }
-    let more = store.follow(&ResourceName::FileRoot("x".to_owned()), Source::Roots("x".into()));
+    let more = store.follow(&ResourceName::FileRoot("x".to_owned()), Source::Roots("x".into())).await;
     assert!(matches!(more, Err(Error::TooMany(_))));
     tokio::time::advance(IDLE).await;
-    store.tick(Instant::now(), |_| 0);
+    store.tick(Instant::now(), |_| 0).await;
     assert!(store.overview().is_empty());
 }

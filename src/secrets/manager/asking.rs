@@ -53,18 +53,18 @@ impl Manager {
     }
 
     /// Makes a configured file resource known before anybody asks for it.
-    pub(super) fn begin(&mut self, name: ResourceName) {
+    pub(super) async fn begin(&mut self, name: ResourceName) {
         let source = match self.provider(&name) {
             Provider::Files(source) => source,
             Provider::Nobody => self.mounted(&name),
             Provider::Ca => return,
         };
-        if let Ok(event) = self.files.follow(&name, source) {
-            self.file_events(event);
+        if let Ok(event) = self.files.follow(&name, source).await {
+            self.file_events(event).await;
         }
     }
 
-    pub(super) fn fetch(&mut self, Command { name, reply }: Command) {
+    pub(super) async fn fetch(&mut self, Command { name, reply }: Command) {
         let source = match &name {
             ResourceName::FileCert { cert, key } => Source::Pair { cert: cert.into(), key: key.into() },
             ResourceName::FileRoot(path) if path == SYSTEM => match &self.config.system_bundle {
@@ -76,12 +76,6 @@ impl Manager {
                 }
             },
             ResourceName::FileRoot(path) => Source::Roots(path.into()),
-            // Served by another source.
-            ResourceName::Gateway(text) => {
-                let error = crate::secrets::name::Error::Unknown(text.clone());
-                let _ = reply.send(Err(Arc::new(Error::Name(error))));
-                return;
-            }
             ResourceName::Default | ResourceName::RootCa => match self.provider(&name) {
                 Provider::Files(source) => source,
                 Provider::Ca => return self.fetch_from_ca(name, reply),
@@ -92,8 +86,8 @@ impl Manager {
             },
         };
         self.asked |= name == ResourceName::Default;
-        match self.files.follow(&name, source) {
-            Ok(event) => self.file_events(event),
+        match self.files.follow(&name, source).await {
+            Ok(event) => self.file_events(event).await,
             Err(error) => {
                 let _ = reply.send(Err(Arc::new(error)));
                 return;

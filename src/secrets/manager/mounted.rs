@@ -9,11 +9,11 @@ use crate::secrets::output::Content;
 use crate::secrets::{Error, ResourceName, Roots, Secret, bundle};
 
 impl Manager {
-    pub(super) fn file_events(&mut self, events: impl IntoIterator<Item = Event>) {
+    pub(super) async fn file_events(&mut self, events: impl IntoIterator<Item = Event>) {
         for event in events {
             match event {
                 Event::Loaded(name, loaded) => self.file_loaded(&name, loaded),
-                Event::Troubled { name, error, gone } => self.file_troubled(&name, error, gone),
+                Event::Troubled { name, error, gone } => self.file_troubled(&name, error, gone).await,
             }
         }
         self.metrics.watches_failed(self.files.new_watch_failures());
@@ -41,7 +41,7 @@ impl Manager {
         }
     }
 
-    pub(super) fn file_troubled(&mut self, name: &ResourceName, error: Arc<Error>, gone: bool) {
+    pub(super) async fn file_troubled(&mut self, name: &ResourceName, error: Arc<Error>, gone: bool) {
         let text = chain(error.as_ref());
         let had = self.files.loaded(name).is_some();
         for reply in self.files.take_waiting(name) {
@@ -50,7 +50,7 @@ impl Manager {
         }
         if gone && self.ca.is_some() {
             tracing::warn!(target: "cache", "{text}; the CA takes over");
-            self.files.forget(name);
+            self.files.forget(name).await;
             if self.workload.current.is_some() {
                 self.publish_workload(name);
             }

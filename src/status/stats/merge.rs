@@ -109,7 +109,9 @@ impl Merging {
         let Some(part) = self.parts.pop_front() else { return };
         let merger: &Merger = &self.shared.stats;
         let (kind, bytes) = (part.kind, part.bytes);
-        tracing::warn!("{kind} metrics are cut after {bytes} bytes: {}: {failure}", part.url);
+        if let Some(more) = super::LOST.may() {
+            tracing::warn!("{kind} metrics are cut after {bytes} bytes: {}: {failure}{more}", part.url);
+        }
         merger.failed(kind, &format!("{kind} {}", part.url), failure);
         let half = part.lines.cut();
         // Scripts compare scrapes: without being asked for details, only a loss that the Go agent would
