@@ -17,7 +17,7 @@ export PROPTEST_RNG_SEED ?= 20261121
 # One after the other: built together, the agent would get every library feature that only the double needs.
 RELEASE := cargo build --release --locked -p pilot-agent && cargo build --release --locked -p mock-istiod
 
-.PHONY: demo test lint check-lint bare-machine dist dist-binary packages image test-packages test-image reproducible release conformance record bench fuzz-smoke envoy-matrix docs descriptors clean help
+.PHONY: demo test lint check-lint bare-machine dist dist-binary packages image test-packages test-image reproducible release conformance record bench attack fuzz-smoke envoy-matrix docs descriptors clean help
 
 # Run first by each target that builds or fetches something.
 CHECK = @scripts/check-machine $@
@@ -63,15 +63,13 @@ record:  ## make the recordings anew from a Go agent: PEER_AGENT=<binary> [SUITE
 	@conformance/all "$(abspath $(PEER_AGENT))" $(SUITES) -- --record $(if $(ONLY),--only "$(ONLY)")
 	@git diff --stat -- conformance
 
-dist:  ## everything that is released, into dist/: portable binaries, packages, images, man pages, SBOM, checksums
+dist:  ## what is released, into dist/: portable binaries, symbols, completions, man pages, SBOM, licences, checksums
 	$(CHECK)
 	scripts/dist
-	@if command -v dpkg-deb >/dev/null; then scripts/packages; else echo "dist: packages are left out: no dpkg-deb here"; fi
-	@if [ "$$(id -u)" = 0 ] && command -v mmdebstrap >/dev/null; then scripts/image; else echo "dist: images are left out: they need root and mmdebstrap"; fi
 
-# The others take the binary that is in dist/, and make it when there is none.
+# The scripts take the binary that is in dist/, and make it when there is none.
 dist-binary:
-	@ls dist/pilot-agent-*-linux-$$(uname -m) >/dev/null 2>&1 || scripts/dist
+	@ls dist/pilot-agent-*-linux-$$(uname -m) >/dev/null 2>&1 || $(MAKE) dist
 
 packages: dist-binary  ## deb and rpm, into dist/
 	$(CHECK)
@@ -102,6 +100,10 @@ bench:  ## sizes, start times, memory, relay: a table; PEER_AGENT=<path> compare
 	$(CHECK)
 	$(RELEASE)
 	@envoy=$$(scripts/get-envoy) && target/release/bench --agent $(AGENT) --envoy "$$envoy" $(if $(PEER_AGENT),--peer "$(PEER_AGENT)")
+
+attack:  ## floods and hostile neighbours, a line each (root); SHORT=1 takes seconds each, PEER_AGENT=<path> beside another agent
+	$(RELEASE)
+	python3 -m tests.attack --agent $(AGENT) --istiod target/release/mock-istiod $(if $(SHORT),--short) $(if $(ONLY),--only "$(ONLY)") $(if $(PEER_AGENT),--peer "$(PEER_AGENT)")
 
 fuzz-smoke:  ## each fuzz target for a few seconds (needs a nightly toolchain and cargo-fuzz)
 	$(CHECK)

@@ -10,7 +10,6 @@
 //! with the first answer, GOAWAY at a chosen moment.
 
 pub mod ads;
-pub mod apiserver;
 pub mod auth;
 pub mod bulk;
 pub mod ca;

@@ -22,7 +22,7 @@ use crate::istiod::auth::{CallHeaders, TokenSource};
 use crate::istiod::{self, Connector};
 
 /// In total, as the Go agent's library counts.
-pub(super) const ATTEMPTS: u32 = 5;
+const ATTEMPTS: u32 = 5;
 /// Codes worth another attempt within one call. Not Canceled and DeadlineExceeded: the Go agent lists
 /// them, but its library refuses to retry them.
 const RETRIED: [Code; 4] = [Code::ResourceExhausted, Code::Aborted, Code::Internal, Code::Unavailable];
@@ -59,21 +59,6 @@ pub(super) struct Caller {
     pub(super) retries: IntCounterVec,
 }
 
-/// The counter of retries.
-pub(super) fn retries(metrics: &Metrics) -> IntCounterVec {
-    metrics.counter(
-        "num_outgoing_retries",
-        "Number of outgoing retry requests (e.g. to a token exchange server, CA, etc.)",
-        &["request_type"],
-    )
-}
-
-/// The pauses between attempts.
-pub(super) fn waits() -> Policy {
-    Policy::new(Duration::from_millis(100), Duration::from_millis(800), 2.0, Jitter::PlusMinus(0.1))
-        .expect("constants that can be meant")
-}
-
 /// How an attempt failed, and whether the next may follow.
 struct Failed {
     error: Error,
@@ -103,7 +88,15 @@ impl Caller {
     /// # Panics
     /// When called twice for one registry.
     pub(super) fn new(config: Config, metrics: &Metrics) -> Self {
-        Self { config, waits: waits(), retries: retries(metrics) }
+        let retries = metrics.counter(
+            "num_outgoing_retries",
+            "Number of outgoing retry requests (e.g. to a token exchange server, CA, etc.)",
+            &["request_type"],
+        );
+        let waits =
+            Policy::new(Duration::from_millis(100), Duration::from_millis(800), 2.0, Jitter::PlusMinus(0.1))
+                .expect("constants that can be meant");
+        Self { config, waits, retries }
     }
 
     pub(super) fn endpoint(&self) -> &str {

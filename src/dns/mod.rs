@@ -24,7 +24,7 @@
 //!
 //! Uses `base` only.
 
-mod resolv;
+pub mod resolv;
 mod server;
 mod table;
 mod upstream;

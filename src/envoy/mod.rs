@@ -17,6 +17,7 @@ pub mod bootstrap;
 pub mod command;
 pub mod drain;
 pub mod guard;
+pub mod kernel;
 mod kin;
 pub mod launch;
 pub mod port;
@@ -24,7 +25,6 @@ pub mod process;
 pub mod restart;
 mod stale;
 pub mod supervisor;
-pub mod validate;
 
 use std::path::PathBuf;
 use std::time::Duration;

@@ -2,55 +2,24 @@
 //!
 //! Read from `/proc`, without sending anything: whoever is there may be another agent's Envoy.
 
-use std::fmt;
 use std::path::Path;
 
-/// Who listens on a port.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Holder {
-    /// The process; unknown when it is another user's or in another pid namespace.
-    pub pid: Option<u32>,
-    /// Its short name.
-    pub command: String,
-}
+use super::kernel::listening_inode;
 
-impl fmt::Display for Holder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.pid {
-            Some(pid) => write!(f, "pid {pid} ({})", self.command),
-            None => f.write_str("a process that cannot be seen from here"),
-        }
-    }
-}
-
-/// The local process that listens on `port`; `None` when nobody does.
+/// The local process that listens on `port`, as `pid 123 (envoy)`; without the pid when it cannot be
+/// learnt (another user's or another pid namespace's process). `None` when nobody listens.
 #[must_use]
-pub fn holder(port: u16) -> Option<Holder> {
+pub fn holder(port: u16) -> Option<String> {
     let inode = ["/proc/net/tcp", "/proc/net/tcp6"]
         .iter()
         .find_map(|table| listening_inode(&std::fs::read_to_string(table).ok()?, port))?;
-    let unknown = Holder { pid: None, command: String::new() };
-    Some(owner(Path::new("/proc"), &inode).unwrap_or(unknown))
+    Some(
+        owner(Path::new("/proc"), &inode)
+            .unwrap_or_else(|| "a process that cannot be seen from here".to_owned()),
+    )
 }
 
-/// The parent of a process.
-#[must_use]
-pub fn parent(pid: u32) -> Option<u32> {
-    let text = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    text.lines().find_map(|line| line.strip_prefix("PPid:")?.trim().parse().ok())
-}
-
-// Columns of the table: slot, local address, remote address, state (0A: listening), five more, inode.
-fn listening_inode(table: &str, port: u16) -> Option<String> {
-    table.lines().skip(1).find_map(|line| {
-        let columns: Vec<&str> = line.split_ascii_whitespace().collect();
-        let (_, local_port) = columns.get(1)?.rsplit_once(':')?;
-        let listens = *columns.get(3)? == "0A" && u16::from_str_radix(local_port, 16) == Ok(port);
-        listens.then(|| columns.get(9).map(|i| (*i).to_owned())).flatten()
-    })
-}
-
-fn owner(proc: &Path, inode: &str) -> Option<Holder> {
+fn owner(proc: &Path, inode: &str) -> Option<String> {
     let socket = format!("socket:[{inode}]");
     for entry in std::fs::read_dir(proc).ok()?.flatten() {
         let name = entry.file_name();
@@ -61,7 +30,7 @@ fn owner(proc: &Path, inode: &str) -> Option<Holder> {
         };
         if files.flatten().any(|f| holds(&f)) {
             let command = std::fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
-            return Some(Holder { pid: Some(pid), command: command.trim().to_owned() });
+            return Some(format!("pid {pid} ({})", command.trim()));
         }
     }
     None
@@ -75,7 +44,7 @@ mod tests {
     fn a_listener_is_found_and_named() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
-        let text = holder(port).unwrap().to_string();
+        let text = holder(port).unwrap();
         assert!(text.contains(&format!("pid {} (", std::process::id())), "{text}");
         drop(listener);
         assert_eq!(holder(port), None);

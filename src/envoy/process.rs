@@ -12,7 +12,7 @@ use std::process::Stdio;
 
 use rustix::process::{Pid, Signal};
 
-use super::{kin, launch};
+use super::{kernel, kin, launch};
 use crate::base::place::{self, Mode};
 
 /// How an Envoy ended.
@@ -198,7 +198,7 @@ struct OutOfMemory(Option<(PathBuf, u64)>);
 impl OutOfMemory {
     fn now() -> Self {
         let group = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-        let group = group.lines().find_map(|l| l.strip_prefix("0::/")).unwrap_or_default();
+        let group = kernel::control_group(&group);
         // In a container the root of the mounted tree is its own group.
         let files =
             [format!("/sys/fs/cgroup/{group}/memory.events"), "/sys/fs/cgroup/memory.events".to_owned()];
@@ -207,7 +207,7 @@ impl OutOfMemory {
 
     fn count(file: &Path) -> Option<u64> {
         let text = std::fs::read_to_string(file).ok()?;
-        text.lines().find_map(|l| l.strip_prefix("oom_kill ")?.trim().parse().ok())
+        kernel::oom_kills(&text)
     }
 
     fn rose(&self) -> bool {

@@ -14,7 +14,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use super::kin;
+use super::{kernel, kin};
 
 /// A killed process is gone at once, unless the kernel holds it.
 const GONE: Duration = Duration::from_secs(2);
@@ -42,7 +42,7 @@ pub(super) fn find(config: &Path) -> Vec<Stale> {
 
 fn look(pid: i32, config: &Path) -> Option<Stale> {
     let arguments = std::fs::read(format!("/proc/{pid}/cmdline")).ok()?;
-    let named = config_of(&arguments)?;
+    let named = kernel::envoys_config(&arguments)?;
     // From here on the number is this process's.
     let handle = kin::handle(pid)?;
     let folder = std::fs::read_link(format!("/proc/{pid}/cwd")).ok()?;
@@ -56,17 +56,6 @@ fn look(pid: i32, config: &Path) -> Option<Stale> {
         && !has_agent(pid)
         && std::fs::read(format!("/proc/{pid}/cmdline")).ok()? == arguments;
     stale.then_some(Stale { pid, handle })
-}
-
-/// The `-c` of an Envoy that an agent has started, whatever stands before (an interpreter, a script).
-fn config_of(arguments: &[u8]) -> Option<PathBuf> {
-    let words: Vec<&[u8]> = arguments.split(|b| *b == 0).collect();
-    let has = |word: &str| words.contains(&word.as_bytes());
-    if !has("--drain-time-s") || !has("--allow-unknown-static-fields") {
-        return None;
-    }
-    let at = words.iter().position(|w| *w == b"-c")?;
-    Some(PathBuf::from(OsStr::from_bytes(words.get(at + 1)?)))
 }
 
 /// Whether `path` is `config`, or the file of one of its epochs (`envoy-rev3.json` of `envoy-rev.json`).
@@ -131,7 +120,7 @@ mod tests {
 
     #[test]
     fn an_agents_envoy_is_told_by_its_arguments() {
-        let of = |words: &[&str]| config_of(words.join("\0").as_bytes());
+        let of = |words: &[&str]| kernel::envoys_config(words.join("\0").as_bytes());
         let ours = ["-c", "etc/e.json", "--drain-time-s", "45", "--allow-unknown-static-fields"];
         assert_eq!(of(&[&["envoy"], &ours[..]].concat()), Some("etc/e.json".into()));
         assert_eq!(of(&[&["/bin/sh", "./envoy.sh"], &ours[..]].concat()), Some("etc/e.json".into()));

@@ -15,7 +15,7 @@ pub mod session;
 mod stream;
 
 pub use encode::{PrivateKeyProvider, Provider};
-pub use server::{Callers, Server};
+pub use server::Server;
 
 use std::path::PathBuf;
 

@@ -37,7 +37,6 @@ use crate::base::clock::{Clock, System};
 pub use entry::{Report, Trouble};
 pub use history::{Event, What};
 pub use kind::{Kind, Severity};
-pub use say::span;
 
 use entry::Held;
 use history::History;

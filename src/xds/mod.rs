@@ -37,7 +37,6 @@ mod io;
 mod keepalive;
 mod meters;
 mod own;
-pub mod probe;
 pub mod protocol;
 mod reflection;
 mod relay;

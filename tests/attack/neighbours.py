@@ -76,7 +76,7 @@ def full(world, size):
 
 
 @attack("DNS garbage", "datagrams that are no queries", world={
-    "env": {"ISTIO_META_DNS_CAPTURE": "true", "DNS_PROXY_ADDR": f"0.0.0.0:{DNS}"}}, readiness=False)
+    "env": {"ISTIO_META_DNS_CAPTURE": "true", "DNS_PROXY_ADDR": f"0.0.0.0:{DNS}"}, "ready": False}, readiness=False)
 def dns(world, size):
     end = time.monotonic() + size.seconds
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as io:

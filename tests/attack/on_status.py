@@ -27,6 +27,8 @@ def hold(world, amount, sent, many, seconds, refresh=True):
                 try:
                     io = connect(ATTACKERS[len(held) % len(ATTACKERS)] if many else ATTACKERS[0], timeout=1)
                     io.sendall(sent)
+                    # Else Python waits for the socket before it asks the kernel.
+                    io.setblocking(False)
                     held.append(io)
                 except OSError:
                     break
@@ -56,6 +58,7 @@ def drip(world, size):
     for n in range(size.connections // 4):
         try:
             held.append(connect(ATTACKERS[n % 64], timeout=1))
+            held[-1].setblocking(False)
         except OSError:
             break
     end, at = time.monotonic() + size.seconds, 0

@@ -4,6 +4,7 @@ The agent sees: an istiod (mock-istiod), an Envoy (tests/support/fake_envoy.py),
 from an address of its own, and attackers from 64 others. Everything ends with `close`.
 """
 import ctypes
+import itertools
 import json
 import os
 import resource
@@ -18,6 +19,7 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+WORLDS = itertools.count()
 ROOT = Path(__file__).resolve().parents[2]
 POD = "10.213.0.2"
 KUBELET = "10.213.255.254"
@@ -101,8 +103,9 @@ def listener_in(namespace, address):
 
 
 class World:
-    def __init__(self, agent, istiod, descriptors=None, env=None):
+    def __init__(self, agent, istiod, descriptors=None, env=None, ready=True):
         self.name = f"attack-{os.getpid()}"
+        self.outer = None
         self.dir = Path(tempfile.mkdtemp(prefix="attack-"))
         os.chmod(self.dir, 0o755)
         self.processes = []
@@ -111,14 +114,16 @@ class World:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
         try:
             self.network()
-            self.start(Path(agent).resolve(), Path(istiod).resolve(), descriptors, env or {})
+            self.start(Path(agent).resolve(), Path(istiod).resolve(), descriptors, env or {}, ready)
         except BaseException:
             self.close()
             raise
 
     def network(self):
         run("ip", "netns", "add", self.name)
-        self.outer, inner = f"at{os.getpid() % 100000}o", f"at{os.getpid() % 100000}i"
+        # A removed namespace takes its devices away a moment later: each world has names of its own.
+        unique = f"{os.getpid() % 100000}x{next(WORLDS) % 1000}"
+        self.outer, inner = f"ao{unique}", f"ai{unique}"
         run("ip", "link", "add", self.outer, "type", "veth", "peer", "name", inner)
         run("ip", "link", "set", inner, "netns", self.name)
         run("ip", "-n", self.name, "addr", "add", f"{POD}/16", "dev", inner)
@@ -133,7 +138,7 @@ class World:
         self.processes.append(child)
         return child
 
-    def start(self, agent, istiod, descriptors, env):
+    def start(self, agent, istiod, descriptors, env, ready):
         self.app = Quiet(("", 0), App, bind_and_activate=False)
         self.app.socket.close()
         self.app.socket = listener_in(self.name, (POD, APP))
@@ -167,7 +172,7 @@ class World:
         with self.log.open("wb") as log:
             self.agent = self.inside(words, env=all_env, stdout=log, stderr=log)
         try:
-            eventually("the agent is ready", lambda: get(KUBELET, "/healthz/ready")[0] == 200, 60)
+            eventually("the agent is ready", lambda: get(KUBELET, "/healthz/ready" if ready else "/app-health/app/livez")[0] == 200, 60)
         except TimeoutError:
             print(self.log.read_text(errors="replace")[-4000:], file=sys.stderr)
             raise
@@ -203,6 +208,8 @@ class World:
         if self.serving:
             self.app.shutdown()
             self.app.socket.close()
+        if self.outer:
+            subprocess.run(["ip", "link", "del", self.outer], check=False, stderr=subprocess.DEVNULL)
         subprocess.run(["ip", "netns", "del", self.name], check=False, stderr=subprocess.DEVNULL)
         shutil.rmtree(self.dir, ignore_errors=True)
 

@@ -117,7 +117,6 @@ pub fn secrets(config: &Config, plan: &Plan) -> secrets::Config {
         file_debounce: s.duration(var::FILE_DEBOUNCE_DURATION),
         system_bundle: files::system_bundle(),
         proxyless: s.flag(var::DISABLE_ENVOY),
-        eager: true,
         first_key: None,
         // Only a client that forgets its own bounds ever meets this one.
         call_bound: super::istiod::ca_limits(config).1 + Duration::from_secs(10),

@@ -3,12 +3,10 @@
 
 pub mod dns;
 pub mod envoy;
-pub mod gateway;
 pub mod health;
 pub mod identity;
 pub mod istiod;
 pub mod status;
-pub mod sts;
 pub mod wasm;
 
 use std::path::{Path, PathBuf};
