@@ -114,9 +114,9 @@ envoy-matrix:  ## the oldest and the newest supported Envoy judge the bootstraps
 	cargo build --locked -q
 	scripts/envoy-matrix $${CARGO_TARGET_DIR:-target}/debug/pilot-agent $(or $(VERSIONS),1.36.4 newest)
 
-docs:  ## regenerate docs/CONFIG.md from the tables in src/config
+docs:  ## regenerate docs/CONFIG.md and docs/OPERATIONS.md from the tables in src/config and src/trouble
 	$(CHECK)
-	UPDATE_DOCS=1 cargo test --locked --lib config_md
+	UPDATE_DOCS=1 cargo test --locked --lib _md_is_current
 
 descriptors:  ## compile mock-istiod's protobuf descriptors anew (after a change of the crate envoy-types or of mock-istiod/proto)
 	$(CHECK)

@@ -147,6 +147,7 @@ async fn session(input: Input) {
         wake,
         metrics: Metrics::new(),
         clock: Arc::new(clock::System),
+        trouble: Default::default(),
     };
     let server = Server::new(Config::new(dir.path().join("XDS")), parts);
     let (socket, _file) = server.bind().expect("a socket").into_parts();

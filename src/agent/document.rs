@@ -76,6 +76,14 @@ impl status::Agent for Face {
         self.envoy.running()
     }
 
+    fn envoy_generation(&self) -> u64 {
+        self.envoy.generation()
+    }
+
+    fn troubles(&self) -> Troubles {
+        self.troubles.clone()
+    }
+
     fn hot_restart(&self) -> Result<(), String> {
         self.envoy.hot_restart()
     }
@@ -98,14 +106,23 @@ impl status::Agent for Face {
     fn degraded(&self) -> Vec<String> {
         let identity = self.secrets.status();
         let mut out = Vec::new();
-        if let Some(certificate) = &identity.certificate
-            && certificate.not_after < SystemTime::now()
-        {
-            out.push(format!("the workload certificate has expired; {}", identity.last_error));
+        // One that nobody uses is not renewed, and not missed.
+        let why = Some(identity.last_error.as_str()).filter(|why| !why.is_empty());
+        match &identity.certificate {
+            _ if !identity.asked => {}
+            Some(certificate) if certificate.not_after > SystemTime::now() => {}
+            Some(_) => out.push(format!(
+                "the workload certificate has expired; {}",
+                why.unwrap_or("its renewal is under way")
+            )),
+            None => out.push(format!(
+                "the workload certificate was asked for and not issued; {}",
+                why.unwrap_or("the CA has not answered yet")
+            )),
         }
         let upstream = self.xds.snapshot().upstream;
         if upstream.down_since.is_some() {
-            let why = upstream.last_error.unwrap_or_default();
+            let why = upstream.last_error.unwrap_or_else(|| "the stream has ended".to_owned());
             out.push(format!("no connection to {}: {why}", upstream.address));
         }
         out
@@ -124,8 +141,9 @@ impl status::Agent for Face {
             })
         });
         json!({
-            "verdict": self.troubles.verdict(),
-            "troubles": self.troubles.snapshot(),
+            // The status server fills these in: readiness belongs to them.
+            "verdict": null,
+            "troubles": [],
             "events": self.troubles.events(),
             "version": build_info::VERSION,
             "follows": build_info::ISTIO_VERSION,

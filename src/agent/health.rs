@@ -13,6 +13,7 @@ use crate::config::env::var;
 use crate::config::{Config, parts};
 use crate::health::{Checker, EnvoyReady, Handle, Parts};
 use crate::status::ready;
+use crate::trouble::{Kind, Reporter};
 use crate::{envoy, status, xds};
 
 /// What the checks are joined to.
@@ -22,6 +23,7 @@ pub struct Joined<'a> {
     pub crypto: Arc<CryptoProvider>,
     pub metrics: &'a Metrics,
     pub clock: &'a Arc<dyn Clock>,
+    pub trouble: Reporter,
 }
 
 /// Starts the checks that ProxyConfig asks for. They end with the relay, which tells istiod.
@@ -34,11 +36,19 @@ pub fn start(config: &Config, all_ipv6: bool, joined: Joined<'_>, stages: &Stage
         }
     };
     let xds = joined.xds.clone();
+    let trouble = joined.trouble;
     let (checker, handle) = Checker::new(
         checks,
         Parts {
             envoy: (!config.settings.flag(var::DISABLE_ENVOY)).then(|| asked(config, all_ipv6, joined.envoy)),
-            report: Box::new(move |unhealthy| xds.report_health(unhealthy)),
+            report: Box::new(move |unhealthy: Option<String>| {
+                match &unhealthy {
+                    Some(why) => trouble
+                        .report((Kind::ApplicationUnhealthy, format!("the application is unhealthy: {why}"))),
+                    None => trouble.end(),
+                }
+                xds.report_health(unhealthy);
+            }),
             crypto: joined.crypto,
             metrics: joined.metrics.clone(),
             clock: joined.clock.clone(),

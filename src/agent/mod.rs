@@ -40,7 +40,7 @@ use crate::istiod::auth::{AccessToken, GoogleComputeEngine, MetadataServer, Mock
 use crate::secrets::probe::{self, Mode};
 use crate::secrets::{self, Manager};
 use crate::status;
-use crate::trouble::{Troubles, What};
+use crate::trouble::{Kind, Report, Reporter, Troubles, What};
 use crate::{sds, xds};
 
 /// The token that Kubernetes mounts, or a VM is given.
@@ -70,6 +70,7 @@ async fn start(config: Config) -> Result<u8, Error> {
     for counted in [crate::base::tasks::panics(), crate::net::accept::failures()] {
         metrics.register(Box::new(counted)).map_err(said)?;
     }
+    crate::trouble::export(&troubles, &metrics);
     let config = Arc::new(config);
 
     // Before there is a key. Not by RLIMIT_CORE: Envoy would inherit it, and a core handler in a pipe does not care.
@@ -104,8 +105,12 @@ async fn start(config: Config) -> Result<u8, Error> {
         probe::workload(&identity::workload_socket(&config)).await.map_err(said)?
     };
     let tokens = token_source(&config, &clock)?;
-    let ca =
-        if needs_ca && mode == Mode::Own { ca_client(&config, &tokens, &metrics, &clock)? } else { None };
+    let identity_trouble = Arc::new(troubles.reporter("citadelclient"));
+    let ca = if needs_ca && mode == Mode::Own {
+        ca_client(&config, &tokens, &metrics, &clock, &identity_trouble)?
+    } else {
+        None
+    };
     let upstream = Connector::with_clock(parts::istiod::xds(&config, plan.file_mounted)?, clock.clone())
         .map_err(|e| Error::new(format!("failed to start xds proxy: {}", crate::base::error::chain(&e))))?;
 
@@ -114,6 +119,7 @@ async fn start(config: Config) -> Result<u8, Error> {
     // The certificate takes longest of all: its first steps, a name to resolve and a connection to open, go on
     // beside what follows, whenever that lets go of the thread.
     let mut secret_config = identity::secrets(&config, &plan);
+    secret_config.trouble = identity_trouble.clone();
     secret_config.first_key = first_key.filter(|_| ca.is_some());
     let (identity_source, manager) = Manager::new(secret_config, ca, &metrics, clock.clone());
     let tasks = shutdown::Stages::new();
@@ -126,9 +132,9 @@ async fn start(config: Config) -> Result<u8, Error> {
     let status_bound = status_config.as_ref().map(|config| {
         status::bind(config).unwrap_or_else(|error| {
             // Certificates and config must not hang on a port that only probes and scrapers use.
-            let error = crate::base::error::chain(&error);
-            tracing::error!("{error}; the agent runs without its status server and tries again");
-            status::Bound::later(config)
+            let trouble = troubles.reporter("default");
+            trouble.report(status_taken(&error, config.port));
+            status::Bound::later(config, trouble)
         })
     });
 
@@ -146,9 +152,10 @@ async fn start(config: Config) -> Result<u8, Error> {
 
     // The parts, from the inside out.
     let sds_server =
-        sds::Server::bind(identity::sds(&config, mode), Arc::new(identity_source.clone()), &metrics);
+        sds::Server::bind(identity::sds(&config, mode), Arc::new(identity_source.clone()), &metrics)
+            .with_trouble(troubles.reporter("sds"));
     let crypto = crate::tls::provider::provider(parts::istiod::compliance(&config)).0;
-    let modules = wasm::converter(&config, &crypto, &metrics);
+    let modules = wasm::converter(&config, &crypto, &metrics, troubles.reporter("wasm"));
     let xds_server = xds::Server::new(
         parts::xds(&config),
         xds::Parts {
@@ -160,6 +167,7 @@ async fn start(config: Config) -> Result<u8, Error> {
             wake: wires.wake.clone(),
             metrics: metrics.clone(),
             clock: clock.clone(),
+            trouble: troubles.reporter("xdsproxy"),
         },
     );
     let xds_handle = xds_server.handle();
@@ -179,7 +187,8 @@ async fn start(config: Config) -> Result<u8, Error> {
         let process = parts::envoy::process(&config, &addresses, Path::new("/proc/self/exe"), root)?;
         let text = bootstrap::Bootstrap::new(config.clone(), node);
         let supervisor = if external { Supervisor::external } else { Supervisor::new };
-        supervisor(process, Box::new(text), &metrics).map_err(said)?
+        let (supervisor, handle) = supervisor(process, Box::new(text), &metrics).map_err(said)?;
+        (supervisor.with_trouble(troubles.reporter("default")), handle)
     };
 
     tokio::task::yield_now().await;
@@ -232,6 +241,7 @@ async fn start(config: Config) -> Result<u8, Error> {
         crypto: crypto.clone(),
         metrics: &metrics,
         clock: &clock,
+        trouble: troubles.reporter("healthcheck"),
     };
     let health = health::start(&config, ipv6, joined, &tasks);
     let face: Arc<dyn status::Agent> = Arc::new(document::Face::new(
@@ -256,11 +266,21 @@ async fn start(config: Config) -> Result<u8, Error> {
     // one turn to find the connection open, one to speak on it.
     tokio::task::yield_now().await;
     tokio::task::yield_now().await;
-    Ok(shutdown::supervise(supervisor, &envoy_handle, signals, tasks).await)
+    Ok(shutdown::supervise(supervisor, &envoy_handle, signals, tasks, &troubles).await)
 }
 
 fn spawn(group: &Group, name: &str, task: impl Future<Output = ()> + Send + 'static) {
     group.run(name, task);
+}
+
+// The agent goes on: certificates and config must not hang on a port that only probes and scrapers use.
+fn status_taken(error: &status::Error, port: u16) -> Report {
+    let mut detail = format!("Error listening on status port: {}", crate::base::error::chain(error));
+    if let Some(holder) = crate::envoy::port::holder(port) {
+        detail.push_str(&format!("; held by {holder}"));
+    }
+    detail.push_str("; the agent runs without its status server and tries again");
+    Report::new(Kind::StatusPortTaken, detail).about(port.to_string())
 }
 
 fn said(error: impl std::error::Error + 'static) -> Error {
@@ -301,6 +321,7 @@ fn ca_client(
     tokens: &Tokens,
     metrics: &Metrics,
     clock: &Arc<dyn Clock>,
+    trouble: &Arc<Reporter>,
 ) -> Result<Option<Arc<dyn CaClient>>, Error> {
     let s = &config.settings;
     let address = s.some_text(var::CA_ADDR).unwrap_or(&config.mesh.proxy.discovery_address);
@@ -324,6 +345,7 @@ fn ca_client(
         headers: parts::istiod::headers(config, "CA_HEADER_"),
         attempt_timeout,
         total_timeout,
+        trouble: trouble.clone(),
     };
     let details = provider::Details {
         cert_signer: s.text(var::ISTIO_META_CERT_SIGNER).to_owned(),

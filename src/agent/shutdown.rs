@@ -7,6 +7,7 @@ use crate::envoy::{Handle, Reason, Supervisor};
 
 use super::STAGE;
 use super::signals::Signals;
+use crate::trouble::Troubles;
 
 /// One group a stage. Clones share the groups.
 #[derive(Clone)]
@@ -50,7 +51,13 @@ impl Stages {
 /// Runs Envoy until it or the agent ends, then stops everything in order; gives the exit status.
 ///
 /// Runs on the main thread, because Envoy's parent-death signal belongs to the thread that started it.
-pub async fn supervise(supervisor: Supervisor, envoy: &Handle, mut signals: Signals, stages: Stages) -> u8 {
+pub async fn supervise(
+    supervisor: Supervisor,
+    envoy: &Handle,
+    mut signals: Signals,
+    stages: Stages,
+    troubles: &Troubles,
+) -> u8 {
     let mut run = std::pin::pin!(supervisor.run());
     let outcome = loop {
         tokio::select! {
@@ -59,6 +66,8 @@ pub async fn supervise(supervisor: Supervisor, envoy: &Handle, mut signals: Sign
             failure = failed(&stages) => begin(&stages.closing, envoy, Reason::Failure(failure)),
         }
     };
+    // Before the parts take their troubles with them.
+    let verdict = troubles.verdict();
     stages.closing.cancel();
     for (name, group) in [
         ("xds", &stages.xds),
@@ -74,7 +83,12 @@ pub async fn supervise(supervisor: Supervisor, envoy: &Handle, mut signals: Sign
     if outcome.exit_code == 0 {
         tracing::info!("{}", outcome.reason);
     } else {
-        tracing::error!("{}", outcome.reason);
+        match verdict.filter(|v| !v.detail.contains(&outcome.reason) && !outcome.reason.contains(&v.detail)) {
+            Some(verdict) => {
+                tracing::error!("{}; verdict: {}; {}", outcome.reason, verdict.line(), verdict.hint)
+            }
+            None => tracing::error!("{}", outcome.reason),
+        }
     }
     outcome.exit_code
 }

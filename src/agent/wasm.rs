@@ -9,13 +9,19 @@ use rustls::crypto::CryptoProvider;
 use super::shutdown::Stages;
 use crate::base::metrics::Metrics;
 use crate::config::{Config, parts};
+use crate::trouble::Reporter;
 use crate::wasm::Converter;
 use crate::xds::{Convert, Protocol, map_resources};
 
 /// The converter, where conversion is on.
-pub fn converter(config: &Config, crypto: &Arc<CryptoProvider>, metrics: &Metrics) -> Option<Arc<Converter>> {
+pub fn converter(
+    config: &Config,
+    crypto: &Arc<CryptoProvider>,
+    metrics: &Metrics,
+    trouble: Reporter,
+) -> Option<Arc<Converter>> {
     let settings = parts::wasm::converter(config)?;
-    Some(Arc::new(Converter::new(settings, crypto.clone(), metrics)))
+    Some(Arc::new(Converter::new(settings, crypto.clone(), metrics).with_trouble(trouble)))
 }
 
 /// Starts what removes unused modules.

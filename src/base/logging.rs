@@ -14,7 +14,7 @@ mod target;
 use std::fs::OpenOptions;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard};
 use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
@@ -125,6 +125,8 @@ impl Out {
 
 /// The process's log, once it is set up.
 static GLOBAL: OnceLock<Arc<Out>> = OnceLock::new();
+/// The levels of the process's log.
+static LEVELS: OnceLock<Arc<RwLock<Levels>>> = OnceLock::new();
 /// Lines begin to be kept.
 static STALLED: Notify = Notify::const_new();
 /// Lines that were dropped.
@@ -132,7 +134,7 @@ static DROPPED: AtomicU64 = AtomicU64::new(0);
 
 /// The layer that writes lines.
 struct Lines {
-    levels: Levels,
+    levels: Arc<RwLock<Levels>>,
     callers: Callers,
     as_json: bool,
     out: Arc<Out>,
@@ -149,10 +151,36 @@ struct Callers {
 /// When a level or a target cannot be meant; nothing is set up then.
 pub fn init(options: &Options) -> Result<(), Error> {
     let lines = Lines::new(options)?;
-    let out = lines.out.clone();
+    let (out, levels) = (lines.out.clone(), lines.levels.clone());
     let subscriber = tracing_subscriber::registry().with(lines);
     tracing::subscriber::set_global_default(subscriber).map_err(|_| Error::Twice)?;
     let _ = GLOBAL.set(out);
+    let _ = LEVELS.set(levels);
+    Ok(())
+}
+
+/// Each scope with the name of its level now.
+#[must_use]
+pub fn levels() -> Vec<(&'static str, &'static str)> {
+    let levels = LEVELS.get().map(|l| l.read().unwrap_or_else(PoisonError::into_inner).clone());
+    levels.iter().flat_map(Levels::all).map(|(scope, level)| (scope, level.name())).collect()
+}
+
+/// Changes levels while the process runs: pairs of a scope (or `all`) and a level. All of them or none.
+///
+/// # Errors
+/// Names what is unknown.
+pub fn change(pairs: &[(&str, &str)]) -> Result<(), String> {
+    let Some(shared) = LEVELS.get() else { return Err("there is no log".to_owned()) };
+    let mut levels = shared.write().unwrap_or_else(PoisonError::into_inner);
+    let mut changed = levels.clone();
+    for (scope, level) in pairs {
+        changed.change(scope, level)?;
+    }
+    *levels = changed;
+    drop(levels);
+    // What a call site was told about being shown is remembered.
+    tracing::callsite::rebuild_interest_cache();
     Ok(())
 }
 
@@ -199,7 +227,13 @@ impl Lines {
         let target = |text: &String| Ok(Target::new(open(text)?, options.patient));
         let targets = options.targets.iter().map(target).collect::<Result<Vec<_>, Error>>()?;
         let out = Arc::new(Out(Mutex::new((Vec::new(), targets))));
-        Ok(Self { levels, callers, as_json: options.as_json, out })
+        Ok(Self { levels: Arc::new(RwLock::new(levels)), callers, as_json: options.as_json, out })
+    }
+}
+
+impl Lines {
+    fn levels(&self) -> RwLockReadGuard<'_, Levels> {
+        self.levels.read().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -236,11 +270,11 @@ impl<S: Subscriber> Layer<S> for Lines {
     fn enabled(&self, metadata: &Metadata<'_>, _: Context<'_, S>) -> bool {
         // Traces are for people with a debugger; the flag has no level for them.
         *metadata.level() != tracing::Level::TRACE
-            && self.levels.shows(scope_of(metadata.target()), level_of(*metadata.level()))
+            && self.levels().shows(scope_of(metadata.target()), level_of(*metadata.level()))
     }
 
     fn max_level_hint(&self) -> Option<tracing::level_filters::LevelFilter> {
-        Some(self.levels.most_verbose().into())
+        Some(self.levels().most_verbose().into())
     }
 
     fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {

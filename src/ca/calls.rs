@@ -18,13 +18,16 @@ use super::Error;
 use super::unary::Session;
 use crate::base::backoff::{Jitter, Policy};
 use crate::base::metrics::Metrics;
-use crate::istiod::auth::{CallHeaders, TokenSource};
+use crate::istiod::auth::{CallHeaders, TokenSource, root_cause};
 use crate::istiod::{self, Connector};
+use crate::trouble::Reporter;
 
 /// In total, as the Go agent's library counts.
 const ATTEMPTS: u32 = 5;
 /// Codes worth another attempt within one call. Not Canceled and DeadlineExceeded: the Go agent lists
 /// them, but its library refuses to retry them.
+/// A CA that has not answered for so long is told of before the attempt ends.
+const SILENT: Duration = Duration::from_secs(10);
 const RETRIED: [Code; 4] = [Code::ResourceExhausted, Code::Aborted, Code::Internal, Code::Unavailable];
 
 /// How calls reach a CA.
@@ -40,6 +43,8 @@ pub struct Config {
     pub attempt_timeout: Duration,
     /// Bound of a call with all its attempts (the Go agent has none).
     pub total_timeout: Duration,
+    /// Who is told why an attempt failed; whoever calls ends the trouble.
+    pub trouble: Arc<Reporter>,
 }
 
 impl Config {
@@ -119,13 +124,14 @@ impl Caller {
                 Ok(answer) => break Ok(answer),
                 Err(failed) => failed,
             };
+            self.config.trouble.report(root_cause(failed.error.report(), &*self.config.tokens));
             let wait = self.waits.delay(attempt);
             attempt += 1;
             if !failed.retry || attempt == ATTEMPTS || Instant::now() + wait >= end {
                 break Err(if talk.sent { failed.error } else { Error::Unsent(Box::new(failed.error)) });
             }
             self.retries.with_label_values(&["csr"]).inc();
-            tracing::warn!(target: "citadelclient",
+            tracing::debug!(target: "citadelclient",
                 "{}; attempt {} of {ATTEMPTS} in {} ms", failed.error, attempt + 1, wait.as_millis());
             tokio::time::sleep(wait).await;
         };
@@ -144,7 +150,22 @@ impl Caller {
         until: Instant,
     ) -> Result<Bytes, Failed> {
         let started = Instant::now();
-        match timeout_at(until, self.exchange(talk, method, number, message, until)).await {
+        let late = started + SILENT;
+        let done = {
+            let mut exchange = std::pin::pin!(self.exchange(talk, method, number, message, until));
+            match timeout_at(late.min(until), &mut exchange).await {
+                Err(_) if late < until => {
+                    // A dial that is slow has told so itself.
+                    if self.config.trouble.kind().is_none() {
+                        let (endpoint, after) = (self.endpoint().to_owned(), SILENT);
+                        self.config.trouble.report(Error::Deadline { endpoint, after }.report());
+                    }
+                    timeout_at(until, exchange).await
+                }
+                done => done,
+            }
+        };
+        match done {
             Ok(done) => done,
             Err(_) => {
                 // Whatever it was doing, this connection is not to be trusted again.
@@ -167,7 +188,11 @@ impl Caller {
         let metadata = self.metadata(method, number).await.map_err(|status| self.refused(status))?;
         if talk.session.as_ref().is_none_or(|s| !s.usable()) {
             talk.session = None;
-            let connection = self.config.connector.connect().await.map_err(|e| self.unreachable(e))?;
+            let late = |error: istiod::Error| {
+                self.config.trouble.report(root_cause(error.report(), &*self.config.tokens));
+            };
+            let connection = self.config.connector.connect_told(&late).await;
+            let connection = connection.map_err(|e| self.unreachable(e))?;
             talk.session = Some(Session::open(connection).await.map_err(|status| self.refused(status))?);
         }
         let Some(session) = talk.session.as_mut() else {
@@ -219,6 +244,9 @@ fn hint(status: &Status) -> &'static str {
         }
         Code::PermissionDenied => "; the CA does not issue for this identity",
         Code::InvalidArgument => "; does SECRET_TTL ask for more than istiod's MAX_WORKLOAD_CERT_TTL?",
+        Code::ResourceExhausted => {
+            "; the CA is overloaded or limits requests; the agent asks again by itself"
+        }
         Code::Unimplemented => "; is CA_ADDR an istiod with its CA switched on?",
         _ => "",
     }

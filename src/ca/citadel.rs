@@ -13,6 +13,7 @@ use crate::base::metrics::Metrics;
 use crate::istiod::Connector;
 use crate::istiod::auth::{CallHeaders, TokenSource};
 use crate::proto::ca::{IstioCertificateRequest, IstioCertificateResponse};
+use crate::trouble::Reporter;
 
 const CREATE: Method<'_> =
     Method { path: "/istio.v1.auth.IstioCertificateService/CreateCertificate", header: None };
@@ -32,6 +33,8 @@ pub struct Config {
     pub attempt_timeout: Duration,
     /// Bound of a call with all its attempts (the Go agent has none).
     pub total_timeout: Duration,
+    /// Who is told why an attempt failed.
+    pub trouble: Arc<Reporter>,
 }
 
 impl Config {
@@ -55,8 +58,9 @@ impl Client {
     /// When a second CA client is made for one registry.
     #[must_use]
     pub fn new(config: Config, metrics: &Metrics) -> Self {
-        let Config { connector, tokens, headers, cert_signer, attempt_timeout, total_timeout } = config;
-        let calls = Calls { connector, tokens, headers, attempt_timeout, total_timeout };
+        let Config { connector, tokens, headers, cert_signer, attempt_timeout, total_timeout, trouble } =
+            config;
+        let calls = Calls { connector, tokens, headers, attempt_timeout, total_timeout, trouble };
         Self { caller: Caller::new(calls, metrics), cert_signer }
     }
 

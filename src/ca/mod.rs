@@ -16,6 +16,9 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 
+pub use crate::istiod::code_name;
+use crate::trouble::{Kind, Report};
+
 /// Signs certificate requests.
 pub trait CaClient: Send + Sync + fmt::Debug {
     /// Sends a PEM `CERTIFICATE REQUEST` asking for `ttl` of validity; gives the PEM entries of the
@@ -84,6 +87,27 @@ pub enum Error {
 }
 
 impl Error {
+    /// As a trouble: cause, hint and, where the CA answered, its code.
+    #[must_use]
+    pub fn report(&self) -> Report {
+        match self {
+            Self::Unsent(error) => error.report(),
+            Self::Status { endpoint, status, hint } => {
+                let code = code_name(status.code());
+                let detail = format!("create certificate: {endpoint}: {code}: {}", status.message());
+                Report::new(Kind::CertificateRefused, detail).hint(*hint).code(code).about(code)
+            }
+            Self::Deadline { endpoint, .. } => {
+                Report::new(Kind::CertificateNotAnswered, self.to_string()).about(endpoint.clone())
+            }
+            Self::Answer { .. } => Report::new(Kind::CertificateUnusable, self.to_string()),
+            Self::Connect { source, .. } => match source.downcast_ref::<crate::istiod::Error>() {
+                Some(error) => error.report(),
+                None => Report::new(Kind::ConnectionFailed, crate::base::error::chain(self)),
+            },
+        }
+    }
+
     /// When to ask again.
     #[must_use]
     pub fn retry(&self) -> Retry {
@@ -109,30 +133,5 @@ impl Error {
             Self::Connect { .. } => "connect",
             Self::Unsent(error) => error.label(),
         }
-    }
-}
-
-/// The gRPC code's name as the specification spells it.
-#[must_use]
-pub fn code_name(code: tonic::Code) -> &'static str {
-    use tonic::Code;
-    match code {
-        Code::Ok => "OK",
-        Code::Cancelled => "CANCELLED",
-        Code::Unknown => "UNKNOWN",
-        Code::InvalidArgument => "INVALID_ARGUMENT",
-        Code::DeadlineExceeded => "DEADLINE_EXCEEDED",
-        Code::NotFound => "NOT_FOUND",
-        Code::AlreadyExists => "ALREADY_EXISTS",
-        Code::PermissionDenied => "PERMISSION_DENIED",
-        Code::ResourceExhausted => "RESOURCE_EXHAUSTED",
-        Code::FailedPrecondition => "FAILED_PRECONDITION",
-        Code::Aborted => "ABORTED",
-        Code::OutOfRange => "OUT_OF_RANGE",
-        Code::Unimplemented => "UNIMPLEMENTED",
-        Code::Internal => "INTERNAL",
-        Code::Unavailable => "UNAVAILABLE",
-        Code::DataLoss => "DATA_LOSS",
-        Code::Unauthenticated => "UNAUTHENTICATED",
     }
 }

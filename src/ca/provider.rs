@@ -79,10 +79,17 @@ pub fn client(
     Some(match provider {
         Provider::GkeWorkloadCertificate => return None,
         Provider::Citadel => {
-            let Calls { connector, tokens, headers, attempt_timeout, total_timeout } = calls;
+            let Calls { connector, tokens, headers, attempt_timeout, total_timeout, trouble } = calls;
             let cert_signer = details.cert_signer;
-            let config =
-                citadel::Config { connector, tokens, headers, cert_signer, attempt_timeout, total_timeout };
+            let config = citadel::Config {
+                connector,
+                tokens,
+                headers,
+                cert_signer,
+                attempt_timeout,
+                total_timeout,
+                trouble,
+            };
             Arc::new(citadel::Client::new(config, metrics))
         }
         Provider::GoogleCa => Arc::new(google::MeshCa::new(calls, &details.cluster_url, metrics)),

@@ -20,8 +20,13 @@ pub(super) fn status_port(parsed: &Parsed, flags: &[Flag], env: &Env) -> Result<
         return port.ok_or_else(|| format!("--port={text}: a port is within 1..65535"));
     }
     debug_assert!(flags.iter().any(|f| f.name == "port"));
+    Ok(of(env))
+}
+
+/// The status port as the agent finds it.
+pub(super) fn of(env: &Env) -> u16 {
     let annotations = pod::read(Path::new(pod::ANNOTATIONS)).unwrap_or_default();
     let loaded = config::load(Parsed::default(), env, Path::new("."), |key| annotations.get(key).cloned());
     let found = loaded.ok().and_then(|config| u16::try_from(config.mesh.proxy.status_port).ok());
-    Ok(found.filter(|port| *port > 0).unwrap_or(DEFAULT))
+    found.filter(|port| *port > 0).unwrap_or(DEFAULT)
 }

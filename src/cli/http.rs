@@ -23,6 +23,8 @@ const REDIRECTS: usize = 10;
 pub(super) struct Reply {
     pub(super) status: u16,
     pub(super) body: Vec<u8>,
+    /// The agent's word on why it is not ready.
+    pub(super) why: Option<String>,
 }
 
 /// Runs `future` on a runtime of its own; commands are one exchange long.
@@ -87,7 +89,8 @@ async fn once(method: &str, url: &Url, body: &str) -> Result<(Reply, Option<Stri
                 .map_err(|e| format!("the answer's gzip is broken: {e}"))?;
             bytes = plain;
         }
-        Ok((Reply { status: head.status.as_u16(), body: bytes }, location))
+        let why = text(header::HeaderName::from_static("x-not-ready"));
+        Ok((Reply { status: head.status.as_u16(), body: bytes, why }, location))
     };
     // The connection works while the answer is awaited, and ends with it.
     let mut connection = std::pin::pin!(connection);

@@ -134,7 +134,7 @@ pub fn run(words: &[String], env: Env) -> u8 {
     match command.name {
         "proxy" => proxy::run(parsed, &env),
         "request" => quietly(request::run(&parsed)),
-        "wait" => quietly(wait::run(&parsed)),
+        "wait" => quietly(wait::run(&parsed, &env)),
         "run" => given(run::run(&parsed, &env)),
         "sleep" => given(sleep::run(&parsed)),
         "version" => quietly(version::run(&parsed)),

@@ -54,7 +54,7 @@ pub(super) fn run(parsed: &Parsed, env: &Env) -> Result<u8, String> {
         let mut signals = Signals::install().map_err(|e| format!("signals: {e}"))?;
         let url = format!("http://localhost:{port}/healthz/ready");
         tokio::select! {
-            ready = wait::until_ready(&url, limit, PERIOD, REQUEST) => {
+            ready = wait::until_ready(&url, None, limit, PERIOD, REQUEST) => {
                 ready.map_err(|e| format!("{program} was not started: {e}"))?;
             }
             number = signals.next() => return Ok(killed(number)),

@@ -4,13 +4,14 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until, timeout};
 
-use super::http;
+use super::{endpoint, http};
 use crate::base::logging;
 use crate::config::args::Parsed;
+use crate::config::env::Env;
 use crate::config::go;
 
 /// Waits for it.
-pub(super) fn run(parsed: &Parsed) -> Result<(), String> {
+pub(super) fn run(parsed: &Parsed, env: &Env) -> Result<(), String> {
     let number = |name: &str| go::integer(parsed.or_default(super::WAIT, name), 64);
     let seconds = number("timeoutSeconds")?;
     let millis = |name: &str| number(name).map(|n| Duration::from_millis(u64::try_from(n).unwrap_or(0)));
@@ -19,7 +20,8 @@ pub(super) fn run(parsed: &Parsed) -> Result<(), String> {
     logging::init(&logging::Options::default()).map_err(|e| e.to_string())?;
     tracing::info!("Waiting for Envoy proxy to be ready (timeout: {seconds} seconds)...");
     let total = Duration::from_secs(u64::try_from(seconds).unwrap_or(0));
-    http::block_on(async move { until_ready(&url, total, period, request).await })?;
+    let own = (url == OWN).then(|| format!("http://localhost:{}/healthz/ready", endpoint::of(env)));
+    http::block_on(async move { until_ready(&url, own.as_deref(), total, period, request).await })?;
     tracing::info!("Envoy is ready!");
     Ok(())
 }
@@ -29,6 +31,7 @@ pub(super) fn run(parsed: &Parsed) -> Result<(), String> {
 // request on its way may overrun it.
 pub(super) async fn until_ready(
     url: &str,
+    own: Option<&str>,
     total: Duration,
     period: Duration,
     request: Duration,
@@ -49,22 +52,69 @@ pub(super) async fn until_ready(
         match ask(url, request).await {
             Ok(()) => return Ok(()),
             Err(error) => {
-                tracing::debug!("Not ready yet: {error}");
-                last = error;
+                let error = match own.filter(|_| !error.verdict) {
+                    Some(own) => error.explained(own).await,
+                    None => error,
+                };
+                if error.verdict && kind(&error.text) != kind(&last) {
+                    tracing::info!("Not ready yet: {}", error.text);
+                } else {
+                    tracing::debug!("Not ready yet: {}", error.text);
+                }
+                last = error.text;
             }
         }
     }
 }
 
-async fn ask(url: &str, limit: Duration) -> Result<(), String> {
+/// Where Envoy answers for the agent.
+const OWN: &str = "http://localhost:15021/healthz/ready";
+/// Limit of the question to the agent itself, why Envoy does not answer.
+const WHY: Duration = Duration::from_secs(1);
+
+/// Why it is not ready.
+struct NotReady {
+    text: String,
+    /// It holds the agent's verdict.
+    verdict: bool,
+}
+
+impl NotReady {
+    // Envoy does not answer, or not with a reason: the agent itself knows why.
+    async fn explained(self, own: &str) -> Self {
+        match ask(own, WHY).await {
+            Err(why) if why.verdict => {
+                let why = why.text.split_once(": ").map_or(why.text.as_str(), |(_, why)| why).to_owned();
+                Self { text: format!("{}: {why}", self.text), verdict: true }
+            }
+            _ => self,
+        }
+    }
+}
+
+// The verdict's kind: what changes seldom of a reason.
+fn kind(text: &str) -> Option<&str> {
+    text.split(": ").find(|part| crate::trouble::Kind::from_name(part).is_some())
+}
+
+async fn ask(url: &str, limit: Duration) -> Result<(), NotReady> {
+    let plain = |text: String| NotReady { text, verdict: false };
     let exchange = http::exchange("GET", url, "");
     let reply = if limit.is_zero() {
         exchange.await
     } else {
         let late = format!("Get {url:?}: no whole answer within {} ms", limit.as_millis());
         timeout(limit, exchange).await.unwrap_or(Err(late))
-    }?;
-    if reply.status == 200 { Ok(()) } else { Err(format!("HTTP status code {}", reply.status)) }
+    }
+    .map_err(plain)?;
+    if reply.status == 200 {
+        return Ok(());
+    }
+    let text = format!("HTTP status code {}", reply.status);
+    Err(match reply.why {
+        Some(why) => NotReady { text: format!("{text}: {why}"), verdict: true },
+        None => plain(text),
+    })
 }
 
 #[cfg(test)]
@@ -77,7 +127,8 @@ mod tests {
             let start = Instant::now();
             let period = Duration::from_millis(period);
             let error =
-                until_ready("http://localhost:1/", Duration::from_secs(total), period, Duration::ZERO).await;
+                until_ready("http://localhost:1/", None, Duration::from_secs(total), period, Duration::ZERO)
+                    .await;
             assert_eq!(
                 error.unwrap_err(),
                 "timeout waiting for Envoy proxy to become ready. Last error: <nil>"

@@ -19,6 +19,7 @@ pub use handle::{DRAIN_NOW_LIMIT, Handle};
 use super::process::Written;
 use super::{Bootstrap, Config, ConfigFile, Error, Outcome, Reason, admin, restart};
 use crate::base::metrics::Metrics;
+use crate::trouble::Reporter;
 
 /// What readiness and debug pages may know.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -46,6 +47,7 @@ pub struct Supervisor {
     asked: Arc<Asked>,
     state: channel::Sender<State>,
     metrics: Metrics,
+    trouble: Reporter,
 }
 
 /// What is kept for an Envoy that somebody else runs.
@@ -126,7 +128,24 @@ impl Supervisor {
         let (state, seen) = channel::channel(State::Starting);
         let hot_restart = envoy.as_ref().is_some_and(|e| e.config.restart.hot_restart);
         let handle = Handle::new(asked.clone(), seen, client, hot_restart);
-        (Self { envoy, external: None, asked, state, metrics: metrics.clone() }, handle)
+        (
+            Self {
+                envoy,
+                external: None,
+                asked,
+                state,
+                metrics: metrics.clone(),
+                trouble: Reporter::default(),
+            },
+            handle,
+        )
+    }
+
+    /// Tells `trouble` of an Envoy that ends by itself.
+    #[must_use]
+    pub fn with_trouble(mut self, trouble: Reporter) -> Self {
+        self.trouble = trouble;
+        self
     }
 
     /// Runs until Envoy has ended and will not be started again, or until it was told to stop.
@@ -134,7 +153,7 @@ impl Supervisor {
     /// Call it on the main thread (see [`super::launch`]).
     pub async fn run(mut self) -> Outcome {
         let Some(envoy) = self.envoy.take() else { return self.run_idle().await };
-        run::Run::new(envoy, self.asked, self.state, &self.metrics).run().await
+        run::Run::new(envoy, self.asked, self.state, &self.metrics, self.trouble).run().await
     }
 
     async fn run_idle(self) -> Outcome {

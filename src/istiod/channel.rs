@@ -13,12 +13,13 @@ use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep_until, timeout_at};
 use tokio_rustls::TlsConnector;
 
-use super::error::tls_hint;
+use super::error::{tcp_kind, tls_hint, tls_kind};
 use super::{Config, Error, Phase, Stream, Transport, name, roots};
 use crate::base::clock::{self, Clock};
 use crate::base::lane;
 use crate::base::proxy::Proxy;
 use crate::tls::client::{self, Identity};
+use crate::trouble::Kind;
 
 /// After this long without a TCP connection the next address is tried beside it (RFC 8305 recommends
 /// 250 ms, Go waits 300 ms).
@@ -26,6 +27,8 @@ const NEXT_ADDRESS: Duration = Duration::from_millis(300);
 /// After this long without a finished handshake the next address is tried beside it: a listener that
 /// accepts and says nothing must not hold up one that would answer.
 const NEXT_HANDSHAKE: Duration = Duration::from_secs(1);
+/// A dial that takes longer is told of before it ends.
+const SLOW: Duration = Duration::from_secs(5);
 /// Bytes read from the kernel at once, below TLS.
 const READ_AHEAD: usize = 64 * 1024;
 /// Idle time and interval of TCP keep-alive, as Go's dialer sets them.
@@ -108,18 +111,36 @@ impl Connector {
     /// # Errors
     /// With address, phase, cause and a hint.
     pub async fn connect(&self) -> Result<Connection, Error> {
+        self.connect_told(&|_| {}).await
+    }
+
+    /// As [`Connector::connect`]; `late` hears once what the dial waits for when it takes longer than 5 s.
+    ///
+    /// # Errors
+    /// As [`Connector::connect`].
+    pub async fn connect_told(&self, late: &(dyn Fn(Error) + Send + Sync)) -> Result<Connection, Error> {
         let inner = &*self.inner;
         let config = &inner.config;
         let until = Instant::now() + config.connect_timeout;
-        let timeout =
-            |phase| Error::Timeout { address: config.address.clone(), after: config.connect_timeout, phase };
-        let target = timeout_at(until, Target::new(inner)).await.map_err(|_| timeout(Phase::Address))??;
-        let addresses =
-            timeout_at(until, inner.resolve(&target)).await.map_err(|_| timeout(Phase::Resolve))??;
-        let progress = Progress(Mutex::new((Phase::Connect, Instant::now())));
-        match timeout_at(until, inner.race(&target, addresses, &progress)).await {
+        let timeout = |after, phase| Error::Timeout { address: config.address.clone(), after, phase };
+        let target = timeout_at(until, Target::new(inner));
+        let target = target.await.map_err(|_| timeout(config.connect_timeout, Phase::Address))??;
+        let progress = Progress(Mutex::new((Phase::Resolve, Instant::now())));
+        let mut dial = std::pin::pin!(async {
+            let addresses = inner.resolve(&target).await?;
+            progress.enter(Phase::Connect);
+            inner.race(&target, addresses, &progress).await
+        });
+        let slow = Instant::now() + SLOW;
+        if slow < until {
+            match timeout_at(slow, &mut dial).await {
+                Ok(made) => return made,
+                Err(_) => late(timeout(SLOW, progress.get().0)),
+            }
+        }
+        match timeout_at(until, dial).await {
             Ok(made) => made,
-            Err(_) => Err(timeout(progress.get().0)),
+            Err(_) => Err(timeout(config.connect_timeout, progress.get().0)),
         }
     }
 }
@@ -163,6 +184,7 @@ impl<'a> Target<'a> {
         let bad = |reason: String, hint: &str| Error::Dial {
             address: address.to_owned(),
             phase: Phase::Address,
+            kind: Kind::AddressInvalid,
             reason,
             hint: hint.to_owned(),
         };
@@ -200,7 +222,15 @@ impl<'a> Target<'a> {
             }
             _ => self.address.to_owned(),
         };
-        Error::Dial { address, phase, reason, hint: hint.into() }
+        let kind = match phase {
+            Phase::Address => Kind::AddressInvalid,
+            Phase::Resolve => Kind::NameNotResolved,
+            Phase::Connect => Kind::ConnectionFailed,
+            Phase::Proxy => Kind::ProxyRefused,
+            Phase::Tls => Kind::TlsFailed,
+            Phase::ClientCertificate => Kind::ClientCertificateRefused,
+        };
+        Error::Dial { address, phase, kind, reason, hint: hint.into() }
     }
 }
 
@@ -290,7 +320,7 @@ impl Inner {
                 }
                 _ => "",
             };
-            fail(Phase::Connect, e.to_string(), hint)
+            of_kind(fail(Phase::Connect, e.to_string(), hint), tcp_kind(&e))
         })?;
         // It is alive; its handshake may take a little longer.
         progress.next_at(started + NEXT_HANDSHAKE);
@@ -340,7 +370,8 @@ impl Inner {
                 }
                 None => String::new(),
             };
-            target.error(Some(peer), Phase::Tls, e.to_string(), hint)
+            let error = target.error(Some(peer), Phase::Tls, e.to_string(), hint);
+            of_kind(error, inner.map_or(Kind::TlsFailed, tls_kind))
         })?;
         if io.get_ref().1.alpn_protocol() != Some(b"h2") {
             let hint = "; the server must negotiate HTTP/2 (ALPN h2)";
@@ -353,6 +384,14 @@ impl Inner {
         }
         Ok(Stream::Tls(Box::new(io)))
     }
+}
+
+/// The same error, known more closely.
+fn of_kind(mut error: Error, known: Kind) -> Error {
+    if let Error::Dial { kind, .. } = &mut error {
+        *kind = known;
+    }
+    error
 }
 
 /// Small writes leave at once; a peer that vanished is noticed even on an idle connection. Failures to

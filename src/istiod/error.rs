@@ -3,6 +3,8 @@
 use std::fmt;
 use std::path::PathBuf;
 
+use crate::trouble::{Kind, Report};
+
 /// The part of a dial that failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Phase {
@@ -67,6 +69,8 @@ pub enum Error {
         address: String,
         /// Where it stopped.
         phase: Phase,
+        /// What it is.
+        kind: Kind,
         /// The cause, with its sources.
         reason: String,
         /// The usual cause, starting with `; `, or empty.
@@ -85,6 +89,34 @@ pub enum Error {
 }
 
 impl Error {
+    /// As a trouble: the cause without the hint, and the hint.
+    #[must_use]
+    pub fn report(&self) -> Report {
+        match self {
+            Self::Roots { path, .. } => {
+                let system = path.as_os_str() == "SYSTEM";
+                let kind = if system || path.exists() { Kind::RootBroken } else { Kind::RootMissing };
+                Report::new(kind, self.to_string()).about(path.display().to_string())
+            }
+            Self::Dial { address, phase, kind, reason, hint } => {
+                // The subject is the address as configured, without the one that was tried.
+                let configured = address.split(" (").next().unwrap_or(address);
+                let detail = format!("cannot connect to {address}: {phase}: {reason}");
+                Report::new(*kind, detail).hint(hint.clone()).about(configured)
+            }
+            Self::Timeout { address, phase, .. } => {
+                let kind = match phase {
+                    Phase::Address => Kind::AddressInvalid,
+                    Phase::Resolve => Kind::NameNotResolved,
+                    Phase::Connect => Kind::ConnectionTimedOut,
+                    Phase::Proxy => Kind::ProxyRefused,
+                    Phase::Tls | Phase::ClientCertificate => Kind::IstiodSilent,
+                };
+                Report::new(kind, self.to_string()).about(address.clone())
+            }
+        }
+    }
+
     /// A label for metrics, from a closed set.
     #[must_use]
     pub fn label(&self) -> &'static str {
@@ -93,6 +125,34 @@ impl Error {
             Self::Dial { phase, .. } => phase.label(),
             Self::Timeout { .. } => "timeout",
         }
+    }
+}
+
+/// What a failed TCP connection is.
+pub(super) fn tcp_kind(error: &std::io::Error) -> Kind {
+    use std::io::ErrorKind as E;
+    match error.kind() {
+        E::ConnectionRefused => Kind::ConnectionRefused,
+        E::TimedOut => Kind::ConnectionTimedOut,
+        _ => Kind::of_io(error).unwrap_or(Kind::ConnectionFailed),
+    }
+}
+
+/// What a failed TLS handshake is.
+pub(super) fn tls_kind(error: &rustls::Error) -> Kind {
+    use rustls::{AlertDescription as Alert, CertificateError as Cert, Error};
+    match error {
+        Error::InvalidCertificate(cert) => match cert {
+            Cert::UnknownIssuer | Cert::BadSignature => Kind::RootDoesNotSign,
+            Cert::NotValidForName | Cert::NotValidForNameContext { .. } => Kind::ServerNameMismatch,
+            Cert::Expired | Cert::ExpiredContext { .. } => Kind::ServerCertificateExpired,
+            Cert::NotValidYet | Cert::NotValidYetContext { .. } => Kind::ServerCertificateNotYetValid,
+            _ => Kind::RootDoesNotSign,
+        },
+        Error::AlertReceived(
+            Alert::CertificateRequired | Alert::BadCertificate | Alert::UnknownCA | Alert::CertificateExpired,
+        ) => Kind::ClientCertificateRefused,
+        _ => Kind::TlsFailed,
     }
 }
 
@@ -119,5 +179,30 @@ pub(super) fn tls_hint(error: &rustls::Error, roots: &str, name: &str) -> String
             Alert::CertificateRequired | Alert::BadCertificate | Alert::UnknownCA | Alert::CertificateExpired,
         ) => "; the server refused our client certificate, or wants one".to_owned(),
         _ => String::new(),
+    }
+}
+
+/// The gRPC code's name as the specification spells it.
+#[must_use]
+pub fn code_name(code: tonic::Code) -> &'static str {
+    use tonic::Code;
+    match code {
+        Code::Ok => "OK",
+        Code::Cancelled => "CANCELLED",
+        Code::Unknown => "UNKNOWN",
+        Code::InvalidArgument => "INVALID_ARGUMENT",
+        Code::DeadlineExceeded => "DEADLINE_EXCEEDED",
+        Code::NotFound => "NOT_FOUND",
+        Code::AlreadyExists => "ALREADY_EXISTS",
+        Code::PermissionDenied => "PERMISSION_DENIED",
+        Code::ResourceExhausted => "RESOURCE_EXHAUSTED",
+        Code::FailedPrecondition => "FAILED_PRECONDITION",
+        Code::Aborted => "ABORTED",
+        Code::OutOfRange => "OUT_OF_RANGE",
+        Code::Unimplemented => "UNIMPLEMENTED",
+        Code::Internal => "INTERNAL",
+        Code::Unavailable => "UNAVAILABLE",
+        Code::DataLoss => "DATA_LOSS",
+        Code::Unauthenticated => "UNAUTHENTICATED",
     }
 }

@@ -11,11 +11,13 @@ use envoy_types::pb::envoy::service::discovery::v3::{
 use envoy_types::pb::envoy::service::secret::v3::secret_discovery_service_server::{
     SecretDiscoveryService, SecretDiscoveryServiceServer,
 };
+use http_body_util::BodyExt;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::UnixStream;
 use tonic::{Response, Status, Streaming};
+use tower::util::MapResponse;
 
 use super::Config;
 use super::encode::Encoder;
@@ -23,10 +25,12 @@ use super::metrics::Metrics;
 use super::stream::{Delta, Responses, Shared, Sotw, fetch, serve};
 use crate::base::backoff::{Backoff, Jitter, Policy};
 use crate::base::error::chain;
+use crate::base::grpc;
 use crate::base::tasks::{Set, Stop};
 use crate::base::uds::{self, Bound, SocketFile};
 use crate::net::accept::{Acceptor, Came};
 use crate::secrets::{SecretSource, probe};
+use crate::trouble::{Kind, Report, Reporter};
 
 /// Streams on one connection; the Go agent's limit.
 const MAX_STREAMS: u32 = 100_000;
@@ -43,6 +47,7 @@ const GOODBYE: Duration = Duration::from_secs(1);
 pub struct Server {
     sockets: Vec<(PathBuf, Option<Bound>)>,
     shared: Arc<Shared>,
+    trouble: Reporter,
 }
 
 impl Server {
@@ -57,13 +62,20 @@ impl Server {
         let sockets = config.sockets.into_iter().map(|path| {
             let bound = uds::bind(&path);
             if let Err(error) = &bound {
-                tracing::warn!(target: "sds", "{}; trying again", chain(error));
+                tracing::debug!(target: "sds", "{}; trying again", chain(error));
             }
             (path, bound.ok())
         });
         let encoder = Encoder { private_key_provider: config.private_key_provider, crl: config.crl };
         let shared = Shared { source, encoder, metrics: Metrics::new(metrics), stop: Stop::new() };
-        Self { sockets: sockets.collect(), shared: Arc::new(shared) }
+        Self { sockets: sockets.collect(), shared: Arc::new(shared), trouble: Reporter::default() }
+    }
+
+    /// Tells `trouble` of sockets that cannot be bound.
+    #[must_use]
+    pub fn with_trouble(mut self, trouble: Reporter) -> Self {
+        self.trouble = trouble;
+        self
     }
 
     /// Sockets that accept.
@@ -85,7 +97,8 @@ impl Server {
         let mut sockets = Vec::new();
         for (path, bound) in self.sockets {
             let connections = Set::new("sds connection");
-            let socket = Socket { path, shared: Arc::clone(&self.shared), connections };
+            let trouble = self.trouble.sibling();
+            let socket = Socket { path, shared: Arc::clone(&self.shared), connections, trouble };
             sockets.push(socket.run(bound, wrap.clone()));
         }
         let stopping = async {
@@ -101,6 +114,7 @@ struct Socket {
     path: PathBuf,
     shared: Arc<Shared>,
     connections: Set,
+    trouble: Reporter,
 }
 
 impl Socket {
@@ -118,11 +132,14 @@ impl Socket {
                     Ok(ready) => {
                         tracing::info!(target: "sds", "listening on {}", self.path.display());
                         backoff.reset();
+                        self.trouble.end();
                         bound = Some(ready);
                     }
                     Err(error) => {
                         let delay = backoff.next_delay();
-                        tracing::warn!(target: "sds", "SDS grpc server could not be started: {}; trying again in {delay:?}", chain(&error));
+                        let kind = Kind::of_chain(&error).unwrap_or(Kind::SocketFolder);
+                        let detail = format!("SDS grpc server could not be started: {}", chain(&error));
+                        self.trouble.report(Report::new(kind, detail).about(self.path.display().to_string()));
                         tokio::select! { () = stop.cancelled() => {}, () = tokio::time::sleep(delay) => {} }
                     }
                 }
@@ -203,7 +220,8 @@ where
     IO: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
     let stop = shared.stop.clone();
-    let service = TowerToHyperService::new(SecretDiscoveryServiceServer::new(Service(shared)));
+    let service = SecretDiscoveryServiceServer::new(Service(shared));
+    let service = TowerToHyperService::new(MapResponse::new(service, readable));
     let serving = hyper::server::conn::http2::Builder::new(TokioExecutor::new())
         .max_concurrent_streams(MAX_STREAMS)
         .serve_connection(TokioIo::new(io), service);
@@ -218,6 +236,22 @@ where
     if let Err(error) = ended {
         tracing::debug!(target: "sds", "a connection ended: {}", chain(&error));
     }
+}
+
+// The library encodes more of a status' text than it must, and Envoy logs it as it comes.
+fn readable(
+    answer: http::Response<tonic::body::Body>,
+) -> http::Response<impl http_body::Body<Data = bytes::Bytes, Error = Status> + Send + 'static> {
+    let (mut head, body) = answer.into_parts();
+    grpc::readable(&mut head.headers);
+    let body = body.map_frame(|frame| match frame.into_trailers() {
+        Ok(mut trailers) => {
+            grpc::readable(&mut trailers);
+            http_body::Frame::trailers(trailers)
+        }
+        Err(frame) => frame,
+    });
+    http::Response::from_parts(head, body)
 }
 
 struct Service(Arc<Shared>);

@@ -7,6 +7,7 @@
 mod asking;
 mod mounted;
 mod renewal;
+mod troubles;
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -29,6 +30,7 @@ use crate::base::tasks::Stop;
 use crate::ca::CaClient;
 use crate::ca::csr::Key;
 use asking::Waiter;
+use troubles::Troubles;
 
 /// Requests that wait for the manager's turn. It answers in microseconds; the senders wait when it is
 /// full, so nothing is lost.
@@ -99,6 +101,7 @@ pub struct Manager {
     output: Option<Writer>,
     /// The root as it goes into `OUTPUT_CERTS`: as the CA sent it, or merged.
     output_raw_root: bool,
+    troubles: Troubles,
 }
 
 type Running = BoxFuture<'static, Result<Issued, Failure>>;
@@ -131,8 +134,9 @@ impl Manager {
             waiting: Vec::new(),
             unused_key: None,
             asked: config.proxyless,
-            output: config.output.take().map(Writer::new),
+            output: config.output.take().map(|output| Writer::new(output, config.trouble.sibling())),
             output_raw_root: false,
+            troubles: Troubles::new(&config.trouble),
             config,
             ca,
             clock,
@@ -199,8 +203,10 @@ impl Manager {
         }
     }
 
-    fn report(&self) {
+    fn report(&mut self) {
+        self.missed();
         let status = Status {
+            asked: self.used(),
             certificate: self.workload.current.as_ref().map(|c| Certificate {
                 serial: c.issued.leaf.serial.clone(),
                 identities: c.issued.leaf.uris.clone(),

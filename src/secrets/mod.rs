@@ -37,6 +37,7 @@ use futures_util::future::BoxFuture;
 use zeroize::Zeroizing;
 
 pub use crate::ca::csr::KeyOptions;
+use crate::trouble::Reporter;
 pub use manager::{Handle, Manager};
 pub use name::ResourceName;
 pub use request::FirstKey;
@@ -72,6 +73,8 @@ pub struct Config {
     pub call_bound: Duration,
     /// A key whose making was begun earlier, beside the rest of the start.
     pub first_key: Option<FirstKey>,
+    /// Who is told why there is no certificate; the CA client tells it of refusals.
+    pub trouble: Arc<Reporter>,
 }
 
 /// Where mounted certificates are.

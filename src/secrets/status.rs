@@ -9,6 +9,8 @@ use tokio::time::Instant;
 pub struct Status {
     /// The certificate the CA issued last, if any.
     pub certificate: Option<Certificate>,
+    /// Somebody uses the CA's certificate, so it is renewed: an expired one is missed.
+    pub asked: bool,
     /// Attempts that failed since the last success.
     pub failures: u32,
     /// Why the last attempt failed; empty after a success.

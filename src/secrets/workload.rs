@@ -47,7 +47,6 @@ pub(super) struct Workload {
     not_before: Instant,
     ended: Option<Instant>,
     pub(super) last_error: Option<Arc<Error>>,
-    told: Option<(String, Instant)>,
 }
 
 /// What a failed attempt means.
@@ -55,8 +54,6 @@ pub(super) struct Workload {
 pub(super) struct Failed {
     /// The first failure of this renewal: who follows the certificate should hear of it.
     pub(super) first: bool,
-    /// Whether it belongs in the log: a new reason, or a minute has passed.
-    pub(super) tell: bool,
     pub(super) next: Duration,
 }
 
@@ -75,7 +72,6 @@ impl Workload {
             not_before: Instant::now(),
             ended: None,
             last_error: None,
-            told: None,
         }
     }
 
@@ -129,7 +125,6 @@ impl Workload {
         self.ended = Some(mono);
         self.backoff.reset();
         self.last_error = None;
-        self.told = None;
         let expiry = issued.leaf.not_after;
         let delay = rotation::delay(issued.created, expiry, self.ratio, self.jitter, rotation::draw());
         let life = expiry.duration_since(issued.created).unwrap_or_default();
@@ -164,15 +159,7 @@ impl Workload {
         self.ended = Some(mono);
         self.not_before = mono + next;
         self.last_error = Some(Arc::clone(error));
-        let text = crate::base::error::chain(error.as_ref());
-        let tell = self
-            .told
-            .as_ref()
-            .is_none_or(|(said, at)| *said != text || mono.duration_since(*at) >= Duration::from_secs(60));
-        if tell {
-            self.told = Some((text, mono));
-        }
-        Failed { first, tell, next }
+        Failed { first, next }
     }
 
     /// Whether the certificate has expired since the last call; true once.

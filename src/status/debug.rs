@@ -6,6 +6,7 @@ use bytes::Bytes;
 use http::{HeaderValue, StatusCode, header};
 use serde_json::json;
 
+use super::page as front;
 use super::profile::{self, Profile};
 use super::respond::{Answer, JSON, TEXT, error, page};
 use super::routes::Shared;
@@ -17,6 +18,8 @@ pub(super) enum Page {
     Ndsz,
     /// What the agent is and what troubles it.
     Agentz,
+    /// The same for people.
+    Front,
     /// The index of profiles.
     Profiles,
     /// The command line, NUL between its words.
@@ -36,6 +39,7 @@ pub(super) fn find(rest: &[&str], profiling: bool) -> Option<Page> {
     match rest {
         ["ndsz"] => Some(Page::Ndsz),
         ["agentz"] => Some(Page::Agentz),
+        [""] => Some(Page::Front),
         ["pprof", name] if profiling => Some(match *name {
             "" => Page::Profiles,
             "cmdline" => Page::Cmdline,
@@ -67,14 +71,12 @@ pub(super) async fn answer(which: Page, shared: &Shared, query: &str) -> Answer 
             Some(Err(why)) => error(StatusCode::INTERNAL_SERVER_ERROR, &why),
         },
         Page::Agentz => {
-            let mut document = shared.handles.agent.agentz();
-            if let Some(object) = document.as_object_mut() {
-                object.insert("status".to_owned(), status(shared));
-            }
+            let document = document(shared).await;
             let mut text = serde_json::to_vec_pretty(&document).unwrap_or_default();
             text.push(b'\n');
             page(StatusCode::OK, JSON, text)
         }
+        Page::Front => front::answer(&document(shared).await, &shared.handles.agent.troubles().events()),
         Page::Profiles => {
             sure(page(StatusCode::OK, HeaderValue::from_static("text/html; charset=utf-8"), INDEX))
         }
@@ -115,6 +117,17 @@ fn profiled(profile: &Profile, name: &'static str, as_text: bool) -> Answer {
 fn sure(mut answer: Answer) -> Answer {
     answer.headers_mut().insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     answer
+}
+
+async fn document(shared: &Shared) -> serde_json::Value {
+    let mut document = shared.handles.agent.agentz();
+    if let Some(object) = document.as_object_mut() {
+        object.insert("status".to_owned(), status(shared));
+        let all = shared.ready.verdict(&*shared.handles.agent).await;
+        object.insert("verdict".to_owned(), json!(all.first()));
+        object.insert("troubles".to_owned(), json!(all));
+    }
+    document
 }
 
 fn status(shared: &Shared) -> serde_json::Value {

@@ -21,6 +21,7 @@ pub(super) struct Fake {
     pub(super) degraded: Mutex<Vec<String>>,
     pub(super) table: Mutex<Option<String>>,
     pub(super) gone: std::sync::atomic::AtomicBool,
+    pub(super) generation: std::sync::atomic::AtomicU64,
 }
 
 impl Agent for Fake {
@@ -39,6 +40,14 @@ impl Agent for Fake {
 
     fn envoy_running(&self) -> bool {
         !self.gone.load(Relaxed)
+    }
+
+    fn envoy_generation(&self) -> u64 {
+        self.generation.load(Relaxed)
+    }
+
+    fn agentz(&self) -> serde_json::Value {
+        serde_json::json!({})
     }
 
     fn not_ready(&self) -> Vec<String> {
@@ -149,7 +158,8 @@ impl Served {
     }
 
     pub(super) async fn ask(&self, method: &str, path: &str, headers: &str) -> Got {
-        let raw = format!("{method} {path} HTTP/1.1\r\nHost: a:{}\r\n{headers}\r\n", self.addr.port());
+        let raw =
+            format!("{method} {path} HTTP/1.1\r\nHost: localhost:{}\r\n{headers}\r\n", self.addr.port());
         exchange(&mut self.connect().await, &raw, method == "HEAD").await
     }
 

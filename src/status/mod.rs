@@ -21,7 +21,9 @@ mod compress;
 mod debug;
 #[cfg(test)]
 mod fake;
+mod levels;
 mod own;
+mod page;
 mod path;
 pub mod probes;
 mod process;
@@ -42,6 +44,7 @@ use tokio::net::TcpListener;
 use crate::base::metrics::Metrics;
 use crate::base::tasks::{Stop, TaskResult};
 use crate::net::accept::bound;
+use crate::trouble::{Reporter, Troubles};
 
 /// What the server serves and where. The lead's loader fills it; all bad text is refused while it does.
 #[derive(Debug, Clone)]
@@ -116,6 +119,16 @@ pub trait Agent: Send + Sync + 'static {
         true
     }
 
+    /// Which of Envoy's processes runs: another number is another process, which must prove itself anew.
+    fn envoy_generation(&self) -> u64 {
+        0
+    }
+
+    /// What is wrong with the agent's parts.
+    fn troubles(&self) -> Troubles {
+        Troubles::default()
+    }
+
     /// Parts that cannot serve yet and that readiness must wait for, as sentences
     /// (`istio DNS capture is turned ON and DNS lookup table is not ready yet`).
     fn not_ready(&self) -> Vec<String> {
@@ -180,6 +193,8 @@ pub struct Error {
 pub struct Bound {
     config: Config,
     listener: Option<TcpListener>,
+    /// That the port is taken.
+    trouble: Option<Reporter>,
 }
 
 /// Opens the status port.
@@ -189,14 +204,14 @@ pub struct Bound {
 /// [`Bound::later`] does the same but takes the port once it is free.
 pub fn bind(config: &Config) -> Result<Bound, Error> {
     let listener = server::listen(config).map_err(|source| Error { port: config.port, source })?;
-    Ok(Bound { config: config.clone(), listener: Some(listener) })
+    Ok(Bound { config: config.clone(), listener: Some(listener), trouble: None })
 }
 
 impl Bound {
-    /// Not bound yet; [`Bound::serve`] tries again until it is.
+    /// Not bound yet; [`Bound::serve`] tries again until it is, and then ends `trouble`.
     #[must_use]
-    pub fn later(config: &Config) -> Self {
-        Self { config: config.clone(), listener: None }
+    pub fn later(config: &Config, trouble: Reporter) -> Self {
+        Self { config: config.clone(), listener: None, trouble: Some(trouble) }
     }
 
     /// Where it listens; `None` while the port is not ours.
@@ -222,6 +237,9 @@ impl Bound {
                 match server::listen(&self.config) {
                     Ok(listener) => {
                         tracing::info!("status port {} is free now and served", self.config.port);
+                        if let Some(trouble) = &self.trouble {
+                            trouble.end();
+                        }
                         break Some(listener);
                     }
                     Err(_) => wait = (wait * 2).min(Duration::from_secs(30)),

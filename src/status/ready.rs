@@ -5,28 +5,28 @@
 //! so are the files it names; every part of the agent that must have started has. What Envoy has once
 //! said yes to is not asked again, as in the Go agent, unless its process has gone in between.
 //!
-//! The body is empty, as scripts know it. What is missing stands in the header `x-not-ready` and, for
-//! `/healthz/ready?verbose`, in the body. The strict mode (off by default) also takes readiness away
+//! The body is empty, as scripts know it. Why stands in the header `x-not-ready` and, for
+//! `/healthz/ready?verbose`, in the body: the verdict of [`crate::trouble`] first, then what follows from it. The strict mode (off by default) also takes readiness away
 //! while something that once worked is broken.
 
 mod envoy;
 mod grpc;
+mod said;
+mod verdict;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
 
 use http::{HeaderValue, StatusCode};
 use tokio::time::Instant;
 
 use super::Agent;
 use super::respond::{Answer, TEXT, page, status};
-use crate::base::seldom::Seldom;
+use crate::trouble::{Kind, Report, Severity, Trouble, What};
 
 pub use envoy::{Envoy, config_state, serving_state};
-
-/// A startup probe may ask every second; more lines than this are somebody else's doing.
-static NOT_READY: Seldom = Seldom::new(120);
 
 /// What readiness depends on.
 #[derive(Debug, Clone)]
@@ -49,14 +49,18 @@ impl Default for Config {
     }
 }
 
+/// The first seconds of the process in which "not ready" is no news.
+const START: Duration = Duration::from_secs(30);
+
 /// Readiness, with what it has learned so far.
 pub(super) struct Readiness {
     /// `None` with Envoy disabled.
     envoy: Option<Envoy>,
+    /// Which of Envoy's processes what is known belongs to.
+    generation: AtomicU64,
     strict: bool,
     grpc: grpc::Bootstrap,
-    /// What the last answer was, so that only a change to ready is told.
-    was_ready: AtomicBool,
+    said: said::Said,
     startup: prometheus::GaugeVec,
     started: Instant,
 }
@@ -65,28 +69,33 @@ impl Readiness {
     pub(super) fn new(config: Config, startup: prometheus::GaugeVec, started: Instant) -> Self {
         Self {
             envoy: config.envoy_admin.map(Envoy::new),
+            generation: AtomicU64::new(0),
             strict: config.strict,
             grpc: grpc::Bootstrap::new(config.grpc_bootstrap),
-            was_ready: AtomicBool::new(false),
+            said: said::Said::default(),
             startup,
             started,
         }
     }
 
-    /// What is missing; empty: ready. Each entry is a sentence.
-    async fn missing(&self, agent: &dyn Agent) -> Vec<String> {
-        if let Err(error) = self.envoy(agent).await {
-            return vec![error];
-        }
+    /// What is missing; empty: ready. Each detail is a sentence.
+    async fn missing(&self, agent: &dyn Agent) -> Vec<Report> {
+        let envoy = self.envoy(agent).await;
         if let Some(cause) = agent.terminating() {
-            return vec![format!("server is terminated: {cause}")];
+            return vec![terminated(&cause)];
+        }
+        if let Err(error) = envoy {
+            return vec![Report::new(verdict::of_envoy(&error), error)];
         }
         if let Err(error) = self.grpc.check() {
-            return vec![error];
+            return vec![Report::new(Kind::GrpcBootstrapMissing, error)];
         }
-        let mut missing = agent.not_ready();
+        let mut missing: Vec<Report> =
+            agent.not_ready().into_iter().map(|text| Report::new(Kind::NameTableMissing, text)).collect();
         if self.strict {
-            missing.extend(agent.degraded());
+            missing.extend(
+                agent.degraded().into_iter().map(|text| Report::new(verdict::of_degraded(&text), text)),
+            );
         }
         missing
     }
@@ -97,11 +106,20 @@ impl Readiness {
             envoy.forget();
             return Err("Envoy is not running".to_owned());
         }
+        let generation = agent.envoy_generation();
+        if self.generation.swap(generation, Relaxed) != generation {
+            envoy.forget();
+        }
         envoy.configured().await?;
         if let Some(cause) = agent.terminating() {
             return Err(format!("server is terminated: {cause}"));
         }
-        if envoy.live().await? && self.startup_unset() {
+        let news = envoy.live().await?;
+        if agent.envoy_generation() != generation {
+            envoy.forget();
+            return Err("Envoy has just been started again".to_owned());
+        }
+        if news && self.startup_unset() {
             let took = self.started.elapsed();
             self.startup.with_label_values::<&str>(&[]).set(took.as_secs_f64());
             tracing::info!("Readiness succeeded in {took:?}");
@@ -114,31 +132,46 @@ impl Readiness {
         use prometheus::core::Collector;
         self.startup.collect().iter().all(|family| family.get_metric().is_empty())
     }
+
+    /// Everything that is wrong now, the verdict first: what the parts have told and what readiness waits for.
+    pub(super) async fn verdict(&self, agent: &dyn Agent) -> Vec<Trouble> {
+        let missing = self.missing(agent).await;
+        verdict::all(&agent.troubles(), missing, self.said.since())
+    }
+}
+
+fn terminated(cause: &str) -> Report {
+    Report::new(Kind::Terminating, format!("server is terminated: {cause}"))
 }
 
 pub(super) async fn answer(readiness: &Readiness, agent: &dyn Agent, query: Option<&str>) -> Answer {
     let missing = readiness.missing(agent).await;
     let verbose = query.is_some_and(|q| q.split('&').any(|p| p == "verbose" || p.starts_with("verbose=")));
-    let (code, text) = if missing.is_empty() {
-        if !readiness.was_ready.swap(true, Relaxed) {
+    let list = agent.troubles();
+    if missing.is_empty() {
+        if readiness.said.ready() {
             tracing::info!("Envoy proxy is ready");
+            list.note(What::Ready, "the proxy is ready");
         }
-        (StatusCode::OK, "ready".to_owned())
-    } else {
-        readiness.was_ready.store(false, Relaxed);
-        let text = missing.join("; ");
-        if let Some(more) = NOT_READY.may() {
-            tracing::warn!("Envoy proxy is NOT ready: {text}{more}");
-        }
-        (StatusCode::SERVICE_UNAVAILABLE, text)
-    };
-    let mut answer = if verbose { page(code, TEXT, format!("{text}\n")) } else { status(code) };
-    if code != StatusCode::OK {
-        let line: String =
-            text.chars().map(|c| if (' '..='~').contains(&c) { c } else { ' ' }).take(512).collect();
-        if let Ok(line) = HeaderValue::from_str(line.trim()) {
-            answer.headers_mut().insert("x-not-ready", line);
-        }
+        let text =
+            if verbose { verdict::body("ready", &verdict::all(&list, missing, None)) } else { String::new() };
+        return if verbose { page(StatusCode::OK, TEXT, text) } else { status(StatusCode::OK) };
+    }
+    let all = verdict::all(&list, missing, readiness.said.since());
+    let text = verdict::line(&all);
+    let broken = list.verdict().is_some_and(|t| t.kind.severity() == Severity::Broken);
+    let quiet = !broken && readiness.started.elapsed() < START;
+    match readiness.said.not_ready(all.first().map(|t| t.kind)) {
+        said::How::Loud if !quiet => tracing::warn!("Envoy proxy is NOT ready: {text}"),
+        said::How::Loud => tracing::info!("Envoy proxy is NOT ready: {text}"),
+        said::How::Quiet => tracing::debug!("Envoy proxy is NOT ready: {text}"),
+    }
+    let code = StatusCode::SERVICE_UNAVAILABLE;
+    let mut answer = if verbose { page(code, TEXT, verdict::body("not ready", &all)) } else { status(code) };
+    let line: String =
+        text.chars().map(|c| if (' '..='~').contains(&c) { c } else { ' ' }).take(512).collect();
+    if let Ok(line) = HeaderValue::from_str(line.trim()) {
+        answer.headers_mut().insert("x-not-ready", line);
     }
     answer
 }

@@ -11,7 +11,7 @@ use hyper::body::{Body as _, Incoming};
 
 use super::respond::{Answer, TEXT, error, not_found, page, redirect, status};
 use super::server::ConnState;
-use super::{Config, Handles, compress, debug, path, probes, ready, stats};
+use super::{Config, Handles, compress, debug, levels, path, probes, ready, stats};
 use crate::base::tasks::{Panicked, caught};
 use crate::net::progress::Phase;
 
@@ -26,7 +26,7 @@ const UNREAD: Duration = Duration::from_secs(5);
 pub(super) struct Shared {
     pub(super) handles: Handles,
     pub(super) profiling: bool,
-    ready: ready::Readiness,
+    pub(super) ready: ready::Readiness,
     probes: probes::Prober,
     pub(super) stats: stats::Merger,
     connections: std::sync::atomic::AtomicUsize,
@@ -212,6 +212,10 @@ async fn dispatch(
             let path = path::decode(raw).unwrap_or_else(|| raw.to_owned());
             shared.probes.answer(&path, request.headers()).await
         }
+        ["logging"] if !peer.local => only_local(),
+        ["logging"] if foreign(&request) => misdirected(),
+        ["logging"] => levels::answer(request.method(), request.uri().query().unwrap_or("")),
+        ["debug", "" | "agentz"] if peer.local && foreign(&request) => misdirected(),
         ["debug", "hot_restart"] => match control(peer, request.method()) {
             Some(refused) => refused,
             None => hot_restart(shared),
@@ -245,6 +249,23 @@ fn with_query<B>(path: &str, request: &Request<B>) -> String {
 
 fn only_local() -> Answer {
     error(StatusCode::FORBIDDEN, "Only requests from localhost are allowed")
+}
+
+/// Whether the `Host` names another place than this machine: a page of some web site whose name was made to lead
+/// here (DNS rebinding) must not read what this pod alone may see.
+fn foreign<B>(request: &Request<B>) -> bool {
+    let host = request.headers().get(header::HOST).and_then(|h| h.to_str().ok());
+    let Some(host) = host.or_else(|| request.uri().host()) else { return false };
+    let name = match host.strip_prefix('[') {
+        Some(inner) => inner.split(']').next().unwrap_or_default(),
+        None => host.split(':').next().unwrap_or_default(),
+    };
+    let local = name.eq_ignore_ascii_case("localhost") || name.parse::<IpAddr>().is_ok();
+    !local && !name.is_empty()
+}
+
+fn misdirected() -> Answer {
+    error(StatusCode::MISDIRECTED_REQUEST, "ask for this page by localhost or an address, not by a name")
 }
 
 /// `/quitquitquit` and `/drain` are for this pod, by POST; who asks is looked at before how.

@@ -88,6 +88,17 @@ impl History {
         if let Some((cut, _)) = event.text.char_indices().nth(TEXT) {
             event.text.truncate(cut);
         }
+        if event.what == What::Push {
+            // Of each type the first and the last: a busy mesh must not push out the rest.
+            let name = |e: &Event| e.text.split(':').next().unwrap_or_default().to_owned();
+            let of = name(&event);
+            let same = |e: &Event| e.what == What::Push && name(e) == of;
+            if let Some(at) = self.0.iter().rposition(same)
+                && self.0.iter().position(same) != Some(at)
+            {
+                self.0.remove(at);
+            }
+        }
         if self.0.len() == MOST {
             self.0.remove(FIRST);
         }

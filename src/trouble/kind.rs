@@ -249,6 +249,19 @@ impl Kind {
         Self::ALL.iter().copied().find(|kind| kind.name() == name)
     }
 
+    /// What the input or output error behind this error is, where it has a kind of its own.
+    #[must_use]
+    pub fn of_chain(error: &(dyn std::error::Error + 'static)) -> Option<Self> {
+        let mut next = Some(error);
+        while let Some(error) = next {
+            if let Some(io) = error.downcast_ref::<std::io::Error>() {
+                return Self::of_io(io);
+            }
+            next = error.source();
+        }
+        None
+    }
+
     /// What an error of the file system is, where it has a kind of its own.
     #[must_use]
     pub fn of_io(error: &std::io::Error) -> Option<Self> {

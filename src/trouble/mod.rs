@@ -19,8 +19,11 @@
 //! Like `base`, every part may use this one. It uses `base` only. Nothing is allocated while nothing is wrong.
 
 mod entry;
+mod export;
 mod history;
 mod kind;
+#[cfg(test)]
+mod operations;
 mod say;
 #[cfg(test)]
 mod tests;
@@ -35,6 +38,7 @@ use tokio::sync::Notify;
 use crate::base::clock::{Clock, System};
 
 pub use entry::{Report, Trouble};
+pub use export::export;
 pub use history::{Event, What};
 pub use kind::{Kind, Severity};
 

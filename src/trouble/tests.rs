@@ -60,11 +60,15 @@ fn the_history_is_bounded_and_keeps_the_start() {
     let list = Troubles::default();
     list.note(What::Started, "agent");
     for n in 0..1000 {
-        list.note(What::Push, format!("{n} {}", "x".repeat(1000)));
+        list.note(What::Push, format!("CDS: {n}"));
+        list.note(What::Lost, format!("{n} {}", "x".repeat(1000)));
     }
+    list.note(What::Push, "CDS: last");
     let all = list.events();
     assert_eq!((all.len(), all[0].what), (64, What::Started));
-    assert!(all[63].text.starts_with("999 ") && all[63].text.len() == 300);
+    assert!(all[62].text.starts_with("999 ") && all[62].text.len() == 300);
+    let pushes: Vec<&str> = all.iter().filter(|e| e.what == What::Push).map(|e| e.text.as_str()).collect();
+    assert_eq!(pushes, ["CDS: 0", "CDS: last"]);
 }
 
 #[test]

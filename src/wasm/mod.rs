@@ -49,8 +49,9 @@ mod tests;
 mod typed_struct;
 mod wire;
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use aws_lc_rs::digest;
@@ -62,6 +63,7 @@ use crate::base::metrics::Metrics;
 use crate::base::tasks::Stop;
 use crate::fetch::Proxies;
 use crate::fetch::url::shown;
+use crate::trouble::{Kind, Report, Reporter};
 use cache::{Asker, Cache, Key};
 use download::Web;
 use filter::{Decision, Filter, Policy, Secret, Wanted};
@@ -120,7 +122,13 @@ pub struct Converter {
     purge_interval: Duration,
     web: Web,
     meters: Meters,
+    trouble: Reporter,
+    // Of the resources whose module cannot be had; at most [`TROUBLES`].
+    failing: Mutex<BTreeMap<String, Reporter>>,
 }
+
+/// So many resources in trouble are told apart.
+const TROUBLES: usize = 32;
 
 impl std::fmt::Debug for Converter {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -137,6 +145,30 @@ impl Converter {
             purge_interval: config.purge_interval,
             web: Web::new(config, crypto),
             meters: Meters::new(metrics),
+            trouble: Reporter::default(),
+            failing: Mutex::default(),
+        }
+    }
+
+    /// Tells `trouble` of modules that cannot be had.
+    #[must_use]
+    pub fn with_trouble(mut self, trouble: Reporter) -> Self {
+        self.trouble = trouble;
+        self
+    }
+
+    fn failed(&self, name: &str, detail: String) {
+        let mut failing = self.failing.lock().expect("no panic holds this lock");
+        if failing.len() < TROUBLES || failing.contains_key(name) {
+            let reporter = failing.entry(name.to_owned()).or_insert_with(|| self.trouble.sibling());
+            reporter.report(Report::new(Kind::WasmFailed, detail).about(name));
+        }
+    }
+
+    fn succeeded(&self, name: &str) {
+        let reporter = self.failing.lock().expect("no panic holds this lock").remove(name);
+        if let Some(reporter) = reporter {
+            reporter.end();
         }
     }
 
@@ -204,14 +236,23 @@ impl Converter {
     async fn rewritten(&self, filter: &Filter) -> (Result<Bytes, prost::DecodeError>, &'static str) {
         let wanted = &filter.wanted;
         let label = match self.module(wanted).await {
-            Ok(file) => return (filter.local(&file.to_string_lossy()), "success"),
+            Ok(file) => {
+                self.succeeded(&wanted.resource);
+                return (filter.local(&file.to_string_lossy()), "success");
+            }
             Err(failure) => {
                 if let Some(label) = failure.fetch {
                     self.meters.fetch(label);
                 }
                 let stand_in = if filter.open { "lets all traffic pass" } else { "denies all traffic" };
                 let name = &wanted.resource;
-                tracing::error!(target: "wasm", "Wasm module of {name:?} cannot be had, so a filter in its place {stand_in}: {}", failure.why);
+                self.failed(
+                    name,
+                    format!(
+                        "Wasm module of {name:?} cannot be had, so a filter in its place {stand_in}: {}",
+                        failure.why
+                    ),
+                );
                 if wanted.url.is_none() { "miss_remote_fetch_hint" } else { "fetch_failure" }
             }
         };

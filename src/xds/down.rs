@@ -139,6 +139,7 @@ pub(super) async fn down(
 fn commit(stream: &Stream<'_>) {
     if !stream.committed.swap(true, std::sync::atomic::Ordering::Relaxed) {
         stream.shared.came_alive();
+        stream.told_connected();
         if let Some(held) = stream.held {
             held.end("healed");
         }
@@ -190,6 +191,7 @@ fn response_ended(stream: &Stream<'_>, end: End, conversions: &mut Conversions) 
         Verdict::Collect | Verdict::Pass | Verdict::Undecided => {}
     }
     shared.state.response(&type_url, &end.facts, end.length);
+    shared.troubles.pushed(&type_url, &end.facts.version, end.facts.count);
     if end.verdict != Verdict::Collect {
         return;
     }
@@ -201,8 +203,9 @@ fn response_ended(stream: &Stream<'_>, end: End, conversions: &mut Conversions) 
         };
         let Some(applied) = applied else { return };
         let error = applied.err();
-        if let Some(reason) = &error {
-            tracing::warn!(target: "xdsproxy", "refused {} from istiod: {reason}", types::short(&type_url));
+        match &error {
+            Some(reason) => shared.troubles.rejected("the agent", &type_url, &end.facts.version, &[], reason),
+            None => shared.troubles.accepted(&type_url),
         }
         let frame = stream.protocol.answer(&type_url, &end.facts.version, &nonce, error.as_deref());
         stream.queue.put(Own { type_url: tap.type_url(), frame, health: false });

@@ -230,13 +230,18 @@ fn ended(stream: &Stream<'_>, inbox: &mut Inbox, end: &End) {
     let short = types::short(type_url);
     tracing::debug!(target: "xdsproxy", stream = stream.id, "request {short} of {} bytes, nonce {}",
         end.length, end.facts.nonce);
-    if let Answer::Nack { fresh, count, version } = shared.state.request(type_url, &end.facts) {
-        shared.meters.nack(short);
-        if fresh {
-            let again = if count > 1 { format!(", {count} times by now") } else { String::new() };
-            tracing::warn!(target: "xdsproxy", "Envoy rejected {short} version {version:?}{again}: {}",
-                end.facts.error_message);
+    match shared.state.request(type_url, &end.facts) {
+        Answer::Nack { fresh, count, version } => {
+            shared.meters.nack(short);
+            let names: &[String] = if stream.protocol == Protocol::Delta { &end.facts.names } else { &[] };
+            shared.troubles.rejected("Envoy", type_url, &version, names, &end.facts.error_message);
+            if fresh && count > 1 {
+                tracing::warn!(target: "xdsproxy", "Envoy rejected {short} version {version:?}, {count} times by now: {}",
+                    end.facts.error_message);
+            }
         }
+        Answer::Ack => shared.troubles.accepted(type_url),
+        Answer::None => {}
     }
     if type_url == types::LISTENER && !stream.first_listeners.swap(true, Ordering::Relaxed) {
         let own = shared.taps.iter().map(|tap| Own {

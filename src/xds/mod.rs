@@ -49,6 +49,7 @@ mod sink;
 pub mod state;
 mod status;
 pub mod tap;
+mod trouble;
 pub mod types;
 mod upstream;
 
@@ -61,6 +62,7 @@ use tokio::sync::watch;
 use crate::base::clock::Clock;
 use crate::base::metrics::Metrics;
 use crate::istiod::auth::{CallHeaders, TokenSource};
+use crate::trouble::Reporter;
 
 pub use ecds::map_resources;
 pub use keepalive::Keepalive;
@@ -122,6 +124,8 @@ pub struct Parts {
     pub metrics: Metrics,
     /// Dates of the status document.
     pub clock: Arc<dyn Clock>,
+    /// Who is told of what is wrong with the way to istiod, and with configuration.
+    pub trouble: Reporter,
 }
 
 #[cfg(test)]

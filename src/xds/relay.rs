@@ -35,6 +35,7 @@ use super::reply::Reply;
 use super::server::Shared;
 use super::session::Held;
 use super::status::Class;
+use super::trouble;
 use super::upstream::Link;
 use crate::base::tasks::Stop;
 
@@ -59,6 +60,25 @@ pub(super) struct Stream<'a> {
     pub(super) until: Option<tokio::time::Instant>,
 }
 
+impl Stream<'_> {
+    /// Says that istiod has answered, in the Go agent's words.
+    pub(super) fn told_connected(&self) {
+        let now = self.shared.state.snapshot();
+        let peer = now.upstream.peer.unwrap_or_default();
+        let took = now.stream.and_then(|s| s.timeline.first_response).unwrap_or_default();
+        let text = format!("{} ({peer}), first answer after {took} ms", self.shared.upstream.address());
+        tracing::info!(target: "xdsproxy", id = self.id, "connected to upstream XDS server: {text}");
+        self.shared.troubles.connected(text);
+    }
+
+    // Only before istiod's first answer.
+    fn told_silent(&self) {
+        if !self.committed.load(std::sync::atomic::Ordering::Relaxed) {
+            self.shared.troubles.failed(trouble::silent(self.shared.upstream.address()));
+        }
+    }
+}
+
 /// Runs both directions until one leg ends, and closes the upstream connection.
 pub(super) async fn exchange(
     stream: &Stream<'_>,
@@ -75,6 +95,9 @@ pub(super) async fn exchange(
         let mut settings = pin!(keepalive::first_word(&reads));
         let mut late = pin!(deadline::over(stream.until));
         let (mut driving, mut sending, mut speechless) = (true, true, true);
+        let mut silent = pin!(tokio::time::sleep(trouble::SILENT));
+        let mut settled = pin!(tokio::time::sleep(trouble::SETTLED));
+        let (mut waits, mut young) = (true, true);
         // Set when the upstream has failed and only its reader may still know better.
         let mut verdict: Option<Ended> = None;
         let mut last_words = pin!(tokio::time::sleep(Duration::ZERO));
@@ -114,6 +137,16 @@ pub(super) async fn exchange(
                             status: Status::unavailable("the server accepted the connection but does not speak HTTP/2"),
                             class: Class::Unexpected,
                         };
+                    }
+                }
+                () = &mut silent, if waits => {
+                    waits = false;
+                    stream.told_silent();
+                }
+                () = &mut settled, if young => {
+                    young = false;
+                    if stream.committed.load(std::sync::atomic::Ordering::Relaxed) {
+                        stream.shared.troubles.settled();
                     }
                 }
                 () = &mut late => break Ended::envoy(deadline::exceeded()),

@@ -12,6 +12,7 @@ use http::{HeaderMap, HeaderValue, Response, StatusCode};
 use tonic::Status;
 
 use super::status;
+use crate::base::grpc;
 
 enum State {
     Waiting(SendResponse<Bytes>),
@@ -67,8 +68,12 @@ impl Reply {
     pub(super) fn finish(mut self, status: &Status) {
         let mut trailers = HeaderMap::new();
         if status.add_header(&mut trailers).is_err() {
-            // A message that no header can carry; the code can always be sent.
+            // Details that no header can carry; the code can always be sent.
             trailers.insert("grpc-status", HeaderValue::from(status.code() as i32));
+        }
+        // The library encodes spaces too.
+        if !status.message().is_empty() {
+            trailers.insert("grpc-message", grpc::message(status.message()));
         }
         match &mut self.0 {
             State::Waiting(respond) => {

@@ -20,12 +20,14 @@ use super::protocol::Protocol;
 use super::reply::Reply;
 use super::state::{Snapshot, State};
 use super::tap::{Convert, Tap};
+use super::trouble::Troubles;
 use super::upstream::{FRAME_BUDGET, Upstream};
-use super::{Config, Parts, deadline, keepalive, reflection, session, types};
+use super::{Config, Parts, deadline, keepalive, reflection, session, trouble, types};
 use crate::base::tasks::{Set, Stop, TaskResult};
 use crate::base::{authority, uds};
-use crate::istiod::auth::{CallHeaders, TokenSource};
+use crate::istiod::auth::{CallHeaders, TokenSource, root_cause};
 use crate::net::accept::{Acceptor, Came};
+use crate::trouble::Report;
 
 /// Flow-control window towards Envoy, in bytes. Requests are small; large ones pass through in pieces.
 const WINDOW: u32 = 64 * 1024;
@@ -49,6 +51,7 @@ pub(super) struct Shared {
     pub(super) wake: watch::Receiver<u64>,
     pub(super) meters: Meters,
     pub(super) state: Arc<State>,
+    pub(super) troubles: Troubles,
     /// The version Envoy last named for extension configs; outlives streams, as in the Go agent.
     pub(super) ecds_version: Mutex<String>,
     hold: Mutex<Hold>,
@@ -99,7 +102,8 @@ impl Shared {
     }
 
     /// Counts a failed attempt and gives the delay until the next.
-    pub(super) fn failed(&self, status: &Status) -> Duration {
+    pub(super) fn failed(&self, status: &Status, report: Report) -> Duration {
+        self.troubles.failed(root_cause(report, &*self.tokens));
         let (delay, failures) = {
             let mut hold = self.hold.lock().expect("no panic holds this lock");
             (hold.failed(status), hold.failures())
@@ -113,10 +117,12 @@ impl Shared {
     pub(super) fn came_alive(&self) {
         self.hold.lock().expect("no panic holds this lock").reset();
         self.state.upstream_live();
+        self.troubles.answered();
     }
 
     /// Istiod ended a stream in a way that trying again in silence does not mend.
     pub(super) fn answered_badly(&self, status: &Status) {
+        self.troubles.failed(root_cause(trouble::ended(self.upstream.address(), status), &*self.tokens));
         self.hold.lock().expect("no panic holds this lock").reset();
         self.state.upstream_down(Some(status.message().to_owned()));
     }
@@ -178,6 +184,7 @@ impl Server {
             wake: parts.wake,
             meters,
             state,
+            troubles: Troubles::new(parts.trouble),
             ecds_version: Mutex::default(),
             hold: Mutex::default(),
             health: Mutex::default(),

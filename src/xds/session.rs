@@ -20,8 +20,12 @@ use super::relay::{Stream, exchange};
 use super::reply::Reply;
 use super::server::Shared;
 use super::status::Class;
+use super::trouble;
 use super::upstream::{self, Link, Unopened};
 use crate::base::tasks::Stop;
+use crate::istiod;
+use crate::istiod::auth::root_cause;
+use crate::trouble::Report;
 
 /// Serves one stream to its end, `until` the client's own bound at most. `stop` is the server's.
 pub(super) async fn serve(
@@ -94,13 +98,16 @@ impl Session<'_> {
             }
             wake.mark_unchanged();
             let opened = {
-                let open =
-                    upstream::open(&*shared.upstream, &*shared.tokens, &shared.headers, self.stream.protocol);
+                let late = |error: istiod::Error| {
+                    shared.troubles.failed(root_cause(error.report(), &*shared.tokens));
+                };
+                let (way, tokens) = (&*shared.upstream, &*shared.tokens);
+                let open = upstream::open(way, tokens, &shared.headers, self.stream.protocol, &late);
                 self.or_gone(open).await
             };
             let ended = match opened {
                 Err(ended) => return (ended, "given up"),
-                Ok(Err(Unopened { status, roots })) => {
+                Ok(Err(Unopened { status, roots, report })) => {
                     shared.meters.dial("failed");
                     // The stream was never open: no class, and nothing of Envoy's side is counted.
                     if roots {
@@ -109,7 +116,11 @@ impl Session<'_> {
                         shared.meters.istiod_ended(Class::Unexpected);
                     }
                     // Roots may come back as istiod may.
-                    let again = self.may_go_on(&status, roots || holdable(&status));
+                    let report = match report {
+                        Some(report) => *report,
+                        None => trouble::ended(shared.upstream.address(), &status),
+                    };
+                    let again = self.may_go_on(&status, report, roots || holdable(&status));
                     let ended = Ended { by: Leg::Istiod, status, class: Class::Unexpected };
                     if again { continue } else { return (ended, "told") }
                 }
@@ -119,6 +130,9 @@ impl Session<'_> {
             count(shared, &ended);
             if committed {
                 shared.state.upstream_down(reason(&ended));
+                if ended.by == Leg::Istiod {
+                    shared.troubles.lost(shared.upstream.address(), &ended.status);
+                }
                 return (ended, "healed");
             }
             if ended.by != Leg::Istiod {
@@ -130,7 +144,8 @@ impl Session<'_> {
                 shared.answered_badly(&ended.status);
                 return (ended, "told");
             }
-            if !self.may_go_on(&ended.status, true) {
+            let report = trouble::ended(shared.upstream.address(), &ended.status);
+            if !self.may_go_on(&ended.status, report, true) {
                 return (ended, "told");
             }
         }
@@ -146,9 +161,9 @@ impl Session<'_> {
     }
 
     // Counts a failed attempt, and tells whether Envoy is spared it.
-    fn may_go_on(&self, status: &Status, holdable: bool) -> bool {
+    fn may_go_on(&self, status: &Status, report: Report, holdable: bool) -> bool {
         let shared = self.stream.shared;
-        let delay = shared.failed(status);
+        let delay = shared.failed(status, report);
         let Some(ends_at) = self.ends_at else { return false };
         let again = holdable && self.inbox.movable() && Instant::now() + delay < ends_at;
         if again {
@@ -223,7 +238,11 @@ fn count(shared: &Shared, ended: &Ended) {
 fn log(id: u64, ended: &Ended) {
     let (code, text) = (ended.status.code(), ended.status.message());
     let side = ended.by.name();
+    // What istiod does is told as a trouble.
     match ended.class {
+        _ if ended.by == Leg::Istiod => {
+            tracing::debug!(target: "xdsproxy", stream = id, "ended by {side}: {code:?} {text}")
+        }
         Class::Expected => {
             tracing::debug!(target: "xdsproxy", stream = id, "ended by {side}: {code:?} {text}")
         }

@@ -17,11 +17,20 @@ use super::protocol::Protocol;
 use crate::base::lane;
 use crate::istiod::auth::{CallHeaders, TokenSource, claims};
 use crate::istiod::{Connection, Connector, Error, Stream};
+use crate::trouble::Report;
 
 /// Whoever can open a connection to istiod.
 pub trait Upstream: Send + Sync + fmt::Debug {
     /// A fresh connection.
     fn connect(&self) -> BoxFuture<'_, Result<Connection, Error>>;
+
+    /// As [`Upstream::connect`]; `late` hears once what it waits for when it takes long.
+    fn connect_told<'a>(
+        &'a self,
+        _late: &'a (dyn Fn(Error) + Send + Sync),
+    ) -> BoxFuture<'a, Result<Connection, Error>> {
+        self.connect()
+    }
 
     /// Where to, as configured: `host:port`.
     fn address(&self) -> &str;
@@ -45,6 +54,13 @@ pub trait Upstream: Send + Sync + fmt::Debug {
 impl Upstream for Connector {
     fn connect(&self) -> BoxFuture<'_, Result<Connection, Error>> {
         Box::pin(Connector::connect(self))
+    }
+
+    fn connect_told<'a>(
+        &'a self,
+        late: &'a (dyn Fn(Error) + Send + Sync),
+    ) -> BoxFuture<'a, Result<Connection, Error>> {
+        Box::pin(Connector::connect_told(self, late))
     }
 
     fn address(&self) -> &str {
@@ -94,22 +110,27 @@ pub(super) struct Unopened {
     pub(super) status: Status,
     /// The connection could not even be set up, for want of roots.
     pub(super) roots: bool,
+    /// The trouble, where the connection failed.
+    pub(super) report: Option<Box<Report>>,
 }
 
 impl From<Status> for Unopened {
     fn from(status: Status) -> Self {
-        Self { status, roots: false }
+        Self { status, roots: false, report: None }
     }
 }
 
 impl From<Error> for Unopened {
     fn from(error: Error) -> Self {
         let text = crate::base::error::chain(&error);
-        match error {
-            // In the Go agent's terms the channel could not be built.
-            Error::Roots { .. } => Self { status: Status::unknown(text), roots: true },
-            _ => Status::unavailable(format!("connection error: desc = \"{text}\"")).into(),
-        }
+        // In the Go agent's terms the channel could not be built.
+        let roots = matches!(error, Error::Roots { .. });
+        let status = if roots {
+            Status::unknown(text)
+        } else {
+            Status::unavailable(format!("connection error: desc = \"{text}\""))
+        };
+        Self { status, roots, report: Some(Box::new(error.report())) }
     }
 }
 
@@ -120,8 +141,9 @@ pub(super) async fn open(
     tokens: &dyn TokenSource,
     headers: &CallHeaders,
     protocol: Protocol,
+    late: &(dyn Fn(Error) + Send + Sync),
 ) -> Result<Link, Unopened> {
-    let connection = upstream.connect().await?;
+    let connection = upstream.connect_told(late).await?;
     let token = tokens.token().await.map_err(|e| Status::unauthenticated(e.to_string()))?;
     let uri = http::Uri::builder()
         .scheme(connection.scheme)

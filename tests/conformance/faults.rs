@@ -84,13 +84,13 @@ const ROWS: &[Row] = &[
     row("cut", Cause::Answer(|| Fault::Cut(100)), &["create certificate"]),
     row("cut off", Cause::Answer(|| Fault::Sever(200)), &["create certificate"]),
     row("half-open", Cause::Answer(|| Fault::HalfOpen), &["no answer within", "DEADLINE_EXCEEDED"]),
-    row("silent server", Cause::Connection(|| Fault::HalfOpen), &["cannot reach", "create certificate"]),
+    row("silent server", Cause::Connection(|| Fault::HalfOpen), &["cannot connect", "create certificate"]),
     row("port closed", Cause::Down, &["refused"]),
     row("token missing", Cause::Token(None), &["istio-token"]),
     row("token empty", Cause::Token(Some(String::new)), &["istio-token", "UNAUTHENTICATED"]),
     row("token expired", Cause::Token(Some(expired_token)), &["expired"]),
     row("token rotated to junk", Cause::Token(Some(|| "junk".to_owned())), &["UNAUTHENTICATED"]),
-    row("new root", Cause::NewRoot, &["create certificate", "cannot reach"]),
+    row("new root", Cause::NewRoot, &["create certificate", "cannot connect"]),
     row("clock an hour behind", Cause::Clock, &["not valid yet", "not yet valid"]),
 ];
 

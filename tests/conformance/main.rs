@@ -19,5 +19,6 @@ mod sds;
 mod secrecy;
 mod startup;
 mod status;
+mod trouble;
 mod vm;
 mod wasm;

@@ -37,6 +37,9 @@ fn text(out: &mut Vec<u8>, line: &Line<'_>, event: &Event<'_>, time: &str) -> st
     for (n, (name, value)) in parts.labels.iter().enumerate() {
         let shown = match value {
             serde_json::Value::String(text) => text.clone(),
+            serde_json::Value::Number(number) if SPANS.contains(name) => {
+                span(number.as_i64().unwrap_or_default())
+            }
             other => other.to_string(),
         };
         write!(out, "{}{name}={shown}", if n == 0 { '\t' } else { ' ' })?;
@@ -56,7 +59,8 @@ fn json(out: &mut Vec<u8>, line: &Line<'_>, event: &Event<'_>, time: &str) -> st
     }
     write!(out, ",\"msg\":{}", quoted(&parts.message))?;
     for (name, value) in &parts.labels {
-        write!(out, ",{}:{value}", quoted(name))?;
+        let list = LISTS.contains(name).then(|| value.as_str()).flatten().map(listed);
+        write!(out, ",{}:{}", quoted(name), list.as_ref().unwrap_or(value))?;
     }
     out.push(b'}');
     Ok(())
@@ -64,6 +68,45 @@ fn json(out: &mut Vec<u8>, line: &Line<'_>, event: &Event<'_>, time: &str) -> st
 
 fn quoted(text: &str) -> serde_json::Value {
     serde_json::Value::from(text)
+}
+
+/// Labels that hold nanoseconds: a number in JSON, in text as Go prints a duration. As in the Go agent.
+const SPANS: [&str; 2] = ["latency", "ttl"];
+/// Labels that hold `[a b]`: an array in JSON, as in the Go agent; an event has no type for one.
+const LISTS: [&str; 1] = ["ips"];
+
+fn listed(text: &str) -> serde_json::Value {
+    text.trim_matches(['[', ']']).split_ascii_whitespace().collect()
+}
+
+/// `1h2m3.5s`, `12.345ms`.
+fn span(nanoseconds: i64) -> String {
+    let sign = if nanoseconds < 0 { "-" } else { "" };
+    let all = nanoseconds.unsigned_abs();
+    let (unit, name) = match all {
+        0 => return "0s".to_owned(),
+        1..1_000 => (1, "ns"),
+        1_000..1_000_000 => (1_000, "\u{b5}s"),
+        1_000_000..1_000_000_000 => (1_000_000, "ms"),
+        _ => {
+            let seconds = all / 1_000_000_000;
+            let (hours, minutes) = (seconds / 3600, seconds / 60 % 60);
+            let lead = match (hours, minutes) {
+                (0, 0) => String::new(),
+                (0, _) => format!("{minutes}m"),
+                _ => format!("{hours}h{minutes}m"),
+            };
+            return format!("{sign}{lead}{}s", fraction(all % 60_000_000_000, 1_000_000_000));
+        }
+    };
+    format!("{sign}{}{name}", fraction(all, unit))
+}
+
+// `value / unit` with as many digits as it has.
+fn fraction(value: u64, unit: u64) -> String {
+    let width = unit.ilog10() as usize;
+    let text = format!("{}.{:0width$}", value / unit, value % unit);
+    text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
 #[derive(Default)]
@@ -110,5 +153,27 @@ impl Visit for Parts {
 
     fn record_bool(&mut self, field: &Field, value: bool) {
         self.label(field, value);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_read_as_go_prints_them() {
+        for (nanoseconds, text) in [
+            (0, "0s"),
+            (999, "999ns"),
+            (12_345, "12.345\u{b5}s"),
+            (12_000_000, "12ms"),
+            (1_500_000_000, "1.5s"),
+            (60_000_000_000, "1m0s"),
+            (86_399_999_000_000, "23h59m59.999s"),
+            (-1_000_000_000, "-1s"),
+        ] {
+            assert_eq!(span(nanoseconds), text);
+        }
+        assert_eq!(listed("[10.0.0.1 fd00::1]").to_string(), r#"["10.0.0.1","fd00::1"]"#);
     }
 }

@@ -72,10 +72,34 @@ impl Levels {
         Ok(out)
     }
 
-    fn set(&mut self, scope: &str, level: Level) {
-        if let Some(at) = SCOPES.iter().position(|s| *s == scope) {
+    fn set(&mut self, scope: &str, level: Level) -> bool {
+        let at = SCOPES.iter().position(|s| *s == scope);
+        if let Some(at) = at {
             self.0[at] = level;
         }
+        at.is_some()
+    }
+
+    /// Sets one scope's level, or that of all (`all`).
+    ///
+    /// # Errors
+    /// Names what is unknown.
+    pub fn change(&mut self, scope: &str, level: &str) -> Result<(), String> {
+        let level = Level::parse(level).map_err(|e| e.to_string())?;
+        if scope == "all" {
+            self.0 = [level; SCOPES.len()];
+            return Ok(());
+        }
+        if self.set(scope, level) {
+            Ok(())
+        } else {
+            Err(format!("there is no scope {scope:?}; GET /logging lists them"))
+        }
+    }
+
+    /// Each scope with its level.
+    pub fn all(&self) -> impl Iterator<Item = (&'static str, Level)> {
+        SCOPES.into_iter().zip(self.0)
     }
 
     /// Whether a line of this scope and level is shown.

@@ -68,6 +68,7 @@ impl World {
             cert_signer: String::new(),
             attempt_timeout: Config::ATTEMPT_TIMEOUT,
             total_timeout: Config::TOTAL_TIMEOUT,
+            trouble: Arc::default(),
         };
         change(&mut config);
         Client::new(config, &Metrics::new())

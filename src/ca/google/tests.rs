@@ -64,6 +64,7 @@ async fn double() -> (TcpListener, Calls) {
         headers: CallHeaders::default(),
         attempt_timeout: Calls::ATTEMPT_TIMEOUT,
         total_timeout: Calls::TOTAL_TIMEOUT,
+        trouble: Arc::default(),
     };
     (listener, calls)
 }

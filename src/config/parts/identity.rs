@@ -118,6 +118,7 @@ pub fn secrets(config: &Config, plan: &Plan) -> secrets::Config {
         system_bundle: files::system_bundle(),
         proxyless: s.flag(var::DISABLE_ENVOY),
         first_key: None,
+        trouble: std::sync::Arc::default(),
         // Only a client that forgets its own bounds ever meets this one.
         call_bound: super::istiod::ca_limits(config).1 + Duration::from_secs(10),
     }

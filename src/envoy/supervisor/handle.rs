@@ -1,6 +1,6 @@
 //! The cheap end: what signals, the status server and debug pages hold.
 
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -19,6 +19,8 @@ pub(super) struct Asked {
     stop: OnceLock<Reason>,
     drained: AtomicBool,
     reload: AtomicU8,
+    /// Processes started so far.
+    starts: AtomicU64,
     changed: Notify,
 }
 
@@ -35,6 +37,11 @@ pub(super) struct News {
 }
 
 impl Asked {
+    /// A process of Envoy has been started.
+    pub(super) fn started(&self) {
+        self.starts.fetch_add(1, Ordering::AcqRel);
+    }
+
     /// Waits until something may be new.
     pub(super) async fn changed(&self) {
         self.changed.notified().await;
@@ -134,6 +141,12 @@ impl Handle {
     #[must_use]
     pub fn running(&self) -> bool {
         !matches!(*self.state.borrow(), State::Starting | State::Recovering | State::Ended)
+    }
+
+    /// Which of Envoy's processes it is, counted from 1: another number is another process.
+    #[must_use]
+    pub fn generation(&self) -> u64 {
+        self.asked.starts.load(Ordering::Acquire)
     }
 
     /// Why the agent is stopping, once it is.

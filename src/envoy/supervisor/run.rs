@@ -28,6 +28,7 @@ use crate::envoy::guard::Guard;
 use crate::envoy::process::{Exit, Process, Written};
 use crate::envoy::restart::Core;
 use crate::envoy::{Outcome, Reason, admin};
+use crate::trouble::Reporter;
 
 /// How often the previous epoch is asked whether it is live before the next is started, and for how
 /// long at most; figures of Istio 1.5 (Envoy's own limit is 15 s).
@@ -83,6 +84,7 @@ pub(super) struct Run {
     hint: Option<String>,
     restarts: IntCounterVec,
     open: IntGaugeVec,
+    trouble: Reporter,
 }
 
 async fn maybe<F: Future + Unpin>(slot: &mut Option<F>) -> F::Output {
@@ -109,6 +111,7 @@ impl Run {
         asked: Arc<Asked>,
         state: watch::Sender<State>,
         metrics: &Metrics,
+        trouble: Reporter,
     ) -> Self {
         let window = envoy.config.drain.jitter;
         let jitter = window.mul_f64(rand::Rng::random_range(&mut rand::rng(), 0.0..=1.0));
@@ -148,6 +151,7 @@ impl Run {
                 "Connections that Envoy's listeners held at the last poll of an exit-on-zero drain.",
                 &[],
             ),
+            trouble,
         }
     }
 

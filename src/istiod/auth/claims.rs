@@ -27,6 +27,8 @@ const MAX_AUDIENCE: usize = 128;
 pub struct Claims {
     /// `exp`.
     pub expires: Option<SystemTime>,
+    /// `iat`.
+    pub issued: Option<SystemTime>,
     /// `aud`, one or several, cut to a length for logs.
     pub audiences: Vec<String>,
 }
@@ -42,12 +44,11 @@ pub fn read(token: &str) -> Option<Claims> {
     let payload = ENGINE.decode(payload).ok()?;
     let payload: serde_json::Map<String, serde_json::Value> = serde_json::from_slice(&payload).ok()?;
     // Numbers may be written as fractions (RFC 7519 NumericDate).
-    let expires = payload
-        .get("exp")
-        .and_then(serde_json::Value::as_f64)
-        .filter(|s| s.is_finite() && *s >= 0.0)
-        .and_then(|s| Duration::try_from_secs_f64(s).ok())
-        .and_then(|s| UNIX_EPOCH.checked_add(s));
+    let date = |name: &str| {
+        let seconds = payload.get(name).and_then(serde_json::Value::as_f64);
+        let seconds = seconds.filter(|s| s.is_finite() && *s >= 0.0);
+        UNIX_EPOCH.checked_add(Duration::try_from_secs_f64(seconds?).ok()?)
+    };
     let audiences = match payload.get("aud") {
         Some(serde_json::Value::String(one)) => vec![cut(one)],
         Some(serde_json::Value::Array(all)) => {
@@ -55,7 +56,7 @@ pub fn read(token: &str) -> Option<Claims> {
         }
         _ => Vec::new(),
     };
-    Some(Claims { expires, audiences })
+    Some(Claims { expires: date("exp"), issued: date("iat"), audiences })
 }
 
 fn cut(text: &str) -> String {

@@ -12,12 +12,16 @@ use std::time::{Duration, SystemTime};
 use futures_util::future::BoxFuture;
 use zeroize::Zeroizing;
 
-use super::{Error, Token, TokenSource, claims};
+use super::claims::{self, Claims};
+use super::{Error, Token, TokenSource};
 use crate::base::clock::Clock;
 use crate::base::lane::Lane;
+use crate::trouble::{Kind, Report};
 
 /// A token goes into one HTTP header, which servers limit to a fraction of this.
 const MAX_TOKEN: u64 = 64 << 10;
+/// Clocks of a cluster differ by less.
+const SKEW: Duration = Duration::from_secs(60);
 
 /// Token files are read for each call to istiod; a disk that stands still holds so many threads and no more.
 static FILES: Lane = Lane::new("token files", 2);
@@ -38,10 +42,14 @@ pub struct TokenFile {
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Condition {
     Good,
+    Missing,
     Unreadable(String),
+    NoText(String),
     Empty,
-    Expired,
+    Expired(SystemTime),
     WrongAudience(Vec<String>),
+    /// Issued at a date that is yet to come.
+    Future(SystemTime),
 }
 
 impl fmt::Debug for TokenFile {
@@ -64,7 +72,13 @@ impl TokenFile {
     }
 
     fn judged(&self, text: std::io::Result<Zeroizing<String>>) -> Option<Token> {
-        let (token, condition) = match text {
+        let (token, condition) = self.examine(text);
+        self.tell(condition);
+        token
+    }
+
+    fn examine(&self, text: std::io::Result<Zeroizing<String>>) -> (Option<Token>, Condition) {
+        match text {
             Ok(text) => match Token::new(&text) {
                 Some(token) => {
                     let condition = self.judge(&token, self.clock.now());
@@ -72,15 +86,16 @@ impl TokenFile {
                 }
                 None => (None, Condition::Empty),
             },
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => (None, Condition::Missing),
+            Err(e) if e.kind() == std::io::ErrorKind::Other => (None, Condition::NoText(e.to_string())),
             Err(e) => (None, Condition::Unreadable(e.to_string())),
-        };
-        self.tell(condition);
-        token
+        }
     }
 
     fn judge(&self, token: &Token, now: SystemTime) -> Condition {
         match claims::read(token.expose()) {
-            Some(claims) if claims.expires.is_some_and(|at| at <= now) => Condition::Expired,
+            Some(Claims { expires: Some(at), .. }) if at <= now => Condition::Expired(at),
+            Some(Claims { issued: Some(at), .. }) if at > now + SKEW => Condition::Future(at),
             Some(claims) if !claims.audiences.is_empty() && !claims.audiences.contains(&self.audience) => {
                 Condition::WrongAudience(claims.audiences)
             }
@@ -97,12 +112,16 @@ impl TokenFile {
         let path = self.path.display();
         match &condition {
             Condition::Good => tracing::info!(target: "security", "the token in {path} is usable again"),
-            Condition::Unreadable(why) => tracing::warn!(target: "security",
+            Condition::Missing => tracing::warn!(target: "security",
+                "cannot read the token {path}: it is not there; calls go out without it (is the token volume mounted?)"),
+            Condition::Unreadable(why) | Condition::NoText(why) => tracing::warn!(target: "security",
                 "cannot read the token {path}: {why}; calls go out without it (is the token volume mounted, and readable by this user?)"),
             Condition::Empty => {
                 tracing::warn!(target: "security", "the token {path} is empty; calls go out without it");
             }
-            Condition::Expired => tracing::warn!(target: "security",
+            Condition::Future(at) => tracing::warn!(target: "security",
+                "the token in {path} was issued at {}, which is yet to come by this machine's clock: set the clock", date(*at)),
+            Condition::Expired(_) => tracing::warn!(target: "security",
                 "the token in {path} has expired on disk; istiod will refuse it until it is rotated (does the kubelet, or whoever writes it, still run?)"),
             Condition::WrongAudience(has) => tracing::warn!(target: "security",
                 "the token in {path} is for audience {has:?}, istiod usually wants {:?}; it may refuse it", self.audience),
@@ -138,6 +157,44 @@ impl TokenSource for TokenFile {
             Ok(self.judged(text))
         })
     }
+
+    fn trouble(&self) -> Option<Report> {
+        let path = self.path.display();
+        // As it was read last: whoever asks has just used it.
+        let last = self.last.lock().expect("no panic holds this lock").clone();
+        let report = match last {
+            Condition::Good => return None,
+            Condition::Missing => (Kind::TokenMissing, format!("there is no token in {path}")),
+            Condition::Unreadable(why) => {
+                (Kind::TokenUnreadable, format!("cannot read the token {path}: {why}"))
+            }
+            Condition::NoText(why) => (Kind::TokenMalformed, format!("{path} holds no token: {why}")),
+            Condition::Empty => (Kind::TokenMalformed, format!("the token {path} is empty")),
+            Condition::Expired(at) => {
+                (Kind::TokenExpired, format!("the token in {path} has expired, at {}", date(at)))
+            }
+            Condition::WrongAudience(has) => (
+                Kind::TokenWrongAudience,
+                format!(
+                    "the token in {path} is for audience {has:?}, istiod usually wants {:?}",
+                    self.audience
+                ),
+            ),
+            Condition::Future(at) => (
+                Kind::ClockWrong,
+                format!(
+                    "the token in {path} was issued at {}, but this machine's clock says {}",
+                    date(at),
+                    date(self.clock.now())
+                ),
+            ),
+        };
+        Some(report.into())
+    }
+}
+
+fn date(at: SystemTime) -> String {
+    jiff::Timestamp::try_from(at).map(|t| format!("{t:.0}")).unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -158,11 +215,17 @@ mod tests {
         let condition = || file.last.lock().unwrap().clone();
 
         assert!(file.read().is_none());
-        assert!(matches!(condition(), Condition::Unreadable(_)));
+        assert_eq!((condition(), file.trouble().unwrap().kind), (Condition::Missing, Kind::TokenMissing));
         for (text, sent, wanted) in [
             (" one \n".to_owned(), true, Condition::Good),
             (" \n".to_owned(), false, Condition::Empty),
-            (jwt(r#"{"exp":999,"aud":"istio-ca"}"#), true, Condition::Expired),
+            (
+                jwt(r#"{"exp":999,"aud":"istio-ca"}"#),
+                true,
+                Condition::Expired(UNIX_EPOCH + Duration::from_secs(999)),
+            ),
+            (jwt(r#"{"iat":1061}"#), true, Condition::Future(UNIX_EPOCH + Duration::from_secs(1061))),
+            (jwt(r#"{"iat":1060}"#), true, Condition::Good),
             (jwt(r#"{"exp":1001,"aud":["a"]}"#), true, Condition::WrongAudience(vec!["a".to_owned()])),
             (jwt(r#"{"exp":1001,"aud":["a","istio-ca"]}"#), true, Condition::Good),
         ] {

@@ -10,6 +10,8 @@ use std::fmt;
 use futures_util::future::BoxFuture;
 use zeroize::Zeroizing;
 
+use crate::trouble::{Kind, Report};
+
 pub use file::TokenFile;
 pub use gce::{AccessToken, GoogleComputeEngine, MetadataServer};
 pub use headers::{CallHeaders, HeaderError};
@@ -48,6 +50,45 @@ pub struct Error(pub String);
 pub trait TokenSource: Send + Sync + fmt::Debug {
     /// The token to send now; `None` sends no header.
     fn token(&self) -> BoxFuture<'_, Result<Option<Token>, Error>>;
+
+    /// What is wrong with the token now, as far as can be seen from here.
+    fn trouble(&self) -> Option<Report> {
+        None
+    }
+}
+
+/// A machine whose clock says less has it wrong: this program is younger (2026-01-01, in seconds since 1970).
+const EARLIEST: u64 = 1_767_225_600;
+
+/// What stands behind a failure: a refused call because of the token, dates that disagree because of this
+/// machine's clock.
+#[must_use]
+pub fn root_cause(report: Report, tokens: &dyn TokenSource) -> Report {
+    let because = |token: Report| {
+        let detail = format!("{}; istiod answers: {}", token.detail, report.detail);
+        Report { detail, code: report.code.clone(), ..token }
+    };
+    match report.kind {
+        Kind::CertificateRefused | Kind::AdsRefused if report.code.as_deref() == Some("UNAUTHENTICATED") => {
+            tokens.trouble().map_or_else(|| report.clone(), because)
+        }
+        Kind::ServerCertificateNotYetValid | Kind::ServerCertificateExpired => {
+            let now = std::time::SystemTime::now();
+            let seconds = now.duration_since(std::time::UNIX_EPOCH).map_or(0, |d| d.as_secs());
+            let token = tokens.trouble().map(|token| token.kind);
+            let expired = report.kind == Kind::ServerCertificateExpired && token == Some(Kind::TokenExpired);
+            if seconds < EARLIEST || expired || token == Some(Kind::ClockWrong) {
+                let shown = jiff::Timestamp::try_from(now).map(|t| format!("{t:.0}")).unwrap_or_default();
+                let detail = format!(
+                    "this machine's clock says {shown}, which istiod's certificate and the token contradict: {}",
+                    report.detail
+                );
+                return Report::new(Kind::ClockWrong, detail);
+            }
+            report
+        }
+        _ => report,
+    }
 }
 
 /// `CREDENTIAL_FETCHER_TYPE=Mock`: always the same token. For tests only, as in the Go agent.

@@ -20,6 +20,7 @@ impl Manager {
     }
 
     pub(super) fn file_loaded(&mut self, name: &ResourceName, loaded: Loaded) {
+        self.troubles.file_good(name);
         let secret = match loaded {
             Loaded::Pair(identity) => Secret::Identity(identity),
             Loaded::Roots(pem) => {
@@ -50,6 +51,7 @@ impl Manager {
         }
         if gone && self.ca.is_some() {
             tracing::warn!(target: "cache", "{text}; the CA takes over");
+            self.troubles.file_good(name);
             self.files.forget(name).await;
             if self.workload.current.is_some() {
                 self.publish_workload(name);
@@ -57,13 +59,15 @@ impl Manager {
             return;
         }
         if had {
-            tracing::warn!(target: "cache", "{text}; the last good content stays in use, the file is read again when it changes");
+            let text =
+                format!("{text}; the last good content stays in use, the file is read again when it changes");
+            self.troubles.file_bad(&self.config.trouble, name, &text, &error);
             if self.board.followers(name) > 0 {
                 self.metrics.file_failed();
                 self.board.fail(name, &error);
             }
         } else {
-            tracing::warn!(target: "cache", "{text}");
+            self.troubles.file_bad(&self.config.trouble, name, &text, &error);
         }
     }
 

@@ -9,6 +9,7 @@ use super::{Manager, Running};
 use crate::base::error::chain;
 use crate::secrets::request::{Attempt, Failure, Issued};
 use crate::secrets::{Error, ResourceName, Roots, Secret, bundle, rotation};
+use crate::trouble::What;
 
 impl Manager {
     /// Whether a certificate is worth a request now.
@@ -56,8 +57,15 @@ impl Manager {
         let leaf = &issued.leaf;
         let left = rotation::span(leaf.not_after.duration_since(now).unwrap_or_default());
         let names = leaf.uris.join(", ");
-        tracing::info!(target: "cache", "generated new workload certificate: latency {:?}, ttl {left}, serial {}, identity {names}",
-            issued.took, leaf.serial);
+        // The Go agent's words and labels; durations in nanoseconds, which the log shows as it does.
+        tracing::info!(target: "cache",
+            resourceName = "default",
+            latency = nanoseconds(issued.took),
+            ttl = nanoseconds(leaf.not_after.duration_since(now).unwrap_or_default()),
+            serial = %leaf.serial,
+            identity = %names,
+            "generated new workload certificate");
+        self.config.trouble.note(What::Certificate, format!("issued, valid for {left}, identity {names}"));
         if !leaf.uris.contains(&self.config.identity) {
             tracing::warn!(target: "cache",
                 "asked for identity {}, the CA issued {names}: the CA decides, peers will see the latter; \
@@ -65,10 +73,7 @@ impl Manager {
                 self.config.identity);
         }
         self.metrics.issued(now, leaf.not_after);
-        let failures = self.workload.failures();
-        if failures > 0 {
-            tracing::info!(target: "cache", "the CA answers again after {failures} failed attempts");
-        }
+        self.config.trouble.end();
         let first = self.workload.current.is_none();
         self.workload.succeeded(issued, mono);
         // The root goes first: a peer's new certificate must not arrive before its anchor.
@@ -101,14 +106,15 @@ impl Manager {
             .workload
             .valid(now)
             .map(|c| rotation::span(c.issued.leaf.not_after.duration_since(now).unwrap_or_default()));
-        if failed.tell {
-            let kept = match &left {
-                Some(left) => format!("the current certificate stays in use, it is valid for another {left}"),
-                None => "there is no valid workload certificate".to_owned(),
-            };
-            tracing::warn!(target: "cache", "{}; {kept}; next attempt in {:.1?} (failure {})",
-                chain(error.as_ref()), failed.next, self.workload.failures());
+        self.tell_refused(&error);
+        if failed.first
+            && let Some(left) = &left
+        {
+            tracing::info!(target: "cache",
+                "the current certificate stays in use, it is valid for another {left}; the CA is asked again until it answers");
         }
+        tracing::debug!(target: "cache", "{}; next attempt in {:.1?} (failure {})",
+            chain(error.as_ref()), failed.next, self.workload.failures());
         if failed.first && self.workload.current.is_some() {
             // Followers hear of it once, as with the Go agent: their streams end, Envoy keeps what it has,
             // comes back and is given the certificate that is still good.
@@ -147,9 +153,13 @@ impl Manager {
         if self.workload.expired_now(self.clock.now()) {
             let error = self.workload.last_error.as_ref();
             let why = error.map_or_else(|| "it was not renewed".to_owned(), |e| chain(e.as_ref()));
-            tracing::error!(target: "cache", "the workload certificate has expired: {why}");
+            tracing::debug!(target: "cache", "the workload certificate has expired: {why}");
         }
     }
+}
+
+fn nanoseconds(span: std::time::Duration) -> i64 {
+    i64::try_from(span.as_nanos()).unwrap_or(i64::MAX)
 }
 
 fn label(error: &Error) -> &'static str {

@@ -35,6 +35,7 @@ fn config(dir: &Path) -> Config {
         proxyless: false,
         call_bound: Duration::from_secs(120),
         first_key: None,
+        trouble: Arc::default(),
     }
 }
 

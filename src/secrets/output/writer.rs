@@ -19,6 +19,7 @@ use tokio::time::{Instant, sleep_until};
 use super::{Config, Error, Files};
 use crate::base::error::chain;
 use crate::secrets::{Identity, Roots};
+use crate::trouble::{Kind, Report, Reporter};
 
 /// Pause between tries.
 const RETRY: Duration = Duration::from_secs(10);
@@ -51,6 +52,7 @@ pub(in crate::secrets) struct Writer {
     waits: bool,
     retry: Option<Instant>,
     error: String,
+    trouble: Reporter,
 }
 
 impl fmt::Debug for Writer {
@@ -63,7 +65,7 @@ impl fmt::Debug for Writer {
 }
 
 impl Writer {
-    pub(in crate::secrets) fn new(config: Config) -> Self {
+    pub(in crate::secrets) fn new(config: Config, trouble: Reporter) -> Self {
         Self {
             config: Arc::new(config),
             running: None,
@@ -72,6 +74,7 @@ impl Writer {
             waits: false,
             retry: None,
             error: String::new(),
+            trouble,
         }
     }
 
@@ -120,7 +123,7 @@ impl Writer {
             outcome = running => self.ended(outcome),
             () = late => {
                 self.overdue = None;
-                self.told(format!("writing to {} has not ended within {OVERDUE:?}: does its file system answer?",
+                self.told(Kind::OutputCertsFailed, format!("writing to {} has not ended within {OVERDUE:?}: does its file system answer?",
                     self.config.dir.display()));
             }
         }
@@ -153,23 +156,29 @@ impl Writer {
             Ok(Ok(())) => {
                 if !std::mem::take(&mut self.error).is_empty() {
                     tracing::info!(target: "cache", "certificates are written to {} again", self.config.dir.display());
+                    self.trouble.end();
                 }
             }
-            Ok(Err(error)) => self.failed(chain(&error)),
-            Err(error) => self.failed(format!("writing to {} broke off: {error}", self.config.dir.display())),
+            Ok(Err(error)) => {
+                let kind = Kind::of_chain(&error).unwrap_or(Kind::OutputCertsFailed);
+                self.failed(kind, chain(&error));
+            }
+            Err(error) => self.failed(
+                Kind::OutputCertsFailed,
+                format!("writing to {} broke off: {error}", self.config.dir.display()),
+            ),
         }
         self.begin();
     }
 
-    fn failed(&mut self, text: String) {
-        self.told(text);
+    fn failed(&mut self, kind: Kind, text: String) {
+        self.told(kind, text);
         self.retry = Some(Instant::now() + RETRY);
     }
 
-    fn told(&mut self, text: String) {
-        if text != self.error {
-            tracing::warn!(target: "cache", "OUTPUT_CERTS: {text}; SDS goes on, the files are tried again every {RETRY:?}");
-        }
+    fn told(&mut self, kind: Kind, text: String) {
+        let said = format!("OUTPUT_CERTS: {text}; SDS goes on, the files are tried again every {RETRY:?}");
+        self.trouble.report(Report::new(kind, said).about(self.config.dir.display().to_string()));
         self.error = text;
     }
 }

@@ -46,7 +46,7 @@ async fn what_the_application_sees() {
     assert!(head.starts_with("get /hello http/1.1\r\n"), "{head}");
     assert_eq!(head.matches("connection: close").count(), 1);
     for line in [
-        &format!("host: a:{port}"),
+        &format!("host: localhost:{port}"),
         "user-agent: kube-probe/1.30",
         "x-a: 1",
         "x-a: 2",

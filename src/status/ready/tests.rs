@@ -27,19 +27,20 @@ async fn what_is_missing_is_named() {
     let served = start(with_envoy(&web));
     *served.agent.not_ready.lock().unwrap() = vec!["no name table".into(), "no sds".into()];
     let got = served.get("/healthz/ready").await;
-    assert_eq!(
-        (got.status, got.text().as_str(), got.header("x-not-ready")),
-        (503, "", Some("no name table; no sds"))
-    );
-    assert_eq!(served.get("/healthz/ready?verbose").await.text(), "no name table; no sds\n");
+    assert_eq!((got.status, got.text().as_str()), (503, ""));
+    let why = got.header("x-not-ready").unwrap().to_owned();
+    assert!(why.starts_with("NameTableMissing: no name table; ") && why.contains(": no sds"), "{why}");
+    let body = served.get("/healthz/ready?verbose").await.text();
+    assert!(body.starts_with("not ready\nverdict: NameTableMissing: no name table\nwhat to do: "), "{body}");
+    let agentz: serde_json::Value = serde_json::from_str(&served.get("/debug/agentz").await.text()).unwrap();
+    assert_eq!(agentz["verdict"]["kind"], "NameTableMissing", "{agentz}");
     served.agent.not_ready.lock().unwrap().clear();
     assert_eq!(served.get("/healthz/ready").await.status, 200);
     *served.agent.terminating.lock().unwrap() = Some("received signal: terminated".into());
     let got = served.get("/healthz/ready").await;
-    assert_eq!(
-        (got.status, got.header("x-not-ready")),
-        (503, Some("server is terminated: received signal: terminated"))
-    );
+    let why = got.header("x-not-ready").unwrap();
+    assert_eq!(got.status, 503);
+    assert!(why.starts_with("Terminating: server is terminated: received signal: terminated; "), "{why}");
 }
 
 #[tokio::test]
@@ -48,10 +49,15 @@ async fn an_envoy_that_is_gone_must_prove_itself_again() {
     let served = start(with_envoy(&web));
     assert_eq!(served.get("/healthz/ready").await.status, 200);
     served.agent.gone.store(true, Relaxed);
-    assert_eq!(served.get("/healthz/ready").await.header("x-not-ready"), Some("Envoy is not running"));
+    let got = served.get("/healthz/ready").await;
+    assert!(got.header("x-not-ready").unwrap().starts_with("EnvoyNotStarted: Envoy is not running; "));
     served.agent.gone.store(false, Relaxed);
     assert_eq!(served.get("/healthz/ready").await.status, 200);
     assert_eq!(web.heads().len(), 4);
+    // Another process, though no probe has fallen into the gap.
+    served.agent.generation.store(7, Relaxed);
+    assert_eq!(served.get("/healthz/ready").await.status, 200);
+    assert_eq!(web.heads().len(), 6);
 }
 
 #[tokio::test]

@@ -134,7 +134,11 @@ async fn a_busy_port_is_named_and_taken_later() {
     };
     drop(holder);
     let (port, stop) = (config.port, Stop::new());
-    let task = spawn(Bound::later(&config).serve(handles, Stop::new(), stop.clone()));
+    let task = spawn(Bound::later(&config, crate::trouble::Reporter::default()).serve(
+        handles,
+        Stop::new(),
+        stop.clone(),
+    ));
     while TcpStream::connect(("127.0.0.1", port)).await.is_err() {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }

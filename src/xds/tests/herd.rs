@@ -66,6 +66,7 @@ async fn five_hundred_agents_come_back_spread_out() {
             wake: wake.clone(),
             metrics: Metrics::new(),
             clock: Arc::new(clock::System),
+            trouble: Default::default(),
         };
         let server = Server::new(Config::new(socket.clone()), parts);
         handles.push(server.handle());

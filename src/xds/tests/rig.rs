@@ -102,6 +102,7 @@ impl Rig {
             wake,
             metrics: metrics.clone(),
             clock: Arc::new(clock::System),
+            trouble: Default::default(),
         };
         let server = Server::new(config, parts);
         let handle = server.handle();

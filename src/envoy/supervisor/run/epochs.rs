@@ -11,6 +11,7 @@ use crate::envoy::process::{self, Exit};
 use crate::envoy::restart::{self, Kind};
 use crate::envoy::supervisor::State;
 use crate::envoy::{command, port};
+use crate::trouble::{self, Report, What};
 
 /// An Envoy that ends this soon may have found its admin port taken.
 const SOON: Duration = Duration::from_secs(10);
@@ -99,6 +100,8 @@ impl Run {
                 let started = Instant::now();
                 self.epochs
                     .insert(epoch, Epoch { process: Some(process), _file: file, started, aborted: false });
+                self.asked.started();
+                self.trouble.note(What::Started, format!("Envoy, epoch {epoch}"));
                 let _ = self.state.send(State::Running { epoch });
             }
             Err(error) => {
@@ -136,6 +139,9 @@ impl Run {
         if running && !exit.orderly() && ran < SOON && self.epochs.is_empty() {
             self.hint = self.stale(&exit);
         }
+        if running && !epoch.aborted && !exit.orderly() {
+            self.trouble.report(self.crash(&exit, ran));
+        }
         let kind = match &exit {
             _ if epoch.aborted => Kind::Aborted,
             exit if exit.orderly() => Kind::Orderly,
@@ -170,6 +176,27 @@ impl Run {
         }
         if !aborted && exit.killed() {
             tracing::warn!("Envoy may have been out of memory killed. Check memory usage and limits.");
+        }
+    }
+
+    fn crash(&self, exit: &Exit, ran: Duration) -> Report {
+        if let Some(hint) = &self.hint {
+            let detail = format!("Envoy ended by itself after {ran:.1?}: {exit}; {hint}");
+            return Report::new(trouble::Kind::PortTaken, detail);
+        }
+        match exit {
+            Exit::NotStarted(why) => {
+                Report::new(trouble::Kind::EnvoyNotStarted, format!("Envoy is not started: it could not be executed: {why}"))
+            }
+            Exit::Status(1) if ran < SOON => Report::new(
+                trouble::Kind::EnvoyCrashed,
+                format!("Envoy ended by itself after {ran:.1?}: {exit}, before it was initialised"),
+            )
+            .hint(
+                "Envoy's lines above say why; so early this mostly is a bootstrap that it refuses, or a port that is taken: \
+                 pilot-agent proxy --dry-run has Envoy judge the bootstrap",
+            ),
+            exit => Report::new(trouble::Kind::EnvoyCrashed, format!("Envoy ended by itself after {ran:.1?}: {exit}")),
         }
     }
 

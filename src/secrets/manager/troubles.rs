@@ -1,0 +1,85 @@
+//! What the manager tells of troubles: the certificate and each file.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use super::Manager;
+use super::asking::Provider;
+use crate::base::error::chain;
+use crate::secrets::{Error, ResourceName};
+use crate::trouble::{Kind, Report, Reporter};
+
+/// One reporter for each thing that can be wrong on its own.
+#[derive(Debug)]
+pub(super) struct Troubles {
+    /// There is none, or it has expired: what follows from the cause that the CA client reports.
+    certificate: Reporter,
+    /// Only files that were in trouble; the store bounds how many there can be.
+    files: HashMap<ResourceName, Reporter>,
+}
+
+impl Troubles {
+    pub(super) fn new(of: &Reporter) -> Self {
+        Self { certificate: of.sibling(), files: HashMap::new() }
+    }
+
+    pub(super) fn file_good(&mut self, name: &ResourceName) {
+        if let Some(reporter) = self.files.remove(name) {
+            reporter.end();
+        }
+    }
+
+    pub(super) fn file_bad(&mut self, of: &Reporter, name: &ResourceName, text: &str, cause: &Error) {
+        let kind = Kind::of_chain(cause).unwrap_or(Kind::CertificateFiles);
+        let reporter = self.files.entry(name.clone()).or_insert_with(|| of.sibling());
+        reporter.report(Report::new(kind, text).about(name.to_string()));
+    }
+}
+
+impl Manager {
+    /// Somebody uses the certificate of the CA, so it is renewed.
+    pub(super) fn used(&self) -> bool {
+        (self.asked || self.output.is_some())
+            && self.ca.is_some()
+            && self.provider(&ResourceName::Default) == Provider::Ca
+    }
+
+    /// Tells of an attempt that failed other than by the CA client's own fault, which has told already.
+    pub(super) fn tell_refused(&self, error: &Arc<Error>) {
+        let kind = match **error {
+            Error::Ca(ref error) => {
+                // Not every client tells.
+                if self.config.trouble.kind().is_none() {
+                    self.config.trouble.report(error.report());
+                }
+                return;
+            }
+            Error::Hung(_) => Kind::CertificateNotAnswered,
+            _ => Kind::CertificateUnusable,
+        };
+        self.config.trouble.report((kind, chain(error.as_ref())));
+    }
+
+    /// A certificate that is used and not there, or over.
+    pub(super) fn missed(&mut self) {
+        let good = self.workload.valid(self.clock.now()).is_some();
+        if good || self.workload.failures() == 0 || !self.used() {
+            self.troubles.certificate.end();
+            return;
+        }
+        // Why stands above it in the list.
+        let report = match &self.workload.current {
+            Some(_) => Report::new(
+                Kind::CertificateExpired,
+                "the workload certificate has expired and was not renewed",
+            ),
+            None => Report::new(
+                Kind::CertificateMissing,
+                "Envoy asks for a workload certificate and there is none yet",
+            ),
+        };
+        if self.troubles.certificate.kind() != Some(report.kind) {
+            self.troubles.certificate.report(report);
+        }
+    }
+}

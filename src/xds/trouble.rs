@@ -1,0 +1,237 @@
+//! What the relay tells of troubles: the way to istiod, and each type that Envoy rejects.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use tonic::{Code, Status};
+
+use super::types;
+use crate::istiod::code_name;
+use crate::trouble::{Kind, Report, Reporter, What};
+
+/// An istiod that has taken the stream and says nothing for so long is told of. Its first answer comes when the
+/// first push is made, after a second or two in a large mesh.
+pub(super) const SILENT: Duration = Duration::from_secs(10);
+/// A stream that has lived so long is no longer one that istiod ends again and again.
+pub(super) const SETTLED: Duration = Duration::from_secs(15);
+/// So many streams that istiod ends within [`WINDOW`] after it has answered are no rolling restart.
+const ENDS: usize = 3;
+const WINDOW: Duration = Duration::from_secs(120);
+/// Letters of a rejection that are told; the whole stands in `/debug/agentz`.
+const REASON: usize = 1000;
+
+/// The relay's reporters.
+#[derive(Debug)]
+pub(super) struct Troubles {
+    way: Reporter,
+    // Bounded as the types of the state are: a name that is not there is not recorded.
+    types: Mutex<BTreeMap<String, Reporter>>,
+    ends: Mutex<VecDeque<Instant>>,
+}
+
+impl Troubles {
+    pub(super) fn new(way: Reporter) -> Self {
+        Self { way, types: Mutex::default(), ends: Mutex::default() }
+    }
+
+    /// An attempt to reach istiod failed.
+    pub(super) fn failed(&self, report: Report) {
+        self.way.report(report);
+    }
+
+    /// Istiod has answered on a stream.
+    pub(super) fn answered(&self) {
+        self.way.end_if(|kind| kind != Kind::IstiodCloses);
+    }
+
+    /// A stream has lived for [`SETTLED`].
+    pub(super) fn settled(&self) {
+        self.ends.lock().expect("no panic holds this lock").clear();
+        self.way.end_if(|kind| kind == Kind::IstiodCloses);
+    }
+
+    /// Istiod has ended a stream on which it had answered.
+    pub(super) fn lost(&self, address: &str, status: &Status) {
+        let text = said(status);
+        self.way.note(What::Lost, format!("{address} ended the stream: {text}"));
+        let mut ends = self.ends.lock().expect("no panic holds this lock");
+        let now = Instant::now();
+        ends.push_back(now);
+        ends.retain(|at| now.duration_since(*at) < WINDOW);
+        if ends.len() >= ENDS {
+            // As many as it takes to tell it anew.
+            ends.pop_front();
+            drop(ends);
+            self.way.report(closes(address, status));
+        }
+    }
+
+    /// Istiod was connected.
+    pub(super) fn connected(&self, text: String) {
+        self.way.note(What::Connected, text);
+    }
+
+    /// A response came.
+    pub(super) fn pushed(&self, type_url: &str, version: &str, count: u64) {
+        let name = types::short(type_url);
+        self.way.note(What::Push, format!("{name}: {count} resources, version {version}"));
+    }
+
+    /// Envoy, or the agent for its own types, rejected the last response of a type.
+    pub(super) fn rejected(&self, by: &str, type_url: &str, version: &str, names: &[String], reason: &str) {
+        let name = types::short(type_url);
+        let reason: String = reason.chars().take(REASON).collect();
+        let of = if names.is_empty() { String::new() } else { format!(" ({})", names.join(", ")) };
+        let detail = format!("{by} rejected {name}{of} version {version:?}: {reason}");
+        let mut types = self.types.lock().expect("no panic holds this lock");
+        let reporter = types.entry(type_url.to_owned()).or_insert_with(|| self.way.sibling());
+        let report = Report::new(Kind::ConfigRejected, detail).about(name);
+        reporter.report(report.hint(hint(&reason)));
+    }
+
+    /// The last response of a type was taken.
+    pub(super) fn accepted(&self, type_url: &str) {
+        let reporter = self.types.lock().expect("no panic holds this lock").remove(type_url);
+        if let Some(reporter) = reporter {
+            reporter.end();
+        }
+    }
+}
+
+/// What usually is behind a rejection of Envoy's; empty: nothing is known.
+fn hint(reason: &str) -> &'static str {
+    let lower = reason.to_ascii_lowercase();
+    let unknown = lower.contains("didn't find a registered implementation")
+        || lower.contains("unable to parse")
+        || lower.contains("invalid type url")
+        || lower.contains("could not find @type");
+    if unknown && (lower.contains("istio.") || lower.contains("istio_") || lower.contains("stats_filter")) {
+        return "this Envoy is not Istio's own build and lacks its extensions: take Envoy from the image istio/proxyv2 of this \
+                release, or set PILOT_ENABLE_TELEMETRY_LABEL=false and PILOT_ENABLE_METADATA_EXCHANGE=false on istiod so that \
+                it sends none";
+    }
+    if unknown {
+        return "this Envoy does not know the extension named: use the Envoy of the image istio/proxyv2 of istiod's release, or \
+                remove the EnvoyFilter that adds it";
+    }
+    if lower.contains("address already in use") || lower.contains("cannot bind") {
+        return "another process, or another listener, holds this address: stop it or change the Gateway's or Service's port";
+    }
+    if lower.contains("duplicate") {
+        return "two resources collide: look for two EnvoyFilters, or two Services of one name, that make the same thing";
+    }
+    ""
+}
+
+fn said(status: &Status) -> String {
+    let text = status.message();
+    if text.is_empty() {
+        code_name(status.code()).to_owned()
+    } else {
+        format!("{}: {text}", code_name(status.code()))
+    }
+}
+
+fn closes(address: &str, status: &Status) -> Report {
+    let detail = format!("{address} ends the stream of configuration again and again: {}", said(status));
+    Report::new(Kind::IstiodCloses, detail).about(address)
+}
+
+/// What the end of a stream before istiod's first answer is.
+pub(super) fn ended(address: &str, status: &Status) -> Report {
+    let code = code_name(status.code());
+    let text = status.message();
+    if text.contains("does not speak HTTP/2") || text.contains("keepalive ping failed") {
+        return Report::new(Kind::IstiodSilent, format!("{address}: {text}")).about(address);
+    }
+    match status.code() {
+        Code::Ok | Code::Cancelled | Code::DeadlineExceeded | Code::Unavailable => closes(address, status),
+        _ => {
+            let hint = match status.code() {
+                Code::ResourceExhausted => {
+                    "istiod is overloaded or limits how many proxies connect at a time (PILOT_MAX_REQUESTS_PER_SECOND); the agent \
+                     tries again by itself, more slowly"
+                }
+                Code::Unauthenticated => {
+                    "istiod accepted neither the token nor a client certificate: is the token of this cluster, and for istiod's audience?"
+                }
+                _ => "",
+            };
+            Report::new(
+                Kind::AdsRefused,
+                format!("{address} refuses the stream of configuration: {}", said(status)),
+            )
+            .about(address)
+            .code(code)
+            .hint(hint)
+        }
+    }
+}
+
+/// Istiod has taken the stream and says nothing.
+pub(super) fn silent(address: &str) -> Report {
+    let detail =
+        format!("{address} has taken the stream of configuration and sends nothing, for {SILENT:?} by now");
+    Report::new(Kind::IstiodSilent, detail).about(address)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::trouble::Troubles as List;
+
+    #[test]
+    fn three_ends_in_a_row_are_a_trouble_until_a_stream_lives() {
+        let list = List::default();
+        let troubles = Troubles::new(list.reporter("xdsproxy"));
+        let gone = Status::unavailable("error reading from server: EOF");
+        for n in 0..3 {
+            assert_eq!(list.verdict(), None, "after {n} ends");
+            troubles.answered();
+            troubles.lost("istiod:15012", &gone);
+        }
+        assert_eq!(list.verdict().unwrap().kind, Kind::IstiodCloses);
+        troubles.answered();
+        assert!(list.verdict().is_some(), "an answer alone was there each time");
+        troubles.settled();
+        assert_eq!(list.verdict(), None);
+    }
+
+    #[test]
+    fn what_istiod_says_has_a_kind() {
+        for (status, kind) in [
+            (Status::unauthenticated("x"), Kind::AdsRefused),
+            (Status::resource_exhausted("x"), Kind::AdsRefused),
+            (Status::internal("x"), Kind::AdsRefused),
+            (Status::unavailable("x"), Kind::IstiodCloses),
+            (Status::ok(""), Kind::IstiodCloses),
+            (
+                Status::unavailable("the server accepted the connection but does not speak HTTP/2"),
+                Kind::IstiodSilent,
+            ),
+        ] {
+            assert_eq!(ended("i:1", &status).kind, kind, "{status:?}");
+        }
+    }
+
+    #[test]
+    fn a_rejection_lasts_until_the_type_is_accepted_and_hints_at_a_foreign_envoy() {
+        let list = List::default();
+        let troubles = Troubles::new(list.reporter("xdsproxy"));
+        let reason = "Didn't find a registered implementation for 'istio.stats' with type URL: ''";
+        troubles.rejected("Envoy", types::LISTENER, "v1", &[], reason);
+        let trouble = list.verdict().unwrap();
+        assert_eq!(
+            (trouble.kind, trouble.subject.as_str()),
+            (Kind::ConfigRejected, types::short(types::LISTENER))
+        );
+        assert!(
+            trouble.hint.contains("istio/proxyv2") && trouble.hint.contains("PILOT_ENABLE"),
+            "{}",
+            trouble.hint
+        );
+        troubles.accepted(types::LISTENER);
+        assert_eq!(list.verdict(), None);
+    }
+}
