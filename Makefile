@@ -17,7 +17,7 @@ export PROPTEST_RNG_SEED ?= 20261121
 # One after the other: built together, the agent would get every library feature that only the double needs.
 RELEASE := cargo build --release --locked -p pilot-agent && cargo build --release --locked -p mock-istiod
 
-.PHONY: demo test lint check-lint bare-machine dist dist-binary packages image test-packages test-image reproducible release conformance record bench attack fuzz-smoke envoy-matrix docs descriptors clean help
+.PHONY: demo test lint check-lint bare-machine dist dist-binary packages image test-packages test-image reproducible release conformance record bench seccomp attack fuzz-smoke envoy-matrix docs descriptors clean help
 
 # Run first by each target that builds or fetches something.
 CHECK = @scripts/check-machine $@
@@ -100,6 +100,10 @@ bench:  ## sizes, start times, memory, relay: a table; PEER_AGENT=<path> compare
 	$(CHECK)
 	$(RELEASE)
 	@envoy=$$(scripts/get-envoy) && target/release/bench --agent $(AGENT) --envoy "$$envoy" $(if $(PEER_AGENT),--peer "$(PEER_AGENT)")
+
+seccomp:  ## the demo with agents and Envoys under deploy/seccomp.json (needs libseccomp2)
+	$(RELEASE)
+	scripts/test-seccomp $(AGENT) target/release/demo
 
 attack:  ## floods and hostile neighbours, a line each (root); SHORT=1 takes seconds each, PEER_AGENT=<path> beside another agent
 	$(RELEASE)
