@@ -1,23 +1,56 @@
-# In the shape of istio/proxyv2: user 1337, working directory /, agent and Envoy in /usr/local/bin.
-# Build with an Envoy of your choice beside it:
-#   docker build --build-arg ENVOY_IMAGE=docker.io/envoyproxy/envoy:v1.40-latest -t pilot-agent .
+# syntax=docker/dockerfile:1
+# The same image as `make image` (default and debug), for machines that have a daemon: user 1337, working directory /,
+# agent and Envoy in /usr/local/bin.
+#   docker build --build-arg REVISION=$(git rev-parse HEAD) -t pilot-agent .
+#   docker build --target debug -t pilot-agent:debug .
+# Envoy comes from Istio's own image, because a stock Envoy does not know Istio's extensions. With another one
+# (--build-arg ENVOY_IMAGE=docker.io/envoyproxy/envoy:v1.40-latest) istiod must not send them: set
+# PILOT_ENABLE_METADATA_EXCHANGE=false and PILOT_ENABLE_ALPN_FILTER=false on it, and no metrics providers.
+# For builds that never change, give the three images by digest: name@sha256:...
 
+ARG RUST_IMAGE=docker.io/library/rust:1.95-bookworm
+ARG BASE_IMAGE=docker.io/library/debian:bookworm-slim
 ARG ENVOY_IMAGE=docker.io/istio/proxyv2:1.30.3
-FROM docker.io/library/rust:1.95-bookworm AS build
+
+FROM ${RUST_IMAGE} AS build
 WORKDIR /src
 COPY . .
-RUN cargo build --release --locked -p pilot-agent
+ARG REVISION=unknown
+ENV PILOT_AGENT_REVISION=${REVISION}
+RUN --mount=type=cache,target=/usr/local/cargo/registry --mount=type=cache,target=/src/target \
+    cargo build --release --locked -p pilot-agent && cp target/release/pilot-agent /pilot-agent
 
 FROM ${ENVOY_IMAGE} AS envoy
 
-FROM docker.io/library/debian:bookworm-slim
+FROM ${BASE_IMAGE} AS base
 RUN apt-get update \
  && apt-get install -y --no-install-recommends ca-certificates iptables nftables iproute2 \
  && rm -rf /var/lib/apt/lists/* \
- && groupadd --gid 1337 istio-proxy && useradd --uid 1337 --gid 1337 --no-create-home istio-proxy \
- && install -d -o 1337 -g 1337 -m 0755 /etc/istio/proxy /var/lib/istio/envoy /var/run/secrets
+ && update-alternatives --set iptables /usr/sbin/iptables-legacy \
+ && update-alternatives --set ip6tables /usr/sbin/ip6tables-legacy \
+ && groupadd --gid 1337 istio-proxy && useradd --uid 1337 --gid 1337 --no-create-home --shell /usr/sbin/nologin istio-proxy \
+ && install -d -o 1337 -g 1337 -m 0755 /etc/istio/proxy /etc/istio/config /var/lib/istio/envoy /var/lib/istio/data \
+      /var/run/secrets/workload-spiffe-uds /var/run/secrets/credential-uds /var/run/secrets/workload-spiffe-credentials \
+      /var/run/secrets/tokens /var/run/secrets/istio
 COPY --from=envoy /usr/local/bin/envoy /usr/local/bin/envoy
-COPY --from=build /src/target/release/pilot-agent /usr/local/bin/pilot-agent
+COPY --from=build /pilot-agent /usr/local/bin/pilot-agent
+ARG REVISION=unknown
+ARG PROXY_SHA=unknown
+ENV ISTIO_META_ISTIO_PROXY_SHA=${PROXY_SHA}
+LABEL org.opencontainers.image.title="pilot-agent" \
+      org.opencontainers.image.description="pilot-agent and Envoy in the shape of istio/proxyv2" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.revision="${REVISION}"
 WORKDIR /
-USER 1337:1337
 ENTRYPOINT ["/usr/local/bin/pilot-agent"]
+
+FROM base AS debug
+RUN apt-get update \
+ && apt-get install -y --no-install-recommends curl iputils-ping knot-dnsutils netcat-openbsd tcpdump conntrack \
+      net-tools lsof sudo procps \
+ && rm -rf /var/lib/apt/lists/* \
+ && echo 'istio-proxy ALL=(ALL) NOPASSWD: ALL' >/etc/sudoers.d/istio-proxy && chmod 440 /etc/sudoers.d/istio-proxy
+USER 1337:1337
+
+FROM base
+USER 1337:1337

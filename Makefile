@@ -63,13 +63,15 @@ record:  ## make the recordings anew from a Go agent: PEER_AGENT=<binary> [SUITE
 	@conformance/all "$(abspath $(PEER_AGENT))" $(SUITES) -- --record $(if $(ONLY),--only "$(ONLY)")
 	@git diff --stat -- conformance
 
-dist:  ## what is released, into dist/: portable binaries, symbols, completions, man pages, SBOM, licences, checksums
+dist:  ## everything that is released, into dist/: portable binaries, packages, images, man pages, SBOM, checksums
 	$(CHECK)
 	scripts/dist
+	@if command -v dpkg-deb >/dev/null; then scripts/packages; else echo "dist: packages are left out: no dpkg-deb here"; fi
+	@if [ "$$(id -u)" = 0 ] && command -v mmdebstrap >/dev/null; then scripts/image; else echo "dist: images are left out: they need root and mmdebstrap"; fi
 
-# The scripts take the binary that is in dist/, and make it when there is none.
+# The others take the binary that is in dist/, and make it when there is none.
 dist-binary:
-	@ls dist/pilot-agent-*-linux-$$(uname -m) >/dev/null 2>&1 || $(MAKE) dist
+	@ls dist/pilot-agent-*-linux-$$(uname -m) >/dev/null 2>&1 || scripts/dist
 
 packages: dist-binary  ## deb and rpm, into dist/
 	$(CHECK)

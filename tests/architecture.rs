@@ -6,28 +6,39 @@ use std::path::{Path, PathBuf};
 /// Who may use whom; a module may always use itself, `base`, `proto` and `trouble`, which uses `base` only.
 const EDGES: &[(&str, &[&str])] = &[
     ("main", &["cli", "config", "envoy", "tls"]),
-    ("cli", &["config", "agent", "envoy", "iptables", "vm"]),
+    ("cli", &["config", "agent", "envoy", "iptables", "vm", "doctor", "overview"]),
+    (
+        "doctor",
+        &[
+            "config", "agent", "secrets", "ca", "xds", "istiod", "envoy", "iptables", "fetch", "tls",
+            "overview",
+        ],
+    ),
+    ("overview", &["envoy", "fetch"]),
     (
         "config",
         &[
             "sds", "secrets", "ca", "xds", "istiod", "envoy", "status", "dns", "health", "iptables", "fetch",
-            "tls", "wasm",
+            "tls", "wasm", "sts", "gateway",
         ],
     ),
     (
         "agent",
         &[
             "config", "sds", "secrets", "ca", "xds", "istiod", "envoy", "status", "dns", "health", "net",
-            "tls", "wasm",
+            "tls", "wasm", "sts", "gateway",
         ],
     ),
     ("sds", &["net", "secrets"]),
     ("secrets", &["ca", "tls"]),
-    ("ca", &["istiod", "net", "tls"]),
+    ("ca", &["istiod", "net", "tls", "fetch"]),
     ("xds", &["istiod", "net"]),
     ("istiod", &["tls"]),
     ("envoy", &[]),
     ("status", &["fetch", "net"]),
+    ("gateway", &["secrets", "fetch", "tls"]),
+    ("sts", &["fetch", "serve", "istiod", "tls"]),
+    ("serve", &["fetch"]),
     ("dns", &["net"]),
     ("health", &["fetch"]),
     ("wasm", &["fetch"]),

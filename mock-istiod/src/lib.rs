@@ -10,6 +10,7 @@
 //! with the first answer, GOAWAY at a chosen moment.
 
 pub mod ads;
+pub mod apiserver;
 pub mod auth;
 pub mod bulk;
 pub mod ca;

@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use crate::base::place::{self, Mode as FileMode};
 use crate::config::env::var;
-use crate::config::parts::{self, Error, identity};
+use crate::config::parts::{self, Error};
 use crate::config::{Config, args, bootstrap as from_config, node, pod, release};
 use crate::envoy;
 use crate::envoy::bootstrap::{self, Node, grpc};
-use crate::secrets::probe::{self, Mode};
+use crate::secrets::probe::Mode;
 
 /// The node's addresses, `INSTANCE_IP` first.
 pub fn addresses(config: &Config) -> Vec<String> {
@@ -21,14 +21,15 @@ pub fn all_ipv6(addresses: &[String]) -> bool {
     known.peek().is_some() && known.all(|a| a.is_ipv6())
 }
 
-/// Who this Envoy is.
-pub async fn node(config: &Config, addresses: &[String], mode: Mode) -> Result<Node, Error> {
+/// Who this Envoy is. `credential_socket`: whether a third party serves credentials.
+pub async fn node(
+    config: &Config,
+    addresses: &[String],
+    mode: Mode,
+    credential_socket: bool,
+) -> Result<Node, Error> {
     let s = &config.settings;
     let proxy = &config.mesh.proxy;
-    let credential_socket =
-        probe::credential(&config.path(identity::CREDENTIAL_SOCKET)).await.map_err(|e| {
-            Error::new(format!("failed to generate bootstrap metadata: {}", crate::base::error::chain(&e)))
-        })?;
     let labels = pod::read(&config.path(pod::LABELS));
     let annotations = pod::read(&config.path(pod::ANNOTATIONS));
     let platform = config.platform().await;
@@ -50,8 +51,7 @@ pub async fn node(config: &Config, addresses: &[String], mode: Mode) -> Result<N
         platform: &platform,
         credential_socket,
         external_sds: mode == Mode::External,
-        sts_port: crate::config::go::integer(config.flags.or_default(args::PROXY, "stsPort"), 64)
-            .unwrap_or(0),
+        sts_port: config.sts_port(),
         outlier_log_path: config.flags.or_default(args::PROXY, "outlierLogPath"),
         envoy_status_port: s.int(var::ENVOY_STATUS_PORT),
         envoy_prometheus_port: s.int(var::ENVOY_PROMETHEUS_PORT),

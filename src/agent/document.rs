@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::base::build_info;
 use crate::config::Config;
 use crate::trouble::Troubles;
-use crate::{dns, envoy, health, secrets, status, xds};
+use crate::{dns, envoy, gateway, health, secrets, status, sts, xds};
 
 use super::shutdown::Stages;
 
@@ -21,6 +21,8 @@ pub struct Face {
     xds: xds::Handle,
     names: Option<dns::Current>,
     health: Option<health::Handle>,
+    sts: Option<sts::Handle>,
+    gateway: Option<gateway::Secrets>,
     tasks: Stages,
     troubles: Troubles,
     since: SystemTime,
@@ -36,6 +38,8 @@ impl Face {
         xds: &xds::Handle,
         names: Option<dns::Current>,
         health: Option<health::Handle>,
+        sts: Option<sts::Handle>,
+        gateway: Option<gateway::Secrets>,
         tasks: &Stages,
         troubles: &Troubles,
     ) -> Self {
@@ -46,6 +50,8 @@ impl Face {
             xds: xds.clone(),
             names,
             health,
+            sts,
+            gateway,
             tasks: tasks.clone(),
             troubles: troubles.clone(),
             since: SystemTime::now(),
@@ -125,6 +131,10 @@ impl status::Agent for Face {
             let why = upstream.last_error.unwrap_or_else(|| "the stream has ended".to_owned());
             out.push(format!("no connection to {}: {why}", upstream.address));
         }
+        if let Some(why) = self.sts.as_ref().and_then(sts::Handle::trouble) {
+            out.push(format!("no tokens can be exchanged: {why}"));
+        }
+        out.extend(self.gateway.iter().flat_map(gateway::Secrets::troubles));
         out
     }
 
@@ -158,6 +168,8 @@ impl status::Agent for Face {
                 "files": identity.files,
                 "outputError": identity.output_error,
             },
+            "tokenService": self.sts.as_ref().map(sts::Handle::status),
+            "gatewaySecrets": self.gateway.as_ref().map(gateway::Secrets::status),
             "application": self.health.as_ref().map(health::Handle::status),
             "config": serde_json::to_value(self.xds.snapshot()).unwrap_or(Value::Null),
         })

@@ -2,17 +2,18 @@
 //! bootstrap if it is there, and nothing is bound or written.
 
 use std::path::Path;
-use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::process::Command;
-
 use super::{bootstrap, said};
-use crate::config::Config;
+use crate::base::clock::{Clock, System};
+use crate::base::metrics::Metrics;
 use crate::config::env::var;
 use crate::config::parts::{self, Error, identity};
-use crate::envoy::Bootstrap as _;
+use crate::config::{Config, bootstrap as from_config};
+use crate::envoy::validate::{Verdict, validate};
+use crate::istiod::Connector;
+use crate::istiod::auth::Mock;
 use crate::secrets::probe::{self, Mode};
 
 /// Limit of Envoy's judgement; it answers within a second or two.
@@ -23,24 +24,13 @@ const VALIDATION: Duration = Duration::from_secs(30);
 /// # Errors
 /// What would have refused the start, and what Envoy says against the bootstrap.
 pub async fn dry_run(config: Config) -> Result<Vec<u8>, Error> {
-    let config = Arc::new(config);
-    let plan = identity::plan(&config)?;
-    let addresses = bootstrap::addresses(&config);
-    parts::status::server(&config, bootstrap::all_ipv6(&addresses))?;
-    parts::istiod::xds(&config, plan.file_mounted)?;
-    if !plan.file_mounted {
-        parts::istiod::ca(&config)?;
-    }
+    refusals(&config).await?;
     let mode = if config.settings.flag(var::DISABLE_ENVOY) {
         Mode::Own
     } else {
-        probe::workload(&identity::workload_socket(&config)).await.map_err(said)?
+        probe::look(&identity::workload_socket(&config)).await.map_err(said)?
     };
-    let node = bootstrap::node(&config, &addresses, mode).await?;
-    let root = rustix::process::getuid().is_root();
-    parts::envoy::process(&config, &addresses, Path::new("/proc/self/exe"), root)?;
-    let rendered = bootstrap::Bootstrap::new(config.clone(), node).render();
-    let mut text = rendered.map_err(|e| Error::new(crate::base::error::chain(&*e)))?;
+    let mut text = bootstrap_text(&config, mode).await?;
     judge(&config.mesh.proxy.binary_path, &text).await?;
     if !text.ends_with(b"\n") {
         text.push(b'\n');
@@ -48,34 +38,52 @@ pub async fn dry_run(config: Config) -> Result<Vec<u8>, Error> {
     Ok(text)
 }
 
+/// What would refuse the start, the first of it.
+async fn refusals(config: &Config) -> Result<(), Error> {
+    let plan = identity::plan(config)?;
+    let addresses = bootstrap::addresses(config);
+    parts::status::server(config, bootstrap::all_ipv6(&addresses))?;
+    parts::gateway::secrets(config)?;
+    parts::sts::service(config, bootstrap::all_ipv6(&addresses)).await?;
+    Connector::new(parts::istiod::xds(config, plan.file_mounted)?).map_err(said)?;
+    if !plan.file_mounted {
+        let clock: Arc<dyn Clock> = Arc::new(System);
+        super::ca::client(config, Arc::new(Mock), &Metrics::new(), &clock, &Arc::default()).await?;
+    }
+    let root = rustix::process::getuid().is_root();
+    parts::envoy::process(config, &addresses, Path::new("/proc/self/exe"), root).map(drop)
+}
+
+/// The bootstrap that Envoy would be given; unlike at a start nothing is written beside it.
+///
+/// # Errors
+/// When it cannot be made.
+pub async fn bootstrap_text(config: &Config, mode: Mode) -> Result<Vec<u8>, Error> {
+    let addresses = bootstrap::addresses(config);
+    let credential = probe::answers(&config.path(identity::CREDENTIAL_SOCKET)).await;
+    let node = bootstrap::node(config, &addresses, mode, credential).await?;
+    let template = parts::envoy::template(config);
+    let options = config.bootstrap_options(node);
+    let rendered = from_config::render(&options, template.as_deref(), config.settings.env().map());
+    rendered.map_err(|e| Error::new(crate::base::error::chain(&e)))
+}
+
 async fn judge(envoy: &str, bootstrap: &[u8]) -> Result<(), Error> {
-    let mut command = Command::new(envoy);
-    command.args(["--mode", "validate", "--log-level", "error", "--config-yaml"]);
-    command.arg(String::from_utf8_lossy(bootstrap).as_ref()).kill_on_drop(true);
-    // Standard output is for the bootstrap; what Envoy has to say goes where the log goes.
-    let child = match command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::inherit()).spawn() {
-        Ok(child) => child,
-        Err(e) => {
+    match validate(envoy, bootstrap, VALIDATION).await {
+        Verdict::Accepted => tracing::info!("{envoy} accepts the bootstrap"),
+        Verdict::Refused { status, reason } => {
+            return Err(Error::new(format!("{envoy} refuses the bootstrap ({status}): {reason}")));
+        }
+        Verdict::NotStarted(e) => {
             tracing::warn!("the bootstrap was not validated: {envoy} cannot be started: {e}");
-            return Ok(());
         }
-    };
-    let mut child = child;
-    match tokio::time::timeout(VALIDATION, child.wait()).await {
-        Ok(Ok(status)) if status.success() => {
-            tracing::info!("{envoy} accepts the bootstrap");
-            Ok(())
-        }
-        Ok(Ok(status)) => {
-            Err(Error::new(format!("{envoy} refuses the bootstrap ({status}); its reason stands above")))
-        }
-        Ok(Err(e)) => Err(Error::new(format!("{envoy} cannot be waited for: {e}"))),
-        Err(_) => {
-            tracing::warn!(
-                "the bootstrap was not validated: {envoy} gave no answer within {} s",
-                VALIDATION.as_secs()
-            );
-            Ok(())
+        Verdict::Late => tracing::warn!(
+            "the bootstrap was not validated: {envoy} gave no answer within {} s",
+            VALIDATION.as_secs()
+        ),
+        Verdict::TooLong => {
+            tracing::warn!("the bootstrap was not validated: it is too long for {envoy}'s command line");
         }
     }
+    Ok(())
 }

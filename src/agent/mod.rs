@@ -6,17 +6,22 @@
 //! in the last line.
 
 mod bootstrap;
+mod ca;
+mod callers;
 mod dns;
 mod document;
 mod dry_run;
 mod health;
 mod shutdown;
 mod signals;
+mod sts;
 mod systemd;
 mod wasm;
 mod wiring;
 
-pub use dry_run::dry_run;
+pub use bootstrap::all_ipv6;
+pub use ca::client as ca_client;
+pub use dry_run::{bootstrap_text, dry_run};
 
 use std::path::Path;
 use std::sync::Arc;
@@ -29,24 +34,22 @@ use crate::base::clock::{Clock, System};
 use crate::base::metrics::Metrics;
 use crate::base::notify::Notify;
 use crate::base::tasks::Group;
-use crate::ca::CaClient;
-use crate::ca::provider::{self, Provider};
 use crate::config::Config;
 use crate::config::env::var;
 use crate::config::parts::{self, Error, identity};
 use crate::envoy::Supervisor;
 use crate::istiod::Connector;
-use crate::istiod::auth::{AccessToken, GoogleComputeEngine, MetadataServer, Mock, TokenFile, TokenSource};
+use crate::istiod::auth::{GoogleComputeEngine, MetadataServer, Mock, TokenFile, TokenSource};
 use crate::secrets::probe::{self, Mode};
 use crate::secrets::{self, Manager};
 use crate::status;
-use crate::trouble::{Kind, Report, Reporter, Troubles, What};
+use crate::trouble::{Kind, Report, Troubles, What};
 use crate::{sds, xds};
 
 /// The token that Kubernetes mounts, or a VM is given.
-const TOKEN: &str = "./var/run/secrets/tokens/istio-token";
+pub const TOKEN: &str = "./var/run/secrets/tokens/istio-token";
 /// What istiod's tokens are made for; only named in log lines.
-const AUDIENCE: &str = "istio-ca";
+pub const AUDIENCE: &str = "istio-ca";
 
 /// Runs the agent to its end; gives the process's exit status.
 pub async fn run(config: Config) -> u8 {
@@ -107,7 +110,7 @@ async fn start(config: Config) -> Result<u8, Error> {
     let tokens = token_source(&config, &clock)?;
     let identity_trouble = Arc::new(troubles.reporter("citadelclient"));
     let ca = if needs_ca && mode == Mode::Own {
-        ca_client(&config, &tokens, &metrics, &clock, &identity_trouble)?
+        ca::client(&config, tokens.source.clone(), &metrics, &clock, &identity_trouble).await?
     } else {
         None
     };
@@ -115,6 +118,10 @@ async fn start(config: Config) -> Result<u8, Error> {
         .map_err(|e| Error::new(format!("failed to start xds proxy: {}", crate::base::error::chain(&e))))?;
 
     let root = upstream.root_file();
+
+    let token_service = sts::prepare(&config, ipv6).await?;
+    let gateway = parts::gateway::secrets(&config)?;
+    let callers_socket = callers::prepare(&config)?;
 
     // The certificate takes longest of all: its first steps, a name to resolve and a connection to open, go on
     // beside what follows, whenever that lets go of the thread.
@@ -154,6 +161,17 @@ async fn start(config: Config) -> Result<u8, Error> {
     let sds_server =
         sds::Server::bind(identity::sds(&config, mode), Arc::new(identity_source.clone()), &metrics)
             .with_trouble(troubles.reporter("sds"));
+    // Beside it the sockets that only some agents have.
+    let mut more_sds = Vec::new();
+    let gateway = gateway.map(|(settings, socket)| {
+        let source = crate::gateway::Secrets::new(settings, tasks.secrets.clone(), troubles.reporter("sds"));
+        more_sds.push(("gateway sds", sds_server.beside(socket, Arc::new(source.clone()))));
+        source
+    });
+    if let Some(socket) = callers_socket {
+        let source = callers::ByToken::new(config.clone(), clock.clone(), tasks.secrets.clone());
+        more_sds.push(("callers' sds", sds_server.for_callers(socket, Arc::new(source))));
+    }
     let crypto = crate::tls::provider::provider(parts::istiod::compliance(&config)).0;
     let modules = wasm::converter(&config, &crypto, &metrics, troubles.reporter("wasm"));
     let xds_server = xds::Server::new(
@@ -177,7 +195,10 @@ async fn start(config: Config) -> Result<u8, Error> {
     tokio::task::yield_now().await;
 
     // What Envoy will be told.
-    let node = bootstrap::node(&config, &addresses, mode).await?;
+    let credential = probe::credential(&config.path(identity::CREDENTIAL_SOCKET)).await.map_err(|e| {
+        Error::new(format!("failed to generate bootstrap metadata: {}", crate::base::error::chain(&e)))
+    })?;
+    let node = bootstrap::node(&config, &addresses, mode, credential).await?;
     tokio::task::yield_now().await;
     bootstrap::write_grpc(&config, &node)?;
     let (supervisor, envoy_handle) = if disabled {
@@ -212,6 +233,8 @@ async fn start(config: Config) -> Result<u8, Error> {
             }
         }
     });
+    let token_service =
+        token_service.map(|service| service.spawn(&config, &tasks, &metrics, &clock, &troubles));
     if let Some(server) = dns_bound {
         tasks.dns.run("dns", server.serve(tasks.dns.token()));
     }
@@ -224,6 +247,9 @@ async fn start(config: Config) -> Result<u8, Error> {
         let stop = tasks.sds.token();
         async move { sds_server.run_with(stop, crate::base::authority::Shim::new).await }
     });
+    for (name, server) in more_sds {
+        spawn(&tasks.sds, name, server.run(tasks.sds.token()));
+    }
     tasks.xds.spawn("xds", {
         let stop = tasks.xds.token();
         let (listener, file) = xds_bound.into_parts();
@@ -251,12 +277,14 @@ async fn start(config: Config) -> Result<u8, Error> {
         &xds_handle,
         names,
         health,
+        token_service,
+        gateway,
         &tasks,
         &troubles,
     ));
     if let Some(manager) = Notify::new(|name| config.settings.env().get(name)) {
         let admin = status_config.as_ref().and_then(|config| config.ready.envoy_admin);
-        systemd::start(manager, systemd::Asked::new(face.clone(), admin, &envoy_handle), &tasks);
+        systemd::start(manager, systemd::Asked::new(face.clone(), admin, &envoy_handle, &troubles), &tasks);
     }
     if let Some(bound) = status_bound {
         let handles = status::Handles { agent: face, metrics: metrics.clone(), crypto, started };
@@ -311,48 +339,9 @@ fn token_source(config: &Config, clock: &Arc<dyn Clock>) -> Result<Tokens, Error
     }
 }
 
-fn metadata_server(config: &Config) -> MetadataServer {
+pub(crate) fn metadata_server(config: &Config) -> MetadataServer {
     let host = config.settings.some_text(var::GCE_METADATA_HOST);
     host.map_or_else(MetadataServer::default, |host| MetadataServer { host: host.to_owned() })
-}
-
-fn ca_client(
-    config: &Config,
-    tokens: &Tokens,
-    metrics: &Metrics,
-    clock: &Arc<dyn Clock>,
-    trouble: &Arc<Reporter>,
-) -> Result<Option<Arc<dyn CaClient>>, Error> {
-    let s = &config.settings;
-    let address = s.some_text(var::CA_ADDR).unwrap_or(&config.mesh.proxy.discovery_address);
-    let provider =
-        Provider::resolve(s.text(var::CA_PROVIDER), address, s.flag(var::ENABLE_GOOGLE_CA)).map_err(said)?;
-    let (connection, token) = match provider {
-        // Mesh CA takes the workload's token, the service that of the machine's account.
-        Provider::GoogleCa => (parts::istiod::google_ca(config, false)?, tokens.source.clone()),
-        Provider::GoogleCas => {
-            let account: Arc<dyn TokenSource> =
-                Arc::new(AccessToken::new(metadata_server(config), clock.clone()));
-            (parts::istiod::google_ca(config, true)?, account)
-        }
-        Provider::Citadel => (parts::istiod::ca(config)?, tokens.source.clone()),
-        Provider::GkeWorkloadCertificate => return Ok(None),
-    };
-    let (attempt_timeout, total_timeout) = parts::istiod::ca_limits(config);
-    let calls = provider::Calls {
-        connector: Connector::with_clock(connection, clock.clone()).map_err(said)?,
-        tokens: token,
-        headers: parts::istiod::headers(config, "CA_HEADER_"),
-        attempt_timeout,
-        total_timeout,
-        trouble: trouble.clone(),
-    };
-    let details = provider::Details {
-        cert_signer: s.text(var::ISTIO_META_CERT_SIGNER).to_owned(),
-        cluster_url: s.text(var::GKE_CLUSTER_URL).to_owned(),
-        pool: s.text(var::CA_ADDR).to_owned(),
-    };
-    Ok(provider::client(&provider, calls, details, metrics))
 }
 
 /// How long a stage of the end may take before it is named and cut off.

@@ -1,8 +1,8 @@
 //! The end, in order: no new status connections → Envoy drains and is gone → XDS → DNS → SDS → secrets →
-//! status. Envoy has its certificates and its config until it is gone. Each stage has a limit, and the
+//! token service → status. Envoy has its certificates and its config until it is gone. Each stage has a limit, and the
 //! one that overruns is named.
 
-use crate::base::tasks::{Group, Stop};
+use crate::base::tasks::{Failure, Group, Stop};
 use crate::envoy::{Handle, Reason, Supervisor};
 
 use super::STAGE;
@@ -22,6 +22,8 @@ pub struct Stages {
     pub sds: Group,
     /// The secret manager and what feeds it.
     pub secrets: Group,
+    /// The token service: Envoy may ask it for as long as it drains.
+    pub sts: Group,
     /// The status server, last, so that it can tell what is going on.
     pub status: Group,
 }
@@ -35,6 +37,7 @@ impl Stages {
             dns: Group::new(),
             sds: Group::new(),
             secrets: Group::new(),
+            sts: Group::new(),
             status: Group::new(),
         }
     }
@@ -43,7 +46,7 @@ impl Stages {
 impl Stages {
     /// Names of the tasks that run, in the order in which they are ended.
     pub fn running(&self) -> Vec<String> {
-        let groups = [&self.xds, &self.dns, &self.sds, &self.secrets, &self.status];
+        let groups = [&self.xds, &self.dns, &self.sds, &self.secrets, &self.sts, &self.status];
         groups.iter().flat_map(|group| group.running()).collect()
     }
 }
@@ -59,13 +62,24 @@ pub async fn supervise(
     troubles: &Troubles,
 ) -> u8 {
     let mut run = std::pin::pin!(supervisor.run());
-    let outcome = loop {
+    let mut refused = false;
+    let mut outcome = loop {
         tokio::select! {
             outcome = &mut run => break outcome,
             reason = signals.next() => begin(&stages.closing, envoy, reason),
-            failure = failed(&stages) => begin(&stages.closing, envoy, Reason::Failure(failure)),
+            failure = failed(&stages) => {
+                begin(&stages.closing, envoy, Reason::Failure(failure.to_string()));
+            }
+            // The service cannot do what it was started for: a start that is refused late.
+            failure = stages.sts.failed() => {
+                refused = true;
+                begin(&stages.closing, envoy, Reason::Failure(failure.to_string()));
+            }
         }
     };
+    if refused && outcome.exit_code != 0 {
+        outcome.exit_code = 255;
+    }
     // Before the parts take their troubles with them.
     let verdict = troubles.verdict();
     stages.closing.cancel();
@@ -74,6 +88,7 @@ pub async fn supervise(
         ("dns", &stages.dns),
         ("sds", &stages.sds),
         ("secrets", &stages.secrets),
+        ("token service", &stages.sts),
         ("status", &stages.status),
     ] {
         for task in group.stop(STAGE).await {
@@ -98,13 +113,12 @@ fn begin(closing: &Stop, envoy: &Handle, reason: Reason) {
     envoy.stop(reason);
 }
 
-async fn failed(stages: &Stages) -> String {
-    let failure = tokio::select! {
+async fn failed(stages: &Stages) -> Failure {
+    tokio::select! {
         f = stages.xds.failed() => f,
         f = stages.dns.failed() => f,
         f = stages.sds.failed() => f,
         f = stages.secrets.failed() => f,
         f = stages.status.failed() => f,
-    };
-    failure.to_string()
+    }
 }

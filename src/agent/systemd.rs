@@ -15,6 +15,7 @@ use super::shutdown::Stages;
 use crate::base::notify::{Notify, monotonic_usec};
 use crate::envoy::{self, State};
 use crate::status::{self, ready::Envoy};
+use crate::trouble::Troubles;
 
 /// When the unit counts as started though it is not ready; systemd's own limit is 90 s.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -31,12 +32,19 @@ pub struct Asked {
     pub admin: Option<SocketAddr>,
     /// Changes of Envoy's state.
     pub state: watch::Receiver<State>,
+    /// What is wrong, the first to repair on top.
+    pub troubles: Troubles,
 }
 
 impl Asked {
     /// Of a running agent.
-    pub fn new(agent: Arc<dyn status::Agent>, admin: Option<SocketAddr>, envoy: &envoy::Handle) -> Self {
-        Self { agent, admin, state: envoy.watch() }
+    pub fn new(
+        agent: Arc<dyn status::Agent>,
+        admin: Option<SocketAddr>,
+        envoy: &envoy::Handle,
+        troubles: &Troubles,
+    ) -> Self {
+        Self { agent, admin, state: envoy.watch(), troubles: troubles.clone() }
     }
 }
 
@@ -80,16 +88,7 @@ async fn follow(notify: &Notify, asked: &Asked) {
             owed = None;
             lines.push("READY=1".to_owned());
         }
-        let status = if missing.is_empty() {
-            let degraded = asked.agent.degraded();
-            if degraded.is_empty() {
-                "ready".to_owned()
-            } else {
-                format!("ready, but {}", degraded.join("; "))
-            }
-        } else {
-            format!("not ready: {}", missing.join("; "))
-        };
+        let status = status(&missing, asked);
         if status != said {
             lines.push(format!("STATUS={status}"));
             said = status;
@@ -105,6 +104,17 @@ async fn follow(notify: &Notify, asked: &Asked) {
             tell(notify, &["RELOADING=1".to_owned(), monotonic_usec()]);
             owed = Some(Instant::now() + PATIENCE);
         }
+    }
+}
+
+// The verdict where there is one: it names the cause, readiness only what is missing.
+fn status(missing: &[String], asked: &Asked) -> String {
+    let verdict = asked.troubles.verdict().map(|trouble| trouble.sentence());
+    match (missing, verdict) {
+        ([], None) => "ready".to_owned(),
+        ([], Some(verdict)) => format!("ready, but {verdict}"),
+        (_, Some(verdict)) => format!("not ready: {verdict}"),
+        (_, None) => format!("not ready: {}", missing.join("; ")),
     }
 }
 

@@ -23,7 +23,7 @@ use crate::istiod::{self, Connector};
 use crate::trouble::Reporter;
 
 /// In total, as the Go agent's library counts.
-const ATTEMPTS: u32 = 5;
+pub(super) const ATTEMPTS: u32 = 5;
 /// Codes worth another attempt within one call. Not Canceled and DeadlineExceeded: the Go agent lists
 /// them, but its library refuses to retry them.
 /// A CA that has not answered for so long is told of before the attempt ends.
@@ -64,6 +64,21 @@ pub(super) struct Caller {
     pub(super) retries: IntCounterVec,
 }
 
+/// The counter of retries.
+pub(super) fn retries(metrics: &Metrics) -> IntCounterVec {
+    metrics.counter(
+        "num_outgoing_retries",
+        "Number of outgoing retry requests (e.g. to a token exchange server, CA, etc.)",
+        &["request_type"],
+    )
+}
+
+/// The pauses between attempts.
+pub(super) fn waits() -> Policy {
+    Policy::new(Duration::from_millis(100), Duration::from_millis(800), 2.0, Jitter::PlusMinus(0.1))
+        .expect("constants that can be meant")
+}
+
 /// How an attempt failed, and whether the next may follow.
 struct Failed {
     error: Error,
@@ -93,15 +108,7 @@ impl Caller {
     /// # Panics
     /// When called twice for one registry.
     pub(super) fn new(config: Config, metrics: &Metrics) -> Self {
-        let retries = metrics.counter(
-            "num_outgoing_retries",
-            "Number of outgoing retry requests (e.g. to a token exchange server, CA, etc.)",
-            &["request_type"],
-        );
-        let waits =
-            Policy::new(Duration::from_millis(100), Duration::from_millis(800), 2.0, Jitter::PlusMinus(0.1))
-                .expect("constants that can be meant");
-        Self { config, waits, retries }
+        Self { config, waits: waits(), retries: retries(metrics) }
     }
 
     pub(super) fn endpoint(&self) -> &str {

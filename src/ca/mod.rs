@@ -10,6 +10,7 @@ pub mod csr;
 pub mod google;
 pub mod provider;
 mod unary;
+pub mod vault;
 
 use std::fmt;
 use std::time::Duration;

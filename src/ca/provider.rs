@@ -17,39 +17,45 @@ pub enum Provider {
     GoogleCa,
     /// Google's Certificate Authority Service; `CA_ADDR` is the pool.
     GoogleCas,
+    /// A Vault; its client is made by [`vault::Client::new`](super::vault::Client::new).
+    Vault,
 }
 
 /// A provider that this agent does not have; the words are those of the Go agent.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("CA provider {0:?} not registered{hint}", hint = self.hint())]
-pub struct NotRegistered(pub String);
-
-impl NotRegistered {
-    fn hint(&self) -> &'static str {
-        match self.0.as_str() {
-            "GoogleCA" | "GoogleCAS" => {
-                " (its client left the agent in 1.23; ENABLE_GOOGLE_CA=true brings ours)"
-            }
-            _ => " (set CA_PROVIDER to Citadel or GkeWorkloadCertificate)",
-        }
-    }
+#[error("CA provider {name:?} not registered ({hint})")]
+pub struct NotRegistered {
+    name: String,
+    hint: &'static str,
 }
 
+const NAMES: &str =
+    "CA_PROVIDER is one of Citadel, Istiod, GkeWorkloadCertificate, GoogleCA, GoogleCAS, VaultCA";
+const UNNAMED: &str = "CA_ADDR is one of googleapis.com: name the provider, CA_PROVIDER=GoogleCA";
+
 impl Provider {
-    /// From `CA_PROVIDER` and `CA_ADDR`. As in the Go agent, an address of `googleapis.com` means
-    /// Google's Mesh CA whatever the provider says. `google` is `ENABLE_GOOGLE_CA`, a variable of ours:
-    /// without it Google's CAs are refused as in release 1.30.
+    /// From `CA_PROVIDER` and `CA_ADDR`. As in the Go agent, an address of `googleapis.com` means Google's Mesh
+    /// CA whatever else the provider says; but a workload is sent there only when Google is asked for, by the
+    /// provider's name or by `google` (`ENABLE_GOOGLE_CA`).
     ///
     /// # Errors
     /// When there is no such provider.
     pub fn resolve(name: &str, address: &str, google: bool) -> Result<Self, NotRegistered> {
-        let name = if address.contains("googleapis.com") { "GoogleCA" } else { name };
+        let refused = |name: &str, hint| Err(NotRegistered { name: name.to_owned(), hint });
         match name {
-            "" | "Citadel" => Ok(Self::Citadel),
+            "GoogleCA" => Ok(Self::GoogleCa),
+            "GoogleCAS" if !address.contains("googleapis.com") => Ok(Self::GoogleCas),
+            _ if address.contains("googleapis.com") => {
+                if google || name == "GoogleCAS" {
+                    Ok(Self::GoogleCa)
+                } else {
+                    refused("GoogleCA", UNNAMED)
+                }
+            }
+            "" | "Citadel" | "Istiod" => Ok(Self::Citadel),
             "GkeWorkloadCertificate" => Ok(Self::GkeWorkloadCertificate),
-            "GoogleCA" if google => Ok(Self::GoogleCa),
-            "GoogleCAS" if google => Ok(Self::GoogleCas),
-            other => Err(NotRegistered(other.to_owned())),
+            "VaultCA" => Ok(Self::Vault),
+            other => refused(other, NAMES),
         }
     }
 }
@@ -77,7 +83,7 @@ pub fn client(
     metrics: &Metrics,
 ) -> Option<Arc<dyn CaClient>> {
     Some(match provider {
-        Provider::GkeWorkloadCertificate => return None,
+        Provider::GkeWorkloadCertificate | Provider::Vault => return None,
         Provider::Citadel => {
             let Calls { connector, tokens, headers, attempt_timeout, total_timeout, trouble } = calls;
             let cert_signer = details.cert_signer;
@@ -104,23 +110,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn providers_resolve_as_in_release_1_30() {
+    fn naming_a_provider_is_asking_for_it() {
         let google = "meshca.googleapis.com:443";
         for (name, address, switched, wanted) in [
             ("Citadel", "", false, Ok(Provider::Citadel)),
+            ("Istiod", "", false, Ok(Provider::Citadel)),
             ("", "istiod:15012", false, Ok(Provider::Citadel)),
             ("GkeWorkloadCertificate", "", false, Ok(Provider::GkeWorkloadCertificate)),
-            ("GoogleCA", "", false, Err("GoogleCA")),
-            ("GoogleCAS", "", false, Err("GoogleCAS")),
-            ("Vault", "", true, Err("Vault")),
+            ("GoogleCA", google, false, Ok(Provider::GoogleCa)),
+            ("GoogleCA", "ca:1", false, Ok(Provider::GoogleCa)),
+            ("GoogleCAS", "projects/p/locations/l/caPools/c", false, Ok(Provider::GoogleCas)),
+            ("VaultCA", "", false, Ok(Provider::Vault)),
             ("Citadel", google, false, Err("GoogleCA")),
             ("Citadel", google, true, Ok(Provider::GoogleCa)),
-            ("GoogleCAS", "projects/p/locations/l/caPools/c", true, Ok(Provider::GoogleCas)),
+            ("Vault", "", true, Err("Vault")),
+            ("vaultca", "", true, Err("vaultca")),
         ] {
-            let got = Provider::resolve(name, address, switched);
-            assert_eq!(got, wanted.map_err(|e| NotRegistered(e.to_owned())), "{name} {address}");
+            let got = Provider::resolve(name, address, switched).map_err(|e| e.name);
+            assert_eq!(got, wanted.map_err(str::to_owned), "{name} {address}");
         }
-        let text = NotRegistered("Vault".to_owned()).to_string();
-        assert!(text.starts_with("CA provider \"Vault\" not registered"), "{text}");
+        let text = Provider::resolve("Vault", "", false).unwrap_err().to_string();
+        assert!(
+            text.starts_with("CA provider \"Vault\" not registered (") && text.contains("VaultCA"),
+            "{text}"
+        );
     }
 }

@@ -1,9 +1,14 @@
-//! `completion bash|zsh|fish|powershell`.
+//! `completion bash|zsh|fish|powershell`, and man pages (`completion man DIR DATE`, for those who make packages).
+
+use std::path::Path;
 
 use clap_complete::Shell;
 
 use super::{Command, fail, help};
 use crate::config::args::Parsed;
+
+/// Makes bash see whole words; bash alone splits them.
+const WHOLE_WORDS: &str = include_str!("whole_words.bash");
 
 /// Prints the script; without a shell, the help.
 pub(super) fn run(command: &Command, parsed: &Parsed) -> u8 {
@@ -13,11 +18,44 @@ pub(super) fn run(command: &Command, parsed: &Parsed) -> u8 {
         Some("zsh") => Shell::Zsh,
         Some("fish") => Shell::Fish,
         Some("powershell") => Shell::PowerShell,
+        Some("man") => {
+            let dir = parsed.positional.get(1).map_or(".", String::as_str);
+            // Given, so that the same sources make the same pages.
+            let date = parsed.positional.get(2).map_or("", String::as_str);
+            return man(Path::new(dir), date)
+                .map_or_else(|e| fail(&format!("man pages into {dir}: {e}"), None), |()| 0);
+        }
         Some(other) => {
             return fail(&format!("unknown shell {other:?}: it is one of {}", help::SHELLS.join(", ")), None);
         }
     };
     let mut script = Vec::new();
-    clap_complete::generate(shell, &mut help::tree(), "pilot-agent", &mut script);
+    clap_complete::generate(shell, &mut help::tree(help::For::Completion), "pilot-agent", &mut script);
+    if shell == Shell::Bash {
+        // clap_complete 4.6 sets one name for a command and looks for another where the program's has a hyphen.
+        let text = String::from_utf8_lossy(&script)
+            .replace("pilot__subcmd__agent__subcmd__", "pilot__agent__subcmd__");
+        script = (text + WHOLE_WORDS).into_bytes();
+    }
     super::request::print(&script)
+}
+
+// pilot-agent.1 and one page for each command.
+fn man(dir: &Path, date: &str) -> std::io::Result<()> {
+    let tree = help::tree(help::For::Manual);
+    let one = |page: &clap::Command, name: &str| -> std::io::Result<()> {
+        let page = page.clone().name(name.to_owned()).version(crate::base::build_info::VERSION);
+        let man = clap_mangen::Man::new(page)
+            .title(name)
+            .date(date)
+            .manual("pilot-agent")
+            .source(format!("pilot-agent {}", crate::base::build_info::VERSION));
+        let mut text = Vec::new();
+        man.render(&mut text)?;
+        std::fs::write(dir.join(format!("{name}.1")), text)
+    };
+    for command in tree.get_subcommands() {
+        one(command, &format!("pilot-agent-{}", command.get_name()))?;
+    }
+    one(&tree, "pilot-agent")
 }

@@ -2,31 +2,45 @@
 
 use std::path::Path;
 
-use crate::config::args::{Flag, Parsed};
+use crate::config::args::Parsed;
 use crate::config::env::Env;
-use crate::config::{self, go, pod};
+use crate::config::{self, Config, go, pod};
 
 /// Where the agent's status server is when nothing else is said.
-const DEFAULT: u16 = 15020;
+pub(super) const DEFAULT: u16 = 15020;
 
-/// The status port: `--port`, or what mesh file, `PROXY_CONFIG` and annotations say. Where these cannot be read the
-/// agent is not running on them either, and the default is tried.
+/// The configuration as environment, files and annotations give it; none where they cannot be read: then the agent
+/// does not run on them either.
+pub(super) fn config(env: &Env) -> Option<Config> {
+    let annotations = pod::read(Path::new(pod::ANNOTATIONS)).unwrap_or_default();
+    config::load(Parsed::default(), env, Path::new("."), |key| annotations.get(key).cloned()).ok()
+}
+
+/// The status port of a configuration.
+pub(super) fn port_of(config: &Config) -> Option<u16> {
+    u16::try_from(config.mesh.proxy.status_port).ok().filter(|port| *port > 0)
+}
+
+/// The status port: `--port`, or the configuration's, or the default.
 ///
 /// # Errors
 /// When `--port` is no port.
-pub(super) fn status_port(parsed: &Parsed, flags: &[Flag], env: &Env) -> Result<u16, String> {
-    if let Some(text) = parsed.get("port") {
-        let port = go::integer(text, 32).ok().and_then(|n| u16::try_from(n).ok()).filter(|n| *n > 0);
-        return port.ok_or_else(|| format!("--port={text}: a port is within 1..65535"));
-    }
-    debug_assert!(flags.iter().any(|f| f.name == "port"));
-    Ok(of(env))
+pub(super) fn status_port(parsed: &Parsed, env: &Env) -> Result<u16, String> {
+    let found = given(parsed)?.or_else(|| config(env).as_ref().and_then(port_of));
+    Ok(found.unwrap_or(DEFAULT))
+}
+
+/// `--port`, where it is given.
+///
+/// # Errors
+/// When it is no port.
+pub(super) fn given(parsed: &Parsed) -> Result<Option<u16>, String> {
+    let Some(text) = parsed.get("port") else { return Ok(None) };
+    let port = go::integer(text, 32).ok().and_then(|n| u16::try_from(n).ok()).filter(|n| *n > 0);
+    port.map(Some).ok_or_else(|| format!("--port={text}: a port is within 1..65535"))
 }
 
 /// The status port as the agent finds it.
 pub(super) fn of(env: &Env) -> u16 {
-    let annotations = pod::read(Path::new(pod::ANNOTATIONS)).unwrap_or_default();
-    let loaded = config::load(Parsed::default(), env, Path::new("."), |key| annotations.get(key).cloned());
-    let found = loaded.ok().and_then(|config| u16::try_from(config.mesh.proxy.status_port).ok());
-    found.filter(|port| *port > 0).unwrap_or(DEFAULT)
+    config(env).as_ref().and_then(port_of).unwrap_or(DEFAULT)
 }

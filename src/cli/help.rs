@@ -1,41 +1,58 @@
 //! `help`, `--help` and a bare `pilot-agent`, rendered by clap from the tables of flags.
 
-use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgAction};
 
-use super::{COMMANDS, Command};
+use super::{COMMANDS, Command, hints};
 use crate::config::args::{self, Flag, Kind, Parsed};
 
 /// Names behind `completion`.
 pub(super) const SHELLS: [&str; 4] = ["bash", "zsh", "fish", "powershell"];
 
-/// The whole command line, for help and completion; never used to parse.
-pub(super) fn tree() -> clap::Command {
+/// What a rendering of the command line is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum For {
+    /// Help: what the Go agent does not list is not listed, so that pages can be compared.
+    Help,
+    /// A shell's completion: all that is of use today.
+    Completion,
+    /// A man page: likewise.
+    Manual,
+}
+
+/// The whole command line; never used to parse.
+pub(super) fn tree(purpose: For) -> clap::Command {
     let root = clap::Command::new("pilot-agent")
         .about("Runs beside Envoy in every sidecar, gateway and VM of an Istio mesh")
         .subcommand_required(true)
         .disable_help_subcommand(true)
-        .args(args::LOGGING.iter().map(argument));
-    COMMANDS.iter().fold(root, |root, command| root.subcommand(one(command)))
+        .args(args::LOGGING.iter().map(|flag| argument("", flag)));
+    let root = if purpose == For::Completion {
+        root.arg(Arg::new("version").long("version").action(ArgAction::SetTrue).help("what this build is"))
+    } else {
+        root
+    };
+    let listed = COMMANDS.iter().filter(|command| !command.hidden);
+    listed.fold(root, |root, command| root.subcommand(one(command, purpose)))
 }
 
-// What the Go agent does not list is not listed, so that help can be compared; `after_help` tells of it.
-fn one(command: &Command) -> clap::Command {
+// In help, `after_help` tells of what is not listed.
+fn one(command: &Command, purpose: For) -> clap::Command {
     let usage = ["pilot-agent", command.name, command.usage, "[flags]"];
     let usage: Vec<&str> = usage.into_iter().filter(|w| !w.is_empty()).collect();
     let out = clap::Command::new(command.name)
         .about(command.about)
         .override_usage(usage.join(" "))
         .hide(command.hidden)
-        .args(
-            command
-                .flags
-                .iter()
-                .map(|f| argument(f).hide(f.old || (command.name == "proxy" && f.name == args::DRY_RUN))),
-        )
-        .args(args::LOGGING.iter().map(argument));
+        .args(command.flags.iter().filter(|f| !f.old).map(|f| {
+            argument(command.name, f)
+                .hide(purpose == For::Help && command.name == "proxy" && f.name == args::DRY_RUN)
+        }))
+        .args(args::LOGGING.iter().map(|flag| argument(command.name, flag)))
+        .args(if purpose == For::Completion { hints::words(command.name) } else { Vec::new() });
     match command.name {
-        "completion" => out.arg(Arg::new("shell").value_parser(PossibleValuesParser::new(SHELLS)).hide(true)),
+        "vm" => out.after_help(
+            super::vm::ACTIONS.iter().map(|(name, about)| format!("  vm {name:<8} {about}\n")).collect::<String>(),
+        ),
         "proxy" => out.after_help(
             "Also taken: the flags of releases 0.8 to 1.8 (into ProxyConfig, below every newer source); unknown flags are passed over \
              together with a following word. To see what would run without running it, add --dry-run. \
@@ -45,7 +62,7 @@ fn one(command: &Command) -> clap::Command {
     }
 }
 
-fn argument(flag: &Flag) -> Arg {
+fn argument(command: &str, flag: &Flag) -> Arg {
     let arg = Arg::new(flag.name).long(flag.name).help(flag.help);
     let arg = if flag.short == '\0' { arg } else { arg.short(flag.short) };
     match flag.kind {
@@ -58,6 +75,7 @@ fn argument(flag: &Flag) -> Arg {
             };
             let action = if kind == Kind::Array { ArgAction::Append } else { ArgAction::Set };
             let arg = arg.action(action).value_name(name);
+            let arg = hints::flag(command, flag.name, arg);
             if flag.default.is_empty() { arg } else { arg.default_value(flag.default) }
         }
     }
@@ -65,10 +83,10 @@ fn argument(flag: &Flag) -> Arg {
 
 /// Prints the help of a command, or of the whole.
 pub(super) fn print(command: Option<&Command>) -> u8 {
-    let mut tree = tree();
+    let mut tree = tree(For::Help);
     let text = match command {
         None => tree.render_help(),
-        Some(command) => one(command).render_help(),
+        Some(command) => one(command, For::Help).render_help(),
     };
     super::request::print(text.to_string().as_bytes())
 }
@@ -80,7 +98,7 @@ pub(super) fn run(parsed: &Parsed) -> u8 {
         Some(name) => match COMMANDS.iter().find(|c| c.name == name) {
             Some(command) => print(Some(command)),
             None => {
-                eprintln!("Unknown help topic {:?}\n{}", parsed.positional, tree().render_usage());
+                eprintln!("Unknown help topic {:?}\n{}", parsed.positional, tree(For::Help).render_usage());
                 0
             }
         },
@@ -93,8 +111,10 @@ mod tests {
 
     #[test]
     fn the_tree_holds_together_and_hides_what_is_old() {
-        tree().debug_assert();
-        let text = one(&COMMANDS[0]).render_help().to_string();
+        for purpose in [For::Help, For::Completion, For::Manual] {
+            tree(purpose).debug_assert();
+        }
+        let text = one(&COMMANDS[0], For::Help).render_help().to_string();
         assert!(text.contains("--meshConfig <text>") && text.contains("--log_as_json"));
         assert!(!text.contains("\n      --configPath") && !text.contains("\n      --dry-run"));
     }

@@ -8,14 +8,17 @@
 mod completion;
 #[cfg(test)]
 mod config_md;
+mod doctor;
 mod endpoint;
 mod help;
+mod hints;
 mod http;
 mod istio_iptables;
 mod proxy;
 mod request;
 mod run;
 mod sleep;
+mod status;
 mod version;
 mod vm;
 mod wait;
@@ -59,6 +62,23 @@ const PORT: Flag = Flag::new(
     "the agent's status port; empty: found as the agent finds it, 15020 unless configured",
 );
 
+const DOCTOR: &[Flag] = &[
+    Flag::new("json", Kind::Bool, "false", "print one JSON document: healthy, verdict, checks, troubles"),
+    Flag::new("sign", Kind::Bool, "false", "also have the CA sign for a key that is thrown away"),
+    PORT,
+];
+
+const STATUS: &[Flag] = &[
+    PORT,
+    Flag::new(
+        "json",
+        Kind::Bool,
+        "false",
+        "print one JSON document; its fields are stable, times are RFC 3339",
+    ),
+    Flag::new("watch", Kind::Bool, "false", "again every two seconds"),
+];
+
 const RUN: &[Flag] = &[
     Flag::new("wait-timeout", Kind::Duration, "60s", "how long to wait until the proxy is ready"),
     Flag::new("quit", Kind::Bool, "false", "end the proxy when the command has ended"),
@@ -91,8 +111,23 @@ const COMMANDS: &[Command] = &[
         REQUEST,
     ),
     command("wait", "", "Wait until Envoy is ready", WAIT),
+    Command {
+        tolerant: true,
+        ..command(
+            "doctor",
+            "[sidecar|router|waypoint] [flags of proxy]",
+            "Find out why a proxy does not work here; ends with 0 when nothing is broken, else 1",
+            DOCTOR,
+        )
+    },
     command("run", "[flags] -- command ...", "Run a command once Envoy is ready, for Jobs", RUN),
     command("sleep", "<time>", "Sleep, for hooks in images without a shell", &[]),
+    command(
+        "status",
+        "",
+        "Show what the running agent says; ends with 0 healthy, 1 not healthy, 2 not reachable",
+        STATUS,
+    ),
     command("version", "", "Print what this build is", VERSION),
     command("vm", "<run|clean|check|install>", "A virtual machine's part in the mesh", vm::FLAGS),
     command(
@@ -118,7 +153,10 @@ pub fn run(words: &[String], env: Env) -> u8 {
         Ok(found) => found,
         Err(error) => return fail(&error, Some("Run 'pilot-agent --help' for usage.")),
     };
-    let flags: Vec<Flag> = found.map_or(&[][..], |c| c.flags).iter().chain(args::LOGGING).copied().collect();
+    // What `doctor` judges is what `proxy` would be given.
+    let more = found.filter(|c| c.name == "doctor").map_or(&[][..], |_| args::PROXY);
+    let own = found.map_or(&[][..], |c| c.flags);
+    let flags: Vec<Flag> = own.iter().chain(more).chain(args::LOGGING).copied().collect();
     let parsed = match args::parse(&rest, &flags, found.is_none_or(|c| c.tolerant)) {
         Ok(parsed) => parsed,
         Err(error) => return fail(&error, None),
@@ -135,8 +173,10 @@ pub fn run(words: &[String], env: Env) -> u8 {
         "proxy" => proxy::run(parsed, &env),
         "request" => quietly(request::run(&parsed)),
         "wait" => quietly(wait::run(&parsed, &env)),
+        "doctor" => given(doctor::run(parsed, &env)),
         "run" => given(run::run(&parsed, &env)),
         "sleep" => given(sleep::run(&parsed)),
+        "status" => given(status::run(&parsed, &env)),
         "version" => quietly(version::run(&parsed)),
         "istio-iptables" => match logging::init(&logging_options(&parsed)) {
             Ok(_) => istio_iptables::run(&parsed, &env),

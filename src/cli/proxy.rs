@@ -44,6 +44,9 @@ pub(super) fn run(parsed: Parsed, env: &Env) -> u8 {
         Err(e) => return fail(&format!("the runtime cannot be built: {e}"), None),
     };
     let status = if dry_run {
+        for line in runtime.block_on(crate::doctor::preflight(&config)) {
+            tracing::warn!("{line}");
+        }
         match runtime.block_on(crate::agent::dry_run(config)) {
             Ok(bootstrap) => request::print(&bootstrap),
             Err(e) => fail(&e.to_string(), None),

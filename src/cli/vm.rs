@@ -97,7 +97,8 @@ fn prepare(places: &Places, env: &Env) -> Result<(Plan, Config), Vec<String>> {
     }
     let mut plan = plan::plan(variables, &machine())?;
     plan.warnings.extend(warnings);
-    plan.words.push(format!("--meshConfig={}", places.mesh.display()));
+    // Before ISTIO_AGENT_FLAGS, which may name another.
+    plan.words.insert(1, format!("--meshConfig={}", places.mesh.display()));
     let flags: Vec<Flag> = args::PROXY.iter().chain(args::LOGGING).copied().collect();
     let parsed =
         args::parse(&plan.words[1..], &flags, true).map_err(|e| vec![format!("ISTIO_AGENT_FLAGS: {e}")])?;
@@ -210,8 +211,10 @@ fn clean(places: &Places, env: &Env) -> u8 {
         errors.iter().for_each(|error| tracing::warn!("{error}; the rules are removed without it"));
         (env.map().clone(), Vec::new())
     });
-    // Only these matter to what is removed; any other value might be one that is refused.
-    let keep = ["PATH", "ISTIO_INBOUND_TPROXY_MARK", "ISTIO_INBOUND_TPROXY_ROUTE_TABLE"];
+    // Rules for interfaces of nested machines lead to no chain of ours, so only settings tell whose they are; other
+    // values might be refused, and then nothing would be removed.
+    let keep =
+        ["PATH", "ISTIO_INBOUND_TPROXY_MARK", "ISTIO_INBOUND_TPROXY_ROUTE_TABLE", "KUBE_VIRT_INTERFACES"];
     let env: BTreeMap<String, String> =
         variables.0.into_iter().filter(|(n, _)| keep.contains(&n.as_str())).collect();
     let env = environment(&env);

@@ -308,8 +308,31 @@ pub const PROXY: &[Flag] = &[
     Flag::new("templateFile", Kind::Text, "", "template of Envoy's bootstrap"),
     Flag::new("outlierLogPath", Kind::Text, "", "file for outlier ejection events"),
     Flag::new("profiling", Kind::Bool, "true", "serve /debug/pprof on the status port"),
-    Flag::new("stsPort", Kind::Int(64), "0", "adds STS_PORT to node metadata; the server itself is gone"),
-    Flag::new("tokenManagerPlugin", Kind::Text, "", "accepted, without effect"),
+    Flag::new(
+        "stsPort",
+        Kind::Int(64),
+        "0",
+        "port of the security token service on localhost, and STS_PORT in node metadata; 0: no service",
+    ),
+    Flag::new(
+        "tokenManagerPlugin",
+        Kind::Text,
+        "",
+        "who changes tokens in the service: GoogleTokenExchange (also where the flag is not given), or Passthrough (ours); any other: nobody",
+    ),
+    Flag::new(
+        "gateway-secrets-dir",
+        Kind::Text,
+        "",
+        "ours: folder of a gateway's secrets, <name>/tls.crt, tls.key and ca.crt",
+    ),
+    Flag::new(
+        "gatewayUdsPath",
+        Kind::Text,
+        "",
+        "ours: socket of a gateway's secrets; empty: ./var/run/ingress_gateway/sds",
+    ),
+    Flag::new("workloadUDSPath", Kind::Text, "", "ours: socket of SDS_CALLER_TOKENS; before WORKLOAD_SDS"),
     Flag::new(
         "dry-run",
         Kind::Bool,

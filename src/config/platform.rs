@@ -55,6 +55,22 @@ enum Cloud {
     Gcp,
 }
 
+/// A Google project, for exchanges of tokens.
+#[derive(Debug, Clone)]
+pub struct GoogleProject {
+    /// Its number, as it was said.
+    pub number: String,
+    /// The address of the cluster; empty when its parts are not known.
+    pub cluster_url: String,
+}
+
+/// The project of `GCP_METADATA`, else what the metadata server says; `None` without a number.
+pub async fn google_project(settings: &Settings) -> Option<GoogleProject> {
+    let servers = Servers::default();
+    let asked = gcp::project(settings, &servers);
+    tokio::time::timeout(TOTAL, asked).await.ok().flatten()
+}
+
 /// What the platform says; nothing when there is none. `addresses` are the node's.
 pub async fn detect(settings: &Settings, addresses: &[String]) -> Platform {
     ask(settings, addresses, &Servers::default()).await

@@ -25,6 +25,7 @@ pub mod process;
 pub mod restart;
 mod stale;
 pub mod supervisor;
+pub mod validate;
 
 use std::path::PathBuf;
 use std::time::Duration;

@@ -2,24 +2,47 @@
 //!
 //! Read from `/proc`, without sending anything: whoever is there may be another agent's Envoy.
 
+use std::fmt;
 use std::path::Path;
 
 use super::kernel::listening_inode;
 
-/// The local process that listens on `port`, as `pid 123 (envoy)`; without the pid when it cannot be
-/// learnt (another user's or another pid namespace's process). `None` when nobody listens.
+/// Who listens on a port.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Holder {
+    /// The process; unknown when it is another user's or in another pid namespace.
+    pub pid: Option<u32>,
+    /// Its short name.
+    pub command: String,
+}
+
+impl fmt::Display for Holder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.pid {
+            Some(pid) => write!(f, "pid {pid} ({})", self.command),
+            None => f.write_str("a process that cannot be seen from here"),
+        }
+    }
+}
+
+/// The local process that listens on `port`; `None` when nobody does.
 #[must_use]
-pub fn holder(port: u16) -> Option<String> {
+pub fn holder(port: u16) -> Option<Holder> {
     let inode = ["/proc/net/tcp", "/proc/net/tcp6"]
         .iter()
         .find_map(|table| listening_inode(&std::fs::read_to_string(table).ok()?, port))?;
-    Some(
-        owner(Path::new("/proc"), &inode)
-            .unwrap_or_else(|| "a process that cannot be seen from here".to_owned()),
-    )
+    let unknown = Holder { pid: None, command: String::new() };
+    Some(owner(Path::new("/proc"), &inode).unwrap_or(unknown))
 }
 
-fn owner(proc: &Path, inode: &str) -> Option<String> {
+/// The parent of a process.
+#[must_use]
+pub fn parent(pid: u32) -> Option<u32> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    text.lines().find_map(|line| line.strip_prefix("PPid:")?.trim().parse().ok())
+}
+
+fn owner(proc: &Path, inode: &str) -> Option<Holder> {
     let socket = format!("socket:[{inode}]");
     for entry in std::fs::read_dir(proc).ok()?.flatten() {
         let name = entry.file_name();
@@ -30,7 +53,7 @@ fn owner(proc: &Path, inode: &str) -> Option<String> {
         };
         if files.flatten().any(|f| holds(&f)) {
             let command = std::fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
-            return Some(format!("pid {pid} ({})", command.trim()));
+            return Some(Holder { pid: Some(pid), command: command.trim().to_owned() });
         }
     }
     None
@@ -44,7 +67,7 @@ mod tests {
     fn a_listener_is_found_and_named() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
-        let text = holder(port).unwrap();
+        let text = holder(port).unwrap().to_string();
         assert!(text.contains(&format!("pid {} (", std::process::id())), "{text}");
         drop(listener);
         assert_eq!(holder(port), None);

@@ -157,10 +157,14 @@ impl<'a> Get<'a> {
     }
 
     /// Makes it a POST of a form, encoded already; its redirects are not followed.
-    pub(crate) fn form(mut self, form: &str) -> Self {
-        self.body = Bytes::copy_from_slice(form.as_bytes());
-        let kind = HeaderValue::from_static("application/x-www-form-urlencoded");
-        self.headers.insert(header::CONTENT_TYPE, kind);
+    pub(crate) fn form(self, form: &str) -> Self {
+        self.post("application/x-www-form-urlencoded", Bytes::copy_from_slice(form.as_bytes()))
+    }
+
+    /// Makes it a POST of a body of this type, which must not be empty; its redirects are not followed.
+    pub(crate) fn post(mut self, kind: &'static str, body: Bytes) -> Self {
+        self.body = body;
+        self.headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
         self.follow(|_, _| false)
     }
 

@@ -10,6 +10,7 @@ use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, Server
 use rustls::client::{ClientConfig, Resumption};
 use rustls::crypto::CryptoProvider;
 use rustls::{DigitallySignedStruct, Error, SignatureScheme};
+use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
 
 /// Whose certificate is good enough.
@@ -19,6 +20,8 @@ pub(crate) enum Trust {
     Anybody,
     /// One for the host's name, signed by one of the system's roots.
     System,
+    /// One for the host's name, signed by a root that is given.
+    Given,
 }
 
 /// Settings that are made when the first request needs them: most pods fetch nothing over TLS.
@@ -27,20 +30,32 @@ pub(crate) struct Tls {
     crypto: Arc<CryptoProvider>,
     h2: bool,
     trust: Trust,
+    /// PEM, trusted beside the system's roots, or alone.
+    more: Vec<u8>,
     made: OnceLock<Result<Arc<ClientConfig>, Error>>,
 }
 
 impl Tls {
     /// `h2`: whether HTTP/2 is offered.
     pub(crate) fn new(crypto: Arc<CryptoProvider>, h2: bool, trust: Trust) -> Self {
-        Self { crypto, h2, trust, made: OnceLock::new() }
+        Self { crypto, h2, trust, more: Vec::new(), made: OnceLock::new() }
+    }
+
+    /// HTTP/1.1 with a server that the system's roots or those in `pem` vouch for.
+    pub(crate) fn with_more_roots(crypto: Arc<CryptoProvider>, pem: Vec<u8>) -> Self {
+        Self { more: pem, ..Self::new(crypto, false, Trust::System) }
+    }
+
+    /// HTTP/1.1 with a server that a root in `pem` vouches for.
+    pub(crate) fn with_roots(crypto: Arc<CryptoProvider>, pem: Vec<u8>) -> Self {
+        Self { more: pem, ..Self::new(crypto, false, Trust::Given) }
     }
 
     /// The settings. The system's roots are a megabyte: they are read for each connection and not kept.
     pub(crate) fn config(&self) -> Result<Arc<ClientConfig>, Error> {
         match self.trust {
             Trust::Anybody => self.made.get_or_init(|| self.make()).clone(),
-            Trust::System => self.make(),
+            Trust::System | Trust::Given => self.make(),
         }
     }
 
@@ -52,8 +67,15 @@ impl Tls {
                 .dangerous()
                 .with_custom_certificate_verifier(Arc::new(Anybody(self.crypto.clone())))
                 .with_no_client_auth(),
-            Trust::System => {
-                builder.with_root_certificates(crate::tls::client::system_roots()).with_no_client_auth()
+            Trust::System | Trust::Given => {
+                let mut roots = match self.trust {
+                    Trust::System => crate::tls::client::system_roots(),
+                    _ => rustls::RootCertStore::empty(),
+                };
+                roots.add_parsable_certificates(
+                    CertificateDer::pem_slice_iter(&self.more).filter_map(Result::ok),
+                );
+                builder.with_root_certificates(roots).with_no_client_auth()
             }
         };
         if self.h2 {

@@ -1,5 +1,7 @@
 //! Dials: name to addresses, addresses side by side, TCP, proxy, TLS; one bound over all of it.
 
+mod look;
+
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -18,8 +20,10 @@ use super::{Config, Error, Phase, Stream, Transport, name, roots};
 use crate::base::clock::{self, Clock};
 use crate::base::lane;
 use crate::base::proxy::Proxy;
-use crate::tls::client::{self, Identity};
+use crate::tls::client::{self, Identity, Seen};
 use crate::trouble::Kind;
+
+pub use look::{Look, Peer};
 
 /// After this long without a TCP connection the next address is tried beside it (RFC 8305 recommends
 /// 250 ms, Go waits 300 ms).
@@ -123,10 +127,10 @@ impl Connector {
         let config = &inner.config;
         let until = Instant::now() + config.connect_timeout;
         let timeout = |after, phase| Error::Timeout { address: config.address.clone(), after, phase };
-        let target = timeout_at(until, Target::new(inner));
-        let target = target.await.map_err(|_| timeout(config.connect_timeout, Phase::Address))??;
-        let progress = Progress(Mutex::new((Phase::Resolve, Instant::now())));
+        let progress = Progress(Mutex::new((Phase::Address, Instant::now())));
         let mut dial = std::pin::pin!(async {
+            let target = Target::new(inner).await?;
+            progress.enter(Phase::Resolve);
             let addresses = inner.resolve(&target).await?;
             progress.enter(Phase::Connect);
             inner.race(&target, addresses, &progress).await
@@ -170,6 +174,8 @@ struct Target<'a> {
     port: &'a str,
     proxy: Option<Proxy>,
     tls: Option<TargetTls>,
+    /// Where the server's chain is kept, for a diagnosis.
+    seen: Option<Arc<Seen>>,
 }
 
 struct TargetTls {
@@ -205,7 +211,7 @@ impl<'a> Target<'a> {
             }
             _ => None,
         };
-        Ok(Self { address, host, port, proxy, tls })
+        Ok(Self { address, host, port, proxy, tls, seen: None })
     }
 
     fn error(
@@ -351,8 +357,13 @@ impl Inner {
             return Ok(Stream::Plain(io));
         };
         let identity = settings.client.clone().map(|files| Identity::new(files, self.clock.clone()));
-        let config = client::config(tls.roots.clone(), identity.clone(), settings.compliance)
-            .map_err(|e| target.error(Some(peer), Phase::Tls, e.to_string(), ""))?;
+        let made = match &target.seen {
+            None => client::config(tls.roots.clone(), identity.clone(), settings.compliance),
+            Some(seen) => {
+                client::watched(tls.roots.clone(), identity.clone(), settings.compliance, seen.clone())
+            }
+        };
+        let config = made.map_err(|e| target.error(Some(peer), Phase::Tls, e.to_string(), ""))?;
         let connector = TlsConnector::from(Arc::new(config));
         let io = BufReader::with_capacity(READ_AHEAD, io);
         let shaken = connector.connect(tls.server.clone(), io).await;

@@ -16,7 +16,7 @@ mod stream;
 
 pub use crate::tls::client::ClientFiles;
 pub use crate::tls::provider::Compliance;
-pub use channel::{Connection, Connector};
+pub use channel::{Connection, Connector, Look, Peer};
 pub use error::{Error, Phase, code_name};
 pub use stream::Stream;
 

@@ -15,7 +15,7 @@ pub mod session;
 mod stream;
 
 pub use encode::{PrivateKeyProvider, Provider};
-pub use server::Server;
+pub use server::{Callers, Server};
 
 use std::path::PathBuf;
 

@@ -11,13 +11,16 @@ use envoy_types::pb::envoy::service::discovery::v3::{
 use envoy_types::pb::envoy::service::secret::v3::secret_discovery_service_server::{
     SecretDiscoveryService, SecretDiscoveryServiceServer,
 };
+use futures_util::future::BoxFuture;
 use http_body_util::BodyExt;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::UnixStream;
+use tonic::metadata::MetadataMap;
 use tonic::{Response, Status, Streaming};
 use tower::util::MapResponse;
+use zeroize::Zeroizing;
 
 use super::Config;
 use super::encode::Encoder;
@@ -42,10 +45,69 @@ const LOOK: Duration = Duration::from_secs(2);
 /// How long connections may take to say goodbye.
 const GOODBYE: Duration = Duration::from_secs(1);
 
+/// Makes a source of secrets for each caller, from the token that it brings.
+pub trait Callers: Send + Sync + std::fmt::Debug + 'static {
+    /// The secrets of whoever has this token; the source lives as long as the caller's stream.
+    fn source(&self, token: Zeroizing<String>) -> BoxFuture<'_, Result<Arc<dyn SecretSource>, String>>;
+}
+
+/// Whose secrets a server serves.
+#[derive(Debug, Clone)]
+enum Whose {
+    One(Arc<dyn SecretSource>),
+    Callers(Arc<dyn Callers>),
+}
+
+impl Whose {
+    async fn source(&self, metadata: &MetadataMap) -> Result<Arc<dyn SecretSource>, Status> {
+        match self {
+            Self::One(source) => Ok(Arc::clone(source)),
+            Self::Callers(callers) => {
+                let token = token_in(metadata)?;
+                callers.source(token).await.map_err(Status::unavailable)
+            }
+        }
+    }
+}
+
+/// The metadata that brings a caller's token; before `authorization`.
+const CREDENTIALS: &str = "istio_sds_credentials_header-bin";
+
+fn token_in(metadata: &MetadataMap) -> Result<Zeroizing<String>, Status> {
+    let wrong =
+        |name: &str, why: &str| Status::unauthenticated(format!("the caller's metadata {name} {why}"));
+    let binary: Vec<_> = metadata.get_all_bin(CREDENTIALS).iter().collect();
+    let plain: Vec<_> = metadata.get_all("authorization").iter().collect();
+    let (name, count, token) = if let Some(first) = binary.first() {
+        let bytes = first.to_bytes().map_err(|_| wrong(CREDENTIALS, "is no base64"))?;
+        (
+            CREDENTIALS,
+            binary.len(),
+            String::from_utf8(bytes.to_vec()).map_err(|_| wrong(CREDENTIALS, "is no text"))?,
+        )
+    } else if let Some(first) = plain.first() {
+        let text = first.to_str().map_err(|_| wrong("authorization", "is no text"))?;
+        ("authorization", plain.len(), text.to_owned())
+    } else {
+        return Err(Status::unauthenticated(format!(
+            "no token was brought: this socket wants one in metadata {CREDENTIALS} or authorization"
+        )));
+    };
+    let token = Zeroizing::new(token);
+    if count > 1 {
+        return Err(wrong(name, "is there more than once"));
+    }
+    if token.trim().is_empty() {
+        return Err(wrong(name, "is empty"));
+    }
+    Ok(token)
+}
+
 /// Bound sockets, ready to be served.
 #[derive(Debug)]
 pub struct Server {
     sockets: Vec<(PathBuf, Option<Bound>)>,
+    whose: Whose,
     shared: Arc<Shared>,
     trouble: Reporter,
 }
@@ -59,16 +121,34 @@ impl Server {
         source: Arc<dyn SecretSource>,
         metrics: &crate::base::metrics::Metrics,
     ) -> Self {
-        let sockets = config.sockets.into_iter().map(|path| {
+        let encoder = Encoder { private_key_provider: config.private_key_provider, crl: config.crl };
+        Self::with(config.sockets, Whose::One(source), encoder, Metrics::new(metrics))
+    }
+
+    /// A second server with secrets of another kind, whose streams are counted with this one's.
+    #[must_use]
+    pub fn beside(&self, socket: PathBuf, source: Arc<dyn SecretSource>) -> Self {
+        Self::with(vec![socket], Whose::One(source), Encoder::default(), self.shared.metrics.clone())
+            .with_trouble(self.trouble.sibling())
+    }
+
+    /// A second server on which each caller brings its own token.
+    #[must_use]
+    pub fn for_callers(&self, socket: PathBuf, callers: Arc<dyn Callers>) -> Self {
+        Self::with(vec![socket], Whose::Callers(callers), Encoder::default(), self.shared.metrics.clone())
+            .with_trouble(self.trouble.sibling())
+    }
+
+    fn with(sockets: Vec<PathBuf>, whose: Whose, encoder: Encoder, metrics: Metrics) -> Self {
+        let sockets = sockets.into_iter().map(|path| {
             let bound = uds::bind(&path);
             if let Err(error) = &bound {
                 tracing::debug!(target: "sds", "{}; trying again", chain(error));
             }
             (path, bound.ok())
         });
-        let encoder = Encoder { private_key_provider: config.private_key_provider, crl: config.crl };
-        let shared = Shared { source, encoder, metrics: Metrics::new(metrics), stop: Stop::new() };
-        Self { sockets: sockets.collect(), shared: Arc::new(shared), trouble: Reporter::default() }
+        let shared = Shared { encoder, metrics, stop: Stop::new() };
+        Self { sockets: sockets.collect(), whose, shared: Arc::new(shared), trouble: Reporter::default() }
     }
 
     /// Tells `trouble` of sockets that cannot be bound.
@@ -97,8 +177,9 @@ impl Server {
         let mut sockets = Vec::new();
         for (path, bound) in self.sockets {
             let connections = Set::new("sds connection");
+            let (whose, shared) = (self.whose.clone(), Arc::clone(&self.shared));
             let trouble = self.trouble.sibling();
-            let socket = Socket { path, shared: Arc::clone(&self.shared), connections, trouble };
+            let socket = Socket { path, whose, shared, connections, trouble };
             sockets.push(socket.run(bound, wrap.clone()));
         }
         let stopping = async {
@@ -112,6 +193,7 @@ impl Server {
 
 struct Socket {
     path: PathBuf,
+    whose: Whose,
     shared: Arc<Shared>,
     connections: Set,
     trouble: Reporter,
@@ -170,7 +252,7 @@ impl Socket {
                 () = stop.cancelled() => return,
                 came = acceptor.next(&listener) => match came {
                     Ok(Came::In(stream, _)) => {
-                        let connection = connection(wrap(stream), Arc::clone(&self.shared));
+                        let connection = connection(wrap(stream), self.whose.clone(), Arc::clone(&self.shared));
                         self.connections.spawn(connection);
                     }
                     Ok(Came::Last(stream)) => drop(stream),
@@ -215,12 +297,12 @@ async fn state(file: &SocketFile) -> State {
     }
 }
 
-async fn connection<IO>(io: IO, shared: Arc<Shared>)
+async fn connection<IO>(io: IO, whose: Whose, shared: Arc<Shared>)
 where
     IO: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
     let stop = shared.stop.clone();
-    let service = SecretDiscoveryServiceServer::new(Service(shared));
+    let service = SecretDiscoveryServiceServer::new(Service(whose, shared));
     let service = TowerToHyperService::new(MapResponse::new(service, readable));
     let serving = hyper::server::conn::http2::Builder::new(TokioExecutor::new())
         .max_concurrent_streams(MAX_STREAMS)
@@ -254,7 +336,7 @@ fn readable(
     http::Response::from_parts(head, body)
 }
 
-struct Service(Arc<Shared>);
+struct Service(Whose, Arc<Shared>);
 
 #[tonic::async_trait]
 impl SecretDiscoveryService for Service {
@@ -265,21 +347,24 @@ impl SecretDiscoveryService for Service {
         &self,
         request: tonic::Request<Streaming<DiscoveryRequest>>,
     ) -> Result<Response<Self::StreamSecretsStream>, Status> {
-        Ok(Response::new(serve::<Sotw>(Arc::clone(&self.0), request.into_inner())))
+        let source = self.0.source(request.metadata()).await?;
+        Ok(Response::new(serve::<Sotw>(Arc::clone(&self.1), source, request.into_inner())))
     }
 
     async fn delta_secrets(
         &self,
         request: tonic::Request<Streaming<DeltaDiscoveryRequest>>,
     ) -> Result<Response<Self::DeltaSecretsStream>, Status> {
-        Ok(Response::new(serve::<Delta>(Arc::clone(&self.0), request.into_inner())))
+        let source = self.0.source(request.metadata()).await?;
+        Ok(Response::new(serve::<Delta>(Arc::clone(&self.1), source, request.into_inner())))
     }
 
     async fn fetch_secrets(
         &self,
         request: tonic::Request<DiscoveryRequest>,
     ) -> Result<Response<DiscoveryResponse>, Status> {
-        fetch(&self.0, request.into_inner()).await.map(Response::new)
+        let source = self.0.source(request.metadata()).await?;
+        fetch(&self.1, &*source, request.into_inner()).await.map(Response::new)
     }
 }
 

@@ -26,7 +26,6 @@ use crate::secrets::{Change, ResourceName, Secret, SecretSource, Updates};
 /// What streams of one server share.
 #[derive(Debug)]
 pub(super) struct Shared {
-    pub(super) source: Arc<dyn SecretSource>,
     pub(super) encoder: Encoder,
     pub(super) metrics: Metrics,
     pub(super) stop: Stop,
@@ -127,10 +126,15 @@ fn next_version() -> String {
 pub(super) type Responses<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 /// Serves one stream.
-pub(super) fn serve<P: Protocol>(shared: Arc<Shared>, inbound: Streaming<P::In>) -> Responses<P::Out> {
+pub(super) fn serve<P: Protocol>(
+    shared: Arc<Shared>,
+    source: Arc<dyn SecretSource>,
+    inbound: Streaming<P::In>,
+) -> Responses<P::Out> {
     let conversation = Conversation {
         _open: shared.metrics.opened(),
         shared,
+        source,
         session: Session::default(),
         following: BTreeMap::new(),
         handed_over: None,
@@ -143,18 +147,23 @@ pub(super) fn serve<P: Protocol>(shared: Arc<Shared>, inbound: Streaming<P::In>)
 }
 
 /// One answer without a stream.
-pub(super) async fn fetch(shared: &Shared, message: DiscoveryRequest) -> Result<DiscoveryResponse, Status> {
+pub(super) async fn fetch(
+    shared: &Shared,
+    source: &dyn SecretSource,
+    message: DiscoveryRequest,
+) -> Result<DiscoveryResponse, Status> {
     let request = Sotw::request(message);
     if request.node.as_deref().is_none_or(str::is_empty) {
         return Err(node_missing());
     }
-    let fetched = try_join_all(request.names.iter().map(|name| one(shared, name))).await?;
+    let fetched = try_join_all(request.names.iter().map(|name| one(source, name))).await?;
     let secrets: Vec<_> = fetched.into_iter().map(|(name, _, secret, _)| (name, secret)).collect();
     Ok(Sotw::response(&shared.encoder, &secrets, &nonce()))
 }
 
 struct Conversation {
     shared: Arc<Shared>,
+    source: Arc<dyn SecretSource>,
     session: Session,
     // In the order of ResourceName: of two that changed at once, ROOTCA is sent first.
     following: BTreeMap<ResourceName, (String, Updates)>,
@@ -248,9 +257,9 @@ impl Conversation {
             Action::NodeMissing => Err(node_missing()),
             Action::Respond(names) => {
                 self.drop_unfollowed();
-                let shared = Arc::clone(&self.shared);
+                let source = Arc::clone(&self.source);
                 // All or nothing: Envoy would not ask again for a name that was left out.
-                let fetched = try_join_all(names.iter().map(|name| one(&shared, name))).await?;
+                let fetched = try_join_all(names.iter().map(|name| one(&*source, name))).await?;
                 let mut secrets = Vec::with_capacity(fetched.len());
                 for (text, name, secret, updates) in fetched {
                     self.following.insert(name, (text.clone(), updates));
@@ -273,13 +282,16 @@ impl Conversation {
     }
 }
 
-async fn one(shared: &Shared, text: &str) -> Result<(String, ResourceName, Secret, Updates), Status> {
-    let name: ResourceName = text.parse().map_err(|e| {
+async fn one(
+    source: &dyn SecretSource,
+    text: &str,
+) -> Result<(String, ResourceName, Secret, Updates), Status> {
+    let name = source.name(text).map_err(|e| {
         let error = crate::secrets::Error::Name(e);
         tracing::warn!(target: "sds", "{}", chain(&error));
         failed(text, &error)
     })?;
-    let fetched = shared.source.fetch(name.clone()).await.map_err(|e| failed(text, e.as_ref()))?;
+    let fetched = source.fetch(name.clone()).await.map_err(|e| failed(text, e.as_ref()))?;
     Ok((text.to_owned(), name, fetched.secret, fetched.updates))
 }
 

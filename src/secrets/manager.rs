@@ -119,7 +119,7 @@ impl Manager {
         let (commands, queue) = mpsc::channel(QUEUE);
         let (bundle, bundle_news) = watch::channel(Vec::new());
         let status = Arc::new(Mutex::new(Status::default()));
-        if ca.is_some() && config.first_key.is_none() {
+        if config.eager && ca.is_some() && config.first_key.is_none() {
             config.first_key = Some(FirstKey::begin(config.key.clone()));
         }
         let manager = Self {

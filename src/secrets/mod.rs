@@ -71,6 +71,8 @@ pub struct Config {
     pub proxyless: bool,
     /// The net under the CA client's own deadlines: a call that overruns even this is given up.
     pub call_bound: Duration,
+    /// Begin to make the first key at once, on all processors; else when it is needed, on one.
+    pub eager: bool,
     /// A key whose making was begun earlier, beside the rest of the start.
     pub first_key: Option<FirstKey>,
     /// Who is told why there is no certificate; the CA client tells it of refusals.
@@ -169,6 +171,14 @@ pub struct Fetched {
 
 /// Gives secrets by name; what `sds` asks for.
 pub trait SecretSource: Send + Sync + fmt::Debug + 'static {
+    /// What a text names here.
+    ///
+    /// # Errors
+    /// When it names nothing.
+    fn name(&self, text: &str) -> Result<ResourceName, name::Error> {
+        text.parse()
+    }
+
     /// The secret, waited for where that makes sense: at most until the request to the CA that is under
     /// way ends, or 10 s for files.
     fn fetch(&self, name: ResourceName) -> BoxFuture<'static, Result<Fetched, Arc<Error>>>;

@@ -19,6 +19,8 @@ pub enum ResourceName {
     },
     /// `file-root:<path>`; the path `system` stands for the operating system's bundle.
     FileRoot(String),
+    /// A gateway's secret; only a source that serves those makes such a name.
+    Gateway(String),
 }
 
 /// A name that nobody serves.
@@ -32,6 +34,9 @@ pub enum Error {
     /// `file-cert:` without exactly two paths.
     #[error("resource {0:?} is not of the form file-cert:<cert>~<key>, with exactly one ~ and no empty part")]
     FileCert(String),
+    /// No name of a Kubernetes secret.
+    #[error("resource {0:?} is no name of a secret: letters in lower case, digits, - and .")]
+    NoSecret(String),
     /// `file-root:` without a path, or with a `~`.
     #[error("resource {0:?} is not of the form file-root:<path>, without ~ and not empty")]
     FileRoot(String),
@@ -74,6 +79,7 @@ impl fmt::Display for ResourceName {
             Self::RootCa => f.write_str("ROOTCA"),
             Self::FileCert { cert, key } => write!(f, "file-cert:{cert}~{key}"),
             Self::FileRoot(path) => write!(f, "file-root:{path}"),
+            Self::Gateway(name) => f.write_str(name),
         }
     }
 }

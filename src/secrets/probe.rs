@@ -118,6 +118,29 @@ pub async fn workload(config: &Config) -> Result<Mode, Error> {
     }
 }
 
+/// What [`workload`] would find, without waiting for anybody and without removing a dead socket.
+///
+/// # Errors
+/// When the agent could not start this way.
+pub async fn look(config: &Config) -> Result<Mode, Error> {
+    if Path::new(&config.file).file_name().is_none_or(|n| n != config.file.as_str()) {
+        return Err(Error::Name(config.file.clone()));
+    }
+    let path = config.dir.join(&config.file);
+    if answers(&path).await {
+        Ok(Mode::External)
+    } else if config.file == DEFAULT_SOCKET {
+        Ok(Mode::Own)
+    } else {
+        Err(Error::Absent { path, waited: Duration::ZERO })
+    }
+}
+
+/// Whether a live SDS server is on this socket. Touches nothing.
+pub async fn answers(path: &Path) -> bool {
+    exists(path) && live(path).await
+}
+
 /// Whether a live SDS server is on the external credential socket. A dead socket is removed.
 ///
 /// # Errors

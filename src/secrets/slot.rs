@@ -18,7 +18,7 @@ struct State {
 
 /// The writing side.
 #[derive(Debug)]
-pub(super) struct Slot(watch::Sender<State>);
+pub(crate) struct Slot(watch::Sender<State>);
 
 impl Default for Slot {
     fn default() -> Self {
@@ -28,7 +28,7 @@ impl Default for Slot {
 
 impl Slot {
     /// A new value for every follower.
-    pub(super) fn publish(&self, secret: Secret) {
+    pub(crate) fn publish(&self, secret: Secret) {
         self.0.send_modify(|s| {
             s.value = Some(secret);
             s.changes += 1;
@@ -44,7 +44,7 @@ impl Slot {
     }
 
     /// The value, if there ever was one.
-    pub(super) fn value(&self) -> Option<Secret> {
+    pub(crate) fn value(&self) -> Option<Secret> {
         self.0.borrow().value.clone()
     }
 
@@ -54,8 +54,16 @@ impl Slot {
     }
 
     /// How many follow.
-    pub(super) fn followers(&self) -> usize {
+    pub(crate) fn followers(&self) -> usize {
         self.0.receiver_count()
+    }
+
+    /// The value, waited for. `None` when there will be none.
+    pub(crate) async fn wait(&self) -> Option<Fetched> {
+        let mut news = self.0.subscribe();
+        news.wait_for(|state| state.value.is_some()).await.ok()?;
+        drop(news);
+        self.fetched()
     }
 
     /// The value and a follower that knows it already.

@@ -137,7 +137,34 @@ fn status(shared: &Shared) -> serde_json::Value {
         "degraded": shared.handles.agent.degraded(),
         "terminating": shared.handles.agent.terminating(),
         "scrapeFailures": shared.stats.failures(),
+        "counters": counters(shared),
     })
+}
+
+/// Families whose sums tell a person how much has happened.
+const COUNTED: [&str; 7] = [
+    "envoy_restarts_total",
+    "dns_requests_total",
+    "dns_upstream_requests_total",
+    "dns_upstream_failures_total",
+    "wasm_cache_entries",
+    "wasm_remote_fetch_count",
+    "wasm_config_conversion_count",
+];
+
+fn counters(shared: &Shared) -> serde_json::Value {
+    let families = shared.handles.metrics.registry().gather();
+    let counted = families.iter().filter(|family| COUNTED.contains(&family.name()));
+    let sum = |family: &prometheus::proto::MetricFamily| -> f64 {
+        let gauge = family.get_field_type() == prometheus::proto::MetricType::GAUGE;
+        let value = |m: &prometheus::proto::Metric| {
+            if gauge { m.get_gauge().get_value() } else { m.get_counter().get_value() }
+        };
+        family.get_metric().iter().map(value).sum()
+    };
+    // Whole numbers, as counted.
+    #[expect(clippy::cast_possible_truncation, reason = "far below what is exact")]
+    counted.map(|family| (family.name().to_owned(), serde_json::Value::from(sum(family) as i64))).collect()
 }
 
 const INDEX: &str = "<!doctype html>

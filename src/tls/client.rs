@@ -9,12 +9,13 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::SystemTime;
 
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::{ResolvesClientCert, Resumption};
 use rustls::crypto::CryptoProvider;
 use rustls::sign::{CertifiedKey, Signer, SigningKey};
-use rustls::{ClientConfig, RootCertStore, SignatureAlgorithm, SignatureScheme};
+use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, SignatureAlgorithm, SignatureScheme};
 use rustls_pki_types::pem::PemObject;
-use rustls_pki_types::{CertificateDer, PrivateKeyDer};
+use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 
 use super::provider::{Compliance, provider};
 use super::verify::{Anchors, Verifier};
@@ -52,6 +53,78 @@ pub fn config(
     config.resumption = Resumption::disabled();
     config.alpn_protocols = vec![b"h2".to_vec()];
     Ok(config)
+}
+
+/// What a server showed, whether or not it was accepted.
+#[derive(Debug, Default)]
+pub struct Seen(Mutex<Vec<Vec<u8>>>);
+
+impl Seen {
+    /// Its certificates in DER, its own first; empty when the handshake did not come so far.
+    #[must_use]
+    pub fn chain(&self) -> Vec<Vec<u8>> {
+        self.0.lock().expect("no panic holds this lock").clone()
+    }
+}
+
+/// As [`config`], and what the server shows is kept in `seen`: for a diagnosis. Nothing more is accepted.
+///
+/// # Errors
+/// As [`config`].
+pub fn watched(
+    roots: Arc<Anchors>,
+    identity: Option<Arc<Identity>>,
+    policy: Compliance,
+    seen: Arc<Seen>,
+) -> Result<ClientConfig, rustls::Error> {
+    let inner = Verifier::new(roots.clone(), provider(policy).0);
+    let mut config = config(roots, identity, policy)?;
+    config.dangerous().set_certificate_verifier(Arc::new(Watch { inner, seen }));
+    Ok(config)
+}
+
+/// Notes the chain and leaves the judgement to the verifier that counts.
+#[derive(Debug)]
+struct Watch {
+    inner: Arc<Verifier>,
+    seen: Arc<Seen>,
+}
+
+impl ServerCertVerifier for Watch {
+    fn verify_server_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        name: &ServerName<'_>,
+        ocsp: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        let chain = std::iter::once(end_entity).chain(intermediates).map(|der| der.to_vec()).collect();
+        *self.seen.0.lock().expect("no panic holds this lock") = chain;
+        self.inner.verify_server_cert(end_entity, intermediates, name, ocsp, now)
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        self.inner.verify_tls12_signature(message, cert, dss)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        self.inner.verify_tls13_signature(message, cert, dss)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.inner.supported_verify_schemes()
+    }
 }
 
 /// The certificates of a PEM text that can be trusted; blocks that cannot are passed over.

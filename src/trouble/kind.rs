@@ -225,6 +225,12 @@ kinds! {
         "nothing needs to be done; who asked for it stands in the log";
 
     // Beside the proxy.
+    TokensNotExchanged Degraded
+        "the security token service gets no tokens",
+        "look at the endpoint named; whoever holds a token of it works on until that ends";
+    GatewaySecret Degraded
+        "a secret that a gateway's Envoy asks for is missing or cannot be served",
+        "make or repair the secret named; what was served before stays in use, and Envoy waits for what never was there";
     WasmFailed Degraded
         "a Wasm module could not be fetched or is no module",
         "look at the URL, the pull secret and the checksum of the WasmPlugin; the filter's failStrategy decides about traffic meanwhile";

@@ -41,6 +41,7 @@ pub use entry::{Report, Trouble};
 pub use export::export;
 pub use history::{Event, What};
 pub use kind::{Kind, Severity};
+pub use say::span;
 
 use entry::Held;
 use history::History;

@@ -29,6 +29,9 @@ pub struct Places {
     pub unit: PathBuf,
 }
 
+/// The variables, and what is odd about them.
+type Read = (BTreeMap<String, String>, Vec<String>);
+
 impl Places {
     /// From the flags of the command (`flag` gives a flag's value, if it was given) and the environment.
     #[must_use]
@@ -64,10 +67,7 @@ impl Places {
     ///
     /// # Errors
     /// Every line that cannot be read, and files that must be there and are not.
-    pub fn environment(
-        &self,
-        process: &BTreeMap<String, String>,
-    ) -> Result<(BTreeMap<String, String>, Vec<String>), Vec<String>> {
+    pub fn environment(&self, process: &BTreeMap<String, String>) -> Result<Read, Vec<String>> {
         let mut env = process.clone();
         let (mut errors, mut warnings) = (Vec::new(), Vec::new());
         let (cluster, named) = &self.cluster_env;

@@ -37,6 +37,7 @@ mod io;
 mod keepalive;
 mod meters;
 mod own;
+pub mod probe;
 pub mod protocol;
 mod reflection;
 mod relay;

@@ -222,7 +222,8 @@ async fn a_killed_agent_leaves_no_envoy() {
 /// An Envoy that sleeps, whatever its arguments: a shell whose command is the configuration file.
 fn sleeper(dir: &std::path::Path, name: &str, mode: u32) -> std::path::PathBuf {
     let path = dir.join(name);
-    std::fs::copy("/bin/sh", &path).unwrap();
+    // Bash becomes the one command it is given, as Envoy is one process; other shells fork.
+    std::fs::copy("/bin/bash", &path).unwrap();
     // Another owner and group than the agent's: only then does a set-id bit change anything.
     std::os::unix::fs::chown(&path, Some(1337), Some(1337)).expect("we are root");
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();

@@ -33,7 +33,7 @@ fn the_bootstrap_is_on_standard_output_and_nothing_is_left_behind() {
     let dir = tempfile::tempdir().unwrap();
     let roots = dir.path().join("var/run/secrets/istio");
     std::fs::create_dir_all(&roots).unwrap();
-    std::fs::write(roots.join("root-cert.pem"), "roots").unwrap();
+    std::fs::write(roots.join("root-cert.pem"), root()).unwrap();
     let before = tree(dir.path());
     let config =
         r#"{"binaryPath": "/nope/envoy", "proxyMetadata": {"MY_PASSWORD": "hunter2"}, "statusPort": 15999}"#;
@@ -48,7 +48,27 @@ fn the_bootstrap_is_on_standard_output_and_nothing_is_left_behind() {
         assert!(stderr.contains(shown), "{shown} in {stderr}");
     }
     assert!(!stderr.contains("hunter2"), "{stderr}");
+    // A start would go on without, and say so.
+    assert!(stderr.contains("token: ./var/run/secrets/tokens/istio-token is not there"), "{stderr}");
     assert_eq!(tree(dir.path()), before);
+}
+
+fn root() -> String {
+    let key = rcgen::KeyPair::generate().unwrap();
+    rcgen::CertificateParams::new(Vec::new()).unwrap().self_signed(&key).unwrap().pem()
+}
+
+#[test]
+fn a_root_that_the_start_would_refuse_is_refused_here() {
+    let dir = tempfile::tempdir().unwrap();
+    let roots = dir.path().join("var/run/secrets/istio");
+    std::fs::create_dir_all(&roots).unwrap();
+    std::fs::write(roots.join("root-cert.pem"), "roots").unwrap();
+    let output = dry_run(dir.path(), r#"{"binaryPath": "/nope/envoy"}"#);
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(255), "{stderr}");
+    assert!(stderr.contains("root-cert.pem: it holds no readable certificate"), "{stderr}");
+    assert!(output.stdout.is_empty());
 }
 
 #[test]

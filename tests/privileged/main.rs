@@ -13,6 +13,7 @@
 //! | `killed` | runs that are cut short |
 //! | `surface` | exit statuses, dry run, locks, the validation |
 //! | `traffic` | real connections through a real Envoy |
+//! | `vm` | a virtual machine: owners of the rules, whom the agent becomes, clean-up without files |
 //! | `half_open` | an istiod that vanishes without a word |
 
 #[path = "../support/mod.rs"]
@@ -24,6 +25,7 @@ mod killed;
 mod random;
 mod surface;
 mod traffic;
+mod vm;
 mod world;
 
 use world::{Backend, World};

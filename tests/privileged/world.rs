@@ -162,11 +162,34 @@ impl World {
         self.env.lock().expect("no panic holds this lock").insert(name.to_owned(), value.to_owned());
     }
 
-    // Mounts are private to the command: it reads our resolv.conf and has a lock of its own.
     fn command(&self, uid: Option<u32>) -> Command {
+        let mut command = self.agent(uid);
+        command.arg("istio-iptables");
+        command
+    }
+
+    /// Any command of the agent, as root.
+    pub fn command_of(&self, words: &[&str]) -> Command {
+        let mut command = self.agent(None);
+        command.args(words);
+        command
+    }
+
+    /// Waits until something is so.
+    pub fn wait_for(&self, what: &str, so: impl Fn() -> bool) {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while !so() {
+            assert!(Instant::now() < deadline, "never came true: {what}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    // Mounts are private to the command: it reads our resolv.conf, has a lock of its own, and users if we have any.
+    fn agent(&self, uid: Option<u32>) -> Command {
         let mut command = Command::new(tool("ip").expect("looked for above"));
         let setup = format!(
-            "mount --bind {dir}/resolv.conf /etc/resolv.conf && mount --bind {dir}/run /run && exec \"$@\"",
+            "mount --bind {dir}/resolv.conf /etc/resolv.conf && mount --bind {dir}/run /run && \
+             for f in passwd group; do [ ! -e {dir}/$f ] || mount --bind {dir}/$f /etc/$f || exit 1; done && exec \"$@\"",
             dir = self.dir.path().display()
         );
         command.args(["netns", "exec", &self.name, "/usr/bin/unshare", "-m", "/bin/sh", "-c", &setup, "sh"]);
@@ -180,7 +203,7 @@ impl World {
         command.args(env.iter().map(|(name, value)| format!("{name}={value}")));
         #[expect(clippy::disallowed_methods, reason = "which binary is judged is a setting of the test run")]
         let agent = std::env::var_os("AGENT_BIN").unwrap_or_else(|| env!("CARGO_BIN_EXE_pilot-agent").into());
-        command.arg(agent).arg("istio-iptables");
+        command.arg(agent);
         command.stdin(Stdio::null());
         command
     }

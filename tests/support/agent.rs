@@ -1,5 +1,6 @@
 //! An agent in a scratch working directory.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
@@ -56,22 +57,34 @@ pub struct TestAgent {
     ports: Ports,
     started: Instant,
     status: Option<ExitStatus>,
+    env: BTreeMap<String, String>,
 }
 
 impl TestAgent {
-    pub(super) fn watch(mut child: Child, dir: tempfile::TempDir, ports: Ports, started: Instant) -> Self {
+    pub(super) fn watch(
+        mut child: Child,
+        dir: tempfile::TempDir,
+        ports: Ports,
+        started: Instant,
+        env: BTreeMap<String, String>,
+    ) -> Self {
         let log = Log::default();
         let mut readers = JoinSet::new();
         readers.spawn(log.clone().read(child.stdout.take().expect("piped")));
         readers.spawn(log.clone().read(child.stderr.take().expect("piped")));
         let pid = child.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?)).expect("just started");
-        Self { child, pid, dir: Some(dir), log, readers, ports, started, status: None }
+        Self { child, pid, dir: Some(dir), log, readers, ports, started, status: None, env }
     }
 
     /// What to start one with. Named so that a test reads `TestAgent::with().istiod(&mock).start()`.
     #[allow(clippy::new_ret_no_self)]
     pub fn with() -> Builder {
         Builder::default()
+    }
+
+    /// What it was started with.
+    pub fn environment(&self) -> &BTreeMap<String, String> {
+        &self.env
     }
 
     pub fn ports(&self) -> Ports {

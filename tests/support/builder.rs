@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 use tokio::process::Command;
 
 use super::agent::{ROOT, TOKEN, TestAgent};
+use super::commands::Scene;
 use super::{agent_bin, envoy_bin, free_port};
 
 /// Which Envoy the agent starts.
@@ -178,6 +179,33 @@ impl Builder {
 
     /// Starts it in a directory that is there already (what an earlier agent left).
     pub fn start_in(mut self, dir: tempfile::TempDir) -> TestAgent {
+        self.prepare(&dir);
+        let started = Instant::now();
+        let agent = agent_bin().to_string_lossy().into_owned();
+        let mut words = self.before.iter().chain([&agent]).chain(&self.args);
+        let child = Command::new(words.next().expect("the agent at least"))
+            .args(words)
+            .env_clear()
+            .envs(&self.env)
+            .current_dir(dir.path())
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .process_group(0)
+            .spawn()
+            .unwrap_or_else(|e| panic!("{} cannot be started: {e}", agent_bin().display()));
+        TestAgent::watch(child, dir, self.ports, started, self.env)
+    }
+
+    /// Prepares all of it and starts nothing.
+    pub fn scene(mut self) -> Scene {
+        let dir = tempfile::Builder::new().prefix("scene-").tempdir().expect("a scratch directory");
+        self.prepare(&dir);
+        Scene { dir, env: self.env }
+    }
+
+    // The directory's files, and the whole environment.
+    fn prepare(&mut self, dir: &tempfile::TempDir) {
         // Envoy under another user must reach its sockets.
         std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).expect("our directory");
         for (path, content, mode) in &self.files {
@@ -199,22 +227,6 @@ impl Builder {
             self.proxy_config["binaryPath"] = binary.to_string_lossy().into();
         }
         self.env.entry("PROXY_CONFIG".into()).or_insert_with(|| self.proxy_config.to_string());
-
-        let started = Instant::now();
-        let agent = agent_bin().to_string_lossy().into_owned();
-        let mut words = self.before.iter().chain([&agent]).chain(&self.args);
-        let child = Command::new(words.next().expect("the agent at least"))
-            .args(words)
-            .env_clear()
-            .envs(&self.env)
-            .current_dir(dir.path())
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .process_group(0)
-            .spawn()
-            .unwrap_or_else(|e| panic!("{} cannot be started: {e}", agent_bin().display()));
-        TestAgent::watch(child, dir, self.ports, started)
     }
 }
 

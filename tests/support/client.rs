@@ -19,6 +19,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio_stream::wrappers::UnboundedReceiverStream;
 use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
+use tonic::metadata::MetadataMap;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Request, Status};
 
@@ -70,6 +71,7 @@ impl Decoder for Raw {
 #[derive(Debug, Clone)]
 pub struct EnvoyClient {
     channel: Channel,
+    headers: MetadataMap,
 }
 
 impl EnvoyClient {
@@ -82,7 +84,16 @@ impl EnvoyClient {
             let socket = socket.clone();
             async move { UnixStream::connect(socket).await.map(TokioIo::new) }
         });
-        Ok(Self { channel: endpoint.connect_with_connector(connect).await? })
+        Ok(Self { channel: endpoint.connect_with_connector(connect).await?, headers: MetadataMap::new() })
+    }
+
+    /// The same connection, with this metadata on each call.
+    pub fn with_headers(&self, headers: &[(&'static str, &str)]) -> Self {
+        let mut map = MetadataMap::new();
+        for (name, value) in headers {
+            map.append(*name, value.parse().expect("a header's value"));
+        }
+        Self { channel: self.channel.clone(), headers: map }
     }
 
     pub fn stream_secrets(&self) -> Duplex<DiscoveryRequest, DiscoveryResponse> {
@@ -112,8 +123,14 @@ impl EnvoyClient {
         grpc.ready().await.map_err(|e| Status::unavailable(e.to_string()))?;
         let path = PathAndQuery::try_from(path).expect("a path");
         let message = Bytes::from(request.encode_to_vec());
-        let reply = grpc.unary(Request::new(message), path, Raw).await?.into_inner();
+        let reply = grpc.unary(self.request(message), path, Raw).await?.into_inner();
         Ok(DiscoveryResponse::decode(reply).expect("a DiscoveryResponse"))
+    }
+
+    fn request<T>(&self, message: T) -> Request<T> {
+        let mut request = Request::new(message);
+        *request.metadata_mut() = self.headers.clone();
+        request
     }
 
     fn open<Q, A>(&self, path: &str) -> Duplex<Q, A> {
@@ -123,11 +140,14 @@ impl EnvoyClient {
         let path = PathAndQuery::try_from(path).expect("a path");
         let mut grpc = tonic::client::Grpc::new(self.channel.clone()).max_decoding_message_size(usize::MAX);
         let mut driver = JoinSet::new();
+        let headers = self.headers.clone();
         driver.spawn(async move {
             let call = async {
                 grpc.ready().await.map_err(|e| Status::unavailable(e.to_string()))?;
                 let requests = UnboundedReceiverStream::new(outgoing);
-                let mut stream = grpc.streaming(Request::new(requests), path, Raw).await?.into_inner();
+                let mut request = Request::new(requests);
+                *request.metadata_mut() = headers;
+                let mut stream = grpc.streaming(request, path, Raw).await?.into_inner();
                 while let Some(message) = stream.message().await? {
                     if incoming.send(Ok(message)).await.is_err() {
                         return Ok(());

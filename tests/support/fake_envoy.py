@@ -53,6 +53,9 @@ class Admin(BaseHTTPRequestHandler):
         body = "OK\n"
         if path == "/stats":
             body = HOW.get("stats") or STATS[HOW.get("ready", True)]
+        elif path == "/server_info":
+            body = json.dumps({"version": "0000000/1.40.0/Clean/RELEASE/none", "state": "LIVE",
+                               "uptime_current_epoch": "1s"})
         data = body.encode()
         self.send_response(200)
         self.send_header("Content-Type", "text/plain")
@@ -73,6 +76,11 @@ def ended(number, _frame):
 
 
 def main():
+    if "--version" in sys.argv:
+        print("fake_envoy.py  version: 0000000/1.40.0/Clean/RELEASE/none")
+        return
+    if "validate" in sys.argv:
+        return
     signal.signal(signal.SIGTERM, ended)
     signal.signal(signal.SIGINT, ended)
     note(args=sys.argv[1:], pid=os.getpid(), uid=os.getuid())

@@ -9,10 +9,12 @@ pub mod agent;
 pub mod builder;
 pub mod client;
 pub mod clock;
+pub mod commands;
 pub mod disk;
 pub mod http;
 pub mod mesh;
 pub mod root;
+pub mod web;
 
 use std::path::PathBuf;
 use std::sync::OnceLock;

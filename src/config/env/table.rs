@@ -163,7 +163,7 @@ variables! {
     ours XDS XDS_HOLD_TIMEOUT: Duration = "10m", "how long a stream of Envoy is held while istiod is dialled; 0: not at all";
     ours XDS XDS_STALL_TIMEOUT: Duration = "0s", "end a stream on which nothing moves for so long; 0: only report it";
     go CERT CA_ADDR: Text = "", "address of the CA; empty: istiod";
-    go CERT CA_PROVIDER: Text = "Citadel", "Citadel, or GkeWorkloadCertificate for mounted certificates";
+    go CERT CA_PROVIDER: Text = "Citadel", "Citadel (or Istiod), GkeWorkloadCertificate for mounted certificates, GoogleCA, GoogleCAS, VaultCA";
     go CERT CA_ROOT_CA: Text = "", "root file for the CA, or SYSTEM";
     go CERT PROV_CERT: Text = "", "folder of the certificate that authenticates to istiod";
     go CERT OUTPUT_CERTS: Text = "", "folder to write key, chain and roots to";
@@ -211,8 +211,26 @@ variables! {
     ours STATUS READINESS_STRICT: Bool = "false", "an expired identity or a lost config source takes readiness away";
     ours STATUS METRICS_PART_LIMIT_BYTES: Int = "0", "most bytes of one part of the merged metrics; 0: all";
     ours STATUS METRICS_DETAILS: Bool = "false", "export families the Go agent does not have, and mark cut parts";
-    ours CERT ENABLE_GOOGLE_CA: Bool = "false", "allow CA_PROVIDER GoogleCA and GoogleCAS, which left the Go agent in 1.23";
-    ours CERT GKE_CLUSTER_URL: Text = "", "cluster named to Google's Mesh CA";
+    ours CERT ENABLE_GOOGLE_CA: Bool = "false", "a CA_ADDR of googleapis.com means GoogleCA without being named by CA_PROVIDER";
+    ours CERT GKE_CLUSTER_URL: Text = "", "address of the GKE cluster: routing of Google's Mesh CA, identity provider in token exchanges";
+    ours CERT ENABLE_INGRESS_GATEWAY_SDS: Bool = "false", "serve secrets of the namespace to a gateway's Envoy; on in a router with the folder /var/run/ingress_gateway (as in 1.1 to 1.5)";
+    ours CERT INGRESS_GATEWAY_NAMESPACE: Text = "", "whose secrets a gateway is served; empty: the pod's namespace";
+    ours CERT INGRESS_GATEWAY_FALLBACK_SECRET: Text = "gateway-fallback", "secret that is served in place of one that does not exist; empty: none";
+    ours CERT SECRET_WATCHER_RESYNC_PERIOD: Duration = "0s", "time after which secrets of gateways are listed anew; 0: only when a watch ends";
+    ours CERT KUBERNETES_SERVICE_PORT: Text = "443", "port of the API server";
+    ours CERT SDS_CALLER_TOKENS: Bool = "false", "a socket on which each caller brings its own token and gets a certificate for it (node agents of 1.1 to 1.4)";
+    ours CERT WORKLOAD_SDS: Text = "", "path of that socket; empty: /var/run/sds/uds_path";
+    ours CERT PLUGINS: Text = "", "GoogleTokenExchange: the token is exchanged for Google's federated one before it goes to the CA (as in 1.1 to 1.5)";
+    ours CERT VAULT_ADDR: Text = "", "VaultCA: address of the Vault, https://host:8200";
+    ours CERT VAULT_ROLE: Text = "", "VaultCA: role to log in as";
+    ours CERT VAULT_AUTH_PATH: Text = "", "VaultCA: where to log in, such as auth/kubernetes/login";
+    ours CERT VAULT_SIGN_CSR_PATH: Text = "", "VaultCA: what signs, such as istio_ca/sign/istio-pki-role";
+    ours CERT VAULT_TLS_ROOT_CERT: Text = "", "VaultCA: certificate in PEM, or a file with it, trusted beside the system's roots";
+    ours CERT VAULT_NAMESPACE: Text = "", "VaultCA: namespace of the Vault";
+    ours CERT STS_PORT: Text = "", "--stsPort where the flag is not given; counts only beside TOKEN_MANAGER_PLUGIN";
+    ours CERT TOKEN_MANAGER_PLUGIN: Text = "", "--tokenManagerPlugin where the flag is not given";
+    ours CERT STS_UPSTREAM_URL: Text = "", "token endpoint (RFC 8693) of the plugin Passthrough";
+    ours CERT STS_UPSTREAM_AUDIENCE: Text = "", "audience that the plugin Passthrough asks for where the caller names none";
     ours CERT GOOGLE_CAS_ENDPOINT: Text = "privateca.googleapis.com:443", "address of Google's Certificate Authority Service; CA_ADDR is its pool";
 }
 

@@ -164,8 +164,7 @@ impl Config {
         self.flags.or_default(args::PROXY, "outlierLogPath").clone_into(&mut out.outlier_log_path);
         s.text(var::HOST_IP).clone_into(&mut out.host_ip);
         s.text(var::XDS_ROOT_CA).clone_into(&mut out.xds_root_cert);
-        out.sts_port =
-            crate::config::go::integer(self.flags.or_default(args::PROXY, "stsPort"), 64).unwrap_or(0);
+        out.sts_port = self.sts_port();
         out
     }
 

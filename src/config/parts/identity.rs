@@ -117,6 +117,7 @@ pub fn secrets(config: &Config, plan: &Plan) -> secrets::Config {
         file_debounce: s.duration(var::FILE_DEBOUNCE_DURATION),
         system_bundle: files::system_bundle(),
         proxyless: s.flag(var::DISABLE_ENVOY),
+        eager: true,
         first_key: None,
         trouble: std::sync::Arc::default(),
         // Only a client that forgets its own bounds ever meets this one.

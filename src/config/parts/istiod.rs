@@ -1,12 +1,15 @@
 //! The way upstream: which roots, names, certificates and headers, for the config path and for the CA.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::{Config, Error};
-use crate::ca::provider::Calls;
-use crate::config::env::var;
-use crate::istiod::auth::CallHeaders;
+use crate::ca::provider::{Calls, Provider};
+use crate::ca::vault;
+use crate::config::env::{Key, kinds, var};
+use crate::fetch::Proxies;
+use crate::istiod::auth::{CallHeaders, TokenSource};
 use crate::istiod::{self, ClientFiles, Compliance, Roots, Tls, Transport};
 use crate::proto::mesh::AuthenticationPolicy;
 
@@ -123,6 +126,25 @@ fn unmounted_root(config: &Config, file_mounted: bool) -> Result<PathBuf, Error>
     existing(config.path(ISTIOD_ROOT))
 }
 
+/// Which CA signs by gRPC, and the connection to it; none where another way or nobody does.
+///
+/// # Errors
+/// When there is no such provider, or its root cannot be located.
+pub fn ca_of_provider(config: &Config) -> Result<Option<(Provider, istiod::Config)>, Error> {
+    let s = &config.settings;
+    let address = s.some_text(var::CA_ADDR).unwrap_or(&config.mesh.proxy.discovery_address);
+    let provider = Provider::resolve(s.text(var::CA_PROVIDER), address, s.flag(var::ENABLE_GOOGLE_CA))
+        .map_err(|e| Error::new(e.to_string()))?;
+    let connection = match provider {
+        Provider::GoogleCa => google_ca(config, false)?,
+        Provider::GoogleCas => google_ca(config, true)?,
+        Provider::Citadel => ca(config)?,
+        // A Vault is spoken to over HTTP.
+        Provider::Vault | Provider::GkeWorkloadCertificate => return Ok(None),
+    };
+    Ok(Some((provider, connection)))
+}
+
 /// The connection to the CA.
 ///
 /// # Errors
@@ -159,6 +181,14 @@ pub fn ca(config: &Config) -> Result<istiod::Config, Error> {
 /// When `CA_ROOT_CA` names a file that is not there.
 pub fn google_ca(config: &Config, pool: bool) -> Result<istiod::Config, Error> {
     let s = &config.settings;
+    if s.text(var::CA_ADDR).is_empty() {
+        let (name, wanted) = if pool {
+            ("GoogleCAS", "the pool, projects/P/locations/L/caPools/C")
+        } else {
+            ("GoogleCA", "the CA, meshca.googleapis.com:443")
+        };
+        return Err(Error::new(format!("CA_PROVIDER={name} needs CA_ADDR: {wanted}")));
+    }
     let address = s.text(if pool { var::GOOGLE_CAS_ENDPOINT } else { var::CA_ADDR }).to_owned();
     let roots = match s.some_text(var::CA_ROOT_CA) {
         Some(_) => ca_roots(config)?,
@@ -171,6 +201,44 @@ pub fn google_ca(config: &Config, pool: bool) -> Result<istiod::Config, Error> {
         transport,
         connect_timeout: CONNECT_TIMEOUT,
         proxy: proxy(config, "HTTPS_PROXY"),
+    })
+}
+
+/// What a Vault is asked with.
+///
+/// # Errors
+/// When a variable is missing, or `VAULT_TLS_ROOT_CERT` holds no certificate.
+pub fn vault(config: &Config, tokens: Arc<dyn TokenSource>) -> Result<vault::Config, Error> {
+    let s = &config.settings;
+    let needed = |key: Key<kinds::Text>| match s.text(key) {
+        "" => Err(Error::new(format!("CA_PROVIDER=VaultCA needs {}, which is not set", key.name()))),
+        text => Ok(text.to_owned()),
+    };
+    let roots = match s.text(var::VAULT_TLS_ROOT_CERT) {
+        "" => Vec::new(),
+        pem if pem.contains("-----BEGIN") => pem.as_bytes().to_vec(),
+        path => std::fs::read(config.path(path)).map_err(|e| {
+            Error::new(format!(
+                "VAULT_TLS_ROOT_CERT={path}: neither a certificate in PEM nor a file with one: {e}"
+            ))
+        })?,
+    };
+    if !roots.is_empty() && crate::tls::client::roots_of(&roots).is_empty() {
+        return Err(Error::new("VAULT_TLS_ROOT_CERT: there is no readable certificate in it"));
+    }
+    let (attempt_timeout, total_timeout) = ca_limits(config);
+    Ok(vault::Config {
+        address: needed(var::VAULT_ADDR)?,
+        role: needed(var::VAULT_ROLE)?,
+        auth_path: needed(var::VAULT_AUTH_PATH)?,
+        sign_path: needed(var::VAULT_SIGN_CSR_PATH)?,
+        namespace: s.text(var::VAULT_NAMESPACE).to_owned(),
+        roots,
+        tokens,
+        proxies: Proxies { http: proxy(config, "HTTP_PROXY"), https: proxy(config, "HTTPS_PROXY") },
+        crypto: crate::tls::provider::provider(compliance(config)).0,
+        attempt_timeout,
+        total_timeout,
     })
 }
 

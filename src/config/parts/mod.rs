@@ -3,10 +3,12 @@
 
 pub mod dns;
 pub mod envoy;
+pub mod gateway;
 pub mod health;
 pub mod identity;
 pub mod istiod;
 pub mod status;
+pub mod sts;
 pub mod wasm;
 
 use std::path::{Path, PathBuf};

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use futures_util::stream::{self, StreamExt};
 
-use super::Servers;
 use super::http::get;
+use super::{GoogleProject, Servers};
 use crate::config::env::Settings;
 use crate::config::env::var;
 use crate::config::node::Platform;
@@ -13,6 +13,7 @@ use crate::envoy::bootstrap::Locality;
 
 /// Questions under way at a time: a server that emulates Google's may have a short queue.
 const AT_ONCE: usize = 3;
+const CLUSTERS: &str = "https://container.googleapis.com/v1";
 const FLAVOR: (&str, &str) = ("metadata-flavor", "Google");
 
 /// Whether the server at `host` is Google's.
@@ -72,6 +73,25 @@ fn from_variables(given: &str, quota_project: &str, zone: &str) -> BTreeMap<Stri
     with_cluster_url(metadata)
 }
 
+/// The project's number and its cluster's address. Empty parts of `GCP_METADATA` count as known; one with other
+/// than four parts counts as not set.
+pub(super) async fn project(settings: &Settings, servers: &Servers) -> Option<GoogleProject> {
+    let given: Vec<&str> = settings.text(var::GCP_METADATA).split('|').collect();
+    let url = |project: &str, location: &str, cluster: &str| {
+        format!("{CLUSTERS}/projects/{project}/locations/{location}/clusters/{cluster}")
+    };
+    let (number, cluster_url) = if let [project, number, cluster, location] = given[..] {
+        (number.to_owned(), url(project, location, cluster))
+    } else {
+        let host =
+            Some(settings.text(var::GCE_METADATA_HOST)).filter(|h| !h.is_empty()).unwrap_or(&servers.v4);
+        let mut said = asked(host).await;
+        let cluster_url = said.remove("gcp_gke_cluster_url").unwrap_or_default();
+        (said.remove("gcp_project_number")?, cluster_url)
+    };
+    (!number.is_empty()).then_some(GoogleProject { number, cluster_url })
+}
+
 async fn asked(host: &str) -> BTreeMap<String, String> {
     let questions = [
         ("gcp_project", "project/project-id"),
@@ -83,9 +103,9 @@ async fn asked(host: &str) -> BTreeMap<String, String> {
         ("gcp_gce_instance_template", "instance/attributes/instance-template"),
         ("gcp_gce_instance_created_by", "instance/attributes/created-by"),
     ];
-    let answers = stream::iter(questions)
-        .map(|(key, path)| async move { Some((key.to_owned(), value(host, path).await?)) })
-        .buffered(AT_ONCE);
+    let answers =
+        questions.map(|(key, path)| async move { Some((key.to_owned(), value(host, path).await?)) });
+    let answers = stream::iter(answers).buffered(AT_ONCE);
     let mut metadata: BTreeMap<String, String> = answers.filter_map(std::future::ready).collect().await;
     if !metadata.contains_key("gcp_location")
         && let Some(zone) = zone(host).await
@@ -100,9 +120,7 @@ fn with_cluster_url(mut metadata: BTreeMap<String, String>) -> BTreeMap<String, 
     if let (Some(project), Some(location), Some(cluster)) =
         (of("gcp_project"), of("gcp_location"), of("gcp_gke_cluster_name"))
     {
-        let url = format!(
-            "https://container.googleapis.com/v1/projects/{project}/locations/{location}/clusters/{cluster}"
-        );
+        let url = format!("{CLUSTERS}/projects/{project}/locations/{location}/clusters/{cluster}");
         metadata.insert("gcp_gke_cluster_url".to_owned(), url);
     }
     metadata

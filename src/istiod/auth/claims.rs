@@ -27,28 +27,53 @@ const MAX_AUDIENCE: usize = 128;
 pub struct Claims {
     /// `exp`.
     pub expires: Option<SystemTime>,
-    /// `iat`.
-    pub issued: Option<SystemTime>,
     /// `aud`, one or several, cut to a length for logs.
     pub audiences: Vec<String>,
+    /// `iat`.
+    pub issued: Option<SystemTime>,
+    /// `iss`, cut to a length for logs.
+    pub issuer: Option<String>,
+    /// `sub`, likewise: `system:serviceaccount:NAMESPACE:ACCOUNT`.
+    pub subject: Option<String>,
 }
 
-/// The claims of a token; `None` when it is no JWT.
+/// A token's payload; `None` when it is no JWT.
 #[must_use]
-pub fn read(token: &str) -> Option<Claims> {
+pub fn payload(token: &str) -> Option<serde_json::Map<String, serde_json::Value>> {
     let mut parts = token.trim().split('.');
     let (_, payload, _) = (parts.next()?, parts.next()?, parts.next()?);
     if parts.next().is_some() || payload.len() > MAX_PAYLOAD {
         return None;
     }
-    let payload = ENGINE.decode(payload).ok()?;
-    let payload: serde_json::Map<String, serde_json::Value> = serde_json::from_slice(&payload).ok()?;
+    serde_json::from_slice(&ENGINE.decode(payload).ok()?).ok()
+}
+
+/// The one audience of a token; `None` when it has several, none, an empty one or one that is no text.
+#[must_use]
+pub fn only_audience(token: &str) -> Option<String> {
+    use serde_json::Value;
+    let text = match payload(token)?.remove("aud")? {
+        Value::String(text) => text,
+        Value::Array(all) => match <[Value; 1]>::try_from(all).ok()? {
+            [Value::String(text)] => text,
+            _ => return None,
+        },
+        _ => return None,
+    };
+    (!text.is_empty()).then_some(text)
+}
+
+/// The claims of a token; `None` when it is no JWT.
+#[must_use]
+pub fn read(token: &str) -> Option<Claims> {
+    let payload = payload(token)?;
     // Numbers may be written as fractions (RFC 7519 NumericDate).
     let date = |name: &str| {
         let seconds = payload.get(name).and_then(serde_json::Value::as_f64);
         let seconds = seconds.filter(|s| s.is_finite() && *s >= 0.0);
         UNIX_EPOCH.checked_add(Duration::try_from_secs_f64(seconds?).ok()?)
     };
+    let text = |name: &str| payload.get(name).and_then(serde_json::Value::as_str).map(cut);
     let audiences = match payload.get("aud") {
         Some(serde_json::Value::String(one)) => vec![cut(one)],
         Some(serde_json::Value::Array(all)) => {
@@ -56,7 +81,13 @@ pub fn read(token: &str) -> Option<Claims> {
         }
         _ => Vec::new(),
     };
-    Some(Claims { expires: date("exp"), issued: date("iat"), audiences })
+    Some(Claims {
+        expires: date("exp"),
+        audiences,
+        issued: date("iat"),
+        issuer: text("iss"),
+        subject: text("sub"),
+    })
 }
 
 fn cut(text: &str) -> String {

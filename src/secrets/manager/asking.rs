@@ -76,6 +76,12 @@ impl Manager {
                 }
             },
             ResourceName::FileRoot(path) => Source::Roots(path.into()),
+            // Served by another source.
+            ResourceName::Gateway(text) => {
+                let error = crate::secrets::name::Error::Unknown(text.clone());
+                let _ = reply.send(Err(Arc::new(Error::Name(error))));
+                return;
+            }
             ResourceName::Default | ResourceName::RootCa => match self.provider(&name) {
                 Provider::Files(source) => source,
                 Provider::Ca => return self.fetch_from_ca(name, reply),

@@ -34,6 +34,7 @@ fn config(dir: &Path) -> Config {
         system_bundle: None,
         proxyless: false,
         call_bound: Duration::from_secs(120),
+        eager: true,
         first_key: None,
         trouble: Arc::default(),
     }

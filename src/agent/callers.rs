@@ -1,0 +1,177 @@
+//! Callers' tokens: one SDS socket for the proxies of many pods, each with the token that it brings.
+//!
+//! Each stream has a secret manager of its own, whose only token is that of its caller: nothing is shared by two
+//! of them, and key, certificate and token are gone with the stream. Streams and first signatures at a time are
+//! bounded.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use futures_util::future::BoxFuture;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use zeroize::Zeroizing;
+
+use crate::base::clock::Clock;
+use crate::base::metrics::Metrics;
+use crate::base::tasks::{Group, Stop};
+use crate::ca::csr::spiffe_id;
+use crate::config::Config;
+use crate::config::env::var;
+use crate::config::parts::identity;
+use crate::istiod::auth::{Error, Token, TokenSource, claims};
+use crate::sds::Callers;
+use crate::secrets::{self, Fetched, Manager, Mounted, ResourceName, SecretSource, name};
+
+/// Streams at a time: a node has some hundred pods, and each of their proxies two streams or three.
+const STREAMS: usize = 4096;
+/// First certificates that are asked for at a time; an RSA key takes a processor for 60 ms.
+const FIRST: usize = 8;
+
+/// Makes sources of secrets for callers.
+pub struct ByToken {
+    config: Arc<Config>,
+    clock: Arc<dyn Clock>,
+    group: Group,
+    streams: Arc<Semaphore>,
+    first: Arc<Semaphore>,
+}
+
+impl fmt::Debug for ByToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ByToken(..)")
+    }
+}
+
+impl ByToken {
+    /// Managers run in `group`.
+    pub fn new(config: Arc<Config>, clock: Arc<dyn Clock>, group: Group) -> Self {
+        let (streams, first) = (Arc::new(Semaphore::new(STREAMS)), Arc::new(Semaphore::new(FIRST)));
+        Self { config, clock, group, streams, first }
+    }
+
+    async fn make(&self, token: &str) -> Result<Arc<dyn SecretSource>, String> {
+        let Ok(stream) = self.streams.clone().try_acquire_owned() else {
+            return Err(format!("more than {STREAMS} streams with callers' tokens are open"));
+        };
+        // The prefix is put before it again where it is sent.
+        let token = Token::new(token.strip_prefix("Bearer ").unwrap_or(token)).ok_or("the token is empty")?;
+        let identity = self.identity(&token);
+        let tokens = Arc::new(Brought(token));
+        // A registry of its own: families of a second manager would have the same names.
+        let metrics = Metrics::new();
+        let ca = super::ca::client(&self.config, tokens, &metrics, &self.clock, &Arc::default()).await;
+        let ca = ca.map_err(|e| e.to_string())?.ok_or("no CA signs in this mode")?;
+        let plan = identity::plan(&self.config).map_err(|e| e.to_string())?;
+        let mut config = identity::secrets(&self.config, &plan);
+        config.identity = identity;
+        // Files are the node's, not the caller's.
+        config.mounted = Mounted { cert: PathBuf::new(), key: PathBuf::new(), root: PathBuf::new() };
+        config.output = None;
+        config.eager = false;
+        let (handle, manager) = Manager::new(config, Some(ca), &metrics, self.clock.clone());
+        Ok(Arc::new(OfCaller {
+            handle,
+            manager: Arc::new(Mutex::new(Some(manager))),
+            group: self.group.clone(),
+            stop: self.group.token().child_token(),
+            first: self.first.clone(),
+            _stream: stream,
+        }))
+    }
+
+    // The CA decides; this is what is asked for.
+    fn identity(&self, token: &Token) -> String {
+        let claims = claims::payload(token.expose()).unwrap_or_default();
+        let text = |name: &str| claims.get(name).and_then(|v| v.as_str()).filter(|t| !t.is_empty());
+        let account = text("sub").and_then(|sub| sub.strip_prefix("system:serviceaccount:"));
+        match account.and_then(|account| account.split_once(':')) {
+            Some((namespace, account)) => {
+                spiffe_id(self.config.settings.text(var::TRUST_DOMAIN), namespace, account)
+            }
+            None => text("email").unwrap_or("default").to_owned(),
+        }
+    }
+}
+
+impl Callers for ByToken {
+    fn source(&self, token: Zeroizing<String>) -> BoxFuture<'_, Result<Arc<dyn SecretSource>, String>> {
+        Box::pin(async move { self.make(&token).await })
+    }
+}
+
+/// The caller's token.
+#[derive(Debug)]
+struct Brought(Token);
+
+impl TokenSource for Brought {
+    fn token(&self) -> BoxFuture<'_, Result<Option<Token>, Error>> {
+        Box::pin(async { Ok(Some(self.0.clone())) })
+    }
+}
+
+/// Secrets of one stream; its end is the manager's.
+struct OfCaller {
+    handle: secrets::Handle,
+    manager: Arc<Mutex<Option<Manager>>>,
+    group: Group,
+    stop: Stop,
+    first: Arc<Semaphore>,
+    _stream: OwnedSemaphorePermit,
+}
+
+impl fmt::Debug for OfCaller {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("OfCaller(..)")
+    }
+}
+
+impl Drop for OfCaller {
+    fn drop(&mut self) {
+        self.stop.cancel();
+    }
+}
+
+impl SecretSource for OfCaller {
+    fn name(&self, text: &str) -> Result<ResourceName, name::Error> {
+        match text.parse()? {
+            own @ (ResourceName::Default | ResourceName::RootCa) => Ok(own),
+            _ => Err(name::Error::Unknown(text.to_owned())),
+        }
+    }
+
+    fn fetch(&self, name: ResourceName) -> BoxFuture<'static, Result<Fetched, Arc<secrets::Error>>> {
+        let (handle, manager, group, stop, first) = (
+            self.handle.clone(),
+            self.manager.clone(),
+            self.group.clone(),
+            self.stop.clone(),
+            self.first.clone(),
+        );
+        Box::pin(async move {
+            let started = manager.lock().unwrap_or_else(PoisonError::into_inner).is_none();
+            if started {
+                return handle.fetch(name).await;
+            }
+            let permit = first.acquire_owned().await;
+            let begun = manager.lock().unwrap_or_else(PoisonError::into_inner).take();
+            if let Some(manager) = begun {
+                group.run("caller's secrets", manager.run(stop));
+            }
+            let fetched = handle.fetch(name).await;
+            drop(permit);
+            fetched
+        })
+    }
+}
+
+/// The socket's path, where callers' tokens are taken.
+pub fn prepare(config: &Config) -> Result<Option<PathBuf>, crate::config::parts::Error> {
+    let socket = crate::config::parts::gateway::callers(config);
+    if let Some(socket) = &socket {
+        tracing::info!(target: "sds", "tokens of callers are taken on {}", socket.display());
+        // What is refused for every caller is refused at the start.
+        identity::plan(config)?;
+    }
+    Ok(socket)
+}

@@ -1,0 +1,83 @@
+//! The security token service, where a port is set for it.
+//!
+//! A metadata server may come up some seconds after its pod. So a service that lacks only the project's number
+//! does not hold up the start: Envoy runs meanwhile, and the agent ends when there is still none.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::shutdown::Stages;
+use crate::base::clock::Clock;
+use crate::base::metrics::Metrics;
+use crate::config::Config;
+use crate::config::parts::Error;
+use crate::config::parts::sts::{Service, google};
+use crate::sts::{Bound, Handle, Plugin, bind};
+use crate::trouble::Troubles;
+
+/// How long a metadata server is waited for. GKE's needs "a few seconds" after the start of a pod.
+const WAIT: Duration = Duration::from_secs(8);
+/// Between two questions.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// A service that is to be started.
+pub struct Pending {
+    service: Service,
+    bound: Option<Bound>,
+}
+
+/// Opens the port, where all is known that the service needs.
+///
+/// # Errors
+/// When the service can never work: its port is its user's address, so without it there is no start.
+pub async fn prepare(config: &Config, all_ipv6: bool) -> Result<Option<Pending>, Error> {
+    let Some(service) = crate::config::parts::sts::service(config, all_ipv6).await? else { return Ok(None) };
+    let bound = match service.config() {
+        Some(config) => Some(bind(config).map_err(super::said)?),
+        None => None,
+    };
+    Ok(Some(Pending { service, bound }))
+}
+
+impl Pending {
+    /// Starts it.
+    pub fn spawn(
+        self,
+        config: &Arc<Config>,
+        stages: &Stages,
+        metrics: &Metrics,
+        clock: &Arc<dyn Clock>,
+        troubles: &Troubles,
+    ) -> Handle {
+        let Self { mut service, bound } = self;
+        let handle = service.handle(troubles.reporter("security"));
+        if let Some(bound) = bound {
+            bound.spawn(&stages.sts, metrics, clock.clone(), handle.clone());
+            return handle;
+        }
+        let (config, metrics, clock, told) = (config.clone(), metrics.clone(), clock.clone(), handle.clone());
+        let (group, stop) = (stages.sts.clone(), stages.sts.token());
+        stages.sts.spawn("token service", async move {
+            let until = tokio::time::Instant::now() + WAIT;
+            loop {
+                tokio::select! {
+                    () = stop.cancelled() => return Ok(()),
+                    () = tokio::time::sleep(PAUSE) => {}
+                }
+                match google(&config).await {
+                    Ok(google) => {
+                        service.plugin = Some(Plugin::Google(google));
+                        break;
+                    }
+                    Err(error) if tokio::time::Instant::now() >= until => return Err(error.into()),
+                    Err(_) => {}
+                }
+            }
+            if let Some(config) = service.config() {
+                bind(config)?.spawn(&group, &metrics, clock, told);
+            }
+            Ok(())
+        });
+        handle
+    }
+}

@@ -1,0 +1,93 @@
+//! Secrets of gateways, and the socket for callers with tokens.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use super::{Config, Error, identity};
+use crate::config::env::var;
+use crate::gateway::{Api, Config as Gateway, Origin};
+use crate::secrets::probe;
+
+/// The folder whose presence switched it on in release 1.5.
+const FOLDER: &str = "./var/run/ingress_gateway";
+const SOCKET: &str = "./var/run/ingress_gateway/sds";
+const ACCOUNT: &str = "./var/run/secrets/kubernetes.io/serviceaccount";
+const CALLERS: &str = "/var/run/sds/uds_path";
+
+/// The source of a gateway's secrets and its socket; `None` when it is off.
+///
+/// # Errors
+/// When it was asked for and lacks something.
+pub fn secrets(config: &Config) -> Result<Option<(Gateway, PathBuf)>, Error> {
+    let s = &config.settings;
+    let folder = config.flags.get("gateway-secrets-dir").filter(|dir| !dir.is_empty());
+    let asked = s.flag(var::ENABLE_INGRESS_GATEWAY_SDS);
+    let found = config.node_type == "router" && config.path(FOLDER).is_dir();
+    if folder.is_none() && !asked && !found {
+        return Ok(None);
+    }
+    let socket = config.flags.get("gatewayUdsPath").filter(|path| !path.is_empty());
+    let socket = config.path(socket.unwrap_or(SOCKET));
+    if socket == config.path(identity::WORKLOAD_DIR).join(probe::DEFAULT_SOCKET) {
+        return Err(Error::new(format!(
+            "--gatewayUdsPath={}: this is the workload's socket; gateway secrets need another one",
+            socket.display()
+        )));
+    }
+    let origin = match folder {
+        Some(folder) => {
+            let path = config.path(folder);
+            if !path.is_dir() {
+                return Err(Error::new(format!("--gateway-secrets-dir={folder}: there is no such folder")));
+            }
+            Origin::Folder(path)
+        }
+        None => match api(config) {
+            Ok(api) => Origin::Api(Arc::new(api)),
+            Err(why) if asked => return Err(Error::new(format!("ENABLE_INGRESS_GATEWAY_SDS: {why}"))),
+            Err(why) => {
+                tracing::warn!(target: "sds", "no gateway secrets are served though {FOLDER} is there: {why}");
+                return Ok(None);
+            }
+        },
+    };
+    let fallback = s.text(var::INGRESS_GATEWAY_FALLBACK_SECRET).to_owned();
+    Ok(Some((Gateway { origin, fallback }, socket)))
+}
+
+fn api(config: &Config) -> Result<Api, String> {
+    let s = &config.settings;
+    let host = s.text(var::KUBERNETES_SERVICE_HOST);
+    if host.is_empty() {
+        return Err(
+            "KUBERNETES_SERVICE_HOST is not set, so this is no cluster; --gateway-secrets-dir serves secrets from a folder"
+                .to_owned(),
+        );
+    }
+    let host = if host.contains(':') { format!("[{host}]") } else { host.to_owned() };
+    let namespace = s.some_text(var::INGRESS_GATEWAY_NAMESPACE).unwrap_or(s.text(var::POD_NAMESPACE));
+    if namespace.is_empty() {
+        return Err("the namespace is not known: set INGRESS_GATEWAY_NAMESPACE or POD_NAMESPACE".to_owned());
+    }
+    let account = config.path(ACCOUNT);
+    Ok(Api {
+        base: format!("https://{host}:{}", s.text(var::KUBERNETES_SERVICE_PORT)),
+        namespace: namespace.to_owned(),
+        token: account.join("token"),
+        ca: account.join("ca.crt"),
+        resync: s.duration(var::SECRET_WATCHER_RESYNC_PERIOD),
+        crypto: crate::tls::provider::provider(super::istiod::compliance(config)).0,
+    })
+}
+
+/// The socket on which callers bring their tokens; `None` when it is off.
+#[must_use]
+pub fn callers(config: &Config) -> Option<PathBuf> {
+    let s = &config.settings;
+    if !s.flag(var::SDS_CALLER_TOKENS) {
+        return None;
+    }
+    let flag = config.flags.get("workloadUDSPath").filter(|path| !path.is_empty());
+    let variable = s.some_text(var::WORKLOAD_SDS).filter(|path| path.contains('/'));
+    Some(config.path(flag.or(variable).unwrap_or(CALLERS)))
+}

@@ -1,0 +1,103 @@
+//! Envoy: there, which version, and what it says of the bootstrap.
+
+use std::io::ErrorKind;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::{Check, Scene, State};
+use crate::agent;
+use crate::config::env::var;
+use crate::config::parts::identity;
+use crate::envoy::validate::{self, Verdict};
+use crate::secrets::probe::{self, Mode};
+use crate::trouble::Kind;
+
+/// An Envoy that is well says its version in a tenth of a second, also on a busy machine.
+const VERSION: Duration = Duration::from_secs(5);
+
+pub(super) async fn checks(scene: &Scene) -> Vec<Check> {
+    let config = &scene.config;
+    if config.settings.flag(var::DISABLE_ENVOY) {
+        return vec![Check::skip("envoy", "DISABLE_ENVOY: none is started")];
+    }
+    let binary = &config.mesh.proxy.binary_path;
+    let version = version(binary).await;
+    let told = version.state == State::Ok;
+    let failed = version.state == State::Fail;
+    let mut out = vec![version];
+    if told {
+        out.push(bootstrap(scene, binary).await);
+    } else if !failed {
+        // What is no Envoy cannot judge one's bootstrap.
+        out.push(Check::skip("bootstrap", "not asked: what tells no version judges no bootstrap"));
+    }
+    out
+}
+
+async fn version(binary: &str) -> Check {
+    match validate::version(binary, VERSION).await {
+        Ok(version) => Check::ok("envoy", format!("{binary}: {version}")),
+        Err(e) if e.kind() == ErrorKind::TimedOut => {
+            let said = format!("{binary}: {e} within {} s", VERSION.as_secs());
+            Check::warn("envoy", said, "is it an Envoy, and has this machine CPU to spare?")
+        }
+        Err(e) if matches!(e.kind(), ErrorKind::Other) => {
+            Check::warn("envoy", format!("{binary}: {e}"), "binaryPath of the proxy config names an Envoy")
+        }
+        Err(e) => {
+            let hint = match e.kind() {
+                ErrorKind::NotFound => {
+                    "set binaryPath of the proxy config to Envoy's path; a script's interpreter or a program's loader may also be what is not there"
+                }
+                ErrorKind::PermissionDenied => {
+                    "make it executable for the agent's user, and mount its file system without noexec"
+                }
+                _ => Kind::EnvoyNotStarted.hint(),
+            };
+            Check::fail("envoy", Kind::EnvoyNotStarted, format!("{binary} cannot be started: {e}")).hint(hint)
+        }
+    }
+}
+
+async fn bootstrap(scene: &Scene, binary: &str) -> Check {
+    const NAME: &str = "bootstrap";
+    let config = &scene.config;
+    if !config.mesh.proxy.custom_config_file.is_empty() {
+        return Check::skip(NAME, "customConfigFile: Envoy reads its own");
+    }
+    // A running agent's own socket is no third party's.
+    let look = probe::look(&identity::workload_socket(config)).await;
+    let mode = match look {
+        Ok(Mode::External)
+            if config.settings.text(var::WORKLOAD_IDENTITY_SOCKET_FILE) != probe::DEFAULT_SOCKET =>
+        {
+            Mode::External
+        }
+        Ok(_) => Mode::Own,
+        Err(e) => {
+            return Check::fail(NAME, Kind::ConfigInvalid, e.to_string())
+                .hint("start the identity provider first");
+        }
+    };
+    let made = tokio::time::timeout_at(scene.end, agent::bootstrap_text(config, mode)).await;
+    let text = match made {
+        Ok(Ok(text)) => text,
+        Ok(Err(e)) => {
+            return Check::fail(NAME, Kind::ConfigInvalid, e.to_string()).hint("repair the value named");
+        }
+        Err(_) => return super::unfinished(NAME),
+    };
+    let limit = scene.end.saturating_duration_since(Instant::now());
+    match validate::validate(binary, &text, limit).await {
+        Verdict::Accepted => Check::ok(NAME, "Envoy accepts the bootstrap"),
+        Verdict::Refused { status, reason } => {
+            let said = format!("Envoy refuses the bootstrap ({status}): {reason}");
+            Check::fail(NAME, Kind::BootstrapRejected, said)
+        }
+        // Told as Envoy's.
+        Verdict::NotStarted(e) => Check::skip(NAME, format!("{binary} cannot be started: {e}")),
+        Verdict::Late => super::unfinished(NAME),
+        Verdict::TooLong => Check::skip(NAME, "it is longer than a command line may be"),
+    }
+}

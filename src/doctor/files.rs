@@ -1,0 +1,256 @@
+//! Files and rights: roots, mounted certificates, what is named in the configuration, and where the agent writes.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use rustix::fs::{Access, AtFlags, CWD};
+
+use super::{Check, Scene};
+use crate::config::env::var;
+use crate::config::parts::{self, identity};
+use crate::config::{Config, args};
+use crate::istiod::{Roots, Transport};
+use crate::tls::cert;
+use crate::trouble::Kind;
+
+const NAME: &str = "files";
+/// Longest path of a unix socket, without the zero at its end.
+const SOCKET_PATH: usize = 107;
+
+/// All of them; one line when all is well.
+pub(super) fn checks(scene: &Scene) -> Vec<Check> {
+    let config = &scene.config;
+    let mut out = Vec::new();
+    out.extend(roots(scene));
+    out.extend(mounted(scene));
+    out.extend(named(config));
+    out.extend(written(config));
+    if out.iter().all(|c| c.state == super::State::Ok) {
+        let uid = rustix::process::geteuid().as_raw();
+        let said = format!("what is named is there, and user {uid} may write where the agent writes");
+        out.push(Check::ok(NAME, said));
+    }
+    out
+}
+
+fn roots(scene: &Scene) -> Vec<Check> {
+    let config = &scene.config;
+    let mounted = scene.plan.as_ref().is_some_and(|p| p.file_mounted);
+    let xds = parts::istiod::xds(config, mounted).map(Some);
+    let ca =
+        if mounted { Ok(None) } else { parts::istiod::ca_of_provider(config).map(|ca| ca.map(|(_, c)| c)) };
+    let mut seen: Vec<PathBuf> = Vec::new();
+    let mut out = Vec::new();
+    for (whose, connection) in [("istiod", xds), ("the CA", ca)] {
+        let connection = match connection {
+            Ok(Some(connection)) => connection,
+            Ok(None) => continue,
+            Err(e) => {
+                let same = out.iter().any(|c: &Check| c.kind == Some(Kind::RootMissing));
+                if !same {
+                    out.push(Check::fail("roots", Kind::RootMissing, e.to_string()));
+                }
+                continue;
+            }
+        };
+        let Transport::Tls(tls) = &connection.transport else { continue };
+        let path = match &tls.roots {
+            Roots::System => continue,
+            Roots::File(path) => path.clone(),
+            Roots::FirstOf(first, other) => {
+                if first.is_file() {
+                    first.clone()
+                } else {
+                    other.clone()
+                }
+            }
+        };
+        if seen.contains(&path) {
+            continue;
+        }
+        seen.push(path.clone());
+        out.push(root_file(whose, &path, scene.now));
+    }
+    out
+}
+
+fn root_file(whose: &str, path: &Path, now: SystemTime) -> Check {
+    let shown = path.display();
+    let bytes = match std::fs::read(path) {
+        Ok(bytes) => bytes,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => {
+            return Check::fail(
+                "roots",
+                Kind::RootMissing,
+                format!("{shown}, the root of {whose}, is not there"),
+            );
+        }
+        Err(e) => {
+            return Check::fail("roots", Kind::RootBroken, format!("{shown}, the root of {whose}: {e}"));
+        }
+    };
+    let readable = cert::readable_certs(&bytes);
+    let certs = cert::parse_chain(readable.pem.as_bytes()).unwrap_or_default();
+    if certs.is_empty() {
+        let said = format!("{shown}, the root of {whose}, holds no certificate: {}", readable.trouble());
+        return Check::fail("roots", Kind::RootBroken, said);
+    }
+    let valid = certs.iter().filter(|c| c.not_before <= now && now <= c.not_after).count();
+    let names: Vec<String> = certs.iter().take(3).map(|c| super::upstream::subject(&c.subject)).collect();
+    let said = format!("{shown}, the root of {whose}: {} certificate(s) ({})", certs.len(), names.join("; "));
+    if valid == 0 {
+        return Check::warn(
+            "roots",
+            format!("{said}, none of them valid now"),
+            "compare their dates with this machine's clock",
+        );
+    }
+    if readable.dropped > 0 {
+        let said = format!("{said}; {} more cannot be read: {}", readable.dropped, readable.trouble());
+        return Check::warn("roots", said, "write the file anew, whole and in PEM");
+    }
+    Check::ok("roots", said)
+}
+
+fn mounted(scene: &Scene) -> Vec<Check> {
+    let Some(plan) = scene.plan.as_ref().filter(|p| p.file_mounted) else { return provided(scene) };
+    vec![pair(&plan.mounted.cert, &plan.mounted.key, scene.now)]
+}
+
+fn provided(scene: &Scene) -> Vec<Check> {
+    let Some(dir) = scene.config.settings.some_text(var::PROV_CERT) else { return Vec::new() };
+    let dir = scene.config.path(dir);
+    vec![pair(&dir.join("cert-chain.pem"), &dir.join("key.pem"), scene.now)]
+}
+
+fn pair(cert_file: &Path, key_file: &Path, now: SystemTime) -> Check {
+    let fail = |why: String| {
+        let said = format!("{} with {}: {why}", cert_file.display(), key_file.display());
+        Check::fail("certificates", Kind::CertificateFiles, said)
+    };
+    let read = |path: &Path| std::fs::read(path).map(zeroize::Zeroizing::new);
+    let (chain, key) = match (read(cert_file), read(key_file)) {
+        (Ok(chain), Ok(key)) => (chain, key),
+        (Err(e), _) => return fail(format!("{}: {e}", cert_file.display())),
+        (_, Err(e)) => return fail(format!("{}: {e}", key_file.display())),
+    };
+    let certs = match cert::check_pair(&chain, &key) {
+        Ok(certs) => certs,
+        Err(e) => return fail(e.to_string()),
+    };
+    let Some(leaf) = certs.first() else { return fail("no certificate".to_owned()) };
+    let said = format!("{}: {}", cert_file.display(), leaf.uris.join(", "));
+    if leaf.not_after < now {
+        return fail(format!("it expired {} ago", super::token::ago(now, leaf.not_after)));
+    }
+    let left = super::token::ago(leaf.not_after, now);
+    Check::ok("certificates", format!("{said}, valid for {left} more"))
+}
+
+/// Files that flags and variables name.
+fn named(config: &Config) -> Vec<Check> {
+    let s = &config.settings;
+    let mut files: Vec<(&str, PathBuf, Kind)> = Vec::new();
+    if let Some(path) = parts::envoy::template(config) {
+        files.push(("the bootstrap's template", path, Kind::ConfigInvalid));
+    }
+    if !config.mesh.proxy.custom_config_file.is_empty() {
+        files.push((
+            "customConfigFile",
+            config.path(&config.mesh.proxy.custom_config_file),
+            Kind::ConfigInvalid,
+        ));
+    }
+    if let Some(path) = config.flags.get("meshConfig").filter(|p| !p.is_empty()) {
+        let path = config.path(path);
+        if path.exists() || config.flags.or_default(args::PROXY, "meshConfig") != "./etc/istio/config/mesh" {
+            files.push(("--meshConfig", path, Kind::ConfigInvalid));
+        }
+    }
+    let unreadable = |(what, path, kind): (&str, PathBuf, Kind)| {
+        let error = std::fs::File::open(&path).err()?;
+        let missing = error.kind() == io::ErrorKind::NotFound;
+        let said = format!("{what}: {}: {error}", path.display());
+        let hint = if missing { "is it mounted?" } else { "make it readable for the agent's user" };
+        // A mesh file may be missing.
+        if what == "--meshConfig" && missing {
+            return Some(Check::warn(NAME, said, hint));
+        }
+        Some(Check::fail(NAME, kind, said).hint(hint))
+    };
+    let mut out: Vec<Check> = files.into_iter().filter_map(unreadable).collect();
+    if let Some(path) = s.some_text(var::ISTIO_BOOTSTRAP_OVERRIDE)
+        && let Err(e) = std::fs::read(config.path(path))
+    {
+        let said = format!("ISTIO_BOOTSTRAP_OVERRIDE={path}: {e}; Envoy starts without it");
+        out.push(Check::warn(NAME, said, "is it mounted, and readable for the agent's user?"));
+    }
+    out
+}
+
+/// Folders that the agent writes to, looked at without writing.
+fn written(config: &Config) -> Vec<Check> {
+    let mut out = Vec::new();
+    let mut folders = vec![("configPath", config.config_path(), true)];
+    if !config.settings.flag(var::DISABLE_ENVOY) {
+        folders.push(("the folder of the SDS socket", config.path(identity::WORKLOAD_DIR), true));
+    }
+    if let Some(dir) = config.settings.some_text(var::OUTPUT_CERTS) {
+        folders.push(("OUTPUT_CERTS", config.path(dir), false));
+    }
+    for (what, folder, made) in folders {
+        if let Some(check) = writable(what, &folder, made) {
+            out.push(check);
+        }
+    }
+    for socket in [config.config_path().join("XDS"), config.path(identity::WORKLOAD_DIR).join("socket")] {
+        let length = socket.as_os_str().len();
+        if length > SOCKET_PATH {
+            let said = format!(
+                "{}: a socket's path has at most {SOCKET_PATH} bytes, this one {length}",
+                socket.display()
+            );
+            out.push(Check::fail("sockets", Kind::SocketFolder, said));
+        }
+    }
+    out
+}
+
+// What is not there yet is made below the nearest folder that is; `made`: by the agent itself.
+fn writable(what: &str, folder: &Path, made: bool) -> Option<Check> {
+    let mut at = std::path::absolute(folder).unwrap_or_else(|_| folder.to_owned());
+    while !at.exists() {
+        if !made {
+            let said = format!("{what}: {} is not there", folder.display());
+            return Some(
+                Check::warn(NAME, said, Kind::OutputCertsFailed.hint()).maybe(Kind::OutputCertsFailed),
+            );
+        }
+        if !at.pop() {
+            return None;
+        }
+    }
+    let shown = at.display();
+    let uid = rustix::process::geteuid().as_raw();
+    let kind_of = |usual: Kind| if what == "OUTPUT_CERTS" { Kind::OutputCertsFailed } else { usual };
+    if !at.is_dir() {
+        let said = format!("{what}: {shown} is no folder");
+        return Some(Check::fail(NAME, kind_of(Kind::SocketFolder), said));
+    }
+    if let Err(e) = rustix::fs::accessat(CWD, &at, Access::WRITE_OK | Access::EXEC_OK, AtFlags::EACCESS) {
+        let usual = Kind::of_io(&io::Error::from(e)).unwrap_or(Kind::SocketFolder);
+        let said = format!("{what}: user {uid} may not write to {shown}: {}", io::Error::from(e));
+        return Some(Check::fail(NAME, kind_of(usual), said));
+    }
+    let disk = rustix::fs::statvfs(&at).ok()?;
+    // A file system without a size (overlays of some kinds) says 0 of 0.
+    if disk.f_blocks > 0 && disk.f_bavail == 0 {
+        return Some(Check::fail(NAME, Kind::DiskFull, format!("{what}: the disk of {shown} is full")));
+    }
+    if disk.f_files > 0 && disk.f_favail == 0 {
+        let said = format!("{what}: the disk of {shown} has no inode left");
+        return Some(Check::fail(NAME, Kind::DiskFull, said));
+    }
+    None
+}

@@ -1,0 +1,252 @@
+//! What was found, for people and for programs.
+
+use std::fmt::Write as _;
+use std::time::{Duration, SystemTime};
+
+use serde_json::{Value, json};
+
+use super::running::Running;
+use crate::base::build_info;
+use crate::trouble::Kind;
+
+/// How a check ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum State {
+    /// Well.
+    Ok,
+    /// Odd, and the proxy works all the same.
+    Warn,
+    /// The proxy does not work because of this.
+    Fail,
+    /// Could not be looked at, or does not apply; why stands beside it.
+    Skip,
+}
+
+impl State {
+    fn json(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Warn => "warn",
+            Self::Fail => "fail",
+            Self::Skip => "skip",
+        }
+    }
+
+    fn label(self) -> &'static str {
+        match self {
+            Self::Fail => "FAIL",
+            other => other.json(),
+        }
+    }
+}
+
+/// One line of the report.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Check {
+    /// What was looked at: a word from a closed list.
+    pub name: &'static str,
+    /// How it ended.
+    pub state: State,
+    /// What was found, in one line.
+    pub said: String,
+    /// What to do; empty where nothing needs to be done.
+    pub hint: String,
+    /// The trouble, where it is one.
+    pub kind: Option<Kind>,
+}
+
+impl Check {
+    pub(super) fn ok(name: &'static str, said: impl Into<String>) -> Self {
+        Self { name, state: State::Ok, said: said.into(), hint: String::new(), kind: None }
+    }
+
+    pub(super) fn skip(name: &'static str, why: impl Into<String>) -> Self {
+        Self { state: State::Skip, ..Self::ok(name, why) }
+    }
+
+    pub(super) fn warn(name: &'static str, said: impl Into<String>, hint: impl Into<String>) -> Self {
+        Self { state: State::Warn, hint: hint.into(), ..Self::ok(name, said) }
+    }
+
+    pub(super) fn fail(name: &'static str, kind: Kind, said: impl Into<String>) -> Self {
+        Self { state: State::Fail, hint: kind.hint().to_owned(), kind: Some(kind), ..Self::ok(name, said) }
+    }
+
+    pub(super) fn hint(mut self, hint: impl Into<String>) -> Self {
+        self.hint = hint.into();
+        self
+    }
+
+    pub(super) fn maybe(mut self, kind: Kind) -> Self {
+        self.kind = Some(kind);
+        self
+    }
+
+    /// The line, without its state and name.
+    #[must_use]
+    pub fn sentence(&self) -> String {
+        let line =
+            if self.hint.is_empty() { self.said.clone() } else { format!("{}; {}", self.said, self.hint) };
+        // One check is one line, whatever an error text holds.
+        line.split_whitespace().collect::<Vec<_>>().join(" ")
+    }
+}
+
+/// All of it.
+#[derive(Debug)]
+pub struct Report {
+    /// When it was made.
+    pub at: SystemTime,
+    /// In the order of a start.
+    pub checks: Vec<Check>,
+    /// What the running agent reports, as it stands in its `/debug/agentz`.
+    pub troubles: Vec<Value>,
+    took: Duration,
+}
+
+/// What to repair first.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Verdict {
+    kind: Kind,
+    said: String,
+    hint: String,
+    part: String,
+}
+
+impl Report {
+    pub(super) fn new(at: SystemTime) -> Self {
+        Self { at, checks: Vec::new(), troubles: Vec::new(), took: Duration::ZERO }
+    }
+
+    pub(super) fn add_running(&mut self, running: Running) {
+        self.checks.push(running.check());
+        self.troubles = running.troubles;
+    }
+
+    pub(super) fn finish(&mut self, took: Duration) {
+        self.took = took;
+    }
+
+    /// What is suspicious by itself becomes the cause of what follows from it: a token for another audience when
+    /// istiod refuses it.
+    pub(super) fn weigh(&mut self) {
+        let refused = |c: &Check| {
+            c.state == State::Fail && matches!(c.kind, Some(Kind::AdsRefused | Kind::CertificateRefused))
+        };
+        if !self.checks.iter().any(refused) {
+            return;
+        }
+        for check in &mut self.checks {
+            if check.name == "token" && check.state == State::Warn && check.kind.is_some() {
+                check.state = State::Fail;
+            }
+        }
+    }
+
+    fn verdict(&self) -> Option<Verdict> {
+        let own = self.checks.iter().filter(|c| c.state == State::Fail).filter_map(|c| {
+            let kind = c.kind?;
+            Some(Verdict {
+                kind,
+                said: c.said.clone(),
+                hint: c.hint.clone(),
+                part: format!("doctor/{}", c.name),
+            })
+        });
+        let text = |trouble: &Value, name: &str| trouble[name].as_str().unwrap_or_default().to_owned();
+        let agents = self.troubles.iter().filter_map(|trouble| {
+            let kind = Kind::from_name(trouble["kind"].as_str()?)?;
+            let part = format!("agent/{}", text(trouble, "part"));
+            Some(Verdict { kind, said: text(trouble, "detail"), hint: text(trouble, "hint"), part })
+        });
+        own.chain(agents).min_by_key(|v| v.kind)
+    }
+
+    /// 0: nothing is broken; 1: something is.
+    #[must_use]
+    pub fn exit_code(&self) -> u8 {
+        u8::from(self.verdict().is_some() || self.checks.iter().any(|c| c.state == State::Fail))
+    }
+
+    fn warnings(&self) -> usize {
+        self.checks.iter().filter(|c| c.state == State::Warn).count()
+    }
+
+    /// The lines, and the verdict as the last.
+    #[must_use]
+    pub fn text(&self) -> String {
+        let mut out = String::new();
+        for check in &self.checks {
+            let _ = writeln!(out, "{:<5} {:<14} {}", check.state.label(), check.name, check.sentence());
+        }
+        let verdict = match (self.verdict(), self.warnings()) {
+            (Some(v), _) => {
+                let line = format!("{}: {}; {}", v.kind, v.said, v.hint);
+                line.split_whitespace().collect::<Vec<_>>().join(" ")
+            }
+            (None, 0) => "healthy".to_owned(),
+            (None, 1) => "healthy, with one warning".to_owned(),
+            (None, n) => format!("healthy, with {n} warnings"),
+        };
+        let _ = writeln!(out, "\nverdict: {verdict}");
+        out
+    }
+
+    /// The documented form: README and `doctor --help` name its fields.
+    #[must_use]
+    pub fn json(&self) -> Value {
+        let verdict = self.verdict();
+        let checks = self.checks.iter().map(|c| {
+            let mut out = json!({"check": c.name, "state": c.state.json(), "detail": c.said});
+            if !c.hint.is_empty() {
+                out["hint"] = c.hint.as_str().into();
+            }
+            if let Some(kind) = c.kind.filter(|_| c.state != State::Ok) {
+                out["kind"] = kind.name().into();
+            }
+            out
+        });
+        json!({
+            "version": build_info::VERSION,
+            "time": rfc3339(self.at),
+            "seconds": self.took.as_secs_f64(),
+            "healthy": self.exit_code() == 0,
+            "warnings": self.warnings(),
+            "verdict": verdict.map(|v| json!({
+                "kind": v.kind.name(),
+                "summary": v.kind.summary(),
+                "detail": v.said,
+                "hint": v.hint,
+                "part": v.part,
+            })),
+            "checks": checks.collect::<Vec<_>>(),
+            "troubles": self.troubles,
+        })
+    }
+}
+
+pub(super) fn rfc3339(at: SystemTime) -> String {
+    jiff::Timestamp::try_from(at).map_or_else(|_| String::new(), |t| format!("{t:.0}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_topmost_cause_of_both_is_the_verdict() {
+        let mut report = Report::new(SystemTime::UNIX_EPOCH);
+        assert_eq!((report.exit_code(), report.json()["verdict"].clone()), (0, Value::Null));
+        report.checks.push(Check::fail("grpc", Kind::AdsRefused, "UNAUTHENTICATED\nof two lines"));
+        report
+            .checks
+            .push(Check::warn("token", "for audience x", "make another").maybe(Kind::TokenWrongAudience));
+        assert_eq!(report.json()["verdict"]["kind"], "AdsRefused");
+        assert_eq!(report.text().lines().count(), 4, "{}", report.text());
+        report.weigh();
+        assert_eq!(report.json()["verdict"]["kind"], "TokenWrongAudience");
+        report.troubles = vec![json!({"kind": "DiskFull", "detail": "full", "hint": "free", "part": "x"})];
+        assert_eq!(report.json()["verdict"]["part"], "agent/x");
+        assert!(report.text().ends_with("\nverdict: DiskFull: full; free\n"));
+    }
+}

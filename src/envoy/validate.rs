@@ -1,0 +1,95 @@
+//! Has Envoy itself judge a bootstrap, and asks it which version it is. Nothing is bound or written.
+
+use std::io;
+use std::process::{ExitStatus, Stdio};
+use std::time::Duration;
+
+use tokio::io::AsyncReadExt;
+use tokio::process::Command;
+
+/// Of what Envoy complains this many bytes are kept; its reason is in one line.
+const KEPT: u64 = 64 * 1024;
+/// One word of a command line may have so many bytes (the kernel's MAX_ARG_STRLEN, less room for its end).
+const LONGEST: usize = 128 * 1024 - 64;
+
+/// What came of a run.
+#[derive(Debug)]
+pub enum Verdict {
+    /// Envoy takes it.
+    Accepted,
+    /// It does not: how it ended, and the lines it said about it, last first.
+    Refused {
+        /// Its end.
+        status: ExitStatus,
+        /// Its reason in one line; empty when it said none.
+        reason: String,
+    },
+    /// Envoy cannot be started.
+    NotStarted(io::Error),
+    /// No answer within the limit.
+    Late,
+    /// Nobody can be asked this way: it is longer than a command line may be.
+    TooLong,
+}
+
+/// Asks `envoy` about `bootstrap`.
+pub async fn validate(envoy: &str, bootstrap: &[u8], limit: Duration) -> Verdict {
+    if bootstrap.len() > LONGEST {
+        return Verdict::TooLong;
+    }
+    let mut command = Command::new(envoy);
+    command.args(["--mode", "validate", "--log-level", "error", "--config-yaml"]);
+    command.arg(String::from_utf8_lossy(bootstrap).as_ref());
+    match ended(command, limit).await {
+        Ok(Some((status, ..))) if status.success() => Verdict::Accepted,
+        Ok(Some((status, _, complaint))) => Verdict::Refused { status, reason: reason(&complaint) },
+        Ok(None) => Verdict::Late,
+        Err(error) => Verdict::NotStarted(error),
+    }
+}
+
+/// What `envoy --version` says: commit, version and kind of build, as `1b60.../1.36.0/Clean/RELEASE/BoringSSL`.
+///
+/// # Errors
+/// When it cannot be started, or says nothing within `limit`.
+pub async fn version(envoy: &str, limit: Duration) -> io::Result<String> {
+    let mut command = Command::new(envoy);
+    command.arg("--version");
+    let Some((_, said, complaint)) = ended(command, limit).await? else {
+        return Err(io::Error::new(io::ErrorKind::TimedOut, "it does not answer --version"));
+    };
+    let line = said.lines().find_map(|line| line.split_once("version: ")).map(|(_, version)| version.trim());
+    line.map(str::to_owned).ok_or_else(|| {
+        let why = reason(&complaint);
+        io::Error::other(if why.is_empty() { "it tells no version: is it an Envoy?".to_owned() } else { why })
+    })
+}
+
+async fn ended(mut command: Command, limit: Duration) -> io::Result<Option<(ExitStatus, String, String)>> {
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+    let mut child = command.spawn()?;
+    let (out, err) = (child.stdout.take(), child.stderr.take());
+    let finish = async {
+        let (out, err, status) = tokio::join!(text(out), text(err), child.wait());
+        Ok::<_, io::Error>((status?, out, err))
+    };
+    tokio::time::timeout(limit, finish).await.ok().transpose()
+}
+
+// To the end, so that nobody blocks on a full pipe; the beginning is kept.
+async fn text(pipe: Option<impl tokio::io::AsyncRead + Unpin>) -> String {
+    let Some(mut pipe) = pipe else { return String::new() };
+    let mut kept = Vec::new();
+    let _ = (&mut pipe).take(KEPT).read_to_end(&mut kept).await;
+    let _ = tokio::io::copy(&mut pipe, &mut tokio::io::sink()).await;
+    String::from_utf8_lossy(&kept).into_owned()
+}
+
+// The last line that says something, without Envoy's own prefix of date and thread.
+fn reason(complaint: &str) -> String {
+    let lines: Vec<&str> = complaint.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+    let telling = |line: &&&str| line.contains("rror") || line.contains("critical");
+    let line = lines.iter().find(telling).or(lines.last()).copied().unwrap_or_default();
+    let bare = line.rsplit_once("] ").map_or(line, |(_, rest)| rest);
+    bare.chars().take(500).collect()
+}

@@ -1,0 +1,95 @@
+//! Secrets from a folder: `<name>/tls.crt`, `tls.key`, `ca.crt`, watched as mounted certificates are.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use zeroize::Zeroizing;
+
+use super::Secrets;
+use super::follow::wanted;
+use super::read::{CACERT, resource};
+use crate::base::files::Watcher;
+use crate::base::tasks::Stop;
+use crate::secrets::slot::Slot;
+
+/// A burst of events counts once; a pair is written in two steps.
+const QUIET: Duration = Duration::from_millis(100);
+/// Looked at even without an event: not every file system reports, and a pair may match a moment later.
+const LOOK: Duration = Duration::from_secs(5);
+/// A file longer than this is no certificate.
+const LONGEST: u64 = 1 << 20;
+const FIELDS: [&str; 3] = ["tls.crt", "tls.key", "ca.crt"];
+
+/// Serves what is asked for until `stop`.
+pub(super) async fn run(secrets: Secrets, folder: PathBuf, stop: Stop) {
+    let mut watcher = Watcher::new(QUIET);
+    let fallback = secrets.0.config.fallback.clone();
+    loop {
+        let slots = secrets.slots();
+        let mut paths = BTreeSet::new();
+        for (name, slot) in &slots {
+            let (wanted, own) = wanted(name, &fallback);
+            for secret in &wanted {
+                paths.extend(FIELDS.iter().map(|field| folder.join(secret).join(field)));
+            }
+            settle(&secrets, &folder, name, &wanted, own, slot);
+        }
+        watcher.set(paths);
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = secrets.0.asked.notified() => {}
+            () = watcher.changed(), if !slots.is_empty() => {}
+            () = tokio::time::sleep(LOOK), if !slots.is_empty() => {
+                watcher.refresh();
+                for (name, slot) in &slots {
+                    if slot.followers() == 0 {
+                        secrets.forget(name);
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn settle(secrets: &Secrets, folder: &Path, name: &str, wanted: &[&str], own: usize, slot: &Slot) {
+    let mut why = None;
+    for (at, secret) in wanted.iter().enumerate() {
+        let path = folder.join(secret);
+        let spare = at >= own;
+        if !path.is_dir() || (spare && slot.value().is_some()) {
+            continue;
+        }
+        // In a folder a name of trust anchors is that of its secret: <name>/ca.crt.
+        let under = if spare { secret } else { name };
+        match resource(under, secret, &|field| read(&path, field)) {
+            Ok(Some(value)) => {
+                secrets.publish(name, slot, value);
+                if !spare {
+                    return secrets.note(name, None);
+                }
+            }
+            Ok(None) => {}
+            Err(error) => why = Some(error),
+        }
+    }
+    let why = why.unwrap_or_else(|| {
+        let of = name.strip_suffix(CACERT).unwrap_or(name);
+        format!("there is nothing of it in {}", folder.join(of).display())
+    });
+    let rest = if slot.value().is_some() {
+        "what was served before, or the fallback, stays"
+    } else {
+        "Envoy waits for it"
+    };
+    secrets.note(name, Some(format!("{why}; {rest}")));
+}
+
+fn read(folder: &Path, field: &str) -> Option<Zeroizing<Vec<u8>>> {
+    let path = folder.join(FIELDS.iter().find(|known| **known == field)?);
+    let length = std::fs::metadata(&path).ok().filter(|m| m.is_file())?.len();
+    if length > LONGEST {
+        return None;
+    }
+    std::fs::read(&path).ok().map(Zeroizing::new)
+}

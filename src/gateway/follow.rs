@@ -1,0 +1,113 @@
+//! One name that Envoy asked for: the secrets that may hold it, the fallback, what is published.
+
+use std::sync::Arc;
+
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use tokio::sync::mpsc;
+
+use super::kube::{Api, Held};
+use super::read::{CACERT, is_ours, resource, secrets_of};
+use super::{LOOK, Secrets};
+use crate::secrets::Secret;
+use crate::secrets::slot::Slot;
+
+/// What one secret is good for.
+enum State {
+    /// Not heard of yet.
+    Unknown,
+    /// It is not there, or has nothing of the kind.
+    Absent,
+    /// It is there and cannot be served.
+    Bad(String),
+    /// It cannot be asked for at the moment.
+    Failed(String),
+    /// It can be served.
+    Good(Secret),
+}
+
+/// The names of secrets that may hold a resource: its own, and the fallback behind them. Gives how many are its
+/// own.
+pub(super) fn wanted<'a>(name: &'a str, fallback: &'a str) -> (Vec<&'a str>, usize) {
+    let mut wanted: Vec<&str> = secrets_of(name).into_iter().filter(|secret| is_ours(secret)).collect();
+    let own = wanted.len();
+    // Trust anchors of somebody else would let the wrong clients in.
+    if !fallback.is_empty() && fallback != name && !name.ends_with(CACERT) {
+        wanted.push(fallback);
+    }
+    (wanted, own)
+}
+
+/// Follows until nobody asks for the name any more.
+pub(super) async fn run(secrets: &Secrets, api: &Arc<Api>, name: &str, slot: &Slot) {
+    let (wanted, own) = wanted(name, &secrets.0.config.fallback);
+    // One message is enough: a watch waits until the last one is looked at.
+    let (tell, mut news) = mpsc::channel::<(usize, Held)>(1);
+    let mut watches: FuturesUnordered<_> =
+        wanted.iter().enumerate().map(|(at, secret)| api.watch(secret, at, tell.clone())).collect();
+    let mut states: Vec<State> = wanted.iter().map(|_| State::Unknown).collect();
+    let mut look = tokio::time::interval(LOOK);
+    look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    look.tick().await;
+    if own == 0 {
+        secrets
+            .note(name, Some("secrets whose names begin with istio or prometheus are not served".to_owned()));
+    }
+    loop {
+        tokio::select! {
+            Some(()) = watches.next() => {}
+            Some((at, held)) = news.recv() => {
+                states[at] = state(name, wanted[at], at >= own, held);
+                settle(secrets, name, &wanted, own, &states, slot);
+            }
+            _ = look.tick() => if secrets.forget(name) { return },
+        }
+    }
+}
+
+fn state(name: &str, secret: &str, spare: bool, held: Held) -> State {
+    match held {
+        Held::Absent => State::Absent,
+        Held::Failed(why) => State::Failed(why),
+        Held::Secret(object) => {
+            // A fallback is read under its own name.
+            let under = if spare { secret } else { name };
+            match resource(under, secret, &|field| object.field(field)) {
+                Ok(Some(value)) => State::Good(value),
+                Ok(None) => State::Absent,
+                Err(why) => State::Bad(why),
+            }
+        }
+    }
+}
+
+/// Publishes the best of what there is, and notes what is wrong.
+fn settle(secrets: &Secrets, name: &str, wanted: &[&str], own: usize, states: &[State], slot: &Slot) {
+    let (owns, spare) = states.split_at(own);
+    let good = owns.iter().find_map(|state| match state {
+        State::Good(value) => Some(value),
+        _ => None,
+    });
+    if let Some(value) = good {
+        secrets.publish(name, slot, value.clone());
+        return secrets.note(name, None);
+    }
+    let bad = owns.iter().find_map(|state| match state {
+        State::Bad(why) | State::Failed(why) => Some(why.clone()),
+        _ => None,
+    });
+    if bad.is_none() && owns.iter().any(|state| matches!(state, State::Unknown)) {
+        return;
+    }
+    let why = bad.unwrap_or_else(|| "there is no such secret".to_owned());
+    let rest = match spare.first() {
+        _ if slot.value().is_some() => "what was served before stays".to_owned(),
+        Some(State::Good(value)) => {
+            secrets.publish(name, slot, value.clone());
+            format!("{} is served in its place", wanted[own])
+        }
+        Some(State::Unknown) => return,
+        _ => "Envoy waits for it".to_owned(),
+    };
+    secrets.note(name, Some(format!("{why}; {rest}")));
+}

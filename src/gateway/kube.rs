@@ -1,0 +1,286 @@
+//! The API server: one secret of one namespace, listed and then watched by its name.
+//!
+//! A watch is resumed where it ended (its resource version); one that the server no longer knows (410) begins
+//! with a list. The token is read for each request, as the kubelet rotates it; the CA's file likewise.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use http::{HeaderMap, HeaderValue, StatusCode, header};
+use rustls::crypto::CryptoProvider;
+use serde::Deserialize;
+use tokio::sync::mpsc;
+use tokio::time::{Instant, timeout};
+use zeroize::{Zeroize, Zeroizing};
+
+use crate::base::backoff::{Backoff, Jitter, Policy};
+use crate::base::error::chain;
+use crate::fetch::{Dialer, Get, Reply, Tls};
+
+/// The head of an answer, and a whole list.
+const TIME: Duration = Duration::from_secs(30);
+/// What the server is asked to end a watch after (its own clients draw five to ten minutes).
+const WATCH: Duration = Duration::from_secs(300);
+/// ... and what is waited for it: a watch on which nothing comes for longer is half open.
+const SILENCE: Duration = Duration::from_secs(330);
+/// Between two watches at least.
+const PAUSE: Duration = Duration::from_secs(1);
+/// A list of one secret, or one event: the server allows a secret 1 MiB, which is more in base64.
+const LONGEST: usize = 4 << 20;
+
+/// How the API server is reached.
+pub struct Api {
+    /// `https://host:port`.
+    pub base: String,
+    /// Whose secrets.
+    pub namespace: String,
+    /// The service account's token.
+    pub token: PathBuf,
+    /// What the server is verified with.
+    pub ca: PathBuf,
+    /// Time after which everything is listed anew; zero: never.
+    pub resync: Duration,
+    /// What TLS is made of.
+    pub crypto: Arc<CryptoProvider>,
+}
+
+impl std::fmt::Debug for Api {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Api({}, namespace {})", self.base, self.namespace)
+    }
+}
+
+/// What is known of a secret.
+pub(super) enum Held {
+    /// It does not exist.
+    Absent,
+    /// It cannot be asked for.
+    Failed(String),
+    /// Its fields.
+    Secret(Object),
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default, rename_all = "camelCase")]
+struct Meta {
+    name: String,
+    resource_version: String,
+}
+
+/// The fields of a secret, in base64; wiped when dropped.
+#[derive(Deserialize)]
+#[serde(transparent)]
+struct Data(BTreeMap<String, String>);
+
+impl Drop for Data {
+    fn drop(&mut self) {
+        self.0.values_mut().for_each(Zeroize::zeroize);
+    }
+}
+
+/// A secret as the API has it.
+#[derive(Deserialize, Default)]
+#[serde(default)]
+pub(super) struct Object {
+    metadata: Meta,
+    data: Option<Data>,
+    /// Of a `Status` in an event of type ERROR.
+    code: u16,
+}
+
+impl Object {
+    /// A field, decoded.
+    pub(super) fn field(&self, name: &str) -> Option<Zeroizing<Vec<u8>>> {
+        STANDARD.decode(self.data.as_ref()?.0.get(name)?).ok().map(Zeroizing::new)
+    }
+}
+
+#[derive(Deserialize)]
+struct List {
+    #[serde(default)]
+    metadata: Meta,
+    #[serde(default)]
+    items: Vec<Object>,
+}
+
+#[derive(Deserialize)]
+struct Event {
+    r#type: String,
+    #[serde(default)]
+    object: Object,
+}
+
+/// How a watch ended.
+enum Ended {
+    /// In order, or by a break: to be resumed.
+    Resume,
+    /// What it would be resumed from is gone.
+    Stale,
+}
+
+impl Api {
+    /// Tells what is known of `secret`, and all that becomes of it, until it is dropped.
+    pub(super) async fn watch(&self, secret: &str, at: usize, tell: mpsc::Sender<(usize, Held)>) {
+        let policy = Policy::new(PAUSE, Duration::from_secs(30), 2.0, Jitter::PlusMinus(0.2));
+        let mut backoff = Backoff::new(policy.expect("bounds are in order"));
+        let mut version: Option<String> = None;
+        let mut listed = Instant::now();
+        loop {
+            let due = !self.resync.is_zero() && listed.elapsed() >= self.resync;
+            let began = Instant::now();
+            let outcome = match version.take().filter(|_| !due) {
+                None => match self.list(secret).await {
+                    Ok((held, from)) => {
+                        listed = Instant::now();
+                        backoff.reset();
+                        version = Some(from);
+                        if tell.send((at, held)).await.is_err() {
+                            return;
+                        }
+                        continue;
+                    }
+                    Err(why) => Err(why),
+                },
+                Some(mut from) => {
+                    let ended = self.follow(secret, &mut from, at, &tell).await;
+                    if !matches!(ended, Ok(Ended::Stale)) {
+                        version = Some(from);
+                    }
+                    ended
+                }
+            };
+            match outcome {
+                Ok(_) => {
+                    backoff.reset();
+                    tokio::time::sleep(PAUSE.saturating_sub(began.elapsed())).await;
+                }
+                Err(why) => {
+                    if tell.send((at, Held::Failed(why))).await.is_err() {
+                        return;
+                    }
+                    // What is asked anew may be another server's; a list is never wrong.
+                    version = None;
+                    tokio::time::sleep(backoff.next_delay()).await;
+                }
+            }
+        }
+    }
+
+    async fn list(&self, secret: &str) -> Result<(Held, String), String> {
+        let whole = async {
+            let mut reply = self.ask(secret, "list", "").await?;
+            let body = Zeroizing::new(reply.bytes(LONGEST).await.map_err(|e| self.broken(&chain(&e)))?);
+            // What the library says may repeat a part of it.
+            let list: List =
+                serde_json::from_slice(&body).map_err(|_| self.broken("its list cannot be read"))?;
+            let List { metadata, items } = list;
+            let found = items.into_iter().find(|item| item.metadata.name == secret);
+            Ok((found.map_or(Held::Absent, Held::Secret), metadata.resource_version))
+        };
+        timeout(TIME, whole).await.unwrap_or_else(|_| Err(self.broken("no answer within 30 s")))
+    }
+
+    async fn follow(
+        &self,
+        secret: &str,
+        from: &mut String,
+        at: usize,
+        tell: &mpsc::Sender<(usize, Held)>,
+    ) -> Result<Ended, String> {
+        let query = format!(
+            "&watch=true&allowWatchBookmarks=true&timeoutSeconds={}&resourceVersion={from}",
+            WATCH.as_secs()
+        );
+        let asked = timeout(TIME, self.ask(secret, "watch", &query)).await;
+        let mut reply = match asked {
+            Ok(Err(why)) if why == GONE => return Ok(Ended::Stale),
+            Ok(reply) => reply?,
+            Err(_) => return Err(self.broken("no answer within 30 s")),
+        };
+        let mut rest = Zeroizing::new(Vec::new());
+        loop {
+            let piece = match timeout(SILENCE, reply.piece()).await {
+                Ok(Ok(Some(piece))) => piece,
+                // Cut in the middle or ended in order: what was not whole comes again.
+                Ok(Ok(None) | Err(_)) | Err(_) => return Ok(Ended::Resume),
+            };
+            rest.extend_from_slice(&piece);
+            while let Some(end) = rest.iter().position(|b| *b == b'\n') {
+                let line = Zeroizing::new(rest.drain(..=end).collect::<Vec<u8>>());
+                if line.iter().all(u8::is_ascii_whitespace) {
+                    continue;
+                }
+                let event: Event =
+                    serde_json::from_slice(&line).map_err(|_| self.broken("an event cannot be read"))?;
+                let held = match event.r#type.as_str() {
+                    "ERROR" if event.object.code == 410 => return Ok(Ended::Stale),
+                    "ERROR" => {
+                        return Err(self.broken(&format!("the watch ended with code {}", event.object.code)));
+                    }
+                    "DELETED" => Some(Held::Absent),
+                    "ADDED" | "MODIFIED" => None,
+                    _ => {
+                        from.clone_from(&event.object.metadata.resource_version);
+                        continue;
+                    }
+                };
+                if event.object.metadata.name != secret {
+                    continue;
+                }
+                from.clone_from(&event.object.metadata.resource_version);
+                if tell.send((at, held.unwrap_or(Held::Secret(event.object)))).await.is_err() {
+                    return Ok(Ended::Resume);
+                }
+            }
+            if rest.len() > LONGEST {
+                return Err(self.broken("an event is longer than 4 MiB"));
+            }
+        }
+    }
+
+    async fn ask(&self, secret: &str, verb: &str, query: &str) -> Result<Reply, String> {
+        let namespace = &self.namespace;
+        let url = format!(
+            "{}/api/v1/namespaces/{namespace}/secrets?fieldSelector=metadata.name%3D{secret}{query}",
+            self.base
+        );
+        let ca = std::fs::read(&self.ca)
+            .map_err(|e| self.broken(&format!("cannot read its CA {}: {e}", self.ca.display())))?;
+        let token = std::fs::read_to_string(&self.token)
+            .map(Zeroizing::new)
+            .map_err(|e| self.broken(&format!("cannot read the token {}: {e}", self.token.display())))?;
+        let bearer = Zeroizing::new(format!("Bearer {}", token.trim()));
+        let mut bearer = HeaderValue::from_str(&bearer).map_err(|_| self.broken("the token is no token"))?;
+        bearer.set_sensitive(true);
+        let headers = HeaderMap::from_iter([
+            (header::AUTHORIZATION, bearer),
+            (header::ACCEPT, HeaderValue::from_static("application/json")),
+        ]);
+        let dialer =
+            Dialer { tls: Some(Arc::new(Tls::with_roots(self.crypto.clone(), ca))), ..Dialer::default() };
+        let get = Get::new(&url).map_err(|e| self.broken(&e.to_string()))?.headers(headers);
+        let sent = get.dialer(&dialer).keep(None).follow(|_, _| false).send().await;
+        let reply = sent.map_err(|e| self.broken(&chain(&e)))?;
+        match reply.status() {
+            StatusCode::OK => Ok(reply),
+            StatusCode::GONE => Err(GONE.to_owned()),
+            StatusCode::UNAUTHORIZED => Err(self
+                .broken("it refuses the service account's token (401); it is read again for the next try")),
+            StatusCode::FORBIDDEN => Err(format!(
+                "not allowed to {verb} secrets in namespace {namespace}: give the gateway's service account a Role with the verbs get, list and watch on secrets there"
+            )),
+            other => Err(self.broken(&format!("HTTP status {}", other.as_u16()))),
+        }
+    }
+
+    fn broken(&self, why: &str) -> String {
+        format!("API server {}: {why}", self.base)
+    }
+}
+
+/// The version that was asked for is known no more.
+const GONE: &str = "410";

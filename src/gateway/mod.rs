@@ -1,0 +1,227 @@
+//! TLS secrets of gateways: what a `Gateway` server names by `credentialName`, without a mount and a restart.
+//!
+//! A second SDS socket serves them. They come from the API server ([`Origin::Api`], the agents of 1.1 to 1.5 had
+//! it) or from a folder ([`Origin::Folder`], ours, for gateways on VMs).
+//!
+//! Promises:
+//! - What is held is bound by the names that Envoy asks for, not by what the namespace holds: each name is
+//!   listed and watched by itself. A name that nobody follows any more is forgotten.
+//! - A pair whose key does not fit its certificate is never served, nor is one that cannot be read: it is told,
+//!   and the last good one stays. So it does when its secret is deleted.
+//! - A name without a secret waits; the fallback is served under it until the right one comes.
+//! - A watch that has gone stale, a token that was rotated and an API server that was away heal by themselves.
+//!
+//! | file | is about |
+//! |---|---|
+//! | `read` | from the fields of a secret to what is served; no IO |
+//! | `follow` | one name: its secret, its fallback, what is published |
+//! | `kube` | the API server: list, watch, and what can go wrong there |
+//! | `folder` | the folder |
+//!
+//! Uses `secrets` (the seam and its values), `fetch`, `tls` and `base`. Why not the `kube` crate: what is asked
+//! is one list and one watch; it would bring a second HTTP stack beside `fetch`.
+
+mod folder;
+mod follow;
+mod kube;
+mod read;
+
+use std::collections::HashMap;
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+use serde_json::{Value, json};
+use tokio::sync::Notify;
+
+pub use self::kube::Api;
+
+use crate::base::tasks::Group;
+use crate::secrets::slot::Slot;
+use crate::secrets::{Error, Fetched, ResourceName, Secret, SecretSource, name};
+use crate::trouble::{Kind, Report, Reporter};
+
+/// Different names that may be followed at a time; a gateway has one for each of its hosts at most.
+const NAMES: usize = 1000;
+/// How often it is looked whether somebody still follows a name.
+const LOOK: Duration = Duration::from_secs(30);
+
+/// Where secrets come from.
+#[derive(Debug, Clone)]
+pub enum Origin {
+    /// The API server.
+    Api(Arc<Api>),
+    /// A folder with one folder for each secret.
+    Folder(PathBuf),
+}
+
+/// What the source is told.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// Where secrets come from.
+    pub origin: Origin,
+    /// Served in place of a pair that is not there; empty: nothing is.
+    pub fallback: String,
+}
+
+/// The source of gateways' secrets, and what can be told about it. Clones share it.
+#[derive(Clone)]
+pub struct Secrets(Arc<Inner>);
+
+struct Inner {
+    config: Config,
+    group: Group,
+    slots: Mutex<HashMap<String, Arc<Slot>>>,
+    /// The set of names has changed.
+    asked: Notify,
+    errors: Mutex<HashMap<String, (String, Reporter)>>,
+    trouble: Reporter,
+}
+
+impl fmt::Debug for Secrets {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Secrets").field("config", &self.0.config).finish_non_exhaustive()
+    }
+}
+
+impl Secrets {
+    /// A source whose tasks run in `group`.
+    #[must_use]
+    pub fn new(config: Config, group: Group, trouble: Reporter) -> Self {
+        let folder = match &config.origin {
+            Origin::Folder(path) => Some(path.clone()),
+            Origin::Api(_) => None,
+        };
+        let (slots, asked, errors) = (Mutex::default(), Notify::new(), Mutex::default());
+        let secrets = Self(Arc::new(Inner { config, group: group.clone(), slots, asked, errors, trouble }));
+        if let Some(path) = folder {
+            let (task, stop) = (secrets.clone(), group.token());
+            group.run("gateway secrets", async move { folder::run(task, path, stop).await });
+        }
+        secrets
+    }
+
+    /// For the status document: names, never contents.
+    #[must_use]
+    pub fn status(&self) -> Value {
+        let slots = lock(&self.0.slots);
+        let mut waiting: Vec<&String> =
+            slots.iter().filter(|(_, slot)| slot.value().is_none()).map(|(name, _)| name).collect();
+        waiting.sort();
+        let errors = lock(&self.0.errors);
+        let errors: HashMap<&String, &String> = errors.iter().map(|(name, (why, _))| (name, why)).collect();
+        json!({ "asked": slots.len(), "waiting": waiting, "errors": errors })
+    }
+
+    /// What is wrong at the moment, as sentences.
+    #[must_use]
+    pub fn troubles(&self) -> Vec<String> {
+        lock(&self.0.errors).iter().map(|(name, (why, _))| format!("gateway secret {name}: {why}")).collect()
+    }
+
+    /// Notes and logs a change of what is wrong with a name.
+    fn note(&self, name: &str, error: Option<String>) {
+        let mut errors = lock(&self.0.errors);
+        if errors.get(name).map(|(why, _)| why) == error.as_ref() {
+            return;
+        }
+        let Some(why) = error else {
+            if let Some((_, trouble)) = errors.remove(name) {
+                trouble.end();
+            }
+            return;
+        };
+        tracing::debug!(target: "sds", "gateway secret {name}: {why}");
+        let report = Report::new(Kind::GatewaySecret, format!("gateway secret {name}: {why}")).about(name);
+        let trouble = errors.remove(name).map_or_else(|| self.0.trouble.sibling(), |(_, trouble)| trouble);
+        trouble.report(report);
+        errors.insert(name.to_owned(), (why, trouble));
+    }
+
+    /// Publishes a value if it differs from the last.
+    fn publish(&self, name: &str, slot: &Slot, secret: Secret) {
+        let same = match (slot.value(), &secret) {
+            (Some(Secret::Roots(old)), Secret::Roots(new)) => old == *new,
+            (Some(Secret::Identity(old)), Secret::Identity(new)) => {
+                old.chain == new.chain && old.key == new.key
+            }
+            _ => false,
+        };
+        if !same {
+            tracing::info!(target: "sds", "gateway secret {name} is served");
+            slot.publish(secret);
+        }
+    }
+
+    fn slots(&self) -> Vec<(String, Arc<Slot>)> {
+        lock(&self.0.slots).iter().map(|(name, slot)| (name.clone(), slot.clone())).collect()
+    }
+
+    /// Forgets a name that nobody follows; gives whether it did.
+    fn forget(&self, name: &str) -> bool {
+        let mut slots = lock(&self.0.slots);
+        // The map has one, the task that looks another: a third is somebody who is about to follow.
+        let unused = slots.get(name).is_none_or(|slot| slot.followers() == 0 && Arc::strong_count(slot) <= 2);
+        if unused {
+            slots.remove(name);
+            lock(&self.0.errors).remove(name);
+        }
+        unused
+    }
+
+    fn slot(&self, name: &str) -> Result<Arc<Slot>, Error> {
+        let mut slots = lock(&self.0.slots);
+        if let Some(slot) = slots.get(name) {
+            return Ok(slot.clone());
+        }
+        if slots.len() >= NAMES {
+            return Err(Error::TooMany(NAMES));
+        }
+        let slot = Arc::new(Slot::default());
+        slots.insert(name.to_owned(), slot.clone());
+        drop(slots);
+        self.0.asked.notify_one();
+        if let Origin::Api(api) = &self.0.config.origin {
+            let (task, name, api, stop) = (self.clone(), name.to_owned(), api.clone(), self.0.group.token());
+            let slot = slot.clone();
+            self.0.group.run("gateway secret", async move {
+                tokio::select! {
+                    () = stop.cancelled() => {}
+                    () = follow::run(&task, &api, &name, &slot) => {}
+                }
+            });
+        }
+        Ok(slot)
+    }
+}
+
+impl SecretSource for Secrets {
+    fn name(&self, text: &str) -> Result<ResourceName, name::Error> {
+        // As Kubernetes has them; nothing that could be a path.
+        let letters =
+            text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b"-.".contains(&b));
+        if text.is_empty() || text.len() > 253 || !letters || text.starts_with('.') || text.contains("..") {
+            return Err(name::Error::NoSecret(text.to_owned()));
+        }
+        Ok(ResourceName::Gateway(text.to_owned()))
+    }
+
+    fn fetch(&self, name: ResourceName) -> BoxFuture<'static, Result<Fetched, Arc<Error>>> {
+        let (secrets, stop) = (self.clone(), self.0.group.token());
+        Box::pin(async move {
+            let name = name.to_string();
+            let slot = secrets.slot(&name).map_err(Arc::new)?;
+            // As long as the asker waits: the secret may be made tomorrow.
+            tokio::select! {
+                () = stop.cancelled() => Err(Arc::new(Error::Stopped)),
+                fetched = slot.wait() => fetched.ok_or_else(|| Arc::new(Error::Stopped)),
+            }
+        })
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

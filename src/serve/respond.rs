@@ -1,0 +1,99 @@
+//! Answers: their bodies, and the few shapes that all handlers share.
+
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http::{HeaderValue, Response, StatusCode, header};
+use http_body::{Body as HttpBody, Frame, SizeHint};
+
+use super::ConnState;
+
+pub(crate) const TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
+pub(crate) const JSON: HeaderValue = HeaderValue::from_static("application/json");
+
+/// A body that tells its connection when it is done with.
+pub(crate) struct Body {
+    pub(crate) content: Bytes,
+    pub(crate) conn: Option<Arc<ConnState>>,
+}
+
+impl Body {
+    pub(crate) fn empty() -> Self {
+        Self::whole(Bytes::new())
+    }
+
+    pub(crate) fn whole(bytes: impl Into<Bytes>) -> Self {
+        Self { content: bytes.into(), conn: None }
+    }
+}
+
+impl Drop for Body {
+    fn drop(&mut self) {
+        if let Some(conn) = &self.conn {
+            conn.idle();
+        }
+    }
+}
+
+impl HttpBody for Body {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        let content = std::mem::take(&mut self.content);
+        Poll::Ready((!content.is_empty()).then(|| Ok(Frame::data(content))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.content.is_empty()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::with_exact(self.content.len() as u64)
+    }
+}
+
+pub(crate) type Answer = Response<Body>;
+
+/// A status without a body.
+pub(crate) fn status(code: StatusCode) -> Answer {
+    let mut answer = Response::new(Body::empty());
+    *answer.status_mut() = code;
+    answer
+}
+
+/// A status with a body of the given type.
+pub(crate) fn page(code: StatusCode, kind: HeaderValue, body: impl Into<Bytes>) -> Answer {
+    let mut answer = Response::new(Body::whole(body));
+    *answer.status_mut() = code;
+    answer.headers_mut().insert(header::CONTENT_TYPE, kind);
+    answer
+}
+
+/// An error as Go's `http.Error` gives it: one line of text that browsers must not guess about.
+pub(crate) fn error(code: StatusCode, line: &str) -> Answer {
+    let mut answer = page(code, TEXT, format!("{line}\n"));
+    answer.headers_mut().insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    answer
+}
+
+pub(crate) fn not_found() -> Answer {
+    error(StatusCode::NOT_FOUND, "404 page not found")
+}
+
+pub(crate) fn redirect(to: &str) -> Answer {
+    let mut answer = status(StatusCode::TEMPORARY_REDIRECT);
+    match HeaderValue::from_str(to) {
+        Ok(to) => {
+            answer.headers_mut().insert(header::LOCATION, to);
+            answer
+        }
+        Err(_) => not_found(),
+    }
+}

@@ -1,0 +1,44 @@
+//! What Go's server refuses before any handler sees it, and hyper lets pass.
+
+use http::{Method, Request, StatusCode, Version, header};
+
+use super::path;
+use super::respond::{Answer, TEXT, page, status};
+
+/// What Go's server answers before any handler sees it, and hyper lets pass.
+pub(super) fn malformed<B>(request: &Request<B>) -> Option<Answer> {
+    let bad = |why: &str| Some(page(StatusCode::BAD_REQUEST, TEXT, format!("400 Bad Request{why}")));
+    let connect = request.method() == Method::CONNECT;
+    let preface = request.method().as_str() == "PRI" && request.uri().path() == "*";
+    let mut hosts = request.headers().get_all(header::HOST).iter();
+    match (hosts.next(), hosts.next()) {
+        (None, _) if request.version() == Version::HTTP_11 && !connect && !preface => {
+            return bad(": missing required Host header");
+        }
+        (_, Some(_)) => return bad(": too many Host headers"),
+        (Some(host), None)
+            if !host.as_bytes().iter().all(|b| b.is_ascii_graphic() && !b"\"<>\\^`{|}/?#".contains(b)) =>
+        {
+            return bad(": malformed Host header");
+        }
+        _ => {}
+    }
+    let path = request.uri().path();
+    let whole = path.starts_with('/') || path == "*" || connect;
+    if !whole || path::decode(path).is_none() && !only_bad_utf8(path) {
+        return bad("");
+    }
+    let expects = request.headers().get(header::EXPECT).filter(|v| !v.is_empty());
+    if expects.is_some_and(|v| !v.as_bytes().eq_ignore_ascii_case(b"100-continue")) {
+        return Some(status(StatusCode::EXPECTATION_FAILED));
+    }
+    None
+}
+
+// A path may decode to bytes that are no UTF-8; only a broken escape is malformed.
+fn only_bad_utf8(path: &str) -> bool {
+    path.match_indices('%').all(|(at, _)| {
+        let escape = path.as_bytes().get(at + 1..at + 3);
+        escape.is_some_and(|e| e.iter().all(u8::is_ascii_hexdigit))
+    })
+}

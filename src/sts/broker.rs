@@ -1,0 +1,268 @@
+//! Kept tokens, and one exchange for all who wait for the same one.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use futures_util::future::BoxFuture;
+use prometheus::IntCounterVec;
+use serde_json::{Value, json};
+use tokio::sync::watch;
+use zeroize::Zeroizing;
+
+use super::request::Ask;
+use crate::base::clock::Clock;
+use crate::base::metrics::Metrics;
+use crate::base::tasks::Group;
+use crate::trouble::{Kind, Report, Reporter};
+
+/// A kept token is used while more than this remains of it; the Go agent's number.
+pub(super) const GRACE: Duration = Duration::from_secs(300);
+/// Tokens kept at a time. A pod has one or two subject tokens and a few scopes; the one that ends first goes.
+const KEPT: usize = 64;
+/// Exchanges under way at a time, each for another subject token or scope.
+const FLIGHTS: usize = 32;
+
+/// An access token as it came. Its text is in no `Debug`.
+pub(super) struct Access {
+    pub(super) token: Zeroizing<String>,
+    pub(super) ends: SystemTime,
+    pub(super) issued_type: String,
+    pub(super) token_type: String,
+    pub(super) scope: String,
+}
+
+/// Whole seconds until `ends`, cut towards zero; negative when it is past.
+pub(super) fn remaining(ends: SystemTime, now: SystemTime) -> i64 {
+    let seconds = |d: Duration| i64::try_from(d.as_secs()).unwrap_or(i64::MAX);
+    match ends.duration_since(now) {
+        Ok(left) => seconds(left),
+        Err(past) => -seconds(past.duration()),
+    }
+}
+
+/// Why there is no token: a sentence for people and callers, in which nothing of a token or of an answer is.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub(super) struct Fault(pub(super) String);
+
+/// A token of the dump.
+#[derive(Debug, Clone)]
+pub(super) struct Seen {
+    pub(super) kind: &'static str,
+    pub(super) issued: SystemTime,
+    pub(super) ends: SystemTime,
+}
+
+/// The latest token of each kind.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Notes(Arc<Mutex<Vec<Seen>>>);
+
+impl Notes {
+    pub(super) fn add(&self, seen: Seen) {
+        let mut all = lock(&self.0);
+        all.retain(|other| other.kind != seen.kind);
+        all.push(seen);
+    }
+}
+
+/// Changes tokens.
+pub(super) trait Exchanger: Send + Sync + 'static {
+    /// One whole exchange, bounded in time by itself.
+    fn exchange<'a>(&'a self, ask: &'a Ask, notes: &'a Notes) -> BoxFuture<'a, Result<Access, Fault>>;
+}
+
+type Outcome = Result<Arc<Access>, Fault>;
+
+#[derive(Default)]
+struct Slot {
+    access: Option<Arc<Access>>,
+    flight: Option<watch::Receiver<Option<Outcome>>>,
+}
+
+/// What can be told about the service.
+#[derive(Debug, Clone)]
+pub struct Handle(Arc<Told>);
+
+#[derive(Debug)]
+struct Told {
+    port: u16,
+    plugin: &'static str,
+    trouble: Reporter,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    exchanges: u64,
+    failures: u64,
+    last_error: Option<String>,
+}
+
+impl Handle {
+    /// Of a service on `port` with `plugin`, before it starts.
+    #[must_use]
+    pub fn new(port: u16, plugin: &'static str, trouble: Reporter) -> Self {
+        Self(Arc::new(Told { port, plugin, trouble, state: Mutex::default() }))
+    }
+
+    pub(super) fn plugin(&self) -> &'static str {
+        self.0.plugin
+    }
+
+    /// Why the latest exchange failed; `None` when it did not.
+    #[must_use]
+    pub fn trouble(&self) -> Option<String> {
+        lock(&self.0.state).last_error.clone()
+    }
+
+    /// For the status document.
+    #[must_use]
+    pub fn status(&self) -> Value {
+        let state = lock(&self.0.state);
+        json!({
+            "port": self.0.port,
+            "plugin": self.0.plugin,
+            "exchanges": state.exchanges,
+            "failures": state.failures,
+            "lastError": state.last_error,
+        })
+    }
+
+    fn note(&self, error: Option<&Fault>) {
+        let mut state = lock(&self.0.state);
+        state.exchanges += 1;
+        state.failures += u64::from(error.is_some());
+        state.last_error = error.map(|e| e.0.clone());
+        match error {
+            Some(fault) => {
+                tracing::debug!(target: "security", "{fault}");
+                self.0.trouble.report(Report::new(Kind::TokensNotExchanged, fault.0.clone()));
+            }
+            None => self.0.trouble.end(),
+        }
+    }
+}
+
+/// The cache.
+pub(super) struct Broker {
+    exchanger: Box<dyn Exchanger>,
+    clock: Arc<dyn Clock>,
+    group: Group,
+    slots: Mutex<HashMap<[u8; 32], Slot>>,
+    notes: Notes,
+    exchanges: IntCounterVec,
+    handle: Handle,
+}
+
+impl Broker {
+    pub(super) fn new(
+        exchanger: Box<dyn Exchanger>,
+        clock: Arc<dyn Clock>,
+        group: Group,
+        metrics: &Metrics,
+        handle: Handle,
+    ) -> Arc<Self> {
+        let help = "Token exchanges of the security token service, by result";
+        let exchanges = metrics.counter("sts_token_exchanges_total", help, &["result"]);
+        let slots = Mutex::default();
+        Arc::new(Self { exchanger, clock, group, slots, notes: Notes::default(), exchanges, handle })
+    }
+
+    pub(super) fn now(&self) -> SystemTime {
+        self.clock.now()
+    }
+
+    pub(super) fn dump(&self) -> Vec<Seen> {
+        lock(&self.notes.0).clone()
+    }
+
+    /// A token for `ask`: a kept one, or that of an exchange, which goes on when the caller does not wait.
+    pub(super) async fn get(self: &Arc<Self>, ask: Ask) -> Outcome {
+        let mut flight = match self.look(ask) {
+            Ok(flight) => flight,
+            Err(outcome) => return outcome,
+        };
+        let outcome = flight.wait_for(Option::is_some).await.ok().and_then(|outcome| outcome.clone());
+        outcome.unwrap_or_else(|| Err(Fault("the agent is stopping".to_owned())))
+    }
+
+    fn look(self: &Arc<Self>, ask: Ask) -> Result<watch::Receiver<Option<Outcome>>, Outcome> {
+        let key = ask.key();
+        let mut slots = lock(&self.slots);
+        if let Some(slot) = slots.get(&key) {
+            let fresh = |access: &Arc<Access>| access.ends > self.now() + GRACE;
+            if let Some(access) = slot.access.clone().filter(fresh) {
+                return Err(Ok(access));
+            }
+            if let Some(flight) = &slot.flight {
+                return Ok(flight.clone());
+            }
+        }
+        if slots.values().filter(|slot| slot.flight.is_some()).count() >= FLIGHTS {
+            return Err(Err(Fault("too many exchanges for different subject tokens at a time".to_owned())));
+        }
+        self.make_room(&mut slots);
+        let (tell, told) = watch::channel(None);
+        slots.entry(key).or_default().flight = Some(told.clone());
+        drop(slots);
+        let (broker, stop) = (self.clone(), self.group.token());
+        // Bounded by FLIGHTS; a panic in it is the agent's, as in any task.
+        self.group.run("token exchange", async move {
+            let outcome = tokio::select! {
+                () = stop.cancelled() => None,
+                outcome = broker.exchanger.exchange(&ask, &broker.notes) => Some(outcome),
+            };
+            let outcome = broker.settle(&key, outcome);
+            tell.send_replace(outcome);
+        });
+        Ok(told)
+    }
+
+    fn settle(&self, key: &[u8; 32], outcome: Option<Result<Access, Fault>>) -> Option<Outcome> {
+        let mut slots = lock(&self.slots);
+        let slot = slots.entry(*key).or_default();
+        slot.flight = None;
+        let outcome = outcome?;
+        self.exchanges.with_label_values(&[if outcome.is_ok() { "ok" } else { "failed" }]).inc();
+        self.handle.note(outcome.as_ref().err());
+        match outcome {
+            Ok(access) => {
+                let access = Arc::new(access);
+                slot.access = Some(access.clone());
+                Some(Ok(access))
+            }
+            // The last good one, while it lives.
+            Err(fault) => {
+                let old = slot.access.clone().filter(|old| remaining(old.ends, self.now()) > 0);
+                if old.is_none() {
+                    slots.remove(key);
+                }
+                Some(old.ok_or(fault))
+            }
+        }
+    }
+
+    // What is past goes first, then what ends first.
+    fn make_room(&self, slots: &mut MutexGuard<'_, HashMap<[u8; 32], Slot>>) {
+        if slots.len() < KEPT {
+            return;
+        }
+        let now = self.now();
+        let ended = |slot: &Slot| slot.access.as_ref().is_none_or(|access| access.ends <= now);
+        slots.retain(|_, slot| slot.flight.is_some() || !ended(slot));
+        if slots.len() >= KEPT {
+            let idle = slots.iter().filter(|(_, slot)| slot.flight.is_none());
+            let first =
+                idle.min_by_key(|(_, slot)| slot.access.as_ref().map(|a| a.ends)).map(|(key, _)| *key);
+            first.map(|key| slots.remove(&key));
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,123 @@
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+
+use super::*;
+use crate::base::clock::Fixed;
+
+/// Gives `life` seconds, or fails, each time after it was let go.
+#[derive(Clone)]
+struct Double {
+    clock: Fixed,
+    asked: Arc<AtomicUsize>,
+    life: Arc<Mutex<Option<u64>>>,
+    go: watch::Sender<bool>,
+}
+
+impl Exchanger for Double {
+    fn exchange<'a>(&'a self, ask: &'a Ask, _: &'a Notes) -> BoxFuture<'a, Result<Access, Fault>> {
+        Box::pin(async move {
+            let nth = self.asked.fetch_add(1, SeqCst) + 1;
+            self.go.subscribe().wait_for(|go| *go).await.unwrap();
+            let life = (*lock(&self.life)).ok_or(Fault("no".into()))?;
+            Ok(Access {
+                token: Zeroizing::new(format!("{}-{nth}", ask.subject.as_str())),
+                ends: self.clock.now() + Duration::from_secs(life),
+                issued_type: String::new(),
+                token_type: String::new(),
+                scope: String::new(),
+            })
+        })
+    }
+}
+
+fn rig(life: u64) -> (Double, Arc<Broker>) {
+    let clock = Fixed::at(SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000));
+    let double = Double {
+        clock: clock.clone(),
+        asked: Arc::default(),
+        life: Arc::new(Mutex::new(Some(life))),
+        go: watch::channel(true).0,
+    };
+    let handle = Handle::new(1, "test", Reporter::default());
+    let broker =
+        Broker::new(Box::new(double.clone()), Arc::new(clock), Group::new(), &Metrics::new(), handle);
+    (double, broker)
+}
+
+async fn get(broker: &Arc<Broker>, subject: &str) -> Result<String, Fault> {
+    broker.get(Ask::own(subject, "")).await.map(|access| access.token.to_string())
+}
+
+#[tokio::test]
+async fn a_thousand_callers_cause_one_exchange_and_who_leaves_does_not_end_it() {
+    let (double, broker) = rig(3600);
+    double.go.send_replace(false);
+    let mut callers: Vec<_> = (0..1000).map(|_| Box::pin(get(&broker, "a"))).collect();
+    for caller in &mut callers {
+        assert!(futures_util::FutureExt::now_or_never(caller.as_mut()).is_none());
+    }
+    let first = callers.remove(0);
+    drop(first);
+    double.go.send_replace(true);
+    for caller in callers {
+        assert_eq!(caller.await.unwrap(), "a-1");
+    }
+    assert_eq!(double.asked.load(SeqCst), 1);
+}
+
+#[tokio::test]
+async fn a_kept_token_is_for_its_subject_and_until_five_minutes_before_its_end() {
+    let (double, broker) = rig(3600);
+    assert_eq!(get(&broker, "a").await.unwrap(), "a-1");
+    assert_eq!(get(&broker, "b").await.unwrap(), "b-2");
+    double.clock.advance(Duration::from_secs(3299));
+    assert_eq!(get(&broker, "a").await.unwrap(), "a-1");
+    double.clock.advance(Duration::from_secs(1));
+    assert_eq!(get(&broker, "a").await.unwrap(), "a-3");
+    assert_eq!(get(&broker, "a").await.unwrap(), "a-3");
+}
+
+#[tokio::test]
+async fn the_old_token_is_handed_out_while_it_lives_and_failures_are_not_kept() {
+    let (double, broker) = rig(200);
+    assert_eq!(get(&broker, "a").await.unwrap(), "a-1");
+    assert_eq!(get(&broker, "a").await.unwrap(), "a-2", "one so short is exchanged each time");
+    *lock(&double.life) = None;
+    assert_eq!(get(&broker, "a").await.unwrap(), "a-2");
+    assert_eq!(broker.handle.trouble().as_deref(), Some("no"));
+    double.clock.advance(Duration::from_secs(200));
+    assert_eq!(get(&broker, "a").await, Err(Fault("no".into())));
+    *lock(&double.life) = Some(3600);
+    assert_eq!(get(&broker, "a").await.unwrap(), "a-5");
+    assert_eq!(broker.handle.trouble(), None);
+}
+
+#[tokio::test]
+async fn what_is_kept_and_what_is_under_way_is_bounded() {
+    let (double, broker) = rig(3600);
+    for nth in 0..3 * KEPT {
+        get(&broker, &nth.to_string()).await.unwrap();
+    }
+    assert!(lock(&broker.slots).len() <= KEPT);
+    double.go.send_replace(false);
+    let subjects: Vec<String> = (0..FLIGHTS).map(|n| format!("new {n}")).collect();
+    let mut waiting: Vec<_> = subjects.iter().map(|subject| Box::pin(get(&broker, subject))).collect();
+    for caller in &mut waiting {
+        assert!(futures_util::FutureExt::now_or_never(caller.as_mut()).is_none());
+    }
+    assert!(get(&broker, "one more").await.unwrap_err().0.contains("too many"));
+    double.go.send_replace(true);
+    for caller in waiting {
+        caller.await.unwrap();
+    }
+    get(&broker, "one more").await.unwrap();
+}
+
+#[tokio::test]
+async fn an_exchange_ends_with_the_agent() {
+    let (double, broker) = rig(3600);
+    double.go.send_replace(false);
+    let mut caller = Box::pin(get(&broker, "a"));
+    assert!(futures_util::FutureExt::now_or_never(caller.as_mut()).is_none());
+    assert!(broker.group.stop(Duration::from_secs(5)).await.is_empty());
+    assert!(caller.await.unwrap_err().0.contains("stopping"));
+}

@@ -1,0 +1,171 @@
+//! One call to an endpoint that gives tokens: up to five tries, each bounded, and the members of its answer.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::HeaderMap;
+use rustls::crypto::CryptoProvider;
+use serde_json::{Map, Value};
+use tokio::time::{Instant, timeout_at};
+use zeroize::Zeroizing;
+
+use super::broker::Fault;
+use crate::base::error::chain;
+use crate::fetch::{self, Dialer, Get, Kept, Tls, Trust};
+
+/// Tries of one call, the pause between them and the time of each; the Go agent's numbers.
+const TRIES: u32 = 5;
+const PAUSE: Duration = Duration::from_millis(10);
+const TIME: Duration = Duration::from_secs(5);
+/// No answer with a token is longer.
+const ANSWER: usize = 1 << 20;
+
+/// Calls endpoints. Connections are kept between calls; there is no HTTP proxy on this way, as in the Go agent.
+pub(super) struct Client {
+    dialer: Dialer,
+    kept: Kept,
+}
+
+/// What is sent.
+pub(super) struct Call<'a> {
+    /// What it is to bring, for errors: `federated token`.
+    pub(super) what: &'static str,
+    pub(super) url: &'a str,
+    pub(super) kind: &'static str,
+    pub(super) headers: HeaderMap,
+    pub(super) body: Bytes,
+}
+
+/// Why one try failed.
+enum Tried {
+    /// Worth another one.
+    Again(String),
+    /// The same would happen again.
+    Over(String),
+}
+
+impl Client {
+    pub(super) fn new(crypto: Arc<CryptoProvider>) -> Self {
+        let tls = Some(Arc::new(Tls::new(crypto, false, Trust::System)));
+        Self { dialer: Dialer { tls, ..Dialer::default() }, kept: Kept::default() }
+    }
+
+    /// The answer's members.
+    pub(super) async fn ask(&self, call: Call<'_>) -> Result<Map<String, Value>, Fault> {
+        let mut last = String::new();
+        for number in 0..TRIES {
+            if number > 0 {
+                tokio::time::sleep(PAUSE).await;
+            }
+            match self.attempt(&call).await {
+                Ok(members) => return Ok(members),
+                Err(Tried::Over(why)) => return Err(call.fault(&why)),
+                Err(Tried::Again(why)) => last = why,
+            }
+        }
+        Err(call.fault(&format!("{last} ({TRIES} tries)")))
+    }
+
+    async fn attempt(&self, call: &Call<'_>) -> Result<Map<String, Value>, Tried> {
+        let until = Instant::now() + TIME;
+        let late = || format!("no answer within {} s", TIME.as_secs());
+        let get = Get::new(call.url).map_err(|e| Tried::Over(e.to_string()))?;
+        let get = get.headers(call.headers.clone()).post(call.kind, call.body.clone());
+        let sent = get.dialer(&self.dialer).keep(Some(&self.kept)).send();
+        let mut reply = match timeout_at(until, sent).await {
+            Ok(Ok(reply)) => reply,
+            Ok(Err(error)) => return Err(Tried::Again(chain(&error))),
+            Err(_) => return Err(Tried::Again(late())),
+        };
+        let status = reply.status();
+        if status.is_redirection() {
+            return Err(Tried::Over(format!("HTTP status {}: redirects are not followed", status.as_u16())));
+        }
+        if status != http::StatusCode::OK {
+            reply.finish(Some(&self.kept)).await;
+            let why = format!("HTTP status {}", status.as_u16());
+            return Err(if status.is_client_error() { Tried::Over(why) } else { Tried::Again(why) });
+        }
+        let body = match timeout_at(until, reply.bytes(ANSWER)).await {
+            Ok(Ok(body)) => Zeroizing::new(body),
+            Ok(Err(fetch::Error::TooLong(limit))) => {
+                return Err(Tried::Over(format!("the answer is longer than {limit} bytes")));
+            }
+            Ok(Err(_)) => return Err(Tried::Over("the answer was cut off".to_owned())),
+            Err(_) => return Err(Tried::Over(late())),
+        };
+        reply.finish(Some(&self.kept)).await;
+        // What serde says about a bad one may repeat a part of it.
+        serde_json::from_slice(&body).map_err(|_| Tried::Over("the answer is no JSON object".to_owned()))
+    }
+}
+
+impl Call<'_> {
+    /// What an error of this call says; `why` repeats nothing of an answer.
+    pub(super) fn fault(&self, why: &str) -> Fault {
+        bad(self.what, why)
+    }
+}
+
+/// An error about `what`.
+pub(super) fn bad(what: &str, why: &str) -> Fault {
+    Fault(format!("failed to get the {what}: {why}"))
+}
+
+/// A text that must be there. Names match in any letter case, the last one counts, as in Go.
+pub(super) fn token(members: &Map<String, Value>, name: &str) -> Result<Zeroizing<String>, String> {
+    match text(members, name)? {
+        Some(token) if !token.is_empty() => Ok(Zeroizing::new(token.to_owned())),
+        _ => Err(format!("the answer has no {name}")),
+    }
+}
+
+/// A text that may be there.
+pub(super) fn text<'a>(members: &'a Map<String, Value>, name: &str) -> Result<Option<&'a str>, String> {
+    let mut found = None;
+    for (_, value) in members.iter().filter(|(key, _)| key.eq_ignore_ascii_case(name)) {
+        match value {
+            Value::Null => {}
+            Value::String(text) => found = Some(text.as_str()),
+            _ => return Err(format!("{name} in the answer is no text")),
+        }
+    }
+    Ok(found)
+}
+
+/// A whole number that may be there.
+pub(super) fn whole(members: &Map<String, Value>, name: &str) -> Result<Option<i64>, String> {
+    let mut found = None;
+    for (_, value) in members.iter().filter(|(key, _)| key.eq_ignore_ascii_case(name)) {
+        match value {
+            Value::Null => {}
+            value => {
+                let number = value.as_i64();
+                found = Some(number.ok_or_else(|| format!("{name} in the answer is no whole number"))?);
+            }
+        }
+    }
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn members_are_found_in_any_case_and_must_have_their_type() {
+        let of = |value: Value| value.as_object().unwrap().clone();
+        let members =
+            of(json!({"Access_Token": "a", "ACCESS_TOKEN": "b", "n": 7, "f": 7.0, "e": "", "z": null}));
+        assert_eq!(&*token(&members, "access_token").unwrap(), "b");
+        assert!(
+            token(&members, "e").is_err() && token(&members, "z").is_err() && token(&members, "n").is_err()
+        );
+        assert_eq!(whole(&members, "n"), Ok(Some(7)));
+        assert_eq!(whole(&members, "z"), Ok(None));
+        assert!(whole(&members, "f").is_err() && whole(&members, "e").is_err());
+        assert_eq!(text(&members, "absent"), Ok(None));
+    }
+}

@@ -1,0 +1,200 @@
+//! The security token service: any process of the pod changes its token for another one here (RFC 8693).
+//!
+//! Envoy's gRPC client does it by `sts_service` call credentials: it posts the pod's Kubernetes token to
+//! `http://localhost:<port>/token` and gets a short-lived access token back.
+//!
+//! Promises:
+//! - One loopback address is listened on and no other; pages in a browser are refused (`Origin`, foreign
+//!   `Host`).
+//! - No token, nor a part of one, is in a log line, an error, a metric or the dump. What a caller or an
+//!   endpoint said is never repeated.
+//! - A token is used until [`broker::GRACE`] before its end, for the subject token and scope it was made for
+//!   and for nobody else; callers that arrive together cause one exchange; a failed renewal hands out the old
+//!   token while it lives.
+//! - An endpoint that hangs, floods or redirects costs a bounded time and memory, and is not followed.
+//!
+//! | file | is about |
+//! |---|---|
+//! | `form`, `request` | what is asked, and what is refused before anything else happens |
+//! | `broker` | kept tokens, one exchange for many callers |
+//! | `call` | one call to an endpoint: tries, limits, members of its answer |
+//! | `google`, `upstream` | the two plug-ins: Google's pair of endpoints, any RFC 8693 endpoint |
+//! | `answer` | what callers read |
+//! | `source` | the same exchange for the agent's own calls to a CA |
+//!
+//! Without a port none of it exists: no task, no client, no memory. Uses `base`, `serve`, `fetch`, `tls`, and
+//! `istiod` for claims of tokens and for [`source`].
+
+mod answer;
+mod broker;
+mod call;
+mod form;
+mod google;
+mod request;
+mod source;
+mod upstream;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::{Request, StatusCode};
+use hyper::body::Incoming;
+use tokio::net::TcpListener;
+
+use self::broker::Broker;
+use crate::base::clock::Clock;
+use crate::base::metrics::Metrics;
+use crate::base::tasks::{Group, TaskResult};
+use crate::serve::respond::{Answer, TEXT, not_found, page, redirect};
+use crate::serve::{self, ConnState, Limits, Site, path};
+
+pub use broker::Handle;
+pub use google::{Audience, Google};
+pub use source::Exchanging;
+pub use upstream::{Bad, Upstream};
+
+/// Connections at a time: a pod's worth of callers that all start at once. Each has about 20 kB at most.
+const CONNECTIONS: usize = 2048;
+/// How long a connection may be kept without a request; the Go agent's limit.
+const IDLE: Duration = Duration::from_secs(90);
+
+/// Who changes tokens.
+#[derive(Debug, Clone)]
+pub enum Plugin {
+    /// `GoogleTokenExchange`.
+    Google(Google),
+    /// `Passthrough`, ours.
+    Upstream(Upstream),
+    /// Any other name: the service runs and says that it can do nothing, as the Go agent's did.
+    None,
+}
+
+/// What is served and where.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// Loopback address and port.
+    pub address: SocketAddr,
+    /// Who changes tokens.
+    pub plugin: Plugin,
+    /// What endpoints are called with.
+    pub crypto: Arc<rustls::crypto::CryptoProvider>,
+}
+
+/// Why the service cannot start.
+#[derive(Debug, thiserror::Error)]
+#[error("security token service cannot listen on {address}: is the port of --stsPort taken?")]
+pub struct Error {
+    address: SocketAddr,
+    #[source]
+    source: std::io::Error,
+}
+
+/// A service that is bound.
+pub struct Bound {
+    listener: TcpListener,
+    config: Config,
+}
+
+/// Opens the port.
+///
+/// # Errors
+/// When it cannot be opened, which ends the agent: Envoy would be without its tokens.
+pub fn bind(config: Config) -> Result<Bound, Error> {
+    let address = config.address;
+    let listener = serve::listen(address).map_err(|source| Error { address, source })?;
+    Ok(Bound { listener, config })
+}
+
+impl Bound {
+    /// Starts serving in `group`, until that is stopped; `handle` is told how it goes.
+    pub fn spawn(self, group: &Group, metrics: &Metrics, clock: Arc<dyn Clock>, handle: Handle) {
+        let Config { address, plugin, crypto } = self.config;
+        let exchanger = match plugin {
+            Plugin::None => None,
+            Plugin::Google(google) => Some(google.exchanger(crypto, clock.clone())),
+            Plugin::Upstream(upstream) => Some(upstream.exchanger(crypto, clock.clone())),
+        };
+        tracing::info!(target: "security",
+            "security token service listens on {address}, plugin {}", handle.plugin());
+        let broker = exchanger.map(|exchanger| Broker::new(exchanger, clock, group.clone(), metrics, handle));
+        let site = Arc::new(Service { broker });
+        let limits = Limits { connections: CONNECTIONS, idle: Some(IDLE) };
+        let (listener, stop) = (self.listener, group.token());
+        group.spawn("token service", async move {
+            let served: TaskResult = serve::serve(Some(listener), site, limits, stop.clone(), stop).await;
+            served
+        });
+    }
+}
+
+struct Service {
+    broker: Option<Arc<Broker>>,
+}
+
+impl Service {
+    async fn token(&self, asked: Request<Incoming>, conn: &ConnState) -> Answer {
+        let ask = match request::read(asked, conn).await {
+            Ok(ask) => ask,
+            Err(refusal) => {
+                tracing::debug!(target: "security", "a request was refused: {}", refusal.why);
+                return answer::invalid_request(&refusal);
+            }
+        };
+        let Some(broker) = &self.broker else {
+            return answer::invalid_target("no plugin is found");
+        };
+        match broker.get(ask).await {
+            Ok(access) => answer::access(&access, broker.now()),
+            Err(fault) => answer::invalid_target(&fault.to_string()),
+        }
+    }
+
+    fn dump(&self) -> Answer {
+        match &self.broker {
+            Some(broker) => answer::dump(&broker.dump()),
+            None => page(
+                StatusCode::INTERNAL_SERVER_ERROR,
+                TEXT,
+                "failure in dumping STS server status: no plugin is found",
+            ),
+        }
+    }
+}
+
+impl Site for Service {
+    const NAME: &'static str = "security token service";
+
+    async fn answer(
+        self: Arc<Self>,
+        request: Request<Incoming>,
+        _peer: SocketAddr,
+        conn: Arc<ConnState>,
+    ) -> Answer {
+        let raw = request.uri().path();
+        let clean = path::clean(raw);
+        if clean != raw && raw != "*" && request.method() != http::Method::CONNECT {
+            let query = request.uri().query().map(|q| format!("?{q}")).unwrap_or_default();
+            let to = format!("{clean}{query}");
+            request::discard(request.into_body()).await;
+            return redirect(&to);
+        }
+        let segments = path::segments(raw);
+        let known = matches!(segments.as_slice(), [one] if one == "token" || one == "stsStatus");
+        if known && let Some(refusal) = request::foreign(request.headers()) {
+            request::discard(request.into_body()).await;
+            return answer::invalid_request(&refusal);
+        }
+        match segments.first().filter(|_| known).map(String::as_str) {
+            Some("token") => self.token(request, &conn).await,
+            Some(_) => {
+                request::discard(request.into_body()).await;
+                self.dump()
+            }
+            None => {
+                request::discard(request.into_body()).await;
+                not_found()
+            }
+        }
+    }
+}

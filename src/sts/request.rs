@@ -1,0 +1,240 @@
+//! What is asked: the checks of a token request, in the order of the Go agent.
+
+use std::time::Duration;
+
+use http::{HeaderMap, HeaderValue, Method, Request, header};
+use http_body_util::BodyExt;
+use hyper::body::Incoming;
+use sha::{Context, SHA256};
+use tokio::time::{Instant, timeout_at};
+use zeroize::Zeroizing;
+
+use super::form::Form;
+use crate::serve::ConnState;
+
+use aws_lc_rs::digest as sha;
+
+const GRANT: &str = "urn:ietf:params:oauth:grant-type:token-exchange";
+const JWT: &str = "urn:ietf:params:oauth:token-type:jwt";
+const FORM: &str = "application/x-www-form-urlencoded";
+
+/// The Go agent's limit of a body.
+const BODY: usize = 10 << 20;
+/// ... and of the time for head and body together.
+const TIME: Duration = Duration::from_secs(30);
+/// What is read of a body that nobody wants, so that the answer is not lost to a reset; Go's server reads as
+/// much.
+const REST: usize = 256 << 10;
+const REST_TIME: Duration = Duration::from_millis(250);
+
+/// A request that passed.
+pub(super) struct Ask {
+    /// The token to be exchanged.
+    pub(super) subject: Zeroizing<String>,
+    pub(super) subject_type: String,
+    pub(super) grant_type: String,
+    pub(super) scope: String,
+    /// These three only reach an endpoint of the operator's own.
+    pub(super) audience: String,
+    pub(super) resource: String,
+    pub(super) requested_type: String,
+}
+
+impl Ask {
+    /// Of the pod's own token.
+    pub(super) fn own(subject: &str, scope: &str) -> Self {
+        Self {
+            subject: Zeroizing::new(subject.to_owned()),
+            subject_type: JWT.to_owned(),
+            grant_type: GRANT.to_owned(),
+            scope: scope.to_owned(),
+            audience: String::new(),
+            resource: String::new(),
+            requested_type: String::new(),
+        }
+    }
+
+    /// What a kept token is found by: a digest, so that no subject token is held.
+    pub(super) fn key(&self) -> [u8; 32] {
+        let mut digest = Context::new(&SHA256);
+        for part in [&*self.subject, &self.scope, &self.audience, &self.resource, &self.requested_type] {
+            digest.update(&(part.len() as u64).to_be_bytes());
+            digest.update(part.as_bytes());
+        }
+        let mut out = [0; 32];
+        out.copy_from_slice(digest.finish().as_ref());
+        out
+    }
+}
+
+/// A request that did not pass.
+pub(super) struct Refusal {
+    /// A sentence that repeats nothing of the request.
+    pub(super) why: String,
+    /// The rest of the request is still to come: the connection ends.
+    pub(super) close: bool,
+}
+
+impl Refusal {
+    fn new(why: impl Into<String>) -> Self {
+        Self { why: why.into(), close: false }
+    }
+}
+
+/// Requests that a page in a browser can cause: with an `Origin`, or for a name that is not this machine's (a
+/// name that somebody makes point here has a dot).
+pub(super) fn foreign(headers: &HeaderMap) -> Option<Refusal> {
+    if headers.contains_key(header::ORIGIN) {
+        return Some(Refusal::new("requests of web pages (header Origin) are not answered"));
+    }
+    let host = headers.get(header::HOST)?.to_str().unwrap_or(".");
+    let name = match host.strip_prefix('[') {
+        Some(rest) => rest.split(']').next().unwrap_or_default(),
+        None => host.split(':').next().unwrap_or_default(),
+    };
+    let here = match name.parse::<std::net::IpAddr>() {
+        Ok(ip) => ip.is_loopback(),
+        Err(_) => !name.trim_end_matches('.').contains('.') || name.ends_with(".localhost"),
+    };
+    (!here).then(|| Refusal::new("the Host is not this machine: only localhost and loopback addresses are"))
+}
+
+/// Reads and checks a request.
+pub(super) async fn read(request: Request<Incoming>, conn: &ConnState) -> Result<Ask, Refusal> {
+    let until = Instant::now() + TIME.saturating_sub(conn.request_age());
+    let (head, body) = request.into_parts();
+    let early = if head.method != Method::POST {
+        Some("request method is invalid: it must be POST".to_owned())
+    } else if !is_form(head.headers.get(header::CONTENT_TYPE)) {
+        Some(format!("request content type is invalid: it must be {FORM}"))
+    } else {
+        None
+    };
+    if let Some(why) = early {
+        discard(body).await;
+        return Err(Refusal::new(why));
+    }
+    let [grant_type, subject, subject_type, scope, audience, resource, requested_type] =
+        form(body, head.uri.query().unwrap_or_default(), until).await?;
+    if *grant_type != GRANT {
+        return Err(Refusal::new(format!("request query grant_type is invalid: it must be {GRANT}")));
+    }
+    if subject.is_empty() {
+        return Err(Refusal::new("subject_token is empty"));
+    }
+    if *subject_type != JWT {
+        return Err(Refusal::new(format!("subject_token_type is invalid: it must be {JWT}")));
+    }
+    let plain = |text: Zeroizing<String>| text.to_string();
+    Ok(Ask {
+        subject,
+        subject_type: plain(subject_type),
+        grant_type: plain(grant_type),
+        scope: plain(scope),
+        audience: plain(audience),
+        resource: plain(resource),
+        requested_type: plain(requested_type),
+    })
+}
+
+// A parameter of the type (`; charset=utf-8`) changes nothing in what a form is.
+fn is_form(kind: Option<&HeaderValue>) -> bool {
+    let text = kind.and_then(|k| k.to_str().ok()).unwrap_or_default();
+    text.split(';').next().unwrap_or_default().trim() == FORM
+}
+
+type Fields = [Zeroizing<String>; 7];
+
+async fn form(mut body: Incoming, query: &str, until: Instant) -> Result<Fields, Refusal> {
+    let mut form = Form::new([
+        "grant_type",
+        "subject_token",
+        "subject_token_type",
+        "scope",
+        "audience",
+        "resource",
+        "requested_token_type",
+    ]);
+    let broken = |why: &str| Refusal { why: format!("the form cannot be read: {why}"), close: true };
+    let mut length = 0;
+    loop {
+        let frame = match timeout_at(until, body.frame()).await {
+            Ok(Some(Ok(frame))) => frame,
+            Ok(None) => break,
+            Ok(Some(Err(_))) => return Err(broken("its body was cut off")),
+            Err(_) => return Err(broken("its body did not come to an end within 30 s")),
+        };
+        let piece = frame.into_data().unwrap_or_default();
+        length += piece.len();
+        if length > BODY {
+            discard(body).await;
+            return Err(Refusal::new("the form cannot be read: its body is larger than 10 MiB"));
+        }
+        form.feed(&piece);
+    }
+    let whole = |why: &str| Refusal::new(format!("the form cannot be read: {why}"));
+    let fields = form.end().map_err(|fault| whole(fault.why()))?;
+    let mut address = Form::new([]);
+    address.feed(query.as_bytes());
+    address.end().map_err(|fault| Refusal::new(format!("the address has a bad query: {}", fault.why())))?;
+    Ok(fields)
+}
+
+/// Reads on for a moment.
+pub(super) async fn discard(mut body: Incoming) {
+    let until = Instant::now() + REST_TIME;
+    let mut left = REST;
+    while let Ok(Some(Ok(frame))) = timeout_at(until, body.frame()).await {
+        left = left.saturating_sub(frame.into_data().map_or(0, |data| data.len()));
+        if left == 0 {
+            return;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_this_machine_is_meant() {
+        let refused = |name: &'static str, value: &'static str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(name, HeaderValue::from_static(value));
+            foreign(&headers).is_some()
+        };
+        for here in ["localhost:1", "127.0.0.1", "127.9.0.1:80", "[::1]:5", "a.localhost", "LOCALHOST"] {
+            assert!(!refused("host", here), "{here}");
+        }
+        for there in ["evil.example.com", "10.0.0.1", "[fd00::1]:5", "localhost.evil.example.com:80", "a.b."]
+        {
+            assert!(refused("host", there), "{there}");
+        }
+        assert!(refused("origin", "null"));
+        assert!(foreign(&HeaderMap::new()).is_none());
+    }
+
+    #[test]
+    fn forms_by_their_type() {
+        for (kind, good) in [
+            (FORM, true),
+            ("application/x-www-form-urlencoded; charset=utf-8", true),
+            ("Application/x-www-form-urlencoded", false),
+            ("application/json", false),
+            ("", false),
+        ] {
+            assert_eq!(is_form(Some(&HeaderValue::from_static(kind))), good, "{kind}");
+        }
+        assert!(!is_form(None));
+    }
+
+    #[test]
+    fn a_kept_token_is_for_one_subject_and_scope() {
+        let keys = [("a", "b"), ("ab", ""), ("", "ab"), ("a", "c")].map(|(s, p)| Ask::own(s, p).key());
+        let mut distinct = keys.to_vec();
+        distinct.sort_unstable();
+        distinct.dedup();
+        assert_eq!(distinct.len(), keys.len());
+        assert_eq!(Ask::own("a", "b").key(), keys[0]);
+    }
+}

@@ -1,0 +1,126 @@
+//! Would istiod take a stream of ours? For a diagnosis, beside a relay or without one.
+//!
+//! Opens a stream as the relay does, token and headers included, and asks for nothing: istiod authenticates before
+//! it reads the first request, so it refuses at once or is silent. Nothing is registered there by that. A ping tells
+//! silence from a server that hangs.
+
+use std::cell::Cell;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use h2::Ping;
+use h2::client::ResponseFuture;
+use tokio::time::{Instant, sleep_until};
+use tonic::Status;
+
+use super::upstream::{self, Link, Upstream};
+use super::{Protocol, status};
+use crate::istiod::auth::{CallHeaders, TokenSource};
+
+/// After the ping's answer istiod has so long to refuse; it does so within milliseconds.
+const QUIET: Duration = Duration::from_millis(700);
+
+/// A stream that was not refused.
+#[derive(Debug)]
+pub struct Taken {
+    /// Who answered.
+    pub peer: SocketAddr,
+    /// How long the answer to a ping took.
+    pub ping: Duration,
+    /// The server's own time, if it said one (HTTP `Date`).
+    pub date: Option<String>,
+}
+
+/// Why a stream cannot be had.
+#[derive(Debug)]
+pub enum Refused {
+    /// It was opened, and ended with this.
+    Ended(Status),
+    /// No stream was opened.
+    Unopened(Status),
+    /// The server takes connections and answers no ping within the limit.
+    Silent,
+}
+
+/// Opens a stream and looks what becomes of it, within `limit`.
+///
+/// # Errors
+/// See [`Refused`].
+pub async fn probe(
+    upstream: &dyn Upstream,
+    tokens: &dyn TokenSource,
+    headers: &CallHeaders,
+    limit: Duration,
+) -> Result<Taken, Refused> {
+    let end = Instant::now() + limit;
+    let opened =
+        tokio::time::timeout_at(end, upstream::open(upstream, tokens, headers, Protocol::Delta, &|_| {}))
+            .await;
+    let link = opened.map_err(|_| Refused::Silent)?.map_err(|e| Refused::Unopened(e.status))?;
+    let Link { mut driver, sink: _sink, response, ping, peer, .. } = link;
+    let date = Cell::new(None);
+    let mut ended = std::pin::pin!(end_of(response, &date));
+    let started = Instant::now();
+    let pinged = async {
+        match ping {
+            Some(mut ping) => ping.ping(Ping::opaque()).await.map(drop),
+            None => std::future::pending().await,
+        }
+    };
+    let mut pinged = std::pin::pin!(pinged);
+    let (mut answered, mut until) = (None, end);
+    loop {
+        tokio::select! {
+            biased;
+            status = &mut ended => return Err(Refused::Ended(status)),
+            done = &mut pinged, if answered.is_none() => {
+                done.map_err(|e| Refused::Ended(status::of_upstream(&e).0))?;
+                answered = Some(started.elapsed());
+                until = end.min(Instant::now() + QUIET);
+            }
+            closed = &mut driver => {
+                let status = match closed {
+                    Err(e) => status::of_upstream(&e).0,
+                    Ok(()) => Status::unavailable("the server closed the connection"),
+                };
+                return Err(Refused::Ended(status));
+            }
+            () = sleep_until(until) => {
+                let ping = answered.ok_or(Refused::Silent)?;
+                return Ok(Taken { peer, ping, date: date.take() });
+            }
+        }
+    }
+}
+
+/// How the server ends the stream; messages, if it sends any, are passed over.
+async fn end_of(response: ResponseFuture, date: &Cell<Option<String>>) -> Status {
+    let broken = |e: h2::Error| status::of_upstream(&e).0;
+    let head = match response.await {
+        Ok(head) => head,
+        Err(e) => return broken(e),
+    };
+    let text = |name| head.headers().get(name).and_then(|v| v.to_str().ok()).map(str::to_owned);
+    date.set(text(http::header::DATE));
+    if let Some(status) = status::of_trailers(head.headers()) {
+        return status;
+    }
+    if head.status() != http::StatusCode::OK {
+        return status::of_http(head.status(), text(http::header::CONTENT_TYPE).as_deref());
+    }
+    let mut body = head.into_body();
+    while let Some(chunk) = body.data().await {
+        match chunk {
+            // What is not released stops the server soon enough.
+            Ok(chunk) => drop(chunk),
+            Err(e) => return broken(e),
+        }
+    }
+    match body.trailers().await {
+        Ok(trailers) => {
+            let status = trailers.as_ref().and_then(status::of_trailers);
+            status.unwrap_or_else(|| Status::unknown("the stream ended without a status"))
+        }
+        Err(e) => broken(e),
+    }
+}

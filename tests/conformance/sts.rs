@@ -1,0 +1,233 @@
+//! The security token service: any process of the pod changes its token for another one.
+
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+use crate::support::http::{Reply, call_with, get};
+use crate::support::web::{self, Web};
+use crate::support::{MockIstiod, TestAgent, free_port};
+
+const FORM: (&str, &str) = ("content-type", "application/x-www-form-urlencoded");
+
+/// A token endpoint: counts, waits until it is told what to answer.
+struct Endpoint {
+    web: Web,
+    asked: Arc<AtomicUsize>,
+    answer: watch::Sender<Option<(u16, Value)>>,
+    forms: Arc<Mutex<Vec<String>>>,
+}
+
+impl Endpoint {
+    async fn start() -> Self {
+        let (asked, forms) = (Arc::<AtomicUsize>::default(), Arc::<Mutex<Vec<String>>>::default());
+        let answer = watch::channel(None::<(u16, Value)>).0;
+        let (count, kept, told) = (asked.clone(), forms.clone(), answer.clone());
+        let web = Web::start(move |_, form| {
+            kept.lock().unwrap().push(String::from_utf8_lossy(&form).into_owned());
+            let (nth, mut told) = (count.fetch_add(1, SeqCst) + 1, told.subscribe());
+            async move {
+                let (status, body) = told.wait_for(Option::is_some).await.unwrap().clone().unwrap();
+                let body: Value =
+                    serde_json::from_str(&body.to_string().replace("$N", &nth.to_string())).unwrap();
+                web::json(status, &body)
+            }
+        })
+        .await;
+        Self { web, asked, answer, forms }
+    }
+
+    fn says(&self, status: u16, body: Value) {
+        self.answer.send_replace(Some((status, body)));
+    }
+}
+
+fn passthrough(mock: &MockIstiod, port: u16, url: &str) -> crate::support::agent::Builder {
+    TestAgent::with()
+        .istiod(mock)
+        .env("STS_PORT", port.to_string())
+        .env("TOKEN_MANAGER_PLUGIN", "Passthrough")
+        .env("STS_UPSTREAM_URL", url)
+}
+
+fn form(subject: &str) -> String {
+    format!(
+        "grant_type=urn:ietf:params:oauth:grant-type:token-exchange&subject_token={subject}\
+         &subject_token_type=urn:ietf:params:oauth:token-type:jwt&scope=a+b"
+    )
+}
+
+async fn ask(port: u16, subject: &str) -> (u16, Value) {
+    let reply: Reply = call_with("POST", port, "/token", &form(subject), &[FORM]).await.unwrap();
+    (reply.status.as_u16(), serde_json::from_slice(&reply.body).unwrap())
+}
+
+#[tokio::test]
+async fn a_thousand_callers_cause_one_exchange() {
+    let mock = MockIstiod::start().await;
+    let endpoint = Endpoint::start().await;
+    let port = free_port();
+    let url = format!("http://127.0.0.1:{}/sts?x=1", endpoint.web.port);
+    let mut agent = passthrough(&mock, port, &url)
+        .env("STS_UPSTREAM_AUDIENCE", "their audience")
+        .arg("--log_output_level=all:debug")
+        .start();
+    agent.wait_ready().await;
+
+    // A failure first: it is not kept, and nothing of it is repeated.
+    endpoint.says(403, json!({"error": "S3CRET-ANSWER"}));
+    let (status, body) = ask(port, "S3CRET-SUBJECT").await;
+    assert_eq!((status, &body["error"]), (500, &json!("invalid_target")));
+    assert!(body["error_description"].as_str().unwrap().contains("403"), "{body}");
+    let form = endpoint.forms.lock().unwrap()[0].clone();
+    for part in ["subject_token=S3CRET-SUBJECT&", "scope=a%20b", "audience=their%20audience"] {
+        assert!(form.contains(part), "{form}");
+    }
+
+    endpoint.answer.send_replace(None);
+    let before = endpoint.asked.load(SeqCst);
+    let mut callers = JoinSet::new();
+    for _ in 0..1000 {
+        callers.spawn(async move { ask(port, "S3CRET-SUBJECT").await });
+    }
+    // Let go once it has arrived; the others find the same exchange or its result.
+    while endpoint.asked.load(SeqCst) == before {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    endpoint.says(200, json!({"access_token": "S3CRET-ACCESS-$N", "expires_in": 3600, "token_type": "N_A"}));
+    let mut seen = std::collections::BTreeSet::new();
+    while let Some(answer) = callers.join_next().await {
+        let (status, body) = answer.unwrap();
+        assert_eq!((status, &body["token_type"]), (200, &json!("N_A")), "{body}");
+        seen.insert(body["access_token"].as_str().unwrap().to_owned());
+    }
+    assert_eq!((seen.len(), endpoint.asked.load(SeqCst)), (1, before + 1));
+
+    let dump = get(port, "/stsStatus").await.unwrap().text();
+    assert!(dump.contains("\"token_type\":\"access token\"") && dump.contains("\"token\":\"\""), "{dump}");
+    let document = agent.get("/debug/agentz").await.unwrap().text();
+    assert!(document.contains("Passthrough"), "{document}");
+    let metrics = agent.get("/stats/prometheus").await.unwrap().text();
+    for (place, text) in
+        [("log", agent.log().text()), ("dump", dump), ("document", document), ("metrics", metrics)]
+    {
+        assert!(!text.contains("S3CRET"), "the {place} shows a token:\n{text}");
+    }
+    agent.stop().await;
+}
+
+#[tokio::test]
+async fn what_cannot_work_is_refused_at_the_start() {
+    let mock = MockIstiod::start().await;
+    let port = free_port();
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let taken_port = taken.local_addr().unwrap().port().to_string();
+    for (name, value, said) in [
+        ("STS_UPSTREAM_URL", "http://sts.example.com/", "https"),
+        ("STS_UPSTREAM_URL", "", "needs STS_UPSTREAM_URL"),
+        ("STS_PORT", "99999", "1..65535"),
+        ("STS_PORT", "many", "STS_PORT=many"),
+        ("STS_PORT", &taken_port, "--stsPort"),
+    ] {
+        let mut agent = passthrough(&mock, port, "https://sts.example.com/").env(name, value).start();
+        assert_eq!(agent.wait_exit().await.code(), Some(255), "{name}={value}");
+        said_by(&agent, said).await;
+    }
+    drop(taken);
+    let builder = TestAgent::with().istiod(&mock);
+    let status = builder.ports().status.to_string();
+    let mut agent = builder.env("GCP_METADATA", "p|1|c|z").arg("--stsPort").arg(status).start();
+    assert_eq!(agent.wait_exit().await.code(), Some(255));
+    said_by(&agent, "status server").await;
+}
+
+/// Both of Google's endpoints with TLS, at an address of their own; `Drop` ends them.
+struct Google {
+    dir: tempfile::TempDir,
+    child: tokio::process::Child,
+}
+
+impl Google {
+    async fn start() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        // Port 443 is fixed by the addresses, so each test has its own loopback address.
+        let id = std::process::id();
+        let ip = format!("127.{}.{}.{}", 64 + (id >> 16) % 64, (id >> 8) & 255, 1 + (id & 127));
+        let child =
+            tokio::process::Command::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/google.py"))
+                .arg(&ip)
+                .arg(dir.path())
+                .kill_on_drop(true)
+                .spawn()
+                .expect("python3");
+        let hosts =
+            format!("127.0.0.1 localhost\n{ip} sts.googleapis.com\n{ip} iamcredentials.googleapis.com\n");
+        std::fs::write(dir.path().join("hosts"), hosts).unwrap();
+        let google = Self { dir, child };
+        crate::support::eventually("Google's doubles listen", async || {
+            google.path("ready").exists().then_some(())
+        })
+        .await;
+        google
+    }
+
+    fn path(&self, name: &str) -> std::path::PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn asked(&self) -> Vec<Value> {
+        let text = std::fs::read_to_string(self.path("asked.jsonl")).unwrap_or_default();
+        text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
+    }
+}
+
+/// Envoy calls a gRPC service (rate limits) with `sts_service` credentials, and the service sees our token.
+#[tokio::test]
+async fn envoy_gets_its_tokens_through_us() {
+    let mock = MockIstiod::start().await;
+    let mut google = Google::start().await;
+    let (port, seen) = (free_port(), free_port());
+    let hosts = google.path("hosts").to_string_lossy().into_owned();
+    let names = "mount --bind \"$1\" /etc/hosts && shift && exec \"$@\"";
+    let bootstrap = include_str!("../support/sts_envoy.yaml")
+        .replace("{{sts}}", &port.to_string())
+        .replace("{{service}}", &std::fs::read_to_string(google.path("service")).unwrap())
+        .replace("{{ca}}", &google.path("ca.pem").to_string_lossy())
+        .replace("{{listener}}", &seen.to_string());
+    let mut agent = TestAgent::with()
+        .istiod(&mock)
+        .before(&["unshare", "--mount", "sh", "-c", names, "sh", &hosts].map(ToOwned::to_owned))
+        .env("GCP_METADATA", "proj|1234567|cluster|us-central1-c")
+        .env("CLOUD_PLATFORM", "none")
+        .env("SSL_CERT_FILE", google.path("ca.pem").to_string_lossy())
+        .env("ISTIO_BOOTSTRAP_OVERRIDE", "override.yaml")
+        .file("override.yaml", bootstrap)
+        .arg("--stsPort")
+        .arg(port.to_string())
+        .envoy(crate::support::Envoy::Real)
+        .start();
+    agent.wait_ready().await;
+    let token = crate::support::eventually("Envoy's call with a token", async || {
+        let _ = get(seen, "/").await;
+        let calls = google.asked();
+        calls.iter().find(|call| call["host"] == "service").map(|call| call["authorization"].clone())
+    })
+    .await;
+    assert_eq!(token, "Bearer ACCESS-1", "{:?}", google.asked());
+    let asked = google.asked();
+    let own = std::fs::read_to_string(agent.path(crate::support::agent::TOKEN)).unwrap();
+    assert_eq!(asked[0]["json"]["subjectToken"], own.trim(), "{asked:?}");
+    assert_eq!(asked[1]["authorization"], "Bearer FEDERATED-1");
+    assert!(!agent.log().contains("ACCESS-") && !agent.log().contains("FEDERATED-"));
+    agent.stop().await;
+    google.child.kill().await.unwrap();
+}
+
+/// What an agent that has ended left in its log; the last lines may still be on their way.
+async fn said_by(agent: &TestAgent, part: &str) {
+    crate::support::eventually(part, async || agent.log().contains(part).then_some(())).await;
+}

@@ -1,0 +1,141 @@
+//! `deploy/`: every value file and manifest is rendered by the real helm and kustomize.
+//!
+//! Where there is no helm the test says so in a line that nobody can overlook and looks at the files as YAML only;
+//! `HELM=required` makes that a failure and builds one (`scripts/get-helm`).
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_yaml_ng::Value;
+
+const IMAGE: &str = "registry.example.com/mesh/pilot-agent:0.1.0";
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn files(dir: &str) -> Vec<PathBuf> {
+    let mut all: Vec<PathBuf> =
+        std::fs::read_dir(root().join(dir)).unwrap().map(|entry| entry.unwrap().path()).collect();
+    all.sort();
+    all
+}
+
+fn documents(text: &str) -> Vec<Value> {
+    use serde::Deserialize;
+    serde_yaml_ng::Deserializer::from_str(text)
+        .map(|document| Value::deserialize(document).unwrap_or_else(|e| panic!("{e}:\n{text}")))
+        .filter(|document| !document.is_null())
+        .collect()
+}
+
+#[expect(clippy::disallowed_methods, reason = "a switch of the test run, not of the product")]
+fn helm() -> Option<PathBuf> {
+    let required = std::env::var_os("HELM").is_some_and(|v| v == "required");
+    let mut command = Command::new(root().join("scripts/get-helm"));
+    let output = command.args(required.then_some("--build")).output().unwrap();
+    if output.status.success() {
+        return Some(String::from_utf8(output.stdout).unwrap().trim().into());
+    }
+    let reason = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!required, "{reason}");
+    eprintln!("\n*** THE VALUES OF deploy/ WERE NOT RENDERED: {} ***\n", reason.trim());
+    None
+}
+
+// The image of a container, by its name.
+fn image(pods: &[Value], container: &str) -> Option<String> {
+    let all =
+        pods.iter().flat_map(|pod| ["initContainers", "containers"].map(|kind| pod["spec"][kind].clone()));
+    let mut all = all.flat_map(|list| list.as_sequence().cloned().unwrap_or_default());
+    all.find(|c| c["name"] == container).and_then(|c| c["image"].as_str().map(str::to_owned))
+}
+
+#[test]
+fn values_render_to_the_images_they_promise() {
+    let table: &[(&str, &[(&str, &str)])] = &[
+        (
+            "istiod",
+            &[("istio-proxy", IMAGE), ("istio-init", IMAGE), ("discovery", "docker.io/istio/pilot:1.30.3")],
+        ),
+        ("keep-init", &[("istio-proxy", IMAGE), ("istio-init", "docker.io/istio/proxyv2:1.30.3")]),
+        (
+            "hub",
+            &[
+                ("istio-proxy", "registry.example.com/mesh/proxyv2:0.1.0-distroless"),
+                ("discovery", "docker.io/istio/pilot:1.30.3"),
+            ],
+        ),
+        ("gateway", &[]),
+        ("cni", &[("istio-validation", "docker.io/istio/proxyv2:1.30.3")]),
+        ("native-sidecars", &[("istio-proxy", "docker.io/istio/proxyv2:1.30.3")]),
+        (
+            "rollback",
+            &[
+                ("istio-proxy", "docker.io/istio/proxyv2:1.30.3"),
+                ("istio-init", "docker.io/istio/proxyv2:1.30.3"),
+            ],
+        ),
+    ];
+    let names: Vec<String> = files("deploy/values")
+        .iter()
+        .map(|path| path.file_stem().unwrap().to_str().unwrap().to_owned())
+        .collect();
+    let known: std::collections::BTreeSet<&str> = table.iter().map(|(name, _)| *name).collect();
+    assert_eq!(names, known.into_iter().collect::<Vec<_>>(), "each value file stands in the table");
+    let helm = helm();
+    for (name, images) in table {
+        let path = root().join(format!("deploy/values/{name}.yaml"));
+        assert_eq!(documents(&std::fs::read_to_string(&path).unwrap()).len(), 1, "{name}");
+        let Some(helm) = &helm else { continue };
+        let output = Command::new(helm)
+            .args(["template", "mesh", "deploy/chart", "-f"])
+            .arg(&path)
+            .current_dir(root())
+            .output();
+        let output = output.unwrap();
+        assert!(output.status.success(), "{name}: {}", String::from_utf8_lossy(&output.stderr));
+        let pods = documents(&String::from_utf8(output.stdout).unwrap());
+        for (container, wanted) in *images {
+            assert_eq!(image(&pods, container).as_deref(), Some(*wanted), "{name}: {container}");
+        }
+        match *name {
+            "gateway" => assert_eq!(pods[0]["metadata"]["annotations"]["sidecar.istio.io/proxyImage"], IMAGE),
+            "native-sidecars" => assert_eq!(pods[0]["spec"]["initContainers"][1]["restartPolicy"], "Always"),
+            "cni" => assert_eq!(pods[0]["spec"]["initContainers"][0]["args"][1], "--run-validation"),
+            _ => {}
+        }
+    }
+}
+
+#[test]
+fn the_canary_gives_every_deployment_the_image() {
+    let annotation = "sidecar.istio.io/proxyImage";
+    let kubectl = Command::new("kubectl").args(["kustomize", "deploy/canary"]).current_dir(root()).output();
+    let rendered = match kubectl {
+        Ok(output) => {
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+            documents(&String::from_utf8(output.stdout).unwrap())
+        }
+        Err(e) => {
+            eprintln!("\n*** deploy/canary WAS NOT RENDERED: kubectl: {e} ***\n");
+            let text = std::fs::read_to_string(root().join("deploy/canary/kustomization.yaml")).unwrap();
+            let patch = documents(&text)[0]["patches"][0]["patch"].as_str().unwrap().to_owned();
+            documents(&patch)
+        }
+    };
+    assert!(!rendered.is_empty());
+    for deployment in &rendered {
+        assert_eq!(deployment["spec"]["template"]["metadata"]["annotations"][annotation], IMAGE);
+    }
+    let grpc = std::fs::read_to_string(root().join("deploy/proxyless-grpc/deployment.yaml")).unwrap();
+    let grpc = &documents(&grpc)[0]["spec"]["template"]["metadata"]["annotations"];
+    assert_eq!(
+        (&grpc["inject.istio.io/templates"], &grpc[annotation]),
+        (&"grpc-agent".into(), &IMAGE.into())
+    );
+    assert_eq!(
+        documents(grpc["proxy.istio.io/config"].as_str().unwrap())[0]["holdApplicationUntilProxyStarts"],
+        true
+    );
+}

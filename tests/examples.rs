@@ -1,0 +1,105 @@
+//! `examples/`: each runs as it stands, with a real Envoy.
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+#[allow(dead_code)]
+#[path = "support/mod.rs"]
+mod support;
+
+use support::{MockIstiod, TestAgent, agent_bin, envoy_bin, free_port};
+
+const ROOT: &str = env!("CARGO_MANIFEST_DIR");
+const LIMIT: Duration = Duration::from_secs(120);
+
+// Tests of the workspace build it beside the agent; alone, this test builds it.
+fn mock_istiod() -> PathBuf {
+    let path = Path::new(env!("CARGO_BIN_EXE_pilot-agent")).with_file_name("mock-istiod");
+    if !path.exists() {
+        let built = Command::new(env!("CARGO"))
+            .args(["build", "--locked", "--offline", "-p", "mock-istiod", "--bin", "mock-istiod"])
+            .current_dir(ROOT)
+            .status();
+        assert!(built.unwrap().success() && path.exists(), "mock-istiod is not built");
+    }
+    path
+}
+
+// Ends a process and what it started; a script's trap does the latter.
+struct Ended(Child);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        let pid = rustix::process::Pid::from_child(&self.0);
+        let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn your_own_envoy_answers_with_the_workloads_certificate() {
+    let mut command = Command::new(format!("{ROOT}/examples/own-envoy/run"));
+    command.env("AGENT", agent_bin()).env("MOCK_ISTIOD", mock_istiod()).env("ENVOY_BIN", envoy_bin());
+    for name in ["PORT", "ADMIN_PORT", "STATUS_PORT", "READY_PORT", "METRICS_PORT"] {
+        command.env(name, free_port().to_string());
+    }
+    let output = command.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
+    assert!(said.contains("spiffe://cluster.local/ns/demo/sa/web\nhello from your own Envoy"), "{said}");
+}
+
+#[test]
+fn mock_istiod_writes_what_an_agent_mounts() {
+    let dir = tempfile::tempdir().unwrap();
+    let control = free_port();
+    let child = Command::new(format!("{ROOT}/examples/mock-istiod/run"))
+        .arg(dir.path())
+        .env("MOCK_ISTIOD", mock_istiod())
+        .env("LISTEN", "127.0.0.1:0")
+        .env("CONTROL", format!("127.0.0.1:{control}"))
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut child = Ended(child);
+    let deadline = Instant::now() + LIMIT;
+    let files = ["root-cert.pem", "istio-token"].map(|name| dir.path().join(name));
+    while !files.iter().all(|file| std::fs::read(file).is_ok_and(|text| !text.is_empty())) {
+        if child.0.try_wait().unwrap().is_some() {
+            let mut said = String::new();
+            child.0.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+            panic!("it ended: {said}");
+        }
+        assert!(Instant::now() < deadline, "token and root were not written");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[tokio::test]
+async fn the_python_client_takes_the_certificate() {
+    let has = Command::new("python3").args(["-c", "import grpc"]).stderr(Stdio::null()).status().unwrap();
+    let source = format!("{ROOT}/examples/clients/python/client.py");
+    if !has.success() {
+        eprintln!("\n*** THE PYTHON CLIENT WAS NOT RUN, ONLY COMPILED: python3 has no grpcio ***\n");
+        let mut compiled = Command::new("python3");
+        compiled.args(["-c", "import sys; compile(open(sys.argv[1]).read(), sys.argv[1], 'exec')", &source]);
+        assert!(compiled.status().unwrap().success());
+        return;
+    }
+    let mock = MockIstiod::start().await;
+    let mut agent = TestAgent::with().istiod(&mock).start();
+    agent.sds().await;
+    let socket = agent.path("var/run/secrets/workload-spiffe-uds/socket");
+    let mut command = tokio::process::Command::new("python3");
+    let output = command.arg(&source).arg(&socket).output().await.unwrap();
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(
+        said.matches("BEGIN CERTIFICATE").count() >= 2 && said.contains(mock.root_pem().trim()),
+        "{said}"
+    );
+    agent.stop().await;
+}

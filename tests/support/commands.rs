@@ -1,0 +1,76 @@
+//! The agent's other commands, run where an agent was started: its directory, its environment.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+use serde_json::Value;
+use tokio::process::Command;
+
+use super::{LIMIT, TestAgent, agent_bin};
+
+/// What a command said, and how it ended.
+#[derive(Debug, Clone)]
+pub struct Said {
+    pub code: Option<i32>,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+impl Said {
+    /// Its standard output as one document; null when it is none.
+    pub fn json(&self) -> Value {
+        serde_json::from_str(&self.stdout).unwrap_or_default()
+    }
+}
+
+/// Directory and environment of an agent that is not started.
+pub struct Scene {
+    pub(super) dir: tempfile::TempDir,
+    pub(super) env: BTreeMap<String, String>,
+}
+
+/// As another user, from a place that user can reach.
+const AS: &str = "touch agent && mount --bind \"$1\" agent && exec setpriv --reuid=$2 --regid=$2 --clear-groups \
+                  ./agent \"$@\"";
+
+impl Scene {
+    pub fn path(&self, below: &str) -> PathBuf {
+        self.dir.path().join(below)
+    }
+
+    /// Runs a command there.
+    pub async fn run(&self, words: &[&str]) -> Said {
+        let mut command = Command::new(agent_bin());
+        command.args(words);
+        said(command, self.dir.path(), &self.env).await
+    }
+
+    /// Runs a command as this user; the test runs as root.
+    pub async fn run_as(&self, uid: u32, words: &[&str]) -> Said {
+        let uid = uid.to_string();
+        let agent = agent_bin().to_string_lossy().into_owned();
+        let script = AS.replace("\"$@\"", &words.join(" "));
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "sh", "-c", &script, "sh", &agent, &uid]);
+        said(command, self.dir.path(), &self.env).await
+    }
+}
+
+impl TestAgent {
+    /// Runs another command of the agent beside this one.
+    pub async fn run(&self, words: &[&str]) -> Said {
+        let mut command = Command::new(agent_bin());
+        command.args(words);
+        said(command, &self.path(""), self.environment()).await
+    }
+}
+
+async fn said(mut command: Command, dir: &Path, env: &BTreeMap<String, String>) -> Said {
+    command.env_clear().envs(env).current_dir(dir).kill_on_drop(true);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let output = tokio::time::timeout(LIMIT, command.output()).await.expect("the command ends");
+    let output = output.expect("the command can be run");
+    let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
+    Said { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
+}
