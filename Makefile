@@ -17,7 +17,7 @@ export PROPTEST_RNG_SEED ?= 20261121
 # One after the other: built together, the agent would get every library feature that only the double needs.
 RELEASE := cargo build --release --locked -p pilot-agent && cargo build --release --locked -p mock-istiod
 
-.PHONY: demo test lint check-lint bare-machine dist dist-binary packages image test-packages test-image reproducible release conformance record bench seccomp attack fuzz-smoke envoy-matrix docs descriptors clean help
+.PHONY: demo test lint check-lint bare-machine dist dist-binary packages image test-packages test-image reproducible release conformance record bench seccomp soak attack fuzz-smoke envoy-matrix docs descriptors clean help
 
 # Run first by each target that builds or fetches something.
 CHECK = @scripts/check-machine $@
@@ -106,6 +106,11 @@ bench:  ## sizes, start times, memory, relay: a table; PEER_AGENT=<path> compare
 seccomp:  ## the demo with agents and Envoys under deploy/seccomp.json (needs libseccomp2)
 	$(RELEASE)
 	scripts/test-seccomp $(AGENT) target/release/demo
+
+soak:  ## HOURS=8 of everyday trouble (default 20 minutes; root): samples, a plot, a verdict, in ./soak
+	$(RELEASE)
+	@envoy=$$(scripts/get-envoy) && python3 -m tests.soak --agent $(AGENT) --istiod target/release/mock-istiod --envoy "$$envoy" \
+	  --minutes $$(python3 -c "print($(if $(HOURS),60*$(HOURS),20))")
 
 attack:  ## floods and hostile neighbours, a line each (root); SHORT=1 takes seconds each, PEER_AGENT=<path> beside another agent
 	$(RELEASE)

@@ -103,7 +103,8 @@ def listener_in(namespace, address):
 
 
 class World:
-    def __init__(self, agent, istiod, descriptors=None, env=None, ready=True):
+    def __init__(self, agent, istiod, descriptors=None, env=None, ready=True, envoy=None):
+        self.envoy_binary = envoy or str(ROOT / "tests/support/fake_envoy.py")
         self.name = f"attack-{os.getpid()}"
         self.outer = None
         self.dir = Path(tempfile.mkdtemp(prefix="attack-"))
@@ -155,7 +156,7 @@ class World:
         eventually("istiod writes its root", lambda: root.exists() and token.exists())
         config = {
             "discoveryAddress": "localhost:15012", "statusPort": STATUS, "proxyAdminPort": ADMIN,
-            "binaryPath": str(ROOT / "tests/support/fake_envoy.py"), "terminationDrainDuration": "1s",
+            "binaryPath": self.envoy_binary, "terminationDrainDuration": "1s",
         }
         probers = {"/app-health/app/livez": {"httpGet": {"path": "/", "port": APP}, "timeoutSeconds": 1}}
         all_env = {

@@ -1,0 +1,1 @@
+"""A long run of an agent. See __main__.py."""
