@@ -219,7 +219,8 @@ async fn a_killed_agent_leaves_no_envoy() {
     agent.stop().await;
 }
 
-/// An Envoy that sleeps, whatever its arguments: a shell whose command is the configuration file.
+/// An Envoy that sleeps, whatever its arguments: a shell that becomes its command, the configuration file (other shells
+/// would start it as a child, and then it is no plain Envoy).
 fn sleeper(dir: &std::path::Path, name: &str, mode: u32) -> std::path::PathBuf {
     let path = dir.join(name);
     // Bash becomes the one command it is given, as Envoy is one process; other shells fork.
