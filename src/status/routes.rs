@@ -213,9 +213,9 @@ async fn dispatch(
             shared.probes.answer(&path, request.headers()).await
         }
         ["logging"] if !peer.local => only_local(),
-        ["logging"] if foreign(&request) => misdirected(),
+        ["logging"] if foreign(request) => misdirected(),
         ["logging"] => levels::answer(request.method(), request.uri().query().unwrap_or("")),
-        ["debug", "" | "agentz"] if peer.local && foreign(&request) => misdirected(),
+        ["debug", "" | "agentz"] if peer.local && foreign(request) => misdirected(),
         ["debug", "hot_restart"] => match control(peer, request.method()) {
             Some(refused) => refused,
             None => hot_restart(shared),
