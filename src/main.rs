@@ -11,7 +11,9 @@ fn main() -> ExitCode {
     if let Some(status) = child {
         return ExitCode::from(status);
     }
-    let words: Vec<String> = std::env::args_os().skip(1).map(|w| w.to_string_lossy().into_owned()).collect();
+    let mut words = std::env::args_os().map(|w| w.to_string_lossy().into_owned());
+    let name = words.next().unwrap_or_default();
+    let words = pilot_agent::cli::called(&name, words.collect());
     let status = pilot_agent::cli::run(&words, Env::of_process());
     pilot_agent::tls::keys::settle();
     pilot_agent::base::logging::flush();

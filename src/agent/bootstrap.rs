@@ -42,6 +42,7 @@ pub async fn node(
         kind: &config.node_type,
         addresses,
         domain: &config.domain,
+        id: config.id.as_deref(),
         proxy_config: &proxy_config,
         proxy_metadata: &proxy.proxy_metadata,
         cluster_name: &cluster_name,

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use super::COMMANDS;
 use crate::config::args::{self, Flag};
-use crate::config::env::{FAMILIES, Kind, VARS, Var, WITHOUT_EFFECT};
+use crate::config::env::{FAMILIES, Kind, OLDER, VARS, Var, WITHOUT_EFFECT};
 
 const HEAD: &str = "# Flags and variables
 
@@ -101,6 +101,10 @@ fn generate() -> String {
     out.push_str("\n## Variables with open names\n\n| variable | meaning |\n|---|---|\n");
     for (name, meaning) in FAMILIES {
         let _ = writeln!(out, "| `{name}` | {meaning} |");
+    }
+    out.push_str("\nOf older releases, accepted without effect:\n\n| variable | why |\n|---|---|\n");
+    for (name, why) in OLDER {
+        let _ = writeln!(out, "| `{name}` | {why} |");
     }
     out.push_str("\nAccepted without effect: ");
     let all: Vec<String> = WITHOUT_EFFECT.iter().map(|name| format!("`{name}`")).collect();

@@ -137,6 +137,12 @@ const COMMANDS: &[Command] = &[
         istio_iptables::FLAGS,
     ),
     command(
+        "istio-clean-iptables",
+        "",
+        "Remove all rules that redirect traffic to Envoy, as releases 1.5 to 1.8 did; istio-iptables --cleanup-only --reconcile",
+        istio_iptables::FLAGS,
+    ),
+    command(
         "completion",
         "<bash|zsh|fish|powershell>",
         "Print a script that completes commands and flags in a shell",
@@ -146,13 +152,34 @@ const COMMANDS: &[Command] = &[
     Command { hidden: true, ..command("collateral", "", "Not in this build", &[]) },
 ];
 
+/// What the words mean to the program under its name: the scripts and binaries of older releases were commands
+/// of their own.
+#[must_use]
+pub fn called(name: &str, mut words: Vec<String>) -> Vec<String> {
+    let name = name.rsplit('/').next().unwrap_or_default();
+    let command = match name {
+        "istio-iptables.sh" if words.first().is_some_and(|w| w == "clean") => {
+            words.remove(0);
+            "istio-clean-iptables"
+        }
+        "istio-iptables.sh" | "istio-iptables" => "istio-iptables",
+        "istio-clean-iptables" => name,
+        _ => return words,
+    };
+    words.insert(0, command.to_owned());
+    words
+}
+
 /// Runs the command that the words (behind the program's name) say; gives the exit status.
 #[must_use]
 pub fn run(words: &[String], env: Env) -> u8 {
-    let (found, rest) = match find(words) {
+    let (found, mut rest) = match find(words) {
         Ok(found) => found,
         Err(error) => return fail(&error, Some("Run 'pilot-agent --help' for usage.")),
     };
+    if found.is_some_and(|c| c.name == "istio-clean-iptables") {
+        rest.splice(..0, ["--cleanup-only".to_owned(), "--reconcile".to_owned()]);
+    }
     // What `doctor` judges is what `proxy` would be given.
     let more = found.filter(|c| c.name == "doctor").map_or(&[][..], |_| args::PROXY);
     let own = found.map_or(&[][..], |c| c.flags);
@@ -178,7 +205,7 @@ pub fn run(words: &[String], env: Env) -> u8 {
         "sleep" => given(sleep::run(&parsed)),
         "status" => given(status::run(&parsed, &env)),
         "version" => quietly(version::run(&parsed)),
-        "istio-iptables" => match logging::init(&logging_options(&parsed)) {
+        "istio-iptables" | "istio-clean-iptables" => match logging::init(&logging_options(&parsed)) {
             Ok(_) => istio_iptables::run(&parsed, &env),
             Err(error) => fail(&error.to_string(), None),
         },
@@ -314,7 +341,21 @@ mod tests {
             "unknown command \"sidecar\" for \"pilot-agent\""
         );
         assert!(found("prox").unwrap_err().ends_with("\n\nDid you mean this?\n\tproxy\n"));
-        assert!(found("istio-clean-iptables").is_err());
+        assert_eq!(found("istio-clean-iptables -n").unwrap().0, Some("istio-clean-iptables"));
+    }
+
+    #[test]
+    fn names_of_older_programs_are_commands() {
+        let of = |name: &str, line: &str| {
+            called(name, line.split_whitespace().map(str::to_owned).collect()).join(" ")
+        };
+        assert_eq!(of("/usr/local/bin/pilot-agent", "proxy"), "proxy");
+        assert_eq!(
+            of("/usr/local/bin/istio-iptables.sh", "-p 15001 -u 1337"),
+            "istio-iptables -p 15001 -u 1337"
+        );
+        assert_eq!(of("istio-iptables.sh", "clean"), "istio-clean-iptables");
+        assert_eq!(of("./istio-clean-iptables", "-n"), "istio-clean-iptables -n");
     }
 
     #[test]

@@ -70,6 +70,8 @@ pub struct Parsed {
     pub help: bool,
     /// Flags nobody knows, where they are tolerated.
     pub unknown: Vec<String>,
+    /// Flags of old releases whose value cannot be read, each with the reason, where they are tolerated.
+    pub passed_over: Vec<String>,
 }
 
 // A value may be a token.
@@ -177,7 +179,14 @@ fn long_flag(
             word.clone()
         }
     };
-    check(flag, &value, &format!("--{name}"))?;
+    if let Err(reason) = check(flag, &value, &format!("--{name}")) {
+        // To the Go agent of today the flag is unknown, and its value nothing to end for.
+        if !(flag.old && tolerant) {
+            return Err(reason);
+        }
+        out.passed_over.push(reason);
+        return Ok(());
+    }
     out.values.push((flag.name, value));
     Ok(())
 }
@@ -342,7 +351,11 @@ pub const PROXY: &[Flag] = &[
     Flag::old("configPath", Kind::Text, "folder of generated files (ProxyConfig configPath)"),
     Flag::old("binaryPath", Kind::Text, "Envoy's binary (ProxyConfig binaryPath)"),
     Flag::old("drainDuration", Kind::Duration, "ProxyConfig drainDuration"),
-    Flag::old("parentShutdownDuration", Kind::Duration, "accepted, without effect"),
+    Flag::old(
+        "parentShutdownDuration",
+        Kind::Duration,
+        "ENVOY_PARENT_SHUTDOWN_DURATION; with a certificate in /etc/certs also hot restart when it changes, as in 0.8 to 1.5",
+    ),
     Flag::old("discoveryAddress", Kind::Text, "istiod (ProxyConfig discoveryAddress)"),
     Flag::old("zipkinAddress", Kind::Text, "ProxyConfig tracing.zipkin.address"),
     Flag::old("lightstepAddress", Kind::Text, "ProxyConfig tracing.lightstep.address"),
@@ -350,23 +363,43 @@ pub const PROXY: &[Flag] = &[
     Flag::old("lightstepSecure", Kind::Bool, "TLS to the Lightstep collector"),
     Flag::old("lightstepCacertPath", Kind::Text, "ProxyConfig tracing.tlsSettings.caCertificates"),
     Flag::old("datadogAgentAddress", Kind::Text, "ProxyConfig tracing.datadog.address"),
-    Flag::old("connectTimeout", Kind::Duration, "accepted, without effect"),
+    Flag::old(
+        "connectTimeout",
+        Kind::Duration,
+        "accepted, without effect: Envoy connects to the agent's socket, not to istiod",
+    ),
     Flag::old("statsdUdpAddress", Kind::Text, "ProxyConfig statsdUdpAddress"),
     Flag::old("envoyMetricsService", Kind::Text, "ProxyConfig envoyMetricsService as JSON"),
     Flag::old("envoyAccessLogService", Kind::Text, "ProxyConfig envoyAccessLogService as JSON"),
     Flag::old("proxyAdminPort", Kind::Uint(16), "ProxyConfig proxyAdminPort"),
-    Flag::old("controlPlaneAuthPolicy", Kind::Text, "ProxyConfig controlPlaneAuthPolicy"),
+    Flag::old(
+        "controlPlaneAuthPolicy",
+        Kind::Text,
+        "ProxyConfig controlPlaneAuthPolicy; NONE towards port 15012 keeps TLS, as in 1.5",
+    ),
     Flag::old("customConfigFile", Kind::Text, "ProxyConfig customConfigFile"),
-    Flag::old("dnsRefreshRate", Kind::Text, "accepted, without effect"),
+    Flag::old(
+        "dnsRefreshRate",
+        Kind::Text,
+        "accepted, without effect: Envoy resolves no istiod any more; collectors follow the records' own life",
+    ),
     Flag::old("controlPlaneBootstrap", Kind::Bool, "accepted, without effect"),
     Flag::old("disableInternalTelemetry", Kind::Bool, "accepted, without effect"),
-    Flag::old("statusPort", Kind::Uint(16), "ProxyConfig statusPort"),
+    Flag::old("statusPort", Kind::Uint(16), "ProxyConfig statusPort; 0: no status server"),
     Flag::old("trust-domain", Kind::Text, "TRUST_DOMAIN"),
     Flag::old("pilotIdentity", Kind::Text, "accepted, without effect"),
     Flag::old("mixerIdentity", Kind::Text, "accepted, without effect"),
-    Flag::old("id", Kind::Text, "accepted, without effect"),
+    Flag::old(
+        "id",
+        Kind::Text,
+        "middle part of the node id; empty: POD_NAME.POD_NAMESPACE, or by serviceregistry",
+    ),
     Flag::old("ip", Kind::Text, "INSTANCE_IP"),
-    Flag::old("serviceregistry", Kind::Text, "accepted, without effect"),
+    Flag::old(
+        "serviceregistry",
+        Kind::Text,
+        "Kubernetes; Consul: id <ip>.service.consul, domain service.consul; any other: id <ip>, no domain",
+    ),
     Flag::old("log_rotate", Kind::Text, "accepted, without effect"),
     Flag::old("log_rotate_max_age", Kind::Text, "accepted, without effect"),
     Flag::old("log_rotate_max_size", Kind::Text, "accepted, without effect"),

@@ -3,11 +3,13 @@
 //! All sources are read before any fault is reported, so that one start shows everything there is to
 //! repair. Contents are never quoted: a ProxyConfig may hold access tokens.
 
+mod older;
+
 use std::fmt;
 use std::io::ErrorKind;
 use std::path::Path;
 
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::args::{self, Parsed};
 use super::env::Settings;
@@ -49,7 +51,7 @@ pub(super) fn merge(
     warnings: &mut Vec<String>,
 ) -> Result<Effective, Vec<Problem>> {
     let mut l = Layers { settings, flags, mesh: Effective::of(release), problems: Vec::new(), warnings };
-    l.old_flags();
+    l.older();
     l.mesh_file(root);
     let text = settings.text(var::PROXY_CONFIG);
     if !text.is_empty() {
@@ -68,6 +70,7 @@ pub(super) fn merge(
     l.service_cluster();
     l.statsd();
     l.check("invalid ProxyConfig", validate::proxy(&l.mesh));
+    l.older_last();
     l.annotations(annotation);
     if l.problems.is_empty() { Ok(l.mesh) } else { Err(l.problems) }
 }
@@ -191,64 +194,5 @@ impl Layers<'_> {
             let laid = self.mesh.set("statusPort", Value::from(number));
             self.take("annotation status.sidecar.istio.io/port", laid);
         }
-    }
-
-    // What 0.8 to 1.8 took from flags, below every newer source.
-    fn old_flags(&mut self) {
-        for field in [
-            "configPath",
-            "binaryPath",
-            "drainDuration",
-            "discoveryAddress",
-            "statsdUdpAddress",
-            "proxyAdminPort",
-            "controlPlaneAuthPolicy",
-            "customConfigFile",
-            "statusPort",
-            "availabilityZone",
-            "discoveryRefreshDelay",
-            "envoyMetricsServiceAddress",
-        ] {
-            // Empty stood for "not given"; a status port of 0 meant none, which ProxyConfig cannot say.
-            let given = self.flags.get(field).filter(|v| !v.is_empty());
-            if let Some(value) = given.map(str::to_owned) {
-                let laid = self.mesh.set(field, Value::String(value));
-                self.take(&format!("--{field}"), laid);
-            }
-        }
-        for field in ["envoyMetricsService", "envoyAccessLogService"] {
-            let Some(text) = self.flags.get(field).filter(|v| !v.is_empty()) else { continue };
-            let laid = match serde_json::from_str::<Value>(text) {
-                Ok(value) => self.mesh.set(field, value).map_err(|f| f[0].to_string()),
-                Err(e) => Err(e.to_string()),
-            };
-            // A warning, as it was then.
-            if let Err(reason) = laid {
-                self.warnings
-                    .push(format!("--{field} is ignored: {reason}; it must be a RemoteService as JSON"));
-            }
-        }
-        let (source, tracing) = self.old_tracer();
-        if let Some(tracing) = tracing {
-            let laid = self.mesh.set("tracing", tracing);
-            self.take(source, laid);
-        }
-    }
-
-    fn old_tracer(&self) -> (&'static str, Option<Value>) {
-        let flag = |name: &str| self.flags.get(name).filter(|v| !v.is_empty());
-        if let Some(address) = flag("lightstepAddress") {
-            let token = flag("lightstepAccessToken").unwrap_or_default();
-            let mut tracing = json!({"lightstep": {"address": address, "accessToken": token}});
-            if flag("lightstepSecure").and_then(go::boolean) == Some(true) {
-                tracing["tlsSettings"] = json!({"mode": "SIMPLE", "caCertificates": flag("lightstepCacertPath").unwrap_or_default()});
-            }
-            return ("--lightstepAddress", Some(tracing));
-        }
-        if let Some(address) = flag("zipkinAddress") {
-            return ("--zipkinAddress", Some(json!({"zipkin": {"address": address}})));
-        }
-        let datadog = flag("datadogAgentAddress");
-        ("--datadogAgentAddress", datadog.map(|address| json!({"datadog": {"address": address}})))
     }
 }

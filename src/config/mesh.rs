@@ -24,12 +24,16 @@ const KEPT_HEADERS: [&str; 5] =
 pub struct Effective {
     document: Object,
     release: Release,
+    parent_shutdown: Option<String>,
     /// Typed; enum numbers that have no name are left out here, but kept in [`Effective::to_json`].
     pub proxy: ProxyConfig,
 }
 
 /// Fields that 1.30 passes over, in both spellings.
 const NEW_IN_31: [&str; 2] = ["connectionSettings", "connection_settings"];
+
+/// The agent's status server, unless said otherwise.
+pub(super) const STATUS_PORT: i32 = 15020;
 
 // What 1.30.3 and 1.31.0 start from.
 fn defaults() -> Value {
@@ -43,7 +47,7 @@ fn defaults() -> Value {
         "proxyAdminPort": 15000,
         "controlPlaneAuthPolicy": "MUTUAL_TLS",
         "statNameLength": 189,
-        "statusPort": 15020,
+        "statusPort": STATUS_PORT,
     })
 }
 
@@ -57,7 +61,8 @@ impl Effective {
     /// The defaults alone, for the fields that a release knows.
     #[must_use]
     pub fn of(release: Release) -> Self {
-        let mut out = Self { document: Object::new(), release, proxy: ProxyConfig::default() };
+        let mut out =
+            Self { document: Object::new(), release, parent_shutdown: None, proxy: ProxyConfig::default() };
         out.lay(&defaults()).expect("the defaults are a ProxyConfig");
         out
     }
@@ -101,7 +106,13 @@ impl Effective {
                 .into_iter()
                 .for_each(|o| NEW_IN_31.iter().for_each(|f| drop(o.remove(*f))));
         }
-        for (name, value) in jsonpb::read(&PROXY, &overlay)? {
+        let read = jsonpb::read(&PROXY, &overlay)?;
+        if let Some(span) =
+            ["parentShutdownDuration", "parent_shutdown_duration"].iter().find_map(|f| overlay.get(f))
+        {
+            self.parent_shutdown = span.as_str().map(str::to_owned);
+        }
+        for (name, value) in read {
             if let Some(field) = PROXY.fields.iter().find(|f| f.json == name) {
                 for sibling in jsonpb::siblings(&PROXY, field) {
                     self.document.remove(sibling);
@@ -134,6 +145,12 @@ impl Effective {
     #[must_use]
     pub fn document(&self) -> &Object {
         &self.document
+    }
+
+    /// `parentShutdownDuration`, which is no field any more.
+    #[must_use]
+    pub fn parent_shutdown(&self) -> Option<&str> {
+        self.parent_shutdown.as_deref()
     }
 
     /// As node metadata and the log show it: zeros left out.

@@ -14,6 +14,7 @@ pub mod jsonpb;
 mod layers;
 pub mod mesh;
 pub mod node;
+mod older;
 pub mod parts;
 pub mod platform;
 pub mod pod;
@@ -41,6 +42,8 @@ pub struct Config {
     pub node_type: String,
     /// DNS suffix of the node.
     pub domain: String,
+    /// The middle part of the node id, where it is not the pod's name.
+    pub id: Option<String>,
     /// The flags as given.
     pub flags: Parsed,
     /// Every variable.
@@ -84,11 +87,19 @@ pub fn load(
 ) -> Result<Config, Vec<String>> {
     let (mut settings, mut warnings) = Settings::read(env);
     let mut errors = Vec::new();
-    let node_type = flags.positional.first().cloned().unwrap_or_else(|| "sidecar".to_owned());
+    let mut node_type = flags.positional.first().cloned().unwrap_or_else(|| "sidecar".to_owned());
+    if node_type == "ingress" {
+        warnings.push("the role ingress of old releases is a router today: write proxy router".to_owned());
+        "router".clone_into(&mut node_type);
+    }
     if !TYPES.contains(&node_type.as_str()) {
         errors.push(format!("invalid proxy Type: {node_type}; it is one of {}", TYPES.join(", ")));
     }
     warnings.extend(flags.unknown.iter().map(|flag| tolerated(flag)));
+    let passed_over = flags.passed_over.iter();
+    warnings.extend(
+        passed_over.map(|why| format!("a flag of old releases is passed over, its default holds: {why}")),
+    );
     warnings.extend(unknown::variables(env).iter().filter_map(|u| unknown::line("the variable ", u)));
     settings.default_text(var::TRUST_DOMAIN, flags.get("trust-domain").unwrap_or_default());
     settings.default_text(var::INSTANCE_IP, flags.get("ip").unwrap_or_default());
@@ -120,16 +131,16 @@ pub fn load(
     if !errors.is_empty() {
         return Err(errors);
     }
-    let domain = match flags.get("domain").filter(|d| !d.is_empty()) {
-        Some(domain) => domain.to_owned(),
-        None => format!("{}.svc.cluster.local", settings.text(var::POD_NAMESPACE)),
-    };
     let excluded = annotation("traffic.sidecar.istio.io/excludeInterfaces").unwrap_or_default();
     let (addresses, odd) = addresses::of_host(settings.text(var::INSTANCE_IP), &excluded);
     warnings.extend(odd);
+    older::hot_restart(&flags, &mesh, root, &mut settings, &mut warnings);
+    let older::Named { domain, id } = older::named(&flags, addresses.first().map_or("", String::as_str));
+    let domain = domain.unwrap_or_else(|| format!("{}.svc.cluster.local", settings.text(var::POD_NAMESPACE)));
     Ok(Config {
         node_type,
         domain,
+        id,
         flags,
         settings,
         release,

@@ -54,6 +54,8 @@ pub struct Inputs<'a> {
     pub addresses: &'a [String],
     /// `--domain`; empty: made from the namespace.
     pub domain: &'a str,
+    /// `--id`, or what another registry than Kubernetes makes of it: then the domain may be empty.
+    pub id: Option<&'a str>,
     /// The effective proxy config in its JSON form.
     pub proxy_config: &'a Value,
     /// `proxyMetadata`.
@@ -217,7 +219,10 @@ fn id(inputs: &Inputs<'_>) -> String {
     let env = |key: &str| inputs.env.get(key).map(String::as_str).unwrap_or_default();
     let (name, namespace) = (env("POD_NAME"), env("POD_NAMESPACE"));
     let address = inputs.addresses.first().map(String::as_str).unwrap_or_default();
-    format!("{}~{address}~{name}.{namespace}~{}", inputs.kind, domain(inputs.domain, namespace))
+    match inputs.id {
+        Some(id) => format!("{}~{address}~{id}~{}", inputs.kind, inputs.domain),
+        None => format!("{}~{address}~{name}.{namespace}~{}", inputs.kind, domain(inputs.domain, namespace)),
+    }
 }
 
 // proxyMetadata, then ISTIO_META_*, then the members of ISTIO_METAJSON_* objects.

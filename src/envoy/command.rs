@@ -169,7 +169,8 @@ impl LogLevels {
         let (mut base, mut named, mut wrong) = ("", Vec::new(), Vec::new());
         for item in levels.split(',') {
             match item.matches(':').count() {
-                0 => base = item,
+                // 0.8 called it so.
+                0 => base = if item == "err" { "error" } else { item },
                 1 => named.push(item),
                 _ => wrong.push(item.to_owned()),
             }

@@ -19,6 +19,7 @@ mod heal;
 mod health;
 mod lifecycle;
 mod mounted;
+mod release;
 mod sds;
 mod secrecy;
 mod startup;

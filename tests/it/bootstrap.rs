@@ -41,6 +41,7 @@ fn made(case: &Value) -> Value {
         kind: case.get("kind").and_then(Value::as_str).unwrap_or("sidecar"),
         addresses: &addresses,
         domain: "",
+        id: None,
         proxy_config: &from_config::proxy_config_json(proxy),
         proxy_metadata: &proxy.proxy_metadata,
         cluster_name: &from_config::cluster_name(proxy),

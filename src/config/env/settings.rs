@@ -130,6 +130,16 @@ impl Settings {
         }
     }
 
+    /// A value of any type from an old source, in the place of an unset variable; whether it could be read.
+    pub fn default_of<T>(&mut self, key: Key<T>, text: &str) -> bool {
+        let var = &VARS[key.place];
+        let Some(value) = read(var.kind, text) else { return false };
+        if self.env.get(var.name).is_none() {
+            self.values[key.place] = value;
+        }
+        true
+    }
+
     /// The value of a row of the table, for tests that go through all of them.
     #[cfg(test)]
     pub fn shown(&self, name: &str) -> String {

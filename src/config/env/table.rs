@@ -144,6 +144,7 @@ variables! {
     go ENVOY ISTIO_ENVOY_ENABLE_CORE_DUMP: Bool = "false", "Envoy's --enable-core-dump";
     go ENVOY MINIMUM_DRAIN_DURATION: Duration = "5s", "first wait of a stop with EXIT_ON_ZERO_ACTIVE_CONNECTIONS";
     go ENVOY EXIT_ON_ZERO_ACTIVE_CONNECTIONS: Bool = "false", "a stop ends when no connection is left";
+    go ENVOY TERMINATION_DRAIN_DURATION_SECONDS: Int = "5", "of releases up to 1.8: terminationDrainDuration in seconds, below every ProxyConfig";
     ours ENVOY MAXIMUM_DRAIN_DURATION: Duration = "0s", "longest wait of a stop with EXIT_ON_ZERO_ACTIVE_CONNECTIONS; 0: none";
     ours ENVOY TERMINATION_DRAIN_JITTER: Duration = "0s", "a stop begins its drain after a random time up to this, so that many gateways do not drain at once";
     ours ENVOY ENVOY_EXIT_ALWAYS_ZERO: Bool = "false", "end with 0 whatever became of Envoy, as the Go agent does";
@@ -249,6 +250,21 @@ pub const FAMILIES: &[(&str, &str)] = &[
     ),
     ("SSL_CERT_FILE, SSL_CERT_DIR", "where the system's roots are"),
     ("everything", "is handed on to Envoy as it is"),
+];
+
+/// Variables of releases up to 1.12 that are accepted, and why they have no effect.
+pub const OLDER: &[(&str, &str)] = &[
+    ("PROXY_XDS_VIA_AGENT", "Envoy's configuration always goes by the agent, as in every release since 1.9"),
+    ("CALL_CREDENTIALS", "the token goes with every call, whatever carries it"),
+    (
+        "STALED_CONNECTION_RECYCLE_RUN_INTERVAL",
+        "a stream ends with its connection, nothing is left to recycle",
+    ),
+    ("SECRET_ROTATION_CHECK_INTERVAL", "a certificate has its own timer: SECRET_GRACE_PERIOD_RATIO"),
+    (
+        "INITIAL_BACKOFF_MSEC",
+        "the pauses between attempts are fixed; CA_ATTEMPT_TIMEOUT and CA_TIMEOUT bound them",
+    ),
 ];
 
 /// Known to the Go agent's binary without effect on `proxy`, and so here.

@@ -35,6 +35,7 @@ impl Given {
             kind: "sidecar",
             addresses: &self.addresses,
             domain: "",
+            id: None,
             proxy_config: &self.proxy_config,
             proxy_metadata: &self.proxy_metadata,
             cluster_name: &self.cluster_name,

@@ -58,7 +58,13 @@ fn provided(config: &Config) -> Option<PathBuf> {
 /// # Errors
 /// When the root cannot be located.
 pub fn xds(config: &Config, file_mounted: bool) -> Result<istiod::Config, Error> {
-    let transport = if config.mesh.proxy.control_plane_auth_policy() == AuthenticationPolicy::None {
+    let address = &config.mesh.proxy.discovery_address;
+    // 1.5's flag spoke of Mixer and Pilot's old port; its agents kept TLS towards this one.
+    let flag = config.flags.get("controlPlaneAuthPolicy") == Some("NONE") && address.ends_with(":15012");
+    let transport = if config.mesh.proxy.control_plane_auth_policy() == AuthenticationPolicy::None && !flag {
+        tracing::warn!(
+            "istiod at {address} is spoken to in plain text, token included, because controlPlaneAuthPolicy is NONE: write MUTUAL_TLS"
+        );
         Transport::Plaintext
     } else {
         let client = match provided(config) {

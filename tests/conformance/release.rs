@@ -1,0 +1,228 @@
+//! What release 1.31 added, and what older start lines mean.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::{ClientConfig, DigitallySignedStruct, Error, SignatureScheme};
+use rustls_pki_types::pem::PemObject;
+use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+
+use crate::support::agent::Builder;
+use crate::support::client::{EnvoyClient, Pem, secret_request, secrets};
+use crate::support::mesh::Loop;
+use crate::support::{Envoy, LIMIT, MockIstiod, TestAgent, eventually, free_port, http};
+
+/// The tests compare the server's certificate themselves: it carries an identity and no name.
+#[derive(Debug)]
+struct Anybody;
+
+impl ServerCertVerifier for Anybody {
+    fn verify_server_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        Ok(HandshakeSignatureValid::assertion())
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        Ok(HandshakeSignatureValid::assertion())
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        rustls::crypto::aws_lc_rs::default_provider().signature_verification_algorithms.supported_schemes()
+    }
+}
+
+async fn identity(client: &EnvoyClient) -> (String, String) {
+    let mut stream = client.stream_secrets();
+    stream.send(&secret_request("default"));
+    match secrets(&stream.next().await.expect("a certificate")).remove(0).1 {
+        Pem::Identity { chain, key } => (chain, key),
+        Pem::Roots(_) => panic!("asked for default"),
+    }
+}
+
+/// A scrape over TLS: the answer, and the leaf that the server showed.
+async fn scrape(
+    port: u16,
+    path: &str,
+    identity: Option<&(String, String)>,
+) -> Result<(String, Vec<u8>), String> {
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let builder = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .expect("versions")
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(Anybody));
+    let config = match identity {
+        None => builder.with_no_client_auth(),
+        Some((chain, key)) => {
+            let chain = CertificateDer::pem_slice_iter(chain.as_bytes()).map(|c| c.expect("PEM")).collect();
+            let key = PrivateKeyDer::from_pem_slice(key.as_bytes()).expect("PEM");
+            builder.with_client_auth_cert(chain, key).expect("a pair")
+        }
+    };
+    let exchange = async {
+        let socket = TcpStream::connect(("127.0.0.1", port)).await.map_err(|e| e.to_string())?;
+        let name = ServerName::try_from("metrics.test").expect("a name");
+        let mut tls =
+            TlsConnector::from(Arc::new(config)).connect(name, socket).await.map_err(|e| e.to_string())?;
+        let leaf = tls.get_ref().1.peer_certificates().expect("a certificate")[0].to_vec();
+        let request = format!("GET {path} HTTP/1.1\r\nHost: metrics.test\r\nConnection: close\r\n\r\n");
+        tls.write_all(request.as_bytes()).await.map_err(|e| e.to_string())?;
+        let mut answer = Vec::new();
+        tls.read_to_end(&mut answer).await.map_err(|e| e.to_string())?;
+        let answer = String::from_utf8_lossy(&answer).into_owned();
+        match answer.starts_with("HTTP/1.1 200") {
+            true => Ok((answer, leaf)),
+            false => Err(answer),
+        }
+    };
+    tokio::time::timeout(LIMIT, exchange).await.map_err(|_| "no end".to_owned())?
+}
+
+#[tokio::test]
+async fn metrics_behind_mutual_tls_for_peers_only_and_through_rotations() {
+    let mock = MockIstiod::start().await;
+    let _mesh = Loop::serve(&mock);
+    let (own, merged) = (free_port(), free_port());
+    let mut agent = TestAgent::with()
+        .istiod(&mock)
+        .envoy(Envoy::Real)
+        .env("ENVOY_SECURE_METRICS_PORT", own.to_string())
+        .env("ENVOY_SECURE_MERGED_METRICS_PORT", merged.to_string())
+        .env("SECRET_TTL", "60s")
+        .env("SECRET_GRACE_PERIOD_RATIO", "0.967")
+        .env("SECRET_GRACE_PERIOD_RATIO_JITTER", "0")
+        .start();
+    agent.wait_ready().await;
+    let client = agent.sds().await;
+
+    for port in [own, merged] {
+        let refused = scrape(port, "/stats/prometheus", None).await;
+        assert!(refused.is_err(), "without a certificate: {refused:?}");
+        let plain = http::get(port, "/stats/prometheus").await;
+        assert!(plain.is_err(), "without TLS: {plain:?}");
+    }
+    let stranger = rcgen::generate_simple_self_signed(vec!["stranger".to_owned()]).expect("a certificate");
+    let stranger = (stranger.cert.pem(), stranger.signing_key.serialize_pem());
+    assert!(scrape(own, "/stats/prometheus", Some(&stranger)).await.is_err(), "of another CA");
+
+    let peer = identity(&client).await;
+    let (envoy, _) = scrape(own, "/stats/prometheus", Some(&peer)).await.unwrap();
+    assert!(envoy.contains("envoy_server_live") && !envoy.contains("istio_agent_"), "{envoy:.300}");
+    for path in ["/stats/prometheus", "/metrics"] {
+        let (all, _) = scrape(merged, path, Some(&peer)).await.unwrap();
+        assert!(all.contains("istio_agent_") && all.contains("envoy_server_live"), "{path}: {all:.300}");
+    }
+
+    let seen = std::sync::Mutex::new(BTreeSet::new());
+    eventually("three certificates were shown, and no scrape failed", || async {
+        let peer = identity(&client).await;
+        let (_, leaf) = scrape(merged, "/metrics", Some(&peer)).await.unwrap();
+        let mut seen = seen.lock().unwrap();
+        seen.insert(leaf);
+        (seen.len() >= 3).then_some(())
+    })
+    .await;
+    drop(client);
+    agent.stop().await;
+}
+
+/// An agent that must refuse to start, with a line that holds both texts.
+async fn refused(builder: Builder, named: &str, also: &str) {
+    let mut agent = builder.start();
+    let status = agent.wait_exit().await;
+    assert_eq!(status.code(), Some(255), "{}", agent.log().text());
+    assert!(agent.processes().is_empty());
+    // What it wrote last may still be on its way here.
+    eventually(&format!("a line with {named} and {also}"), || async {
+        let log = agent.log().text();
+        log.lines().any(|line| line.contains(named) && line.contains(also)).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn what_1_31_refuses_and_1_30_takes() {
+    let mock = MockIstiod::start().await;
+    let start = || TestAgent::with().istiod(&mock);
+    for (name, value, also) in [
+        ("ISTIO_PROMETHEUS_ANNOTATIONS", r#"{"port":"15090"}"#, "merged already"),
+        ("ISTIO_PROMETHEUS_ANNOTATIONS", r#"{"targets":[{"port":"80"},{"port":"http"}]}"#, "1 to 65535"),
+        ("ISTIO_META_ENABLE_SELF_DISCOVERY", "yes", "true or false"),
+        ("COMPLIANCE_POLICY", "fips-140-9", "fips-140-2, fips-140-3 or pqc"),
+        ("ENVOY_SECURE_METRICS_PORT", "15001", "outbound capture"),
+        ("ISTIO_COMPAT_VERSION", "1.29", "1.30 or 1.31"),
+    ] {
+        refused(start().env(name, value), name.trim_start_matches("ISTIO_META_"), also).await;
+    }
+    let bad = serde_json::json!({"httpMaxConcurrentStreams": 0});
+    let field = "connectionSettings.httpMaxConcurrentStreams";
+    refused(start().proxy_config("connectionSettings", bad.clone()), field, "at least 1").await;
+
+    let mut older = start()
+        .env("ISTIO_COMPAT_VERSION", "1.30")
+        .env("ISTIO_PROMETHEUS_ANNOTATIONS", r#"{"port":"15090"}"#)
+        .env("ISTIO_META_ENABLE_SELF_DISCOVERY", "yes")
+        .env("DNS_PROXY_ADDR", "127.0.0.1:0")
+        .proxy_config("connectionSettings", bad)
+        .start();
+    older.wait_ready().await;
+    let text = std::fs::read_to_string(older.path("etc/istio/proxy/envoy-rev.json")).unwrap();
+    let bootstrap: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let metadata = &bootstrap["node"]["metadata"];
+    assert_eq!(metadata["ISTIO_VERSION"], "1.30.3");
+    assert_eq!(metadata["PROXY_CONFIG"].get("connectionSettings"), None);
+    assert_eq!(metadata.get("DNS_PROXY_ADDR"), None);
+    older.stop().await;
+}
+
+#[tokio::test]
+async fn a_start_line_of_1_5_runs_and_says_what_it_means_today() {
+    let mock = MockIstiod::start().await;
+    let builder = TestAgent::with().istiod(&mock);
+    let admin = builder.ports().admin.to_string();
+    let mut agent = builder
+        .args(&["proxy", "ingress", "--domain", "ns.svc.cluster.local", "--configPath", "/nowhere"])
+        .arg("--drainDuration=500ms")
+        .arg("--parentShutdownDuration=1m0s")
+        .arg("--discoveryAddress=old:15012")
+        .arg("--connectTimeout=abc")
+        .arg(format!("--proxyAdminPort={admin}"))
+        .arg("--controlPlaneAuthPolicy=NONE")
+        .arg("--id=gateway.ns")
+        .proxy_config("configPath", "./etc/istio/proxy")
+        .start();
+    agent.wait_ready().await;
+    let log = agent.log().text();
+    for told in ["--drainDuration", "connectTimeout", "--discoveryAddress=old:15012", "a router today"] {
+        assert!(log.contains(told), "{told}: {log}");
+    }
+    let text = std::fs::read_to_string(agent.path("etc/istio/proxy/envoy-rev.json")).unwrap();
+    let bootstrap: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(bootstrap["node"]["id"], "router~127.0.0.1~gateway.ns~ns.svc.cluster.local");
+    agent.stop().await;
+}
