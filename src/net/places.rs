@@ -105,7 +105,8 @@ impl<K: Clone + Eq + Hash> Place<K> {
     /// From now on it counts as one that asks; ends another such one where there are too many.
     pub(crate) fn asks(&self) {
         let mut table = self.places.table();
-        if table.asking >= table.bounds.asking {
+        let counts = table.taken.get(&self.id).is_some_and(|own| own.asking);
+        if !counts && table.asking >= table.bounds.asking {
             table.evict(|taken| taken.asking);
         }
         let first =
