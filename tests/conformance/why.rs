@@ -1,5 +1,6 @@
-//! The table of faults: each is real, and `doctor` names its cause without a running agent, judged by the kind of
-//! trouble in its JSON and by words that a person would look for.
+//! The table of faults: whatever is looked at first names the cause. Each row is a real fault; its witnesses are the
+//! log, the readiness answer, `/debug/agentz`, `wait`, `status` and `doctor`, all judged by the kind of trouble and by
+//! words that a person would look for.
 
 use std::time::Duration;
 
@@ -8,14 +9,21 @@ use mock_istiod::jwt::Expiry;
 use serde_json::Value;
 
 use crate::support::agent::{Builder, ROOT, TOKEN};
+use crate::support::client::{ack, node, secret_request};
 use crate::support::{Code, Fault, MockIstiod, TestAgent, Token, free_port};
+use envoy_types::pb::envoy::service::discovery::v3::DiscoveryRequest;
+use envoy_types::pb::google::rpc::Status as Refusal;
+
+/// A dial to a silent server takes 20 s; the rest is a busy machine.
+const LIMIT: Duration = Duration::from_secs(60);
+const CLUSTER: &str = "type.googleapis.com/envoy.config.cluster.v3.Cluster";
 
 /// What is done to the builder, or to istiod, before the agent starts.
 type Break = fn(Builder, &MockIstiod) -> Builder;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Life {
-    /// The proxy does not become ready.
+    /// The agent runs on and is not ready.
     Waits,
     /// The agent is ready all the same.
     Ready,
@@ -221,12 +229,122 @@ impl Judge<'_> {
     fn has_words(&self, text: &str) -> bool {
         self.row.words.iter().any(|word| text.contains(word))
     }
+
+    fn is_kind(&self, verdict: &Value) -> bool {
+        verdict["kind"].as_str().is_some_and(|kind| self.row.kinds.contains(&kind))
+    }
+
+    async fn commands(&mut self, agent: &TestAgent, runs: bool) {
+        let status = agent.run(&["status"]).await;
+        let shown = format!("{}{}", status.stdout, status.stderr);
+        if runs {
+            self.check("status exit", status.code == Some(1), &shown);
+            self.check("status words", self.has_words(&shown) && shown.contains("verdict: "), &shown);
+            let json = agent.run(&["status", "--json"]).await.json();
+            self.check(
+                "status --json",
+                self.is_kind(&json["verdict"]) && json["healthy"] == false,
+                &json["verdict"].to_string(),
+            );
+        } else {
+            self.check("status exit", status.code == Some(2) && shown.contains("not reachable"), &shown);
+        }
+        let doctor = agent.run(&["doctor", self.row.node_type()]).await;
+        // Without a running agent nothing tells how its Envoy ended.
+        let visible = runs || self.row.kinds != ["EnvoyCrashed"];
+        let code = Some(i32::from(visible));
+        self.check("doctor exit", doctor.code == code, &format!("{}{}", doctor.stdout, doctor.stderr));
+        let last = doctor.stdout.lines().last().unwrap_or_default().to_owned();
+        self.check(
+            "doctor words",
+            last.starts_with("verdict: ") && self.has_words(&doctor.stdout),
+            &doctor.stdout,
+        );
+        let json = agent.run(&["doctor", self.row.node_type(), "--json"]).await.json();
+        self.check("doctor --json", !visible || self.is_kind(&json["verdict"]), &json.to_string());
+    }
 }
 
 impl Row {
     fn node_type(&self) -> &'static str {
         if self.name == "unknown node type" { "gateway" } else { "sidecar" }
     }
+}
+
+async fn look(row: &Row) -> Vec<String> {
+    let mock = MockIstiod::start().await;
+    let builder = TestAgent::with()
+        .istiod(&mock)
+        .env("ECC_SIGNATURE_ALGORITHM", "ECDSA")
+        .env("CLOUD_PLATFORM", "none")
+        .fake("ready", false);
+    let mut agent = (row.make)(builder, &mock).start();
+    let mut judge = Judge { row, wrong: Vec::new() };
+    if row.life == Life::Ends {
+        let status = agent.wait_exit().await;
+        let log = agent.log().text();
+        judge.check("exit status", !status.success(), &status.to_string());
+        let last: Vec<&str> = log.lines().rev().take(20).collect();
+        judge.check("log", judge.has_words(&last.join("\n")), &log);
+        judge.commands(&agent, false).await;
+        return judge.wrong;
+    }
+    // As Envoy does at its start.
+    let (sds, xds) = (agent.sds().await, agent.xds().await);
+    let secrets = sds.stream_secrets();
+    secrets.send(&secret_request("default"));
+    let request = DiscoveryRequest {
+        node: Some(node("sidecar~127.0.0.1~pod.ns~ns.svc.cluster.local")),
+        type_url: CLUSTER.to_owned(),
+        ..DiscoveryRequest::default()
+    };
+    let stream = xds.ads();
+    stream.send(&request);
+    let found = tokio::time::timeout(LIMIT, async {
+        loop {
+            let text = agent.get("/debug/agentz").await.map(|r| r.text()).unwrap_or_default();
+            let document: Value = serde_json::from_str(&text).unwrap_or_default();
+            if judge.is_kind(&document["verdict"]) {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    });
+    if found.await.is_err() {
+        let text = agent.get("/debug/agentz").await.map(|r| r.text()).unwrap_or_default();
+        let document: Value = serde_json::from_str(&text).unwrap_or_default();
+        judge.check("agentz", false, &format!("{} {}", document["verdict"], document["troubles"]));
+        return judge.wrong;
+    }
+    if row.life == Life::Waits {
+        let reply = agent.get("/healthz/ready?verbose").await.expect("the status port answers");
+        let header = reply.headers.get("x-not-ready").map(|h| h.to_str().unwrap_or_default().to_owned());
+        let header = header.unwrap_or_default();
+        judge.check("readiness", reply.status == 503 && judge.has_words(&header), &header);
+        judge.check("readiness body", judge.has_words(&reply.text()), &reply.text());
+        let url = format!("http://localhost:{}/healthz/ready", agent.ports().status);
+        let wait = agent.run(&["wait", "--timeoutSeconds=1", "--periodMillis=100", "--url", &url]).await;
+        judge.check(
+            "wait",
+            wait.code == Some(255) && judge.has_words(&format!("{}{}", wait.stdout, wait.stderr)),
+            &wait.stderr,
+        );
+    }
+    let log = agent.log().text();
+    let last: Vec<&str> = log.lines().rev().take(20).collect();
+    judge.check("log", judge.has_words(&last.join("\n")), &last.join("\n"));
+    judge.commands(&agent, true).await;
+    agent.assert_running();
+    judge.wrong
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_witness_names_the_cause_of_every_fault() {
+    assert!(ROWS.len() >= 35, "{}", ROWS.len());
+    // A few at a time: each row has an agent and an istiod of its own.
+    let looks = futures_util::stream::iter(ROWS).map(look).buffer_unordered(6);
+    let wrong: Vec<String> = looks.collect::<Vec<_>>().await.into_iter().flatten().collect();
+    assert!(wrong.is_empty(), "{} witnesses are wrong:\n{}", wrong.len(), wrong.join("\n"));
 }
 
 /// What only a running agent knows.
@@ -262,6 +380,32 @@ async fn doctor_names_the_cause_of_every_fault_without_an_agent() {
 }
 
 #[tokio::test]
+async fn a_rejection_of_envoys_is_named() {
+    let mock = MockIstiod::start().await;
+    let mut agent = TestAgent::with().istiod(&mock).start();
+    let xds = agent.xds().await;
+    let mut stream = xds.ads();
+    let first = DiscoveryRequest {
+        node: Some(node("sidecar~127.0.0.1~pod.ns~ns.svc.cluster.local")),
+        type_url: CLUSTER.to_owned(),
+        ..DiscoveryRequest::default()
+    };
+    stream.send(&first);
+    let response = stream.next().await.unwrap();
+    let refusal = Refusal { code: 13, message: "no such cluster type".to_owned(), ..Refusal::default() };
+    stream.send(&DiscoveryRequest { error_detail: Some(refusal), ..ack(&response, &[]) });
+    let json = crate::support::eventually("the rejection is shown", || async {
+        let json = agent.run(&["status", "--json"]).await.json();
+        (json["verdict"]["kind"] == "ConfigRejected").then_some(json)
+    })
+    .await;
+    assert_eq!(json["istiod"]["rejections"][0]["message"], "no such cluster type", "{json}");
+    let doctor = agent.run(&["doctor"]).await;
+    assert_eq!(doctor.code, Some(1));
+    assert!(doctor.stdout.contains("no such cluster type"), "{}", doctor.stdout);
+}
+
+#[tokio::test]
 async fn a_healthy_proxy_is_healthy_for_every_witness_and_doctor_leaves_no_trace() {
     let mock = MockIstiod::start().await;
     let agent = TestAgent::with().istiod(&mock).env("CLOUD_PLATFORM", "none").start();
@@ -285,7 +429,7 @@ async fn a_healthy_proxy_is_healthy_for_every_witness_and_doctor_leaves_no_trace
 }
 
 #[tokio::test]
-async fn doctor_without_an_agent_judges_as_another_user_on_a_read_only_root() {
+async fn doctor_without_an_agent_judges_as_another_user() {
     let mock = MockIstiod::start().await;
     // Nothing is started: the builder's environment and directory are what matters.
     let scene = TestAgent::with().istiod(&mock).env("CLOUD_PLATFORM", "none").owner(1337).scene();
