@@ -4,7 +4,7 @@
 //! capabilities (Istio's deb and rpm make it 2755), and reaches a wrapper script but not what the script started.
 //! For those, and for nothing else, the agent starts itself again as a guard. Both share a socket: the agent tells
 //! the ids of its Envoys (`+<pid>`, `-<pid>`, a line each); its end, however it dies, is the end of the stream. The
-//! guard then kills what is left of those Envoys with all they have started, and what [`super::stale`] finds.
+//! guard then kills what is left of those Envoys with all they have started, and what `super::stale` finds.
 //!
 //! It leads a process group of its own and ignores what asks a process to end, so that neither Ctrl-C nor a service
 //! manager's signal to everybody ends it before the agent. An idle guard sleeps in `read`.

@@ -2,9 +2,9 @@
 //!
 //! - The program leads a process group of its own, so that a signal to ours cuts no change in two. When its time is
 //!   up the whole group is killed: what a wrapper script has started too.
-//! - Its output is read until it has ended, and [`DRAIN`] longer: a process that it left behind may hold the pipe for
+//! - Its output is read until it has ended, and `DRAIN` longer: a process that it left behind may hold the pipe for
 //!   as long as it likes.
-//! - Asked to end ([`Ending`]), we let it finish within [`PATIENCE`]: half a change is worse than a late end.
+//! - Asked to end ([`Ending`]), we let it finish within `PATIENCE`: half a change is worse than a late end.
 
 use std::io::{self, Read, Write};
 use std::os::unix::process::{CommandExt, ExitStatusExt};

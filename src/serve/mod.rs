@@ -2,10 +2,10 @@
 //!
 //! One task accepts and watches; each connection is a task of its set. There is no timer for each
 //! connection: a sweep every few seconds closes those whose request head does not come to an end, those
-//! whose reader stands still, and those idle for longer than [`Limits::idle`]. At the limit of connections
+//! whose reader stands still, and those idle for longer than `Limits::idle`. At the limit of connections
 //! the one that is idle longest makes place, so a flood of silent connections cannot lock the others out.
 //!
-//! What is answered is a [`Site`]'s business; what Go's server says by itself to requests that cannot be
+//! What is answered is a `Site`'s business; what Go's server says by itself to requests that cannot be
 //! meant is said here (`rules`, `refusal`). Knows nothing of Istio; uses `base`, and `fetch` for escapes.
 
 pub(crate) mod path;

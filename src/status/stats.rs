@@ -8,7 +8,7 @@
 //! scraper's, so that what Envoy said still arrives in time.
 //!
 //! Several applications are another matter: which format the whole has depends on all of them, and one that
-//! fails or is longer than [`LONGEST_OF_SEVERAL`] is left out whole, as the Go agent does since 1.31. So their
+//! fails or is longer than `LONGEST_OF_SEVERAL` is left out whole, as the Go agent does since 1.31. So their
 //! bodies are read before the first byte is sent, all at once and within the scraper's limit.
 //!
 //! A part that fails is left out, counted, and told in the log with its reason; one that breaks off is

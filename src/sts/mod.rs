@@ -8,7 +8,7 @@
 //!   `Host`).
 //! - No token, nor a part of one, is in a log line, an error, a metric or the dump. What a caller or an
 //!   endpoint said is never repeated.
-//! - A token is used until [`broker::GRACE`] before its end, for the subject token and scope it was made for
+//! - A token is used until `broker::GRACE` before its end, for the subject token and scope it was made for
 //!   and for nobody else; callers that arrive together cause one exchange; a failed renewal hands out the old
 //!   token while it lives.
 //! - An endpoint that hangs, floods or redirects costs a bounded time and memory, and is not followed.
@@ -23,7 +23,7 @@
 //! | `source` | the same exchange for the agent's own calls to a CA |
 //!
 //! Without a port none of it exists: no task, no client, no memory. Uses `base`, `serve`, `fetch`, `tls`, and
-//! `istiod` for claims of tokens and for [`source`].
+//! `istiod` for claims of tokens and for `source`.
 
 mod answer;
 mod broker;

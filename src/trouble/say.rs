@@ -84,7 +84,7 @@ pub fn span(time: Duration) -> String {
 }
 
 impl Troubles {
-    /// While something is wrong, says so in one line every [`EVERY`]. Never ends; costs nothing while
+    /// While something is wrong, says so in one line every `EVERY`. Never ends; costs nothing while
     /// nothing is wrong.
     pub async fn attend(&self) {
         loop {

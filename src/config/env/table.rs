@@ -86,7 +86,7 @@ macro_rules! variables {
         pub mod var {
             use super::{Key, PhantomData, Place, kinds};
             $(
-                #[doc = $help]
+                #[doc = concat!("Key of `", stringify!($name), "`.")]
                 pub const $name: Key<kinds::$kind> = Key { place: Place::$name as usize, of: PhantomData };
             )*
         }
