@@ -30,7 +30,7 @@ fn complete(lines: &[&str]) -> Vec<String> {
 fn bash_completes_commands_flags_values_and_files() {
     let cases = [
         ("pilot-agent pro", "pilot-agent proxy"),
-        ("pilot-agent istio", "pilot-agent istio-iptables"),
+        ("pilot-agent istio-ip", "pilot-agent istio-iptables"),
         // Hidden ones stay hidden.
         ("pilot-agent coll", "pilot-agent coll"),
         ("pilot-agent proxy --discoveryA", "pilot-agent proxy --discoveryA"),
