@@ -27,7 +27,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use http::{HeaderMap, HeaderValue, StatusCode, header};
 
-pub use config::{Target, parse_1_30, parse_annotations};
+pub use config::{Error as AnnotationError, Target, parse_1_30, parse_annotations, parse_either};
 pub use lines::Lines;
 
 use super::accept::{Media, rewrite};

@@ -170,7 +170,7 @@ async fn what_1_31_refuses_and_1_30_takes() {
     let mock = MockIstiod::start().await;
     let start = || TestAgent::with().istiod(&mock);
     for (name, value, also) in [
-        ("ISTIO_PROMETHEUS_ANNOTATIONS", r#"{"port":"15090"}"#, "merged already"),
+        ("ISTIO_PROMETHEUS_ANNOTATIONS", r#"{"targets":[{"port":"15090"}]}"#, "merged already"),
         ("ISTIO_PROMETHEUS_ANNOTATIONS", r#"{"targets":[{"port":"80"},{"port":"http"}]}"#, "1 to 65535"),
         ("ISTIO_META_ENABLE_SELF_DISCOVERY", "yes", "true or false"),
         ("COMPLIANCE_POLICY", "fips-140-9", "fips-140-2, fips-140-3 or pqc"),
@@ -182,6 +182,14 @@ async fn what_1_31_refuses_and_1_30_takes() {
     let bad = serde_json::json!({"httpMaxConcurrentStreams": 0});
     let field = "connectionSettings.httpMaxConcurrentStreams";
     refused(start().proxy_config("connectionSettings", bad.clone()), field, "at least 1").await;
+
+    // The form of 1.30's injector, without a list: refused only by whoever asks for 1.31's rules.
+    let as_before = || start().env("ISTIO_PROMETHEUS_ANNOTATIONS", r#"{"port":"http"}"#);
+    refused(as_before().env("ISTIO_COMPAT_VERSION", "1.31"), "ISTIO_PROMETHEUS_ANNOTATIONS", "1 to 65535")
+        .await;
+    let mut lenient = as_before().start();
+    lenient.wait_ready().await;
+    lenient.stop().await;
 
     let mut older = start()
         .env("ISTIO_COMPAT_VERSION", "1.30")

@@ -49,13 +49,7 @@ pub fn server(config: &Config, all_ipv6: bool) -> Result<Option<status::Config>,
     out.stats = stats::Config {
         envoy_port: merge.then(|| u16::try_from(s.int(var::ENVOY_PROMETHEUS_PORT)).unwrap_or(15090)),
         targets: match annotations {
-            Some(text) => {
-                let parse = match config.release {
-                    Release::V1_30 => stats::parse_1_30,
-                    Release::V1_31 => stats::parse_annotations,
-                };
-                parse(text, port).map_err(|e| Error::new(e.to_string()))?
-            }
+            Some(text) => targets(config, text, port).map_err(|e| Error::new(e.to_string()))?,
             None => Vec::new(),
         },
         local_only: s.flag(var::METRICS_LOCALHOST_ACCESS_ONLY),
@@ -66,4 +60,22 @@ pub fn server(config: &Config, all_ipv6: bool) -> Result<Option<status::Config>,
         || crate::config::go::boolean(config.flags.or_default(crate::config::args::PROXY, "profiling"))
             == Some(true);
     Ok(Some(out))
+}
+
+/// The release that was named decides; without a name each form is judged by the release that writes it.
+fn targets(config: &Config, text: &str, port: u16) -> Result<Vec<stats::Target>, stats::AnnotationError> {
+    let named = config.settings.env().get("ISTIO_COMPAT_VERSION").is_some_and(|v| !v.is_empty());
+    match config.release {
+        Release::V1_30 => stats::parse_1_30(text, port),
+        Release::V1_31 if named => stats::parse_annotations(text, port),
+        Release::V1_31 => {
+            let (targets, refused) = stats::parse_either(text, port)?;
+            if let Some(why) = refused {
+                tracing::warn!(
+                    "{why} (release 1.31 refuses to start with it; here each scrape counts a failure)"
+                );
+            }
+            Ok(targets)
+        }
+    }
 }

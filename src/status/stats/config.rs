@@ -3,6 +3,7 @@
 //! Two forms are read: the one of Istio 1.30 (`scrape`, `path`, `port`, all strings) and the one that
 //! Istio 1.31's injector adds for several ports (`targets`, a list of `port` and `path`). [`parse_1_30`]
 //! is how 1.30 reads the variable: it knows no list, and finds out about a bad port at each scrape.
+//! [`parse_either`] judges each form as the release that writes it does.
 
 use std::collections::BTreeMap;
 
@@ -89,6 +90,19 @@ pub fn parse_annotations(text: &str, status_port: u16) -> Result<Vec<Target>, Er
         Err(listed) if listed.is_empty() => Ok(vec![check(legacy.or_port("80").or_path("/metrics"))?]),
         Err(listed) => Ok(listed),
     }
+}
+
+/// Reads the form with a list as 1.31 does, and the one without as 1.30 does: pods of a mesh whose injector
+/// knows no list have started with any port so far. The second value says what 1.31 would refuse.
+///
+/// # Errors
+/// As [`parse_annotations`] beside a list, as [`parse_1_30`] without one.
+pub fn parse_either(text: &str, status_port: u16) -> Result<(Vec<Target>, Option<Error>), Error> {
+    let checked = parse_annotations(text, status_port);
+    if !read(text)?.targets.is_empty() {
+        return Ok((checked?, None));
+    }
+    Ok((parse_1_30(text, status_port)?, checked.err()))
 }
 
 /// Reads the variable's text as 1.30 does.
@@ -250,6 +264,18 @@ mod tests {
         ] {
             assert!(matches!(read(text), Err(Error::Unreadable(_))), "{text}");
         }
+    }
+
+    #[test]
+    fn each_form_as_the_release_that_writes_it() {
+        let read = |text: &str| parse_either(text, 15020);
+        let (targets, would) = read(r#"{"port":"http"}"#).unwrap();
+        assert_eq!(pairs(Ok(targets)), one("http", "/metrics"));
+        assert_eq!(would, Some(Error::Port("http".into())));
+        assert!(matches!(read(r#"{"port":"15090"}"#), Ok((_, Some(Error::Reserved(..))))));
+        assert!(matches!(read(r#"{"port":"15020"}"#), Err(Error::Recursion(_))));
+        assert!(matches!(read(r#"{"targets":[{"port":"http"}]}"#), Err(Error::Port(_))));
+        assert!(matches!(read(r#"{"port":"9090"}"#), Ok((_, None))));
     }
 
     #[test]
