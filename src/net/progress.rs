@@ -64,6 +64,8 @@ pub(crate) struct Progress {
     since: AtomicU64,
     // Milliseconds since `epoch` at which the last answer was done with.
     turn: AtomicU64,
+    // Milliseconds since `epoch` at which the head of the latest request began.
+    began: AtomicU64,
     // Milliseconds since `epoch` at which a write first found no room, plus one; 0: none waits.
     blocked: AtomicU64,
     // Milliseconds for which writes found no room, of those that are over.
@@ -82,6 +84,7 @@ impl Progress {
             phase: AtomicU8::new(Phase::New as u8),
             since: AtomicU64::new(0),
             turn: AtomicU64::new(0),
+            began: AtomicU64::new(0),
             blocked: AtomicU64::new(0),
             stood: AtomicU64::new(0),
             held: AtomicU64::new(0),
@@ -133,8 +136,10 @@ impl Progress {
         if phase != Phase::Head {
             self.release();
         }
-        if phase == Phase::Idle {
-            self.turn.store(self.now(), Relaxed);
+        match phase {
+            Phase::Head => self.began.store(self.now(), Relaxed),
+            Phase::Idle => self.turn.store(self.now(), Relaxed),
+            _ => {}
         }
     }
 
@@ -172,6 +177,11 @@ impl Progress {
     /// For how long it has been where it is.
     pub(crate) fn in_phase(&self) -> Duration {
         Duration::from_millis(self.now().saturating_sub(self.since.load(Relaxed)))
+    }
+
+    /// Since the first byte of the request that is being read or answered.
+    pub(crate) fn request_age(&self) -> Duration {
+        Duration::from_millis(self.now().saturating_sub(self.began.load(Relaxed)))
     }
 
     /// For how long it has been there without an answer: since the last one, or from its beginning.

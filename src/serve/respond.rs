@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
+use futures_util::Stream;
 use http::{HeaderValue, Response, StatusCode, header};
 use http_body::{Body as HttpBody, Frame, SizeHint};
 
@@ -14,9 +15,17 @@ use super::ConnState;
 pub(crate) const TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
 pub(crate) const JSON: HeaderValue = HeaderValue::from_static("application/json");
 
+/// What an answer carries.
+pub(crate) enum Content {
+    /// Known whole.
+    Whole(Bytes),
+    /// Made while it is sent.
+    Stream(Pin<Box<dyn Stream<Item = Bytes> + Send>>),
+}
+
 /// A body that tells its connection when it is done with.
 pub(crate) struct Body {
-    pub(crate) content: Bytes,
+    pub(crate) content: Content,
     pub(crate) conn: Option<Arc<ConnState>>,
 }
 
@@ -26,7 +35,11 @@ impl Body {
     }
 
     pub(crate) fn whole(bytes: impl Into<Bytes>) -> Self {
-        Self { content: bytes.into(), conn: None }
+        Self { content: Content::Whole(bytes.into()), conn: None }
+    }
+
+    pub(crate) fn stream(stream: impl Stream<Item = Bytes> + Send + 'static) -> Self {
+        Self { content: Content::Stream(Box::pin(stream)), conn: None }
     }
 }
 
@@ -44,18 +57,26 @@ impl HttpBody for Body {
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
-        _: &mut Context<'_>,
+        cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        let content = std::mem::take(&mut self.content);
-        Poll::Ready((!content.is_empty()).then(|| Ok(Frame::data(content))))
+        match &mut self.content {
+            Content::Whole(bytes) if bytes.is_empty() => Poll::Ready(None),
+            Content::Whole(bytes) => Poll::Ready(Some(Ok(Frame::data(std::mem::take(bytes))))),
+            Content::Stream(stream) => {
+                stream.as_mut().poll_next(cx).map(|next| next.map(|b| Ok(Frame::data(b))))
+            }
+        }
     }
 
     fn is_end_stream(&self) -> bool {
-        self.content.is_empty()
+        matches!(&self.content, Content::Whole(bytes) if bytes.is_empty())
     }
 
     fn size_hint(&self) -> SizeHint {
-        SizeHint::with_exact(self.content.len() as u64)
+        match &self.content {
+            Content::Whole(bytes) => SizeHint::with_exact(bytes.len() as u64),
+            Content::Stream(_) => SizeHint::default(),
+        }
     }
 }
 

@@ -6,7 +6,7 @@ use futures_util::{Stream, StreamExt, stream};
 use http::{HeaderMap, HeaderValue, Method, header};
 use zstd::stream::raw::{CParameter, Encoder, Operation, OutBuffer};
 
-use super::respond::{Answer, Body, Content};
+use crate::serve::respond::{Answer, Body, Content};
 
 /// Smaller bodies go out plain.
 const MINIMUM: usize = 1024;

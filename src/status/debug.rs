@@ -8,8 +8,8 @@ use serde_json::json;
 
 use super::page as front;
 use super::profile::{self, Profile};
-use super::respond::{Answer, JSON, TEXT, error, page};
 use super::routes::Shared;
+use crate::serve::respond::{Answer, JSON, TEXT, error, page};
 
 /// A page that exists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -2,8 +2,8 @@
 
 use http::{Method, StatusCode};
 
-use super::respond::{Answer, TEXT, error, page};
 use crate::base::logging;
+use crate::serve::respond::{Answer, TEXT, error, page};
 
 pub(super) fn answer(method: &Method, query: &str) -> Answer {
     let pairs: Vec<(&str, &str)> = query.split('&').filter(|p| !p.is_empty()).flat_map(pairs).collect();

@@ -7,14 +7,13 @@
 //!
 //! | file | is about |
 //! |---|---|
-//! | `server` | the listener, connections and their limits |
-//! | `routes`, `respond`, `path`, `compress` | from a request to a handler, from its answer to bytes |
+//! | `routes`, `compress` | from a request to a handler, from its answer to bytes |
 //! | `ready` | `/healthz/ready`: Envoy's own state, then ours |
 //! | `probes` | the kubelet's probes of the application, asked on its behalf |
 //! | `stats`, `accept`, `own`, `process` | merged metrics |
 //! | `debug` | pages for people |
 //!
-//! Uses `base`, `net` to accept, and `fetch` to ask others. What it needs of the rest of the agent comes in [`Handles`].
+//! Uses `base`, `net`, `serve` for the listener and its connections, and `fetch` to ask others. What it needs of the rest of the agent comes in [`Handles`].
 
 mod accept;
 mod compress;
@@ -24,14 +23,11 @@ mod fake;
 mod levels;
 mod own;
 mod page;
-mod path;
 pub mod probes;
 mod process;
 mod profile;
 pub mod ready;
-mod respond;
 mod routes;
-mod server;
 pub mod stats;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -44,7 +40,13 @@ use tokio::net::TcpListener;
 use crate::base::metrics::Metrics;
 use crate::base::tasks::{Stop, TaskResult};
 use crate::net::accept::bound;
+use crate::serve::{self, Limits};
 use crate::trouble::{Reporter, Troubles};
+
+/// Connections at a time; the kubelet, Prometheus and Envoy need a handful.
+const CONNECTIONS: usize = 4096;
+/// Of those, the ones with a request.
+const ASKING: usize = 384;
 
 /// What the server serves and where. The lead's loader fills it; all bad text is refused while it does.
 #[derive(Debug, Clone)]
@@ -203,8 +205,14 @@ pub struct Bound {
 /// When it cannot be opened; the error names it. The Go agent goes on without its status server then;
 /// [`Bound::later`] does the same but takes the port once it is free.
 pub fn bind(config: &Config) -> Result<Bound, Error> {
-    let listener = server::listen(config).map_err(|source| Error { port: config.port, source })?;
+    let listener = listen(config).map_err(|source| Error { port: config.port, source })?;
     Ok(Bound { config: config.clone(), listener: Some(listener), trouble: None })
+}
+
+/// On all addresses of both families, or on the one configured.
+fn listen(config: &Config) -> std::io::Result<TcpListener> {
+    let all = Ipv6Addr::UNSPECIFIED.into();
+    serve::listen(SocketAddr::new(config.address.unwrap_or(all), config.port))
 }
 
 impl Bound {
@@ -234,7 +242,7 @@ impl Bound {
                     () = stop.cancelled() => return Ok(()),
                     () = tokio::time::sleep(wait) => {}
                 }
-                match server::listen(&self.config) {
+                match listen(&self.config) {
                     Ok(listener) => {
                         tracing::info!("status port {} is free now and served", self.config.port);
                         if let Some(trouble) = &self.trouble {
@@ -248,23 +256,10 @@ impl Bound {
         };
         let port = listener.as_ref().and_then(|l| l.local_addr().ok()).map_or(self.config.port, |a| a.port());
         let shared = Arc::new(routes::Shared::new(self.config, port, handles)?);
-        server::serve(listener, shared, bound(server::CONNECTIONS), closing, stop).await
+        let limits = Limits { connections: bound(CONNECTIONS), asking: ASKING, idle: None };
+        serve::serve(listener, shared, limits, closing, stop).await
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_family_follows_the_addresses() {
-        assert!(!ipv6_mode(false, ""));
-        assert!(!ipv6_mode(false, "10.0.0.1"));
-        assert!(!ipv6_mode(false, "fe80::1"));
-        assert!(!ipv6_mode(false, "nonsense"));
-        assert!(ipv6_mode(false, "fd00::2"));
-        assert!(ipv6_mode(true, "10.0.0.1"));
-        assert_eq!(probe_source(true).to_string(), "::6");
-        assert_eq!(probe_source(false).to_string(), "127.0.0.6");
-    }
-}
+mod tests;

@@ -11,7 +11,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use http::{HeaderValue, StatusCode, header};
 use serde_json::Value;
 
-use super::respond::{Answer, page};
+use crate::serve::respond::{Answer, page};
 use crate::trouble::Event;
 
 pub(super) fn answer(document: &Value, events: &[Event]) -> Answer {

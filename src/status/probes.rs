@@ -21,10 +21,10 @@ use ::http::{HeaderMap, StatusCode, header};
 
 pub use config::{Action, Probe, Table, parse};
 
-use super::respond::{Answer, TEXT, page, status};
 use super::{loopback, probe_source};
 use crate::base::seldom::Seldom;
 use crate::fetch::{Dialer, Kept, REQUESTS, Tls, Trust};
+use crate::serve::respond::{Answer, TEXT, page, status};
 
 /// How the application is probed.
 #[derive(Debug, Clone)]

@@ -23,7 +23,7 @@ use http::{HeaderValue, StatusCode};
 use tokio::time::Instant;
 
 use super::Agent;
-use super::respond::{Answer, TEXT, page, status};
+use crate::serve::respond::{Answer, TEXT, page, status};
 use crate::trouble::{Kind, Report, Severity, Trouble, What};
 
 pub use envoy::{Envoy, config_state, serving_state};

@@ -1,26 +1,18 @@
 //! From a request to its handler: Host and path rules, who may ask, methods.
 
-use std::convert::Infallible;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::{HeaderValue, Method, Request, StatusCode, Version, header};
-use http_body_util::BodyExt;
-use hyper::body::{Body as _, Incoming};
+use http::{HeaderValue, Method, Request, StatusCode, header};
+use hyper::body::Incoming;
 
-use super::respond::{Answer, TEXT, error, not_found, page, redirect, status};
-use super::server::ConnState;
-use super::{Config, Handles, compress, debug, levels, path, probes, ready, stats};
-use crate::base::tasks::{Panicked, caught};
-use crate::net::progress::Phase;
+use super::{Config, Handles, compress, debug, levels, probes, ready, stats};
+use crate::serve::respond::{Answer, TEXT, error, not_found, page, redirect, status};
+use crate::serve::{ConnState, Names, Site, path, read_off};
 
 /// A drain is answered after this at the latest: within the 60 s that `pilot-agent request` waits.
 const DRAIN: Duration = Duration::from_secs(55);
-/// What is read of a body that nobody wants, as Go's server does; the connection of a longer one is closed.
-const UNREAD_BYTES: usize = 256 * 1024;
-/// For how long it is waited for. Go has no limit.
-const UNREAD: Duration = Duration::from_secs(5);
 
 /// What all connections share.
 pub(super) struct Shared {
@@ -50,11 +42,6 @@ impl Shared {
         })
     }
 
-    /// Notes how many connections there are.
-    pub(super) fn connections(&self, now: usize) {
-        self.connections.fetch_max(now, std::sync::atomic::Ordering::Relaxed);
-    }
-
     /// The most connections there have been at a time.
     pub(super) fn most_connections(&self) -> usize {
         self.connections.load(std::sync::atomic::Ordering::Relaxed)
@@ -79,97 +66,35 @@ impl Peer {
     }
 }
 
-pub(super) async fn route(
-    request: Request<Incoming>,
-    peer: Peer,
-    conn: Arc<ConnState>,
-    shared: Arc<Shared>,
-) -> Result<Answer, Infallible> {
-    conn.busy();
-    let (head, mut body) = request.into_parts();
-    let request = Request::from_parts(head, ());
-    if let Some(mut refused) = malformed(&request) {
-        if !body.is_end_stream() {
-            conn.leaves_unread();
-        }
-        refused.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
-        refused.body_mut().conn = Some(conn);
-        return Ok(refused);
-    }
-    let coding = compress::Coding::choose(request.headers(), request.method());
-    let answer =
-        async { compress::apply(dispatch(&request, &mut body, peer, &conn, &shared).await, coding).await };
-    let mut answer = match caught("status request", answer).await {
-        Ok(answer) => answer,
-        Err(Panicked) => error(StatusCode::INTERNAL_SERVER_ERROR, "Internal Server Error"),
+impl Site for Shared {
+    const NAMES: Names = Names {
+        server: "status server",
+        listener: "status",
+        connection: "status connection",
+        request: "status request",
     };
-    // One that waits for a word to send its body has not begun.
-    let waits = request.headers().contains_key(header::EXPECT);
-    if !body.is_end_stream() && (waits || !read_off(&mut body, &conn, UNREAD).await) {
-        conn.leaves_unread();
-        answer.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
-    }
-    answer.headers_mut().insert(header::VARY, HeaderValue::from_static("Accept-Encoding"));
-    answer.body_mut().conn = Some(conn);
-    Ok(answer)
-}
 
-/// Takes what is left of a body that nobody wants, so that the next request can be read; `false` when it is too
-/// long or too slow for that.
-async fn read_off(body: &mut Incoming, conn: &ConnState, within: Duration) -> bool {
-    conn.progress.enter(Phase::Body);
-    let rest = async {
-        let mut left = UNREAD_BYTES;
-        while let Some(frame) = body.frame().await {
-            let Ok(frame) = frame else { return false };
-            left = match left.checked_sub(frame.data_ref().map_or(0, |d| d.len())) {
-                Some(left) => left,
-                None => return false,
-            };
-        }
-        true
-    };
-    let whole = tokio::time::timeout(within, rest).await.unwrap_or(false);
-    conn.busy();
-    whole
-}
+    async fn answer(
+        self: &Arc<Self>,
+        request: &Request<()>,
+        body: &mut Incoming,
+        peer: SocketAddr,
+        conn: &Arc<ConnState>,
+    ) -> Answer {
+        let coding = compress::Coding::choose(request.headers(), request.method());
+        let answer = dispatch(request, body, Peer::new(peer), conn, self).await;
+        let mut answer = compress::apply(answer, coding).await;
+        answer.headers_mut().insert(header::VARY, HeaderValue::from_static("Accept-Encoding"));
+        answer
+    }
 
-/// What Go's server answers before any handler sees it, and hyper lets pass.
-fn malformed<B>(request: &Request<B>) -> Option<Answer> {
-    let bad = |why: &str| Some(page(StatusCode::BAD_REQUEST, TEXT, format!("400 Bad Request{why}")));
-    let connect = request.method() == Method::CONNECT;
-    let preface = request.method().as_str() == "PRI" && request.uri().path() == "*";
-    let mut hosts = request.headers().get_all(header::HOST).iter();
-    match (hosts.next(), hosts.next()) {
-        (None, _) if request.version() == Version::HTTP_11 && !connect && !preface => {
-            return bad(": missing required Host header");
-        }
-        (_, Some(_)) => return bad(": too many Host headers"),
-        (Some(host), None)
-            if !host.as_bytes().iter().all(|b| b.is_ascii_graphic() && !b"\"<>\\^`{|}/?#".contains(b)) =>
-        {
-            return bad(": malformed Host header");
-        }
-        _ => {}
+    fn quit(&self) {
+        self.handles.agent.quit();
     }
-    let path = request.uri().path();
-    let whole = path.starts_with('/') || path == "*" || connect;
-    if !whole || path::decode(path).is_none() && !only_bad_utf8(path) {
-        return bad("");
-    }
-    let expects = request.headers().get(header::EXPECT).filter(|v| !v.is_empty());
-    if expects.is_some_and(|v| !v.as_bytes().eq_ignore_ascii_case(b"100-continue")) {
-        return Some(status(StatusCode::EXPECTATION_FAILED));
-    }
-    None
-}
 
-// A path may decode to bytes that are no UTF-8; only a broken escape is malformed.
-fn only_bad_utf8(path: &str) -> bool {
-    path.match_indices('%').all(|(at, _)| {
-        let escape = path.as_bytes().get(at + 1..at + 3);
-        escape.is_some_and(|e| e.iter().all(u8::is_ascii_hexdigit))
-    })
+    fn connections(&self, now: usize) {
+        self.connections.fetch_max(now, std::sync::atomic::Ordering::Relaxed);
+    }
 }
 
 async fn dispatch(

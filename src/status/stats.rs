@@ -32,11 +32,11 @@ pub use lines::Lines;
 
 use super::accept::{Media, rewrite};
 use super::own::{Own, encode};
-use super::respond::{Answer, Body, error, page};
 use super::routes::Shared;
-use super::server::ConnState;
 use crate::base::metrics::Metrics;
 use crate::base::seldom::Seldom;
+use crate::serve::ConnState;
+use crate::serve::respond::{Answer, Body, error, page};
 use part::{Failure, Part};
 
 /// Prometheus asks every few seconds; more lines than this about parts that are missing or cut say nothing new.

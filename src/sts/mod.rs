@@ -22,7 +22,7 @@
 //! | `answer` | what callers read |
 //! | `source` | the same exchange for the agent's own calls to a CA |
 //!
-//! Without a port none of it exists: no task, no client, no memory. Uses `base`, `serve`, `fetch`, `tls`, and
+//! Without a port none of it exists: no task, no client, no memory. Uses `base`, `net`, `serve`, `fetch`, `tls`, and
 //! `istiod` for claims of tokens and for `source`.
 
 mod answer;
@@ -46,8 +46,9 @@ use self::broker::Broker;
 use crate::base::clock::Clock;
 use crate::base::metrics::Metrics;
 use crate::base::tasks::{Group, TaskResult};
+use crate::net::accept::bound;
 use crate::serve::respond::{Answer, TEXT, not_found, page, redirect};
-use crate::serve::{self, ConnState, Limits, Site, path};
+use crate::serve::{self, ConnState, Limits, Names, Site, path};
 
 pub use broker::Handle;
 pub use google::{Audience, Google};
@@ -119,7 +120,7 @@ impl Bound {
             "security token service listens on {address}, plugin {}", handle.plugin());
         let broker = exchanger.map(|exchanger| Broker::new(exchanger, clock, group.clone(), metrics, handle));
         let site = Arc::new(Service { broker });
-        let limits = Limits { connections: CONNECTIONS, idle: Some(IDLE) };
+        let limits = Limits { connections: bound(CONNECTIONS), asking: CONNECTIONS, idle: Some(IDLE) };
         let (listener, stop) = (self.listener, group.token());
         group.spawn("token service", async move {
             let served: TaskResult = serve::serve(Some(listener), site, limits, stop.clone(), stop).await;
@@ -133,8 +134,8 @@ struct Service {
 }
 
 impl Service {
-    async fn token(&self, asked: Request<Incoming>, conn: &ConnState) -> Answer {
-        let ask = match request::read(asked, conn).await {
+    async fn token(&self, asked: &Request<()>, body: &mut Incoming, conn: &ConnState) -> Answer {
+        let ask = match request::read(asked, body, conn).await {
             Ok(ask) => ask,
             Err(refusal) => {
                 tracing::debug!(target: "security", "a request was refused: {}", refusal.why);
@@ -163,38 +164,35 @@ impl Service {
 }
 
 impl Site for Service {
-    const NAME: &'static str = "security token service";
+    const NAMES: Names = Names {
+        server: "security token service",
+        listener: "token service",
+        connection: "token service connection",
+        request: "token request",
+    };
 
     async fn answer(
-        self: Arc<Self>,
-        request: Request<Incoming>,
+        self: &Arc<Self>,
+        request: &Request<()>,
+        body: &mut Incoming,
         _peer: SocketAddr,
-        conn: Arc<ConnState>,
+        conn: &Arc<ConnState>,
     ) -> Answer {
         let raw = request.uri().path();
         let clean = path::clean(raw);
         if clean != raw && raw != "*" && request.method() != http::Method::CONNECT {
             let query = request.uri().query().map(|q| format!("?{q}")).unwrap_or_default();
-            let to = format!("{clean}{query}");
-            request::discard(request.into_body()).await;
-            return redirect(&to);
+            return redirect(&format!("{clean}{query}"));
         }
         let segments = path::segments(raw);
         let known = matches!(segments.as_slice(), [one] if one == "token" || one == "stsStatus");
         if known && let Some(refusal) = request::foreign(request.headers()) {
-            request::discard(request.into_body()).await;
             return answer::invalid_request(&refusal);
         }
         match segments.first().filter(|_| known).map(String::as_str) {
-            Some("token") => self.token(request, &conn).await,
-            Some(_) => {
-                request::discard(request.into_body()).await;
-                self.dump()
-            }
-            None => {
-                request::discard(request.into_body()).await;
-                not_found()
-            }
+            Some("token") => self.token(request, body, conn).await,
+            Some(_) => self.dump(),
+            None => not_found(),
         }
     }
 }

@@ -10,6 +10,7 @@ use tokio::time::{Instant, timeout_at};
 use zeroize::Zeroizing;
 
 use super::form::Form;
+use crate::net::progress::Phase;
 use crate::serve::ConnState;
 
 use aws_lc_rs::digest as sha;
@@ -22,10 +23,6 @@ const FORM: &str = "application/x-www-form-urlencoded";
 const BODY: usize = 10 << 20;
 /// ... and of the time for head and body together.
 const TIME: Duration = Duration::from_secs(30);
-/// What is read of a body that nobody wants, so that the answer is not lost to a reset; Go's server reads as
-/// much.
-const REST: usize = 256 << 10;
-const REST_TIME: Duration = Duration::from_millis(250);
 
 /// A request that passed.
 pub(super) struct Ask {
@@ -100,22 +97,24 @@ pub(super) fn foreign(headers: &HeaderMap) -> Option<Refusal> {
 }
 
 /// Reads and checks a request.
-pub(super) async fn read(request: Request<Incoming>, conn: &ConnState) -> Result<Ask, Refusal> {
-    let until = Instant::now() + TIME.saturating_sub(conn.request_age());
-    let (head, body) = request.into_parts();
-    let early = if head.method != Method::POST {
+pub(super) async fn read(
+    request: &Request<()>,
+    body: &mut Incoming,
+    conn: &ConnState,
+) -> Result<Ask, Refusal> {
+    let until = Instant::now() + TIME.saturating_sub(conn.progress.request_age());
+    let early = if request.method() != Method::POST {
         Some("request method is invalid: it must be POST".to_owned())
-    } else if !is_form(head.headers.get(header::CONTENT_TYPE)) {
+    } else if !is_form(request.headers().get(header::CONTENT_TYPE)) {
         Some(format!("request content type is invalid: it must be {FORM}"))
     } else {
         None
     };
     if let Some(why) = early {
-        discard(body).await;
         return Err(Refusal::new(why));
     }
     let [grant_type, subject, subject_type, scope, audience, resource, requested_type] =
-        form(body, head.uri.query().unwrap_or_default(), until).await?;
+        form(body, request.uri().query().unwrap_or_default(), until, conn).await?;
     if *grant_type != GRANT {
         return Err(Refusal::new(format!("request query grant_type is invalid: it must be {GRANT}")));
     }
@@ -145,7 +144,8 @@ fn is_form(kind: Option<&HeaderValue>) -> bool {
 
 type Fields = [Zeroizing<String>; 7];
 
-async fn form(mut body: Incoming, query: &str, until: Instant) -> Result<Fields, Refusal> {
+async fn form(body: &mut Incoming, query: &str, until: Instant, conn: &ConnState) -> Result<Fields, Refusal> {
+    conn.progress.enter(Phase::Body);
     let mut form = Form::new([
         "grant_type",
         "subject_token",
@@ -167,29 +167,17 @@ async fn form(mut body: Incoming, query: &str, until: Instant) -> Result<Fields,
         let piece = frame.into_data().unwrap_or_default();
         length += piece.len();
         if length > BODY {
-            discard(body).await;
             return Err(Refusal::new("the form cannot be read: its body is larger than 10 MiB"));
         }
         form.feed(&piece);
     }
+    conn.busy();
     let whole = |why: &str| Refusal::new(format!("the form cannot be read: {why}"));
     let fields = form.end().map_err(|fault| whole(fault.why()))?;
     let mut address = Form::new([]);
     address.feed(query.as_bytes());
     address.end().map_err(|fault| Refusal::new(format!("the address has a bad query: {}", fault.why())))?;
     Ok(fields)
-}
-
-/// Reads on for a moment.
-pub(super) async fn discard(mut body: Incoming) {
-    let until = Instant::now() + REST_TIME;
-    let mut left = REST;
-    while let Ok(Some(Ok(frame))) = timeout_at(until, body.frame()).await {
-        left = left.saturating_sub(frame.into_data().map_or(0, |data| data.len()));
-        if left == 0 {
-            return;
-        }
-    }
 }
 
 #[cfg(test)]

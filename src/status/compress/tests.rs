@@ -6,7 +6,7 @@ use http_body_util::BodyExt;
 use proptest::prelude::*;
 
 use super::*;
-use crate::status::respond::{TEXT, page};
+use crate::serve::respond::{TEXT, page};
 
 fn choose(value: &str) -> Coding {
     let mut headers = HeaderMap::new();

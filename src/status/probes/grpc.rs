@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use super::Prober;
 use crate::fetch::health::{self, Call, Failure};
-use crate::status::respond::{Answer, status};
+use crate::serve::respond::{Answer, status};
 
 impl Prober {
     pub(super) async fn grpc(

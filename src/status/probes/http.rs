@@ -6,7 +6,7 @@ use super::sniff::kind_of;
 use super::{Prober, limit};
 use crate::base::error::chain;
 use crate::fetch::Get;
-use crate::status::respond::{Answer, page, status};
+use crate::serve::respond::{Answer, page, status};
 
 /// As much of a body as goes back to the kubelet, which shows it in the event of a failed probe.
 const BODY: usize = 10_240;

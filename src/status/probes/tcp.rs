@@ -3,7 +3,7 @@
 use ::http::StatusCode;
 
 use super::{Prober, limit};
-use crate::status::respond::{Answer, status};
+use crate::serve::respond::{Answer, status};
 
 impl Prober {
     pub(super) async fn tcp(&self, port: i32, seconds: i32) -> Result<Answer, String> {

@@ -1,48 +1,43 @@
 //! The listener, its connections, and what bounds them.
 //!
 //! One task accepts and watches; each connection is a task of its set. There is no timer for each
-//! connection: a sweep every few seconds closes those whose request head does not come to an end and
-//! those whose reader stands still. An idle connection may stay as long as there is room; at the bound the one
+//! connection: a sweep every few seconds closes those whose request head does not come to an end, those
+//! whose reader stands still, and those idle for longer than the site allows; at the bound the one
 //! that is worth least makes place (`net::places` has the order), so a flood of any kind cannot lock the kubelet
 //! out. This pod's own clients have places of their own, and so has everybody else.
 
-mod refusal;
-mod watched;
-
+use std::convert::Infallible;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use http::{HeaderValue, Request, StatusCode, header};
+use http_body_util::BodyExt;
+use hyper::body::{Body as _, Incoming};
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
-use super::Config;
-use super::routes::{Peer, Shared, route};
-use crate::base::tasks::{Set, Stop, TaskResult};
+use super::respond::{Answer, error};
+use super::watched::{ConnState, Watched, overdue};
+use super::{Limits, Site, rules};
+use crate::base::tasks::{Panicked, Set, Stop, TaskResult, caught};
 use crate::net::accept::{Acceptor, Came};
 use crate::net::places::{Bounds, Place, Places, relieve};
-use crate::net::progress::Heads;
-pub(super) use watched::ConnState;
-use watched::Watched;
+use crate::net::progress::{Heads, Phase};
 
-/// Connections at a time from this pod, and as many from elsewhere. The kubelet, Prometheus and Envoy need a
-/// handful; each takes a descriptor and about 1 kB until its request is there.
-pub(super) const CONNECTIONS: usize = 4096;
-/// Of those, the ones with a request, about 12 kB each.
-const ASKING: usize = 384;
 /// Bytes of all unfinished heads together; a usual head has half a kB.
 pub(super) const HEADS: u64 = 6 << 20;
 /// Clients that the kernel keeps until they are accepted; it has its own bound (`net.core.somaxconn`).
 const BACKLOG: i32 = 4096;
 /// A request head, from its first byte to its last. Go has no limit; nginx and hyper take 30 to 60 s.
-const HEAD: Duration = Duration::from_secs(30);
+pub(super) const HEAD: Duration = Duration::from_secs(30);
 /// How long an answer may wait for its reader to take a byte.
-const STALLED: Duration = Duration::from_secs(60);
+pub(super) const STALLED: Duration = Duration::from_secs(60);
 /// Between two sweeps; a limit above is overrun by at most this.
 const SWEEP: Duration = Duration::from_secs(5);
 /// Go's limit of a request head (`DefaultMaxHeaderBytes`, 1 MiB, with the same slack of 4 kB).
@@ -55,19 +50,22 @@ const LAST_ANSWERS: Duration = Duration::from_secs(1);
 /// answer: what it sends is taken for so long (Go's figure), and so much of it.
 const LINGER: Duration = Duration::from_millis(500);
 const LINGER_BYTES: u64 = 1 << 20;
+/// What is read of a body that nobody wants, as Go's server does; the connection of a longer one is closed.
+const UNREAD_BYTES: usize = 256 * 1024;
+/// For how long it is waited for. Go has no limit.
+const UNREAD: Duration = Duration::from_secs(5);
 /// What a client is told for whom there is no descriptor.
 const FULL: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: text/plain; charset=utf-8\r\nConnection: close\r\n\r\n503 the agent has no file descriptor left";
 
-/// Opens the port on all addresses of both families, or on the one configured.
-pub(super) fn listen(config: &Config) -> io::Result<TcpListener> {
-    let addr = SocketAddr::new(config.address.unwrap_or(Ipv6Addr::UNSPECIFIED.into()), config.port);
+/// Opens the port on the address, or, for the unspecified one of IPv6, on all addresses of both families.
+pub(crate) fn listen(addr: SocketAddr) -> io::Result<TcpListener> {
     match open(addr) {
         // A kernel without IPv6.
         Err(error)
-            if config.address.is_none()
+            if addr.ip().is_unspecified()
                 && matches!(error.raw_os_error(), Some(97 /* EAFNOSUPPORT */ | 99 /* EADDRNOTAVAIL */)) =>
         {
-            open(SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), config.port))
+            open(SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), addr.port()))
         }
         other => other,
     }
@@ -85,21 +83,21 @@ fn open(addr: SocketAddr) -> io::Result<TcpListener> {
     TcpListener::from_std(socket.into())
 }
 
-/// Serves until `stop`, at most `most` connections from this pod and as many from elsewhere; takes no new one
-/// from `closing` on.
-pub(super) async fn serve(
+/// Serves until `stop`; takes no new connection from `closing` on.
+pub(crate) async fn serve<S: Site>(
     mut listener: Option<TcpListener>,
-    shared: Arc<Shared>,
-    most: usize,
+    site: Arc<S>,
+    limits: Limits,
     closing: Stop,
     stop: Stop,
 ) -> TaskResult {
-    let mut tasks = Set::new("status connection");
+    let mut tasks = Set::new(S::NAMES.connection);
+    let most = limits.connections;
     // One origin elsewhere has half; here it makes no difference who it is.
-    let bounds = Bounds { all: most, share: most, asking: ASKING.min(most) };
+    let bounds = Bounds { all: most, share: most, asking: limits.asking.min(most) };
     let places = [Places::new(bounds), Places::new(Bounds { share: most / 2, ..bounds })];
     let heads = Arc::new(Heads::new(HEADS));
-    let mut acceptor = Acceptor::new("status");
+    let mut acceptor = Acceptor::new(S::NAMES.listener);
     let mut sweep = tokio::time::interval(SWEEP);
     sweep.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
@@ -108,15 +106,15 @@ pub(super) async fn serve(
             () = stop.cancelled() => break,
             () = closing.cancelled(), if listener.is_some() => listener = None,
             () = tasks.ended() => {}
-            _ = sweep.tick(), if !tasks.is_empty() => places.iter().for_each(close_overdue),
+            _ = sweep.tick(), if !tasks.is_empty() => places.iter().for_each(|p| close_overdue::<S>(p, limits.idle)),
             came = next(&mut acceptor, listener.as_ref()) => match came {
                 Ok(Came::In(io, peer)) => {
                     let state = Arc::new(ConnState::new(heads.clone()));
                     let place = places[usize::from(!is_here(&io, peer.ip()))].take(origin(peer.ip()), &state.progress);
-                    let task = tasks.spawn(connection(io, peer, state.clone(), place, shared.clone(), stop.clone()));
+                    let task = tasks.spawn(connection(io, peer, state.clone(), place, site.clone(), stop.clone()));
                     state.progress.served_by(task);
                     relieve(&heads, &places);
-                    shared.connections(places.iter().map(Places::len).sum());
+                    site.connections(places.iter().map(Places::len).sum());
                 }
                 Ok(Came::Last(io)) => {
                     let _ = io.try_write(FULL);
@@ -125,14 +123,14 @@ pub(super) async fn serve(
                     let [here, elsewhere] = &places;
                     if here.len() >= elsewhere.len() { here.evict() } else { elsewhere.evict() };
                 }
-                Err(error) => return Err(format!("the status server's listener failed: {error}").into()),
+                Err(error) => return Err(format!("the {}'s listener failed: {error}", S::NAMES.server).into()),
             },
             () = heads.too_much() => relieve(&heads, &places),
         }
     }
     drop(listener);
     if tokio::time::timeout(LAST_ANSWERS, tasks.all_ended()).await.is_err() {
-        tracing::info!("status server: requests still under way at the end were dropped");
+        tracing::info!("{}: requests still under way at the end were dropped", S::NAMES.server);
     }
     Ok(())
 }
@@ -161,21 +159,21 @@ fn origin(peer: IpAddr) -> IpAddr {
     }
 }
 
-fn close_overdue(places: &Places<IpAddr>) {
+fn close_overdue<S: Site>(places: &Places<IpAddr>, idle: Option<Duration>) {
     for progress in places.each() {
-        if let Some(why) = watched::overdue(&progress) {
-            tracing::debug!("status server closes a connection: {why}");
+        if let Some(why) = overdue(&progress, idle) {
+            tracing::debug!("{} closes a connection: {why}", S::NAMES.server);
             progress.cut();
         }
     }
 }
 
-async fn connection(
+async fn connection<S: Site>(
     io: TcpStream,
     peer: SocketAddr,
     state: Arc<ConnState>,
     place: Place<IpAddr>,
-    shared: Arc<Shared>,
+    site: Arc<S>,
     stop: Stop,
 ) {
     let _ = io.set_nodelay(true);
@@ -186,14 +184,67 @@ async fn connection(
         () = stop.cancelled() => return,
     }
     place.asks();
-    Box::pin(answered(io, Peer::new(peer), state, shared, stop)).await;
+    Box::pin(answered(io, peer, state, site, stop)).await;
 }
 
-async fn answered(io: Watched, peer: Peer, state: Arc<ConnState>, shared: Arc<Shared>, stop: Stop) {
+async fn answer<S: Site>(
+    site: Arc<S>,
+    request: Request<Incoming>,
+    peer: SocketAddr,
+    conn: Arc<ConnState>,
+) -> Result<Answer, Infallible> {
+    conn.busy();
+    let (head, mut body) = request.into_parts();
+    let request = Request::from_parts(head, ());
+    if let Some(mut refused) = rules::malformed(&request) {
+        if !body.is_end_stream() {
+            conn.leaves_unread();
+        }
+        refused.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+        refused.body_mut().conn = Some(conn);
+        return Ok(refused);
+    }
+    let answered = caught(S::NAMES.request, site.answer(&request, &mut body, peer, &conn)).await;
+    let mut answer = match answered {
+        Ok(answer) => answer,
+        Err(Panicked) => error(StatusCode::INTERNAL_SERVER_ERROR, "Internal Server Error"),
+    };
+    // One that waits for a word to send its body has not begun.
+    let waits = request.headers().contains_key(header::EXPECT);
+    let closes = answer.headers().contains_key(header::CONNECTION);
+    if !body.is_end_stream() && (waits || closes || !read_off(&mut body, &conn, UNREAD).await) {
+        conn.leaves_unread();
+        answer.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    }
+    answer.body_mut().conn = Some(conn);
+    Ok(answer)
+}
+
+/// Takes what is left of a body that nobody wants, so that the next request can be read; `false` when it is too
+/// long or too slow for that.
+pub(crate) async fn read_off(body: &mut Incoming, conn: &ConnState, within: Duration) -> bool {
+    conn.progress.enter(Phase::Body);
+    let rest = async {
+        let mut left = UNREAD_BYTES;
+        while let Some(frame) = body.frame().await {
+            let Ok(frame) = frame else { return false };
+            left = match left.checked_sub(frame.data_ref().map_or(0, |d| d.len())) {
+                Some(left) => left,
+                None => return false,
+            };
+        }
+        true
+    };
+    let whole = tokio::time::timeout(within, rest).await.unwrap_or(false);
+    conn.busy();
+    whole
+}
+
+async fn answered<S: Site>(io: Watched, peer: SocketAddr, state: Arc<ConnState>, site: Arc<S>, stop: Stop) {
     let io = TokioIo::new(io);
     let service = {
-        let (state, shared) = (state.clone(), shared.clone());
-        service_fn(move |request| Box::pin(route(request, peer, state.clone(), shared.clone())))
+        let (state, site) = (state.clone(), site.clone());
+        service_fn(move |request| Box::pin(answer(site.clone(), request, peer, state.clone())))
     };
     let mut builder = hyper::server::conn::http1::Builder::new();
     builder
@@ -217,7 +268,7 @@ async fn answered(io: Watched, peer: Peer, state: Arc<ConnState>, shared: Arc<Sh
         // gone does not keep the agent from quitting.
         if !quit && (state.quit_answered() || (result.is_ready() && state.quit_asked())) {
             quit = true;
-            shared.handles.agent.quit();
+            site.quit();
         }
         result.map(drop)
     })
@@ -232,6 +283,3 @@ async fn answered(io: Watched, peer: Peer, state: Arc<ConnState>, shared: Arc<Sh
         let _ = tokio::time::timeout(LINGER, taken).await;
     }
 }
-
-#[cfg(test)]
-mod tests;

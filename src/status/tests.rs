@@ -1,48 +1,22 @@
 use std::sync::atomic::Ordering::Relaxed;
-use std::task::Poll;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 use tokio::time::Instant;
 
-use super::watched::overdue;
 use super::*;
-use crate::base::metrics::Metrics;
-use crate::net::progress::Phase;
-use crate::status::Handles;
 use crate::status::fake::{Fake, envoy, exchange, spawn, start, with_envoy};
-use crate::status::{Bound, bind, loopback};
 
-#[tokio::test(start_paused = true)]
-async fn what_stands_still_is_overdue() {
-    let state = Arc::new(ConnState::new(Arc::new(Heads::new(HEADS))));
-    let progress = state.progress.clone();
-    assert_eq!(overdue(&progress), None);
-    tokio::time::advance(Duration::from_secs(3600)).await;
-    assert_eq!(overdue(&progress), None, "an idle connection may stay");
-    progress.enter(Phase::Head);
-    tokio::time::advance(HEAD).await;
-    assert_eq!(overdue(&progress), None);
-    tokio::time::advance(Duration::from_secs(1)).await;
-    assert!(overdue(&progress).unwrap().contains("head"));
-    state.busy();
-    tokio::time::advance(Duration::from_secs(3600)).await;
-    assert_eq!(overdue(&progress), None, "an answer takes its time");
-    let (a, _b) = pair().await;
-    let watched = Watched::new(a, state);
-    watched.wrote(&Poll::Pending);
-    tokio::time::advance(STALLED).await;
-    watched.wrote(&Poll::Pending);
-    assert_eq!(overdue(&progress), None);
-    tokio::time::advance(Duration::from_secs(1)).await;
-    assert!(overdue(&progress).unwrap().contains("reading"));
-    watched.wrote(&Poll::Ready(Ok(1)));
-    assert_eq!(overdue(&progress), None);
-}
-
-async fn pair() -> (TcpStream, TcpStream) {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let one = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
-    (one, listener.accept().await.unwrap().0)
+#[test]
+fn the_family_follows_the_addresses() {
+    assert!(!ipv6_mode(false, ""));
+    assert!(!ipv6_mode(false, "10.0.0.1"));
+    assert!(!ipv6_mode(false, "fe80::1"));
+    assert!(!ipv6_mode(false, "nonsense"));
+    assert!(ipv6_mode(false, "fd00::2"));
+    assert!(ipv6_mode(true, "10.0.0.1"));
+    assert_eq!(probe_source(true).to_string(), "::6");
+    assert_eq!(probe_source(false).to_string(), "127.0.0.6");
 }
 
 #[tokio::test]
@@ -57,9 +31,9 @@ async fn silent_connections_make_place() {
         crypto: Arc::new(rustls::crypto::aws_lc_rs::default_provider()),
         started: Instant::now(),
     };
-    let shared = Arc::new(Shared::new(config, addr.port(), handles).unwrap());
-    let stop = Stop::new();
-    let task = spawn(serve(Some(listener), shared.clone(), 4, Stop::new(), stop.clone()));
+    let shared = Arc::new(routes::Shared::new(config, addr.port(), handles).unwrap());
+    let (stop, limits) = (Stop::new(), Limits { connections: 4, asking: 4, idle: None });
+    let task = spawn(serve::serve(Some(listener), shared.clone(), limits, Stop::new(), stop.clone()));
     let mut silent = Vec::new();
     for _ in 0..40 {
         silent.push(TcpStream::connect(addr).await.unwrap());

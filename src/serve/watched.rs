@@ -10,13 +10,14 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 
-use super::{HEAD, STALLED, refusal};
+use super::refusal;
+use super::server::{HEAD, STALLED};
 use crate::net::progress::{Heads, Phase, Progress};
 
 /// What the sweep and the quit rule need to know of a connection.
 #[derive(Debug)]
-pub(in crate::status) struct ConnState {
-    pub(in crate::status) progress: Arc<Progress>,
+pub(crate) struct ConnState {
+    pub(crate) progress: Arc<Progress>,
     /// Bytes the kernel has taken.
     written: AtomicU64,
     /// `written` at the moment `/quitquitquit` was answered, plus one; 0: it was not asked.
@@ -36,17 +37,17 @@ impl ConnState {
     }
 
     /// A request has been read and is being answered.
-    pub(in crate::status) fn busy(&self) {
+    pub(crate) fn busy(&self) {
         self.progress.enter(Phase::Busy);
     }
 
     /// Its answer is done with.
-    pub(in crate::status) fn idle(&self) {
+    pub(crate) fn idle(&self) {
         self.progress.enter(Phase::Idle);
     }
 
     /// A request's body is not read to its end; its connection ends with the answer.
-    pub(in crate::status) fn leaves_unread(&self) {
+    pub(crate) fn leaves_unread(&self) {
         self.unread.store(true, Relaxed);
     }
 
@@ -56,7 +57,7 @@ impl ConnState {
     }
 
     /// The agent is to quit once the answer now given is with the kernel.
-    pub(in crate::status) fn quit_after_answer(&self) {
+    pub(crate) fn quit_after_answer(&self) {
         self.quit.store(self.written.load(Relaxed) + 1, Relaxed);
     }
 
@@ -70,9 +71,14 @@ impl ConnState {
 }
 
 /// Why a connection is closed without anybody wanting its place; `None`: it may stay.
-pub(super) fn overdue(progress: &Progress) -> Option<&'static str> {
-    if progress.phase() == Phase::Head && over(progress.in_phase(), HEAD) {
-        return Some("its request head did not come to an end");
+pub(super) fn overdue(progress: &Progress, idle: Option<Duration>) -> Option<&'static str> {
+    let here = progress.in_phase();
+    match progress.phase() {
+        Phase::Head if over(here, HEAD) => return Some("its request head did not come to an end"),
+        Phase::New | Phase::Idle if idle.is_some_and(|limit| over(here, limit)) => {
+            return Some("it was idle for too long");
+        }
+        _ => {}
     }
     over(progress.blocked(), STALLED).then_some("it stopped reading its answer")
 }
@@ -220,5 +226,46 @@ impl AsyncWrite for Watched {
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.io).poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::serve::server::HEADS;
+
+    #[tokio::test(start_paused = true)]
+    async fn what_stands_still_is_overdue() {
+        let state = Arc::new(ConnState::new(Arc::new(Heads::new(HEADS))));
+        let progress = state.progress.clone();
+        assert_eq!(overdue(&progress, None), None);
+        tokio::time::advance(Duration::from_secs(3600)).await;
+        assert_eq!(overdue(&progress, None), None, "an idle connection may stay");
+        let ninety = Some(Duration::from_secs(90));
+        assert!(overdue(&progress, ninety).unwrap().contains("idle"), "where the site has no limit");
+        progress.enter(Phase::Head);
+        tokio::time::advance(HEAD).await;
+        assert_eq!(overdue(&progress, None), None);
+        tokio::time::advance(Duration::from_secs(1)).await;
+        assert!(overdue(&progress, None).unwrap().contains("head"));
+        state.busy();
+        tokio::time::advance(Duration::from_secs(3600)).await;
+        assert_eq!(overdue(&progress, ninety), None, "an answer takes its time");
+        let (a, _b) = pair().await;
+        let watched = Watched::new(a, state);
+        watched.wrote(&Poll::Pending);
+        tokio::time::advance(STALLED).await;
+        watched.wrote(&Poll::Pending);
+        assert_eq!(overdue(&progress, None), None);
+        tokio::time::advance(Duration::from_secs(1)).await;
+        assert!(overdue(&progress, None).unwrap().contains("reading"));
+        watched.wrote(&Poll::Ready(Ok(1)));
+        assert_eq!(overdue(&progress, None), None);
+    }
+
+    async fn pair() -> (TcpStream, TcpStream) {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let one = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        (one, listener.accept().await.unwrap().0)
     }
 }
