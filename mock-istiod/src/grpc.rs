@@ -71,12 +71,15 @@ pub struct Status {
     pub code: Code,
     /// The text.
     pub message: String,
+    /// `grpc-status-details-bin`, as it is sent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub details_bin: Option<String>,
 }
 
 impl Status {
     /// A status of `code` with `message`.
     pub fn new(code: Code, message: impl Into<String>) -> Self {
-        Self { code, message: message.into() }
+        Self { code, message: message.into(), details_bin: None }
     }
 
     /// Success.
@@ -85,12 +88,21 @@ impl Status {
         Self::new(Code::Ok, "")
     }
 
+    /// With details as they are, base64 or not.
+    #[must_use]
+    pub fn details_bin(self, text: &str) -> Self {
+        Self { details_bin: Some(text.to_owned()), ..self }
+    }
+
     pub(crate) fn trailers(&self) -> HeaderMap {
         let mut map = HeaderMap::new();
         map.insert("grpc-status", HeaderValue::from(self.code as u16));
         if !self.message.is_empty() {
             let text = percent_encoded(&self.message);
             map.insert("grpc-message", HeaderValue::from_str(&text).expect("percent-encoded text is ASCII"));
+        }
+        if let Some(details) = self.details_bin.as_deref().and_then(|d| HeaderValue::from_str(d).ok()) {
+            map.insert("grpc-status-details-bin", details);
         }
         map
     }

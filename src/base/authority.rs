@@ -33,7 +33,11 @@ const HEADER: usize = 9;
 /// Read at once while a header block is being gathered.
 const CHUNK: usize = 4096;
 /// Largest header block gathered; the server's own limit on header lists is about the same.
-const LARGEST: usize = 256 * 1024;
+const LARGEST: usize = 384 * 1024;
+/// A block in more frames is put together: the server takes many small ones for an attack.
+const FEW: usize = 4;
+/// Most frames of one block: a list of 4 kB, a byte at a time.
+const MANY: usize = 4096;
 
 const HEADERS: u8 = 1;
 const CONTINUATION: u8 = 9;
@@ -139,9 +143,12 @@ impl Frames {
             }
             match gather(&self.kept) {
                 Gathered::More => return Ok(()),
-                Gathered::Block { length, fragment } => {
+                Gathered::Block { length, frames, fragment } => {
                     let raw = self.kept.split_to(length);
                     match self.blocks.rewrite(&raw, &fragment) {
+                        Ok(None) if frames > FEW => {
+                            self.ready.extend_from_slice(&block::framed(&raw, &fragment));
+                        }
                         Ok(None) => self.ready.extend_from_slice(&raw),
                         Ok(Some(new)) => self.ready.extend_from_slice(&new),
                         Err(why) => self.give_up(&raw, why)?,
@@ -166,7 +173,7 @@ enum Gathered {
     // The block is not complete.
     More,
     // Its frames end here; the fragments, joined.
-    Block { length: usize, fragment: Vec<u8> },
+    Block { length: usize, frames: usize, fragment: Vec<u8> },
     // Not frames of a block.
     Broken(&'static str),
 }
@@ -187,8 +194,9 @@ fn gather(kept: &[u8]) -> Gathered {
     let mut fragment = payload[prefix..payload.len() - padding].to_vec();
     let mut at = HEADER + first.length;
     let mut last = first;
+    let mut frames = 1;
     while last.flags & END_HEADERS == 0 {
-        if at > LARGEST {
+        if at > LARGEST || frames > MANY {
             return Gathered::Broken("a header block is too large");
         }
         let Some(next) = Head::of(&kept[at..]) else { return Gathered::More };
@@ -198,9 +206,10 @@ fn gather(kept: &[u8]) -> Gathered {
         let Some(payload) = kept.get(at + HEADER..at + HEADER + next.length) else { return Gathered::More };
         fragment.extend_from_slice(payload);
         at += HEADER + next.length;
+        frames += 1;
         last = next;
     }
-    Gathered::Block { length: at, fragment }
+    Gathered::Block { length: at, frames, fragment }
 }
 
 impl<T: AsyncRead + Unpin> AsyncRead for Shim<T> {

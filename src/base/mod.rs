@@ -8,7 +8,6 @@ pub mod build_info;
 pub mod clock;
 pub mod error;
 pub mod files;
-pub mod grpc;
 pub mod heap;
 pub mod lane;
 pub mod logging;

@@ -1,4 +1,25 @@
-//! Go's string literals, which the kubelet writes into files and templates are full of.
+//! Texts of others: how they are shown, and Go's string literals, which the kubelet writes into files and templates are full of.
+
+use std::borrow::Cow;
+
+/// Longest name from outside that is shown whole, in bytes; Kubernetes' own names have 253 at most.
+const SHOWN: usize = 256;
+
+/// A name or text from outside as it may stand in a log line or an error: a long one is cut, and says so.
+#[must_use]
+pub fn shown(text: &str) -> Cow<'_, str> {
+    cut(text, SHOWN)
+}
+
+/// A text from outside, cut to `most` bytes if it is longer.
+#[must_use]
+pub fn cut(text: &str, most: usize) -> Cow<'_, str> {
+    if text.len() <= most {
+        return Cow::Borrowed(text);
+    }
+    let end = text.floor_char_boundary(most);
+    Cow::Owned(format!("{}... ({} bytes)", &text[..end], text.len()))
+}
 
 /// Go's `strconv.Unquote`: double quotes with escapes, back quotes as they are, or one character in single
 /// quotes. Bytes that are no UTF-8 become the replacement character.
@@ -68,6 +89,13 @@ fn number(rest: &mut std::str::Chars<'_>, first: u32, count: usize, radix: u32) 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn long_texts_are_cut_at_a_character() {
+        assert_eq!(shown("name"), "name");
+        let cut = shown(&"é".repeat(1000)).into_owned();
+        assert!(cut.ends_with("... (2000 bytes)") && cut.len() < 300, "{cut}");
+    }
 
     #[test]
     fn unquotes_as_go_does() {

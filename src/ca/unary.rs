@@ -8,19 +8,17 @@
 
 use std::time::Duration;
 
-use bytes::{BufMut, Bytes, BytesMut};
+use bytes::{Bytes, BytesMut};
 use futures_util::FutureExt;
 use h2::client::{Connection, SendRequest};
 use http::{HeaderMap, HeaderValue, Request, StatusCode};
 use tonic::{Code, Status};
 
 use crate::istiod::Stream;
+use crate::net::grpc::{FRAME, code_of_http, code_of_reset, framed, status_in, unframed};
 
 /// An answer above this is not a certificate chain.
 const MAX_ANSWER: usize = 16 << 20;
-/// Frame of a message: flag and length.
-const FRAME: usize = 5;
-
 /// An open connection.
 pub(super) struct Session {
     send: SendRequest<Bytes>,
@@ -118,14 +116,11 @@ async fn exchange(send: SendRequest<Bytes>, request: Request<()>, message: Bytes
     let transport = |e: h2::Error| Broken::Transport(status_of(&e));
     let mut send = send.ready().await.map_err(transport)?;
     let (response, mut body) = send.send_request(request, false).map_err(transport)?;
-    let mut framed = BytesMut::with_capacity(FRAME + message.len());
-    framed.put_u8(0);
-    framed.put_u32(u32::try_from(message.len()).map_err(|_| {
+    let message = framed(&message).ok_or_else(|| {
         Broken::Answered(Status::resource_exhausted("the request does not fit a gRPC message"))
-    })?);
-    framed.put(message);
+    })?;
     // Waits in the connection's buffer for the peer's window; requests are a few KB.
-    body.send_data(framed.freeze(), true).map_err(transport)?;
+    body.send_data(message, true).map_err(transport)?;
 
     let (head, mut body) = response.await.map_err(transport)?.into_parts();
     // An answer that is only headers carries the status there.
@@ -160,113 +155,22 @@ fn empty() -> Broken {
 }
 
 /// The one message of an answer.
-pub(super) fn unframe(mut bytes: Bytes) -> Result<Bytes, Status> {
-    let wrong = |what: &str| Status::internal(format!("the answer is not one gRPC message: {what}"));
-    if bytes.len() < FRAME {
-        return Err(wrong("it is too short"));
-    }
-    let frame = bytes.split_to(FRAME);
-    if frame[0] != 0 {
-        return Err(wrong("it is compressed, which was not offered"));
-    }
-    let length = u32::from_be_bytes([frame[1], frame[2], frame[3], frame[4]]);
-    if bytes.len() as u64 != u64::from(length) {
-        return Err(wrong("its length does not fit"));
-    }
-    Ok(bytes)
+fn unframe(bytes: Bytes) -> Result<Bytes, Status> {
+    unframed(bytes).map_err(|why| Status::internal(format!("the answer is not one gRPC message: {why}")))
 }
 
-/// The status in headers or trailers. Not tonic's reader: that one panics on details which are not
-/// base64, and nobody reads them here.
-fn status_in(headers: &HeaderMap) -> Option<Status> {
-    let code = Code::from_bytes(headers.get("grpc-status")?.as_bytes());
-    let message = headers.get("grpc-message").map(HeaderValue::as_bytes).unwrap_or_default();
-    Some(Status::new(code, percent_decoded(message)))
-}
-
-fn percent_decoded(text: &[u8]) -> String {
-    let hex = |byte: u8| char::from(byte).to_digit(16).and_then(|d| u8::try_from(d).ok());
-    let mut out = Vec::with_capacity(text.len());
-    let mut at = 0;
-    while let Some(&byte) = text.get(at) {
-        let pair =
-            (byte == b'%').then(|| Some((hex(*text.get(at + 1)?)?, hex(*text.get(at + 2)?)?))).flatten();
-        match pair {
-            Some((high, low)) => {
-                out.push(high << 4 | low);
-                at += 3;
-            }
-            None => {
-                out.push(byte);
-                at += 1;
-            }
-        }
-    }
-    String::from_utf8_lossy(&out).into_owned()
-}
-
-/// gRPC's table of HTTP statuses.
+/// The status of an answer that is not gRPC's.
 fn status_of_http(status: StatusCode) -> Status {
-    let code = match status.as_u16() {
-        400 => Code::Internal,
-        401 => Code::Unauthenticated,
-        403 => Code::PermissionDenied,
-        404 => Code::Unimplemented,
-        429 | 502..=504 => Code::Unavailable,
-        _ => Code::Unknown,
-    };
-    Status::new(code, format!("the server answered with HTTP status {status}, which is not gRPC's way"))
+    let text = format!("the server answered with HTTP status {status}, which is not gRPC's way");
+    Status::new(code_of_http(status), text)
 }
 
 /// gRPC's table of HTTP/2 errors; a connection that broke is unavailable.
 fn status_of(error: &h2::Error) -> Status {
-    use h2::Reason;
     let code = match error.reason() {
         None => Code::Unavailable,
-        Some(Reason::REFUSED_STREAM) => Code::Unavailable,
         Some(_) if error.is_go_away() => Code::Unavailable,
-        Some(Reason::CANCEL) => Code::Cancelled,
-        Some(Reason::ENHANCE_YOUR_CALM) => Code::ResourceExhausted,
-        Some(Reason::INADEQUATE_SECURITY) => Code::PermissionDenied,
-        Some(_) => Code::Internal,
+        Some(reason) => code_of_reset(reason),
     };
     Status::new(code, format!("the connection broke: {error}"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    #[test]
-    fn statuses_are_read_from_headers() {
-        let mut headers = HeaderMap::new();
-        assert!(status_in(&headers).is_none());
-        headers.insert("grpc-status", HeaderValue::from_static("16"));
-        headers.insert("grpc-message", HeaderValue::from_static("no%20token%"));
-        headers.insert("grpc-status-details-bin", HeaderValue::from_static("!!! no base64"));
-        let status = status_in(&headers).unwrap();
-        assert_eq!((status.code(), status.message()), (Code::Unauthenticated, "no token%"));
-        headers.insert("grpc-status", HeaderValue::from_static("what"));
-        assert_eq!(status_in(&headers).unwrap().code(), Code::Unknown);
-    }
-
-    #[test]
-    fn only_one_whole_message_is_taken() {
-        assert_eq!(unframe(Bytes::from_static(&[0, 0, 0, 0, 2, 7, 8])).unwrap(), [7, 8][..]);
-        assert_eq!(unframe(Bytes::from_static(&[0, 0, 0, 0, 0])).unwrap(), [][..]);
-        for bad in
-            [&[][..], &[0, 0, 0, 0], &[1, 0, 0, 0, 1, 7], &[0, 0, 0, 0, 1, 7, 8], &[0, 255, 255, 255, 255]]
-        {
-            assert_eq!(unframe(Bytes::copy_from_slice(bad)).unwrap_err().code(), Code::Internal);
-        }
-    }
-
-    proptest! {
-        #[test]
-        fn no_bytes_make_the_readers_panic(bytes in any::<Vec<u8>>()) {
-            let _ = percent_decoded(&bytes);
-            let _ = unframe(bytes.into());
-        }
-    }
 }

@@ -29,6 +29,9 @@ pub(crate) struct Bounds {
     pub(crate) share: usize,
     /// Those that have asked.
     pub(crate) asking: usize,
+    /// Whether an answer that is being made, or a stream, may have to make place for a newcomer. Where streams
+    /// live for ever, only those of an origin that has most of the places do.
+    pub(crate) spare_busy: bool,
 }
 
 /// Who has a place. Clones share them.
@@ -73,26 +76,35 @@ impl<K: Clone + Eq + Hash> Places<K> {
         self.table().taken.len()
     }
 
-    /// Gives a place to a connection from `origin`; ends another one where there is none left.
-    pub(crate) fn take(&self, origin: K, progress: &Arc<Progress>) -> Place<K> {
+    /// Gives a place to a connection from `origin`; ends another one where there is none left. `None` if that
+    /// cannot be asked of anybody.
+    pub(crate) fn take(&self, origin: K, progress: &Arc<Progress>) -> Option<Place<K>> {
         let mut table = self.table();
         let own = table.counts.get(&origin).copied().unwrap_or(0);
         if own >= table.bounds.share {
-            table.evict(|taken| taken.origin == origin);
+            let spare = table.bounds.spare_busy;
+            if !table.evict(|taken| taken.origin == origin, spare) {
+                return None;
+            }
         } else if table.taken.len() >= table.bounds.all {
             let blamed = table.blamed();
-            table.evict(|taken| blamed.as_ref().is_none_or(|origin| *origin == taken.origin));
+            let spare = table.bounds.spare_busy && blamed.as_ref().is_none_or(|blamed| *blamed == origin);
+            if !table.evict(|taken| blamed.as_ref().is_none_or(|origin| *origin == taken.origin), spare) {
+                return None;
+            }
         }
         *table.counts.entry(origin.clone()).or_default() += 1;
         let id = table.next;
         table.next += 1;
         table.taken.insert(id, Taken { origin, progress: Arc::downgrade(progress), asking: false });
-        Place { id, places: self.clone() }
+        Some(Place { id, places: self.clone() })
     }
 
     /// Ends the connection that is worth least; tells whether there was one.
     pub(crate) fn evict(&self) -> bool {
-        self.table().evict(|_| true)
+        let mut table = self.table();
+        let spare = table.bounds.spare_busy;
+        table.evict(|_| true, spare)
     }
 
     /// Every connection that has a place.
@@ -107,7 +119,8 @@ impl<K: Clone + Eq + Hash> Place<K> {
         let mut table = self.places.table();
         let counts = table.taken.get(&self.id).is_some_and(|own| own.asking);
         if !counts && table.asking >= table.bounds.asking {
-            table.evict(|taken| taken.asking);
+            let spare = table.bounds.spare_busy;
+            table.evict(|taken| taken.asking, spare);
         }
         let first =
             table.taken.get_mut(&self.id).is_some_and(|own| !std::mem::replace(&mut own.asking, true));
@@ -129,12 +142,14 @@ impl<K: Clone + Eq + Hash> Table<K> {
         (*largest.1 > self.bounds.all / 8).then(|| largest.0.clone())
     }
 
-    fn evict(&mut self, among: impl Fn(&Taken<K>) -> bool) -> bool {
+    fn evict(&mut self, among: impl Fn(&Taken<K>) -> bool, spare_busy: bool) -> bool {
         let all = self.taken.iter().filter(|(_, taken)| among(taken));
         let living = all.filter_map(|(id, taken)| Some((*id, taken.progress.upgrade()?)));
         // The first of equals is the oldest.
         let worst = living.map(|(id, p)| (worth(&p), id, p)).reduce(|a, b| if b.0 > a.0 { b } else { a });
-        let Some((_, id, victim)) = worst else { return false };
+        let Some((_, id, victim)) = worst.filter(|(worth, ..)| !spare_busy || worth.0 > 0) else {
+            return false;
+        };
         victim.cut();
         self.forget(id);
         true
@@ -192,7 +207,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn unfinished_heads_go_before_readers_that_stand_and_these_before_answers() {
-        let places = Places::new(Bounds { all: 4, share: 4, asking: 4 });
+        let places = Places::new(Bounds { all: 4, share: 4, asking: 4, spare_busy: false });
         let (head, idle, stalled, busy) = (one(), one(), one(), one());
         head.enter(Phase::Head);
         idle.enter(Phase::Idle);
@@ -200,7 +215,7 @@ mod tests {
             p.enter(Phase::Busy);
         }
         stalled.wrote(false);
-        let mut held: Vec<_> = [&busy, &stalled, &idle, &head].map(|p| places.take("a", p)).into();
+        let mut held: Vec<_> = [&busy, &stalled, &idle, &head].map(|p| places.take("a", p).unwrap()).into();
         tokio::time::advance(Duration::from_secs(2)).await;
         head.head_bytes(1);
         let fresh: Vec<_> = (0..4).map(|_| one()).collect();
@@ -209,11 +224,11 @@ mod tests {
                 .into_iter()
                 .enumerate()
         {
-            held.push(places.take("a", &fresh[n]));
+            held.push(places.take("a", &fresh[n]).unwrap());
             assert_eq!(cut(&[&head, &idle, &stalled, &busy]), expected, "newcomer {n}");
         }
         // Nothing is left but an answer and newcomers: the oldest of these.
-        held.push(places.take("a", &fresh[3]));
+        held.push(places.take("a", &fresh[3]).unwrap());
         assert_eq!(
             cut(&[&busy, &fresh[0], &fresh[1], &fresh[2], &fresh[3]]),
             [false, true, false, false, false]
@@ -225,13 +240,13 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn one_origin_has_its_share_and_the_largest_makes_place() {
-        let places = Places::new(Bounds { all: 8, share: 6, asking: 8 });
+        let places = Places::new(Bounds { all: 8, share: 6, asking: 8, spare_busy: false });
         let flood: Vec<_> = (0..7).map(|_| one()).collect();
-        let mut held: Vec<_> = flood.iter().map(|p| places.take("flood", p)).collect();
+        let mut held: Vec<_> = flood.iter().map(|p| places.take("flood", p).unwrap()).collect();
         assert!(flood[0].is_cut() && !flood[1].is_cut(), "the seventh took the place of the first");
         let others: Vec<_> = (0..3).map(|_| one()).collect();
         for (n, p) in others.iter().enumerate() {
-            held.push(places.take(["x", "y", "z"][n], p));
+            held.push(places.take(["x", "y", "z"][n], p).unwrap());
         }
         assert!(flood[1].is_cut() && !flood[2].is_cut());
         assert!(others.iter().all(|p| !p.is_cut()));
@@ -239,9 +254,9 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn those_that_ask_are_bounded_among_themselves() {
-        let places = Places::new(Bounds { all: 8, share: 8, asking: 2 });
+        let places = Places::new(Bounds { all: 8, share: 8, asking: 2, spare_busy: false });
         let all: Vec<_> = (0..4).map(|_| one()).collect();
-        let held: Vec<_> = all.iter().map(|p| places.take((), p)).collect();
+        let held: Vec<_> = all.iter().map(|p| places.take((), p).unwrap()).collect();
         for place in &held[..2] {
             place.asks();
             place.asks();
@@ -251,6 +266,18 @@ mod tests {
         tokio::time::advance(Duration::from_millis(5)).await;
         held[2].asks();
         assert_eq!(cut(&[&all[0], &all[1], &all[2], &all[3]]), [false, true, false, false]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn streams_make_place_only_where_their_origin_has_most() {
+        let places = Places::new(Bounds { all: 4, share: 3, asking: 4, spare_busy: true });
+        let streams: Vec<_> = (0..4).map(|_| one()).collect();
+        streams.iter().for_each(|p| p.enter(Phase::Busy));
+        let mut held: Vec<_> = streams[..3].iter().map(|p| places.take("flood", p).unwrap()).collect();
+        assert!(places.take("flood", &one()).is_none(), "its share is used up by its own streams");
+        held.push(places.take("envoy", &streams[3]).unwrap());
+        held.push(places.take("other", &one()).unwrap());
+        assert_eq!(cut(&[&streams[0], &streams[1], &streams[3]]), [true, false, false]);
     }
 
     #[tokio::test(start_paused = true)]
@@ -269,13 +296,13 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn heads_are_bounded_together() {
         let heads = Arc::new(Heads::new(100));
-        let places = Places::new(Bounds { all: 8, share: 8, asking: 8 });
+        let places = Places::new(Bounds { all: 8, share: 8, asking: 8, spare_busy: false });
         let both = [(); 2].map(|()| Arc::new(Progress::new(heads.clone())));
         let mut held = Vec::new();
         for (p, n) in both.iter().zip([40, 50]) {
             p.enter(Phase::Head);
             p.head_bytes(n);
-            held.push(places.take((), p));
+            held.push(places.take((), p).unwrap());
         }
         assert!(futures_util::FutureExt::now_or_never(heads.too_much()).is_none());
         both[0].head_bytes(20);

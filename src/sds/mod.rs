@@ -8,14 +8,16 @@
 //! themselves at the stop; a socket whose file was removed is bound again; an open stream costs no
 //! task of its own and 17 KB, which are mostly buffers of the gRPC library. Uses `secrets` (trait and names) and `base`.
 
+mod calls;
 pub mod encode;
 mod metrics;
 pub mod server;
 pub mod session;
 mod stream;
 
+pub use calls::Callers;
 pub use encode::{PrivateKeyProvider, Provider};
-pub use server::{Callers, Server};
+pub use server::Server;
 
 use std::path::PathBuf;
 
@@ -30,4 +32,6 @@ pub struct Config {
     /// The certificate revocation list that every root names if the file exists at that moment;
     /// `None` with `PILOT_ENABLE_CA_CRL=false`.
     pub crl: Option<PathBuf>,
+    /// After how long without a read a client is pinged, and how long it has to answer; `None`: 30 s and 10 s.
+    pub keepalive: Option<(std::time::Duration, std::time::Duration)>,
 }

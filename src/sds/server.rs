@@ -5,38 +5,34 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use envoy_types::pb::envoy::service::discovery::v3::{
-    DeltaDiscoveryRequest, DeltaDiscoveryResponse, DiscoveryRequest, DiscoveryResponse,
-};
-use envoy_types::pb::envoy::service::secret::v3::secret_discovery_service_server::{
-    SecretDiscoveryService, SecretDiscoveryServiceServer,
-};
-use futures_util::future::BoxFuture;
-use http_body_util::BodyExt;
-use hyper_util::rt::{TokioExecutor, TokioIo};
-use hyper_util::service::TowerToHyperService;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::UnixStream;
-use tonic::metadata::MetadataMap;
-use tonic::{Response, Status, Streaming};
-use tower::util::MapResponse;
-use zeroize::Zeroizing;
 
 use super::Config;
+use super::calls::{Callers, Door, Whose};
 use super::encode::Encoder;
 use super::metrics::Metrics;
-use super::stream::{Delta, Responses, Shared, Sotw, fetch, serve};
+use super::stream::Shared;
 use crate::base::backoff::{Backoff, Jitter, Policy};
 use crate::base::error::chain;
-use crate::base::grpc;
 use crate::base::tasks::{Set, Stop};
 use crate::base::uds::{self, Bound, SocketFile};
 use crate::net::accept::{Acceptor, Came};
+use crate::net::clients::{Client, Clients, HANDSHAKE};
+use crate::net::io::Tracked;
+use crate::net::progress::Phase;
 use crate::secrets::{SecretSource, probe};
 use crate::trouble::{Kind, Report, Reporter};
 
 /// Streams on one connection; the Go agent's limit.
 const MAX_STREAMS: u32 = 100_000;
+
+/// Largest header list accepted; a larger one ends its stream.
+const HEADER_LIST: u32 = 384 * 1024;
+
+/// A ping after so long without a read, and the time for its answer; those of the other socket.
+const KEEPALIVE: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(10));
 
 /// How often the socket's file is looked at. One stat; a client that finds it gone retries about as
 /// often.
@@ -44,64 +40,6 @@ const LOOK: Duration = Duration::from_secs(2);
 
 /// How long connections may take to say goodbye.
 const GOODBYE: Duration = Duration::from_secs(1);
-
-/// Makes a source of secrets for each caller, from the token that it brings.
-pub trait Callers: Send + Sync + std::fmt::Debug + 'static {
-    /// The secrets of whoever has this token; the source lives as long as the caller's stream.
-    fn source(&self, token: Zeroizing<String>) -> BoxFuture<'_, Result<Arc<dyn SecretSource>, String>>;
-}
-
-/// Whose secrets a server serves.
-#[derive(Debug, Clone)]
-enum Whose {
-    One(Arc<dyn SecretSource>),
-    Callers(Arc<dyn Callers>),
-}
-
-impl Whose {
-    async fn source(&self, metadata: &MetadataMap) -> Result<Arc<dyn SecretSource>, Status> {
-        match self {
-            Self::One(source) => Ok(Arc::clone(source)),
-            Self::Callers(callers) => {
-                let token = token_in(metadata)?;
-                callers.source(token).await.map_err(Status::unavailable)
-            }
-        }
-    }
-}
-
-/// The metadata that brings a caller's token; before `authorization`.
-const CREDENTIALS: &str = "istio_sds_credentials_header-bin";
-
-fn token_in(metadata: &MetadataMap) -> Result<Zeroizing<String>, Status> {
-    let wrong =
-        |name: &str, why: &str| Status::unauthenticated(format!("the caller's metadata {name} {why}"));
-    let binary: Vec<_> = metadata.get_all_bin(CREDENTIALS).iter().collect();
-    let plain: Vec<_> = metadata.get_all("authorization").iter().collect();
-    let (name, count, token) = if let Some(first) = binary.first() {
-        let bytes = first.to_bytes().map_err(|_| wrong(CREDENTIALS, "is no base64"))?;
-        (
-            CREDENTIALS,
-            binary.len(),
-            String::from_utf8(bytes.to_vec()).map_err(|_| wrong(CREDENTIALS, "is no text"))?,
-        )
-    } else if let Some(first) = plain.first() {
-        let text = first.to_str().map_err(|_| wrong("authorization", "is no text"))?;
-        ("authorization", plain.len(), text.to_owned())
-    } else {
-        return Err(Status::unauthenticated(format!(
-            "no token was brought: this socket wants one in metadata {CREDENTIALS} or authorization"
-        )));
-    };
-    let token = Zeroizing::new(token);
-    if count > 1 {
-        return Err(wrong(name, "is there more than once"));
-    }
-    if token.trim().is_empty() {
-        return Err(wrong(name, "is empty"));
-    }
-    Ok(token)
-}
 
 /// Bound sockets, ready to be served.
 #[derive(Debug)]
@@ -122,24 +60,29 @@ impl Server {
         metrics: &crate::base::metrics::Metrics,
     ) -> Self {
         let encoder = Encoder { private_key_provider: config.private_key_provider, crl: config.crl };
-        Self::with(config.sockets, Whose::One(source), encoder, Metrics::new(metrics))
+        let shared = (encoder, Metrics::new(metrics), config.keepalive.unwrap_or(KEEPALIVE));
+        Self::with(config.sockets, Whose::One(source), shared)
     }
 
     /// A second server with secrets of another kind, whose streams are counted with this one's.
     #[must_use]
     pub fn beside(&self, socket: PathBuf, source: Arc<dyn SecretSource>) -> Self {
-        Self::with(vec![socket], Whose::One(source), Encoder::default(), self.shared.metrics.clone())
-            .with_trouble(self.trouble.sibling())
+        Self::with(vec![socket], Whose::One(source), self.sharing()).with_trouble(self.trouble.sibling())
     }
 
     /// A second server on which each caller brings its own token.
     #[must_use]
     pub fn for_callers(&self, socket: PathBuf, callers: Arc<dyn Callers>) -> Self {
-        Self::with(vec![socket], Whose::Callers(callers), Encoder::default(), self.shared.metrics.clone())
-            .with_trouble(self.trouble.sibling())
+        Self::with(vec![socket], Whose::Callers(callers), self.sharing()).with_trouble(self.trouble.sibling())
     }
 
-    fn with(sockets: Vec<PathBuf>, whose: Whose, encoder: Encoder, metrics: Metrics) -> Self {
+    // What a server beside this one has in common with it.
+    fn sharing(&self) -> (Encoder, Metrics, (Duration, Duration)) {
+        (Encoder::default(), self.shared.metrics.clone(), self.shared.keepalive)
+    }
+
+    fn with(sockets: Vec<PathBuf>, whose: Whose, shared: (Encoder, Metrics, (Duration, Duration))) -> Self {
+        let (encoder, metrics, keepalive) = shared;
         let sockets = sockets.into_iter().map(|path| {
             let bound = uds::bind(&path);
             if let Err(error) = &bound {
@@ -147,7 +90,7 @@ impl Server {
             }
             (path, bound.ok())
         });
-        let shared = Shared { encoder, metrics, stop: Stop::new() };
+        let shared = Shared { encoder, metrics, keepalive, stop: Stop::new() };
         Self { sockets: sockets.collect(), whose, shared: Arc::new(shared), trouble: Reporter::default() }
     }
 
@@ -177,9 +120,9 @@ impl Server {
         let mut sockets = Vec::new();
         for (path, bound) in self.sockets {
             let connections = Set::new("sds connection");
-            let (whose, shared) = (self.whose.clone(), Arc::clone(&self.shared));
-            let trouble = self.trouble.sibling();
-            let socket = Socket { path, whose, shared, connections, trouble };
+            let (shared, clients) = (Arc::clone(&self.shared), Clients::default());
+            let (whose, trouble) = (self.whose.clone(), self.trouble.sibling());
+            let socket = Socket { path, whose, shared, clients, connections, trouble };
             sockets.push(socket.run(bound, wrap.clone()));
         }
         let stopping = async {
@@ -195,6 +138,7 @@ struct Socket {
     path: PathBuf,
     whose: Whose,
     shared: Arc<Shared>,
+    clients: Clients,
     connections: Set,
     trouble: Reporter,
 }
@@ -252,8 +196,11 @@ impl Socket {
                 () = stop.cancelled() => return,
                 came = acceptor.next(&listener) => match came {
                     Ok(Came::In(stream, _)) => {
-                        let connection = connection(wrap(stream), self.whose.clone(), Arc::clone(&self.shared));
-                        self.connections.spawn(connection);
+                        if let Some(client) = self.clients.welcome(&stream) {
+                            let door = Door::new(self.whose.clone(), Arc::clone(&self.shared), client.clone());
+                            let work = connection(wrap(stream), door, client.clone(), Arc::clone(&self.shared));
+                            client.progress.served_by(self.connections.spawn(work));
+                        }
                     }
                     Ok(Came::Last(stream)) => drop(stream),
                     Err(error) => {
@@ -297,19 +244,31 @@ async fn state(file: &SocketFile) -> State {
     }
 }
 
-async fn connection<IO>(io: IO, whose: Whose, shared: Arc<Shared>)
+async fn connection<IO>(io: IO, door: Door, client: Arc<Client>, shared: Arc<Shared>)
 where
     IO: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
     let stop = shared.stop.clone();
-    let service = SecretDiscoveryServiceServer::new(Service(whose, shared));
-    let service = TowerToHyperService::new(MapResponse::new(service, readable));
+    let (io, reads) = Tracked::new(io);
+    let keepalive = shared.keepalive;
     let serving = hyper::server::conn::http2::Builder::new(TokioExecutor::new())
+        .timer(TokioTimer::new())
+        .keep_alive_interval(Some(keepalive.0))
+        .keep_alive_timeout(keepalive.1)
         .max_concurrent_streams(MAX_STREAMS)
-        .serve_connection(TokioIo::new(io), service);
+        .max_header_list_size(HEADER_LIST)
+        .serve_connection(TokioIo::new(io), door);
     tokio::pin!(serving);
+    // Its opening, a preface and the settings, may come in two pieces.
+    let opening = async {
+        tokio::time::sleep(HANDSHAKE).await;
+        if reads.count() >= 2 || client.progress.phase() != Phase::New {
+            std::future::pending::<()>().await;
+        }
+    };
     let ended = tokio::select! {
         ended = serving.as_mut() => ended,
+        () = opening => return,
         () = stop.cancelled() => {
             serving.as_mut().graceful_shutdown();
             serving.await
@@ -317,54 +276,6 @@ where
     };
     if let Err(error) = ended {
         tracing::debug!(target: "sds", "a connection ended: {}", chain(&error));
-    }
-}
-
-// The library encodes more of a status' text than it must, and Envoy logs it as it comes.
-fn readable(
-    answer: http::Response<tonic::body::Body>,
-) -> http::Response<impl http_body::Body<Data = bytes::Bytes, Error = Status> + Send + 'static> {
-    let (mut head, body) = answer.into_parts();
-    grpc::readable(&mut head.headers);
-    let body = body.map_frame(|frame| match frame.into_trailers() {
-        Ok(mut trailers) => {
-            grpc::readable(&mut trailers);
-            http_body::Frame::trailers(trailers)
-        }
-        Err(frame) => frame,
-    });
-    http::Response::from_parts(head, body)
-}
-
-struct Service(Whose, Arc<Shared>);
-
-#[tonic::async_trait]
-impl SecretDiscoveryService for Service {
-    type StreamSecretsStream = Responses<DiscoveryResponse>;
-    type DeltaSecretsStream = Responses<DeltaDiscoveryResponse>;
-
-    async fn stream_secrets(
-        &self,
-        request: tonic::Request<Streaming<DiscoveryRequest>>,
-    ) -> Result<Response<Self::StreamSecretsStream>, Status> {
-        let source = self.0.source(request.metadata()).await?;
-        Ok(Response::new(serve::<Sotw>(Arc::clone(&self.1), source, request.into_inner())))
-    }
-
-    async fn delta_secrets(
-        &self,
-        request: tonic::Request<Streaming<DeltaDiscoveryRequest>>,
-    ) -> Result<Response<Self::DeltaSecretsStream>, Status> {
-        let source = self.0.source(request.metadata()).await?;
-        Ok(Response::new(serve::<Delta>(Arc::clone(&self.1), source, request.into_inner())))
-    }
-
-    async fn fetch_secrets(
-        &self,
-        request: tonic::Request<DiscoveryRequest>,
-    ) -> Result<Response<DiscoveryResponse>, Status> {
-        let source = self.0.source(request.metadata()).await?;
-        fetch(&self.1, &*source, request.into_inner()).await.map(Response::new)
     }
 }
 

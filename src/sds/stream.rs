@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use envoy_types::pb::envoy::service::discovery::v3::{
     DeltaDiscoveryRequest, DeltaDiscoveryResponse, DiscoveryRequest, DiscoveryResponse, Resource,
@@ -20,14 +20,21 @@ use super::encode::{Encoder, SECRET_TYPE, version};
 use super::metrics::{Metrics, Open};
 use super::session::{Action, Request, Session};
 use crate::base::error::chain;
-use crate::base::tasks::Stop;
+use crate::base::quote::{cut, shown};
+use crate::base::tasks::{Panicked, Stop, caught};
+use crate::net::clients::Using;
+use crate::net::grpc;
 use crate::secrets::{Change, ResourceName, Secret, SecretSource, Updates};
+
+/// Longest text of an error or a refusal that is told or logged.
+const CAUSE: usize = 2048;
 
 /// What streams of one server share.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) encoder: Encoder,
     pub(super) metrics: Metrics,
+    pub(super) keepalive: (Duration, Duration),
     pub(super) stop: Stop,
 }
 
@@ -130,8 +137,10 @@ pub(super) fn serve<P: Protocol>(
     shared: Arc<Shared>,
     source: Arc<dyn SecretSource>,
     inbound: Streaming<P::In>,
+    call: Call,
 ) -> Responses<P::Out> {
     let conversation = Conversation {
+        call,
         _open: shared.metrics.opened(),
         shared,
         source,
@@ -161,7 +170,14 @@ pub(super) async fn fetch(
     Ok(Sotw::response(&shared.encoder, &secrets, &nonce()))
 }
 
+/// What belongs to one call: its bound, and its share of the connection.
+pub(super) struct Call {
+    pub(super) until: Option<tokio::time::Instant>,
+    pub(super) _using: Using,
+}
+
 struct Conversation {
+    call: Call,
     shared: Arc<Shared>,
     source: Arc<dyn SecretSource>,
     session: Session,
@@ -180,7 +196,10 @@ impl Conversation {
         if self.over {
             return None;
         }
-        let outcome = self.turn::<P>(inbound).await;
+        let outcome = match caught("sds stream", self.turn::<P>(inbound)).await {
+            Ok(outcome) => outcome,
+            Err(Panicked) => Some(Err(Status::internal("a defect in the agent ended this stream"))),
+        };
         match outcome {
             Some(Ok(_)) => self.handed_over = Some(Instant::now()),
             Some(Err(_)) | None => self.over = true,
@@ -190,16 +209,19 @@ impl Conversation {
 
     async fn turn<P: Protocol>(&mut self, inbound: &mut Streaming<P::In>) -> Option<Result<P::Out, Status>> {
         let shared = Arc::clone(&self.shared);
+        let until = self.call.until;
         loop {
             // A request that waits goes before a push.
             tokio::select! {
                 biased;
                 () = shared.stop.cancelled() => return Some(Err(stopping())),
+                () = grpc::over(until) => return Some(Err(grpc::exceeded())),
                 message = inbound.message() => match message {
                     Ok(Some(message)) => {
                         let answer = tokio::select! {
                             biased;
                             () = shared.stop.cancelled() => return Some(Err(stopping())),
+                            () = grpc::over(until) => return Some(Err(grpc::exceeded())),
                             answer = self.answer::<P>(P::request(message)) => answer,
                         };
                         if let Some(answer) = answer.transpose() {
@@ -246,7 +268,7 @@ impl Conversation {
             }
             Action::Refused(reason) => {
                 self.shared.metrics.rejected();
-                tracing::warn!(target: "sds", "Envoy refuses a secret: {reason}");
+                tracing::warn!(target: "sds", "Envoy refuses a secret: {}", cut(&reason, CAUSE));
                 Ok(None)
             }
             Action::Stale => {
@@ -311,7 +333,9 @@ fn nonce() -> String {
 }
 
 fn failed(name: &str, error: &crate::secrets::Error) -> Status {
-    Status::unknown(format!("failed to generate secret for {name}: {}", chain(error)))
+    // A cause may name a file by the name's own words.
+    let cause = chain(error);
+    Status::unknown(format!("failed to generate secret for {}: {}", shown(name), cut(&cause, CAUSE)))
 }
 
 fn node_missing() -> Status {

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use crate::base::quote::shown;
+
 /// A resource that this agent serves.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum ResourceName {
@@ -54,12 +56,12 @@ impl FromStr for ResourceName {
                 Some((cert, key)) if !cert.is_empty() && !key.is_empty() && !key.contains('~') => {
                     Ok(Self::FileCert { cert: cert.to_owned(), key: key.to_owned() })
                 }
-                _ => Err(Error::FileCert(text.to_owned())),
+                _ => Err(Error::FileCert(shown(text).into_owned())),
             };
         }
         if let Some(path) = text.strip_prefix("file-root:") {
             return if path.is_empty() || path.contains('~') {
-                Err(Error::FileRoot(text.to_owned()))
+                Err(Error::FileRoot(shown(text).into_owned()))
             } else {
                 Ok(Self::FileRoot(path.to_owned()))
             };
@@ -67,7 +69,7 @@ impl FromStr for ResourceName {
         match text {
             "default" => Ok(Self::Default),
             "ROOTCA" => Ok(Self::RootCa),
-            _ => Err(Error::Unknown(text.to_owned())),
+            _ => Err(Error::Unknown(shown(text).into_owned())),
         }
     }
 }

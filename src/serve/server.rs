@@ -94,7 +94,7 @@ pub(crate) async fn serve<S: Site>(
     let mut tasks = Set::new(S::NAMES.connection);
     let most = limits.connections;
     // One origin elsewhere has half; here it makes no difference who it is.
-    let bounds = Bounds { all: most, share: most, asking: limits.asking.min(most) };
+    let bounds = Bounds { all: most, share: most, asking: limits.asking.min(most), spare_busy: false };
     let places = [Places::new(bounds), Places::new(Bounds { share: most / 2, ..bounds })];
     let heads = Arc::new(Heads::new(HEADS));
     let mut acceptor = Acceptor::new(S::NAMES.listener);
@@ -110,9 +110,11 @@ pub(crate) async fn serve<S: Site>(
             came = next(&mut acceptor, listener.as_ref()) => match came {
                 Ok(Came::In(io, peer)) => {
                     let state = Arc::new(ConnState::new(heads.clone()));
-                    let place = places[usize::from(!is_here(&io, peer.ip()))].take(origin(peer.ip()), &state.progress);
-                    let task = tasks.spawn(connection(io, peer, state.clone(), place, site.clone(), stop.clone()));
-                    state.progress.served_by(task);
+                    let side = &places[usize::from(!is_here(&io, peer.ip()))];
+                    if let Some(place) = side.take(origin(peer.ip()), &state.progress) {
+                        let work = connection(io, peer, state.clone(), place, site.clone(), stop.clone());
+                        state.progress.served_by(tasks.spawn(work));
+                    }
                     relieve(&heads, &places);
                     site.connections(places.iter().map(Places::len).sum());
                 }

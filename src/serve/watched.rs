@@ -95,6 +95,8 @@ pub(super) struct Watched {
     early: Vec<u8>,
 }
 
+/// Read at a time of a head that is longer.
+const PIECE: usize = 4096;
 /// Of a longer head the rest is left to the HTTP library.
 const EARLY: usize = 4096;
 
@@ -176,7 +178,16 @@ impl AsyncRead for Watched {
             }
             return Poll::Ready(Ok(()));
         }
-        ready!(Pin::new(&mut self.io).poll_read(cx, buf))?;
+        if matches!(self.state.progress.phase(), Phase::Head) {
+            // The library makes its buffer larger with every read that fills it, long before the bytes are there.
+            let mut space = [0; PIECE];
+            let room = buf.remaining().min(PIECE);
+            let mut piece = ReadBuf::new(&mut space[..room]);
+            ready!(Pin::new(&mut self.io).poll_read(cx, &mut piece))?;
+            buf.put_slice(piece.filled());
+        } else {
+            ready!(Pin::new(&mut self.io).poll_read(cx, buf))?;
+        }
         let read = buf.filled().len() - before;
         if read == 0 {
             return Poll::Ready(Ok(()));

@@ -10,9 +10,11 @@ use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::sync::atomic::Ordering;
 use std::task::Poll;
+use std::time::Duration;
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use h2::{Reason, RecvStream, SendStream};
+use memchr::memmem;
 use tonic::Status;
 
 use super::ended::{Ended, Leg, of_gate, stalled};
@@ -41,7 +43,17 @@ pub(super) struct Inbox {
     // Sent, and kept while it may have to be sent again.
     replay: Option<Vec<Bytes>>,
     replay_length: usize,
+    ended: bool,
+    // The beginning of what Envoy has sent, as long as it may tell who is asking.
+    beginning: Option<BytesMut>,
+    proxyless: bool,
 }
+
+/// What the node of a proxyless client says of itself: the entry `GENERATOR: "grpc"` of its metadata, as every
+/// encoder writes it.
+const PROXYLESS: &[u8] = b"\x0a\x09GENERATOR\x12\x06\x1a\x04grpc";
+/// How far it is looked for.
+const LOOK: usize = 64 * 1024;
 
 enum Item {
     Bytes(Bytes),
@@ -60,7 +72,28 @@ impl Inbox {
             failed: None,
             replay: movable.then(Vec::new),
             replay_length: 0,
+            ended: false,
+            beginning: Some(BytesMut::new()),
+            proxyless: false,
         }
+    }
+
+    /// Whether the first request is that of a client which is no Envoy. Waits for it, at most so long.
+    pub(super) async fn is_proxyless(&mut self, within: Duration) -> bool {
+        let first = async {
+            while self.beginning.is_some() && self.failed.is_none() {
+                let Some(Ok(data)) = poll_fn(|cx| self.body.poll_data(cx)).await else {
+                    self.ended = true;
+                    return;
+                };
+                self.accept(&data);
+                if self.gate.between() {
+                    return;
+                }
+            }
+        };
+        let _ = tokio::time::timeout(within, first).await;
+        self.proxyless
     }
 
     /// Whether another upstream connection can take over.
@@ -79,8 +112,17 @@ impl Inbox {
     }
 
     fn accept(&mut self, data: &Bytes) {
+        if let Some(mut beginning) = self.beginning.take() {
+            beginning.extend_from_slice(data);
+            self.proxyless = memmem::find(&beginning, PROXYLESS).is_some();
+            self.beginning = (!self.proxyless && beginning.len() < LOOK).then_some(beginning);
+        }
         let mut out = Vec::new();
         self.failed = self.gate.push(data, &mut out).err();
+        if self.gate.between() {
+            // The node comes with the first request, or not at all.
+            self.beginning = None;
+        }
         self.owed += data.len();
         self.pending.extend(out.into_iter().map(|o| match o {
             Out::Bytes(bytes) => Item::Bytes(bytes),
@@ -158,7 +200,13 @@ async fn run(stream: &Stream<'_>, inbox: &mut Inbox, sink: SendStream<Bytes>) ->
         match next(stream, inbox, &mut sink, between).await {
             Input::Own => {}
             Input::Reset(error) => return Err(Broken::Gone(error)),
-            Input::Data(Some(Ok(data))) => inbox.accept(&data),
+            Input::Data(Some(Ok(data))) => {
+                let known = inbox.proxyless;
+                inbox.accept(&data);
+                if inbox.proxyless && !known {
+                    stream.shared.settle(stream.id, true);
+                }
+            }
             Input::Data(Some(Err(error))) => return Ok(Ended::envoy(status::of_downstream(&error))),
             Input::Data(None) => {
                 let _ = sink.stream.0.send_data(Bytes::new(), true);
@@ -178,6 +226,9 @@ async fn next(stream: &Stream<'_>, inbox: &mut Inbox, sink: &mut Sink<'_, Upward
     poll_fn(|cx| {
         if between && more.as_mut().poll(cx).is_ready() {
             return Poll::Ready(Input::Own);
+        }
+        if inbox.ended {
+            return Poll::Ready(Input::Data(None));
         }
         if let Poll::Ready(data) = inbox.body.poll_data(cx) {
             return Poll::Ready(Input::Data(data));

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use h2::{Ping, PingPong};
 
-use super::io::Reads;
+use crate::net::io::Reads;
 
 /// When to ping and how long to wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

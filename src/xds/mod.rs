@@ -26,14 +26,12 @@
 //!
 //! Uses `istiod` for connections and credentials, and `base`.
 
-mod deadline;
 mod down;
 mod ecds;
 mod ended;
 pub mod frames;
 mod hold;
 mod inbox;
-mod io;
 mod keepalive;
 mod meters;
 mod own;

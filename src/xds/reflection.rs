@@ -13,12 +13,12 @@ use prost::Message;
 use tokio::time::Instant;
 use tonic::Status;
 
-use super::deadline;
 use super::frames::{End, Gate, Out, Rules, Seen, Verdict, frame};
 use super::protocol::SERVICE;
 use super::reply::Reply;
 use super::scan::{self, Facts};
 use crate::base::tasks::Stop;
+use crate::net::grpc;
 use files::Sent;
 
 const V1: &str = "grpc.reflection.v1.ServerReflection";
@@ -182,7 +182,7 @@ pub(super) async fn serve(
     let talk = talk(&mut body, &mut reply);
     let status = tokio::select! {
         status = talk => status,
-        () = deadline::over(until) => deadline::exceeded(),
+        () = grpc::over(until) => grpc::exceeded(),
         () = stop.cancelled() => Status::unavailable("the agent is stopping"),
     };
     reply.finish(&status);

@@ -24,7 +24,6 @@ use std::time::Duration;
 
 use tonic::Status;
 
-use super::deadline;
 use super::down::down;
 use super::ended::{Ended, Leg};
 use super::inbox::{Inbox, UpEnd, up};
@@ -38,6 +37,7 @@ use super::status::Class;
 use super::trouble;
 use super::upstream::Link;
 use crate::base::tasks::Stop;
+use crate::net::grpc;
 
 /// How long the reader's true status is waited for when the connection or the writer has failed already.
 const LAST_WORDS: Duration = Duration::from_secs(2);
@@ -93,7 +93,7 @@ pub(super) async fn exchange(
         let mut up = pin!(up(stream, inbox, sink));
         let mut alive = pin!(keepalive::watch(ping, &reads, stream.shared.config.keepalive.upstream()));
         let mut settings = pin!(keepalive::first_word(&reads));
-        let mut late = pin!(deadline::over(stream.until));
+        let mut late = pin!(grpc::over(stream.until));
         let (mut driving, mut sending, mut speechless) = (true, true, true);
         let mut silent = pin!(tokio::time::sleep(trouble::SILENT));
         let mut settled = pin!(tokio::time::sleep(trouble::SETTLED));
@@ -149,7 +149,7 @@ pub(super) async fn exchange(
                         stream.shared.troubles.settled();
                     }
                 }
-                () = &mut late => break Ended::envoy(deadline::exceeded()),
+                () = &mut late => break Ended::envoy(grpc::exceeded()),
                 () = stop.cancelled() => break Ended { by: Leg::Agent, status: Status::ok(""), class: Class::Expected },
             }
         }

@@ -12,7 +12,7 @@ use http::{HeaderMap, HeaderValue, Response, StatusCode};
 use tonic::Status;
 
 use super::status;
-use crate::base::grpc;
+use crate::net::grpc;
 
 enum State {
     Waiting(SendResponse<Bytes>),

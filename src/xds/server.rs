@@ -7,13 +7,12 @@ use std::time::Duration;
 use bytes::Bytes;
 use h2::RecvStream;
 use h2::server::SendResponse;
-use http::{Method, Request, Response, StatusCode};
+use http::{Request, Response, StatusCode};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::watch;
 use tonic::Status;
 
 use super::hold::{Due, Hold};
-use super::io::Tracked;
 use super::meters::{self, Meters};
 use super::own::{Own, Queue};
 use super::protocol::Protocol;
@@ -22,21 +21,24 @@ use super::state::{Snapshot, State};
 use super::tap::{Convert, Tap};
 use super::trouble::Troubles;
 use super::upstream::{FRAME_BUDGET, Upstream};
-use super::{Config, Parts, deadline, keepalive, reflection, session, trouble, types};
+use super::{Config, Parts, keepalive, protocol, reflection, session, trouble, types};
 use crate::base::tasks::{Set, Stop, TaskResult};
 use crate::base::{authority, uds};
 use crate::istiod::auth::{CallHeaders, TokenSource, root_cause};
 use crate::net::accept::{Acceptor, Came};
+use crate::net::clients::{Client, Clients, HANDSHAKE};
+use crate::net::grpc::{self, Refused};
+use crate::net::io::Tracked;
 use crate::trouble::Report;
 
 /// Flow-control window towards Envoy, in bytes. Requests are small; large ones pass through in pieces.
 const WINDOW: u32 = 64 * 1024;
 /// Bytes of responses queued inside the HTTP/2 library at most.
 const SEND_BUFFER: usize = 128 * 1024;
-/// Largest header list accepted.
-const HEADER_LIST: u32 = 64 * 1024;
-/// A connection that does not finish HTTP/2's opening in this time is closed (the Go library's figure).
-const HANDSHAKE: Duration = Duration::from_secs(120);
+/// Largest header list accepted; a larger one ends its stream.
+const HEADER_LIST: u32 = 384 * 1024;
+/// Streams that stand side by side: each target of a proxyless client has one.
+const SIDE_BY_SIDE: usize = 64;
 /// How long streams may take to tell Envoy that the agent stops.
 const GOODBYE: Duration = Duration::from_secs(1);
 
@@ -57,7 +59,8 @@ pub(super) struct Shared {
     hold: Mutex<Hold>,
     // The newest report: `Some(None)` is healthy.
     health: Mutex<Option<Option<String>>>,
-    registered: Mutex<Option<Registered>>,
+    // In the order in which they were opened.
+    registered: Mutex<Vec<Registered>>,
     next_id: AtomicU64,
 }
 
@@ -66,30 +69,56 @@ struct Registered {
     protocol: Protocol,
     queue: Arc<Queue>,
     stop: Stop,
+    // Of a client that is no Envoy, whose streams may stand side by side.
+    proxyless: bool,
 }
 
 impl Shared {
-    /// Makes a stream the only one; the one before it, if any, is told to end.
-    pub(super) fn register(&self, protocol: Protocol, queue: &Arc<Queue>, stop: &Stop) -> (u64, Stop) {
+    /// Notes a stream; gives its ID, its stop, and whether there is an older one.
+    pub(super) fn register(&self, protocol: Protocol, queue: &Arc<Queue>, stop: &Stop) -> (u64, Stop, bool) {
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         let mine = stop.child_token();
-        let new = Registered { id, protocol, queue: queue.clone(), stop: mine.clone() };
-        let mut slot = self.registered.lock().expect("no panic holds this lock");
-        if let Some(older) = slot.replace(new) {
+        let stop = mine.clone();
+        let new = Registered { id, protocol, queue: queue.clone(), stop, proxyless: false };
+        let mut all = self.registered.lock().expect("no panic holds this lock");
+        let overlaps = !all.is_empty();
+        all.push(new);
+        self.state.stream_opened(id, protocol);
+        (id, mine, overlaps)
+    }
+
+    /// A stream turns out to be of a client that is no Envoy, or not. Envoy has one: the older ones are told
+    /// to end.
+    pub(super) fn settle(&self, id: u64, proxyless: bool) {
+        let mut all = self.registered.lock().expect("no panic holds this lock");
+        if proxyless {
+            all.iter_mut().filter(|r| r.id == id).for_each(|r| r.proxyless = true);
+            if all.len() > SIDE_BY_SIDE {
+                tracing::warn!(target: "xdsproxy", "more than {SIDE_BY_SIDE} streams of proxyless clients: closing the oldest");
+                all[0].stop.cancel();
+            }
+            return;
+        }
+        for older in all.iter().filter(|r| r.id < id && !r.proxyless && !r.stop.is_cancelled()) {
             tracing::warn!(target: "xdsproxy", "registered overlapping stream; closing previous");
             older.stop.cancel();
         }
-        self.state.stream_opened(id, protocol);
-        (id, mine)
     }
 
-    /// Frees the slot if this stream still has it.
+    /// Forgets a stream.
     pub(super) fn unregister(&self, id: u64) {
-        let mut slot = self.registered.lock().expect("no panic holds this lock");
-        if slot.as_ref().is_some_and(|r| r.id == id) {
-            *slot = None;
-        }
+        let mut all = self.registered.lock().expect("no panic holds this lock");
+        all.retain(|r| r.id != id);
         self.state.stream_closed(id);
+        if let Some(left) = all.last().filter(|left| left.id < id) {
+            self.state.stream_opened(left.id, left.protocol);
+        }
+    }
+
+    /// Whether another stream is open beside this one, which has a way of its own.
+    pub(super) fn has_others(&self, id: u64) -> bool {
+        let all = self.registered.lock().expect("no panic holds this lock");
+        all.iter().any(|r| r.id != id && !r.stop.is_cancelled())
     }
 
     /// Whether a stream that is opened now is held instead of failed.
@@ -134,8 +163,9 @@ impl Shared {
     }
 
     fn set_health(&self, unhealthy: Option<String>) {
-        let slot = self.registered.lock().expect("no panic holds this lock");
-        if let Some(stream) = &*slot {
+        let all = self.registered.lock().expect("no panic holds this lock");
+        // The workload's own, if it has one.
+        if let Some(stream) = all.iter().rev().find(|r| !r.proxyless).or(all.last()) {
             stream.queue.put(report(stream.protocol, unhealthy.as_deref()));
         }
         *self.health.lock().expect("no panic holds this lock") = Some(unhealthy);
@@ -213,12 +243,16 @@ impl Server {
     /// When the socket itself fails; the agent ends in order then.
     pub async fn serve(self, listener: UnixListener, stop: Stop) -> TaskResult {
         let mut connections = Set::new("xds connection");
+        let clients = Clients::default();
         let mut acceptor = Acceptor::new("xds");
         loop {
             tokio::select! {
                 came = acceptor.next(&listener) => match came {
                     Ok(Came::In(socket, _)) => {
-                        connections.spawn(connection(self.0.clone(), socket, stop.clone()));
+                        if let Some(client) = clients.welcome(&socket) {
+                            let work = connection(self.0.clone(), socket, client.clone(), stop.clone());
+                            client.progress.served_by(connections.spawn(work));
+                        }
                     }
                     Ok(Came::Last(socket)) => drop(socket),
                     Err(error) => return Err(format!("the XDS socket failed: {error}").into()),
@@ -233,7 +267,7 @@ impl Server {
 }
 
 // One connection: its HTTP/2 is driven here, its streams are tasks that end with it.
-async fn connection(shared: Arc<Shared>, socket: UnixStream, stop: Stop) {
+async fn connection(shared: Arc<Shared>, socket: UnixStream, client: Arc<Client>, stop: Stop) {
     let (io, reads) = Tracked::new(authority::Shim::new(socket));
     let handshake = h2::server::Builder::new()
         .initial_window_size(WINDOW)
@@ -263,7 +297,11 @@ async fn connection(shared: Arc<Shared>, socket: UnixStream, stop: Stop) {
             biased;
             accepted = http2.accept() => match accepted {
                 Some(Ok((request, respond))) => {
-                    streams.spawn(dispatch(shared.clone(), request, respond, stop.clone()));
+                    let (using, work) = (client.stream(), dispatch(shared.clone(), request, respond, stop.clone()));
+                    streams.spawn(async move {
+                        let _using = using;
+                        work.await;
+                    });
                 }
                 Some(Err(error)) => {
                     tracing::debug!(target: "xdsproxy", "a connection of the XDS socket ended: {error}");
@@ -312,18 +350,13 @@ async fn dispatch(
         *response.status_mut() = status;
         response
     };
-    if request.method() != Method::POST {
-        let _ = respond.send_response(plain(StatusCode::METHOD_NOT_ALLOWED), true);
-        return;
-    }
-    let content_type = request.headers().get(http::header::CONTENT_TYPE);
-    if !content_type.is_some_and(|t| t.as_bytes().starts_with(b"application/grpc")) {
-        let _ = respond.send_response(plain(StatusCode::UNSUPPORTED_MEDIA_TYPE), true);
-        return;
-    }
-    let until = match deadline::of(request.headers()) {
+    let until = match grpc::admitted(request.method(), request.headers()) {
         Ok(until) => until,
-        Err(status) => return Reply::new(respond).finish(&status),
+        Err(Refused::Http(status)) => {
+            let _ = respond.send_response(plain(status), true);
+            return;
+        }
+        Err(Refused::Grpc(status)) => return Reply::new(respond).finish(&status),
     };
     let path = request.uri().path();
     if let Some(protocol) = Protocol::of(path) {
@@ -331,18 +364,7 @@ async fn dispatch(
     } else if reflection::is(path) {
         reflection::serve(request.into_body(), respond, until, stop).await;
     } else {
-        Reply::new(respond).finish(&unknown(path));
+        let serves = |service: &str| service == protocol::SERVICE || reflection::serves(service);
+        Reply::new(respond).finish(&grpc::unknown(path, serves));
     }
-}
-
-// In the words of Go's server.
-fn unknown(path: &str) -> Status {
-    let name = path.strip_prefix('/').unwrap_or(path);
-    Status::unimplemented(match name.rsplit_once('/') {
-        None => format!("malformed method name: {name:?}"),
-        Some((service, method)) if service == super::protocol::SERVICE || reflection::serves(service) => {
-            format!("unknown method {method} for service {service}")
-        }
-        Some((service, _)) => format!("unknown service {service}"),
-    })
 }

@@ -3,6 +3,7 @@
 use std::future::poll_fn;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use bytes::Bytes;
 use h2::RecvStream;
@@ -10,7 +11,6 @@ use h2::server::SendResponse;
 use tokio::time::Instant;
 use tonic::Status;
 
-use super::deadline;
 use super::ended::{Ended, Leg};
 use super::hold::{self, holdable};
 use super::inbox::Inbox;
@@ -22,10 +22,17 @@ use super::server::Shared;
 use super::status::Class;
 use super::trouble;
 use super::upstream::{self, Link, Unopened};
-use crate::base::tasks::Stop;
+use crate::base::tasks::{Panicked, Stop, caught};
 use crate::istiod;
 use crate::istiod::auth::root_cause;
+use crate::net::grpc;
 use crate::trouble::Report;
+
+/// How long a stream's first request is waited for where another stream is open, or it is held.
+const FIRST_REQUEST: Duration = Duration::from_secs(1);
+/// Clients of the gRPC library give a resource 15 s, and do not tell why it did not come: the cause must be
+/// there before.
+const PROXYLESS_HOLD: Duration = Duration::from_secs(10);
 
 /// Serves one stream to its end, `until` the client's own bound at most. `stop` is the server's.
 pub(super) async fn serve(
@@ -37,8 +44,17 @@ pub(super) async fn serve(
     stop: Stop,
 ) {
     let queue = Arc::new(Queue::default());
-    let (id, replaced) = shared.register(protocol, &queue, &stop);
+    let (id, replaced, overlaps) = shared.register(protocol, &queue, &stop);
+    let _registered = Registered { shared: &shared, id };
     let held = shared.holds().then(|| Held::new(&shared, id));
+    let mut inbox = Inbox::new(body, protocol, shared.config.max_request, held.is_some());
+    // Where it matters who is asking, the first request is waited for, which comes at once.
+    let proxyless = (overlaps || held.is_some()) && inbox.is_proxyless(FIRST_REQUEST).await;
+    if overlaps {
+        shared.settle(id, proxyless);
+    }
+    let hold = if proxyless { shared.config.hold.min(PROXYLESS_HOLD) } else { shared.config.hold };
+    let mut reply = Reply::new(respond);
     let session = Session {
         stream: Stream {
             id,
@@ -50,26 +66,65 @@ pub(super) async fn serve(
             held: held.as_ref(),
             until,
         },
-        inbox: Inbox::new(body, protocol, shared.config.max_request, held.is_some()),
-        reply: Reply::new(respond),
-        ends_at: held.as_ref().map(|_| Instant::now() + shared.config.hold),
+        inbox,
+        reply: &mut reply,
+        ends_at: held.as_ref().map(|_| Instant::now() + hold),
         replaced,
     };
-    session.run(&stop).await;
-    shared.unregister(id);
+    let status = match caught("xds stream", session.run(&stop)).await {
+        Ok(status) => status,
+        Err(Panicked) => Status::internal("a defect in the agent ended this stream"),
+    };
+    reply.finish(&status);
+}
+
+/// A stream's place on the books, until it is dropped.
+struct Registered<'a> {
+    shared: &'a Shared,
+    id: u64,
+}
+
+impl Drop for Registered<'_> {
+    fn drop(&mut self) {
+        self.shared.unregister(self.id);
+    }
+}
+
+/// An open way to istiod: cut off without an end of its own, it is closed on the books all the same.
+struct Open<'a> {
+    shared: &'a Shared,
+    id: u64,
+    ended: bool,
+}
+
+impl Drop for Open<'_> {
+    fn drop(&mut self) {
+        if !self.ended {
+            let ended = Ended { by: Leg::Agent, status: Status::ok(""), class: Class::Expected };
+            count(self.shared, &ended);
+            down(self.shared, self.id, None);
+        }
+    }
+}
+
+// The way of one stream is closed; that of another may stand.
+fn down(shared: &Shared, id: u64, why: Option<String>) {
+    if !shared.has_others(id) {
+        shared.state.upstream_down(why);
+    }
 }
 
 struct Session<'a> {
     stream: Stream<'a>,
     inbox: Inbox,
-    reply: Reply,
+    reply: &'a mut Reply,
     // Set when the stream may be held, and then the end of that.
     ends_at: Option<Instant>,
     replaced: Stop,
 }
 
 impl Session<'_> {
-    async fn run(mut self, stop: &Stop) {
+    async fn run(mut self, stop: &Stop) -> Status {
         let (ended, result) = self.attempts().await;
         if let Some(held) = self.stream.held {
             held.end(result);
@@ -79,7 +134,7 @@ impl Session<'_> {
             status = Status::unavailable("the agent is stopping");
         }
         log(self.stream.id, &ended);
-        self.reply.finish(&status);
+        status
     }
 
     // Attempts until one is over for good; with the way the hold ended, if there was one.
@@ -129,14 +184,14 @@ impl Session<'_> {
             let committed = self.stream.committed.load(Ordering::Relaxed);
             count(shared, &ended);
             if committed {
-                shared.state.upstream_down(reason(&ended));
+                down(shared, self.stream.id, reason(&ended));
                 if ended.by == Leg::Istiod {
                     shared.troubles.lost(shared.upstream.address(), &ended.status);
                 }
                 return (ended, "healed");
             }
             if ended.by != Leg::Istiod {
-                shared.state.upstream_down(None);
+                down(shared, self.stream.id, None);
                 return (ended, "given up");
             }
             if !holdable(&ended.status) {
@@ -157,7 +212,10 @@ impl Session<'_> {
         shared.state.upstream_open(link.peer.to_string(), link.token_expires);
         tracing::debug!(target: "xdsproxy", stream = self.stream.id, "connected to {} at {}",
             shared.upstream.address(), link.peer);
-        exchange(&self.stream, &mut self.inbox, &mut self.reply, link, &self.replaced).await
+        let mut open = Open { shared, id: self.stream.id, ended: false };
+        let ended = exchange(&self.stream, &mut self.inbox, self.reply, link, &self.replaced).await;
+        open.ended = true;
+        ended
     }
 
     // Counts a failed attempt, and tells whether Envoy is spared it.
@@ -176,7 +234,7 @@ impl Session<'_> {
     // While the agent works for the stream, Envoy may leave, its time may be over, and a newer stream may take
     // its place.
     async fn or_gone<T>(&mut self, work: impl Future<Output = T>) -> Result<T, Ended> {
-        let reply = &mut self.reply;
+        let reply = &mut *self.reply;
         let until = self.stream.until;
         tokio::select! {
             biased;
@@ -184,7 +242,7 @@ impl Session<'_> {
             () = self.replaced.cancelled() => {
                 Err(Ended { by: Leg::Agent, status: Status::ok(""), class: Class::Expected })
             }
-            () = deadline::over(until) => Err(Ended::envoy(deadline::exceeded())),
+            () = grpc::over(until) => Err(Ended::envoy(grpc::exceeded())),
             done = work => Ok(done),
         }
     }

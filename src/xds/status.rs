@@ -5,6 +5,8 @@ use std::io;
 use http::HeaderMap;
 use tonic::{Code, Status};
 
+use crate::net;
+
 /// Whether an end is worth a warning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Class {
@@ -46,24 +48,13 @@ pub fn class(status: &Status) -> Class {
 /// The status in trailers (or in the headers of an answer without a body).
 #[must_use]
 pub fn of_trailers(headers: &HeaderMap) -> Option<Status> {
-    let found = Status::from_header_map(headers)?;
-    let details = bytes::Bytes::copy_from_slice(found.details());
-    // Without the rest of the metadata, which was meant for us.
-    Some(Status::with_details(found.code(), found.message(), details))
+    net::grpc::status_in(headers)
 }
 
 /// The status of an answer that is not gRPC (the mapping is gRPC's own).
 #[must_use]
 pub fn of_http(status: http::StatusCode, content_type: Option<&str>) -> Status {
-    let code = match status.as_u16() {
-        200 => Code::Unknown,
-        400 => Code::Internal,
-        401 => Code::Unauthenticated,
-        403 => Code::PermissionDenied,
-        404 => Code::Unimplemented,
-        429 | 502 | 503 | 504 => Code::Unavailable,
-        _ => Code::Unknown,
-    };
+    let code = net::grpc::code_of_http(status);
     let kind = content_type.unwrap_or("missing");
     Status::new(
         code,
@@ -81,7 +72,7 @@ pub fn of_upstream(error: &h2::Error) -> (Status, Class) {
     let name = name(reason);
     if error.is_reset() && error.is_remote() {
         let text = format!("stream terminated by RST_STREAM with error code: {name}");
-        let status = Status::new(code(reason), text);
+        let status = Status::new(net::grpc::code_of_reset(reason), text);
         let class = class(&status);
         return (status, class);
     }
@@ -111,17 +102,6 @@ pub fn of_downstream(error: &h2::Error) -> Status {
         return Status::internal(format!("Envoy's connection broke the HTTP/2 protocol: {error}"));
     }
     Status::cancelled("context canceled")
-}
-
-// gRPC's mapping of RST_STREAM codes.
-fn code(reason: h2::Reason) -> Code {
-    match reason {
-        h2::Reason::REFUSED_STREAM => Code::Unavailable,
-        h2::Reason::CANCEL => Code::Cancelled,
-        h2::Reason::ENHANCE_YOUR_CALM | h2::Reason::FLOW_CONTROL_ERROR => Code::ResourceExhausted,
-        h2::Reason::INADEQUATE_SECURITY => Code::PermissionDenied,
-        _ => Code::Internal,
-    }
 }
 
 fn name(reason: h2::Reason) -> String {

@@ -12,11 +12,11 @@ use h2::{PingPong, SendStream};
 use http::{HeaderValue, Method, Request};
 use tonic::Status;
 
-use super::io::{Reads, Tracked};
 use super::protocol::Protocol;
 use crate::base::lane;
 use crate::istiod::auth::{CallHeaders, TokenSource, claims};
 use crate::istiod::{Connection, Connector, Error, Stream};
+use crate::net::io::{Reads, Tracked};
 use crate::trouble::Report;
 
 /// Whoever can open a connection to istiod.

@@ -11,6 +11,7 @@ mod cli;
 mod commands;
 mod completion;
 mod dns;
+mod doors;
 mod end_to_end;
 mod examples;
 mod faults;

@@ -98,6 +98,11 @@ fn frames(raw: &[u8], fields: &[(Vec<u8>, Vec<u8>)]) -> BytesMut {
             fragment.extend_from_slice(text);
         }
     }
+    framed(raw, &fragment)
+}
+
+/// A fragment in as few frames as possible, with the stream, flags and priority of the ones it came in.
+pub(super) fn framed(raw: &[u8], fragment: &[u8]) -> BytesMut {
     let flags = raw[4];
     let stream = &raw[5..9];
     let priority = usize::from(flags & PADDED != 0);

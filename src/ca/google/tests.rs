@@ -45,7 +45,7 @@ async fn serve(listener: &TcpListener, message: impl Message) -> (String, Header
             },
         }
     }
-    let message = super::super::unary::unframe(bytes.unwrap()).unwrap();
+    let message = crate::net::grpc::unframed(bytes.unwrap()).unwrap();
     (head.uri.path().to_owned(), head.headers, message)
 }
 

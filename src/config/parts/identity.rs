@@ -153,5 +153,7 @@ pub fn sds(config: &Config, mode: probe::Mode) -> sds::Config {
         PrivateKeyProvider { provider, poll_delay, fallback: fallback.is_some_and(|f| f.value) }
     });
     let crl = config.settings.flag(var::PILOT_ENABLE_CA_CRL).then(|| PathBuf::from(CRL));
-    sds::Config { sockets, private_key_provider, crl }
+    let s = &config.settings;
+    let keepalive = (s.duration(var::GRPC_KEEPALIVE_INTERVAL), s.duration(var::GRPC_KEEPALIVE_TIMEOUT));
+    sds::Config { sockets, private_key_provider, crl, keepalive: Some(keepalive) }
 }

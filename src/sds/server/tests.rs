@@ -2,13 +2,16 @@ use std::collections::HashMap;
 use std::sync::Mutex;
 
 use envoy_types::pb::envoy::config::core::v3::Node;
+use envoy_types::pb::envoy::service::discovery::v3::{
+    DeltaDiscoveryRequest, DiscoveryRequest, DiscoveryResponse,
+};
 use envoy_types::pb::envoy::service::secret::v3::secret_discovery_service_client::SecretDiscoveryServiceClient;
 use envoy_types::pb::google::rpc::Status as RpcStatus;
 use futures_util::future::BoxFuture;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::{Channel, Endpoint};
-use tonic::{Code, Streaming};
+use tonic::{Code, Status, Streaming};
 
 use super::*;
 use crate::base::tasks::Group;

@@ -8,7 +8,7 @@ use tokio::net::{TcpSocket, TcpStream};
 use tokio::task::JoinSet;
 
 use super::{App, ok, serving};
-use crate::support::{MockIstiod, TestAgent, http};
+use crate::support::{MockIstiod, TestAgent, eventually, http};
 
 /// More than there are places, four times over.
 const HOSTILE: usize = 2000;
@@ -135,6 +135,30 @@ async fn slow_bodies() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn slow_readers_of_scrapes() {
     withstands(Kind::SlowReader, false).await;
+}
+
+#[tokio::test]
+async fn without_descriptors_clients_are_refused_and_the_log_stays_short() {
+    let mock = MockIstiod::start().await;
+    let words: Vec<String> = ["prlimit", "--nofile=64"].map(str::to_owned).into();
+    let agent = serving(&mock, TestAgent::with().before(&words).env("DISABLE_ENVOY", "true")).await;
+    let port = agent.ports().status;
+    let mut open = Vec::new();
+    // Of both sockets and the port: more than there are descriptors.
+    for _ in 0..100 {
+        for socket in ["var/run/secrets/workload-spiffe-uds/socket", "etc/istio/proxy/XDS"] {
+            open.extend(std::os::unix::net::UnixStream::connect(agent.path(socket)).ok());
+        }
+    }
+    let silent: Vec<_> =
+        futures_util::future::join_all((0..100).map(|_| TcpStream::connect(("127.0.0.1", port)))).await;
+    for _ in 0..20 {
+        eventually("an answer", async || agent.get("/nothing").await.ok()).await;
+    }
+    drop((open, silent));
+    let lines = agent.log().text().lines().filter(|l| l.contains("accept")).count();
+    assert!(lines < 20, "{lines} lines about accepting");
+    agent.stop().await;
 }
 
 #[tokio::test]

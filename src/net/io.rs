@@ -1,4 +1,4 @@
-//! What the relay needs to know of a connection below HTTP/2: when something was last read.
+//! What a keepalive needs to know of a connection below HTTP/2: when something was last read.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -12,7 +12,7 @@ use tokio::time::Instant;
 
 /// When, and how often, something was read from a connection.
 #[derive(Debug, Clone)]
-pub struct Reads(Arc<ReadsInner>);
+pub(crate) struct Reads(Arc<ReadsInner>);
 
 #[derive(Debug)]
 struct ReadsInner {
@@ -37,14 +37,12 @@ impl Reads {
     }
 
     /// Reads so far.
-    #[must_use]
-    pub fn count(&self) -> u64 {
+    pub(crate) fn count(&self) -> u64 {
         self.0.count.load(Ordering::Relaxed)
     }
 
     /// Time since the last read, or since the beginning.
-    #[must_use]
-    pub fn idle(&self) -> Duration {
+    pub(crate) fn idle(&self) -> Duration {
         let last = Duration::from_millis(self.0.last.load(Ordering::Relaxed));
         self.0.start.elapsed().saturating_sub(last)
     }
@@ -52,14 +50,14 @@ impl Reads {
 
 /// A connection that is watched.
 #[derive(Debug)]
-pub struct Tracked<T> {
+pub(crate) struct Tracked<T> {
     inner: T,
     reads: Reads,
 }
 
 impl<T> Tracked<T> {
     /// Watches `inner`.
-    pub fn new(inner: T) -> (Self, Reads) {
+    pub(crate) fn new(inner: T) -> (Self, Reads) {
         let reads = Reads::new();
         (Self { inner, reads: reads.clone() }, reads)
     }

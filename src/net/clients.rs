@@ -1,0 +1,76 @@
+//! The clients of a unix socket: who they are, how many there may be, and when one has been silent too long.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::time::Duration;
+
+use tokio::net::UnixStream;
+
+use super::accept::bound;
+use super::places::{Bounds, Place, Places};
+use super::progress::{Heads, Phase, Progress};
+
+/// Connections of one socket. Envoy has one or two, a client of the gRPC library one a channel.
+const CONNECTIONS: usize = 512;
+/// A connection that does not finish HTTP/2's opening in this time is closed (the Go library's figure).
+pub(crate) const HANDSHAKE: Duration = Duration::from_secs(120);
+
+/// A process: its ID, where it is of our namespace, and its user.
+type Origin = (Option<i32>, Option<u32>);
+
+/// All clients of a socket. Clones share them.
+#[derive(Debug, Clone)]
+pub(crate) struct Clients {
+    places: Places<Origin>,
+    heads: Arc<Heads>,
+}
+
+/// One client's connection. It counts as idle while it has no stream.
+#[derive(Debug)]
+pub(crate) struct Client {
+    pub(crate) progress: Arc<Progress>,
+    place: Place<Origin>,
+    streams: AtomicUsize,
+}
+
+/// A stream of a connection, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Using(Arc<Client>);
+
+impl Default for Clients {
+    fn default() -> Self {
+        let all = bound(CONNECTIONS);
+        let bounds = Bounds { all, share: (all * 3 / 4).max(1), asking: all, spare_busy: true };
+        Self { places: Places::new(bounds), heads: Arc::new(Heads::new(0)) }
+    }
+}
+
+impl Clients {
+    /// A place for a new connection; `None` when all are in use.
+    pub(crate) fn welcome(&self, socket: &UnixStream) -> Option<Arc<Client>> {
+        let peer = socket.peer_cred().ok();
+        let origin = (peer.and_then(|p| p.pid()), peer.map(|p| p.uid()));
+        let progress = Arc::new(Progress::new(self.heads.clone()));
+        let place = self.places.take(origin, &progress)?;
+        Some(Arc::new(Client { progress, place, streams: AtomicUsize::new(0) }))
+    }
+}
+
+impl Client {
+    /// A stream begins.
+    pub(crate) fn stream(self: &Arc<Self>) -> Using {
+        if self.streams.fetch_add(1, Relaxed) == 0 {
+            self.place.asks();
+            self.progress.enter(Phase::Busy);
+        }
+        Using(self.clone())
+    }
+}
+
+impl Drop for Using {
+    fn drop(&mut self) {
+        if self.0.streams.fetch_sub(1, Relaxed) == 1 {
+            self.0.progress.enter(Phase::Idle);
+        }
+    }
+}

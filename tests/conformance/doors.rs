@@ -1,0 +1,223 @@
+//! What stands before both sockets: who is let in, which calls are calls, and how long names are told.
+
+use envoy_types::pb::envoy::config::core::v3::Node;
+use envoy_types::pb::envoy::service::discovery::v3::DiscoveryRequest;
+use envoy_types::pb::google::protobuf::{Struct, Value, value::Kind};
+use http::{HeaderMap, Request, StatusCode};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
+use tokio::task::JoinSet;
+
+use super::ads::{CDS, World, answer, ask, request};
+use crate::support::agent::{SDS, XDS};
+use crate::support::client::{node, secret_request};
+use crate::support::{Code, MockIstiod, TestAgent, eventually};
+
+const CALLS: [(&str, &str); 2] = [
+    (SDS, "/envoy.service.secret.v3.SecretDiscoveryService/StreamSecrets"),
+    (XDS, "/envoy.service.discovery.v3.AggregatedDiscoveryService/StreamAggregatedResources"),
+];
+
+/// One call without a message, on a connection of its own.
+async fn call(
+    agent: &TestAgent,
+    socket: &str,
+    request: Request<()>,
+) -> Result<(StatusCode, HeaderMap), h2::Error> {
+    let io = UnixStream::connect(agent.path(socket)).await.unwrap();
+    let (send, connection) = h2::client::handshake(io).await?;
+    let mut driver = JoinSet::new();
+    driver.spawn(async move {
+        let _ = connection.await;
+    });
+    let mut send = send.ready().await?;
+    // Open, as a stream is.
+    let (response, _body) = send.send_request(request, false)?;
+    let (head, mut body) = response.await?.into_parts();
+    if head.headers.contains_key("grpc-status") || head.status != StatusCode::OK {
+        return Ok((head.status, head.headers));
+    }
+    while body.data().await.transpose()?.is_some() {}
+    Ok((head.status, body.trailers().await?.unwrap_or_default()))
+}
+
+fn post(path: &str) -> http::request::Builder {
+    Request::post(format!("http://localhost{path}"))
+        .header("content-type", "application/grpc")
+        .header("te", "trailers")
+}
+
+#[tokio::test]
+async fn both_sockets_take_the_same_calls() {
+    let mock = MockIstiod::start().await;
+    let mut agent = TestAgent::with().istiod(&mock).start();
+    agent.sds().await;
+    agent.xds().await;
+    for (socket, path) in CALLS {
+        let get = Request::get(format!("http://localhost{path}")).header("content-type", "application/grpc");
+        assert_eq!(call(&agent, socket, get.body(()).unwrap()).await.unwrap().0, 405, "{socket}");
+        let text = Request::post(format!("http://localhost{path}")).header("content-type", "text/plain");
+        assert_eq!(call(&agent, socket, text.body(()).unwrap()).await.unwrap().0, 415, "{socket}");
+        for (request, code, text) in [
+            (post(path).header("grpc-timeout", "100m"), "4", "context deadline exceeded"),
+            (post(path).header("grpc-timeout", "soon"), "13", "malformed grpc-timeout"),
+            (post(path).header("x-thing-bin", "%%%"), "13", "malformed binary metadata"),
+            (post("/some.Service/Method"), "12", "unknown service some.Service"),
+            (post(&format!("/{}/Method", "x".repeat(60_000))), "12", "unknown service xxx"),
+        ] {
+            let (status, trailers) = call(&agent, socket, request.body(()).unwrap()).await.unwrap();
+            let message = trailers["grpc-message"].to_str().unwrap();
+            assert_eq!(
+                (status.as_u16(), trailers["grpc-status"].to_str().unwrap()),
+                (200, code),
+                "{message}"
+            );
+            assert!(
+                message.replace("%20", " ").contains(text) && message.len() < 2000,
+                "{socket}: {message}"
+            );
+        }
+    }
+    agent.stop().await;
+}
+
+#[tokio::test]
+async fn header_lists_may_be_long_and_come_in_small_pieces() {
+    let mock = MockIstiod::start().await;
+    let mut agent = TestAgent::with().istiod(&mock).start();
+    agent.sds().await;
+    agent.xds().await;
+    for (socket, path) in CALLS {
+        let mut request = post(path).header("grpc-timeout", "50m");
+        for n in 0..5 {
+            request = request.header(format!("x-long-{n}"), "v".repeat(60_000));
+        }
+        let (_, trailers) = call(&agent, socket, request.body(()).unwrap()).await.unwrap();
+        assert_eq!(trailers["grpc-status"], "4", "{socket}");
+
+        // A byte a frame.
+        let mut block = Vec::new();
+        let fields = [(":method", "POST"), (":scheme", "http"), (":path", path), (":authority", "localhost")];
+        for (name, value) in
+            fields.into_iter().chain([("content-type", "application/grpc"), ("grpc-timeout", "50m")])
+        {
+            block.push(0);
+            for text in [name, value] {
+                block.push(u8::try_from(text.len()).unwrap());
+                block.extend_from_slice(text.as_bytes());
+            }
+        }
+        let frame = |kind: u8, flags: u8, stream: u8, payload: &[u8]| {
+            let length = u8::try_from(payload.len()).unwrap();
+            [&[0, 0, length, kind, flags, 0, 0, 0, stream], payload].concat()
+        };
+        let mut bytes = [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", &frame(4, 0, 0, &[])[..]].concat();
+        for (at, byte) in block.iter().enumerate() {
+            let (kind, last) = (if at == 0 { 1 } else { 9 }, at + 1 == block.len());
+            bytes.extend(frame(kind, if last { 4 } else { 0 }, 1, &[*byte]));
+        }
+        let mut io = UnixStream::connect(agent.path(socket)).await.unwrap();
+        io.write_all(&bytes).await.unwrap();
+        loop {
+            let mut head = [0; 9];
+            io.read_exact(&mut head).await.unwrap_or_else(|e| panic!("{socket}: {e}"));
+            assert_ne!(head[3], 7, "{socket}: the connection is given up");
+            let mut payload = vec![0; u32::from_be_bytes([0, head[0], head[1], head[2]]) as usize];
+            io.read_exact(&mut payload).await.unwrap();
+            if head[3] == 1 {
+                break;
+            }
+        }
+    }
+    agent.stop().await;
+}
+
+#[tokio::test]
+async fn a_very_long_name_is_not_told_at_length() {
+    let mock = MockIstiod::start().await;
+    let mut agent = TestAgent::with().istiod(&mock).start();
+    let client = agent.sds().await;
+    let mut stream = client.stream_secrets();
+    stream.send(&secret_request(&"n".repeat(900_000)));
+    let status = stream.end().await;
+    assert_eq!(status.code(), tonic::Code::Unknown);
+    assert!(status.message().len() < 4000, "{} bytes", status.message().len());
+    agent.wait_log("unknown resource").await;
+    assert!(agent.log().text().lines().all(|line| line.len() < 8000));
+    agent.stop().await;
+}
+
+#[tokio::test]
+async fn silent_connections_do_not_keep_envoy_out() {
+    let mock = MockIstiod::start().await;
+    let mut agent = TestAgent::with().istiod(&mock).start();
+    agent.sds().await;
+    agent.xds().await;
+    let mut silent = Vec::new();
+    for (socket, _) in CALLS {
+        for _ in 0..2000 {
+            silent.push(UnixStream::connect(agent.path(socket)).await.unwrap());
+        }
+    }
+    let client = agent.sds().await;
+    let mut stream = client.stream_secrets();
+    stream.send(&secret_request("default"));
+    stream.next().await.unwrap();
+    let open = std::fs::read_dir(format!("/proc/{}/fd", agent.pid().as_raw_pid())).unwrap().count();
+    assert!(open < 1200, "{open} descriptors");
+    drop(silent);
+    agent.stop().await;
+}
+
+#[tokio::test]
+async fn details_that_are_no_base64_do_not_break_the_stream() {
+    let mut world = World::new().await;
+    let (mut envoy, istiod) = world.sotw().await;
+    istiod.responses.sotw(&answer(CDS, "1", 10)).await.unwrap();
+    let status = mock_istiod::Status::new(Code::ResourceExhausted, "").details_bin("!!! no base64");
+    istiod.responses.end(status).await.unwrap();
+    assert_eq!(envoy.next().await.unwrap().nonce, "1");
+    let status = envoy.end().await;
+    assert_eq!(status.code(), tonic::Code::Internal, "{status:?}");
+    assert!(status.message().contains("malformed grpc-status-details-bin"), "{status:?}");
+    eventually("the stream is off the books", || async {
+        let page = world.agent.get("/debug/agentz").await.ok()?.text();
+        let document: serde_json::Value = serde_json::from_str(&page).ok()?;
+        document.pointer("/xds/stream").is_none_or(serde_json::Value::is_null).then_some(())
+    })
+    .await;
+}
+
+fn proxyless() -> DiscoveryRequest {
+    let grpc = Value { kind: Some(Kind::StringValue("grpc".to_owned())) };
+    let metadata = Struct { fields: [("GENERATOR".to_owned(), grpc)].into() };
+    DiscoveryRequest { node: Some(Node { metadata: Some(metadata), ..node("sidecar~1") }), ..ask(CDS) }
+}
+
+#[tokio::test]
+async fn streams_of_proxyless_clients_stand_side_by_side() {
+    let mut world = World::new().await;
+    let mut streams = Vec::new();
+    for _ in 0..3 {
+        let (envoy, mut istiod) = {
+            let envoy = world.envoy().await.ads();
+            envoy.send(&proxyless());
+            (envoy, world.istiod().await)
+        };
+        request(&mut istiod).await;
+        streams.push((envoy, istiod));
+    }
+    for (envoy, istiod) in &mut streams {
+        istiod.responses.sotw(&answer(CDS, "1", 10)).await.unwrap();
+        assert_eq!(envoy.next().await.unwrap().nonce, "1");
+    }
+    // Envoy's rule stays for Envoy.
+    let (mut first, _istiod) = world.sotw().await;
+    let second = world.envoy().await.ads();
+    second.send(&ask(CDS));
+    first.end().await;
+    for (envoy, istiod) in &mut streams {
+        istiod.responses.sotw(&answer(CDS, "2", 10)).await.unwrap();
+        assert_eq!(envoy.next().await.unwrap().nonce, "2");
+    }
+}
