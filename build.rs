@@ -29,7 +29,7 @@ fn build_info() -> Result<(), Box<dyn Error>> {
     let lock =
         std::fs::read_to_string(PathBuf::from(std::env::var("CARGO_MANIFEST_DIR")?).join("Cargo.lock"));
     let lock = lock.unwrap_or_default();
-    for name in ["aws-lc-rs", "aws-lc-sys"] {
+    for name in ["aws-lc-rs", "aws-lc-sys", "aws-lc-fips-sys"] {
         let entry = lock.split(&format!("name = \"{name}\"\nversion = \"")).nth(1);
         let version = entry.and_then(|rest| rest.split('"').next()).unwrap_or("of unknown version");
         println!("cargo:rustc-env=PILOT_AGENT_{}={version}", name.to_uppercase().replace('-', "_"));

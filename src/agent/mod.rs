@@ -46,8 +46,6 @@ use crate::status;
 use crate::trouble::{Kind, Report, Troubles, What};
 use crate::{sds, xds};
 
-/// The token that Kubernetes mounts, or a VM is given.
-pub const TOKEN: &str = "./var/run/secrets/tokens/istio-token";
 /// What istiod's tokens are made for; only named in log lines.
 pub const AUDIENCE: &str = "istio-ca";
 
@@ -322,7 +320,7 @@ struct Tokens {
 }
 
 fn token_source(config: &Config, clock: &Arc<dyn Clock>) -> Result<Tokens, Error> {
-    let path = config.path(TOKEN);
+    let path = config.token.clone();
     let plain = |source: Arc<dyn TokenSource>| Tokens { source, refresh: None };
     match config.settings.text(var::CREDENTIAL_FETCHER_TYPE) {
         "JWT" | "" => Ok(plain(Arc::new(TokenFile::new(path, AUDIENCE, clock.clone())))),

@@ -70,7 +70,7 @@ impl Wires {
             });
         }
         let mut watcher = Watcher::new(QUIET);
-        let token = config.path("./var/run/secrets/tokens/istio-token");
+        let token = config.token.clone();
         watcher.set(std::iter::once(token).chain(root).collect::<std::collections::BTreeSet<PathBuf>>());
         let waker = self.waker;
         let stop = stages.xds.token();

@@ -24,14 +24,19 @@ pub const STATUS: &str = match option_env!("PILOT_AGENT_BUILD_STATUS") {
 /// Where the Go agent names its Go: the language, and the oldest compiler that builds this.
 pub const COMPILER: &str = concat!("rust", env!("CARGO_PKG_RUST_VERSION"));
 
-/// The TLS and key library with the versions that Cargo.lock pins (`AWS-LC` is built from `aws-lc-sys`).
-pub const CRYPTO: &str = concat!(
-    "aws-lc-rs ",
-    env!("PILOT_AGENT_AWS_LC_RS"),
-    " (aws-lc-sys ",
-    env!("PILOT_AGENT_AWS_LC_SYS"),
-    ")"
-);
+/// The TLS and key library with the versions that Cargo.lock pins (`AWS-LC` is built from `aws-lc-sys`, its FIPS
+/// module from `aws-lc-fips-sys`).
+pub const CRYPTO: &str = if cfg!(feature = "fips") {
+    concat!(
+        "aws-lc-rs ",
+        env!("PILOT_AGENT_AWS_LC_RS"),
+        " (aws-lc-fips-sys ",
+        env!("PILOT_AGENT_AWS_LC_FIPS_SYS"),
+        ", FIPS module)"
+    )
+} else {
+    concat!("aws-lc-rs ", env!("PILOT_AGENT_AWS_LC_RS"), " (aws-lc-sys ", env!("PILOT_AGENT_AWS_LC_SYS"), ")")
+};
 
 /// The triple this was built for.
 pub const TARGET: &str = env!("PILOT_AGENT_TARGET");

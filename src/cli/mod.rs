@@ -368,4 +368,16 @@ mod tests {
         let options = logging_options(&args::parse(&[], args::LOGGING, false).unwrap());
         assert_eq!(options, logging::Options::default());
     }
+
+    #[test]
+    fn flags_for_what_is_not_here_are_checked_all_the_same() {
+        let of = |words: &[&str]| {
+            let words: Vec<String> = words.iter().map(|w| (*w).to_owned()).collect();
+            args::parse(&words, args::LOGGING, false)
+        };
+        assert!(of(&["--vklog=9", "--log_stacktrace_level=default:error"]).is_ok());
+        assert!(of(&["--vklog=many"]).is_err());
+        let bad = of(&["--log_stacktrace_level=default:loud"]).unwrap();
+        assert!(logging::init(&logging_options(&bad)).is_err());
+    }
 }

@@ -200,3 +200,38 @@ fn tls(given: &ClientTlsSettings, node: &Node) -> ClientTls {
         skip_verify: given.insecure_skip_verify.as_ref().is_some_and(|on| on.value),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::config::mesh::Effective;
+
+    fn made(proxy: &Value) -> Result<Value, bootstrap::Error> {
+        let mut mesh = Effective::new();
+        mesh.overlay(&proxy.to_string()).unwrap();
+        bootstrap::generate(&options(&mesh.proxy, Node::default()))
+    }
+
+    #[test]
+    fn the_deprecated_address_of_the_metrics_service_is_its_address() {
+        let old = made(&json!({"envoyMetricsServiceAddress": "ms.test:1"})).unwrap();
+        let new = made(&json!({"envoyMetricsService": {"address": "ms.test:1"}})).unwrap();
+        assert_eq!(old["static_resources"]["clusters"], new["static_resources"]["clusters"]);
+        assert!(old["static_resources"].to_string().contains("ms.test"));
+    }
+
+    #[test]
+    fn tls_that_could_verify_nobody_is_refused_by_its_field() {
+        for mode in ["SIMPLE", "MUTUAL"] {
+            let tls = json!({"mode": mode, "clientCertificate": "c", "privateKey": "k"});
+            let service = json!({"address": "als.test:1", "tlsSettings": tls});
+            let error = made(&json!({"envoyAccessLogService": service})).unwrap_err().to_string();
+            assert!(error.contains("envoyAccessLogService") && error.contains(mode), "{error}");
+        }
+        let open =
+            json!({"address": "als.test:1", "tlsSettings": {"mode": "SIMPLE", "insecureSkipVerify": true}});
+        assert!(made(&json!({"envoyAccessLogService": open})).is_ok());
+    }
+}

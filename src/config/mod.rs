@@ -21,6 +21,7 @@ pub mod pod;
 pub mod release;
 pub mod report;
 mod statsd;
+mod stock;
 pub mod unknown;
 pub mod validate;
 pub mod yaml;
@@ -33,7 +34,7 @@ use env::{Env, Settings};
 use mesh::Effective;
 use release::Release;
 
-use crate::tls::provider::Compliance;
+use crate::tls::provider::{Compliance, fips_module};
 
 /// What the agent runs with. `Debug` leaves secrets out.
 #[derive(Clone)]
@@ -54,6 +55,10 @@ pub struct Config {
     pub mesh: Effective,
     /// The node's addresses, `INSTANCE_IP` first.
     pub addresses: Vec<String>,
+    /// A changed bootstrap template at its old place, where none is named.
+    pub found_template: Option<PathBuf>,
+    /// The file with the token that proves to istiod who this is.
+    pub token: PathBuf,
     /// What relative paths hang off.
     pub root: PathBuf,
     /// What is odd but tolerated, for the log.
@@ -121,6 +126,20 @@ pub fn load(
             Compliance::NAMES
         ));
     }
+    if settings.flag(var::FIPS_MODULE_REQUIRED) {
+        let policy = Compliance::of(policy).unwrap_or_default();
+        match fips_module(policy) {
+            Err(why) => errors.push(format!(
+                "FIPS_MODULE_REQUIRED=true: {why}; run a build of make release-fips, or leave the variable out"
+            )),
+            Ok(()) if !policy.is_fips() => warnings.push(
+                "FIPS_MODULE_REQUIRED=true without a policy: the module is there, but TLS may use what it does not approve; \
+                 set COMPLIANCE_POLICY=fips-140-3"
+                    .to_owned(),
+            ),
+            Ok(()) => {}
+        }
+    }
     // istiod is told of the template in the proxy config, wherever it was named.
     if let Some(path) = flags.get("templateFile").filter(|path| !path.is_empty())
         && mesh.proxy.custom_config_file.is_empty()
@@ -131,9 +150,14 @@ pub fn load(
     if !errors.is_empty() {
         return Err(errors);
     }
+    let unnamed = settings.some_text(var::ISTIO_BOOTSTRAP).is_none()
+        && mesh.proxy.proxy_bootstrap_template_path.is_empty()
+        && mesh.proxy.custom_config_file.is_empty();
+    let found_template = unnamed.then(|| stock::own(root, env.map(), &mut warnings)).flatten();
     let excluded = annotation("traffic.sidecar.istio.io/excludeInterfaces").unwrap_or_default();
     let (addresses, odd) = addresses::of_host(settings.text(var::INSTANCE_IP), &excluded);
     warnings.extend(odd);
+    let token = older::token(&settings, root, &mut warnings);
     older::hot_restart(&flags, &mesh, root, &mut settings, &mut warnings);
     let older::Named { domain, id } = older::named(&flags, addresses.first().map_or("", String::as_str));
     let domain = domain.unwrap_or_else(|| format!("{}.svc.cluster.local", settings.text(var::POD_NAMESPACE)));
@@ -146,6 +170,8 @@ pub fn load(
         release,
         mesh,
         addresses,
+        found_template,
+        token,
         root: root.to_owned(),
         warnings,
     })

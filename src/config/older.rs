@@ -1,11 +1,12 @@
 //! What a command line of 0.8 to 1.8 means beside the ProxyConfig: the registry's rules of the node's name,
 //! and an Envoy that is replaced when mounted certificates change.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::args::Parsed;
 use super::env::{Settings, var};
 use super::mesh::Effective;
+use super::parts::at;
 
 /// Where mounted certificates lay, and which were watched.
 const WATCHED: &str = "./etc/certs/cert-chain.pem,./etc/certs/key.pem,./etc/certs/root-cert.pem";
@@ -26,6 +27,26 @@ pub(super) fn named(flags: &Parsed, address: &str) -> Named {
         Some(_) => (Some(String::new()), Some(address.to_owned())),
     };
     Named { domain: flag("domain").or(domain), id: flag("id").or(id) }
+}
+
+/// The token that Kubernetes mounts, or a VM is given.
+const TOKEN: &str = "./var/run/secrets/tokens/istio-token";
+/// The pod's own, which every pod has; for the API server, and in old clusters without an end.
+const POD_TOKEN: &str = "./var/run/secrets/kubernetes.io/serviceaccount/token";
+
+/// Which token proves to istiod who this is. With `JWT_POLICY=first-party-jwt` the pods of releases up to 1.20 had
+/// the pod's own only; where the other one is there too, it is used, as the newer agents do.
+pub(super) fn token(settings: &Settings, root: &Path, warnings: &mut Vec<String>) -> PathBuf {
+    let first = settings.text(var::JWT_POLICY) == "first-party-jwt";
+    let (usual, pods) = (at(root, TOKEN), at(root, POD_TOKEN));
+    if !first || usual.exists() || !pods.exists() {
+        return usual;
+    }
+    warnings.push(format!(
+        "JWT_POLICY=first-party-jwt and no {TOKEN}: the pod's own token ({POD_TOKEN}) is sent to istiod, as releases up \
+         to 1.20 did; mount the projected token istio-token (audience istio-ca) and take the variable away"
+    ));
+    pods
 }
 
 /// The defaults of hot restart. The rule: `--parentShutdownDuration`, which every start line of 0.8 to 1.5 has
@@ -123,6 +144,26 @@ mod tests {
         assert_eq!(config.mesh.proxy.termination_drain_duration.as_ref().map(|d| d.seconds), Some(7));
         let config = start(&[], &env[1..], root.path());
         assert_eq!(config.mesh.proxy.termination_drain_duration.as_ref().map(|d| d.seconds), Some(9));
+    }
+
+    #[test]
+    fn a_first_party_token_is_the_pods_own_where_no_other_is() {
+        let root = tempfile::tempdir().unwrap();
+        let ends = |env: &[(&str, &str)], end: &str| {
+            let config = start(&[], env, root.path());
+            assert!(config.token.ends_with(end), "{env:?}: {:?}", config.token);
+            config.warnings.iter().any(|w| w.contains("first-party-jwt"))
+        };
+        let first = [("JWT_POLICY", "first-party-jwt")];
+        assert!(!ends(&first, "tokens/istio-token"), "nothing is there: the usual one may come yet");
+        for path in [POD_TOKEN, TOKEN] {
+            let file = root.path().join(path);
+            std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+            std::fs::write(file, "x").unwrap();
+            let only = path == POD_TOKEN;
+            assert_eq!(ends(&first, if only { "serviceaccount/token" } else { "tokens/istio-token" }), only);
+            assert!(!ends(&[], "tokens/istio-token"));
+        }
     }
 
     #[test]

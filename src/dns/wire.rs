@@ -382,6 +382,20 @@ mod tests {
     }
 
     #[test]
+    fn a_huge_answer_is_cut_at_what_a_datagram_holds() {
+        let mut message = query("host.example.com", A);
+        message[11] = 1;
+        // OPT: the root, its type, the size, no extended code, no data.
+        message.extend([0, 0, 41, 0xff, 0xff, 0, 0, 0, 0, 0, 0]);
+        let q = asked(&message);
+        assert_eq!(q.udp_limit(), UDP_MAX);
+        let record = Record { owner: q.owner().to_vec(), data: Data::Address(IpAddr::from([10, 0, 0, 1])) };
+        let reply = q.reply(&message, Rcode::NoError, &vec![record; 5000], q.udp_limit());
+        assert!(reply.len() <= UDP_MAX && reply.len() > UDP_MAX - 32, "{}", reply.len());
+        assert_eq!(reply[2] & 0x02, 0x02, "marked as cut");
+    }
+
+    #[test]
     fn what_is_no_query_is_ignored_or_refused() {
         let good = query("a.b", A);
         assert!(matches!(screen(&good[..11]), Screened::Ignore));

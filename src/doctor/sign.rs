@@ -35,7 +35,7 @@ pub(super) async fn checks(scene: &Scene, asked: bool) -> Check {
         "GoogleComputeEngine" => {
             return Check::skip(NAME, "a fresh token of the metadata server would be left in the token file");
         }
-        _ => Arc::new(TokenFile::new(config.path(agent::TOKEN), agent::AUDIENCE, clock.clone())),
+        _ => Arc::new(TokenFile::new(config.token.clone(), agent::AUDIENCE, clock.clone())),
     };
     let client = match agent::ca_client(config, tokens, &Metrics::new(), &clock, &Arc::default()).await {
         Ok(Some(client)) => client,

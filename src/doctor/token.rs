@@ -27,7 +27,7 @@ pub(super) async fn checks(scene: &Scene) -> (Check, Option<Claims>) {
 }
 
 fn file(scene: &Scene) -> (Check, Option<Claims>) {
-    let path = scene.config.path(agent::TOKEN);
+    let path = scene.config.token.clone();
     let shown = path.display();
     let needed = scene.needs_token();
     let unneeded = |said: String| Check::ok(NAME, format!("{said}; none is needed, certificates are there"));

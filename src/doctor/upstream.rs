@@ -194,7 +194,7 @@ async fn ads(scene: &Scene, connector: &Connector) -> (Check, Option<String>) {
     let tokens: Arc<dyn TokenSource> = match scene.config.settings.text(var::CREDENTIAL_FETCHER_TYPE) {
         "Mock" => Arc::new(crate::istiod::auth::Mock),
         // The file as it stands; a metadata server's answer would be left in it.
-        _ => Arc::new(TokenFile::new(scene.config.path(agent::TOKEN), agent::AUDIENCE, Arc::new(System))),
+        _ => Arc::new(TokenFile::new(scene.config.token.clone(), agent::AUDIENCE, Arc::new(System))),
     };
     let headers = parts::istiod::headers(&scene.config, "XDS_HEADER_");
     let limit = STREAM.min(scene.end.saturating_duration_since(Instant::now()));

@@ -46,6 +46,21 @@ impl Compliance {
     }
 }
 
+/// Whether this build's crypto library is its FIPS module, which has then passed its tests (a module that fails
+/// them ends the process before anything of ours runs), and approves of what the policy leaves.
+///
+/// # Errors
+/// What is not so.
+pub fn fips_module(policy: Compliance) -> Result<(), &'static str> {
+    if ::aws_lc_rs::try_fips_mode().is_err() {
+        return Err("the crypto library of this build is not the FIPS module (see pilot-agent --version)");
+    }
+    if policy.is_fips() && !provider(policy).0.fips() {
+        return Err("the FIPS module does not approve of all that the policy leaves");
+    }
+    Ok(())
+}
+
 type Versions = &'static [&'static SupportedProtocolVersion];
 
 const BOTH: Versions = &[&TLS13, &TLS12];
@@ -106,6 +121,16 @@ mod tests {
         assert!(suites.iter().all(|s| s.contains("_GCM_")), "{suites:?}");
         let groups: Vec<_> = provider.kx_groups.iter().map(|g| g.name()).collect();
         assert_eq!(groups, [rustls::NamedGroup::secp256r1, rustls::NamedGroup::secp384r1]);
+    }
+
+    /// In a build with the module the library itself judges what a policy leaves.
+    #[test]
+    fn the_module_approves_of_what_the_policies_leave() {
+        for policy in [Compliance::Fips140_2, Compliance::Fips140_3] {
+            assert_eq!(provider(policy).0.fips(), cfg!(feature = "fips"), "{policy:?}");
+            assert_eq!(fips_module(policy).is_ok(), cfg!(feature = "fips"), "{policy:?}");
+        }
+        assert!(!provider(Compliance::None).0.fips());
     }
 
     #[test]

@@ -72,6 +72,25 @@ pub fn plan(mut env: BTreeMap<String, String>, machine: &Machine) -> Result<Plan
             "this machine has no address that others can reach, and ISTIO_SVC_IP names none".to_owned(),
         ),
     }
+    // Names and values of old sidecar.env files.
+    if some(&env, "ISTIO_LOCAL_EXCLUDE_PORTS").is_none()
+        && let Some(ports) = some(&env, "ISTIO_INBOUND_EXCLUDE_PORTS")
+    {
+        warnings.push(
+            "ISTIO_INBOUND_EXCLUDE_PORTS is the old name of ISTIO_LOCAL_EXCLUDE_PORTS and is used as such: write the new one"
+                .to_owned(),
+        );
+        env.insert("ISTIO_LOCAL_EXCLUDE_PORTS".into(), ports);
+    }
+    let secure = pilot.as_ref().is_none_or(|pilot| pilot.ends_with(":15012"));
+    if secure && or(&env, "ISTIO_CP_AUTH", "") == "NONE" {
+        warnings.push(
+            "ISTIO_CP_AUTH=NONE would mean plain text towards port 15012, which only speaks TLS: MUTUAL_TLS is used; take the \
+             variable away"
+                .to_owned(),
+        );
+        env.insert("ISTIO_CP_AUTH".into(), "MUTUAL_TLS".to_owned());
+    }
     let config = some(&env, "PROXY_CONFIG").unwrap_or_else(|| {
         let service = or(&env, "ISTIO_SERVICE", "rawvm");
         let policy = or(&env, "ISTIO_CP_AUTH", "MUTUAL_TLS");
@@ -178,6 +197,22 @@ mod tests {
         assert_eq!(plan.become_user.unwrap().uid, 998);
         assert_eq!(plan.rules.unwrap(), ["--reconcile", "--proxy-uid=998", "--proxy-gid=997"]);
         assert_eq!(plan.logs.unwrap(), PathBuf::from("./var/log/istio"));
+    }
+
+    #[test]
+    fn a_sidecar_env_of_0_8_means_what_it_meant_and_never_plain_text_by_accident() {
+        let old = [("ISTIO_CP_AUTH", "NONE"), ("ISTIO_INBOUND_EXCLUDE_PORTS", "22,3306")];
+        let plan = planned(&old, 0).unwrap();
+        assert_eq!(plan.env["ISTIO_LOCAL_EXCLUDE_PORTS"], "22,3306");
+        assert!(plan.env["PROXY_CONFIG"].contains("MUTUAL_TLS"), "{}", plan.env["PROXY_CONFIG"]);
+        assert_eq!(plan.warnings.len(), 2, "{:?}", plan.warnings);
+        // The port of plain text was asked for by name.
+        let plan =
+            planned(&[old[0], old[1], ("ISTIO_PILOT_PORT", "15010"), ("ISTIO_LOCAL_EXCLUDE_PORTS", "1")], 0);
+        let plan = plan.unwrap();
+        assert_eq!(plan.env["ISTIO_LOCAL_EXCLUDE_PORTS"], "1");
+        assert!(plan.env["PROXY_CONFIG"].contains("controlPlaneAuthPolicy: NONE"));
+        assert_eq!(plan.warnings, Vec::<String>::new());
     }
 
     #[test]

@@ -27,7 +27,7 @@ pub type Delta = Duplex<DeltaDiscoveryRequest, DeltaDiscoveryResponse>;
 
 pub struct World {
     pub mock: MockIstiod,
-    streams: UnboundedReceiver<AdsStream>,
+    pub streams: UnboundedReceiver<AdsStream>,
     pub agent: TestAgent,
 }
 

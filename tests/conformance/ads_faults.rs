@@ -6,7 +6,7 @@ use std::time::Duration;
 use mock_istiod::{Fault, bulk};
 
 use super::ads::{CDS, World, answer, ask, ended, request};
-use crate::support::{Code, eventually};
+use crate::support::{Code, LIMIT, eventually};
 
 async fn counted(world: &World, name: &str, count: f64) {
     let name = format!("istio_agent_{name}");
@@ -80,6 +80,41 @@ async fn an_istiod_that_accepts_and_says_nothing_is_given_up() {
     held.send(&ask(CDS));
     let mut istiod = world.istiod().await;
     request(&mut istiod).await;
+}
+
+#[tokio::test]
+async fn an_envoy_that_leaves_ends_the_dial_made_for_it() {
+    // Takes connections and never answers the TLS greeting.
+    let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = format!("localhost:{}", silent.local_addr().unwrap().port());
+    let mut world = World::with(|b| b.proxy_config("discoveryAddress", address)).await;
+    let envoy = world.envoy().await.ads();
+    envoy.send(&ask(CDS));
+    let (mut dialled, _) = silent.accept().await.unwrap();
+    drop(envoy);
+    // Well within the 20 s of a dial.
+    let mut rest = Vec::new();
+    let end = tokio::time::timeout(
+        Duration::from_secs(15),
+        tokio::io::AsyncReadExt::read_to_end(&mut dialled, &mut rest),
+    );
+    drop(end.await.expect("the dial goes on for nobody"));
+}
+
+/// gRPC servers in Go end a connection with more than one ping in 15 s and nothing under way.
+#[tokio::test]
+async fn pings_are_answered_however_often_they_come() {
+    let mut world = World::new().await;
+    drop(world.envoy().await);
+    let socket = tokio::net::UnixStream::connect(world.agent.path("etc/istio/proxy/XDS")).await.unwrap();
+    let (_client, mut connection) = h2::client::handshake(socket).await.unwrap();
+    let mut pings = connection.ping_pong().unwrap();
+    let mut driver = tokio::task::JoinSet::new();
+    driver.spawn(connection);
+    for nth in 0..100 {
+        let pong = tokio::time::timeout(LIMIT, pings.ping(h2::Ping::opaque())).await;
+        pong.expect("a pong").unwrap_or_else(|e| panic!("ping {nth}: {e}"));
+    }
 }
 
 #[tokio::test]

@@ -298,6 +298,54 @@ async fn a_silent_nameserver_costs_its_time_and_no_answer() {
 }
 
 #[tokio::test]
+async fn without_a_nameserver_the_answer_is_a_failure_in_both_modes() {
+    if !root_for("a resolv.conf of its own") {
+        return;
+    }
+    for parallel in ["false", "true"] {
+        let port = free_port();
+        let with =
+            |b| serving(b, port, "search ns.svc.cluster.local\n").env("DNS_FORWARD_PARALLEL", parallel);
+        let mut world = World::with(with).await;
+        let (envoy, istiod) = world.sotw().await;
+        envoy.send(&ask(LDS));
+        let mut dns = Dns { world, envoy, istiod, client: Client::to(port).await };
+        assert_eq!(request(&mut dns.istiod).await.type_url, LDS);
+        assert_eq!(request(&mut dns.istiod).await.type_url, NDS);
+        dns.tell(&table("1", "shop.ns.svc.cluster.local", "10.0.0.1")).await;
+        assert_eq!(rcode(&dns.client.ask(&query(1, "www.example.com", A)).await), SERV_FAIL, "{parallel}");
+    }
+}
+
+#[tokio::test]
+async fn dead_nameservers_and_idle_connections_take_what_is_theirs_and_no_more() {
+    let Some(silent) = Nameserver::start().await else { return };
+    let mut dns = start(&[&silent]).await;
+    dns.tell(&table("1", "shop.ns.svc.cluster.local", "10.0.0.1")).await;
+    // More queries at once than go on: the rest is told at once, and what is known is answered all the same.
+    for id in 0..700 {
+        dns.client.send(&query(id, "www.example.com", A)).await;
+    }
+    assert_eq!(rcode(&dns.client.receive().await), SERV_FAIL);
+    let fds =
+        std::fs::read_dir(format!("/proc/{}/fd", dns.world.agent.pid().as_raw_nonzero())).unwrap().count();
+    assert!(fds < 512 + 200, "{fds} descriptors");
+    assert_eq!(answers(&Client::to(dns.client.port).await.ask(&query(9, "shop.ns", A)).await), 1);
+    // More connections than are served: one waits until another goes.
+    let mut idle = Vec::new();
+    for _ in 0..128 {
+        idle.push(TcpStream::connect(("127.0.0.1", dns.client.port)).await.unwrap());
+    }
+    let (port, message) = (dns.client.port, query(8, "shop.ns", A));
+    let mut waiting = tokio::task::JoinSet::new();
+    waiting.spawn(async move { Client::to(port).await.ask_tcp(&message).await });
+    drop(idle);
+    let reply =
+        tokio::time::timeout(LIMIT, waiting.join_next()).await.expect("its turn comes").unwrap().unwrap();
+    assert_eq!(answers(&reply), 1);
+}
+
+#[tokio::test]
 async fn what_is_no_query_is_refused_or_ignored_and_harms_nobody() {
     let Some(nameserver) = Nameserver::start().await else { return };
     let mut dns = start(&[&nameserver]).await;

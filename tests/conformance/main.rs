@@ -20,6 +20,7 @@ mod heal;
 mod health;
 mod lifecycle;
 mod mounted;
+mod policy;
 mod release;
 mod sds;
 mod secrecy;

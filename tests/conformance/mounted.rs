@@ -56,6 +56,40 @@ async fn half_of_a_pair_never_reaches_envoy() {
     agent.stop().await;
 }
 
+/// The start line of a VM or gateway of 0.8 to 1.5, whose agent replaced Envoy when its mounted certificates changed.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_old_start_line_replaces_envoy_when_its_certificates_change() {
+    let mock = MockIstiod::start().await;
+    let mesh = Loop::serve(&mock);
+    let fresh = || mock.issue(&mock.identity("ns", "sa"), Duration::from_secs(3600));
+    let first = fresh();
+    let mut agent = TestAgent::with()
+        .istiod(&mock)
+        .arg("--parentShutdownDuration=3s")
+        .arg("--drainDuration=2s")
+        .env("FILE_MOUNTED_CERTS", "true")
+        .file(CERT, first.chain)
+        .file_mode(KEY, first.key, 0o600)
+        .file("etc/certs/root-cert.pem", mock.root_pem())
+        .envoy(Envoy::Real)
+        .start();
+    agent.wait_ready().await;
+    agent.wait_log("a start line of Istio 0.8 to 1.5").await;
+    eventually("traffic", || async { mesh.ask(&mock).await.ok() }).await;
+    let next = fresh();
+    agent.put(CERT, &next.chain);
+    agent.put(KEY, &next.key);
+    eventually("the next epoch is live", || async {
+        let reply = http::get(agent.ports().admin, "/server_info").await.ok()?;
+        let info: serde_json::Value = serde_json::from_slice(&reply.body).ok()?;
+        let epoch = info["command_line_options"]["restart_epoch"].as_u64()?;
+        (info["state"] == "LIVE" && epoch >= 1).then_some(())
+    })
+    .await;
+    eventually("traffic with the new pair", || async { mesh.ask(&mock).await.ok() }).await;
+    agent.stop().await;
+}
+
 /// The builds of Envoy that we test with have neither provider; what can be judged is that Envoy reads the message
 /// and that the agent says what Envoy has against it.
 #[tokio::test(flavor = "multi_thread")]

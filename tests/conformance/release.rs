@@ -234,3 +234,157 @@ async fn a_start_line_of_1_5_runs_and_says_what_it_means_today() {
     assert_eq!(bootstrap["node"]["id"], "router~127.0.0.1~gateway.ns~ns.svc.cluster.local");
     agent.stop().await;
 }
+
+/// The first bytes of whoever connects to `listener` first.
+async fn greeting(listener: &tokio::net::TcpListener) -> [u8; 3] {
+    let taken = tokio::time::timeout(LIMIT, listener.accept()).await;
+    let (mut stream, _) = taken.expect("nobody connects").unwrap();
+    let mut first = [0; 3];
+    tokio::time::timeout(LIMIT, stream.read_exact(&mut first)).await.expect("nothing is said").unwrap();
+    first
+}
+
+#[tokio::test]
+async fn plain_text_towards_istiod_is_told_and_the_old_flag_keeps_tls_on_its_port() {
+    let mock = MockIstiod::start().await;
+    // An address of its own, since the port must be this one.
+    let own = (1..250).map(|n| format!("127.15.12.{n}:15012"));
+    let mut secure = None;
+    for address in own {
+        if let Ok(listener) = tokio::net::TcpListener::bind(&address).await {
+            secure = Some((listener, address));
+            break;
+        }
+    }
+    let (listener, address) = secure.expect("a free address");
+    let plain = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let elsewhere = format!("127.0.0.1:{}", plain.local_addr().unwrap().port());
+    let told = "is spoken to in plain text, token included";
+    for (source, listener, address, tls) in [
+        ("--controlPlaneAuthPolicy=NONE", &listener, &address, true),
+        ("--controlPlaneAuthPolicy=NONE", &plain, &elsewhere, false),
+        ("controlPlaneAuthPolicy", &plain, &elsewhere, false),
+    ] {
+        let mut builder = TestAgent::with()
+            .istiod(&mock)
+            .env("CA_ADDR", mock.discovery_address())
+            .proxy_config("discoveryAddress", address.as_str());
+        builder = match source.starts_with("--") {
+            true => builder.arg(source),
+            false => builder.proxy_config(source, "NONE"),
+        };
+        let mut agent = builder.start();
+        let envoy = agent.xds().await.ads();
+        let first = greeting(listener).await;
+        if tls {
+            assert_eq!(first[..2], [0x16, 3], "{source} {address}: a TLS greeting");
+            assert!(!agent.log().contains(told), "{}", agent.log().text());
+        } else {
+            assert_eq!(&first, b"PRI", "{source} {address}: HTTP/2 as it is");
+            agent.wait_log(told).await;
+        }
+        drop(envoy);
+    }
+}
+
+/// What 1.5 to 1.20 mounted with `JWT_POLICY=first-party-jwt`: the pod's own token and no other.
+#[tokio::test]
+async fn a_first_party_token_opens_the_door_where_there_is_no_other() {
+    let mock = MockIstiod::start().await;
+    let token = mock.mint("ns", "sa");
+    let mut agent = TestAgent::with()
+        .istiod(&mock)
+        .without_file(crate::support::agent::TOKEN)
+        .env("JWT_POLICY", "first-party-jwt")
+        .file("var/run/secrets/kubernetes.io/serviceaccount/token", token)
+        .start();
+    let client = agent.sds().await;
+    let (chain, _) = identity(&client).await;
+    assert!(chain.contains("BEGIN CERTIFICATE"));
+    agent.wait_log("the pod's own token").await;
+    agent.stop().await;
+}
+
+#[tokio::test]
+async fn a_negative_validity_asks_for_the_default() {
+    let mock = MockIstiod::start().await;
+    let mut agent = TestAgent::with().istiod(&mock).env("SECRET_TTL", "-1h").start();
+    let client = agent.sds().await;
+    identity(&client).await;
+    assert_eq!(mock.record().ca_calls()[0].validity_seconds, 0);
+    agent.stop().await;
+}
+
+#[tokio::test]
+async fn a_changed_template_at_its_old_place_is_used_and_a_stock_one_passed_over() {
+    let place = "var/lib/istio/envoy/envoy_bootstrap_tmpl.json";
+    let mock = MockIstiod::start().await;
+    let bootstrap = |agent: &TestAgent| -> serde_json::Value {
+        let text = std::fs::read_to_string(agent.path("etc/istio/proxy/envoy-rev.json")).unwrap();
+        serde_json::from_str(&text).unwrap()
+    };
+    let mut plain = TestAgent::with().istiod(&mock).start();
+    plain.wait_ready().await;
+    let built_in = bootstrap(&plain);
+    plain.stop().await;
+
+    // In the form of Istio's own: with the parameters that every release's had.
+    let mut stock = built_in.clone();
+    stock["node"] =
+        serde_json::json!({"id": "{{ .nodeID }}", "cluster": "{{ .cluster }}", "metadata": "META"});
+    stock["admin"]["address"]["socket_address"]["port_value"] = "ADMIN".into();
+    let mut clusters = stock["static_resources"]["clusters"].take();
+    for cluster in clusters.as_array_mut().unwrap() {
+        let port = match cluster["name"].as_str() {
+            Some("agent") => "STATUS",
+            Some("prometheus_stats") => "ADMIN",
+            _ => continue,
+        };
+        cluster["load_assignment"]["endpoints"][0]["lb_endpoints"][0]["endpoint"]["address"]["socket_address"]
+            ["port_value"] = port.into();
+    }
+    stock["static_resources"]["clusters"] = clusters;
+    for (listener, port) in
+        stock["static_resources"]["listeners"].as_array_mut().unwrap().iter_mut().zip(["STATS", "READY"])
+    {
+        listener["address"]["socket_address"]["port_value"] = port.into();
+        listener.as_object_mut().unwrap().remove("name");
+    }
+    let mut changed = stock.clone();
+    changed["static_resources"]["clusters"].as_array_mut().unwrap().push(serde_json::json!({"name": "mine"}));
+    let text = |template: &serde_json::Value| {
+        [
+            ("\"META\"", "{{ .meta_json_str }}"),
+            ("\"ADMIN\"", "{{ .config.ProxyAdminPort }}"),
+            ("\"STATUS\"", "{{ .config.StatusPort }}"),
+            ("\"STATS\"", "{{ .envoy_prometheus_port }}"),
+            ("\"READY\"", "{{ .envoy_status_port }}"),
+        ]
+        .iter()
+        .fold(template.to_string(), |text, (mark, parameter)| text.replace(mark, parameter))
+    };
+
+    let mut agent = TestAgent::with().istiod(&mock).file(place, text(&stock)).start();
+    agent.wait_ready().await;
+    agent.wait_log("is a stock one and is passed over").await;
+    assert!(
+        bootstrap(&agent).get("node").is_some_and(|node| node.get("locality").is_some()),
+        "the built-in one"
+    );
+    agent.stop().await;
+
+    let mut agent = TestAgent::with().istiod(&mock).file(place, text(&changed)).start();
+    agent.wait_ready().await;
+    agent.wait_log("no release has static_resources.clusters.mine").await;
+    let used = bootstrap(&agent);
+    let named = |c: &serde_json::Value| c["name"] == "mine";
+    assert!(used["static_resources"]["clusters"].as_array().unwrap().iter().any(named), "{used}");
+    assert_eq!(used["node"]["metadata"]["NAME"], "pod");
+    agent.stop().await;
+
+    // Unlike one that is named, it does not end the start.
+    let mut agent = TestAgent::with().istiod(&mock).file(place, "{{ nonsense }}").start();
+    agent.wait_ready().await;
+    agent.wait_log("is passed over: ").await;
+    agent.stop().await;
+}

@@ -34,7 +34,7 @@ const MODULE: &[u8] = b"\0asm\x01\0\0\0one";
 /// Where modules go is fixed, so each agent has a folder of its own mounted there.
 const FOLDER: &str = "mount -t tmpfs tmpfs /var/lib && mkdir -p /var/lib/istio/data && exec \"$@\"";
 
-fn with_folder(builder: Builder) -> Builder {
+pub fn with_folder(builder: Builder) -> Builder {
     builder.before(&["unshare", "--mount", "sh", "-c", FOLDER, "sh"].map(ToOwned::to_owned))
 }
 
@@ -86,19 +86,20 @@ impl Modules {
 
     /// A filter whose module is at `path`.
     fn filter(&self, name: &str, path: &str, change: impl FnOnce(&mut PluginConfig, &mut VmConfig)) -> Any {
-        let uri = HttpUri {
-            uri: format!("http://127.0.0.1:{}{path}", self.port),
-            timeout: Some(Span { seconds: 20, nanos: 0 }),
-            ..HttpUri::default()
-        };
-        let remote = RemoteDataSource { http_uri: Some(uri), sha256: "nil".to_owned(), retry_policy: None };
-        let code = Some(AsyncDataSource { specifier: Some(Code::Remote(remote)) });
-        let mut vm = VmConfig { vm_id: "vm".to_owned(), code, ..VmConfig::default() };
-        let mut plugin = PluginConfig { name: name.to_owned(), ..PluginConfig::default() };
-        change(&mut plugin, &mut vm);
-        plugin.vm = Some(Vm::VmConfig(vm));
-        extension(name, FILTER, &Wasm { config: Some(plugin) })
+        remote(name, format!("http://127.0.0.1:{}{path}", self.port), change)
     }
+}
+
+/// A filter whose module is somewhere else.
+pub fn remote(name: &str, uri: String, change: impl FnOnce(&mut PluginConfig, &mut VmConfig)) -> Any {
+    let uri = HttpUri { uri, timeout: Some(Span { seconds: 20, nanos: 0 }), ..HttpUri::default() };
+    let remote = RemoteDataSource { http_uri: Some(uri), sha256: "nil".to_owned(), retry_policy: None };
+    let code = Some(AsyncDataSource { specifier: Some(Code::Remote(remote)) });
+    let mut vm = VmConfig { vm_id: "vm".to_owned(), code, ..VmConfig::default() };
+    let mut plugin = PluginConfig { name: name.to_owned(), ..PluginConfig::default() };
+    change(&mut plugin, &mut vm);
+    plugin.vm = Some(Vm::VmConfig(vm));
+    extension(name, FILTER, &Wasm { config: Some(plugin) })
 }
 
 fn extension(name: &str, type_url: &str, config: &impl Message) -> Any {
@@ -107,7 +108,7 @@ fn extension(name: &str, type_url: &str, config: &impl Message) -> Any {
     Any { type_url: ECDS.to_owned(), value: extension.encode_to_vec() }
 }
 
-fn push(nonce: &str, resources: Vec<Any>) -> DiscoveryResponse {
+pub fn push(nonce: &str, resources: Vec<Any>) -> DiscoveryResponse {
     let (type_url, nonce) = (ECDS.to_owned(), nonce.to_owned());
     DiscoveryResponse { type_url, nonce, resources, version_info: "1".to_owned(), ..Default::default() }
 }

@@ -145,6 +145,31 @@ fn words_inside_an_element_are_refused() {
 }
 
 #[test]
+fn marks_and_tables_that_are_no_numbers_are_refused_before_anything_changes() {
+    for (flag, value) in [("-t", "abc"), ("-t", "0x539"), ("-r", "main"), ("-r", "-1")] {
+        let Some(world) = World::new(Backend::Nft, V4) else { return };
+        let before = world.everything();
+        let words = ["-i", "*", "-b", "*", "-m", "TPROXY", flag, value].map(str::to_owned);
+        let said = world.apply_words(&words, 1);
+        assert!(said.contains(value), "{flag} {value}: {said}");
+        assert_eq!(world.everything(), before, "{flag} {value}");
+    }
+}
+
+#[test]
+fn rules_of_an_interface_that_is_not_excluded_any_more_stay_as_a_users() {
+    let Some(world) = World::new(Backend::Nft, V4) else { return };
+    world.apply(&format!("{SIDECAR} -c eth7"), 0);
+    assert!(world.everything().contains("eth7"));
+    world.apply(&format!("{SIDECAR} --reconcile"), 0);
+    assert!(world.everything().contains("eth7"), "{}", world.everything());
+    world.apply(&format!("{SIDECAR} --cleanup-only"), 0);
+    assert!(world.everything().contains("eth7"), "a clean-up that does not name it");
+    world.apply(&format!("{SIDECAR} -c eth7 --cleanup-only"), 0);
+    assert!(!world.everything().contains("eth7"));
+}
+
+#[test]
 fn with_both_back_ends_nothing_is_doubled_and_a_clean_up_finds_everything() {
     for addresses in [V4, V6] {
         let Some(world) = World::new(Backend::Both, addresses) else { return };

@@ -77,12 +77,14 @@ fn a_dry_run_writes_its_file_and_starts_nothing() {
             world.shim(name, &format!("echo {name} >>{}", log.display()));
         }
         world.set("DRY_RUN_FILE_PATH", &file.display().to_string());
+        std::fs::write(&file, "of an earlier run\n".repeat(5000)).expect("our file");
         let said = world.apply(&format!("{SIDECAR} {options} --dry-run"), 0);
         assert_eq!(world.everything(), before, "{options}");
         assert!(!log.exists(), "{options}: {:?}", std::fs::read_to_string(&log));
         let written = std::fs::read_to_string(&file).unwrap_or_default();
         match options {
             "--native-nftables" => assert!(said.contains("add table inet istio-proxy-nat"), "{said}"),
+            _ if written.contains("earlier run") => panic!("its end stays: {written:.200}"),
             "--cleanup-only" => assert!(written.contains("iptables -t nat -X ISTIO_OUTPUT\n"), "{written}"),
             _ => {
                 assert!(written.starts_with("iptables-save\nip6tables-save\n* "), "{written}");
@@ -93,6 +95,28 @@ fn a_dry_run_writes_its_file_and_starts_nothing() {
     let Some(world) = World::new(Backend::Nft, V4) else { return };
     world.set("DRY_RUN_FILE_PATH", "/nowhere/rules.txt");
     world.apply(&format!("{SIDECAR} --dry-run"), 0);
+}
+
+/// What VM scripts and init containers of 0.8 to 1.8 call, by the names they had, with the arguments of 0.8.
+#[test]
+fn programs_of_older_releases_run_by_their_names() {
+    for backend in [Backend::Nft, Backend::Legacy] {
+        let (Some(today), Some(then)) = (World::new(backend, V4), World::new(backend, V4)) else { return };
+        let empty = then.everything();
+        let options = "-p 15001 -u 1337 -g 1337 -m REDIRECT -i * -b * -d 15020";
+        today.apply(options, 0);
+        then.called("istio-iptables.sh", &format!("{options} -k vif0"), 0);
+        then.called("istio-clean-iptables", "", 0);
+        assert_eq!(then.everything(), empty, "all of it is gone");
+        then.called("istio-iptables.sh", options, 0);
+        assert_eq!(then.everything(), today.everything());
+        then.called("istio-iptables.sh", "clean", 0);
+        assert_eq!(then.everything(), empty);
+        for form in ["--restore-format", "--restore-format=false", "-f=false"] {
+            then.called("istio-iptables", &format!("{options} {form}"), 0);
+            assert_eq!(then.everything(), today.everything(), "{form}");
+        }
+    }
 }
 
 /// Holds a lock while `apply` runs in another thread: it waits for the lock, or ends while that is held.

@@ -186,6 +186,12 @@ impl World {
 
     // Mounts are private to the command: it reads our resolv.conf, has a lock of its own, and users if we have any.
     fn agent(&self, uid: Option<u32>) -> Command {
+        #[expect(clippy::disallowed_methods, reason = "which binary is judged is a setting of the test run")]
+        let agent = std::env::var_os("AGENT_BIN").unwrap_or_else(|| env!("CARGO_BIN_EXE_pilot-agent").into());
+        self.program(uid, Path::new(&agent))
+    }
+
+    fn program(&self, uid: Option<u32>, agent: &Path) -> Command {
         let mut command = Command::new(tool("ip").expect("looked for above"));
         let setup = format!(
             "mount --bind {dir}/resolv.conf /etc/resolv.conf && mount --bind {dir}/run /run && \
@@ -201,8 +207,6 @@ impl World {
         command.args(["/usr/bin/env", "-i", &path]);
         let env = self.env.lock().expect("no panic holds this lock");
         command.args(env.iter().map(|(name, value)| format!("{name}={value}")));
-        #[expect(clippy::disallowed_methods, reason = "which binary is judged is a setting of the test run")]
-        let agent = std::env::var_os("AGENT_BIN").unwrap_or_else(|| env!("CARGO_BIN_EXE_pilot-agent").into());
         command.arg(agent);
         command.stdin(Stdio::null());
         command
@@ -220,6 +224,25 @@ impl World {
         let said = text(&out.stdout) + &text(&out.stderr);
         assert_eq!(out.status.code(), Some(status), "{words:?}\n{said}");
         said
+    }
+
+    /// Runs the agent's binary by another name.
+    pub fn called(&self, name: &str, options: &str, status: i32) {
+        let place = self.path(name);
+        if !place.exists() {
+            #[expect(
+                clippy::disallowed_methods,
+                reason = "which binary is judged is a setting of the test run"
+            )]
+            let agent =
+                std::env::var_os("AGENT_BIN").unwrap_or_else(|| env!("CARGO_BIN_EXE_pilot-agent").into());
+            let agent = std::fs::canonicalize(agent).expect("the agent is there");
+            std::os::unix::fs::symlink(agent, &place).expect("a scratch directory");
+        }
+        let out =
+            self.program(None, &place).args(options.split_whitespace()).output().expect("the agent runs");
+        let said = String::from_utf8_lossy(&out.stderr).into_owned();
+        assert_eq!(out.status.code(), Some(status), "{name} {options}\n{said}");
     }
 
     /// Waits until somebody listens on a TCP port.

@@ -140,6 +140,7 @@ variables! {
     go ENVOY ISTIO_DELTA_XDS: Bool = "true", "Envoy asks for incremental updates";
     go ENVOY HTTP_STRIP_FRAGMENT_FROM_PATH_UNSAFE_IF_DISABLED: Bool = "true", "false adds an Envoy runtime flag";
     go ENVOY COMPLIANCE_POLICY: Text = "", "fips-140-2, fips-140-3 or pqc: limits of TLS";
+    ours ENVOY FIPS_MODULE_REQUIRED: Bool = "false", "a build without the crypto library's FIPS module does not start (docs/FIPS.md)";
     go ENVOY ENVOY_SKIP_DEPRECATED_LOGS: Bool = "true", "Envoy's --skip-deprecated-logs";
     go ENVOY ISTIO_ENVOY_ENABLE_CORE_DUMP: Bool = "false", "Envoy's --enable-core-dump";
     go ENVOY MINIMUM_DRAIN_DURATION: Duration = "5s", "first wait of a stop with EXIT_ON_ZERO_ACTIVE_CONNECTIONS";
@@ -169,10 +170,10 @@ variables! {
     go CERT PROV_CERT: Text = "", "folder of the certificate that authenticates to istiod";
     go CERT OUTPUT_CERTS: Text = "", "folder to write key, chain and roots to";
     go CERT FILE_MOUNTED_CERTS: Bool = "false", "certificates come from files";
-    go CERT JWT_POLICY: Text = "third-party-jwt", "accepted; the token's path is the same in all cases";
+    go CERT JWT_POLICY: Text = "third-party-jwt", "first-party-jwt: the pod's own token is sent where there is no istio-token (releases up to 1.20); any other value: as third-party-jwt";
     go CERT PILOT_CERT_PROVIDER: Text = "istiod", "which root istiod is checked with";
     go CERT CREDENTIAL_FETCHER_TYPE: Text = "JWT", "JWT or GoogleComputeEngine";
-    go CERT CREDENTIAL_IDENTITY_PROVIDER: Text = "GoogleComputeEngine", "accepted as a label";
+    go CERT CREDENTIAL_IDENTITY_PROVIDER: Text = "GoogleComputeEngine", "identity provider named in token exchanges with CREDENTIAL_FETCHER_TYPE=GoogleComputeEngine";
     go CERT SECRET_TTL: Duration = "24h0m0s", "validity asked for";
     go CERT SECRET_GRACE_PERIOD_RATIO: Float = "0.5", "share of the validity before the end at which to renew";
     go CERT SECRET_GRACE_PERIOD_RATIO_JITTER: Float = "0.01", "random part of the ratio";

@@ -30,7 +30,7 @@ pub fn template(config: &Config) -> Option<PathBuf> {
         .some_text(var::ISTIO_BOOTSTRAP)
         .or_else(|| config.flags.get("templateFile").filter(|t| !t.is_empty()))
         .or_else(|| Some(config.mesh.proxy.proxy_bootstrap_template_path.as_str()).filter(|t| !t.is_empty()));
-    named.map(|path| config.path(path))
+    named.map(|path| config.path(path)).or_else(|| config.found_template.clone())
 }
 
 fn file(config: &Config) -> ConfigFile {
@@ -158,6 +158,7 @@ impl Config {
         out.log_as_json =
             crate::config::go::boolean(self.flags.get("log_as_json").unwrap_or("false")) == Some(true);
         out.fips = s.text(var::COMPLIANCE_POLICY) == "fips-140-2";
+        s.text(var::COMPLIANCE_POLICY).clone_into(&mut out.policy);
         out.strip_fragment = s.flag(var::HTTP_STRIP_FRAGMENT_FROM_PATH_UNSAFE_IF_DISABLED);
         out.exit_on_zero_connections = s.flag(var::EXIT_ON_ZERO_ACTIVE_CONNECTIONS);
         s.text(var::WORKLOAD_IDENTITY_SOCKET_FILE).clone_into(&mut out.workload_socket_file);

@@ -42,16 +42,17 @@ impl Error {
     }
 }
 
+/// `path` hung off `root` as [`Config::path`] does.
+pub(super) fn at(root: &Path, path: impl AsRef<Path>) -> PathBuf {
+    let path = path.as_ref();
+    if root.as_os_str().is_empty() || root == Path::new(".") { path.to_owned() } else { root.join(path) }
+}
+
 impl Config {
     /// `path` as the agent uses it: relative ones hang off the root, which is the working directory.
     #[must_use]
     pub fn path(&self, path: impl AsRef<Path>) -> PathBuf {
-        let path = path.as_ref();
-        if self.root.as_os_str().is_empty() || self.root == Path::new(".") {
-            path.to_owned()
-        } else {
-            self.root.join(path)
-        }
+        at(&self.root, path)
     }
 
     /// Exists and is a regular file, symbolic links followed.

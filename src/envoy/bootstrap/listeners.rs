@@ -13,7 +13,8 @@ struct Listener<'a> {
     paths: &'a [&'a str],
     cluster: &'a str,
     compress: bool,
-    mutual_tls: bool,
+    // Behind mutual TLS, with the limits of this policy.
+    mutual_tls: Option<&'a str>,
 }
 
 /// All of them, in the order of the Go agent's file.
@@ -30,7 +31,7 @@ pub(crate) fn all(options: &Options, family: &Family) -> Vec<Value> {
         paths: &["/stats/prometheus"],
         cluster: "prometheus_stats",
         compress: options.stats_compression,
-        mutual_tls: false,
+        mutual_tls: None,
     };
     let status = Listener {
         address: family.wildcard(),
@@ -41,7 +42,7 @@ pub(crate) fn all(options: &Options, family: &Family) -> Vec<Value> {
         paths: &["/healthz/ready"],
         cluster: "agent",
         compress: false,
-        mutual_tls: false,
+        mutual_tls: None,
     };
     let secure = |port: Option<u16>, stat_prefix, paths, cluster| {
         let listener = |port: u16| Listener {
@@ -53,7 +54,7 @@ pub(crate) fn all(options: &Options, family: &Family) -> Vec<Value> {
             paths,
             cluster,
             compress: false,
-            mutual_tls: true,
+            mutual_tls: Some(&options.policy),
         };
         port.map(|port| listener(port).json())
     };
@@ -88,7 +89,7 @@ impl Listener<'_> {
             );
         }
         let filters = json!([self.connection_manager()]);
-        if self.mutual_tls {
+        if let Some(policy) = self.mutual_tls {
             let inspector = "envoy.extensions.filters.listener.tls_inspector.v3.TlsInspector";
             put(
                 "listener_filters",
@@ -97,7 +98,7 @@ impl Listener<'_> {
             let chain = json!({
                 "filter_chain_match": {"transport_protocol": "tls"},
                 "filters": filters,
-                "transport_socket": tls::server(),
+                "transport_socket": tls::server(policy),
             });
             put("filter_chains", json!([chain]));
         } else {

@@ -121,6 +121,8 @@ pub struct Options {
     pub log_as_json: bool,
     /// `COMPLIANCE_POLICY` is `fips-140-2`.
     pub fips: bool,
+    /// `COMPLIANCE_POLICY`, for the listeners behind mutual TLS.
+    pub policy: String,
     /// `HTTP_STRIP_FRAGMENT_FROM_PATH_UNSAFE_IF_DISABLED`.
     pub strip_fragment: bool,
     /// `EXIT_ON_ZERO_ACTIVE_CONNECTIONS`: Envoy must count active connections.
@@ -178,6 +180,7 @@ impl Default for Options {
             metadata_discovery: None,
             log_as_json: false,
             fips: false,
+            policy: String::new(),
             strip_fragment: true,
             exit_on_zero_connections: false,
             runtime_values: BTreeMap::new(),

@@ -106,21 +106,42 @@ pub(crate) fn socket(tls: &ClientTls, used: Use) -> Result<Option<Value>, Error>
 }
 
 /// A downstream transport socket with the workload's identity, for callers with one of the same mesh.
-pub(crate) fn server() -> Value {
+pub(crate) fn server(policy: &str) -> Value {
+    let mut common = Map::new();
+    if let Some(limits) = limits(policy) {
+        common.insert("tls_params".into(), limits);
+    }
+    common.insert("tls_certificate_sds_secret_configs".into(), json!([sds("default", false)]));
+    common.insert(
+        "combined_validation_context".into(),
+        json!({
+            "default_validation_context": {},
+            "validation_context_sds_secret_config": sds("ROOTCA", false),
+        }),
+    );
     typed(
         "envoy.transport_sockets.tls",
         "envoy.extensions.transport_sockets.tls.v3.DownstreamTlsContext",
-        json!({
-            "common_tls_context": {
-                "tls_certificate_sds_secret_configs": [sds("default", false)],
-                "combined_validation_context": {
-                    "default_validation_context": {},
-                    "validation_context_sds_secret_config": sds("ROOTCA", false),
-                },
-            },
-            "require_client_certificate": true,
-        }),
+        json!({"common_tls_context": common, "require_client_certificate": true}),
     )
+}
+
+/// What `COMPLIANCE_POLICY` leaves, in Envoy's words.
+fn limits(policy: &str) -> Option<Value> {
+    Some(match policy {
+        "fips-140-2" => json!({
+            "tls_minimum_protocol_version": "TLSv1_2",
+            "tls_maximum_protocol_version": "TLSv1_2",
+            "cipher_suites": [
+                "ECDHE-ECDSA-AES128-GCM-SHA256", "ECDHE-RSA-AES128-GCM-SHA256",
+                "ECDHE-ECDSA-AES256-GCM-SHA384", "ECDHE-RSA-AES256-GCM-SHA384",
+            ],
+            "ecdh_curves": ["P-256"],
+        }),
+        "fips-140-3" => json!({"compliance_policies": ["FIPS_202205"]}),
+        "pqc" => json!({"tls_minimum_protocol_version": "TLSv1_3", "ecdh_curves": ["X25519MLKEM768"]}),
+        _ => return None,
+    })
 }
 
 // Names of files come from the operator and may not be there: Envoy waits its default time for them. The
@@ -141,4 +162,19 @@ fn sds(name: &str, own: bool) -> Value {
     }
     config.insert("resource_api_version".into(), json!("V3"));
     json!({"name": name, "sds_config": config})
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_of_the_metrics_listeners_follow_the_policy() {
+        let of = |policy: &str| server(policy)["typed_config"]["common_tls_context"]["tls_params"].take();
+        assert_eq!(of(""), Value::Null);
+        assert_eq!(of("fips-140-2")["tls_maximum_protocol_version"], "TLSv1_2");
+        assert_eq!(of("fips-140-2")["ecdh_curves"], json!(["P-256"]));
+        assert_eq!(of("fips-140-3"), json!({"compliance_policies": ["FIPS_202205"]}));
+        assert_eq!(of("pqc")["tls_minimum_protocol_version"], "TLSv1_3");
+    }
 }

@@ -145,6 +145,20 @@ async fn answers_acks_and_pushes() {
 }
 
 #[tokio::test]
+async fn who_is_behind_is_sent_the_newest_only() {
+    let world = World::new();
+    let mut stream = world.stream().await;
+    stream.send(request(&["default"], "")).await;
+    let first = stream.next().await.unwrap();
+    stream.send(request(&["default"], &first.nonce)).await;
+    // Nothing else runs in between, so the stream has seen none of them.
+    (2..=5).for_each(|n| world.fake.identity(&format!("chain {n}")));
+    assert!(text(&stream.next().await.unwrap()).contains("chain 5"));
+    world.fake.identity("chain 6");
+    assert!(text(&stream.next().await.unwrap()).contains("chain 6"), "nothing stood between them");
+}
+
+#[tokio::test]
 async fn failures_end_the_stream_with_the_reason() {
     let world = World::new();
     for (name, words) in

@@ -89,9 +89,24 @@ async fn statuses_and_bodies() {
     let served = probing(&http_get(app.addr.port(), ""), |_| {});
     let got = ask(&served, KUBELET).await;
     assert_eq!((got.status, got.text().as_str()), (200, "abc"), "a cut body keeps its status");
-    let app = Web::start(|_| b"SSH-2.0\r\n".to_vec()).await;
-    let served = probing(&http_get(app.addr.port(), ""), |_| {});
-    assert_eq!(ask(&served, KUBELET).await.status, 500);
+    let many: String = (0..1001).map(|n| format!("X-{n}: y\r\n")).collect();
+    for odd in [
+        "SSH-2.0".to_owned(),
+        "HTTP/1.2 200 OK".to_owned(),
+        "HTTP/1.1 101 X".to_owned(),
+        format!("HTTP/1.1 200 OK\r\n{many}"),
+    ] {
+        let app = Web::start(move |_| format!("{odd}\r\n\r\n").into_bytes()).await;
+        let served = probing(&http_get(app.addr.port(), ""), |_| {});
+        assert_eq!(ask(&served, KUBELET).await.status, 500);
+    }
+}
+
+#[test]
+fn a_timeout_of_zero_is_ten_minutes() {
+    for (seconds, limited) in [(0, 600), (-1, 600), (1, 1), (3600, 3600)] {
+        assert_eq!(limit(seconds), Duration::from_secs(limited), "{seconds}");
+    }
 }
 
 #[tokio::test]

@@ -79,6 +79,33 @@ async fn paths_hosts_and_heads() {
 }
 
 #[tokio::test]
+async fn heads_that_go_takes_and_nobody_sends() {
+    let served = start(Config::new(0));
+    let status = |text: String| {
+        let served = &served;
+        async move {
+            let mut stream = served.connect().await;
+            stream.write_all(text.as_bytes()).await.unwrap();
+            let mut line = [0; 12];
+            stream.read_exact(&mut line).await.unwrap();
+            String::from_utf8_lossy(&line[9..]).into_owned()
+        }
+    };
+    let path = "p".repeat(70_000);
+    assert_eq!(status(format!("GET /{path} HTTP/1.1\r\nHost: a\r\n\r\n")).await, "414");
+    let many: String = (0..1001).map(|n| format!("X-{n}: y\r\n")).collect();
+    assert_eq!(status(format!("GET /x HTTP/1.1\r\nHost: a\r\n{many}\r\n")).await, "431");
+    for odd in [
+        "HTTP/1.1\r\nHost: a\r\nX: b\r\n folded",
+        "HTTP/1.2\r\nHost: a",
+        "HTTP/1.9\r\nHost: a",
+        "HTTP/2.0\r\nHost: a",
+    ] {
+        assert_eq!(status(format!("GET /x {odd}\r\n\r\n")).await, "400", "{odd}");
+    }
+}
+
+#[tokio::test]
 async fn pages_for_people() {
     let served = start(Config::new(0));
     let got = served.get("/debug/ndsz").await;

@@ -15,7 +15,7 @@ use crate::fetch::{self, Get, Reply};
 
 /// A part that moves nothing for this long is given up where the scraper named no limit. Go would wait
 /// for ever; nobody who scrapes does.
-const NO_LIMIT: Duration = Duration::from_secs(300);
+pub(super) const NO_LIMIT: Duration = Duration::from_secs(300);
 
 /// Why a part failed, from a closed set: it is a label's value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

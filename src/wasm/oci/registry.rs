@@ -456,6 +456,48 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_registry_that_is_no_neighbour_is_asked_in_plain_http_only_after_nonsense() {
+        use tokio::io::{AsyncReadExt, AsyncWriteExt};
+        for answers in [true, false] {
+            let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let port = listener.local_addr().unwrap().port();
+            let mut server = tokio::task::JoinSet::new();
+            server.spawn(async move {
+                let mut asked_plainly = false;
+                while let Ok(Ok((mut stream, _))) =
+                    tokio::time::timeout(Duration::from_secs(2), listener.accept()).await
+                {
+                    let mut first = [0; 1];
+                    let _ = stream.read_exact(&mut first).await;
+                    if first[0] != 0x16 {
+                        asked_plainly = true;
+                        let _ = stream.read(&mut [0; 4096]).await;
+                        let _ = stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n").await;
+                        break;
+                    }
+                    if answers {
+                        let _ = stream.read(&mut [0; 4096]).await;
+                        let _ = stream.write_all(b"SSH-2.0-nonsense\r\n").await;
+                    }
+                }
+                asked_plainly
+            });
+            // This machine by a name that no neighbour has.
+            let reference = Reference::parse(&format!("0x7f000001:{port}/plug")).unwrap();
+            assert!(!reference.may_be_plain());
+            let (web, secret) = (web(), Secret::Given(String::new().into()));
+            let registry =
+                Registry::new(&web, &reference, &secret, Instant::now() + Duration::from_secs(20)).unwrap();
+            assert_eq!(registry.ping().await.is_ok(), answers);
+            assert_eq!(
+                server.join_next().await.unwrap().unwrap(),
+                answers,
+                "without an answer plain HTTP is not tried"
+            );
+        }
+    }
+
+    #[tokio::test]
     async fn a_token_server_that_gives_none_is_named() {
         let server = Server::start(|head| match head.split(' ').nth(1).unwrap_or_default() {
             path if path.starts_with("/empty") => page(200, "", "{}"),

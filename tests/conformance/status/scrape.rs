@@ -26,6 +26,7 @@ async fn metrics_are_the_agents_envoys_and_the_applications() {
         assert_eq!(reply.headers["content-type"], "text/plain; version=0.0.4; charset=utf-8");
         let text = reply.text();
         assert!(text.contains("\nistio_agent_scrapes_total "), "{text}");
+        assert!(!text.contains("go_"), "{text}");
         assert!(text.ends_with("# TYPE envoy_x counter\nenvoy_x 1\n# TYPE app_x gauge\napp_x 3\n"), "{text}");
     }
     assert!(app.seen()[0].1.starts_with("GET /m HTTP/1.1\r\n"));

@@ -8,6 +8,45 @@ use tokio::task::JoinHandle;
 
 use super::*;
 
+/// Shows one certificate and signs with another one's key.
+#[derive(Debug)]
+struct Mismatched(Arc<rustls::sign::CertifiedKey>);
+
+impl rustls::server::ResolvesServerCert for Mismatched {
+    fn resolve(&self, _: rustls::server::ClientHello<'_>) -> Option<Arc<rustls::sign::CertifiedKey>> {
+        Some(self.0.clone())
+    }
+}
+
+#[tokio::test]
+async fn a_wrong_signature_tells_nothing_about_the_application() {
+    let made = || rcgen::generate_simple_self_signed(vec!["nobody.example".to_owned()]).unwrap();
+    let (shown, other) = (made(), made());
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let der = rustls_pki_types::PrivatePkcs8KeyDer::from(other.signing_key.serialize_der());
+    let key = provider.key_provider.load_private_key(der.into()).unwrap();
+    let pair = Arc::new(rustls::sign::CertifiedKey::new(vec![shown.cert.der().clone()], key));
+    let config = rustls::ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_cert_resolver(Arc::new(Mismatched(pair)));
+    let acceptor = tokio_rustls::TlsAcceptor::from(Arc::new(config));
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let task = spawn(async move {
+        let (stream, _) = listener.accept().await.unwrap();
+        let mut tls = acceptor.accept(stream).await.expect("the signature is not looked at");
+        let _ = tokio::io::AsyncReadExt::read(&mut tls, &mut [0; 4096]).await;
+        let answer = http(200, "", "fine");
+        let _ = tokio::io::AsyncWriteExt::write_all(&mut tls, &answer).await;
+        let _ = tokio::io::AsyncWriteExt::shutdown(&mut tls).await;
+    });
+    let served = probing(&http_get(port, ",\"scheme\": \"HTTPS\""), |_| {});
+    assert_eq!(ask(&served, KUBELET).await.status, 200);
+    task.await.unwrap();
+}
+
 /// A self-signed server that offers `alpn`; speaks HTTP/2 when that is chosen.
 async fn tls_app(alpn: &[&[u8]]) -> (SocketAddr, JoinHandle<()>) {
     let key = rcgen::generate_simple_self_signed(vec!["nobody.example".to_owned()]).unwrap();

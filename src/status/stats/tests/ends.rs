@@ -42,6 +42,23 @@ async fn dripping(bytes: Vec<u8>) -> (std::net::SocketAddr, tokio::task::JoinHan
     (addr, task)
 }
 
+#[test]
+fn who_names_no_limit_waits_five_minutes_for_each_piece() {
+    assert_eq!(part::NO_LIMIT, Duration::from_secs(300));
+}
+
+#[tokio::test]
+async fn a_redirect_to_https_is_not_followed() {
+    let app = Web::start(|_| {
+        b"HTTP/1.1 302 X\r\nLocation: https://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n".to_vec()
+    })
+    .await;
+    let served = merging(None, vec![target(&app, "/")], |_| {});
+    let got = served.get("/metrics").await.text();
+    assert_eq!((rest(&got).as_str(), failures(&got)), ("", vec!["{type=\"application\"} 1"]));
+    assert_eq!(app.heads().len(), 1);
+}
+
 #[tokio::test]
 async fn limits_that_are_no_time_at_all() {
     let (envoy, app) = (envoy().await, Web::start(|_| http(200, "", APP)).await);

@@ -1,0 +1,201 @@
+//! The bootstrap template at its old place: used when somebody has changed it, passed over when it is one of Istio's.
+//!
+//! The Go agents read their template from [`PLACE`]; images and machines that were made for them still have it, most
+//! as it came, some changed. This agent's bootstrap is built in, so only a changed one matters. No list of the stock
+//! ones' checksums can be complete (patch releases, vendors), so the rule looks at what a template gives: rendered
+//! with settings of our own, once plain and once with collectors, it is a stock one when everything it gives is in the
+//! built-in bootstrap as well, but for what older releases had otherwise ([`was_so`]). What is left out counts for nothing:
+//! older releases had less. A template for version 2 of Envoy's API, or one that gives no JSON, is passed over with a
+//! warning: no supported Envoy could start with it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use super::parts::at;
+use crate::envoy::bootstrap::{self, Node, Options, RemoteService, Tracer, params, template};
+
+/// Where the Go agents' images have their template.
+pub(super) const PLACE: &str = "./var/lib/istio/envoy/envoy_bootstrap_tmpl.json";
+
+/// Words that only version 2 of Envoy's API has.
+const API_V2: [&str; 3] = ["envoy.api.v2", "envoy.http_connection_manager", "envoy.config.bootstrap.v2"];
+
+/// What is at the old place.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Found {
+    /// No file.
+    Nothing,
+    /// As it came with some release.
+    Stock,
+    /// Somebody's own; with the first thing that no release had.
+    Changed(String),
+    /// Not usable, and why.
+    Useless(String),
+}
+
+/// Looks at the file.
+pub(super) fn look(path: &Path, env: &BTreeMap<String, String>) -> Found {
+    // A pipe would be waited for.
+    if !path.is_file() {
+        return Found::Nothing;
+    }
+    match std::fs::read(path) {
+        Ok(text) => judge(&String::from_utf8_lossy(&text), env),
+        Err(e) => Found::Useless(e.to_string()),
+    }
+}
+
+/// The template to use, if there is one of somebody's own.
+pub(super) fn own(
+    root: &Path,
+    env: &BTreeMap<String, String>,
+    warnings: &mut Vec<String>,
+) -> Option<PathBuf> {
+    let place = at(root, PLACE);
+    match look(&place, env) {
+        Found::Nothing => None,
+        Found::Stock => {
+            tracing::info!(
+                "the bootstrap template {PLACE} is a stock one and is passed over: this release's is built in"
+            );
+            None
+        }
+        Found::Changed(thing) => {
+            tracing::info!(
+                "the bootstrap template {PLACE} is no stock one (no release has {thing}): it is used, as --templateFile={PLACE} would"
+            );
+            Some(place)
+        }
+        Found::Useless(why) => {
+            warnings.push(format!(
+                "the bootstrap template {PLACE} is passed over: {why}; take it away, or name it with --templateFile to use it all the same"
+            ));
+            None
+        }
+    }
+}
+
+fn judge(text: &str, env: &BTreeMap<String, String>) -> Found {
+    if API_V2.iter().any(|word| text.contains(word)) {
+        return Found::Useless("it is written for version 2 of Envoy's API".to_owned());
+    }
+    for options in samples() {
+        let (Ok(built_in), Ok(data)) = (bootstrap::generate(&options), params::all(&options)) else {
+            return Found::Useless("there is nothing to compare it with".to_owned());
+        };
+        let rendered = match template::render(text, &data, env) {
+            Ok(rendered) => rendered,
+            Err(e) => return Found::Useless(crate::base::error::chain(&e)),
+        };
+        let mut given: Value = match serde_json::from_str(&rendered) {
+            Ok(given) => given,
+            Err(e) => return Found::Useless(format!("what it gives is not JSON: {e}")),
+        };
+        // The tags of metrics before they were configured; each release had others.
+        if let Some(Value::Array(tags)) = given.pointer_mut("/stats_config/stats_tags") {
+            tags.retain(|tag| !tag["regex"].as_str().is_some_and(|regex| regex.contains("=\\.=")));
+        }
+        if let Some(thing) = foreign(&given, &built_in) {
+            return Found::Changed(thing);
+        }
+    }
+    Found::Stock
+}
+
+/// Settings whose values can be told apart from anything that stands in a template.
+fn samples() -> [Options; 2] {
+    let node =
+        Node { id: "sidecar~192.0.2.1~a.b~c".to_owned(), cluster: "a.b".to_owned(), ..Node::default() };
+    let plain = Options {
+        node,
+        proxy_config: serde_json::json!({
+            "configPath": "./etc/istio/proxy", "proxyAdminPort": 15000, "statusPort": 15020, "controlPlaneAuthPolicy": "MUTUAL_TLS",
+        }),
+        ..Options::default()
+    };
+    let service =
+        |address: &str| Some(RemoteService { address: address.to_owned(), ..RemoteService::default() });
+    let collectors = Options {
+        tracer: Some(Tracer::Zipkin { address: "zipkin.test:9411".to_owned() }),
+        metrics_service: service("metrics.test:1"),
+        access_log_service: service("logs.test:1"),
+        statsd_address: "192.0.2.2:8125".to_owned(),
+        ..plain.clone()
+    };
+    [plain, collectors]
+}
+
+/// The first thing in `given` that is not in `known`.
+fn foreign(given: &Value, known: &Value) -> Option<String> {
+    let (mut there, mut here) = (Vec::new(), Vec::new());
+    leaves(known, &mut Vec::new(), &mut there);
+    leaves(given, &mut Vec::new(), &mut here);
+    let paths: BTreeSet<&[String]> = there.iter().flat_map(|(p, _)| (1..=p.len()).map(|n| &p[..n])).collect();
+    let values: BTreeSet<&(Vec<String>, String)> = there.iter().collect();
+    let (path, value) = here.iter().find(|leaf| !values.contains(leaf) && !was_so(&leaf.0))?;
+    Some(match (1..=path.len()).find(|n| !paths.contains(&path[..*n])) {
+        Some(unknown) => path[..unknown].join("."),
+        None => format!("{} = {value}", path.join(".")),
+    })
+}
+
+/// What stock templates of older releases had otherwise: expressions of stats tags, layers of runtime flags, the way
+/// to istiod before all went by the agent, the agent's older socket, options that have moved, the compressor's forms.
+fn was_so(path: &[String]) -> bool {
+    let path = path.join(".");
+    let under = |prefixes: &[&str]| prefixes.iter().any(|p| path.starts_with(p));
+    under(&[
+        "node.",
+        "tracing.",
+        "layered_runtime.layers.deprecation",
+        "static_resources.clusters.xds-grpc.transport_socket",
+        "static_resources.clusters.xds-grpc.load_assignment",
+        "static_resources.clusters.xds-grpc.dns_",
+        "static_resources.clusters.xds-grpc.respect_dns_ttl",
+        "static_resources.clusters.xds-grpc.type",
+        "static_resources.clusters.sds-grpc.load_assignment",
+        "admin.access_log_path",
+    ]) || ["google_re2", "http2_protocol_options", "http_filters.envoy.filters.http.compressor"]
+        .iter()
+        .any(|old| path.contains(old))
+        || path.starts_with("stats_config.stats_tags.") && path.ends_with(".regex")
+        || ["re2.max_program_size.error_level", "overload.global_downstream_max_connections"]
+            .iter()
+            .any(|key| path.ends_with(key))
+}
+
+/// Every value with the way to it; members of lists are known by their names, so that their order does not count.
+fn leaves(value: &Value, path: &mut Vec<String>, into: &mut Vec<(Vec<String>, String)>) {
+    match value {
+        Value::Object(members) if !members.is_empty() => {
+            for (name, member) in members {
+                path.push(name.clone());
+                leaves(member, path, into);
+                path.pop();
+            }
+        }
+        Value::Array(list) if !list.is_empty() => {
+            for (place, member) in list.iter().enumerate() {
+                path.push(name_of(member).unwrap_or_else(|| place.to_string()));
+                leaves(member, path, into);
+                path.pop();
+            }
+        }
+        other => into.push((path.clone(), other.to_string())),
+    }
+}
+
+/// Listeners by their port, as older releases gave them no name; patterns by themselves.
+fn name_of(member: &Value) -> Option<String> {
+    if let Some(port) = member.pointer("/address/socket_address/port_value") {
+        return Some(port.to_string());
+    }
+    let named = ["name", "tag_name", "priority"].iter().find_map(|key| member.get(key)?.as_str());
+    let pattern = ["prefix", "suffix", "safe_regex"].iter().any(|key| member.get(key).is_some());
+    named.map(str::to_owned).or_else(|| pattern.then(|| member.to_string()))
+}
+
+#[cfg(test)]
+mod tests;
