@@ -7,7 +7,7 @@ use crate::config::env::var;
 use crate::config::parts::{self, Error};
 use crate::config::{Config, args, bootstrap as from_config, node, pod, release};
 use crate::envoy;
-use crate::envoy::bootstrap::{self, Node, grpc};
+use crate::envoy::bootstrap::{self, Locality, Node, grpc};
 use crate::secrets::probe::Mode;
 
 /// The node's addresses, `INSTANCE_IP` first.
@@ -64,7 +64,15 @@ pub async fn node(
         skip_deprecated_logs: s.flag(var::ENVOY_SKIP_DEPRECATED_LOGS),
         workload_socket_file: s.text(var::WORKLOAD_IDENTITY_SOCKET_FILE),
     };
-    node::build(&inputs).map_err(|e| Error::new(format!("failed to generate bootstrap metadata: {e}")))
+    let mut node = node::build(&inputs)
+        .map_err(|e| Error::new(format!("failed to generate bootstrap metadata: {e}")))?;
+    // Of releases up to 1.4, below what labels and the platform say.
+    if let Some(zone) = config.flags.get("availabilityZone")
+        && node.locality == Locality::default()
+    {
+        zone.clone_into(&mut node.locality.zone);
+    }
+    Ok(node)
 }
 
 /// Writes the bootstrap of proxyless applications, if one is wanted.

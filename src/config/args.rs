@@ -405,7 +405,11 @@ pub const PROXY: &[Flag] = &[
     Flag::old("log_rotate_max_size", Kind::Text, "accepted, without effect"),
     Flag::old("log_rotate_max_backups", Kind::Text, "accepted, without effect"),
     Flag::old("applicationPorts", Kind::Text, "accepted, without effect"),
-    Flag::old("availabilityZone", Kind::Text, "ProxyConfig availabilityZone"),
+    Flag::old(
+        "availabilityZone",
+        Kind::Text,
+        "ProxyConfig availabilityZone, and the zone of Envoy's locality where nothing newer names one",
+    ),
     Flag::old("discoveryRefreshDelay", Kind::Text, "ProxyConfig discoveryRefreshDelay"),
     Flag::old("bootstrapv2", Kind::Bool, "accepted, without effect"),
     Flag::old("envoyMetricsServiceAddress", Kind::Text, "ProxyConfig envoyMetricsServiceAddress"),

@@ -87,7 +87,8 @@ async fn an_envoy_that_leaves_ends_the_dial_made_for_it() {
     // Takes connections and never answers the TLS greeting.
     let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = format!("localhost:{}", silent.local_addr().unwrap().port());
-    let mut world = World::with(|b| b.proxy_config("discoveryAddress", address)).await;
+    let mut world =
+        World::with(|b| b.proxy_config("discoveryAddress", address).env("CA_ADDR", "localhost:1")).await;
     let envoy = world.envoy().await.ads();
     envoy.send(&ask(CDS));
     let (mut dialled, _) = silent.accept().await.unwrap();

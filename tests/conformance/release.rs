@@ -222,6 +222,7 @@ async fn a_start_line_of_1_5_runs_and_says_what_it_means_today() {
         .arg(format!("--proxyAdminPort={admin}"))
         .arg("--controlPlaneAuthPolicy=NONE")
         .arg("--id=gateway.ns")
+        .arg("--availabilityZone=zone-7")
         .proxy_config("configPath", "./etc/istio/proxy")
         .start();
     agent.wait_ready().await;
@@ -232,6 +233,7 @@ async fn a_start_line_of_1_5_runs_and_says_what_it_means_today() {
     let text = std::fs::read_to_string(agent.path("etc/istio/proxy/envoy-rev.json")).unwrap();
     let bootstrap: serde_json::Value = serde_json::from_str(&text).unwrap();
     assert_eq!(bootstrap["node"]["id"], "router~127.0.0.1~gateway.ns~ns.svc.cluster.local");
+    assert_eq!(bootstrap["node"]["locality"], serde_json::json!({"zone": "zone-7"}));
     agent.stop().await;
 }
 

@@ -485,7 +485,7 @@ mod tests {
             // This machine by a name that no neighbour has.
             let reference = Reference::parse(&format!("0x7f000001:{port}/plug")).unwrap();
             assert!(!reference.may_be_plain());
-            let (web, secret) = (web(), Secret::Given(String::new().into()));
+            let (web, secret) = (web(), Secret::Given("{}".to_owned().into()));
             let registry =
                 Registry::new(&web, &reference, &secret, Instant::now() + Duration::from_secs(20)).unwrap();
             assert_eq!(registry.ping().await.is_ok(), answers);
