@@ -134,7 +134,7 @@ fn foreign(given: &Value, known: &Value) -> Option<String> {
     leaves(given, &mut Vec::new(), &mut here);
     let paths: BTreeSet<&[String]> = there.iter().flat_map(|(p, _)| (1..=p.len()).map(|n| &p[..n])).collect();
     let values: BTreeSet<&(Vec<String>, String)> = there.iter().collect();
-    let (path, value) = here.iter().find(|leaf| !values.contains(leaf) && !was_so(&leaf.0))?;
+    let (path, value) = here.iter().find(|leaf| !values.contains(leaf) && !was_so(&leaf.0, &leaf.1))?;
     Some(match (1..=path.len()).find(|n| !paths.contains(&path[..*n])) {
         Some(unknown) => path[..unknown].join("."),
         None => format!("{} = {value}", path.join(".")),
@@ -143,7 +143,7 @@ fn foreign(given: &Value, known: &Value) -> Option<String> {
 
 /// What stock templates of older releases had otherwise: expressions of stats tags, layers of runtime flags, the way
 /// to istiod before all went by the agent, the agent's older socket, options that have moved, the compressor's forms.
-fn was_so(path: &[String]) -> bool {
+fn was_so(path: &[String], value: &str) -> bool {
     let path = path.join(".");
     let under = |prefixes: &[&str]| prefixes.iter().any(|p| path.starts_with(p));
     under(&[
@@ -155,11 +155,12 @@ fn was_so(path: &[String]) -> bool {
         "static_resources.clusters.xds-grpc.dns_",
         "static_resources.clusters.xds-grpc.respect_dns_ttl",
         "static_resources.clusters.xds-grpc.type",
-        "static_resources.clusters.sds-grpc.load_assignment",
         "admin.access_log_path",
     ]) || ["google_re2", "http2_protocol_options", "http_filters.envoy.filters.http.compressor"]
         .iter()
         .any(|old| path.contains(old))
+        || path.starts_with("static_resources.clusters.sds-grpc.load_assignment")
+            && value.ends_with("/etc/istio/proxy/SDS\"")
         || path.starts_with("stats_config.stats_tags.") && path.ends_with(".regex")
         || ["re2.max_program_size.error_level", "overload.global_downstream_max_connections"]
             .iter()
@@ -176,7 +177,9 @@ fn leaves(value: &Value, path: &mut Vec<String>, into: &mut Vec<(Vec<String>, St
                 path.pop();
             }
         }
-        Value::Array(list) if !list.is_empty() => {
+        // An empty list is what a condition has left of one.
+        Value::Null => {}
+        Value::Array(list) => {
             for (place, member) in list.iter().enumerate() {
                 path.push(name_of(member).unwrap_or_else(|| place.to_string()));
                 leaves(member, path, into);

@@ -16,11 +16,10 @@ fn what_any_release_had_is_passed_over() {
     assert_eq!(judged(&stock()), Found::Stock);
     let mut older = stock();
     let all = older.as_object_mut().unwrap();
-    for newer in
-        ["application_log_config", "bootstrap_extensions", "overload_manager", "deferred_stat_options"]
-    {
+    for newer in ["application_log_config", "overload_manager", "deferred_stat_options"] {
         all.remove(newer).unwrap();
     }
+    older["bootstrap_extensions"] = json!([]);
     older["admin"] = json!({"access_log_path": "/dev/null", "address": older["admin"]["address"]});
     older["layered_runtime"] = json!({"layers": [
         {"name": "deprecation", "static_layer": {"re2.max_program_size.error_level": 1024}},
@@ -37,6 +36,18 @@ fn what_any_release_had_is_passed_over() {
     let xds = xds.iter_mut().find(|c| c["name"] == "xds-grpc").unwrap();
     xds["type"] = json!("STRICT_DNS");
     xds["http2_protocol_options"] = json!({});
+    assert_eq!(judged(&older), Found::Stock);
+    // Its agents had the socket elsewhere; another identity provider's is somebody's own.
+    let pipe = |template: &mut Value, path: &str| {
+        let clusters = template["static_resources"]["clusters"].as_array_mut().unwrap();
+        let sds = clusters.iter_mut().find(|c| c["name"] == "sds-grpc").unwrap();
+        sds["load_assignment"]["endpoints"][0]["lb_endpoints"][0]["endpoint"]["address"]["pipe"]["path"] =
+            json!(path);
+    };
+    let mut spire = older.clone();
+    pipe(&mut spire, "/run/spire/sockets/agent.sock");
+    assert!(matches!(judged(&spire), Found::Changed(thing) if thing.contains("/run/spire/")));
+    pipe(&mut older, "./etc/istio/proxy/SDS");
     assert_eq!(judged(&older), Found::Stock);
 }
 
