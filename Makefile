@@ -17,7 +17,7 @@ export PROPTEST_RNG_SEED ?= 20261121
 # One after the other: built together, the agent would get every library feature that only the double needs.
 RELEASE := cargo build --release --locked -p pilot-agent && cargo build --release --locked -p mock-istiod
 
-.PHONY: release-fips demo test lint check-lint bare-machine dist dist-binary packages image test-packages test-image reproducible release conformance record bench seccomp soak attack fuzz-smoke envoy-matrix docs descriptors clean help
+.PHONY: release-fips demo test lint check-lint bare-machine dist dist-binary packages image test-packages test-image reproducible release conformance record bench seccomp soak attack faults fuzz-smoke envoy-matrix docs descriptors clean help
 
 # Run first by each target that builds or fetches something.
 CHECK = @scripts/check-machine $@
@@ -118,9 +118,13 @@ soak:  ## HOURS=8 of everyday trouble (default 20 minutes; root): samples, a plo
 	@envoy=$$(scripts/get-envoy) && python3 -m tests.soak --agent $(AGENT) --istiod target/release/mock-istiod --envoy "$$envoy" \
 	  --minutes $$(python3 -c "print($(if $(HOURS),60*$(HOURS),20))")
 
-attack:  ## floods and hostile neighbours, a line each (root); SHORT=1 takes seconds each, PEER_AGENT=<path> beside another agent
-	$(RELEASE)
-	python3 -m tests.attack --agent $(AGENT) --istiod target/release/mock-istiod $(if $(SHORT),--short) $(if $(ONLY),--only "$(ONLY)") $(if $(PEER_AGENT),--peer "$(PEER_AGENT)")
+attack:  ## floods and hostile neighbours, a line each (root); SHORT=1: the debug build, seconds each; PEER_AGENT=<path> beside another agent
+	$(if $(SHORT),cargo build --locked --workspace,$(RELEASE))
+	python3 -m tests.attack --agent $(if $(SHORT),target/debug/pilot-agent,$(AGENT)) --istiod target/$(if $(SHORT),debug,release)/mock-istiod $(if $(SHORT),--short) $(if $(ONLY),--only "$(ONLY)") $(if $(PEER_AGENT),--peer "$(PEER_AGENT)")
+
+faults:  ## every file, socket and process call of a day fails once (10 minutes); ONLY=<text> chooses
+	cargo build --locked --workspace
+	python3 -m tests.faults --agent target/debug/pilot-agent --istiod target/debug/mock-istiod $(if $(ONLY),--only "$(ONLY)")
 
 fuzz-smoke:  ## each fuzz target for a few seconds (needs a nightly toolchain and cargo-fuzz)
 	$(CHECK)

@@ -9,7 +9,7 @@ from pathlib import Path
 from . import h2
 from .on_status import hold
 from .registry import attack
-from .world import ATTACKERS, DNS, SDS, App, connect
+from .world import ATTACKERS, DNS, POD, SDS, XDS, App, connect
 
 for mood in ("silent", "endless head", "endless body", "garbage", "to itself"):
     @attack(f"application {mood}", "an application that answers its probes like this", liveness=False)
@@ -45,6 +45,65 @@ def istiod(world, size):
 @attack("Envoy stands still", "SIGSTOP of Envoy", readiness=False)
 def envoy(world, size):
     stopped(world.envoy(), size.seconds)
+
+
+@attack("application stands still", "an application whose listener is full", liveness=False)
+def application(world, size):
+    App.mood = "silent"
+    held = []
+    try:
+        end = time.monotonic() + size.seconds
+        while time.monotonic() < end:
+            try:
+                held.append(connect(ATTACKERS[len(held) % 64], timeout=0.5))
+                path = b"/app-health/app/livez" if len(held) % 2 else b"/stats/prometheus"
+                held[-1].sendall(b"GET " + path + b" HTTP/1.1\r\nHost: a\r\n\r\n")
+            except OSError:
+                time.sleep(0.02)
+            if len(held) > 300:
+                held.pop(0).close()
+    finally:
+        App.mood = "well"
+        for io in held:
+            io.close()
+
+
+MODULES = {
+    "garbage": f"http://{POD}:8081/garbage", "endless module": f"http://{POD}:8081/endless",
+    "drip": f"http://{POD}:8081/drip", "to itself": f"http://{POD}:8081/again", "bomb": f"http://{POD}:8081/bomb",
+    "endless head": f"http://{POD}:8081/head", "hostile challenge": f"oci://{POD}:8081/a/b:1",
+    "endless manifest": f"oci://{POD}:8081/endless/b:1", "deep manifest": f"oci://{POD}:8081/deep/b:1",
+}
+
+
+def wasm(name, place):
+    """A filter whose module is fetched from `place`, as mock-istiod reads it."""
+    remote = {"http_uri": {"uri": place, "timeout": "3s"}, "sha256": "nil"}
+    filter_ = {"@type": "type.googleapis.com/envoy.extensions.filters.http.wasm.v3.Wasm", "config": {
+        "name": name, "fail_open": True, "vm_config": {"vm_id": name, "code": {"remote": remote}}}}
+    return {"@type": ECDS, "name": name, "typed_config": filter_}
+
+
+ECDS = "type.googleapis.com/envoy.config.core.v3.TypedExtensionConfig"
+
+
+@attack("hostile registries", "modules without end, bombs, drips, circles, challenges and manifests that mean ill", world={
+    "resources": [wasm(name, place) for name, place in MODULES.items()], "modules": True,
+    "env": {"WASM_INSECURE_REGISTRIES": "*", "ISTIO_WASM_MAX_BINARY_SIZE_BYTES": "8388608", "WASM_HTTP_REQUEST_TIMEOUT": "2s"}})
+def registries(world, size):
+    end = time.monotonic() + size.seconds
+    while time.monotonic() < end:
+        for name in MODULES:
+            if time.monotonic() > end:
+                break
+            try:
+                with h2.Conn(world.dir / XDS, timeout=2) as conn:
+                    ask = h2.message((2, b"\x0a\x1fsidecar~10.213.0.2~pod.ns~ns.sv"), (3, name.encode()), (4, ECDS.encode()))
+                    conn.send(h2.frame(h2.HEADERS, h2.END_HEADERS, 1, h2.request(h2.ADS_PATH)), h2.frame(h2.DATA, 0, 1, ask))
+                    while conn.read()[0] != h2.DATA:
+                        pass
+            except OSError:
+                pass
 
 
 @attack("64 descriptors", "a flood against an agent that may open 64", world={"descriptors": 64}, readiness=False,
@@ -83,5 +142,23 @@ def dns(world, size):
         io.bind((ATTACKERS[0], 0))
         while time.monotonic() < end:
             for n in range(200):
-                io.sendto(h2.noise(n * 7), ("10.213.0.2", DNS))
+                io.sendto(h2.noise(n * 7), (POD, DNS))
             time.sleep(0.001)
+
+
+@attack("DNS garbage, TCP", "messages that are no queries, lengths that are none, connections that wait", world={
+    "env": {"ISTIO_META_DNS_CAPTURE": "true", "DNS_PROXY_ADDR": f"0.0.0.0:{DNS}"}, "ready": False}, readiness=False)
+def dns_tcp(world, size):
+    end, held = time.monotonic() + size.seconds, []
+    while time.monotonic() < end:
+        try:
+            io = connect(ATTACKERS[len(held) % 64], DNS, timeout=0.5)
+            held.append(io)
+            for n in range(20):
+                io.sendall((n * 300).to_bytes(2, "big") + h2.noise(n * 300 // (1 + n % 3)))
+        except OSError:
+            time.sleep(0.01)
+        if len(held) > size.connections:
+            held.pop(0).close()
+    for io in held:
+        io.close()

@@ -1,4 +1,7 @@
 """Attacks on the SDS and XDS sockets: HTTP/2 as no client speaks it."""
+import itertools
+import os
+import signal
 import time
 
 from . import h2
@@ -22,10 +25,15 @@ def again(world, socket, size, play):
             time.sleep(0.01)
 
 
+TURNS = itertools.cycle(EACH)
+
+
 def flood(name, why):
     def note(play):
+        # Both sockets have one front door.
+        turn = next(TURNS)
         for label, socket in EACH.items():
-            @attack(f"{label} {name}", why)
+            @attack(f"{label} {name}", why, short=label == turn)
             def it(world, size, socket=socket):
                 again(world, socket, size, play)
         return play
@@ -143,16 +151,34 @@ for label, socket in EACH.items():
 
     @attack(f"{label} streams", "as many streams on one connection as it takes")
     def streams(world, size, socket=socket):
-        left = size.streams
-        stream = ids()
-        with Conn(world.dir / socket, timeout=2) as conn:
-            head, ask = request(PATHS[socket]), h2.secrets()
-            end = time.monotonic() + size.seconds
+        left, end = size.streams, time.monotonic() + size.seconds
+        head, ask = request(PATHS[socket]), h2.secrets()
+        # Who is thrown out comes again.
+        while time.monotonic() < end:
             try:
-                while left and time.monotonic() < end:
-                    s = next(stream)
-                    conn.send(frame(HEADERS, END_HEADERS, s, head), frame(DATA, 0, s, ask))
-                    left -= 1
-                time.sleep(max(0, end - time.monotonic()))
+                with Conn(world.dir / socket, timeout=2) as conn:
+                    stream = ids()
+                    while left and time.monotonic() < end:
+                        s = next(stream)
+                        conn.send(frame(HEADERS, END_HEADERS, s, head), frame(DATA, 0, s, ask))
+                        left -= 1
+                    time.sleep(max(0, end - time.monotonic()))
             except OSError:
-                pass
+                time.sleep(0.01)
+
+
+@attack("XDS streams replaced", "streams opened and left by the hundred while istiod stands still")
+def replaced(world, size):
+    end, left = time.monotonic() + size.seconds, size.streams // 7
+    os.kill(world.istiod.pid, signal.SIGSTOP)
+    try:
+        while left and time.monotonic() < end:
+            try:
+                with Conn(world.dir / XDS, timeout=1) as conn:
+                    conn.send(frame(HEADERS, END_HEADERS, 1, request(PATHS[XDS])), frame(DATA, 0, 1, h2.secrets()))
+                    conn.read()
+                    left -= 1
+            except OSError:
+                time.sleep(0.01)
+    finally:
+        os.kill(world.istiod.pid, signal.SIGCONT)

@@ -40,14 +40,16 @@ def hold(world, amount, sent, many, seconds, refresh=True):
 
 def holding(name, sent, why):
     for many in (False, True):
-        @attack(f"status {name}, {'many addresses' if many else 'one address'}", why)
+        @attack(f"status {name}, {'many addresses' if many else 'one address'}", why, short=many)
         def it(world, size, many=many):
-            hold(world, size.connections, sent, many, size.seconds)
+            hold(world, size.connections // (10 if len(sent) > 10_000 else 1), sent, many, size.seconds)
 
 
 holding("silent", b"", "connections that say nothing")
 holding("first byte", b"G", "connections that send one byte and wait")
 holding("half a head", b"GET /healthz/ready HTTP/1.1\r\nHost: a\r\nX-A: ", "heads that never end")
+# As long as a head may be, nearly; each client needs the network's whole width, so there are fewer.
+holding("large heads", b"GET / HTTP/1.1\r\nHost: a\r\nX-A: " + b"a" * 980_000, "heads of nearly a megabyte that never end")
 holding("unread scrape", b"GET /stats/prometheus HTTP/1.1\r\nHost: a\r\n\r\n", "scrapes that nobody reads")
 holding("half a body", b"POST /quitquitquit2 HTTP/1.1\r\nHost: a\r\nContent-Length: 60000\r\n\r\nx", "bodies that never end")
 

@@ -23,6 +23,8 @@ class Attack:
     liveness: bool = True
     # Whether the agent must still give certificates while it lasts; afterwards it always must.
     identity: bool = True
+    # Whether the short form plays it, too: of attacks that differ little one is enough.
+    short: bool = True
 
 
 ATTACKS = []

@@ -4,6 +4,7 @@ The agent sees: an istiod (mock-istiod), an Envoy (tests/support/fake_envoy.py),
 from an address of its own, and attackers from 64 others. Everything ends with `close`.
 """
 import ctypes
+import gzip
 import itertools
 import json
 import os
@@ -21,10 +22,12 @@ from pathlib import Path
 
 WORLDS = itertools.count()
 ROOT = Path(__file__).resolve().parents[2]
-POD = "10.213.0.2"
-KUBELET = "10.213.255.254"
-ATTACKERS = [f"10.213.1.{n}" for n in range(1, 65)]
-STATUS, ADMIN, APP, DNS = 15020, 15000, 8080, 15053
+# Two at a time need two networks.
+NET = os.environ.get("ATTACK_NET", "10.213")
+POD = f"{NET}.0.2"
+KUBELET = f"{NET}.255.254"
+ATTACKERS = [f"{NET}.1.{n}" for n in range(1, 65)]
+STATUS, ADMIN, APP, MODULES, DNS = 15020, 15000, 8080, 8081, 15053
 SDS = "var/run/secrets/workload-spiffe-uds/socket"
 XDS = "etc/istio/proxy/XDS"
 METRICS = b"".join(b"attack_series{n=\"%06d\"} 1\n" % n for n in range(120_000))
@@ -77,6 +80,65 @@ class App(BaseHTTPRequestHandler):
         pass
 
 
+class Registry(BaseHTTPRequestHandler):
+    """Gives modules and images as nobody should."""
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self):
+        try:
+            self.answer()
+        except OSError:
+            pass
+        self.close_connection = True
+
+    do_HEAD = do_POST = do_GET
+
+    def head(self, status, *lines):
+        self.wfile.write("\r\n".join([f"HTTP/1.1 {status} X", *lines, "", ""]).encode())
+
+    def endless(self, piece, pause=0.0):
+        while True:
+            self.wfile.write(piece)
+            time.sleep(pause)
+
+    def answer(self):
+        path = self.path
+        if path.startswith("/v2/endless"):
+            self.head(200, "Content-Type: application/vnd.oci.image.manifest.v1+json")
+            self.endless(b'{"layers":[' * 1000)
+        elif path.startswith("/v2/deep"):
+            body = b'{"layers":' + b"[" * 200_000 + b"]" * 200_000 + b"}"
+            self.head(200, "Content-Type: application/vnd.oci.image.manifest.v1+json", f"Content-Length: {len(body)}")
+            self.wfile.write(body)
+        elif path.startswith("/v2/"):
+            # A token server inside the pod's machine, and a challenge that is longer than anything.
+            self.head(401, 'WWW-Authenticate: Bearer realm="http://169.254.169.254/' + "a" * 50_000 + '",service="s",scope="x"',
+                      "Content-Length: 0")
+        elif path == "/garbage":
+            self.wfile.write(os.urandom(8192))
+        elif path == "/endless":
+            self.head(200)
+            self.endless(b"\0asm\1\0\0\0" + b"x" * 65_000)
+        elif path == "/drip":
+            self.head(200, "Content-Length: 100000")
+            self.endless(b"x", 0.2)
+        elif path == "/again":
+            self.head(302, "Location: /again", "Content-Length: 0")
+        elif path == "/bomb":
+            self.head(200, "Content-Type: application/gzip", f"Content-Length: {len(BOMB)}")
+            self.wfile.write(BOMB)
+        else:
+            self.wfile.write(b"HTTP/1.1 200 OK\r\n")
+            self.endless(b"X-Pad: " + b"x" * 1000 + b"\r\n")
+
+    def log_message(self, *_):
+        pass
+
+
+# 200 MB in 200 kB.
+BOMB = gzip.compress(b"\0" * 200_000_000, 9)
+
+
 class Quiet(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 1024
@@ -103,17 +165,21 @@ def listener_in(namespace, address):
 
 
 class World:
-    def __init__(self, agent, istiod, descriptors=None, env=None, ready=True, envoy=None):
+    def __init__(self, agent, istiod, descriptors=None, env=None, ready=True, envoy=None, resources=None, modules=False,
+                 out=False):
         self.envoy_binary = envoy or str(ROOT / "tests/support/fake_envoy.py")
         self.name = f"attack-{os.getpid()}"
         self.outer = None
         self.dir = Path(tempfile.mkdtemp(prefix="attack-"))
         os.chmod(self.dir, 0o755)
         self.processes = []
-        self.mounted = self.serving = False
+        self.mounted, self.servers = False, []
+        self.resources, self.modules = resources, modules
         soft = min(65536, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
         try:
+            if out:
+                (self.dir / "out").mkdir()
             self.network()
             self.start(Path(agent).resolve(), Path(istiod).resolve(), descriptors, env or {}, ready)
         except BaseException:
@@ -139,21 +205,47 @@ class World:
         self.processes.append(child)
         return child
 
-    def start(self, agent, istiod, descriptors, env, ready):
-        self.app = Quiet(("", 0), App, bind_and_activate=False)
-        self.app.socket.close()
-        self.app.socket = listener_in(self.name, (POD, APP))
-        self.app.server_address, self.app.server_name, self.app.server_port = (POD, APP), POD, APP
-        threading.Thread(target=self.app.serve_forever, daemon=True).start()
-        self.serving = True
-        for folder in ("var/run/secrets/istio", "var/run/secrets/tokens"):
-            (self.dir / folder).mkdir(parents=True)
+    def serve(self, handler, port):
+        server = Quiet(("", 0), handler, bind_and_activate=False)
+        server.socket.close()
+        # On every address: probes come to the pod's, scrapes to localhost.
+        server.socket = listener_in(self.name, ("0.0.0.0", port))
+        server.server_address, server.server_name, server.server_port = (POD, port), POD, port
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        self.servers.append(server)
+
+    def put(self, name, text):
+        """A file of istiod's resources, replaced as a whole."""
+        path = self.dir / "resources" / name
+        path.parent.mkdir(exist_ok=True)
+        fresh = path.with_name(f".{path.name}.fresh")
+        fresh.write_text(text)
+        fresh.rename(path)
+
+    def start_istiod(self):
+        """The one neighbour that is configured from a folder, `resources`."""
         root = self.dir / "var/run/secrets/istio/root-cert.pem"
         token = self.dir / "var/run/secrets/tokens/istio-token"
+        more = ["--resources", self.dir / "resources"] if (self.dir / "resources").exists() else []
         self.istiod = self.inside(
-            [istiod, "--listen", "127.0.0.1:15012", "--write-root", root, "--write-token", f"{token}=ns/sa"],
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        eventually("istiod writes its root", lambda: root.exists() and token.exists())
+            [self.istiod_binary, "--listen", "127.0.0.1:15012", "--control", f"{POD}:15014", "--write-root", root,
+             "--write-token", f"{token}=ns/sa", *more], stdout=subprocess.DEVNULL, stderr=self.istiod_log)
+        try:
+            eventually("istiod writes its root", lambda: root.exists() and token.exists())
+        except TimeoutError:
+            print((self.dir / "istiod.log").read_text(errors="replace")[-4000:], file=sys.stderr)
+            raise
+
+    def start(self, agent, istiod, descriptors, env, ready):
+        self.serve(App, APP)
+        if self.modules:
+            self.serve(Registry, MODULES)
+        for folder in ("var/run/secrets/istio", "var/run/secrets/tokens"):
+            (self.dir / folder).mkdir(parents=True)
+        if self.resources:
+            self.put("all.json", json.dumps(self.resources))
+        self.istiod_binary, self.istiod_log = istiod, (self.dir / "istiod.log").open("wb")
+        self.start_istiod()
         config = {
             "discoveryAddress": "localhost:15012", "statusPort": STATUS, "proxyAdminPort": ADMIN,
             "binaryPath": self.envoy_binary, "terminationDrainDuration": "1s",
@@ -167,6 +259,9 @@ class World:
             "PILOT_AGENT_MERGE_ENVOY_STATS": "false", **env,
         }
         words = [agent, "proxy", "sidecar"]
+        if self.modules:
+            # Modules go to one folder of the machine; here it is one of this mount namespace.
+            words = ["sh", "-c", "mount -t tmpfs tmpfs /var/lib && mkdir -p /var/lib/istio/data && exec \"$@\"", "sh", *words]
         if descriptors:
             words = ["sh", "-c", f"ulimit -n {descriptors}; exec \"$@\"", "sh", *words]
         self.log = self.dir / "agent.log"
@@ -206,9 +301,11 @@ class World:
                 child.wait()
         if self.mounted:
             subprocess.run(["umount", "-l", self.dir / "out"], check=False)
-        if self.serving:
-            self.app.shutdown()
-            self.app.socket.close()
+        if hasattr(self, "istiod_log"):
+            self.istiod_log.close()
+        for server in self.servers:
+            server.shutdown()
+            server.socket.close()
         if self.outer:
             subprocess.run(["ip", "link", "del", self.outer], check=False, stderr=subprocess.DEVNULL)
         subprocess.run(["ip", "netns", "del", self.name], check=False, stderr=subprocess.DEVNULL)
