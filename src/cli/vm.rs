@@ -17,6 +17,7 @@ use crate::config::parts::{self, identity};
 use crate::config::{self, Config};
 use crate::iptables::detect;
 use crate::iptables::exec::Ending;
+use crate::iptables::interfaces;
 use crate::iptables::model::Family;
 use crate::iptables::run::{Real, Runner};
 use crate::vm::accounts::{Account, Accounts};
@@ -211,17 +212,37 @@ fn clean(places: &Places, env: &Env) -> u8 {
         errors.iter().for_each(|error| tracing::warn!("{error}; the rules are removed without it"));
         (env.map().clone(), Vec::new())
     });
-    // Rules for interfaces of nested machines lead to no chain of ours, so only settings tell whose they are; other
-    // values might be refused, and then nothing would be removed.
+    // Other settings might be refused, and then nothing would be removed.
     let keep =
         ["PATH", "ISTIO_INBOUND_TPROXY_MARK", "ISTIO_INBOUND_TPROXY_ROUTE_TABLE", "KUBE_VIRT_INTERFACES"];
-    let env: BTreeMap<String, String> =
+    let mut env: BTreeMap<String, String> =
         variables.0.into_iter().filter(|(n, _)| keep.contains(&n.as_str())).collect();
-    let env = environment(&env);
-    let flags =
-        ["--cleanup-only", "--reconcile", "--redirect-dns", "--istio-inbound-interception-mode=TPROXY"];
-    let flags: Vec<String> = flags.iter().map(ToString::to_string).collect();
-    rules(&flags, &env)
+    // Rules for single interfaces are found only by who knows them; the file may be gone, or say something else by now.
+    let mut apart = interfaces::look(&mut runner(env.get("PATH").cloned().unwrap_or_default()));
+    let told = env.remove("KUBE_VIRT_INTERFACES").unwrap_or_default();
+    apart.kube_virt.extend(told.split(',').filter(|name| !name.is_empty()).map(str::to_owned));
+    let mut flags: Vec<String> =
+        ["--cleanup-only", "--reconcile", "--redirect-dns", "--istio-inbound-interception-mode=TPROXY"]
+            .map(str::to_owned)
+            .into();
+    if apart.ranges.is_empty() {
+        apart.ranges.insert("*".to_owned());
+    }
+    for (flag, values) in [
+        ("kube-virt-interfaces", &apart.kube_virt),
+        ("istio-service-cidr", &apart.ranges),
+        ("istio-exclude-interfaces", &apart.excluded),
+    ] {
+        if !values.is_empty() {
+            let values: Vec<&str> = values.iter().map(String::as_str).collect();
+            flags.push(format!("--{flag}={}", values.join(",")));
+        }
+    }
+    rules(&flags, &environment(&env))
+}
+
+fn runner(path: String) -> Real {
+    Real { path, sandbox: None, ending: Ending::unwatched() }
 }
 
 fn look(places: &Places, env: &Env) -> u8 {
@@ -250,7 +271,7 @@ fn redirected(plan: &Plan, env: &Env) -> String {
         return "ok    rules       somebody else's business (ISTIO_CUSTOM_IP_TABLES)".to_owned();
     }
     let path = env.get("PATH").unwrap_or_default().to_owned();
-    let mut runner = Real { path, sandbox: None, ending: Ending::unwatched() };
+    let mut runner = runner(path);
     if !["iptables-save", "iptables-nft-save", "iptables-legacy-save", "nft"]
         .iter()
         .any(|name| runner.exists(name))

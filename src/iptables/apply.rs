@@ -56,8 +56,9 @@ pub fn run(
     if resolved.options.ipv6 {
         sides.push(side(Family::V6, detect::choose(runner, Family::V6, resolved.force)?, rules));
     } else if let Some(choice) = detect::leftovers(runner, Family::V6, resolved.force) {
-        // Nothing is wanted there, but rules of an earlier run must go.
-        sides.push(side(Family::V6, choice, &[]));
+        // Nothing is wanted there, but rules of an earlier run must go: those of any settings, or all but a user's.
+        let known = if settings.cleanup_only && settings.reconcile { rules } else { &[] };
+        sides.push(side(Family::V6, choice, known));
     }
     if runner.ending() {
         return Err("asked to end before anything was changed".to_owned());

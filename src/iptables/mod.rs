@@ -19,6 +19,7 @@ pub mod detect;
 pub mod dry;
 pub mod exec;
 pub mod hold;
+pub mod interfaces;
 pub mod look;
 pub mod model;
 pub mod native;

@@ -75,6 +75,8 @@ fn clean_takes_away_what_any_settings_made() {
         "-u 1337 -m TPROXY -i * -b * --redirect-dns",
         "-u 5 -i 10.0.0.0/8 --redirect-dns --capture-all-dns",
         "-u 1337 -i * -b * --redirect-dns --native-nftables",
+        "-u 1337 -i * -b * -k net1,net2 -c eth9",
+        "-u 1337 -i 10.0.0.0/8,fd00:88::/64 -b * -k net1 -c eth9 -m TPROXY --dual-stack",
     ] {
         let Some(world) = World::new(Backend::Both, &["10.77.10.2/24", "fd00:77::a/64"]) else { return };
         let before = world.everything();
