@@ -1,8 +1,9 @@
 # syntax=docker/dockerfile:1
-# The same image as `make image` (default and debug), for machines that have a daemon: user 1337, working directory /,
-# agent and Envoy in /usr/local/bin.
+# The same images as `make image`, for machines that have a daemon: user 1337, working directory /, agent and Envoy in
+# /usr/local/bin.
 #   docker build --build-arg REVISION=$(git rev-parse HEAD) -t pilot-agent .
 #   docker build --target debug -t pilot-agent:debug .
+#   docker build --target distroless -t pilot-agent:distroless .
 # Envoy comes from Istio's own image, because a stock Envoy does not know Istio's extensions. With another one
 # (--build-arg ENVOY_IMAGE=docker.io/envoyproxy/envoy:v1.40-latest) istiod must not send them: set
 # PILOT_ENABLE_METADATA_EXCHANGE=false and PILOT_ENABLE_ALPN_FILTER=false on it, and no metrics providers.
@@ -51,6 +52,36 @@ RUN apt-get update \
  && rm -rf /var/lib/apt/lists/* \
  && echo 'istio-proxy ALL=(ALL) NOPASSWD: ALL' >/etc/sudoers.d/istio-proxy && chmod 440 /etc/sudoers.d/istio-proxy
 USER 1337:1337
+
+# Packages are unpacked and never configured: no shell, no package manager.
+FROM ${BASE_IMAGE} AS unpacked
+WORKDIR /packages
+RUN apt-get update && mkdir -p /from /trust /out \
+ && apt-get download $(apt-cache depends --recurse --no-recommends --no-suggests --no-conflicts --no-breaks --no-replaces \
+      --no-enhances libc6 libgcc-s1 iptables nftables | grep '^[a-z]' | sort -u) \
+ && for package in *.deb; do dpkg-deb -x "$package" /from || exit 1; done && rm -f *.deb \
+ && apt-get download ca-certificates && dpkg-deb -x ca-certificates_*.deb /trust
+COPY scripts/distroless-root /usr/local/sbin/distroless-root
+RUN distroless-root /from /trust /out "$(uname -m)" \
+ && install -d -o 1337 -g 1337 -m 0755 /out/etc/istio/proxy /out/etc/istio/config /out/var/lib/istio/envoy /out/var/lib/istio/data \
+      /out/run/secrets/workload-spiffe-uds /out/run/secrets/credential-uds /out/run/secrets/workload-spiffe-credentials \
+      /out/run/secrets/tokens /out/run/secrets/istio \
+ && install -d /out/usr/local/bin && ln -s /run /out/var/run
+
+FROM scratch AS distroless
+COPY --from=unpacked /out/ /
+COPY --from=envoy /usr/local/bin/envoy /usr/local/bin/envoy
+COPY --from=build /pilot-agent /usr/local/bin/pilot-agent
+ARG REVISION=unknown
+ARG PROXY_SHA=unknown
+ENV PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin ISTIO_META_ISTIO_PROXY_SHA=${PROXY_SHA}
+LABEL org.opencontainers.image.title="pilot-agent" \
+      org.opencontainers.image.description="pilot-agent and Envoy in the shape of istio/proxyv2" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.revision="${REVISION}"
+WORKDIR /
+USER 1337:1337
+ENTRYPOINT ["/usr/local/bin/pilot-agent"]
 
 FROM base
 USER 1337:1337

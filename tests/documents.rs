@@ -116,10 +116,44 @@ fn make_targets_exist() {
             assert!(makefile.contains(&format!("\n{target}:")), "{document}: make {target}");
         }
     }
-    let workflow = read(".github/workflows/ci.yml");
-    for target in workflow.split("make ").skip(1).filter_map(|rest| rest.split_whitespace().next()) {
-        let known = makefile.contains(&format!("\n{target}:"));
-        assert!(known || target == "targets" || target == "python3", "ci.yml: make {target}");
+}
+
+#[test]
+fn workflows_are_read_and_call_what_there_is() {
+    let makefile = read("Makefile");
+    let mut called = BTreeSet::new();
+    for name in ["ci", "release"] {
+        let file = format!(".github/workflows/{name}.yml");
+        let document: serde_yaml_ng::Value =
+            serde_yaml_ng::from_str(&read(&file)).unwrap_or_else(|e| panic!("{file}: {e}"));
+        assert!(document["on"].is_mapping() && document["permissions"].is_mapping(), "{file}");
+        for (job, content) in document["jobs"].as_mapping().unwrap() {
+            let job = format!("{file}: {}", job.as_str().unwrap());
+            assert!(content["runs-on"].is_string() && content["timeout-minutes"].is_u64(), "{job}");
+            let steps = content["steps"].as_sequence().unwrap_or_else(|| panic!("{job} has no steps"));
+            for step in steps {
+                let used = step["uses"].as_str();
+                assert!(used.is_none_or(|name| name.contains('@')), "{job}: {used:?} names no version");
+                let Some(script) = step["run"].as_str() else {
+                    assert!(used.is_some(), "{job}: a step that does nothing");
+                    continue;
+                };
+                let checked = Command::new("bash").args(["-n", "-c", script]).output().unwrap();
+                assert!(
+                    checked.status.success(),
+                    "{job}: {script}: {}",
+                    String::from_utf8_lossy(&checked.stderr)
+                );
+                let words: Vec<&str> = script.split_whitespace().collect();
+                for pair in words.windows(2).filter(|pair| pair[0] == "make" && pair[1] != "python3") {
+                    assert!(makefile.contains(&format!("\n{}:", pair[1])), "{job}: make {}", pair[1]);
+                    called.insert(pair[1].to_owned());
+                }
+            }
+        }
+    }
+    for target in ["lint", "test", "demo", "bare-machine", "release"] {
+        assert!(called.contains(target), "no workflow runs make {target}: {called:?}");
     }
 }
 

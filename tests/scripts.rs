@@ -254,6 +254,118 @@ fn what_is_missing_stands_in_one_line() {
 }
 
 #[test]
+fn an_architecture_or_a_version_that_nobody_knows_is_named() {
+    let scripts = Scripts::new().env("DIST_ARCHS", "mips").env("IMAGE_ARCHS", "mips");
+    scripts.fails("dist", &[], "unknown architecture mips");
+    assert!(scripts.files("dist").is_empty());
+    scripts.fails("image", &[], "unknown architecture mips");
+    scripts.fails("foreign", &["mips", "true"], "unknown architecture mips");
+    scripts.fails("get-envoy", &["9.9.9"], "envoy-1.36.4");
+    let scripts = Scripts::new().env("IMAGE_VARIANTS", "tiny").env("HELM_BIN", "/etc/passwd");
+    scripts.fails("image", &[], "unknown variant tiny: default, debug, distroless");
+    scripts.fails("get-helm", &[], "HELM_BIN=/etc/passwd is not an executable file");
+    let (here, other) =
+        if cfg!(target_arch = "x86_64") { ("x86_64", "aarch64") } else { ("aarch64", "x86_64") };
+    let none = Scripts::new().only(&["bash", "env", "uname", "grep", "id"]);
+    assert!(
+        none.run("foreign", &[here, "true"]).status.success(),
+        "nothing is needed for this machine's own"
+    );
+    if !Path::new(&format!("/proc/sys/fs/binfmt_misc/qemu-{other}")).exists() {
+        none.fails("foreign", &[other, "true"], "apt-get install qemu-user-static");
+    }
+    let variable = format!("ENVOY_BIN_{}", other.to_uppercase());
+    let scripts = Scripts::new().env(variable.clone().leak(), "/etc/passwd");
+    scripts.fails("get-envoy", &[other], &format!("{variable}=/etc/passwd is not an executable file"));
+}
+
+#[test]
+fn what_is_made_of_dist_asks_for_it() {
+    let scripts = Scripts::new();
+    scripts.fails("packages", &[], "make dist first");
+    scripts.fails("image", &[], "make dist first");
+    scripts.fails("check-reproducible", &[], "make dist first");
+}
+
+#[test]
+fn the_compiler_of_a_release_is_the_pinned_one_or_none() {
+    let (scripts, wheel) = with_wheel(1000);
+    let pins = scripts.path("scripts/pins/dist.txt");
+    std::fs::copy(scripts.path("scripts/pins/envoy.txt"), &pins).unwrap();
+    let whole = std::fs::read(&wheel).unwrap();
+    std::fs::write(&wheel, &whole[..whole.len() / 2]).unwrap();
+    let out = scripts.path("out").to_string_lossy().into_owned();
+    scripts.fails("dist-build", &["x86_64-unknown-linux-gnu", &out], "DO NOT MATCH THE HASHES");
+    std::fs::remove_file(&wheel).unwrap();
+    scripts.fails(
+        "dist-build",
+        &["x86_64-unknown-linux-gnu", &out],
+        "cannot install cargo-zigbuild and ziglang",
+    );
+    let scripts = scripts.env("DIST_ARCHS", std::env::consts::ARCH);
+    scripts.fails("dist", &[], "cannot install cargo-zigbuild and ziglang");
+    assert!(scripts.files("dist").is_empty() && !scripts.path("out").exists());
+}
+
+#[test]
+fn source_of_the_standard_library_is_the_pinned_one_or_none() {
+    let rustc =
+        |version: &str| format!("case $1 in --print) echo /no/sysroot ;; *) echo rustc {version} ;; esac");
+    let strange = Scripts::new().program("rustc", &rustc("1.2.3"));
+    strange.fails("get-rust-src", &[], "no source package is pinned for Rust 1.2.3");
+    let apt = "case \"$*\" in *indextargets*) echo http://127.0.0.1:9/debian/ ;; *download*) echo half > rust-src_1.deb ;; esac";
+    let half = Scripts::new().program("rustc", &rustc("1.95.0")).program("apt-get", apt);
+    let keys = Path::new("/usr/share/keyrings/debian-archive-keyring.gpg").exists();
+    half.fails("get-rust-src", &[], if keys { "another SHA-256" } else { "debian-archive-keyring" });
+    assert!(half.files(".tools").is_empty());
+}
+
+#[test]
+fn a_release_is_of_a_clean_tree_with_its_own_number() {
+    let version = env!("CARGO_PKG_VERSION");
+    let git = |status: &str, tag: &str| {
+        format!(
+            "case $1 in status) {status} ;; rev-parse) case $* in *refs/tags*) {tag} ;; *) echo head ;; esac ;; esac"
+        )
+    };
+    let scripts = Scripts::new().program("git", &git(":", "exit 1"));
+    scripts.fails("release", &[], &format!("which version? make release VERSION={version}"));
+    scripts.fails("release", &["v0.0.9"], &format!("VERSION=0.0.9, but Cargo.toml has {version}"));
+    std::fs::write(scripts.path("CHANGELOG.md"), "## [Unreleased]\n").unwrap();
+    scripts.fails("release", &[version], &format!("CHANGELOG.md has no section [{version}]"));
+    std::fs::write(scripts.path("CHANGELOG.md"), format!("## [{version}]\n")).unwrap();
+    std::fs::create_dir(scripts.path("dist")).unwrap();
+    let scripts = scripts.program("git", &git("echo ' M src/main.rs'", "exit 1"));
+    scripts.fails("release", &[version], "changes that are not committed: M src/main.rs");
+    let scripts = scripts.program("git", &git(":", "echo other"));
+    scripts.fails("release", &[version], "is another commit");
+    assert!(scripts.path("dist").exists(), "what was there is kept until everything was looked at");
+}
+
+#[test]
+fn an_image_is_whole_or_not_there() {
+    if !root_for("a full disk") {
+        return;
+    }
+    let scripts = Scripts::new();
+    std::fs::create_dir(scripts.path("layer")).unwrap();
+    let noise: Vec<u8> = (0..400_000u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+    std::fs::write(scripts.path("layer/file"), noise).unwrap();
+    std::fs::write(scripts.path("config.json"), r#"{"name": "x", "architecture": "amd64"}"#).unwrap();
+    std::fs::create_dir(scripts.path("small")).unwrap();
+    let _disk = SmallDisk::mount(&scripts.path("small"));
+    let [out, config, layer] =
+        ["small/x.oci.tar", "config.json", "layer"].map(|n| scripts.path(n).to_string_lossy().into_owned());
+    scripts.fails("oci", &[&out, &config, &layer], "No space left on device");
+    assert!(scripts.files("small").is_empty());
+    let whole = scripts.path("x.oci.tar").to_string_lossy().into_owned();
+    assert!(scripts.run("oci", &[&whole, &config, &layer]).status.success());
+    let half = std::fs::read(&whole).unwrap();
+    std::fs::write(&whole, &half[..half.len() / 3]).unwrap();
+    scripts.fails("test-image", &[&whole, "/bin/true"], "is no whole OCI archive");
+}
+
+#[test]
 fn the_summary_is_one_line_and_counts_suites_that_were_killed() {
     let cargo = "echo '     Running unittests src/lib.rs (target/debug/deps/a-0123456789abcdef)'
         echo 'running 3 tests'; echo 'test x ... ok'; echo 'test y ... FAILED'; echo 'test z ... ignored'

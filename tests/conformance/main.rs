@@ -21,6 +21,7 @@ mod health;
 mod lifecycle;
 mod mounted;
 mod policy;
+mod readme;
 mod release;
 mod sds;
 mod secrecy;
