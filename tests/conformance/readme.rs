@@ -21,7 +21,7 @@ const ELSEWHERE: &[(&str, &str, &str)] = &[
     ("make conformance", "Makefile", "conformance/all"),
     ("make image", "Makefile", "then scripts/image;"),
     ("make packages", "Makefile", "then scripts/packages;"),
-    ("helm upgrade istiod", "tests/deploy.rs", "values/istiod.yaml"),
+    ("helm upgrade istiod", "tests/deploy.rs", "deploy/values/{name}.yaml"),
     ("kubectl apply -f deploy/proxyless-grpc", "tests/deploy.rs", "deploy/proxyless-grpc"),
     ("examples/own-envoy/run", "tests/examples.rs", "examples/own-envoy/run"),
     ("systemctl enable --now istio", "scripts/test-systemd", "systemctl enable --now istio"),

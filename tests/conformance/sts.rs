@@ -188,6 +188,9 @@ impl Google {
 /// Envoy calls a gRPC service (rate limits) with `sts_service` credentials, and the service sees our token.
 #[tokio::test]
 async fn envoy_gets_its_tokens_through_us() {
+    if !crate::support::root_for("port 443 and a mount namespace") {
+        return;
+    }
     let mock = MockIstiod::start().await;
     let mut google = Google::start().await;
     let (port, seen) = (free_port(), free_port());

@@ -81,7 +81,8 @@ async fn an_envoy_that_ends_during_the_drain_ends_it() {
         h.stop(TERM);
         eventually("the drain", || (!admin.seen().is_empty()).then_some(())).await;
         let pid = std::fs::read_to_string(pid).unwrap();
-        assert!(std::process::Command::new("kill").args(["-KILL", pid.trim()]).status().unwrap().success());
+        let pid = rustix::process::Pid::from_raw(pid.trim().parse().unwrap()).unwrap();
+        rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
     })
     .await;
     assert_eq!(outcome.exit_code, 0);

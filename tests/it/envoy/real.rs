@@ -256,7 +256,8 @@ async fn a_crash_after_a_hot_restart_recovers() {
         handle.reload(true);
         until_epoch(1).await;
         let pid = eventually("the new epoch's pid", || pid_with(&real.scene, "envoy-rev1.json")).await;
-        assert!(std::process::Command::new("kill").args(["-SEGV", &pid]).status().unwrap().success());
+        let pid = rustix::process::Pid::from_raw(pid.trim().parse().unwrap()).unwrap();
+        rustix::process::kill_process(pid, rustix::process::Signal::SEGV).unwrap();
         states.wait_for(|s| *s == pilot_agent::envoy::State::Recovering).await.unwrap();
         until_epoch(0).await;
         until_live(listener).await;
