@@ -27,6 +27,12 @@ const ELSEWHERE: &[(&str, &str, &str)] = &[
     ("systemctl enable --now istio", "scripts/test-systemd", "systemctl enable --now istio"),
     ("pilot-agent vm install", "scripts/test-systemd", "pilot-agent vm install --dir"),
     ("pilot-agent vm check", "scripts/test-systemd", "pilot-agent vm check"),
+    // Ports that it may ask are fixed; there, they are the pod's own.
+    (
+        "pilot-agent request",
+        "scripts/test-image",
+        "[\"request\", \"--debug-port=15020\", \"GET\", \"healthz/ready\"]",
+    ),
     ("pilot-agent vm run", "tests/privileged/vm.rs", "[\"vm\", \"run\","),
 ];
 
