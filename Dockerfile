@@ -7,7 +7,7 @@
 # Envoy comes from Istio's own image, because a stock Envoy does not know Istio's extensions. With another one
 # (--build-arg ENVOY_IMAGE=docker.io/envoyproxy/envoy:v1.40-latest) istiod must not send them: set
 # PILOT_ENABLE_METADATA_EXCHANGE=false and PILOT_ENABLE_ALPN_FILTER=false on it, and no metrics providers.
-# For builds that never change, give the three images by digest: name@sha256:...
+# For builds that never change, scripts/pin-images writes the digests of the three images into this file.
 
 ARG RUST_IMAGE=docker.io/library/rust:1.95-bookworm
 ARG BASE_IMAGE=docker.io/library/debian:bookworm-slim

@@ -343,6 +343,27 @@ fn a_release_is_of_a_clean_tree_with_its_own_number() {
 }
 
 #[test]
+fn images_are_pinned_all_or_none() {
+    let file = "ARG RUST_IMAGE=r.example/rust:1\nARG BASE_IMAGE=r.example/debian:12@sha256:old\nFROM x\n";
+    let scripts = Scripts::new()
+        .program("skopeo", "case $3 in *debian*) echo no route to it >&2; exit 1 ;; esac; echo {}");
+    std::fs::write(scripts.path("Dockerfile"), file).unwrap();
+    let output = scripts.run("pin-images", &[]);
+    assert!(!output.status.success() && text(&output.stderr).contains("r.example/debian:12: no route to it"));
+    assert_eq!(std::fs::read_to_string(scripts.path("Dockerfile")).unwrap(), file);
+    let scripts = scripts.program("skopeo", "echo {}");
+    assert!(scripts.run("pin-images", &[]).status.success());
+    let pinned = std::fs::read_to_string(scripts.path("Dockerfile")).unwrap();
+    // SHA-256 of what was answered.
+    let sum = "ca3d163bab055381827226140568f3bef7eaac187cebd76878e0b63e9e442356";
+    assert_eq!(pinned.matches(&format!("@sha256:{sum}")).count(), 2, "{pinned}");
+    assert!(
+        pinned.contains("ARG BASE_IMAGE=r.example/debian:12@sha256:ca3d") && pinned.ends_with("FROM x\n")
+    );
+    assert_eq!(scripts.files(".").iter().filter(|name| name.starts_with("Dockerfile")).count(), 1);
+}
+
+#[test]
 fn an_image_is_whole_or_not_there() {
     if !root_for("a full disk") {
         return;
