@@ -23,7 +23,7 @@ pub mod gateway;
 pub mod health;
 pub mod iptables;
 pub mod istiod;
-mod net;
+pub mod net;
 pub mod overview;
 pub mod proto;
 pub mod sds;

@@ -8,47 +8,77 @@
 //! A report means "look", never "it changed": the owner compares contents. The owner also looks on a
 //! slow timer and calls [`Watcher::refresh`] then, as a net under file systems that report nothing.
 //!
-//! The notify crate runs one thread; it is started with the first path and not before, since most
-//! agents watch no file.
+//! The kernel is asked through rustix. The crate `notify` is declined: it needs a thread for what the runtime does
+//! anyway, and ends the process where the system gives it none. Nothing is opened before there is a path, since
+//! most agents watch few files.
 
-use std::collections::{BTreeSet, HashSet, VecDeque};
-use std::ffi::OsString;
+use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
+use std::ffi::{OsStr, OsString};
+use std::future::pending;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
-use notify::event::{AccessKind, AccessMode, EventKind, ModifyKind};
-use notify::{Event, RecommendedWatcher, RecursiveMode, Watcher as _};
-use tokio::sync::watch;
+use rustix::fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags};
+use rustix::io::Errno;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
 use tokio::time::Instant;
 
 /// Links followed on the way to one file before giving up, as in the kernel (`MAXSYMLINKS`).
 const MAX_LINKS: usize = 40;
+
+/// What changes a file, or the folder that it is in. Nobody is told of readers.
+const CHANGES: WatchFlags = WatchFlags::ATTRIB
+    .union(WatchFlags::MODIFY)
+    .union(WatchFlags::CLOSE_WRITE)
+    .union(WatchFlags::CREATE)
+    .union(WatchFlags::DELETE)
+    .union(WatchFlags::MOVE)
+    .union(WatchFlags::DELETE_SELF)
+    .union(WatchFlags::MOVE_SELF)
+    .union(WatchFlags::ONLYDIR);
+
+/// After these a folder of that name may be another one.
+const REPLACES: ReadFlags = ReadFlags::CREATE
+    .union(ReadFlags::DELETE)
+    .union(ReadFlags::MOVED_FROM)
+    .union(ReadFlags::MOVED_TO)
+    .union(ReadFlags::DELETE_SELF)
+    .union(ReadFlags::MOVE_SELF);
 
 /// Watches a set of paths.
 pub struct Watcher {
     paths: BTreeSet<PathBuf>,
     quiet: Duration,
     quiet_until: Option<Instant>,
-    folders: BTreeSet<PathBuf>,
-    shared: Arc<Mutex<Shared>>,
-    news: watch::Sender<u64>,
-    seen: watch::Receiver<u64>,
-    backend: Option<RecommendedWatcher>,
+    /// Every component of every watched path: an event elsewhere is not ours.
+    names: HashSet<PathBuf>,
+    /// Folders that may be others than those that are watched.
+    lost: Vec<PathBuf>,
+    kernel: Option<Kernel>,
     failures: u64,
 }
 
-#[derive(Default)]
-struct Shared {
-    /// Every component of every watched path: an event elsewhere is not ours.
-    names: HashSet<PathBuf>,
-    /// Folders whose watch died with them.
-    lost: Vec<PathBuf>,
+/// The kernel's list of watches, and what they are of.
+struct Kernel {
+    list: Arc<OwnedFd>,
+    // Made where it is waited for: the rest may happen beside the runtime.
+    ready: Option<AsyncFd<Arc<OwnedFd>>>,
+    folders: BTreeMap<PathBuf, i32>,
 }
 
 impl std::fmt::Debug for Watcher {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Watcher").field("paths", &self.paths).field("folders", &self.folders).finish()
+        let folders: Vec<_> = self.kernel.iter().flat_map(|kernel| kernel.folders.keys()).collect();
+        f.debug_struct("Watcher")
+            .field("paths", &self.paths)
+            .field("folders", &folders)
+            .finish_non_exhaustive()
     }
 }
 
@@ -56,16 +86,13 @@ impl Watcher {
     /// Watches nothing yet. Reports come `quiet` after the first of a burst of events.
     #[must_use]
     pub fn new(quiet: Duration) -> Self {
-        let (news, seen) = watch::channel(0);
         Self {
             paths: BTreeSet::new(),
             quiet,
             quiet_until: None,
-            folders: BTreeSet::new(),
-            shared: Arc::default(),
-            news,
-            seen,
-            backend: None,
+            names: HashSet::new(),
+            lost: Vec::new(),
+            kernel: None,
             failures: 0,
         }
     }
@@ -92,48 +119,31 @@ impl Watcher {
         for path in &self.paths {
             trace(path, &mut folders, &mut names);
         }
-        let lost = {
-            let mut shared = self.shared.lock().expect("no panic holds this lock");
-            shared.names = names;
-            std::mem::take(&mut shared.lost)
-        };
+        self.names = names;
+        let lost = std::mem::take(&mut self.lost);
         if self.paths.is_empty() {
-            self.folders.clear();
-            self.backend = None;
+            self.kernel = None;
             return;
         }
-        if self.backend.is_none() {
-            let (shared, news) = (self.shared.clone(), self.news.clone());
-            match notify::recommended_watcher(move |event| on_event(&shared, &news, event)) {
-                Ok(backend) => self.backend = Some(backend),
-                Err(error) => {
-                    self.failures += 1;
-                    tracing::debug!("files are not watched, only looked at from time to time: {error}");
-                    return;
-                }
+        let mut kernel = match self.kernel.take().map_or_else(Kernel::new, Ok) {
+            Ok(kernel) => kernel,
+            Err(error) => {
+                self.failures += 1;
+                tracing::debug!("files are not watched, only looked at from time to time: {error}");
+                return;
+            }
+        };
+        let gone = kernel.folders.keys().filter(|f| lost.contains(f) || !folders.contains(*f));
+        for folder in gone.cloned().collect::<Vec<_>>() {
+            kernel.leave(&folder);
+        }
+        for folder in folders {
+            if let Err(error) = kernel.watch(&folder) {
+                self.failures += 1;
+                tracing::debug!("cannot watch the folder {}: {error}", folder.display());
             }
         }
-        let Some(backend) = &mut self.backend else { return };
-        for folder in lost {
-            if self.folders.remove(&folder) {
-                let _ = backend.unwatch(&folder);
-            }
-        }
-        for gone in self.folders.difference(&folders) {
-            let _ = backend.unwatch(gone);
-        }
-        self.folders.retain(|f| folders.contains(f));
-        for folder in folders.difference(&self.folders.clone()) {
-            match backend.watch(folder, RecursiveMode::NonRecursive) {
-                Ok(()) => {
-                    self.folders.insert(folder.clone());
-                }
-                Err(error) => {
-                    self.failures += 1;
-                    tracing::debug!("cannot watch the folder {}: {error}", folder.display());
-                }
-            }
-        }
+        self.kernel = Some(kernel);
     }
 
     /// Waits until something may have changed. Nothing is lost when the future is dropped.
@@ -145,50 +155,97 @@ impl Watcher {
     /// As [`Watcher::changed`], and does not touch the file system: the caller calls [`Watcher::refresh`] where
     /// it may.
     pub async fn news(&mut self) {
-        if self.quiet_until.is_none() {
-            // The sender lives in self, so this waits for ever at worst.
-            let _ = self.seen.changed().await;
-            self.quiet_until = Some(Instant::now() + self.quiet);
+        while self.quiet_until.is_none() {
+            let Some(kernel) = &mut self.kernel else { return pending().await };
+            if let Err(error) = kernel.events().await {
+                self.failures += 1;
+                tracing::debug!("files are only looked at from time to time: {error}");
+                // The next refresh tries anew.
+                self.kernel = None;
+            } else if self.take() {
+                self.quiet_until = Some(Instant::now() + self.quiet);
+            }
         }
         if let Some(until) = self.quiet_until {
             tokio::time::sleep_until(until).await;
         }
         self.quiet_until = None;
-        self.seen.mark_unchanged();
+        // The rest of the burst.
+        self.take();
     }
-}
 
-fn on_event(shared: &Mutex<Shared>, news: &watch::Sender<u64>, event: notify::Result<Event>) {
-    let matters = match event {
-        // A queue overflow names no file; look at all.
-        Err(_) => true,
-        Ok(event) if event.need_rescan() => true,
-        Ok(event) => {
-            let telling = match event.kind {
-                EventKind::Access(AccessKind::Close(AccessMode::Write)) => true,
-                EventKind::Access(_) => false,
-                _ => true,
+    /// Takes the events that are there; tells whether one is about our paths.
+    fn take(&mut self) -> bool {
+        let Some(kernel) = &mut self.kernel else { return false };
+        let list = Arc::clone(&kernel.list);
+        // Room for a few events with the longest names.
+        let mut space = [MaybeUninit::uninit(); 4096];
+        let mut events = inotify::Reader::new(&*list, &mut space);
+        let mut matters = false;
+        loop {
+            let event = match events.next() {
+                Ok(event) => event,
+                Err(Errno::INTR) => continue,
+                // Mostly: there are no more.
+                Err(_) => return matters,
             };
-            telling && note(shared, &event)
+            let what = event.events();
+            if what.contains(ReadFlags::QUEUE_OVERFLOW) {
+                // Names no file: look at all.
+                matters = true;
+            }
+            let name = event.file_name().map(|name| OsStr::from_bytes(name.to_bytes()));
+            for (folder, _) in kernel.folders.iter().filter(|(_, watch)| **watch == event.wd()) {
+                let path = name.map_or_else(|| folder.clone(), |name| folder.join(name));
+                if !self.names.contains(&path) {
+                    continue;
+                }
+                matters = true;
+                if what.intersects(REPLACES) {
+                    self.lost.push(path);
+                }
+            }
+            if what.contains(ReadFlags::IGNORED) {
+                // The watch has died with its folder.
+                kernel.folders.retain(|_, watch| *watch != event.wd());
+            }
         }
-    };
-    if matters {
-        news.send_modify(|n| *n += 1);
     }
 }
 
-fn note(shared: &Mutex<Shared>, event: &Event) -> bool {
-    let Ok(mut shared) = shared.lock() else { return true };
-    let ours: Vec<_> = event.paths.iter().filter(|p| shared.names.contains(*p)).cloned().collect();
-    let matters = !ours.is_empty();
-    if matches!(
-        event.kind,
-        EventKind::Remove(_) | EventKind::Modify(ModifyKind::Name(_)) | EventKind::Create(_)
-    ) {
-        // If one of these was a watched folder, its watch went with it.
-        shared.lost.extend(ours);
+impl Kernel {
+    fn new() -> io::Result<Self> {
+        let list = inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC)?;
+        Ok(Self { list: Arc::new(list), ready: None, folders: BTreeMap::new() })
     }
-    matters
+
+    fn watch(&mut self, folder: &Path) -> io::Result<()> {
+        if !self.folders.contains_key(folder) {
+            let watch = inotify::add_watch(&*self.list, folder, CHANGES)?;
+            self.folders.insert(folder.to_owned(), watch);
+        }
+        Ok(())
+    }
+
+    fn leave(&mut self, folder: &Path) {
+        // One folder under two names has one watch.
+        if let Some(watch) = self.folders.remove(folder)
+            && !self.folders.values().any(|other| *other == watch)
+        {
+            let _ = inotify::remove_watch(&*self.list, watch);
+        }
+    }
+
+    /// Waits for events.
+    async fn events(&mut self) -> io::Result<()> {
+        #[expect(deprecated, reason = "its unsafe successor is for descriptors that somebody else may close")]
+        let ready = match self.ready.take() {
+            Some(ready) => ready,
+            None => AsyncFd::with_interest(Arc::clone(&self.list), Interest::READABLE)?,
+        };
+        self.ready.insert(ready).readable().await?.clear_ready();
+        Ok(())
+    }
 }
 
 /// Walks from the root to `path`, link by link, collecting folders to watch and names that matter.

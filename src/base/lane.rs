@@ -4,16 +4,43 @@
 //! purpose has a lane of its own with a bound of threads; the rest waits its turn without one, and gives up when its
 //! own deadline says so. A resolver that hangs stalls who asks it for names and nobody else, and a thousand streams
 //! that ask and go leave as many threads as the lane has and never more.
+//!
+//! The runtime's own pool is not used: it panics where the system gives it no thread, which is so whenever an
+//! application has used up its pod's limit of processes, and it keeps threads that have nothing to do.
 
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 
 use tokio::sync::Semaphore;
+use tokio::sync::oneshot::{Receiver, channel};
 
 /// Look-ups of names. Istiod, an application's host, a registry and a resolver's own name are asked for at once by
 /// an agent that is busy; more only come up when the resolver does not answer.
 static NAMES: Lane = Lane::new("name look-ups", 8);
+
+/// Begins `job` on a thread of its own. Its result will arrive; nothing does when it panics.
+///
+/// # Errors
+/// When the system gives no thread.
+pub fn begin<T: Send + 'static>(
+    purpose: &str,
+    job: impl FnOnce() -> T + Send + 'static,
+) -> io::Result<Receiver<T>> {
+    let (done, answer) = channel();
+    let thread = std::thread::Builder::new().name(purpose.to_owned());
+    // Whoever asked may be gone.
+    let begun = thread.spawn(move || drop(done.send(job())));
+    let begun = begun.map_err(|e| io::Error::new(e.kind(), format!("no thread for {purpose}: {e}")))?;
+    // A paused clock must stand still meanwhile, as it does for the runtime's own threads.
+    #[cfg(test)]
+    if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+        runtime.spawn_blocking(|| begun.join());
+    }
+    #[cfg(not(test))]
+    drop(begun);
+    Ok(answer)
+}
 
 /// A bound for one purpose.
 pub struct Lane {
@@ -38,18 +65,18 @@ impl Lane {
     /// Does `job` on a thread, when there is one. Dropping the future gives the job up, not its thread.
     ///
     /// # Errors
-    /// When the job panicked or the runtime is ending.
+    /// When the job panicked or the system gives no thread.
     pub async fn run<T: Send + 'static>(
         &'static self,
         job: impl FnOnce() -> T + Send + 'static,
     ) -> io::Result<T> {
         let place = self.places.acquire().await.map_err(io::Error::other)?;
-        let done = tokio::task::spawn_blocking(move || {
+        let done = begin(self.purpose, move || {
             // Given back when the thread is free, whoever still waits.
             let _place = place;
             job()
-        });
-        done.await.map_err(|e| io::Error::other(format!("{}: {e}", self.purpose)))
+        })?;
+        done.await.map_err(|_| io::Error::other(format!("{}: its thread panicked", self.purpose)))
     }
 }
 
@@ -89,6 +116,12 @@ mod tests {
         assert!(BEGUN.load(Ordering::Relaxed) <= 2);
         drop(held);
         assert_eq!(LANE.run(|| 7).await.unwrap(), 7);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_paused_clock_waits_for_a_thread() {
+        let slow = || std::thread::sleep(Duration::from_millis(50));
+        assert!(tokio::time::timeout(Duration::from_secs(1), begin("test", slow).unwrap()).await.is_ok());
     }
 
     #[tokio::test]

@@ -23,9 +23,12 @@ pub(super) fn resolve(address: &str) -> Result<String, String> {
     // The system's resolver blocks and cannot be cancelled; its thread may outlive the limit, once.
     let (found, wait) = mpsc::channel();
     let name = host.to_owned();
-    std::thread::spawn(move || {
-        let _ = found.send((name.as_str(), port).to_socket_addrs().map(Iterator::collect::<Vec<_>>));
-    });
+    let thread = std::thread::Builder::new().name("statsd".to_owned());
+    thread
+        .spawn(move || {
+            let _ = found.send((name.as_str(), port).to_socket_addrs().map(Iterator::collect::<Vec<_>>));
+        })
+        .map_err(|e| format!("{host} was not resolved: no thread: {e}"))?;
     let all = wait
         .recv_timeout(LIMIT)
         .map_err(|_| format!("{host} was not resolved within {} s", LIMIT.as_secs()))?

@@ -8,7 +8,7 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use rustls_pki_types::ServerName;
-use socket2::{Domain, Protocol, SockRef, Socket, Type};
+use socket2::{Domain, Protocol, Socket, Type};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio_rustls::TlsConnector;
@@ -50,8 +50,6 @@ impl std::fmt::Debug for Proxies {
 const HANDSHAKE: Duration = Duration::from_secs(10);
 /// Go's wait before another address is tried beside one that is silent (RFC 6555, 300 ms).
 const NEXT: Duration = Duration::from_millis(300);
-/// A probe's socket lingers this long at most when it is closed, as the kubelet's own do.
-const LINGER: Duration = Duration::from_secs(1);
 
 /// How to connect.
 #[derive(Debug, Clone, Default)]
@@ -117,9 +115,9 @@ impl Dialer {
         socket.set_nonblocking(true)?;
         socket.set_tcp_nodelay(true)?;
         socket.bind(&SocketAddr::new(source, 0).into())?;
-        let stream = TcpSocket::from_std_stream(socket.into()).connect(addr).await?;
-        SockRef::from(&stream).set_linger(Some(LINGER))?;
-        Ok(stream)
+        // Without the second of lingering that the kubelet's own probes have: it blocks the thread that closes, and an
+        // application whose queue is full has each of its probes wait for all of it.
+        TcpSocket::from_std_stream(socket.into()).connect(addr).await
     }
 
     pub(crate) async fn dial(&self, url: &Url) -> Result<Io, Error> {
@@ -151,5 +149,20 @@ impl Dialer {
             .map_err(failed)?;
         let h2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
         Ok(Io { stream: Box::new(stream), h2, proxy: None })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_probes_socket_does_not_linger() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let source = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 6));
+        let dialer = Dialer { source: Some(source), ..Dialer::default() };
+        let stream = dialer.tcp("127.0.0.1", listener.local_addr().unwrap().port()).await.unwrap();
+        assert_eq!(stream.local_addr().unwrap().ip(), source);
+        assert_eq!(socket2::SockRef::from(&stream).linger().unwrap(), None);
     }
 }

@@ -114,6 +114,16 @@ struct Event {
     object: Object,
 }
 
+/// A list and an event, from what the API server sent, and the fields in them.
+pub(super) fn fuzz(bytes: &[u8], mut seen: impl FnMut(&Object)) {
+    if let Ok(list) = serde_json::from_slice::<List>(bytes) {
+        list.items.iter().for_each(&mut seen);
+    }
+    if let Ok(event) = serde_json::from_slice::<Event>(bytes) {
+        seen(&event.object);
+    }
+}
+
 /// How a watch ended.
 enum Ended {
     /// In order, or by a break: to be resumed.

@@ -36,6 +36,20 @@ use futures_util::future::BoxFuture;
 use serde_json::{Value, json};
 use tokio::sync::Notify;
 
+/// What bytes reach first.
+pub mod fuzz {
+    use super::{kube, read};
+
+    /// What the API server sent: a secret of it is served whole or not at all.
+    pub fn answer(bytes: &[u8]) {
+        kube::fuzz(bytes, |object| {
+            for name in ["a", "a-cacert"] {
+                let _ = read::resource(name, "a", &|field| object.field(field));
+            }
+        });
+    }
+}
+
 pub use self::kube::Api;
 
 use crate::base::tasks::Group;

@@ -19,3 +19,33 @@ pub(crate) mod grpc;
 pub(crate) mod io;
 pub(crate) mod places;
 pub(crate) mod progress;
+
+/// What bytes reach first.
+pub mod fuzz {
+    use bytes::Bytes;
+    use http::{HeaderMap, HeaderName, HeaderValue, Method};
+    use percent_encoding::percent_decode;
+
+    use super::grpc;
+
+    /// Headers of a call or of its end, by pairs, and a body: each is read or refused, and what is written can be
+    /// read again.
+    pub fn call(fields: &[(&[u8], &[u8])], body: &[u8]) {
+        let mut headers = HeaderMap::new();
+        for (name, value) in fields {
+            if let (Ok(name), Ok(value)) = (HeaderName::from_bytes(name), HeaderValue::from_bytes(value)) {
+                headers.append(name, value);
+            }
+        }
+        let _ = grpc::admitted(&Method::POST, &headers);
+        let _ = grpc::status_in(&headers);
+        grpc::readable(&mut headers);
+        let _ = grpc::unframed(Bytes::copy_from_slice(body));
+        let framed = grpc::framed(body).expect("shorter than 4 GiB");
+        assert_eq!(grpc::unframed(framed).as_deref(), Ok(body));
+        let text = String::from_utf8_lossy(body);
+        let said = grpc::message(&text);
+        assert_eq!(percent_decode(said.as_bytes()).decode_utf8_lossy(), text);
+        let _ = grpc::unknown(&text, |service| service == "a.B");
+    }
+}

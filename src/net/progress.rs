@@ -152,6 +152,11 @@ impl Progress {
         }
     }
 
+    /// Whether unfinished heads hold so much that nothing may be added to them.
+    pub(crate) fn heads_are_too_much(&self) -> bool {
+        self.heads.is_too_much()
+    }
+
     /// Bytes of its unfinished head.
     pub(crate) fn held(&self) -> u64 {
         self.held.load(Relaxed)

@@ -2,7 +2,7 @@
 //!
 //! Each file is written beside, with its mode set on creation, and only when its content differs; when all
 //! are there they are renamed one after the other, so a disk that fills up never leaves a key beside the
-//! chain of another. The folder must exist; it is never made. A failure leaves the old files, and the
+//! chain of another; where a rename fails, what was in the places of those before it is put back. The folder must exist; it is never made. A failure leaves the old files, and the
 //! `Writer` tries again until it works.
 
 mod writer;
@@ -11,6 +11,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use tempfile::NamedTempFile;
+use zeroize::Zeroizing;
 
 pub(super) use writer::{Content, Writer};
 
@@ -64,16 +65,29 @@ impl Config {
             let Some(content) = content else { continue };
             let path = self.dir.join(name);
             match beside(&path, content, self.mode) {
-                Ok(file) => fresh.extend(file.map(|file| (path, file))),
+                Ok(file) => fresh.extend(file.map(|(file, old)| (path, file, old))),
                 Err(source) => return Err(Error { path, source }),
             }
         }
-        for (path, file) in fresh {
+        let mut done = Vec::with_capacity(fresh.len());
+        for (path, file, old) in fresh {
             if let Err(error) = file.persist(&path) {
+                self.put_back(&done);
                 return Err(Error { path, source: error.error });
             }
+            done.push((path, old));
         }
         Ok(())
+    }
+
+    // As far as it can be: a place that takes no file may not take the old one either.
+    fn put_back(&self, done: &[(PathBuf, Old)]) {
+        for (path, old) in done {
+            let _ = match old {
+                Some(old) => place::replace(path, old, place::Mode::Exact(self.mode)),
+                None => std::fs::remove_file(path),
+            };
+        }
     }
 }
 
@@ -91,15 +105,19 @@ fn clean(path: &Path) -> PathBuf {
     out
 }
 
-/// The file that will take the place of `path`; `None` when that has the content already.
-fn beside(path: &Path, content: &[u8], mode: u32) -> io::Result<Option<NamedTempFile>> {
-    if std::fs::read(path).is_ok_and(|old| old == content) {
+/// What was at a place.
+type Old = Option<Zeroizing<Vec<u8>>>;
+
+/// The file that will take the place of `path`, and what is there now; `None` when that has the content already.
+fn beside(path: &Path, content: &[u8], mode: u32) -> io::Result<Option<(NamedTempFile, Old)>> {
+    let old = std::fs::read(path).ok().map(Zeroizing::new);
+    if old.as_ref().is_some_and(|old| old.as_slice() == content) {
         return Ok(None);
     }
     let folder = path.parent().unwrap_or(Path::new("."));
     let mut file = place::beside(folder, &place::name(path), place::Mode::Exact(mode))?;
     file.write_all(content)?;
-    Ok(Some(file))
+    Ok(Some((file, old)))
 }
 
 #[cfg(test)]
@@ -147,8 +165,10 @@ mod tests {
         let chain = dir.path().join("cert-chain.pem");
         std::fs::remove_file(&chain).unwrap();
         std::fs::create_dir(&chain).unwrap();
-        let error = config.write(Files { key: Some(b"k"), chain: Some(b"d"), root: Some(b"r") }).unwrap_err();
+        let error = config.write(Files { key: Some(b"l"), chain: Some(b"d"), root: Some(b"r") }).unwrap_err();
         assert!(error.to_string().contains("cert-chain.pem"));
+        assert_eq!(std::fs::read(dir.path().join("key.pem")).unwrap(), b"k", "no key without its chain");
+        assert_eq!(mode(&dir.path().join("key.pem")), 0o600);
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 3, "nothing is left over");
     }
 

@@ -34,6 +34,25 @@ use self::respond::Answer;
 pub(crate) use server::{listen, read_off, serve};
 pub(crate) use watched::ConnState;
 
+/// What bytes reach first.
+pub mod fuzz {
+    use super::path::{clean, segments};
+    use super::refusal::{readable_preface, spelled_out};
+
+    /// The first bytes of a connection, the path of a request, an answer that may be hyper's own refusal.
+    pub fn head(bytes: &[u8]) {
+        let mut read = bytes.to_vec();
+        readable_preface(&mut read);
+        assert_eq!(read.len(), bytes.len());
+        let _ = spelled_out(bytes);
+        let path = clean(&String::from_utf8_lossy(bytes));
+        assert!(path.starts_with('/') && !path.contains("//"), "{path}");
+        assert_eq!(clean(&path), path);
+        assert!(path.split('/').all(|part| part != ".."), "{path}");
+        let _ = segments(&path);
+    }
+}
+
 /// What a server may take.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Limits {

@@ -30,8 +30,9 @@ use crate::net::accept::{Acceptor, Came};
 use crate::net::places::{Bounds, Place, Places, relieve};
 use crate::net::progress::{Heads, Phase};
 
-/// Bytes of all unfinished heads together; a usual head has half a kB.
-pub(super) const HEADS: u64 = 6 << 20;
+/// Bytes of all unfinished heads together: three of the largest. A usual one has half a kB. Buffers are up to twice
+/// as large as what is in them.
+pub(super) const HEADS: u64 = 3 << 20;
 /// Clients that the kernel keeps until they are accepted; it has its own bound (`net.core.somaxconn`).
 const BACKLOG: i32 = 4096;
 /// A request head, from its first byte to its last. Go has no limit; nginx and hyper take 30 to 60 s.

@@ -95,9 +95,8 @@ pub(super) struct Watched {
     early: Vec<u8>,
 }
 
-/// Read at a time of a head that is longer.
-const PIECE: usize = 4096;
-/// Of a longer head the rest is left to the HTTP library.
+/// Of a longer head the rest is left to the HTTP library, in pieces of this size: it has twice its last read ready
+/// for the next, and what many clients have sent is counted before much of it was read.
 const EARLY: usize = 4096;
 
 impl Watched {
@@ -178,26 +177,22 @@ impl AsyncRead for Watched {
             }
             return Poll::Ready(Ok(()));
         }
-        if matches!(self.state.progress.phase(), Phase::Head) {
-            // The library makes its buffer larger with every read that fills it, long before the bytes are there.
-            let mut space = [0; PIECE];
-            let room = buf.remaining().min(PIECE);
-            let mut piece = ReadBuf::new(&mut space[..room]);
-            ready!(Pin::new(&mut self.io).poll_read(cx, &mut piece))?;
-            buf.put_slice(piece.filled());
-        } else {
-            ready!(Pin::new(&mut self.io).poll_read(cx, buf))?;
+        if !matches!(self.state.progress.phase(), Phase::New | Phase::Idle | Phase::Head) {
+            return Pin::new(&mut self.io).poll_read(cx, buf);
         }
-        let read = buf.filled().len() - before;
-        if read == 0 {
-            return Poll::Ready(Ok(()));
+        // First some others have to go; the server's loop is awake for that.
+        if self.state.progress.heads_are_too_much() {
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
         }
-        let progress = &self.state.progress;
-        if matches!(progress.phase(), Phase::New | Phase::Idle) {
-            progress.enter(Phase::Head);
-        }
-        if progress.phase() == Phase::Head {
-            progress.head_bytes(read);
+        let room = buf.remaining().min(EARLY);
+        let mut piece = ReadBuf::new(buf.initialize_unfilled_to(room));
+        ready!(Pin::new(&mut self.io).poll_read(cx, &mut piece))?;
+        let read = piece.filled().len();
+        buf.advance(read);
+        if read > 0 {
+            self.state.progress.enter(Phase::Head);
+            self.state.progress.head_bytes(read);
         }
         Poll::Ready(Ok(()))
     }

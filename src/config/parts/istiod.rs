@@ -107,13 +107,21 @@ fn xds_roots(config: &Config, file_mounted: bool) -> Result<Roots, Error> {
 }
 
 fn existing(path: PathBuf) -> Result<PathBuf, Error> {
-    if path.is_file() {
-        return Ok(path);
+    root_file("XDS", "XDS_ROOT_CA", path)
+}
+
+// The text is the Go agent's where the file is not there; where it cannot be looked at, the reason.
+fn root_file(of: &str, variable: &str, path: PathBuf) -> Result<PathBuf, Error> {
+    let shown = path.display().to_string();
+    match std::fs::metadata(&path) {
+        Ok(found) if found.is_file() => Ok(path),
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(Error::new(format!(
+            "root CA file for {of} cannot be looked at: {shown}: {error}; {variable} names another file, or SYSTEM"
+        ))),
+        _ => Err(Error::new(format!(
+            "root CA file for {of} does not exist {shown}: is it mounted? {variable} names another file, or SYSTEM"
+        ))),
     }
-    Err(Error::new(format!(
-        "root CA file for XDS does not exist {}: is it mounted? XDS_ROOT_CA names another file, or SYSTEM",
-        path.display()
-    )))
 }
 
 // Without a mounted root.
@@ -261,16 +269,7 @@ pub fn ca_limits(config: &Config) -> (Duration, Duration) {
 }
 
 fn ca_roots(config: &Config) -> Result<Roots, Error> {
-    let must_exist = |path: PathBuf| {
-        if path.is_file() {
-            Ok(Roots::File(path))
-        } else {
-            Err(Error::new(format!(
-                "root CA file for CA does not exist {}: is it mounted? CA_ROOT_CA names another file, or SYSTEM",
-                path.display()
-            )))
-        }
-    };
+    let must_exist = |path: PathBuf| root_file("CA", "CA_ROOT_CA", path).map(Roots::File);
     match config.settings.text(var::CA_ROOT_CA) {
         "SYSTEM" => return Ok(Roots::System),
         "" => {}

@@ -1,14 +1,15 @@
 //! Looks at the file system with a bound.
 //!
 //! A network or user-space file system can stand still for as long as it likes, so every look runs on a
-//! thread of the runtime's blocking pool and the asking task, never its thread, waits no longer than [`GRACE`]. A look that has not ended
+//! thread of its own and the asking task, never its thread, waits no longer than [`GRACE`]. A look that has not ended
 //! holds its thread and is not begun again before it has; meanwhile whoever asked goes on with what it knows.
 
 use std::time::Duration;
 
-use tokio::sync::oneshot::{Receiver, channel, error::TryRecvError};
+use tokio::sync::oneshot::{Receiver, error::TryRecvError};
 
 use crate::base::files::Watcher;
+use crate::base::lane;
 
 /// How long a look is waited for: hundreds of times what a healthy file system needs, and nothing that a
 /// stream would notice. Tests of what is read must not fail on a machine that stands still for that long.
@@ -105,16 +106,15 @@ impl Watching {
     }
 }
 
-/// Runs `job` on a thread; its result, or where it will arrive (nowhere, when the runtime is ending).
+/// Runs `job` on a thread; its result, or where it will arrive (nowhere, when there is no thread).
 async fn begin<T: Send + 'static>(
     job: impl FnOnce() -> T + Send + 'static,
     grace: Duration,
 ) -> Result<T, Option<Receiver<T>>> {
-    let (done, mut answer) = channel();
-    drop(tokio::task::spawn_blocking(move || {
-        // Nobody takes it when the store is gone.
-        let _ = done.send(job());
-    }));
+    let mut answer = lane::begin("file look", job).map_err(|error| {
+        tracing::debug!("files are not looked at: {error}");
+        None
+    })?;
     match tokio::time::timeout(grace, &mut answer).await {
         Ok(Ok(result)) => Ok(result),
         Ok(Err(_)) => Err(None),

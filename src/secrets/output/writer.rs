@@ -1,7 +1,7 @@
 //! Writes the files beside the manager's loop.
 //!
-//! A disk can stand still for as long as it likes, so each write runs on a thread of the runtime's
-//! blocking pool. One at a time: what comes meanwhile replaces what waits, since only the newest
+//! A disk can stand still for as long as it likes, so each write runs on a thread of its
+//! own. One at a time: what comes meanwhile replaces what waits, since only the newest
 //! certificate is of use, and a file system that hangs holds one thread and never more. A write that
 //! fails is tried again every [`RETRY`]; one that does not end within [`OVERDUE`] is told.
 //!
@@ -13,11 +13,12 @@ use std::future::pending;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use tokio::task::{JoinError, JoinHandle};
+use tokio::sync::oneshot::{Receiver, error::RecvError};
 use tokio::time::{Instant, sleep_until};
 
 use super::{Config, Error, Files};
 use crate::base::error::chain;
+use crate::base::lane;
 use crate::secrets::{Identity, Roots};
 use crate::trouble::{Kind, Report, Reporter};
 
@@ -43,7 +44,7 @@ pub(in crate::secrets) struct Content {
 /// See the module.
 pub(in crate::secrets) struct Writer {
     config: Arc<Config>,
-    running: Option<JoinHandle<Result<(), Error>>>,
+    running: Option<Receiver<Result<(), Error>>>,
     /// When the write under way is told to be late; `None` once it was.
     overdue: Option<Instant>,
     /// What the files should hold.
@@ -137,19 +138,23 @@ impl Writer {
         self.retry = None;
         self.overdue = Some(Instant::now() + OVERDUE);
         let (done, ended) = mpsc::sync_channel::<()>(1);
-        self.running = Some(tokio::task::spawn_blocking(move || {
+        let begun = lane::begin("OUTPUT_CERTS", move || {
             let _done = done;
             config.write(Files {
                 key: content.identity.as_ref().map(|i| i.key.as_slice()),
                 chain: content.identity.as_ref().map(|i| i.chain.as_slice()),
                 root: content.roots.as_ref().map(|r| r.pem.as_slice()),
             })
-        }));
+        });
+        match begun {
+            Ok(running) => self.running = Some(running),
+            Err(error) => return self.failed(Kind::OutputCertsFailed, error.to_string()),
+        }
         // Nothing is ever sent: the end drops the other side.
         let _ = ended.recv_timeout(GRACE);
     }
 
-    fn ended(&mut self, outcome: Result<Result<(), Error>, JoinError>) {
+    fn ended(&mut self, outcome: Result<Result<(), Error>, RecvError>) {
         self.running = None;
         self.overdue = None;
         match outcome {
@@ -163,9 +168,9 @@ impl Writer {
                 let kind = Kind::of_chain(&error).unwrap_or(Kind::OutputCertsFailed);
                 self.failed(kind, chain(&error));
             }
-            Err(error) => self.failed(
+            Err(_) => self.failed(
                 Kind::OutputCertsFailed,
-                format!("writing to {} broke off: {error}", self.config.dir.display()),
+                format!("writing to {} broke off: its thread panicked", self.config.dir.display()),
             ),
         }
         self.begin();

@@ -5,6 +5,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::Run;
+use crate::base::lane::Lane;
 use crate::envoy::guard::{self, Guard};
 use crate::envoy::stale;
 
@@ -13,12 +14,13 @@ const AGAIN: Duration = Duration::from_secs(10);
 
 /// Looking through /proc takes milliseconds; a process that the kernel holds can make it stand still.
 const LOOK: Duration = Duration::from_secs(5);
+static LOOKS: Lane = Lane::new("stale Envoys", 1);
 
 impl Run {
     /// Ends Envoys that an earlier agent left behind with our configuration file: they hold our ports.
     pub(super) async fn end_stale(&self) {
         let config = self.envoy.file_of_all();
-        let looked = tokio::task::spawn_blocking(move || {
+        let looked = LOOKS.run(move || {
             let found = stale::find(&config);
             let pids: Vec<_> = found.iter().map(|one| one.pid).collect();
             (pids, stale::end(&found))
