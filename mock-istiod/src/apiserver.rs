@@ -31,6 +31,8 @@ pub enum ApiFault {
     Cut,
     /// A watch: an event that says that its version is known no more.
     Gone,
+    /// The answer comes in pieces of some bytes, with a pause before each.
+    Slow,
 }
 
 #[derive(Default)]
@@ -40,6 +42,8 @@ struct State {
     /// Version, kind, name, object.
     events: Vec<(u64, &'static str, String, Value)>,
     token: String,
+    /// How often the server was restarted.
+    restarts: u64,
     faults: VecDeque<ApiFault>,
     asked: Vec<String>,
 }
@@ -155,7 +159,23 @@ impl ApiServer {
 
     /// Ends every watch, as a server that restarts.
     pub fn restart(&self) {
-        self.shared.changed.send_replace(0);
+        let mut state = self.shared.state();
+        state.restarts += 1;
+        let version = state.version;
+        drop(state);
+        self.shared.changed.send_replace(version);
+    }
+
+    /// The version of all secrets together.
+    #[must_use]
+    pub fn version(&self) -> u64 {
+        self.shared.state().version
+    }
+
+    /// How often secrets were listed.
+    #[must_use]
+    pub fn lists(&self) -> usize {
+        self.shared.state().asked.iter().filter(|target| !target.contains("watch=true")).count()
     }
 
     /// The targets that were asked for.
@@ -206,11 +226,18 @@ async fn serve<S: AsyncRead + AsyncWrite + Unpin>(mut stream: S, shared: &Shared
             json!({ "metadata": { "resourceVersion": state.version.to_string() }, "items": items })
                 .to_string()
         };
+        if fault == Some(ApiFault::Slow) {
+            let head =
+                format!("HTTP/1.1 200 X\r\nContent-Length: {}\r\nConnection: close\r\n\r\n", body.len());
+            drip(&mut stream, head.as_bytes()).await?;
+            return drip(&mut stream, body.as_bytes()).await;
+        }
         return answer(&mut stream, 200, body.as_bytes()).await;
     }
     let mut from: u64 = parameter("resourceVersion").and_then(|v| v.parse().ok()).unwrap_or(0);
     let mut changed = shared.changed.subscribe();
     changed.borrow_and_update();
+    let restarts = shared.state().restarts;
     stream
         .write_all(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\n\r\n")
         .await?;
@@ -230,7 +257,11 @@ async fn serve<S: AsyncRead + AsyncWrite + Unpin>(mut stream: S, shared: &Shared
                 stream.write_all(&text.as_bytes()[..text.len() / 2]).await?;
                 return stream.flush().await;
             }
-            stream.write_all(text.as_bytes()).await?;
+            if fault == Some(ApiFault::Slow) {
+                drip(&mut stream, text.as_bytes()).await?;
+            } else {
+                stream.write_all(text.as_bytes()).await?;
+            }
             stream.write_all(b"\n").await?;
         }
         from = version;
@@ -238,12 +269,22 @@ async fn serve<S: AsyncRead + AsyncWrite + Unpin>(mut stream: S, shared: &Shared
         event(&mut stream, &json!({ "type": "BOOKMARK", "object": bookmark })).await?;
         let mut byte = [0; 1];
         tokio::select! {
-            news = changed.changed() => if news.is_err() || *changed.borrow_and_update() == 0 { return Ok(()) },
+            news = changed.changed() => if news.is_err() || shared.state().restarts != restarts { return Ok(()) },
             // The client has gone.
             _ = stream.read(&mut byte) => return Ok(()),
             () = tokio::time::sleep(Duration::from_secs(300)) => return Ok(()),
         }
     }
+}
+
+/// Slowly, in about two dozen pieces.
+async fn drip<S: AsyncWrite + Unpin>(stream: &mut S, bytes: &[u8]) -> io::Result<()> {
+    for piece in bytes.chunks(bytes.len() / 24 + 1) {
+        stream.write_all(piece).await?;
+        stream.flush().await?;
+        tokio::time::sleep(Duration::from_millis(30)).await;
+    }
+    Ok(())
 }
 
 async fn event<S: AsyncWrite + Unpin>(stream: &mut S, event: &Value) -> io::Result<()> {

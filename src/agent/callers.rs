@@ -2,17 +2,20 @@
 //!
 //! Each stream has a secret manager of its own, whose only token is that of its caller: nothing is shared by two
 //! of them, and key, certificate and token are gone with the stream. Streams and first signatures at a time are
-//! bounded.
+//! bounded. What goes wrong for a caller is told ([`Told`]) and never takes readiness away: anybody who reaches the
+//! socket can bring a bad token.
 
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use futures_util::future::BoxFuture;
+use serde_json::{Value, json};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use zeroize::Zeroizing;
 
 use crate::base::clock::Clock;
+use crate::base::error::chain;
 use crate::base::metrics::Metrics;
 use crate::base::tasks::{Group, Stop};
 use crate::ca::csr::spiffe_id;
@@ -22,18 +25,73 @@ use crate::config::parts::identity;
 use crate::istiod::auth::{Error, Token, TokenSource, claims};
 use crate::sds::Callers;
 use crate::secrets::{self, Fetched, Manager, Mounted, ResourceName, SecretSource, name};
+use crate::trouble::{Kind, Report, Reporter};
 
 /// Streams at a time: a node has some hundred pods, and each of their proxies two streams or three.
 const STREAMS: usize = 4096;
 /// First certificates that are asked for at a time; an RSA key takes a processor for 60 ms.
 const FIRST: usize = 8;
 
+/// What can be told about callers, never who they are or what they brought. Clones share it.
+#[derive(Debug, Clone)]
+pub struct Told(Arc<Noted>);
+
+#[derive(Debug)]
+struct Noted {
+    streams: Arc<Semaphore>,
+    trouble: Reporter,
+    outcomes: Mutex<Outcomes>,
+}
+
+#[derive(Debug, Default)]
+struct Outcomes {
+    served: u64,
+    failed: u64,
+    last_error: Option<String>,
+}
+
+impl Told {
+    fn new(trouble: Reporter) -> Self {
+        let streams = Arc::new(Semaphore::new(STREAMS));
+        Self(Arc::new(Noted { streams, trouble, outcomes: Mutex::default() }))
+    }
+
+    /// For the status document.
+    #[must_use]
+    pub fn status(&self) -> Value {
+        let outcomes = self.0.outcomes.lock().unwrap_or_else(PoisonError::into_inner);
+        json!({
+            "streams": STREAMS - self.0.streams.available_permits(),
+            "served": outcomes.served,
+            "failed": outcomes.failed,
+            "lastError": outcomes.last_error,
+        })
+    }
+
+    fn note(&self, error: Option<String>) {
+        let mut outcomes = self.0.outcomes.lock().unwrap_or_else(PoisonError::into_inner);
+        match &error {
+            None => {
+                outcomes.served += 1;
+                self.0.trouble.end();
+            }
+            Some(why) => {
+                outcomes.failed += 1;
+                self.0
+                    .trouble
+                    .report(Report::new(Kind::CallerNotServed, format!("a caller is not served: {why}")));
+            }
+        }
+        outcomes.last_error = error;
+    }
+}
+
 /// Makes sources of secrets for callers.
 pub struct ByToken {
     config: Arc<Config>,
     clock: Arc<dyn Clock>,
     group: Group,
-    streams: Arc<Semaphore>,
+    told: Told,
     first: Arc<Semaphore>,
 }
 
@@ -44,14 +102,19 @@ impl fmt::Debug for ByToken {
 }
 
 impl ByToken {
-    /// Managers run in `group`.
-    pub fn new(config: Arc<Config>, clock: Arc<dyn Clock>, group: Group) -> Self {
-        let (streams, first) = (Arc::new(Semaphore::new(STREAMS)), Arc::new(Semaphore::new(FIRST)));
-        Self { config, clock, group, streams, first }
+    /// Managers run in `group`; `trouble` is told of callers that get nothing.
+    pub fn new(config: Arc<Config>, clock: Arc<dyn Clock>, group: Group, trouble: Reporter) -> Self {
+        let (told, first) = (Told::new(trouble), Arc::new(Semaphore::new(FIRST)));
+        Self { config, clock, group, told, first }
+    }
+
+    /// What can be told about its callers.
+    pub fn told(&self) -> Told {
+        self.told.clone()
     }
 
     async fn make(&self, token: &str) -> Result<Arc<dyn SecretSource>, String> {
-        let Ok(stream) = self.streams.clone().try_acquire_owned() else {
+        let Ok(stream) = self.told.0.streams.clone().try_acquire_owned() else {
             return Err(format!("more than {STREAMS} streams with callers' tokens are open"));
         };
         // The prefix is put before it again where it is sent.
@@ -76,6 +139,7 @@ impl ByToken {
             group: self.group.clone(),
             stop: self.group.token().child_token(),
             first: self.first.clone(),
+            told: self.told.clone(),
             _stream: stream,
         }))
     }
@@ -96,7 +160,13 @@ impl ByToken {
 
 impl Callers for ByToken {
     fn source(&self, token: Zeroizing<String>) -> BoxFuture<'_, Result<Arc<dyn SecretSource>, String>> {
-        Box::pin(async move { self.make(&token).await })
+        Box::pin(async move {
+            let made = self.make(&token).await;
+            if let Err(why) = &made {
+                self.told.note(Some(why.clone()));
+            }
+            made
+        })
     }
 }
 
@@ -117,6 +187,7 @@ struct OfCaller {
     group: Group,
     stop: Stop,
     first: Arc<Semaphore>,
+    told: Told,
     _stream: OwnedSemaphorePermit,
 }
 
@@ -141,12 +212,13 @@ impl SecretSource for OfCaller {
     }
 
     fn fetch(&self, name: ResourceName) -> BoxFuture<'static, Result<Fetched, Arc<secrets::Error>>> {
-        let (handle, manager, group, stop, first) = (
+        let (handle, manager, group, stop, first, told) = (
             self.handle.clone(),
             self.manager.clone(),
             self.group.clone(),
             self.stop.clone(),
             self.first.clone(),
+            self.told.clone(),
         );
         Box::pin(async move {
             let started = manager.lock().unwrap_or_else(PoisonError::into_inner).is_none();
@@ -160,6 +232,7 @@ impl SecretSource for OfCaller {
             }
             let fetched = handle.fetch(name).await;
             drop(permit);
+            told.note(fetched.as_ref().err().map(|error| chain(error.as_ref())));
             fetched
         })
     }
@@ -167,11 +240,9 @@ impl SecretSource for OfCaller {
 
 /// The socket's path, where callers' tokens are taken.
 pub fn prepare(config: &Config) -> Result<Option<PathBuf>, crate::config::parts::Error> {
-    let socket = crate::config::parts::gateway::callers(config);
+    let socket = crate::config::parts::gateway::callers(config)?;
     if let Some(socket) = &socket {
         tracing::info!(target: "sds", "tokens of callers are taken on {}", socket.display());
-        // What is refused for every caller is refused at the start.
-        identity::plan(config)?;
     }
     Ok(socket)
 }

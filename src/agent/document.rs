@@ -11,6 +11,7 @@ use crate::config::Config;
 use crate::trouble::Troubles;
 use crate::{dns, envoy, gateway, health, secrets, status, sts, xds};
 
+use super::callers::Told;
 use super::shutdown::Stages;
 
 /// The agent as the status server sees it.
@@ -23,6 +24,7 @@ pub struct Face {
     health: Option<health::Handle>,
     sts: Option<sts::Handle>,
     gateway: Option<gateway::Secrets>,
+    callers: Option<Told>,
     tasks: Stages,
     troubles: Troubles,
     since: SystemTime,
@@ -40,6 +42,7 @@ impl Face {
         health: Option<health::Handle>,
         sts: Option<sts::Handle>,
         gateway: Option<gateway::Secrets>,
+        callers: Option<Told>,
         tasks: &Stages,
         troubles: &Troubles,
     ) -> Self {
@@ -52,6 +55,7 @@ impl Face {
             health,
             sts,
             gateway,
+            callers,
             tasks: tasks.clone(),
             troubles: troubles.clone(),
             since: SystemTime::now(),
@@ -170,6 +174,7 @@ impl status::Agent for Face {
             },
             "tokenService": self.sts.as_ref().map(sts::Handle::status),
             "gatewaySecrets": self.gateway.as_ref().map(gateway::Secrets::status),
+            "callerTokens": self.callers.as_ref().map(Told::status),
             "application": self.health.as_ref().map(health::Handle::status),
             "config": serde_json::to_value(self.xds.snapshot()).unwrap_or(Value::Null),
         })

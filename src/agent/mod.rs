@@ -166,10 +166,13 @@ async fn start(config: Config) -> Result<u8, Error> {
         more_sds.push(("gateway sds", sds_server.beside(socket, Arc::new(source.clone()))));
         source
     });
-    if let Some(socket) = callers_socket {
-        let source = callers::ByToken::new(config.clone(), clock.clone(), tasks.secrets.clone());
+    let callers = callers_socket.map(|socket| {
+        let trouble = troubles.reporter("sds");
+        let source = callers::ByToken::new(config.clone(), clock.clone(), tasks.secrets.clone(), trouble);
+        let told = source.told();
         more_sds.push(("callers' sds", sds_server.for_callers(socket, Arc::new(source))));
-    }
+        told
+    });
     let crypto = crate::tls::provider::provider(parts::istiod::compliance(&config)).0;
     let modules = wasm::converter(&config, &crypto, &metrics, troubles.reporter("wasm"));
     let xds_server = xds::Server::new(
@@ -277,6 +280,7 @@ async fn start(config: Config) -> Result<u8, Error> {
         health,
         token_service,
         gateway,
+        callers,
         &tasks,
         &troubles,
     ));

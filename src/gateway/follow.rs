@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use futures_util::StreamExt;
+use futures_util::future::OptionFuture;
 use futures_util::stream::FuturesUnordered;
 use tokio::sync::mpsc;
 
@@ -44,7 +45,10 @@ pub(super) async fn run(secrets: &Secrets, api: &Arc<Api>, name: &str, slot: &Sl
     // One message is enough: a watch waits until the last one is looked at.
     let (tell, mut news) = mpsc::channel::<(usize, Held)>(1);
     let mut watches: FuturesUnordered<_> =
-        wanted.iter().enumerate().map(|(at, secret)| api.watch(secret, at, tell.clone())).collect();
+        wanted[..own].iter().enumerate().map(|(at, secret)| api.watch(secret, at, tell.clone())).collect();
+    // Each watch is a connection: the fallback has one only while it may be needed.
+    let mut spare = None;
+    let mut served = false;
     let mut states: Vec<State> = wanted.iter().map(|_| State::Unknown).collect();
     let mut look = tokio::time::interval(LOOK);
     look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -54,8 +58,18 @@ pub(super) async fn run(secrets: &Secrets, api: &Arc<Api>, name: &str, slot: &Sl
             .note(name, Some("secrets whose names begin with istio or prometheus are not served".to_owned()));
     }
     loop {
+        served |= states[..own].iter().any(|state| matches!(state, State::Good(_)));
+        if served {
+            spare = None;
+        } else if spare.is_none()
+            && let Some(secret) = wanted.get(own)
+            && !states[..own].iter().any(|state| matches!(state, State::Unknown))
+        {
+            spare = Some(Box::pin(api.watch(secret, own, tell.clone())));
+        }
         tokio::select! {
             Some(()) = watches.next() => {}
+            Some(()) = OptionFuture::from(spare.as_mut()) => {}
             Some((at, held)) = news.recv() => {
                 states[at] = state(name, wanted[at], at >= own, held);
                 settle(secrets, name, &wanted, own, &states, slot);

@@ -231,6 +231,9 @@ kinds! {
     GatewaySecret Degraded
         "a secret that a gateway's Envoy asks for is missing or cannot be served",
         "make or repair the secret named; what was served before stays in use, and Envoy waits for what never was there";
+    CallerNotServed Degraded
+        "a caller that brought its own token gets no certificate",
+        "is the caller's token valid for the CA, and does the CA answer? Other callers and what is served already are not concerned";
     WasmFailed Degraded
         "a Wasm module could not be fetched or is no module",
         "look at the URL, the pull secret and the checksum of the WasmPlugin; the filter's failStrategy decides about traffic meanwhile";

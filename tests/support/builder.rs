@@ -26,6 +26,7 @@ pub enum Envoy {
 }
 
 /// What to start an agent with.
+#[derive(Clone)]
 pub struct Builder {
     args: Vec<String>,
     env: BTreeMap<String, String>,
@@ -99,6 +100,25 @@ impl Builder {
             mock.mint("ns", "sa"),
             0o600,
         )
+    }
+
+    /// The settings of a file in `examples/identity`: variables, and the flags that a comment names.
+    pub fn example(mut self, name: &str) -> Self {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/identity").join(name);
+        let text = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+        for line in text.lines() {
+            if let Some(flags) = line.strip_prefix("# flags:") {
+                self.args.extend(flags.split_whitespace().map(ToOwned::to_owned));
+            } else if let Some((name, value)) = line.split_once('=').filter(|_| !line.starts_with('#')) {
+                self.env.insert(name.to_owned(), value.to_owned());
+            }
+        }
+        self
+    }
+
+    /// The value of a variable that it has so far.
+    pub fn variable(&self, name: &str) -> String {
+        self.env.get(name).cloned().unwrap_or_default()
     }
 
     /// The command line after the program's name, in place of `proxy sidecar`.

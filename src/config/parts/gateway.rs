@@ -52,6 +52,11 @@ pub fn secrets(config: &Config) -> Result<Option<(Gateway, PathBuf)>, Error> {
         },
     };
     let fallback = s.text(var::INGRESS_GATEWAY_FALLBACK_SECRET).to_owned();
+    if !fallback.is_empty() && !crate::gateway::is_name(&fallback) {
+        return Err(Error::new(format!(
+            "INGRESS_GATEWAY_FALLBACK_SECRET={fallback}: no secret has such a name (lower-case letters, digits, - and .); empty: there is no fallback"
+        )));
+    }
     Ok(Some((Gateway { origin, fallback }, socket)))
 }
 
@@ -69,9 +74,19 @@ fn api(config: &Config) -> Result<Api, String> {
     if namespace.is_empty() {
         return Err("the namespace is not known: set INGRESS_GATEWAY_NAMESPACE or POD_NAMESPACE".to_owned());
     }
+    let label = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
+    if namespace.len() > 63 || !namespace.bytes().all(label) {
+        return Err(format!(
+            "the namespace {namespace:?} cannot be one: INGRESS_GATEWAY_NAMESPACE, or POD_NAMESPACE, is of lower-case letters, digits and -"
+        ));
+    }
+    let port = s.text(var::KUBERNETES_SERVICE_PORT);
+    if !port.parse::<u16>().is_ok_and(|port| port > 0) {
+        return Err(format!("KUBERNETES_SERVICE_PORT={port}: it is a port, 443 mostly"));
+    }
     let account = config.path(ACCOUNT);
     Ok(Api {
-        base: format!("https://{host}:{}", s.text(var::KUBERNETES_SERVICE_PORT)),
+        base: format!("https://{host}:{port}"),
         namespace: namespace.to_owned(),
         token: account.join("token"),
         ca: account.join("ca.crt"),
@@ -81,13 +96,34 @@ fn api(config: &Config) -> Result<Api, String> {
 }
 
 /// The socket on which callers bring their tokens; `None` when it is off.
-#[must_use]
-pub fn callers(config: &Config) -> Option<PathBuf> {
+///
+/// # Errors
+/// When it is another socket's path, or nobody signs for callers.
+pub fn callers(config: &Config) -> Result<Option<PathBuf>, Error> {
     let s = &config.settings;
     if !s.flag(var::SDS_CALLER_TOKENS) {
-        return None;
+        return Ok(None);
     }
     let flag = config.flags.get("workloadUDSPath").filter(|path| !path.is_empty());
-    let variable = s.some_text(var::WORKLOAD_SDS).filter(|path| path.contains('/'));
-    Some(config.path(flag.or(variable).unwrap_or(CALLERS)))
+    let variable = s.some_text(var::WORKLOAD_SDS);
+    if let Some(text) = variable.filter(|text| flag.is_none() && !text.contains('/')) {
+        return Err(Error::new(format!(
+            "WORKLOAD_SDS={text}: it is the path of the socket for callers' tokens, {CALLERS} unless it is set"
+        )));
+    }
+    let socket = config.path(flag.or(variable).unwrap_or(CALLERS));
+    let gateway = config.flags.get("gatewayUdsPath").filter(|path| !path.is_empty()).unwrap_or(SOCKET);
+    let own = config.path(identity::WORKLOAD_DIR).join(probe::DEFAULT_SOCKET);
+    if socket == own || socket == config.path(gateway) {
+        return Err(Error::new(format!(
+            "--workloadUDSPath={}: another part of the agent serves this socket; callers' tokens need one of their own",
+            socket.display()
+        )));
+    }
+    if identity::plan(config)?.file_mounted {
+        return Err(Error::new(
+            "SDS_CALLER_TOKENS: certificates are mounted here, so no CA signs for callers; take FILE_MOUNTED_CERTS or CA_PROVIDER=GkeWorkloadCertificate away",
+        ));
+    }
+    Ok(Some(socket))
 }

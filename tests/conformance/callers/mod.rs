@@ -5,15 +5,17 @@ use std::collections::BTreeSet;
 use crate::support::client::{EnvoyClient, Pem, secret_request, secrets};
 use crate::support::{MockIstiod, TestAgent};
 
+mod many;
+mod random;
+
 const SOCKET: &str = "node.sock";
 
-async fn agent(mock: &MockIstiod) -> (TestAgent, EnvoyClient) {
+async fn agent(mock: &MockIstiod, level: &str) -> (TestAgent, EnvoyClient) {
     let mut agent = TestAgent::with()
         .istiod(mock)
-        .env("ECC_SIGNATURE_ALGORITHM", "ECDSA")
-        .env("SDS_CALLER_TOKENS", "true")
+        .example("callers.env")
         .env("WORKLOAD_SDS", "./node.sock")
-        .arg("--log_output_level=all:debug")
+        .arg(format!("--log_output_level={level}"))
         .start();
     let client = agent.client(SOCKET).await;
     (agent, client)
@@ -38,7 +40,7 @@ fn identity(chain: &str) -> String {
 #[tokio::test]
 async fn each_stream_gets_the_certificate_of_its_own_caller() {
     let mock = MockIstiod::start().await;
-    let (mut agent, client) = agent(&mock).await;
+    let (mut agent, client) = agent(&mock, "all:debug").await;
     // Refusals first.
     for (headers, part) in [
         (vec![], "no token was brought"),
@@ -49,6 +51,8 @@ async fn each_stream_gets_the_certificate_of_its_own_caller() {
         let status = given(&client.with_headers(&headers)).await.unwrap_err();
         assert!(status.message().contains(part), "{headers:?}: {status:?}");
     }
+    let document = agent.get("/debug/agentz").await.unwrap().text();
+    assert!(document.contains("CallerNotServed") && !document.contains("nonsense"), "{document}");
     let tokens: Vec<(String, String)> =
         ["a", "b", "c"].map(|account| (mock.mint("team", account), mock.identity("team", account))).into();
     // Streams of three callers, opened and dropped in every order; none sees another's key or name.
@@ -76,6 +80,11 @@ async fn each_stream_gets_the_certificate_of_its_own_caller() {
     assert!(stream.next().await.is_err());
     let part = tokens[0].0.split('.').next_back().unwrap();
     assert!(!agent.log().contains(part), "a token is in the log");
+    // Who was refused is told and takes nothing away.
+    let document = agent.get("/debug/agentz").await.unwrap().text();
+    assert!(document.contains("\"callerTokens\"") && !document.contains(part), "{document}");
+    let ready = agent.get("/healthz/ready").await.unwrap();
+    assert_eq!(ready.status.as_u16(), 200, "{}", ready.text());
     // The agent's own socket is as it was.
     assert!(given(&agent.sds().await).await.unwrap().1.ends_with("/ns/ns/sa/sa"));
     agent.stop().await;

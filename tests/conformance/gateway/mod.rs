@@ -9,6 +9,9 @@ use crate::support::agent::Builder;
 use crate::support::client::{EnvoyClient, Pem, secret_request, secrets};
 use crate::support::{MockIstiod, TestAgent, eventually};
 
+mod memory;
+mod watch;
+
 const SOCKET: &str = "var/run/ingress_gateway/sds";
 const ACCOUNT: &str = "var/run/secrets/kubernetes.io/serviceaccount";
 
@@ -20,12 +23,12 @@ fn fields(pair: &Pair) -> [(&str, &[u8]); 2] {
     [("tls.crt", pair.chain.as_bytes()), ("tls.key", pair.key.as_bytes())]
 }
 
-async fn next(
-    stream: &mut crate::support::client::Duplex<
-        envoy_types::pb::envoy::service::discovery::v3::DiscoveryRequest,
-        envoy_types::pb::envoy::service::discovery::v3::DiscoveryResponse,
-    >,
-) -> Pem {
+type Stream = crate::support::client::Duplex<
+    envoy_types::pb::envoy::service::discovery::v3::DiscoveryRequest,
+    envoy_types::pb::envoy::service::discovery::v3::DiscoveryResponse,
+>;
+
+async fn next(stream: &mut Stream) -> Pem {
     secrets(&stream.next().await.unwrap()).remove(0).1
 }
 
@@ -37,7 +40,8 @@ fn from_api(mock: &MockIstiod, api: &ApiServer) -> Builder {
     TestAgent::with()
         .istiod(mock)
         .env("ECC_SIGNATURE_ALGORITHM", "ECDSA")
-        .env("ENABLE_INGRESS_GATEWAY_SDS", "true")
+        .example("gateway-api.env")
+        .env("INGRESS_GATEWAY_NAMESPACE", "ns")
         .env("KUBERNETES_SERVICE_HOST", "localhost")
         .env("KUBERNETES_SERVICE_PORT", api.port().to_string())
         .file(&format!("{ACCOUNT}/token"), "S3CRET-ONE")
@@ -126,6 +130,7 @@ async fn secrets_come_from_a_folder() {
         .file("gw/one/tls.crt", one.chain.clone())
         .file("gw/one/tls.key", one.key.clone())
         .file("gw/one/ca.crt", mock.root_pem())
+        .example("gateway-folder.env")
         .arg("--gateway-secrets-dir=gw")
         .start();
     let client: EnvoyClient = agent.client(SOCKET).await;
@@ -149,9 +154,10 @@ async fn secrets_come_from_a_folder() {
 }
 
 #[tokio::test]
-async fn what_gateway_secrets_lack_is_named_at_the_start() {
+async fn what_gateways_and_callers_lack_is_named_at_the_start() {
     let mock = MockIstiod::start().await;
     let api = ApiServer::start(&mock.authority(), "t").await;
+    let callers = TestAgent::with().istiod(&mock).env("SDS_CALLER_TOKENS", "true");
     for (builder, part) in [
         (from_api(&mock, &api).without_env("KUBERNETES_SERVICE_HOST"), "KUBERNETES_SERVICE_HOST"),
         (from_api(&mock, &api).arg("--gateway-secrets-dir=nowhere"), "nowhere"),
@@ -159,11 +165,36 @@ async fn what_gateway_secrets_lack_is_named_at_the_start() {
             from_api(&mock, &api).arg("--gatewayUdsPath=./var/run/secrets/workload-spiffe-uds/socket"),
             "workload's socket",
         ),
+        (from_api(&mock, &api).env("KUBERNETES_SERVICE_PORT", "https"), "KUBERNETES_SERVICE_PORT=https"),
+        (from_api(&mock, &api).env("INGRESS_GATEWAY_NAMESPACE", "a/b"), "INGRESS_GATEWAY_NAMESPACE"),
+        (
+            from_api(&mock, &api).env("INGRESS_GATEWAY_FALLBACK_SECRET", "../web"),
+            "INGRESS_GATEWAY_FALLBACK_SECRET=../web",
+        ),
+        (callers.clone().env("WORKLOAD_SDS", "on"), "WORKLOAD_SDS=on"),
+        (callers.clone().arg("--workloadUDSPath=./var/run/ingress_gateway/sds"), "another part of the agent"),
+        (
+            callers.clone().env("FILE_MOUNTED_CERTS", "true").env("XDS_ROOT_CA", "SYSTEM"),
+            "no CA signs for callers",
+        ),
     ] {
         let mut agent = builder.start();
         assert_eq!(agent.wait_exit().await.code(), Some(255), "{part}");
         eventually(part, async || agent.log().contains(part).then_some(())).await;
     }
+    // What is of the wrong type has its line and its default.
+    let wrong = [
+        ("ENABLE_INGRESS_GATEWAY_SDS", "perhaps"),
+        ("SDS_CALLER_TOKENS", "perhaps"),
+        ("SECRET_WATCHER_RESYNC_PERIOD", "soon"),
+    ];
+    let builder = TestAgent::with().istiod(&mock);
+    let mut agent = wrong.iter().fold(builder, |builder, (name, value)| builder.env(name, *value)).start();
+    agent.wait_ready().await;
+    for (name, value) in wrong {
+        agent.wait_log(&format!("Invalid environment variable value `{value}` for {name}")).await;
+    }
+    agent.stop().await;
 }
 
 /// A request over a connection of its own; gives the certificate that Envoy showed.
@@ -210,7 +241,7 @@ async fn envoys_listener_changes_its_certificate_under_traffic() {
             not_after: now + Duration::from_secs(3600),
         })
     };
-    let yaml = include_str!("../support/gateway_envoy.yaml").replace("{{listener}}", &port.to_string());
+    let yaml = include_str!("../../support/gateway_envoy.yaml").replace("{{listener}}", &port.to_string());
     let mut agent = from_api(&mock, &api)
         .env("ISTIO_BOOTSTRAP_OVERRIDE", "override.yaml")
         .file("override.yaml", yaml)

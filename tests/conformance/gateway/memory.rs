@@ -1,0 +1,49 @@
+//! What is held is bound by what Envoy asks for, not by what the namespace holds.
+
+use mock_istiod::apiserver::ApiServer;
+
+use super::{SOCKET, fields, from_api, is, next, pair};
+use crate::support::client::secret_request;
+use crate::support::{MockIstiod, TestAgent};
+
+/// What three secrets of two thousand may take, kB.
+const ALLOWED: u64 = 3 << 10;
+
+fn memory(agent: &TestAgent, field: &str) -> u64 {
+    let text = std::fs::read_to_string(format!("/proc/{}/status", agent.pid().as_raw_pid())).unwrap();
+    let line = text.lines().find(|line| line.starts_with(field)).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse().unwrap()
+}
+
+#[tokio::test]
+async fn three_secrets_of_two_thousand_take_little() {
+    let mock = MockIstiod::start().await;
+    let api = ApiServer::start(&mock.authority(), "S3CRET-ONE").await;
+    let (one, two) = (pair(&mock, "one"), pair(&mock, "two"));
+    for n in 0..2000 {
+        api.put(&format!("secret-{n}"), &fields(&one));
+    }
+    let mut agent = from_api(&mock, &api).start();
+    let client = agent.client(SOCKET).await;
+    agent.wait_ready().await;
+    let (idle, all) = (memory(&agent, "RssAnon:"), memory(&agent, "VmRSS:"));
+    let mut streams = Vec::new();
+    for n in [7, 700, 1700] {
+        let mut stream = client.stream_secrets();
+        stream.send(&secret_request(&format!("secret-{n}")));
+        assert!(is(&next(&mut stream).await, &one));
+        streams.push(stream);
+    }
+    // All of the namespace changes; only what was asked for is looked at.
+    for n in 0..2000 {
+        api.put(&format!("secret-{n}"), &fields(&two));
+    }
+    for stream in &mut streams {
+        assert!(is(&next(stream).await, &two));
+    }
+    let (held, whole) = (memory(&agent, "RssAnon:"), memory(&agent, "VmRSS:"));
+    println!("3 of 2,000 secrets: {idle} kB, then {held} kB of memory; {all} kB, then {whole} kB resident");
+    assert!(held < idle + ALLOWED, "{idle} kB, then {held} kB");
+    assert!(api.asked().iter().all(|target| target.contains("fieldSelector=metadata.name")));
+    agent.stop().await;
+}
