@@ -120,6 +120,11 @@ impl Agent {
         Proc(self.child.id())
     }
 
+    /// Something in its working directory.
+    pub fn path(&self, below: &str) -> PathBuf {
+        self.dir.path().join(below)
+    }
+
     /// Where the configuration socket is.
     pub fn xds(&self) -> PathBuf {
         self.dir.path().join("etc/istio/proxy/XDS")
@@ -161,6 +166,12 @@ impl Agent {
     /// Opens a stream for secrets, on a connection of its own.
     pub async fn secrets(&self) -> io::Result<Stream> {
         Stream::open(connect(&self.sds(), self).await?, "sds-grpc", SDS, &[]).await
+    }
+
+    /// Opens a stream for secrets of a gateway, on a connection of its own.
+    pub async fn gateway_secrets(&self) -> io::Result<Stream> {
+        let socket = self.path("var/run/ingress_gateway/sds");
+        Stream::open(connect(&socket, self).await?, "gateway-sds", SDS, &[]).await
     }
 
     /// Opens a stream to istiod through the agent.

@@ -6,6 +6,7 @@
 
 mod ads;
 mod agent;
+mod credentials;
 mod flood;
 mod heal;
 mod iptables;
@@ -37,8 +38,8 @@ struct Flags {
     /// Another agent to compare with.
     #[arg(long, env = "PEER_AGENT")]
     peer: Option<PathBuf>,
-    /// Only sections whose name contains this: size, start, idle, relay, push, status, sds, iptables; and, only when
-    /// they are named in full since they take minutes: heal, flood.
+    /// Only sections whose name contains this: size, start, idle, relay, push, status, sds,
+    /// credentials, iptables; and, only when they are named in full since they take minutes: heal, flood.
     #[arg(long, default_value = "")]
     only: String,
     /// Runs of each measurement.
@@ -108,6 +109,11 @@ async fn run(flags: &Flags) -> Result<(), String> {
         eprintln!("measuring 1,000 SDS streams…");
         let rows = sds::fan_out(&binaries, flags.runs.min(3)).await?;
         table::print("1,000 SDS streams at a renewal", &rows, with_peer);
+    }
+    if wanted("credentials") {
+        eprintln!("measuring the token service and secrets of gateways…");
+        let rows = credentials::all(&binaries, flags.runs).await?;
+        table::print("Token service and secrets of gateways", &rows, false);
     }
     if flags.only == "heal" {
         let envoy = flags.envoy.as_deref().ok_or("--only heal needs --envoy")?;

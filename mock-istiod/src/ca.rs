@@ -9,6 +9,7 @@ use rcgen::{KeyPair, PKCS_ECDSA_P256_SHA256};
 
 use crate::auth::{Peer, authenticate};
 use crate::fault::Fault;
+use crate::google::Form;
 use crate::grpc::{Code, Status};
 use crate::pki::{CLOCK_SKEW, Leaf, read_request};
 use crate::record::{CaCall, Event};
@@ -46,6 +47,7 @@ pub struct Response {
 
 pub(crate) async fn serve(
     shared: &Shared,
+    form: Form,
     peer: &Peer,
     head: request::Parts,
     mut requests: Requests,
@@ -67,7 +69,7 @@ pub(crate) async fn serve(
         received,
         not_after: None,
     };
-    let outcome = answer(shared, peer, &head.headers, message, &faults, &mut call);
+    let outcome = answer(shared, form, peer, &head.headers, message, &faults, &mut call);
     if let Err(status) = &outcome {
         call.status = status.clone();
     }
@@ -88,7 +90,7 @@ pub(crate) async fn serve(
     match outcome {
         Ok(response) => {
             reply.spoil(Spoil::from(&faults));
-            reply.message(&response.encode_to_vec()).await?;
+            reply.message(&form.response(response)).await?;
             reply.end(&Status::ok())
         }
         Err(status) => reply.end(&status),
@@ -97,6 +99,7 @@ pub(crate) async fn serve(
 
 fn answer(
     shared: &Shared,
+    form: Form,
     peer: &Peer,
     headers: &HeaderMap,
     message: Option<Bytes>,
@@ -104,8 +107,7 @@ fn answer(
     call: &mut CaCall,
 ) -> Result<Response, Status> {
     let message = message.ok_or_else(|| Status::new(Code::Internal, "the call has no message"))?;
-    let request = Request::decode(message)
-        .map_err(|e| Status::new(Code::Internal, format!("the request does not decode: {e}")))?;
+    let request = form.request(message)?;
     call.csr.clone_from(&request.csr);
     call.validity_seconds = request.validity_duration;
     call.metadata = request.metadata.as_ref().map(object).unwrap_or_default();
@@ -125,6 +127,9 @@ fn answer(
         }
     };
     call.identity = identities.first().cloned();
+    if form == Form::Roots {
+        return Ok(Response { cert_chain: vec![shared.root_bundle()] });
+    }
 
     let invalid = |e: crate::pki::BadRequest| Status::new(Code::InvalidArgument, e.to_string());
     let key = read_request(&request.csr).map_err(invalid)?;

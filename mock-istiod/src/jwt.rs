@@ -13,15 +13,28 @@ pub const ISSUER: &str = "https://kubernetes.default.svc.cluster.local";
 /// The audience that istiod expects (its `TOKEN_AUDIENCES`).
 pub const AUDIENCE: &str = "istio-ca";
 
+struct Keys {
+    encoding: EncodingKey,
+    decoding: DecodingKey,
+    public: String,
+}
+
 /// The key that signs tokens. One per process: making an RSA key takes tens of milliseconds.
-fn keys() -> &'static (EncodingKey, DecodingKey) {
-    static KEYS: OnceLock<(EncodingKey, DecodingKey)> = OnceLock::new();
+fn keys() -> &'static Keys {
+    static KEYS: OnceLock<Keys> = OnceLock::new();
     KEYS.get_or_init(|| {
         let pair = KeyPair::generate_for(&PKCS_RSA_SHA256).expect("RSA keys can be made");
-        let encoding = EncodingKey::from_rsa_pem(pair.serialize_pem().as_bytes());
-        let decoding = DecodingKey::from_rsa_pem(pair.public_key_pem().as_bytes());
-        (encoding.expect("our own PEM"), decoding.expect("our own PEM"))
+        let public = pair.public_key_pem();
+        let encoding = EncodingKey::from_rsa_pem(pair.serialize_pem().as_bytes()).expect("our own PEM");
+        let decoding = DecodingKey::from_rsa_pem(public.as_bytes()).expect("our own PEM");
+        Keys { encoding, decoding, public }
     })
+}
+
+/// What verifies tokens, in PEM, for others that are shown one.
+#[must_use]
+pub fn public_key_pem() -> String {
+    keys().public.clone()
 }
 
 /// What stands in a token.
@@ -78,7 +91,7 @@ impl Token {
             "exp": end.as_secs(),
             "jti": format!("{:032x}", rand::random::<u128>()),
         });
-        encode(&Header::new(Algorithm::RS256), &claims, &keys().0).expect("claims can be signed")
+        encode(&Header::new(Algorithm::RS256), &claims, &keys().encoding).expect("claims can be signed")
     }
 }
 
@@ -96,7 +109,7 @@ pub fn verify(token: &str) -> Result<String, String> {
     rules.set_audience(&[AUDIENCE]);
     rules.set_required_spec_claims(&["exp", "iss", "aud", "sub"]);
     rules.leeway = 0;
-    decode::<Claims>(token, &keys().1, &rules).map(|data| data.claims.sub).map_err(|e| e.to_string())
+    decode::<Claims>(token, &keys().decoding, &rules).map(|data| data.claims.sub).map_err(|e| e.to_string())
 }
 
 /// `spiffe://<td>/ns/<ns>/sa/<sa>` of a subject `system:serviceaccount:<ns>:<sa>`.

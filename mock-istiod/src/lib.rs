@@ -17,6 +17,7 @@ pub mod ca;
 pub mod control;
 pub mod fault;
 pub mod folder;
+mod google;
 pub mod grpc;
 pub mod json;
 pub mod jwt;

@@ -19,6 +19,7 @@ use tokio_util::task::TaskTracker;
 use crate::ads::{AdsStream, DELTA, SOTW};
 use crate::auth::Peer;
 use crate::fault::{Fault, Script};
+use crate::google::Form;
 use crate::grpc::{Code, Status};
 use crate::pki::{Authority, names};
 use crate::record::{Connected, Event, Record};
@@ -256,8 +257,9 @@ async fn call(
     sever: Sever,
 ) {
     let path = head.uri.path().to_owned();
+    let form = Form::of(&path);
     let script = match path.as_str() {
-        crate::ca::PATH => &shared.ca,
+        _ if form.is_some() => &shared.ca,
         SOTW | DELTA => &shared.ads,
         _ => {
             shared.record.add(Event::UnknownCall { path });
@@ -287,9 +289,9 @@ async fn call(
         };
         let _ = commands.send(command);
     }
-    let ended = match path.as_str() {
-        crate::ca::PATH => crate::ca::serve(&shared, &peer, head, requests, reply, faults).await,
-        _ => crate::ads::serve(&shared, &peer, head, requests, reply, faults, commands).await,
+    let ended = match form {
+        Some(form) => crate::ca::serve(&shared, form, &peer, head, requests, reply, faults).await,
+        None => crate::ads::serve(&shared, &peer, head, requests, reply, faults, commands).await,
     };
     if let Err(error) = ended {
         tracing::debug!(path, %error, "call ended early");

@@ -160,9 +160,16 @@ impl Client {
         let token = match self.config.tokens.token().await {
             Ok(Some(token)) => token,
             Ok(None) => {
-                return Err(self.refused(Code::Unauthenticated, "login: there is no token to log in with"));
+                return Err(self.refused(
+                    Code::Unauthenticated,
+                    "login: there is no token to log in with",
+                    "; is the projected volume istio-token mounted?",
+                ));
             }
-            Err(error) => return Err(self.refused(Code::Unauthenticated, &error.to_string())),
+            Err(error) => {
+                let hint = "; the token is what Vault's login takes, so nothing was sent";
+                return Err(self.refused(Code::Unauthenticated, &format!("login: {error}"), hint));
+            }
         };
         let body = json!({ "jwt": token.expose(), "role": self.config.role });
         let answer = self.post("login", &self.login, None, body).await?;
@@ -226,29 +233,31 @@ impl Client {
         let (code, hint) = match status {
             300..=399 => (
                 Code::FailedPrecondition,
-                ": redirects are not followed; VAULT_ADDR must lead to the active node",
+                "; redirects are not followed: VAULT_ADDR must lead to the active node",
             ),
             400 => (
                 Code::InvalidArgument,
-                ": are VAULT_ROLE and the role that signs right, and may it sign SECRET_TTL?",
+                "; are VAULT_ROLE and the role that signs right, and may it sign SECRET_TTL?",
             ),
             403 => (
                 Code::PermissionDenied,
-                ": is the service account bound to VAULT_ROLE, and does its policy allow VAULT_SIGN_CSR_PATH?",
+                "; is the service account bound to VAULT_ROLE, and does its policy allow VAULT_SIGN_CSR_PATH?",
             ),
-            404 => (Code::NotFound, ": is there such a path (VAULT_AUTH_PATH, VAULT_SIGN_CSR_PATH)?"),
-            429 => (Code::ResourceExhausted, ""),
-            412 | 472 | 473 | 500..=599 => (Code::Unavailable, ""),
-            _ => (Code::Unknown, ""),
+            404 => (Code::NotFound, "; is there such a path (VAULT_AUTH_PATH, VAULT_SIGN_CSR_PATH)?"),
+            429 => (Code::ResourceExhausted, "; Vault is asked too often"),
+            412 | 472 | 473 | 500..=599 => {
+                (Code::Unavailable, "; Vault's own log and seal status name the reason")
+            }
+            _ => (Code::Unknown, "; is this a Vault?"),
         };
-        let mut failed = self.refused(code, &format!("{step}: HTTP status {status}{hint}"));
+        let mut failed = self.refused(code, &format!("{step}: HTTP status {status}"), hint);
         failed.retry = matches!(status, 412 | 429 | 472 | 473 | 500..=599);
         failed
     }
 
-    fn refused(&self, code: Code, why: &str) -> Failed {
+    fn refused(&self, code: Code, why: &str, hint: &'static str) -> Failed {
         let status = Box::new(Status::new(code, why));
-        Failed { error: Error::Status { endpoint: self.endpoint.clone(), status, hint: "" }, retry: false }
+        Failed { error: Error::Status { endpoint: self.endpoint.clone(), status, hint }, retry: false }
     }
 
     fn unusable(&self, why: &str) -> Failed {

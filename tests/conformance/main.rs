@@ -14,6 +14,7 @@ mod dns;
 mod doors;
 mod end_to_end;
 mod examples;
+mod exchange;
 mod faults;
 mod gateway;
 mod heal;

@@ -8,8 +8,9 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
+use crate::support::google::Google;
 use crate::support::http::{Reply, call_with, get};
-use crate::support::web::{self, Web};
+use crate::support::web::{self, Gate, Rough, Web};
 use crate::support::{MockIstiod, TestAgent, free_port};
 
 const FORM: (&str, &str) = ("content-type", "application/x-www-form-urlencoded");
@@ -49,8 +50,8 @@ impl Endpoint {
 fn passthrough(mock: &MockIstiod, port: u16, url: &str) -> crate::support::agent::Builder {
     TestAgent::with()
         .istiod(mock)
+        .example("tokens-upstream.env")
         .env("STS_PORT", port.to_string())
-        .env("TOKEN_MANAGER_PLUGIN", "Passthrough")
         .env("STS_UPSTREAM_URL", url)
 }
 
@@ -120,6 +121,73 @@ async fn a_thousand_callers_cause_one_exchange() {
     agent.stop().await;
 }
 
+/// The matrix of faults, at the endpoint that exchanges: none takes away a token that still lives.
+#[tokio::test]
+async fn whatever_is_in_the_endpoints_place_is_told_and_the_old_token_stays() {
+    let mock = MockIstiod::start().await;
+    // Each token is asked for anew, since it ends within the five minutes, and lives for longer than this test.
+    let issued = Arc::<AtomicUsize>::default();
+    let count = issued.clone();
+    let web = Web::start(move |_, _| {
+        let nth = count.fetch_add(1, SeqCst);
+        let mut answer = web::json(200, &json!({"access_token": format!("S3CRET-{nth}"), "expires_in": 250}));
+        // Each try is a connection of its own, so that the next fault meets it.
+        answer.headers_mut().insert("connection", http::HeaderValue::from_static("close"));
+        async { answer }
+    })
+    .await;
+    let gate = Gate::before(web.port).await;
+    let elsewhere = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = free_port();
+    let url = format!("http://127.0.0.1:{}/token", gate.port);
+    let mut agent = passthrough(&mock, port, &url).arg("--log_output_level=all:debug").start();
+    agent.wait_ready().await;
+    let (status, first) = ask(port, "S3CRET-SUBJECT").await;
+    assert_eq!(status, 200, "{first}");
+    let to = elsewhere.local_addr().unwrap().port();
+    for (rough, tries, said) in [
+        (Rough::Reset, 5, "(5 tries)"),
+        (Rough::Garbage, 5, "(5 tries)"),
+        (Rough::Status(503), 5, "HTTP status 503"),
+        (Rough::Status(403), 1, "HTTP status 403"),
+        (Rough::Redirect(to), 1, "redirects are not followed"),
+        (Rough::Cut, 1, "was cut off"),
+        (Rough::Endless, 1, "is longer than"),
+        (Rough::Drip, 1, "no answer within"),
+        (Rough::Body("S3CRET-NO-JSON"), 1, "is no JSON object"),
+        (Rough::Body("[]"), 1, "is no JSON object"),
+        (Rough::Body("{}"), 1, "access_token"),
+        (Rough::Body(r#"{"access_token": 7, "expires_in": "S3CRET"}"#), 1, "access_token"),
+    ] {
+        gate.next([rough].repeat(tries));
+        let (status, body) = ask(port, "S3CRET-SUBJECT").await;
+        assert_eq!((status, &body["access_token"]), (200, &first["access_token"]), "{rough:?}: {body}");
+        assert_eq!(gate.left(), 0, "{rough:?} was met");
+        let document = agent.get("/debug/agentz").await.unwrap().text();
+        assert!(
+            document.contains("\"TokensNotExchanged\"") && document.contains(said),
+            "{rough:?}: {document}"
+        );
+        assert!(!document.contains("S3CRET"), "{document}");
+    }
+    // Who has no token is told why, and no more.
+    gate.next([Rough::Status(403)]);
+    let (status, body) = ask(port, "S3CRET-OTHER").await;
+    let why = body["error_description"].as_str().unwrap_or_default();
+    assert!(status == 500 && why.contains("403") && !why.contains("S3CRET"), "{body}");
+    assert_eq!(agent.get("/healthz/ready").await.unwrap().status.as_u16(), 200, "readiness stays");
+    // One that is silent costs a try.
+    gate.next([Rough::Silent]);
+    let (status, body) = ask(port, "S3CRET-SUBJECT").await;
+    assert!(status == 200 && body["access_token"] != first["access_token"], "{body}");
+    let document = agent.get("/debug/agentz").await.unwrap().text();
+    assert!(!document.contains("\"kind\": \"TokensNotExchanged\""), "it is over: {document}");
+    let visited = tokio::time::timeout(Duration::from_millis(1), elsewhere.accept()).await;
+    assert!(visited.is_err(), "a redirect was followed");
+    assert!(!agent.log().contains("S3CRET"), "{}", agent.log().text());
+    agent.stop().await;
+}
+
 #[tokio::test]
 async fn what_cannot_work_is_refused_at_the_start() {
     let mock = MockIstiod::start().await;
@@ -145,46 +213,6 @@ async fn what_cannot_work_is_refused_at_the_start() {
     said_by(&agent, "status server").await;
 }
 
-/// Both of Google's endpoints with TLS, at an address of their own; `Drop` ends them.
-struct Google {
-    dir: tempfile::TempDir,
-    child: tokio::process::Child,
-}
-
-impl Google {
-    async fn start() -> Self {
-        let dir = tempfile::tempdir().unwrap();
-        // Port 443 is fixed by the addresses, so each test has its own loopback address.
-        let id = std::process::id();
-        let ip = format!("127.{}.{}.{}", 64 + (id >> 16) % 64, (id >> 8) & 255, 1 + (id & 127));
-        let child =
-            tokio::process::Command::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/google.py"))
-                .arg(&ip)
-                .arg(dir.path())
-                .kill_on_drop(true)
-                .spawn()
-                .expect("python3");
-        let hosts =
-            format!("127.0.0.1 localhost\n{ip} sts.googleapis.com\n{ip} iamcredentials.googleapis.com\n");
-        std::fs::write(dir.path().join("hosts"), hosts).unwrap();
-        let google = Self { dir, child };
-        crate::support::eventually("Google's doubles listen", async || {
-            google.path("ready").exists().then_some(())
-        })
-        .await;
-        google
-    }
-
-    fn path(&self, name: &str) -> std::path::PathBuf {
-        self.dir.path().join(name)
-    }
-
-    fn asked(&self) -> Vec<Value> {
-        let text = std::fs::read_to_string(self.path("asked.jsonl")).unwrap_or_default();
-        text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
-    }
-}
-
 /// Envoy calls a gRPC service (rate limits) with `sts_service` credentials, and the service sees our token.
 #[tokio::test]
 async fn envoy_gets_its_tokens_through_us() {
@@ -192,10 +220,8 @@ async fn envoy_gets_its_tokens_through_us() {
         return;
     }
     let mock = MockIstiod::start().await;
-    let mut google = Google::start().await;
+    let google = Google::start().await;
     let (port, seen) = (free_port(), free_port());
-    let hosts = google.path("hosts").to_string_lossy().into_owned();
-    let names = "mount --bind \"$1\" /etc/hosts && shift && exec \"$@\"";
     let bootstrap = include_str!("../support/sts_envoy.yaml")
         .replace("{{sts}}", &port.to_string())
         .replace("{{service}}", &std::fs::read_to_string(google.path("service")).unwrap())
@@ -203,8 +229,8 @@ async fn envoy_gets_its_tokens_through_us() {
         .replace("{{listener}}", &seen.to_string());
     let mut agent = TestAgent::with()
         .istiod(&mock)
-        .before(&["unshare", "--mount", "sh", "-c", names, "sh", &hosts].map(ToOwned::to_owned))
-        .env("GCP_METADATA", "proj|1234567|cluster|us-central1-c")
+        .before(&google.names())
+        .example("tokens-google.env")
         .env("CLOUD_PLATFORM", "none")
         .env("SSL_CERT_FILE", google.path("ca.pem").to_string_lossy())
         .env("ISTIO_BOOTSTRAP_OVERRIDE", "override.yaml")
@@ -227,7 +253,6 @@ async fn envoy_gets_its_tokens_through_us() {
     assert_eq!(asked[1]["authorization"], "Bearer FEDERATED-1");
     assert!(!agent.log().contains("ACCESS-") && !agent.log().contains("FEDERATED-"));
     agent.stop().await;
-    google.child.kill().await.unwrap();
 }
 
 /// What an agent that has ended left in its log; the last lines may still be on their way.

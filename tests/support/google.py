@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Doubles of Google's two token endpoints and of a gRPC service, with TLS.
 
-usage: google.py IP DIR. In DIR: ca.pem, service (its address), asked.jsonl (what was asked), ready (empty).
+usage: google.py IP DIR. In DIR: ca.pem, service (its address), asked.jsonl (what was asked), ready (empty); and, read
+at each request, federated (the token to give) and faults (a line each, taken one after the other).
 The gRPC service speaks HTTP/2 only as far as it must to read the headers of a call; it never answers one.
 """
 import json
@@ -71,12 +72,55 @@ def endpoint(c):
         with LOCK:
             n = COUNT[host] = COUNT.get(host, 0) + 1
         note({"host": host, "ask": line.strip(), "authorization": heads.get("authorization"), "json": json.loads(body)})
+        what = fault()
+        if what:
+            return misbehave(c, f, what)
         if host.startswith("sts."):
-            answer = {"access_token": "FEDERATED-%d" % n, "expires_in": 3600}
+            given = os.path.join(DIR, "federated")
+            token = open(given).read().strip() if os.path.exists(given) else "FEDERATED-%d" % n
+            answer = {"access_token": token, "expires_in": 3600}
         else:
             answer = {"accessToken": "ACCESS-%d" % n}
         text = json.dumps(answer).encode()
         c.sendall(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(text) + text)
+
+
+def fault():
+    """The next line of DIR/faults."""
+    path = os.path.join(DIR, "faults")
+    with LOCK:
+        try:
+            with open(path) as f:
+                first, *rest = f.read().splitlines()
+        except (OSError, ValueError):
+            return None
+        with open(path, "w") as f:
+            f.write("".join(line + "\n" for line in rest))
+    return first
+
+
+def misbehave(c, f, what):
+    name, _, value = what.partition(" ")
+    whole = lambda status, more, body: b"HTTP/1.1 %s X\r\nContent-Length: %d\r\n%s\r\n%s" % (
+        status.encode(), len(body), more.encode(), body)
+    if name == "status":
+        c.sendall(whole(value, "", b'{"error": "S3CRET-ANSWER"}'))
+    elif name == "body":
+        c.sendall(whole("200", "", value.encode()))
+    elif name == "redirect":
+        c.sendall(whole("307", "Location: %s\r\n" % value, b""))
+    elif name == "cut":
+        c.sendall(b'HTTP/1.1 200 OK\r\nContent-Length: 500\r\n\r\n{"access_tok')
+    elif name == "garbage":
+        c.sendall(b"\x00\x01 no HTTP\r\n\r\n")
+    elif name == "endless":
+        c.sendall(b'HTTP/1.1 200 OK\r\n\r\n{"x": "')
+        while True:
+            c.sendall(b"a" * 16384)
+    elif name == "silent":
+        while f.read(1):
+            pass
+    # reset: the end of the connection without a word.
 
 
 def number(data, at, bits):

@@ -11,6 +11,7 @@ pub mod client;
 pub mod clock;
 pub mod commands;
 pub mod disk;
+pub mod google;
 pub mod http;
 pub mod mesh;
 pub mod root;
@@ -55,6 +56,11 @@ fn variable(name: &str) -> Option<PathBuf> {
 pub fn agent_bin() -> PathBuf {
     let path = variable("AGENT_BIN").unwrap_or_else(|| PathBuf::from(env!("CARGO_BIN_EXE_pilot-agent")));
     std::path::absolute(&path).expect("the working directory is readable")
+}
+
+/// A real Vault or OpenBao: `VAULT_BIN`.
+pub fn vault_bin() -> Option<PathBuf> {
+    variable("VAULT_BIN")
 }
 
 /// A real Envoy: what `scripts/get-envoy` finds.
