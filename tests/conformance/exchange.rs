@@ -50,6 +50,9 @@ fn builder(mock: &MockIstiod, google: &Google) -> Builder {
 
 #[tokio::test]
 async fn istiod_is_shown_the_exchanged_token_and_mesh_ca_too() {
+    if !crate::support::root_for("port 443 and a mount namespace") {
+        return;
+    }
     let (mock, google) = world().await;
     let mesh_ca = format!("meshca.googleapis.com:{}", mock.address().port());
     let mut asked = 0;
@@ -84,6 +87,9 @@ async fn istiod_is_shown_the_exchanged_token_and_mesh_ca_too() {
 
 #[tokio::test]
 async fn the_authority_service_is_asked_with_the_machines_account() {
+    if !crate::support::root_for("port 443 and a mount namespace") {
+        return;
+    }
     let (mock, google) = world().await;
     let token = mock.mint("ns", "machine");
     let metadata = Web::start(move |head, _| {
@@ -111,6 +117,9 @@ async fn the_authority_service_is_asked_with_the_machines_account() {
 /// The matrix of faults, at the endpoint that exchanges.
 #[tokio::test]
 async fn whatever_is_in_googles_place_is_told_and_outlived() {
+    if !crate::support::root_for("port 443 and a mount namespace") {
+        return;
+    }
     let (mock, google) = world().await;
     let elsewhere = crate::support::free_port();
     let listener = tokio::net::TcpListener::bind(("127.0.0.1", elsewhere)).await.unwrap();
