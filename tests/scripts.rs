@@ -247,6 +247,11 @@ fn what_is_missing_stands_in_one_line() {
     );
     rust(whole()).program("uname", "echo Darwin").fails("check-machine", &["demo"], "Linux only");
     whole().program("uname", &linux("x86_64")).fails("check-machine", &["lint"], "rustup");
+    rust(whole()).program("uname", &linux("x86_64")).fails(
+        "check-machine",
+        &["release-fips"],
+        "missing for `make release-fips`: cmake, Go, Perl; Debian: apt-get install cmake golang-go perl;",
+    );
     let old = whole().program("cargo", "echo cargo 1.94.0").program("rustc", "echo rustc 1.94.0");
     old.program("uname", &linux("x86_64")).fails("check-machine", &["lint"], "(here is 1.94)");
     let full = whole().program("df", "printf 'head\\n/dev/x 1 2 300 4%% /\\n'");
