@@ -191,3 +191,28 @@ impl SecretDiscoveryService for Service {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use tonic::metadata::MetadataValue;
+
+    use super::*;
+
+    #[test]
+    fn a_node_agents_caller_brings_its_token_in_either_field() {
+        let mut metadata = MetadataMap::new();
+        metadata.insert("authorization", "Bearer plain".parse().unwrap());
+        assert_eq!(token_in(&metadata).unwrap().as_str(), "Bearer plain");
+        let value = |bytes: &[u8]| MetadataValue::from_bytes(bytes);
+        metadata.insert_bin(CREDENTIALS, value(b"Bearer binary"));
+        assert_eq!(token_in(&metadata).unwrap().as_str(), "Bearer binary", "this one first");
+        for (bad, why) in [(&[0xff, 0xfe][..], "is no text"), (b" ", "is empty")] {
+            metadata.insert_bin(CREDENTIALS, value(bad));
+            let status = token_in(&metadata).unwrap_err();
+            assert!(status.message().contains(CREDENTIALS) && status.message().contains(why), "{status:?}");
+        }
+        metadata.insert_bin(CREDENTIALS, value(b"a"));
+        metadata.append_bin(CREDENTIALS, value(b"b"));
+        assert!(token_in(&metadata).unwrap_err().message().contains("more than once"));
+    }
+}
