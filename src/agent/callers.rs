@@ -132,6 +132,8 @@ impl ByToken {
         config.mounted = Mounted { cert: PathBuf::new(), key: PathBuf::new(), root: PathBuf::new() };
         config.output = None;
         config.eager = false;
+        config.early = false;
+        config.near_expiry = secrets::NearExpiry::default();
         let (handle, manager) = Manager::new(config, Some(ca), &metrics, self.clock.clone());
         Ok(Arc::new(OfCaller {
             handle,
@@ -228,7 +230,7 @@ impl SecretSource for OfCaller {
             let permit = first.acquire_owned().await;
             let begun = manager.lock().unwrap_or_else(PoisonError::into_inner).take();
             if let Some(manager) = begun {
-                group.run("caller's secrets", manager.run(stop));
+                group.spawn("caller's secrets", manager.run(stop));
             }
             let fetched = handle.fetch(name).await;
             drop(permit);

@@ -101,7 +101,7 @@ impl status::Agent for Face {
     fn not_ready(&self) -> Vec<String> {
         let waiting = self.names.as_ref().is_some_and(|names| names.borrow().is_none());
         let said = "istio DNS capture is turned ON and DNS lookup table is not ready yet";
-        waiting.then(|| said.to_owned()).into_iter().collect()
+        waiting.then(|| said.to_owned()).into_iter().chain(self.secrets.status().unfit).collect()
     }
 
     fn tasks(&self) -> Vec<String> {

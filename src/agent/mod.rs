@@ -128,10 +128,7 @@ async fn start(config: Config) -> Result<u8, Error> {
     secret_config.first_key = first_key.filter(|_| ca.is_some());
     let (identity_source, manager) = Manager::new(secret_config, ca, &metrics, clock.clone());
     let tasks = shutdown::Stages::new();
-    spawn(&tasks.secrets, "secrets", {
-        let stop = tasks.secrets.token();
-        async move { manager.run(stop).await }
-    });
+    tasks.secrets.spawn("secrets", manager.run(tasks.secrets.token()));
     tokio::task::yield_now().await;
 
     let status_bound = status_config.as_ref().map(|config| {

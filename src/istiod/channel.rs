@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
+use rand::seq::SliceRandom;
 use rustls_pki_types::ServerName;
 use socket2::{SockRef, TcpKeepalive};
 use tokio::io::BufReader;
@@ -260,7 +261,7 @@ impl Inner {
         let found = lane::look_up(host, port)
             .await
             .map_err(|e| target.error(None, Phase::Resolve, format!("{host}: {e}"), HINT))?;
-        let addresses = interleave(found.into_iter());
+        let addresses = interleave(order(found, self.config.shuffle).into_iter());
         if addresses.is_empty() {
             return Err(target.error(None, Phase::Resolve, format!("{host} has no address"), HINT));
         }
@@ -330,7 +331,7 @@ impl Inner {
         })?;
         // It is alive; its handshake may take a little longer.
         progress.next_at(started + NEXT_HANDSHAKE);
-        tune(&io);
+        tune(&io, self.config.user_timeout);
         if let Some(proxy) = &target.proxy {
             progress.enter(Phase::Proxy);
             proxy.tunnel(&mut io, target.address).await.map_err(|reason| {
@@ -405,9 +406,20 @@ fn of_kind(mut error: Error, known: Kind) -> Error {
     error
 }
 
-/// Small writes leave at once; a peer that vanished is noticed even on an idle connection. Failures to
-/// set either only cost that.
-fn tune(io: &TcpStream) {
+/// In the resolver's order, or in one of our own, so that not every agent of a mesh goes to the first.
+fn order(mut found: Vec<SocketAddr>, shuffle: bool) -> Vec<SocketAddr> {
+    if shuffle {
+        found.shuffle(&mut rand::rng());
+    }
+    found
+}
+
+/// Small writes leave at once; a peer that vanished is noticed even on an idle connection, and while bytes wait for
+/// its acknowledgement. Failures to set any only cost that.
+fn tune(io: &TcpStream, user_timeout: Option<Duration>) {
+    if user_timeout.is_some() {
+        let _ = SockRef::from(io).set_tcp_user_timeout(user_timeout);
+    }
     let _ = io.set_nodelay(true);
     let keepalive = TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE);
     let _ = SockRef::from(io).set_tcp_keepalive(&keepalive);

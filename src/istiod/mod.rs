@@ -34,6 +34,11 @@ pub struct Config {
     /// Bound of one dial, from name resolution to the end of the TLS handshake. The Go agent's library
     /// limits it to 20 s.
     pub connect_timeout: Duration,
+    /// Addresses in random order rather than the resolver's (`XDS_SHUFFLE_ADDRESSES`).
+    pub shuffle: bool,
+    /// Bytes that are not acknowledged for so long end the connection (`TCP_USER_TIMEOUT`); `None`: the kernel's own
+    /// bound, a quarter of an hour.
+    pub user_timeout: Option<Duration>,
     /// `HTTPS_PROXY`/`NO_PROXY` as found in the environment: (proxy URL, exclusion list).
     pub proxy: Option<(String, String)>,
 }

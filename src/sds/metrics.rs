@@ -17,6 +17,7 @@ pub(super) struct Metrics {
     send_time: HistogramVec,
     internal: IntCounterVec,
     streams: IntGaugeVec,
+    turned_away: IntCounterVec,
 }
 
 impl Metrics {
@@ -43,8 +44,17 @@ impl Metrics {
                 "Total number of internal XDS errors in pilot.",
                 &[],
             ),
+            turned_away: registry.counter(
+                "sds_refused_peers_total",
+                "Clients of the SDS sockets whose user is not among SDS_ALLOWED_UIDS.",
+                &[],
+            ),
             streams: registry.gauge("sds_streams", "Open streams on the SDS sockets.", &[]),
         }
+    }
+
+    pub(super) fn turned_away(&self) {
+        self.turned_away.with_label_values(NONE).inc();
     }
 
     pub(super) fn rejected(&self) {

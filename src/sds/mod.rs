@@ -11,6 +11,7 @@
 mod calls;
 pub mod encode;
 mod metrics;
+mod peers;
 pub mod server;
 pub mod session;
 mod stream;
@@ -19,6 +20,7 @@ pub use calls::Callers;
 pub use encode::{PrivateKeyProvider, Provider};
 pub use server::Server;
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 /// What the server is told.
@@ -34,4 +36,6 @@ pub struct Config {
     pub crl: Option<PathBuf>,
     /// After how long without a read a client is pinged, and how long it has to answer; `None`: 30 s and 10 s.
     pub keepalive: Option<(std::time::Duration, std::time::Duration)>,
+    /// Users that may connect beside the agent's own (`SDS_ALLOWED_UIDS`); `None`: everybody.
+    pub allowed: Option<BTreeSet<u32>>,
 }

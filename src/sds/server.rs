@@ -13,6 +13,7 @@ use super::Config;
 use super::calls::{Callers, Door, Whose};
 use super::encode::Encoder;
 use super::metrics::Metrics;
+use super::peers::Peers;
 use super::stream::Shared;
 use crate::base::backoff::{Backoff, Jitter, Policy};
 use crate::base::error::chain;
@@ -60,7 +61,13 @@ impl Server {
         metrics: &crate::base::metrics::Metrics,
     ) -> Self {
         let encoder = Encoder { private_key_provider: config.private_key_provider, crl: config.crl };
-        let shared = (encoder, Metrics::new(metrics), config.keepalive.unwrap_or(KEEPALIVE));
+        let shared = Shared {
+            encoder,
+            metrics: Metrics::new(metrics),
+            keepalive: config.keepalive.unwrap_or(KEEPALIVE),
+            peers: Peers::new(config.allowed),
+            stop: Stop::new(),
+        };
         Self::with(config.sockets, Whose::One(source), shared)
     }
 
@@ -73,16 +80,23 @@ impl Server {
     /// A second server on which each caller brings its own token.
     #[must_use]
     pub fn for_callers(&self, socket: PathBuf, callers: Arc<dyn Callers>) -> Self {
-        Self::with(vec![socket], Whose::Callers(callers), self.sharing()).with_trouble(self.trouble.sibling())
+        // Callers are of any user; their tokens tell who they are.
+        let shared = Shared { peers: Peers::default(), ..self.sharing() };
+        Self::with(vec![socket], Whose::Callers(callers), shared).with_trouble(self.trouble.sibling())
     }
 
     // What a server beside this one has in common with it.
-    fn sharing(&self) -> (Encoder, Metrics, (Duration, Duration)) {
-        (Encoder::default(), self.shared.metrics.clone(), self.shared.keepalive)
+    fn sharing(&self) -> Shared {
+        Shared {
+            encoder: Encoder::default(),
+            metrics: self.shared.metrics.clone(),
+            keepalive: self.shared.keepalive,
+            peers: self.shared.peers.clone(),
+            stop: Stop::new(),
+        }
     }
 
-    fn with(sockets: Vec<PathBuf>, whose: Whose, shared: (Encoder, Metrics, (Duration, Duration))) -> Self {
-        let (encoder, metrics, keepalive) = shared;
+    fn with(sockets: Vec<PathBuf>, whose: Whose, shared: Shared) -> Self {
         let sockets = sockets.into_iter().map(|path| {
             let bound = uds::bind(&path);
             if let Err(error) = &bound {
@@ -90,7 +104,6 @@ impl Server {
             }
             (path, bound.ok())
         });
-        let shared = Shared { encoder, metrics, keepalive, stop: Stop::new() };
         Self { sockets: sockets.collect(), whose, shared: Arc::new(shared), trouble: Reporter::default() }
     }
 
@@ -195,6 +208,7 @@ impl Socket {
                 biased;
                 () = stop.cancelled() => return,
                 came = acceptor.next(&listener) => match came {
+                    Ok(Came::In(stream, _)) if !self.shared.peers.admit(&stream, &self.shared.metrics) => drop(stream),
                     Ok(Came::In(stream, _)) => {
                         if let Some(client) = self.clients.welcome(&stream) {
                             let door = Door::new(self.whose.clone(), Arc::clone(&self.shared), client.clone());

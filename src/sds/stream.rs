@@ -35,6 +35,7 @@ pub(super) struct Shared {
     pub(super) encoder: Encoder,
     pub(super) metrics: Metrics,
     pub(super) keepalive: (Duration, Duration),
+    pub(super) peers: super::peers::Peers,
     pub(super) stop: Stop,
 }
 

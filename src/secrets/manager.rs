@@ -6,6 +6,7 @@
 
 mod asking;
 mod mounted;
+mod outlook;
 mod renewal;
 mod troubles;
 
@@ -17,6 +18,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 
 use super::board::Board;
+use super::early::Early;
 use super::files::{Reply, Store};
 use super::metrics::Metrics;
 use super::output::Writer;
@@ -26,7 +28,7 @@ use super::workload::Workload;
 use super::{Config, Error, Fetched, ResourceName, SecretSource};
 use crate::base::clock::Clock;
 use crate::base::error::chain;
-use crate::base::tasks::Stop;
+use crate::base::tasks::{Stop, TaskResult};
 use crate::ca::CaClient;
 use crate::ca::csr::Key;
 use asking::Waiter;
@@ -102,6 +104,9 @@ pub struct Manager {
     /// The root as it goes into `OUTPUT_CERTS`: as the CA sent it, or merged.
     output_raw_root: bool,
     troubles: Troubles,
+    /// `RENEWAL_EARLY`, and whether the attempt that runs is of its making.
+    early: Option<Early>,
+    asked_early: bool,
 }
 
 type Running = BoxFuture<'static, Result<Issued, Failure>>;
@@ -137,6 +142,8 @@ impl Manager {
             output: config.output.take().map(|output| Writer::new(output, config.trouble.sibling())),
             output_raw_root: false,
             troubles: Troubles::new(&config.trouble),
+            early: config.early.then(Early::default),
+            asked_early: false,
             config,
             ca,
             clock,
@@ -145,7 +152,10 @@ impl Manager {
     }
 
     /// Runs until `stop`.
-    pub async fn run(mut self, stop: Stop) {
+    ///
+    /// # Errors
+    /// When the certificate is about to expire and the agent was told to end then.
+    pub async fn run(mut self, stop: Stop) -> TaskResult {
         let mut running: Option<Running> = None;
         // As in the Go agent, files are not read before somebody asks when there is no CA; without Envoy
         // nobody ever asks.
@@ -160,7 +170,7 @@ impl Manager {
             let wake = self.wake(running.is_some());
             tokio::select! {
                 biased;
-                () = stop.cancelled() => return,
+                () = stop.cancelled() => return Ok(()),
                 outcome = poll(&mut running) => {
                     running = None;
                     self.finished(outcome);
@@ -174,7 +184,7 @@ impl Manager {
                 () = written(&mut self.output) => {}
                 () = tokio::time::sleep_until(wake) => self.tick().await,
             }
-            self.report();
+            self.report()?;
         }
     }
 
@@ -184,6 +194,8 @@ impl Manager {
         let waiting = self.waiting.iter().filter_map(|w| w.until);
         let output = self.output.as_ref().and_then(Writer::wake);
         let all = waiting.chain(workload).chain(self.files.wake()).chain(output);
+        let early = self.early.as_ref().filter(|_| !running).and_then(Early::wake);
+        let all = all.chain(early.map(|at| at.max(self.workload.not_before())));
         all.min().unwrap_or_else(|| mono + Duration::from_secs(3600))
     }
 
@@ -203,8 +215,9 @@ impl Manager {
         }
     }
 
-    fn report(&mut self) {
+    fn report(&mut self) -> TaskResult {
         self.missed();
+        let unfit = self.unfit()?;
         let status = Status {
             asked: self.used(),
             certificate: self.workload.current.as_ref().map(|c| Certificate {
@@ -214,6 +227,7 @@ impl Manager {
                 not_after: c.issued.leaf.not_after,
                 renewal: c.renewal,
             }),
+            unfit,
             failures: self.workload.failures(),
             last_error: self.workload.last_error.as_ref().map(|e| chain(e.as_ref())).unwrap_or_default(),
             next_attempt: (self.workload.failures() > 0).then(|| self.workload.not_before()),
@@ -222,6 +236,7 @@ impl Manager {
             output_error: self.output.as_ref().map(|o| o.error().to_owned()).unwrap_or_default(),
         };
         *self.status.lock().expect("no panic holds this lock") = status;
+        Ok(())
     }
 }
 

@@ -22,6 +22,7 @@ pub(super) struct Metrics {
     watch_failures: IntCounterVec,
     file_failures: IntCounterVec,
     renewal_failures: IntCounterVec,
+    early: IntCounterVec,
     last_success: GaugeVec,
     expiry: GaugeVec,
     not_after: Arc<Mutex<Option<SystemTime>>>,
@@ -66,6 +67,11 @@ impl Metrics {
                 "Attempts to get a workload certificate that failed, by gRPC code or cause.",
                 &["reason"],
             ),
+            early: registry.counter(
+                "cert_early_renewals_total",
+                "Certificates asked for before they were due, because of trouble on the way to istiod.",
+                &["result"],
+            ),
             last_success: registry.float_gauge(
                 "cert_last_success_timestamp_seconds",
                 "When the CA last issued a workload certificate (Unix time).",
@@ -94,6 +100,10 @@ impl Metrics {
 
     pub(super) fn renewal_failed(&self, reason: &str) {
         self.renewal_failures.with_label_values(&[reason]).inc();
+    }
+
+    pub(super) fn early(&self, result: &str) {
+        self.early.with_label_values(&[result]).inc();
     }
 
     pub(super) fn issued(&self, now: SystemTime, not_after: SystemTime) {

@@ -14,12 +14,14 @@
 
 mod board;
 pub mod bundle;
+mod early;
 #[cfg(test)]
 mod fake;
 pub mod files;
 pub mod manager;
 mod metrics;
 pub mod name;
+mod near;
 pub mod output;
 pub mod probe;
 mod request;
@@ -40,6 +42,7 @@ pub use crate::ca::csr::KeyOptions;
 use crate::trouble::Reporter;
 pub use manager::{Handle, Manager};
 pub use name::ResourceName;
+pub use near::{Action as NearExpiryAction, Config as NearExpiry};
 pub use request::FirstKey;
 pub use slot::{Change, Updates};
 pub use status::Status;
@@ -57,6 +60,10 @@ pub struct Config {
     pub grace_ratio: f64,
     /// Greatest random change of that share (`SECRET_GRACE_PERIOD_RATIO_JITTER`, 0.01).
     pub grace_jitter: f64,
+    /// Ask before it is due while the way to istiod is in trouble (`RENEWAL_EARLY`).
+    pub early: bool,
+    /// What becomes of the proxy when the certificate is about to expire (`IDENTITY_NEAR_EXPIRY`).
+    pub near_expiry: NearExpiry,
     /// The configured certificate files: they come before the CA when they are there.
     pub mounted: Mounted,
     /// `OUTPUT_CERTS`.

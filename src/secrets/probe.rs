@@ -28,8 +28,9 @@ pub struct Config {
     pub dir: PathBuf,
     /// `WORKLOAD_IDENTITY_SOCKET_FILE`, default [`DEFAULT_SOCKET`].
     pub file: String,
-    /// How long to wait for a socket of another name: such a name demands a foreign server, which may
-    /// start after us. Zero: do not wait, like the Go agent.
+    /// How long to wait for a foreign server, which may start after us (`WORKLOAD_SOCKET_WAIT`). One of another name
+    /// is demanded; on the default name this agent serves when the time is over. Zero: do not wait, like the Go
+    /// agents up to 1.31.
     pub wait: Duration,
 }
 
@@ -99,15 +100,15 @@ pub async fn workload(config: &Config) -> Result<Mode, Error> {
                 tracing::info!(target: "sds", "{} is served by somebody else: certificates for mTLS come from there, this agent serves files only", path.display());
                 return Ok(Mode::External);
             }
-            if own_name || started.elapsed() >= config.wait {
+            if started.elapsed() >= config.wait {
                 tracing::info!(target: "sds", "nobody answers on {}: removing it", path.display());
                 remove(&path).map_err(|source| Error::Remove { path: path.clone(), source })?;
             }
         }
-        if own_name {
-            return Ok(Mode::Own);
-        }
         if started.elapsed() >= config.wait {
+            if own_name {
+                return Ok(Mode::Own);
+            }
             return Err(Error::Absent { path, waited: config.wait });
         }
         if !told {
@@ -242,13 +243,25 @@ mod tests {
 
     #[tokio::test]
     async fn a_late_socket_is_waited_for() {
+        for name in ["spire", DEFAULT_SOCKET] {
+            let dir = tempfile::tempdir().unwrap();
+            let path = dir.path().join(name);
+            // What an earlier server has left does not end the wait.
+            drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+            let config = Config { wait: Duration::from_secs(20), ..config(dir.path(), name) };
+            let late = async {
+                tokio::time::sleep(Duration::from_millis(60)).await;
+                std::fs::remove_file(&path).unwrap();
+                server(&path, SETTINGS).await;
+            };
+            tokio::select! { m = workload(&config) => assert_eq!(m.unwrap(), Mode::External), () = late => unreachable!() }
+        }
+    }
+
+    #[tokio::test]
+    async fn on_the_default_name_the_agent_serves_when_nobody_came() {
         let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("spire");
-        let config = Config { wait: Duration::from_secs(20), ..config(dir.path(), "spire") };
-        let late = async {
-            tokio::time::sleep(Duration::from_millis(60)).await;
-            server(&path, SETTINGS).await;
-        };
-        tokio::select! { m = workload(&config) => assert_eq!(m.unwrap(), Mode::External), () = late => unreachable!() }
+        let config = Config { wait: Duration::from_millis(80), ..config(dir.path(), DEFAULT_SOCKET) };
+        assert_eq!(workload(&config).await.unwrap(), Mode::Own);
     }
 }

@@ -74,6 +74,14 @@ pub(super) struct Issued {
     pub(super) took: Duration,
 }
 
+impl Issued {
+    /// How long it lasts, and how much of that has gone by.
+    pub(super) fn life(&self, now: SystemTime) -> (Duration, Duration) {
+        let since = |to: SystemTime| to.duration_since(self.created).unwrap_or_default();
+        (since(self.leaf.not_after), since(now))
+    }
+}
+
 /// Why there is no certificate.
 #[derive(Debug)]
 pub(super) struct Failure {

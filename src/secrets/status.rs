@@ -11,6 +11,8 @@ pub struct Status {
     pub certificate: Option<Certificate>,
     /// Somebody uses the CA's certificate, so it is renewed: an expired one is missed.
     pub asked: bool,
+    /// Why the proxy should get no more traffic (`IDENTITY_NEAR_EXPIRY=unready`).
+    pub unfit: Option<String>,
     /// Attempts that failed since the last success.
     pub failures: u32,
     /// Why the last attempt failed; empty after a success.

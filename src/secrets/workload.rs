@@ -34,6 +34,8 @@ pub(super) struct Current {
     pub(super) renewal: SystemTime,
     renewal_mono: Instant,
     expiry_told: bool,
+    /// Of `IDENTITY_NEAR_EXPIRY_JITTER`.
+    pub(super) near_draw: f64,
 }
 
 #[derive(Debug)]
@@ -149,6 +151,7 @@ impl Workload {
             renewal_mono: mono + delay,
             issued,
             expiry_told: false,
+            near_draw: rotation::draw().abs(),
         });
     }
 

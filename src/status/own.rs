@@ -56,6 +56,9 @@ impl Own {
     }
 }
 
+/// Families of our own that are always exported: no other tells that a proxy runs on old or refused configuration.
+const ALWAYS: &[&str] = &["xds_config_state"];
+
 /// The Go agent's families. Others are of our own making and exported only when asked for, so that the
 /// set of series of a mesh does not change with the agent.
 const GO: &[&str] = &[
@@ -99,7 +102,9 @@ pub(super) fn encode(metrics: &Metrics, all: bool, out: &mut Vec<u8>) -> prometh
     let mut families = metrics.registry().gather();
     families.retain(|f| !f.get_metric().is_empty());
     if !all {
-        families.retain(|f| GO.contains(&f.name()) || f.name().starts_with("process_"));
+        families.retain(|f| {
+            GO.contains(&f.name()) || ALWAYS.contains(&f.name()) || f.name().starts_with("process_")
+        });
     }
     for family in &mut families {
         family.set_name(format!("{PREFIX}{}", family.name()));

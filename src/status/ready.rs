@@ -91,7 +91,7 @@ impl Readiness {
             return vec![Report::new(Kind::GrpcBootstrapMissing, error)];
         }
         let mut missing: Vec<Report> =
-            agent.not_ready().into_iter().map(|text| Report::new(Kind::NameTableMissing, text)).collect();
+            agent.not_ready().into_iter().map(|text| Report::new(verdict::of_missing(&text), text)).collect();
         if self.strict {
             missing.extend(
                 agent.degraded().into_iter().map(|text| Report::new(verdict::of_degraded(&text), text)),

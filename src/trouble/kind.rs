@@ -193,6 +193,9 @@ kinds! {
         "is the folder there and writable for the agent's user?";
 
     // What follows.
+    IdentityNearExpiry Broken
+        "this workload's certificate ends soon, and the proxy itself is why it is not renewed",
+        "repair what stands above; IDENTITY_NEAR_EXPIRY says what becomes of the proxy meanwhile";
     CertificateExpired Broken
         "this workload's certificate has expired and could not be renewed",
         "repair what stands above; connections of this workload are refused by its peers until then";
@@ -256,6 +259,25 @@ impl Kind {
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.iter().copied().find(|kind| kind.name() == name)
+    }
+
+    /// Whether it is this proxy's own: another one, or this one started anew elsewhere, need not have it.
+    #[must_use]
+    pub fn is_own(self) -> bool {
+        self <= Self::RootBroken
+            || matches!(
+                self,
+                Self::ClientCertificateRefused
+                    | Self::CertificateRefused
+                    | Self::CertificateUnusable
+                    | Self::CertificateFiles
+            )
+    }
+
+    /// Whether it is on the way to istiod, or istiod's.
+    #[must_use]
+    pub fn is_upstream(self) -> bool {
+        (Self::AddressInvalid..=Self::AdsRefused).contains(&self)
     }
 
     /// What the input or output error behind this error is, where it has a kind of its own.

@@ -106,6 +106,12 @@ impl Troubles {
         self.snapshot().into_iter().next()
     }
 
+    /// Whether a trouble of such a kind is present.
+    #[must_use]
+    pub fn any(&self, which: impl Fn(Kind) -> bool) -> bool {
+        self.lock().held.values().any(|held| which(held.report.kind))
+    }
+
     /// The last events, oldest first.
     #[must_use]
     pub fn events(&self) -> Vec<Event> {

@@ -1,7 +1,9 @@
 //! istiod → Envoy: bytes are judged and go on as they come; what is the agent's own stays here.
 
 use std::future::{Future, poll_fn};
+use std::pin::pin;
 use std::task::Poll;
+use std::time::Duration;
 
 use bytes::Bytes;
 use tonic::Status;
@@ -14,6 +16,7 @@ use super::relay::Stream;
 use super::reply::Reply;
 use super::rules::Responses;
 use super::sink::{Broken, Sink, watched};
+use super::status::Class;
 use super::{status, tap, types};
 use crate::base::heap;
 
@@ -23,11 +26,23 @@ const MUCH: u64 = 1 << 20;
 /// What is under way of a large message at most: both windows and the buffers of TLS, rounded up.
 const KEPT: usize = 768 * 1024;
 
+/// What Envoy is told of a stream that has become too old.
+const AGED: &str = "the stream has reached XDS_STREAM_MAX_AGE and is opened anew";
+
+// Ready when a stream with this bound has to make place, a tenth sooner or later, so that a mesh does not move at once.
+async fn old_age(most: Option<Duration>) {
+    match most {
+        Some(most) => tokio::time::sleep(most.mul_f64(rand::random_range(0.9..1.1))).await,
+        None => std::future::pending().await,
+    }
+}
+
 enum Event {
     Data(Bytes),
     End,
     Failed(h2::Error),
     EnvoyGone(Status),
+    Aged,
     Converted(Bytes),
     Refused(Own),
 }
@@ -67,7 +82,8 @@ pub(super) async fn down(
     let mut conversions = Conversions::new(stream.protocol, shared.convert.clone());
     let mut out = Vec::new();
     let mut brought = 0;
-    let mut sink = Sink { stream: reply, leg: Leg::Envoy, shared };
+    let mut sink = Sink { stream: reply, leg: Leg::Envoy, shared, progress: Default::default() };
+    let mut aged = pin!(old_age(shared.config.max_age));
     loop {
         let event = poll_fn(|cx| {
             if gate.between()
@@ -77,6 +93,9 @@ pub(super) async fn down(
                     Ok(response) => Event::Converted(response),
                     Err((nonce, reason)) => Event::Refused(refusal(stream, &nonce, &reason)),
                 });
+            }
+            if gate.between() && aged.as_mut().poll(cx).is_ready() {
+                return Poll::Ready(Event::Aged);
             }
             match body.poll_data(cx) {
                 Poll::Ready(Some(Ok(data))) => return Poll::Ready(Event::Data(data)),
@@ -90,13 +109,18 @@ pub(super) async fn down(
         let event = if gate.whole() {
             event.await
         } else {
-            match watched(shared, Leg::Istiod, "sent no byte in the middle of a message", event).await {
+            let what = "sent no byte in the middle of a message";
+            match watched(shared, Leg::Istiod, what, shared.config.stall, event).await {
                 Ok(event) => event,
                 Err(after) => return stalled(Leg::Istiod, after),
             }
         };
         match event {
             Event::EnvoyGone(status) => return Ended::envoy(status),
+            Event::Aged => {
+                shared.meters.aged();
+                return Ended { by: Leg::Agent, status: Status::unavailable(AGED), class: Class::Expected };
+            }
             Event::Failed(error) => return Ended::istiod_failed(&error),
             Event::Refused(own) => stream.queue.put(own),
             Event::Converted(response) => {

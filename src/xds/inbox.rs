@@ -170,7 +170,8 @@ pub(super) async fn up(stream: &Stream<'_>, inbox: &mut Inbox, sink: SendStream<
 }
 
 async fn run(stream: &Stream<'_>, inbox: &mut Inbox, sink: SendStream<Bytes>) -> Result<Ended, Broken> {
-    let mut sink = Sink { stream: Upward(sink), leg: Leg::Istiod, shared: stream.shared };
+    let mut sink =
+        Sink { stream: Upward(sink), leg: Leg::Istiod, shared: stream.shared, progress: Default::default() };
     for bytes in inbox.replay.clone().unwrap_or_default() {
         sink.send(bytes).await?;
     }

@@ -24,6 +24,7 @@ pub struct Meters {
     held: IntGaugeVec,
     holds: IntCounterVec,
     dials: IntCounterVec,
+    aged: IntCounterVec,
 }
 
 const NONE: [&str; 0] = [];
@@ -68,6 +69,7 @@ impl Meters {
                 &[],
             ),
             holds: counter("xds_holds", "Envoy streams that were held, by how it ended", &["result"]),
+            aged: counter("xds_aged_streams", "Streams to istiod that ended because of their age", &[]),
             dials: counter("xds_dials", "Attempts to open a stream to istiod", &["result"]),
         }
     }
@@ -114,6 +116,11 @@ impl Meters {
     /// A leg does not move.
     pub fn stall(&self, leg: &str) {
         self.stalls.with_label_values(&[leg]).inc();
+    }
+
+    /// A stream has become too old.
+    pub fn aged(&self) {
+        self.aged.with_label_values(&NONE).inc();
     }
 
     /// A stream begins (+1) or ends (−1) to wait.

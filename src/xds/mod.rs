@@ -86,8 +86,10 @@ pub struct Config {
     /// How long a stream is held while istiod is away (`XDS_HOLD_TIMEOUT`, default 10 minutes; zero
     /// fails each stream at once, as the Go agent does).
     pub hold: Duration,
-    /// Ends a stream of which a leg has not moved for so long (`XDS_STALL_TIMEOUT`, unset by default).
+    /// Ends a stream of which a leg has not moved for so long (`XDS_STALL_TIMEOUT`, 5 min unless set).
     pub stall: Option<Duration>,
+    /// How old a stream to istiod may become, a tenth more or less (`XDS_STREAM_MAX_AGE`, unset by default).
+    pub max_age: Option<Duration>,
 }
 
 impl Config {
@@ -101,6 +103,7 @@ impl Config {
             keepalive: Keepalive::default(),
             hold: Duration::from_secs(600),
             stall: None,
+            max_age: None,
         }
     }
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use h2::{Reason, SendStream};
+use tokio::time::Instant;
 
 use super::ended::Leg;
 use super::server::Shared;
@@ -14,6 +15,9 @@ use super::server::Shared;
 /// A leg that does not move for so long, although bytes wait to be written, is worth a warning (the Go
 /// agent's figure for a slow write to Envoy).
 const STALL_NOTICE: Duration = Duration::from_secs(10);
+
+/// What must move in that time at least: a reader that takes a byte now and then stands still.
+const FLOOR: usize = 16 * 1024;
 
 /// Why a write did not happen.
 pub(super) enum Broken {
@@ -26,6 +30,8 @@ pub(super) struct Sink<'a, S> {
     pub(super) stream: S,
     pub(super) leg: Leg,
     pub(super) shared: &'a Shared,
+    /// For how long was waited, and how many bytes have moved meanwhile.
+    pub(super) progress: (Duration, usize),
 }
 
 impl<S: AsMut<SendStream<Bytes>>> Sink<'_, S> {
@@ -38,12 +44,20 @@ impl<S: AsMut<SendStream<Bytes>>> Sink<'_, S> {
                 room => room,
             };
             let piece = bytes.split_to(room.min(bytes.len()));
+            self.progress.1 += piece.len();
             self.stream.as_mut().send_data(piece, false).map_err(Broken::Gone)?;
         }
         Ok(())
     }
 
+    // Waits for the reader. Only waiting counts, so that a large message to a slow reader is no stall.
     async fn room(&mut self) -> Result<usize, Broken> {
+        let (limit, began) = (self.shared.config.stall, Instant::now());
+        let (waited, moved) = self.progress;
+        if limit.is_some_and(|limit| waited >= limit && moved >= FLOOR) {
+            self.progress = (Duration::ZERO, 0);
+        }
+        let left = limit.map(|limit| limit.saturating_sub(self.progress.0));
         let stream = self.stream.as_mut();
         let capacity = poll_fn(|cx| {
             loop {
@@ -56,32 +70,35 @@ impl<S: AsMut<SendStream<Bytes>>> Sink<'_, S> {
                 };
             }
         });
-        let done = watched(self.shared, self.leg, "taken no byte although some wait", capacity).await;
-        done.unwrap_or_else(|after| Err(Broken::Stalled(after)))
+        let done = watched(self.shared, self.leg, "taken no byte although some wait", left, capacity).await;
+        self.progress.0 += began.elapsed();
+        done.unwrap_or_else(|_| Err(Broken::Stalled(limit.unwrap_or_default())))
     }
 }
 
-// Waits for something that must move. A stall is counted and logged once; it ends the wait only if a
-// limit is set.
+// Waits for something that must move, for `left` at most. A stall is counted and logged once.
 pub(super) async fn watched<T>(
     shared: &Shared,
     leg: Leg,
     what: &str,
+    left: Option<Duration>,
     wait: impl Future<Output = T>,
 ) -> Result<T, Duration> {
     let mut wait = pin!(wait);
-    let limit = shared.config.stall;
-    let notice = limit.map_or(STALL_NOTICE, |l| l.min(STALL_NOTICE));
-    if let Ok(done) = tokio::time::timeout(notice, &mut wait).await {
-        return Ok(done);
+    let notice = shared.config.stall.map_or(STALL_NOTICE, |l| l.min(STALL_NOTICE));
+    let first = left.map_or(notice, |left| left.min(notice));
+    match tokio::time::timeout(first, &mut wait).await {
+        Ok(done) => return Ok(done),
+        Err(_) if first < notice => return Err(first),
+        Err(_) => {}
     }
-    let began = tokio::time::Instant::now();
+    let began = Instant::now();
     let name = leg.name();
     shared.meters.stall(name);
     tracing::warn!(target: "xdsproxy", "for {notice:?} {name} has {what}; the stream goes on");
-    let result = match limit {
+    let result = match left {
         None => Ok(wait.await),
-        Some(limit) => tokio::time::timeout(limit.saturating_sub(notice), wait).await.map_err(|_| limit),
+        Some(left) => tokio::time::timeout(left.saturating_sub(notice), wait).await.map_err(|_| left),
     };
     if result.is_ok() {
         tracing::info!(target: "xdsproxy", "{name} moves again after {:?}", began.elapsed() + notice);

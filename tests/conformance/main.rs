@@ -22,6 +22,7 @@ mod health;
 mod lifecycle;
 mod mounted;
 mod policy;
+mod outlive;
 mod readme;
 mod release;
 mod sds;

@@ -54,6 +54,8 @@ impl World {
                 compliance: Compliance::None,
             }),
             connect_timeout: Duration::from_secs(20),
+            shuffle: false,
+            user_timeout: None,
             proxy: None,
         })
         .unwrap();

@@ -55,6 +55,8 @@ async fn double() -> (TcpListener, Calls) {
         address: listener.local_addr().unwrap().to_string(),
         transport: Transport::Plaintext,
         connect_timeout: Duration::from_secs(5),
+        shuffle: false,
+        user_timeout: None,
         proxy: None,
     })
     .unwrap();

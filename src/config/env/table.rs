@@ -163,7 +163,9 @@ variables! {
     go XDS ISTIO_GPRC_MAXSTREAMS: Int = "100000", "streams on one local connection";
     go XDS ISTIO_GPRC_MAXRECVMSGSIZE: Int = "67108864", "bytes of one request from Envoy (the Go agent: 4194304)";
     ours XDS XDS_HOLD_TIMEOUT: Duration = "10m", "how long a stream of Envoy is held while istiod is dialled; 0: not at all";
-    ours XDS XDS_STALL_TIMEOUT: Duration = "0s", "end a stream on which nothing moves for so long; 0: only report it";
+    ours XDS XDS_SHUFFLE_ADDRESSES: Bool = "false", "istiod's addresses are tried in random order, not in the resolver's";
+    ours XDS XDS_STREAM_MAX_AGE: Duration = "0s", "a stream to istiod ends after this time, a tenth more or less, so that a new istiod gets its share; 0: never";
+    ours XDS XDS_STALL_TIMEOUT: Duration = "5m", "end a stream on which less than 16 KB move in so long though more wait; 0: only report it";
     go CERT CA_ADDR: Text = "", "address of the CA; empty: istiod";
     go CERT CA_PROVIDER: Text = "Citadel", "Citadel (or Istiod), GkeWorkloadCertificate for mounted certificates, GoogleCA, GoogleCAS, VaultCA";
     go CERT CA_ROOT_CA: Text = "", "root file for the CA, or SYSTEM";
@@ -187,7 +189,12 @@ variables! {
     ours CERT CA_ATTEMPT_TIMEOUT: Duration = "30s", "how long one attempt to reach the CA may take, dial included; 0: the default";
     ours CERT CA_TIMEOUT: Duration = "50s", "how long a request to the CA may take with all its attempts; 0: the default";
     ours CERT NO_CORE_DUMPS: Bool = "false", "no core file of the agent, and no look at its memory (ptrace, /proc) for processes of the same user; Envoy is not concerned";
-    ours CERT WORKLOAD_SOCKET_WAIT: Duration = "0s", "how long to wait for an external SDS socket that is demanded";
+    ours CERT WORKLOAD_SOCKET_WAIT: Duration = "0s", "how long to wait for somebody else's SDS server on the workload socket; on the default name this agent serves when nobody came";
+    ours CERT SDS_ALLOWED_UIDS: Text = "", "users that may connect to the SDS sockets, numbers separated by commas; empty: all";
+    ours CERT RENEWAL_EARLY: Bool = "false", "while there is trouble on the way to istiod, ask for a new certificate before it is due, again and again";
+    ours CERT IDENTITY_NEAR_EXPIRY: Text = "ignore", "when the certificate is about to expire through a fault of this proxy's own: ignore, unready, or exit";
+    ours CERT IDENTITY_NEAR_EXPIRY_BEFORE: Duration = "5m", "how long before the end of validity that is";
+    ours CERT IDENTITY_NEAR_EXPIRY_JITTER: Duration = "1m", "and how much earlier at random";
     go DNS ISTIO_META_DNS_CAPTURE: Bool = "false", "start the DNS server of a sidecar";
     go DNS ISTIO_META_ENABLE_DNS_SERVER: Bool = "false", "start the DNS server of any type";
     go DNS DNS_PROXY_ADDR: Text = "localhost:15053", "where it listens; when set, istiod is told in node metadata of this name";

@@ -1,5 +1,6 @@
 //! Where certificates come from, and what the secret manager and the SDS server are told.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -112,6 +113,13 @@ pub fn secrets(config: &Config, plan: &Plan) -> secrets::Config {
         ttl: s.duration(var::SECRET_TTL),
         grace_ratio: s.float(var::SECRET_GRACE_PERIOD_RATIO),
         grace_jitter: s.float(var::SECRET_GRACE_PERIOD_RATIO_JITTER),
+        early: s.flag(var::RENEWAL_EARLY),
+        near_expiry: secrets::NearExpiry {
+            // An unknown word has ended the start.
+            action: s.text(var::IDENTITY_NEAR_EXPIRY).parse().unwrap_or_default(),
+            before: s.duration(var::IDENTITY_NEAR_EXPIRY_BEFORE),
+            jitter: s.duration(var::IDENTITY_NEAR_EXPIRY_JITTER),
+        },
         mounted: plan.mounted.clone(),
         output: s.some_text(var::OUTPUT_CERTS).map(|dir| output::Config { dir: config.path(dir), mode }),
         file_debounce: s.duration(var::FILE_DEBOUNCE_DURATION),
@@ -123,6 +131,20 @@ pub fn secrets(config: &Config, plan: &Plan) -> secrets::Config {
         // Only a client that forgets its own bounds ever meets this one.
         call_bound: super::istiod::ca_limits(config).1 + Duration::from_secs(10),
     }
+}
+
+/// `SDS_ALLOWED_UIDS`; `None`: everybody.
+///
+/// # Errors
+/// When it holds anything but numbers.
+pub fn uids(text: &str) -> Result<Option<BTreeSet<u32>>, String> {
+    if text.trim().is_empty() {
+        return Ok(None);
+    }
+    let uids = text.split(',').map(|uid| uid.trim().parse().map_err(|_| uid.trim().to_owned()));
+    uids.collect::<Result<_, _>>().map(Some).map_err(|bad| {
+        format!("SDS_ALLOWED_UIDS={text}: {bad:?} is no user ID; write numbers separated by commas, such as 1337,0")
+    })
 }
 
 /// The SDS server; no sockets without Envoy.
@@ -155,5 +177,7 @@ pub fn sds(config: &Config, mode: probe::Mode) -> sds::Config {
     let crl = config.settings.flag(var::PILOT_ENABLE_CA_CRL).then(|| PathBuf::from(CRL));
     let s = &config.settings;
     let keepalive = (s.duration(var::GRPC_KEEPALIVE_INTERVAL), s.duration(var::GRPC_KEEPALIVE_TIMEOUT));
-    sds::Config { sockets, private_key_provider, crl, keepalive: Some(keepalive) }
+    // A list that cannot be read has ended the start.
+    let allowed = uids(s.text(var::SDS_ALLOWED_UIDS)).unwrap_or_default();
+    sds::Config { sockets, private_key_provider, crl, keepalive: Some(keepalive), allowed }
 }

@@ -87,6 +87,9 @@ pub fn xds(config: &Config, file_mounted: bool) -> Result<istiod::Config, Error>
         address: config.mesh.proxy.discovery_address.clone(),
         transport,
         connect_timeout: CONNECT_TIMEOUT,
+        shuffle: config.settings.flag(var::XDS_SHUFFLE_ADDRESSES),
+        // As the Go agent's library sets it where pings are on.
+        user_timeout: Some(config.settings.duration(var::GRPC_KEEPALIVE_TIMEOUT)).filter(|d| !d.is_zero()),
         proxy: proxy(config, "HTTPS_PROXY"),
     })
 }
@@ -184,6 +187,8 @@ pub fn ca(config: &Config) -> Result<istiod::Config, Error> {
         address,
         transport,
         connect_timeout: CONNECT_TIMEOUT,
+        shuffle: config.settings.flag(var::XDS_SHUFFLE_ADDRESSES),
+        user_timeout: None,
         proxy: proxy(config, "HTTPS_PROXY"),
     })
 }
@@ -214,6 +219,8 @@ pub fn google_ca(config: &Config, pool: bool) -> Result<istiod::Config, Error> {
         address,
         transport,
         connect_timeout: CONNECT_TIMEOUT,
+        shuffle: config.settings.flag(var::XDS_SHUFFLE_ADDRESSES),
+        user_timeout: None,
         proxy: proxy(config, "HTTPS_PROXY"),
     })
 }

@@ -105,6 +105,7 @@ pub fn xds(config: &Config) -> xds::Config {
         timeout: s.duration(var::GRPC_KEEPALIVE_TIMEOUT),
     };
     out.hold = s.duration(var::XDS_HOLD_TIMEOUT);
+    out.max_age = Some(s.duration(var::XDS_STREAM_MAX_AGE)).filter(|d| !d.is_zero());
     out.stall = Some(s.duration(var::XDS_STALL_TIMEOUT)).filter(|d| !d.is_zero());
     out
 }

@@ -105,6 +105,8 @@ fn config(address: &str, root: &Path, name: Option<&str>) -> Config {
             compliance: Compliance::None,
         }),
         connect_timeout: Duration::from_secs(5),
+        shuffle: false,
+        user_timeout: None,
         proxy: None,
     }
 }
@@ -290,8 +292,15 @@ async fn roots_must_be_there_at_start_and_the_last_good_ones_stay() {
 }
 
 fn plain(address: String, timeout: Duration, proxy: Option<(String, String)>) -> Connector {
-    Connector::new(Config { address, transport: Transport::Plaintext, connect_timeout: timeout, proxy })
-        .unwrap()
+    Connector::new(Config {
+        address,
+        transport: Transport::Plaintext,
+        connect_timeout: timeout,
+        shuffle: false,
+        user_timeout: None,
+        proxy,
+    })
+    .unwrap()
 }
 
 #[tokio::test]
@@ -391,4 +400,24 @@ fn families_take_turns() {
     let found = parse(&["[::1]:1", "[::2]:1", "1.1.1.1:1", "[::1]:1", "1.1.1.2:1", "1.1.1.3:1"]);
     let turns = parse(&["[::1]:1", "1.1.1.1:1", "[::2]:1", "1.1.1.2:1", "1.1.1.3:1"]);
     assert_eq!(interleave(found.into_iter()), turns);
+}
+
+#[test]
+fn a_random_order_has_the_same_addresses() {
+    let all: Vec<SocketAddr> = (1..=40).map(|n| SocketAddr::from(([10, 0, 0, n], 15012))).collect();
+    assert_eq!(order(all.clone(), false), all);
+    let mut mixed = order(all.clone(), true);
+    assert_ne!(mixed, all, "once in 10^47 it is");
+    mixed.sort_unstable();
+    assert_eq!(mixed, all);
+}
+
+#[tokio::test]
+async fn bytes_that_are_not_acknowledged_have_a_bound() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let io = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+    tune(&io, None);
+    assert_eq!(SockRef::from(&io).tcp_user_timeout().unwrap(), None);
+    tune(&io, Some(Duration::from_secs(10)));
+    assert_eq!(SockRef::from(&io).tcp_user_timeout().unwrap(), Some(Duration::from_secs(10)));
 }

@@ -24,7 +24,11 @@ impl Manager {
     pub(super) fn attempt(&mut self) -> Option<Running> {
         let ca = self.ca.clone()?;
         let mono = Instant::now();
-        if mono < self.workload.not_before() || !self.workload.due(self.clock.now(), mono) || !self.wanted() {
+        if mono < self.workload.not_before() || !self.wanted() {
+            return None;
+        }
+        self.asked_early = !self.workload.due(self.clock.now(), mono);
+        if self.asked_early && !self.early(mono) {
             return None;
         }
         let attempt = Attempt {
@@ -43,10 +47,17 @@ impl Manager {
 
     pub(super) fn finished(&mut self, outcome: Result<Issued, Failure>) {
         let mono = Instant::now();
+        let early = std::mem::take(&mut self.asked_early);
+        if early {
+            self.metrics.early(if outcome.is_ok() { "issued" } else { "failed" });
+        }
         match outcome {
             Ok(issued) => self.renewed(issued, mono),
             Err(Failure { error, unused }) => {
                 self.unused_key = unused;
+                if early {
+                    return self.early_failed(&error, mono);
+                }
                 self.refused(Arc::new(error), mono);
             }
         }

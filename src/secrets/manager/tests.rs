@@ -8,6 +8,8 @@ use crate::ca::csr::{Algorithm, Curve, KeyOptions};
 use crate::secrets::fake::{Act, DAY, FakeCa, ID};
 use crate::secrets::{Change, Mounted, Secret, Updates, output};
 
+mod outlook;
+
 struct World {
     dir: tempfile::TempDir,
     ca: FakeCa,
@@ -24,6 +26,8 @@ fn config(dir: &Path) -> Config {
         ttl: DAY,
         grace_ratio: 0.5,
         grace_jitter: 0.0,
+        early: false,
+        near_expiry: crate::secrets::NearExpiry::default(),
         mounted: Mounted {
             cert: dir.join("certs/cert-chain.pem"),
             key: dir.join("certs/key.pem"),
@@ -55,7 +59,7 @@ impl World {
         let (handle, manager) =
             Manager::new(config, Some(Arc::new(ca.clone())), &registry, Arc::new(clock.clone()));
         let group = crate::base::tasks::Group::new();
-        group.run("secrets", manager.run(group.token()));
+        group.spawn("secrets", manager.run(group.token()));
         Self { dir, ca, clock, handle, registry, group }
     }
 
@@ -434,7 +438,7 @@ async fn without_a_ca_missing_files_are_an_error_at_once() {
     let clock = Arc::new(Fixed::at(SystemTime::now()));
     let (handle, manager) = Manager::new(config(dir.path()), None, &Registry::new(), clock);
     let group = crate::base::tasks::Group::new();
-    group.run("secrets", manager.run(group.token()));
+    group.spawn("secrets", manager.run(group.token()));
     for name in [ResourceName::Default, ResourceName::RootCa] {
         let asked = tokio::time::timeout(Duration::from_secs(1), handle.fetch(name)).await.unwrap();
         assert!(matches!(*asked.unwrap_err(), Error::NoCa(_)));

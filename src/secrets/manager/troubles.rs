@@ -14,13 +14,15 @@ use crate::trouble::{Kind, Report, Reporter};
 pub(super) struct Troubles {
     /// There is none, or it has expired: what follows from the cause that the CA client reports.
     certificate: Reporter,
+    /// It ends soon, and that is our own fault.
+    pub(super) near_expiry: Reporter,
     /// Only files that were in trouble; the store bounds how many there can be.
     files: HashMap<ResourceName, Reporter>,
 }
 
 impl Troubles {
     pub(super) fn new(of: &Reporter) -> Self {
-        Self { certificate: of.sibling(), files: HashMap::new() }
+        Self { certificate: of.sibling(), near_expiry: of.sibling(), files: HashMap::new() }
     }
 
     pub(super) fn file_good(&mut self, name: &ResourceName) {

@@ -24,6 +24,11 @@ pub(super) fn of_envoy(text: &str) -> Kind {
     Kind::EnvoyAdminSilent
 }
 
+/// What a sentence about a part that cannot serve is.
+pub(super) fn of_missing(text: &str) -> Kind {
+    if text.contains("certificate ends") { Kind::IdentityNearExpiry } else { Kind::NameTableMissing }
+}
+
 /// What a sentence of the strict mode is.
 pub(super) fn of_degraded(text: &str) -> Kind {
     match text {

@@ -1,0 +1,91 @@
+//! Asking before it is due, because the way to the CA is known to be bad (`RENEWAL_EARLY`). Pure.
+//!
+//! A certificate is renewed at half its life, so an outage of istiod that begins before and ends long after costs
+//! every proxy that half at once. With this on, a certificate that is no longer fresh is asked for again and again
+//! as soon as any part of the agent knows of trouble on the way to istiod, and until a new one has come: a moment
+//! in which istiod can be reached is enough. Attempts are [`pause`] apart, drawn at random, so that a mesh does not
+//! come all at once; a failed one changes nothing for those who follow the certificate.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// The first part of the life in which nothing is gained by another certificate.
+const FRESH: f64 = 0.1;
+/// Share of the life between two attempts on average.
+const SHARE: f64 = 1.0 / 48.0;
+/// Bounds of that: every ten minutes is often enough for a certificate of a day.
+const BOUNDS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(600));
+
+/// When to ask early.
+#[derive(Debug, Default)]
+pub(super) struct Early {
+    next: Option<Instant>,
+}
+
+impl Early {
+    /// Whether to ask now, for a certificate of this `life` that has come to this `age`. `trouble`: the way to istiod
+    /// is known to be bad. `draw` is in `0.0..=1.0`.
+    pub(super) fn due(
+        &mut self,
+        life: Duration,
+        age: Duration,
+        now: Instant,
+        trouble: bool,
+        draw: f64,
+    ) -> bool {
+        if age < life.mul_f64(FRESH) {
+            // A new one has come.
+            self.next = None;
+            return false;
+        }
+        if trouble && self.next.is_none() {
+            self.next = Some(now + pause(life, draw));
+        }
+        self.next.is_some_and(|at| now >= at)
+    }
+
+    /// When to look again, while there is something to wait for.
+    pub(super) fn wake(&self) -> Option<Instant> {
+        self.next
+    }
+
+    /// An attempt has failed: the next one comes later, also when the trouble is over by then.
+    pub(super) fn failed(&mut self, life: Duration, now: Instant, draw: f64) {
+        self.next = Some(now + pause(life, draw));
+    }
+}
+
+/// Between two attempts: a share of the life, from half to one and a half of it.
+fn pause(life: Duration, draw: f64) -> Duration {
+    life.mul_f64(SHARE).clamp(BOUNDS.0, BOUNDS.1).mul_f64(0.5 + draw.clamp(0.0, 1.0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DAY: Duration = Duration::from_secs(86_400);
+    const HOUR: Duration = Duration::from_secs(3600);
+
+    #[tokio::test]
+    async fn only_trouble_begins_it_and_only_a_new_certificate_ends_it() {
+        let (mut early, now) = (Early::default(), Instant::now());
+        assert!(!early.due(DAY, 5 * HOUR, now, false, 0.0), "nothing is wrong");
+        assert!(!early.due(DAY, HOUR, now, true, 0.0), "it is fresh");
+        assert_eq!(early.wake(), None);
+        assert!(!early.due(DAY, 3 * HOUR, now, true, 0.0));
+        let at = early.wake().unwrap();
+        assert_eq!(at - now, Duration::from_secs(300));
+        assert!(early.due(DAY, 3 * HOUR, at, false, 0.0), "istiod is back, and this is the chance");
+        early.failed(DAY, at, 1.0);
+        assert_eq!(early.wake().unwrap() - at, Duration::from_secs(900), "one and a half of ten minutes");
+        assert!(!early.due(DAY, Duration::ZERO, at + DAY, true, 0.0), "it was renewed");
+        assert_eq!(early.wake(), None);
+    }
+
+    #[test]
+    fn short_lives_are_not_asked_for_without_pause() {
+        assert_eq!(pause(Duration::from_secs(10), 0.0), Duration::from_millis(500));
+    }
+}

@@ -1,0 +1,77 @@
+//! Before a certificate is due, and when it is about to expire.
+
+use super::*;
+use crate::secrets::{NearExpiry, NearExpiryAction};
+use crate::trouble::{Kind, Troubles};
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+#[tokio::test(start_paused = true)]
+async fn trouble_on_the_way_to_istiod_brings_a_renewal_forward_and_its_failures_harm_nobody() {
+    let list = Troubles::default();
+    let trouble = list.reporter("xdsproxy");
+    let world = World::with(Act::Issue(DAY), |_, c| Config {
+        early: true,
+        trouble: Arc::new(list.reporter("ca")),
+        ..c
+    });
+    let (first, mut updates) = world.identity().await;
+    world.ca.act(Act::Unreachable);
+    world.pass(DAY / 4).await;
+    assert_eq!(world.ca.calls(), 1, "nothing is wrong");
+    trouble.report((Kind::ConnectionRefused, "refused"));
+    world.pass(60 * MINUTE).await;
+    assert!((3..=12).contains(&(world.ca.calls() - 1)), "{} attempts in an hour", world.ca.calls() - 1);
+    assert!(news(&mut updates).await.is_none(), "it is good, and not due");
+    assert_eq!(world.handle.status().failures, 0);
+    // Istiod is back: the next attempt, and no other.
+    trouble.end();
+    world.ca.act(Act::Issue(DAY));
+    world.pass(20 * MINUTE).await;
+    let Some(Change::Updated(secret)) = news(&mut updates).await else { panic!("it was not renewed early") };
+    assert_ne!(chain_of(&secret), first);
+    let calls = world.ca.calls();
+    world.pass(DAY / 4).await;
+    assert_eq!(world.ca.calls(), calls);
+    assert!(world.metric("cert_early_renewals_total", "issued") >= 1.0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_the_switch_nothing_is_brought_forward() {
+    let list = Troubles::default();
+    let trouble = list.reporter("xdsproxy");
+    let world = World::with(Act::Issue(DAY), |_, c| Config { trouble: Arc::new(list.reporter("ca")), ..c });
+    world.identity().await;
+    trouble.report((Kind::ConnectionRefused, "refused"));
+    world.pass(DAY / 3).await;
+    assert_eq!(world.ca.calls(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn near_the_end_a_fault_of_our_own_is_told_and_others_are_not() {
+    for (kind, own) in [(Kind::TokenExpired, true), (Kind::ConnectionRefused, false)] {
+        let list = Troubles::default();
+        let trouble = list.reporter("xdsproxy");
+        let near_expiry =
+            NearExpiry { action: NearExpiryAction::Unready, before: 30 * MINUTE, jitter: Duration::ZERO };
+        let world = World::with(Act::Issue(DAY), |_, c| Config {
+            near_expiry,
+            trouble: Arc::new(list.reporter("ca")),
+            ..c
+        });
+        world.identity().await;
+        world.ca.act(Act::Unreachable);
+        trouble.report((kind, "so it is"));
+        world.pass(DAY - 60 * MINUTE).await;
+        assert_eq!(world.handle.status().unfit, None, "{kind}: an hour is left");
+        world.pass(40 * MINUTE).await;
+        let unfit = world.handle.status().unfit;
+        assert_eq!(unfit.is_some(), own, "{kind}: {unfit:?}");
+        assert_eq!(list.any(|k| k == Kind::IdentityNearExpiry), own, "{kind}");
+        trouble.end();
+        world.ca.act(Act::Issue(DAY));
+        world.pass(5 * MINUTE).await;
+        assert_eq!(world.handle.status().unfit, None, "{kind}: it was renewed");
+        assert!(!list.any(|k| k == Kind::IdentityNearExpiry));
+    }
+}
