@@ -2,6 +2,8 @@
 //! token service → status. Envoy has its certificates and its config until it is gone. Each stage has a limit, and the
 //! one that overruns is named.
 
+use tokio::time::Instant;
+
 use crate::base::tasks::{Failure, Group, Stop};
 use crate::envoy::{Handle, Reason, Supervisor};
 
@@ -63,6 +65,7 @@ pub async fn supervise(
 ) -> u8 {
     let mut run = std::pin::pin!(supervisor.run());
     let mut refused = false;
+    let started = Instant::now();
     let mut outcome = loop {
         tokio::select! {
             outcome = &mut run => break outcome,
@@ -80,9 +83,11 @@ pub async fn supervise(
     if refused && outcome.exit_code != 0 {
         outcome.exit_code = 255;
     }
+    let ending = Instant::now();
     // Before the parts take their troubles with them.
     let verdict = troubles.verdict();
     stages.closing.cancel();
+    let mut cut: Vec<String> = Some(outcome.cut.clone()).filter(|cut| !cut.is_empty()).into_iter().collect();
     for (name, group) in [
         ("xds", &stages.xds),
         ("dns", &stages.dns),
@@ -92,9 +97,18 @@ pub async fn supervise(
         ("status", &stages.status),
     ] {
         for task in group.stop(STAGE).await {
+            cut.push(format!("task {task}"));
             tracing::warn!("the {name} stage did not end within {STAGE:?}: task {task} was cut off");
         }
     }
+    let cut = if cut.is_empty() { "nothing".to_owned() } else { cut.join(", ") };
+    tracing::info!(
+        "report: status {}, ran {:.1?}, Envoy {:.1?}, parts ended in {:.1?}, cut off: {cut}",
+        outcome.exit_code,
+        started.elapsed(),
+        outcome.ran,
+        ending.elapsed(),
+    );
     if outcome.exit_code == 0 {
         tracing::info!("{}", outcome.reason);
     } else {

@@ -119,19 +119,24 @@ impl Client {
         Ok(self.ask("POST", "localhost", &local, &path, limit).await?.status)
     }
 
-    /// Connections that Envoy's listeners hold open for others; `None` when it shows no such statistic.
+    /// What Envoy's listeners hold open for others; `None` when it shows no such statistic. `requests`: those under
+    /// way are counted, too.
     ///
     /// # Errors
     /// When Envoy cannot be reached, is slow, or answers with another status than 200.
-    pub async fn active_connections(&self) -> Result<Option<u64>, Error> {
-        let answer = self.get("/stats?usedonly&filter=downstream_cx_active$", STATS_LIMIT).await?;
-        Ok(count(&String::from_utf8_lossy(&answer.body), &self.config.own_ports, &self.config.secure_ports))
+    pub async fn open(&self, requests: bool) -> Result<Option<Open>, Error> {
+        let path = match requests {
+            false => "/stats?usedonly&filter=downstream_cx_active$",
+            true => "/stats?usedonly&filter=downstream_(cx|rq)_active$",
+        };
+        let answer = self.get(path, STATS_LIMIT).await?;
+        Ok(open(&String::from_utf8_lossy(&answer.body), &self.config.own_ports, &self.config.secure_ports))
     }
 
     /// Whether Envoy serves (`server_info` says LIVE), and which restart epoch answered.
     ///
     /// # Errors
-    /// As [`Client::active_connections`].
+    /// As [`Client::open`].
     pub async fn live(&self) -> Result<(bool, u64), Error> {
         let answer = self.get("/server_info", STATS_LIMIT).await?;
         let info: serde_json::Value = serde_json::from_slice(&answer.body).unwrap_or_default();
@@ -212,13 +217,43 @@ async fn exchange(
     }
 }
 
-/// Adds up what counts as an open connection; `None` when the text is empty.
+/// What an Envoy still holds.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Open {
+    /// Listeners with connections, and how many each has.
+    pub listeners: Vec<(String, u64)>,
+    /// Requests under way, where they were asked for.
+    pub requests: u64,
+}
+
+impl Open {
+    /// All connections.
+    #[must_use]
+    pub fn connections(&self) -> u64 {
+        self.listeners.iter().fold(0, |sum, (_, n)| sum.saturating_add(*n))
+    }
+
+    /// Who holds them, the greatest first, as far as a line has room.
+    #[must_use]
+    pub fn holders(&self) -> String {
+        const SHOWN: usize = 5;
+        let mut all: Vec<&(String, u64)> = self.listeners.iter().collect();
+        all.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
+        let mut text: Vec<String> = all.iter().take(SHOWN).map(|(name, n)| format!("{name} ({n})")).collect();
+        if let Some(more) = all.len().checked_sub(SHOWN).filter(|n| *n > 0) {
+            text.push(format!("{more} more"));
+        }
+        text.join(", ")
+    }
+}
+
+/// Finds what counts as an open connection, and requests; `None` when the text is empty.
 ///
 /// Counted are `listener.<address>.downstream_cx_active` of the listeners that are neither Envoy's own
 /// (status, Prometheus, admin; IPv4 wildcards only, as in the Go agent; those behind TLS in both families), nor internal, nor a worker's
 /// share of one that is counted anyway. `http.` lines never count.
 #[must_use]
-pub fn count(text: &str, own_ports: &[u16], secure_ports: &[u16]) -> Option<u64> {
+pub fn open(text: &str, own_ports: &[u16], secure_ports: &[u16]) -> Option<Open> {
     if text.is_empty() {
         return None;
     }
@@ -226,14 +261,24 @@ pub fn count(text: &str, own_ports: &[u16], secure_ports: &[u16]) -> Option<u64>
     let plain = own_ports.iter().map(|port| of("0.0.0.0", port));
     let secure = secure_ports.iter().flat_map(|port| [of("0.0.0.0", port), of("[__]", port)]);
     let own: Vec<String> = plain.chain(secure).collect();
-    let mut total: u64 = 0;
+    let mut out = Open::default();
     for line in text.lines().filter(|l| !l.is_empty()) {
         let mut parts = line.split(':');
         let (Some(name), Some(value), None) = (parts.next(), parts.next(), parts.next()) else {
             tracing::warn!("envoy stat {line:?} is not 'name: value'; it is not counted");
             continue;
         };
+        if let Some(manager) =
+            name.strip_prefix("http.").and_then(|n| n.strip_suffix(".downstream_rq_active"))
+        {
+            // Envoy's own, this very question among them.
+            if !["admin", "agent", "stats"].contains(&manager) {
+                out.requests = out.requests.saturating_add(value.trim().parse().unwrap_or(0));
+            }
+            continue;
+        }
         let foreign = name.starts_with("listener.")
+            && name.ends_with(".downstream_cx_active")
             && !name.contains("worker_")
             && !name.starts_with("listener.envoy_internal_")
             && name != "listener.admin.downstream_cx_active"
@@ -243,13 +288,17 @@ pub fn count(text: &str, own_ports: &[u16], secure_ports: &[u16]) -> Option<u64>
             continue;
         }
         match value.trim().parse::<u64>() {
-            Ok(value) => total = total.saturating_add(value),
+            Ok(0) => {}
+            Ok(value) => {
+                let name = name.trim_start_matches("listener.").trim_end_matches(".downstream_cx_active");
+                out.listeners.push((name.to_owned(), value));
+            }
             Err(error) => {
                 tracing::warn!("envoy stat {line:?} has no usable value ({error}); it is not counted")
             }
         }
     }
-    Some(total)
+    Some(out)
 }
 
 #[cfg(test)]

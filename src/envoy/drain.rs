@@ -41,6 +41,11 @@ pub struct Config {
     /// `TERMINATION_DRAIN_JITTER` (ours, default zero): the start of the drain is put off by a random
     /// time up to this, so that many gateways do not shed their connections at the same moment.
     pub jitter: Duration,
+    /// `DRAINED_ENVOY_LIMIT` (ours, default none): an Envoy that was drained by `/drain` and that nobody has ended for
+    /// so long is killed, and the agent ends.
+    pub drained_limit: Option<Duration>,
+    /// `DRAIN_COUNT_REQUESTS` (ours, default false): polls ask for requests under way as well.
+    pub requests: bool,
 }
 
 /// Wait for the last connection instead of a fixed time.
@@ -55,7 +60,13 @@ pub struct ExitOnZero {
 
 impl Default for Config {
     fn default() -> Self {
-        Self { termination_drain: Duration::from_secs(5), exit_on_zero: None, jitter: Duration::ZERO }
+        Self {
+            termination_drain: Duration::from_secs(5),
+            exit_on_zero: None,
+            jitter: Duration::ZERO,
+            drained_limit: None,
+            requests: false,
+        }
     }
 }
 
@@ -159,6 +170,12 @@ impl Machine {
         self.phase
     }
 
+    /// Whether polls ask for requests as well.
+    #[must_use]
+    pub fn counts_requests(&self) -> bool {
+        self.config.requests
+    }
+
     /// When [`Event::Tick`] is due.
     #[must_use]
     pub fn deadline(&self) -> Option<Duration> {
@@ -181,6 +198,9 @@ impl Machine {
             Event::Gone => self.gone(),
             Event::Drained => {
                 self.drained = true;
+                if self.phase == Phase::Running && self.deadline.is_none() {
+                    self.deadline = self.config.drained_limit.map(|limit| now + limit);
+                }
                 None
             }
             // Only the first of these counts.
@@ -243,6 +263,7 @@ impl Machine {
 
     fn overdue(&mut self, now: Duration) -> Option<Action> {
         match self.phase {
+            Phase::Running if self.drained => Some(self.kill(now)),
             Phase::Running | Phase::Ended => None,
             Phase::Jitter => Some(self.ask(now)),
             // Its time to drain went by while it did not answer.

@@ -119,6 +119,8 @@ pub enum Reason {
     Signal(&'static str),
     /// `POST /quitquitquit`.
     Quit,
+    /// `/drain` was called, and then nobody ended Envoy for too long.
+    Drained,
     /// A part of the agent failed: which and why.
     Failure(String),
 }
@@ -128,6 +130,7 @@ impl std::fmt::Display for Reason {
         match self {
             Self::Signal(name) => write!(f, "received signal: {name}"),
             Self::Quit => f.write_str("/quitquitquit called"),
+            Self::Drained => f.write_str("Envoy was drained and nobody ended it (DRAINED_ENVOY_LIMIT)"),
             Self::Failure(why) => f.write_str(why),
         }
     }
@@ -144,4 +147,6 @@ pub struct Outcome {
     pub exit: Option<Exit>,
     /// How long Envoy ran, from its (last) start.
     pub ran: Duration,
+    /// What was cut off with it, where that was counted; empty: nothing.
+    pub cut: String,
 }

@@ -174,7 +174,13 @@ impl Supervisor {
 impl Outcome {
     fn stopped(reason: &Reason) -> Self {
         let exit_code = u8::from(matches!(reason, Reason::Failure(_)));
-        Self { exit_code, reason: reason.to_string(), exit: None, ran: std::time::Duration::ZERO }
+        Self {
+            exit_code,
+            reason: reason.to_string(),
+            exit: None,
+            ran: std::time::Duration::ZERO,
+            cut: String::new(),
+        }
     }
 }
 

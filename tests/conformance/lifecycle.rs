@@ -116,6 +116,47 @@ async fn exit_on_zero_waits_for_connections_up_to_a_cap() {
 }
 
 #[tokio::test]
+async fn what_holds_up_the_end_is_named() {
+    let mock = MockIstiod::start().await;
+    let stats = "listener.0.0.0.0_8080.downstream_cx_active: 2\nlistener.10.0.0.1_15006.downstream_cx_active: 7\n\
+                 http.inbound_8080.downstream_rq_active: 4\nhttp.admin.downstream_rq_active: 1\n";
+    let builder = TestAgent::with()
+        .istiod(&mock)
+        .env("EXIT_ON_ZERO_ACTIVE_CONNECTIONS", "true")
+        .env("MINIMUM_DRAIN_DURATION", "0s")
+        .env("MAXIMUM_DRAIN_DURATION", "3s")
+        .env("DRAIN_COUNT_REQUESTS", "true");
+    let mut agent = builder.fake("stats", stats).start();
+    serving(&agent).await;
+    agent.signal(Signal::TERM);
+    assert_eq!(code(agent.wait_exit().await), 0);
+    let log = agent.log().text();
+    let holders = "10.0.0.1_15006 (7), 0.0.0.0_8080 (2)";
+    assert!(
+        log.contains(&format!(
+            "there are still 9 active connections, 4 requests under way, held by {holders}"
+        ))
+    );
+    assert!(
+        log.contains("report: status 0") && log.contains(&format!("cut off: 9 connections of {holders}")),
+        "{log}"
+    );
+    agent.assert_clean().await;
+}
+
+#[tokio::test]
+async fn an_envoy_that_was_drained_and_left_standing_is_ended() {
+    let mock = MockIstiod::start().await;
+    let mut agent = TestAgent::with().istiod(&mock).env("DRAINED_ENVOY_LIMIT", "300ms").start();
+    serving(&agent).await;
+    assert_eq!(agent.post("/drain").await.unwrap().status.as_u16(), 200);
+    assert_eq!(code(agent.wait_exit().await), 0);
+    assert_eq!(asked(&agent), [DRAIN_NOW]);
+    assert!(agent.log().contains("DRAINED_ENVOY_LIMIT"));
+    agent.assert_clean().await;
+}
+
+#[tokio::test]
 async fn quit_answers_then_ends_without_a_drain() {
     let mock = MockIstiod::start().await;
     for _ in 0..5 {

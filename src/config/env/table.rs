@@ -148,6 +148,8 @@ variables! {
     go ENVOY TERMINATION_DRAIN_DURATION_SECONDS: Int = "5", "of releases up to 1.8: terminationDrainDuration in seconds, below every ProxyConfig";
     ours ENVOY MAXIMUM_DRAIN_DURATION: Duration = "0s", "longest wait of a stop with EXIT_ON_ZERO_ACTIVE_CONNECTIONS; 0: none";
     ours ENVOY TERMINATION_DRAIN_JITTER: Duration = "0s", "a stop begins its drain after a random time up to this, so that many gateways do not drain at once";
+    ours ENVOY DRAINED_ENVOY_LIMIT: Duration = "0s", "an Envoy that /drain has drained and that nobody ends for so long is killed, and the agent ends with 0; 0: never";
+    ours ENVOY DRAIN_COUNT_REQUESTS: Bool = "false", "a stop with EXIT_ON_ZERO_ACTIVE_CONNECTIONS also counts requests under way, for the log and a metric";
     ours ENVOY ENVOY_EXIT_ALWAYS_ZERO: Bool = "false", "end with 0 whatever became of Envoy, as the Go agent does";
     ours ENVOY ENVOY_EXTERNAL: Bool = "false", "Envoy is somebody else's: its bootstrap is written and its APIs are served, it is neither started nor ended";
     ours ENVOY ENVOY_OWN_PROCESS_GROUP: Bool = "false", "Envoy leads a process group of its own";

@@ -128,6 +128,8 @@ pub fn process(
             termination_drain: Config::span(proxy.termination_drain_duration.as_ref()).unwrap_or_default(),
             exit_on_zero: on_zero,
             jitter: s.duration(var::TERMINATION_DRAIN_JITTER),
+            drained_limit: Some(s.duration(var::DRAINED_ENVOY_LIMIT)).filter(|d| !d.is_zero()),
+            requests: s.flag(var::DRAIN_COUNT_REQUESTS),
         },
         restart: restart::Config {
             hot_restart: s.flag(var::ENVOY_HOT_RESTART),

@@ -5,7 +5,7 @@ use tokio::net::TcpListener;
 const OWN: [u16; 2] = [15021, 15090];
 
 fn count(text: &str, own: [u16; 2]) -> Option<u64> {
-    super::count(text, &own, &[15091])
+    super::open(text, &own, &[15091]).map(|open| open.connections())
 }
 
 #[test]
@@ -80,11 +80,11 @@ async fn a_drain_asks_as_the_go_agent_does() {
 #[tokio::test]
 async fn statistics_need_200_and_an_end() {
     let (port, _seen, _group) = serve("HTTP/1.1 200 OK\r\n\r\nlistener.x.downstream_cx_active: 2\n").await;
-    assert_eq!(client(port).active_connections().await.unwrap(), Some(2));
+    assert_eq!(client(port).open(false).await.unwrap().map(|o| o.connections()), Some(2));
     let (port, _seen, _group) = serve("HTTP/1.1 503 No\r\ncontent-length: 0\r\n\r\n").await;
-    assert!(matches!(client(port).active_connections().await, Err(Error::Status { status: 503, .. })));
+    assert!(matches!(client(port).open(false).await, Err(Error::Status { status: 503, .. })));
     let (port, _seen, _group) = serve("garbage\r\n\r\n").await;
-    assert!(matches!(client(port).active_connections().await, Err(Error::Transport { .. })));
+    assert!(matches!(client(port).open(false).await, Err(Error::Transport { .. })));
 }
 
 #[tokio::test]
@@ -111,4 +111,17 @@ async fn server_info_tells_state_and_epoch() {
     )
     .await;
     assert_eq!(client(port).live().await.unwrap(), (true, 3));
+}
+
+#[test]
+fn who_holds_what_is_named_and_requests_are_counted_beside() {
+    let text = "http.admin.downstream_rq_active: 1\nhttp.inbound_0.0.0.0_80;.downstream_rq_active: 3\n\
+                http.stats.downstream_rq_active: 1\nhttp.outbound.downstream_rq_active: 4\n\
+                listener.0.0.0.0_80.downstream_cx_active: 2\nlistener.0.0.0.0_81.downstream_cx_active: 0\n\
+                listener.10.0.0.1_15006.downstream_cx_active: 7\n";
+    let open = super::open(text, &OWN, &[]).unwrap();
+    assert_eq!((open.connections(), open.requests), (9, 7));
+    assert_eq!(open.holders(), "10.0.0.1_15006 (7), 0.0.0.0_80 (2)");
+    let many = Open { listeners: (0..9).map(|n| (format!("l{n}"), 1)).collect(), requests: 0 };
+    assert_eq!(many.holders(), "l0 (1), l1 (1), l2 (1), l3 (1), l4 (1), 4 more");
 }

@@ -210,3 +210,17 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn who_was_drained_and_left_standing_is_killed_where_that_is_asked_for() {
+    let mut m = plain(5);
+    assert_eq!(m.handle(S(3), Event::Drained), None);
+    assert_eq!(m.deadline(), None, "as the Go agent");
+    let config = Config { drained_limit: Some(S(60)), ..Config::default() };
+    let mut m = Machine::new(config, Duration::ZERO);
+    assert_eq!(m.handle(S(3), Event::Drained), None);
+    assert_eq!(m.handle(S(9), Event::Drained), None, "the first one counts");
+    assert_eq!(m.handle(S(62), Event::Tick), None);
+    assert_eq!(tick(&mut m), (S(63), Some(Action::Kill)));
+    assert_eq!(m.handle(S(63), Event::Gone), Some(Action::End));
+}

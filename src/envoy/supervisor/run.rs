@@ -66,7 +66,7 @@ pub(super) struct Run {
     ends: FuturesUnordered<Boxed<(u32, Exit)>>,
     epochs: BTreeMap<u32, Epoch>,
     ask: Option<Boxed<Result<u16, admin::Error>>>,
-    poll: Option<Boxed<Result<Option<u64>, admin::Error>>>,
+    poll: Option<Boxed<Result<Option<admin::Open>, admin::Error>>>,
     live: Option<Boxed<Result<(bool, u64), admin::Error>>>,
     pending: Option<Pending>,
     reload_again: Option<bool>,
@@ -84,6 +84,9 @@ pub(super) struct Run {
     hint: Option<String>,
     restarts: IntCounterVec,
     open: IntGaugeVec,
+    requests: IntGaugeVec,
+    // At the last poll.
+    held: Option<admin::Open>,
     trouble: Reporter,
 }
 
@@ -151,6 +154,12 @@ impl Run {
                 "Connections that Envoy's listeners held at the last poll of an exit-on-zero drain.",
                 &[],
             ),
+            requests: metrics.gauge(
+                "envoy_drain_open_requests",
+                "Requests under way at the last poll of an exit-on-zero drain (DRAIN_COUNT_REQUESTS).",
+                &[],
+            ),
+            held: None,
             trouble,
         }
     }

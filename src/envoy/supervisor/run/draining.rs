@@ -2,14 +2,22 @@
 
 use super::Run;
 use crate::base::error::chain;
-use crate::envoy::admin;
 use crate::envoy::drain::{self, Phase};
+use crate::envoy::supervisor::State;
+use crate::envoy::{Reason, admin};
 
 impl Run {
     pub(super) fn tell(&mut self, event: drain::Event) -> bool {
         let before = self.machine.phase();
         let action = self.machine.handle(self.origin.elapsed(), event);
         let phase = self.machine.phase();
+        if (before, phase) == (Phase::Running, Phase::Killing) && self.reason.is_none() {
+            // Drained, and left standing.
+            let reason = Reason::Drained;
+            let _ = self.state.send(State::Stopping(reason.to_string()));
+            tracing::warn!("{reason}: the agent stops");
+            self.reason = Some(reason);
+        }
         if phase != before && !matches!((before, phase), (Phase::Counting { .. }, Phase::Counting { .. })) {
             self.say(before, phase);
         }
@@ -22,8 +30,8 @@ impl Run {
                 false
             }
             Some(drain::Action::Count) => {
-                let client = self.client.clone();
-                self.poll = Some(Box::pin(async move { client.active_connections().await }));
+                let (client, requests) = (self.client.clone(), self.machine.counts_requests());
+                self.poll = Some(Box::pin(async move { client.open(requests).await }));
                 false
             }
             Some(drain::Action::Kill) => {
@@ -36,16 +44,28 @@ impl Run {
         }
     }
 
-    pub(super) fn counted(&mut self, counted: Result<Option<u64>, admin::Error>) -> bool {
+    pub(super) fn counted(&mut self, counted: Result<Option<admin::Open>, admin::Error>) -> bool {
         match counted {
             Ok(open) => {
-                let shown = open.unwrap_or(0);
-                self.open.with_label_values::<&str>(&[]).set(i64::try_from(shown).unwrap_or(i64::MAX));
-                match open {
-                    None => tracing::info!("Envoy shows no open connections"),
-                    Some(n) => tracing::info!("there are still {n} active connections"),
+                let number = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
+                let shown = open.as_ref().map_or(0, admin::Open::connections);
+                self.open.with_label_values::<&str>(&[]).set(number(shown));
+                let mut requests = String::new();
+                if self.machine.counts_requests() {
+                    let n = open.as_ref().map_or(0, |open| open.requests);
+                    self.requests.with_label_values::<&str>(&[]).set(number(n));
+                    requests = format!(", {n} requests under way");
                 }
-                self.tell(drain::Event::Counted(open))
+                match open.as_ref().map(|open| (open.connections(), open.holders())) {
+                    None => tracing::info!("Envoy shows no open connections"),
+                    Some((0, _)) => tracing::info!("there are still 0 active connections{requests}"),
+                    Some((n, by)) => {
+                        tracing::info!("there are still {n} active connections{requests}, held by {by}")
+                    }
+                }
+                let connections = open.as_ref().map(admin::Open::connections);
+                self.held = open;
+                self.tell(drain::Event::Counted(connections))
             }
             Err(error) => {
                 tracing::warn!("the open connections could not be counted: {}", chain(&error));
@@ -84,6 +104,7 @@ impl Run {
                 Phase::Counting { open: Some(n), .. } => {
                     tracing::info!("Envoy is killed; {n} connections were open before")
                 }
+                Phase::Running if self.reason == Some(Reason::Drained) => {}
                 Phase::Running => tracing::info!("Envoy is killed without a drain"),
                 _ => tracing::info!("Envoy is killed: {} is over", before),
             },

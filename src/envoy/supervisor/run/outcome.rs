@@ -29,10 +29,19 @@ impl Run {
                 }
                 outcome.exit = exit;
                 outcome.ran = ran;
+                outcome.cut = self.cut();
                 outcome
             }
             None => self.by_itself(exit, ran),
         }
+    }
+
+    // What was open when Envoy was killed, as far as anybody counted.
+    fn cut(&self) -> String {
+        let Some(open) = self.held.as_ref().filter(|open| open.connections() > 0) else {
+            return String::new();
+        };
+        format!("{} connections of {}", open.connections(), open.holders())
     }
 
     fn by_itself(&self, exit: Option<Exit>, ran: Duration) -> Outcome {
@@ -50,7 +59,13 @@ impl Run {
             reason.push_str("; ");
             reason.push_str(hint);
         }
-        Outcome { exit_code: if self.envoy.config.always_zero { 0 } else { code }, reason, exit, ran }
+        Outcome {
+            exit_code: if self.envoy.config.always_zero { 0 } else { code },
+            reason,
+            exit,
+            ran,
+            cut: String::new(),
+        }
     }
 
     // Only hot restart makes Envoy write one.
