@@ -26,6 +26,7 @@ pub mod istiod;
 pub mod net;
 pub mod overview;
 pub mod proto;
+pub mod replay;
 pub mod sds;
 pub mod secrets;
 pub mod serve;

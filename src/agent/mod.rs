@@ -187,6 +187,9 @@ async fn start(config: Config) -> Result<u8, Error> {
         },
     );
     let xds_handle = xds_server.handle();
+    if let Some(keeper) = xds_server.keeper(tasks.xds.token()) {
+        tasks.xds.run("last good configuration", keeper);
+    }
     let xds_bound = xds_server
         .bind()
         .map_err(|e| Error::new(format!("failed to start xds proxy: {}", crate::base::error::chain(&e))))?;

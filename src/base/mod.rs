@@ -22,3 +22,4 @@ pub mod ready;
 pub mod seldom;
 pub mod tasks;
 pub mod uds;
+pub(crate) mod wire;

@@ -141,6 +141,7 @@ pub fn load(
         }
     }
     errors.extend(settings.text(var::IDENTITY_NEAR_EXPIRY).parse::<crate::secrets::NearExpiryAction>().err());
+    errors.extend(parts::replay(settings.text(var::XDS_REPLAY)).err());
     errors.extend(parts::identity::uids(settings.text(var::SDS_ALLOWED_UIDS)).err());
     // istiod is told of the template in the proxy config, wherever it was named.
     if let Some(path) = flags.get("templateFile").filter(|path| !path.is_empty())

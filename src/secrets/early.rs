@@ -17,6 +17,9 @@ const SHARE: f64 = 1.0 / 48.0;
 /// Bounds of that: every ten minutes is often enough for a certificate of a day.
 const BOUNDS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(600));
 
+/// Trouble is looked for at least so often.
+const LOOK: Duration = Duration::from_secs(30);
+
 /// When to ask early.
 #[derive(Debug, Default)]
 pub(super) struct Early {
@@ -45,9 +48,14 @@ impl Early {
         self.next.is_some_and(|at| now >= at)
     }
 
-    /// When to look again, while there is something to wait for.
-    pub(super) fn wake(&self) -> Option<Instant> {
+    /// When the next attempt is due, while there is something to wait for.
+    pub(super) fn next(&self) -> Option<Instant> {
         self.next
+    }
+
+    /// When to look again: trouble is asked for, it does not tell.
+    pub(super) fn wake(&self, life: Duration, now: Instant) -> Instant {
+        self.next.unwrap_or_else(|| now + life.mul_f64(SHARE).clamp(BOUNDS.0, LOOK))
     }
 
     /// An attempt has failed: the next one comes later, also when the trouble is over by then.
@@ -73,15 +81,15 @@ mod tests {
         let (mut early, now) = (Early::default(), Instant::now());
         assert!(!early.due(DAY, 5 * HOUR, now, false, 0.0), "nothing is wrong");
         assert!(!early.due(DAY, HOUR, now, true, 0.0), "it is fresh");
-        assert_eq!(early.wake(), None);
+        assert_eq!((early.next(), early.wake(DAY, now)), (None, now + LOOK));
         assert!(!early.due(DAY, 3 * HOUR, now, true, 0.0));
-        let at = early.wake().unwrap();
+        let at = early.next().unwrap();
         assert_eq!(at - now, Duration::from_secs(300));
         assert!(early.due(DAY, 3 * HOUR, at, false, 0.0), "istiod is back, and this is the chance");
         early.failed(DAY, at, 1.0);
-        assert_eq!(early.wake().unwrap() - at, Duration::from_secs(900), "one and a half of ten minutes");
+        assert_eq!(early.next().unwrap() - at, Duration::from_secs(900), "one and a half of ten minutes");
         assert!(!early.due(DAY, Duration::ZERO, at + DAY, true, 0.0), "it was renewed");
-        assert_eq!(early.wake(), None);
+        assert_eq!(early.next(), None);
     }
 
     #[test]

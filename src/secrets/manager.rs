@@ -194,7 +194,9 @@ impl Manager {
         let waiting = self.waiting.iter().filter_map(|w| w.until);
         let output = self.output.as_ref().and_then(Writer::wake);
         let all = waiting.chain(workload).chain(self.files.wake()).chain(output);
-        let early = self.early.as_ref().filter(|_| !running).and_then(Early::wake);
+        let life = self.workload.current.as_ref().map(|c| c.issued.life(now).0);
+        let early =
+            self.early.as_ref().filter(|_| !running).zip(life).map(|(early, life)| early.wake(life, mono));
         let all = all.chain(early.map(|at| at.max(self.workload.not_before())));
         all.min().unwrap_or_else(|| mono + Duration::from_secs(3600))
     }

@@ -173,7 +173,7 @@ impl Serialize for Trouble {
 }
 
 /// A time in UTC to the second.
-pub(super) fn rfc3339(at: SystemTime) -> String {
+pub(crate) fn rfc3339(at: SystemTime) -> String {
     jiff::Timestamp::try_from(at).map_or_else(|_| String::new(), |t| format!("{t:.0}"))
 }
 

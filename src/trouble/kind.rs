@@ -228,6 +228,12 @@ kinds! {
         "nothing needs to be done; who asked for it stands in the log";
 
     // Beside the proxy.
+    ServingFromMemory Degraded
+        "Envoy is given the last good configuration from the agent's memory, because istiod cannot be reached",
+        "repair what stands above; changes of the mesh do not arrive until then (XDS_REPLAY)";
+    ReplayTooLarge Degraded
+        "the configuration is too large to be kept for an Envoy that restarts without istiod",
+        "raise XDS_REPLAY_MAX_BYTES, or give the proxy less configuration (a Sidecar resource)";
     TokensNotExchanged Degraded
         "the security token service gets no tokens",
         "look at the endpoint named; whoever holds a token of it works on until that ends";

@@ -37,6 +37,7 @@ use tokio::sync::Notify;
 
 use crate::base::clock::{Clock, System};
 
+pub(crate) use entry::rfc3339;
 pub use entry::{Report, Trouble};
 pub use export::export;
 pub use history::{Event, What};

@@ -16,7 +16,8 @@ use envoy_types::pb::envoy::extensions::wasm::v3::{FailurePolicy, PluginConfig};
 use prost::{DecodeError, Message};
 use zeroize::Zeroizing;
 
-use super::{typed_struct, wire};
+use super::typed_struct;
+use crate::base::wire;
 
 const EXTENSION: &str = "type.googleapis.com/envoy.config.core.v3.TypedExtensionConfig";
 const STRUCT: &str = "type.googleapis.com/udpa.type.v1.TypedStruct";

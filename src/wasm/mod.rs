@@ -16,7 +16,7 @@
 //!   cannot be read refuses.
 //! * Resources of a response are worked on side by side. How a slow response and a newer one are put in
 //!   order is the relay's business (`xds/ecds.rs`); nothing here holds up other types.
-//! * Bytes that need not be read stay as they came (`wire`).
+//! * Bytes that need not be read stay as they came (`base::wire`).
 //! * A download is never in memory as a whole: it is unpacked, hashed and bounded on its way to a file
 //!   beside its place, and renamed when it is good (`receive`, `cache`).
 //! * Pull secrets reach the registry and nobody else: not Envoy, not the log, not an error. Of a URL neither
@@ -24,7 +24,7 @@
 //!
 //! | file | is about |
 //! |---|---|
-//! | `filter`, `typed_struct`, `wire` | what a filter asks for, and what Envoy is given instead; pure |
+//! | `filter`, `typed_struct` | what a filter asks for, and what Envoy is given instead; pure |
 //! | `cache` | which modules are there |
 //! | `source` | what a URL means: a module or an image |
 //! | `download` | modules over HTTP, with retries |
@@ -47,7 +47,6 @@ pub mod tar;
 #[cfg(test)]
 mod tests;
 mod typed_struct;
-mod wire;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

@@ -232,7 +232,7 @@ fn any(object: &Struct, path: &str) -> Result<Vec<u8>, String> {
             let mut outer = Vec::new();
             let field = Field { name: "value", number: 1, kind, oneof: 1 };
             put(&field, &value, &here, &mut outer)?;
-            super::wire::merged(&outer.into(), 1).ok().flatten().unwrap_or_default().to_vec()
+            crate::base::wire::merged(&outer.into(), 1).ok().flatten().unwrap_or_default().to_vec()
         }
         None => {
             let of = schema::by_name(name)

@@ -11,12 +11,14 @@ use tonic::Status;
 use super::ecds::Conversions;
 use super::ended::{Ended, Leg, of_gate, stalled};
 use super::frames::{End, Gate, Out, Verdict};
+use super::memory::Recorder;
 use super::own::Own;
 use super::relay::Stream;
 use super::reply::Reply;
 use super::rules::Responses;
 use super::sink::{Broken, Sink, watched};
 use super::status::Class;
+use super::upstream::Answer;
 use super::{status, tap, types};
 use crate::base::heap;
 
@@ -48,11 +50,7 @@ enum Event {
 }
 
 /// istiod → Envoy.
-pub(super) async fn down(
-    stream: &Stream<'_>,
-    reply: &mut Reply,
-    mut response: h2::client::ResponseFuture,
-) -> Ended {
+pub(super) async fn down(stream: &Stream<'_>, reply: &mut Reply, mut response: Answer) -> Ended {
     let headers = poll_fn(|cx| {
         if let Poll::Ready(result) = std::pin::Pin::new(&mut response).poll(cx) {
             return Poll::Ready(Ok(result));
@@ -83,6 +81,7 @@ pub(super) async fn down(
     let mut out = Vec::new();
     let mut brought = 0;
     let mut sink = Sink { stream: reply, leg: Leg::Envoy, shared, progress: Default::default() };
+    let mut recorder = stream.recorder(Recorder::responses);
     let mut aged = pin!(old_age(shared.config.max_age));
     loop {
         let event = poll_fn(|cx| {
@@ -124,7 +123,8 @@ pub(super) async fn down(
             Event::Failed(error) => return Ended::istiod_failed(&error),
             Event::Refused(own) => stream.queue.put(own),
             Event::Converted(response) => {
-                if let Err(ended) = to_envoy(&mut sink, super::frames::frame_bytes(&response)).await {
+                let frame = super::frames::frame_bytes(&response);
+                if let Err(ended) = to_envoy(&mut sink, &mut recorder, frame).await {
                     return ended;
                 }
             }
@@ -144,7 +144,7 @@ pub(super) async fn down(
                     match item {
                         Out::End(end) => response_ended(stream, end, &mut conversions),
                         Out::Bytes(bytes) => {
-                            if let Err(ended) = to_envoy(&mut sink, bytes).await {
+                            if let Err(ended) = to_envoy(&mut sink, &mut recorder, bytes).await {
                                 return ended;
                             }
                         }
@@ -163,6 +163,9 @@ pub(super) async fn down(
 fn commit(stream: &Stream<'_>) {
     if !stream.committed.swap(true, std::sync::atomic::Ordering::Relaxed) {
         stream.shared.came_alive();
+        if let Some(memory) = &stream.shared.memory {
+            memory.answered();
+        }
         stream.told_connected();
         if let Some(held) = stream.held {
             held.end("healed");
@@ -170,7 +173,15 @@ fn commit(stream: &Stream<'_>) {
     }
 }
 
-async fn to_envoy(sink: &mut Sink<'_, &mut Reply>, bytes: Bytes) -> Result<(), Ended> {
+async fn to_envoy(
+    sink: &mut Sink<'_, &mut Reply>,
+    recorder: &mut Option<Recorder<'_>>,
+    bytes: Bytes,
+) -> Result<(), Ended> {
+    // Before Envoy can answer it.
+    if let Some(recorder) = recorder {
+        recorder.push(&bytes);
+    }
     let opened = sink.stream.open();
     let sent = match opened {
         Ok(()) => sink.send(bytes).await,

@@ -18,14 +18,17 @@ use memchr::memmem;
 use tonic::Status;
 
 use super::ended::{Ended, Leg, of_gate, stalled};
-use super::frames::{End, Error, Gate, Out, Verdict};
+use super::frames::{End, Error, Gate, Out, Verdict, frame_bytes};
+use super::memory::{Messages, Recorder};
 use super::own::Own;
 use super::protocol::Protocol;
 use super::relay::Stream;
 use super::rules::Requests;
+use super::scan::Malformed;
 use super::sink::{Broken, Sink};
 use super::state::Answer;
 use super::{status, types};
+use crate::replay::Strip;
 
 /// Requests kept for another attempt at most, in bytes; a stream that has sent more cannot be held any
 /// further when its upstream fails. First requests of a large mesh are about 1 MB.
@@ -44,6 +47,8 @@ pub(super) struct Inbox {
     replay: Option<Vec<Bytes>>,
     replay_length: usize,
     ended: bool,
+    // After a hand-over: what must not reach istiod.
+    strip: Option<(Strip, Messages)>,
     // The beginning of what Envoy has sent, as long as it may tell who is asking.
     beginning: Option<BytesMut>,
     proxyless: bool,
@@ -73,6 +78,7 @@ impl Inbox {
             replay: movable.then(Vec::new),
             replay_length: 0,
             ended: false,
+            strip: None,
             beginning: Some(BytesMut::new()),
             proxyless: false,
         }
@@ -96,9 +102,61 @@ impl Inbox {
         self.proxyless
     }
 
+    /// What was read of Envoy so far, to be read by the stand-in. Waits until it is whole requests.
+    pub(super) async fn taken_back(&mut self) -> Bytes {
+        while !self.gate.whole() && self.failed.is_none() && !self.ended {
+            match self.next_data().await {
+                Some(Ok(data)) => self.accept(&data),
+                _ => self.ended = true,
+            }
+        }
+        self.owed = 0;
+        let mut all = BytesMut::new();
+        for item in self.pending.drain(..) {
+            if let Item::Bytes(bytes) = item {
+                all.extend_from_slice(&bytes);
+            }
+        }
+        all.freeze()
+    }
+
+    /// What Envoy says next.
+    pub(super) async fn next_data(&mut self) -> Option<Result<Bytes, h2::Error>> {
+        if self.ended {
+            return None;
+        }
+        poll_fn(|cx| self.body.poll_data(cx)).await
+    }
+
+    /// So many bytes of it have been dealt with.
+    pub(super) fn give_back(&mut self, bytes: usize) {
+        let _ = self.body.flow_control().release_capacity(bytes);
+    }
+
+    /// The stand-in has told istiod all that Envoy has said; what Envoy says from now on goes to istiod, but for what
+    /// is meant for the stand-in.
+    pub(super) fn handed_over(&mut self, strip: Option<Strip>, messages: Messages, listeners: bool) {
+        self.replay = None;
+        match strip {
+            Some(strip) => self.strip = Some((strip, messages)),
+            None => self.accept(&messages.rest()),
+        }
+        self.gate.rules_mut().listeners_asked |= listeners;
+    }
+
+    fn whole(&self) -> bool {
+        self.gate.whole() && self.strip.as_ref().is_none_or(|(_, messages)| messages.is_between())
+    }
+
     /// Whether another upstream connection can take over.
     pub(super) fn movable(&self) -> bool {
         self.replay.is_some()
+    }
+
+    fn note(&self, recorder: &mut Option<Recorder<'_>>, bytes: &Bytes) {
+        if let Some(recorder) = recorder.as_mut().filter(|_| !self.proxyless) {
+            recorder.push(bytes);
+        }
     }
 
     fn keep(&mut self, bytes: &Bytes) {
@@ -112,18 +170,41 @@ impl Inbox {
     }
 
     fn accept(&mut self, data: &Bytes) {
+        self.owed += data.len();
+        let Some((strip, messages)) = &mut self.strip else { return self.admit(data) };
+        let pushed = messages.push(data).map(|all| {
+            let passed = all.into_iter().map(|message| strip.pass(message));
+            passed.collect::<Vec<_>>()
+        });
+        match pushed {
+            Ok(passed) => {
+                for message in passed {
+                    match message {
+                        Ok(Some(message)) => self.admit(&frame_bytes(&message)),
+                        Ok(None) => {}
+                        Err(_) => self.failed = Some(Malformed::Length.into()),
+                    }
+                }
+            }
+            Err(length) => {
+                let limit = self.gate.rules().limit;
+                self.failed = Some(Error::TooLarge { length, limit, type_url: String::new() });
+            }
+        }
+    }
+
+    fn admit(&mut self, data: &Bytes) {
         if let Some(mut beginning) = self.beginning.take() {
             beginning.extend_from_slice(data);
             self.proxyless = memmem::find(&beginning, PROXYLESS).is_some();
             self.beginning = (!self.proxyless && beginning.len() < LOOK).then_some(beginning);
         }
         let mut out = Vec::new();
-        self.failed = self.gate.push(data, &mut out).err();
+        self.failed = self.gate.push(data, &mut out).err().or(self.failed.take());
         if self.gate.between() {
             // The node comes with the first request, or not at all.
             self.beginning = None;
         }
-        self.owed += data.len();
         self.pending.extend(out.into_iter().map(|o| match o {
             Out::Bytes(bytes) => Item::Bytes(bytes),
             Out::End(end) => Item::End(end),
@@ -172,7 +253,9 @@ pub(super) async fn up(stream: &Stream<'_>, inbox: &mut Inbox, sink: SendStream<
 async fn run(stream: &Stream<'_>, inbox: &mut Inbox, sink: SendStream<Bytes>) -> Result<Ended, Broken> {
     let mut sink =
         Sink { stream: Upward(sink), leg: Leg::Istiod, shared: stream.shared, progress: Default::default() };
+    let mut recorder = stream.recorder(Recorder::requests);
     for bytes in inbox.replay.clone().unwrap_or_default() {
+        inbox.note(&mut recorder, &bytes);
         sink.send(bytes).await?;
     }
     loop {
@@ -183,6 +266,7 @@ async fn run(stream: &Stream<'_>, inbox: &mut Inbox, sink: SendStream<Bytes>) ->
             match item {
                 Item::Bytes(bytes) => {
                     inbox.keep(&bytes);
+                    inbox.note(&mut recorder, &bytes);
                     sink.send(bytes).await?;
                 }
                 Item::Own(own) => send_own(stream, inbox, &mut sink, own).await?,
@@ -211,7 +295,7 @@ async fn run(stream: &Stream<'_>, inbox: &mut Inbox, sink: SendStream<Bytes>) ->
             Input::Data(Some(Err(error))) => return Ok(Ended::envoy(status::of_downstream(&error))),
             Input::Data(None) => {
                 let _ = sink.stream.0.send_data(Bytes::new(), true);
-                let whole = inbox.gate.whole();
+                let whole = inbox.whole();
                 return Ok(Ended::envoy(if whole {
                     Status::ok("")
                 } else {
@@ -296,12 +380,6 @@ fn ended(stream: &Stream<'_>, inbox: &mut Inbox, end: &End) {
         Answer::None => {}
     }
     if type_url == types::LISTENER && !stream.first_listeners.swap(true, Ordering::Relaxed) {
-        let own = shared.taps.iter().map(|tap| Own {
-            type_url: tap.type_url(),
-            frame: stream.protocol.initial(tap.type_url()),
-            health: false,
-        });
-        let own: Vec<Own> = own.chain(shared.last_health(stream.protocol)).collect();
-        inbox.follow(own.into_iter());
+        inbox.follow(shared.own(stream.protocol).into_iter());
     }
 }

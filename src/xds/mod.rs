@@ -8,6 +8,7 @@
 //!                                   │          │          ├ inbox   Envoy's requests + the agent's own
 //!                                   │          │          └ frames ◄ rules, scan   responses, cut through
 //!                                   │          └ hold     dials again while istiod is away
+//!                                   │          └ stand_in  answers from memory while istiod is away (memory, replay)
 //!                                   └ reflection
 //! ```
 //!
@@ -24,7 +25,7 @@
 //! istiod is (see `hold`). Every end is counted; every rejection of Envoy's is kept for
 //! [`Handle::snapshot`].
 //!
-//! Uses `istiod` for connections and credentials, and `base`.
+//! Uses `istiod` for connections and credentials, `replay` for what is kept, and `base`.
 
 mod down;
 mod ecds;
@@ -33,6 +34,7 @@ pub mod frames;
 mod hold;
 mod inbox;
 mod keepalive;
+mod memory;
 mod meters;
 mod own;
 pub mod probe;
@@ -45,6 +47,7 @@ pub mod scan;
 mod server;
 mod session;
 mod sink;
+mod stand_in;
 pub mod state;
 mod status;
 pub mod tap;
@@ -65,6 +68,7 @@ use crate::trouble::Reporter;
 
 pub use ecds::map_resources;
 pub use keepalive::Keepalive;
+pub use memory::Config as Replay;
 pub use protocol::Protocol;
 pub use server::{Handle, Server};
 pub use state::Snapshot;
@@ -90,6 +94,8 @@ pub struct Config {
     pub stall: Option<Duration>,
     /// How old a stream to istiod may become, a tenth more or less (`XDS_STREAM_MAX_AGE`, unset by default).
     pub max_age: Option<Duration>,
+    /// Keeps the last good configuration for an Envoy that comes while istiod is away (`XDS_REPLAY`, off by default).
+    pub replay: Option<Replay>,
 }
 
 impl Config {
@@ -104,6 +110,7 @@ impl Config {
             hold: Duration::from_secs(600),
             stall: None,
             max_age: None,
+            replay: None,
         }
     }
 }

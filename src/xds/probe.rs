@@ -9,11 +9,10 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use h2::Ping;
-use h2::client::ResponseFuture;
 use tokio::time::{Instant, sleep_until};
 use tonic::Status;
 
-use super::upstream::{self, Link, Upstream};
+use super::upstream::{self, Answer, Link, Upstream};
 use super::{Protocol, status};
 use crate::istiod::auth::{CallHeaders, TokenSource};
 
@@ -94,7 +93,7 @@ pub async fn probe(
 }
 
 /// How the server ends the stream; messages, if it sends any, are passed over.
-async fn end_of(response: ResponseFuture, date: &Cell<Option<String>>) -> Status {
+async fn end_of(response: Answer, date: &Cell<Option<String>>) -> Status {
     let broken = |e: h2::Error| status::of_upstream(&e).0;
     let head = match response.await {
         Ok(head) => head,

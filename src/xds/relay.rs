@@ -28,6 +28,7 @@ use super::down::down;
 use super::ended::{Ended, Leg};
 use super::inbox::{Inbox, UpEnd, up};
 use super::keepalive;
+use super::memory::{Memory, Recorder};
 use super::own::Queue;
 use super::protocol::Protocol;
 use super::reply::Reply;
@@ -56,11 +57,20 @@ pub(super) struct Stream<'a> {
     pub(super) first_listeners: &'a std::sync::atomic::AtomicBool,
     /// Set while Envoy does not know that istiod is being dialled.
     pub(super) held: Option<&'a Held>,
+    /// The number of the attempt at istiod, by which the last good configuration knows it; 0: it does not.
+    pub(super) attempt: &'a std::sync::atomic::AtomicU64,
     /// The client's own bound.
     pub(super) until: Option<tokio::time::Instant>,
 }
 
-impl Stream<'_> {
+impl<'a> Stream<'a> {
+    /// What notes this stream for the last good configuration, where that is kept.
+    pub(super) fn recorder(&self, of: fn(&'a Memory, u64, Protocol) -> Recorder<'a>) -> Option<Recorder<'a>> {
+        let attempt = self.attempt.load(std::sync::atomic::Ordering::Relaxed);
+        let memory = self.shared.memory.as_deref().filter(|_| attempt > 0)?;
+        Some(of(memory, attempt, self.protocol))
+    }
+
     /// Says that istiod has answered, in the Go agent's words.
     pub(super) fn told_connected(&self) {
         let now = self.shared.state.snapshot();

@@ -13,6 +13,7 @@ use tokio::sync::watch;
 use tonic::Status;
 
 use super::hold::{Due, Hold};
+use super::memory::Memory;
 use super::meters::{self, Meters};
 use super::own::{Own, Queue};
 use super::protocol::Protocol;
@@ -53,6 +54,8 @@ pub(super) struct Shared {
     pub(super) wake: watch::Receiver<u64>,
     pub(super) meters: Meters,
     pub(super) state: Arc<State>,
+    /// The last good configuration, where it is kept.
+    pub(super) memory: Option<Arc<Memory>>,
     pub(super) troubles: Troubles,
     /// The version Envoy last named for extension configs; outlives streams, as in the Go agent.
     pub(super) ecds_version: Mutex<String>,
@@ -156,8 +159,15 @@ impl Shared {
         self.state.upstream_down(Some(status.message().to_owned()));
     }
 
+    /// The agent's own requests, which follow Envoy's first one for listeners.
+    pub(super) fn own(&self, protocol: Protocol) -> Vec<Own> {
+        let of = |type_url| Own { type_url, frame: protocol.initial(type_url), health: false };
+        let taps = self.taps.iter().map(|tap| of(tap.type_url()));
+        taps.chain(self.last_health(protocol)).collect()
+    }
+
     /// The newest health report, for a new stream.
-    pub(super) fn last_health(&self, protocol: Protocol) -> Option<Own> {
+    fn last_health(&self, protocol: Protocol) -> Option<Own> {
         let health = self.health.lock().expect("no panic holds this lock");
         health.as_ref().map(|unhealthy| report(protocol, unhealthy.as_deref()))
     }
@@ -204,6 +214,8 @@ impl Server {
         let meters = Meters::new(&parts.metrics);
         let state = Arc::new(State::new(parts.clock, parts.upstream.address().to_owned()));
         meters::export(&parts.metrics, &state);
+        let memory =
+            config.replay.map(|of| Arc::new(Memory::new(of, &parts.metrics, parts.trouble.sibling())));
         Self(Arc::new(Shared {
             config,
             upstream: parts.upstream,
@@ -214,6 +226,7 @@ impl Server {
             wake: parts.wake,
             meters,
             state,
+            memory,
             troubles: Troubles::new(parts.trouble),
             ecds_version: Mutex::default(),
             hold: Mutex::default(),
@@ -227,6 +240,12 @@ impl Server {
     #[must_use]
     pub fn handle(&self) -> Handle {
         Handle(self.0.clone())
+    }
+
+    /// What keeps the last good configuration, to be run until its stop; `None` where it is not kept.
+    #[must_use]
+    pub fn keeper(&self, stop: Stop) -> Option<impl Future<Output = ()> + Send + use<>> {
+        self.0.memory.clone().map(|memory| memory.keep(stop))
     }
 
     /// Binds the socket of the configuration.

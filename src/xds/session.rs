@@ -2,7 +2,7 @@
 
 use std::future::poll_fn;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -19,6 +19,7 @@ use super::protocol::Protocol;
 use super::relay::{Stream, exchange};
 use super::reply::Reply;
 use super::server::Shared;
+use super::stand_in::{self, Answered};
 use super::status::Class;
 use super::trouble;
 use super::upstream::{self, Link, Unopened};
@@ -64,6 +65,7 @@ pub(super) async fn serve(
             committed: &AtomicBool::new(false),
             first_listeners: &AtomicBool::new(false),
             held: held.as_ref(),
+            attempt: &AtomicU64::new(0),
             until,
         },
         inbox,
@@ -114,13 +116,13 @@ fn down(shared: &Shared, id: u64, why: Option<String>) {
     }
 }
 
-struct Session<'a> {
-    stream: Stream<'a>,
-    inbox: Inbox,
-    reply: &'a mut Reply,
+pub(super) struct Session<'a> {
+    pub(super) stream: Stream<'a>,
+    pub(super) inbox: Inbox,
+    pub(super) reply: &'a mut Reply,
     // Set when the stream may be held, and then the end of that.
     ends_at: Option<Instant>,
-    replaced: Stop,
+    pub(super) replaced: Stop,
 }
 
 impl Session<'_> {
@@ -142,8 +144,19 @@ impl Session<'_> {
         let shared = self.stream.shared;
         let mut wake = shared.wake.clone();
         wake.mark_unchanged();
+        let mut answered = match self.stood_in().await {
+            Ok(answered) => answered,
+            Err(ended) => {
+                if ended.by != Leg::Istiod {
+                    count(shared, &ended);
+                }
+                down(shared, self.stream.id, reason(&ended));
+                return (ended, "given up");
+            }
+        };
         loop {
-            if self.ends_at.is_some()
+            if answered.is_none()
+                && self.ends_at.is_some()
                 && let Some(due) = shared.due()
             {
                 match self.or_gone(hold::wait(due, &mut wake, &*shared.upstream)).await {
@@ -152,7 +165,12 @@ impl Session<'_> {
                 }
             }
             wake.mark_unchanged();
-            let opened = {
+            let opened = if let Some(link) = answered.take() {
+                Ok(Ok(link))
+            } else {
+                self.stream
+                    .attempt
+                    .store(shared.memory.as_ref().map_or(0, |m| m.next_stream()), Ordering::Relaxed);
                 let late = |error: istiod::Error| {
                     shared.troubles.failed(root_cause(error.report(), &*shared.tokens));
                 };
@@ -164,6 +182,9 @@ impl Session<'_> {
                 Err(ended) => return (ended, "given up"),
                 Ok(Err(Unopened { status, roots, report })) => {
                     shared.meters.dial("failed");
+                    if let Some(memory) = &shared.memory {
+                        memory.judge(&status);
+                    }
                     // The stream was never open: no class, and nothing of Envoy's side is counted.
                     if roots {
                         shared.meters.failure();
@@ -183,6 +204,9 @@ impl Session<'_> {
             };
             let committed = self.stream.committed.load(Ordering::Relaxed);
             count(shared, &ended);
+            if let Some(memory) = shared.memory.as_ref().filter(|_| ended.by == Leg::Istiod) {
+                memory.judge(&ended.status);
+            }
             if committed {
                 down(shared, self.stream.id, reason(&ended));
                 if ended.by == Leg::Istiod {
@@ -204,6 +228,18 @@ impl Session<'_> {
                 return (ended, "told");
             }
         }
+    }
+
+    // While istiod is away memory may answer Envoy; gives the way to istiod once that does.
+    async fn stood_in(&mut self) -> Result<Option<Link>, Ended> {
+        let (shared, protocol) = (self.stream.shared, self.stream.protocol);
+        let Some(memory) = &shared.memory else { return Ok(None) };
+        if !memory.can_serve(protocol).await || self.inbox.is_proxyless(FIRST_REQUEST).await {
+            return Ok(None);
+        }
+        let Answered { link, attempt } = stand_in::run(self, memory).await?;
+        self.stream.attempt.store(attempt, Ordering::Relaxed);
+        Ok(Some(link))
     }
 
     async fn relay(&mut self, link: Link) -> Ended {

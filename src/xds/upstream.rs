@@ -7,6 +7,8 @@ use std::time::SystemTime;
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
+use futures_util::future::{Either, Ready};
+use h2::RecvStream;
 use h2::client::{Connection as Http2, ResponseFuture};
 use h2::{PingPong, SendStream};
 use http::{HeaderValue, Method, Request};
@@ -92,11 +94,14 @@ const USER_AGENT: &str = concat!("pilot-agent/", env!("CARGO_PKG_VERSION"));
 /// The driver of a connection's HTTP/2.
 pub(super) type Driver = Http2<Tracked<Stream>, Bytes>;
 
+/// Istiod's answer: waited for, or begun.
+pub(super) type Answer = Either<ResponseFuture, Ready<Result<http::Response<RecvStream>, h2::Error>>>;
+
 /// An open upstream stream. The driver must be polled for anything to happen.
 pub(super) struct Link {
     pub(super) driver: Driver,
     pub(super) sink: SendStream<Bytes>,
-    pub(super) response: ResponseFuture,
+    pub(super) response: Answer,
     pub(super) ping: Option<PingPong>,
     pub(super) reads: Reads,
     pub(super) peer: SocketAddr,
@@ -179,5 +184,6 @@ pub(super) async fn open(
     let (response, sink) = send.send_request(request, false).map_err(gone)?;
     let claims = token.and_then(|token| claims::read(token.expose()));
     let token_expires = claims.and_then(|claims| claims.expires);
+    let response = Either::Left(response);
     Ok(Link { driver, sink, response, ping, reads, peer: connection.peer, token_expires })
 }

@@ -57,6 +57,13 @@ impl World {
         (envoy, self.istiod().await)
     }
 
+    /// A stream of Envoy's that has asked before istiod is reached.
+    pub async fn delta_asking(&mut self, first: &DeltaDiscoveryRequest) -> (Delta, AdsStream) {
+        let envoy = self.envoy().await.delta_ads();
+        envoy.send(first);
+        (envoy, self.istiod().await)
+    }
+
     pub async fn delta(&mut self) -> (Delta, AdsStream) {
         let envoy = self.envoy().await.delta_ads();
         (envoy, self.istiod().await)

@@ -167,6 +167,9 @@ variables! {
     ours XDS XDS_HOLD_TIMEOUT: Duration = "10m", "how long a stream of Envoy is held while istiod is dialled; 0: not at all";
     ours XDS XDS_SHUFFLE_ADDRESSES: Bool = "false", "istiod's addresses are tried in random order, not in the resolver's";
     ours XDS XDS_STREAM_MAX_AGE: Duration = "0s", "a stream to istiod ends after this time, a tenth more or less, so that a new istiod gets its share; 0: never";
+    ours XDS XDS_REPLAY: Text = "off", "keep the last configuration that Envoy has accepted, for an Envoy that starts while istiod is away: off, or memory";
+    ours XDS XDS_REPLAY_AFTER: Duration = "1s", "how long istiod is waited for before Envoy is answered from memory; a connection that fails ends the wait";
+    ours XDS XDS_REPLAY_MAX_BYTES: Int = "67108864", "compressed bytes of it at most; a larger configuration is not kept";
     ours XDS XDS_STALL_TIMEOUT: Duration = "5m", "end a stream on which less than 16 KB move in so long though more wait; 0: only report it";
     go CERT CA_ADDR: Text = "", "address of the CA; empty: istiod";
     go CERT CA_PROVIDER: Text = "Citadel", "Citadel (or Istiod), GkeWorkloadCertificate for mounted certificates, GoogleCA, GoogleCAS, VaultCA";

@@ -93,6 +93,18 @@ pub fn clean(path: &str) -> PathBuf {
     if out.as_os_str().is_empty() { PathBuf::from(".") } else { out }
 }
 
+/// `XDS_REPLAY`: whether the last good configuration is kept.
+///
+/// # Errors
+/// When it is neither.
+pub fn replay(text: &str) -> Result<bool, String> {
+    match text {
+        "" | "off" => Ok(false),
+        "memory" => Ok(true),
+        other => Err(format!("XDS_REPLAY is {other:?}: it is off or memory")),
+    }
+}
+
 /// The relay.
 #[must_use]
 pub fn xds(config: &Config) -> xds::Config {
@@ -105,6 +117,11 @@ pub fn xds(config: &Config) -> xds::Config {
         timeout: s.duration(var::GRPC_KEEPALIVE_TIMEOUT),
     };
     out.hold = s.duration(var::XDS_HOLD_TIMEOUT);
+    // An unknown word has ended the start.
+    out.replay = replay(s.text(var::XDS_REPLAY)).unwrap_or_default().then(|| xds::Replay {
+        after: s.duration(var::XDS_REPLAY_AFTER),
+        most: usize::try_from(s.int(var::XDS_REPLAY_MAX_BYTES)).unwrap_or_default(),
+    });
     out.max_age = Some(s.duration(var::XDS_STREAM_MAX_AGE)).filter(|d| !d.is_zero());
     out.stall = Some(s.duration(var::XDS_STALL_TIMEOUT)).filter(|d| !d.is_zero());
     out

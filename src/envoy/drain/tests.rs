@@ -155,7 +155,8 @@ fn configs() -> impl Strategy<Value = (Config, Duration)> {
     let zero = prop::option::of((0u64..8, 0u64..20));
     (0u64..8, zero, 0u64..4).prop_map(|(drain, zero, jitter)| {
         let exit_on_zero = zero.map(|(minimum, cap)| ExitOnZero { minimum: S(minimum), cap: Some(S(cap)) });
-        (Config { termination_drain: S(drain), exit_on_zero, jitter: S(jitter) }, S(jitter))
+        let termination_drain = S(drain);
+        (Config { termination_drain, exit_on_zero, jitter: S(jitter), ..Config::default() }, S(jitter))
     })
 }
 

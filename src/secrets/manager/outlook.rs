@@ -25,10 +25,10 @@ impl Manager {
         let Some(early) = &mut self.early else { return false };
         let Some(current) = self.workload.valid(now) else { return false };
         let (life, age) = current.issued.life(now);
-        let was = early.wake();
+        let was = early.next();
         let trouble = self.config.trouble.list().any(Kind::is_upstream);
         let due = early.due(life, age, mono, trouble, rotation::draw().abs());
-        if was.is_none() && early.wake().is_some() {
+        if was.is_none() && early.next().is_some() {
             let left = rotation::span(life.saturating_sub(age));
             tracing::info!(target: "cache",
                 "there is trouble on the way to istiod, so the certificate is asked for before it is due; it is \

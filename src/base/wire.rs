@@ -8,16 +8,16 @@ use prost::DecodeError;
 use prost::encoding::{DecodeContext, WireType, decode_key, encode_key, encode_varint, skip_field};
 
 /// A top-level field.
-pub(super) struct Field {
-    pub(super) tag: u32,
+pub(crate) struct Field {
+    pub(crate) tag: u32,
     /// Key and value.
-    pub(super) raw: Bytes,
+    pub(crate) raw: Bytes,
     /// The value, where it is length-delimited.
-    pub(super) body: Option<Bytes>,
+    pub(crate) body: Option<Bytes>,
 }
 
 /// The top-level fields in order.
-pub(super) fn fields(message: &Bytes) -> Result<Vec<Field>, DecodeError> {
+pub(crate) fn fields(message: &Bytes) -> Result<Vec<Field>, DecodeError> {
     let mut rest = message.clone();
     let mut fields = Vec::new();
     while rest.has_remaining() {
@@ -36,7 +36,7 @@ pub(super) fn fields(message: &Bytes) -> Result<Vec<Field>, DecodeError> {
 }
 
 /// What the occurrences of message field `tag` merge to; `None` when there is none.
-pub(super) fn merged(message: &Bytes, tag: u32) -> Result<Option<Bytes>, DecodeError> {
+pub(crate) fn merged(message: &Bytes, tag: u32) -> Result<Option<Bytes>, DecodeError> {
     let mut found: Option<Bytes> = None;
     for body in fields(message)?.into_iter().filter(|f| f.tag == tag).filter_map(|f| f.body) {
         found = Some(match found {
@@ -49,7 +49,7 @@ pub(super) fn merged(message: &Bytes, tag: u32) -> Result<Option<Bytes>, DecodeE
 
 /// Sets the length-delimited field at the end of `path` (tags from the outside in) to what `change` makes
 /// of it; `None` takes it away.
-pub(super) fn edit(
+pub(crate) fn edit(
     message: &Bytes,
     path: &[u32],
     change: &mut dyn FnMut(Option<Bytes>) -> Result<Option<Bytes>, DecodeError>,
@@ -82,7 +82,7 @@ pub(super) fn edit(
 }
 
 /// Sets a length-delimited field of the message itself.
-pub(super) fn set(message: &Bytes, tag: u32, body: impl Into<Bytes>) -> Result<Bytes, DecodeError> {
+pub(crate) fn set(message: &Bytes, tag: u32, body: impl Into<Bytes>) -> Result<Bytes, DecodeError> {
     let body = body.into();
     edit(message, &[tag], &mut |_| Ok(Some(body.clone())))
 }

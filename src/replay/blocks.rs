@@ -1,0 +1,122 @@
+//! Bytes of resources, compressed in blocks: one by one they would hardly get smaller, all at once each change would
+//! cost the whole.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+
+/// Bytes that are gathered before they are compressed together.
+const BLOCK: usize = 256 * 1024;
+/// At the end of a response a block of at least this is compressed; a smaller one waits for more.
+const LEAST: usize = 32 * 1024;
+/// Of zstd: the fastest of the usual levels. Configuration repeats itself so much that more gains little.
+const LEVEL: i32 = 1;
+
+/// Where a resource is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Place {
+    block: u32,
+    at: u32,
+    len: u32,
+}
+
+#[derive(Debug)]
+struct Block {
+    packed: Box<[u8]>,
+    raw: u32,
+    dead: u32,
+}
+
+/// The blocks of one type.
+#[derive(Debug, Default)]
+pub(super) struct Blocks {
+    sealed: BTreeMap<u32, Block>,
+    // Number of the block that is gathered.
+    open: u32,
+    gathered: Vec<u8>,
+    gathered_dead: u32,
+}
+
+impl Blocks {
+    /// Keeps these bytes.
+    pub(super) fn put(&mut self, bytes: &[u8]) -> std::io::Result<Place> {
+        let fit = |n: usize| u32::try_from(n).map_err(|_| std::io::Error::other("a resource of 4 GB"));
+        let place = Place { block: self.open, at: fit(self.gathered.len())?, len: fit(bytes.len())? };
+        self.gathered.extend_from_slice(bytes);
+        if self.gathered.len() >= BLOCK {
+            self.seal()?;
+        }
+        Ok(place)
+    }
+
+    /// They are not needed any more.
+    pub(super) fn free(&mut self, place: Place) {
+        if place.block == self.open {
+            self.gathered_dead += place.len;
+        } else if let Some(block) = self.sealed.get_mut(&place.block) {
+            block.dead += place.len;
+            if block.dead == block.raw {
+                self.sealed.remove(&place.block);
+            }
+        }
+    }
+
+    fn seal(&mut self) -> std::io::Result<()> {
+        let raw = std::mem::take(&mut self.gathered);
+        let dead = std::mem::take(&mut self.gathered_dead);
+        let length = u32::try_from(raw.len()).map_err(|_| std::io::Error::other("a block of 4 GB"))?;
+        if dead < length {
+            let packed = zstd::bulk::compress(&raw, LEVEL)?.into_boxed_slice();
+            self.sealed.insert(self.open, Block { packed, raw: length, dead });
+        }
+        self.open += 1;
+        Ok(())
+    }
+
+    /// A response has ended.
+    pub(super) fn settle(&mut self) -> std::io::Result<()> {
+        if self.gathered.len() >= LEAST { self.seal() } else { Ok(()) }
+    }
+
+    /// Whether more is dead, or in small pieces, than is worth keeping so.
+    pub(super) fn is_wasteful(&self) -> bool {
+        let (raw, dead) = self
+            .sealed
+            .values()
+            .fold((0_usize, 0_usize), |(raw, dead), b| (raw + b.raw as usize, dead + b.dead as usize));
+        dead > (raw - dead) + BLOCK || self.sealed.len() > 8 + 4 * raw / BLOCK
+    }
+
+    /// Bytes that are held, compressed, and bytes that they were.
+    pub(super) fn sizes(&self) -> (usize, usize) {
+        let packed: usize = self.sealed.values().map(|b| b.packed.len()).sum();
+        let raw: usize = self.sealed.values().map(|b| (b.raw - b.dead) as usize).sum();
+        let open = self.gathered.len();
+        (packed + open, raw + open - self.gathered_dead as usize)
+    }
+
+    /// The bytes at each of these places, in the same order. Each block is unpacked once.
+    pub(super) fn read(&self, places: &[Place]) -> std::io::Result<Vec<Bytes>> {
+        let mut unpacked: BTreeMap<u32, Bytes> = BTreeMap::new();
+        let gone = || std::io::Error::other("a block is not there");
+        places
+            .iter()
+            .map(|place| {
+                let (at, end) = (place.at as usize, place.at as usize + place.len as usize);
+                if place.block == self.open {
+                    return self.gathered.get(at..end).map(Bytes::copy_from_slice).ok_or_else(gone);
+                }
+                let block = match unpacked.get(&place.block) {
+                    Some(block) => block.clone(),
+                    None => {
+                        let sealed = self.sealed.get(&place.block).ok_or_else(gone)?;
+                        let raw = Bytes::from(zstd::bulk::decompress(&sealed.packed, sealed.raw as usize)?);
+                        unpacked.insert(place.block, raw.clone());
+                        raw
+                    }
+                };
+                if end > block.len() { Err(gone()) } else { Ok(block.slice(at..end)) }
+            })
+            .collect()
+    }
+}

@@ -1,0 +1,194 @@
+//! What a message of the discovery protocol says, without decoding what is in its resources.
+
+use bytes::{BufMut, Bytes, BytesMut};
+use prost::DecodeError;
+use prost::encoding::{WireType, encode_key, encode_varint};
+
+use super::Mode;
+use crate::base::wire::{Field, fields, merged};
+
+/// A request of Envoy's.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Request {
+    /// The type asked for.
+    pub type_url: String,
+    /// The nonce of the response it answers; empty: none.
+    pub nonce: String,
+    /// The version that Envoy has (SotW).
+    pub version: String,
+    /// It rejects that response.
+    pub rejects: bool,
+    /// Names asked for: all of them (SotW), or those that are new (delta).
+    pub names: Vec<String>,
+    /// Names no longer asked for (delta).
+    pub dropped: Vec<String>,
+    /// What Envoy has, and in which version (delta, the first request of a type).
+    pub has: Vec<(String, String)>,
+    /// The message `Node` as it came.
+    pub node: Option<Bytes>,
+}
+
+/// A response of istiod's.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Response {
+    /// The type it brings.
+    pub type_url: String,
+    /// Its nonce.
+    pub nonce: String,
+    /// Version of all (SotW).
+    pub version: String,
+    /// Names and bytes: an `Any` (SotW), or a `Resource` (delta).
+    pub resources: Vec<(String, Bytes)>,
+    /// Names that are no more (delta).
+    pub removed: Vec<String>,
+}
+
+/// No message of the discovery protocol.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("it is no message of the discovery protocol")]
+pub struct Malformed;
+
+impl From<DecodeError> for Malformed {
+    fn from(_: DecodeError) -> Self {
+        Self
+    }
+}
+
+fn utf8(body: &Bytes) -> Result<String, Malformed> {
+    std::str::from_utf8(body).map(str::to_owned).map_err(|_| Malformed)
+}
+
+fn text(field: &Field) -> Result<String, Malformed> {
+    utf8(field.body.as_ref().unwrap_or(&Bytes::new()))
+}
+
+fn text_in(message: &Bytes, tag: u32) -> Result<String, Malformed> {
+    utf8(&merged(message, tag)?.unwrap_or_default())
+}
+
+/// Reads a request.
+///
+/// # Errors
+/// When it is no such message.
+pub fn request(mode: Mode, message: &Bytes) -> Result<Request, Malformed> {
+    let mut out = Request::default();
+    for field in fields(message)? {
+        match (mode, field.tag) {
+            (Mode::Sotw, 1) => out.version = text(&field)?,
+            (Mode::Sotw, 2) | (Mode::Delta, 1) => out.node = field.body,
+            (Mode::Sotw, 3) | (Mode::Delta, 3) => out.names.push(text(&field)?),
+            (Mode::Sotw, 4) | (Mode::Delta, 2) => out.type_url = text(&field)?,
+            (Mode::Sotw, 5) | (Mode::Delta, 6) => out.nonce = text(&field)?,
+            (Mode::Sotw, 6) | (Mode::Delta, 7) => out.rejects = true,
+            (Mode::Delta, 4) => out.dropped.push(text(&field)?),
+            (Mode::Delta, 5) => {
+                let entry = field.body.unwrap_or_default();
+                out.has.push((text_in(&entry, 1)?, text_in(&entry, 2)?));
+            }
+            _ => {}
+        }
+    }
+    Ok(out)
+}
+
+/// Reads a response.
+///
+/// # Errors
+/// When it is no such message.
+pub fn response(mode: Mode, message: &Bytes) -> Result<Response, Malformed> {
+    let mut out = Response::default();
+    for field in fields(message)? {
+        match (mode, field.tag) {
+            (_, 1) => out.version = text(&field)?,
+            (_, 2) => {
+                let body = field.body.unwrap_or_default();
+                let name = match mode {
+                    Mode::Sotw => name_in(&body)?,
+                    Mode::Delta => text_in(&body, 3)?,
+                };
+                out.resources.push((name, body));
+            }
+            (_, 4) => out.type_url = text(&field)?,
+            (_, 5) => out.nonce = text(&field)?,
+            (Mode::Delta, 6) => out.removed.push(text(&field)?),
+            _ => {}
+        }
+    }
+    Ok(out)
+}
+
+/// The version of a delta resource.
+///
+/// # Errors
+/// When it is none.
+pub fn version(resource: &Bytes) -> Result<String, Malformed> {
+    text_in(resource, 1)
+}
+
+// Every resource of Envoy's has its name in field 1; a wrapper has it in field 3.
+fn name_in(any: &Bytes) -> Result<String, Malformed> {
+    let wrapped = text_in(any, 1)?.ends_with("envoy.service.discovery.v3.Resource");
+    text_in(&merged(any, 2)?.unwrap_or_default(), if wrapped { 3 } else { 1 })
+}
+
+fn put(out: &mut BytesMut, tag: u32, body: &[u8]) {
+    encode_key(tag, WireType::LengthDelimited, out);
+    encode_varint(body.len() as u64, out);
+    out.put_slice(body);
+}
+
+fn put_some(out: &mut BytesMut, tag: u32, text: &str) {
+    if !text.is_empty() {
+        put(out, tag, text.as_bytes());
+    }
+}
+
+/// Writes a response; the resources' bytes go in as they are.
+#[must_use]
+pub fn write_response(response: &Response) -> Bytes {
+    let size = response.resources.iter().map(|(_, body)| body.len() + 8).sum::<usize>();
+    let mut out = BytesMut::with_capacity(size + 256);
+    put_some(&mut out, 1, &response.version);
+    for (_, body) in &response.resources {
+        put(&mut out, 2, body);
+    }
+    put_some(&mut out, 4, &response.type_url);
+    put_some(&mut out, 5, &response.nonce);
+    for name in &response.removed {
+        put(&mut out, 6, name.as_bytes());
+    }
+    out.freeze()
+}
+
+/// Writes a request; of what it answers only a nonce is told.
+#[must_use]
+pub fn write_request(mode: Mode, request: &Request) -> Bytes {
+    let mut out = BytesMut::new();
+    let (node, type_url) = match mode {
+        Mode::Sotw => (2, 4),
+        Mode::Delta => (1, 2),
+    };
+    if mode == Mode::Sotw {
+        put_some(&mut out, 1, &request.version);
+    }
+    if let Some(body) = &request.node {
+        put(&mut out, node, body);
+    }
+    put_some(&mut out, type_url, &request.type_url);
+    for name in &request.names {
+        put(&mut out, 3, name.as_bytes());
+    }
+    if mode == Mode::Delta {
+        for name in &request.dropped {
+            put(&mut out, 4, name.as_bytes());
+        }
+        for (name, version) in &request.has {
+            let mut entry = BytesMut::new();
+            put_some(&mut entry, 1, name);
+            put_some(&mut entry, 2, version);
+            put(&mut out, 5, &entry);
+        }
+    }
+    put_some(&mut out, if mode == Mode::Sotw { 5 } else { 6 }, &request.nonce);
+    out.freeze()
+}

@@ -1,0 +1,278 @@
+//! One stream of Envoy's, answered from the store while istiod is away, and handed over to istiod.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use bytes::Bytes;
+
+use super::read::{self, Malformed, Request, Response};
+use super::{Mode, Store, Strip, rank};
+
+/// The state of the stream.
+#[derive(Debug)]
+pub struct StandIn {
+    mode: Mode,
+    /// What its nonces begin with.
+    mark: String,
+    sent: u64,
+    node: Option<Bytes>,
+    asked: BTreeMap<String, Asked>,
+    /// What istiod was told when it was asked in Envoy's name.
+    told: Option<BTreeMap<String, BTreeSet<String>>>,
+}
+
+#[derive(Debug, Default)]
+struct Asked {
+    // Of all requests of the stream it was the first so-manieth.
+    place: usize,
+    // The first request as it came, while it still says all there is to say.
+    pristine: Option<Bytes>,
+    all: bool,
+    names: BTreeSet<String>,
+    // What Envoy has, with the version: of delta resources, or of the whole type under an empty name.
+    has: BTreeMap<String, String>,
+    // Names that must be answered whatever Envoy has.
+    wanted: BTreeSet<String>,
+    due: bool,
+    // No answer has been given.
+    new: bool,
+    open: Option<Open>,
+}
+
+// An answer of ours that Envoy has not taken yet.
+#[derive(Debug)]
+struct Open {
+    nonce: String,
+    brings: Vec<(String, String)>,
+    removes: Vec<String>,
+}
+
+impl StandIn {
+    /// For a stream of this mode. `mark` begins every nonce; nothing of istiod's begins so.
+    #[must_use]
+    pub fn new(mode: Mode, mark: String) -> Self {
+        Self { mode, mark, sent: 0, node: None, asked: BTreeMap::new(), told: None }
+    }
+
+    /// Takes a request of Envoy's. Gives the type it rejects, where it does.
+    ///
+    /// # Errors
+    /// When it is none.
+    pub fn request(&mut self, message: &Bytes) -> Result<Option<String>, Malformed> {
+        let request = read::request(self.mode, message)?;
+        if let Some(node) = &request.node {
+            self.node = Some(node.clone());
+        }
+        let place = self.asked.len();
+        let first = !self.asked.contains_key(&request.type_url);
+        let asked = self.asked.entry(request.type_url.clone()).or_default();
+        if first {
+            *asked =
+                Asked { place, pristine: Some(message.clone()), due: true, new: true, ..Asked::default() };
+            asked.all = request.names.is_empty() || request.names.iter().any(|name| name == "*");
+            if self.mode == Mode::Sotw && !request.version.is_empty() {
+                asked.has.insert(String::new(), request.version.clone());
+            }
+            asked.has.extend(request.has.iter().cloned());
+            asked.names = request.names.iter().cloned().collect();
+            return Ok(None);
+        }
+        asked.answered(&request);
+        match self.mode {
+            Mode::Delta => asked.delta(&request),
+            Mode::Sotw => asked.sotw(&request),
+        }
+        Ok(request.rejects.then_some(request.type_url))
+    }
+
+    /// The next answer, in the order in which Envoy must hear of things; `None` while there is nothing to say.
+    ///
+    /// # Errors
+    /// When the store is damaged.
+    pub fn answer(&mut self, store: &Store) -> std::io::Result<Option<Bytes>> {
+        loop {
+            let due = self.asked.iter().filter(|(_, asked)| asked.due && asked.open.is_none());
+            let next = due.min_by_key(|(type_url, asked)| (rank(type_url), asked.place));
+            let Some(type_url) = next.map(|(type_url, _)| type_url.clone()) else { return Ok(None) };
+            let (mode, nonce) = (self.mode, format!("{}{}", self.mark, self.sent + 1));
+            let Some(asked) = self.asked.get_mut(&type_url) else { return Ok(None) };
+            asked.due = false;
+            let response = match mode {
+                Mode::Delta => asked.answer_delta(&type_url, nonce, store)?,
+                Mode::Sotw => asked.answer_sotw(&type_url, nonce, store)?,
+            };
+            asked.new = false;
+            if let Some(response) = response {
+                self.sent += 1;
+                return Ok(Some(read::write_response(&response)));
+            }
+        }
+    }
+
+    /// Whether nothing was answered yet, so that istiod can take over as if nobody had stood in.
+    #[must_use]
+    pub fn is_silent(&self) -> bool {
+        self.sent == 0
+    }
+
+    /// Whether Envoy has answered all it was told.
+    #[must_use]
+    pub fn is_quiet(&self) -> bool {
+        self.asked.values().all(|asked| asked.open.is_none() && !asked.due)
+    }
+
+    /// Whether Envoy has asked for anything yet.
+    #[must_use]
+    pub fn is_asked(&self) -> bool {
+        !self.asked.is_empty()
+    }
+
+    /// The types that Envoy has asked for.
+    pub fn types(&self) -> impl Iterator<Item = &str> {
+        self.asked.keys().map(String::as_str)
+    }
+
+    /// What istiod is asked in Envoy's name: all it has asked for, and what it has. The first carries the node.
+    #[must_use]
+    pub fn hand_over(&mut self) -> Vec<Bytes> {
+        self.told = Some(self.asked.iter().map(|(of, asked)| (of.clone(), asked.names.clone())).collect());
+        let mut types: Vec<(&String, &Asked)> = self.asked.iter().collect();
+        types.sort_by_key(|(_, asked)| asked.place);
+        let node = self.node.clone();
+        let write = |(n, (type_url, asked)): (usize, (&String, &Asked))| {
+            if let Some(pristine) = &asked.pristine {
+                // Word for word; only the first has the node, and it is the first here as well.
+                return pristine.clone();
+            }
+            let has = match self.mode {
+                Mode::Delta => {
+                    asked.has.iter().map(|(name, version)| (name.clone(), version.clone())).collect()
+                }
+                Mode::Sotw => Vec::new(),
+            };
+            let request = Request {
+                type_url: type_url.clone(),
+                names: asked.names.iter().cloned().collect(),
+                has,
+                node: node.clone().filter(|_| n == 0),
+                ..Request::default()
+            };
+            read::write_request(self.mode, &request)
+        };
+        types.into_iter().enumerate().map(write).collect()
+    }
+
+    /// What Envoy has asked for since istiod was told last.
+    #[must_use]
+    pub fn more(&mut self) -> Vec<Bytes> {
+        let told = self.told.get_or_insert_default();
+        let mut types: Vec<(&String, &Asked)> = self.asked.iter().collect();
+        types.sort_by_key(|(_, asked)| asked.place);
+        let mut more = Vec::new();
+        for (type_url, asked) in types {
+            let mut request = Request { type_url: type_url.clone(), ..Request::default() };
+            match told.get(type_url) {
+                Some(told) if *told == asked.names => continue,
+                Some(told) if self.mode == Mode::Delta => {
+                    request.names = asked.names.difference(told).cloned().collect();
+                    request.dropped = told.difference(&asked.names).cloned().collect();
+                }
+                _ => request.names = asked.names.iter().cloned().collect(),
+            }
+            let pristine = asked.pristine.as_ref().filter(|_| !told.contains_key(type_url));
+            more.push(pristine.cloned().unwrap_or_else(|| read::write_request(self.mode, &request)));
+            told.insert(type_url.clone(), asked.names.clone());
+        }
+        more
+    }
+
+    /// Istiod has answered: what keeps Envoy's answers to this one from istiod.
+    #[must_use]
+    pub fn end(self) -> Strip {
+        Strip::new(self.mode, self.mark, self.told.unwrap_or_default())
+    }
+}
+
+impl Asked {
+    fn answered(&mut self, request: &Request) {
+        let Some(open) = self.open.take_if(|open| open.nonce == request.nonce) else { return };
+        if request.rejects {
+            return;
+        }
+        for name in open.removes {
+            self.has.remove(&name);
+        }
+        self.has.extend(open.brings);
+    }
+
+    fn delta(&mut self, request: &Request) {
+        for name in &request.dropped {
+            self.names.remove(name);
+            self.has.remove(name);
+            self.wanted.remove(name);
+        }
+        self.names.extend(request.names.iter().cloned());
+        self.wanted.extend(request.names.iter().cloned());
+        if !(request.names.is_empty() && request.dropped.is_empty()) {
+            self.pristine = None;
+        }
+        self.due |= !request.names.is_empty();
+    }
+
+    fn sotw(&mut self, request: &Request) {
+        let names: BTreeSet<String> = request.names.iter().cloned().collect();
+        if names != self.names {
+            self.pristine = None;
+            self.due |= names.difference(&self.names).next().is_some();
+            self.names = names;
+        }
+    }
+
+    fn answer_delta(&mut self, of: &str, nonce: String, store: &Store) -> std::io::Result<Option<Response>> {
+        let wanted = std::mem::take(&mut self.wanted);
+        let known: BTreeSet<&str> = store.names(of).collect();
+        let mine = |name: &str| self.all || self.names.contains(name);
+        let candidates = known.iter().copied().filter(|name| mine(name));
+        let mut resources = Vec::new();
+        let mut brings = Vec::new();
+        for (name, body) in store.resources(of, candidates)? {
+            let version = read::version(&body).unwrap_or_default();
+            if wanted.contains(&name) || self.has.get(&name) != Some(&version) {
+                brings.push((name.clone(), version));
+                resources.push((name, body));
+            }
+        }
+        // What Envoy has and should not, and what it asks for and there is not.
+        let gone = self.has.keys().filter(|name| !known.contains(name.as_str()));
+        let news = if self.new { &self.names } else { &wanted };
+        let missing = news.iter().filter(|name| *name != "*" && !known.contains(name.as_str()));
+        let removed: BTreeSet<&String> =
+            if store.knows(of) || !self.all { gone.chain(missing).collect() } else { BTreeSet::new() };
+        let removed: Vec<String> = removed.into_iter().cloned().collect();
+        let nothing = resources.is_empty() && removed.is_empty();
+        if nothing && !(self.new && self.has.is_empty()) {
+            return Ok(None);
+        }
+        self.pristine = None;
+        self.open = Some(Open { nonce: nonce.clone(), brings, removes: removed.clone() });
+        Ok(Some(Response { type_url: of.to_owned(), nonce, resources, removed, ..Response::default() }))
+    }
+
+    fn answer_sotw(&mut self, of: &str, nonce: String, store: &Store) -> std::io::Result<Option<Response>> {
+        let version = store.version(of).to_owned();
+        if !store.knows(of) || (self.new && self.has.get("") == Some(&version)) {
+            return Ok(None);
+        }
+        let names = store.names(of).filter(|name| self.all || self.names.contains(*name));
+        let resources = store.resources(of, names)?;
+        if resources.is_empty() && !self.all {
+            return Ok(None);
+        }
+        self.pristine = None;
+        self.open = Some(Open {
+            nonce: nonce.clone(),
+            brings: vec![(String::new(), version.clone())],
+            removes: Vec::new(),
+        });
+        Ok(Some(Response { type_url: of.to_owned(), nonce, version, resources, ..Response::default() }))
+    }
+}

@@ -1,0 +1,295 @@
+//! Envoy's stream while istiod is away: answered from memory, and handed over when istiod has answered.
+//!
+//! Istiod is asked in Envoy's name on a connection of its own; until its answer begins, Envoy hears what memory says,
+//! or nothing. So an istiod that accepts and is silent, or refuses late, is as good as one that is away, and Envoy
+//! never sees a stream end because of it. What memory answers is at [`crate::replay`].
+
+use std::future::poll_fn;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::future::{BoxFuture, Either, ready};
+use h2::{Reason, SendStream};
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+use tonic::Status;
+
+use super::ended::{Ended, Leg, stalled};
+use super::frames::frame_bytes;
+use super::hold::{self, holdable};
+use super::memory::{Memory, Messages, Serving};
+use super::scan::Facts;
+use super::session::Session;
+use super::sink::{Broken, Sink};
+use super::status::{self, Class};
+use super::upstream::{self, Link, Unopened};
+use super::{trouble, types};
+use crate::istiod;
+use crate::istiod::auth::root_cause;
+use crate::net::grpc;
+use crate::replay::StandIn;
+use crate::trouble::Report;
+
+/// How long istiod may take from the opened stream to the beginning of its answer. Its first push comes after a
+/// second or two in a large mesh.
+const ANSWER: Duration = Duration::from_secs(20);
+
+/// Istiod answers: the way to it, and the attempt by which the store knows it.
+pub(super) struct Answered {
+    pub(super) link: Link,
+    pub(super) attempt: u64,
+}
+
+// Where the way to istiod stands.
+enum Way<'a> {
+    // Envoy has not asked for anything, or the last attempt has failed.
+    Idle,
+    Dialling(BoxFuture<'a, Result<Link, Unopened>>),
+    Asking { answer: BoxFuture<'a, Result<Link, Status>>, more: mpsc::UnboundedSender<Bytes>, attempt: u64 },
+}
+
+enum Event {
+    Data(Option<Result<Bytes, h2::Error>>),
+    Due,
+    Opened(Result<Link, Unopened>),
+    Answered(Result<Link, Status>),
+    Over(Ended),
+}
+
+/// Runs until istiod answers, or Envoy's stream is over.
+pub(super) async fn run(session: &mut Session<'_>, memory: &Arc<Memory>) -> Result<Answered, Ended> {
+    let shared = session.stream.shared;
+    let protocol = session.stream.protocol;
+    let mark = format!("memory-{:08x}-", rand::random::<u32>());
+    let mut envoy = StandIn::new(protocol.mode(), mark);
+    let mut messages = Messages::new(shared.config.max_request);
+    let mut serving: Option<Serving> = None;
+    let mut way = Way::Idle;
+    // Istiod is known to be away.
+    let mut due = pin!(tokio::time::sleep(if shared.holds() { Duration::ZERO } else { memory.after() }));
+    let mut is_due = false;
+    let mut data = session.inbox.taken_back().await;
+    loop {
+        for message in messages.push(&data).map_err(too_large)? {
+            if let Some(rejected) = envoy.request(&message).map_err(|_| no_request())? {
+                tracing::warn!(target: "xdsproxy", "Envoy rejected {} from memory, which it had accepted before",
+                    types::short(&rejected));
+            }
+        }
+        session.inbox.give_back(data.len());
+        if let Way::Asking { more, attempt, .. } = &way {
+            for message in envoy.more() {
+                told(session, memory, *attempt, &message);
+                let _ = more.send(frame_bytes(&message));
+            }
+        }
+        if matches!(way, Way::Idle) && envoy.is_asked() {
+            way = Way::Dialling(Box::pin(dial(shared, protocol)));
+        }
+        if is_due && envoy.is_asked() && serving.is_none() {
+            serving = Some(memory.serve(shared.upstream.address()));
+        }
+        if serving.is_some() {
+            say(session, memory, &mut envoy).await?;
+        }
+        data = Bytes::new();
+        match next(session, &mut way, due.as_mut(), is_due).await {
+            Event::Over(ended) => return Err(ended),
+            Event::Data(Some(Ok(more))) => data = more,
+            Event::Data(Some(Err(error))) => return Err(Ended::envoy(status::of_downstream(&error))),
+            Event::Data(None) => return Err(Ended::envoy(Status::ok(""))),
+            Event::Due => is_due = true,
+            Event::Opened(Ok(link)) => {
+                let attempt = memory.next_stream();
+                let first = envoy.hand_over();
+                first.iter().for_each(|message| told(session, memory, attempt, message));
+                let first = first.iter().map(|message| frame_bytes(message)).collect();
+                let (more, queue) = mpsc::unbounded_channel();
+                way = Way::Asking { answer: Box::pin(ask(link, first, queue)), more, attempt };
+            }
+            Event::Opened(Err(Unopened { status, roots, report })) => {
+                shared.meters.dial("failed");
+                let report =
+                    report.map_or_else(|| trouble::ended(shared.upstream.address(), &status), |r| *r);
+                failed(session, memory, &status, report, roots || holdable(&status))?;
+                (way, is_due) = (Way::Idle, true);
+            }
+            Event::Answered(Err(status)) => {
+                let report = trouble::ended(shared.upstream.address(), &status);
+                failed(session, memory, &status, report, holdable(&status))?;
+                (way, is_due) = (Way::Idle, true);
+            }
+            Event::Answered(Ok(link)) => {
+                let Way::Asking { attempt, .. } = way else { unreachable!("only who was asked answers") };
+                let listeners = envoy.types().any(|of| of == types::LISTENER);
+                let strip = (!envoy.is_silent()).then(|| envoy.end());
+                session.inbox.handed_over(strip, messages, listeners);
+                if listeners && !session.stream.first_listeners.swap(true, Ordering::Relaxed) {
+                    shared.own(protocol).into_iter().for_each(|own| session.stream.queue.put(own));
+                }
+                if let Some(serving) = serving {
+                    tracing::info!(target: "xdsproxy", stream = session.stream.id,
+                        "istiod is back: Envoy's stream is handed over to it");
+                    serving.handed_over();
+                }
+                return Ok(Answered { link, attempt });
+            }
+        }
+    }
+}
+
+fn too_large(length: u64) -> Ended {
+    let text = format!("a request of {length} bytes is larger than ISTIO_GPRC_MAXRECVMSGSIZE allows");
+    Ended::envoy(Status::resource_exhausted(text))
+}
+
+fn no_request() -> Ended {
+    Ended::envoy(Status::internal("grpc: failed to unmarshal the received message"))
+}
+
+// A request goes to istiod in Envoy's name.
+fn told(session: &Session<'_>, memory: &Memory, attempt: u64, message: &Bytes) {
+    let (shared, protocol) = (session.stream.shared, session.stream.protocol);
+    shared.meters.request();
+    if let Ok(request) = crate::replay::read::request(protocol.mode(), message) {
+        shared.state.request(&request.type_url, &Facts::default());
+    }
+    memory.request(attempt, protocol, message.clone());
+}
+
+// The attempt has failed; an error where memory must not stand in for it.
+fn failed(
+    session: &Session<'_>,
+    memory: &Memory,
+    status: &Status,
+    report: Report,
+    holdable: bool,
+) -> Result<(), Ended> {
+    let shared = session.stream.shared;
+    shared.meters.istiod_ended(Class::Unexpected);
+    shared.failed(status, report);
+    if memory.judge(status) && holdable {
+        return Ok(());
+    }
+    Err(Ended { by: Leg::Istiod, status: status.clone(), class: Class::Unexpected })
+}
+
+async fn dial(shared: &super::server::Shared, protocol: super::Protocol) -> Result<Link, Unopened> {
+    let mut wake = shared.wake.clone();
+    wake.mark_unchanged();
+    if let Some(due) = shared.due() {
+        hold::wait(due, &mut wake, &*shared.upstream).await;
+    }
+    let late = |error: istiod::Error| shared.troubles.failed(root_cause(error.report(), &*shared.tokens));
+    upstream::open(&*shared.upstream, &*shared.tokens, &shared.headers, protocol, &late).await
+}
+
+// Sends the requests and whatever follows, until the answer begins.
+async fn ask(
+    link: Link,
+    first: Vec<Bytes>,
+    mut more: mpsc::UnboundedReceiver<Bytes>,
+) -> Result<Link, Status> {
+    let Link { mut driver, mut sink, mut response, ping, reads, peer, token_expires } = link;
+    let answer = {
+        let mut sending = pin!(async {
+            for frame in first {
+                send(&mut sink, frame).await?;
+            }
+            while let Some(frame) = more.recv().await {
+                send(&mut sink, frame).await?;
+            }
+            Ok::<(), h2::Error>(())
+        });
+        let mut sends = true;
+        let mut late = pin!(tokio::time::sleep(ANSWER));
+        loop {
+            tokio::select! {
+                biased;
+                answer = &mut response => break answer.map_err(|e| status::of_upstream(&e).0)?,
+                ended = &mut driver => return Err(match ended {
+                    Err(error) => status::of_upstream(&error).0,
+                    Ok(()) => Status::unavailable("error reading from server: EOF"),
+                }),
+                // What went wrong is told by the answer or the connection.
+                _ = &mut sending, if sends => sends = false,
+                () = &mut late => {
+                    return Err(Status::unavailable(format!("no answer within {ANSWER:?}")));
+                }
+            }
+        }
+    };
+    if let Some(status) = status::of_trailers(answer.headers()).filter(|_| answer.body().is_end_stream()) {
+        return Err(status);
+    }
+    if answer.status() != http::StatusCode::OK {
+        let content_type = answer.headers().get(http::header::CONTENT_TYPE).and_then(|v| v.to_str().ok());
+        return Err(status::of_http(answer.status(), content_type));
+    }
+    Ok(Link { driver, sink, response: Either::Right(ready(Ok(answer))), ping, reads, peer, token_expires })
+}
+
+async fn send(sink: &mut SendStream<Bytes>, mut bytes: Bytes) -> Result<(), h2::Error> {
+    while !bytes.is_empty() {
+        sink.reserve_capacity(bytes.len());
+        let room = match sink.capacity() {
+            0 => match poll_fn(|cx| sink.poll_capacity(cx)).await {
+                Some(room) => room?,
+                None => return Err(Reason::CANCEL.into()),
+            },
+            room => room,
+        };
+        let piece = bytes.split_to(room.min(bytes.len()));
+        sink.send_data(piece, false)?;
+    }
+    Ok(())
+}
+
+// Tells Envoy what memory has for it.
+async fn say(session: &mut Session<'_>, memory: &Memory, envoy: &mut StandIn) -> Result<(), Ended> {
+    loop {
+        let answer = memory.answer(envoy).map_err(|error| {
+            Ended::envoy(Status::internal(format!("the last good configuration cannot be read: {error}")))
+        })?;
+        let Some(answer) = answer else { return Ok(()) };
+        let shared = session.stream.shared;
+        session.reply.open().map_err(|error| Ended::envoy(status::of_downstream(&error)))?;
+        let mut sink =
+            Sink { stream: &mut *session.reply, leg: Leg::Envoy, shared, progress: Default::default() };
+        sink.send(frame_bytes(&answer)).await.map_err(|broken| match broken {
+            Broken::Gone(error) => Ended::envoy(status::of_downstream(&error)),
+            Broken::Stalled(after) => stalled(Leg::Envoy, after),
+        })?;
+    }
+}
+
+async fn next(
+    session: &mut Session<'_>,
+    way: &mut Way<'_>,
+    due: std::pin::Pin<&mut tokio::time::Sleep>,
+    is_due: bool,
+) -> Event {
+    let until: Option<Instant> = session.stream.until;
+    let (reply, inbox, replaced) = (&mut *session.reply, &mut session.inbox, &session.replaced);
+    let step = async {
+        match way {
+            Way::Idle => std::future::pending().await,
+            Way::Dialling(opened) => Event::Opened(opened.await),
+            Way::Asking { answer, .. } => Event::Answered(answer.await),
+        }
+    };
+    tokio::select! {
+        biased;
+        gone = poll_fn(|cx| reply.poll_gone(cx)) => Event::Over(Ended::envoy(gone)),
+        () = replaced.cancelled() => {
+            Event::Over(Ended { by: Leg::Agent, status: Status::ok(""), class: Class::Expected })
+        }
+        () = grpc::over(until) => Event::Over(Ended::envoy(grpc::exceeded())),
+        data = inbox.next_data() => Event::Data(data),
+        event = step => event,
+        () = due, if !is_due => Event::Due,
+    }
+}
