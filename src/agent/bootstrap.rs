@@ -1,5 +1,6 @@
 //! What Envoy and proxyless applications are told: gathers the node's facts and renders.
 
+use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
 use crate::base::place::{self, Mode as FileMode};
@@ -73,6 +74,28 @@ pub async fn node(
         zone.clone_into(&mut node.locality.zone);
     }
     Ok(node)
+}
+
+/// For whom configuration is: this node with this account in this mesh, and this very Envoy.
+pub fn owner(config: &Config, node: &Node) -> String {
+    let s = &config.settings;
+    let binary = &config.mesh.proxy.binary_path;
+    // Asking Envoy for its version takes a process; its file is another one after an upgrade.
+    let envoy = std::fs::metadata(binary).map_or_else(
+        |_| "unknown".to_owned(),
+        |meta| format!("{} {}.{}", meta.len(), meta.mtime(), meta.mtime_nsec()),
+    );
+    [
+        &node.id,
+        &node.cluster,
+        s.text(var::POD_NAMESPACE),
+        s.text(var::SERVICE_ACCOUNT),
+        s.text(var::TRUST_DOMAIN),
+        &config.mesh.proxy.discovery_address,
+        binary,
+        &envoy,
+    ]
+    .join("\n")
 }
 
 /// Writes the bootstrap of proxyless applications, if one is wanted.

@@ -133,6 +133,7 @@ impl ByToken {
         config.output = None;
         config.eager = false;
         config.early = false;
+        config.persist = None;
         config.near_expiry = secrets::NearExpiry::default();
         let (handle, manager) = Manager::new(config, Some(ca), &metrics, self.clock.clone());
         Ok(Arc::new(OfCaller {

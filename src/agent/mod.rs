@@ -187,9 +187,6 @@ async fn start(config: Config) -> Result<u8, Error> {
         },
     );
     let xds_handle = xds_server.handle();
-    if let Some(keeper) = xds_server.keeper(tasks.xds.token()) {
-        tasks.xds.run("last good configuration", keeper);
-    }
     let xds_bound = xds_server
         .bind()
         .map_err(|e| Error::new(format!("failed to start xds proxy: {}", crate::base::error::chain(&e))))?;
@@ -202,6 +199,9 @@ async fn start(config: Config) -> Result<u8, Error> {
     let node = bootstrap::node(&config, &addresses, mode, credential).await?;
     tokio::task::yield_now().await;
     bootstrap::write_grpc(&config, &node)?;
+    if let Some(keeper) = xds_server.keeper(bootstrap::owner(&config, &node), tasks.xds.token()) {
+        tasks.xds.run("last good configuration", keeper);
+    }
     let (supervisor, envoy_handle) = if disabled {
         Supervisor::idle(&metrics)
     } else {

@@ -3,12 +3,16 @@
 
 use std::collections::BTreeMap;
 
-use bytes::Bytes;
+use bytes::{Buf, BufMut, Bytes, BytesMut};
+
+use super::disk::size;
 
 /// Bytes that are gathered before they are compressed together.
 const BLOCK: usize = 256 * 1024;
 /// At the end of a response a block of at least this is compressed; a smaller one waits for more.
 const LEAST: usize = 32 * 1024;
+/// A block in a file that says it is larger is none: one resource may be large, but not that large.
+const MOST: usize = 256 << 20;
 /// Of zstd: the fastest of the usual levels. Configuration repeats itself so much that more gains little.
 const LEVEL: i32 = 1;
 
@@ -18,6 +22,12 @@ pub(super) struct Place {
     block: u32,
     at: u32,
     len: u32,
+}
+
+impl Place {
+    pub(super) fn write(self, out: &mut BytesMut) {
+        [self.block, self.at, self.len].into_iter().for_each(|n| out.put_u32(n));
+    }
 }
 
 #[derive(Debug)]
@@ -93,6 +103,48 @@ impl Blocks {
         let raw: usize = self.sealed.values().map(|b| (b.raw - b.dead) as usize).sum();
         let open = self.gathered.len();
         (packed + open, raw + open - self.gathered_dead as usize)
+    }
+
+    /// All of it, for a file.
+    pub(super) fn write(&mut self, out: &mut BytesMut) -> std::io::Result<()> {
+        if !self.gathered.is_empty() {
+            self.seal()?;
+        }
+        out.put_u32(size(self.sealed.len()));
+        for (number, block) in &self.sealed {
+            out.put_u32(*number);
+            out.put_u32(block.raw);
+            out.put_u32(block.dead);
+            out.put_u32(size(block.packed.len()));
+            out.put_slice(&block.packed);
+        }
+        Ok(())
+    }
+
+    /// From a file; `None`: it cannot be.
+    pub(super) fn read_from(rest: &mut &[u8]) -> Option<Self> {
+        let mut out = Self::default();
+        for _ in 0..rest.try_get_u32().ok()? {
+            let number = rest.try_get_u32().ok()?;
+            let (raw, dead) = (rest.try_get_u32().ok()?, rest.try_get_u32().ok()?);
+            let length = rest.try_get_u32().ok()? as usize;
+            let (packed, more) = rest.split_at_checked(length)?;
+            *rest = more;
+            if dead > raw || raw as usize > MOST {
+                return None;
+            }
+            out.open = out.open.max(number.checked_add(1)?);
+            out.sealed.insert(number, Block { packed: packed.into(), raw, dead });
+        }
+        Some(out)
+    }
+
+    /// A place from a file, which must be in a block.
+    pub(super) fn place_from(&self, rest: &mut &[u8]) -> Option<Place> {
+        let mut next = || rest.try_get_u32().ok();
+        let place = Place { block: next()?, at: next()?, len: next()? };
+        let block = self.sealed.get(&place.block)?;
+        (place.at.checked_add(place.len)? <= block.raw).then_some(place)
     }
 
     /// The bytes at each of these places, in the same order. Each block is unpacked once.

@@ -6,6 +6,7 @@
 //! | `read` | what a message of the discovery protocol says, without decoding what is in its resources |
 //! | `blocks` | bytes of resources, compressed in blocks |
 //! | `store` | what Envoy has accepted, by type and name |
+//! | `disk` | the store as a file that is whole or not there |
 //! | `stand_in` | one stream of Envoy's answered from the store, and how it is handed over to istiod |
 //! | `strip` | Envoy's answers to the stand-in, which must not reach istiod |
 //!
@@ -20,6 +21,7 @@
 //! Uses `base` only.
 
 mod blocks;
+pub mod disk;
 pub mod read;
 mod stand_in;
 mod store;

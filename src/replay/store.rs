@@ -16,17 +16,19 @@ const WAITING: usize = 64;
 pub struct Store {
     /// Compressed bytes at most; beyond it nothing is kept.
     most: usize,
-    mode: Option<Mode>,
-    types: BTreeMap<String, Set>,
+    pub(super) mode: Option<Mode>,
+    pub(super) types: BTreeMap<String, Set>,
     stream: Option<Stream>,
     overflowed: bool,
+    changes: u64,
 }
 
+/// What there is of one type.
 #[derive(Debug, Default)]
-struct Set {
-    version: String,
-    names: BTreeMap<Box<str>, Place>,
-    blocks: Blocks,
+pub(super) struct Set {
+    pub(super) version: String,
+    pub(super) names: BTreeMap<Box<str>, Place>,
+    pub(super) blocks: Blocks,
 }
 
 // The stream that feeds it.
@@ -51,7 +53,7 @@ impl Store {
     /// Nothing yet, and at most so many compressed bytes.
     #[must_use]
     pub fn new(most: usize) -> Self {
-        Self { most, mode: None, types: BTreeMap::new(), stream: None, overflowed: false }
+        Self { most, mode: None, types: BTreeMap::new(), stream: None, overflowed: false, changes: 0 }
     }
 
     /// A request of Envoy's has gone to istiod on stream `id`; a higher one takes the place of a lower.
@@ -116,6 +118,7 @@ impl Store {
             self.mode = Some(stream.mode);
         }
         let Some(asked) = stream.asked.get_mut(&response.type_url) else { return Ok(()) };
+        self.changes += 1;
         let set = self.types.entry(response.type_url.clone()).or_default();
         set.version.clone_from(&response.version);
         match (stream.mode, asked.all) {
@@ -159,6 +162,12 @@ impl Store {
         if over != self.overflowed && (over || self.is_whole()) {
             self.overflowed = over;
         }
+    }
+
+    /// How often it has changed.
+    #[must_use]
+    pub fn changes(&self) -> u64 {
+        self.changes
     }
 
     /// More than the bound was accepted, so nothing is kept.

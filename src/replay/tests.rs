@@ -14,6 +14,11 @@ const MARK: &str = "memory-";
 /// Clusters and listeners come all, endpoints and routes by the names of those.
 const TYPES: usize = 4;
 
+// Clusters and listeners.
+fn comes_all(of: usize) -> bool {
+    of.is_multiple_of(2)
+}
+
 type Have = BTreeMap<String, u64>;
 
 fn put(out: &mut BytesMut, tag: u32, body: &[u8]) {
@@ -27,7 +32,7 @@ fn resource(mode: Mode, of: usize, name: &str, version: u64) -> Bytes {
     let (mut value, mut any, mut out) = (BytesMut::new(), BytesMut::new(), BytesMut::new());
     put(&mut value, 1, name.as_bytes());
     put(&mut value, 2, version.to_string().as_bytes());
-    put(&mut value, 99, &vec![b'x'; 50]);
+    put(&mut value, 99, &[b'x'; 50]);
     put(&mut any, 1, ORDER[of].as_bytes());
     put(&mut any, 2, &value);
     if mode == Mode::Sotw {
@@ -43,7 +48,7 @@ fn version_of(mode: Mode, body: &Bytes) -> u64 {
     use crate::base::wire::merged;
     let any = if mode == Mode::Sotw { body.clone() } else { merged(body, 2).unwrap().unwrap() };
     let value = merged(&any, 2).unwrap().unwrap();
-    assert_eq!(value.len() > 50, true, "the bytes are whole");
+    assert!(value.len() > 50, "the bytes are whole");
     String::from_utf8(merged(&value, 2).unwrap().unwrap().to_vec()).unwrap().parse().unwrap()
 }
 
@@ -59,7 +64,7 @@ struct Envoy {
 
 impl Envoy {
     fn wants(&self, of: usize) -> BTreeSet<String> {
-        if of % 2 == 0 { BTreeSet::new() } else { self.have[of - 1].keys().cloned().collect() }
+        if comes_all(of) { BTreeSet::new() } else { self.have[of - 1].keys().cloned().collect() }
     }
 
     fn open(&mut self, mode: Mode) -> Vec<Bytes> {
@@ -76,7 +81,7 @@ impl Envoy {
     fn subscribe(&mut self, mode: Mode, of: usize) -> Option<Bytes> {
         let wants = self.wants(of);
         let first = self.asked[of].is_none();
-        if first && of % 2 == 1 && wants.is_empty() || self.asked[of].as_ref() == Some(&wants) {
+        if first && !comes_all(of) && wants.is_empty() || self.asked[of].as_ref() == Some(&wants) {
             return None;
         }
         let old = self.asked[of].replace(wants.clone()).unwrap_or_default();
@@ -109,7 +114,8 @@ impl Envoy {
             self.accepted[of] = true;
             self.version[of].clone_from(&response.version);
             let wants = self.asked[of].clone().unwrap_or_default();
-            let mut now = if mode == Mode::Sotw && of % 2 == 0 { Have::new() } else { self.have[of].clone() };
+            let mut now =
+                if mode == Mode::Sotw && comes_all(of) { Have::new() } else { self.have[of].clone() };
             for name in &response.removed {
                 now.remove(name);
             }
@@ -117,11 +123,11 @@ impl Envoy {
                 let version = version_of(mode, body);
                 let before = self.have[of].get(name).copied().unwrap_or(0);
                 assert!(version >= before, "{name} went back from {before} to {version}");
-                if of % 2 == 0 || wants.contains(name) {
+                if comes_all(of) || wants.contains(name) {
                     now.insert(name.clone(), version);
                 }
             }
-            now.retain(|name, _| of % 2 == 0 || wants.contains(name));
+            now.retain(|name, _| comes_all(of) || wants.contains(name));
             self.have[of] = now;
         }
         let mut answer = Request { type_url: response.type_url, nonce: response.nonce, ..Request::default() };
@@ -134,7 +140,7 @@ impl Envoy {
             put(&mut raw, if mode == Mode::Sotw { 6 } else { 7 }, b"");
         }
         let mut out = vec![raw.freeze()];
-        if of % 2 == 0 {
+        if comes_all(of) {
             // In SotW what a listener or cluster no longer names goes with it.
             let keep = self.wants(of + 1);
             self.have[of + 1].retain(|name, _| keep.contains(name));
@@ -218,7 +224,7 @@ impl World {
         self.versions += 1;
         // Endpoints and routes are there for every name, as istiod answers all that it is asked for.
         for of in [of, (of / 2) * 2 + 1] {
-            if gone && of % 2 == 0 {
+            if gone && comes_all(of) {
                 self.truth[of].remove(&name);
             } else {
                 self.truth[of].insert(name.clone(), self.versions);
@@ -226,7 +232,7 @@ impl World {
         }
     }
 
-    fn to_istiod(&mut self, message: Bytes) {
+    fn tell_istiod(&mut self, message: Bytes) {
         self.store.request(self.id, self.mode, &message);
         let Some(istiod) = &mut self.istiod else { return };
         let request = read::request(self.mode, &message).unwrap();
@@ -266,9 +272,9 @@ impl World {
             return;
         }
         let Some(istiod) = &mut self.istiod else { return };
-        for of in 0..TYPES {
+        for (of, type_url) in ORDER.iter().enumerate().take(TYPES) {
             let Some(asked) = istiod.asked[of].clone() else { continue };
-            let mine = |name: &String| of % 2 == 0 || asked.contains(name);
+            let mine = |name: &String| comes_all(of) || asked.contains(name);
             let now: Have =
                 self.truth[of].iter().filter(|(n, _)| mine(n)).map(|(n, v)| (n.clone(), *v)).collect();
             if istiod.known[of] == now && !istiod.fresh[of] && !all {
@@ -278,7 +284,7 @@ impl World {
             let known = std::mem::replace(&mut istiod.known[of], now.clone());
             istiod.fresh[of] = false;
             let mut response = Response {
-                type_url: ORDER[of].to_owned(),
+                type_url: (*type_url).to_owned(),
                 nonce: format!("istiod-{}", self.nonces),
                 ..Response::default()
             };
@@ -305,16 +311,16 @@ impl World {
         }
     }
 
-    fn from_envoy(&mut self, requests: Vec<Bytes>) {
+    fn hear_envoy(&mut self, requests: Vec<Bytes>) {
         for message in requests {
             if let Some(stand_in) = &mut self.stand_in {
                 stand_in.request(&message).unwrap();
             } else if let Some(strip) = &mut self.strip {
                 if let Some(message) = strip.pass(message).unwrap() {
-                    self.to_istiod(message);
+                    self.tell_istiod(message);
                 }
             } else {
-                self.to_istiod(message);
+                self.tell_istiod(message);
             }
         }
         self.answer();
@@ -338,7 +344,7 @@ impl World {
             return;
         }
         let requests = self.envoy.open(self.mode);
-        self.from_envoy(requests);
+        self.hear_envoy(requests);
     }
 
     fn deliver(&mut self, accept: bool) {
@@ -346,7 +352,7 @@ impl World {
         let from_memory = read::response(self.mode, &message).unwrap().nonce.starts_with(MARK);
         // What was accepted once is accepted again.
         let requests = self.envoy.receive(self.mode, &message, accept || from_memory);
-        self.from_envoy(requests);
+        self.hear_envoy(requests);
     }
 
     fn step(&mut self, op: &Op) {
@@ -377,7 +383,7 @@ impl World {
                     self.id += 1;
                     self.istiod = Some(Istiod::default());
                     self.waiting = true;
-                    requests.into_iter().for_each(|message| self.to_istiod(message));
+                    requests.into_iter().for_each(|message| self.tell_istiod(message));
                 }
             }
             Op::Answered => {
@@ -388,7 +394,7 @@ impl World {
                     let mut stand_in = stand_in;
                     let more = stand_in.more();
                     self.strip = Some(stand_in.end());
-                    more.into_iter().for_each(|message| self.to_istiod(message));
+                    more.into_iter().for_each(|message| self.tell_istiod(message));
                     self.push(false);
                 }
             }
@@ -400,17 +406,17 @@ impl World {
         if self.store.mode() != Some(self.mode) {
             return;
         }
-        for of in 0..TYPES {
+        for (of, type_url) in ORDER.iter().enumerate().take(TYPES) {
             let stored = self.stored(of);
             if self.envoy.accepted[of] && self.stand_in.is_none() {
                 let (mut stored, has) = (self.wanted(of, &stored), self.wanted(of, &self.envoy.have[of]));
-                if of % 2 == 1 {
+                if !comes_all(of) {
                     // One that this Envoy has rejected, and the last one had not.
                     stored.retain(|name, _| has.contains_key(name));
                 }
-                assert_eq!(stored, has, "{}: what Envoy has is kept", ORDER[of]);
-            } else if self.stand_in.is_none() && of % 2 == 0 {
-                assert_eq!(stored, self.before[of], "{}: what the last Envoy had is kept", ORDER[of]);
+                assert_eq!(stored, has, "{}: what Envoy has is kept", type_url);
+            } else if self.stand_in.is_none() && comes_all(of) {
+                assert_eq!(stored, self.before[of], "{}: what the last Envoy had is kept", type_url);
             }
         }
     }
@@ -418,7 +424,10 @@ impl World {
     // The part of it that Envoy asks for.
     fn wanted(&self, of: usize, have: &Have) -> Have {
         let wants = self.envoy.wants(of);
-        have.iter().filter(|(n, _)| of % 2 == 0 || wants.contains(*n)).map(|(n, v)| (n.clone(), *v)).collect()
+        have.iter()
+            .filter(|(n, _)| comes_all(of) || wants.contains(*n))
+            .map(|(n, v)| (n.clone(), *v))
+            .collect()
     }
 
     // Everything that is under way arrives.
@@ -488,10 +497,10 @@ proptest! {
             world.settle();
             world.push(true);
             world.settle();
-            for of in 0..TYPES {
+            for (of, type_url) in ORDER.iter().enumerate().take(TYPES) {
                 let truth = world.wanted(of, &world.truth[of]);
-                prop_assert_eq!(&world.envoy.have[of], &truth, "{}", ORDER[of]);
-                prop_assert_eq!(&world.wanted(of, &world.stored(of)), &truth, "{}", ORDER[of]);
+                prop_assert_eq!(&world.envoy.have[of], &truth, "{}", type_url);
+                prop_assert_eq!(&world.wanted(of, &world.stored(of)), &truth, "{}", type_url);
             }
         }
     }

@@ -26,7 +26,7 @@ use crate::base::files::Watcher;
 use disk::{Looks, Watching};
 use read::{Read, read};
 
-pub(super) use read::{Loaded, Source};
+pub(super) use read::{Loaded, Source, bytes};
 
 /// How long an unreadable file is read again before that is reported; the Go agent's bound.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);

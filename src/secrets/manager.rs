@@ -101,6 +101,8 @@ pub struct Manager {
     /// Somebody has asked for `default`: from then on it is renewed whoever listens.
     asked: bool,
     output: Option<Writer>,
+    /// `IDENTITY_PERSIST`.
+    persist: Option<Writer>,
     /// The root as it goes into `OUTPUT_CERTS`: as the CA sent it, or merged.
     output_raw_root: bool,
     troubles: Troubles,
@@ -139,6 +141,10 @@ impl Manager {
             waiting: Vec::new(),
             unused_key: None,
             asked: config.proxyless,
+            persist: config
+                .persist
+                .as_deref()
+                .map(|folder| Writer::new(super::persist::output(folder), config.trouble.sibling())),
             output: config.output.take().map(|output| Writer::new(output, config.trouble.sibling())),
             output_raw_root: false,
             troubles: Troubles::new(&config.trouble),
@@ -159,6 +165,7 @@ impl Manager {
         let mut running: Option<Running> = None;
         // As in the Go agent, files are not read before somebody asks when there is no CA; without Envoy
         // nobody ever asks.
+        self.restore().await;
         if self.ca.is_some() || self.config.proxyless {
             self.begin(ResourceName::Default).await;
             self.begin(ResourceName::RootCa).await;
@@ -182,6 +189,7 @@ impl Manager {
                     self.file_events(events).await;
                 }
                 () = written(&mut self.output) => {}
+                () = written(&mut self.persist) => {}
                 () = tokio::time::sleep_until(wake) => self.tick().await,
             }
             self.report()?;
@@ -192,7 +200,7 @@ impl Manager {
         let (now, mono) = (self.clock.now(), Instant::now());
         let workload = self.ca.as_ref().map(|_| self.workload.wake(now, mono, !running && self.wanted()));
         let waiting = self.waiting.iter().filter_map(|w| w.until);
-        let output = self.output.as_ref().and_then(Writer::wake);
+        let output = [&self.output, &self.persist].into_iter().flatten().filter_map(Writer::wake).min();
         let all = waiting.chain(workload).chain(self.files.wake()).chain(output);
         let life = self.workload.current.as_ref().map(|c| c.issued.life(now).0);
         let early =
@@ -212,7 +220,7 @@ impl Manager {
         let files = &self.files;
         let configured = |n: &ResourceName| matches!(n, ResourceName::Default | ResourceName::RootCa);
         self.board.sweep(|name| configured(name) || files.holds(name));
-        if let Some(output) = &mut self.output {
+        for output in [&mut self.output, &mut self.persist].into_iter().flatten() {
             output.tick(mono);
         }
     }

@@ -23,6 +23,7 @@ mod metrics;
 pub mod name;
 mod near;
 pub mod output;
+mod persist;
 pub mod probe;
 mod request;
 pub mod rotation;
@@ -68,6 +69,8 @@ pub struct Config {
     pub mounted: Mounted,
     /// `OUTPUT_CERTS`.
     pub output: Option<output::Config>,
+    /// `IDENTITY_PERSIST`: the folder in which key and certificate outlive the machine's restart.
+    pub persist: Option<PathBuf>,
     /// First delay of a new try when certificate and key do not match yet (`FILE_DEBOUNCE_DURATION`,
     /// 100 ms).
     pub file_debounce: Duration,

@@ -155,6 +155,17 @@ impl Workload {
         });
     }
 
+    /// One from before the restart: good, and due.
+    pub(super) fn restored(&mut self, issued: Issued, now: SystemTime, mono: Instant) {
+        self.current = Some(Current {
+            renewal: now,
+            renewal_mono: mono,
+            issued,
+            expiry_told: false,
+            near_draw: rotation::draw().abs(),
+        });
+    }
+
     /// A failed attempt.
     pub(super) fn failed(&mut self, error: &Arc<Error>, mono: Instant) -> Failed {
         let first = self.backoff.failures() == 0;

@@ -231,6 +231,9 @@ kinds! {
     ServingFromMemory Degraded
         "Envoy is given the last good configuration from the agent's memory, because istiod cannot be reached",
         "repair what stands above; changes of the mesh do not arrive until then (XDS_REPLAY)";
+    ReplayNotWritten Degraded
+        "the last good configuration cannot be written to disk",
+        "is XDS_REPLAY_DIR writable for the agent's user, and is there space? The agent tries again by itself";
     ReplayTooLarge Degraded
         "the configuration is too large to be kept for an Envoy that restarts without istiod",
         "raise XDS_REPLAY_MAX_BYTES, or give the proxy less configuration (a Sidecar resource)";

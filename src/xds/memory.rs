@@ -1,33 +1,56 @@
 //! The last good configuration on the relay's side: messages are gathered beside the stream and put into the
 //! [`Store`] by a task of its own, so that no push waits for a compressor.
 
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::{Buf, Bytes, BytesMut};
 use prometheus::{IntCounterVec, IntGaugeVec};
 use tokio::sync::{mpsc, oneshot};
+use tokio::time::Instant;
 use tonic::{Code, Status};
 
 use super::frames::HEADER;
 use super::protocol::Protocol;
+use crate::base::clock::Clock;
+use crate::base::error::chain;
 use crate::base::metrics::Metrics;
+use crate::base::place::{self, Mode as FileMode};
 use crate::base::tasks::Stop;
-use crate::replay::{Mode, StandIn, Store};
+use crate::replay::{Mode, StandIn, Store, disk};
 use crate::trouble::{Kind, Report, Reporter};
 
 const NONE: [&str; 0] = [];
 
 /// What is kept, and when it is used.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
     /// How long istiod is waited for when Envoy opens a stream (`XDS_REPLAY_AFTER`, 1 s); a connection that fails
     /// before ends the wait.
     pub after: Duration,
     /// Compressed bytes at most (`XDS_REPLAY_MAX_BYTES`, 64 MiB).
     pub most: usize,
+    /// Also in a file (`XDS_REPLAY=disk`).
+    pub disk: Option<Disk>,
 }
+
+/// The file that outlives the agent.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Disk {
+    /// Where it is: in `XDS_REPLAY_DIR`.
+    pub file: PathBuf,
+    /// For how long it is good without a word of istiod's (`XDS_REPLAY_MAX_AGE`, 24 h).
+    pub max_age: Duration,
+}
+
+/// After a change the file is written so much later, that a burst of pushes is written once.
+const SETTLE: Duration = Duration::from_secs(2);
+/// While istiod is there, the file is told so as often as its age allows mistakes of a twenty-fourth.
+const CONFIRM: u32 = 24;
+/// How long a stream waits for what was before it, a slow disk included.
+const CATCH_UP: Duration = Duration::from_secs(2);
 
 /// The store, and the way to it.
 pub(super) struct Memory {
@@ -40,7 +63,12 @@ pub(super) struct Memory {
     streams: AtomicU64,
     // Istiod's last word was a refusal: what it does not give, memory does not give either.
     refused: AtomicBool,
+    // Istiod's stream lives, and when that was so last, in seconds since 1970; 0: never.
+    live: AtomicBool,
+    good: AtomicU64,
+    clock: Arc<dyn Clock>,
     trouble: Mutex<Reporter>,
+    disk_trouble: Mutex<Reporter>,
     meters: Meters,
 }
 
@@ -68,17 +96,21 @@ impl Protocol {
 }
 
 impl Memory {
-    pub(super) fn new(config: Config, metrics: &Metrics, trouble: Reporter) -> Self {
+    pub(super) fn new(config: Config, metrics: &Metrics, clock: Arc<dyn Clock>, trouble: Reporter) -> Self {
         let (events, inbox) = mpsc::unbounded_channel();
         let gauge = |name, help, labels: &[&str]| metrics.gauge(name, help, labels);
         Self {
-            config,
             store: Mutex::new(Store::new(config.most)),
+            config,
             events,
             inbox: Mutex::new(Some(inbox)),
             queued: AtomicUsize::new(0),
             streams: AtomicU64::new(0),
             refused: AtomicBool::new(false),
+            live: AtomicBool::new(false),
+            good: AtomicU64::new(0),
+            clock,
+            disk_trouble: Mutex::new(trouble.sibling()),
             trouble: Mutex::new(trouble),
             meters: Meters {
                 serving: gauge("xds_replay_serving", "Envoy's streams that are answered from memory", &[]),
@@ -125,28 +157,128 @@ impl Memory {
         let _ = self.events.send(event);
     }
 
-    /// Puts into the store what the streams bring, until `stop`.
-    pub(super) async fn keep(self: Arc<Self>, stop: Stop) {
+    /// Puts into the store what the streams bring, and the store into its file, until `stop`. `owner` is who the
+    /// configuration is for.
+    pub(super) async fn keep(self: Arc<Self>, owner: String, stop: Stop) {
         let inbox = self.inbox.lock().expect("no panic holds this lock").take();
         let Some(mut inbox) = inbox else { return };
+        let owner: Arc<str> = owner.into();
+        let confirm = self.config.disk.as_ref().map(|disk| disk.max_age / CONFIRM);
+        let (mut saved, mut due) = (self.load(&owner).await, None);
         loop {
             let mut events = Vec::new();
+            let save = async {
+                match due {
+                    Some(at) => tokio::time::sleep_until(at).await,
+                    None => std::future::pending().await,
+                }
+            };
             tokio::select! {
-                () = stop.cancelled() => return,
+                () = stop.cancelled() => {
+                    if due.is_some() {
+                        self.save(&owner).await;
+                    }
+                    return;
+                }
+                () = save => {
+                    saved = self.save(&owner).await;
+                    due = confirm.map(|pause| Instant::now() + pause);
+                    continue;
+                }
                 n = inbox.recv_many(&mut events, 256) => if n == 0 { return },
+            }
+            if confirm.is_some() {
+                let changed = self.store.lock().is_ok_and(|store| store.changes() != saved);
+                let soon = Instant::now() + SETTLE;
+                // The first change of a burst decides.
+                if changed && due.is_none_or(|at| at > soon) {
+                    due = Some(soon);
+                }
             }
             let memory = self.clone();
             if tokio::task::spawn_blocking(move || memory.apply(events)).await.is_err() {
                 // What was under way may be half done.
-                let mut store = self.store.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+                let mut store = self.store.lock().unwrap_or_else(PoisonError::into_inner);
                 store.lost();
                 self.store.clear_poison();
             }
         }
     }
 
+    // Reads the file, if there is a good one; gives how often the store has changed.
+    async fn load(self: &Arc<Self>, owner: &Arc<str>) -> u64 {
+        let Some(Disk { file, max_age }) = self.config.disk.clone() else { return 0 };
+        let (memory, owner, shown) = (self.clone(), owner.clone(), file.display().to_string());
+        let read = tokio::task::spawn_blocking(move || {
+            let bytes = match std::fs::read(&file) {
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+                bytes => bytes.map_err(|e| e.to_string())?,
+            };
+            let now = unix(memory.clock.now());
+            let read = disk::read(&bytes, &owner, now, max_age.as_secs(), memory.config.most);
+            read.map(Some).map_err(|refused| refused.to_string())
+        });
+        match read.await {
+            Ok(Ok(Some((store, at)))) => {
+                let (_, resources) = store.raw();
+                tracing::info!(target: "xdsproxy",
+                    "the last good configuration of {resources} resources was read from {shown}");
+                self.good.store(at, Relaxed);
+                *self.store.lock().unwrap_or_else(PoisonError::into_inner) = store;
+            }
+            Ok(Ok(None)) | Err(_) => {}
+            Ok(Err(why)) => {
+                tracing::warn!(target: "xdsproxy", "the last good configuration in {shown} is not used: {why}");
+            }
+        }
+        0
+    }
+
+    // Writes the file, if istiod has ever stood behind what is in the store; gives how often that has changed.
+    async fn save(self: &Arc<Self>, owner: &Arc<str>) -> u64 {
+        let Some(Disk { file, .. }) = self.config.disk.clone() else { return 0 };
+        let (memory, owner) = (self.clone(), owner.clone());
+        let written = tokio::task::spawn_blocking(move || {
+            if memory.live.load(Relaxed) {
+                memory.good.store(unix(memory.clock.now()), Relaxed);
+            }
+            let good = memory.good.load(Relaxed);
+            let mut store = memory.store.lock().unwrap_or_else(PoisonError::into_inner);
+            let changes = store.changes();
+            if good == 0 || !store.is_whole() {
+                return (changes, Ok(()));
+            }
+            let bytes = disk::write(&mut store, &owner, good);
+            drop(store);
+            let put =
+                |bytes: Vec<u8>| place::put(&file, &bytes, FileMode::Exact(0o600)).map_err(|e| chain(&e));
+            (changes, bytes.map_err(|e| e.to_string()).and_then(put))
+        });
+        let Ok((changes, result)) = written.await else { return 0 };
+        let trouble = self.disk_trouble.lock().expect("no panic holds this lock");
+        match result {
+            Ok(()) => trouble.end(),
+            Err(why) => trouble.report(Report::new(Kind::ReplayNotWritten, why)),
+        }
+        changes
+    }
+
+    /// For how long what is kept may still be used; `None`: no end is in sight.
+    pub(super) fn left(&self) -> Option<Duration> {
+        let max_age = self.config.disk.as_ref().filter(|_| !self.live.load(Relaxed))?.max_age;
+        let age = unix(self.clock.now()).saturating_sub(self.good.load(Relaxed));
+        Some(max_age.saturating_sub(Duration::from_secs(age)))
+    }
+
+    /// Istiod's stream is over.
+    pub(super) fn ended(&self) {
+        if self.live.swap(false, Relaxed) {
+            self.good.store(unix(self.clock.now()), Relaxed);
+        }
+    }
+
     fn apply(&self, events: Vec<Event>) {
-        let mut store = self.store.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut store = self.store.lock().unwrap_or_else(PoisonError::into_inner);
         let mut flushed = Vec::new();
         for event in events {
             match event {
@@ -177,7 +309,10 @@ impl Memory {
             );
             trouble.report(Report::new(Kind::ReplayTooLarge, text));
         }
-        flushed.into_iter().for_each(|done| drop(done.send(())));
+        for done in flushed {
+            // Who asked may have gone.
+            let _ = done.send(());
+        }
     }
 
     /// Whether a stream of this form could be answered, everything before it taken into account.
@@ -186,21 +321,25 @@ impl Memory {
             return false;
         }
         let (done, flushed) = oneshot::channel();
-        if self.events.send(Event::Flush(done)).is_err() || flushed.await.is_err() {
+        let caught_up = async { self.events.send(Event::Flush(done)).is_ok() && flushed.await.is_ok() };
+        if tokio::time::timeout(CATCH_UP, caught_up).await != Ok(true) || self.left() == Some(Duration::ZERO)
+        {
             return false;
         }
-        let store = self.store.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let store = self.store.lock().unwrap_or_else(PoisonError::into_inner);
         store.is_whole() && store.mode() == Some(protocol.mode())
     }
 
     /// The next answer of the stand-in.
     pub(super) fn answer(&self, envoy: &mut StandIn) -> std::io::Result<Option<Bytes>> {
-        envoy.answer(&self.store.lock().unwrap_or_else(std::sync::PoisonError::into_inner))
+        envoy.answer(&self.store.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Istiod has answered on a stream.
     pub(super) fn answered(&self) {
         self.refused.store(false, Relaxed);
+        self.live.store(true, Relaxed);
+        self.good.store(unix(self.clock.now()), Relaxed);
     }
 
     /// How an attempt ended; gives whether memory may stand in after it.
@@ -215,10 +354,10 @@ impl Memory {
     /// Envoy is answered from memory from now on.
     pub(super) fn serve(self: &Arc<Self>, address: &str) -> Serving {
         let resources = {
-            let store = self.store.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            let store = self.store.lock().unwrap_or_else(PoisonError::into_inner);
             store.raw().1
         };
-        let since = crate::trouble::rfc3339(std::time::SystemTime::now());
+        let since = crate::trouble::rfc3339(self.clock.now());
         let text = format!(
             "Envoy is served from memory since {since} ({resources} resources), because {address} cannot be reached"
         );
@@ -249,6 +388,10 @@ impl Drop for Serving {
         self.memory.meters.serving.with_label_values(&NONE).dec();
         self.memory.meters.streams.with_label_values(&[self.result]).inc();
     }
+}
+
+fn unix(at: SystemTime) -> u64 {
+    at.duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs())
 }
 
 /// Whole messages out of the pieces of a stream.

@@ -68,7 +68,7 @@ use crate::trouble::Reporter;
 
 pub use ecds::map_resources;
 pub use keepalive::Keepalive;
-pub use memory::Config as Replay;
+pub use memory::{Config as Replay, Disk};
 pub use protocol::Protocol;
 pub use server::{Handle, Server};
 pub use state::Snapshot;

@@ -212,10 +212,11 @@ impl Server {
     #[must_use]
     pub fn new(config: Config, parts: Parts) -> Self {
         let meters = Meters::new(&parts.metrics);
-        let state = Arc::new(State::new(parts.clock, parts.upstream.address().to_owned()));
+        let state = Arc::new(State::new(parts.clock.clone(), parts.upstream.address().to_owned()));
         meters::export(&parts.metrics, &state);
-        let memory =
-            config.replay.map(|of| Arc::new(Memory::new(of, &parts.metrics, parts.trouble.sibling())));
+        let memory = config.replay.clone().map(|of| {
+            Arc::new(Memory::new(of, &parts.metrics, parts.clock.clone(), parts.trouble.sibling()))
+        });
         Self(Arc::new(Shared {
             config,
             upstream: parts.upstream,
@@ -242,10 +243,11 @@ impl Server {
         Handle(self.0.clone())
     }
 
-    /// What keeps the last good configuration, to be run until its stop; `None` where it is not kept.
+    /// What keeps the last good configuration, to be run until its stop; `None` where it is not kept. `owner` tells for
+    /// whom it is: what is kept for another one is not used.
     #[must_use]
-    pub fn keeper(&self, stop: Stop) -> Option<impl Future<Output = ()> + Send + use<>> {
-        self.0.memory.clone().map(|memory| memory.keep(stop))
+    pub fn keeper(&self, owner: String, stop: Stop) -> Option<impl Future<Output = ()> + Send + use<>> {
+        self.0.memory.clone().map(|memory| memory.keep(owner, stop))
     }
 
     /// Binds the socket of the configuration.

@@ -204,6 +204,11 @@ impl Session<'_> {
             };
             let committed = self.stream.committed.load(Ordering::Relaxed);
             count(shared, &ended);
+            if let Some(memory) =
+                shared.memory.as_ref().filter(|_| committed && !shared.has_others(self.stream.id))
+            {
+                memory.ended();
+            }
             if let Some(memory) = shared.memory.as_ref().filter(|_| ended.by == Leg::Istiod) {
                 memory.judge(&ended.status);
             }

@@ -37,6 +37,9 @@ use crate::trouble::Report;
 /// second or two in a large mesh.
 const ANSWER: Duration = Duration::from_secs(20);
 
+/// Longer than any stream lives.
+const NO_END: Duration = Duration::from_secs(365 * 86_400);
+
 /// Istiod answers: the way to it, and the attempt by which the store knows it.
 pub(super) struct Answered {
     pub(super) link: Link,
@@ -54,6 +57,7 @@ enum Way<'a> {
 enum Event {
     Data(Option<Result<Bytes, h2::Error>>),
     Due,
+    Old,
     Opened(Result<Link, Unopened>),
     Answered(Result<Link, Status>),
     Over(Ended),
@@ -71,6 +75,7 @@ pub(super) async fn run(session: &mut Session<'_>, memory: &Arc<Memory>) -> Resu
     // Istiod is known to be away.
     let mut due = pin!(tokio::time::sleep(if shared.holds() { Duration::ZERO } else { memory.after() }));
     let mut is_due = false;
+    let mut old = pin!(tokio::time::sleep(memory.left().unwrap_or(NO_END)));
     let mut data = session.inbox.taken_back().await;
     loop {
         for message in messages.push(&data).map_err(too_large)? {
@@ -96,12 +101,17 @@ pub(super) async fn run(session: &mut Session<'_>, memory: &Arc<Memory>) -> Resu
             say(session, memory, &mut envoy).await?;
         }
         data = Bytes::new();
-        match next(session, &mut way, due.as_mut(), is_due).await {
+        match next(session, &mut way, due.as_mut(), is_due, old.as_mut()).await {
             Event::Over(ended) => return Err(ended),
             Event::Data(Some(Ok(more))) => data = more,
             Event::Data(Some(Err(error))) => return Err(Ended::envoy(status::of_downstream(&error))),
             Event::Data(None) => return Err(Ended::envoy(Status::ok(""))),
             Event::Due => is_due = true,
+            Event::Old => {
+                let status =
+                    Status::unavailable("the last good configuration is too old (XDS_REPLAY_MAX_AGE)");
+                return Err(Ended { by: Leg::Agent, status, class: Class::Unexpected });
+            }
             Event::Opened(Ok(link)) => {
                 let attempt = memory.next_stream();
                 let first = envoy.hand_over();
@@ -271,6 +281,7 @@ async fn next(
     way: &mut Way<'_>,
     due: std::pin::Pin<&mut tokio::time::Sleep>,
     is_due: bool,
+    old: std::pin::Pin<&mut tokio::time::Sleep>,
 ) -> Event {
     let until: Option<Instant> = session.stream.until;
     let (reply, inbox, replaced) = (&mut *session.reply, &mut session.inbox, &session.replaced);
@@ -291,5 +302,6 @@ async fn next(
         data = inbox.next_data() => Event::Data(data),
         event = step => event,
         () = due, if !is_due => Event::Due,
+        () = old => Event::Old,
     }
 }

@@ -13,6 +13,7 @@ use prost::Message;
 use rustix::process::{Signal, kill_process};
 
 use super::ads::{CDS, Delta, Sotw, World, ask, ended, request};
+use crate::support::builder::Builder;
 use crate::support::client::node;
 use crate::support::mesh::Loop;
 use crate::support::{Code, Envoy, MockIstiod, TestAgent, eventually};
@@ -325,4 +326,53 @@ async fn an_envoy_that_crashes_while_istiod_is_away_serves_again() {
 #[tokio::test(flavor = "multi_thread")]
 async fn and_so_does_one_of_the_older_protocol() {
     crash(true).await;
+}
+
+/// Serves once, is killed with its Envoy, and is started again in the same folder, with istiod away for good.
+async fn killed(change: impl Fn(Builder) -> Builder) -> (MockIstiod, Loop, TestAgent) {
+    let mock = MockIstiod::start().await;
+    let mesh = Loop::serve(&mock);
+    let builder = || {
+        let disk = TestAgent::with().istiod(&mock).env("METRICS_DETAILS", "true").env("XDS_REPLAY", "disk");
+        disk.env("IDENTITY_PERSIST", "true").envoy(Envoy::Real)
+    };
+    let mut agent = builder().start();
+    agent.wait_ready().await;
+    eventually("traffic flows", || async { mesh.ask(&mock).await.ok() }).await;
+    let file = agent.path(FILE);
+    eventually("the configuration is written", || async { file.exists().then_some(()) }).await;
+    let key = std::fs::metadata(agent.path("etc/istio/proxy/last-good/identity/key.pem")).unwrap();
+    assert_eq!(std::os::unix::fs::PermissionsExt::mode(&key.permissions()) & 0o777, 0o600);
+    mock.down().await;
+    agent.signal(Signal::KILL);
+    agent.wait_exit().await;
+    eventually("Envoy is gone, too", || async { agent.processes().is_empty().then_some(()) }).await;
+    let again = change(builder()).start_in(agent.take_dir());
+    (mock, mesh, again)
+}
+
+const FILE: &str = "etc/istio/proxy/last-good/config";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn agent_and_envoy_that_are_killed_serve_again_without_istiod() {
+    let (mock, mesh, mut agent) = killed(|builder| builder).await;
+    // Mutual TLS, with a certificate and a configuration of before.
+    eventually("traffic flows again", || async { mesh.ask(&mock).await.ok() }).await;
+    agent.wait_ready().await;
+    assert_eq!(agent.metric(SERVING).await, Some(1.0));
+    mesh.push(&mock, "two");
+    mock.up().await.unwrap();
+    eventually("istiod is heard again", || async {
+        let reply = mesh.ask(&mock).await.ok()?;
+        (reply.headers.get("x-config")? == "two").then_some(())
+    })
+    .await;
+    agent.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn another_node_starts_empty() {
+    let (_mock, _mesh, mut agent) = killed(|builder| builder.env("POD_NAME", "other")).await;
+    agent.wait_log("it belongs to another proxy").await;
+    assert_eq!(agent.metric(SERVING).await, None);
 }

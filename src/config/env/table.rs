@@ -167,8 +167,10 @@ variables! {
     ours XDS XDS_HOLD_TIMEOUT: Duration = "10m", "how long a stream of Envoy is held while istiod is dialled; 0: not at all";
     ours XDS XDS_SHUFFLE_ADDRESSES: Bool = "false", "istiod's addresses are tried in random order, not in the resolver's";
     ours XDS XDS_STREAM_MAX_AGE: Duration = "0s", "a stream to istiod ends after this time, a tenth more or less, so that a new istiod gets its share; 0: never";
-    ours XDS XDS_REPLAY: Text = "off", "keep the last configuration that Envoy has accepted, for an Envoy that starts while istiod is away: off, or memory";
+    ours XDS XDS_REPLAY: Text = "off", "keep the last configuration that Envoy has accepted, for an Envoy that starts while istiod is away: off, memory, or disk (over a restart of agent and machine, too)";
     ours XDS XDS_REPLAY_AFTER: Duration = "1s", "how long istiod is waited for before Envoy is answered from memory; a connection that fails ends the wait";
+    ours XDS XDS_REPLAY_DIR: Text = "", "folder of XDS_REPLAY=disk and IDENTITY_PERSIST; empty: last-good in configPath";
+    ours XDS XDS_REPLAY_MAX_AGE: Duration = "24h", "a configuration on disk that istiod has not confirmed for so long is not used any more";
     ours XDS XDS_REPLAY_MAX_BYTES: Int = "67108864", "compressed bytes of it at most; a larger configuration is not kept";
     ours XDS XDS_STALL_TIMEOUT: Duration = "5m", "end a stream on which less than 16 KB move in so long though more wait; 0: only report it";
     go CERT CA_ADDR: Text = "", "address of the CA; empty: istiod";
@@ -200,6 +202,7 @@ variables! {
     ours CERT IDENTITY_NEAR_EXPIRY: Text = "ignore", "when the certificate is about to expire through a fault of this proxy's own: ignore, unready, or exit";
     ours CERT IDENTITY_NEAR_EXPIRY_BEFORE: Duration = "5m", "how long before the end of validity that is";
     ours CERT IDENTITY_NEAR_EXPIRY_JITTER: Duration = "1m", "and how much earlier at random";
+    ours CERT IDENTITY_PERSIST: Bool = "false", "keep key and certificate in XDS_REPLAY_DIR (mode 0600), for a start while the CA is away";
     go DNS ISTIO_META_DNS_CAPTURE: Bool = "false", "start the DNS server of a sidecar";
     go DNS ISTIO_META_ENABLE_DNS_SERVER: Bool = "false", "start the DNS server of any type";
     go DNS DNS_PROXY_ADDR: Text = "localhost:15053", "where it listens; when set, istiod is told in node metadata of this name";

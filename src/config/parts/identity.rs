@@ -122,6 +122,7 @@ pub fn secrets(config: &Config, plan: &Plan) -> secrets::Config {
         },
         mounted: plan.mounted.clone(),
         output: s.some_text(var::OUTPUT_CERTS).map(|dir| output::Config { dir: config.path(dir), mode }),
+        persist: s.flag(var::IDENTITY_PERSIST).then(|| super::replay_dir(config).join("identity")),
         file_debounce: s.duration(var::FILE_DEBOUNCE_DURATION),
         system_bundle: files::system_bundle(),
         proxyless: s.flag(var::DISABLE_ENVOY),

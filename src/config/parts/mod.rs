@@ -93,15 +93,36 @@ pub fn clean(path: &str) -> PathBuf {
     if out.as_os_str().is_empty() { PathBuf::from(".") } else { out }
 }
 
-/// `XDS_REPLAY`: whether the last good configuration is kept.
+/// Where the last good configuration is kept (`XDS_REPLAY`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kept {
+    /// Nowhere.
+    Off,
+    /// By this process.
+    Memory,
+    /// In a file as well.
+    Disk,
+}
+
+/// `XDS_REPLAY`.
 ///
 /// # Errors
-/// When it is neither.
-pub fn replay(text: &str) -> Result<bool, String> {
+/// When it is none of them.
+pub fn replay(text: &str) -> Result<Kept, String> {
     match text {
-        "" | "off" => Ok(false),
-        "memory" => Ok(true),
-        other => Err(format!("XDS_REPLAY is {other:?}: it is off or memory")),
+        "" | "off" => Ok(Kept::Off),
+        "memory" => Ok(Kept::Memory),
+        "disk" => Ok(Kept::Disk),
+        other => Err(format!("XDS_REPLAY is {other:?}: it is off, memory or disk")),
+    }
+}
+
+/// `XDS_REPLAY_DIR`.
+#[must_use]
+pub fn replay_dir(config: &Config) -> PathBuf {
+    match config.settings.some_text(var::XDS_REPLAY_DIR) {
+        Some(dir) => config.path(dir),
+        None => config.config_path().join("last-good"),
     }
 }
 
@@ -118,9 +139,14 @@ pub fn xds(config: &Config) -> xds::Config {
     };
     out.hold = s.duration(var::XDS_HOLD_TIMEOUT);
     // An unknown word has ended the start.
-    out.replay = replay(s.text(var::XDS_REPLAY)).unwrap_or_default().then(|| xds::Replay {
+    let kept = replay(s.text(var::XDS_REPLAY)).unwrap_or(Kept::Off);
+    out.replay = (kept != Kept::Off).then(|| xds::Replay {
         after: s.duration(var::XDS_REPLAY_AFTER),
         most: usize::try_from(s.int(var::XDS_REPLAY_MAX_BYTES)).unwrap_or_default(),
+        disk: (kept == Kept::Disk).then(|| xds::Disk {
+            file: replay_dir(config).join("config"),
+            max_age: s.duration(var::XDS_REPLAY_MAX_AGE),
+        }),
     });
     out.max_age = Some(s.duration(var::XDS_STREAM_MAX_AGE)).filter(|d| !d.is_zero());
     out.stall = Some(s.duration(var::XDS_STALL_TIMEOUT)).filter(|d| !d.is_zero());

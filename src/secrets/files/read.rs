@@ -96,7 +96,7 @@ pub(super) fn read(source: &Source, known: Option<u64>) -> Result<Read, String> 
 }
 
 /// The content of a regular file.
-pub(super) fn bytes(path: &Path) -> Result<Vec<u8>, String> {
+pub(in crate::secrets) fn bytes(path: &Path) -> Result<Vec<u8>, String> {
     let said = |e: std::io::Error| format!("{}: {e}", path.display());
     // Opening a pipe would wait for its writer.
     let meta = std::fs::metadata(path).map_err(said)?;

@@ -1,12 +1,19 @@
 //! What changes beside the CA: mounted files, the trust bundle, and the files we write.
 
+use std::os::unix::fs::DirBuilderExt;
 use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 use super::Manager;
 use crate::base::error::chain;
 use crate::secrets::files::{Event, Loaded};
 use crate::secrets::output::Content;
-use crate::secrets::{Error, ResourceName, Roots, Secret, bundle};
+use crate::secrets::{Error, ResourceName, Roots, Secret, bundle, persist, rotation};
+
+/// How long what an earlier agent has left is waited for.
+const RESTORE: Duration = Duration::from_secs(1);
 
 impl Manager {
     pub(super) async fn file_events(&mut self, events: impl IntoIterator<Item = Event>) {
@@ -101,6 +108,48 @@ impl Manager {
     }
 
     /// Brings `OUTPUT_CERTS` to what is published.
+    /// What an earlier agent has left, if it is of use and nothing else has to be waited for.
+    pub(super) async fn restore(&mut self) {
+        let (Some(folder), true) = (self.config.persist.clone(), self.ca.is_some()) else { return };
+        let (identity, now) = (self.config.identity.clone(), self.clock.now());
+        let shown = folder.display().to_string();
+        let read = tokio::task::spawn_blocking(move || {
+            std::fs::DirBuilder::new()
+                .recursive(true)
+                .mode(0o700)
+                .create(&folder)
+                .map_err(|e| e.to_string())?;
+            persist::load(&folder, &identity, now)
+        });
+        // A disk that stands still is not waited for.
+        match tokio::time::timeout(RESTORE, read).await {
+            Ok(Ok(Ok(Some(issued)))) => {
+                let left = rotation::span(issued.leaf.not_after.duration_since(now).unwrap_or_default());
+                tracing::info!(target: "cache",
+                    "the certificate in {shown} is used until the CA has issued another; it is valid for {left}");
+                self.metrics.issued(now, issued.leaf.not_after);
+                self.workload.restored(issued, now, Instant::now());
+            }
+            Ok(Ok(Ok(None))) => {}
+            Ok(Ok(Err(why))) => {
+                tracing::warn!(target: "cache", "the certificate in {shown} is not used: {why}")
+            }
+            Ok(Err(_)) | Err(_) => {
+                tracing::warn!(target: "cache", "{shown} could not be read in {RESTORE:?}")
+            }
+        }
+    }
+
+    /// What the CA issued, for the next agent.
+    pub(super) fn write_persistent(&mut self) {
+        let (Some(persist), Some(current)) = (&mut self.persist, &self.workload.current) else { return };
+        let roots = Roots { pem: current.issued.root.clone().into_bytes() };
+        persist.write(Content {
+            identity: Some(Arc::clone(&current.issued.identity)),
+            roots: Some(Arc::new(roots)),
+        });
+    }
+
     pub(super) fn write_output(&mut self) {
         let Some(output) = &mut self.output else { return };
         let identity = match self.board.value(&ResourceName::Default) {

@@ -104,6 +104,7 @@ impl Manager {
         let merged = first || self.config.proxyless || (new_root && root_followed);
         self.output_raw_root = !merged && self.bundle.is_empty();
         self.write_output();
+        self.write_persistent();
         for waiter in std::mem::take(&mut self.waiting) {
             self.answer(&waiter.name, waiter.reply);
         }

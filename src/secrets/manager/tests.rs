@@ -34,6 +34,7 @@ fn config(dir: &Path) -> Config {
             root: dir.join("certs/root-cert.pem"),
         },
         output: None,
+        persist: None,
         file_debounce: Duration::from_millis(100),
         system_bundle: None,
         proxyless: false,
