@@ -36,8 +36,8 @@ fn tool(name: &str) -> Option<PathBuf> {
 
 // Why the tests cannot run here, if they cannot.
 fn obstacle() -> Option<String> {
-    if !rustix::process::geteuid().is_root() {
-        return Some("not root".to_owned());
+    if let Some(reason) = crate::support::root::obstacle() {
+        return Some(reason.to_owned());
     }
     ["ip", "nft", "setpriv", "iptables-nft", "iptables-legacy", "ip6tables-nft"]
         .into_iter()
