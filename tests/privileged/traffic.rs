@@ -40,7 +40,7 @@ impl Stage {
         world.resolvers(&[OUT[0]]);
         // A transparent proxy sends with other people's addresses over the loopback device.
         world.inside("ip route add fd00:77:21::/64 dev eth0");
-        world.inside("for c in all default lo eth0; do sysctl -qw net.ipv4.conf.$c.rp_filter=0; done");
+        world.inside("for c in all default lo eth0; do echo 0 >/proc/sys/net/ipv4/conf/$c/rp_filter; done");
         world.apply(&format!("{RULES} {mode}"), 0);
         let servers = [world.serve(APP, &["80", "9080"]), outside.serve(&["8080", "9999", "dns"])];
         Some(Self { world, outside, _servers: servers })

@@ -387,8 +387,9 @@ fn python(namespace: &str, uid: u32, script: &str) -> Command {
 fn serve(namespace: &str, uid: u32, what: &[&str]) -> Listener {
     let mut command = python(namespace, uid, include_str!("serve.py"));
     // Ports below 1024 are open to everybody inside.
-    let open = ["netns", "exec", namespace, "sysctl", "-qw", "net.ipv4.ip_unprivileged_port_start=0"];
-    let opened = Command::new(tool("ip").expect("looked for above")).args(open).env("PATH", SBIN).output();
+    let open = "echo 0 >/proc/sys/net/ipv4/ip_unprivileged_port_start";
+    let words = ["netns", "exec", namespace, "/bin/sh", "-c", open];
+    let opened = Command::new(tool("ip").expect("looked for above")).args(words).env("PATH", SBIN).output();
     assert!(opened.is_ok_and(|out| out.status.success()), "a setting of {namespace}");
     let mut child = command.args(what).stdout(Stdio::piped()).spawn().expect("python runs");
     let mut line = String::new();
