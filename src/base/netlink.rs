@@ -14,7 +14,7 @@ use netlink_sys::{
     protocols::{NETLINK_NETFILTER, NETLINK_ROUTE},
 };
 
-/// A dump that a change of the network interrupts is repeated so often.
+/// Attempts at a dump that a change of the network interrupts.
 const DUMPS: usize = 5;
 
 /// The kernel's numbers for what is asked and told (`linux/rtnetlink.h`).

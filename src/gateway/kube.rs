@@ -133,7 +133,7 @@ enum Ended {
 }
 
 impl Api {
-    /// Tells what is known of `secret`, and all that becomes of it, until it is dropped.
+    /// Watches `secret`: sends its current value and every change, until the future is dropped.
     pub(super) async fn watch(&self, secret: &str, at: usize, tell: mpsc::Sender<(usize, Held)>) {
         let policy = Policy::new(PAUSE, Duration::from_secs(30), 2.0, Jitter::PlusMinus(0.2));
         let mut backoff = Backoff::new(policy.expect("bounds are in order"));

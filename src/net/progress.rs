@@ -194,7 +194,7 @@ impl Progress {
         Duration::from_millis(self.now().saturating_sub(self.turn.load(Relaxed)))
     }
 
-    /// For how long its reader has taken no byte.
+    /// For how long its reader has read nothing although data is pending.
     pub(crate) fn blocked(&self) -> Duration {
         let at = self.blocked.load(Relaxed);
         Duration::from_millis(if at == 0 { 0 } else { (self.now() + 1).saturating_sub(at) })

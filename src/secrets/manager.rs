@@ -38,7 +38,7 @@ use troubles::Troubles;
 /// full, so nothing is lost.
 const QUEUE: usize = 256;
 
-/// Asks the manager. Cheap to clone; the manager outlives no need of it: it ends by its stop token.
+/// Asks the manager. Cheap to clone. Dropping all handles does not end the manager; its stop token does.
 #[derive(Debug, Clone)]
 pub struct Handle {
     commands: mpsc::Sender<Command>,

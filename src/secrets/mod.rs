@@ -170,7 +170,7 @@ pub enum Error {
     Stopped,
 }
 
-/// A secret now, and word of what becomes of it.
+/// A subscription to a secret: the current value, and the later ones.
 #[derive(Debug)]
 pub struct Fetched {
     /// The current value.

@@ -48,7 +48,7 @@ const CONNECTIONS: usize = 4096;
 /// Of those, the ones with a request.
 const ASKING: usize = 384;
 
-/// What the server serves and where. The lead's loader fills it; all bad text is refused while it does.
+/// What the server serves and where. Filled by `config`, which refuses bad text.
 #[derive(Debug, Clone)]
 pub struct Config {
     /// ProxyConfig `statusPort`, 15020 by default; 0 takes any free port (tests).

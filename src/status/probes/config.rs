@@ -118,7 +118,7 @@ pub fn parse(text: &str) -> Result<Table, Error> {
     let mut read: Vec<(&String, Result<Raw, String>)> =
         probes.iter().map(|(path, v)| (path, raw(v))).collect();
     read.sort_by_key(|(path, _)| *path);
-    // Types first, then meaning: a text that does not decode is told as such whatever else is wrong.
+    // Types first, then meaning: a text that does not decode is reported as that, whatever else is wrong.
     let mut decoded = Vec::new();
     for (path, raw) in read {
         decoded.push((path, raw.map_err(|why| bad(format!("{path}: {why}")))?));

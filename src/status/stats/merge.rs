@@ -13,8 +13,8 @@ use super::{Merger, is_open_metrics};
 use crate::fetch::PIECE;
 use crate::status::routes::Shared;
 
-/// What is sent at a time, where so much is there already: each is a chunk of HTTP, and some readers do
-/// work for every chunk. Go's are 32 kB.
+/// Bytes sent at a time, as far as they are available: each piece is a chunk of HTTP, and some readers do work
+/// for every chunk. Go's are 32 kB.
 const CHUNK: usize = 48 * 1024;
 
 struct Merging {
