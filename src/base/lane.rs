@@ -15,6 +15,8 @@ use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use tokio::sync::Semaphore;
 use tokio::sync::oneshot::{Receiver, channel};
 
+use super::tasks::guarded;
+
 /// Look-ups of names. Istiod, an application's host, a registry and a resolver's own name are asked for at once by
 /// an agent that is busy; more only come up when the resolver does not answer.
 static NAMES: Lane = Lane::new("name look-ups", 8);
@@ -29,8 +31,13 @@ pub fn begin<T: Send + 'static>(
 ) -> io::Result<Receiver<T>> {
     let (done, answer) = channel();
     let thread = std::thread::Builder::new().name(purpose.to_owned());
-    // Whoever asked may be gone.
-    let begun = thread.spawn(move || drop(done.send(job())));
+    let named = purpose.to_owned();
+    let begun = thread.spawn(move || {
+        if let Ok(result) = guarded(&named, job) {
+            // Whoever asked may be gone.
+            drop(done.send(result));
+        }
+    });
     let begun = begun.map_err(|e| io::Error::new(e.kind(), format!("no thread for {purpose}: {e}")))?;
     // A paused clock must stand still meanwhile, as it does for the runtime's own threads.
     #[cfg(test)]

@@ -6,7 +6,8 @@
 //! are gone; those that overrun are named and aborted.
 //!
 //! The work for one connection, stream or query is not worth the agent: a [`Set`] holds it. A panic there ends
-//! that one, is counted, and logged with its place; whoever has a client to tell uses [`caught`].
+//! that one, is counted, and logged with its place; whoever has a client to tell uses [`caught`]. The panic of
+//! work on a thread of its own ([`super::lane::begin`]) is told in the same way.
 
 use std::any::Any;
 use std::collections::HashMap;
@@ -14,16 +15,38 @@ use std::fmt;
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, LazyLock, Mutex};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use futures_util::FutureExt;
 use prometheus::{IntCounterVec, Opts};
 use tokio::sync::mpsc;
-use tokio::task::{AbortHandle, JoinHandle, JoinSet};
+use tokio::task::{AbortHandle, JoinHandle};
 pub use tokio_util::sync::CancellationToken as Stop;
 
 /// What a task may end with; the error's text is shown with its sources.
 pub type TaskResult = Result<(), Box<dyn std::error::Error + Send + Sync>>;
+
+/// What a loop may end with.
+pub trait Outcome {
+    /// As a result.
+    ///
+    /// # Errors
+    /// When it was one.
+    fn into_result(self) -> TaskResult;
+}
+
+impl Outcome for () {
+    fn into_result(self) -> TaskResult {
+        Ok(())
+    }
+}
+
+impl Outcome for TaskResult {
+    fn into_result(self) -> TaskResult {
+        self
+    }
+}
 
 /// A task that ended badly.
 #[derive(Debug)]
@@ -122,6 +145,18 @@ impl Group {
         });
     }
 
+    /// Starts a loop that ends when the group is stopped and not before: an earlier end is a failure, too.
+    pub fn last<F>(&self, name: impl Into<String>, task: F)
+    where
+        F: Future<Output: Outcome> + Send + 'static,
+    {
+        let stop = self.token();
+        self.spawn(name, async move {
+            task.await.into_result()?;
+            if stop.is_cancelled() { Ok(()) } else { Err("it ended, and nobody had stopped it".into()) }
+        });
+    }
+
     /// Waits for the next task that fails or panics.
     pub async fn failed(&self) -> Failure {
         match self.inner.failed.lock().await.recv().await {
@@ -176,7 +211,8 @@ pub fn panics() -> IntCounterVec {
 }
 
 /// A panic that was caught; its message is in the log.
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("it panicked; the message stands in the log")]
 pub struct Panicked;
 
 /// Runs the work for one connection or stream of `task`; a panic in it is counted and told.
@@ -187,7 +223,7 @@ pub async fn caught<F: Future>(task: &'static str, work: F) -> Result<F::Output,
     AssertUnwindSafe(work).catch_unwind().await.map_err(|panic| told(task, &*panic))
 }
 
-fn told(task: &'static str, panic: &(dyn Any + Send)) -> Panicked {
+fn told(task: &str, panic: &(dyn Any + Send)) -> Panicked {
     PANICS.with_label_values(&[task]).inc();
     let text = panic.downcast_ref::<&str>().copied();
     let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no text");
@@ -209,33 +245,56 @@ pub fn remember_places() {
     }));
 }
 
+/// Does `work` on this thread, as [`caught`] does.
+///
+/// # Errors
+/// When it panicked.
+pub fn guarded<T>(task: &str, work: impl FnOnce() -> T) -> Result<T, Panicked> {
+    std::panic::catch_unwind(AssertUnwindSafe(work)).map_err(|panic| told(task, &*panic))
+}
+
 /// Short tasks of one kind, owned by the loop that starts them; dropping it ends them.
 #[derive(Debug)]
+#[allow(clippy::disallowed_types, reason = "the one place where sets of tasks are made")]
 pub struct Set {
     name: &'static str,
-    tasks: JoinSet<()>,
+    tasks: tokio::task::JoinSet<Result<(), Panicked>>,
 }
 
 impl Set {
     /// An empty set; `name` is what one of its tasks is called (`status connection`).
     #[must_use]
     pub fn new(name: &'static str) -> Self {
-        Self { name, tasks: JoinSet::new() }
+        Self { name, tasks: Default::default() }
     }
 
     /// Starts a task. Whoever owns the set joins it.
     pub fn spawn(&mut self, task: impl Future<Output = ()> + Send + 'static) -> AbortHandle {
         let name = self.name;
-        self.tasks.spawn(async move {
-            let _ = caught(name, task).await;
-        })
+        self.tasks.spawn(caught(name, task))
     }
 
     /// Waits for the next that ends; for ever, if there is none.
     pub async fn ended(&mut self) {
-        if self.tasks.join_next().await.is_none() {
-            std::future::pending::<()>().await;
+        let _ = self.next().await;
+    }
+
+    /// As [`Set::ended`], with how it ended.
+    ///
+    /// # Errors
+    /// When it panicked.
+    pub async fn next(&mut self) -> Result<(), Panicked> {
+        match self.tasks.join_next().await {
+            Some(Ok(done)) => done,
+            // Aborted by whoever holds its handle.
+            Some(Err(_)) => Ok(()),
+            None => std::future::pending().await,
         }
+    }
+
+    /// Ends all of them, and waits until they are gone.
+    pub async fn stop(&mut self) {
+        self.tasks.shutdown().await;
     }
 
     /// Waits until all have ended.
@@ -308,6 +367,19 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_loop_that_ends_by_itself_is_a_failure() {
+        let group = Group::new();
+        group.last("dns", async {});
+        assert_eq!(group.failed().await.to_string(), "task dns failed: it ended, and nobody had stopped it");
+        let stop = group.token();
+        group.last("sds", async move { stop.cancelled().await });
+        group.last("xds", async { TaskResult::Err("gone".into()) });
+        assert_eq!(group.failed().await.to_string(), "task xds failed: gone");
+        assert!(group.stop(Duration::from_secs(1)).await.is_empty());
+        assert!(futures_util::FutureExt::now_or_never(group.failed()).is_none());
+    }
+
+    #[tokio::test]
     async fn a_panic_in_a_set_ends_one_task_and_is_counted() {
         let before = panics().with_label_values(&["test stream"]).get();
         let mut set = Set::new("test stream");
@@ -316,7 +388,9 @@ mod tests {
         set.all_ended().await;
         assert!(set.is_empty());
         assert!(caught("test stream", async { panic!("{}", 2) }).await.is_err());
-        assert_eq!(panics().with_label_values(&["test stream"]).get() - before, 2);
+        assert_eq!(guarded("test stream", || panic!("3")), Err::<(), _>(Panicked));
+        assert_eq!(guarded("test stream", || 4), Ok(4));
+        assert_eq!(panics().with_label_values(&["test stream"]).get() - before, 3);
     }
 
     #[tokio::test(start_paused = true)]

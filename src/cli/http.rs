@@ -1,4 +1,4 @@
-//! One HTTP exchange as Go's client makes it, over hyper: redirects, packed answers, both addresses of a
+//! One HTTP exchange as Go's client makes it ([`crate::net::http`] sends it): redirects, packed answers, both addresses of a
 //! name, and its rules for what a path may hold.
 //!
 //! Why not a client crate: they bring TLS, proxies and pools, where this asks one local port once.
@@ -8,12 +8,11 @@
 use std::io::Read as _;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
+use ::http::{Request, header};
 use bytes::Bytes;
-use http_body_util::{BodyExt, Full};
-use hyper::Request;
-use hyper::header;
-use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
+
+use crate::net::{http, percent};
 
 /// The tenth answer that redirects is the last.
 const REDIRECTS: usize = 10;
@@ -60,52 +59,31 @@ pub(super) async fn exchange(method: &str, url: &str, body: &str) -> Result<Repl
 
 async fn once(method: &str, url: &Url, body: &str) -> Result<(Reply, Option<String>), String> {
     let verb =
-        hyper::Method::from_bytes(method.as_bytes()).map_err(|_| format!("invalid method {method:?}"))?;
-    let mut request = Request::builder()
+        ::http::Method::from_bytes(method.as_bytes()).map_err(|_| format!("invalid method {method:?}"))?;
+    let request = Request::builder()
         .method(verb)
         .uri(&url.target)
         .header(header::HOST, &url.authority)
         .header(header::USER_AGENT, "Go-http-client/1.1")
-        .header(header::ACCEPT_ENCODING, "gzip");
-    if body.is_empty() && matches!(method, "POST" | "PUT" | "PATCH") {
-        request = request.header(header::CONTENT_LENGTH, 0);
+        .header(header::ACCEPT_ENCODING, "gzip")
+        .body(Bytes::from(body.to_owned()))
+        .map_err(|e| format!("invalid request: {e}"))?;
+    let io = connect(url).await?;
+    let answer = http::exchange(io, request, usize::MAX).await;
+    let (head, body) = answer.map_err(|e| crate::base::error::chain(&e))?.into_parts();
+    let text = |name| head.headers.get(name).and_then(|v| v.to_str().ok()).map(str::to_owned);
+    let location = text(header::LOCATION).filter(|l| !l.is_empty());
+    let packed = text(header::CONTENT_ENCODING).is_some_and(|e| e.eq_ignore_ascii_case("gzip"));
+    let mut bytes = body.to_vec();
+    if packed && !bytes.is_empty() {
+        let mut plain = Vec::new();
+        flate2::read::MultiGzDecoder::new(&bytes[..])
+            .read_to_end(&mut plain)
+            .map_err(|e| format!("the answer's gzip is broken: {e}"))?;
+        bytes = plain;
     }
-    let request =
-        request.body(Full::new(Bytes::from(body.to_owned()))).map_err(|e| format!("invalid request: {e}"))?;
-    let stream = connect(url).await?;
-    let (mut sender, connection) =
-        hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(said)?;
-    let answer = async {
-        let answer = sender.send_request(request).await.map_err(said)?;
-        let (head, body) = answer.into_parts();
-        let text = |name| head.headers.get(name).and_then(|v| v.to_str().ok()).map(str::to_owned);
-        let location = text(header::LOCATION).filter(|l| !l.is_empty());
-        let packed = text(header::CONTENT_ENCODING).is_some_and(|e| e.eq_ignore_ascii_case("gzip"));
-        let mut bytes = body.collect().await.map_err(said)?.to_bytes().to_vec();
-        if packed && !bytes.is_empty() {
-            let mut plain = Vec::new();
-            flate2::read::MultiGzDecoder::new(&bytes[..])
-                .read_to_end(&mut plain)
-                .map_err(|e| format!("the answer's gzip is broken: {e}"))?;
-            bytes = plain;
-        }
-        let why = text(header::HeaderName::from_static("x-not-ready"));
-        Ok((Reply { status: head.status.as_u16(), body: bytes, why }, location))
-    };
-    // The connection works while the answer is awaited, and ends with it.
-    let mut connection = std::pin::pin!(connection);
-    let mut answer = std::pin::pin!(answer);
-    tokio::select! {
-        biased;
-        done = &mut answer => done,
-        ended = &mut connection => {
-            // What has arrived is still in the answer's hands; without an answer this is the reason.
-            match (answer.await, ended) {
-                (Err(_), Err(reason)) => Err(said(reason)),
-                (done, _) => done,
-            }
-        }
-    }
+    let why = text(header::HeaderName::from_static("x-not-ready"));
+    Ok((Reply { status: head.status.as_u16(), body: bytes, why }, location))
 }
 
 async fn connect(url: &Url) -> Result<TcpStream, String> {
@@ -117,18 +95,10 @@ async fn connect(url: &Url) -> Result<TcpStream, String> {
         let both = both.map(|ip| SocketAddr::new(ip, url.port));
         found.extend(both.into_iter().filter(|a| !found.contains(a)).collect::<Vec<_>>());
     }
-    let mut last = format!("lookup {}: no address", url.host);
-    for address in found {
-        match TcpStream::connect(address).await {
-            Ok(stream) => return Ok(stream),
-            Err(e) => last = format!("dial tcp {address}: {e}; does something listen there?"),
-        }
+    if found.is_empty() {
+        return Err(format!("lookup {}: no address", url.host));
     }
-    Err(last)
-}
-
-fn said(error: hyper::Error) -> String {
-    crate::base::error::chain(&error)
+    http::connect(found).await.map_err(|e| format!("dial tcp {e}; does something listen there?"))
 }
 
 /// What is needed of a URL.
@@ -231,11 +201,12 @@ fn without_dots(path: &str) -> String {
 // whole; the query goes out as typed, but for bytes that no request line can hold.
 fn target(rest: &str) -> Result<String, String> {
     let (rest, fragment) = rest.split_once('#').unwrap_or((rest, ""));
-    unescape(fragment)?;
+    let decode = |text| percent::decode(text).map_err(|e| e.to_string());
+    decode(fragment)?;
     let (path, query) = rest.split_once('?').map_or((rest, None), |(p, q)| (p, Some(q)));
-    let plain = unescape(path)?;
+    let plain = decode(path)?;
     let as_typed = path.bytes().all(|b| b"!$&'()*+,;=:@[]%/-_.~".contains(&b) || b.is_ascii_alphanumeric());
-    let mut out = if as_typed { path.to_owned() } else { escape(&plain) };
+    let mut out = if as_typed { path.to_owned() } else { percent::encode_path(&plain) };
     if !out.starts_with('/') {
         out.insert(0, '/');
     }
@@ -249,40 +220,6 @@ fn target(rest: &str) -> Result<String, String> {
         }
     }
     Ok(out)
-}
-
-fn unescape(text: &str) -> Result<Vec<u8>, String> {
-    let bytes = text.as_bytes();
-    let mut out = Vec::with_capacity(bytes.len());
-    let mut at = 0;
-    while at < bytes.len() {
-        if bytes[at] == b'%' {
-            let hex = bytes.get(at + 1..at + 3).and_then(|h| std::str::from_utf8(h).ok());
-            let value = hex.filter(|h| !h.starts_with('+')).and_then(|h| u8::from_str_radix(h, 16).ok());
-            let Some(value) = value else {
-                let shown: String = text.get(at..).unwrap_or_default().chars().take(3).collect();
-                return Err(format!("invalid URL escape {shown:?}"));
-            };
-            out.push(value);
-            at += 3;
-        } else {
-            out.push(bytes[at]);
-            at += 1;
-        }
-    }
-    Ok(out)
-}
-
-fn escape(plain: &[u8]) -> String {
-    let mut out = String::with_capacity(plain.len());
-    for byte in plain {
-        if byte.is_ascii_alphanumeric() || b"-_.~$&+,/:;=@".contains(byte) {
-            out.push(char::from(*byte));
-        } else {
-            out.push_str(&format!("%{byte:02X}"));
-        }
-    }
-    out
 }
 
 #[cfg(test)]

@@ -7,14 +7,13 @@ use std::time::Duration;
 use prometheus::IntCounterVec;
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
 use tokio::sync::Semaphore;
-use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use super::upstream::{self, Transport, Upstream};
 use super::wire::{self, Query, Rcode, Screened};
 use super::{Config, Current, Error, resolv};
 use crate::base::metrics::Metrics;
-use crate::base::tasks::Stop;
+use crate::base::tasks::{Set, Stop, TaskResult};
 
 /// Queries at the nameservers at once; each holds a socket. More are answered SERVFAIL, so that dead
 /// nameservers cannot use up the file descriptors the rest of the agent needs.
@@ -100,14 +99,21 @@ fn addresses(address: &str, nameservers: &[String]) -> Result<Vec<(String, u16)>
 
 impl Bound {
     /// Serves until `stop`.
-    pub async fn serve(self, stop: Stop) {
-        let mut all = JoinSet::new();
+    ///
+    /// # Errors
+    /// When a socket is served no more: names would not be answered there, and nobody would know.
+    pub async fn serve(self, stop: Stop) -> TaskResult {
+        let mut all = Set::new("dns socket");
         for (socket, listener) in self.sockets {
             all.spawn(udp(Arc::new(socket), self.shared.clone()));
             all.spawn(tcp(listener, self.shared.clone()));
         }
-        stop.cancelled().await;
-        all.shutdown().await;
+        let ended = tokio::select! {
+            () = stop.cancelled() => Ok(()),
+            ended = all.next() => Err(ended.map_or_else(|e| e.to_string(), |()| "it ended".to_owned())),
+        };
+        all.stop().await;
+        ended.map_err(|why| format!("a DNS socket is served no more: {why}").into())
     }
 }
 
@@ -156,12 +162,12 @@ impl Shared {
 
 async fn udp(socket: Arc<UdpSocket>, shared: Arc<Shared>) {
     // Bounded by the permits: whoever gets none ends at once.
-    let mut forwards = JoinSet::new();
+    let mut forwards = Set::new("dns query");
     let mut buffer = [0; wire::UDP_MIN];
     loop {
         let received = tokio::select! {
             received = socket.recv_from(&mut buffer) => received,
-            Some(_) = forwards.join_next() => continue,
+            () = forwards.ended() => continue,
         };
         let (length, from) = match received {
             Ok(received) => received,
@@ -195,7 +201,7 @@ async fn send(socket: &UdpSocket, reply: &[u8], to: std::net::SocketAddr) {
 }
 
 async fn tcp(listener: TcpListener, shared: Arc<Shared>) {
-    let mut connections = JoinSet::new();
+    let mut connections = Set::new("dns connection");
     loop {
         tokio::select! {
             accepted = listener.accept(), if connections.len() < CONNECTIONS => match accepted {
@@ -207,7 +213,7 @@ async fn tcp(listener: TcpListener, shared: Arc<Shared>) {
                     tokio::time::sleep(PAUSE).await;
                 }
             },
-            Some(_) = connections.join_next() => {}
+            () = connections.ended() => {}
         }
     }
 }

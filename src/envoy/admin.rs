@@ -1,16 +1,16 @@
 //! A client of Envoy's admin port: the few requests that its life needs.
 //!
-//! One connection per request, HTTP/1.1 over hyper's connection-level client. Every request has a
-//! deadline, answers are read up to [`MAX_BODY`] bytes. `localhost` is tried on both families.
+//! One connection per request ([`crate::net::http`]). Every request has a deadline, answers are read up to
+//! [`MAX_BODY`] bytes. `localhost` is tried on both families.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
+use ::http::Request;
+use ::http::header::{HOST, USER_AGENT};
 use bytes::Bytes;
-use http_body_util::{BodyExt, Empty, Limited};
-use hyper::client::conn::http1;
-use hyper_util::rt::TokioIo;
-use tokio::net::TcpStream;
+
+use crate::net::http;
 
 /// Answers beyond this are refused; the filtered statistics asked for here are a few hundred lines.
 pub const MAX_BODY: usize = 4 * 1024 * 1024;
@@ -185,36 +185,14 @@ async fn exchange(
     port: u16,
     path: &str,
 ) -> Result<Answer, BoxError> {
-    let mut connected = Err(std::io::Error::other("no address"));
-    for address in addresses {
-        connected = TcpStream::connect(SocketAddr::new(*address, port)).await;
-        if connected.is_ok() {
-            break;
-        }
-    }
-    let (mut sender, connection) = http1::handshake(TokioIo::new(connected?)).await?;
-    let request = http::Request::builder()
+    let io = http::connect(addresses.iter().map(|ip| SocketAddr::new(*ip, port)).collect()).await?;
+    let request = Request::builder()
         .method(method)
         .uri(path)
-        .header(http::header::HOST, host)
-        .header(http::header::USER_AGENT, concat!("pilot-agent/", env!("CARGO_PKG_VERSION")));
-    // hyper leaves it out where there is no body; some servers refuse a POST without it.
-    let request = if method == "POST" { request.header(http::header::CONTENT_LENGTH, 0) } else { request };
-    let request = request.body(Empty::<Bytes>::new())?;
-    let answered = async {
-        let (head, body) = sender.send_request(request).await?.into_parts();
-        let body = Limited::new(body, MAX_BODY).collect().await?.to_bytes();
-        Ok(Answer { status: head.status.as_u16(), body })
-    };
-    tokio::pin!(answered, connection);
-    tokio::select! {
-        biased;
-        answer = &mut answered => answer,
-        ended = &mut connection => {
-            ended?;
-            answered.await
-        }
-    }
+        .header(HOST, host)
+        .header(USER_AGENT, concat!("pilot-agent/", env!("CARGO_PKG_VERSION")));
+    let answer = http::exchange(io, request.body(Bytes::new())?, MAX_BODY).await?;
+    Ok(Answer { status: answer.status().as_u16(), body: answer.into_body() })
 }
 
 /// What an Envoy still holds.

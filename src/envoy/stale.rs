@@ -11,10 +11,11 @@
 use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use super::{kernel, kin};
+use crate::base::path::cleaned;
 
 /// A killed process is gone at once, unless the kernel holds it.
 const GONE: Duration = Duration::from_secs(2);
@@ -33,7 +34,7 @@ pub(super) struct Stale {
 /// The stale Envoys of `config`, the file that the first epoch is started with.
 pub(super) fn find(config: &Path) -> Vec<Stale> {
     let Ok(config) = std::path::absolute(config) else { return Vec::new() };
-    let config = clean(&config);
+    let config = cleaned(&config);
     let Ok(entries) = std::fs::read_dir("/proc") else { return Vec::new() };
     let pids = entries.flatten().filter_map(|e| e.file_name().to_str()?.parse::<i32>().ok());
     let own = i32::try_from(std::process::id()).unwrap_or_default();
@@ -50,7 +51,7 @@ fn look(pid: i32, config: &Path) -> Option<Stale> {
         let of = |pid: &str| std::fs::read_link(format!("/proc/{pid}/ns/{which}")).ok();
         of(&pid.to_string()).is_some_and(|theirs| Some(theirs) == of("self"))
     };
-    let stale = is_epoch_of(&clean(&folder.join(named)), config)
+    let stale = is_epoch_of(&cleaned(&folder.join(named)), config)
         && same_place("mnt")
         && same_place("net")
         && !has_agent(pid)
@@ -99,21 +100,6 @@ pub(super) fn end(all: &[Stale]) -> Vec<i32> {
     all.iter().filter(|one| !kin::gone(&one.handle, until)).map(|one| one.pid).collect()
 }
 
-/// Without `.` and `..`, by the letters: both sides of a comparison are made the same way.
-fn clean(path: &Path) -> PathBuf {
-    let mut out = PathBuf::new();
-    for part in path.components() {
-        match part {
-            Component::ParentDir => {
-                out.pop();
-            }
-            Component::CurDir => {}
-            other => out.push(other),
-        }
-    }
-    out
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -136,6 +122,6 @@ mod tests {
         assert!(!of("/e/envoy-rev12.yaml", "/e/envoy-rev.json"));
         assert!(!of("/f/envoy-rev1.json", "/e/envoy-rev.json"));
         assert!(!of("/e/envoy-reverse.json", "/e/envoy-rev.json"));
-        assert_eq!(clean(Path::new("/a/./b/../c")), Path::new("/a/c"));
+        assert_eq!(cleaned(Path::new("/a/./b/../c")), Path::new("/a/c"));
     }
 }

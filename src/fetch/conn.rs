@@ -15,7 +15,7 @@ use tokio_rustls::TlsConnector;
 
 use super::{Error, Tls, Url};
 use crate::base::lane;
-use crate::base::proxy::Proxy;
+use crate::net::proxy::Proxy;
 
 /// A connection of either kind.
 pub(crate) trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}

@@ -17,7 +17,7 @@ use tokio::time::Instant;
 
 use super::conn::Stream;
 use super::{Dialer, Error, Io, PIECE, Url};
-use crate::base::proxy::Proxy;
+use crate::net::proxy::Proxy;
 
 type H1Conn = Pin<Box<http1::Connection<TokioIo<Box<dyn Stream>>, Full<Bytes>>>>;
 type H2Conn = Pin<Box<h2::client::Connection<Box<dyn Stream>>>>;

@@ -34,7 +34,7 @@ impl Web {
         let heads = Arc::new(Mutex::new(Vec::new()));
         let (answer, seen) = (Arc::new(answer), heads.clone());
         let task = spawn(async move {
-            let mut open = tokio::task::JoinSet::new();
+            let mut open = crate::base::tasks::Set::new("test connection");
             loop {
                 let Ok((mut stream, _)) = listener.accept().await else { return };
                 let (answer, seen) = (answer.clone(), seen.clone());

@@ -1,8 +1,8 @@
 //! `grpc.health.v1.Health/Check`, asked without TLS, for the probes of applications.
 //!
 //! Spoken with `h2` itself: one call on one connection does not need a channel, its tasks and its pool.
-//! Who is not there yet is tried again until the limit, as the Go library's blocking dial does; who has
-//! begun to speak HTTP/2 has the last word.
+//! A server that cannot be reached is dialled again until the deadline, as the Go library's blocking dial does.
+//! One that has begun to speak HTTP/2 gets no second try: its answer counts.
 
 use std::io;
 use std::pin::Pin;
@@ -19,8 +19,8 @@ use tokio::net::TcpStream;
 use tokio::time::Instant;
 
 use super::Dialer;
-use super::url::decode;
 use crate::base::error::chain;
+use crate::net::percent;
 
 /// `grpc.health.v1.HealthCheckRequest`.
 #[derive(Clone, PartialEq, Message)]
@@ -226,7 +226,7 @@ async fn answer(response: ::http::Response<h2::RecvStream>) -> Result<i32, Failu
         Some(code) => {
             let message = trailers.get("grpc-message").map_or(&b""[..], HeaderValue::as_bytes);
             let message = String::from_utf8_lossy(message);
-            let message = decode(&message).unwrap_or_else(|| message.into_owned());
+            let message = percent::decode_text(&message).unwrap_or_else(|| message.into_owned());
             let code = std::str::from_utf8(code).ok().and_then(|code| code.parse().ok());
             // 2: UNKNOWN, as every client takes a code it cannot read.
             return Err(Failure::Status { code: code.unwrap_or(2), message });

@@ -5,6 +5,8 @@
 
 use std::fmt;
 
+use crate::net::percent;
+
 /// An absolute address.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Url {
@@ -42,7 +44,7 @@ impl Url {
         let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
         let (authority, target) = rest.split_at(end);
         let (user, authority) = match authority.rsplit_once('@') {
-            Some((user, rest)) => (Some(decode(user).ok_or(bad("a broken escape"))?), rest),
+            Some((user, rest)) => (Some(percent::decode_text(user).ok_or(bad("a broken escape"))?), rest),
             None => (None, authority),
         };
         let (host, port) = match authority.strip_prefix('[') {
@@ -260,7 +262,7 @@ fn without_dots(path: &str) -> String {
 fn sent(target: &str) -> Option<String> {
     let target = target.split('#').next().unwrap_or("");
     let (path, query) = target.split_once('?').map_or((target, None), |(p, q)| (p, Some(q)));
-    decode(path).or_else(|| path.is_ascii().then_some(String::new()))?;
+    percent::decode_text(path).or_else(|| path.is_ascii().then_some(String::new()))?;
     if !escapes(path) {
         return None;
     }
@@ -284,25 +286,6 @@ fn escape(out: &mut String, text: &str, also: &[u8]) {
             out.push(char::from(byte));
         }
     }
-}
-
-/// Percent-decodes; `None` when an escape is broken or the result is not UTF-8.
-pub(crate) fn decode(text: &str) -> Option<String> {
-    if !text.contains('%') {
-        return Some(text.to_owned());
-    }
-    let mut out = Vec::with_capacity(text.len());
-    let mut bytes = text.bytes();
-    while let Some(byte) = bytes.next() {
-        if byte == b'%' {
-            let high = char::from(bytes.next()?).to_digit(16)?;
-            let low = char::from(bytes.next()?).to_digit(16)?;
-            out.push(u8::try_from(high * 16 + low).ok()?);
-        } else {
-            out.push(byte);
-        }
-    }
-    String::from_utf8(out).ok()
 }
 
 #[cfg(test)]

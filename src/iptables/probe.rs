@@ -11,8 +11,9 @@ use std::time::Duration;
 use socket2::{Domain, SockRef, Socket, Type};
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
-use tokio::task::JoinSet;
 use tokio::time::timeout;
+
+use crate::base::tasks::{Panicked, Set};
 
 /// What to probe.
 #[derive(Debug, Clone)]
@@ -41,6 +42,9 @@ pub enum Error {
         /// How long it tried.
         limit: Duration,
     },
+    /// A defect of ours.
+    #[error("validation broke off: {0}")]
+    Defect(#[from] Panicked),
 }
 
 /// Runs the probe to success, failure or its limit.
@@ -71,18 +75,19 @@ pub async fn run(config: &Config) -> Result<(), Error> {
     if listeners.is_empty() {
         return Err(Error::NoListener(reasons.join("; ")));
     }
-    let mut tasks = JoinSet::new();
+    let mut tasks = Set::new("validation");
     for listener in listeners {
         tasks.spawn(serve(listener, config.probe_port, v6));
     }
     tasks.spawn(connect(listen, target));
-    let found = timeout(config.limit, tasks.join_next()).await;
-    tasks.shutdown().await;
+    let found = timeout(config.limit, tasks.next()).await;
+    tasks.stop().await;
     match found {
-        Ok(_) => {
+        Ok(Ok(())) => {
             tracing::info!("Validation passed, iptables rules established");
             Ok(())
         }
+        Ok(Err(defect)) => Err(defect.into()),
         Err(_) => Err(Error::Timeout { target, limit: config.limit }),
     }
 }

@@ -20,7 +20,7 @@ use super::error::{tcp_kind, tls_hint, tls_kind};
 use super::{Config, Error, Phase, Stream, Transport, name, roots};
 use crate::base::clock::{self, Clock};
 use crate::base::lane;
-use crate::base::proxy::Proxy;
+use crate::net::proxy::Proxy;
 use crate::tls::client::{self, Identity, Seen};
 use crate::trouble::Kind;
 

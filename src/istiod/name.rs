@@ -1,6 +1,6 @@
 //! Addresses and names: host and port of an endpoint, and the name its certificate must carry.
 
-pub(super) use crate::base::proxy::split;
+pub(super) use crate::net::proxy::split;
 
 /// The default name of istiod, for agents that reach it as some form of `localhost`.
 const ISTIOD: &str = "istiod.istio-system.svc";

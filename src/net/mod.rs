@@ -6,7 +6,10 @@
 //! | `io` | when something was last read from a connection |
 //! | `accept` | accepting: back-off, a reserve descriptor, one log line per change |
 //! | `clients` | who is on a unix socket, and how many may be |
+//! | `http` | one request over one plain connection, its answer read whole |
+//! | `percent` | percent-encoding, with Go's strictness |
 //! | `places` | a bound of connections, and who makes place at the bound |
+//! | `proxy` | HTTP proxies: whom they are for, and tunnels through them |
 //! | `progress` | what a connection is doing, as far as that decides who makes place |
 //!
 //! It promises that a listener is never stuck: whoever comes gets a place as long as somebody else has one that
@@ -17,8 +20,11 @@ pub(crate) mod accept;
 pub(crate) mod clients;
 pub(crate) mod grpc;
 pub(crate) mod io;
+pub(crate) mod http;
+pub(crate) mod percent;
 pub(crate) mod places;
 pub(crate) mod progress;
+pub(crate) mod proxy;
 
 /// What bytes reach first.
 pub mod fuzz {

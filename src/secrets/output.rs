@@ -15,6 +15,7 @@ use zeroize::Zeroizing;
 
 pub(super) use writer::{Content, Writer};
 
+use crate::base::path::cleaned;
 use crate::base::place;
 
 /// Where and how.
@@ -51,7 +52,7 @@ impl Config {
     pub fn holds(&self, file: &Path) -> bool {
         let folder = file.parent().unwrap_or(Path::new(""));
         match (std::path::absolute(&self.dir), std::path::absolute(Path::new(".").join(folder))) {
-            (Ok(a), Ok(b)) => clean(&a) == clean(&b),
+            (Ok(a), Ok(b)) => cleaned(&a) == cleaned(&b),
             _ => false,
         }
     }
@@ -89,20 +90,6 @@ impl Config {
             };
         }
     }
-}
-
-fn clean(path: &Path) -> PathBuf {
-    let mut out = PathBuf::new();
-    for part in path.components() {
-        match part {
-            std::path::Component::ParentDir => {
-                out.pop();
-            }
-            std::path::Component::CurDir => {}
-            other => out.push(other),
-        }
-    }
-    out
 }
 
 /// What was at a place.

@@ -4,7 +4,7 @@
 //! cleaned first (a different clean form is a redirect), then each segment is percent-decoded by itself,
 //! so that an encoded slash separates nothing.
 
-pub(crate) use crate::fetch::url::decode;
+pub(crate) use crate::net::percent::decode_text as decode;
 
 /// The clean form: one slash at a time, no `.` or `..`, a trailing slash kept.
 pub(crate) fn clean(path: &str) -> String {

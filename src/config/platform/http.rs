@@ -1,15 +1,14 @@
 //! One small request to a metadata server.
 //!
-//! hyper's connection is driven here, in the caller's task: nothing is left running when it is dropped.
+//! Nothing is left running when it is dropped ([`crate::net::http`]).
 
+use ::http::header::{HOST, HeaderMap, HeaderName, HeaderValue};
+use ::http::{Method, Request, StatusCode};
 use bytes::Bytes;
-use http_body_util::{BodyExt, Empty, Limited};
-use hyper::header::{HeaderMap, HeaderName, HeaderValue};
-use hyper::{Method, Request, StatusCode};
-use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 
 use super::{CONNECT, REQUEST};
+use crate::net::http;
 
 /// The longest answer that is read; Azure's whole instance document is a few kilobytes.
 const LONGEST: usize = 1 << 20;
@@ -66,25 +65,12 @@ async fn exchange(
     let has_port = host.rsplit_once(':').is_some_and(|(_, port)| port.bytes().all(|b| b.is_ascii_digit()));
     let has_port = has_port && (!host.starts_with('[') || host.contains("]:"));
     let address = if has_port { host.to_owned() } else { format!("{host}:80") };
-    let stream = tokio::time::timeout(CONNECT, TcpStream::connect(&address)).await??;
-    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
-    let mut request = Request::builder().method(method).uri(path).header(hyper::header::HOST, host);
+    let io = tokio::time::timeout(CONNECT, TcpStream::connect(&address)).await??;
+    let mut request = Request::builder().method(method).uri(path).header(HOST, host);
     for (name, value) in headers {
         request = request.header(HeaderName::from_static(name), HeaderValue::from_str(value)?);
     }
-    let request = request.body(Empty::<Bytes>::new())?;
-    let answered = async {
-        let response = sender.send_request(request).await?;
-        let (parts, body) = response.into_parts();
-        let body = Limited::new(body, LONGEST).collect().await?.to_bytes();
-        let body = String::from_utf8_lossy(&body).into_owned();
-        Ok::<_, Failure>(Answer { status: parts.status, headers: parts.headers, body })
-    };
-    tokio::pin!(answered, connection);
-    tokio::select! {
-        biased;
-        answer = &mut answered => answer,
-        // The connection is over; what it brought may still be on its way to us.
-        ended = &mut connection => { ended?; answered.await }
-    }
+    let (head, body) = http::exchange(io, request.body(Bytes::new())?, LONGEST).await?.into_parts();
+    let body = String::from_utf8_lossy(&body).into_owned();
+    Ok(Answer { status: head.status, headers: head.headers, body })
 }

@@ -4,12 +4,13 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
 use super::*;
+use crate::base::tasks::Set;
 use crate::config::env::Env;
 
 // Answers each request from a table of `METHOD path`; `None` accepts and never answers.
 struct Server {
     host: String,
-    task: tokio::task::JoinSet<()>,
+    _task: Set,
 }
 
 impl Server {
@@ -18,7 +19,7 @@ impl Server {
         let host = listener.local_addr().unwrap().to_string();
         let paths: Option<BTreeMap<String, String>> =
             paths.map(|p| p.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect());
-        let mut task = tokio::task::JoinSet::new();
+        let mut task = Set::new("test server");
         task.spawn(async move {
             let mut silent = Vec::new();
             loop {
@@ -45,7 +46,7 @@ impl Server {
                 let _ = stream.write_all(answer.as_bytes()).await;
             }
         });
-        Self { host, task }
+        Self { host, _task: task }
     }
 
     fn servers(&self) -> Servers {
@@ -53,16 +54,10 @@ impl Server {
     }
 }
 
-impl Drop for Server {
-    fn drop(&mut self) {
-        self.task.abort_all();
-    }
-}
-
 async fn asked(env: &[(&str, &str)], addresses: &[&str], servers: &Servers) -> Platform {
     let (settings, _) = Settings::read(&Env::of(env));
     let addresses: Vec<String> = addresses.iter().map(ToString::to_string).collect();
-    ask(&settings, &addresses, servers).await
+    ask(&Known::of(&settings), &addresses, servers).await
 }
 
 const AWS: &[(&str, &str)] = &[

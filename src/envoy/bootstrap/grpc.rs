@@ -2,7 +2,8 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{Node, path};
+use super::Node;
+use crate::base::path;
 
 /// How long a gRPC application uses certificate files before it reads them again.
 const REFRESH: &str = "900s";

@@ -18,7 +18,6 @@ mod listeners;
 mod node;
 mod options;
 pub mod params;
-pub mod path;
 mod stats;
 pub mod template;
 mod tls;

@@ -2,7 +2,8 @@
 
 use serde_json::{Value, json};
 
-use super::{Options, Tracer, path, typed};
+use super::{Options, Tracer, typed};
+use crate::base::path;
 
 /// The file of Lightstep's token, in `configPath`.
 pub const TOKEN_FILE: &str = "lightstep_access_token.txt";

@@ -9,11 +9,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use ::http::{Request, StatusCode};
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
-use http_body_util::{BodyExt, Empty, Limited};
-use hyper::client::conn::http1;
-use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 use zeroize::Zeroizing;
 
@@ -21,6 +19,7 @@ use super::{Error, Token, TokenSource, claims};
 use crate::base::clock::Clock;
 use crate::base::place::{self, Mode};
 use crate::base::tasks::Stop;
+use crate::net::{http, percent};
 
 /// Bound of one request to the metadata server; it answers in milliseconds or is not there.
 const DEADLINE: Duration = Duration::from_secs(10);
@@ -64,39 +63,19 @@ impl MetadataServer {
             Some((_, port)) if port.parse::<u16>().is_ok() => self.host.clone(),
             _ => format!("{}:80", self.host),
         };
-        let io = TcpStream::connect(&address).await.map_err(|e| e.to_string())?;
-        let (mut send, connection) =
-            http1::handshake::<_, Empty<Bytes>>(TokioIo::new(io)).await.map_err(|e| e.to_string())?;
-        let request = http::Request::get(format!("/computeMetadata/v1/{path}"))
+        let request = Request::get(format!("/computeMetadata/v1/{path}"))
             .header("host", &self.host)
             .header("metadata-flavor", "Google")
             .header("user-agent", "pilot-agent")
-            .body(Empty::new())
+            .body(Bytes::new())
             .map_err(|e| e.to_string())?;
-        let exchange = async {
-            let response = send.send_request(request).await.map_err(|e| e.to_string())?;
-            if response.status() != http::StatusCode::OK {
-                return Err(format!("status {}", response.status()));
-            }
-            let body = Limited::new(response.into_body(), MAX_ANSWER);
-            let body = body.collect().await.map_err(|e| e.to_string())?.to_bytes();
-            Ok(Zeroizing::new(body.to_vec()))
-        };
-        // The connection is driven here and ends with the exchange: no task is left behind.
-        tokio::pin!(exchange, connection);
-        let mut closed = false;
-        loop {
-            tokio::select! {
-                biased;
-                done = &mut exchange => return done,
-                ended = &mut connection, if !closed => {
-                    if let Err(e) = ended {
-                        return Err(e.to_string());
-                    }
-                    closed = true;
-                }
-            }
+        let said = |error: http::Error| crate::base::error::chain(&error);
+        let io = TcpStream::connect(&address).await.map_err(|e| e.to_string())?;
+        let answer = http::exchange(io, request, MAX_ANSWER).await.map_err(said)?;
+        if answer.status() != StatusCode::OK {
+            return Err(format!("status {}", answer.status()));
         }
+        Ok(Zeroizing::new(answer.into_body().to_vec()))
     }
 }
 
@@ -123,8 +102,10 @@ impl GoogleComputeEngine {
     /// Tokens for `audience` (the trust domain), left in `file`.
     #[must_use]
     pub fn new(server: MetadataServer, audience: &str, file: PathBuf, clock: Arc<dyn Clock>) -> Self {
-        let path =
-            format!("instance/service-accounts/default/identity?audience={}&format=full", escape(audience));
+        let path = format!(
+            "instance/service-accounts/default/identity?audience={}&format=full",
+            percent::encode(audience)
+        );
         Self { server, path, file, clock, cached: tokio::sync::Mutex::default() }
     }
 
@@ -235,18 +216,6 @@ impl TokenSource for AccessToken {
             Ok(Some(token))
         })
     }
-}
-
-/// Percent-encoding of a query value.
-fn escape(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for byte in text.bytes() {
-        match byte {
-            b'0'..=b'9' | b'a'..=b'z' | b'A'..=b'Z' | b'-' | b'_' | b'.' | b'~' => out.push(char::from(byte)),
-            _ => out.push_str(&format!("%{byte:02X}")),
-        }
-    }
-    out
 }
 
 #[cfg(test)]

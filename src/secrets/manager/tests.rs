@@ -86,7 +86,10 @@ impl World {
             tokio::time::advance(time / steps).await;
             settle().await;
             // Files are looked at on threads, which take real time; the paused clock stands still meanwhile.
-            tokio::task::spawn_blocking(|| std::thread::sleep(Duration::from_millis(1))).await.unwrap();
+            crate::base::lane::begin("pause", || std::thread::sleep(Duration::from_millis(1)))
+                .unwrap()
+                .await
+                .unwrap();
             settle().await;
         }
     }
@@ -116,7 +119,10 @@ async fn until(what: &str, mut done: impl FnMut() -> bool) {
             return;
         }
         // The paused clock stands still meanwhile.
-        tokio::task::spawn_blocking(|| std::thread::sleep(Duration::from_millis(1))).await.unwrap();
+        crate::base::lane::begin("pause", || std::thread::sleep(Duration::from_millis(1)))
+                .unwrap()
+                .await
+                .unwrap();
     }
     panic!("never came true: {what}");
 }

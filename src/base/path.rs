@@ -1,6 +1,9 @@
-//! Paths as the Go agent writes them.
+//! Paths as Go writes them.
 
-/// The shortest equal path, as Go's `path.Clean`: no `.`, no doubled slash, `..` resolved where it can be.
+use std::path::{Path, PathBuf};
+
+/// The shortest equal path, as Go's `path.Clean`: no `.`, no doubled slash, `..` resolved where it can be. By the
+/// letters alone: symbolic links are not looked at.
 #[must_use]
 pub fn clean(path: &str) -> String {
     let rooted = path.starts_with('/');
@@ -19,6 +22,12 @@ pub fn clean(path: &str) -> String {
         (false, true) => ".".to_owned(),
         (false, false) => joined,
     }
+}
+
+/// As [`clean`], of a path; one that is no UTF-8 stays as it is.
+#[must_use]
+pub fn cleaned(path: &Path) -> PathBuf {
+    path.to_str().map_or_else(|| path.to_owned(), |text| clean(text).into())
 }
 
 #[cfg(test)]

@@ -10,6 +10,8 @@ use base64::engine::general_purpose::STANDARD;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
+use super::percent::decode_lossy;
+
 /// A proxy's answer to CONNECT is a few hundred bytes; more is no proxy.
 const MAX_ANSWER: usize = 8 << 10;
 
@@ -83,7 +85,10 @@ impl Proxy {
         }
         let authorization = user.map(|user| {
             let (name, password) = user.split_once(':').unwrap_or((user, ""));
-            format!("Basic {}", STANDARD.encode([&unescape(name)[..], b":", &unescape(password)].concat()))
+            format!(
+                "Basic {}",
+                STANDARD.encode([&decode_lossy(name)[..], b":", &decode_lossy(password)].concat())
+            )
         });
         Ok(Self { host: host.to_owned(), port: port.to_owned(), authorization })
     }
@@ -124,25 +129,6 @@ impl Proxy {
             _ => Err(format!("it answered CONNECT with {line:?}")),
         }
     }
-}
-
-fn unescape(text: &str) -> Vec<u8> {
-    let mut out = Vec::with_capacity(text.len());
-    let mut bytes = text.as_bytes();
-    while let Some((&first, rest)) = bytes.split_first() {
-        let hex = rest.get(..2).filter(|_| first == b'%').and_then(|h| std::str::from_utf8(h).ok());
-        match hex.and_then(|h| u8::from_str_radix(h, 16).ok()) {
-            Some(byte) => {
-                out.push(byte);
-                bytes = &rest[2..];
-            }
-            None => {
-                out.push(first);
-                bytes = rest;
-            }
-        }
-    }
-    out
 }
 
 /// Whether the target is reached directly.
