@@ -10,6 +10,8 @@
 //! Modules in path order; an edge runs only downwards in this list, and `tests/architecture.rs`
 //! enforces which. The library exists for our tests, benches and fuzzers; it is not an API.
 
+#![deny(clippy::disallowed_types)]
+
 pub mod agent;
 pub mod base;
 pub mod ca;

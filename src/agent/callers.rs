@@ -20,8 +20,6 @@ use crate::base::metrics::Metrics;
 use crate::base::tasks::{Group, Stop};
 use crate::ca::csr::spiffe_id;
 use crate::config::Config;
-use crate::config::env::var;
-use crate::config::parts::identity;
 use crate::istiod::auth::{Error, Token, TokenSource, claims};
 use crate::sds::Callers;
 use crate::secrets::{self, Fetched, Manager, Mounted, ResourceName, SecretSource, name};
@@ -123,10 +121,11 @@ impl ByToken {
         let tokens = Arc::new(Brought(token));
         // A registry of its own: families of a second manager would have the same names.
         let metrics = Metrics::new();
-        let ca = super::ca::client(&self.config, tokens, &metrics, &self.clock, &Arc::default()).await;
+        let signer = self.config.ca.as_ref().map_err(ToString::to_string)?;
+        let signer = signer.as_ref().ok_or("no CA signs in this mode")?;
+        let ca = super::ca::client(signer, tokens, &metrics, &self.clock, &Arc::default()).await;
         let ca = ca.map_err(|e| e.to_string())?.ok_or("no CA signs in this mode")?;
-        let plan = identity::plan(&self.config).map_err(|e| e.to_string())?;
-        let mut config = identity::secrets(&self.config, &plan);
+        let mut config = self.config.identity.secrets();
         config.identity = identity;
         // Files are the node's, not the caller's.
         config.mounted = Mounted { cert: PathBuf::new(), key: PathBuf::new(), root: PathBuf::new() };
@@ -153,9 +152,7 @@ impl ByToken {
         let text = |name: &str| claims.get(name).and_then(|v| v.as_str()).filter(|t| !t.is_empty());
         let account = text("sub").and_then(|sub| sub.strip_prefix("system:serviceaccount:"));
         match account.and_then(|account| account.split_once(':')) {
-            Some((namespace, account)) => {
-                spiffe_id(self.config.settings.text(var::TRUST_DOMAIN), namespace, account)
-            }
+            Some((namespace, account)) => spiffe_id(&self.config.identity.trust_domain, namespace, account),
             None => text("email").unwrap_or("default").to_owned(),
         }
     }
@@ -239,13 +236,4 @@ impl SecretSource for OfCaller {
             fetched
         })
     }
-}
-
-/// The socket's path, where callers' tokens are taken.
-pub fn prepare(config: &Config) -> Result<Option<PathBuf>, crate::config::parts::Error> {
-    let socket = crate::config::parts::gateway::callers(config)?;
-    if let Some(socket) = &socket {
-        tracing::info!(target: "sds", "tokens of callers are taken on {}", socket.display());
-    }
-    Ok(socket)
 }

@@ -1,13 +1,11 @@
 //! What the status server may ask of the agent, and the status document.
 
-use std::sync::Arc;
 use std::time::SystemTime;
 
 use futures_util::future::BoxFuture;
 use serde_json::{Value, json};
 
 use crate::base::build_info;
-use crate::config::Config;
 use crate::trouble::Troubles;
 use crate::{dns, envoy, gateway, health, secrets, status, sts, xds};
 
@@ -16,51 +14,18 @@ use super::shutdown::Stages;
 
 /// The agent as the status server sees it.
 pub struct Face {
-    config: Arc<Config>,
-    envoy: envoy::Handle,
-    secrets: secrets::Handle,
-    xds: xds::Handle,
-    names: Option<dns::Current>,
-    health: Option<health::Handle>,
-    sts: Option<sts::Handle>,
-    gateway: Option<gateway::Secrets>,
-    callers: Option<Told>,
-    tasks: Stages,
-    troubles: Troubles,
-    since: SystemTime,
-}
-
-impl Face {
-    /// Holds on to the handles.
-    #[expect(clippy::too_many_arguments, reason = "one handle a part")]
-    pub fn new(
-        config: &Arc<Config>,
-        envoy: &envoy::Handle,
-        secrets: &secrets::Handle,
-        xds: &xds::Handle,
-        names: Option<dns::Current>,
-        health: Option<health::Handle>,
-        sts: Option<sts::Handle>,
-        gateway: Option<gateway::Secrets>,
-        callers: Option<Told>,
-        tasks: &Stages,
-        troubles: &Troubles,
-    ) -> Self {
-        Self {
-            config: config.clone(),
-            envoy: envoy.clone(),
-            secrets: secrets.clone(),
-            xds: xds.clone(),
-            names,
-            health,
-            sts,
-            gateway,
-            callers,
-            tasks: tasks.clone(),
-            troubles: troubles.clone(),
-            since: SystemTime::now(),
-        }
-    }
+    pub node_type: String,
+    pub envoy: envoy::Handle,
+    pub secrets: secrets::Handle,
+    pub xds: xds::Handle,
+    pub names: Option<dns::Current>,
+    pub health: Option<health::Handle>,
+    pub sts: Option<sts::Handle>,
+    pub gateway: Option<gateway::Secrets>,
+    pub callers: Option<Told>,
+    pub tasks: Stages,
+    pub troubles: Troubles,
+    pub since: SystemTime,
 }
 
 impl status::Agent for Face {
@@ -161,7 +126,7 @@ impl status::Agent for Face {
             "events": self.troubles.events(),
             "version": build_info::VERSION,
             "follows": build_info::ISTIO_VERSION,
-            "type": self.config.node_type,
+            "type": self.node_type,
             "startedAt": unix(self.since),
             "envoy": format!("{:?}", self.envoy.state()),
             "identity": {

@@ -5,12 +5,12 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{bootstrap, said};
+use super::said;
 use crate::base::clock::{Clock, System};
 use crate::base::metrics::Metrics;
-use crate::config::env::var;
-use crate::config::parts::{self, Error, identity};
-use crate::config::{Config, bootstrap as from_config};
+use crate::config::Config;
+use crate::config::parts::Error;
+use crate::config::parts::envoy::Bootstrap;
 use crate::envoy::validate::{Verdict, validate};
 use crate::istiod::Connector;
 use crate::istiod::auth::Mock;
@@ -25,13 +25,13 @@ const VALIDATION: Duration = Duration::from_secs(30);
 /// What would have refused the start, and what Envoy says against the bootstrap.
 pub async fn dry_run(config: Config) -> Result<Vec<u8>, Error> {
     refusals(&config).await?;
-    let mode = if config.settings.flag(var::DISABLE_ENVOY) {
-        Mode::Own
-    } else {
-        probe::look(&identity::workload_socket(&config)).await.map_err(said)?
+    let mode = match &config.identity.socket {
+        Some(socket) => probe::look(socket).await.map_err(said)?,
+        None => Mode::Own,
     };
-    let mut text = bootstrap_text(&config, mode).await?;
-    judge(&config.mesh.proxy.binary_path, &text).await?;
+    let socket = &config.identity.credential_socket;
+    let mut text = bootstrap_text(&config.envoy.bootstrap, socket, mode).await?;
+    judge(&config.envoy.process.binary, &text).await?;
     if !text.ends_with(b"\n") {
         text.push(b'\n');
     }
@@ -40,32 +40,21 @@ pub async fn dry_run(config: Config) -> Result<Vec<u8>, Error> {
 
 /// What would refuse the start, the first of it.
 async fn refusals(config: &Config) -> Result<(), Error> {
-    let plan = identity::plan(config)?;
-    let addresses = bootstrap::addresses(config);
-    parts::status::server(config, bootstrap::all_ipv6(&addresses))?;
-    parts::gateway::secrets(config)?;
-    parts::sts::service(config, bootstrap::all_ipv6(&addresses)).await?;
-    Connector::new(parts::istiod::xds(config, plan.file_mounted)?).map_err(said)?;
-    if !plan.file_mounted {
+    if let Some(signer) = config.ca.clone()? {
         let clock: Arc<dyn Clock> = Arc::new(System);
-        super::ca::client(config, Arc::new(Mock), &Metrics::new(), &clock, &Arc::default()).await?;
+        super::ca::client(&signer, Arc::new(Mock), &Metrics::new(), &clock, &Arc::default()).await?;
     }
-    let root = rustix::process::getuid().is_root();
-    parts::envoy::process(config, &addresses, Path::new("/proc/self/exe"), root).map(drop)
+    Connector::new(config.istiod.connection.clone()).map_err(said).map(drop)
 }
 
 /// The bootstrap that Envoy would be given; unlike at a start nothing is written beside it.
 ///
 /// # Errors
 /// When it cannot be made.
-pub async fn bootstrap_text(config: &Config, mode: Mode) -> Result<Vec<u8>, Error> {
-    let addresses = bootstrap::addresses(config);
-    let credential = probe::answers(&config.path(identity::CREDENTIAL_SOCKET)).await;
-    let node = bootstrap::node(config, &addresses, mode, credential).await?;
-    let template = parts::envoy::template(config);
-    let options = config.bootstrap_options(node);
-    let rendered = from_config::render(&options, template.as_deref(), config.settings.env().map());
-    rendered.map_err(|e| Error::new(crate::base::error::chain(&e)))
+pub async fn bootstrap_text(bootstrap: &Bootstrap, credential: &Path, mode: Mode) -> Result<Vec<u8>, Error> {
+    let credential = probe::answers(credential).await;
+    let node = bootstrap.node(mode == Mode::External, credential).await?;
+    bootstrap.render(node).map_err(|e| Error::new(crate::base::error::chain(&e)))
 }
 
 async fn judge(envoy: &str, bootstrap: &[u8]) -> Result<(), Error> {

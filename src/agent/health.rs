@@ -4,13 +4,11 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-use rustls::crypto::CryptoProvider;
-
 use super::shutdown::Stages;
 use crate::base::clock::Clock;
 use crate::base::metrics::Metrics;
-use crate::config::env::var;
-use crate::config::{Config, parts};
+use crate::config::Config;
+use crate::config::parts::envoy::Presence;
 use crate::health::{Checker, EnvoyReady, Handle, Parts};
 use crate::status::ready;
 use crate::trouble::{Kind, Reporter};
@@ -20,16 +18,15 @@ use crate::{envoy, status, xds};
 pub struct Joined<'a> {
     pub envoy: &'a envoy::Handle,
     pub xds: &'a xds::Handle,
-    pub crypto: Arc<CryptoProvider>,
     pub metrics: &'a Metrics,
     pub clock: &'a Arc<dyn Clock>,
     pub trouble: Reporter,
 }
 
 /// Starts the checks that ProxyConfig asks for. They end with the relay, which tells istiod.
-pub fn start(config: &Config, all_ipv6: bool, joined: Joined<'_>, stages: &Stages) -> Option<Handle> {
-    let checks = match parts::health::checks(config, all_ipv6) {
-        Ok(checks) => checks?,
+pub fn start(config: &Config, joined: Joined<'_>, stages: &Stages) -> Option<Handle> {
+    let checks = match &config.health {
+        Ok(checks) => checks.clone()?,
         Err(refused) => {
             tracing::error!(target: "healthcheck", "{refused}");
             return None;
@@ -40,7 +37,7 @@ pub fn start(config: &Config, all_ipv6: bool, joined: Joined<'_>, stages: &Stage
     let (checker, handle) = Checker::new(
         checks,
         Parts {
-            envoy: (!config.settings.flag(var::DISABLE_ENVOY)).then(|| asked(config, all_ipv6, joined.envoy)),
+            envoy: (config.envoy.presence != Presence::None).then(|| asked(config, joined.envoy)),
             report: Box::new(move |unhealthy: Option<String>| {
                 match &unhealthy {
                     Some(why) => trouble
@@ -49,20 +46,19 @@ pub fn start(config: &Config, all_ipv6: bool, joined: Joined<'_>, stages: &Stage
                 }
                 xds.report_health(unhealthy);
             }),
-            crypto: joined.crypto,
+            crypto: config.crypto.clone(),
             metrics: joined.metrics.clone(),
             clock: joined.clock.clone(),
         },
     );
-    stages.xds.run("application health", checker.run(stages.xds.token()));
+    stages.xds.lasting("application health", checker.run(stages.xds.token()));
     Some(handle)
 }
 
 // With a memory of its own: what readiness has learned is its business. Before Envoy's process is first
 // seen only its admin port counts: the first probe may come before it.
-fn asked(config: &Config, all_ipv6: bool, process: &envoy::Handle) -> EnvoyReady {
-    let port = u16::try_from(config.mesh.proxy.proxy_admin_port).unwrap_or(15000);
-    let admin = SocketAddr::new(status::loopback(all_ipv6), port);
+fn asked(config: &Config, process: &envoy::Handle) -> EnvoyReady {
+    let admin = SocketAddr::new(status::loopback(config.all_ipv6), config.envoy.process.admin.port);
     let state = Arc::new((ready::Envoy::new(admin), AtomicBool::new(false)));
     let process = process.clone();
     Box::new(move || {

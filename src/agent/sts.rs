@@ -11,8 +11,8 @@ use crate::base::clock::Clock;
 use crate::base::metrics::Metrics;
 use crate::config::Config;
 use crate::config::parts::Error;
-use crate::config::parts::sts::{Service, google};
-use crate::sts::{Bound, Handle, Plugin, bind};
+use crate::config::parts::sts::Service;
+use crate::sts::{Bound, Handle, bind};
 use crate::trouble::Troubles;
 
 /// How long a metadata server is waited for. GKE's needs "a few seconds" after the start of a pod.
@@ -30,11 +30,11 @@ pub struct Pending {
 ///
 /// # Errors
 /// When the service can never work: its port is its user's address, so without it there is no start.
-pub async fn prepare(config: &Config, all_ipv6: bool) -> Result<Option<Pending>, Error> {
-    let Some(service) = crate::config::parts::sts::service(config, all_ipv6).await? else { return Ok(None) };
-    let bound = match service.config() {
-        Some(config) => Some(bind(config).map_err(super::said)?),
-        None => None,
+pub async fn prepare(config: &Config) -> Result<Option<Pending>, Error> {
+    let Some(service) = config.sts.clone() else { return Ok(None) };
+    let bound = match service.config().await {
+        Ok(config) => Some(bind(config).map_err(super::said)?),
+        Err(_) => None,
     };
     Ok(Some(Pending { service, bound }))
 }
@@ -43,39 +43,33 @@ impl Pending {
     /// Starts it.
     pub fn spawn(
         self,
-        config: &Arc<Config>,
         stages: &Stages,
         metrics: &Metrics,
         clock: &Arc<dyn Clock>,
         troubles: &Troubles,
     ) -> Handle {
-        let Self { mut service, bound } = self;
+        let Self { service, bound } = self;
         let handle = service.handle(troubles.reporter("security"));
         if let Some(bound) = bound {
             bound.spawn(&stages.sts, metrics, clock.clone(), handle.clone());
             return handle;
         }
-        let (config, metrics, clock, told) = (config.clone(), metrics.clone(), clock.clone(), handle.clone());
+        let (metrics, clock, told) = (metrics.clone(), clock.clone(), handle.clone());
         let (group, stop) = (stages.sts.clone(), stages.sts.token());
         stages.sts.spawn("token service", async move {
             let until = tokio::time::Instant::now() + WAIT;
-            loop {
+            let config = loop {
                 tokio::select! {
                     () = stop.cancelled() => return Ok(()),
                     () = tokio::time::sleep(PAUSE) => {}
                 }
-                match google(&config).await {
-                    Ok(google) => {
-                        service.plugin = Some(Plugin::Google(google));
-                        break;
-                    }
+                match service.config().await {
+                    Ok(config) => break config,
                     Err(error) if tokio::time::Instant::now() >= until => return Err(error.into()),
                     Err(_) => {}
                 }
-            }
-            if let Some(config) = service.config() {
-                bind(config)?.spawn(&group, &metrics, clock, told);
-            }
+            };
+            bind(config)?.spawn(&group, &metrics, clock, told);
             Ok(())
         });
         handle

@@ -52,7 +52,7 @@ impl Asked {
 pub fn start(notify: Notify, asked: Asked, stages: &Stages) {
     if let Some(limit) = notify.watchdog() {
         let (notify, stop) = (notify.clone(), stages.status.token());
-        stages.status.run("systemd watchdog", async move {
+        stages.status.lasting("systemd watchdog", async move {
             loop {
                 tell(&notify, &["WATCHDOG=1".to_owned()]);
                 tokio::select! {

@@ -4,30 +4,24 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
-use rustls::crypto::CryptoProvider;
 
 use super::shutdown::Stages;
 use crate::base::metrics::Metrics;
-use crate::config::{Config, parts};
+use crate::config::Config;
 use crate::trouble::Reporter;
 use crate::wasm::Converter;
 use crate::xds::{Convert, Protocol, map_resources};
 
 /// The converter, where conversion is on.
-pub fn converter(
-    config: &Config,
-    crypto: &Arc<CryptoProvider>,
-    metrics: &Metrics,
-    trouble: Reporter,
-) -> Option<Arc<Converter>> {
-    let settings = parts::wasm::converter(config)?;
-    Some(Arc::new(Converter::new(settings, crypto.clone(), metrics).with_trouble(trouble)))
+pub fn converter(config: &Config, metrics: &Metrics, trouble: Reporter) -> Option<Arc<Converter>> {
+    let wasm = config.wasm.clone()?;
+    Some(Arc::new(Converter::new(wasm, config.crypto.clone(), metrics).with_trouble(trouble)))
 }
 
 /// Starts what removes unused modules.
 pub fn spawn(converter: &Arc<Converter>, stages: &Stages) {
     let (converter, stop) = (converter.clone(), stages.xds.token());
-    stages.xds.run("wasm modules", async move { converter.purge(stop).await });
+    stages.xds.lasting("wasm modules", async move { converter.purge(stop).await });
 }
 
 /// The relay's view of the converter.

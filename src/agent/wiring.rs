@@ -10,8 +10,7 @@ use tokio::sync::watch;
 use super::dns::NameTables;
 use super::shutdown::Stages;
 use crate::base::files::Watcher;
-use crate::config::env::var;
-use crate::config::{Config, parts};
+use crate::config::Config;
 use crate::dns;
 use crate::secrets;
 use crate::xds::{Tap, TrustBundle};
@@ -37,13 +36,13 @@ impl Wires {
         let (waker, wake) = watch::channel(0);
         let mut taps: Vec<Arc<dyn Tap>> = Vec::new();
         // Its place in the list is its place among the agent's own requests: the name table first.
-        let names = parts::dns::enabled(config).then(|| {
-            let (tap, names) = NameTables::tap(parts::dns::scope(config));
+        let names = config.dns.as_ref().map(|dns| {
+            let (tap, names) = NameTables::tap(dns.scope.clone());
             taps.push(tap);
             names
         });
         let mut bundle = None;
-        if config.settings.flag(var::PROXY_CONFIG_XDS_AGENT) {
+        if config.trust_bundle {
             let (tap, news) = TrustBundle::tap();
             taps.push(tap);
             bundle = Some(news);
@@ -58,7 +57,7 @@ impl Wires {
         if let Some(mut bundle) = self.bundle {
             let secrets = secrets.clone();
             let stop = stages.secrets.token();
-            stages.secrets.run("trust bundle", async move {
+            stages.secrets.lasting("trust bundle", async move {
                 loop {
                     tokio::select! {
                         () = stop.cancelled() => return,
@@ -70,11 +69,11 @@ impl Wires {
             });
         }
         let mut watcher = Watcher::new(QUIET);
-        let token = config.token.clone();
+        let token = config.identity.tokens.path.clone();
         watcher.set(std::iter::once(token).chain(root).collect::<std::collections::BTreeSet<PathBuf>>());
         let waker = self.waker;
         let stop = stages.xds.token();
-        stages.xds.run("token and root files", async move {
+        stages.xds.lasting("token and root files", async move {
             loop {
                 tokio::select! {
                     () = stop.cancelled() => return,

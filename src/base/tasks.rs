@@ -146,7 +146,7 @@ impl Group {
     }
 
     /// Starts a loop that ends when the group is stopped and not before: an earlier end is a failure, too.
-    pub fn last<F>(&self, name: impl Into<String>, task: F)
+    pub fn lasting<F>(&self, name: impl Into<String>, task: F)
     where
         F: Future<Output: Outcome> + Send + 'static,
     {
@@ -256,12 +256,12 @@ pub fn guarded<T>(task: &str, work: impl FnOnce() -> T) -> Result<T, Panicked> {
 /// Short tasks of one kind, owned by the loop that starts them; dropping it ends them.
 #[derive(Debug)]
 #[allow(clippy::disallowed_types, reason = "the one place where sets of tasks are made")]
-pub struct Set {
+pub struct Set<T = ()> {
     name: &'static str,
-    tasks: tokio::task::JoinSet<Result<(), Panicked>>,
+    tasks: tokio::task::JoinSet<Result<T, Panicked>>,
 }
 
-impl Set {
+impl<T: Send + 'static> Set<T> {
     /// An empty set; `name` is what one of its tasks is called (`status connection`).
     #[must_use]
     pub fn new(name: &'static str) -> Self {
@@ -269,27 +269,19 @@ impl Set {
     }
 
     /// Starts a task. Whoever owns the set joins it.
-    pub fn spawn(&mut self, task: impl Future<Output = ()> + Send + 'static) -> AbortHandle {
+    pub fn spawn(&mut self, task: impl Future<Output = T> + Send + 'static) -> AbortHandle {
         let name = self.name;
         self.tasks.spawn(caught(name, task))
     }
 
-    /// Waits for the next that ends; for ever, if there is none.
-    pub async fn ended(&mut self) {
-        let _ = self.next().await;
-    }
-
-    /// As [`Set::ended`], with how it ended.
-    ///
-    /// # Errors
-    /// When it panicked.
-    pub async fn next(&mut self) -> Result<(), Panicked> {
-        match self.tasks.join_next().await {
-            Some(Ok(done)) => done,
-            // Aborted by whoever holds its handle.
-            Some(Err(_)) => Ok(()),
-            None => std::future::pending().await,
+    /// What the next has given that did not panic; pending as long as there is none.
+    pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<T> {
+        while let Poll::Ready(Some(joined)) = self.tasks.poll_join_next(cx) {
+            if let Ok(Ok(done)) = joined {
+                return Poll::Ready(done);
+            }
         }
+        Poll::Pending
     }
 
     /// Ends all of them, and waits until they are gone.
@@ -312,6 +304,26 @@ impl Set {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.tasks.is_empty()
+    }
+}
+
+impl Set<()> {
+    /// Waits for the next that ends; for ever, if there is none.
+    pub async fn ended(&mut self) {
+        let _ = self.next().await;
+    }
+
+    /// As [`Set::ended`], with how it ended.
+    ///
+    /// # Errors
+    /// When it panicked.
+    pub async fn next(&mut self) -> Result<(), Panicked> {
+        match self.tasks.join_next().await {
+            Some(Ok(done)) => done,
+            // Aborted by whoever holds its handle.
+            Some(Err(_)) => Ok(()),
+            None => std::future::pending().await,
+        }
     }
 }
 
@@ -369,11 +381,11 @@ mod tests {
     #[tokio::test]
     async fn a_loop_that_ends_by_itself_is_a_failure() {
         let group = Group::new();
-        group.last("dns", async {});
+        group.lasting("dns", async {});
         assert_eq!(group.failed().await.to_string(), "task dns failed: it ended, and nobody had stopped it");
         let stop = group.token();
-        group.last("sds", async move { stop.cancelled().await });
-        group.last("xds", async { TaskResult::Err("gone".into()) });
+        group.lasting("sds", async move { stop.cancelled().await });
+        group.lasting("xds", async { TaskResult::Err("gone".into()) });
         assert_eq!(group.failed().await.to_string(), "task xds failed: gone");
         assert!(group.stop(Duration::from_secs(1)).await.is_empty());
         assert!(futures_util::FutureExt::now_or_never(group.failed()).is_none());

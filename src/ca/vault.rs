@@ -31,7 +31,7 @@ use crate::istiod::auth::TokenSource;
 const ANSWER: usize = 1 << 20;
 
 /// What a client needs.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Config {
     /// `VAULT_ADDR`.
     pub address: String,
@@ -45,8 +45,6 @@ pub struct Config {
     pub namespace: String,
     /// `VAULT_TLS_ROOT_CERT`: trusted beside the system's roots; may be empty.
     pub roots: Vec<u8>,
-    /// The workload's token, asked for at each attempt.
-    pub tokens: Arc<dyn TokenSource>,
     /// HTTP proxies on the way.
     pub proxies: Proxies,
     /// What TLS is made of.
@@ -66,10 +64,54 @@ pub struct Bad {
     why: String,
 }
 
+/// Where a Vault is asked.
+struct Endpoints {
+    login: String,
+    sign: String,
+    authority: String,
+}
+
+impl Config {
+    /// Whether address and paths can be meant.
+    ///
+    /// # Errors
+    /// When one cannot; the variable is named.
+    pub fn check(&self) -> Result<(), Bad> {
+        self.endpoints().map(drop)
+    }
+
+    fn endpoints(&self) -> Result<Endpoints, Bad> {
+        let bad = |name, value: &str, why: &str| Bad { name, value: shown(value), why: why.to_owned() };
+        let address = self.address.trim_end_matches('/');
+        let url = Url::parse(address).map_err(|e| bad("VAULT_ADDR", address, &e.to_string()))?;
+        if url.user.is_some() || url.target.contains('?') {
+            return Err(bad("VAULT_ADDR", address, "it has a user or a query, which have no place in it"));
+        }
+        let at = |name: &'static str, path: &str| {
+            let path = path.trim_matches('/');
+            let path = path.strip_prefix("v1/").unwrap_or(path);
+            let whole = format!("{address}/v1/{path}");
+            match Url::parse(&whole) {
+                Ok(_) if !path.is_empty() && !path.contains(['?', '#']) => Ok(whole),
+                _ => Err(bad(name, path, "it is a path below /v1/")),
+            }
+        };
+        let login = at("VAULT_AUTH_PATH", &self.auth_path)?;
+        let sign = at("VAULT_SIGN_CSR_PATH", &self.sign_path)?;
+        let header = |name, text: &str| {
+            HeaderValue::from_str(text).map_err(|_| bad(name, text, "it cannot stand in a header")).map(drop)
+        };
+        header("VAULT_NAMESPACE", &self.namespace)?;
+        Ok(Endpoints { login, sign, authority: url.authority() })
+    }
+}
+
 /// The client.
 #[derive(Debug)]
 pub struct Client {
     config: Config,
+    // The workload's token, asked for at each attempt.
+    tokens: Arc<dyn TokenSource>,
     login: String,
     sign: String,
     endpoint: String,
@@ -92,39 +134,20 @@ impl Client {
     ///
     /// # Panics
     /// When a second CA client is made for one registry.
-    pub fn new(config: Config, metrics: &Metrics) -> Result<Self, Bad> {
-        let bad = |name, value: &str, why: &str| Bad { name, value: shown(value), why: why.to_owned() };
-        let address = config.address.trim_end_matches('/');
-        let url = Url::parse(address).map_err(|e| bad("VAULT_ADDR", address, &e.to_string()))?;
-        if url.user.is_some() || url.target.contains('?') {
-            return Err(bad("VAULT_ADDR", address, "it has a user or a query, which have no place in it"));
+    pub fn new(config: Config, tokens: Arc<dyn TokenSource>, metrics: &Metrics) -> Result<Self, Bad> {
+        let Endpoints { login, sign, authority } = config.endpoints()?;
+        if !login.starts_with("https:") {
+            tracing::warn!(target: "citadelclient", "Vault at {authority} is called in plain text");
         }
-        if !url.https {
-            tracing::warn!(target: "citadelclient", "Vault at {} is called in plain text", shown(address));
-        }
-        let at = |name: &'static str, path: &str| {
-            let path = path.trim_matches('/');
-            let path = path.strip_prefix("v1/").unwrap_or(path);
-            let whole = format!("{address}/v1/{path}");
-            match Url::parse(&whole) {
-                Ok(_) if !path.is_empty() && !path.contains(['?', '#']) => Ok(whole),
-                _ => Err(bad(name, path, "it is a path below /v1/")),
-            }
-        };
-        let login = at("VAULT_AUTH_PATH", &config.auth_path)?;
-        let sign = at("VAULT_SIGN_CSR_PATH", &config.sign_path)?;
-        let header = |name, text: &str| {
-            HeaderValue::from_str(text).map_err(|_| bad(name, text, "it cannot stand in a header")).map(drop)
-        };
-        header("VAULT_NAMESPACE", &config.namespace)?;
         let tls = Some(Arc::new(Tls::with_more_roots(config.crypto.clone(), config.roots.clone())));
         Ok(Self {
             login,
             sign,
-            endpoint: url.authority(),
+            endpoint: authority,
             dialer: Dialer { tls, source: None, proxies: config.proxies.clone() },
             waits: waits(),
             retries: retries(metrics),
+            tokens,
             config,
         })
     }
@@ -157,7 +180,7 @@ impl Client {
     }
 
     async fn attempt(&self, csr_pem: &str, ttl: Duration, sent: &mut bool) -> Result<Vec<String>, Failed> {
-        let token = match self.config.tokens.token().await {
+        let token = match self.tokens.token().await {
             Ok(Some(token)) => token,
             Ok(None) => {
                 return Err(self.refused(
@@ -320,13 +343,12 @@ mod tests {
             sign_path: "/v1/pki/sign/r/".into(),
             namespace: String::new(),
             roots: Vec::new(),
-            tokens: Arc::new(crate::istiod::auth::Mock),
             proxies: Proxies::default(),
             crypto: crate::tls::provider::provider(crate::tls::provider::Compliance::None).0,
             attempt_timeout: Duration::from_secs(1),
             total_timeout: Duration::from_secs(1),
         };
-        Client::new(config, &Metrics::new())
+        Client::new(config, Arc::new(crate::istiod::auth::Mock), &Metrics::new())
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use super::COMMANDS;
 use crate::config::args::{self, Flag};
 use crate::config::env::{FAMILIES, Kind, OLDER, VARS, Var, WITHOUT_EFFECT};
+use crate::config::parts::iptables;
 
 const HEAD: &str = "# Flags and variables
 
@@ -62,16 +63,30 @@ fn flags<'a>(out: &mut String, title: &str, flags: impl Iterator<Item = &'a Flag
     }
 }
 
+fn redirection(out: &mut String, title: &str) {
+    let _ = write!(
+        out,
+        "\n## {title}\n\nA variable counts where its flag is not given; of two, the first that is set.\n\n\
+         | flag | variable | type | default | meaning |\n|---|---|---|---|---|\n"
+    );
+    for flag in iptables::FLAGS {
+        let variables: Vec<String> = iptables::variables(flag.name).iter().map(|name| code(name)).collect();
+        let variables = if variables.is_empty() { "none".to_owned() } else { variables.join(", ") };
+        let (kind, default, help) = (flag_type(flag), code(flag.default), prose(flag.help));
+        let _ = writeln!(out, "| `--{}` | {variables} | {kind} | {default} | {help} |", flag.name);
+    }
+}
+
 fn generate() -> String {
     let mut out = HEAD.to_owned();
     flags(&mut out, "Flags of `proxy`", args::PROXY.iter().filter(|f| !f.old));
     flags(&mut out, "Logging, for every command", args::LOGGING.iter());
     for command in COMMANDS.iter().filter(|c| c.name != "proxy" && !c.flags.is_empty()) {
-        flags(&mut out, &format!("Flags of `{}`", command.name), command.flags.iter());
-        if command.name == "istio-iptables" {
-            out.push_str(
-                "\nEach of these has a variable: its name in upper case with `_` for `-`; the flag goes first.\n",
-            );
+        let title = format!("Flags of `{}`", command.name);
+        if ["istio-iptables", "istio-clean-iptables"].contains(&command.name) {
+            redirection(&mut out, &title);
+        } else {
+            flags(&mut out, &title, command.flags.iter());
         }
     }
     flags(&mut out, "Flags of releases 0.8 to 1.8", args::PROXY.iter().filter(|f| f.old));

@@ -1,24 +1,25 @@
 //! Where the running agent answers: found as the agent itself finds it.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use crate::config::args::Parsed;
 use crate::config::env::Env;
-use crate::config::{self, Config, go, pod};
+use crate::config::{self, Sources, go, pod};
 
 /// Where the agent's status server is when nothing else is said.
 pub(super) const DEFAULT: u16 = 15020;
 
 /// The configuration as environment, files and annotations give it; none where they cannot be read: then the agent
 /// does not run on them either.
-pub(super) fn config(env: &Env) -> Option<Config> {
+pub(super) fn config(env: &Env) -> Option<Arc<Sources>> {
     let annotations = pod::read(Path::new(pod::ANNOTATIONS)).unwrap_or_default();
-    config::load(Parsed::default(), env, Path::new("."), |key| annotations.get(key).cloned()).ok()
+    config::read(Parsed::default(), env, Path::new("."), |key| annotations.get(key).cloned()).ok()
 }
 
 /// The status port of a configuration.
-pub(super) fn port_of(config: &Config) -> Option<u16> {
-    u16::try_from(config.mesh.proxy.status_port).ok().filter(|port| *port > 0)
+pub(super) fn port_of(config: &Arc<Sources>) -> Option<u16> {
+    config.status_port().filter(|port| *port > 0)
 }
 
 /// The status port: `--port`, or the configuration's, or the default.

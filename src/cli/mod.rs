@@ -28,6 +28,7 @@ use std::io::Write as _;
 use crate::base::logging;
 use crate::config::args::{self, Flag, Kind, Parsed};
 use crate::config::env::Env;
+use crate::config::parts::iptables;
 
 /// The exit status of every error that a command returns; the Go agent ends with -1.
 const FAILED: u8 = 255;
@@ -134,13 +135,13 @@ const COMMANDS: &[Command] = &[
         "istio-iptables",
         "",
         "Redirect a pod's or VM's traffic to Envoy, check that it is, or undo it",
-        istio_iptables::FLAGS,
+        iptables::FLAGS,
     ),
     command(
         "istio-clean-iptables",
         "",
         "Remove all rules that redirect traffic to Envoy, as releases 1.5 to 1.8 did; istio-iptables --cleanup-only --reconcile",
-        istio_iptables::FLAGS,
+        iptables::FLAGS,
     ),
     command(
         "completion",

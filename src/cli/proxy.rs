@@ -6,8 +6,7 @@ use super::{fail, logging_options, request};
 use crate::base::{build_info, error, logging};
 use crate::config::args::{self, Flag, Parsed};
 use crate::config::env::Env;
-use crate::config::env::var;
-use crate::config::{self, Config, pod, report};
+use crate::config::{self, Config, Sources, pod, report};
 
 /// Runs the agent to its end; gives the exit status.
 pub(super) fn run(parsed: Parsed, env: &Env) -> u8 {
@@ -28,23 +27,27 @@ pub(super) fn run(parsed: Parsed, env: &Env) -> u8 {
     report::flags(&parsed, &table).iter().for_each(|line| tracing::info!("{line}"));
     tracing::info!("Version {}-{}-{}", build_info::ISTIO_VERSION, build_info::REVISION, build_info::STATUS);
     let annotations = pod::read(Path::new(pod::ANNOTATIONS)).unwrap_or_default();
-    let config = match config::load(parsed, env, Path::new("."), |key| annotations.get(key).cloned()) {
+    let annotation = |key: &str| annotations.get(key).cloned();
+    let (sources, errors) = config::gather(parsed, env, Path::new("."), annotation);
+    if errors.is_empty() {
+        show(&sources);
+    }
+    let config = match Config::new(&sources, errors) {
         Ok(config) => config,
         Err(problems) => {
-            return match problems.as_slice() {
-                [one] => fail(one, None),
-                // Every problem is a line of its own, so that one start shows all there is to repair.
-                all => fail(&format!("{} error(s) occurred:\n\t* {}", all.len(), all.join("\n\t* ")), None),
-            };
+            // Every problem is a line of its own, so that one start shows all there is to repair.
+            for problem in &problems {
+                fail(&problem.text, None);
+            }
+            return problems.first().map_or(super::FAILED, |first| first.exit_code);
         }
     };
-    show(&config);
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(e) => return fail(&format!("the runtime cannot be built: {e}"), None),
     };
     let status = if dry_run {
-        for line in runtime.block_on(crate::doctor::preflight(&config)) {
+        for line in runtime.block_on(crate::doctor::preflight(&sources)) {
             tracing::warn!("{line}");
         }
         match runtime.block_on(crate::agent::dry_run(config)) {
@@ -59,13 +62,12 @@ pub(super) fn run(parsed: Parsed, env: &Env) -> u8 {
     status
 }
 
-fn show(config: &Config) {
+fn show(config: &Sources) {
     config.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
-    let env = &config.settings;
     tracing::info!(
         ips = %format!("[{}]", config.addresses.join(" ")),
         "type" = %config.node_type,
-        id = %format!("{}.{}", env.text(var::POD_NAME), env.text(var::POD_NAMESPACE)),
+        id = %report::pod(config),
         domain = %config.domain,
         "Proxy role"
     );

@@ -8,13 +8,15 @@ use serde_json::json;
 use super::{endpoint, http, request};
 use crate::base::logging;
 use crate::config::args::Parsed;
-use crate::config::env::{Env, var};
+use crate::config::env::Env;
 use crate::{doctor, overview};
 
 /// Between two looks of `--watch`.
 const EVERY: Duration = Duration::from_secs(2);
 /// The exit status where no agent answers.
 const UNREACHABLE: u8 = 2;
+/// Envoy's admin port, when nothing else is said.
+const DEFAULT_ADMIN: u16 = 15000;
 
 /// Shows it; gives the exit status: 0 healthy, 1 not, 2 not reachable.
 pub(super) fn run(parsed: &Parsed, env: &Env) -> Result<u8, String> {
@@ -27,10 +29,7 @@ pub(super) fn run(parsed: &Parsed, env: &Env) -> Result<u8, String> {
     let port = endpoint::given(parsed)?;
     let config = endpoint::config(env);
     let port = port.or_else(|| config.as_ref().and_then(endpoint::port_of)).unwrap_or(endpoint::DEFAULT);
-    let disabled = config.as_ref().is_some_and(|c| c.settings.flag(var::DISABLE_ENVOY));
-    let admin =
-        config.as_ref().and_then(|c| u16::try_from(c.mesh.proxy.proxy_admin_port).ok()).unwrap_or(15000);
-    let admin = (!disabled).then_some(admin);
+    let admin = config.as_ref().map_or(Some(DEFAULT_ADMIN), |config| config.envoy_admin_port());
     let (as_json, watch) = (parsed.is_true(super::STATUS, "json"), parsed.is_true(super::STATUS, "watch"));
     http::block_on(async move {
         let capture = match &config {

@@ -6,6 +6,7 @@ use std::io::{IsTerminal, Write};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use super::{FAILED, fail, istio_iptables, logging_options};
@@ -13,8 +14,8 @@ use crate::base::logging;
 use crate::base::netlink::Netlink;
 use crate::config::args::{self, Flag, Kind, Parsed};
 use crate::config::env::Env;
-use crate::config::parts::{self, identity};
-use crate::config::{self, Config};
+use crate::config::parts::iptables;
+use crate::config::{self, Config, Sources};
 use crate::iptables::detect;
 use crate::iptables::exec::Ending;
 use crate::iptables::interfaces;
@@ -89,7 +90,7 @@ fn all(errors: &[String]) -> u8 {
 }
 
 // The plan and the configuration the agent would load, or everything that is wrong.
-fn prepare(places: &Places, env: &Env) -> Result<(Plan, Config), Vec<String>> {
+fn prepare(places: &Places, env: &Env) -> Result<(Plan, Arc<Sources>), Vec<String>> {
     let (mut variables, warnings) = places.environment(env.map())?;
     if let Some(dir) = &places.certs {
         for name in ["PROV_CERT", "OUTPUT_CERTS"] {
@@ -104,7 +105,7 @@ fn prepare(places: &Places, env: &Env) -> Result<(Plan, Config), Vec<String>> {
     let parsed =
         args::parse(&plan.words[1..], &flags, true).map_err(|e| vec![format!("ISTIO_AGENT_FLAGS: {e}")])?;
     let env = environment(&plan.env);
-    let config = config::load(parsed, &env, &places.root, |_| None)?;
+    let config = config::read(parsed, &env, &places.root, |_| None)?;
     if let Some(token) = &places.token {
         std::fs::metadata(places.at(token)).map_err(|e| vec![format!("--token={}: {e}", token.display())])?;
     }
@@ -131,11 +132,9 @@ fn machine() -> Machine {
 }
 
 // What else would end the agent's start: now, before rules are made that nobody would serve.
-fn startable(config: &Config) -> Result<(), Vec<String>> {
-    let connections = identity::plan(config)
-        .and_then(|plan| parts::istiod::xds(config, plan.file_mounted))
-        .and_then(|_| parts::istiod::ca(config));
-    connections.map(drop).map_err(|e| vec![e.to_string()])
+fn startable(config: &Arc<Sources>) -> Result<(), Vec<String>> {
+    let wrong = Config::new(config, Vec::new()).err().unwrap_or_default();
+    if wrong.is_empty() { Ok(()) } else { Err(wrong.into_iter().map(|error| error.text).collect()) }
 }
 
 fn start(places: &Places, env: &Env) -> u8 {
@@ -163,7 +162,7 @@ fn start(places: &Places, env: &Env) -> u8 {
 }
 
 fn rules(flags: &[String], env: &Env) -> u8 {
-    match args::parse(flags, istio_iptables::FLAGS, false) {
+    match args::parse(flags, iptables::FLAGS, false) {
         Ok(parsed) => istio_iptables::run(&parsed, env),
         Err(error) => fail(&error, None),
     }
@@ -254,8 +253,8 @@ fn look(places: &Places, env: &Env) -> u8 {
             return 1;
         }
     };
-    let proxy = &config.mesh.proxy;
-    let facts = check::Facts { envoy: proxy.binary_path.clone(), istiod: proxy.discovery_address.clone() };
+    let (envoy, istiod) = (config.envoy_binary().to_owned(), config.discovery_address().to_owned());
+    let facts = check::Facts { envoy, istiod };
     let mut lines: Vec<String> =
         plan.warnings.iter().map(|warning| format!("warn  settings    {warning}")).collect();
     let seen = check::look(places, &plan, &facts, SystemTime::now());

@@ -9,6 +9,13 @@ use crate::base::netlink::{Interface, Netlink};
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 const LOOKS: usize = 1200;
 
+/// No address is IPv4, and there is one.
+#[must_use]
+pub fn all_ipv6(addresses: &[String]) -> bool {
+    let mut known = addresses.iter().filter_map(|a| a.parse::<IpAddr>().ok()).peekable();
+    known.peek().is_some() && known.all(|a| a.is_ipv6())
+}
+
 /// Addresses by the Go agent's rules; never empty.
 #[must_use]
 pub fn of_host(instance_ip: &str, excluded: &str) -> (Vec<String>, Vec<String>) {

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 
 pub use settings::Settings;
-pub use table::{FAMILIES, Key, Kind, OLDER, VARS, Var, WITHOUT_EFFECT, kinds, var};
+pub use table::{FAMILIES, Key, Kind, OLDER, REDIRECT, VARS, Var, WITHOUT_EFFECT, kinds, var};
 
 /// The variables of a process, in the order they were given.
 #[derive(Clone, Default)]

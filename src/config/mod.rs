@@ -1,9 +1,10 @@
 //! The only reader of flags, variables and files.
 //!
 //! [`load`] takes the words after `proxy`, the environment as an argument and a root that relative paths
-//! hang off, and gives one typed [`Config`], or every bad value at once; nothing is bound before. What a
-//! part needs of it is cut out by [`parts`]. Variables stand in one table ([`env::VARS`]), flags in
-//! another ([`args::PROXY`]); docs/CONFIG.md is generated from both.
+//! hang off, and gives one typed [`Config`], or everything that is wrong at once; nothing is bound before.
+//! It is two steps: [`Sources`] are read and merged, and [`parts`] makes of them what each part of the agent
+//! is told. A variable is read by its key, here and nowhere else. Variables stand in one table
+//! ([`env::VARS`]), flags in another ([`args::PROXY`]); docs/CONFIG.md is generated from both.
 
 pub mod addresses;
 pub mod args;
@@ -20,171 +21,167 @@ pub mod platform;
 pub mod pod;
 pub mod release;
 pub mod report;
+mod sources;
 mod statsd;
 mod stock;
 pub mod unknown;
 pub mod validate;
 pub mod yaml;
 
-use crate::config::env::var;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
+use rustls::crypto::CryptoProvider;
+
+use crate::base::notify::Notify;
+use crate::tls::provider;
+use crate::{health, status, wasm, xds};
 use args::Parsed;
-use env::{Env, Settings};
-use mesh::Effective;
-use release::Release;
+use env::{Env, var};
+use parts::Error;
 
-use crate::tls::provider::{Compliance, fips_module};
+pub use sources::{Sources, gather, read};
 
-/// What the agent runs with. `Debug` leaves secrets out.
-#[derive(Clone)]
+/// What the agent runs with: a value for each part, of the part's own type.
 pub struct Config {
-    /// Node type: sidecar, router, waypoint, ztunnel or agentgateway.
+    /// Sidecar, router, waypoint, ztunnel or agentgateway.
     pub node_type: String,
-    /// DNS suffix of the node.
-    pub domain: String,
-    /// The middle part of the node id, where it is not the pod's name.
-    pub id: Option<String>,
-    /// The flags as given.
-    pub flags: Parsed,
-    /// Every variable.
-    pub settings: Settings,
-    /// The release to follow where two exclude each other.
-    pub release: Release,
-    /// The effective ProxyConfig.
-    pub mesh: Effective,
-    /// The node's addresses, `INSTANCE_IP` first.
-    pub addresses: Vec<String>,
-    /// A changed bootstrap template at its old place, where none is named.
-    pub found_template: Option<PathBuf>,
-    /// The file with the token that proves to istiod who this is.
-    pub token: PathBuf,
-    /// What relative paths hang off.
-    pub root: PathBuf,
-    /// What is odd but tolerated, for the log.
-    pub warnings: Vec<String>,
+    /// No address of the node is IPv4, and there is one.
+    pub all_ipv6: bool,
+    /// `NO_CORE_DUMPS`.
+    pub no_core_dumps: bool,
+    /// What TLS is made of.
+    pub crypto: Arc<CryptoProvider>,
+    /// Certificates: where they come from, the key, the secret manager, the SDS sockets.
+    pub identity: parts::identity::Identity,
+    /// Who signs. A fault counts only where this agent has certificates signed, and no other server owns the
+    /// workload's socket; where that shows before the start, [`load`] tells of it.
+    pub ca: Result<Option<parts::ca::Signer>, Error>,
+    /// The way to istiod.
+    pub istiod: parts::istiod::Upstream,
+    /// The relay.
+    pub xds: xds::Config,
+    /// Whether istiod's trust bundle is taken over xDS.
+    pub trust_bundle: bool,
+    /// Envoy, its process and its bootstrap.
+    pub envoy: parts::envoy::Envoy,
+    /// The status server; none with port 0.
+    pub status: Option<status::Config>,
+    /// The DNS server, where there is one.
+    pub dns: Option<parts::dns::Dns>,
+    /// Checks of the application. What cannot be meant is told when they would start; the agent goes on without.
+    pub health: Result<Option<health::Config>, health::Refused>,
+    /// Wasm modules; none: extension configs pass as they are.
+    pub wasm: Option<wasm::Config>,
+    /// The token service, where it has a port.
+    pub sts: Option<parts::sts::Service>,
+    /// Secrets of gateways, and the socket they are served on.
+    pub gateway: Option<(crate::gateway::Config, PathBuf)>,
+    /// The socket on which callers bring their tokens.
+    pub callers: Option<PathBuf>,
+    /// The service manager, where one wants to be told.
+    pub notify: Option<Notify>,
 }
 
+// Values hold credentials of proxies and headers.
 impl std::fmt::Debug for Config {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Config")
-            .field("node_type", &self.node_type)
-            .field("domain", &self.domain)
-            .field("addresses", &self.addresses)
-            .field("root", &self.root)
-            .field("variables", &report::variables(self))
-            .field("proxy_config", &report::proxy_config(self))
-            .finish_non_exhaustive()
+        f.debug_struct("Config").field("node_type", &self.node_type).finish_non_exhaustive()
     }
 }
 
-const TYPES: &[&str] = &["sidecar", "router", "waypoint", "ztunnel", "agentgateway"];
-
-/// Reads everything.
+/// Reads everything and makes it into what the parts are told.
 ///
 /// # Errors
-/// Every problem, one line each.
+/// Everything that is wrong, bad values and missing files, in the order of a start.
 pub fn load(
     flags: Parsed,
     env: &Env,
     root: &Path,
     annotation: impl Fn(&str) -> Option<String>,
-) -> Result<Config, Vec<String>> {
-    let (mut settings, mut warnings) = Settings::read(env);
-    let mut errors = Vec::new();
-    let mut node_type = flags.positional.first().cloned().unwrap_or_else(|| "sidecar".to_owned());
-    if node_type == "ingress" {
-        warnings.push("the role ingress of old releases is a router today: write proxy router".to_owned());
-        "router".clone_into(&mut node_type);
-    }
-    if !TYPES.contains(&node_type.as_str()) {
-        errors.push(format!("invalid proxy Type: {node_type}; it is one of {}", TYPES.join(", ")));
-    }
-    warnings.extend(flags.unknown.iter().map(|flag| tolerated(flag)));
-    let passed_over = flags.passed_over.iter();
-    warnings.extend(
-        passed_over.map(|why| format!("a flag of old releases is passed over, its default holds: {why}")),
-    );
-    warnings.extend(unknown::variables(env).iter().filter_map(|u| unknown::line("the variable ", u)));
-    settings.default_text(var::TRUST_DOMAIN, flags.get("trust-domain").unwrap_or_default());
-    settings.default_text(var::INSTANCE_IP, flags.get("ip").unwrap_or_default());
-    let release = Release::of(settings.text(var::ISTIO_COMPAT_VERSION)).unwrap_or_else(|e| {
-        errors.push(e);
-        Release::default()
-    });
-    let mesh = layers::merge(&flags, &settings, release, root, &annotation, &mut warnings);
-    let mut mesh = mesh.unwrap_or_else(|problems| {
-        errors.extend(problems.into_iter().map(|p| format!("failed to get proxy config: {p}")));
-        Effective::new()
-    });
-    let dns = settings.flag(var::ISTIO_META_ENABLE_DNS_SERVER) || settings.flag(var::ISTIO_META_DNS_CAPTURE);
-    errors.extend(release::ports(&settings, &mesh, dns, &mut warnings));
-    let policy = settings.text(var::COMPLIANCE_POLICY);
-    if Compliance::of(policy).is_none() {
-        errors.push(format!(
-            "COMPLIANCE_POLICY={policy}: unknown, and TLS without its limits would not be what was asked for; it is {}, or not set",
-            Compliance::NAMES
-        ));
-    }
-    if settings.flag(var::FIPS_MODULE_REQUIRED) {
-        let policy = Compliance::of(policy).unwrap_or_default();
-        match fips_module(policy) {
-            Err(why) => errors.push(format!(
-                "FIPS_MODULE_REQUIRED=true: {why}; run a build of make release-fips, or leave the variable out"
-            )),
-            Ok(()) if !policy.is_fips() => warnings.push(
-                "FIPS_MODULE_REQUIRED=true without a policy: the module is there, but TLS may use what it does not approve; \
-                 set COMPLIANCE_POLICY=fips-140-3"
-                    .to_owned(),
-            ),
-            Ok(()) => {}
-        }
-    }
-    errors.extend(settings.text(var::IDENTITY_NEAR_EXPIRY).parse::<crate::secrets::NearExpiryAction>().err());
-    errors.extend(parts::replay(settings.text(var::XDS_REPLAY)).err());
-    errors.extend(parts::identity::uids(settings.text(var::SDS_ALLOWED_UIDS)).err());
-    // istiod is told of the template in the proxy config, wherever it was named.
-    if let Some(path) = flags.get("templateFile").filter(|path| !path.is_empty())
-        && mesh.proxy.custom_config_file.is_empty()
-        && let Err(faults) = mesh.set("proxyBootstrapTemplatePath", path.into())
-    {
-        errors.extend(faults.iter().map(|fault| format!("--templateFile={path}: {fault}")));
-    }
-    if !errors.is_empty() {
-        return Err(errors);
-    }
-    let unnamed = settings.some_text(var::ISTIO_BOOTSTRAP).is_none()
-        && mesh.proxy.proxy_bootstrap_template_path.is_empty()
-        && mesh.proxy.custom_config_file.is_empty();
-    let found_template = unnamed.then(|| stock::own(root, env.map(), &mut warnings)).flatten();
-    let excluded = annotation("traffic.sidecar.istio.io/excludeInterfaces").unwrap_or_default();
-    let (addresses, odd) = addresses::of_host(settings.text(var::INSTANCE_IP), &excluded);
-    warnings.extend(odd);
-    let token = older::token(&settings, root, &mut warnings);
-    older::hot_restart(&flags, &mesh, root, &mut settings, &mut warnings);
-    let older::Named { domain, id } = older::named(&flags, addresses.first().map_or("", String::as_str));
-    let domain = domain.unwrap_or_else(|| format!("{}.svc.cluster.local", settings.text(var::POD_NAMESPACE)));
-    Ok(Config {
-        node_type,
-        domain,
-        id,
-        flags,
-        settings,
-        release,
-        mesh,
-        addresses,
-        found_template,
-        token,
-        root: root.to_owned(),
-        warnings,
-    })
+) -> Result<Config, Vec<Error>> {
+    let (sources, errors) = gather(flags, env, root, annotation);
+    Config::new(&sources, errors)
 }
 
-fn tolerated(flag: &str) -> String {
-    let known = args::PROXY.iter().chain(args::LOGGING).map(|f| f.name);
-    let meant = crate::base::nearest::nearest(flag.trim_start_matches('-'), known);
-    let meant = meant.map(|name| format!(": was --{name} meant?")).unwrap_or_default();
-    format!("unknown flag {flag} is tolerated and has no effect{meant}")
+impl Config {
+    /// What the parts are told; `errors` are those of the sources.
+    ///
+    /// # Errors
+    /// They, and everything that a part refuses.
+    pub fn new(sources: &Arc<Sources>, errors: Vec<String>) -> Result<Self, Vec<Error>> {
+        let s = &sources.settings;
+        let mut wrong = Wrong(errors.into_iter().map(Error::new).collect());
+        let all_ipv6 = addresses::all_ipv6(&sources.addresses);
+        let root = rustix::process::getuid().is_root();
+        let plan = wrong.of(parts::identity::plan(sources));
+        let mounted = plan.as_ref().is_some_and(|plan| plan.file_mounted);
+        let presence = wrong.of(parts::envoy::presence(sources));
+        let status = wrong.of(parts::status::server(sources, all_ipv6));
+        let tokens = wrong.of(parts::identity::tokens(sources));
+        let ca = parts::ca::signer(sources, mounted);
+        let ca = match ca {
+            Err(error) if !parts::identity::may_be_external(sources) => wrong.of(Err(error)),
+            other => Some(other),
+        };
+        let istiod = wrong.of(parts::istiod::upstream(sources, mounted));
+        let sts = wrong.of(parts::sts::service(sources, all_ipv6));
+        let gateway = wrong.of(parts::gateway::secrets(sources));
+        let callers = wrong.of(parts::gateway::callers(sources));
+        let process = wrong.of(parts::envoy::process(sources, root));
+        let (Some(plan), Some(presence), Some(status), Some(tokens), Some(ca), Some(istiod), Some(sts)) =
+            (plan, presence, status, tokens, ca, istiod, sts)
+        else {
+            return Err(wrong.0);
+        };
+        let (Some(gateway), Some(callers), Some(process), []) =
+            (gateway, callers, process, wrong.0.as_slice())
+        else {
+            return Err(wrong.0);
+        };
+        Ok(Self {
+            node_type: sources.node_type.clone(),
+            all_ipv6,
+            no_core_dumps: s.flag(var::NO_CORE_DUMPS),
+            crypto: provider::provider(parts::istiod::compliance(sources)).0,
+            identity: parts::identity::identity(sources, &plan, tokens),
+            ca,
+            istiod,
+            xds: parts::xds(sources),
+            trust_bundle: s.flag(var::PROXY_CONFIG_XDS_AGENT),
+            envoy: parts::envoy::Envoy {
+                presence,
+                process,
+                bootstrap: parts::envoy::Bootstrap::new(sources),
+            },
+            status,
+            dns: parts::dns::server(sources, root),
+            health: parts::health::checks(sources, all_ipv6),
+            wasm: parts::wasm::converter(sources),
+            sts,
+            gateway,
+            callers,
+            notify: Notify::new(|name| s.env().get(name)),
+        })
+    }
+}
+
+/// What was refused so far.
+struct Wrong(Vec<Error>);
+
+impl Wrong {
+    fn of<T>(&mut self, result: Result<T, Error>) -> Option<T> {
+        let told = |error: &Error| {
+            let same = |e: &Error| e.text == error.text || e.missing.is_some() && e.missing == error.missing;
+            self.0.iter().any(same)
+        };
+        match result {
+            Ok(value) => return Some(value),
+            Err(error) if told(&error) => {}
+            Err(error) => self.0.push(error),
+        }
+        None
+    }
 }
 
 #[cfg(test)]

@@ -81,12 +81,13 @@ pub(super) fn hot_restart(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{Config, args, env::Env, load};
+    use crate::config::{Sources, args, env::Env, read};
+    use std::sync::Arc;
 
-    fn start(words: &[&str], env: &[(&str, &str)], root: &Path) -> Config {
+    fn start(words: &[&str], env: &[(&str, &str)], root: &Path) -> Arc<Sources> {
         let words: Vec<String> = words.iter().map(|w| (*w).to_owned()).collect();
         let flags = args::parse(&words, args::PROXY, true).unwrap();
-        load(flags, &Env::of(env), root, |_| None).unwrap()
+        read(flags, &Env::of(env), root, |_| None).unwrap()
     }
 
     #[test]
@@ -171,7 +172,8 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let span = ["--parentShutdownDuration", "70s"];
         let on = |words: &[&str], env: &[(&str, &str)]| {
-            let s = start(words, env, root.path()).settings;
+            let config = start(words, env, root.path());
+            let s = &config.settings;
             (s.flag(var::ENVOY_HOT_RESTART), s.duration(var::ENVOY_PARENT_SHUTDOWN_DURATION).as_secs())
         };
         assert_eq!(on(&span, &[]), (false, 70));

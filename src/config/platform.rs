@@ -17,9 +17,8 @@ use std::net::IpAddr;
 use std::path::Path;
 use std::time::Duration;
 
-use super::env::Settings;
+use super::env::{Settings, var};
 use super::node::Platform;
-use crate::config::env::var;
 
 /// How long a connection to a metadata server may take: it is on the same machine or the one below it.
 const CONNECT: Duration = Duration::from_millis(250);
@@ -55,6 +54,38 @@ enum Cloud {
     Gcp,
 }
 
+/// What is known of the platform before anybody is asked.
+#[derive(Debug, Clone, Default)]
+pub struct Known {
+    /// `CLOUD_PLATFORM`, in lower case.
+    cloud: String,
+    /// `GCP_METADATA`.
+    gcp: String,
+    /// `GCP_QUOTA_PROJECT`.
+    quota_project: String,
+    /// `GCP_ZONE`.
+    zone: String,
+    /// `GCE_METADATA_HOST`; set but empty means Google, too.
+    google_host: Option<String>,
+}
+
+impl Known {
+    pub(super) fn of(settings: &Settings) -> Self {
+        let text = |key| settings.text(key).to_owned();
+        Self {
+            cloud: settings.text(var::CLOUD_PLATFORM).to_ascii_lowercase(),
+            gcp: text(var::GCP_METADATA),
+            quota_project: text(var::GCP_QUOTA_PROJECT),
+            zone: text(var::GCP_ZONE),
+            google_host: settings.env().get(var::GCE_METADATA_HOST.name()).map(str::to_owned),
+        }
+    }
+
+    fn google_host<'a>(&'a self, servers: &'a Servers) -> &'a str {
+        self.google_host.as_deref().filter(|host| !host.is_empty()).unwrap_or(&servers.v4)
+    }
+}
+
 /// A Google project, for exchanges of tokens.
 #[derive(Debug, Clone)]
 pub struct GoogleProject {
@@ -65,25 +96,25 @@ pub struct GoogleProject {
 }
 
 /// The project of `GCP_METADATA`, else what the metadata server says; `None` without a number.
-pub async fn google_project(settings: &Settings) -> Option<GoogleProject> {
+pub async fn google_project(known: &Known) -> Option<GoogleProject> {
     let servers = Servers::default();
-    let asked = gcp::project(settings, &servers);
+    let asked = gcp::project(known, &servers);
     tokio::time::timeout(TOTAL, asked).await.ok().flatten()
 }
 
 /// What the platform says; nothing when there is none. `addresses` are the node's.
-pub async fn detect(settings: &Settings, addresses: &[String]) -> Platform {
-    ask(settings, addresses, &Servers::default()).await
+pub async fn detect(known: &Known, addresses: &[String]) -> Platform {
+    ask(known, addresses, &Servers::default()).await
 }
 
-async fn ask(settings: &Settings, addresses: &[String], servers: &Servers) -> Platform {
+async fn ask(known: &Known, addresses: &[String], servers: &Servers) -> Platform {
     let asked = async {
-        let cloud = match settings.text(var::CLOUD_PLATFORM).to_ascii_lowercase().as_str() {
+        let cloud = match known.cloud.as_str() {
             "aws" => Cloud::Aws,
             "azure" => Cloud::Azure,
             "gcp" => Cloud::Gcp,
             "none" => return Platform::default(),
-            _ => match found(settings, addresses, servers).await {
+            _ => match found(known, addresses, servers).await {
                 Some(cloud) => cloud,
                 None => return Platform::default(),
             },
@@ -91,7 +122,7 @@ async fn ask(settings: &Settings, addresses: &[String], servers: &Servers) -> Pl
         let platform = match cloud {
             Cloud::Aws => aws::describe(aws_host(addresses, servers)).await,
             Cloud::Azure => azure::describe(&servers.v4).await,
-            Cloud::Gcp => gcp::describe(settings, servers).await,
+            Cloud::Gcp => gcp::describe(known, servers).await,
         };
         tracing::info!("platform is {cloud:?}, region {:?}", platform.locality.region);
         platform
@@ -106,8 +137,8 @@ async fn ask(settings: &Settings, addresses: &[String], servers: &Servers) -> Pl
 }
 
 // The first to be recognised; each question ends by itself.
-async fn found(settings: &Settings, addresses: &[String], servers: &Servers) -> Option<Cloud> {
-    if !settings.text(var::GCP_METADATA).is_empty() || settings.env().get("GCE_METADATA_HOST").is_some() {
+async fn found(known: &Known, addresses: &[String], servers: &Servers) -> Option<Cloud> {
+    if !known.gcp.is_empty() || known.google_host.is_some() {
         return Some(Cloud::Gcp);
     }
     let vendor = std::fs::read_to_string(Path::new(servers.vendor)).unwrap_or_default();

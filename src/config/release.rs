@@ -38,7 +38,7 @@ impl Release {
         }
     }
 
-    /// What istiod is told as `ISTIO_VERSION`.
+    /// The version sent to istiod as `ISTIO_VERSION`.
     #[must_use]
     pub fn version(self) -> &'static str {
         match self {

@@ -2,9 +2,9 @@
 
 use serde_json::Value;
 
-use super::Config;
-use super::args::Flag;
-use super::env::VARS;
+use super::Sources;
+use super::args::{self, Flag};
+use super::env::{REDIRECT, VARS, WITHOUT_EFFECT, var};
 
 /// In place of a secret.
 const REDACTED: &str = "<redacted>";
@@ -47,18 +47,41 @@ fn redacted(name: &str, value: &Value) -> Value {
 
 /// The effective ProxyConfig as YAML, keys sorted, secrets left out.
 #[must_use]
-pub fn proxy_config(config: &Config) -> String {
+pub fn proxy_config(config: &Sources) -> String {
     let mut out = String::new();
     yaml(&redacted("", &config.mesh.to_json()), 0, &mut out);
     out
 }
 
+/// The pod's name and namespace, as the first half of the node's id shows them.
+#[must_use]
+pub fn pod(config: &Sources) -> String {
+    format!("{}.{}", config.settings.text(var::POD_NAME), config.settings.text(var::POD_NAMESPACE))
+}
+
+/// What is given and has no effect.
+#[must_use]
+pub fn without_effect(config: &Sources) -> Vec<String> {
+    let s = &config.settings;
+    let old = args::PROXY.iter().filter(|f| f.old && f.help.contains("without effect"));
+    let old = old.filter(|f| config.flags.get(f.name).is_some()).map(|f| format!("--{}", f.name));
+    // Those the injector always sets are in every pod.
+    let everywhere = ["GOMEMLIMIT", "GOMAXPROCS", "TOKEN_AUDIENCES"];
+    let without = WITHOUT_EFFECT.iter().filter(|n| !everywhere.contains(n));
+    let without = without.filter(|n| s.env().get(n).is_some()).map(|n| (*n).to_owned());
+    let mut names: Vec<String> = old.chain(without).collect();
+    if s.some_text(var::CA_ADDR).is_some() && s.flag(var::FILE_MOUNTED_CERTS) {
+        names.push("CA_ADDR (FILE_MOUNTED_CERTS takes certificates from files)".to_owned());
+    }
+    names
+}
+
 /// The variables of the table that are set, `NAME=value` by name, secrets left out. `PROXY_CONFIG` is part
 /// of the effective ProxyConfig and not repeated.
 #[must_use]
-pub fn variables(config: &Config) -> Vec<String> {
+pub fn variables(config: &Sources) -> Vec<String> {
     let env = config.settings.env();
-    let ours = VARS.iter().filter(|v| v.name != "PROXY_CONFIG");
+    let ours = VARS.iter().filter(|v| v.name != "PROXY_CONFIG" && v.part != REDIRECT);
     let mut out: Vec<String> = ours
         .filter_map(|v| {
             let value = env.get(v.name)?;
@@ -163,13 +186,14 @@ fn scalar(text: &str) -> String {
 mod tests {
     use super::*;
     use crate::config::env::Env;
-    use crate::config::{args, load, yaml};
+    use crate::config::{args, read, yaml};
     use std::path::Path;
+    use std::sync::Arc;
 
-    fn config(pairs: &[(&str, &str)]) -> Config {
+    fn config(pairs: &[(&str, &str)]) -> Arc<Sources> {
         let empty = tempfile::tempdir().unwrap();
         let parsed = args::parse(&[], args::PROXY, true).unwrap();
-        load(parsed, &Env::of(pairs), Path::new(empty.path()), |_| None).unwrap()
+        read(parsed, &Env::of(pairs), Path::new(empty.path()), |_| None).unwrap()
     }
 
     #[test]

@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use super::{Check, Scene, State};
 use crate::agent;
-use crate::config::env::var;
+use crate::config::parts::envoy::Bootstrap;
 use crate::config::parts::identity;
 use crate::envoy::validate::{self, Verdict};
 use crate::secrets::probe::{self, Mode};
@@ -18,10 +18,10 @@ const VERSION: Duration = Duration::from_secs(5);
 
 pub(super) async fn checks(scene: &Scene) -> Vec<Check> {
     let config = &scene.config;
-    if config.settings.flag(var::DISABLE_ENVOY) {
+    if config.envoy_admin_port().is_none() {
         return vec![Check::skip("envoy", "DISABLE_ENVOY: none is started")];
     }
-    let binary = &config.mesh.proxy.binary_path;
+    let binary = config.envoy_binary();
     let version = version(binary).await;
     let told = version.state == State::Ok;
     let failed = version.state == State::Fail;
@@ -63,24 +63,22 @@ async fn version(binary: &str) -> Check {
 async fn bootstrap(scene: &Scene, binary: &str) -> Check {
     const NAME: &str = "bootstrap";
     let config = &scene.config;
-    if !config.mesh.proxy.custom_config_file.is_empty() {
+    if config.has_custom_config() {
         return Check::skip(NAME, "customConfigFile: Envoy reads its own");
     }
     // A running agent's own socket is no third party's.
-    let look = probe::look(&identity::workload_socket(config)).await;
+    let socket = identity::workload_socket(config);
+    let look = probe::look(&socket).await;
     let mode = match look {
-        Ok(Mode::External)
-            if config.settings.text(var::WORKLOAD_IDENTITY_SOCKET_FILE) != probe::DEFAULT_SOCKET =>
-        {
-            Mode::External
-        }
+        Ok(Mode::External) if socket.file != probe::DEFAULT_SOCKET => Mode::External,
         Ok(_) => Mode::Own,
         Err(e) => {
             return Check::fail(NAME, Kind::ConfigInvalid, e.to_string())
                 .hint("start the identity provider first");
         }
     };
-    let made = tokio::time::timeout_at(scene.end, agent::bootstrap_text(config, mode)).await;
+    let (bootstrap, credential) = (Bootstrap::new(config), config.path(identity::CREDENTIAL_SOCKET));
+    let made = tokio::time::timeout_at(scene.end, agent::bootstrap_text(&bootstrap, &credential, mode)).await;
     let text = match made {
         Ok(Ok(text)) => text,
         Ok(Err(e)) => {

@@ -1,25 +1,19 @@
 //! Capture rules: there, whole, and whether packets go through them. Read only, and only as far as this user may.
 
 use super::Check;
-use crate::config::Config;
+use crate::config::parts::capture::Capture;
 use crate::iptables::look::{self, Found, Set};
 use crate::iptables::run::Real;
 
 const NAME: &str = "capture";
 
-pub(super) fn checks(config: &Config) -> Vec<Check> {
-    let env = config.settings.env();
-    if config.node_type != "sidecar" {
-        return vec![Check::skip(NAME, format!("a {} captures nothing", config.node_type))];
+pub(super) fn checks(config: Capture) -> Vec<Check> {
+    if let Some(why) = config.none {
+        return vec![Check::skip(NAME, why)];
     }
-    let mode = env.get("ISTIO_META_INTERCEPTION_MODE").unwrap_or_default();
-    if mode == "NONE" {
-        return vec![Check::skip(NAME, "interception mode NONE: nothing is captured")];
-    }
-    let path = env.get("PATH").unwrap_or("/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin");
-    let mut runner = Real { path: path.to_owned(), sandbox: None, ending: Default::default() };
+    let mut runner = Real { path: config.path, sandbox: None, ending: Default::default() };
     let found = look::look(&mut runner);
-    judge(&found, env.get("KUBERNETES_SERVICE_HOST").is_some_and(|h| !h.is_empty()))
+    judge(&found, config.in_pod)
 }
 
 fn judge(found: &Found, in_pod: bool) -> Vec<Check> {

@@ -7,9 +7,7 @@ use std::time::SystemTime;
 use rustix::fs::{Access, AtFlags, CWD};
 
 use super::{Check, Scene};
-use crate::config::env::var;
-use crate::config::parts::{self, identity};
-use crate::config::{Config, args};
+use crate::config::{Sources, parts};
 use crate::istiod::{Roots, Transport};
 use crate::tls::cert;
 use crate::trouble::Kind;
@@ -38,8 +36,7 @@ fn roots(scene: &Scene) -> Vec<Check> {
     let config = &scene.config;
     let mounted = scene.plan.as_ref().is_some_and(|p| p.file_mounted);
     let xds = parts::istiod::xds(config, mounted).map(Some);
-    let ca =
-        if mounted { Ok(None) } else { parts::istiod::ca_of_provider(config).map(|ca| ca.map(|(_, c)| c)) };
+    let ca = parts::ca::signer(config, mounted).map(|ca| ca.and_then(|ca| ca.connection().cloned()));
     let mut seen: Vec<PathBuf> = Vec::new();
     let mut out = Vec::new();
     for (whose, connection) in [("istiod", xds), ("the CA", ca)] {
@@ -119,9 +116,8 @@ fn mounted(scene: &Scene) -> Vec<Check> {
 }
 
 fn provided(scene: &Scene) -> Vec<Check> {
-    let Some(dir) = scene.config.settings.some_text(var::PROV_CERT) else { return Vec::new() };
-    let dir = scene.config.path(dir);
-    vec![pair(&dir.join("cert-chain.pem"), &dir.join("key.pem"), scene.now)]
+    let provided = parts::files::provided(&scene.config);
+    provided.iter().map(|(cert, key)| pair(cert, key, scene.now)).collect()
 }
 
 fn pair(cert_file: &Path, key_file: &Path, now: SystemTime) -> Check {
@@ -149,26 +145,8 @@ fn pair(cert_file: &Path, key_file: &Path, now: SystemTime) -> Check {
 }
 
 /// Files that flags and variables name.
-fn named(config: &Config) -> Vec<Check> {
-    let s = &config.settings;
-    let mut files: Vec<(&str, PathBuf, Kind)> = Vec::new();
-    if let Some(path) = parts::envoy::template(config) {
-        files.push(("the bootstrap's template", path, Kind::ConfigInvalid));
-    }
-    if !config.mesh.proxy.custom_config_file.is_empty() {
-        files.push((
-            "customConfigFile",
-            config.path(&config.mesh.proxy.custom_config_file),
-            Kind::ConfigInvalid,
-        ));
-    }
-    if let Some(path) = config.flags.get("meshConfig").filter(|p| !p.is_empty()) {
-        let path = config.path(path);
-        if path.exists() || config.flags.or_default(args::PROXY, "meshConfig") != "./etc/istio/config/mesh" {
-            files.push(("--meshConfig", path, Kind::ConfigInvalid));
-        }
-    }
-    let unreadable = |(what, path, kind): (&str, PathBuf, Kind)| {
+fn named(config: &Sources) -> Vec<Check> {
+    let unreadable = |(what, path): (&str, PathBuf)| {
         let error = std::fs::File::open(&path).err()?;
         let missing = error.kind() == io::ErrorKind::NotFound;
         let said = format!("{what}: {}: {error}", path.display());
@@ -177,34 +155,27 @@ fn named(config: &Config) -> Vec<Check> {
         if what == "--meshConfig" && missing {
             return Some(Check::warn(NAME, said, hint));
         }
-        Some(Check::fail(NAME, kind, said).hint(hint))
+        Some(Check::fail(NAME, Kind::ConfigInvalid, said).hint(hint))
     };
-    let mut out: Vec<Check> = files.into_iter().filter_map(unreadable).collect();
-    if let Some(path) = s.some_text(var::ISTIO_BOOTSTRAP_OVERRIDE)
-        && let Err(e) = std::fs::read(config.path(path))
+    let mut out: Vec<Check> = parts::files::read(config).into_iter().filter_map(unreadable).collect();
+    if let Some((named, path)) = parts::files::bootstrap_override(config)
+        && let Err(e) = std::fs::read(path)
     {
-        let said = format!("ISTIO_BOOTSTRAP_OVERRIDE={path}: {e}; Envoy starts without it");
+        let said = format!("ISTIO_BOOTSTRAP_OVERRIDE={named}: {e}; Envoy starts without it");
         out.push(Check::warn(NAME, said, "is it mounted, and readable for the agent's user?"));
     }
     out
 }
 
 /// Folders that the agent writes to, looked at without writing.
-fn written(config: &Config) -> Vec<Check> {
+fn written(config: &Sources) -> Vec<Check> {
     let mut out = Vec::new();
-    let mut folders = vec![("configPath", config.config_path(), true)];
-    if !config.settings.flag(var::DISABLE_ENVOY) {
-        folders.push(("the folder of the SDS socket", config.path(identity::WORKLOAD_DIR), true));
-    }
-    if let Some(dir) = config.settings.some_text(var::OUTPUT_CERTS) {
-        folders.push(("OUTPUT_CERTS", config.path(dir), false));
-    }
-    for (what, folder, made) in folders {
+    for (what, folder, made) in parts::files::written(config) {
         if let Some(check) = writable(what, &folder, made) {
             out.push(check);
         }
     }
-    for socket in [config.config_path().join("XDS"), config.path(identity::WORKLOAD_DIR).join("socket")] {
+    for socket in parts::files::sockets(config) {
         let length = socket.as_os_str().len();
         if length > SOCKET_PATH {
             let said = format!(
@@ -217,7 +188,7 @@ fn written(config: &Config) -> Vec<Check> {
     out
 }
 
-// What is not there yet is made below the nearest folder that is; `made`: by the agent itself.
+// A missing folder is created below the nearest one that exists; `made`: by the agent itself.
 fn writable(what: &str, folder: &Path, made: bool) -> Option<Check> {
     let mut at = std::path::absolute(folder).unwrap_or_else(|_| folder.to_owned());
     while !at.exists() {

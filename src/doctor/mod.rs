@@ -11,7 +11,7 @@
 //! - No key, token, header value or password is in what it tells: names, dates and identities are.
 //! - It needs no shell and no program beside Envoy; what it may not see as this user it says it could not see.
 //!
-//! The way is the agent's own: `config::load` and its parts, the dial of `istiod` with its roots and proxies, the
+//! The way is the agent's own: `config::read` and its parts, the dial of `istiod` with its roots and proxies, the
 //! relay's way of opening a stream, the CA's client, the bootstrap of `agent`.
 
 mod bootstrap;
@@ -33,18 +33,19 @@ use std::time::{Duration, SystemTime};
 
 use tokio::time::{Instant, timeout_at};
 
+use crate::base::lane;
 use crate::config::args::Parsed;
 use crate::config::env::Env;
-use crate::config::env::var;
-use crate::config::parts::identity::{self, Plan};
-use crate::config::{self, Config, pod};
+use crate::config::parts::capture::capture as captured;
+use crate::config::parts::identity::{self, Fetcher, Plan};
+use crate::config::{self, Sources, parts, pod};
 use crate::trouble::Kind;
 
 pub use report::{Check, Report, State};
 
 /// All of it takes no longer.
 pub const LIMIT: Duration = Duration::from_secs(15);
-/// What is not done by then is told as unfinished, so that there is time to tell it.
+/// A check that has not ended by then is reported as unfinished; the rest of the time is for the report.
 const MARGIN: Duration = Duration::from_secs(1);
 
 /// What to look at.
@@ -63,7 +64,7 @@ pub struct Inputs {
 
 /// What the checks share.
 struct Scene {
-    config: Config,
+    config: Arc<Sources>,
     plan: Option<Plan>,
     now: SystemTime,
     end: Instant,
@@ -73,7 +74,12 @@ impl Scene {
     /// Whether istiod knows this workload by its token, and not by a certificate.
     fn needs_token(&self) -> bool {
         let mounted = self.plan.as_ref().is_some_and(|p| p.file_mounted);
-        !mounted && self.config.settings.some_text(var::PROV_CERT).is_none()
+        !mounted && parts::files::provided(&self.config).is_none()
+    }
+
+    /// Where its token comes from; a type that is unknown is told among the configuration.
+    fn fetcher(&self) -> Fetcher {
+        identity::tokens(&self.config).map_or(Fetcher::File, |tokens| tokens.fetcher)
     }
 }
 
@@ -104,8 +110,7 @@ pub async fn examine(inputs: Inputs) -> Report {
     let plan = identity::plan(&config).ok();
     let scene = Arc::new(Scene { config, plan, now: report.at, end });
     checks.extend(configuration::parts(&scene.config));
-    let status_port =
-        port.or_else(|| u16::try_from(scene.config.mesh.proxy.status_port).ok()).unwrap_or(15020);
+    let status_port = port.or_else(|| scene.config.status_port()).unwrap_or(15020);
     let (files, token, upstream, signed, capture, envoy, limits, running) = tokio::join!(
         blocking("files", end, {
             let scene = scene.clone();
@@ -115,8 +120,8 @@ pub async fn examine(inputs: Inputs) -> Report {
         upstream::checks(&scene),
         sign::checks(&scene, sign),
         blocking("capture", end, {
-            let scene = scene.clone();
-            move || capture::checks(&scene.config)
+            let config = captured(&scene.config);
+            move || capture::checks(config)
         }),
         bootstrap::checks(&scene),
         blocking("limits", end, limits::checks),
@@ -145,16 +150,16 @@ pub async fn examine(inputs: Inputs) -> Report {
 }
 
 /// What captures traffic, one line a set; empty where nothing does or this user may not read it.
-pub async fn capture(config: &Config) -> Vec<String> {
-    let config = config.clone();
+pub async fn capture(config: &Sources) -> Vec<String> {
+    let config = captured(config);
     let end = Instant::now() + Duration::from_secs(5);
-    let checks = blocking("capture", end, move || capture::checks(&config)).await;
+    let checks = blocking("capture", end, move || capture::checks(config)).await;
     checks.into_iter().filter(|c| c.state != State::Skip).map(|c| c.sentence()).collect()
 }
 
 /// What there is to say before a start about roots, files, rights and the token, for `proxy --dry-run`: one line each,
 /// nothing where all is well. Asks nobody but the disk.
-pub async fn preflight(config: &Config) -> Vec<String> {
+pub async fn preflight(config: &Arc<Sources>) -> Vec<String> {
     let plan = identity::plan(config).ok();
     let end = Instant::now() + LIMIT;
     let scene = Arc::new(Scene { config: config.clone(), plan, now: SystemTime::now(), end });
@@ -168,18 +173,26 @@ pub async fn preflight(config: &Config) -> Vec<String> {
     odd.map(|c| format!("{}: {}", c.name, c.sentence())).collect()
 }
 
-async fn load(inputs: Inputs) -> (Option<Config>, Vec<Check>) {
+async fn load(inputs: Inputs) -> (Option<Arc<Sources>>, Vec<Check>) {
     let read = move || {
         let annotations = pod::read(&inputs.root.join(pod::ANNOTATIONS)).unwrap_or_default();
         let annotation = |key: &str| annotations.get(key).cloned();
-        let loaded = config::load(inputs.flags, &inputs.env, &inputs.root, annotation);
+        let loaded = config::read(inputs.flags, &inputs.env, &inputs.root, annotation);
         let checks = configuration::checks(loaded.as_ref(), &inputs.env, &inputs.root, &annotations);
         (loaded.ok(), checks)
     };
-    match tokio::task::spawn_blocking(read).await {
+    match on_thread("configuration", read).await {
         Ok(done) => done,
-        Err(e) => (None, vec![Check::fail("configuration", Kind::ConfigInvalid, e.to_string())]),
+        Err(e) => (None, vec![Check::fail("configuration", Kind::ConfigInvalid, e)]),
     }
+}
+
+async fn on_thread<T: Send + 'static>(
+    name: &str,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, String> {
+    let answer = lane::begin(name, work).map_err(|e| e.to_string())?;
+    answer.await.map_err(|_| "the check panicked; the message stands in the log".to_owned())
 }
 
 // A name that does not resolve or a disk that hangs must not hold up the other checks.
@@ -201,9 +214,9 @@ async fn blocking(
     end: Instant,
     work: impl FnOnce() -> Vec<Check> + Send + 'static,
 ) -> Vec<Check> {
-    match within(end, name, tokio::task::spawn_blocking(work)).await {
+    match within(end, name, on_thread(name, work)).await {
         Ok(Ok(checks)) => checks,
-        Ok(Err(e)) => vec![Check::warn(name, e.to_string(), "report this line with the agent's version")],
+        Ok(Err(e)) => vec![Check::warn(name, e, "report this line with the agent's version")],
         Err(late) => vec![late],
     }
 }

@@ -1,8 +1,7 @@
 //! Ports that agent and Envoy listen on: free, theirs, or held by whom.
 
 use super::{Check, Scene};
-use crate::config::env::var;
-use crate::config::parts;
+use crate::config::parts::{self, envoy::Presence};
 use crate::envoy::port::{self, Holder};
 use crate::trouble::Kind;
 
@@ -10,27 +9,12 @@ const NAME: &str = "ports";
 
 /// `alive`: an agent answers on its status port.
 pub(super) fn checks(scene: &Scene, status_port: u16, alive: bool) -> Vec<Check> {
-    let config = &scene.config;
-    let s = &config.settings;
-    let number = |n: i64| u16::try_from(n).ok().filter(|n| *n > 0);
-    let mut wanted: Vec<(String, u16, Kind)> = Vec::new();
-    wanted.push(("status port (statusPort)".to_owned(), status_port, Kind::StatusPortTaken));
-    if !s.flag(var::DISABLE_ENVOY) {
-        let admin = number(i64::from(config.mesh.proxy.proxy_admin_port)).unwrap_or(15000);
-        wanted.push(("Envoy's admin port (proxyAdminPort)".to_owned(), admin, Kind::PortTaken));
-        for (what, name) in [("readiness", var::ENVOY_STATUS_PORT), ("metrics", var::ENVOY_PROMETHEUS_PORT)] {
-            if let Some(port) = number(s.int(name)) {
-                wanted.push((format!("Envoy's {what} port ({})", name.name()), port, Kind::PortTaken));
-            }
-        }
-    }
-    if parts::dns::enabled(config)
-        && let Some(port) = s.text(var::DNS_PROXY_ADDR).rsplit_once(':').and_then(|(_, p)| p.parse().ok())
-    {
-        wanted.push(("the DNS server's port (DNS_PROXY_ADDR)".to_owned(), port, Kind::PortTaken));
-    }
+    let mut wanted: Vec<(String, u16, Kind)> =
+        vec![("status port (statusPort)".to_owned(), status_port, Kind::StatusPortTaken)];
+    let others = parts::ports::listened(&scene.config).into_iter();
+    wanted.extend(others.map(|(what, port)| (what, port, Kind::PortTaken)));
     // An Envoy of somebody else's is no child of the agent.
-    let external = s.flag(var::ENVOY_EXTERNAL);
+    let external = parts::envoy::presence(&scene.config).is_ok_and(|p| p == Presence::External);
     let agent = if alive && !external { port::holder(status_port).and_then(|h| h.pid) } else { None };
     let mut out = Vec::new();
     let (mut free, mut ours) = (Vec::new(), Vec::new());

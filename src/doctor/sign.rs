@@ -10,8 +10,8 @@ use crate::agent;
 use crate::base::clock::{Clock, System};
 use crate::base::metrics::Metrics;
 use crate::ca::csr::{self, Effort};
-use crate::config::env::var;
-use crate::config::parts::identity;
+use crate::config::parts;
+use crate::config::parts::identity::{self, Fetcher};
 use crate::istiod::auth::{Mock, TokenFile, TokenSource};
 use crate::tls::cert;
 use crate::trouble::Kind;
@@ -30,20 +30,25 @@ pub(super) async fn checks(scene: &Scene, asked: bool) -> Check {
         return Check::skip(NAME, "not asked for: with --sign the CA signs for a throw-away key");
     }
     let clock: Arc<dyn Clock> = Arc::new(System);
-    let tokens: Arc<dyn TokenSource> = match config.settings.text(var::CREDENTIAL_FETCHER_TYPE) {
-        "Mock" => Arc::new(Mock),
-        "GoogleComputeEngine" => {
+    let tokens: Arc<dyn TokenSource> = match scene.fetcher() {
+        Fetcher::Mock => Arc::new(Mock),
+        Fetcher::GoogleComputeEngine(_) => {
             return Check::skip(NAME, "a fresh token of the metadata server would be left in the token file");
         }
-        _ => Arc::new(TokenFile::new(config.token.clone(), agent::AUDIENCE, clock.clone())),
+        Fetcher::File => Arc::new(TokenFile::new(config.token.clone(), agent::AUDIENCE, clock.clone())),
     };
-    let client = match agent::ca_client(config, tokens, &Metrics::new(), &clock, &Arc::default()).await {
+    let signer = match parts::ca::signer(config, false) {
+        Ok(Some(signer)) => signer,
+        Ok(None) => return Check::skip(NAME, "certificates are mounted, no CA is asked"),
+        Err(_) => return Check::skip(NAME, "the roots above come first"),
+    };
+    let client = match agent::ca_client(&signer, tokens, &Metrics::new(), &clock, &Arc::default()).await {
         Ok(Some(client)) => client,
         Ok(None) => return Check::skip(NAME, "certificates are mounted, no CA is asked"),
         Err(_) => return Check::skip(NAME, "the roots above come first"),
     };
-    let secrets = match &scene.plan {
-        Some(plan) => identity::secrets(config, plan),
+    let secrets = match scene.plan.as_ref().zip(identity::tokens(config).ok()) {
+        Some((plan, tokens)) => identity::identity(config, plan, tokens).secrets(),
         None => return Check::skip(NAME, "the configuration above comes first"),
     };
     let limit = LIMIT.min(scene.end.saturating_duration_since(Instant::now()));

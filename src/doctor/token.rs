@@ -7,7 +7,8 @@ use std::time::{Duration, SystemTime};
 
 use super::{Check, Scene};
 use crate::agent;
-use crate::config::env::var;
+use crate::config::parts::identity::Fetcher;
+use crate::istiod::auth::MetadataServer;
 use crate::istiod::auth::claims::{self, Claims};
 use crate::trouble::Kind;
 
@@ -17,12 +18,12 @@ const MOST: u64 = 64 * 1024;
 
 /// The check, and what the token says of itself.
 pub(super) async fn checks(scene: &Scene) -> (Check, Option<Claims>) {
-    match scene.config.settings.text(var::CREDENTIAL_FETCHER_TYPE) {
-        "GoogleComputeEngine" => (metadata_server(scene).await, None),
-        "Mock" => {
+    match scene.fetcher() {
+        Fetcher::GoogleComputeEngine(server) => (metadata_server(&server).await, None),
+        Fetcher::Mock => {
             (Check::warn(NAME, "CREDENTIAL_FETCHER_TYPE=Mock sends a fixed token", "for tests only"), None)
         }
-        _ => file(scene),
+        Fetcher::File => file(scene),
     }
 }
 
@@ -63,7 +64,6 @@ fn file(scene: &Scene) -> (Check, Option<Claims>) {
 fn judge(scene: &Scene, path: &Path, claims: &Claims) -> Check {
     let shown = path.display();
     let whose = claims.subject.as_deref().unwrap_or("somebody it does not name");
-    let s = &scene.config.settings;
     let audiences = claims.audiences.join(", ");
     if let Some(expires) = claims.expires.filter(|at| *at <= scene.now) {
         let said = format!("the token in {shown} (of {whose}) expired {} ago", ago(scene.now, expires));
@@ -76,7 +76,7 @@ fn judge(scene: &Scene, path: &Path, claims: &Claims) -> Check {
     if !claims.audiences.is_empty() && !claims.audiences.iter().any(|a| a == agent::AUDIENCE) {
         return Check::warn(NAME, said, Kind::TokenWrongAudience.hint()).maybe(Kind::TokenWrongAudience);
     }
-    let (namespace, account) = (s.text(var::POD_NAMESPACE), s.text(var::SERVICE_ACCOUNT));
+    let (namespace, account) = scene.config.account();
     if let Some((ns, sa)) = claims.subject.as_deref().and_then(account_of)
         && !namespace.is_empty()
         && !account.is_empty()
@@ -101,8 +101,7 @@ fn read(path: &Path) -> io::Result<zeroize::Zeroizing<String>> {
     Ok(text)
 }
 
-async fn metadata_server(scene: &Scene) -> Check {
-    let server = agent::metadata_server(&scene.config);
+async fn metadata_server(server: &MetadataServer) -> Check {
     let limit = Duration::from_secs(3);
     // Which account it is, and not its token, which would be left in the file.
     let asked = server.get("instance/service-accounts/default/email");

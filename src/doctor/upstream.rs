@@ -9,8 +9,8 @@ use x509_parser::prelude::{FromDer, X509Name};
 use super::{Check, Scene};
 use crate::agent;
 use crate::base::clock::System;
-use crate::config::env::var;
 use crate::config::parts;
+use crate::config::parts::identity::Fetcher;
 use crate::istiod::auth::{TokenFile, TokenSource};
 use crate::istiod::{self, Connector, Error, Look, Peer, Phase, Stream};
 use crate::tls::cert::{self, Cert};
@@ -41,8 +41,7 @@ pub(super) async fn checks(scene: &Scene) -> Upstream {
     let mut out = Upstream::default();
     // A root that is not there is told among the files.
     let xds = parts::istiod::xds(config, mounted).ok();
-    let ca =
-        if mounted { None } else { parts::istiod::ca_of_provider(config).ok().flatten().map(|(_, ca)| ca) };
+    let ca = parts::ca::signer(config, mounted).ok().flatten().and_then(|ca| ca.connection().cloned());
     let ca = ca.filter(|ca| xds.as_ref().is_none_or(|xds| xds.address != ca.address));
     let (mut first, second) = tokio::join!(server(scene, "istiod", xds, true), async {
         match ca {
@@ -191,8 +190,8 @@ fn tls(who: &str, look: &Look, now: SystemTime) -> Check {
 }
 
 async fn ads(scene: &Scene, connector: &Connector) -> (Check, Option<String>) {
-    let tokens: Arc<dyn TokenSource> = match scene.config.settings.text(var::CREDENTIAL_FETCHER_TYPE) {
-        "Mock" => Arc::new(crate::istiod::auth::Mock),
+    let tokens: Arc<dyn TokenSource> = match scene.fetcher() {
+        Fetcher::Mock => Arc::new(crate::istiod::auth::Mock),
         // The file as it stands; a metadata server's answer would be left in it.
         _ => Arc::new(TokenFile::new(scene.config.token.clone(), agent::AUDIENCE, Arc::new(System))),
     };

@@ -19,8 +19,8 @@
 pub(crate) mod accept;
 pub(crate) mod clients;
 pub(crate) mod grpc;
-pub(crate) mod io;
 pub(crate) mod http;
+pub(crate) mod io;
 pub(crate) mod percent;
 pub(crate) mod places;
 pub(crate) mod progress;

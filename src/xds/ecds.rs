@@ -13,10 +13,13 @@ use std::task::{Context, Poll};
 use bytes::{Bytes, BytesMut};
 use prost::Message;
 use prost::encoding::{WireType, decode_key, decode_varint, encode_key, encode_varint};
-use tokio::task::JoinSet;
 
 use super::protocol::Protocol;
 use super::tap::Convert;
+use crate::base::tasks::{Set, caught};
+
+/// What a conversion is called where it panics.
+const NAME: &str = "conversion of an extension config";
 
 struct Done {
     generation: u64,
@@ -28,13 +31,13 @@ struct Done {
 pub(super) struct Conversions {
     protocol: Protocol,
     convert: Option<Arc<dyn Convert>>,
-    running: JoinSet<Done>,
+    running: Set<Done>,
     order: Order,
 }
 
 impl Conversions {
     pub(super) fn new(protocol: Protocol, convert: Option<Arc<dyn Convert>>) -> Self {
-        Self { protocol, convert, running: JoinSet::new(), order: Order::default() }
+        Self { protocol, convert, running: Set::new(NAME), order: Order::default() }
     }
 
     /// Starts the conversion of a whole response.
@@ -43,16 +46,16 @@ impl Conversions {
         let generation = self.order.begin();
         let protocol = self.protocol;
         self.running.spawn(async move {
-            let result = convert.convert(protocol, response).await;
+            // A defect is a reason to refuse: Envoy would wait for the response for ever.
+            let result = caught(NAME, convert.convert(protocol, response)).await;
+            let result = result.unwrap_or_else(|panicked| Err(panicked.to_string()));
             Done { generation, nonce, result }
         });
     }
 
     /// The next response to pass on, or the nonce and reason of one to refuse.
     pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Bytes, (String, String)>> {
-        while let Poll::Ready(Some(joined)) = self.running.poll_join_next(cx) {
-            // A panic in a conversion has been logged where it happened; the response is lost with it.
-            let Ok(done) = joined else { continue };
+        while let Poll::Ready(done) = self.running.poll_next(cx) {
             match done.result {
                 Err(reason) => {
                     self.order.ended(done.generation);

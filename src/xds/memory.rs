@@ -16,11 +16,15 @@ use super::frames::HEADER;
 use super::protocol::Protocol;
 use crate::base::clock::Clock;
 use crate::base::error::chain;
+use crate::base::lane::Lane;
 use crate::base::metrics::Metrics;
 use crate::base::place::{self, Mode as FileMode};
 use crate::base::tasks::Stop;
 use crate::replay::{Mode, StandIn, Store, disk};
 use crate::trouble::{Kind, Report, Reporter};
+
+/// Noting, reading and writing come one after the other; the second place is for one that a disk holds up.
+static WORK: Lane = Lane::new("last good configuration", 2);
 
 const NONE: [&str; 0] = [];
 
@@ -196,7 +200,7 @@ impl Memory {
                 }
             }
             let memory = self.clone();
-            if tokio::task::spawn_blocking(move || memory.apply(events)).await.is_err() {
+            if WORK.run(move || memory.apply(events)).await.is_err() {
                 // What was under way may be half done.
                 let mut store = self.store.lock().unwrap_or_else(PoisonError::into_inner);
                 store.lost();
@@ -209,7 +213,7 @@ impl Memory {
     async fn load(self: &Arc<Self>, owner: &Arc<str>) -> u64 {
         let Some(Disk { file, max_age }) = self.config.disk.clone() else { return 0 };
         let (memory, owner, shown) = (self.clone(), owner.clone(), file.display().to_string());
-        let read = tokio::task::spawn_blocking(move || {
+        let read = WORK.run(move || {
             let bytes = match std::fs::read(&file) {
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
                 bytes => bytes.map_err(|e| e.to_string())?,
@@ -238,7 +242,7 @@ impl Memory {
     async fn save(self: &Arc<Self>, owner: &Arc<str>) -> u64 {
         let Some(Disk { file, .. }) = self.config.disk.clone() else { return 0 };
         let (memory, owner) = (self.clone(), owner.clone());
-        let written = tokio::task::spawn_blocking(move || {
+        let written = WORK.run(move || {
             if memory.live.load(Relaxed) {
                 memory.good.store(unix(memory.clock.now()), Relaxed);
             }

@@ -142,3 +142,25 @@ async fn a_bad_proxy_config_ends_the_start_and_says_why() {
         assert!(!agent.path(XDS).exists() && !agent.path(SDS).exists(), "{text}: nothing is bound");
     }
 }
+
+#[tokio::test]
+async fn everything_that_is_wrong_is_told_at_once_and_nothing_is_bound() {
+    let wrong = [
+        ("PROXY_CONFIG", "{\"drainDuration\": \"long\"}", "drainDuration"),
+        ("COMPLIANCE_POLICY", "fips-1999", "fips-1999"),
+        ("ISTIO_KUBE_APP_PROBERS", "{", "prober"),
+        ("CREDENTIAL_FETCHER_TYPE", "Carrier", "invalid credential fetcher type Carrier"),
+        ("CA_PROVIDER", "Nobody", "CA provider \"Nobody\" not registered"),
+    ];
+    let agent = TestAgent::with();
+    let mut agent = wrong.iter().fold(agent, |agent, (name, value, _)| agent.env(name, *value)).start();
+    let status = agent.wait_exit().await;
+    let log = agent.log().text();
+    assert_eq!(status.code(), Some(255), "{log}");
+    // No root was given either; the CA does not get as far as asking for its own.
+    for (name, _, told) in wrong.iter().copied().chain([("the root", "", "root CA file for XDS")]) {
+        assert!(log.contains(told), "{name}: {log}");
+    }
+    assert!(!agent.path(XDS).exists() && !agent.path(SDS).exists(), "nothing is bound");
+    agent.assert_clean().await;
+}

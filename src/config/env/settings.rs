@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Env, Key, Kind, VARS, kinds};
+use super::{Env, Key, Kind, REDIRECT, VARS, kinds};
 use crate::config::go;
 
 /// The values of all variables of the table.
@@ -60,6 +60,9 @@ impl Settings {
             let value = match env.get(v.name) {
                 None => default,
                 Some(text) => read(v.kind, text).unwrap_or_else(|| {
+                    if v.part == REDIRECT {
+                        return default;
+                    }
                     let expected = match v.kind {
                         Kind::Bool => "true/false",
                         Kind::Int => "an integer",

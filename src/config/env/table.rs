@@ -42,6 +42,8 @@ const CERT: &str = "Certificates and CA";
 const DNS: &str = "DNS proxy";
 const STATUS: &str = "Status server";
 const WASM: &str = "Wasm";
+/// Read by `istio-iptables` and not under `proxy`.
+pub const REDIRECT: &str = "Redirection (`istio-iptables`)";
 
 /// A variable by its place in the table; `T` is a type of [`kinds`]. Only [`var`] has values of it.
 #[derive(Debug, Clone, Copy)]
@@ -53,7 +55,7 @@ pub struct Key<T> {
 impl<T> Key<T> {
     /// The variable's name.
     #[must_use]
-    pub fn name(self) -> &'static str {
+    pub const fn name(self) -> &'static str {
         VARS[self.place].name
     }
 }
@@ -91,7 +93,7 @@ macro_rules! variables {
             )*
         }
 
-        /// Every variable the agent reads under `proxy`.
+        /// Every variable the agent reads under `proxy`, and those of `istio-iptables` that are no flag's.
         pub const VARS: &[Var] = &[$(Var {
             name: stringify!($name),
             kind: Kind::$kind,
@@ -249,6 +251,12 @@ variables! {
     ours CERT STS_UPSTREAM_URL: Text = "", "token endpoint (RFC 8693) of the plugin Passthrough";
     ours CERT STS_UPSTREAM_AUDIENCE: Text = "", "audience that the plugin Passthrough asks for where the caller names none";
     ours CERT GOOGLE_CAS_ENDPOINT: Text = "privateca.googleapis.com:443", "address of Google's Certificate Authority Service; CA_ADDR is its pool";
+    go REDIRECT ISTIO_OUTBOUND_IPV4_LOOPBACK_CIDR: Text = "127.0.0.1/32", "loopback addresses of IPv4 that count as the pod's own";
+    go REDIRECT ISTIO_OUTBOUND_OWNER_GROUPS: Text = "*", "groups whose outbound traffic is captured; * for all";
+    go REDIRECT ISTIO_OUTBOUND_OWNER_GROUPS_EXCLUDE: Text = "", "groups whose outbound traffic is left alone, with ISTIO_OUTBOUND_OWNER_GROUPS=*";
+    go REDIRECT ENVOY_USER: Text = "istio-proxy", "user whose number stands for --proxy-uid where that is empty";
+    go REDIRECT INVALID_DROP: Bool = "false", "as DROP_INVALID, and before it";
+    go REDIRECT DRY_RUN_FILE_PATH: Text = "", "file that --dry-run also writes the rules to";
 }
 
 /// Variables whose names are open: what they begin with or are, and what becomes of them.

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::Config;
+use super::Sources;
 use crate::config::env::var;
 use crate::dns::{self, Scope};
 
@@ -13,21 +13,27 @@ const DEFAULT_ADDRESS: &str = "localhost:15053";
 
 /// Whether there is a server at all.
 #[must_use]
-pub fn enabled(config: &Config) -> bool {
+pub fn enabled(config: &Sources) -> bool {
     let s = &config.settings;
     s.flag(var::ISTIO_META_ENABLE_DNS_SERVER)
         || (s.flag(var::ISTIO_META_DNS_CAPTURE) && config.node_type == "sidecar")
 }
 
-/// From where names are seen.
-#[must_use]
-pub fn scope(config: &Config) -> Scope {
-    Scope::new(config.settings.text(var::POD_NAMESPACE), &config.domain)
+/// The DNS server.
+#[derive(Debug, Clone)]
+pub struct Dns {
+    /// What it serves, and whom it asks.
+    pub server: dns::Config,
+    /// From where names are seen.
+    pub scope: Scope,
 }
 
-/// The server. On port 53 it is everybody's resolver, which takes root.
+/// The server, if there is one. On port 53 it is everybody's resolver, which takes root.
 #[must_use]
-pub fn server(config: &Config, root: bool) -> dns::Config {
+pub fn server(config: &Sources, root: bool) -> Option<Dns> {
+    if !enabled(config) {
+        return None;
+    }
     let s = &config.settings;
     let asked = s.some_text(var::DNS_PROXY_ADDR).unwrap_or(DEFAULT_ADDRESS);
     let privileged = asked.ends_with(":53");
@@ -39,11 +45,12 @@ pub fn server(config: &Config, root: bool) -> dns::Config {
     }
     let before_sync = privileged && root;
     let other = before_sync && Path::new(OTHER_RESOLV_CONF).exists();
-    dns::Config {
+    let server = dns::Config {
         address: if privileged && !root { DEFAULT_ADDRESS } else { asked }.to_owned(),
         resolv_conf: if other { OTHER_RESOLV_CONF } else { RESOLV_CONF }.into(),
         before_sync,
         parallel: s.flag(var::DNS_FORWARD_PARALLEL),
         timeout: s.duration(var::DNS_FORWARD_TIMEOUT),
-    }
+    };
+    Some(Dns { server, scope: Scope::new(s.text(var::POD_NAMESPACE), &config.domain) })
 }

@@ -1,18 +1,59 @@
 //! Envoy's process: arguments, user, admin port, drain, restart.
 
-use std::path::{Path, PathBuf};
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Config, Error};
+use super::{Error, Sources};
+use crate::base::place::{self, Mode};
 use crate::config::args;
 use crate::config::bootstrap as from_config;
 use crate::config::env::{Key, Settings, kinds, var};
-use crate::config::node::Platform;
-use crate::config::release;
-use crate::envoy::bootstrap::{self, Node};
+use crate::config::{node, platform, pod, release};
+use crate::envoy::bootstrap::{self, Locality, Node, grpc};
 use crate::envoy::command::{self, IpVersion, LogLevels, Options};
 use crate::envoy::drain::{self, ExitOnZero};
 use crate::envoy::{self, ConfigFile, admin, restart};
+
+/// Envoy as this agent is to treat it.
+#[derive(Debug, Clone)]
+pub struct Envoy {
+    /// Who runs it.
+    pub presence: Presence,
+    /// Its process.
+    pub process: envoy::Config,
+    /// What it is told at its start.
+    pub bootstrap: Bootstrap,
+}
+
+/// Who runs Envoy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Presence {
+    /// This agent.
+    Own,
+    /// Somebody else (`ENVOY_EXTERNAL`).
+    External,
+    /// There is none (`DISABLE_ENVOY`).
+    None,
+}
+
+/// Who runs Envoy.
+///
+/// # Errors
+/// When two variables say different things.
+pub fn presence(config: &Sources) -> Result<Presence, Error> {
+    let s = &config.settings;
+    match (s.flag(var::DISABLE_ENVOY), s.flag(var::ENVOY_EXTERNAL)) {
+        (false, false) => Ok(Presence::Own),
+        (false, true) => Ok(Presence::External),
+        (true, false) => Ok(Presence::None),
+        (true, true) => Err(Error::new(
+            "DISABLE_ENVOY and ENVOY_EXTERNAL are both true: there is no Envoy, or there is one that somebody else \
+             runs; take one of them away",
+        )),
+    }
+}
 
 /// User and group of Envoy when the agent is root and serves DNS on port 53.
 const ENVOY_USER: (u32, u32) = (1337, 1337);
@@ -24,7 +65,7 @@ fn secure_port(settings: &Settings, key: Key<kinds::Int>) -> Option<u16> {
 
 /// The template's path by precedence, if any is named.
 #[must_use]
-pub fn template(config: &Config) -> Option<PathBuf> {
+pub fn template(config: &Sources) -> Option<PathBuf> {
     let named = config
         .settings
         .some_text(var::ISTIO_BOOTSTRAP)
@@ -33,7 +74,7 @@ pub fn template(config: &Config) -> Option<PathBuf> {
     named.map(|path| config.path(path)).or_else(|| config.found_template.clone())
 }
 
-fn file(config: &Config) -> ConfigFile {
+fn file(config: &Sources) -> ConfigFile {
     let custom = &config.mesh.proxy.custom_config_file;
     if !custom.is_empty() {
         return ConfigFile::Custom(config.path(custom));
@@ -47,7 +88,7 @@ fn file(config: &Config) -> ConfigFile {
     ConfigFile::Generated(config.config_path().join(name))
 }
 
-fn override_json(config: &Config) -> Option<String> {
+fn override_json(config: &Sources) -> Option<String> {
     let path = config.settings.some_text(var::ISTIO_BOOTSTRAP_OVERRIDE)?;
     let text = match std::fs::read_to_string(config.path(path)) {
         Ok(text) => text,
@@ -66,19 +107,15 @@ fn override_json(config: &Config) -> Option<String> {
     }
 }
 
-/// Everything about the process; `launcher` is this binary, `root` whether the agent runs as root.
+/// Everything about the process; `root`: whether the agent runs as root.
 ///
 /// # Errors
 /// Durations that Envoy cannot be told.
-pub fn process(
-    config: &Config,
-    addresses: &[String],
-    launcher: &Path,
-    root: bool,
-) -> Result<envoy::Config, Error> {
+pub fn process(config: &Sources, root: bool) -> Result<envoy::Config, Error> {
+    let addresses = &config.addresses;
     let s = &config.settings;
     let proxy = &config.mesh.proxy;
-    let drain = Config::span(proxy.drain_duration.as_ref()).unwrap_or(Duration::from_secs(45));
+    let drain = Sources::span(proxy.drain_duration.as_ref()).unwrap_or(Duration::from_secs(45));
     if drain.subsec_nanos() != 0 {
         return Err(Error::new(format!(
             "drain time only supports durations to seconds precision: drainDuration is {drain:?}"
@@ -93,7 +130,7 @@ pub fn process(
     let arguments = Options {
         drain_seconds: i64::try_from(drain.as_secs()).unwrap_or(i64::MAX),
         ip_version: IpVersion::of(addresses),
-        file_flush_interval: Config::span(proxy.file_flush_interval.as_ref()),
+        file_flush_interval: Sources::span(proxy.file_flush_interval.as_ref()),
         file_flush_min_size_kb: proxy.file_flush_min_size_kb,
         log,
         skip_deprecated_logs: s.flag(var::ENVOY_SKIP_DEPRECATED_LOGS),
@@ -111,7 +148,7 @@ pub fn process(
     let watched = s.text(var::ENVOY_RESTART_ON_FILES).split(',').filter(|p| !p.is_empty());
     Ok(envoy::Config {
         binary: proxy.binary_path.clone(),
-        launcher: launcher.to_owned(),
+        launcher: "/proc/self/exe".into(),
         arguments,
         extra_env: if fips { vec![("GRPC_SSL_CIPHER_SUITES".to_owned(), suites.to_owned())] } else { vec![] },
         user: (root && s.text(var::DNS_PROXY_ADDR).ends_with(":53")).then_some(ENVOY_USER),
@@ -125,7 +162,7 @@ pub fn process(
             secure_ports: release::SECURE_PORTS.into_iter().filter_map(|key| secure_port(s, key)).collect(),
         },
         drain: drain::Config {
-            termination_drain: Config::span(proxy.termination_drain_duration.as_ref()).unwrap_or_default(),
+            termination_drain: Sources::span(proxy.termination_drain_duration.as_ref()).unwrap_or_default(),
             exit_on_zero: on_zero,
             jitter: s.duration(var::TERMINATION_DRAIN_JITTER),
             drained_limit: Some(s.duration(var::DRAINED_ENVOY_LIMIT)).filter(|d| !d.is_zero()),
@@ -141,10 +178,8 @@ pub fn process(
     })
 }
 
-impl Config {
-    /// What the bootstrap is made from.
-    #[must_use]
-    pub fn bootstrap_options(&self, node: Node) -> bootstrap::Options {
+impl Sources {
+    fn bootstrap_options(&self, node: Node) -> bootstrap::Options {
         let s = &self.settings;
         let proxy = &self.mesh.proxy;
         let mut out = from_config::options(proxy, node);
@@ -170,9 +205,126 @@ impl Config {
         out.sts_port = self.sts_port();
         out
     }
+}
 
-    /// What the platform says.
-    pub async fn platform(&self) -> Platform {
-        crate::config::platform::detect(&self.settings, &self.addresses).await
+/// What node and bootstrap are made from.
+#[derive(Debug, Clone)]
+pub struct Bootstrap(Arc<Sources>);
+
+impl Bootstrap {
+    /// From everything that was read: metadata and templates may name any variable.
+    #[must_use]
+    pub fn new(sources: &Arc<Sources>) -> Self {
+        Self(sources.clone())
+    }
+
+    /// Who this Envoy is. `external_sds`: somebody else owns the workload's socket; `credential_socket`: a third
+    /// party serves credentials. The platform is asked.
+    ///
+    /// # Errors
+    /// When a metadata field has a wrong type.
+    pub async fn node(&self, external_sds: bool, credential_socket: bool) -> Result<Node, Error> {
+        let config = &*self.0;
+        let s = &config.settings;
+        let proxy = &config.mesh.proxy;
+        let labels = pod::read(&config.path(pod::LABELS));
+        let annotations = pod::read(&config.path(pod::ANNOTATIONS));
+        let platform = platform::detect(&platform::Known::of(s), &config.addresses).await;
+        let cluster_name = from_config::cluster_name(proxy);
+        let proxy_config = config.mesh.to_json();
+        let pilot_san = from_config::istiod_san(proxy);
+        let discovery = s.env().get("PEER_METADATA_DISCOVERY");
+        let inputs = node::Inputs {
+            env: s.env().map(),
+            kind: &config.node_type,
+            addresses: &config.addresses,
+            domain: &config.domain,
+            id: config.id.as_deref(),
+            proxy_config: &proxy_config,
+            proxy_metadata: &proxy.proxy_metadata,
+            cluster_name: &cluster_name,
+            pilot_san: pilot_san.as_deref(),
+            labels: labels.as_ref(),
+            annotations: annotations.as_ref(),
+            platform: &platform,
+            credential_socket,
+            external_sds,
+            sts_port: config.sts_port(),
+            outlier_log_path: config.flags.or_default(args::PROXY, "outlierLogPath"),
+            envoy_status_port: s.int(var::ENVOY_STATUS_PORT),
+            envoy_prometheus_port: s.int(var::ENVOY_PROMETHEUS_PORT),
+            secure_ports: release::SECURE_PORTS.map(|key| s.int(key)),
+            dns_address: s.env().get("DNS_PROXY_ADDR").unwrap_or_default(),
+            release: config.release,
+            exit_on_zero_connections: s.flag(var::EXIT_ON_ZERO_ACTIVE_CONNECTIONS),
+            metadata_discovery: discovery.map(|v| crate::config::go::boolean(v).unwrap_or(false)),
+            skip_deprecated_logs: s.flag(var::ENVOY_SKIP_DEPRECATED_LOGS),
+            workload_socket_file: s.text(var::WORKLOAD_IDENTITY_SOCKET_FILE),
+        };
+        let mut node = node::build(&inputs)
+            .map_err(|e| Error::new(format!("failed to generate bootstrap metadata: {e}")))?;
+        // Of releases up to 1.4, below what labels and the platform say.
+        if let Some(zone) = config.flags.get("availabilityZone")
+            && node.locality == Locality::default()
+        {
+            zone.clone_into(&mut node.locality.zone);
+        }
+        Ok(node)
+    }
+
+    /// For whom configuration is: this node with this account in this mesh, and this very Envoy.
+    #[must_use]
+    pub fn owner(&self, node: &Node) -> String {
+        let config = &*self.0;
+        let s = &config.settings;
+        let binary = &config.mesh.proxy.binary_path;
+        // Asking Envoy for its version takes a process; its file is another one after an upgrade.
+        let envoy = std::fs::metadata(binary).map_or_else(
+            |_| "unknown".to_owned(),
+            |meta| format!("{} {}.{}", meta.len(), meta.mtime(), meta.mtime_nsec()),
+        );
+        [
+            &node.id,
+            &node.cluster,
+            s.text(var::POD_NAMESPACE),
+            s.text(var::SERVICE_ACCOUNT),
+            s.text(var::TRUST_DOMAIN),
+            &config.mesh.proxy.discovery_address,
+            binary,
+            &envoy,
+        ]
+        .join("\n")
+    }
+
+    /// Writes the bootstrap of proxyless applications, if one is wanted.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn write_grpc(&self, node: &Node) -> Result<(), Error> {
+        let config = &*self.0;
+        let Some(path) = config.settings.some_text(var::GRPC_XDS_BOOTSTRAP) else { return Ok(()) };
+        let document =
+            grpc::generate(node, &config.mesh.proxy.config_path, config.settings.text(var::OUTPUT_CERTS));
+        let text = serde_json::to_vec_pretty(&document).unwrap_or_default();
+        place::put(&config.path(path), &text, Mode::Exact(0o644)).map_err(|e| {
+            Error::new(format!("failed to write the gRPC bootstrap: {}", crate::base::error::chain(&e)))
+        })
+    }
+
+    /// The token that Lightstep wants in a file, if that tracer is chosen, and the file.
+    #[must_use]
+    pub fn lightstep_token(&self) -> Option<(PathBuf, &str)> {
+        let token = from_config::lightstep_token(&self.0.mesh.proxy)?;
+        Some((self.0.config_path().join(bootstrap::TOKEN_FILE), token))
+    }
+
+    /// The text of Envoy's bootstrap.
+    ///
+    /// # Errors
+    /// When it cannot be made.
+    pub fn render(&self, node: Node) -> Result<Vec<u8>, from_config::Error> {
+        let config = &*self.0;
+        let options = config.bootstrap_options(node);
+        from_config::render(&options, template(config).as_deref(), config.settings.env().map())
     }
 }

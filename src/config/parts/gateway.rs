@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use super::{Config, Error, identity};
+use super::{Error, Sources, identity};
 use crate::config::env::var;
 use crate::gateway::{Api, Config as Gateway, Origin};
 use crate::secrets::probe;
@@ -18,7 +18,7 @@ const CALLERS: &str = "/var/run/sds/uds_path";
 ///
 /// # Errors
 /// When it was asked for and lacks something.
-pub fn secrets(config: &Config) -> Result<Option<(Gateway, PathBuf)>, Error> {
+pub fn secrets(config: &Sources) -> Result<Option<(Gateway, PathBuf)>, Error> {
     let s = &config.settings;
     let folder = config.flags.get("gateway-secrets-dir").filter(|dir| !dir.is_empty());
     let asked = s.flag(var::ENABLE_INGRESS_GATEWAY_SDS);
@@ -60,7 +60,7 @@ pub fn secrets(config: &Config) -> Result<Option<(Gateway, PathBuf)>, Error> {
     Ok(Some((Gateway { origin, fallback }, socket)))
 }
 
-fn api(config: &Config) -> Result<Api, String> {
+fn api(config: &Sources) -> Result<Api, String> {
     let s = &config.settings;
     let host = s.text(var::KUBERNETES_SERVICE_HOST);
     if host.is_empty() {
@@ -99,7 +99,7 @@ fn api(config: &Config) -> Result<Api, String> {
 ///
 /// # Errors
 /// When it is another socket's path, or nobody signs for callers.
-pub fn callers(config: &Config) -> Result<Option<PathBuf>, Error> {
+pub fn callers(config: &Sources) -> Result<Option<PathBuf>, Error> {
     let s = &config.settings;
     if !s.flag(var::SDS_CALLER_TOKENS) {
         return Ok(None);

@@ -4,9 +4,10 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::{Config, Error};
+use super::{Error, Sources};
 use crate::ca::csr::spiffe_id;
 use crate::config::env::var;
+use crate::istiod::auth::MetadataServer;
 use crate::proto::mesh::private_key_provider::Provider as Given;
 use crate::sds::{self, PrivateKeyProvider, Provider};
 use crate::secrets::{self, Mounted, files, output, probe};
@@ -23,6 +24,67 @@ const CREDENTIALS_DIR: &str = "./var/run/secrets/workload-spiffe-credentials";
 /// Where the mounted revocation list is; absolute, as in the Go agent.
 const CRL: &str = "/var/run/secrets/istio/crl/ca-crl.pem";
 
+/// Certificates: where they come from, and what is done with them.
+#[derive(Debug, Clone)]
+pub struct Identity {
+    /// Files only: no CA client.
+    pub file_mounted: bool,
+    /// Kind of key.
+    pub key: KeyOptions,
+    /// The look at the workload's socket; none where there is no Envoy to serve.
+    pub socket: Option<probe::Config>,
+    /// Socket of a third party's credential server.
+    pub credential_socket: PathBuf,
+    /// Where tokens come from.
+    pub tokens: Tokens,
+    /// `TRUST_DOMAIN`.
+    pub trust_domain: String,
+    manager: Manager,
+    private_key_provider: Option<PrivateKeyProvider>,
+    crl: Option<PathBuf>,
+    keepalive: (Duration, Duration),
+    allowed: Option<BTreeSet<u32>>,
+    // By who owns the workload's socket: this agent, somebody else.
+    sockets: [Vec<PathBuf>; 2],
+}
+
+/// Where tokens come from.
+#[derive(Debug, Clone)]
+pub struct Tokens {
+    /// The file that holds one, or is given one.
+    pub path: PathBuf,
+    /// Who gives it.
+    pub fetcher: Fetcher,
+}
+
+/// `CREDENTIAL_FETCHER_TYPE`.
+#[derive(Debug, Clone)]
+pub enum Fetcher {
+    /// Whoever mounts the file.
+    File,
+    /// Nobody: a fixed one, for tests.
+    Mock,
+    /// The metadata server of Compute Engine.
+    GoogleComputeEngine(MetadataServer),
+}
+
+/// What the secret manager is told, as far as it is known before the start.
+#[derive(Debug, Clone)]
+struct Manager {
+    identity: String,
+    ttl: Duration,
+    grace_ratio: f64,
+    grace_jitter: f64,
+    early: bool,
+    near_expiry: secrets::NearExpiry,
+    mounted: Mounted,
+    output: Option<output::Config>,
+    persist: Option<PathBuf>,
+    file_debounce: Duration,
+    proxyless: bool,
+    call_bound: Duration,
+}
+
 /// Where certificates come from.
 #[derive(Debug, Clone)]
 pub struct Plan {
@@ -36,7 +98,7 @@ pub struct Plan {
 ///
 /// # Errors
 /// Settings that exclude each other, or files that must be there and are not.
-pub fn plan(config: &Config) -> Result<Plan, Error> {
+pub fn plan(config: &Sources) -> Result<Plan, Error> {
     let s = &config.settings;
     let dir = config.path(CREDENTIALS_DIR);
     let named = |names: [&str; 3]| {
@@ -78,7 +140,7 @@ pub fn plan(config: &Config) -> Result<Plan, Error> {
 
 /// Kind of key.
 #[must_use]
-pub fn key_options(config: &Config) -> KeyOptions {
+pub fn key_options(config: &Sources) -> KeyOptions {
     let s = &config.settings;
     KeyOptions::from_settings(
         s.int(var::WORKLOAD_RSA_KEY_SIZE),
@@ -90,7 +152,7 @@ pub fn key_options(config: &Config) -> KeyOptions {
 
 /// The look at the workload socket.
 #[must_use]
-pub fn workload_socket(config: &Config) -> probe::Config {
+pub fn workload_socket(config: &Sources) -> probe::Config {
     probe::Config {
         dir: config.path(WORKLOAD_DIR),
         file: config.settings.text(var::WORKLOAD_IDENTITY_SOCKET_FILE).to_owned(),
@@ -98,40 +160,31 @@ pub fn workload_socket(config: &Config) -> probe::Config {
     }
 }
 
-/// The secret manager.
+/// Whether somebody else may own the workload's socket: another name than ours demands it, and what is there
+/// may be theirs. Only a look by [`probe`] tells.
 #[must_use]
-pub fn secrets(config: &Config, plan: &Plan) -> secrets::Config {
-    let s = &config.settings;
-    let mode = if s.text(var::KUBERNETES_SERVICE_HOST).is_empty() { 0o600 } else { 0o644 };
-    secrets::Config {
-        identity: spiffe_id(
-            s.text(var::TRUST_DOMAIN),
-            s.text(var::POD_NAMESPACE),
-            s.text(var::SERVICE_ACCOUNT),
-        ),
-        key: key_options(config),
-        ttl: s.duration(var::SECRET_TTL),
-        grace_ratio: s.float(var::SECRET_GRACE_PERIOD_RATIO),
-        grace_jitter: s.float(var::SECRET_GRACE_PERIOD_RATIO_JITTER),
-        early: s.flag(var::RENEWAL_EARLY),
-        near_expiry: secrets::NearExpiry {
-            // An unknown word has ended the start.
-            action: s.text(var::IDENTITY_NEAR_EXPIRY).parse().unwrap_or_default(),
-            before: s.duration(var::IDENTITY_NEAR_EXPIRY_BEFORE),
-            jitter: s.duration(var::IDENTITY_NEAR_EXPIRY_JITTER),
-        },
-        mounted: plan.mounted.clone(),
-        output: s.some_text(var::OUTPUT_CERTS).map(|dir| output::Config { dir: config.path(dir), mode }),
-        persist: s.flag(var::IDENTITY_PERSIST).then(|| super::replay_dir(config).join("identity")),
-        file_debounce: s.duration(var::FILE_DEBOUNCE_DURATION),
-        system_bundle: files::system_bundle(),
-        proxyless: s.flag(var::DISABLE_ENVOY),
-        eager: true,
-        first_key: None,
-        trouble: std::sync::Arc::default(),
-        // Only a client that forgets its own bounds ever meets this one.
-        call_bound: super::istiod::ca_limits(config).1 + Duration::from_secs(10),
-    }
+pub fn may_be_external(config: &Sources) -> bool {
+    let socket = workload_socket(config);
+    !config.settings.flag(var::DISABLE_ENVOY)
+        && (socket.file != probe::DEFAULT_SOCKET || socket.dir.join(socket.file).exists())
+}
+
+/// Where tokens come from.
+///
+/// # Errors
+/// When `CREDENTIAL_FETCHER_TYPE` is none of the known.
+pub fn tokens(config: &Sources) -> Result<Tokens, Error> {
+    let fetcher = match config.settings.text(var::CREDENTIAL_FETCHER_TYPE) {
+        "JWT" | "" => Fetcher::File,
+        "Mock" => Fetcher::Mock,
+        "GoogleComputeEngine" => Fetcher::GoogleComputeEngine(super::ca::metadata_server(config)),
+        other => {
+            return Err(Error::new(format!(
+                "failed to create credential fetcher: invalid credential fetcher type {other}: CREDENTIAL_FETCHER_TYPE is JWT or GoogleComputeEngine"
+            )));
+        }
+    };
+    Ok(Tokens { path: config.token.clone(), fetcher })
 }
 
 /// `SDS_ALLOWED_UIDS`; `None`: everybody.
@@ -148,37 +201,109 @@ pub fn uids(text: &str) -> Result<Option<BTreeSet<u32>>, String> {
     })
 }
 
-/// The SDS server; no sockets without Envoy.
+/// All of it.
 #[must_use]
-pub fn sds(config: &Config, mode: probe::Mode) -> sds::Config {
-    let sockets: Vec<PathBuf> = if config.settings.flag(var::DISABLE_ENVOY) {
-        Vec::new()
-    } else {
-        match mode {
-            probe::Mode::Own => {
-                let mut sockets = vec![config.path(WORKLOAD_DIR).join(probe::DEFAULT_SOCKET)];
-                // Where 1.5 to 1.8 had it; whoever moved the folder since then does not look there.
-                if crate::envoy::bootstrap::path::clean(&config.mesh.proxy.config_path) == "etc/istio/proxy" {
-                    sockets.push(config.config_path().join("SDS"));
-                }
-                sockets
-            }
-            probe::Mode::External => vec![config.path(FILES_SOCKET)],
-        }
+pub fn identity(config: &Sources, plan: &Plan, tokens: Tokens) -> Identity {
+    let s = &config.settings;
+    let mode = if s.text(var::KUBERNETES_SERVICE_HOST).is_empty() { 0o600 } else { 0o644 };
+    let proxyless = s.flag(var::DISABLE_ENVOY);
+    let manager = Manager {
+        identity: spiffe_id(
+            s.text(var::TRUST_DOMAIN),
+            s.text(var::POD_NAMESPACE),
+            s.text(var::SERVICE_ACCOUNT),
+        ),
+        ttl: s.duration(var::SECRET_TTL),
+        grace_ratio: s.float(var::SECRET_GRACE_PERIOD_RATIO),
+        grace_jitter: s.float(var::SECRET_GRACE_PERIOD_RATIO_JITTER),
+        early: s.flag(var::RENEWAL_EARLY),
+        near_expiry: secrets::NearExpiry {
+            // An unknown word has ended the start.
+            action: s.text(var::IDENTITY_NEAR_EXPIRY).parse().unwrap_or_default(),
+            before: s.duration(var::IDENTITY_NEAR_EXPIRY_BEFORE),
+            jitter: s.duration(var::IDENTITY_NEAR_EXPIRY_JITTER),
+        },
+        mounted: plan.mounted.clone(),
+        output: s.some_text(var::OUTPUT_CERTS).map(|dir| output::Config { dir: config.path(dir), mode }),
+        persist: s.flag(var::IDENTITY_PERSIST).then(|| super::replay_dir(config).join("identity")),
+        file_debounce: s.duration(var::FILE_DEBOUNCE_DURATION),
+        proxyless,
+        // Only a client that forgets its own bounds ever meets this one.
+        call_bound: super::istiod::ca_limits(config).1 + Duration::from_secs(10),
     };
+    let mut own = vec![config.path(WORKLOAD_DIR).join(probe::DEFAULT_SOCKET)];
+    // Where 1.5 to 1.8 had it; whoever moved the folder since then does not look there.
+    if crate::base::path::clean(&config.mesh.proxy.config_path) == "etc/istio/proxy" {
+        own.push(config.config_path().join("SDS"));
+    }
+    let sockets = if proxyless { Default::default() } else { [own, vec![config.path(FILES_SOCKET)]] };
     let given = config.mesh.proxy.private_key_provider.as_ref().and_then(|p| p.provider.as_ref());
     let private_key_provider = given.map(|given| {
         let (provider, poll_delay, fallback) = match given {
             Given::Cryptomb(c) => (Provider::CryptoMb, c.poll_delay.as_ref(), c.fallback.as_ref()),
             Given::Qat(q) => (Provider::Qat, q.poll_delay.as_ref(), q.fallback.as_ref()),
         };
-        let poll_delay = Config::span(poll_delay);
+        let poll_delay = Sources::span(poll_delay);
         PrivateKeyProvider { provider, poll_delay, fallback: fallback.is_some_and(|f| f.value) }
     });
     let crl = config.settings.flag(var::PILOT_ENABLE_CA_CRL).then(|| PathBuf::from(CRL));
-    let s = &config.settings;
-    let keepalive = (s.duration(var::GRPC_KEEPALIVE_INTERVAL), s.duration(var::GRPC_KEEPALIVE_TIMEOUT));
-    // A list that cannot be read has ended the start.
-    let allowed = uids(s.text(var::SDS_ALLOWED_UIDS)).unwrap_or_default();
-    sds::Config { sockets, private_key_provider, crl, keepalive: Some(keepalive), allowed }
+    Identity {
+        file_mounted: plan.file_mounted,
+        key: key_options(config),
+        socket: (!proxyless).then(|| workload_socket(config)),
+        credential_socket: config.path(CREDENTIAL_SOCKET),
+        tokens,
+        trust_domain: s.text(var::TRUST_DOMAIN).to_owned(),
+        manager,
+        private_key_provider,
+        crl,
+        // A list that cannot be read has ended the start.
+        allowed: uids(s.text(var::SDS_ALLOWED_UIDS)).unwrap_or_default(),
+        keepalive: (s.duration(var::GRPC_KEEPALIVE_INTERVAL), s.duration(var::GRPC_KEEPALIVE_TIMEOUT)),
+        sockets,
+    }
+}
+
+impl Identity {
+    /// The secret manager.
+    #[must_use]
+    pub fn secrets(&self) -> secrets::Config {
+        let own = self.manager.clone();
+        secrets::Config {
+            identity: own.identity,
+            key: self.key.clone(),
+            ttl: own.ttl,
+            grace_ratio: own.grace_ratio,
+            grace_jitter: own.grace_jitter,
+            early: own.early,
+            near_expiry: own.near_expiry,
+            mounted: own.mounted,
+            output: own.output,
+            persist: own.persist,
+            file_debounce: own.file_debounce,
+            system_bundle: files::system_bundle(),
+            proxyless: own.proxyless,
+            eager: true,
+            first_key: None,
+            trouble: std::sync::Arc::default(),
+            call_bound: own.call_bound,
+        }
+    }
+
+    /// The SDS server; no sockets without Envoy.
+    #[must_use]
+    pub fn sds(&self, mode: probe::Mode) -> sds::Config {
+        let [own, external] = &self.sockets;
+        let sockets = match mode {
+            probe::Mode::Own => own.clone(),
+            probe::Mode::External => external.clone(),
+        };
+        sds::Config {
+            sockets,
+            private_key_provider: self.private_key_provider.clone(),
+            crl: self.crl.clone(),
+            keepalive: Some(self.keepalive),
+            allowed: self.allowed.clone(),
+        }
+    }
 }

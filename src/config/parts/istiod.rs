@@ -1,15 +1,14 @@
 //! The way upstream: which roots, names, certificates and headers, for the config path and for the CA.
 
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Config, Error};
-use crate::ca::provider::{Calls, Provider};
+use super::{Error, Sources};
+use crate::ca::provider::Calls;
 use crate::ca::vault;
 use crate::config::env::{Key, kinds, var};
 use crate::fetch::Proxies;
-use crate::istiod::auth::{CallHeaders, TokenSource};
+use crate::istiod::auth::CallHeaders;
 use crate::istiod::{self, ClientFiles, Compliance, Roots, Tls, Transport};
 use crate::proto::mesh::AuthenticationPolicy;
 
@@ -22,12 +21,12 @@ pub const MOUNTED_ROOT: &str = "./etc/certs/root-cert.pem";
 
 /// `COMPLIANCE_POLICY`; [`crate::config::load`] has refused an unknown one.
 #[must_use]
-pub fn compliance(config: &Config) -> Compliance {
+pub fn compliance(config: &Sources) -> Compliance {
     Compliance::of(config.settings.text(var::COMPLIANCE_POLICY)).unwrap_or_default()
 }
 
 /// The proxy that `variable` (or it in lower case) names, and `NO_PROXY`.
-pub(super) fn proxy(config: &Config, variable: &str) -> Option<(String, String)> {
+pub(super) fn proxy(config: &Sources, variable: &str) -> Option<(String, String)> {
     let env = config.settings.env();
     let set = |name: &str| env.get(name).filter(|value| !value.is_empty());
     let either = |name: &str| set(name).or_else(|| set(&name.to_ascii_lowercase())).map(ToOwned::to_owned);
@@ -36,7 +35,7 @@ pub(super) fn proxy(config: &Config, variable: &str) -> Option<(String, String)>
 
 /// Headers of calls: the cluster id and `XDS_HEADER_*` or `CA_HEADER_*`.
 #[must_use]
-pub fn headers(config: &Config, prefix: &str) -> CallHeaders {
+pub fn headers(config: &Sources, prefix: &str) -> CallHeaders {
     let extra = config.settings.env().with_prefix(prefix);
     CallHeaders {
         cluster_id: config.settings.text(var::ISTIO_META_CLUSTER_ID).to_owned(),
@@ -44,20 +43,37 @@ pub fn headers(config: &Config, prefix: &str) -> CallHeaders {
     }
 }
 
-fn meta(config: &Config, key: &str) -> Option<PathBuf> {
+fn meta(config: &Sources, key: &str) -> Option<PathBuf> {
     let path = config.mesh.proxy.proxy_metadata.get(key).filter(|p| !p.is_empty())?;
     Some(config.path(path))
 }
 
-fn provided(config: &Config) -> Option<PathBuf> {
+fn provided(config: &Sources) -> Option<PathBuf> {
     config.settings.some_text(var::PROV_CERT).map(|dir| config.path(dir))
+}
+
+/// The way to istiod, for the config path.
+#[derive(Debug, Clone)]
+pub struct Upstream {
+    /// The connection.
+    pub connection: istiod::Config,
+    /// Headers of calls.
+    pub headers: CallHeaders,
+}
+
+/// The way to istiod.
+///
+/// # Errors
+/// When the root cannot be located.
+pub fn upstream(config: &Sources, file_mounted: bool) -> Result<Upstream, Error> {
+    Ok(Upstream { connection: xds(config, file_mounted)?, headers: headers(config, "XDS_HEADER_") })
 }
 
 /// The connection of the config path.
 ///
 /// # Errors
 /// When the root cannot be located.
-pub fn xds(config: &Config, file_mounted: bool) -> Result<istiod::Config, Error> {
+pub fn xds(config: &Sources, file_mounted: bool) -> Result<istiod::Config, Error> {
     let address = &config.mesh.proxy.discovery_address;
     // 1.5's flag spoke of Mixer and Pilot's old port; its agents kept TLS towards this one.
     let flag = config.flags.get("controlPlaneAuthPolicy") == Some("NONE") && address.ends_with(":15012");
@@ -95,7 +111,7 @@ pub fn xds(config: &Config, file_mounted: bool) -> Result<istiod::Config, Error>
 }
 
 // First matching row wins; the rows are those of the reference.
-fn xds_roots(config: &Config, file_mounted: bool) -> Result<Roots, Error> {
+fn xds_roots(config: &Sources, file_mounted: bool) -> Result<Roots, Error> {
     match config.settings.text(var::XDS_ROOT_CA) {
         "SYSTEM" => return Ok(Roots::System),
         "" => {}
@@ -118,17 +134,23 @@ fn root_file(of: &str, variable: &str, path: PathBuf) -> Result<PathBuf, Error> 
     let shown = path.display().to_string();
     match std::fs::metadata(&path) {
         Ok(found) if found.is_file() => Ok(path),
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(Error::new(format!(
-            "root CA file for {of} cannot be looked at: {shown}: {error}; {variable} names another file, or SYSTEM"
-        ))),
-        _ => Err(Error::new(format!(
-            "root CA file for {of} does not exist {shown}: is it mounted? {variable} names another file, or SYSTEM"
-        ))),
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(Error::missing(
+            format!(
+                "root CA file for {of} cannot be looked at: {shown}: {error}; {variable} names another file, or SYSTEM"
+            ),
+            path,
+        )),
+        _ => Err(Error::missing(
+            format!(
+                "root CA file for {of} does not exist {shown}: is it mounted? {variable} names another file, or SYSTEM"
+            ),
+            path,
+        )),
     }
 }
 
 // Without a mounted root.
-fn unmounted_root(config: &Config, file_mounted: bool) -> Result<PathBuf, Error> {
+fn unmounted_root(config: &Sources, file_mounted: bool) -> Result<PathBuf, Error> {
     if let Some(dir) = provided(config) {
         return Ok(dir.join("root-cert.pem"));
     }
@@ -143,30 +165,11 @@ fn unmounted_root(config: &Config, file_mounted: bool) -> Result<PathBuf, Error>
     existing(config.path(ISTIOD_ROOT))
 }
 
-/// Which CA signs by gRPC, and the connection to it; none where another way or nobody does.
-///
-/// # Errors
-/// When there is no such provider, or its root cannot be located.
-pub fn ca_of_provider(config: &Config) -> Result<Option<(Provider, istiod::Config)>, Error> {
-    let s = &config.settings;
-    let address = s.some_text(var::CA_ADDR).unwrap_or(&config.mesh.proxy.discovery_address);
-    let provider = Provider::resolve(s.text(var::CA_PROVIDER), address, s.flag(var::ENABLE_GOOGLE_CA))
-        .map_err(|e| Error::new(e.to_string()))?;
-    let connection = match provider {
-        Provider::GoogleCa => google_ca(config, false)?,
-        Provider::GoogleCas => google_ca(config, true)?,
-        Provider::Citadel => ca(config)?,
-        // A Vault is spoken to over HTTP.
-        Provider::Vault | Provider::GkeWorkloadCertificate => return Ok(None),
-    };
-    Ok(Some((provider, connection)))
-}
-
 /// The connection to the CA.
 ///
 /// # Errors
 /// When the root cannot be located.
-pub fn ca(config: &Config) -> Result<istiod::Config, Error> {
+pub fn ca(config: &Sources) -> Result<istiod::Config, Error> {
     let s = &config.settings;
     let own = s.some_text(var::CA_ADDR);
     let address = own.unwrap_or(&config.mesh.proxy.discovery_address).to_owned();
@@ -198,7 +201,7 @@ pub fn ca(config: &Config) -> Result<istiod::Config, Error> {
 ///
 /// # Errors
 /// When `CA_ROOT_CA` names a file that is not there.
-pub fn google_ca(config: &Config, pool: bool) -> Result<istiod::Config, Error> {
+pub fn google_ca(config: &Sources, pool: bool) -> Result<istiod::Config, Error> {
     let s = &config.settings;
     if s.text(var::CA_ADDR).is_empty() {
         let (name, wanted) = if pool {
@@ -229,7 +232,7 @@ pub fn google_ca(config: &Config, pool: bool) -> Result<istiod::Config, Error> {
 ///
 /// # Errors
 /// When a variable is missing, or `VAULT_TLS_ROOT_CERT` holds no certificate.
-pub fn vault(config: &Config, tokens: Arc<dyn TokenSource>) -> Result<vault::Config, Error> {
+pub fn vault(config: &Sources) -> Result<vault::Config, Error> {
     let s = &config.settings;
     let needed = |key: Key<kinds::Text>| match s.text(key) {
         "" => Err(Error::new(format!("CA_PROVIDER=VaultCA needs {}, which is not set", key.name()))),
@@ -248,25 +251,26 @@ pub fn vault(config: &Config, tokens: Arc<dyn TokenSource>) -> Result<vault::Con
         return Err(Error::new("VAULT_TLS_ROOT_CERT: there is no readable certificate in it"));
     }
     let (attempt_timeout, total_timeout) = ca_limits(config);
-    Ok(vault::Config {
+    let vault = vault::Config {
         address: needed(var::VAULT_ADDR)?,
         role: needed(var::VAULT_ROLE)?,
         auth_path: needed(var::VAULT_AUTH_PATH)?,
         sign_path: needed(var::VAULT_SIGN_CSR_PATH)?,
         namespace: s.text(var::VAULT_NAMESPACE).to_owned(),
         roots,
-        tokens,
         proxies: Proxies { http: proxy(config, "HTTP_PROXY"), https: proxy(config, "HTTPS_PROXY") },
         crypto: crate::tls::provider::provider(compliance(config)).0,
         attempt_timeout,
         total_timeout,
-    })
+    };
+    vault.check().map_err(|e| Error::new(e.to_string()))?;
+    Ok(vault)
 }
 
 /// Bounds of one attempt to reach the CA, and of a call with all its attempts. Zero means the default:
 /// without an end a CA that hangs would hold up a renewal for ever.
 #[must_use]
-pub fn ca_limits(config: &Config) -> (Duration, Duration) {
+pub fn ca_limits(config: &Sources) -> (Duration, Duration) {
     let bound = |key, default: Duration| match config.settings.duration(key) {
         Duration::ZERO => default,
         set => set,
@@ -275,7 +279,7 @@ pub fn ca_limits(config: &Config) -> (Duration, Duration) {
     (bound(var::CA_ATTEMPT_TIMEOUT, Calls::ATTEMPT_TIMEOUT).min(whole), whole)
 }
 
-fn ca_roots(config: &Config) -> Result<Roots, Error> {
+fn ca_roots(config: &Sources) -> Result<Roots, Error> {
     let must_exist = |path: PathBuf| root_file("CA", "CA_ROOT_CA", path).map(Roots::File);
     match config.settings.text(var::CA_ROOT_CA) {
         "SYSTEM" => return Ok(Roots::System),

@@ -1,12 +1,17 @@
-//! What each part of the agent is told, cut out of the one [`Config`]. One function a part; no part
-//! reads the configuration itself.
+//! What each part of the agent is told, made of the [`Sources`]. One file a part; no part reads a setting
+//! itself, and [`super::Config`] holds what results.
 
+pub mod ca;
+pub mod capture;
 pub mod dns;
 pub mod envoy;
+pub mod files;
 pub mod gateway;
 pub mod health;
 pub mod identity;
+pub mod iptables;
 pub mod istiod;
+pub mod ports;
 pub mod status;
 pub mod sts;
 pub mod wasm;
@@ -14,41 +19,49 @@ pub mod wasm;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::Config;
+use super::Sources;
 use crate::config::env::var;
 use crate::xds;
 
 /// Why a part cannot be set up: an ordinary error (255) or a fatal one of the Go agent (1).
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, Clone, thiserror::Error)]
 #[error("{text}")]
 pub struct Error {
     /// One line: input, value, reason, remedy.
     pub text: String,
     /// The exit status the agent ends with.
     pub exit_code: u8,
+    /// The file that is missing, if that is all: who needs it, too, need not say so again.
+    pub missing: Option<PathBuf>,
 }
 
 impl Error {
     /// Ends the agent with 255.
     #[must_use]
     pub fn new(text: impl Into<String>) -> Self {
-        Self { text: text.into(), exit_code: 255 }
+        Self { text: text.into(), exit_code: 255, missing: None }
     }
 
     /// Ends the agent with 1.
     #[must_use]
     pub fn fatal(text: impl Into<String>) -> Self {
-        Self { text: text.into(), exit_code: 1 }
+        Self { text: text.into(), exit_code: 1, missing: None }
+    }
+
+    /// A file that is not there; ends the agent with 255.
+    #[must_use]
+    pub fn missing(text: impl Into<String>, path: PathBuf) -> Self {
+        Self { missing: Some(path), ..Self::new(text) }
     }
 }
 
-/// `path` hung off `root` as [`Config::path`] does.
+/// `path` hung off `root` as [`Sources::path`] does.
 pub(super) fn at(root: &Path, path: impl AsRef<Path>) -> PathBuf {
     let path = path.as_ref();
     if root.as_os_str().is_empty() || root == Path::new(".") { path.to_owned() } else { root.join(path) }
 }
 
-impl Config {
+impl Sources {
     /// `path` as the agent uses it: relative ones hang off the root, which is the working directory.
     #[must_use]
     pub fn path(&self, path: impl AsRef<Path>) -> PathBuf {
@@ -72,25 +85,8 @@ impl Config {
     /// `configPath`, cleaned.
     #[must_use]
     pub fn config_path(&self) -> PathBuf {
-        self.path(clean(&self.mesh.proxy.config_path))
+        self.path(crate::base::path::clean(&self.mesh.proxy.config_path))
     }
-}
-
-/// A path as Go's `filepath.Clean` prints it: without `./`, doubled separators and inner `..`.
-#[must_use]
-pub fn clean(path: &str) -> PathBuf {
-    use std::path::Component;
-    let mut out = PathBuf::new();
-    for part in Path::new(path).components() {
-        match part {
-            Component::CurDir => {}
-            Component::ParentDir if matches!(out.components().next_back(), Some(Component::Normal(_))) => {
-                out.pop();
-            }
-            other => out.push(other),
-        }
-    }
-    if out.as_os_str().is_empty() { PathBuf::from(".") } else { out }
 }
 
 /// Where the last good configuration is kept (`XDS_REPLAY`).
@@ -119,7 +115,7 @@ pub fn replay(text: &str) -> Result<Kept, String> {
 
 /// `XDS_REPLAY_DIR`.
 #[must_use]
-pub fn replay_dir(config: &Config) -> PathBuf {
+pub fn replay_dir(config: &Sources) -> PathBuf {
     match config.settings.some_text(var::XDS_REPLAY_DIR) {
         Some(dir) => config.path(dir),
         None => config.config_path().join("last-good"),
@@ -128,7 +124,7 @@ pub fn replay_dir(config: &Config) -> PathBuf {
 
 /// The relay.
 #[must_use]
-pub fn xds(config: &Config) -> xds::Config {
+pub fn xds(config: &Sources) -> xds::Config {
     let s = &config.settings;
     let mut out = xds::Config::new(config.config_path().join("XDS"));
     out.max_streams = u32::try_from(s.int(var::ISTIO_GPRC_MAXSTREAMS)).unwrap_or(out.max_streams);

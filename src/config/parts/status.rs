@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use super::{Config, Error};
+use super::{Error, Sources};
 use crate::config::env::var;
 use crate::config::release::Release;
 use crate::status::{self, probes, ready, stats};
@@ -11,7 +11,7 @@ use crate::status::{self, probes, ready, stats};
 ///
 /// # Errors
 /// When the probers or the metrics annotations cannot be read.
-pub fn server(config: &Config, all_ipv6: bool) -> Result<Option<status::Config>, Error> {
+pub fn server(config: &Sources, all_ipv6: bool) -> Result<Option<status::Config>, Error> {
     let s = &config.settings;
     let proxy = &config.mesh.proxy;
     let Ok(port) = u16::try_from(proxy.status_port) else {
@@ -63,7 +63,7 @@ pub fn server(config: &Config, all_ipv6: bool) -> Result<Option<status::Config>,
 }
 
 /// The release that was named decides; without a name each form is judged by the release that writes it.
-fn targets(config: &Config, text: &str, port: u16) -> Result<Vec<stats::Target>, stats::AnnotationError> {
+fn targets(config: &Sources, text: &str, port: u16) -> Result<Vec<stats::Target>, stats::AnnotationError> {
     let named = config.settings.env().get("ISTIO_COMPAT_VERSION").is_some_and(|v| !v.is_empty());
     match config.release {
         Release::V1_30 => stats::parse_1_30(text, port),

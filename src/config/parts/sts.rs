@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use rustls::crypto::CryptoProvider;
 
-use super::{Config, Error};
+use super::{Error, Sources};
 use crate::ca::provider::Provider;
 use crate::config::env::var;
 use crate::config::{go, platform};
@@ -17,7 +17,7 @@ use crate::trouble::Reporter;
 const GOOGLE: &str = "GoogleTokenExchange";
 const PASSTHROUGH: &str = "Passthrough";
 
-impl Config {
+impl Sources {
     /// The port of the token service: `--stsPort`, else `STS_PORT` where `TOKEN_MANAGER_PLUGIN` stands beside it
     /// (alone it has no effect in the Go agent, and none here). Zero or less: no service.
     #[must_use]
@@ -30,22 +30,34 @@ impl Config {
     }
 }
 
+#[derive(Debug, Clone)]
+enum Planned {
+    /// All is known.
+    Made(Plugin),
+    /// Google, once its project is known.
+    Google(Audience, platform::Known),
+}
+
 /// The service as it is wanted.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Service {
     address: SocketAddr,
     crypto: Arc<CryptoProvider>,
     name: &'static str,
-    /// Who changes tokens; `None`: Google, once its project is known ([`google`]).
-    pub plugin: Option<Plugin>,
+    plugin: Planned,
 }
 
 impl Service {
-    /// What to start; `None` while the project is not known.
-    #[must_use]
-    pub fn config(&self) -> Option<sts::Config> {
-        let plugin = self.plugin.clone()?;
-        Some(sts::Config { address: self.address, plugin, crypto: self.crypto.clone() })
+    /// What to start. Google's plug-in needs a project number, and may have to ask for it.
+    ///
+    /// # Errors
+    /// When no project number is to be had now.
+    pub async fn config(&self) -> Result<sts::Config, Error> {
+        let plugin = match &self.plugin {
+            Planned::Made(plugin) => plugin.clone(),
+            Planned::Google(audience, known) => Plugin::Google(google(audience, known).await?),
+        };
+        Ok(sts::Config { address: self.address, plugin, crypto: self.crypto.clone() })
     }
 
     /// What will be told about it.
@@ -59,7 +71,7 @@ impl Service {
 ///
 /// # Errors
 /// A port that cannot be, or a plug-in that lacks what it needs.
-pub async fn service(config: &Config, all_ipv6: bool) -> Result<Option<Service>, Error> {
+pub fn service(config: &Sources, all_ipv6: bool) -> Result<Option<Service>, Error> {
     let s = &config.settings;
     let meant = config.flags.get("stsPort").is_none() && s.some_text(var::TOKEN_MANAGER_PLUGIN).is_some();
     if let Some(text) = s.some_text(var::STS_PORT).filter(|text| meant && go::integer(text, 64).is_err()) {
@@ -78,7 +90,7 @@ pub async fn service(config: &Config, all_ipv6: bool) -> Result<Option<Service>,
         )));
     }
     let ipv6 = status::ipv6_mode(all_ipv6, s.text(var::INSTANCE_IP));
-    let (name, plugin) = plugin(config).await?;
+    let (name, plugin) = plugin(config)?;
     Ok(Some(Service {
         address: SocketAddr::new(status::loopback(ipv6), number),
         crypto: crate::tls::provider::provider(super::istiod::compliance(config)).0,
@@ -87,26 +99,25 @@ pub async fn service(config: &Config, all_ipv6: bool) -> Result<Option<Service>,
     }))
 }
 
-/// What the plug-in of Google needs.
-///
-/// # Errors
-/// When no project number is to be had now.
-pub async fn google(config: &Config) -> Result<Google, Error> {
-    let Some(project) = platform::google_project(&config.settings).await else {
+async fn google(audience: &Audience, known: &platform::Known) -> Result<Google, Error> {
+    let Some(project) = platform::google_project(known).await else {
         return Err(Error::new(format!(
             "failed to create token manager with plugin {GOOGLE}: no Google project number: neither GCP_METADATA (PROJECT_ID|PROJECT_NUMBER|CLUSTER_NAME|CLUSTER_ZONE) nor the metadata server gives one; --stsPort=0 does without the service"
         )));
     };
-    let audience = audience(config, true, &project.cluster_url);
+    let mut audience = audience.clone();
+    if audience.provider.is_empty() {
+        audience.provider = project.cluster_url;
+    }
     Ok(Google { project_number: project.number, audience })
 }
 
-async fn plugin(config: &Config) -> Result<(&'static str, Option<Plugin>), Error> {
+fn plugin(config: &Sources) -> Result<(&'static str, Planned), Error> {
     let s = &config.settings;
     let flag = config.flags.get("tokenManagerPlugin");
     let name = flag.or(s.some_text(var::TOKEN_MANAGER_PLUGIN)).unwrap_or(GOOGLE);
     match name {
-        GOOGLE => Ok((GOOGLE, google(config).await.ok().map(Plugin::Google))),
+        GOOGLE => Ok((GOOGLE, Planned::Google(audience(config, true), platform::Known::of(s)))),
         PASSTHROUGH => {
             let url = s.text(var::STS_UPSTREAM_URL);
             if url.is_empty() {
@@ -115,27 +126,26 @@ async fn plugin(config: &Config) -> Result<(&'static str, Option<Plugin>), Error
                 )));
             }
             Upstream::new(url, s.text(var::STS_UPSTREAM_AUDIENCE))
-                .map(|upstream| (PASSTHROUGH, Some(Plugin::Upstream(upstream))))
+                .map(|upstream| (PASSTHROUGH, Planned::Made(Plugin::Upstream(upstream))))
                 .map_err(|e| Error::new(e.to_string()))
         }
         other => {
             tracing::warn!(target: "security",
                 "token manager plugin {other:?} is unknown: the token service can only answer that it has none (it is {GOOGLE} or {PASSTHROUGH})");
-            Ok(("none", Some(Plugin::None)))
+            Ok(("none", Planned::Made(Plugin::None)))
         }
     }
 }
 
-/// Whose identity provider knows our tokens.
-pub fn audience(config: &Config, of_token: bool, cluster_url: &str) -> Audience {
+// Whose identity provider knows our tokens. Empty: that of the cluster's address, which the platform tells.
+fn audience(config: &Sources, of_token: bool) -> Audience {
     let s = &config.settings;
     let fetcher = match s.text(var::CREDENTIAL_FETCHER_TYPE) {
         "GoogleComputeEngine" => s.text(var::CREDENTIAL_IDENTITY_PROVIDER),
         "Mock" => "fakeIDP",
         _ => "",
     };
-    let provider =
-        [fetcher, s.text(var::GKE_CLUSTER_URL), cluster_url].into_iter().find(|text| !text.is_empty());
+    let provider = [fetcher, s.text(var::GKE_CLUSTER_URL)].into_iter().find(|text| !text.is_empty());
     Audience {
         trust_domain: s.text(var::TRUST_DOMAIN).to_owned(),
         of_token,
@@ -143,15 +153,39 @@ pub fn audience(config: &Config, of_token: bool, cluster_url: &str) -> Audience 
     }
 }
 
-/// Whether the workload's token is exchanged before it goes to the CA, and for whom: `PLUGINS` says so, and
-/// Google's own Mesh CA takes nothing else.
-///
-/// # Errors
-/// When nothing tells which cluster's tokens these are.
-pub async fn exchanged(
-    config: &Config,
-    provider: &Provider,
-) -> Result<Option<(Audience, Arc<CryptoProvider>)>, Error> {
+/// The workload's token is exchanged before it goes to the CA.
+#[derive(Debug, Clone)]
+pub struct Exchange {
+    audience: Audience,
+    known: platform::Known,
+    crypto: Arc<CryptoProvider>,
+}
+
+impl Exchange {
+    /// For whom, and what the exchange is made with.
+    ///
+    /// # Errors
+    /// When nothing tells which cluster's tokens these are.
+    pub async fn settle(&self) -> Result<(Audience, Arc<CryptoProvider>), Error> {
+        let mut to = self.audience.clone();
+        if to.provider.is_empty()
+            && let Some(project) = platform::google_project(&self.known).await
+        {
+            to.provider = project.cluster_url;
+        }
+        if to.provider.is_empty() {
+            return Err(Error::new(
+                "the token cannot be exchanged for Google's: no identity provider is known; set GKE_CLUSTER_URL to the cluster's address",
+            ));
+        }
+        Ok((to, self.crypto.clone()))
+    }
+}
+
+/// Whether the workload's token is exchanged before it goes to the CA: `PLUGINS` says so, and Google's own Mesh CA
+/// takes nothing else.
+#[must_use]
+pub fn exchange(config: &Sources, provider: &Provider) -> Option<Exchange> {
     let s = &config.settings;
     let mut wanted = *provider == Provider::GoogleCa && s.text(var::CA_ADDR).contains("googleapis.com");
     for name in s.text(var::PLUGINS).split(',').map(str::trim).filter(|name| !name.is_empty()) {
@@ -161,19 +195,9 @@ pub async fn exchanged(
             tracing::warn!("PLUGINS: {name:?} is unknown and has no effect: it is {GOOGLE}");
         }
     }
-    if !wanted {
-        return Ok(None);
-    }
-    let mut to = audience(config, false, "");
-    if to.provider.is_empty()
-        && let Some(project) = platform::google_project(s).await
-    {
-        to.provider = project.cluster_url;
-    }
-    if to.provider.is_empty() {
-        return Err(Error::new(
-            "the token cannot be exchanged for Google's: no identity provider is known; set GKE_CLUSTER_URL to the cluster's address",
-        ));
-    }
-    Ok(Some((to, crate::tls::provider::provider(super::istiod::compliance(config)).0)))
+    wanted.then(|| Exchange {
+        audience: audience(config, false),
+        known: platform::Known::of(s),
+        crypto: crate::tls::provider::provider(super::istiod::compliance(config)).0,
+    })
 }

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::Config;
+use super::Sources;
 use crate::config::env::var;
 use crate::fetch::Proxies;
 use crate::wasm;
@@ -15,7 +15,7 @@ const LONGEST: u64 = 256 << 20;
 
 /// The converter; `None` when extension configs pass as they are.
 #[must_use]
-pub fn converter(config: &Config) -> Option<wasm::Config> {
+pub fn converter(config: &Sources) -> Option<wasm::Config> {
     let s = &config.settings;
     if !s.flag(var::ISTIO_AGENT_ENABLE_WASM_REMOTE_LOAD_CONVERSION) {
         return None;
@@ -41,7 +41,7 @@ pub fn converter(config: &Config) -> Option<wasm::Config> {
 }
 
 // In the order in which container tools look for them.
-fn credentials(config: &Config) -> Vec<PathBuf> {
+fn credentials(config: &Sources) -> Vec<PathBuf> {
     let s = &config.settings;
     let home = s.env().get("HOME").filter(|home| !home.is_empty()).map(|home| format!("{home}/.docker"));
     let docker = s.some_text(var::DOCKER_CONFIG).map(ToOwned::to_owned).or(home);

@@ -5,9 +5,7 @@ use std::collections::BTreeMap;
 use futures_util::stream::{self, StreamExt};
 
 use super::http::get;
-use super::{GoogleProject, Servers};
-use crate::config::env::Settings;
-use crate::config::env::var;
+use super::{GoogleProject, Known, Servers};
 use crate::config::node::Platform;
 use crate::envoy::bootstrap::Locality;
 
@@ -32,14 +30,13 @@ async fn zone(host: &str) -> Option<String> {
     value(host, "instance/zone").await.map(|path| path.rsplit('/').next().unwrap_or_default().to_owned())
 }
 
-pub(super) async fn describe(settings: &Settings, servers: &Servers) -> Platform {
-    let host = Some(settings.text(var::GCE_METADATA_HOST)).filter(|h| !h.is_empty()).unwrap_or(&servers.v4);
-    let given = settings.text(var::GCP_METADATA);
+pub(super) async fn describe(known: &Known, servers: &Servers) -> Platform {
+    let host = known.google_host(servers);
+    let given = known.gcp.as_str();
     let metadata = if given.is_empty() {
-        let assumed = settings.env().get("GCE_METADATA_HOST").is_some();
-        if assumed || is_there(host).await { asked(host).await } else { BTreeMap::new() }
+        if known.google_host.is_some() || is_there(host).await { asked(host).await } else { BTreeMap::new() }
     } else {
-        from_variables(given, settings.text(var::GCP_QUOTA_PROJECT), settings.text(var::GCP_ZONE))
+        from_variables(given, &known.quota_project, &known.zone)
     };
     let zone = match metadata.get("gcp_zone") {
         Some(zone) => Some(zone.clone()),
@@ -75,17 +72,15 @@ fn from_variables(given: &str, quota_project: &str, zone: &str) -> BTreeMap<Stri
 
 /// The project's number and its cluster's address. Empty parts of `GCP_METADATA` count as known; one with other
 /// than four parts counts as not set.
-pub(super) async fn project(settings: &Settings, servers: &Servers) -> Option<GoogleProject> {
-    let given: Vec<&str> = settings.text(var::GCP_METADATA).split('|').collect();
+pub(super) async fn project(known: &Known, servers: &Servers) -> Option<GoogleProject> {
+    let given: Vec<&str> = known.gcp.split('|').collect();
     let url = |project: &str, location: &str, cluster: &str| {
         format!("{CLUSTERS}/projects/{project}/locations/{location}/clusters/{cluster}")
     };
     let (number, cluster_url) = if let [project, number, cluster, location] = given[..] {
         (number.to_owned(), url(project, location, cluster))
     } else {
-        let host =
-            Some(settings.text(var::GCE_METADATA_HOST)).filter(|h| !h.is_empty()).unwrap_or(&servers.v4);
-        let mut said = asked(host).await;
+        let mut said = asked(known.google_host(servers)).await;
         let cluster_url = said.remove("gcp_gke_cluster_url").unwrap_or_default();
         (said.remove("gcp_project_number")?, cluster_url)
     };

@@ -8,9 +8,13 @@ use tokio::time::Instant;
 
 use super::Manager;
 use crate::base::error::chain;
+use crate::base::lane::Lane;
 use crate::secrets::files::{Event, Loaded};
 use crate::secrets::output::Content;
 use crate::secrets::{Error, ResourceName, Roots, Secret, bundle, persist, rotation};
+
+/// The folder of the certificate that outlives the agent is read once, at the start.
+static FOLDERS: Lane = Lane::new("identity folder", 1);
 
 /// How long what an earlier agent has left is waited for.
 const RESTORE: Duration = Duration::from_secs(1);
@@ -113,7 +117,7 @@ impl Manager {
         let (Some(folder), true) = (self.config.persist.clone(), self.ca.is_some()) else { return };
         let (identity, now) = (self.config.identity.clone(), self.clock.now());
         let shown = folder.display().to_string();
-        let read = tokio::task::spawn_blocking(move || {
+        let read = FOLDERS.run(move || {
             std::fs::DirBuilder::new()
                 .recursive(true)
                 .mode(0o700)

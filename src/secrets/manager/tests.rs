@@ -120,9 +120,9 @@ async fn until(what: &str, mut done: impl FnMut() -> bool) {
         }
         // The paused clock stands still meanwhile.
         crate::base::lane::begin("pause", || std::thread::sleep(Duration::from_millis(1)))
-                .unwrap()
-                .await
-                .unwrap();
+            .unwrap()
+            .await
+            .unwrap();
     }
     panic!("never came true: {what}");
 }

@@ -461,7 +461,7 @@ mod tests {
         for answers in [true, false] {
             let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
             let port = listener.local_addr().unwrap().port();
-            let mut server = tokio::task::JoinSet::new();
+            let mut server = crate::base::tasks::Set::new("test server");
             server.spawn(async move {
                 let mut asked_plainly = false;
                 while let Ok(Ok((mut stream, _))) =
@@ -490,7 +490,7 @@ mod tests {
                 Registry::new(&web, &reference, &secret, Instant::now() + Duration::from_secs(20)).unwrap();
             assert_eq!(registry.ping().await.is_ok(), answers);
             assert_eq!(
-                server.join_next().await.unwrap().unwrap(),
+                std::future::poll_fn(|cx| server.poll_next(cx)).await,
                 answers,
                 "without an answer plain HTTP is not tried"
             );

@@ -85,3 +85,25 @@ fn bodies_are_replaced_and_the_rest_stays() {
     response.resources[0].resource = Some(any("b"));
     assert_eq!(DeltaDiscoveryResponse::decode(made).unwrap(), response);
 }
+
+#[derive(Debug)]
+struct Defective;
+
+impl Convert for Defective {
+    fn convert(
+        &self,
+        _: Protocol,
+        _: Bytes,
+    ) -> futures_util::future::BoxFuture<'static, Result<Bytes, String>> {
+        Box::pin(async { panic!("injected") })
+    }
+}
+
+#[tokio::test]
+async fn a_defect_in_a_conversion_refuses_the_response() {
+    let mut all = Conversions::new(Protocol::Sotw, Some(Arc::new(Defective)));
+    all.begin("7".to_owned(), sotw("7", &["a"]));
+    let (nonce, why) = std::future::poll_fn(|cx| all.poll(cx)).await.unwrap_err();
+    assert_eq!(nonce, "7");
+    assert!(why.contains("panicked"), "{why}");
+}

@@ -1,0 +1,129 @@
+//! Every socket and port, and the certificate on its way.
+
+use std::sync::Arc;
+
+use super::callers::{ByToken, Told};
+use super::common::Common;
+use super::sts::Pending;
+use super::upstream::Upstream;
+use super::wiring::Wires;
+use super::{let_others_run, said, sts, wasm};
+use crate::config::parts::Error;
+use crate::secrets::{self, Manager};
+use crate::status;
+use crate::trouble::{Kind, Report};
+use crate::wasm::Converter;
+use crate::{dns, gateway, sds, xds};
+
+/// What is bound and not served yet.
+pub struct Bound {
+    pub identity: secrets::Handle,
+    pub token_service: Option<Pending>,
+    pub status: Option<status::Bound>,
+    pub dns: Option<dns::Bound>,
+    pub wires: Wires,
+    pub sds: sds::Server,
+    /// Sockets that only some agents have, by name.
+    pub more_sds: Vec<(&'static str, sds::Server)>,
+    pub gateway: Option<gateway::Secrets>,
+    pub callers: Option<Told>,
+    pub modules: Option<Arc<Converter>>,
+    pub xds: (xds::Server, crate::base::uds::Bound),
+}
+
+/// Binds everything. The certificate takes longest of all: its first steps, a name to resolve and a connection to
+/// open, go on beside, whenever this lets go of the thread.
+pub async fn bind(common: &Common, upstream: &mut Upstream) -> Result<Bound, Error> {
+    let Common { config, metrics, troubles, .. } = common;
+    let token_service = sts::prepare(config).await?;
+    let identity = certificates(common, upstream);
+    let_others_run().await;
+    let status = config.status.as_ref().map(|config| {
+        status::bind(config).unwrap_or_else(|error| {
+            let trouble = troubles.reporter("default");
+            trouble.report(status_taken(&error, config.port));
+            status::Bound::later(config, trouble)
+        })
+    });
+    let wires = Wires::new(config);
+    let dns = match config.dns.as_ref().zip(wires.names.clone()) {
+        Some((dns, names)) => Some(dns::bind(&dns.server, names, metrics).await.map_err(said)?),
+        None => None,
+    };
+    // From the inside out.
+    let sds = sds::Server::bind(config.identity.sds(upstream.mode), Arc::new(identity.clone()), metrics)
+        .with_trouble(troubles.reporter("sds"));
+    let (more_sds, gateway, callers) = more_sds(common, &sds);
+    let modules = wasm::converter(config, metrics, troubles.reporter("wasm"));
+    let xds = relay(common, upstream, &wires, modules.clone())?;
+    let_others_run().await;
+    Ok(Bound { identity, token_service, status, dns, wires, sds, more_sds, gateway, callers, modules, xds })
+}
+
+fn certificates(common: &Common, upstream: &mut Upstream) -> secrets::Handle {
+    let mut config = common.config.identity.secrets();
+    config.trouble = upstream.trouble.clone();
+    config.first_key = upstream.first_key.take();
+    let (handle, manager) = Manager::new(config, upstream.ca.clone(), &common.metrics, common.clock.clone());
+    common.tasks.secrets.lasting("secrets", manager.run(common.tasks.secrets.token()));
+    handle
+}
+
+fn more_sds(
+    common: &Common,
+    sds: &sds::Server,
+) -> (Vec<(&'static str, sds::Server)>, Option<gateway::Secrets>, Option<Told>) {
+    let Common { config, clock, troubles, tasks, .. } = common;
+    let mut more = Vec::new();
+    let gateway = config.gateway.clone().map(|(settings, socket)| {
+        let source = gateway::Secrets::new(settings, tasks.secrets.clone(), troubles.reporter("sds"));
+        more.push(("gateway sds", sds.beside(socket, Arc::new(source.clone()))));
+        source
+    });
+    let callers = config.callers.clone().map(|socket| {
+        tracing::info!(target: "sds", "tokens of callers are taken on {}", socket.display());
+        let trouble = troubles.reporter("sds");
+        let source = ByToken::new(config.clone(), clock.clone(), tasks.secrets.clone(), trouble);
+        let told = source.told();
+        more.push(("callers' sds", sds.for_callers(socket, Arc::new(source))));
+        told
+    });
+    (more, gateway, callers)
+}
+
+fn relay(
+    common: &Common,
+    upstream: &Upstream,
+    wires: &Wires,
+    modules: Option<Arc<Converter>>,
+) -> Result<(xds::Server, crate::base::uds::Bound), Error> {
+    let Common { config, clock, metrics, troubles, .. } = common;
+    let server = xds::Server::new(
+        config.xds.clone(),
+        xds::Parts {
+            upstream: Arc::new(upstream.connector.clone()),
+            tokens: upstream.tokens.source.clone(),
+            headers: config.istiod.headers.clone(),
+            taps: wires.taps.clone(),
+            convert: modules.map(|m| Arc::new(wasm::Conversion(m)) as Arc<dyn xds::Convert>),
+            wake: wires.wake.clone(),
+            metrics: metrics.clone(),
+            clock: clock.clone(),
+            trouble: troubles.reporter("xdsproxy"),
+        },
+    );
+    let bound = server
+        .bind()
+        .map_err(|e| Error::new(format!("failed to start xds proxy: {}", crate::base::error::chain(&e))))?;
+    Ok((server, bound))
+}
+
+// The agent goes on: certificates and config must not hang on a port that only probes and scrapers use.
+fn status_taken(error: &status::Error, port: u16) -> Report {
+    let mut detail = format!("Error listening on status port: {}", crate::base::error::chain(error));
+    if let Some(holder) = crate::envoy::port::holder(port) {
+        detail.push_str(&format!("; held by {holder}"));
+    }
+    detail.push_str("; the agent runs without its status server and tries again");
+    Report::new(Kind::StatusPortTaken, detail).about(port.to_string())
+}

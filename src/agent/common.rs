@@ -1,0 +1,46 @@
+//! What every step of the start needs.
+
+use std::sync::Arc;
+
+use rustix::process::{DumpableBehavior, set_dumpable_behavior};
+use tokio::time::Instant;
+
+use super::said;
+use super::shutdown::Stages;
+use crate::base::clock::{Clock, System};
+use crate::base::metrics::Metrics;
+use crate::config::Config;
+use crate::config::parts::Error;
+use crate::trouble::{Troubles, What};
+
+/// Shared by all parts.
+pub struct Common {
+    pub started: Instant,
+    pub config: Arc<Config>,
+    pub clock: Arc<dyn Clock>,
+    pub metrics: Metrics,
+    pub troubles: Troubles,
+    pub tasks: Stages,
+}
+
+impl Common {
+    /// Before there is a key: core dumps are switched off here, if at all.
+    pub fn new(config: Config) -> Result<Self, Error> {
+        let started = Instant::now();
+        let clock: Arc<dyn Clock> = Arc::new(System);
+        let metrics = Metrics::new();
+        let troubles = Troubles::new(clock.clone());
+        troubles.note(What::Started, "the agent");
+        for counted in [crate::base::tasks::panics(), crate::net::accept::failures()] {
+            metrics.register(Box::new(counted)).map_err(said)?;
+        }
+        crate::trouble::export(&troubles, &metrics);
+        // Not by RLIMIT_CORE: Envoy would inherit it, and a core handler in a pipe does not care.
+        if config.no_core_dumps
+            && let Err(error) = set_dumpable_behavior(DumpableBehavior::NotDumpable)
+        {
+            tracing::warn!("NO_CORE_DUMPS has no effect: {error}");
+        }
+        Ok(Self { started, config: Arc::new(config), clock, metrics, troubles, tasks: Stages::new() })
+    }
+}

@@ -1,0 +1,93 @@
+//! The tasks, and what they are joined by.
+
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use super::bind::Bound;
+use super::common::Common;
+use super::document::Face;
+use super::upstream::Upstream;
+use super::{health, systemd, wasm};
+use crate::base::tasks::{Group, Stop};
+use crate::base::uds;
+use crate::{envoy, sds, status, xds};
+
+/// Starts all that is bound.
+pub fn serve(common: &Common, upstream: Upstream, bound: Bound, envoy: &envoy::Handle) {
+    let Common { config, clock, metrics, troubles, tasks, started } = common;
+    until(&tasks.status, "log", crate::base::logging::attend());
+    until(&tasks.status, "troubles", {
+        let troubles = troubles.clone();
+        async move { troubles.attend().await }
+    });
+    let sts = bound.token_service.map(|service| service.spawn(tasks, metrics, clock, troubles));
+    if let Some(server) = bound.dns {
+        tasks.dns.lasting("dns", server.serve(tasks.dns.token()));
+    }
+    let names = bound.wires.names.clone();
+    bound.wires.spawn(tasks, config, upstream.connector.root_file(), &bound.identity);
+    if let Some(refresh) = upstream.tokens.refresh {
+        let stop = tasks.secrets.token();
+        tasks.secrets.lasting("token", async move { refresh.refresh(stop).await });
+    }
+    let (xds_server, xds_bound) = bound.xds;
+    let xds = xds_server.handle();
+    sockets(&tasks.sds, bound.sds, bound.more_sds);
+    relay(&tasks.xds, xds_server, xds_bound);
+    if let Some(modules) = &bound.modules {
+        wasm::spawn(modules, tasks);
+    }
+    let trouble = troubles.reporter("healthcheck");
+    let health = health::start(config, health::Joined { envoy, xds: &xds, metrics, clock, trouble }, tasks);
+    let face: Arc<dyn status::Agent> = Arc::new(Face {
+        node_type: config.node_type.clone(),
+        envoy: envoy.clone(),
+        secrets: bound.identity,
+        xds,
+        names,
+        health,
+        sts,
+        gateway: bound.gateway,
+        callers: bound.callers,
+        tasks: tasks.clone(),
+        troubles: troubles.clone(),
+        since: SystemTime::now(),
+    });
+    if let Some(manager) = config.notify.clone() {
+        let admin = config.status.as_ref().and_then(|config| config.ready.envoy_admin);
+        systemd::start(manager, systemd::Asked::new(face.clone(), admin, envoy, troubles), tasks);
+    }
+    if let Some(bound) = bound.status {
+        let (metrics, crypto) = (metrics.clone(), config.crypto.clone());
+        let handles = status::Handles { agent: face, metrics, crypto, started: *started };
+        tasks.status.lasting("status", bound.serve(handles, tasks.closing.clone(), tasks.status.token()));
+    }
+}
+
+/// Runs `task` until the group is stopped.
+fn until(group: &Group, name: &str, task: impl Future<Output = ()> + Send + 'static) {
+    let stop: Stop = group.token();
+    group.lasting(name, async move {
+        tokio::select! {
+            () = stop.cancelled() => {}
+            () = task => {}
+        }
+    });
+}
+
+fn sockets(group: &Group, server: sds::Server, more: Vec<(&'static str, sds::Server)>) {
+    let stop = group.token();
+    group.lasting("sds", async move { server.run_with(stop, crate::base::authority::Shim::new).await });
+    for (name, server) in more {
+        group.lasting(name, server.run(group.token()));
+    }
+}
+
+fn relay(group: &Group, server: xds::Server, bound: uds::Bound) {
+    let stop = group.token();
+    let (listener, file) = bound.into_parts();
+    group.lasting("xds", async move {
+        let _file = file;
+        server.serve(listener, stop).await
+    });
+}

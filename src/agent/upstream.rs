@@ -1,0 +1,55 @@
+//! Who signs, with whose token, and the way to istiod. Nothing is bound here, and nothing waits for a server.
+
+use std::sync::Arc;
+
+use super::common::Common;
+use super::tokens::{self, Tokens};
+use super::{ca, said};
+use crate::ca::CaClient;
+use crate::config::parts::Error;
+use crate::istiod::Connector;
+use crate::secrets::FirstKey;
+use crate::secrets::probe::{self, Mode};
+use crate::trouble::Reporter;
+
+/// The way to those who sign and configure.
+pub struct Upstream {
+    /// Who owns the workload's socket.
+    pub mode: Mode,
+    /// The workload's tokens.
+    pub tokens: Tokens,
+    /// Who signs; none where nobody is to.
+    pub ca: Option<Arc<dyn CaClient>>,
+    /// The way to istiod.
+    pub connector: Connector,
+    /// What is told of certificates.
+    pub trouble: Arc<Reporter>,
+    /// A key that is being made for the first certificate.
+    pub first_key: Option<FirstKey>,
+}
+
+/// Makes the clients.
+///
+/// # Errors
+/// Another server that was demanded and is not there, roots that hold no certificate.
+pub async fn prepare(common: &Common) -> Result<Upstream, Error> {
+    let Common { config, clock, metrics, troubles, .. } = common;
+    let identity = &config.identity;
+    let signs = !identity.file_mounted;
+    // An RSA key takes longest of all, so it is begun at once.
+    let first_key = signs.then(|| FirstKey::begin(identity.key.clone()));
+    let mode = match &identity.socket {
+        Some(socket) => probe::workload(socket).await.map_err(said)?,
+        None => Mode::Own,
+    };
+    let tokens = tokens::source(identity, clock);
+    let trouble = Arc::new(troubles.reporter("citadelclient"));
+    let ca = match (signs && mode == Mode::Own).then(|| config.ca.clone()).transpose()?.flatten() {
+        Some(signer) => ca::client(&signer, tokens.source.clone(), metrics, clock, &trouble).await?,
+        None => None,
+    };
+    let connector = Connector::with_clock(config.istiod.connection.clone(), clock.clone())
+        .map_err(|e| Error::new(format!("failed to start xds proxy: {}", crate::base::error::chain(&e))))?;
+    let first_key = first_key.filter(|_| ca.is_some());
+    Ok(Upstream { mode, tokens, ca, connector, trouble, first_key })
+}

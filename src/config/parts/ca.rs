@@ -1,0 +1,98 @@
+//! The CA that signs: which, the way to it, and with whose token.
+
+use std::time::Duration;
+
+use super::{Error, Sources, istiod, sts};
+use crate::ca::provider::{Details, Provider};
+use crate::ca::vault;
+use crate::config::env::var;
+use crate::istiod::auth::{CallHeaders, MetadataServer};
+
+/// Who signs, and the way there.
+#[derive(Debug, Clone)]
+pub struct Signer {
+    /// Which CA.
+    pub provider: Provider,
+    /// The way to it.
+    pub way: Way,
+    /// Whether the workload's token is changed for another one before.
+    pub exchange: Option<sts::Exchange>,
+    /// Headers of calls.
+    pub headers: CallHeaders,
+    /// Bounds of one attempt, and of a call with all its attempts.
+    pub limits: (Duration, Duration),
+    /// What single providers need.
+    pub details: Details,
+}
+
+/// How a CA is reached.
+#[derive(Debug, Clone)]
+pub enum Way {
+    /// By gRPC.
+    Grpc(crate::istiod::Config),
+    /// By gRPC, with the token of the machine's account, which its metadata server gives.
+    Account(crate::istiod::Config, MetadataServer),
+    /// By HTTP.
+    Vault(vault::Config),
+}
+
+impl Signer {
+    /// The connection, where it is one for gRPC.
+    #[must_use]
+    pub fn connection(&self) -> Option<&crate::istiod::Config> {
+        match &self.way {
+            Way::Grpc(connection) | Way::Account(connection, _) => Some(connection),
+            Way::Vault(_) => None,
+        }
+    }
+}
+
+/// Which CA signs.
+///
+/// # Errors
+/// When there is no such CA.
+pub fn provider(config: &Sources) -> Result<Provider, Error> {
+    let s = &config.settings;
+    let address = s.some_text(var::CA_ADDR).unwrap_or(&config.mesh.proxy.discovery_address);
+    Provider::resolve(s.text(var::CA_PROVIDER), address, s.flag(var::ENABLE_GOOGLE_CA))
+        .map_err(|e| Error::new(e.to_string()))
+}
+
+/// Who signs; `None` where certificates are only mounted.
+///
+/// # Errors
+/// When there is no such CA, or it lacks a setting or its root.
+pub fn signer(config: &Sources, file_mounted: bool) -> Result<Option<Signer>, Error> {
+    if file_mounted {
+        return Ok(None);
+    }
+    let s = &config.settings;
+    let provider = provider(config)?;
+    let way = match provider {
+        // Mesh CA takes the workload's token, the service that of the machine's account.
+        Provider::GoogleCa => Way::Grpc(istiod::google_ca(config, false)?),
+        Provider::GoogleCas => Way::Account(istiod::google_ca(config, true)?, metadata_server(config)),
+        Provider::Citadel => Way::Grpc(istiod::ca(config)?),
+        Provider::Vault => Way::Vault(istiod::vault(config)?),
+        Provider::GkeWorkloadCertificate => return Ok(None),
+    };
+    Ok(Some(Signer {
+        exchange: sts::exchange(config, &provider),
+        provider,
+        way,
+        headers: istiod::headers(config, "CA_HEADER_"),
+        limits: istiod::ca_limits(config),
+        details: Details {
+            cert_signer: s.text(var::ISTIO_META_CERT_SIGNER).to_owned(),
+            cluster_url: s.text(var::GKE_CLUSTER_URL).to_owned(),
+            pool: s.text(var::CA_ADDR).to_owned(),
+        },
+    }))
+}
+
+/// The metadata server of Google's machines, or what stands in for it.
+#[must_use]
+pub fn metadata_server(config: &Sources) -> MetadataServer {
+    let host = config.settings.some_text(var::GCE_METADATA_HOST);
+    host.map_or_else(MetadataServer::default, |host| MetadataServer { host: host.to_owned() })
+}

@@ -1,0 +1,69 @@
+//! Files and folders that the configuration names, for those who look at them before a start.
+
+use std::path::PathBuf;
+
+use super::{Sources, envoy, identity};
+use crate::config::args;
+use crate::config::env::var;
+
+/// Where the mesh file is unless `--meshConfig` says otherwise; it may be missing there.
+const MESH_FILE: &str = "./etc/istio/config/mesh";
+
+/// Files that are read: what each is, and where.
+#[must_use]
+pub fn read(config: &Sources) -> Vec<(&'static str, PathBuf)> {
+    let mut files = Vec::new();
+    if let Some(path) = envoy::template(config) {
+        files.push(("the bootstrap's template", path));
+    }
+    let custom = &config.mesh.proxy.custom_config_file;
+    if !custom.is_empty() {
+        files.push(("customConfigFile", config.path(custom)));
+    }
+    if let Some(given) = config.flags.get("meshConfig").filter(|path| !path.is_empty()) {
+        let path = config.path(given);
+        if path.exists() || given != MESH_FILE {
+            files.push(("--meshConfig", path));
+        }
+    }
+    files
+}
+
+/// The mesh file as it was named.
+#[must_use]
+pub fn mesh(config: &Sources) -> &str {
+    config.flags.or_default(args::PROXY, "meshConfig")
+}
+
+/// `ISTIO_BOOTSTRAP_OVERRIDE`: as it was named, and where it is.
+#[must_use]
+pub fn bootstrap_override(config: &Sources) -> Option<(&str, PathBuf)> {
+    let named = config.settings.some_text(var::ISTIO_BOOTSTRAP_OVERRIDE)?;
+    Some((named, config.path(named)))
+}
+
+/// Certificate and key in `PROV_CERT`.
+#[must_use]
+pub fn provided(config: &Sources) -> Option<(PathBuf, PathBuf)> {
+    let dir = config.path(config.settings.some_text(var::PROV_CERT)?);
+    Some((dir.join("cert-chain.pem"), dir.join("key.pem")))
+}
+
+/// Folders that are written to: what each is, where, and whether it is made where it is missing.
+#[must_use]
+pub fn written(config: &Sources) -> Vec<(&'static str, PathBuf, bool)> {
+    let mut folders = vec![("configPath", config.config_path(), true)];
+    if !config.settings.flag(var::DISABLE_ENVOY) {
+        folders.push(("the folder of the SDS socket", config.path(identity::WORKLOAD_DIR), true));
+    }
+    if let Some(dir) = config.settings.some_text(var::OUTPUT_CERTS) {
+        folders.push(("OUTPUT_CERTS", config.path(dir), false));
+    }
+    folders
+}
+
+/// Sockets that are bound.
+#[must_use]
+pub fn sockets(config: &Sources) -> [PathBuf; 2] {
+    [config.config_path().join("XDS"), config.path(identity::WORKLOAD_DIR).join("socket")]
+}
