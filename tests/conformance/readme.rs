@@ -16,6 +16,8 @@ const ELSEWHERE: &[(&str, &str, &str)] = &[
     ("make test", "scripts/bare-machine", "targets=${BARE_TARGETS:-demo test}"),
     ("make lint", ".ci/run", "make lint"),
     ("make bench", "scripts/release", "make bench"),
+    ("make dist", "scripts/release", "make dist"),
+    ("make release", ".github/workflows/release.yml", "make release VERSION="),
     ("make fuzz-smoke", "Makefile", "scripts/fuzz-smoke"),
     ("make help", "Makefile", "grep -hE"),
     ("make conformance", "Makefile", "conformance/all"),
