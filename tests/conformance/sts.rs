@@ -140,7 +140,10 @@ async fn whatever_is_in_the_endpoints_place_is_told_and_the_old_token_stays() {
     let elsewhere = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = free_port();
     let url = format!("http://127.0.0.1:{}/token", gate.port);
-    let mut agent = passthrough(&mock, port, &url).arg("--log_output_level=all:debug").start();
+    let mut agent = passthrough(&mock, port, &url)
+        .env("READINESS_STRICT", "true")
+        .arg("--log_output_level=all:debug")
+        .start();
     agent.wait_ready().await;
     let (status, first) = ask(port, "S3CRET-SUBJECT").await;
     assert_eq!(status, 200, "{first}");
@@ -175,13 +178,16 @@ async fn whatever_is_in_the_endpoints_place_is_told_and_the_old_token_stays() {
     let (status, body) = ask(port, "S3CRET-OTHER").await;
     let why = body["error_description"].as_str().unwrap_or_default();
     assert!(status == 500 && why.contains("403") && !why.contains("S3CRET"), "{body}");
-    assert_eq!(agent.get("/healthz/ready").await.unwrap().status.as_u16(), 200, "readiness stays");
+    let reply = agent.get("/healthz/ready").await.unwrap();
+    let told = reply.headers.get("x-not-ready").and_then(|text| text.to_str().ok()).unwrap_or_default();
+    assert!(reply.status.as_u16() == 503 && told.contains("403"), "strict readiness tells: {told:?}");
     // One that is silent costs a try.
     gate.next([Rough::Silent]);
     let (status, body) = ask(port, "S3CRET-SUBJECT").await;
     assert!(status == 200 && body["access_token"] != first["access_token"], "{body}");
     let document = agent.get("/debug/agentz").await.unwrap().text();
     assert!(!document.contains("\"kind\": \"TokensNotExchanged\""), "it is over: {document}");
+    agent.wait_ready().await;
     let visited = tokio::time::timeout(Duration::from_millis(1), elsewhere.accept()).await;
     assert!(visited.is_err(), "a redirect was followed");
     assert!(!agent.log().contains("S3CRET"), "{}", agent.log().text());

@@ -227,7 +227,7 @@ variables! {
     go WASM DOCKER_CONFIG: Text = "", "folder of the Docker config.json with registry credentials";
     go WASM REGISTRY_AUTH_FILE: Text = "", "file with registry credentials where Docker has none";
     go WASM XDG_RUNTIME_DIR: Text = "", "its containers/auth.json has registry credentials, as a last resort";
-    ours STATUS READINESS_STRICT: Bool = "false", "an expired identity or a lost config source takes readiness away";
+    ours STATUS READINESS_STRICT: Bool = "false", "an expired identity, a lost config source, tokens that cannot be exchanged or a gateway's missing secret takes readiness away";
     ours STATUS METRICS_PART_LIMIT_BYTES: Int = "0", "most bytes of one part of the merged metrics; 0: all";
     ours STATUS METRICS_DETAILS: Bool = "false", "export families the Go agent does not have, and mark cut parts";
     ours CERT ENABLE_GOOGLE_CA: Bool = "false", "a CA_ADDR of googleapis.com means GoogleCA without being named by CA_PROVIDER";

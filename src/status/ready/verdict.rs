@@ -32,6 +32,8 @@ pub(super) fn of_missing(text: &str) -> Kind {
 /// What a sentence of the strict mode is.
 pub(super) fn of_degraded(text: &str) -> Kind {
     match text {
+        _ if text.starts_with("gateway secret ") => Kind::GatewaySecret,
+        _ if text.starts_with("no tokens can be exchanged") => Kind::TokensNotExchanged,
         _ if text.contains("has expired") => Kind::CertificateExpired,
         _ if text.contains("certificate") => Kind::CertificateMissing,
         _ => Kind::NoConfig,

@@ -192,3 +192,29 @@ async fn a_token_that_was_rotated_is_read_anew() {
     world.a_change_arrives("with the new token").await;
     world.stop().await;
 }
+
+#[tokio::test]
+async fn a_missing_secret_is_told_wherever_one_looks_and_is_over_when_it_is_made() {
+    let mock = MockIstiod::start().await;
+    let api = ApiServer::start(&mock.authority(), "S3CRET-ONE").await;
+    let mut agent = from_api(&mock, &api).env("READINESS_STRICT", "true").start();
+    let client = agent.client(SOCKET).await;
+    agent.wait_ready().await;
+    let mut stream = client.stream_secrets();
+    stream.send(&secret_request("web"));
+    let reply = eventually("readiness tells", async || {
+        agent.get("/healthz/ready?verbose").await.ok().filter(|reply| reply.status.as_u16() == 503)
+    })
+    .await;
+    let said = reply.headers["x-not-ready"].to_str().unwrap().to_owned();
+    assert!(said.contains("gateway secret web: there is no such secret"), "{said}");
+    let document: serde_json::Value =
+        serde_json::from_slice(&agent.get("/debug/agentz").await.unwrap().body).unwrap();
+    assert_eq!(document["verdict"]["kind"], "GatewaySecret", "{document}");
+    let made = pair(&mock, "made");
+    api.put("web", &fields(&made));
+    assert!(is(&next(&mut stream).await, &made));
+    agent.wait_ready().await;
+    agent.wait_log("over: GatewaySecret web").await;
+    agent.stop().await;
+}
