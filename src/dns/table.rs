@@ -1,37 +1,24 @@
 //! The name table: from what istiod sends to what a name has for answers. Pure.
+//!
+//! istiod's message is kept as it came, and beside it an index of 9 bytes a name: where in the message the
+//! host is, and which of its names this one is. Names and addresses are read from the message when somebody
+//! asks, so that a table costs its message and little more, also while it is made.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+mod index;
+mod message;
+
+use std::collections::{BTreeMap, HashSet};
+use std::net::IpAddr;
 
 use bytes::Bytes;
-use prost::Message;
 use rand::seq::SliceRandom;
 use serde_json::{Map, Value, json};
 
 use super::wire::{self, Data, Query, Record};
+use index::Index;
+use message::{NameInfo, Source};
 
 const KUBERNETES: &str = "Kubernetes";
-
-/// `istio.networking.nds.v1.NameTable`.
-#[derive(Clone, PartialEq, prost::Message)]
-struct NameTable {
-    #[prost(btree_map = "string, message", tag = "1")]
-    table: BTreeMap<String, NameInfo>,
-}
-
-#[derive(Clone, PartialEq, prost::Message)]
-struct NameInfo {
-    #[prost(string, repeated, tag = "1")]
-    ips: Vec<String>,
-    #[prost(string, tag = "2")]
-    registry: String,
-    #[prost(string, tag = "3")]
-    shortname: String,
-    #[prost(string, tag = "4")]
-    namespace: String,
-    #[prost(string, repeated, tag = "5")]
-    alt_hosts: Vec<String>,
-}
 
 /// From where names are seen: it decides which short forms there are.
 #[derive(Debug, Clone, Default)]
@@ -78,34 +65,11 @@ impl Scope {
     }
 }
 
-/// Addresses of one entry.
-#[derive(Debug)]
-struct Entry {
-    v4: Box<[Ipv4Addr]>,
-    v6: Box<[Ipv6Addr]>,
-}
-
-impl Entry {
-    fn of(info: &NameInfo) -> Option<Self> {
-        let (mut v4, mut v6) = (Vec::new(), Vec::new());
-        for ip in info.ips.iter().filter_map(|ip| ip.parse().ok()) {
-            match ip {
-                IpAddr::V4(ip) => v4.push(ip),
-                IpAddr::V6(ip) => v6.push(ip),
-            }
-        }
-        (!v4.is_empty() || !v6.is_empty()).then(|| Self { v4: v4.into(), v6: v6.into() })
-    }
-}
-
 /// One table, whole. Forms with the search domain are not stored but seen through at look-up.
 #[derive(Debug)]
 pub struct Table {
-    hosts: HashMap<Box<str>, u32>,
-    entries: Vec<Entry>,
-    scope: Scope,
-    /// As it came: what `/debug/ndsz` shows is made when somebody asks.
-    body: Bytes,
+    index: Index,
+    source: Source,
 }
 
 impl Table {
@@ -114,34 +78,18 @@ impl Table {
     /// # Errors
     /// When the bytes are no such message; the text says where.
     pub fn decode(body: Bytes, scope: &Scope) -> Result<Self, String> {
-        let decoded = NameTable::decode(body.clone()).map_err(|e| e.to_string())?;
-        let mut out = Self { hosts: HashMap::new(), entries: Vec::new(), scope: scope.clone(), body };
-        let mut short = Vec::new();
-        for (host, info) in &decoded.table {
-            let Some(entry) = Entry::of(info) else { continue };
-            let at = u32::try_from(out.entries.len()).map_err(|e| e.to_string())?;
-            out.entries.push(entry);
-            let mut names = scope.names(host, info).into_iter().map(|name| name.to_ascii_lowercase());
-            if let Some(own) = names.next() {
-                out.hosts.insert(own.into(), at);
-            }
-            short.extend(names.map(|name| (name, at)));
-        }
-        // A host's own name beats another's short form; of two short forms the first host's stays.
-        for (name, at) in short {
-            out.hosts.entry(name.into()).or_insert(at);
-        }
-        out.hosts.shrink_to_fit();
-        Ok(out)
+        let source = Source { body, scope: scope.clone() };
+        Ok(Self { index: Index::of(&source)?, source })
     }
 
-    // The entry of a name, and the name that the search domain was appended to.
+    // The host of a name, and the name that the search domain was appended to.
     fn find(&self, name: &str, search: Option<&str>) -> Option<(u32, Option<String>)> {
-        let own = self.hosts.get(name).copied();
+        let own = self.index.find(&self.source, name);
         let appended = search.and_then(|search| {
             let inner = name.strip_suffix('.')?.strip_suffix(search)?;
             let doubled = inner.strip_suffix('.').is_some_and(|i| i.ends_with(search));
-            let at = self.hosts.get(inner).copied().filter(|_| inner.ends_with('.') && !doubled)?;
+            let found = || self.index.find(&self.source, inner);
+            let at = (inner.ends_with('.') && !doubled).then(found).flatten()?;
             (own != Some(at)).then(|| (at, Some(inner.to_owned())))
         });
         appended.or_else(|| own.map(|at| (at, None)))
@@ -162,11 +110,8 @@ impl Table {
             }
             None
         })?;
-        let entry = self.entries.get(usize::try_from(at).ok()?)?;
-        let mut addresses: Vec<IpAddr> = match query.qtype {
-            wire::A => entry.v4.iter().copied().map(IpAddr::V4).collect(),
-            _ => entry.v6.iter().copied().map(IpAddr::V6).collect(),
-        };
+        let mut addresses = self.source.host_at(at)?.info().addresses();
+        addresses.retain(|ip| ip.is_ipv4() == (query.qtype == wire::A));
         if addresses.is_empty() {
             return Some(Vec::new());
         }
@@ -187,16 +132,19 @@ impl Table {
     /// # Errors
     /// Never in practice: the message was read once already.
     pub fn json(&self) -> Result<String, String> {
-        let decoded = NameTable::decode(self.body.clone()).map_err(|e| e.to_string())?;
+        let table = self.source.whole()?;
         let mut out: BTreeMap<String, Value> = BTreeMap::new();
         let mut added = HashSet::new();
-        for (host, info) in &decoded.table {
+        for (host, info) in &table {
             out.insert(host.clone(), shown(info));
-            let Some(entry) = Entry::of(info) else { continue };
-            for name in self.scope.names(host, info) {
-                if !decoded.table.contains_key(&name) && added.insert(name.clone()) {
-                    let v4 = entry.v4.iter().map(ToString::to_string);
-                    let ips: Vec<String> = v4.chain(entry.v6.iter().map(ToString::to_string)).collect();
+            let mut addresses = info.addresses();
+            if addresses.is_empty() {
+                continue;
+            }
+            addresses.sort_by_key(IpAddr::is_ipv6);
+            for name in self.source.scope.names(host, info) {
+                if !table.contains_key(&name) && added.insert(name.clone()) {
+                    let ips: Vec<String> = addresses.iter().map(ToString::to_string).collect();
                     out.insert(name, json!({ "ips": ips, "registry": KUBERNETES }));
                 }
             }

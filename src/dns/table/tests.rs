@@ -1,3 +1,9 @@
+use std::collections::HashMap;
+
+use proptest::prelude::*;
+use prost::Message;
+
+use super::message::NameTable;
 use super::*;
 
 fn info(ips: &[&str], registry: &str, shortname: &str, namespace: &str) -> NameInfo {
@@ -123,4 +129,71 @@ fn the_debug_page_adds_the_names_it_is_found_by() {
     );
     assert_eq!(table(&[]).json().unwrap(), "{}");
     assert!(Table::decode(Bytes::from_static(&[0xff, 0xff]), &Scope::default()).is_err());
+}
+
+/// The rules in the plainest form: all names as texts, hosts in order.
+fn plain(table: &BTreeMap<String, NameInfo>, scope: &Scope) -> HashMap<String, Vec<IpAddr>> {
+    let (mut own, mut short) = (HashMap::new(), HashMap::new());
+    for (host, info) in table.iter().filter(|(_, info)| !info.addresses().is_empty()) {
+        let mut names = scope.names(host, info).into_iter().map(|name| name.to_lowercase());
+        own.extend(names.next().map(|name| (name, info.addresses())));
+        for name in names {
+            short.entry(name).or_insert(info.addresses());
+        }
+    }
+    short.extend(own);
+    short
+}
+
+fn entry() -> impl Strategy<Value = (String, NameInfo)> {
+    let label = || "[aAb]";
+    let host = (label(), label(), prop_oneof![Just(".svc.cluster.local"), Just(""), Just(".")])
+        .prop_map(|(name, namespace, domain)| format!("{name}.{namespace}{domain}"));
+    let ips = proptest::collection::vec(prop_oneof![Just("x".to_owned()), "1\\.1\\.1\\.[0-9]"], 0..3);
+    let registry = prop_oneof![Just(KUBERNETES), Just("External")];
+    (host, ips, registry, label(), label(), proptest::option::of("[ab]\\.[ab]")).prop_map(
+        |(host, ips, registry, shortname, namespace, alt)| {
+            let alt_hosts = alt.into_iter().collect();
+            // Kubernetes announces none with a final dot, so it has no names at all.
+            let registry = if host.ends_with('.') { "External" } else { registry };
+            (host, NameInfo { ips, registry: registry.to_owned(), shortname, namespace, alt_hosts })
+        },
+    )
+}
+
+proptest! {
+    #[test]
+    fn the_index_finds_what_the_plain_rules_say(entries in proptest::collection::vec(entry(), 0..12)) {
+        let scope = Scope::new("a", "a.svc.cluster.local");
+        let mut body = Vec::new();
+        // One after another: a host may stand in the message twice.
+        for (host, info) in &entries {
+            NameTable { table: [(host.clone(), info.clone())].into() }.encode_raw(&mut body);
+        }
+        let whole: BTreeMap<_, _> = entries.into_iter().collect();
+        let table = Table::decode(body.into(), &scope).unwrap();
+        let plain = plain(&whole, &scope);
+        let names = whole.iter().flat_map(|(host, info)| scope.names(host, info));
+        for name in names.map(|name| name.to_lowercase()) {
+            let found = table.index.find(&table.source, &name);
+            let found = found.map(|at| table.source.host_at(at).unwrap().info().addresses());
+            prop_assert_eq!(found.as_ref(), plain.get(&name), "{}", name);
+        }
+    }
+}
+
+/// docs/COMPATIBILITY.md: a table of 50,000 hosts holds 10 MB at most; the Go agent's 66.
+#[test]
+fn fifty_thousand_hosts_cost_little_more_than_their_message() {
+    let hosts = (0..50_000).map(|n| {
+        let (short, ip) = (format!("service-{n:05}"), format!("10.{}.{}.1", n / 256, n % 256));
+        (format!("{short}.ns1.svc.cluster.local"), info(&[&ip], KUBERNETES, &short, "ns1"))
+    });
+    let body: Bytes = NameTable { table: hosts.collect() }.encode_to_vec().into();
+    let message = body.len();
+    let table = Table::decode(body, &Scope::new("ns1", "ns1.svc.cluster.local")).unwrap();
+    let index = table.index.bytes();
+    assert!((3_000_000..5_000_000).contains(&message), "{message}");
+    assert!(message + index <= 10_000_000, "{message} + {index}");
+    assert_eq!(ask(&table, "service-49999.ns1.", wire::A).unwrap(), ["service-49999.ns1. 10.195.79.1"]);
 }

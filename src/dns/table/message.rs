@@ -1,0 +1,109 @@
+//! istiod's message, and reading one host of it without the others.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use bytes::Bytes;
+use prost::Message;
+use prost::encoding::{DecodeContext, WireType, decode_key, skip_field};
+
+use super::Scope;
+
+/// `istio.networking.nds.v1.NameTable`.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct NameTable {
+    #[prost(btree_map = "string, message", tag = "1")]
+    pub table: BTreeMap<String, NameInfo>,
+}
+
+/// What the table says of a host.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct NameInfo {
+    #[prost(string, repeated, tag = "1")]
+    pub ips: Vec<String>,
+    #[prost(string, tag = "2")]
+    pub registry: String,
+    #[prost(string, tag = "3")]
+    pub shortname: String,
+    #[prost(string, tag = "4")]
+    pub namespace: String,
+    #[prost(string, repeated, tag = "5")]
+    pub alt_hosts: Vec<String>,
+}
+
+impl NameInfo {
+    /// In the message's order; texts that are no addresses are left out.
+    pub fn addresses(&self) -> Vec<IpAddr> {
+        self.ips.iter().filter_map(|ip| ip.parse().ok()).collect()
+    }
+}
+
+/// An entry of the message's map.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Host {
+    #[prost(string, tag = "1")]
+    pub name: String,
+    #[prost(message, optional, tag = "2")]
+    info: Option<NameInfo>,
+}
+
+impl Host {
+    /// Empty where the message has none.
+    pub fn info(&self) -> NameInfo {
+        self.info.clone().unwrap_or_default()
+    }
+
+    /// Whether it has any address.
+    pub fn answers(&self) -> bool {
+        self.info.as_ref().is_some_and(|info| info.ips.iter().any(|ip| ip.parse::<IpAddr>().is_ok()))
+    }
+
+    /// The names it is found by, in lower case, its own first.
+    pub fn names(&self, scope: &Scope) -> Vec<String> {
+        let mut names = scope.names(&self.name, self.info.as_ref().unwrap_or(&NameInfo::default()));
+        names.iter_mut().for_each(|name| name.make_ascii_lowercase());
+        names
+    }
+}
+
+/// The message, and from where its names are seen.
+#[derive(Debug)]
+pub struct Source {
+    /// As it came.
+    pub body: Bytes,
+    pub scope: Scope,
+}
+
+impl Source {
+    /// Each host with its place, in the message's order.
+    ///
+    /// # Errors
+    /// Where the bytes are no such message.
+    pub fn each(&self, mut visit: impl FnMut(u32, &Host)) -> Result<(), String> {
+        let mut rest: &[u8] = &self.body;
+        let error = |e: prost::DecodeError| e.to_string();
+        while !rest.is_empty() {
+            let (tag, wire) = decode_key(&mut rest).map_err(error)?;
+            if tag != 1 || wire != WireType::LengthDelimited {
+                skip_field(wire, tag, &mut rest, DecodeContext::default()).map_err(error)?;
+                continue;
+            }
+            let at = u32::try_from(self.body.len() - rest.len()).map_err(|e| e.to_string())?;
+            visit(at, &Host::decode_length_delimited(&mut rest).map_err(error)?);
+        }
+        Ok(())
+    }
+
+    /// The host at a place that [`Source::each`] gave.
+    pub fn host_at(&self, at: u32) -> Option<Host> {
+        Host::decode_length_delimited(self.body.get(usize::try_from(at).ok()?..)?).ok()
+    }
+
+    /// All of it, by host.
+    ///
+    /// # Errors
+    /// Where the bytes are no such message.
+    pub fn whole(&self) -> Result<BTreeMap<String, NameInfo>, String> {
+        Ok(NameTable::decode(self.body.clone()).map_err(|e| e.to_string())?.table)
+    }
+}
