@@ -31,7 +31,7 @@ mod down;
 mod ecds;
 mod ended;
 pub mod frames;
-mod hold;
+pub mod hold;
 mod inbox;
 mod keepalive;
 mod memory;
