@@ -4,7 +4,7 @@
 //! config  flags + env + files + pod info ─► config::load ─► Config ─► agent::bind ─► each part its own slice
 //! certs   Envoy ─unix socket─► sds ─► secrets ─► ca  ─┐
 //! mesh    Envoy ─unix socket─► xds ───────────────────┴─► istiod ─► tls ─► network
-//! side    agent ─► envoy, status, dns, health, iptables (joined only by channels made in agent) ─► fetch
+//! side    agent ─► bootstrap, envoy, status, dns, health, iptables (joined only by channels made in agent) ─► fetch
 //! ```
 //!
 //! Modules in path order; an edge runs only downwards in this list, and `tests/architecture.rs`
@@ -14,6 +14,7 @@
 
 pub mod agent;
 pub mod base;
+pub mod bootstrap;
 pub mod ca;
 pub mod cli;
 pub mod config;

@@ -3,7 +3,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use pilot_agent::base::authority::Shim;
+use pilot_agent::net::authority::Rewriter;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -23,7 +23,7 @@ fn through(input: &[u8], step: usize) -> Result<Vec<u8>, std::io::ErrorKind> {
         };
         let read = async {
             let mut out = Vec::new();
-            Shim::new(server).read_to_end(&mut out).await.map(|_| out).map_err(|e| e.kind())
+            Rewriter::new(server).read_to_end(&mut out).await.map(|_| out).map_err(|e| e.kind())
         };
         tokio::join!(write, read).1
     })

@@ -1,9 +1,9 @@
 //! Renders Envoy's bootstrap, anew for each epoch.
 
 use crate::base::place::{self, Mode};
+use crate::bootstrap::Node;
 use crate::config::parts::envoy::Bootstrap;
 use crate::envoy;
-use crate::envoy::bootstrap::Node;
 
 /// The bootstrap of one node.
 pub struct OfNode {

@@ -2,7 +2,6 @@
 //!
 //! Uses no other module of this crate.
 
-pub mod authority;
 pub mod backoff;
 pub mod build_info;
 pub mod clock;

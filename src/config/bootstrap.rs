@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use super::node::{ClusterName, pilot_san};
-use crate::envoy::bootstrap::{
+use crate::bootstrap::{
     self, ClientTls, Keepalive, Node, Options, RemoteService, StatsMatcher, TlsMode, Tracer, params, template,
 };
 use crate::proto::istio::networking::v1alpha3::ClientTlsSettings;

@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use serde_json::{Map, Value, json};
 
 use super::release::{Release, SECURE_PORTS};
-use crate::envoy::bootstrap::{Locality, Node};
+use crate::bootstrap::{Locality, Node};
 
 /// The name that stands for "no name": it lets the fallbacks of [`cluster`] decide.
 const NO_NAME: &str = "istio-proxy";

@@ -130,27 +130,7 @@ pub fn gather(
     });
     let dns = settings.flag(var::ISTIO_META_ENABLE_DNS_SERVER) || settings.flag(var::ISTIO_META_DNS_CAPTURE);
     errors.extend(release::ports(&settings, &mesh, dns, &mut warnings));
-    let policy = settings.text(var::COMPLIANCE_POLICY);
-    if Compliance::of(policy).is_none() {
-        errors.push(format!(
-            "COMPLIANCE_POLICY={policy}: unknown, and TLS without its limits would not be what was asked for; it is {}, or not set",
-            Compliance::NAMES
-        ));
-    }
-    if settings.flag(var::FIPS_MODULE_REQUIRED) {
-        let policy = Compliance::of(policy).unwrap_or_default();
-        match fips_module(policy) {
-            Err(why) => errors.push(format!(
-                "FIPS_MODULE_REQUIRED=true: {why}; run a build of make release-fips, or leave the variable out"
-            )),
-            Ok(()) if !policy.is_fips() => warnings.push(
-                "FIPS_MODULE_REQUIRED=true without a policy: the module is there, but TLS may use what it does not approve; \
-                 set COMPLIANCE_POLICY=fips-140-3"
-                    .to_owned(),
-            ),
-            Ok(()) => {}
-        }
-    }
+    compliance(&settings, &mut errors, &mut warnings);
     errors.extend(settings.text(var::IDENTITY_NEAR_EXPIRY).parse::<crate::secrets::NearExpiryAction>().err());
     errors.extend(parts::replay(settings.text(var::XDS_REPLAY)).err());
     errors.extend(parts::identity::uids(settings.text(var::SDS_ALLOWED_UIDS)).err());
@@ -187,6 +167,31 @@ pub fn gather(
         warnings,
     };
     (Arc::new(sources), errors)
+}
+
+// The limits of TLS, and the module that is approved for them.
+fn compliance(settings: &Settings, errors: &mut Vec<String>, warnings: &mut Vec<String>) {
+    let policy = settings.text(var::COMPLIANCE_POLICY);
+    if Compliance::of(policy).is_none() {
+        errors.push(format!(
+            "COMPLIANCE_POLICY={policy}: unknown, and TLS without its limits would not be what was asked for; it is {}, or not set",
+            Compliance::NAMES
+        ));
+    }
+    if settings.flag(var::FIPS_MODULE_REQUIRED) {
+        let policy = Compliance::of(policy).unwrap_or_default();
+        match fips_module(policy) {
+            Err(why) => errors.push(format!(
+                "FIPS_MODULE_REQUIRED=true: {why}; run a build of make release-fips, or leave the variable out"
+            )),
+            Ok(()) if !policy.is_fips() => warnings.push(
+                "FIPS_MODULE_REQUIRED=true without a policy: the module is there, but TLS may use what it does not approve; \
+                 set COMPLIANCE_POLICY=fips-140-3"
+                    .to_owned(),
+            ),
+            Ok(()) => {}
+        }
+    }
 }
 
 /// Reads everything, or says what is wrong: for commands that look at a configuration and do not run on it.

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use super::parts::at;
-use crate::envoy::bootstrap::{self, Node, Options, RemoteService, Tracer, params, template};
+use crate::bootstrap::{self, Node, Options, RemoteService, Tracer, params, template};
 
 /// Where the Go agents' images have their template.
 pub(super) const PLACE: &str = "./var/lib/istio/envoy/envoy_bootstrap_tmpl.json";

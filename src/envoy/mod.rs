@@ -13,7 +13,6 @@
 //! is thin ([`process`], [`launch`], [`admin`], [`supervisor`]). Uses `base` only.
 
 pub mod admin;
-pub mod bootstrap;
 pub mod command;
 pub mod drain;
 pub mod guard;

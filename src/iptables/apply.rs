@@ -8,6 +8,7 @@
 
 use super::change::{self, Jumps};
 use super::detect::{self, Backend, Choice};
+use super::error::Error;
 use super::model::{Family, OUR_CHAINS, Rule, Table};
 use super::restore;
 use super::run::{Program, Runner};
@@ -47,7 +48,7 @@ pub fn run(
     resolved: &Resolved,
     rules: &[Rule],
     names: &Names,
-) -> Result<Others, String> {
+) -> Result<Others, Error> {
     let side = |family, choice: Choice, rules| {
         let Choice { backend, others } = choice;
         Side { family, backend, others, rules, names }
@@ -61,7 +62,7 @@ pub fn run(
         sides.push(side(Family::V6, choice, known));
     }
     if runner.ending() {
-        return Err("asked to end before anything was changed".to_owned());
+        return Err(Error::AskedToEnd);
     }
     let mut others = Others::default();
     // What is left of a family that is off goes without --reconcile only if the other one is new as well.
@@ -73,7 +74,7 @@ pub fn run(
             side.bring_about(runner, settings, all_new, &mut others)
         };
         if side.family == Family::V4 || resolved.options.ipv6 {
-            side.show_final(runner, changed.as_ref() != Ok(&false));
+            side.show_final(runner, !matches!(changed, Ok(false)));
         }
         changed?;
     }
@@ -99,7 +100,7 @@ impl Side<'_> {
         settings: &Settings,
         all_new: bool,
         others: &mut Others,
-    ) -> Result<bool, String> {
+    ) -> Result<bool, Error> {
         let name = &self.backend.name;
         let ours = self.backend.state.has_ours();
         let difference = verify::difference(self.rules, self.family, &self.backend.state, self.names);
@@ -134,11 +135,7 @@ impl Side<'_> {
             }
             return Ok(true);
         }
-        Err(format!(
-            "{name}: rules of an earlier run with other settings are in place ({}); nothing was changed. \
-             Run with --reconcile to replace them or with --cleanup-only to remove them",
-            difference.unwrap_or_default()
-        ))
+        Err(Error::OtherRules { name: name.clone(), difference: difference.unwrap_or_default() })
     }
 
     // Takes away what the flags would make, or everything of ours; whether anything had to be changed.
@@ -167,7 +164,7 @@ impl Side<'_> {
 
     // None of the chains that are wanted is there: one restore, undone when it fails half-way. What other
     // settings left in chains of ours would stay active, and goes first.
-    fn first(&self, runner: &mut dyn Runner) -> Result<(), String> {
+    fn first(&self, runner: &mut dyn Runner) -> Result<(), Error> {
         let leftovers = self.backend.state.with_chains(OUR_CHAINS);
         let mut document = change::removal(&leftovers, self.rules, self.family, self.names, Jumps::All);
         document.push_str(&restore::document(self.rules, self.family));
@@ -180,7 +177,7 @@ impl Side<'_> {
         self.restore(runner, &self.backend, &document, true).inspect_err(|_| self.put_back(runner))
     }
 
-    fn rebuild(&self, runner: &mut dyn Runner) -> Result<(), String> {
+    fn rebuild(&self, runner: &mut dyn Runner) -> Result<(), Error> {
         let old = change::removal(&self.backend.state, self.rules, self.family, self.names, Jumps::All);
         let raise =
             if change::guarded(&self.backend.state) { String::new() } else { change::raise_guardrails() };
@@ -256,15 +253,20 @@ impl Side<'_> {
         backend: &Backend,
         document: &str,
         noflush: bool,
-    ) -> Result<(), String> {
+    ) -> Result<(), Error> {
         let name = format!("{}-restore", backend.name);
         tracing::info!("Running iptables restore with: {name} and the following input:\n{document}");
         let mut program = Program::new(&name, if noflush { &["--noflush"] } else { &[] });
         program.args.extend(backend.wait().map(str::to_owned));
         program.stdin = Some(document.to_owned());
         program.old_lock = backend.wait().is_some() && backend.version < (1, 8, 6);
-        let out = runner.run(&program).map_err(|e| format!("{name} cannot be run: {e}"))?;
-        if out.ok() { Ok(()) } else { Err(format!("{name} failed: {}", out.complaint())) }
+        let out = runner
+            .run(&program)
+            .map_err(|source| Error::Start { what: format!("{name} cannot be run"), source })?;
+        if out.ok() {
+            return Ok(());
+        }
+        Err(Error::Refused { what: format!("{name} failed"), complaint: out.complaint() })
     }
 
     fn save(&self, runner: &mut dyn Runner) -> Option<String> {

@@ -6,6 +6,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use super::apply::{self, Others};
+use super::error::{Error, Setting};
 use super::exec::Ending;
 use super::hold::Hold;
 use super::net::{Side, Things, Tproxy};
@@ -35,22 +36,22 @@ pub async fn run(settings: &Settings, path: &str, env: &BTreeMap<String, String>
     }
 }
 
-async fn programme(settings: &Settings, path: &str, env: &BTreeMap<String, String>) -> Result<u8, String> {
+async fn programme(settings: &Settings, path: &str, env: &BTreeMap<String, String>) -> Result<u8, Error> {
     show::environment(env, settings.native_nftables);
     let host = host();
     let resolved = settings::resolve(settings, &host)?;
     resolved.warnings.iter().for_each(|w| tracing::warn!("{w}"));
     show::config(settings, &resolved);
-    let mut hold = Hold::begin().map_err(|e| format!("signals cannot be held back: {e}"))?;
+    let mut hold = Hold::begin().map_err(Error::Signals)?;
     if !settings.skip_rule_apply {
-        let wanted = wanted(&resolved.options);
+        let mut wanted = wanted(&resolved.options);
         if !settings.dry_run && !settings.cleanup_only {
             // Before anything is changed.
-            wanted.as_ref().map_err(String::clone)?;
+            wanted = Ok(wanted?);
         }
         let rules = rules::generate(&resolved.options);
         let sandbox = settings.cni_mode.then(|| Sandbox { lock: settings.network_namespace.clone() });
-        let ending = Ending::watched().map_err(|e| format!("signals cannot be held back: {e}"))?;
+        let ending = Ending::watched().map_err(Error::Signals)?;
         let mut runner = Real { path: path.to_owned(), sandbox, ending };
         let mut others = Others::default();
         if settings.native_nftables {
@@ -72,16 +73,16 @@ async fn programme(settings: &Settings, path: &str, env: &BTreeMap<String, Strin
     }
     tokio::select! {
         result = validate(settings, &resolved) => result,
-        signal = hold.asked() => Err(format!("the validation was ended by signal {signal}")),
+        signal = hold.asked() => Err(Error::Ended(signal)),
     }
 }
 
-fn number(what: &str, text: &str) -> Result<u32, String> {
-    text.parse().map_err(|e| format!("failed to configure routes: failed to parse {what}: {text:?}: {e}"))
+fn number(what: &'static str, text: &str) -> Result<u32, Setting> {
+    text.parse().map_err(|source| Setting::Number { what, text: text.to_owned(), source })
 }
 
 // What has to stand beside the rules.
-fn wanted(o: &Options) -> Result<Things, String> {
+fn wanted(o: &Options) -> Result<Things, Setting> {
     let captures = o.mode == Mode::Tproxy && !o.inbound_include.is_empty();
     let v4 = if captures {
         let table = number("InboundTProxyRouteTable", &o.tproxy_table)?;
@@ -97,15 +98,15 @@ fn wanted(o: &Options) -> Result<Things, String> {
 fn beside(
     settings: &Settings,
     o: &Options,
-    wanted: Result<Things, String>,
+    wanted: Result<Things, Setting>,
     others: Others,
-) -> Result<(), String> {
+) -> Result<(), Error> {
     let wanted = wanted?;
     let removes = settings.cleanup_only || settings.reconcile || others.gone;
     if !removes && wanted == Things::default() {
         return Ok(());
     }
-    let side = Side::open().map_err(|e| format!("failed to configure routes: netlink: {e}"))?;
+    let side = Side::open().map_err(|source| Error::Routes { step: "netlink", source })?;
     let wanted =
         if settings.cleanup_only { Things { address: others.v6, ..Things::default() } } else { wanted };
     if removes {
@@ -115,7 +116,7 @@ fn beside(
     if settings.cleanup_only { Ok(()) } else { side.add(wanted) }
 }
 
-async fn validate(settings: &Settings, resolved: &Resolved) -> Result<u8, String> {
+async fn validate(settings: &Settings, resolved: &Resolved) -> Result<u8, Error> {
     let o = &resolved.options;
     let config = probe::Config {
         host_ip: resolved.host_ip,

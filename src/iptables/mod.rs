@@ -17,6 +17,7 @@ pub mod change;
 pub mod command;
 pub mod detect;
 pub mod dry;
+pub mod error;
 pub mod exec;
 pub mod hold;
 pub mod interfaces;

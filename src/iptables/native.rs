@@ -1,6 +1,7 @@
 //! Applies or removes the rules through `nft`, in one transaction; then takes away what an earlier start
 //! left in iptables, which would stay active beside them. And the other way round.
 
+use super::error::Error;
 use super::model::Rule;
 use super::run::{Program, Runner};
 use super::settings::{Resolved, Settings};
@@ -17,7 +18,7 @@ pub fn run(
     resolved: &Resolved,
     rules: &[Rule],
     names: &Names,
-) -> Result<(), String> {
+) -> Result<(), Error> {
     let transaction =
         if settings.cleanup_only { nft::removal() } else { nft::transaction(rules, resolved.options.ipv6) };
     if settings.dry_run {
@@ -27,7 +28,7 @@ pub fn run(
     if !runner.exists("nft") {
         let place =
             if settings.cni_mode { "on the host filesystem" } else { "in the sidecar container image" };
-        return Err(format!("nativeNftables is enabled, but the nft binary is missing {place}"));
+        return Err(Error::NoNft(place));
     }
     commit(runner, &transaction)?;
     tracing::info!("nftables rules programmed:\n{transaction}");
@@ -54,13 +55,15 @@ pub fn remove_leftovers(runner: &mut dyn Runner) {
     }
 }
 
-fn commit(runner: &mut dyn Runner, transaction: &str) -> Result<(), String> {
+const FAILED: &str = "nftables run failed";
+
+fn commit(runner: &mut dyn Runner, transaction: &str) -> Result<(), Error> {
     let mut program = Program::new("nft", &["-f", "-"]);
     program.stdin = Some(transaction.to_owned());
-    let out = runner.run(&program).map_err(|e| format!("nftables run failed: {e}"))?;
+    let out = runner.run(&program).map_err(|source| Error::Start { what: FAILED.to_owned(), source })?;
     if out.ok() {
         return Ok(());
     }
-    let reason = out.stderr.split_whitespace().collect::<Vec<_>>().join(" ");
-    Err(format!("nftables run failed: {reason}"))
+    let complaint = out.stderr.split_whitespace().collect::<Vec<_>>().join(" ");
+    Err(Error::Refused { what: FAILED.to_owned(), complaint })
 }

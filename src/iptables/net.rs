@@ -16,6 +16,7 @@ use netlink_packet_route::route::{
 };
 use netlink_packet_route::rule::{RuleAction, RuleAttribute, RuleMessage};
 
+use super::error::Error;
 use crate::base::netlink::{Kind, Netlink};
 
 /// The address Envoy's inbound pass-through connects from on IPv6.
@@ -69,9 +70,8 @@ impl Side {
     ///
     /// # Errors
     /// One line that names the step.
-    pub fn add(&self, things: Things) -> Result<(), String> {
-        let step =
-            |what: &'static str| move |e: io::Error| format!("failed to configure routes: {what}: {e}");
+    pub fn add(&self, things: Things) -> Result<(), Error> {
+        let step = |step: &'static str| move |source: io::Error| Error::Routes { step, source };
         if things.address {
             self.change(Kind::NewAddress, &passthrough(), true)
                 .map_err(step("failed to add IPv6 inbound address"))?;

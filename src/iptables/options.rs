@@ -2,6 +2,8 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use super::error;
+
 /// The port of the agent's DNS proxy, where captured DNS goes.
 pub const DNS_PORT: &str = "15053";
 /// Mark of outbound traffic that a TPROXY sidecar sends to itself (the Go agent's constant).
@@ -65,8 +67,8 @@ impl Cidr {
     ///
     /// # Errors
     /// One line that names the value and the reason, in the wording of Go's prefix parser.
-    pub fn parse(text: &str) -> Result<Self, String> {
-        let bad = |why: String| format!("netip.ParsePrefix({text:?}): {why}");
+    pub fn parse(text: &str) -> Result<Self, error::Cidr> {
+        let bad = |why: String| error::Cidr { text: text.to_owned(), why };
         let (addr, len) = text.rsplit_once('/').ok_or_else(|| bad("no '/'".to_owned()))?;
         let addr: IpAddr =
             addr.parse().map_err(|_| bad(format!("ParseAddr({addr:?}): unable to parse IP")))?;

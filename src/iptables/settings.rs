@@ -3,6 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::detect::Force;
+use super::error::Setting;
 use super::options::{Cidr, Dns, Mode, Options, Wild, split};
 use super::verify::Names;
 
@@ -116,7 +117,7 @@ const MAX_OWNER_GROUPS: usize = 64;
 ///
 /// # Errors
 /// One line that names the setting, its value and what is wrong with it.
-pub fn resolve(s: &Settings, host: &Host) -> Result<Resolved, String> {
+pub fn resolve(s: &Settings, host: &Host) -> Result<Resolved, Setting> {
     let mut warnings = Vec::new();
     let (host_ip, ipv6) = own_address(&host.addresses, s.dual_stack)?;
     let uid = if s.proxy_uid.is_empty() {
@@ -130,26 +131,17 @@ pub fn resolve(s: &Settings, host: &Host) -> Result<Resolved, String> {
     if let Wild::List(groups) = &owner_include
         && groups.len() > MAX_OWNER_GROUPS
     {
-        return Err(format!(
-            "number of owner groups whose outgoing traffic should be redirected to Envoy cannot exceed \
-             {MAX_OWNER_GROUPS}, got {}: {groups:?}",
-            groups.len()
-        ));
+        return Err(Setting::OwnerGroups { most: MAX_OWNER_GROUPS, groups: groups.clone() });
     }
     let force = match s.force_iptables_binary.as_str() {
         "" => None,
         "legacy" => Some(Force::Legacy),
         "nft" => Some(Force::Nft),
-        other => {
-            return Err(format!("invalid FORCE_IPTABLES_BINARY value {other:?}: it is legacy or nft"));
-        }
+        other => return Err(Setting::Binary(other.to_owned())),
     };
     let loopback_v4 = loopback(&s.loopback_cidr)?;
     if s.service_exclude_cidr == "*" {
-        return Err(
-            "invalid value for OUTBOUND_IP_RANGES_EXCLUDE: \"*\" would exclude everything; list ranges"
-                .to_owned(),
-        );
+        return Err(Setting::ExcludesAll);
     }
     let cidrs = |text: &str| split(text).iter().map(|c| Cidr::parse(c)).collect::<Result<Vec<_>, _>>();
     let outbound_exclude = cidrs(&s.service_exclude_cidr)?;
@@ -179,7 +171,7 @@ pub fn resolve(s: &Settings, host: &Host) -> Result<Resolved, String> {
         ipv6,
     };
     match one_word_each(&options) {
-        Err(reason) if s.dry_run => warnings.push(reason),
+        Err(reason) if s.dry_run => warnings.push(reason.to_string()),
         checked => checked?,
     }
     Ok(Resolved { options, host_ip, force, warnings })
@@ -188,7 +180,7 @@ pub fn resolve(s: &Settings, host: &Host) -> Result<Resolved, String> {
 // iptables-restore splits its lines at blanks, so an element with a blank inside would smuggle further
 // conditions into the rule; and to nft an operator before a number turns a condition round. A blank around
 // an element does no harm and is accepted, as ever.
-fn one_word_each(o: &Options) -> Result<(), String> {
+fn one_word_each(o: &Options) -> Result<(), Setting> {
     const OPERATORS: &[char] = &[
         '"', '\'', '\\', ';', '{', '}', '(', ')', '[', ']', '!', '<', '>', '=', '#', '$', '&', '|', '^', '~',
     ];
@@ -213,20 +205,18 @@ fn one_word_each(o: &Options) -> Result<(), String> {
         settings.push(("istio-inbound-tproxy-mark", one(&o.tproxy_mark)));
         settings.push(("istio-inbound-tproxy-route-table", one(&o.tproxy_table)));
     }
-    for (name, value) in settings.iter().flat_map(|(name, values)| values.iter().map(move |v| (name, v))) {
+    for (name, value) in settings.iter().flat_map(|(name, values)| values.iter().map(move |v| (*name, v))) {
         let word = value.trim();
         let broken = value.contains(|c: char| c.is_control() && c != '\t');
         if broken || word.is_empty() || word.contains(char::is_whitespace) || word.contains(OPERATORS) {
-            return Err(format!(
-                "invalid value {value:?} in {name}: an element is one word; separate elements by commas"
-            ));
+            return Err(Setting::Word { name, value: value.clone() });
         }
     }
     Ok(())
 }
 
 // The first usable address decides; with dual stack the walk goes on to the first IPv6 one.
-fn own_address(addresses: &[IpAddr], dual_stack: bool) -> Result<(IpAddr, bool), String> {
+fn own_address(addresses: &[IpAddr], dual_stack: bool) -> Result<(IpAddr, bool), Setting> {
     let mut first = None;
     let mut ipv6 = false;
     for address in addresses.iter().map(IpAddr::to_canonical).filter(usable) {
@@ -237,11 +227,7 @@ fn own_address(addresses: &[IpAddr], dual_stack: bool) -> Result<(IpAddr, bool),
             break;
         }
     }
-    first.map(|ip| (ip, ipv6)).ok_or_else(|| {
-        "no valid local IP address found: every address is loopback or link-local; is the pod's \
-         network up?"
-            .to_owned()
-    })
+    first.map(|ip| (ip, ipv6)).ok_or(Setting::NoAddress)
 }
 
 fn usable(address: &IpAddr) -> bool {
@@ -257,25 +243,25 @@ fn usable(address: &IpAddr) -> bool {
     }
 }
 
-fn loopback(text: &str) -> Result<Cidr, String> {
-    let cidr = Cidr::parse(text).map_err(|e| format!("failed to parse CIDR {text:?}: {e}"))?;
+fn loopback(text: &str) -> Result<Cidr, Setting> {
+    let cidr = Cidr::parse(text).map_err(|source| Setting::LoopbackCidr { text: text.to_owned(), source })?;
     if cidr.is_v6() || !cidr.is_loopback() {
-        return Err(format!("expected valid IPv4 loopback address in CIDR {text}; found {}", cidr.addr));
+        return Err(Setting::Loopback { text: text.to_owned(), found: cidr.addr });
     }
     if !(8..=32).contains(&cidr.len) {
-        return Err(format!("expected CIDR {text} to have mask in range [8, 32]; found {}", cidr.len));
+        return Err(Setting::LoopbackMask { text: text.to_owned(), found: cidr.len });
     }
     Ok(cidr)
 }
 
-fn dns(s: &Settings, resolv: &Result<String, String>, warnings: &mut Vec<String>) -> Result<Dns, String> {
+fn dns(s: &Settings, resolv: &Result<String, String>, warnings: &mut Vec<String>) -> Result<Dns, Setting> {
     if !s.redirect_dns {
         return Ok(Dns::Off);
     }
     if s.capture_all_dns {
         return Ok(Dns::All);
     }
-    let text = resolv.as_ref().map_err(|e| format!("failed to load /etc/resolv.conf: {e}"))?;
+    let text = resolv.as_ref().map_err(|e| Setting::ResolvConf(e.clone()))?;
     let (v4, v6) = name_servers(text);
     if v4.is_empty() && v6.is_empty() {
         warnings.push(

@@ -8,7 +8,7 @@ use serde_json::json;
 
 use super::page as front;
 use super::profile::{self, Profile};
-use super::routes::Shared;
+use super::shared::Shared;
 use crate::serve::respond::{Answer, JSON, TEXT, error, page};
 
 /// A page that exists.

@@ -28,6 +28,7 @@ mod process;
 mod profile;
 pub mod ready;
 mod routes;
+mod shared;
 pub mod stats;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -255,7 +256,7 @@ impl Bound {
             },
         };
         let port = listener.as_ref().and_then(|l| l.local_addr().ok()).map_or(self.config.port, |a| a.port());
-        let shared = Arc::new(routes::Shared::new(self.config, port, handles)?);
+        let shared = Arc::new(shared::Shared::new(self.config, port, handles)?);
         let limits = Limits { connections: bound(CONNECTIONS), asking: ASKING, idle: None };
         serve::serve(listener, shared, limits, closing, stop).await
     }

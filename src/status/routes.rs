@@ -7,46 +7,13 @@ use std::time::Duration;
 use http::{HeaderValue, Method, Request, StatusCode, header};
 use hyper::body::Incoming;
 
-use super::{Config, Handles, compress, debug, levels, probes, ready, stats};
+use super::shared::Shared;
+use super::{compress, debug, levels, ready, stats};
 use crate::serve::respond::{Answer, TEXT, error, not_found, page, redirect, status};
 use crate::serve::{ConnState, Names, Site, path, read_off};
 
 /// A drain is answered after this at the latest: within the 60 s that `pilot-agent request` waits.
 const DRAIN: Duration = Duration::from_secs(55);
-
-/// What all connections share.
-pub(super) struct Shared {
-    pub(super) handles: Handles,
-    pub(super) profiling: bool,
-    pub(super) ready: ready::Readiness,
-    probes: probes::Prober,
-    pub(super) stats: stats::Merger,
-    connections: std::sync::atomic::AtomicUsize,
-}
-
-impl Shared {
-    /// `port` is the status port as it is really bound.
-    pub(super) fn new(
-        config: Config,
-        port: u16,
-        handles: Handles,
-    ) -> Result<Self, Box<dyn std::error::Error + Send + Sync>> {
-        let own = super::own::Own::new(&handles.metrics)?;
-        Ok(Self {
-            ready: ready::Readiness::new(config.ready, own.startup.clone(), handles.started),
-            probes: probes::Prober::new(config.probes, port, handles.crypto.clone()),
-            stats: stats::Merger::new(config.stats, port, own, handles.metrics.clone()),
-            profiling: config.profiling,
-            handles,
-            connections: std::sync::atomic::AtomicUsize::new(0),
-        })
-    }
-
-    /// The most connections there have been at a time.
-    pub(super) fn most_connections(&self) -> usize {
-        self.connections.load(std::sync::atomic::Ordering::Relaxed)
-    }
-}
 
 /// Who is at the other end.
 #[derive(Debug, Clone, Copy)]
@@ -122,7 +89,7 @@ async fn dispatch(
             if shared.stats.local_only() && !peer.local {
                 return only_local();
             }
-            stats::answer(shared, conn, request.headers(), request.uri().query()).await
+            stats::answer(&shared.stats, conn, request.headers(), request.uri().query()).await
         }
         ["quitquitquit"] => match control(peer, request.method()) {
             Some(refused) => refused,

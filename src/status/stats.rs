@@ -32,7 +32,6 @@ pub use lines::Lines;
 
 use super::accept::{Media, rewrite};
 use super::own::{Own, encode};
-use super::routes::Shared;
 use crate::base::metrics::Metrics;
 use crate::base::seldom::Seldom;
 use crate::serve::ConnState;
@@ -242,12 +241,11 @@ fn format(app: Option<&Part>) -> (&'static str, bool) {
 }
 
 pub(super) async fn answer(
-    shared: &Arc<Shared>,
+    merger: &Arc<Merger>,
     conn: &ConnState,
     headers: &HeaderMap,
     query: Option<&str>,
 ) -> Answer {
-    let merger = &shared.stats;
     merger.own.scrapes.with_label_values::<&str>(&[]).inc();
     let Some(turn) = merger.turns.take(&conn.progress).await else {
         return error(StatusCode::SERVICE_UNAVAILABLE, "too many scrapes at a time");
@@ -263,7 +261,7 @@ pub(super) async fn answer(
     *answer.body_mut() = if parts.is_empty() {
         Body::whole(own)
     } else {
-        Body::stream(turn.during(merge::stream(own, parts, open_metrics, several, shared.clone())))
+        Body::stream(turn.during(merge::stream(own, parts, open_metrics, several, merger.clone())))
     };
     answer
 }

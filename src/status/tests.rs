@@ -31,7 +31,7 @@ async fn silent_connections_make_place() {
         crypto: Arc::new(rustls::crypto::aws_lc_rs::default_provider()),
         started: Instant::now(),
     };
-    let shared = Arc::new(routes::Shared::new(config, addr.port(), handles).unwrap());
+    let shared = Arc::new(shared::Shared::new(config, addr.port(), handles).unwrap());
     let (stop, limits) = (Stop::new(), Limits { connections: 4, asking: 4, idle: None });
     let task = spawn(serve::serve(Some(listener), shared.clone(), limits, Stop::new(), stop.clone()));
     let mut silent = Vec::new();

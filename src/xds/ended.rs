@@ -54,7 +54,7 @@ impl Ended {
     }
 }
 
-/// What a direction that cannot go on is told as.
+/// The status of a direction that cannot go on.
 pub(super) fn of_gate(error: &Error) -> Status {
     match error {
         Error::TooLarge { .. } => Status::resource_exhausted(error.to_string()),

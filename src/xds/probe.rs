@@ -41,7 +41,7 @@ pub enum Refused {
     Silent,
 }
 
-/// Opens a stream and looks what becomes of it, within `limit`.
+/// Opens a stream and waits for istiod's reaction, for `limit` at most.
 ///
 /// # Errors
 /// See [`Refused`].

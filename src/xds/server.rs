@@ -24,9 +24,10 @@ use super::trouble::Troubles;
 use super::upstream::{FRAME_BUDGET, Upstream};
 use super::{Config, Parts, keepalive, protocol, reflection, session, trouble, types};
 use crate::base::tasks::{Set, Stop, TaskResult};
-use crate::base::{authority, uds};
+use crate::base::uds;
 use crate::istiod::auth::{CallHeaders, TokenSource, root_cause};
 use crate::net::accept::{Acceptor, Came};
+use crate::net::authority;
 use crate::net::clients::{Client, Clients, HANDSHAKE};
 use crate::net::grpc::{self, Refused};
 use crate::net::io::Tracked;
@@ -289,7 +290,7 @@ impl Server {
 
 // One connection: its HTTP/2 is driven here, its streams are tasks that end with it.
 async fn connection(shared: Arc<Shared>, socket: UnixStream, client: Arc<Client>, stop: Stop) {
-    let (io, reads) = Tracked::new(authority::Shim::new(socket));
+    let (io, reads) = Tracked::new(authority::Rewriter::new(socket));
     let handshake = h2::server::Builder::new()
         .initial_window_size(WINDOW)
         .initial_connection_window_size(WINDOW)

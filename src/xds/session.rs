@@ -337,7 +337,7 @@ fn count(shared: &Shared, ended: &Ended) {
 fn log(id: u64, ended: &Ended) {
     let (code, text) = (ended.status.code(), ended.status.message());
     let side = ended.by.name();
-    // What istiod does is told as a trouble.
+    // What istiod does is reported as a trouble.
     match ended.class {
         _ if ended.by == Leg::Istiod => {
             tracing::debug!(target: "xdsproxy", stream = id, "ended by {side}: {code:?} {text}")

@@ -70,7 +70,8 @@ impl<S: AsMut<SendStream<Bytes>>> Sink<'_, S> {
                 };
             }
         });
-        let done = watched(self.shared, self.leg, "taken no byte although some wait", left, capacity).await;
+        let done =
+            watched(self.shared, self.leg, "read nothing although data is pending", left, capacity).await;
         self.progress.0 += began.elapsed();
         done.unwrap_or_else(|_| Err(Broken::Stalled(limit.unwrap_or_default())))
     }

@@ -190,7 +190,7 @@ impl State {
         });
     }
 
-    /// An attempt has failed, the so-manieth in a row; the next comes after so many milliseconds.
+    /// An attempt has failed: the number of consecutive failures, and the milliseconds until the next attempt.
     pub fn upstream_failed(&self, failures: u32, why: String, next_attempt_ms: Option<u64>) {
         self.upstream_down(Some(why));
         self.with(|inner, _| {

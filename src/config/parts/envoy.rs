@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use super::{Error, Sources};
 use crate::base::place::{self, Mode};
+use crate::bootstrap::{self, Locality, Node, grpc};
 use crate::config::args;
 use crate::config::bootstrap as from_config;
 use crate::config::env::{Key, Settings, kinds, var};
 use crate::config::{node, platform, pod, release};
-use crate::envoy::bootstrap::{self, Locality, Node, grpc};
 use crate::envoy::command::{self, IpVersion, LogLevels, Options};
 use crate::envoy::drain::{self, ExitOnZero};
 use crate::envoy::{self, ConfigFile, admin, restart};

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use hyper::Method;
 
 use super::http::{Answer, ask, get};
+use crate::bootstrap::Locality;
 use crate::config::node::Platform;
-use crate::envoy::bootstrap::Locality;
 
 // Nothing: nobody listens. Empty: version 1.
 async fn token(host: &str) -> Option<String> {

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 
 use super::http::get;
+use crate::bootstrap::Locality;
 use crate::config::node::Platform;
-use crate::envoy::bootstrap::Locality;
 
 /// The version of the interface that is there in any case.
 const OLDEST: &str = "2019-08-15";

@@ -6,8 +6,8 @@ use futures_util::stream::{self, StreamExt};
 
 use super::http::get;
 use super::{GoogleProject, Known, Servers};
+use crate::bootstrap::Locality;
 use crate::config::node::Platform;
-use crate::envoy::bootstrap::Locality;
 
 /// Questions under way at a time: a server that emulates Google's may have a short queue.
 const AT_ONCE: usize = 3;

@@ -60,7 +60,7 @@ const EMPTY: &str = "*nat\n:OUTPUT ACCEPT [0:0]\nCOMMIT\n";
 
 // The name chosen, the others, and what had to be run.
 fn chosen(mut fake: Fake, force: Option<Force>) -> Result<(String, Vec<String>, Vec<String>), String> {
-    let Choice { backend, others } = choose(&mut fake, Family::V4, force)?;
+    let Choice { backend, others } = choose(&mut fake, Family::V4, force).map_err(|e| e.to_string())?;
     Ok((backend.name, others.into_iter().map(|b| b.name).collect(), fake.ran))
 }
 

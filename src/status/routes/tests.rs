@@ -3,6 +3,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::*;
+use crate::status::Config;
 use crate::status::fake::{exchange, start};
 
 #[tokio::test]

@@ -11,7 +11,6 @@ use super::lines::Lines;
 use super::part::{Failure, Part, Reason};
 use super::{Merger, is_open_metrics};
 use crate::fetch::PIECE;
-use crate::status::routes::Shared;
 
 /// Bytes sent at a time, as far as they are available: each piece is a chunk of HTTP, and some readers do work
 /// for every chunk. Go's are 32 kB.
@@ -25,7 +24,7 @@ struct Merging {
     open_metrics: bool,
     /// Several applications: each body is given its last line end, and the whole its one `# EOF`.
     several: bool,
-    shared: Arc<Shared>,
+    merger: Arc<Merger>,
 }
 
 /// `own`, then the parts. The stream always comes to an end of its own.
@@ -34,10 +33,10 @@ pub(super) fn stream(
     parts: Vec<Part>,
     open_metrics: bool,
     several: bool,
-    shared: Arc<Shared>,
+    merger: Arc<Merger>,
 ) -> impl Stream<Item = Bytes> + Send {
     let buffers = Buffers::new(CHUNK + PIECE);
-    let merging = Merging { out: own, buffers, parts: parts.into(), open_metrics, several, shared };
+    let merging = Merging { out: own, buffers, parts: parts.into(), open_metrics, several, merger };
     stream::unfold(merging, |mut merging| async move {
         loop {
             if merging.out.capacity() == 0 {
@@ -60,7 +59,7 @@ impl Merging {
     /// given up before its end.
     async fn step(&mut self) -> Option<()> {
         let part = self.parts.front_mut()?;
-        let limit = self.shared.stats.config.limit;
+        let limit = self.merger.config.limit;
         match part.piece().await {
             Ok(Some(mut piece)) => {
                 let room = limit.map_or(u64::MAX, |limit| limit.saturating_sub(part.bytes));
@@ -107,7 +106,7 @@ impl Merging {
     /// The part in turn has broken off.
     fn cut(&mut self, failure: &Failure) {
         let Some(part) = self.parts.pop_front() else { return };
-        let merger: &Merger = &self.shared.stats;
+        let merger = &*self.merger;
         let (kind, bytes) = (part.kind, part.bytes);
         if let Some(more) = super::LOST.may() {
             tracing::warn!("{kind} metrics are cut after {bytes} bytes: {}: {failure}{more}", part.url);

@@ -4,9 +4,9 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 
 use super::{Answer, loose};
-use crate::envoy::bootstrap::template::eval::LIMIT;
-use crate::envoy::bootstrap::template::text;
-use crate::envoy::bootstrap::template::value::Value;
+use crate::bootstrap::template::eval::LIMIT;
+use crate::bootstrap::template::text;
+use crate::bootstrap::template::value::Value;
 
 pub(super) fn call(name: &str, a: &[Value]) -> Option<Answer> {
     // The text comes last, so that it can be piped in.

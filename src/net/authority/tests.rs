@@ -47,7 +47,7 @@ async fn through(input: Vec<u8>, pieces: Vec<usize>) -> io::Result<Vec<u8>> {
         let _ = client.write_all(rest).await;
     };
     let reader = async move {
-        let mut shim = Shim::new(server);
+        let mut shim = Rewriter::new(server);
         let mut out = Vec::new();
         shim.read_to_end(&mut out).await.map(|_| out)
     };

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::{Answer, loose, string};
-use crate::envoy::bootstrap::template::value::Value;
+use crate::bootstrap::template::value::Value;
 
 pub(super) fn call(name: &str, a: &[Value]) -> Option<Answer> {
     Some(match (name, a) {
