@@ -1,4 +1,7 @@
 //! A netlink socket for the few questions we have about the network, without an `ip` program.
+//!
+//! Messages are those of `netlink-packet-route`. Why not `rtnetlink` above it: it needs a task that drives its
+//! connection, and the questions are asked where there is no runtime yet.
 
 use std::io;
 use std::net::IpAddr;

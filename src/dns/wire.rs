@@ -1,4 +1,7 @@
 //! DNS messages, as far as the server reads and writes them. Pure, and safe on any bytes.
+//!
+//! Why not `hickory-proto`: it decodes and encodes whole messages, and here most of them are forwarded as they came;
+//! of the others only the question is read, and only A and AAAA records are written.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
