@@ -11,6 +11,7 @@
 //! | `wire` | pure: which messages are queries, and replies of the records we know |
 //! | `resolv` | `resolv.conf` |
 //! | `upstream` | asking the nameservers |
+//! | `servers`, `cache` | which of them to ask first, and answers that are kept; opt-in |
 //! | `server` | sockets, their limits and the handler |
 //!
 //! It promises that a query is answered from one whole table, never from half of two; that what it does
@@ -24,8 +25,10 @@
 //!
 //! Uses `base` only.
 
+mod cache;
 pub mod resolv;
 mod server;
+mod servers;
 mod table;
 mod upstream;
 pub mod wire;
@@ -36,6 +39,7 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 
+pub use cache::Config as Cache;
 pub use server::{Bound, bind};
 pub use table::{Scope, Table};
 
@@ -47,12 +51,17 @@ pub type Current = watch::Receiver<Option<Arc<Table>>>;
 pub struct Config {
     /// `DNS_PROXY_ADDR`, as `host:port`.
     pub address: String,
-    /// Read once, when the ports are bound.
+    /// Read when the ports are bound; with `adaptive` again when it changes.
     pub resolv_conf: PathBuf,
     /// Before the first table queries go to the nameservers; otherwise they fail.
     pub before_sync: bool,
     /// All nameservers at once, or one after another in random order.
     pub parallel: bool,
+    /// `DNS_FORWARD_ADAPTIVE`: nameservers that answer come first, a query is sent again within `timeout`, and an
+    /// answer that was cut is fetched over TCP.
+    pub adaptive: bool,
+    /// Answers that are kept.
+    pub cache: Cache,
     /// Limit of connecting, of sending and of receiving, each.
     pub timeout: Duration,
 }

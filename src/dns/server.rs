@@ -1,7 +1,8 @@
 //! The sockets: one UDP and one TCP an address.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::sync::Arc;
+use std::path::PathBuf;
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use prometheus::IntCounterVec;
@@ -12,6 +13,7 @@ use tokio::time::timeout;
 use super::upstream::{self, Transport, Upstream};
 use super::wire::{self, Query, Rcode, Screened};
 use super::{Config, Current, Error, resolv};
+use crate::base::lane::Lane;
 use crate::base::metrics::Metrics;
 use crate::base::tasks::{Set, Stop, TaskResult};
 
@@ -26,6 +28,9 @@ const FIRST: Duration = Duration::from_secs(2);
 const IDLE: Duration = Duration::from_secs(8);
 /// Queries a connection may carry.
 const QUERIES: usize = 128;
+/// How often resolv.conf is read again, where that is wanted.
+const LOOK: Duration = Duration::from_secs(2);
+static READS: Lane = Lane::new("resolv.conf", 1);
 /// After a failed accept or receive, so that a lasting fault does not spin.
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -37,7 +42,9 @@ pub struct Bound {
 
 struct Shared {
     table: Current,
-    search: Option<String>,
+    search: RwLock<Option<String>>,
+    /// Looked at again and again, where that is wanted.
+    resolv_conf: Option<PathBuf>,
     before_sync: bool,
     upstream: Upstream,
     forwards: Semaphore,
@@ -63,9 +70,10 @@ pub async fn bind(config: &Config, table: Current, metrics: &Metrics) -> Result<
     let requests = metrics.counter("dns_requests_total", "DNS queries taken.", &[]);
     let shared = Shared {
         table,
-        search: resolv.search,
+        search: RwLock::new(resolv.search),
+        resolv_conf: config.adaptive.then(|| config.resolv_conf.clone()),
         before_sync: config.before_sync,
-        upstream: Upstream::new(resolv.nameservers, config.parallel, config.timeout, metrics),
+        upstream: Upstream::new(resolv.nameservers, config, metrics),
         forwards: Semaphore::new(FORWARDS),
         requests,
     };
@@ -108,6 +116,9 @@ impl Bound {
             all.spawn(udp(Arc::new(socket), self.shared.clone()));
             all.spawn(tcp(listener, self.shared.clone()));
         }
+        if let Some(path) = self.shared.resolv_conf.clone() {
+            all.spawn(follow(path, self.shared.clone()));
+        }
         let ended = tokio::select! {
             () = stop.cancelled() => Ok(()),
             ended = all.next() => Err(ended.map_or_else(|e| e.to_string(), |()| "it ended".to_owned())),
@@ -142,7 +153,7 @@ impl Shared {
         if !matches!(query.qtype, wire::A | wire::AAAA) {
             return Next::Forward(query);
         }
-        match table.answer(&query, self.search.as_deref()) {
+        match table.answer(&query, self.search.read().unwrap_or_else(PoisonError::into_inner).as_deref()) {
             Some(records) => Next::Reply(query.reply(message, Rcode::NoError, &records, limit(&query))),
             None => Next::Forward(query),
         }
@@ -157,6 +168,28 @@ impl Shared {
             }
         };
         reply.unwrap_or_else(|| query.reply(message, Rcode::ServFail, &[], usize::MAX))
+    }
+}
+
+// Takes over what resolv.conf says from now on. It is a mount of its own in a pod, whose folder tells nothing.
+async fn follow(path: PathBuf, shared: Arc<Shared>) {
+    let look = |path: PathBuf| READS.run(move || std::fs::read(&path));
+    let mut known = look(path.clone()).await.ok().and_then(Result::ok);
+    loop {
+        tokio::time::sleep(LOOK).await;
+        let Ok(Ok(now)) = look(path.clone()).await else { continue };
+        if known.as_ref() == Some(&now) {
+            continue;
+        }
+        let resolv = resolv::parse(&String::from_utf8_lossy(&now));
+        known = Some(now);
+        if resolv.nameservers.is_empty() {
+            tracing::warn!(target: "dns", "{} names no nameserver any more: the last ones stay", path.display());
+            continue;
+        }
+        tracing::info!(target: "dns", "{} has changed: resolvers are {}", path.display(), resolv.nameservers.join(", "));
+        shared.upstream.renew(resolv.nameservers);
+        *shared.search.write().unwrap_or_else(PoisonError::into_inner) = resolv.search;
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::stream::{FuturesUnordered, StreamExt};
@@ -11,7 +12,9 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, UdpSocket};
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::wire;
+use super::cache::Cache;
+use super::servers::Servers;
+use super::{Config, wire};
 use crate::base::lane;
 use crate::base::metrics::Metrics;
 
@@ -26,9 +29,18 @@ pub enum Transport {
     Tcp,
 }
 
+/// A try with one nameserver takes this part of the limit at first, and twice as much in each round.
+const FIRST_TRY: u32 = 8;
+/// Between the beginnings of two rounds: nameservers that refuse at once are not asked without pause.
+const ROUND: Duration = Duration::from_millis(100);
+
 /// The nameservers.
 pub struct Upstream {
     servers: Vec<String>,
+    /// `DNS_FORWARD_ADAPTIVE`.
+    adaptive: Option<Mutex<Servers>>,
+    cache: Option<Mutex<Cache>>,
+    kept: IntCounterVec,
     parallel: bool,
     limit: Duration,
     requests: IntCounterVec,
@@ -38,11 +50,18 @@ pub struct Upstream {
 
 impl Upstream {
     /// Knows the servers; connects to nobody yet.
-    pub fn new(servers: Vec<String>, parallel: bool, limit: Duration, metrics: &Metrics) -> Self {
+    pub fn new(servers: Vec<String>, config: &Config, metrics: &Metrics) -> Self {
         Self {
+            adaptive: config.adaptive.then(|| Mutex::new(Servers::new(servers.clone()))),
+            cache: Cache::new(config.cache).map(Mutex::new),
+            kept: metrics.counter(
+                "dns_kept_answers_total",
+                "DNS queries answered with what a resolver of resolv.conf said before: fresh, or stale when none answers.",
+                &["kind"],
+            ),
             servers,
-            parallel,
-            limit,
+            parallel: config.parallel,
+            limit: config.timeout,
             requests: metrics.counter(
                 "dns_upstream_requests_total",
                 "DNS queries handed on to a resolver of resolv.conf.",
@@ -62,6 +81,83 @@ impl Upstream {
         }
     }
 
+    /// Others from now on.
+    pub fn renew(&self, servers: Vec<String>) {
+        if let Some(adaptive) = &self.adaptive {
+            adaptive.lock().unwrap_or_else(PoisonError::into_inner).renew(servers);
+        }
+    }
+
+    // What was kept, by this look at it.
+    fn kept(
+        &self,
+        message: &[u8],
+        kind: &str,
+        look: impl Fn(&Cache, &[u8], Instant) -> Option<Vec<u8>>,
+    ) -> Option<Vec<u8>> {
+        let cache = self.cache.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner);
+        let reply = look(&cache, message, Instant::now())?;
+        self.kept.with_label_values(&[kind]).inc();
+        Some(reply)
+    }
+
+    // Until somebody answers or the time is over.
+    async fn patiently(
+        &self,
+        servers: &Mutex<Servers>,
+        message: &[u8],
+        transport: Transport,
+    ) -> Option<Vec<u8>> {
+        let known = || servers.lock().unwrap_or_else(PoisonError::into_inner);
+        let until = Instant::now() + self.limit;
+        let mut one = self.limit / FIRST_TRY;
+        loop {
+            let (round, order) = (Instant::now(), known().order(Instant::now()));
+            if order.is_empty() {
+                return None;
+            }
+            for server in order {
+                let left = until.saturating_duration_since(Instant::now());
+                if left.is_zero() {
+                    return None;
+                }
+                let asked = timeout(one.min(left), exchange(&server, message, transport, left)).await;
+                match asked.unwrap_or_else(|late| Err(late.into())) {
+                    Ok(reply) => {
+                        known().answered(&server);
+                        return Some(self.whole(&server, message, transport, reply, until).await);
+                    }
+                    Err(error) => {
+                        tracing::debug!(target: "dns", "resolver {server} did not answer: {error}");
+                        known().failed(&server, Instant::now());
+                    }
+                }
+            }
+            one *= 2;
+            tokio::time::sleep_until((round + ROUND).min(until)).await;
+        }
+    }
+
+    // An answer that was cut, as it is over TCP, if the client has room for that.
+    async fn whole(
+        &self,
+        server: &str,
+        message: &[u8],
+        transport: Transport,
+        reply: Vec<u8>,
+        until: Instant,
+    ) -> Vec<u8> {
+        let Transport::Udp(room) = transport else { return reply };
+        if !wire::is_cut(&reply) {
+            return reply;
+        }
+        let left = until.saturating_duration_since(Instant::now());
+        match timeout(left, exchange(server, message, Transport::Tcp, left)).await {
+            Ok(Ok(whole)) if whole.len() <= room => whole,
+            _ => reply,
+        }
+    }
+
     /// Counts a query that could not be handed on because too many are under way.
     pub fn refused(&self) {
         self.requests.with_label_values::<&str>(&[]).inc();
@@ -72,7 +168,21 @@ impl Upstream {
     pub async fn forward(&self, message: &[u8], transport: Transport) -> Option<Vec<u8>> {
         self.requests.with_label_values::<&str>(&[]).inc();
         let started = Instant::now();
-        let reply = self.first(message, transport).await;
+        if let Some(reply) = self.kept(message, "fresh", Cache::fresh) {
+            return Some(reply);
+        }
+        let mut reply = match &self.adaptive {
+            Some(servers) if !self.parallel => self.patiently(servers, message, transport).await,
+            _ => self.first(message, transport).await,
+        };
+        match (&self.cache, &reply) {
+            (Some(cache), Some(reply)) => {
+                let mut cache = cache.lock().unwrap_or_else(PoisonError::into_inner);
+                cache.answered(message, reply, Instant::now());
+            }
+            (Some(_), None) => reply = self.kept(message, "stale", Cache::stale),
+            (None, _) => {}
+        }
         self.duration.with_label_values::<&str>(&[]).observe(started.elapsed().as_secs_f64());
         if reply.is_none() {
             self.failures.with_label_values::<&str>(&[]).inc();

@@ -145,6 +145,50 @@ pub fn well_formed(message: &[u8]) -> bool {
     walk().is_some()
 }
 
+/// Where the times of a reply's records are, those of OPT left out.
+#[must_use]
+pub fn ttls(message: &[u8]) -> Option<Vec<usize>> {
+    let mut at = HEADER;
+    for _ in 0..u16_at(message, 4)? {
+        at = skip_name(message, at)? + 4;
+    }
+    let records = [6, 8, 10].into_iter().map(|i| u16_at(message, i).map(u32::from)).sum::<Option<u32>>()?;
+    let mut places = Vec::new();
+    for _ in 0..records {
+        at = skip_name(message, at)?;
+        if u16_at(message, at)? != OPT {
+            places.push(at + 4);
+        }
+        at += 10 + usize::from(u16_at(message, at + 8)?);
+    }
+    (at <= message.len()).then_some(places)
+}
+
+/// The seconds at such a place.
+#[must_use]
+pub fn ttl_at(message: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_be_bytes(message.get(at..at + 4)?.try_into().ok()?))
+}
+
+/// Whether a reply holds records, and all there are.
+#[must_use]
+pub fn is_whole_answer(message: &[u8]) -> bool {
+    let flags = u16_at(message, 2).unwrap_or_default();
+    flags & QR != 0 && flags & (TC | 0xf) == 0 && u16_at(message, 6).is_some_and(|n| n > 0)
+}
+
+/// Whether a reply was cut.
+#[must_use]
+pub fn is_cut(message: &[u8]) -> bool {
+    u16_at(message, 2).is_some_and(|flags| flags & TC != 0)
+}
+
+/// Whether a reply says that its server could not answer, and not that there is no such name or record.
+#[must_use]
+pub fn is_failure(message: &[u8]) -> bool {
+    u16_at(message, 2).is_none_or(|flags| !matches!(flags & 0xf, 0 | 3))
+}
+
 /// Sorts out what is no query.
 #[must_use]
 pub fn screen(message: &[u8]) -> Screened {

@@ -193,10 +193,14 @@ struct Dns {
 
 /// An agent that has asked for its name table.
 async fn start(nameservers: &[&Nameserver]) -> Dns {
+    start_with(nameservers, |b| b).await
+}
+
+async fn start_with(nameservers: &[&Nameserver], change: impl Fn(Builder) -> Builder) -> Dns {
     let port = free_port();
     let lines: String = nameservers.iter().map(|n| format!("nameserver {}\n", n.ip)).collect();
     let resolv = format!("{lines}search ns.svc.cluster.local svc.cluster.local\n");
-    let mut world = World::with(|b| serving(b, port, &resolv)).await;
+    let mut world = World::with(|b| change(serving(b, port, &resolv))).await;
     let (envoy, mut istiod) = world.sotw().await;
     envoy.send(&ask(LDS));
     assert_eq!(request(&mut istiod).await.type_url, LDS);
@@ -392,4 +396,93 @@ async fn a_port_that_is_taken_and_a_missing_resolv_conf_end_the_start() {
     let words = ["unshare", "--mount", "sh", "-c", gone, "sh"].map(ToOwned::to_owned);
     let mut agent = with(format!("127.0.0.1:{}", free_port())).before(&words).start();
     assert_eq!(agent.wait_exit().await.code(), Some(255));
+}
+
+/// A reply with one address that may be kept so long.
+fn address(query: &[u8], last: u8, ttl: u32) -> Vec<u8> {
+    let mut out = bare(query, 0);
+    out[7] = 1;
+    out.extend_from_slice(b"\xc0\x0c\x00\x01\x00\x01");
+    out.extend_from_slice(&ttl.to_be_bytes());
+    out.extend_from_slice(&[0, 4, 10, 0, 0, last]);
+    out
+}
+
+const ADAPTIVE: (&str, &str) = ("DNS_FORWARD_ADAPTIVE", "true");
+
+#[tokio::test]
+async fn a_query_that_was_lost_is_sent_again_and_a_cut_answer_is_fetched_whole() {
+    let Some(nameserver) = Nameserver::start().await else { return };
+    let mut dns =
+        start_with(&[&nameserver], |b| b.env(ADAPTIVE.0, ADAPTIVE.1).env("DNS_FORWARD_TIMEOUT", "20s")).await;
+    dns.tell(&table("1", "shop.ns.svc.cluster.local", "10.0.0.1")).await;
+    let sent = query(1, "www.example.com", A);
+    dns.client.send(&sent).await;
+    nameserver.answer(|_| Vec::new()).await;
+    nameserver.answer(|query| vec![address(query, 7, 60)]).await;
+    assert_eq!(dns.client.receive().await, address(&sent, 7, 60));
+    let over_tcp = async {
+        let cut = |query: &[u8]| {
+            let mut reply = bare(query, 0);
+            reply[2] |= 2;
+            vec![reply]
+        };
+        nameserver.answer(cut).await;
+        let (mut stream, _) = nameserver.tcp.accept().await.unwrap();
+        let mut seen = vec![0; usize::from(stream.read_u16().await.unwrap())];
+        stream.read_exact(&mut seen).await.unwrap();
+        let reply = address(&seen, 8, 60);
+        let length = u16::try_from(reply.len()).unwrap().to_be_bytes();
+        stream.write_all(&[&length[..], &reply].concat()).await.unwrap();
+    };
+    let (reply, ()) = tokio::join!(dns.client.ask(&sent), over_tcp);
+    assert_eq!(reply, address(&sent, 8, 60));
+    dns.world.agent.stop().await;
+}
+
+#[tokio::test]
+async fn resolv_conf_is_read_again_when_it_changes() {
+    let (Some(old), Some(new)) = (Nameserver::start().await, Nameserver::start().await) else { return };
+    let mut dns = start_with(&[&old], |b| b.env(ADAPTIVE.0, ADAPTIVE.1)).await;
+    dns.tell(&table("1", "shop.ns.svc.cluster.local", "10.0.0.1")).await;
+    // In its place, as a mount is written.
+    let path = dns.world.agent.path("resolv.conf");
+    std::fs::write(&path, "search a.b\n").unwrap();
+    dns.world.agent.wait_log("names no nameserver any more").await;
+    std::fs::write(&path, format!("nameserver {}\nsearch other\n", new.ip)).unwrap();
+    dns.world.agent.wait_log("has changed: resolvers are").await;
+    let sent = query(1, "www.example.com", A);
+    let (reply, _) = tokio::join!(dns.client.ask(&sent), new.answer(|query| vec![bare(query, 3)]));
+    assert_eq!(reply, bare(&sent, 3));
+    // The search domain is the new one, too.
+    let known = dns.client.ask(&query(2, "shop.ns.svc.cluster.local.other", A)).await;
+    assert_eq!((rcode(&known), answers(&known)), (NO_ERROR, 2), "an alias and an address");
+    dns.world.agent.stop().await;
+}
+
+#[tokio::test]
+async fn answers_are_kept_where_that_is_wanted() {
+    let Some(nameserver) = Nameserver::start().await else { return };
+    let wanted = |b: Builder| b.env("DNS_CACHE_MAX_TTL", "60s").env("DNS_SERVE_STALE", "30s");
+    let mut dns = start_with(&[&nameserver], wanted).await;
+    dns.tell(&table("1", "shop.ns.svc.cluster.local", "10.0.0.1")).await;
+    let sent = query(1, "fresh.example.com", A);
+    let (reply, _) = tokio::join!(dns.client.ask(&sent), nameserver.answer(|q| vec![address(q, 1, 600)]));
+    assert_eq!(reply, address(&sent, 1, 600));
+    // Nobody is asked, and the number is that of the question.
+    let again = dns.client.ask(&query(77, "fresh.example.com", A)).await;
+    assert_eq!((rcode(&again), answers(&again), &again[..2]), (NO_ERROR, 1, &[0, 77][..]));
+    let sent = query(2, "stale.example.com", A);
+    let (_, _) = tokio::join!(dns.client.ask(&sent), nameserver.answer(|q| vec![address(q, 2, 1)]));
+    let none = query(3, "none.example.com", A);
+    let (_, _) = tokio::join!(dns.client.ask(&none), nameserver.answer(|q| vec![bare(q, 3)]));
+    drop(nameserver);
+    eventually("its time is over, and it is told all the same", || async {
+        let stale = dns.client.ask(&query(4, "stale.example.com", A)).await;
+        assert!(rcode(&stale) == NO_ERROR && stale.ends_with(&[10, 0, 0, 2]));
+        dns.world.agent.metric("istio_agent_dns_kept_answers_total{kind=\"stale\"}").await
+    })
+    .await;
+    assert_eq!(rcode(&dns.client.ask(&none).await), SERV_FAIL, "that there is none is not kept");
+    dns.world.agent.stop().await;
 }

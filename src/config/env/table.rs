@@ -210,6 +210,9 @@ variables! {
     go DNS DNS_PROXY_ADDR: Text = "localhost:15053", "where it listens; when set, istiod is told in node metadata of this name";
     go DNS DNS_FORWARD_PARALLEL: Bool = "false", "ask all upstream resolvers at once";
     go DNS DNS_FORWARD_TIMEOUT: Duration = "5s", "limit of an upstream query";
+    ours DNS DNS_FORWARD_ADAPTIVE: Bool = "false", "resolv.conf is read again when it changes, resolvers that answer are asked first, a query is sent again within DNS_FORWARD_TIMEOUT, and a cut answer is fetched over TCP";
+    ours DNS DNS_SERVE_STALE: Duration = "0s", "when no resolver answers: the last answer, for so long after its time; 30s at most";
+    ours DNS DNS_CACHE_MAX_TTL: Duration = "0s", "keep answers that hold records for their time, and for this at most; 0: not at all";
     go STATUS ISTIO_KUBE_APP_PROBERS: Text = "", "application probes as JSON";
     go STATUS ISTIO_PROMETHEUS_ANNOTATIONS: Text = "", "the application's metrics as JSON: scrape, port, path, and since 1.31 targets, a list of port and path";
     go STATUS ISTIO_ENABLE_HTTP2_PROBING: Bool = "true", "HTTPS probes offer HTTP/2";

@@ -1,6 +1,7 @@
 //! The local DNS server.
 
 use std::path::Path;
+use std::time::Duration;
 
 use super::Sources;
 use crate::config::env::var;
@@ -9,6 +10,8 @@ use crate::dns::{self, Scope};
 const RESOLV_CONF: &str = "/etc/resolv.conf";
 /// Where the original resolvers stand when `/etc/resolv.conf` names the agent itself.
 const OTHER_RESOLV_CONF: &str = "/var/lib/istio/resolv.conf";
+/// Of `DNS_SERVE_STALE`: an address that is older leads to somebody else too often.
+const LONGEST_STALE: Duration = Duration::from_secs(30);
 const DEFAULT_ADDRESS: &str = "localhost:15053";
 
 /// Whether there is a server at all.
@@ -51,6 +54,11 @@ pub fn server(config: &Sources, root: bool) -> Option<Dns> {
         before_sync,
         parallel: s.flag(var::DNS_FORWARD_PARALLEL),
         timeout: s.duration(var::DNS_FORWARD_TIMEOUT),
+        adaptive: s.flag(var::DNS_FORWARD_ADAPTIVE),
+        cache: dns::Cache {
+            fresh: s.duration(var::DNS_CACHE_MAX_TTL),
+            stale: s.duration(var::DNS_SERVE_STALE).min(LONGEST_STALE),
+        },
     };
     Some(Dns { server, scope: Scope::new(s.text(var::POD_NAMESPACE), &config.domain) })
 }
