@@ -13,7 +13,7 @@
 //! they might refer to). All other frames pass untouched, without a copy: what is read goes straight into
 //! the reader's buffer, and only header blocks are taken out of it.
 //!
-//! Header blocks are decoded by `fluke-hpack`, since `h2` keeps its own decoder private. It sees at most [`LARGEST`]
+//! Header blocks are decoded by `fluke-hpack`, since `h2` keeps its own decoder private. It sees at most `LARGEST`
 //! bytes of a block, and a fuzz target (`authority`) feeds it any bytes.
 //!
 //! What is not understood (a block that does not decode, frames out of order) passes as it came as long
