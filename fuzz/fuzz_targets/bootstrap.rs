@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 
 use libfuzzer_sys::fuzz_target;
+use pilot_agent::config::release::Release;
 use pilot_agent::config::{node, pod};
 use pilot_agent::bootstrap::{self, Options, RemoteService, Tracer, params, template};
 use serde_json::json;
@@ -19,6 +20,7 @@ fuzz_target!(|input: Input| {
         kind: "sidecar",
         addresses: &addresses,
         domain: "",
+        id: None,
         proxy_config: &json!({"configPath": "./x"}),
         proxy_metadata: &env,
         cluster_name: &node::ClusterName::CanonicalNameAndNamespace,
@@ -32,6 +34,9 @@ fuzz_target!(|input: Input| {
         outlier_log_path: "x",
         envoy_status_port: 15021,
         envoy_prometheus_port: 15090,
+        secure_ports: [15091, 0],
+        dns_address: "",
+        release: Release::V1_31,
         exit_on_zero_connections: true,
         metadata_discovery: None,
         skip_deprecated_logs: true,

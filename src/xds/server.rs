@@ -23,6 +23,7 @@ use super::tap::{Convert, Tap};
 use super::trouble::Troubles;
 use super::upstream::{FRAME_BUDGET, Upstream};
 use super::{Config, Parts, keepalive, protocol, reflection, session, trouble, types};
+use crate::base::seldom::Seldom;
 use crate::base::tasks::{Set, Stop, TaskResult};
 use crate::base::uds;
 use crate::istiod::auth::{CallHeaders, TokenSource, root_cause};
@@ -43,6 +44,8 @@ const HEADER_LIST: u32 = 384 * 1024;
 const SIDE_BY_SIDE: usize = 64;
 /// How long streams may take to tell Envoy that the agent stops.
 const GOODBYE: Duration = Duration::from_secs(1);
+/// Whoever opens streams by the thousand must not fill the log with them.
+static OVERLAPPING: Seldom = Seldom::new(60);
 
 /// What all streams share.
 pub(super) struct Shared {
@@ -104,7 +107,9 @@ impl Shared {
             return;
         }
         for older in all.iter().filter(|r| r.id < id && !r.proxyless && !r.stop.is_cancelled()) {
-            tracing::warn!(target: "xdsproxy", "registered overlapping stream; closing previous");
+            if let Some(more) = OVERLAPPING.may() {
+                tracing::warn!(target: "xdsproxy", "registered overlapping stream; closing previous{more}");
+            }
             older.stop.cancel();
         }
     }

@@ -10,7 +10,7 @@
 
 use std::fmt;
 use std::future::pending;
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::Duration;
 
 use tokio::sync::oneshot::{Receiver, error::RecvError};
@@ -32,6 +32,10 @@ const OVERDUE: Duration = Duration::from_secs(10);
 /// stream would notice.
 const GRACE: Duration = Duration::from_millis(50);
 
+/// How long the end of the agent waits for a write: its thread goes with the process, and would leave files that are
+/// on their way.
+const LAST: Duration = Duration::from_secs(1);
+
 /// What is to stand in the files; `None` leaves them alone.
 #[derive(Debug, Clone, Default)]
 pub(in crate::secrets) struct Content {
@@ -45,6 +49,8 @@ pub(in crate::secrets) struct Content {
 pub(in crate::secrets) struct Writer {
     config: Arc<Config>,
     running: Option<Receiver<Result<(), Error>>>,
+    /// Its other side is dropped when the write under way has ended.
+    ended: Mutex<Option<mpsc::Receiver<()>>>,
     /// When the write under way is told to be late; `None` once it was.
     overdue: Option<Instant>,
     /// What the files should hold.
@@ -65,11 +71,21 @@ impl fmt::Debug for Writer {
     }
 }
 
+impl Drop for Writer {
+    fn drop(&mut self) {
+        let ended = self.ended.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if let Some(ended) = ended.take() {
+            let _ = ended.recv_timeout(LAST);
+        }
+    }
+}
+
 impl Writer {
     pub(in crate::secrets) fn new(config: Config, trouble: Reporter) -> Self {
         Self {
             config: Arc::new(config),
             running: None,
+            ended: Mutex::default(),
             overdue: None,
             latest: Content::default(),
             waits: false,
@@ -150,8 +166,9 @@ impl Writer {
             Ok(running) => self.running = Some(running),
             Err(error) => return self.failed(Kind::OutputCertsFailed, error.to_string()),
         }
-        // Nothing is ever sent: the end drops the other side.
+        // Nothing is ever sent.
         let _ = ended.recv_timeout(GRACE);
+        self.ended = Mutex::new(Some(ended));
     }
 
     fn ended(&mut self, outcome: Result<Result<(), Error>, RecvError>) {

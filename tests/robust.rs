@@ -1,0 +1,45 @@
+//! Programs beside the test suites, in their short forms: faults inside the agent (`tests/faults`), attacks from outside
+//! (`tests/attack`). Each drives the binary only, and prints a line for each thing it tried.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+const ROOT: &str = env!("CARGO_MANIFEST_DIR");
+
+// Tests of the workspace build it beside the agent; alone, this test builds it.
+fn mock_istiod() -> PathBuf {
+    let path = Path::new(env!("CARGO_BIN_EXE_pilot-agent")).with_file_name("mock-istiod");
+    if !path.exists() {
+        let built = Command::new(env!("CARGO"))
+            .args(["build", "--locked", "--offline", "-p", "mock-istiod", "--bin", "mock-istiod"])
+            .current_dir(ROOT)
+            .status();
+        assert!(built.unwrap().success() && path.exists(), "mock-istiod is not built");
+    }
+    path
+}
+
+#[allow(
+    clippy::disallowed_methods,
+    reason = "which binary is tested is the caller's choice, as for tests/conformance"
+)]
+fn run(program: &str, more: &[&str]) {
+    let agent = std::env::var_os("AGENT_BIN").unwrap_or_else(|| env!("CARGO_BIN_EXE_pilot-agent").into());
+    let output = Command::new("python3")
+        .args(["-m", program, "--agent"])
+        .arg(agent)
+        .arg("--istiod")
+        .arg(mock_istiod())
+        .args(more)
+        .current_dir(ROOT)
+        .output()
+        .expect("python3 can be run: other tests need it too");
+    let said = String::from_utf8_lossy(&output.stdout);
+    println!("{said}");
+    assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn every_kind_of_call_fails_once_and_the_agent_goes_on_or_says_why() {
+    run("tests.faults", &["--short", "-j", "4"]);
+}
