@@ -17,7 +17,7 @@ export PROPTEST_RNG_SEED ?= 20261121
 # One after the other: built together, the agent would get every library feature that only the double needs.
 RELEASE := cargo build --release --locked -p pilot-agent && cargo build --release --locked -p mock-istiod
 
-.PHONY: release-fips demo test lint check-lint bare-machine dist dist-binary packages image test-packages test-image reproducible release conformance record bench scale seccomp soak attack faults fuzz-check fuzz-smoke envoy-matrix docs descriptors clean help
+.PHONY: release-fips demo test test-page lint check-lint bare-machine dist dist-binary packages image test-packages test-image reproducible release conformance record bench scale seccomp soak attack faults fuzz-check fuzz-smoke envoy-matrix docs descriptors clean help
 
 # Run first by each target that builds or fetches something.
 CHECK = @scripts/check-machine $@
@@ -112,6 +112,8 @@ bench:  ## sizes, start times, memory, relay: a table; PEER_AGENT=<path> compare
 
 scale:  ## simulate herds of 1,000 to 100,000 agents; writes docs/SCALE.md
 	cargo bench --locked --profile dev --bench herd -- $(CURDIR)/docs
+test-page:  ## /debug/ in a real Chromium (of its own: no other test needs one, and it is 400 MB); PICTURES=<folder> keeps what it saw
+	BROWSER=required cargo test --locked --test conformance page::
 
 seccomp:  ## the demo with agents and Envoys under deploy/seccomp.json (needs libseccomp2)
 	$(RELEASE)

@@ -31,10 +31,11 @@ mod sever;
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
+use std::ops::Range;
 use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, RwLock};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::sync::mpsc;
@@ -48,7 +49,7 @@ pub use crate::jwt::Token;
 pub use crate::pki::{Authority, Leaf, Pair};
 pub use crate::record::Record;
 pub use crate::resources::{Resource, Set, Store};
-use crate::server::{Pki, Setting, Shared, tls_config};
+use crate::server::{Pki, Setting, Shared, tls_config, tls_config_of};
 
 /// How the server is set up; the defaults are istiod's on port 15012.
 #[derive(Debug, Clone)]
@@ -376,6 +377,16 @@ impl MockIstiod {
             false => fresh.root_pem().to_owned(),
         };
         pki.authority = fresh;
+    }
+
+    /// The server's own certificate is valid in this time only, from the next connection on.
+    ///
+    /// # Panics
+    /// Never; no panic holds the lock.
+    pub fn serve_within(&self, valid: Range<SystemTime>) {
+        let mut pki = self.shared.pki.write().expect("no panic holds this lock");
+        let own = pki.authority.server_within(&self.shared.dns_names, valid);
+        pki.tls = tls_config_of(own, &[&pki.authority]);
     }
 
     /// Stops everything and waits for it.

@@ -3,6 +3,7 @@
 //! What a workload certificate contains is istiod's: the names come from the authenticated identity and not
 //! from the request, the subject is empty, validity begins two minutes ago.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -188,11 +189,21 @@ impl Authority {
     pub fn server(&self, dns: &[String]) -> (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>) {
         let now = SystemTime::now();
         let day = Duration::from_secs(24 * 3600);
+        self.server_within(dns, now - CLOCK_SKEW..now + 10 * day)
+    }
+
+    /// The same, valid in this time.
+    #[must_use]
+    pub fn server_within(
+        &self,
+        dns: &[String],
+        valid: Range<SystemTime>,
+    ) -> (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>) {
         let pair = self.pair(&Leaf {
             uris: Vec::new(),
             dns: dns.to_vec(),
-            not_before: now - CLOCK_SKEW,
-            not_after: now + 10 * day,
+            not_before: valid.start,
+            not_after: valid.end,
         });
         let chain = CertificateDer::pem_slice_iter(pair.chain.as_bytes()).collect::<Result<_, _>>();
         let key = PrivateKeyDer::from_pem_slice(pair.key.as_bytes());

@@ -9,6 +9,7 @@ use std::time::Duration;
 use http::{HeaderMap, StatusCode};
 use rustls::RootCertStore;
 use rustls::server::{NoServerSessionStorage, ServerConfig, WebPkiClientVerifier};
+use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
@@ -86,6 +87,14 @@ impl Shared {
 /// A TLS configuration with a fresh certificate of `authority`; client certificates of these roots are verified
 /// when they are shown.
 pub(crate) fn tls_config(authority: &Authority, trusted: &[&Authority], dns: &[String]) -> Arc<ServerConfig> {
+    tls_config_of(authority.server(dns), trusted)
+}
+
+/// The same with this certificate.
+pub(crate) fn tls_config_of(
+    (chain, key): (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>),
+    trusted: &[&Authority],
+) -> Arc<ServerConfig> {
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     let mut roots = RootCertStore::empty();
     for trusted in trusted {
@@ -95,7 +104,6 @@ pub(crate) fn tls_config(authority: &Authority, trusted: &[&Authority], dns: &[S
         .allow_unauthenticated()
         .build()
         .expect("there is a root");
-    let (chain, key) = authority.server(dns);
     let mut config = ServerConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .expect("the provider has the default versions")

@@ -47,7 +47,9 @@ pub async fn bind(common: &Common, upstream: &mut Upstream) -> Result<Bound, Err
     });
     let wires = Wires::new(config);
     let dns = match config.dns.as_ref().zip(wires.names.clone()) {
-        Some((dns, names)) => Some(dns::bind(&dns.server, names, metrics).await.map_err(said)?),
+        Some((dns, names)) => {
+            Some(dns::bind(&dns.server, names, metrics, troubles.reporter("dns")).await.map_err(said)?)
+        }
         None => None,
     };
     // From the inside out.
@@ -112,9 +114,7 @@ fn relay(
             trouble: troubles.reporter("xdsproxy"),
         },
     );
-    let bound = server
-        .bind()
-        .map_err(|e| Error::new(format!("failed to start xds proxy: {}", crate::base::error::chain(&e))))?;
+    let bound = server.bind().map_err(|e| said(e).after("failed to start xds proxy"))?;
     Ok((server, bound))
 }
 
@@ -125,5 +125,6 @@ fn status_taken(error: &status::Error, port: u16) -> Report {
         detail.push_str(&format!("; held by {holder}"));
     }
     detail.push_str("; the agent runs without its status server and tries again");
-    Report::new(Kind::StatusPortTaken, detail).about(port.to_string())
+    let kind = Kind::of_chain(error).unwrap_or(Kind::StatusPortTaken);
+    Report::new(kind, detail).about(port.to_string())
 }

@@ -15,6 +15,7 @@ use crate::envoy::validate::{Verdict, validate};
 use crate::istiod::Connector;
 use crate::istiod::auth::Mock;
 use crate::secrets::probe::{self, Mode};
+use crate::trouble::Kind;
 
 /// Limit of Envoy's judgement; it answers within a second or two.
 const VALIDATION: Duration = Duration::from_secs(30);
@@ -61,7 +62,8 @@ async fn judge(envoy: &str, bootstrap: &[u8]) -> Result<(), Error> {
     match validate(envoy, bootstrap, VALIDATION).await {
         Verdict::Accepted => tracing::info!("{envoy} accepts the bootstrap"),
         Verdict::Refused { status, reason } => {
-            return Err(Error::new(format!("{envoy} refuses the bootstrap ({status}): {reason}")));
+            let text = format!("{envoy} refuses the bootstrap ({status}): {reason}");
+            return Err(Error::new(text).of(Kind::BootstrapRejected));
         }
         Verdict::NotStarted(e) => {
             tracing::warn!("the bootstrap was not validated: {envoy} cannot be started: {e}");

@@ -11,7 +11,7 @@ use crate::config::Config;
 use crate::config::parts::envoy::Presence;
 use crate::health::{Checker, EnvoyReady, Handle, Parts};
 use crate::status::ready;
-use crate::trouble::{Kind, Reporter};
+use crate::trouble::Reporter;
 use crate::{envoy, status, xds};
 
 /// What the checks are joined to.
@@ -33,19 +33,12 @@ pub fn start(config: &Config, joined: Joined<'_>, stages: &Stages) -> Option<Han
         }
     };
     let xds = joined.xds.clone();
-    let trouble = joined.trouble;
     let (checker, handle) = Checker::new(
         checks,
         Parts {
             envoy: (config.envoy.presence != Presence::None).then(|| asked(config, joined.envoy)),
-            report: Box::new(move |unhealthy: Option<String>| {
-                match &unhealthy {
-                    Some(why) => trouble
-                        .report((Kind::ApplicationUnhealthy, format!("the application is unhealthy: {why}"))),
-                    None => trouble.end(),
-                }
-                xds.report_health(unhealthy);
-            }),
+            report: Box::new(move |unhealthy: Option<String>| xds.report_health(unhealthy)),
+            trouble: joined.trouble,
             crypto: config.crypto.clone(),
             metrics: joined.metrics.clone(),
             clock: joined.clock.clone(),

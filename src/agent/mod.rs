@@ -1,4 +1,4 @@
-//! The composition root: the only place that makes parts and connects them. Read [`start`] from top to bottom
+//! The composition root: the only place that makes parts and connects them. Read [`run`] from top to bottom
 //! and you know the order of the start; `shutdown` knows the order of the end.
 //!
 //! [`run`] promises: everything that can be refused is refused before anything is bound; everything is
@@ -23,6 +23,7 @@ mod dns;
 mod document;
 mod dry_run;
 mod health;
+mod refusals;
 mod serve;
 mod shutdown;
 mod signals;
@@ -37,6 +38,7 @@ pub use ca::client as ca_client;
 pub use dry_run::{bootstrap_text, dry_run};
 pub use tokens::AUDIENCE;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use common::Common;
@@ -46,24 +48,17 @@ use crate::config::parts::Error;
 use crate::config::parts::envoy::Presence;
 use crate::envoy::{Handle, Supervisor};
 use crate::secrets::probe::{self, Mode};
+use crate::trouble::Kind;
 use crate::xds;
 
 /// Runs the agent to its end; gives the process's exit status.
-pub async fn run(config: Config) -> u8 {
-    match start(config).await {
-        Ok(code) => code,
-        Err(error) => {
-            tracing::error!("{error}");
-            eprintln!("Error: {error}");
-            error.exit_code
-        }
-    }
-}
-
-/// From a configuration to the end of the agent.
-async fn start(config: Config) -> Result<u8, Error> {
+///
+/// # Errors
+/// When the start is refused: nothing was told yet.
+pub async fn run(config: Config) -> Result<u8, Error> {
     let common = Common::new(config)?;
-    let signals = signals::Signals::install().map_err(|e| Error::new(format!("signals: {e}")))?;
+    let signals =
+        signals::Signals::install().map_err(|e| Error::new(format!("signals: {e}")).of(Kind::PartFailed))?;
     let mut upstream = upstream::prepare(&common).await?;
     let bound = bind::bind(&common, &mut upstream).await?;
     let (supervisor, envoy) = supervisor(&common, upstream.mode, &bound.xds.0).await?;
@@ -79,9 +74,9 @@ async fn start(config: Config) -> Result<u8, Error> {
 /// What runs Envoy, and what it will be told.
 async fn supervisor(common: &Common, mode: Mode, relay: &xds::Server) -> Result<(Supervisor, Handle), Error> {
     let config = &common.config;
-    let credential = probe::credential(&config.identity.credential_socket).await.map_err(|e| {
-        Error::new(format!("failed to generate bootstrap metadata: {}", crate::base::error::chain(&e)))
-    })?;
+    let credential = probe::credential(&config.identity.credential_socket)
+        .await
+        .map_err(|e| said(e).after("failed to generate bootstrap metadata"))?;
     let bootstrap = &config.envoy.bootstrap;
     let node = bootstrap.node(mode == Mode::External, credential).await?;
     let_others_run().await;
@@ -96,7 +91,7 @@ async fn supervisor(common: &Common, mode: Mode, relay: &xds::Server) -> Result<
     };
     let text = Box::new(bootstrap::OfNode::new(bootstrap.clone(), node));
     let (supervisor, handle) = make(config.envoy.process.clone(), text, &common.metrics).map_err(said)?;
-    Ok((supervisor.with_trouble(common.troubles.reporter("default")), handle))
+    Ok((supervisor.with_trouble(Arc::new(common.troubles.reporter("default"))), handle))
 }
 
 /// Lets every task that can go on do so once. The start never waits for the certificate, and so would hold the one
@@ -107,7 +102,7 @@ async fn let_others_run() {
 }
 
 fn said(error: impl std::error::Error + 'static) -> Error {
-    Error::new(crate::base::error::chain(&error))
+    Error::new(crate::base::error::chain(&error)).of(refusals::kind_of(&error))
 }
 
 /// How long a stage of the end may take before it is named and cut off.

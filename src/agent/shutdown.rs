@@ -9,7 +9,7 @@ use crate::envoy::{Handle, Reason, Supervisor};
 
 use super::STAGE;
 use super::signals::Signals;
-use crate::trouble::Troubles;
+use crate::trouble::{Kind, Report, Troubles};
 
 /// One group a stage. Clones share the groups.
 #[derive(Clone)]
@@ -63,19 +63,24 @@ pub async fn supervise(
     stages: Stages,
     troubles: &Troubles,
 ) -> u8 {
+    // Why Envoy ended is the verdict on the end.
+    let _kept = supervisor.trouble();
     let mut run = std::pin::pin!(supervisor.run());
     let mut refused = false;
     let started = Instant::now();
+    let part = troubles.reporter("default");
     let mut outcome = loop {
         tokio::select! {
             outcome = &mut run => break outcome,
             reason = signals.next() => begin(&stages.closing, envoy, reason),
             failure = failed(&stages) => {
+                part.report(Report::new(Kind::PartFailed, failure.to_string()).about(failure.task.clone()));
                 begin(&stages.closing, envoy, Reason::Failure(failure.to_string()));
             }
             // The service cannot do what it was started for: a start that is refused late.
             failure = stages.sts.failed() => {
                 refused = true;
+                part.report(Report::new(Kind::TokensNotExchanged, failure.to_string()));
                 begin(&stages.closing, envoy, Reason::Failure(failure.to_string()));
             }
         }
@@ -112,10 +117,8 @@ pub async fn supervise(
     if outcome.exit_code == 0 {
         tracing::info!("{}", outcome.reason);
     } else {
-        match verdict.filter(|v| !v.detail.contains(&outcome.reason) && !outcome.reason.contains(&v.detail)) {
-            Some(verdict) => {
-                tracing::error!("{}; verdict: {}; {}", outcome.reason, verdict.line(), verdict.hint)
-            }
+        match verdict {
+            Some(verdict) => tracing::error!("{}", Report::from(verdict).last_line(&outcome.reason)),
             None => tracing::error!("{}", outcome.reason),
         }
     }

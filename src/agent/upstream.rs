@@ -49,7 +49,7 @@ pub async fn prepare(common: &Common) -> Result<Upstream, Error> {
         None => None,
     };
     let connector = Connector::with_clock(config.istiod.connection.clone(), clock.clone())
-        .map_err(|e| Error::new(format!("failed to start xds proxy: {}", crate::base::error::chain(&e))))?;
+        .map_err(|e| said(e).after("failed to start xds proxy"))?;
     let first_key = first_key.filter(|_| ca.is_some());
     Ok(Upstream { mode, tokens, ca, connector, trouble, first_key })
 }

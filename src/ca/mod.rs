@@ -18,6 +18,7 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 
 pub use crate::istiod::code_name;
+use crate::istiod::refused_late;
 use crate::trouble::{Kind, Report};
 
 /// Signs certificate requests.
@@ -93,6 +94,10 @@ impl Error {
     pub fn report(&self) -> Report {
         match self {
             Self::Unsent(error) => error.report(),
+            Self::Status { endpoint, status, .. } if refused_late(status.message()) => {
+                let detail = format!("create certificate: {endpoint}: {}", status.message());
+                Report::new(Kind::ClientCertificateRefused, detail).about(endpoint.clone())
+            }
             Self::Status { endpoint, status, hint } => {
                 let code = code_name(status.code());
                 let detail = format!("create certificate: {endpoint}: {code}: {}", status.message());

@@ -14,7 +14,10 @@ pub(super) const DEFAULT: u16 = 15020;
 /// does not run on them either.
 pub(super) fn config(env: &Env) -> Option<Arc<Sources>> {
     let annotations = pod::read(Path::new(pod::ANNOTATIONS)).unwrap_or_default();
-    config::read(Parsed::default(), env, Path::new("."), |key| annotations.get(key).cloned()).ok()
+    // What the agent says of its configuration is in the agent's log.
+    tracing::subscriber::with_default(tracing::subscriber::NoSubscriber::new(), || {
+        config::read(Parsed::default(), env, Path::new("."), |key| annotations.get(key).cloned()).ok()
+    })
 }
 
 /// The status port of a configuration.

@@ -187,6 +187,7 @@ pub fn run(words: &[String], env: Env) -> u8 {
     let flags: Vec<Flag> = own.iter().chain(more).chain(args::LOGGING).copied().collect();
     let parsed = match args::parse(&rest, &flags, found.is_none_or(|c| c.tolerant)) {
         Ok(parsed) => parsed,
+        Err(error) if found.is_some_and(|c| c.name == "proxy") => return proxy::misread(error),
         Err(error) => return fail(&error, None),
     };
     let Some(command) = found else {
@@ -230,15 +231,17 @@ fn quietly(result: Result<(), String>) -> u8 {
 fn fail(error: &str, hint: Option<&str>) -> u8 {
     // Where no command has set up logging, its defaults hold.
     let _ = logging::init(&logging::Options::default());
-    let mut stderr = std::io::stderr().lock();
-    // Nowhere is left to say that standard error is closed.
-    let _ = writeln!(stderr, "Error: {error}");
+    tell(error);
     if let Some(hint) = hint {
-        let _ = writeln!(stderr, "{hint}");
+        let _ = writeln!(std::io::stderr(), "{hint}");
     }
-    drop(stderr);
     tracing::error!("{error}");
     FAILED
+}
+
+/// As cobra does; nowhere is left to say that standard error is closed.
+fn tell(error: &str) {
+    let _ = writeln!(std::io::stderr(), "Error: {error}");
 }
 
 /// What the logging flags of a parsed command line say.

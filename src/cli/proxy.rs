@@ -2,16 +2,19 @@
 
 use std::path::Path;
 
-use super::{fail, logging_options, request};
+use super::{logging_options, request, tell};
 use crate::base::{build_info, error, logging};
 use crate::config::args::{self, Flag, Parsed};
 use crate::config::env::Env;
+use crate::config::parts::Error;
 use crate::config::{self, Config, Sources, pod, report};
+use crate::trouble::Kind;
 
 /// Runs the agent to its end; gives the exit status.
 pub(super) fn run(parsed: Parsed, env: &Env) -> u8 {
     let dry_run = parsed.is_true(args::PROXY, args::DRY_RUN);
     let mut logs = logging_options(&parsed);
+    let as_json = logs.as_json;
     if dry_run {
         // Standard output is for the bootstrap.
         logs.targets = vec!["stderr".to_owned()];
@@ -20,7 +23,7 @@ pub(super) fn run(parsed: Parsed, env: &Env) -> u8 {
         logs.patient = false;
     }
     if let Err(e) = logging::init(&logs) {
-        return fail(&error::chain(&e), None);
+        return misread(error::chain(&e));
     }
     crate::base::tasks::remember_places();
     let table: Vec<Flag> = args::PROXY.iter().chain(args::LOGGING).copied().collect();
@@ -37,14 +40,17 @@ pub(super) fn run(parsed: Parsed, env: &Env) -> u8 {
         Err(problems) => {
             // Every problem is a line of its own, so that one start shows all there is to repair.
             for problem in &problems {
-                fail(&problem.text, None);
+                refused(problem, as_json);
             }
             return problems.first().map_or(super::FAILED, |first| first.exit_code);
         }
     };
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
-        Err(e) => return fail(&format!("the runtime cannot be built: {e}"), None),
+        Err(e) => {
+            let error = Error::new(format!("the runtime cannot be built: {e}")).of(Kind::PartFailed);
+            return refused(&error, as_json);
+        }
     };
     let status = if dry_run {
         for line in runtime.block_on(crate::doctor::preflight(&sources)) {
@@ -52,14 +58,30 @@ pub(super) fn run(parsed: Parsed, env: &Env) -> u8 {
         }
         match runtime.block_on(crate::agent::dry_run(config)) {
             Ok(bootstrap) => request::print(&bootstrap),
-            Err(e) => fail(&e.to_string(), None),
+            Err(e) => refused(&e, as_json),
         }
     } else {
-        runtime.block_on(crate::agent::run(config))
+        runtime.block_on(crate::agent::run(config)).unwrap_or_else(|e| refused(&e, as_json))
     };
     // A name look-up or a disk that hangs in a thread of its own must not hold up the end.
     runtime.shutdown_background();
     status
+}
+
+/// Flags that cannot be read: what they say of the log is not known either.
+pub(super) fn misread(error: String) -> u8 {
+    let _ = logging::init(&logging::Options::default());
+    refused(&Error::new(error), false)
+}
+
+/// A start that is refused: on standard error for people and scripts, and as the log's last line with what to do.
+fn refused(error: &Error, as_json: bool) -> u8 {
+    // Whoever asked for JSON reads nothing else.
+    if !as_json {
+        tell(&error.text);
+    }
+    tracing::error!("{}", error.report().last_line(&error.text));
+    error.exit_code
 }
 
 fn show(config: &Sources) {

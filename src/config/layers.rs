@@ -145,10 +145,11 @@ impl Layers<'_> {
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         let unset = self.mesh.proxy.concurrency.as_ref().is_none_or(|c| c.value == 0);
         if unset && u64::try_from(limit).unwrap_or(0) < cores as u64 {
-            self.warnings.push(format!(
+            // No warning: every start without a limit would begin with one.
+            tracing::info!(
                 "concurrency is set to 0, which will use a thread per CPU on the host ({cores}); the CPU limit is {limit}. \
                  This is not recommended and can lead to performance issues: set concurrency in ProxyConfig"
-            ));
+            );
         }
     }
 

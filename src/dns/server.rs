@@ -16,6 +16,7 @@ use super::{Config, Current, Error, resolv};
 use crate::base::lane::Lane;
 use crate::base::metrics::Metrics;
 use crate::base::tasks::{Set, Stop, TaskResult};
+use crate::trouble::Reporter;
 
 /// Queries at the nameservers at once; each holds a socket. More are answered SERVFAIL, so that dead
 /// nameservers cannot use up the file descriptors the rest of the agent needs.
@@ -55,7 +56,12 @@ struct Shared {
 ///
 /// # Errors
 /// When the file cannot be read, the address is none or a port is taken.
-pub async fn bind(config: &Config, table: Current, metrics: &Metrics) -> Result<Bound, Error> {
+pub async fn bind(
+    config: &Config,
+    table: Current,
+    metrics: &Metrics,
+    trouble: Reporter,
+) -> Result<Bound, Error> {
     let text = std::fs::read(&config.resolv_conf)
         .map_err(|source| Error::ResolvConf { path: config.resolv_conf.clone(), source })?;
     let resolv = resolv::parse(&String::from_utf8_lossy(&text));
@@ -73,7 +79,7 @@ pub async fn bind(config: &Config, table: Current, metrics: &Metrics) -> Result<
         search: RwLock::new(resolv.search),
         resolv_conf: config.adaptive.then(|| config.resolv_conf.clone()),
         before_sync: config.before_sync,
-        upstream: Upstream::new(resolv.nameservers, config, metrics),
+        upstream: Upstream::new(resolv.nameservers, config, metrics, trouble),
         forwards: Semaphore::new(FORWARDS),
         requests,
     };

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -17,8 +18,11 @@ use super::servers::Servers;
 use super::{Config, wire};
 use crate::base::lane;
 use crate::base::metrics::Metrics;
+use crate::trouble::{Kind, Report, Reporter};
 
 const PORT: u16 = 53;
+/// So many queries in a row that no server answers are no lost packet.
+const SILENT: u32 = 3;
 
 /// How a query came, and so how it goes on.
 #[derive(Debug, Clone, Copy)]
@@ -46,12 +50,17 @@ pub struct Upstream {
     requests: IntCounterVec,
     failures: IntCounterVec,
     duration: HistogramVec,
+    /// Queries since the last that somebody answered.
+    unanswered: AtomicU32,
+    trouble: Reporter,
 }
 
 impl Upstream {
     /// Knows the servers; connects to nobody yet.
-    pub fn new(servers: Vec<String>, config: &Config, metrics: &Metrics) -> Self {
+    pub fn new(servers: Vec<String>, config: &Config, metrics: &Metrics, trouble: Reporter) -> Self {
         Self {
+            unanswered: AtomicU32::new(0),
+            trouble,
             adaptive: config.adaptive.then(|| Mutex::new(Servers::new(servers.clone()))),
             cache: Cache::new(config.cache).map(Mutex::new),
             kept: metrics.counter(
@@ -186,8 +195,23 @@ impl Upstream {
         self.duration.with_label_values::<&str>(&[]).observe(started.elapsed().as_secs_f64());
         if reply.is_none() {
             self.failures.with_label_values::<&str>(&[]).inc();
+            self.missed();
+        } else if self.unanswered.swap(0, Relaxed) >= SILENT {
+            self.trouble.end();
         }
         reply
+    }
+
+    fn missed(&self) {
+        if self.unanswered.fetch_add(1, Relaxed).saturating_add(1) < SILENT {
+            return;
+        }
+        let detail = if self.servers.is_empty() {
+            "resolv.conf names no nameserver that names outside the mesh could be asked of".to_owned()
+        } else {
+            format!("no nameserver of resolv.conf answers ({})", self.servers.join(", "))
+        };
+        self.trouble.report(Report::new(Kind::DnsUpstreamFailed, detail));
     }
 
     async fn first(&self, message: &[u8], transport: Transport) -> Option<Vec<u8>> {

@@ -88,5 +88,5 @@ pub(super) fn parts(config: &Sources) -> Vec<Check> {
         parts::envoy::process(config, root).err(),
     ];
     let refused = refused.into_iter().flatten();
-    refused.map(|e| Check::fail(NAME, Kind::ConfigInvalid, e.to_string()).hint("")).collect()
+    refused.map(|e| Check::fail(NAME, e.kind, e.to_string()).hint("")).collect()
 }

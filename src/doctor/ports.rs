@@ -16,12 +16,17 @@ pub(super) fn checks(scene: &Scene, status_port: u16, alive: bool) -> Vec<Check>
     // An Envoy of somebody else's is no child of the agent.
     let external = parts::envoy::presence(&scene.config).is_ok_and(|p| p == Presence::External);
     let agent = if alive && !external { port::holder(status_port).and_then(|h| h.pid) } else { None };
+    let displaced = !alive && port::holder(status_port).is_some_and(|holder| !port::of_agent(&holder));
     let mut out = Vec::new();
     let (mut free, mut ours) = (Vec::new(), Vec::new());
     for (what, port, kind) in &wanted {
         match port::holder(*port) {
             None => free.push(port.to_string()),
             Some(holder) if alive && is_ours(&holder, agent) => ours.push(port.to_string()),
+            // An agent that could not have its status port runs all the same.
+            Some(holder) if displaced && port::of_agent(&holder) => {
+                ours.push(port.to_string());
+            }
             Some(holder) => {
                 let said = format!("{what} {port} is held by {holder}");
                 let hint = "stop that process, or configure another port; an Envoy left over from an earlier agent is ended by its pid";

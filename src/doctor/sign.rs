@@ -100,14 +100,12 @@ pub(super) async fn checks(scene: &Scene, asked: bool) -> Check {
 
 fn refused(error: &crate::ca::Error) -> Check {
     use crate::ca::Error;
-    let kind = match error {
-        Error::Unsent(inner) => return refused(inner),
-        Error::Status { .. } => Kind::CertificateRefused,
-        Error::Deadline { .. } => Kind::CertificateNotAnswered,
-        Error::Answer { .. } => Kind::CertificateUnusable,
-        Error::Connect { .. } => return Check::skip(NAME, "the way to the CA above comes first"),
-    };
-    let text = crate::base::error::chain(error);
-    let said = text.split_once("; ").map_or(text.as_str(), |(cause, _)| cause).to_owned();
-    Check::fail(NAME, kind, said)
+    match error {
+        Error::Unsent(inner) => refused(inner),
+        Error::Connect { .. } => Check::skip(NAME, "the way to the CA above comes first"),
+        _ => {
+            let report = error.report();
+            Check::fail(NAME, report.kind, report.detail.clone()).hint(report.hint_text())
+        }
+    }
 }

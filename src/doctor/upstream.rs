@@ -209,6 +209,10 @@ async fn ads(scene: &Scene, connector: &Connector) -> (Check, Option<String>) {
                 format!("istiod at {address} takes the connection and answers no ping within {limit:?}");
             (Check::fail("grpc", Kind::IstiodSilent, said), None)
         }
+        Err(Refused::Ended(status) | Refused::Unopened(status)) if istiod::refused_late(status.message()) => {
+            let said = format!("{address}: {}", status.message());
+            (Check::fail("grpc", Kind::ClientCertificateRefused, said), None)
+        }
         Err(Refused::Unopened(status)) => {
             let said = format!("no stream could be opened at {address}: {}", status.message());
             (Check::fail("grpc", Kind::AdsRefused, said), None)
@@ -232,50 +236,8 @@ fn phase(error: &Error) -> Option<Phase> {
 }
 
 fn failed(name: &'static str, error: &Error) -> Check {
-    let kind = kind_of(error);
-    let text = error.to_string();
-    // The cause ends where the hint begins; the kind has its own.
-    let said = text.split_once("; ").map_or(text.as_str(), |(cause, _)| cause);
-    Check::fail(name, kind, said)
-}
-
-/// The trouble that an error of a dial is.
-fn kind_of(error: &Error) -> Kind {
-    match error {
-        Error::Roots { .. } => Kind::RootBroken,
-        Error::Timeout { phase, .. } => match phase {
-            Phase::Resolve => Kind::NameNotResolved,
-            Phase::Connect => Kind::ConnectionTimedOut,
-            _ => Kind::IstiodSilent,
-        },
-        Error::Dial { phase, reason, .. } => match phase {
-            Phase::Address => Kind::AddressInvalid,
-            Phase::Resolve => Kind::NameNotResolved,
-            Phase::Connect if reason.contains("refused") => Kind::ConnectionRefused,
-            Phase::Connect if reason.contains("timed out") => Kind::ConnectionTimedOut,
-            Phase::Connect => Kind::ConnectionFailed,
-            Phase::Proxy => Kind::ProxyRefused,
-            Phase::ClientCertificate => Kind::CertificateFiles,
-            Phase::Tls => tls_kind(reason),
-        },
-    }
-}
-
-fn tls_kind(reason: &str) -> Kind {
-    let has = |words: &[&str]| words.iter().any(|w| reason.contains(w));
-    if has(&["UnknownIssuer", "BadSignature"]) {
-        Kind::RootDoesNotSign
-    } else if has(&["not valid for name", "NotValidForName"]) {
-        Kind::ServerNameMismatch
-    } else if has(&["not valid yet", "NotValidYet"]) {
-        Kind::ServerCertificateNotYetValid
-    } else if has(&["certificate expired", "Expired"]) && reason.contains("invalid peer certificate") {
-        Kind::ServerCertificateExpired
-    } else if has(&["CertificateRequired", "BadCertificate", "UnknownCA", "CertificateExpired"]) {
-        Kind::ClientCertificateRefused
-    } else {
-        Kind::TlsFailed
-    }
+    let report = error.report();
+    Check::fail(name, report.kind, report.detail.clone()).hint(report.hint_text())
 }
 
 /// A name in a certificate, as people write it.

@@ -42,6 +42,15 @@ pub fn parent(pid: u32) -> Option<u32> {
     text.lines().find_map(|line| line.strip_prefix("PPid:")?.trim().parse().ok())
 }
 
+/// Whether the holder is an agent, or an agent's Envoy.
+#[must_use]
+pub fn of_agent(holder: &Holder) -> bool {
+    let is_agent = |name: &str| name.trim() == "pilot-agent";
+    let parent = holder.pid.and_then(parent);
+    let name = parent.and_then(|pid| std::fs::read_to_string(format!("/proc/{pid}/comm")).ok());
+    is_agent(&holder.command) || name.is_some_and(|name| is_agent(&name))
+}
+
 fn owner(proc: &Path, inode: &str) -> Option<Holder> {
     let socket = format!("socket:[{inode}]");
     for entry in std::fs::read_dir(proc).ok()?.flatten() {

@@ -47,7 +47,7 @@ pub struct Supervisor {
     asked: Arc<Asked>,
     state: channel::Sender<State>,
     metrics: Metrics,
-    trouble: Reporter,
+    trouble: Arc<Reporter>,
 }
 
 /// What is kept for an Envoy that somebody else runs.
@@ -129,23 +129,22 @@ impl Supervisor {
         let hot_restart = envoy.as_ref().is_some_and(|e| e.config.restart.hot_restart);
         let handle = Handle::new(asked.clone(), seen, client, hot_restart);
         (
-            Self {
-                envoy,
-                external: None,
-                asked,
-                state,
-                metrics: metrics.clone(),
-                trouble: Reporter::default(),
-            },
+            Self { envoy, external: None, asked, state, metrics: metrics.clone(), trouble: Arc::default() },
             handle,
         )
     }
 
     /// Tells `trouble` of an Envoy that ends by itself.
     #[must_use]
-    pub fn with_trouble(mut self, trouble: Reporter) -> Self {
+    pub fn with_trouble(mut self, trouble: Arc<Reporter>) -> Self {
         self.trouble = trouble;
         self
+    }
+
+    /// What it tells: whoever holds this keeps the trouble on the list when Envoy has ended.
+    #[must_use]
+    pub fn trouble(&self) -> Arc<Reporter> {
+        self.trouble.clone()
     }
 
     /// Runs until Envoy has ended and will not be started again, or until it was told to stop.

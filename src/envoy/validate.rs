@@ -1,5 +1,6 @@
 //! Has Envoy itself judge a bootstrap, and asks it which version it is. Nothing is bound or written.
 
+use std::ffi::OsString;
 use std::io;
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
@@ -38,8 +39,36 @@ pub async fn validate(envoy: &str, bootstrap: &[u8], limit: Duration) -> Verdict
         return Verdict::TooLong;
     }
     let mut command = Command::new(envoy);
-    command.args(["--mode", "validate", "--log-level", "error", "--config-yaml"]);
+    // What a start tolerates is tolerated.
+    command.args([
+        "--mode",
+        "validate",
+        "--log-level",
+        "error",
+        "--allow-unknown-static-fields",
+        "--config-yaml",
+    ]);
     command.arg(String::from_utf8_lossy(bootstrap).as_ref());
+    judged(command, limit).await
+}
+
+/// Asks `envoy`, under the arguments with which it ended, whether its bootstrap is the reason.
+pub async fn again(
+    envoy: &str,
+    args: &[OsString],
+    env: &[(String, String)],
+    user: Option<(u32, u32)>,
+    limit: Duration,
+) -> Verdict {
+    let mut command = Command::new(envoy);
+    command.args(args).args(["--mode", "validate"]).envs(env.iter().map(|(name, value)| (name, value)));
+    if let Some((uid, gid)) = user {
+        command.gid(gid).uid(uid);
+    }
+    judged(command, limit).await
+}
+
+async fn judged(command: Command, limit: Duration) -> Verdict {
     match ended(command, limit).await {
         Ok(Some((status, ..))) if status.success() => Verdict::Accepted,
         Ok(Some((status, _, complaint))) => Verdict::Refused { status, reason: reason(&complaint) },

@@ -44,6 +44,7 @@ use tokio::time::{MissedTickBehavior, interval};
 use crate::base::clock::Clock;
 use crate::base::metrics::Metrics;
 use crate::base::tasks::Stop;
+use crate::trouble::{Kind, Reporter};
 
 pub use config::{Config, Method, Refused};
 pub use judge::{Judge, State};
@@ -90,6 +91,8 @@ pub struct Parts {
     pub envoy: Option<EnvoyReady>,
     /// Where changes go.
     pub report: Report,
+    /// Told of an application that is unhealthy.
+    pub trouble: Reporter,
     /// For HTTPS probes.
     pub crypto: Arc<CryptoProvider>,
     /// Where the metrics go.
@@ -133,6 +136,7 @@ pub struct Checker {
     config: Config,
     envoy: Option<EnvoyReady>,
     report: Report,
+    trouble: Reporter,
     prober: Prober,
     judge: Judge,
     clock: Arc<dyn Clock>,
@@ -158,6 +162,7 @@ impl Checker {
             judge: Judge::new(config.success_threshold, config.failure_threshold),
             envoy: parts.envoy,
             report: parts.report,
+            trouble: parts.trouble,
             clock: parts.clock,
             handle: handle.clone(),
             probes: parts.metrics.counter(
@@ -193,28 +198,39 @@ impl Checker {
                 () = stop.cancelled() => return,
                 _ = ticks.tick() => {}
             }
-            let outcome = tokio::select! {
+            let (outcome, asked) = tokio::select! {
                 () = stop.cancelled() => return,
-                outcome = self.probe() => outcome,
+                found = self.probe() => found,
             };
-            self.take(outcome);
+            self.take(outcome, asked);
         }
     }
 
-    async fn probe(&self) -> Outcome {
+    // And whether the application itself was asked.
+    async fn probe(&self) -> (Outcome, bool) {
         if let Some(envoy) = &self.envoy
             && let Err(why) = envoy().await
         {
-            return Outcome::Unhealthy(why);
+            return (Outcome::Unhealthy(why), false);
         }
-        self.prober.probe(self.config.timeout).await
+        (self.prober.probe(self.config.timeout).await, true)
     }
 
-    fn take(&mut self, outcome: Outcome) {
+    fn take(&mut self, outcome: Outcome, asked: bool) {
         self.probes.with_label_values(&[outcome.label()]).inc();
         let healthy = outcome == Outcome::Healthy;
         let reason = outcome.reason();
         let change = self.judge.record(healthy);
+        let state = change.unwrap_or(self.handle.status().state);
+        match &reason {
+            // Of an Envoy that is not ready others tell.
+            Some(why) if asked && state == State::Unhealthy => {
+                self.trouble
+                    .report((Kind::ApplicationUnhealthy, format!("the application is unhealthy: {why}")));
+            }
+            None if state == State::Healthy => self.trouble.end(),
+            _ => {}
+        }
         tracing::debug!(target: "healthcheck", "probe: {}", reason.as_deref().unwrap_or("healthy"));
         {
             let mut status = self.handle.0.lock().expect("no panic holds this lock");
@@ -236,7 +252,7 @@ impl Checker {
             Some(_) => {
                 let why = reason.unwrap_or_default();
                 self.state.with_label_values::<&str>(&[]).set(0);
-                tracing::warn!(target: "healthcheck", "the application is not healthy: {why}");
+                tracing::info!(target: "healthcheck", "the application is not healthy: {why}");
                 (self.report)(Some(why));
             }
         }

@@ -51,6 +51,7 @@ fn start(config: Config, envoy: Option<EnvoyReady>) -> Running {
     let parts = Parts {
         envoy,
         report: Box::new(move |change| drop(sender.send(change))),
+        trouble: Reporter::default(),
         crypto: crypto(),
         metrics: metrics.clone(),
         clock: Arc::new(System),

@@ -235,7 +235,7 @@ impl<'a> Target<'a> {
             Phase::Connect => Kind::ConnectionFailed,
             Phase::Proxy => Kind::ProxyRefused,
             Phase::Tls => Kind::TlsFailed,
-            Phase::ClientCertificate => Kind::ClientCertificateRefused,
+            Phase::ClientCertificate => Kind::CertificateFiles,
         };
         Error::Dial { address, phase, kind, reason, hint: hint.into() }
     }

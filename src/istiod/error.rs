@@ -156,6 +156,23 @@ pub(super) fn tls_kind(error: &rustls::Error) -> Kind {
     }
 }
 
+/// Whether a connection that broke after its handshake broke because of the client's certificate: in TLS 1.3 the
+/// server's word comes that late.
+#[must_use]
+pub fn refused_late(text: &str) -> bool {
+    const ALERTS: [&str; 7] = [
+        "BadCertificate",
+        "UnknownCa",
+        "UnknownCA",
+        "DecryptError",
+        "CertificateExpired",
+        "CertificateUnknown",
+        "CertificateRequired",
+    ];
+    text.split_once("received fatal alert: ")
+        .is_some_and(|(_, alert)| ALERTS.iter().any(|a| alert.starts_with(a)))
+}
+
 /// What usually helps against a failed TLS handshake.
 pub(super) fn tls_hint(error: &rustls::Error, roots: &str, name: &str) -> String {
     use rustls::{AlertDescription as Alert, CertificateError as Cert, Error};

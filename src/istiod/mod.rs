@@ -17,7 +17,7 @@ mod stream;
 pub use crate::tls::client::ClientFiles;
 pub use crate::tls::provider::Compliance;
 pub use channel::{Connection, Connector, Look, Peer};
-pub use error::{Error, Phase, code_name};
+pub use error::{Error, Phase, code_name, refused_late};
 pub use stream::Stream;
 
 use std::fmt;

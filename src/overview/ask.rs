@@ -7,8 +7,8 @@ use serde_json::Value;
 use crate::envoy::port;
 use crate::fetch::{Error, Get};
 
-/// All answer from memory; more is a machine that stands still.
-const LIMIT: Duration = Duration::from_secs(3);
+/// The agent answers from memory, and asks an Envoy that may hang for up to 3 s.
+const LIMIT: Duration = Duration::from_secs(5);
 /// A status document is longer than this only with thousands of rejections.
 const MOST: usize = 8 << 20;
 

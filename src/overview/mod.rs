@@ -69,6 +69,7 @@ pub fn document(answers: &Answers, now: SystemTime) -> Value {
         },
         "envoy": envoy(a, &answers.envoy, counters),
         "application": application(&a["application"]),
+        "probes": probes(&a["status"]["probes"], now),
         "dns": {
             "queries": counters["dns_requests_total"],
             "upstreamQueries": counters["dns_upstream_requests_total"],
@@ -144,6 +145,23 @@ fn application(of: &Value) -> Value {
     let mut out = of.clone();
     out["since"] = date(&of["since"]);
     out
+}
+
+fn probes(all: &Value, now: SystemTime) -> Vec<Value> {
+    let of = |p: &Value| {
+        let age = p["lastAgeSeconds"].as_u64();
+        let last = age.and_then(|age| now.checked_sub(Duration::from_secs(age)));
+        json!({
+            "path": p["path"],
+            "healthy": p["failuresInARow"] == 0,
+            "probes": p["probes"],
+            "failuresInARow": p["failuresInARow"],
+            "last": p["last"],
+            "lastTime": last.map(rfc3339),
+            "lastAgeSeconds": age,
+        })
+    };
+    all.as_array().into_iter().flatten().map(of).collect()
 }
 
 fn text(value: &Value) -> Value {

@@ -177,6 +177,18 @@ fn beside(out: &mut String, d: &Value) {
             ),
         );
     }
+    for p in d["probes"].as_array().into_iter().flatten() {
+        let failures = p["failuresInARow"].as_u64().unwrap_or(0);
+        let state = if failures == 0 { "ok".to_owned() } else { format!("FAILED {failures} times in a row") };
+        let text = format!(
+            "{}: {state}, {} {} ago, {} so far",
+            word(&p["path"]),
+            word(&p["last"]),
+            seconds(&p["lastAgeSeconds"]),
+            word(&p["probes"])
+        );
+        line(out, "probe", &text);
+    }
     let dns = &d["dns"];
     if dns["queries"].is_number() {
         let failed = dns["upstreamFailures"].as_u64().unwrap_or(0);

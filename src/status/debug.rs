@@ -76,7 +76,10 @@ pub(super) async fn answer(which: Page, shared: &Shared, query: &str) -> Answer 
             text.push(b'\n');
             page(StatusCode::OK, JSON, text)
         }
-        Page::Front => front::answer(&document(shared).await, &shared.handles.agent.troubles().events()),
+        Page::Front => {
+            let (document, info) = tokio::join!(document(shared), shared.ready.envoy_info());
+            front::answer(&document, &info, &shared.handles.agent.troubles().events())
+        }
         Page::Profiles => {
             sure(page(StatusCode::OK, HeaderValue::from_static("text/html; charset=utf-8"), INDEX))
         }
@@ -137,6 +140,7 @@ fn status(shared: &Shared) -> serde_json::Value {
         "degraded": shared.handles.agent.degraded(),
         "terminating": shared.handles.agent.terminating(),
         "scrapeFailures": shared.stats.failures(),
+        "probes": shared.probes.document(),
         "counters": counters(shared),
     })
 }

@@ -234,6 +234,15 @@ impl Bound {
     /// # Errors
     /// When the listener fails for good; the agent should end in order then.
     pub async fn serve(self, handles: Handles, closing: Stop, stop: Stop) -> TaskResult {
+        let port = self.addr().map_or(self.config.port, |a| a.port());
+        let shared = Arc::new(shared::Shared::new(self.config.clone(), port, handles)?);
+        tokio::select! {
+            () = ready::watch(&shared.ready, &*shared.handles.agent) => Ok(()),
+            done = self.listened(&shared, closing, stop) => done,
+        }
+    }
+
+    async fn listened(self, shared: &Arc<shared::Shared>, closing: Stop, stop: Stop) -> TaskResult {
         let mut wait = Duration::from_secs(1);
         let listener = match self.listener {
             Some(listener) => Some(listener),
@@ -255,10 +264,8 @@ impl Bound {
                 }
             },
         };
-        let port = listener.as_ref().and_then(|l| l.local_addr().ok()).map_or(self.config.port, |a| a.port());
-        let shared = Arc::new(shared::Shared::new(self.config, port, handles)?);
         let limits = Limits { connections: bound(CONNECTIONS), asking: ASKING, idle: None };
-        serve::serve(listener, shared, limits, closing, stop).await
+        serve::serve(listener, shared.clone(), limits, closing, stop).await
     }
 }
 

@@ -14,9 +14,10 @@ use serde_json::Value;
 use crate::serve::respond::{Answer, page};
 use crate::trouble::Event;
 
-pub(super) fn answer(document: &Value, events: &[Event]) -> Answer {
+/// `info`: what Envoy tells of itself.
+pub(super) fn answer(document: &Value, info: &Value, events: &[Event]) -> Answer {
     let html = HeaderValue::from_static("text/html; charset=utf-8");
-    let mut answer = page(StatusCode::OK, html, render(document, events, SystemTime::now()));
+    let mut answer = page(StatusCode::OK, html, render(document, info, events, SystemTime::now()));
     for (name, value) in [
         (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
         (
@@ -31,7 +32,7 @@ pub(super) fn answer(document: &Value, events: &[Event]) -> Answer {
     answer
 }
 
-fn render(document: &Value, events: &[Event], now: SystemTime) -> String {
+fn render(document: &Value, info: &Value, events: &[Event], now: SystemTime) -> String {
     let mut out = String::with_capacity(16 << 10);
     out.push_str(HEAD);
     verdict(&mut out, document);
@@ -40,7 +41,8 @@ fn render(document: &Value, events: &[Event], now: SystemTime) -> String {
     out.push_str("</section><div class=grid>");
     identity(&mut out, document, now);
     istiod(&mut out, document, now);
-    envoy(&mut out, document, now);
+    envoy(&mut out, document, info, now);
+    beside(&mut out, document, now);
     out.push_str("</div>");
     configuration(&mut out, document);
     happened(&mut out, events);
@@ -123,9 +125,27 @@ fn istiod(out: &mut String, document: &Value, now: SystemTime) {
     out.push_str("</table></section>");
 }
 
-fn envoy(out: &mut String, document: &Value, now: SystemTime) {
+fn envoy(out: &mut String, document: &Value, info: &Value, now: SystemTime) {
     out.push_str("<section><h2>Envoy and agent</h2><table>");
     row(out, "Envoy", text(&document["envoy"]));
+    if let Some(build) = info["version"].as_str() {
+        // commit/version/kind of build/...
+        let uptime = text(&info["uptime_current_epoch"]).trim_end_matches('s').parse().unwrap_or_default();
+        row(
+            out,
+            "Its own word",
+            &format!(
+                "version {}, {}, up {}",
+                build.split('/').nth(1).unwrap_or(build),
+                text(&info["state"]),
+                span(uptime)
+            ),
+        );
+    }
+    let restarts = &document["status"]["counters"]["envoy_restarts_total"];
+    if restarts.as_u64().is_some_and(|n| n > 0) {
+        row(out, "Started again", &format!("{restarts} times"));
+    }
     row(
         out,
         "Agent",
@@ -133,9 +153,48 @@ fn envoy(out: &mut String, document: &Value, now: SystemTime) {
     );
     row(out, "Role", text(&document["type"]));
     row(out, "Started", &moment(&document["startedAt"], now));
-    if !document["application"].is_null() {
-        row(out, "Application", &document["application"].to_string());
+    out.push_str("</table></section>");
+}
+
+/// What not every proxy has: probes, DNS, Wasm.
+fn beside(out: &mut String, document: &Value, now: SystemTime) {
+    let (application, status) = (&document["application"], &document["status"]);
+    let counters = &status["counters"];
+    let number = |name: &str| counters[name].as_u64().unwrap_or_default();
+    let mut rows: Vec<(String, String)> = Vec::new();
+    if !application.is_null() {
+        let why = application["lastError"].as_str().map(|e| format!(": {e}")).unwrap_or_default();
+        let since = moment(&application["since"], now);
+        rows.push((
+            "Health check".to_owned(),
+            format!("{}, since {since}{why}", text(&application["state"])),
+        ));
     }
+    for probe in status["probes"].as_array().map(Vec::as_slice).unwrap_or_default() {
+        let state = match probe["failuresInARow"].as_u64().unwrap_or_default() {
+            0 => "good".to_owned(),
+            n => format!("FAILED {n} times in a row"),
+        };
+        let ago = span(probe["lastAgeSeconds"].as_u64().unwrap_or_default());
+        rows.push((text(&probe["path"]).to_owned(), format!("{state}, {ago} ago: {}", text(&probe["last"]))));
+    }
+    if number("dns_requests_total") > 0 {
+        let (asked, handed) = (number("dns_requests_total"), number("dns_upstream_requests_total"));
+        let failed = number("dns_upstream_failures_total");
+        rows.push((
+            "DNS".to_owned(),
+            format!("{asked} queries, {handed} handed on, {failed} of them failed"),
+        ));
+    }
+    if number("wasm_remote_fetch_count") > 0 {
+        let (kept, fetched) = (number("wasm_cache_entries"), number("wasm_remote_fetch_count"));
+        rows.push(("Wasm".to_owned(), format!("{kept} modules kept, {fetched} fetches")));
+    }
+    if rows.is_empty() {
+        return;
+    }
+    out.push_str("<section><h2>Beside them</h2><table>");
+    rows.iter().for_each(|(name, value)| row(out, name, value));
     out.push_str("</table></section>");
 }
 
@@ -245,13 +304,24 @@ mod tests {
                 {"kind": "NoConfig", "severity": "broken", "detail": "d", "hint": "h"},
             ],
             "config": {"upstream": {"address": "istiod:15012", "downSince": 1}, "types": [{"name": "CDS", "state": "stale"}]},
+            "application": {"state": "unhealthy", "lastError": "<i>refused", "since": 1},
+            "status": {"probes": [{"path": "/app-health/x/livez", "failuresInARow": 2, "last": "500"}],
+                       "counters": {"dns_requests_total": 3, "wasm_remote_fetch_count": 1}},
         });
+        let info = json!({"version": "c/1.40.0/Clean", "state": "LIVE", "uptime_current_epoch": "61s"});
         let events = [Event { at: UNIX_EPOCH, what: What::Lost, text: "'\"<b>".to_owned() }];
-        let html = render(&document, &events, SystemTime::now());
+        let html = render(&document, &info, &events, SystemTime::now());
         let at = |part: &str| html.find(part).unwrap_or_else(|| panic!("{part} in {html}"));
         assert!(at("<h1>TokenExpired</h1>") < at("NoConfig") && at("NoConfig") < at("<svg"));
         assert!(html.contains("&lt;script&gt;") && !html.contains("<script") && !html.contains("<b>'"));
         assert!(html.contains("for 1m30s, 3 times") && html.contains("istiod:15012"));
-        assert!(render(&json!({}), &[], SystemTime::now()).contains("<h1>Healthy</h1>"));
+        assert!(
+            html.contains("version 1.40.0, LIVE, up 1m1s")
+                && html.contains("3 queries")
+                && !html.contains("<i>")
+        );
+        assert!(html.contains("FAILED 2 times in a row") && html.contains("0 modules kept, 1 fetches"));
+        let empty = render(&json!({}), &Value::Null, &[], SystemTime::now());
+        assert!(empty.contains("<h1>Healthy</h1>") && !empty.contains("Beside them"));
     }
 }

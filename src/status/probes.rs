@@ -9,6 +9,7 @@
 pub mod config;
 mod grpc;
 mod http;
+mod seen;
 mod sniff;
 mod tcp;
 
@@ -25,6 +26,7 @@ use super::{loopback, probe_source};
 use crate::base::seldom::Seldom;
 use crate::fetch::{Dialer, Kept, REQUESTS, Tls, Trust};
 use crate::serve::respond::{Answer, TEXT, page, status};
+use crate::trouble::Reporter;
 
 /// How the application is probed.
 #[derive(Debug, Clone)]
@@ -69,6 +71,7 @@ pub(super) struct Prober {
     status_port: u16,
     /// Probes under way that came by a redirect.
     led: AtomicUsize,
+    seen: seen::Seen,
 }
 
 /// Counts one of [`Prober::led`].
@@ -81,7 +84,12 @@ impl Drop for Led<'_> {
 }
 
 impl Prober {
-    pub(super) fn new(config: Config, status_port: u16, crypto: Arc<rustls::crypto::CryptoProvider>) -> Self {
+    pub(super) fn new(
+        config: Config,
+        status_port: u16,
+        crypto: Arc<rustls::crypto::CryptoProvider>,
+        trouble: Reporter,
+    ) -> Self {
         let destination =
             if config.destination.is_empty() { config.source.to_string() } else { config.destination };
         let tls = Some(Arc::new(Tls::new(crypto, config.http2, Trust::Anybody)));
@@ -92,6 +100,7 @@ impl Prober {
             kept: config.keepalive.then(Kept::default),
             status_port,
             led: AtomicUsize::new(0),
+            seen: seen::Seen::new(trouble),
         }
     }
 
@@ -124,12 +133,18 @@ impl Prober {
             Action::Tcp { port } => self.tcp(*port, seconds).await,
             Action::Grpc { port, service } => self.grpc(*port, service, seconds, headers).await,
         };
+        self.seen.note(path, &result);
         result.unwrap_or_else(|why| {
             if let Some(more) = FAILED.may() {
                 tracing::warn!(target: "probes", "probe {path} of the application failed: {why}{more}");
             }
             status(StatusCode::INTERNAL_SERVER_ERROR)
         })
+    }
+
+    /// What the probes have come to, for people.
+    pub(super) fn document(&self) -> serde_json::Value {
+        self.seen.document()
     }
 
     /// `host:port`, with brackets where they are needed.

@@ -6,13 +6,14 @@
 //! said yes to is not asked again, as in the Go agent, unless its process has gone in between.
 //!
 //! The body is empty, as scripts know it. Why stands in the header `x-not-ready` and, for
-//! `/healthz/ready?verbose`, in the body: the verdict of [`crate::trouble`] first, then what follows from it. The strict mode (off by default) also takes readiness away
-//! while something that once worked is broken.
+//! `/healthz/ready?verbose`, in the body: the verdict of [`crate::trouble`] first, then what follows from it. The strict mode
+//! (off by default) also takes readiness away while something that once worked is broken. Where nobody asks, `watch` does.
 
 mod envoy;
 mod grpc;
 mod said;
 mod verdict;
+mod watch;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -24,9 +25,10 @@ use tokio::time::Instant;
 
 use super::Agent;
 use crate::serve::respond::{Answer, TEXT, page, status};
-use crate::trouble::{Kind, Report, Severity, Trouble, What};
+use crate::trouble::{Kind, Report, Reporter, Severity, Trouble, What};
 
 pub use envoy::{Envoy, config_state, serving_state};
+pub(super) use watch::watch;
 
 /// What readiness depends on.
 #[derive(Debug, Clone)]
@@ -63,11 +65,19 @@ pub(super) struct Readiness {
     said: said::Said,
     startup: prometheus::GaugeVec,
     started: Instant,
+    /// Of what only Envoy knows.
+    own: Reporter,
 }
 
 impl Readiness {
-    pub(super) fn new(config: Config, startup: prometheus::GaugeVec, started: Instant) -> Self {
+    pub(super) fn new(
+        config: Config,
+        startup: prometheus::GaugeVec,
+        started: Instant,
+        own: Reporter,
+    ) -> Self {
         Self {
+            own,
             envoy: config.envoy_admin.map(Envoy::new),
             generation: AtomicU64::new(0),
             strict: config.strict,
@@ -133,9 +143,29 @@ impl Readiness {
         self.startup.collect().iter().all(|family| family.get_metric().is_empty())
     }
 
+    /// Of an Envoy that was live: what it says now. Readiness does not ask again, people want to know.
+    async fn still_live(&self) -> Option<Report> {
+        let text = self.envoy.as_ref()?.still_live().await.err()?;
+        Some(Report::new(verdict::of_envoy(&text), text))
+    }
+
+    /// What Envoy tells of itself; null without one.
+    pub(super) async fn envoy_info(&self) -> serde_json::Value {
+        match &self.envoy {
+            Some(envoy) => envoy.info().await,
+            None => serde_json::Value::Null,
+        }
+    }
+
     /// Everything that is wrong now, the verdict first: what the parts have told and what readiness waits for.
     pub(super) async fn verdict(&self, agent: &dyn Agent) -> Vec<Trouble> {
-        let missing = self.missing(agent).await;
+        let mut missing = self.missing(agent).await;
+        if missing.is_empty() {
+            missing.extend(self.still_live().await);
+        }
+        if missing.is_empty() {
+            self.own.end();
+        }
         verdict::all(&agent.troubles(), missing, self.said.since())
     }
 }
@@ -161,7 +191,9 @@ pub(super) async fn answer(readiness: &Readiness, agent: &dyn Agent, query: Opti
     let text = verdict::line(&all);
     let broken = list.verdict().is_some_and(|t| t.kind.severity() == Severity::Broken);
     let quiet = !broken && readiness.started.elapsed() < START;
-    match readiness.said.not_ready(all.first().map(|t| t.kind)) {
+    // While a part says so every now and then, the log needs no second voice.
+    let told = list.verdict().is_some();
+    match readiness.said.not_ready(all.first().map(|t| t.kind), told) {
         said::How::Loud if !quiet => tracing::warn!("Envoy proxy is NOT ready: {text}"),
         said::How::Loud => tracing::info!("Envoy proxy is NOT ready: {text}"),
         said::How::Quiet => tracing::debug!("Envoy proxy is NOT ready: {text}"),

@@ -24,8 +24,18 @@ impl Shared {
     ) -> Result<Self, Box<dyn std::error::Error + Send + Sync>> {
         let own = own::Own::new(&handles.metrics)?;
         Ok(Self {
-            ready: ready::Readiness::new(config.ready, own.startup.clone(), handles.started),
-            probes: probes::Prober::new(config.probes, port, handles.crypto.clone()),
+            ready: ready::Readiness::new(
+                config.ready,
+                own.startup.clone(),
+                handles.started,
+                handles.agent.troubles().reporter("default"),
+            ),
+            probes: probes::Prober::new(
+                config.probes,
+                port,
+                handles.crypto.clone(),
+                handles.agent.troubles().reporter("probes"),
+            ),
             stats: Arc::new(stats::Merger::new(config.stats, port, own, handles.metrics.clone())),
             profiling: config.profiling,
             handles,

@@ -66,9 +66,29 @@ impl Report {
         self.hint.as_deref().unwrap_or(self.kind.hint())
     }
 
+    /// The last line before an end that nobody asked for: what ended it, and the verdict with what to do.
+    #[must_use]
+    pub fn last_line(&self, reason: &str) -> String {
+        let Self { kind, detail, .. } = self;
+        // Every problem stands on a line of its own; so does the verdict then.
+        let between = if reason.contains('\n') { "\n" } else { "; " };
+        let hint = self.hint_text();
+        if detail.contains(reason) || reason.contains(detail.as_str()) {
+            return format!("{reason}{between}verdict: {kind}; {hint}");
+        }
+        format!("{reason}{between}verdict: {kind}: {detail}; {hint}")
+    }
+
     /// Cause and hint in one line.
     pub(super) fn line(&self) -> String {
         format!("{}; {}", self.detail, self.hint_text())
+    }
+}
+
+impl From<Trouble> for Report {
+    fn from(trouble: Trouble) -> Self {
+        let Trouble { kind, detail, hint, subject, code, .. } = trouble;
+        Self { kind, detail, hint: Some(Cow::Owned(hint)), subject, code }
     }
 }
 

@@ -86,6 +86,9 @@ kinds! {
     ConfigInvalid Broken
         "the configuration is refused",
         "repair the value named; pilot-agent doctor shows all of them at once";
+    PartFailed Broken
+        "a part of the agent failed",
+        "report the line with the agent's version; the agent ends in order so that whoever started it starts it anew";
     EnvoyNotStarted Broken
         "Envoy cannot be started, or does not run",
         "is binaryPath of the proxy config the path of an Envoy for this processor, and may this user execute it?";
@@ -221,8 +224,8 @@ kinds! {
         "Envoy's admin port does not answer",
         "is Envoy starting, stuck or starved of CPU? Its admin port is proxyAdminPort of the proxy config (15000)";
     EnvoyNotInitialised Broken
-        "Envoy runs but is not live yet",
-        "Envoy waits for clusters, listeners or certificates: pilot-agent request GET /init_dump names what";
+        "Envoy runs but is not live",
+        "INITIALIZING: it waits for clusters, listeners or certificates (pilot-agent request GET /init_dump names which); DRAINING: somebody asked for that (drain_listeners, healthcheck/fail)";
     Terminating Broken
         "the agent is shutting down",
         "nothing needs to be done; who asked for it stands in the log";
@@ -258,9 +261,6 @@ kinds! {
     StatusPortTaken Degraded
         "another process holds the status port",
         "stop the process named, or set statusPort of the proxy config (annotation status.sidecar.istio.io/port); the agent tries again by itself";
-    PartFailed Broken
-        "a part of the agent failed",
-        "report the line with the agent's version; the agent ends in order so that whoever started it starts it anew";
 }
 
 impl Kind {

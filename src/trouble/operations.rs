@@ -17,22 +17,68 @@ Wherever you look first, the cause stands there under the same name:
 | readiness | `curl -i localhost:15020/healthz/ready`: header `x-not-ready`; `?verbose`: also in the body |
 | `/debug/` | a page for people: `kubectl port-forward POD 15020`, then http://localhost:15020/debug/ |
 | `/debug/agentz` | JSON: `verdict`, `troubles`, `events` |
+| `pilot-agent status` | the running agent on one screen, the verdict as the last line; `--json`, `--watch` |
+| `pilot-agent doctor` | everything a start needs, with or without an agent, the verdict as the last line; `--json`, `--sign` |
 | `pilot-agent wait` | prints the cause each time it changes, and when it gives up |
 | metrics | `istio_agent_trouble{kind,severity}`; alerts: `deploy/prometheus-rules.yaml` |
-| the end | the last line before an exit status other than 0 |
+| the end | the last line before an exit status other than 0: `...; verdict: KIND: cause; what to do` |
 
 Of several troubles the topmost in the table is the verdict: it explains those below it, so repair it first. `broken` keeps the
 proxy from becoming ready or takes its identity or configuration from it in time; with `degraded` it works, but something beside it
 does not.
 
-In JSON a trouble has `kind`, `severity`, `summary`, `detail`, `hint`, `part` (a scope of the log), `subject` (which address, type or
-file, where there may be several), `code` (gRPC status), `since` (RFC 3339), `seconds` and `count`.
+What only Envoy knows (no configuration, not live, a silent admin port) is asked of it by whoever probes, by `status`, `doctor` and the
+pages, and by the agent itself 20 s after its start and every 30 s (20 s while something is wrong).
 
 Levels of the log can be changed while the agent runs: `curl localhost:15020/logging` lists them,
 `curl -X POST 'localhost:15020/logging?xdsproxy=debug'` sets one, `?level=info` all.
 
+## What you see
+
 | you see | | it means | what to do |
 |---|---|---|---|
+";
+
+const JSON: &str = "
+## JSON
+
+Names stay; fields may be added. Times are RFC 3339 in UTC, spans whole seconds, what is unknown is null. No key, token or header value is
+in any of it.
+
+A trouble, wherever it stands, has `kind` (a name of the table), `severity`, `summary` (what it means), `detail` (the cause), `hint` (what to
+do), `part` (a scope of the log), `subject` (which address, type, path or file, where there may be several), `code` (gRPC status, where there
+is one), `since`, `seconds` (how long) and `count`.
+
+`pilot-agent status --json`; exit status 0 healthy, 1 not, 2 not reachable (then: `healthy`, `reachable`, `error`, `hint`):
+
+| field | holds |
+|---|---|
+| `time` | when it was made |
+| `healthy` | whether it is ready and nothing is wrong |
+| `ready`, `notReady` | readiness, and its reasons as text |
+| `verdict`, `troubles` | the topmost trouble, and all of them |
+| `agent` | `version`, `follows` (Istio release), `type` (node type), `startedAt`, `uptimeSeconds` |
+| `identity` | `certificate` (`identities`, `serial`, `notBefore`, `notAfter`, `renewal`, `secondsLeft`), `failures` in a row, `lastError`, `files` (pairs of a name and its trouble), `trustBundle` (whether istiod sent one), `outputError` (OUTPUT_CERTS) |
+| `istiod` | `address`, `peer` (address that answered), `connectedSince`, `downSince`, `failures`, `lastError`, `tokenExpires` |
+| `istiod.types` | of each type: `name`, `typeUrl`, `state`, `version`, `resources`, `responses`, `rejected`, `lastPush`, `lastPushAgeSeconds` |
+| `istiod.rejections` | what Envoy rejects: `name`, `typeUrl`, `resources` (names), `message`, `version`, `first`, `last`, `count` |
+| `envoy` | `process` (what the agent knows), `restarts`, `version`, `build`, `state`, `uptimeSeconds`, or `error` |
+| `application` | a VM's health check: `method`, `state`, `since`, `probes`, `lastError`; null without one |
+| `probes` | the kubelet's probes that the agent makes: `path`, `healthy`, `probes`, `failuresInARow`, `last` (answer), `lastTime`, `lastAgeSeconds` |
+| `dns` | `queries`, `upstreamQueries`, `upstreamFailures` |
+| `wasm` | `modules`, `fetches`, `conversions` |
+| `events` | the timeline: `time`, `what`, `text` |
+| `capture` | a line for each set of capture rules that this user may read |
+
+`pilot-agent doctor --json`; exit status 0 nothing is broken, 1 something is:
+
+| field | holds |
+|---|---|
+| `version`, `time`, `seconds` | of the agent's binary, when, how long it took (with fractions) |
+| `healthy`, `warnings` | whether nothing is broken, and how many checks are odd |
+| `verdict` | `kind`, `summary`, `detail`, `hint`, `part` (`doctor/CHECK` or `agent/SCOPE`); null: none |
+| `checks` | in the order of a start: `check` (a name), `state` (`ok`, `warn`, `fail`, `skip`), `detail`, `hint`, `kind` |
+| `troubles` | what a running agent reports |
 ";
 
 fn page() -> String {
@@ -45,6 +91,7 @@ fn page() -> String {
         };
         let _ = writeln!(out, "| `{kind}` | {severity} | {} | {} |", cell(kind.summary()), cell(kind.hint()));
     }
+    out.push_str(JSON);
     out
 }
 

@@ -18,6 +18,7 @@ macro_rules! scoped {
             "sds" => tracing::$level!(target: "sds", "{}", $text),
             "dns" => tracing::$level!(target: "dns", "{}", $text),
             "wasm" => tracing::$level!(target: "wasm", "{}", $text),
+            "probes" => tracing::$level!(target: "probes", "{}", $text),
             "healthcheck" => tracing::$level!(target: "healthcheck", "{}", $text),
             "security" => tracing::$level!(target: "security", "{}", $text),
             _ => tracing::$level!("{}", $text),

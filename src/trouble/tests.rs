@@ -88,3 +88,36 @@ fn every_kind_says_what_it_is_and_what_to_do() {
         assert_eq!(Kind::from_name(kind.name()), Some(*kind));
     }
 }
+
+fn sources(dir: &std::path::Path, into: &mut Vec<std::path::PathBuf>) {
+    for entry in std::fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        match path.is_dir() {
+            true if path.ends_with("doctor") => {}
+            true => sources(&path, into),
+            false if path.ends_with("tests.rs") => {}
+            false if path.extension().is_some_and(|e| e == "rs") => into.push(path),
+            false => {}
+        }
+    }
+}
+
+/// A kind that no part of a running agent reports promises what nobody keeps.
+#[test]
+fn every_kind_is_reported_by_a_part() {
+    let mut files = Vec::new();
+    sources(&std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &mut files);
+    let mut text = String::new();
+    for file in files {
+        let source = std::fs::read_to_string(file).unwrap();
+        text.push_str(source.split("#[cfg(test)]\nmod tests {").next().unwrap());
+    }
+    let word = |c: char| c.is_alphanumeric() || c == '_';
+    let made = |of: &str, kind: &Kind| {
+        let name = format!("{of}::{kind}");
+        text.match_indices(&name).any(|(at, _)| !text[at + name.len()..].starts_with(word))
+    };
+    let never: Vec<&Kind> =
+        Kind::ALL.iter().filter(|kind| !made("Kind", kind) && !made("Self", kind)).collect();
+    assert!(never.is_empty(), "never reported: {never:?}");
+}

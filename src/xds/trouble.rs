@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use tonic::{Code, Status};
 
 use super::types;
-use crate::istiod::code_name;
+use crate::istiod::{code_name, refused_late};
 use crate::trouble::{Kind, Report, Reporter, What};
 
 /// An istiod that has taken the stream and says nothing for so long is told of. Its first answer comes when the
@@ -108,8 +108,8 @@ fn hint(reason: &str) -> &'static str {
         || lower.contains("could not find @type");
     if unknown && (lower.contains("istio.") || lower.contains("istio_") || lower.contains("stats_filter")) {
         return "this Envoy is not Istio's own build and lacks its extensions: take Envoy from the image istio/proxyv2 of this \
-                release, or set PILOT_ENABLE_TELEMETRY_LABEL=false and PILOT_ENABLE_METADATA_EXCHANGE=false on istiod so that \
-                it sends none";
+                release, or have istiod send none: PILOT_ENABLE_METADATA_EXCHANGE=false and PILOT_ENABLE_ALPN_FILTER=false in its \
+                environment (istio.metadata_exchange, istio.alpn), telemetry.enabled=false in its chart (istio.stats)";
     }
     if unknown {
         return "this Envoy does not know the extension named: use the Envoy of the image istio/proxyv2 of istiod's release, or \
@@ -144,6 +144,9 @@ pub(super) fn ended(address: &str, status: &Status) -> Report {
     let text = status.message();
     if text.contains("does not speak HTTP/2") || text.contains("keepalive ping failed") {
         return Report::new(Kind::IstiodSilent, format!("{address}: {text}")).about(address);
+    }
+    if refused_late(text) {
+        return Report::new(Kind::ClientCertificateRefused, format!("{address}: {text}")).about(address);
     }
     match status.code() {
         Code::Ok | Code::Cancelled | Code::DeadlineExceeded | Code::Unavailable => closes(address, status),

@@ -486,3 +486,24 @@ async fn answers_are_kept_where_that_is_wanted() {
     assert_eq!(rcode(&dns.client.ask(&none).await), SERV_FAIL, "that there is none is not kept");
     dns.world.agent.stop().await;
 }
+
+#[tokio::test]
+async fn nameservers_that_do_not_answer_are_told_until_one_does() {
+    let Some(nameserver) = Nameserver::start().await else { return };
+    let mut dns = start(&[&nameserver]).await;
+    dns.tell(&table("1", "shop.ns.svc.cluster.local", "10.0.0.1")).await;
+    for id in 1..=3 {
+        assert_eq!(rcode(&dns.client.ask(&query(id, "example.com", A)).await), SERV_FAIL);
+    }
+    super::why::beside::told(&dns.world.agent, "DnsUpstreamFailed", &nameserver.ip.to_string()).await;
+    let last = query(4, "example.com", A);
+    let answered = async {
+        // Those that nobody waits for any more come first.
+        for _ in 0..4 {
+            nameserver.answer(|query| vec![bare(query, NO_ERROR)]).await;
+        }
+    };
+    let (reply, ()) = tokio::join!(dns.client.ask(&last), answered);
+    assert_eq!(rcode(&reply), NO_ERROR);
+    dns.world.agent.wait_log("over: DnsUpstreamFailed").await;
+}

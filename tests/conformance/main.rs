@@ -22,6 +22,7 @@ mod health;
 mod lifecycle;
 mod mounted;
 mod outlive;
+mod page;
 mod policy;
 mod readme;
 mod release;

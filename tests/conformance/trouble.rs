@@ -110,7 +110,9 @@ async fn each_cause_has_its_kind() {
 #[tokio::test]
 async fn a_healthy_start_warns_of_nothing() {
     let mock = MockIstiod::start().await;
-    let mut agent = TestAgent::with().istiod(&mock).arg("--log_as_json").start();
+    // As in a pod without a limit.
+    let mut agent =
+        TestAgent::with().istiod(&mock).arg("--log_as_json").proxy_config("concurrency", 0).start();
     agent.wait_ready().await;
     agent.wait_log("generated new workload certificate").await;
     let document = agentz(&agent).await;

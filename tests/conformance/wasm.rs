@@ -197,6 +197,7 @@ async fn a_module_that_cannot_be_had_is_replaced_and_refuses_nothing() {
         assert_eq!(got[at].1.type_url, RBAC);
         assert_eq!(Rbac::decode(&got[at].1.value[..]).unwrap().rules.is_none(), open);
     }
+    super::why::beside::told(&world.agent, "WasmFailed", "404").await;
 }
 
 #[tokio::test]

@@ -15,11 +15,13 @@
 //! | `traffic` | real connections through a real Envoy |
 //! | `vm` | a virtual machine: owners of the rules, whom the agent becomes, clean-up without files |
 //! | `half_open` | an istiod that vanishes without a word |
+//! | `dropped` | an istiod that no packet reaches: what every witness says |
 
 #[path = "../support/mod.rs"]
 mod support;
 
 mod better;
+mod dropped;
 mod half_open;
 mod killed;
 mod random;

@@ -57,7 +57,38 @@ impl Scene {
     }
 }
 
+/// The directory, and all else but what is writable in it, read-only.
+const READ_ONLY: &str = "mount --bind . . && cd \"$PWD\" && touch agent && mount --bind \"$1\" agent && \
+     for d in $3; do mkdir -p $d && chown $2 $d && mount --bind $d $d || exit 99; done && \
+     mount -o remount,bind,ro . && mount -o remount,bind,ro / && \
+     exec setpriv --reuid=$2 --regid=$2 --clear-groups --bounding-set=-all --no-new-privs ./agent WORDS";
+
+impl Scene {
+    /// Runs a command as this user where only these folders of the directory can be written to.
+    pub async fn run_read_only(&self, uid: u32, writable: &[&str], words: &[&str]) -> Said {
+        let uid = uid.to_string();
+        let agent = agent_bin().to_string_lossy().into_owned();
+        let script = READ_ONLY.replace("WORDS", &words.join(" "));
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "sh", "-c", &script, "sh", &agent, &uid, &writable.join(" ")]);
+        said(command, self.dir.path(), &self.env).await
+    }
+}
+
 impl TestAgent {
+    /// Starts another command of the agent beside this one; killed when dropped.
+    pub fn spawn(&self, words: &[&str]) -> tokio::process::Child {
+        let mut command = Command::new(agent_bin());
+        command
+            .args(words)
+            .env_clear()
+            .envs(self.environment())
+            .current_dir(self.path(""))
+            .kill_on_drop(true);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.spawn().expect("the command can be run")
+    }
+
     /// Runs another command of the agent beside this one.
     pub async fn run(&self, words: &[&str]) -> Said {
         let mut command = Command::new(agent_bin());

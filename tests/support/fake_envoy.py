@@ -3,6 +3,7 @@
 
 FAKE_ENVOY (JSON) says how it behaves:
   ready        false: no config accepted and no workers      (default true)
+  unready_by   path: not ready while there is such a file
   exit         {"after": seconds, "status": n}: ends by itself
   ignore_term  true: SIGTERM does nothing
   hang         [paths]: admin paths that never answer
@@ -52,7 +53,8 @@ class Admin(BaseHTTPRequestHandler):
                 time.sleep(3600)
         body = "OK\n"
         if path == "/stats":
-            body = HOW.get("stats") or STATS[HOW.get("ready", True)]
+            unready = os.path.exists(HOW.get("unready_by") or "/no/such/file")
+            body = HOW.get("stats") or STATS[HOW.get("ready", True) and not unready]
         elif path == "/server_info":
             body = json.dumps({"version": "0000000/1.40.0/Clean/RELEASE/none", "state": "LIVE",
                                "uptime_current_epoch": "1s"})

@@ -15,6 +15,7 @@ use crate::config::{node, platform, pod, release};
 use crate::envoy::command::{self, IpVersion, LogLevels, Options};
 use crate::envoy::drain::{self, ExitOnZero};
 use crate::envoy::{self, ConfigFile, admin, restart};
+use crate::trouble::Kind;
 
 /// Envoy as this agent is to treat it.
 #[derive(Debug, Clone)]
@@ -307,7 +308,8 @@ impl Bootstrap {
             grpc::generate(node, &config.mesh.proxy.config_path, config.settings.text(var::OUTPUT_CERTS));
         let text = serde_json::to_vec_pretty(&document).unwrap_or_default();
         place::put(&config.path(path), &text, Mode::Exact(0o644)).map_err(|e| {
-            Error::new(format!("failed to write the gRPC bootstrap: {}", crate::base::error::chain(&e)))
+            let kind = Kind::of_chain(&e).unwrap_or(Kind::GrpcBootstrapMissing);
+            Error::new(crate::base::error::chain(&e)).after("failed to write the gRPC bootstrap").of(kind)
         })
     }
 

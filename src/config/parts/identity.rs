@@ -12,6 +12,7 @@ use crate::proto::mesh::private_key_provider::Provider as Given;
 use crate::sds::{self, PrivateKeyProvider, Provider};
 use crate::secrets::{self, Mounted, files, output, probe};
 use crate::tls::keys::KeyOptions;
+use crate::trouble::Kind;
 
 /// Folder of the workload socket.
 pub const WORKLOAD_DIR: &str = "./var/run/secrets/workload-spiffe-uds";
@@ -114,7 +115,8 @@ pub fn plan(config: &Sources) -> Result<Plan, Error> {
             return Err(Error::new(format!(
                 "CA_PROVIDER=GkeWorkloadCertificate needs certificates.pem, private_key.pem and ca_certificates.pem in {}: are workload certificates switched on for this cluster and pod?",
                 dir.display()
-            )));
+            ))
+            .of(Kind::CertificateFiles));
         }
         if provided {
             return Err(Error::new(

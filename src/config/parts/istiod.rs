@@ -11,6 +11,7 @@ use crate::fetch::Proxies;
 use crate::istiod::auth::CallHeaders;
 use crate::istiod::{self, ClientFiles, Compliance, Roots, Tls, Transport};
 use crate::proto::mesh::AuthenticationPolicy;
+use crate::trouble::Kind;
 
 /// Limit of a dial; the Go agent's library has the same.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
@@ -139,13 +140,15 @@ fn root_file(of: &str, variable: &str, path: PathBuf) -> Result<PathBuf, Error> 
                 "root CA file for {of} cannot be looked at: {shown}: {error}; {variable} names another file, or SYSTEM"
             ),
             path,
-        )),
+        )
+        .of(Kind::RootBroken)),
         _ => Err(Error::missing(
             format!(
                 "root CA file for {of} does not exist {shown}: is it mounted? {variable} names another file, or SYSTEM"
             ),
             path,
-        )),
+        )
+        .of(Kind::RootMissing)),
     }
 }
 
@@ -158,7 +161,7 @@ fn unmounted_root(config: &Sources, file_mounted: bool) -> Result<PathBuf, Error
         return existing(meta(config, "ISTIO_META_TLS_CLIENT_ROOT_CERT").unwrap_or_default());
     }
     if config.settings.text(var::PILOT_CERT_PROVIDER) == "none" {
-        return Err(Error::new(
+        return Err(Error::no_root(
             "root CA file for XDS required but configured provider as none: set XDS_ROOT_CA, or PILOT_CERT_PROVIDER=istiod",
         ));
     }
@@ -298,11 +301,12 @@ fn ca_roots(config: &Sources) -> Result<Roots, Error> {
                 "invalid config - PROV_CERT={} missing a root certificate {}",
                 config.settings.text(var::PROV_CERT),
                 path.display()
-            )))
+            ))
+            .of(Kind::RootMissing))
         };
     }
     if config.settings.text(var::PILOT_CERT_PROVIDER) == "none" {
-        return Err(Error::new(
+        return Err(Error::no_root(
             "root CA file for CA required but configured provider as none: set CA_ROOT_CA, or PILOT_CERT_PROVIDER=istiod",
         ));
     }

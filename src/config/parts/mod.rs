@@ -21,6 +21,7 @@ use std::time::Duration;
 
 use super::Sources;
 use crate::config::env::var;
+use crate::trouble::{Kind, Report};
 use crate::xds;
 
 /// Why a part cannot be set up: an ordinary error (255) or a fatal one of the Go agent (1).
@@ -33,19 +34,45 @@ pub struct Error {
     pub exit_code: u8,
     /// The file that is missing, if that is all: who needs it, too, need not say so again.
     pub missing: Option<PathBuf>,
+    /// What it is.
+    pub kind: Kind,
 }
 
 impl Error {
     /// Ends the agent with 255.
     #[must_use]
     pub fn new(text: impl Into<String>) -> Self {
-        Self { text: text.into(), exit_code: 255, missing: None }
+        Self { text: text.into(), exit_code: 255, missing: None, kind: Kind::ConfigInvalid }
+    }
+
+    /// A root certificate that is not there.
+    pub(crate) fn no_root(text: impl Into<String>) -> Self {
+        Self::new(text).of(Kind::RootMissing)
+    }
+
+    /// Of this kind; without it is a value that is refused.
+    #[must_use]
+    pub fn of(mut self, kind: Kind) -> Self {
+        self.kind = kind;
+        self
+    }
+
+    /// With what was being done before the text.
+    pub(crate) fn after(mut self, what: &str) -> Self {
+        self.text = format!("{what}: {}", self.text);
+        self
+    }
+
+    /// As a trouble, which is the last thing said.
+    #[must_use]
+    pub fn report(&self) -> Report {
+        Report::new(self.kind, self.text.clone())
     }
 
     /// Ends the agent with 1.
     #[must_use]
     pub fn fatal(text: impl Into<String>) -> Self {
-        Self { text: text.into(), exit_code: 1, missing: None }
+        Self { exit_code: 1, ..Self::new(text) }
     }
 
     /// A file that is not there; ends the agent with 255.

@@ -3,10 +3,12 @@
 mod draining;
 mod epochs;
 mod guarding;
+mod judging;
 mod outcome;
 mod requests;
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -42,7 +44,8 @@ type Boxed<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 struct Epoch {
     process: Option<Process>,
-    _file: Option<Written>,
+    file: Option<Written>,
+    args: Vec<OsString>,
     started: Instant,
     aborted: bool,
 }
@@ -82,12 +85,16 @@ pub(super) struct Run {
     aborted: bool,
     reason: Option<Reason>,
     hint: Option<String>,
+    /// An Envoy that may have ended because of its bootstrap.
+    suspect: Option<judging::Suspect>,
+    /// When an Envoy that was started again has lived long enough.
+    settled_at: Option<Instant>,
     restarts: IntCounterVec,
     open: IntGaugeVec,
     requests: IntGaugeVec,
     // At the last poll.
     held: Option<admin::Open>,
-    trouble: Reporter,
+    trouble: Arc<Reporter>,
 }
 
 async fn maybe<F: Future + Unpin>(slot: &mut Option<F>) -> F::Output {
@@ -114,7 +121,7 @@ impl Run {
         asked: Arc<Asked>,
         state: watch::Sender<State>,
         metrics: &Metrics,
-        trouble: Reporter,
+        trouble: Arc<Reporter>,
     ) -> Self {
         let window = envoy.config.drain.jitter;
         let jitter = window.mul_f64(rand::Rng::random_range(&mut rand::rng(), 0.0..=1.0));
@@ -144,6 +151,8 @@ impl Run {
             aborted: false,
             reason: None,
             hint: None,
+            suspect: None,
+            settled_at: None,
             restarts: metrics.counter(
                 "envoy_restarts_total",
                 "Envoys started after the first, by cause.",
@@ -178,6 +187,7 @@ impl Run {
         while !over {
             over = self.step().await;
         }
+        self.judge().await;
         if let Some(guard) = self.guard.take() {
             guard.leave().await;
         }
@@ -219,13 +229,17 @@ impl Run {
         let guard = self.missing_guard().then_some(self.guard_at);
         let drain = self.machine.deadline().map(|d| self.origin + d);
         let pending = self.pending.as_ref().filter(|_| self.live.is_none()).map(|p| p.next_check);
-        [drain, self.retry_at, pending, guard].into_iter().flatten().min()
+        [drain, self.retry_at, pending, guard, self.settled_at].into_iter().flatten().min()
     }
 
     fn tick(&mut self) -> bool {
         let now = Instant::now();
         if self.missing_guard() && self.guard_at <= now {
             self.stand_guard();
+        }
+        if self.settled_at.is_some_and(|at| at <= now) {
+            self.settled_at = None;
+            self.trouble.end();
         }
         if self.retry_at.is_some_and(|at| at <= now) {
             self.retry_at = None;

@@ -112,19 +112,8 @@ impl TokenFile {
         let path = self.path.display();
         match &condition {
             Condition::Good => tracing::info!(target: "security", "the token in {path} is usable again"),
-            Condition::Missing => tracing::warn!(target: "security",
-                "cannot read the token {path}: it is not there; calls go out without it (is the token volume mounted?)"),
-            Condition::Unreadable(why) | Condition::NoText(why) => tracing::warn!(target: "security",
-                "cannot read the token {path}: {why}; calls go out without it (is the token volume mounted, and readable by this user?)"),
-            Condition::Empty => {
-                tracing::warn!(target: "security", "the token {path} is empty; calls go out without it");
-            }
-            Condition::Future(at) => tracing::warn!(target: "security",
-                "the token in {path} was issued at {}, which is yet to come by this machine's clock: set the clock", date(*at)),
-            Condition::Expired(_) => tracing::warn!(target: "security",
-                "the token in {path} has expired on disk; istiod will refuse it until it is rotated (does the kubelet, or whoever writes it, still run?)"),
-            Condition::WrongAudience(has) => tracing::warn!(target: "security",
-                "the token in {path} is for audience {has:?}, istiod usually wants {:?}; it may refuse it", self.audience),
+            // The trouble is told when istiod refuses: it may take what looks odd from here.
+            other => tracing::debug!(target: "security", "the token {path}: {other:?}"),
         }
         *last = condition;
     }

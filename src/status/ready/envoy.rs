@@ -72,6 +72,30 @@ impl Envoy {
     }
 }
 
+/// For how long a person's question waits.
+const STILL: Duration = Duration::from_secs(2);
+/// What it is.
+const INFO: Question = Question { path: "/server_info", limit: STILL };
+
+impl Envoy {
+    /// Whether it is live now, whatever it has said before; `Ok` where it never was, which is told elsewhere.
+    ///
+    /// # Errors
+    /// A sentence that says what is wrong.
+    pub async fn still_live(&self) -> Result<(), String> {
+        if !self.live.load(Relaxed) {
+            return Ok(());
+        }
+        serving_state(&ask(self.admin, Question { limit: STILL, ..SERVING }).await?)
+    }
+
+    /// Version, state and uptime, as it tells them; null where it does not.
+    pub async fn info(&self) -> serde_json::Value {
+        let text = ask(self.admin, INFO).await.unwrap_or_default();
+        serde_json::from_str(&text).unwrap_or_default()
+    }
+}
+
 async fn ask(admin: SocketAddr, question: Question) -> Result<String, String> {
     let url = format!("http://{admin}{}", question.path);
     let text = async {

@@ -40,10 +40,10 @@ impl Said {
         news
     }
 
-    /// The answer was "not ready", for this reason.
-    pub(super) fn not_ready(&self, kind: Option<Kind>) -> How {
+    /// The answer was "not ready", for this reason; `elsewhere`: the log repeats the cause by itself.
+    pub(super) fn not_ready(&self, kind: Option<Kind>, elsewhere: bool) -> How {
         let mut inner = self.lock();
-        let due = inner.told.is_none_or(|at| at.elapsed() >= AGAIN);
+        let due = inner.told.is_none_or(|at| !elsewhere && at.elapsed() >= AGAIN);
         let changed = inner.kind != kind;
         inner.ready = false;
         inner.since.get_or_insert_with(|| (SystemTime::now(), Instant::now()));
@@ -68,11 +68,11 @@ mod tests {
     #[test]
     fn a_reason_is_loud_when_it_is_new() {
         let said = Said::default();
-        assert_eq!(said.not_ready(Some(Kind::NoConfig)), How::Loud);
-        assert_eq!(said.not_ready(Some(Kind::NoConfig)), How::Quiet);
-        assert_eq!(said.not_ready(Some(Kind::TokenExpired)), How::Loud);
+        assert_eq!(said.not_ready(Some(Kind::NoConfig), false), How::Loud);
+        assert_eq!(said.not_ready(Some(Kind::NoConfig), false), How::Quiet);
+        assert_eq!(said.not_ready(Some(Kind::TokenExpired), true), How::Loud);
         assert!(said.since().is_some());
         assert!(said.ready() && !said.ready() && said.since().is_none());
-        assert_eq!(said.not_ready(Some(Kind::TokenExpired)), How::Loud);
+        assert_eq!(said.not_ready(Some(Kind::TokenExpired), true), How::Loud);
     }
 }

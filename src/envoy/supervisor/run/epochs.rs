@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{Epoch, Run};
+use super::{Epoch, Run, judging};
 use crate::base::error::chain;
 use crate::envoy::drain::{self, Phase};
 use crate::envoy::process::{self, Exit};
@@ -13,7 +13,8 @@ use crate::envoy::supervisor::State;
 use crate::envoy::{command, port};
 use crate::trouble::{self, Report, What};
 
-/// An Envoy that ends this soon may have found its admin port taken.
+/// An Envoy that ends this soon may have found a port taken or its bootstrap wrong; one that was started again and
+/// lives longer is well.
 const SOON: Duration = Duration::from_secs(10);
 
 impl Run {
@@ -48,6 +49,8 @@ impl Run {
     }
 
     pub(super) fn start(&mut self, epoch: u32) {
+        // Its file is where the new one goes.
+        self.suspect = None;
         let file = match self.envoy.file.take() {
             Some(file) if epoch == 0 => Some(file),
             _ => {
@@ -98,10 +101,13 @@ impl Run {
                 }
                 self.ends.push(Box::pin(async move { (epoch, end.await) }));
                 let started = Instant::now();
-                self.epochs
-                    .insert(epoch, Epoch { process: Some(process), _file: file, started, aborted: false });
+                self.epochs.insert(
+                    epoch,
+                    Epoch { process: Some(process), file, args: args.clone(), started, aborted: false },
+                );
                 self.asked.started();
                 self.trouble.note(What::Started, format!("Envoy, epoch {epoch}"));
+                self.settled_at = self.trouble.kind().map(|_| started + SOON);
                 let _ = self.state.send(State::Running { epoch });
             }
             Err(error) => {
@@ -114,8 +120,9 @@ impl Run {
 
     // Its end comes the same way as that of any other.
     fn not_started(&mut self, epoch: u32, why: String) {
+        let started = Instant::now();
         self.epochs
-            .insert(epoch, Epoch { process: None, _file: None, started: Instant::now(), aborted: false });
+            .insert(epoch, Epoch { process: None, file: None, args: Vec::new(), started, aborted: false });
         self.ends.push(Box::pin(std::future::ready((epoch, Exit::NotStarted(why)))));
     }
 
@@ -134,13 +141,17 @@ impl Run {
             guard.release(process.id());
         }
         let ran = epoch.started.elapsed();
+        self.settled_at = None;
         let running = self.machine.phase() == Phase::Running;
         self.report(number, &exit, epoch.aborted, ran);
         if running && !exit.orderly() && ran < SOON && self.epochs.is_empty() {
-            self.hint = self.stale(&exit);
+            self.hint = self.port_taken(&exit, number);
         }
         if running && !epoch.aborted && !exit.orderly() {
             self.trouble.report(self.crash(&exit, ran));
+            if self.hint.is_none() && ran < SOON && matches!(exit, Exit::Status(_)) {
+                self.suspect = judging::Suspect::of(&self.envoy.config, epoch.args, epoch.file);
+            }
         }
         let kind = match &exit {
             _ if epoch.aborted => Kind::Aborted,
@@ -201,15 +212,23 @@ impl Run {
     }
 
     // Envoy itself says only that the address is in use.
-    fn stale(&self, exit: &Exit) -> Option<String> {
+    fn port_taken(&self, exit: &Exit, number: u32) -> Option<String> {
         let Exit::Status(_) = exit else { return None };
-        let number = self.envoy.config.admin.port;
-        let holder = port::holder(number)?;
-        let text = format!(
-            "Envoy's admin port {number} is held by {holder}: if that is an Envoy left over from an earlier agent, \
-             stop it, or set proxyAdminPort of the proxy config"
-        );
-        tracing::error!("{text}");
-        Some(text)
+        let admin = self.envoy.config.admin.port;
+        if let Some(holder) = port::holder(admin) {
+            let text = format!(
+                "Envoy's admin port {admin} is held by {holder}: if that is an Envoy left over from an earlier agent, \
+                 stop it, or set proxyAdminPort of the proxy config"
+            );
+            tracing::error!("{text}");
+            return Some(text);
+        }
+        let bootstrap = std::fs::read(self.envoy.path(number)).unwrap_or_default();
+        let taken = |port: u16| Some((port, port::holder(port)?));
+        let (port, holder) = judging::listeners(&bootstrap).into_iter().find_map(taken)?;
+        Some(format!(
+            "the port {port}, on which Envoy's bootstrap has a listener, is held by {holder}: stop that process, or set \
+             another port (ENVOY_STATUS_PORT, ENVOY_PROMETHEUS_PORT)"
+        ))
     }
 }

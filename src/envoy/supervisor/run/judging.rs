@@ -1,0 +1,74 @@
+//! Why an Envoy ended right after its start: it is asked what it says against its bootstrap.
+//!
+//! Envoy's own complaint goes to the log past the agent, so the same binary is started once more with `--mode validate`,
+//! which binds nothing. Only a program is: a script in Envoy's place may do anything when it is started again.
+
+use std::ffi::OsString;
+use std::time::Duration;
+
+use super::Run;
+use crate::envoy::process::Written;
+use crate::envoy::validate::{self, Verdict};
+use crate::envoy::{Config, launch};
+use crate::trouble::{Kind, Report};
+
+/// For how long the end of the agent waits for the answer; Envoy gives it within a second.
+const LIMIT: Duration = Duration::from_secs(5);
+
+/// What is needed to ask.
+pub(super) struct Suspect {
+    args: Vec<OsString>,
+    // There until it was looked at.
+    _file: Option<Written>,
+}
+
+impl Suspect {
+    /// None where it cannot be asked.
+    pub(super) fn of(config: &Config, args: Vec<OsString>, file: Option<Written>) -> Option<Self> {
+        let path = launch::look_up(&config.binary).ok()?;
+        launch::is_binary(&path).then_some(Self { args, _file: file })
+    }
+}
+
+impl Run {
+    /// Replaces "ended by itself" by Envoy's reason, if it has one. An end that was asked for is not held up.
+    pub(super) async fn judge(&mut self) {
+        let Some(suspect) = self.suspect.take().filter(|_| self.reason.is_none()) else { return };
+        let config = &self.envoy.config;
+        let asked = validate::again(&config.binary, &suspect.args, &config.extra_env, config.user, LIMIT);
+        let verdict = tokio::select! {
+            verdict = asked => verdict,
+            () = self.asked.changed() => return,
+        };
+        if let Verdict::Refused { status, reason } = verdict
+            && !reason.is_empty()
+        {
+            let detail = format!("Envoy refuses its bootstrap ({status}): {reason}");
+            self.trouble.report(Report::new(Kind::BootstrapRejected, detail));
+        }
+    }
+}
+
+/// The ports of the listeners in a bootstrap; none where it is not JSON.
+pub(super) fn listeners(bootstrap: &[u8]) -> Vec<u16> {
+    let document: serde_json::Value = serde_json::from_slice(bootstrap).unwrap_or_default();
+    let all = document["static_resources"]["listeners"].as_array();
+    let ports = all.into_iter().flatten().flat_map(|listener| {
+        let more = listener["additional_addresses"].as_array().into_iter().flatten().map(|a| &a["address"]);
+        std::iter::once(&listener["address"]).chain(more)
+    });
+    ports.filter_map(|a| a["socket_address"]["port_value"].as_u64()?.try_into().ok()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ports_of_static_listeners_are_found() {
+        let text = r#"{"static_resources": {"listeners": [{"address": {"socket_address": {"port_value": 15090}}},
+            {"address": {"pipe": {}}, "additional_addresses": [{"address": {"socket_address": {"port_value": 1}}}]}]}}"#;
+        assert_eq!(listeners(text.as_bytes()), [15090, 1]);
+        assert_eq!(listeners(b"static_resources: {}"), Vec::<u16>::new());
+    }
+}
