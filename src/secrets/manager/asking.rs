@@ -86,7 +86,10 @@ impl Manager {
                 Provider::Files(source) => source,
                 Provider::Ca => return self.fetch_from_ca(name, reply),
                 Provider::Nobody => {
-                    let _ = reply.send(Err(Arc::new(Error::NoCa(self.config.mounted.clone()))));
+                    let error = Arc::new(Error::NoCa(self.config.mounted.clone()));
+                    let text = crate::base::error::chain(error.as_ref());
+                    self.troubles.file_bad(&self.config.trouble, &name, &text, &error);
+                    let _ = reply.send(Err(error));
                     return;
                 }
             },

@@ -131,6 +131,13 @@ pub(super) async fn look(row: &Row) -> Vec<String> {
     let mut judge = Judge { row, wrong: Vec::new() };
     if row.life == Life::Ends {
         let status = agent.wait_exit().await;
+        // The last lines may still be on their way.
+        let said = async {
+            while !agent.log().contains("verdict: ") {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        let _ = tokio::time::timeout(Duration::from_secs(10), said).await;
         let log = agent.log().text();
         judge.check("exit status", !status.success(), &status.to_string());
         let last: Vec<&str> = log.lines().rev().take(20).collect();

@@ -112,12 +112,6 @@ pub(super) const ROWS: &[Row] = &[
     }),
     row("ADS: not there", REFUSED, &["UNIMPLEMENTED"], |b, m| ads(b, m, Fault::refuse(Code::Unimplemented))),
     row("ADS: no such thing", REFUSED, &["NOT_FOUND"], |b, m| ads(b, m, Fault::refuse(Code::NotFound))),
-    row(
-        "ADS: hangs up",
-        &["IstiodCloses", "AdsRefused"],
-        &["ends the stream", "UNAVAILABLE", "stream"],
-        |b, m| ads(b, m, Fault::Drop),
-    ),
     // The token.
     row("token is a folder", &["TokenUnreadable", "TokenMalformed"], &["token"], |b, _| {
         b.without_file(TOKEN).file(&format!("{TOKEN}/data"), "")

@@ -197,7 +197,7 @@ impl Run {
         }
         match exit {
             Exit::NotStarted(why) => {
-                Report::new(trouble::Kind::EnvoyNotStarted, format!("Envoy is not started: it could not be executed: {why}"))
+                Report::new(trouble::Kind::EnvoyNotStarted, format!("Envoy was not started: it could not be executed: {why}"))
             }
             Exit::Status(1) if ran < SOON => Report::new(
                 trouble::Kind::EnvoyCrashed,
