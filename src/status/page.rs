@@ -117,6 +117,7 @@ fn istiod(out: &mut String, document: &Value, now: SystemTime) {
     }
     match way["connectedSince"].as_u64() {
         Some(_) => row(out, "Connected", &moment(&way["connectedSince"], now)),
+        None if way["downSince"].is_null() => row(out, "Not connected", "Envoy has opened no stream yet"),
         None => row(out, "Not connected", &moment(&way["downSince"], now)),
     }
     if let Some(error) = way["lastError"].as_str() {

@@ -212,7 +212,8 @@ impl Reporter {
             return;
         }
         let over = say::over(&held);
-        state.history.add(Event { at: now, what: What::Over, text: over.clone() });
+        let text = over.trim_start_matches("over: ").to_owned();
+        state.history.add(Event { at: now, what: What::Over, text });
         drop(state);
         say::info(self.part, &over);
     }
