@@ -69,8 +69,8 @@ pub(super) async fn until_ready(
 
 /// Where Envoy answers for the agent.
 const OWN: &str = "http://localhost:15021/healthz/ready";
-/// Limit of the question to the agent itself, why Envoy does not answer.
-const WHY: Duration = Duration::from_secs(1);
+/// Limit of the question to the agent itself, why Envoy does not answer: it may ask an Envoy that hangs, for 1 s.
+const WHY: Duration = Duration::from_secs(2);
 
 /// Why it is not ready.
 struct NotReady {

@@ -24,7 +24,7 @@ fn every_witness_names_packets_that_do_not_arrive() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         runtime.block_on(async {
             world.inside("ip route add unreachable 10.88.0.0/16");
-            look("10.88.0.1:15012", "ConnectionFailed", "unreachable").await;
+            look("10.88.0.1:15012", "ConnectionFailed", "No route to host").await;
             world.inside("iptables -A OUTPUT -p tcp -d 10.89.0.1 -j DROP");
             look("10.89.0.1:15012", "ConnectionTimedOut", "TCP connect").await;
         });

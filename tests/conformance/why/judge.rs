@@ -183,7 +183,16 @@ pub(super) async fn look(row: &Row) -> Vec<String> {
         judge.check("readiness", reply.status == 503 && judge.has_words(&header), &header);
         judge.check("readiness body", judge.has_words(&reply.text()), &reply.text());
         let url = format!("http://localhost:{}/healthz/ready", agent.ports().status);
-        let wait = agent.run(&["wait", "--timeoutSeconds=1", "--periodMillis=100", "--url", &url]).await;
+        let wait = agent
+            .run(&[
+                "wait",
+                "--timeoutSeconds=1",
+                "--periodMillis=100",
+                "--requestTimeoutMillis=3000",
+                "--url",
+                &url,
+            ])
+            .await;
         judge.check(
             "wait",
             wait.code == Some(255) && judge.has_words(&format!("{}{}", wait.stdout, wait.stderr)),

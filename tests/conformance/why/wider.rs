@@ -150,18 +150,6 @@ pub(super) const ROWS: &[Row] = &[
             .without_env("FILE_MOUNTED_CERTS")
             .env("PROV_CERT", "etc/certs")
     }),
-    row(
-        "provided: signed by nobody istiod knows",
-        &["ClientCertificateRefused"],
-        &["certificate"],
-        |b, m| {
-            let pair = mock_istiod::Authority::new("cluster.local", 0)
-                .pair(&mock_istiod::Leaf::workload(m.identity("ns", "sa"), HOUR));
-            mounted(b, m, pair.chain, pair.key)
-                .without_env("FILE_MOUNTED_CERTS")
-                .env("PROV_CERT", "etc/certs")
-        },
-    ),
     // Envoy.
     unseen(row("clusters and no listeners", &["NoListeners"], &["not fully received"], |b, _| {
         envoy_says(b, 1, 0, 0, 2, 0)
