@@ -193,7 +193,8 @@ async fn a_token_that_comes_later_is_read() {
     };
     let call = mock.record().wait("a call without a token", LIMIT, refused).await.unwrap();
     assert!(call.headers.iter().all(|(name, _)| name != "authorization"), "{:?}", call.headers);
-    assert!(agent.log().contains("istio-token"), "the log names the missing file");
+    // The missing file.
+    agent.wait_log("istio-token").await;
     agent.put(TOKEN, mock.mint("ns", "sa"));
     agent.wait_ready().await;
     Traffic::start(&mock, mesh).goes_on(5).await;
