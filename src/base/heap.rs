@@ -9,10 +9,54 @@
 //! from then on, and twice that size may be free at its end (mallopt(3), `M_MMAP_THRESHOLD` and
 //! `M_TRIM_THRESHOLD`). Another allocator is left as it is.
 
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::time::Duration;
+
 /// Lets about `bytes` stay free at the end of the heap. Has an effect from 256 KB (below, blocks have no mapping
 /// of their own) to 64 MB; never lowers what is kept. Touches one page, for a moment.
 pub fn keep(bytes: usize) {
     drop(std::hint::black_box(Vec::<u8>::with_capacity(bytes / 2)));
+}
+
+/// Streams and connections of which so many together are a burst: they hold some megabytes.
+const BURST: usize = 256;
+/// Those that end after the first hundreds mostly do so at once.
+const SETTLE: Duration = Duration::from_secs(5);
+
+static NOW: AtomicUsize = AtomicUsize::new(0);
+static MOST: AtomicUsize = AtomicUsize::new(0);
+
+/// Something that comes in large numbers when somebody floods the agent. When three quarters of a burst are gone
+/// the heap is given back to the kernel: the allocator by itself would keep nearly all of it.
+#[derive(Debug)]
+pub struct Crowd(());
+
+impl Crowd {
+    /// One more.
+    #[must_use]
+    pub fn join() -> Self {
+        MOST.fetch_max(NOW.fetch_add(1, Relaxed) + 1, Relaxed);
+        Self(())
+    }
+}
+
+impl Drop for Crowd {
+    fn drop(&mut self) {
+        let left = NOW.fetch_sub(1, Relaxed) - 1;
+        let most = MOST.load(Relaxed);
+        if most < BURST || left > most / 4 {
+            return;
+        }
+        // What is left may be a burst itself. One of many that end at once begins it.
+        if MOST.compare_exchange(most, left, Relaxed, Relaxed).is_ok() {
+            let trim = || {
+                std::thread::sleep(SETTLE);
+                heap_trim::give_back();
+            };
+            // Without a thread it stays until the next burst is over.
+            let _ = super::lane::begin("heap", trim);
+        }
+    }
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::time::Duration;
 
 use tokio::sync::Semaphore;
 use tokio::sync::oneshot::{Receiver, channel};
@@ -85,6 +86,20 @@ impl Lane {
         })?;
         done.await.map_err(|_| io::Error::other(format!("{}: its thread panicked", self.purpose)))
     }
+
+    /// As [`Lane::run`], waited for so long at most.
+    ///
+    /// # Errors
+    /// Also when the time is over, which has [`io::ErrorKind::TimedOut`].
+    pub async fn within<T: Send + 'static>(
+        &'static self,
+        limit: Duration,
+        job: impl FnOnce() -> T + Send + 'static,
+    ) -> io::Result<T> {
+        let late =
+            |_| io::Error::new(io::ErrorKind::TimedOut, format!("{}: none within {limit:?}", self.purpose));
+        tokio::time::timeout(limit, self.run(job)).await.map_err(late)?
+    }
 }
 
 /// The addresses of `host`; a literal needs no thread.
@@ -104,7 +119,6 @@ mod tests {
     use super::*;
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::sync::mpsc::channel;
-    use std::time::Duration;
 
     #[tokio::test]
     async fn who_gives_up_leaves_no_more_threads_than_the_lane_has() {

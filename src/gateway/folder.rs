@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use zeroize::Zeroizing;
@@ -10,9 +11,11 @@ use super::Secrets;
 use super::follow::wanted;
 use super::read::{CACERT, resource};
 use crate::base::files::Watcher;
+use crate::base::lane::Lane;
 use crate::base::tasks::Stop;
 use crate::secrets::slot::Slot;
 
+static FOLDER: Lane = Lane::new("the folder of gateway secrets", 1);
 /// A burst of events counts once; a pair is written in two steps.
 const QUIET: Duration = Duration::from_millis(100);
 /// Looked at even without an event: not every file system reports, and a pair may match a moment later.
@@ -21,27 +24,39 @@ const LOOK: Duration = Duration::from_secs(5);
 const LONGEST: u64 = 1 << 20;
 const FIELDS: [&str; 3] = ["tls.crt", "tls.key", "ca.crt"];
 
-/// Serves what is asked for until `stop`.
+/// Serves what is asked for until `stop`. A folder that does not answer holds up this task and one thread.
 pub(super) async fn run(secrets: Secrets, folder: PathBuf, stop: Stop) {
     let mut watcher = Watcher::new(QUIET);
-    let fallback = secrets.0.config.fallback.clone();
+    let mut refresh = false;
     loop {
         let slots = secrets.slots();
-        let mut paths = BTreeSet::new();
-        for (name, slot) in &slots {
-            let (wanted, own) = wanted(name, &fallback);
-            for secret in &wanted {
-                paths.extend(FIELDS.iter().map(|field| folder.join(secret).join(field)));
-            }
-            settle(&secrets, &folder, name, &wanted, own, slot);
-        }
-        watcher.set(paths);
+        let watched = {
+            let (secrets, folder, slots) = (secrets.clone(), folder.clone(), slots.clone());
+            FOLDER.run(move || {
+                if refresh {
+                    watcher.refresh();
+                }
+                watcher.set(look(&secrets, &folder, &slots));
+                watcher
+            })
+        };
+        watcher = tokio::select! {
+            () = stop.cancelled() => return,
+            watched = watched => match watched {
+                Ok(watcher) => watcher,
+                Err(error) => {
+                    tracing::error!(target: "sds", "{error}");
+                    Watcher::new(QUIET)
+                }
+            },
+        };
+        refresh = false;
         tokio::select! {
             () = stop.cancelled() => return,
             () = secrets.0.asked.notified() => {}
             () = watcher.changed(), if !slots.is_empty() => {}
             () = tokio::time::sleep(LOOK), if !slots.is_empty() => {
-                watcher.refresh();
+                refresh = true;
                 for (name, slot) in &slots {
                     if slot.followers() == 0 {
                         secrets.forget(name);
@@ -50,6 +65,19 @@ pub(super) async fn run(secrets: Secrets, folder: PathBuf, stop: Stop) {
             }
         }
     }
+}
+
+// Reads what is asked for; gives the files it depends on.
+fn look(secrets: &Secrets, folder: &Path, slots: &[(String, Arc<Slot>)]) -> BTreeSet<PathBuf> {
+    let mut paths = BTreeSet::new();
+    for (name, slot) in slots {
+        let (wanted, own) = wanted(name, &secrets.0.config.fallback);
+        for secret in &wanted {
+            paths.extend(FIELDS.iter().map(|field| folder.join(secret).join(field)));
+        }
+        settle(secrets, folder, name, &wanted, own, slot);
+    }
+    paths
 }
 
 fn settle(secrets: &Secrets, folder: &Path, name: &str, wanted: &[&str], own: usize, slot: &Slot) {

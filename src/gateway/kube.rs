@@ -19,8 +19,12 @@ use zeroize::{Zeroize, Zeroizing};
 
 use crate::base::backoff::{Backoff, Jitter, Policy};
 use crate::base::error::chain;
+use crate::base::lane::Lane;
 use crate::fetch::{Dialer, Get, Reply, Tls};
 
+static FILES: Lane = Lane::new("the service account's files", 2);
+/// How long they may take to be read.
+const READ: Duration = Duration::from_secs(10);
 /// The head of an answer, and a whole list.
 const TIME: Duration = Duration::from_secs(30);
 /// What the server is asked to end a watch after (its own clients draw five to ten minutes).
@@ -258,10 +262,11 @@ impl Api {
             "{}/api/v1/namespaces/{namespace}/secrets?fieldSelector=metadata.name%3D{secret}{query}",
             self.base
         );
-        let ca = std::fs::read(&self.ca)
-            .map_err(|e| self.broken(&format!("cannot read its CA {}: {e}", self.ca.display())))?;
-        let token = std::fs::read_to_string(&self.token)
-            .map(Zeroizing::new)
+        let (ca, token) = (self.ca.clone(), self.token.clone());
+        let read = move || (std::fs::read(ca), std::fs::read_to_string(token).map(Zeroizing::new));
+        let (ca, token) = FILES.within(READ, read).await.map_err(|e| self.broken(&e.to_string()))?;
+        let ca = ca.map_err(|e| self.broken(&format!("cannot read its CA {}: {e}", self.ca.display())))?;
+        let token = token
             .map_err(|e| self.broken(&format!("cannot read the token {}: {e}", self.token.display())))?;
         let bearer = Zeroizing::new(format!("Bearer {}", token.trim()));
         let mut bearer = HeaderValue::from_str(&bearer).map_err(|_| self.broken("the token is no token"))?;

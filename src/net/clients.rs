@@ -9,6 +9,7 @@ use tokio::net::UnixStream;
 use super::accept::bound;
 use super::places::{Bounds, Place, Places};
 use super::progress::{Heads, Phase, Progress};
+use crate::base::heap::Crowd;
 
 /// Connections of one socket. Envoy has one or two, a client of the gRPC library one a channel.
 const CONNECTIONS: usize = 512;
@@ -35,7 +36,10 @@ pub(crate) struct Client {
 
 /// A stream of a connection, until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Using(Arc<Client>);
+pub(crate) struct Using {
+    client: Arc<Client>,
+    _crowd: Crowd,
+}
 
 impl Default for Clients {
     fn default() -> Self {
@@ -54,6 +58,12 @@ impl Clients {
         let place = self.places.take(origin, &progress)?;
         Some(Arc::new(Client { progress, place, streams: AtomicUsize::new(0) }))
     }
+
+    /// There is no descriptor for `socket`: it is closed, and the one that is worth least makes place for the next.
+    pub(crate) fn refuse(&self, socket: UnixStream) {
+        drop(socket);
+        self.places.evict();
+    }
 }
 
 impl Client {
@@ -63,14 +73,14 @@ impl Client {
             self.place.asks();
             self.progress.enter(Phase::Busy);
         }
-        Using(self.clone())
+        Using { client: self.clone(), _crowd: Crowd::join() }
     }
 }
 
 impl Drop for Using {
     fn drop(&mut self) {
-        if self.0.streams.fetch_sub(1, Relaxed) == 1 {
-            self.0.progress.enter(Phase::Idle);
+        if self.client.streams.fetch_sub(1, Relaxed) == 1 {
+            self.client.progress.enter(Phase::Idle);
         }
     }
 }

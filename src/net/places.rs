@@ -16,6 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use super::progress::{Heads, Phase, Progress};
+use crate::base::heap::Crowd;
 
 /// A connection that is younger, or has waited for less, is spared as long as another can make place.
 const GRACE: Duration = Duration::from_secs(1);
@@ -59,6 +60,7 @@ struct Taken<K> {
 pub(crate) struct Place<K: Clone + Eq + Hash> {
     id: u64,
     places: Places<K>,
+    _crowd: Crowd,
 }
 
 impl<K: Clone + Eq + Hash> Places<K> {
@@ -97,7 +99,7 @@ impl<K: Clone + Eq + Hash> Places<K> {
         let id = table.next;
         table.next += 1;
         table.taken.insert(id, Taken { origin, progress: Arc::downgrade(progress), asking: false });
-        Some(Place { id, places: self.clone() })
+        Some(Place { id, places: self.clone(), _crowd: Crowd::join() })
     }
 
     /// Ends the connection that is worth least; tells whether there was one.

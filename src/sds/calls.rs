@@ -4,28 +4,23 @@
 use std::convert::Infallible;
 use std::sync::Arc;
 
-use envoy_types::pb::envoy::service::discovery::v3::{
-    DeltaDiscoveryRequest, DeltaDiscoveryResponse, DiscoveryRequest, DiscoveryResponse,
-};
-use envoy_types::pb::envoy::service::secret::v3::secret_discovery_service_server::{
-    SecretDiscoveryService, SecretDiscoveryServiceServer,
-};
 use futures_util::future::BoxFuture;
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
-use hyper_util::service::TowerToHyperService;
+use tokio::time::Instant;
 use tonic::body::Body;
 use tonic::metadata::MetadataMap;
+use tonic::server::Grpc;
 use tonic::{Response, Status, Streaming};
 use zeroize::Zeroizing;
 
-use super::stream::{Call, Delta, Responses, Shared, Sotw, fetch, serve};
+use super::codec::Small;
+use super::stream::{Call, Delta, Protocol, Shared, Sotw, fetch, serve};
 use crate::net::clients::Client;
 use crate::net::grpc::{self, Refused};
 use crate::secrets::SecretSource;
 
 const SERVICE: &str = "envoy.service.secret.v3.SecretDiscoveryService";
-const METHODS: &[&str] = &["StreamSecrets", "DeltaSecrets", "FetchSecrets"];
 
 /// Makes a source of secrets for each caller, from the token that it brings.
 pub trait Callers: Send + Sync + std::fmt::Debug + 'static {
@@ -86,16 +81,37 @@ fn token_in(metadata: &MetadataMap) -> Result<Zeroizing<String>, Status> {
 }
 
 /// The calls of one connection.
-pub(super) struct Door(TowerToHyperService<SecretDiscoveryServiceServer<Service>>);
+pub(super) struct Door(Arc<Calls>);
 
-/// The time until which a call may last.
-#[derive(Debug, Clone, Copy)]
-struct Until(Option<tokio::time::Instant>);
+struct Calls {
+    whose: Whose,
+    shared: Arc<Shared>,
+    client: Arc<Client>,
+}
+
+#[derive(Clone, Copy)]
+enum Method {
+    Stream,
+    Delta,
+    Fetch,
+}
+
+impl Method {
+    fn of(path: &str) -> Option<Self> {
+        let (service, method) = path.strip_prefix('/')?.rsplit_once('/')?;
+        match method {
+            _ if service != SERVICE => None,
+            "StreamSecrets" => Some(Self::Stream),
+            "DeltaSecrets" => Some(Self::Delta),
+            "FetchSecrets" => Some(Self::Fetch),
+            _ => None,
+        }
+    }
+}
 
 impl Door {
     pub(super) fn new(whose: Whose, shared: Arc<Shared>, client: Arc<Client>) -> Self {
-        let service = SecretDiscoveryServiceServer::new(Service { whose, shared, client });
-        Self(TowerToHyperService::new(service))
+        Self(Arc::new(Calls { whose, shared, client }))
     }
 }
 
@@ -104,15 +120,13 @@ impl hyper::service::Service<http::Request<Incoming>> for Door {
     type Error = Infallible;
     type Future = BoxFuture<'static, Result<Self::Response, Infallible>>;
 
-    fn call(&self, mut request: http::Request<Incoming>) -> Self::Future {
+    fn call(&self, request: http::Request<Incoming>) -> Self::Future {
         let refused = match grpc::admitted(request.method(), request.headers()) {
             Ok(until) => {
-                request.extensions_mut().insert(Until(until));
                 let path = request.uri().path();
-                let served = path.strip_prefix('/').and_then(|p| p.rsplit_once('/'));
-                if served.is_some_and(|(service, method)| service == SERVICE && METHODS.contains(&method)) {
-                    let answer = self.0.call(request);
-                    return Box::pin(async { answer.await.map(readable) });
+                if let Some(method) = Method::of(path) {
+                    let calls = self.0.clone();
+                    return Box::pin(async move { Ok(readable(calls.serve(method, until, request).await)) });
                 }
                 grpc::unknown(path, |service| service == SERVICE).into_http()
             }
@@ -141,54 +155,66 @@ fn readable(answer: http::Response<Body>) -> http::Response<Body> {
     http::Response::from_parts(head, Body::new(body))
 }
 
-struct Service {
-    whose: Whose,
-    shared: Arc<Shared>,
-    client: Arc<Client>,
-}
+impl Calls {
+    async fn serve(
+        self: Arc<Self>,
+        method: Method,
+        until: Option<Instant>,
+        request: http::Request<Incoming>,
+    ) -> http::Response<Body> {
+        match method {
+            Method::Stream => self.stream::<Sotw>(until, request).await,
+            Method::Delta => self.stream::<Delta>(until, request).await,
+            Method::Fetch => self.fetch(until, request).await,
+        }
+    }
 
-impl Service {
-    async fn call<T>(&self, request: &tonic::Request<T>) -> Result<(Call, Arc<dyn SecretSource>), Status> {
-        let until = request.extensions().get::<Until>().and_then(|until| until.0);
+    async fn stream<P: Protocol>(
+        self: Arc<Self>,
+        until: Option<Instant>,
+        request: http::Request<Incoming>,
+    ) -> http::Response<Body> {
+        let open = tower::service_fn(move |request: tonic::Request<Streaming<P::In>>| {
+            let calls = self.clone();
+            async move {
+                let (metadata, _, inbound) = request.into_parts();
+                let (call, source) = calls.begin(until, &metadata).await?;
+                Ok::<_, Status>(Response::new(serve::<P>(calls.shared.clone(), source, inbound, call)))
+            }
+        });
+        Grpc::new(Small::<P::Out, P::In>::default()).streaming(open, request).await
+    }
+
+    async fn fetch(
+        self: Arc<Self>,
+        until: Option<Instant>,
+        request: http::Request<Incoming>,
+    ) -> http::Response<Body> {
+        let answer = tower::service_fn(move |request: tonic::Request<<Sotw as Protocol>::In>| {
+            let calls = self.clone();
+            async move {
+                let (metadata, _, message) = request.into_parts();
+                let (call, source) = calls.begin(until, &metadata).await?;
+                tokio::select! {
+                    fetched = fetch(&calls.shared, &*source, message) => fetched.map(Response::new),
+                    () = grpc::over(call.until) => Err(grpc::exceeded()),
+                }
+            }
+        });
+        Grpc::new(Small::<<Sotw as Protocol>::Out, _>::default()).unary(answer, request).await
+    }
+
+    async fn begin(
+        &self,
+        until: Option<Instant>,
+        metadata: &MetadataMap,
+    ) -> Result<(Call, Arc<dyn SecretSource>), Status> {
         let call = Call { until, _using: self.client.stream() };
         let source = tokio::select! {
-            source = self.whose.source(request.metadata()) => source?,
+            source = self.whose.source(metadata) => source?,
             () = grpc::over(until) => return Err(grpc::exceeded()),
         };
         Ok((call, source))
-    }
-}
-
-#[tonic::async_trait]
-impl SecretDiscoveryService for Service {
-    type StreamSecretsStream = Responses<DiscoveryResponse>;
-    type DeltaSecretsStream = Responses<DeltaDiscoveryResponse>;
-
-    async fn stream_secrets(
-        &self,
-        request: tonic::Request<Streaming<DiscoveryRequest>>,
-    ) -> Result<Response<Self::StreamSecretsStream>, Status> {
-        let (call, source) = self.call(&request).await?;
-        Ok(Response::new(serve::<Sotw>(Arc::clone(&self.shared), source, request.into_inner(), call)))
-    }
-
-    async fn delta_secrets(
-        &self,
-        request: tonic::Request<Streaming<DeltaDiscoveryRequest>>,
-    ) -> Result<Response<Self::DeltaSecretsStream>, Status> {
-        let (call, source) = self.call(&request).await?;
-        Ok(Response::new(serve::<Delta>(Arc::clone(&self.shared), source, request.into_inner(), call)))
-    }
-
-    async fn fetch_secrets(
-        &self,
-        request: tonic::Request<DiscoveryRequest>,
-    ) -> Result<Response<DiscoveryResponse>, Status> {
-        let (call, source) = self.call(&request).await?;
-        tokio::select! {
-            fetched = fetch(&self.shared, &*source, request.into_inner()) => fetched.map(Response::new),
-            () = grpc::over(call.until) => Err(grpc::exceeded()),
-        }
     }
 }
 

@@ -1,7 +1,6 @@
 //! A secret as Envoy's message.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::path::PathBuf;
 use std::time::Duration;
 
 use envoy_types::pb::envoy::config::core::v3::DataSource;
@@ -11,6 +10,7 @@ use envoy_types::pb::google::protobuf::Any;
 use prost::Message;
 use zeroize::Zeroize;
 
+use super::revoked::Revoked;
 use crate::secrets::{Identity, Secret};
 
 /// The type URL of every resource and response here.
@@ -71,11 +71,18 @@ struct Method {
 pub struct Encoder {
     /// Set: keys go into it instead of standing inline.
     pub private_key_provider: Option<PrivateKeyProvider>,
-    /// Named in every root while the file exists.
-    pub crl: Option<PathBuf>,
+    /// Named in every root while its file exists.
+    pub crl: Revoked,
 }
 
 impl Encoder {
+    /// To be called before `secrets` are encoded.
+    pub async fn prepare(&self, secrets: &[(String, Secret)]) {
+        if secrets.iter().any(|(_, secret)| matches!(secret, Secret::Roots(_))) {
+            self.crl.look().await;
+        }
+    }
+
     /// The resource under the name it was asked for.
     #[must_use]
     pub fn encode(&self, name: &str, secret: &Secret) -> Any {
@@ -117,18 +124,8 @@ impl Encoder {
     }
 
     fn crl(&self) -> Option<DataSource> {
-        let path = self.crl.as_ref()?;
-        match std::fs::metadata(path) {
-            Ok(_) => Some(DataSource {
-                specifier: Some(Specifier::Filename(path.to_string_lossy().into_owned())),
-                ..Default::default()
-            }),
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
-            Err(error) => {
-                tracing::warn!(target: "sds", "the revocation list {} is left out: {error}", path.display());
-                None
-            }
-        }
+        let path = self.crl.file()?.to_string_lossy().into_owned();
+        Some(DataSource { specifier: Some(Specifier::Filename(path)), ..Default::default() })
     }
 }
 
@@ -198,7 +195,7 @@ mod tests {
         for (provider, name) in [(Provider::CryptoMb, "cryptomb"), (Provider::Qat, "qat")] {
             let poll_delay = Some(Duration::new(3, 10_000_000));
             let settings = PrivateKeyProvider { provider, poll_delay, fallback: true };
-            let encoder = Encoder { private_key_provider: Some(settings), crl: None };
+            let encoder = Encoder { private_key_provider: Some(settings), ..Encoder::default() };
             let certificate = certificate(&encoder);
             assert_eq!(certificate.private_key, None);
             let got = certificate.private_key_provider.unwrap();
@@ -214,23 +211,24 @@ mod tests {
         }
     }
 
-    #[test]
-    fn the_revocation_list_is_named_while_it_exists() {
+    #[tokio::test]
+    async fn the_revocation_list_is_named_while_it_exists() {
         let dir = tempfile::tempdir().unwrap();
         let crl = dir.path().join("crl.pem");
-        let encoder = Encoder { private_key_provider: None, crl: Some(crl.clone()) };
+        let encoder = Encoder { private_key_provider: None, crl: Revoked::new(Some(crl.clone())) };
         let roots = Secret::Roots(Arc::new(Roots { pem: b"root".to_vec() }));
-        let context = || {
+        let context = async || {
+            encoder.prepare(&[(String::new(), roots.clone())]).await;
             let any = encoder.encode("ROOTCA", &roots);
             match tls::Secret::decode(any.value.as_slice()).unwrap().r#type {
                 Some(Type::ValidationContext(context)) => context,
                 other => panic!("{other:?}"),
             }
         };
-        assert_eq!(context().trusted_ca, Some(inline(b"root")));
-        assert_eq!(context().crl, None);
+        assert_eq!(context().await.trusted_ca, Some(inline(b"root")));
+        assert_eq!(context().await.crl, None);
         std::fs::write(&crl, "x").unwrap();
         let named = Some(Specifier::Filename(crl.to_str().unwrap().to_owned()));
-        assert_eq!(context().crl.unwrap().specifier, named);
+        assert_eq!(context().await.crl.unwrap().specifier, named);
     }
 }

@@ -6,12 +6,14 @@
 //!
 //! It promises: a response holds every name asked for or the stream ends with the reason; streams end by
 //! themselves at the stop; a socket whose file was removed is bound again; an open stream costs no
-//! task of its own and 17 KB, which are mostly buffers of the gRPC library. Uses `secrets` (trait and names) and `base`.
+//! task of its own. Uses `secrets` (trait and names) and `base`.
 
 mod calls;
+mod codec;
 pub mod encode;
 mod metrics;
 mod peers;
+mod revoked;
 pub mod server;
 pub mod session;
 mod stream;

@@ -14,6 +14,7 @@ use super::calls::{Callers, Door, Whose};
 use super::encode::Encoder;
 use super::metrics::Metrics;
 use super::peers::Peers;
+use super::revoked::Revoked;
 use super::stream::Shared;
 use crate::base::backoff::{Backoff, Jitter, Policy};
 use crate::base::error::chain;
@@ -60,7 +61,7 @@ impl Server {
         source: Arc<dyn SecretSource>,
         metrics: &crate::base::metrics::Metrics,
     ) -> Self {
-        let encoder = Encoder { private_key_provider: config.private_key_provider, crl: config.crl };
+        let encoder = Encoder { private_key_provider: config.private_key_provider, crl: Revoked::new(config.crl) };
         let shared = Shared {
             encoder,
             metrics: Metrics::new(metrics),
@@ -216,7 +217,7 @@ impl Socket {
                             client.progress.served_by(self.connections.spawn(work));
                         }
                     }
-                    Ok(Came::Last(stream)) => drop(stream),
+                    Ok(Came::Last(stream)) => self.clients.refuse(stream),
                     Err(error) => {
                         tracing::warn!(target: "sds", "{} has failed and is bound again: {error}", self.path.display());
                         return;

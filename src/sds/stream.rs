@@ -14,6 +14,7 @@ use envoy_types::pb::envoy::service::discovery::v3::{
 };
 use futures_util::Stream;
 use futures_util::future::{select_all, try_join_all};
+use prost::Message;
 use tonic::{Code, Status, Streaming};
 
 use super::encode::{Encoder, SECRET_TYPE, version};
@@ -41,8 +42,8 @@ pub(super) struct Shared {
 
 /// The two protocols.
 pub(super) trait Protocol: 'static {
-    type In: Send + 'static;
-    type Out: Send + 'static;
+    type In: Message + Default + Send + 'static;
+    type Out: Message + Send + 'static;
     fn request(message: Self::In) -> Request;
     fn act(session: &mut Session, request: &Request) -> Action;
     fn response(encoder: &Encoder, secrets: &[(String, Secret)], nonce: &str) -> Self::Out;
@@ -168,6 +169,7 @@ pub(super) async fn fetch(
     }
     let fetched = try_join_all(request.names.iter().map(|name| one(source, name))).await?;
     let secrets: Vec<_> = fetched.into_iter().map(|(name, _, secret, _)| (name, secret)).collect();
+    shared.encoder.prepare(&secrets).await;
     Ok(Sotw::response(&shared.encoder, &secrets, &nonce()))
 }
 
@@ -237,7 +239,7 @@ impl Conversation {
                     match change {
                         Some(Change::Updated(secret)) => {
                             let pushed = [(text.clone(), secret)];
-                            return Some(Ok(self.respond::<P>(&pushed)));
+                            return Some(Ok(self.respond::<P>(&pushed).await));
                         }
                         Some(Change::Failed(error)) => return Some(Err(failed(text, error.as_ref()))),
                         None => return Some(Err(stopping())),
@@ -288,12 +290,13 @@ impl Conversation {
                     self.following.insert(name, (text.clone(), updates));
                     secrets.push((text, secret));
                 }
-                Ok(Some(self.respond::<P>(&secrets)))
+                Ok(Some(self.respond::<P>(&secrets).await))
             }
         }
     }
 
-    fn respond<P: Protocol>(&mut self, secrets: &[(String, Secret)]) -> P::Out {
+    async fn respond<P: Protocol>(&mut self, secrets: &[(String, Secret)]) -> P::Out {
+        self.shared.encoder.prepare(secrets).await;
         let nonce = nonce();
         self.session.sent(&nonce);
         P::response(&self.shared.encoder, secrets, &nonce)

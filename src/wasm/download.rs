@@ -3,6 +3,7 @@
 //! What may be temporary is tried again: a connection that fails or breaks off, and what a server says of
 //! itself (5xx). What the server says of the request is final.
 
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,11 +12,15 @@ use rustls::crypto::CryptoProvider;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
 use super::Config;
-use super::receive::{Form, Received, Receiver};
+use super::receive::{Error, Form, Received, Receiver};
 use crate::base::backoff::{Jitter, Policy};
 use crate::base::error::chain;
+use crate::base::lane::Lane;
 use crate::fetch::url::{Url, shown};
 use crate::fetch::{Dialer, Get, Reply, Tls, Trust};
+
+/// Unpacking, hashing and writing; as many as there are downloads that a push usually brings.
+static STORE: Lane = Lane::new("storing modules", 4);
 
 /// Pauses between attempts, the Go agent's: 500 ms, growing by half to a minute, ±50 %.
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
@@ -72,10 +77,12 @@ impl Web {
     }
 
     /// A receiver for one download.
-    pub(super) fn receiver(&self, form: Form) -> Result<Receiver, String> {
-        let config = &self.config;
-        Receiver::new(&config.dir, config.max_size, form)
-            .map_err(|e| format!("no file for the download can be made in {}: {e}", config.dir.display()))
+    pub(super) async fn receiver(&self, form: Form) -> Result<Receiver, String> {
+        let (dir, most) = (self.config.dir.clone(), self.config.max_size);
+        let made = STORE.run(move || Receiver::new(&dir, most, form)).await.and_then(|made| made);
+        made.map_err(|e| {
+            format!("no file for the download can be made in {}: {e}", self.config.dir.display())
+        })
     }
 
     /// The module at `url`.
@@ -119,7 +126,7 @@ impl Web {
             let why = format!("wasm module download request failed: status code {}", status.as_u16());
             return Err(if passing(status) { Failed::Passing(why) } else { Failed::Final(why) });
         }
-        let receiver = self.receiver(Form::Any).map_err(Failed::Final)?;
+        let receiver = self.receiver(Form::Any).await.map_err(Failed::Final)?;
         receive(reply, receiver).await
     }
 }
@@ -128,14 +135,22 @@ impl Web {
 async fn receive(mut reply: Reply, mut receiver: Receiver) -> Result<Received, Failed> {
     loop {
         match reply.piece().await {
-            Ok(Some(piece)) => receiver.push(&piece).map_err(|e| Failed::Final(chain(&e)))?,
+            Ok(Some(piece)) => {
+                let taken = STORE.run(move || receiver.push(&piece).map(|()| receiver)).await;
+                receiver = stored(taken)?;
+            }
             Ok(None) => break,
             Err(error) => return Err(Failed::Passing(chain(&error))),
         }
         // Bytes that are there already come without waiting, and others want to go on too.
         tokio::task::yield_now().await;
     }
-    receiver.end().map_err(|e| Failed::Final(chain(&e)))
+    stored(STORE.run(move || receiver.end()).await)
+}
+
+fn stored<T>(outcome: io::Result<Result<T, Error>>) -> Result<T, Failed> {
+    let outcome = outcome.map_err(|e| Failed::Final(e.to_string()))?;
+    outcome.map_err(|e| Failed::Final(chain(&e)))
 }
 
 /// As [`receive`], where nothing is tried again.

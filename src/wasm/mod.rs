@@ -297,7 +297,7 @@ impl Converter {
                 self.keep(&key(&actual), asker, received)
             }
             Source::Image(reference) => {
-                let mut registry = oci::Registry::new(&self.web, reference, &wanted.secret, until)?;
+                let mut registry = oci::Registry::new(&self.web, reference, &wanted.secret, until).await?;
                 let manifest = registry.manifest().await.map_err(|why| {
                     Failure::new("manifest_failure", format!("could not fetch Wasm OCI image: {why}"))
                 })?;

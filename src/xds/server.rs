@@ -281,7 +281,7 @@ impl Server {
                             client.progress.served_by(connections.spawn(work));
                         }
                     }
-                    Ok(Came::Last(socket)) => drop(socket),
+                    Ok(Came::Last(socket)) => clients.refuse(socket),
                     Err(error) => return Err(format!("the XDS socket failed: {error}").into()),
                 },
                 () = connections.ended() => {}

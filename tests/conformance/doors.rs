@@ -4,14 +4,17 @@ use envoy_types::pb::envoy::config::core::v3::Node;
 use envoy_types::pb::envoy::service::discovery::v3::DiscoveryRequest;
 use envoy_types::pb::google::protobuf::{Struct, Value, value::Kind};
 use http::{HeaderMap, Request, StatusCode};
+use prost::Message;
+use rustix::process::{Resource, Rlimit, prlimit};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::task::JoinSet;
 
-use super::ads::{CDS, World, answer, ask, request};
+use super::ads::{CDS, World, answer, ask, ended, request};
 use crate::support::agent::{SDS, XDS};
+use crate::support::builder::Builder;
 use crate::support::client::{node, secret_request};
-use crate::support::{Code, MockIstiod, TestAgent, eventually};
+use crate::support::{Code, LIMIT, MockIstiod, TestAgent, eventually};
 
 const CALLS: [(&str, &str); 2] = [
     (SDS, "/envoy.service.secret.v3.SecretDiscoveryService/StreamSecrets"),
@@ -45,6 +48,39 @@ fn post(path: &str) -> http::request::Builder {
     Request::post(format!("http://localhost{path}"))
         .header("content-type", "application/grpc")
         .header("te", "trailers")
+}
+
+fn frame(kind: u8, flags: u8, stream: u8, payload: &[u8]) -> Vec<u8> {
+    let length = u8::try_from(payload.len()).unwrap();
+    [&[0, 0, length, kind, flags, 0, 0, 0, stream], payload].concat()
+}
+
+/// What a client says first, with empty settings.
+fn preface() -> Vec<u8> {
+    [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", &frame(4, 0, 0, &[])[..]].concat()
+}
+
+/// The header block of a call.
+fn head(path: &str, more: &[(&str, &str)]) -> Vec<u8> {
+    let mut block = Vec::new();
+    let fields = [(":method", "POST"), (":scheme", "http"), (":path", path), (":authority", "localhost")];
+    let all = fields.into_iter().chain([("content-type", "application/grpc")]).chain(more.iter().copied());
+    for (name, value) in all {
+        block.push(0);
+        for text in [name, value] {
+            block.push(u8::try_from(text.len()).unwrap());
+            block.extend_from_slice(text.as_bytes());
+        }
+    }
+    block
+}
+
+async fn kind_of_next(io: &mut UnixStream) -> std::io::Result<u8> {
+    let mut head = [0; 9];
+    io.read_exact(&mut head).await?;
+    let mut payload = vec![0; u32::from_be_bytes([0, head[0], head[1], head[2]]) as usize];
+    io.read_exact(&mut payload).await?;
+    Ok(head[3])
 }
 
 #[tokio::test]
@@ -96,22 +132,8 @@ async fn header_lists_may_be_long_and_come_in_small_pieces() {
         assert_eq!(trailers["grpc-status"], "4", "{socket}");
 
         // A byte a frame.
-        let mut block = Vec::new();
-        let fields = [(":method", "POST"), (":scheme", "http"), (":path", path), (":authority", "localhost")];
-        for (name, value) in
-            fields.into_iter().chain([("content-type", "application/grpc"), ("grpc-timeout", "50m")])
-        {
-            block.push(0);
-            for text in [name, value] {
-                block.push(u8::try_from(text.len()).unwrap());
-                block.extend_from_slice(text.as_bytes());
-            }
-        }
-        let frame = |kind: u8, flags: u8, stream: u8, payload: &[u8]| {
-            let length = u8::try_from(payload.len()).unwrap();
-            [&[0, 0, length, kind, flags, 0, 0, 0, stream], payload].concat()
-        };
-        let mut bytes = [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", &frame(4, 0, 0, &[])[..]].concat();
+        let block = head(path, &[("grpc-timeout", "50m")]);
+        let mut bytes = preface();
         for (at, byte) in block.iter().enumerate() {
             let (kind, last) = (if at == 0 { 1 } else { 9 }, at + 1 == block.len());
             bytes.extend(frame(kind, if last { 4 } else { 0 }, 1, &[*byte]));
@@ -119,12 +141,9 @@ async fn header_lists_may_be_long_and_come_in_small_pieces() {
         let mut io = UnixStream::connect(agent.path(socket)).await.unwrap();
         io.write_all(&bytes).await.unwrap();
         loop {
-            let mut head = [0; 9];
-            io.read_exact(&mut head).await.unwrap_or_else(|e| panic!("{socket}: {e}"));
-            assert_ne!(head[3], 7, "{socket}: the connection is given up");
-            let mut payload = vec![0; u32::from_be_bytes([0, head[0], head[1], head[2]]) as usize];
-            io.read_exact(&mut payload).await.unwrap();
-            if head[3] == 1 {
+            let kind = kind_of_next(&mut io).await.unwrap_or_else(|e| panic!("{socket}: {e}"));
+            assert_ne!(kind, 7, "{socket}: the connection is given up");
+            if kind == 1 {
                 break;
             }
         }
@@ -188,6 +207,42 @@ async fn details_that_are_no_base64_do_not_break_the_stream() {
     .await;
 }
 
+#[tokio::test]
+async fn a_client_that_answers_no_ping_is_taken_off_the_books() {
+    let quick = |b: Builder| b.env("GRPC_KEEPALIVE_INTERVAL", "1s").env("GRPC_KEEPALIVE_TIMEOUT", "1s");
+    let mut world = World::with(quick).await;
+    let mut open = Vec::new();
+    for (socket, path) in CALLS {
+        let mut io = UnixStream::connect(world.agent.path(socket)).await.unwrap();
+        io.write_all(&[preface(), frame(1, 4, 1, &head(path, &[]))].concat()).await.unwrap();
+        open.push((socket, io));
+    }
+    let istiod = world.istiod().await;
+    let xds = || async {
+        let page = world.agent.get("/debug/agentz").await.ok()?.text();
+        let document: serde_json::Value = serde_json::from_str(&page).ok()?;
+        Some(document.pointer("/xds/stream").is_some_and(|stream| !stream.is_null()))
+    };
+    eventually("the stream is on the books", || async { xds().await?.then_some(()) }).await;
+    let sds = || world.agent.metric("istio_agent_sds_streams");
+    eventually("so is the other", || async { (sds().await? >= 1.0).then_some(()) }).await;
+    for (socket, io) in &mut open {
+        let mut pinged = false;
+        let closed = async {
+            while let Ok(kind) = kind_of_next(io).await {
+                pinged |= kind == 6;
+            }
+        };
+        tokio::time::timeout(LIMIT, closed).await.unwrap_or_else(|_| panic!("{socket} was never closed"));
+        assert!(pinged, "{socket}");
+    }
+    ended(istiod).await;
+    eventually("both are off the books", || async { (!xds().await? && sds().await? == 0.0).then_some(()) })
+        .await;
+    let terminations = "istio_agent_envoy_connection_terminations{type=\"cancelled\"}";
+    assert!(world.agent.metric(terminations).await.unwrap_or_default() >= 1.0, "the end is counted");
+}
+
 fn proxyless() -> DiscoveryRequest {
     let grpc = Value { kind: Some(Kind::StringValue("grpc".to_owned())) };
     let metadata = Struct { fields: [("GENERATOR".to_owned(), grpc)].into() };
@@ -220,4 +275,90 @@ async fn streams_of_proxyless_clients_stand_side_by_side() {
         istiod.responses.sotw(&answer(CDS, "2", 10)).await.unwrap();
         assert_eq!(envoy.next().await.unwrap().nonce, "2");
     }
+}
+
+#[tokio::test]
+async fn without_descriptors_clients_are_refused_and_later_served() {
+    let mock = MockIstiod::start().await;
+    let mut agent = TestAgent::with().istiod(&mock).start();
+    agent.sds().await;
+    agent.xds().await;
+    let limit = |most| {
+        let limit = Rlimit { current: Some(most), maximum: Some(1024) };
+        prlimit(Some(agent.pid()), Resource::Nofile, limit).unwrap();
+    };
+    let open = std::fs::read_dir(format!("/proc/{}/fd", agent.pid().as_raw_pid())).unwrap().count();
+    limit(open as u64 + 4);
+    let mut silent = Vec::new();
+    for (socket, _) in CALLS {
+        for _ in 0..60 {
+            silent.push(UnixStream::connect(agent.path(socket)).await.unwrap());
+        }
+    }
+    for name in ["sds", "xds"] {
+        agent.wait_log(&format!("the {name} listener cannot accept")).await;
+    }
+    // Whoever comes last is served all the same: who is worth less makes place.
+    eventually("a client is served", || async {
+        let io = UnixStream::connect(agent.path(SDS)).await.ok()?;
+        let (send, connection) = h2::client::handshake::<_, bytes::Bytes>(io).await.ok()?;
+        let mut driver = JoinSet::new();
+        driver.spawn(async move {
+            let _ = connection.await;
+        });
+        let request = post("/some.Service/Method").body(()).unwrap();
+        let (response, _) = send.ready().await.ok()?.send_request(request, true).ok()?;
+        (response.await.ok()?.headers()["grpc-status"] == "12").then_some(())
+    })
+    .await;
+    limit(1024);
+    let client = agent.sds().await;
+    let mut stream = client.stream_secrets();
+    stream.send(&secret_request("default"));
+    stream.next().await.unwrap();
+    let told = agent.log().text().lines().filter(|line| line.contains("cannot accept")).count();
+    assert!(told < 10, "{told} lines");
+    drop(silent);
+    agent.stop().await;
+}
+
+fn resident(agent: &TestAgent) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", agent.pid().as_raw_pid())).unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse().unwrap()
+}
+
+#[tokio::test]
+async fn the_memory_of_a_flood_of_streams_is_given_back() {
+    let mock = MockIstiod::start().await;
+    let mut agent = TestAgent::with().istiod(&mock).start();
+    let client = agent.sds().await;
+    let mut stream = client.stream_secrets();
+    stream.send(&secret_request("default"));
+    stream.next().await.unwrap();
+    let before = resident(&agent);
+    let message = secret_request("default").encode_to_vec();
+    let length = u32::try_from(message.len()).unwrap();
+    let message = bytes::Bytes::from([&[0][..], &length.to_be_bytes(), &message].concat());
+    let io = UnixStream::connect(agent.path(SDS)).await.unwrap();
+    let (send, connection) =
+        h2::client::Builder::new().initial_connection_window_size(1 << 30).handshake(io).await.unwrap();
+    let mut driver = JoinSet::new();
+    driver.spawn(async move {
+        let _ = connection.await;
+    });
+    let mut open = Vec::new();
+    for _ in 0..5000 {
+        let mut send = send.clone().ready().await.unwrap();
+        let (response, mut body) = send.send_request(post(CALLS[0].1).body(()).unwrap(), false).unwrap();
+        body.send_data(message.clone(), false).unwrap();
+        let mut answer = response.await.unwrap().into_body();
+        assert!(answer.data().await.unwrap().is_ok());
+        open.push((body, answer));
+    }
+    let peak = resident(&agent);
+    assert!(peak > before + 8 * 1024, "{before} kB before, {peak} kB with 5,000 streams");
+    drop(open);
+    eventually("the memory is back", || async { (resident(&agent) < before + 8 * 1024).then_some(()) }).await;
+    agent.stop().await;
 }

@@ -14,11 +14,15 @@ use super::manifest::{ACCEPT, Image, LONGEST, Layer, Manifest};
 use super::reference::{DOCKER_HUB, Reference};
 use crate::base::backoff::{Jitter, Policy};
 use crate::base::error::chain;
+use crate::base::lane::Lane;
 use crate::fetch::{self, Dialer, Get, Reply};
 use crate::wasm::download::{Web, receive_once};
 use crate::wasm::filter::Secret;
 use crate::wasm::receive::{Form, Received};
 
+static FILES: Lane = Lane::new("registry credentials", 2);
+/// How long they may take to be read.
+const READ: Duration = Duration::from_secs(5);
 /// Tries of one request, and the pauses between them (1 s, 3 s, ±10 %): those of the client library of
 /// the Go agent.
 const TRIES: u32 = 3;
@@ -64,7 +68,7 @@ impl Pulled {
 
 impl<'a> Registry<'a> {
     /// Nothing is asked yet.
-    pub(in crate::wasm) fn new(
+    pub(in crate::wasm) async fn new(
         web: &'a Web,
         reference: &'a Reference,
         secret: &Secret,
@@ -74,7 +78,7 @@ impl<'a> Registry<'a> {
         let key = if host == DOCKER_HUB { DOCKER_HUB_KEY } else { host }.to_owned();
         let credentials = match secret {
             Secret::Given(document) => credentials::find(document, &[key])?,
-            Secret::None | Secret::Missing => of_machine(web, &[reference.name(), key]),
+            Secret::None | Secret::Missing => of_machine(web, &[reference.name(), key]).await,
         };
         Ok(Self {
             web,
@@ -129,7 +133,7 @@ impl<'a> Registry<'a> {
     async fn layer(&self, layer: &Layer, form: Form) -> Result<Received, String> {
         let path = format!("/v2/{}/blobs/sha256:{}", self.reference.repository(), layer.digest);
         let reply = self.ask(&path, None).await?;
-        let receiver = self.web.receiver(form)?;
+        let receiver = self.web.receiver(form).await?;
         let received = timeout_at(self.until, receive_once(reply, receiver)).await;
         let received = received.map_err(|_| format!("Get {path:?}: context deadline exceeded"))??;
         if received.packed != layer.digest {
@@ -390,12 +394,22 @@ fn encoded(query: &BTreeMap<&str, &str>) -> String {
 }
 
 // The first file that exists counts, and nobody is named where it cannot be used.
-fn of_machine(web: &Web, keys: &[String]) -> Credentials {
-    let Some(file) = web.config().credentials.iter().find(|file| file.is_file()) else {
-        return Credentials::default();
+async fn of_machine(web: &Web, keys: &[String]) -> Credentials {
+    let files = web.config().credentials.clone();
+    let read = move || {
+        let file = files.into_iter().find(|file| file.is_file())?;
+        let text = std::fs::read_to_string(&file).map(Zeroizing::new).map_err(|e| e.to_string());
+        Some((file, text))
     };
-    let read = std::fs::read_to_string(file).map(Zeroizing::new).map_err(|e| e.to_string());
-    read.and_then(|text| credentials::find(&text, keys)).unwrap_or_else(|why| {
+    let (file, text) = match FILES.within(READ, read).await {
+        Ok(Some(read)) => read,
+        Ok(None) => return Credentials::default(),
+        Err(error) => {
+            tracing::warn!(target: "wasm", "{error}");
+            return Credentials::default();
+        }
+    };
+    text.and_then(|text| credentials::find(&text, keys)).unwrap_or_else(|why| {
         tracing::warn!(target: "wasm", "registry credentials in {} cannot be used: {why}", file.display());
         Credentials::default()
     })
@@ -428,7 +442,7 @@ mod tests {
         let (web, reference) = (web(), Reference::parse("r.io/team/plug").unwrap());
         let secret = Secret::Given(secret.to_owned().into());
         let until = Instant::now() + Duration::from_secs(20);
-        let registry = Registry::new(&web, &reference, &secret, until)?;
+        let registry = Registry::new(&web, &reference, &secret, until).await?;
         registry.token(realm, "the service").await.map(|token| token.to_string())
     }
 

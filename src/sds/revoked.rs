@@ -1,0 +1,48 @@
+//! The certificate revocation list: every root names it while its file exists.
+
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Duration;
+
+use crate::base::lane::Lane;
+
+static LOOKS: Lane = Lane::new("looking for the revocation list", 1);
+/// A file system that takes longer changes nothing: what was last seen counts.
+const GRACE: Duration = Duration::from_millis(if cfg!(test) { 60_000 } else { 50 });
+
+/// The file, and whether it was there when it was last looked for.
+#[derive(Debug, Default)]
+pub struct Revoked {
+    path: Option<PathBuf>,
+    there: AtomicBool,
+}
+
+impl Revoked {
+    /// `None`: no list is ever named.
+    #[must_use]
+    pub fn new(path: Option<PathBuf>) -> Self {
+        Self { path, there: AtomicBool::new(false) }
+    }
+
+    /// Looks whether the file is there.
+    pub(super) async fn look(&self) {
+        let Some(path) = self.path.clone() else { return };
+        let look = LOOKS.within(GRACE, move || std::fs::metadata(path).map(drop));
+        match look.await.and_then(|found| found) {
+            Ok(()) => self.there.store(true, Relaxed),
+            Err(error) if error.kind() == ErrorKind::NotFound => self.there.store(false, Relaxed),
+            Err(error) if error.kind() == ErrorKind::TimedOut => {}
+            Err(error) => {
+                let path = self.path.as_deref().unwrap_or(Path::new("")).display();
+                tracing::warn!(target: "sds", "the revocation list {path} is left out: {error}");
+                self.there.store(false, Relaxed);
+            }
+        }
+    }
+
+    /// The file, if it was there.
+    pub(super) fn file(&self) -> Option<&Path> {
+        self.path.as_deref().filter(|_| self.there.load(Relaxed))
+    }
+}
