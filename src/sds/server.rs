@@ -61,7 +61,8 @@ impl Server {
         source: Arc<dyn SecretSource>,
         metrics: &crate::base::metrics::Metrics,
     ) -> Self {
-        let encoder = Encoder { private_key_provider: config.private_key_provider, crl: Revoked::new(config.crl) };
+        let encoder =
+            Encoder { private_key_provider: config.private_key_provider, crl: Revoked::new(config.crl) };
         let shared = Shared {
             encoder,
             metrics: Metrics::new(metrics),

@@ -22,11 +22,16 @@ use super::metrics::{Metrics, Open};
 use super::session::{Action, Request, Session};
 use crate::base::error::chain;
 use crate::base::quote::{cut, shown};
+use crate::base::seldom::Seldom;
 use crate::base::tasks::{Panicked, Stop, caught};
 use crate::net::clients::Using;
 use crate::net::grpc;
 use crate::secrets::{Change, ResourceName, Secret, SecretSource, Updates};
 
+/// Any client can cause these, as often as it likes.
+static UNREADABLE: Seldom = Seldom::new(60);
+static REFUSED: Seldom = Seldom::new(60);
+static UNKNOWN: Seldom = Seldom::new(60);
 /// Longest text of an error or a refusal that is told or logged.
 const CAUSE: usize = 2048;
 
@@ -255,7 +260,9 @@ impl Conversation {
             return None;
         }
         self.shared.metrics.receive_failed();
-        tracing::warn!(target: "sds", "a stream ends: its request cannot be read: {}", status.message());
+        if let Some(more) = UNREADABLE.may() {
+            tracing::warn!(target: "sds", "a stream ends: its request cannot be read: {}{more}", status.message());
+        }
         // The gRPC specification's code for a message above the limit, as other servers give it.
         Some(match status.code() {
             Code::OutOfRange => Status::resource_exhausted(status.message()),
@@ -271,7 +278,9 @@ impl Conversation {
             }
             Action::Refused(reason) => {
                 self.shared.metrics.rejected();
-                tracing::warn!(target: "sds", "Envoy refuses a secret: {}", cut(&reason, CAUSE));
+                if let Some(more) = REFUSED.may() {
+                    tracing::warn!(target: "sds", "Envoy refuses a secret: {}{more}", cut(&reason, CAUSE));
+                }
                 Ok(None)
             }
             Action::Stale => {
@@ -314,7 +323,9 @@ async fn one(
 ) -> Result<(String, ResourceName, Secret, Updates), Status> {
     let name = source.name(text).map_err(|e| {
         let error = crate::secrets::Error::Name(e);
-        tracing::warn!(target: "sds", "{}", chain(&error));
+        if let Some(more) = UNKNOWN.may() {
+            tracing::warn!(target: "sds", "{}{more}", chain(&error));
+        }
         failed(text, &error)
     })?;
     let fetched = source.fetch(name.clone()).await.map_err(|e| failed(text, e.as_ref()))?;

@@ -23,12 +23,17 @@ use super::stand_in::{self, Answered};
 use super::status::Class;
 use super::trouble;
 use super::upstream::{self, Link, Unopened};
+use crate::base::seldom::Seldom;
 use crate::base::tasks::{Panicked, Stop, caught};
 use crate::istiod;
 use crate::istiod::auth::root_cause;
 use crate::net::grpc;
 use crate::trouble::Report;
 
+/// Any client can cause these, as often as it likes.
+static HOLDS: Seldom = Seldom::new(60);
+static HELD: Seldom = Seldom::new(60);
+static ENDS: Seldom = Seldom::new(60);
 /// How long a stream's first request is waited for where another stream is open, or it is held.
 const FIRST_REQUEST: Duration = Duration::from_secs(1);
 /// Clients of the gRPC library give a resource 15 s, and do not tell why it did not come: the cause must be
@@ -300,8 +305,10 @@ impl Held {
     fn new(shared: &Arc<Shared>, id: u64) -> Self {
         shared.meters.held(1);
         shared.state.held(true);
-        tracing::info!(target: "xdsproxy", stream = id,
-            "istiod has failed before, so Envoy's stream is held while the agent dials {}", shared.upstream.address());
+        if let Some(more) = HOLDS.may() {
+            tracing::info!(target: "xdsproxy", stream = id,
+                "istiod has failed before, so Envoy's stream is held while the agent dials {}{more}", shared.upstream.address());
+        }
         Self { shared: shared.clone(), since: Instant::now(), ended: AtomicBool::new(false) }
     }
 
@@ -313,7 +320,9 @@ impl Held {
         self.shared.meters.held(-1);
         self.shared.meters.hold_ended(result);
         self.shared.state.held(false);
-        tracing::info!(target: "xdsproxy", "the stream held for {:?} is {result}", self.since.elapsed());
+        if let Some(more) = HELD.may() {
+            tracing::info!(target: "xdsproxy", "the stream held for {:?} is {result}{more}", self.since.elapsed());
+        }
     }
 }
 
@@ -346,7 +355,9 @@ fn log(id: u64, ended: &Ended) {
             tracing::debug!(target: "xdsproxy", stream = id, "ended by {side}: {code:?} {text}")
         }
         Class::Unexpected => {
-            tracing::warn!(target: "xdsproxy", stream = id, "ended by {side}: {code:?} {text}")
+            if let Some(more) = ENDS.may() {
+                tracing::warn!(target: "xdsproxy", stream = id, "ended by {side}: {code:?} {text}{more}")
+            }
         }
     }
 }

@@ -283,9 +283,10 @@ async fn without_descriptors_clients_are_refused_and_later_served() {
     let mut agent = TestAgent::with().istiod(&mock).start();
     agent.sds().await;
     agent.xds().await;
+    let pid = agent.pid();
     let limit = |most| {
         let limit = Rlimit { current: Some(most), maximum: Some(1024) };
-        prlimit(Some(agent.pid()), Resource::Nofile, limit).unwrap();
+        prlimit(Some(pid), Resource::Nofile, limit).unwrap();
     };
     let open = std::fs::read_dir(format!("/proc/{}/fd", agent.pid().as_raw_pid())).unwrap().count();
     limit(open as u64 + 4);
@@ -301,7 +302,7 @@ async fn without_descriptors_clients_are_refused_and_later_served() {
     // Whoever comes last is served all the same: who is worth less makes place.
     eventually("a client is served", || async {
         let io = UnixStream::connect(agent.path(SDS)).await.ok()?;
-        let (send, connection) = h2::client::handshake::<_, bytes::Bytes>(io).await.ok()?;
+        let (send, connection) = h2::client::handshake(io).await.ok()?;
         let mut driver = JoinSet::new();
         driver.spawn(async move {
             let _ = connection.await;
