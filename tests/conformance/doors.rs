@@ -202,7 +202,7 @@ async fn details_that_are_no_base64_do_not_break_the_stream() {
     eventually("the stream is off the books", || async {
         let page = world.agent.get("/debug/agentz").await.ok()?.text();
         let document: serde_json::Value = serde_json::from_str(&page).ok()?;
-        document.pointer("/xds/stream").is_none_or(serde_json::Value::is_null).then_some(())
+        document.pointer("/config/stream").is_none_or(serde_json::Value::is_null).then_some(())
     })
     .await;
 }
@@ -211,6 +211,7 @@ async fn details_that_are_no_base64_do_not_break_the_stream() {
 async fn a_client_that_answers_no_ping_is_taken_off_the_books() {
     let quick = |b: Builder| b.env("GRPC_KEEPALIVE_INTERVAL", "1s").env("GRPC_KEEPALIVE_TIMEOUT", "1s");
     let mut world = World::with(quick).await;
+    drop((world.agent.sds().await, world.agent.xds().await));
     let mut open = Vec::new();
     for (socket, path) in CALLS {
         let mut io = UnixStream::connect(world.agent.path(socket)).await.unwrap();
@@ -221,7 +222,7 @@ async fn a_client_that_answers_no_ping_is_taken_off_the_books() {
     let xds = || async {
         let page = world.agent.get("/debug/agentz").await.ok()?.text();
         let document: serde_json::Value = serde_json::from_str(&page).ok()?;
-        Some(document.pointer("/xds/stream").is_some_and(|stream| !stream.is_null()))
+        Some(document.pointer("/config/stream").is_some_and(|stream| !stream.is_null()))
     };
     eventually("the stream is on the books", || async { xds().await?.then_some(()) }).await;
     let sds = || world.agent.metric("istio_agent_sds_streams");
@@ -283,13 +284,14 @@ async fn without_descriptors_clients_are_refused_and_later_served() {
     let mut agent = TestAgent::with().istiod(&mock).start();
     agent.sds().await;
     agent.xds().await;
+    agent.wait_ready().await;
     let pid = agent.pid();
     let limit = |most| {
         let limit = Rlimit { current: Some(most), maximum: Some(1024) };
         prlimit(Some(pid), Resource::Nofile, limit).unwrap();
     };
     let open = std::fs::read_dir(format!("/proc/{}/fd", agent.pid().as_raw_pid())).unwrap().count();
-    limit(open as u64 + 4);
+    limit(open as u64 + 8);
     let mut silent = Vec::new();
     for (socket, _) in CALLS {
         for _ in 0..60 {
