@@ -500,8 +500,9 @@ mod tests {
             let reference = Reference::parse(&format!("0x7f000001:{port}/plug")).unwrap();
             assert!(!reference.may_be_plain());
             let (web, secret) = (web(), Secret::Given("{}".to_owned().into()));
-            let registry =
-                Registry::new(&web, &reference, &secret, Instant::now() + Duration::from_secs(20)).unwrap();
+            let registry = Registry::new(&web, &reference, &secret, Instant::now() + Duration::from_secs(20))
+                .await
+                .unwrap();
             assert_eq!(registry.ping().await.is_ok(), answers);
             assert_eq!(
                 std::future::poll_fn(|cx| server.poll_next(cx)).await,
