@@ -1,6 +1,6 @@
 //! A client of Envoy's admin port: the few requests that its life needs.
 //!
-//! One connection per request ([`crate::net::http`]). Every request has a deadline, answers are read up to
+//! One connection per request (`net::http`). Every request has a deadline, answers are read up to
 //! [`MAX_BODY`] bytes. `localhost` is tried on both families.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};

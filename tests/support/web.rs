@@ -120,6 +120,11 @@ impl Gate {
         self.next.lock().expect("no panic holds it").extend(rough);
     }
 
+    /// Takes back what is still to come, and tells how much it was.
+    pub fn forget(&self) -> usize {
+        self.next.lock().expect("no panic holds it").drain(..).count()
+    }
+
     /// How much of that is still to come.
     pub fn left(&self) -> usize {
         self.next.lock().expect("no panic holds it").len()
