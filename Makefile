@@ -62,10 +62,14 @@ bare-machine:  ## demo and test in a Debian with just what README.md names, as r
 	scripts/bare-machine
 
 conformance:  ## replay what the Go agent did against AGENT (default: the debug build); ends with `N of M equal`
+	$(CHECK)
+	@scripts/get-netfilter
 	$(if $(filter file,$(origin AGENT)),cargo build --locked -p pilot-agent)
 	@conformance/all "$(abspath $(if $(filter file,$(origin AGENT)),target/debug/pilot-agent,$(AGENT)))" $(SUITES) -- $(if $(ONLY),--only "$(ONLY)")
 
 record:  ## make the recordings anew from a Go agent: PEER_AGENT=<binary> [SUITES=...] [ONLY=<text>]
+	$(CHECK)
+	@scripts/get-netfilter
 	@test -n "$(PEER_AGENT)" || { echo "record: name a Go agent with PEER_AGENT=<binary>" >&2; exit 1; }
 	@conformance/all "$(abspath $(PEER_AGENT))" $(SUITES) -- --record $(if $(ONLY),--only "$(ONLY)")
 	@git diff --stat -- conformance
