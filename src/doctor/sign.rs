@@ -95,7 +95,15 @@ pub(super) async fn checks(scene: &Scene, asked: bool) -> Check {
     };
     let (whom, span) = (first.uris.join(", "), crate::trouble::span(left));
     let took = started.elapsed().as_millis();
-    Check::ok(NAME, format!("the CA signed a throw-away key for {whom}, valid for {span}, in {took} ms"))
+    let signed = format!("the CA signed a throw-away key for {whom}, valid for {span}, in {took} ms");
+    if first.uris.contains(&secrets.identity) {
+        return Check::ok(NAME, signed);
+    }
+    Check::warn(
+        NAME,
+        format!("{signed}; {} was asked for, peers will see the former", secrets.identity),
+        "check TRUST_DOMAIN, POD_NAMESPACE and SERVICE_ACCOUNT if that is not meant",
+    )
 }
 
 fn refused(error: &crate::ca::Error) -> Check {

@@ -26,6 +26,23 @@ async fn doctor_without_an_agent_judges_as_another_user() {
     assert_eq!(find(&json, "token")["kind"], "TokenUnreadable", "{json}");
 }
 
+#[tokio::test]
+async fn doctor_tells_that_the_ca_issues_another_identity_than_was_asked_for() {
+    let mock = MockIstiod::start().await;
+    let scene = TestAgent::with()
+        .istiod(&mock)
+        .env("CLOUD_PLATFORM", "none")
+        .env("TRUST_DOMAIN", "other.example")
+        .scene();
+    let said = scene.run(&["doctor", "--sign", "--json"]).await;
+    let json = said.json();
+    let sign = find(&json, "sign");
+    assert_eq!((sign["state"].as_str(), said.code), (Some("warn"), Some(0)), "{json}");
+    for identity in ["spiffe://cluster.local/ns/ns/sa/sa", "spiffe://other.example/ns/ns/sa/sa"] {
+        assert!(sign["detail"].as_str().is_some_and(|m| m.contains(identity)), "{json}");
+    }
+}
+
 /// As the injector has it: the image read-only, a writable volume where the agent writes, user 1337, no capabilities.
 #[tokio::test]
 async fn doctor_works_in_a_read_only_root_as_the_proxys_user() {
