@@ -7,7 +7,10 @@
 # Envoy comes from Istio's own image, because a stock Envoy does not know Istio's extensions. With another one
 # (--build-arg ENVOY_IMAGE=docker.io/envoyproxy/envoy:v1.40-latest) istiod must not send them: set
 # PILOT_ENABLE_METADATA_EXCHANGE=false and PILOT_ENABLE_ALPN_FILTER=false on it, and no metrics providers.
-# For builds that never change, scripts/pin-images writes the digests of the three images into this file.
+# The three images are named by tag here, and what a tag means may change (scripts/pin-images --check says which are).
+# scripts/pin-images writes their digests of the day into this file, where their registries can be asked; `make release`
+# does so into dist/Dockerfile: docker build -f dist/Dockerfile .
+# --build-arg PROXY_SHA=<what `envoy --version` names> becomes ISTIO_META_ISTIO_PROXY_SHA, as `make image` reads it itself.
 
 ARG RUST_IMAGE=docker.io/library/rust:1.95-bookworm
 ARG BASE_IMAGE=docker.io/library/debian:bookworm-slim

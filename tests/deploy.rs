@@ -139,3 +139,26 @@ fn the_canary_gives_every_deployment_the_image() {
         true
     );
 }
+
+#[test]
+fn the_patch_of_the_install_page_gives_a_pod_the_image() {
+    let page = std::fs::read_to_string(root().join("docs/INSTALL.md")).unwrap();
+    let command = page.lines().find(|line| line.starts_with("    kubectl patch ")).expect("the page has it");
+    let patch = command.split('\'').nth(1).expect("the patch stands in quotes");
+    let read: Value = serde_yaml_ng::from_str(patch).unwrap();
+    let kubectl = Command::new("kubectl")
+        .args(["patch", "--local", "-f", "deploy/canary/web.yaml", "-o", "yaml", "-p", patch])
+        .current_dir(root())
+        .output();
+    let patched = match kubectl {
+        Ok(output) => {
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+            documents(&String::from_utf8(output.stdout).unwrap()).remove(0)
+        }
+        Err(e) => {
+            eprintln!("\n*** THE PATCH OF docs/INSTALL.md WAS NOT APPLIED: kubectl: {e} ***\n");
+            read
+        }
+    };
+    assert_eq!(patched["spec"]["template"]["metadata"]["annotations"]["sidecar.istio.io/proxyImage"], IMAGE);
+}

@@ -49,14 +49,19 @@ impl Scripts {
         self
     }
 
-    /// A program of that name, in front of the machine's.
-    fn program(self, name: &str, script: &str) -> Self {
-        let path = self.path("bin").join(name);
-        // Never through a link to the machine's own program.
+    /// A file that can be run, anywhere in the copy.
+    fn executable(self, name: &str, script: &str) -> Self {
+        let path = self.path(name);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         let _ = std::fs::remove_file(&path);
         std::fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
         std::fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).unwrap();
         self
+    }
+
+    /// A program of that name, in front of the machine's.
+    fn program(self, name: &str, script: &str) -> Self {
+        self.executable(&format!("bin/{name}"), script)
     }
 
     /// Only these of the machine's programs.
@@ -347,6 +352,96 @@ fn a_release_is_of_a_clean_tree_with_its_own_number() {
     assert!(scripts.path("dist").exists(), "what was there is kept until everything was looked at");
 }
 
+/// A released binary that does nothing but say what it is asked for, `kilobytes` long.
+fn agent(kilobytes: usize) -> String {
+    format!("# GLIBC_2.17\ncase $1 in completion) head -c {kilobytes}000 /dev/zero ;; esac")
+}
+
+#[test]
+fn a_release_that_finds_the_disk_full_leaves_what_was_there() {
+    if !root_for("a full disk") {
+        return;
+    }
+    let version = env!("CARGO_PKG_VERSION");
+    let binary = format!("dist/pilot-agent-{version}-linux-{}", std::env::consts::ARCH);
+    let build = format!(
+        "mkdir -p $2; echo debug >$2/pilot-agent.debug; cat >$2/pilot-agent <<'END'\n#!/bin/sh\n{}\nEND\nchmod 755 $2/pilot-agent",
+        agent(100)
+    );
+    let scripts = Scripts::new()
+        .env("DIST_ARCHS", std::env::consts::ARCH)
+        .executable("scripts/dist-build", &build)
+        .program("git", "exit 1");
+    let disk = SmallDisk::mount(&scripts.path("dist"));
+    std::fs::write(scripts.path("dist/SHA256SUMS"), "of the last one\n").unwrap();
+    let output = scripts.run("dist", &[]);
+    let said = text(&output.stderr);
+    assert!(!output.status.success() && said.lines().count() == 1, "{said}");
+    assert!(said.contains("dist: cannot make pilot-agent.bash") && said.contains("No space left"), "{said}");
+    assert_eq!(scripts.files("dist"), ["SHA256SUMS"]);
+    drop(disk);
+
+    // Packages and images of a disk that fills up half-way.
+    let full = "for last; do :; done; echo half >${last%/}/half.deb; echo 'I: first' >&2; echo 'error: write: No space left on device' >&2; exit 1";
+    let scripts = Scripts::new()
+        .env("PA_TOOLS", "tools")
+        .env("ENVOY_BIN", "/bin/true")
+        .env("TMPDIR", "small")
+        .executable(&binary, &agent(1))
+        .executable("tools/bin/cargo-deb", full)
+        .executable("tools/bin/cargo-generate-rpm", full)
+        .program("mmdebstrap", &full.replace("error: ", "E: "));
+    let names =
+        ["pilot-agent.1", "pilot-agent.bash", "_pilot-agent", "pilot-agent.fish", "pilot-agent_0.0.9.deb"];
+    for name in names.map(str::to_owned).into_iter().chain([format!("pilot-agent-{version}-licences.txt")]) {
+        std::fs::write(scripts.path("dist").join(name), "old").unwrap();
+    }
+    for folder in ["small", "packaging"] {
+        std::fs::create_dir(scripts.path(folder)).unwrap();
+    }
+    for script in ["setup.sh", "takedown.sh", "purge.sh"] {
+        std::fs::write(scripts.path("packaging").join(script), "").unwrap();
+    }
+    let before = sorted(scripts.files("dist"));
+    scripts.fails("packages", &[], "packages: cargo-deb for ");
+    scripts.fails("packages", &[], "No space left on device");
+    scripts.fails("image", &[], "E: write: No space left on device");
+    assert_eq!(sorted(scripts.files("dist")), before);
+    assert!(scripts.files("small").is_empty());
+}
+
+fn sorted(mut names: Vec<String>) -> Vec<String> {
+    names.sort();
+    names
+}
+
+#[test]
+fn a_build_that_fails_says_where() {
+    let target = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
+    let scripts = |build: &str, objcopy: &str| {
+        let scripts = Scripts::new()
+            .env("PA_TOOLS", "tools")
+            .program("git", "exit 1")
+            .program("rustc", "echo $PWD/sysroot")
+            .executable("tools/venv/bin/python", "exit 0")
+            .executable("tools/venv/bin/cargo-zigbuild", build)
+            .executable(&format!("sysroot/lib/rustlib/{target}/bin/rust-objcopy"), objcopy);
+        std::fs::create_dir_all(scripts.path(&format!("sysroot/lib/rustlib/{target}/lib"))).unwrap();
+        scripts
+    };
+    let said = |scripts: &Scripts| {
+        let output = scripts.run("dist-build", &[&target, "out"]);
+        assert!(!output.status.success() && output.stdout.is_empty());
+        text(&output.stderr).lines().last().unwrap_or_default().to_owned()
+    };
+    let unbuilt = scripts("echo 'error: linking failed' >&2; exit 101", "exit 9");
+    assert_eq!(said(&unbuilt), format!("dist: {target} cannot be built (see above)"));
+    let full = scripts("exit 0", "echo \"rust-objcopy: error: 'x': No space left on device\" >&2; exit 1");
+    let line = said(&full);
+    assert!(line.starts_with("dist: ") && line.ends_with("No space left on device"), "{line}");
+    assert!(full.files("out").is_empty());
+}
+
 #[test]
 fn images_are_pinned_all_or_none() {
     let file = "ARG RUST_IMAGE=r.example/rust:1\nARG BASE_IMAGE=r.example/debian:12@sha256:old\nFROM x\n";
@@ -366,6 +461,16 @@ fn images_are_pinned_all_or_none() {
         pinned.contains("ARG BASE_IMAGE=r.example/debian:12@sha256:ca3d") && pinned.ends_with("FROM x\n")
     );
     assert_eq!(scripts.files(".").iter().filter(|name| name.starts_with("Dockerfile")).count(), 1);
+    assert!(scripts.run("pin-images", &["--check"]).status.success());
+
+    // A copy of it, for a release; and who has not pinned them is told.
+    std::fs::write(scripts.path("Dockerfile"), file.replace("@sha256:old", "")).unwrap();
+    let copy = scripts.path("pinned").to_string_lossy().into_owned();
+    assert!(scripts.run("pin-images", &[&copy]).status.success());
+    assert_eq!(std::fs::read_to_string(&copy).unwrap(), pinned);
+    let output = scripts.run("pin-images", &["--check"]);
+    assert!(!output.status.success() && text(&output.stderr).contains("2 of 2 images are named by tag"));
+    assert_eq!(text(&output.stdout), "r.example/rust:1: by tag\nr.example/debian:12: by tag\n");
 }
 
 #[test]

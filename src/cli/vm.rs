@@ -245,29 +245,41 @@ fn runner(path: String) -> Real {
 }
 
 fn look(places: &Places, env: &Env) -> u8 {
-    let (plan, config) = match prepare(places, env) {
-        Ok(prepared) => prepared,
-        Err(errors) => {
-            let lines: String = errors.iter().map(|error| format!("FAIL  settings    {error}\n")).collect();
-            super::request::print(lines.as_bytes());
-            return 1;
+    let told = |grade, said| check::Line { grade, what: "settings", said };
+    let now = SystemTime::now();
+    let mut lines: Vec<check::Line>;
+    let mut own_rules = false;
+    match prepare(places, env) {
+        Ok((plan, config)) => {
+            let (envoy, istiod) = (config.envoy_binary().to_owned(), config.discovery_address().to_owned());
+            lines = plan.warnings.iter().map(|warning| told(Grade::Warn, warning.clone())).collect();
+            own_rules = plan.rules.is_none();
+            let facts = check::Facts { envoy, istiod };
+            lines.extend(check::look(places, &plan.env, Some((&plan, &facts)), now));
         }
-    };
-    let (envoy, istiod) = (config.envoy_binary().to_owned(), config.discovery_address().to_owned());
-    let facts = check::Facts { envoy, istiod };
-    let mut lines: Vec<String> =
-        plan.warnings.iter().map(|warning| format!("warn  settings    {warning}")).collect();
-    let seen = check::look(places, &plan, &facts, SystemTime::now());
-    lines.extend(seen.iter().map(ToString::to_string));
-    lines.push(redirected(&plan, env));
-    lines.push(String::new());
-    super::request::print(lines.join("\n").as_bytes());
-    u8::from(seen.iter().any(|line| line.grade == Grade::Fail))
+        Err(errors) => {
+            lines = errors.into_iter().map(|error| told(Grade::Fail, error)).collect();
+            let variables = places.environment(env.map());
+            let mut variables = variables.map_or_else(|_| env.map().clone(), |(variables, _)| variables);
+            let named = places.certs.as_ref().map(|dir| dir.to_string_lossy().into_owned());
+            let certs = named.or_else(|| variables.get("PROV_CERT").cloned());
+            variables.insert("PROV_CERT".to_owned(), certs.unwrap_or_else(|| "./etc/certs".to_owned()));
+            lines.extend(check::look(places, &variables, None, now));
+        }
+    }
+    // Others than root cannot see the rules; that it needs root was said.
+    if own_rules || rustix::process::geteuid().is_root() {
+        lines.push(redirected(own_rules, env));
+    }
+    let text: String = lines.iter().map(|line| format!("{line}\n")).collect();
+    super::request::print(text.as_bytes());
+    u8::from(lines.iter().any(|line| line.grade == Grade::Fail))
 }
 
-fn redirected(plan: &Plan, env: &Env) -> String {
-    if plan.rules.is_none() {
-        return "ok    rules       somebody else's business (ISTIO_CUSTOM_IP_TABLES)".to_owned();
+fn redirected(own_rules: bool, env: &Env) -> check::Line {
+    let rules = |grade, said: &str| check::Line { grade, what: "rules", said: said.to_owned() };
+    if own_rules {
+        return rules(Grade::Ok, "somebody else's business (ISTIO_CUSTOM_IP_TABLES)");
     }
     let path = env.get("PATH").unwrap_or_default().to_owned();
     let mut runner = runner(path);
@@ -275,13 +287,13 @@ fn redirected(plan: &Plan, env: &Env) -> String {
         .iter()
         .any(|name| runner.exists(name))
     {
-        return "FAIL  rules       no iptables on the PATH: install the package iptables".to_owned();
+        return rules(Grade::Fail, "no iptables on the PATH: install the package iptables");
     }
     let there = [Family::V4, Family::V6].into_iter().any(|family| {
         detect::leftovers(&mut runner, family, None).is_some_and(|c| c.backend.state.has_ours())
     });
     let said = if there { "traffic is redirected" } else { "nothing is redirected yet; vm run does it" };
-    format!("ok    rules       {said}")
+    rules(Grade::Ok, said)
 }
 
 fn put(places: &Places, parsed: &Parsed) -> u8 {

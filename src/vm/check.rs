@@ -60,10 +60,25 @@ pub struct Facts {
     pub istiod: String,
 }
 
-/// Looks at everything that does not need the rules.
+/// Looks at everything that does not need the rules. Without a plan (some setting cannot be used) at what does not depend
+/// on it, so that everything that is wrong is told at once; `env` are the variables as far as they could be read.
 #[must_use]
-pub fn look(places: &Places, plan: &Plan, facts: &Facts, now: SystemTime) -> Vec<Line> {
-    let mut out = vec![files(places), root(places, &plan.env, now), token(places, &plan.env, now)];
+pub fn look(
+    places: &Places,
+    env: &BTreeMap<String, String>,
+    planned: Option<(&Plan, &Facts)>,
+    now: SystemTime,
+) -> Vec<Line> {
+    let mut out = vec![files(places), root(places, env, now), token(places, env, now)];
+    if let Some((plan, facts)) = planned {
+        out.extend(of_plan(places, plan, facts));
+    }
+    out.push(unit(places));
+    out
+}
+
+fn of_plan(places: &Places, plan: &Plan, facts: &Facts) -> Vec<Line> {
+    let mut out = Vec::new();
     out.push(match std::fs::metadata(places.at(Path::new(&facts.envoy))) {
         Ok(about) if about.is_file() => line(Grade::Ok, "envoy", facts.envoy.clone()),
         Ok(_) => line(Grade::Fail, "envoy", format!("{} is no file", facts.envoy)),
@@ -84,7 +99,6 @@ pub fn look(places: &Places, plan: &Plan, facts: &Facts, now: SystemTime) -> Vec
     for (what, address) in addresses {
         out.push(reach(what, &address));
     }
-    out.push(unit(places));
     out
 }
 

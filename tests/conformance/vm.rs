@@ -160,6 +160,22 @@ async fn check_gives_a_line_for_each_thing() {
     assert!(text.contains("ok    token"), "{text}");
     // Without CA_ADDR the default is asked, which no resolver here knows.
     assert!(text.contains("ca          istiod.istio-system.svc:15012"), "{text}");
+
+    // A setting that cannot be used hides nothing else.
+    std::fs::remove_file(at("var/run/secrets/tokens/istio-token")).unwrap();
+    let output = check(&[("EXEC_USER", "nobody-of-this-name"), ("ISTIO_SVC_IP", "vm.example")]);
+    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+    let text = said(&output);
+    for line in [
+        "FAIL  settings    the user nobody-of-this-name (EXEC_USER) does not exist",
+        "FAIL  settings    ISTIO_SVC_IP=vm.example",
+        "ok    mesh",
+        "ok    root, time",
+        "FAIL  token",
+        "warn  unit",
+    ] {
+        assert!(text.contains(line), "{line}: {text}");
+    }
 }
 
 /// A service manager that takes notes.

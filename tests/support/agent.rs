@@ -222,13 +222,14 @@ impl TestAgent {
 
     /// Envoy's process ID.
     pub async fn envoy_pid(&self) -> Pid {
-        eventually("Envoy runs", || async {
-            let all = self.processes();
-            all.into_iter()
-                .find(|(pid, name)| *pid != self.pid && !name.starts_with("pilot-agent"))
-                .map(|(pid, _)| pid)
-        })
-        .await
+        eventually("Envoy runs", || async { self.envoy() }).await
+    }
+
+    /// Envoy's process ID, if it runs now: not the agent's own processes, and not what becomes Envoy in a moment (its
+    /// name is `exe` until then, and signals that it gets are lost).
+    pub fn envoy(&self) -> Option<Pid> {
+        let ours = |name: &str| name == "exe" || name.starts_with("pilot-agent");
+        self.processes().into_iter().find(|(pid, name)| *pid != self.pid && !ours(name)).map(|(pid, _)| pid)
     }
 
     /// What the fake Envoy noted: its arguments, what it was asked, its end.

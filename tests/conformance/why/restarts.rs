@@ -17,13 +17,7 @@ async fn ready(agent: &TestAgent) -> (u16, String) {
 }
 
 async fn another_envoy(agent: &TestAgent, than: Pid) -> Pid {
-    eventually("another Envoy", || async {
-        let all = agent.processes();
-        let envoy =
-            all.into_iter().find(|(pid, name)| *pid != agent.pid() && !name.starts_with("pilot-agent"));
-        envoy.map(|(pid, _)| pid).filter(|pid| *pid != than)
-    })
-    .await
+    eventually("another Envoy", || async { agent.envoy().filter(|pid| *pid != than) }).await
 }
 
 #[tokio::test]
