@@ -15,7 +15,7 @@ DENY       := $(shell command -v cargo-deny 2>/dev/null || echo $(TOOLS)/bin/car
 export PROPTEST_RNG_SEED ?= 20261121
 
 # One after the other: built together, the agent would get every library feature that only the double needs.
-RELEASE := cargo build --release --locked -p pilot-agent && cargo build --release --locked -p mock-istiod
+RELEASE := export $$(scripts/revision) && cargo build --release --locked -p pilot-agent && cargo build --release --locked -p mock-istiod
 
 .PHONY: release-fips demo test test-page lint check-lint bare-machine dist dist-binary packages image test-packages test-image reproducible release conformance record bench scale seccomp soak attack faults fuzz-check fuzz-smoke envoy-matrix docs descriptors clean help
 
@@ -28,7 +28,7 @@ help:  ## list the targets
 # In a folder of its own, so that it never passes for the other one.
 release-fips:  ## the agent with the crypto library's FIPS module (needs cmake, Go and Perl): target/fips/release/pilot-agent
 	$(CHECK)
-	cargo build --release --locked -p pilot-agent --features fips --target-dir $${CARGO_TARGET_DIR:-target}/fips
+	export $$(scripts/revision) && cargo build --release --locked -p pilot-agent --features fips --target-dir $${CARGO_TARGET_DIR:-target}/fips
 	@$${CARGO_TARGET_DIR:-target}/fips/release/pilot-agent --version
 
 demo:  ## two real Envoys, two agents, mutual TLS, rotation under traffic (about 30 s after the build)

@@ -15,7 +15,7 @@ const ELSEWHERE: &[(&str, &str, &str)] = &[
     ("make demo", "scripts/bare-machine", "targets=${BARE_TARGETS:-demo test}"),
     ("make test", "scripts/bare-machine", "targets=${BARE_TARGETS:-demo test}"),
     ("make lint", ".ci/run", "make lint"),
-    ("make bench", "scripts/release", "make bench"),
+    ("make bench", "scripts/release", "target/release/bench --agent"),
     ("make dist", "scripts/release", "make dist"),
     ("make release", ".github/workflows/release.yml", "make release VERSION="),
     ("make fuzz-smoke", "Makefile", "scripts/fuzz-smoke"),
