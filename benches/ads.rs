@@ -12,20 +12,20 @@ use tokio::io::{AsyncRead, AsyncWrite};
 const WIDE: u32 = 16 << 20;
 
 /// One open stream.
-pub struct Stream {
+pub(crate) struct Stream {
     sender: Sender,
     receiver: Receiver,
     connection: Connection,
 }
 
 /// Its writing half.
-pub struct Sender(SendStream<Bytes>);
+pub(crate) struct Sender(SendStream<Bytes>);
 
 /// Its reading half.
-pub struct Receiver(Receive);
+pub(crate) struct Receiver(Receive);
 
 /// What keeps it open.
-pub struct Connection {
+pub(crate) struct Connection {
     streams: SendRequest<Bytes>,
     /// Of the stream that the connection was opened with.
     driver: Option<tokio::task::JoinHandle<()>>,
@@ -46,7 +46,12 @@ impl Drop for Connection {
 
 impl Stream {
     /// Opens a stream of the method at `path` over `io`.
-    pub async fn open<T>(io: T, authority: &str, path: &str, headers: &[(&str, String)]) -> io::Result<Self>
+    pub(crate) async fn open<T>(
+        io: T,
+        authority: &str,
+        path: &str,
+        headers: &[(&str, String)],
+    ) -> io::Result<Self>
     where
         T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
@@ -54,7 +59,7 @@ impl Stream {
     }
 
     /// As [`Stream::open`], with at most `window` bytes under way to us.
-    pub async fn open_with<T>(
+    pub(crate) async fn open_with<T>(
         io: T,
         window: u32,
         authority: &str,
@@ -79,7 +84,7 @@ impl Stream {
     }
 
     /// Opens another stream on the same connection, which ends with the first.
-    pub async fn another(&self, authority: &str, path: &str) -> io::Result<Self> {
+    pub(crate) async fn another(&self, authority: &str, path: &str) -> io::Result<Self> {
         Self::begin(self.connection.streams.clone(), None, authority, path, &[]).await
     }
 
@@ -104,22 +109,22 @@ impl Stream {
     }
 
     /// Its halves, for two tasks.
-    pub fn split(self) -> (Sender, Receiver, Connection) {
+    pub(crate) fn split(self) -> (Sender, Receiver, Connection) {
         (self.sender, self.receiver, self.connection)
     }
 
     /// Sends one message, whether the other side takes it or not.
-    pub fn send(&mut self, message: &impl prost::Message) -> io::Result<()> {
+    pub(crate) fn send(&mut self, message: &impl prost::Message) -> io::Result<()> {
         self.sender.0.send_data(frame(message)?, false).map_err(io::Error::other)
     }
 
     /// Receives one message whole.
-    pub async fn message(&mut self) -> io::Result<Bytes> {
+    pub(crate) async fn message(&mut self) -> io::Result<Bytes> {
         self.receiver.message().await
     }
 
     /// Receives `count` messages and keeps only their total size.
-    pub async fn count(&mut self, count: usize) -> io::Result<u64> {
+    pub(crate) async fn count(&mut self, count: usize) -> io::Result<u64> {
         self.receiver.count(count).await
     }
 }
@@ -134,7 +139,7 @@ fn frame(message: &impl prost::Message) -> io::Result<Bytes> {
 
 impl Sender {
     /// Sends one message as fast as the other side takes it.
-    pub async fn send(&mut self, message: &impl prost::Message) -> io::Result<()> {
+    pub(crate) async fn send(&mut self, message: &impl prost::Message) -> io::Result<()> {
         let mut frame = frame(message)?;
         while !frame.is_empty() {
             self.0.reserve_capacity(frame.len());
@@ -167,7 +172,7 @@ impl Receiver {
     }
 
     /// Receives one message whole.
-    pub async fn message(&mut self) -> io::Result<Bytes> {
+    pub(crate) async fn message(&mut self) -> io::Result<Bytes> {
         let (body, rest) = self.body().await?;
         loop {
             if rest.len() >= 5 {
@@ -183,7 +188,7 @@ impl Receiver {
     }
 
     /// Receives `count` messages and keeps only their total size.
-    pub async fn count(&mut self, count: usize) -> io::Result<u64> {
+    pub(crate) async fn count(&mut self, count: usize) -> io::Result<u64> {
         let (body, rest) = self.body().await?;
         let (mut done, mut total) = (0, 0u64);
         let mut skip: usize = 0;

@@ -17,20 +17,22 @@ use crate::ads::Stream;
 use crate::proc::Proc;
 
 /// SotW ADS.
-pub const ADS: &str = "envoy.service.discovery.v3.AggregatedDiscoveryService/StreamAggregatedResources";
+pub(crate) const ADS: &str =
+    "envoy.service.discovery.v3.AggregatedDiscoveryService/StreamAggregatedResources";
 /// Delta ADS.
-pub const DELTA: &str = "envoy.service.discovery.v3.AggregatedDiscoveryService/DeltaAggregatedResources";
+pub(crate) const DELTA: &str =
+    "envoy.service.discovery.v3.AggregatedDiscoveryService/DeltaAggregatedResources";
 /// SDS.
-pub const SDS: &str = "envoy.service.secret.v3.SecretDiscoveryService/StreamSecrets";
+pub(crate) const SDS: &str = "envoy.service.secret.v3.SecretDiscoveryService/StreamSecrets";
 /// The type of secrets.
 const SECRET: &str = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.Secret";
 
 /// Nothing here takes longer, unless something is broken.
-pub const LIMIT: Duration = Duration::from_secs(30);
+pub(crate) const LIMIT: Duration = Duration::from_secs(30);
 
 /// What is started.
 #[derive(Debug, Clone)]
-pub struct Setup<'a> {
+pub(crate) struct Setup<'a> {
     /// The agent's binary.
     pub binary: &'a Path,
     /// Envoy's binary; `None` for a stand-in that sleeps.
@@ -40,12 +42,12 @@ pub struct Setup<'a> {
 }
 
 /// Whether a binary is this one, which plays the bare proxy (`wire`) and has no certificates.
-pub fn is_wire(binary: &Path) -> bool {
+pub(crate) fn is_wire(binary: &Path) -> bool {
     std::env::current_exe().is_ok_and(|me| me == binary)
 }
 
 /// A started agent; ended in order, then by force, when dropped.
-pub struct Agent {
+pub(crate) struct Agent {
     child: Child,
     dir: tempfile::TempDir,
     /// When it was executed.
@@ -64,7 +66,7 @@ fn free_port() -> u16 {
 
 impl Agent {
     /// Writes what it needs and executes it.
-    pub fn start(setup: &Setup<'_>, istiod: &MockIstiod) -> io::Result<Self> {
+    pub(crate) fn start(setup: &Setup<'_>, istiod: &MockIstiod) -> io::Result<Self> {
         let dir = tempfile::tempdir()?;
         let at = |path: &str| dir.path().join(path);
         for folder in
@@ -116,39 +118,39 @@ impl Agent {
     }
 
     /// The process.
-    pub fn proc(&self) -> Proc {
+    pub(crate) fn proc(&self) -> Proc {
         Proc(self.child.id())
     }
 
     /// Something in its working directory.
-    pub fn path(&self, below: &str) -> PathBuf {
+    pub(crate) fn path(&self, below: &str) -> PathBuf {
         self.dir.path().join(below)
     }
 
     /// Where the configuration socket is.
-    pub fn xds(&self) -> PathBuf {
+    pub(crate) fn xds(&self) -> PathBuf {
         self.dir.path().join("etc/istio/proxy/XDS")
     }
 
     /// Where the identity socket is.
-    pub fn sds(&self) -> PathBuf {
+    pub(crate) fn sds(&self) -> PathBuf {
         self.dir.path().join("var/run/secrets/workload-spiffe-uds/socket")
     }
 
     /// Replaces the token, as a mounted volume does.
-    pub fn put_token(&self, token: &str) -> io::Result<()> {
+    pub(crate) fn put_token(&self, token: &str) -> io::Result<()> {
         let path = self.dir.path().join("var/run/secrets/tokens/istio-token");
         std::fs::write(path.with_extension("fresh"), token)?;
         std::fs::rename(path.with_extension("fresh"), path)
     }
 
     /// The log so far, for an error message.
-    pub fn log(&self) -> String {
+    pub(crate) fn log(&self) -> String {
         std::fs::read_to_string(self.dir.path().join("agent.log")).unwrap_or_default()
     }
 
     /// Waits until both sockets accept; gives the time since the start.
-    pub async fn sockets(&self) -> io::Result<Duration> {
+    pub(crate) async fn sockets(&self) -> io::Result<Duration> {
         for path in [self.sds(), self.xds()] {
             connect(&path, self).await?;
         }
@@ -156,7 +158,7 @@ impl Agent {
     }
 
     /// Asks for the workload certificate; gives the time since the start.
-    pub async fn certificate(&self) -> io::Result<Duration> {
+    pub(crate) async fn certificate(&self) -> io::Result<Duration> {
         let mut stream = self.secrets().await?;
         stream.send(&secret_request("default"))?;
         stream.message().await?;
@@ -164,28 +166,28 @@ impl Agent {
     }
 
     /// Opens a stream for secrets, on a connection of its own.
-    pub async fn secrets(&self) -> io::Result<Stream> {
+    pub(crate) async fn secrets(&self) -> io::Result<Stream> {
         Stream::open(connect(&self.sds(), self).await?, "sds-grpc", SDS, &[]).await
     }
 
     /// Opens a stream for secrets of a gateway, on a connection of its own.
-    pub async fn gateway_secrets(&self) -> io::Result<Stream> {
+    pub(crate) async fn gateway_secrets(&self) -> io::Result<Stream> {
         let socket = self.path("var/run/ingress_gateway/sds");
         Stream::open(connect(&socket, self).await?, "gateway-sds", SDS, &[]).await
     }
 
     /// Opens a stream to istiod through the agent.
-    pub async fn stream(&self, path: &str) -> io::Result<Stream> {
+    pub(crate) async fn stream(&self, path: &str) -> io::Result<Stream> {
         Stream::open(connect(&self.xds(), self).await?, "xds-grpc", path, &[]).await
     }
 
     /// As [`Agent::stream`], with at most `window` bytes under way to us.
-    pub async fn stream_with(&self, path: &str, window: u32) -> io::Result<Stream> {
+    pub(crate) async fn stream_with(&self, path: &str, window: u32) -> io::Result<Stream> {
         Stream::open_with(connect(&self.xds(), self).await?, window, "xds-grpc", path, &[]).await
     }
 
     /// Waits for `/healthz/ready`; gives the time since the start.
-    pub async fn ready(&self) -> io::Result<Duration> {
+    pub(crate) async fn ready(&self) -> io::Result<Duration> {
         let until = Instant::now() + LIMIT;
         loop {
             if status(self.status_port, "/healthz/ready").await == Some(200) {
@@ -216,7 +218,7 @@ impl Drop for Agent {
 }
 
 /// A request for a secret, as Envoy's first.
-pub fn secret_request(name: &str) -> DiscoveryRequest {
+pub(crate) fn secret_request(name: &str) -> DiscoveryRequest {
     DiscoveryRequest {
         node: Some(node()),
         type_url: SECRET.to_owned(),
@@ -226,7 +228,7 @@ pub fn secret_request(name: &str) -> DiscoveryRequest {
 }
 
 /// A node as Envoy sends it.
-pub fn node() -> Node {
+pub(crate) fn node() -> Node {
     let id = "sidecar~127.0.0.1~bench-1.default~default.svc.cluster.local".to_owned();
     Node { id, cluster: "bench".to_owned(), ..Node::default() }
 }
@@ -253,12 +255,12 @@ fn stand_in(dir: &Path) -> io::Result<PathBuf> {
 }
 
 /// One HTTP GET; the status code.
-pub async fn status(port: u16, path: &str) -> Option<u16> {
+pub(crate) async fn status(port: u16, path: &str) -> Option<u16> {
     head(port, path).await?.split_whitespace().nth(1)?.parse().ok()
 }
 
 /// One HTTP GET; a header of the answer.
-pub async fn header(port: u16, path: &str, name: &str) -> Option<String> {
+pub(crate) async fn header(port: u16, path: &str, name: &str) -> Option<String> {
     let head = head(port, path).await?;
     let (_, value) = head.lines().filter_map(|l| l.split_once(": ")).find(|(n, _)| *n == name)?;
     Some(value.to_owned())

@@ -27,7 +27,7 @@ const SECRETS: usize = 2000;
 const ASKED: [usize; 3] = [7, 700, 1700];
 
 /// All rows, for the first binary: agents of today have no such parts.
-pub async fn all(binaries: &[PathBuf], runs: usize) -> Result<Vec<Row>, String> {
+pub(crate) async fn all(binaries: &[PathBuf], runs: usize) -> Result<Vec<Row>, String> {
     let Some(binary) = binaries.first() else { return Ok(Vec::new()) };
     let istiod = MockIstiod::start().await;
     let mut rows = Vec::new();

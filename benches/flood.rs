@@ -48,7 +48,7 @@ impl Seen {
 }
 
 /// Floods each binary.
-pub async fn both_ways(binaries: &[PathBuf], length: Duration) -> Result<Vec<Row>, String> {
+pub(crate) async fn both_ways(binaries: &[PathBuf], length: Duration) -> Result<Vec<Row>, String> {
     let mut figures: [Vec<Option<Value>>; 5] = Default::default();
     for binary in binaries {
         for (figure, value) in figures.iter_mut().zip(flood(binary, length).await?) {

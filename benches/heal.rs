@@ -64,7 +64,7 @@ impl Mesh {
 }
 
 /// One row per outage, in seconds.
-pub async fn outages(binaries: &[PathBuf], envoy: &Path, runs: usize) -> Result<Vec<Row>, String> {
+pub(crate) async fn outages(binaries: &[PathBuf], envoy: &Path, runs: usize) -> Result<Vec<Row>, String> {
     let mut rows = Vec::new();
     for (cause, seconds, what) in OUTAGES {
         let mut measured = Vec::new();

@@ -17,7 +17,7 @@ const STEPS: [(&str, &str, &str); 3] =
 const SBIN: &str = "/usr/sbin:/sbin:/usr/bin:/bin";
 
 /// The rows, or why there are none.
-pub fn rows(binaries: &[PathBuf], runs: usize) -> Result<Vec<Row>, String> {
+pub(crate) fn rows(binaries: &[PathBuf], runs: usize) -> Result<Vec<Row>, String> {
     if !rustix::process::geteuid().is_root() {
         return Err("needs root and a network namespace".to_owned());
     }

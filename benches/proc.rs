@@ -5,11 +5,11 @@ use std::time::Duration;
 
 /// A process by its id.
 #[derive(Debug, Clone, Copy)]
-pub struct Proc(pub u32);
+pub(crate) struct Proc(pub u32);
 
 /// Memory in bytes.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Memory {
+pub(crate) struct Memory {
     /// Resident set.
     pub rss: u64,
     /// The anonymous part of it.
@@ -21,7 +21,7 @@ pub struct Memory {
 impl Proc {
     /// CPU time of all threads so far, to the nanosecond (`schedstat`), finished threads included where
     /// the kernel's coarser total is higher.
-    pub fn cpu(self) -> Duration {
+    pub(crate) fn cpu(self) -> Duration {
         let mut nanos: u64 = 0;
         for task in fs::read_dir(format!("/proc/{}/task", self.0)).into_iter().flatten().flatten() {
             let text = fs::read_to_string(task.path().join("schedstat")).unwrap_or_default();
@@ -31,7 +31,7 @@ impl Proc {
     }
 
     /// Memory now.
-    pub fn memory(self) -> Memory {
+    pub(crate) fn memory(self) -> Memory {
         let text = fs::read_to_string(format!("/proc/{}/status", self.0)).unwrap_or_default();
         let field = |name: &str| {
             let line = text.lines().find(|l| l.starts_with(name));
@@ -42,12 +42,12 @@ impl Proc {
     }
 
     /// Starts the peak anew.
-    pub fn reset_peak(self) {
+    pub(crate) fn reset_peak(self) {
         let _ = fs::write(format!("/proc/{}/clear_refs", self.0), "5");
     }
 
     /// Number of threads.
-    pub fn threads(self) -> usize {
+    pub(crate) fn threads(self) -> usize {
         fs::read_dir(format!("/proc/{}/task", self.0)).map_or(0, Iterator::count)
     }
 }

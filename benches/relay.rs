@@ -131,7 +131,7 @@ async fn started(binary: &Path, istiod: &MockIstiod) -> Result<Agent, String> {
 }
 
 /// Throughput, CPU and memory by shape.
-pub async fn bulk(binaries: &[PathBuf], runs: usize) -> Result<Vec<Row>, String> {
+pub(crate) async fn bulk(binaries: &[PathBuf], runs: usize) -> Result<Vec<Row>, String> {
     let istiod = MockIstiod::start().await;
     istiod.record().off();
     let mut streams = istiod.take_streams();
@@ -222,7 +222,7 @@ impl Under {
 }
 
 /// One small resource at a time, as most changes of a mesh are.
-pub async fn pushes(binaries: &[PathBuf], runs: usize) -> Result<Vec<Row>, String> {
+pub(crate) async fn pushes(binaries: &[PathBuf], runs: usize) -> Result<Vec<Row>, String> {
     const PUSHES: u32 = 1000;
     let istiod = MockIstiod::start().await;
     istiod.record().off();

@@ -32,7 +32,7 @@ struct Run {
 
 /// Both figures for each binary.
 #[expect(clippy::cast_precision_loss, reason = "sizes and counts are far below 2^53")]
-pub async fn fan_out(binaries: &[PathBuf], runs: usize) -> Result<Vec<Row>, String> {
+pub(crate) async fn fan_out(binaries: &[PathBuf], runs: usize) -> Result<Vec<Row>, String> {
     let mut all: Vec<Vec<Run>> = Vec::new();
     for binary in binaries {
         let mut of = Vec::new();

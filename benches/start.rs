@@ -21,7 +21,11 @@ fn row(what: &str, values: Measured, target: &'static str) -> Row {
 }
 
 /// Sockets, certificates by key type, readiness with a real Envoy.
-pub async fn starts(binaries: &[PathBuf], envoy: Option<&Path>, runs: usize) -> Result<Vec<Row>, String> {
+pub(crate) async fn starts(
+    binaries: &[PathBuf],
+    envoy: Option<&Path>,
+    runs: usize,
+) -> Result<Vec<Row>, String> {
     let istiod = MockIstiod::start().await;
     let ecdsa = vec![("ECC_SIGNATURE_ALGORITHM", "ECDSA".to_owned())];
     let mut rows = Vec::new();
@@ -82,7 +86,7 @@ async fn repeat(
 }
 
 /// Memory 10 s after readiness, with a real Envoy connected where there is one.
-pub async fn idle(binaries: &[PathBuf], envoy: Option<&Path>) -> Result<Vec<Row>, String> {
+pub(crate) async fn idle(binaries: &[PathBuf], envoy: Option<&Path>) -> Result<Vec<Row>, String> {
     let istiod = MockIstiod::start().await;
     let (mut rss, mut anon, mut threads) = (Vec::new(), Vec::new(), Vec::new());
     for binary in binaries {

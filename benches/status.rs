@@ -122,7 +122,7 @@ impl Rows {
 }
 
 /// Everything of the status server.
-pub async fn all(binaries: &[PathBuf], runs: usize) -> Result<Vec<Row>, String> {
+pub(crate) async fn all(binaries: &[PathBuf], runs: usize) -> Result<Vec<Row>, String> {
     let istiod = MockIstiod::start().await;
     let mut rows = Rows::default();
     for binary in binaries {

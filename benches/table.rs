@@ -2,7 +2,7 @@
 
 /// One measured value: the median of its runs and their spread.
 #[derive(Debug, Clone)]
-pub struct Value {
+pub(crate) struct Value {
     median: f64,
     low: f64,
     high: f64,
@@ -10,7 +10,7 @@ pub struct Value {
 
 impl Value {
     /// Of several runs.
-    pub fn of(mut runs: Vec<f64>) -> Option<Self> {
+    pub(crate) fn of(mut runs: Vec<f64>) -> Option<Self> {
         if runs.is_empty() {
             return None;
         }
@@ -36,7 +36,7 @@ impl Value {
 
 /// One line of the report.
 #[derive(Debug)]
-pub struct Row {
+pub(crate) struct Row {
     /// What was measured, with its unit.
     pub what: String,
     /// This agent.
@@ -52,7 +52,7 @@ pub struct Row {
 }
 
 /// Prints the report.
-pub fn print(title: &str, rows: &[Row], with_peer: bool) {
+pub(crate) fn print(title: &str, rows: &[Row], with_peer: bool) {
     println!("\n{title}");
     let cell = |v: &Option<Value>| v.as_ref().map_or_else(|| "–".to_owned(), Value::show);
     let ratio = |row: &Row| match (&row.ours, &row.peer) {

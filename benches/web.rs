@@ -14,7 +14,7 @@ use crate::agent::LIMIT;
 
 /// What a request gets.
 #[derive(Clone)]
-pub enum Answer {
+pub(crate) enum Answer {
     /// A whole answer, head and body.
     Whole(Bytes),
     /// As many series, written line by line as they are asked for, as a metrics library does it.
@@ -23,14 +23,14 @@ pub enum Answer {
 
 impl Answer {
     /// 200 with a body.
-    pub fn ok(body: &[u8]) -> Self {
+    pub(crate) fn ok(body: &[u8]) -> Self {
         let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n", body.len());
         Self::Whole([head.as_bytes(), body].concat().into())
     }
 }
 
 /// A server; ends when dropped.
-pub struct Web {
+pub(crate) struct Web {
     /// Where it listens.
     pub port: u16,
     _tasks: JoinSet<()>,
@@ -38,7 +38,7 @@ pub struct Web {
 
 impl Web {
     /// Listens on a loopback port (0: any) and answers each path with what `answer` gives for it.
-    pub async fn start(
+    pub(crate) async fn start(
         port: u16,
         answer: impl Fn(&str) -> Answer + Send + Sync + 'static,
     ) -> io::Result<Self> {
@@ -102,18 +102,18 @@ async fn render(stream: &mut TcpStream, count: usize) -> io::Result<()> {
 }
 
 /// A connection to ask on.
-pub struct Caller(TcpStream);
+pub(crate) struct Caller(TcpStream);
 
 impl Caller {
     /// Connects to a loopback port.
-    pub async fn connect(port: u16) -> io::Result<Self> {
+    pub(crate) async fn connect(port: u16) -> io::Result<Self> {
         let stream = TcpStream::connect(SocketAddr::from(([127, 0, 0, 1], port))).await?;
         stream.set_nodelay(true)?;
         Ok(Self(stream))
     }
 
     /// Asks for a page with a short body and keeps the connection; the status.
-    pub async fn ask(&mut self, path: &str) -> io::Result<u16> {
+    pub(crate) async fn ask(&mut self, path: &str) -> io::Result<u16> {
         let request =
             format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nUser-Agent: kube-probe/1.30\r\n\r\n");
         let exchange = async {
@@ -132,7 +132,7 @@ impl Caller {
     }
 
     /// Asks for a page of any length, as Prometheus does; the bytes that came.
-    pub async fn fetch(mut self, path: &str) -> io::Result<u64> {
+    pub(crate) async fn fetch(mut self, path: &str) -> io::Result<u64> {
         let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
         let exchange = async {
             self.0.write_all(request.as_bytes()).await?;

@@ -19,7 +19,7 @@ use tokio_rustls::TlsConnector;
 const WINDOW: u32 = 256 * 1024;
 
 /// Runs in the working directory that an agent would be given.
-pub fn run() -> io::Result<()> {
+pub(crate) fn run() -> io::Result<()> {
     tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(serve())
 }
 

@@ -8,35 +8,44 @@
 //! ```
 //!
 //! Modules in path order; an edge runs only downwards in this list, and `tests/architecture.rs`
-//! enforces which. The library exists for our tests, benches and fuzzers; it is not an API.
+//! enforces which. Nothing here is an API: the program calls `main`, and our tests, benches and fuzzers see what
+//! `testing` names, which is not in release builds.
 
 #![deny(clippy::disallowed_types)]
+// What only `testing` shows is reachable in debug builds, where the lint speaks.
+#![cfg_attr(not(debug_assertions), allow(unreachable_pub))]
 
-pub mod agent;
-pub mod base;
-pub mod bootstrap;
-pub mod ca;
-pub mod cli;
-pub mod config;
-pub mod dns;
-pub mod doctor;
-pub mod envoy;
-pub mod fetch;
-pub mod gateway;
-pub mod health;
-pub mod iptables;
-pub mod istiod;
-pub mod net;
-pub mod overview;
-pub mod proto;
-pub mod replay;
-pub mod sds;
-pub mod secrets;
-pub mod serve;
-pub mod status;
-pub mod sts;
-pub mod tls;
-pub mod trouble;
-pub mod vm;
-pub mod wasm;
-pub mod xds;
+mod agent;
+mod base;
+mod bootstrap;
+mod ca;
+mod cli;
+mod config;
+mod dns;
+mod doctor;
+mod envoy;
+mod fetch;
+mod gateway;
+mod health;
+mod iptables;
+mod istiod;
+mod net;
+mod overview;
+mod proto;
+mod replay;
+mod sds;
+mod secrets;
+mod serve;
+mod status;
+mod sts;
+mod tls;
+mod trouble;
+mod vm;
+mod wasm;
+mod xds;
+
+#[cfg(debug_assertions)]
+#[doc(hidden)]
+pub mod testing;
+
+pub use cli::main;

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 /// Who may use whom; a module may always use itself, `base`, `net`, `proto` and `trouble`; the last
 /// three use `base` only.
 const EDGES: &[(&str, &[&str])] = &[
-    ("main", &["cli", "config", "envoy", "tls"]),
-    ("cli", &["config", "agent", "envoy", "iptables", "vm", "doctor", "overview"]),
+    ("main", &[]),
+    ("cli", &["config", "agent", "envoy", "iptables", "vm", "doctor", "overview", "tls"]),
     (
         "doctor",
         &[
@@ -144,7 +144,7 @@ fn edges_run_one_way() {
     let mut wrong = Vec::new();
     for path in all {
         let module = module_of(&path, &src);
-        if module == "lib" {
+        if ["lib", "testing"].contains(&module.as_str()) {
             continue;
         }
         let Some(uses) = allowed.get(module.as_str()) else {

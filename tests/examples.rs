@@ -1,5 +1,7 @@
 //! `examples/`: each runs as it stands, with a real Envoy.
 
+#![allow(unreachable_pub, reason = "a test's modules are nobody's interface")]
+
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};

@@ -4,8 +4,8 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::time::{Duration, SystemTime};
 
-use pilot_agent::secrets::rotation;
-use pilot_agent::xds::hold::Hold;
+use pilot_agent::testing::secrets::rotation;
+use pilot_agent::testing::xds::hold::Hold;
 use rand::Rng;
 use tonic::Status;
 
@@ -17,13 +17,13 @@ const RENEWED: (f64, f64) = (0.5, 0.01);
 
 /// Agents that will all want something.
 #[derive(Debug)]
-pub struct Herd {
+pub(crate) struct Herd {
     agents: usize,
 }
 
 /// What istiod saw, in seconds.
 #[derive(Debug, Default)]
-pub struct Arrivals {
+pub(crate) struct Arrivals {
     /// Every attempt that reached it.
     pub attempts: Vec<f64>,
     /// When each agent had what it wanted.
@@ -31,19 +31,19 @@ pub struct Arrivals {
 }
 
 impl Herd {
-    pub fn new(agents: usize) -> Self {
+    pub(crate) fn new(agents: usize) -> Self {
         Self { agents }
     }
 
     /// All streams break at once; istiod can be reached again after `away` seconds, the zero of the result.
-    pub fn after_outage(&self, away: f64, rate: Option<f64>) -> Arrivals {
+    pub(crate) fn after_outage(&self, away: f64, rate: Option<f64>) -> Arrivals {
         let mut rng = rand::rng();
         let starts: Vec<f64> = (0..self.agents).map(|_| rng.random_range(0.0..ENVOY) - away).collect();
         play(&starts, rate)
     }
 
     /// Pods start one after the other.
-    pub fn rollout(&self, each_second: f64, rate: Option<f64>) -> Arrivals {
+    pub(crate) fn rollout(&self, each_second: f64, rate: Option<f64>) -> Arrivals {
         let mut rng = rand::rng();
         #[expect(clippy::cast_precision_loss, reason = "far below 2^53")]
         let starts: Vec<f64> =
@@ -52,7 +52,7 @@ impl Herd {
     }
 
     /// Certificates that were issued within `spread` seconds, and their renewal.
-    pub fn renewals(&self, spread: f64) -> Arrivals {
+    pub(crate) fn renewals(&self, spread: f64) -> Arrivals {
         let mut rng = rand::rng();
         let issued = SystemTime::UNIX_EPOCH;
         let delay = || {
@@ -129,7 +129,7 @@ impl Gate {
 
 impl Arrivals {
     /// Attempts in each second, or in each of at most 600 equal spans; and the span's length.
-    pub fn histogram(&self) -> (Vec<usize>, f64) {
+    pub(crate) fn histogram(&self) -> (Vec<usize>, f64) {
         let end = self.attempts.iter().copied().fold(0.0, f64::max);
         let span = (end / 600.0).ceil().max(1.0);
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "at most 600")]
@@ -143,7 +143,7 @@ impl Arrivals {
 
     /// The cells of docs/SCALE.md.
     #[expect(clippy::cast_precision_loss, reason = "far below 2^53")]
-    pub fn row(&self) -> String {
+    pub(crate) fn row(&self) -> String {
         let mut served = self.served.clone();
         served.sort_by(f64::total_cmp);
         let at = |share: usize| served.get((served.len() * share / 100).min(served.len().saturating_sub(1)));

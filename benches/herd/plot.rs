@@ -9,7 +9,7 @@ const HEIGHT: f64 = 220.0;
 
 /// Bars of arrivals over time.
 #[expect(clippy::cast_precision_loss, reason = "far below 2^53")]
-pub fn bars(title: &str, arrivals: &Arrivals) -> String {
+pub(crate) fn bars(title: &str, arrivals: &Arrivals) -> String {
     let (bars, span) = arrivals.histogram();
     let top = bars.iter().copied().max().unwrap_or(1).max(1);
     let step = WIDTH / bars.len() as f64;

@@ -3,7 +3,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use pilot_agent::net::authority::Rewriter;
+use pilot_agent::testing::net::authority::Rewriter;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";

@@ -5,9 +5,9 @@
 use std::collections::BTreeMap;
 
 use libfuzzer_sys::fuzz_target;
-use pilot_agent::config::release::Release;
-use pilot_agent::config::{node, pod};
-use pilot_agent::bootstrap::{self, Options, RemoteService, Tracer, params, template};
+use pilot_agent::testing::config::release::Release;
+use pilot_agent::testing::config::{node, pod};
+use pilot_agent::testing::bootstrap::{self, Options, RemoteService, Tracer, params, template};
 use serde_json::json;
 
 type Input = (BTreeMap<String, String>, String, Vec<String>, [String; 4], String);

@@ -3,8 +3,8 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use pilot_agent::config::mesh::Effective;
-use pilot_agent::config::{validate, yaml};
+use pilot_agent::testing::config::mesh::Effective;
+use pilot_agent::testing::config::{validate, yaml};
 
 fuzz_target!(|input: (&str, &str)| {
     let (mesh, overlay) = input;

@@ -2,7 +2,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use pilot_agent::ca::csr;
+use pilot_agent::testing::ca::csr;
 
 fuzz_target!(|host: &str| {
     let der = csr::general_names(host);

@@ -4,7 +4,7 @@
 use std::net::{IpAddr, Ipv4Addr};
 
 use libfuzzer_sys::fuzz_target;
-use pilot_agent::dns::wire::{self, Data, Rcode, Record, Screened};
+use pilot_agent::testing::dns::wire::{self, Data, Rcode, Record, Screened};
 
 fuzz_target!(|input: (u8, &[u8])| {
     let (count, message) = input;

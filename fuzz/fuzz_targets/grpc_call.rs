@@ -11,5 +11,5 @@ fuzz_target!(|input: (Vec<(u8, Vec<u8>)>, Vec<u8>)| {
     let named = |n: u8| NAMES[usize::from(n) % NAMES.len()];
     let mut all: Vec<(&[u8], &[u8])> = vec![(b"content-type", b"application/grpc")];
     all.extend(fields.iter().map(|(n, value)| (named(*n), value.as_slice())));
-    pilot_agent::net::fuzz::call(&all, &body);
+    pilot_agent::testing::net::fuzz::call(&all, &body);
 });

@@ -4,8 +4,8 @@
 use std::net::IpAddr;
 
 use libfuzzer_sys::fuzz_target;
-use pilot_agent::health::{Config, Method};
-use pilot_agent::proto::istio::networking::v1alpha3::ReadinessProbe;
+use pilot_agent::testing::health::{Config, Method};
+use pilot_agent::testing::proto::istio::networking::v1alpha3::ReadinessProbe;
 use prost::Message;
 
 fuzz_target!(|bytes: &[u8]| {

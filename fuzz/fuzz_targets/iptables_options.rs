@@ -5,10 +5,10 @@
 use std::net::IpAddr;
 
 use libfuzzer_sys::fuzz_target;
-use pilot_agent::iptables::model::Family;
-use pilot_agent::iptables::settings::{Host, Settings, name_servers, resolve};
-use pilot_agent::iptables::verify::{self, Names};
-use pilot_agent::iptables::{nft, restore, rules, state};
+use pilot_agent::testing::iptables::model::Family;
+use pilot_agent::testing::iptables::settings::{Host, Settings, name_servers, resolve};
+use pilot_agent::testing::iptables::verify::{self, Names};
+use pilot_agent::testing::iptables::{nft, restore, rules, state};
 
 type Texts = ([String; 8], [String; 8], (String, String, String), [bool; 5]);
 

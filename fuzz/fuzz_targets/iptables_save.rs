@@ -3,10 +3,10 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use pilot_agent::iptables::change::{self, Jumps};
-use pilot_agent::iptables::model::{Family, Match, Proto, Rule, Table, Target};
-use pilot_agent::iptables::state::State;
-use pilot_agent::iptables::verify::{self, Names};
+use pilot_agent::testing::iptables::change::{self, Jumps};
+use pilot_agent::testing::iptables::model::{Family, Match, Proto, Rule, Table, Target};
+use pilot_agent::testing::iptables::state::State;
+use pilot_agent::testing::iptables::verify::{self, Names};
 
 fn rules() -> Vec<Rule> {
     let rule = |chain, matches, target| Rule {

@@ -2,7 +2,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use pilot_agent::istiod::auth::claims;
+use pilot_agent::testing::istiod::auth::claims;
 
 fuzz_target!(|text: &str| {
     if let Some(claims) = claims::read(text) {

@@ -2,7 +2,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use pilot_agent::envoy::kernel;
+use pilot_agent::testing::envoy::kernel;
 
 fuzz_target!(|input: (u16, &[u8])| {
     let (port, bytes) = input;

@@ -2,8 +2,8 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use pilot_agent::secrets::bundle;
-use pilot_agent::tls::cert;
+use pilot_agent::testing::secrets::bundle;
+use pilot_agent::testing::tls::cert;
 
 fuzz_target!(|data: &[u8]| {
     let _ = cert::parse_der(data);

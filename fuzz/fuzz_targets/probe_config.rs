@@ -3,7 +3,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use pilot_agent::status::{probes, stats};
+use pilot_agent::testing::status::{probes, stats};
 
 fuzz_target!(|text: &str| {
     if let Ok(table) = probes::parse(text) {

@@ -3,7 +3,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use pilot_agent::replay::{Mode, StandIn, disk};
+use pilot_agent::testing::replay::{Mode, StandIn, disk};
 
 fuzz_target!(|data: &[u8]| {
     let magic = b"pilot-agent last good configuration 1\n\x00\x00\x00\x02me";

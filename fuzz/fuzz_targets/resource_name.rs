@@ -2,7 +2,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use pilot_agent::secrets::ResourceName;
+use pilot_agent::testing::secrets::ResourceName;
 
 fuzz_target!(|text: &str| {
     if let Ok(name) = text.parse::<ResourceName>() {

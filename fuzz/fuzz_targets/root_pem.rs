@@ -2,7 +2,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use pilot_agent::tls::client;
+use pilot_agent::testing::tls::client;
 
 fuzz_target!(|pem: &[u8]| {
     let begins = pem.windows(10).any(|w| w == b"-----BEGIN");

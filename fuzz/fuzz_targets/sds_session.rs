@@ -4,8 +4,8 @@
 use std::collections::BTreeSet;
 
 use libfuzzer_sys::fuzz_target;
-use pilot_agent::sds::encode::SECRET_TYPE;
-use pilot_agent::sds::session::{Action, Request, Session};
+use pilot_agent::testing::sds::encode::SECRET_TYPE;
+use pilot_agent::testing::sds::session::{Action, Request, Session};
 
 const NAMES: [&str; 4] = ["default", "ROOTCA", "file-root:a", ""];
 

@@ -2,7 +2,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use pilot_agent::status::stats::Lines;
+use pilot_agent::testing::status::stats::Lines;
 
 fn pass(pieces: &[&[u8]], strip: bool) -> Vec<u8> {
     let mut lines = Lines::new(strip);

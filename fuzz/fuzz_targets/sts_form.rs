@@ -5,5 +5,5 @@ use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|pieces: Vec<Vec<u8>>| {
     let pieces: Vec<&[u8]> = pieces.iter().map(Vec::as_slice).collect();
-    pilot_agent::sts::fuzz::form(&pieces);
+    pilot_agent::testing::sts::fuzz::form(&pieces);
 });

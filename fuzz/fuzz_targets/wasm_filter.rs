@@ -4,7 +4,7 @@
 
 use bytes::Bytes;
 use libfuzzer_sys::fuzz_target;
-use pilot_agent::wasm::filter::{Decision, judge};
+use pilot_agent::testing::wasm::filter::{Decision, judge};
 
 fuzz_target!(|bytes: &[u8]| {
     let resource = Bytes::copy_from_slice(bytes);

@@ -3,4 +3,4 @@
 
 use libfuzzer_sys::fuzz_target;
 
-fuzz_target!(|bytes: &[u8]| pilot_agent::wasm::fuzz::read(bytes));
+fuzz_target!(|bytes: &[u8]| pilot_agent::testing::wasm::fuzz::read(bytes));

@@ -2,7 +2,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use pilot_agent::wasm::tar::{Error, Pick, Tar};
+use pilot_agent::testing::wasm::tar::{Error, Pick, Tar};
 
 fn read(pick: Pick, archive: &[u8], piece: usize) -> Result<(bool, Vec<u8>), Error> {
     let mut tar = Tar::new(pick);

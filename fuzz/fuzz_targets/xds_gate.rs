@@ -5,10 +5,10 @@
 use bytes::Bytes;
 use libfuzzer_sys::arbitrary::{self, Arbitrary};
 use libfuzzer_sys::fuzz_target;
-use pilot_agent::xds::Protocol;
-use pilot_agent::xds::frames::{Gate, Out, Verdict, frame_bytes};
-use pilot_agent::xds::rules::{Requests, Responses};
-use pilot_agent::xds::types;
+use pilot_agent::testing::xds::Protocol;
+use pilot_agent::testing::xds::frames::{Gate, Out, Verdict, frame_bytes};
+use pilot_agent::testing::xds::rules::{Requests, Responses};
+use pilot_agent::testing::xds::types;
 
 #[derive(Debug, Arbitrary)]
 struct Input {

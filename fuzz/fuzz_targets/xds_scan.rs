@@ -5,7 +5,7 @@ use envoy_types::pb::envoy::service::discovery::v3::{
     DeltaDiscoveryRequest, DeltaDiscoveryResponse, DiscoveryRequest, DiscoveryResponse,
 };
 use libfuzzer_sys::fuzz_target;
-use pilot_agent::xds::scan::{Facts, Malformed, Message, Scanner, TEXT};
+use pilot_agent::testing::xds::scan::{Facts, Malformed, Message, Scanner, TEXT};
 use prost::Message as _;
 
 fn scan(message: Message, bytes: &[u8], step: usize) -> Result<Facts, Malformed> {

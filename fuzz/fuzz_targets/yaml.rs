@@ -2,7 +2,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use pilot_agent::config::yaml;
+use pilot_agent::testing::config::yaml;
 
 fuzz_target!(|text: &str| {
     if let Ok(value) = yaml::to_json(text) {

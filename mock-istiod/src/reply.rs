@@ -17,7 +17,7 @@ use crate::grpc::{Deframer, Status, frame};
 /// The stream is gone: the client reset it or the connection ended.
 #[derive(Debug, thiserror::Error)]
 #[error("the client is gone: {0}")]
-pub struct Gone(String);
+pub(crate) struct Gone(String);
 
 impl From<h2::Error> for Gone {
     fn from(error: h2::Error) -> Self {

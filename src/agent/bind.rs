@@ -16,7 +16,7 @@ use crate::wasm::Converter;
 use crate::{dns, gateway, sds, xds};
 
 /// What is bound and not served yet.
-pub struct Bound {
+pub(super) struct Bound {
     pub identity: secrets::Handle,
     pub token_service: Option<Pending>,
     pub status: Option<status::Bound>,
@@ -33,7 +33,7 @@ pub struct Bound {
 
 /// Binds everything. The certificate takes longest of all: its first steps, a name to resolve and a connection to
 /// open, go on beside, whenever this lets go of the thread.
-pub async fn bind(common: &Common, upstream: &mut Upstream) -> Result<Bound, Error> {
+pub(super) async fn bind(common: &Common, upstream: &mut Upstream) -> Result<Bound, Error> {
     let Common { config, metrics, troubles, .. } = common;
     let token_service = sts::prepare(config).await?;
     let identity = certificates(common, upstream);

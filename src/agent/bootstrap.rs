@@ -6,14 +6,14 @@ use crate::config::parts::envoy::Bootstrap;
 use crate::envoy;
 
 /// The bootstrap of one node.
-pub struct OfNode {
+pub(super) struct OfNode {
     inputs: Bootstrap,
     node: Node,
 }
 
 impl OfNode {
     /// Holds the node.
-    pub fn new(inputs: Bootstrap, node: Node) -> Self {
+    pub(super) fn new(inputs: Bootstrap, node: Node) -> Self {
         Self { inputs, node }
     }
 }

@@ -18,7 +18,7 @@ use crate::trouble::Reporter;
 ///
 /// # Errors
 /// When it cannot be made: a root without certificates, a token that cannot be exchanged.
-pub async fn client(
+pub(crate) async fn client(
     signer: &Signer,
     tokens: Arc<dyn TokenSource>,
     metrics: &Metrics,

@@ -32,7 +32,7 @@ const FIRST: usize = 8;
 
 /// What can be told about callers, never who they are or what they brought. Clones share it.
 #[derive(Debug, Clone)]
-pub struct Told(Arc<Noted>);
+pub(super) struct Told(Arc<Noted>);
 
 #[derive(Debug)]
 struct Noted {
@@ -56,7 +56,7 @@ impl Told {
 
     /// For the status document.
     #[must_use]
-    pub fn status(&self) -> Value {
+    pub(super) fn status(&self) -> Value {
         let outcomes = self.0.outcomes.lock().unwrap_or_else(PoisonError::into_inner);
         json!({
             "streams": STREAMS - self.0.streams.available_permits(),
@@ -85,7 +85,7 @@ impl Told {
 }
 
 /// Makes sources of secrets for callers.
-pub struct ByToken {
+pub(super) struct ByToken {
     config: Arc<Config>,
     clock: Arc<dyn Clock>,
     group: Group,
@@ -101,13 +101,13 @@ impl fmt::Debug for ByToken {
 
 impl ByToken {
     /// Managers run in `group`; `trouble` is told of callers that get nothing.
-    pub fn new(config: Arc<Config>, clock: Arc<dyn Clock>, group: Group, trouble: Reporter) -> Self {
+    pub(super) fn new(config: Arc<Config>, clock: Arc<dyn Clock>, group: Group, trouble: Reporter) -> Self {
         let (told, first) = (Told::new(trouble), Arc::new(Semaphore::new(FIRST)));
         Self { config, clock, group, told, first }
     }
 
     /// What can be told about its callers.
-    pub fn told(&self) -> Told {
+    pub(super) fn told(&self) -> Told {
         self.told.clone()
     }
 

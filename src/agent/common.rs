@@ -14,7 +14,7 @@ use crate::config::parts::Error;
 use crate::trouble::{Troubles, What};
 
 /// Shared by all parts.
-pub struct Common {
+pub(super) struct Common {
     pub started: Instant,
     pub config: Arc<Config>,
     pub clock: Arc<dyn Clock>,
@@ -25,7 +25,7 @@ pub struct Common {
 
 impl Common {
     /// Before there is a key: core dumps are switched off here, if at all.
-    pub fn new(config: Config) -> Result<Self, Error> {
+    pub(super) fn new(config: Config) -> Result<Self, Error> {
         let started = Instant::now();
         let clock: Arc<dyn Clock> = Arc::new(System);
         let metrics = Metrics::new();

@@ -10,14 +10,14 @@ use crate::xds::{Tap, types};
 
 /// Takes the tables that istiod sends.
 #[derive(Debug)]
-pub struct NameTables {
+pub(super) struct NameTables {
     scope: Scope,
     current: watch::Sender<Option<Arc<Table>>>,
 }
 
 impl NameTables {
     /// The tap, and where the current table can be read.
-    pub fn tap(scope: Scope) -> (Arc<dyn Tap>, Current) {
+    pub(super) fn tap(scope: Scope) -> (Arc<dyn Tap>, Current) {
         let (current, table) = watch::channel(None);
         (Arc::new(Self { scope, current }), table)
     }

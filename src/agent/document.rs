@@ -13,7 +13,7 @@ use super::callers::Told;
 use super::shutdown::Stages;
 
 /// The agent as the status server sees it.
-pub struct Face {
+pub(super) struct Face {
     pub node_type: String,
     pub envoy: envoy::Handle,
     pub secrets: secrets::Handle,

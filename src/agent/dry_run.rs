@@ -24,7 +24,7 @@ const VALIDATION: Duration = Duration::from_secs(30);
 ///
 /// # Errors
 /// What would have refused the start, and what Envoy says against the bootstrap.
-pub async fn dry_run(config: Config) -> Result<Vec<u8>, Error> {
+pub(crate) async fn dry_run(config: Config) -> Result<Vec<u8>, Error> {
     refusals(&config).await?;
     let mode = match &config.identity.socket {
         Some(socket) => probe::look(socket).await.map_err(said)?,
@@ -52,7 +52,11 @@ async fn refusals(config: &Config) -> Result<(), Error> {
 ///
 /// # Errors
 /// When it cannot be made.
-pub async fn bootstrap_text(bootstrap: &Bootstrap, credential: &Path, mode: Mode) -> Result<Vec<u8>, Error> {
+pub(crate) async fn bootstrap_text(
+    bootstrap: &Bootstrap,
+    credential: &Path,
+    mode: Mode,
+) -> Result<Vec<u8>, Error> {
     let credential = probe::answers(credential).await;
     let node = bootstrap.node(mode == Mode::External, credential).await?;
     bootstrap.render(node).map_err(|e| Error::new(crate::base::error::chain(&e)))

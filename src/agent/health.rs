@@ -15,7 +15,7 @@ use crate::trouble::Reporter;
 use crate::{envoy, status, xds};
 
 /// What the checks are joined to.
-pub struct Joined<'a> {
+pub(super) struct Joined<'a> {
     pub envoy: &'a envoy::Handle,
     pub xds: &'a xds::Handle,
     pub metrics: &'a Metrics,
@@ -24,7 +24,7 @@ pub struct Joined<'a> {
 }
 
 /// Starts the checks that ProxyConfig asks for. They end with the relay, which tells istiod.
-pub fn start(config: &Config, joined: Joined<'_>, stages: &Stages) -> Option<Handle> {
+pub(super) fn start(config: &Config, joined: Joined<'_>, stages: &Stages) -> Option<Handle> {
     let checks = match &config.health {
         Ok(checks) => checks.clone()?,
         Err(refused) => {

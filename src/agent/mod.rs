@@ -34,9 +34,9 @@ mod upstream;
 mod wasm;
 mod wiring;
 
-pub use ca::client as ca_client;
-pub use dry_run::{bootstrap_text, dry_run};
-pub use tokens::AUDIENCE;
+pub(crate) use ca::client as ca_client;
+pub(crate) use dry_run::{bootstrap_text, dry_run};
+pub(crate) use tokens::AUDIENCE;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -55,7 +55,7 @@ use crate::xds;
 ///
 /// # Errors
 /// When the start is refused: nothing was told yet.
-pub async fn run(config: Config) -> Result<u8, Error> {
+pub(crate) async fn run(config: Config) -> Result<u8, Error> {
     let common = Common::new(config)?;
     let signals =
         signals::Signals::install().map_err(|e| Error::new(format!("signals: {e}")).of(Kind::PartFailed))?;

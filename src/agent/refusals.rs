@@ -9,7 +9,7 @@ use crate::trouble::Kind;
 use crate::{envoy, istiod};
 
 /// A value of the configuration, unless the error tells of something else.
-pub fn kind_of(error: &(dyn Error + 'static)) -> Kind {
+pub(super) fn kind_of(error: &(dyn Error + 'static)) -> Kind {
     if let Some(error) = error.downcast_ref::<istiod::Error>() {
         return error.report().kind;
     }

@@ -13,7 +13,7 @@ use crate::base::uds;
 use crate::{envoy, sds, status, xds};
 
 /// Starts all that is bound.
-pub fn serve(common: &Common, upstream: Upstream, bound: Bound, envoy: &envoy::Handle) {
+pub(super) fn serve(common: &Common, upstream: Upstream, bound: Bound, envoy: &envoy::Handle) {
     let Common { config, clock, metrics, troubles, tasks, started } = common;
     until(&tasks.status, "log", crate::base::logging::attend());
     until(&tasks.status, "troubles", {

@@ -13,7 +13,7 @@ use crate::trouble::{Kind, Report, Troubles};
 
 /// One group a stage. Clones share the groups.
 #[derive(Clone)]
-pub struct Stages {
+pub(super) struct Stages {
     /// Cancelled when the end begins: the status server takes no new connections.
     pub closing: Stop,
     /// The relay.
@@ -32,7 +32,7 @@ pub struct Stages {
 
 impl Stages {
     /// Empty groups.
-    pub fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self {
             closing: Stop::new(),
             xds: Group::new(),
@@ -47,7 +47,7 @@ impl Stages {
 
 impl Stages {
     /// Names of the tasks that run, in the order in which they are ended.
-    pub fn running(&self) -> Vec<String> {
+    pub(super) fn running(&self) -> Vec<String> {
         let groups = [&self.xds, &self.dns, &self.sds, &self.secrets, &self.sts, &self.status];
         groups.iter().flat_map(|group| group.running()).collect()
     }
@@ -56,7 +56,7 @@ impl Stages {
 /// Runs Envoy until it or the agent ends, then stops everything in order; gives the exit status.
 ///
 /// Runs on the main thread, because Envoy's parent-death signal belongs to the thread that started it.
-pub async fn supervise(
+pub(super) async fn supervise(
     supervisor: Supervisor,
     envoy: &Handle,
     mut signals: Signals,

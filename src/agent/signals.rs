@@ -8,7 +8,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use crate::envoy::Reason;
 
 /// Handlers, installed before anything is bound so that no signal is lost in between.
-pub struct Signals {
+pub(super) struct Signals {
     terminate: Signal,
     interrupt: Signal,
     hangup: Signal,
@@ -19,7 +19,7 @@ pub struct Signals {
 
 impl Signals {
     /// Installs the handlers.
-    pub fn install() -> io::Result<Self> {
+    pub(super) fn install() -> io::Result<Self> {
         Ok(Self {
             terminate: signal(SignalKind::terminate())?,
             interrupt: signal(SignalKind::interrupt())?,
@@ -30,7 +30,7 @@ impl Signals {
     }
 
     /// Waits for the next one.
-    pub async fn next(&mut self) -> Reason {
+    pub(super) async fn next(&mut self) -> Reason {
         let name = tokio::select! {
             _ = self.terminate.recv() => "terminated",
             _ = self.interrupt.recv() => "interrupt",

@@ -21,7 +21,7 @@ const WAIT: Duration = Duration::from_secs(8);
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// A service that is to be started.
-pub struct Pending {
+pub(super) struct Pending {
     service: Service,
     bound: Option<Bound>,
 }
@@ -30,7 +30,7 @@ pub struct Pending {
 ///
 /// # Errors
 /// When the service can never work: its port is its user's address, so without it there is no start.
-pub async fn prepare(config: &Config) -> Result<Option<Pending>, Error> {
+pub(super) async fn prepare(config: &Config) -> Result<Option<Pending>, Error> {
     let Some(service) = config.sts.clone() else { return Ok(None) };
     let bound = match service.config().await {
         Ok(config) => Some(bind(config).map_err(super::said)?),
@@ -41,7 +41,7 @@ pub async fn prepare(config: &Config) -> Result<Option<Pending>, Error> {
 
 impl Pending {
     /// Starts it.
-    pub fn spawn(
+    pub(super) fn spawn(
         self,
         stages: &Stages,
         metrics: &Metrics,

@@ -25,7 +25,7 @@ const SOON: Duration = Duration::from_secs(1);
 const LATER: Duration = Duration::from_secs(15);
 
 /// What readiness is asked of.
-pub struct Asked {
+pub(super) struct Asked {
     /// The agent.
     pub agent: Arc<dyn status::Agent>,
     /// Envoy's admin interface; `None` without Envoy.
@@ -38,7 +38,7 @@ pub struct Asked {
 
 impl Asked {
     /// Of a running agent.
-    pub fn new(
+    pub(super) fn new(
         agent: Arc<dyn status::Agent>,
         admin: Option<SocketAddr>,
         envoy: &envoy::Handle,
@@ -49,7 +49,7 @@ impl Asked {
 }
 
 /// Starts telling.
-pub fn start(notify: Notify, asked: Asked, stages: &Stages) {
+pub(super) fn start(notify: Notify, asked: Asked, stages: &Stages) {
     if let Some(limit) = notify.watchdog() {
         let (notify, stop) = (notify.clone(), stages.status.token());
         stages.status.lasting("systemd watchdog", async move {

@@ -7,10 +7,10 @@ use crate::config::parts::identity::{Fetcher, Identity};
 use crate::istiod::auth::{GoogleComputeEngine, Mock, TokenFile, TokenSource};
 
 /// What istiod's tokens are made for; only named in log lines.
-pub const AUDIENCE: &str = "istio-ca";
+pub(crate) const AUDIENCE: &str = "istio-ca";
 
 /// A source of tokens, and what keeps it fresh.
-pub struct Tokens {
+pub(super) struct Tokens {
     /// The source.
     pub source: Arc<dyn TokenSource>,
     /// To be run beside it.
@@ -18,7 +18,7 @@ pub struct Tokens {
 }
 
 /// The source that `CREDENTIAL_FETCHER_TYPE` names.
-pub fn source(identity: &Identity, clock: &Arc<dyn Clock>) -> Tokens {
+pub(super) fn source(identity: &Identity, clock: &Arc<dyn Clock>) -> Tokens {
     let path = identity.tokens.path.clone();
     match &identity.tokens.fetcher {
         Fetcher::File => {

@@ -13,7 +13,7 @@ use crate::secrets::probe::{self, Mode};
 use crate::trouble::Reporter;
 
 /// The way to those who sign and configure.
-pub struct Upstream {
+pub(super) struct Upstream {
     /// Who owns the workload's socket.
     pub mode: Mode,
     /// The workload's tokens.
@@ -32,7 +32,7 @@ pub struct Upstream {
 ///
 /// # Errors
 /// Another server that was demanded and is not there, roots that hold no certificate.
-pub async fn prepare(common: &Common) -> Result<Upstream, Error> {
+pub(super) async fn prepare(common: &Common) -> Result<Upstream, Error> {
     let Common { config, clock, metrics, troubles, .. } = common;
     let identity = &config.identity;
     let signs = !identity.file_mounted;

@@ -13,20 +13,20 @@ use crate::wasm::Converter;
 use crate::xds::{Convert, Protocol, map_resources};
 
 /// The converter, where conversion is on.
-pub fn converter(config: &Config, metrics: &Metrics, trouble: Reporter) -> Option<Arc<Converter>> {
+pub(super) fn converter(config: &Config, metrics: &Metrics, trouble: Reporter) -> Option<Arc<Converter>> {
     let wasm = config.wasm.clone()?;
     Some(Arc::new(Converter::new(wasm, config.crypto.clone(), metrics).with_trouble(trouble)))
 }
 
 /// Starts what removes unused modules.
-pub fn spawn(converter: &Arc<Converter>, stages: &Stages) {
+pub(super) fn spawn(converter: &Arc<Converter>, stages: &Stages) {
     let (converter, stop) = (converter.clone(), stages.xds.token());
     stages.xds.lasting("wasm modules", async move { converter.purge(stop).await });
 }
 
 /// The relay's view of the converter.
 #[derive(Debug)]
-pub struct Conversion(pub Arc<Converter>);
+pub(super) struct Conversion(pub Arc<Converter>);
 
 impl Convert for Conversion {
     fn convert(&self, protocol: Protocol, response: Bytes) -> BoxFuture<'static, Result<Bytes, String>> {

@@ -19,7 +19,7 @@ use crate::xds::{Tap, TrustBundle};
 const QUIET: Duration = Duration::from_millis(50);
 
 /// The near ends, to be handed to the parts; the far ends are served by [`Wires::spawn`].
-pub struct Wires {
+pub(super) struct Wires {
     /// Types the relay hands to the agent.
     pub taps: Vec<Arc<dyn Tap>>,
     /// Changes when trying again makes sense at once.
@@ -32,7 +32,7 @@ pub struct Wires {
 
 impl Wires {
     /// Makes the channels.
-    pub fn new(config: &Config) -> Self {
+    pub(super) fn new(config: &Config) -> Self {
         let (waker, wake) = watch::channel(0);
         let mut taps: Vec<Arc<dyn Tap>> = Vec::new();
         // Its place in the list is its place among the agent's own requests: the name table first.
@@ -53,7 +53,13 @@ impl Wires {
     /// Starts what moves things along the channels.
     ///
     /// `root`: the root file that istiod is checked with, where it is a file.
-    pub fn spawn(self, stages: &Stages, config: &Config, root: Option<PathBuf>, secrets: &secrets::Handle) {
+    pub(super) fn spawn(
+        self,
+        stages: &Stages,
+        config: &Config,
+        root: Option<PathBuf>,
+        secrets: &secrets::Handle,
+    ) {
         if let Some(mut bundle) = self.bundle {
             let secrets = secrets.clone();
             let stop = stages.secrets.token();

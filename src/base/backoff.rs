@@ -12,7 +12,7 @@ use rand::Rng;
 
 /// The random part of a delay.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Jitter {
+pub(crate) enum Jitter {
     /// None: the bound itself.
     None,
     /// Uniform in `[0, bound]`.
@@ -23,7 +23,7 @@ pub enum Jitter {
 
 /// A back-off policy, checked when it is built.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Policy {
+pub(crate) struct Policy {
     first: Duration,
     max: Duration,
     factor: f64,
@@ -32,7 +32,7 @@ pub struct Policy {
 
 /// A policy that cannot be meant.
 #[derive(Debug, thiserror::Error, PartialEq)]
-pub enum Error {
+pub(crate) enum Error {
     /// The first delay is longer than the longest.
     #[error("back-off starts at {first:?}, above its maximum {max:?}")]
     Bounds {
@@ -54,7 +54,7 @@ impl Policy {
     ///
     /// # Errors
     /// Refuses bounds, factors and jitter that cannot be meant.
-    pub fn new(first: Duration, max: Duration, factor: f64, jitter: Jitter) -> Result<Self, Error> {
+    pub(crate) fn new(first: Duration, max: Duration, factor: f64, jitter: Jitter) -> Result<Self, Error> {
         if first > max {
             return Err(Error::Bounds { first, max });
         }
@@ -71,7 +71,7 @@ impl Policy {
 
     /// The bound of the delay after `failures` failures in a row (0 = the first delay).
     #[must_use]
-    pub fn bound(&self, failures: u32) -> Duration {
+    pub(crate) fn bound(&self, failures: u32) -> Duration {
         let exponent = i32::try_from(failures).unwrap_or(i32::MAX);
         let seconds = self.first.as_secs_f64() * self.factor.powi(exponent);
         if seconds.is_finite() && seconds < self.max.as_secs_f64() {
@@ -83,7 +83,7 @@ impl Policy {
 
     /// A delay after `failures` failures in a row, jitter applied.
     #[must_use]
-    pub fn delay(&self, failures: u32) -> Duration {
+    pub(crate) fn delay(&self, failures: u32) -> Duration {
         let bound = self.bound(failures);
         match self.jitter {
             Jitter::None => bound,
@@ -95,7 +95,7 @@ impl Policy {
 
 /// A policy together with the failures counted so far.
 #[derive(Debug, Clone)]
-pub struct Backoff {
+pub(crate) struct Backoff {
     policy: Policy,
     failures: u32,
 }
@@ -103,12 +103,12 @@ pub struct Backoff {
 impl Backoff {
     /// Starts without failures.
     #[must_use]
-    pub fn new(policy: Policy) -> Self {
+    pub(crate) fn new(policy: Policy) -> Self {
         Self { policy, failures: 0 }
     }
 
     /// Counts a failure and gives the delay before the next attempt.
-    pub fn next_delay(&mut self) -> Duration {
+    pub(crate) fn next_delay(&mut self) -> Duration {
         let delay = self.policy.delay(self.failures);
         self.failures = self.failures.saturating_add(1);
         delay
@@ -116,12 +116,12 @@ impl Backoff {
 
     /// Failures in a row so far.
     #[must_use]
-    pub fn failures(&self) -> u32 {
+    pub(crate) fn failures(&self) -> u32 {
         self.failures
     }
 
     /// After a success the next failure starts from the first delay again.
-    pub fn reset(&mut self) {
+    pub(crate) fn reset(&mut self) {
         self.failures = 0;
     }
 }

@@ -4,8 +4,11 @@
 //! that was suspended or whose clock was stepped must not renew certificates by a stale date.
 
 use std::fmt::Debug;
+#[cfg(test)]
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, SystemTime};
+#[cfg(test)]
+use std::time::Duration;
+use std::time::SystemTime;
 
 /// Where dates come from.
 pub trait Clock: Send + Sync + Debug {
@@ -24,27 +27,30 @@ impl Clock for System {
 }
 
 /// A clock that stands still until it is told otherwise, for tests.
+#[cfg(test)]
 #[derive(Debug, Clone)]
-pub struct Fixed(Arc<Mutex<SystemTime>>);
+pub(crate) struct Fixed(Arc<Mutex<SystemTime>>);
 
+#[cfg(test)]
 impl Fixed {
     /// Stands at `at`.
     #[must_use]
-    pub fn at(at: SystemTime) -> Self {
+    pub(crate) fn at(at: SystemTime) -> Self {
         Self(Arc::new(Mutex::new(at)))
     }
 
     /// Goes forward by `by`.
-    pub fn advance(&self, by: Duration) {
+    pub(crate) fn advance(&self, by: Duration) {
         *self.0.lock().expect("no panic holds this lock") += by;
     }
 
     /// Jumps to `to`, in either direction.
-    pub fn set(&self, to: SystemTime) {
+    pub(crate) fn set(&self, to: SystemTime) {
         *self.0.lock().expect("no panic holds this lock") = to;
     }
 }
 
+#[cfg(test)]
 impl Clock for Fixed {
     fn now(&self) -> SystemTime {
         *self.0.lock().expect("no panic holds this lock")

@@ -5,7 +5,7 @@ use std::error::Error;
 /// The text of `error` and of its sources, joined by `: `, without a source whose text its parent
 /// already contains (many libraries repeat it).
 #[must_use]
-pub fn chain(error: &(dyn Error + 'static)) -> String {
+pub(crate) fn chain(error: &(dyn Error + 'static)) -> String {
     let mut text = error.to_string();
     let mut next = error.source();
     while let Some(cause) = next {

@@ -52,7 +52,7 @@ const REPLACES: ReadFlags = ReadFlags::CREATE
     .union(ReadFlags::MOVE_SELF);
 
 /// Watches a set of paths.
-pub struct Watcher {
+pub(crate) struct Watcher {
     paths: BTreeSet<PathBuf>,
     quiet: Duration,
     quiet_until: Option<Instant>,
@@ -85,7 +85,7 @@ impl std::fmt::Debug for Watcher {
 impl Watcher {
     /// Watches nothing yet. Reports come `quiet` after the first of a burst of events.
     #[must_use]
-    pub fn new(quiet: Duration) -> Self {
+    pub(crate) fn new(quiet: Duration) -> Self {
         Self {
             paths: BTreeSet::new(),
             quiet,
@@ -98,7 +98,7 @@ impl Watcher {
     }
 
     /// Watches exactly these paths from now on.
-    pub fn set(&mut self, paths: BTreeSet<PathBuf>) {
+    pub(crate) fn set(&mut self, paths: BTreeSet<PathBuf>) {
         if paths != self.paths {
             self.paths = paths;
             self.refresh();
@@ -107,13 +107,13 @@ impl Watcher {
 
     /// Watches that could not be placed, since the start. The slow check covers what they miss.
     #[must_use]
-    pub fn failures(&self) -> u64 {
+    pub(crate) fn failures(&self) -> u64 {
         self.failures
     }
 
     /// Follows the links anew and places what is missing. Called by [`Watcher::changed`]; call it before
     /// looking at the files on a timer.
-    pub fn refresh(&mut self) {
+    pub(crate) fn refresh(&mut self) {
         let mut folders = BTreeSet::new();
         let mut names = HashSet::new();
         for path in &self.paths {
@@ -147,14 +147,14 @@ impl Watcher {
     }
 
     /// Waits until something may have changed. Nothing is lost when the future is dropped.
-    pub async fn changed(&mut self) {
+    pub(crate) async fn changed(&mut self) {
         self.news().await;
         self.refresh();
     }
 
     /// As [`Watcher::changed`], and does not touch the file system: the caller calls [`Watcher::refresh`] where
     /// it may.
-    pub async fn news(&mut self) {
+    pub(crate) async fn news(&mut self) {
         while self.quiet_until.is_none() {
             let Some(kernel) = &mut self.kernel else { return pending().await };
             if let Err(error) = kernel.events().await {

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 /// Lets about `bytes` stay free at the end of the heap. Has an effect from 256 KB (below, blocks have no mapping
 /// of their own) to 64 MB; never lowers what is kept. Touches one page, for a moment.
-pub fn keep(bytes: usize) {
+pub(crate) fn keep(bytes: usize) {
     drop(std::hint::black_box(Vec::<u8>::with_capacity(bytes / 2)));
 }
 
@@ -29,12 +29,12 @@ static MOST: AtomicUsize = AtomicUsize::new(0);
 /// Something that comes in large numbers when somebody floods the agent. When three quarters of a burst are gone
 /// the heap is given back to the kernel: the allocator by itself would keep nearly all of it.
 #[derive(Debug)]
-pub struct Crowd(());
+pub(crate) struct Crowd(());
 
 impl Crowd {
     /// One more.
     #[must_use]
-    pub fn join() -> Self {
+    pub(crate) fn join() -> Self {
         MOST.fetch_max(NOW.fetch_add(1, Relaxed) + 1, Relaxed);
         Self(())
     }

@@ -26,7 +26,7 @@ static NAMES: Lane = Lane::new("name look-ups", 8);
 ///
 /// # Errors
 /// When the system gives no thread.
-pub fn begin<T: Send + 'static>(
+pub(crate) fn begin<T: Send + 'static>(
     purpose: &str,
     job: impl FnOnce() -> T + Send + 'static,
 ) -> io::Result<Receiver<T>> {
@@ -51,7 +51,7 @@ pub fn begin<T: Send + 'static>(
 }
 
 /// A bound for one purpose.
-pub struct Lane {
+pub(crate) struct Lane {
     purpose: &'static str,
     places: Semaphore,
 }
@@ -66,7 +66,7 @@ impl fmt::Debug for Lane {
 impl Lane {
     /// At most `most` threads at once.
     #[must_use]
-    pub const fn new(purpose: &'static str, most: usize) -> Self {
+    pub(crate) const fn new(purpose: &'static str, most: usize) -> Self {
         Self { purpose, places: Semaphore::const_new(most) }
     }
 
@@ -74,7 +74,7 @@ impl Lane {
     ///
     /// # Errors
     /// When the job panicked or the system gives no thread.
-    pub async fn run<T: Send + 'static>(
+    pub(crate) async fn run<T: Send + 'static>(
         &'static self,
         job: impl FnOnce() -> T + Send + 'static,
     ) -> io::Result<T> {
@@ -91,7 +91,7 @@ impl Lane {
     ///
     /// # Errors
     /// Also when the time is over, which has [`io::ErrorKind::TimedOut`].
-    pub async fn within<T: Send + 'static>(
+    pub(crate) async fn within<T: Send + 'static>(
         &'static self,
         limit: Duration,
         job: impl FnOnce() -> T + Send + 'static,
@@ -106,7 +106,7 @@ impl Lane {
 ///
 /// # Errors
 /// The resolver's.
-pub async fn look_up(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
+pub(crate) async fn look_up(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
     if let Ok(ip) = host.parse::<IpAddr>() {
         return Ok(vec![SocketAddr::new(ip, port)]);
     }

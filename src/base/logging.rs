@@ -22,11 +22,11 @@ use tokio::sync::Notify;
 use tracing::{Event, Metadata, Subscriber};
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 
-pub use levels::{Level, Levels};
+pub(crate) use levels::{Level, Levels};
 use target::{Sink, Target};
 
 /// Every scope that a level can be set for; those without a user here exist in the Go agent.
-pub const SCOPES: [&str; 20] = [
+pub(crate) const SCOPES: [&str; 20] = [
     "ads",
     "ca",
     "cache",
@@ -51,7 +51,7 @@ pub const SCOPES: [&str; 20] = [
 
 /// What the logging flags say.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Options {
+pub(crate) struct Options {
     /// `--log_output_level`: added to `default:info,grpc:none`.
     pub output_level: String,
     /// `--log_stacktrace_level`: checked, without effect: there are no stack traces to attach.
@@ -82,7 +82,7 @@ impl Default for Options {
 
 /// Why logging cannot be set up.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub(crate) enum Error {
     /// No level of this name.
     #[error("invalid output level '{0}': it is debug, info, warn, error, fatal or none")]
     Level(String),
@@ -149,7 +149,7 @@ struct Callers {
 ///
 /// # Errors
 /// When a level or a target cannot be meant; nothing is set up then.
-pub fn init(options: &Options) -> Result<(), Error> {
+pub(crate) fn init(options: &Options) -> Result<(), Error> {
     let lines = Lines::new(options)?;
     let (out, levels) = (lines.out.clone(), lines.levels.clone());
     let subscriber = tracing_subscriber::registry().with(lines);
@@ -161,7 +161,7 @@ pub fn init(options: &Options) -> Result<(), Error> {
 
 /// Each scope with the name of its level now.
 #[must_use]
-pub fn levels() -> Vec<(&'static str, &'static str)> {
+pub(crate) fn levels() -> Vec<(&'static str, &'static str)> {
     let levels = LEVELS.get().map(|l| l.read().unwrap_or_else(PoisonError::into_inner).clone());
     levels.iter().flat_map(Levels::all).map(|(scope, level)| (scope, level.name())).collect()
 }
@@ -170,7 +170,7 @@ pub fn levels() -> Vec<(&'static str, &'static str)> {
 ///
 /// # Errors
 /// Names what is unknown.
-pub fn change(pairs: &[(&str, &str)]) -> Result<(), String> {
+pub(crate) fn change(pairs: &[(&str, &str)]) -> Result<(), String> {
     let Some(shared) = LEVELS.get() else { return Err("there is no log".to_owned()) };
     let mut levels = shared.write().unwrap_or_else(PoisonError::into_inner);
     let mut changed = levels.clone();
@@ -186,13 +186,13 @@ pub fn change(pairs: &[(&str, &str)]) -> Result<(), String> {
 
 /// Lines dropped so far because their reader stood still.
 #[must_use]
-pub fn dropped() -> u64 {
+pub(crate) fn dropped() -> u64 {
     DROPPED.load(Ordering::Relaxed)
 }
 
 /// Looks after a log that is not [`Options::patient`]: writes what was kept once its reader moves again, and
 /// says what was lost. Never ends.
-pub async fn attend() {
+pub(crate) async fn attend() {
     let mut told = 0;
     loop {
         STALLED.notified().await;
@@ -208,7 +208,7 @@ pub async fn attend() {
 }
 
 /// Gives the last lines of a process up to half a second to be read.
-pub fn flush() {
+pub(crate) fn flush() {
     let until = Instant::now() + Duration::from_millis(500);
     if let Some(out) = GLOBAL.get() {
         out.lock().1.iter_mut().for_each(|target| target.flush(until));

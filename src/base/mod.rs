@@ -2,23 +2,22 @@
 //!
 //! Uses no other module of this crate.
 
-pub mod backoff;
-pub mod build_info;
-pub mod clock;
-pub mod error;
-pub mod files;
-pub mod heap;
-pub mod lane;
-pub mod logging;
-pub mod metrics;
-pub mod nearest;
-pub mod netlink;
-pub mod notify;
-pub mod path;
-pub mod place;
-pub mod quote;
-pub mod ready;
-pub mod seldom;
-pub mod tasks;
-pub mod uds;
+pub(crate) mod backoff;
+pub(crate) mod build_info;
+pub(crate) mod clock;
+pub(crate) mod error;
+pub(crate) mod files;
+pub(crate) mod heap;
+pub(crate) mod lane;
+pub(crate) mod logging;
+pub(crate) mod metrics;
+pub(crate) mod nearest;
+pub(crate) mod netlink;
+pub(crate) mod notify;
+pub(crate) mod path;
+pub(crate) mod place;
+pub(crate) mod quote;
+pub(crate) mod seldom;
+pub(crate) mod tasks;
+pub(crate) mod uds;
 pub(crate) mod wire;

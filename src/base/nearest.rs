@@ -7,7 +7,7 @@ const SHORTEST: usize = 4;
 /// swapped with its neighbour, two of them in words of ten letters and more. Case does not count as a difference
 /// of its own; a word that is known gives nothing.
 #[must_use]
-pub fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+pub(crate) fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let length = word.chars().count();
     let allowed = match length {
         0..SHORTEST => return None,

@@ -23,7 +23,7 @@ const DUMPS: usize = 5;
 /// The kernel's numbers for what is asked and told (`linux/rtnetlink.h`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u16)]
-pub enum Kind {
+pub(crate) enum Kind {
     /// `RTM_GETLINK`.
     GetLink = 18,
     /// `RTM_NEWADDR`.
@@ -99,11 +99,11 @@ impl NetlinkDeserializable for Raw {
 
 /// An open socket in the network namespace it was opened in.
 #[derive(Debug)]
-pub struct Netlink(Socket);
+pub(crate) struct Netlink(Socket);
 
 /// A network interface with its addresses.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Interface {
+pub(crate) struct Interface {
     /// The kernel's number.
     pub index: u32,
     /// Its name.
@@ -121,7 +121,7 @@ impl Netlink {
     ///
     /// # Errors
     /// The system's.
-    pub fn open() -> io::Result<Self> {
+    pub(crate) fn open() -> io::Result<Self> {
         Self::of(NETLINK_ROUTE)
     }
 
@@ -129,7 +129,7 @@ impl Netlink {
     ///
     /// # Errors
     /// The system's.
-    pub fn netfilter() -> io::Result<Self> {
+    pub(crate) fn netfilter() -> io::Result<Self> {
         Self::of(NETLINK_NETFILTER)
     }
 
@@ -144,7 +144,7 @@ impl Netlink {
     ///
     /// # Errors
     /// The system's.
-    pub fn interfaces(&self) -> io::Result<Vec<Interface>> {
+    pub(crate) fn interfaces(&self) -> io::Result<Vec<Interface>> {
         let mut out = self.dump(Kind::GetLink, &LinkMessage::default(), link)?;
         out.sort_by_key(|i| i.index);
         for (index, address) in self.addresses()? {
@@ -159,7 +159,7 @@ impl Netlink {
     ///
     /// # Errors
     /// The system's, after five tries when the dump was interrupted.
-    pub fn addresses(&self) -> io::Result<Vec<(u32, IpAddr)>> {
+    pub(crate) fn addresses(&self) -> io::Result<Vec<(u32, IpAddr)>> {
         let found = self.dump(Kind::GetAddress, &AddressMessage::default(), AddressMessage::parse)?;
         let address = |m: AddressMessage| {
             let pick = |local: bool| {
@@ -178,7 +178,7 @@ impl Netlink {
     ///
     /// # Errors
     /// The system's.
-    pub fn inet_tables(&self) -> io::Result<Vec<String>> {
+    pub(crate) fn inet_tables(&self) -> io::Result<Vec<String>> {
         self.dump(Kind::GetTable, &AskInet, |body| text(body, TABLE_HEADER, NAME_OF_TABLE))
     }
 
@@ -186,7 +186,7 @@ impl Netlink {
     ///
     /// # Errors
     /// The kernel's.
-    pub fn change(&self, kind: Kind, message: &impl Emitable, flags: u16) -> io::Result<()> {
+    pub(crate) fn change(&self, kind: Kind, message: &impl Emitable, flags: u16) -> io::Result<()> {
         self.send(kind, message, NLM_F_REQUEST | NLM_F_ACK | flags)?;
         self.receive(&mut Vec::new())
     }
@@ -195,7 +195,7 @@ impl Netlink {
     ///
     /// # Errors
     /// The kernel's, and what `read` refuses.
-    pub fn dump<T>(
+    pub(crate) fn dump<T>(
         &self,
         kind: Kind,
         ask: &impl Emitable,

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 /// The service manager's socket.
 #[derive(Debug, Clone)]
-pub struct Notify {
+pub(crate) struct Notify {
     address: SocketAddr,
     watchdog: Option<Duration>,
 }
@@ -19,7 +19,7 @@ pub struct Notify {
 impl Notify {
     /// From `NOTIFY_SOCKET`, `WATCHDOG_USEC` and `WATCHDOG_PID`; `None` where nobody wants to be told.
     #[must_use]
-    pub fn new<'a>(env: impl Fn(&str) -> Option<&'a str>) -> Option<Self> {
+    pub(crate) fn new<'a>(env: impl Fn(&str) -> Option<&'a str>) -> Option<Self> {
         let socket = env("NOTIFY_SOCKET").filter(|socket| !socket.is_empty())?;
         let address = match socket.strip_prefix('@') {
             Some(name) => SocketAddr::from_abstract_name(name),
@@ -34,7 +34,7 @@ impl Notify {
 
     /// How often the manager wants to hear `WATCHDOG=1`, at the least.
     #[must_use]
-    pub fn watchdog(&self) -> Option<Duration> {
+    pub(crate) fn watchdog(&self) -> Option<Duration> {
         self.watchdog
     }
 
@@ -42,7 +42,7 @@ impl Notify {
     ///
     /// # Errors
     /// The system's; `WouldBlock` when the manager does not read.
-    pub fn tell(&self, lines: &[String]) -> io::Result<()> {
+    pub(crate) fn tell(&self, lines: &[String]) -> io::Result<()> {
         let socket = UnixDatagram::unbound()?;
         socket.set_nonblocking(true)?;
         socket.connect_addr(&self.address)?;
@@ -53,7 +53,7 @@ impl Notify {
 
 /// The time that goes with `RELOADING=1`.
 #[must_use]
-pub fn monotonic_usec() -> String {
+pub(crate) fn monotonic_usec() -> String {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     format!("MONOTONIC_USEC={}", now.tv_sec * 1_000_000 + now.tv_nsec / 1000)
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 /// The shortest equal path, as Go's `path.Clean`: no `.`, no doubled slash, `..` resolved where it can be. By the
 /// letters alone: symbolic links are not looked at.
 #[must_use]
-pub fn clean(path: &str) -> String {
+pub(crate) fn clean(path: &str) -> String {
     let rooted = path.starts_with('/');
     let mut parts: Vec<&str> = Vec::new();
     for part in path.split('/') {
@@ -26,7 +26,7 @@ pub fn clean(path: &str) -> String {
 
 /// As [`clean`], of a path; one that is no UTF-8 stays as it is.
 #[must_use]
-pub fn cleaned(path: &Path) -> PathBuf {
+pub(crate) fn cleaned(path: &Path) -> PathBuf {
     path.to_str().map_or_else(|| path.to_owned(), |text| clean(text).into())
 }
 

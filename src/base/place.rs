@@ -14,7 +14,7 @@ use tempfile::NamedTempFile;
 
 /// Who may use the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Mode {
+pub(crate) enum Mode {
     /// Exactly these bits: a file that other users in the pod read, or that none of them may.
     Exact(u32),
     /// These bits less the umask.
@@ -24,7 +24,7 @@ pub enum Mode {
 /// Why a file could not be written.
 #[derive(Debug, thiserror::Error)]
 #[error("failed to write {path}")]
-pub struct Error {
+pub(crate) struct Error {
     /// The file or the folder it was for.
     pub path: PathBuf,
     /// Why.
@@ -37,7 +37,7 @@ pub struct Error {
 ///
 /// # Errors
 /// The system's.
-pub fn beside(folder: &Path, name: &str, mode: Mode) -> io::Result<NamedTempFile> {
+pub(crate) fn beside(folder: &Path, name: &str, mode: Mode) -> io::Result<NamedTempFile> {
     let (Mode::Exact(bits) | Mode::Masked(bits)) = mode;
     let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
     // Never more than the owner's before the bits are exact.
@@ -58,7 +58,7 @@ pub fn beside(folder: &Path, name: &str, mode: Mode) -> io::Result<NamedTempFile
 ///
 /// # Errors
 /// With the path that could not be made or written; what was at `path` before is still there.
-pub fn put(path: &Path, text: &[u8], mode: Mode) -> Result<(), Error> {
+pub(crate) fn put(path: &Path, text: &[u8], mode: Mode) -> Result<(), Error> {
     let fail = |path: &Path| {
         let path = path.to_owned();
         move |source| Error { path, source }
@@ -74,7 +74,7 @@ pub fn put(path: &Path, text: &[u8], mode: Mode) -> Result<(), Error> {
 ///
 /// # Errors
 /// The system's; what was at `path` before is still there.
-pub fn replace(path: &Path, text: &[u8], mode: Mode) -> io::Result<()> {
+pub(crate) fn replace(path: &Path, text: &[u8], mode: Mode) -> io::Result<()> {
     let mut file = beside(path.parent().unwrap_or(Path::new("")), &name(path), mode)?;
     file.write_all(text)?;
     file.persist(path).map_err(|e| e.error)?;
@@ -86,7 +86,7 @@ pub fn replace(path: &Path, text: &[u8], mode: Mode) -> io::Result<()> {
 ///
 /// # Errors
 /// The system's; the file may hold a part of the text then.
-pub fn over(path: &Path, text: &[u8]) -> io::Result<()> {
+pub(crate) fn over(path: &Path, text: &[u8]) -> io::Result<()> {
     // Not to wait for the reader of a pipe before it is seen to be one.
     let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
     let mut file = OpenOptions::new().write(true).custom_flags(flags).open(path)?;
@@ -99,7 +99,7 @@ pub fn over(path: &Path, text: &[u8]) -> io::Result<()> {
 
 /// What a file's name on its way begins with.
 #[must_use]
-pub fn name(path: &Path) -> String {
+pub(crate) fn name(path: &Path) -> String {
     path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 

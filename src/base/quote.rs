@@ -7,13 +7,13 @@ const SHOWN: usize = 256;
 
 /// A name or text from outside as it may stand in a log line or an error: a long one is cut, and says so.
 #[must_use]
-pub fn shown(text: &str) -> Cow<'_, str> {
+pub(crate) fn shown(text: &str) -> Cow<'_, str> {
     cut(text, SHOWN)
 }
 
 /// A text from outside, cut to `most` bytes if it is longer.
 #[must_use]
-pub fn cut(text: &str, most: usize) -> Cow<'_, str> {
+pub(crate) fn cut(text: &str, most: usize) -> Cow<'_, str> {
     if text.len() <= most {
         return Cow::Borrowed(text);
     }
@@ -24,7 +24,7 @@ pub fn cut(text: &str, most: usize) -> Cow<'_, str> {
 /// Go's `strconv.Unquote`: double quotes with escapes, back quotes as they are, or one character in single
 /// quotes. Bytes that are no UTF-8 become the replacement character.
 #[must_use]
-pub fn unquote(text: &str) -> Option<String> {
+pub(crate) fn unquote(text: &str) -> Option<String> {
     let quote = text.chars().next()?;
     if !matches!(quote, '"' | '\'' | '`') || text.len() < 2 || !text.ends_with(quote) {
         return None;

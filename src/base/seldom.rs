@@ -8,7 +8,7 @@ const SPAN: Duration = Duration::from_secs(60);
 
 /// A bound on one kind of line.
 #[derive(Debug)]
-pub struct Seldom {
+pub(crate) struct Seldom {
     most: u32,
     state: Mutex<Option<State>>,
 }
@@ -23,13 +23,13 @@ struct State {
 impl Seldom {
     /// At most `most` lines a minute.
     #[must_use]
-    pub const fn new(most: u32) -> Self {
+    pub(crate) const fn new(most: u32) -> Self {
         Self { most, state: Mutex::new(None) }
     }
 
     /// What to put behind the line: nothing, or that others were left out before it; `None`: say nothing.
     #[must_use]
-    pub fn may(&self) -> Option<String> {
+    pub(crate) fn may(&self) -> Option<String> {
         self.at(Instant::now())
     }
 

@@ -25,7 +25,7 @@ use tokio::task::{AbortHandle, JoinHandle};
 pub use tokio_util::sync::CancellationToken as Stop;
 
 /// What a task may end with; the error's text is shown with its sources.
-pub type TaskResult = Result<(), Box<dyn std::error::Error + Send + Sync>>;
+pub(crate) type TaskResult = Result<(), Box<dyn std::error::Error + Send + Sync>>;
 
 /// What a loop may end with.
 pub trait Outcome {
@@ -206,20 +206,20 @@ static PANICS: LazyLock<IntCounterVec> = LazyLock::new(|| {
 
 /// What is counted here, for the registry.
 #[must_use]
-pub fn panics() -> IntCounterVec {
+pub(crate) fn panics() -> IntCounterVec {
     PANICS.clone()
 }
 
 /// A panic that was caught; its message is in the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("it panicked; the message stands in the log")]
-pub struct Panicked;
+pub(crate) struct Panicked;
 
 /// Runs the work for one connection or stream of `task`; a panic in it is counted and told.
 ///
 /// # Errors
 /// When it panicked: tell the client.
-pub async fn caught<F: Future>(task: &'static str, work: F) -> Result<F::Output, Panicked> {
+pub(crate) async fn caught<F: Future>(task: &'static str, work: F) -> Result<F::Output, Panicked> {
     AssertUnwindSafe(work).catch_unwind().await.map_err(|panic| told(task, &*panic))
 }
 
@@ -237,7 +237,7 @@ thread_local! {
 }
 
 /// Keeps the place of each panic for the line that tells of it. Call it once, at the start.
-pub fn remember_places() {
+pub(crate) fn remember_places() {
     let before = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
         PLACE.set(info.location().map(ToString::to_string));
@@ -249,14 +249,14 @@ pub fn remember_places() {
 ///
 /// # Errors
 /// When it panicked.
-pub fn guarded<T>(task: &str, work: impl FnOnce() -> T) -> Result<T, Panicked> {
+pub(crate) fn guarded<T>(task: &str, work: impl FnOnce() -> T) -> Result<T, Panicked> {
     std::panic::catch_unwind(AssertUnwindSafe(work)).map_err(|panic| told(task, &*panic))
 }
 
 /// Short tasks of one kind, owned by the loop that starts them; dropping it ends them.
 #[derive(Debug)]
 #[allow(clippy::disallowed_types, reason = "the one place where sets of tasks are made")]
-pub struct Set<T = ()> {
+pub(crate) struct Set<T = ()> {
     name: &'static str,
     tasks: tokio::task::JoinSet<Result<T, Panicked>>,
 }
@@ -264,18 +264,18 @@ pub struct Set<T = ()> {
 impl<T: Send + 'static> Set<T> {
     /// An empty set; `name` is what one of its tasks is called (`status connection`).
     #[must_use]
-    pub fn new(name: &'static str) -> Self {
+    pub(crate) fn new(name: &'static str) -> Self {
         Self { name, tasks: Default::default() }
     }
 
     /// Starts a task. Whoever owns the set joins it.
-    pub fn spawn(&mut self, task: impl Future<Output = T> + Send + 'static) -> AbortHandle {
+    pub(crate) fn spawn(&mut self, task: impl Future<Output = T> + Send + 'static) -> AbortHandle {
         let name = self.name;
         self.tasks.spawn(caught(name, task))
     }
 
     /// What the next has given that did not panic; pending as long as there is none.
-    pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<T> {
+    pub(crate) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<T> {
         while let Poll::Ready(Some(joined)) = self.tasks.poll_join_next(cx) {
             if let Ok(Ok(done)) = joined {
                 return Poll::Ready(done);
@@ -285,31 +285,31 @@ impl<T: Send + 'static> Set<T> {
     }
 
     /// Ends all of them, and waits until they are gone.
-    pub async fn stop(&mut self) {
+    pub(crate) async fn stop(&mut self) {
         self.tasks.shutdown().await;
     }
 
     /// Waits until all have ended.
-    pub async fn all_ended(&mut self) {
+    pub(crate) async fn all_ended(&mut self) {
         while self.tasks.join_next().await.is_some() {}
     }
 
     /// How many run, or have ended and were not joined.
     #[must_use]
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.tasks.len()
     }
 
     /// Whether there is none.
     #[must_use]
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.tasks.is_empty()
     }
 }
 
 impl Set<()> {
     /// Waits for the next that ends; for ever, if there is none.
-    pub async fn ended(&mut self) {
+    pub(crate) async fn ended(&mut self) {
         let _ = self.next().await;
     }
 
@@ -317,7 +317,7 @@ impl Set<()> {
     ///
     /// # Errors
     /// When it panicked.
-    pub async fn next(&mut self) -> Result<(), Panicked> {
+    pub(crate) async fn next(&mut self) -> Result<(), Panicked> {
         match self.tasks.join_next().await {
             Some(Ok(done)) => done,
             // Aborted by whoever holds its handle.

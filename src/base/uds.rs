@@ -62,12 +62,6 @@ impl Bound {
     pub fn into_parts(self) -> (UnixListener, SocketFile) {
         (self.listener, self.file)
     }
-
-    /// Where it listens.
-    #[must_use]
-    pub fn path(&self) -> &Path {
-        &self.file.path
-    }
 }
 
 impl SocketFile {
@@ -97,7 +91,7 @@ impl Drop for SocketFile {
 ///
 /// # Errors
 /// When the path cannot be cleared, bound or given its mode.
-pub fn bind(path: &Path) -> Result<Bound, Error> {
+pub(crate) fn bind(path: &Path) -> Result<Bound, Error> {
     let at = |source| (path.to_owned(), source);
     clear(path).map_err(at).map_err(|(path, source)| Error::Remove { path, source })?;
     if let Some(parent) = path.parent().filter(|p| !p.as_os_str().is_empty() && !p.exists())

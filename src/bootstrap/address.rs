@@ -6,7 +6,7 @@ use super::Error;
 
 /// A collector's address.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct HostPort {
+pub(crate) struct HostPort {
     /// A name or a literal without brackets.
     pub host: String,
     /// 0..=65535.
@@ -19,7 +19,7 @@ impl HostPort {
     ///
     /// # Errors
     /// When there is no port, too many colons, or the port is not a number; `name` says whose address.
-    pub fn parse(name: &'static str, address: &str, host_ip: &str) -> Result<Self, Error> {
+    pub(crate) fn parse(name: &'static str, address: &str, host_ip: &str) -> Result<Self, Error> {
         let (host, port) = split(address).map_err(|reason| Error::Address {
             name,
             address: address.to_owned(),
@@ -36,7 +36,7 @@ impl HostPort {
 
     /// What Envoy calls a socket address.
     #[must_use]
-    pub fn json(&self) -> Value {
+    pub(crate) fn json(&self) -> Value {
         json!({"address": self.host, "port_value": self.port})
     }
 }
@@ -75,7 +75,7 @@ fn split(address: &str) -> Result<(&str, &str), &'static str> {
 
 /// Which IP families Envoy uses on this node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Family {
+pub(crate) enum Family {
     /// IPv4, also when nothing is known.
     V4,
     /// IPv6 only.
@@ -89,7 +89,7 @@ pub enum Family {
 impl Family {
     /// What the node's addresses mean; both families only count with `dual_stack`.
     #[must_use]
-    pub fn of(addresses: &[String], dual_stack: bool) -> Self {
+    pub(crate) fn of(addresses: &[String], dual_stack: bool) -> Self {
         let v6 = |text: &str| parse(text).map(|ip| ip.is_ipv6());
         let kinds: Vec<bool> = addresses.iter().filter_map(|a| v6(a)).collect();
         let (any4, any6) = (kinds.contains(&false), kinds.contains(&true));
@@ -111,19 +111,19 @@ impl Family {
 
     /// The loopback address.
     #[must_use]
-    pub fn localhost(self) -> &'static str {
+    pub(crate) fn localhost(self) -> &'static str {
         if self.six_first() { "::1" } else { "127.0.0.1" }
     }
 
     /// The address that stands for all.
     #[must_use]
-    pub fn wildcard(self) -> &'static str {
+    pub(crate) fn wildcard(self) -> &'static str {
         if self.six_first() { "::" } else { "0.0.0.0" }
     }
 
     /// The other family's loopback and wildcard, when both are used.
     #[must_use]
-    pub fn additional(self) -> Option<(&'static str, &'static str)> {
+    pub(crate) fn additional(self) -> Option<(&'static str, &'static str)> {
         match self {
             Self::DualV4 => Some(("::1", "::")),
             Self::DualV6 => Some(("127.0.0.1", "0.0.0.0")),
@@ -133,7 +133,7 @@ impl Family {
 
     /// Envoy's `dns_lookup_family`.
     #[must_use]
-    pub fn lookup(self) -> &'static str {
+    pub(crate) fn lookup(self) -> &'static str {
         match self {
             Self::V4 => "V4_ONLY",
             Self::V6 => "V6_ONLY",

@@ -5,7 +5,7 @@
 ///
 /// # Errors
 /// One phrase, for a text that is not a duration or beyond 292 years.
-pub fn parse(text: &str) -> Result<i64, String> {
+pub(crate) fn parse(text: &str) -> Result<i64, String> {
     let bad = || format!("{text:?} is not a duration such as 10s or 1m30s");
     let (negative, mut rest) = match text.as_bytes().first() {
         Some(b'-') => (true, &text[1..]),
@@ -58,7 +58,7 @@ pub fn parse(text: &str) -> Result<i64, String> {
 
 /// Seconds with `s`, with as many decimals as needed.
 #[must_use]
-pub fn seconds(nanos: i64) -> String {
+pub(crate) fn seconds(nanos: i64) -> String {
     let sign = if nanos < 0 { "-" } else { "" };
     let (whole, rest) = (nanos.unsigned_abs() / 1_000_000_000, nanos.unsigned_abs() % 1_000_000_000);
     if rest == 0 {

@@ -12,23 +12,24 @@
 
 mod address;
 mod clusters;
-pub mod duration;
-pub mod grpc;
+pub(crate) mod duration;
+pub(crate) mod grpc;
 mod listeners;
 mod node;
 mod options;
-pub mod params;
+pub(crate) mod params;
 mod stats;
-pub mod template;
+pub(crate) mod template;
 mod tls;
 pub(crate) mod tracer;
 
-pub use address::{Family, HostPort};
-pub use node::{Locality, Node};
-pub use options::{Error, Keepalive, Options, RemoteService, StatsMatcher, Tracer};
+pub(crate) use address::{Family, HostPort};
+pub(crate) use node::{Locality, Node};
+pub(crate) use options::{Error, Keepalive, StatsMatcher};
+pub use options::{Options, RemoteService, Tracer};
 use serde_json::{Map, Value, json};
-pub use tls::{ClientTls, TlsMode};
-pub use tracer::TOKEN_FILE;
+pub(crate) use tls::{ClientTls, TlsMode};
+pub(crate) use tracer::TOKEN_FILE;
 
 /// The name of Envoy's static cluster for the agent's ADS socket.
 pub(crate) const XDS_CLUSTER: &str = "xds-grpc";

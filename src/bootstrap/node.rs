@@ -36,8 +36,6 @@ pub struct Node {
     /// Everything that was given as metadata, also what no field stands for; shows where `typed` has no
     /// member of the name.
     pub raw: Map<String, Value>,
-    /// Metadata `LABELS`.
-    pub labels: BTreeMap<String, String>,
     /// Metadata `ANNOTATIONS`.
     pub annotations: BTreeMap<String, String>,
     /// The addresses of the node without repetitions, its own first.

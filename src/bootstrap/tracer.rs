@@ -6,7 +6,7 @@ use super::{Options, Tracer, typed};
 use crate::base::path;
 
 /// The file of Lightstep's token, in `configPath`.
-pub const TOKEN_FILE: &str = "lightstep_access_token.txt";
+pub(crate) const TOKEN_FILE: &str = "lightstep_access_token.txt";
 
 /// Where the Lightstep token stands, relative as Envoy sees it: `configPath` and the file's name.
 #[must_use]

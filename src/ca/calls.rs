@@ -32,7 +32,7 @@ const RETRIED: [Code; 4] = [Code::ResourceExhausted, Code::Aborted, Code::Intern
 
 /// How calls reach a CA.
 #[derive(Debug, Clone)]
-pub struct Config {
+pub(crate) struct Config {
     /// How to reach the CA.
     pub connector: Connector,
     /// Tokens, asked for at each attempt.
@@ -50,10 +50,10 @@ pub struct Config {
 impl Config {
     /// Default of [`Config::attempt_timeout`]: an istiod that has another CA sign may take seconds, a
     /// Kubernetes signer tens of seconds.
-    pub const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(30);
+    pub(crate) const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(30);
     /// Default of [`Config::total_timeout`]: below the minute after which people look at a pod that
     /// does not start.
-    pub const TOTAL_TIMEOUT: Duration = Duration::from_secs(50);
+    pub(crate) const TOTAL_TIMEOUT: Duration = Duration::from_secs(50);
 }
 
 /// Makes calls.

@@ -20,7 +20,7 @@ const CREATE: Method<'_> =
 
 /// What a client needs.
 #[derive(Debug, Clone)]
-pub struct Config {
+pub(crate) struct Config {
     /// How to reach the CA.
     pub connector: Connector,
     /// Tokens, asked for at each attempt.
@@ -37,16 +37,9 @@ pub struct Config {
     pub trouble: Arc<Reporter>,
 }
 
-impl Config {
-    /// Default of [`Config::attempt_timeout`].
-    pub const ATTEMPT_TIMEOUT: Duration = Calls::ATTEMPT_TIMEOUT;
-    /// Default of [`Config::total_timeout`].
-    pub const TOTAL_TIMEOUT: Duration = Calls::TOTAL_TIMEOUT;
-}
-
 /// The client.
 #[derive(Debug)]
-pub struct Client {
+pub(crate) struct Client {
     caller: Caller,
     cert_signer: String,
 }
@@ -57,7 +50,7 @@ impl Client {
     /// # Panics
     /// When a second CA client is made for one registry.
     #[must_use]
-    pub fn new(config: Config, metrics: &Metrics) -> Self {
+    pub(crate) fn new(config: Config, metrics: &Metrics) -> Self {
         let Config { connector, tokens, headers, cert_signer, attempt_timeout, total_timeout, trouble } =
             config;
         let calls = Calls { connector, tokens, headers, attempt_timeout, total_timeout, trouble };

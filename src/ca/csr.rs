@@ -8,11 +8,11 @@ use std::net::IpAddr;
 use rcgen::string::PrintableString;
 use rcgen::{CertificateParams, CustomExtension, DistinguishedName, DnType, DnValue};
 
-pub use crate::tls::keys::{Algorithm, Curve, Effort, Key, KeyOptions, generate, generate_off_runtime};
+pub(crate) use crate::tls::keys::{Effort, Key, KeyOptions, generate_off_runtime};
 
 /// Why there is no request.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub(crate) enum Error {
     /// No key.
     #[error(transparent)]
     Key(#[from] crate::tls::keys::Error),
@@ -29,7 +29,7 @@ pub enum Error {
 /// The SPIFFE ID of a service account. The parts go in verbatim, as in the Go agent: istiod does not
 /// read the name in the request, it issues for whom it has authenticated.
 #[must_use]
-pub fn spiffe_id(trust_domain: &str, namespace: &str, service_account: &str) -> String {
+pub(crate) fn spiffe_id(trust_domain: &str, namespace: &str, service_account: &str) -> String {
     format!("spiffe://{trust_domain}/ns/{namespace}/sa/{service_account}")
 }
 
@@ -40,7 +40,7 @@ pub fn spiffe_id(trust_domain: &str, namespace: &str, service_account: &str) -> 
 ///
 /// # Errors
 /// When signing fails.
-pub fn request(key: &Key, host: &str) -> Result<String, Error> {
+pub(crate) fn request(key: &Key, host: &str) -> Result<String, Error> {
     let failed = |e: rcgen::Error| Error::Request { host: host.to_owned(), reason: e.to_string() };
     let mut params = CertificateParams::default();
     params.distinguished_name = DistinguishedName::new();
@@ -86,6 +86,7 @@ fn tagged(out: &mut Vec<u8>, tag: u8, content: &[u8]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tls::keys::{Algorithm, Curve, generate};
     use rustls_pki_types::pem::{PemObject, SectionKind};
     use x509_parser::certification_request::X509CertificationRequest;
     use x509_parser::extensions::{GeneralName, ParsedExtension};

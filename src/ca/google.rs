@@ -17,7 +17,7 @@ use crate::base::metrics::Metrics;
 
 /// `CA_PROVIDER=GoogleCA`.
 #[derive(Debug)]
-pub struct MeshCa {
+pub(crate) struct MeshCa {
     caller: Caller,
     /// `location=locations/<zone>`, by which Google routes the call.
     routing: Option<String>,
@@ -29,7 +29,7 @@ impl MeshCa {
     /// # Panics
     /// When a second CA client is made for one registry.
     #[must_use]
-    pub fn new(calls: Calls, cluster_url: &str, metrics: &Metrics) -> Self {
+    pub(crate) fn new(calls: Calls, cluster_url: &str, metrics: &Metrics) -> Self {
         let routing = zone(cluster_url).map(|zone| format!("location=locations/{zone}"));
         Self { caller: Caller::new(calls, metrics), routing }
     }
@@ -67,7 +67,7 @@ fn zone(cluster_url: &str) -> Option<&str> {
 
 /// `CA_PROVIDER=GoogleCAS`.
 #[derive(Debug)]
-pub struct CertificateAuthorityService {
+pub(crate) struct CertificateAuthorityService {
     caller: Caller,
     /// `projects/P/locations/L/caPools/C`, as `CA_ADDR` names it.
     pool: String,
@@ -79,7 +79,7 @@ impl CertificateAuthorityService {
     /// # Panics
     /// When a second CA client is made for one registry.
     #[must_use]
-    pub fn new(calls: Calls, pool: impl Into<String>, metrics: &Metrics) -> Self {
+    pub(crate) fn new(calls: Calls, pool: impl Into<String>, metrics: &Metrics) -> Self {
         Self { caller: Caller::new(calls, metrics), pool: pool.into() }
     }
 

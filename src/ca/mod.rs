@@ -5,24 +5,24 @@
 //! waits for ever; what to do after a failure is told by [`Error::retry`].
 
 mod calls;
-pub mod citadel;
-pub mod csr;
-pub mod google;
-pub mod provider;
+pub(crate) mod citadel;
+pub(crate) mod csr;
+pub(crate) mod google;
+pub(crate) mod provider;
 mod unary;
-pub mod vault;
+pub(crate) mod vault;
 
 use std::fmt;
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 
-pub use crate::istiod::code_name;
+pub(crate) use crate::istiod::code_name;
 use crate::istiod::refused_late;
 use crate::trouble::{Kind, Report};
 
 /// Signs certificate requests.
-pub trait CaClient: Send + Sync + fmt::Debug {
+pub(crate) trait CaClient: Send + Sync + fmt::Debug {
     /// Sends a PEM `CERTIFICATE REQUEST` asking for `ttl` of validity; gives the PEM entries of the
     /// answer as the CA returned them: leaf first, last entry the trust bundle.
     fn sign<'a>(&'a self, csr_pem: &'a str, ttl: Duration) -> BoxFuture<'a, Result<Vec<String>, Error>>;
@@ -33,21 +33,9 @@ pub trait CaClient: Send + Sync + fmt::Debug {
     }
 }
 
-/// Whether, and how soon, asking again makes sense.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Retry {
-    /// The cause is gone already (a channel was rebuilt); ask again without waiting.
-    Now,
-    /// Back off, then ask again.
-    BackOff,
-    /// The same request will fail the same way; a caller still asks again at its slowest pace, because
-    /// what an operator repairs must heal without a restart.
-    Slow,
-}
-
 /// Why a request was not signed. Each carries the endpoint; none carries a token or a key.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub(crate) enum Error {
     /// The CA, or the way to it, answered with a gRPC status.
     #[error("create certificate: {endpoint}: {}: {}{hint}", code_name(status.code()), status.message())]
     Status {
@@ -91,7 +79,7 @@ pub enum Error {
 impl Error {
     /// As a trouble: cause, hint and, where the CA answered, its code.
     #[must_use]
-    pub fn report(&self) -> Report {
+    pub(crate) fn report(&self) -> Report {
         match self {
             Self::Unsent(error) => error.report(),
             Self::Status { endpoint, status, .. } if refused_late(status.message()) => {
@@ -114,24 +102,9 @@ impl Error {
         }
     }
 
-    /// When to ask again.
-    #[must_use]
-    pub fn retry(&self) -> Retry {
-        use tonic::Code;
-        match self {
-            Self::Unsent(error) => error.retry(),
-            Self::Deadline { .. } | Self::Connect { .. } => Retry::BackOff,
-            Self::Answer { .. } => Retry::Slow,
-            Self::Status { status, .. } => match status.code() {
-                Code::InvalidArgument | Code::Unimplemented | Code::PermissionDenied => Retry::Slow,
-                _ => Retry::BackOff,
-            },
-        }
-    }
-
     /// A label for metrics, from a closed set: a gRPC code's name, `deadline`, `answer` or `connect`.
     #[must_use]
-    pub fn label(&self) -> &'static str {
+    pub(crate) fn label(&self) -> &'static str {
         match self {
             Self::Status { status, .. } => code_name(status.code()),
             Self::Deadline { .. } => "deadline",

@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-pub use super::calls::Config as Calls;
+pub(crate) use super::calls::Config as Calls;
 use super::{CaClient, citadel, google};
 use crate::base::metrics::Metrics;
 
 /// Which CA is asked.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Provider {
+pub(crate) enum Provider {
     /// istiod's.
     Citadel,
     /// Nobody: certificates are mounted under the names that GKE gives them.
@@ -24,7 +24,7 @@ pub enum Provider {
 /// A provider that this agent does not have; the words are those of the Go agent.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("CA provider {name:?} not registered ({hint})")]
-pub struct NotRegistered {
+pub(crate) struct NotRegistered {
     name: String,
     hint: &'static str,
 }
@@ -40,7 +40,7 @@ impl Provider {
     ///
     /// # Errors
     /// When there is no such provider.
-    pub fn resolve(name: &str, address: &str, google: bool) -> Result<Self, NotRegistered> {
+    pub(crate) fn resolve(name: &str, address: &str, google: bool) -> Result<Self, NotRegistered> {
         let refused = |name: &str, hint| Err(NotRegistered { name: name.to_owned(), hint });
         match name {
             "GoogleCA" => Ok(Self::GoogleCa),
@@ -62,7 +62,7 @@ impl Provider {
 
 /// What one provider needs beside the way to it.
 #[derive(Debug, Clone, Default)]
-pub struct Details {
+pub(crate) struct Details {
     /// `ISTIO_META_CERT_SIGNER`, for istiod.
     pub cert_signer: String,
     /// `GKE_CLUSTER_URL`, for Mesh CA.
@@ -76,7 +76,7 @@ pub struct Details {
 /// # Panics
 /// When a second CA client is made for one registry.
 #[must_use]
-pub fn client(
+pub(crate) fn client(
     provider: &Provider,
     calls: Calls,
     details: Details,

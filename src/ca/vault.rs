@@ -32,7 +32,7 @@ const ANSWER: usize = 1 << 20;
 
 /// What a client needs.
 #[derive(Debug, Clone)]
-pub struct Config {
+pub(crate) struct Config {
     /// `VAULT_ADDR`.
     pub address: String,
     /// `VAULT_ROLE`.
@@ -58,7 +58,7 @@ pub struct Config {
 /// Why there can be no client.
 #[derive(Debug, thiserror::Error)]
 #[error("{name}={value}: {why}")]
-pub struct Bad {
+pub(crate) struct Bad {
     name: &'static str,
     value: String,
     why: String,
@@ -76,7 +76,7 @@ impl Config {
     ///
     /// # Errors
     /// When one cannot; the variable is named.
-    pub fn check(&self) -> Result<(), Bad> {
+    pub(crate) fn check(&self) -> Result<(), Bad> {
         self.endpoints().map(drop)
     }
 
@@ -108,7 +108,7 @@ impl Config {
 
 /// The client.
 #[derive(Debug)]
-pub struct Client {
+pub(crate) struct Client {
     config: Config,
     // The workload's token, asked for at each attempt.
     tokens: Arc<dyn TokenSource>,
@@ -134,7 +134,7 @@ impl Client {
     ///
     /// # Panics
     /// When a second CA client is made for one registry.
-    pub fn new(config: Config, tokens: Arc<dyn TokenSource>, metrics: &Metrics) -> Result<Self, Bad> {
+    pub(crate) fn new(config: Config, tokens: Arc<dyn TokenSource>, metrics: &Metrics) -> Result<Self, Bad> {
         let Endpoints { login, sign, authority } = config.endpoints()?;
         if !login.starts_with("https:") {
             tracing::warn!(target: "citadelclient", "Vault at {authority} is called in plain text");

@@ -24,11 +24,14 @@ mod vm;
 mod wait;
 
 use std::io::Write as _;
+use std::process::ExitCode;
 
 use crate::base::logging;
 use crate::config::args::{self, Flag, Kind, Parsed};
 use crate::config::env::Env;
 use crate::config::parts::iptables;
+use crate::envoy::{guard, launch};
+use crate::tls::keys;
 
 /// The exit status of every error that a command returns; the Go agent ends with -1.
 const FAILED: u8 = 255;
@@ -153,10 +156,26 @@ const COMMANDS: &[Command] = &[
     Command { hidden: true, ..command("collateral", "", "Not in this build", &[]) },
 ];
 
+/// The program: gives its exit status.
+#[must_use]
+pub fn main() -> ExitCode {
+    // Before anything else, above all before a runtime: this may be the child that becomes Envoy, or guards it.
+    let child = launch::intercept(std::env::args_os()).or_else(|| guard::intercept(std::env::args_os()));
+    if let Some(status) = child {
+        return ExitCode::from(status);
+    }
+    let mut words = std::env::args_os().map(|w| w.to_string_lossy().into_owned());
+    let name = words.next().unwrap_or_default();
+    let status = run(&called(&name, words.collect()), Env::of_process());
+    keys::settle();
+    logging::flush();
+    ExitCode::from(status)
+}
+
 /// What the words mean to the program under its name: the scripts and binaries of older releases were commands
 /// of their own.
 #[must_use]
-pub fn called(name: &str, mut words: Vec<String>) -> Vec<String> {
+pub(crate) fn called(name: &str, mut words: Vec<String>) -> Vec<String> {
     let name = name.rsplit('/').next().unwrap_or_default();
     let command = match name {
         "istio-iptables.sh" if words.first().is_some_and(|w| w == "clean") => {
@@ -173,7 +192,7 @@ pub fn called(name: &str, mut words: Vec<String>) -> Vec<String> {
 
 /// Runs the command that the words (behind the program's name) say; gives the exit status.
 #[must_use]
-pub fn run(words: &[String], env: Env) -> u8 {
+pub(crate) fn run(words: &[String], env: Env) -> u8 {
     let (found, mut rest) = match find(words) {
         Ok(found) => found,
         Err(error) => return fail(&error, Some("Run 'pilot-agent --help' for usage.")),

@@ -7,7 +7,7 @@ use crate::base::{build_info, error, logging};
 use crate::config::args::{self, Flag, Parsed};
 use crate::config::env::Env;
 use crate::config::parts::Error;
-use crate::config::{self, Config, Sources, pod, report};
+use crate::config::{self, Sources, pod, report};
 use crate::trouble::Kind;
 
 /// Runs the agent to its end; gives the exit status.
@@ -31,11 +31,8 @@ pub(super) fn run(parsed: Parsed, env: &Env) -> u8 {
     tracing::info!("Version {}-{}-{}", build_info::ISTIO_VERSION, build_info::REVISION, build_info::STATUS);
     let annotations = pod::read(Path::new(pod::ANNOTATIONS)).unwrap_or_default();
     let annotation = |key: &str| annotations.get(key).cloned();
-    let (sources, errors) = config::gather(parsed, env, Path::new("."), annotation);
-    if errors.is_empty() {
-        show(&sources);
-    }
-    let config = match Config::new(&sources, errors) {
+    let (sources, config) = config::load(parsed, env, Path::new("."), annotation, show);
+    let config = match config {
         Ok(config) => config,
         Err(problems) => {
             // Every problem is a line of its own, so that one start shows all there is to repair.

@@ -38,7 +38,7 @@ pub(super) const ACTIONS: [(&str, &str); 4] = [
 const TEXT: Kind = Kind::Text;
 
 /// Flags of the command.
-pub const FLAGS: &[Flag] = &[
+pub(super) const FLAGS: &[Flag] = &[
     Flag::new(
         "root",
         TEXT,

@@ -11,14 +11,14 @@ const LOOKS: usize = 1200;
 
 /// No address is IPv4, and there is one.
 #[must_use]
-pub fn all_ipv6(addresses: &[String]) -> bool {
+pub(crate) fn all_ipv6(addresses: &[String]) -> bool {
     let mut known = addresses.iter().filter_map(|a| a.parse::<IpAddr>().ok()).peekable();
     known.peek().is_some() && known.all(|a| a.is_ipv6())
 }
 
 /// Addresses by the Go agent's rules; never empty.
 #[must_use]
-pub fn of_host(instance_ip: &str, excluded: &str) -> (Vec<String>, Vec<String>) {
+pub(crate) fn of_host(instance_ip: &str, excluded: &str) -> (Vec<String>, Vec<String>) {
     for _ in 0..LOOKS {
         let interfaces = match Netlink::open().and_then(|n| n.interfaces()) {
             Ok(interfaces) => interfaces,
@@ -37,7 +37,11 @@ pub fn of_host(instance_ip: &str, excluded: &str) -> (Vec<String>, Vec<String>) 
 
 /// The list and warnings about names of interfaces that are not there. Pure.
 #[must_use]
-pub fn choose(instance_ip: &str, excluded: &str, interfaces: &[Interface]) -> (Vec<String>, Vec<String>) {
+pub(crate) fn choose(
+    instance_ip: &str,
+    excluded: &str,
+    interfaces: &[Interface],
+) -> (Vec<String>, Vec<String>) {
     let mut warnings = Vec::new();
     let instance = canonical(instance_ip);
     let usable =

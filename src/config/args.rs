@@ -7,7 +7,7 @@ use super::go;
 
 /// What a flag takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub(crate) enum Kind {
     /// Any text.
     Text,
     /// A boolean; without `=` it is `true` and takes no word.
@@ -24,7 +24,7 @@ pub enum Kind {
 
 /// One flag of a command.
 #[derive(Debug, Clone, Copy)]
-pub struct Flag {
+pub(crate) struct Flag {
     /// Long name without dashes.
     pub name: &'static str,
     /// One letter, or `'\0'`.
@@ -42,19 +42,24 @@ pub struct Flag {
 impl Flag {
     /// A flag of today.
     #[must_use]
-    pub const fn new(name: &'static str, kind: Kind, default: &'static str, help: &'static str) -> Self {
+    pub(crate) const fn new(
+        name: &'static str,
+        kind: Kind,
+        default: &'static str,
+        help: &'static str,
+    ) -> Self {
         Self { name, short: '\0', kind, default, help, old: false }
     }
 
     /// A flag of old releases.
     #[must_use]
-    pub const fn old(name: &'static str, kind: Kind, help: &'static str) -> Self {
+    pub(crate) const fn old(name: &'static str, kind: Kind, help: &'static str) -> Self {
         Self { name, short: '\0', kind, default: "", help, old: true }
     }
 
     /// With a one-letter form.
     #[must_use]
-    pub const fn short(mut self, short: char) -> Self {
+    pub(crate) const fn short(mut self, short: char) -> Self {
         self.short = short;
         self
     }
@@ -62,7 +67,7 @@ impl Flag {
 
 /// The words of a command line, sorted out.
 #[derive(Clone, Default, PartialEq, Eq)]
-pub struct Parsed {
+pub(crate) struct Parsed {
     values: Vec<(&'static str, String)>,
     /// Words that belong to no flag.
     pub positional: Vec<String>,
@@ -88,25 +93,25 @@ impl std::fmt::Debug for Parsed {
 impl Parsed {
     /// The last value given for a flag.
     #[must_use]
-    pub fn get(&self, name: &str) -> Option<&str> {
+    pub(crate) fn get(&self, name: &str) -> Option<&str> {
         self.values.iter().rev().find(|(n, _)| *n == name).map(|(_, v)| v.as_str())
     }
 
     /// Every value given for a flag.
     #[must_use]
-    pub fn all(&self, name: &str) -> Vec<&str> {
+    pub(crate) fn all(&self, name: &str) -> Vec<&str> {
         self.values.iter().filter(|(n, _)| *n == name).map(|(_, v)| v.as_str()).collect()
     }
 
     /// Whether a boolean is on.
     #[must_use]
-    pub fn is_true(&self, flags: &[Flag], name: &str) -> bool {
+    pub(crate) fn is_true(&self, flags: &[Flag], name: &str) -> bool {
         go::boolean(self.or_default(flags, name)) == Some(true)
     }
 
     /// The value, or the flag's default.
     #[must_use]
-    pub fn or_default<'a>(&'a self, flags: &'a [Flag], name: &str) -> &'a str {
+    pub(crate) fn or_default<'a>(&'a self, flags: &'a [Flag], name: &str) -> &'a str {
         let default = flags.iter().find(|f| f.name == name).map_or("", |f| f.default);
         self.get(name).unwrap_or(default)
     }
@@ -116,7 +121,7 @@ impl Parsed {
 ///
 /// # Errors
 /// In pflag's words; the exit status is 255 then.
-pub fn parse(words: &[String], flags: &[Flag], tolerant: bool) -> Result<Parsed, String> {
+pub(crate) fn parse(words: &[String], flags: &[Flag], tolerant: bool) -> Result<Parsed, String> {
     let mut out = Parsed::default();
     let mut at = 0;
     while at < words.len() {
@@ -264,7 +269,7 @@ fn check(flag: &Flag, value: &str, shown: &str) -> Result<(), String> {
 }
 
 /// Flags that every command takes.
-pub const LOGGING: &[Flag] = &[
+pub(crate) const LOGGING: &[Flag] = &[
     Flag::new(
         "log_output_level",
         Kind::Text,
@@ -294,10 +299,10 @@ pub const LOGGING: &[Flag] = &[
 ];
 
 /// The flag that shows what would run.
-pub const DRY_RUN: &str = "dry-run";
+pub(crate) const DRY_RUN: &str = "dry-run";
 
 /// Flags of `proxy`.
-pub const PROXY: &[Flag] = &[
+pub(crate) const PROXY: &[Flag] = &[
     Flag::new("domain", Kind::Text, "", "DNS suffix of the node; empty: <POD_NAMESPACE>.svc.cluster.local"),
     Flag::new("meshConfig", Kind::Text, "./etc/istio/config/mesh", "mesh configuration file; may be missing"),
     Flag::new(

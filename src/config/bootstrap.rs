@@ -19,7 +19,7 @@ const STACKDRIVER_MAX: i64 = 200;
 
 /// Why there is no bootstrap.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub(crate) enum Error {
     /// The inputs do not make one.
     #[error("failed to generate bootstrap config: {0}")]
     Inputs(#[from] bootstrap::Error),
@@ -47,7 +47,7 @@ pub enum Error {
 ///
 /// # Errors
 /// With the template's path where there is one.
-pub fn render(
+pub(crate) fn render(
     options: &Options,
     template: Option<&Path>,
     env: &BTreeMap<String, String>,
@@ -142,7 +142,7 @@ pub fn options(config: &mesh::ProxyConfig, node: Node) -> Options {
 
 /// The token that Lightstep wants in a file, if that tracer is chosen.
 #[must_use]
-pub fn lightstep_token(config: &mesh::ProxyConfig) -> Option<&str> {
+pub(crate) fn lightstep_token(config: &mesh::ProxyConfig) -> Option<&str> {
     match config.tracing.as_ref()?.tracer.as_ref()? {
         mesh::tracing::Tracer::Lightstep(lightstep) => Some(&lightstep.access_token),
         _ => None,

@@ -9,12 +9,14 @@ mod table;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 
-pub use settings::Settings;
-pub use table::{FAMILIES, Key, Kind, OLDER, REDIRECT, VARS, Var, WITHOUT_EFFECT, kinds, var};
+pub(crate) use settings::Settings;
+#[cfg(test)]
+pub(crate) use table::{FAMILIES, OLDER, Var};
+pub(crate) use table::{Key, Kind, REDIRECT, VARS, WITHOUT_EFFECT, kinds, var};
 
 /// The variables of a process, in the order they were given.
 #[derive(Clone, Default)]
-pub struct Env {
+pub(crate) struct Env {
     vars: BTreeMap<String, String>,
     // Names whose value is no UTF-8; such a value cannot be meant for the agent.
     garbled: Vec<String>,
@@ -24,12 +26,12 @@ impl Env {
     /// The process's own.
     #[must_use]
     #[expect(clippy::disallowed_methods, reason = "the one place that reads the environment")]
-    pub fn of_process() -> Self {
+    pub(crate) fn of_process() -> Self {
         Self::from_os(std::env::vars_os())
     }
 
     /// From raw pairs.
-    pub fn from_os(pairs: impl IntoIterator<Item = (OsString, OsString)>) -> Self {
+    pub(crate) fn from_os(pairs: impl IntoIterator<Item = (OsString, OsString)>) -> Self {
         let mut out = Self::default();
         for (name, value) in pairs {
             let name = name.to_string_lossy().into_owned();
@@ -43,32 +45,33 @@ impl Env {
         out
     }
 
-    /// From text pairs, for tests.
+    /// From text pairs.
+    #[cfg(test)]
     #[must_use]
-    pub fn of(pairs: &[(&str, &str)]) -> Self {
+    pub(crate) fn of(pairs: &[(&str, &str)]) -> Self {
         let vars = pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
         Self { vars, garbled: Vec::new() }
     }
 
     /// A variable, set-but-empty included.
     #[must_use]
-    pub fn get(&self, name: &str) -> Option<&str> {
+    pub(crate) fn get(&self, name: &str) -> Option<&str> {
         self.vars.get(name).map(String::as_str)
     }
 
     /// All variables by name.
-    pub fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
         self.vars.iter().map(|(k, v)| (k.as_str(), v.as_str()))
     }
 
     /// All whose name starts with `prefix`, the prefix removed.
-    pub fn with_prefix<'a>(&'a self, prefix: &'a str) -> impl Iterator<Item = (&'a str, &'a str)> {
+    pub(crate) fn with_prefix<'a>(&'a self, prefix: &'a str) -> impl Iterator<Item = (&'a str, &'a str)> {
         self.iter().filter_map(move |(k, v)| k.strip_prefix(prefix).map(|k| (k, v)))
     }
 
     /// As a map.
     #[must_use]
-    pub fn map(&self) -> &BTreeMap<String, String> {
+    pub(crate) fn map(&self) -> &BTreeMap<String, String> {
         &self.vars
     }
 }

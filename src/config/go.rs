@@ -6,7 +6,7 @@ use std::time::Duration;
 ///
 /// # Errors
 /// The reason, with the value quoted.
-pub fn duration(text: &str) -> Result<Signed, String> {
+pub(crate) fn duration(text: &str) -> Result<Signed, String> {
     let invalid = || format!("time: invalid duration {text:?}");
     let (negative, mut rest) = match text.as_bytes().first() {
         Some(b'-') => (true, &text[1..]),
@@ -64,7 +64,7 @@ pub fn duration(text: &str) -> Result<Signed, String> {
 
 /// A span of time with a sign.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Signed {
+pub(crate) struct Signed {
     /// Before zero.
     pub negative: bool,
     /// How long.
@@ -74,7 +74,7 @@ pub struct Signed {
 impl Signed {
     /// As protobuf's JSON shows it: seconds with no, three, six or nine decimals.
     #[must_use]
-    pub fn to_proto(self) -> String {
+    pub(crate) fn to_proto(self) -> String {
         let sign = if self.negative { "-" } else { "" };
         let (seconds, nanos) = (self.span.as_secs(), self.span.subsec_nanos());
         match nanos {
@@ -87,14 +87,14 @@ impl Signed {
 
     /// Zero for everything negative.
     #[must_use]
-    pub fn at_least_zero(self) -> Duration {
+    pub(crate) fn at_least_zero(self) -> Duration {
         if self.negative { Duration::ZERO } else { self.span }
     }
 }
 
 /// `1 t T TRUE true True 0 f F FALSE false False`.
 #[must_use]
-pub fn boolean(text: &str) -> Option<bool> {
+pub(crate) fn boolean(text: &str) -> Option<bool> {
     match text {
         "1" | "t" | "T" | "TRUE" | "true" | "True" => Some(true),
         "0" | "f" | "F" | "FALSE" | "false" | "False" => Some(false),
@@ -107,7 +107,7 @@ pub fn boolean(text: &str) -> Option<bool> {
 ///
 /// # Errors
 /// In the words of `strconv.ParseInt`, when it is no integer or does not fit `bits`.
-pub fn integer(text: &str, bits: u32) -> Result<i64, String> {
+pub(crate) fn integer(text: &str, bits: u32) -> Result<i64, String> {
     let syntax = || format!("strconv.ParseInt: parsing {text:?}: invalid syntax");
     let (negative, digits) = match text.as_bytes().first() {
         Some(b'-') => (true, &text[1..]),

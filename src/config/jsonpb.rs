@@ -12,7 +12,7 @@ use super::go;
 use crate::proto::schema::{Enum, Field, Kind, Message, Shape};
 
 /// A JSON object.
-pub type Object = Map<String, Value>;
+pub(crate) type Object = Map<String, Value>;
 
 /// One fault: where and why.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -28,7 +28,7 @@ pub struct Fault {
 ///
 /// # Errors
 /// Every fault of it.
-pub fn read(of: &Message, document: &Value) -> Result<Object, Vec<Fault>> {
+pub(crate) fn read(of: &Message, document: &Value) -> Result<Object, Vec<Fault>> {
     let mut reader = Reader { faults: Vec::new() };
     let object = match document {
         Value::Null => Object::new(),
@@ -259,14 +259,14 @@ fn zero(kind: Kind) -> Value {
 }
 
 /// The other members of a field's oneof.
-pub fn siblings<'a>(of: &'a Message, field: &'a Field) -> impl Iterator<Item = &'static str> + 'a {
+pub(crate) fn siblings<'a>(of: &'a Message, field: &'a Field) -> impl Iterator<Item = &'static str> + 'a {
     let others = of.fields.iter().filter(move |f| field.oneof >= 0 && f.oneof == field.oneof);
     others.map(|f| f.json).filter(move |name| *name != field.json)
 }
 
 /// A canonical document without what is zero anyway, in the order of definition.
 #[must_use]
-pub fn print(of: &Message, document: &Object) -> Object {
+pub(crate) fn print(of: &Message, document: &Object) -> Object {
     let mut out = Object::new();
     for field in of.fields {
         let Some(value) = document.get(field.json) else { continue };

@@ -6,27 +6,27 @@
 //! is told. A variable is read by its key, here and nowhere else. Variables stand in one table
 //! ([`env::VARS`]), flags in another ([`args::PROXY`]); docs/CONFIG.md is generated from both.
 
-pub mod addresses;
-pub mod args;
-pub mod bootstrap;
-pub mod env;
-pub mod go;
-pub mod jsonpb;
+pub(crate) mod addresses;
+pub(crate) mod args;
+pub(crate) mod bootstrap;
+pub(crate) mod env;
+pub(crate) mod go;
+pub(crate) mod jsonpb;
 mod layers;
-pub mod mesh;
-pub mod node;
+pub(crate) mod mesh;
+pub(crate) mod node;
 mod older;
-pub mod parts;
-pub mod platform;
-pub mod pod;
-pub mod release;
-pub mod report;
+pub(crate) mod parts;
+pub(crate) mod platform;
+pub(crate) mod pod;
+pub(crate) mod release;
+pub(crate) mod report;
 mod sources;
 mod statsd;
 mod stock;
-pub mod unknown;
-pub mod validate;
-pub mod yaml;
+pub(crate) mod unknown;
+pub(crate) mod validate;
+pub(crate) mod yaml;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -40,10 +40,10 @@ use args::Parsed;
 use env::{Env, var};
 use parts::Error;
 
-pub use sources::{Sources, gather, read};
+pub(crate) use sources::{Sources, gather, read};
 
 /// What the agent runs with: a value for each part, of the part's own type.
-pub struct Config {
+pub(crate) struct Config {
     /// Sidecar, router, waypoint, ztunnel or agentgateway.
     pub node_type: String,
     /// No address of the node is IPv4, and there is one.
@@ -90,18 +90,21 @@ impl std::fmt::Debug for Config {
     }
 }
 
-/// Reads everything and makes it into what the parts are told.
-///
-/// # Errors
-/// Everything that is wrong, bad values and missing files, in the order of a start.
-pub fn load(
+/// Reads everything, lets `show` see what could be read, and makes it into what the parts are told; or gives
+/// everything that is wrong, bad values and missing files, in the order of a start.
+pub(crate) fn load(
     flags: Parsed,
     env: &Env,
     root: &Path,
     annotation: impl Fn(&str) -> Option<String>,
-) -> Result<Config, Vec<Error>> {
+    show: impl FnOnce(&Sources),
+) -> (Arc<Sources>, Result<Config, Vec<Error>>) {
     let (sources, errors) = gather(flags, env, root, annotation);
-    Config::new(&sources, errors)
+    if errors.is_empty() {
+        show(&sources);
+    }
+    let config = Config::new(&sources, errors);
+    (sources, config)
 }
 
 impl Config {
@@ -109,7 +112,7 @@ impl Config {
     ///
     /// # Errors
     /// They, and everything that a part refuses.
-    pub fn new(sources: &Arc<Sources>, errors: Vec<String>) -> Result<Self, Vec<Error>> {
+    pub(crate) fn new(sources: &Arc<Sources>, errors: Vec<String>) -> Result<Self, Vec<Error>> {
         let s = &sources.settings;
         let mut wrong = Wrong(errors.into_iter().map(Error::new).collect());
         let all_ipv6 = addresses::all_ipv6(&sources.addresses);

@@ -119,7 +119,7 @@ pub enum Error {
 
 /// The SAN that istiod is known by: the host of the discovery address up to its first colon.
 #[must_use]
-pub fn pilot_san(discovery_address: &str) -> String {
+pub(crate) fn pilot_san(discovery_address: &str) -> String {
     match discovery_address.split(':').next().unwrap_or_default() {
         "localhost" => "istiod.istio-system.svc".to_owned(),
         host => host.to_owned(),
@@ -128,7 +128,7 @@ pub fn pilot_san(discovery_address: &str) -> String {
 
 /// The domain: as given, else the namespace's.
 #[must_use]
-pub fn domain(flag: &str, namespace: &str) -> String {
+pub(crate) fn domain(flag: &str, namespace: &str) -> String {
     if flag.is_empty() { format!("{namespace}.svc.cluster.local") } else { flag.to_owned() }
 }
 
@@ -205,7 +205,6 @@ pub fn build(inputs: &Inputs<'_>) -> Result<Node, Error> {
         id: id(inputs),
         cluster,
         locality,
-        labels: labels.all,
         annotations,
         addresses,
         platform: inputs.platform.metadata.clone(),

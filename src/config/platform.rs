@@ -56,7 +56,7 @@ enum Cloud {
 
 /// What is known of the platform before anybody is asked.
 #[derive(Debug, Clone, Default)]
-pub struct Known {
+pub(crate) struct Known {
     /// `CLOUD_PLATFORM`, in lower case.
     cloud: String,
     /// `GCP_METADATA`.
@@ -88,7 +88,7 @@ impl Known {
 
 /// A Google project, for exchanges of tokens.
 #[derive(Debug, Clone)]
-pub struct GoogleProject {
+pub(crate) struct GoogleProject {
     /// Its number, as it was said.
     pub number: String,
     /// The address of the cluster; empty when its parts are not known.
@@ -96,14 +96,14 @@ pub struct GoogleProject {
 }
 
 /// The project of `GCP_METADATA`, else what the metadata server says; `None` without a number.
-pub async fn google_project(known: &Known) -> Option<GoogleProject> {
+pub(crate) async fn google_project(known: &Known) -> Option<GoogleProject> {
     let servers = Servers::default();
     let asked = gcp::project(known, &servers);
     tokio::time::timeout(TOTAL, asked).await.ok().flatten()
 }
 
 /// What the platform says; nothing when there is none. `addresses` are the node's.
-pub async fn detect(known: &Known, addresses: &[String]) -> Platform {
+pub(crate) async fn detect(known: &Known, addresses: &[String]) -> Platform {
     ask(known, addresses, &Servers::default()).await
 }
 

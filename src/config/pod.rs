@@ -8,9 +8,9 @@ use std::path::{Path, PathBuf};
 use crate::base::quote::unquote;
 
 /// Labels file, relative to the working directory.
-pub const LABELS: &str = "./etc/istio/pod/labels";
+pub(crate) const LABELS: &str = "./etc/istio/pod/labels";
 /// Annotations file, relative to the working directory.
-pub const ANNOTATIONS: &str = "./etc/istio/pod/annotations";
+pub(crate) const ANNOTATIONS: &str = "./etc/istio/pod/annotations";
 
 /// Why a file gave nothing.
 #[derive(Debug, thiserror::Error)]
@@ -35,7 +35,7 @@ pub enum Error {
 /// Reads a file of this form. A missing one is ordinary off Kubernetes and only a debug line; any other
 /// trouble is a warning. Either way the file then counts as absent.
 #[must_use]
-pub fn read(path: &Path) -> Option<BTreeMap<String, String>> {
+pub(crate) fn read(path: &Path) -> Option<BTreeMap<String, String>> {
     let read = std::fs::read(path).map_err(|source| Error::Read { path: path.to_owned(), source });
     match read.and_then(|bytes| parse(&String::from_utf8_lossy(&bytes))) {
         Ok(entries) => Some(entries),

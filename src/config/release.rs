@@ -9,7 +9,7 @@ use super::mesh::Effective;
 use crate::base::build_info;
 
 /// Envoy's metrics listeners behind mutual TLS: its own metrics, the merged ones.
-pub const SECURE_PORTS: [Key<kinds::Int>; 2] =
+pub(crate) const SECURE_PORTS: [Key<kinds::Int>; 2] =
     [var::ENVOY_SECURE_METRICS_PORT, var::ENVOY_SECURE_MERGED_METRICS_PORT];
 
 /// A release whose behaviour is kept.

@@ -47,7 +47,7 @@ fn redacted(name: &str, value: &Value) -> Value {
 
 /// The effective ProxyConfig as YAML, keys sorted, secrets left out.
 #[must_use]
-pub fn proxy_config(config: &Sources) -> String {
+pub(crate) fn proxy_config(config: &Sources) -> String {
     let mut out = String::new();
     yaml(&redacted("", &config.mesh.to_json()), 0, &mut out);
     out
@@ -55,13 +55,13 @@ pub fn proxy_config(config: &Sources) -> String {
 
 /// The pod's name and namespace, as the first half of the node's id shows them.
 #[must_use]
-pub fn pod(config: &Sources) -> String {
+pub(crate) fn pod(config: &Sources) -> String {
     format!("{}.{}", config.settings.text(var::POD_NAME), config.settings.text(var::POD_NAMESPACE))
 }
 
 /// What is given and has no effect.
 #[must_use]
-pub fn without_effect(config: &Sources) -> Vec<String> {
+pub(crate) fn without_effect(config: &Sources) -> Vec<String> {
     let s = &config.settings;
     let old = args::PROXY.iter().filter(|f| f.old && f.help.contains("without effect"));
     let old = old.filter(|f| config.flags.get(f.name).is_some()).map(|f| format!("--{}", f.name));
@@ -79,7 +79,7 @@ pub fn without_effect(config: &Sources) -> Vec<String> {
 /// The variables of the table that are set, `NAME=value` by name, secrets left out. `PROXY_CONFIG` is part
 /// of the effective ProxyConfig and not repeated.
 #[must_use]
-pub fn variables(config: &Sources) -> Vec<String> {
+pub(crate) fn variables(config: &Sources) -> Vec<String> {
     let env = config.settings.env();
     let ours = VARS.iter().filter(|v| v.name != "PROXY_CONFIG" && v.part != REDIRECT);
     let mut out: Vec<String> = ours
@@ -101,7 +101,7 @@ pub fn variables(config: &Sources) -> Vec<String> {
 /// One `FLAG: --name="value"` a flag, by name, as the Go agent logs them; those of old releases only where
 /// given.
 #[must_use]
-pub fn flags(parsed: &super::args::Parsed, table: &[Flag]) -> Vec<String> {
+pub(crate) fn flags(parsed: &super::args::Parsed, table: &[Flag]) -> Vec<String> {
     let mut shown: Vec<&Flag> = table.iter().filter(|f| !f.old || parsed.get(f.name).is_some()).collect();
     shown.sort_by_key(|f| f.name);
     let line = |f: &&Flag| match (f.kind, secret(f.name)) {

@@ -13,7 +13,7 @@ use crate::tls::provider::{Compliance, fips_module};
 
 /// Everything that was read. `Debug` leaves secrets out.
 #[derive(Clone)]
-pub struct Sources {
+pub(crate) struct Sources {
     /// Node type: sidecar, router, waypoint, ztunnel or agentgateway.
     pub node_type: String,
     /// DNS suffix of the node.
@@ -56,38 +56,38 @@ impl std::fmt::Debug for Sources {
 impl Sources {
     /// The status port; 0: no status server.
     #[must_use]
-    pub fn status_port(&self) -> Option<u16> {
+    pub(crate) fn status_port(&self) -> Option<u16> {
         u16::try_from(self.mesh.proxy.status_port).ok()
     }
 
     /// Envoy's admin port; none without an Envoy.
     #[must_use]
-    pub fn envoy_admin_port(&self) -> Option<u16> {
+    pub(crate) fn envoy_admin_port(&self) -> Option<u16> {
         let envoy = !self.settings.flag(var::DISABLE_ENVOY);
         envoy.then(|| u16::try_from(self.mesh.proxy.proxy_admin_port).unwrap_or(15000))
     }
 
     /// Where istiod is, as it was named.
     #[must_use]
-    pub fn discovery_address(&self) -> &str {
+    pub(crate) fn discovery_address(&self) -> &str {
         &self.mesh.proxy.discovery_address
     }
 
     /// Envoy's binary: a path, or a name.
     #[must_use]
-    pub fn envoy_binary(&self) -> &str {
+    pub(crate) fn envoy_binary(&self) -> &str {
         &self.mesh.proxy.binary_path
     }
 
     /// Whether Envoy reads a configuration of the user's own.
     #[must_use]
-    pub fn has_custom_config(&self) -> bool {
+    pub(crate) fn has_custom_config(&self) -> bool {
         !self.mesh.proxy.custom_config_file.is_empty()
     }
 
     /// Namespace and service account, as the workload calls itself.
     #[must_use]
-    pub fn account(&self) -> (&str, &str) {
+    pub(crate) fn account(&self) -> (&str, &str) {
         (self.settings.text(var::POD_NAMESPACE), self.settings.text(var::SERVICE_ACCOUNT))
     }
 }
@@ -95,7 +95,7 @@ impl Sources {
 const TYPES: &[&str] = &["sidecar", "router", "waypoint", "ztunnel", "agentgateway"];
 
 /// Reads everything. What is wrong is told beside it, one line each, and has its default.
-pub fn gather(
+pub(crate) fn gather(
     flags: Parsed,
     env: &Env,
     root: &Path,
@@ -198,7 +198,7 @@ fn compliance(settings: &Settings, errors: &mut Vec<String>, warnings: &mut Vec<
 ///
 /// # Errors
 /// Every problem, one line each.
-pub fn read(
+pub(crate) fn read(
     flags: Parsed,
     env: &Env,
     root: &Path,

@@ -67,7 +67,7 @@ const ELSEWHERE: &[&str] = &[
 
 /// A name that means nothing, and the one it was probably meant to be.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Unknown {
+pub(crate) struct Unknown {
     /// Variable, or path of the field.
     pub name: String,
     /// The known name nearest to it; none for a field that is like no other.
@@ -76,7 +76,7 @@ pub struct Unknown {
 
 /// Variables that look like a slip. Names only: a value may be a secret.
 #[must_use]
-pub fn variables(env: &Env) -> Vec<Unknown> {
+pub(crate) fn variables(env: &Env) -> Vec<Unknown> {
     let known = || {
         let table = VARS.iter().map(|v| v.name);
         table.chain(WITHOUT_EFFECT.iter().copied()).chain(ELSEWHERE.iter().copied())
@@ -94,7 +94,7 @@ pub fn variables(env: &Env) -> Vec<Unknown> {
 
 /// Fields of a ProxyConfig document (YAML or JSON) that nothing reads. A document that is none has none.
 #[must_use]
-pub fn fields(proxy_config: &str) -> Vec<Unknown> {
+pub(crate) fn fields(proxy_config: &str) -> Vec<Unknown> {
     let mut out = Vec::new();
     if let Ok(document) = yaml::to_json(proxy_config) {
         walk(&PROXY, &document, "", &mut out);
@@ -104,7 +104,7 @@ pub fn fields(proxy_config: &str) -> Vec<Unknown> {
 
 /// The same for the `defaultConfig` of a mesh file, and the file's own top level.
 #[must_use]
-pub fn mesh_fields(mesh: &str) -> Vec<Unknown> {
+pub(crate) fn mesh_fields(mesh: &str) -> Vec<Unknown> {
     let mut out = Vec::new();
     if let Ok(document) = yaml::to_json(mesh) {
         walk(&MESH, &document, "", &mut out);
@@ -139,7 +139,7 @@ fn walk(of: &'static Message, document: &Value, at: &str, out: &mut Vec<Unknown>
 
 /// One line a slip, as the log shows it.
 #[must_use]
-pub fn line(source: &str, unknown: &Unknown) -> Option<String> {
+pub(crate) fn line(source: &str, unknown: &Unknown) -> Option<String> {
     let nearest = unknown.nearest?;
     Some(format!("{source}{} is unknown and has no effect: was {nearest} meant?", unknown.name))
 }

@@ -210,7 +210,7 @@ fn in_range(port: i64) -> Result<(), String> {
 ///
 /// # Errors
 /// In the Go agent's words.
-pub fn address(text: &str) -> Result<(), String> {
+pub(crate) fn address(text: &str) -> Result<(), String> {
     let split = |why: &str| format!("unable to split {text:?}: address {text}: {why}; it must be host:port");
     let (host, port) = split_host_port(text).map_err(split)?;
     let number: i64 =
@@ -227,7 +227,7 @@ pub fn address(text: &str) -> Result<(), String> {
 ///
 /// # Errors
 /// The reason alone.
-pub fn split_host_port(text: &str) -> Result<(&str, &str), &'static str> {
+pub(crate) fn split_host_port(text: &str) -> Result<(&str, &str), &'static str> {
     let colon = text.rfind(':').ok_or("missing port in address")?;
     let (host, port) = (&text[..colon], &text[colon + 1..]);
     let host = match text.strip_prefix('[') {

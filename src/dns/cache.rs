@@ -20,7 +20,7 @@ const STALE_TTL: u32 = 30;
 
 /// How long answers are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Config {
+pub(crate) struct Config {
     /// As fresh ones at most, and never longer than they say themselves; zero: not at all.
     pub fresh: Duration,
     /// Beyond that, for when nobody answers; zero: not at all.

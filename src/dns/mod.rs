@@ -26,12 +26,12 @@
 //! Uses `base` only.
 
 mod cache;
-pub mod resolv;
+pub(crate) mod resolv;
 mod server;
 mod servers;
 mod table;
 mod upstream;
-pub mod wire;
+pub(crate) mod wire;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -39,16 +39,16 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 
-pub use cache::Config as Cache;
-pub use server::{Bound, bind};
-pub use table::{Scope, Table};
+pub(crate) use cache::Config as Cache;
+pub(crate) use server::{Bound, bind};
+pub(crate) use table::{Scope, Table};
 
 /// The current table; `None` until the first one has come.
-pub type Current = watch::Receiver<Option<Arc<Table>>>;
+pub(crate) type Current = watch::Receiver<Option<Arc<Table>>>;
 
 /// What the server serves and where.
 #[derive(Debug, Clone)]
-pub struct Config {
+pub(crate) struct Config {
     /// `DNS_PROXY_ADDR`, as `host:port`.
     pub address: String,
     /// Read when the ports are bound; with `adaptive` again when it changes.
@@ -68,7 +68,7 @@ pub struct Config {
 
 /// Why the server cannot start.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub(crate) enum Error {
     /// `resolv.conf` cannot be read.
     #[error("failed to start local DNS server: cannot read {path}: it names the upstream resolvers")]
     ResolvConf {

@@ -36,7 +36,7 @@ static READS: Lane = Lane::new("resolv.conf", 1);
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// Sockets that are bound but not yet served.
-pub struct Bound {
+pub(crate) struct Bound {
     sockets: Vec<(UdpSocket, TcpListener)>,
     shared: Arc<Shared>,
 }
@@ -56,7 +56,7 @@ struct Shared {
 ///
 /// # Errors
 /// When the file cannot be read, the address is none or a port is taken.
-pub async fn bind(
+pub(crate) async fn bind(
     config: &Config,
     table: Current,
     metrics: &Metrics,
@@ -116,7 +116,7 @@ impl Bound {
     ///
     /// # Errors
     /// When a socket is served no more: names would not be answered there, and nobody would know.
-    pub async fn serve(self, stop: Stop) -> TaskResult {
+    pub(crate) async fn serve(self, stop: Stop) -> TaskResult {
         let mut all = Set::new("dns socket");
         for (socket, listener) in self.sockets {
             all.spawn(udp(Arc::new(socket), self.shared.clone()));

@@ -22,7 +22,7 @@ const KUBERNETES: &str = "Kubernetes";
 
 /// From where names are seen: it decides which short forms there are.
 #[derive(Debug, Clone, Default)]
-pub struct Scope {
+pub(crate) struct Scope {
     /// The proxy's namespace.
     pub namespace: String,
     /// The proxy's domain without the namespace: `svc.cluster.local`.
@@ -32,7 +32,7 @@ pub struct Scope {
 impl Scope {
     /// Takes the namespace off the domain if it is its first label.
     #[must_use]
-    pub fn new(namespace: &str, domain: &str) -> Self {
+    pub(crate) fn new(namespace: &str, domain: &str) -> Self {
         let domain = match domain.split_once('.') {
             Some((first, rest)) if first == namespace => rest,
             None if domain == namespace => "",
@@ -67,7 +67,7 @@ impl Scope {
 
 /// One table, whole. Forms with the search domain are not stored but seen through at look-up.
 #[derive(Debug)]
-pub struct Table {
+pub(crate) struct Table {
     index: Index,
     source: Source,
 }
@@ -77,7 +77,7 @@ impl Table {
     ///
     /// # Errors
     /// When the bytes are no such message; the text says where.
-    pub fn decode(body: Bytes, scope: &Scope) -> Result<Self, String> {
+    pub(crate) fn decode(body: Bytes, scope: &Scope) -> Result<Self, String> {
         let source = Source { body, scope: scope.clone() };
         Ok(Self { index: Index::of(&source)?, source })
     }
@@ -97,7 +97,7 @@ impl Table {
 
     /// What `query` has for answers; `None`: the host is not ours. No answers: it has no such addresses.
     #[must_use]
-    pub fn answer(&self, query: &Query, search: Option<&str>) -> Option<Vec<Record>> {
+    pub(crate) fn answer(&self, query: &Query, search: Option<&str>) -> Option<Vec<Record>> {
         let host = query.host();
         let (at, inner) = self.find(&host, search).or_else(|| {
             let mut stem = host.as_str();
@@ -131,7 +131,7 @@ impl Table {
     ///
     /// # Errors
     /// Never in practice: the message was read once already.
-    pub fn json(&self) -> Result<String, String> {
+    pub(crate) fn json(&self) -> Result<String, String> {
         let table = self.source.whole()?;
         let mut out: BTreeMap<String, Value> = BTreeMap::new();
         let mut added = HashSet::new();

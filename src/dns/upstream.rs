@@ -26,7 +26,7 @@ const SILENT: u32 = 3;
 
 /// How a query came, and so how it goes on.
 #[derive(Debug, Clone, Copy)]
-pub enum Transport {
+pub(super) enum Transport {
     /// With the largest reply that is taken, in bytes.
     Udp(usize),
     /// One connection a query.
@@ -39,7 +39,7 @@ const FIRST_TRY: u32 = 8;
 const ROUND: Duration = Duration::from_millis(100);
 
 /// The nameservers.
-pub struct Upstream {
+pub(super) struct Upstream {
     servers: Vec<String>,
     /// `DNS_FORWARD_ADAPTIVE`.
     adaptive: Option<Mutex<Servers>>,
@@ -57,7 +57,7 @@ pub struct Upstream {
 
 impl Upstream {
     /// Knows the servers; connects to nobody yet.
-    pub fn new(servers: Vec<String>, config: &Config, metrics: &Metrics, trouble: Reporter) -> Self {
+    pub(super) fn new(servers: Vec<String>, config: &Config, metrics: &Metrics, trouble: Reporter) -> Self {
         Self {
             unanswered: AtomicU32::new(0),
             trouble,
@@ -91,7 +91,7 @@ impl Upstream {
     }
 
     /// Others from now on.
-    pub fn renew(&self, servers: Vec<String>) {
+    pub(super) fn renew(&self, servers: Vec<String>) {
         if let Some(adaptive) = &self.adaptive {
             adaptive.lock().unwrap_or_else(PoisonError::into_inner).renew(servers);
         }
@@ -168,13 +168,13 @@ impl Upstream {
     }
 
     /// Counts a query that could not be handed on because too many are under way.
-    pub fn refused(&self) {
+    pub(super) fn refused(&self) {
         self.requests.with_label_values::<&str>(&[]).inc();
         self.failures.with_label_values::<&str>(&[]).inc();
     }
 
     /// The first well-formed reply, whatever it says; `None` when nobody gave one.
-    pub async fn forward(&self, message: &[u8], transport: Transport) -> Option<Vec<u8>> {
+    pub(super) async fn forward(&self, message: &[u8], transport: Transport) -> Option<Vec<u8>> {
         self.requests.with_label_values::<&str>(&[]).inc();
         let started = Instant::now();
         if let Some(reply) = self.kept(message, "fresh", Cache::fresh) {
@@ -302,7 +302,7 @@ async fn udp(server: &str) -> io::Result<UdpSocket> {
 }
 
 /// Writes a message with its length before it.
-pub async fn write(stream: &mut TcpStream, message: &[u8]) -> io::Result<()> {
+pub(super) async fn write(stream: &mut TcpStream, message: &[u8]) -> io::Result<()> {
     let length = u16::try_from(message.len()).map_err(|_| malformed())?;
     let mut framed = Vec::with_capacity(message.len() + 2);
     framed.extend_from_slice(&length.to_be_bytes());
@@ -311,7 +311,7 @@ pub async fn write(stream: &mut TcpStream, message: &[u8]) -> io::Result<()> {
 }
 
 /// Reads a message with its length before it.
-pub async fn read(stream: &mut TcpStream) -> io::Result<Vec<u8>> {
+pub(super) async fn read(stream: &mut TcpStream) -> io::Result<Vec<u8>> {
     let length = stream.read_u16().await?;
     let mut message = vec![0; usize::from(length)];
     stream.read_exact(&mut message).await?;

@@ -7,9 +7,9 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 
 /// Query type A.
-pub const A: u16 = 1;
+pub(crate) const A: u16 = 1;
 /// Query type AAAA.
-pub const AAAA: u16 = 28;
+pub(crate) const AAAA: u16 = 28;
 const CNAME: u16 = 5;
 const OPT: u16 = 41;
 const HEADER: usize = 12;
@@ -147,7 +147,7 @@ pub fn well_formed(message: &[u8]) -> bool {
 
 /// Where the times of a reply's records are, those of OPT left out.
 #[must_use]
-pub fn ttls(message: &[u8]) -> Option<Vec<usize>> {
+pub(crate) fn ttls(message: &[u8]) -> Option<Vec<usize>> {
     let mut at = HEADER;
     for _ in 0..u16_at(message, 4)? {
         at = skip_name(message, at)? + 4;
@@ -166,26 +166,26 @@ pub fn ttls(message: &[u8]) -> Option<Vec<usize>> {
 
 /// The seconds at such a place.
 #[must_use]
-pub fn ttl_at(message: &[u8], at: usize) -> Option<u32> {
+pub(crate) fn ttl_at(message: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_be_bytes(message.get(at..at + 4)?.try_into().ok()?))
 }
 
 /// Whether a reply holds records, and all there are.
 #[must_use]
-pub fn is_whole_answer(message: &[u8]) -> bool {
+pub(crate) fn is_whole_answer(message: &[u8]) -> bool {
     let flags = u16_at(message, 2).unwrap_or_default();
     flags & QR != 0 && flags & (TC | 0xf) == 0 && u16_at(message, 6).is_some_and(|n| n > 0)
 }
 
 /// Whether a reply was cut.
 #[must_use]
-pub fn is_cut(message: &[u8]) -> bool {
+pub(crate) fn is_cut(message: &[u8]) -> bool {
     u16_at(message, 2).is_some_and(|flags| flags & TC != 0)
 }
 
 /// Whether a reply says that its server could not answer, and not that there is no such name or record.
 #[must_use]
-pub fn is_failure(message: &[u8]) -> bool {
+pub(crate) fn is_failure(message: &[u8]) -> bool {
     u16_at(message, 2).is_none_or(|flags| !matches!(flags & 0xf, 0 | 3))
 }
 
@@ -247,7 +247,7 @@ fn question_name(message: &[u8]) -> Option<(Vec<u8>, usize)> {
 
 /// A dotted name with or without a final dot, encoded; `None` when no message can carry it.
 #[must_use]
-pub fn encode(text: &str) -> Option<Vec<u8>> {
+pub(crate) fn encode(text: &str) -> Option<Vec<u8>> {
     let mut out = Vec::with_capacity(text.len() + 1);
     for label in text.strip_suffix('.').unwrap_or(text).split('.') {
         let length = u8::try_from(label.len()).ok().filter(|n| (1..=63).contains(n))?;

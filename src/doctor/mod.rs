@@ -41,15 +41,15 @@ use crate::config::parts::identity::{self, Fetcher, Plan};
 use crate::config::{self, Sources, parts, pod};
 use crate::trouble::Kind;
 
-pub use report::{Check, Report, State};
+pub(crate) use report::{Check, Report, State};
 
 /// All of it takes no longer.
-pub const LIMIT: Duration = Duration::from_secs(15);
+pub(crate) const LIMIT: Duration = Duration::from_secs(15);
 /// A check that has not ended by then is reported as unfinished; the rest of the time is for the report.
 const MARGIN: Duration = Duration::from_secs(1);
 
 /// What to look at.
-pub struct Inputs {
+pub(crate) struct Inputs {
     /// The flags `proxy` would get.
     pub flags: Parsed,
     /// The environment.
@@ -84,7 +84,7 @@ impl Scene {
 }
 
 /// Goes through everything.
-pub async fn examine(inputs: Inputs) -> Report {
+pub(crate) async fn examine(inputs: Inputs) -> Report {
     let started = Instant::now();
     let end = started + LIMIT - MARGIN;
     let sign = inputs.sign;
@@ -150,7 +150,7 @@ pub async fn examine(inputs: Inputs) -> Report {
 }
 
 /// What captures traffic, one line a set; empty where nothing does or this user may not read it.
-pub async fn capture(config: &Sources) -> Vec<String> {
+pub(crate) async fn capture(config: &Sources) -> Vec<String> {
     let config = captured(config);
     let end = Instant::now() + Duration::from_secs(5);
     let checks = blocking("capture", end, move || capture::checks(config)).await;
@@ -159,7 +159,7 @@ pub async fn capture(config: &Sources) -> Vec<String> {
 
 /// What there is to say before a start about roots, files, rights and the token, for `proxy --dry-run`: one line each,
 /// nothing where all is well. Asks nobody but the disk.
-pub async fn preflight(config: &Arc<Sources>) -> Vec<String> {
+pub(crate) async fn preflight(config: &Arc<Sources>) -> Vec<String> {
     let plan = identity::plan(config).ok();
     let end = Instant::now() + LIMIT;
     let scene = Arc::new(Scene { config: config.clone(), plan, now: SystemTime::now(), end });

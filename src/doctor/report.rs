@@ -11,7 +11,7 @@ use crate::trouble::Kind;
 
 /// How a check ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum State {
+pub(crate) enum State {
     /// Well.
     Ok,
     /// Odd, and the proxy works all the same.
@@ -42,7 +42,7 @@ impl State {
 
 /// One line of the report.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Check {
+pub(crate) struct Check {
     /// What was looked at: a word from a closed list.
     pub name: &'static str,
     /// How it ended.
@@ -84,7 +84,7 @@ impl Check {
 
     /// The line, without its state and name.
     #[must_use]
-    pub fn sentence(&self) -> String {
+    pub(crate) fn sentence(&self) -> String {
         let line =
             if self.hint.is_empty() { self.said.clone() } else { format!("{}; {}", self.said, self.hint) };
         // One check is one line, whatever an error text holds.
@@ -94,7 +94,7 @@ impl Check {
 
 /// All of it.
 #[derive(Debug)]
-pub struct Report {
+pub(crate) struct Report {
     /// When it was made.
     pub at: SystemTime,
     /// In the order of a start.
@@ -164,7 +164,7 @@ impl Report {
 
     /// 0: nothing is broken; 1: something is.
     #[must_use]
-    pub fn exit_code(&self) -> u8 {
+    pub(crate) fn exit_code(&self) -> u8 {
         u8::from(self.verdict().is_some() || self.checks.iter().any(|c| c.state == State::Fail))
     }
 
@@ -174,7 +174,7 @@ impl Report {
 
     /// The lines, and the verdict as the last.
     #[must_use]
-    pub fn text(&self) -> String {
+    pub(crate) fn text(&self) -> String {
         let mut out = String::new();
         for check in &self.checks {
             let _ = writeln!(out, "{:<5} {:<14} {}", check.state.label(), check.name, check.sentence());
@@ -194,7 +194,7 @@ impl Report {
 
     /// The documented form: README and `doctor --help` name its fields.
     #[must_use]
-    pub fn json(&self) -> Value {
+    pub(crate) fn json(&self) -> Value {
         let verdict = self.verdict();
         let checks = self.checks.iter().map(|c| {
             let mut out = json!({"check": c.name, "state": c.state.json(), "detail": c.said});

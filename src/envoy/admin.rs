@@ -13,7 +13,7 @@ use bytes::Bytes;
 use crate::net::http;
 
 /// Answers beyond this are refused; the filtered statistics asked for here are a few hundred lines.
-pub const MAX_BODY: usize = 4 * 1024 * 1024;
+pub(crate) const MAX_BODY: usize = 4 * 1024 * 1024;
 
 /// Limit of one poll of the statistics; the Go agent's.
 const STATS_LIMIT: Duration = Duration::from_secs(2);
@@ -86,7 +86,7 @@ pub enum Error {
 
 /// An answer.
 #[derive(Debug)]
-pub struct Answer {
+pub(crate) struct Answer {
     /// HTTP status.
     pub status: u16,
     /// The body.
@@ -231,7 +231,7 @@ impl Open {
 /// (status, Prometheus, admin; IPv4 wildcards only, as in the Go agent; those behind TLS in both families), nor internal, nor a worker's
 /// share of one that is counted anyway. `http.` lines never count.
 #[must_use]
-pub fn open(text: &str, own_ports: &[u16], secure_ports: &[u16]) -> Option<Open> {
+pub(crate) fn open(text: &str, own_ports: &[u16], secure_ports: &[u16]) -> Option<Open> {
     if text.is_empty() {
         return None;
     }

@@ -7,12 +7,6 @@ use std::ffi::OsString;
 use std::path::Path;
 use std::time::Duration;
 
-/// TLS suites that a FIPS policy leaves to gRPC inside Envoy: variable and value.
-pub const FIPS_CIPHER_SUITES: (&str, &str) = (
-    "GRPC_SSL_CIPHER_SUITES",
-    "ECDHE-ECDSA-AES128-GCM-SHA256:ECDHE-RSA-AES128-GCM-SHA256:ECDHE-ECDSA-AES256-GCM-SHA384:ECDHE-RSA-AES256-GCM-SHA384",
-);
-
 /// `--local-address-ip-version`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum IpVersion {
@@ -77,7 +71,7 @@ impl Default for Options {
 
 /// One of several Envoys that replace each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Epoch<'a> {
+pub(crate) struct Epoch<'a> {
     /// `--restart-epoch`.
     pub number: u32,
     /// What the epochs find each other by; unknown until the first has chosen it.
@@ -92,7 +86,7 @@ pub struct Epoch<'a> {
 
 /// Envoy's arguments after its name.
 #[must_use]
-pub fn arguments(config: &Path, options: &Options, epoch: Option<&Epoch<'_>>) -> Vec<OsString> {
+pub(crate) fn arguments(config: &Path, options: &Options, epoch: Option<&Epoch<'_>>) -> Vec<OsString> {
     let flush = options.file_flush_interval.map_or(1000, |d| d.as_millis());
     let mut args: Vec<OsString> = vec!["-c".into(), config.into()];
     let mut two = |name: &str, value: String| args.extend([name.into(), value.into()]);
@@ -180,39 +174,10 @@ impl LogLevels {
     }
 }
 
-/// The user and group that Envoy runs as when not the agent's: 1337, if the agent is root and serves DNS
-/// on port 53 itself (`DNS_PROXY_ADDR`), for which alone it had to be root.
-#[must_use]
-pub fn user(agent_uid: u32, dns_proxy_addr: &str) -> Option<(u32, u32)> {
-    (agent_uid == 0 && dns_proxy_addr.ends_with(":53")).then_some((1337, 1337))
-}
-
-/// Where the number of worker threads comes from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Concurrency {
-    /// Worker threads; 0: Envoy takes one per hardware thread.
-    pub threads: u32,
-    /// The flag overrode another value; worth a warning.
-    pub overridden: bool,
-}
-
-/// Chooses the number of worker threads: the flag, else the proxy config, else the CPU limit.
-///
-/// `proxy_config` is `None` when unset (an explicit 0 there means: all hardware threads); `cpu_limit`
-/// is `ISTIO_CPU_LIMIT`, 0 when unknown.
-#[must_use]
-pub fn concurrency(flag: u32, proxy_config: Option<u32>, cpu_limit: u32) -> Concurrency {
-    let configured = proxy_config.or((cpu_limit > 0).then_some(cpu_limit));
-    if flag > 0 {
-        return Concurrency { threads: flag, overridden: configured.is_some_and(|c| c != flag) };
-    }
-    Concurrency { threads: configured.unwrap_or(0), overridden: false }
-}
-
 /// The text of the override file with `$(HOST_IP)` replaced; an IPv6 address gets brackets, once. To be
 /// read as YAML and handed to [`override_value`].
 #[must_use]
-pub fn override_text(text: &str, host_ip: &str) -> String {
+pub(crate) fn override_text(text: &str, host_ip: &str) -> String {
     if host_ip.contains(':') {
         let bracketed = format!("[{host_ip}]");
         text.replace("[$(HOST_IP)]", &bracketed).replace("$(HOST_IP)", &bracketed)
@@ -224,7 +189,7 @@ pub fn override_text(text: &str, host_ip: &str) -> String {
 /// The override as `--config-yaml` carries it: compact, keys sorted. `None` for an empty one (the Go
 /// agent passes `null`, which Envoy refuses).
 #[must_use]
-pub fn override_value(value: &serde_json::Value) -> Option<String> {
+pub(crate) fn override_value(value: &serde_json::Value) -> Option<String> {
     if value.is_null() {
         return None;
     }

@@ -20,16 +20,16 @@ use std::time::Duration;
 
 /// Least limit of the request to drain. Beyond it (or `termination_drain`, if longer) an Envoy that
 /// accepts and does not answer is killed; the Go agent waits for ever.
-pub const LEAST_ASK_LIMIT: Duration = Duration::from_secs(3);
+pub(crate) const LEAST_ASK_LIMIT: Duration = Duration::from_secs(3);
 
 /// How long SIGKILL may take to end Envoy before the agent ends without having seen it.
-pub const KILL_LIMIT: Duration = Duration::from_secs(5);
+pub(crate) const KILL_LIMIT: Duration = Duration::from_secs(5);
 
 /// Time between two polls of the open connections; the Go agent's.
-pub const POLL: Duration = Duration::from_secs(1);
+pub(crate) const POLL: Duration = Duration::from_secs(1);
 
 /// Failed polls in a row after which Envoy is killed; the Go agent's.
-pub const MAX_ERRORS: u32 = 5;
+pub(crate) const MAX_ERRORS: u32 = 5;
 
 /// How to stop.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -72,7 +72,7 @@ impl Default for Config {
 
 /// What happens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Event {
+pub(crate) enum Event {
     /// A signal, or a failure of the agent: drain, then end.
     Stop,
     /// `/quitquitquit`: end without a drain.
@@ -93,7 +93,7 @@ pub enum Event {
 
 /// What to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Action {
+pub(crate) enum Action {
     /// Ask Envoy to drain; the result comes back as [`Event::Answered`].
     Ask,
     /// Poll the open connections; the result comes back as an event.
@@ -106,7 +106,7 @@ pub enum Action {
 
 /// Where it stands; shown in logs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Phase {
+pub(crate) enum Phase {
     /// Envoy serves.
     Running,
     /// The drain is put off by the jitter.
@@ -147,7 +147,7 @@ impl fmt::Display for Phase {
 
 /// The state machine. Times are since any fixed origin and never go back.
 #[derive(Debug)]
-pub struct Machine {
+pub(crate) struct Machine {
     config: Config,
     jitter: Duration,
     phase: Phase,
@@ -160,25 +160,25 @@ pub struct Machine {
 impl Machine {
     /// Envoy runs. `jitter` is the time drawn from [`Config::jitter`].
     #[must_use]
-    pub fn new(config: Config, jitter: Duration) -> Self {
+    pub(crate) fn new(config: Config, jitter: Duration) -> Self {
         Self { config, jitter, phase: Phase::Running, deadline: None, cap: None, drained: false, gone: false }
     }
 
     /// Where it stands.
     #[must_use]
-    pub fn phase(&self) -> Phase {
+    pub(crate) fn phase(&self) -> Phase {
         self.phase
     }
 
     /// Whether polls ask for requests as well.
     #[must_use]
-    pub fn counts_requests(&self) -> bool {
+    pub(crate) fn counts_requests(&self) -> bool {
         self.config.requests
     }
 
     /// When [`Event::Tick`] is due.
     #[must_use]
-    pub fn deadline(&self) -> Option<Duration> {
+    pub(crate) fn deadline(&self) -> Option<Duration> {
         match (self.deadline, self.cap) {
             (Some(a), Some(b)) => Some(a.min(b)),
             (a, b) => a.or(b),
@@ -187,13 +187,13 @@ impl Machine {
 
     /// The limit of the request to drain.
     #[must_use]
-    pub fn ask_limit(&self) -> Duration {
+    pub(crate) fn ask_limit(&self) -> Duration {
         self.config.termination_drain.max(LEAST_ASK_LIMIT)
     }
 
     /// Takes an event; gives what to do.
     #[must_use]
-    pub fn handle(&mut self, now: Duration, event: Event) -> Option<Action> {
+    pub(crate) fn handle(&mut self, now: Duration, event: Event) -> Option<Action> {
         match event {
             Event::Gone => self.gone(),
             Event::Drained => {

@@ -26,7 +26,7 @@ use tokio::process::{Child, Command};
 use super::{kin, launch, stale};
 
 /// The first argument that selects this.
-pub const ARGUMENT: &str = "__guard-envoy";
+pub(crate) const ARGUMENT: &str = "__guard-envoy";
 
 /// Looks for what escaped the tree, until one finds nothing: a killed parent's children take a moment to be orphans.
 const LOOKS: usize = 10;
@@ -107,7 +107,7 @@ impl Guard {
 }
 
 /// Is the guard if the arguments say so; returns its exit status, and `None` when they mean something else.
-pub fn intercept(mut args: impl Iterator<Item = OsString>) -> Option<u8> {
+pub(crate) fn intercept(mut args: impl Iterator<Item = OsString>) -> Option<u8> {
     let _ = args.next();
     if args.next()? != ARGUMENT {
         return None;

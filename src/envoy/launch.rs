@@ -30,7 +30,7 @@ const NOT_EXECUTED: u8 = 127;
 
 /// Becomes Envoy if the arguments say so; returns the exit status when that failed and `None` when the
 /// arguments mean something else.
-pub fn intercept(mut args: impl Iterator<Item = OsString>) -> Option<u8> {
+pub(crate) fn intercept(mut args: impl Iterator<Item = OsString>) -> Option<u8> {
     let _ = args.next();
     if args.next()? != ARGUMENT {
         return None;

@@ -12,19 +12,19 @@
 //! What decides is pure and tested without processes ([`command`], [`drain`], [`restart`]); what acts
 //! is thin ([`process`], [`launch`], [`admin`], [`supervisor`]). Uses `base` only.
 
-pub mod admin;
-pub mod command;
-pub mod drain;
-pub mod guard;
-pub mod kernel;
+pub(crate) mod admin;
+pub(crate) mod command;
+pub(crate) mod drain;
+pub(crate) mod guard;
+pub(crate) mod kernel;
 mod kin;
-pub mod launch;
-pub mod port;
-pub mod process;
-pub mod restart;
+pub(crate) mod launch;
+pub(crate) mod port;
+pub(crate) mod process;
+pub(crate) mod restart;
 mod stale;
-pub mod supervisor;
-pub mod validate;
+pub(crate) mod supervisor;
+pub(crate) mod validate;
 
 use std::path::PathBuf;
 use std::time::Duration;

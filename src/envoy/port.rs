@@ -9,7 +9,7 @@ use super::kernel::listening_inode;
 
 /// Who listens on a port.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Holder {
+pub(crate) struct Holder {
     /// The process; unknown when it is another user's or in another pid namespace.
     pub pid: Option<u32>,
     /// Its short name.
@@ -27,7 +27,7 @@ impl fmt::Display for Holder {
 
 /// The local process that listens on `port`; `None` when nobody does.
 #[must_use]
-pub fn holder(port: u16) -> Option<Holder> {
+pub(crate) fn holder(port: u16) -> Option<Holder> {
     let inode = ["/proc/net/tcp", "/proc/net/tcp6"]
         .iter()
         .find_map(|table| listening_inode(&std::fs::read_to_string(table).ok()?, port))?;
@@ -37,14 +37,14 @@ pub fn holder(port: u16) -> Option<Holder> {
 
 /// The parent of a process.
 #[must_use]
-pub fn parent(pid: u32) -> Option<u32> {
+pub(crate) fn parent(pid: u32) -> Option<u32> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     text.lines().find_map(|line| line.strip_prefix("PPid:")?.trim().parse().ok())
 }
 
 /// Whether the holder is an agent, or an agent's Envoy.
 #[must_use]
-pub fn of_agent(holder: &Holder) -> bool {
+pub(crate) fn of_agent(holder: &Holder) -> bool {
     let is_agent = |name: &str| name.trim() == "pilot-agent";
     let parent = holder.pid.and_then(parent);
     let name = parent.and_then(|pid| std::fs::read_to_string(format!("/proc/{pid}/comm")).ok());

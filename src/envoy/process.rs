@@ -102,7 +102,7 @@ fn describe(signal: Signal) -> String {
 
 /// What to start.
 #[derive(Debug)]
-pub struct Spec<'a> {
+pub(crate) struct Spec<'a> {
     /// The program that becomes Envoy.
     pub launcher: &'a Path,
     /// Envoy's binary.
@@ -121,7 +121,7 @@ pub struct Spec<'a> {
 
 /// A running Envoy, by its id; [`spawn`] gives it together with the future of its end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Process {
+pub(crate) struct Process {
     pid: Pid,
     own_group: bool,
 }
@@ -129,13 +129,13 @@ pub struct Process {
 impl Process {
     /// Its process id.
     #[must_use]
-    pub fn id(&self) -> i32 {
+    pub(crate) fn id(&self) -> i32 {
         self.pid.as_raw_nonzero().get()
     }
 
     /// SIGKILL to it and to what it started. Only while its end has not been seen: the id is its own
     /// until then.
-    pub fn kill(&self) {
+    pub(crate) fn kill(&self) {
         // Envoy starts nothing, but a wrapper script in its place does.
         let children = kin::descendants(self.id());
         let done = if self.own_group {
@@ -156,7 +156,7 @@ impl Process {
 ///
 /// Call it on the process's main thread: the parent-death signal is tied to the calling thread
 /// (see [`launch`]).
-pub fn spawn(spec: &Spec<'_>) -> io::Result<(Process, impl Future<Output = Exit> + Send + use<>)> {
+pub(crate) fn spawn(spec: &Spec<'_>) -> io::Result<(Process, impl Future<Output = Exit> + Send + use<>)> {
     let (mut ours, theirs) = UnixStream::pair()?;
     ours.set_nonblocking(true)?;
     let mut command = tokio::process::Command::new(spec.launcher);
@@ -217,7 +217,7 @@ impl OutOfMemory {
 
 /// A configuration file that is removed when this is dropped.
 #[derive(Debug)]
-pub struct Written {
+pub(crate) struct Written {
     path: PathBuf,
 }
 
@@ -227,7 +227,7 @@ impl Written {
     ///
     /// # Errors
     /// With the path that could not be made or written.
-    pub fn new(path: &Path, text: &[u8]) -> Result<Self, (PathBuf, io::Error)> {
+    pub(crate) fn new(path: &Path, text: &[u8]) -> Result<Self, (PathBuf, io::Error)> {
         match place::put(path, text, Mode::Masked(0o666)) {
             Ok(()) => {}
             // A disk that is full must not cost the old file as well.
@@ -237,12 +237,6 @@ impl Written {
             Err(error) => return Err((error.path, error.source)),
         }
         Ok(Self { path: path.to_owned() })
-    }
-
-    /// Where it is.
-    #[must_use]
-    pub fn path(&self) -> &Path {
-        &self.path
     }
 }
 

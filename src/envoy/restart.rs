@@ -20,13 +20,13 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// Restarts after an abnormal end until the configuration changes or Envoy has run for [`STABLE`].
-pub const BUDGET: u32 = 10;
+pub(crate) const BUDGET: u32 = 10;
 
 /// First delay; doubles with every restart.
-pub const FIRST_DELAY: Duration = Duration::from_millis(200);
+pub(crate) const FIRST_DELAY: Duration = Duration::from_millis(200);
 
 /// An Envoy that ran this long had no problem starting; a later end is a new story.
-pub const STABLE: Duration = Duration::from_secs(600);
+pub(crate) const STABLE: Duration = Duration::from_secs(600);
 
 /// Restarts after a death for lack of memory: what ran out once will again.
 const MEMORY_BUDGET: u32 = 1;
@@ -59,11 +59,11 @@ impl Default for Config {
 }
 
 /// Identity of a configuration; equal ids need no restart.
-pub type Id = u64;
+pub(crate) type Id = u64;
 
 /// What ended how, as far as restarting cares.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub(crate) enum Kind {
     /// With 0, or because somebody asked it to.
     Orderly,
     /// Killed by SIGKILL, not by the agent.
@@ -76,7 +76,7 @@ pub enum Kind {
 
 /// What to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Action {
+pub(crate) enum Action {
     /// Nothing.
     None,
     /// Start this epoch.
@@ -91,7 +91,7 @@ pub enum Action {
 
 /// The core.
 #[derive(Debug)]
-pub struct Core {
+pub(crate) struct Core {
     config: Config,
     desired: Id,
     active: BTreeMap<u32, Id>,
@@ -105,7 +105,7 @@ pub struct Core {
 impl Core {
     /// Nothing runs yet; `desired` is the configuration to start with.
     #[must_use]
-    pub fn new(config: Config, desired: Id) -> Self {
+    pub(crate) fn new(config: Config, desired: Id) -> Self {
         Self {
             config,
             desired,
@@ -119,31 +119,31 @@ impl Core {
 
     /// Restarts that are left.
     #[must_use]
-    pub fn budget(&self) -> u32 {
+    pub(crate) fn budget(&self) -> u32 {
         self.budget
     }
 
     /// Recovery gave up: the last end was abnormal and no restart is left.
     #[must_use]
-    pub fn exhausted(&self) -> bool {
+    pub(crate) fn exhausted(&self) -> bool {
         self.exhausted
     }
 
     /// Epochs that run, lowest (oldest) first.
-    #[must_use]
-    pub fn active(&self) -> Vec<u32> {
+    #[cfg(test)]
+    pub(crate) fn active(&self) -> Vec<u32> {
         self.active.keys().copied().collect()
     }
 
     /// The first start.
     #[must_use]
-    pub fn begin(&mut self) -> Action {
+    pub(crate) fn begin(&mut self) -> Action {
         self.start()
     }
 
     /// The configuration is now `id`.
     #[must_use]
-    pub fn desire(&mut self, id: Id) -> Action {
+    pub(crate) fn desire(&mut self, id: Id) -> Action {
         if id == self.desired {
             return Action::None;
         }
@@ -162,7 +162,7 @@ impl Core {
 
     /// Epoch `epoch` has ended after `ran`.
     #[must_use]
-    pub fn ended(&mut self, epoch: u32, kind: Kind, ran: Duration) -> Action {
+    pub(crate) fn ended(&mut self, epoch: u32, kind: Kind, ran: Duration) -> Action {
         self.active.remove(&epoch);
         if ran >= STABLE {
             self.budget = BUDGET;
@@ -200,7 +200,7 @@ impl Core {
 
     /// The delay of [`Action::RetryIn`] is over.
     #[must_use]
-    pub fn retry(&mut self) -> Action {
+    pub(crate) fn retry(&mut self) -> Action {
         if !self.retry_due || !self.active.is_empty() {
             return Action::None;
         }

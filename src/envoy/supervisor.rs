@@ -14,7 +14,7 @@ use std::sync::Arc;
 use tokio::sync::watch as channel;
 
 use handle::Asked;
-pub use handle::{DRAIN_NOW_LIMIT, Handle};
+pub use handle::Handle;
 
 use super::process::Written;
 use super::{Bootstrap, Config, ConfigFile, Error, Outcome, Reason, admin, restart};

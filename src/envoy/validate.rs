@@ -15,7 +15,7 @@ const LONGEST: usize = 128 * 1024 - 64;
 
 /// What came of a run.
 #[derive(Debug)]
-pub enum Verdict {
+pub(crate) enum Verdict {
     /// Envoy takes it.
     Accepted,
     /// It does not: how it ended, and the lines it said about it, last first.
@@ -34,7 +34,7 @@ pub enum Verdict {
 }
 
 /// Asks `envoy` about `bootstrap`.
-pub async fn validate(envoy: &str, bootstrap: &[u8], limit: Duration) -> Verdict {
+pub(crate) async fn validate(envoy: &str, bootstrap: &[u8], limit: Duration) -> Verdict {
     if bootstrap.len() > LONGEST {
         return Verdict::TooLong;
     }
@@ -53,7 +53,7 @@ pub async fn validate(envoy: &str, bootstrap: &[u8], limit: Duration) -> Verdict
 }
 
 /// Asks `envoy`, under the arguments with which it ended, whether its bootstrap is the reason.
-pub async fn again(
+pub(crate) async fn again(
     envoy: &str,
     args: &[OsString],
     env: &[(String, String)],
@@ -81,7 +81,7 @@ async fn judged(command: Command, limit: Duration) -> Verdict {
 ///
 /// # Errors
 /// When it cannot be started, or says nothing within `limit`.
-pub async fn version(envoy: &str, limit: Duration) -> io::Result<String> {
+pub(crate) async fn version(envoy: &str, limit: Duration) -> io::Result<String> {
     let mut command = Command::new(envoy);
     command.arg("--version");
     let Some((_, said, complaint)) = ended(command, limit).await? else {

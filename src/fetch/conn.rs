@@ -31,7 +31,7 @@ pub(crate) struct Io {
 
 /// Proxies by scheme: each its URL, and whom it is not for (`NO_PROXY`).
 #[derive(Clone, Default)]
-pub struct Proxies {
+pub(crate) struct Proxies {
     /// `HTTP_PROXY`.
     pub http: Option<(String, String)>,
     /// `HTTPS_PROXY`.

@@ -33,7 +33,7 @@ use base64::Engine as _;
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, StatusCode, header};
 
-pub use conn::Proxies;
+pub(crate) use conn::Proxies;
 pub(crate) use conn::{Dialer, Io};
 pub(crate) use exchange::{Exchange, Kept};
 pub(crate) use gunzip::Gunzip;

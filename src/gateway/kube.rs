@@ -37,7 +37,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 const LONGEST: usize = 4 << 20;
 
 /// How the API server is reached.
-pub struct Api {
+pub(crate) struct Api {
     /// `https://host:port`.
     pub base: String,
     /// Whose secrets.
@@ -119,6 +119,7 @@ struct Event {
 }
 
 /// A list and an event, from what the API server sent, and the fields in them.
+#[cfg(debug_assertions)]
 pub(super) fn fuzz(bytes: &[u8], mut seen: impl FnMut(&Object)) {
     if let Ok(list) = serde_json::from_slice::<List>(bytes) {
         list.items.iter().for_each(&mut seen);

@@ -41,6 +41,7 @@ use serde_json::{Value, json};
 use tokio::sync::Notify;
 
 /// What bytes reach first.
+#[cfg(debug_assertions)]
 pub mod fuzz {
     use super::{kube, read};
 
@@ -54,7 +55,7 @@ pub mod fuzz {
     }
 }
 
-pub use self::kube::Api;
+pub(crate) use self::kube::Api;
 
 use crate::base::tasks::Group;
 use crate::secrets::slot::Slot;
@@ -68,7 +69,7 @@ const LOOK: Duration = Duration::from_secs(30);
 
 /// Where secrets come from.
 #[derive(Debug, Clone)]
-pub enum Origin {
+pub(crate) enum Origin {
     /// The API server.
     Api(Arc<Api>),
     /// A folder with one folder for each secret.
@@ -77,7 +78,7 @@ pub enum Origin {
 
 /// What the source is told.
 #[derive(Debug, Clone)]
-pub struct Config {
+pub(crate) struct Config {
     /// Where secrets come from.
     pub origin: Origin,
     /// Served in place of a pair that is not there; empty: nothing is.
@@ -86,7 +87,7 @@ pub struct Config {
 
 /// The source of gateways' secrets, and what can be told about it. Clones share it.
 #[derive(Clone)]
-pub struct Secrets(Arc<Inner>);
+pub(crate) struct Secrets(Arc<Inner>);
 
 struct Inner {
     config: Config,
@@ -107,7 +108,7 @@ impl fmt::Debug for Secrets {
 impl Secrets {
     /// A source whose tasks run in `group`.
     #[must_use]
-    pub fn new(config: Config, group: Group, trouble: Reporter) -> Self {
+    pub(crate) fn new(config: Config, group: Group, trouble: Reporter) -> Self {
         let folder = match &config.origin {
             Origin::Folder(path) => Some(path.clone()),
             Origin::Api(_) => None,
@@ -123,7 +124,7 @@ impl Secrets {
 
     /// For the status document: names, never contents.
     #[must_use]
-    pub fn status(&self) -> Value {
+    pub(crate) fn status(&self) -> Value {
         let slots = lock(&self.0.slots);
         let mut waiting: Vec<&String> =
             slots.iter().filter(|(_, slot)| slot.value().is_none()).map(|(name, _)| name).collect();
@@ -135,7 +136,7 @@ impl Secrets {
 
     /// What is wrong at the moment, as sentences.
     #[must_use]
-    pub fn troubles(&self) -> Vec<String> {
+    pub(crate) fn troubles(&self) -> Vec<String> {
         lock(&self.0.errors).iter().map(|(name, (why, _))| format!("gateway secret {name}: {why}")).collect()
     }
 
@@ -239,7 +240,7 @@ impl SecretSource for Secrets {
 
 /// Whether a secret can have this name: as Kubernetes has them, and nothing that could be a path.
 #[must_use]
-pub fn is_name(text: &str) -> bool {
+pub(crate) fn is_name(text: &str) -> bool {
     let letter = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b"-.".contains(&b);
     let fits = !text.is_empty() && text.len() <= 253;
     fits && text.bytes().all(letter) && !text.starts_with('.') && !text.contains("..")

@@ -3,7 +3,7 @@
 /// What is known of the application.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum State {
+pub(crate) enum State {
     /// No threshold has been reached yet.
     Undefined,
     /// As many successes in a row as asked for.
@@ -14,7 +14,7 @@ pub enum State {
 
 /// Counts what comes in a row. A probe of the other kind starts the count anew.
 #[derive(Debug, Clone)]
-pub struct Judge {
+pub(crate) struct Judge {
     success_threshold: u32,
     failure_threshold: u32,
     successes: u32,
@@ -25,12 +25,12 @@ pub struct Judge {
 impl Judge {
     /// Both thresholds are at least 1.
     #[must_use]
-    pub fn new(success_threshold: u32, failure_threshold: u32) -> Self {
+    pub(crate) fn new(success_threshold: u32, failure_threshold: u32) -> Self {
         Self { success_threshold, failure_threshold, successes: 0, failures: 0, state: State::Undefined }
     }
 
     /// Takes a probe's result; gives the new state when it has changed.
-    pub fn record(&mut self, healthy: bool) -> Option<State> {
+    pub(crate) fn record(&mut self, healthy: bool) -> Option<State> {
         let (count, other, threshold, state) = if healthy {
             (&mut self.successes, &mut self.failures, self.success_threshold, State::Healthy)
         } else {

@@ -27,8 +27,8 @@
 //!
 //! Uses `fetch` to ask the application, and `base`.
 
-pub mod config;
-pub mod judge;
+pub(crate) mod config;
+pub(crate) mod judge;
 mod prober;
 #[cfg(test)]
 mod tests;
@@ -46,20 +46,21 @@ use crate::base::metrics::Metrics;
 use crate::base::tasks::Stop;
 use crate::trouble::{Kind, Reporter};
 
-pub use config::{Config, Method, Refused};
-pub use judge::{Judge, State};
+pub(crate) use config::Refused;
+pub use config::{Config, Method};
+pub(crate) use judge::{Judge, State};
 use prober::Prober;
 
 /// Asks whether Envoy is ready; the error is the sentence that says what is missing. Has limits of its
 /// own, which the probe's time-out does not touch.
-pub type EnvoyReady = Box<dyn Fn() -> BoxFuture<'static, Result<(), String>> + Send + Sync>;
+pub(crate) type EnvoyReady = Box<dyn Fn() -> BoxFuture<'static, Result<(), String>> + Send + Sync>;
 
 /// Takes a change: `None` is healthy, else why not. Must not block.
-pub type Report = Box<dyn Fn(Option<String>) + Send + Sync>;
+pub(crate) type Report = Box<dyn Fn(Option<String>) + Send + Sync>;
 
 /// What one probe found.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Outcome {
+pub(crate) enum Outcome {
     /// The application is well.
     Healthy,
     /// It is not, or does not answer; why.
@@ -86,7 +87,7 @@ impl Outcome {
 }
 
 /// What the checks need of the rest of the agent.
-pub struct Parts {
+pub(crate) struct Parts {
     /// `None` with Envoy disabled.
     pub envoy: Option<EnvoyReady>,
     /// Where changes go.
@@ -104,7 +105,7 @@ pub struct Parts {
 /// How things stand, for `/debug/agentz`.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Status {
+pub(crate) struct Status {
     /// What is probed.
     pub method: String,
     /// What istiod was told last.
@@ -121,18 +122,18 @@ pub struct Status {
 
 /// Tells how things stand. Cheap to clone.
 #[derive(Debug, Clone)]
-pub struct Handle(Arc<Mutex<Status>>);
+pub(crate) struct Handle(Arc<Mutex<Status>>);
 
 impl Handle {
     /// How things stand now.
     #[must_use]
-    pub fn status(&self) -> Status {
+    pub(crate) fn status(&self) -> Status {
         self.0.lock().expect("no panic holds this lock").clone()
     }
 }
 
 /// The checks of one application.
-pub struct Checker {
+pub(crate) struct Checker {
     config: Config,
     envoy: Option<EnvoyReady>,
     report: Report,
@@ -148,7 +149,7 @@ pub struct Checker {
 impl Checker {
     /// Nothing runs yet.
     #[must_use]
-    pub fn new(config: Config, parts: Parts) -> (Self, Handle) {
+    pub(crate) fn new(config: Config, parts: Parts) -> (Self, Handle) {
         let status = Status {
             method: config.method.to_string(),
             state: State::Undefined,
@@ -181,7 +182,7 @@ impl Checker {
     }
 
     /// Probes until `stop`.
-    pub async fn run(mut self, stop: Stop) {
+    pub(crate) async fn run(mut self, stop: Stop) {
         tracing::info!(
             target: "healthcheck",
             "the application's health is checked by {} every {:?}, first in {:?}",

@@ -29,7 +29,7 @@ struct Side<'a> {
 
 /// What became of rules that other settings made, for what stands beside the rules.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Others {
+pub(crate) struct Others {
     /// An apply took some away.
     pub gone: bool,
     /// A clean-up left TPROXY rules, which need the policy rule and the route.
@@ -42,7 +42,7 @@ pub struct Others {
 ///
 /// # Errors
 /// One line with the program, its complaint and what state the kernel is in.
-pub fn run(
+pub(crate) fn run(
     runner: &mut dyn Runner,
     settings: &Settings,
     resolved: &Resolved,
@@ -82,7 +82,7 @@ pub fn run(
 }
 
 /// Takes away whatever an earlier run left in iptables, for a run that makes its rules elsewhere.
-pub fn remove_leftovers(runner: &mut dyn Runner, rules: &[Rule], names: &Names) {
+pub(crate) fn remove_leftovers(runner: &mut dyn Runner, rules: &[Rule], names: &Names) {
     for family in [Family::V4, Family::V6] {
         let Some(Choice { backend, others }) = detect::leftovers(runner, family, None) else { continue };
         let side = Side { family, backend, others, rules, names };

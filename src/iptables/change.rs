@@ -19,7 +19,7 @@ const GUARDS: [(&str, &str); 6] = [
 
 /// The document that raises the guardrails.
 #[must_use]
-pub fn raise_guardrails() -> String {
+pub(crate) fn raise_guardrails() -> String {
     let lines = GUARDS.iter().map(|(chain, rule)| format!("-I {chain} 1 {rule}\n"));
     format!("* filter\n{}COMMIT\n", lines.collect::<String>())
 }
@@ -27,7 +27,7 @@ pub fn raise_guardrails() -> String {
 /// The document that lowers them. Deleting by number takes away ours, which are on top, and never an
 /// equal rule of the user's further down.
 #[must_use]
-pub fn lower_guardrails() -> String {
+pub(crate) fn lower_guardrails() -> String {
     let lines = GUARDS.iter().map(|(chain, _)| format!("-D {chain} 1\n"));
     format!("* filter\n{}COMMIT\n", lines.collect::<String>())
 }

@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::net::IpAddr;
-use std::time::Duration;
 
 use super::apply::{self, Others};
 use super::error::{Error, Setting};
@@ -18,14 +17,14 @@ use super::{dry, native, probe, rules, show};
 use crate::base::netlink::Netlink;
 
 /// Everything was done.
-pub const OK: u8 = 0;
+pub(crate) const OK: u8 = 0;
 /// A setting, a program or the kernel stood in the way.
-pub const FAILED: u8 = 1;
+pub(crate) const FAILED: u8 = 1;
 /// The validation did not succeed.
-pub const NOT_VALIDATED: u8 = 126;
+pub(crate) const NOT_VALIDATED: u8 = 126;
 
 /// Runs it; gives the exit status. `path` is the `PATH`, `env` prints the environment block.
-pub async fn run(settings: &Settings, path: &str, env: &BTreeMap<String, String>) -> u8 {
+pub(crate) async fn run(settings: &Settings, path: &str, env: &BTreeMap<String, String>) -> u8 {
     match programme(settings, path, env).await {
         Ok(code) => code,
         Err(reason) => {
@@ -170,6 +169,3 @@ fn names(read: impl Fn(&str) -> io::Result<String>) -> Names {
     });
     Names { users: table("/etc/passwd"), groups: table("/etc/group"), services: services.collect() }
 }
-
-/// What the Go agent gives the probe when nothing is said.
-pub const PROBE_TIMEOUT: Duration = Duration::from_secs(5);

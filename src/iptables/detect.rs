@@ -22,7 +22,7 @@ pub enum Force {
 
 /// A usable set of programs and what it saved when it was looked at.
 #[derive(Debug, Clone)]
-pub struct Backend {
+pub(crate) struct Backend {
     /// `iptables-nft`, `ip6tables-legacy`, `iptables`, …
     pub name: String,
     /// Writes through nf_tables; never needs the lock.
@@ -38,14 +38,14 @@ pub struct Backend {
 impl Backend {
     /// `--wait=30`, where the program knows it and a lock is taken.
     #[must_use]
-    pub fn wait(&self) -> Option<&'static str> {
+    pub(crate) fn wait(&self) -> Option<&'static str> {
         (!self.nft && self.version >= (1, 6, 2)).then_some("--wait=30")
     }
 }
 
 /// The set to use for a family, and further sets that hold rules of ours.
 #[derive(Debug, Clone)]
-pub struct Choice {
+pub(crate) struct Choice {
     /// Fit for writing.
     pub backend: Backend,
     /// Fit for writing as well: what they hold must not stay active beside the first.
@@ -63,7 +63,7 @@ fn plain_name(family: Family) -> &'static str {
 ///
 /// # Errors
 /// One line: which sets were looked at and why none can be used.
-pub fn choose(runner: &mut dyn Runner, family: Family, force: Option<Force>) -> Result<Choice, Error> {
+pub(crate) fn choose(runner: &mut dyn Runner, family: Family, force: Option<Force>) -> Result<Choice, Error> {
     let plain = plain_name(family);
     let [legacy, nft] = names(family);
     let forced = match force {
@@ -110,7 +110,7 @@ impl Reasons {
 
 /// The sets that hold anything of ours, for a family that is to have none.
 #[must_use]
-pub fn leftovers(runner: &mut dyn Runner, family: Family, force: Option<Force>) -> Option<Choice> {
+pub(crate) fn leftovers(runner: &mut dyn Runner, family: Family, force: Option<Force>) -> Option<Choice> {
     let [legacy, nft] = names(family);
     let candidates = match force {
         Some(Force::Legacy) => vec![legacy],

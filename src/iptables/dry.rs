@@ -9,7 +9,7 @@ use super::settings::{Resolved, Settings};
 use super::undo::{self, Step};
 
 /// Logs and writes; a file that cannot be written is no error, as for the Go agent.
-pub fn run(settings: &Settings, resolved: &Resolved, rules: &[Rule]) {
+pub(crate) fn run(settings: &Settings, resolved: &Resolved, rules: &[Rule]) {
     let families: &[Family] = if resolved.options.ipv6 { &[Family::V4, Family::V6] } else { &[Family::V4] };
     let mut text = String::from("iptables-save\nip6tables-save\n");
     if settings.cleanup_only {

@@ -6,7 +6,7 @@ use std::num::ParseIntError;
 
 /// Why a run has not done what it was asked for.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub(crate) enum Error {
     /// A setting that cannot be meant; nothing was changed.
     #[error(transparent)]
     Setting(#[from] Setting),

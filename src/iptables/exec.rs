@@ -40,14 +40,14 @@ const MOST: usize = 64 << 20;
 
 /// Whether somebody asked us to end, and since when.
 #[derive(Debug, Clone, Default)]
-pub struct Ending(Arc<AtomicBool>, Option<Instant>);
+pub(crate) struct Ending(Arc<AtomicBool>, Option<Instant>);
 
 impl Ending {
     /// Set by SIGTERM, SIGINT and SIGHUP from now on.
     ///
     /// # Errors
     /// The system's.
-    pub fn watched() -> io::Result<Self> {
+    pub(crate) fn watched() -> io::Result<Self> {
         use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
         let asked = Arc::new(AtomicBool::new(false));
         for signal in [SIGTERM, SIGINT, SIGHUP] {
@@ -58,13 +58,13 @@ impl Ending {
 
     /// Nobody asks: for looks that change nothing and may be cut short by the signals' own effect.
     #[must_use]
-    pub fn unwatched() -> Self {
+    pub(crate) fn unwatched() -> Self {
         Self(Arc::new(AtomicBool::new(false)), None)
     }
 
     /// Whether we were asked.
     #[must_use]
-    pub fn asked(&self) -> bool {
+    pub(crate) fn asked(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
 

@@ -8,21 +8,21 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// Holds back SIGTERM, SIGINT and SIGHUP from its creation to the end of the process.
 #[derive(Debug)]
-pub struct Hold([(i32, Signal); 3]);
+pub(crate) struct Hold([(i32, Signal); 3]);
 
 impl Hold {
     /// Begins.
     ///
     /// # Errors
     /// The system's.
-    pub fn begin() -> io::Result<Self> {
+    pub(crate) fn begin() -> io::Result<Self> {
         let of = |kind: SignalKind| signal(kind).map(|s| (kind.as_raw_value(), s));
         let [term, int, hup] = [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup()];
         Ok(Self([of(term)?, of(int)?, of(hup)?]))
     }
 
     /// Resolves to the number of the first signal that came since, or comes.
-    pub async fn asked(&mut self) -> i32 {
+    pub(crate) async fn asked(&mut self) -> i32 {
         let [term, int, hup] = &mut self.0;
         tokio::select! {
             _ = term.1.recv() => term.0,

@@ -13,7 +13,7 @@ use super::state::{Saved, State, is_ours};
 
 /// What the settings must have been.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Apart {
+pub(crate) struct Apart {
     /// `-k`
     pub kube_virt: BTreeSet<String>,
     /// `-i`, as far as rules of the former name addresses.
@@ -23,7 +23,7 @@ pub struct Apart {
 }
 
 /// Looks at all sets of both families; empty where nothing of ours is.
-pub fn look(runner: &mut dyn Runner) -> Apart {
+pub(crate) fn look(runner: &mut dyn Runner) -> Apart {
     let mut out = Apart::default();
     for family in [Family::V4, Family::V6] {
         let Some(choice) = detect::leftovers(runner, family, None) else { continue };

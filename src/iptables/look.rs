@@ -10,7 +10,7 @@ use super::state::{State, is_ours};
 
 /// What captures traffic here.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Found {
+pub(crate) struct Found {
     /// Sets of programs whose rules of ours were read.
     pub sets: Vec<Set>,
     /// nftables tables of ours.
@@ -21,7 +21,7 @@ pub struct Found {
 
 /// Rules of ours in one set.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Set {
+pub(crate) struct Set {
     /// The program that showed them.
     pub program: String,
     /// Rules in chains of ours.
@@ -35,7 +35,7 @@ pub struct Set {
 }
 
 /// Looks at all sets of both families, and at nftables.
-pub fn look(runner: &mut dyn Runner) -> Found {
+pub(crate) fn look(runner: &mut dyn Runner) -> Found {
     let mut out = Found::default();
     for plain in ["iptables", "ip6tables"] {
         let suffixed = [format!("{plain}-nft-save"), format!("{plain}-legacy-save")];

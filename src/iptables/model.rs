@@ -167,12 +167,12 @@ pub struct Rule {
 }
 
 /// Chains the kernel has by itself, and verdicts that are spelled like chains.
-pub const BUILT_IN: &[&str] =
+pub(crate) const BUILT_IN: &[&str] =
     &["INPUT", "OUTPUT", "FORWARD", "PREROUTING", "POSTROUTING", "ACCEPT", "RETURN", "DROP"];
 
 /// The chains that rules of ours are made in, in the order in which nft lists them; the order has no
 /// meaning for the kernel.
-pub const OUR_CHAINS: &[&str] = &[
+pub(crate) const OUR_CHAINS: &[&str] = &[
     "ISTIO_DIVERT",
     "ISTIO_TPROXY",
     "ISTIO_INBOUND",

@@ -12,7 +12,7 @@ use super::{apply, nft};
 ///
 /// # Errors
 /// One line with nft's complaint; nothing was changed then.
-pub fn run(
+pub(crate) fn run(
     runner: &mut dyn Runner,
     settings: &Settings,
     resolved: &Resolved,
@@ -38,7 +38,7 @@ pub fn run(
 
 /// Takes away the tables of an earlier start, for a run that makes its rules through iptables. What cannot
 /// be removed is logged.
-pub fn remove_leftovers(runner: &mut dyn Runner) {
+pub(crate) fn remove_leftovers(runner: &mut dyn Runner) {
     if !runner.exists("nft") {
         return;
     }

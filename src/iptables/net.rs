@@ -35,7 +35,7 @@ const SETTLE_STEP: Duration = Duration::from_millis(5);
 
 /// Mark and table of TPROXY's policy rule and route.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Tproxy {
+pub(crate) struct Tproxy {
     /// Packets with this mark
     pub mark: u32,
     /// are looked up in this table, where everything is local.
@@ -44,7 +44,7 @@ pub struct Tproxy {
 
 /// Things beside the rules.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Things {
+pub(crate) struct Things {
     /// `::6` on the loopback device.
     pub address: bool,
     /// Policy rule and route of IPv4.
@@ -55,14 +55,14 @@ pub struct Things {
 
 /// Makes and takes away what stands beside the rules.
 #[derive(Debug)]
-pub struct Side(Netlink);
+pub(crate) struct Side(Netlink);
 
 impl Side {
     /// In the current network namespace.
     ///
     /// # Errors
     /// The system's.
-    pub fn open() -> io::Result<Self> {
+    pub(crate) fn open() -> io::Result<Self> {
         Netlink::open().map(Self)
     }
 
@@ -70,7 +70,7 @@ impl Side {
     ///
     /// # Errors
     /// One line that names the step.
-    pub fn add(&self, things: Things) -> Result<(), Error> {
+    pub(crate) fn add(&self, things: Things) -> Result<(), Error> {
         let step = |step: &'static str| move |source: io::Error| Error::Routes { step, source };
         if things.address {
             self.change(Kind::NewAddress, &passthrough(), true)
@@ -108,7 +108,7 @@ impl Side {
     /// Takes away what runs with whatever settings added, apart from `keep`: the `::6` address, and the
     /// policy rules, of any mark and however often, and the route that belong to `table`. What is not there
     /// is passed over; what cannot be removed is logged, and the rest is still tried.
-    pub fn remove(&self, table: Option<u32>, keep: Things) {
+    pub(crate) fn remove(&self, table: Option<u32>, keep: Things) {
         let log = |what: &str, result: io::Result<()>| {
             if let Err(e) = result {
                 tracing::warn!("failed to remove {what}: {e}");

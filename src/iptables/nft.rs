@@ -3,12 +3,12 @@
 use super::model::{Match, OUR_CHAINS, Proto, Rule, Table, Target};
 
 /// Tables of ours, whether or not the current options need them.
-pub const TABLES: [(&str, Table); 3] =
+pub(crate) const TABLES: [(&str, Table); 3] =
     [("istio-proxy-nat", Table::Nat), ("istio-proxy-mangle", Table::Mangle), ("istio-proxy-raw", Table::Raw)];
 
 /// `istio-output` for `ISTIO_OUTPUT`.
 #[must_use]
-pub fn chain_name(chain: &str) -> String {
+pub(crate) fn chain_name(chain: &str) -> String {
     chain.to_ascii_lowercase().replace('_', "-")
 }
 
@@ -43,7 +43,7 @@ fn rank(m: &Match, zone: bool) -> u8 {
 
 /// Conditions and verdict of one rule in nft's words.
 #[must_use]
-pub fn expression(rule: &Rule) -> String {
+pub(crate) fn expression(rule: &Rule) -> String {
     let zone = matches!(rule.target, Target::CtZone(_));
     let mut matches: Vec<&Match> = rule.matches.iter().collect();
     matches.sort_by_key(|m| rank(m, zone));
@@ -102,7 +102,7 @@ fn verdict(rule: &Rule) -> String {
 
 /// Rules as nft wants them: variants of both families side by side, doubles of a family-less verdict once.
 #[must_use]
-pub fn select(rules: &[Rule], ipv6: bool) -> Vec<&Rule> {
+pub(crate) fn select(rules: &[Rule], ipv6: bool) -> Vec<&Rule> {
     let mut out: Vec<&Rule> = Vec::new();
     for rule in rules {
         if rule.family == Some(super::model::Family::V6) && !ipv6 {
@@ -151,7 +151,7 @@ pub fn transaction(rules: &[Rule], ipv6: bool) -> String {
 
 /// The transaction that leaves nothing of ours behind.
 #[must_use]
-pub fn removal() -> String {
+pub(crate) fn removal() -> String {
     TABLES.iter().map(|(name, _)| format!("add table inet {name}\ndelete table inet {name}\n")).collect()
 }
 

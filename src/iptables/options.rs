@@ -5,15 +5,15 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use super::error;
 
 /// The port of the agent's DNS proxy, where captured DNS goes.
-pub const DNS_PORT: &str = "15053";
+pub(crate) const DNS_PORT: &str = "15053";
 /// Mark of outbound traffic that a TPROXY sidecar sends to itself (the Go agent's constant).
-pub const OUTBOUND_MARK: &str = "1338";
+pub(crate) const OUTBOUND_MARK: &str = "1338";
 /// Address from which Envoy's inbound pass-through cluster connects (IPv4).
-pub const PASSTHROUGH_V4: &str = "127.0.0.6/32";
+pub(crate) const PASSTHROUGH_V4: &str = "127.0.0.6/32";
 /// The same for IPv6.
-pub const PASSTHROUGH_V6: &str = "::6/128";
+pub(crate) const PASSTHROUGH_V6: &str = "::6/128";
 /// IPv6 has one loopback address.
-pub const LOOPBACK_V6: &str = "::1/128";
+pub(crate) const LOOPBACK_V6: &str = "::1/128";
 
 /// A comma list where `*` alone means everything.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -40,7 +40,7 @@ impl Wild {
 
 /// Splits a comma list, dropping empty elements (`6000,7000,` is two ports); blanks stay.
 #[must_use]
-pub fn split(text: &str) -> Vec<String> {
+pub(crate) fn split(text: &str) -> Vec<String> {
     text.split(',').filter(|e| !e.is_empty()).map(str::to_owned).collect()
 }
 

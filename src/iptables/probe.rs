@@ -17,7 +17,7 @@ use crate::base::tasks::{Panicked, Set};
 
 /// What to probe.
 #[derive(Debug, Clone)]
-pub struct Config {
+pub(crate) struct Config {
     /// The pod's address; its family decides.
     pub host_ip: IpAddr,
     /// The two capture ports, as given.
@@ -30,7 +30,7 @@ pub struct Config {
 
 /// Why the validation failed.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
-pub enum Error {
+pub(crate) enum Error {
     /// Neither port could be bound.
     #[error("no listener available: {0}")]
     NoListener(String),
@@ -51,7 +51,7 @@ pub enum Error {
 ///
 /// # Errors
 /// See [`Error`].
-pub async fn run(config: &Config) -> Result<(), Error> {
+pub(crate) async fn run(config: &Config) -> Result<(), Error> {
     let v6 = config.host_ip.is_ipv6();
     let address = |v4: &str, v6_text: &str| -> IpAddr {
         (if v6 { v6_text } else { v4 }).parse().expect("both are constants of this file")

@@ -84,7 +84,7 @@ fn target_words(target: &Target, out: &mut Vec<String>) {
 
 /// `-A CHAIN …` or `-I CHAIN n …`.
 #[must_use]
-pub fn line(rule: &Rule) -> String {
+pub(crate) fn line(rule: &Rule) -> String {
     let head = match rule.insert {
         Some(at) => format!("-I {} {at}", rule.chain),
         None => format!("-A {}", rule.chain),
@@ -100,7 +100,7 @@ pub fn of_family(rules: &[Rule], family: Family) -> impl Iterator<Item = &Rule> 
 /// Our chains of one table, first those that hold rules in order of first use over the whole list, then
 /// those that are only jumped to.
 #[must_use]
-pub fn chains(rules: &[Rule], family: Family, table: Table) -> Vec<&'static str> {
+pub(crate) fn chains(rules: &[Rule], family: Family, table: Table) -> Vec<&'static str> {
     let mut found: Vec<&'static str> = Vec::new();
     let mut add = |chain: &'static str| {
         if !BUILT_IN.contains(&chain) && !found.contains(&chain) {

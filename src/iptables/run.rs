@@ -10,7 +10,7 @@ use crate::base::netlink::Netlink;
 
 /// One program to run.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Program {
+pub(crate) struct Program {
     /// Name, found on the `PATH`.
     pub name: String,
     /// Arguments.
@@ -24,7 +24,7 @@ pub struct Program {
 impl Program {
     /// A program with arguments.
     #[must_use]
-    pub fn new(name: &str, args: &[&str]) -> Self {
+    pub(crate) fn new(name: &str, args: &[&str]) -> Self {
         let args = args.iter().map(|a| (*a).to_owned()).collect();
         Self { name: name.to_owned(), args, ..Self::default() }
     }
@@ -32,7 +32,7 @@ impl Program {
 
 /// How it ended.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Output {
+pub(crate) struct Output {
     /// Exit status; 128 + signal when it was killed.
     pub status: i32,
     /// What it printed.
@@ -44,13 +44,13 @@ pub struct Output {
 impl Output {
     /// Ended with 0.
     #[must_use]
-    pub fn ok(&self) -> bool {
+    pub(crate) fn ok(&self) -> bool {
         self.status == 0
     }
 
     /// The complaint in one line, labelled the way the xtables programs number their failures.
     #[must_use]
-    pub fn complaint(&self) -> String {
+    pub(crate) fn complaint(&self) -> String {
         let label = match self.status {
             1 => "xtables other problem",
             2 => "xtables parameter problem",
@@ -64,7 +64,7 @@ impl Output {
 }
 
 /// Runs programs.
-pub trait Runner {
+pub(crate) trait Runner {
     /// Runs one to its end.
     ///
     /// # Errors
@@ -92,7 +92,7 @@ pub trait Runner {
 
 /// The real thing.
 #[derive(Debug)]
-pub struct Real {
+pub(crate) struct Real {
     /// The `PATH` to look on, for [`Runner::exists`].
     pub path: String,
     /// CNI mode: run in a mount namespace of its own; the path stands in for the host's lock.
@@ -103,7 +103,7 @@ pub struct Real {
 
 /// What a program of the host's file system must not see.
 #[derive(Debug, Clone)]
-pub struct Sandbox {
+pub(crate) struct Sandbox {
     /// The pod's network namespace, as a lock file that no other pod waits for; may be empty.
     pub lock: String,
 }

@@ -22,7 +22,7 @@ const ENVIRONMENT: &[&str] = &[
 ];
 
 /// The variables as they stand.
-pub fn environment(env: &BTreeMap<String, String>, native: bool) {
+pub(crate) fn environment(env: &BTreeMap<String, String>, native: bool) {
     let tool = if native { "nftables" } else { "iptables" };
     let mut text = format!("Istio {tool} environment:\n");
     for name in ENVIRONMENT {
@@ -32,7 +32,7 @@ pub fn environment(env: &BTreeMap<String, String>, native: bool) {
 }
 
 /// The configuration in effect.
-pub fn config(s: &Settings, resolved: &Resolved) {
+pub(crate) fn config(s: &Settings, resolved: &Resolved) {
     let o = &resolved.options;
     let (v4, v6) = match &o.dns {
         Dns::Servers { v4, v6 } => (

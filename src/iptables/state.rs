@@ -31,7 +31,7 @@ impl Saved {
 
 /// Whether a chain is one of ours, by name.
 #[must_use]
-pub fn is_ours(chain: &str) -> bool {
+pub(crate) fn is_ours(chain: &str) -> bool {
     chain.starts_with("ISTIO")
 }
 

@@ -14,7 +14,7 @@ use super::verify::{self, Names};
 
 /// One command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Step<'a> {
+pub(crate) enum Step<'a> {
     /// `-D`: this rule, where it stands first.
     Delete(&'a Rule),
     /// `-F`: what is left in a chain of ours.
@@ -26,7 +26,7 @@ pub enum Step<'a> {
 impl Step<'_> {
     /// The table it works in.
     #[must_use]
-    pub fn table(&self) -> Table {
+    pub(crate) fn table(&self) -> Table {
         match self {
             Self::Delete(rule) => rule.table,
             Self::Flush(table, _) | Self::Remove(table, _) => *table,
@@ -45,7 +45,7 @@ impl Step<'_> {
 /// The commands that undo `rules`: in reverse order first every rule in a built-in chain and every jump
 /// between chains of ours, then the chains, the one that was used last first.
 #[must_use]
-pub fn steps(rules: &[Rule], family: Family) -> Vec<Step<'_>> {
+pub(crate) fn steps(rules: &[Rule], family: Family) -> Vec<Step<'_>> {
     let backwards: Vec<&Rule> =
         restore::of_family(rules, family).collect::<Vec<_>>().into_iter().rev().collect();
     let built_in = |rule: &Rule| BUILT_IN.contains(&rule.chain);
@@ -63,7 +63,7 @@ pub fn steps(rules: &[Rule], family: Family) -> Vec<Step<'_>> {
 
 /// The document that carries out whatever of the steps can be done to `state`, and what is left then.
 #[must_use]
-pub fn document(state: &State, rules: &[Rule], family: Family, names: &Names) -> (String, State) {
+pub(crate) fn document(state: &State, rules: &[Rule], family: Family, names: &Names) -> (String, State) {
     let mut left = state.clone();
     let mut text = String::new();
     let steps = steps(rules, family);

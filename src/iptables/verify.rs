@@ -81,7 +81,7 @@ fn show(rule: &[Condition]) -> String {
 
 /// A rule's conditions and verdict in one form, whatever its spelling and order.
 #[must_use]
-pub fn canonical(words: &[String], names: &Names) -> Vec<Condition> {
+pub(crate) fn canonical(words: &[String], names: &Names) -> Vec<Condition> {
     let mut out = Vec::new();
     let mut not = false;
     let mut words = words.iter().map(String::as_str).peekable();

@@ -24,7 +24,7 @@ use crate::net::proxy::Proxy;
 use crate::tls::client::{self, Identity, Seen};
 use crate::trouble::Kind;
 
-pub use look::{Look, Peer};
+pub(crate) use look::{Look, Peer};
 
 /// After this long without a TCP connection the next address is tried beside it (RFC 8305 recommends
 /// 250 ms, Go waits 300 ms).
@@ -54,7 +54,7 @@ pub struct Connection {
 
 /// Dials on demand. Cheap to clone; clones share what was read last.
 #[derive(Debug, Clone)]
-pub struct Connector {
+pub(crate) struct Connector {
     inner: Arc<Inner>,
 }
 
@@ -71,7 +71,7 @@ impl Connector {
     ///
     /// # Errors
     /// When the root file is missing or holds no certificate.
-    pub fn new(config: Config) -> Result<Self, Error> {
+    pub(crate) fn new(config: Config) -> Result<Self, Error> {
         Self::with_clock(config, Arc::new(clock::System))
     }
 
@@ -79,7 +79,7 @@ impl Connector {
     ///
     /// # Errors
     /// As [`Connector::new`].
-    pub fn with_clock(config: Config, clock: Arc<dyn Clock>) -> Result<Self, Error> {
+    pub(crate) fn with_clock(config: Config, clock: Arc<dyn Clock>) -> Result<Self, Error> {
         let roots = match &config.transport {
             Transport::Plaintext => None,
             Transport::Tls(tls) => Some(Arc::new(roots::Reader::new(tls.roots.clone()))),
@@ -92,19 +92,19 @@ impl Connector {
 
     /// The settings it dials with.
     #[must_use]
-    pub fn config(&self) -> &Config {
+    pub(crate) fn config(&self) -> &Config {
         &self.inner.config
     }
 
     /// The root file in use, where it is a file.
     #[must_use]
-    pub fn root_file(&self) -> Option<std::path::PathBuf> {
+    pub(crate) fn root_file(&self) -> Option<std::path::PathBuf> {
         self.inner.roots.as_ref().and_then(|reader| reader.file())
     }
 
     /// Whether the name is resolved on this machine, and not by a proxy.
     #[must_use]
-    pub fn resolves(&self) -> bool {
+    pub(crate) fn resolves(&self) -> bool {
         let config = &self.inner.config;
         name::split(&config.address).is_some_and(|(host, port)| {
             matches!(Proxy::for_target(config.proxy.as_ref(), host, port), Ok(None))
@@ -115,7 +115,7 @@ impl Connector {
     ///
     /// # Errors
     /// With address, phase, cause and a hint.
-    pub async fn connect(&self) -> Result<Connection, Error> {
+    pub(crate) async fn connect(&self) -> Result<Connection, Error> {
         self.connect_told(&|_| {}).await
     }
 
@@ -123,7 +123,10 @@ impl Connector {
     ///
     /// # Errors
     /// As [`Connector::connect`].
-    pub async fn connect_told(&self, late: &(dyn Fn(Error) + Send + Sync)) -> Result<Connection, Error> {
+    pub(crate) async fn connect_told(
+        &self,
+        late: &(dyn Fn(Error) + Send + Sync),
+    ) -> Result<Connection, Error> {
         let inner = &*self.inner;
         let config = &inner.config;
         let until = Instant::now() + config.connect_timeout;

@@ -22,10 +22,10 @@ pub enum Phase {
     ClientCertificate,
 }
 
+#[cfg(test)]
 impl Phase {
-    /// A label for metrics.
-    #[must_use]
-    pub fn label(self) -> &'static str {
+    /// A name of it.
+    pub(crate) fn label(self) -> &'static str {
         match self {
             Self::Address => "address",
             Self::Resolve => "resolve",
@@ -117,9 +117,9 @@ impl Error {
         }
     }
 
-    /// A label for metrics, from a closed set.
-    #[must_use]
-    pub fn label(&self) -> &'static str {
+    /// A name of its kind.
+    #[cfg(test)]
+    pub(crate) fn label(&self) -> &'static str {
         match self {
             Self::Roots { .. } => "roots",
             Self::Dial { phase, .. } => phase.label(),
@@ -159,7 +159,7 @@ pub(super) fn tls_kind(error: &rustls::Error) -> Kind {
 /// Whether a connection that broke after its handshake broke because of the client's certificate: in TLS 1.3 the
 /// server's word comes that late.
 #[must_use]
-pub fn refused_late(text: &str) -> bool {
+pub(crate) fn refused_late(text: &str) -> bool {
     const ALERTS: [&str; 7] = [
         "BadCertificate",
         "UnknownCa",
@@ -201,7 +201,7 @@ pub(super) fn tls_hint(error: &rustls::Error, roots: &str, name: &str) -> String
 
 /// The gRPC code's name as the specification spells it.
 #[must_use]
-pub fn code_name(code: tonic::Code) -> &'static str {
+pub(crate) fn code_name(code: tonic::Code) -> &'static str {
     use tonic::Code;
     match code {
         Code::Ok => "OK",

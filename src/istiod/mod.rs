@@ -7,17 +7,19 @@
 //!
 //! Uses `tls` and `base`.
 
-pub mod auth;
+pub(crate) mod auth;
 mod channel;
 mod error;
 mod name;
 mod roots;
 mod stream;
 
-pub use crate::tls::client::ClientFiles;
-pub use crate::tls::provider::Compliance;
-pub use channel::{Connection, Connector, Look, Peer};
-pub use error::{Error, Phase, code_name, refused_late};
+pub(crate) use crate::tls::client::ClientFiles;
+pub(crate) use crate::tls::provider::Compliance;
+pub use channel::Connection;
+pub(crate) use channel::{Connector, Look, Peer};
+pub use error::Error;
+pub(crate) use error::{Phase, code_name, refused_late};
 pub use stream::Stream;
 
 use std::fmt;
@@ -26,7 +28,7 @@ use std::time::Duration;
 
 /// Where to connect and how.
 #[derive(Clone)]
-pub struct Config {
+pub(crate) struct Config {
     /// `host:port` as configured (`ProxyConfig.discoveryAddress` or `CA_ADDR`); IPv6 in brackets.
     pub address: String,
     /// Plain or TLS.
@@ -57,7 +59,7 @@ impl fmt::Debug for Config {
 
 /// Plain or TLS.
 #[derive(Debug, Clone)]
-pub enum Transport {
+pub(crate) enum Transport {
     /// Without TLS (`controlPlaneAuthPolicy: NONE`, or a CA on port 15010).
     Plaintext,
     /// TLS 1.2 or later with ALPN `h2`.
@@ -66,7 +68,7 @@ pub enum Transport {
 
 /// TLS settings; files are read at each dial.
 #[derive(Debug, Clone)]
-pub struct Tls {
+pub(crate) struct Tls {
     /// Which roots to trust.
     pub roots: Roots,
     /// `ISTIOD_SAN`, or empty: then the host of the address counts, where any `localhost` stands for `istiod.istio-system.svc`.
@@ -79,7 +81,7 @@ pub struct Tls {
 
 /// Which roots to trust.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Roots {
+pub(crate) enum Roots {
     /// The system's pool.
     System,
     /// A PEM file; undecodable blocks are skipped, one certificate must remain.

@@ -18,7 +18,7 @@
 //! and uses `base` only.
 
 pub(crate) mod accept;
-pub mod authority;
+pub(crate) mod authority;
 pub(crate) mod clients;
 pub(crate) mod grpc;
 pub(crate) mod http;
@@ -29,6 +29,7 @@ pub(crate) mod progress;
 pub(crate) mod proxy;
 
 /// What bytes reach first.
+#[cfg(debug_assertions)]
 pub mod fuzz {
     use bytes::Bytes;
     use http::{HeaderMap, HeaderName, HeaderValue, Method};

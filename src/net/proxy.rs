@@ -17,7 +17,7 @@ const MAX_ANSWER: usize = 8 << 10;
 
 /// Host and port of `host:port` or `[v6]:port`; `None` when it does not split.
 #[must_use]
-pub fn split(address: &str) -> Option<(&str, &str)> {
+pub(crate) fn split(address: &str) -> Option<(&str, &str)> {
     let (host, port) = address.rsplit_once(':')?;
     let host = match host.strip_prefix('[') {
         Some(inner) => inner.strip_suffix(']')?,
@@ -28,7 +28,7 @@ pub fn split(address: &str) -> Option<(&str, &str)> {
 }
 
 /// A proxy to go through.
-pub struct Proxy {
+pub(crate) struct Proxy {
     /// Without brackets.
     pub host: String,
     /// A number.
@@ -42,7 +42,7 @@ impl Proxy {
     ///
     /// # Errors
     /// When the URL is none, or of a proxy that is not plain HTTP. Never repeats it: it may hold a password.
-    pub fn for_target(
+    pub(crate) fn for_target(
         settings: Option<&(String, String)>,
         host: &str,
         port: &str,
@@ -95,7 +95,7 @@ impl Proxy {
 
     /// The value of `Proxy-Authorization` (`Basic ...`), where the URL names a user. A secret.
     #[must_use]
-    pub fn authorization(&self) -> Option<&str> {
+    pub(crate) fn authorization(&self) -> Option<&str> {
         self.authorization.as_deref()
     }
 
@@ -103,7 +103,7 @@ impl Proxy {
     ///
     /// # Errors
     /// What the proxy says against it, or how the connection ended.
-    pub async fn tunnel(&self, io: &mut TcpStream, target: &str) -> Result<(), String> {
+    pub(crate) async fn tunnel(&self, io: &mut TcpStream, target: &str) -> Result<(), String> {
         let mut request =
             format!("CONNECT {target} HTTP/1.1\r\nHost: {target}\r\nUser-Agent: pilot-agent\r\n");
         if let Some(authorization) = &self.authorization {

@@ -14,7 +14,7 @@ const MOST: usize = 8 << 20;
 
 /// What came back.
 #[derive(Debug)]
-pub struct Answers {
+pub(crate) struct Answers {
     /// `/debug/agentz`.
     pub agentz: Value,
     /// Readiness, or what is missing.
@@ -29,7 +29,7 @@ pub struct Answers {
 ///
 /// # Errors
 /// When no agent answers; why.
-pub async fn gather(port: u16, admin: Option<u16>, capture: Vec<String>) -> Result<Answers, String> {
+pub(crate) async fn gather(port: u16, admin: Option<u16>, capture: Vec<String>) -> Result<Answers, String> {
     let agentz = agentz(port).await?;
     let (ready, envoy) = tokio::join!(ready(port), async {
         match admin {
@@ -46,7 +46,7 @@ pub async fn gather(port: u16, admin: Option<u16>, capture: Vec<String>) -> Resu
 ///
 /// # Errors
 /// Why there is none.
-pub async fn agentz(port: u16) -> Result<Value, String> {
+pub(crate) async fn agentz(port: u16) -> Result<Value, String> {
     let silent = || format!("port {port}{} gives no answer within {} s", held(port), LIMIT.as_secs());
     within(status_document(port), silent).await
 }

@@ -11,12 +11,12 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
 
-pub use ask::{Answers, agentz, gather};
-pub use screen::screen;
+pub(crate) use ask::{Answers, agentz, gather};
+pub(crate) use screen::screen;
 
 /// The documented form.
 #[must_use]
-pub fn document(answers: &Answers, now: SystemTime) -> Value {
+pub(crate) fn document(answers: &Answers, now: SystemTime) -> Value {
     let a = &answers.agentz;
     let verdict = &a["verdict"];
     let certificate = &a["identity"]["certificate"];

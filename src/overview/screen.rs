@@ -10,7 +10,7 @@ use crate::trouble::span;
 
 /// A person's view of [`super::document`].
 #[must_use]
-pub fn screen(d: &Value) -> String {
+pub(crate) fn screen(d: &Value) -> String {
     let mut out = String::new();
     let a = &d["agent"];
     let _ = writeln!(

@@ -21,8 +21,8 @@
 //! Uses `base` only.
 
 mod blocks;
-pub mod disk;
-pub mod read;
+pub(crate) mod disk;
+pub(crate) mod read;
 mod stand_in;
 mod store;
 mod strip;
@@ -30,8 +30,8 @@ mod strip;
 mod tests;
 
 pub use stand_in::StandIn;
-pub use store::Store;
-pub use strip::Strip;
+pub(crate) use store::Store;
+pub(crate) use strip::Strip;
 
 /// Which form of the discovery protocol a stream speaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

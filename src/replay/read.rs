@@ -9,7 +9,7 @@ use crate::base::wire::{Field, fields, merged};
 
 /// A request of Envoy's.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Request {
+pub(crate) struct Request {
     /// The type asked for.
     pub type_url: String,
     /// The nonce of the response it answers; empty: none.
@@ -30,7 +30,7 @@ pub struct Request {
 
 /// A response of istiod's.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Response {
+pub(crate) struct Response {
     /// The type it brings.
     pub type_url: String,
     /// Its nonce.
@@ -70,7 +70,7 @@ fn text_in(message: &Bytes, tag: u32) -> Result<String, Malformed> {
 ///
 /// # Errors
 /// When it is no such message.
-pub fn request(mode: Mode, message: &Bytes) -> Result<Request, Malformed> {
+pub(crate) fn request(mode: Mode, message: &Bytes) -> Result<Request, Malformed> {
     let mut out = Request::default();
     for field in fields(message)? {
         match (mode, field.tag) {
@@ -95,7 +95,7 @@ pub fn request(mode: Mode, message: &Bytes) -> Result<Request, Malformed> {
 ///
 /// # Errors
 /// When it is no such message.
-pub fn response(mode: Mode, message: &Bytes) -> Result<Response, Malformed> {
+pub(crate) fn response(mode: Mode, message: &Bytes) -> Result<Response, Malformed> {
     let mut out = Response::default();
     for field in fields(message)? {
         match (mode, field.tag) {
@@ -121,7 +121,7 @@ pub fn response(mode: Mode, message: &Bytes) -> Result<Response, Malformed> {
 ///
 /// # Errors
 /// When it is none.
-pub fn version(resource: &Bytes) -> Result<String, Malformed> {
+pub(crate) fn version(resource: &Bytes) -> Result<String, Malformed> {
     text_in(resource, 1)
 }
 
@@ -145,7 +145,7 @@ fn put_some(out: &mut BytesMut, tag: u32, text: &str) {
 
 /// Writes a response; the resources' bytes go in as they are.
 #[must_use]
-pub fn write_response(response: &Response) -> Bytes {
+pub(crate) fn write_response(response: &Response) -> Bytes {
     let size = response.resources.iter().map(|(_, body)| body.len() + 8).sum::<usize>();
     let mut out = BytesMut::with_capacity(size + 256);
     put_some(&mut out, 1, &response.version);
@@ -162,7 +162,7 @@ pub fn write_response(response: &Response) -> Bytes {
 
 /// Writes a request; of what it answers only a nonce is told.
 #[must_use]
-pub fn write_request(mode: Mode, request: &Request) -> Bytes {
+pub(crate) fn write_request(mode: Mode, request: &Request) -> Bytes {
     let mut out = BytesMut::new();
     let (node, type_url) = match mode {
         Mode::Sotw => (2, 4),

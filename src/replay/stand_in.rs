@@ -115,8 +115,8 @@ impl StandIn {
     }
 
     /// Whether Envoy has answered all it was told.
-    #[must_use]
-    pub fn is_quiet(&self) -> bool {
+    #[cfg(test)]
+    pub(crate) fn is_quiet(&self) -> bool {
         self.asked.values().all(|asked| asked.open.is_none() && !asked.due)
     }
 

@@ -23,7 +23,7 @@ use crate::secrets::SecretSource;
 const SERVICE: &str = "envoy.service.secret.v3.SecretDiscoveryService";
 
 /// Makes a source of secrets for each caller, from the token that it brings.
-pub trait Callers: Send + Sync + std::fmt::Debug + 'static {
+pub(crate) trait Callers: Send + Sync + std::fmt::Debug + 'static {
     /// The secrets of whoever has this token; the source lives as long as the caller's stream.
     fn source(&self, token: Zeroizing<String>) -> BoxFuture<'_, Result<Arc<dyn SecretSource>, String>>;
 }

@@ -18,7 +18,7 @@ pub const SECRET_TYPE: &str = "type.googleapis.com/envoy.extensions.transport_so
 
 /// Hardware or instruction set that holds the private key's operations.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PrivateKeyProvider {
+pub(crate) struct PrivateKeyProvider {
     /// Which.
     pub provider: Provider,
     /// `pollDelay`. Only the part below a second is sent, as by the Go agent.
@@ -29,7 +29,7 @@ pub struct PrivateKeyProvider {
 
 /// The providers that Envoy knows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Provider {
+pub(crate) enum Provider {
     /// AVX-512 instructions.
     CryptoMb,
     /// QuickAssist.
@@ -68,7 +68,7 @@ struct Method {
 
 /// Encodes by the settings of this agent.
 #[derive(Debug, Default)]
-pub struct Encoder {
+pub(crate) struct Encoder {
     /// Set: keys go into it instead of standing inline.
     pub private_key_provider: Option<PrivateKeyProvider>,
     /// Named in every root while its file exists.
@@ -77,7 +77,7 @@ pub struct Encoder {
 
 impl Encoder {
     /// To be called before `secrets` are encoded.
-    pub async fn prepare(&self, secrets: &[(String, Secret)]) {
+    pub(crate) async fn prepare(&self, secrets: &[(String, Secret)]) {
         if secrets.iter().any(|(_, secret)| matches!(secret, Secret::Roots(_))) {
             self.crl.look().await;
         }
@@ -85,7 +85,7 @@ impl Encoder {
 
     /// The resource under the name it was asked for.
     #[must_use]
-    pub fn encode(&self, name: &str, secret: &Secret) -> Any {
+    pub(crate) fn encode(&self, name: &str, secret: &Secret) -> Any {
         let content = match secret {
             Secret::Identity(identity) => tls::secret::Type::TlsCertificate(self.certificate(identity)),
             Secret::Roots(roots) => tls::secret::Type::ValidationContext(tls::CertificateValidationContext {
@@ -131,7 +131,7 @@ impl Encoder {
 
 /// A version of a resource for delta streams: it changes with the content, and tells nothing of a key.
 #[must_use]
-pub fn version(secret: &Secret) -> String {
+pub(crate) fn version(secret: &Secret) -> String {
     let mut hasher = DefaultHasher::new();
     match secret {
         Secret::Identity(identity) => identity.chain.hash(&mut hasher),

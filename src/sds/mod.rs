@@ -10,24 +10,24 @@
 
 mod calls;
 mod codec;
-pub mod encode;
+pub(crate) mod encode;
 mod metrics;
 mod peers;
 mod revoked;
-pub mod server;
-pub mod session;
+pub(crate) mod server;
+pub(crate) mod session;
 mod stream;
 
-pub use calls::Callers;
-pub use encode::{PrivateKeyProvider, Provider};
-pub use server::Server;
+pub(crate) use calls::Callers;
+pub(crate) use encode::{PrivateKeyProvider, Provider};
+pub(crate) use server::Server;
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 /// What the server is told.
 #[derive(Debug, Clone, Default)]
-pub struct Config {
+pub(crate) struct Config {
     /// Where to listen. The parents are made with mode 0750, the sockets get 0666: Envoy may run as
     /// another user.
     pub sockets: Vec<PathBuf>,

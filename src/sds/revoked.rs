@@ -13,7 +13,7 @@ const GRACE: Duration = Duration::from_millis(if cfg!(test) { 60_000 } else { 50
 
 /// The file, and whether it was there when it was last looked for.
 #[derive(Debug, Default)]
-pub struct Revoked {
+pub(crate) struct Revoked {
     path: Option<PathBuf>,
     there: AtomicBool,
 }
@@ -21,7 +21,7 @@ pub struct Revoked {
 impl Revoked {
     /// `None`: no list is ever named.
     #[must_use]
-    pub fn new(path: Option<PathBuf>) -> Self {
+    pub(crate) fn new(path: Option<PathBuf>) -> Self {
         Self { path, there: AtomicBool::new(false) }
     }
 

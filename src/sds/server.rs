@@ -1,7 +1,9 @@
 //! The sockets and the connections on them.
 
 use std::io;
-use std::path::{Path, PathBuf};
+#[cfg(test)]
+use std::path::Path;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -45,7 +47,7 @@ const GOODBYE: Duration = Duration::from_secs(1);
 
 /// Bound sockets, ready to be served.
 #[derive(Debug)]
-pub struct Server {
+pub(crate) struct Server {
     sockets: Vec<(PathBuf, Option<Bound>)>,
     whose: Whose,
     shared: Arc<Shared>,
@@ -56,7 +58,7 @@ impl Server {
     /// Binds every socket of the configuration now. One that cannot be bound is tried again by
     /// [`Server::run`] until it can, as the rest of the agent is of use without it.
     #[must_use]
-    pub fn bind(
+    pub(crate) fn bind(
         config: Config,
         source: Arc<dyn SecretSource>,
         metrics: &crate::base::metrics::Metrics,
@@ -75,13 +77,13 @@ impl Server {
 
     /// A second server with secrets of another kind, whose streams are counted with this one's.
     #[must_use]
-    pub fn beside(&self, socket: PathBuf, source: Arc<dyn SecretSource>) -> Self {
+    pub(crate) fn beside(&self, socket: PathBuf, source: Arc<dyn SecretSource>) -> Self {
         Self::with(vec![socket], Whose::One(source), self.sharing()).with_trouble(self.trouble.sibling())
     }
 
     /// A second server on which each caller brings its own token.
     #[must_use]
-    pub fn for_callers(&self, socket: PathBuf, callers: Arc<dyn Callers>) -> Self {
+    pub(crate) fn for_callers(&self, socket: PathBuf, callers: Arc<dyn Callers>) -> Self {
         // Callers are of any user; their tokens tell who they are.
         let shared = Shared { peers: Peers::default(), ..self.sharing() };
         Self::with(vec![socket], Whose::Callers(callers), shared).with_trouble(self.trouble.sibling())
@@ -111,23 +113,24 @@ impl Server {
 
     /// Tells `trouble` of sockets that cannot be bound.
     #[must_use]
-    pub fn with_trouble(mut self, trouble: Reporter) -> Self {
+    pub(crate) fn with_trouble(mut self, trouble: Reporter) -> Self {
         self.trouble = trouble;
         self
     }
 
     /// Sockets that accept.
-    pub fn bound(&self) -> impl Iterator<Item = &Path> {
+    #[cfg(test)]
+    pub(crate) fn bound(&self) -> impl Iterator<Item = &Path> {
         self.sockets.iter().filter(|(_, b)| b.is_some()).map(|(p, _)| p.as_path())
     }
 
     /// Serves until `stop`; then streams end with code 14 and the sockets are gone.
-    pub async fn run(self, stop: Stop) {
+    pub(crate) async fn run(self, stop: Stop) {
         self.run_with(stop, |stream| stream).await;
     }
 
     /// Like [`Server::run`], with each accepted connection passed through `wrap`.
-    pub async fn run_with<W, IO>(self, stop: Stop, wrap: W)
+    pub(crate) async fn run_with<W, IO>(self, stop: Stop, wrap: W)
     where
         W: Fn(UnixStream) -> IO + Clone + Send + Sync + 'static,
         IO: AsyncRead + AsyncWrite + Send + Unpin + 'static,

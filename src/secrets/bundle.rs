@@ -28,7 +28,7 @@ fn blocks(text: &str) -> impl Iterator<Item = &str> {
 /// Keeps the entries of a trust bundle that are certificates, and says how many are not: one bad entry
 /// would make Envoy refuse the whole of `ROOTCA`.
 #[must_use]
-pub fn readable(entries: Vec<String>) -> (Vec<String>, usize) {
+pub(crate) fn readable(entries: Vec<String>) -> (Vec<String>, usize) {
     let all = entries.len();
     let good: Vec<String> =
         entries.into_iter().filter(|e| crate::tls::cert::parse_chain(e.as_bytes()).is_ok()).collect();

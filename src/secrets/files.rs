@@ -53,7 +53,7 @@ const MAX_RESOURCES: usize = 1000;
 
 /// The operating system's bundle: the first of the usual places that exists.
 #[must_use]
-pub fn system_bundle() -> Option<PathBuf> {
+pub(crate) fn system_bundle() -> Option<PathBuf> {
     const PLACES: &[&str] = &[
         "/etc/ssl/certs/ca-certificates.crt",
         "/etc/pki/tls/certs/ca-bundle.crt",

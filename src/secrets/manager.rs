@@ -40,7 +40,7 @@ const QUEUE: usize = 256;
 
 /// Asks the manager. Cheap to clone. Dropping all handles does not end the manager; its stop token does.
 #[derive(Debug, Clone)]
-pub struct Handle {
+pub(crate) struct Handle {
     commands: mpsc::Sender<Command>,
     bundle: watch::Sender<Vec<String>>,
     status: Arc<Mutex<Status>>,
@@ -55,7 +55,7 @@ struct Command {
 impl Handle {
     /// Replaces the trust bundle of the mesh (`ProxyConfig.caCertificatesPem` as it came over xDS; empty
     /// takes it away). It is merged into every `ROOTCA`.
-    pub fn update_trust_bundle(&self, pem: Vec<String>) {
+    pub(crate) fn update_trust_bundle(&self, pem: Vec<String>) {
         self.bundle.send_if_modified(|old| {
             let new = *old != pem;
             *old = pem;
@@ -65,7 +65,7 @@ impl Handle {
 
     /// The state now.
     #[must_use]
-    pub fn status(&self) -> Status {
+    pub(crate) fn status(&self) -> Status {
         self.status.lock().expect("no panic holds this lock").clone()
     }
 }
@@ -83,7 +83,7 @@ impl SecretSource for Handle {
 
 /// The task; see the module.
 #[derive(Debug)]
-pub struct Manager {
+pub(crate) struct Manager {
     config: Config,
     ca: Option<Arc<dyn CaClient>>,
     clock: Arc<dyn Clock>,
@@ -117,7 +117,7 @@ impl Manager {
     /// Without a CA client everything comes from files. Begins to make the first key if that was not
     /// done before.
     #[must_use]
-    pub fn new(
+    pub(crate) fn new(
         mut config: Config,
         ca: Option<Arc<dyn CaClient>>,
         metrics: &crate::base::metrics::Metrics,
@@ -161,7 +161,7 @@ impl Manager {
     ///
     /// # Errors
     /// When the certificate is about to expire and the agent was told to end then.
-    pub async fn run(mut self, stop: Stop) -> TaskResult {
+    pub(crate) async fn run(mut self, stop: Stop) -> TaskResult {
         let mut running: Option<Running> = None;
         // As in the Go agent, files are not read before somebody asks when there is no CA; without Envoy
         // nobody ever asks.
@@ -240,7 +240,6 @@ impl Manager {
             unfit,
             failures: self.workload.failures(),
             last_error: self.workload.last_error.as_ref().map(|e| chain(e.as_ref())).unwrap_or_default(),
-            next_attempt: (self.workload.failures() > 0).then(|| self.workload.not_before()),
             files: self.files.overview(),
             trust_bundle: self.bundle.len(),
             output_error: self.output.as_ref().map(|o| o.error().to_owned()).unwrap_or_default(),

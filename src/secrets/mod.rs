@@ -13,20 +13,20 @@
 //! certificates, and `base`. `sds` sees only [`SecretSource`].
 
 mod board;
-pub mod bundle;
+pub(crate) mod bundle;
 mod early;
 #[cfg(test)]
 mod fake;
-pub mod files;
-pub mod manager;
+pub(crate) mod files;
+pub(crate) mod manager;
 mod metrics;
-pub mod name;
+pub(crate) mod name;
 mod near;
-pub mod output;
+pub(crate) mod output;
 mod persist;
-pub mod probe;
+pub(crate) mod probe;
 mod request;
-pub mod rotation;
+pub(crate) mod rotation;
 pub(crate) mod slot;
 mod status;
 mod workload;
@@ -39,18 +39,17 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 use zeroize::Zeroizing;
 
-pub use crate::ca::csr::KeyOptions;
+pub(crate) use crate::ca::csr::KeyOptions;
 use crate::trouble::Reporter;
-pub use manager::{Handle, Manager};
+pub(crate) use manager::{Handle, Manager};
 pub use name::ResourceName;
-pub use near::{Action as NearExpiryAction, Config as NearExpiry};
+pub(crate) use near::{Action as NearExpiryAction, Config as NearExpiry};
 pub use request::FirstKey;
-pub use slot::{Change, Updates};
-pub use status::Status;
+pub(crate) use slot::{Change, Updates};
 
 /// What the manager is told.
 #[derive(Debug)]
-pub struct Config {
+pub(crate) struct Config {
     /// The identity to ask for: `spiffe://<trust domain>/ns/<namespace>/sa/<service account>`.
     pub identity: String,
     /// Kind of key, and how it is printed.
@@ -91,7 +90,7 @@ pub struct Config {
 
 /// Where mounted certificates are.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Mounted {
+pub(crate) struct Mounted {
     /// PEM chain.
     pub cert: PathBuf,
     /// PEM key.
@@ -132,7 +131,7 @@ pub struct Roots {
 
 /// Why there is no secret. The text goes into logs and to Envoy, so it never holds one.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub(crate) enum Error {
     /// The name means nothing here.
     #[error("{0}")]
     Name(#[from] name::Error),
@@ -151,9 +150,6 @@ pub enum Error {
     /// The CA call outlived the manager's own bound.
     #[error("failed to generate workload certificate: no end of the CA call within {0:?}")]
     Hung(Duration),
-    /// The last certificate has expired and no new one could be had.
-    #[error("the workload certificate has expired and was not renewed: {0}")]
-    Expired(String),
     /// A file resource.
     #[error("failed to load {name} from files: {reason}")]
     File {
@@ -172,7 +168,7 @@ pub enum Error {
 
 /// A subscription to a secret: the current value, and the later ones.
 #[derive(Debug)]
-pub struct Fetched {
+pub(crate) struct Fetched {
     /// The current value.
     pub secret: Secret,
     /// Later values.
@@ -180,7 +176,7 @@ pub struct Fetched {
 }
 
 /// Gives secrets by name; what `sds` asks for.
-pub trait SecretSource: Send + Sync + fmt::Debug + 'static {
+pub(crate) trait SecretSource: Send + Sync + fmt::Debug + 'static {
     /// What a text names here.
     ///
     /// # Errors

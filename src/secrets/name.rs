@@ -45,7 +45,7 @@ pub enum Error {
 }
 
 /// The text after `file-root:` that means the operating system's bundle.
-pub const SYSTEM: &str = "system";
+pub(crate) const SYSTEM: &str = "system";
 
 impl FromStr for ResourceName {
     type Err = Error;

@@ -10,7 +10,7 @@ use crate::trouble::Trouble;
 
 /// What to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Action {
+pub(crate) enum Action {
     /// Nothing, as the Go agent.
     #[default]
     Ignore,
@@ -22,7 +22,7 @@ pub enum Action {
 
 /// When to do it.
 #[derive(Debug, Clone, Default)]
-pub struct Config {
+pub(crate) struct Config {
     /// `IDENTITY_NEAR_EXPIRY`.
     pub action: Action,
     /// So long before the end of validity (`IDENTITY_NEAR_EXPIRY_BEFORE`, 5 min).

@@ -20,7 +20,7 @@ use crate::base::place;
 
 /// Where and how.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Config {
+pub(crate) struct Config {
     /// The folder.
     pub dir: PathBuf,
     /// Mode of each file: 0600, or 0644 in a cluster, where other containers read them.
@@ -30,7 +30,7 @@ pub struct Config {
 /// A file that could not be written.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot write {path}")]
-pub struct Error {
+pub(crate) struct Error {
     /// The file.
     pub path: PathBuf,
     /// Why.
@@ -49,7 +49,7 @@ pub(super) struct Files<'a> {
 impl Config {
     /// Whether `file` lies in the folder: then it is our own output, not a source.
     #[must_use]
-    pub fn holds(&self, file: &Path) -> bool {
+    pub(crate) fn holds(&self, file: &Path) -> bool {
         let folder = file.parent().unwrap_or(Path::new(""));
         match (std::path::absolute(&self.dir), std::path::absolute(Path::new(".").join(folder))) {
             (Ok(a), Ok(b)) => cleaned(&a) == cleaned(&b),

@@ -13,17 +13,17 @@ use tokio::net::UnixStream;
 use tokio::time::Instant;
 
 /// How long a server may take until its HTTP/2 settings arrive; the Go agent's bound.
-pub const HEALTHY_WITHIN: Duration = Duration::from_secs(1);
+pub(crate) const HEALTHY_WITHIN: Duration = Duration::from_secs(1);
 
 /// The file name of the workload socket unless `WORKLOAD_IDENTITY_SOCKET_FILE` says otherwise.
-pub const DEFAULT_SOCKET: &str = "socket";
+pub(crate) const DEFAULT_SOCKET: &str = "socket";
 
 /// How often a late socket is looked for.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// What to look at.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Config {
+pub(crate) struct Config {
     /// Folder of the workload socket.
     pub dir: PathBuf,
     /// `WORKLOAD_IDENTITY_SOCKET_FILE`, default [`DEFAULT_SOCKET`].
@@ -36,7 +36,7 @@ pub struct Config {
 
 /// Who serves the workload's identity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Mode {
+pub(crate) enum Mode {
     /// This agent, on the workload socket.
     Own,
     /// Somebody else; this agent serves files only, on a socket of its own.
@@ -45,7 +45,7 @@ pub enum Mode {
 
 /// Why the agent cannot start.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub(crate) enum Error {
     /// The name is not a plain file name.
     #[error(
         "workload identity socket file override must be a filename, not a path: {0:?}: set WORKLOAD_IDENTITY_SOCKET_FILE to a name without /"
@@ -85,7 +85,7 @@ pub enum Error {
 ///
 /// # Errors
 /// When the agent cannot start this way.
-pub async fn workload(config: &Config) -> Result<Mode, Error> {
+pub(crate) async fn workload(config: &Config) -> Result<Mode, Error> {
     let name = Path::new(&config.file).file_name();
     if name.is_none_or(|n| n != config.file.as_str()) {
         return Err(Error::Name(config.file.clone()));
@@ -123,7 +123,7 @@ pub async fn workload(config: &Config) -> Result<Mode, Error> {
 ///
 /// # Errors
 /// When the agent could not start this way.
-pub async fn look(config: &Config) -> Result<Mode, Error> {
+pub(crate) async fn look(config: &Config) -> Result<Mode, Error> {
     if Path::new(&config.file).file_name().is_none_or(|n| n != config.file.as_str()) {
         return Err(Error::Name(config.file.clone()));
     }
@@ -138,7 +138,7 @@ pub async fn look(config: &Config) -> Result<Mode, Error> {
 }
 
 /// Whether a live SDS server is on this socket. Touches nothing.
-pub async fn answers(path: &Path) -> bool {
+pub(crate) async fn answers(path: &Path) -> bool {
     exists(path) && live(path).await
 }
 
@@ -146,7 +146,7 @@ pub async fn answers(path: &Path) -> bool {
 ///
 /// # Errors
 /// When it cannot be removed: Envoy would be sent to it.
-pub async fn credential(path: &Path) -> Result<bool, Error> {
+pub(crate) async fn credential(path: &Path) -> Result<bool, Error> {
     if !exists(path) {
         return Ok(false);
     }
@@ -170,7 +170,7 @@ fn remove(path: &Path) -> io::Result<()> {
 }
 
 /// Whether an HTTP/2 server answers on the socket within [`HEALTHY_WITHIN`].
-pub async fn live(path: &Path) -> bool {
+pub(crate) async fn live(path: &Path) -> bool {
     matches!(tokio::time::timeout(HEALTHY_WITHIN, settings(path)).await, Ok(Ok(true)))
 }
 

@@ -24,7 +24,7 @@ pub fn draw() -> f64 {
 
 /// A span for people: `23h59m`, `12m5s`, `4s`.
 #[must_use]
-pub fn span(of: Duration) -> String {
+pub(crate) fn span(of: Duration) -> String {
     let s = of.as_secs();
     match s {
         0 => format!("{}ms", of.as_millis()),

@@ -78,7 +78,7 @@ impl Slot {
 
 /// Follows one resource.
 #[derive(Debug)]
-pub struct Updates {
+pub(crate) struct Updates {
     news: watch::Receiver<State>,
     changes: u64,
     failures: u64,
@@ -86,7 +86,7 @@ pub struct Updates {
 
 /// News of a resource.
 #[derive(Debug)]
-pub enum Change {
+pub(crate) enum Change {
     /// The new value.
     Updated(Secret),
     /// A new value was due and could not be had. The old one is still good.
@@ -95,7 +95,7 @@ pub enum Change {
 
 impl Updates {
     /// Waits for news. `None` when there will be no more. Nothing is lost when the future is dropped.
-    pub async fn next(&mut self) -> Option<Change> {
+    pub(crate) async fn next(&mut self) -> Option<Change> {
         loop {
             if let Some(change) = self.take() {
                 return Some(change);

@@ -2,11 +2,9 @@
 
 use std::time::SystemTime;
 
-use tokio::time::Instant;
-
 /// The state of the workload's identity.
 #[derive(Debug, Clone, Default)]
-pub struct Status {
+pub(crate) struct Status {
     /// The certificate the CA issued last, if any.
     pub certificate: Option<Certificate>,
     /// Somebody uses the CA's certificate, so it is renewed: an expired one is missed.
@@ -17,8 +15,6 @@ pub struct Status {
     pub failures: u32,
     /// Why the last attempt failed; empty after a success.
     pub last_error: String,
-    /// When the next attempt is made at the earliest, while the last one failed.
-    pub next_attempt: Option<Instant>,
     /// Resources that are served from files, with what is wrong with each (empty: nothing).
     pub files: Vec<(String, String)>,
     /// Certificates in the trust bundle that came over xDS.
@@ -29,7 +25,7 @@ pub struct Status {
 
 /// One issued certificate.
 #[derive(Debug, Clone)]
-pub struct Certificate {
+pub(crate) struct Certificate {
     /// Serial number in hexadecimal.
     pub serial: String,
     /// URI names.

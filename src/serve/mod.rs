@@ -35,6 +35,7 @@ pub(crate) use server::{listen, read_off, serve};
 pub(crate) use watched::ConnState;
 
 /// What bytes reach first.
+#[cfg(debug_assertions)]
 pub mod fuzz {
     use super::path::{clean, segments};
     use super::refusal::{readable_preface, spelled_out};

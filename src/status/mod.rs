@@ -23,13 +23,13 @@ mod fake;
 mod levels;
 mod own;
 mod page;
-pub mod probes;
+pub(crate) mod probes;
 mod process;
 mod profile;
-pub mod ready;
+pub(crate) mod ready;
 mod routes;
 mod shared;
-pub mod stats;
+pub(crate) mod stats;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
@@ -51,7 +51,7 @@ const ASKING: usize = 384;
 
 /// What the server serves and where. Filled by `config`, which refuses bad text.
 #[derive(Debug, Clone)]
-pub struct Config {
+pub(crate) struct Config {
     /// ProxyConfig `statusPort`, 15020 by default; 0 takes any free port (tests).
     pub port: u16,
     /// The one address to listen on; `None`: all of them, both families.
@@ -69,7 +69,7 @@ pub struct Config {
 impl Config {
     /// A server on `port` that knows no probes and no application; Envoy's admin on 127.0.0.1:15000.
     #[must_use]
-    pub fn new(port: u16) -> Self {
+    pub(crate) fn new(port: u16) -> Self {
         Self {
             port,
             address: None,
@@ -84,7 +84,7 @@ impl Config {
 /// Whether loopback means `::1` here: every address of the proxy is IPv6, or `INSTANCE_IP` is an IPv6
 /// address that is not link-local. An `INSTANCE_IP` that is empty or no address counts as IPv4.
 #[must_use]
-pub fn ipv6_mode(all_proxy_ips_are_ipv6: bool, instance_ip: &str) -> bool {
+pub(crate) fn ipv6_mode(all_proxy_ips_are_ipv6: bool, instance_ip: &str) -> bool {
     all_proxy_ips_are_ipv6
         || instance_ip
             .parse::<Ipv6Addr>()
@@ -93,18 +93,18 @@ pub fn ipv6_mode(all_proxy_ips_are_ipv6: bool, instance_ip: &str) -> bool {
 
 /// Loopback of the family in use: where Envoy's admin listens.
 #[must_use]
-pub fn loopback(ipv6: bool) -> IpAddr {
+pub(crate) fn loopback(ipv6: bool) -> IpAddr {
     if ipv6 { Ipv6Addr::LOCALHOST.into() } else { Ipv4Addr::LOCALHOST.into() }
 }
 
 /// The address probes leave from; iptables rules let it past Envoy.
 #[must_use]
-pub fn probe_source(ipv6: bool) -> IpAddr {
+pub(crate) fn probe_source(ipv6: bool) -> IpAddr {
     if ipv6 { Ipv6Addr::new(0, 0, 0, 0, 0, 0, 0, 6).into() } else { Ipv4Addr::new(127, 0, 0, 6).into() }
 }
 
 /// What the server asks of the agent, and tells it. All are called from connections: none may block.
-pub trait Agent: Send + Sync + 'static {
+pub(crate) trait Agent: Send + Sync + 'static {
     /// `/quitquitquit`: stop without a drain. Called once its answer has been handed to the kernel.
     fn quit(&self);
 
@@ -169,7 +169,7 @@ pub trait Agent: Send + Sync + 'static {
 }
 
 /// What the agent gives the server when it starts to serve.
-pub struct Handles {
+pub(crate) struct Handles {
     /// The agent itself.
     pub agent: Arc<dyn Agent>,
     /// The registry whose families are scraped; the server adds its own and the process's.
@@ -185,7 +185,7 @@ pub struct Handles {
 #[error(
     "cannot listen on status port {port}: another process may hold it (statusPort in ProxyConfig, annotation status.sidecar.istio.io/port)"
 )]
-pub struct Error {
+pub(crate) struct Error {
     port: u16,
     #[source]
     source: std::io::Error,
@@ -193,7 +193,7 @@ pub struct Error {
 
 /// A listener that is bound, or one that will be once its port is free.
 #[derive(Debug)]
-pub struct Bound {
+pub(crate) struct Bound {
     config: Config,
     listener: Option<TcpListener>,
     /// That the port is taken.
@@ -205,7 +205,7 @@ pub struct Bound {
 /// # Errors
 /// When it cannot be opened; the error names it. The Go agent goes on without its status server then;
 /// [`Bound::later`] does the same but takes the port once it is free.
-pub fn bind(config: &Config) -> Result<Bound, Error> {
+pub(crate) fn bind(config: &Config) -> Result<Bound, Error> {
     let listener = listen(config).map_err(|source| Error { port: config.port, source })?;
     Ok(Bound { config: config.clone(), listener: Some(listener), trouble: None })
 }
@@ -219,13 +219,13 @@ fn listen(config: &Config) -> std::io::Result<TcpListener> {
 impl Bound {
     /// Not bound yet; [`Bound::serve`] tries again until it is, and then ends `trouble`.
     #[must_use]
-    pub fn later(config: &Config, trouble: Reporter) -> Self {
+    pub(crate) fn later(config: &Config, trouble: Reporter) -> Self {
         Self { config: config.clone(), listener: None, trouble: Some(trouble) }
     }
 
     /// Where it listens; `None` while the port is not ours.
     #[must_use]
-    pub fn addr(&self) -> Option<SocketAddr> {
+    pub(crate) fn addr(&self) -> Option<SocketAddr> {
         self.listener.as_ref().and_then(|l| l.local_addr().ok())
     }
 
@@ -233,7 +233,7 @@ impl Bound {
     ///
     /// # Errors
     /// When the listener fails for good; the agent should end in order then.
-    pub async fn serve(self, handles: Handles, closing: Stop, stop: Stop) -> TaskResult {
+    pub(crate) async fn serve(self, handles: Handles, closing: Stop, stop: Stop) -> TaskResult {
         let port = self.addr().map_or(self.config.port, |a| a.port());
         let shared = Arc::new(shared::Shared::new(self.config.clone(), port, handles)?);
         tokio::select! {

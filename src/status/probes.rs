@@ -6,7 +6,7 @@
 //! the kubelet would. Nothing is pooled or kept unless a variable asks for it, and no task is started:
 //! a thousand probes a second leave no trace.
 
-pub mod config;
+pub(crate) mod config;
 mod grpc;
 mod http;
 mod seen;
@@ -20,7 +20,8 @@ use std::time::Duration;
 
 use ::http::{HeaderMap, StatusCode, header};
 
-pub use config::{Action, Probe, Table, parse};
+pub use config::parse;
+pub(crate) use config::{Action, Table};
 
 use super::{loopback, probe_source};
 use crate::base::seldom::Seldom;
@@ -30,7 +31,7 @@ use crate::trouble::Reporter;
 
 /// How the application is probed.
 #[derive(Debug, Clone)]
-pub struct Config {
+pub(crate) struct Config {
     /// From [`parse`].
     pub table: Table,
     /// `INSTANCE_IP`, or `localhost` with `REWRITE_PROBE_LEGACY_LOCALHOST_DESTINATION`; empty: `source`.

@@ -27,12 +27,12 @@ use super::Agent;
 use crate::serve::respond::{Answer, TEXT, page, status};
 use crate::trouble::{Kind, Report, Reporter, Severity, Trouble, What};
 
-pub use envoy::{Envoy, config_state, serving_state};
+pub(crate) use envoy::Envoy;
 pub(super) use watch::watch;
 
 /// What readiness depends on.
 #[derive(Debug, Clone)]
-pub struct Config {
+pub(crate) struct Config {
     /// Envoy's admin interface; `None` with Envoy disabled.
     pub envoy_admin: Option<SocketAddr>,
     /// `GRPC_XDS_BOOTSTRAP`; `None` when it is the empty string.

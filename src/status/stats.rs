@@ -15,8 +15,8 @@
 //! ended at its last whole line, so that what follows stays readable.
 
 mod buffers;
-pub mod config;
-pub mod lines;
+pub(crate) mod config;
+pub(crate) mod lines;
 mod merge;
 mod part;
 mod turns;
@@ -27,7 +27,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use http::{HeaderMap, HeaderValue, StatusCode, header};
 
-pub use config::{Error as AnnotationError, Target, parse_1_30, parse_annotations, parse_either};
+pub use config::parse_annotations;
+pub(crate) use config::{Error as AnnotationError, Target, parse_1_30, parse_either};
+#[cfg(debug_assertions)]
 pub use lines::Lines;
 
 use super::accept::{Media, rewrite};
@@ -43,7 +45,7 @@ static LOST: Seldom = Seldom::new(60);
 
 /// What is merged.
 #[derive(Debug, Clone)]
-pub struct Config {
+pub(crate) struct Config {
     /// `ENVOY_PROMETHEUS_PORT` (15090) on localhost; `None` with Envoy disabled or
     /// `PILOT_AGENT_MERGE_ENVOY_STATS=false`.
     pub envoy_port: Option<u16>,

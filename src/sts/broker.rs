@@ -82,7 +82,7 @@ struct Slot {
 
 /// What can be told about the service.
 #[derive(Debug, Clone)]
-pub struct Handle(Arc<Told>);
+pub(crate) struct Handle(Arc<Told>);
 
 #[derive(Debug)]
 struct Told {
@@ -102,7 +102,7 @@ struct State {
 impl Handle {
     /// Of a service on `port` with `plugin`, before it starts.
     #[must_use]
-    pub fn new(port: u16, plugin: &'static str, trouble: Reporter) -> Self {
+    pub(crate) fn new(port: u16, plugin: &'static str, trouble: Reporter) -> Self {
         Self(Arc::new(Told { port, plugin, trouble, state: Mutex::default() }))
     }
 
@@ -112,13 +112,13 @@ impl Handle {
 
     /// Why the latest exchange failed; `None` when it did not.
     #[must_use]
-    pub fn trouble(&self) -> Option<String> {
+    pub(crate) fn trouble(&self) -> Option<String> {
         lock(&self.0.state).last_error.clone()
     }
 
     /// For the status document.
     #[must_use]
-    pub fn status(&self) -> Value {
+    pub(crate) fn status(&self) -> Value {
         let state = lock(&self.0.state);
         json!({
             "port": self.0.port,

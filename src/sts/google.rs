@@ -31,7 +31,7 @@ const LIFE: Duration = Duration::from_secs(3600);
 
 /// Whose audience a federated token is for: `identitynamespace:<namespace>:<provider>`.
 #[derive(Debug, Clone)]
-pub struct Audience {
+pub(crate) struct Audience {
     /// The trust domain, where a token has not exactly one audience.
     pub trust_domain: String,
     /// Whether a token's own single audience is the namespace; not so in the agent's calls to Google's CA.
@@ -54,7 +54,7 @@ impl Audience {
 
 /// What the plug-in needs to know.
 #[derive(Debug, Clone)]
-pub struct Google {
+pub(crate) struct Google {
     /// The number of the project, as it stands in the service account's name.
     pub project_number: String,
     /// The audience.

@@ -51,6 +51,7 @@ use crate::serve::respond::{Answer, TEXT, not_found, page, redirect};
 use crate::serve::{self, ConnState, Limits, Names, Site, path};
 
 /// What bytes reach first.
+#[cfg(debug_assertions)]
 pub mod fuzz {
     use super::form::Form;
 
@@ -65,10 +66,10 @@ pub mod fuzz {
     }
 }
 
-pub use broker::Handle;
-pub use google::{Audience, Google};
-pub use source::Exchanging;
-pub use upstream::{Bad, Upstream};
+pub(crate) use broker::Handle;
+pub(crate) use google::{Audience, Google};
+pub(crate) use source::Exchanging;
+pub(crate) use upstream::Upstream;
 
 /// Connections at a time: a pod's worth of callers that all start at once. Each has about 20 kB at most.
 const CONNECTIONS: usize = 2048;
@@ -77,7 +78,7 @@ const IDLE: Duration = Duration::from_secs(90);
 
 /// Who changes tokens.
 #[derive(Debug, Clone)]
-pub enum Plugin {
+pub(crate) enum Plugin {
     /// `GoogleTokenExchange`.
     Google(Google),
     /// `Passthrough`, ours.
@@ -88,7 +89,7 @@ pub enum Plugin {
 
 /// What is served and where.
 #[derive(Debug, Clone)]
-pub struct Config {
+pub(crate) struct Config {
     /// Loopback address and port.
     pub address: SocketAddr,
     /// Who changes tokens.
@@ -100,14 +101,14 @@ pub struct Config {
 /// Why the service cannot start.
 #[derive(Debug, thiserror::Error)]
 #[error("security token service cannot listen on {address}: is the port of --stsPort taken?")]
-pub struct Error {
+pub(crate) struct Error {
     address: SocketAddr,
     #[source]
     source: std::io::Error,
 }
 
 /// A service that is bound.
-pub struct Bound {
+pub(crate) struct Bound {
     listener: TcpListener,
     config: Config,
 }
@@ -116,7 +117,7 @@ pub struct Bound {
 ///
 /// # Errors
 /// When it cannot be opened, which ends the agent: Envoy would be without its tokens.
-pub fn bind(config: Config) -> Result<Bound, Error> {
+pub(crate) fn bind(config: Config) -> Result<Bound, Error> {
     let address = config.address;
     let listener = serve::listen(address).map_err(|source| Error { address, source })?;
     Ok(Bound { listener, config })
@@ -124,7 +125,7 @@ pub fn bind(config: Config) -> Result<Bound, Error> {
 
 impl Bound {
     /// Starts serving in `group`, until that is stopped; `handle` is told how it goes.
-    pub fn spawn(self, group: &Group, metrics: &Metrics, clock: Arc<dyn Clock>, handle: Handle) {
+    pub(crate) fn spawn(self, group: &Group, metrics: &Metrics, clock: Arc<dyn Clock>, handle: Handle) {
         let Config { address, plugin, crypto } = self.config;
         let exchanger = match plugin {
             Plugin::None => None,

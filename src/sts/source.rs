@@ -17,7 +17,7 @@ use crate::istiod::auth::{Error, Token, TokenSource};
 const GRACE: Duration = Duration::from_secs(60);
 
 /// Tokens of `inner`, exchanged for Google's federated ones. A CA's attempts share one exchange.
-pub struct Exchanging {
+pub(crate) struct Exchanging {
     inner: Arc<dyn TokenSource>,
     audience: Audience,
     calls: Calls,
@@ -33,7 +33,7 @@ impl fmt::Debug for Exchanging {
 impl Exchanging {
     /// Tokens of `inner` for `audience`.
     #[must_use]
-    pub fn new(
+    pub(crate) fn new(
         inner: Arc<dyn TokenSource>,
         audience: Audience,
         crypto: Arc<CryptoProvider>,

@@ -21,14 +21,14 @@ const LIFE: i64 = 300;
 /// Why an address is no endpoint.
 #[derive(Debug, thiserror::Error)]
 #[error("STS_UPSTREAM_URL={url}: {why}")]
-pub struct Bad {
+pub(crate) struct Bad {
     url: String,
     why: String,
 }
 
 /// The endpoint.
 #[derive(Debug, Clone)]
-pub struct Upstream {
+pub(crate) struct Upstream {
     url: String,
     audience: String,
 }
@@ -38,7 +38,7 @@ impl Upstream {
     ///
     /// # Errors
     /// When `url` is no address, or tokens would leave this machine unencrypted.
-    pub fn new(url: &str, audience: &str) -> Result<Self, Bad> {
+    pub(crate) fn new(url: &str, audience: &str) -> Result<Self, Bad> {
         let bad = |why: &str| Bad { url: shown(url), why: why.to_owned() };
         let parsed = Url::parse(url).map_err(|e| bad(&e.to_string()))?;
         if parsed.user.is_some() {

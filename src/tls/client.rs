@@ -23,7 +23,7 @@ use crate::base::clock::Clock;
 
 /// A client certificate on disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ClientFiles {
+pub(crate) struct ClientFiles {
     /// PEM chain.
     pub cert: PathBuf,
     /// PEM key.
@@ -35,7 +35,7 @@ pub struct ClientFiles {
 ///
 /// # Errors
 /// When the crypto crate refuses the combination.
-pub fn config(
+pub(crate) fn config(
     roots: Arc<Anchors>,
     identity: Option<Arc<Identity>>,
     policy: Compliance,
@@ -57,12 +57,12 @@ pub fn config(
 
 /// What a server showed, whether or not it was accepted.
 #[derive(Debug, Default)]
-pub struct Seen(Mutex<Vec<Vec<u8>>>);
+pub(crate) struct Seen(Mutex<Vec<Vec<u8>>>);
 
 impl Seen {
     /// Its certificates in DER, its own first; empty when the handshake did not come so far.
     #[must_use]
-    pub fn chain(&self) -> Vec<Vec<u8>> {
+    pub(crate) fn chain(&self) -> Vec<Vec<u8>> {
         self.0.lock().expect("no panic holds this lock").clone()
     }
 }
@@ -71,7 +71,7 @@ impl Seen {
 ///
 /// # Errors
 /// As [`config`].
-pub fn watched(
+pub(crate) fn watched(
     roots: Arc<Anchors>,
     identity: Option<Arc<Identity>>,
     policy: Compliance,
@@ -136,7 +136,7 @@ pub fn roots_of(pem: &[u8]) -> Anchors {
 
 /// The system's pool, about 150 certificates, read anew at each call and never kept.
 #[must_use]
-pub fn system_roots() -> RootCertStore {
+pub(crate) fn system_roots() -> RootCertStore {
     let mut store = RootCertStore::empty();
     store.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
     store
@@ -147,7 +147,7 @@ pub fn system_roots() -> RootCertStore {
 /// * certificate file unreadable, or its first block no certificate: none is sent, with a warning;
 /// * its first certificate expired: none is sent, with a warning;
 /// * otherwise the pair must load, or the connection fails ([`Identity::failure`]).
-pub struct Identity {
+pub(crate) struct Identity {
     files: ClientFiles,
     clock: Arc<dyn Clock>,
     provider: Arc<CryptoProvider>,
@@ -172,14 +172,14 @@ enum State {
 impl Identity {
     /// For one connection.
     #[must_use]
-    pub fn new(files: ClientFiles, clock: Arc<dyn Clock>) -> Arc<Self> {
+    pub(crate) fn new(files: ClientFiles, clock: Arc<dyn Clock>) -> Arc<Self> {
         let (provider, _) = provider(Compliance::None);
         Arc::new(Self { files, clock, provider, failure: Mutex::default() })
     }
 
     /// Why the pair could not be loaded, when the server asked and it could not.
     #[must_use]
-    pub fn failure(&self) -> Option<String> {
+    pub(crate) fn failure(&self) -> Option<String> {
         self.failure.lock().expect("no panic holds this lock").clone()
     }
 

@@ -152,7 +152,7 @@ pub fn generate(options: &KeyOptions) -> Result<Key, Error> {
 
 /// How much of the machine one key may cost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Effort {
+pub(crate) enum Effort {
     /// One thread: for renewals, which have time.
     Single,
     /// Two threads for RSA where two processors are ours (a container's CPU quota counts); the first
@@ -164,7 +164,7 @@ pub enum Effort {
 ///
 /// # Errors
 /// As [`generate`].
-pub async fn generate_off_runtime(options: &KeyOptions, effort: Effort) -> Result<Key, Error> {
+pub(crate) async fn generate_off_runtime(options: &KeyOptions, effort: Effort) -> Result<Key, Error> {
     // Refused at once, without a thread.
     match &options.algorithm {
         Algorithm::Ecdsa(_) | Algorithm::Unsupported(_) => return generate(options),
@@ -216,7 +216,7 @@ impl Drop for Starting {
 /// To be called before the process ends: the crypto crate clears its random state then, and a thread that
 /// would first ask for it afterwards aborts the process, whose exit status would be lost. Threads that have
 /// begun are merely held. Waits for microseconds as a rule, and 100 ms at most.
-pub fn settle() {
+pub(crate) fn settle() {
     for _ in 0..1000 {
         if STARTING.load(Ordering::SeqCst) == 0 {
             return;
@@ -323,7 +323,7 @@ fn element(from: &[u8], tag: u8) -> Option<(&[u8], &[u8])> {
 
 /// PEM text as Go prints it: 64 columns, a newline at the end.
 #[must_use]
-pub fn pem(label: &str, der: &[u8]) -> Zeroizing<String> {
+pub(crate) fn pem(label: &str, der: &[u8]) -> Zeroizing<String> {
     // Sized once: a buffer that grows would leave copies of a key behind.
     let encoded = Zeroizing::new(STANDARD.encode(der));
     let size = encoded.len() + encoded.len().div_ceil(64) + 2 * label.len() + 40;

@@ -2,8 +2,8 @@
 //!
 //! `provider.rs` is the only file that names the crypto crate's rustls provider.
 
-pub mod cert;
-pub mod client;
-pub mod keys;
-pub mod provider;
-pub mod verify;
+pub(crate) mod cert;
+pub(crate) mod client;
+pub(crate) mod keys;
+pub(crate) mod provider;
+pub(crate) mod verify;

@@ -11,7 +11,7 @@ use rustls::{SupportedCipherSuite, SupportedProtocolVersion};
 
 /// `COMPLIANCE_POLICY` restrictions on TLS.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Compliance {
+pub(crate) enum Compliance {
     /// No restriction beyond TLS 1.2.
     #[default]
     None,
@@ -25,11 +25,11 @@ pub enum Compliance {
 
 impl Compliance {
     /// The names of `COMPLIANCE_POLICY`.
-    pub const NAMES: &'static str = "fips-140-2, fips-140-3 or pqc";
+    pub(crate) const NAMES: &'static str = "fips-140-2, fips-140-3 or pqc";
 
     /// The policy of a name; none when it is empty, `None` when nobody knows it.
     #[must_use]
-    pub fn of(name: &str) -> Option<Self> {
+    pub(crate) fn of(name: &str) -> Option<Self> {
         Some(match name {
             "" => Self::None,
             "fips-140-2" => Self::Fips140_2,
@@ -41,7 +41,7 @@ impl Compliance {
 
     /// One of the FIPS policies.
     #[must_use]
-    pub fn is_fips(self) -> bool {
+    pub(crate) fn is_fips(self) -> bool {
         matches!(self, Self::Fips140_2 | Self::Fips140_3)
     }
 }
@@ -51,7 +51,7 @@ impl Compliance {
 ///
 /// # Errors
 /// What is not so.
-pub fn fips_module(policy: Compliance) -> Result<(), &'static str> {
+pub(crate) fn fips_module(policy: Compliance) -> Result<(), &'static str> {
     if ::aws_lc_rs::try_fips_mode().is_err() {
         return Err("the crypto library of this build is not the FIPS module (see pilot-agent --version)");
     }
@@ -79,7 +79,7 @@ const GCM_13_SUITES: &[SupportedCipherSuite] =
 
 /// The crypto functions and the protocol versions that a policy allows.
 #[must_use]
-pub fn provider(policy: Compliance) -> (Arc<CryptoProvider>, Versions) {
+pub(crate) fn provider(policy: Compliance) -> (Arc<CryptoProvider>, Versions) {
     let mut provider = aws_lc_rs::default_provider();
     let versions = match policy {
         Compliance::None => {

@@ -84,7 +84,7 @@ fn hash(der: &[u8]) -> [u8; 32] {
 
 /// Verifies servers against [`Anchors`].
 #[derive(Debug)]
-pub struct Verifier {
+pub(crate) struct Verifier {
     anchors: Arc<Anchors>,
     provider: Arc<CryptoProvider>,
 }
@@ -92,7 +92,7 @@ pub struct Verifier {
 impl Verifier {
     /// For one connection or many.
     #[must_use]
-    pub fn new(anchors: Arc<Anchors>, provider: Arc<CryptoProvider>) -> Arc<Self> {
+    pub(crate) fn new(anchors: Arc<Anchors>, provider: Arc<CryptoProvider>) -> Arc<Self> {
         Arc::new(Self { anchors, provider })
     }
 

@@ -17,7 +17,7 @@ struct Export {
 ///
 /// # Panics
 /// When called twice for one registry.
-pub fn export(list: &Troubles, metrics: &Metrics) {
+pub(crate) fn export(list: &Troubles, metrics: &Metrics) {
     let opts = Opts::new("trouble", "What is wrong now, by kind (docs/OPERATIONS.md); no sample: nothing");
     let gauge = IntGaugeVec::new(opts, &["kind", "severity"]).expect("names and labels are constants");
     let export = Export { list: list.clone(), gauge };

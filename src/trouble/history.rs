@@ -24,16 +24,12 @@ pub enum What {
     Certificate,
     /// Configuration was pushed.
     Push,
-    /// Envoy rejected configuration.
-    Rejected,
     /// Istiod was connected.
     Connected,
     /// Istiod was lost.
     Lost,
     /// The proxy became ready.
     Ready,
-    /// The proxy ceased to be ready.
-    NotReady,
     /// A trouble began.
     Trouble,
     /// A trouble ended.
@@ -48,11 +44,9 @@ impl What {
             Self::Started => "started",
             Self::Certificate => "certificate",
             Self::Push => "push",
-            Self::Rejected => "rejected",
             Self::Connected => "connected",
             Self::Lost => "lost",
             Self::Ready => "ready",
-            Self::NotReady => "notReady",
             Self::Trouble => "trouble",
             Self::Over => "over",
         }

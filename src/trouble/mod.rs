@@ -38,11 +38,11 @@ use tokio::sync::Notify;
 use crate::base::clock::{Clock, System};
 
 pub(crate) use entry::rfc3339;
-pub use entry::{Report, Trouble};
-pub use export::export;
-pub use history::{Event, What};
-pub use kind::{Kind, Severity};
-pub use say::span;
+pub(crate) use entry::{Report, Trouble};
+pub(crate) use export::export;
+pub(crate) use history::{Event, What};
+pub(crate) use kind::{Kind, Severity};
+pub(crate) use say::span;
 
 use entry::Held;
 use history::History;

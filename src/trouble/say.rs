@@ -6,7 +6,7 @@ use super::entry::Held;
 use super::{Kind, Severity, Trouble, Troubles};
 
 /// While something is wrong, one line says so this often.
-pub const EVERY: Duration = Duration::from_secs(30);
+pub(super) const EVERY: Duration = Duration::from_secs(30);
 
 // An event's target is part of its call site, so each scope has its own.
 macro_rules! scoped {
@@ -73,7 +73,7 @@ fn still(troubles: &[Trouble]) -> Option<String> {
 
 /// `1m30s`, as Go prints durations, without fractions above a second.
 #[must_use]
-pub fn span(time: Duration) -> String {
+pub(crate) fn span(time: Duration) -> String {
     let seconds = time.as_secs();
     let (hours, minutes, rest) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
     match (hours, minutes) {

@@ -16,7 +16,7 @@ const LIMIT: Duration = Duration::from_secs(5);
 
 /// How a thing stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Grade {
+pub(crate) enum Grade {
     /// Good.
     Ok,
     /// The agent would start and something would be missing.
@@ -27,7 +27,7 @@ pub enum Grade {
 
 /// One line.
 #[derive(Debug, Clone)]
-pub struct Line {
+pub(crate) struct Line {
     /// How it stands.
     pub grade: Grade,
     /// What was looked at.
@@ -53,7 +53,7 @@ fn line(grade: Grade, what: &'static str, said: impl Into<String>) -> Line {
 
 /// What of a loaded configuration is looked at.
 #[derive(Debug, Clone)]
-pub struct Facts {
+pub(crate) struct Facts {
     /// Where Envoy is.
     pub envoy: String,
     /// istiod, `host:port`.
@@ -63,7 +63,7 @@ pub struct Facts {
 /// Looks at everything that does not need the rules. Without a plan (some setting cannot be used) at what does not depend
 /// on it, so that everything that is wrong is told at once; `env` are the variables as far as they could be read.
 #[must_use]
-pub fn look(
+pub(crate) fn look(
     places: &Places,
     env: &BTreeMap<String, String>,
     planned: Option<(&Plan, &Facts)>,

@@ -4,7 +4,7 @@
 ///
 /// # Errors
 /// Every line that is no plain assignment, with its number; `name` is the file as the user knows it.
-pub fn parse(name: &str, text: &str) -> Result<Vec<(String, String)>, Vec<String>> {
+pub(crate) fn parse(name: &str, text: &str) -> Result<Vec<(String, String)>, Vec<String>> {
     let mut out = Vec::new();
     let mut errors = Vec::new();
     let mut lines = text.lines().enumerate();

@@ -16,7 +16,7 @@ const PACKAGED: [&str; 2] = ["./lib/systemd/system/istio.service", "./usr/lib/sy
 
 /// One file to be put in place.
 #[derive(Debug, Clone)]
-pub struct Item {
+pub(crate) struct Item {
     /// Its place.
     pub place: PathBuf,
     /// What it is to hold.
@@ -27,7 +27,7 @@ pub struct Item {
 
 /// What becomes of an item.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Step {
+pub(crate) enum Step {
     /// Nothing is there yet.
     Create,
     /// It is as it should be.
@@ -40,7 +40,7 @@ pub enum Step {
 ///
 /// # Errors
 /// Every file that is missing or cannot be read, one line each.
-pub fn items(dir: &Path, places: &Places) -> Result<Vec<Item>, Vec<String>> {
+pub(crate) fn items(dir: &Path, places: &Places) -> Result<Vec<Item>, Vec<String>> {
     let mut errors = Vec::new();
     let mut items = Vec::new();
     let certs = places.certs.clone().unwrap_or_else(|| PathBuf::from("./etc/certs"));
@@ -103,13 +103,13 @@ fn hosts(place: &Path, wanted: &[u8]) -> io::Result<Vec<u8>> {
 impl Item {
     /// A file that only its owner reads.
     #[must_use]
-    pub fn secret(place: PathBuf, content: Vec<u8>) -> Self {
+    pub(crate) fn secret(place: PathBuf, content: Vec<u8>) -> Self {
         Self { place, content, mode: 0o600, ours: true }
     }
 
     /// What would become of it.
     #[must_use]
-    pub fn step(&self) -> Step {
+    pub(crate) fn step(&self) -> Step {
         match std::fs::read(&self.place) {
             Ok(there) if there == self.content => Step::Keep,
             Err(e) if e.kind() == io::ErrorKind::NotFound => Step::Create,
@@ -121,7 +121,7 @@ impl Item {
     ///
     /// # Errors
     /// One line with the place and the reason.
-    pub fn put(&self, owner: Option<&Account>) -> Result<(), String> {
+    pub(crate) fn put(&self, owner: Option<&Account>) -> Result<(), String> {
         let said = |e: io::Error| format!("{}: {e}", self.place.display());
         let dir = self.place.parent().unwrap_or(Path::new("."));
         let owner = owner.filter(|_| self.ours);
@@ -147,7 +147,7 @@ impl Item {
 ///
 /// # Errors
 /// The system's.
-pub fn folders(dir: &Path, owner: Option<&Account>) -> io::Result<()> {
+pub(crate) fn folders(dir: &Path, owner: Option<&Account>) -> io::Result<()> {
     if dir.as_os_str().is_empty() || dir.exists() {
         return Ok(());
     }
@@ -168,7 +168,7 @@ pub fn folders(dir: &Path, owner: Option<&Account>) -> io::Result<()> {
 ///
 /// # Errors
 /// The system's, and when the place is taken by something that is no plain file of one name.
-pub fn log_file(path: &Path, owner: &Account) -> io::Result<std::fs::File> {
+pub(crate) fn log_file(path: &Path, owner: &Account) -> io::Result<std::fs::File> {
     use std::os::unix::fs::MetadataExt;
     let mut options = std::fs::OpenOptions::new();
     let flags = rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK;

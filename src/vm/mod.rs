@@ -11,9 +11,9 @@
 //! `shlex` splits the lines by the shell's quoting; what only a shell can compute is refused with its line.
 //! Uses `base`, `istiod` (claims of a token) and `tls` (dates of a certificate).
 
-pub mod accounts;
-pub mod check;
-pub mod envfile;
-pub mod install;
-pub mod places;
-pub mod plan;
+pub(crate) mod accounts;
+pub(crate) mod check;
+pub(crate) mod envfile;
+pub(crate) mod install;
+pub(crate) mod places;
+pub(crate) mod plan;

@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// Where the agent reads its token.
-pub const TOKEN: &str = "./var/run/secrets/tokens/istio-token";
+pub(crate) const TOKEN: &str = "./var/run/secrets/tokens/istio-token";
 /// Where istiod's root may lie besides the directory of certificates.
-pub const MOUNTED_ROOT: &str = "./etc/certs/root-cert.pem";
+pub(crate) const MOUNTED_ROOT: &str = "./etc/certs/root-cert.pem";
 
 /// The places. Relative ones hang off `root`.
 #[derive(Debug, Clone)]
-pub struct Places {
+pub(crate) struct Places {
     /// The agent's working directory; `/` under systemd.
     pub root: PathBuf,
     /// What the operator sets.
@@ -35,7 +35,7 @@ type Read = (BTreeMap<String, String>, Vec<String>);
 impl Places {
     /// From the flags of the command (`flag` gives a flag's value, if it was given) and the environment.
     #[must_use]
-    pub fn new(flag: impl Fn(&str) -> Option<PathBuf>, env: &BTreeMap<String, String>) -> Self {
+    pub(crate) fn new(flag: impl Fn(&str) -> Option<PathBuf>, env: &BTreeMap<String, String>) -> Self {
         let set = |name: &str| env.get(name).filter(|path| !path.is_empty()).map(PathBuf::from);
         let cluster_env = flag("cluster-env").or_else(|| set("ISTIO_CLUSTER_CONFIG"));
         let named = cluster_env.is_some();
@@ -59,7 +59,7 @@ impl Places {
 
     /// A place as the file system knows it.
     #[must_use]
-    pub fn at(&self, path: &Path) -> PathBuf {
+    pub(crate) fn at(&self, path: &Path) -> PathBuf {
         self.root.join(path)
     }
 
@@ -67,7 +67,7 @@ impl Places {
     ///
     /// # Errors
     /// Every line that cannot be read, and files that must be there and are not.
-    pub fn environment(&self, process: &BTreeMap<String, String>) -> Result<Read, Vec<String>> {
+    pub(crate) fn environment(&self, process: &BTreeMap<String, String>) -> Result<Read, Vec<String>> {
         let mut env = process.clone();
         let (mut errors, mut warnings) = (Vec::new(), Vec::new());
         let (cluster, named) = &self.cluster_env;

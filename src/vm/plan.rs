@@ -6,11 +6,11 @@ use std::path::PathBuf;
 use super::accounts::{Account, Accounts};
 
 /// Whom the agent runs as when nobody says otherwise.
-pub const USER: &str = "istio-proxy";
+pub(crate) const USER: &str = "istio-proxy";
 
 /// What the machine says.
 #[derive(Debug, Clone)]
-pub struct Machine {
+pub(crate) struct Machine {
     /// Its name up to the first dot.
     pub hostname: String,
     /// Its first address that others can reach.
@@ -23,7 +23,7 @@ pub struct Machine {
 
 /// What is to be done.
 #[derive(Debug, Clone)]
-pub struct Plan {
+pub(crate) struct Plan {
     /// The agent's whole environment.
     pub env: BTreeMap<String, String>,
     /// The agent's command line behind the program's name.
@@ -42,7 +42,7 @@ pub struct Plan {
 ///
 /// # Errors
 /// Every value that cannot be used, one line each.
-pub fn plan(mut env: BTreeMap<String, String>, machine: &Machine) -> Result<Plan, Vec<String>> {
+pub(crate) fn plan(mut env: BTreeMap<String, String>, machine: &Machine) -> Result<Plan, Vec<String>> {
     let mut errors = Vec::new();
     let mut warnings = Vec::new();
     // Bash's ${X:-default}: an empty value is none.
@@ -171,7 +171,7 @@ mod tests {
         let machine = Machine {
             hostname: "vm-1".into(),
             address: Some("10.0.0.7".into()),
-            accounts: Accounts::parse(PASSWD, "istio-proxy:x:997:\n"),
+            accounts: Accounts::parse(PASSWD),
             uid,
         };
         plan(pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect(), &machine)

@@ -16,7 +16,7 @@ use tokio::time::Instant;
 
 /// What a module is found by.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Key {
+pub(super) struct Key {
     /// The URL; of an image its registry and repository.
     pub name: String,
     /// Of a module its own; of an image its manifest's.
@@ -25,7 +25,7 @@ pub struct Key {
 
 /// On whose behalf it is looked for.
 #[derive(Debug, Clone, Copy)]
-pub struct Asker<'a> {
+pub(super) struct Asker<'a> {
     /// The URL as it was given.
     pub url: &'a str,
     /// Name of the extension config.
@@ -56,7 +56,7 @@ struct State {
 }
 
 /// The modules of one folder.
-pub struct Cache {
+pub(super) struct Cache {
     dir: PathBuf,
     expiry: Duration,
     state: Mutex<State>,
@@ -65,19 +65,19 @@ pub struct Cache {
 impl Cache {
     /// Nothing is known of what `dir` holds.
     #[must_use]
-    pub fn new(dir: PathBuf, expiry: Duration) -> Self {
+    pub(super) fn new(dir: PathBuf, expiry: Duration) -> Self {
         Self { dir, expiry, state: Mutex::default() }
     }
 
     /// Where modules are.
     #[must_use]
-    pub fn dir(&self) -> &Path {
+    pub(super) fn dir(&self) -> &Path {
         &self.dir
     }
 
     /// How many are known.
     #[must_use]
-    pub fn count(&self) -> usize {
+    pub(super) fn count(&self) -> usize {
         self.state().modules.len()
     }
 
@@ -87,7 +87,7 @@ impl Cache {
 
     /// The checksum that the URL was last found to have. `any_version`: also when the resource has changed
     /// since. The resource's version is remembered either way, but only for URLs that are known.
-    pub fn recall(&self, asker: Asker<'_>, any_version: bool) -> Option<String> {
+    pub(super) fn recall(&self, asker: Asker<'_>, any_version: bool) -> Option<String> {
         let mut state = self.state();
         let known = state.urls.get_mut(asker.url)?;
         let before = known.versions.insert(asker.resource.to_owned(), asker.version.to_owned());
@@ -96,7 +96,7 @@ impl Cache {
     }
 
     /// The module's file. A file that somebody has removed is as good as none.
-    pub fn find(&self, key: &Key, asker: Asker<'_>) -> Option<PathBuf> {
+    pub(super) fn find(&self, key: &Key, asker: Asker<'_>) -> Option<PathBuf> {
         let mut state = self.state();
         let module = state.modules.get_mut(key)?;
         if !module.file.is_file() {
@@ -114,7 +114,7 @@ impl Cache {
     ///
     /// # Errors
     /// When it cannot be put there; nothing is left of it then.
-    pub fn store(&self, key: &Key, asker: Asker<'_>, download: NamedTempFile) -> io::Result<PathBuf> {
+    pub(super) fn store(&self, key: &Key, asker: Asker<'_>, download: NamedTempFile) -> io::Result<PathBuf> {
         if let Some(file) = self.find(key, asker) {
             return Ok(file);
         }
@@ -134,7 +134,7 @@ impl Cache {
     }
 
     /// Removes what nobody has asked for within the expiry; what cannot be removed is tried again.
-    pub fn purge(&self) {
+    pub(super) fn purge(&self) {
         let mut state = self.state();
         let State { modules, urls } = &mut *state;
         modules.retain(|key, module| {

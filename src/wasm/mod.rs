@@ -38,12 +38,12 @@
 
 mod cache;
 mod download;
-pub mod filter;
+pub(crate) mod filter;
 mod meters;
 mod oci;
 mod receive;
 mod source;
-pub mod tar;
+pub(crate) mod tar;
 #[cfg(test)]
 mod tests;
 mod typed_struct;
@@ -70,11 +70,12 @@ use meters::Meters;
 use receive::Received;
 use source::Source;
 
+#[cfg(debug_assertions)]
 pub use oci::fuzz;
 
 /// Where modules go and how they are fetched.
 #[derive(Debug, Clone)]
-pub struct Config {
+pub(crate) struct Config {
     /// The folder of all modules; it must exist. `/var/lib/istio/data`.
     pub dir: PathBuf,
     /// Unused for so long, a module is removed (`WASM_MODULE_EXPIRY`, 24 h).
@@ -116,7 +117,7 @@ impl From<String> for Failure {
 }
 
 /// Converts extension configs.
-pub struct Converter {
+pub(crate) struct Converter {
     cache: Cache,
     purge_interval: Duration,
     web: Web,
@@ -138,7 +139,7 @@ impl std::fmt::Debug for Converter {
 impl Converter {
     /// Nothing is read or written yet. `crypto`: for HTTPS.
     #[must_use]
-    pub fn new(config: Config, crypto: Arc<CryptoProvider>, metrics: &Metrics) -> Self {
+    pub(crate) fn new(config: Config, crypto: Arc<CryptoProvider>, metrics: &Metrics) -> Self {
         Self {
             cache: Cache::new(config.dir.clone(), config.expiry),
             purge_interval: config.purge_interval,
@@ -151,7 +152,7 @@ impl Converter {
 
     /// Tells `trouble` of modules that cannot be had.
     #[must_use]
-    pub fn with_trouble(mut self, trouble: Reporter) -> Self {
+    pub(crate) fn with_trouble(mut self, trouble: Reporter) -> Self {
         self.trouble = trouble;
         self
     }
@@ -172,7 +173,7 @@ impl Converter {
     }
 
     /// Removes unused modules from time to time, until `stop`.
-    pub async fn purge(&self, stop: Stop) {
+    pub(crate) async fn purge(&self, stop: Stop) {
         let mut ticks = interval(self.purge_interval);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         // The first is at once.
@@ -191,7 +192,7 @@ impl Converter {
     ///
     /// # Errors
     /// When one of them cannot be read: the reasons of all such, for istiod.
-    pub async fn convert(&self, resources: Vec<Bytes>) -> Result<Vec<Bytes>, String> {
+    pub(crate) async fn convert(&self, resources: Vec<Bytes>) -> Result<Vec<Bytes>, String> {
         let begun = Instant::now();
         let all = futures_util::future::join_all(resources.into_iter().map(|r| self.resource(r))).await;
         self.meters.took(begun.elapsed());

@@ -17,7 +17,7 @@ use crate::base::place::{self, Mode};
 use crate::fetch::Gunzip;
 
 /// What every module begins with.
-pub const MAGIC: &[u8] = b"\0asm";
+pub(super) const MAGIC: &[u8] = b"\0asm";
 /// Magic and version; nothing shorter is a module.
 const SHORTEST: u64 = 8;
 /// As much as is looked at to tell a tar archive.
@@ -28,7 +28,7 @@ const GZIP: &[u8] = &[0x1f, 0x8b];
 
 /// Why a download cannot be received.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub(super) enum Error {
     /// The disk's word.
     #[error("cannot be stored")]
     Store(#[from] io::Error),
@@ -38,7 +38,7 @@ pub enum Error {
 }
 
 /// What came.
-pub struct Received {
+pub(super) struct Received {
     /// Beside its place; gone when dropped.
     pub file: NamedTempFile,
     /// SHA-256 in hex: of what came out, or, where unpacking failed, of what came.
@@ -53,7 +53,7 @@ pub struct Received {
 
 /// What is done to the bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Form {
+pub(super) enum Form {
     /// Looked into, as often as needed.
     Any,
     /// Taken as they are.
@@ -105,7 +105,7 @@ impl Sink {
 }
 
 /// Takes a download piece by piece.
-pub struct Receiver {
+pub(super) struct Receiver {
     stage: Stage,
     sink: Sink,
     packed: Option<digest::Context>,
@@ -126,7 +126,7 @@ impl Receiver {
     ///
     /// # Errors
     /// When no file can be made there.
-    pub fn new(dir: &Path, limit: u64, form: Form) -> io::Result<Self> {
+    pub(super) fn new(dir: &Path, limit: u64, form: Form) -> io::Result<Self> {
         // Without its folder a module cannot be stored, but whether it could be had is still told: the
         // bytes go where any may be put.
         let place = |dir| place::beside(dir, ".download", Mode::Masked(0o644));
@@ -147,7 +147,7 @@ impl Receiver {
     ///
     /// # Errors
     /// When it cannot be stored or is too long; damage is found out at the end.
-    pub fn push(&mut self, piece: &Bytes) -> Result<(), Error> {
+    pub(super) fn push(&mut self, piece: &Bytes) -> Result<(), Error> {
         self.arrived += piece.len() as u64;
         if self.arrived > self.sink.limit {
             return Err(Error::TooLong(self.sink.limit));
@@ -177,7 +177,7 @@ impl Receiver {
     ///
     /// # Errors
     /// When it cannot be stored or is too long.
-    pub fn end(mut self) -> Result<Received, Error> {
+    pub(super) fn end(mut self) -> Result<Received, Error> {
         let mut entry = Ok(true);
         if self.broken.is_none() {
             match end(&mut self.stage, &mut self.sink, 0) {

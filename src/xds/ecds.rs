@@ -178,7 +178,7 @@ fn fields(protocol: Protocol, response: &Bytes) -> Result<Vec<Field>, prost::Dec
 ///
 /// # Errors
 /// When the response cannot be decoded, or with what `change` gives.
-pub fn map_resources(
+pub(crate) fn map_resources(
     protocol: Protocol,
     response: &Bytes,
     mut change: impl FnMut(Bytes) -> Result<Bytes, String>,

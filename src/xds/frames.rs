@@ -10,7 +10,7 @@ use bytes::{Bytes, BytesMut};
 use super::scan::{Facts, Malformed, Message, Scanner};
 
 /// Bytes of a frame's header: one flag, four of length.
-pub const HEADER: usize = 5;
+pub(crate) const HEADER: usize = 5;
 
 /// What is to be done with a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

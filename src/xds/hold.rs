@@ -32,7 +32,7 @@ const LOOK_UP: Duration = Duration::from_secs(1);
 
 /// Whether a stream that failed so, before istiod's first response, may be tried again in silence.
 #[must_use]
-pub fn holdable(status: &Status) -> bool {
+pub(crate) fn holdable(status: &Status) -> bool {
     matches!(
         status.code(),
         Code::Unavailable | Code::Unauthenticated | Code::PermissionDenied | Code::ResourceExhausted

@@ -12,7 +12,7 @@ use crate::base::metrics::Metrics;
 
 /// All of them.
 #[derive(Debug)]
-pub struct Meters {
+pub(super) struct Meters {
     failures: IntCounterVec,
     istiod: IntCounterVec,
     envoy: IntCounterVec,
@@ -32,7 +32,7 @@ const NONE: [&str; 0] = [];
 impl Meters {
     /// Registers them.
     #[must_use]
-    pub fn new(metrics: &Metrics) -> Self {
+    pub(super) fn new(metrics: &Metrics) -> Self {
         let counter = |name, help, labels: &[&str]| metrics.counter(name, help, labels);
         Self {
             failures: counter(
@@ -75,27 +75,27 @@ impl Meters {
     }
 
     /// The way upstream could not even be set up.
-    pub fn failure(&self) {
+    pub(super) fn failure(&self) {
         self.failures.with_label_values(&NONE).inc();
     }
 
     /// The upstream leg ended.
-    pub fn istiod_ended(&self, class: Class) {
+    pub(super) fn istiod_ended(&self, class: Class) {
         self.istiod.with_label_values(&[class.label()]).inc();
     }
 
     /// The downstream leg ended.
-    pub fn envoy_ended(&self, class: Class) {
+    pub(super) fn envoy_ended(&self, class: Class) {
         self.envoy.with_label_values(&[class.label()]).inc();
     }
 
     /// A request goes to istiod.
-    pub fn request(&self) {
+    pub(super) fn request(&self) {
         self.requests.with_label_values(&NONE).inc();
     }
 
     /// A request of that many bytes came from Envoy.
-    pub fn request_size(&self, bytes: u64) {
+    pub(super) fn request_size(&self, bytes: u64) {
         let gauge = self.largest.with_label_values(&NONE);
         let bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
         if bytes > gauge.get() {
@@ -104,37 +104,37 @@ impl Meters {
     }
 
     /// A response came from istiod.
-    pub fn response(&self) {
+    pub(super) fn response(&self) {
         self.responses.with_label_values(&NONE).inc();
     }
 
     /// Envoy rejected something.
-    pub fn nack(&self, kind: &str) {
+    pub(super) fn nack(&self, kind: &str) {
         self.nacks.with_label_values(&[kind]).inc();
     }
 
     /// A leg does not move.
-    pub fn stall(&self, leg: &str) {
+    pub(super) fn stall(&self, leg: &str) {
         self.stalls.with_label_values(&[leg]).inc();
     }
 
     /// A stream has become too old.
-    pub fn aged(&self) {
+    pub(super) fn aged(&self) {
         self.aged.with_label_values(&NONE).inc();
     }
 
     /// A stream begins (+1) or ends (−1) to wait.
-    pub fn held(&self, change: i64) {
+    pub(super) fn held(&self, change: i64) {
         self.held.with_label_values(&NONE).add(change);
     }
 
     /// A hold has ended.
-    pub fn hold_ended(&self, result: &str) {
+    pub(super) fn hold_ended(&self, result: &str) {
         self.holds.with_label_values(&[result]).inc();
     }
 
     /// An attempt upstream.
-    pub fn dial(&self, result: &str) {
+    pub(super) fn dial(&self, result: &str) {
         self.dials.with_label_values(&[result]).inc();
     }
 }

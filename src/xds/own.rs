@@ -17,7 +17,7 @@ const BOUND: usize = 256;
 
 /// A request of the agent's.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Own {
+pub(super) struct Own {
     /// Its type URL.
     pub type_url: &'static str,
     /// The framed message.
@@ -28,14 +28,14 @@ pub struct Own {
 
 /// The queue of one stream.
 #[derive(Debug, Default)]
-pub struct Queue {
+pub(super) struct Queue {
     waiting: Mutex<VecDeque<Own>>,
     more: Notify,
 }
 
 impl Queue {
     /// Appends a request; never waits.
-    pub fn put(&self, own: Own) {
+    pub(super) fn put(&self, own: Own) {
         let mut waiting = self.waiting.lock().expect("no panic holds this lock");
         if waiting.len() >= BOUND {
             let older = waiting.iter().position(|w| w.type_url == own.type_url).unwrap_or(0);
@@ -47,12 +47,12 @@ impl Queue {
     }
 
     /// The next request, if there is one.
-    pub fn take(&self) -> Option<Own> {
+    pub(super) fn take(&self) -> Option<Own> {
         self.waiting.lock().expect("no panic holds this lock").pop_front()
     }
 
     /// Returns when something may have been put in.
-    pub async fn more(&self) {
+    pub(super) async fn more(&self) {
         self.more.notified().await;
     }
 }

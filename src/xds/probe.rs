@@ -21,7 +21,7 @@ const QUIET: Duration = Duration::from_millis(700);
 
 /// A stream that was not refused.
 #[derive(Debug)]
-pub struct Taken {
+pub(crate) struct Taken {
     /// Who answered.
     pub peer: SocketAddr,
     /// How long the answer to a ping took.
@@ -32,7 +32,7 @@ pub struct Taken {
 
 /// Why a stream cannot be had.
 #[derive(Debug)]
-pub enum Refused {
+pub(crate) enum Refused {
     /// It was opened, and ended with this.
     Ended(Status),
     /// No stream was opened.
@@ -45,7 +45,7 @@ pub enum Refused {
 ///
 /// # Errors
 /// See [`Refused`].
-pub async fn probe(
+pub(crate) async fn probe(
     upstream: &dyn Upstream,
     tokens: &dyn TokenSource,
     headers: &CallHeaders,

@@ -13,7 +13,7 @@ use super::frames;
 use super::scan::Message;
 
 /// The service of both methods.
-pub const SERVICE: &str = "envoy.service.discovery.v3.AggregatedDiscoveryService";
+pub(crate) const SERVICE: &str = "envoy.service.discovery.v3.AggregatedDiscoveryService";
 
 /// Which form a stream speaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]

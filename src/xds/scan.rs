@@ -15,7 +15,7 @@ use fields::{Field, Kind, Slot, field};
 /// Longest text kept of one field, in bytes; longer ones are cut (at a character).
 pub const TEXT: usize = 4096;
 /// How many names of a request are kept.
-pub const NAMES: usize = 8;
+pub(crate) const NAMES: usize = 8;
 /// Deepest nesting of groups; protobuf decoders stop at 100.
 const GROUPS: usize = 100;
 

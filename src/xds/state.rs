@@ -12,7 +12,7 @@ use crate::base::clock::Clock;
 
 mod view;
 
-pub use view::{Freshness, Nack, Snapshot, StreamView, Timeline, TypeView, UpstreamView};
+pub(crate) use view::{Freshness, Nack, Snapshot, StreamView, Timeline, TypeView, UpstreamView};
 
 /// Types kept apart; a mesh has about ten, and the names come from outside.
 const TYPES: usize = 64;
@@ -54,14 +54,14 @@ impl Inner {
 
 /// The record. Clones are not needed: it is shared behind an `Arc`.
 #[derive(Debug)]
-pub struct State {
+pub(crate) struct State {
     inner: Mutex<Inner>,
     clock: Arc<dyn Clock>,
 }
 
 /// What a request turned out to be.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Answer {
+pub(crate) enum Answer {
     /// A subscription, or an answer to an older response.
     None,
     /// The last response was taken.
@@ -84,7 +84,7 @@ fn unix(at: SystemTime) -> u64 {
 impl State {
     /// Nothing known yet.
     #[must_use]
-    pub fn new(clock: Arc<dyn Clock>, address: String) -> Self {
+    pub(crate) fn new(clock: Arc<dyn Clock>, address: String) -> Self {
         let upstream = UpstreamView { address, ..UpstreamView::default() };
         Self { inner: Mutex::new(Inner { upstream, ..Inner::default() }), clock }
     }
@@ -95,7 +95,7 @@ impl State {
     }
 
     /// A request has gone to istiod (Envoy's, or one of the agent's own).
-    pub fn request(&self, type_url: &str, facts: &Facts) -> Answer {
+    pub(crate) fn request(&self, type_url: &str, facts: &Facts) -> Answer {
         self.with(|inner, now| {
             let Some(kind) = entry(&mut inner.types, type_url) else { return Answer::None };
             kind.requests += 1;
@@ -123,7 +123,7 @@ impl State {
     }
 
     /// A response has come.
-    pub fn response(&self, type_url: &str, facts: &Facts, bytes: u64) {
+    pub(crate) fn response(&self, type_url: &str, facts: &Facts, bytes: u64) {
         self.with(|inner, now| {
             let Some(kind) = entry(&mut inner.types, type_url) else { return };
             kind.responses += 1;
@@ -137,7 +137,7 @@ impl State {
     }
 
     /// Envoy has opened a stream.
-    pub fn stream_opened(&self, id: u64, protocol: Protocol) {
+    pub(crate) fn stream_opened(&self, id: u64, protocol: Protocol) {
         self.with(|inner, now| {
             let timeline = Timeline::default();
             inner.stream = Some(StreamView { id, protocol, since: unix(now), timeline });
@@ -146,7 +146,7 @@ impl State {
     }
 
     /// The stream has ended (unless a newer one has taken its place).
-    pub fn stream_closed(&self, id: u64) {
+    pub(crate) fn stream_closed(&self, id: u64) {
         self.with(|inner, _| {
             if inner.stream.as_ref().is_some_and(|s| s.id == id) {
                 inner.stream = None;
@@ -155,7 +155,7 @@ impl State {
     }
 
     /// A way to istiod is open; it has not answered yet.
-    pub fn upstream_open(&self, peer: String, token_expires: Option<SystemTime>) {
+    pub(crate) fn upstream_open(&self, peer: String, token_expires: Option<SystemTime>) {
         self.with(|inner, now| {
             inner.upstream.peer = Some(peer);
             inner.upstream.token_expires = token_expires.map(unix);
@@ -168,7 +168,7 @@ impl State {
     }
 
     /// Istiod has answered.
-    pub fn upstream_live(&self) {
+    pub(crate) fn upstream_live(&self) {
         self.with(|inner, now| {
             inner.reached(now, |t| &mut t.first_response);
             let up = &mut inner.upstream;
@@ -179,7 +179,7 @@ impl State {
     }
 
     /// The way is closed.
-    pub fn upstream_down(&self, why: Option<String>) {
+    pub(crate) fn upstream_down(&self, why: Option<String>) {
         self.with(|inner, now| {
             let up = &mut inner.upstream;
             up.connected_since = None;
@@ -191,7 +191,7 @@ impl State {
     }
 
     /// An attempt has failed: the number of consecutive failures, and the milliseconds until the next attempt.
-    pub fn upstream_failed(&self, failures: u32, why: String, next_attempt_ms: Option<u64>) {
+    pub(crate) fn upstream_failed(&self, failures: u32, why: String, next_attempt_ms: Option<u64>) {
         self.upstream_down(Some(why));
         self.with(|inner, _| {
             inner.upstream.failures = failures;
@@ -200,13 +200,13 @@ impl State {
     }
 
     /// Envoy's stream is held from now on, or no longer.
-    pub fn held(&self, held: bool) {
+    pub(crate) fn held(&self, held: bool) {
         self.with(|inner, now| inner.upstream.held_since = held.then(|| unix(now)));
     }
 
     /// For people.
     #[must_use]
-    pub fn snapshot(&self) -> Snapshot {
+    pub(crate) fn snapshot(&self) -> Snapshot {
         self.with(|inner, now| {
             let live = inner.upstream.connected_since.is_some();
             let down = inner.upstream.down_since;

@@ -9,7 +9,7 @@ use crate::net;
 
 /// Whether an end is worth a warning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Class {
+pub(super) enum Class {
     /// Clean, or one of the ends that happen all the time (cancelled, connection age).
     Expected,
     /// Everything else.
@@ -19,7 +19,7 @@ pub enum Class {
 impl Class {
     /// The value of the metrics' label `type`.
     #[must_use]
-    pub fn label(self) -> &'static str {
+    pub(super) fn label(self) -> &'static str {
         match self {
             Self::Expected => "cancelled",
             Self::Unexpected => "error",
@@ -35,7 +35,7 @@ const EXPECTED: [&str; 2] =
 
 /// The class of a status that came from the other side.
 #[must_use]
-pub fn class(status: &Status) -> Class {
+pub(super) fn class(status: &Status) -> Class {
     let text = status.message();
     let expected = match status.code() {
         Code::Ok | Code::Cancelled | Code::DeadlineExceeded => true,
@@ -47,13 +47,13 @@ pub fn class(status: &Status) -> Class {
 
 /// The status in trailers (or in the headers of an answer without a body).
 #[must_use]
-pub fn of_trailers(headers: &HeaderMap) -> Option<Status> {
+pub(super) fn of_trailers(headers: &HeaderMap) -> Option<Status> {
     net::grpc::status_in(headers)
 }
 
 /// The status of an answer that is not gRPC (the mapping is gRPC's own).
 #[must_use]
-pub fn of_http(status: http::StatusCode, content_type: Option<&str>) -> Status {
+pub(super) fn of_http(status: http::StatusCode, content_type: Option<&str>) -> Status {
     let code = net::grpc::code_of_http(status);
     let kind = content_type.unwrap_or("missing");
     Status::new(
@@ -64,7 +64,7 @@ pub fn of_http(status: http::StatusCode, content_type: Option<&str>) -> Status {
 
 /// How an HTTP/2 error of the upstream leg is told and counted.
 #[must_use]
-pub fn of_upstream(error: &h2::Error) -> (Status, Class) {
+pub(super) fn of_upstream(error: &h2::Error) -> (Status, Class) {
     if let Some(error) = error.get_io() {
         return of_io(error);
     }
@@ -97,7 +97,7 @@ fn of_io(error: &io::Error) -> (Status, Class) {
 
 /// How an HTTP/2 error of the downstream leg is counted; there is nobody left to tell.
 #[must_use]
-pub fn of_downstream(error: &h2::Error) -> Status {
+pub(super) fn of_downstream(error: &h2::Error) -> Status {
     if error.is_library() && error.reason().is_some_and(|r| r != h2::Reason::NO_ERROR) {
         return Status::internal(format!("Envoy's connection broke the HTTP/2 protocol: {error}"));
     }

@@ -1,6 +1,8 @@
 //! Black box: starts the binary named by `AGENT_BIN` (default: ours) in a scratch working directory and speaks only
 //! its public interfaces, so the same tests run against any other pilot-agent. One file per area; docs/TESTING.md.
 
+#![allow(unreachable_pub, reason = "a test's modules are nobody's interface")]
+
 #[path = "../support/mod.rs"]
 mod support;
 

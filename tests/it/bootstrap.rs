@@ -5,9 +5,9 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use pilot_agent::bootstrap::{self, Options};
-use pilot_agent::config::mesh::Effective;
-use pilot_agent::config::{bootstrap as from_config, node};
+use pilot_agent::testing::bootstrap::{self, Options};
+use pilot_agent::testing::config::mesh::Effective;
+use pilot_agent::testing::config::{bootstrap as from_config, node};
 use serde_json::{Value, json};
 
 use crate::support::envoy_bin;

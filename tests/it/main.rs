@@ -1,5 +1,7 @@
 //! White box: parts of the agent put together through the library, with real processes and sockets.
 
+#![allow(unreachable_pub, reason = "a test's modules are nobody's interface")]
+
 #[path = "../support/mod.rs"]
 mod support;
 

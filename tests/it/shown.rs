@@ -3,9 +3,9 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use pilot_agent::istiod::auth::{CallHeaders, Token, TokenFile};
-use pilot_agent::secrets::{FirstKey, Identity, Secret};
-use pilot_agent::tls::keys::{Algorithm, Curve, Key, KeyOptions, generate};
+use pilot_agent::testing::istiod::auth::{CallHeaders, Token, TokenFile};
+use pilot_agent::testing::secrets::{FirstKey, Identity, Secret};
+use pilot_agent::testing::tls::keys::{Algorithm, Curve, Key, KeyOptions, generate};
 use zeroize::Zeroizing;
 
 /// Compiles only for what is wiped when dropped.
@@ -37,7 +37,7 @@ fn values_that_hold_a_secret_do_not_print_it() {
     let token = Token::new(text).unwrap();
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("token"), text).unwrap();
-    let clock = Arc::new(pilot_agent::base::clock::System);
+    let clock = Arc::new(pilot_agent::testing::base::clock::System);
     let file = TokenFile::new(dir.path().join("token"), "istio-ca", clock);
     assert!(file.read().is_some());
     assert_hidden(&format!("{token:?} {file:?} {:?}", file.read()), text);

@@ -17,6 +17,8 @@
 //! | `half_open` | an istiod that vanishes without a word |
 //! | `dropped` | an istiod that no packet reaches: what every witness says |
 
+#![allow(unreachable_pub, reason = "a test's modules are nobody's interface")]
+
 #[path = "../support/mod.rs"]
 mod support;
 

@@ -4,7 +4,7 @@ use super::{Error, SCOPES};
 
 /// From the most to the least verbose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Level {
+pub(crate) enum Level {
     /// What happens step by step.
     Debug,
     /// State changes.
@@ -22,7 +22,7 @@ pub enum Level {
 impl Level {
     /// As it stands in lines.
     #[must_use]
-    pub fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Debug => "debug",
             Self::Info => "info",
@@ -43,14 +43,14 @@ impl Level {
 
 /// The level of each scope.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Levels([Level; SCOPES.len()]);
+pub(crate) struct Levels([Level; SCOPES.len()]);
 
 impl Levels {
     /// What the user's list makes of `default:info,grpc:none`; every other scope starts at info.
     ///
     /// # Errors
     /// On an unknown level and on more than one colon; unknown scopes are passed over.
-    pub fn parse(list: &str) -> Result<Self, Error> {
+    pub(crate) fn parse(list: &str) -> Result<Self, Error> {
         let mut out = Self([Level::Info; SCOPES.len()]);
         out.set("grpc", Level::None);
         if list.is_empty() {
@@ -84,7 +84,7 @@ impl Levels {
     ///
     /// # Errors
     /// Names what is unknown.
-    pub fn change(&mut self, scope: &str, level: &str) -> Result<(), String> {
+    pub(crate) fn change(&mut self, scope: &str, level: &str) -> Result<(), String> {
         let level = Level::parse(level).map_err(|e| e.to_string())?;
         if scope == "all" {
             self.0 = [level; SCOPES.len()];
@@ -98,19 +98,19 @@ impl Levels {
     }
 
     /// Each scope with its level.
-    pub fn all(&self) -> impl Iterator<Item = (&'static str, Level)> {
+    pub(crate) fn all(&self) -> impl Iterator<Item = (&'static str, Level)> {
         SCOPES.into_iter().zip(self.0)
     }
 
     /// Whether a line of this scope and level is shown.
     #[must_use]
-    pub fn shows(&self, scope: &str, level: Level) -> bool {
+    pub(crate) fn shows(&self, scope: &str, level: Level) -> bool {
         SCOPES.iter().position(|s| *s == scope).is_some_and(|at| self.0[at] <= level)
     }
 
     /// The level that some scope shows.
     #[must_use]
-    pub fn most_verbose(&self) -> tracing::Level {
+    pub(crate) fn most_verbose(&self) -> tracing::Level {
         match self.0.iter().min() {
             Some(Level::Debug) => tracing::Level::DEBUG,
             Some(Level::Info) => tracing::Level::INFO,

@@ -21,7 +21,7 @@ mod value;
 
 use std::collections::BTreeMap;
 
-pub use value::{Record, Value, go_json};
+pub(crate) use value::{Record, Value, go_json};
 
 /// Why a template gave nothing.
 #[derive(Debug, Clone, thiserror::Error, PartialEq, Eq)]

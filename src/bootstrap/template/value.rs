@@ -50,12 +50,6 @@ impl Value {
         Self::List(items.iter().map(Self::text).collect())
     }
 
-    /// A map of texts.
-    #[must_use]
-    pub fn text_map(members: &BTreeMap<String, String>) -> Self {
-        Self::Map(members.iter().map(|(k, v)| (k.clone(), Self::text(v))).collect())
-    }
-
     /// From plain JSON; whole numbers become [`Value::Int`].
     #[must_use]
     pub fn from_json(json: &Json) -> Self {
@@ -189,7 +183,7 @@ pub(super) fn float(n: f64) -> String {
 
 /// Compact JSON as Go writes it: `<`, `>` and `&` escaped, members sorted.
 #[must_use]
-pub fn go_json(json: &Json) -> String {
+pub(crate) fn go_json(json: &Json) -> String {
     let mut sorted = json.clone();
     sorted.sort_all_objects();
     escape(&sorted.to_string())

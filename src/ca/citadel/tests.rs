@@ -7,11 +7,12 @@ use tempfile::TempDir;
 
 use super::*;
 use crate::base::clock;
-use crate::ca::csr::{self, Algorithm, Curve, Key, KeyOptions};
-use crate::ca::{CaClient, Retry};
+use crate::ca::CaClient;
+use crate::ca::csr;
 use crate::istiod::auth::TokenFile;
 use crate::istiod::{self, ClientFiles, Compliance, Roots, Tls, Transport};
 use crate::tls::cert;
+use crate::tls::keys::{Algorithm, Curve, Key, KeyOptions, generate};
 
 struct World {
     istiod: MockIstiod,
@@ -24,8 +25,7 @@ impl World {
         let world = Self {
             istiod: MockIstiod::start().await,
             dir: tempfile::tempdir().unwrap(),
-            key: csr::generate(&KeyOptions { algorithm: Algorithm::Ecdsa(Curve::P256), pkcs8: false })
-                .unwrap(),
+            key: generate(&KeyOptions { algorithm: Algorithm::Ecdsa(Curve::P256), pkcs8: false }).unwrap(),
         };
         world.write("root.pem", &world.istiod.root_pem());
         world.write("token", &world.istiod.mint("default", "a"));
@@ -68,8 +68,8 @@ impl World {
                 extra: vec![("baz".to_owned(), "=qux".to_owned())],
             },
             cert_signer: String::new(),
-            attempt_timeout: Config::ATTEMPT_TIMEOUT,
-            total_timeout: Config::TOTAL_TIMEOUT,
+            attempt_timeout: Calls::ATTEMPT_TIMEOUT,
+            total_timeout: Calls::TOTAL_TIMEOUT,
             trouble: Arc::default(),
         };
         change(&mut config);
@@ -199,7 +199,7 @@ async fn a_ca_that_hangs_costs_one_attempt_and_blocks_nobody() {
     let (errors, answers): (Vec<_>, Vec<_>) = [hanging, fine].into_iter().partition(Result::is_err);
     assert_eq!((errors.len(), answers.len()), (1, 1));
     let error = errors.into_iter().next().unwrap().unwrap_err();
-    assert_eq!((error.label(), error.retry()), ("deadline", Retry::BackOff));
+    assert_eq!(error.label(), "deadline");
     assert!(!matches!(error, Error::Unsent(_)), "the CA has had the request: {error:?}");
     assert_eq!(retries(&client), 0);
     world.sign(&client).await.unwrap();

@@ -7,7 +7,7 @@ use crate::config::go;
 
 /// The values of all variables of the table.
 #[derive(Clone)]
-pub struct Settings {
+pub(crate) struct Settings {
     env: Env,
     // By place in the table.
     values: Vec<Value>,
@@ -45,7 +45,7 @@ fn read(kind: Kind, text: &str) -> Option<Value> {
 impl Settings {
     /// Reads all variables; a value that cannot be read leaves the default and gives a warning.
     #[must_use]
-    pub fn read(env: &Env) -> (Self, Vec<String>) {
+    pub(crate) fn read(env: &Env) -> (Self, Vec<String>) {
         let mut warnings: Vec<String> = env
             .garbled
             .iter()
@@ -84,49 +84,49 @@ impl Settings {
 
     /// The environment it was read from.
     #[must_use]
-    pub fn env(&self) -> &Env {
+    pub(crate) fn env(&self) -> &Env {
         &self.env
     }
 
     /// A text.
     #[must_use]
-    pub fn text(&self, key: Key<kinds::Text>) -> &str {
+    pub(crate) fn text(&self, key: Key<kinds::Text>) -> &str {
         if let Value::Text(text) = &self.values[key.place] { text } else { unreachable!("keys are typed") }
     }
 
     /// A text, `None` when empty.
     #[must_use]
-    pub fn some_text(&self, key: Key<kinds::Text>) -> Option<&str> {
+    pub(crate) fn some_text(&self, key: Key<kinds::Text>) -> Option<&str> {
         Some(self.text(key)).filter(|t| !t.is_empty())
     }
 
     /// A boolean.
     #[must_use]
-    pub fn flag(&self, key: Key<kinds::Bool>) -> bool {
+    pub(crate) fn flag(&self, key: Key<kinds::Bool>) -> bool {
         if let Value::Bool(value) = self.values[key.place] { value } else { unreachable!("keys are typed") }
     }
 
     /// An integer.
     #[must_use]
-    pub fn int(&self, key: Key<kinds::Int>) -> i64 {
+    pub(crate) fn int(&self, key: Key<kinds::Int>) -> i64 {
         if let Value::Int(value) = self.values[key.place] { value } else { unreachable!("keys are typed") }
     }
 
     /// A number.
     #[must_use]
-    pub fn float(&self, key: Key<kinds::Float>) -> f64 {
+    pub(crate) fn float(&self, key: Key<kinds::Float>) -> f64 {
         if let Value::Float(value) = self.values[key.place] { value } else { unreachable!("keys are typed") }
     }
 
     /// A span; negative ones count as none.
     #[must_use]
-    pub fn duration(&self, key: Key<kinds::Duration>) -> Duration {
+    pub(crate) fn duration(&self, key: Key<kinds::Duration>) -> Duration {
         let Value::Duration(value) = &self.values[key.place] else { unreachable!("keys are typed") };
         value.at_least_zero()
     }
 
     /// An old flag's value takes the place of an unset variable.
-    pub fn default_text(&mut self, key: Key<kinds::Text>, value: &str) {
+    pub(crate) fn default_text(&mut self, key: Key<kinds::Text>, value: &str) {
         if self.env.get(key.name()).is_none() && !value.is_empty() {
             self.values[key.place] = Value::Text(value.to_owned());
             self.env.vars.insert(key.name().to_owned(), value.to_owned());
@@ -134,7 +134,7 @@ impl Settings {
     }
 
     /// A value of any type from an old source, in the place of an unset variable; whether it could be read.
-    pub fn default_of<T>(&mut self, key: Key<T>, text: &str) -> bool {
+    pub(crate) fn default_of<T>(&mut self, key: Key<T>, text: &str) -> bool {
         let var = &VARS[key.place];
         let Some(value) = read(var.kind, text) else { return false };
         if self.env.get(var.name).is_none() {
@@ -145,7 +145,7 @@ impl Settings {
 
     /// The value of a row of the table, for tests that go through all of them.
     #[cfg(test)]
-    pub fn shown(&self, name: &str) -> String {
+    pub(crate) fn shown(&self, name: &str) -> String {
         let place = VARS.iter().position(|v| v.name == name).expect("a row of the table");
         format!("{:?}", self.values[place])
     }

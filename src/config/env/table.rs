@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 
 /// The type of a variable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub(crate) enum Kind {
     /// Any text; set-but-empty is empty, not the default.
     Text,
     /// A Go boolean.
@@ -20,7 +20,7 @@ pub enum Kind {
 
 /// One variable.
 #[derive(Debug, Clone, Copy)]
-pub struct Var {
+pub(crate) struct Var {
     /// Its name.
     pub name: &'static str,
     /// Its type.
@@ -28,10 +28,12 @@ pub struct Var {
     /// Its default, as text.
     pub default: &'static str,
     /// Its meaning.
+    #[cfg_attr(not(test), allow(dead_code, reason = "for docs/CONFIG.md, which a test makes"))]
     pub help: &'static str,
     /// Which part it belongs to, as docs/CONFIG.md groups them.
     pub part: &'static str,
     /// The Go agent has no such variable.
+    #[cfg_attr(not(test), allow(dead_code, reason = "likewise"))]
     pub ours: bool,
 }
 
@@ -43,11 +45,11 @@ const DNS: &str = "DNS proxy";
 const STATUS: &str = "Status server";
 const WASM: &str = "Wasm";
 /// Read by `istio-iptables` and not under `proxy`.
-pub const REDIRECT: &str = "Redirection (`istio-iptables`)";
+pub(crate) const REDIRECT: &str = "Redirection (`istio-iptables`)";
 
 /// A variable by its place in the table; `T` is a type of [`kinds`]. Only [`var`] has values of it.
 #[derive(Debug, Clone, Copy)]
-pub struct Key<T> {
+pub(crate) struct Key<T> {
     pub(super) place: usize,
     of: PhantomData<T>,
 }
@@ -55,46 +57,47 @@ pub struct Key<T> {
 impl<T> Key<T> {
     /// The variable's name.
     #[must_use]
-    pub const fn name(self) -> &'static str {
+    pub(crate) const fn name(self) -> &'static str {
         VARS[self.place].name
     }
 }
 
 /// The types of variables, so that reading one as another does not compile.
-pub mod kinds {
+pub(crate) mod kinds {
     /// Marks a text.
     #[derive(Debug, Clone, Copy)]
-    pub struct Text;
+    pub(crate) struct Text;
     /// Marks a boolean.
     #[derive(Debug, Clone, Copy)]
-    pub struct Bool;
+    pub(crate) struct Bool;
     /// Marks an integer.
     #[derive(Debug, Clone, Copy)]
-    pub struct Int;
+    pub(crate) struct Int;
     /// Marks a decimal number.
     #[derive(Debug, Clone, Copy)]
-    pub struct Float;
+    pub(crate) struct Float;
     /// Marks a duration.
     #[derive(Debug, Clone, Copy)]
-    pub struct Duration;
+    pub(crate) struct Duration;
 }
 
 macro_rules! variables {
     ($($origin:ident $part:ident $name:ident: $kind:ident = $default:literal, $help:literal;)*) => {
-        #[allow(non_camel_case_types, clippy::upper_case_acronyms, reason = "names of variables")]
+        #[allow(dead_code, non_camel_case_types, clippy::upper_case_acronyms, reason = "names of variables")]
         enum Place { $($name),* }
 
         /// Every variable as a constant of its own name: what is not declared here cannot be read.
-        pub mod var {
+        pub(crate) mod var {
+            #![allow(dead_code, reason = "some are read as they were given, by name")]
             use super::{Key, PhantomData, Place, kinds};
             $(
                 #[doc = concat!("Key of `", stringify!($name), "`.")]
-                pub const $name: Key<kinds::$kind> = Key { place: Place::$name as usize, of: PhantomData };
+                pub(crate) const $name: Key<kinds::$kind> = Key { place: Place::$name as usize, of: PhantomData };
             )*
         }
 
         /// Every variable the agent reads under `proxy`, and those of `istio-iptables` that are no flag's.
-        pub const VARS: &[Var] = &[$(Var {
+        pub(crate) const VARS: &[Var] = &[$(Var {
             name: stringify!($name),
             kind: Kind::$kind,
             default: $default,
@@ -263,7 +266,8 @@ variables! {
 }
 
 /// Variables whose names are open: what they begin with or are, and what becomes of them.
-pub const FAMILIES: &[(&str, &str)] = &[
+#[cfg(test)]
+pub(crate) const FAMILIES: &[(&str, &str)] = &[
     ("ISTIO_META_<KEY>", "node metadata `<KEY>`; beats the entry of the same name in `proxyMetadata`"),
     (
         "ISTIO_METAJSON_<X>",
@@ -280,7 +284,8 @@ pub const FAMILIES: &[(&str, &str)] = &[
 ];
 
 /// Variables of releases up to 1.12 that are accepted, and why they have no effect.
-pub const OLDER: &[(&str, &str)] = &[
+#[cfg(test)]
+pub(crate) const OLDER: &[(&str, &str)] = &[
     ("PROXY_XDS_VIA_AGENT", "Envoy's configuration always goes by the agent, as in every release since 1.9"),
     ("CALL_CREDENTIALS", "the token goes with every call, whatever carries it"),
     (
@@ -295,7 +300,7 @@ pub const OLDER: &[(&str, &str)] = &[
 ];
 
 /// Known to the Go agent's binary without effect on `proxy`, and so here.
-pub const WITHOUT_EFFECT: &[&str] = &[
+pub(crate) const WITHOUT_EFFECT: &[&str] = &[
     "ENABLE_VTPROTOBUF",
     "GOMAXPROCS",
     "GOMEMLIMIT",

@@ -10,7 +10,7 @@ use crate::istiod::auth::{CallHeaders, MetadataServer};
 
 /// Who signs, and the way there.
 #[derive(Debug, Clone)]
-pub struct Signer {
+pub(crate) struct Signer {
     /// Which CA.
     pub provider: Provider,
     /// The way to it.
@@ -27,7 +27,7 @@ pub struct Signer {
 
 /// How a CA is reached.
 #[derive(Debug, Clone)]
-pub enum Way {
+pub(crate) enum Way {
     /// By gRPC.
     Grpc(crate::istiod::Config),
     /// By gRPC, with the token of the machine's account, which its metadata server gives.
@@ -39,7 +39,7 @@ pub enum Way {
 impl Signer {
     /// The connection, where it is one for gRPC.
     #[must_use]
-    pub fn connection(&self) -> Option<&crate::istiod::Config> {
+    pub(crate) fn connection(&self) -> Option<&crate::istiod::Config> {
         match &self.way {
             Way::Grpc(connection) | Way::Account(connection, _) => Some(connection),
             Way::Vault(_) => None,
@@ -51,7 +51,7 @@ impl Signer {
 ///
 /// # Errors
 /// When there is no such CA.
-pub fn provider(config: &Sources) -> Result<Provider, Error> {
+pub(crate) fn provider(config: &Sources) -> Result<Provider, Error> {
     let s = &config.settings;
     let address = s.some_text(var::CA_ADDR).unwrap_or(&config.mesh.proxy.discovery_address);
     Provider::resolve(s.text(var::CA_PROVIDER), address, s.flag(var::ENABLE_GOOGLE_CA))
@@ -62,7 +62,7 @@ pub fn provider(config: &Sources) -> Result<Provider, Error> {
 ///
 /// # Errors
 /// When there is no such CA, or it lacks a setting or its root.
-pub fn signer(config: &Sources, file_mounted: bool) -> Result<Option<Signer>, Error> {
+pub(crate) fn signer(config: &Sources, file_mounted: bool) -> Result<Option<Signer>, Error> {
     if file_mounted {
         return Ok(None);
     }
@@ -92,7 +92,7 @@ pub fn signer(config: &Sources, file_mounted: bool) -> Result<Option<Signer>, Er
 
 /// The metadata server of Google's machines, or what stands in for it.
 #[must_use]
-pub fn metadata_server(config: &Sources) -> MetadataServer {
+pub(crate) fn metadata_server(config: &Sources) -> MetadataServer {
     let host = config.settings.some_text(var::GCE_METADATA_HOST);
     host.map_or_else(MetadataServer::default, |host| MetadataServer { host: host.to_owned() })
 }

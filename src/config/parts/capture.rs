@@ -5,7 +5,7 @@ use crate::config::env::var;
 
 /// What a look at the rules needs to know.
 #[derive(Debug, Clone)]
-pub struct Capture {
+pub(crate) struct Capture {
     /// Why there are none, where that is meant.
     pub none: Option<String>,
     /// Where programs are.
@@ -16,7 +16,7 @@ pub struct Capture {
 
 /// Says it.
 #[must_use]
-pub fn capture(config: &Sources) -> Capture {
+pub(crate) fn capture(config: &Sources) -> Capture {
     let env = config.settings.env();
     let none = if config.node_type != "sidecar" {
         Some(format!("a {} captures nothing", config.node_type))

@@ -16,7 +16,7 @@ const DEFAULT_ADDRESS: &str = "localhost:15053";
 
 /// Whether there is a server at all.
 #[must_use]
-pub fn enabled(config: &Sources) -> bool {
+pub(crate) fn enabled(config: &Sources) -> bool {
     let s = &config.settings;
     s.flag(var::ISTIO_META_ENABLE_DNS_SERVER)
         || (s.flag(var::ISTIO_META_DNS_CAPTURE) && config.node_type == "sidecar")
@@ -24,7 +24,7 @@ pub fn enabled(config: &Sources) -> bool {
 
 /// The DNS server.
 #[derive(Debug, Clone)]
-pub struct Dns {
+pub(crate) struct Dns {
     /// What it serves, and whom it asks.
     pub server: dns::Config,
     /// From where names are seen.
@@ -33,7 +33,7 @@ pub struct Dns {
 
 /// The server, if there is one. On port 53 it is everybody's resolver, which takes root.
 #[must_use]
-pub fn server(config: &Sources, root: bool) -> Option<Dns> {
+pub(crate) fn server(config: &Sources, root: bool) -> Option<Dns> {
     if !enabled(config) {
         return None;
     }

@@ -19,7 +19,7 @@ use crate::trouble::Kind;
 
 /// Envoy as this agent is to treat it.
 #[derive(Debug, Clone)]
-pub struct Envoy {
+pub(crate) struct Envoy {
     /// Who runs it.
     pub presence: Presence,
     /// Its process.
@@ -30,7 +30,7 @@ pub struct Envoy {
 
 /// Who runs Envoy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Presence {
+pub(crate) enum Presence {
     /// This agent.
     Own,
     /// Somebody else (`ENVOY_EXTERNAL`).
@@ -43,7 +43,7 @@ pub enum Presence {
 ///
 /// # Errors
 /// When two variables say different things.
-pub fn presence(config: &Sources) -> Result<Presence, Error> {
+pub(crate) fn presence(config: &Sources) -> Result<Presence, Error> {
     let s = &config.settings;
     match (s.flag(var::DISABLE_ENVOY), s.flag(var::ENVOY_EXTERNAL)) {
         (false, false) => Ok(Presence::Own),
@@ -66,7 +66,7 @@ fn secure_port(settings: &Settings, key: Key<kinds::Int>) -> Option<u16> {
 
 /// The template's path by precedence, if any is named.
 #[must_use]
-pub fn template(config: &Sources) -> Option<PathBuf> {
+pub(crate) fn template(config: &Sources) -> Option<PathBuf> {
     let named = config
         .settings
         .some_text(var::ISTIO_BOOTSTRAP)
@@ -112,7 +112,7 @@ fn override_json(config: &Sources) -> Option<String> {
 ///
 /// # Errors
 /// Durations that Envoy cannot be told.
-pub fn process(config: &Sources, root: bool) -> Result<envoy::Config, Error> {
+pub(crate) fn process(config: &Sources, root: bool) -> Result<envoy::Config, Error> {
     let addresses = &config.addresses;
     let s = &config.settings;
     let proxy = &config.mesh.proxy;
@@ -210,12 +210,12 @@ impl Sources {
 
 /// What node and bootstrap are made from.
 #[derive(Debug, Clone)]
-pub struct Bootstrap(Arc<Sources>);
+pub(crate) struct Bootstrap(Arc<Sources>);
 
 impl Bootstrap {
     /// From everything that was read: metadata and templates may name any variable.
     #[must_use]
-    pub fn new(sources: &Arc<Sources>) -> Self {
+    pub(crate) fn new(sources: &Arc<Sources>) -> Self {
         Self(sources.clone())
     }
 
@@ -224,7 +224,7 @@ impl Bootstrap {
     ///
     /// # Errors
     /// When a metadata field has a wrong type.
-    pub async fn node(&self, external_sds: bool, credential_socket: bool) -> Result<Node, Error> {
+    pub(crate) async fn node(&self, external_sds: bool, credential_socket: bool) -> Result<Node, Error> {
         let config = &*self.0;
         let s = &config.settings;
         let proxy = &config.mesh.proxy;
@@ -275,7 +275,7 @@ impl Bootstrap {
 
     /// For whom configuration is: this node with this account in this mesh, and this very Envoy.
     #[must_use]
-    pub fn owner(&self, node: &Node) -> String {
+    pub(crate) fn owner(&self, node: &Node) -> String {
         let config = &*self.0;
         let s = &config.settings;
         let binary = &config.mesh.proxy.binary_path;
@@ -301,7 +301,7 @@ impl Bootstrap {
     ///
     /// # Errors
     /// When it cannot be written.
-    pub fn write_grpc(&self, node: &Node) -> Result<(), Error> {
+    pub(crate) fn write_grpc(&self, node: &Node) -> Result<(), Error> {
         let config = &*self.0;
         let Some(path) = config.settings.some_text(var::GRPC_XDS_BOOTSTRAP) else { return Ok(()) };
         let document =
@@ -315,7 +315,7 @@ impl Bootstrap {
 
     /// The token that Lightstep wants in a file, if that tracer is chosen, and the file.
     #[must_use]
-    pub fn lightstep_token(&self) -> Option<(PathBuf, &str)> {
+    pub(crate) fn lightstep_token(&self) -> Option<(PathBuf, &str)> {
         let token = from_config::lightstep_token(&self.0.mesh.proxy)?;
         Some((self.0.config_path().join(bootstrap::TOKEN_FILE), token))
     }
@@ -324,7 +324,7 @@ impl Bootstrap {
     ///
     /// # Errors
     /// When it cannot be made.
-    pub fn render(&self, node: Node) -> Result<Vec<u8>, from_config::Error> {
+    pub(crate) fn render(&self, node: Node) -> Result<Vec<u8>, from_config::Error> {
         let config = &*self.0;
         let options = config.bootstrap_options(node);
         from_config::render(&options, template(config).as_deref(), config.settings.env().map())

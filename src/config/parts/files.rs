@@ -11,7 +11,7 @@ const MESH_FILE: &str = "./etc/istio/config/mesh";
 
 /// Files that are read: what each is, and where.
 #[must_use]
-pub fn read(config: &Sources) -> Vec<(&'static str, PathBuf)> {
+pub(crate) fn read(config: &Sources) -> Vec<(&'static str, PathBuf)> {
     let mut files = Vec::new();
     if let Some(path) = envoy::template(config) {
         files.push(("the bootstrap's template", path));
@@ -31,27 +31,27 @@ pub fn read(config: &Sources) -> Vec<(&'static str, PathBuf)> {
 
 /// The mesh file as it was named.
 #[must_use]
-pub fn mesh(config: &Sources) -> &str {
+pub(crate) fn mesh(config: &Sources) -> &str {
     config.flags.or_default(args::PROXY, "meshConfig")
 }
 
 /// `ISTIO_BOOTSTRAP_OVERRIDE`: as it was named, and where it is.
 #[must_use]
-pub fn bootstrap_override(config: &Sources) -> Option<(&str, PathBuf)> {
+pub(crate) fn bootstrap_override(config: &Sources) -> Option<(&str, PathBuf)> {
     let named = config.settings.some_text(var::ISTIO_BOOTSTRAP_OVERRIDE)?;
     Some((named, config.path(named)))
 }
 
 /// Certificate and key in `PROV_CERT`.
 #[must_use]
-pub fn provided(config: &Sources) -> Option<(PathBuf, PathBuf)> {
+pub(crate) fn provided(config: &Sources) -> Option<(PathBuf, PathBuf)> {
     let dir = config.path(config.settings.some_text(var::PROV_CERT)?);
     Some((dir.join("cert-chain.pem"), dir.join("key.pem")))
 }
 
 /// Folders that are written to: what each is, where, and whether it is made where it is missing.
 #[must_use]
-pub fn written(config: &Sources) -> Vec<(&'static str, PathBuf, bool)> {
+pub(crate) fn written(config: &Sources) -> Vec<(&'static str, PathBuf, bool)> {
     let mut folders = vec![("configPath", config.config_path(), true)];
     if !config.settings.flag(var::DISABLE_ENVOY) {
         folders.push(("the folder of the SDS socket", config.path(identity::WORKLOAD_DIR), true));
@@ -64,6 +64,6 @@ pub fn written(config: &Sources) -> Vec<(&'static str, PathBuf, bool)> {
 
 /// Sockets that are bound.
 #[must_use]
-pub fn sockets(config: &Sources) -> [PathBuf; 2] {
+pub(crate) fn sockets(config: &Sources) -> [PathBuf; 2] {
     [config.config_path().join("XDS"), config.path(identity::WORKLOAD_DIR).join("socket")]
 }

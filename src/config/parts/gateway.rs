@@ -18,7 +18,7 @@ const CALLERS: &str = "/var/run/sds/uds_path";
 ///
 /// # Errors
 /// When it was asked for and lacks something.
-pub fn secrets(config: &Sources) -> Result<Option<(Gateway, PathBuf)>, Error> {
+pub(crate) fn secrets(config: &Sources) -> Result<Option<(Gateway, PathBuf)>, Error> {
     let s = &config.settings;
     let folder = config.flags.get("gateway-secrets-dir").filter(|dir| !dir.is_empty());
     let asked = s.flag(var::ENABLE_INGRESS_GATEWAY_SDS);
@@ -99,7 +99,7 @@ fn api(config: &Sources) -> Result<Api, String> {
 ///
 /// # Errors
 /// When it is another socket's path, or nobody signs for callers.
-pub fn callers(config: &Sources) -> Result<Option<PathBuf>, Error> {
+pub(crate) fn callers(config: &Sources) -> Result<Option<PathBuf>, Error> {
     let s = &config.settings;
     if !s.flag(var::SDS_CALLER_TOKENS) {
         return Ok(None);

@@ -9,7 +9,7 @@ use crate::status;
 ///
 /// # Errors
 /// When the probe cannot be meant; the agent goes on without checks then.
-pub fn checks(config: &Sources, all_ipv6: bool) -> Result<Option<health::Config>, Refused> {
+pub(crate) fn checks(config: &Sources, all_ipv6: bool) -> Result<Option<health::Config>, Refused> {
     let Some(probe) = &config.mesh.proxy.readiness_probe else { return Ok(None) };
     let legacy = config.settings.flag(var::REWRITE_PROBE_LEGACY_LOCALHOST_DESTINATION);
     let host = config.addresses.first().map(String::as_str).filter(|_| !legacy).unwrap_or("localhost");

@@ -15,9 +15,9 @@ use crate::tls::keys::KeyOptions;
 use crate::trouble::Kind;
 
 /// Folder of the workload socket.
-pub const WORKLOAD_DIR: &str = "./var/run/secrets/workload-spiffe-uds";
+pub(crate) const WORKLOAD_DIR: &str = "./var/run/secrets/workload-spiffe-uds";
 /// Socket of a third party's credential server.
-pub const CREDENTIAL_SOCKET: &str = "./var/run/secrets/credential-uds/socket";
+pub(crate) const CREDENTIAL_SOCKET: &str = "./var/run/secrets/credential-uds/socket";
 /// Our socket when another server owns the workload socket.
 const FILES_SOCKET: &str = "./var/run/secrets/credential-uds/files-socket";
 /// Certificates that a platform mounts.
@@ -27,7 +27,7 @@ const CRL: &str = "/var/run/secrets/istio/crl/ca-crl.pem";
 
 /// Certificates: where they come from, and what is done with them.
 #[derive(Debug, Clone)]
-pub struct Identity {
+pub(crate) struct Identity {
     /// Files only: no CA client.
     pub file_mounted: bool,
     /// Kind of key.
@@ -51,7 +51,7 @@ pub struct Identity {
 
 /// Where tokens come from.
 #[derive(Debug, Clone)]
-pub struct Tokens {
+pub(crate) struct Tokens {
     /// The file that holds one, or is given one.
     pub path: PathBuf,
     /// Who gives it.
@@ -60,7 +60,7 @@ pub struct Tokens {
 
 /// `CREDENTIAL_FETCHER_TYPE`.
 #[derive(Debug, Clone)]
-pub enum Fetcher {
+pub(crate) enum Fetcher {
     /// Whoever mounts the file.
     File,
     /// Nobody: a fixed one, for tests.
@@ -88,7 +88,7 @@ struct Manager {
 
 /// Where certificates come from.
 #[derive(Debug, Clone)]
-pub struct Plan {
+pub(crate) struct Plan {
     /// Files only: no CA client.
     pub file_mounted: bool,
     /// The files.
@@ -99,7 +99,7 @@ pub struct Plan {
 ///
 /// # Errors
 /// Settings that exclude each other, or files that must be there and are not.
-pub fn plan(config: &Sources) -> Result<Plan, Error> {
+pub(crate) fn plan(config: &Sources) -> Result<Plan, Error> {
     let s = &config.settings;
     let dir = config.path(CREDENTIALS_DIR);
     let named = |names: [&str; 3]| {
@@ -142,7 +142,7 @@ pub fn plan(config: &Sources) -> Result<Plan, Error> {
 
 /// Kind of key.
 #[must_use]
-pub fn key_options(config: &Sources) -> KeyOptions {
+pub(crate) fn key_options(config: &Sources) -> KeyOptions {
     let s = &config.settings;
     KeyOptions::from_settings(
         s.int(var::WORKLOAD_RSA_KEY_SIZE),
@@ -154,7 +154,7 @@ pub fn key_options(config: &Sources) -> KeyOptions {
 
 /// The look at the workload socket.
 #[must_use]
-pub fn workload_socket(config: &Sources) -> probe::Config {
+pub(crate) fn workload_socket(config: &Sources) -> probe::Config {
     probe::Config {
         dir: config.path(WORKLOAD_DIR),
         file: config.settings.text(var::WORKLOAD_IDENTITY_SOCKET_FILE).to_owned(),
@@ -165,7 +165,7 @@ pub fn workload_socket(config: &Sources) -> probe::Config {
 /// Whether somebody else may own the workload's socket: another name than ours demands it, and what is there
 /// may be theirs. Only a look by [`probe`] tells.
 #[must_use]
-pub fn may_be_external(config: &Sources) -> bool {
+pub(crate) fn may_be_external(config: &Sources) -> bool {
     let socket = workload_socket(config);
     !config.settings.flag(var::DISABLE_ENVOY)
         && (socket.file != probe::DEFAULT_SOCKET || socket.dir.join(socket.file).exists())
@@ -175,7 +175,7 @@ pub fn may_be_external(config: &Sources) -> bool {
 ///
 /// # Errors
 /// When `CREDENTIAL_FETCHER_TYPE` is none of the known.
-pub fn tokens(config: &Sources) -> Result<Tokens, Error> {
+pub(crate) fn tokens(config: &Sources) -> Result<Tokens, Error> {
     let fetcher = match config.settings.text(var::CREDENTIAL_FETCHER_TYPE) {
         "JWT" | "" => Fetcher::File,
         "Mock" => Fetcher::Mock,
@@ -193,7 +193,7 @@ pub fn tokens(config: &Sources) -> Result<Tokens, Error> {
 ///
 /// # Errors
 /// When it holds anything but numbers.
-pub fn uids(text: &str) -> Result<Option<BTreeSet<u32>>, String> {
+pub(crate) fn uids(text: &str) -> Result<Option<BTreeSet<u32>>, String> {
     if text.trim().is_empty() {
         return Ok(None);
     }
@@ -205,7 +205,7 @@ pub fn uids(text: &str) -> Result<Option<BTreeSet<u32>>, String> {
 
 /// All of it.
 #[must_use]
-pub fn identity(config: &Sources, plan: &Plan, tokens: Tokens) -> Identity {
+pub(crate) fn identity(config: &Sources, plan: &Plan, tokens: Tokens) -> Identity {
     let s = &config.settings;
     let mode = if s.text(var::KUBERNETES_SERVICE_HOST).is_empty() { 0o600 } else { 0o644 };
     let proxyless = s.flag(var::DISABLE_ENVOY);
@@ -269,7 +269,7 @@ pub fn identity(config: &Sources, plan: &Plan, tokens: Tokens) -> Identity {
 impl Identity {
     /// The secret manager.
     #[must_use]
-    pub fn secrets(&self) -> secrets::Config {
+    pub(crate) fn secrets(&self) -> secrets::Config {
         let own = self.manager.clone();
         secrets::Config {
             identity: own.identity,
@@ -294,7 +294,7 @@ impl Identity {
 
     /// The SDS server; no sockets without Envoy.
     #[must_use]
-    pub fn sds(&self, mode: probe::Mode) -> sds::Config {
+    pub(crate) fn sds(&self, mode: probe::Mode) -> sds::Config {
         let [own, external] = &self.sockets;
         let sockets = match mode {
             probe::Mode::Own => own.clone(),

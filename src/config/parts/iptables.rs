@@ -11,7 +11,7 @@ const TEXT: Kind = Kind::Text;
 const BOOL: Kind = Kind::Bool;
 
 /// Flags of the command; [`variables`] names those that stand in for a flag.
-pub const FLAGS: &[Flag] = &[
+pub(crate) const FLAGS: &[Flag] = &[
     Flag::new("envoy-port", TEXT, "15001", "port that captured outbound TCP goes to").short('p'),
     Flag::new("inbound-capture-port", TEXT, "15006", "port that captured inbound TCP goes to").short('z'),
     Flag::new("inbound-tunnel-port", TEXT, "15008", "HBONE port, never captured").short('e'),
@@ -72,7 +72,7 @@ const MORE: &[(&str, &str)] = &[
 
 /// The variables that count where the flag is not given, the first that is set.
 #[must_use]
-pub fn variables(flag: &str) -> Vec<String> {
+pub(crate) fn variables(flag: &str) -> Vec<String> {
     let more = MORE.iter().filter(|(name, _)| *name == flag).map(|(_, variable)| (*variable).to_owned());
     let own = (flag != NO_VARIABLE).then(|| flag.to_ascii_uppercase().replace('-', "_"));
     more.chain(own).collect()
@@ -81,7 +81,7 @@ pub fn variables(flag: &str) -> Vec<String> {
 /// What flags and variables say. A variable that cannot be read counts as false or zero, as in the Go agent; a flag
 /// that cannot be was refused before.
 #[must_use]
-pub fn settings(parsed: &Parsed, env: &Env) -> Settings {
+pub(crate) fn settings(parsed: &Parsed, env: &Env) -> Settings {
     let text = |name: &str| -> String {
         if let Some(value) = parsed.get(name) {
             return value.to_owned();

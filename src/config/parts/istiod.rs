@@ -18,11 +18,11 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
 /// The root that istiod's certificate is checked with in a pod.
 const ISTIOD_ROOT: &str = "./var/run/secrets/istio/root-cert.pem";
 /// Where mounted certificates lie.
-pub const MOUNTED_ROOT: &str = "./etc/certs/root-cert.pem";
+pub(crate) const MOUNTED_ROOT: &str = "./etc/certs/root-cert.pem";
 
 /// `COMPLIANCE_POLICY`; [`crate::config::load`] has refused an unknown one.
 #[must_use]
-pub fn compliance(config: &Sources) -> Compliance {
+pub(crate) fn compliance(config: &Sources) -> Compliance {
     Compliance::of(config.settings.text(var::COMPLIANCE_POLICY)).unwrap_or_default()
 }
 
@@ -36,7 +36,7 @@ pub(super) fn proxy(config: &Sources, variable: &str) -> Option<(String, String)
 
 /// Headers of calls: the cluster id and `XDS_HEADER_*` or `CA_HEADER_*`.
 #[must_use]
-pub fn headers(config: &Sources, prefix: &str) -> CallHeaders {
+pub(crate) fn headers(config: &Sources, prefix: &str) -> CallHeaders {
     let extra = config.settings.env().with_prefix(prefix);
     CallHeaders {
         cluster_id: config.settings.text(var::ISTIO_META_CLUSTER_ID).to_owned(),
@@ -55,7 +55,7 @@ fn provided(config: &Sources) -> Option<PathBuf> {
 
 /// The way to istiod, for the config path.
 #[derive(Debug, Clone)]
-pub struct Upstream {
+pub(crate) struct Upstream {
     /// The connection.
     pub connection: istiod::Config,
     /// Headers of calls.
@@ -66,7 +66,7 @@ pub struct Upstream {
 ///
 /// # Errors
 /// When the root cannot be located.
-pub fn upstream(config: &Sources, file_mounted: bool) -> Result<Upstream, Error> {
+pub(crate) fn upstream(config: &Sources, file_mounted: bool) -> Result<Upstream, Error> {
     Ok(Upstream { connection: xds(config, file_mounted)?, headers: headers(config, "XDS_HEADER_") })
 }
 
@@ -74,7 +74,7 @@ pub fn upstream(config: &Sources, file_mounted: bool) -> Result<Upstream, Error>
 ///
 /// # Errors
 /// When the root cannot be located.
-pub fn xds(config: &Sources, file_mounted: bool) -> Result<istiod::Config, Error> {
+pub(crate) fn xds(config: &Sources, file_mounted: bool) -> Result<istiod::Config, Error> {
     let address = &config.mesh.proxy.discovery_address;
     // 1.5's flag spoke of Mixer and Pilot's old port; its agents kept TLS towards this one.
     let flag = config.flags.get("controlPlaneAuthPolicy") == Some("NONE") && address.ends_with(":15012");
@@ -172,7 +172,7 @@ fn unmounted_root(config: &Sources, file_mounted: bool) -> Result<PathBuf, Error
 ///
 /// # Errors
 /// When the root cannot be located.
-pub fn ca(config: &Sources) -> Result<istiod::Config, Error> {
+pub(crate) fn ca(config: &Sources) -> Result<istiod::Config, Error> {
     let s = &config.settings;
     let own = s.some_text(var::CA_ADDR);
     let address = own.unwrap_or(&config.mesh.proxy.discovery_address).to_owned();
@@ -204,7 +204,7 @@ pub fn ca(config: &Sources) -> Result<istiod::Config, Error> {
 ///
 /// # Errors
 /// When `CA_ROOT_CA` names a file that is not there.
-pub fn google_ca(config: &Sources, pool: bool) -> Result<istiod::Config, Error> {
+pub(crate) fn google_ca(config: &Sources, pool: bool) -> Result<istiod::Config, Error> {
     let s = &config.settings;
     if s.text(var::CA_ADDR).is_empty() {
         let (name, wanted) = if pool {
@@ -235,7 +235,7 @@ pub fn google_ca(config: &Sources, pool: bool) -> Result<istiod::Config, Error> 
 ///
 /// # Errors
 /// When a variable is missing, or `VAULT_TLS_ROOT_CERT` holds no certificate.
-pub fn vault(config: &Sources) -> Result<vault::Config, Error> {
+pub(crate) fn vault(config: &Sources) -> Result<vault::Config, Error> {
     let s = &config.settings;
     let needed = |key: Key<kinds::Text>| match s.text(key) {
         "" => Err(Error::new(format!("CA_PROVIDER=VaultCA needs {}, which is not set", key.name()))),
@@ -273,7 +273,7 @@ pub fn vault(config: &Sources) -> Result<vault::Config, Error> {
 /// Bounds of one attempt to reach the CA, and of a call with all its attempts. Zero means the default:
 /// without an end a CA that hangs would hold up a renewal for ever.
 #[must_use]
-pub fn ca_limits(config: &Sources) -> (Duration, Duration) {
+pub(crate) fn ca_limits(config: &Sources) -> (Duration, Duration) {
     let bound = |key, default: Duration| match config.settings.duration(key) {
         Duration::ZERO => default,
         set => set,

@@ -1,20 +1,20 @@
 //! What each part of the agent is told, made of the [`Sources`]. One file a part; no part reads a setting
 //! itself, and [`super::Config`] holds what results.
 
-pub mod ca;
-pub mod capture;
-pub mod dns;
-pub mod envoy;
-pub mod files;
-pub mod gateway;
-pub mod health;
-pub mod identity;
-pub mod iptables;
-pub mod istiod;
-pub mod ports;
-pub mod status;
-pub mod sts;
-pub mod wasm;
+pub(crate) mod ca;
+pub(crate) mod capture;
+pub(crate) mod dns;
+pub(crate) mod envoy;
+pub(crate) mod files;
+pub(crate) mod gateway;
+pub(crate) mod health;
+pub(crate) mod identity;
+pub(crate) mod iptables;
+pub(crate) mod istiod;
+pub(crate) mod ports;
+pub(crate) mod status;
+pub(crate) mod sts;
+pub(crate) mod wasm;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -27,7 +27,7 @@ use crate::xds;
 /// Why a part cannot be set up: an ordinary error (255) or a fatal one of the Go agent (1).
 #[derive(Debug, Clone, thiserror::Error)]
 #[error("{text}")]
-pub struct Error {
+pub(crate) struct Error {
     /// One line: input, value, reason, remedy.
     pub text: String,
     /// The exit status the agent ends with.
@@ -41,7 +41,7 @@ pub struct Error {
 impl Error {
     /// Ends the agent with 255.
     #[must_use]
-    pub fn new(text: impl Into<String>) -> Self {
+    pub(crate) fn new(text: impl Into<String>) -> Self {
         Self { text: text.into(), exit_code: 255, missing: None, kind: Kind::ConfigInvalid }
     }
 
@@ -52,7 +52,7 @@ impl Error {
 
     /// Of this kind; without it is a value that is refused.
     #[must_use]
-    pub fn of(mut self, kind: Kind) -> Self {
+    pub(crate) fn of(mut self, kind: Kind) -> Self {
         self.kind = kind;
         self
     }
@@ -65,19 +65,19 @@ impl Error {
 
     /// As a trouble, which is the last thing said.
     #[must_use]
-    pub fn report(&self) -> Report {
+    pub(crate) fn report(&self) -> Report {
         Report::new(self.kind, self.text.clone())
     }
 
     /// Ends the agent with 1.
     #[must_use]
-    pub fn fatal(text: impl Into<String>) -> Self {
+    pub(crate) fn fatal(text: impl Into<String>) -> Self {
         Self { exit_code: 1, ..Self::new(text) }
     }
 
     /// A file that is not there; ends the agent with 255.
     #[must_use]
-    pub fn missing(text: impl Into<String>, path: PathBuf) -> Self {
+    pub(crate) fn missing(text: impl Into<String>, path: PathBuf) -> Self {
         Self { missing: Some(path), ..Self::new(text) }
     }
 }
@@ -91,7 +91,7 @@ pub(super) fn at(root: &Path, path: impl AsRef<Path>) -> PathBuf {
 impl Sources {
     /// `path` as the agent uses it: relative ones hang off the root, which is the working directory.
     #[must_use]
-    pub fn path(&self, path: impl AsRef<Path>) -> PathBuf {
+    pub(crate) fn path(&self, path: impl AsRef<Path>) -> PathBuf {
         at(&self.root, path)
     }
 
@@ -111,14 +111,14 @@ impl Sources {
 
     /// `configPath`, cleaned.
     #[must_use]
-    pub fn config_path(&self) -> PathBuf {
+    pub(crate) fn config_path(&self) -> PathBuf {
         self.path(crate::base::path::clean(&self.mesh.proxy.config_path))
     }
 }
 
 /// Where the last good configuration is kept (`XDS_REPLAY`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kept {
+pub(crate) enum Kept {
     /// Nowhere.
     Off,
     /// By this process.
@@ -131,7 +131,7 @@ pub enum Kept {
 ///
 /// # Errors
 /// When it is none of them.
-pub fn replay(text: &str) -> Result<Kept, String> {
+pub(crate) fn replay(text: &str) -> Result<Kept, String> {
     match text {
         "" | "off" => Ok(Kept::Off),
         "memory" => Ok(Kept::Memory),
@@ -142,7 +142,7 @@ pub fn replay(text: &str) -> Result<Kept, String> {
 
 /// `XDS_REPLAY_DIR`.
 #[must_use]
-pub fn replay_dir(config: &Sources) -> PathBuf {
+pub(crate) fn replay_dir(config: &Sources) -> PathBuf {
     match config.settings.some_text(var::XDS_REPLAY_DIR) {
         Some(dir) => config.path(dir),
         None => config.config_path().join("last-good"),
@@ -151,7 +151,7 @@ pub fn replay_dir(config: &Sources) -> PathBuf {
 
 /// The relay.
 #[must_use]
-pub fn xds(config: &Sources) -> xds::Config {
+pub(crate) fn xds(config: &Sources) -> xds::Config {
     let s = &config.settings;
     let mut out = xds::Config::new(config.config_path().join("XDS"));
     out.max_streams = u32::try_from(s.int(var::ISTIO_GPRC_MAXSTREAMS)).unwrap_or(out.max_streams);

@@ -5,7 +5,7 @@ use crate::config::env::var;
 
 /// What each port is, and its number.
 #[must_use]
-pub fn listened(config: &Sources) -> Vec<(String, u16)> {
+pub(crate) fn listened(config: &Sources) -> Vec<(String, u16)> {
     let s = &config.settings;
     let mut out = Vec::new();
     if let Some(admin) = config.envoy_admin_port() {

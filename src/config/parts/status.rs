@@ -11,7 +11,7 @@ use crate::status::{self, probes, ready, stats};
 ///
 /// # Errors
 /// When the probers or the metrics annotations cannot be read.
-pub fn server(config: &Sources, all_ipv6: bool) -> Result<Option<status::Config>, Error> {
+pub(crate) fn server(config: &Sources, all_ipv6: bool) -> Result<Option<status::Config>, Error> {
     let s = &config.settings;
     let proxy = &config.mesh.proxy;
     let Ok(port) = u16::try_from(proxy.status_port) else {

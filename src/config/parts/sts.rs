@@ -21,7 +21,7 @@ impl Sources {
     /// The port of the token service: `--stsPort`, else `STS_PORT` where `TOKEN_MANAGER_PLUGIN` stands beside it
     /// (alone it has no effect in the Go agent, and none here). Zero or less: no service.
     #[must_use]
-    pub fn sts_port(&self) -> i64 {
+    pub(crate) fn sts_port(&self) -> i64 {
         let s = &self.settings;
         let given = self.flags.get("stsPort");
         let given =
@@ -40,7 +40,7 @@ enum Planned {
 
 /// The service as it is wanted.
 #[derive(Debug, Clone)]
-pub struct Service {
+pub(crate) struct Service {
     address: SocketAddr,
     crypto: Arc<CryptoProvider>,
     name: &'static str,
@@ -52,7 +52,7 @@ impl Service {
     ///
     /// # Errors
     /// When no project number is to be had now.
-    pub async fn config(&self) -> Result<sts::Config, Error> {
+    pub(crate) async fn config(&self) -> Result<sts::Config, Error> {
         let plugin = match &self.plugin {
             Planned::Made(plugin) => plugin.clone(),
             Planned::Google(audience, known) => Plugin::Google(google(audience, known).await?),
@@ -62,7 +62,7 @@ impl Service {
 
     /// What will be told about it.
     #[must_use]
-    pub fn handle(&self, trouble: Reporter) -> Handle {
+    pub(crate) fn handle(&self, trouble: Reporter) -> Handle {
         Handle::new(self.address.port(), self.name, trouble)
     }
 }
@@ -71,7 +71,7 @@ impl Service {
 ///
 /// # Errors
 /// A port that cannot be, or a plug-in that lacks what it needs.
-pub fn service(config: &Sources, all_ipv6: bool) -> Result<Option<Service>, Error> {
+pub(crate) fn service(config: &Sources, all_ipv6: bool) -> Result<Option<Service>, Error> {
     let s = &config.settings;
     let meant = config.flags.get("stsPort").is_none() && s.some_text(var::TOKEN_MANAGER_PLUGIN).is_some();
     if let Some(text) = s.some_text(var::STS_PORT).filter(|text| meant && go::integer(text, 64).is_err()) {
@@ -155,7 +155,7 @@ fn audience(config: &Sources, of_token: bool) -> Audience {
 
 /// The workload's token is exchanged before it goes to the CA.
 #[derive(Debug, Clone)]
-pub struct Exchange {
+pub(crate) struct Exchange {
     audience: Audience,
     known: platform::Known,
     crypto: Arc<CryptoProvider>,
@@ -166,7 +166,7 @@ impl Exchange {
     ///
     /// # Errors
     /// When nothing tells which cluster's tokens these are.
-    pub async fn settle(&self) -> Result<(Audience, Arc<CryptoProvider>), Error> {
+    pub(crate) async fn settle(&self) -> Result<(Audience, Arc<CryptoProvider>), Error> {
         let mut to = self.audience.clone();
         if to.provider.is_empty()
             && let Some(project) = platform::google_project(&self.known).await
@@ -185,7 +185,7 @@ impl Exchange {
 /// Whether the workload's token is exchanged before it goes to the CA: `PLUGINS` says so, and Google's own Mesh CA
 /// takes nothing else.
 #[must_use]
-pub fn exchange(config: &Sources, provider: &Provider) -> Option<Exchange> {
+pub(crate) fn exchange(config: &Sources, provider: &Provider) -> Option<Exchange> {
     let s = &config.settings;
     let mut wanted = *provider == Provider::GoogleCa && s.text(var::CA_ADDR).contains("googleapis.com");
     for name in s.text(var::PLUGINS).split(',').map(str::trim).filter(|name| !name.is_empty()) {

@@ -15,7 +15,7 @@ const LONGEST: u64 = 256 << 20;
 
 /// The converter; `None` when extension configs pass as they are.
 #[must_use]
-pub fn converter(config: &Sources) -> Option<wasm::Config> {
+pub(crate) fn converter(config: &Sources) -> Option<wasm::Config> {
     let s = &config.settings;
     if !s.flag(var::ISTIO_AGENT_ENABLE_WASM_REMOTE_LOAD_CONVERSION) {
         return None;

@@ -16,7 +16,7 @@ struct Slot {
 
 /// The names of a message. The texts themselves stay in the message.
 #[derive(Debug, Default)]
-pub struct Index {
+pub(super) struct Index {
     names: HashTable<Slot>,
     hasher: RandomState,
 }
@@ -26,7 +26,7 @@ impl Index {
     ///
     /// # Errors
     /// Where the bytes are no such message.
-    pub fn of(source: &Source) -> Result<Self, String> {
+    pub(super) fn of(source: &Source) -> Result<Self, String> {
         let hasher = RandomState::new();
         let mut hosts = HashTable::new();
         let mut count = 0;
@@ -56,14 +56,14 @@ impl Index {
     }
 
     /// Where the host that has this name is.
-    pub fn find(&self, source: &Source, name: &str) -> Option<u32> {
+    pub(super) fn find(&self, source: &Source, name: &str) -> Option<u32> {
         let hash = self.hasher.hash_one(name);
         self.names.find(hash, |slot| text(source, *slot) == name).map(|slot| slot.at)
     }
 
     /// Memory that the index takes beside the message.
     #[cfg(test)]
-    pub fn bytes(&self) -> usize {
+    pub(super) fn bytes(&self) -> usize {
         self.names.allocation_size()
     }
 

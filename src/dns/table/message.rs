@@ -11,14 +11,14 @@ use super::Scope;
 
 /// `istio.networking.nds.v1.NameTable`.
 #[derive(Clone, PartialEq, prost::Message)]
-pub struct NameTable {
+pub(super) struct NameTable {
     #[prost(btree_map = "string, message", tag = "1")]
     pub table: BTreeMap<String, NameInfo>,
 }
 
 /// What the table says of a host.
 #[derive(Clone, PartialEq, prost::Message)]
-pub struct NameInfo {
+pub(super) struct NameInfo {
     #[prost(string, repeated, tag = "1")]
     pub ips: Vec<String>,
     #[prost(string, tag = "2")]
@@ -33,14 +33,14 @@ pub struct NameInfo {
 
 impl NameInfo {
     /// In the message's order; texts that are no addresses are left out.
-    pub fn addresses(&self) -> Vec<IpAddr> {
+    pub(super) fn addresses(&self) -> Vec<IpAddr> {
         self.ips.iter().filter_map(|ip| ip.parse().ok()).collect()
     }
 }
 
 /// An entry of the message's map.
 #[derive(Clone, PartialEq, prost::Message)]
-pub struct Host {
+pub(super) struct Host {
     #[prost(string, tag = "1")]
     pub name: String,
     #[prost(message, optional, tag = "2")]
@@ -49,17 +49,17 @@ pub struct Host {
 
 impl Host {
     /// Empty where the message has none.
-    pub fn info(&self) -> NameInfo {
+    pub(super) fn info(&self) -> NameInfo {
         self.info.clone().unwrap_or_default()
     }
 
     /// Whether it has any address.
-    pub fn answers(&self) -> bool {
+    pub(super) fn answers(&self) -> bool {
         self.info.as_ref().is_some_and(|info| info.ips.iter().any(|ip| ip.parse::<IpAddr>().is_ok()))
     }
 
     /// The names it is found by, in lower case, its own first.
-    pub fn names(&self, scope: &Scope) -> Vec<String> {
+    pub(super) fn names(&self, scope: &Scope) -> Vec<String> {
         let mut names = scope.names(&self.name, self.info.as_ref().unwrap_or(&NameInfo::default()));
         names.iter_mut().for_each(|name| name.make_ascii_lowercase());
         names
@@ -68,7 +68,7 @@ impl Host {
 
 /// The message, and from where its names are seen.
 #[derive(Debug)]
-pub struct Source {
+pub(super) struct Source {
     /// As it came.
     pub body: Bytes,
     pub scope: Scope,
@@ -79,7 +79,7 @@ impl Source {
     ///
     /// # Errors
     /// Where the bytes are no such message.
-    pub fn each(&self, mut visit: impl FnMut(u32, &Host)) -> Result<(), String> {
+    pub(super) fn each(&self, mut visit: impl FnMut(u32, &Host)) -> Result<(), String> {
         let mut rest: &[u8] = &self.body;
         let error = |e: prost::DecodeError| e.to_string();
         while !rest.is_empty() {
@@ -95,7 +95,7 @@ impl Source {
     }
 
     /// The host at a place that [`Source::each`] gave.
-    pub fn host_at(&self, at: u32) -> Option<Host> {
+    pub(super) fn host_at(&self, at: u32) -> Option<Host> {
         Host::decode_length_delimited(self.body.get(usize::try_from(at).ok()?..)?).ok()
     }
 
@@ -103,7 +103,7 @@ impl Source {
     ///
     /// # Errors
     /// Where the bytes are no such message.
-    pub fn whole(&self) -> Result<BTreeMap<String, NameInfo>, String> {
+    pub(super) fn whole(&self) -> Result<BTreeMap<String, NameInfo>, String> {
         Ok(NameTable::decode(self.body.clone()).map_err(|e| e.to_string())?.table)
     }
 }

@@ -89,18 +89,6 @@ fn addresses_choose_the_family() {
 }
 
 #[test]
-fn threads_come_from_flag_config_or_limit() {
-    let threads = |flag, config, limit| concurrency(flag, config, limit).threads;
-    assert_eq!(threads(0, None, 0), 0);
-    assert_eq!(threads(0, None, 2), 2);
-    assert_eq!(threads(0, Some(4), 2), 4);
-    assert_eq!(threads(0, Some(0), 2), 0);
-    assert_eq!(threads(3, Some(4), 2), 3);
-    assert!(concurrency(3, Some(4), 0).overridden);
-    assert!(!concurrency(3, None, 0).overridden);
-}
-
-#[test]
 fn the_override_is_compact_sorted_json() {
     let json = |text: &str| override_value(&serde_json::from_str(text).unwrap());
     assert_eq!(json(r#"{"key": "value"}"#).unwrap(), r#"{"key":"value"}"#);
@@ -118,12 +106,4 @@ fn the_hosts_address_is_put_in() {
     assert_eq!(override_text("a: '$(HOST_IP):80'", "fd00::1"), "a: '[fd00::1]:80'");
     assert_eq!(override_text("a: '[$(HOST_IP)]:80'", "fd00::1"), "a: '[fd00::1]:80'");
     assert_eq!(override_text("a: 'x$(HOST_IP)'", ""), "a: 'x'");
-}
-
-#[test]
-fn only_root_on_port_53_gives_up_its_user() {
-    assert_eq!(user(0, "localhost:53"), Some((1337, 1337)));
-    assert_eq!(user(0, "localhost:15053"), None);
-    assert_eq!(user(1337, "localhost:53"), None);
-    assert_eq!(user(0, ""), None);
 }

@@ -11,7 +11,7 @@ use crate::envoy::{Reason, admin};
 
 /// Limit of `/drain`: an Envoy that accepts and never answers does not hold its caller longer. The Go
 /// agent waits for ever.
-pub const DRAIN_NOW_LIMIT: Duration = Duration::from_secs(10);
+pub(crate) const DRAIN_NOW_LIMIT: Duration = Duration::from_secs(10);
 
 /// What the handles have asked for. No queue: of each kind only whether it was asked matters.
 #[derive(Debug, Default)]
@@ -147,12 +147,6 @@ impl Handle {
     #[must_use]
     pub fn generation(&self) -> u64 {
         self.asked.starts.load(Ordering::Acquire)
-    }
-
-    /// Why the agent is stopping, once it is.
-    #[must_use]
-    pub fn stopping(&self) -> Option<String> {
-        self.asked.stop.get().map(ToString::to_string)
     }
 
     /// The state as it changes.

@@ -39,7 +39,7 @@ pub struct Claims {
 
 /// A token's payload; `None` when it is no JWT.
 #[must_use]
-pub fn payload(token: &str) -> Option<serde_json::Map<String, serde_json::Value>> {
+pub(crate) fn payload(token: &str) -> Option<serde_json::Map<String, serde_json::Value>> {
     let mut parts = token.trim().split('.');
     let (_, payload, _) = (parts.next()?, parts.next()?, parts.next()?);
     if parts.next().is_some() || payload.len() > MAX_PAYLOAD {
@@ -50,7 +50,7 @@ pub fn payload(token: &str) -> Option<serde_json::Map<String, serde_json::Value>
 
 /// The one audience of a token; `None` when it has several, none, an empty one or one that is no text.
 #[must_use]
-pub fn only_audience(token: &str) -> Option<String> {
+pub(crate) fn only_audience(token: &str) -> Option<String> {
     use serde_json::Value;
     let text = match payload(token)?.remove("aud")? {
         Value::String(text) => text,

@@ -66,6 +66,7 @@ impl TokenFile {
     }
 
     /// The token as the file stands now.
+    #[cfg(debug_assertions)]
     #[must_use]
     pub fn read(&self) -> Option<Token> {
         self.judged(text(&self.path))

@@ -32,7 +32,7 @@ const MAX_ANSWER: usize = 64 << 10;
 
 /// Where the metadata server is.
 #[derive(Debug, Clone)]
-pub struct MetadataServer {
+pub(crate) struct MetadataServer {
     /// `host` or `host:port`: `GCE_METADATA_HOST`, or the link-local address.
     pub host: String,
 }
@@ -48,7 +48,7 @@ impl MetadataServer {
     ///
     /// # Errors
     /// The cause in words; bodies are not repeated, they may be tokens.
-    pub async fn get(&self, path: &str) -> Result<Zeroizing<Vec<u8>>, String> {
+    pub(crate) async fn get(&self, path: &str) -> Result<Zeroizing<Vec<u8>>, String> {
         match tokio::time::timeout(DEADLINE, self.fetch(path)).await {
             Ok(Ok(body)) => Ok(body),
             Ok(Err(e)) => Err(format!("metadata server {}: {e}", self.host)),
@@ -80,7 +80,7 @@ impl MetadataServer {
 }
 
 /// Fetches identity tokens; calls and the background task take turns.
-pub struct GoogleComputeEngine {
+pub(crate) struct GoogleComputeEngine {
     server: MetadataServer,
     /// Path with query of the identity endpoint.
     path: String,
@@ -101,7 +101,7 @@ impl fmt::Debug for GoogleComputeEngine {
 impl GoogleComputeEngine {
     /// Tokens for `audience` (the trust domain), left in `file`.
     #[must_use]
-    pub fn new(server: MetadataServer, audience: &str, file: PathBuf, clock: Arc<dyn Clock>) -> Self {
+    pub(crate) fn new(server: MetadataServer, audience: &str, file: PathBuf, clock: Arc<dyn Clock>) -> Self {
         let path = format!(
             "instance/service-accounts/default/identity?audience={}&format=full",
             percent::encode(audience)
@@ -130,7 +130,7 @@ impl GoogleComputeEngine {
     }
 
     /// Keeps the token fresh until `stop`.
-    pub async fn refresh(&self, stop: Stop) {
+    pub(crate) async fn refresh(&self, stop: Stop) {
         let mut ticks = tokio::time::interval(PERIOD);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         // The first tick is immediate; the first call fetches by itself.
@@ -168,7 +168,7 @@ impl TokenSource for GoogleComputeEngine {
 
 /// Access tokens of the machine's service account, for Google's own services. Kept until a minute before
 /// they end.
-pub struct AccessToken {
+pub(crate) struct AccessToken {
     server: MetadataServer,
     clock: Arc<dyn Clock>,
     cached: tokio::sync::Mutex<Option<(Token, SystemTime)>>,
@@ -183,7 +183,7 @@ impl fmt::Debug for AccessToken {
 impl AccessToken {
     /// Tokens from `server`.
     #[must_use]
-    pub fn new(server: MetadataServer, clock: Arc<dyn Clock>) -> Self {
+    pub(crate) fn new(server: MetadataServer, clock: Arc<dyn Clock>) -> Self {
         Self { server, clock, cached: tokio::sync::Mutex::default() }
     }
 

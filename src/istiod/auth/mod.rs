@@ -1,6 +1,6 @@
 //! Credentials of a call: the bearer token, read at each attempt, and the call's metadata.
 
-pub mod claims;
+pub(crate) mod claims;
 mod file;
 mod gce;
 mod headers;
@@ -13,8 +13,8 @@ use zeroize::Zeroizing;
 use crate::trouble::{Kind, Report};
 
 pub use file::TokenFile;
-pub use gce::{AccessToken, GoogleComputeEngine, MetadataServer};
-pub use headers::{CallHeaders, HeaderError};
+pub(crate) use gce::{AccessToken, GoogleComputeEngine, MetadataServer};
+pub use headers::CallHeaders;
 
 /// A bearer token; its text never reaches `Debug`, a log or an error.
 #[derive(Clone)]
@@ -63,7 +63,7 @@ const EARLIEST: u64 = 1_767_225_600;
 /// What stands behind a failure: a refused call because of the token, dates that disagree because of this
 /// machine's clock.
 #[must_use]
-pub fn root_cause(report: Report, tokens: &dyn TokenSource) -> Report {
+pub(crate) fn root_cause(report: Report, tokens: &dyn TokenSource) -> Report {
     let because = |token: Report| {
         let detail = format!("{}; istiod answers: {}", token.detail, report.detail);
         Report { detail, code: report.code.clone(), ..token }
@@ -93,7 +93,7 @@ pub fn root_cause(report: Report, tokens: &dyn TokenSource) -> Report {
 
 /// `CREDENTIAL_FETCHER_TYPE=Mock`: always the same token. For tests only, as in the Go agent.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Mock;
+pub(crate) struct Mock;
 
 impl TokenSource for Mock {
     fn token(&self) -> BoxFuture<'_, Result<Option<Token>, Error>> {

@@ -13,7 +13,7 @@ use crate::tls::client::Seen;
 
 /// What was found.
 #[derive(Debug)]
-pub struct Look {
+pub(crate) struct Look {
     /// The name that the certificate must carry; none in plain text.
     pub server_name: Option<String>,
     /// What the roots are called.
@@ -24,13 +24,11 @@ pub struct Look {
 
 /// One address.
 #[derive(Debug)]
-pub struct Peer {
+pub(crate) struct Peer {
     /// The address (the proxy's, where one is used).
     pub address: SocketAddr,
     /// How far the dial came.
     pub reached: Phase,
-    /// How long it took.
-    pub took: Duration,
     /// The connection, or why there is none.
     pub outcome: Result<Connection, Error>,
     /// The server's certificates in DER, its own first.
@@ -42,7 +40,7 @@ impl Connector {
     ///
     /// # Errors
     /// When there is no address to dial: roots, address or name.
-    pub async fn look(&self, limit: Duration) -> Result<Look, Error> {
+    pub(crate) async fn look(&self, limit: Duration) -> Result<Look, Error> {
         let inner = &*self.inner;
         let until = Instant::now() + limit;
         let timeout = |phase| Error::Timeout { address: inner.config.address.clone(), after: limit, phase };
@@ -51,8 +49,7 @@ impl Connector {
         let addresses = resolved.map_err(|_| timeout(Phase::Resolve))??;
         let dials = addresses.into_iter().map(|address| async move {
             let seen = Arc::new(Seen::default());
-            let started = Instant::now();
-            let progress = Progress(Mutex::new((Phase::Connect, started)));
+            let progress = Progress(Mutex::new((Phase::Connect, Instant::now())));
             let dial = async {
                 let target = Target { seen: Some(seen.clone()), ..Target::new(inner).await? };
                 inner.dial(&target, address, &progress).await
@@ -62,7 +59,7 @@ impl Connector {
                 Err(_) => Err(timeout(progress.get().0)),
             };
             let reached = progress.get().0;
-            Peer { address, reached, took: started.elapsed(), outcome, chain: seen.chain() }
+            Peer { address, reached, outcome, chain: seen.chain() }
         });
         let peers = join_all(dials).await;
         let server_name = target.tls.as_ref().map(|tls| tls.name.clone());

@@ -4,9 +4,9 @@ use std::time::SystemTime;
 use super::*;
 use crate::base::clock::Fixed;
 use crate::base::metrics::Metrics as Registry;
-use crate::ca::csr::{Algorithm, Curve, KeyOptions};
 use crate::secrets::fake::{Act, DAY, FakeCa, ID};
 use crate::secrets::{Change, Mounted, Secret, Updates, output};
+use crate::tls::keys::{Algorithm, Curve, KeyOptions};
 
 mod outlook;
 

@@ -19,12 +19,10 @@ fn style(what: What) -> (usize, &'static str) {
     match what {
         What::Started => (0, "#3367d6"),
         What::Ready => (0, "#1a8a4a"),
-        What::NotReady => (0, "#c62828"),
         What::Certificate => (1, "#1a8a4a"),
         What::Connected => (2, "#1a8a4a"),
         What::Lost => (2, "#c62828"),
         What::Push => (3, "#3367d6"),
-        What::Rejected => (3, "#c62828"),
         What::Trouble => (4, "#c62828"),
         What::Over => (4, "#1a8a4a"),
     }

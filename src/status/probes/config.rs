@@ -54,14 +54,9 @@ impl Table {
     }
 
     /// Paths and probes, sorted.
+    #[cfg(debug_assertions)]
     pub fn iter(&self) -> impl Iterator<Item = (&str, &Probe)> {
         self.0.iter().map(|(path, probe)| (path.as_str(), probe))
-    }
-
-    /// Whether any probe asks over TLS.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
     }
 }
 

@@ -28,7 +28,7 @@ const LIMIT: usize = 1 << 20;
 
 /// Envoy's readiness; what has once been yes is not asked again until [`Envoy::forget`].
 #[derive(Debug)]
-pub struct Envoy {
+pub(crate) struct Envoy {
     admin: SocketAddr,
     configured: AtomicBool,
     live: AtomicBool,
@@ -37,12 +37,12 @@ pub struct Envoy {
 impl Envoy {
     /// The Envoy whose admin interface is at `admin`.
     #[must_use]
-    pub fn new(admin: SocketAddr) -> Self {
+    pub(crate) fn new(admin: SocketAddr) -> Self {
         Self { admin, configured: AtomicBool::new(false), live: AtomicBool::new(false) }
     }
 
     /// Its process has gone: the next one must prove itself.
-    pub fn forget(&self) {
+    pub(crate) fn forget(&self) {
         self.configured.store(false, Relaxed);
         self.live.store(false, Relaxed);
     }
@@ -51,7 +51,7 @@ impl Envoy {
     ///
     /// # Errors
     /// A sentence that says what is missing.
-    pub async fn configured(&self) -> Result<(), String> {
+    pub(crate) async fn configured(&self) -> Result<(), String> {
         if !self.configured.load(Relaxed) {
             config_state(&ask(self.admin, CONFIG).await?)?;
             self.configured.store(true, Relaxed);
@@ -63,7 +63,7 @@ impl Envoy {
     ///
     /// # Errors
     /// A sentence that says what is missing.
-    pub async fn live(&self) -> Result<bool, String> {
+    pub(crate) async fn live(&self) -> Result<bool, String> {
         if self.live.load(Relaxed) {
             return Ok(false);
         }
@@ -82,7 +82,7 @@ impl Envoy {
     ///
     /// # Errors
     /// A sentence that says what is wrong.
-    pub async fn still_live(&self) -> Result<(), String> {
+    pub(crate) async fn still_live(&self) -> Result<(), String> {
         if !self.live.load(Relaxed) {
             return Ok(());
         }
@@ -90,7 +90,7 @@ impl Envoy {
     }
 
     /// Version, state and uptime, as it tells them; null where it does not.
-    pub async fn info(&self) -> serde_json::Value {
+    pub(crate) async fn info(&self) -> serde_json::Value {
         let text = ask(self.admin, INFO).await.unwrap_or_default();
         serde_json::from_str(&text).unwrap_or_default()
     }
@@ -148,7 +148,7 @@ fn stats<const N: usize>(text: &str, names: [&str; N]) -> Result<[u64; N], Strin
 ///
 /// # Errors
 /// A sentence that says what is missing.
-pub fn config_state(text: &str) -> Result<(), String> {
+pub(crate) fn config_state(text: &str) -> Result<(), String> {
     let [cds, cds_rejected, lds, lds_rejected] = stats(
         text,
         [
@@ -175,7 +175,7 @@ pub fn config_state(text: &str) -> Result<(), String> {
 ///
 /// # Errors
 /// A sentence that says what is missing.
-pub fn serving_state(text: &str) -> Result<(), String> {
+pub(crate) fn serving_state(text: &str) -> Result<(), String> {
     for name in ["server.state", "listener_manager.workers_started"] {
         if !text.contains(name) {
             let shown: String = text.chars().take(200).collect();

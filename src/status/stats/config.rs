@@ -97,7 +97,7 @@ pub fn parse_annotations(text: &str, status_port: u16) -> Result<Vec<Target>, Er
 ///
 /// # Errors
 /// As [`parse_annotations`] beside a list, as [`parse_1_30`] without one.
-pub fn parse_either(text: &str, status_port: u16) -> Result<(Vec<Target>, Option<Error>), Error> {
+pub(crate) fn parse_either(text: &str, status_port: u16) -> Result<(Vec<Target>, Option<Error>), Error> {
     let checked = parse_annotations(text, status_port);
     if !read(text)?.targets.is_empty() {
         return Ok((checked?, None));
@@ -109,7 +109,7 @@ pub fn parse_either(text: &str, status_port: u16) -> Result<(Vec<Target>, Option
 ///
 /// # Errors
 /// Text that is not JSON of the expected types; a port that is `status_port`, compared as text.
-pub fn parse_1_30(text: &str, status_port: u16) -> Result<Vec<Target>, Error> {
+pub(crate) fn parse_1_30(text: &str, status_port: u16) -> Result<Vec<Target>, Error> {
     let Annotations { scrape, legacy, .. } = read(text)?;
     let target = legacy.or_port("80").or_path("/metrics");
     match scrape {

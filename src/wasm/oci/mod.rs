@@ -24,6 +24,7 @@ pub(super) use reference::Reference;
 pub(super) use registry::Registry;
 
 /// What bytes reach first.
+#[cfg(debug_assertions)]
 pub mod fuzz {
     /// A manifest, a challenge, credentials, a reference: each is read or refused.
     pub fn read(bytes: &[u8]) {

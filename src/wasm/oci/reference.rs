@@ -7,7 +7,7 @@ pub(super) const DOCKER_HUB: &str = "index.docker.io";
 
 /// The name of an image.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Reference {
+pub(crate) struct Reference {
     registry: String,
     repository: String,
     tag: Option<String>,
@@ -17,7 +17,7 @@ pub struct Reference {
 
 impl Reference {
     /// Reads a name.
-    pub fn parse(text: &str) -> Result<Self, String> {
+    pub(crate) fn parse(text: &str) -> Result<Self, String> {
         let (rest, digest) = match text.split_once('@') {
             None => (text, None),
             Some((rest, digest)) => {
@@ -73,17 +73,17 @@ impl Reference {
     }
 
     /// Registry and repository.
-    pub fn name(&self) -> String {
+    pub(crate) fn name(&self) -> String {
         format!("{}/{}", self.registry, self.repository)
     }
 
     /// The tag, where one was written and nothing more exact stands beside it.
-    pub fn written_tag(&self) -> Option<&str> {
+    pub(crate) fn written_tag(&self) -> Option<&str> {
         self.tag.as_deref().filter(|_| self.digest.is_none())
     }
 
     /// The digest in hex.
-    pub fn digest(&self) -> Option<&str> {
+    pub(crate) fn digest(&self) -> Option<&str> {
         self.digest.as_deref()
     }
 

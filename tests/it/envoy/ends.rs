@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use pilot_agent::envoy::{Outcome, Reason, drain};
+use pilot_agent::testing::envoy::{Outcome, Reason, drain};
 
 use super::fake::{Admin, DRAIN, DRAIN_NOW, LONG, Scene, eventually, file, runs};
 
@@ -12,7 +12,7 @@ const TERM: Reason = Reason::Signal("terminated");
 /// Runs until Envoy is there, does `act`, and gives how it ended.
 async fn after_start<F: Future<Output = ()>>(
     scene: &Scene,
-    act: impl FnOnce(pilot_agent::envoy::Handle) -> F,
+    act: impl FnOnce(pilot_agent::testing::envoy::Handle) -> F,
 ) -> Outcome {
     let (supervisor, handle) = scene.supervisor();
     let acting = async {

@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use pilot_agent::base::metrics::Metrics;
-use pilot_agent::base::tasks::Group;
-use pilot_agent::envoy::{self, ConfigFile, Handle, Supervisor, admin, command, drain, restart};
+use pilot_agent::testing::base::metrics::Metrics;
+use pilot_agent::testing::base::tasks::Group;
+use pilot_agent::testing::envoy::{self, ConfigFile, Handle, Supervisor, admin, command, drain, restart};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use pilot_agent::base::tasks::{Group, Stop};
-use pilot_agent::envoy::{ConfigFile, Reason};
+use pilot_agent::testing::base::tasks::{Group, Stop};
+use pilot_agent::testing::envoy::{ConfigFile, Reason};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
@@ -206,7 +206,7 @@ async fn five_hot_restarts_fail_no_request() {
     let (supervisor, handle) = real.scene.with_text(text);
     let halt = Stop::new();
     let group = real.group.clone();
-    let client = pilot_agent::envoy::admin::Client::new(real.scene.config.admin.clone());
+    let client = pilot_agent::testing::envoy::admin::Client::new(real.scene.config.admin.clone());
     let act = async {
         until_live(listener).await;
         let counts = load(&group, listener, 10, &halt);
@@ -245,7 +245,7 @@ async fn a_crash_after_a_hot_restart_recovers() {
     let (admin, listener, app) = (real.admin, real.listener, real.app);
     let (supervisor, handle) = real.scene.with_text(move || bootstrap(admin, listener, app, 0));
     let mut states = handle.watch();
-    let client = pilot_agent::envoy::admin::Client::new(real.scene.config.admin.clone());
+    let client = pilot_agent::testing::envoy::admin::Client::new(real.scene.config.admin.clone());
     let until_epoch = async |wanted| {
         while client.live().await.ok() != Some((true, wanted)) {
             tokio::time::sleep(Duration::from_millis(50)).await;
@@ -258,7 +258,7 @@ async fn a_crash_after_a_hot_restart_recovers() {
         let pid = eventually("the new epoch's pid", || pid_with(&real.scene, "envoy-rev1.json")).await;
         let pid = rustix::process::Pid::from_raw(pid.trim().parse().unwrap()).unwrap();
         rustix::process::kill_process(pid, rustix::process::Signal::SEGV).unwrap();
-        states.wait_for(|s| *s == pilot_agent::envoy::State::Recovering).await.unwrap();
+        states.wait_for(|s| *s == pilot_agent::testing::envoy::State::Recovering).await.unwrap();
         until_epoch(0).await;
         until_live(listener).await;
         handle.quit();

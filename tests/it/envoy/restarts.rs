@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use pilot_agent::envoy::{Exit, State};
+use pilot_agent::testing::envoy::{Exit, State};
 
 use super::fake::{Admin, LONG, Scene, eventually};
 

@@ -1,6 +1,6 @@
 //! How Envoy is started, and what is said when it cannot be.
 
-use pilot_agent::envoy::{Exit, Reason};
+use pilot_agent::testing::envoy::{Exit, Reason};
 
 use super::fake::{LONG, Scene, eventually, file, write_executable};
 
@@ -134,7 +134,7 @@ async fn a_stop_before_the_start_starts_nothing() {
 #[tokio::test]
 async fn without_envoy_it_waits_for_the_stop() {
     let (supervisor, handle) =
-        pilot_agent::envoy::Supervisor::idle(&pilot_agent::base::metrics::Metrics::new());
+        pilot_agent::testing::envoy::Supervisor::idle(&pilot_agent::testing::base::metrics::Metrics::new());
     handle.drain_now().await;
     handle.reload(true);
     let asked = async { handle.quit() };
@@ -182,7 +182,7 @@ async fn a_killed_agent_takes_envoy_with_it() {
 fn a_launcher_whose_agent_is_gone_starts_nothing() {
     let scene = Scene::new("touch $D/started");
     let status = std::process::Command::new(super::fake::LAUNCHER)
-        .args([pilot_agent::envoy::launch::ARGUMENT, "1", "-", &scene.config.binary])
+        .args([pilot_agent::testing::envoy::launch::ARGUMENT, "1", "-", &scene.config.binary])
         .stdin(std::process::Stdio::null())
         .status()
         .unwrap();
