@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::callers::{ByToken, Told};
 use super::common::Common;
 use super::sts::Pending;
+use super::upgrade::Heir;
 use super::upstream::Upstream;
 use super::wiring::Wires;
 use super::{let_others_run, said, sts, wasm};
@@ -33,10 +34,14 @@ pub(super) struct Bound {
 
 /// Binds everything. The certificate takes longest of all: its first steps, a name to resolve and a connection to
 /// open, go on beside, whenever this lets go of the thread.
-pub(super) async fn bind(common: &Common, upstream: &mut Upstream) -> Result<Bound, Error> {
+pub(super) async fn bind(
+    common: &Common,
+    upstream: &mut Upstream,
+    heir: Option<&Heir>,
+) -> Result<Bound, Error> {
     let Common { config, metrics, troubles, .. } = common;
     let token_service = sts::prepare(config).await?;
-    let identity = certificates(common, upstream);
+    let identity = certificates(common, upstream, heir);
     let_others_run().await;
     let status = config.status.as_ref().map(|config| {
         status::bind(config).unwrap_or_else(|error| {
@@ -45,7 +50,7 @@ pub(super) async fn bind(common: &Common, upstream: &mut Upstream) -> Result<Bou
             status::Bound::later(config, trouble)
         })
     });
-    let wires = Wires::new(config);
+    let wires = Wires::new(config, heir);
     let dns = match config.dns.as_ref().zip(wires.names.clone()) {
         Some((dns, names)) => {
             Some(dns::bind(&dns.server, names, metrics, troubles.reporter("dns")).await.map_err(said)?)
@@ -57,15 +62,16 @@ pub(super) async fn bind(common: &Common, upstream: &mut Upstream) -> Result<Bou
         .with_trouble(troubles.reporter("sds"));
     let (more_sds, gateway, callers) = more_sds(common, &sds);
     let modules = wasm::converter(config, metrics, troubles.reporter("wasm"));
-    let xds = relay(common, upstream, &wires, modules.clone())?;
+    let xds = relay(common, upstream, &wires, modules.clone(), heir)?;
     let_others_run().await;
     Ok(Bound { identity, token_service, status, dns, wires, sds, more_sds, gateway, callers, modules, xds })
 }
 
-fn certificates(common: &Common, upstream: &mut Upstream) -> secrets::Handle {
+fn certificates(common: &Common, upstream: &mut Upstream, heir: Option<&Heir>) -> secrets::Handle {
     let mut config = common.config.identity.secrets();
     config.trouble = upstream.trouble.clone();
     config.first_key = upstream.first_key.take();
+    config.kept = heir.and_then(Heir::secrets);
     let (handle, manager) = Manager::new(config, upstream.ca.clone(), &common.metrics, common.clock.clone());
     common.tasks.secrets.lasting("secrets", manager.run(common.tasks.secrets.token()));
     handle
@@ -98,10 +104,15 @@ fn relay(
     upstream: &Upstream,
     wires: &Wires,
     modules: Option<Arc<Converter>>,
+    heir: Option<&Heir>,
 ) -> Result<(xds::Server, crate::base::uds::Bound), Error> {
     let Common { config, clock, metrics, troubles, .. } = common;
+    let mut settings = config.xds.clone();
+    if let Some(replay) = &mut settings.replay {
+        replay.left = heir.and_then(Heir::replay);
+    }
     let server = xds::Server::new(
-        config.xds.clone(),
+        settings,
         xds::Parts {
             upstream: Arc::new(upstream.connector.clone()),
             tokens: upstream.tokens.source.clone(),

@@ -8,6 +8,7 @@ use tokio::time::Instant;
 use super::said;
 use super::shutdown::Stages;
 use crate::base::clock::{Clock, System};
+use crate::base::handover;
 use crate::base::metrics::Metrics;
 use crate::config::Config;
 use crate::config::parts::Error;
@@ -27,6 +28,9 @@ impl Common {
     /// Before there is a key: core dumps are switched off here, if at all.
     pub(super) fn new(config: Config) -> Result<Self, Error> {
         let started = Instant::now();
+        if config.upgrade.is_some() {
+            handover::switch_on();
+        }
         let clock: Arc<dyn Clock> = Arc::new(System);
         let metrics = Metrics::new();
         let troubles = Troubles::new(clock.clone());

@@ -1,25 +1,45 @@
 //! Name tables on their way from the relay to the DNS server.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
 use tokio::sync::watch;
 
+use crate::base::handover;
 use crate::dns::{Current, Scope, Table};
 use crate::xds::{Tap, types};
+
+/// The table as it came, for a successor; empty where none may come.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Last(Arc<Mutex<Bytes>>);
+
+impl Last {
+    /// Its bytes; empty: there is none.
+    pub(super) fn bytes(&self) -> Bytes {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
 
 /// Takes the tables that istiod sends.
 #[derive(Debug)]
 pub(super) struct NameTables {
     scope: Scope,
     current: watch::Sender<Option<Arc<Table>>>,
+    last: Last,
 }
 
 impl NameTables {
-    /// The tap, and where the current table can be read.
-    pub(super) fn tap(scope: Scope) -> (Arc<dyn Tap>, Current) {
+    /// The tap, where the current table can be read, and where its bytes are; `known` is the last one of a predecessor.
+    pub(super) fn tap(scope: Scope, known: Bytes) -> (Arc<dyn Tap>, Current, Last) {
         let (current, table) = watch::channel(None);
-        (Arc::new(Self { scope, current }), table)
+        let last = Last::default();
+        let tap = Self { scope, current, last: last.clone() };
+        if !known.is_empty()
+            && let Err(error) = tap.apply(known)
+        {
+            tracing::warn!(target: "dns", "the name table that was handed over cannot be read: {error}");
+        }
+        (Arc::new(tap), table, last)
     }
 }
 
@@ -29,7 +49,12 @@ impl Tap for NameTables {
     }
 
     fn apply(&self, body: Bytes) -> Result<(), String> {
-        let table = Table::decode(body, &self.scope)?;
+        let table = Table::decode(body.clone(), &self.scope)?;
+        if handover::is_on() {
+            // A copy of its own: the message it came in is larger.
+            let copy = Bytes::copy_from_slice(&body);
+            *self.last.0.lock().unwrap_or_else(PoisonError::into_inner) = copy;
+        }
         self.current.send_replace(Some(Arc::new(table)));
         Ok(())
     }

@@ -11,6 +11,7 @@
 //! | `upstream` | who signs, with whose token, and the way to istiod |
 //! | `bind` | every socket and port, and the certificate on its way |
 //! | `serve` | the tasks, and what they are joined by |
+//! | `upgrade` | another program takes this one's place |
 //! | `shutdown` | until the end, and the end |
 //! | the others | one part each: what of it is made here |
 
@@ -30,6 +31,7 @@ mod signals;
 mod sts;
 mod systemd;
 mod tokens;
+pub(crate) mod upgrade;
 mod upstream;
 mod wasm;
 mod wiring;
@@ -50,29 +52,96 @@ use crate::envoy::{Handle, Supervisor};
 use crate::secrets::probe::{self, Mode};
 use crate::trouble::Kind;
 use crate::xds;
+use upgrade::{Door, Heir, Upgrades};
 
-/// Runs the agent to its end; gives the process's exit status.
+/// Runs the agent to its end; gives the process's exit status. `heir`: it takes the place of another in this process.
 ///
 /// # Errors
 /// When the start is refused: nothing was told yet.
-pub(crate) async fn run(config: Config) -> Result<u8, Error> {
+pub(crate) async fn run(config: Config, heir: Option<Heir>) -> Result<u8, Error> {
+    let limit = heir.as_ref().and(config.upgrade.as_ref()).map(|upgrade| upgrade.limit);
+    let begun = match limit {
+        // Somebody else can serve if this does not.
+        Some(limit) => tokio::time::timeout(limit, begin(config, heir.as_ref())).await.unwrap_or_else(|_| {
+            let text = format!("it did not come to serve within {limit:?} (AGENT_UPGRADE_TIMEOUT)");
+            Err(Error::new(text).of(Kind::PartFailed))
+        }),
+        None => begin(config, None).await,
+    };
+    let Begun { common, supervisor, envoy, signals, upgrades } = begun?;
+    if let Some(heir) = heir {
+        if let Some(stop) = heir.stop() {
+            common.tasks.closing.cancel();
+            envoy.stop(signals::Signals::named(stop));
+        }
+        heir.settle();
+    }
+    Ok(shutdown::supervise(supervisor, &envoy, signals, upgrades, common.tasks, &common.troubles).await)
+}
+
+/// An agent that serves, and whose Envoy is to be started.
+struct Begun {
+    common: Common,
+    supervisor: Supervisor,
+    envoy: Handle,
+    signals: signals::Signals,
+    upgrades: Option<Upgrades>,
+}
+
+async fn begin(config: Config, heir: Option<&Heir>) -> Result<Begun, Error> {
     let common = Common::new(config)?;
-    let signals =
+    let mut signals =
         signals::Signals::install().map_err(|e| Error::new(format!("signals: {e}")).of(Kind::PartFailed))?;
-    let mut upstream = upstream::prepare(&common).await?;
-    let bound = bind::bind(&common, &mut upstream).await?;
-    let (supervisor, envoy) = supervisor(&common, upstream.mode, &bound.xds.0).await?;
+    let mut upstream = upstream::prepare(&common, heir).await?;
+    let bound = bind::bind(&common, &mut upstream, heir).await?;
+    let (supervisor, envoy) = supervisor(&common, upstream.mode, &bound.xds.0, heir).await?;
     let_others_run().await;
+    let upgrades = upgrades(&common, &bound, &envoy, &mut signals, heir)?;
     serve::serve(&common, upstream, bound, &envoy);
     // Starting Envoy holds this thread for a millisecond or two; the CA is greeted before, and answers meanwhile:
     // one turn to find the connection open, one to speak on it.
     let_others_run().await;
     let_others_run().await;
-    Ok(shutdown::supervise(supervisor, &envoy, signals, common.tasks, &common.troubles).await)
+    Ok(Begun { common, supervisor, envoy, signals, upgrades })
+}
+
+/// How this program is replaced by another, where that is wanted.
+fn upgrades(
+    common: &Common,
+    bound: &bind::Bound,
+    envoy: &Handle,
+    signals: &mut signals::Signals,
+    heir: Option<&Heir>,
+) -> Result<Option<Upgrades>, Error> {
+    let (Some(settings), Some(signal)) =
+        (&common.config.upgrade, common.config.upgrade.as_ref().and_then(|_| signals.take_upgrade()))
+    else {
+        return Ok(None);
+    };
+    let door = Door::bind(&settings.socket).map_err(|e| said(e).after("AGENT_UPGRADE"))?;
+    Ok(Some(Upgrades::new(upgrade::Parts {
+        envoy: envoy.clone(),
+        secrets: bound.identity.clone(),
+        xds: bound.xds.0.handle(),
+        names: bound.wires.last_names.clone(),
+        stages: common.tasks.clone(),
+        notify: common.config.notify.clone(),
+        limit: settings.limit,
+        process: common.config.envoy.process.clone(),
+        door,
+        signal,
+        counts: heir.map(Heir::counts).unwrap_or_default(),
+        metrics: &common.metrics,
+    })))
 }
 
 /// What runs Envoy, and what it will be told.
-async fn supervisor(common: &Common, mode: Mode, relay: &xds::Server) -> Result<(Supervisor, Handle), Error> {
+async fn supervisor(
+    common: &Common,
+    mode: Mode,
+    relay: &xds::Server,
+    heir: Option<&Heir>,
+) -> Result<(Supervisor, Handle), Error> {
     let config = &common.config;
     let credential = probe::credential(&config.identity.credential_socket)
         .await
@@ -90,7 +159,14 @@ async fn supervisor(common: &Common, mode: Mode, relay: &xds::Server) -> Result<
         Presence::Own => Supervisor::new,
     };
     let text = Box::new(bootstrap::OfNode::new(bootstrap.clone(), node));
-    let (supervisor, handle) = make(config.envoy.process.clone(), text, &common.metrics).map_err(said)?;
+    let process = config.envoy.process.clone();
+    let made = match heir.and_then(Heir::envoys) {
+        Some(kept) if config.envoy.presence == Presence::Own => {
+            Supervisor::adopting(process, text, kept, &common.metrics)
+        }
+        _ => make(process, text, &common.metrics),
+    };
+    let (supervisor, handle) = made.map_err(said)?;
     Ok((supervisor.with_trouble(Arc::new(common.troubles.reporter("default"))), handle))
 }
 

@@ -4,11 +4,13 @@
 
 use tokio::time::Instant;
 
+use crate::base::handover;
 use crate::base::tasks::{Failure, Group, Stop};
 use crate::envoy::{Handle, Reason, Supervisor};
 
 use super::STAGE;
 use super::signals::Signals;
+use super::upgrade::{Program, Upgrades};
 use crate::trouble::{Kind, Report, Troubles};
 
 /// One group a stage. Clones share the groups.
@@ -60,6 +62,7 @@ pub(super) async fn supervise(
     supervisor: Supervisor,
     envoy: &Handle,
     mut signals: Signals,
+    mut upgrades: Option<Upgrades>,
     stages: Stages,
     troubles: &Troubles,
 ) -> u8 {
@@ -73,6 +76,15 @@ pub(super) async fn supervise(
         tokio::select! {
             outcome = &mut run => break outcome,
             reason = signals.next() => begin(&stages.closing, envoy, reason),
+            program = next(&mut upgrades) => {
+                // Comes back only with bad news.
+                if let Some(upgrades) = &mut upgrades
+                    && let Some(why) = upgrades.pass(program, || signals.pending()).await
+                {
+                    part.report(Report::new(Kind::PartFailed, why.clone()));
+                    begin(&stages.closing, envoy, Reason::Failure(why));
+                }
+            }
             failure = failed(&stages) => {
                 part.report(Report::new(Kind::PartFailed, failure.to_string()).about(failure.task.clone()));
                 begin(&stages.closing, envoy, Reason::Failure(failure.to_string()));
@@ -88,6 +100,7 @@ pub(super) async fn supervise(
     if refused && outcome.exit_code != 0 {
         outcome.exit_code = 255;
     }
+    handover::switch_off();
     let ending = Instant::now();
     // Before the parts take their troubles with them.
     let verdict = troubles.verdict();
@@ -125,7 +138,16 @@ pub(super) async fn supervise(
     outcome.exit_code
 }
 
+async fn next(upgrades: &mut Option<Upgrades>) -> Program {
+    match upgrades {
+        Some(upgrades) => upgrades.next().await,
+        None => std::future::pending().await,
+    }
+}
+
 fn begin(closing: &Stop, envoy: &Handle, reason: Reason) {
+    // What is offered to a successor would stay open.
+    handover::switch_off();
     closing.cancel();
     envoy.stop(reason);
 }

@@ -3,6 +3,7 @@
 
 use std::io;
 
+use futures_util::FutureExt;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::envoy::Reason;
@@ -13,30 +14,57 @@ pub(super) struct Signals {
     interrupt: Signal,
     hangup: Signal,
     quit: Signal,
-    // Held so that these do nothing, as in the Go agent: their default action would end the process.
-    _ignored: [Signal; 2],
+    // Held so that it does nothing, as in the Go agent: its default action would end the process.
+    _ignored: Signal,
+    // The same, unless it asks for an upgrade.
+    upgrade: Option<Signal>,
 }
 
 impl Signals {
     /// Installs the handlers.
     pub(super) fn install() -> io::Result<Self> {
-        Ok(Self {
+        let all = Self {
             terminate: signal(SignalKind::terminate())?,
             interrupt: signal(SignalKind::interrupt())?,
             hangup: signal(SignalKind::hangup())?,
             quit: signal(SignalKind::quit())?,
-            _ignored: [signal(SignalKind::user_defined1())?, signal(SignalKind::user_defined2())?],
-        })
+            _ignored: signal(SignalKind::user_defined1())?,
+            upgrade: Some(signal(SignalKind::user_defined2())?),
+        };
+        if crate::base::handover::passing() {
+            // Those that came between two programs.
+            crate::base::handover::unblock_signals();
+        }
+        Ok(all)
+    }
+
+    /// SIGUSR2, for who makes something of it.
+    pub(super) fn take_upgrade(&mut self) -> Option<Signal> {
+        self.upgrade.take()
+    }
+
+    /// One that is there already.
+    pub(super) fn pending(&mut self) -> Option<&'static str> {
+        self.name().now_or_never()
     }
 
     /// Waits for the next one.
     pub(super) async fn next(&mut self) -> Reason {
-        let name = tokio::select! {
+        Reason::Signal(self.name().await)
+    }
+
+    async fn name(&mut self) -> &'static str {
+        tokio::select! {
             _ = self.terminate.recv() => "terminated",
             _ = self.interrupt.recv() => "interrupt",
             _ = self.hangup.recv() => "hangup",
             _ = self.quit.recv() => "quit",
-        };
-        Reason::Signal(name)
+        }
+    }
+
+    /// The one of this name, which a program before us has seen.
+    pub(super) fn named(name: &str) -> Reason {
+        let known = ["interrupt", "hangup", "quit"].into_iter().find(|known| *known == name);
+        Reason::Signal(known.unwrap_or("terminated"))
     }
 }

@@ -12,6 +12,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::shutdown::Stages;
+use crate::base::handover;
 use crate::base::notify::{Notify, monotonic_usec};
 use crate::envoy::{self, State};
 use crate::status::{self, ready::Envoy};
@@ -68,6 +69,10 @@ pub(super) fn start(notify: Notify, asked: Asked, stages: &Stages) {
             () = stop.cancelled() => {}
             () = closing.cancelled() => {}
             () = follow(&notify, &asked) => {}
+        }
+        if handover::passing() {
+            // The next program tells.
+            return;
         }
         let why = asked.agent.terminating().unwrap_or_else(|| "the agent ends".to_owned());
         tell(&notify, &["STOPPING=1".to_owned(), format!("STATUS=stopping: {why}")]);

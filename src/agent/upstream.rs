@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::common::Common;
 use super::tokens::{self, Tokens};
+use super::upgrade::Heir;
 use super::{ca, said};
 use crate::ca::CaClient;
 use crate::config::parts::Error;
@@ -32,13 +33,16 @@ pub(super) struct Upstream {
 ///
 /// # Errors
 /// Another server that was demanded and is not there, roots that hold no certificate.
-pub(super) async fn prepare(common: &Common) -> Result<Upstream, Error> {
+pub(super) async fn prepare(common: &Common, heir: Option<&Heir>) -> Result<Upstream, Error> {
     let Common { config, clock, metrics, troubles, .. } = common;
     let identity = &config.identity;
     let signs = !identity.file_mounted;
-    // An RSA key takes longest of all, so it is begun at once.
-    let first_key = signs.then(|| FirstKey::begin(identity.key.clone()));
+    // An RSA key takes longest of all, so it is begun at once; whoever goes on with a certificate needs none now.
+    let needed = signs && !heir.is_some_and(Heir::has_certificate);
+    let first_key = needed.then(|| FirstKey::begin(identity.key.clone()));
     let mode = match &identity.socket {
+        // Nobody but ourselves is at the other end.
+        Some(_) if identity.owns_socket_already() => Mode::Own,
         Some(socket) => probe::workload(socket).await.map_err(said)?,
         None => Mode::Own,
     };

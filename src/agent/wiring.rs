@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 
-use super::dns::NameTables;
+use super::dns::{Last, NameTables};
 use super::shutdown::Stages;
+use super::upgrade::Heir;
 use crate::base::files::Watcher;
 use crate::config::Config;
 use crate::dns;
@@ -26,28 +27,33 @@ pub(super) struct Wires {
     pub wake: watch::Receiver<u64>,
     /// The name table, when there is a DNS server.
     pub names: Option<dns::Current>,
+    /// The same as bytes, for a successor.
+    pub last_names: Last,
     waker: watch::Sender<u64>,
     bundle: Option<watch::Receiver<Vec<String>>>,
 }
 
 impl Wires {
-    /// Makes the channels.
-    pub(super) fn new(config: &Config) -> Self {
+    /// Makes the channels, with what a predecessor has handed over in them.
+    pub(super) fn new(config: &Config, heir: Option<&Heir>) -> Self {
         let (waker, wake) = watch::channel(0);
         let mut taps: Vec<Arc<dyn Tap>> = Vec::new();
         // Its place in the list is its place among the agent's own requests: the name table first.
+        let mut last_names = Last::default();
         let names = config.dns.as_ref().map(|dns| {
-            let (tap, names) = NameTables::tap(dns.scope.clone());
+            let known = heir.map(Heir::names).unwrap_or_default();
+            let (tap, names, last) = NameTables::tap(dns.scope.clone(), known);
             taps.push(tap);
+            last_names = last;
             names
         });
         let mut bundle = None;
         if config.trust_bundle {
-            let (tap, news) = TrustBundle::tap();
+            let (tap, news) = TrustBundle::tap(heir.map(Heir::bundle).unwrap_or_default());
             taps.push(tap);
             bundle = Some(news);
         }
-        Self { taps, wake, names, waker, bundle }
+        Self { taps, wake, names, last_names, waker, bundle }
     }
 
     /// Starts what moves things along the channels.

@@ -7,6 +7,7 @@ pub(crate) mod build_info;
 pub(crate) mod clock;
 pub(crate) mod error;
 pub(crate) mod files;
+pub(crate) mod handover;
 pub(crate) mod heap;
 pub(crate) mod lane;
 pub(crate) mod logging;

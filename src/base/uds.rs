@@ -10,6 +10,8 @@ use std::path::{Path, PathBuf};
 
 use tokio::net::UnixListener;
 
+use super::handover;
+
 /// Why a socket could not be bound; each names the path.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -81,9 +83,34 @@ impl SocketFile {
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        if self.still_ours() {
+        // A successor listens on it.
+        if !handover::passing() && self.still_ours() {
             let _ = std::fs::remove_file(&self.path);
         }
+    }
+}
+
+/// Under what a socket is handed to a successor.
+#[must_use]
+pub(crate) fn key(path: &Path) -> String {
+    format!("unix {}", path.display())
+}
+
+// The socket that a predecessor has left open.
+fn inherited(path: &Path) -> Option<Bound> {
+    let (detail, fd) = handover::take(&key(path))?;
+    let (device, inode) = detail.split_once(' ')?;
+    let identity = (device.parse().ok()?, inode.parse().ok()?);
+    let listener = std::os::unix::net::UnixListener::from(fd);
+    listener.set_nonblocking(true).ok()?;
+    let listener = UnixListener::from_std(listener).ok()?;
+    Some(Bound::new(listener, path, identity))
+}
+
+impl Bound {
+    fn new(listener: UnixListener, path: &Path, identity: (u64, u64)) -> Self {
+        handover::offer(key(path), format!("{} {}", identity.0, identity.1), &listener);
+        Self { listener, file: SocketFile { path: path.to_owned(), identity } }
     }
 }
 
@@ -92,6 +119,17 @@ impl Drop for SocketFile {
 /// # Errors
 /// When the path cannot be cleared, bound or given its mode.
 pub(crate) fn bind(path: &Path) -> Result<Bound, Error> {
+    bind_with(path, 0o666)
+}
+
+/// As [`bind`], with another mode.
+///
+/// # Errors
+/// As [`bind`].
+pub(crate) fn bind_with(path: &Path, mode: u32) -> Result<Bound, Error> {
+    if let Some(bound) = inherited(path) {
+        return Ok(bound);
+    }
     let at = |source| (path.to_owned(), source);
     clear(path).map_err(at).map_err(|(path, source)| Error::Remove { path, source })?;
     if let Some(parent) = path.parent().filter(|p| !p.as_os_str().is_empty() && !p.exists())
@@ -101,11 +139,11 @@ pub(crate) fn bind(path: &Path) -> Result<Bound, Error> {
     }
     let listener =
         UnixListener::bind(path).map_err(at).map_err(|(path, source)| Error::Bind { path, source })?;
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o666))
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))
         .map_err(at)
         .map_err(|(path, source)| Error::Mode { path, source })?;
     let identity = identity(path).map_err(at).map_err(|(path, source)| Error::Bind { path, source })?;
-    Ok(Bound { listener, file: SocketFile { path: path.to_owned(), identity } })
+    Ok(Bound::new(listener, path, identity))
 }
 
 fn identity(path: &Path) -> io::Result<(u64, u64)> {

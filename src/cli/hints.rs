@@ -46,6 +46,7 @@ pub(super) fn flag(command: &str, name: &str, arg: Arg) -> Arg {
         ("istio-iptables", "force-iptables-binary") => values(arg, ["legacy", "nft"]),
         ("istio-iptables", "network-namespace") => arg.value_hint(ValueHint::FilePath),
         ("vm", "root" | "certs" | "dir") => arg.value_hint(ValueHint::DirPath),
+        ("upgrade", _) => arg.value_hint(ValueHint::FilePath),
         ("vm", _) => arg.value_hint(ValueHint::FilePath),
         _ => arg,
     }

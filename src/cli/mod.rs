@@ -19,6 +19,7 @@ mod request;
 mod run;
 mod sleep;
 mod status;
+mod upgrade;
 mod version;
 mod vm;
 mod wait;
@@ -83,6 +84,17 @@ const STATUS: &[Flag] = &[
     Flag::new("watch", Kind::Bool, "false", "again every two seconds"),
 ];
 
+const UPGRADE: &[Flag] = &[
+    Flag::new(
+        "binary",
+        Kind::Text,
+        "",
+        "the new pilot-agent; empty: what lies where the running one was started from",
+    ),
+    Flag::new("envoy", Kind::Text, "", "another Envoy instead, by hot restart (ENVOY_HOT_RESTART)"),
+    Flag::new("socket", Kind::Text, "", "where the agent takes it; empty: UPGRADE in its configPath"),
+];
+
 const RUN: &[Flag] = &[
     Flag::new("wait-timeout", Kind::Duration, "60s", "how long to wait until the proxy is ready"),
     Flag::new("quit", Kind::Bool, "false", "end the proxy when the command has ended"),
@@ -131,6 +143,12 @@ const COMMANDS: &[Command] = &[
         "",
         "Show what the running agent says; ends with 0 healthy, 1 not healthy, 2 not reachable",
         STATUS,
+    ),
+    command(
+        "upgrade",
+        "",
+        "Have the running agent give its place to a new version while Envoy runs on (AGENT_UPGRADE); ends with 1 when the old one goes on",
+        UPGRADE,
     ),
     command("version", "", "Print what this build is", VERSION),
     command("vm", "<run|clean|check|install>", "A virtual machine's part in the mesh", vm::FLAGS),
@@ -193,6 +211,11 @@ pub(crate) fn called(name: &str, mut words: Vec<String>) -> Vec<String> {
 /// Runs the command that the words (behind the program's name) say; gives the exit status.
 #[must_use]
 pub(crate) fn run(words: &[String], env: Env) -> u8 {
+    if let Some((_, words)) =
+        words.split_first().filter(|(first, _)| *first == crate::agent::upgrade::ARGUMENT)
+    {
+        return proxy::rehearse(words, &env);
+    }
     let (found, mut rest) = match find(words) {
         Ok(found) => found,
         Err(error) => return fail(&error, Some("Run 'pilot-agent --help' for usage.")),
@@ -206,7 +229,9 @@ pub(crate) fn run(words: &[String], env: Env) -> u8 {
     let flags: Vec<Flag> = own.iter().chain(more).chain(args::LOGGING).copied().collect();
     let parsed = match args::parse(&rest, &flags, found.is_none_or(|c| c.tolerant)) {
         Ok(parsed) => parsed,
-        Err(error) if found.is_some_and(|c| c.name == "proxy") => return proxy::misread(error),
+        Err(error) if found.is_some_and(|c| c.name == "proxy") => {
+            return crate::agent::upgrade::guarded(|_| proxy::misread(error));
+        }
         Err(error) => return fail(&error, None),
     };
     let Some(command) = found else {
@@ -225,6 +250,7 @@ pub(crate) fn run(words: &[String], env: Env) -> u8 {
         "run" => given(run::run(&parsed, &env)),
         "sleep" => given(sleep::run(&parsed)),
         "status" => given(status::run(&parsed, &env)),
+        "upgrade" => given(upgrade::run(&parsed, &env)),
         "version" => quietly(version::run(&parsed)),
         "istio-iptables" | "istio-clean-iptables" => match logging::init(&logging_options(&parsed)) {
             Ok(_) => istio_iptables::run(&parsed, &env),

@@ -1,30 +1,88 @@
 //! `proxy`: the agent itself.
 
 use std::path::Path;
+use std::sync::Arc;
+
+use tokio::runtime::Runtime;
 
 use super::{logging_options, request, tell};
+use crate::agent::upgrade;
 use crate::base::{build_info, error, logging};
 use crate::config::args::{self, Flag, Parsed};
 use crate::config::env::Env;
 use crate::config::parts::Error;
-use crate::config::{self, Sources, pod, report};
+use crate::config::{self, Config, Sources, pod, report};
 use crate::trouble::Kind;
 
 /// Runs the agent to its end; gives the exit status.
 pub(super) fn run(parsed: Parsed, env: &Env) -> u8 {
-    let dry_run = parsed.is_true(args::PROXY, args::DRY_RUN);
-    let mut logs = logging_options(&parsed);
-    let as_json = logs.as_json;
-    if dry_run {
-        // Standard output is for the bootstrap.
-        logs.targets = vec!["stderr".to_owned()];
-    } else {
+    if parsed.is_true(args::PROXY, args::DRY_RUN) {
+        return dry_run(parsed, env);
+    }
+    upgrade::guarded(|heir| {
+        let mut logs = logging_options(&parsed);
         // Whoever stops reading the log must not stop the agent.
         logs.patient = false;
-    }
-    if let Err(e) = logging::init(&logs) {
-        return misread(error::chain(&e));
-    }
+        let started = prepare(parsed, env, &logs).and_then(|(_, config, runtime)| {
+            let status = runtime.block_on(crate::agent::run(config, heir));
+            // A name look-up or a disk that hangs in a thread of its own must not hold up the end.
+            runtime.shutdown_background();
+            status.map_err(|e| refused(&e, logs.as_json))
+        });
+        started.unwrap_or_else(|status| status)
+    })
+}
+
+fn dry_run(parsed: Parsed, env: &Env) -> u8 {
+    let mut logs = logging_options(&parsed);
+    // Standard output is for the bootstrap.
+    logs.targets = vec!["stderr".to_owned()];
+    let done = prepare(parsed, env, &logs).map(|(sources, config, runtime)| {
+        for line in runtime.block_on(crate::doctor::preflight(&sources)) {
+            tracing::warn!("{line}");
+        }
+        let status = match runtime.block_on(crate::agent::dry_run(config)) {
+            Ok(bootstrap) => request::print(&bootstrap),
+            Err(e) => refused(&e, logs.as_json),
+        };
+        runtime.shutdown_background();
+        status
+    });
+    done.unwrap_or_else(|status| status)
+}
+
+/// Whether this program could take the place of the agent that asks; `words` are those the agent was called with.
+pub(super) fn rehearse(words: &[String], env: &Env) -> u8 {
+    let table: Vec<Flag> = args::PROXY.iter().chain(args::LOGGING).copied().collect();
+    let words = words.strip_prefix(&["proxy".to_owned()]).unwrap_or(words);
+    let (heir, parsed) =
+        match upgrade::on_trial().and_then(|heir| Ok((heir, args::parse(words, &table, true)?))) {
+            Ok(both) => both,
+            Err(error) => return misread(error),
+        };
+    let mut logs = logging_options(&parsed);
+    logs.targets = vec!["stderr".to_owned()];
+    // Only the reason is of interest.
+    logs.output_level = "all:error".to_owned();
+    let done = prepare(parsed, env, &logs).map(|(_, config, runtime)| {
+        let status = match runtime.block_on(upgrade::rehearse(config, &heir)) {
+            Ok(line) => request::print(format!("{line}\n").as_bytes()),
+            Err(e) => refused(&e, logs.as_json),
+        };
+        runtime.shutdown_background();
+        status
+    });
+    done.unwrap_or_else(|status| status)
+}
+
+// Everything before the first thing is bound; else the exit status, and all is told.
+fn prepare(
+    parsed: Parsed,
+    env: &Env,
+    logs: &logging::Options,
+) -> Result<(Arc<Sources>, Config, Runtime), u8> {
+    let as_json = logs.as_json;
+    logging::init(logs).map_err(|e| misread(error::chain(&e)))?;
     crate::base::tasks::remember_places();
     let table: Vec<Flag> = args::PROXY.iter().chain(args::LOGGING).copied().collect();
     report::flags(&parsed, &table).iter().for_each(|line| tracing::info!("{line}"));
@@ -32,37 +90,17 @@ pub(super) fn run(parsed: Parsed, env: &Env) -> u8 {
     let annotations = pod::read(Path::new(pod::ANNOTATIONS)).unwrap_or_default();
     let annotation = |key: &str| annotations.get(key).cloned();
     let (sources, config) = config::load(parsed, env, Path::new("."), annotation, show);
-    let config = match config {
-        Ok(config) => config,
-        Err(problems) => {
-            // Every problem is a line of its own, so that one start shows all there is to repair.
-            for problem in &problems {
-                refused(problem, as_json);
-            }
-            return problems.first().map_or(super::FAILED, |first| first.exit_code);
+    let config = config.map_err(|problems| {
+        // Every problem is a line of its own, so that one start shows all there is to repair.
+        for problem in &problems {
+            refused(problem, as_json);
         }
-    };
-    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
-        Ok(runtime) => runtime,
-        Err(e) => {
-            let error = Error::new(format!("the runtime cannot be built: {e}")).of(Kind::PartFailed);
-            return refused(&error, as_json);
-        }
-    };
-    let status = if dry_run {
-        for line in runtime.block_on(crate::doctor::preflight(&sources)) {
-            tracing::warn!("{line}");
-        }
-        match runtime.block_on(crate::agent::dry_run(config)) {
-            Ok(bootstrap) => request::print(&bootstrap),
-            Err(e) => refused(&e, as_json),
-        }
-    } else {
-        runtime.block_on(crate::agent::run(config)).unwrap_or_else(|e| refused(&e, as_json))
-    };
-    // A name look-up or a disk that hangs in a thread of its own must not hold up the end.
-    runtime.shutdown_background();
-    status
+        problems.first().map_or(super::FAILED, |first| first.exit_code)
+    })?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(|e| {
+        refused(&Error::new(format!("the runtime cannot be built: {e}")).of(Kind::PartFailed), as_json)
+    })?;
+    Ok((sources, config, runtime))
 }
 
 /// Flags that cannot be read: what they say of the log is not known either.
@@ -73,6 +111,7 @@ pub(super) fn misread(error: String) -> u8 {
 
 /// A start that is refused: on standard error for people and scripts, and as the log's last line with what to do.
 fn refused(error: &Error, as_json: bool) -> u8 {
+    upgrade::because(&error.text);
     // Whoever asked for JSON reads nothing else.
     if !as_json {
         tell(&error.text);

@@ -79,6 +79,8 @@ pub(crate) struct Config {
     pub gateway: Option<(crate::gateway::Config, PathBuf)>,
     /// The socket on which callers bring their tokens.
     pub callers: Option<PathBuf>,
+    /// How the agent may be replaced while it runs; none: not at all.
+    pub upgrade: Option<parts::upgrade::Upgrade>,
     /// The service manager, where one wants to be told.
     pub notify: Option<Notify>,
 }
@@ -164,6 +166,7 @@ impl Config {
             sts,
             gateway,
             callers,
+            upgrade: parts::upgrade::upgrade(sources),
             notify: Notify::new(|name| s.env().get(name)),
         })
     }

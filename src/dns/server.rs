@@ -13,6 +13,7 @@ use tokio::time::timeout;
 use super::upstream::{self, Transport, Upstream};
 use super::wire::{self, Query, Rcode, Screened};
 use super::{Config, Current, Error, resolv};
+use crate::base::handover;
 use crate::base::lane::Lane;
 use crate::base::metrics::Metrics;
 use crate::base::tasks::{Set, Stop, TaskResult};
@@ -31,6 +32,9 @@ const IDLE: Duration = Duration::from_secs(8);
 const QUERIES: usize = 128;
 /// How often resolv.conf is read again, where that is wanted.
 const LOOK: Duration = Duration::from_secs(2);
+/// How long nameservers are waited for when another program takes over, and how often that is looked at.
+const QUIET: Duration = Duration::from_millis(200);
+const GLANCE: Duration = Duration::from_millis(5);
 static READS: Lane = Lane::new("resolv.conf", 1);
 /// After a failed accept or receive, so that a lasting fault does not spin.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -68,8 +72,8 @@ pub(crate) async fn bind(
     let mut sockets = Vec::new();
     for (host, port) in addresses(&config.address, &resolv.nameservers)? {
         let failed = |network, source| Error::Bind { network, address: config.address.clone(), source };
-        let udp = UdpSocket::bind((host.as_str(), port)).await.map_err(|e| failed("udp", e))?;
-        let tcp = TcpListener::bind((host.as_str(), port)).await.map_err(|e| failed("tcp", e))?;
+        let udp = udp_socket(&host, port).await.map_err(|e| failed("udp", e))?;
+        let tcp = tcp_socket(&host, port).await.map_err(|e| failed("tcp", e))?;
         sockets.push((udp, tcp));
     }
     tracing::info!(target: "dns", "local DNS server listens on {}", config.address);
@@ -84,6 +88,33 @@ pub(crate) async fn bind(
         requests,
     };
     Ok(Bound { sockets, shared: Arc::new(shared) })
+}
+
+async fn udp_socket(host: &str, port: u16) -> std::io::Result<UdpSocket> {
+    let key = format!("dns udp {host} {port}");
+    let socket = match handover::take(&key) {
+        Some((_, fd)) => UdpSocket::from_std(unblocking(fd.into(), std::net::UdpSocket::set_nonblocking)?)?,
+        None => UdpSocket::bind((host, port)).await?,
+    };
+    handover::offer(key, "", &socket);
+    Ok(socket)
+}
+
+async fn tcp_socket(host: &str, port: u16) -> std::io::Result<TcpListener> {
+    let key = format!("dns tcp {host} {port}");
+    let socket = match handover::take(&key) {
+        Some((_, fd)) => {
+            TcpListener::from_std(unblocking(fd.into(), std::net::TcpListener::set_nonblocking)?)?
+        }
+        None => TcpListener::bind((host, port)).await?,
+    };
+    handover::offer(key, "", &socket);
+    Ok(socket)
+}
+
+fn unblocking<S>(socket: S, set: fn(&S, bool) -> std::io::Result<()>) -> std::io::Result<S> {
+    set(&socket, true)?;
+    Ok(socket)
 }
 
 // `localhost` is taken in the families that the nameservers have.
@@ -126,7 +157,12 @@ impl Bound {
             all.spawn(follow(path, self.shared.clone()));
         }
         let ended = tokio::select! {
-            () = stop.cancelled() => Ok(()),
+            () = stop.cancelled() => {
+                if handover::passing() {
+                    self.shared.quiet().await;
+                }
+                Ok(())
+            }
             ended = all.next() => Err(ended.map_or_else(|e| e.to_string(), |()| "it ended".to_owned())),
         };
         all.stop().await;
@@ -142,6 +178,16 @@ enum Next {
 }
 
 impl Shared {
+    // Whose query is at a nameserver would not be answered by the next program.
+    async fn quiet(&self) {
+        let answered = async {
+            while self.forwards.available_permits() < FORWARDS {
+                tokio::time::sleep(GLANCE).await;
+            }
+        };
+        let _ = timeout(QUIET, answered).await;
+    }
+
     fn handle(&self, message: &[u8], limit: impl Fn(&Query) -> usize) -> Next {
         let query = match wire::screen(message) {
             Screened::Ignore => return Next::Nothing,

@@ -170,6 +170,12 @@ impl Machine {
         self.phase
     }
 
+    /// Whether `/drain` has been answered.
+    #[must_use]
+    pub(crate) fn is_drained(&self) -> bool {
+        self.drained
+    }
+
     /// Whether polls ask for requests as well.
     #[must_use]
     pub(crate) fn counts_requests(&self) -> bool {

@@ -23,7 +23,9 @@ use std::time::Duration;
 
 use tokio::process::{Child, Command};
 
-use super::{kin, launch, stale};
+use super::kept::GUARD;
+use super::{adopted, kin, launch, stale};
+use crate::base::handover;
 
 /// The first argument that selects this.
 pub(crate) const ARGUMENT: &str = "__guard-envoy";
@@ -48,8 +50,14 @@ pub(super) fn needed(program: &str) -> bool {
 /// The agent's side. Dropping it makes the guard end what it was told of.
 #[derive(Debug)]
 pub(super) struct Guard {
-    child: Child,
+    body: Body,
     line: UnixStream,
+}
+
+#[derive(Debug)]
+enum Body {
+    Own(Child),
+    Adopted(i32, Option<adopted::Child>),
 }
 
 impl Guard {
@@ -68,7 +76,25 @@ impl Guard {
             .stdin(Stdio::from(OwnedFd::from(theirs)))
             .process_group(0)
             .spawn()?;
-        Ok(Self { child, line })
+        handover::offer(GUARD, "", &line);
+        Ok(Self { body: Body::Own(child), line })
+    }
+
+    /// The one that the program before us in this process has started; `None`: it is gone.
+    pub(super) fn adopt(pid: i32) -> Option<Self> {
+        let (_, line) = handover::take(GUARD)?;
+        let line = UnixStream::from(line);
+        handover::offer(GUARD, "", &line);
+        let child = adopted::Child::of(pid).ok()?;
+        Some(Self { body: Body::Adopted(pid, Some(child)), line })
+    }
+
+    /// Its process.
+    pub(super) fn id(&self) -> Option<i32> {
+        match &self.body {
+            Body::Own(child) => child.id().and_then(|id| i32::try_from(id).ok()),
+            Body::Adopted(pid, _) => Some(*pid),
+        }
     }
 
     /// An Envoy runs.
@@ -89,19 +115,42 @@ impl Guard {
 
     /// Waits for its end, which nobody wants.
     pub(super) async fn ended(&mut self) -> String {
-        match self.child.wait().await {
-            Ok(status) => status.to_string(),
-            Err(error) => error.to_string(),
-        }
+        self.body.ended().await
     }
 
     /// No Envoy is left: it may go.
     pub(super) async fn leave(self) {
-        let Self { mut child, line } = self;
+        let Self { mut body, line } = self;
+        handover::withdraw(GUARD);
         drop(line);
-        if tokio::time::timeout(LEAVE, child.wait()).await.is_err() {
+        if tokio::time::timeout(LEAVE, body.ended()).await.is_err() {
             tracing::warn!("the guard of Envoy has not ended within {LEAVE:?} and is killed");
-            let _ = child.start_kill();
+            match &mut body {
+                Body::Own(child) => drop(child.start_kill()),
+                Body::Adopted(_, child) => drop(child.take()),
+            }
+        }
+    }
+}
+
+impl Body {
+    async fn ended(&mut self) -> String {
+        match self {
+            Self::Own(child) => match child.wait().await {
+                Ok(status) => status.to_string(),
+                Err(error) => error.to_string(),
+            },
+            Self::Adopted(_, child) => {
+                let end = match child {
+                    Some(child) => child.wait().await,
+                    None => return "it ended before".to_owned(),
+                };
+                // Whatever it was, there is nobody left to kill.
+                if let Some(child) = child.take() {
+                    child.forget();
+                }
+                end.map_or_else(|e| e.to_string(), |end| format!("{end:?}"))
+            }
         }
     }
 }

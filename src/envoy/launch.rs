@@ -138,6 +138,27 @@ pub(super) fn is_binary(path: &Path) -> bool {
     header(path).is_some_and(|h| h.starts_with(b"\x7fELF"))
 }
 
+/// Refuses what this machine cannot execute as a program of its own: scripts, too.
+///
+/// # Errors
+/// Why it cannot.
+pub(crate) fn check_program(path: &Path) -> io::Result<()> {
+    runnable(path)?;
+    if !is_binary(path) {
+        return Err(io::Error::other("it is no program for this machine"));
+    }
+    Ok(())
+}
+
+/// Refuses what this machine cannot start, scripts apart.
+///
+/// # Errors
+/// Why it cannot.
+pub(crate) fn runnable(path: &Path) -> io::Result<()> {
+    executable(path)?;
+    check_format(path)
+}
+
 /// Refuses what the kernel would: glibc's `execvp`, which the standard library calls, would hand such a
 /// file to a shell instead. A file that cannot be read is left for the kernel to judge.
 fn check_format(path: &Path) -> io::Result<()> {

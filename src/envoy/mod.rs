@@ -13,9 +13,11 @@
 //! is thin ([`process`], [`launch`], [`admin`], [`supervisor`]). Uses `base` only.
 
 pub(crate) mod admin;
+mod adopted;
 pub(crate) mod command;
 pub(crate) mod drain;
 pub(crate) mod guard;
+mod kept;
 pub(crate) mod kernel;
 mod kin;
 pub(crate) mod launch;
@@ -29,6 +31,7 @@ pub(crate) mod validate;
 use std::path::PathBuf;
 use std::time::Duration;
 
+pub(crate) use kept::Kept;
 pub use process::Exit;
 pub use supervisor::{Handle, State, Supervisor};
 

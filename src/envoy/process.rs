@@ -12,7 +12,8 @@ use std::process::Stdio;
 
 use rustix::process::{Pid, Signal};
 
-use super::{kernel, kin, launch};
+use super::{adopted, kernel, kin, launch};
+use crate::base::handover;
 use crate::base::place::{self, Mode};
 
 /// How an Envoy ended.
@@ -133,6 +134,11 @@ impl Process {
         self.pid.as_raw_nonzero().get()
     }
 
+    /// Whether it leads a process group.
+    pub(super) fn own_group(&self) -> bool {
+        self.own_group
+    }
+
     /// SIGKILL to it and to what it started. Only while its end has not been seen: the id is its own
     /// until then.
     pub(crate) fn kill(&self) {
@@ -192,6 +198,29 @@ pub(crate) fn spawn(spec: &Spec<'_>) -> io::Result<(Process, impl Future<Output 
     Ok((Process { pid, own_group: spec.own_group }, end))
 }
 
+/// An Envoy that the program before us in this process has started.
+///
+/// # Errors
+/// When it is no child of ours (any more).
+pub(crate) fn adopt(
+    pid: i32,
+    own_group: bool,
+) -> io::Result<(Process, impl Future<Output = Exit> + Send + use<>)> {
+    let memory = OutOfMemory::now();
+    let child = adopted::Child::of(pid)?;
+    let process = Process { pid: child.pid(), own_group };
+    let end = async move {
+        match child.ended().await {
+            Ok(adopted::End::Status(status)) => Exit::Status(status),
+            Ok(adopted::End::Signal(signal)) => {
+                Exit::Signal { signal, out_of_memory: signal == 9 && memory.rose() }
+            }
+            Err(error) => Exit::NotStarted(format!("its end could not be learnt: {error}")),
+        }
+    };
+    Ok((process, end))
+}
+
 /// The kernel's count of processes of our control group that it killed for lack of memory.
 struct OutOfMemory(Option<(PathBuf, u64)>);
 
@@ -238,6 +267,18 @@ impl Written {
         }
         Ok(Self { path: path.to_owned() })
     }
+
+    /// One that is there already.
+    #[must_use]
+    pub(crate) fn adopt(path: PathBuf) -> Self {
+        Self { path }
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
 }
 
 // The folder takes no new file, or none in the place of this one.
@@ -248,6 +289,10 @@ fn closed(error: &io::Error) -> bool {
 
 impl Drop for Written {
     fn drop(&mut self) {
+        // A successor has the Envoy that was started with it.
+        if handover::passing() {
+            return;
+        }
         match std::fs::remove_file(&self.path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
                 tracing::warn!("Failed to delete config file {}: {error}", self.path.display());

@@ -141,6 +141,11 @@ impl Core {
         self.start()
     }
 
+    /// This epoch runs already, with the configuration to start with.
+    pub(crate) fn adopt(&mut self, epoch: u32) {
+        self.active.insert(epoch, self.desired);
+    }
+
     /// The configuration is now `id`.
     #[must_use]
     pub(crate) fn desire(&mut self, id: Id) -> Action {

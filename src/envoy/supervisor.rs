@@ -16,8 +16,9 @@ use tokio::sync::watch as channel;
 use handle::Asked;
 pub use handle::Handle;
 
+use super::guard::Guard;
 use super::process::Written;
-use super::{Bootstrap, Config, ConfigFile, Error, Outcome, Reason, admin, restart};
+use super::{Bootstrap, Config, ConfigFile, Error, Kept, Outcome, Reason, admin, restart};
 use crate::base::metrics::Metrics;
 use crate::trouble::Reporter;
 
@@ -64,6 +65,9 @@ struct Envoy {
     /// The last good text, kept only when it may be needed again.
     text: Vec<u8>,
     id: restart::Id,
+    /// What runs already, and its guard.
+    kept: Option<Kept>,
+    guard: Option<Guard>,
 }
 
 impl Supervisor {
@@ -88,9 +92,30 @@ impl Supervisor {
             );
         }
         let client = admin::Client::new(config.admin.clone());
-        let mut envoy = Envoy { config, bootstrap, file: None, text: Vec::new(), id: 0 };
+        let mut envoy =
+            Envoy { config, bootstrap, file: None, text: Vec::new(), id: 0, kept: None, guard: None };
         envoy.refresh()?;
         envoy.file = envoy.write(0)?;
+        Ok(Self::build(Some(envoy), Some(client), metrics))
+    }
+
+    /// The Envoys that the program before us in this process has started; they and their files stay as they are.
+    ///
+    /// # Errors
+    /// When the bootstrap for the next one cannot be made.
+    pub(crate) fn adopting(
+        mut config: Config,
+        bootstrap: Box<dyn Bootstrap>,
+        kept: Kept,
+        metrics: &Metrics,
+    ) -> Result<(Self, Handle), Error> {
+        let client = admin::Client::new(config.admin.clone());
+        config.binary.clone_from(&kept.binary);
+        // Its line is closed if nobody takes it before this program serves.
+        let guard = kept.guard.and_then(Guard::adopt);
+        let mut envoy =
+            Envoy { config, bootstrap, file: None, text: Vec::new(), id: 0, kept: Some(kept), guard };
+        envoy.refresh()?;
         Ok(Self::build(Some(envoy), Some(client), metrics))
     }
 
@@ -105,7 +130,8 @@ impl Supervisor {
         metrics: &Metrics,
     ) -> Result<(Self, Handle), Error> {
         let client = admin::Client::new(config.admin.clone());
-        let mut envoy = Envoy { config, bootstrap, file: None, text: Vec::new(), id: 0 };
+        let mut envoy =
+            Envoy { config, bootstrap, file: None, text: Vec::new(), id: 0, kept: None, guard: None };
         envoy.refresh()?;
         let file = envoy.write(0)?;
         tracing::info!(

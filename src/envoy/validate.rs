@@ -94,8 +94,34 @@ pub(crate) async fn version(envoy: &str, limit: Duration) -> io::Result<String> 
     })
 }
 
+/// What `envoy --hot-restart-version` says: two that say the same can take over from each other.
+///
+/// # Errors
+/// When it cannot be started, or says nothing within `limit`.
+pub(crate) async fn hot_restart_version(envoy: &str, limit: Duration) -> io::Result<String> {
+    let mut command = Command::new(envoy);
+    command.arg("--hot-restart-version");
+    let said = ended(command, limit).await?.filter(|(status, ..)| status.success());
+    // On standard error, in the releases there are.
+    let both = said.map(|(_, said, complaint)| format!("{said}\n{complaint}"));
+    let line = both.and_then(|both| both.lines().map(str::trim).rfind(|l| !l.is_empty()).map(str::to_owned));
+    line.ok_or_else(|| io::Error::other("it does not answer --hot-restart-version"))
+}
+
 async fn ended(mut command: Command, limit: Duration) -> io::Result<Option<(ExitStatus, String, String)>> {
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+    command.stdin(Stdio::null());
+    told(command, limit).await
+}
+
+/// How a command ended, and what it said on standard output and error; `None`: it was killed after `limit`.
+///
+/// # Errors
+/// When it cannot be started.
+pub(crate) async fn told(
+    mut command: Command,
+    limit: Duration,
+) -> io::Result<Option<(ExitStatus, String, String)>> {
+    command.stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
     let mut child = command.spawn()?;
     let (out, err) = (child.stdout.take(), child.stderr.take());
     let finish = async {
@@ -114,8 +140,8 @@ async fn text(pipe: Option<impl tokio::io::AsyncRead + Unpin>) -> String {
     String::from_utf8_lossy(&kept).into_owned()
 }
 
-// The last line that says something, without Envoy's own prefix of date and thread.
-fn reason(complaint: &str) -> String {
+/// The last line that says something, without Envoy's own prefix of date and thread.
+pub(crate) fn reason(complaint: &str) -> String {
     let lines: Vec<&str> = complaint.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
     let telling = |line: &&&str| line.contains("rror") || line.contains("critical");
     let line = lines.iter().find(telling).or(lines.last()).copied().unwrap_or_default();

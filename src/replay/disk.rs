@@ -6,7 +6,7 @@
 //!
 //! The sum is looked at before anything else, so half a file, or one with a bit that has changed, is no file. What it
 //! is for stands in it word for word: a configuration of another node, another account or another Envoy is not used.
-//! Secrets are never in it, whatever way they came.
+//! Secrets are never in a file, whatever way they came; in memory that one program leaves to the next they are.
 
 use std::collections::BTreeMap;
 
@@ -43,6 +43,19 @@ pub enum Refused {
 /// # Errors
 /// When a block cannot be compressed.
 pub fn write(store: &mut Store, owner: &str, now: u64) -> std::io::Result<Vec<u8>> {
+    write_with(store, owner, now, false)
+}
+
+/// As [`write`], with secrets that came over ADS if `secrets` says so: for memory only.
+///
+/// # Errors
+/// As [`write`].
+pub(crate) fn write_with(
+    store: &mut Store,
+    owner: &str,
+    now: u64,
+    secrets: bool,
+) -> std::io::Result<Vec<u8>> {
     let mut out = BytesMut::from(MAGIC);
     text(&mut out, owner);
     out.put_u64(now);
@@ -51,7 +64,7 @@ pub fn write(store: &mut Store, owner: &str, now: u64) -> std::io::Result<Vec<u8
         Some(Mode::Sotw) => 1,
         Some(Mode::Delta) => 2,
     });
-    let types: Vec<_> = store.types.iter_mut().filter(|(of, _)| !of.ends_with(SECRET)).collect();
+    let types: Vec<_> = store.types.iter_mut().filter(|(of, _)| secrets || !of.ends_with(SECRET)).collect();
     out.put_u32(size(types.len()));
     for (type_url, set) in types {
         text(&mut out, type_url);

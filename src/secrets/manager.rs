@@ -25,7 +25,7 @@ use super::output::Writer;
 use super::request::{Failure, FirstKey, Issued};
 use super::status::{Certificate, Status};
 use super::workload::Workload;
-use super::{Config, Error, Fetched, ResourceName, SecretSource};
+use super::{Config, Error, Fetched, Kept, ResourceName, SecretSource};
 use crate::base::clock::Clock;
 use crate::base::error::chain;
 use crate::base::tasks::{Stop, TaskResult};
@@ -44,6 +44,7 @@ pub(crate) struct Handle {
     commands: mpsc::Sender<Command>,
     bundle: watch::Sender<Vec<String>>,
     status: Arc<Mutex<Status>>,
+    kept: Arc<Mutex<Option<Kept>>>,
 }
 
 #[derive(Debug)]
@@ -61,6 +62,12 @@ impl Handle {
             *old = pem;
             new
         });
+    }
+
+    /// What a successor in this process goes on with; put down where one may come.
+    #[must_use]
+    pub(crate) fn kept(&self) -> Option<Kept> {
+        self.kept.lock().expect("no panic holds this lock").clone()
     }
 
     /// The state now.
@@ -91,6 +98,7 @@ pub(crate) struct Manager {
     commands: mpsc::Receiver<Command>,
     bundle_news: watch::Receiver<Vec<String>>,
     status: Arc<Mutex<Status>>,
+    kept: Arc<Mutex<Option<Kept>>>,
     board: Board,
     files: Store,
     workload: Workload,
@@ -124,9 +132,10 @@ impl Manager {
         clock: Arc<dyn Clock>,
     ) -> (Handle, Self) {
         let (commands, queue) = mpsc::channel(QUEUE);
-        let (bundle, bundle_news) = watch::channel(Vec::new());
+        let known = config.kept.as_ref().map(|kept| kept.bundle.clone()).unwrap_or_default();
+        let (bundle, bundle_news) = watch::channel(known.clone());
         let status = Arc::new(Mutex::new(Status::default()));
-        if config.eager && ca.is_some() && config.first_key.is_none() {
+        if config.eager && ca.is_some() && config.first_key.is_none() && config.kept.is_none() {
             config.first_key = Some(FirstKey::begin(config.key.clone()));
         }
         let manager = Self {
@@ -137,7 +146,8 @@ impl Manager {
             bundle_news,
             status: Arc::clone(&status),
             board: Board::default(),
-            bundle: Vec::new(),
+            bundle: known,
+            kept: Arc::default(),
             waiting: Vec::new(),
             unused_key: None,
             asked: config.proxyless,
@@ -154,7 +164,7 @@ impl Manager {
             ca,
             clock,
         };
-        (Handle { commands, bundle, status }, manager)
+        (Handle { commands, bundle, status, kept: manager.kept.clone() }, manager)
     }
 
     /// Runs until `stop`.
@@ -166,6 +176,7 @@ impl Manager {
         // As in the Go agent, files are not read before somebody asks when there is no CA; without Envoy
         // nobody ever asks.
         self.restore().await;
+        self.keep();
         if self.ca.is_some() || self.config.proxyless {
             self.begin(ResourceName::Default).await;
             self.begin(ResourceName::RootCa).await;
@@ -245,6 +256,7 @@ impl Manager {
             output_error: self.output.as_ref().map(|o| o.error().to_owned()).unwrap_or_default(),
         };
         *self.status.lock().expect("no panic holds this lock") = status;
+        self.keep();
         Ok(())
     }
 }

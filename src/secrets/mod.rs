@@ -18,6 +18,7 @@ mod early;
 #[cfg(test)]
 mod fake;
 pub(crate) mod files;
+mod kept;
 pub(crate) mod manager;
 mod metrics;
 pub(crate) mod name;
@@ -41,6 +42,7 @@ use zeroize::Zeroizing;
 
 pub(crate) use crate::ca::csr::KeyOptions;
 use crate::trouble::Reporter;
+pub(crate) use kept::Kept;
 pub(crate) use manager::{Handle, Manager};
 pub use name::ResourceName;
 pub(crate) use near::{Action as NearExpiryAction, Config as NearExpiry};
@@ -84,6 +86,8 @@ pub(crate) struct Config {
     pub eager: bool,
     /// A key whose making was begun earlier, beside the rest of the start.
     pub first_key: Option<FirstKey>,
+    /// What the program before us in this process has handed over.
+    pub kept: Option<Kept>,
     /// Who is told why there is no certificate; the CA client tells it of refusals.
     pub trouble: Arc<Reporter>,
 }

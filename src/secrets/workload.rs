@@ -155,11 +155,11 @@ impl Workload {
         });
     }
 
-    /// One from before the restart: good, and due.
-    pub(super) fn restored(&mut self, issued: Issued, now: SystemTime, mono: Instant) {
+    /// One from before the restart: good, and to be renewed at `renewal`.
+    pub(super) fn restored(&mut self, issued: Issued, renewal: SystemTime, now: SystemTime, mono: Instant) {
         self.current = Some(Current {
-            renewal: now,
-            renewal_mono: mono,
+            renewal,
+            renewal_mono: mono + renewal.duration_since(now).unwrap_or_default(),
             issued,
             expiry_told: false,
             near_draw: rotation::draw().abs(),

@@ -25,6 +25,7 @@ use tokio::net::{TcpListener, TcpStream};
 use super::respond::{Answer, error};
 use super::watched::{ConnState, Watched, overdue};
 use super::{Limits, Site, rules};
+use crate::base::handover;
 use crate::base::tasks::{Panicked, Set, Stop, TaskResult, caught};
 use crate::net::accept::{Acceptor, Came};
 use crate::net::places::{Bounds, Place, Places, relieve};
@@ -60,6 +61,20 @@ const FULL: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: text/pla
 
 /// Opens the port on the address, or, for the unspecified one of IPv6, on all addresses of both families.
 pub(crate) fn listen(addr: SocketAddr) -> io::Result<TcpListener> {
+    let key = format!("tcp {addr}");
+    let listener = match handover::take(&key) {
+        Some((_, fd)) => {
+            let listener = std::net::TcpListener::from(fd);
+            listener.set_nonblocking(true)?;
+            TcpListener::from_std(listener)?
+        }
+        None => bind(addr)?,
+    };
+    handover::offer(key, "", &listener);
+    Ok(listener)
+}
+
+fn bind(addr: SocketAddr) -> io::Result<TcpListener> {
     match open(addr) {
         // A kernel without IPv6.
         Err(error)

@@ -19,9 +19,9 @@ use tonic::Status;
 
 use super::ended::{Ended, Leg, of_gate, stalled};
 use super::frames::{End, Error, Gate, Out, Verdict, frame_bytes};
-use super::memory::{Messages, Recorder};
 use super::own::Own;
 use super::protocol::Protocol;
+use super::record::{Messages, Recorder};
 use super::relay::Stream;
 use super::rules::Requests;
 use super::scan::Malformed;

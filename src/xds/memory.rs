@@ -3,16 +3,15 @@
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use bytes::{Buf, Bytes, BytesMut};
+use bytes::Bytes;
 use prometheus::{IntCounterVec, IntGaugeVec};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 use tonic::{Code, Status};
 
-use super::frames::HEADER;
 use super::protocol::Protocol;
 use crate::base::clock::Clock;
 use crate::base::error::chain;
@@ -38,6 +37,8 @@ pub struct Config {
     pub most: usize,
     /// Also in a file (`XDS_REPLAY=disk`).
     pub disk: Option<Disk>,
+    /// What the program before us in this process has left, in the form of the file.
+    pub left: Option<Bytes>,
 }
 
 /// The file that outlives the agent.
@@ -70,6 +71,7 @@ pub(super) struct Memory {
     // Istiod's stream lives, and when that was so last, in seconds since 1970; 0: never.
     live: AtomicBool,
     good: AtomicU64,
+    owner: OnceLock<Arc<str>>,
     clock: Arc<dyn Clock>,
     trouble: Mutex<Reporter>,
     disk_trouble: Mutex<Reporter>,
@@ -113,6 +115,7 @@ impl Memory {
             refused: AtomicBool::new(false),
             live: AtomicBool::new(false),
             good: AtomicU64::new(0),
+            owner: OnceLock::new(),
             clock,
             disk_trouble: Mutex::new(trouble.sibling()),
             trouble: Mutex::new(trouble),
@@ -147,7 +150,7 @@ impl Memory {
         self.put(message.len(), Event::Request(id, protocol.mode(), message));
     }
 
-    fn response(&self, id: u64, protocol: Protocol, message: Bytes) {
+    pub(super) fn response(&self, id: u64, protocol: Protocol, message: Bytes) {
         self.put(message.len(), Event::Response(id, protocol.mode(), message));
     }
 
@@ -167,6 +170,7 @@ impl Memory {
         let inbox = self.inbox.lock().expect("no panic holds this lock").take();
         let Some(mut inbox) = inbox else { return };
         let owner: Arc<str> = owner.into();
+        let _ = self.owner.set(owner.clone());
         let confirm = self.config.disk.as_ref().map(|disk| disk.max_age / CONFIRM);
         let (mut saved, mut due) = (self.load(&owner).await, None);
         loop {
@@ -179,6 +183,11 @@ impl Memory {
             };
             tokio::select! {
                 () = stop.cancelled() => {
+                    // What the streams have brought until their end; a successor is given it.
+                    while let Ok(event) = inbox.try_recv() {
+                        events.push(event);
+                    }
+                    self.apply(std::mem::take(&mut events));
                     if due.is_some() {
                         self.save(&owner).await;
                     }
@@ -211,6 +220,9 @@ impl Memory {
 
     // Reads the file, if there is a good one; gives how often the store has changed.
     async fn load(self: &Arc<Self>, owner: &Arc<str>) -> u64 {
+        if self.take_over(owner) {
+            return 0;
+        }
         let Some(Disk { file, max_age }) = self.config.disk.clone() else { return 0 };
         let (memory, owner, shown) = (self.clone(), owner.clone(), file.display().to_string());
         let read = WORK.run(move || {
@@ -236,6 +248,35 @@ impl Memory {
             }
         }
         0
+    }
+
+    // What the program before us in this process held; nothing of it is old.
+    fn take_over(&self, owner: &str) -> bool {
+        let Some(bytes) = &self.config.left else { return false };
+        match disk::read(bytes, owner, unix(self.clock.now()), u64::MAX, self.config.most) {
+            Ok((store, at)) => {
+                tracing::info!(target: "xdsproxy",
+                    "the last good configuration of {} resources was handed over", store.raw().1);
+                self.good.store(at, Relaxed);
+                *self.store.lock().unwrap_or_else(PoisonError::into_inner) = store;
+                true
+            }
+            Err(why) => {
+                tracing::warn!(target: "xdsproxy", "the last good configuration was not handed over: {why}");
+                false
+            }
+        }
+    }
+
+    /// What a successor in this process needs; `None`: nothing is known that would be of use.
+    pub(super) fn kept(&self) -> Option<Vec<u8>> {
+        let owner = self.owner.get()?;
+        let mut store = self.store.lock().unwrap_or_else(PoisonError::into_inner);
+        if !store.is_whole() {
+            return None;
+        }
+        let good = if self.live.load(Relaxed) { unix(self.clock.now()) } else { self.good.load(Relaxed) };
+        disk::write_with(&mut store, owner, good, true).ok()
     }
 
     // Writes the file, if istiod has ever stood behind what is in the store; gives how often that has changed.
@@ -396,77 +437,4 @@ impl Drop for Serving {
 
 fn unix(at: SystemTime) -> u64 {
     at.duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs())
-}
-
-/// Whole messages out of the pieces of a stream.
-#[derive(Debug)]
-pub(super) struct Messages {
-    buffer: BytesMut,
-    most: u64,
-}
-
-impl Messages {
-    /// Of at most so many bytes each.
-    pub(super) fn new(most: u64) -> Self {
-        Self { buffer: BytesMut::new(), most }
-    }
-
-    /// The messages that end in this piece, without their headers. `Err`: one is larger than accepted.
-    pub(super) fn push(&mut self, piece: &[u8]) -> Result<Vec<Bytes>, u64> {
-        self.buffer.extend_from_slice(piece);
-        let mut out = Vec::new();
-        while let Some((head, _)) = self.buffer.split_first_chunk::<HEADER>() {
-            let length = u32::from_be_bytes([head[1], head[2], head[3], head[4]]);
-            if u64::from(length) > self.most {
-                return Err(u64::from(length));
-            }
-            let whole = HEADER + length as usize;
-            if self.buffer.len() < whole {
-                self.buffer.reserve(whole - self.buffer.len());
-                break;
-            }
-            let mut message = self.buffer.split_to(whole).freeze();
-            message.advance(HEADER);
-            out.push(message);
-        }
-        Ok(out)
-    }
-
-    /// The piece of a message that has not ended.
-    pub(super) fn rest(self) -> Bytes {
-        self.buffer.freeze()
-    }
-
-    /// Whether it stands between two messages.
-    pub(super) fn is_between(&self) -> bool {
-        self.buffer.is_empty()
-    }
-}
-
-/// Notes one direction of a stream for the store.
-pub(super) struct Recorder<'a> {
-    memory: &'a Memory,
-    id: u64,
-    protocol: Protocol,
-    messages: Messages,
-    put: fn(&Memory, u64, Protocol, Bytes),
-}
-
-impl<'a> Recorder<'a> {
-    /// Of what Envoy says.
-    pub(super) fn requests(memory: &'a Memory, id: u64, protocol: Protocol) -> Self {
-        Self { memory, id, protocol, messages: Messages::new(u64::from(u32::MAX)), put: Memory::request }
-    }
-
-    /// Of what Envoy is told.
-    pub(super) fn responses(memory: &'a Memory, id: u64, protocol: Protocol) -> Self {
-        Self { put: Memory::response, ..Self::requests(memory, id, protocol) }
-    }
-
-    /// The next piece.
-    pub(super) fn push(&mut self, piece: &[u8]) {
-        for message in self.messages.push(piece).into_iter().flatten() {
-            (self.put)(self.memory, self.id, self.protocol, message);
-        }
-    }
 }

@@ -39,6 +39,7 @@ mod meters;
 mod own;
 pub(crate) mod probe;
 pub(crate) mod protocol;
+mod record;
 mod reflection;
 mod relay;
 mod reply;

@@ -206,6 +206,12 @@ impl Handle {
         self.0.state.snapshot()
     }
 
+    /// The last good configuration for a successor in this process, where it is kept and whole.
+    #[must_use]
+    pub(crate) fn kept(&self) -> Option<Vec<u8>> {
+        self.0.memory.as_ref()?.kept()
+    }
+
     /// Reports the application's health to istiod: `None` is healthy. Kept, and repeated on each new
     /// stream.
     pub fn report_health(&self, unhealthy: Option<String>) {

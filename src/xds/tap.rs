@@ -103,10 +103,10 @@ struct PushedConfig {
 }
 
 impl TrustBundle {
-    /// The tap, and where its bundle can be read: PEM texts as they were sent, none at first.
+    /// The tap, and where its bundle can be read: PEM texts as they were sent, at first those that are `known`.
     #[must_use]
-    pub fn tap() -> (Arc<dyn Tap>, watch::Receiver<Vec<String>>) {
-        let (sender, bundle) = watch::channel(Vec::new());
+    pub(crate) fn tap(known: Vec<String>) -> (Arc<dyn Tap>, watch::Receiver<Vec<String>>) {
+        let (sender, bundle) = watch::channel(known);
         (Arc::new(Self(sender)), bundle)
     }
 }
@@ -144,7 +144,7 @@ mod tests {
 
     #[test]
     fn the_bundle_is_told_only_when_it_changes() {
-        let (tap, mut bundle) = TrustBundle::tap();
+        let (tap, mut bundle) = TrustBundle::tap(Vec::new());
         assert_eq!(apply(&*tap, Protocol::Sotw, sotw(vec![pushed(&["a", "b"])])), Some(Ok(())));
         assert_eq!(*bundle.borrow_and_update(), ["a", "b"]);
         assert_eq!(apply(&*tap, Protocol::Sotw, sotw(vec![pushed(&["a", "b"])])), Some(Ok(())));
@@ -155,7 +155,7 @@ mod tests {
 
     #[test]
     fn empty_is_not_answered_and_foreign_or_broken_is_refused() {
-        let (tap, bundle) = TrustBundle::tap();
+        let (tap, bundle) = TrustBundle::tap(Vec::new());
         assert_eq!(apply(&*tap, Protocol::Sotw, sotw(vec![])), None);
         let foreign = Any { type_url: types::LISTENER.to_owned(), value: Bytes::new() };
         assert!(matches!(apply(&*tap, Protocol::Sotw, sotw(vec![foreign])), Some(Err(_))));

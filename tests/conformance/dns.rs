@@ -507,3 +507,28 @@ async fn nameservers_that_do_not_answer_are_told_until_one_does() {
     assert_eq!(rcode(&reply), NO_ERROR);
     dns.world.agent.wait_log("over: DnsUpstreamFailed").await;
 }
+
+#[tokio::test]
+async fn names_are_answered_throughout_an_upgrade() {
+    let Some(nameserver) = Nameserver::start().await else { return };
+    let mut dns = start_with(&[&nameserver], |b| b.env("AGENT_UPGRADE", "true")).await;
+    let host = "shop.ns.svc.cluster.local";
+    dns.tell(&table("1", host, "10.0.0.1")).await;
+    let agent = &dns.world.agent;
+    let upgrade = agent.run(&["upgrade"]);
+    tokio::pin!(upgrade);
+    let mut id = 100;
+    let said = loop {
+        let asked = query(id, host, A);
+        tokio::select! {
+            said = &mut upgrade => break said,
+            reply = dns.client.ask(&asked) => assert!(reply.ends_with(&[10, 0, 0, 1])),
+        }
+        id += 1;
+    };
+    assert_eq!(said.code, Some(0), "{said:?}");
+    // Nobody has told the new program of it, and istiod does not answer.
+    for reply in [dns.client.ask(&query(7, host, A)).await, dns.client.ask_tcp(&query(8, host, A)).await] {
+        assert!(reply.ends_with(&[10, 0, 0, 1]));
+    }
+}

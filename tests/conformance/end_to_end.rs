@@ -18,14 +18,14 @@ fn real(mock: &MockIstiod) -> Builder {
 }
 
 /// Asks without a pause until dropped, and counts.
-struct Traffic {
+pub struct Traffic {
     answered: Arc<AtomicU64>,
     failed: Arc<Mutex<Vec<String>>>,
     _asking: JoinSet<()>,
 }
 
 impl Traffic {
-    fn start(mock: &Arc<MockIstiod>, mesh: Loop) -> Self {
+    pub fn start(mock: &Arc<MockIstiod>, mesh: Loop) -> Self {
         let (answered, failed) = (Arc::<AtomicU64>::default(), Arc::<Mutex<Vec<String>>>::default());
         let mut asking = JoinSet::new();
         let (mock, count, failures) = (mock.clone(), answered.clone(), failed.clone());
@@ -42,7 +42,7 @@ impl Traffic {
     }
 
     /// Waits for `more` answers, all of them good.
-    async fn goes_on(&self, more: u64) {
+    pub async fn goes_on(&self, more: u64) {
         let until = self.answered.load(Ordering::Relaxed) + more;
         eventually("traffic goes on", || async {
             self.assert_unharmed();
@@ -51,7 +51,7 @@ impl Traffic {
         .await;
     }
 
-    fn assert_unharmed(&self) {
+    pub fn assert_unharmed(&self) {
         let failed = self.failed.lock().expect("no panic holds this lock");
         assert!(failed.is_empty(), "{} requests failed: {:?}", failed.len(), &failed[..failed.len().min(3)]);
     }

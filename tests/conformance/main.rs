@@ -35,6 +35,7 @@ mod startup;
 mod status;
 mod sts;
 mod trouble;
+mod upgrade;
 mod vault;
 mod vm;
 mod wasm;

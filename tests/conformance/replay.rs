@@ -141,6 +141,23 @@ async fn what_envoy_accepted_is_answered_and_istiod_is_told_what_it_has() {
 }
 
 #[tokio::test]
+async fn what_envoy_accepted_is_handed_to_the_next_program() {
+    let mut world = World::with(|b| {
+        b.env("XDS_REPLAY", "memory").env("XDS_REPLAY_AFTER", "200ms").env("AGENT_UPGRADE", "true")
+    })
+    .await;
+    filled(&mut world).await;
+    world.agent.wait_ready().await;
+    world.mock.down().await;
+    let said = world.agent.run(&["upgrade"]).await;
+    assert_eq!(said.code, Some(0), "{said:?}");
+    let mut envoy = world.envoy().await.delta_ads();
+    envoy.send(&ask_delta(CDS));
+    assert_eq!(envoy.next().await.unwrap().resources, [resource(CDS, "a", "1")]);
+    world.agent.stop().await;
+}
+
+#[tokio::test]
 async fn an_istiod_that_accepts_and_is_silent_is_stood_in_for() {
     let mut world = world().await;
     filled(&mut world).await;

@@ -81,6 +81,9 @@ def main():
     if "--version" in sys.argv:
         print("fake_envoy.py  version: 0000000/1.40.0/Clean/RELEASE/none")
         return
+    if "--hot-restart-version" in sys.argv:
+        print("11.104")
+        return
     if "validate" in sys.argv:
         return
     signal.signal(signal.SIGTERM, ended)

@@ -47,8 +47,9 @@ pub async fn eventually<T, F: Future<Output = Option<T>>>(what: &str, mut check:
     tokio::time::timeout(LIMIT, looked).await.unwrap_or_else(|_| panic!("never came true: {what}"))
 }
 
+/// A setting of the run itself.
 #[expect(clippy::disallowed_methods, reason = "what the tests run on is named by the environment")]
-fn variable(name: &str) -> Option<PathBuf> {
+pub fn variable(name: &str) -> Option<PathBuf> {
     std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
 }
 

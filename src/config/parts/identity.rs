@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::{Error, Sources};
+use crate::base::{handover, uds};
 use crate::ca::csr::spiffe_id;
 use crate::config::env::var;
 use crate::istiod::auth::MetadataServer;
@@ -287,9 +288,16 @@ impl Identity {
             proxyless: own.proxyless,
             eager: true,
             first_key: None,
+            kept: None,
             trouble: std::sync::Arc::default(),
             call_bound: own.call_bound,
         }
+    }
+
+    /// Whether the program before us in this process has left the workload's socket to us.
+    #[must_use]
+    pub(crate) fn owns_socket_already(&self) -> bool {
+        self.sockets[0].iter().any(|path| handover::gives(&uds::key(path)))
     }
 
     /// The SDS server; no sockets without Envoy.

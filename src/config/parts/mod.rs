@@ -14,6 +14,7 @@ pub(crate) mod istiod;
 pub(crate) mod ports;
 pub(crate) mod status;
 pub(crate) mod sts;
+pub(crate) mod upgrade;
 pub(crate) mod wasm;
 
 use std::path::{Path, PathBuf};
@@ -170,6 +171,7 @@ pub(crate) fn xds(config: &Sources) -> xds::Config {
             file: replay_dir(config).join("config"),
             max_age: s.duration(var::XDS_REPLAY_MAX_AGE),
         }),
+        left: None,
     });
     out.max_age = Some(s.duration(var::XDS_STREAM_MAX_AGE)).filter(|d| !d.is_zero());
     out.stall = Some(s.duration(var::XDS_STALL_TIMEOUT)).filter(|d| !d.is_zero());

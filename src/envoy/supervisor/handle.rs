@@ -1,13 +1,13 @@
 //! The cheap end: what signals, the status server and debug pages hold.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::{Notify, watch};
+use tokio::sync::{Notify, oneshot, watch};
 
 use super::State;
-use crate::envoy::{Reason, admin};
+use crate::envoy::{Kept, Reason, admin};
 
 /// Limit of `/drain`: an Envoy that accepts and never answers does not hold its caller longer. The Go
 /// agent waits for ever.
@@ -22,6 +22,18 @@ pub(super) struct Asked {
     /// Processes started so far.
     starts: AtomicU64,
     changed: Notify,
+    replace: Mutex<Option<Replace>>,
+    /// For a successor, or why there can be none now; nobody asks where none may come.
+    kept: Mutex<Option<Result<Kept, &'static str>>>,
+}
+
+/// Another binary in the place of Envoy's.
+#[derive(Debug)]
+pub(super) struct Replace {
+    pub(super) binary: String,
+    /// How long it may take until it is live.
+    pub(super) limit: Duration,
+    pub(super) done: oneshot::Sender<Result<u32, String>>,
 }
 
 const RELOAD: u8 = 1;
@@ -40,6 +52,15 @@ impl Asked {
     /// A process of Envoy has been started.
     pub(super) fn started(&self) {
         self.starts.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// The binary that is to take over, once.
+    pub(super) fn replacement(&self) -> Option<Replace> {
+        self.replace.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    pub(super) fn keep(&self, kept: Result<Kept, &'static str>) {
+        *self.kept.lock().unwrap_or_else(PoisonError::into_inner) = Some(kept);
     }
 
     /// Waits until something may be new.
@@ -129,6 +150,35 @@ impl Handle {
             }
             (true, state) => Err(format!("Envoy does not run now ({state:?})")),
         }
+    }
+
+    /// Has `binary` take over by hot restart; gives its epoch once it is live.
+    ///
+    /// # Errors
+    /// Why it has not: the one before serves on then.
+    pub(crate) async fn replace(&self, binary: String, limit: Duration) -> Result<u32, String> {
+        let (done, result) = oneshot::channel();
+        let earlier = Replace { binary, limit, done };
+        *self.asked.replace.lock().unwrap_or_else(PoisonError::into_inner) = Some(earlier);
+        self.asked.changed.notify_one();
+        result.await.unwrap_or_else(|_| Err("the agent is stopping".to_owned()))
+    }
+
+    /// Whether Envoy can be replaced by its next epoch.
+    #[must_use]
+    pub(crate) fn hot_restarts(&self) -> bool {
+        self.hot_restart
+    }
+
+    /// What a successor in this process must know; empty where there is no Envoy of ours.
+    ///
+    /// # Errors
+    /// Why there can be none now.
+    pub(crate) fn kept(&self) -> Result<Option<Kept>, &'static str> {
+        if self.asked.stop.get().is_some() {
+            return Err("the agent is stopping");
+        }
+        self.asked.kept.lock().unwrap_or_else(PoisonError::into_inner).clone().transpose()
     }
 
     /// What the supervisor is doing.

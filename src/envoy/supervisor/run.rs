@@ -1,10 +1,12 @@
 //! The loop: one thing at a time, told to the two pure machines, their answers carried out.
 
+mod adopting;
 mod draining;
 mod epochs;
 mod guarding;
 mod judging;
 mod outcome;
+mod replacing;
 mod requests;
 
 use std::collections::BTreeMap;
@@ -72,6 +74,10 @@ pub(super) struct Run {
     poll: Option<Boxed<Result<Option<admin::Open>, admin::Error>>>,
     live: Option<Boxed<Result<(bool, u64), admin::Error>>>,
     pending: Option<Pending>,
+    /// Another binary that has not shown yet that it serves.
+    proving: Option<replacing::Proving>,
+    /// Asked when that has failed.
+    survivor: Option<Boxed<Result<(bool, u64), admin::Error>>>,
     reload_again: Option<bool>,
     retry_at: Option<Instant>,
     files: Option<FileWatch>,
@@ -139,6 +145,8 @@ impl Run {
             poll: None,
             live: None,
             pending: None,
+            proving: None,
+            survivor: None,
             reload_again: None,
             retry_at: None,
             files: None,
@@ -174,17 +182,24 @@ impl Run {
     }
 
     pub(super) async fn run(mut self) -> Outcome {
+        let adopted = self.adopt();
         // A signal that came before Envoy existed: there is nothing to drain.
-        if let Some(reason) = self.asked.take().stop {
+        if let Some(reason) = self.asked.take().stop.filter(|_| !adopted) {
             tracing::info!("{reason}: Envoy is not started");
             let _ = self.state.send(State::Stopping(reason.to_string()));
             return Outcome::stopped(&reason);
         }
         self.files = FileWatch::of(&self.envoy.config.restart);
-        self.end_stale().await;
-        let first = self.core.begin();
-        let mut over = self.carry_out(first);
+        let mut over = false;
+        if adopted && self.requested() {
+            over = true;
+        } else if !adopted {
+            self.end_stale().await;
+            let first = self.core.begin();
+            over = self.carry_out(first);
+        }
         while !over {
+            self.keep();
             over = self.step().await;
         }
         self.judge().await;
@@ -217,6 +232,10 @@ impl Run {
                 false
             }
             counted = maybe(&mut self.poll) => self.counted(counted),
+            live = maybe(&mut self.survivor) => {
+                self.survived(&live);
+                false
+            }
             live = maybe(&mut self.live) => {
                 self.checked(live);
                 false
@@ -228,7 +247,9 @@ impl Run {
     fn wake(&self) -> Option<Instant> {
         let guard = self.missing_guard().then_some(self.guard_at);
         let drain = self.machine.deadline().map(|d| self.origin + d);
-        let pending = self.pending.as_ref().filter(|_| self.live.is_none()).map(|p| p.next_check);
+        let pending = self.pending.as_ref().map(|p| p.next_check);
+        let pending = pending.or_else(|| self.proving.as_ref().map(|p| p.next_check));
+        let pending = pending.filter(|_| self.live.is_none());
         [drain, self.retry_at, pending, guard, self.settled_at].into_iter().flatten().min()
     }
 
@@ -249,7 +270,9 @@ impl Run {
                 return true;
             }
         }
-        if self.pending.as_ref().is_some_and(|p| p.next_check <= now) && self.live.is_none() {
+        let pending = self.pending.as_ref().map(|p| p.next_check);
+        let asked = pending.or_else(|| self.proving.as_ref().map(|p| p.next_check));
+        if asked.is_some_and(|at| at <= now) && self.live.is_none() {
             let client = self.client.clone();
             self.live = Some(Box::pin(async move { client.live().await }));
         }

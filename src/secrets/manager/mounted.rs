@@ -1,17 +1,18 @@
 //! What changes beside the CA: mounted files, the trust bundle, and the files we write.
 
 use std::os::unix::fs::DirBuilderExt;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use tokio::time::Instant;
 
 use super::Manager;
 use crate::base::error::chain;
+use crate::base::handover;
 use crate::base::lane::Lane;
 use crate::secrets::files::{Event, Loaded};
 use crate::secrets::output::Content;
-use crate::secrets::{Error, ResourceName, Roots, Secret, bundle, persist, rotation};
+use crate::secrets::{Error, Kept, ResourceName, Roots, Secret, bundle, persist, rotation};
 
 /// The folder of the certificate that outlives the agent is read once, at the start.
 static FOLDERS: Lane = Lane::new("identity folder", 1);
@@ -114,6 +115,9 @@ impl Manager {
     /// Brings `OUTPUT_CERTS` to what is published.
     /// What an earlier agent has left, if it is of use and nothing else has to be waited for.
     pub(super) async fn restore(&mut self) {
+        if self.take_over() {
+            return;
+        }
         let (Some(folder), true) = (self.config.persist.clone(), self.ca.is_some()) else { return };
         let (identity, now) = (self.config.identity.clone(), self.clock.now());
         let shown = folder.display().to_string();
@@ -132,7 +136,8 @@ impl Manager {
                 tracing::info!(target: "cache",
                     "the certificate in {shown} is used until the CA has issued another; it is valid for {left}");
                 self.metrics.issued(now, issued.leaf.not_after);
-                self.workload.restored(issued, now, Instant::now());
+                // Due at once.
+                self.workload.restored(issued, now, now, Instant::now());
             }
             Ok(Ok(Ok(None))) => {}
             Ok(Ok(Err(why))) => {
@@ -142,6 +147,51 @@ impl Manager {
                 tracing::warn!(target: "cache", "{shown} could not be read in {RESTORE:?}")
             }
         }
+    }
+
+    // What the program before us in this process went on with.
+    fn take_over(&mut self) -> bool {
+        let (Some(kept), true) = (self.config.kept.take(), self.ca.is_some()) else { return false };
+        let now = self.clock.now();
+        match kept.issued(now) {
+            Ok(issued) => {
+                let left = rotation::span(issued.leaf.not_after.duration_since(now).unwrap_or_default());
+                tracing::info!(target: "cache", "the certificate stays in use; it is valid for another {left}");
+                self.metrics.issued(now, issued.leaf.not_after);
+                self.workload.restored(issued, kept.renewal, now, Instant::now());
+                self.asked |= kept.asked;
+                true
+            }
+            Err(why) => {
+                tracing::warn!(target: "cache", "the certificate that was handed over is not used: {why}");
+                false
+            }
+        }
+    }
+
+    /// Puts down what a successor needs, where one may come.
+    pub(super) fn keep(&self) {
+        if !handover::is_on() {
+            return;
+        }
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(current) = &self.workload.current else { return };
+        let issued = &current.issued;
+        if kept.as_ref().is_some_and(|kept| {
+            Arc::ptr_eq(&kept.identity, &issued.identity)
+                && kept.bundle == self.bundle
+                && kept.asked == self.asked
+        }) {
+            return;
+        }
+        *kept = Some(Kept {
+            identity: issued.identity.clone(),
+            root: issued.root.clone(),
+            created: issued.created,
+            renewal: current.renewal,
+            bundle: self.bundle.clone(),
+            asked: self.asked,
+        });
     }
 
     /// What the CA issued, for the next agent.

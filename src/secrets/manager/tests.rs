@@ -41,6 +41,7 @@ fn config(dir: &Path) -> Config {
         call_bound: Duration::from_secs(120),
         eager: true,
         first_key: None,
+        kept: None,
         trouble: Arc::default(),
     }
 }

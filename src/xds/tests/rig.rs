@@ -91,7 +91,7 @@ impl Rig {
         let mut config = Config::new(socket.clone());
         change(&mut config);
         let (news, wake) = watch::channel(0);
-        let (tap, bundle) = TrustBundle::tap();
+        let (tap, bundle) = TrustBundle::tap(Vec::new());
         let metrics = Metrics::new();
         let parts = Parts {
             upstream: way.clone(),

@@ -136,7 +136,14 @@ impl Run {
     }
 
     pub(super) fn ended(&mut self, number: u32, exit: Exit) -> bool {
-        let Some(epoch) = self.epochs.remove(&number) else { return false };
+        let Some(mut epoch) = self.epochs.remove(&number) else { return false };
+        let gave_up = self.gave_up(number, &exit.to_string());
+        // It is not Envoy's end, but that of a trial.
+        if gave_up {
+            epoch.aborted = true;
+            // The next epoch of this number has a file of the same name.
+            epoch.file = None;
+        }
         if let (Some(guard), Some(process)) = (&mut self.guard, epoch.process) {
             guard.release(process.id());
         }
@@ -167,7 +174,12 @@ impl Run {
             return self.epochs.is_empty() && self.tell(drain::Event::Gone);
         }
         let action = self.core.ended(number, kind, ran);
-        self.carry_out(action)
+        let over = self.carry_out(action);
+        if gave_up && !over {
+            let client = self.client.clone();
+            self.survivor = Some(Box::pin(async move { client.live().await }));
+        }
+        over
     }
 
     fn report(&self, number: u32, exit: &Exit, aborted: bool, ran: Duration) {

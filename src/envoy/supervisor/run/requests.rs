@@ -21,6 +21,9 @@ impl Run {
         if let Some(reason) = stop {
             return self.stop(reason);
         }
+        if let Some(replace) = self.asked.replacement() {
+            self.replace(replace);
+        }
         if let Some(force) = reload {
             self.reload(force);
         }
@@ -35,6 +38,7 @@ impl Run {
         self.retry_at = None;
         self.files = None;
         self.pending = None;
+        self.proving = None;
         self.live = None;
         if self.epochs.is_empty() {
             return self.tell(drain::Event::Gone);
@@ -71,7 +75,7 @@ impl Run {
 
     // The previous epoch has said whether it is live.
     pub(super) fn checked(&mut self, live: Result<(bool, u64), admin::Error>) {
-        let Some(pending) = &mut self.pending else { return };
+        let Some(pending) = &mut self.pending else { return self.proved(&live) };
         let now = Instant::now();
         let previous = u64::from(pending.epoch) - 1;
         let is_live = matches!(live, Ok((true, epoch)) if epoch == previous);

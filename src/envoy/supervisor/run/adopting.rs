@@ -1,0 +1,101 @@
+//! Envoys that outlive the program which has started them: what is told to the next one in this process, and taken
+//! from the one before.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use tokio::time::Instant;
+
+use super::{Epoch, Run};
+use crate::base::handover;
+use crate::envoy::drain::Phase;
+use crate::envoy::guard::Guard;
+use crate::envoy::kept::{self, Kept};
+use crate::envoy::process::{self, Written};
+use crate::envoy::supervisor::State;
+use crate::trouble::What;
+
+impl Run {
+    /// Takes what the program before us has left; `false` when there is nothing.
+    pub(super) fn adopt(&mut self) -> bool {
+        let Some(kept) = self.envoy.kept.take() else { return false };
+        self.base_id = kept.base_id;
+        for epoch in kept.epochs {
+            let (process, end) = match process::adopt(epoch.pid, epoch.own_group) {
+                Ok(adopted) => adopted,
+                Err(error) => {
+                    tracing::warn!("Envoy (process {}) is not taken over: {error}", epoch.pid);
+                    continue;
+                }
+            };
+            let number = epoch.number;
+            self.ends.push(Box::pin(async move { (number, end.await) }));
+            let now = Instant::now();
+            let ran = since(epoch.started, SystemTime::now());
+            self.epochs.insert(
+                number,
+                Epoch {
+                    process: Some(process),
+                    file: epoch.file.map(Written::adopt),
+                    args: epoch.args.into_iter().map(Into::into).collect(),
+                    started: now.checked_sub(ran).unwrap_or(now),
+                    aborted: false,
+                },
+            );
+            self.core.adopt(number);
+            self.asked.started();
+            self.trouble.note(What::Started, format!("Envoy, epoch {number}, as it ran before"));
+            let _ = self.state.send(State::Running { epoch: number });
+        }
+        self.guard = self.envoy.guard.take();
+        if self.guard.is_none() && !self.epochs.is_empty() {
+            self.stand_guard();
+        }
+        !self.epochs.is_empty()
+    }
+
+    /// Puts down what a successor needs, where one may come.
+    pub(super) fn keep(&self) {
+        if handover::is_on() {
+            self.asked.keep(self.kept());
+        }
+    }
+
+    fn kept(&self) -> Result<Kept, &'static str> {
+        if self.machine.phase() != Phase::Running || self.machine.is_drained() {
+            return Err("Envoy drains");
+        }
+        if self.pending.is_some() || self.proving.is_some() {
+            return Err("Envoy is being replaced by its next epoch");
+        }
+        let epochs = self.epochs.iter().map(|(number, epoch)| {
+            let process = epoch.process.filter(|_| !epoch.aborted)?;
+            Some(kept::Epoch {
+                number: *number,
+                pid: process.id(),
+                own_group: process.own_group(),
+                args: epoch.args.iter().map(|a| a.to_string_lossy().into_owned()).collect(),
+                file: epoch.file.as_ref().map(|file| file.path().to_owned()),
+                started: millis(SystemTime::now())
+                    .saturating_sub(u64::try_from(epoch.started.elapsed().as_millis()).unwrap_or(u64::MAX)),
+            })
+        });
+        let epochs: Vec<_> = epochs.collect::<Option<_>>().unwrap_or_default();
+        if epochs.is_empty() {
+            return Err("Envoy does not run");
+        }
+        Ok(Kept {
+            epochs,
+            binary: self.envoy.config.binary.clone(),
+            base_id: self.base_id,
+            guard: self.guard.as_ref().and_then(Guard::id),
+        })
+    }
+}
+
+fn millis(at: SystemTime) -> u64 {
+    at.duration_since(UNIX_EPOCH).map_or(0, |d| u64::try_from(d.as_millis()).unwrap_or(u64::MAX))
+}
+
+fn since(started: u64, now: SystemTime) -> Duration {
+    Duration::from_millis(millis(now).saturating_sub(started))
+}

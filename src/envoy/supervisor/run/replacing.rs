@@ -1,0 +1,109 @@
+//! Another binary takes Envoy's place by hot restart, and the one before comes back if it does not serve.
+//!
+//! An epoch that fails early leaves the one before as it was. One that has come further has taken its admin port,
+//! whatever becomes of it; the way back is an epoch too then: the old binary takes over from the old process, which
+//! serves until then.
+
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+
+use super::{LIVE_POLL, Run};
+use crate::envoy::drain::Phase;
+use crate::envoy::supervisor::handle::Replace;
+use crate::envoy::{admin, restart};
+
+/// An epoch of another binary.
+#[derive(Debug)]
+pub(super) struct Proving {
+    epoch: u32,
+    pub(super) next_check: Instant,
+    until: Instant,
+    limit: Duration,
+    /// The binary of before.
+    old: String,
+    /// Why it was given up.
+    why: Option<String>,
+    done: oneshot::Sender<Result<u32, String>>,
+}
+
+impl Run {
+    pub(super) fn replace(&mut self, Replace { binary, limit, done }: Replace) {
+        let busy = match () {
+            () if !self.envoy.config.restart.hot_restart => {
+                Some("hot restart is off: set ENVOY_HOT_RESTART=true")
+            }
+            () if self.machine.phase() != Phase::Running || self.machine.is_drained() => Some("Envoy drains"),
+            () if self.pending.is_some() || self.proving.is_some() || self.epochs.len() > 1 => {
+                Some("an earlier epoch of Envoy is still being replaced")
+            }
+            () if self.epochs.is_empty() => Some("Envoy does not run"),
+            () => None,
+        };
+        if let Some(why) = busy {
+            // Whoever asked may have gone; so everywhere below.
+            let _ = done.send(Err(why.to_owned()));
+            return;
+        }
+        let old = std::mem::replace(&mut self.envoy.config.binary, binary);
+        self.reload(true);
+        let Some(pending) = &self.pending else {
+            self.envoy.config.binary = old;
+            let _ = done.send(Err("the bootstrap for it cannot be made; the log says why".to_owned()));
+            return;
+        };
+        let (epoch, now) = (pending.epoch, Instant::now());
+        tracing::info!("{} takes Envoy's place as epoch {epoch}", self.envoy.config.binary);
+        let next_check = now + LIVE_POLL;
+        self.proving = Some(Proving { epoch, next_check, until: now + limit, limit, old, why: None, done });
+    }
+
+    /// The admin port has answered, or not.
+    pub(super) fn proved(&mut self, live: &Result<(bool, u64), admin::Error>) {
+        let Some(proving) = &mut self.proving else { return };
+        let now = Instant::now();
+        if proving.why.is_none() && matches!(live, Ok((true, epoch)) if *epoch == u64::from(proving.epoch)) {
+            let Some(Proving { epoch, done, .. }) = self.proving.take() else { return };
+            tracing::info!("{} serves as epoch {epoch}", self.envoy.config.binary);
+            let _ = done.send(Ok(epoch));
+            return;
+        }
+        proving.next_check = now + LIVE_POLL;
+        if now < proving.until || proving.why.is_some() {
+            return;
+        }
+        proving.why = Some(format!("it was not live within {:?}", proving.limit));
+        // Its end is what brings the old one back.
+        if let Some(epoch) = self.epochs.get_mut(&proving.epoch) {
+            epoch.aborted = true;
+            if let Some(process) = epoch.process {
+                process.kill();
+            }
+        }
+    }
+
+    /// Epoch `number` has ended; whether it was one of another binary that had yet to show that it serves.
+    pub(super) fn gave_up(&mut self, number: u32, how: &str) -> bool {
+        let Some(Proving { epoch, old, why, done, .. }) = self.proving.take_if(|p| p.epoch == number) else {
+            return false;
+        };
+        let why = why.unwrap_or_else(|| format!("it ended before it served: {how}"));
+        tracing::error!("{} does not take Envoy's place, {old} comes back: {why}", self.envoy.config.binary);
+        self.envoy.config.binary = old;
+        let _ = done.send(Err(format!("epoch {epoch}: {why}")));
+        true
+    }
+
+    /// What still runs has said whether it is well. If not, the binary of before takes over from it.
+    pub(super) fn survived(&mut self, live: &Result<(bool, u64), admin::Error>) {
+        if matches!(live, Ok((true, _))) || self.machine.phase() != Phase::Running {
+            return;
+        }
+        tracing::warn!("Envoy has lost its admin port to the epoch that failed: another epoch takes it back");
+        self.forced += 1;
+        if let restart::Action::Start(epoch) = self.core.desire(self.envoy.id.wrapping_add(self.forced)) {
+            self.start(epoch);
+        }
+    }
+}

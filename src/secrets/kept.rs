@@ -1,0 +1,48 @@
+//! The certificate over a change of program in one process: what the next one must know to go on with it as if nothing
+//! had been.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use super::Identity;
+use super::request::Issued;
+use crate::tls::cert;
+
+/// The certificate, and its place in time. Handed over in memory only.
+#[derive(Debug, Clone)]
+pub(crate) struct Kept {
+    /// Key and chain.
+    pub identity: Arc<Identity>,
+    /// The CA's root as it came.
+    pub root: String,
+    /// When it was issued.
+    pub created: SystemTime,
+    /// When it is to be renewed.
+    pub renewal: SystemTime,
+    /// The mesh's trust bundle.
+    pub bundle: Vec<String>,
+    /// Whether somebody has asked for it.
+    pub asked: bool,
+}
+
+impl Kept {
+    /// As it came from the CA.
+    ///
+    /// # Errors
+    /// Why it is of no use.
+    pub(super) fn issued(&self, now: SystemTime) -> Result<Issued, String> {
+        cert::check_pair(&self.identity.chain, &self.identity.key).map_err(|e| e.to_string())?;
+        let leaf = cert::parse_chain(&self.identity.chain).map_err(|e| e.to_string())?.swap_remove(0);
+        if leaf.not_after <= now {
+            return Err("it has expired".to_owned());
+        }
+        cert::parse_chain(self.root.as_bytes()).map_err(|e| format!("its root: {e}"))?;
+        Ok(Issued {
+            identity: self.identity.clone(),
+            root: self.root.clone(),
+            created: self.created,
+            leaf,
+            took: Duration::ZERO,
+        })
+    }
+}
