@@ -136,7 +136,7 @@ async fn session(input: Input) {
 
     let dir = tempfile::tempdir().expect("a scratch directory");
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-    let (tap, _bundle) = TrustBundle::tap();
+    let (tap, _bundle) = TrustBundle::tap(Vec::new());
     let (_news, wake) = tokio::sync::watch::channel(0);
     let parts = Parts {
         upstream: Arc::new(Way(listener.local_addr().expect("bound"))),
