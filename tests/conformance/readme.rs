@@ -27,8 +27,8 @@ const ELSEWHERE: &[(&str, &str, &str)] = &[
     ("kubectl apply -f deploy/proxyless-grpc", "tests/deploy.rs", "deploy/proxyless-grpc"),
     ("examples/own-envoy/run", "tests/examples.rs", "examples/own-envoy/run"),
     ("systemctl enable --now istio", "scripts/test-systemd", "systemctl enable --now istio"),
-    ("pilot-agent vm install", "scripts/test-systemd", "pilot-agent vm install --dir"),
-    ("pilot-agent vm check", "scripts/test-systemd", "pilot-agent vm check"),
+    ("pilot-agent vm install", "scripts/test-systemd", "pilot-agent vm install --root / --dir ./vm"),
+    ("pilot-agent vm check", "scripts/test-systemd", "pilot-agent vm check --root /"),
     // Ports that it may ask are fixed; there, they are the pod's own.
     (
         "pilot-agent request",
