@@ -1,7 +1,9 @@
 //! `deploy/`: every value file and manifest is rendered by the real helm and kustomize.
 //!
 //! Where there is no helm the test says so in a line that nobody can overlook and looks at the files as YAML only;
-//! `HELM=required` makes that a failure and builds one (`scripts/get-helm`).
+//! `HELM=required` makes that a failure and builds one (`scripts/get-helm`). The samples of `apparmor` and `selinux/` are
+//! given to their own compilers (Debian: apparmor, checkpolicy, semodule-utils) where these are installed, and said so
+//! where not.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -161,4 +163,30 @@ fn the_patch_of_the_install_page_gives_a_pod_the_image() {
         }
     };
     assert_eq!(patched["spec"]["template"]["metadata"]["annotations"]["sidecar.istio.io/proxyImage"], IMAGE);
+}
+
+/// Runs one compiler of policies; says so and gives nothing where it is not installed.
+fn compiled(program: &str, arguments: &[&str]) -> Option<()> {
+    let places = ["/usr/sbin", "/sbin", "/usr/bin", "/bin"];
+    let Some(path) = places.iter().map(|dir| Path::new(dir).join(program)).find(|path| path.exists()) else {
+        eprintln!("\n*** NOT COMPILED, FOR {program} IS NOT INSTALLED: {arguments:?} ***\n");
+        return None;
+    };
+    let output = Command::new(path).args(arguments).current_dir(root()).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{program} {arguments:?}: {said}");
+    Some(())
+}
+
+#[test]
+fn the_samples_of_policies_are_understood_by_their_own_compilers() {
+    // Nothing is loaded (-Q), and no cache is looked at (-K).
+    compiled("apparmor_parser", &["-Q", "-K", "deploy/apparmor"]);
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name).display().to_string();
+    let (module, package) = (at("pilot_agent.mod"), at("pilot_agent.pp"));
+    if compiled("checkmodule", &["-M", "-m", "-o", &module, "deploy/selinux/pilot_agent.te"]).is_some() {
+        let files = "deploy/selinux/pilot_agent.fc";
+        compiled("semodule_package", &["-o", &package, "-m", &module, "-f", files]);
+    }
 }

@@ -10,6 +10,7 @@ use tokio::sync::watch;
 use super::dns::{Last, NameTables};
 use super::shutdown::Stages;
 use super::upgrade::Heir;
+use crate::base::disk::Watching;
 use crate::base::files::Watcher;
 use crate::config::Config;
 use crate::dns;
@@ -80,17 +81,19 @@ impl Wires {
                 }
             });
         }
-        let mut watcher = Watcher::new(QUIET);
+        let mut watching = Watching::new(QUIET);
         let token = config.identity.tokens.path.clone();
-        watcher.set(std::iter::once(token).chain(root).collect::<std::collections::BTreeSet<PathBuf>>());
+        let paths = std::iter::once(token).chain(root).collect::<std::collections::BTreeSet<PathBuf>>();
         let waker = self.waker;
         let stop = stages.xds.token();
         stages.xds.lasting("token and root files", async move {
+            watching.with(|watcher| watcher.set(paths)).await;
             loop {
                 tokio::select! {
                     () = stop.cancelled() => return,
-                    () = watcher.changed() => waker.send_modify(|n| *n = n.wrapping_add(1)),
+                    () = watching.news() => waker.send_modify(|n| *n = n.wrapping_add(1)),
                 }
+                watching.with(Watcher::refresh).await;
             }
         });
     }

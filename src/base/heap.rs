@@ -9,7 +9,7 @@
 //! from then on, and twice that size may be free at its end (mallopt(3), `M_MMAP_THRESHOLD` and
 //! `M_TRIM_THRESHOLD`). Another allocator is left as it is.
 
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
 /// Lets about `bytes` stay free at the end of the heap. Has an effect from 256 KB (below, blocks have no mapping
@@ -18,13 +18,15 @@ pub(crate) fn keep(bytes: usize) {
     drop(std::hint::black_box(Vec::<u8>::with_capacity(bytes / 2)));
 }
 
-/// Streams and connections of which so many together are a burst: they hold some megabytes.
-const BURST: usize = 256;
+/// Streams and connections of which so many together are a burst: a scrape under way holds up to 100 KB, a stream 10.
+const BURST: usize = 32;
 /// Those that end after the first hundreds mostly do so at once.
 const SETTLE: Duration = Duration::from_secs(5);
 
 static NOW: AtomicUsize = AtomicUsize::new(0);
 static MOST: AtomicUsize = AtomicUsize::new(0);
+/// A thread is about to give the heap back: bursts that come one after the other need no more than one.
+static BEGUN: AtomicBool = AtomicBool::new(false);
 
 /// Something that comes in large numbers when somebody floods the agent. When three quarters of a burst are gone
 /// the heap is given back to the kernel: the allocator by itself would keep nearly all of it.
@@ -48,13 +50,16 @@ impl Drop for Crowd {
             return;
         }
         // What is left may be a burst itself. One of many that end at once begins it.
-        if MOST.compare_exchange(most, left, Relaxed, Relaxed).is_ok() {
+        if MOST.compare_exchange(most, left, Relaxed, Relaxed).is_ok() && !BEGUN.swap(true, Relaxed) {
             let trim = || {
                 std::thread::sleep(SETTLE);
+                BEGUN.store(false, Relaxed);
                 heap_trim::give_back();
             };
             // Without a thread it stays until the next burst is over.
-            let _ = super::lane::begin("heap", trim);
+            if super::lane::begin("heap", trim).is_err() {
+                BEGUN.store(false, Relaxed);
+            }
         }
     }
 }

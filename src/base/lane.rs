@@ -50,6 +50,21 @@ pub(crate) fn begin<T: Send + 'static>(
     Ok(answer)
 }
 
+/// Does `job` on a thread and waits for it here, on this one, but no longer than `limit`: for files that go when their
+/// owner does, at the end of a process. Where there is no thread it is done in place.
+pub(crate) fn briefly(purpose: &str, limit: Duration, job: impl FnOnce() + Send + 'static) {
+    let (done, end) = std::sync::mpsc::channel::<()>();
+    let thread = std::thread::Builder::new().name(purpose.to_owned());
+    let begun = thread.spawn(move || {
+        let _done = done;
+        job();
+    });
+    if begun.is_ok() {
+        // It ends with the channel's other end.
+        let _ = end.recv_timeout(limit);
+    }
+}
+
 /// A bound for one purpose.
 pub(crate) struct Lane {
     purpose: &'static str,

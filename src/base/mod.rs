@@ -5,6 +5,7 @@
 pub(crate) mod backoff;
 pub(crate) mod build_info;
 pub(crate) mod clock;
+pub(crate) mod disk;
 pub(crate) mod error;
 pub(crate) mod files;
 pub(crate) mod handover;

@@ -7,10 +7,15 @@
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use tokio::net::UnixListener;
 
-use super::handover;
+use super::disk::Looks;
+use super::{handover, lane};
+
+/// How long the removal of a socket's file is waited for; a disk that works needs a millisecond.
+const REMOVED: Duration = Duration::from_secs(1);
 
 /// Why a socket could not be bound; each names the path.
 #[derive(Debug, thiserror::Error)]
@@ -66,12 +71,44 @@ impl Bound {
     }
 }
 
-impl SocketFile {
-    /// Whether the file at the path is still the socket that was bound here. When it is not (removed or
-    /// replaced by somebody), new clients cannot reach us and the owner should bind again.
+/// What became of a socket's file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Found {
+    /// It is there.
+    Ours,
+    /// Nothing is there any more.
+    Gone,
+    /// Something else is there.
+    Other,
+}
+
+/// Where a socket's file is, and which one it is.
+#[derive(Debug, Clone)]
+pub(crate) struct Place {
+    path: PathBuf,
+    identity: (u64, u64),
+}
+
+impl Place {
+    /// Asks the disk, which may take as long as it likes.
     #[must_use]
-    pub fn still_ours(&self) -> bool {
-        identity(&self.path).is_ok_and(|now| now == self.identity)
+    pub(crate) fn look(&self) -> Found {
+        match identity(&self.path) {
+            Ok(now) if now == self.identity => Found::Ours,
+            Ok(_) => Found::Other,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Found::Gone,
+            // Nothing can be told, and nothing could be done.
+            Err(_) => Found::Ours,
+        }
+    }
+}
+
+impl SocketFile {
+    /// For looking whether it is still there. When it is not (removed or replaced by somebody), new clients cannot
+    /// reach us and the owner should bind again.
+    #[must_use]
+    pub(crate) fn place(&self) -> Place {
+        Place { path: self.path.clone(), identity: self.identity }
     }
 
     /// Where the socket is.
@@ -84,9 +121,16 @@ impl SocketFile {
 impl Drop for SocketFile {
     fn drop(&mut self) {
         // A successor listens on it.
-        if !handover::passing() && self.still_ours() {
-            let _ = std::fs::remove_file(&self.path);
+        if handover::passing() {
+            return;
         }
+        let (path, ours) = (std::mem::take(&mut self.path), self.identity);
+        // At the end of the agent: a folder that does not answer must not keep it.
+        lane::briefly("removing a socket", REMOVED, move || {
+            if identity(&path).is_ok_and(|now| now == ours) {
+                let _ = std::fs::remove_file(&path);
+            }
+        });
     }
 }
 
@@ -104,13 +148,14 @@ fn inherited(path: &Path) -> Option<Bound> {
     let listener = std::os::unix::net::UnixListener::from(fd);
     listener.set_nonblocking(true).ok()?;
     let listener = UnixListener::from_std(listener).ok()?;
-    Some(Bound::new(listener, path, identity))
+    Some(Bound::of(listener, SocketFile { path: path.to_owned(), identity }))
 }
 
 impl Bound {
-    fn new(listener: UnixListener, path: &Path, identity: (u64, u64)) -> Self {
-        handover::offer(key(path), format!("{} {}", identity.0, identity.1), &listener);
-        Self { listener, file: SocketFile { path: path.to_owned(), identity } }
+    fn of(listener: UnixListener, file: SocketFile) -> Self {
+        let (device, inode) = file.identity;
+        handover::offer(key(&file.path), format!("{device} {inode}"), &listener);
+        Self { listener, file }
     }
 }
 
@@ -127,23 +172,56 @@ pub(crate) fn bind(path: &Path) -> Result<Bound, Error> {
 /// # Errors
 /// As [`bind`].
 pub(crate) fn bind_with(path: &Path, mode: u32) -> Result<Bound, Error> {
-    if let Some(bound) = inherited(path) {
-        return Ok(bound);
+    match inherited(path) {
+        Some(bound) => Ok(bound),
+        None => Unpolled::bind(path, mode)?.polled(),
     }
-    let at = |source| (path.to_owned(), source);
-    clear(path).map_err(at).map_err(|(path, source)| Error::Remove { path, source })?;
-    if let Some(parent) = path.parent().filter(|p| !p.as_os_str().is_empty() && !p.exists())
-        && let Err(error) = std::fs::DirBuilder::new().recursive(true).mode(0o750).create(parent)
-    {
-        tracing::warn!("cannot create the folder {} of a socket: {error}", parent.display());
+}
+
+/// As [`bind`], on a thread of `binds`: a folder that does not answer holds up who asks for its socket. `None`: it
+/// does not answer yet.
+pub(crate) async fn bind_beside(
+    path: &Path,
+    binds: &mut Looks<Result<Unpolled, Error>>,
+) -> Option<Result<Bound, Error>> {
+    let path = path.to_owned();
+    let bound = binds.run(move || Unpolled::bind(&path, 0o666)).await?;
+    Some(bound.and_then(Unpolled::polled))
+}
+
+/// A socket that no runtime knows yet.
+#[derive(Debug)]
+pub(crate) struct Unpolled {
+    listener: std::os::unix::net::UnixListener,
+    file: SocketFile,
+}
+
+impl Unpolled {
+    fn polled(self) -> Result<Bound, Error> {
+        let Self { listener, file } = self;
+        let at = |source| Error::Bind { path: file.path.clone(), source };
+        listener.set_nonblocking(true).map_err(at)?;
+        let listener = UnixListener::from_std(listener).map_err(at)?;
+        Ok(Bound::of(listener, file))
     }
-    let listener =
-        UnixListener::bind(path).map_err(at).map_err(|(path, source)| Error::Bind { path, source })?;
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))
-        .map_err(at)
-        .map_err(|(path, source)| Error::Mode { path, source })?;
-    let identity = identity(path).map_err(at).map_err(|(path, source)| Error::Bind { path, source })?;
-    Ok(Bound::new(listener, path, identity))
+
+    fn bind(path: &Path, mode: u32) -> Result<Self, Error> {
+        let at = |source| (path.to_owned(), source);
+        clear(path).map_err(at).map_err(|(path, source)| Error::Remove { path, source })?;
+        if let Some(parent) = path.parent().filter(|p| !p.as_os_str().is_empty() && !p.exists())
+            && let Err(error) = std::fs::DirBuilder::new().recursive(true).mode(0o750).create(parent)
+        {
+            tracing::warn!("cannot create the folder {} of a socket: {error}", parent.display());
+        }
+        let listener = std::os::unix::net::UnixListener::bind(path)
+            .map_err(at)
+            .map_err(|(path, source)| Error::Bind { path, source })?;
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))
+            .map_err(at)
+            .map_err(|(path, source)| Error::Mode { path, source })?;
+        let identity = identity(path).map_err(at).map_err(|(path, source)| Error::Bind { path, source })?;
+        Ok(Self { listener, file: SocketFile { path: path.to_owned(), identity } })
+    }
 }
 
 fn identity(path: &Path) -> io::Result<(u64, u64)> {

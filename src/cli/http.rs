@@ -28,8 +28,7 @@ pub(super) struct Reply {
 
 /// Runs `future` on a runtime of its own; commands are one exchange long.
 pub(super) fn block_on<T>(future: impl Future<Output = Result<T, String>>) -> Result<T, String> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.map_err(|e| format!("the runtime cannot be built: {e}"))?;
+    let runtime = super::runtime::build()?;
     let result = runtime.block_on(future);
     // A look-up of a name may still hold its thread; nobody waits for it.
     runtime.shutdown_background();

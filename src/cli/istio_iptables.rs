@@ -8,10 +8,10 @@ use crate::iptables::command;
 /// Runs the command; gives the exit status.
 pub(super) fn run(parsed: &Parsed, env: &Env) -> u8 {
     let settings = settings(parsed, env);
-    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+    let runtime = match super::runtime::build() {
         Ok(runtime) => runtime,
-        Err(e) => {
-            eprintln!("Error: the runtime cannot be built: {e}");
+        Err(why) => {
+            eprintln!("Error: {why}");
             return command::FAILED;
         }
     };

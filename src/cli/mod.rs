@@ -17,6 +17,7 @@ mod istio_iptables;
 mod proxy;
 mod request;
 mod run;
+mod runtime;
 mod sleep;
 mod status;
 mod upgrade;

@@ -97,9 +97,8 @@ fn prepare(
         }
         problems.first().map_or(super::FAILED, |first| first.exit_code)
     })?;
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(|e| {
-        refused(&Error::new(format!("the runtime cannot be built: {e}")).of(Kind::PartFailed), as_json)
-    })?;
+    let runtime =
+        super::runtime::build().map_err(|why| refused(&Error::new(why).of(Kind::PartFailed), as_json))?;
     Ok((sources, config, runtime))
 }
 

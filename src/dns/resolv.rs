@@ -13,7 +13,8 @@ pub struct Resolv {
 pub fn parse(text: &str) -> Resolv {
     let mut out = Resolv::default();
     for line in text.lines() {
-        let mut words = line.split_ascii_whitespace();
+        // Any blank, as Go splits words.
+        let mut words = line.split_whitespace();
         match (words.next(), words.next()) {
             (Some("nameserver"), Some(server)) => out.nameservers.push(server.to_owned()),
             (Some("search" | "domain"), first) => {
@@ -36,5 +37,6 @@ mod tests {
         let search = Some("ns1.svc".to_owned());
         assert_eq!(parse(text), Resolv { nameservers: vec!["10.0.0.1".into(), "dns".into()], search });
         assert_eq!(parse("search a\nsearch").search, None);
+        assert_eq!(parse("nameserver 10.0.0.1\u{b}x").nameservers, ["10.0.0.1"]);
     }
 }

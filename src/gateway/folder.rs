@@ -54,7 +54,7 @@ pub(super) async fn run(secrets: Secrets, folder: PathBuf, stop: Stop) {
         tokio::select! {
             () = stop.cancelled() => return,
             () = secrets.0.asked.notified() => {}
-            () = watcher.changed(), if !slots.is_empty() => {}
+            () = watcher.news(), if !slots.is_empty() => refresh = true,
             () = tokio::time::sleep(LOOK), if !slots.is_empty() => {
                 refresh = true;
                 for (name, slot) in &slots {

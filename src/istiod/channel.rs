@@ -21,7 +21,7 @@ use super::{Config, Error, Phase, Stream, Transport, name, roots};
 use crate::base::clock::{self, Clock};
 use crate::base::lane;
 use crate::net::proxy::Proxy;
-use crate::tls::client::{self, Identity, Seen};
+use crate::tls::client::{self, Identity, Read, Seen};
 use crate::trouble::Kind;
 
 pub(crate) use look::{Look, Peer};
@@ -360,7 +360,13 @@ impl Inner {
         let Transport::Tls(settings) = &self.config.transport else {
             return Ok(Stream::Plain(io));
         };
-        let identity = settings.client.clone().map(|files| Identity::new(files, self.clock.clone()));
+        let identity = match settings.client.clone() {
+            Some(files) => {
+                let read = Read::of(&files).await;
+                Some(Identity::new(files, read, self.clock.clone()))
+            }
+            None => None,
+        };
         let made = match &target.seen {
             None => client::config(tls.roots.clone(), identity.clone(), settings.compliance),
             Some(seen) => {

@@ -88,14 +88,18 @@ pub enum Error {
     },
 }
 
+/// How the system ends its word for a file that is not there.
+const NOT_THERE: &str = "(os error 2)";
+
 impl Error {
     /// As a trouble: the cause without the hint, and the hint.
     #[must_use]
     pub fn report(&self) -> Report {
         match self {
-            Self::Roots { path, .. } => {
+            Self::Roots { path, reason } => {
                 let system = path.as_os_str() == "SYSTEM";
-                let kind = if system || path.exists() { Kind::RootBroken } else { Kind::RootMissing };
+                let kind =
+                    if system || !reason.ends_with(NOT_THERE) { Kind::RootBroken } else { Kind::RootMissing };
                 Report::new(kind, self.to_string()).about(path.display().to_string())
             }
             Self::Dial { address, phase, kind, reason, hint } => {

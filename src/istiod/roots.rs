@@ -64,6 +64,14 @@ impl Reader {
         self.last.lock().expect("no panic holds this lock")
     }
 
+    /// The one that is meant first, whether it is there or not.
+    fn first(&self) -> Option<&Path> {
+        match &self.roots {
+            Roots::System => None,
+            Roots::File(path) | Roots::FirstOf(path, _) => Some(path),
+        }
+    }
+
     fn choose(&self) -> Option<&Path> {
         match &self.roots {
             Roots::System => None,
@@ -89,7 +97,7 @@ impl Reader {
         // Whoever hangs in `read` holds no lock while it reads.
         let mut last = self.lock();
         let Some(good) = last.good.clone() else {
-            return Err(Error::Roots { path: self.choose().map(Path::to_owned).unwrap_or_default(), reason });
+            return Err(Error::Roots { path: self.first().map(Path::to_owned).unwrap_or_default(), reason });
         };
         last.unreadable(&good.path, reason);
         Ok(good.store)

@@ -51,12 +51,14 @@ const END_HEADERS: u8 = 4;
 pub struct Rewriter<T> {
     inner: T,
     frames: Frames,
+    // Told when what was good before it has been read.
+    failed: Option<io::Error>,
 }
 
 impl<T> Rewriter<T> {
     /// Wraps a connection of which nothing has been read yet.
     pub fn new(inner: T) -> Self {
-        Self { inner, frames: Frames::default() }
+        Self { inner, frames: Frames::default(), failed: None }
     }
 }
 
@@ -230,6 +232,9 @@ impl<T: AsyncRead + Unpin> AsyncRead for Rewriter<T> {
                 }
                 return Poll::Ready(Ok(()));
             }
+            if let Some(error) = this.failed.take() {
+                return Poll::Ready(Err(error));
+            }
             if buf.remaining() == 0 {
                 return Poll::Ready(Ok(()));
             }
@@ -246,7 +251,7 @@ impl<T: AsyncRead + Unpin> AsyncRead for Rewriter<T> {
                     }
                     continue;
                 }
-                frames.take(chunk.filled())?;
+                this.failed = frames.take(chunk.filled()).err();
                 continue;
             }
             let before = buf.filled().len();
@@ -259,7 +264,7 @@ impl<T: AsyncRead + Unpin> AsyncRead for Rewriter<T> {
             if passing < new.len() {
                 let rest = new[passing..].to_vec();
                 buf.set_filled(before + passing);
-                frames.take(&rest)?;
+                this.failed = frames.take(&rest).err();
             }
             if passing > 0 {
                 return Poll::Ready(Ok(()));

@@ -7,10 +7,11 @@
 use std::marker::PhantomData;
 
 use prost::Message;
-use tonic::codec::{BufferSettings, Codec};
+use tonic::Status;
+use tonic::codec::{BufferSettings, Codec, EncodeBuf, Encoder};
 use tonic_prost::ProstCodec;
 
-/// What a buffer has at first, and grows by, in bytes.
+/// What the buffer of requests has at first, and grows by, in bytes.
 const BUFFER: usize = 512;
 /// Answers that are ready are sent together up to this size; the library's figure.
 const TOGETHER: usize = 32 * 1024;
@@ -27,14 +28,32 @@ impl<T, U> Default for Small<T, U> {
 impl<T: Message + Send + 'static, U: Message + Default + Send + 'static> Codec for Small<T, U> {
     type Encode = T;
     type Decode = U;
-    type Encoder = <ProstCodec<T, U> as Codec>::Encoder;
+    type Encoder = Exact<T>;
     type Decoder = <ProstCodec<T, U> as Codec>::Decoder;
 
     fn encoder(&mut self) -> Self::Encoder {
-        ProstCodec::<T, U>::raw_encoder(BufferSettings::new(BUFFER, TOGETHER))
+        Exact(PhantomData)
     }
 
     fn decoder(&mut self) -> Self::Decoder {
         ProstCodec::<T, U>::raw_decoder(BufferSettings::new(BUFFER, TOGETHER))
+    }
+}
+
+/// Takes as much room as a message needs: a buffer that is grown by doubling stays as long as its stream, and one for
+/// a chain with its key was half of what a stream costs.
+pub(super) struct Exact<T>(PhantomData<T>);
+
+impl<T: Message> Encoder for Exact<T> {
+    type Item = T;
+    type Error = Status;
+
+    fn encode(&mut self, item: T, to: &mut EncodeBuf<'_>) -> Result<(), Status> {
+        to.reserve(item.encoded_len());
+        item.encode(to).map_err(|error| Status::internal(error.to_string()))
+    }
+
+    fn buffer_settings(&self) -> BufferSettings {
+        BufferSettings::new(0, TOGETHER)
     }
 }

@@ -1,9 +1,7 @@
 //! The sockets and the connections on them.
 
 use std::io;
-#[cfg(test)]
-use std::path::Path;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,9 +17,10 @@ use super::peers::Peers;
 use super::revoked::Revoked;
 use super::stream::Shared;
 use crate::base::backoff::{Backoff, Jitter, Policy};
+use crate::base::disk::Looks;
 use crate::base::error::chain;
 use crate::base::tasks::{Set, Stop};
-use crate::base::uds::{self, Bound, SocketFile};
+use crate::base::uds::{self, Bound, Found, Place, Unpolled};
 use crate::net::accept::{Acceptor, Came};
 use crate::net::clients::{Client, Clients, HANDSHAKE};
 use crate::net::io::Tracked;
@@ -41,6 +40,9 @@ const KEEPALIVE: (Duration, Duration) = (Duration::from_secs(30), Duration::from
 /// How often the socket's file is looked at. One stat; a client that finds it gone retries about as
 /// often.
 const LOOK: Duration = Duration::from_secs(2);
+
+/// How long a bind is waited for before the folder counts as one that does not answer.
+const BINDS: Duration = Duration::from_secs(5);
 
 /// How long connections may take to say goodbye.
 const GOODBYE: Duration = Duration::from_secs(1);
@@ -140,7 +142,8 @@ impl Server {
             let connections = Set::new("sds connection");
             let (shared, clients) = (Arc::clone(&self.shared), Clients::default());
             let (whose, trouble) = (self.whose.clone(), self.trouble.sibling());
-            let socket = Socket { path, whose, shared, clients, connections, trouble };
+            let (looks, binds) = (Looks::default(), Looks::patient(BINDS));
+            let socket = Socket { path, whose, shared, clients, connections, trouble, looks, binds };
             sockets.push(socket.run(bound, wrap.clone()));
         }
         let stopping = async {
@@ -159,6 +162,8 @@ struct Socket {
     clients: Clients,
     connections: Set,
     trouble: Reporter,
+    looks: Looks<Found>,
+    binds: Looks<Result<Unpolled, uds::Error>>,
 }
 
 impl Socket {
@@ -172,7 +177,11 @@ impl Socket {
         let mut backoff = Backoff::new(policy.expect("bounds are in order"));
         while !stop.is_cancelled() {
             let Some(ready) = bound.take() else {
-                match uds::bind(&self.path) {
+                let ready = tokio::select! {
+                    () = stop.cancelled() => break,
+                    ready = uds::bind_beside(&self.path, &mut self.binds) => ready,
+                };
+                match ready.unwrap_or_else(|| Err(silent(&self.path))) {
                     Ok(ready) => {
                         tracing::info!(target: "sds", "listening on {}", self.path.display());
                         backoff.reset();
@@ -204,6 +213,7 @@ impl Socket {
         IO: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
         let (listener, file) = bound.into_parts();
+        let place = file.place();
         let mut look = tokio::time::interval(LOOK);
         look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut replaced = false;
@@ -228,7 +238,7 @@ impl Socket {
                     }
                 },
                 () = self.connections.ended() => {}
-                _ = look.tick() => match state(&file).await {
+                _ = look.tick() => match state(&place, file.path(), &mut self.looks).await {
                     State::Ours => replaced = false,
                     State::Gone => {
                         tracing::warn!(target: "sds", "{} was removed by somebody; binding it again", self.path.display());
@@ -251,16 +261,20 @@ enum State {
     Replaced,
 }
 
-async fn state(file: &SocketFile) -> State {
-    if file.still_ours() {
-        return State::Ours;
-    }
-    match std::fs::symlink_metadata(file.path()) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => State::Ours,
+async fn state(place: &Place, path: &Path, looks: &mut Looks<Found>) -> State {
+    let place = place.clone();
+    match looks.run(move || place.look()).await {
         // Two agents must not take the socket from each other for ever.
-        Ok(_) if probe::live(file.path()).await => State::Replaced,
-        _ => State::Gone,
+        Some(Found::Other) if probe::live(path).await => State::Replaced,
+        Some(Found::Other | Found::Gone) => State::Gone,
+        // A folder that does not answer says nothing of the socket in it.
+        Some(Found::Ours) | None => State::Ours,
     }
+}
+
+fn silent(path: &Path) -> uds::Error {
+    let source = io::Error::new(io::ErrorKind::TimedOut, "its folder does not answer");
+    uds::Error::Bind { path: path.to_owned(), source }
 }
 
 async fn connection<IO>(io: IO, door: Door, client: Arc<Client>, shared: Arc<Shared>)

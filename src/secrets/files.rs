@@ -9,7 +9,6 @@
 //! A file system that does not answer holds up nothing here (`disk`): it is one more reason why a file
 //! cannot be read at the moment.
 
-mod disk;
 mod read;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -22,8 +21,8 @@ use tokio::time::Instant;
 
 use super::{Error, Fetched, ResourceName};
 use crate::base::backoff::{Jitter, Policy};
+use crate::base::disk::{Looks, Watching};
 use crate::base::files::Watcher;
-use disk::{Looks, Watching};
 use read::{Read, read};
 
 pub(super) use read::{Loaded, Source, bytes};

@@ -97,7 +97,7 @@ impl Readiness {
         if let Err(error) = envoy {
             return vec![Report::new(verdict::of_envoy(&error), error)];
         }
-        if let Err(error) = self.grpc.check() {
+        if let Err(error) = self.grpc.check().await {
             return vec![Report::new(Kind::GrpcBootstrapMissing, error)];
         }
         let mut missing: Vec<Report> =

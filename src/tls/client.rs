@@ -7,7 +7,7 @@
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::{ResolvesClientCert, Resumption};
@@ -20,6 +20,13 @@ use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use super::provider::{Compliance, provider};
 use super::verify::{Anchors, Verifier};
 use crate::base::clock::Clock;
+use crate::base::lane::Lane;
+
+/// Read at each dial, by two connectors at most.
+static FILES: Lane = Lane::new("client certificate", 2);
+
+/// Far above what a disk needs that works, and well within a dial's own limit.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// A client certificate on disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -142,6 +149,24 @@ pub(crate) fn system_roots() -> RootCertStore {
     store
 }
 
+/// What the files of a client certificate held when a connection was begun.
+pub(crate) struct Read {
+    cert: std::io::Result<Vec<u8>>,
+    key: std::io::Result<zeroize::Zeroizing<Vec<u8>>>,
+}
+
+impl Read {
+    /// Reads both, on a thread: a disk that does not answer within [`PATIENCE`] holds none of them.
+    pub(crate) async fn of(files: &ClientFiles) -> Self {
+        let (cert, key) = (files.cert.clone(), files.key.clone());
+        let read = move || Self { cert: std::fs::read(cert), key: std::fs::read(key).map(Into::into) };
+        FILES.within(PATIENCE, read).await.unwrap_or_else(|error| {
+            let same = std::io::Error::new(error.kind(), error.to_string());
+            Self { cert: Err(error), key: Err(same) }
+        })
+    }
+}
+
 /// A client certificate that is examined only when a server asks for one.
 ///
 /// * certificate file unreadable, or its first block no certificate: none is sent, with a warning;
@@ -149,6 +174,7 @@ pub(crate) fn system_roots() -> RootCertStore {
 /// * otherwise the pair must load, or the connection fails ([`Identity::failure`]).
 pub(crate) struct Identity {
     files: ClientFiles,
+    read: Read,
     clock: Arc<dyn Clock>,
     provider: Arc<CryptoProvider>,
     failure: Mutex<Option<String>>,
@@ -172,9 +198,9 @@ enum State {
 impl Identity {
     /// For one connection.
     #[must_use]
-    pub(crate) fn new(files: ClientFiles, clock: Arc<dyn Clock>) -> Arc<Self> {
+    pub(crate) fn new(files: ClientFiles, read: Read, clock: Arc<dyn Clock>) -> Arc<Self> {
         let (provider, _) = provider(Compliance::None);
-        Arc::new(Self { files, clock, provider, failure: Mutex::default() })
+        Arc::new(Self { files, read, clock, provider, failure: Mutex::default() })
     }
 
     /// Why the pair could not be loaded, when the server asked and it could not.
@@ -185,11 +211,11 @@ impl Identity {
 
     fn examine(&self, now: SystemTime) -> State {
         let cert = self.files.cert.display();
-        let pem = match std::fs::read(&self.files.cert) {
+        let pem = match &self.read.cert {
             Ok(pem) => pem,
             Err(e) => return State::Without(format!("cannot read the client certificate {cert}: {e}")),
         };
-        let chain: Vec<_> = CertificateDer::pem_slice_iter(&pem).filter_map(Result::ok).collect();
+        let chain: Vec<_> = CertificateDer::pem_slice_iter(pem).filter_map(Result::ok).collect();
         let first = match chain.first().map(|der| super::cert::parse_der(der)) {
             Some(Ok(first)) => first,
             Some(Err(e)) => {
@@ -207,12 +233,12 @@ impl Identity {
                 self.files.key.display()
             ))
         };
-        let key = match std::fs::read(&self.files.key).map(zeroize::Zeroizing::new) {
-            Ok(pem) => match PrivateKeyDer::from_pem_slice(&pem) {
+        let key = match &self.read.key {
+            Ok(pem) => match PrivateKeyDer::from_pem_slice(pem) {
                 Ok(key) => key,
                 Err(e) => return broken(&e),
             },
-            Err(e) => return broken(&e),
+            Err(e) => return broken(e),
         };
         match CertifiedKey::from_der(chain, key, &self.provider) {
             Ok(pair) => State::Usable(pair),

@@ -215,7 +215,7 @@ impl Reporter {
         let text = over.trim_start_matches("over: ").to_owned();
         state.history.add(Event { at: now, what: What::Over, text });
         drop(state);
-        say::info(self.part, &over);
+        say::ends(self.part, &over);
     }
 
     /// Ends its trouble if it is of this kind.

@@ -4,6 +4,13 @@ use std::time::{Duration, Instant};
 
 use super::entry::Held;
 use super::{Kind, Severity, Trouble, Troubles};
+use crate::base::quote::cut;
+use crate::base::seldom::Seldom;
+
+/// Whoever speaks to the agent can cause troubles as fast as it likes: so many lines a minute, so long at most.
+static BEGUN: Seldom = Seldom::new(60);
+static OVER: Seldom = Seldom::new(60);
+const LONGEST: usize = 2048;
 
 /// While something is wrong, one line says so this often.
 pub(super) const EVERY: Duration = Duration::from_secs(30);
@@ -27,9 +34,11 @@ macro_rules! scoped {
 }
 
 pub(super) fn begins(part: &str, kind: Kind, before: Option<Kind>, text: &str) {
+    let Some(more) = BEGUN.may() else { return };
+    let text = cut(text, LONGEST);
     let text = match before {
-        Some(before) => format!("{text} (before: {before})"),
-        None => text.to_owned(),
+        Some(before) => format!("{text} (before: {before}){more}"),
+        None => format!("{text}{more}"),
     };
     match kind.severity() {
         Severity::Broken => scoped!(error, part, text),
@@ -37,8 +46,11 @@ pub(super) fn begins(part: &str, kind: Kind, before: Option<Kind>, text: &str) {
     }
 }
 
-pub(super) fn info(part: &str, text: &str) {
-    scoped!(info, part, text);
+/// One is over.
+pub(super) fn ends(part: &str, text: &str) {
+    if let Some(more) = OVER.may() {
+        scoped!(info, part, format!("{}{more}", cut(text, LONGEST)));
+    }
 }
 
 /// What is said when a trouble ends.

@@ -2,17 +2,30 @@
 //!
 //! What is known is in memory only; files of an earlier process are not looked at. A module file appears
 //! under its name by a rename, so Envoy never reads half of one.
+//!
+//! The disk is asked on threads only ([`Lane`]), and waited for no longer than [`PATIENCE`]: one that stands still costs
+//! the module, not the agent. Whatever changes the folder goes through one thread, so a module that is stored and one
+//! that is removed never meet; what is known is locked for moments only, never while the disk works.
 
 use std::collections::HashMap;
 use std::fs::{DirBuilder, Permissions};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use tempfile::NamedTempFile;
 use tokio::time::Instant;
+
+use super::receive::Beside;
+use crate::base::lane::Lane;
+
+/// One for each download that a push usually brings.
+static LOOKS: Lane = Lane::new("looking for modules", 4);
+static CHANGES: Lane = Lane::new("folder of modules", 1);
+
+/// A rename takes milliseconds; a disk that needs longer than this stands still.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// What a module is found by.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -56,7 +69,12 @@ struct State {
 }
 
 /// The modules of one folder.
+#[derive(Clone)]
 pub(super) struct Cache {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
     dir: PathBuf,
     expiry: Duration,
     state: Mutex<State>,
@@ -66,13 +84,13 @@ impl Cache {
     /// Nothing is known of what `dir` holds.
     #[must_use]
     pub(super) fn new(dir: PathBuf, expiry: Duration) -> Self {
-        Self { dir, expiry, state: Mutex::default() }
+        Self { inner: Arc::new(Inner { dir, expiry, state: Mutex::default() }) }
     }
 
     /// Where modules are.
     #[must_use]
     pub(super) fn dir(&self) -> &Path {
-        &self.dir
+        &self.inner.dir
     }
 
     /// How many are known.
@@ -82,7 +100,7 @@ impl Cache {
     }
 
     fn state(&self) -> std::sync::MutexGuard<'_, State> {
-        self.state.lock().expect("no panic holds this lock")
+        self.inner.state.lock().expect("no panic holds this lock")
     }
 
     /// The checksum that the URL was last found to have. `any_version`: also when the resource has changed
@@ -95,65 +113,101 @@ impl Cache {
         known.key.as_ref().filter(|_| same).map(|key| key.checksum.clone())
     }
 
-    /// The module's file. A file that somebody has removed is as good as none.
-    pub(super) fn find(&self, key: &Key, asker: Asker<'_>) -> Option<PathBuf> {
-        let mut state = self.state();
-        let module = state.modules.get_mut(key)?;
-        if !module.file.is_file() {
-            tracing::warn!(target: "wasm", "{} is gone: it is fetched again", module.file.display());
-            state.modules.remove(key);
-            return None;
+    /// The module's file. A file that somebody has removed is as good as none, and so is one on a disk that does not
+    /// answer.
+    pub(super) async fn find(&self, key: &Key, asker: Asker<'_>) -> Option<PathBuf> {
+        let file = {
+            let mut state = self.state();
+            let module = state.modules.get_mut(key)?;
+            // So that it is not removed now.
+            module.used = Instant::now();
+            module.file.clone()
+        };
+        let looked_at = file.clone();
+        match LOOKS.within(PATIENCE, move || looked_at.is_file()).await {
+            Ok(true) => {}
+            Ok(false) => {
+                tracing::warn!(target: "wasm", "{} is gone: it is fetched again", file.display());
+                self.state().modules.remove(key);
+                return None;
+            }
+            Err(error) => {
+                tracing::warn!(target: "wasm", "{} cannot be looked at: {error}", file.display());
+                return None;
+            }
         }
-        module.used = Instant::now();
-        let file = module.file.clone();
-        state.remember(key, asker);
-        Some(file)
+        let mut state = self.state();
+        let there = state.modules.contains_key(key);
+        if there {
+            state.remember(key, asker);
+        }
+        there.then_some(file)
     }
 
     /// Puts a download in its place; one that another task has put there meanwhile stays.
     ///
     /// # Errors
     /// When it cannot be put there; nothing is left of it then.
-    pub(super) fn store(&self, key: &Key, asker: Asker<'_>, download: NamedTempFile) -> io::Result<PathBuf> {
-        if let Some(file) = self.find(key, asker) {
+    pub(super) async fn store(&self, key: &Key, asker: Asker<'_>, download: Beside) -> io::Result<PathBuf> {
+        if let Some(file) = self.find(key, asker).await {
             return Ok(file);
         }
-        let folder = self.dir.join(super::sha256_hex(key.name.as_bytes()));
+        let (cache, key) = (self.clone(), key.clone());
+        let (url, resource, version) =
+            (asker.url.to_owned(), asker.resource.to_owned(), asker.version.to_owned());
+        // Of the caller's clock, which in a test is not the thread's.
+        let (pinned, now) = (asker.pinned, Instant::now());
+        let put = move || {
+            let asker = Asker { url: &url, resource: &resource, version: &version, pinned };
+            cache.put(&key, asker, download, now)
+        };
+        CHANGES.within(PATIENCE, put).await?
+    }
+
+    fn put(&self, key: &Key, asker: Asker<'_>, download: Beside, now: Instant) -> io::Result<PathBuf> {
+        let folder = self.dir().join(super::sha256_hex(key.name.as_bytes()));
         // One level only: the folder above belongs to whoever mounts it.
         match DirBuilder::new().mode(0o755).create(&folder) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
             _ => {}
         }
         let file = folder.join(format!("{}.wasm", key.checksum));
+        let download = download.into_file()?;
         download.as_file().set_permissions(Permissions::from_mode(0o644))?;
         download.persist(&file)?;
         let mut state = self.state();
-        state.modules.insert(key.clone(), Module { file: file.clone(), used: Instant::now() });
+        state.modules.insert(key.clone(), Module { file: file.clone(), used: now });
         state.remember(key, asker);
         Ok(file)
     }
 
     /// Removes what nobody has asked for within the expiry; what cannot be removed is tried again.
-    pub(super) fn purge(&self) {
-        let mut state = self.state();
-        let State { modules, urls } = &mut *state;
-        modules.retain(|key, module| {
-            if module.used.elapsed() <= self.expiry {
-                return true;
-            }
+    pub(super) async fn purge(&self) {
+        let cache = self.clone();
+        let now = Instant::now();
+        if let Err(error) = CHANGES.within(PATIENCE, move || cache.remove_unused(now)).await {
+            tracing::error!(target: "wasm", "unused modules are not removed: {error}");
+        }
+    }
+
+    fn remove_unused(&self, now: Instant) {
+        let expiry = self.inner.expiry;
+        let is_old = |module: &Module| now.saturating_duration_since(module.used) > expiry;
+        let old: Vec<_> = self.state().modules.extract_if(|_, module| is_old(module)).collect();
+        for (key, module) in old {
             match std::fs::remove_file(&module.file) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => {
                     tracing::error!(target: "wasm", "{} cannot be removed: {error}", module.file.display());
-                    return true;
+                    self.state().modules.entry(key).or_insert(module);
+                    continue;
                 }
                 _ => {}
             }
-            tracing::debug!(target: "wasm", "{} was not used for {:?} and is removed", module.file.display(), self.expiry);
+            tracing::debug!(target: "wasm", "{} was not used for {expiry:?} and is removed", module.file.display());
             // Every URL that led to it, not only the one it came from: else its old checksum would
             // make a new image look like a fraud.
-            urls.retain(|_, known| known.key.as_ref() != Some(key));
-            false
-        });
+            self.state().urls.retain(|_, known| known.key.as_ref() != Some(&key));
+        }
     }
 }
 

@@ -59,6 +59,8 @@ use rustls::crypto::CryptoProvider;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use crate::base::metrics::Metrics;
+use crate::base::quote::cut;
+use crate::base::seldom::Seldom;
 use crate::base::tasks::Stop;
 use crate::fetch::Proxies;
 use crate::fetch::url::shown;
@@ -127,6 +129,11 @@ pub(crate) struct Converter {
     failing: Mutex<BTreeMap<String, Reporter>>,
 }
 
+/// Istiod can cause these as fast as it can send.
+static REFUSED: Seldom = Seldom::new(60);
+/// Longest cause in a line.
+const CAUSE: usize = 1024;
+
 /// So many resources in trouble are told apart.
 const TROUBLES: usize = 32;
 
@@ -183,7 +190,7 @@ impl Converter {
                 () = stop.cancelled() => return,
                 _ = ticks.tick() => {}
             }
-            self.cache.purge();
+            self.cache.purge().await;
             self.meters.entries(self.cache.count());
         }
     }
@@ -216,7 +223,9 @@ impl Converter {
             Ok(Decision::Remote(filter)) => filter,
             Err(why) => {
                 self.meters.conversion("unmarshal_failure");
-                tracing::warn!(target: "wasm", "an extension config is refused: {why}");
+                if let Some(more) = REFUSED.may() {
+                    tracing::warn!(target: "wasm", "an extension config is refused: {}{more}", cut(&why, CAUSE));
+                }
                 return Err(why);
             }
         };
@@ -281,7 +290,7 @@ impl Converter {
             .or_else(|| source.digest().map(ToOwned::to_owned))
             .or_else(|| self.cache.recall(asker, any_version));
         let key = |checksum: &str| Key { name: source.name(), checksum: checksum.to_owned() };
-        if let Some(file) = self.look(expected.as_deref().map(&key), asker) {
+        if let Some(file) = self.look(expected.as_deref().map(&key), asker).await {
             return Ok(file);
         }
         match &source {
@@ -290,12 +299,12 @@ impl Converter {
                 let received = received.map_err(|why| Failure::new("download_failure", why))?;
                 let actual = received.checksum.clone();
                 if expected.is_none()
-                    && let Some(file) = self.look(Some(key(&actual)), asker)
+                    && let Some(file) = self.look(Some(key(&actual)), asker).await
                 {
                     return Ok(file);
                 }
                 self.check(url, expected.as_deref(), &[&actual])?;
-                self.keep(&key(&actual), asker, received)
+                self.keep(&key(&actual), asker, received).await
             }
             Source::Image(reference) => {
                 let mut registry = oci::Registry::new(&self.web, reference, &wanted.secret, until).await?;
@@ -303,7 +312,7 @@ impl Converter {
                     Failure::new("manifest_failure", format!("could not fetch Wasm OCI image: {why}"))
                 })?;
                 if expected.is_none()
-                    && let Some(file) = self.look(Some(key(&manifest.digest)), asker)
+                    && let Some(file) = self.look(Some(key(&manifest.digest)), asker).await
                 {
                     return Ok(file);
                 }
@@ -312,13 +321,16 @@ impl Converter {
                 let received = registry.module(&manifest).await.map_err(|why| {
                     Failure::new("download_failure", format!("could not fetch Wasm binary: {why}"))
                 })?;
-                self.keep(&key(&known_as), asker, received)
+                self.keep(&key(&known_as), asker, received).await
             }
         }
     }
 
-    fn look(&self, key: Option<Key>, asker: Asker<'_>) -> Option<PathBuf> {
-        let file = key.and_then(|key| self.cache.find(&key, asker));
+    async fn look(&self, key: Option<Key>, asker: Asker<'_>) -> Option<PathBuf> {
+        let file = match key {
+            Some(key) => self.cache.find(&key, asker).await,
+            None => None,
+        };
         self.meters.lookup(file.is_some());
         file
     }
@@ -339,7 +351,7 @@ impl Converter {
         }
     }
 
-    fn keep(&self, key: &Key, asker: Asker<'_>, received: Received) -> Result<PathBuf, Failure> {
+    async fn keep(&self, key: &Key, asker: Asker<'_>, received: Received) -> Result<PathBuf, Failure> {
         let url = shown(asker.url);
         if !received.module {
             let why = received.entry.err().map(|why| format!(": {why}")).unwrap_or_default();
@@ -347,7 +359,7 @@ impl Converter {
             return Err(Failure::new("fetch_failure", why));
         }
         self.meters.fetch("success");
-        let file = self.cache.store(key, asker, received.file).map_err(|error| {
+        let file = self.cache.store(key, asker, received.file).await.map_err(|error| {
             let dir = self.cache.dir().display();
             format!("module downloaded from {url} cannot be stored below {dir}, which must exist and be writable: {error}")
         })?;

@@ -7,12 +7,14 @@
 
 use std::io::{self, Write};
 use std::path::Path;
+use std::time::Duration;
 
 use aws_lc_rs::digest;
 use bytes::Bytes;
 use tempfile::NamedTempFile;
 
 use super::tar::{self, Pick, Tar};
+use crate::base::lane;
 use crate::base::place::{self, Mode};
 use crate::fetch::Gunzip;
 
@@ -24,6 +26,8 @@ const SHORTEST: u64 = 8;
 const LOOK: usize = tar::MAGIC_AT + tar::MAGIC.len();
 /// Packed so many times within each other at most; more is an attack.
 const DEEPEST: u32 = 4;
+/// A disk that works needs a millisecond.
+const REMOVED: Duration = Duration::from_millis(100);
 const GZIP: &[u8] = &[0x1f, 0x8b];
 
 /// Why a download cannot be received.
@@ -37,10 +41,37 @@ pub(super) enum Error {
     TooLong(u64),
 }
 
+/// A file beside its place; gone when dropped. A disk that stands still keeps whoever gives a download up for [`REMOVED`]
+/// only; as many threads wait for it as there were downloads.
+pub(super) struct Beside(Option<NamedTempFile>);
+
+impl Beside {
+    pub(super) fn of(file: NamedTempFile) -> Self {
+        Self(Some(file))
+    }
+
+    /// The file, which the caller puts in its place.
+    pub(super) fn into_file(mut self) -> io::Result<NamedTempFile> {
+        self.0.take().ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+
+    pub(super) fn file(&mut self) -> io::Result<&mut NamedTempFile> {
+        self.0.as_mut().ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+}
+
+impl Drop for Beside {
+    fn drop(&mut self) {
+        if let Some(file) = self.0.take() {
+            lane::briefly("removing a download", REMOVED, move || drop(file));
+        }
+    }
+}
+
 /// What came.
 pub(super) struct Received {
-    /// Beside its place; gone when dropped.
-    pub file: NamedTempFile,
+    /// Beside its place.
+    pub file: Beside,
     /// SHA-256 in hex: of what came out, or, where unpacking failed, of what came.
     pub checksum: String,
     /// SHA-256 in hex of what came.
@@ -83,7 +114,7 @@ enum Stage {
 }
 
 struct Sink {
-    file: NamedTempFile,
+    file: Beside,
     sum: digest::Context,
     head: Vec<u8>,
     length: u64,
@@ -100,7 +131,7 @@ impl Sink {
             self.head.extend(bytes.iter().take(MAGIC.len() - self.head.len()));
         }
         self.sum.update(bytes);
-        self.file.write_all(bytes).map_err(|e| Broken::Fatal(e.into()))
+        self.file.file().and_then(|file| file.write_all(bytes)).map_err(|e| Broken::Fatal(e.into()))
     }
 }
 
@@ -130,7 +161,7 @@ impl Receiver {
         // Without its folder a module cannot be stored, but whether it could be had is still told: the
         // bytes go where any may be put.
         let place = |dir| place::beside(dir, ".download", Mode::Masked(0o644));
-        let file = place(dir).or_else(|_| place(Path::new("/tmp")))?;
+        let file = Beside::of(place(dir).or_else(|_| place(Path::new("/tmp")))?);
         let (stage, packed) = match form {
             Form::Any => (Stage::Look(Vec::new()), Some(sha256())),
             Form::Plain => (Stage::Plain, None),
@@ -188,7 +219,7 @@ impl Receiver {
         }
         let unpacked = hex(&self.sink.sum.finish());
         let packed = self.packed.map_or_else(|| unpacked.clone(), |sum| hex(&sum.finish()));
-        self.sink.file.flush()?;
+        self.sink.file.file()?.flush()?;
         let module =
             self.broken.is_none() && self.sink.length >= SHORTEST && self.sink.head.starts_with(MAGIC);
         let checksum = if self.broken.is_some() { packed.clone() } else { unpacked };

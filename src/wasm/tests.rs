@@ -103,7 +103,7 @@ async fn checksums_are_of_what_comes_out() {
     let with = |checksum: &str| Wanted { checksum: checksum.to_owned(), ..wanted(&url) };
     let error = rig.get(&with(&sha256_hex(&packed))).await.unwrap_err();
     assert!(error.contains("does not match"), "{error}");
-    assert_eq!(std::fs::read_dir(rig.dir.path()).unwrap().count(), 0, "nothing is left");
+    super::receive::tests::gone(rig.dir.path());
     assert!(rig.get(&with(&sha256_hex(ONE))).await.is_ok());
     let seen = server.heads().len();
     assert!(rig.get(&with(&sha256_hex(ONE))).await.is_ok());
@@ -164,7 +164,7 @@ async fn nothing_that_is_no_module_is_kept() {
         let error = rig.get(&wanted(&format!("http://{}{path}", server.addr))).await.unwrap_err();
         assert!(error.contains(said), "{error}");
     }
-    assert_eq!(std::fs::read_dir(rig.dir.path()).unwrap().count(), 0);
+    super::receive::tests::gone(rig.dir.path());
     for (url, said) in [("ftp://a/b", "unsupported"), ("oci://X/Y", "reference")] {
         assert!(rig.get(&wanted(url)).await.unwrap_err().contains(said));
     }

@@ -21,6 +21,14 @@ use super::status::Class;
 use super::upstream::Answer;
 use super::{status, tap, types};
 use crate::base::heap;
+use crate::base::quote::{cut, shown};
+use crate::base::seldom::Seldom;
+
+/// Istiod can cause these as fast as it can send.
+static SKIPPED: Seldom = Seldom::new(60);
+static REFUSED: Seldom = Seldom::new(60);
+/// Longest cause in a line.
+const CAUSE: usize = 1024;
 
 /// A stream that has brought so many bytes may keep [`KEPT`] of freed memory for its buffers; an agent in a small
 /// mesh keeps nothing.
@@ -215,13 +223,18 @@ fn response_ended(stream: &Stream<'_>, end: End, conversions: &mut Conversions) 
         types::short(&type_url), end.length, end.facts.count, end.facts.nonce);
     match end.verdict {
         Verdict::Drop => {
-            tracing::error!(target: "xdsproxy",
-                "Skipping forwarding type url {type_url} to Envoy as is not a valid Envoy type");
+            if let Some(more) = SKIPPED.may() {
+                tracing::error!(target: "xdsproxy",
+                    "Skipping forwarding type url {} to Envoy as is not a valid Envoy type{more}", shown(&type_url));
+            }
             return;
         }
         Verdict::Pass if !types::for_envoy(&type_url) => {
-            tracing::warn!(target: "xdsproxy", "a response of type {type_url} went to Envoy because its first resource \
-                is of type {}; Envoy will refuse it", end.facts.hint.as_deref().unwrap_or("none"));
+            if let Some(more) = SKIPPED.may() {
+                let hint = end.facts.hint.as_deref().unwrap_or("none");
+                tracing::warn!(target: "xdsproxy", "a response of type {} went to Envoy because its first resource \
+                    is of type {}; Envoy will refuse it{more}", shown(&type_url), shown(hint));
+            }
         }
         Verdict::Collect | Verdict::Pass | Verdict::Undecided => {}
     }
@@ -254,7 +267,9 @@ fn response_ended(stream: &Stream<'_>, end: End, conversions: &mut Conversions) 
 
 // Names the version that Envoy last said it has, which is what the Go agent does.
 fn refusal(stream: &Stream<'_>, nonce: &str, reason: &str) -> Own {
-    tracing::warn!(target: "xdsproxy", "refused ECDS from istiod: {reason}");
+    if let Some(more) = REFUSED.may() {
+        tracing::warn!(target: "xdsproxy", "refused ECDS from istiod: {}{more}", cut(reason, CAUSE));
+    }
     let version = stream.shared.ecds_version.lock().expect("no panic holds this lock").clone();
     let frame = stream.protocol.answer(types::ECDS, &version, nonce, Some(reason));
     Own { type_url: types::ECDS, frame, health: false }

@@ -28,7 +28,13 @@ use super::scan::Malformed;
 use super::sink::{Broken, Sink};
 use super::state::Answer;
 use super::{status, types};
+use crate::base::quote::shown;
+use crate::base::seldom::Seldom;
 use crate::replay::Strip;
+
+/// Any client can cause these, as often as it likes.
+static TOO_LARGE: Seldom = Seldom::new(60);
+static REJECTED: Seldom = Seldom::new(60);
 
 /// Requests kept for another attempt at most, in bytes; a stream that has sent more cannot be held any
 /// further when its upstream fails. First requests of a large mesh are about 1 MB.
@@ -331,8 +337,10 @@ async fn next(stream: &Stream<'_>, inbox: &mut Inbox, sink: &mut Sink<'_, Upward
 fn refused(error: &Error) -> Ended {
     if let Error::TooLarge { length, limit, type_url } = error {
         let type_url = if type_url.is_empty() { "of unknown type" } else { type_url };
-        tracing::error!(target: "xdsproxy", "a request {type_url} of {length} bytes from Envoy is above the limit of \
-            {limit} bytes, so the stream ends; raise ISTIO_GPRC_MAXRECVMSGSIZE");
+        if let Some(more) = TOO_LARGE.may() {
+            tracing::error!(target: "xdsproxy", "a request {} of {length} bytes from Envoy is above the limit of \
+                {limit} bytes, so the stream ends; raise ISTIO_GPRC_MAXRECVMSGSIZE{more}", shown(type_url));
+        }
     }
     Ended::envoy(of_gate(error))
 }
@@ -371,8 +379,11 @@ fn ended(stream: &Stream<'_>, inbox: &mut Inbox, end: &End) {
             shared.meters.nack(short);
             let names: &[String] = if stream.protocol == Protocol::Delta { &end.facts.names } else { &[] };
             shared.troubles.rejected("Envoy", type_url, &version, names, &end.facts.error_message);
-            if fresh && count > 1 {
-                tracing::warn!(target: "xdsproxy", "Envoy rejected {short} version {version:?}, {count} times by now: {}",
+            if fresh
+                && count > 1
+                && let Some(more) = REJECTED.may()
+            {
+                tracing::warn!(target: "xdsproxy", "Envoy rejected {short} version {version:?}, {count} times by now: {}{more}",
                     end.facts.error_message);
             }
         }

@@ -38,8 +38,12 @@ use super::session::Held;
 use super::status::Class;
 use super::trouble;
 use super::upstream::Link;
+use crate::base::seldom::Seldom;
 use crate::base::tasks::Stop;
 use crate::net::grpc;
+
+/// A client may open streams as fast as it likes.
+static CONNECTED: Seldom = Seldom::new(60);
 
 /// How long the reader's true status is waited for when the connection or the writer has failed already.
 const LAST_WORDS: Duration = Duration::from_secs(2);
@@ -78,7 +82,9 @@ impl<'a> Stream<'a> {
         let peer = now.upstream.peer.unwrap_or_default();
         let took = now.stream.and_then(|s| s.timeline.first_response).unwrap_or_default();
         let text = format!("{} ({peer}), first answer after {took} ms", self.shared.upstream.address());
-        tracing::info!(target: "xdsproxy", id = self.id, "connected to upstream XDS server: {text}");
+        if let Some(more) = CONNECTED.may() {
+            tracing::info!(target: "xdsproxy", id = self.id, "connected to upstream XDS server: {text}{more}");
+        }
         self.shared.troubles.connected(text);
     }
 

@@ -100,9 +100,13 @@ impl Shared {
         let mut all = self.registered.lock().expect("no panic holds this lock");
         if proxyless {
             all.iter_mut().filter(|r| r.id == id).for_each(|r| r.proxyless = true);
-            if all.len() > SIDE_BY_SIDE {
-                tracing::warn!(target: "xdsproxy", "more than {SIDE_BY_SIDE} streams of proxyless clients: closing the oldest");
-                all[0].stop.cancel();
+            let mut open = all.iter().filter(|r| r.proxyless && !r.stop.is_cancelled());
+            let oldest = open.next().filter(|_| open.count() >= SIDE_BY_SIDE);
+            if let Some(oldest) = oldest {
+                if let Some(more) = OVERLAPPING.may() {
+                    tracing::warn!(target: "xdsproxy", "more than {SIDE_BY_SIDE} streams of proxyless clients: closing the oldest{more}");
+                }
+                oldest.stop.cancel();
             }
             return;
         }

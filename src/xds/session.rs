@@ -56,7 +56,7 @@ pub(super) async fn serve(
     let mut inbox = Inbox::new(body, protocol, shared.config.max_request, held.is_some());
     // Where it matters who is asking, the first request is waited for, which comes at once.
     let proxyless = (overlaps || held.is_some()) && inbox.is_proxyless(FIRST_REQUEST).await;
-    if overlaps {
+    if overlaps || proxyless {
         shared.settle(id, proxyless);
     }
     let hold = if proxyless { shared.config.hold.min(PROXYLESS_HOLD) } else { shared.config.hold };

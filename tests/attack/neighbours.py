@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 from . import h2
+from .hung import hung
 from .on_status import hold
 from .registry import attack
 from .world import ATTACKERS, DNS, POD, SDS, XDS, App, connect
@@ -133,6 +134,77 @@ def full(world, size):
         if not h2.served(world.dir / SDS, 5):
             raise AssertionError("a full disk keeps certificates from Envoy")
         time.sleep(0.2)
+
+
+FOLDERS = ["var/run/secrets/tokens", "var/run/secrets/istio", "var/run/secrets/workload-spiffe-uds", "etc/istio/proxy", "out"]
+
+
+# Readiness too: Envoy's answers do not come from a disk.
+@attack("disks stand still", "a file system that never answers over token, root, sockets, Envoy's folder and OUTPUT_CERTS",
+        world={"env": {"OUTPUT_CERTS": "out", "SECRET_TTL": "30s"}, "out": True}, identity=False)
+def disks(world, size):
+    # An open connection needs no folder.
+    with h2.Conn(world.dir / SDS, timeout=10) as conn, hung(world.pid, *(world.dir / folder for folder in FOLDERS)):
+        # A certificate of 30 s is renewed meanwhile; looks come every few seconds.
+        end, streams = time.monotonic() + max(size.seconds, 6), iter(range(1, 2**31, 2))
+        while time.monotonic() < end:
+            s = next(streams)
+            conn.send(h2.frame(h2.HEADERS, h2.END_HEADERS, s, h2.request(h2.SDS_PATH)), h2.frame(h2.DATA, 0, s, h2.secrets()))
+            try:
+                while (got := conn.read())[0] != h2.DATA or got[2] != s:
+                    pass
+            except OSError as error:
+                raise AssertionError(f"a client that is there is given no certificate: {error}") from error
+            conn.send(h2.frame(h2.WINDOW, 0, 0, len(got[3]).to_bytes(4, "big")))
+            conn.send(h2.frame(h2.RST, 0, s, b"\0\0\0\x08"))
+            time.sleep(0.2)
+
+
+@attack("folder of modules stands still", "a file system that never answers over the modules, while modules are asked for", world={
+    "resources": [wasm("well", f"http://{POD}:8081/module")], "modules": True,
+    "env": {"WASM_PURGE_INTERVAL": "1s", "WASM_MODULE_EXPIRY": "1s", "ISTIO_WASM_INSECURE_REGISTRIES": "*"}})
+def modules(world, size):
+    def ask(name=b"well"):
+        with h2.Conn(world.dir / XDS, timeout=2) as conn:
+            ask = h2.message((2, b"\x0a\x1fsidecar~10.213.0.2~pod.ns~ns.sv"), (3, name), (4, ECDS.encode()))
+            conn.send(h2.frame(h2.HEADERS, h2.END_HEADERS, 1, h2.request(h2.ADS_PATH)), h2.frame(h2.DATA, 0, 1, ask))
+            while conn.read()[0] != h2.DATA:
+                pass
+    # One is there, and is purged when it is not asked for.
+    ask()
+    with hung(world.pid, "/var/lib/istio/data"):
+        end = time.monotonic() + max(size.seconds, 6)
+        while time.monotonic() < end:
+            try:
+                ask()
+            except OSError:
+                pass
+
+
+@attack("resolver stands still", "a name server that never answers, while probes and modules ask for names", world={
+    "resources": [wasm(f"n{n}", f"http://n{n}.nowhere.test/m") for n in range(20)], "silent_names": True,
+    "probers": {f"/app-health/n{n}/livez": {"httpGet": {"host": f"n{n}.nowhere.test", "path": "/", "port": 1}, "timeoutSeconds": 1}
+                for n in range(40)}})
+def resolver(world, size):
+    end, held, n = time.monotonic() + max(size.seconds, 6), [], 0
+    while time.monotonic() < end:
+        try:
+            held.append(connect(ATTACKERS[n % 64], timeout=0.5))
+            held[-1].sendall(b"GET /app-health/n%d/livez HTTP/1.1\r\nHost: a\r\n\r\n" % (n % 40))
+            with h2.Conn(world.dir / XDS, timeout=0.2) as conn:
+                ask = h2.message((2, b"\x0a\x1fsidecar~10.213.0.2~pod.ns~ns.sv"), (3, b"n%d" % (n % 20)), (4, ECDS.encode()))
+                conn.send(h2.frame(h2.HEADERS, h2.END_HEADERS, 1, h2.request(h2.ADS_PATH)), h2.frame(h2.DATA, 0, 1, ask))
+        except OSError:
+            pass
+        n += 1
+        threads = world.figures()[2]
+        if threads > 20:
+            raise AssertionError(f"{threads} threads wait for names")
+        time.sleep(0.02)
+        if len(held) > 60:
+            held.pop(0).close()
+    for io in held:
+        io.close()
 
 
 @attack("DNS garbage", "datagrams that are no queries", world={

@@ -27,6 +27,7 @@ NET = os.environ.get("ATTACK_NET", "10.213")
 POD = f"{NET}.0.2"
 KUBELET = f"{NET}.255.254"
 ATTACKERS = [f"{NET}.1.{n}" for n in range(1, 65)]
+SILENT = f"{NET}.254.1"
 STATUS, ADMIN, APP, MODULES, DNS = 15020, 15000, 8080, 8081, 15053
 SDS = "var/run/secrets/workload-spiffe-uds/socket"
 XDS = "etc/istio/proxy/XDS"
@@ -116,6 +117,9 @@ class Registry(BaseHTTPRequestHandler):
                       "Content-Length: 0")
         elif path == "/garbage":
             self.wfile.write(os.urandom(8192))
+        elif path == "/module":
+            self.head(200, "Content-Length: 8")
+            self.wfile.write(b"\0asm\1\0\0\0")
         elif path == "/endless":
             self.head(200)
             self.endless(b"\0asm\1\0\0\0" + b"x" * 65_000)
@@ -166,7 +170,7 @@ def listener_in(namespace, address):
 
 class World:
     def __init__(self, agent, istiod, descriptors=None, env=None, ready=True, envoy=None, resources=None, modules=False,
-                 out=False):
+                 out=False, silent_names=False, probers=None):
         self.envoy_binary = envoy or str(ROOT / "tests/support/fake_envoy.py")
         self.name = f"attack-{os.getpid()}"
         self.outer = None
@@ -175,6 +179,7 @@ class World:
         self.processes = []
         self.mounted, self.servers = False, []
         self.resources, self.modules = resources, modules
+        self.silent_names, self.probers = silent_names, probers or {}
         soft = min(65536, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
         try:
@@ -197,7 +202,7 @@ class World:
         for device in ("lo", inner):
             run("ip", "-n", self.name, "link", "set", device, "up")
         run("ip", "link", "set", self.outer, "up")
-        for address in [KUBELET, *ATTACKERS]:
+        for address in [KUBELET, SILENT, *ATTACKERS]:
             run("ip", "addr", "add", f"{address}/16", "dev", self.outer)
 
     def inside(self, words, **options):
@@ -250,7 +255,8 @@ class World:
             "discoveryAddress": "localhost:15012", "statusPort": STATUS, "proxyAdminPort": ADMIN,
             "binaryPath": self.envoy_binary, "terminationDrainDuration": "1s",
         }
-        probers = {"/app-health/app/livez": {"httpGet": {"path": "/", "port": APP}, "timeoutSeconds": 1}}
+        probers = {"/app-health/app/livez": {"httpGet": {"path": "/", "port": APP}, "timeoutSeconds": 1},
+                   **self.probers}
         all_env = {
             "PATH": os.environ["PATH"], "POD_NAME": "pod", "POD_NAMESPACE": "ns", "SERVICE_ACCOUNT": "sa",
             "INSTANCE_IP": POD, "TRUST_DOMAIN": "cluster.local", "ISTIO_META_CLUSTER_ID": "Kubernetes",
@@ -262,6 +268,12 @@ class World:
         if self.modules:
             # Modules go to one folder of the machine; here it is one of this mount namespace.
             words = ["sh", "-c", "mount -t tmpfs tmpfs /var/lib && mkdir -p /var/lib/istio/data && exec \"$@\"", "sh", *words]
+        if self.silent_names:
+            # Its port takes packets, and nobody reads them.
+            self.hole = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+            self.hole.bind((SILENT, 53))
+            (self.dir / "resolv.conf").write_text(f"nameserver {SILENT}\noptions timeout:5 attempts:5\n")
+            words = ["sh", "-c", f"mount --bind {self.dir}/resolv.conf /etc/resolv.conf && exec \"$@\"", "sh", *words]
         if descriptors:
             words = ["sh", "-c", f"ulimit -n {descriptors}; exec \"$@\"", "sh", *words]
         self.log = self.dir / "agent.log"
@@ -301,6 +313,8 @@ class World:
                 child.wait()
         if self.mounted:
             subprocess.run(["umount", "-l", self.dir / "out"], check=False)
+        if hasattr(self, "hole"):
+            self.hole.close()
         if hasattr(self, "istiod_log"):
             self.istiod_log.close()
         for server in self.servers:

@@ -151,6 +151,59 @@ async fn header_lists_may_be_long_and_come_in_small_pieces() {
     agent.stop().await;
 }
 
+/// One message of a stream, as gRPC frames it.
+fn message(request: &impl Message) -> bytes::Bytes {
+    let body = request.encode_to_vec();
+    let length = u32::try_from(body.len()).unwrap().to_be_bytes();
+    [&[0][..], &length, &body].concat().into()
+}
+
+#[tokio::test]
+async fn a_header_list_beyond_the_bound_costs_its_own_stream_only() {
+    let mock = MockIstiod::start().await;
+    let mut agent = TestAgent::with().istiod(&mock).start();
+    agent.sds().await;
+    agent.xds().await;
+    for (socket, path) in CALLS {
+        let io = UnixStream::connect(agent.path(socket)).await.unwrap();
+        let (send, connection) = h2::client::handshake(io).await.unwrap();
+        let mut driver = JoinSet::new();
+        driver.spawn(async move { connection.await.unwrap_or_else(|e| panic!("the connection ends: {e}")) });
+        let mut send = send.ready().await.unwrap();
+        let (neighbour, mut body) = send.send_request(post(path).body(()).unwrap(), false).unwrap();
+
+        let mut long = post(path);
+        for n in 0..7 {
+            long = long.header(format!("x-long-{n}"), "v".repeat(60_000));
+        }
+        let mut send = send.ready().await.unwrap();
+        let (refused, _body) = send.send_request(long.body(()).unwrap(), false).unwrap();
+        match tokio::time::timeout(LIMIT, refused).await.expect("the long one is answered") {
+            Ok(head) => assert_ne!(head.status(), StatusCode::OK, "{socket}"),
+            Err(error) => assert!(!error.is_go_away() && !error.is_io(), "{socket}: {error}"),
+        }
+
+        // The stream that was there before is served, and so is one that comes after.
+        if socket == SDS {
+            body.send_data(message(&secret_request("default")), false).unwrap();
+            let mut answer = tokio::time::timeout(LIMIT, neighbour).await.expect("an answer").unwrap();
+            let data = tokio::time::timeout(LIMIT, answer.body_mut().data()).await.expect("a secret");
+            assert!(data.unwrap().unwrap().len() > 1000);
+        } else {
+            body.send_data(message(&ask(CDS)), false).unwrap();
+            eventually("istiod is asked", || async {
+                mock.record().ads_requests().iter().any(|asked| asked.type_url == CDS).then_some(())
+            })
+            .await;
+        }
+        let mut send = send.ready().await.unwrap();
+        let (next, _) = send.send_request(post("/some.Service/Method").body(()).unwrap(), true).unwrap();
+        let head = tokio::time::timeout(LIMIT, next).await.expect("an answer").unwrap();
+        assert_eq!(head.headers()["grpc-status"], "12", "{socket}");
+    }
+    agent.stop().await;
+}
+
 #[tokio::test]
 async fn a_very_long_name_is_not_told_at_length() {
     let mock = MockIstiod::start().await;
@@ -276,6 +329,59 @@ async fn streams_of_proxyless_clients_stand_side_by_side() {
         istiod.responses.sotw(&answer(CDS, "2", 10)).await.unwrap();
         assert_eq!(envoy.next().await.unwrap().nonce, "2");
     }
+}
+
+#[tokio::test]
+async fn the_65th_stream_of_proxyless_clients_ends_the_first_and_never_envoys() {
+    let mut world = World::new().await;
+    let (mut envoys, istiod_of_envoy) = world.sotw().await;
+    envoys.send(&ask(CDS));
+    let client = world.envoy().await;
+    let mut streams = Vec::new();
+    for _ in 0..65 {
+        let stream = client.ads();
+        stream.send(&proxyless());
+        let mut istiod = world.istiod().await;
+        request(&mut istiod).await;
+        streams.push((stream, istiod));
+    }
+    let (mut first, istiod) = streams.remove(0);
+    first.end().await;
+    ended(istiod).await;
+    for (stream, istiod) in &mut streams {
+        istiod.responses.sotw(&answer(CDS, "2", 10)).await.unwrap();
+        assert_eq!(stream.next().await.unwrap().nonce, "2");
+    }
+    istiod_of_envoy.responses.sotw(&answer(CDS, "3", 10)).await.unwrap();
+    assert_eq!(envoys.next().await.unwrap().nonce, "3");
+}
+
+async fn held(world: &World, count: f64) {
+    let found = || async { world.agent.metric("istio_agent_xds_held_streams").await };
+    eventually("streams are held", || async { (found().await == Some(count)).then_some(()) }).await;
+}
+
+#[tokio::test]
+async fn a_held_proxyless_client_is_told_the_cause_while_envoy_is_held_on() {
+    let mut world = World::new().await;
+    world.mock.down().await;
+    // Whoever comes first is told at once.
+    assert_eq!(world.envoy().await.ads().end().await.code(), tonic::Code::Unavailable);
+    let mut proxyless_one = world.envoy().await.ads();
+    proxyless_one.send(&proxyless());
+    let mut envoys = world.envoy().await.ads();
+    envoys.send(&ask(CDS));
+    held(&world, 2.0).await;
+    // Its own limit for resources is 15 s, after which it would tell nothing of this.
+    let status = proxyless_one.end().await;
+    assert_eq!(status.code(), tonic::Code::Unavailable);
+    assert!(status.message().contains("cannot connect to"), "{status:?}");
+    held(&world, 1.0).await;
+    world.mock.up().await.unwrap();
+    let mut istiod = world.istiod().await;
+    assert_eq!(request(&mut istiod).await.type_url, CDS);
+    istiod.responses.sotw(&answer(CDS, "1", 1)).await.unwrap();
+    assert_eq!(envoys.next().await.unwrap().nonce, "1");
 }
 
 #[tokio::test]

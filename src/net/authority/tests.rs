@@ -149,6 +149,25 @@ async fn a_large_block_is_split_again() {
 }
 
 #[tokio::test]
+async fn what_stands_before_nonsense_is_read_first() {
+    let (mut client, server) = tokio::io::duplex(1 << 16);
+    let mut shim = Rewriter::new(server);
+    let bad = block(&mut Encoder::new(), "a b");
+    client.write_all(&[PRI, &frame(HEADERS, END_HEADERS, 1, &bad)].concat()).await.unwrap();
+    let mut out = vec![0; 4096];
+    let mut read = 0;
+    while read <= PRI.len() {
+        read += shim.read(&mut out).await.unwrap();
+    }
+    // A frame that passes, and one that is shorter than its padding, in one piece.
+    let ping = frame(6, 0, 0, b"12345678");
+    client.write_all(&[&ping[..], &frame(HEADERS, END_HEADERS | 8, 3, &[9, 0])].concat()).await.unwrap();
+    let read = shim.read(&mut out).await.unwrap();
+    assert_eq!(out[..read], ping);
+    assert_eq!(shim.read(&mut out).await.unwrap_err().kind(), io::ErrorKind::InvalidData);
+}
+
+#[tokio::test]
 async fn nonsense_is_the_servers_to_refuse_until_something_was_rewritten() {
     let cut_update = [0x3f];
     for nonsense in [

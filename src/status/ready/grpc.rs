@@ -2,12 +2,27 @@
 //! it can be read, nor while a certificate file it names is missing.
 
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use serde::Deserialize;
 
+use crate::base::lane::Lane;
+
+static LOOKS: Lane = Lane::new("gRPC bootstrap", 1);
+
+/// Within what the kubelet waits for.
+const PATIENCE: Duration = Duration::from_millis(500);
+
 pub(super) struct Bootstrap {
-    path: Option<PathBuf>,
+    files: Option<Arc<Named>>,
+    /// What the last look found that a disk has answered.
+    last: Mutex<Result<(), String>>,
+}
+
+/// The bootstrap file.
+struct Named {
+    path: PathBuf,
     /// Files that a good load named.
     files: Mutex<Option<Vec<String>>>,
 }
@@ -38,11 +53,26 @@ struct Files {
 
 impl Bootstrap {
     pub(super) fn new(path: Option<PathBuf>) -> Self {
-        Self { path, files: Mutex::new(None) }
+        let files = path.map(|path| Arc::new(Named { path, files: Mutex::new(None) }));
+        let unread = files.as_ref().map(|named| format!("{} was never read", named.path.display()));
+        Self { files, last: Mutex::new(unread.map_or(Ok(()), Err)) }
     }
 
-    pub(super) fn check(&self) -> Result<(), String> {
-        let Some(path) = &self.path else { return Ok(()) };
+    /// What is missing. A disk that does not answer changes nothing.
+    pub(super) async fn check(&self) -> Result<(), String> {
+        let Some(named) = self.files.clone() else { return Ok(()) };
+        let looked = LOOKS.within(PATIENCE, move || named.look()).await;
+        let mut last = self.last.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if let Ok(found) = looked {
+            *last = found;
+        }
+        last.clone()
+    }
+}
+
+impl Named {
+    fn look(&self) -> Result<(), String> {
+        let path = &self.path;
         let mut files = self.files.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let files = match &*files {
             Some(files) => files,
@@ -77,37 +107,37 @@ fn missing(path: &Path) -> bool {
 mod tests {
     use super::*;
 
-    #[test]
-    fn loads_once_and_looks_for_the_files_each_time() {
+    #[tokio::test]
+    async fn loads_once_and_looks_for_the_files_each_time() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("grpc-bootstrap.json");
         let probe = Bootstrap::new(Some(path.clone()));
-        assert!(probe.check().unwrap_err().starts_with("failed loading"));
+        assert!(probe.check().await.unwrap_err().starts_with("failed loading"));
         std::fs::write(&path, "{").unwrap();
-        assert!(probe.check().unwrap_err().starts_with("failed loading"));
+        assert!(probe.check().await.unwrap_err().starts_with("failed loading"));
         let file = |name: &str| dir.path().join(name).display().to_string();
         let text = serde_json::json!({"certificate_providers": {"default": {"plugin_name": "file_watcher", "config": {
             "certificate_file": file("c"), "private_key_file": file("k"), "ca_certificate_file": file("r")}}}});
         std::fs::write(&path, text.to_string()).unwrap();
         for name in ["c", "k", "r"] {
-            assert_eq!(probe.check().unwrap_err(), format!("{} does not exist", file(name)));
+            assert_eq!(probe.check().await.unwrap_err(), format!("{} does not exist", file(name)));
             std::fs::write(file(name), "").unwrap();
         }
-        assert_eq!(probe.check(), Ok(()));
+        assert_eq!(probe.check().await, Ok(()));
         std::fs::remove_file(&path).unwrap();
-        assert_eq!(probe.check(), Ok(()), "a good load is kept");
+        assert_eq!(probe.check().await, Ok(()), "a good load is kept");
         std::fs::remove_file(file("k")).unwrap();
-        assert!(probe.check().is_err());
-        assert_eq!(Bootstrap::new(None).check(), Ok(()));
+        assert!(probe.check().await.is_err());
+        assert_eq!(Bootstrap::new(None).check().await, Ok(()));
     }
 
-    #[test]
-    fn other_providers_name_no_files() {
+    #[tokio::test]
+    async fn other_providers_name_no_files() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("b.json");
         let other =
             r#"{"certificate_providers":{"x":{"plugin_name":"mesh_ca","config":{"certificate_file":1}}}}"#;
         std::fs::write(&path, other).unwrap();
-        assert_eq!(Bootstrap::new(Some(path)).check(), Ok(()));
+        assert_eq!(Bootstrap::new(Some(path)).check().await, Ok(()));
     }
 }

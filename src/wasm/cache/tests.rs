@@ -8,10 +8,10 @@ fn key(checksum: &str) -> Key {
     Key { name: "oci://r.io/a".to_owned(), checksum: checksum.to_owned() }
 }
 
-fn download(cache: &Cache) -> NamedTempFile {
+fn download(cache: &Cache) -> Beside {
     let mut file = tempfile::Builder::new().prefix(".d").tempfile_in(cache.dir()).unwrap();
     file.write_all(b"module").unwrap();
-    file
+    Beside::of(file)
 }
 
 fn cache(expiry: Duration) -> (Cache, tempfile::TempDir) {
@@ -19,18 +19,22 @@ fn cache(expiry: Duration) -> (Cache, tempfile::TempDir) {
     (Cache::new(dir.path().to_owned(), expiry), dir)
 }
 
-#[test]
-fn a_module_is_found_by_name_and_checksum_only() {
+#[tokio::test]
+async fn a_module_is_found_by_name_and_checksum_only() {
     let (cache, dir) = cache(Duration::from_secs(60));
-    let file = cache.store(&key("aa"), NEW, download(&cache)).unwrap();
+    let file = cache.store(&key("aa"), NEW, download(&cache)).await.unwrap();
     let folder = crate::wasm::sha256_hex(b"oci://r.io/a");
     assert_eq!(file, dir.path().join(folder).join("aa.wasm"));
     assert_eq!(std::fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o644);
-    assert_eq!(cache.find(&key("aa"), NEW), Some(file.clone()));
-    assert_eq!(cache.find(&key("bb"), NEW), None);
+    assert_eq!(cache.find(&key("aa"), NEW).await, Some(file.clone()));
+    assert_eq!(cache.find(&key("bb"), NEW).await, None);
     let other = Key { name: "oci://r.io/b".to_owned(), ..key("aa") };
-    assert_eq!(cache.find(&other, NEW), None, "the same bytes under another name are another module");
-    assert_eq!(cache.store(&key("aa"), NEW, download(&cache)).unwrap(), file, "the one that is there stays");
+    assert_eq!(cache.find(&other, NEW).await, None, "the same bytes under another name are another module");
+    assert_eq!(
+        cache.store(&key("aa"), NEW, download(&cache)).await.unwrap(),
+        file,
+        "the one that is there stays"
+    );
     assert_eq!(
         (cache.count(), std::fs::read_dir(dir.path()).unwrap().count()),
         (1, 1),
@@ -38,11 +42,11 @@ fn a_module_is_found_by_name_and_checksum_only() {
     );
 }
 
-#[test]
-fn what_a_url_was_is_remembered_by_resource_and_version() {
+#[tokio::test]
+async fn what_a_url_was_is_remembered_by_resource_and_version() {
     let (cache, _dir) = cache(Duration::from_secs(60));
     assert_eq!(cache.recall(NEW, true), None);
-    cache.store(&key("aa"), NEW, download(&cache)).unwrap();
+    cache.store(&key("aa"), NEW, download(&cache)).await.unwrap();
     let aa = Some("aa".to_owned());
     assert_eq!(cache.recall(NEW, false), aa);
     let changed = Asker { version: "2", ..NEW };
@@ -51,44 +55,44 @@ fn what_a_url_was_is_remembered_by_resource_and_version() {
     assert_eq!(cache.recall(Asker { resource: "f2", ..NEW }, true), aa);
     assert_eq!(cache.recall(Asker { resource: "f3", ..NEW }, false), None, "it has never asked");
     let pinned = Asker { url: "oci://r.io/a@sha256:aa", pinned: true, ..NEW };
-    assert!(cache.find(&key("aa"), pinned).is_some());
+    assert!(cache.find(&key("aa"), pinned).await.is_some());
     assert_eq!(cache.recall(pinned, true), None);
 }
 
-#[test]
-fn a_file_that_somebody_removed_is_fetched_again() {
+#[tokio::test]
+async fn a_file_that_somebody_removed_is_fetched_again() {
     let (cache, _dir) = cache(Duration::from_secs(60));
-    let file = cache.store(&key("aa"), NEW, download(&cache)).unwrap();
+    let file = cache.store(&key("aa"), NEW, download(&cache)).await.unwrap();
     std::fs::remove_file(&file).unwrap();
-    assert_eq!(cache.find(&key("aa"), NEW), None);
-    assert_eq!(cache.store(&key("aa"), NEW, download(&cache)).unwrap(), file);
+    assert_eq!(cache.find(&key("aa"), NEW).await, None);
+    assert_eq!(cache.store(&key("aa"), NEW, download(&cache)).await.unwrap(), file);
     assert!(file.is_file());
 }
 
 #[tokio::test(start_paused = true)]
 async fn unused_modules_go_with_every_url_that_led_to_them() {
     let (cache, _dir) = cache(Duration::from_secs(60));
-    let old = cache.store(&key("aa"), NEW, download(&cache)).unwrap();
+    let old = cache.store(&key("aa"), NEW, download(&cache)).await.unwrap();
     let latest = Asker { url: "oci://r.io/a:latest", ..NEW };
-    cache.find(&key("aa"), latest).unwrap();
+    cache.find(&key("aa"), latest).await.unwrap();
     let other = Asker { url: "oci://r.io/a:v2", ..NEW };
-    let kept = cache.store(&key("bb"), other, download(&cache)).unwrap();
+    let kept = cache.store(&key("bb"), other, download(&cache)).await.unwrap();
     tokio::time::advance(Duration::from_secs(40)).await;
-    cache.find(&key("bb"), other).unwrap();
+    cache.find(&key("bb"), other).await.unwrap();
     tokio::time::advance(Duration::from_secs(40)).await;
-    cache.purge();
+    cache.purge().await;
     assert!(!old.exists() && kept.exists());
     assert_eq!((cache.recall(NEW, true), cache.recall(latest, true)), (None, None));
     assert!(cache.recall(other, true).is_some());
     assert_eq!(cache.count(), 1);
 }
 
-#[test]
-fn without_its_folder_nothing_is_stored() {
-    let (mut cache, dir) = cache(Duration::from_secs(60));
+#[tokio::test]
+async fn without_its_folder_nothing_is_stored() {
+    let (cache, dir) = cache(Duration::from_secs(60));
     let file = download(&cache);
-    cache.dir = dir.path().join("missing");
-    let error = cache.store(&key("aa"), NEW, file).unwrap_err();
+    let cache = Cache::new(dir.path().join("missing"), Duration::from_secs(60));
+    let error = cache.store(&key("aa"), NEW, file).await.unwrap_err();
     assert_eq!(error.kind(), io::ErrorKind::NotFound);
     assert_eq!((cache.count(), std::fs::read_dir(dir.path()).unwrap().count()), (0, 0));
 }

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use tokio::sync::oneshot::{Receiver, error::TryRecvError};
 
-use crate::base::files::Watcher;
-use crate::base::lane;
+use super::files::Watcher;
+use super::lane;
 
 /// How long a look is waited for: hundreds of times what a healthy file system needs, and nothing that a
 /// stream would notice. Tests of what is read must not fail on a machine that stands still for that long.
@@ -17,7 +17,7 @@ const GRACE: Duration = Duration::from_millis(if cfg!(test) { 60_000 } else { 50
 
 /// A kind of look that happens again and again, one at a time.
 #[derive(Debug)]
-pub(super) struct Looks<T> {
+pub(crate) struct Looks<T> {
     overdue: Option<Receiver<T>>,
     grace: Duration,
 }
@@ -29,14 +29,21 @@ impl<T> Default for Looks<T> {
 }
 
 impl<T: Send + 'static> Looks<T> {
+    /// Looks that are waited for so long.
+    #[must_use]
+    pub(crate) fn patient(grace: Duration) -> Self {
+        Self { overdue: None, grace }
+    }
+
     /// Whether one is overdue.
-    pub(super) fn stuck(&self) -> bool {
+    #[must_use]
+    pub(crate) fn stuck(&self) -> bool {
         self.overdue.is_some()
     }
 
     /// What `look` finds; `None` when the file system does not answer. What an overdue look has found
     /// meanwhile counts if this one is overdue too.
-    pub(super) async fn run(&mut self, look: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+    pub(crate) async fn run(&mut self, look: impl FnOnce() -> T + Send + 'static) -> Option<T> {
         let late = match self.overdue.as_mut().map(Receiver::try_recv) {
             Some(Err(TryRecvError::Empty)) => return None,
             Some(Ok(found)) => Some(found),
@@ -55,7 +62,7 @@ impl<T: Send + 'static> Looks<T> {
 
 /// A watcher that goes to the thread for whatever may touch the file system.
 #[derive(Debug)]
-pub(super) struct Watching {
+pub(crate) struct Watching {
     here: Option<Watcher>,
     away: Option<Receiver<Watcher>>,
     quiet: Duration,
@@ -64,12 +71,14 @@ pub(super) struct Watching {
 }
 
 impl Watching {
-    pub(super) fn new(quiet: Duration) -> Self {
+    /// Watches nothing yet; `quiet` as of [`Watcher::new`].
+    #[must_use]
+    pub(crate) fn new(quiet: Duration) -> Self {
         Self { here: Some(Watcher::new(quiet)), away: None, quiet, grace: GRACE, failures: 0 }
     }
 
     /// Has something done to the watcher; `false` while an earlier job is overdue.
-    pub(super) async fn with(&mut self, job: impl FnOnce(&mut Watcher) + Send + 'static) -> bool {
+    pub(crate) async fn with(&mut self, job: impl FnOnce(&mut Watcher) + Send + 'static) -> bool {
         match self.away.as_mut().map(Receiver::try_recv) {
             Some(Err(TryRecvError::Empty)) => return false,
             Some(Ok(watcher)) => self.here = Some(watcher),
@@ -93,7 +102,7 @@ impl Watching {
     }
 
     /// Waits for news; for ever while the watcher is away. Nothing is lost when the future is dropped.
-    pub(super) async fn news(&mut self) {
+    pub(crate) async fn news(&mut self) {
         match &mut self.here {
             Some(watcher) => watcher.news().await,
             None => std::future::pending().await,
@@ -101,7 +110,8 @@ impl Watching {
     }
 
     /// As [`Watcher::failures`].
-    pub(super) fn failures(&self) -> u64 {
+    #[must_use]
+    pub(crate) fn failures(&self) -> u64 {
         self.failures
     }
 }
