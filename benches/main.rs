@@ -7,6 +7,7 @@
 mod ads;
 mod agent;
 mod credentials;
+mod density;
 mod flood;
 mod heal;
 mod iptables;
@@ -39,15 +40,15 @@ struct Flags {
     #[arg(long, env = "PEER_AGENT")]
     peer: Option<PathBuf>,
     /// Only sections whose name contains this: size, start, idle, relay, push, status, sds,
-    /// credentials, iptables; and, only when they are named in full since they take minutes: heal, flood.
+    /// credentials, iptables; and, only when they are named in full since they take minutes: density, heal, flood.
     #[arg(long, default_value = "")]
     only: String,
     /// Runs of each measurement.
     #[arg(long, default_value_t = 7)]
     runs: usize,
-    /// How long the flood lasts.
-    #[arg(long, default_value_t = 120)]
-    seconds: u64,
+    /// How long the flood lasts (120 s), or agents idle (60 s).
+    #[arg(long)]
+    seconds: Option<u64>,
 }
 
 fn main() -> ExitCode {
@@ -87,7 +88,7 @@ async fn run(flags: &Flags) -> Result<(), String> {
     }
     if wanted("idle") {
         eprintln!("measuring idle memory…");
-        let rows = start::idle(&binaries, flags.envoy.as_deref()).await?;
+        let rows = start::idle(&binaries, flags.envoy.as_deref(), flags.runs.min(5)).await?;
         table::print("Idle memory (MB, 10 s after ready)", &rows, with_peer);
     }
     if wanted("relay") {
@@ -115,13 +116,17 @@ async fn run(flags: &Flags) -> Result<(), String> {
         let rows = credentials::all(&binaries, flags.runs).await?;
         table::print("Token service and secrets of gateways", &rows, false);
     }
+    if flags.only == "density" {
+        let rows = density::nodes(&binaries, flags.seconds.unwrap_or(60)).await?;
+        table::print("Many agents on one node, 1 MB of configuration each", &rows, with_peer);
+    }
     if flags.only == "heal" {
         let envoy = flags.envoy.as_deref().ok_or("--only heal needs --envoy")?;
         let rows = heal::outages(&binaries, envoy, flags.runs).await?;
         table::print("Time from the end of an outage to the new configuration (s)", &rows, with_peer);
     }
     if flags.only == "flood" {
-        let rows = flood::both_ways(&binaries, Duration::from_secs(flags.seconds)).await?;
+        let rows = flood::both_ways(&binaries, Duration::from_secs(flags.seconds.unwrap_or(120))).await?;
         table::print("Both sides write as fast as they may, both read slowly", &rows, with_peer);
     }
     if wanted("iptables") {

@@ -18,6 +18,28 @@ pub(crate) struct Memory {
     pub peak: u64,
 }
 
+/// What only `smaps_rollup` and the page tables tell, in bytes.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Shared {
+    /// Proportional set: a page that n processes map counts an nth.
+    pub pss: u64,
+    /// Page tables.
+    pub tables: u64,
+}
+
+/// Memory that the kernel holds for TCP sockets of this machine, in bytes.
+pub(crate) fn socket_memory() -> u64 {
+    let text = fs::read_to_string("/proc/net/sockstat").unwrap_or_default();
+    let tcp = text.lines().find(|line| line.starts_with("TCP:")).unwrap_or_default();
+    let pages = tcp.split_whitespace().skip_while(|word| *word != "mem").nth(1);
+    pages.and_then(|n| n.parse::<u64>().ok()).unwrap_or(0) * 4096
+}
+
+fn field(text: &str, name: &str) -> u64 {
+    let line = text.lines().find(|l| l.starts_with(name));
+    line.and_then(|l| l.split_whitespace().nth(1)).and_then(|n| n.parse().ok()).unwrap_or(0)
+}
+
 impl Proc {
     /// CPU time of all threads so far, to the nanosecond (`schedstat`), finished threads included where
     /// the kernel's coarser total is higher.
@@ -33,12 +55,24 @@ impl Proc {
     /// Memory now.
     pub(crate) fn memory(self) -> Memory {
         let text = fs::read_to_string(format!("/proc/{}/status", self.0)).unwrap_or_default();
-        let field = |name: &str| {
-            let line = text.lines().find(|l| l.starts_with(name));
-            let number = line.and_then(|l| l.split_whitespace().nth(1));
-            number.and_then(|n| n.parse::<u64>().ok()).unwrap_or(0) * 1024
-        };
-        Memory { rss: field("VmRSS:"), anon: field("RssAnon:"), peak: field("VmHWM:") }
+        let bytes = |name: &str| field(&text, name) * 1024;
+        Memory { rss: bytes("VmRSS:"), anon: bytes("RssAnon:"), peak: bytes("VmHWM:") }
+    }
+
+    /// What it shares with others of its kind.
+    pub(crate) fn shared(self) -> Shared {
+        let rollup = fs::read_to_string(format!("/proc/{}/smaps_rollup", self.0)).unwrap_or_default();
+        let status = fs::read_to_string(format!("/proc/{}/status", self.0)).unwrap_or_default();
+        Shared { pss: field(&rollup, "Pss:") * 1024, tables: field(&status, "VmPTE:") * 1024 }
+    }
+
+    /// How often its threads have gone to sleep so far, which is how often they were woken.
+    pub(crate) fn wakes(self) -> u64 {
+        let tasks = fs::read_dir(format!("/proc/{}/task", self.0)).into_iter().flatten().flatten();
+        tasks
+            .map(|task| fs::read_to_string(task.path().join("status")).unwrap_or_default())
+            .map(|text| field(&text, "voluntary_ctxt_switches:"))
+            .sum()
     }
 
     /// Starts the peak anew.

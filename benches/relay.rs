@@ -16,17 +16,21 @@ use crate::table::{Row, Value};
 
 const MB: usize = 1_000_000;
 
-struct Pair {
-    client: Stream,
-    server: AdsStream,
+/// A stream and its far end.
+pub(crate) struct Pair {
+    /// Ours.
+    pub client: Stream,
+    /// Istiod's.
+    pub server: AdsStream,
 }
 
-async fn limit<T>(what: &str, task: impl Future<Output = T>) -> Result<T, String> {
+/// Waits for it, but not for ever.
+pub(crate) async fn limit<T>(what: &str, task: impl Future<Output = T>) -> Result<T, String> {
     tokio::time::timeout(LIMIT, task).await.map_err(|_| format!("{what}: nothing within {LIMIT:?}"))
 }
 
-// A stream whose far end is in our hands.
-async fn pair(
+/// A stream whose far end is in our hands.
+pub(crate) async fn pair(
     mut client: Stream,
     streams: &mut UnboundedReceiver<AdsStream>,
     delta: bool,

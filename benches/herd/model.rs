@@ -9,6 +9,8 @@ use pilot_agent::testing::xds::hold::Hold;
 use rand::Rng;
 use tonic::Status;
 
+/// An outage after which the back-off has long been at its longest, in seconds.
+const STATIONARY: f64 = 60.0;
 /// Envoy's back-off before it opens a stream again, at most.
 const ENVOY: f64 = 0.5;
 const LIFE: Duration = Duration::from_secs(24 * 3600);
@@ -26,6 +28,8 @@ pub(crate) struct Herd {
 pub(crate) struct Arrivals {
     /// Every attempt that reached it.
     pub attempts: Vec<f64>,
+    /// Of those, the ones of agents that had been refused before.
+    pub again: Vec<f64>,
     /// When each agent had what it wanted.
     pub served: Vec<f64>,
 }
@@ -38,8 +42,10 @@ impl Herd {
     /// All streams break at once; istiod can be reached again after `away` seconds, the zero of the result.
     pub(crate) fn after_outage(&self, away: f64, rate: Option<f64>) -> Arrivals {
         let mut rng = rand::rng();
+        // The delays are at their longest after seconds; a longer outage is no different.
+        let away = away.min(STATIONARY);
         let starts: Vec<f64> = (0..self.agents).map(|_| rng.random_range(0.0..ENVOY) - away).collect();
-        play(&starts, rate)
+        play(&starts, rate, true)
     }
 
     /// Pods start one after the other.
@@ -48,7 +54,7 @@ impl Herd {
         #[expect(clippy::cast_precision_loss, reason = "far below 2^53")]
         let starts: Vec<f64> =
             (0..self.agents).map(|n| n as f64 / each_second + rng.random_range(0.0..1.0)).collect();
-        play(&starts, rate)
+        play(&starts, rate, false)
     }
 
     /// Certificates that were issued within `spread` seconds, and their renewal.
@@ -63,13 +69,18 @@ impl Herd {
         at.sort_by(f64::total_cmp);
         let first = at.first().copied().unwrap_or_default();
         at.iter_mut().for_each(|t| *t -= first);
-        Arrivals { attempts: at.clone(), served: at }
+        Arrivals { attempts: at.clone(), again: Vec::new(), served: at }
     }
 }
 
 // Each agent tries at its start and, until it is admitted, when its own code says so. Before zero nobody answers.
-fn play(starts: &[f64], rate: Option<f64>) -> Arrivals {
-    let mut holds: Vec<Hold> = starts.iter().map(|_| Hold::default()).collect();
+fn play(starts: &[f64], rate: Option<f64>, served_before: bool) -> Arrivals {
+    let mut new = Hold::default();
+    if served_before {
+        new.reset();
+    }
+    let mut holds = vec![new; starts.len()];
+    let mut refused = vec![false; starts.len()];
     let mut due: BinaryHeap<Reverse<(u64, usize)>> =
         starts.iter().enumerate().map(|(agent, at)| Reverse((micros(*at), agent))).collect();
     let mut gate = rate.map(Gate::new);
@@ -80,10 +91,14 @@ fn play(starts: &[f64], rate: Option<f64>) -> Arrivals {
             Status::unavailable("away")
         } else {
             out.attempts.push(now);
+            if refused[agent] {
+                out.again.push(now);
+            }
             if gate.as_mut().is_none_or(|gate| gate.admits(now)) {
                 out.served.push(now);
                 continue;
             }
+            refused[agent] = true;
             Status::resource_exhausted("too many")
         };
         let delay = holds[agent].failed(&refusal);
@@ -148,13 +163,23 @@ impl Arrivals {
         served.sort_by(f64::total_cmp);
         let at = |share: usize| served.get((served.len() * share / 100).min(served.len().saturating_sub(1)));
         let [half, most, all] = [50, 99, 100].map(|share| at(share).copied().unwrap_or_default());
-        let mut seconds = std::collections::HashMap::new();
-        for at in &self.attempts {
-            *seconds.entry(at.floor().to_bits()).or_insert(0_usize) += 1;
-        }
-        let busiest = seconds.values().copied().max().unwrap_or_default();
-        let even = served.len() as f64 / all.max(1.0);
+        let first = busiest(&self.attempts);
+        let (again, even) = (busiest(&self.again), served.len() as f64 / all.max(1.0));
         let each = self.attempts.len() as f64 / served.len().max(1) as f64;
-        format!("{half:.1} | {most:.1} | {all:.1} | {each:.1} | {busiest} | {:.1}", busiest as f64 / even)
+        let times = |count: usize| count as f64 / even;
+        format!(
+            "{half:.1} | {most:.1} | {all:.1} | {each:.1} | {first} | {:.1} | {again} | {:.1}",
+            times(first),
+            times(again)
+        )
     }
+}
+
+// How many come in the second in which most come.
+fn busiest(at: &[f64]) -> usize {
+    let mut seconds = std::collections::HashMap::new();
+    for at in at {
+        *seconds.entry(at.floor().to_bits()).or_insert(0_usize) += 1;
+    }
+    seconds.values().copied().max().unwrap_or_default()
 }

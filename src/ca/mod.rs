@@ -95,9 +95,11 @@ impl Error {
                 Report::new(Kind::CertificateNotAnswered, self.to_string()).about(endpoint.clone())
             }
             Self::Answer { .. } => Report::new(Kind::CertificateUnusable, self.to_string()),
-            Self::Connect { source, .. } => match source.downcast_ref::<crate::istiod::Error>() {
+            Self::Connect { source, endpoint } => match source.downcast_ref::<crate::istiod::Error>() {
                 Some(error) => error.report(),
-                None => Report::new(Kind::ConnectionFailed, crate::base::error::chain(self)),
+                None => {
+                    Report::new(Kind::CaUnreachable, crate::base::error::chain(self)).about(endpoint.clone())
+                }
             },
         }
     }

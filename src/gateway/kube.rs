@@ -10,6 +10,8 @@ use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use bytes::Bytes;
+use futures_util::{Stream, StreamExt, stream};
 use http::{HeaderMap, HeaderValue, StatusCode, header};
 use rustls::crypto::CryptoProvider;
 use serde::Deserialize;
@@ -211,18 +213,31 @@ impl Api {
             WATCH.as_secs()
         );
         let asked = timeout(TIME, self.ask(secret, "watch", &query)).await;
-        let mut reply = match asked {
+        let reply = match asked {
             Ok(Err(why)) if why == GONE => return Ok(Ended::Stale),
             Ok(reply) => reply?,
             Err(_) => return Err(self.broken("no answer within 30 s")),
         };
+        // A break ends it as the server does: what was not whole comes again.
+        let pieces = stream::unfold(reply, async |mut reply| {
+            let piece = reply.piece().await.ok().flatten()?;
+            Some((piece, reply))
+        });
+        self.events(std::pin::pin!(pieces), secret, from, at, tell).await
+    }
+
+    // What a watch brings, until it ends or falls silent.
+    async fn events(
+        &self,
+        mut pieces: impl Stream<Item = Bytes> + Unpin + Send,
+        secret: &str,
+        from: &mut String,
+        at: usize,
+        tell: &mpsc::Sender<(usize, Held)>,
+    ) -> Result<Ended, String> {
         let mut rest = Zeroizing::new(Vec::new());
         loop {
-            let piece = match timeout(SILENCE, reply.piece()).await {
-                Ok(Ok(Some(piece))) => piece,
-                // Cut in the middle or ended in order: what was not whole comes again.
-                Ok(Ok(None) | Err(_)) | Err(_) => return Ok(Ended::Resume),
-            };
+            let Ok(Some(piece)) = timeout(SILENCE, pieces.next()).await else { return Ok(Ended::Resume) };
             rest.extend_from_slice(&piece);
             while let Some(end) = rest.iter().position(|b| *b == b'\n') {
                 let line = Zeroizing::new(rest.drain(..=end).collect::<Vec<u8>>());
@@ -300,3 +315,65 @@ impl Api {
 
 /// The version that was asked for is known no more.
 const GONE: &str = "410";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn api() -> Api {
+        Api {
+            base: "https://server".into(),
+            namespace: "ns".into(),
+            token: PathBuf::new(),
+            ca: PathBuf::new(),
+            resync: Duration::ZERO,
+            crypto: crate::tls::provider::provider(crate::tls::provider::Compliance::None).0,
+        }
+    }
+
+    fn event(of: &str, name: &str, version: u32) -> Bytes {
+        let object = serde_json::json!({"metadata": {"name": name, "resourceVersion": version.to_string()}});
+        format!("{}\n", serde_json::json!({"type": of, "object": object})).into()
+    }
+
+    // Pieces, each after so many seconds; then the other side is gone without a word.
+    fn half_open(pieces: Vec<(u64, Bytes)>) -> impl Stream<Item = Bytes> + Unpin + Send {
+        let sent = stream::iter(pieces).then(|(after, piece)| async move {
+            tokio::time::sleep(Duration::from_secs(after)).await;
+            piece
+        });
+        Box::pin(sent.chain(stream::pending()))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_half_open_watch_ends_and_is_resumed_from_what_was_seen() {
+        let (tell, mut told) = mpsc::channel(8);
+        let half = event("MODIFIED", "own", 9);
+        let pieces = vec![
+            (0, event("MODIFIED", "own", 5)),
+            // Whatever comes shows that the other side is there; a bookmark moves what it is resumed from.
+            (329, event("BOOKMARK", "own", 7)),
+            (329, half.slice(..20)),
+        ];
+        let (began, mut from) = (Instant::now(), "4".to_owned());
+        let ended = api().events(half_open(pieces), "own", &mut from, 3, &tell).await;
+        assert!(matches!(ended, Ok(Ended::Resume)), "not as a failure: nothing is wrong with the secret");
+        assert_eq!(from, "7", "the last whole event");
+        let waited = began.elapsed().checked_sub(Duration::from_secs(2 * 329)).unwrap();
+        assert!(waited >= SILENCE && waited < SILENCE + PAUSE, "{waited:?}");
+        assert!(matches!(told.try_recv(), Ok((3, Held::Secret(_)))));
+        assert!(told.try_recv().is_err(), "half an event is none");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_watch_is_asked_to_end_before_its_silence_is_a_fault() {
+        assert!(WATCH < SILENCE);
+        let (tell, _told) = mpsc::channel(8);
+        let mut from = "4".to_owned();
+        let ended = api().events(stream::empty(), "own", &mut from, 0, &tell).await;
+        assert!(matches!(ended, Ok(Ended::Resume)) && from == "4");
+        let gone = serde_json::json!({"type": "ERROR", "object": {"code": 410}});
+        let gone = half_open(vec![(1, format!("{gone}\n").into())]);
+        assert!(matches!(api().events(gone, "own", &mut from, 0, &tell).await, Ok(Ended::Stale)));
+    }
+}

@@ -12,6 +12,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 use http::{HeaderMap, HeaderValue, Method, StatusCode};
 use percent_encoding::{AsciiSet, CONTROLS, percent_decode, percent_encode};
 use tokio::time::Instant;
+use tonic::metadata::MetadataValue;
 use tonic::{Code, Status};
 
 use crate::base::quote::shown;
@@ -19,7 +20,10 @@ use crate::base::quote::shown;
 /// Frame of a message: flag and length.
 pub(crate) const FRAME: usize = 5;
 
-/// The status in headers or trailers, with its details; `None` where there is none. Binary metadata that is no
+/// With which a server says when it may be tried again (gRPC's proposal A6).
+pub(crate) const PUSHBACK: &str = "grpc-retry-pushback-ms";
+
+/// The status in headers or trailers, with its details and the delay before another try; `None` where there is none. Binary metadata that is no
 /// base64 makes it Internal, in the words of Go's client.
 pub(crate) fn status_in(headers: &HeaderMap) -> Option<Status> {
     let code = Code::from_bytes(headers.get("grpc-status")?.as_bytes());
@@ -29,7 +33,12 @@ pub(crate) fn status_in(headers: &HeaderMap) -> Option<Status> {
     let message = headers.get("grpc-message").map(HeaderValue::as_bytes).unwrap_or_default();
     let message = percent_decode(message).decode_utf8_lossy();
     let details = headers.get("grpc-status-details-bin").and_then(|v| decoded(v).ok()).unwrap_or_default();
-    Some(Status::with_details(code, message, details.into()))
+    let mut status = Status::with_details(code, message, details.into());
+    let pushback = headers.get(PUSHBACK).and_then(|v| MetadataValue::try_from(v.as_bytes()).ok());
+    if let Some(value) = pushback {
+        status.metadata_mut().insert(PUSHBACK, value);
+    }
+    Some(status)
 }
 
 /// What the gRPC specification says must be encoded in a status' text: what is not printable ASCII, and `%`.

@@ -174,6 +174,9 @@ kinds! {
     IstiodCloses Broken
         "istiod ends the stream of configuration again and again",
         "look at istiod's log and restarts, and at idle limits of load balancers in between";
+    CaUnreachable Broken
+        "the CA, which is not istiod here, cannot be reached",
+        "is its address right (VAULT_ADDR, CA_ADDR), does it run, and do name, route, firewall and roots on the way to it let the agent through?";
     CertificateRefused Broken
         "the CA does not sign this workload's certificate",
         "istiod's log names the reason (kubectl -n istio-system logs deploy/istiod | grep -i csr)";
@@ -182,7 +185,7 @@ kinds! {
         "the CA's answer must begin with the certificate for the key that was sent, and end with the root";
     CertificateNotAnswered Broken
         "the CA does not answer",
-        "look at istiod's load and log; CA_ADDR may name another CA than the one that is healthy";
+        "look at load and log of the CA named (istiod mostly); CA_ADDR or VAULT_ADDR may name another one than the one that is healthy";
     AdsRefused Broken
         "istiod refuses this proxy's stream of configuration",
         "istiod's log names the reason (kubectl -n istio-system logs deploy/istiod | grep -i ads)";

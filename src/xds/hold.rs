@@ -9,7 +9,11 @@
 //!
 //! What is held: streams for which istiod cannot be reached, and streams that istiod ends before its
 //! first response with Unavailable, Unauthenticated, PermissionDenied or ResourceExhausted. The last
-//! means "too many": it is waited out for a second at least, and no file change shortens it.
+//! means "too many", and no file change shortens what follows it: a random delay of up to 2 s, doubled with
+//! each refusal up to a minute. An agent whose configuration broke off, or that found istiod away before, has
+//! most likely been refused together with its whole mesh, so it begins with 10 s: with less, the agents of a
+//! large mesh would be refused many times each (`docs/SCALE.md`). A delay that istiod names itself
+//! (`grpc-retry-pushback-ms`) is kept.
 
 use std::time::Duration;
 
@@ -20,39 +24,66 @@ use tonic::{Code, Status};
 
 use super::upstream::Upstream;
 use crate::base::backoff::{Backoff, Jitter, Policy};
+use crate::net::grpc::PUSHBACK;
 
 const FIRST: Duration = Duration::from_millis(200);
 /// With 5 s the median over ten outages of a minute was 2.2 s from istiod's return to the new configuration; two
 /// are wanted.
 const MAX: Duration = Duration::from_secs(4);
-/// An overloaded istiod is left alone for so long at least, and for so long at most.
-const OVERLOADED: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(6));
+/// After a first "too many" an agent that starts waits for so long at most...
+const CROWDED: Duration = Duration::from_secs(2);
+/// ... one that had a configuration, or found istiod away, for so long...
+const HERD: Duration = Duration::from_secs(10);
+/// ... and any after many for so long (Envoy by itself: 30 s).
+const CROWDED_MAX: Duration = Duration::from_secs(60);
+/// How long istiod may send an agent away for.
+const PUSHBACK_MAX: Duration = Duration::from_secs(300);
 /// How often the name is looked up while a stream is held.
 const LOOK_UP: Duration = Duration::from_secs(1);
 
 /// Whether a stream that failed so, before istiod's first response, may be tried again in silence.
 #[must_use]
 pub(crate) fn holdable(status: &Status) -> bool {
-    matches!(
+    let again = matches!(
         status.code(),
         Code::Unavailable | Code::Unauthenticated | Code::PermissionDenied | Code::ResourceExhausted
-    )
+    );
+    // Less than none: the server asks not to be tried again.
+    again && status.metadata().get(PUSHBACK).is_none_or(|value| !value.as_bytes().starts_with(b"-"))
+}
+
+/// The delay that istiod names, in milliseconds.
+fn pushback(status: &Status) -> Option<Duration> {
+    let text = status.metadata().get(PUSHBACK)?.to_str().ok()?;
+    text.parse().ok().map(|ms| Duration::from_millis(ms).min(PUSHBACK_MAX))
 }
 
 /// Failures in a row, and when the next attempt is due. One for all streams: the one after a failed
 /// stream goes on where that one stopped.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Hold {
     backoff: Backoff,
     due: Option<Instant>,
     overloaded: bool,
+    /// For "too many" in a row, and whether others have most likely been told so too.
+    crowded: Backoff,
+    herd: bool,
 }
 
 impl Default for Hold {
     fn default() -> Self {
-        let policy = Policy::new(FIRST, MAX, 2.0, Jitter::Full).expect("constants make sense");
-        Self { backoff: Backoff::new(policy), due: None, overloaded: false }
+        Self {
+            backoff: doubling(FIRST, MAX),
+            due: None,
+            overloaded: false,
+            crowded: doubling(CROWDED, CROWDED_MAX),
+            herd: false,
+        }
     }
+}
+
+fn doubling(first: Duration, max: Duration) -> Backoff {
+    Backoff::new(Policy::new(first, max, 2.0, Jitter::Full).expect("constants make sense"))
 }
 
 /// When the next attempt may begin.
@@ -76,9 +107,13 @@ impl Hold {
         self.overloaded = status.code() == Code::ResourceExhausted;
         let mut delay = self.backoff.next_delay();
         if self.overloaded {
-            let (least, most) = OVERLOADED;
-            let bound = least.saturating_mul(1 << self.failures().min(3)).min(most);
-            delay = rand::rng().random_range(least..=bound);
+            delay = self.crowded.next_delay();
+            if let Some(asked) = pushback(status) {
+                // Those who were given the same delay come back spread out.
+                delay = asked + asked.mul_f64(rand::rng().random_range(0.0..=0.1));
+            }
+        } else {
+            self.gathered();
         }
         self.due = Some(Instant::now() + delay);
         delay
@@ -87,6 +122,15 @@ impl Hold {
     /// Istiod has answered, or failed in a way that Envoy must see.
     pub fn reset(&mut self) {
         *self = Self::default();
+        self.gathered();
+    }
+
+    // What comes next comes to others too.
+    fn gathered(&mut self) {
+        if !self.herd {
+            self.herd = true;
+            self.crowded = doubling(HERD, CROWDED_MAX);
+        }
     }
 
     /// When the next attempt may begin, if it must wait.
@@ -190,14 +234,45 @@ mod tests {
             assert!(hold.failed(&Status::unavailable("")) <= MAX);
             assert!(hold.due().unwrap().hurry);
         }
-        let mut hold = Hold::default();
-        for _ in 0..50 {
-            let delay = hold.failed(&Status::resource_exhausted(""));
-            assert!((OVERLOADED.0..=OVERLOADED.1).contains(&delay), "{delay:?}");
-            assert!(!hold.due().unwrap().hurry);
+        for (mut hold, first) in [(Hold::default(), CROWDED), (herd(), HERD)] {
+            let mut bound = first;
+            for _ in 0..50 {
+                let delay = hold.failed(&Status::resource_exhausted(""));
+                assert!(delay <= bound, "{delay:?} is above {bound:?}");
+                assert!(!hold.due().unwrap().hurry);
+                bound = (bound * 2).min(CROWDED_MAX);
+            }
         }
+        let mut hold = Hold::default();
+        hold.failed(&Status::unavailable("away"));
+        let delays = std::iter::repeat_with(|| hold.clone().failed(&Status::resource_exhausted("")));
+        assert!(delays.take(1000).any(|delay| delay > CROWDED), "istiod was away for others too");
         hold.reset();
         assert_eq!((hold.failures(), hold.due()), (0, None));
+    }
+
+    // Of an agent that had a configuration.
+    fn herd() -> Hold {
+        let mut hold = Hold::default();
+        hold.reset();
+        hold
+    }
+
+    #[test]
+    fn a_delay_that_istiod_names_is_kept() {
+        let crowded = |text: &'static str| {
+            let mut status = Status::resource_exhausted("");
+            status.metadata_mut().insert(PUSHBACK, text.parse().unwrap());
+            status
+        };
+        let mut hold = Hold::default();
+        for (text, ms) in [("20000", 20_000), ("0", 0), ("99999999999", 300_000)] {
+            let delay = hold.failed(&crowded(text)).as_millis();
+            assert!((ms..=ms + ms / 10).contains(&delay), "{text}: {delay} ms");
+        }
+        assert!(hold.failed(&crowded("soon")) <= CROWDED_MAX, "no number: as without it");
+        assert!(holdable(&crowded("20000")) && holdable(&crowded("soon")));
+        assert!(!holdable(&crowded("-1")), "not to be tried again: Envoy is told");
     }
 
     #[tokio::test(start_paused = true)]

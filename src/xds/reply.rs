@@ -71,6 +71,8 @@ impl Reply {
             // Details that no header can carry; the code can always be sent.
             trailers.insert("grpc-status", HeaderValue::from(status.code() as i32));
         }
+        // Said to the agent, which dials istiod.
+        trailers.remove(grpc::PUSHBACK);
         // The library encodes spaces too.
         if !status.message().is_empty() {
             trailers.insert("grpc-message", grpc::message(status.message()));

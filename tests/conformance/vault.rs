@@ -194,6 +194,12 @@ async fn whatever_is_in_vaults_place_is_told_and_outlived() {
     let mut refused = agent(crate::support::free_port()).start();
     refused.sds().await.stream_secrets().send(&secret_request("default"));
     refused.wait_log("onnection refused").await;
+    crate::support::eventually("Vault, not istiod, is what cannot be reached", async || {
+        let document = refused.get("/debug/agentz").await.ok()?.text();
+        document.contains("\"CaUnreachable\"").then_some(())
+    })
+    .await;
+    assert!(!refused.log().contains("istiod cannot be reached"));
 
     // With a certificate in hand none of it takes it away, and readiness and the list of troubles tell.
     state.lock().unwrap().life = Some(Duration::from_secs(60));
