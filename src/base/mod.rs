@@ -16,6 +16,7 @@ pub(crate) mod metrics;
 pub(crate) mod nearest;
 pub(crate) mod netlink;
 pub(crate) mod notify;
+pub(crate) mod on_purpose;
 pub(crate) mod path;
 pub(crate) mod place;
 pub(crate) mod quote;

@@ -24,6 +24,8 @@ use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, JoinHandle};
 pub use tokio_util::sync::CancellationToken as Stop;
 
+use super::on_purpose;
+
 /// What a task may end with; the error's text is shown with its sources.
 pub(crate) type TaskResult = Result<(), Box<dyn std::error::Error + Send + Sync>>;
 
@@ -220,7 +222,8 @@ pub(crate) struct Panicked;
 /// # Errors
 /// When it panicked: tell the client.
 pub(crate) async fn caught<F: Future>(task: &'static str, work: F) -> Result<F::Output, Panicked> {
-    AssertUnwindSafe(work).catch_unwind().await.map_err(|panic| told(task, &*panic))
+    let work = AssertUnwindSafe(on_purpose::run(task, work));
+    work.catch_unwind().await.map_err(|panic| told(task, &*panic))
 }
 
 fn told(task: &str, panic: &(dyn Any + Send)) -> Panicked {
@@ -271,7 +274,8 @@ impl<T: Send + 'static> Set<T> {
     /// Starts a task. Whoever owns the set joins it.
     pub(crate) fn spawn(&mut self, task: impl Future<Output = T> + Send + 'static) -> AbortHandle {
         let name = self.name;
-        self.tasks.spawn(caught(name, task))
+        let work = AssertUnwindSafe(on_purpose::run_in_set(name, task)).catch_unwind();
+        self.tasks.spawn(async move { work.await.map_err(|panic| told(name, &*panic)) })
     }
 
     /// What the next has given that did not panic; pending as long as there is none.
@@ -336,7 +340,7 @@ struct Watched {
 
 impl Watched {
     async fn run<F: Future<Output = TaskResult>>(mut self, task: F) {
-        if let Err(error) = task.await {
+        if let Err(error) = on_purpose::run(&self.name, task).await {
             self.fail(super::error::chain(&*error));
         }
         self.done = true;

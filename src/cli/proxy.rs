@@ -84,6 +84,8 @@ fn prepare(
     let as_json = logs.as_json;
     logging::init(logs).map_err(|e| misread(error::chain(&e)))?;
     crate::base::tasks::remember_places();
+    #[cfg(debug_assertions)]
+    env.get("AGENT_TEST_PANIC").into_iter().for_each(crate::base::on_purpose::plan);
     let table: Vec<Flag> = args::PROXY.iter().chain(args::LOGGING).copied().collect();
     report::flags(&parsed, &table).iter().for_each(|line| tracing::info!("{line}"));
     tracing::info!("Version {}-{}-{}", build_info::ISTIO_VERSION, build_info::REVISION, build_info::STATUS);

@@ -117,7 +117,7 @@ impl Secrets {
         let secrets = Self(Arc::new(Inner { config, group: group.clone(), slots, asked, errors, trouble }));
         if let Some(path) = folder {
             let (task, stop) = (secrets.clone(), group.token());
-            group.run("gateway secrets", async move { folder::run(task, path, stop).await });
+            group.lasting("gateway secrets", async move { folder::run(task, path, stop).await });
         }
         secrets
     }

@@ -13,7 +13,7 @@ use zeroize::Zeroizing;
 use super::request::Ask;
 use crate::base::clock::Clock;
 use crate::base::metrics::Metrics;
-use crate::base::tasks::Group;
+use crate::base::tasks::{Group, caught};
 use crate::trouble::{Kind, Report, Reporter};
 
 /// A kept token is used while more than this remains of it; the Go agent's number.
@@ -207,11 +207,14 @@ impl Broker {
         slots.entry(key).or_default().flight = Some(told.clone());
         drop(slots);
         let (broker, stop) = (self.clone(), self.group.token());
-        // Bounded by FLIGHTS; a panic in it is the agent's, as in any task.
+        // Bounded by FLIGHTS.
         self.group.run("token exchange", async move {
             let outcome = tokio::select! {
                 () = stop.cancelled() => None,
-                outcome = broker.exchanger.exchange(&ask, &broker.notes) => Some(outcome),
+                outcome = caught("token exchange", broker.exchanger.exchange(&ask, &broker.notes)) => {
+                    let defect = |_| Err(Fault("a defect in the agent ended the exchange".to_owned()));
+                    Some(outcome.unwrap_or_else(defect))
+                }
             };
             let outcome = broker.settle(&key, outcome);
             tell.send_replace(outcome);

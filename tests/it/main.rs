@@ -8,4 +8,5 @@ mod support;
 mod bootstrap;
 mod dry_run;
 mod envoy;
+mod panics;
 mod shown;
