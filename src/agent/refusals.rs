@@ -49,7 +49,8 @@ mod tests {
         assert_eq!(kind_of(&envoy::Error::NoBinary), Kind::EnvoyNotStarted);
         assert_eq!(kind_of(&io::Error::from(io::ErrorKind::AddrInUse)), Kind::PortTaken);
         assert_eq!(kind_of(&std::fmt::Error), Kind::ConfigInvalid);
-        let roots = istiod::Error::Roots { path: "/no/such".into(), reason: String::new() };
+        let reason = io::Error::from_raw_os_error(2).to_string();
+        let roots = istiod::Error::Roots { path: "/no/such".into(), reason };
         assert_eq!(kind_of(&roots), Kind::RootMissing);
     }
 }
