@@ -26,7 +26,7 @@ fn same(found: &str, real: &str) {
 // prost reads an entry of a map (field 5) as one whatever its wire type says, and goes on behind what it took for it.
 fn versions_are_messages(mut bytes: &[u8]) -> bool {
     while !bytes.is_empty() {
-        let Ok((wire, number)) = decode_key(&mut bytes) else { return false };
+        let Ok((number, wire)) = decode_key(&mut bytes) else { return false };
         if number == 5 && wire != WireType::LengthDelimited {
             return false;
         }

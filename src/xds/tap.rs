@@ -105,7 +105,7 @@ struct PushedConfig {
 impl TrustBundle {
     /// The tap, and where its bundle can be read: PEM texts as they were sent, at first those that are `known`.
     #[must_use]
-    pub(crate) fn tap(known: Vec<String>) -> (Arc<dyn Tap>, watch::Receiver<Vec<String>>) {
+    pub fn tap(known: Vec<String>) -> (Arc<dyn Tap>, watch::Receiver<Vec<String>>) {
         let (sender, bundle) = watch::channel(known);
         (Arc::new(Self(sender)), bundle)
     }
