@@ -2,7 +2,7 @@
 //!
 //! `secrets` asks for a [`CaClient`] and knows nothing of istiod; the client knows nothing of caching
 //! and rotation. A client bounds each attempt and the whole by deadlines of its own, so a caller never
-//! waits for ever; what to do after a failure is told by [`Error::retry`].
+//! waits for ever; an [`Error`] tells why it failed, and `secrets` decides when to ask again.
 
 mod calls;
 pub(crate) mod citadel;

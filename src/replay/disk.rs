@@ -46,10 +46,10 @@ pub fn write(store: &mut Store, owner: &str, now: u64) -> std::io::Result<Vec<u8
     write_with(store, owner, now, false)
 }
 
-/// As [`write`], with secrets that came over ADS if `secrets` says so: for memory only.
+/// As [`write()`], with secrets that came over ADS if `secrets` says so: for memory only.
 ///
 /// # Errors
-/// As [`write`].
+/// As [`write()`].
 pub(crate) fn write_with(
     store: &mut Store,
     owner: &str,
