@@ -36,6 +36,7 @@ const ELSEWHERE: &[(&str, &str, &str)] = &[
         "[\"request\", \"--debug-port=15020\", \"GET\", \"healthz/ready\"]",
     ),
     ("pilot-agent vm run", "tests/privileged/vm.rs", "[\"vm\", \"run\","),
+    ("pilot-agent upgrade", "tests/conformance/upgrade.rs", "agent.run(&[\"upgrade\"])"),
 ];
 
 // What is set as code and begins with a program's name.
