@@ -152,7 +152,8 @@ impl Handle {
         }
     }
 
-    /// Has `binary` take over by hot restart; gives its epoch once it is live.
+    /// Has `binary` take over by hot restart; gives its epoch once it is live. The supervisor answers within its limit
+    /// for the epoch before plus `limit`: what is not live by then is killed, and its end is the answer.
     ///
     /// # Errors
     /// Why it has not: the one before serves on then.
