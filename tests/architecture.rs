@@ -1,6 +1,6 @@
-//! Reads `src/` and fails on any `crate::` edge that is not in the list below.
+//! Reads `src/` and fails on any `crate::` edge that is not in the list below, and on circles inside a room.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// Who may use whom; a module may always use itself, `base`, `net`, `proto` and `trouble`; the last
@@ -100,11 +100,20 @@ fn module_of(path: &Path, src: &Path) -> String {
 
 // `crate::x::..` and, for main.rs, `pilot_agent::x::..`; also grouped `crate::{a::.., b::..}`.
 fn targets(text: &str) -> Vec<String> {
+    behind(&["crate::", "pilot_agent::"], text)
+}
+
+// The first words behind any of the prefixes.
+fn behind(prefixes: &[&str], text: &str) -> Vec<String> {
     let code: String =
         text.lines().filter(|l| !l.trim_start().starts_with("//")).collect::<Vec<_>>().join("\n");
     let mut found = Vec::new();
-    for prefix in ["crate::", "pilot_agent::"] {
+    for prefix in prefixes {
         for (at, _) in code.match_indices(prefix) {
+            let before = code[..at].chars().next_back();
+            if before.is_some_and(|c| c.is_alphanumeric() || "_:".contains(c)) {
+                continue;
+            }
             let rest = &code[at + prefix.len()..];
             if let Some(group) = rest.strip_prefix('{') {
                 let mut depth = 0;
@@ -164,6 +173,105 @@ fn edges_run_one_way() {
         }
     }
     assert!(wrong.is_empty(), "edges that are not in the list:\n{}", wrong.join("\n"));
+}
+
+// Of each module of a room, which others of the room it uses. The room's own file and tests do not count.
+fn inside(room: &Path, path: &str) -> BTreeMap<String, BTreeSet<String>> {
+    let mut all = Vec::new();
+    files(room, &mut all);
+    let mut uses: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for file in all {
+        let below = file.strip_prefix(room).unwrap();
+        let words: Vec<&str> = below.iter().map(|w| w.to_str().unwrap().trim_end_matches(".rs")).collect();
+        let whole = words.len() == 1 && ["mod", "lib", "main"].contains(&words[0]);
+        if whole || words.iter().any(|w| ["tests", "fake", "bin"].contains(w)) {
+            continue;
+        }
+        let depth = words.iter().filter(|w| **w != "mod").count();
+        let text = std::fs::read_to_string(&file).unwrap();
+        let code = text.split("#[cfg(test)]\nmod tests {").next().unwrap();
+        let whole = if path.is_empty() { "crate::".to_owned() } else { format!("crate::{path}::") };
+        let prefixes = ["super::".repeat(depth), whole];
+        let found = behind(&prefixes.each_ref().map(String::as_str), code);
+        uses.entry(words[0].to_owned()).or_default().extend(found);
+    }
+    let known: BTreeSet<String> = uses.keys().cloned().collect();
+    for (module, used) in &mut uses {
+        used.retain(|name| name != module && known.contains(name));
+    }
+    uses
+}
+
+// A way from `path`'s last back to its first.
+fn circle(
+    uses: &BTreeMap<String, BTreeSet<String>>,
+    path: &mut Vec<String>,
+    seen: &mut BTreeSet<String>,
+) -> bool {
+    let last = path.last().unwrap().clone();
+    for next in &uses[&last] {
+        if *next == path[0] {
+            return true;
+        }
+        if seen.insert(next.clone()) {
+            path.push(next.clone());
+            if circle(uses, path, seen) {
+                return true;
+            }
+            path.pop();
+        }
+    }
+    false
+}
+
+fn first_circle(uses: &BTreeMap<String, BTreeSet<String>>) -> Option<String> {
+    uses.keys().find_map(|first| {
+        let mut way = vec![first.clone()];
+        circle(uses, &mut way, &mut BTreeSet::new()).then(|| format!("{} → {}", way.join(" → "), way[0]))
+    })
+}
+
+// A folder and those in it that hold modules.
+fn rooms(src: &Path) -> Vec<PathBuf> {
+    let mut all = vec![src.to_owned()];
+    let mut next = 0;
+    while let Some(room) = all.get(next).cloned() {
+        next += 1;
+        for entry in std::fs::read_dir(room).unwrap().map(|e| e.unwrap().path()) {
+            let name = entry.file_name().unwrap();
+            if entry.is_dir() && name != "tests" && name != "bin" {
+                all.push(entry);
+            }
+        }
+    }
+    all
+}
+
+#[test]
+fn no_circles_inside_a_room() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut wrong = Vec::new();
+    for src in [root.join("src"), root.join("mock-istiod/src")] {
+        for room in rooms(&src) {
+            let below = room.strip_prefix(&src).unwrap();
+            let path = below.iter().map(|w| w.to_str().unwrap()).collect::<Vec<_>>().join("::");
+            // The agent's rooms themselves: see `EDGES`.
+            if path.is_empty() && src == root.join("src") {
+                continue;
+            }
+            if let Some(found) = first_circle(&inside(&room, &path)) {
+                wrong.push(format!("{}: {found}", room.strip_prefix(root).unwrap().display()));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "modules that use each other:\n{}", wrong.join("\n"));
+}
+
+#[test]
+fn the_list_of_edges_has_no_circle() {
+    let of = |uses: &[&str]| uses.iter().map(ToString::to_string).collect();
+    let edges = EDGES.iter().map(|(room, uses)| (room.to_string(), of(uses))).collect();
+    assert_eq!(first_circle(&edges), None);
 }
 
 #[test]

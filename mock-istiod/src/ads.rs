@@ -10,7 +10,6 @@ use std::sync::atomic::Ordering;
 
 use tokio::sync::mpsc;
 
-pub use self::handed::{AdsStream, Ended, Responses};
 use self::session::Session;
 use crate::auth::{Peer, authenticate};
 use crate::fault::Fault;
@@ -18,7 +17,8 @@ use crate::grpc::{Code, Status};
 use crate::record::{AdsOpened, AdsResponse, Event};
 use crate::reply::{Gone, Reply, Requests, Spoil};
 use crate::resources::View;
-use crate::server::{Command, Shared};
+use crate::shared::{Command, Shared};
+pub use crate::stream::{AdsStream, Ended, Responses};
 
 /// The state-of-the-world method's path.
 pub const SOTW: &str = "/envoy.service.discovery.v3.AggregatedDiscoveryService/StreamAggregatedResources";
@@ -49,7 +49,7 @@ pub(crate) async fn serve(
         connection: peer.connection,
         delta: head.uri.path() == DELTA,
         authority: head.uri.authority().map(ToString::to_string).unwrap_or_default(),
-        headers: crate::server::pairs(&head.headers),
+        headers: crate::shared::pairs(&head.headers),
         identity: identity.as_ref().ok().and_then(|names| names.first().cloned()),
     };
     shared.record.add(Event::AdsOpened(opened.clone()));

@@ -4,46 +4,22 @@ use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use http::{HeaderMap, request};
-use prost::Message;
 use rcgen::{KeyPair, PKCS_ECDSA_P256_SHA256};
 
 use crate::auth::{Peer, authenticate};
 use crate::fault::Fault;
 use crate::google::Form;
 use crate::grpc::{Code, Status};
+pub use crate::messages::{PATH, Request, Response};
 use crate::pki::{CLOCK_SKEW, Leaf, read_request};
 use crate::record::{CaCall, Event};
 use crate::reply::{Gone, Reply, Requests, Spoil};
-use crate::server::Shared;
+use crate::shared::Shared;
 
-/// The method's path.
-pub const PATH: &str = "/istio.v1.auth.IstioCertificateService/CreateCertificate";
 /// `DEFAULT_WORKLOAD_CERT_TTL` of istiod.
 const DEFAULT_TTL: Duration = Duration::from_secs(24 * 3600);
 /// `MAX_WORKLOAD_CERT_TTL` of istiod.
 const MAX_TTL: Duration = Duration::from_secs(90 * 24 * 3600);
-
-/// `IstioCertificateRequest`.
-#[derive(Clone, PartialEq, Message)]
-pub struct Request {
-    /// The signing request, PEM.
-    #[prost(string, tag = "1")]
-    pub csr: String,
-    /// Seconds asked for.
-    #[prost(int64, tag = "3")]
-    pub validity_duration: i64,
-    /// `CertSigner` and the like.
-    #[prost(message, optional, tag = "4")]
-    pub metadata: Option<prost_types::Struct>,
-}
-
-/// `IstioCertificateResponse`.
-#[derive(Clone, PartialEq, Message)]
-pub struct Response {
-    /// Leaf, intermediates, and the root bundle last.
-    #[prost(string, repeated, tag = "1")]
-    pub cert_chain: Vec<String>,
-}
 
 pub(crate) async fn serve(
     shared: &Shared,
@@ -59,7 +35,7 @@ pub(crate) async fn serve(
     let mut call = CaCall {
         connection: peer.connection,
         authority: head.uri.authority().map(ToString::to_string).unwrap_or_default(),
-        headers: crate::server::pairs(&head.headers),
+        headers: crate::shared::pairs(&head.headers),
         identity: None,
         csr: String::new(),
         validity_seconds: 0,

@@ -3,8 +3,8 @@
 use bytes::Bytes;
 use prost::Message;
 
-use crate::ca::{Request, Response};
 use crate::grpc::{Code, Status};
+use crate::messages::{self, Request, Response};
 
 const MESH: &str = "/google.security.meshca.v1.MeshCertificateService/CreateCertificate";
 const POOL: &str = "/google.cloud.security.privateca.v1.CertificateAuthorityService/CreateCertificate";
@@ -77,7 +77,7 @@ impl Form {
     /// The service that answers at a path.
     pub(crate) fn of(path: &str) -> Option<Self> {
         match path {
-            crate::ca::PATH => Some(Self::Istio),
+            messages::PATH => Some(Self::Istio),
             MESH => Some(Self::Mesh),
             POOL => Some(Self::Pool),
             ROOTS => Some(Self::Roots),

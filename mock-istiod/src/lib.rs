@@ -21,6 +21,7 @@ mod google;
 pub mod grpc;
 pub mod json;
 pub mod jwt;
+mod messages;
 pub mod net;
 pub mod pki;
 pub mod record;
@@ -28,6 +29,8 @@ mod reply;
 pub mod resources;
 mod server;
 mod sever;
+mod shared;
+mod stream;
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -49,7 +52,7 @@ pub use crate::jwt::Token;
 pub use crate::pki::{Authority, Leaf, Pair};
 pub use crate::record::Record;
 pub use crate::resources::{Resource, Set, Store};
-use crate::server::{Pki, Setting, Shared, tls_config, tls_config_of};
+use crate::shared::{Pki, Setting, Shared, tls_config, tls_config_of};
 
 /// How the server is set up; the defaults are istiod's on port 15012.
 #[derive(Debug, Clone)]

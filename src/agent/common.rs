@@ -6,7 +6,7 @@ use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 use tokio::time::Instant;
 
 use super::said;
-use super::shutdown::Stages;
+use super::stages::Stages;
 use crate::base::clock::{Clock, System};
 use crate::base::handover;
 use crate::base::metrics::Metrics;

@@ -10,7 +10,7 @@ use crate::trouble::Troubles;
 use crate::{dns, envoy, gateway, health, secrets, status, sts, xds};
 
 use super::callers::Told;
-use super::shutdown::Stages;
+use super::stages::Stages;
 
 /// The agent as the status server sees it.
 pub(super) struct Face {

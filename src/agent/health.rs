@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-use super::shutdown::Stages;
+use super::stages::Stages;
 use crate::base::clock::Clock;
 use crate::base::metrics::Metrics;
 use crate::config::Config;

@@ -28,6 +28,7 @@ mod refusals;
 mod serve;
 mod shutdown;
 mod signals;
+mod stages;
 mod sts;
 mod systemd;
 mod tokens;

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::shutdown::Stages;
+use super::stages::Stages;
 use crate::base::clock::Clock;
 use crate::base::metrics::Metrics;
 use crate::config::Config;

@@ -11,7 +11,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::shutdown::Stages;
+use super::stages::Stages;
 use crate::base::handover;
 use crate::base::notify::{Notify, monotonic_usec};
 use crate::envoy::{self, State};

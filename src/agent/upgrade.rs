@@ -46,7 +46,7 @@ use tokio::signal::unix::Signal;
 use tokio::sync::mpsc;
 
 use super::dns::Last;
-use super::shutdown::Stages;
+use super::stages::Stages;
 use crate::base::handover::{self, Parcel};
 use crate::base::metrics::Metrics;
 use crate::base::notify::{Notify, monotonic_usec};

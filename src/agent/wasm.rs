@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 
-use super::shutdown::Stages;
+use super::stages::Stages;
 use crate::base::metrics::Metrics;
 use crate::config::Config;
 use crate::trouble::Reporter;

@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 
 use super::dns::{Last, NameTables};
-use super::shutdown::Stages;
+use super::stages::Stages;
 use super::upgrade::Heir;
 use crate::base::disk::Watching;
 use crate::base::files::Watcher;

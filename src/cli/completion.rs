@@ -4,7 +4,7 @@ use std::path::Path;
 
 use clap_complete::Shell;
 
-use super::{Command, fail, help};
+use super::{Command, fail, help, hints};
 use crate::config::args::Parsed;
 
 /// Makes bash see whole words; bash alone splits them.
@@ -26,7 +26,10 @@ pub(super) fn run(command: &Command, parsed: &Parsed) -> u8 {
                 .map_or_else(|e| fail(&format!("man pages into {dir}: {e}"), None), |()| 0);
         }
         Some(other) => {
-            return fail(&format!("unknown shell {other:?}: it is one of {}", help::SHELLS.join(", ")), None);
+            return fail(
+                &format!("unknown shell {other:?}: it is one of {}", hints::SHELLS.join(", ")),
+                None,
+            );
         }
     };
     let mut script = Vec::new();

@@ -5,9 +5,6 @@ use clap::{Arg, ArgAction};
 use super::{COMMANDS, Command, hints};
 use crate::config::args::{self, Flag, Kind, Parsed};
 
-/// Names behind `completion`.
-pub(super) const SHELLS: [&str; 4] = ["bash", "zsh", "fish", "powershell"];
-
 /// What a rendering of the command line is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum For {

@@ -3,8 +3,11 @@
 use clap::builder::{PossibleValue, PossibleValuesParser};
 use clap::{Arg, ValueHint};
 
-use super::{COMMANDS, help, vm};
+use super::{COMMANDS, vm};
 use crate::base::logging::SCOPES;
+
+/// Names behind `completion`.
+pub(super) const SHELLS: [&str; 4] = ["bash", "zsh", "fish", "powershell"];
 
 const LEVELS: [&str; 6] = ["debug", "info", "warn", "error", "fatal", "none"];
 const ENVOY_LEVELS: [&str; 7] = ["trace", "debug", "info", "warning", "error", "critical", "off"];
@@ -58,7 +61,7 @@ pub(super) fn words(command: &str) -> Vec<Arg> {
     match command {
         "proxy" => vec![values(one("type"), ROLES)],
         "request" => vec![values(one("method"), METHODS), values(one("path"), PATHS)],
-        "completion" => vec![values(one("shell"), help::SHELLS)],
+        "completion" => vec![values(one("shell"), SHELLS)],
         "help" => vec![values(one("command"), COMMANDS.iter().filter(|c| !c.hidden).map(|c| c.name))],
         "vm" => {
             let actions = vm::ACTIONS.map(|(name, about)| PossibleValue::new(name).help(about));

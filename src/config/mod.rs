@@ -19,6 +19,7 @@ mod older;
 pub(crate) mod parts;
 pub(crate) mod platform;
 pub(crate) mod pod;
+mod ports;
 pub(crate) mod release;
 pub(crate) mod report;
 mod sources;

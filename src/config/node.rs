@@ -11,7 +11,8 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value, json};
 
-use super::release::{Release, SECURE_PORTS};
+use super::ports::SECURE_PORTS;
+use super::release::Release;
 use crate::bootstrap::{Locality, Node};
 
 /// The name that stands for "no name": it lets the fallbacks of [`cluster`] decide.
@@ -82,7 +83,7 @@ pub struct Inputs<'a> {
     pub envoy_status_port: i64,
     /// `ENVOY_PROMETHEUS_PORT`.
     pub envoy_prometheus_port: i64,
-    /// [`super::release::SECURE_PORTS`]; 0: none.
+    /// [`super::ports::SECURE_PORTS`]; 0: none.
     pub secure_ports: [i64; 2],
     /// `DNS_PROXY_ADDR` of the environment; empty: not set.
     pub dns_address: &'a str,

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use super::args::{self, Parsed};
 use super::env::{Env, Settings, var};
 use super::mesh::Effective;
-use super::release::{self, Release};
+use super::ports;
+use super::release::Release;
 use super::{addresses, layers, older, parts, report, stock, unknown};
 use crate::tls::provider::{Compliance, fips_module};
 
@@ -129,7 +130,7 @@ pub(crate) fn gather(
         Effective::new()
     });
     let dns = settings.flag(var::ISTIO_META_ENABLE_DNS_SERVER) || settings.flag(var::ISTIO_META_DNS_CAPTURE);
-    errors.extend(release::ports(&settings, &mesh, dns, &mut warnings));
+    errors.extend(ports::check(&settings, &mesh, dns, &mut warnings));
     compliance(&settings, &mut errors, &mut warnings);
     errors.extend(settings.text(var::IDENTITY_NEAR_EXPIRY).parse::<crate::secrets::NearExpiryAction>().err());
     errors.extend(parts::replay(settings.text(var::XDS_REPLAY)).err());

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 
-use super::run::{Output, Program};
+use super::program::{Output, Program};
 
 /// No program takes longer: legacy ones wait 30 s for the lock (`--wait=30`), the work itself takes
 /// milliseconds.

@@ -28,6 +28,7 @@ pub(crate) mod net;
 pub(crate) mod nft;
 pub(crate) mod options;
 pub(crate) mod probe;
+mod program;
 pub(crate) mod restore;
 pub(crate) mod rules;
 pub(crate) mod run;

@@ -5,8 +5,6 @@ use std::collections::BTreeMap;
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
-use super::disk::size;
-
 /// Bytes that are gathered before they are compressed together.
 const BLOCK: usize = 256 * 1024;
 /// At the end of a response a block of at least this is compressed; a smaller one waits for more.
@@ -171,4 +169,8 @@ impl Blocks {
             })
             .collect()
     }
+}
+
+pub(super) fn size(n: usize) -> u32 {
+    u32::try_from(n).unwrap_or(u32::MAX)
 }

@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use aws_lc_rs::digest::{SHA256, SHA256_OUTPUT_LEN, digest};
 use bytes::{Buf, BufMut, BytesMut};
 
-use super::blocks::Blocks;
+use super::blocks::{Blocks, size};
 use super::store::Set;
 use super::{Mode, Store};
 
@@ -143,10 +143,6 @@ fn damaged(_: bytes::TryGetError) -> Refused {
 }
 
 // Everything counted is bounded far below: the store's own bound is checked when it is filled.
-pub(super) fn size(n: usize) -> u32 {
-    u32::try_from(n).unwrap_or(u32::MAX)
-}
-
 fn text(out: &mut BytesMut, text: &str) {
     out.put_u32(size(text.len()));
     out.put_slice(text.as_bytes());

@@ -36,10 +36,6 @@ use crate::net::progress::{Heads, Phase};
 pub(super) const HEADS: u64 = 3 << 20;
 /// Clients that the kernel keeps until they are accepted; it has its own bound (`net.core.somaxconn`).
 const BACKLOG: i32 = 4096;
-/// A request head, from its first byte to its last. Go has no limit; nginx and hyper take 30 to 60 s.
-pub(super) const HEAD: Duration = Duration::from_secs(30);
-/// How long an answer may wait for its reader to take a byte.
-pub(super) const STALLED: Duration = Duration::from_secs(60);
 /// Between two sweeps; a limit above is overrun by at most this.
 const SWEEP: Duration = Duration::from_secs(5);
 /// Go's limit of a request head (`DefaultMaxHeaderBytes`, 1 MiB, with the same slack of 4 kB).

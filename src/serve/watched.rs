@@ -11,8 +11,12 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 
 use super::refusal;
-use super::server::{HEAD, STALLED};
 use crate::net::progress::{Heads, Phase, Progress};
+
+/// A request head, from its first byte to its last. Go has no limit; nginx and hyper take 30 to 60 s.
+const HEAD: Duration = Duration::from_secs(30);
+/// How long an answer may wait for its reader to take a byte.
+const STALLED: Duration = Duration::from_secs(60);
 
 /// What the sweep and the quit rule need to know of a connection.
 #[derive(Debug)]

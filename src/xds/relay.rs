@@ -28,73 +28,18 @@ use super::down::down;
 use super::ended::{Ended, Leg};
 use super::inbox::{Inbox, UpEnd, up};
 use super::keepalive;
-use super::memory::Memory;
-use super::own::Queue;
-use super::protocol::Protocol;
-use super::record::Recorder;
 use super::reply::Reply;
-use super::server::Shared;
-use super::session::Held;
 use super::status::Class;
+use super::stream::Stream;
 use super::trouble;
 use super::upstream::Link;
-use crate::base::seldom::Seldom;
 use crate::base::tasks::Stop;
 use crate::net::grpc;
-
-/// A client may open streams as fast as it likes.
-static CONNECTED: Seldom = Seldom::new(60);
 
 /// How long the reader's true status is waited for when the connection or the writer has failed already.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 /// How long the closing of a finished connection may take.
 const FAREWELL: Duration = Duration::from_secs(1);
-
-/// What both directions share.
-pub(super) struct Stream<'a> {
-    pub(super) id: u64,
-    pub(super) protocol: Protocol,
-    pub(super) shared: &'a Shared,
-    pub(super) queue: &'a Queue,
-    /// Set by the first message from istiod: from then on the stream cannot move any more.
-    pub(super) committed: &'a std::sync::atomic::AtomicBool,
-    /// Set by the first request for listeners, after which the agent sends its own.
-    pub(super) first_listeners: &'a std::sync::atomic::AtomicBool,
-    /// Set while Envoy does not know that istiod is being dialled.
-    pub(super) held: Option<&'a Held>,
-    /// The number of the attempt at istiod, by which the last good configuration knows it; 0: it does not.
-    pub(super) attempt: &'a std::sync::atomic::AtomicU64,
-    /// The client's own bound.
-    pub(super) until: Option<tokio::time::Instant>,
-}
-
-impl<'a> Stream<'a> {
-    /// What notes this stream for the last good configuration, where that is kept.
-    pub(super) fn recorder(&self, of: fn(&'a Memory, u64, Protocol) -> Recorder<'a>) -> Option<Recorder<'a>> {
-        let attempt = self.attempt.load(std::sync::atomic::Ordering::Relaxed);
-        let memory = self.shared.memory.as_deref().filter(|_| attempt > 0)?;
-        Some(of(memory, attempt, self.protocol))
-    }
-
-    /// Says that istiod has answered, in the Go agent's words.
-    pub(super) fn told_connected(&self) {
-        let now = self.shared.state.snapshot();
-        let peer = now.upstream.peer.unwrap_or_default();
-        let took = now.stream.and_then(|s| s.timeline.first_response).unwrap_or_default();
-        let text = format!("{} ({peer}), first answer after {took} ms", self.shared.upstream.address());
-        if let Some(more) = CONNECTED.may() {
-            tracing::info!(target: "xdsproxy", id = self.id, "connected to upstream XDS server: {text}{more}");
-        }
-        self.shared.troubles.connected(text);
-    }
-
-    // Only before istiod's first answer.
-    fn told_silent(&self) {
-        if !self.committed.load(std::sync::atomic::Ordering::Relaxed) {
-            self.shared.troubles.failed(trouble::silent(self.shared.upstream.address()));
-        }
-    }
-}
 
 /// Runs both directions until one leg ends, and closes the upstream connection.
 pub(super) async fn exchange(

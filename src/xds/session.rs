@@ -12,15 +12,17 @@ use tokio::time::Instant;
 use tonic::Status;
 
 use super::ended::{Ended, Leg};
+use super::held::Held;
 use super::hold::{self, holdable};
 use super::inbox::Inbox;
 use super::own::Queue;
 use super::protocol::Protocol;
-use super::relay::{Stream, exchange};
+use super::relay::exchange;
 use super::reply::Reply;
-use super::server::Shared;
-use super::stand_in::{self, Answered};
+use super::shared::Shared;
+use super::stand_in::{self, Answered, Sides};
 use super::status::Class;
+use super::stream::Stream;
 use super::trouble;
 use super::upstream::{self, Link, Unopened};
 use crate::base::seldom::Seldom;
@@ -31,8 +33,6 @@ use crate::net::grpc;
 use crate::trouble::Report;
 
 /// Any client can cause these, as often as it likes.
-static HOLDS: Seldom = Seldom::new(60);
-static HELD: Seldom = Seldom::new(60);
 static ENDS: Seldom = Seldom::new(60);
 /// How long a stream's first request is waited for where another stream is open, or it is held.
 const FIRST_REQUEST: Duration = Duration::from_secs(1);
@@ -61,7 +61,7 @@ pub(super) async fn serve(
     }
     let hold = if proxyless { shared.config.hold.min(PROXYLESS_HOLD) } else { shared.config.hold };
     let mut reply = Reply::new(respond);
-    let session = Session {
+    let session = EnvoyStream {
         stream: Stream {
             id,
             protocol,
@@ -121,16 +121,16 @@ fn down(shared: &Shared, id: u64, why: Option<String>) {
     }
 }
 
-pub(super) struct Session<'a> {
-    pub(super) stream: Stream<'a>,
-    pub(super) inbox: Inbox,
-    pub(super) reply: &'a mut Reply,
+struct EnvoyStream<'a> {
+    stream: Stream<'a>,
+    inbox: Inbox,
+    reply: &'a mut Reply,
     // Set when the stream may be held, and then the end of that.
     ends_at: Option<Instant>,
-    pub(super) replaced: Stop,
+    replaced: Stop,
 }
 
-impl Session<'_> {
+impl EnvoyStream<'_> {
     async fn run(mut self, stop: &Stop) -> Status {
         let (ended, result) = self.attempts().await;
         if let Some(held) = self.stream.held {
@@ -247,7 +247,13 @@ impl Session<'_> {
         if !memory.can_serve(protocol).await || self.inbox.is_proxyless(FIRST_REQUEST).await {
             return Ok(None);
         }
-        let Answered { link, attempt } = stand_in::run(self, memory).await?;
+        let mut sides = Sides {
+            stream: &self.stream,
+            inbox: &mut self.inbox,
+            reply: self.reply,
+            replaced: &self.replaced,
+        };
+        let Answered { link, attempt } = stand_in::run(&mut sides, memory).await?;
         self.stream.attempt.store(attempt, Ordering::Relaxed);
         Ok(Some(link))
     }
@@ -291,44 +297,6 @@ impl Session<'_> {
             () = grpc::over(until) => Err(Ended::envoy(grpc::exceeded())),
             done = work => Ok(done),
         }
-    }
-}
-
-/// A stream that may be held shows as held until istiod answers; counted and logged once at its end.
-pub(super) struct Held {
-    shared: Arc<Shared>,
-    since: Instant,
-    ended: AtomicBool,
-}
-
-impl Held {
-    fn new(shared: &Arc<Shared>, id: u64) -> Self {
-        shared.meters.held(1);
-        shared.state.held(true);
-        if let Some(more) = HOLDS.may() {
-            tracing::info!(target: "xdsproxy", stream = id,
-                "istiod has failed before, so Envoy's stream is held while the agent dials {}{more}", shared.upstream.address());
-        }
-        Self { shared: shared.clone(), since: Instant::now(), ended: AtomicBool::new(false) }
-    }
-
-    /// The hold is over; only the first word counts.
-    pub(super) fn end(&self, result: &'static str) {
-        if self.ended.swap(true, Ordering::Relaxed) {
-            return;
-        }
-        self.shared.meters.held(-1);
-        self.shared.meters.hold_ended(result);
-        self.shared.state.held(false);
-        if let Some(more) = HELD.may() {
-            tracing::info!(target: "xdsproxy", "the stream held for {:?} is {result}{more}", self.since.elapsed());
-        }
-    }
-}
-
-impl Drop for Held {
-    fn drop(&mut self) {
-        self.end("given up");
     }
 }
 

@@ -10,7 +10,7 @@ use h2::{Reason, SendStream};
 use tokio::time::Instant;
 
 use super::ended::Leg;
-use super::server::Shared;
+use super::shared::Shared;
 
 /// A leg that does not move for so long, although bytes wait to be written, is worth a warning (the Go
 /// agent's figure for a slow write to Envoy).

@@ -20,14 +20,17 @@ use tonic::Status;
 use super::ended::{Ended, Leg, stalled};
 use super::frames::frame_bytes;
 use super::hold::{self, holdable};
+use super::inbox::Inbox;
 use super::memory::{Memory, Serving};
 use super::record::Messages;
+use super::reply::Reply;
 use super::scan::Facts;
-use super::session::Session;
 use super::sink::{Broken, Sink};
 use super::status::{self, Class};
+use super::stream::Stream;
 use super::upstream::{self, Link, Unopened};
 use super::{trouble, types};
+use crate::base::tasks::Stop;
 use crate::istiod;
 use crate::istiod::auth::root_cause;
 use crate::net::grpc;
@@ -64,10 +67,19 @@ enum Event {
     Over(Ended),
 }
 
+/// What it needs of an Envoy stream that waits.
+pub(super) struct Sides<'a> {
+    pub(super) stream: &'a Stream<'a>,
+    pub(super) inbox: &'a mut Inbox,
+    pub(super) reply: &'a mut Reply,
+    /// Cancelled when a newer stream takes its place, or the agent stops.
+    pub(super) replaced: &'a Stop,
+}
+
 /// Runs until istiod answers, or Envoy's stream is over.
-pub(super) async fn run(session: &mut Session<'_>, memory: &Arc<Memory>) -> Result<Answered, Ended> {
-    let shared = session.stream.shared;
-    let protocol = session.stream.protocol;
+pub(super) async fn run(sides: &mut Sides<'_>, memory: &Arc<Memory>) -> Result<Answered, Ended> {
+    let shared = sides.stream.shared;
+    let protocol = sides.stream.protocol;
     let mark = format!("memory-{:08x}-", rand::random::<u32>());
     let mut envoy = StandIn::new(protocol.mode(), mark);
     let mut messages = Messages::new(shared.config.max_request);
@@ -77,7 +89,7 @@ pub(super) async fn run(session: &mut Session<'_>, memory: &Arc<Memory>) -> Resu
     let mut due = pin!(tokio::time::sleep(if shared.holds() { Duration::ZERO } else { memory.after() }));
     let mut is_due = false;
     let mut old = pin!(tokio::time::sleep(memory.left().unwrap_or(NO_END)));
-    let mut data = session.inbox.taken_back().await;
+    let mut data = sides.inbox.taken_back().await;
     loop {
         for message in messages.push(&data).map_err(too_large)? {
             if let Some(rejected) = envoy.request(&message).map_err(|_| no_request())? {
@@ -85,10 +97,10 @@ pub(super) async fn run(session: &mut Session<'_>, memory: &Arc<Memory>) -> Resu
                     types::short(&rejected));
             }
         }
-        session.inbox.give_back(data.len());
+        sides.inbox.give_back(data.len());
         if let Way::Asking { more, attempt, .. } = &way {
             for message in envoy.more() {
-                told(session, memory, *attempt, &message);
+                told(sides, memory, *attempt, &message);
                 let _ = more.send(frame_bytes(&message));
             }
         }
@@ -99,10 +111,10 @@ pub(super) async fn run(session: &mut Session<'_>, memory: &Arc<Memory>) -> Resu
             serving = Some(memory.serve(shared.upstream.address()));
         }
         if serving.is_some() {
-            say(session, memory, &mut envoy).await?;
+            say(sides, memory, &mut envoy).await?;
         }
         data = Bytes::new();
-        match next(session, &mut way, due.as_mut(), is_due, old.as_mut()).await {
+        match next(sides, &mut way, due.as_mut(), is_due, old.as_mut()).await {
             Event::Over(ended) => return Err(ended),
             Event::Data(Some(Ok(more))) => data = more,
             Event::Data(Some(Err(error))) => return Err(Ended::envoy(status::of_downstream(&error))),
@@ -116,7 +128,7 @@ pub(super) async fn run(session: &mut Session<'_>, memory: &Arc<Memory>) -> Resu
             Event::Opened(Ok(link)) => {
                 let attempt = memory.next_stream();
                 let first = envoy.hand_over();
-                first.iter().for_each(|message| told(session, memory, attempt, message));
+                first.iter().for_each(|message| told(sides, memory, attempt, message));
                 let first = first.iter().map(|message| frame_bytes(message)).collect();
                 let (more, queue) = mpsc::unbounded_channel();
                 way = Way::Asking { answer: Box::pin(ask(link, first, queue)), more, attempt };
@@ -125,24 +137,24 @@ pub(super) async fn run(session: &mut Session<'_>, memory: &Arc<Memory>) -> Resu
                 shared.meters.dial("failed");
                 let report =
                     report.map_or_else(|| trouble::ended(shared.upstream.address(), &status), |r| *r);
-                failed(session, memory, &status, report, roots || holdable(&status))?;
+                failed(sides, memory, &status, report, roots || holdable(&status))?;
                 (way, is_due) = (Way::Idle, true);
             }
             Event::Answered(Err(status)) => {
                 let report = trouble::ended(shared.upstream.address(), &status);
-                failed(session, memory, &status, report, holdable(&status))?;
+                failed(sides, memory, &status, report, holdable(&status))?;
                 (way, is_due) = (Way::Idle, true);
             }
             Event::Answered(Ok(link)) => {
                 let Way::Asking { attempt, .. } = way else { unreachable!("only who was asked answers") };
                 let listeners = envoy.types().any(|of| of == types::LISTENER);
                 let strip = (!envoy.is_silent()).then(|| envoy.end());
-                session.inbox.handed_over(strip, messages, listeners);
-                if listeners && !session.stream.first_listeners.swap(true, Ordering::Relaxed) {
-                    shared.own(protocol).into_iter().for_each(|own| session.stream.queue.put(own));
+                sides.inbox.handed_over(strip, messages, listeners);
+                if listeners && !sides.stream.first_listeners.swap(true, Ordering::Relaxed) {
+                    shared.own(protocol).into_iter().for_each(|own| sides.stream.queue.put(own));
                 }
                 if let Some(serving) = serving {
-                    tracing::info!(target: "xdsproxy", stream = session.stream.id,
+                    tracing::info!(target: "xdsproxy", stream = sides.stream.id,
                         "istiod is back: Envoy's stream is handed over to it");
                     serving.handed_over();
                 }
@@ -162,8 +174,8 @@ fn no_request() -> Ended {
 }
 
 // A request goes to istiod in Envoy's name.
-fn told(session: &Session<'_>, memory: &Memory, attempt: u64, message: &Bytes) {
-    let (shared, protocol) = (session.stream.shared, session.stream.protocol);
+fn told(sides: &Sides<'_>, memory: &Memory, attempt: u64, message: &Bytes) {
+    let (shared, protocol) = (sides.stream.shared, sides.stream.protocol);
     shared.meters.request();
     if let Ok(request) = crate::replay::read::request(protocol.mode(), message) {
         shared.state.request(&request.type_url, &Facts::default());
@@ -173,13 +185,13 @@ fn told(session: &Session<'_>, memory: &Memory, attempt: u64, message: &Bytes) {
 
 // The attempt has failed; an error where memory must not stand in for it.
 fn failed(
-    session: &Session<'_>,
+    sides: &Sides<'_>,
     memory: &Memory,
     status: &Status,
     report: Report,
     holdable: bool,
 ) -> Result<(), Ended> {
-    let shared = session.stream.shared;
+    let shared = sides.stream.shared;
     shared.meters.istiod_ended(Class::Unexpected);
     shared.failed(status, report);
     if memory.judge(status) && holdable {
@@ -188,7 +200,7 @@ fn failed(
     Err(Ended { by: Leg::Istiod, status: status.clone(), class: Class::Unexpected })
 }
 
-async fn dial(shared: &super::server::Shared, protocol: super::Protocol) -> Result<Link, Unopened> {
+async fn dial(shared: &super::shared::Shared, protocol: super::Protocol) -> Result<Link, Unopened> {
     let mut wake = shared.wake.clone();
     wake.mark_unchanged();
     if let Some(due) = shared.due() {
@@ -260,16 +272,16 @@ async fn send(sink: &mut SendStream<Bytes>, mut bytes: Bytes) -> Result<(), h2::
 }
 
 // Tells Envoy what memory has for it.
-async fn say(session: &mut Session<'_>, memory: &Memory, envoy: &mut StandIn) -> Result<(), Ended> {
+async fn say(sides: &mut Sides<'_>, memory: &Memory, envoy: &mut StandIn) -> Result<(), Ended> {
     loop {
         let answer = memory.answer(envoy).map_err(|error| {
             Ended::envoy(Status::internal(format!("the last good configuration cannot be read: {error}")))
         })?;
         let Some(answer) = answer else { return Ok(()) };
-        let shared = session.stream.shared;
-        session.reply.open().map_err(|error| Ended::envoy(status::of_downstream(&error)))?;
+        let shared = sides.stream.shared;
+        sides.reply.open().map_err(|error| Ended::envoy(status::of_downstream(&error)))?;
         let mut sink =
-            Sink { stream: &mut *session.reply, leg: Leg::Envoy, shared, progress: Default::default() };
+            Sink { stream: &mut *sides.reply, leg: Leg::Envoy, shared, progress: Default::default() };
         sink.send(frame_bytes(&answer)).await.map_err(|broken| match broken {
             Broken::Gone(error) => Ended::envoy(status::of_downstream(&error)),
             Broken::Stalled(after) => stalled(Leg::Envoy, after),
@@ -278,14 +290,14 @@ async fn say(session: &mut Session<'_>, memory: &Memory, envoy: &mut StandIn) ->
 }
 
 async fn next(
-    session: &mut Session<'_>,
+    sides: &mut Sides<'_>,
     way: &mut Way<'_>,
     due: std::pin::Pin<&mut tokio::time::Sleep>,
     is_due: bool,
     old: std::pin::Pin<&mut tokio::time::Sleep>,
 ) -> Event {
-    let until: Option<Instant> = session.stream.until;
-    let (reply, inbox, replaced) = (&mut *session.reply, &mut session.inbox, &session.replaced);
+    let until: Option<Instant> = sides.stream.until;
+    let (reply, inbox, replaced) = (&mut *sides.reply, &mut *sides.inbox, sides.replaced);
     let step = async {
         match way {
             Way::Idle => std::future::pending().await,

@@ -9,7 +9,7 @@ use crate::grpc::{Code, Status};
 use crate::record::Event;
 use crate::reply::{Gone, Reply, Requests};
 use crate::resources::View;
-use crate::server::Shared;
+use crate::shared::Shared;
 
 /// What agents report their application's health with; never answered.
 const HEALTH: &str = "type.googleapis.com/istio.v1.HealthInformation";

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::agent::shutdown::Stages;
+use crate::agent::stages::Stages;
 
 /// Streams are told, answers go out. New clients wait in the kernel's queues meanwhile, so it is short; what has not
 /// ended then is cut, as a stream that Envoy opens again.

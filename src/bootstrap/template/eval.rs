@@ -5,10 +5,8 @@ use std::collections::BTreeMap;
 use super::Error;
 use super::functions;
 use super::parse::{List, Node, Operand, Pipe, Tree};
-use super::value::Value;
+use super::value::{LIMIT, Value};
 
-/// The longest result, in bytes: a bootstrap is some tens of kilobytes.
-pub(super) const LIMIT: usize = 16 << 20;
 /// How deep templates may call each other.
 const DEPTH: usize = 100;
 /// The most that `range` counts to.

@@ -4,6 +4,9 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value as Json, json};
 
+/// The longest result, in bytes: a bootstrap is some tens of kilobytes.
+pub(super) const LIMIT: usize = 16 << 20;
+
 /// A value of a template.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Value {

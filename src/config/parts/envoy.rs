@@ -11,7 +11,7 @@ use crate::bootstrap::{self, Locality, Node, grpc};
 use crate::config::args;
 use crate::config::bootstrap as from_config;
 use crate::config::env::{Key, Settings, kinds, var};
-use crate::config::{node, platform, pod, release};
+use crate::config::{node, platform, pod, ports};
 use crate::envoy::command::{self, IpVersion, LogLevels, Options};
 use crate::envoy::drain::{self, ExitOnZero};
 use crate::envoy::{self, ConfigFile, admin, restart};
@@ -59,7 +59,7 @@ pub(crate) fn presence(config: &Sources) -> Result<Presence, Error> {
 /// User and group of Envoy when the agent is root and serves DNS on port 53.
 const ENVOY_USER: (u32, u32) = (1337, 1337);
 
-/// A port of [`release::SECURE_PORTS`]; a negative one is only told to istiod, as in the Go agent.
+/// A port of [`ports::SECURE_PORTS`]; a negative one is only told to istiod, as in the Go agent.
 fn secure_port(settings: &Settings, key: Key<kinds::Int>) -> Option<u16> {
     u16::try_from(settings.int(key)).ok().filter(|port| *port > 0)
 }
@@ -160,7 +160,7 @@ pub(crate) fn process(config: &Sources, root: bool) -> Result<envoy::Config, Err
             ipv6_only: !ipv4 && !addresses.is_empty(),
             inbound_only: config.node_type == "sidecar",
             own_ports: vec![port(var::ENVOY_STATUS_PORT, 15021), port(var::ENVOY_PROMETHEUS_PORT, 15090)],
-            secure_ports: release::SECURE_PORTS.into_iter().filter_map(|key| secure_port(s, key)).collect(),
+            secure_ports: ports::SECURE_PORTS.into_iter().filter_map(|key| secure_port(s, key)).collect(),
         },
         drain: drain::Config {
             termination_drain: Sources::span(proxy.termination_drain_duration.as_ref()).unwrap_or_default(),
@@ -187,7 +187,7 @@ impl Sources {
         out.envoy_status_port = s.int(var::ENVOY_STATUS_PORT);
         out.envoy_prometheus_port = s.int(var::ENVOY_PROMETHEUS_PORT);
         [out.secure_metrics_port, out.secure_merged_metrics_port] =
-            release::SECURE_PORTS.map(|key| secure_port(s, key));
+            ports::SECURE_PORTS.map(|key| secure_port(s, key));
         out.status_proxy_protocol = s.flag(var::ENVOY_STATUS_PORT_ENABLE_PROXY_PROTOCOL);
         out.dual_stack = s.flag(var::ISTIO_DUAL_STACK);
         out.delta_xds = s.flag(var::ISTIO_DELTA_XDS);
@@ -254,7 +254,7 @@ impl Bootstrap {
             outlier_log_path: config.flags.or_default(args::PROXY, "outlierLogPath"),
             envoy_status_port: s.int(var::ENVOY_STATUS_PORT),
             envoy_prometheus_port: s.int(var::ENVOY_PROMETHEUS_PORT),
-            secure_ports: release::SECURE_PORTS.map(|key| s.int(key)),
+            secure_ports: ports::SECURE_PORTS.map(|key| s.int(key)),
             dns_address: s.env().get("DNS_PROXY_ADDR").unwrap_or_default(),
             release: config.release,
             exit_on_zero_connections: s.flag(var::EXIT_ON_ZERO_ACTIVE_CONNECTIONS),

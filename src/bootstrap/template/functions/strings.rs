@@ -4,9 +4,8 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 
 use super::{Answer, loose};
-use crate::bootstrap::template::eval::LIMIT;
 use crate::bootstrap::template::text;
-use crate::bootstrap::template::value::Value;
+use crate::bootstrap::template::value::{LIMIT, Value};
 
 pub(super) fn call(name: &str, a: &[Value]) -> Option<Answer> {
     // The text comes last, so that it can be piped in.

@@ -1,0 +1,52 @@
+//! A stream that is held while istiod is dialled: on the books, in the metrics and in the log, until its end.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use tokio::time::Instant;
+
+use super::shared::Shared;
+use crate::base::seldom::Seldom;
+
+/// Any client can cause these, as often as it likes.
+static HOLDS: Seldom = Seldom::new(60);
+static HELD: Seldom = Seldom::new(60);
+
+/// A stream that may be held shows as held until istiod answers; counted and logged once at its end.
+pub(super) struct Held {
+    shared: Arc<Shared>,
+    since: Instant,
+    ended: AtomicBool,
+}
+
+impl Held {
+    /// From now on it is held.
+    pub(super) fn new(shared: &Arc<Shared>, id: u64) -> Self {
+        shared.meters.held(1);
+        shared.state.held(true);
+        if let Some(more) = HOLDS.may() {
+            tracing::info!(target: "xdsproxy", stream = id,
+                "istiod has failed before, so Envoy's stream is held while the agent dials {}{more}", shared.upstream.address());
+        }
+        Self { shared: shared.clone(), since: Instant::now(), ended: AtomicBool::new(false) }
+    }
+
+    /// The hold is over; only the first word counts.
+    pub(super) fn end(&self, result: &'static str) {
+        if self.ended.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        self.shared.meters.held(-1);
+        self.shared.meters.hold_ended(result);
+        self.shared.state.held(false);
+        if let Some(more) = HELD.may() {
+            tracing::info!(target: "xdsproxy", "the stream held for {:?} is {result}{more}", self.since.elapsed());
+        }
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.end("given up");
+    }
+}
