@@ -34,8 +34,8 @@ pub mod ca {
 }
 
 pub mod config {
-    pub mod bootstrap {
-        pub use crate::config::bootstrap::{cluster_name, istiod_san, options, proxy_config_json};
+    pub mod envoy_options {
+        pub use crate::config::envoy_options::{cluster_name, istiod_san, options, proxy_config_json};
     }
     pub mod mesh {
         pub use crate::config::mesh::Effective;
@@ -67,7 +67,7 @@ pub mod dns {
 }
 
 pub mod envoy {
-    pub use crate::envoy::{Config, ConfigFile, Exit, Handle, Outcome, Reason, State, Supervisor};
+    pub use crate::envoy::{Config, ConfigFile, Exit, Handle, Outcome, Reason, RunState, Supervisor};
     pub mod admin {
         pub use crate::envoy::admin::{Client, Config};
     }
@@ -116,7 +116,7 @@ pub mod iptables {
         pub use crate::iptables::settings::{Host, Settings, name_servers, resolve};
     }
     pub mod state {
-        pub use crate::iptables::state::{State, split_words};
+        pub use crate::iptables::state::{SavedTables, split_words};
     }
     pub mod verify {
         pub use crate::iptables::verify::{Names, difference, wanted};
@@ -135,8 +135,8 @@ pub mod istiod {
 
 pub mod net {
     pub use crate::net::fuzz;
-    pub mod authority {
-        pub use crate::net::authority::Rewriter;
+    pub mod authority_rewriter {
+        pub use crate::net::authority_rewriter::AuthorityRewriter;
     }
 }
 

@@ -3,7 +3,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use pilot_agent::testing::net::authority::Rewriter;
+use pilot_agent::testing::net::authority_rewriter::AuthorityRewriter;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -23,7 +23,7 @@ fn through(input: &[u8], step: usize) -> Result<Vec<u8>, std::io::ErrorKind> {
         };
         let read = async {
             let mut out = Vec::new();
-            Rewriter::new(server).read_to_end(&mut out).await.map(|_| out).map_err(|e| e.kind())
+            AuthorityRewriter::new(server).read_to_end(&mut out).await.map(|_| out).map_err(|e| e.kind())
         };
         tokio::join!(write, read).1
     })

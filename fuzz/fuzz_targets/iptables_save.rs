@@ -5,7 +5,7 @@
 use libfuzzer_sys::fuzz_target;
 use pilot_agent::testing::iptables::change::{self, Jumps};
 use pilot_agent::testing::iptables::model::{Family, Match, Proto, Rule, Table, Target};
-use pilot_agent::testing::iptables::state::State;
+use pilot_agent::testing::iptables::state::SavedTables;
 use pilot_agent::testing::iptables::verify::{self, Names};
 
 fn rules() -> Vec<Rule> {
@@ -37,7 +37,7 @@ fn well_formed(document: &str) {
 
 fuzz_target!(|text: &str| {
     let (rules, names) = (rules(), Names::default());
-    let state = State::parse(text);
+    let state = SavedTables::parse(text);
     for jumps in [Jumps::All, Jumps::Known] {
         well_formed(&change::removal(&state, &rules, Family::V4, &names, jumps));
     }
@@ -49,7 +49,7 @@ fuzz_target!(|text: &str| {
     let ours =
         "*nat\n:ISTIO_OUTPUT - [0:0]\n-A OUTPUT -j ISTIO_OUTPUT\n-A ISTIO_OUTPUT -p tcp -j RETURN\nCOMMIT\n";
     if !text.contains("ISTIO") {
-        let both = State::parse(&format!("{text}\n{ours}"));
+        let both = SavedTables::parse(&format!("{text}\n{ours}"));
         assert_eq!(verify::difference(&rules, Family::V4, &both, &names), None);
     }
 });

@@ -40,8 +40,8 @@ impl status::Agent for Face {
 
     fn terminating(&self) -> Option<String> {
         match self.envoy.state() {
-            envoy::State::Stopping(reason) => Some(reason),
-            envoy::State::Ended => Some("Envoy has ended".to_owned()),
+            envoy::RunState::Stopping(reason) => Some(reason),
+            envoy::RunState::Ended => Some("Envoy has ended".to_owned()),
             _ if self.tasks.closing.is_cancelled() => Some("the agent is stopping".to_owned()),
             _ => None,
         }

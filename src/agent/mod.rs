@@ -16,7 +16,6 @@
 //! | the others | one part each: what of it is made here |
 
 mod bind;
-mod bootstrap;
 mod ca;
 mod callers;
 mod common;
@@ -25,6 +24,7 @@ mod document;
 mod dry_run;
 mod health;
 mod refusals;
+mod render;
 mod serve;
 mod shutdown;
 mod signals;
@@ -159,7 +159,7 @@ async fn supervisor(
         Presence::External => Supervisor::external,
         Presence::Own => Supervisor::new,
     };
-    let text = Box::new(bootstrap::OfNode::new(bootstrap.clone(), node));
+    let text = Box::new(render::OfNode::new(bootstrap.clone(), node));
     let process = config.envoy.process.clone();
     let made = match heir.and_then(Heir::envoys) {
         Some(kept) if config.envoy.presence == Presence::Own => {

@@ -14,7 +14,7 @@ use tokio::time::Instant;
 use super::stages::Stages;
 use crate::base::handover;
 use crate::base::notify::{Notify, monotonic_usec};
-use crate::envoy::{self, State};
+use crate::envoy::{self, RunState};
 use crate::status::{self, ready::Envoy};
 use crate::trouble::Troubles;
 
@@ -32,7 +32,7 @@ pub(super) struct Asked {
     /// Envoy's admin interface; `None` without Envoy.
     pub admin: Option<SocketAddr>,
     /// Changes of Envoy's state.
-    pub state: watch::Receiver<State>,
+    pub state: watch::Receiver<RunState>,
     /// What is wrong, the first to repair on top.
     pub troubles: Troubles,
 }
@@ -124,10 +124,10 @@ fn status(missing: &[String], asked: &Asked) -> String {
 }
 
 // Whether Envoy is being replaced: a new epoch, or another process after a crash.
-fn renewed(running: &mut Option<u32>, now: &State) -> bool {
+fn renewed(running: &mut Option<u32>, now: &RunState) -> bool {
     match now {
-        State::Running { epoch } => running.replace(*epoch).is_some_and(|before| before != *epoch),
-        State::Recovering => true,
+        RunState::Running { epoch } => running.replace(*epoch).is_some_and(|before| before != *epoch),
+        RunState::Recovering => true,
         _ => false,
     }
 }
@@ -164,10 +164,10 @@ mod tests {
     #[test]
     fn another_epoch_or_a_recovery_is_a_reload() {
         let mut running = None;
-        assert!(!renewed(&mut running, &State::Running { epoch: 0 }));
-        assert!(!renewed(&mut running, &State::Running { epoch: 0 }));
-        assert!(renewed(&mut running, &State::Running { epoch: 1 }));
-        assert!(renewed(&mut running, &State::Recovering));
-        assert!(!renewed(&mut running, &State::Stopping("x".into())));
+        assert!(!renewed(&mut running, &RunState::Running { epoch: 0 }));
+        assert!(!renewed(&mut running, &RunState::Running { epoch: 0 }));
+        assert!(renewed(&mut running, &RunState::Running { epoch: 1 }));
+        assert!(renewed(&mut running, &RunState::Recovering));
+        assert!(!renewed(&mut running, &RunState::Stopping("x".into())));
     }
 }

@@ -256,7 +256,7 @@ impl Upgrades {
         stop: Option<&'static str>,
         whole: bool,
     ) -> std::io::Result<Parcel> {
-        let state = state::State {
+        let state = state::HandoverState {
             version: crate::base::build_info::VERSION.to_owned(),
             words: words().map(|word| word.to_string_lossy().into_owned()).collect(),
             began: state::millis(SystemTime::now()),

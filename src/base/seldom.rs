@@ -10,11 +10,11 @@ const SPAN: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 pub(crate) struct Seldom {
     most: u32,
-    state: Mutex<Option<State>>,
+    state: Mutex<Option<Window>>,
 }
 
 #[derive(Debug)]
-struct State {
+struct Window {
     since: Instant,
     told: u32,
     left_out: u64,
@@ -35,7 +35,7 @@ impl Seldom {
 
     fn at(&self, now: Instant) -> Option<String> {
         let mut state = self.state.lock().expect("no panic holds this lock");
-        let state = state.get_or_insert(State { since: now, told: 0, left_out: 0 });
+        let state = state.get_or_insert(Window { since: now, told: 0, left_out: 0 });
         if now.duration_since(state.since) >= SPAN {
             (state.since, state.told) = (now, 0);
         }

@@ -15,7 +15,7 @@ use tokio::time::{Instant, timeout_at};
 use tonic::{Code, Status};
 
 use super::Error;
-use super::unary::Session;
+use super::unary::UnaryConnection;
 use crate::base::backoff::{Jitter, Policy};
 use crate::base::metrics::Metrics;
 use crate::istiod::auth::{CallHeaders, TokenSource, root_cause};
@@ -88,7 +88,7 @@ struct Failed {
 /// What a call has come to.
 #[derive(Default)]
 struct Talk {
-    session: Option<Session>,
+    session: Option<UnaryConnection>,
     /// The message may have left, whatever became of it.
     sent: bool,
 }
@@ -200,7 +200,8 @@ impl Caller {
             };
             let connection = self.config.connector.connect_told(&late).await;
             let connection = connection.map_err(|e| self.unreachable(e))?;
-            talk.session = Some(Session::open(connection).await.map_err(|status| self.refused(status))?);
+            talk.session =
+                Some(UnaryConnection::open(connection).await.map_err(|status| self.refused(status))?);
         }
         let Some(session) = talk.session.as_mut() else {
             return Err(self.refused(Status::internal("no connection")));

@@ -8,7 +8,7 @@ use crate::base::metrics::Metrics;
 
 /// Which CA is asked.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Provider {
+pub(crate) enum CaProvider {
     /// istiod's.
     Citadel,
     /// Nobody: certificates are mounted under the names that GKE gives them.
@@ -33,7 +33,7 @@ const NAMES: &str =
     "CA_PROVIDER is one of Citadel, Istiod, GkeWorkloadCertificate, GoogleCA, GoogleCAS, VaultCA";
 const UNNAMED: &str = "CA_ADDR is one of googleapis.com: name the provider, CA_PROVIDER=GoogleCA";
 
-impl Provider {
+impl CaProvider {
     /// From `CA_PROVIDER` and `CA_ADDR`. As in the Go agent, an address of `googleapis.com` means Google's Mesh
     /// CA whatever else the provider says; but a workload is sent there only when Google is asked for, by the
     /// provider's name or by `google` (`ENABLE_GOOGLE_CA`).
@@ -77,14 +77,14 @@ pub(crate) struct Details {
 /// When a second CA client is made for one registry.
 #[must_use]
 pub(crate) fn client(
-    provider: &Provider,
+    provider: &CaProvider,
     calls: Calls,
     details: Details,
     metrics: &Metrics,
 ) -> Option<Arc<dyn CaClient>> {
     Some(match provider {
-        Provider::GkeWorkloadCertificate | Provider::Vault => return None,
-        Provider::Citadel => {
+        CaProvider::GkeWorkloadCertificate | CaProvider::Vault => return None,
+        CaProvider::Citadel => {
             let Calls { connector, tokens, headers, attempt_timeout, total_timeout, trouble } = calls;
             let cert_signer = details.cert_signer;
             let config = citadel::Config {
@@ -98,8 +98,8 @@ pub(crate) fn client(
             };
             Arc::new(citadel::Client::new(config, metrics))
         }
-        Provider::GoogleCa => Arc::new(google::MeshCa::new(calls, &details.cluster_url, metrics)),
-        Provider::GoogleCas => {
+        CaProvider::GoogleCa => Arc::new(google::MeshCa::new(calls, &details.cluster_url, metrics)),
+        CaProvider::GoogleCas => {
             Arc::new(google::CertificateAuthorityService::new(calls, details.pool, metrics))
         }
     })
@@ -113,23 +113,23 @@ mod tests {
     fn naming_a_provider_is_asking_for_it() {
         let google = "meshca.googleapis.com:443";
         for (name, address, switched, wanted) in [
-            ("Citadel", "", false, Ok(Provider::Citadel)),
-            ("Istiod", "", false, Ok(Provider::Citadel)),
-            ("", "istiod:15012", false, Ok(Provider::Citadel)),
-            ("GkeWorkloadCertificate", "", false, Ok(Provider::GkeWorkloadCertificate)),
-            ("GoogleCA", google, false, Ok(Provider::GoogleCa)),
-            ("GoogleCA", "ca:1", false, Ok(Provider::GoogleCa)),
-            ("GoogleCAS", "projects/p/locations/l/caPools/c", false, Ok(Provider::GoogleCas)),
-            ("VaultCA", "", false, Ok(Provider::Vault)),
+            ("Citadel", "", false, Ok(CaProvider::Citadel)),
+            ("Istiod", "", false, Ok(CaProvider::Citadel)),
+            ("", "istiod:15012", false, Ok(CaProvider::Citadel)),
+            ("GkeWorkloadCertificate", "", false, Ok(CaProvider::GkeWorkloadCertificate)),
+            ("GoogleCA", google, false, Ok(CaProvider::GoogleCa)),
+            ("GoogleCA", "ca:1", false, Ok(CaProvider::GoogleCa)),
+            ("GoogleCAS", "projects/p/locations/l/caPools/c", false, Ok(CaProvider::GoogleCas)),
+            ("VaultCA", "", false, Ok(CaProvider::Vault)),
             ("Citadel", google, false, Err("GoogleCA")),
-            ("Citadel", google, true, Ok(Provider::GoogleCa)),
+            ("Citadel", google, true, Ok(CaProvider::GoogleCa)),
             ("Vault", "", true, Err("Vault")),
             ("vaultca", "", true, Err("vaultca")),
         ] {
-            let got = Provider::resolve(name, address, switched).map_err(|e| e.name);
+            let got = CaProvider::resolve(name, address, switched).map_err(|e| e.name);
             assert_eq!(got, wanted.map_err(str::to_owned), "{name} {address}");
         }
-        let text = Provider::resolve("Vault", "", false).unwrap_err().to_string();
+        let text = CaProvider::resolve("Vault", "", false).unwrap_err().to_string();
         assert!(
             text.starts_with("CA provider \"Vault\" not registered (") && text.contains("VaultCA"),
             "{text}"

@@ -20,14 +20,14 @@ use crate::net::grpc::{FRAME, code_of_http, code_of_reset, framed, status_in, un
 /// An answer above this is not a certificate chain.
 const MAX_ANSWER: usize = 16 << 20;
 /// An open connection.
-pub(super) struct Session {
+pub(super) struct UnaryConnection {
     send: SendRequest<Bytes>,
     connection: Connection<Stream, Bytes>,
     base: String,
     alive: bool,
 }
 
-impl Session {
+impl UnaryConnection {
     /// Speaks HTTP/2 on a fresh connection.
     pub(super) async fn open(connection: crate::istiod::Connection) -> Result<Self, Status> {
         let base = format!("{}://{}", connection.scheme, connection.authority);

@@ -8,8 +8,8 @@
 
 pub(crate) mod addresses;
 pub(crate) mod args;
-pub(crate) mod bootstrap;
 pub(crate) mod env;
+pub(crate) mod envoy_options;
 pub(crate) mod go;
 pub(crate) mod jsonpb;
 mod layers;

@@ -75,7 +75,7 @@ fn http_date(text: &str) -> Option<SystemTime> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::doctor::State;
+    use crate::doctor::Outcome;
 
     #[test]
     fn a_clock_is_judged_by_what_others_have_dated() {
@@ -83,11 +83,11 @@ mod tests {
         let hour = Duration::from_secs(3600);
         let token = |issued: SystemTime| Claims { issued: Some(issued), ..Claims::default() };
         let state = |claims: Option<&Claims>, date: Option<&str>| check(now, claims, &[], date).state;
-        assert_eq!(state(None, None), State::Skip);
-        assert_eq!(state(Some(&token(now - hour)), None), State::Ok);
-        assert_eq!(state(Some(&token(now + hour)), None), State::Fail);
-        assert_eq!(state(None, Some("Sun, 06 Nov 1994 08:49:37 GMT")), State::Skip);
-        assert_eq!(state(None, Some("Sun, 06 Nov 1994 09:49:37 GMT")), State::Fail);
-        assert_eq!(state(None, Some("Sun, 06 Nov 1994 07:49:37 GMT")), State::Fail);
+        assert_eq!(state(None, None), Outcome::Skip);
+        assert_eq!(state(Some(&token(now - hour)), None), Outcome::Ok);
+        assert_eq!(state(Some(&token(now + hour)), None), Outcome::Fail);
+        assert_eq!(state(None, Some("Sun, 06 Nov 1994 08:49:37 GMT")), Outcome::Skip);
+        assert_eq!(state(None, Some("Sun, 06 Nov 1994 09:49:37 GMT")), Outcome::Fail);
+        assert_eq!(state(None, Some("Sun, 06 Nov 1994 07:49:37 GMT")), Outcome::Fail);
     }
 }

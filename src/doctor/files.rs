@@ -24,7 +24,7 @@ pub(super) fn checks(scene: &Scene) -> Vec<Check> {
     out.extend(mounted(scene));
     out.extend(named(config));
     out.extend(written(config));
-    if out.iter().all(|c| c.state == super::State::Ok) {
+    if out.iter().all(|c| c.state == super::Outcome::Ok) {
         let uid = rustix::process::geteuid().as_raw();
         let said = format!("what is named is there, and user {uid} may write where the agent writes");
         out.push(Check::ok(NAME, said));

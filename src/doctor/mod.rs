@@ -14,10 +14,10 @@
 //! The way is the agent's own: `config::read` and its parts, the dial of `istiod` with its roots and proxies, the
 //! relay's way of opening a stream, the CA's client, the bootstrap of `agent`.
 
-mod bootstrap;
 mod capture;
 mod clock;
 mod configuration;
+mod envoy;
 mod files;
 mod limits;
 mod ports;
@@ -41,7 +41,7 @@ use crate::config::parts::identity::{self, Fetcher, Plan};
 use crate::config::{self, Sources, parts, pod};
 use crate::trouble::Kind;
 
-pub(crate) use report::{Check, Report, State};
+pub(crate) use report::{Check, Outcome, Report};
 
 /// All of it takes no longer.
 pub(crate) const LIMIT: Duration = Duration::from_secs(15);
@@ -123,7 +123,7 @@ pub(crate) async fn examine(inputs: Inputs) -> Report {
             let config = captured(&scene.config);
             move || capture::checks(config)
         }),
-        bootstrap::checks(&scene),
+        envoy::checks(&scene),
         blocking("limits", end, limits::checks),
         running::look(status_port),
     );
@@ -154,7 +154,7 @@ pub(crate) async fn capture(config: &Sources) -> Vec<String> {
     let config = captured(config);
     let end = Instant::now() + Duration::from_secs(5);
     let checks = blocking("capture", end, move || capture::checks(config)).await;
-    checks.into_iter().filter(|c| c.state != State::Skip).map(|c| c.sentence()).collect()
+    checks.into_iter().filter(|c| c.state != Outcome::Skip).map(|c| c.sentence()).collect()
 }
 
 /// What there is to say before a start about roots, files, rights and the token, for `proxy --dry-run`: one line each,
@@ -169,7 +169,7 @@ pub(crate) async fn preflight(config: &Arc<Sources>) -> Vec<String> {
     })
     .await;
     checks.push(token::checks(&scene).await.0);
-    let odd = checks.iter().filter(|c| matches!(c.state, State::Warn | State::Fail));
+    let odd = checks.iter().filter(|c| matches!(c.state, Outcome::Warn | Outcome::Fail));
     odd.map(|c| format!("{}: {}", c.name, c.sentence())).collect()
 }
 

@@ -11,7 +11,7 @@ use crate::trouble::Kind;
 
 /// How a check ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum State {
+pub(crate) enum Outcome {
     /// Well.
     Ok,
     /// Odd, and the proxy works all the same.
@@ -22,7 +22,7 @@ pub(crate) enum State {
     Skip,
 }
 
-impl State {
+impl Outcome {
     fn json(self) -> &'static str {
         match self {
             Self::Ok => "ok",
@@ -46,7 +46,7 @@ pub(crate) struct Check {
     /// What was looked at: a word from a closed list.
     pub name: &'static str,
     /// How it ended.
-    pub state: State,
+    pub state: Outcome,
     /// What was found, in one line.
     pub said: String,
     /// What to do; empty where nothing needs to be done.
@@ -57,19 +57,19 @@ pub(crate) struct Check {
 
 impl Check {
     pub(super) fn ok(name: &'static str, said: impl Into<String>) -> Self {
-        Self { name, state: State::Ok, said: said.into(), hint: String::new(), kind: None }
+        Self { name, state: Outcome::Ok, said: said.into(), hint: String::new(), kind: None }
     }
 
     pub(super) fn skip(name: &'static str, why: impl Into<String>) -> Self {
-        Self { state: State::Skip, ..Self::ok(name, why) }
+        Self { state: Outcome::Skip, ..Self::ok(name, why) }
     }
 
     pub(super) fn warn(name: &'static str, said: impl Into<String>, hint: impl Into<String>) -> Self {
-        Self { state: State::Warn, hint: hint.into(), ..Self::ok(name, said) }
+        Self { state: Outcome::Warn, hint: hint.into(), ..Self::ok(name, said) }
     }
 
     pub(super) fn fail(name: &'static str, kind: Kind, said: impl Into<String>) -> Self {
-        Self { state: State::Fail, hint: kind.hint().to_owned(), kind: Some(kind), ..Self::ok(name, said) }
+        Self { state: Outcome::Fail, hint: kind.hint().to_owned(), kind: Some(kind), ..Self::ok(name, said) }
     }
 
     pub(super) fn hint(mut self, hint: impl Into<String>) -> Self {
@@ -131,20 +131,20 @@ impl Report {
     /// istiod refuses it.
     pub(super) fn weigh(&mut self) {
         let refused = |c: &Check| {
-            c.state == State::Fail && matches!(c.kind, Some(Kind::AdsRefused | Kind::CertificateRefused))
+            c.state == Outcome::Fail && matches!(c.kind, Some(Kind::AdsRefused | Kind::CertificateRefused))
         };
         if !self.checks.iter().any(refused) {
             return;
         }
         for check in &mut self.checks {
-            if check.name == "token" && check.state == State::Warn && check.kind.is_some() {
-                check.state = State::Fail;
+            if check.name == "token" && check.state == Outcome::Warn && check.kind.is_some() {
+                check.state = Outcome::Fail;
             }
         }
     }
 
     fn verdict(&self) -> Option<Verdict> {
-        let own = self.checks.iter().filter(|c| c.state == State::Fail).filter_map(|c| {
+        let own = self.checks.iter().filter(|c| c.state == Outcome::Fail).filter_map(|c| {
             let kind = c.kind?;
             Some(Verdict {
                 kind,
@@ -165,11 +165,11 @@ impl Report {
     /// 0: nothing is broken; 1: something is.
     #[must_use]
     pub(crate) fn exit_code(&self) -> u8 {
-        u8::from(self.verdict().is_some() || self.checks.iter().any(|c| c.state == State::Fail))
+        u8::from(self.verdict().is_some() || self.checks.iter().any(|c| c.state == Outcome::Fail))
     }
 
     fn warnings(&self) -> usize {
-        self.checks.iter().filter(|c| c.state == State::Warn).count()
+        self.checks.iter().filter(|c| c.state == Outcome::Warn).count()
     }
 
     /// The lines, and the verdict as the last.
@@ -201,7 +201,7 @@ impl Report {
             if !c.hint.is_empty() {
                 out["hint"] = c.hint.as_str().into();
             }
-            if let Some(kind) = c.kind.filter(|_| c.state != State::Ok) {
+            if let Some(kind) = c.kind.filter(|_| c.state != Outcome::Ok) {
                 out["kind"] = kind.name().into();
             }
             out

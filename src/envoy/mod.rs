@@ -33,7 +33,7 @@ use std::time::Duration;
 
 pub(crate) use kept::Kept;
 pub use process::Exit;
-pub use supervisor::{Handle, State, Supervisor};
+pub use supervisor::{Handle, RunState, Supervisor};
 
 /// Everything needed to run one Envoy.
 #[derive(Debug, Clone)]

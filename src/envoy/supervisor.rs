@@ -1,6 +1,6 @@
 //! Runs Envoy from its start to the agent's end: the shell around [`super::drain`] and [`super::restart`].
 //!
-//! One task owns everything; [`Handle`]s leave it requests and see its [`State`]. Dropping the
+//! One task owns everything; [`Handle`]s leave it requests and see its [`RunState`]. Dropping the
 //! supervisor's future at any point kills Envoy and removes its file.
 
 mod handle;
@@ -24,7 +24,7 @@ use crate::trouble::Reporter;
 
 /// What readiness and debug pages may know.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum State {
+pub enum RunState {
     /// Envoy has not been started.
     Starting,
     /// Envoy runs; the newest epoch (0 unless hot restart is on).
@@ -46,7 +46,7 @@ pub struct Supervisor {
     /// Of an Envoy that somebody else runs.
     external: Option<External>,
     asked: Arc<Asked>,
-    state: channel::Sender<State>,
+    state: channel::Sender<RunState>,
     metrics: Metrics,
     trouble: Arc<Reporter>,
 }
@@ -151,7 +151,7 @@ impl Supervisor {
 
     fn build(envoy: Option<Envoy>, client: Option<admin::Client>, metrics: &Metrics) -> (Self, Handle) {
         let asked = Arc::new(Asked::default());
-        let (state, seen) = channel::channel(State::Starting);
+        let (state, seen) = channel::channel(RunState::Starting);
         let hot_restart = envoy.as_ref().is_some_and(|e| e.config.restart.hot_restart);
         let handle = Handle::new(asked.clone(), seen, client, hot_restart);
         (
@@ -184,11 +184,11 @@ impl Supervisor {
     async fn run_idle(self) -> Outcome {
         if self.external.is_some() {
             // As far as anybody can tell from here; its admin port tells the rest.
-            let _ = self.state.send(State::Running { epoch: 0 });
+            let _ = self.state.send(RunState::Running { epoch: 0 });
         }
         loop {
             if let Some(reason) = self.asked.take().stop {
-                let _ = self.state.send(State::Stopping(reason.to_string()));
+                let _ = self.state.send(RunState::Stopping(reason.to_string()));
                 return Outcome::stopped(&reason);
             }
             self.asked.changed().await;

@@ -14,7 +14,7 @@ use crate::secrets::Secret;
 use crate::secrets::slot::Slot;
 
 /// What one secret is good for.
-enum State {
+enum Usable {
     /// Not heard of yet.
     Unknown,
     /// It is not there, or has nothing of the kind.
@@ -49,7 +49,7 @@ pub(super) async fn run(secrets: &Secrets, api: &Arc<Api>, name: &str, slot: &Sl
     // Each watch is a connection: the fallback has one only while it may be needed.
     let mut spare = None;
     let mut served = false;
-    let mut states: Vec<State> = wanted.iter().map(|_| State::Unknown).collect();
+    let mut states: Vec<Usable> = wanted.iter().map(|_| Usable::Unknown).collect();
     let mut look = tokio::time::interval(LOOK);
     look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     look.tick().await;
@@ -58,12 +58,12 @@ pub(super) async fn run(secrets: &Secrets, api: &Arc<Api>, name: &str, slot: &Sl
             .note(name, Some("secrets whose names begin with istio or prometheus are not served".to_owned()));
     }
     loop {
-        served |= states[..own].iter().any(|state| matches!(state, State::Good(_)));
+        served |= states[..own].iter().any(|state| matches!(state, Usable::Good(_)));
         if served {
             spare = None;
         } else if spare.is_none()
             && let Some(secret) = wanted.get(own)
-            && !states[..own].iter().any(|state| matches!(state, State::Unknown))
+            && !states[..own].iter().any(|state| matches!(state, Usable::Unknown))
         {
             spare = Some(Box::pin(api.watch(secret, own, tell.clone())));
         }
@@ -79,27 +79,27 @@ pub(super) async fn run(secrets: &Secrets, api: &Arc<Api>, name: &str, slot: &Sl
     }
 }
 
-fn state(name: &str, secret: &str, spare: bool, held: Held) -> State {
+fn state(name: &str, secret: &str, spare: bool, held: Held) -> Usable {
     match held {
-        Held::Absent => State::Absent,
-        Held::Failed(why) => State::Failed(why),
+        Held::Absent => Usable::Absent,
+        Held::Failed(why) => Usable::Failed(why),
         Held::Secret(object) => {
             // A fallback is read under its own name.
             let under = if spare { secret } else { name };
             match resource(under, secret, &|field| object.field(field)) {
-                Ok(Some(value)) => State::Good(value),
-                Ok(None) => State::Absent,
-                Err(why) => State::Bad(why),
+                Ok(Some(value)) => Usable::Good(value),
+                Ok(None) => Usable::Absent,
+                Err(why) => Usable::Bad(why),
             }
         }
     }
 }
 
 /// Publishes the best of what there is, and notes what is wrong.
-fn settle(secrets: &Secrets, name: &str, wanted: &[&str], own: usize, states: &[State], slot: &Slot) {
+fn settle(secrets: &Secrets, name: &str, wanted: &[&str], own: usize, states: &[Usable], slot: &Slot) {
     let (owns, spare) = states.split_at(own);
     let good = owns.iter().find_map(|state| match state {
-        State::Good(value) => Some(value),
+        Usable::Good(value) => Some(value),
         _ => None,
     });
     if let Some(value) = good {
@@ -107,20 +107,20 @@ fn settle(secrets: &Secrets, name: &str, wanted: &[&str], own: usize, states: &[
         return secrets.note(name, None);
     }
     let bad = owns.iter().find_map(|state| match state {
-        State::Bad(why) | State::Failed(why) => Some(why.clone()),
+        Usable::Bad(why) | Usable::Failed(why) => Some(why.clone()),
         _ => None,
     });
-    if bad.is_none() && owns.iter().any(|state| matches!(state, State::Unknown)) {
+    if bad.is_none() && owns.iter().any(|state| matches!(state, Usable::Unknown)) {
         return;
     }
     let why = bad.unwrap_or_else(|| "there is no such secret".to_owned());
     let rest = match spare.first() {
         _ if slot.value().is_some() => "what was served before stays".to_owned(),
-        Some(State::Good(value)) => {
+        Some(Usable::Good(value)) => {
             secrets.publish(name, slot, value.clone());
             format!("{} is served in its place", wanted[own])
         }
-        Some(State::Unknown) => return,
+        Some(Usable::Unknown) => return,
         _ => "Envoy waits for it".to_owned(),
     };
     secrets.note(name, Some(format!("{why}; {rest}")));

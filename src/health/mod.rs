@@ -48,7 +48,7 @@ use crate::trouble::{Kind, Reporter};
 
 pub(crate) use config::Refused;
 pub use config::{Config, Method};
-pub(crate) use judge::{Judge, State};
+pub(crate) use judge::{AppHealth, Judge};
 use prober::Prober;
 
 /// Asks whether Envoy is ready; the error is the sentence that says what is missing. Has limits of its
@@ -109,7 +109,7 @@ pub(crate) struct Status {
     /// What is probed.
     pub method: String,
     /// What istiod was told last.
-    pub state: State,
+    pub state: AppHealth,
     /// Seconds since 1970 of the last change; absent before the first.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub since: Option<u64>,
@@ -152,7 +152,7 @@ impl Checker {
     pub(crate) fn new(config: Config, parts: Parts) -> (Self, Handle) {
         let status = Status {
             method: config.method.to_string(),
-            state: State::Undefined,
+            state: AppHealth::Undefined,
             since: None,
             probes: 0,
             last_error: None,
@@ -225,11 +225,11 @@ impl Checker {
         let state = change.unwrap_or(self.handle.status().state);
         match &reason {
             // Of an Envoy that is not ready others tell.
-            Some(why) if asked && state == State::Unhealthy => {
+            Some(why) if asked && state == AppHealth::Unhealthy => {
                 self.trouble
                     .report((Kind::ApplicationUnhealthy, format!("the application is unhealthy: {why}")));
             }
-            None if state == State::Healthy => self.trouble.end(),
+            None if state == AppHealth::Healthy => self.trouble.end(),
             _ => {}
         }
         tracing::debug!(target: "healthcheck", "probe: {}", reason.as_deref().unwrap_or("healthy"));
@@ -245,7 +245,7 @@ impl Checker {
         }
         match change {
             None => {}
-            Some(State::Healthy) => {
+            Some(AppHealth::Healthy) => {
                 self.state.with_label_values::<&str>(&[]).set(1);
                 tracing::info!(target: "healthcheck", "the application is healthy");
                 (self.report)(None);

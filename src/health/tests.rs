@@ -92,12 +92,12 @@ async fn only_changes_are_told_with_the_reason() {
     let web = Web::start(move |_| http(shown.load(Relaxed), "", "")).await;
     let mut running = start(config(get(web.addr.port(), "/h?a=b")), None);
     assert_eq!(running.next().await, None);
-    assert_eq!(running.handle.status().state, State::Healthy);
+    assert_eq!(running.handle.status().state, AppHealth::Healthy);
     code.store(503, Relaxed);
     let why = running.next().await.unwrap();
     assert_eq!(why, "status code was not from [200,400), bad code 503");
     let status = running.handle.status();
-    assert_eq!((status.state, status.last_error), (State::Unhealthy, Some(why)));
+    assert_eq!((status.state, status.last_error), (AppHealth::Unhealthy, Some(why)));
     let asked = web.heads().len();
     while web.heads().len() < asked + 5 {
         tokio::task::yield_now().await;

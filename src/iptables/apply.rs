@@ -13,7 +13,7 @@ use super::model::{Family, OUR_CHAINS, Rule, Table};
 use super::restore;
 use super::run::{Program, Runner};
 use super::settings::{Resolved, Settings};
-use super::state::State;
+use super::state::SavedTables;
 use super::undo;
 use super::verify::{self, Names};
 
@@ -222,7 +222,7 @@ impl Side<'_> {
     fn put_back(&self, runner: &mut dyn Runner) {
         let Some(now) = self.save(runner) else { return };
         let before = &self.backend.saved;
-        let state = State::parse(&now);
+        let state = SavedTables::parse(&now);
         if state == self.backend.state {
             return;
         }

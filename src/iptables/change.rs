@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use super::model::{Family, Rule, Table};
 use super::restore;
-use super::state::{Saved, State, is_ours};
+use super::state::{Saved, SavedTables, is_ours};
 use super::verify::{self, Names};
 
 /// While rules are rebuilt TCP and UDP are dropped, so that nothing passes by the proxy.
@@ -43,7 +43,7 @@ pub enum Jumps {
 
 /// The document that takes our rules out of `state`; empty when there are none.
 #[must_use]
-pub fn removal(state: &State, rules: &[Rule], family: Family, names: &Names, jumps: Jumps) -> String {
+pub fn removal(state: &SavedTables, rules: &[Rule], family: Family, names: &Names, jumps: Jumps) -> String {
     let mut text = String::new();
     for table in Table::ALL {
         let name = table.name();
@@ -86,7 +86,7 @@ fn canonical(rule: &Saved, names: &Names) -> Vec<(bool, String, String)> {
     verify::canonical(&rule.words, names)
 }
 
-fn outside_rules<'a>(state: &'a State, table: &str) -> Vec<(&'a str, &'a Saved)> {
+fn outside_rules<'a>(state: &'a SavedTables, table: &str) -> Vec<(&'a str, &'a Saved)> {
     let chains = state.tables.get(table).into_iter().flatten();
     chains
         .filter(|(chain, _)| !is_ours(chain))
@@ -130,7 +130,7 @@ fn is_mark_rule(table: Table, chain: &str, rule: &Saved) -> bool {
 
 /// Whether the guardrails stand on top of the filter table.
 #[must_use]
-pub fn guarded(state: &State) -> bool {
+pub fn guarded(state: &SavedTables) -> bool {
     GUARDS.chunks(2).all(|pair| {
         let chain = pair[0].0;
         let top: Vec<_> = state.rules("filter", chain).iter().take(2).map(|r| r.text.as_str()).collect();
@@ -141,8 +141,14 @@ pub fn guarded(state: &State) -> bool {
 /// What puts the tables of `before` back after a change failed half-way: (document, needs a full flush
 /// of its tables). Tables that held nothing then lose what is ours now.
 #[must_use]
-pub fn rollback(before: &str, now: &State, rules: &[Rule], family: Family, names: &Names) -> [String; 2] {
-    let then = State::parse(before);
+pub fn rollback(
+    before: &str,
+    now: &SavedTables,
+    rules: &[Rule],
+    family: Family,
+    names: &Names,
+) -> [String; 2] {
+    let then = SavedTables::parse(before);
     let mut absent = now.clone();
     absent.tables.retain(|table, _| !then.tables.contains_key(table));
     let clear = removal(&absent, rules, family, names, Jumps::All);

@@ -9,7 +9,7 @@ use super::change;
 use super::error::Error;
 use super::model::Family;
 use super::run::{Program, Runner};
-use super::state::State;
+use super::state::SavedTables;
 
 /// `FORCE_IPTABLES_BINARY`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,7 +32,7 @@ pub(crate) struct Backend {
     /// The output of the save command.
     pub saved: String,
     /// The same, read.
-    pub state: State,
+    pub state: SavedTables,
 }
 
 impl Backend {
@@ -79,9 +79,9 @@ pub(crate) fn choose(runner: &mut dyn Runner, family: Family, force: Option<Forc
     let legacy = reasons.keep(glance(runner, &legacy, family));
     let nft = reasons.keep(look(runner, &nft));
     // Rules count, not tables: looking at a legacy table makes it appear. Ours beat other people's.
-    let holds = |seen: &Option<Seen>, f: fn(&State) -> bool| seen.as_ref().is_some_and(|s| f(&s.state));
-    let legacy_first =
-        holds(&legacy, State::in_use) && (holds(&legacy, State::has_ours) || !holds(&nft, State::has_ours));
+    let holds = |seen: &Option<Seen>, f: fn(&SavedTables) -> bool| seen.as_ref().is_some_and(|s| f(&s.state));
+    let legacy_first = holds(&legacy, SavedTables::in_use)
+        && (holds(&legacy, SavedTables::has_ours) || !holds(&nft, SavedTables::has_ours));
     let [first, second] = if legacy_first { [legacy, nft] } else { [nft, legacy] };
     if let Some(backend) = first.and_then(|seen| reasons.keep(seen.fit(runner))) {
         let others = second.filter(|seen| seen.state.has_ours());
@@ -145,7 +145,7 @@ struct Seen {
     nft: bool,
     version: Option<(u32, u32, u32)>,
     saved: String,
-    state: State,
+    state: SavedTables,
 }
 
 impl Seen {
@@ -176,7 +176,7 @@ impl Seen {
 fn glance(runner: &mut dyn Runner, name: &str, family: Family) -> Result<Seen, Error> {
     let installed = runner.exists(&format!("{name}-save"));
     if installed && name.ends_with("-legacy") && runner.no_legacy_tables(family) {
-        let (saved, state) = (String::new(), State::default());
+        let (saved, state) = (String::new(), SavedTables::default());
         return Ok(Seen { name: name.to_owned(), nft: false, version: None, saved, state });
     }
     look(runner, name)
@@ -197,7 +197,7 @@ fn look(runner: &mut dyn Runner, name: &str) -> Result<Seen, Error> {
         nft = true;
         version = version.or(Some((0, 0, 0)));
     }
-    let state = State::parse(&out.stdout);
+    let state = SavedTables::parse(&out.stdout);
     Ok(Seen { name: name.to_owned(), nft, version, saved: out.stdout, state })
 }
 

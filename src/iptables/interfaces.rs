@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use super::detect;
 use super::model::{Family, Table};
 use super::run::Runner;
-use super::state::{Saved, State, is_ours};
+use super::state::{Saved, SavedTables, is_ours};
 
 /// What the settings must have been.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -35,7 +35,7 @@ pub(crate) fn look(runner: &mut dyn Runner) -> Apart {
 }
 
 impl Apart {
-    fn add(&mut self, state: &State) {
+    fn add(&mut self, state: &SavedTables) {
         if !state.has_ours() {
             return;
         }
@@ -78,7 +78,7 @@ mod tests {
 
     fn found(saved: &str) -> [String; 3] {
         let mut out = Apart::default();
-        out.add(&State::parse(saved));
+        out.add(&SavedTables::parse(saved));
         [out.kube_virt, out.ranges, out.excluded].map(|set| set.into_iter().collect::<Vec<_>>().join(","))
     }
 

@@ -6,7 +6,7 @@
 use super::change;
 use super::nft;
 use super::run::{Program, Runner};
-use super::state::{State, is_ours};
+use super::state::{SavedTables, is_ours};
 
 /// What captures traffic here.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -87,7 +87,7 @@ fn set(program: &str, saved: &str) -> Option<Set> {
         plain.push_str(rest);
         plain.push('\n');
     }
-    let state = State::parse(&plain);
+    let state = SavedTables::parse(&plain);
     let guarded = change::guarded(&state);
     if !state.has_ours() && !guarded {
         return None;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 /// The tables of one back end and family.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct State {
+pub struct SavedTables {
     /// Table name → chain name → rules in order, each as its words.
     pub tables: BTreeMap<String, BTreeMap<String, Vec<Saved>>>,
     /// A chain of somebody's own, or a policy other than ACCEPT.
@@ -35,7 +35,7 @@ pub(crate) fn is_ours(chain: &str) -> bool {
     chain.starts_with("ISTIO")
 }
 
-impl State {
+impl SavedTables {
     /// Reads the text of a save command; lines it does not know are passed over.
     #[must_use]
     pub fn parse(text: &str) -> Self {
@@ -138,7 +138,7 @@ mod tests {
 
     #[test]
     fn a_comment_is_one_word_and_no_chain_of_ours() {
-        let state = State::parse(
+        let state = SavedTables::parse(
             "*nat\n:OUTPUT ACCEPT [0:0]\n-A OUTPUT -m comment --comment \"see -A ISTIO_FOO \\\"x\\\"\" -j ACCEPT\nCOMMIT\n",
         );
         assert!(!state.has_ours());
@@ -151,8 +151,8 @@ mod tests {
     #[test]
     fn an_empty_legacy_table_is_not_in_use() {
         let saved = "*nat\n:PREROUTING ACCEPT [0:0]\n:INPUT ACCEPT [0:0]\nCOMMIT\n";
-        assert!(!State::parse(saved).in_use());
-        assert!(State::parse(&saved.replace("INPUT ACCEPT", "INPUT DROP")).in_use());
-        assert!(State::parse(&saved.replace("INPUT ACCEPT", "MINE -")).in_use());
+        assert!(!SavedTables::parse(saved).in_use());
+        assert!(SavedTables::parse(&saved.replace("INPUT ACCEPT", "INPUT DROP")).in_use());
+        assert!(SavedTables::parse(&saved.replace("INPUT ACCEPT", "MINE -")).in_use());
     }
 }

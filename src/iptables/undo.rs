@@ -9,7 +9,7 @@ use std::fmt::Write;
 
 use super::model::{BUILT_IN, Family, Rule, Table, Target};
 use super::restore;
-use super::state::State;
+use super::state::SavedTables;
 use super::verify::{self, Names};
 
 /// One command.
@@ -63,7 +63,12 @@ pub(crate) fn steps(rules: &[Rule], family: Family) -> Vec<Step<'_>> {
 
 /// The document that carries out whatever of the steps can be done to `state`, and what is left then.
 #[must_use]
-pub(crate) fn document(state: &State, rules: &[Rule], family: Family, names: &Names) -> (String, State) {
+pub(crate) fn document(
+    state: &SavedTables,
+    rules: &[Rule],
+    family: Family,
+    names: &Names,
+) -> (String, SavedTables) {
     let mut left = state.clone();
     let mut text = String::new();
     let steps = steps(rules, family);
@@ -84,7 +89,7 @@ pub(crate) fn document(state: &State, rules: &[Rule], family: Family, names: &Na
 }
 
 // The line of a step that succeeds; a rule of a chain that is emptied anyway needs none.
-fn play(step: &Step<'_>, left: &mut State, names: &Names) -> Option<String> {
+fn play(step: &Step<'_>, left: &mut SavedTables, names: &Names) -> Option<String> {
     let chains = left.tables.get_mut(step.table().name())?;
     match *step {
         Step::Delete(rule) => {
@@ -127,7 +132,7 @@ mod tests {
             rule("OUTPUT", vec![], Target::Jump("ISTIO_OUTPUT")),
             rule("ISTIO_OUTPUT", port("80"), Target::Jump("ISTIO_REDIRECT")),
         ];
-        let state = State::parse(
+        let state = SavedTables::parse(
             "*nat\n:OUTPUT ACCEPT [0:0]\n:ISTIO_OUTPUT - [0:0]\n:ISTIO_REDIRECT - [0:0]\n:ISTIO_X - [0:0]\n\
              -A OUTPUT -j ISTIO_OUTPUT\n-A OUTPUT -j ISTIO_OUTPUT\n-A OUTPUT -d 9.9.9.9/32 -j ACCEPT\n\
              -A ISTIO_OUTPUT -p tcp -m tcp --dport 443 -j ISTIO_REDIRECT\nCOMMIT\n",
@@ -137,6 +142,6 @@ mod tests {
         assert_eq!(text, format!("* nat\n{lines}COMMIT\n"));
         assert_eq!(left.our_chains("nat"), ["ISTIO_OUTPUT", "ISTIO_X"]);
         assert_eq!(left.rules("nat", "OUTPUT").len(), 2);
-        assert_eq!(document(&State::default(), &rules, Family::V4, &Names::default()).0, "");
+        assert_eq!(document(&SavedTables::default(), &rules, Family::V4, &Names::default()).0, "");
     }
 }

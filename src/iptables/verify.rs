@@ -10,7 +10,7 @@ use std::net::IpAddr;
 
 use super::model::{BUILT_IN, Family, Rule, Table};
 use super::restore;
-use super::state::State;
+use super::state::SavedTables;
 
 /// Names to numbers, as the kernel will print them.
 #[derive(Debug, Clone, Default)]
@@ -46,7 +46,7 @@ pub fn wanted(rules: &[Rule], family: Family) -> BTreeMap<(Table, &'static str),
 
 /// The first difference between what is wanted and what is there, or `None` when all is in place.
 #[must_use]
-pub fn difference(rules: &[Rule], family: Family, state: &State, names: &Names) -> Option<String> {
+pub fn difference(rules: &[Rule], family: Family, state: &SavedTables, names: &Names) -> Option<String> {
     let wanted = wanted(rules, family);
     for table in Table::ALL {
         for chain in state.our_chains(table.name()) {

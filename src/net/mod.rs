@@ -5,7 +5,7 @@
 //! | `grpc` | statuses, codes, frames, and what a gRPC server looks at first |
 //! | `io` | when something was last read from a connection |
 //! | `accept` | accepting: back-off, a reserve descriptor, one log line per change |
-//! | `authority` | rewrites an `:authority` that the HTTP/2 library would refuse |
+//! | `authority_rewriter` | rewrites an `:authority` that the HTTP/2 library would refuse |
 //! | `clients` | who is on a unix socket, and how many may be |
 //! | `http` | one request over one plain connection, its answer read whole |
 //! | `percent` | percent-encoding, with Go's strictness |
@@ -18,7 +18,7 @@
 //! and uses `base` only.
 
 pub(crate) mod accept;
-pub(crate) mod authority;
+pub(crate) mod authority_rewriter;
 pub(crate) mod clients;
 pub(crate) mod grpc;
 pub(crate) mod http;

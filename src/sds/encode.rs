@@ -20,7 +20,7 @@ pub const SECRET_TYPE: &str = "type.googleapis.com/envoy.extensions.transport_so
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct PrivateKeyProvider {
     /// Which.
-    pub provider: Provider,
+    pub provider: KeyAccelerator,
     /// `pollDelay`. Only the part below a second is sent, as by the Go agent.
     pub poll_delay: Option<Duration>,
     /// `fallback`.
@@ -29,14 +29,14 @@ pub(crate) struct PrivateKeyProvider {
 
 /// The providers that Envoy knows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Provider {
+pub(crate) enum KeyAccelerator {
     /// AVX-512 instructions.
     CryptoMb,
     /// QuickAssist.
     Qat,
 }
 
-impl Provider {
+impl KeyAccelerator {
     fn name(self) -> &'static str {
         match self {
             Self::CryptoMb => "cryptomb",
@@ -192,7 +192,7 @@ mod tests {
 
     #[test]
     fn a_provider_takes_the_key() {
-        for (provider, name) in [(Provider::CryptoMb, "cryptomb"), (Provider::Qat, "qat")] {
+        for (provider, name) in [(KeyAccelerator::CryptoMb, "cryptomb"), (KeyAccelerator::Qat, "qat")] {
             let poll_delay = Some(Duration::new(3, 10_000_000));
             let settings = PrivateKeyProvider { provider, poll_delay, fallback: true };
             let encoder = Encoder { private_key_provider: Some(settings), ..Encoder::default() };

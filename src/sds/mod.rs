@@ -19,7 +19,7 @@ pub(crate) mod session;
 mod stream;
 
 pub(crate) use calls::Callers;
-pub(crate) use encode::{PrivateKeyProvider, Provider};
+pub(crate) use encode::{KeyAccelerator, PrivateKeyProvider};
 pub(crate) use server::Server;
 
 use std::collections::BTreeSet;

@@ -239,36 +239,36 @@ impl Socket {
                 },
                 () = self.connections.ended() => {}
                 _ = look.tick() => match state(&place, file.path(), &mut self.looks).await {
-                    State::Ours => replaced = false,
-                    State::Gone => {
+                    SocketFile::Ours => replaced = false,
+                    SocketFile::Gone => {
                         tracing::warn!(target: "sds", "{} was removed by somebody; binding it again", self.path.display());
                         return;
                     }
-                    State::Replaced if !replaced => {
+                    SocketFile::Replaced if !replaced => {
                         replaced = true;
                         tracing::warn!(target: "sds", "{} now belongs to another server; keeping away from it", self.path.display());
                     }
-                    State::Replaced => {}
+                    SocketFile::Replaced => {}
                 },
             }
         }
     }
 }
 
-enum State {
+enum SocketFile {
     Ours,
     Gone,
     Replaced,
 }
 
-async fn state(place: &Place, path: &Path, looks: &mut Looks<Found>) -> State {
+async fn state(place: &Place, path: &Path, looks: &mut Looks<Found>) -> SocketFile {
     let place = place.clone();
     match looks.run(move || place.look()).await {
         // Two agents must not take the socket from each other for ever.
-        Some(Found::Other) if probe::live(path).await => State::Replaced,
-        Some(Found::Other | Found::Gone) => State::Gone,
+        Some(Found::Other) if probe::live(path).await => SocketFile::Replaced,
+        Some(Found::Other | Found::Gone) => SocketFile::Gone,
         // A folder that does not answer says nothing of the socket in it.
-        Some(Found::Ours) | None => State::Ours,
+        Some(Found::Ours) | None => SocketFile::Ours,
     }
 }
 

@@ -31,11 +31,11 @@ pub(super) const ID: &str = "spiffe://cluster.local/ns/default/sa/a";
 
 #[derive(Clone)]
 pub(super) struct FakeCa {
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<Inner>>,
     clock: Fixed,
 }
 
-struct State {
+struct Inner {
     authority: Authority,
     act: Act,
     calls: usize,
@@ -50,7 +50,7 @@ impl std::fmt::Debug for FakeCa {
 
 impl FakeCa {
     pub(super) fn new(clock: Fixed) -> Self {
-        let state = State {
+        let state = Inner {
             authority: Authority::new("cluster.local", 1),
             act: Act::Issue(DAY),
             calls: 0,

@@ -20,10 +20,10 @@ use tokio::time::Instant;
 use super::board::Board;
 use super::early::Early;
 use super::files::{Reply, Store};
+use super::identity_status::{Certificate, IdentityStatus};
 use super::metrics::Metrics;
 use super::output::Writer;
 use super::request::{Failure, FirstKey, Issued};
-use super::status::{Certificate, Status};
 use super::workload::Workload;
 use super::{Config, Error, Fetched, Kept, ResourceName, SecretSource};
 use crate::base::clock::Clock;
@@ -43,7 +43,7 @@ const QUEUE: usize = 256;
 pub(crate) struct Handle {
     commands: mpsc::Sender<Command>,
     bundle: watch::Sender<Vec<String>>,
-    status: Arc<Mutex<Status>>,
+    status: Arc<Mutex<IdentityStatus>>,
     kept: Arc<Mutex<Option<Kept>>>,
 }
 
@@ -72,7 +72,7 @@ impl Handle {
 
     /// The state now.
     #[must_use]
-    pub(crate) fn status(&self) -> Status {
+    pub(crate) fn status(&self) -> IdentityStatus {
         self.status.lock().expect("no panic holds this lock").clone()
     }
 }
@@ -97,7 +97,7 @@ pub(crate) struct Manager {
     metrics: Metrics,
     commands: mpsc::Receiver<Command>,
     bundle_news: watch::Receiver<Vec<String>>,
-    status: Arc<Mutex<Status>>,
+    status: Arc<Mutex<IdentityStatus>>,
     kept: Arc<Mutex<Option<Kept>>>,
     board: Board,
     files: Store,
@@ -134,7 +134,7 @@ impl Manager {
         let (commands, queue) = mpsc::channel(QUEUE);
         let known = config.kept.as_ref().map(|kept| kept.bundle.clone()).unwrap_or_default();
         let (bundle, bundle_news) = watch::channel(known.clone());
-        let status = Arc::new(Mutex::new(Status::default()));
+        let status = Arc::new(Mutex::new(IdentityStatus::default()));
         if config.eager && ca.is_some() && config.first_key.is_none() && config.kept.is_none() {
             config.first_key = Some(FirstKey::begin(config.key.clone()));
         }
@@ -239,7 +239,7 @@ impl Manager {
     fn report(&mut self) -> TaskResult {
         self.missed();
         let unfit = self.unfit()?;
-        let status = Status {
+        let status = IdentityStatus {
             asked: self.used(),
             certificate: self.workload.current.as_ref().map(|c| Certificate {
                 serial: c.issued.leaf.serial.clone(),

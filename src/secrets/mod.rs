@@ -18,6 +18,7 @@ mod early;
 #[cfg(test)]
 mod fake;
 pub(crate) mod files;
+mod identity_status;
 mod kept;
 pub(crate) mod manager;
 mod metrics;
@@ -29,7 +30,6 @@ pub(crate) mod probe;
 mod request;
 pub(crate) mod rotation;
 pub(crate) mod slot;
-mod status;
 mod workload;
 
 use std::fmt;

@@ -9,7 +9,7 @@ use super::{Error, Fetched, Secret};
 /// What is published. Followers compare counters, so nothing is missed between two looks; values in
 /// between may be, and should be: only the newest certificate is of use.
 #[derive(Debug, Default)]
-struct State {
+struct Published {
     value: Option<Secret>,
     changes: u64,
     failure: Option<Arc<Error>>,
@@ -18,11 +18,11 @@ struct State {
 
 /// The writing side.
 #[derive(Debug)]
-pub(crate) struct Slot(watch::Sender<State>);
+pub(crate) struct Slot(watch::Sender<Published>);
 
 impl Default for Slot {
     fn default() -> Self {
-        Self(watch::Sender::new(State::default()))
+        Self(watch::Sender::new(Published::default()))
     }
 }
 
@@ -79,7 +79,7 @@ impl Slot {
 /// Follows one resource.
 #[derive(Debug)]
 pub(crate) struct Updates {
-    news: watch::Receiver<State>,
+    news: watch::Receiver<Published>,
     changes: u64,
     failures: u64,
 }

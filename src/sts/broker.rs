@@ -89,11 +89,11 @@ struct Told {
     port: u16,
     plugin: &'static str,
     trouble: Reporter,
-    state: Mutex<State>,
+    state: Mutex<Tally>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct Tally {
     exchanges: u64,
     failures: u64,
     last_error: Option<String>,

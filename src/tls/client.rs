@@ -187,7 +187,7 @@ impl fmt::Debug for Identity {
 }
 
 /// What the files offer at one moment.
-enum State {
+enum Offer {
     /// Not usable for this connection, which goes on without.
     Without(String),
     /// Nothing may be sent in its place.
@@ -209,26 +209,26 @@ impl Identity {
         self.failure.lock().expect("no panic holds this lock").clone()
     }
 
-    fn examine(&self, now: SystemTime) -> State {
+    fn examine(&self, now: SystemTime) -> Offer {
         let cert = self.files.cert.display();
         let pem = match &self.read.cert {
             Ok(pem) => pem,
-            Err(e) => return State::Without(format!("cannot read the client certificate {cert}: {e}")),
+            Err(e) => return Offer::Without(format!("cannot read the client certificate {cert}: {e}")),
         };
         let chain: Vec<_> = CertificateDer::pem_slice_iter(pem).filter_map(Result::ok).collect();
         let first = match chain.first().map(|der| super::cert::parse_der(der)) {
             Some(Ok(first)) => first,
             Some(Err(e)) => {
-                return State::Without(format!("the client certificate {cert} does not parse: {e}"));
+                return Offer::Without(format!("the client certificate {cert} does not parse: {e}"));
             }
-            None => return State::Without(format!("the client certificate {cert} holds no certificate")),
+            None => return Offer::Without(format!("the client certificate {cert} holds no certificate")),
         };
         if first.not_after < now {
             let ago = now.duration_since(first.not_after).unwrap_or_default().as_secs();
-            return State::Without(format!("the client certificate {cert} expired {ago} s ago"));
+            return Offer::Without(format!("the client certificate {cert} expired {ago} s ago"));
         }
         let broken = |e: &dyn fmt::Display| {
-            State::Broken(format!(
+            Offer::Broken(format!(
                 "cannot load the client certificate {cert} with its key {}: {e}",
                 self.files.key.display()
             ))
@@ -241,7 +241,7 @@ impl Identity {
             Err(e) => return broken(e),
         };
         match CertifiedKey::from_der(chain, key, &self.provider) {
-            Ok(pair) => State::Usable(pair),
+            Ok(pair) => Offer::Usable(pair),
             Err(e) => broken(&e),
         }
     }
@@ -278,12 +278,12 @@ impl Signer for BrokenSigner {
 impl ResolvesClientCert for Identity {
     fn resolve(&self, _hints: &[&[u8]], _schemes: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
         match self.examine(self.clock.now()) {
-            State::Usable(pair) => Some(Arc::new(pair)),
-            State::Without(why) => {
+            Offer::Usable(pair) => Some(Arc::new(pair)),
+            Offer::Without(why) => {
                 tracing::warn!(target: "security", "{why}; connecting without a client certificate");
                 None
             }
-            State::Broken(why) => {
+            Offer::Broken(why) => {
                 *self.failure.lock().expect("no panic holds this lock") = Some(why);
                 // Not `None`: that would finish the handshake without a certificate.
                 Some(Arc::new(CertifiedKey::new(Vec::new(), Arc::new(Broken))))

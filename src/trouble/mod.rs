@@ -53,13 +53,13 @@ pub struct Troubles(Arc<Shared>);
 
 struct Shared {
     clock: Arc<dyn Clock>,
-    state: Mutex<State>,
+    state: Mutex<Present>,
     /// Something began while nothing was wrong.
     began: Notify,
 }
 
 #[derive(Default)]
-struct State {
+struct Present {
     next: u64,
     held: BTreeMap<u64, Held>,
     history: History,
@@ -126,7 +126,7 @@ impl Troubles {
     }
 
     // A panic while the lock was held leaves a list that is complete but for one entry.
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, Present> {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

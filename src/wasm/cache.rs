@@ -63,7 +63,7 @@ struct Known {
 }
 
 #[derive(Default)]
-struct State {
+struct Contents {
     modules: HashMap<Key, Module>,
     urls: HashMap<String, Known>,
 }
@@ -77,7 +77,7 @@ pub(super) struct Cache {
 struct Inner {
     dir: PathBuf,
     expiry: Duration,
-    state: Mutex<State>,
+    state: Mutex<Contents>,
 }
 
 impl Cache {
@@ -99,7 +99,7 @@ impl Cache {
         self.state().modules.len()
     }
 
-    fn state(&self) -> std::sync::MutexGuard<'_, State> {
+    fn state(&self) -> std::sync::MutexGuard<'_, Contents> {
         self.inner.state.lock().expect("no panic holds this lock")
     }
 
@@ -211,7 +211,7 @@ impl Cache {
     }
 }
 
-impl State {
+impl Contents {
     fn remember(&mut self, key: &Key, asker: Asker<'_>) {
         if asker.pinned {
             return;

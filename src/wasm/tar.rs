@@ -37,7 +37,7 @@ pub enum Error {
     Short,
 }
 
-enum State {
+enum Reading {
     Header,
     /// The wanted entry's content.
     Wanted,
@@ -52,7 +52,7 @@ enum State {
 /// The reader. Feed it with [`Tar::push`].
 pub struct Tar {
     pick: Pick,
-    state: State,
+    state: Reading,
     header: Vec<u8>,
     // Of the content in hand, and of its padding.
     left: u64,
@@ -69,7 +69,7 @@ impl Tar {
     pub fn new(pick: Pick) -> Self {
         Self {
             pick,
-            state: State::Header,
+            state: Reading::Header,
             header: Vec::with_capacity(BLOCK),
             left: 0,
             padding: 0,
@@ -89,8 +89,8 @@ impl Tar {
         mut input: &[u8],
         out: &mut dyn FnMut(&[u8]) -> Result<(), E>,
     ) -> Result<(), E> {
-        while !input.is_empty() && !matches!(self.state, State::Done) {
-            if matches!(self.state, State::Header) {
+        while !input.is_empty() && !matches!(self.state, Reading::Done) {
+            if matches!(self.state, Reading::Header) {
                 let n = input.len().min(BLOCK - self.header.len());
                 self.header.extend_from_slice(&input[..n]);
                 input = &input[n..];
@@ -104,8 +104,8 @@ impl Tar {
             let n = usize::try_from(self.left).unwrap_or(usize::MAX).min(input.len());
             let (content, rest) = input.split_at(n);
             match &mut self.state {
-                State::Wanted => out(content)?,
-                State::Meta(_, kept) => kept.extend_from_slice(content),
+                Reading::Wanted => out(content)?,
+                Reading::Meta(_, kept) => kept.extend_from_slice(content),
                 _ => {}
             }
             self.left -= n as u64;
@@ -125,20 +125,20 @@ impl Tar {
     /// # Errors
     /// When it ended in the middle of something.
     pub fn end(&self) -> Result<bool, Error> {
-        let between = matches!(self.state, State::Header) && self.header.is_empty();
-        let whole = matches!(self.state, State::Done) || between || (self.found && self.left == 0);
+        let between = matches!(self.state, Reading::Header) && self.header.is_empty();
+        let whole = matches!(self.state, Reading::Done) || between || (self.found && self.left == 0);
         if whole { Ok(self.found) } else { Err(Error::Short) }
     }
 
     fn end_of_content(&mut self) -> Result<(), Error> {
         // The wanted entry counts as whole before its padding.
-        if self.left == 0 && matches!(self.state, State::Wanted) {
-            self.state = State::Done;
+        if self.left == 0 && matches!(self.state, Reading::Wanted) {
+            self.state = Reading::Done;
         }
-        if self.left > 0 || self.padding > 0 || matches!(self.state, State::Header | State::Done) {
+        if self.left > 0 || self.padding > 0 || matches!(self.state, Reading::Header | Reading::Done) {
             return Ok(());
         }
-        if let State::Meta(kind, kept) = std::mem::replace(&mut self.state, State::Header) {
+        if let Reading::Meta(kind, kept) = std::mem::replace(&mut self.state, Reading::Header) {
             match kind {
                 b'L' => self.long_name = Some(kept.split(|b| *b == 0).next().unwrap_or_default().to_vec()),
                 b'x' => self.pax(&kept)?,
@@ -153,7 +153,7 @@ impl Tar {
         if header.iter().all(|b| *b == 0) {
             // Two empty blocks end the archive; one alone does not.
             if std::mem::replace(&mut self.zeros, true) {
-                self.state = State::Done;
+                self.state = Reading::Done;
             }
             return Ok(());
         }
@@ -167,7 +167,7 @@ impl Tar {
             if size > LONGEST {
                 return Err(Error::Long);
             }
-            self.state = State::Meta(kind, Vec::new());
+            self.state = Reading::Meta(kind, Vec::new());
         } else {
             let short = name(header);
             let name = self.long_name.take().unwrap_or(short);
@@ -181,7 +181,7 @@ impl Tar {
                 Pick::Named(wanted) => base(&name) == wanted.as_bytes(),
             };
             self.found |= wanted;
-            self.state = if wanted { State::Wanted } else { State::Other };
+            self.state = if wanted { Reading::Wanted } else { Reading::Other };
         }
         self.left = size;
         self.padding = size.next_multiple_of(BLOCK as u64).checked_sub(size).ok_or(Error::Damaged)?;

@@ -9,6 +9,7 @@ use bytes::Bytes;
 use tonic::Status;
 
 use super::ecds::Conversions;
+use super::end_status::Class;
 use super::ended::{Ended, Leg, of_gate, stalled};
 use super::frames::{End, Gate, Out, Verdict};
 use super::own::Own;
@@ -16,10 +17,9 @@ use super::record::Recorder;
 use super::reply::Reply;
 use super::rules::Responses;
 use super::sink::{Broken, Sink, watched};
-use super::status::Class;
 use super::stream::Stream;
 use super::upstream::Answer;
-use super::{status, tap, types};
+use super::{end_status, tap, types};
 use crate::base::heap;
 use crate::base::quote::{cut, shown};
 use crate::base::seldom::Seldom;
@@ -73,11 +73,11 @@ pub(super) async fn down(stream: &Stream<'_>, reply: &mut Reply, mut response: A
     let (parts, mut body) = answer.into_parts();
     let content_type = parts.headers.get(http::header::CONTENT_TYPE).and_then(|v| v.to_str().ok());
     let grpc = content_type.is_some_and(|t| t.starts_with("application/grpc"));
-    if let Some(status) = status::of_trailers(&parts.headers).filter(|_| body.is_end_stream()) {
+    if let Some(status) = end_status::of_trailers(&parts.headers).filter(|_| body.is_end_stream()) {
         return Ended::istiod(status);
     }
     if parts.status != http::StatusCode::OK || !grpc {
-        return Ended::istiod(status::of_http(parts.status, content_type));
+        return Ended::istiod(end_status::of_http(parts.status, content_type));
     }
     let shared = stream.shared;
     let mut gate = Gate::new(Responses {
@@ -196,7 +196,7 @@ async fn to_envoy(
         Err(error) => Err(Broken::Gone(error)),
     };
     sent.map_err(|broken| match broken {
-        Broken::Gone(error) => Ended::envoy(status::of_downstream(&error)),
+        Broken::Gone(error) => Ended::envoy(end_status::of_downstream(&error)),
         Broken::Stalled(after) => stalled(Leg::Envoy, after),
     })
 }
@@ -204,7 +204,7 @@ async fn to_envoy(
 fn finished(trailers: Result<Option<http::HeaderMap>, h2::Error>, whole: bool) -> Ended {
     let status = match trailers {
         Err(error) => return Ended::istiod_failed(&error),
-        Ok(trailers) => trailers.and_then(|t| status::of_trailers(&t)),
+        Ok(trailers) => trailers.and_then(|t| end_status::of_trailers(&t)),
     };
     let status =
         status.unwrap_or_else(|| Status::internal("server closed the stream without sending trailers"));

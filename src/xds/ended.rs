@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use tonic::Status;
 
+use super::end_status::{self, Class};
 use super::frames::Error;
-use super::status::{self, Class};
 
 /// Who ended the stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,17 +39,17 @@ pub(super) struct Ended {
 
 impl Ended {
     pub(super) fn istiod(status: Status) -> Self {
-        let class = status::class(&status);
+        let class = end_status::class(&status);
         Self { by: Leg::Istiod, status, class }
     }
 
     pub(super) fn istiod_failed(error: &h2::Error) -> Self {
-        let (status, class) = status::of_upstream(error);
+        let (status, class) = end_status::of_upstream(error);
         Self { by: Leg::Istiod, status, class }
     }
 
     pub(super) fn envoy(status: Status) -> Self {
-        let class = status::class(&status);
+        let class = end_status::class(&status);
         Self { by: Leg::Envoy, status, class }
     }
 }

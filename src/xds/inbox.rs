@@ -27,7 +27,7 @@ use super::scan::Malformed;
 use super::sink::{Broken, Sink};
 use super::state::Answer;
 use super::stream::Stream;
-use super::{status, types};
+use super::{end_status, types};
 use crate::base::quote::shown;
 use crate::base::seldom::Seldom;
 use crate::replay::Strip;
@@ -298,7 +298,7 @@ async fn run(stream: &Stream<'_>, inbox: &mut Inbox, sink: SendStream<Bytes>) ->
                     stream.shared.settle(stream.id, true);
                 }
             }
-            Input::Data(Some(Err(error))) => return Ok(Ended::envoy(status::of_downstream(&error))),
+            Input::Data(Some(Err(error))) => return Ok(Ended::envoy(end_status::of_downstream(&error))),
             Input::Data(None) => {
                 let _ = sink.stream.0.send_data(Bytes::new(), true);
                 let whole = inbox.whole();

@@ -6,8 +6,8 @@ use prometheus::core::{Collector, Desc};
 use prometheus::proto::MetricFamily;
 use prometheus::{IntCounterVec, IntGaugeVec, Opts};
 
-use super::state::State;
-use super::status::Class;
+use super::end_status::Class;
+use super::state::RelayState;
 use crate::base::metrics::Metrics;
 
 /// All of them.
@@ -141,12 +141,12 @@ impl Meters {
 
 // The state of each type's configuration, read when somebody scrapes.
 struct States {
-    state: Arc<State>,
+    state: Arc<RelayState>,
     gauge: IntGaugeVec,
 }
 
 /// Shows how fresh each type is, as one sample of value 1 per type.
-pub(super) fn export(metrics: &Metrics, state: &Arc<State>) {
+pub(super) fn export(metrics: &Metrics, state: &Arc<RelayState>) {
     let opts =
         Opts::new("xds_config_state", "How fresh the configuration of each type is, as the label says");
     let gauge = IntGaugeVec::new(opts, &["type", "state"]).expect("names and labels are constants");

@@ -29,6 +29,7 @@
 
 mod down;
 mod ecds;
+mod end_status;
 mod ended;
 pub(crate) mod frames;
 mod held;
@@ -52,7 +53,6 @@ mod shared;
 mod sink;
 mod stand_in;
 pub(crate) mod state;
-mod status;
 mod stream;
 pub(crate) mod tap;
 mod trouble;

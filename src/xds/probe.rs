@@ -13,7 +13,7 @@ use tokio::time::{Instant, sleep_until};
 use tonic::Status;
 
 use super::upstream::{self, Answer, Link, Upstream};
-use super::{Protocol, status};
+use super::{Protocol, end_status};
 use crate::istiod::auth::{CallHeaders, TokenSource};
 
 /// After the ping's answer istiod has so long to refuse; it does so within milliseconds.
@@ -73,13 +73,13 @@ pub(crate) async fn probe(
             biased;
             status = &mut ended => return Err(Refused::Ended(status)),
             done = &mut pinged, if answered.is_none() => {
-                done.map_err(|e| Refused::Ended(status::of_upstream(&e).0))?;
+                done.map_err(|e| Refused::Ended(end_status::of_upstream(&e).0))?;
                 answered = Some(started.elapsed());
                 until = end.min(Instant::now() + QUIET);
             }
             closed = &mut driver => {
                 let status = match closed {
-                    Err(e) => status::of_upstream(&e).0,
+                    Err(e) => end_status::of_upstream(&e).0,
                     Ok(()) => Status::unavailable("the server closed the connection"),
                 };
                 return Err(Refused::Ended(status));
@@ -94,18 +94,18 @@ pub(crate) async fn probe(
 
 /// How the server ends the stream; messages, if it sends any, are passed over.
 async fn end_of(response: Answer, date: &Cell<Option<String>>) -> Status {
-    let broken = |e: h2::Error| status::of_upstream(&e).0;
+    let broken = |e: h2::Error| end_status::of_upstream(&e).0;
     let head = match response.await {
         Ok(head) => head,
         Err(e) => return broken(e),
     };
     let text = |name| head.headers().get(name).and_then(|v| v.to_str().ok()).map(str::to_owned);
     date.set(text(http::header::DATE));
-    if let Some(status) = status::of_trailers(head.headers()) {
+    if let Some(status) = end_status::of_trailers(head.headers()) {
         return status;
     }
     if head.status() != http::StatusCode::OK {
-        return status::of_http(head.status(), text(http::header::CONTENT_TYPE).as_deref());
+        return end_status::of_http(head.status(), text(http::header::CONTENT_TYPE).as_deref());
     }
     let mut body = head.into_body();
     while let Some(chunk) = body.data().await {
@@ -117,7 +117,7 @@ async fn end_of(response: Answer, date: &Cell<Option<String>>) -> Status {
     }
     match body.trailers().await {
         Ok(trailers) => {
-            let status = trailers.as_ref().and_then(status::of_trailers);
+            let status = trailers.as_ref().and_then(end_status::of_trailers);
             status.unwrap_or_else(|| Status::unknown("the stream ended without a status"))
         }
         Err(e) => broken(e),

@@ -25,11 +25,11 @@ use std::time::Duration;
 use tonic::Status;
 
 use super::down::down;
+use super::end_status::Class;
 use super::ended::{Ended, Leg};
 use super::inbox::{Inbox, UpEnd, up};
 use super::keepalive;
 use super::reply::Reply;
-use super::status::Class;
 use super::stream::Stream;
 use super::trouble;
 use super::upstream::Link;

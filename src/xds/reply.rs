@@ -11,22 +11,22 @@ use h2::server::SendResponse;
 use http::{HeaderMap, HeaderValue, Response, StatusCode};
 use tonic::Status;
 
-use super::status;
+use super::end_status;
 use crate::net::grpc;
 
-enum State {
+enum Phase {
     Waiting(SendResponse<Bytes>),
     Open(SendStream<Bytes>),
 }
 
 /// See the module.
-pub(super) struct Reply(State);
+pub(super) struct Reply(Phase);
 
 impl AsMut<SendStream<Bytes>> for Reply {
     fn as_mut(&mut self) -> &mut SendStream<Bytes> {
         match &mut self.0 {
-            State::Open(stream) => stream,
-            State::Waiting(_) => unreachable!("bytes are sent after `open`"),
+            Phase::Open(stream) => stream,
+            Phase::Waiting(_) => unreachable!("bytes are sent after `open`"),
         }
     }
 }
@@ -40,14 +40,14 @@ fn headers() -> Response<()> {
 
 impl Reply {
     pub(super) fn new(respond: SendResponse<Bytes>) -> Self {
-        Self(State::Waiting(respond))
+        Self(Phase::Waiting(respond))
     }
 
     /// Sends the headers, if that has not been done.
     pub(super) fn open(&mut self) -> Result<(), h2::Error> {
-        if let State::Waiting(respond) = &mut self.0 {
+        if let Phase::Waiting(respond) = &mut self.0 {
             let stream = respond.send_response(headers(), false)?;
-            self.0 = State::Open(stream);
+            self.0 = Phase::Open(stream);
         }
         Ok(())
     }
@@ -55,12 +55,12 @@ impl Reply {
     /// Ready when Envoy has given the stream up.
     pub(super) fn poll_gone(&mut self, cx: &mut Context<'_>) -> Poll<Status> {
         let reset = match &mut self.0 {
-            State::Waiting(respond) => respond.poll_reset(cx),
-            State::Open(stream) => stream.poll_reset(cx),
+            Phase::Waiting(respond) => respond.poll_reset(cx),
+            Phase::Open(stream) => stream.poll_reset(cx),
         };
         reset.map(|result| match result {
             Ok(_) => Status::cancelled("context canceled"),
-            Err(error) => status::of_downstream(&error),
+            Err(error) => end_status::of_downstream(&error),
         })
     }
 
@@ -78,12 +78,12 @@ impl Reply {
             trailers.insert("grpc-message", grpc::message(status.message()));
         }
         match &mut self.0 {
-            State::Waiting(respond) => {
+            Phase::Waiting(respond) => {
                 let mut response = headers();
                 response.headers_mut().extend(trailers);
                 let _ = respond.send_response(response, true);
             }
-            State::Open(stream) => {
+            Phase::Open(stream) => {
                 let _ = stream.send_trailers(trailers);
             }
         }

@@ -40,7 +40,7 @@ pub enum Malformed {
 }
 
 #[derive(Debug, Clone)]
-enum State {
+enum Expected {
     // Reading a tag, or between fields.
     Tag,
     // Reading the length of a field.
@@ -57,7 +57,7 @@ enum State {
 #[derive(Debug, Clone)]
 pub struct Scanner {
     facts: Facts,
-    state: State,
+    state: Expected,
     // Absolute position, and the ends of the messages we are inside of.
     at: u64,
     levels: Vec<(Kind, u64)>,
@@ -73,7 +73,7 @@ impl Scanner {
     pub fn new(message: Message, length: u64) -> Self {
         Self {
             facts: Facts::default(),
-            state: State::Tag,
+            state: Expected::Tag,
             at: 0,
             levels: vec![(Kind::Top(message), length)],
             groups: Vec::new(),
@@ -97,30 +97,30 @@ impl Scanner {
         while !bytes.is_empty() {
             self.leave_finished()?;
             match self.state {
-                State::Tag => {
+                Expected::Tag => {
                     if let Some(tag) = self.take_varint(&mut bytes)? {
                         self.tag(tag)?;
                     }
                 }
-                State::Length(field) => {
+                Expected::Length(field) => {
                     if let Some(length) = self.take_varint(&mut bytes)? {
                         self.begin(field, length)?;
                     }
                 }
-                State::Value(field) => {
+                Expected::Value(field) => {
                     if let Some(value) = self.take_varint(&mut bytes)? {
                         if field == Field::Code {
                             // int32 on the wire is the low half of a sign-extended 64-bit varint.
                             self.facts.error_code = value as u32 as i32;
                         }
-                        self.state = State::Tag;
+                        self.state = Expected::Tag;
                     }
                 }
-                State::Skip(left) => {
+                Expected::Skip(left) => {
                     let n = self.advance(&mut bytes, left).len() as u64;
-                    self.state = if n == left { State::Tag } else { State::Skip(left - n) };
+                    self.state = if n == left { Expected::Tag } else { Expected::Skip(left - n) };
                 }
-                State::Text(slot, left) => {
+                Expected::Text(slot, left) => {
                     let piece = self.advance(&mut bytes, left);
                     let room = TEXT.saturating_sub(self.text.len());
                     self.text.extend_from_slice(&piece[..piece.len().min(room)]);
@@ -128,7 +128,7 @@ impl Scanner {
                     if n == left {
                         self.finish_text(slot, false)?;
                     } else {
-                        self.state = State::Text(slot, left - n);
+                        self.state = Expected::Text(slot, left - n);
                     }
                 }
             }
@@ -142,7 +142,7 @@ impl Scanner {
     /// When it ends inside a field.
     pub fn finish(mut self) -> Result<Facts, Malformed> {
         self.leave_finished()?;
-        let clean = matches!(self.state, State::Tag) && self.shift == 0;
+        let clean = matches!(self.state, Expected::Tag) && self.shift == 0;
         if !clean || !self.levels.is_empty() {
             return Err(Malformed::Length);
         }
@@ -159,7 +159,7 @@ impl Scanner {
             if self.at < *end {
                 return Ok(());
             }
-            if !matches!(self.state, State::Tag) || self.shift != 0 {
+            if !matches!(self.state, Expected::Tag) || self.shift != 0 {
                 // Inside a field of zero remaining bytes, or a cut one.
                 return Err(Malformed::Length);
             }
@@ -212,9 +212,9 @@ impl Scanner {
         }
         let known = kind.map_or(Field::Other, |k| field(k, number, self.facts.hint.is_some()));
         match wire {
-            0 => self.state = State::Value(if known == Field::Code { known } else { Field::Other }),
+            0 => self.state = Expected::Value(if known == Field::Code { known } else { Field::Other }),
             1 => self.skip(8)?,
-            2 => self.state = State::Length(known),
+            2 => self.state = Expected::Length(known),
             3 => {
                 if self.groups.len() >= GROUPS {
                     return Err(Malformed::Group);
@@ -237,7 +237,7 @@ impl Scanner {
         if !fits {
             return Err(Malformed::Length);
         }
-        self.state = if length == 0 { State::Tag } else { State::Skip(length) };
+        self.state = if length == 0 { Expected::Tag } else { Expected::Skip(length) };
         Ok(())
     }
 
@@ -249,7 +249,7 @@ impl Scanner {
                 if length == 0 {
                     return self.finish_text(slot, true);
                 }
-                self.state = State::Text(slot, length);
+                self.state = Expected::Text(slot, length);
                 return Ok(());
             }
             Field::Resource(into) => {
@@ -274,11 +274,11 @@ impl Scanner {
 
     fn enter(&mut self, kind: Kind, to: u64) {
         self.levels.push((kind, to));
-        self.state = State::Tag;
+        self.state = Expected::Tag;
     }
 
     fn finish_text(&mut self, slot: Slot, empty: bool) -> Result<(), Malformed> {
-        self.state = State::Tag;
+        self.state = Expected::Tag;
         let text = match std::str::from_utf8(&self.text) {
             Ok(text) => text,
             // Cut inside a character by our own bound.

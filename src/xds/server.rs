@@ -18,7 +18,7 @@ use super::{Config, Parts, keepalive, protocol, reflection, session};
 use crate::base::tasks::{Set, Stop, TaskResult};
 use crate::base::uds;
 use crate::net::accept::{Acceptor, Came};
-use crate::net::authority;
+use crate::net::authority_rewriter::AuthorityRewriter;
 use crate::net::clients::{Client, Clients, HANDSHAKE};
 use crate::net::grpc::{self, Refused};
 use crate::net::io::Tracked;
@@ -118,7 +118,7 @@ impl Server {
 
 // One connection: its HTTP/2 is driven here, its streams are tasks that end with it.
 async fn connection(shared: Arc<Shared>, socket: UnixStream, client: Arc<Client>, stop: Stop) {
-    let (io, reads) = Tracked::new(authority::Rewriter::new(socket));
+    let (io, reads) = Tracked::new(AuthorityRewriter::new(socket));
     let handshake = h2::server::Builder::new()
         .initial_window_size(WINDOW)
         .initial_connection_window_size(WINDOW)

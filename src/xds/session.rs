@@ -11,6 +11,7 @@ use h2::server::SendResponse;
 use tokio::time::Instant;
 use tonic::Status;
 
+use super::end_status::Class;
 use super::ended::{Ended, Leg};
 use super::held::Held;
 use super::hold::{self, holdable};
@@ -21,7 +22,6 @@ use super::relay::exchange;
 use super::reply::Reply;
 use super::shared::Shared;
 use super::stand_in::{self, Answered, Sides};
-use super::status::Class;
 use super::stream::Stream;
 use super::trouble;
 use super::upstream::{self, Link, Unopened};

@@ -13,7 +13,7 @@ use super::memory::Memory;
 use super::meters::{self, Meters};
 use super::own::{Own, Queue};
 use super::protocol::Protocol;
-use super::state::State;
+use super::state::RelayState;
 use super::tap::{Convert, Tap};
 use super::trouble::Troubles;
 use super::upstream::Upstream;
@@ -38,7 +38,7 @@ pub(super) struct Shared {
     pub(super) convert: Option<Arc<dyn Convert>>,
     pub(super) wake: watch::Receiver<u64>,
     pub(super) meters: Meters,
-    pub(super) state: Arc<State>,
+    pub(super) state: Arc<RelayState>,
     /// The last good configuration, where it is kept.
     pub(super) memory: Option<Arc<Memory>>,
     pub(super) troubles: Troubles,
@@ -65,7 +65,7 @@ impl Shared {
     /// Before the first stream.
     pub(super) fn new(config: Config, parts: Parts) -> Self {
         let meters = Meters::new(&parts.metrics);
-        let state = Arc::new(State::new(parts.clock.clone(), parts.upstream.address().to_owned()));
+        let state = Arc::new(RelayState::new(parts.clock.clone(), parts.upstream.address().to_owned()));
         meters::export(&parts.metrics, &state);
         let memory = config.replay.clone().map(|of| {
             Arc::new(Memory::new(of, &parts.metrics, parts.clock.clone(), parts.trouble.sibling()))

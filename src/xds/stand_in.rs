@@ -17,6 +17,7 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tonic::Status;
 
+use super::end_status::{self, Class};
 use super::ended::{Ended, Leg, stalled};
 use super::frames::frame_bytes;
 use super::hold::{self, holdable};
@@ -26,7 +27,6 @@ use super::record::Messages;
 use super::reply::Reply;
 use super::scan::Facts;
 use super::sink::{Broken, Sink};
-use super::status::{self, Class};
 use super::stream::Stream;
 use super::upstream::{self, Link, Unopened};
 use super::{trouble, types};
@@ -117,7 +117,7 @@ pub(super) async fn run(sides: &mut Sides<'_>, memory: &Arc<Memory>) -> Result<A
         match next(sides, &mut way, due.as_mut(), is_due, old.as_mut()).await {
             Event::Over(ended) => return Err(ended),
             Event::Data(Some(Ok(more))) => data = more,
-            Event::Data(Some(Err(error))) => return Err(Ended::envoy(status::of_downstream(&error))),
+            Event::Data(Some(Err(error))) => return Err(Ended::envoy(end_status::of_downstream(&error))),
             Event::Data(None) => return Err(Ended::envoy(Status::ok(""))),
             Event::Due => is_due = true,
             Event::Old => {
@@ -232,9 +232,9 @@ async fn ask(
         loop {
             tokio::select! {
                 biased;
-                answer = &mut response => break answer.map_err(|e| status::of_upstream(&e).0)?,
+                answer = &mut response => break answer.map_err(|e| end_status::of_upstream(&e).0)?,
                 ended = &mut driver => return Err(match ended {
-                    Err(error) => status::of_upstream(&error).0,
+                    Err(error) => end_status::of_upstream(&error).0,
                     Ok(()) => Status::unavailable("error reading from server: EOF"),
                 }),
                 // What went wrong is told by the answer or the connection.
@@ -245,12 +245,13 @@ async fn ask(
             }
         }
     };
-    if let Some(status) = status::of_trailers(answer.headers()).filter(|_| answer.body().is_end_stream()) {
+    if let Some(status) = end_status::of_trailers(answer.headers()).filter(|_| answer.body().is_end_stream())
+    {
         return Err(status);
     }
     if answer.status() != http::StatusCode::OK {
         let content_type = answer.headers().get(http::header::CONTENT_TYPE).and_then(|v| v.to_str().ok());
-        return Err(status::of_http(answer.status(), content_type));
+        return Err(end_status::of_http(answer.status(), content_type));
     }
     Ok(Link { driver, sink, response: Either::Right(ready(Ok(answer))), ping, reads, peer, token_expires })
 }
@@ -279,11 +280,11 @@ async fn say(sides: &mut Sides<'_>, memory: &Memory, envoy: &mut StandIn) -> Res
         })?;
         let Some(answer) = answer else { return Ok(()) };
         let shared = sides.stream.shared;
-        sides.reply.open().map_err(|error| Ended::envoy(status::of_downstream(&error)))?;
+        sides.reply.open().map_err(|error| Ended::envoy(end_status::of_downstream(&error)))?;
         let mut sink =
             Sink { stream: &mut *sides.reply, leg: Leg::Envoy, shared, progress: Default::default() };
         sink.send(frame_bytes(&answer)).await.map_err(|broken| match broken {
-            Broken::Gone(error) => Ended::envoy(status::of_downstream(&error)),
+            Broken::Gone(error) => Ended::envoy(end_status::of_downstream(&error)),
             Broken::Stalled(after) => stalled(Leg::Envoy, after),
         })?;
     }

@@ -54,7 +54,7 @@ impl Inner {
 
 /// The record. Clones are not needed: it is shared behind an `Arc`.
 #[derive(Debug)]
-pub(crate) struct State {
+pub(crate) struct RelayState {
     inner: Mutex<Inner>,
     clock: Arc<dyn Clock>,
 }
@@ -81,7 +81,7 @@ fn unix(at: SystemTime) -> u64 {
     at.duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs())
 }
 
-impl State {
+impl RelayState {
     /// Nothing known yet.
     #[must_use]
     pub(crate) fn new(clock: Arc<dyn Clock>, address: String) -> Self {

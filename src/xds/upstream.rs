@@ -167,7 +167,7 @@ pub(super) async fn open(
     map.insert(http::header::USER_AGENT, HeaderValue::from_static(USER_AGENT));
     headers.apply(token.as_ref(), map).map_err(|e| Status::internal(e.to_string()))?;
     let (io, reads) = Tracked::new(connection.io);
-    let gone = |e: h2::Error| super::status::of_upstream(&e).0;
+    let gone = |e: h2::Error| super::end_status::of_upstream(&e).0;
     let (send, mut driver) = h2::client::Builder::new()
         .initial_window_size(WINDOW)
         .initial_connection_window_size(WINDOW)

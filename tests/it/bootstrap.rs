@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use pilot_agent::testing::bootstrap::{self, Options};
 use pilot_agent::testing::config::mesh::Effective;
-use pilot_agent::testing::config::{bootstrap as from_config, node};
+use pilot_agent::testing::config::{envoy_options, node};
 use serde_json::{Value, json};
 
 use crate::support::envoy_bin;
@@ -35,16 +35,16 @@ fn made(case: &Value) -> Value {
         None => vec!["10.7.0.2".to_owned()],
     };
     let outlier = case.get("outlier").and_then(Value::as_str).unwrap_or_default();
-    let san = from_config::istiod_san(proxy);
+    let san = envoy_options::istiod_san(proxy);
     let node = node::build(&node::Inputs {
         env: &env,
         kind: case.get("kind").and_then(Value::as_str).unwrap_or("sidecar"),
         addresses: &addresses,
         domain: "",
         id: None,
-        proxy_config: &from_config::proxy_config_json(proxy),
+        proxy_config: &envoy_options::proxy_config_json(proxy),
         proxy_metadata: &proxy.proxy_metadata,
-        cluster_name: &from_config::cluster_name(proxy),
+        cluster_name: &envoy_options::cluster_name(proxy),
         pilot_san: san.as_deref(),
         labels: Some(&labels).filter(|l| !l.is_empty()),
         annotations: Some(&annotations),
@@ -74,7 +74,7 @@ fn made(case: &Value) -> Value {
         exit_on_zero_connections: flag("exit_on_zero", false),
         outlier_log_path: outlier.to_owned(),
         host_ip: env.get("HOST_IP").cloned().unwrap_or_default(),
-        ..from_config::options(proxy, node)
+        ..envoy_options::options(proxy, node)
     };
     json!({"envoy": bootstrap::generate(&options).unwrap(), "grpc": grpc})
 }

@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime};
 use bytes::Bytes;
 
 use super::say;
-use super::state::{self, Counts, State};
+use super::state::{self, Counts, HandoverState};
 use crate::base::handover::{self, Parcel};
 use crate::{envoy, secrets};
 
@@ -20,14 +20,14 @@ static WHY: Mutex<Option<String>> = Mutex::new(None);
 /// What a predecessor in this process has left.
 #[derive(Debug)]
 pub(crate) struct Heir {
-    state: State,
+    state: HandoverState,
     parcel: Parcel,
 }
 
 impl Heir {
     // The sockets go where those who bind find them; the rest stays here.
     fn of(mut parcel: Parcel) -> io::Result<Self> {
-        let state = State::of(&parcel)?;
+        let state = HandoverState::of(&parcel)?;
         let own = [
             state::STATE,
             state::KEY,
@@ -199,7 +199,7 @@ pub(crate) fn on_trial() -> Result<Heir, String> {
 
 /// Executes the program that hands over, with the reason.
 pub(super) fn again(parcel: &mut Parcel, why: &str) -> io::Result<Infallible> {
-    let mut state = State::of(parcel)?;
+    let mut state = HandoverState::of(parcel)?;
     if state.failed.is_some() {
         return Err(io::Error::other("it is the old program that failed"));
     }

@@ -30,7 +30,7 @@ pub(crate) struct Counts {
 
 /// The document. Fields may come; none that is there may change its meaning: the other end is another version.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(super) struct State {
+pub(super) struct HandoverState {
     /// Of the program that hands over.
     pub version: String,
     /// How it was called; it is called so again if it must come back.
@@ -72,7 +72,7 @@ pub(super) fn bytes(parcel: &Parcel, key: &str) -> std::io::Result<Option<Zeroiz
     parcel.get(key).map(|(_, fd)| handover::read_sealed(fd)).transpose()
 }
 
-impl State {
+impl HandoverState {
     /// Into the parcel, with the certificate.
     pub(super) fn put(mut self, secrets: Option<secrets::Kept>, parcel: &mut Parcel) -> std::io::Result<()> {
         if let Some(kept) = secrets {
@@ -120,7 +120,7 @@ mod tests {
 
     #[test]
     fn the_certificate_comes_out_as_it_went_in_and_no_key_is_in_the_document() {
-        let state = State {
+        let state = HandoverState {
             version: "1".into(),
             words: Vec::new(),
             began: 7,
@@ -146,7 +146,7 @@ mod tests {
         state.put(Some(kept), &mut parcel).unwrap();
         let document = bytes(&parcel, STATE).unwrap().unwrap();
         assert!(!String::from_utf8_lossy(&document).contains("hush"));
-        let state = State::of(&parcel).unwrap();
+        let state = HandoverState::of(&parcel).unwrap();
         let back = state.secrets(&parcel).unwrap().unwrap();
         assert_eq!((&back.identity.key[..], &back.identity.chain[..]), (&b"hush"[..], &b"chain"[..]));
         assert_eq!(

@@ -15,7 +15,7 @@ const LOOP: usize = 100_000;
 const STEPS: usize = 1_000_000;
 
 pub(super) fn run(tree: &Tree, data: &Value, env: &BTreeMap<String, String>) -> Result<String, Error> {
-    let mut state = State {
+    let mut state = Run {
         tree,
         env,
         out: String::new(),
@@ -34,7 +34,7 @@ enum Flow {
     Continue,
 }
 
-struct State<'a> {
+struct Run<'a> {
     tree: &'a Tree,
     env: &'a BTreeMap<String, String>,
     out: String,
@@ -44,7 +44,7 @@ struct State<'a> {
     line: usize,
 }
 
-impl State<'_> {
+impl Run<'_> {
     fn fail(&self, reason: impl AsRef<str>) -> Error {
         Error::new(self.line, reason.as_ref())
     }

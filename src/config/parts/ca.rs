@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{Error, Sources, istiod, sts};
-use crate::ca::provider::{Details, Provider};
+use crate::ca::provider::{CaProvider, Details};
 use crate::ca::vault;
 use crate::config::env::var;
 use crate::istiod::auth::{CallHeaders, MetadataServer};
@@ -12,7 +12,7 @@ use crate::istiod::auth::{CallHeaders, MetadataServer};
 #[derive(Debug, Clone)]
 pub(crate) struct Signer {
     /// Which CA.
-    pub provider: Provider,
+    pub provider: CaProvider,
     /// The way to it.
     pub way: Way,
     /// Whether the workload's token is changed for another one before.
@@ -51,10 +51,10 @@ impl Signer {
 ///
 /// # Errors
 /// When there is no such CA.
-pub(crate) fn provider(config: &Sources) -> Result<Provider, Error> {
+pub(crate) fn provider(config: &Sources) -> Result<CaProvider, Error> {
     let s = &config.settings;
     let address = s.some_text(var::CA_ADDR).unwrap_or(&config.mesh.proxy.discovery_address);
-    Provider::resolve(s.text(var::CA_PROVIDER), address, s.flag(var::ENABLE_GOOGLE_CA))
+    CaProvider::resolve(s.text(var::CA_PROVIDER), address, s.flag(var::ENABLE_GOOGLE_CA))
         .map_err(|e| Error::new(e.to_string()))
 }
 
@@ -70,11 +70,11 @@ pub(crate) fn signer(config: &Sources, file_mounted: bool) -> Result<Option<Sign
     let provider = provider(config)?;
     let way = match provider {
         // Mesh CA takes the workload's token, the service that of the machine's account.
-        Provider::GoogleCa => Way::Grpc(istiod::google_ca(config, false)?),
-        Provider::GoogleCas => Way::Account(istiod::google_ca(config, true)?, metadata_server(config)),
-        Provider::Citadel => Way::Grpc(istiod::ca(config)?),
-        Provider::Vault => Way::Vault(istiod::vault(config)?),
-        Provider::GkeWorkloadCertificate => return Ok(None),
+        CaProvider::GoogleCa => Way::Grpc(istiod::google_ca(config, false)?),
+        CaProvider::GoogleCas => Way::Account(istiod::google_ca(config, true)?, metadata_server(config)),
+        CaProvider::Citadel => Way::Grpc(istiod::ca(config)?),
+        CaProvider::Vault => Way::Vault(istiod::vault(config)?),
+        CaProvider::GkeWorkloadCertificate => return Ok(None),
     };
     Ok(Some(Signer {
         exchange: sts::exchange(config, &provider),

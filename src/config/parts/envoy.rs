@@ -9,8 +9,8 @@ use super::{Error, Sources};
 use crate::base::place::{self, Mode};
 use crate::bootstrap::{self, Locality, Node, grpc};
 use crate::config::args;
-use crate::config::bootstrap as from_config;
 use crate::config::env::{Key, Settings, kinds, var};
+use crate::config::envoy_options;
 use crate::config::{node, platform, pod, ports};
 use crate::envoy::command::{self, IpVersion, LogLevels, Options};
 use crate::envoy::drain::{self, ExitOnZero};
@@ -183,7 +183,7 @@ impl Sources {
     fn bootstrap_options(&self, node: Node) -> bootstrap::Options {
         let s = &self.settings;
         let proxy = &self.mesh.proxy;
-        let mut out = from_config::options(proxy, node);
+        let mut out = envoy_options::options(proxy, node);
         out.envoy_status_port = s.int(var::ENVOY_STATUS_PORT);
         out.envoy_prometheus_port = s.int(var::ENVOY_PROMETHEUS_PORT);
         [out.secure_metrics_port, out.secure_merged_metrics_port] =
@@ -231,9 +231,9 @@ impl Bootstrap {
         let labels = pod::read(&config.path(pod::LABELS));
         let annotations = pod::read(&config.path(pod::ANNOTATIONS));
         let platform = platform::detect(&platform::Known::of(s), &config.addresses).await;
-        let cluster_name = from_config::cluster_name(proxy);
+        let cluster_name = envoy_options::cluster_name(proxy);
         let proxy_config = config.mesh.to_json();
-        let pilot_san = from_config::istiod_san(proxy);
+        let pilot_san = envoy_options::istiod_san(proxy);
         let discovery = s.env().get("PEER_METADATA_DISCOVERY");
         let inputs = node::Inputs {
             env: s.env().map(),
@@ -316,7 +316,7 @@ impl Bootstrap {
     /// The token that Lightstep wants in a file, if that tracer is chosen, and the file.
     #[must_use]
     pub(crate) fn lightstep_token(&self) -> Option<(PathBuf, &str)> {
-        let token = from_config::lightstep_token(&self.0.mesh.proxy)?;
+        let token = envoy_options::lightstep_token(&self.0.mesh.proxy)?;
         Some((self.0.config_path().join(bootstrap::TOKEN_FILE), token))
     }
 
@@ -324,9 +324,9 @@ impl Bootstrap {
     ///
     /// # Errors
     /// When it cannot be made.
-    pub(crate) fn render(&self, node: Node) -> Result<Vec<u8>, from_config::Error> {
+    pub(crate) fn render(&self, node: Node) -> Result<Vec<u8>, envoy_options::Error> {
         let config = &*self.0;
         let options = config.bootstrap_options(node);
-        from_config::render(&options, template(config).as_deref(), config.settings.env().map())
+        envoy_options::render(&options, template(config).as_deref(), config.settings.env().map())
     }
 }

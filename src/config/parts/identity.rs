@@ -10,7 +10,7 @@ use crate::ca::csr::spiffe_id;
 use crate::config::env::var;
 use crate::istiod::auth::MetadataServer;
 use crate::proto::mesh::private_key_provider::Provider as Given;
-use crate::sds::{self, PrivateKeyProvider, Provider};
+use crate::sds::{self, KeyAccelerator, PrivateKeyProvider};
 use crate::secrets::{self, Mounted, files, output, probe};
 use crate::tls::keys::KeyOptions;
 use crate::trouble::Kind;
@@ -243,8 +243,8 @@ pub(crate) fn identity(config: &Sources, plan: &Plan, tokens: Tokens) -> Identit
     let given = config.mesh.proxy.private_key_provider.as_ref().and_then(|p| p.provider.as_ref());
     let private_key_provider = given.map(|given| {
         let (provider, poll_delay, fallback) = match given {
-            Given::Cryptomb(c) => (Provider::CryptoMb, c.poll_delay.as_ref(), c.fallback.as_ref()),
-            Given::Qat(q) => (Provider::Qat, q.poll_delay.as_ref(), q.fallback.as_ref()),
+            Given::Cryptomb(c) => (KeyAccelerator::CryptoMb, c.poll_delay.as_ref(), c.fallback.as_ref()),
+            Given::Qat(q) => (KeyAccelerator::Qat, q.poll_delay.as_ref(), q.fallback.as_ref()),
         };
         let poll_delay = Sources::span(poll_delay);
         PrivateKeyProvider { provider, poll_delay, fallback: fallback.is_some_and(|f| f.value) }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use rustls::crypto::CryptoProvider;
 
 use super::{Error, Sources};
-use crate::ca::provider::Provider;
+use crate::ca::provider::CaProvider;
 use crate::config::env::var;
 use crate::config::{go, platform};
 use crate::status;
@@ -185,9 +185,9 @@ impl Exchange {
 /// Whether the workload's token is exchanged before it goes to the CA: `PLUGINS` says so, and Google's own Mesh CA
 /// takes nothing else.
 #[must_use]
-pub(crate) fn exchange(config: &Sources, provider: &Provider) -> Option<Exchange> {
+pub(crate) fn exchange(config: &Sources, provider: &CaProvider) -> Option<Exchange> {
     let s = &config.settings;
-    let mut wanted = *provider == Provider::GoogleCa && s.text(var::CA_ADDR).contains("googleapis.com");
+    let mut wanted = *provider == CaProvider::GoogleCa && s.text(var::CA_ADDR).contains("googleapis.com");
     for name in s.text(var::PLUGINS).split(',').map(str::trim).filter(|name| !name.is_empty()) {
         if name == GOOGLE {
             wanted = true;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::sync::{Notify, oneshot, watch};
 
-use super::State;
+use super::RunState;
 use crate::envoy::{Kept, Reason, admin};
 
 /// Limit of `/drain`: an Envoy that accepts and never answers does not hold its caller longer. The Go
@@ -83,7 +83,7 @@ impl Asked {
 #[derive(Debug, Clone)]
 pub struct Handle {
     asked: Arc<Asked>,
-    state: watch::Receiver<State>,
+    state: watch::Receiver<RunState>,
     client: Option<admin::Client>,
     hot_restart: bool,
 }
@@ -91,7 +91,7 @@ pub struct Handle {
 impl Handle {
     pub(super) fn new(
         asked: Arc<Asked>,
-        state: watch::Receiver<State>,
+        state: watch::Receiver<RunState>,
         client: Option<admin::Client>,
         hot_restart: bool,
     ) -> Self {
@@ -144,7 +144,7 @@ impl Handle {
     pub fn hot_restart(&self) -> Result<(), String> {
         match (self.hot_restart, self.state()) {
             (false, _) => Err("hot restart is off: set ENVOY_HOT_RESTART=true".to_owned()),
-            (true, State::Running { .. }) => {
+            (true, RunState::Running { .. }) => {
                 self.reload(true);
                 Ok(())
             }
@@ -184,14 +184,14 @@ impl Handle {
 
     /// What the supervisor is doing.
     #[must_use]
-    pub fn state(&self) -> State {
+    pub fn state(&self) -> RunState {
         self.state.borrow().clone()
     }
 
     /// Whether an Envoy runs, as far as readiness cares: not while one is being brought back.
     #[must_use]
     pub fn running(&self) -> bool {
-        !matches!(*self.state.borrow(), State::Starting | State::Recovering | State::Ended)
+        !matches!(*self.state.borrow(), RunState::Starting | RunState::Recovering | RunState::Ended)
     }
 
     /// Which of Envoy's processes it is, counted from 1: another number is another process.
@@ -202,7 +202,7 @@ impl Handle {
 
     /// The state as it changes.
     #[must_use]
-    pub fn watch(&self) -> watch::Receiver<State> {
+    pub fn watch(&self) -> watch::Receiver<RunState> {
         self.state.clone()
     }
 }
@@ -214,7 +214,7 @@ mod tests {
     #[test]
     fn the_first_reason_counts_and_requests_fold() {
         let asked = Arc::new(Asked::default());
-        let (_send, state) = watch::channel(State::Starting);
+        let (_send, state) = watch::channel(RunState::Starting);
         let handle = Handle::new(asked.clone(), state, None, false);
         assert_eq!(asked.take(), News::default());
         assert!(handle.hot_restart().is_err());

@@ -24,7 +24,7 @@ use tokio::time::Instant;
 
 use super::handle::Asked;
 use super::watch::FileWatch;
-use super::{Envoy, State};
+use super::{Envoy, RunState};
 use crate::base::error::chain;
 use crate::base::metrics::Metrics;
 use crate::envoy::drain::{self, Machine};
@@ -63,7 +63,7 @@ pub(super) struct Run {
     envoy: Envoy,
     client: admin::Client,
     asked: Arc<Asked>,
-    state: watch::Sender<State>,
+    state: watch::Sender<RunState>,
     machine: Machine,
     core: Core,
     origin: Instant,
@@ -125,7 +125,7 @@ impl Run {
     pub(super) fn new(
         envoy: Envoy,
         asked: Arc<Asked>,
-        state: watch::Sender<State>,
+        state: watch::Sender<RunState>,
         metrics: &Metrics,
         trouble: Arc<Reporter>,
     ) -> Self {
@@ -186,7 +186,7 @@ impl Run {
         // A signal that came before Envoy existed: there is nothing to drain.
         if let Some(reason) = self.asked.take().stop.filter(|_| !adopted) {
             tracing::info!("{reason}: Envoy is not started");
-            let _ = self.state.send(State::Stopping(reason.to_string()));
+            let _ = self.state.send(RunState::Stopping(reason.to_string()));
             return Outcome::stopped(&reason);
         }
         self.files = FileWatch::of(&self.envoy.config.restart);

@@ -24,23 +24,23 @@ pub(super) struct Waiter {
 
 /// Who provides `default` or `ROOTCA` at the moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Provider {
+pub(super) enum Origin {
     Files(Source),
     Ca,
     Nobody,
 }
 
 impl Manager {
-    pub(super) fn provider(&self, name: &ResourceName) -> Provider {
+    pub(super) fn provider(&self, name: &ResourceName) -> Origin {
         let own = self.output.as_ref().is_some_and(|o| o.config().holds(&self.config.mounted.cert));
         let source = self.mounted(name);
         // Files that are gone for a moment are not given up: what was read of them is still good.
         if !own && (self.files.loaded(name).is_some() || source.usable()) {
-            Provider::Files(source)
+            Origin::Files(source)
         } else if self.ca.is_some() {
-            Provider::Ca
+            Origin::Ca
         } else {
-            Provider::Nobody
+            Origin::Nobody
         }
     }
 
@@ -55,9 +55,9 @@ impl Manager {
     /// Makes a configured file resource known before anybody asks for it.
     pub(super) async fn begin(&mut self, name: ResourceName) {
         let source = match self.provider(&name) {
-            Provider::Files(source) => source,
-            Provider::Nobody => self.mounted(&name),
-            Provider::Ca => return,
+            Origin::Files(source) => source,
+            Origin::Nobody => self.mounted(&name),
+            Origin::Ca => return,
         };
         if let Ok(event) = self.files.follow(&name, source).await {
             self.file_events(event).await;
@@ -83,9 +83,9 @@ impl Manager {
                 return;
             }
             ResourceName::Default | ResourceName::RootCa => match self.provider(&name) {
-                Provider::Files(source) => source,
-                Provider::Ca => return self.fetch_from_ca(name, reply),
-                Provider::Nobody => {
+                Origin::Files(source) => source,
+                Origin::Ca => return self.fetch_from_ca(name, reply),
+                Origin::Nobody => {
                     let error = Arc::new(Error::NoCa(self.config.mounted.clone()));
                     let text = crate::base::error::chain(error.as_ref());
                     self.troubles.file_bad(&self.config.trouble, &name, &text, &error);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use super::asking::Provider;
+use super::asking::Origin;
 use super::{Manager, Running};
 use crate::base::error::chain;
 use crate::secrets::request::{Attempt, Failure, Issued};
@@ -14,9 +14,9 @@ use crate::trouble::What;
 impl Manager {
     /// Whether a certificate is worth a request now.
     pub(super) fn wanted(&self) -> bool {
-        let certificate = self.provider(&ResourceName::Default) == Provider::Ca;
+        let certificate = self.provider(&ResourceName::Default) == Origin::Ca;
         if self.workload.current.is_none() {
-            return certificate || self.provider(&ResourceName::RootCa) == Provider::Ca;
+            return certificate || self.provider(&ResourceName::RootCa) == Origin::Ca;
         }
         certificate && (self.asked || self.output.is_some())
     }
@@ -89,10 +89,10 @@ impl Manager {
         self.workload.succeeded(issued, mono);
         // The root goes first: a peer's new certificate must not arrive before its anchor.
         let mut new_root = false;
-        if self.provider(&ResourceName::RootCa) == Provider::Ca {
+        if self.provider(&ResourceName::RootCa) == Origin::Ca {
             new_root = self.publish_workload(&ResourceName::RootCa) && !first;
         }
-        if self.provider(&ResourceName::Default) == Provider::Ca {
+        if self.provider(&ResourceName::Default) == Origin::Ca {
             self.publish_workload(&ResourceName::Default);
         }
         if new_root {

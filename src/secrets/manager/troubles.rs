@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::Manager;
-use super::asking::Provider;
+use super::asking::Origin;
 use crate::base::error::chain;
 use crate::secrets::{Error, ResourceName};
 use crate::trouble::{Kind, Report, Reporter};
@@ -43,7 +43,7 @@ impl Manager {
     pub(super) fn used(&self) -> bool {
         (self.asked || self.output.is_some())
             && self.ca.is_some()
-            && self.provider(&ResourceName::Default) == Provider::Ca
+            && self.provider(&ResourceName::Default) == Origin::Ca
     }
 
     /// Tells of an attempt that failed other than by the CA client's own fault, which has told already.

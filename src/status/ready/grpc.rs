@@ -30,11 +30,11 @@ struct Named {
 #[derive(Deserialize, Default)]
 struct Document {
     #[serde(default)]
-    certificate_providers: Option<std::collections::BTreeMap<String, Provider>>,
+    certificate_providers: Option<std::collections::BTreeMap<String, CertificateProvider>>,
 }
 
 #[derive(Deserialize)]
-struct Provider {
+struct CertificateProvider {
     #[serde(default)]
     plugin_name: String,
     #[serde(default)]

@@ -15,12 +15,12 @@ fn facts(nonce: &str, error: Option<&str>) -> Facts {
     }
 }
 
-fn state() -> (State, Fixed) {
+fn state() -> (RelayState, Fixed) {
     let clock = Fixed::at(UNIX_EPOCH + Duration::from_secs(1000));
-    (State::new(Arc::new(clock.clone()), "istiod:15012".to_owned()), clock)
+    (RelayState::new(Arc::new(clock.clone()), "istiod:15012".to_owned()), clock)
 }
 
-fn now(state: &State) -> Freshness {
+fn now(state: &RelayState) -> Freshness {
     state.snapshot().types[0].state
 }
 

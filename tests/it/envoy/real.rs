@@ -258,7 +258,7 @@ async fn a_crash_after_a_hot_restart_recovers() {
         let pid = eventually("the new epoch's pid", || pid_with(&real.scene, "envoy-rev1.json")).await;
         let pid = rustix::process::Pid::from_raw(pid.trim().parse().unwrap()).unwrap();
         rustix::process::kill_process(pid, rustix::process::Signal::SEGV).unwrap();
-        states.wait_for(|s| *s == pilot_agent::testing::envoy::State::Recovering).await.unwrap();
+        states.wait_for(|s| *s == pilot_agent::testing::envoy::RunState::Recovering).await.unwrap();
         until_epoch(0).await;
         until_live(listener).await;
         handle.quit();

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use pilot_agent::testing::envoy::{Exit, State};
+use pilot_agent::testing::envoy::{Exit, RunState};
 
 use super::fake::{Admin, LONG, Scene, eventually};
 
@@ -33,7 +33,7 @@ async fn recovery_starts_again_and_shows_it() {
         let mut recovering = 0;
         while recovering < 2 {
             states.changed().await.unwrap();
-            recovering += u32::from(*states.borrow_and_update() == State::Recovering);
+            recovering += u32::from(*states.borrow_and_update() == RunState::Recovering);
         }
         eventually("the third start", || (starts(&scene).len() == 3).then_some(())).await;
         assert!(scene.path("conf/envoy-rev.json").exists());
@@ -63,7 +63,7 @@ async fn a_stop_while_waiting_to_try_again_ends_at_once() {
     let (supervisor, handle) = scene.supervisor();
     let mut states = handle.watch();
     let stop = async {
-        states.wait_for(|s| *s == State::Recovering).await.unwrap();
+        states.wait_for(|s| *s == RunState::Recovering).await.unwrap();
         handle.quit();
     };
     let both = async { tokio::join!(supervisor.run(), stop) };

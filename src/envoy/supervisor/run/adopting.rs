@@ -11,7 +11,7 @@ use crate::envoy::drain::Phase;
 use crate::envoy::guard::Guard;
 use crate::envoy::kept::{self, Kept};
 use crate::envoy::process::{self, Written};
-use crate::envoy::supervisor::State;
+use crate::envoy::supervisor::RunState;
 use crate::trouble::What;
 
 impl Run {
@@ -44,7 +44,7 @@ impl Run {
             self.core.adopt(number);
             self.asked.started();
             self.trouble.note(What::Started, format!("Envoy, epoch {number}, as it ran before"));
-            let _ = self.state.send(State::Running { epoch: number });
+            let _ = self.state.send(RunState::Running { epoch: number });
         }
         self.guard = self.envoy.guard.take();
         if self.guard.is_none() && !self.epochs.is_empty() {

@@ -3,7 +3,7 @@
 use super::Run;
 use crate::base::error::chain;
 use crate::envoy::drain::{self, Phase};
-use crate::envoy::supervisor::State;
+use crate::envoy::supervisor::RunState;
 use crate::envoy::{Reason, admin};
 
 impl Run {
@@ -14,7 +14,7 @@ impl Run {
         if (before, phase) == (Phase::Running, Phase::Killing) && self.reason.is_none() {
             // Drained, and left standing.
             let reason = Reason::Drained;
-            let _ = self.state.send(State::Stopping(reason.to_string()));
+            let _ = self.state.send(RunState::Stopping(reason.to_string()));
             tracing::warn!("{reason}: the agent stops");
             self.reason = Some(reason);
         }

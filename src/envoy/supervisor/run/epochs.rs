@@ -9,7 +9,7 @@ use crate::base::error::chain;
 use crate::envoy::drain::{self, Phase};
 use crate::envoy::process::{self, Exit};
 use crate::envoy::restart::{self, Kind};
-use crate::envoy::supervisor::State;
+use crate::envoy::supervisor::RunState;
 use crate::envoy::{command, port};
 use crate::trouble::{self, Report, What};
 
@@ -40,7 +40,7 @@ impl Run {
                     "Envoy is started again in {delay:?} ({} tries are left then)",
                     self.core.budget()
                 );
-                let _ = self.state.send(State::Recovering);
+                let _ = self.state.send(RunState::Recovering);
                 self.retry_at = Some(Instant::now() + delay);
                 false
             }
@@ -108,7 +108,7 @@ impl Run {
                 self.asked.started();
                 self.trouble.note(What::Started, format!("Envoy, epoch {epoch}"));
                 self.settled_at = self.trouble.kind().map(|_| started + SOON);
-                let _ = self.state.send(State::Running { epoch });
+                let _ = self.state.send(RunState::Running { epoch });
             }
             Err(error) => {
                 let launcher = config.launcher.display().to_string();

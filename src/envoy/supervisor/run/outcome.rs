@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::Run;
 use crate::envoy::Outcome;
 use crate::envoy::process::Exit;
-use crate::envoy::supervisor::State;
+use crate::envoy::supervisor::RunState;
 
 impl Run {
     pub(super) fn outcome(mut self) -> Outcome {
@@ -19,7 +19,7 @@ impl Run {
                 "Envoy does not end on SIGKILL (blocked in the kernel?); the agent does not wait for it"
             );
         }
-        let _ = self.state.send(State::Ended);
+        let _ = self.state.send(RunState::Ended);
         match self.reason.take() {
             Some(reason) => {
                 let mut outcome = Outcome::stopped(&reason);

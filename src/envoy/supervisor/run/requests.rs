@@ -5,7 +5,7 @@ use tokio::time::Instant;
 use super::{LIVE_LIMIT, LIVE_POLL, MOST_EPOCHS, Pending, Run};
 use crate::base::error::chain;
 use crate::envoy::drain::{self, Phase};
-use crate::envoy::supervisor::State;
+use crate::envoy::supervisor::RunState;
 use crate::envoy::supervisor::handle::News;
 use crate::envoy::{Reason, admin, restart};
 
@@ -31,7 +31,7 @@ impl Run {
     }
 
     fn stop(&mut self, reason: Reason) -> bool {
-        let _ = self.state.send(State::Stopping(reason.to_string()));
+        let _ = self.state.send(RunState::Stopping(reason.to_string()));
         tracing::info!("{reason}: the agent stops");
         let event = if reason == Reason::Quit { drain::Event::Quit } else { drain::Event::Stop };
         self.reason = Some(reason);

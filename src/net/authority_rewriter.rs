@@ -6,7 +6,7 @@
 //! (`.%2Fetc%2Fistio%2Fproxy%2FXDS`), and Java and Swift the path itself. Those are no authorities by
 //! RFC 3986, and the HTTP/2 library resets the stream with PROTOCOL_ERROR before any handler sees it.
 //!
-//! [`Rewriter`] reads the frames that go by. HEADERS (and CONTINUATION) are decoded; a block whose authority
+//! [`AuthorityRewriter`] reads the frames that go by. HEADERS (and CONTINUATION) are decoded; a block whose authority
 //! the server would take passes as it came, byte for byte, so Envoy's connections are not changed at all.
 //! The first block with another authority is written anew, with `localhost` in its place and every field
 //! as a literal without indexing, and so are all blocks after it (the server's table no longer knows what
@@ -48,14 +48,14 @@ const END_HEADERS: u8 = 4;
 
 /// Wraps an accepted connection. Writes pass through.
 #[derive(Debug)]
-pub struct Rewriter<T> {
+pub struct AuthorityRewriter<T> {
     inner: T,
     frames: Frames,
     // Told when what was good before it has been read.
     failed: Option<io::Error>,
 }
 
-impl<T> Rewriter<T> {
+impl<T> AuthorityRewriter<T> {
     /// Wraps a connection of which nothing has been read yet.
     pub fn new(inner: T) -> Self {
         Self { inner, frames: Frames::default(), failed: None }
@@ -217,7 +217,7 @@ fn gather(kept: &[u8]) -> Gathered {
     Gathered::Block { length: at, frames, fragment }
 }
 
-impl<T: AsyncRead + Unpin> AsyncRead for Rewriter<T> {
+impl<T: AsyncRead + Unpin> AsyncRead for AuthorityRewriter<T> {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         let frames = &mut this.frames;
@@ -273,7 +273,7 @@ impl<T: AsyncRead + Unpin> AsyncRead for Rewriter<T> {
     }
 }
 
-impl<T: AsyncWrite + Unpin> AsyncWrite for Rewriter<T> {
+impl<T: AsyncWrite + Unpin> AsyncWrite for AuthorityRewriter<T> {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.get_mut().inner).poll_write(cx, buf)
     }

@@ -4,7 +4,7 @@ use std::time::SystemTime;
 
 /// The state of the workload's identity.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Status {
+pub(crate) struct IdentityStatus {
     /// The certificate the CA issued last, if any.
     pub certificate: Option<Certificate>,
     /// Somebody uses the CA's certificate, so it is renewed: an expired one is missed.

@@ -47,7 +47,7 @@ async fn through(input: Vec<u8>, pieces: Vec<usize>) -> io::Result<Vec<u8>> {
         let _ = client.write_all(rest).await;
     };
     let reader = async move {
-        let mut shim = Rewriter::new(server);
+        let mut shim = AuthorityRewriter::new(server);
         let mut out = Vec::new();
         shim.read_to_end(&mut out).await.map(|_| out)
     };
@@ -151,7 +151,7 @@ async fn a_large_block_is_split_again() {
 #[tokio::test]
 async fn what_stands_before_nonsense_is_read_first() {
     let (mut client, server) = tokio::io::duplex(1 << 16);
-    let mut shim = Rewriter::new(server);
+    let mut shim = AuthorityRewriter::new(server);
     let bad = block(&mut Encoder::new(), "a b");
     client.write_all(&[PRI, &frame(HEADERS, END_HEADERS, 1, &bad)].concat()).await.unwrap();
     let mut out = vec![0; 4096];

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{Check, Scene, State};
+use super::{Check, Outcome, Scene};
 use crate::agent;
 use crate::config::parts::envoy::Bootstrap;
 use crate::config::parts::identity;
@@ -23,8 +23,8 @@ pub(super) async fn checks(scene: &Scene) -> Vec<Check> {
     }
     let binary = config.envoy_binary();
     let version = version(binary).await;
-    let told = version.state == State::Ok;
-    let failed = version.state == State::Fail;
+    let told = version.state == Outcome::Ok;
+    let failed = version.state == Outcome::Fail;
     let mut out = vec![version];
     if told {
         out.push(bootstrap(scene, binary).await);
