@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use clap::builder::PossibleValue;
 use clap_complete::Shell;
 
 use super::{Command, fail, help, hints};
@@ -33,7 +34,11 @@ pub(super) fn run(command: &Command, parsed: &Parsed) -> u8 {
         }
     };
     let mut script = Vec::new();
-    clap_complete::generate(shell, &mut help::tree(help::For::Completion), "pilot-agent", &mut script);
+    let mut tree = help::tree(help::For::Completion);
+    clap_complete::generate(shell, &mut tree, "pilot-agent", &mut script);
+    if shell == Shell::Fish {
+        script.extend(fish_words(&tree).into_bytes());
+    }
     if shell == Shell::Bash {
         // clap_complete 4.6 sets one name for a command and looks for another where the program's has a hyphen.
         let text = String::from_utf8_lossy(&script)
@@ -41,6 +46,33 @@ pub(super) fn run(command: &Command, parsed: &Parsed) -> u8 {
         script = (text + WHOLE_WORDS).into_bytes();
     }
     super::request::print(&script)
+}
+
+// clap_complete 4.6 leaves out for fish what can stand behind a command. Each word is offered behind the one before it,
+// until one of its own is there.
+fn fish_words(tree: &clap::Command) -> String {
+    let mut script = String::new();
+    for command in tree.get_subcommands() {
+        let mut when = format!("__fish_pilot_agent_using_subcommand {}", command.get_name());
+        for word in command.get_positionals() {
+            let values = word.get_possible_values();
+            let names: Vec<&str> = values.iter().map(PossibleValue::get_name).collect();
+            let offered: Vec<String> = values
+                .iter()
+                .map(|value| {
+                    let about = value.get_help().map(ToString::to_string).unwrap_or_default();
+                    format!("{}\\t'{}'", value.get_name(), about.replace('\'', "\\'"))
+                })
+                .collect();
+            let (seen, offered) =
+                (format!("__fish_seen_subcommand_from {}", names.join(" ")), offered.join("\n"));
+            script.push_str(&format!(
+                "complete -c pilot-agent -n \"{when}; and not {seen}\" -f -a \"{offered}\"\n"
+            ));
+            when.push_str(&format!("; and {seen}"));
+        }
+    }
+    script
 }
 
 // pilot-agent.1 and one page for each command.

@@ -249,6 +249,14 @@ fn look(places: &Places, env: &Env) -> u8 {
     let now = SystemTime::now();
     let mut lines: Vec<check::Line>;
     let mut own_rules = false;
+    // As the agent's own: right under the unit, a surprise in somebody's home.
+    let here = std::env::current_dir().unwrap_or_default();
+    let elsewhere = (places.root == Path::new(".") && here != Path::new("/")).then(|| {
+        format!(
+            "places hang off {}, the working directory: --root / looks at this machine's own",
+            here.display()
+        )
+    });
     match prepare(places, env) {
         Ok((plan, config)) => {
             let (envoy, istiod) = (config.envoy_binary().to_owned(), config.discovery_address().to_owned());
@@ -267,6 +275,7 @@ fn look(places: &Places, env: &Env) -> u8 {
             lines.extend(check::look(places, &variables, None, now));
         }
     }
+    lines.extend(elsewhere.map(|said| check::Line { grade: Grade::Warn, what: "places", said }));
     // Others than root cannot see the rules; that it needs root was said.
     if own_rules || rustix::process::geteuid().is_root() {
         lines.push(redirected(own_rules, env));
@@ -346,7 +355,13 @@ fn put(places: &Places, parsed: &Parsed) -> u8 {
             return FAILED;
         }
     }
-    super::request::print(b"next: pilot-agent vm check, then systemctl enable --now istio\n")
+    let root = if places.root == Path::new(".") {
+        String::new()
+    } else {
+        format!(" --root {}", places.root.display())
+    };
+    let next = format!("next: pilot-agent vm check{root}, then systemctl enable --now istio\n");
+    super::request::print(next.as_bytes())
 }
 
 fn yes(question: &str) -> bool {

@@ -1,6 +1,7 @@
 //! `vm check`: a look at the machine before anything is started, a line for each thing. Changes nothing.
 
 use std::collections::BTreeMap;
+use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::path::Path;
 use std::sync::mpsc;
@@ -119,7 +120,9 @@ fn root(places: &Places, env: &BTreeMap<String, String>, now: SystemTime) -> Lin
     let provided = provided.map(|dir| Path::new(dir).join("root-cert.pem"));
     let candidates = [Some(Path::new(MOUNTED_ROOT).to_owned()), provided];
     let Some(place) = candidates.into_iter().flatten().map(|p| places.at(&p)).find(|p| p.exists()) else {
-        return line(Grade::Fail, "root", format!("{MOUNTED_ROOT} is not there: copy root-cert.pem to it"));
+        let place = places.at(Path::new(MOUNTED_ROOT));
+        let said = format!("{} is not there: copy root-cert.pem to it, as vm install does", place.display());
+        return line(Grade::Fail, "root", said);
     };
     let text = match std::fs::read(&place) {
         Ok(text) => text,
@@ -156,12 +159,17 @@ fn token(places: &Places, env: &BTreeMap<String, String>, now: SystemTime) -> Li
     let instead = if known { "; the certificate of an earlier start is shown instead" } else { "" };
     let text = match std::fs::read_to_string(&place) {
         Ok(text) => text,
+        Err(e) if e.kind() == ErrorKind::NotFound => {
+            let todo = if known { "" } else { ": copy istio-token to it, as vm install does" };
+            return line(bad, "token", format!("{shown} is not there{todo}{instead}"));
+        }
         Err(e) => return line(bad, "token", format!("{shown}: {e}{instead}")),
     };
     match claims::read(&text) {
         None => line(bad, "token", format!("{shown}: this is no token{instead}")),
         Some(claims) if claims.expires.is_some_and(|at| at <= now) => {
-            line(bad, "token", format!("{shown}: it has expired{instead}"))
+            let todo = if known { "" } else { ": istioctl x workload entry configure writes another" };
+            line(bad, "token", format!("{shown}: it has expired{todo}{instead}"))
         }
         Some(claims) if !claims.audiences.is_empty() && !claims.audiences.iter().any(|a| a == "istio-ca") => {
             line(

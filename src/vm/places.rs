@@ -60,7 +60,7 @@ impl Places {
     /// A place as the file system knows it.
     #[must_use]
     pub(crate) fn at(&self, path: &Path) -> PathBuf {
-        self.root.join(path)
+        self.root.join(path.strip_prefix(".").unwrap_or(path))
     }
 
     /// The variables of both files over those of the process, as the script sources them.

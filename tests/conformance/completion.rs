@@ -99,6 +99,13 @@ fn other_shells_and_pages_know_every_command_and_no_hidden_one() {
         assert!(page.contains(".SH SYNOPSIS") && page.contains(".SH OPTIONS"), "{command}: {page}");
         assert!(scripts.iter().all(|script| script.contains(command)), "{command}");
     }
+    // What stands behind a command: Clap's generator for fish leaves that out.
+    for (command, words) in [("vm", ["run\\t'", "install\\t'"]), ("proxy", ["sidecar\\t'", "router\\t'"])] {
+        let start =
+            format!("complete -c pilot-agent -n \"__fish_pilot_agent_using_subcommand {command}; and not ");
+        let behind = scripts[2].split_once(&start).unwrap_or_else(|| panic!("fish: {command}")).1;
+        assert!(words.iter().all(|word| behind.contains(word)), "{command}: {behind}");
+    }
     let main = std::fs::read_to_string(dir.path().join("pilot-agent.1")).unwrap();
     for hidden in ["collateral", "discoveryRefreshDelay"] {
         assert!(!main.contains(hidden) && scripts.iter().all(|script| !script.contains(hidden)), "{hidden}");

@@ -136,10 +136,26 @@ async fn check_gives_a_line_for_each_thing() {
     let check = |env: &[(&str, &str)]| {
         vm(dir.path(), &["check", "--cluster-env=cluster.env", "--mesh=mesh.yaml"], env)
     };
-    // Without a root the agent would not start.
+    // Without a root the agent would not start. The places are not the machine's own, which is said.
     let output = check(&env);
     assert_eq!(output.status.code(), Some(1), "{}", said(&output));
-    assert!(said(&output).contains("FAIL  root"), "{}", said(&output));
+    let here = std::fs::canonicalize(dir.path()).unwrap();
+    for line in [
+        "FAIL  root        ./etc/certs/root-cert.pem is not there: copy root-cert.pem to it".to_owned(),
+        "FAIL  token       ./var/run/secrets/tokens/istio-token is not there: copy istio-token to it"
+            .to_owned(),
+        format!("warn  places      places hang off {}, the working directory: --root /", here.display()),
+    ] {
+        assert!(said(&output).contains(&line), "{line}: {}", said(&output));
+    }
+    let output = vm(dir.path(), &["check", &format!("--root={}", here.display())], &env);
+    assert!(!said(&output).contains("places hang off"), "{}", said(&output));
+    let place = here.join("etc/certs/root-cert.pem");
+    assert!(
+        said(&output).contains(&format!("FAIL  root        {} is", place.display())),
+        "{}",
+        said(&output)
+    );
     std::fs::copy(at("root-cert.pem"), at("etc/certs/root-cert.pem")).unwrap();
     let output = check(&env);
     let text = said(&output);
