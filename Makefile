@@ -100,6 +100,7 @@ test-packages:  ## the packages in dist/ in fresh root file systems; lintian (ro
 
 test-image:  ## the images in dist/, run as the injection template does (root)
 	$(CHECK)
+	@ls dist/*.oci.tar >/dev/null 2>&1 || { echo "test-image: there are no images in dist/: make image first" >&2; exit 1; }
 	cargo build --locked -p mock-istiod
 	for archive in dist/*.oci.tar; do scripts/test-image "$$archive" target/debug/mock-istiod || exit 1; done
 

@@ -316,6 +316,11 @@ fn the_compiler_of_a_release_is_the_pinned_one_or_none() {
     );
     let scripts = scripts.env("DIST_ARCHS", std::env::consts::ARCH);
     scripts.fails("dist", &[], "cannot install cargo-zigbuild and ziglang");
+    let scripts = scripts
+        .env("PIP_NO_INDEX", "0")
+        .env("PIP_FIND_LINKS", "")
+        .env("PIP_INDEX_URL", "http://127.0.0.1:9/");
+    scripts.fails("dist", &[], "no network, or the package index cannot be reached");
     assert!(scripts.files("dist").is_empty() && !scripts.path("out").exists());
 }
 

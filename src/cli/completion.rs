@@ -56,7 +56,9 @@ fn fish_words(tree: &clap::Command) -> String {
         let mut when = format!("__fish_pilot_agent_using_subcommand {}", command.get_name());
         for word in command.get_positionals() {
             let values = word.get_possible_values();
-            let names: Vec<&str> = values.iter().map(PossibleValue::get_name).collect();
+            // `help` is a word behind itself.
+            let names = values.iter().map(PossibleValue::get_name).filter(|name| *name != command.get_name());
+            let names: Vec<&str> = names.collect();
             let offered: Vec<String> = values
                 .iter()
                 .map(|value| {

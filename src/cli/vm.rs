@@ -64,6 +64,15 @@ pub(super) fn run(parsed: &Parsed, env: &Env) -> u8 {
     if let Some(more) = parsed.positional.get(1) {
         return fail(&format!("vm {action} takes flags only, and {more:?} is none"), None);
     }
+    // Named wrongly it would be made, and rules with it; to clean nothing of it is needed.
+    if action != "clean"
+        && let Err(e) = std::fs::read_dir(&places.root)
+    {
+        return fail(
+            &format!("--root={}: {e}; it names a directory that is there", places.root.display()),
+            None,
+        );
+    }
     // What is done to the rules is logged, as istio-iptables does.
     if matches!(action, "run" | "clean")
         && let Err(error) = logging::init(&logging_options(parsed))
@@ -327,6 +336,10 @@ fn put(places: &Places, parsed: &Parsed) -> u8 {
         errors.extend(faults);
         Vec::new()
     });
+    let mesh = Path::new(dir).join("mesh.yaml");
+    if let Ok(Err(e)) = std::fs::read_to_string(&mesh).map(|text| config::yaml::to_json(&text)) {
+        errors.push(format!("{}: {e}", mesh.display()));
+    }
     let other: Vec<_> = items.iter().filter(|item| item.step() == Step::Overwrite).collect();
     let sure = parsed.is_true(FLAGS, "yes");
     let asks = !sure && std::io::stdin().is_terminal();

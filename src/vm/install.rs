@@ -5,7 +5,9 @@ use std::os::unix::fs::{OpenOptionsExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 
 use super::accounts::Account;
+use super::envfile;
 use super::places::{Places, TOKEN};
+use crate::tls::cert;
 
 /// The package's unit, for machines without the package.
 const UNIT: &str = include_str!("../../packaging/systemd/istio.service");
@@ -39,7 +41,7 @@ pub(crate) enum Step {
 /// Reads the folder.
 ///
 /// # Errors
-/// Every file that is missing or cannot be read, one line each.
+/// Every file that is missing, cannot be read or cannot be what its name says, a line for each fault.
 pub(crate) fn items(dir: &Path, places: &Places) -> Result<Vec<Item>, Vec<String>> {
     let mut errors = Vec::new();
     let mut items = Vec::new();
@@ -63,7 +65,10 @@ pub(crate) fn items(dir: &Path, places: &Places) -> Result<Vec<Item>, Vec<String
             Ok(content) if content.trim_ascii().is_empty() => {
                 errors.push(format!("{}: the file is empty", from.display()));
             }
-            Ok(content) => items.push(Item { place, content, mode, ours }),
+            Ok(content) => {
+                errors.extend(faults(name, &from.display().to_string(), &content));
+                items.push(Item { place, content, mode, ours });
+            }
             Err(e) => errors
                 .push(format!("{}: {e}; \"istioctl x workload entry configure\" writes it", from.display())),
         }
@@ -74,6 +79,17 @@ pub(crate) fn items(dir: &Path, places: &Places) -> Result<Vec<Item>, Vec<String
         items.push(Item { place: places.at(&places.unit), content, mode: 0o644, ours: false });
     }
     if errors.is_empty() { Ok(items) } else { Err(errors) }
+}
+
+// What would keep the agent from starting; the token is istiod's to judge.
+fn faults(name: &str, from: &str, content: &[u8]) -> Vec<String> {
+    match name {
+        "cluster.env" => envfile::parse(from, &String::from_utf8_lossy(content)).err().unwrap_or_default(),
+        "root-cert.pem" => {
+            cert::parse_chain(content).err().map(|e| format!("{from}: {e}")).into_iter().collect()
+        }
+        _ => Vec::new(),
+    }
 }
 
 // The machine's hosts with those of the folder; an older line for the same name goes.

@@ -79,6 +79,31 @@ async fn install_puts_files_in_place_and_asks_before_it_overwrites() {
     let install =
         |more: &[&str]| vm(root.path(), &[&["install", &root_flag, &dir_flag][..], more].concat(), &[]);
 
+    // What would keep the agent from starting is not put in place, and a root that is none is not made.
+    let broken = tempfile::tempdir().unwrap();
+    configured(broken.path(), &mock);
+    for (name, text) in
+        [("cluster.env", "A=$(id)\n"), ("mesh.yaml", "defaultConfig: [\n"), ("root-cert.pem", "half\n")]
+    {
+        std::fs::write(broken.path().join(name), text).unwrap();
+    }
+    let dir = format!("--dir={}", broken.path().display());
+    let refused = vm(root.path(), &["install", &root_flag, &dir, "--yes"], &[]);
+    assert_eq!(refused.status.code(), Some(255));
+    for part in ["cluster.env:1: only a shell can compute", "mesh.yaml: ", "root-cert.pem: "] {
+        assert!(said(&refused).contains(part), "{part}: {}", said(&refused));
+    }
+    for action in [
+        &["install", "--root=missing", &dir_flag][..],
+        &["run", "--root=missing"],
+        &["check", "--root=missing"],
+    ] {
+        let refused = vm(broken.path(), action, &[]);
+        assert_eq!(refused.status.code(), Some(255), "{action:?}");
+        assert!(said(&refused).contains("--root=missing: No such file"), "{}", said(&refused));
+    }
+    assert!(!at("etc/certs").exists() && !broken.path().join("missing").exists(), "something was installed");
+
     // A machine's own hosts file counts as other content.
     let refused = install(&[]);
     assert_eq!(refused.status.code(), Some(255));

@@ -5,7 +5,10 @@ Prints the chain and the roots; the key stays in the variable. The stream goes o
 import queue
 import sys
 
-import grpc
+try:
+    import grpc
+except ImportError:
+    sys.exit("client.py: it needs grpcio: python3 -m pip install grpcio, in a virtual environment")
 
 METHOD = "/envoy.service.secret.v3.SecretDiscoveryService/StreamSecrets"
 SECRET = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.Secret"
@@ -82,4 +85,7 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except grpc.RpcError as error:
+        sys.exit(f"client.py: no certificate from the socket: {error.details()}")
