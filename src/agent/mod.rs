@@ -150,7 +150,11 @@ async fn supervisor(
     let bootstrap = &config.envoy.bootstrap;
     let node = bootstrap.node(mode == Mode::External, credential).await?;
     let_others_run().await;
-    bootstrap.write_grpc(&node)?;
+    match bootstrap.write_grpc(&node) {
+        // The one that the program before has written is there, and a full disk must not take the place of both.
+        Err(error) if heir.is_some() => tracing::warn!("{error}; the one from before stays"),
+        written => written?,
+    }
     if let Some(keeper) = relay.keeper(bootstrap.owner(&node), common.tasks.xds.token()) {
         common.tasks.xds.run("last good configuration", keeper);
     }

@@ -197,6 +197,13 @@ impl Upgrades {
         }
         self.reply = asked.reply;
         if let Some(path) = asked.envoy {
+            if self.xds.is_away() {
+                return self.replaced(Err(
+                    "istiod is away, and another Envoy would have no configuration until \
+                    it is back (with XDS_REPLAY it has the last one)"
+                        .to_owned(),
+                ));
+            }
             return match self.envoy.kept() {
                 Ok(Some(kept)) => {
                     say(self.reply.as_ref(), &format!("trying {}", path.display()));

@@ -24,6 +24,7 @@ pub(crate) mod launch;
 pub(crate) mod port;
 pub(crate) mod process;
 pub(crate) mod restart;
+mod shared;
 mod stale;
 pub(crate) mod supervisor;
 pub(crate) mod validate;

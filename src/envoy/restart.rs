@@ -165,6 +165,11 @@ impl Core {
         self.start()
     }
 
+    /// What was desired last is given up: what runs is what is wanted.
+    pub(crate) fn settle(&mut self) {
+        self.desired = self.current().unwrap_or(self.desired);
+    }
+
     /// Epoch `epoch` has ended after `ran`.
     #[must_use]
     pub(crate) fn ended(&mut self, epoch: u32, kind: Kind, ran: Duration) -> Action {

@@ -19,6 +19,7 @@ pub use handle::Handle;
 use super::guard::Guard;
 use super::process::Written;
 use super::{Bootstrap, Config, ConfigFile, Error, Kept, Outcome, Reason, admin, restart};
+use crate::base::error::chain;
 use crate::base::metrics::Metrics;
 use crate::trouble::Reporter;
 
@@ -115,8 +116,22 @@ impl Supervisor {
         let guard = kept.guard.and_then(Guard::adopt);
         let mut envoy =
             Envoy { config, bootstrap, file: None, text: Vec::new(), id: 0, kept: Some(kept), guard };
-        envoy.refresh()?;
-        Ok(Self::build(Some(envoy), Some(client), metrics))
+        if let Err(error) = envoy.refresh() {
+            // What runs was started with a good one.
+            let file = envoy.kept.as_ref().and_then(|kept| kept.epochs.last()?.file.clone());
+            let Some(text) = file.and_then(|path| std::fs::read(path).ok()) else { return Err(error) };
+            tracing::warn!("Envoy goes on with its last configuration: {}", chain(&error));
+            envoy.text = text;
+        }
+        let running: Vec<u32> =
+            envoy.kept.iter().flat_map(|kept| kept.epochs.iter().map(|epoch| epoch.number)).collect();
+        let (supervisor, handle) = Self::build(Some(envoy), Some(client), metrics);
+        // Who asks before they are looked after is told how it is: Envoy runs.
+        for epoch in running {
+            supervisor.asked.started();
+            let _ = supervisor.state.send(RunState::Running { epoch });
+        }
+        Ok((supervisor, handle))
     }
 
     /// An Envoy that somebody else starts and ends (`ENVOY_EXTERNAL`): its bootstrap file is there while the agent

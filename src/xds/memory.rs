@@ -375,6 +375,13 @@ impl Memory {
         store.is_whole() && store.mode() == Some(protocol.mode())
     }
 
+    /// Whether there is anything to stand in with.
+    pub(super) fn is_whole(&self) -> bool {
+        !self.refused.load(Relaxed)
+            && self.left() != Some(Duration::ZERO)
+            && self.store.lock().unwrap_or_else(PoisonError::into_inner).is_whole()
+    }
+
     /// The next answer of the stand-in.
     pub(super) fn answer(&self, envoy: &mut StandIn) -> std::io::Result<Option<Bytes>> {
         envoy.answer(&self.store.lock().unwrap_or_else(PoisonError::into_inner))

@@ -52,6 +52,14 @@ impl Handle {
         self.0.memory.as_ref()?.kept()
     }
 
+    /// Whether a new Envoy would have to wait for its configuration: istiod has failed last, and nothing that could
+    /// stand in is kept.
+    #[must_use]
+    pub(crate) fn is_away(&self) -> bool {
+        let failed = self.0.hold.lock().expect("no panic holds this lock").failures() > 0;
+        failed && !self.0.memory.as_ref().is_some_and(|memory| memory.is_whole())
+    }
+
     /// Reports the application's health to istiod: `None` is healthy. Kept, and repeated on each new
     /// stream.
     pub fn report_health(&self, unhealthy: Option<String>) {

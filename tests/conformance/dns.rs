@@ -17,7 +17,7 @@ use crate::support::{LIMIT, TestAgent, eventually, free_port, root_for};
 
 const LDS: &str = "type.googleapis.com/envoy.config.listener.v3.Listener";
 const NDS: &str = "type.googleapis.com/istio.networking.nds.v1.NameTable";
-const A: u16 = 1;
+pub(super) const A: u16 = 1;
 const AAAA: u16 = 28;
 const TXT: u16 = 16;
 const NO_ERROR: u8 = 0;
@@ -71,7 +71,7 @@ fn name(text: &str) -> Vec<u8> {
 }
 
 /// A query with RD set.
-fn query(id: u16, host: &str, qtype: u16) -> Vec<u8> {
+pub(super) fn query(id: u16, host: &str, qtype: u16) -> Vec<u8> {
     let mut out = id.to_be_bytes().to_vec();
     out.extend_from_slice(&[1, 0, 0, 1, 0, 0, 0, 0, 0, 0]);
     out.extend_from_slice(&name(host));
@@ -80,7 +80,7 @@ fn query(id: u16, host: &str, qtype: u16) -> Vec<u8> {
     out
 }
 
-fn rcode(reply: &[u8]) -> u8 {
+pub(super) fn rcode(reply: &[u8]) -> u8 {
     reply[3] & 0x0f
 }
 
@@ -134,13 +134,13 @@ fn bare(query: &[u8], rcode: u8) -> Vec<u8> {
     out
 }
 
-struct Client {
+pub(super) struct Client {
     port: u16,
     udp: UdpSocket,
 }
 
 impl Client {
-    async fn to(port: u16) -> Self {
+    pub(super) async fn to(port: u16) -> Self {
         let udp = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         udp.connect(("127.0.0.1", port)).await.unwrap();
         Self { port, udp }
@@ -158,7 +158,7 @@ impl Client {
         buffer
     }
 
-    async fn ask(&self, message: &[u8]) -> Vec<u8> {
+    pub(super) async fn ask(&self, message: &[u8]) -> Vec<u8> {
         self.send(message).await;
         self.receive().await
     }
@@ -174,7 +174,7 @@ impl Client {
 }
 
 /// The agent with a server on `port` and these lines in its `resolv.conf`.
-fn serving(builder: Builder, port: u16, resolv: &str) -> Builder {
+pub(super) fn serving(builder: Builder, port: u16, resolv: &str) -> Builder {
     let bind = "mount --bind resolv.conf /etc/resolv.conf && exec \"$@\"";
     builder
         .env("ISTIO_META_DNS_CAPTURE", "true")

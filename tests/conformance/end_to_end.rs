@@ -51,6 +51,10 @@ impl Traffic {
         .await;
     }
 
+    pub fn answered(&self) -> u64 {
+        self.answered.load(Ordering::Relaxed)
+    }
+
     pub fn assert_unharmed(&self) {
         let failed = self.failed.lock().expect("no panic holds this lock");
         assert!(failed.is_empty(), "{} requests failed: {:?}", failed.len(), &failed[..failed.len().min(3)]);

@@ -1,25 +1,34 @@
 //! The agent is replaced by another program while its Envoy runs on (`AGENT_UPGRADE`).
 
+mod envoys;
+
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use envoy_types::pb::envoy::service::discovery::v3::DiscoveryResponse;
+use envoy_types::pb::google::protobuf::Any;
+use prost::Message;
 use rustix::process::Signal;
+use tokio::task::JoinSet;
 
+use super::ads::{World, ask, request};
+use super::dns;
 use super::end_to_end::Traffic;
 use crate::support::agent::{Builder, SDS};
 use crate::support::client::secret_request;
 use crate::support::mesh::Loop;
-use crate::support::{Envoy, MockIstiod, TestAgent, agent_bin, envoy_bin, eventually, variable};
+use crate::support::{
+    Envoy, MockIstiod, SmallDisk, TestAgent, agent_bin, eventually, free_port, http, root_for, variable,
+};
 
 const DONE: &str = "has taken over from version";
 
 fn builder(mock: &MockIstiod) -> Builder {
     TestAgent::with().istiod(mock).env("AGENT_UPGRADE", "true").env("ECC_SIGNATURE_ALGORITHM", "ECDSA")
 }
-
-// `UPGRADES=50` makes a long run of the test with a real Envoy.
 
 /// The secret that an Envoy is given now, as bytes.
 async fn certificate(agent: &mut TestAgent) -> Vec<u8> {
@@ -250,21 +259,89 @@ async fn without_the_switch_there_is_no_way_to_it() {
     agent.stop().await;
 }
 
+/// How much later `after` follows in the log on each line with `before`.
+fn later(log: &str, before: &str, after: &str) -> Vec<Duration> {
+    // 2026-11-22T11:47:13.044773Z
+    let at = |line: &str| -> Option<Duration> {
+        let mut numbers = line.get(11..26)?.split(':').map(|text| text.parse::<f64>().ok());
+        let (hours, minutes) = (numbers.next()??, numbers.next()??);
+        Some(Duration::from_secs_f64((hours * 60.0 + minutes) * 60.0 + numbers.next()??))
+    };
+    let (mut began, mut out) = (None, Vec::new());
+    for line in log.lines() {
+        if line.contains(before) {
+            began = at(line);
+        } else if line.contains(after) {
+            let took = began.take().and_then(|began| at(line)?.checked_sub(began));
+            out.extend(took);
+        }
+    }
+    out.sort();
+    out
+}
+
+/// Asks for readiness twenty times a second until told to stop, on a connection of its own each time; gives what went
+/// wrong.
+async fn readiness(port: u16, halt: Arc<AtomicBool>) -> (u64, Vec<String>) {
+    let (mut asked, mut failed) = (0, Vec::new());
+    while !halt.load(Ordering::Relaxed) {
+        asked += 1;
+        match http::get(port, "/healthz/ready").await {
+            Ok(reply) if reply.status.is_success() => {}
+            Ok(reply) => failed.push(format!("{} {:?}", reply.status, reply.headers.get("x-not-ready"))),
+            Err(error) => failed.push(error),
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    (asked, failed)
+}
+
+/// Asks for a name of the mesh until told to stop; each question is answered.
+async fn names(port: u16, halt: Arc<AtomicBool>) -> u64 {
+    let client = dns::Client::to(port).await;
+    let mut asked = 0_u16;
+    while !halt.load(Ordering::Relaxed) {
+        let reply = client.ask(&dns::query(asked, "shop.ns.svc.cluster.local", dns::A)).await;
+        assert!(reply.starts_with(&asked.to_be_bytes()) && reply.ends_with(&[10, 0, 0, 1]), "{reply:?}");
+        asked = asked.wrapping_add(1);
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    u64::from(asked)
+}
+
+// `UPGRADES=50` makes it a long run.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_real_envoy_serves_throughout() {
     let mock = Arc::new(MockIstiod::start().await);
     mock.set_ttl(Some(Duration::from_secs(60)));
     let mesh = Loop::serve(&mock);
-    let mut agent = builder(&mock).env("XDS_REPLAY", "memory").envoy(Envoy::Real).start();
+    // A certificate every two seconds.
+    let mut builder = builder(&mock)
+        .env("XDS_REPLAY", "memory")
+        .env("SECRET_TTL", "60s")
+        .env("SECRET_GRACE_PERIOD_RATIO", "0.967")
+        .env("SECRET_GRACE_PERIOD_RATIO_JITTER", "0")
+        .envoy(Envoy::Real);
+    let port = root_for("a resolv.conf of its own").then(free_port);
+    if let Some(port) = port {
+        builder = dns::serving(builder, port, "nameserver 127.53.0.250\n");
+    }
+    let mut agent = builder.start();
     agent.wait_ready().await;
     let envoy = agent.envoy_pid().await;
     let traffic = Traffic::start(&mock, mesh);
     traffic.goes_on(20).await;
+    let halt = Arc::new(AtomicBool::new(false));
+    let (mut asking, mut resolving) = (JoinSet::new(), JoinSet::new());
+    asking.spawn(readiness(agent.ports().status, halt.clone()));
+    if let Some(port) = port {
+        resolving.spawn(names(port, halt.clone()));
+    }
     let upgrades = variable("UPGRADES").and_then(|n| n.to_str()?.parse().ok()).unwrap_or(4);
+    let mut open = 0;
     for n in 1..=upgrades {
         let said = agent.run(&["upgrade"]).await;
         assert_eq!(said.code, Some(0), "{said:?}\n{}", agent.log().text());
-        assert!(ready(&agent).await, "after upgrade {n}");
         if n % 10 == 0 {
             eprintln!("upgrade {n}: {} descriptors, {}", descriptors(&agent), memory(&agent));
         }
@@ -276,62 +353,105 @@ async fn a_real_envoy_serves_throughout() {
             (mesh.ask(&mock).await.ok()?.headers.get("x-config")? == value.as_str()).then_some(())
         })
         .await;
+        if n == 1 {
+            open = descriptors(&agent);
+        }
     }
+    eventually("certificates rotate", || async { (mock.record().signed().len() >= 3).then_some(()) }).await;
+    eventually("no descriptor is left over", || async { (descriptors(&agent) <= open + 3).then_some(()) })
+        .await;
+    traffic.goes_on(20).await;
+    halt.store(true, Ordering::Relaxed);
+    let (asked, failed) = asking.join_next().await.unwrap().unwrap();
+    assert!(failed.is_empty(), "{} of {asked}: {:?}", failed.len(), &failed[..failed.len().min(3)]);
+    let resolved: u64 = resolving.join_all().await.into_iter().sum();
     assert_eq!(agent.envoy_pid().await, envoy);
+    let log = agent.log().text();
+    assert_eq!(
+        log.matches("the certificate stays in use").count(),
+        upgrades,
+        "each went on with the last one's"
+    );
+    let back = later(&log, "takes over; Envoy goes on", "connected to upstream XDS server");
+    assert_eq!(back.len(), upgrades, "Envoy's stream is opened again");
+    eprintln!(
+        "{upgrades} upgrades, {} certificates: {} requests, {asked} of readiness, {resolved} names, none failed; Envoy's \
+         stream is back after {:.0?} (p50), {:.0?} at most",
+        mock.record().signed().len(),
+        traffic.answered(),
+        back[back.len() / 2],
+        back[back.len() - 1],
+    );
     drop(traffic);
     agent.stop().await;
 }
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct PushedConfig {
+    #[prost(string, repeated, tag = "34")]
+    ca_certificates_pem: Vec<String>,
+}
+
 #[tokio::test(flavor = "multi_thread")]
-async fn an_envoy_is_replaced_under_traffic_and_one_that_fails_is_not() {
-    let mock = Arc::new(MockIstiod::start().await);
-    let mesh = Loop::serve(&mock);
-    let mut agent = builder(&mock)
-        .env("ENVOY_HOT_RESTART", "true")
-        .env("ENVOY_PARENT_SHUTDOWN_DURATION", "3s")
-        .proxy_config("drainDuration", "1s")
-        .envoy(Envoy::Real)
-        .start();
-    agent.wait_ready().await;
-    let envoy = agent.envoy_pid().await;
-    let traffic = Traffic::start(&mock, mesh);
-    traffic.goes_on(20).await;
-    let dir = tempfile::tempdir().unwrap();
-    let real = envoy_bin().to_str().unwrap().to_owned();
-    // Good at everything but serving.
-    let failing = dir.path().join("failing");
-    let script = format!(
-        "#!/bin/sh\ncase \"$*\" in *validate*|*version) exec {real} \"$@\";; esac\necho no >&2\nexit 3\n"
-    );
-    std::fs::write(&failing, script).unwrap();
-    std::fs::set_permissions(&failing, std::fs::Permissions::from_mode(0o755)).unwrap();
-    let said = agent.run(&["upgrade", "--envoy", failing.to_str().unwrap()]).await;
-    assert_eq!(said.code, Some(1), "{said:?}");
-    assert!(said.stdout.contains("exit status 3"), "{said:?}");
-    traffic.goes_on(20).await;
-    for (binary, expected) in [("/bin/true", "hot restart"), ("/no/such/envoy", "No such file")] {
-        let said = agent.run(&["upgrade", "--envoy", binary]).await;
-        assert_eq!(said.code, Some(1), "{said:?}");
-        assert!(said.stdout.contains(expected), "{said:?}");
-    }
-    let newer = dir.path().join("envoy");
-    std::os::unix::fs::symlink(&real, &newer).unwrap();
-    let said = eventually("the epoch before is gone and another can come", || async {
-        let said = agent.run(&["upgrade", "--envoy", newer.to_str().unwrap()]).await;
-        (!said.stdout.contains("still being replaced") && !said.stdout.contains("is being replaced"))
-            .then_some(said)
-    })
-    .await;
-    assert_eq!(said.code, Some(0), "{said:?}\n{}", agent.log().text());
-    traffic.goes_on(20).await;
-    eventually("the Envoy of the start is gone", || async {
-        agent.processes().iter().all(|(pid, _)| *pid != envoy).then_some(())
-    })
-    .await;
-    // The next agent knows it.
-    let said = agent.run(&["upgrade"]).await;
+async fn what_the_mesh_trusts_is_known_to_the_next_program() {
+    let other = MockIstiod::start().await;
+    let mut world =
+        World::with(|b| b.env("PROXY_CONFIG_XDS_AGENT", "true").env("AGENT_UPGRADE", "true")).await;
+    let (envoy, mut istiod) = world.sotw().await;
+    envoy.send(&ask("type.googleapis.com/envoy.config.listener.v3.Listener"));
+    let config = "type.googleapis.com/istio.mesh.v1alpha1.ProxyConfig";
+    while request(&mut istiod).await.type_url != config {}
+    let bundle = other.root_pem();
+    let value = PushedConfig { ca_certificates_pem: vec![bundle.clone()] }.encode_to_vec();
+    let push = DiscoveryResponse {
+        type_url: config.to_owned(),
+        nonce: "1".to_owned(),
+        version_info: "1".to_owned(),
+        resources: vec![Any { type_url: config.to_owned(), value }],
+        ..Default::default()
+    };
+    istiod.responses.sotw(&push).await.unwrap();
+    assert!(request(&mut istiod).await.is_ack());
+    let middle = bundle.lines().nth(3).unwrap().to_owned();
+    let trusted = async |agent: &mut TestAgent| {
+        let client = agent.client(SDS).await;
+        let mut stream = client.stream_secrets();
+        stream.send(&secret_request("ROOTCA"));
+        loop {
+            let value = stream.next().await.unwrap().resources[0].value.clone();
+            if value.windows(middle.len()).any(|part| part == middle.as_bytes()) {
+                return value;
+            }
+        }
+    };
+    let before = trusted(&mut world.agent).await;
+    drop((envoy, istiod));
+    world.mock.down().await;
+    let said = world.agent.run(&["upgrade"]).await;
     assert_eq!(said.code, Some(0), "{said:?}");
-    assert!(ready(&agent).await);
-    traffic.goes_on(20).await;
-    drop(traffic);
+    assert_eq!(trusted(&mut world.agent).await, before);
+    world.agent.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_disk_keeps_nobody_from_taking_over() {
+    if !root_for("a disk of a few kilobytes") {
+        return;
+    }
+    let mock = MockIstiod::start().await;
+    let dir = tempfile::Builder::new().prefix("agent-").tempdir().unwrap();
+    let disk = SmallDisk::mount(&dir.path().join("etc/istio/proxy"));
+    let mut agent = builder(&mock).start_in(dir);
+    agent.wait_ready().await;
+    let (envoy, before) = (agent.envoy_pid().await, certificate(&mut agent).await);
+    disk.fill();
+    for _ in 0..2 {
+        let said = agent.run(&["upgrade"]).await;
+        assert_eq!(said.code, Some(0), "{said:?}\n{}", agent.log().text());
+        assert!(ready(&agent).await);
+    }
+    assert_eq!(agent.envoy_pid().await, envoy);
+    assert_eq!(certificate(&mut agent).await, before);
+    assert!(agent.log().contains("the one from before stays"), "{}", agent.log().text());
     agent.stop().await;
 }

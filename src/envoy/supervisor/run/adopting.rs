@@ -11,7 +11,6 @@ use crate::envoy::drain::Phase;
 use crate::envoy::guard::Guard;
 use crate::envoy::kept::{self, Kept};
 use crate::envoy::process::{self, Written};
-use crate::envoy::supervisor::RunState;
 use crate::trouble::What;
 
 impl Run {
@@ -42,9 +41,7 @@ impl Run {
                 },
             );
             self.core.adopt(number);
-            self.asked.started();
             self.trouble.note(What::Started, format!("Envoy, epoch {number}, as it ran before"));
-            let _ = self.state.send(RunState::Running { epoch: number });
         }
         self.guard = self.envoy.guard.take();
         if self.guard.is_none() && !self.epochs.is_empty() {
@@ -64,7 +61,7 @@ impl Run {
         if self.machine.phase() != Phase::Running || self.machine.is_drained() {
             return Err("Envoy drains");
         }
-        if self.pending.is_some() || self.proving.is_some() {
+        if self.pending.is_some() || self.proving.is_some() || self.survivor.is_some() {
             return Err("Envoy is being replaced by its next epoch");
         }
         let epochs = self.epochs.iter().map(|(number, epoch)| {

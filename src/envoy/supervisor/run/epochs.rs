@@ -10,7 +10,7 @@ use crate::envoy::drain::{self, Phase};
 use crate::envoy::process::{self, Exit};
 use crate::envoy::restart::{self, Kind};
 use crate::envoy::supervisor::RunState;
-use crate::envoy::{command, port};
+use crate::envoy::{command, port, shared};
 use crate::trouble::{self, Report, What};
 
 /// An Envoy that ends this soon may have found a port taken or its bootstrap wrong; one that was started again and
@@ -31,6 +31,7 @@ impl Run {
                 let waiting = self.pending.take();
                 self.live = None;
                 waiting.is_some_and(|p| {
+                    self.gave_up(p.epoch, "the one before it ended");
                     let action = self.core.ended(p.epoch, Kind::Aborted, Duration::ZERO);
                     self.carry_out(action)
                 })
@@ -41,6 +42,8 @@ impl Run {
                     self.core.budget()
                 );
                 let _ = self.state.send(RunState::Recovering);
+                // It is started with the configuration of then.
+                self.reload_again = None;
                 self.retry_at = Some(Instant::now() + delay);
                 false
             }
@@ -147,6 +150,7 @@ impl Run {
         if let (Some(guard), Some(process)) = (&mut self.guard, epoch.process) {
             guard.release(process.id());
         }
+        self.tidy(number);
         let ran = epoch.started.elapsed();
         self.settled_at = None;
         let running = self.machine.phase() == Phase::Running;
@@ -175,11 +179,29 @@ impl Run {
         }
         let action = self.core.ended(number, kind, ran);
         let over = self.carry_out(action);
-        if gave_up && !over {
+        if gave_up && !over && !self.epochs.is_empty() {
+            self.core.settle();
             let client = self.client.clone();
             self.survivor = Some(Box::pin(async move { client.live().await }));
         }
         over
+    }
+
+    // What the newest epoch has left would keep the next one from starting beside those that serve.
+    fn tidy(&self, number: u32) {
+        let newest = self.epochs.keys().next_back().is_some_and(|other| *other < number);
+        let Some(id) = self.base_id.filter(|_| newest && self.envoy.config.restart.hot_restart) else {
+            return;
+        };
+        match shared::clear(&shared::path(id)) {
+            Ok(true) => {
+                tracing::info!("epoch {number} had not come to be initialised; the next one can start")
+            }
+            Ok(false) => {}
+            Err(error) => {
+                tracing::warn!("whether epoch {number} keeps the next one from starting is unknown: {error}");
+            }
+        }
     }
 
     fn report(&self, number: u32, exit: &Exit, aborted: bool, ran: Duration) {

@@ -3,14 +3,14 @@
 use std::time::Duration;
 
 use super::Run;
-use crate::envoy::Outcome;
 use crate::envoy::process::Exit;
 use crate::envoy::supervisor::RunState;
+use crate::envoy::{Outcome, shared};
 
 impl Run {
     pub(super) fn outcome(mut self) -> Outcome {
         if let Some(id) = self.base_id_left() {
-            let _ = std::fs::remove_file(format!("/dev/shm/envoy_shared_memory_{}", u64::from(id) * 10));
+            let _ = std::fs::remove_file(shared::path(id));
         }
         let (exit, ran) = self.last.take().map_or((None, Duration::ZERO), |(e, r)| (Some(e), r));
         let left = !self.epochs.is_empty();

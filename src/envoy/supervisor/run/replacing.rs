@@ -35,7 +35,11 @@ impl Run {
                 Some("hot restart is off: set ENVOY_HOT_RESTART=true")
             }
             () if self.machine.phase() != Phase::Running || self.machine.is_drained() => Some("Envoy drains"),
-            () if self.pending.is_some() || self.proving.is_some() || self.epochs.len() > 1 => {
+            () if self.pending.is_some()
+                || self.proving.is_some()
+                || self.survivor.is_some()
+                || self.epochs.len() > 1 =>
+            {
                 Some("an earlier epoch of Envoy is still being replaced")
             }
             () if self.epochs.is_empty() => Some("Envoy does not run"),
@@ -59,6 +63,14 @@ impl Run {
         self.proving = Some(Proving { epoch, next_check, until: now + limit, limit, old, why: None, done });
     }
 
+    /// Epoch `number` has been started; if it is to show that it serves, its time begins.
+    pub(super) fn prove(&mut self, number: u32) {
+        let now = Instant::now();
+        if let Some(proving) = self.proving.as_mut().filter(|p| p.epoch == number) {
+            (proving.next_check, proving.until) = (now + LIVE_POLL, now + proving.limit);
+        }
+    }
+
     /// The admin port has answered, or not.
     pub(super) fn proved(&mut self, live: &Result<(bool, u64), admin::Error>) {
         let Some(proving) = &mut self.proving else { return };
@@ -67,7 +79,7 @@ impl Run {
             let Some(Proving { epoch, done, .. }) = self.proving.take() else { return };
             tracing::info!("{} serves as epoch {epoch}", self.envoy.config.binary);
             let _ = done.send(Ok(epoch));
-            return;
+            return self.reload_now();
         }
         proving.next_check = now + LIVE_POLL;
         if now < proving.until || proving.why.is_some() {
@@ -91,15 +103,22 @@ impl Run {
         let why = why.unwrap_or_else(|| format!("it ended before it served: {how}"));
         tracing::error!("{} does not take Envoy's place, {old} comes back: {why}", self.envoy.config.binary);
         self.envoy.config.binary = old;
+        // The number that told it from the one before.
+        self.forced = self.forced.wrapping_sub(1);
         let _ = done.send(Err(format!("epoch {epoch}: {why}")));
         true
     }
 
-    /// What still runs has said whether it is well. If not, the binary of before takes over from it.
+    /// What still runs has said whether it is well. If not, the binary of before takes over from it, with the
+    /// configuration of now.
     pub(super) fn survived(&mut self, live: &Result<(bool, u64), admin::Error>) {
-        if matches!(live, Ok((true, _))) || self.machine.phase() != Phase::Running {
+        if self.machine.phase() != Phase::Running {
             return;
         }
+        if matches!(live, Ok((true, _))) {
+            return self.reload_now();
+        }
+        self.reload_again = None;
         tracing::warn!("Envoy has lost its admin port to the epoch that failed: another epoch takes it back");
         self.forced += 1;
         if let restart::Action::Start(epoch) = self.core.desire(self.envoy.id.wrapping_add(self.forced)) {

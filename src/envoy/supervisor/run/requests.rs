@@ -47,7 +47,9 @@ impl Run {
     }
 
     pub(super) fn reload(&mut self, force: bool) {
-        if self.pending.is_some() {
+        // One after the other: an epoch that has to show that it serves is left alone until then.
+        if self.pending.is_some() || self.proving.is_some() || self.survivor.is_some() {
+            tracing::info!("a new configuration waits until Envoy's next epoch has shown that it serves");
             self.reload_again = Some(force || self.reload_again == Some(true));
             return;
         }
@@ -73,6 +75,13 @@ impl Run {
         }
     }
 
+    /// What was asked for meanwhile.
+    pub(super) fn reload_now(&mut self) {
+        if let Some(force) = self.reload_again.take() {
+            self.reload(force);
+        }
+    }
+
     // The previous epoch has said whether it is live.
     pub(super) fn checked(&mut self, live: Result<(bool, u64), admin::Error>) {
         let Some(pending) = &mut self.pending else { return self.proved(&live) };
@@ -89,10 +98,8 @@ impl Run {
             let epoch = pending.epoch;
             self.pending = None;
             self.start(epoch);
-            if let Some(force) = self.reload_again.take() {
-                self.reload(force);
-            }
-            return;
+            self.prove(epoch);
+            return self.reload_now();
         }
         pending.next_check = now + LIVE_POLL;
     }
