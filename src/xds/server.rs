@@ -56,8 +56,7 @@ impl Handle {
     /// stand in is kept.
     #[must_use]
     pub(crate) fn is_away(&self) -> bool {
-        let failed = self.0.hold.lock().expect("no panic holds this lock").failures() > 0;
-        failed && !self.0.memory.as_ref().is_some_and(|memory| memory.is_whole())
+        self.0.has_failed() && !self.0.memory.as_ref().is_some_and(|memory| memory.is_whole())
     }
 
     /// Reports the application's health to istiod: `None` is healthy. Kept, and repeated on each new

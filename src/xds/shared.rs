@@ -145,7 +145,12 @@ impl Shared {
 
     /// Whether a stream that is opened now is held instead of failed.
     pub(super) fn holds(&self) -> bool {
-        !self.config.hold.is_zero() && self.hold.lock().expect("no panic holds this lock").failures() > 0
+        !self.config.hold.is_zero() && self.has_failed()
+    }
+
+    /// Whether istiod has failed last.
+    pub(super) fn has_failed(&self) -> bool {
+        self.hold.lock().expect("no panic holds this lock").failures() > 0
     }
 
     pub(super) fn due(&self) -> Option<Due> {
