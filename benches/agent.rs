@@ -60,7 +60,8 @@ pub(crate) struct Agent {
     pub prometheus_port: u16,
 }
 
-fn free_port() -> u16 {
+/// A port nobody listened on a moment ago.
+pub(crate) fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).map_or(0, |a| a.port())
 }
 

@@ -9,6 +9,7 @@ mod agent;
 mod credentials;
 mod density;
 mod flood;
+mod growth;
 mod heal;
 mod iptables;
 mod proc;
@@ -40,7 +41,7 @@ struct Flags {
     #[arg(long, env = "PEER_AGENT")]
     peer: Option<PathBuf>,
     /// Only sections whose name contains this: size, start, idle, relay, push, status, sds,
-    /// credentials, iptables; and, only when they are named in full since they take minutes: density, heal, flood.
+    /// credentials, iptables; and, only when they are named in full since they take minutes: density, growth, heal, flood.
     #[arg(long, default_value = "")]
     only: String,
     /// Runs of each measurement.
@@ -49,6 +50,9 @@ struct Flags {
     /// How long the flood lasts (120 s), or agents idle (60 s).
     #[arg(long)]
     seconds: Option<u64>,
+    /// Where everything measured goes as JSON, beside what is printed.
+    #[arg(long)]
+    json: Option<PathBuf>,
 }
 
 fn main() -> ExitCode {
@@ -78,65 +82,74 @@ async fn run(flags: &Flags) -> Result<(), String> {
         .collect::<Result<Vec<PathBuf>, String>>()?;
     let wanted = |name: &str| name.contains(&flags.only);
     let with_peer = flags.peer.is_some();
+    let (mut report, mut curves) = (table::Report::default(), Vec::new());
     if wanted("size") {
-        table::print("Size", &[size(&binaries)], with_peer);
+        report.add("Size", &[size(&binaries)], with_peer);
     }
     if wanted("start") {
         eprintln!("measuring start…");
         let rows = start::starts(&binaries, flags.envoy.as_deref(), flags.runs).await?;
-        table::print("Start (ms since exec)", &rows, with_peer);
+        report.add("Start (ms since exec)", &rows, with_peer);
     }
     if wanted("idle") {
         eprintln!("measuring idle memory…");
         let rows = start::idle(&binaries, flags.envoy.as_deref(), flags.runs.min(5)).await?;
-        table::print("Idle memory (MB, 10 s after ready)", &rows, with_peer);
+        report.add("Idle memory (MB, 10 s after ready)", &rows, with_peer);
     }
     if wanted("relay") {
         eprintln!("measuring the relay…");
         let rows = relay::bulk(&binaries, flags.runs).await?;
-        table::print("Relay of configuration", &rows, with_peer);
+        report.add("Relay of configuration", &rows, with_peer);
     }
     if wanted("push") {
         eprintln!("measuring small pushes…");
         let rows = relay::pushes(&binaries, flags.runs).await?;
-        table::print("Small delta pushes (µs)", &rows, with_peer);
+        report.add("Small delta pushes (µs)", &rows, with_peer);
     }
     if wanted("status") {
         eprintln!("measuring the status server…");
         let rows = status::all(&binaries, flags.runs).await?;
-        table::print("Status server", &rows, with_peer);
+        report.add("Status server", &rows, with_peer);
     }
     if wanted("sds") {
         eprintln!("measuring 1,000 SDS streams…");
         let rows = sds::fan_out(&binaries, flags.runs.min(3)).await?;
-        table::print("1,000 SDS streams at a renewal", &rows, with_peer);
+        report.add("1,000 SDS streams at a renewal", &rows, with_peer);
     }
     if wanted("credentials") {
         eprintln!("measuring the token service and secrets of gateways…");
         let rows = credentials::all(&binaries, flags.runs).await?;
-        table::print("Token service and secrets of gateways", &rows, false);
+        report.add("Token service and secrets of gateways", &rows, false);
     }
     if flags.only == "density" {
         let rows = density::nodes(&binaries, flags.seconds.unwrap_or(60)).await?;
-        table::print("Many agents on one node, 1 MB of configuration each", &rows, with_peer);
+        report.add("Many agents on one node, 1 MB of configuration each", &rows, with_peer);
+    }
+    if flags.only == "growth" {
+        for curve in growth::curves(&binaries).await? {
+            curve.print();
+            curves.push(curve.json());
+        }
     }
     if flags.only == "heal" {
         let envoy = flags.envoy.as_deref().ok_or("--only heal needs --envoy")?;
         let rows = heal::outages(&binaries, envoy, flags.runs).await?;
-        table::print("Time from the end of an outage to the new configuration (s)", &rows, with_peer);
+        report.add("Time from the end of an outage to the new configuration (s)", &rows, with_peer);
     }
     if flags.only == "flood" {
         let rows = flood::both_ways(&binaries, Duration::from_secs(flags.seconds.unwrap_or(120))).await?;
-        table::print("Both sides write as fast as they may, both read slowly", &rows, with_peer);
+        report.add("Both sides write as fast as they may, both read slowly", &rows, with_peer);
     }
     if wanted("iptables") {
         eprintln!("measuring istio-iptables…");
         match iptables::rows(&binaries, flags.runs) {
-            Ok(rows) => table::print("istio-iptables", &rows, with_peer),
+            Ok(rows) => report.add("istio-iptables", &rows, with_peer),
             Err(reason) => eprintln!("bench: istio-iptables is not measured: {reason}"),
         }
     }
-    Ok(())
+    let Some(path) = &flags.json else { return Ok(()) };
+    std::fs::write(path, format!("{:#}\n", report.json(&curves)))
+        .map_err(|e| format!("{}: {e}", path.display()))
 }
 
 fn size(binaries: &[PathBuf]) -> Row {

@@ -30,8 +30,10 @@ impl Pod {
     async fn start(binary: &Path, istiod: &MockIstiod, scale: Scale) -> Result<Self, String> {
         let said = |e: std::io::Error| e.to_string();
         let app = Web::start(0, move |path| match path {
-            "/metrics" if matches!(scale, Scale::Application) => Answer::Series(SERIES),
-            "/metrics" => Answer::ok(&b"app_x 1\n".repeat(1000)),
+            "/metrics" => match scale {
+                Scale::Application(series) => Answer::Series(series),
+                Scale::Envoy => Answer::ok(&b"app_x 1\n".repeat(1000)),
+            },
             _ => Answer::ok(b"ok"),
         });
         let app = app.await.map_err(said)?;
@@ -45,7 +47,7 @@ impl Pod {
         ];
         let agent = Agent::start(&Setup { binary, envoy: None, env }, istiod).map_err(said)?;
         let stats = match scale {
-            Scale::Application => Answer::ok(&b"envoy_x{a=\"b\"} 1\n".repeat(200)),
+            Scale::Application(_) => Answer::ok(&b"envoy_x{a=\"b\"} 1\n".repeat(200)),
             Scale::Envoy => Answer::ok(&b"envoy_big{a=\"b\"} 1\n".repeat(500_000)),
         };
         let stats = Web::start(agent.prometheus_port, move |_| stats.clone()).await.map_err(said)?;
@@ -72,7 +74,9 @@ impl Pod {
 /// Whose part of a scrape is the big one.
 #[derive(Debug, Clone, Copy)]
 enum Scale {
-    Application,
+    /// The application's, of as many series.
+    Application(usize),
+    /// Envoy's.
     Envoy,
 }
 
@@ -126,7 +130,7 @@ pub(crate) async fn all(binaries: &[PathBuf], runs: usize) -> Result<Vec<Row>, S
     let istiod = MockIstiod::start().await;
     let mut rows = Rows::default();
     for binary in binaries {
-        let pod = Pod::start(binary, &istiod, Scale::Application).await?;
+        let pod = Pod::start(binary, &istiod, Scale::Application(SERIES)).await?;
         let scrapes = scrapes(&pod, runs).await?;
         let of = |f: fn(&Scrape) -> f64| Value::of(scrapes.iter().map(f).collect());
         rows.add(
@@ -146,7 +150,7 @@ pub(crate) async fn all(binaries: &[PathBuf], runs: usize) -> Result<Vec<Row>, S
         rows.add("10 MB of Envoy's: agent CPU (ms)", of(|s| s.cpu), None, "≤ 14–20");
         rows.add("10 MB of Envoy's: peak over idle (MB)", of(|s| s.peak), None, "≤ 2");
         drop(pod);
-        steady(&Pod::start(binary, &istiod, Scale::Application).await?, &mut rows).await?;
+        steady(&Pod::start(binary, &istiod, Scale::Application(SERIES)).await?, &mut rows).await?;
     }
     Ok(rows.done())
 }
@@ -174,6 +178,19 @@ async fn scrapes(pod: &Pod, runs: usize) -> Result<Vec<Scrape>, String> {
         }
     }
     Ok(out)
+}
+
+/// One scrape of an application with as many series, beside a small one of Envoy's: its time and the agent's CPU in ms,
+/// its peak over idle in MB; the medians of three.
+pub(crate) async fn scrape_of(binary: &Path, series: usize) -> Result<[f64; 3], String> {
+    let istiod = MockIstiod::start().await;
+    let pod = Pod::start(binary, &istiod, Scale::Application(series)).await?;
+    let mut scrapes = scrapes(&pod, 3).await?;
+    let mut middle = |of: fn(&Scrape) -> f64| {
+        scrapes.sort_by(|a, b| of(a).total_cmp(&of(b)));
+        scrapes.get(1).map_or(f64::NAN, of)
+    };
+    Ok([middle(|s| s.time), middle(|s| s.cpu), middle(|s| s.peak)])
 }
 
 /// How long each of `count` requests took and what CPU it cost, in µs.

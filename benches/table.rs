@@ -1,4 +1,6 @@
-//! The printed report: what, ours, the peer's, the ratio, and how far the runs were apart.
+//! The report: what, ours, the peer's, the ratio, and how far the runs were apart. Printed, and kept for `--json`.
+
+use serde_json::json;
 
 /// One measured value: the median of its runs and their spread.
 #[derive(Debug, Clone)]
@@ -51,8 +53,34 @@ pub(crate) struct Row {
     pub target: &'static str,
 }
 
+/// All that was measured, for other programs (`scripts/numbers`).
+#[derive(Debug, Default)]
+pub(crate) struct Report {
+    sections: Vec<serde_json::Value>,
+}
+
+impl Report {
+    /// Prints a section and keeps it.
+    pub(crate) fn add(&mut self, title: &str, rows: &[Row], with_peer: bool) {
+        print(title, rows, with_peer);
+        let value = |v: &Option<Value>| v.as_ref().map(|v| json!([v.median, v.low, v.high]));
+        let row = |r: &Row| {
+            json!({
+                "what": r.what, "ours": value(&r.ours), "peer": value(&r.peer), "wire": value(&r.wire),
+                "direct": value(&r.direct), "target": r.target,
+            })
+        };
+        self.sections.push(json!({"title": title, "rows": rows.iter().map(row).collect::<Vec<_>>()}));
+    }
+
+    /// The whole, with the curves.
+    pub(crate) fn json(&self, curves: &[serde_json::Value]) -> serde_json::Value {
+        json!({"sections": self.sections, "curves": curves})
+    }
+}
+
 /// Prints the report.
-pub(crate) fn print(title: &str, rows: &[Row], with_peer: bool) {
+fn print(title: &str, rows: &[Row], with_peer: bool) {
     println!("\n{title}");
     let cell = |v: &Option<Value>| v.as_ref().map_or_else(|| "–".to_owned(), Value::show);
     let ratio = |row: &Row| match (&row.ours, &row.peer) {
