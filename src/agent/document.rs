@@ -134,7 +134,7 @@ impl status::Agent for Face {
                 "failures": identity.failures,
                 "lastError": identity.last_error,
                 "trustBundle": identity.trust_bundle,
-                "files": identity.files,
+                "files": identity.files(),
                 "outputError": identity.output_error,
             },
             "tokenService": self.sts.as_ref().map(sts::Handle::status),

@@ -105,6 +105,19 @@ impl Watcher {
         }
     }
 
+    /// Watches these paths too. What is watched already is not looked at again, so that thousands of paths that
+    /// come one by one cost what they cost together.
+    pub(crate) fn add(&mut self, paths: impl IntoIterator<Item = PathBuf>) {
+        let mut folders = BTreeSet::new();
+        for path in paths {
+            if !self.paths.contains(&path) {
+                trace(&path, &mut folders, &mut self.names);
+                self.paths.insert(path);
+            }
+        }
+        self.place(folders);
+    }
+
     /// Watches that could not be placed, since the start. The slow check covers what they miss.
     #[must_use]
     pub(crate) fn failures(&self) -> u64 {
@@ -125,6 +138,20 @@ impl Watcher {
             self.kernel = None;
             return;
         }
+        if let Some(kernel) = &mut self.kernel {
+            let gone = kernel.folders.keys().filter(|f| lost.contains(f) || !folders.contains(*f));
+            for folder in gone.cloned().collect::<Vec<_>>() {
+                kernel.leave(&folder);
+            }
+        }
+        self.place(folders);
+    }
+
+    /// Watches these folders; those that are watched already stay as they are.
+    fn place(&mut self, folders: BTreeSet<PathBuf>) {
+        if folders.is_empty() {
+            return;
+        }
         let mut kernel = match self.kernel.take().map_or_else(Kernel::new, Ok) {
             Ok(kernel) => kernel,
             Err(error) => {
@@ -133,10 +160,6 @@ impl Watcher {
                 return;
             }
         };
-        let gone = kernel.folders.keys().filter(|f| lost.contains(f) || !folders.contains(*f));
-        for folder in gone.cloned().collect::<Vec<_>>() {
-            kernel.leave(&folder);
-        }
         for folder in folders {
             if let Err(error) = kernel.watch(&folder) {
                 self.failures += 1;

@@ -13,7 +13,7 @@ mod read;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::oneshot;
@@ -47,8 +47,8 @@ const IDLE: Duration = Duration::from_secs(300);
 /// Resources whose file system does not answer, before no other is looked at: each holds a thread.
 const MAX_STUCK: usize = 8;
 
-/// Far more than a mesh names; a client that asks for more is at fault.
-const MAX_RESOURCES: usize = 1000;
+/// More than a gateway with a pair of files for each of 5,000 listeners; a client that asks for more is at fault.
+const MAX_RESOURCES: usize = 8192;
 
 /// The operating system's bundle: the first of the usual places that exists.
 #[must_use]
@@ -109,10 +109,21 @@ struct Trouble {
     reported: bool,
 }
 
+/// Names with what is wrong with each (empty: nothing), always as of now.
+pub(crate) type Overview = Arc<Mutex<BTreeMap<String, String>>>;
+
 /// All file resources in use.
+///
+/// A gateway may follow thousands, and asks for them one after the other: what a request costs must not grow with
+/// how many there are. So what has nothing to wait for is never gone through but by the slow check.
 #[derive(Debug)]
 pub(super) struct Store {
     entries: BTreeMap<ResourceName, Entry>,
+    /// Those with trouble or with somebody waiting.
+    unsettled: BTreeSet<ResourceName>,
+    /// Those whose file system does not answer.
+    stuck: BTreeSet<ResourceName>,
+    overview: Overview,
     watching: Watching,
     watched: BTreeSet<PathBuf>,
     counted: u64,
@@ -127,6 +138,9 @@ impl Store {
         let retry = Policy::new(first, PATIENCE, 1.5, Jitter::PlusMinus(0.5)).expect("bounds are in order");
         Self {
             entries: BTreeMap::new(),
+            unsettled: BTreeSet::new(),
+            stuck: BTreeSet::new(),
+            overview: Overview::default(),
             watching: Watching::new(QUIET),
             watched: BTreeSet::new(),
             counted: 0,
@@ -143,10 +157,36 @@ impl Store {
         self.entries.get(name)?.loaded.as_ref()
     }
 
-    /// Names with what is wrong with each.
-    pub(super) fn overview(&self) -> Vec<(String, String)> {
-        let wrong = |e: &Entry| e.trouble.as_ref().map(|t| t.reason.clone()).unwrap_or_default();
-        self.entries.iter().map(|(n, e)| (n.to_string(), wrong(e))).collect()
+    /// For whoever shows it.
+    pub(super) fn overview(&self) -> Overview {
+        Arc::clone(&self.overview)
+    }
+
+    // Called after whatever changes an entry, or takes it away.
+    fn settle(&mut self, name: &ResourceName) {
+        let mut overview = self.overview.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(entry) = self.entries.get(name) else {
+            overview.remove(&name.to_string());
+            self.unsettled.remove(name);
+            self.stuck.remove(name);
+            return;
+        };
+        let wrong = entry.trouble.as_ref().map(|t| t.reason.clone()).unwrap_or_default();
+        overview.insert(name.to_string(), wrong);
+        if entry.trouble.is_none() && entry.waiting.is_empty() {
+            self.unsettled.remove(name);
+        } else {
+            self.unsettled.insert(name.clone());
+        }
+        if entry.looks.stuck() {
+            self.stuck.insert(name.clone());
+        } else {
+            self.stuck.remove(name);
+        }
+    }
+
+    fn unsettled(&self) -> impl Iterator<Item = (&ResourceName, &Entry)> {
+        self.unsettled.iter().filter_map(|name| Some((name, self.entries.get(name)?)))
     }
 
     /// Follows a resource from now on and looks at it at once.
@@ -172,9 +212,11 @@ impl Store {
                     waiting: Vec::new(),
                     followed: now,
                 };
+                let paths = entry.source.paths();
+                // Another source took this one's place: its own watches go with the next slow check.
                 self.entries.insert(name.clone(), entry);
                 // Watched first, then read: a change in between is seen.
-                self.watch().await;
+                self.watch_more(paths).await;
             }
         }
         Ok(self.look(name, now).await)
@@ -184,16 +226,21 @@ impl Store {
     pub(super) fn wait(&mut self, name: &ResourceName, reply: Reply) {
         if let Some(entry) = self.entries.get_mut(name) {
             entry.waiting.push((Instant::now() + PATIENCE, reply));
+            self.unsettled.insert(name.clone());
         }
     }
 
     pub(super) fn take_waiting(&mut self, name: &ResourceName) -> Vec<Reply> {
         let waiting = self.entries.get_mut(name).map(|e| std::mem::take(&mut e.waiting)).unwrap_or_default();
+        if !waiting.is_empty() {
+            self.settle(name);
+        }
         waiting.into_iter().map(|(_, reply)| reply).collect()
     }
 
     pub(super) async fn forget(&mut self, name: &ResourceName) {
         self.entries.remove(name);
+        self.settle(name);
         self.watch().await;
     }
 
@@ -229,19 +276,21 @@ impl Store {
     ) -> (Vec<Event>, u32) {
         if now >= self.slow {
             self.slow = now + SLOW_CHECK;
-            self.entries.retain(|name, entry| {
+            let left = self.entries.extract_if(.., |name, entry| {
                 if followers(name) > 0 || !entry.waiting.is_empty() {
                     entry.followed = now;
                 }
                 let configured = matches!(name, ResourceName::Default | ResourceName::RootCa);
-                configured || now.duration_since(entry.followed) < IDLE
+                !configured && now.duration_since(entry.followed) >= IDLE
             });
+            for (name, _) in left.collect::<Vec<_>>() {
+                self.settle(&name);
+            }
             self.watch().await;
             return (self.look_all().await, self.refuse(now));
         }
         let due: Vec<_> = self
-            .entries
-            .iter()
+            .unsettled()
             .filter(|(_, e)| e.trouble.as_ref().is_some_and(|t| t.wake() <= now))
             .map(|(n, _)| n.clone())
             .collect();
@@ -258,20 +307,21 @@ impl Store {
 
     /// The next moment [`Store::tick`] has something to do.
     pub(super) fn wake(&self) -> Option<Instant> {
-        let troubles = self.entries.values().filter_map(|e| e.trouble.as_ref()).map(Trouble::wake);
-        let waiting = self.entries.values().flat_map(|e| e.waiting.iter().map(|(until, _)| *until));
+        let troubles = self.unsettled().filter_map(|(_, e)| e.trouble.as_ref()).map(Trouble::wake);
+        let waiting = self.unsettled().flat_map(|(_, e)| e.waiting.iter().map(|(until, _)| *until));
         let slow = (!self.entries.is_empty()).then_some(self.slow);
         troubles.chain(waiting).chain(slow).min()
     }
 
     fn refuse(&mut self, now: Instant) -> u32 {
         let mut refused = 0;
-        for (name, entry) in &mut self.entries {
+        for name in self.unsettled.clone() {
+            let Some(entry) = self.entries.get_mut(&name) else { continue };
             if entry.waiting.iter().all(|(until, _)| *until > now) {
                 continue;
             }
             let reason = entry.trouble.as_ref().map_or("no answer", |t| t.reason.as_str());
-            let error = Arc::new(failure(name, reason));
+            let error = Arc::new(failure(&name, reason));
             for (until, reply) in std::mem::take(&mut entry.waiting) {
                 if until > now {
                     entry.waiting.push((until, reply));
@@ -280,20 +330,14 @@ impl Store {
                     let _ = reply.send(Err(error.clone()));
                 }
             }
+            self.settle(&name);
         }
         refused
     }
 
+    // Exactly what the entries need.
     async fn watch(&mut self) {
-        let mut paths = BTreeSet::new();
-        for entry in self.entries.values() {
-            match &entry.source {
-                Source::Pair { cert, key } => paths.extend([cert.clone(), key.clone()]),
-                Source::Roots(path) => {
-                    paths.insert(path.clone());
-                }
-            }
-        }
+        let paths: BTreeSet<PathBuf> = self.entries.values().flat_map(|entry| entry.source.paths()).collect();
         if paths == self.watched {
             return;
         }
@@ -303,8 +347,26 @@ impl Store {
         }
     }
 
+    // What one more entry needs. Where the watcher is not at hand, the slow check places it.
+    async fn watch_more(&mut self, paths: Vec<PathBuf>) {
+        let new: Vec<PathBuf> = paths.into_iter().filter(|path| !self.watched.contains(path)).collect();
+        if new.is_empty() {
+            return;
+        }
+        let more = new.clone();
+        if self.watching.with(move |watcher| watcher.add(more)).await {
+            self.watched.extend(new);
+        }
+    }
+
     async fn look(&mut self, name: &ResourceName, now: Instant) -> Option<Event> {
-        let stuck = self.entries.values().filter(|e| e.looks.stuck()).count();
+        let event = self.take(name, now).await;
+        self.settle(name);
+        event
+    }
+
+    async fn take(&mut self, name: &ResourceName, now: Instant) -> Option<Event> {
+        let stuck = self.stuck.len();
         let entry = self.entries.get_mut(name)?;
         let known = entry.loaded.is_some().then_some(entry.hash);
         let source = entry.source.clone();

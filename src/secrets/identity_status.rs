@@ -1,6 +1,9 @@
 //! What a debug page may show; no secret is in it.
 
+use std::sync::PoisonError;
 use std::time::SystemTime;
+
+use super::files::Overview;
 
 /// The state of the workload's identity.
 #[derive(Debug, Clone, Default)]
@@ -15,12 +18,20 @@ pub(crate) struct IdentityStatus {
     pub failures: u32,
     /// Why the last attempt failed; empty after a success.
     pub last_error: String,
-    /// Resources that are served from files, with what is wrong with each (empty: nothing).
-    pub files: Vec<(String, String)>,
+    /// Resources that are served from files, as of now.
+    pub files: Overview,
     /// Certificates in the trust bundle that came over xDS.
     pub trust_bundle: usize,
     /// Why `OUTPUT_CERTS` could not be written last; empty when it was.
     pub output_error: String,
+}
+
+impl IdentityStatus {
+    /// Resources that are served from files, with what is wrong with each (empty: nothing).
+    pub(crate) fn files(&self) -> Vec<(String, String)> {
+        let files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
+        files.iter().map(|(name, wrong)| (name.clone(), wrong.clone())).collect()
+    }
 }
 
 /// One issued certificate.

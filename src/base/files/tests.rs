@@ -140,3 +140,15 @@ fn a_loop_of_links_ends() {
     trace(&dir.path().join("a/f"), &mut folders, &mut names);
     assert!(folders.contains(dir.path()));
 }
+
+#[tokio::test]
+async fn paths_that_come_one_by_one_are_watched_like_those_that_came_together() {
+    let mut world = World::new(|d| fs::write(d.join("f"), "1").unwrap(), "f");
+    let (more, elsewhere) = (world.dir.path().join("more"), world.dir.path().join("folder/file"));
+    world.watcher.add([more, elsewhere]);
+    world.seen("a file that was added and is made", |d| fs::write(d.join("more"), "2").unwrap()).await;
+    world.seen("its folder", |d| fs::create_dir(d.join("folder")).unwrap()).await;
+    world.seen("a file in it", |d| fs::write(d.join("folder/file"), "3").unwrap()).await;
+    world.seen("the first", |d| replace(&d.join("f"), "4")).await;
+    assert_eq!(world.watcher.failures(), 0);
+}

@@ -26,6 +26,14 @@ pub(in crate::secrets) enum Source {
 }
 
 impl Source {
+    /// The files it is made of.
+    pub(super) fn paths(&self) -> Vec<PathBuf> {
+        match self {
+            Self::Pair { cert, key } => vec![cert.clone(), key.clone()],
+            Self::Roots(path) => vec![path.clone()],
+        }
+    }
+
     /// Whether its files are there to be used: they can be opened and are not empty.
     pub(in crate::secrets) fn usable(&self) -> bool {
         let there = |path: &Path| {
