@@ -17,7 +17,7 @@ export PROPTEST_RNG_SEED ?= 20261121
 # One after the other: built together, the agent would get every library feature that only the double needs.
 RELEASE := export $$(scripts/revision) && cargo build --release --locked -p pilot-agent && cargo build --release --locked -p mock-istiod
 
-.PHONY: release-fips demo test test-page lint check-lint bare-machine dist dist-binary packages image test-packages test-image reproducible release conformance record bench scale seccomp soak attack faults fuzz-check fuzz-smoke envoy-matrix docs descriptors clean help
+.PHONY: release-fips demo test test-page lint check-lint bare-machine dist dist-binary packages image test-packages test-image reproducible release conformance record bench numbers scale seccomp soak attack faults fuzz-check fuzz-smoke envoy-matrix docs descriptors clean help
 
 # Run first by each target that builds or fetches something.
 CHECK = @scripts/check-machine $@
@@ -116,6 +116,11 @@ bench:  ## sizes, start times, memory, relay: a table; PEER_AGENT=<path> compare
 	$(CHECK)
 	$(RELEASE)
 	@envoy=$$(scripts/get-envoy) && target/release/bench --agent $(AGENT) --envoy "$$envoy" $(if $(PEER_AGENT),--peer "$(PEER_AGENT)")
+
+numbers:  ## docs/NUMBERS.md and its charts from a run of the bench on this machine; PEER_AGENT=<path> beside another agent
+	$(CHECK)
+	$(RELEASE)
+	@envoy=$$(scripts/get-envoy) && scripts/numbers --agent $(AGENT) --envoy "$$envoy" $(if $(PEER_AGENT),--peer "$(PEER_AGENT)")
 
 scale:  ## simulate herds of 1,000 to 100,000 agents; writes docs/SCALE.md
 	cargo bench --locked --profile dev --bench herd -- $(CURDIR)/docs
