@@ -33,13 +33,20 @@ const OUTAGES: [(Cause, u64, &str); 4] = [
 
 /// A sidecar that speaks to itself; answers carry the configuration's name.
 #[derive(Debug, Clone, Copy)]
-struct Mesh {
-    outbound: u16,
+pub(crate) struct Mesh {
+    /// Plain HTTP.
+    pub outbound: u16,
     inbound: u16,
 }
 
 impl Mesh {
-    fn push(self, istiod: &MockIstiod, value: &str) -> Result<(), String> {
+    /// With ports of its own.
+    pub(crate) fn new() -> Self {
+        Self { outbound: free_port(), inbound: free_port() }
+    }
+
+    /// Changes what istiod serves.
+    pub(crate) fn push(self, istiod: &MockIstiod, value: &str) -> Result<(), String> {
         let text = include_str!("../tests/support/loop.yaml")
             .replace("\"{{outbound}}\"", &self.outbound.to_string())
             .replace("\"{{inbound}}\"", &self.inbound.to_string())
@@ -51,7 +58,8 @@ impl Mesh {
         Ok(())
     }
 
-    async fn shows(self, value: &str, patience: Duration) -> Result<Duration, String> {
+    /// Waits until an answer names it; gives how long that took.
+    pub(crate) async fn shows(self, value: &str, patience: Duration) -> Result<Duration, String> {
         let since = Instant::now();
         while header(self.outbound, "/", "x-config").await.as_deref() != Some(value) {
             if since.elapsed() > patience {
@@ -108,7 +116,7 @@ async fn repeat(
 
 async fn run(binary: &Path, envoy: &Path, cause: Cause, outage: Duration) -> Result<Duration, String> {
     let istiod = Arc::new(MockIstiod::start().await);
-    let mesh = Mesh { outbound: free_port(), inbound: free_port() };
+    let mesh = Mesh::new();
     mesh.push(&istiod, "one")?;
     let agent = Agent::start(&Setup { binary, envoy: Some(envoy), env: vec![] }, &istiod).map_err(said)?;
     agent.ready().await.map_err(said)?;
@@ -130,6 +138,7 @@ async fn run(binary: &Path, envoy: &Path, cause: Cause, outage: Duration) -> Res
     mesh.shows("two", PATIENCE).await.map_err(|e| format!("{e}\n{}", agent.log()))
 }
 
-fn said(error: impl std::fmt::Display) -> String {
+/// An error as text.
+pub(crate) fn said(error: impl std::fmt::Display) -> String {
     error.to_string()
 }

@@ -14,6 +14,7 @@ mod heal;
 mod iptables;
 mod proc;
 mod relay;
+mod replay;
 mod sds;
 mod start;
 mod status;
@@ -40,7 +41,7 @@ struct Flags {
     /// Another agent to compare with.
     #[arg(long, env = "PEER_AGENT")]
     peer: Option<PathBuf>,
-    /// Only sections whose name contains this: size, start, idle, relay, push, status, sds,
+    /// Only sections whose name contains this: size, start, idle, relay, push, replay, status, sds,
     /// credentials, iptables; and, only when they are named in full since they take minutes: density, growth, heal, flood.
     #[arg(long, default_value = "")]
     only: String,
@@ -105,6 +106,14 @@ async fn run(flags: &Flags) -> Result<(), String> {
         eprintln!("measuring small pushes…");
         let rows = relay::pushes(&binaries, flags.runs).await?;
         report.add("Small delta pushes (µs)", &rows, with_peer);
+    }
+    if wanted("replay") {
+        eprintln!("measuring the last good configuration…");
+        let mut rows = replay::cost(&binaries[0], flags.runs).await?;
+        if let Some(envoy) = &flags.envoy {
+            rows.extend(replay::crashes(&binaries[0], envoy, flags.runs).await?);
+        }
+        report.add("The last good configuration (XDS_REPLAY)", &rows, false);
     }
     if wanted("status") {
         eprintln!("measuring the status server…");

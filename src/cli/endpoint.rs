@@ -13,10 +13,15 @@ pub(super) const DEFAULT: u16 = 15020;
 /// The configuration as environment, files and annotations give it; none where they cannot be read: then the agent
 /// does not run on them either.
 pub(super) fn config(env: &Env) -> Option<Arc<Sources>> {
+    config_in(Path::new("."), env)
+}
+
+/// As [`config`], for an agent whose working directory is `dir`.
+pub(super) fn config_in(dir: &Path, env: &Env) -> Option<Arc<Sources>> {
     let annotations = pod::read(Path::new(pod::ANNOTATIONS)).unwrap_or_default();
     // What the agent says of its configuration is in the agent's log.
     tracing::subscriber::with_default(tracing::subscriber::NoSubscriber::new(), || {
-        config::read(Parsed::default(), env, Path::new("."), |key| annotations.get(key).cloned()).ok()
+        config::read(Parsed::default(), env, dir, |key| annotations.get(key).cloned()).ok()
     })
 }
 

@@ -3,13 +3,16 @@
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::{endpoint, request};
 use crate::agent::upgrade::Request;
+use crate::config::Sources;
 use crate::config::args::Parsed;
 use crate::config::env::Env;
 use crate::config::parts::upgrade;
+use crate::vm::places::Places;
 
 /// Beside the agent's own limits, which are in the configuration and may be longer than this command knows.
 const LONGEST: Duration = Duration::from_secs(600);
@@ -23,9 +26,8 @@ pub(super) fn run(parsed: &Parsed, env: &Env) -> Result<u8, String> {
     if request.binary.is_some() && request.envoy.is_some() {
         return Err("--binary is another agent, --envoy another Envoy: one after the other".to_owned());
     }
-    let socket = given("socket").or_else(|| endpoint::config(env).map(|config| upgrade::socket(&config)));
-    let socket = socket.unwrap_or_else(|| "./etc/istio/proxy/UPGRADE".into());
-    let stream = connect(&socket)?;
+    let places = given("socket").map_or_else(|| places(env), |socket| vec![socket]);
+    let (socket, stream) = connect(&places)?;
     let failed = |e: std::io::Error| format!("{}: {e}", socket.display());
     let mut text = serde_json::to_string(&request).map_err(|e| e.to_string())?;
     text.push('\n');
@@ -48,19 +50,40 @@ pub(super) fn run(parsed: &Parsed, env: &Env) -> Result<u8, String> {
     }
 }
 
-// The agent's paths hang off its working directory, which is / where nobody has chosen another.
-fn connect(socket: &Path) -> Result<UnixStream, String> {
-    let first = UnixStream::connect(socket);
-    let second = match &first {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound && socket.is_relative() => {
-            UnixStream::connect(Path::new("/").join(socket)).ok()
+// Where the socket is by this command's environment, and by the files of a virtual machine, whose agent has another
+// one. The agent's paths hang off its working directory, which is / where nobody has chosen another.
+fn places(env: &Env) -> Vec<PathBuf> {
+    let root = Path::new("/");
+    let of = |config: Arc<Sources>| upgrade::socket(&config);
+    let ours = endpoint::config(env).map_or_else(|| "./etc/istio/proxy/UPGRADE".into(), of);
+    let vm = Places::new(|flag| (flag == "root").then(|| root.to_owned()), env.map());
+    let theirs = vm.environment(env.map()).ok().and_then(|(vm, _)| {
+        let env = Env::from_os(vm.into_iter().map(|(name, value)| (name.into(), value.into())));
+        endpoint::config_in(root, &env).map(of)
+    });
+    let above = Some(root.join(&ours)).filter(|_| ours.is_relative());
+    [Some(ours), above, theirs.map(|place| root.join(place))].into_iter().flatten().collect()
+}
+
+// The first that is there; the first of all is what is told of.
+fn connect(places: &[PathBuf]) -> Result<(PathBuf, UnixStream), String> {
+    let mut first = None;
+    for place in places {
+        match UnixStream::connect(place) {
+            Ok(stream) => return Ok((place.clone(), stream)),
+            Err(error) => {
+                let missing = error.kind() == std::io::ErrorKind::NotFound;
+                let said = format!("{}: {error}", place.display());
+                if !missing {
+                    first = Some(said);
+                    break;
+                }
+                first = first.or(Some(said));
+            }
         }
-        _ => None,
-    };
-    second.map_or(first, Ok).map_err(|e| {
-        format!(
-            "{}: {e}: does an agent run here, as root or this user, and with AGENT_UPGRADE=true? --socket names another place",
-            socket.display()
-        )
-    })
+    }
+    Err(format!(
+        "{}: does an agent run here, as root or this user, and with AGENT_UPGRADE=true? --socket names another place",
+        first.unwrap_or_default()
+    ))
 }

@@ -153,8 +153,8 @@ impl Manager {
             asked: config.proxyless,
             persist: config
                 .persist
-                .as_deref()
-                .map(|folder| Writer::new(super::persist::output(folder), config.trouble.sibling())),
+                .as_ref()
+                .map(|persist| Writer::new(super::persist::output(persist), config.trouble.sibling())),
             output: config.output.take().map(|output| Writer::new(output, config.trouble.sibling())),
             output_raw_root: false,
             troubles: Troubles::new(&config.trouble),

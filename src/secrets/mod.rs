@@ -25,10 +25,11 @@ mod metrics;
 pub(crate) mod name;
 mod near;
 pub(crate) mod output;
-mod persist;
+pub(crate) mod persist;
 pub(crate) mod probe;
 mod request;
 pub(crate) mod rotation;
+mod seal;
 pub(crate) mod slot;
 mod workload;
 
@@ -47,6 +48,7 @@ pub(crate) use manager::{Handle, Manager};
 pub use name::ResourceName;
 pub(crate) use near::{Action as NearExpiryAction, Config as NearExpiry};
 pub use request::FirstKey;
+pub(crate) use seal::Seal;
 pub(crate) use slot::{Change, Updates};
 
 /// What the manager is told.
@@ -70,8 +72,8 @@ pub(crate) struct Config {
     pub mounted: Mounted,
     /// `OUTPUT_CERTS`.
     pub output: Option<output::Config>,
-    /// `IDENTITY_PERSIST`: the folder in which key and certificate outlive the machine's restart.
-    pub persist: Option<PathBuf>,
+    /// `IDENTITY_PERSIST`: where key and certificate outlive the machine's restart.
+    pub persist: Option<persist::Config>,
     /// First delay of a new try when certificate and key do not match yet (`FILE_DEBOUNCE_DURATION`,
     /// 100 ms).
     pub file_debounce: Duration,

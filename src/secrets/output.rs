@@ -15,6 +15,7 @@ use zeroize::Zeroizing;
 
 pub(super) use writer::{Content, Writer};
 
+use super::seal::Seal;
 use crate::base::path::cleaned;
 use crate::base::place;
 
@@ -25,6 +26,13 @@ pub(crate) struct Config {
     pub dir: PathBuf,
     /// Mode of each file: 0600, or 0644 in a cluster, where other containers read them.
     pub mode: u32,
+    /// What the key is sealed with, where it is.
+    pub seal: Option<Seal>,
+}
+
+/// What the key's file is called.
+pub(super) fn key_name(seal: Option<&Seal>) -> &'static str {
+    if seal.is_some() { "key.sealed" } else { "key.pem" }
 }
 
 /// A file that could not be written.
@@ -59,7 +67,17 @@ impl Config {
 
     /// Writes what differs.
     pub(super) fn write(&self, files: Files<'_>) -> Result<(), Error> {
-        let all = [("key.pem", files.key), ("cert-chain.pem", files.chain), ("root-cert.pem", files.root)];
+        let name = key_name(self.seal.as_ref());
+        let sealed = match (&self.seal, files.key) {
+            (Some(seal), Some(key)) => {
+                let path = self.dir.join(name);
+                let sealed = seal.again(&path, key);
+                Some(sealed.map_err(|why| Error { path, source: io::Error::other(why) })?)
+            }
+            _ => None,
+        };
+        let key = sealed.as_deref().or(files.key);
+        let all = [(name, key), ("cert-chain.pem", files.chain), ("root-cert.pem", files.root)];
         // Removed again, all of them, when anything below fails.
         let mut fresh = Vec::with_capacity(all.len());
         for (name, content) in all {
@@ -77,6 +95,10 @@ impl Config {
                 return Err(Error { path, source: error.error });
             }
             done.push((path, old));
+        }
+        if sealed.is_some() {
+            // Of before it was sealed.
+            let _ = std::fs::remove_file(self.dir.join("key.pem"));
         }
         Ok(())
     }
@@ -119,7 +141,7 @@ mod tests {
     #[test]
     fn files_are_replaced_only_when_they_differ() {
         let dir = tempfile::tempdir().unwrap();
-        let config = Config { dir: dir.path().to_owned(), mode: 0o600 };
+        let config = Config { dir: dir.path().to_owned(), mode: 0o600, seal: None };
         let root = dir.path().join("root-cert.pem");
         config.write(Files { key: Some(b"k"), chain: Some(b"c"), root: Some(b"r") }).unwrap();
         assert_eq!(mode(&dir.path().join("key.pem")), 0o600);
@@ -137,7 +159,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("target"), "t").unwrap();
         std::os::unix::fs::symlink("target", dir.path().join("key.pem")).unwrap();
-        let config = Config { dir: dir.path().to_owned(), mode: 0o644 };
+        let config = Config { dir: dir.path().to_owned(), mode: 0o644, seal: None };
         config.write(Files { key: Some(b"k"), ..Files::default() }).unwrap();
         assert!(!std::fs::symlink_metadata(dir.path().join("key.pem")).unwrap().is_symlink());
         assert_eq!(mode(&dir.path().join("key.pem")), 0o644);
@@ -147,7 +169,7 @@ mod tests {
     #[test]
     fn a_file_that_cannot_be_replaced_leaves_nothing_over() {
         let dir = tempfile::tempdir().unwrap();
-        let config = Config { dir: dir.path().to_owned(), mode: 0o600 };
+        let config = Config { dir: dir.path().to_owned(), mode: 0o600, seal: None };
         config.write(Files { key: Some(b"k"), chain: Some(b"c"), root: Some(b"r") }).unwrap();
         let chain = dir.path().join("cert-chain.pem");
         std::fs::remove_file(&chain).unwrap();
@@ -161,7 +183,7 @@ mod tests {
 
     #[test]
     fn a_missing_folder_is_an_error_that_names_the_file() {
-        let config = Config { dir: "nowhere/at/all".into(), mode: 0o600 };
+        let config = Config { dir: "nowhere/at/all".into(), mode: 0o600, seal: None };
         let error = config.write(Files { key: Some(b"k"), ..Files::default() }).unwrap_err();
         assert!(error.to_string().contains("nowhere/at/all/key.pem"));
         assert!(!Path::new("nowhere").exists());
@@ -169,7 +191,7 @@ mod tests {
 
     #[test]
     fn own_output_is_recognised_however_it_is_written() {
-        let config = |dir: &str| Config { dir: dir.into(), mode: 0o600 };
+        let config = |dir: &str| Config { dir: dir.into(), mode: 0o600, seal: None };
         assert!(config("etc/certs").holds(Path::new("./etc/certs/cert-chain.pem")));
         assert!(config("./etc/../etc/certs/").holds(Path::new("etc/certs/key.pem")));
         assert!(config(".").holds(Path::new("cert-chain.pem")));

@@ -3,10 +3,11 @@
 //!
 //! What lies there is used as it is when it fits: key and certificate belong together, the certificate is this
 //! workload's and still valid, and nobody but the owner may read the key. It counts as due at once, so that the CA is
-//! asked for another one as soon as it answers.
+//! asked for another one as soon as it answers. With `IDENTITY_PERSIST_KEY` the key lies there sealed ([`super::seal`]),
+//! and one that is not is neither used nor left.
 
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -14,24 +15,38 @@ use zeroize::Zeroizing;
 
 use super::files::bytes;
 use super::request::Issued;
+use super::seal::Seal;
 use super::{Identity, output};
 use crate::tls::cert;
 
 /// Bits of a key's mode that are somebody else's.
-const OTHERS: u32 = 0o077;
+pub(super) const OTHERS: u32 = 0o077;
+
+/// Where it lies.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Config {
+    /// The folder.
+    pub folder: PathBuf,
+    /// What the key is sealed with.
+    pub seal: Option<Seal>,
+}
 
 /// What lies in the folder; `Ok(None)`: nothing.
 ///
 /// # Errors
 /// Why it is not used.
-pub(super) fn load(folder: &Path, identity: &str, now: SystemTime) -> Result<Option<Issued>, String> {
-    let at = |name: &str| folder.join(name);
-    let key_path = at("key.pem");
+pub(super) fn load(config: &Config, identity: &str, now: SystemTime) -> Result<Option<Issued>, String> {
+    let at = |name: &str| config.folder.join(name);
+    let key_path = at(output::key_name(config.seal.as_ref()));
     let Ok(meta) = std::fs::symlink_metadata(&key_path) else { return Ok(None) };
     if meta.permissions().mode() & OTHERS != 0 {
         return Err(format!("{}: others than its owner may use it", key_path.display()));
     }
     let key = Zeroizing::new(bytes(&key_path)?);
+    let key = match &config.seal {
+        Some(seal) => seal.open(&key).map_err(|why| format!("{}: {why}", key_path.display()))?,
+        None => key,
+    };
     let chain = bytes(&at("cert-chain.pem"))?;
     cert::check_pair(&chain, &key).map_err(|e| e.to_string())?;
     let leaf = cert::parse_chain(&chain).map_err(|e| e.to_string())?.swap_remove(0);
@@ -53,6 +68,6 @@ pub(super) fn load(folder: &Path, identity: &str, now: SystemTime) -> Result<Opt
 }
 
 /// Where it is written, in the way of `OUTPUT_CERTS`.
-pub(super) fn output(folder: &Path) -> output::Config {
-    output::Config { dir: folder.to_owned(), mode: 0o600 }
+pub(super) fn output(config: &Config) -> output::Config {
+    output::Config { dir: config.folder.clone(), mode: 0o600, seal: config.seal.clone() }
 }

@@ -3,8 +3,12 @@
 
 use std::time::Duration;
 
+use envoy_types::pb::google::rpc;
+use mock_istiod::AdsStream;
+
+use super::ads::{CDS, Sotw, World, answer, ask, request};
 use crate::support::agent::{Builder, SDS, TOKEN};
-use crate::support::client::secret_request;
+use crate::support::client::{ack, secret_request};
 use crate::support::mesh::Loop;
 use crate::support::{Envoy, MockIstiod, TestAgent, Token, eventually, root_for};
 
@@ -166,4 +170,39 @@ async fn a_stream_that_is_too_old_is_opened_anew_and_nothing_is_lost() {
     .await;
     assert_eq!(agent.metric("istio_agent_xds_holds").await, None, "no stream had to be held");
     agent.stop().await;
+}
+
+#[tokio::test]
+async fn how_fresh_each_type_is_stands_in_the_metrics_without_a_switch() {
+    let mut world = World::with(|b| b.without_env("METRICS_DETAILS")).await;
+    let (mut envoy, mut istiod) = world.sotw().await;
+    envoy.send(&ask(CDS));
+    request(&mut istiod).await;
+    let push = async |envoy: &mut Sotw, istiod: &mut AdsStream, nonce: &str| {
+        istiod.responses.sotw(&answer(CDS, nonce, 10)).await.unwrap();
+        envoy.next().await.unwrap()
+    };
+    let shows = async |state: &str| {
+        let name = format!("istio_agent_xds_config_state{{state=\"{state}\",type=\"CDS\"}}");
+        eventually(state, || async { world.agent.metric(&name).await.filter(|n| *n == 1.0) }).await;
+        let all = world.agent.get("/stats/prometheus").await.unwrap().text();
+        let lines = all.lines().filter(|line| line.contains("xds_config_state{") && line.contains("\"CDS\""));
+        assert_eq!(lines.count(), 1, "one state at a time");
+    };
+    shows("never").await;
+    let first = push(&mut envoy, &mut istiod, "1").await;
+    shows("sent").await;
+    envoy.send(&ack(&first, &[]));
+    shows("synced").await;
+    let mut rejects = ack(&push(&mut envoy, &mut istiod, "2").await, &[]);
+    rejects.error_detail = Some(rpc::Status { code: 13, message: "no".to_owned(), ..Default::default() });
+    envoy.send(&rejects);
+    shows("rejected").await;
+    let third = push(&mut envoy, &mut istiod, "3").await;
+    envoy.send(&ack(&third, &[]));
+    shows("synced").await;
+    drop(istiod);
+    world.mock.down().await;
+    shows("stale").await;
+    world.agent.stop().await;
 }

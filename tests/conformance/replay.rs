@@ -1,6 +1,9 @@
 //! The last good configuration (`XDS_REPLAY`): an Envoy that comes while istiod is away has it, and is handed over to
 //! istiod without its stream ending.
 
+mod limits;
+mod same;
+
 use std::collections::BTreeMap;
 
 use envoy_types::pb::envoy::service::discovery::v3::{
@@ -347,25 +350,34 @@ async fn and_so_does_one_of_the_older_protocol() {
 
 /// Serves once, is killed with its Envoy, and is started again in the same folder, with istiod away for good.
 async fn killed(change: impl Fn(Builder) -> Builder) -> (MockIstiod, Loop, TestAgent) {
+    let (mock, mesh, agent, _) = killed_with(|builder| builder, change).await;
+    (mock, mesh, agent)
+}
+
+/// As [`killed`], with a change at the first start, too; gives what every later start begins with.
+async fn killed_with(
+    first: impl Fn(Builder) -> Builder,
+    change: impl Fn(Builder) -> Builder,
+) -> (MockIstiod, Loop, TestAgent, impl Fn() -> Builder) {
     let mock = MockIstiod::start().await;
     let mesh = Loop::serve(&mock);
-    let builder = || {
-        let disk = TestAgent::with().istiod(&mock).env("METRICS_DETAILS", "true").env("XDS_REPLAY", "disk");
-        disk.env("IDENTITY_PERSIST", "true").envoy(Envoy::Real)
-    };
-    let mut agent = builder().start();
+    let disk = TestAgent::with().istiod(&mock).env("METRICS_DETAILS", "true").env("XDS_REPLAY", "disk");
+    let disk = disk.env("IDENTITY_PERSIST", "true").envoy(Envoy::Real);
+    let builder = move || disk.clone();
+    let mut agent = first(builder()).start();
     agent.wait_ready().await;
     eventually("traffic flows", || async { mesh.ask(&mock).await.ok() }).await;
     let file = agent.path(FILE);
     eventually("the configuration is written", || async { file.exists().then_some(()) }).await;
-    let key = std::fs::metadata(agent.path("etc/istio/proxy/last-good/identity/key.pem")).unwrap();
+    let key = if agent.environment().contains_key("IDENTITY_PERSIST_KEY") { "key.sealed" } else { "key.pem" };
+    let key = std::fs::metadata(agent.path("etc/istio/proxy/last-good/identity").join(key)).unwrap();
     assert_eq!(std::os::unix::fs::PermissionsExt::mode(&key.permissions()) & 0o777, 0o600);
     mock.down().await;
     agent.signal(Signal::KILL);
     agent.wait_exit().await;
     eventually("Envoy is gone, too", || async { agent.processes().is_empty().then_some(()) }).await;
     let again = change(builder()).start_in(agent.take_dir());
-    (mock, mesh, again)
+    (mock, mesh, again, builder)
 }
 
 const FILE: &str = "etc/istio/proxy/last-good/config";
@@ -385,11 +397,4 @@ async fn agent_and_envoy_that_are_killed_serve_again_without_istiod() {
     })
     .await;
     agent.stop().await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn another_node_starts_empty() {
-    let (_mock, _mesh, mut agent) = killed(|builder| builder.env("POD_NAME", "other")).await;
-    agent.wait_log("it belongs to another proxy").await;
-    assert_eq!(agent.metric(SERVING).await, None);
 }

@@ -259,6 +259,27 @@ async fn without_the_switch_there_is_no_way_to_it() {
     agent.stop().await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn the_socket_of_a_virtual_machine_is_found_by_its_files() {
+    let mock = MockIstiod::start().await;
+    let mut agent = builder(&mock).proxy_config("configPath", "./conf").start();
+    agent.wait_ready().await;
+    let files = tempfile::tempdir().unwrap();
+    let cluster = files.path().join("cluster.env");
+    let config = serde_json::json!({ "configPath": agent.path("conf") });
+    std::fs::write(&cluster, format!("PROXY_CONFIG='{config}'\n")).unwrap();
+    let upgrade = |cluster: &Path| {
+        let mut command = tokio::process::Command::new(agent_bin());
+        command.arg("upgrade").current_dir(files.path()).env_clear().env("ISTIO_CLUSTER_CONFIG", cluster);
+        async move { command.output().await.unwrap() }
+    };
+    let said = upgrade(Path::new("/no/such/file")).await;
+    assert!(String::from_utf8_lossy(&said.stderr).contains("etc/istio/proxy/UPGRADE: No such"), "{said:?}");
+    let said = upgrade(&cluster).await;
+    assert!(said.status.success(), "{said:?}");
+    agent.stop().await;
+}
+
 /// How much later `after` follows in the log on each line with `before`.
 fn later(log: &str, before: &str, after: &str) -> Vec<Duration> {
     // 2026-11-22T11:47:13.044773Z

@@ -210,6 +210,7 @@ variables! {
     ours CERT IDENTITY_NEAR_EXPIRY_BEFORE: Duration = "5m", "how long before the end of validity that is";
     ours CERT IDENTITY_NEAR_EXPIRY_JITTER: Duration = "1m", "and how much earlier at random";
     ours CERT IDENTITY_PERSIST: Bool = "false", "keep key and certificate in XDS_REPLAY_DIR (mode 0600), for a start while the CA is away";
+    ours CERT IDENTITY_PERSIST_KEY: Text = "", "a file (mode 0600 or less, 32 bytes at least) whose content seals the key of IDENTITY_PERSIST; empty: it is not sealed";
     go DNS ISTIO_META_DNS_CAPTURE: Bool = "false", "start the DNS server of a sidecar";
     go DNS ISTIO_META_ENABLE_DNS_SERVER: Bool = "false", "start the DNS server of any type";
     go DNS DNS_PROXY_ADDR: Text = "localhost:15053", "where it listens; when set, istiod is told in node metadata of this name";

@@ -81,7 +81,7 @@ struct Manager {
     near_expiry: secrets::NearExpiry,
     mounted: Mounted,
     output: Option<output::Config>,
-    persist: Option<PathBuf>,
+    persist: Option<secrets::persist::Config>,
     file_debounce: Duration,
     proxyless: bool,
     call_bound: Duration,
@@ -210,12 +210,15 @@ pub(crate) fn identity(config: &Sources, plan: &Plan, tokens: Tokens) -> Identit
     let s = &config.settings;
     let mode = if s.text(var::KUBERNETES_SERVICE_HOST).is_empty() { 0o600 } else { 0o644 };
     let proxyless = s.flag(var::DISABLE_ENVOY);
+    let name = spiffe_id(s.text(var::TRUST_DOMAIN), s.text(var::POD_NAMESPACE), s.text(var::SERVICE_ACCOUNT));
+    let persist = s.flag(var::IDENTITY_PERSIST).then(|| secrets::persist::Config {
+        folder: super::replay_dir(config).join("identity"),
+        seal: s
+            .some_text(var::IDENTITY_PERSIST_KEY)
+            .map(|file| secrets::Seal { file: config.path(file), about: name.clone() }),
+    });
     let manager = Manager {
-        identity: spiffe_id(
-            s.text(var::TRUST_DOMAIN),
-            s.text(var::POD_NAMESPACE),
-            s.text(var::SERVICE_ACCOUNT),
-        ),
+        identity: name,
         ttl: s.duration(var::SECRET_TTL),
         grace_ratio: s.float(var::SECRET_GRACE_PERIOD_RATIO),
         grace_jitter: s.float(var::SECRET_GRACE_PERIOD_RATIO_JITTER),
@@ -227,8 +230,12 @@ pub(crate) fn identity(config: &Sources, plan: &Plan, tokens: Tokens) -> Identit
             jitter: s.duration(var::IDENTITY_NEAR_EXPIRY_JITTER),
         },
         mounted: plan.mounted.clone(),
-        output: s.some_text(var::OUTPUT_CERTS).map(|dir| output::Config { dir: config.path(dir), mode }),
-        persist: s.flag(var::IDENTITY_PERSIST).then(|| super::replay_dir(config).join("identity")),
+        output: s.some_text(var::OUTPUT_CERTS).map(|dir| output::Config {
+            dir: config.path(dir),
+            mode,
+            seal: None,
+        }),
+        persist,
         file_debounce: s.duration(var::FILE_DEBOUNCE_DURATION),
         proxyless,
         // Only a client that forgets its own bounds ever meets this one.

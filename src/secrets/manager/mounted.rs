@@ -118,16 +118,16 @@ impl Manager {
         if self.take_over() {
             return;
         }
-        let (Some(folder), true) = (self.config.persist.clone(), self.ca.is_some()) else { return };
+        let (Some(config), true) = (self.config.persist.clone(), self.ca.is_some()) else { return };
         let (identity, now) = (self.config.identity.clone(), self.clock.now());
-        let shown = folder.display().to_string();
+        let shown = config.folder.display().to_string();
         let read = FOLDERS.run(move || {
             std::fs::DirBuilder::new()
                 .recursive(true)
                 .mode(0o700)
-                .create(&folder)
+                .create(&config.folder)
                 .map_err(|e| e.to_string())?;
-            persist::load(&folder, &identity, now)
+            persist::load(&config, &identity, now)
         });
         // A disk that stands still is not waited for.
         match tokio::time::timeout(RESTORE, read).await {

@@ -279,7 +279,7 @@ async fn renewal_needs_somebody_who_asked_once_or_a_file_that_is_read() {
     assert!(world.ca.calls() >= 5, "nobody listens now, but somebody did");
 
     let world = World::with(Act::Issue(DAY), |dir, mut config| {
-        config.output = Some(output::Config { dir: dir.to_owned(), mode: 0o600 });
+        config.output = Some(output::Config { dir: dir.to_owned(), mode: 0o600, seal: None });
         config
     });
     let chain = || std::fs::read(world.dir.path().join("cert-chain.pem")).unwrap_or_default();
@@ -396,7 +396,7 @@ async fn files_and_known_names_never_wait_for_a_hanging_ca() {
 #[tokio::test(start_paused = true)]
 async fn output_goes_on_when_the_disk_is_back() {
     let world = World::with(Act::Issue(DAY), |dir, mut config| {
-        config.output = Some(output::Config { dir: dir.join("later"), mode: 0o644 });
+        config.output = Some(output::Config { dir: dir.join("later"), mode: 0o644, seal: None });
         config
     });
     world.identity().await;
@@ -519,7 +519,7 @@ async fn a_hanging_disk_holds_up_nobody() {
         let key = dir.join("key.pem");
         rustix::fs::mknodat(rustix::fs::CWD, &key, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0)
             .unwrap();
-        config.output = Some(output::Config { dir: dir.to_owned(), mode: 0o600 });
+        config.output = Some(output::Config { dir: dir.to_owned(), mode: 0o600, seal: None });
         config
     });
     let (first, _updates) = world.identity().await;
