@@ -66,7 +66,7 @@ pub(super) fn run(parsed: &Parsed, env: &Env) -> u8 {
     }
     // Named wrongly it would be made, and rules with it; to clean nothing of it is needed.
     if action != "clean"
-        && let Err(e) = std::fs::read_dir(&places.root)
+        && let Err(e) = std::fs::metadata(places.root.join("."))
     {
         return fail(
             &format!("--root={}: {e}; it names a directory that is there", places.root.display()),
