@@ -17,7 +17,7 @@ use zeroize::Zeroizing;
 use crate::base::clock::Clock;
 use crate::base::error::chain;
 use crate::base::metrics::Metrics;
-use crate::base::tasks::{Group, Stop};
+use crate::base::tasks::{Group, Stop, caught};
 use crate::ca::csr::spiffe_id;
 use crate::config::Config;
 use crate::istiod::auth::{Error, Token, TokenSource, claims};
@@ -180,6 +180,8 @@ impl TokenSource for Brought {
     }
 }
 
+const TASK: &str = "caller's secrets";
+
 /// Secrets of one stream; its end is the manager's.
 struct OfCaller {
     handle: secrets::Handle,
@@ -228,7 +230,8 @@ impl SecretSource for OfCaller {
             let permit = first.acquire_owned().await;
             let begun = manager.lock().unwrap_or_else(PoisonError::into_inner).take();
             if let Some(manager) = begun {
-                group.spawn("caller's secrets", manager.run(stop));
+                // For one stream: a defect ends that one.
+                group.spawn(TASK, async move { caught(TASK, manager.run(stop)).await.unwrap_or(Ok(())) });
             }
             let fetched = handle.fetch(name).await;
             drop(permit);

@@ -37,7 +37,8 @@ impl Convert for Conversion {
                 resources.push(resource.clone());
                 Ok(resource)
             })?;
-            let mut converted = converter.convert(resources).await?.into_iter();
+            let mut converted =
+                converter.convert(resources).await.map_err(|refused| refused.to_string())?.into_iter();
             map_resources(protocol, &response, |resource| Ok(converted.next().unwrap_or(resource)))
         })
     }

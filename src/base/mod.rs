@@ -8,6 +8,7 @@ pub(crate) mod clock;
 pub(crate) mod disk;
 pub(crate) mod error;
 pub(crate) mod files;
+pub(crate) mod go_duration;
 pub(crate) mod handover;
 pub(crate) mod heap;
 pub(crate) mod lane;

@@ -44,7 +44,9 @@ pub(super) fn run(parsed: &Parsed, env: &Env) -> Result<u8, String> {
     let Some((program, arguments)) = parsed.positional.split_first() else {
         return Err("a command is needed: pilot-agent run -- command argument ...".to_owned());
     };
-    let limit = go::duration(parsed.or_default(super::RUN, "wait-timeout"))?.at_least_zero();
+    let limit = go::duration(parsed.or_default(super::RUN, "wait-timeout"))
+        .map_err(|e| e.to_string())?
+        .at_least_zero();
     let port = endpoint::status_port(parsed, env)?;
     // Standard output is the command's.
     let logs = logging::Options { targets: vec!["stderr".to_owned()], ..super::logging_options(parsed) };

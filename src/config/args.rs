@@ -262,7 +262,7 @@ fn check(flag: &Flag, value: &str, shown: &str) -> Result<(), String> {
         },
         Kind::Duration => match go::duration(value) {
             Ok(_) => return Ok(()),
-            Err(reason) => reason,
+            Err(reason) => reason.to_string(),
         },
     };
     Err(format!("invalid argument {value:?} for {shown:?} flag: {reason}"))

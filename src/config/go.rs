@@ -1,96 +1,6 @@
 //! Values in the notations that Go's standard library reads, since that is what people have written.
 
-use std::time::Duration;
-
-/// A signed span as Go's `time.ParseDuration` reads it: `1h15m30.918s`, `-1.5h`, `+3ms`, `0`.
-///
-/// # Errors
-/// The reason, with the value quoted.
-pub(crate) fn duration(text: &str) -> Result<Signed, String> {
-    let invalid = || format!("time: invalid duration {text:?}");
-    let (negative, mut rest) = match text.as_bytes().first() {
-        Some(b'-') => (true, &text[1..]),
-        Some(b'+') => (false, &text[1..]),
-        _ => (false, text),
-    };
-    if rest == "0" {
-        return Ok(Signed::default());
-    }
-    if rest.is_empty() {
-        return Err(invalid());
-    }
-    let mut nanos: u128 = 0;
-    while !rest.is_empty() {
-        let digits = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
-        let whole = &rest[..digits];
-        rest = &rest[digits..];
-        let mut fraction = "";
-        if let Some(after) = rest.strip_prefix('.') {
-            let digits = after.find(|c: char| !c.is_ascii_digit()).unwrap_or(after.len());
-            fraction = &after[..digits];
-            rest = &after[digits..];
-        }
-        if whole.is_empty() && fraction.is_empty() {
-            return Err(invalid());
-        }
-        let unit_len = rest.find(|c: char| c == '.' || c.is_ascii_digit()).unwrap_or(rest.len());
-        let unit = &rest[..unit_len];
-        rest = &rest[unit_len..];
-        let scale: u128 = match unit {
-            "ns" => 1,
-            "us" | "µs" | "μs" => 1_000,
-            "ms" => 1_000_000,
-            "s" => 1_000_000_000,
-            "m" => 60_000_000_000,
-            "h" => 3_600_000_000_000,
-            "" => return Err(format!("time: missing unit in duration {text:?}")),
-            other => return Err(format!("time: unknown unit {other:?} in duration {text:?}")),
-        };
-        let whole: u128 = if whole.is_empty() { 0 } else { whole.parse().map_err(|_| invalid())? };
-        nanos = nanos.checked_add(whole.checked_mul(scale).ok_or_else(invalid)?).ok_or_else(invalid)?;
-        let mut part = scale;
-        for digit in fraction.bytes().take(18) {
-            part /= 10;
-            nanos += u128::from(digit - b'0') * part;
-        }
-    }
-    let limit = u128::from(i64::MAX.unsigned_abs()) + u128::from(negative);
-    if nanos > limit {
-        return Err(invalid());
-    }
-    let nanos = u64::try_from(nanos).map_err(|_| invalid())?;
-    Ok(Signed { negative: negative && nanos > 0, span: Duration::from_nanos(nanos) })
-}
-
-/// A span of time with a sign.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Signed {
-    /// Before zero.
-    pub negative: bool,
-    /// How long.
-    pub span: Duration,
-}
-
-impl Signed {
-    /// As protobuf's JSON shows it: seconds with no, three, six or nine decimals.
-    #[must_use]
-    pub(crate) fn to_proto(self) -> String {
-        let sign = if self.negative { "-" } else { "" };
-        let (seconds, nanos) = (self.span.as_secs(), self.span.subsec_nanos());
-        match nanos {
-            0 => format!("{sign}{seconds}s"),
-            n if n % 1_000_000 == 0 => format!("{sign}{seconds}.{:03}s", n / 1_000_000),
-            n if n % 1_000 == 0 => format!("{sign}{seconds}.{:06}s", n / 1_000),
-            n => format!("{sign}{seconds}.{n:09}s"),
-        }
-    }
-
-    /// Zero for everything negative.
-    #[must_use]
-    pub(crate) fn at_least_zero(self) -> Duration {
-        if self.negative { Duration::ZERO } else { self.span }
-    }
-}
+pub(crate) use crate::base::go_duration::{Signed, parse as duration};
 
 /// `1 t T TRUE true True 0 f F FALSE false False`.
 #[must_use]
@@ -139,6 +49,8 @@ pub(crate) fn integer(text: &str, bits: u32) -> Result<i64, String> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]

@@ -12,12 +12,12 @@ use rustls::crypto::CryptoProvider;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
 use super::Config;
-use super::receive::{Error, Form, Received, Receiver};
+use super::receive::{self, Form, Received, Receiver};
 use crate::base::backoff::{Jitter, Policy};
 use crate::base::error::chain;
 use crate::base::lane::Lane;
 use crate::fetch::url::{Url, shown};
-use crate::fetch::{Dialer, Get, Reply, Tls, Trust};
+use crate::fetch::{self, Dialer, Get, Reply, Tls, Trust};
 
 /// Unpacking, hashing and writing; as many as there are downloads that a push usually brings.
 static STORE: Lane = Lane::new("storing modules", 4);
@@ -38,12 +38,41 @@ pub(super) struct Web {
     pauses: Policy,
 }
 
-/// What became of one attempt.
-enum Failed {
-    /// May be different the next time.
-    Passing(String),
-    /// Would be the same again.
-    Final(String),
+/// Why nothing was downloaded. Each shows as one line that holds its cause.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Error {
+    #[error("no file for the download can be made in {dir}: {source}")]
+    File { dir: String, source: io::Error },
+    #[error("{}", chain(.0))]
+    Fetch(#[from] fetch::Error),
+    #[error("{0}")]
+    Url(fetch::Error),
+    #[error("wasm module download request failed: status code {}", .0.as_u16())]
+    Status(StatusCode),
+    #[error("{}", chain(.0))]
+    Received(#[from] receive::Error),
+    /// No thread takes what has come.
+    #[error("{0}")]
+    Thread(io::Error),
+    #[error("no whole answer within {0:?}")]
+    Slow(Duration),
+    #[error("context deadline exceeded{}", .0.as_ref().map(|e| format!(" (before that: {e})")).unwrap_or_default())]
+    Late(Option<Box<Error>>),
+    #[error("none: WASM_HTTP_REQUEST_MAX_RETRIES is 0")]
+    NotTried,
+    #[error("wasm module download failed after {attempts} attempts, last error: {last}")]
+    Attempts { attempts: u32, last: Box<Error> },
+}
+
+impl Error {
+    /// Whether the next attempt may do better.
+    fn is_passing(&self) -> bool {
+        match self {
+            Self::Fetch(_) | Self::Slow(_) => true,
+            Self::Status(status) => passing(*status),
+            _ => false,
+        }
+    }
 }
 
 impl Web {
@@ -77,62 +106,55 @@ impl Web {
     }
 
     /// A receiver for one download.
-    pub(super) async fn receiver(&self, form: Form) -> Result<Receiver, String> {
+    pub(super) async fn receiver(&self, form: Form) -> Result<Receiver, Error> {
         let (dir, most) = (self.config.dir.clone(), self.config.max_size);
         let made = STORE.run(move || Receiver::new(&dir, most, form)).await.and_then(|made| made);
-        made.map_err(|e| {
-            format!("no file for the download can be made in {}: {e}", self.config.dir.display())
-        })
+        made.map_err(|source| Error::File { dir: self.config.dir.display().to_string(), source })
     }
 
     /// The module at `url`.
-    pub(super) async fn module(&self, url: &str, until: Instant) -> Result<Received, String> {
+    pub(super) async fn module(&self, url: &str, until: Instant) -> Result<Received, Error> {
         let host = Url::parse(url).map(|url| url.authority()).unwrap_or_default();
         let dialer = self.dialer(&host);
         let limit = if self.config.http_timeout.is_zero() { ATTEMPT } else { self.config.http_timeout };
-        let mut last = "none: WASM_HTTP_REQUEST_MAX_RETRIES is 0".to_owned();
+        let mut last = Error::NotTried;
         let mut attempts = 0;
         while attempts < self.config.http_attempts {
             attempts += 1;
             let now = Instant::now();
             if now >= until {
-                let before = if attempts > 1 { format!(" (before that: {last})") } else { String::new() };
-                last = format!("context deadline exceeded{before}");
+                last = Error::Late((attempts > 1).then(|| Box::new(last)));
                 break;
             }
-            match timeout_at(until.min(now + limit), self.attempt(url, dialer)).await {
+            let end = until.min(now + limit);
+            last = match timeout_at(end, self.attempt(url, dialer)).await {
                 Ok(Ok(received)) => return Ok(received),
-                Ok(Err(Failed::Final(why))) => {
-                    last = why;
-                    break;
-                }
-                Ok(Err(Failed::Passing(why))) => last = why,
-                Err(_) => last = format!("no whole answer within {:?}", until.min(now + limit) - now),
+                Ok(Err(error)) => error,
+                Err(_) => Error::Slow(end - now),
+            };
+            if !last.is_passing() {
+                break;
             }
             tracing::debug!(target: "wasm", "attempt {attempts} to download {} failed: {last}", shown(url));
             if attempts < self.config.http_attempts {
                 sleep_until(until.min(Instant::now() + self.pauses.delay(attempts - 1))).await;
             }
         }
-        Err(format!("wasm module download failed after {attempts} attempts, last error: {last}"))
+        Err(Error::Attempts { attempts, last: Box::new(last) })
     }
 
-    async fn attempt(&self, url: &str, dialer: &Dialer) -> Result<Received, Failed> {
-        let get = Get::new(url).map_err(|e| Failed::Final(e.to_string()))?;
-        let reply = get.dialer(dialer).keep(None).send().await;
-        let reply = reply.map_err(|e| Failed::Passing(chain(&e)))?;
-        let status = reply.status();
-        if status != StatusCode::OK {
-            let why = format!("wasm module download request failed: status code {}", status.as_u16());
-            return Err(if passing(status) { Failed::Passing(why) } else { Failed::Final(why) });
+    async fn attempt(&self, url: &str, dialer: &Dialer) -> Result<Received, Error> {
+        let get = Get::new(url).map_err(Error::Url)?;
+        let reply = get.dialer(dialer).keep(None).send().await?;
+        if reply.status() != StatusCode::OK {
+            return Err(Error::Status(reply.status()));
         }
-        let receiver = self.receiver(Form::Any).await.map_err(Failed::Final)?;
-        receive(reply, receiver).await
+        receive(reply, self.receiver(Form::Any).await?).await
     }
 }
 
 /// Takes the whole body.
-async fn receive(mut reply: Reply, mut receiver: Receiver) -> Result<Received, Failed> {
+pub(super) async fn receive(mut reply: Reply, mut receiver: Receiver) -> Result<Received, Error> {
     loop {
         match reply.piece().await {
             Ok(Some(piece)) => {
@@ -140,7 +162,7 @@ async fn receive(mut reply: Reply, mut receiver: Receiver) -> Result<Received, F
                 receiver = stored(taken)?;
             }
             Ok(None) => break,
-            Err(error) => return Err(Failed::Passing(chain(&error))),
+            Err(error) => return Err(error.into()),
         }
         // Bytes that are there already come without waiting, and others want to go on too.
         tokio::task::yield_now().await;
@@ -148,16 +170,8 @@ async fn receive(mut reply: Reply, mut receiver: Receiver) -> Result<Received, F
     stored(STORE.run(move || receiver.end()).await)
 }
 
-fn stored<T>(outcome: io::Result<Result<T, Error>>) -> Result<T, Failed> {
-    let outcome = outcome.map_err(|e| Failed::Final(e.to_string()))?;
-    outcome.map_err(|e| Failed::Final(chain(&e)))
-}
-
-/// As [`receive`], where nothing is tried again.
-pub(super) async fn receive_once(reply: Reply, receiver: Receiver) -> Result<Received, String> {
-    receive(reply, receiver).await.map_err(|failed| match failed {
-        Failed::Passing(why) | Failed::Final(why) => why,
-    })
+fn stored<T>(outcome: io::Result<Result<T, receive::Error>>) -> Result<T, Error> {
+    Ok(outcome.map_err(Error::Thread)??)
 }
 
 fn passing(status: StatusCode) -> bool {

@@ -16,7 +16,7 @@ use envoy_types::pb::envoy::extensions::wasm::v3::{FailurePolicy, PluginConfig};
 use prost::{DecodeError, Message};
 use zeroize::Zeroizing;
 
-use super::typed_struct;
+use super::typed_struct::{self, Error as StructError};
 use crate::base::wire;
 
 const EXTENSION: &str = "type.googleapis.com/envoy.config.core.v3.TypedExtensionConfig";
@@ -142,37 +142,65 @@ struct Wasm {
     config: Option<PluginConfig>,
 }
 
+/// An extension config that cannot be read: what istiod is told. Never repeats values, which may be secrets.
+#[derive(Debug, thiserror::Error)]
+pub enum Unreadable {
+    /// Not the message that it is said to be.
+    #[error("failed to unmarshal {what}: {source}")]
+    Message {
+        /// Which.
+        what: String,
+        /// The decoder's word.
+        source: DecodeError,
+    },
+    /// Another type.
+    #[error("mismatched message type: got {0:?}, want {EXTENSION:?}")]
+    Type(String),
+    /// No filter.
+    #[error("extension config {0:?} has no typed_config")]
+    NoConfig(String),
+    /// No struct.
+    #[error("{0:?}: {1}")]
+    NoStruct(String, #[source] StructError),
+    /// A struct that is no filter.
+    #[error("extension config {0:?}: {1}")]
+    Struct(String, #[source] StructError),
+    /// No code.
+    #[error("extension config {0:?}: the Wasm filter names no code, remote or local")]
+    NoCode(String),
+}
+
 /// Judges a resource: an `Any` as it is on the wire.
 ///
 /// # Errors
-/// What istiod is told when the response is refused. Never repeats values, which may be secrets.
-pub fn judge(resource: &Bytes) -> Result<Decision, String> {
-    let broken = |what: &str, e: &DecodeError| format!("failed to unmarshal {what}: {e}");
-    let any = Any::decode(resource.clone()).map_err(|e| broken("a resource", &e))?;
+/// When the response is to be refused.
+pub fn judge(resource: &Bytes) -> Result<Decision, Unreadable> {
+    let broken = |what: &str, source| Unreadable::Message { what: what.to_owned(), source };
+    let any = Any::decode(resource.clone()).map_err(|e| broken("a resource", e))?;
     if any.type_url != EXTENSION {
-        return Err(format!("mismatched message type: got {:?}, want {EXTENSION:?}", any.type_url));
+        return Err(Unreadable::Type(any.type_url));
     }
-    let extension = Extension::decode(any.value).map_err(|e| broken("an extension config", &e))?;
+    let extension = Extension::decode(any.value).map_err(|e| broken("an extension config", e))?;
     let name = extension.name;
-    let config =
-        extension.typed_config.ok_or_else(|| format!("extension config {name:?} has no typed_config"))?;
+    let config = extension.typed_config.ok_or_else(|| Unreadable::NoConfig(name.clone()))?;
     let (network, wasm) = match config.type_url.as_str() {
         HTTP => (false, config.value),
         NETWORK => (true, config.value),
         STRUCT => {
-            let inner = typed_struct::inner(&config.value).map_err(|e| format!("{name:?}: {e}"))?;
+            let inner =
+                typed_struct::inner(&config.value).map_err(|e| Unreadable::NoStruct(name.clone(), e))?;
             let network = match inner.type_url.as_str() {
                 HTTP => false,
                 NETWORK => true,
                 _ => return Ok(Decision::Untouched),
             };
-            let wasm = inner.wasm().map_err(|e| format!("extension config {name:?}: {e}"))?;
+            let wasm = inner.wasm().map_err(|e| Unreadable::Struct(name.clone(), e))?;
             (network, wasm)
         }
         _ => return Ok(Decision::Untouched),
     };
-    let filter = Wasm::decode(wasm.clone()).map_err(|e| broken(&format!("Wasm filter {name:?}"), &e))?;
-    let missing = || format!("extension config {name:?}: the Wasm filter names no code, remote or local");
+    let filter = Wasm::decode(wasm.clone()).map_err(|e| broken(&format!("Wasm filter {name:?}"), e))?;
+    let missing = || Unreadable::NoCode(name.clone());
     let plugin = filter.config.ok_or_else(missing)?;
     let open = is_open(&plugin);
     let Some(Vm::VmConfig(vm)) = plugin.vm else { return Err(missing()) };

@@ -30,6 +30,7 @@
 //! | `download` | modules over HTTP, with retries |
 //! | `oci` | modules in images: registries, manifests, credentials |
 //! | `receive`, `tar` | from bytes to a file |
+//! | `failure` | why a module cannot be had |
 //!
 //! Why not the crate `oci-client`: it brings `reqwest` and its pools for three kinds of GET; with `fetch`,
 //! which readiness and probes need anyway, an image costs what stands in `oci`.
@@ -38,6 +39,7 @@
 
 mod cache;
 mod download;
+mod failure;
 pub(crate) mod filter;
 mod meters;
 mod oci;
@@ -67,6 +69,7 @@ use crate::fetch::url::shown;
 use crate::trouble::{Kind, Report, Reporter};
 use cache::{Asker, Cache, Key};
 use download::Web;
+use failure::{Failure, Refusal, Refused};
 use filter::{Decision, Filter, Policy, Secret, Wanted};
 use meters::Meters;
 use receive::Received;
@@ -96,26 +99,6 @@ pub(crate) struct Config {
     pub credentials: Vec<PathBuf>,
     /// The way to module servers and registries.
     pub proxies: Proxies,
-}
-
-/// Why a module cannot be had: for the log and the metrics.
-#[derive(Debug)]
-struct Failure {
-    /// Value of the label of `wasm_remote_fetch_count`; `None` when nothing was fetched.
-    fetch: Option<&'static str>,
-    why: String,
-}
-
-impl Failure {
-    fn new(fetch: &'static str, why: String) -> Self {
-        Self { fetch: Some(fetch), why }
-    }
-}
-
-impl From<String> for Failure {
-    fn from(why: String) -> Self {
-        Self { fetch: None, why }
-    }
 }
 
 /// Converts extension configs.
@@ -199,7 +182,7 @@ impl Converter {
     ///
     /// # Errors
     /// When one of them cannot be read: the reasons of all such, for istiod.
-    pub(crate) async fn convert(&self, resources: Vec<Bytes>) -> Result<Vec<Bytes>, String> {
+    pub(crate) async fn convert(&self, resources: Vec<Bytes>) -> Result<Vec<Bytes>, Refused> {
         let begun = Instant::now();
         let all = futures_util::future::join_all(resources.into_iter().map(|r| self.resource(r))).await;
         self.meters.took(begun.elapsed());
@@ -211,10 +194,10 @@ impl Converter {
                 Err(why) => errors.push(why),
             }
         }
-        if errors.is_empty() { Ok(converted) } else { Err(errors.join("; ")) }
+        if errors.is_empty() { Ok(converted) } else { Err(Refused(errors)) }
     }
 
-    async fn resource(&self, resource: Bytes) -> Result<Bytes, String> {
+    async fn resource(&self, resource: Bytes) -> Result<Bytes, Refusal> {
         let filter = match filter::judge(&resource) {
             Ok(Decision::Untouched) => {
                 self.meters.conversion("no_remote_load");
@@ -224,9 +207,9 @@ impl Converter {
             Err(why) => {
                 self.meters.conversion("unmarshal_failure");
                 if let Some(more) = REFUSED.may() {
-                    tracing::warn!(target: "wasm", "an extension config is refused: {}{more}", cut(&why, CAUSE));
+                    tracing::warn!(target: "wasm", "an extension config is refused: {}{more}", cut(&why.to_string(), CAUSE));
                 }
-                return Err(why);
+                return Err(why.into());
             }
         };
         let (made, label) = self.rewritten(&filter).await;
@@ -237,7 +220,7 @@ impl Converter {
             }
             Err(error) => {
                 self.meters.conversion("marshal_failure");
-                Err(format!("extension config {:?}: {error}", filter.wanted.resource))
+                Err(Refusal::Rewrite(filter.wanted.resource.clone(), error))
             }
         }
     }
@@ -250,7 +233,7 @@ impl Converter {
                 return (filter.local(&file.to_string_lossy()), "success");
             }
             Err(failure) => {
-                if let Some(label) = failure.fetch {
+                if let Some(label) = failure.label() {
                     self.meters.fetch(label);
                 }
                 let stand_in = if filter.open { "lets all traffic pass" } else { "denies all traffic" };
@@ -258,8 +241,7 @@ impl Converter {
                 self.failed(
                     name,
                     format!(
-                        "Wasm module of {name:?} cannot be had, so a filter in its place {stand_in}: {}",
-                        failure.why
+                        "Wasm module of {name:?} cannot be had, so a filter in its place {stand_in}: {failure}"
                     ),
                 );
                 if wanted.url.is_none() { "miss_remote_fetch_hint" } else { "fetch_failure" }
@@ -272,11 +254,9 @@ impl Converter {
     async fn module(&self, wanted: &Wanted) -> Result<PathBuf, Failure> {
         let until = Instant::now() + wanted.timeout;
         if matches!(wanted.secret, Secret::Missing) {
-            let name = &wanted.resource;
-            return Err(format!("cannot fetch Wasm module {name}: missing image pulling secret (istiod gives none when the Secret is missing or may not be read)").into());
+            return Err(Failure::NoSecret(wanted.resource.clone()));
         }
-        let url =
-            wanted.url.as_deref().ok_or_else(|| "the code's remote source has no http_uri".to_owned())?;
+        let url = wanted.url.as_deref().ok_or(Failure::NoUri)?;
         let source = Source::parse(url)?;
         let asker =
             Asker { url, resource: &wanted.resource, version: &wanted.version, pinned: source.is_pinned() };
@@ -295,8 +275,7 @@ impl Converter {
         }
         match &source {
             Source::Module(_) => {
-                let received = self.web.module(url, until).await;
-                let received = received.map_err(|why| Failure::new("download_failure", why))?;
+                let received = self.web.module(url, until).await?;
                 let actual = received.checksum.clone();
                 if expected.is_none()
                     && let Some(file) = self.look(Some(key(&actual)), asker).await
@@ -308,9 +287,7 @@ impl Converter {
             }
             Source::Image(reference) => {
                 let mut registry = oci::Registry::new(&self.web, reference, &wanted.secret, until).await?;
-                let manifest = registry.manifest().await.map_err(|why| {
-                    Failure::new("manifest_failure", format!("could not fetch Wasm OCI image: {why}"))
-                })?;
+                let manifest = registry.manifest().await.map_err(Failure::Manifest)?;
                 if expected.is_none()
                     && let Some(file) = self.look(Some(key(&manifest.digest)), asker).await
                 {
@@ -318,9 +295,7 @@ impl Converter {
                 }
                 // Whoever pins an index means what it leads to.
                 let known_as = self.check(url, expected.as_deref(), &manifest.digests())?;
-                let received = registry.module(&manifest).await.map_err(|why| {
-                    Failure::new("download_failure", format!("could not fetch Wasm binary: {why}"))
-                })?;
+                let received = registry.module(&manifest).await.map_err(Failure::Image)?;
                 self.keep(&key(&known_as), asker, received).await
             }
         }
@@ -340,29 +315,27 @@ impl Converter {
         match expected {
             None => Ok(actual[0].to_owned()),
             Some(sum) if actual.contains(&sum) => Ok(sum.to_owned()),
-            Some(sum) => Err(Failure::new(
-                "checksum_mismatched",
-                format!(
-                    "module downloaded from {} has checksum {}, which does not match: {sum}",
-                    shown(url),
-                    actual[0]
-                ),
-            )),
+            Some(sum) => Err(Failure::Checksum {
+                url: shown(url),
+                found: actual[0].to_owned(),
+                wanted: sum.to_owned(),
+            }),
         }
     }
 
     async fn keep(&self, key: &Key, asker: Asker<'_>, received: Received) -> Result<PathBuf, Failure> {
         let url = shown(asker.url);
         if !received.module {
-            let why = received.entry.err().map(|why| format!(": {why}")).unwrap_or_default();
-            let why = format!("fetched Wasm binary from {url} is invalid{why}");
-            return Err(Failure::new("fetch_failure", why));
+            return Err(Failure::NoModule { url, source: received.entry.err() });
         }
         self.meters.fetch("success");
-        let file = self.cache.store(key, asker, received.file).await.map_err(|error| {
-            let dir = self.cache.dir().display();
-            format!("module downloaded from {url} cannot be stored below {dir}, which must exist and be writable: {error}")
-        })?;
+        let file = match self.cache.store(key, asker, received.file).await {
+            Ok(file) => file,
+            Err(source) => {
+                let dir = self.cache.dir().display().to_string();
+                return Err(Failure::Store { url, dir, source });
+            }
+        };
         self.meters.entries(self.cache.count());
         tracing::info!(target: "wasm", "module from {url} is stored as {}", file.display());
         Ok(file)

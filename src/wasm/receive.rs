@@ -16,7 +16,7 @@ use tempfile::NamedTempFile;
 use super::tar::{self, Pick, Tar};
 use crate::base::lane;
 use crate::base::place::{self, Mode};
-use crate::fetch::Gunzip;
+use crate::fetch::{self, Gunzip};
 
 /// What every module begins with.
 pub(super) const MAGIC: &[u8] = b"\0asm";
@@ -39,6 +39,24 @@ pub(super) enum Error {
     /// Longer than allowed, packed or unpacked.
     #[error("longer than {0} bytes (ISTIO_WASM_MAX_BINARY_SIZE_BYTES)")]
     TooLong(u64),
+}
+
+/// Bytes that cannot be unpacked.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum BadArchive {
+    #[error(transparent)]
+    Tar(#[from] tar::Error),
+    /// The decompressor's word, which has no parts.
+    #[error("{0}")]
+    Gzip(String),
+    #[error("it is packed too often")]
+    Nested,
+}
+
+impl BadArchive {
+    fn gzip(error: &fetch::Error) -> Broken {
+        Broken::Packed(Self::Gzip(error.to_string()))
+    }
 }
 
 /// A file beside its place; gone when dropped. A disk that stands still keeps whoever gives a download up for [`REMOVED`]
@@ -79,7 +97,7 @@ pub(super) struct Received {
     /// Whether it can be a module at all.
     pub module: bool,
     /// Of an archive: whether the wanted entry was there, or why that cannot be told.
-    pub entry: Result<bool, String>,
+    pub entry: Result<bool, BadArchive>,
 }
 
 /// What is done to the bytes.
@@ -95,13 +113,13 @@ pub(super) enum Form {
 
 enum Broken {
     /// Unpacking failed.
-    Packed(String),
+    Packed(BadArchive),
     Fatal(Error),
 }
 
 impl From<tar::Error> for Broken {
     fn from(error: tar::Error) -> Self {
-        Self::Packed(error.to_string())
+        Self::Packed(error.into())
     }
 }
 
@@ -141,7 +159,7 @@ pub(super) struct Receiver {
     sink: Sink,
     packed: Option<digest::Context>,
     arrived: u64,
-    broken: Option<String>,
+    broken: Option<BadArchive>,
 }
 
 fn sha256() -> digest::Context {
@@ -244,7 +262,7 @@ fn push(stage: &mut Stage, piece: &Bytes, sink: &mut Sink, depth: u32) -> Result
         }
         Stage::Gzip(gunzip, unpacked, next) => {
             gunzip.feed(piece.clone());
-            while let Some(out) = gunzip.piece().map_err(|e| Broken::Packed(e.to_string()))? {
+            while let Some(out) = gunzip.piece().map_err(|e| BadArchive::gzip(&e))? {
                 // Also what nobody keeps: a few bytes that unpack to zeros for ever would hold this thread.
                 *unpacked += out.len() as u64;
                 if *unpacked > sink.limit {
@@ -270,7 +288,7 @@ fn end(stage: &mut Stage, sink: &mut Sink, depth: u32) -> Result<bool, Broken> {
             end(stage, sink, depth)
         }
         Stage::Gzip(gunzip, _, next) => {
-            gunzip.end().map_err(|e| Broken::Packed(e.to_string()))?;
+            gunzip.end().map_err(|e| BadArchive::gzip(&e))?;
             end(next, sink, depth + 1)
         }
         Stage::Tar(tar, next) => {
@@ -286,7 +304,7 @@ fn decided(seen: &[u8]) -> bool {
 
 fn looked(seen: &[u8], depth: u32) -> Result<Stage, Broken> {
     let deeper = || {
-        if depth < DEEPEST { Ok(()) } else { Err(Broken::Packed("it is packed too often".to_owned())) }
+        if depth < DEEPEST { Ok(()) } else { Err(Broken::Packed(BadArchive::Nested)) }
     };
     if seen.starts_with(MAGIC) {
         return Ok(Stage::Plain);

@@ -1,7 +1,19 @@
 //! What a module's URL means. Pure.
 
-use super::oci::Reference;
+use super::oci::{BadReference, Reference};
 use crate::fetch::url::shown;
+
+/// A URL that names no module.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum BadUrl {
+    /// The URL is shown without user and query.
+    #[error("fail to parse Wasm module fetch url: {url:?}: {wrong}")]
+    Url { url: String, wrong: &'static str },
+    #[error("unsupported Wasm module downloading URL scheme: {0}")]
+    Scheme(String),
+    #[error("could not parse url in image reference: {0}")]
+    Image(#[from] BadReference),
+}
 
 /// A module, or an image that holds one.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -13,13 +25,13 @@ pub(super) enum Source {
 }
 
 impl Source {
-    pub(super) fn parse(url: &str) -> Result<Self, String> {
-        let bad = |why: &str| format!("fail to parse Wasm module fetch url: {:?}: {why}", shown(url));
+    pub(super) fn parse(url: &str) -> Result<Self, BadUrl> {
+        let bad = |wrong| BadUrl::Url { url: shown(url), wrong };
         if url.bytes().any(|b| b < b' ' || b == 0x7f) {
             return Err(bad("it has control characters"));
         }
         let Some((scheme, rest)) = url.split_once(':') else {
-            return Err("unsupported Wasm module downloading URL scheme: ".to_owned());
+            return Err(BadUrl::Scheme(String::new()));
         };
         match scheme.to_ascii_lowercase().as_str() {
             "http" | "https" => Ok(Self::Module(url.to_owned())),
@@ -27,11 +39,9 @@ impl Source {
                 let rest = rest.strip_prefix("//").ok_or_else(|| bad("no registry"))?;
                 // Neither query nor fragment belongs to a reference.
                 let rest = rest.split(['?', '#']).next().unwrap_or_default();
-                Reference::parse(rest)
-                    .map(Self::Image)
-                    .map_err(|why| format!("could not parse url in image reference: {why}"))
+                Ok(Self::Image(Reference::parse(rest)?))
             }
-            other => Err(format!("unsupported Wasm module downloading URL scheme: {other}")),
+            other => Err(BadUrl::Scheme(other.to_owned())),
         }
     }
 
@@ -85,7 +95,7 @@ mod tests {
             ("oci://R.io/UPPER", "could not parse url in image reference"),
         ] {
             let error = name(bad).unwrap_err();
-            assert!(error.contains(said), "{error}");
+            assert!(error.to_string().contains(said), "{error}");
         }
     }
 }

@@ -52,7 +52,7 @@ fn wanted(url: &str) -> Wanted {
 
 impl Rig {
     async fn get(&self, wanted: &Wanted) -> Result<PathBuf, String> {
-        self.converter.module(wanted).await.map_err(|failure| failure.why)
+        self.converter.module(wanted).await.map_err(|failure| failure.to_string())
     }
 
     fn metric(&self, line: &str) -> bool {
@@ -317,9 +317,9 @@ async fn one_resource_that_cannot_be_read_refuses_all() {
     let any = |type_url: &str| {
         Bytes::from(Any { type_url: type_url.to_owned(), value: Bytes::new() }.encode_to_vec())
     };
-    let error = rig.converter.convert(vec![any("a"), any("b")]).await.unwrap_err();
+    let error = rig.converter.convert(vec![any("a"), any("b")]).await.unwrap_err().to_string();
     assert!(error.contains("\"a\"") && error.contains("\"b\""), "all are told: {error}");
-    assert_eq!(rig.converter.convert(vec![]).await, Ok(vec![]), "an empty response is fine");
+    assert!(rig.converter.convert(vec![]).await.unwrap().is_empty(), "an empty response is fine");
     assert!(rig.metric("wasm_config_conversion_count{result=\"unmarshal_failure\"} 2"));
     assert!(rig.metric("wasm_config_conversion_duration_count 2"));
 }

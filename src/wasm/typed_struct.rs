@@ -19,6 +19,23 @@ use prost_types::{Struct, Value};
 
 use schema::{Field, Kind, Message};
 
+/// A struct that is not the message it stands for. Fields are named, values never.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("failed to unmarshal a TypedStruct: {0}")]
+    Undecodable(#[from] prost::DecodeError),
+    #[error("its TypedStruct has no value")]
+    NoValue,
+    #[error("unknown field {0:?}")]
+    Unknown(String),
+    #[error("field {field:?} is given together with {other:?}")]
+    Together { field: String, other: &'static str },
+    #[error("field {field:?} is not {wanted}")]
+    Wrong { field: String, wanted: &'static str },
+    #[error("field {0:?} names a type that is not known here")]
+    Type(String),
+}
+
 /// `udpa.type.v1.TypedStruct`.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct Inner {
@@ -29,14 +46,14 @@ pub(super) struct Inner {
 }
 
 /// Decodes a `TypedStruct`.
-pub(super) fn inner(value: &Bytes) -> Result<Inner, String> {
-    Inner::decode(value.clone()).map_err(|e| format!("failed to unmarshal a TypedStruct: {e}"))
+pub(super) fn inner(value: &Bytes) -> Result<Inner, Error> {
+    Ok(Inner::decode(value.clone())?)
 }
 
 impl Inner {
     /// The struct as the Wasm message, encoded.
-    pub(super) fn wasm(self) -> Result<Bytes, String> {
-        let value = self.value.ok_or("its TypedStruct has no value")?;
+    pub(super) fn wasm(self) -> Result<Bytes, Error> {
+        let value = self.value.ok_or(Error::NoValue)?;
         message(&schema::WASM, &value, "").map(Bytes::from)
     }
 }
@@ -45,17 +62,17 @@ fn at(path: &str, name: &str) -> String {
     if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") }
 }
 
-fn message(of: &Message, object: &Struct, path: &str) -> Result<Vec<u8>, String> {
+fn message(of: &Message, object: &Struct, path: &str) -> Result<Vec<u8>, Error> {
     let mut out = Vec::new();
     let mut set: Vec<&Field> = Vec::new();
     for (name, value) in &object.fields {
         let here = at(path, name);
-        let field = of.field(name).ok_or_else(|| format!("unknown field {here:?}"))?;
+        let field = of.field(name).ok_or_else(|| Error::Unknown(here.clone()))?;
         if matches!(value.kind, None | Some(Json::NullValue(_))) {
             continue;
         }
         if let Some(other) = set.iter().find(|other| field.excludes(other)) {
-            return Err(format!("field {here:?} is given together with {:?}", other.name));
+            return Err(Error::Together { field: here, other: other.name });
         }
         set.push(field);
         put(field, value, &here, &mut out)?;
@@ -63,7 +80,7 @@ fn message(of: &Message, object: &Struct, path: &str) -> Result<Vec<u8>, String>
     Ok(out)
 }
 
-fn put(field: &Field, value: &Value, here: &str, out: &mut Vec<u8>) -> Result<(), String> {
+fn put(field: &Field, value: &Value, here: &str, out: &mut Vec<u8>) -> Result<(), Error> {
     match (field.kind, value.kind.as_ref()) {
         (Kind::List(inner), Some(Json::ListValue(list))) => {
             let single = Field { kind: *inner, oneof: 1, ..*field };
@@ -96,8 +113,8 @@ fn text(text: &str) -> Value {
     Value { kind: Some(Json::StringValue(text.to_owned())) }
 }
 
-fn wrong(here: &str, wanted: &str) -> String {
-    format!("field {here:?} is not {wanted}")
+fn wrong(here: &str, wanted: &'static str) -> Error {
+    Error::Wrong { field: here.to_owned(), wanted }
 }
 
 fn bytes(number: u32, value: &[u8], out: &mut Vec<u8>) {
@@ -114,7 +131,7 @@ fn varint(field: &Field, value: u64, out: &mut Vec<u8>) {
     }
 }
 
-fn scalar(field: &Field, kind: Kind, json: &Json, here: &str, out: &mut Vec<u8>) -> Result<(), String> {
+fn scalar(field: &Field, kind: Kind, json: &Json, here: &str, out: &mut Vec<u8>) -> Result<(), Error> {
     match (kind, json) {
         (Kind::Text, Json::StringValue(text)) => {
             if !text.is_empty() || field.oneof != 0 {
@@ -210,7 +227,7 @@ fn duration(text: &str) -> Option<prost_types::Duration> {
 }
 
 /// An `Any`: its type stands in `@type`; types with a JSON form of their own have it in `value`.
-fn any(object: &Struct, path: &str) -> Result<Vec<u8>, String> {
+fn any(object: &Struct, path: &str) -> Result<Vec<u8>, Error> {
     if object.fields.is_empty() {
         return Ok(Vec::new());
     }
@@ -226,7 +243,7 @@ fn any(object: &Struct, path: &str) -> Result<Vec<u8>, String> {
             let here = at(path, "value");
             let value = rest.fields.remove("value").ok_or_else(|| wrong(&here, "there"))?;
             if let Some(other) = rest.fields.keys().next() {
-                return Err(format!("unknown field {:?}", at(path, other)));
+                return Err(Error::Unknown(at(path, other)));
             }
             // Encoded as a field and taken out again: the kinds know only fields.
             let mut outer = Vec::new();
@@ -235,8 +252,7 @@ fn any(object: &Struct, path: &str) -> Result<Vec<u8>, String> {
             crate::base::wire::merged(&outer.into(), 1).ok().flatten().unwrap_or_default().to_vec()
         }
         None => {
-            let of = schema::by_name(name)
-                .ok_or_else(|| format!("field {here:?} names a type that is not known here"))?;
+            let of = schema::by_name(name).ok_or_else(|| Error::Type(here.clone()))?;
             message(of, &rest, path)?
         }
     };

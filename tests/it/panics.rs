@@ -27,17 +27,28 @@ async fn a_panic_in_any_loop_ends_the_agent_with_its_name() {
         "log",
         "sds",
         "secrets",
+        "gateway secrets",
         "status",
+        "systemd watchdog",
+        "token and root files",
         "token service",
         "troubles",
         "trust bundle",
+        "upgrade door",
         "wasm modules",
         "xds",
     ];
     let mock = MockIstiod::start().await;
+    let scratch = tempfile::tempdir().unwrap();
+    let manager = scratch.path().join("notify");
+    let _manager = std::os::unix::net::UnixDatagram::bind(&manager).unwrap();
     for name in LOOPS {
         let mut agent = builder(&mock, name)
             .args(&["proxy", "sidecar", "--stsPort", &free_port().to_string()])
+            .arg(format!("--gateway-secrets-dir={}", scratch.path().display()))
+            .env("NOTIFY_SOCKET", manager.to_string_lossy())
+            .env("WATCHDOG_USEC", "60000000")
+            .env("AGENT_UPGRADE", "true")
             .env("TOKEN_PLUGIN", "GoogleTokenExchange")
             .env("GCP_METADATA", "project|1|cluster|zone")
             .env("ISTIO_META_DNS_CAPTURE", "true")
@@ -107,6 +118,28 @@ async fn a_panic_in_a_stream_of_secrets_ends_that_one() {
     stream.send(&secret_request("default"));
     stream.next().await.unwrap();
     panics(&agent, "sds stream").await;
+    agent.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_panic_in_the_secrets_of_a_caller_ends_that_one() {
+    let mock = MockIstiod::start().await;
+    let mut agent = builder(&mock, "caller's secrets")
+        .example("callers.env")
+        .env("WORKLOAD_SDS", "./node.sock")
+        .env("AGENT_TEST_PANIC", "caller's secrets")
+        .start();
+    agent.wait_ready().await;
+    let client = agent.client("node.sock").await;
+    let token = mock.mint("team", "account");
+    let client = client.with_headers(&[("authorization", &token)]);
+    let mut stream = client.stream_secrets();
+    stream.send(&secret_request("default"));
+    assert!(stream.next().await.is_err(), "nobody answers it");
+    let mut stream = client.stream_secrets();
+    stream.send(&secret_request("default"));
+    stream.next().await.unwrap();
+    panics(&agent, "caller's secrets").await;
     agent.stop().await;
 }
 

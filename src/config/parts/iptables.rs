@@ -148,3 +148,6 @@ fn probe_port(text: &str) -> u16 {
         Err(_) => odd("iptables-probe-port", text, 0),
     }
 }
+
+#[cfg(test)]
+mod recorded;

@@ -189,14 +189,18 @@ pub(crate) fn ca(config: &Sources) -> Result<istiod::Config, Error> {
             compliance: compliance(config),
         })
     };
-    Ok(istiod::Config {
+    Ok(to_ca(config, address, transport))
+}
+
+fn to_ca(config: &Sources, address: String, transport: Transport) -> istiod::Config {
+    istiod::Config {
         address,
         transport,
         connect_timeout: CONNECT_TIMEOUT,
         shuffle: config.settings.flag(var::XDS_SHUFFLE_ADDRESSES),
         user_timeout: None,
         proxy: proxy(config, "HTTPS_PROXY"),
-    })
+    }
 }
 
 /// The connection to Google's CAs: their own roots are the system's, as the releases to 1.22 had it. The
@@ -221,14 +225,7 @@ pub(crate) fn google_ca(config: &Sources, pool: bool) -> Result<istiod::Config, 
     };
     let transport =
         Transport::Tls(Tls { roots, server_name: None, client: None, compliance: compliance(config) });
-    Ok(istiod::Config {
-        address,
-        transport,
-        connect_timeout: CONNECT_TIMEOUT,
-        shuffle: config.settings.flag(var::XDS_SHUFFLE_ADDRESSES),
-        user_timeout: None,
-        proxy: proxy(config, "HTTPS_PROXY"),
-    })
+    Ok(to_ca(config, address, transport))
 }
 
 /// What a Vault is asked with.

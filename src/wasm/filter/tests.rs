@@ -187,7 +187,7 @@ fn what_cannot_be_read_is_refused() {
         (wasm(HTTP, plugin(VmConfig { code: None, ..vm(&[]) })), "names no code"),
         (resource(STRUCT, b"\xff".to_vec()), "failed to unmarshal a TypedStruct"),
     ] {
-        let error = judge(&resource).unwrap_err();
+        let error = judge(&resource).unwrap_err().to_string();
         assert!(error.contains(said), "{error}");
     }
 }

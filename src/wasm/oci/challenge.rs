@@ -52,11 +52,16 @@ fn parameter(mut text: &str, wanted: &str) -> Option<String> {
     None
 }
 
+/// A token server that must not be asked; shown is the beginning of its address.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("rejected unsafe bearer realm: {0:?}")]
+pub(in crate::wasm) struct UnsafeRealm(String);
+
 /// Looks at every quoted realm of a header's value.
 ///
 /// # Errors
 /// When one of them must not be asked.
-pub(super) fn refuse_unsafe(header: &str) -> Result<(), String> {
+pub(super) fn refuse_unsafe(header: &str) -> Result<(), UnsafeRealm> {
     let lower = header.to_ascii_lowercase();
     // A realm of Basic authentication is a name, and nobody follows it.
     if lower.trim_start().starts_with("basic") && !lower.contains("bearer") {
@@ -66,8 +71,7 @@ pub(super) fn refuse_unsafe(header: &str) -> Result<(), String> {
         let value = &header[at + found.len()..];
         let Some((realm, _)) = value.split_once('"') else { continue };
         if !is_safe(realm) {
-            let shown: String = realm.chars().take(200).collect();
-            return Err(format!("rejected unsafe bearer realm: {shown:?}"));
+            return Err(UnsafeRealm(realm.chars().take(200).collect()));
         }
     }
     Ok(())
@@ -130,7 +134,7 @@ mod tests {
             "nonsense",
         ] {
             let header = format!("Bearer realm=\"https://good.io\", Bearer Realm=\"{realm}\"");
-            let error = refuse_unsafe(&header).unwrap_err();
+            let error = refuse_unsafe(&header).unwrap_err().to_string();
             assert!(error.starts_with("rejected unsafe bearer realm: "), "{error}");
         }
         for fine in [

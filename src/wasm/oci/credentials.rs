@@ -20,6 +20,19 @@ pub(super) struct Credentials {
     pub(super) registry: Option<Zeroizing<String>>,
 }
 
+/// A Docker config that cannot be used. The parser's own words would repeat what it stumbled over.
+#[derive(Debug, thiserror::Error)]
+pub(in crate::wasm) enum BadConfig {
+    #[error("the image pull secret is no Docker config: it is null")]
+    Null,
+    #[error("the image pull secret is no Docker config: at line {line} column {column}")]
+    Syntax { line: usize, column: usize },
+    #[error("the image pull secret is no Docker config: auth is not base64")]
+    Base64,
+    #[error("the image pull secret is no Docker config: auth is not user:password in base64")]
+    UserPassword,
+}
+
 #[derive(Deserialize)]
 struct Document {
     #[serde(default)]
@@ -41,14 +54,12 @@ struct Entry {
 }
 
 /// The credentials for the first of `keys` that the document knows; without any, nobody is named.
-pub(super) fn find(document: &str, keys: &[String]) -> Result<Credentials, String> {
-    // The parser's own words would repeat what it stumbled over.
-    let bad = |what: &str| format!("the image pull secret is no Docker config: {what}");
+pub(super) fn find(document: &str, keys: &[String]) -> Result<Credentials, BadConfig> {
     if document.trim() == "null" {
-        return Err(bad("it is null"));
+        return Err(BadConfig::Null);
     }
     let document: Document = serde_json::from_str(document)
-        .map_err(|e| bad(&format!("at line {} column {}", e.line(), e.column())))?;
+        .map_err(|e| BadConfig::Syntax { line: e.line(), column: e.column() })?;
     let exact = keys.iter().find_map(|key| document.auths.get(key));
     let entry = exact.or_else(|| {
         keys.iter()
@@ -60,9 +71,9 @@ pub(super) fn find(document: &str, keys: &[String]) -> Result<Credentials, Strin
         named.then(|| Zeroizing::new(STANDARD.encode(format!("{}:{}", entry.username, entry.password))))
     } else {
         let plain = STANDARD.decode(entry.auth.trim()).map(Zeroizing::new);
-        let plain = plain.map_err(|_| bad("auth is not base64"))?;
+        let plain = plain.map_err(|_| BadConfig::Base64)?;
         if !plain.contains(&b':') {
-            return Err(bad("auth is not user:password in base64"));
+            return Err(BadConfig::UserPassword);
         }
         // Some tools pad the password with zeros.
         let end = plain.iter().rposition(|b| *b != 0).map_or(0, |at| at + 1);
@@ -118,7 +129,7 @@ mod tests {
             r#"{"auths": {"r.io": {"auth": "czNjcmV0"}}}"#,
         ] {
             let error = find(bad, &["r.io".to_owned()]).err().expect(bad);
-            assert!(!error.contains("s3cret"), "{error}");
+            assert!(!error.to_string().contains("s3cret"), "{error}");
         }
     }
 }

@@ -23,6 +23,27 @@ const WASM_LAYER: &str = "application/vnd.module.wasm.content.layer.v1+wasm";
 /// The file in an image's layer.
 const FILE: &str = "plugin.wasm";
 
+/// A manifest that names no module to pull.
+#[derive(Debug, thiserror::Error)]
+pub(in crate::wasm) enum BadManifest {
+    #[error("the manifest cannot be read: {0}")]
+    Unreadable(#[from] serde_json::Error),
+    #[error("unsupported MediaType: the manifest is of schema 1; push the image anew")]
+    Schema1,
+    #[error("the manifest has a digest that is not sha256")]
+    Digest,
+    #[error("no child with platform linux/amd64 in the index")]
+    NoChild,
+    #[error("number of layers must be greater than zero")]
+    NoLayers,
+    #[error("invalid media type {found} (expect {wanted})")]
+    MediaType { found: String, wanted: &'static str },
+    #[error("number of layers must be 2 but got {0}")]
+    Layers(usize),
+    #[error("could not find the layer of type {WASM_LAYER}")]
+    NoModule,
+}
+
 /// What a registry answers.
 #[derive(Debug)]
 pub(super) enum Manifest {
@@ -48,7 +69,7 @@ pub(super) struct Layer {
 }
 
 /// A layer and its form, or why this way leads nowhere.
-type Way<'a> = Result<(&'a Layer, Form), String>;
+type Way<'a> = Result<(&'a Layer, Form), BadManifest>;
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -82,18 +103,16 @@ struct Platform {
 
 impl Manifest {
     /// Reads what came with this `Content-Type`.
-    pub(super) fn parse(body: &[u8], content_type: &str) -> Result<Self, String> {
+    pub(super) fn parse(body: &[u8], content_type: &str) -> Result<Self, BadManifest> {
         let content_type = content_type.split(';').next().unwrap_or_default().trim();
-        let document: Document =
-            serde_json::from_slice(body).map_err(|e| format!("the manifest cannot be read: {e}"))?;
+        let document: Document = serde_json::from_slice(body)?;
         let kinds = [content_type, document.media_type.as_str()];
         if kinds.iter().any(|kind| kind.starts_with(SCHEMA_1)) || document.schema_version == 1 {
-            return Err("unsupported MediaType: the manifest is of schema 1; push the image anew".to_owned());
+            return Err(BadManifest::Schema1);
         }
         let hex = |digest: &str| {
             let hex = digest.strip_prefix("sha256:").filter(|hex| is_digest(hex));
-            hex.map(ToOwned::to_owned)
-                .ok_or_else(|| "the manifest has a digest that is not sha256".to_owned())
+            hex.map(ToOwned::to_owned).ok_or(BadManifest::Digest)
         };
         if kinds.iter().any(|kind| INDEXES.contains(kind)) {
             // Modules are the same on all platforms, and the digest by which one is known must not depend
@@ -104,27 +123,27 @@ impl Manifest {
             let child = document.manifests.iter().find(fits);
             return match child {
                 Some(child) => hex(&child.digest).map(Self::Index),
-                None => Err("no child with platform linux/amd64 in the index".to_owned()),
+                None => Err(BadManifest::NoChild),
             };
         }
         let layers = document
             .layers
             .into_iter()
             .map(|layer| Ok(Layer { digest: hex(&layer.digest)?, media_type: layer.media_type }));
-        let layers = layers.collect::<Result<Vec<_>, String>>()?;
+        let layers = layers.collect::<Result<Vec<_>, BadManifest>>()?;
         Ok(Self::Image(Image { docker: document.media_type == DOCKER_IMAGE, layers }))
     }
 }
 
 impl Image {
     /// The ways to try, each a layer and its form, or why that way is none.
-    pub(super) fn ways(&self) -> Result<Vec<Way<'_>>, String> {
-        let last = self.layers.last().ok_or("number of layers must be greater than zero")?;
-        let archive = |wanted: &str| {
+    pub(super) fn ways(&self) -> Result<Vec<Way<'_>>, BadManifest> {
+        let last = self.layers.last().ok_or(BadManifest::NoLayers)?;
+        let archive = |wanted: &'static str| {
             if last.media_type == wanted {
                 Ok((last, Form::Layer(FILE)))
             } else {
-                Err(format!("invalid media type {} (expect {wanted})", last.media_type))
+                Err(BadManifest::MediaType { found: last.media_type.clone(), wanted })
             }
         };
         if self.docker {
@@ -132,10 +151,8 @@ impl Image {
         }
         let module = self.layers.iter().find(|layer| layer.media_type == WASM_LAYER);
         let artifact = match module {
-            _ if self.layers.len() != 2 => {
-                Err(format!("number of layers must be 2 but got {}", self.layers.len()))
-            }
-            None => Err(format!("could not find the layer of type {WASM_LAYER}")),
+            _ if self.layers.len() != 2 => Err(BadManifest::Layers(self.layers.len())),
+            None => Err(BadManifest::NoModule),
             Some(layer) => Ok((layer, Form::Plain)),
         };
         Ok(vec![archive(OCI_LAYER), artifact])
@@ -181,7 +198,7 @@ mod tests {
         assert_eq!(good(&image(oci, &[(WASM_LAYER, 1), ("c", 2)])), [("01".into(), Form::Plain)]);
         assert_eq!(good(&image("", &[("c", 1), (WASM_LAYER, 2)])), [("02".into(), Form::Plain)]);
         assert_eq!(good(&image(oci, &[(WASM_LAYER, 1)])), []);
-        assert_eq!(image(oci, &[]).ways().unwrap_err(), "number of layers must be greater than zero");
+        assert!(matches!(image(oci, &[]).ways(), Err(BadManifest::NoLayers)));
     }
 
     #[test]
@@ -191,7 +208,7 @@ mod tests {
             match Manifest::parse(text.as_bytes(), "") {
                 Ok(Manifest::Index(hex)) => Ok(hex[..2].to_owned()),
                 Ok(Manifest::Image(_)) => panic!("an index"),
-                Err(why) => Err(why),
+                Err(why) => Err(why.to_string()),
             }
         };
         let child = |n, os, arch| json!({"digest": digest(n), "platform": {"os": os, "architecture": arch}});
@@ -207,8 +224,8 @@ mod tests {
     #[test]
     fn what_cannot_be_pulled_is_refused() {
         let kind = "application/vnd.docker.distribution.manifest.v1+prettyjws";
-        assert!(Manifest::parse(b"{}", kind).unwrap_err().contains("schema 1"));
-        assert!(Manifest::parse(b"{\"schemaVersion\":1}", "").unwrap_err().contains("schema 1"));
+        assert!(matches!(Manifest::parse(b"{}", kind), Err(BadManifest::Schema1)));
+        assert!(matches!(Manifest::parse(b"{\"schemaVersion\":1}", ""), Err(BadManifest::Schema1)));
         assert!(Manifest::parse(b"{", "").is_err());
         let text = json!({"layers": [{"digest": "sha256:../../etc"}]}).to_string();
         assert!(Manifest::parse(text.as_bytes(), "").is_err(), "digests become paths");

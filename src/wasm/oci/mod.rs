@@ -12,15 +12,18 @@
 //! | `manifest` | manifests and which layer holds the module; pure |
 //! | `challenge` | what a registry asks for, and which token servers are safe to ask; pure |
 //! | `credentials` | Docker config files; pure |
-//! | `registry` | the exchange itself |
+//! | `registry`, `error` | the exchange itself, and why it fails |
 
 mod challenge;
 mod credentials;
+mod error;
 mod manifest;
 mod reference;
 mod registry;
 
-pub(super) use reference::Reference;
+pub(super) use credentials::BadConfig;
+pub(super) use error::Error;
+pub(super) use reference::{BadReference, Reference};
 pub(super) use registry::Registry;
 
 /// What bytes reach first.

@@ -5,6 +5,14 @@ use std::fmt;
 /// Where an image is that names no registry.
 pub(super) const DOCKER_HUB: &str = "index.docker.io";
 
+/// A text that names no image.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{text:?}: {wrong}")]
+pub(crate) struct BadReference {
+    text: String,
+    wrong: &'static str,
+}
+
 /// The name of an image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Reference {
@@ -17,13 +25,13 @@ pub(crate) struct Reference {
 
 impl Reference {
     /// Reads a name.
-    pub(crate) fn parse(text: &str) -> Result<Self, String> {
+    pub(crate) fn parse(text: &str) -> Result<Self, BadReference> {
+        let bad = |wrong| BadReference { text: text.to_owned(), wrong };
         let (rest, digest) = match text.split_once('@') {
             None => (text, None),
             Some((rest, digest)) => {
                 let hex = digest.strip_prefix("sha256:").filter(|hex| is_digest(hex));
-                let hex =
-                    hex.ok_or_else(|| format!("{text:?}: the digest is not sha256: and 64 hex digits"))?;
+                let hex = hex.ok_or_else(|| bad("the digest is not sha256: and 64 hex digits"))?;
                 (rest, Some(hex.to_owned()))
             }
         };
@@ -35,10 +43,10 @@ impl Reference {
         if let Some(tag) = tag
             && !(1..=127).contains(&tag.len())
         {
-            return Err(format!("{text:?}: a tag has 1 to 127 characters"));
+            return Err(bad("a tag has 1 to 127 characters"));
         }
         if !tag.unwrap_or_default().bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b)) {
-            return Err(format!("{text:?}: a tag has letters, digits and -_. only"));
+            return Err(bad("a tag has letters, digits and -_. only"));
         }
         let (registry, repository) = match rest.split_once('/') {
             Some((registry, repository)) if registry.contains(['.', ':']) => (registry, repository),
@@ -46,16 +54,14 @@ impl Reference {
         };
         let registry = if registry == "docker.io" { DOCKER_HUB } else { registry };
         if registry.bytes().any(|b| !(b.is_ascii_alphanumeric() || b".-_:[]".contains(&b))) {
-            return Err(format!("{text:?}: the registry is no host"));
+            return Err(bad("the registry is no host"));
         }
         if !(2..=255).contains(&repository.len())
             || !repository
                 .bytes()
                 .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b"_-./".contains(&b))
         {
-            return Err(format!(
-                "{text:?}: a repository has 2 to 255 characters: lower-case letters, digits and _-./"
-            ));
+            return Err(bad("a repository has 2 to 255 characters: lower-case letters, digits and _-./"));
         }
         let implied = registry == DOCKER_HUB && !repository.contains('/');
         let repository = if implied { format!("library/{repository}") } else { repository.to_owned() };

@@ -8,15 +8,15 @@ use serde::Deserialize;
 use tokio::time::{Instant, sleep_until, timeout_at};
 use zeroize::{ZeroizeOnDrop, Zeroizing};
 
-use super::challenge::{Challenge, refuse_unsafe};
-use super::credentials::{self, Credentials};
+use super::challenge::{Challenge, UnsafeRealm, refuse_unsafe};
+use super::credentials::{self, BadConfig, Credentials};
+use super::error::{BadToken, Error};
 use super::manifest::{ACCEPT, Image, LONGEST, Layer, Manifest};
 use super::reference::{DOCKER_HUB, Reference};
 use crate::base::backoff::{Jitter, Policy};
-use crate::base::error::chain;
 use crate::base::lane::Lane;
-use crate::fetch::{self, Dialer, Get, Reply};
-use crate::wasm::download::{Web, receive_once};
+use crate::fetch::{Dialer, Get, Reply};
+use crate::wasm::download::{Web, receive};
 use crate::wasm::filter::Secret;
 use crate::wasm::receive::{Form, Received};
 
@@ -73,7 +73,7 @@ impl<'a> Registry<'a> {
         reference: &'a Reference,
         secret: &Secret,
         until: Instant,
-    ) -> Result<Self, String> {
+    ) -> Result<Self, BadConfig> {
         let host = reference.registry();
         let key = if host == DOCKER_HUB { DOCKER_HUB_KEY } else { host }.to_owned();
         let credentials = match secret {
@@ -94,79 +94,73 @@ impl<'a> Registry<'a> {
     }
 
     /// The image's manifest.
-    pub(in crate::wasm) async fn manifest(&mut self) -> Result<Pulled, String> {
-        let failed = |why: String| format!("could not fetch manifest: {why}");
+    pub(in crate::wasm) async fn manifest(&mut self) -> Result<Pulled, Error> {
+        let failed = |error| Error::Manifest(Box::new(error));
         self.open().await.map_err(failed)?;
         let (digest, manifest) = self.read_manifest(&self.reference.identifier()).await.map_err(failed)?;
         match manifest {
             Manifest::Image(image) => Ok(Pulled { digest, index: None, image }),
             Manifest::Index(child) => {
                 let found = self.read_manifest(&format!("sha256:{child}")).await;
-                let (child, manifest) = found.map_err(|why| format!("could not fetch image: {why}"))?;
+                let (child, manifest) = found.map_err(|error| Error::Image(Box::new(error)))?;
                 match manifest {
                     Manifest::Image(image) => Ok(Pulled { digest: child, index: Some(digest), image }),
-                    Manifest::Index(_) => Err("could not fetch image: an index within an index".to_owned()),
+                    Manifest::Index(_) => Err(Error::Image(Box::new(Error::Nested))),
                 }
             }
         }
     }
 
     /// The image's module, on the disk.
-    pub(in crate::wasm) async fn module(&self, pulled: &Pulled) -> Result<Received, String> {
+    pub(in crate::wasm) async fn module(&self, pulled: &Pulled) -> Result<Received, Error> {
         let mut reasons = Vec::new();
         for way in pulled.image.ways()? {
             match way {
-                Err(why) => reasons.push(why),
+                Err(why) => reasons.push(why.into()),
                 Ok((layer, form)) => match self.layer(layer, form).await {
                     Ok(received) => return Ok(received),
                     Err(why) => reasons.push(why),
                 },
             }
         }
-        let (count, text) = (reasons.len(), reasons.join("; "));
-        if count == 1 {
-            return Err(text);
-        }
-        Err(format!("the given image is in invalid format as an OCI image: {count} errors occurred: {text}"))
+        let only = if reasons.len() == 1 { reasons.pop() } else { None };
+        Err(only.unwrap_or(Error::NoWay(reasons)))
     }
 
-    async fn layer(&self, layer: &Layer, form: Form) -> Result<Received, String> {
+    async fn layer(&self, layer: &Layer, form: Form) -> Result<Received, Error> {
         let path = format!("/v2/{}/blobs/sha256:{}", self.reference.repository(), layer.digest);
         let reply = self.ask(&path, None).await?;
         let receiver = self.web.receiver(form).await?;
-        let received = timeout_at(self.until, receive_once(reply, receiver)).await;
-        let received = received.map_err(|_| format!("Get {path:?}: context deadline exceeded"))??;
+        let received = timeout_at(self.until, receive(reply, receiver)).await;
+        let received = received.map_err(|_| Error::Late(path))??;
         if received.packed != layer.digest {
-            return Err(format!("layer {} has checksum {}", layer.digest, received.packed));
+            return Err(Error::Checksum { layer: layer.digest.clone(), found: received.packed });
         }
-        match &received.entry {
+        match received.entry {
             Ok(true) => Ok(received),
-            Ok(false) => Err("plugin.wasm not found in the archive".to_owned()),
-            Err(why) => Err(format!("the layer cannot be unpacked: {why}")),
+            Ok(false) => Err(Error::NoPlugin),
+            Err(why) => Err(Error::Packed(why)),
         }
     }
 
-    async fn read_manifest(&self, identifier: &str) -> Result<(String, Manifest), String> {
+    async fn read_manifest(&self, identifier: &str) -> Result<(String, Manifest), Error> {
         let path = format!("/v2/{}/manifests/{identifier}", self.reference.repository());
         let mut reply = self.ask(&path, Some(ACCEPT)).await?;
         let kind = reply.headers().get(header::CONTENT_TYPE).cloned();
         let body = timeout_at(self.until, reply.bytes(LONGEST)).await;
-        let body =
-            body.map_err(|_| format!("Get {path:?}: context deadline exceeded"))?.map_err(|e| chain(&e))?;
+        let body = body.map_err(|_| Error::Late(path))?.map_err(Error::Body)?;
         let digest = crate::wasm::sha256_hex(&body);
         if let Some(wanted) = identifier.strip_prefix("sha256:")
             && wanted != digest
         {
-            return Err(format!(
-                "manifest digest: \"sha256:{digest}\" does not match requested digest: \"{identifier}\""
-            ));
+            return Err(Error::Digest { found: digest, wanted: identifier.to_owned() });
         }
         let kind = kind.as_ref().and_then(|kind| kind.to_str().ok()).unwrap_or_default();
-        Manifest::parse(&body, kind).map(|manifest| (digest, manifest))
+        Ok((digest, Manifest::parse(&body, kind)?))
     }
 
     /// Finds out how the registry is spoken to and gets the right to pull.
-    async fn open(&mut self) -> Result<(), String> {
+    async fn open(&mut self) -> Result<(), Error> {
         let (base, reply) = self.ping().await?;
         self.base = base;
         let bearer = match reply.status() {
@@ -174,11 +168,9 @@ impl<'a> Registry<'a> {
             StatusCode::UNAUTHORIZED => match challenges(reply.headers())?.into_iter().next() {
                 Some(Challenge::Bearer { realm, service }) => Some((realm, service)),
                 Some(Challenge::Basic) => None,
-                None => {
-                    return Err("the registry asks for authentication of a kind that is not known".to_owned());
-                }
+                None => return Err(Error::Authentication),
             },
-            status => return Err(format!("GET {}/v2/: unexpected status code {status}", self.base)),
+            status => return Err(Error::Status { url: format!("{}/v2/", self.base), status }),
         };
         self.authorization = match bearer {
             Some((realm, service)) => Some(authorization("Bearer", &self.token(&realm, &service).await?)?),
@@ -189,19 +181,19 @@ impl<'a> Registry<'a> {
 
     // HTTPS; where the registry is a neighbour, plain HTTP too, a little later or when HTTPS has failed.
     // An answer in plain HTTP to a TLS greeting says for itself what is spoken.
-    async fn ping(&self) -> Result<(String, Reply), String> {
+    async fn ping(&self) -> Result<(String, Reply), Error> {
         let host = self.reference.registry();
         let at = |scheme: &str| format!("{scheme}://{host}");
         let (secure, plain) = (at("https"), at("http"));
         if !self.reference.may_be_plain() {
             return match self.get(&format!("{secure}/v2/"), &HeaderMap::new()).await {
                 Ok(reply) => Ok((secure, reply)),
-                Err(Failed { plain: true, why, .. }) => {
-                    tracing::debug!(target: "wasm", "{host} does not speak TLS ({why}): plain HTTP is tried");
+                Err(failed) if failed.is_plain() => {
+                    tracing::debug!(target: "wasm", "{host} does not speak TLS ({failed}): plain HTTP is tried");
                     let reply = self.get(&format!("{plain}/v2/"), &HeaderMap::new()).await;
-                    reply.map(|reply| (plain, reply)).map_err(|failed| failed.why)
+                    reply.map(|reply| (plain, reply))
                 }
-                Err(failed) => Err(failed.why),
+                Err(failed) => Err(failed),
             };
         }
         let (secure_url, plain_url) = (format!("{secure}/v2/"), format!("{plain}/v2/"));
@@ -210,7 +202,7 @@ impl<'a> Registry<'a> {
         let mut why = tokio::select! {
             answer = &mut over_tls => match answer {
                 Ok(reply) => return Ok((secure, reply)),
-                Err(failed) => Some(failed.why),
+                Err(failed) => Some(failed),
             },
             () = tokio::time::sleep(PLAIN_AFTER) => None,
         };
@@ -220,21 +212,23 @@ impl<'a> Registry<'a> {
             tokio::select! {
                 answer = &mut over_tls, if why.is_none() => match answer {
                     Ok(reply) => return Ok((secure, reply)),
-                    Err(failed) => why = Some(failed.why),
+                    Err(failed) => why = Some(failed),
                 },
                 answer = &mut over_plain, if plain_why.is_none() => match answer {
                     Ok(reply) => return Ok((plain, reply)),
-                    Err(failed) => plain_why = Some(failed.why),
+                    Err(failed) => plain_why = Some(failed),
                 },
                 else => {}
             }
-            if let (Some(first), Some(second)) = (&why, &plain_why) {
-                return Err(format!("{first}; {second}"));
+            if let (Some(_), Some(_)) = (&why, &plain_why)
+                && let (Some(first), Some(second)) = (why.take(), plain_why.take())
+            {
+                return Err(Error::both(first, second));
             }
         }
     }
 
-    async fn token(&self, realm: &str, service: &str) -> Result<Zeroizing<String>, String> {
+    async fn token(&self, realm: &str, service: &str) -> Result<Zeroizing<String>, Error> {
         if let Some(token) = &self.credentials.registry {
             return Ok(token.clone());
         }
@@ -248,7 +242,7 @@ impl<'a> Registry<'a> {
                     ("refresh_token", identity.as_str()),
                 ]);
                 let form = Zeroizing::new(encoded(&query));
-                let get = Get::new(realm).map_err(|e| e.to_string())?.form(&form);
+                let get = Get::new(realm).map_err(Error::Url)?.form(&form);
                 self.within(realm, get.dialer(self.dialer).keep(None)).await
             }
             None => {
@@ -260,26 +254,22 @@ impl<'a> Registry<'a> {
                 self.get(&format!("{realm}{joint}{}", encoded(&query)), &headers).await
             }
         };
-        let mut reply = reply.map_err(|failed| failed.why)?;
+        let mut reply = reply?;
+        let refused = |wrong| Error::Token { realm: realm.to_owned(), wrong };
         if reply.status() != StatusCode::OK {
-            return Err(format!("token server {realm}: unexpected status code {}", reply.status()));
+            return Err(refused(BadToken::Status(reply.status())));
         }
         let body = timeout_at(self.until, reply.bytes(TOKEN)).await;
-        let body = body.map_err(|_| format!("token server {realm}: context deadline exceeded"))?;
-        let body = Zeroizing::new(body.map_err(|e| chain(&e))?);
-        let answer: Answer = serde_json::from_slice(&body)
-            .map_err(|_| format!("token server {realm}: its answer is not the JSON of a token"))?;
+        let body = body.map_err(|_| refused(BadToken::Late))?;
+        let body = Zeroizing::new(body.map_err(Error::Body)?);
+        let answer: Answer = serde_json::from_slice(&body).map_err(|_| refused(BadToken::Json))?;
         let token = if answer.token.is_empty() { &answer.access_token } else { &answer.token };
         let token = Zeroizing::new(token.clone());
-        if token.is_empty() {
-            Err(format!("token server {realm}: no token in its answer"))
-        } else {
-            Ok(token)
-        }
+        if token.is_empty() { Err(refused(BadToken::None)) } else { Ok(token) }
     }
 
     /// Something of the registry, which must be there.
-    async fn ask(&self, path: &str, accept: Option<&'static str>) -> Result<Reply, String> {
+    async fn ask(&self, path: &str, accept: Option<&'static str>) -> Result<Reply, Error> {
         let url = format!("{}{path}", self.base);
         let mut headers = HeaderMap::new();
         if let Some(accept) = accept {
@@ -288,28 +278,28 @@ impl<'a> Registry<'a> {
         if let Some(authorization) = &self.authorization {
             headers.insert(header::AUTHORIZATION, authorization.clone());
         }
-        let reply = self.get(&url, &headers).await.map_err(|failed| failed.why)?;
+        let reply = self.get(&url, &headers).await?;
         match reply.status() {
             StatusCode::OK => Ok(reply),
             StatusCode::UNAUTHORIZED => {
                 challenges(reply.headers())?;
-                Err(format!("GET {url}: UNAUTHORIZED: authentication required"))
+                Err(Error::Unauthorized(url))
             }
-            status => Err(format!("GET {url}: unexpected status code {status}")),
+            status => Err(Error::Status { url, status }),
         }
     }
 
     // One GET, tried again where the failure may be temporary.
-    async fn get(&self, url: &str, headers: &HeaderMap) -> Result<Reply, Failed> {
+    async fn get(&self, url: &str, headers: &HeaderMap) -> Result<Reply, Error> {
         let mut tries = 0;
         loop {
-            let get = Get::new(url).map_err(|e| Failed::of(e.to_string()))?;
+            let get = Get::new(url).map_err(Error::Url)?;
             let get = get.headers(headers.clone()).dialer(self.dialer).keep(None);
             let result = self.within(url, get).await;
             tries += 1;
             let again = match &result {
                 Ok(reply) => matches!(reply.status().as_u16(), 408 | 429 | 499 | 500 | 502 | 503 | 504 | 522),
-                Err(failed) => failed.again,
+                Err(failed) => failed.is_temporary(),
             };
             if !again || tries == TRIES {
                 return result;
@@ -322,19 +312,15 @@ impl<'a> Registry<'a> {
         }
     }
 
-    async fn within(&self, url: &str, get: Get<'_>) -> Result<Reply, Failed> {
-        let late = || Failed::of(format!("Get {url:?}: context deadline exceeded"));
+    async fn within(&self, url: &str, get: Get<'_>) -> Result<Reply, Error> {
+        let late = || Error::Late(url.to_owned());
         if Instant::now() >= self.until {
             return Err(late());
         }
         match timeout_at(self.until, get.send()).await {
             Err(_) => Err(late()),
             Ok(Ok(reply)) => Ok(reply),
-            Ok(Err(error)) => Err(Failed {
-                why: format!("Get {url:?}: {}", chain(&error)),
-                again: error.is_temporary(),
-                plain: matches!(&error, fetch::Error::Tls { .. }) && error.is_plain_answer(),
-            }),
+            Ok(Err(source)) => Err(Error::Get { url: url.to_owned(), source }),
         }
     }
 }
@@ -348,32 +334,17 @@ struct Answer {
     access_token: String,
 }
 
-struct Failed {
-    why: String,
-    /// May be different the next time.
-    again: bool,
-    /// The other side answered a TLS greeting with something else.
-    plain: bool,
-}
-
-impl Failed {
-    fn of(why: String) -> Self {
-        Self { why, again: false, plain: false }
-    }
-}
-
 /// The challenges of a refusal, once all of them are safe to follow.
-fn challenges(headers: &HeaderMap) -> Result<Vec<Challenge>, String> {
+fn challenges(headers: &HeaderMap) -> Result<Vec<Challenge>, UnsafeRealm> {
     let values = headers.get_all(header::WWW_AUTHENTICATE);
     let texts: Vec<_> = values.iter().map(|v| String::from_utf8_lossy(v.as_bytes()).into_owned()).collect();
     texts.iter().try_for_each(|text| refuse_unsafe(text))?;
     Ok(texts.iter().filter_map(|text| Challenge::parse(text)).collect())
 }
 
-fn authorization(scheme: &str, value: &Zeroizing<String>) -> Result<HeaderValue, String> {
+fn authorization(scheme: &str, value: &Zeroizing<String>) -> Result<HeaderValue, Error> {
     let text = Zeroizing::new(format!("{scheme} {}", **value));
-    let mut value = HeaderValue::from_str(&text)
-        .map_err(|_| "the credentials hold characters that HTTP does not allow".to_owned())?;
+    let mut value = HeaderValue::from_str(&text).map_err(|_| Error::Credentials)?;
     value.set_sensitive(true);
     Ok(value)
 }
@@ -398,7 +369,7 @@ async fn of_machine(web: &Web, keys: &[String]) -> Credentials {
     let files = web.config().credentials.clone();
     let read = move || {
         let file = files.into_iter().find(|file| file.is_file())?;
-        let text = std::fs::read_to_string(&file).map(Zeroizing::new).map_err(|e| e.to_string());
+        let text = std::fs::read_to_string(&file).map(Zeroizing::new);
         Some((file, text))
     };
     let (file, text) = match FILES.within(READ, read).await {
@@ -409,10 +380,15 @@ async fn of_machine(web: &Web, keys: &[String]) -> Credentials {
             return Credentials::default();
         }
     };
-    text.and_then(|text| credentials::find(&text, keys)).unwrap_or_else(|why| {
+    let unusable = |why: &dyn std::error::Error| {
         tracing::warn!(target: "wasm", "registry credentials in {} cannot be used: {why}", file.display());
         Credentials::default()
-    })
+    };
+    match text.map(|text| credentials::find(&text, keys)) {
+        Ok(Ok(found)) => found,
+        Ok(Err(error)) => unusable(&error),
+        Err(error) => unusable(&error),
+    }
 }
 
 #[cfg(test)]
@@ -438,7 +414,7 @@ mod tests {
         Web::new(config, Arc::new(rustls::crypto::aws_lc_rs::default_provider()))
     }
 
-    async fn token(secret: &str, realm: &str) -> Result<String, String> {
+    async fn token(secret: &str, realm: &str) -> Result<String, Error> {
         let (web, reference) = (web(), Reference::parse("r.io/team/plug").unwrap());
         let secret = Secret::Given(secret.to_owned().into());
         let until = Instant::now() + Duration::from_secs(20);
@@ -522,6 +498,7 @@ mod tests {
         .await;
         for (path, said) in [("empty", "no token"), ("text", "not the JSON"), ("else", "403")] {
             let error = token("{}", &format!("http://{}/{path}", server.addr)).await.unwrap_err();
+            let error = error.to_string();
             assert!(error.contains(said) && !error.contains("s3cret"), "{error}");
         }
     }

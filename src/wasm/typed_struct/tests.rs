@@ -23,7 +23,7 @@ fn object(json: &JsonValue) -> Struct {
     Struct { fields: json.as_object().unwrap().iter().map(|(k, v)| (k.clone(), value(v))).collect() }
 }
 
-fn convert(json: &JsonValue) -> Result<Wasm, String> {
+fn convert(json: &JsonValue) -> Result<Wasm, Error> {
     let inner = Inner { type_url: String::new(), value: Some(object(json)) };
     inner.wasm().map(|bytes| Wasm::decode(bytes).expect("what is made can be read"))
 }
@@ -119,12 +119,12 @@ fn what_does_not_fit_is_refused_by_name_and_never_repeated() {
             "unknown field",
         ),
     ] {
-        let error = convert(&json!({"config": inner})).unwrap_err();
+        let error = convert(&json!({"config": inner})).unwrap_err().to_string();
         assert!(error.contains(said), "{error}, not {said}");
         assert!(!error.contains("s3cret"), "{error}");
     }
     let none = Inner { type_url: String::new(), value: None };
-    assert!(none.wasm().unwrap_err().contains("no value"));
+    assert!(none.wasm().unwrap_err().to_string().contains("no value"));
 }
 
 #[test]
