@@ -180,8 +180,6 @@ impl TokenSource for Brought {
     }
 }
 
-const TASK: &str = "caller's secrets";
-
 /// Secrets of one stream; its end is the manager's.
 struct OfCaller {
     handle: secrets::Handle,
@@ -231,7 +229,9 @@ impl SecretSource for OfCaller {
             let begun = manager.lock().unwrap_or_else(PoisonError::into_inner).take();
             if let Some(manager) = begun {
                 // For one stream: a defect ends that one.
-                group.spawn(TASK, async move { caught(TASK, manager.run(stop)).await.unwrap_or(Ok(())) });
+                group.spawn("caller's secrets", async move {
+                    caught("caller", manager.run(stop)).await.unwrap_or(Ok(()))
+                });
             }
             let fetched = handle.fetch(name).await;
             drop(permit);

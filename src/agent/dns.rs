@@ -49,7 +49,7 @@ impl Tap for NameTables {
     }
 
     fn apply(&self, body: Bytes) -> Result<(), String> {
-        let table = Table::decode(body.clone(), &self.scope)?;
+        let table = Table::decode(body.clone(), &self.scope).map_err(|e| e.to_string())?;
         if handover::is_on() {
             // A copy of its own: the message it came in is larger.
             let copy = Bytes::copy_from_slice(&body);

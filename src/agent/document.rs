@@ -75,7 +75,7 @@ impl status::Agent for Face {
 
     fn name_table(&self) -> Option<Result<String, String>> {
         let table = self.names.as_ref()?.borrow().clone()?;
-        Some(table.json())
+        Some(table.json().map_err(|e| e.to_string()))
     }
 
     fn degraded(&self) -> Vec<String> {

@@ -11,6 +11,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::net::IpAddr;
 
 use bytes::Bytes;
+use prost::DecodeError;
 use rand::seq::SliceRandom;
 use serde_json::{Map, Value, json};
 
@@ -77,7 +78,7 @@ impl Table {
     ///
     /// # Errors
     /// When the bytes are no such message; the text says where.
-    pub(crate) fn decode(body: Bytes, scope: &Scope) -> Result<Self, String> {
+    pub(crate) fn decode(body: Bytes, scope: &Scope) -> Result<Self, DecodeError> {
         let source = Source { body, scope: scope.clone() };
         Ok(Self { index: Index::of(&source)?, source })
     }
@@ -131,7 +132,7 @@ impl Table {
     ///
     /// # Errors
     /// Never in practice: the message was read once already.
-    pub(crate) fn json(&self) -> Result<String, String> {
+    pub(crate) fn json(&self) -> Result<String, DecodeError> {
         let table = self.source.whole()?;
         let mut out: BTreeMap<String, Value> = BTreeMap::new();
         let mut added = HashSet::new();

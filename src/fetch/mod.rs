@@ -39,6 +39,7 @@ pub(crate) use exchange::{Exchange, Kept};
 pub(crate) use gunzip::Gunzip;
 pub(crate) use tls::{Tls, Trust};
 
+use crate::net::proxy;
 use url::{Bad, Url};
 
 /// The largest piece of a body handed on at once.
@@ -66,7 +67,7 @@ pub(crate) enum Error {
         source: std::io::Error,
     },
     #[error("cannot go through the proxy: {0}")]
-    Proxy(String),
+    Proxy(#[source] proxy::Error),
     #[error("https is not spoken here")]
     NoTls,
     #[error("HTTP exchange failed")]

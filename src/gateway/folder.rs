@@ -98,7 +98,7 @@ fn settle(secrets: &Secrets, folder: &Path, name: &str, wanted: &[&str], own: us
                 }
             }
             Ok(None) => {}
-            Err(error) => why = Some(error),
+            Err(error) => why = Some(error.to_string()),
         }
     }
     let why = why.unwrap_or_else(|| {

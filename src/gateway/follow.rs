@@ -7,8 +7,8 @@ use futures_util::future::OptionFuture;
 use futures_util::stream::FuturesUnordered;
 use tokio::sync::mpsc;
 
-use super::kube::{Api, Held};
-use super::read::{CACERT, is_ours, resource, secrets_of};
+use super::kube::{self, Api, Held};
+use super::read::{BadSecret, CACERT, is_ours, resource, secrets_of};
 use super::{LOOK, Secrets};
 use crate::secrets::Secret;
 use crate::secrets::slot::Slot;
@@ -20,9 +20,9 @@ enum Usable {
     /// It is not there, or has nothing of the kind.
     Absent,
     /// It is there and cannot be served.
-    Bad(String),
+    Bad(BadSecret),
     /// It cannot be asked for at the moment.
-    Failed(String),
+    Failed(kube::Error),
     /// It can be served.
     Good(Secret),
 }
@@ -107,7 +107,8 @@ fn settle(secrets: &Secrets, name: &str, wanted: &[&str], own: usize, states: &[
         return secrets.note(name, None);
     }
     let bad = owns.iter().find_map(|state| match state {
-        Usable::Bad(why) | Usable::Failed(why) => Some(why.clone()),
+        Usable::Bad(why) => Some(why.to_string()),
+        Usable::Failed(why) => Some(why.to_string()),
         _ => None,
     });
     if bad.is_none() && owns.iter().any(|state| matches!(state, Usable::Unknown)) {

@@ -4,6 +4,7 @@
 //! with a list. The token is read for each request, as the kubelet rotates it; the CA's file likewise.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,7 +23,7 @@ use zeroize::{Zeroize, Zeroizing};
 use crate::base::backoff::{Backoff, Jitter, Policy};
 use crate::base::error::chain;
 use crate::base::lane::Lane;
-use crate::fetch::{Dialer, Get, Reply, Tls};
+use crate::fetch::{self, Dialer, Get, Reply, Tls};
 
 static FILES: Lane = Lane::new("the service account's files", 2);
 /// How long they may take to be read.
@@ -60,12 +61,57 @@ impl std::fmt::Debug for Api {
     }
 }
 
+/// Why the API server cannot be asked. A secret's content is in none.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Error {
+    /// The version that was asked for is known no more.
+    #[error("410")]
+    Gone,
+    #[error(
+        "not allowed to {verb} secrets in namespace {namespace}: give the gateway's service account a Role with the \
+         verbs get, list and watch on secrets there"
+    )]
+    Forbidden { verb: &'static str, namespace: String },
+    #[error("API server {base}: {why}")]
+    Broken { base: String, why: Why },
+}
+
+/// What is wrong between the server and the agent.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Why {
+    #[error("{}", chain(.0))]
+    Fetch(#[source] fetch::Error),
+    #[error("{0}")]
+    Disk(io::Error),
+    // What the library says may repeat a part of it.
+    #[error("its list cannot be read")]
+    List,
+    #[error("an event cannot be read")]
+    Event,
+    #[error("an event is longer than 4 MiB")]
+    Long,
+    #[error("no answer within 30 s")]
+    Silent,
+    #[error("the watch ended with code {0}")]
+    Watch(u16),
+    #[error("cannot read its CA {}: {source}", path.display())]
+    Ca { path: PathBuf, source: io::Error },
+    #[error("cannot read the token {}: {source}", path.display())]
+    Token { path: PathBuf, source: io::Error },
+    #[error("the token is no token")]
+    NoToken,
+    #[error("it refuses the service account's token (401); it is read again for the next try")]
+    Unauthorized,
+    #[error("HTTP status {0}")]
+    Status(u16),
+}
+
 /// What is known of a secret.
 pub(super) enum Held {
     /// It does not exist.
     Absent,
     /// It cannot be asked for.
-    Failed(String),
+    Failed(Error),
     /// Its fields.
     Secret(Object),
 }
@@ -187,18 +233,16 @@ impl Api {
         }
     }
 
-    async fn list(&self, secret: &str) -> Result<(Held, String), String> {
+    async fn list(&self, secret: &str) -> Result<(Held, String), Error> {
         let whole = async {
             let mut reply = self.ask(secret, "list", "").await?;
-            let body = Zeroizing::new(reply.bytes(LONGEST).await.map_err(|e| self.broken(&chain(&e)))?);
-            // What the library says may repeat a part of it.
-            let list: List =
-                serde_json::from_slice(&body).map_err(|_| self.broken("its list cannot be read"))?;
+            let body = Zeroizing::new(reply.bytes(LONGEST).await.map_err(|e| self.broken(Why::Fetch(e)))?);
+            let list: List = serde_json::from_slice(&body).map_err(|_| self.broken(Why::List))?;
             let List { metadata, items } = list;
             let found = items.into_iter().find(|item| item.metadata.name == secret);
             Ok((found.map_or(Held::Absent, Held::Secret), metadata.resource_version))
         };
-        timeout(TIME, whole).await.unwrap_or_else(|_| Err(self.broken("no answer within 30 s")))
+        timeout(TIME, whole).await.unwrap_or_else(|_| Err(self.broken(Why::Silent)))
     }
 
     async fn follow(
@@ -207,16 +251,16 @@ impl Api {
         from: &mut String,
         at: usize,
         tell: &mpsc::Sender<(usize, Held)>,
-    ) -> Result<Ended, String> {
+    ) -> Result<Ended, Error> {
         let query = format!(
             "&watch=true&allowWatchBookmarks=true&timeoutSeconds={}&resourceVersion={from}",
             WATCH.as_secs()
         );
         let asked = timeout(TIME, self.ask(secret, "watch", &query)).await;
         let reply = match asked {
-            Ok(Err(why)) if why == GONE => return Ok(Ended::Stale),
+            Ok(Err(Error::Gone)) => return Ok(Ended::Stale),
             Ok(reply) => reply?,
-            Err(_) => return Err(self.broken("no answer within 30 s")),
+            Err(_) => return Err(self.broken(Why::Silent)),
         };
         // A break ends it as the server does: what was not whole comes again.
         let pieces = stream::unfold(reply, async |mut reply| {
@@ -234,7 +278,7 @@ impl Api {
         from: &mut String,
         at: usize,
         tell: &mpsc::Sender<(usize, Held)>,
-    ) -> Result<Ended, String> {
+    ) -> Result<Ended, Error> {
         let mut rest = Zeroizing::new(Vec::new());
         loop {
             let Ok(Some(piece)) = timeout(SILENCE, pieces.next()).await else { return Ok(Ended::Resume) };
@@ -244,12 +288,11 @@ impl Api {
                 if line.iter().all(u8::is_ascii_whitespace) {
                     continue;
                 }
-                let event: Event =
-                    serde_json::from_slice(&line).map_err(|_| self.broken("an event cannot be read"))?;
+                let event: Event = serde_json::from_slice(&line).map_err(|_| self.broken(Why::Event))?;
                 let held = match event.r#type.as_str() {
                     "ERROR" if event.object.code == 410 => return Ok(Ended::Stale),
                     "ERROR" => {
-                        return Err(self.broken(&format!("the watch ended with code {}", event.object.code)));
+                        return Err(self.broken(Why::Watch(event.object.code)));
                     }
                     "DELETED" => Some(Held::Absent),
                     "ADDED" | "MODIFIED" => None,
@@ -267,12 +310,12 @@ impl Api {
                 }
             }
             if rest.len() > LONGEST {
-                return Err(self.broken("an event is longer than 4 MiB"));
+                return Err(self.broken(Why::Long));
             }
         }
     }
 
-    async fn ask(&self, secret: &str, verb: &str, query: &str) -> Result<Reply, String> {
+    async fn ask(&self, secret: &str, verb: &'static str, query: &str) -> Result<Reply, Error> {
         let namespace = &self.namespace;
         let url = format!(
             "{}/api/v1/namespaces/{namespace}/secrets?fieldSelector=metadata.name%3D{secret}{query}",
@@ -280,12 +323,11 @@ impl Api {
         );
         let (ca, token) = (self.ca.clone(), self.token.clone());
         let read = move || (std::fs::read(ca), std::fs::read_to_string(token).map(Zeroizing::new));
-        let (ca, token) = FILES.within(READ, read).await.map_err(|e| self.broken(&e.to_string()))?;
-        let ca = ca.map_err(|e| self.broken(&format!("cannot read its CA {}: {e}", self.ca.display())))?;
-        let token = token
-            .map_err(|e| self.broken(&format!("cannot read the token {}: {e}", self.token.display())))?;
+        let (ca, token) = FILES.within(READ, read).await.map_err(|e| self.broken(Why::Disk(e)))?;
+        let ca = ca.map_err(|source| self.broken(Why::Ca { path: self.ca.clone(), source }))?;
+        let token = token.map_err(|source| self.broken(Why::Token { path: self.token.clone(), source }))?;
         let bearer = Zeroizing::new(format!("Bearer {}", token.trim()));
-        let mut bearer = HeaderValue::from_str(&bearer).map_err(|_| self.broken("the token is no token"))?;
+        let mut bearer = HeaderValue::from_str(&bearer).map_err(|_| self.broken(Why::NoToken))?;
         bearer.set_sensitive(true);
         let headers = HeaderMap::from_iter([
             (header::AUTHORIZATION, bearer),
@@ -293,28 +335,22 @@ impl Api {
         ]);
         let dialer =
             Dialer { tls: Some(Arc::new(Tls::with_roots(self.crypto.clone(), ca))), ..Dialer::default() };
-        let get = Get::new(&url).map_err(|e| self.broken(&e.to_string()))?.headers(headers);
+        let get = Get::new(&url).map_err(|e| self.broken(Why::Fetch(e)))?.headers(headers);
         let sent = get.dialer(&dialer).keep(None).follow(|_, _| false).send().await;
-        let reply = sent.map_err(|e| self.broken(&chain(&e)))?;
+        let reply = sent.map_err(|e| self.broken(Why::Fetch(e)))?;
         match reply.status() {
             StatusCode::OK => Ok(reply),
-            StatusCode::GONE => Err(GONE.to_owned()),
-            StatusCode::UNAUTHORIZED => Err(self
-                .broken("it refuses the service account's token (401); it is read again for the next try")),
-            StatusCode::FORBIDDEN => Err(format!(
-                "not allowed to {verb} secrets in namespace {namespace}: give the gateway's service account a Role with the verbs get, list and watch on secrets there"
-            )),
-            other => Err(self.broken(&format!("HTTP status {}", other.as_u16()))),
+            StatusCode::GONE => Err(Error::Gone),
+            StatusCode::UNAUTHORIZED => Err(self.broken(Why::Unauthorized)),
+            StatusCode::FORBIDDEN => Err(Error::Forbidden { verb, namespace: namespace.clone() }),
+            other => Err(self.broken(Why::Status(other.as_u16()))),
         }
     }
 
-    fn broken(&self, why: &str) -> String {
-        format!("API server {}: {why}", self.base)
+    fn broken(&self, why: Why) -> Error {
+        Error::Broken { base: self.base.clone(), why }
     }
 }
-
-/// The version that was asked for is known no more.
-const GONE: &str = "410";
 
 #[cfg(test)]
 mod tests {

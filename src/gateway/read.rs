@@ -24,30 +24,44 @@ pub(super) fn secrets_of(resource: &str) -> Vec<&str> {
     std::iter::once(resource).chain(base).collect()
 }
 
+/// What is wrong with a secret, without a word of its contents.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum BadSecret {
+    #[error("it has a field token, so it is a service account's and not served")]
+    Token,
+    #[error("it has neither cacert nor tls.crt")]
+    NoAnchors,
+    #[error("its trust anchors cannot be read: {0}")]
+    Anchors(#[source] cert::Error),
+    #[error("its field {0} is missing or empty")]
+    Missing(&'static str),
+    #[error("its pair cannot be served: {0}")]
+    Pair(#[source] cert::Error),
+}
+
 /// The resource in a secret of name `secret`; `None` when it has none of that kind.
 ///
 /// # Errors
-/// What is wrong with it, without a word of its contents.
-pub(super) fn resource(name: &str, secret: &str, field: Field<'_>) -> Result<Option<Secret>, String> {
+/// When it cannot be served.
+pub(super) fn resource(name: &str, secret: &str, field: Field<'_>) -> Result<Option<Secret>, BadSecret> {
     if field("token").is_some() {
-        return Err("it has a field token, so it is a service account's and not served".to_owned());
+        return Err(BadSecret::Token);
     }
     let some = |name: &str| field(name).filter(|value| !value.is_empty());
     if name.ends_with(CACERT) {
         let own = name == secret;
         let pem = some("cacert").or_else(|| some("ca.crt")).or_else(|| some("tls.crt").filter(|_| own));
         let Some(pem) = pem else {
-            return if own { Err("it has neither cacert nor tls.crt".to_owned()) } else { Ok(None) };
+            return if own { Err(BadSecret::NoAnchors) } else { Ok(None) };
         };
-        cert::parse_chain(&pem).map_err(|e| format!("its trust anchors cannot be read: {e}"))?;
+        cert::parse_chain(&pem).map_err(BadSecret::Anchors)?;
         return Ok(Some(Secret::Roots(Arc::new(Roots { pem: pem.to_vec() }))));
     }
     let (cert_field, key_field) =
         if some("cert").is_some() { ("cert", "key") } else { ("tls.crt", "tls.key") };
-    let missing = |name: &str| format!("its field {name} is missing or empty");
-    let chain = some(cert_field).ok_or_else(|| missing(cert_field))?;
-    let key = some(key_field).ok_or_else(|| missing(key_field))?;
-    cert::check_pair(&chain, &key).map_err(|e| format!("its pair cannot be served: {e}"))?;
+    let chain = some(cert_field).ok_or(BadSecret::Missing(cert_field))?;
+    let key = some(key_field).ok_or(BadSecret::Missing(key_field))?;
+    cert::check_pair(&chain, &key).map_err(BadSecret::Pair)?;
     Ok(Some(Secret::Identity(Arc::new(Identity { chain: chain.to_vec(), key }))))
 }
 
@@ -60,7 +74,7 @@ mod tests {
         (made.cert.pem().into_bytes(), made.signing_key.serialize_pem().into_bytes())
     }
 
-    fn read(name: &str, secret: &str, fields: &[(&str, &[u8])]) -> Result<Option<&'static str>, String> {
+    fn read(name: &str, secret: &str, fields: &[(&str, &[u8])]) -> Result<Option<&'static str>, BadSecret> {
         let field =
             |name: &str| fields.iter().find(|(n, _)| *n == name).map(|(_, v)| Zeroizing::new(v.to_vec()));
         resource(name, secret, &field).map(|found| {
@@ -75,13 +89,19 @@ mod tests {
     fn secrets_of_every_kind() {
         let ((cert, key), (_, other)) = (pair(), pair());
         let tls: &[(&str, &[u8])] = &[("tls.crt", &cert), ("tls.key", &key)];
-        assert_eq!(read("a", "a", tls), Ok(Some("pair")));
-        assert_eq!(read("a", "a", &[("cert", &cert), ("key", &key), ("tls.crt", b"x")]), Ok(Some("pair")));
-        assert_eq!(read("a", "a", &[("cert", b""), ("tls.crt", &cert), ("tls.key", &key)]), Ok(Some("pair")));
-        assert_eq!(read("a-cacert", "a-cacert", &[("cacert", &cert)]), Ok(Some("roots")));
-        assert_eq!(read("a-cacert", "a-cacert", tls), Ok(Some("roots")));
-        assert_eq!(read("a-cacert", "a", &[("cacert", &cert)]), Ok(Some("roots")));
-        assert_eq!(read("a-cacert", "a", tls), Ok(None), "a pair's certificate is no anchor");
+        assert_eq!(read("a", "a", tls).unwrap(), Some("pair"));
+        assert_eq!(
+            read("a", "a", &[("cert", &cert), ("key", &key), ("tls.crt", b"x")]).unwrap(),
+            Some("pair")
+        );
+        assert_eq!(
+            read("a", "a", &[("cert", b""), ("tls.crt", &cert), ("tls.key", &key)]).unwrap(),
+            Some("pair")
+        );
+        assert_eq!(read("a-cacert", "a-cacert", &[("cacert", &cert)]).unwrap(), Some("roots"));
+        assert_eq!(read("a-cacert", "a-cacert", tls).unwrap(), Some("roots"));
+        assert_eq!(read("a-cacert", "a", &[("cacert", &cert)]).unwrap(), Some("roots"));
+        assert_eq!(read("a-cacert", "a", tls).unwrap(), None, "a pair's certificate is no anchor");
         for (fields, why) in [
             (&[("tls.crt", &cert[..]), ("tls.key", &other)][..], "pair"),
             (&[("tls.crt", b"garbage"), ("tls.key", &key)], "pair"),
@@ -89,7 +109,7 @@ mod tests {
             (&[("cert", &cert), ("tls.key", &key)], "key"),
             (&[("tls.crt", &cert), ("tls.key", &key), ("token", b"t")], "token"),
         ] {
-            let error = read("a", "a", fields).unwrap_err();
+            let error = read("a", "a", fields).unwrap_err().to_string();
             assert!(error.contains(why) && !error.contains("BEGIN"), "{error}");
         }
         assert!(read("a-cacert", "a-cacert", &[("cacert", b"garbage")]).is_err());

@@ -201,7 +201,7 @@ impl<'a> Target<'a> {
         let (host, port) = name::split(address)
             .ok_or_else(|| bad("it has no port".to_owned(), "; write host:port, and brackets around IPv6"))?;
         let proxy = Proxy::for_target(inner.config.proxy.as_ref(), host, port)
-            .map_err(|reason| bad(reason, "; set NO_PROXY for istiod if it is reached directly"))?;
+            .map_err(|e| bad(e.to_string(), "; set NO_PROXY for istiod if it is reached directly"))?;
         let tls = match (&inner.config.transport, &inner.roots) {
             (Transport::Tls(tls), Some(reader)) => {
                 let name = name::server_name(address, tls.server_name.as_deref());
@@ -337,8 +337,8 @@ impl Inner {
         tune(&io, self.config.user_timeout);
         if let Some(proxy) = &target.proxy {
             progress.enter(Phase::Proxy);
-            proxy.tunnel(&mut io, target.address).await.map_err(|reason| {
-                fail(Phase::Proxy, reason, "; set NO_PROXY for istiod if it is reached directly")
+            proxy.tunnel(&mut io, target.address).await.map_err(|e| {
+                fail(Phase::Proxy, e.to_string(), "; set NO_PROXY for istiod if it is reached directly")
             })?;
         }
         let Some(tls) = &target.tls else {

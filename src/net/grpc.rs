@@ -57,8 +57,13 @@ pub(crate) fn readable(headers: &mut HeaderMap) {
     }
 }
 
+/// A binary value that cannot be read, in the words of Go's library.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("illegal base64 data at input byte {0}")]
+struct BadBase64(usize);
+
 // The first binary value that cannot be read.
-fn binary(headers: &HeaderMap) -> Result<(), (String, String)> {
+fn binary(headers: &HeaderMap) -> Result<(), (String, BadBase64)> {
     for (name, value) in headers.iter().filter(|(name, _)| name.as_str().ends_with("-bin")) {
         // Several values may stand in one field.
         for part in value.as_bytes().split(|b| *b == b',') {
@@ -68,12 +73,12 @@ fn binary(headers: &HeaderMap) -> Result<(), (String, String)> {
     Ok(())
 }
 
-fn decoded(value: &HeaderValue) -> Result<Vec<u8>, String> {
+fn decoded(value: &HeaderValue) -> Result<Vec<u8>, BadBase64> {
     decode_part(value.as_bytes())
 }
 
 // As Go's library: padded where the length allows it, else not.
-fn decode_part(part: &[u8]) -> Result<Vec<u8>, String> {
+fn decode_part(part: &[u8]) -> Result<Vec<u8>, BadBase64> {
     let part = part.trim_ascii();
     let engine = if part.len().is_multiple_of(4) { &STANDARD } else { &STANDARD_NO_PAD };
     engine.decode(part).map_err(|error| {
@@ -81,7 +86,7 @@ fn decode_part(part: &[u8]) -> Result<Vec<u8>, String> {
             base64::DecodeError::InvalidByte(at, _) | base64::DecodeError::InvalidLastSymbol(at, _) => at,
             _ => part.len(),
         };
-        format!("illegal base64 data at input byte {at}")
+        BadBase64(at)
     })
 }
 

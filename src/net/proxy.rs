@@ -3,6 +3,7 @@
 //! Why not the matcher of hyper-util: it follows curl's rules, which differ (ports in `NO_PROXY`,
 //! loopback always direct), and brings two crates for them.
 
+use std::io;
 use std::net::IpAddr;
 
 use base64::Engine;
@@ -27,6 +28,24 @@ pub(crate) fn split(address: &str) -> Option<(&str, &str)> {
     (!host.contains(['[', ']'])).then_some((host, port))
 }
 
+/// Why nobody goes through the proxy. Its URL is never repeated: it may hold a password.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Error {
+    #[error("the proxy (HTTPS_PROXY or HTTP_PROXY) has scheme {0:?}, only http:// proxies are supported")]
+    Scheme(String),
+    #[error("the proxy (HTTPS_PROXY or HTTP_PROXY) is not of the form http://host:port")]
+    Form,
+    #[error(transparent)]
+    Send(io::Error),
+    #[error("it closed during CONNECT: {0}")]
+    Closed(#[source] io::Error),
+    #[error("its answer to CONNECT has no end")]
+    Endless,
+    /// Its first line.
+    #[error("it answered CONNECT with {0:?}")]
+    Refused(String),
+}
+
 /// A proxy to go through.
 pub(crate) struct Proxy {
     /// Without brackets.
@@ -46,7 +65,7 @@ impl Proxy {
         settings: Option<&(String, String)>,
         host: &str,
         port: &str,
-    ) -> Result<Option<Self>, String> {
+    ) -> Result<Option<Self>, Error> {
         match settings {
             Some((url, no)) if !url.trim().is_empty() && !excluded(no, host, port) => {
                 Self::parse(url).map(Some)
@@ -55,15 +74,10 @@ impl Proxy {
         }
     }
 
-    fn parse(url: &str) -> Result<Self, String> {
-        // The URL may carry a password, so messages never repeat it.
+    fn parse(url: &str) -> Result<Self, Error> {
         let rest = match url.trim().split_once("://") {
             Some((scheme, rest)) if scheme.eq_ignore_ascii_case("http") => rest,
-            Some((scheme, _)) => {
-                return Err(format!(
-                    "the proxy (HTTPS_PROXY or HTTP_PROXY) has scheme {scheme:?}, only http:// proxies are supported"
-                ));
-            }
+            Some((scheme, _)) => return Err(Error::Scheme(scheme.to_owned())),
             None => url.trim(),
         };
         let rest = rest.split(['/', '?', '#']).next().unwrap_or_default();
@@ -79,9 +93,7 @@ impl Proxy {
             (None, None) => ("", ""),
         };
         if host.is_empty() || port.parse::<u16>().is_err() {
-            return Err(
-                "the proxy (HTTPS_PROXY or HTTP_PROXY) is not of the form http://host:port".to_owned()
-            );
+            return Err(Error::Form);
         }
         let authorization = user.map(|user| {
             let (name, password) = user.split_once(':').unwrap_or((user, ""));
@@ -103,7 +115,7 @@ impl Proxy {
     ///
     /// # Errors
     /// What the proxy says against it, or how the connection ended.
-    pub(crate) async fn tunnel(&self, io: &mut TcpStream, target: &str) -> Result<(), String> {
+    pub(crate) async fn tunnel(&self, io: &mut TcpStream, target: &str) -> Result<(), Error> {
         let mut request =
             format!("CONNECT {target} HTTP/1.1\r\nHost: {target}\r\nUser-Agent: pilot-agent\r\n");
         if let Some(authorization) = &self.authorization {
@@ -112,21 +124,21 @@ impl Proxy {
             request.push_str("\r\n");
         }
         request.push_str("\r\n");
-        io.write_all(request.as_bytes()).await.map_err(|e| e.to_string())?;
+        io.write_all(request.as_bytes()).await.map_err(Error::Send)?;
         let mut answer = Vec::with_capacity(128);
         while !answer.ends_with(b"\r\n\r\n") {
             if answer.len() == MAX_ANSWER {
-                return Err("its answer to CONNECT has no end".to_owned());
+                return Err(Error::Endless);
             }
             // Byte by byte: a server may speak first through the tunnel, and those bytes are not ours.
-            answer.push(io.read_u8().await.map_err(|e| format!("it closed during CONNECT: {e}"))?);
+            answer.push(io.read_u8().await.map_err(Error::Closed)?);
         }
         let line = String::from_utf8_lossy(&answer);
         let line = line.lines().next().unwrap_or_default().to_owned();
         let mut words = line.split(' ');
         match (words.next(), words.next()) {
             (Some(version), Some("200")) if version.starts_with("HTTP/1.") => Ok(()),
-            _ => Err(format!("it answered CONNECT with {line:?}")),
+            _ => Err(Error::Refused(line)),
         }
     }
 }
@@ -230,7 +242,7 @@ mod tests {
         assert_eq!(Proxy::parse("proxy.lan").unwrap().port, "80");
         assert_eq!(Proxy::parse("http://[fd00::1]").unwrap().host, "fd00::1");
         for bad in ["https://u:secret@p:1", "http://u:secret@", "http://u:secret@p:x"] {
-            let error = Proxy::parse(bad).err().unwrap();
+            let error = Proxy::parse(bad).err().unwrap().to_string();
             assert!(!error.contains("secret"), "{error}");
         }
     }

@@ -25,7 +25,7 @@ use crate::base::disk::{Looks, Watching};
 use crate::base::files::Watcher;
 use read::{Read, read};
 
-pub(super) use read::{Loaded, Source, bytes};
+pub(super) use read::{Loaded, Source, Unreadable, bytes};
 
 /// How long an unreadable file is read again before that is reported; the Go agent's bound.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
@@ -94,7 +94,7 @@ struct Entry {
 /// What a look brings.
 #[derive(Debug)]
 struct Found {
-    read: Result<Read, String>,
+    read: Result<Read, Unreadable>,
     /// Whether there is anything to be read at all.
     usable: bool,
 }
@@ -379,7 +379,7 @@ impl Store {
         } else {
             None
         };
-        let silent = || Found { read: Err("its file system does not answer".to_owned()), usable: true };
+        let silent = || Found { read: Err(Unreadable::Silent), usable: true };
         let Found { read, usable } = found.unwrap_or_else(silent);
         let reason = match read {
             Ok(Read::Same) => {
@@ -400,7 +400,7 @@ impl Store {
                 entry.unfinished = Some(hash);
                 "the file ends in the middle of a certificate".to_owned()
             }
-            Err(reason) => reason,
+            Err(error) => error.to_string(),
         };
         let retry = self.retry;
         let trouble = entry.trouble.get_or_insert_with(|| Trouble {

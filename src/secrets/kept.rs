@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use super::Identity;
+use super::persist::Unfit;
 use super::request::Issued;
 use crate::tls::cert;
 
@@ -30,13 +31,13 @@ impl Kept {
     ///
     /// # Errors
     /// Why it is of no use.
-    pub(super) fn issued(&self, now: SystemTime) -> Result<Issued, String> {
-        cert::check_pair(&self.identity.chain, &self.identity.key).map_err(|e| e.to_string())?;
-        let leaf = cert::parse_chain(&self.identity.chain).map_err(|e| e.to_string())?.swap_remove(0);
+    pub(super) fn issued(&self, now: SystemTime) -> Result<Issued, Unfit> {
+        cert::check_pair(&self.identity.chain, &self.identity.key)?;
+        let leaf = cert::parse_chain(&self.identity.chain)?.swap_remove(0);
         if leaf.not_after <= now {
-            return Err("it has expired".to_owned());
+            return Err(Unfit::Expired);
         }
-        cert::parse_chain(self.root.as_bytes()).map_err(|e| format!("its root: {e}"))?;
+        cert::parse_chain(self.root.as_bytes()).map_err(Unfit::Root)?;
         Ok(Issued {
             identity: self.identity.clone(),
             root: self.root.clone(),

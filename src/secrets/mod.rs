@@ -47,6 +47,7 @@ pub(crate) use kept::Kept;
 pub(crate) use manager::{Handle, Manager};
 pub use name::ResourceName;
 pub(crate) use near::{Action as NearExpiryAction, Config as NearExpiry};
+pub(crate) use request::BadAnswer;
 pub use request::FirstKey;
 pub(crate) use seal::Seal;
 pub(crate) use slot::{Change, Updates};
@@ -152,7 +153,7 @@ pub(crate) enum Error {
     Ca(#[source] crate::ca::Error),
     /// The CA signed something that cannot be served.
     #[error("failed to generate workload certificate: the CA's answer is refused: {0}")]
-    Refused(String),
+    Refused(BadAnswer),
     /// The CA call outlived the manager's own bound.
     #[error("failed to generate workload certificate: no end of the CA call within {0:?}")]
     Hung(Duration),

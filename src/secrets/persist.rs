@@ -6,6 +6,7 @@
 //! asked for another one as soon as it answers. With `IDENTITY_PERSIST_KEY` the key lies there sealed ([`super::seal`]),
 //! and one that is not is neither used nor left.
 
+use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -13,7 +14,7 @@ use std::time::{Duration, SystemTime};
 
 use zeroize::Zeroizing;
 
-use super::files::bytes;
+use super::files::{Unreadable, bytes};
 use super::request::Issued;
 use super::seal::Seal;
 use super::{Identity, output};
@@ -31,37 +32,58 @@ pub(crate) struct Config {
     pub seal: Option<Seal>,
 }
 
+/// Why what lies there is not used.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Unfit {
+    #[error(transparent)]
+    Folder(io::Error),
+    #[error("{}: others than its owner may use it", .0.display())]
+    Open(PathBuf),
+    #[error("{}: {why}", path.display())]
+    Sealed { path: PathBuf, why: String },
+    #[error(transparent)]
+    File(#[from] Unreadable),
+    #[error(transparent)]
+    Certificate(#[from] cert::Error),
+    #[error("its certificate is for {found}, and this workload is {wanted}")]
+    Identity { found: String, wanted: String },
+    #[error("its certificate is not valid now")]
+    Dates,
+    #[error("it has expired")]
+    Expired,
+    #[error("its root is no text")]
+    RootText(#[from] std::string::FromUtf8Error),
+    #[error("its root: {0}")]
+    Root(#[source] cert::Error),
+}
+
 /// What lies in the folder; `Ok(None)`: nothing.
 ///
 /// # Errors
 /// Why it is not used.
-pub(super) fn load(config: &Config, identity: &str, now: SystemTime) -> Result<Option<Issued>, String> {
+pub(super) fn load(config: &Config, identity: &str, now: SystemTime) -> Result<Option<Issued>, Unfit> {
     let at = |name: &str| config.folder.join(name);
     let key_path = at(output::key_name(config.seal.as_ref()));
     let Ok(meta) = std::fs::symlink_metadata(&key_path) else { return Ok(None) };
     if meta.permissions().mode() & OTHERS != 0 {
-        return Err(format!("{}: others than its owner may use it", key_path.display()));
+        return Err(Unfit::Open(key_path));
     }
     let key = Zeroizing::new(bytes(&key_path)?);
     let key = match &config.seal {
-        Some(seal) => seal.open(&key).map_err(|why| format!("{}: {why}", key_path.display()))?,
+        Some(seal) => seal.open(&key).map_err(|why| Unfit::Sealed { path: key_path, why })?,
         None => key,
     };
     let chain = bytes(&at("cert-chain.pem"))?;
-    cert::check_pair(&chain, &key).map_err(|e| e.to_string())?;
-    let leaf = cert::parse_chain(&chain).map_err(|e| e.to_string())?.swap_remove(0);
+    cert::check_pair(&chain, &key)?;
+    let leaf = cert::parse_chain(&chain)?.swap_remove(0);
     if !leaf.uris.iter().any(|uri| uri == identity) {
-        return Err(format!(
-            "its certificate is for {}, and this workload is {identity}",
-            leaf.uris.join(", ")
-        ));
+        return Err(Unfit::Identity { found: leaf.uris.join(", "), wanted: identity.to_owned() });
     }
     if leaf.not_after <= now || leaf.not_before > now {
-        return Err("its certificate is not valid now".to_owned());
+        return Err(Unfit::Dates);
     }
-    let root =
-        String::from_utf8(bytes(&at("root-cert.pem"))?).map_err(|_| "its root is no text".to_owned())?;
-    cert::parse_chain(root.as_bytes()).map_err(|e| format!("its root: {e}"))?;
+    let root = String::from_utf8(bytes(&at("root-cert.pem"))?)?;
+    cert::parse_chain(root.as_bytes()).map_err(Unfit::Root)?;
     let created = leaf.not_before;
     let identity = Arc::new(Identity { chain, key });
     Ok(Some(Issued { identity, root, created, leaf, took: Duration::ZERO }))

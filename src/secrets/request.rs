@@ -153,6 +153,30 @@ pub(super) struct Answer {
     pub(super) leaf: Cert,
 }
 
+/// Why a CA's answer is of no use.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum BadAnswer {
+    #[error("entry {number} of {count}: {source}")]
+    Entry { number: usize, count: usize, source: cert::Error },
+    #[error("it holds no certificate")]
+    Empty,
+    #[error("its trust bundle: {0}")]
+    Bundle(#[source] cert::Error),
+    #[error("it holds no root: at least a leaf and a root are needed")]
+    NoRoot,
+    #[error("its chain is out of order: our certificate is number {0}, not the first")]
+    LeafLater(usize),
+    #[error("its first certificate is not for the key in our request")]
+    OtherKey,
+    #[error("its chain is out of order: certificate {0} is not followed by its issuer")]
+    Order(usize),
+    #[error(
+        "its certificate has expired already, {} ago by this machine's clock: check both clocks",
+        super::rotation::span(*.0)
+    )]
+    Expired(Duration),
+}
+
 /// Reads a CA's answer, and refuses what Envoy or a peer would refuse: garbage, a certificate for
 /// another key, an order that does not lead from the leaf upwards, an expired certificate, no root.
 ///
@@ -163,7 +187,7 @@ pub(super) fn read_answer(
     bundle: &[String],
     spki: &[u8],
     now: SystemTime,
-) -> Result<Answer, String> {
+) -> Result<Answer, BadAnswer> {
     let mut chain = String::with_capacity(entries.iter().map(|e| e.len() + 1).sum());
     let mut certs = Vec::new();
     for (index, entry) in entries.iter().enumerate() {
@@ -172,37 +196,35 @@ pub(super) fn read_answer(
         if entry.trim().is_empty() {
             continue;
         }
-        let read = cert::parse_chain(entry.as_bytes())
-            .map_err(|e| format!("entry {} of {}: {e}", index + 1, entries.len()))?;
+        let read = cert::parse_chain(entry.as_bytes()).map_err(|source| BadAnswer::Entry {
+            number: index + 1,
+            count: entries.len(),
+            source,
+        })?;
         certs.extend(read);
     }
-    let Some(leaf) = certs.first().cloned() else { return Err("it holds no certificate".to_owned()) };
+    let Some(leaf) = certs.first().cloned() else { return Err(BadAnswer::Empty) };
     let root = if bundle.iter().any(|b| !b.trim().is_empty()) {
         let mut joined = String::new();
         bundle.iter().for_each(|b| append(&mut joined, b));
-        cert::parse_chain(joined.as_bytes()).map_err(|e| format!("its trust bundle: {e}"))?;
+        cert::parse_chain(joined.as_bytes()).map_err(BadAnswer::Bundle)?;
         joined
     } else {
         match entries.last() {
             Some(last) if entries.len() > 1 && !last.trim().is_empty() => last.clone(),
-            _ => return Err("it holds no root: at least a leaf and a root are needed".to_owned()),
+            _ => return Err(BadAnswer::NoRoot),
         }
     };
     if leaf.spki != spki {
         return Err(match certs.iter().position(|c| c.spki == spki) {
-            Some(at) => {
-                format!("its chain is out of order: our certificate is number {}, not the first", at + 1)
-            }
-            None => "its first certificate is not for the key in our request".to_owned(),
+            Some(at) => BadAnswer::LeafLater(at + 1),
+            None => BadAnswer::OtherKey,
         });
     }
     order(&certs)?;
     if leaf.not_after <= now {
         let since = now.duration_since(leaf.not_after).unwrap_or_default();
-        return Err(format!(
-            "its certificate has expired already, {} ago by this machine's clock: check both clocks",
-            super::rotation::span(since)
-        ));
+        return Err(BadAnswer::Expired(since));
     }
     Ok(Answer { chain, root, leaf })
 }
@@ -217,7 +239,7 @@ fn append(to: &mut String, entry: &str) {
 
 /// Each certificate from the leaf upwards is followed by its issuer, as far as the issuer is there at
 /// all. A chain whose root is elsewhere is left to the peers to judge.
-fn order(certs: &[Cert]) -> Result<(), String> {
+fn order(certs: &[Cert]) -> Result<(), BadAnswer> {
     for (at, cert) in certs.iter().enumerate() {
         if cert.subject == cert.issuer {
             return Ok(());
@@ -225,10 +247,7 @@ fn order(certs: &[Cert]) -> Result<(), String> {
         match certs.get(at + 1) {
             Some(next) if next.subject == cert.issuer => {}
             _ if certs.iter().any(|c| c.subject == cert.issuer) => {
-                return Err(format!(
-                    "its chain is out of order: certificate {} is not followed by its issuer",
-                    at + 1
-                ));
+                return Err(BadAnswer::Order(at + 1));
             }
             _ => return Ok(()),
         }

@@ -36,7 +36,7 @@ impl Seal {
         if meta.permissions().mode() & OTHERS != 0 {
             return Err(said("others than its owner may use it"));
         }
-        let secret = Zeroizing::new(bytes(&self.file).map_err(|e| said(&e))?);
+        let secret = Zeroizing::new(bytes(&self.file).map_err(|e| said(&e.to_string()))?);
         if secret.len() < LEAST {
             return Err(said(&format!("it has {} bytes, and {LEAST} are the least", secret.len())));
         }

@@ -124,10 +124,10 @@ async fn a_panic_in_a_stream_of_secrets_ends_that_one() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_panic_in_the_secrets_of_a_caller_ends_that_one() {
     let mock = MockIstiod::start().await;
-    let mut agent = builder(&mock, "caller's secrets")
+    let mut agent = builder(&mock, "caller")
         .example("callers.env")
         .env("WORKLOAD_SDS", "./node.sock")
-        .env("AGENT_TEST_PANIC", "caller's secrets")
+        .env("AGENT_TEST_PANIC", "caller")
         .start();
     agent.wait_ready().await;
     let client = agent.client("node.sock").await;
@@ -139,7 +139,7 @@ async fn a_panic_in_the_secrets_of_a_caller_ends_that_one() {
     let mut stream = client.stream_secrets();
     stream.send(&secret_request("default"));
     stream.next().await.unwrap();
-    panics(&agent, "caller's secrets").await;
+    panics(&agent, "caller").await;
     agent.stop().await;
 }
 

@@ -4,6 +4,7 @@ use std::hash::{BuildHasher, RandomState};
 
 use hashbrown::HashTable;
 use hashbrown::hash_table::Entry;
+use prost::DecodeError;
 
 use super::message::{Host, Source};
 
@@ -26,7 +27,7 @@ impl Index {
     ///
     /// # Errors
     /// Where the bytes are no such message.
-    pub(super) fn of(source: &Source) -> Result<Self, String> {
+    pub(super) fn of(source: &Source) -> Result<Self, DecodeError> {
         let hasher = RandomState::new();
         let mut hosts = HashTable::new();
         let mut count = 0;

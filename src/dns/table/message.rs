@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use bytes::Bytes;
-use prost::Message;
 use prost::encoding::{DecodeContext, WireType, decode_key, skip_field};
+use prost::{DecodeError, Message};
 
 use super::Scope;
 
@@ -79,17 +79,17 @@ impl Source {
     ///
     /// # Errors
     /// Where the bytes are no such message.
-    pub(super) fn each(&self, mut visit: impl FnMut(u32, &Host)) -> Result<(), String> {
+    pub(super) fn each(&self, mut visit: impl FnMut(u32, &Host)) -> Result<(), DecodeError> {
         let mut rest: &[u8] = &self.body;
-        let error = |e: prost::DecodeError| e.to_string();
         while !rest.is_empty() {
-            let (tag, wire) = decode_key(&mut rest).map_err(error)?;
+            let (tag, wire) = decode_key(&mut rest)?;
             if tag != 1 || wire != WireType::LengthDelimited {
-                skip_field(wire, tag, &mut rest, DecodeContext::default()).map_err(error)?;
+                skip_field(wire, tag, &mut rest, DecodeContext::default())?;
                 continue;
             }
-            let at = u32::try_from(self.body.len() - rest.len()).map_err(|e| e.to_string())?;
-            visit(at, &Host::decode_length_delimited(&mut rest).map_err(error)?);
+            // A table of 4 GiB is none that istiod sends.
+            let Ok(at) = u32::try_from(self.body.len() - rest.len()) else { return Ok(()) };
+            visit(at, &Host::decode_length_delimited(&mut rest)?);
         }
         Ok(())
     }
@@ -103,7 +103,7 @@ impl Source {
     ///
     /// # Errors
     /// Where the bytes are no such message.
-    pub(super) fn whole(&self) -> Result<BTreeMap<String, NameInfo>, String> {
-        Ok(NameTable::decode(self.body.clone()).map_err(|e| e.to_string())?.table)
+    pub(super) fn whole(&self) -> Result<BTreeMap<String, NameInfo>, DecodeError> {
+        Ok(NameTable::decode(self.body.clone())?.table)
     }
 }

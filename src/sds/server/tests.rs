@@ -40,7 +40,9 @@ impl Fake {
 impl SecretSource for Fake {
     fn fetch(&self, name: ResourceName) -> BoxFuture<'static, Result<Fetched, Arc<Error>>> {
         let fetched = self.source(&name.to_string()).fetched();
-        Box::pin(async move { fetched.ok_or_else(|| Arc::new(Error::Refused("nothing".to_owned()))) })
+        let failed = |reason: &str| Error::File { name: name.to_string(), reason: reason.to_owned() };
+        let fetched = fetched.ok_or_else(|| Arc::new(failed("nothing")));
+        Box::pin(async move { fetched })
     }
 }
 
@@ -174,7 +176,10 @@ async fn failures_end_the_stream_with_the_reason() {
     let mut stream = world.stream().await;
     stream.send(request(&["default"], "")).await;
     stream.next().await.unwrap();
-    world.fake.source("default").fail(Error::Refused("no luck".to_owned()));
+    world
+        .fake
+        .source("default")
+        .fail(Error::File { name: "default".to_owned(), reason: "no luck".to_owned() });
     let status = stream.next().await.unwrap_err();
     assert!(status.message().contains("no luck"));
     let mut stream = world.stream().await;

@@ -6,7 +6,7 @@
 
 use std::fs::File;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::io::Read as _;
+use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -61,8 +61,28 @@ pub(super) enum Read {
     New { loaded: Loaded, hash: u64, whole: bool },
 }
 
+/// Why files cannot be served.
+#[derive(Debug, thiserror::Error)]
+pub(in crate::secrets) enum Unreadable {
+    #[error("{}: {source}", path.display())]
+    Io { path: PathBuf, source: io::Error },
+    /// A pipe, a device, a folder.
+    #[error("{}: not a regular file", .0.display())]
+    NoFile(PathBuf),
+    #[error("{}: longer than {MAX_BYTES} bytes", .0.display())]
+    TooLong(PathBuf),
+    #[error("{} with {}: {source}", cert.display(), key.display())]
+    Pair { cert: PathBuf, key: PathBuf, source: cert::Error },
+    #[error("{} changed while it was read", .0.display())]
+    Changed(PathBuf),
+    #[error("failed to parse root certs from file {}: {why}", path.display())]
+    Roots { path: PathBuf, why: String },
+    #[error("its file system does not answer")]
+    Silent,
+}
+
 /// Reads a source; `known` is the hash of what is loaded.
-pub(super) fn read(source: &Source, known: Option<u64>) -> Result<Read, String> {
+pub(super) fn read(source: &Source, known: Option<u64>) -> Result<Read, Unreadable> {
     match source {
         Source::Pair { cert, key } => {
             let chain = bytes(cert)?;
@@ -71,11 +91,14 @@ pub(super) fn read(source: &Source, known: Option<u64>) -> Result<Read, String> 
                 return Ok(Read::Same);
             }
             let key_pem = Zeroizing::new(bytes(key)?);
-            cert::check_pair(&chain, &key_pem)
-                .map_err(|e| format!("{} with {}: {e}", cert.display(), key.display()))?;
+            cert::check_pair(&chain, &key_pem).map_err(|source| Unreadable::Pair {
+                cert: cert.clone(),
+                key: key.clone(),
+                source,
+            })?;
             // Both halves must be of one moment.
             if bytes(cert)? != chain.as_slice() {
-                return Err(format!("{} changed while it was read", cert.display()));
+                return Err(Unreadable::Changed(cert.clone()));
             }
             let loaded = Loaded::Pair(Arc::new(Identity { chain, key: key_pem }));
             Ok(Read::New { loaded, hash, whole: true })
@@ -88,11 +111,7 @@ pub(super) fn read(source: &Source, known: Option<u64>) -> Result<Read, String> 
             }
             let roots = cert::readable_certs(&text);
             if roots.pem.is_empty() {
-                return Err(format!(
-                    "failed to parse root certs from file {}: {}",
-                    path.display(),
-                    roots.trouble()
-                ));
+                return Err(Unreadable::Roots { path: path.clone(), why: roots.trouble().to_string() });
             }
             if roots.dropped > 0 && !roots.unfinished {
                 tracing::warn!(target: "cache", "{}: {} of its blocks cannot be read and are left out: {}",
@@ -104,18 +123,18 @@ pub(super) fn read(source: &Source, known: Option<u64>) -> Result<Read, String> 
 }
 
 /// The content of a regular file.
-pub(in crate::secrets) fn bytes(path: &Path) -> Result<Vec<u8>, String> {
-    let said = |e: std::io::Error| format!("{}: {e}", path.display());
+pub(in crate::secrets) fn bytes(path: &Path) -> Result<Vec<u8>, Unreadable> {
+    let said = |source| Unreadable::Io { path: path.to_owned(), source };
     // Opening a pipe would wait for its writer.
     let meta = std::fs::metadata(path).map_err(said)?;
     if !meta.is_file() {
-        return Err(format!("{}: not a regular file", path.display()));
+        return Err(Unreadable::NoFile(path.to_owned()));
     }
     let capacity = usize::try_from(meta.len().min(MAX_BYTES)).unwrap_or_default() + 1;
     let mut content = Vec::with_capacity(capacity);
     File::open(path).map_err(said)?.take(MAX_BYTES + 1).read_to_end(&mut content).map_err(said)?;
     if content.len() as u64 > MAX_BYTES {
-        return Err(format!("{}: longer than {MAX_BYTES} bytes", path.display()));
+        return Err(Unreadable::TooLong(path.to_owned()));
     }
     Ok(content)
 }

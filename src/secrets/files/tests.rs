@@ -215,9 +215,9 @@ async fn who_waits_is_refused_after_ten_seconds() {
 #[test]
 fn odd_files_are_errors_not_waits() {
     let dir = tempfile::tempdir().unwrap();
-    assert!(bytes(dir.path()).unwrap_err().contains("not a regular file"));
-    assert!(bytes(Path::new("/dev/zero")).unwrap_err().contains("not a regular file"));
-    assert!(bytes(&dir.path().join("none")).unwrap_err().contains("No such file"));
+    assert!(bytes(dir.path()).unwrap_err().to_string().contains("not a regular file"));
+    assert!(bytes(Path::new("/dev/zero")).unwrap_err().to_string().contains("not a regular file"));
+    assert!(bytes(&dir.path().join("none")).unwrap_err().to_string().contains("No such file"));
 }
 
 #[tokio::test(start_paused = true)]

@@ -12,6 +12,7 @@ use crate::base::handover;
 use crate::base::lane::Lane;
 use crate::secrets::files::{Event, Loaded};
 use crate::secrets::output::Content;
+use crate::secrets::persist::Unfit;
 use crate::secrets::{Error, Kept, ResourceName, Roots, Secret, bundle, persist, rotation};
 
 /// The folder of the certificate that outlives the agent is read once, at the start.
@@ -122,11 +123,8 @@ impl Manager {
         let (identity, now) = (self.config.identity.clone(), self.clock.now());
         let shown = config.folder.display().to_string();
         let read = FOLDERS.run(move || {
-            std::fs::DirBuilder::new()
-                .recursive(true)
-                .mode(0o700)
-                .create(&config.folder)
-                .map_err(|e| e.to_string())?;
+            let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&config.folder);
+            made.map_err(Unfit::Folder)?;
             persist::load(&config, &identity, now)
         });
         // A disk that stands still is not waited for.
