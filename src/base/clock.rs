@@ -1,4 +1,4 @@
-//! Dates are handed in.
+//! The wall clock as an argument, so that tests choose the date.
 //!
 //! The wall clock is read anew each time, never derived from an instant kept since start: a machine
 //! that was suspended or whose clock was stepped must not renew certificates by a stale date.

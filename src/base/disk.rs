@@ -1,8 +1,8 @@
-//! Looks at the file system with a bound.
+//! File-system calls with a deadline.
 //!
-//! A network or user-space file system can stand still for as long as it likes, so every look runs on a
-//! thread of its own and the asking task, never its thread, waits no longer than [`GRACE`]. A look that has not ended
-//! holds its thread and is not begun again before it has; meanwhile whoever asked goes on with what it knows.
+//! A network or user-space file system can hang, so each call runs on a thread of its own, and the task that asked (never
+//! its thread) waits no longer than [`GRACE`]. A call that has not returned keeps its thread and is not repeated before it
+//! has; meanwhile the task goes on with what it knows.
 
 use std::time::Duration;
 

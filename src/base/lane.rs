@@ -1,9 +1,9 @@
-//! Work that may stand still for as long as it likes: name look-ups and reading files.
+//! Blocking calls that may never return: name look-ups and file reads.
 //!
-//! Such a call has no deadline and cannot be cancelled: whoever gives up waiting leaves a thread behind. So each
-//! purpose has a lane of its own with a bound of threads; the rest waits its turn without one, and gives up when its
-//! own deadline says so. A resolver that hangs stalls who asks it for names and nobody else, and a thousand streams
-//! that ask and go leave as many threads as the lane has and never more.
+//! Such a call has no deadline and cannot be cancelled: a caller that gives up leaves a thread behind. So each purpose
+//! has a lane of its own with a limited number of threads. Other callers queue without a thread and give up at their own
+//! deadline. A resolver that hangs stalls only those who ask it for names, and a thousand streams that give up leave no
+//! more threads than the lane has.
 //!
 //! The runtime's own pool is not used: it panics where the system gives it no thread, which is so whenever an
 //! application has used up its pod's limit of processes, and it keeps threads that have nothing to do.

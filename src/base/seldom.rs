@@ -1,4 +1,4 @@
-//! Lines of the log that anybody can cause: so many a minute, and how many were left out.
+//! Log lines that any client can cause: at most so many a minute, with the number of those left out.
 
 use std::sync::Mutex;
 use std::time::{Duration, Instant};

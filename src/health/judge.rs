@@ -1,4 +1,4 @@
-//! From single probes to a verdict: so many in a row. Pure.
+//! From probe results to a verdict: consecutive successes and failures against their thresholds. Pure.
 
 /// What is known of the application.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]

@@ -1,4 +1,4 @@
-//! The documents that take rules away, put the old ones back, and block traffic meanwhile. Pure.
+//! The documents that remove rules, restore the old ones, and block traffic meanwhile. Pure.
 
 use std::fmt::Write;
 

@@ -1,4 +1,4 @@
-//! What is there, for a diagnosis: reads what the save programs and the kernel tell and changes nothing.
+//! The present rules, for a diagnosis: reads what the save programs and the kernel report, and changes nothing.
 //!
 //! Which settings the rules were made with is not known here, so they are not compared with wanted ones: what every
 //! set of ours has is looked for, the chains, the jumps into them, and that no run was cut in the middle.

@@ -1,11 +1,10 @@
-//! Accepting connections, whatever happens to the process meanwhile.
+//! The accept loop of every listener, with back-off.
 //!
-//! `accept` fails mostly because no descriptor is left. Then a loop that tries again at once burns a core and
-//! fills the log, and one that waits leaves its clients in a queue where they find out nothing. An [`Acceptor`]
-//! keeps one descriptor in reserve: with it the next client is accepted after all, handed over to be refused,
-//! and the owner learns that it should make place. Other failures are waited out, from 5 ms to 1 s, doubling
-//! (the pauses of Go's HTTP and gRPC servers). The log gets a line when it begins, every minute while it lasts,
-//! and when it is over.
+//! `accept` fails mostly because the process has run out of file descriptors. A loop that retries at once burns a core
+//! and fills the log; a loop that only waits leaves its clients in the kernel's queue. An [`Acceptor`] keeps one
+//! descriptor in reserve: it accepts the next client with it, hands that client over to be refused, and tells the owner
+//! to close a connection. After other failures it backs off, from 5 ms to 1 s, doubling (as Go's HTTP and gRPC servers
+//! do). It logs the first failure, one line a minute while it lasts, and the recovery.
 
 use std::fs::File;
 use std::io;

@@ -1,4 +1,4 @@
-//! What a keepalive needs to know of a connection below HTTP/2: when something was last read.
+//! When a connection was last read from: what a keepalive needs to know below HTTP/2.
 
 use std::io;
 use std::pin::Pin;

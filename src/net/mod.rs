@@ -1,9 +1,9 @@
-//! What every part that listens or asks needs from the network, once, below everybody.
+//! Networking that every part shares: one accept loop, one small HTTP client, one gRPC codec.
 //!
 //! | file | is about |
 //! |---|---|
 //! | `grpc` | statuses, codes, frames, and what a gRPC server looks at first |
-//! | `io` | when something was last read from a connection |
+//! | `io` | when a connection was last read from |
 //! | `accept` | accepting: back-off, a reserve descriptor, one log line per change |
 //! | `authority_rewriter` | rewrites an `:authority` that the HTTP/2 library would refuse |
 //! | `clients` | who is on a unix socket, and how many may be |

@@ -1,10 +1,10 @@
-//! A bound of connections, and who makes place at the bound.
+//! The connection limit, and which connection is closed when it is reached.
 //!
-//! Whoever comes gets a place; somebody else loses it. In this order: heads that do not come to an end, oldest
-//! first; connections that ask nothing, longest first; answers whose reader stands still; bodies that do not
-//! come; requests that wait for a place of their kind; then what is younger than a second, oldest first; and at
-//! last an answer that is being made. So a flood of any one kind makes place for a client that asks and takes its
-//! answer, which needs milliseconds where the flood needs seconds.
+//! A new connection is always accepted; at the limit another one is closed for it, in this order: unfinished request
+//! heads, oldest first; idle connections, longest idle first; responses whose reader is stalled; request bodies that do
+//! not arrive; requests that wait for a slot of their kind; connections younger than a second, oldest first; and last a
+//! response in the making. So a flood of any one kind gives way to a client that sends a request and reads the
+//! response, which takes milliseconds where the flood takes seconds.
 //!
 //! There are two bounds: one of all connections, which cost little as long as they have not asked, and one of
 //! those that have. One origin (an address, a process) that has more than its share makes place for itself, and

@@ -1,5 +1,5 @@
-//! What a connection is doing, as far as that decides who makes place for others. Written by the connection,
-//! read by the loop that accepts.
+//! What a connection is doing, for the choice of which one to close at the limit. Written by the connection, read by the
+//! accept loop.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};

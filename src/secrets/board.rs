@@ -1,4 +1,4 @@
-//! What is published at the moment: one slot for each resource that anybody has asked for.
+//! The published resources: one slot for each that was subscribed to.
 
 use std::collections::HashMap;
 use std::sync::Arc;

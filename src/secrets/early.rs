@@ -1,10 +1,10 @@
-//! Asking before it is due, because the way to the CA is known to be bad (`RENEWAL_EARLY`). Pure.
+//! Early renewal, when the connection to istiod is known to fail (`RENEWAL_EARLY`). Pure.
 //!
-//! A certificate is renewed at half its life, so an outage of istiod that begins before and ends long after costs
-//! every proxy that half at once. With this on, a certificate that is no longer fresh is asked for again and again
-//! as soon as any part of the agent knows of trouble on the way to istiod, and until a new one has come: a moment
-//! in which istiod can be reached is enough. Attempts are [`pause`] apart, drawn at random, so that a mesh does not
-//! come all at once; a failed one changes nothing for those who follow the certificate.
+//! A certificate is renewed at half its life. An outage of istiod that begins before that moment and lasts long after it
+//! takes that half from every proxy at once. With this on, the agent retries the renewal of a certificate that is no
+//! longer fresh from the moment any of its parts fails to reach istiod until a new certificate is there: istiod need be
+//! reachable only for a moment. Attempts are [`pause`] apart, with jitter, so that a mesh does not retry in step; a failed
+//! attempt changes nothing for subscribers.
 
 use std::time::Duration;
 

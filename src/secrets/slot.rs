@@ -1,4 +1,4 @@
-//! One published resource: its value, and the news for whoever follows it.
+//! One published resource: its current value, and notification of its subscribers.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Whose server certificate is good enough: what Go's verifier takes and the library's alone would not.
+//! Verification of server certificates: what Go's verifier accepts and the library alone would refuse.
 //!
 //! * A certificate that is itself in the root file, byte for byte, whether it may sign others or not. Its dates, its
 //!   name and its purpose count all the same. What in the file may not sign others is pinned so and nothing else:

@@ -1,4 +1,4 @@
-//! Which host has a name, in a few bytes each.
+//! An index from names to hosts, a few bytes a name.
 
 use std::hash::{BuildHasher, RandomState};
 

@@ -1,4 +1,4 @@
-//! Requests for a resource: where it comes from, and who is kept waiting for it.
+//! Requests for a resource: who provides it, and which requests wait.
 
 use std::sync::Arc;
 use std::time::Duration;

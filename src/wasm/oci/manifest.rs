@@ -1,7 +1,7 @@
 //! Manifests, and which layer holds the module. Pure.
 //!
 //! Why not `oci-spec`: its types refuse what registries really send (Docker's media types, missing fields), and of
-//! a manifest only digests, sizes and media types of layers are read.
+//! a manifest only digests, sizes and media types of layers are read. It would cost 94 KB of binary.
 
 use serde::Deserialize;
 
