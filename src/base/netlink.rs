@@ -1,7 +1,8 @@
 //! A netlink socket for the few questions we have about the network, without an `ip` program.
 //!
 //! Messages are those of `netlink-packet-route`. Why not `rtnetlink` above it: it needs a task that drives its
-//! connection, and the questions are asked where there is no runtime yet.
+//! connection, and the questions are asked where there is no runtime yet. With the message crates that we share with it,
+//! it takes 1.3 MB of binary and 1 MB of resident memory.
 
 use std::io;
 use std::net::IpAddr;

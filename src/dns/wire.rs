@@ -1,7 +1,8 @@
 //! DNS messages, as far as the server reads and writes them. Pure, and safe on any bytes.
 //!
 //! Why not `hickory-proto`: it decodes and encodes whole messages, and here most of them are forwarded as they came;
-//! of the others only the question is read, and only A and AAAA records are written.
+//! of the others only the question is read, and only A and AAAA records are written. It would cost 431 KB of binary and
+//! 0.3 MB of resident memory.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
