@@ -16,12 +16,9 @@ use zeroize::Zeroizing;
 
 use super::files::{Unreadable, bytes};
 use super::request::Issued;
-use super::seal::Seal;
+use super::seal::{OTHERS, Seal};
 use super::{Identity, output};
 use crate::tls::cert;
-
-/// Bits of a key's mode that are somebody else's.
-pub(super) const OTHERS: u32 = 0o077;
 
 /// Where it lies.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -13,10 +13,11 @@ use aws_lc_rs::{hkdf, rand};
 use zeroize::Zeroizing;
 
 use super::files::bytes;
-use super::persist::OTHERS;
 
 const MAGIC: &[u8] = b"pilot-agent sealed key 1\n";
 const SALT: usize = 32;
+/// Bits of a key's mode that are somebody else's.
+pub(super) const OTHERS: u32 = 0o077;
 /// Less than this can be guessed.
 const LEAST: usize = 32;
 
