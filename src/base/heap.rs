@@ -18,6 +18,12 @@ pub(crate) fn keep(bytes: usize) {
     drop(std::hint::black_box(Vec::<u8>::with_capacity(bytes / 2)));
 }
 
+/// Gives what is free back to the kernel: after much was held for a moment. Milliseconds, in which other threads may
+/// wait for memory; not on the thread that relays.
+pub(crate) fn give_back() {
+    heap_trim::give_back();
+}
+
 /// Streams and connections of which so many together are a burst: a scrape under way holds up to 100 KB, a stream 10.
 const BURST: usize = 32;
 /// Those that end after the first hundreds mostly do so at once.

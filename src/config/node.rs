@@ -34,7 +34,7 @@ pub enum ClusterName {
 }
 
 /// What the platform says about this machine.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Platform {
     /// Metadata `PLATFORM_METADATA`.
     pub metadata: BTreeMap<String, String>,

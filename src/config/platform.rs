@@ -19,6 +19,7 @@ use std::time::Duration;
 
 use super::env::{Settings, var};
 use super::node::Platform;
+use crate::base::handover;
 
 /// How long a connection to a metadata server may take: it is on the same machine or the one below it.
 const CONNECT: Duration = Duration::from_millis(250);
@@ -26,6 +27,9 @@ const CONNECT: Duration = Duration::from_millis(250);
 const REQUEST: Duration = Duration::from_secs(1);
 /// How long all of it may take.
 const TOTAL: Duration = Duration::from_secs(3);
+
+/// Under what the answer is handed over.
+const LEFT: &str = "platform";
 
 /// Where metadata servers are; tests put their own there.
 #[derive(Debug, Clone)]
@@ -102,9 +106,21 @@ pub(crate) async fn google_project(known: &Known) -> Option<GoogleProject> {
     tokio::time::timeout(TOTAL, asked).await.ok().flatten()
 }
 
-/// What the platform says; nothing when there is none. `addresses` are the node's.
+/// What the platform says; nothing when there is none. `addresses` are the node's. Asked once in a process: the
+/// program that takes over from this one is on the same machine, and Envoy waits for it.
 pub(crate) async fn detect(known: &Known, addresses: &[String]) -> Platform {
-    ask(known, addresses, &Servers::default()).await
+    let left = handover::take(LEFT).and_then(|(_, fd)| handover::read_sealed(&fd).ok());
+    let platform = match left.and_then(|bytes| serde_json::from_slice(&bytes).ok()) {
+        Some(platform) => platform,
+        None => ask(known, addresses, &Servers::default()).await,
+    };
+    if handover::is_on()
+        && let Ok(bytes) = serde_json::to_vec(&platform)
+        && let Ok(memory) = handover::sealed("pilot-agent platform", &bytes)
+    {
+        handover::offer(LEFT, "", memory);
+    }
+    platform
 }
 
 async fn ask(known: &Known, addresses: &[String], servers: &Servers) -> Platform {

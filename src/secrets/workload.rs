@@ -49,6 +49,8 @@ pub(super) struct Workload {
     not_before: Instant,
     ended: Option<Instant>,
     pub(super) last_error: Option<Arc<Error>>,
+    /// The current one is of before this program: nobody waits for a better one.
+    pub(super) restored: bool,
 }
 
 /// What a failed attempt means.
@@ -74,6 +76,7 @@ impl Workload {
             not_before: Instant::now(),
             ended: None,
             last_error: None,
+            restored: false,
         }
     }
 
@@ -125,6 +128,7 @@ impl Workload {
     /// A good answer.
     pub(super) fn succeeded(&mut self, issued: Issued, mono: Instant) {
         self.ended = Some(mono);
+        self.restored = false;
         self.backoff.reset();
         self.last_error = None;
         let expiry = issued.leaf.not_after;
@@ -157,6 +161,7 @@ impl Workload {
 
     /// One from before the restart: good, and to be renewed at `renewal`.
     pub(super) fn restored(&mut self, issued: Issued, renewal: SystemTime, now: SystemTime, mono: Instant) {
+        self.restored = true;
         self.current = Some(Current {
             renewal,
             renewal_mono: mono + renewal.duration_since(now).unwrap_or_default(),

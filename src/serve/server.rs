@@ -48,6 +48,8 @@ const LAST_ANSWERS: Duration = Duration::from_secs(1);
 /// answer: what it sends is taken for so long (Go's figure), and so much of it.
 const LINGER: Duration = Duration::from_millis(500);
 const LINGER_BYTES: u64 = 1 << 20;
+/// How long the end waits for the request of a connection that was taken before it.
+const LAST: Duration = Duration::from_millis(100);
 /// What is read of a body that nobody wants, as Go's server does; the connection of a longer one is closed.
 const UNREAD_BYTES: usize = 256 * 1024;
 /// For how long it is waited for. Go has no limit.
@@ -195,7 +197,11 @@ async fn connection<S: Site>(
     // Until there is a request to answer, nothing is spent on a connection but what it has sent.
     tokio::select! {
         there = io.request() => if !there { return },
-        () = stop.cancelled() => return,
+        // Who has connected has mostly asked by now, and would be answered by a reset.
+        () = stop.cancelled() => match tokio::time::timeout(LAST, io.request()).await {
+            Ok(true) => {}
+            _ => return,
+        },
     }
     place.asks();
     Box::pin(answered(io, peer, state, site, stop)).await;

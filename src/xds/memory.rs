@@ -15,6 +15,7 @@ use tonic::{Code, Status};
 use super::protocol::Protocol;
 use crate::base::clock::Clock;
 use crate::base::error::chain;
+use crate::base::heap;
 use crate::base::lane::Lane;
 use crate::base::metrics::Metrics;
 use crate::base::place::{self, Mode as FileMode};
@@ -54,6 +55,9 @@ pub struct Disk {
 const SETTLE: Duration = Duration::from_secs(2);
 /// While istiod is there, the file is told so as often as its age allows mistakes of a twenty-fourth.
 const CONFIRM: u32 = 24;
+/// From so many bytes on, what passed is given back to the kernel once nothing more has come for so long.
+const MUCH: usize = 1 << 20;
+const IDLE: Duration = Duration::from_secs(1);
 /// How long a stream waits for what was before it, a slow disk included.
 const CATCH_UP: Duration = Duration::from_secs(2);
 
@@ -90,6 +94,15 @@ enum Event {
     Response(u64, Mode, Bytes),
     Lost,
     Flush(oneshot::Sender<()>),
+}
+
+impl Event {
+    fn length(&self) -> usize {
+        match self {
+            Self::Request(_, _, message) | Self::Response(_, _, message) => message.len(),
+            Self::Lost | Self::Flush(_) => 0,
+        }
+    }
 }
 
 impl Protocol {
@@ -173,8 +186,16 @@ impl Memory {
         let _ = self.owner.set(owner.clone());
         let confirm = self.config.disk.as_ref().map(|disk| disk.max_age / CONFIRM);
         let (mut saved, mut due) = (self.load(&owner).await, None);
+        // What was gathered beside the stream is free when it is compressed, and so given back when it was much.
+        let (mut passed, mut idle) = (0, None);
         loop {
             let mut events = Vec::new();
+            let rest = async {
+                match idle {
+                    Some(at) => tokio::time::sleep_until(at).await,
+                    None => std::future::pending().await,
+                }
+            };
             let save = async {
                 match due {
                     Some(at) => tokio::time::sleep_until(at).await,
@@ -198,7 +219,17 @@ impl Memory {
                     due = confirm.map(|pause| Instant::now() + pause);
                     continue;
                 }
+                () = rest => {
+                    (passed, idle) = (0, None);
+                    // Where there is no thread for it, it stays until the next time.
+                    let _ = WORK.run(heap::give_back).await;
+                    continue;
+                }
                 n = inbox.recv_many(&mut events, 256) => if n == 0 { return },
+            }
+            passed += events.iter().map(Event::length).sum::<usize>();
+            if passed >= MUCH {
+                idle = Some(Instant::now() + IDLE);
             }
             if confirm.is_some() {
                 let changed = self.store.lock().is_ok_and(|store| store.changes() != saved);
