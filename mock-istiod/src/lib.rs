@@ -40,6 +40,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, RwLock};
 use std::time::{Duration, SystemTime};
 
+use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
@@ -390,6 +391,15 @@ impl MockIstiod {
         let mut pki = self.shared.pki.write().expect("no panic holds this lock");
         let own = pki.authority.server_within(&self.shared.dns_names, valid);
         pki.tls = tls_config_of(own, &[&pki.authority]);
+    }
+
+    /// The server shows this chain, in DER, from the next connection on.
+    ///
+    /// # Panics
+    /// When the key is not the chain's.
+    pub fn present(&self, chain: Vec<CertificateDer<'static>>, key: PrivateKeyDer<'static>) {
+        let mut pki = self.shared.pki.write().expect("no panic holds this lock");
+        pki.tls = tls_config_of((chain, key), &[&pki.authority]);
     }
 
     /// Stops everything and waits for it.

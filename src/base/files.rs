@@ -170,13 +170,14 @@ impl Watcher {
     }
 
     /// Waits until something may have changed. Nothing is lost when the future is dropped.
+    #[cfg(test)]
     pub(crate) async fn changed(&mut self) {
         self.news().await;
         self.refresh();
     }
 
-    /// As [`Watcher::changed`], and does not touch the file system: the caller calls [`Watcher::refresh`] where
-    /// it may.
+    /// Waits until something may have changed, and does not touch the file system: the caller calls
+    /// [`Watcher::refresh`] where it may. Nothing is lost when the future is dropped.
     pub(crate) async fn news(&mut self) {
         while self.quiet_until.is_none() {
             let Some(kernel) = &mut self.kernel else { return pending().await };

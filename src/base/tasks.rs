@@ -221,9 +221,13 @@ pub(crate) struct Panicked;
 ///
 /// # Errors
 /// When it panicked: tell the client.
-pub(crate) async fn caught<F: Future>(task: &'static str, work: F) -> Result<F::Output, Panicked> {
+pub(crate) fn caught<F: Future>(
+    task: &'static str,
+    work: F,
+) -> impl Future<Output = Result<F::Output, Panicked>> + use<F> {
+    // No async function: each would have room for `work` twice.
     let work = AssertUnwindSafe(on_purpose::run(task, work));
-    work.catch_unwind().await.map_err(|panic| told(task, &*panic))
+    work.catch_unwind().map(move |done| done.map_err(|panic| told(task, &*panic)))
 }
 
 fn told(task: &str, panic: &(dyn Any + Send)) -> Panicked {

@@ -9,11 +9,13 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::time::Duration;
 
 use rustix::process::{Pid, Signal};
 
 use super::{adopted, kernel, kin, launch};
 use crate::base::handover;
+use crate::base::lane;
 use crate::base::place::{self, Mode};
 
 /// How an Envoy ended.
@@ -244,6 +246,9 @@ impl OutOfMemory {
     }
 }
 
+/// How long the removal of a file is waited for.
+const REMOVED: Duration = Duration::from_secs(1);
+
 /// A configuration file that is removed when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Written {
@@ -293,12 +298,13 @@ impl Drop for Written {
         if handover::passing() {
             return;
         }
-        match std::fs::remove_file(&self.path) {
+        let path = std::mem::take(&mut self.path);
+        lane::briefly("removing Envoy's configuration", REMOVED, move || match std::fs::remove_file(&path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                tracing::warn!("Failed to delete config file {}: {error}", self.path.display());
+                tracing::warn!("Failed to delete config file {}: {error}", path.display());
             }
             _ => {}
-        }
+        });
     }
 }
 

@@ -4,10 +4,10 @@
 //! supervisor's future at any point kills Envoy and removes its file.
 
 mod handle;
+mod inputs;
 mod run;
 mod watch;
 
-use std::hash::{DefaultHasher, Hasher};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -15,6 +15,7 @@ use tokio::sync::watch as channel;
 
 use handle::Asked;
 pub use handle::Handle;
+use inputs::{Found, Inputs};
 
 use super::guard::Guard;
 use super::process::Written;
@@ -60,7 +61,8 @@ struct External {
 /// The Envoy to run.
 struct Envoy {
     config: Config,
-    bootstrap: Box<dyn Bootstrap>,
+    /// `None` while they are looked at.
+    inputs: Option<Inputs>,
     /// The first epoch's file; later ones are written when they start.
     file: Option<Written>,
     /// The last good text, kept only when it may be needed again.
@@ -93,9 +95,8 @@ impl Supervisor {
             );
         }
         let client = admin::Client::new(config.admin.clone());
-        let mut envoy =
-            Envoy { config, bootstrap, file: None, text: Vec::new(), id: 0, kept: None, guard: None };
-        envoy.refresh()?;
+        let mut envoy = Envoy::new(config, bootstrap);
+        envoy.look()?;
         envoy.file = envoy.write(0)?;
         Ok(Self::build(Some(envoy), Some(client), metrics))
     }
@@ -114,11 +115,10 @@ impl Supervisor {
         config.binary.clone_from(&kept.binary);
         // Its line is closed if nobody takes it before this program serves.
         let guard = kept.guard.and_then(Guard::adopt);
-        let mut envoy =
-            Envoy { config, bootstrap, file: None, text: Vec::new(), id: 0, kept: Some(kept), guard };
-        if let Err(error) = envoy.refresh() {
+        let file = kept.epochs.last().and_then(|epoch| epoch.file.clone());
+        let mut envoy = Envoy { guard, kept: Some(kept), ..Envoy::new(config, bootstrap) };
+        if let Err(error) = envoy.look() {
             // What runs was started with a good one.
-            let file = envoy.kept.as_ref().and_then(|kept| kept.epochs.last()?.file.clone());
             let Some(text) = file.and_then(|path| std::fs::read(path).ok()) else { return Err(error) };
             tracing::warn!("Envoy goes on with its last configuration: {}", chain(&error));
             envoy.text = text;
@@ -145,9 +145,8 @@ impl Supervisor {
         metrics: &Metrics,
     ) -> Result<(Self, Handle), Error> {
         let client = admin::Client::new(config.admin.clone());
-        let mut envoy =
-            Envoy { config, bootstrap, file: None, text: Vec::new(), id: 0, kept: None, guard: None };
-        envoy.refresh()?;
+        let mut envoy = Envoy::new(config, bootstrap);
+        envoy.look()?;
         let file = envoy.write(0)?;
         tracing::info!(
             "Envoy is not started (ENVOY_EXTERNAL): start one with -c {}",
@@ -225,26 +224,26 @@ impl Outcome {
 }
 
 impl Envoy {
-    /// Renders again and computes the identity of what would be started; keeps the last good text when
-    /// that fails.
-    fn refresh(&mut self) -> Result<(), Error> {
-        if matches!(self.config.file, ConfigFile::Generated(_)) {
-            self.text = self.bootstrap.render().map_err(Error::Render)?;
+    fn new(config: Config, bootstrap: Box<dyn Bootstrap>) -> Self {
+        let inputs = Some(Inputs::new(&config, bootstrap));
+        Self { config, inputs, file: None, text: Vec::new(), id: 0, kept: None, guard: None }
+    }
+
+    /// Looks at the inputs here and now, before anything is served.
+    fn look(&mut self) -> Result<(), Error> {
+        if let Some(inputs) = &mut self.inputs {
+            let found = inputs.look()?;
+            self.know(found);
         }
-        let mut hash = DefaultHasher::new();
-        hash.write(&self.text);
-        if let ConfigFile::Custom(path) = &self.config.file
-            && self.restarts()
-        {
-            hash.write(&std::fs::read(path).unwrap_or_default());
-        }
-        for file in &self.config.restart.watched {
-            // Missing or unreadable files are skipped, as the historic agents did.
-            hash.write(&std::fs::read(file).unwrap_or_default());
-            hash.write_u8(0);
-        }
-        self.id = hash.finish();
         Ok(())
+    }
+
+    /// Keeps what was found.
+    fn know(&mut self, found: Found) {
+        if let Some(text) = found.text {
+            self.text = text;
+        }
+        self.id = found.id;
     }
 
     fn restarts(&self) -> bool {

@@ -5,10 +5,12 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
 use tokio::net::UnixStream;
+use tonic::Status;
 
 use super::accept::bound;
 use super::places::{Bounds, Place, Places};
 use super::progress::{Heads, Phase, Progress};
+use super::streams::Streams;
 use crate::base::heap::Crowd;
 
 /// Connections of one socket. Envoy has one or two, a client of the gRPC library one a channel.
@@ -24,6 +26,7 @@ type Origin = (Option<i32>, Option<u32>);
 pub(crate) struct Clients {
     places: Places<Origin>,
     heads: Arc<Heads>,
+    table: Streams<Origin>,
 }
 
 /// One client's connection. It counts as idle while it has no stream.
@@ -32,6 +35,8 @@ pub(crate) struct Client {
     pub(crate) progress: Arc<Progress>,
     place: Place<Origin>,
     streams: AtomicUsize,
+    table: Streams<Origin>,
+    id: u64,
 }
 
 /// A stream of a connection, until it is dropped.
@@ -41,22 +46,22 @@ pub(crate) struct Using {
     _crowd: Crowd,
 }
 
-impl Default for Clients {
-    fn default() -> Self {
+impl Clients {
+    /// For a socket on which there may be so many streams; half of them may be one process's.
+    pub(crate) fn new(streams: usize) -> Self {
         let all = bound(CONNECTIONS);
         let bounds = Bounds { all, share: (all * 3 / 4).max(1), asking: all, spare_busy: true };
-        Self { places: Places::new(bounds), heads: Arc::new(Heads::new(0)) }
+        Self { places: Places::new(bounds), heads: Arc::new(Heads::new(0)), table: Streams::new(streams) }
     }
-}
 
-impl Clients {
     /// A place for a new connection; `None` when all are in use.
     pub(crate) fn welcome(&self, socket: &UnixStream) -> Option<Arc<Client>> {
         let peer = socket.peer_cred().ok();
         let origin = (peer.and_then(|p| p.pid()), peer.map(|p| p.uid()));
         let progress = Arc::new(Progress::new(self.heads.clone()));
         let place = self.places.take(origin, &progress)?;
-        Some(Arc::new(Client { progress, place, streams: AtomicUsize::new(0) }))
+        let (table, id) = (self.table.clone(), self.table.connection(origin, &progress));
+        Some(Arc::new(Client { progress, place, streams: AtomicUsize::new(0), table, id }))
     }
 
     /// There is no descriptor for `socket`: it is closed, and the one that is worth least makes place for the next.
@@ -68,19 +73,34 @@ impl Clients {
 
 impl Client {
     /// A stream begins.
-    pub(crate) fn stream(self: &Arc<Self>) -> Using {
+    ///
+    /// # Errors
+    /// When there are too many: what its client is told.
+    pub(crate) fn stream(self: &Arc<Self>) -> Result<Using, Status> {
+        self.table.begin(self.id).map_err(|most| {
+            Status::resource_exhausted(format!(
+                "the agent has too many streams on this socket: {most} at most, half of them of one process"
+            ))
+        })?;
         if self.streams.fetch_add(1, Relaxed) == 0 {
             self.place.asks();
             self.progress.enter(Phase::Busy);
         }
-        Using { client: self.clone(), _crowd: Crowd::join() }
+        Ok(Using { client: self.clone(), _crowd: Crowd::join() })
     }
 }
 
 impl Drop for Using {
     fn drop(&mut self) {
+        self.client.table.end(self.client.id);
         if self.client.streams.fetch_sub(1, Relaxed) == 1 {
             self.client.progress.enter(Phase::Idle);
         }
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        self.table.forget(self.id);
     }
 }

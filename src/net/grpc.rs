@@ -4,12 +4,15 @@
 //! Why not tonic's reader of statuses: it panics on details that are no base64, and an answer's headers come
 //! from outside.
 
+pub(crate) mod messages;
+
 use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD};
 use bytes::{BufMut, Bytes, BytesMut};
-use http::{HeaderMap, HeaderValue, Method, StatusCode};
+use http::header::CONTENT_TYPE;
+use http::{HeaderMap, HeaderValue, Method, Response, StatusCode};
 use percent_encoding::{AsciiSet, CONTROLS, percent_decode, percent_encode};
 use tokio::time::Instant;
 use tonic::metadata::MetadataValue;
@@ -50,11 +53,27 @@ pub(crate) fn message(text: &str) -> HeaderValue {
     HeaderValue::from_maybe_shared(text.into_bytes()).unwrap_or_else(|_| HeaderValue::from_static(""))
 }
 
-/// Encodes the text of a status in `headers` anew: the library encodes more than it must.
-pub(crate) fn readable(headers: &mut HeaderMap) {
-    if let Some(value) = headers.get_mut("grpc-message") {
-        *value = message(&percent_decode(value.as_bytes()).decode_utf8_lossy());
+/// A status as trailers.
+pub(crate) fn trailers(status: &Status) -> HeaderMap {
+    let mut trailers = HeaderMap::new();
+    if status.add_header(&mut trailers).is_err() {
+        // Details that no header can carry; the code can always be sent.
+        trailers.insert("grpc-status", HeaderValue::from(status.code() as i32));
     }
+    // Said to the agent, which dials istiod.
+    trailers.remove(PUSHBACK);
+    // The library encodes more than it must.
+    if !status.message().is_empty() {
+        trailers.insert("grpc-message", message(status.message()));
+    }
+    trailers
+}
+
+/// The head of an answer.
+pub(crate) fn answer<B>(body: B) -> Response<B> {
+    let mut response = Response::new(body);
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
+    response
 }
 
 /// A binary value that cannot be read, in the words of Go's library.
@@ -158,7 +177,7 @@ pub(crate) fn admitted(method: &Method, headers: &HeaderMap) -> Result<Option<In
     if method != Method::POST {
         return Err(Refused::Http(StatusCode::METHOD_NOT_ALLOWED));
     }
-    let kind = headers.get(http::header::CONTENT_TYPE).map(HeaderValue::as_bytes).unwrap_or_default();
+    let kind = headers.get(CONTENT_TYPE).map(HeaderValue::as_bytes).unwrap_or_default();
     let rest = kind.strip_prefix(b"application/grpc".as_slice());
     if !rest.is_some_and(|rest| matches!(rest.first(), None | Some(b'+' | b';'))) {
         return Err(Refused::Http(StatusCode::UNSUPPORTED_MEDIA_TYPE));
@@ -174,6 +193,23 @@ pub(crate) fn admitted(method: &Method, headers: &HeaderMap) -> Result<Option<In
     };
     // Beyond what a clock can count is no bound.
     Ok(Instant::now().checked_add(timeout))
+}
+
+/// Whether the messages of a call come as they are: we offer no compression.
+///
+/// # Errors
+/// The words of Go's server otherwise.
+pub(crate) fn uncompressed(headers: &HeaderMap) -> Result<(), Status> {
+    match headers.get("grpc-encoding").filter(|value| *value != "identity") {
+        None => Ok(()),
+        Some(value) => {
+            let name = String::from_utf8_lossy(value.as_bytes());
+            Err(Status::unimplemented(format!(
+                "grpc: Decompressor is not installed for grpc-encoding {:?}",
+                shown(&name)
+            )))
+        }
+    }
 }
 
 /// Digits of a timeout that gRPC allows.

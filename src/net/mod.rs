@@ -12,6 +12,7 @@
 //! | `places` | a bound of connections, and who makes place at the bound |
 //! | `proxy` | HTTP proxies: whom they are for, and tunnels through them |
 //! | `progress` | what a connection is doing, as far as that decides who makes place |
+//! | `streams` | a bound of streams over all connections of a socket |
 //!
 //! It promises that a listener is never stuck: whoever comes gets a place as long as somebody else has one that
 //! is worth less, and a process without descriptors refuses instead of looking away. It knows nothing of Istio,
@@ -27,6 +28,7 @@ pub(crate) mod percent;
 pub(crate) mod places;
 pub(crate) mod progress;
 pub(crate) mod proxy;
+pub(crate) mod streams;
 
 /// What bytes reach first.
 #[cfg(debug_assertions)]
@@ -34,6 +36,7 @@ pub mod fuzz {
     use bytes::Bytes;
     use http::{HeaderMap, HeaderName, HeaderValue, Method};
     use percent_encoding::percent_decode;
+    use tonic::Status;
 
     use super::grpc;
 
@@ -48,13 +51,14 @@ pub mod fuzz {
         }
         let _ = grpc::admitted(&Method::POST, &headers);
         let _ = grpc::status_in(&headers);
-        grpc::readable(&mut headers);
         let _ = grpc::unframed(Bytes::copy_from_slice(body));
         let framed = grpc::framed(body).expect("shorter than 4 GiB");
         assert_eq!(grpc::unframed(framed).as_deref(), Ok(body));
         let text = String::from_utf8_lossy(body);
         let said = grpc::message(&text);
         assert_eq!(percent_decode(said.as_bytes()).decode_utf8_lossy(), text);
+        let told = grpc::status_in(&grpc::trailers(&Status::internal(text.clone()))).expect("a status");
+        assert_eq!(told.message(), text);
         let _ = grpc::unknown(&text, |service| service == "a.B");
     }
 }

@@ -35,6 +35,12 @@ pub(crate) struct Bounds {
     pub(crate) spare_busy: bool,
 }
 
+impl Bounds {
+    fn least(&self) -> u8 {
+        u8::from(self.spare_busy)
+    }
+}
+
 /// Who has a place. Clones share them.
 #[derive(Debug, Clone)]
 pub(crate) struct Places<K>(Arc<Mutex<Table<K>>>);
@@ -84,14 +90,15 @@ impl<K: Clone + Eq + Hash> Places<K> {
         let mut table = self.table();
         let own = table.counts.get(&origin).copied().unwrap_or(0);
         if own >= table.bounds.share {
-            let spare = table.bounds.spare_busy;
-            if !table.evict(|taken| taken.origin == origin, spare) {
+            let least = table.bounds.least();
+            if !table.evict(|taken| taken.origin == origin, least) {
                 return None;
             }
         } else if table.taken.len() >= table.bounds.all {
             let blamed = table.blamed();
             let spare = table.bounds.spare_busy && blamed.as_ref().is_none_or(|blamed| *blamed == origin);
-            if !table.evict(|taken| blamed.as_ref().is_none_or(|origin| *origin == taken.origin), spare) {
+            let least = u8::from(spare);
+            if !table.evict(|taken| blamed.as_ref().is_none_or(|origin| *origin == taken.origin), least) {
                 return None;
             }
         }
@@ -105,8 +112,8 @@ impl<K: Clone + Eq + Hash> Places<K> {
     /// Ends the connection that is worth least; tells whether there was one.
     pub(crate) fn evict(&self) -> bool {
         let mut table = self.table();
-        let spare = table.bounds.spare_busy;
-        table.evict(|_| true, spare)
+        let least = table.bounds.least();
+        table.evict(|_| true, least)
     }
 
     /// Every connection that has a place.
@@ -116,13 +123,16 @@ impl<K: Clone + Eq + Hash> Places<K> {
 }
 
 impl<K: Clone + Eq + Hash> Place<K> {
-    /// From now on it counts as one that asks; ends another such one where there are too many.
+    /// From now on it counts as one that asks; ends another such one where there are too many, and one that stands
+    /// still where there are half as many.
     pub(crate) fn asks(&self) {
         let mut table = self.places.table();
         let counts = table.taken.get(&self.id).is_some_and(|own| own.asking);
-        if !counts && table.asking >= table.bounds.asking {
-            let spare = table.bounds.spare_busy;
-            table.evict(|taken| taken.asking, spare);
+        let bounds = table.bounds;
+        if !counts && table.asking >= bounds.asking {
+            table.evict(|taken| taken.asking, bounds.least());
+        } else if !counts && table.asking >= bounds.asking.div_ceil(2) {
+            table.evict(|taken| taken.asking, STANDS);
         }
         let first =
             table.taken.get_mut(&self.id).is_some_and(|own| !std::mem::replace(&mut own.asking, true));
@@ -144,12 +154,24 @@ impl<K: Clone + Eq + Hash> Table<K> {
         (*largest.1 > self.bounds.all / 8).then(|| largest.0.clone())
     }
 
-    fn evict(&mut self, among: impl Fn(&Taken<K>) -> bool, spare_busy: bool) -> bool {
-        let all = self.taken.iter().filter(|(_, taken)| among(taken));
-        let living = all.filter_map(|(id, taken)| Some((*id, taken.progress.upgrade()?)));
-        // The first of equals is the oldest.
-        let worst = living.map(|(id, p)| (worth(&p), id, p)).reduce(|a, b| if b.0 > a.0 { b } else { a });
-        let Some((_, id, victim)) = worst.filter(|(worth, ..)| !spare_busy || worth.0 > 0) else {
+    // Of those that are worth ending at least so much.
+    fn evict(&mut self, among: impl Fn(&Taken<K>) -> bool, least: u8) -> bool {
+        let mut worst: Option<((u8, Duration), u64, Arc<Progress>)> = None;
+        for (id, taken) in self.taken.iter().filter(|(_, taken)| among(taken)) {
+            let Some(progress) = taken.progress.upgrade() else { continue };
+            let (worth, is_young) = (worth(&progress), progress.age() < GRACE);
+            let unfinished = worth.0 == UNFINISHED && progress.is_unanswered();
+            // The first of equals is the oldest.
+            if worst.as_ref().is_none_or(|(most, ..)| worth > *most) {
+                worst = Some((worth, *id, progress));
+            }
+            // Those after it came later, so none of them is worse. In a flood this is the usual case, and then nothing
+            // should be slow.
+            if unfinished || (is_young && worst.as_ref().is_some_and(|(most, ..)| most.0 > 0)) {
+                break;
+            }
+        }
+        let Some((_, id, victim)) = worst.filter(|(worth, ..)| worth.0 >= least) else {
             return false;
         };
         victim.cut();
@@ -178,16 +200,21 @@ pub(crate) fn relieve<K: Clone + Eq + Hash>(heads: &Heads, places: &[Places<K>])
     }
 }
 
+/// What [`worth`] says of one that has asked nothing, or not to the end.
+const UNFINISHED: u8 = 6;
+/// What [`worth`] says at least of a connection whose client has let others wait.
+const STANDS: u8 = 3;
+
 /// How willingly a connection is ended: higher goes first.
 fn worth(progress: &Progress) -> (u8, Duration) {
     let (here, unanswered) = (progress.in_phase(), progress.unanswered());
     let long = here >= GRACE;
     match progress.phase() {
         // Whoever trickles bytes grows no younger by it.
-        Phase::New | Phase::Head if unanswered >= GRACE => (6, unanswered),
+        Phase::New | Phase::Head if unanswered >= GRACE => (UNFINISHED, unanswered),
         Phase::Idle if long => (5, here),
         _ if progress.stood() >= GRACE => (4, progress.stood()),
-        Phase::Body if long => (3, here),
+        Phase::Body if long => (STANDS, here),
         Phase::Waiting if long => (2, here),
         Phase::Busy if progress.blocked().is_zero() => (0, here),
         // All of them wait for their client, or behind one.
@@ -268,6 +295,23 @@ mod tests {
         tokio::time::advance(Duration::from_millis(5)).await;
         held[2].asks();
         assert_eq!(cut(&[&all[0], &all[1], &all[2], &all[3]]), [false, true, false, false]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn half_of_those_that_ask_may_stand_still() {
+        let places = Places::new(Bounds { all: 8, share: 8, asking: 4, spare_busy: false });
+        let all: Vec<_> = (0..4).map(|_| one()).collect();
+        let held: Vec<_> = all.iter().map(|p| places.take((), p).unwrap()).collect();
+        all[0].enter(Phase::Busy);
+        all[1].enter(Phase::Body);
+        held[0].asks();
+        held[1].asks();
+        tokio::time::advance(Duration::from_secs(2)).await;
+        all[2].enter(Phase::Body);
+        held[2].asks();
+        assert_eq!(cut(&[&all[0], &all[1], &all[2]]), [false, true, false]);
+        held[3].asks();
+        assert_eq!(cut(&[&all[0], &all[2], &all[3]]), [false; 3], "the others do something");
     }
 
     #[tokio::test(start_paused = true)]

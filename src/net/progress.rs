@@ -74,6 +74,8 @@ pub(crate) struct Progress {
     held: AtomicU64,
     task: OnceLock<AbortHandle>,
     cut: AtomicBool,
+    // Its client has closed its side.
+    left: AtomicBool,
 }
 
 impl Progress {
@@ -90,6 +92,7 @@ impl Progress {
             held: AtomicU64::new(0),
             task: OnceLock::new(),
             cut: AtomicBool::new(false),
+            left: AtomicBool::new(false),
         }
     }
 
@@ -105,6 +108,16 @@ impl Progress {
         if let Some(task) = self.task.get() {
             task.abort();
         }
+    }
+
+    /// Its client has closed its side, and may be gone.
+    pub(crate) fn leaves(&self) {
+        self.left.store(true, Relaxed);
+    }
+
+    /// Whether its client has closed its side.
+    pub(crate) fn has_left(&self) -> bool {
+        self.left.load(Relaxed)
     }
 
     /// Whether it was ended by [`Progress::cut`].
@@ -187,6 +200,16 @@ impl Progress {
     /// Since the first byte of the request that is being read or answered.
     pub(crate) fn request_age(&self) -> Duration {
         Duration::from_millis(self.now().saturating_sub(self.began.load(Relaxed)))
+    }
+
+    /// Since its beginning.
+    pub(crate) fn age(&self) -> Duration {
+        self.epoch.elapsed()
+    }
+
+    /// Whether it was never given an answer.
+    pub(crate) fn is_unanswered(&self) -> bool {
+        self.turn.load(Relaxed) == 0
     }
 
     /// For how long it has been there without an answer: since the last one, or from its beginning.

@@ -5,17 +5,14 @@ use std::convert::Infallible;
 use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
-use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use tokio::time::Instant;
-use tonic::body::Body;
+use tonic::Status;
 use tonic::metadata::MetadataMap;
-use tonic::server::Grpc;
-use tonic::{Response, Status, Streaming};
 use zeroize::Zeroizing;
 
-use super::codec::Small;
-use super::stream::{Call, Delta, Protocol, Shared, Sotw, fetch, serve};
+use super::answers::Answers;
+use super::stream::{Call, Delta, Shared, Sotw, fetch, serve};
 use crate::net::clients::Client;
 use crate::net::grpc::{self, Refused};
 use crate::secrets::SecretSource;
@@ -116,7 +113,7 @@ impl Door {
 }
 
 impl hyper::service::Service<http::Request<Incoming>> for Door {
-    type Response = http::Response<Body>;
+    type Response = http::Response<Answers>;
     type Error = Infallible;
     type Future = BoxFuture<'static, Result<Self::Response, Infallible>>;
 
@@ -126,82 +123,50 @@ impl hyper::service::Service<http::Request<Incoming>> for Door {
                 let path = request.uri().path();
                 if let Some(method) = Method::of(path) {
                     let calls = self.0.clone();
-                    return Box::pin(async move { Ok(readable(calls.serve(method, until, request).await)) });
+                    return Box::pin(async move {
+                        let answers = calls.serve(method, until, request).await;
+                        Ok(answers.map_or_else(|status| refusal(&status), grpc::answer))
+                    });
                 }
-                grpc::unknown(path, |service| service == SERVICE).into_http()
+                refusal(&grpc::unknown(path, |service| service == SERVICE))
             }
-            Err(Refused::Grpc(status)) => status.into_http(),
+            Err(Refused::Grpc(status)) => refusal(&status),
             Err(Refused::Http(status)) => {
-                let mut response = http::Response::new(Body::empty());
+                let mut response = http::Response::new(Answers::nothing());
                 *response.status_mut() = status;
                 response
             }
         };
-        Box::pin(std::future::ready(Ok(readable(refused))))
+        Box::pin(std::future::ready(Ok(refused)))
     }
 }
 
-// The library encodes more of a status' text than it must, and Envoy logs it as it comes.
-fn readable(answer: http::Response<Body>) -> http::Response<Body> {
-    let (mut head, body) = answer.into_parts();
-    grpc::readable(&mut head.headers);
-    let body = body.map_frame(|frame| match frame.into_trailers() {
-        Ok(mut trailers) => {
-            grpc::readable(&mut trailers);
-            http_body::Frame::trailers(trailers)
-        }
-        Err(frame) => frame,
-    });
-    http::Response::from_parts(head, Body::new(body))
+// Told in headers alone.
+fn refusal(status: &Status) -> http::Response<Answers> {
+    let mut response = grpc::answer(Answers::nothing());
+    response.headers_mut().extend(grpc::trailers(status));
+    response
 }
 
 impl Calls {
     async fn serve(
-        self: Arc<Self>,
+        &self,
         method: Method,
         until: Option<Instant>,
         request: http::Request<Incoming>,
-    ) -> http::Response<Body> {
+    ) -> Result<Answers, Status> {
+        grpc::uncompressed(request.headers())?;
+        let (head, body) = request.into_parts();
+        let (call, source) = self.begin(until, &MetadataMap::from_headers(head.headers)).await?;
+        let shared = self.shared.clone();
         match method {
-            Method::Stream => self.stream::<Sotw>(until, request).await,
-            Method::Delta => self.stream::<Delta>(until, request).await,
-            Method::Fetch => self.fetch(until, request).await,
+            Method::Stream => Ok(serve::<Sotw>(shared, source, body, call)),
+            Method::Delta => Ok(serve::<Delta>(shared, source, body, call)),
+            Method::Fetch => tokio::select! {
+                fetched = fetch(&shared, &*source, body) => fetched.map(Answers::one),
+                () = grpc::over(until) => Err(grpc::exceeded()),
+            },
         }
-    }
-
-    async fn stream<P: Protocol>(
-        self: Arc<Self>,
-        until: Option<Instant>,
-        request: http::Request<Incoming>,
-    ) -> http::Response<Body> {
-        let open = tower::service_fn(move |request: tonic::Request<Streaming<P::In>>| {
-            let calls = self.clone();
-            async move {
-                let (metadata, _, inbound) = request.into_parts();
-                let (call, source) = calls.begin(until, &metadata).await?;
-                Ok::<_, Status>(Response::new(serve::<P>(calls.shared.clone(), source, inbound, call)))
-            }
-        });
-        Grpc::new(Small::<P::Out, P::In>::default()).streaming(open, request).await
-    }
-
-    async fn fetch(
-        self: Arc<Self>,
-        until: Option<Instant>,
-        request: http::Request<Incoming>,
-    ) -> http::Response<Body> {
-        let answer = tower::service_fn(move |request: tonic::Request<<Sotw as Protocol>::In>| {
-            let calls = self.clone();
-            async move {
-                let (metadata, _, message) = request.into_parts();
-                let (call, source) = calls.begin(until, &metadata).await?;
-                tokio::select! {
-                    fetched = fetch(&calls.shared, &*source, message) => fetched.map(Response::new),
-                    () = grpc::over(call.until) => Err(grpc::exceeded()),
-                }
-            }
-        });
-        Grpc::new(Small::<<Sotw as Protocol>::Out, _>::default()).unary(answer, request).await
     }
 
     async fn begin(
@@ -209,7 +174,7 @@ impl Calls {
         until: Option<Instant>,
         metadata: &MetadataMap,
     ) -> Result<(Call, Arc<dyn SecretSource>), Status> {
-        let call = Call { until, _using: self.client.stream() };
+        let call = Call { until, _using: self.client.stream()? };
         let source = tokio::select! {
             source = self.whose.source(metadata) => source?,
             () = grpc::over(until) => return Err(grpc::exceeded()),

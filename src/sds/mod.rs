@@ -8,8 +8,8 @@
 //! themselves at the stop; a socket whose file was removed is bound again; an open stream costs no
 //! task of its own. Uses `secrets` (trait and names) and `base`.
 
+mod answers;
 mod calls;
-mod codec;
 pub(crate) mod encode;
 mod metrics;
 mod peers;

@@ -28,8 +28,14 @@ use crate::net::progress::Phase;
 use crate::secrets::{SecretSource, probe};
 use crate::trouble::{Kind, Report, Reporter};
 
-/// Streams on one connection; the Go agent's limit.
-const MAX_STREAMS: u32 = 100_000;
+/// Streams on one socket. Each costs about 3 KB; Envoy opens one for each secret, and without a circuit breaker of its
+/// own no more than 1,024 at a time.
+const STREAMS: usize = 16_384;
+/// Streams on one connection; a client that wants more opens another one. The Go agent's limit is 100,000, with which
+/// one connection could hold all memory of the pod.
+const MAX_STREAMS: u32 = 8192;
+/// Flow-control windows: requests are small, and what a client sends and nobody reads is held. The XDS socket's figure.
+const WINDOW: u32 = 64 * 1024;
 
 /// Largest header list accepted; a larger one ends its stream.
 const HEADER_LIST: u32 = 384 * 1024;
@@ -140,7 +146,7 @@ impl Server {
         let mut sockets = Vec::new();
         for (path, bound) in self.sockets {
             let connections = Set::new("sds connection");
-            let (shared, clients) = (Arc::clone(&self.shared), Clients::default());
+            let (shared, clients) = (Arc::clone(&self.shared), Clients::new(STREAMS));
             let (whose, trouble) = (self.whose.clone(), self.trouble.sibling());
             let (looks, binds) = (Looks::default(), Looks::patient(BINDS));
             let socket = Socket { path, whose, shared, clients, connections, trouble, looks, binds };
@@ -288,6 +294,8 @@ where
         .timer(TokioTimer::new())
         .keep_alive_interval(Some(keepalive.0))
         .keep_alive_timeout(keepalive.1)
+        .initial_stream_window_size(WINDOW)
+        .initial_connection_window_size(WINDOW)
         .max_concurrent_streams(MAX_STREAMS)
         .max_header_list_size(HEADER_LIST)
         .serve_connection(TokioIo::new(io), door);

@@ -2,20 +2,26 @@
 //!
 //! Written once for both protocols; [`Protocol`] is what differs. The stream is pulled by the connection
 //! it belongs to, so it needs no task of its own, and it is gone as soon as the client is.
+//!
+//! A stream waits most of its life, and whoever floods the socket has thousands: what is not needed while it waits
+//! (messages, buffers, the work on an answer) is not kept with it.
 
-use std::pin::Pin;
+use std::future::poll_fn;
+use std::marker::PhantomData;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use bytes::Bytes;
 use envoy_types::pb::envoy::service::discovery::v3::{
     DeltaDiscoveryRequest, DeltaDiscoveryResponse, DiscoveryRequest, DiscoveryResponse, Resource,
 };
-use futures_util::Stream;
 use futures_util::future::{select_all, try_join_all};
+use hyper::body::Incoming;
 use prost::Message;
-use tonic::{Code, Status, Streaming};
+use tonic::{Code, Status};
 
+use super::answers::{Answers, Talk, Turn};
 use super::encode::{Encoder, SECRET_TYPE, version};
 use super::metrics::{Metrics, Open};
 use super::session::{Action, Request, Session};
@@ -25,6 +31,7 @@ use crate::base::seldom::Seldom;
 use crate::base::tasks::{Panicked, Stop, caught};
 use crate::net::clients::Using;
 use crate::net::grpc;
+use crate::net::grpc::messages::Messages;
 use crate::secrets::{Change, ResourceName, Secret, SecretSource, Updates};
 
 /// Any client can cause these, as often as it likes.
@@ -135,17 +142,15 @@ fn next_version() -> String {
     format!("{date}/{count}")
 }
 
-/// What a method gives back.
-pub(super) type Responses<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
-
 /// Serves one stream.
 pub(super) fn serve<P: Protocol>(
     shared: Arc<Shared>,
     source: Arc<dyn SecretSource>,
-    inbound: Streaming<P::In>,
+    body: Incoming,
     call: Call,
-) -> Responses<P::Out> {
-    let conversation = Conversation {
+) -> Answers {
+    Answers::many(Box::new(Conversation::<P> {
+        inbound: Messages::new(body),
         call,
         _open: shared.metrics.opened(),
         shared,
@@ -153,28 +158,29 @@ pub(super) fn serve<P: Protocol>(
         session: Session::default(),
         following: Vec::new(),
         handed_over: None,
-        over: false,
-    };
-    Box::pin(futures_util::stream::unfold((conversation, inbound), |(mut conversation, mut inbound)| async {
-        let next = conversation.next::<P>(&mut inbound).await?;
-        Some((next, (conversation, inbound)))
+        protocol: PhantomData,
     }))
 }
 
-/// One answer without a stream.
+/// One answer without a stream, with its frame.
 pub(super) async fn fetch(
     shared: &Shared,
     source: &dyn SecretSource,
-    message: DiscoveryRequest,
-) -> Result<DiscoveryResponse, Status> {
-    let request = Sotw::request(message);
+    body: Incoming,
+) -> Result<Bytes, Status> {
+    let message = Messages::new(body).next().await?;
+    let request = Sotw::request(message.ok_or_else(|| Status::internal("grpc: no request has come"))?);
     if request.node.as_deref().is_none_or(str::is_empty) {
         return Err(node_missing());
     }
     let fetched = try_join_all(request.names.iter().map(|name| one(source, name))).await?;
     let secrets: Vec<_> = fetched.into_iter().map(|(name, _, secret, _)| (name, secret)).collect();
     shared.encoder.prepare(&secrets).await;
-    Ok(Sotw::response(&shared.encoder, &secrets, &nonce()))
+    encoded(&Sotw::response(&shared.encoder, &secrets, &nonce()))
+}
+
+fn encoded(message: &impl Message) -> Result<Bytes, Status> {
+    grpc::framed(&message.encode_to_vec()).ok_or_else(|| Status::internal("the answer is too large"))
 }
 
 /// What belongs to one call: its bound, and its share of the connection.
@@ -190,7 +196,8 @@ struct Followed {
     updates: Box<Updates>,
 }
 
-struct Conversation {
+struct Conversation<P: Protocol> {
+    inbound: Messages<P::In, Incoming>,
     call: Call,
     shared: Arc<Shared>,
     source: Arc<dyn SecretSource>,
@@ -199,66 +206,85 @@ struct Conversation {
     // entry: the node of a tree has room for eleven, which were half of what a stream costs.
     following: Vec<Followed>,
     handed_over: Option<Instant>,
-    over: bool,
     _open: Open,
+    protocol: PhantomData<fn() -> P>,
 }
 
-impl Conversation {
-    async fn next<P: Protocol>(&mut self, inbound: &mut Streaming<P::In>) -> Option<Result<P::Out, Status>> {
-        if let Some(at) = self.handed_over.take() {
-            self.shared.metrics.sent(at.elapsed());
-        }
-        if self.over {
-            return None;
-        }
-        let outcome = match caught("sds stream", self.turn::<P>(inbound)).await {
-            Ok(outcome) => outcome,
-            Err(Panicked) => Some(Err(Status::internal("a defect in the agent ended this stream"))),
-        };
-        match outcome {
-            Some(Ok(_)) => self.handed_over = Some(Instant::now()),
-            Some(Err(_)) | None => self.over = true,
-        }
-        outcome
-    }
+/// What a stream has waited for.
+enum Event {
+    Stopped,
+    Exceeded,
+    Request(Box<Request>),
+    Closed,
+    Unreadable(Status),
+    News(usize, Option<Change>),
+}
 
-    async fn turn<P: Protocol>(&mut self, inbound: &mut Streaming<P::In>) -> Option<Result<P::Out, Status>> {
-        let shared = Arc::clone(&self.shared);
-        let until = self.call.until;
+impl<P: Protocol> Talk for Conversation<P> {
+    fn turn(mut self: Box<Self>) -> Turn {
+        Box::pin(async move {
+            if let Some(at) = self.handed_over.take() {
+                self.shared.metrics.sent(at.elapsed());
+            }
+            let outcome = match caught("sds stream", self.talk()).await {
+                Ok(outcome) => outcome,
+                Err(Panicked) => Some(Err(Status::internal("a defect in the agent ended this stream"))),
+            };
+            if matches!(outcome, Some(Ok(_))) {
+                self.handed_over = Some(Instant::now());
+            }
+            (outcome, self as Box<dyn Talk>)
+        })
+    }
+}
+
+impl<P: Protocol> Conversation<P> {
+    async fn talk(&mut self) -> Option<Result<Bytes, Status>> {
         loop {
-            // A request that waits goes before a push.
-            tokio::select! {
-                biased;
-                () = shared.stop.cancelled() => return Some(Err(stopping())),
-                () = grpc::over(until) => return Some(Err(grpc::exceeded())),
-                message = inbound.message() => match message {
-                    Ok(Some(message)) => {
-                        let answer = tokio::select! {
-                            biased;
-                            () = shared.stop.cancelled() => return Some(Err(stopping())),
-                            () = grpc::over(until) => return Some(Err(grpc::exceeded())),
-                            // Not kept with the stream, which waits most of the time.
-                            answer = Box::pin(self.answer::<P>(P::request(message))) => answer,
-                        };
-                        if let Some(answer) = answer.transpose() {
-                            return Some(answer);
-                        }
-                    }
-                    Ok(None) => return None,
-                    Err(status) => return self.unreadable(status).map(Err),
-                },
-                (at, change) = news(&mut self.following) => {
-                    let text = &self.following[at].text;
-                    match change {
-                        Some(Change::Updated(secret)) => {
-                            let pushed = [(text.clone(), secret)];
-                            return Some(Ok(Box::pin(self.respond::<P>(&pushed)).await));
-                        }
-                        Some(Change::Failed(error)) => return Some(Err(failed(text, error.as_ref()))),
-                        None => return Some(Err(stopping())),
+            match self.event().await {
+                Event::Stopped => return Some(Err(stopping())),
+                Event::Exceeded => return Some(Err(grpc::exceeded())),
+                Event::Request(request) => {
+                    if let Some(answer) = Box::pin(self.in_time(&request)).await {
+                        return Some(answer);
                     }
                 }
+                Event::Closed => return None,
+                Event::Unreadable(status) => return self.unreadable(status).map(Err),
+                Event::News(at, change) => {
+                    let text = self.following[at].text.clone();
+                    return Some(match change {
+                        Some(Change::Updated(secret)) => Box::pin(self.respond(&[(text, secret)])).await,
+                        Some(Change::Failed(error)) => Err(failed(&text, error.as_ref())),
+                        None => Err(stopping()),
+                    });
+                }
             }
+        }
+    }
+
+    async fn event(&mut self) -> Event {
+        // A request that waits goes before a push.
+        tokio::select! {
+            biased;
+            () = self.shared.stop.cancelled() => Event::Stopped,
+            () = grpc::over(self.call.until) => Event::Exceeded,
+            event = poll_fn(|cx| self.inbound.poll_next(cx).map(|read| match read {
+                Ok(Some(message)) => Event::Request(Box::new(P::request(message))),
+                Ok(None) => Event::Closed,
+                Err(status) => Event::Unreadable(status),
+            })) => event,
+            (at, change) = news(&mut self.following) => Event::News(at, change),
+        }
+    }
+
+    async fn in_time(&mut self, request: &Request) -> Option<Result<Bytes, Status>> {
+        let (shared, until) = (Arc::clone(&self.shared), self.call.until);
+        tokio::select! {
+            biased;
+            () = shared.stop.cancelled() => Some(Err(stopping())),
+            () = grpc::over(until) => Some(Err(grpc::exceeded())),
+            answer = self.answer(request) => answer.transpose(),
         }
     }
 
@@ -271,15 +297,11 @@ impl Conversation {
         if let Some(more) = UNREADABLE.may() {
             tracing::warn!(target: "sds", "a stream ends: its request cannot be read: {}{more}", status.message());
         }
-        // The gRPC specification's code for a message above the limit, as other servers give it.
-        Some(match status.code() {
-            Code::OutOfRange => Status::resource_exhausted(status.message()),
-            _ => status,
-        })
+        Some(status)
     }
 
-    async fn answer<P: Protocol>(&mut self, request: Request) -> Result<Option<P::Out>, Status> {
-        match P::act(&mut self.session, &request) {
+    async fn answer(&mut self, request: &Request) -> Result<Option<Bytes>, Status> {
+        match P::act(&mut self.session, request) {
             Action::Nothing => {
                 self.drop_unfollowed();
                 Ok(None)
@@ -307,16 +329,16 @@ impl Conversation {
                     self.follow(name, text.clone(), updates);
                     secrets.push((text, secret));
                 }
-                Ok(Some(self.respond::<P>(&secrets).await))
+                self.respond(&secrets).await.map(Some)
             }
         }
     }
 
-    async fn respond<P: Protocol>(&mut self, secrets: &[(String, Secret)]) -> P::Out {
+    async fn respond(&mut self, secrets: &[(String, Secret)]) -> Result<Bytes, Status> {
         self.shared.encoder.prepare(secrets).await;
         let nonce = nonce();
         self.session.sent(&nonce);
-        P::response(&self.shared.encoder, secrets, &nonce)
+        encoded(&P::response(&self.shared.encoder, secrets, &nonce))
     }
 
     fn drop_unfollowed(&mut self) {

@@ -9,11 +9,13 @@
 //! |---|---|
 //! | `server` | accepting, bounds, one connection's life |
 //! | `watched` | a connection's bytes, seen going by |
+//! | `left` | clients that have gone while their answer is being made |
 //! | `rules`, `refusal` | what is refused before a site sees it |
 //! | `path`, `respond` | what sites share: clean paths, bodies, usual answers |
 //!
 //! Knows nothing of Istio; uses `base`, `net` to accept, and `fetch` for escapes.
 
+mod left;
 pub(crate) mod path;
 mod refusal;
 pub(crate) mod respond;

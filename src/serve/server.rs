@@ -261,6 +261,8 @@ pub(crate) async fn read_off(body: &mut Incoming, conn: &ConnState, within: Dura
 }
 
 async fn answered<S: Site>(io: Watched, peer: SocketAddr, state: Arc<ConnState>, site: Arc<S>, stop: Stop) {
+    let seen = state.clone();
+    let mut given_up = pin!(io.io().given_up(state.progress.clone(), move || seen.written()));
     let io = TokioIo::new(io);
     let service = {
         let (state, site) = (state.clone(), site.clone());
@@ -278,6 +280,9 @@ async fn answered<S: Site>(io: Watched, peer: SocketAddr, state: Arc<ConnState>,
     let mut stopping = false;
     let mut stopped = pin!(stop.cancelled());
     std::future::poll_fn(|cx| {
+        if given_up.as_mut().poll(cx).is_ready() {
+            conn = None;
+        }
         let Some(conn) = &mut conn else { return std::task::Poll::Ready(()) };
         if !stopping && stopped.as_mut().poll(cx).is_ready() {
             stopping = true;

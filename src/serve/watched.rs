@@ -10,6 +10,7 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 
+use super::left::Io;
 use super::refusal;
 use crate::net::progress::{Heads, Phase, Progress};
 
@@ -65,6 +66,11 @@ impl ConnState {
         self.quit.store(self.written.load(Relaxed) + 1, Relaxed);
     }
 
+    /// Bytes the kernel has taken so far.
+    pub(super) fn written(&self) -> u64 {
+        self.written.load(Relaxed)
+    }
+
     pub(super) fn quit_asked(&self) -> bool {
         self.quit.load(Relaxed) != 0
     }
@@ -93,19 +99,24 @@ fn over(time: Duration, limit: Duration) -> bool {
 
 /// A connection, watched.
 pub(super) struct Watched {
-    io: TcpStream,
+    io: Io,
     state: Arc<ConnState>,
     /// Read by [`Watched::request`], and not given to the reader yet.
     early: Vec<u8>,
 }
 
-/// Of a longer head the rest is left to the HTTP library, in pieces of this size: it has twice its last read ready
-/// for the next, and what many clients have sent is counted before much of it was read.
+/// Of a longer head the rest is left to the HTTP library, in pieces of this size, and so is a body: it has twice its last
+/// read ready for the next, up to a megabyte, and what many clients have sent is counted before much of it was read.
 const EARLY: usize = 4096;
 
 impl Watched {
     pub(super) fn new(io: TcpStream, state: Arc<ConnState>) -> Self {
-        Self { io, state, early: Vec::new() }
+        Self { io: Io::new(io), state, early: Vec::new() }
+    }
+
+    /// The socket, to be looked at.
+    pub(super) fn io(&self) -> Io {
+        self.io.clone()
     }
 
     /// Waits for the first request's head; `false` when there will be none.
@@ -181,11 +192,9 @@ impl AsyncRead for Watched {
             }
             return Poll::Ready(Ok(()));
         }
-        if !matches!(self.state.progress.phase(), Phase::New | Phase::Idle | Phase::Head) {
-            return Pin::new(&mut self.io).poll_read(cx, buf);
-        }
+        let of_a_head = matches!(self.state.progress.phase(), Phase::New | Phase::Idle | Phase::Head);
         // First some others have to go; the server's loop is awake for that.
-        if self.state.progress.heads_are_too_much() {
+        if of_a_head && self.state.progress.heads_are_too_much() {
             cx.waker().wake_by_ref();
             return Poll::Pending;
         }
@@ -194,7 +203,7 @@ impl AsyncRead for Watched {
         ready!(Pin::new(&mut self.io).poll_read(cx, &mut piece))?;
         let read = piece.filled().len();
         buf.advance(read);
-        if read > 0 {
+        if of_a_head && read > 0 {
             self.state.progress.enter(Phase::Head);
             self.state.progress.head_bytes(read);
         }

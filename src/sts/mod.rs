@@ -71,8 +71,10 @@ pub(crate) use google::{Audience, Google};
 pub(crate) use source::Exchanging;
 pub(crate) use upstream::Upstream;
 
-/// Connections at a time: a pod's worth of callers that all start at once. Each has about 20 kB at most.
+/// Connections at a time.
 const CONNECTIONS: usize = 2048;
+/// Those with a request, about 30 kB each: a pod's worth of callers that all start at once.
+const ASKING: usize = 1024;
 /// How long a connection may be kept without a request; the Go agent's limit.
 const IDLE: Duration = Duration::from_secs(90);
 
@@ -136,7 +138,7 @@ impl Bound {
             "security token service listens on {address}, plugin {}", handle.plugin());
         let broker = exchanger.map(|exchanger| Broker::new(exchanger, clock, group.clone(), metrics, handle));
         let site = Arc::new(Service { broker });
-        let limits = Limits { connections: bound(CONNECTIONS), asking: CONNECTIONS, idle: Some(IDLE) };
+        let limits = Limits { connections: bound(CONNECTIONS), asking: ASKING, idle: Some(IDLE) };
         let (listener, stop) = (self.listener, group.token());
         group.spawn("token service", async move {
             let served: TaskResult = serve::serve(Some(listener), site, limits, stop.clone(), stop).await;

@@ -8,7 +8,6 @@ use std::task::{Context, Poll};
 use bytes::Bytes;
 use h2::SendStream;
 use h2::server::SendResponse;
-use http::{HeaderMap, HeaderValue, Response, StatusCode};
 use tonic::Status;
 
 use super::end_status;
@@ -31,13 +30,6 @@ impl AsMut<SendStream<Bytes>> for Reply {
     }
 }
 
-fn headers() -> Response<()> {
-    let mut response = Response::new(());
-    *response.status_mut() = StatusCode::OK;
-    response.headers_mut().insert(http::header::CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
-    response
-}
-
 impl Reply {
     pub(super) fn new(respond: SendResponse<Bytes>) -> Self {
         Self(Phase::Waiting(respond))
@@ -46,7 +38,7 @@ impl Reply {
     /// Sends the headers, if that has not been done.
     pub(super) fn open(&mut self) -> Result<(), h2::Error> {
         if let Phase::Waiting(respond) = &mut self.0 {
-            let stream = respond.send_response(headers(), false)?;
+            let stream = respond.send_response(grpc::answer(()), false)?;
             self.0 = Phase::Open(stream);
         }
         Ok(())
@@ -66,20 +58,10 @@ impl Reply {
 
     /// Ends the answer. Nobody may be left to hear it, so there is no error.
     pub(super) fn finish(mut self, status: &Status) {
-        let mut trailers = HeaderMap::new();
-        if status.add_header(&mut trailers).is_err() {
-            // Details that no header can carry; the code can always be sent.
-            trailers.insert("grpc-status", HeaderValue::from(status.code() as i32));
-        }
-        // Said to the agent, which dials istiod.
-        trailers.remove(grpc::PUSHBACK);
-        // The library encodes spaces too.
-        if !status.message().is_empty() {
-            trailers.insert("grpc-message", grpc::message(status.message()));
-        }
+        let trailers = grpc::trailers(status);
         match &mut self.0 {
             Phase::Waiting(respond) => {
-                let mut response = headers();
+                let mut response = grpc::answer(());
                 response.headers_mut().extend(trailers);
                 let _ = respond.send_response(response, true);
             }

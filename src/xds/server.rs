@@ -29,6 +29,8 @@ const WINDOW: u32 = 64 * 1024;
 const SEND_BUFFER: usize = 128 * 1024;
 /// Largest header list accepted; a larger one ends its stream.
 const HEADER_LIST: u32 = 384 * 1024;
+/// Streams on the socket: Envoy has one, proxyless clients have 64, and those that are held or replaced come and go.
+const STREAMS: usize = 2048;
 /// How long streams may take to tell Envoy that the agent stops.
 const GOODBYE: Duration = Duration::from_secs(1);
 
@@ -100,7 +102,7 @@ impl Server {
     /// When the socket itself fails; the agent ends in order then.
     pub async fn serve(self, listener: UnixListener, stop: Stop) -> TaskResult {
         let mut connections = Set::new("xds connection");
-        let clients = Clients::default();
+        let clients = Clients::new(STREAMS);
         let mut acceptor = Acceptor::new("xds");
         loop {
             tokio::select! {
@@ -154,7 +156,14 @@ async fn connection(shared: Arc<Shared>, socket: UnixStream, client: Arc<Client>
             biased;
             accepted = http2.accept() => match accepted {
                 Some(Ok((request, respond))) => {
-                    let (using, work) = (client.stream(), dispatch(shared.clone(), request, respond, stop.clone()));
+                    let using = match client.stream() {
+                        Ok(using) => using,
+                        Err(status) => {
+                            Reply::new(respond).finish(&status);
+                            continue;
+                        }
+                    };
+                    let work = dispatch(shared.clone(), request, respond, stop.clone());
                     streams.spawn(async move {
                         let _using = using;
                         work.await;

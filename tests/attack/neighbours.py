@@ -30,6 +30,35 @@ for mood in ("silent", "endless head", "endless body", "garbage", "to itself"):
             App.mood = "well"
 
 
+for mood in ("silent", "drip", "endless", "endless line", "endless head", "garbage", "bomb"):
+    @attack(f"application's metrics {mood}", "an application that answers scrapes like this, and scrapers from many addresses",
+            short=mood in ("endless", "endless line"))
+    def metrics(world, size, mood=mood):
+        App.mood, held = f"metrics {mood}", []
+        end = time.monotonic() + size.seconds
+        try:
+            while time.monotonic() < end:
+                try:
+                    held.append(connect(ATTACKERS[len(held) % 64], timeout=0.5))
+                    held[-1].sendall(b"GET /stats/prometheus HTTP/1.1\r\nHost: a\r\n\r\n")
+                    held[-1].setblocking(False)
+                except OSError:
+                    pass
+                # Half of them read.
+                for io in held[::2]:
+                    try:
+                        io.recv(1 << 20)
+                    except OSError:
+                        pass
+                time.sleep(0.02)
+                if len(held) > size.connections // 10:
+                    held.pop(0).close()
+        finally:
+            App.mood = "well"
+            for io in held:
+                io.close()
+
+
 def stopped(pid, seconds):
     os.kill(pid, signal.SIGSTOP)
     try:
@@ -217,6 +246,21 @@ def dns(world, size):
             for n in range(200):
                 io.sendto(h2.noise(n * 7), (POD, DNS))
             time.sleep(0.001)
+
+
+@attack("DNS queries without an answer", "names of elsewhere by the thousand, and a resolver that never answers", world={
+    "env": {"ISTIO_META_DNS_CAPTURE": "true", "DNS_PROXY_ADDR": f"0.0.0.0:{DNS}"}, "ready": False, "silent_names": True}, readiness=False)
+def unanswered(world, size):
+    end, n = time.monotonic() + size.seconds, 0
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as io:
+        io.bind((ATTACKERS[0], 0))
+        while time.monotonic() < end:
+            for _ in range(200):
+                n += 1
+                label = b"n%d" % n
+                name = bytes([len(label)]) + label + b"\7nowhere\4test\0"
+                io.sendto((n % 65536).to_bytes(2, "big") + b"\1\0\0\1\0\0\0\0\0\0" + name + b"\0\1\0\1", (POD, DNS))
+            time.sleep(0.002)
 
 
 @attack("DNS garbage, TCP", "messages that are no queries, lengths that are none, connections that wait", world={

@@ -132,6 +132,29 @@ def large(conn, path, end):
         conn.read()
 
 
+@flood("unfinished messages", "messages of 4 MB by the hundred, of which the last byte never comes")
+def unfinished(conn, path, end):
+    # Windows are opened as bytes are read, which is looked at between pieces.
+    conn.io.settimeout(0.2)
+    piece, stream, room = b"a" * 16_000, ids(), {0: 65_000}
+    while time.monotonic() < end:
+        s = next(stream)
+        conn.send(frame(HEADERS, END_HEADERS, s, request(path)), frame(DATA, 0, s, b"\0\0\x3f\xff\xff"))
+        sent, room[s] = 5, 65_535
+        while sent < 4_000_000 and time.monotonic() < end:
+            if min(room[s], room[0]) < len(piece):
+                kind, _, of, payload = conn.read()
+                if kind == h2.WINDOW and of in room:
+                    room[of] += int.from_bytes(payload, "big")
+                elif kind == h2.GOAWAY:
+                    return
+                elif kind == RST or (kind == HEADERS and of == s):
+                    break
+                continue
+            conn.send(frame(DATA, 0, s, piece))
+            sent, room[s], room[0] = sent + len(piece), room[s] - len(piece), room[0] - len(piece)
+
+
 for label, socket in EACH.items():
     @attack(f"{label} silent connections", "connections that say nothing")
     def silent(world, size, socket=socket):

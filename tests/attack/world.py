@@ -44,9 +44,11 @@ class App(BaseHTTPRequestHandler):
     mood = "well"
 
     def do_GET(self):
-        mood = type(self).mood
+        mood, of_metrics = type(self).mood.removeprefix("metrics "), type(self).mood.startswith("metrics ")
         try:
-            if self.path == "/metrics":
+            if of_metrics != (self.path == "/metrics"):
+                mood = "well"
+            if self.path == "/metrics" and mood == "well":
                 self.reply(200, METRICS)
             elif mood == "silent":
                 time.sleep(3600)
@@ -54,6 +56,22 @@ class App(BaseHTTPRequestHandler):
                 self.wfile.write(b"HTTP/1.1 200 OK\r\n")
                 while True:
                     self.wfile.write(b"X-Pad: " + b"x" * 1000 + b"\r\n")
+            elif mood == "endless line":
+                self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n\r\n")
+                while True:
+                    self.wfile.write(b"x" * 65536)
+            elif mood == "endless":
+                self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n\r\n")
+                while True:
+                    self.wfile.write(METRICS)
+            elif mood == "drip":
+                self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n\r\n")
+                while True:
+                    self.wfile.write(b"a")
+                    time.sleep(0.1)
+            elif mood == "bomb":
+                self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Type: text/plain\r\n\r\n" + BOMB)
+                self.close_connection = True
             elif mood == "endless body":
                 self.wfile.write(b"HTTP/1.1 200 OK\r\n\r\n")
                 while True:
@@ -67,6 +85,12 @@ class App(BaseHTTPRequestHandler):
                 self.reply(200, b"ok")
         except OSError:
             self.close_connection = True
+
+    def do_POST(self):
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        token = {"access_token": "t", "token_type": "Bearer", "expires_in": 3600,
+                 "issued_token_type": "urn:ietf:params:oauth:token-type:access_token"}
+        self.reply(200, json.dumps(token).encode())
 
     def reply(self, status, body, **headers):
         self.send_response(status)
@@ -151,21 +175,32 @@ class Quiet(ThreadingHTTPServer):
         pass
 
 
-def listener_in(namespace, address):
-    """A listening socket inside the namespace: a thread enters it, the socket stays there."""
-    made = []
+def inside(namespace, job):
+    """Does it on a thread that has entered the namespace: what it opens stays there. Its result, or what it has raised."""
+    done = []
 
-    def make():
-        with open(f"/var/run/netns/{namespace}") as handle:
-            # os.setns is there from Python 3.12 on.
-            if ctypes.CDLL(None, use_errno=True).setns(handle.fileno(), 0x40000000):
-                raise OSError(ctypes.get_errno(), "the network namespace cannot be entered")
-        made.append(socket.create_server(address, backlog=1024))
+    def enter():
+        try:
+            with open(f"/var/run/netns/{namespace}") as handle:
+                # os.setns is there from Python 3.12 on.
+                if ctypes.CDLL(None, use_errno=True).setns(handle.fileno(), 0x40000000):
+                    raise OSError(ctypes.get_errno(), "the network namespace cannot be entered")
+            done.append((job(), None))
+        except Exception as error:  # noqa: BLE001 (it is raised below)
+            done.append((None, error))
 
-    thread = threading.Thread(target=make)
+    thread = threading.Thread(target=enter)
     thread.start()
     thread.join()
-    return made[0]
+    result, error = done[0]
+    if error:
+        raise error
+    return result
+
+
+def listener_in(namespace, address):
+    """A listening socket inside the namespace."""
+    return inside(namespace, lambda: socket.create_server(address, backlog=1024))
 
 
 class World:

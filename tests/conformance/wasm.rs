@@ -1,7 +1,7 @@
 //! Extension configs with Wasm modules: fetched by the agent, which gives Envoy a local file.
 
 use std::collections::HashMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use envoy_types::pb::envoy::config::core::v3::async_data_source::Specifier as Code;
@@ -171,6 +171,45 @@ async fn a_remote_module_becomes_a_local_file_and_what_is_for_the_agent_stays_be
         DiscoveryRequest { type_url: ECDS.to_owned(), response_nonce: "n2".to_owned(), ..Default::default() };
     envoy.send(&ack);
     assert!(request(&mut istiod).await.is_ack(), "Envoy's answers pass");
+}
+
+/// A module that is asked for: the file that Envoy is told. `plant` is given the agent's root beforehand.
+async fn fetched(modules: &Modules, plant: impl FnOnce(&Path)) -> PathBuf {
+    let mut world = World::with(with_folder).await;
+    let root = PathBuf::from(format!("/proc/{}/root", world.agent.pid().as_raw_nonzero()));
+    plant(&root);
+    let (mut envoy, mut istiod) = world.sotw().await;
+    envoy.send(&ask(ECDS));
+    request(&mut istiod).await;
+    let filter = modules.filter("f1", "/one", |_, _| ());
+    istiod.responses.sotw(&push("n1", vec![filter])).await.unwrap();
+    let file = local(&filters(&DiscoveryResponse::decode(envoy.next_raw().await.unwrap()).unwrap())[0].1);
+    assert_eq!(std::fs::read(root.join(file.strip_prefix("/").unwrap())).unwrap(), MODULE);
+    file
+}
+
+// Where a module goes is known from its address, and others may be faster.
+#[tokio::test]
+async fn links_planted_where_a_module_goes_lead_nowhere() {
+    if !root_for("a mount namespace") {
+        return;
+    }
+    let modules = Modules::start().await;
+    let file = fetched(&modules, |_| ()).await;
+    let dir = tempfile::tempdir().unwrap();
+    let victim = dir.path().join("victim");
+    std::fs::write(&victim, "kept").unwrap();
+    let plant = |root: &Path| {
+        let place = root.join(file.strip_prefix("/").unwrap());
+        std::fs::create_dir_all(place.parent().unwrap()).unwrap();
+        for ending in ["", ".new", ".tmp", ".download", "~"] {
+            let mut name = place.clone().into_os_string();
+            name.push(ending);
+            std::os::unix::fs::symlink(&victim, name).unwrap();
+        }
+    };
+    assert_eq!(fetched(&modules, plant).await, file);
+    assert_eq!(std::fs::read_to_string(&victim).unwrap(), "kept");
 }
 
 #[tokio::test]

@@ -169,7 +169,7 @@ variables! {
     go XDS ISTIOD_SAN: Text = "", "TLS server name of istiod";
     go XDS GRPC_KEEPALIVE_INTERVAL: Duration = "30s", "pings to istiod and on the local socket";
     go XDS GRPC_KEEPALIVE_TIMEOUT: Duration = "10s", "how long a ping may take";
-    go XDS ISTIO_GPRC_MAXSTREAMS: Int = "100000", "streams on one local connection";
+    go XDS ISTIO_GPRC_MAXSTREAMS: Int = "100000", "streams on one local connection; the whole socket has 2048";
     go XDS ISTIO_GPRC_MAXRECVMSGSIZE: Int = "67108864", "bytes of one request from Envoy (the Go agent: 4194304)";
     ours XDS XDS_HOLD_TIMEOUT: Duration = "10m", "how long a stream of Envoy is held while istiod is dialled; 0: not at all";
     ours XDS XDS_SHUFFLE_ADDRESSES: Bool = "false", "istiod's addresses are tried in random order, not in the resolver's";

@@ -6,6 +6,7 @@ mod epochs;
 mod guarding;
 mod judging;
 mod outcome;
+mod preparing;
 mod replacing;
 mod requests;
 
@@ -22,7 +23,9 @@ use prometheus::{IntCounterVec, IntGaugeVec};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use self::preparing::{For, Starting};
 use super::handle::Asked;
+use super::inputs::Looked;
 use super::watch::FileWatch;
 use super::{Envoy, RunState};
 use crate::base::error::chain;
@@ -74,6 +77,9 @@ pub(super) struct Run {
     poll: Option<Boxed<Result<Option<admin::Open>, admin::Error>>>,
     live: Option<Boxed<Result<(bool, u64), admin::Error>>>,
     pending: Option<Pending>,
+    looking: Option<Boxed<Option<Looked>>>,
+    look_for: For,
+    starting: Option<Starting>,
     /// Another binary that has not shown yet that it serves.
     proving: Option<replacing::Proving>,
     /// Asked when that has failed.
@@ -145,6 +151,9 @@ impl Run {
             poll: None,
             live: None,
             pending: None,
+            looking: None,
+            look_for: For::Nothing,
+            starting: None,
             proving: None,
             survivor: None,
             reload_again: None,
@@ -231,6 +240,14 @@ impl Run {
                 self.reload(false);
                 false
             }
+            looked = maybe(&mut self.looking) => {
+                self.looked(looked);
+                false
+            }
+            file = Starting::written(&mut self.starting) => {
+                self.written(file);
+                false
+            }
             counted = maybe(&mut self.poll) => self.counted(counted),
             live = maybe(&mut self.survivor) => {
                 self.survived(&live);
@@ -250,13 +267,18 @@ impl Run {
         let pending = self.pending.as_ref().map(|p| p.next_check);
         let pending = pending.or_else(|| self.proving.as_ref().map(|p| p.next_check));
         let pending = pending.filter(|_| self.live.is_none());
-        [drain, self.retry_at, pending, guard, self.settled_at].into_iter().flatten().min()
+        let starting = self.starting.as_ref().and_then(|s| s.until);
+        [drain, self.retry_at, pending, guard, self.settled_at, starting].into_iter().flatten().min()
     }
 
     fn tick(&mut self) -> bool {
         let now = Instant::now();
         if self.missing_guard() && self.guard_at <= now {
             self.stand_guard();
+        }
+        if self.starting.as_ref().and_then(|s| s.until).is_some_and(|at| at <= now) {
+            tracing::warn!("Envoy is started with its last configuration");
+            self.write();
         }
         if self.settled_at.is_some_and(|at| at <= now) {
             self.settled_at = None;

@@ -4,10 +4,13 @@
 //! it is absorbed, then the contents are looked at once. A mounted secret changes file by file, and a
 //! restart in the middle would pair a new certificate with an old key.
 
+use std::collections::BTreeSet;
+use std::pin::Pin;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
+use crate::base::disk::Watching;
 use crate::base::files::Watcher;
 use crate::envoy::restart;
 
@@ -21,8 +24,12 @@ const QUIET: Duration = Duration::from_millis(100);
 const SLOW: Duration = Duration::from_secs(300);
 
 pub(super) struct FileWatch {
-    watcher: Watcher,
-    due: Option<Instant>,
+    // Owns what it waits for, so that nothing is lost when who waits for it does something else.
+    turn: Pin<Box<dyn Future<Output = Turn> + Send>>,
+}
+
+struct Turn {
+    watcher: Watching,
     slow: Instant,
 }
 
@@ -32,26 +39,33 @@ impl FileWatch {
         if !config.hot_restart || config.watched.is_empty() {
             return None;
         }
-        let mut watcher = Watcher::new(QUIET);
-        watcher.set(config.watched.iter().cloned().collect());
-        Some(Self { watcher, due: None, slow: Instant::now() + SLOW })
+        let watched: BTreeSet<_> = config.watched.iter().cloned().collect();
+        let turn = async move {
+            let mut watcher = Watching::new(QUIET);
+            watcher.with(|watcher| watcher.set(watched)).await;
+            Turn { watcher, slow: Instant::now() + SLOW }.next().await
+        };
+        Some(Self { turn: Box::pin(turn) })
     }
 
     async fn due(&mut self) {
-        loop {
-            let at = self.due.unwrap_or(self.slow);
-            tokio::select! {
-                () = tokio::time::sleep_until(at) => {
-                    self.due = None;
-                    self.slow = Instant::now() + SLOW;
-                    self.watcher.refresh();
-                    return;
-                }
-                () = self.watcher.changed(), if self.due.is_none() => {
-                    self.due = Some(Instant::now() + BATCH);
-                }
+        let turn = (&mut self.turn).await;
+        self.turn = Box::pin(turn.next());
+    }
+}
+
+impl Turn {
+    async fn next(mut self) -> Self {
+        tokio::select! {
+            () = tokio::time::sleep_until(self.slow) => {}
+            () = self.watcher.news() => {
+                self.watcher.with(Watcher::refresh).await;
+                tokio::time::sleep(BATCH).await;
             }
         }
+        self.slow = Instant::now() + SLOW;
+        self.watcher.with(Watcher::refresh).await;
+        self
     }
 }
 

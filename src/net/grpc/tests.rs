@@ -106,7 +106,15 @@ fn of_a_text_only_what_must_be_is_encoded() {
     assert_eq!(headers["grpc-message"], "no \"token\" for <istiod>: 100%25 sure%0A%C3%BC~");
     headers.insert("grpc-status", HeaderValue::from_static("5"));
     assert_eq!(status_in(&headers).unwrap().message(), text);
-    headers.insert("grpc-message", HeaderValue::from_static("a%20b%2"));
-    readable(&mut headers);
-    assert_eq!(headers["grpc-message"], "a b%252");
+    let told = trailers(&Status::not_found(text));
+    assert_eq!(told["grpc-message"], headers["grpc-message"]);
+    assert_eq!(told["grpc-status"], "5");
+}
+
+#[test]
+fn compression_is_not_offered() {
+    for (encoding, good) in [("identity", true), ("gzip", false), ("", false)] {
+        assert_eq!(uncompressed(&headers(&[("grpc-encoding", encoding)])).is_ok(), good, "{encoding}");
+    }
+    assert!(uncompressed(&headers(&[])).is_ok());
 }

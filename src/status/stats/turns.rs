@@ -1,6 +1,6 @@
 //! How many scrapes there are at a time. Each holds a few buffers, a compressor, and connections to Envoy and
 //! the application, half a MB in all; a mesh has one or two scrapers. Who finds no turn waits for one, and whoever
-//! holds one without reading loses it then: its connection is closed.
+//! holds one without reading, or has closed its side, loses it then: its connection is closed.
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
@@ -80,8 +80,10 @@ impl Turns {
     fn cut_one(&self) {
         let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
         taken.retain(|p| p.upgrade().is_some_and(|p| p.phase() == Phase::Busy && !p.is_cut()));
-        let longest = taken.iter().filter_map(Weak::upgrade).max_by_key(|p| p.stood());
-        if let Some(progress) = longest.filter(|p| p.stood() >= STOOD) {
+        // For one that has closed its side, nobody may wait any more.
+        let waits = |p: &Progress| if p.has_left() { p.in_phase() } else { p.stood() };
+        let longest = taken.iter().filter_map(Weak::upgrade).max_by_key(|p| waits(p));
+        if let Some(progress) = longest.filter(|p| waits(p) >= STOOD) {
             tracing::debug!("a scrape whose reader stands still makes place for another");
             progress.cut();
         }
@@ -117,7 +119,10 @@ mod tests {
         assert!(all[3].is_cut() && !all[2].is_cut());
         // Its connection ends, and with it its answer.
         drop(held.remove(3));
-        assert!(waiting.await.is_some());
+        let _turn = waiting.await.unwrap();
         assert_eq!(late.phase(), Phase::Busy);
+        all[5].leaves();
+        let _ = tokio::time::timeout(LOOK * 2, turns.take(&scraper())).await;
+        assert!(all[5].is_cut() && !all[2].is_cut(), "its client has closed its side");
     }
 }

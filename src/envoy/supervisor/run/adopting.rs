@@ -61,7 +61,7 @@ impl Run {
         if self.machine.phase() != Phase::Running || self.machine.is_drained() {
             return Err("Envoy drains");
         }
-        if self.pending.is_some() || self.proving.is_some() || self.survivor.is_some() {
+        if self.is_replacing() {
             return Err("Envoy is being replaced by its next epoch");
         }
         let epochs = self.epochs.iter().map(|(number, epoch)| {

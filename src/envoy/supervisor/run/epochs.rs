@@ -5,11 +5,11 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::{Epoch, Run, judging};
-use crate::base::error::chain;
 use crate::envoy::drain::{self, Phase};
 use crate::envoy::process::{self, Exit};
 use crate::envoy::restart::{self, Kind};
 use crate::envoy::supervisor::RunState;
+use crate::envoy::supervisor::inputs::Ready;
 use crate::envoy::{command, port, shared};
 use crate::trouble::{self, Report, What};
 
@@ -28,11 +28,11 @@ impl Run {
             restart::Action::KillAll => {
                 tracing::warn!("the other epochs of Envoy are killed for a fresh start");
                 self.kill_all();
-                let waiting = self.pending.take();
+                let waiting = self.pending.take().map(|p| p.epoch).or(self.starting.take().map(|s| s.epoch));
                 self.live = None;
-                waiting.is_some_and(|p| {
-                    self.gave_up(p.epoch, "the one before it ended");
-                    let action = self.core.ended(p.epoch, Kind::Aborted, Duration::ZERO);
+                waiting.is_some_and(|epoch| {
+                    self.gave_up(epoch, "the one before it ended");
+                    let action = self.core.ended(epoch, Kind::Aborted, Duration::ZERO);
                     self.carry_out(action)
                 })
             }
@@ -51,28 +51,24 @@ impl Run {
         }
     }
 
+    /// Starts an epoch: at once where its file is there, else when its inputs were looked at and it is written.
     pub(super) fn start(&mut self, epoch: u32) {
         // Its file is where the new one goes.
         self.suspect = None;
-        let file = match self.envoy.file.take() {
-            Some(file) if epoch == 0 => Some(file),
-            _ => {
-                if let Err(error) = self.envoy.refresh() {
-                    tracing::warn!("Envoy is started with its last configuration: {}", chain(&error));
-                }
-                match self.envoy.write(epoch) {
-                    Ok(file) => file,
-                    Err(error) => return self.not_started(epoch, chain(&error)),
-                }
-            }
-        };
+        match self.envoy.file.take() {
+            Some(file) if epoch == 0 => self.launch(epoch, Ready { file: Some(file), base_id: None }),
+            _ => self.prepare(epoch),
+        }
+    }
+
+    pub(super) fn launch(&mut self, epoch: u32, Ready { file, base_id }: Ready) {
         self.stand_guard();
         let config = &self.envoy.config;
         let base_id_path = self.envoy.base_id_path();
         if epoch == 0 {
             self.base_id = None;
         } else if self.base_id.is_none() {
-            self.base_id = std::fs::read_to_string(&base_id_path).ok().and_then(|t| t.trim().parse().ok());
+            self.base_id = base_id;
         }
         let number = command::Epoch {
             number: epoch,
@@ -112,6 +108,7 @@ impl Run {
                 self.trouble.note(What::Started, format!("Envoy, epoch {epoch}"));
                 self.settled_at = self.trouble.kind().map(|_| started + SOON);
                 let _ = self.state.send(RunState::Running { epoch });
+                self.prove(epoch);
             }
             Err(error) => {
                 let launcher = config.launcher.display().to_string();
@@ -122,7 +119,7 @@ impl Run {
     }
 
     // Its end comes the same way as that of any other.
-    fn not_started(&mut self, epoch: u32, why: String) {
+    pub(super) fn not_started(&mut self, epoch: u32, why: String) {
         let started = Instant::now();
         self.epochs
             .insert(epoch, Epoch { process: None, file: None, args: Vec::new(), started, aborted: false });

@@ -9,6 +9,7 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
+use super::preparing::For;
 use super::{LIVE_POLL, Run};
 use crate::envoy::drain::Phase;
 use crate::envoy::supervisor::handle::Replace;
@@ -29,29 +30,45 @@ pub(super) struct Proving {
 }
 
 impl Run {
-    pub(super) fn replace(&mut self, Replace { binary, limit, done }: Replace) {
-        let busy = match () {
+    pub(super) fn replace(&mut self, replace: Replace) {
+        let busy = self
+            .busy()
+            .or_else(|| self.looking.is_some().then_some("Envoy's configuration is being looked at"));
+        if let Some(why) = busy {
+            // Whoever asked may have gone; so everywhere below.
+            let _ = replace.done.send(Err(why.to_owned()));
+            return;
+        }
+        self.look(For::Replace(replace));
+        if self.looking.is_none() {
+            self.looked(None);
+        }
+    }
+
+    fn busy(&self) -> Option<&'static str> {
+        match () {
             () if !self.envoy.config.restart.hot_restart => {
                 Some("hot restart is off: set ENVOY_HOT_RESTART=true")
             }
             () if self.machine.phase() != Phase::Running || self.machine.is_drained() => Some("Envoy drains"),
-            () if self.pending.is_some()
-                || self.proving.is_some()
-                || self.survivor.is_some()
-                || self.epochs.len() > 1 =>
-            {
+            () if self.is_replacing() || self.epochs.len() > 1 => {
                 Some("an earlier epoch of Envoy is still being replaced")
             }
             () if self.epochs.is_empty() => Some("Envoy does not run"),
             () => None,
-        };
-        if let Some(why) = busy {
-            // Whoever asked may have gone; so everywhere below.
+        }
+    }
+
+    /// The inputs were looked at, and are usable or not.
+    pub(super) fn replace_with(&mut self, Replace { binary, limit, done }: Replace, is_usable: bool) {
+        if let Some(why) = self.busy() {
             let _ = done.send(Err(why.to_owned()));
             return;
         }
         let old = std::mem::replace(&mut self.envoy.config.binary, binary);
-        self.reload(true);
+        if is_usable {
+            self.changed(true);
+        }
         let Some(pending) = &self.pending else {
             self.envoy.config.binary = old;
             let _ = done.send(Err("the bootstrap for it cannot be made; the log says why".to_owned()));

@@ -2,8 +2,8 @@
 
 use tokio::time::Instant;
 
+use super::preparing::For;
 use super::{LIVE_LIMIT, LIVE_POLL, MOST_EPOCHS, Pending, Run};
-use crate::base::error::chain;
 use crate::envoy::drain::{self, Phase};
 use crate::envoy::supervisor::RunState;
 use crate::envoy::supervisor::handle::News;
@@ -38,6 +38,7 @@ impl Run {
         self.retry_at = None;
         self.files = None;
         self.pending = None;
+        self.starting = None;
         self.proving = None;
         self.live = None;
         if self.epochs.is_empty() {
@@ -48,16 +49,26 @@ impl Run {
 
     pub(super) fn reload(&mut self, force: bool) {
         // One after the other: an epoch that has to show that it serves is left alone until then.
-        if self.pending.is_some() || self.proving.is_some() || self.survivor.is_some() {
+        if self.is_replacing() {
             tracing::info!("a new configuration waits until Envoy's next epoch has shown that it serves");
             self.reload_again = Some(force || self.reload_again == Some(true));
             return;
         }
-        if let Err(error) = self.envoy.refresh() {
-            tracing::warn!(
-                "the changed configuration is not applied, Envoy goes on with the last one: {}",
-                chain(&error)
-            );
+        // What a look that is under way has read may be older than the change.
+        if self.looking.is_some() {
+            self.reload_again = Some(force || self.reload_again == Some(true));
+            return;
+        }
+        self.look(For::Reload(force));
+    }
+
+    /// The inputs were looked at.
+    pub(super) fn changed(&mut self, force: bool) {
+        if self.machine.phase() != Phase::Running {
+            return;
+        }
+        if self.is_replacing() {
+            self.reload_again = Some(force || self.reload_again == Some(true));
             return;
         }
         self.forced += u64::from(force);
@@ -73,6 +84,11 @@ impl Run {
             }
             _ => tracing::debug!("Envoy's configuration has not changed, or hot restart is off"),
         }
+    }
+
+    /// Whether an epoch is about to come, or has yet to show that it serves.
+    pub(super) fn is_replacing(&self) -> bool {
+        self.pending.is_some() || self.starting.is_some() || self.proving.is_some() || self.survivor.is_some()
     }
 
     /// What was asked for meanwhile.
@@ -98,8 +114,7 @@ impl Run {
             let epoch = pending.epoch;
             self.pending = None;
             self.start(epoch);
-            self.prove(epoch);
-            return self.reload_now();
+            return;
         }
         pending.next_check = now + LIVE_POLL;
     }

@@ -1,0 +1,106 @@
+//! What Envoy would be started with now: the bootstrap, rendered anew, and the watched files' contents as one number.
+//!
+//! All of it may lie on a disk that does not answer, so once the agent serves it is looked at on a thread, one look at
+//! a time; meanwhile the agent goes on, and what it knows already stays.
+
+use std::hash::{DefaultHasher, Hasher};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::base::lane::Lane;
+use crate::envoy::process::Written;
+use crate::envoy::{Bootstrap, Config, ConfigFile, Error, restart};
+
+static LOOKS: Lane = Lane::new("Envoy's inputs", 1);
+static WRITES: Lane = Lane::new("Envoy's bootstrap", 1);
+
+/// After this the log says that a look takes long, and a start goes on without it.
+pub(super) const PATIENCE: Duration = Duration::from_secs(10);
+
+/// What is looked at.
+pub(super) struct Inputs {
+    bootstrap: Box<dyn Bootstrap>,
+    /// Whether the bootstrap is rendered, and not the user's.
+    rendered: bool,
+    files: Vec<PathBuf>,
+}
+
+/// What was found.
+pub(super) struct Found {
+    /// The bootstrap, where it is rendered.
+    pub(super) text: Option<Vec<u8>>,
+    pub(super) id: restart::Id,
+}
+
+/// The inputs come back with what they were found to be.
+pub(super) type Looked = (Inputs, Result<Found, Error>);
+
+impl Inputs {
+    pub(super) fn new(config: &Config, bootstrap: Box<dyn Bootstrap>) -> Self {
+        let custom = match &config.file {
+            ConfigFile::Custom(path) => Some(path.clone()),
+            ConfigFile::Generated(_) => None,
+        };
+        let again = config.restart.hot_restart || config.restart.recovery;
+        let rendered = custom.is_none();
+        let watched = config.restart.watched.iter().cloned();
+        let files = custom.filter(|_| again).into_iter().chain(watched).collect();
+        Self { bootstrap, rendered, files }
+    }
+
+    /// Looks, here and now.
+    pub(super) fn look(&mut self) -> Result<Found, Error> {
+        let text = self.rendered.then(|| self.bootstrap.render().map_err(Error::Render)).transpose()?;
+        let mut hash = DefaultHasher::new();
+        hash.write(text.as_deref().unwrap_or_default());
+        for file in &self.files {
+            // Missing or unreadable files are skipped, as the historic agents did.
+            hash.write(&std::fs::read(file).unwrap_or_default());
+            hash.write_u8(0);
+        }
+        Ok(Found { text, id: hash.finish() })
+    }
+
+    /// Looks on a thread, for as long as that takes. `None`: there is no thread, or it panicked, and the inputs are lost.
+    pub(super) async fn look_beside(mut self) -> Option<Looked> {
+        let looking = LOOKS.run(move || {
+            let found = self.look();
+            (self, found)
+        });
+        tokio::pin!(looking);
+        let looked = match tokio::time::timeout(PATIENCE, &mut looking).await {
+            Ok(looked) => looked,
+            Err(_) => {
+                tracing::warn!(
+                    "the files of Envoy's configuration do not answer within {PATIENCE:?}: what is known stays until they do"
+                );
+                looking.await
+            }
+        };
+        looked
+            .map_err(|error| tracing::error!("Envoy's configuration is not looked at any more: {error}"))
+            .ok()
+    }
+}
+
+/// What an epoch is started with: its file, which is removed with this, and the base id that the first one chose.
+pub(super) struct Ready {
+    pub(super) file: Option<Written>,
+    pub(super) base_id: Option<u32>,
+}
+
+/// Puts `text`, where there is one, at `path` on a thread, and reads the base id there.
+pub(super) async fn write_beside(
+    path: PathBuf,
+    text: Option<Vec<u8>>,
+    base_id: PathBuf,
+) -> Result<Ready, Error> {
+    let to = path.clone();
+    let job = move || {
+        let file = text.map(|text| Written::new(&to, &text)).transpose()?;
+        let base_id = std::fs::read_to_string(&base_id).ok().and_then(|text| text.trim().parse().ok());
+        Ok(Ready { file, base_id })
+    };
+    let ready = WRITES.within(PATIENCE, job).await.unwrap_or_else(|error| Err((path, error)));
+    ready.map_err(|(path, source)| Error::Write { path, source })
+}

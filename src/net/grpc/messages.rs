@@ -1,0 +1,231 @@
+//! Messages off a request's body, for servers that decode them.
+//!
+//! A stream that waits holds nothing: what has arrived of a message is held until the rest does, and given back with
+//! the message. What all streams of the process hold so is bounded, since each message alone may be large and each
+//! connection may have thousands of streams: at the bound a stream that would add to it ends, unless it holds next to
+//! nothing.
+//!
+//! Why not tonic's reader: its buffer stays as long as the stream, and nothing bounds all of them together.
+
+use std::marker::PhantomData;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::task::{Context, Poll, ready};
+
+use bytes::{Buf, Bytes, BytesMut};
+use http_body::Body;
+use prost::Message;
+use tonic::Status;
+
+use super::FRAME;
+
+/// Largest message, in bytes: gRPC's default, which is Go's and tonic's too.
+const LARGEST: usize = 4 * 1024 * 1024;
+/// Bytes of unfinished messages in this process.
+const UNFINISHED: usize = 8 * 1024 * 1024;
+/// What a stream may hold in spite of [`UNFINISHED`]: the beginning of a usual request.
+const LITTLE: usize = 1024;
+
+static HELD: AtomicUsize = AtomicUsize::new(0);
+
+/// The messages of one body.
+#[derive(Debug)]
+pub(crate) struct Messages<T, B> {
+    body: B,
+    buffer: Held,
+    kind: PhantomData<fn() -> T>,
+}
+
+impl<T, B> Messages<T, B>
+where
+    T: Message + Default,
+    B: Body<Data = Bytes> + Unpin,
+{
+    pub(crate) fn new(body: B) -> Self {
+        Self { body, buffer: Held::default(), kind: PhantomData }
+    }
+
+    /// The next message; `None` at the end.
+    ///
+    /// # Errors
+    /// Cancelled when the client is gone; else what it did wrong, in the words of Go's server.
+    pub(crate) async fn next(&mut self) -> Result<Option<T>, Status> {
+        std::future::poll_fn(|cx| self.poll_next(cx)).await
+    }
+
+    /// As [`Self::next`].
+    pub(crate) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<T>, Status>> {
+        loop {
+            if let Some(message) = self.buffer.take()? {
+                let message = T::decode(message);
+                return Poll::Ready(message.map(Some).map_err(|error| {
+                    Status::internal(format!("grpc: error unmarshalling request: {error}"))
+                }));
+            }
+            match ready!(Pin::new(&mut self.body).poll_frame(cx)) {
+                Some(Ok(frame)) => {
+                    if let Ok(data) = frame.into_data() {
+                        self.buffer.add(&data)?;
+                    }
+                }
+                Some(Err(_)) => return Poll::Ready(Err(Status::cancelled("context canceled"))),
+                None if self.buffer.bytes.is_empty() => return Poll::Ready(Ok(None)),
+                None => return Poll::Ready(Err(Status::internal("unexpected EOF"))),
+            }
+        }
+    }
+}
+
+/// What has arrived and is not decoded; counted while it is here.
+#[derive(Debug, Default)]
+struct Held {
+    bytes: BytesMut,
+    counted: usize,
+}
+
+impl Held {
+    fn add(&mut self, data: &[u8]) -> Result<(), Status> {
+        self.bytes.extend_from_slice(data);
+        let whole = self.length()?.is_some_and(|length| self.bytes.len() >= FRAME + length);
+        if !whole && !self.count(self.bytes.len()) {
+            return Err(Status::resource_exhausted(
+                "the agent holds too many bytes of requests that are not complete",
+            ));
+        }
+        Ok(())
+    }
+
+    /// The first message, if it is there.
+    fn take(&mut self) -> Result<Option<Bytes>, Status> {
+        let Some(length) = self.length()? else { return Ok(None) };
+        if self.bytes.len() < FRAME + length {
+            return Ok(None);
+        }
+        self.bytes.advance(FRAME);
+        let message = self.bytes.split_to(length).freeze();
+        if self.bytes.is_empty() {
+            // Else its room stays as long as the stream does.
+            self.bytes = BytesMut::new();
+        }
+        self.count(0);
+        Ok(Some(message))
+    }
+
+    fn length(&self) -> Result<Option<usize>, Status> {
+        let Some(mut head) = self.bytes.get(..FRAME) else { return Ok(None) };
+        match head.get_u8() {
+            0 => {}
+            1 => return Err(Status::internal("grpc: compressed flag set with identity or empty encoding")),
+            flag => return Err(Status::internal(format!("grpc: received unexpected payload format {flag}"))),
+        }
+        let length = usize::try_from(head.get_u32()).unwrap_or(usize::MAX);
+        if length > LARGEST {
+            let text = format!("grpc: received message larger than max ({length} vs. {LARGEST})");
+            return Err(Status::resource_exhausted(text));
+        }
+        Ok(Some(length))
+    }
+
+    /// Counts that `now` bytes are held; whether they may be.
+    fn count(&mut self, now: usize) -> bool {
+        let all = HELD.fetch_add(now, Relaxed) + now - self.counted;
+        HELD.fetch_sub(self.counted, Relaxed);
+        self.counted = now;
+        all <= UNFINISHED || now <= LITTLE
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        HELD.fetch_sub(self.counted, Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+    use std::convert::Infallible;
+
+    use http_body::Frame;
+    use tonic::Code;
+
+    use super::*;
+    use crate::net::grpc::framed;
+
+    /// A body in these pieces that then waits for ever.
+    struct Pieces(VecDeque<Bytes>);
+
+    impl Body for Pieces {
+        type Data = Bytes;
+        type Error = Infallible;
+
+        fn poll_frame(
+            mut self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+        ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+            self.0.pop_front().map_or(Poll::Pending, |piece| Poll::Ready(Some(Ok(Frame::data(piece)))))
+        }
+    }
+
+    fn reading(pieces: impl IntoIterator<Item = Bytes>) -> Messages<String, Pieces> {
+        Messages::new(Pieces(pieces.into_iter().collect()))
+    }
+
+    fn poll(messages: &mut Messages<String, Pieces>) -> Poll<Result<Option<String>, Status>> {
+        messages.poll_next(&mut Context::from_waker(std::task::Waker::noop()))
+    }
+
+    fn message(text: &str) -> Bytes {
+        framed(&text.to_owned().encode_to_vec()).unwrap()
+    }
+
+    #[test]
+    fn pieces_are_put_together_and_nothing_stays() {
+        let both: Vec<u8> = [message("one"), message("two")].concat();
+        for size in 1..=both.len() {
+            let mut messages = reading(both.chunks(size).map(Bytes::copy_from_slice));
+            for expected in ["one", "two"] {
+                let Poll::Ready(Ok(Some(text))) = poll(&mut messages) else { panic!("pieces of {size}") };
+                assert_eq!(text, expected);
+            }
+            assert!(poll(&mut messages).is_pending());
+            assert_eq!((messages.buffer.bytes.capacity(), messages.buffer.counted), (0, 0));
+        }
+    }
+
+    #[test]
+    fn what_is_no_message_ends_the_stream() {
+        for (bytes, words) in [
+            (&[1, 0, 0, 0, 0][..], "compressed flag"),
+            (&[7, 0, 0, 0, 0], "payload format 7"),
+            (&[0, 0xff, 0, 0, 0], "larger than max (4278190080 vs. 4194304)"),
+            (&[0, 0, 0, 0, 1, 0xff], "unmarshalling"),
+        ] {
+            let Poll::Ready(Err(status)) = poll(&mut reading([Bytes::from_static(bytes)])) else {
+                panic!("{words}")
+            };
+            assert!(status.message().contains(words), "{status:?}");
+        }
+    }
+
+    // The only test that comes near the bound, which is the process's.
+    #[test]
+    fn unfinished_messages_are_bounded_together() {
+        let half = |size: usize| {
+            let mut all = BytesMut::from(&[0, 0, 0x3f, 0xff, 0xff][..]);
+            all.resize(size, b'a');
+            all.freeze()
+        };
+        let mut held: Vec<_> = (0..3).map(|_| reading([half(3 * 1024 * 1024)])).collect();
+        assert!(poll(&mut held[0]).is_pending() && poll(&mut held[1]).is_pending());
+        let Poll::Ready(Err(status)) = poll(&mut held[2]) else { panic!("nine megabytes are held") };
+        assert_eq!(status.code(), Code::ResourceExhausted);
+        let mut little = reading([half(100)]);
+        assert!(poll(&mut little).is_pending(), "a small one is let in");
+        let mut whole = reading([message(&"a".repeat(3_000_000))]);
+        assert!(poll(&mut whole).is_ready(), "what is whole is not held");
+        drop(held);
+        let mut again = reading([half(3 * 1024 * 1024)]);
+        assert!(poll(&mut again).is_pending());
+    }
+}

@@ -1,0 +1,224 @@
+"""An istiod that means ill: what the relay must bear from the other side of its stream."""
+import json
+import os
+import threading
+import time
+
+from . import h2
+from .h2 import ACK, CONTINUATION, DATA, END_HEADERS, END_STREAM, GOAWAY, HEADERS, PING, RST, SETTINGS, WINDOW, Conn, frame, message, number
+from .registry import attack
+from .world import ADMIN, ROOT, STATUS, XDS, listener_in
+
+PORT = 15010
+TYPE = "type.googleapis.com/"
+CLUSTER = TYPE + "envoy.config.cluster.v3.Cluster"
+HEAD = b"\x88" + h2.field("content-type", "application/grpc")
+# Without TLS, as every mesh may have it; the CA is the good neighbour's.
+WORLD = {"env": {"CA_ADDR": "localhost:15012", "PROXY_CONFIG": json.dumps({
+    "discoveryAddress": f"localhost:{PORT}", "controlPlaneAuthPolicy": "NONE", "statusPort": STATUS, "proxyAdminPort": ADMIN,
+    "binaryPath": str(ROOT / "tests/support/fake_envoy.py"), "terminationDrainDuration": "1s"})}}
+
+
+def response(n, type_url=CLUSTER, value=b""):
+    body = message((1, type_url.encode()), (2, value))[5:]
+    return message((1, b"1"), (2, body), (4, type_url.encode()), (5, b"n%d" % n))
+
+
+class Call:
+    """One call that istiod has accepted."""
+
+    def __init__(self, io, over):
+        self.io, self.over, self.buffer = io, over, b""
+        while len(self.buffer) < len(h2.PREFACE):
+            self.buffer += self.piece()
+        self.buffer = self.buffer[len(h2.PREFACE):]
+        self.send(frame(SETTINGS, 0, 0))
+        while True:
+            kind, flags, self.stream = self.frame()
+            if kind == SETTINGS and not flags & ACK:
+                self.send(frame(SETTINGS, ACK, 0))
+            if kind == HEADERS:
+                return
+
+    def piece(self):
+        piece = self.io.recv(65536)
+        if not piece:
+            raise ConnectionError("closed")
+        return piece
+
+    def frame(self):
+        while len(self.buffer) < 9 or len(self.buffer) < 9 + int.from_bytes(self.buffer[:3], "big"):
+            self.buffer += self.piece()
+        length, head = int.from_bytes(self.buffer[:3], "big"), self.buffer[:9]
+        self.buffer = self.buffer[9 + length:]
+        return head[3], head[4], int.from_bytes(head[5:9], "big") & 0x7FFFFFFF
+
+    def send(self, *frames):
+        self.io.sendall(b"".join(frames))
+
+    def accept(self):
+        self.send(frame(HEADERS, END_HEADERS, self.stream, HEAD))
+
+    def data(self, *messages):
+        self.send(*(frame(DATA, 0, self.stream, one) for one in messages))
+
+    def on(self):
+        return not self.over.is_set()
+
+
+def pings(call):
+    call.accept()
+    while call.on():
+        call.send(*[frame(PING, 0, 0, b"12345678")] * 200)
+
+
+def settings(call):
+    call.accept()
+    while call.on():
+        call.send(*[frame(SETTINGS, 0, 0, b"\0\x03\0\0\0\x64")] * 200)
+
+
+def endless_head(call):
+    call.send(frame(HEADERS, 0, call.stream, HEAD))
+    while call.on():
+        call.send(frame(CONTINUATION, 0, call.stream, h2.field("x", b"y" * 16_000)))
+
+
+def bomb(call):
+    entry = b"\x40" + number(1, 7) + b"x" + number(3900, 7) + b"y" * 3900
+    call.send(frame(HEADERS, END_HEADERS, call.stream, HEAD + entry + b"\xbe" * 8000))
+    call.over.wait(0.2)
+
+
+def huge_length(call):
+    call.accept()
+    call.data(b"\0\xff\xff\xff\xff\x0a\x01")
+    while call.on():
+        call.data(b"\x12" + b"a" * 16_000)
+        time.sleep(0.002)
+
+
+def empty_data(call):
+    call.accept()
+    while call.on():
+        call.data(*[b""] * 500)
+
+
+def reset(call):
+    call.send(frame(RST, 0, call.stream, b"\0\0\0\x07"))
+
+
+def away(call):
+    call.send(frame(GOAWAY, 0, 0, b"\0\0\0\0\0\0\0\x0b" + b"x" * 16_000))
+
+
+def window(call):
+    call.send(*[frame(WINDOW, 0, 0, b"\x7f\xff\xff\xff")] * 2)
+
+
+def pushed(call):
+    call.send(frame(5, END_HEADERS, call.stream, b"\0\0\0\2\x82\x84\x86"))
+
+
+def small(call):
+    call.accept()
+    n = 0
+    while call.on():
+        call.data(*(response(n + k) for k in range(100)))
+        n += 100
+
+
+def compressed(call):
+    call.accept()
+    call.data(b"\1" + response(1)[1:])
+
+
+def large_status(call):
+    call.accept()
+    trailers = h2.field("grpc-status", "8") + h2.field("grpc-message", b"%ff" * 5000)
+    call.send(frame(HEADERS, END_HEADERS | END_STREAM, call.stream, trailers))
+
+
+def many(type_url, size):
+    def play(call):
+        call.accept()
+        n = 0
+        while call.on():
+            call.data(response(n, type_url(n), os.urandom(size)))
+            n += 1
+    return play
+
+
+def silence(call):
+    call.over.wait(8)
+
+
+MOODS = {
+    "PING": pings, "SETTINGS": settings, "endless header block": endless_head, "HPACK bomb": bomb, "huge length": huge_length,
+    "empty DATA": empty_data, "resets": reset, "GOAWAY": away, "window overflow": window, "PUSH_PROMISE": pushed,
+    "small responses": small, "compressed": compressed, "large status": large_status,
+    "unknown types": many(lambda n: f"type/{n}" + "z" * 3000, 0),
+    "trust bundles": many(lambda _: TYPE + "istio.mesh.v1alpha1.ProxyConfig", 9000),
+    "extension configs": many(lambda _: TYPE + "envoy.config.core.v3.TypedExtensionConfig", 5000), "silent": silence,
+}
+# The others differ little from these.
+SHORT = ("small responses", "unknown types", "extension configs", "large status", "resets", "SETTINGS")
+
+
+def serve(listener, play, over, called):
+    def one(io):
+        with io:
+            try:
+                io.settimeout(20)
+                call = Call(io, over)
+                called.set()
+                play(call)
+            except OSError:
+                pass
+
+    while not over.is_set():
+        try:
+            io, _ = listener.accept()
+        except OSError:
+            continue
+        threading.Thread(target=one, args=(io,), daemon=True).start()
+
+
+def ask(world, over):
+    """Envoy, which comes again whenever its stream has ended."""
+    first = message((1, b"\x0a\x20sidecar~10.213.0.2~pod.ns~ns.svc"), (4, CLUSTER.encode()))
+    while not over.is_set():
+        try:
+            with Conn(world.dir / XDS, timeout=1) as conn:
+                conn.send(frame(HEADERS, END_HEADERS, 1, h2.request(h2.ADS_PATH)), frame(DATA, 0, 1, first))
+                while not over.is_set():
+                    kind, flags, _, payload = conn.read()
+                    if kind == DATA and payload:
+                        more = len(payload).to_bytes(4, "big")
+                        conn.send(frame(WINDOW, 0, 0, more), frame(WINDOW, 0, 1, more))
+                    if kind in (RST, GOAWAY) or (kind == HEADERS and flags & END_STREAM):
+                        break
+        except OSError:
+            time.sleep(0.05)
+
+
+for name, mood in MOODS.items():
+    @attack(f"istiod sends {name}", "an istiod that means ill, and an Envoy that comes again and again", world=WORLD, short=name in SHORT)
+    def hostile(world, size, mood=mood):
+        over, called = threading.Event(), threading.Event()
+        listener = listener_in(world.name, ("127.0.0.1", PORT))
+        listener.settimeout(0.2)
+        threads = [threading.Thread(target=serve, args=(listener, mood, over, called), daemon=True),
+                   threading.Thread(target=ask, args=(world, over), daemon=True)]
+        for thread in threads:
+            thread.start()
+        try:
+            # After the one before the agent dials in its own time.
+            if not called.wait(90):
+                raise AssertionError("istiod is not called again")
+            time.sleep(size.seconds)
+        finally:
+            over.set()
+            for thread in threads:
+                thread.join(5)
+            listener.close()
