@@ -37,6 +37,10 @@ impl Messages {
             message.advance(HEADER);
             out.push(message);
         }
+        if self.buffer.is_empty() {
+            // What is left of it would keep the memory of the messages.
+            self.buffer = BytesMut::new();
+        }
         Ok(out)
     }
 
