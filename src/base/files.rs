@@ -124,7 +124,7 @@ impl Watcher {
         self.failures
     }
 
-    /// Follows the links anew and places what is missing. Called by [`Watcher::changed`]; call it before
+    /// Follows the links anew and places what is missing. Call it before
     /// looking at the files on a timer.
     pub(crate) fn refresh(&mut self) {
         let mut folders = BTreeSet::new();

@@ -16,7 +16,7 @@ pub(super) fn config(env: &Env) -> Option<Arc<Sources>> {
     config_in(Path::new("."), env)
 }
 
-/// As [`config`], for an agent whose working directory is `dir`.
+/// As [`config()`], for an agent whose working directory is `dir`.
 pub(super) fn config_in(dir: &Path, env: &Env) -> Option<Arc<Sources>> {
     let annotations = pod::read(Path::new(pod::ANNOTATIONS)).unwrap_or_default();
     // What the agent says of its configuration is in the agent's log.
