@@ -284,11 +284,13 @@ async fn answered<S: Site>(io: Watched, peer: SocketAddr, state: Arc<ConnState>,
             conn = None;
         }
         let Some(conn) = &mut conn else { return std::task::Poll::Ready(()) };
-        if !stopping && stopped.as_mut().poll(cx).is_ready() {
+        // First, so that a request which is there already is read: hyper closes a connection that has read none.
+        let mut result = conn.poll_without_shutdown(cx);
+        if !stopping && result.is_pending() && stopped.as_mut().poll(cx).is_ready() {
             stopping = true;
             std::pin::Pin::new(&mut *conn).graceful_shutdown();
+            result = conn.poll_without_shutdown(cx);
         }
-        let result = conn.poll_without_shutdown(cx);
         // Once the kernel has the answer it is delivered even if this process ends; a caller that is
         // gone does not keep the agent from quitting.
         if !quit && (state.quit_answered() || (result.is_ready() && state.quit_asked())) {
