@@ -22,7 +22,7 @@ pub struct StandIn {
 
 #[derive(Debug, Default)]
 struct Asked {
-    // Of all requests of the stream it was the first so-manieth.
+    // Its place among the first requests for each type: 0 for the first type asked for.
     place: usize,
     // The first request as it came, while it still says all there is to say.
     pristine: Option<Bytes>,
