@@ -30,7 +30,7 @@ pub(super) struct Sink<'a, S> {
     pub(super) stream: S,
     pub(super) leg: Leg,
     pub(super) shared: &'a Shared,
-    /// For how long was waited, and how many bytes have moved meanwhile.
+    /// For how long was waited since [`FLOOR`] had moved last, and how many bytes have moved meanwhile.
     pub(super) progress: (Duration, usize),
 }
 
@@ -53,8 +53,8 @@ impl<S: AsMut<SendStream<Bytes>>> Sink<'_, S> {
     // Waits for the reader. Only waiting counts, so that a large message to a slow reader is no stall.
     async fn room(&mut self) -> Result<usize, Broken> {
         let (limit, began) = (self.shared.config.stall, Instant::now());
-        let (waited, moved) = self.progress;
-        if limit.is_some_and(|limit| waited >= limit && moved >= FLOOR) {
+        // A slow reader may be waited for as long as it likes, in pieces.
+        if self.progress.1 >= FLOOR {
             self.progress = (Duration::ZERO, 0);
         }
         let left = limit.map(|limit| limit.saturating_sub(self.progress.0));

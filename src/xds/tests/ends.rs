@@ -168,3 +168,31 @@ async fn a_leg_that_stands_still_is_counted_and_ends_the_stream_if_that_is_wante
     istiod.push(&response(CDS, "2", &[1])).await;
     assert_eq!(envoy.response().await.nonce, "2");
 }
+
+#[tokio::test]
+async fn a_reader_that_is_slow_for_longer_than_the_limit_gets_all() {
+    const LIMIT: Duration = Duration::from_secs(4);
+    let mut rig = Rig::with(|c| c.stall = Some(LIMIT)).await;
+    let (mut envoy, mut istiod) = rig.pair(Protocol::Sotw).await;
+    istiod.push(&response(CDS, "1", &[1])).await;
+    envoy.response().await;
+    let large = response(CDS, "2", &[300_000]);
+    let Envoy { body, mut buffer, .. } = envoy;
+    let mut body = body.unwrap();
+    let (began, whole) = (std::time::Instant::now(), frames::frame(&large).len());
+    // A steady, slow reader: what passes is mostly waited for.
+    let reading = async {
+        while buffer.len() < whole {
+            let Some(data) = body.data().await else {
+                panic!("ended after {:?}: {:?}", began.elapsed(), body.trailers().await);
+            };
+            let data = data.expect("the stream is whole");
+            let _ = body.flow_control().release_capacity(data.len());
+            buffer.extend_from_slice(&data);
+            tokio::time::sleep(Duration::from_millis(150)).await;
+        }
+    };
+    tokio::join!(istiod.push(&large), reading);
+    assert!(began.elapsed() > LIMIT, "the reader was not slow");
+    assert_eq!(rig.metric("xds_stalls", Some("Envoy")), 0.0);
+}
