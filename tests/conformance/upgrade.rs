@@ -131,9 +131,19 @@ fn unfit(dir: &Path) -> Vec<(PathBuf, &'static str)> {
         (put("foreign", &foreign, 0o755), "another processor"),
         (put("torn", &agent[..4096], 0o755), "cannot"),
         ("/bin/true".into(), "take over"),
+        // It crashes at once.
+        (crashing(dir), "take over"),
         // It never ends and says a lot.
         ("/usr/bin/yes".into(), "take over"),
     ]
+}
+
+fn crashing(dir: &Path) -> PathBuf {
+    let (source, built) = (dir.join("crashing.c"), dir.join("crashing"));
+    std::fs::write(&source, "#include <stdlib.h>\nint main(void) { abort(); }\n").unwrap();
+    let output = std::process::Command::new("cc").arg("-o").arg(&built).arg(source).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    built
 }
 
 #[tokio::test(flavor = "multi_thread")]
