@@ -94,12 +94,18 @@ impl Curve {
     }
 }
 
-/// The slope of the line through the logarithms of what is above the floor (least squares); nothing for fewer than
-/// two such points.
+/// The slope of the line through the logarithms of what is above the floor, and of the point before that (least
+/// squares); nothing where all is below it.
 #[expect(clippy::cast_precision_loss, reason = "a handful of points")]
 fn exponent(points: &[f64], values: &[f64], floor: f64) -> Option<f64> {
-    let logs: Vec<(f64, f64)> =
-        points.iter().zip(values).filter(|(_, y)| **y > floor).map(|(x, y)| (x.ln(), y.ln())).collect();
+    let first = values.iter().position(|y| *y > floor)?.saturating_sub(1);
+    let logs: Vec<(f64, f64)> = points
+        .iter()
+        .zip(values)
+        .skip(first)
+        .filter(|(_, y)| **y > 0.0)
+        .map(|(x, y)| (x.ln(), y.ln()))
+        .collect();
     let count = logs.len() as f64;
     let (sx, sy) = logs.iter().fold((0.0, 0.0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
     let (mx, my) = (sx / count, sy / count);
