@@ -13,6 +13,7 @@ use envoy_types::pb::envoy::service::discovery::v3::{
 use envoy_types::pb::google::protobuf::Any;
 use mock_istiod::MockIstiod;
 use mock_istiod::bulk::{self, Kind};
+use mock_istiod::names::{self, NameInfo};
 use prost::Message;
 use serde_json::json;
 use tokio::net::UdpSocket;
@@ -24,7 +25,6 @@ use crate::status;
 
 /// Time for what a transfer leaves to do: trimming the heap, closing connections.
 const SETTLE: Duration = Duration::from_millis(1500);
-const NDS: &str = "type.googleapis.com/istio.networking.nds.v1.NameTable";
 
 /// One measured quantity at each point of a curve.
 #[derive(Debug)]
@@ -359,44 +359,16 @@ async fn open_streams(binary: &Path, n: usize, curve: &mut Curve) -> Result<(), 
     Ok(())
 }
 
-/// istiod's table of names, as far as it is needed here.
-#[derive(Clone, PartialEq, Message)]
-struct NameTable {
-    #[prost(btree_map = "string, message", tag = "1")]
-    table: std::collections::BTreeMap<String, NameInfo>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct NameInfo {
-    #[prost(string, repeated, tag = "1")]
-    ips: Vec<String>,
-    #[prost(string, tag = "2")]
-    registry: String,
-    #[prost(string, tag = "3")]
-    shortname: String,
-    #[prost(string, tag = "4")]
-    namespace: String,
-}
-
 fn host(number: usize) -> String {
     format!("service-{number:06}.shop.svc.cluster.local")
 }
 
-fn names(count: usize) -> DiscoveryResponse {
-    let info = |number: usize| NameInfo {
-        ips: vec![format!("10.{}.{}.{}", number >> 16, (number >> 8) & 255, number & 255)],
-        registry: "Kubernetes".to_owned(),
-        shortname: format!("service-{number:06}"),
-        namespace: "shop".to_owned(),
+fn table(count: usize) -> DiscoveryResponse {
+    let info = |number: usize| {
+        let ip = format!("10.{}.{}.{}", number >> 16, (number >> 8) & 255, number & 255);
+        (host(number), NameInfo::service(&host(number), "shop", &ip))
     };
-    let table = NameTable { table: (0..count).map(|number| (host(number), info(number))).collect() };
-    DiscoveryResponse {
-        type_url: NDS.to_owned(),
-        version_info: "1".to_owned(),
-        nonce: "names".to_owned(),
-        resources: vec![Any { type_url: NDS.to_owned(), value: table.encode_to_vec() }],
-        ..DiscoveryResponse::default()
-    }
+    names::response("names", (0..count).map(info))
 }
 
 async fn dns_hosts(binary: &Path, n: usize, curve: &mut Curve) -> Result<(), String> {
@@ -418,13 +390,13 @@ async fn dns_hosts(binary: &Path, n: usize, curve: &mut Curve) -> Result<(), Str
         client.send(&first).map_err(text)?;
         let mut server = limit("stream at istiod", streams.recv()).await?.ok_or("istiod is gone")?;
         while limit("request for names", server.requests.recv()).await?.ok_or("the stream ended")?.type_url
-            != NDS
+            != names::TYPE
         {}
         tokio::time::sleep(SETTLE).await;
         let proc = agent.proc();
         let idle = proc.memory();
         proc.reset_peak();
-        server.responses.sotw(&names(count)).await.map_err(|_| "istiod's stream ended")?;
+        server.responses.sotw(&table(count)).await.map_err(|_| "istiod's stream ended")?;
         let look = UdpSocket::bind("127.0.0.1:0").await.map_err(text)?;
         look.connect(("127.0.0.1", port)).await.map_err(text)?;
         // Answered with an address once the table is there.

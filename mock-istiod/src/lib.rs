@@ -22,6 +22,7 @@ pub mod grpc;
 pub mod json;
 pub mod jwt;
 mod messages;
+pub mod names;
 pub mod net;
 pub mod pki;
 pub mod record;

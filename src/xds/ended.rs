@@ -65,6 +65,6 @@ pub(super) fn of_gate(error: &Error) -> Status {
 
 /// A leg has stood still for longer than is allowed.
 pub(super) fn stalled(by: Leg, after: Duration) -> Ended {
-    let text = format!("{} has not moved a byte for {after:?} (XDS_STALL_TIMEOUT)", by.name());
+    let text = format!("{} has stood still for {after:?} (XDS_STALL_TIMEOUT)", by.name());
     Ended { by, status: Status::unavailable(text), class: Class::Unexpected }
 }

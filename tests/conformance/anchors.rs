@@ -5,8 +5,8 @@ use rcgen::{
 };
 use rustls_pki_types::PrivateKeyDer;
 
+use super::streams::served;
 use crate::support::agent::ROOT;
-use crate::support::client::secret_request;
 use crate::support::{MockIstiod, TestAgent};
 
 /// The name that agents expect.
@@ -27,13 +27,6 @@ fn present(mock: &MockIstiod, certificate: &Certificate, key: &KeyPair) {
 /// An agent whose root file has this and the root of the mesh.
 fn agent(mock: &MockIstiod, root: &str) -> TestAgent {
     TestAgent::with().istiod(mock).file(ROOT, format!("{root}{}", mock.root_pem())).start()
-}
-
-async fn served(agent: &mut TestAgent) {
-    let client = agent.sds().await;
-    let mut stream = client.stream_secrets();
-    stream.send(&secret_request("default"));
-    stream.next().await.expect("a certificate");
 }
 
 #[tokio::test]

@@ -7,7 +7,7 @@ use std::net::Ipv4Addr;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use envoy_types::pb::envoy::service::discovery::v3::DiscoveryResponse;
-use envoy_types::pb::google::protobuf::Any;
+use mock_istiod::names::{self, NameInfo};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
 
@@ -16,7 +16,7 @@ use crate::support::builder::Builder;
 use crate::support::{LIMIT, TestAgent, eventually, free_port, root_for};
 
 const LDS: &str = "type.googleapis.com/envoy.config.listener.v3.Listener";
-const NDS: &str = "type.googleapis.com/istio.networking.nds.v1.NameTable";
+const NDS: &str = names::TYPE;
 pub(super) const A: u16 = 1;
 const AAAA: u16 = 28;
 const TXT: u16 = 16;
@@ -24,40 +24,8 @@ const NO_ERROR: u8 = 0;
 const FORM_ERR: u8 = 1;
 const SERV_FAIL: u8 = 2;
 
-#[derive(Clone, PartialEq, prost::Message)]
-struct NameTable {
-    #[prost(btree_map = "string, message", tag = "1")]
-    table: std::collections::BTreeMap<String, NameInfo>,
-}
-
-#[derive(Clone, PartialEq, prost::Message)]
-struct NameInfo {
-    #[prost(string, repeated, tag = "1")]
-    ips: Vec<String>,
-    #[prost(string, tag = "2")]
-    registry: String,
-    #[prost(string, tag = "3")]
-    shortname: String,
-    #[prost(string, tag = "4")]
-    namespace: String,
-}
-
 fn table(nonce: &str, host: &str, ip: &str) -> DiscoveryResponse {
-    use prost::Message;
-    let info = NameInfo {
-        ips: vec![ip.to_owned()],
-        registry: "Kubernetes".to_owned(),
-        shortname: host.split('.').next().unwrap().to_owned(),
-        namespace: "ns".to_owned(),
-    };
-    let table = NameTable { table: [(host.to_owned(), info)].into() };
-    DiscoveryResponse {
-        type_url: NDS.to_owned(),
-        nonce: nonce.to_owned(),
-        version_info: nonce.to_owned(),
-        resources: vec![Any { type_url: NDS.to_owned(), value: table.encode_to_vec() }],
-        ..Default::default()
-    }
+    names::response(nonce, [(host.to_owned(), NameInfo::service(host, "ns", ip))])
 }
 
 fn name(text: &str) -> Vec<u8> {

@@ -34,7 +34,8 @@ fn call() -> Request<()> {
     Request::post(path).header("content-type", "application/grpc").header("te", "trailers").body(()).unwrap()
 }
 
-async fn served(agent: &mut TestAgent) {
+/// The agent serves the workload's certificate.
+pub(super) async fn served(agent: &mut TestAgent) {
     let client = agent.sds().await;
     let mut stream = client.stream_secrets();
     stream.send(&secret_request("default"));

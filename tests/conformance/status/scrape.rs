@@ -2,11 +2,12 @@
 
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::time::timeout;
 
 use super::{App, ok, serving};
 use crate::support::agent::Builder;
-use crate::support::{Envoy, MockIstiod, TestAgent, promtool_bin};
+use crate::support::{Envoy, LIMIT, MockIstiod, TestAgent, promtool_bin};
 
 fn scraping(envoy: &App, app: u16) -> Builder {
     TestAgent::with().env("ENVOY_PROMETHEUS_PORT", envoy.port.to_string()).env(
@@ -46,6 +47,24 @@ async fn an_application_that_hangs_takes_nothing_of_envoys_metrics() {
     stream.read_to_string(&mut text).await.unwrap();
     assert!(text.contains("\nenvoy_x 1\n"), "{text}");
     assert!(text.contains("istio_agent_scrape_failures_total{type=\"application\"} 1\n"), "{text}");
+    agent.stop().await;
+}
+
+#[tokio::test]
+async fn a_scraper_that_has_gone_keeps_nothing_of_the_application() {
+    let envoy = App::start("127.0.0.1", ok("envoy_x 1\n")).await;
+    let app = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let mock = MockIstiod::start().await;
+    let agent = serving(&mock, scraping(&envoy, app.local_addr().unwrap().port())).await;
+    let mut scraper = TcpStream::connect(("127.0.0.1", agent.ports().status)).await.unwrap();
+    scraper.write_all(b"GET /stats/prometheus HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
+    let (mut asked, _) = timeout(LIMIT, app.accept()).await.expect("the application is asked").unwrap();
+    drop(scraper);
+    // The application is silent, and its connection is ended none the less.
+    let mut seen = Vec::new();
+    let ended = timeout(LIMIT, asked.read_to_end(&mut seen)).await;
+    assert!(ended.is_ok(), "the application is still waited for");
+    assert!(seen.starts_with(b"GET /m "), "{}", String::from_utf8_lossy(&seen));
     agent.stop().await;
 }
 
