@@ -2,7 +2,7 @@
 //! it can be read, nor while a certificate file it names is missing.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use serde::Deserialize;
@@ -24,7 +24,7 @@ pub(super) struct Bootstrap {
 struct Named {
     path: PathBuf,
     /// Files that a good load named.
-    files: Mutex<Option<Vec<String>>>,
+    files: OnceLock<Vec<String>>,
 }
 
 #[derive(Deserialize, Default)]
@@ -53,7 +53,7 @@ struct Files {
 
 impl Bootstrap {
     pub(super) fn new(path: Option<PathBuf>) -> Self {
-        let files = path.map(|path| Arc::new(Named { path, files: Mutex::new(None) }));
+        let files = path.map(|path| Arc::new(Named { path, files: OnceLock::new() }));
         let unread = files.as_ref().map(|named| format!("{} was never read", named.path.display()));
         Self { files, last: Mutex::new(unread.map_or(Ok(()), Err)) }
     }
@@ -61,6 +61,10 @@ impl Bootstrap {
     /// What is missing. A disk that does not answer changes nothing.
     pub(super) async fn check(&self) -> Result<(), String> {
         let Some(named) = self.files.clone() else { return Ok(()) };
+        // It was read and names none, as with an Envoy: not worth a thread for each request.
+        if named.files.get().is_some_and(Vec::is_empty) {
+            return Ok(());
+        }
         let looked = LOOKS.within(PATIENCE, move || named.look()).await;
         let mut last = self.last.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         if let Ok(found) = looked {
@@ -73,10 +77,12 @@ impl Bootstrap {
 impl Named {
     fn look(&self) -> Result<(), String> {
         let path = &self.path;
-        let mut files = self.files.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        let files = match &*files {
+        let files = match self.files.get() {
             Some(files) => files,
-            None => files.insert(load(path).map_err(|e| format!("failed loading {}: {e}", path.display()))?),
+            None => {
+                let files = load(path).map_err(|e| format!("failed loading {}: {e}", path.display()))?;
+                self.files.get_or_init(|| files)
+            }
         };
         match files.iter().find(|file| missing(Path::new(file))) {
             Some(file) => Err(format!("{file} does not exist")),
