@@ -2,7 +2,6 @@
 //! real Envoy.
 
 use std::io;
-use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -11,6 +10,7 @@ use std::time::{Duration, Instant};
 use envoy_types::pb::envoy::config::core::v3::Node;
 use envoy_types::pb::envoy::service::discovery::v3::DiscoveryRequest;
 use mock_istiod::MockIstiod;
+use mock_istiod::net::free_port;
 use tokio::net::UnixStream;
 
 use crate::ads::Stream;
@@ -58,11 +58,6 @@ pub(crate) struct Agent {
     pub admin_port: u16,
     /// Where it looks for Envoy's metrics.
     pub prometheus_port: u16,
-}
-
-/// A port nobody listened on a moment ago.
-pub(crate) fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).map_or(0, |a| a.port())
 }
 
 impl Agent {

@@ -377,7 +377,7 @@ async fn dns_hosts(binary: &Path, n: usize, curve: &mut Curve) -> Result<(), Str
         let istiod = MockIstiod::start().await;
         istiod.record().off();
         let mut streams = istiod.take_streams();
-        let port = crate::agent::free_port();
+        let port = mock_istiod::net::free_port();
         let env =
             [("ISTIO_META_DNS_CAPTURE", "true".to_owned()), ("DNS_PROXY_ADDR", format!("127.0.0.1:{port}"))];
         let agent = started(binary, &istiod, &env).await?;
