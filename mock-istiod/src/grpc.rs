@@ -74,12 +74,15 @@ pub struct Status {
     /// `grpc-status-details-bin`, as it is sent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub details_bin: Option<String>,
+    /// `grpc-retry-pushback-ms`, as it is sent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pushback: Option<String>,
 }
 
 impl Status {
     /// A status of `code` with `message`.
     pub fn new(code: Code, message: impl Into<String>) -> Self {
-        Self { code, message: message.into(), details_bin: None }
+        Self { code, message: message.into(), details_bin: None, pushback: None }
     }
 
     /// Success.
@@ -94,6 +97,12 @@ impl Status {
         Self { details_bin: Some(text.to_owned()), ..self }
     }
 
+    /// With the time after which to come again, in milliseconds, as it is; below 0: not to come again.
+    #[must_use]
+    pub fn pushback(self, text: &str) -> Self {
+        Self { pushback: Some(text.to_owned()), ..self }
+    }
+
     pub(crate) fn trailers(&self) -> HeaderMap {
         let mut map = HeaderMap::new();
         map.insert("grpc-status", HeaderValue::from(self.code as u16));
@@ -103,6 +112,9 @@ impl Status {
         }
         if let Some(details) = self.details_bin.as_deref().and_then(|d| HeaderValue::from_str(d).ok()) {
             map.insert("grpc-status-details-bin", details);
+        }
+        if let Some(time) = self.pushback.as_deref().and_then(|t| HeaderValue::from_str(t).ok()) {
+            map.insert("grpc-retry-pushback-ms", time);
         }
         map
     }

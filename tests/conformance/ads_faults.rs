@@ -1,7 +1,7 @@
 //! The discovery relay when istiod or the way to it breaks: what Envoy is told, what is counted, and that the next
 //! stream works. What needs dropped packets is in the privileged tests; what needs a real Envoy, in `heal`.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use mock_istiod::{Fault, bulk};
 
@@ -65,6 +65,36 @@ async fn a_reset_with_an_error_is_unexpected_and_one_without_is_not() {
     }
     counted(&world, "istiod_connection_terminations{type=\"cancelled\"}", 2.0).await;
     counted(&world, "istiod_connection_terminations{type=\"error\"}", 2.0).await;
+}
+
+/// Istiod sheds load and says when to come again (`grpc-retry-pushback-ms`).
+#[tokio::test]
+async fn the_time_that_istiod_names_is_kept() {
+    const TIME: Duration = Duration::from_millis(200);
+    let too_many =
+        |time: &str| mock_istiod::Status::new(Code::ResourceExhausted, "too many streams").pushback(time);
+    let mut world = World::new().await;
+    let (mut told, istiod) = world.sotw().await;
+    let mut refused = Instant::now();
+    istiod.responses.end(too_many("200")).await.unwrap();
+    assert_eq!(told.end().await.code(), tonic::Code::ResourceExhausted);
+    let mut held = world.envoy().await.ads();
+    held.send(&ask(CDS));
+    // Of its own accord the agent would wait for up to 10, 20, 40 and then 60 s.
+    let all = async {
+        for _ in 0..8 {
+            let mut istiod = world.istiod().await;
+            assert!(refused.elapsed() >= TIME, "it came after {:?}", refused.elapsed());
+            assert_eq!(request(&mut istiod).await.type_url, CDS);
+            refused = Instant::now();
+            istiod.responses.end(too_many("200")).await.unwrap();
+        }
+    };
+    tokio::time::timeout(2 * LIMIT, all).await.expect("it waits longer than it was asked to");
+    // Below 0: not to be asked again for this stream, so Envoy is told.
+    let istiod = world.istiod().await;
+    istiod.responses.end(too_many("-1")).await.unwrap();
+    assert_eq!(held.end().await.code(), tonic::Code::ResourceExhausted);
 }
 
 #[tokio::test]
