@@ -58,7 +58,8 @@ pub(super) async fn bind(
         None => None,
     };
     // From the inside out.
-    let sds = sds::Server::bind(config.identity.sds(upstream.mode), Arc::new(identity.clone()), metrics)
+    let settings = sds::Config { watches: common.watches.clone(), ..config.identity.sds(upstream.mode) };
+    let sds = sds::Server::bind(settings, Arc::new(identity.clone()), metrics)
         .with_trouble(troubles.reporter("sds"));
     let (more_sds, gateway, callers) = more_sds(common, &sds);
     let modules = wasm::converter(config, metrics, troubles.reporter("wasm"));
@@ -72,6 +73,7 @@ fn certificates(common: &Common, upstream: &mut Upstream, heir: Option<&Heir>) -
     config.trouble = upstream.trouble.clone();
     config.first_key = upstream.first_key.take();
     config.kept = heir.and_then(Heir::secrets);
+    config.watches = common.watches.clone();
     let (handle, manager) = Manager::new(config, upstream.ca.clone(), &common.metrics, common.clock.clone());
     common.tasks.secrets.lasting("secrets", manager.run(common.tasks.secrets.token()));
     handle
@@ -84,7 +86,8 @@ fn more_sds(
     let Common { config, clock, troubles, tasks, .. } = common;
     let mut more = Vec::new();
     let gateway = config.gateway.clone().map(|(settings, socket)| {
-        let source = gateway::Secrets::new(settings, tasks.secrets.clone(), troubles.reporter("sds"));
+        let source =
+            gateway::Secrets::new(settings, &common.watches, tasks.secrets.clone(), troubles.reporter("sds"));
         more.push(("gateway sds", sds.beside(socket, Arc::new(source.clone()))));
         source
     });

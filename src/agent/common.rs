@@ -8,6 +8,7 @@ use tokio::time::Instant;
 use super::said;
 use super::stages::Stages;
 use crate::base::clock::{Clock, System};
+use crate::base::files::Watches;
 use crate::base::handover;
 use crate::base::metrics::Metrics;
 use crate::config::Config;
@@ -22,6 +23,8 @@ pub(super) struct Common {
     pub metrics: Metrics,
     pub troubles: Troubles,
     pub tasks: Stages,
+    /// The one list of watched files.
+    pub watches: Watches,
 }
 
 impl Common {
@@ -45,6 +48,7 @@ impl Common {
         {
             tracing::warn!("NO_CORE_DUMPS has no effect: {error}");
         }
-        Ok(Self { started, config: Arc::new(config), clock, metrics, troubles, tasks: Stages::new() })
+        let (config, tasks, watches) = (Arc::new(config), Stages::new(), Watches::default());
+        Ok(Self { started, config, clock, metrics, troubles, tasks, watches })
     }
 }

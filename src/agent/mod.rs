@@ -172,7 +172,8 @@ async fn supervisor(
         _ => make(process, text, &common.metrics),
     };
     let (supervisor, handle) = made.map_err(said)?;
-    Ok((supervisor.with_trouble(Arc::new(common.troubles.reporter("default"))), handle))
+    let trouble = Arc::new(common.troubles.reporter("default"));
+    Ok((supervisor.with_trouble(trouble).with_watches(common.watches.clone()), handle))
 }
 
 /// Lets every task that can go on do so once. The start never waits for the certificate, and so would hold the one

@@ -14,7 +14,7 @@ use crate::{envoy, sds, status, xds};
 
 /// Starts all that is bound.
 pub(super) fn serve(common: &Common, upstream: Upstream, bound: Bound, envoy: &envoy::Handle) {
-    let Common { config, clock, metrics, troubles, tasks, started } = common;
+    let Common { config, clock, metrics, troubles, tasks, started, watches } = common;
     until(&tasks.status, "log", crate::base::logging::attend());
     until(&tasks.status, "troubles", {
         let troubles = troubles.clone();
@@ -25,7 +25,7 @@ pub(super) fn serve(common: &Common, upstream: Upstream, bound: Bound, envoy: &e
         tasks.dns.lasting("dns", server.serve(tasks.dns.token()));
     }
     let names = bound.wires.names.clone();
-    bound.wires.spawn(tasks, config, upstream.connector.root_file(), &bound.identity);
+    bound.wires.spawn(tasks, config, upstream.connector.root_file(), &bound.identity, watches);
     if let Some(refresh) = upstream.tokens.refresh {
         let stop = tasks.secrets.token();
         tasks.secrets.lasting("token", async move { refresh.refresh(stop).await });

@@ -11,7 +11,7 @@ use super::dns::{Last, NameTables};
 use super::stages::Stages;
 use super::upgrade::Heir;
 use crate::base::disk::Watching;
-use crate::base::files::Watcher;
+use crate::base::files::{Watcher, Watches};
 use crate::config::Config;
 use crate::dns;
 use crate::secrets;
@@ -66,6 +66,7 @@ impl Wires {
         config: &Config,
         root: Option<PathBuf>,
         secrets: &secrets::Handle,
+        watches: &Watches,
     ) {
         if let Some(mut bundle) = self.bundle {
             let secrets = secrets.clone();
@@ -81,7 +82,7 @@ impl Wires {
                 }
             });
         }
-        let mut watching = Watching::new(QUIET);
+        let mut watching = Watching::new(watches, QUIET);
         let token = config.identity.tokens.path.clone();
         let paths = std::iter::once(token).chain(root).collect::<std::collections::BTreeSet<PathBuf>>();
         let waker = self.waker;

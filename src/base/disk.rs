@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tokio::sync::oneshot::{Receiver, error::TryRecvError};
 
-use super::files::Watcher;
+use super::files::{Watcher, Watches};
 use super::lane;
 
 /// How long a look is waited for: hundreds of times what a healthy file system needs, and nothing that a
@@ -65,6 +65,7 @@ impl<T: Send + 'static> Looks<T> {
 pub(crate) struct Watching {
     here: Option<Watcher>,
     away: Option<Receiver<Watcher>>,
+    watches: Watches,
     quiet: Duration,
     grace: Duration,
     failures: u64,
@@ -73,8 +74,9 @@ pub(crate) struct Watching {
 impl Watching {
     /// Watches nothing yet; `quiet` as of [`Watcher::new`].
     #[must_use]
-    pub(crate) fn new(quiet: Duration) -> Self {
-        Self { here: Some(Watcher::new(quiet)), away: None, quiet, grace: GRACE, failures: 0 }
+    pub(crate) fn new(watches: &Watches, quiet: Duration) -> Self {
+        let here = Some(Watcher::new(watches, quiet));
+        Self { here, away: None, watches: watches.clone(), quiet, grace: GRACE, failures: 0 }
     }
 
     /// Has something done to the watcher; `false` while an earlier job is overdue.
@@ -85,7 +87,7 @@ impl Watching {
             Some(Err(TryRecvError::Closed)) | None => {}
         }
         self.away = None;
-        let mut watcher = self.here.take().unwrap_or_else(|| Watcher::new(self.quiet));
+        let mut watcher = self.here.take().unwrap_or_else(|| Watcher::new(&self.watches, self.quiet));
         let job = move || {
             job(&mut watcher);
             watcher
@@ -107,6 +109,12 @@ impl Watching {
             Some(watcher) => watcher.news().await,
             None => std::future::pending().await,
         }
+    }
+
+    /// As [`Watcher::blind`], and while the watcher is away.
+    #[must_use]
+    pub(crate) fn blind(&self) -> bool {
+        self.here.as_ref().is_none_or(Watcher::blind)
     }
 
     /// As [`Watcher::failures`].
@@ -169,7 +177,7 @@ mod tests {
     #[tokio::test]
     async fn a_watcher_comes_back_when_the_file_system_does() {
         let (let_go, hold) = channel::<()>();
-        let mut watching = Watching::new(Duration::ZERO);
+        let mut watching = Watching::new(&Watches::default(), Duration::ZERO);
         watching.grace = Duration::from_millis(1);
         let held = watching.with(move |_| {
             let _ = hold.recv();

@@ -8,93 +8,40 @@
 //! A report means "look", never "it changed": the owner compares contents. The owner also looks on a
 //! slow timer and calls [`Watcher::refresh`] then, as a net under file systems that report nothing.
 //!
-//! The kernel is asked through rustix. The crate `notify` is declined: it needs a thread for what the runtime does
-//! anyway, and ends the process where the system gives it none. Nothing is opened before there is a path, since
-//! most agents watch few files.
+//! All watchers of an agent share one list of the kernel's ([`Watches`]): a user may have 128 of them, on a whole node.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
-use std::ffi::{OsStr, OsString};
-use std::future::pending;
-use std::io;
-use std::mem::MaybeUninit;
-use std::os::fd::OwnedFd;
-use std::os::unix::ffi::OsStrExt;
+use std::collections::{BTreeSet, HashSet, VecDeque};
+use std::ffi::OsString;
 use std::path::{Component, Path, PathBuf};
-use std::sync::Arc;
 use std::time::Duration;
 
-use rustix::fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags};
-use rustix::io::Errno;
-use tokio::io::Interest;
-use tokio::io::unix::AsyncFd;
 use tokio::time::Instant;
+
+mod watches;
+
+use watches::Member;
+pub(crate) use watches::Watches;
 
 /// Links followed on the way to one file before giving up, as in the kernel (`MAXSYMLINKS`).
 const MAX_LINKS: usize = 40;
 
-/// What changes a file, or the folder that it is in. Nobody is told of readers.
-const CHANGES: WatchFlags = WatchFlags::ATTRIB
-    .union(WatchFlags::MODIFY)
-    .union(WatchFlags::CLOSE_WRITE)
-    .union(WatchFlags::CREATE)
-    .union(WatchFlags::DELETE)
-    .union(WatchFlags::MOVE)
-    .union(WatchFlags::DELETE_SELF)
-    .union(WatchFlags::MOVE_SELF)
-    .union(WatchFlags::ONLYDIR);
-
-/// After these a folder of that name may be another one.
-const REPLACES: ReadFlags = ReadFlags::CREATE
-    .union(ReadFlags::DELETE)
-    .union(ReadFlags::MOVED_FROM)
-    .union(ReadFlags::MOVED_TO)
-    .union(ReadFlags::DELETE_SELF)
-    .union(ReadFlags::MOVE_SELF);
-
 /// Watches a set of paths.
+#[derive(Debug)]
 pub(crate) struct Watcher {
     paths: BTreeSet<PathBuf>,
     quiet: Duration,
     quiet_until: Option<Instant>,
-    /// Every component of every watched path: an event elsewhere is not ours.
-    names: HashSet<PathBuf>,
-    /// Folders that may be others than those that are watched.
-    lost: Vec<PathBuf>,
-    kernel: Option<Kernel>,
+    member: Member,
     failures: u64,
-}
-
-/// The kernel's list of watches, and what they are of.
-struct Kernel {
-    list: Arc<OwnedFd>,
-    // Made where it is waited for: the rest may happen beside the runtime.
-    ready: Option<AsyncFd<Arc<OwnedFd>>>,
-    folders: BTreeMap<PathBuf, i32>,
-}
-
-impl std::fmt::Debug for Watcher {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let folders: Vec<_> = self.kernel.iter().flat_map(|kernel| kernel.folders.keys()).collect();
-        f.debug_struct("Watcher")
-            .field("paths", &self.paths)
-            .field("folders", &folders)
-            .finish_non_exhaustive()
-    }
+    blind: bool,
 }
 
 impl Watcher {
     /// Watches nothing yet. Reports come `quiet` after the first of a burst of events.
     #[must_use]
-    pub(crate) fn new(quiet: Duration) -> Self {
-        Self {
-            paths: BTreeSet::new(),
-            quiet,
-            quiet_until: None,
-            names: HashSet::new(),
-            lost: Vec::new(),
-            kernel: None,
-            failures: 0,
-        }
+    pub(crate) fn new(watches: &Watches, quiet: Duration) -> Self {
+        let (paths, member) = (BTreeSet::new(), watches.join());
+        Self { paths, quiet, quiet_until: None, member, failures: 0, blind: false }
     }
 
     /// Watches exactly these paths from now on.
@@ -108,14 +55,17 @@ impl Watcher {
     /// Watches these paths too. What is watched already is not looked at again, so that thousands of paths that
     /// come one by one cost what they cost together.
     pub(crate) fn add(&mut self, paths: impl IntoIterator<Item = PathBuf>) {
-        let mut folders = BTreeSet::new();
+        let (mut folders, mut names) = (BTreeSet::new(), HashSet::new());
         for path in paths {
             if !self.paths.contains(&path) {
-                trace(&path, &mut folders, &mut self.names);
+                trace(&path, &mut folders, &mut names);
                 self.paths.insert(path);
             }
         }
-        self.place(folders);
+        self.member.also(names);
+        let failed = self.member.place(folders);
+        self.failures += failed;
+        self.blind |= failed > 0;
     }
 
     /// Watches that could not be placed, since the start. The slow check covers what they miss.
@@ -124,49 +74,23 @@ impl Watcher {
         self.failures
     }
 
+    /// Whether changes may go unreported: there is something to watch, and the last attempt could not place all of it.
+    #[must_use]
+    pub(crate) fn blind(&self) -> bool {
+        self.blind
+    }
+
     /// Follows the links anew and places what is missing. Call it before
     /// looking at the files on a timer.
     pub(crate) fn refresh(&mut self) {
-        let mut folders = BTreeSet::new();
-        let mut names = HashSet::new();
+        let (mut folders, mut names) = (BTreeSet::new(), HashSet::new());
         for path in &self.paths {
             trace(path, &mut folders, &mut names);
         }
-        self.names = names;
-        let lost = std::mem::take(&mut self.lost);
-        if self.paths.is_empty() {
-            self.kernel = None;
-            return;
-        }
-        if let Some(kernel) = &mut self.kernel {
-            let gone = kernel.folders.keys().filter(|f| lost.contains(f) || !folders.contains(*f));
-            for folder in gone.cloned().collect::<Vec<_>>() {
-                kernel.leave(&folder);
-            }
-        }
-        self.place(folders);
-    }
-
-    /// Watches these folders; those that are watched already stay as they are.
-    fn place(&mut self, folders: BTreeSet<PathBuf>) {
-        if folders.is_empty() {
-            return;
-        }
-        let mut kernel = match self.kernel.take().map_or_else(Kernel::new, Ok) {
-            Ok(kernel) => kernel,
-            Err(error) => {
-                self.failures += 1;
-                tracing::debug!("files are not watched, only looked at from time to time: {error}");
-                return;
-            }
-        };
-        for folder in folders {
-            if let Err(error) = kernel.watch(&folder) {
-                self.failures += 1;
-                tracing::debug!("cannot watch the folder {}: {error}", folder.display());
-            }
-        }
-        self.kernel = Some(kernel);
+        self.member.only(names, &folders);
+        let failed = self.member.place(folders);
+        self.failures += failed;
+        self.blind = failed > 0;
     }
 
     /// Waits until something may have changed. Nothing is lost when the future is dropped.
@@ -180,14 +104,14 @@ impl Watcher {
     /// [`Watcher::refresh`] where it may. Nothing is lost when the future is dropped.
     pub(crate) async fn news(&mut self) {
         while self.quiet_until.is_none() {
-            let Some(kernel) = &mut self.kernel else { return pending().await };
-            if let Err(error) = kernel.events().await {
+            if self.member.take() {
+                self.quiet_until = Some(Instant::now() + self.quiet);
+            } else if let Err(error) = self.member.events().await {
                 self.failures += 1;
+                self.blind = true;
                 tracing::debug!("files are only looked at from time to time: {error}");
                 // The next refresh tries anew.
-                self.kernel = None;
-            } else if self.take() {
-                self.quiet_until = Some(Instant::now() + self.quiet);
+                self.member.close();
             }
         }
         if let Some(until) = self.quiet_until {
@@ -195,80 +119,7 @@ impl Watcher {
         }
         self.quiet_until = None;
         // The rest of the burst.
-        self.take();
-    }
-
-    /// Takes the events that are there; tells whether one is about our paths.
-    fn take(&mut self) -> bool {
-        let Some(kernel) = &mut self.kernel else { return false };
-        let list = Arc::clone(&kernel.list);
-        // Room for a few events with the longest names.
-        let mut space = [MaybeUninit::uninit(); 4096];
-        let mut events = inotify::Reader::new(&*list, &mut space);
-        let mut matters = false;
-        loop {
-            let event = match events.next() {
-                Ok(event) => event,
-                Err(Errno::INTR) => continue,
-                // Mostly: there are no more.
-                Err(_) => return matters,
-            };
-            let what = event.events();
-            if what.contains(ReadFlags::QUEUE_OVERFLOW) {
-                // Names no file: look at all.
-                matters = true;
-            }
-            let name = event.file_name().map(|name| OsStr::from_bytes(name.to_bytes()));
-            for (folder, _) in kernel.folders.iter().filter(|(_, watch)| **watch == event.wd()) {
-                let path = name.map_or_else(|| folder.clone(), |name| folder.join(name));
-                if !self.names.contains(&path) {
-                    continue;
-                }
-                matters = true;
-                if what.intersects(REPLACES) {
-                    self.lost.push(path);
-                }
-            }
-            if what.contains(ReadFlags::IGNORED) {
-                // The watch has died with its folder.
-                kernel.folders.retain(|_, watch| *watch != event.wd());
-            }
-        }
-    }
-}
-
-impl Kernel {
-    fn new() -> io::Result<Self> {
-        let list = inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC)?;
-        Ok(Self { list: Arc::new(list), ready: None, folders: BTreeMap::new() })
-    }
-
-    fn watch(&mut self, folder: &Path) -> io::Result<()> {
-        if !self.folders.contains_key(folder) {
-            let watch = inotify::add_watch(&*self.list, folder, CHANGES)?;
-            self.folders.insert(folder.to_owned(), watch);
-        }
-        Ok(())
-    }
-
-    fn leave(&mut self, folder: &Path) {
-        // One folder under two names has one watch.
-        if let Some(watch) = self.folders.remove(folder)
-            && !self.folders.values().any(|other| *other == watch)
-        {
-            let _ = inotify::remove_watch(&*self.list, watch);
-        }
-    }
-
-    /// Waits for events.
-    async fn events(&mut self) -> io::Result<()> {
-        #[expect(deprecated, reason = "its unsafe successor is for descriptors that somebody else may close")]
-        let ready = match self.ready.take() {
-            Some(ready) => ready,
-            None => AsyncFd::with_interest(Arc::clone(&self.list), Interest::READABLE)?,
-        };
-        self.ready.insert(ready).readable().await?.clear_ready();
-        Ok(())
+        self.member.take();
     }
 }
 

@@ -22,6 +22,7 @@ pub(crate) mod path;
 pub(crate) mod place;
 pub(crate) mod quote;
 pub(crate) mod seldom;
+pub(crate) mod slack;
 pub(crate) mod tasks;
 pub(crate) mod uds;
 pub(crate) mod wire;

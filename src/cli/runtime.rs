@@ -4,6 +4,8 @@ use std::panic;
 
 use tokio::runtime::{Builder, Runtime};
 
+use crate::base::slack;
+
 /// A runtime for this thread.
 ///
 /// # Errors
@@ -12,6 +14,7 @@ pub(super) fn build() -> Result<Runtime, String> {
     // Where the pair of sockets for signals is refused, the library panics.
     let said = panic::take_hook();
     panic::set_hook(Box::new(|_| {}));
+    slack::begin();
     let built = panic::catch_unwind(|| Builder::new_current_thread().enable_all().build());
     panic::set_hook(said);
     let cause = match built {

@@ -21,6 +21,7 @@ use super::guard::Guard;
 use super::process::Written;
 use super::{Bootstrap, Config, ConfigFile, Error, Kept, Outcome, Reason, admin, restart};
 use crate::base::error::chain;
+use crate::base::files::Watches;
 use crate::base::metrics::Metrics;
 use crate::trouble::Reporter;
 
@@ -51,6 +52,7 @@ pub struct Supervisor {
     state: channel::Sender<RunState>,
     metrics: Metrics,
     trouble: Arc<Reporter>,
+    watches: Watches,
 }
 
 /// What is kept for an Envoy that somebody else runs.
@@ -169,7 +171,15 @@ impl Supervisor {
         let hot_restart = envoy.as_ref().is_some_and(|e| e.config.restart.hot_restart);
         let handle = Handle::new(asked.clone(), seen, client, hot_restart);
         (
-            Self { envoy, external: None, asked, state, metrics: metrics.clone(), trouble: Arc::default() },
+            Self {
+                envoy,
+                external: None,
+                asked,
+                state,
+                metrics: metrics.clone(),
+                trouble: Arc::default(),
+                watches: Watches::default(),
+            },
             handle,
         )
     }
@@ -178,6 +188,13 @@ impl Supervisor {
     #[must_use]
     pub fn with_trouble(mut self, trouble: Arc<Reporter>) -> Self {
         self.trouble = trouble;
+        self
+    }
+
+    /// Watches files on the agent's list of them.
+    #[must_use]
+    pub(crate) fn with_watches(mut self, watches: Watches) -> Self {
+        self.watches = watches;
         self
     }
 
@@ -192,7 +209,7 @@ impl Supervisor {
     /// Call it on the main thread (see [`super::launch`]).
     pub async fn run(mut self) -> Outcome {
         let Some(envoy) = self.envoy.take() else { return self.run_idle().await };
-        run::Run::new(envoy, self.asked, self.state, &self.metrics, self.trouble).run().await
+        run::Run::new(envoy, self.asked, self.state, &self.metrics, self.trouble, self.watches).run().await
     }
 
     async fn run_idle(self) -> Outcome {

@@ -10,7 +10,7 @@ use zeroize::Zeroizing;
 use super::Secrets;
 use super::follow::wanted;
 use super::read::{CACERT, resource};
-use crate::base::files::Watcher;
+use crate::base::files::{Watcher, Watches};
 use crate::base::lane::Lane;
 use crate::base::tasks::Stop;
 use crate::secrets::slot::Slot;
@@ -25,8 +25,8 @@ const LONGEST: u64 = 1 << 20;
 const FIELDS: [&str; 3] = ["tls.crt", "tls.key", "ca.crt"];
 
 /// Serves what is asked for until `stop`. A folder that does not answer holds up this task and one thread.
-pub(super) async fn run(secrets: Secrets, folder: PathBuf, stop: Stop) {
-    let mut watcher = Watcher::new(QUIET);
+pub(super) async fn run(secrets: Secrets, folder: PathBuf, watches: &Watches, stop: Stop) {
+    let mut watcher = Watcher::new(watches, QUIET);
     let mut refresh = false;
     loop {
         let slots = secrets.slots();
@@ -46,7 +46,7 @@ pub(super) async fn run(secrets: Secrets, folder: PathBuf, stop: Stop) {
                 Ok(watcher) => watcher,
                 Err(error) => {
                     tracing::error!(target: "sds", "{error}");
-                    Watcher::new(QUIET)
+                    Watcher::new(watches, QUIET)
                 }
             },
         };

@@ -10,6 +10,7 @@ use tokio::sync::mpsc;
 use super::kube::{self, Api, Held};
 use super::read::{BadSecret, CACERT, is_ours, resource, secrets_of};
 use super::{LOOK, Secrets};
+use crate::base::slack;
 use crate::secrets::Secret;
 use crate::secrets::slot::Slot;
 
@@ -50,9 +51,7 @@ pub(super) async fn run(secrets: &Secrets, api: &Arc<Api>, name: &str, slot: &Sl
     let mut spare = None;
     let mut served = false;
     let mut states: Vec<Usable> = wanted.iter().map(|_| Usable::Unknown).collect();
-    let mut look = tokio::time::interval(LOOK);
-    look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    look.tick().await;
+    let mut look = Box::pin(slack::sleep(LOOK));
     if own == 0 {
         secrets
             .note(name, Some("secrets whose names begin with istio or prometheus are not served".to_owned()));
@@ -74,7 +73,12 @@ pub(super) async fn run(secrets: &Secrets, api: &Arc<Api>, name: &str, slot: &Sl
                 states[at] = state(name, wanted[at], at >= own, held);
                 settle(secrets, name, &wanted, own, &states, slot);
             }
-            _ = look.tick() => if secrets.forget(name) { return },
+            () = &mut look => {
+                if secrets.forget(name) {
+                    return;
+                }
+                look.set(slack::sleep(LOOK));
+            }
         }
     }
 }

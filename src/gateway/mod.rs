@@ -57,6 +57,7 @@ pub mod fuzz {
 
 pub(crate) use self::kube::Api;
 
+use crate::base::files::Watches;
 use crate::base::tasks::Group;
 use crate::secrets::slot::Slot;
 use crate::secrets::{Error, Fetched, ResourceName, Secret, SecretSource, name};
@@ -108,7 +109,7 @@ impl fmt::Debug for Secrets {
 impl Secrets {
     /// A source whose tasks run in `group`.
     #[must_use]
-    pub(crate) fn new(config: Config, group: Group, trouble: Reporter) -> Self {
+    pub(crate) fn new(config: Config, watches: &Watches, group: Group, trouble: Reporter) -> Self {
         let folder = match &config.origin {
             Origin::Folder(path) => Some(path.clone()),
             Origin::Api(_) => None,
@@ -116,8 +117,8 @@ impl Secrets {
         let (slots, asked, errors) = (Mutex::default(), Notify::new(), Mutex::default());
         let secrets = Self(Arc::new(Inner { config, group: group.clone(), slots, asked, errors, trouble }));
         if let Some(path) = folder {
-            let (task, stop) = (secrets.clone(), group.token());
-            group.lasting("gateway secrets", async move { folder::run(task, path, stop).await });
+            let (task, watches, stop) = (secrets.clone(), watches.clone(), group.token());
+            group.lasting("gateway secrets", async move { folder::run(task, path, &watches, stop).await });
         }
         secrets
     }

@@ -25,6 +25,8 @@ pub(crate) use server::Server;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
+use crate::base::files::Watches;
+
 /// What the server is told.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Config {
@@ -40,4 +42,6 @@ pub(crate) struct Config {
     pub keepalive: Option<(std::time::Duration, std::time::Duration)>,
     /// Users that may connect beside the agent's own (`SDS_ALLOWED_UIDS`); `None`: everybody.
     pub allowed: Option<BTreeSet<u32>>,
+    /// The agent's list of watched files.
+    pub watches: Watches,
 }

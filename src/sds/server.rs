@@ -1,13 +1,16 @@
 //! The sockets and the connections on them.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::UnixStream;
+use tokio::time::Instant;
 
 use super::Config;
 use super::calls::{Callers, Door, Whose};
@@ -17,14 +20,17 @@ use super::peers::Peers;
 use super::revoked::Revoked;
 use super::stream::Shared;
 use crate::base::backoff::{Backoff, Jitter, Policy};
-use crate::base::disk::Looks;
+use crate::base::disk::{Looks, Watching};
 use crate::base::error::chain;
+use crate::base::files::{Watcher, Watches};
+use crate::base::slack;
 use crate::base::tasks::{Set, Stop};
 use crate::base::uds::{self, Bound, Found, Place, Unpolled};
 use crate::net::accept::{Acceptor, Came};
 use crate::net::clients::{Client, Clients, HANDSHAKE};
 use crate::net::io::Tracked;
 use crate::net::progress::Phase;
+use crate::net::timer::Slack;
 use crate::secrets::{SecretSource, probe};
 use crate::trouble::{Kind, Report, Reporter};
 
@@ -43,9 +49,12 @@ const HEADER_LIST: u32 = 384 * 1024;
 /// A ping after so long without a read, and the time for its answer; those of the other socket.
 const KEEPALIVE: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(10));
 
-/// How often the socket's file is looked at. One stat; a client that finds it gone retries about as
-/// often.
-const LOOK: Duration = Duration::from_secs(2);
+/// A removal and what follows it are one report.
+const QUIET: Duration = Duration::from_millis(25);
+
+/// How often the socket's file is looked at without a report: while it is another server's, which may end without one;
+/// where nothing is reported; and elsewhere, for what happens to the folders above.
+const LOOKS: [Duration; 3] = [Duration::from_secs(2), Duration::from_secs(20), Duration::from_secs(300)];
 
 /// How long a bind is waited for before the folder counts as one that does not answer.
 const BINDS: Duration = Duration::from_secs(5);
@@ -60,6 +69,7 @@ pub(crate) struct Server {
     whose: Whose,
     shared: Arc<Shared>,
     trouble: Reporter,
+    watches: Watches,
 }
 
 impl Server {
@@ -80,13 +90,14 @@ impl Server {
             peers: Peers::new(config.allowed),
             stop: Stop::new(),
         };
-        Self::with(config.sockets, Whose::One(source), shared)
+        Self::with(config.sockets, Whose::One(source), shared, config.watches)
     }
 
     /// A second server with secrets of another kind, whose streams are counted with this one's.
     #[must_use]
     pub(crate) fn beside(&self, socket: PathBuf, source: Arc<dyn SecretSource>) -> Self {
-        Self::with(vec![socket], Whose::One(source), self.sharing()).with_trouble(self.trouble.sibling())
+        Self::with(vec![socket], Whose::One(source), self.sharing(), self.watches.clone())
+            .with_trouble(self.trouble.sibling())
     }
 
     /// A second server on which each caller brings its own token.
@@ -94,7 +105,8 @@ impl Server {
     pub(crate) fn for_callers(&self, socket: PathBuf, callers: Arc<dyn Callers>) -> Self {
         // Callers are of any user; their tokens tell who they are.
         let shared = Shared { peers: Peers::default(), ..self.sharing() };
-        Self::with(vec![socket], Whose::Callers(callers), shared).with_trouble(self.trouble.sibling())
+        Self::with(vec![socket], Whose::Callers(callers), shared, self.watches.clone())
+            .with_trouble(self.trouble.sibling())
     }
 
     // What a server beside this one has in common with it.
@@ -108,7 +120,7 @@ impl Server {
         }
     }
 
-    fn with(sockets: Vec<PathBuf>, whose: Whose, shared: Shared) -> Self {
+    fn with(sockets: Vec<PathBuf>, whose: Whose, shared: Shared, watches: Watches) -> Self {
         let sockets = sockets.into_iter().map(|path| {
             let bound = uds::bind(&path);
             if let Err(error) = &bound {
@@ -116,7 +128,8 @@ impl Server {
             }
             (path, bound.ok())
         });
-        Self { sockets: sockets.collect(), whose, shared: Arc::new(shared), trouble: Reporter::default() }
+        let (sockets, shared) = (sockets.collect(), Arc::new(shared));
+        Self { sockets, whose, shared, trouble: Reporter::default(), watches }
     }
 
     /// Tells `trouble` of sockets that cannot be bound.
@@ -149,7 +162,9 @@ impl Server {
             let (shared, clients) = (Arc::clone(&self.shared), Clients::new(STREAMS));
             let (whose, trouble) = (self.whose.clone(), self.trouble.sibling());
             let (looks, binds) = (Looks::default(), Looks::patient(BINDS));
-            let socket = Socket { path, whose, shared, clients, connections, trouble, looks, binds };
+            let watching = Watching::new(&self.watches, QUIET);
+            let socket =
+                Socket { path, whose, shared, clients, connections, trouble, looks, binds, watching };
             sockets.push(socket.run(bound, wrap.clone()));
         }
         let stopping = async {
@@ -170,6 +185,7 @@ struct Socket {
     trouble: Reporter,
     looks: Looks<Found>,
     binds: Looks<Result<Unpolled, uds::Error>>,
+    watching: Watching,
 }
 
 impl Socket {
@@ -220,8 +236,10 @@ impl Socket {
     {
         let (listener, file) = bound.into_parts();
         let place = file.place();
-        let mut look = tokio::time::interval(LOOK);
-        look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let watched = BTreeSet::from([self.path.clone()]);
+        self.watching.with(move |watcher| watcher.set(watched)).await;
+        // It may have gone before it was watched.
+        let mut look = pin!(tokio::time::sleep(Duration::ZERO));
         let mut replaced = false;
         let mut acceptor = Acceptor::new("sds");
         loop {
@@ -244,18 +262,29 @@ impl Socket {
                     }
                 },
                 () = self.connections.ended() => {}
-                _ = look.tick() => match state(&place, file.path(), &mut self.looks).await {
-                    SocketFile::Ours => replaced = false,
-                    SocketFile::Gone => {
-                        tracing::warn!(target: "sds", "{} was removed by somebody; binding it again", self.path.display());
-                        return;
+                () = self.watching.news() => look.as_mut().reset(Instant::now()),
+                () = &mut look => {
+                    self.watching.with(Watcher::refresh).await;
+                    match state(&place, file.path(), &mut self.looks).await {
+                        SocketFile::Ours => replaced = false,
+                        SocketFile::Gone => {
+                            tracing::warn!(target: "sds", "{} was removed by somebody; binding it again", self.path.display());
+                            return;
+                        }
+                        SocketFile::Replaced if !replaced => {
+                            replaced = true;
+                            tracing::warn!(target: "sds", "{} now belongs to another server; keeping away from it", self.path.display());
+                        }
+                        SocketFile::Replaced => {}
                     }
-                    SocketFile::Replaced if !replaced => {
-                        replaced = true;
-                        tracing::warn!(target: "sds", "{} now belongs to another server; keeping away from it", self.path.display());
-                    }
-                    SocketFile::Replaced => {}
-                },
+                    let [others, unseen, seen] = LOOKS;
+                    let next = match () {
+                        () if replaced => others,
+                        () if self.watching.blind() || self.looks.stuck() => unseen,
+                        () => seen,
+                    };
+                    look.set(tokio::time::sleep_until(slack::until(Instant::now() + next)));
+                }
             }
         }
     }
@@ -291,7 +320,7 @@ where
     let (io, reads) = Tracked::new(io);
     let keepalive = shared.keepalive;
     let serving = hyper::server::conn::http2::Builder::new(TokioExecutor::new())
-        .timer(TokioTimer::new())
+        .timer(Slack::default())
         .keep_alive_interval(Some(keepalive.0))
         .keep_alive_timeout(keepalive.1)
         .initial_stream_window_size(WINDOW)

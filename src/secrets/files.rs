@@ -22,7 +22,7 @@ use tokio::time::Instant;
 use super::{Error, Fetched, ResourceName};
 use crate::base::backoff::{Jitter, Policy};
 use crate::base::disk::{Looks, Watching};
-use crate::base::files::Watcher;
+use crate::base::files::{Watcher, Watches};
 use read::{Read, read};
 
 pub(super) use read::{Loaded, Source, Unreadable, bytes};
@@ -132,7 +132,7 @@ pub(super) struct Store {
 }
 
 impl Store {
-    pub(super) fn new(debounce: Duration) -> Self {
+    pub(super) fn new(debounce: Duration, watches: &Watches) -> Self {
         // A debounce of 0 would be a busy loop.
         let first = debounce.clamp(Duration::from_millis(10), PATIENCE);
         let retry = Policy::new(first, PATIENCE, 1.5, Jitter::PlusMinus(0.5)).expect("bounds are in order");
@@ -141,7 +141,7 @@ impl Store {
             unsettled: BTreeSet::new(),
             stuck: BTreeSet::new(),
             overview: Overview::default(),
-            watching: Watching::new(QUIET),
+            watching: Watching::new(watches, QUIET),
             watched: BTreeSet::new(),
             counted: 0,
             retry,

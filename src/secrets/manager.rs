@@ -140,7 +140,7 @@ impl Manager {
         }
         let manager = Self {
             metrics: Metrics::new(metrics, Arc::clone(&clock)),
-            files: Store::new(config.file_debounce),
+            files: Store::new(config.file_debounce, &config.watches),
             workload: Workload::new(config.grace_ratio, config.grace_jitter),
             commands: queue,
             bundle_news,

@@ -41,6 +41,7 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 use zeroize::Zeroizing;
 
+use crate::base::files::Watches;
 pub(crate) use crate::ca::csr::KeyOptions;
 use crate::trouble::Reporter;
 pub(crate) use kept::Kept;
@@ -91,6 +92,8 @@ pub(crate) struct Config {
     pub first_key: Option<FirstKey>,
     /// What the program before us in this process has handed over.
     pub kept: Option<Kept>,
+    /// The agent's list of watched files.
+    pub watches: Watches,
     /// Who is told why there is no certificate; the CA client tells it of refusals.
     pub trouble: Arc<Reporter>,
 }

@@ -13,6 +13,7 @@ use super::Error;
 use super::request::Issued;
 use super::rotation;
 use crate::base::backoff::{Backoff, Jitter, Policy};
+use crate::base::slack;
 
 /// Floor between the end of one attempt and the start of the next, whoever asks.
 const FLOOR: Duration = Duration::from_millis(200);
@@ -101,9 +102,9 @@ impl Workload {
     /// When to look again, given that an attempt is wanted as soon as one is due.
     pub(super) fn wake(&self, now: SystemTime, mono: Instant, wanted: bool) -> Instant {
         let Some(current) = &self.current else {
-            return if wanted { self.not_before } else { mono + LOOK };
+            return if wanted { self.not_before } else { slack::until(mono + LOOK) };
         };
-        let look = mono + LOOK;
+        let look = slack::until(mono + LOOK);
         let renewal = if self.due(now, mono) {
             if wanted { self.not_before } else { look }
         } else {
@@ -111,7 +112,7 @@ impl Workload {
             current.renewal_mono.min(mono + by_date).max(self.not_before)
         };
         let expiry = match current.issued.leaf.not_after.duration_since(now) {
-            Ok(left) if !current.expiry_told => mono + left.min(LOOK),
+            Ok(left) if !current.expiry_told && left < LOOK => mono + left,
             _ => look,
         };
         renewal.min(expiry).min(look)

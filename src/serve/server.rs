@@ -1,7 +1,7 @@
 //! The listener, its connections, and what bounds them.
 //!
 //! One task accepts and watches; each connection is a task of its set. There is no timer for each
-//! connection: a sweep every few seconds closes those whose request head does not come to an end, those
+//! connection: a sweep every four seconds (`base::slack`) closes those whose request head does not come to an end, those
 //! whose reader stands still, and those idle for longer than the site allows; at the bound the one
 //! that is worth least makes place (`net::places` has the order), so a flood of any kind cannot lock the kubelet
 //! out. This pod's own clients have places of their own, and so has everybody else.
@@ -21,11 +21,13 @@ use hyper_util::rt::TokioIo;
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::time::{Instant, sleep_until};
 
 use super::respond::{Answer, error};
 use super::watched::{ConnState, Watched, overdue};
 use super::{Limits, Site, rules};
 use crate::base::handover;
+use crate::base::slack;
 use crate::base::tasks::{Panicked, Set, Stop, TaskResult, caught};
 use crate::net::accept::{Acceptor, Came};
 use crate::net::places::{Bounds, Place, Places, relieve};
@@ -36,8 +38,6 @@ use crate::net::progress::{Heads, Phase};
 pub(super) const HEADS: u64 = 3 << 20;
 /// Clients that the kernel keeps until they are accepted; it has its own bound (`net.core.somaxconn`).
 const BACKLOG: i32 = 4096;
-/// Between two sweeps; a limit above is overrun by at most this.
-const SWEEP: Duration = Duration::from_secs(5);
 /// Go's limit of a request head (`DefaultMaxHeaderBytes`, 1 MiB, with the same slack of 4 kB).
 const HEAD_BYTES: usize = (1 << 20) + 4096;
 /// Header fields of a request; Go counts only bytes.
@@ -112,15 +112,17 @@ pub(crate) async fn serve<S: Site>(
     let places = [Places::new(bounds), Places::new(Bounds { share: most / 2, ..bounds })];
     let heads = Arc::new(Heads::new(HEADS));
     let mut acceptor = Acceptor::new(S::NAMES.listener);
-    let mut sweep = tokio::time::interval(SWEEP);
-    sweep.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut sweep = pin!(sleep_until(next_sweep()));
     loop {
         tokio::select! {
             biased;
             () = stop.cancelled() => break,
             () = closing.cancelled(), if listener.is_some() => listener = None,
             () = tasks.ended() => {}
-            _ = sweep.tick(), if !tasks.is_empty() => places.iter().for_each(|p| close_overdue::<S>(p, limits.idle)),
+            () = &mut sweep, if !tasks.is_empty() => {
+                places.iter().for_each(|p| close_overdue::<S>(p, limits.idle));
+                sweep.set(sleep_until(next_sweep()));
+            }
             came = next(&mut acceptor, listener.as_ref()) => match came {
                 Ok(Came::In(io, peer)) => {
                     let state = Arc::new(ConnState::new(heads.clone()));
@@ -149,6 +151,11 @@ pub(crate) async fn serve<S: Site>(
         tracing::info!("{}: requests still under way at the end were dropped", S::NAMES.server);
     }
     Ok(())
+}
+
+/// A limit above is overrun by at most the time to the next sweep.
+fn next_sweep() -> Instant {
+    slack::point(Instant::now() + Duration::from_millis(1))
 }
 
 async fn next(

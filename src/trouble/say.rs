@@ -6,6 +6,7 @@ use super::entry::Held;
 use super::{Kind, Severity, Trouble, Troubles};
 use crate::base::quote::cut;
 use crate::base::seldom::Seldom;
+use crate::base::slack;
 
 /// Whoever speaks to the agent can cause troubles as fast as it likes: so many lines a minute, so long at most.
 static BEGUN: Seldom = Seldom::new(60);
@@ -109,7 +110,7 @@ impl Troubles {
             match due {
                 None => self.0.began.notified().await,
                 Some(Duration::ZERO) => self.say_still(),
-                Some(wait) => tokio::time::sleep(wait).await,
+                Some(wait) => slack::sleep(wait).await,
             }
         }
     }

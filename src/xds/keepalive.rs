@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use h2::{Ping, PingPong};
 
+use crate::base::slack;
 use crate::net::io::Reads;
 
 /// When to ping and how long to wait.
@@ -40,7 +41,7 @@ pub(super) async fn watch(ping: Option<PingPong>, reads: &Reads, config: Keepali
     loop {
         let idle = reads.idle();
         if idle < config.interval {
-            tokio::time::sleep(config.interval - idle).await;
+            slack::sleep(config.interval - idle).await;
             continue;
         }
         if ping.send_ping(Ping::opaque()).is_err() {

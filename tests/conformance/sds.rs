@@ -208,5 +208,9 @@ async fn mounted_files_are_followed_however_they_change() {
             assert_eq!((chain, key), (&pair.chain, &pair.key), "{way} {n}");
         }
     }
+    // A user may have 128 lists of watched files on a node: its agents have one each, for sockets, tokens and all of these.
+    let descriptors = std::fs::read_dir(format!("/proc/{}/fd", agent.pid().as_raw_pid())).unwrap();
+    let lists = descriptors.flatten().filter_map(|fd| std::fs::read_link(fd.path()).ok());
+    assert_eq!(lists.filter(|to| to.to_string_lossy().contains("inotify")).count(), 1);
     agent.assert_running();
 }

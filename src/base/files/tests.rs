@@ -11,7 +11,7 @@ impl World {
     fn new(make: impl FnOnce(&Path), watched: &str) -> Self {
         let dir = tempfile::tempdir().unwrap();
         make(dir.path());
-        let mut watcher = Watcher::new(Duration::from_millis(1));
+        let mut watcher = Watcher::new(&Watches::default(), Duration::from_millis(1));
         watcher.set(BTreeSet::from([dir.path().join(watched)]));
         assert_eq!(watcher.failures(), 0);
         Self { dir, watcher }
@@ -126,9 +126,9 @@ async fn neighbours_and_readers_are_not_reported() {
     fs::write(world.dir.path().join("neighbour"), "x").unwrap();
     let _ = fs::read(world.dir.path().join("f")).unwrap();
     // What was done is in the kernel's list already.
-    assert!(!world.watcher.take());
+    assert!(!world.watcher.member.take());
     world.seen("change", |d| replace(&d.join("f"), "2")).await;
-    assert!(!world.watcher.take());
+    assert!(!world.watcher.member.take());
 }
 
 #[test]
@@ -151,4 +151,60 @@ async fn paths_that_come_one_by_one_are_watched_like_those_that_came_together() 
     world.seen("a file in it", |d| fs::write(d.join("folder/file"), "3").unwrap()).await;
     world.seen("the first", |d| replace(&d.join("f"), "4")).await;
     assert_eq!(world.watcher.failures(), 0);
+}
+
+/// What is on the list of the kernel: folders, and how many members need each.
+fn listed(watches: &Watches) -> Vec<(PathBuf, usize)> {
+    watches.folders().collect()
+}
+
+#[tokio::test]
+async fn watchers_share_one_list_and_each_hears_what_is_its_own() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    let watches = Watches::default();
+    let [mut one, mut other] = ["one", "other"].map(|name| {
+        let mut watcher = Watcher::new(&watches, Duration::from_millis(1));
+        watcher.set(BTreeSet::from([at(name)]));
+        watcher
+    });
+    assert_eq!(listed(&watches), [(dir.path().to_owned(), 2)]);
+    for _ in 0..2 {
+        replace(&at("one"), "x");
+        replace(&at("other"), "x");
+        // Whoever reads first has told the other, too.
+        for watcher in [&mut one, &mut other] {
+            tokio::time::timeout(Duration::from_secs(20), watcher.changed()).await.expect("a report");
+        }
+        replace(&at("neither"), "x");
+        assert!(!one.member.take() && !other.member.take());
+    }
+    // The folder goes and comes back as another one: both are told, and one watch is enough again.
+    fs::remove_dir_all(dir.path()).unwrap();
+    fs::create_dir(dir.path()).unwrap();
+    for watcher in [&mut one, &mut other] {
+        tokio::time::timeout(Duration::from_secs(20), watcher.changed()).await.expect("a report");
+    }
+    for watcher in [&mut one, &mut other] {
+        watcher.member.take();
+        watcher.refresh();
+    }
+    assert!(listed(&watches).contains(&(dir.path().to_owned(), 2)), "{:?}", listed(&watches));
+    fs::write(at("other"), "y").unwrap();
+    tokio::time::timeout(Duration::from_secs(20), other.changed()).await.expect("a report");
+    assert!(!one.member.take());
+    drop(one);
+    fs::write(at("other"), "z").unwrap();
+    tokio::time::timeout(Duration::from_secs(20), other.changed()).await.expect("a report");
+    drop(other);
+    assert_eq!(listed(&watches), []);
+}
+
+#[tokio::test]
+async fn a_list_that_is_given_up_is_made_anew() {
+    let mut world = World::new(|d| fs::write(d.join("f"), "1").unwrap(), "f");
+    world.watcher.member.close();
+    tokio::time::timeout(Duration::from_secs(20), world.watcher.changed()).await.expect("a report");
+    world.seen("change", |d| replace(&d.join("f"), "2")).await;
+    assert!(!world.watcher.blind());
 }

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::{Error, Sources};
+use crate::base::files::Watches;
 use crate::base::{handover, uds};
 use crate::ca::csr::spiffe_id;
 use crate::config::env::var;
@@ -296,6 +297,7 @@ impl Identity {
             eager: true,
             first_key: None,
             kept: None,
+            watches: Watches::default(),
             trouble: std::sync::Arc::default(),
             call_bound: own.call_bound,
         }
@@ -321,6 +323,7 @@ impl Identity {
             crl: self.crl.clone(),
             keepalive: Some(self.keepalive),
             allowed: self.allowed.clone(),
+            watches: Watches::default(),
         }
     }
 }

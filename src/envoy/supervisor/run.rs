@@ -29,6 +29,7 @@ use super::inputs::Looked;
 use super::watch::FileWatch;
 use super::{Envoy, RunState};
 use crate::base::error::chain;
+use crate::base::files::Watches;
 use crate::base::metrics::Metrics;
 use crate::envoy::drain::{self, Machine};
 use crate::envoy::guard::Guard;
@@ -107,6 +108,7 @@ pub(super) struct Run {
     // At the last poll.
     held: Option<admin::Open>,
     trouble: Arc<Reporter>,
+    watches: Watches,
 }
 
 async fn maybe<F: Future + Unpin>(slot: &mut Option<F>) -> F::Output {
@@ -134,6 +136,7 @@ impl Run {
         state: watch::Sender<RunState>,
         metrics: &Metrics,
         trouble: Arc<Reporter>,
+        watches: Watches,
     ) -> Self {
         let window = envoy.config.drain.jitter;
         let jitter = window.mul_f64(rand::Rng::random_range(&mut rand::rng(), 0.0..=1.0));
@@ -187,6 +190,7 @@ impl Run {
             ),
             held: None,
             trouble,
+            watches,
         }
     }
 
@@ -198,7 +202,7 @@ impl Run {
             let _ = self.state.send(RunState::Stopping(reason.to_string()));
             return Outcome::stopped(&reason);
         }
-        self.files = FileWatch::of(&self.envoy.config.restart);
+        self.files = FileWatch::of(&self.envoy.config.restart, &self.watches);
         let mut over = false;
         if adopted && self.requested() {
             over = true;

@@ -11,7 +11,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::base::disk::Watching;
-use crate::base::files::Watcher;
+use crate::base::files::{Watcher, Watches};
 use crate::envoy::restart;
 
 /// From the first change to the look.
@@ -35,13 +35,13 @@ struct Turn {
 
 impl FileWatch {
     /// `None` when nothing is to be watched, or a change would change nothing.
-    pub(super) fn of(config: &restart::Config) -> Option<Self> {
+    pub(super) fn of(config: &restart::Config, watches: &Watches) -> Option<Self> {
         if !config.hot_restart || config.watched.is_empty() {
             return None;
         }
         let watched: BTreeSet<_> = config.watched.iter().cloned().collect();
+        let mut watcher = Watching::new(watches, QUIET);
         let turn = async move {
-            let mut watcher = Watching::new(QUIET);
             watcher.with(|watcher| watcher.set(watched)).await;
             Turn { watcher, slow: Instant::now() + SLOW }.next().await
         };
@@ -86,10 +86,9 @@ mod tests {
     async fn only_hot_restart_watches() {
         let watched = vec!["/etc/certs/key.pem".into()];
         let config = restart::Config { watched, ..restart::Config::default() };
-        assert!(FileWatch::of(&config).is_none());
-        assert!(FileWatch::of(&restart::Config { hot_restart: true, ..config.clone() }).is_some());
-        assert!(
-            FileWatch::of(&restart::Config { hot_restart: true, watched: Vec::new(), ..config }).is_none()
-        );
+        let of = |config: &restart::Config| FileWatch::of(config, &Watches::default());
+        assert!(of(&config).is_none());
+        assert!(of(&restart::Config { hot_restart: true, ..config.clone() }).is_some());
+        assert!(of(&restart::Config { hot_restart: true, watched: Vec::new(), ..config }).is_none());
     }
 }

@@ -270,6 +270,19 @@ async fn a_removed_socket_is_bound_again_and_open_streams_stay() {
     assert!(text(&stream.next().await.unwrap()).contains("chain 2"));
 }
 
+#[tokio::test(start_paused = true)]
+async fn idle_sockets_hardly_wake_the_agent() {
+    let _world = World::new();
+    // What a start leaves to do.
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    let parks = || tokio::runtime::Handle::current().metrics().worker_park_count(0);
+    let before = parks();
+    tokio::time::sleep(Duration::from_secs(3600)).await;
+    let woken = parks() - before;
+    // Where the system refuses to report changes the file is looked at every 20 s, each look a few wake-ups.
+    assert!(woken <= 3600 / 3, "woken {woken} times in an hour");
+}
+
 #[tokio::test]
 async fn a_socket_that_cannot_be_bound_is_tried_again() {
     let dir = tempfile::tempdir().unwrap();

@@ -20,13 +20,23 @@ impl World {
         let dir = tempfile::tempdir().unwrap();
         let (cert, key) = (dir.path().join("cert.pem"), dir.path().join("key.pem"));
         let name = ResourceName::FileCert { cert: "c".to_owned(), key: "k".to_owned() };
-        Self { dir, store: Store::new(Duration::from_millis(10)), name, source: Source::Pair { cert, key } }
+        Self {
+            dir,
+            store: Store::new(Duration::from_millis(10), &Watches::default()),
+            name,
+            source: Source::Pair { cert, key },
+        }
     }
 
     fn roots() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let source = Source::Roots(dir.path().join("ca.pem"));
-        Self { dir, store: Store::new(Duration::ZERO), name: ResourceName::FileRoot("r".to_owned()), source }
+        Self {
+            dir,
+            store: Store::new(Duration::ZERO, &Watches::default()),
+            name: ResourceName::FileRoot("r".to_owned()),
+            source,
+        }
     }
 
     fn put(&self, file: &str, text: &str) {
@@ -222,7 +232,7 @@ fn odd_files_are_errors_not_waits() {
 
 #[tokio::test(start_paused = true)]
 async fn resources_nobody_follows_are_forgotten_and_bounded() {
-    let mut store = Store::new(Duration::from_millis(100));
+    let mut store = Store::new(Duration::from_millis(100), &Watches::default());
     for n in 0..MAX_RESOURCES {
         let path = format!("/nowhere/{n}");
         store.follow(&ResourceName::FileRoot(path.clone()), Source::Roots(path.into())).await.unwrap();

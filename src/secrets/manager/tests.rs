@@ -28,6 +28,7 @@ fn config(dir: &Path) -> Config {
         grace_jitter: 0.0,
         early: false,
         near_expiry: crate::secrets::NearExpiry::default(),
+        watches: crate::base::files::Watches::default(),
         mounted: Mounted {
             cert: dir.join("certs/cert-chain.pem"),
             key: dir.join("certs/key.pem"),

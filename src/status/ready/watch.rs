@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use super::Readiness;
+use crate::base::slack;
 use crate::status::Agent;
 use crate::trouble::{Kind, Severity};
 
@@ -16,7 +17,7 @@ const EVERY: Duration = Duration::from_secs(30);
 pub(in crate::status) async fn watch(readiness: &Readiness, agent: &dyn Agent) {
     let mut pause = FIRST;
     loop {
-        tokio::time::sleep(pause).await;
+        slack::sleep(pause).await;
         pause = if look(readiness, agent).await { EVERY } else { FIRST };
     }
 }
