@@ -3,6 +3,9 @@
 
 if [ ! -e /usr/local/bin/istio-start.sh ]; then
     rm -rf /var/lib/istio /var/log/istio
+    # Key and certificates of this machine.
+    rm -f /etc/certs/key.pem /etc/certs/cert-chain.pem /etc/certs/root-cert.pem
+    [ ! -d /etc/certs ] || rmdir /etc/certs 2>/dev/null || true
     [ -L /etc/istio ] || rm -rf /etc/istio/proxy /etc/istio/config
     for dir in /etc/istio/envoy /etc/istio; do
         [ -L "$dir" ] || rmdir "$dir" 2>/dev/null || true
