@@ -220,6 +220,53 @@ fn a_package_with_another_checksum_is_not_unpacked() {
 }
 
 #[test]
+fn what_cannot_be_fetched_is_named_by_its_cause() {
+    // Without a network apt only warns, unless it is told not to.
+    let apt = "case \"$*\" in *Error-Mode=any*) echo \"E: Temporary failure resolving 'deb.example'\" >&2; exit 100 ;;
+        *download*|*install*) echo 'E: Unable to locate package x' >&2; exit 100 ;; *) echo 'W: old lists' ;; esac";
+    let scripts = || Scripts::new().program("apt-get", apt);
+    scripts().fails("get-promtool", &[], "Temporary failure resolving");
+    let bare = scripts().only(&["bash", "env", "grep", "head", "tail"]).program("id", "echo 0");
+    let output = bare.run("get-netfilter", &[]);
+    let said = text(&output.stderr);
+    assert!(output.status.success() && said.lines().count() == 2, "{said}");
+    assert!(said.contains("Temporary failure resolving") && said.contains("will say that they did not run"));
+
+    let go = |line: &str| Scripts::new().program("go", line).only(HELM);
+    let unreachable = go("echo 'go: dial tcp: network is unreachable' >&2; exit 1");
+    let output = unreachable.run("get-helm", &["--build"]);
+    let said = text(&output.stderr);
+    assert!(!output.status.success() && said.lines().count() == 2, "{said}");
+    assert!(
+        said.contains("get-helm: cannot build helm v3") && said.contains("network is unreachable"),
+        "{said}"
+    );
+    assert_eq!(unreachable.files(".tools"), ["bin"]);
+    let half = go("echo half >$GOBIN/helm; exit 1");
+    assert!(!half.run("get-helm", &["--build"]).status.success());
+    assert!(half.files(".tools/bin").is_empty());
+    Scripts::new().only(HELM).fails("get-helm", &["--build"], "there is no go");
+    let built = go("echo whole >$GOBIN/helm; chmod 755 $GOBIN/helm");
+    let output = built.run("get-helm", &["--build"]);
+    assert_eq!(text(&output.stdout).trim(), built.path(".tools/bin/helm").to_string_lossy());
+}
+
+const HELM: &[&str] = &["bash", "env", "realpath", "dirname", "mkdir", "mktemp", "rm", "mv", "tail", "chmod"];
+
+#[test]
+fn a_disk_that_is_full_is_named_by_those_who_fetch() {
+    if !root_for("a full disk") {
+        return;
+    }
+    let scripts =
+        Scripts::new().program("rustc", "case $1 in --print) echo /no ;; *) echo rustc 1.95.0 ;; esac");
+    let disk = SmallDisk::mount(&scripts.path(".tools"));
+    scripts.fails("get-venv", &[], "no space left on the disk");
+    assert!(scripts.files(".tools").is_empty());
+    drop(disk);
+}
+
+#[test]
 fn what_is_missing_stands_in_one_line() {
     const BASE: &[&str] = &["sh", "dirname", "sed", "head", "sort", "df", "awk", "cut", "grep", "id"];
     let rust = |scripts: Scripts| {
