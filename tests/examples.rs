@@ -79,6 +79,31 @@ fn mock_istiod_writes_what_an_agent_mounts() {
     }
 }
 
+// The compose file's own command, with folders and ports of this machine in the place of a container's.
+#[test]
+fn the_compose_file_starts_a_mock_istiod() {
+    let text = std::fs::read_to_string(format!("{ROOT}/examples/mock-istiod/compose.yaml")).unwrap();
+    let file: serde_yaml_ng::Value = serde_yaml_ng::from_str(&text).unwrap();
+    let service = &file["services"]["istiod"];
+    assert_eq!(service["entrypoint"][0].as_str(), Some("/usr/local/bin/mock-istiod"));
+    assert_eq!(service["user"].as_str(), Some("0:0"), "another cannot write to a fresh volume");
+    let dir = tempfile::tempdir().unwrap();
+    let files = dir.path().display().to_string();
+    let words = service["command"].as_sequence().unwrap().iter().map(|word| word.as_str().unwrap());
+    let words = words.map(|word| {
+        let word = word.replace("=/resources", &format!("={ROOT}/examples/mock-istiod/resources"));
+        word.replace("=/files", &format!("={files}"))
+            .replace("0.0.0.0:15012", "127.0.0.1:0")
+            .replace("0.0.0.0:15014", "127.0.0.1:0")
+    });
+    let child = Command::new(mock_istiod()).args(words).stdout(Stdio::piped()).spawn().unwrap();
+    let mut child = Ended(child);
+    let mut said = [0; 64];
+    let length = child.0.stdout.as_mut().unwrap().read(&mut said).unwrap();
+    assert!(String::from_utf8_lossy(&said[..length]).starts_with("listening on 127.0.0.1:"));
+    assert!(dir.path().join("istio-token").exists() && dir.path().join("root-cert.pem").exists());
+}
+
 #[tokio::test]
 async fn the_python_client_takes_the_certificate() {
     let has = Command::new("python3").args(["-c", "import grpc"]).stderr(Stdio::null()).status().unwrap();
