@@ -20,6 +20,7 @@ use crate::iptables::detect;
 use crate::iptables::exec::Ending;
 use crate::iptables::interfaces;
 use crate::iptables::model::Family;
+use crate::iptables::native as nft;
 use crate::iptables::run::{Real, Runner};
 use crate::vm::accounts::{Account, Accounts};
 use crate::vm::check::{self, Grade};
@@ -198,14 +199,20 @@ fn hand_over(places: &Places, plan: &Plan) -> Result<Command, String> {
     let mut command = Command::new("/proc/self/exe");
     command.arg0("pilot-agent").args(&plan.words).env_clear().envs(&plan.env).current_dir(&places.root);
     if let (Some(dir), Some(user)) = (&plan.logs, user) {
-        let dir = ready(&dir.to_string_lossy())?;
-        let open = |name: &str| {
+        let open = |dir: &Path, name: &str| {
             let path = dir.join(name);
             install::log_file(&path, user).map_err(|e| format!("{}: {e}", path.display()))
         };
-        let (out, err) = (open("istio.log")?, open("istio.err.log")?);
-        tracing::info!("the agent's log goes to {} (ISTIO_LOG_DIR)", dir.join("istio.log").display());
-        command.stdout(out).stderr(err);
+        let files = ready(&dir.to_string_lossy())
+            .and_then(|dir| Ok((open(&dir, "istio.err.log")?, open(&dir, "istio.log")?, dir)));
+        match files {
+            Ok((err, out, dir)) => {
+                tracing::info!("the agent's log goes to {} (ISTIO_LOG_DIR)", dir.join("istio.log").display());
+                command.stdout(out).stderr(err);
+            }
+            // A machine stays in the mesh without its log file.
+            Err(why) => tracing::warn!("{why}; the agent's log stays here (ISTIO_LOG_DIR names its folder)"),
+        }
     }
     if let Some(Account { name, uid, gid }) = user {
         tracing::info!("going on as {name} (uid {uid}, gid {gid})");
@@ -233,6 +240,11 @@ fn clean(places: &Places, env: &Env) -> u8 {
         ["--cleanup-only", "--reconcile", "--redirect-dns", "--istio-inbound-interception-mode=TPROXY"]
             .map(str::to_owned)
             .into();
+    // Where only nft is, only nft can have made them.
+    let programs = runner(env.get("PATH").cloned().unwrap_or_default());
+    if !has_iptables(&programs) && programs.exists("nft") {
+        flags.push("--native-nftables".to_owned());
+    }
     if apart.ranges.is_empty() {
         apart.ranges.insert("*".to_owned());
     }
@@ -249,6 +261,16 @@ fn clean(places: &Places, env: &Env) -> u8 {
     rules(&flags, &environment(&env))
 }
 
+fn has_iptables(runner: &Real) -> bool {
+    ["iptables-nft-save", "iptables-legacy-save", "iptables-save"].iter().any(|name| runner.exists(name))
+}
+
+// Whether the rules are to be made by nft itself.
+fn native(variables: &BTreeMap<String, String>) -> bool {
+    args::parse(&[], iptables::FLAGS, false)
+        .is_ok_and(|none| iptables::settings(&none, &environment(variables)).native_nftables)
+}
+
 fn runner(path: String) -> Real {
     Real { path, sandbox: None, ending: Ending::unwatched() }
 }
@@ -258,6 +280,7 @@ fn look(places: &Places, env: &Env) -> u8 {
     let now = SystemTime::now();
     let mut lines: Vec<check::Line>;
     let mut own_rules = false;
+    let by_nft;
     // As the agent's own: right under the unit, a surprise in somebody's home.
     let here = std::env::current_dir().unwrap_or_default();
     let elsewhere = (places.root == Path::new(".") && here != Path::new("/")).then(|| {
@@ -271,6 +294,7 @@ fn look(places: &Places, env: &Env) -> u8 {
             let (envoy, istiod) = (config.envoy_binary().to_owned(), config.discovery_address().to_owned());
             lines = plan.warnings.iter().map(|warning| told(Grade::Warn, warning.clone())).collect();
             own_rules = plan.rules.is_none();
+            by_nft = native(&plan.env);
             let facts = check::Facts { envoy, istiod };
             lines.extend(check::look(places, &plan.env, Some((&plan, &facts)), now));
         }
@@ -282,34 +306,44 @@ fn look(places: &Places, env: &Env) -> u8 {
             let certs = named.or_else(|| variables.get("PROV_CERT").cloned());
             variables.insert("PROV_CERT".to_owned(), certs.unwrap_or_else(|| "./etc/certs".to_owned()));
             lines.extend(check::look(places, &variables, None, now));
+            by_nft = native(&variables);
         }
     }
     lines.extend(elsewhere.map(|said| check::Line { grade: Grade::Warn, what: "places", said }));
     // Others than root cannot see the rules; that it needs root was said.
     if own_rules || rustix::process::geteuid().is_root() {
-        lines.push(redirected(own_rules, env));
+        lines.push(redirected(own_rules, by_nft, env));
     }
     let text: String = lines.iter().map(|line| format!("{line}\n")).collect();
     super::request::print(text.as_bytes());
     u8::from(lines.iter().any(|line| line.grade == Grade::Fail))
 }
 
-fn redirected(own_rules: bool, env: &Env) -> check::Line {
+fn redirected(own_rules: bool, by_nft: bool, env: &Env) -> check::Line {
     let rules = |grade, said: &str| check::Line { grade, what: "rules", said: said.to_owned() };
     if own_rules {
         return rules(Grade::Ok, "somebody else's business (ISTIO_CUSTOM_IP_TABLES)");
     }
     let path = env.get("PATH").unwrap_or_default().to_owned();
     let mut runner = runner(path);
-    if !["iptables-save", "iptables-nft-save", "iptables-legacy-save", "nft"]
-        .iter()
-        .any(|name| runner.exists(name))
-    {
-        return rules(Grade::Fail, "no iptables on the PATH: install the package iptables");
+    let lack = match (by_nft, has_iptables(&runner), runner.exists("nft")) {
+        (true, _, false) => {
+            Some("NATIVE_NFTABLES=true, and no nft on the PATH: install the package nftables")
+        }
+        (false, false, false) => Some("no iptables on the PATH: install the package iptables"),
+        (false, false, true) => Some(
+            "no iptables on the PATH: install the package iptables, or set NATIVE_NFTABLES=true in sidecar.env, \
+             since nft is there",
+        ),
+        _ => None,
+    };
+    if let Some(lack) = lack {
+        return rules(Grade::Fail, lack);
     }
-    let there = [Family::V4, Family::V6].into_iter().any(|family| {
-        detect::leftovers(&mut runner, family, None).is_some_and(|c| c.backend.state.has_ours())
-    });
+    let there = nft::there(&mut runner)
+        || [Family::V4, Family::V6].into_iter().any(|family| {
+            detect::leftovers(&mut runner, family, None).is_some_and(|c| c.backend.state.has_ours())
+        });
     let said = if there { "traffic is redirected" } else { "nothing is redirected yet; vm run does it" };
     rules(Grade::Ok, said)
 }
@@ -367,6 +401,11 @@ fn put(places: &Places, parsed: &Parsed) -> u8 {
         if super::request::print(said.as_bytes()) != 0 {
             return FAILED;
         }
+    }
+    // The unit may write below it and not make it.
+    let logs = places.at(Path::new(plan::LOGS));
+    if let Err(e) = install::folders(&logs, owner.as_ref()) {
+        return fail(&format!("{}: {e}", logs.display()), None);
     }
     let root = if places.root == Path::new(".") {
         String::new()

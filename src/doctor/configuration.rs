@@ -36,6 +36,7 @@ pub(super) fn checks(
                 out.push(Check::warn(NAME, warning.clone(), ""));
             }
             out.extend(ignored(config));
+            out.extend(machine(env, root));
         }
         Err(errors) => {
             out.extend(errors.iter().map(|e| Check::fail(NAME, Kind::ConfigInvalid, e.clone()).hint("")));
@@ -64,6 +65,19 @@ pub(super) fn checks(
         out.push(Check::warn(NAME, said, "take them away, unless a newer agent is to read them"));
     }
     out
+}
+
+/// A virtual machine's settings lie in files that only `vm` reads.
+fn machine(env: &Env, root: &Path) -> Option<Check> {
+    const FILE: &str = "var/lib/istio/envoy/cluster.env";
+    let given = env.get("ISTIO_SERVICE").is_some() || env.get("CANONICAL_SERVICE").is_some();
+    let place = [root, Path::new("/")].map(|dir| dir.join(FILE)).into_iter().find(|path| path.exists());
+    let place = place.filter(|_| !given)?;
+    let said = format!(
+        "this machine has settings in {}, and what follows goes by the environment and the working directory",
+        place.display()
+    );
+    Some(Check::warn(NAME, said, "pilot-agent vm check --root / looks with those settings"))
 }
 
 /// Values that are given and have no effect.

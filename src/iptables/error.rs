@@ -33,7 +33,7 @@ pub(crate) enum Error {
     #[error("{0} --version names no version")]
     NoVersion(String),
     /// No set of programs works here.
-    #[error("no usable {program}: {}", lines(reasons))]
+    #[error("no usable {program}: {}{}", lines(reasons), advice(reasons))]
     NoneUsable {
         /// The family's plain name.
         program: &'static str,
@@ -75,6 +75,15 @@ pub(crate) enum Error {
 
 fn lines(reasons: &[Error]) -> String {
     reasons.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+}
+
+fn advice(reasons: &[Error]) -> &'static str {
+    let missing = |reason: &Error| matches!(reason, Error::NotInstalled(_));
+    if reasons.iter().all(missing) {
+        "; install the package iptables, or use nft (NATIVE_NFTABLES=true)"
+    } else {
+        ""
+    }
 }
 
 /// A setting that cannot be meant.

@@ -42,7 +42,6 @@ pub(crate) fn remove_leftovers(runner: &mut dyn Runner) {
     if !runner.exists("nft") {
         return;
     }
-    let ours = |name: &String| nft::TABLES.iter().any(|(table, _)| table == name);
     match runner.inet_tables() {
         Ok(names) if names.iter().any(ours) => {
             tracing::info!("removing the native nftables rules of an earlier start");
@@ -53,6 +52,16 @@ pub(crate) fn remove_leftovers(runner: &mut dyn Runner) {
         Ok(_) => {}
         Err(e) => tracing::debug!("native rules of an earlier start are not looked for: {e}"),
     }
+}
+
+/// Whether this network namespace has tables of ours.
+#[must_use]
+pub(crate) fn there(runner: &mut dyn Runner) -> bool {
+    runner.inet_tables().is_ok_and(|names| names.iter().any(ours))
+}
+
+fn ours(name: &String) -> bool {
+    nft::TABLES.iter().any(|(table, _)| table == name)
 }
 
 const FAILED: &str = "nftables run failed";

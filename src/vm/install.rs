@@ -25,12 +25,14 @@ pub(crate) struct Item {
     pub content: Vec<u8>,
     mode: u32,
     ours: bool,
+    /// Lines are added to what is there, and an older one for the same name may go.
+    adds: bool,
 }
 
 /// What becomes of an item.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// Nothing is there yet.
+    /// Nothing is there yet, or nothing that would be lost: comments alone, or a file that lines are added to.
     Create,
     /// It is as it should be.
     Keep,
@@ -59,7 +61,7 @@ pub(crate) fn items(dir: &Path, places: &Places) -> Result<Vec<Item>, Vec<String
         let place = places.at(place);
         match std::fs::read(&from) {
             Ok(content) if name == "hosts" => match hosts(&place, &content) {
-                Ok(content) => items.push(Item { place, content, mode, ours }),
+                Ok(content) => items.push(Item { place, content, mode, ours, adds: true }),
                 Err(e) => errors.push(format!("{}: {e}", place.display())),
             },
             Ok(content) if content.trim_ascii().is_empty() => {
@@ -67,7 +69,7 @@ pub(crate) fn items(dir: &Path, places: &Places) -> Result<Vec<Item>, Vec<String
             }
             Ok(content) => {
                 errors.extend(faults(name, &from.display().to_string(), &content));
-                items.push(Item { place, content, mode, ours });
+                items.push(Item { place, content, mode, ours, adds: false });
             }
             Err(e) => errors
                 .push(format!("{}: {e}; \"istioctl x workload entry configure\" writes it", from.display())),
@@ -76,7 +78,7 @@ pub(crate) fn items(dir: &Path, places: &Places) -> Result<Vec<Item>, Vec<String
     if !PACKAGED.iter().any(|place| places.at(Path::new(place)).exists()) {
         let own = std::env::current_exe().ok().and_then(|path| path.to_str().map(str::to_owned));
         let content = UNIT.replace(BINARY, own.as_deref().unwrap_or(BINARY)).into_bytes();
-        items.push(Item { place: places.at(&places.unit), content, mode: 0o644, ours: false });
+        items.push(Item { place: places.at(&places.unit), content, mode: 0o644, ours: false, adds: false });
     }
     if errors.is_empty() { Ok(items) } else { Err(errors) }
 }
@@ -120,7 +122,7 @@ impl Item {
     /// A file that only its owner reads.
     #[must_use]
     pub(crate) fn secret(place: PathBuf, content: Vec<u8>) -> Self {
-        Self { place, content, mode: 0o600, ours: true }
+        Self { place, content, mode: 0o600, ours: true, adds: false }
     }
 
     /// What would become of it.
@@ -128,6 +130,7 @@ impl Item {
     pub(crate) fn step(&self) -> Step {
         match std::fs::read(&self.place) {
             Ok(there) if there == self.content => Step::Keep,
+            Ok(there) if comments(&there) || (self.adds && within(&there, &self.content)) => Step::Create,
             Err(e) if e.kind() == io::ErrorKind::NotFound => Step::Create,
             _ => Step::Overwrite,
         }
@@ -157,6 +160,17 @@ impl Item {
         fresh.persist(&self.place).map_err(|e| said(e.error))?;
         Ok(())
     }
+}
+
+// As the package's own cluster.env is.
+fn comments(text: &[u8]) -> bool {
+    text.split(|byte| *byte == b'\n').map(<[u8]>::trim_ascii).all(|line| line.is_empty() || line[0] == b'#')
+}
+
+// Each line of the one is in the other.
+fn within(small: &[u8], large: &[u8]) -> bool {
+    let lines = |text| <[u8]>::split(text, |byte: &u8| *byte == b'\n');
+    lines(small).all(|line| lines(large).any(|other| other == line))
 }
 
 /// Makes the folders that are missing, and gives those to their owner.
@@ -211,5 +225,27 @@ mod tests {
         assert_eq!(merged, b"127.0.0.1 localhost\n192.0.2.9 istiod.istio-system.svc\n");
         std::fs::write(&place, &merged).unwrap();
         assert_eq!(hosts(&place, b"192.0.2.9 istiod.istio-system.svc\n").unwrap(), merged);
+    }
+
+    #[test]
+    fn only_what_would_be_lost_is_asked_about() {
+        let dir = tempfile::tempdir().unwrap();
+        let step = |there: &str, adds: bool| {
+            let place = dir.path().join("file");
+            std::fs::write(&place, there).unwrap();
+            Item { place, content: b"a b\nc d\n".to_vec(), mode: 0o644, ours: false, adds }.step()
+        };
+        for (there, adds, expected) in [
+            ("a b\nc d\n", false, Step::Keep),
+            ("", false, Step::Create),
+            ("# put it here\n\n  # or there\n", false, Step::Create),
+            ("# put it here\nx\n", false, Step::Overwrite),
+            ("a b\n", false, Step::Overwrite),
+            ("a b\n", true, Step::Create),
+            ("c d\na b", true, Step::Create),
+            ("a b\n# mine\n", true, Step::Overwrite),
+        ] {
+            assert_eq!(step(there, adds), expected, "{there:?} {adds}");
+        }
     }
 }

@@ -8,6 +8,9 @@ pub(crate) const TOKEN: &str = "./var/run/secrets/tokens/istio-token";
 /// Where istiod's root may lie besides the directory of certificates.
 pub(crate) const MOUNTED_ROOT: &str = "./etc/certs/root-cert.pem";
 
+const WRITTEN: &str =
+    "\"istioctl x workload entry configure\" writes it, \"pilot-agent vm install\" puts it there";
+
 /// The places. Relative ones hang off `root`.
 #[derive(Debug, Clone)]
 pub(crate) struct Places {
@@ -75,15 +78,17 @@ impl Places {
             let place = self.at(path);
             match std::fs::read_to_string(&place) {
                 Ok(text) => match super::envfile::parse(&place.display().to_string(), &text) {
-                    Ok(pairs) => env.extend(pairs),
+                    Ok(pairs) => {
+                        if path == cluster && pairs.is_empty() {
+                            warnings.push(format!("{} sets nothing: {WRITTEN}", place.display()));
+                        }
+                        env.extend(pairs);
+                    }
                     Err(faults) => errors.extend(faults),
                 },
                 Err(e) if e.kind() == std::io::ErrorKind::NotFound && !must => {
                     if path == cluster {
-                        warnings.push(format!(
-                            "{} is not there: \"istioctl x workload entry configure\" writes it, \"pilot-agent vm install\" puts it there",
-                            place.display()
-                        ));
+                        warnings.push(format!("{} is not there: {WRITTEN}", place.display()));
                     }
                 }
                 Err(e) => errors.push(format!("{}: {e}", place.display())),

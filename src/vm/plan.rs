@@ -7,6 +7,8 @@ use super::accounts::{Account, Accounts};
 
 /// Whom the agent runs as when nobody says otherwise.
 pub(crate) const USER: &str = "istio-proxy";
+/// Where the agent's log goes unless `ISTIO_LOG_DIR` says otherwise.
+pub(crate) const LOGS: &str = "./var/log/istio";
 
 /// What the machine says.
 #[derive(Debug, Clone)]
@@ -116,7 +118,7 @@ pub(crate) fn plan(mut env: BTreeMap<String, String>, machine: &Machine) -> Resu
     let Some(account) = account.filter(|_| errors.is_empty()) else { return Err(errors) };
     let rules = (!own_rules).then(|| exclusions(&env, &account, tproxy, machine));
     let become_user = (account.uid != machine.uid || tproxy).then_some(account);
-    let place = env.get("ISTIO_LOG_DIR").map_or("./var/log/istio", String::as_str);
+    let place = env.get("ISTIO_LOG_DIR").map_or(LOGS, String::as_str);
     let logs = (become_user.is_some() && !place.is_empty()).then(|| PathBuf::from(place));
     Ok(Plan { env, words, become_user, rules, logs, warnings })
 }

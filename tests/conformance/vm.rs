@@ -104,14 +104,21 @@ async fn install_puts_files_in_place_and_asks_before_it_overwrites() {
     }
     assert!(!at("etc/certs").exists() && !broken.path().join("missing").exists(), "something was installed");
 
-    // A machine's own hosts file counts as other content.
+    // Another line for istiod's name is other content; comments alone, as the package's file has, are none.
+    std::fs::create_dir_all(at("var/lib/istio/envoy")).unwrap();
+    std::fs::write(at("var/lib/istio/envoy/cluster.env"), "# Put it here.\n").unwrap();
+    std::fs::write(at("etc/hosts"), "127.0.0.1 localhost\n192.0.2.1 istiod.istio-system.svc\n").unwrap();
     let refused = install(&[]);
     assert_eq!(refused.status.code(), Some(255));
     assert!(said(&refused).contains("etc/hosts is there with other content"), "{}", said(&refused));
+    assert!(!said(&refused).contains("cluster.env"), "{}", said(&refused));
     assert!(!at("etc/certs").exists(), "something was installed");
 
-    let done = install(&["--yes"]);
+    // Lines that are only added to the machine's own are not asked about.
+    std::fs::write(at("etc/hosts"), "127.0.0.1 localhost\n").unwrap();
+    let done = install(&[]);
     assert_eq!(done.status.code(), Some(0), "{}", said(&done));
+    assert!(at("var/log/istio").is_dir(), "the unit may not make it");
     assert_eq!(
         std::fs::read_to_string(at("etc/hosts")).unwrap(),
         "127.0.0.1 localhost\n192.0.2.9 istiod.istio-system.svc\n"
@@ -122,8 +129,17 @@ async fn install_puts_files_in_place_and_asks_before_it_overwrites() {
     if rustix::process::geteuid().is_root() {
         use std::os::unix::fs::MetadataExt;
         assert_eq!((about.uid(), about.gid()), (1337, 1338));
+        assert_eq!(std::fs::metadata(at("var/log/istio")).unwrap().uid(), 1337);
     }
     assert_eq!(std::fs::read(at("etc/certs/root-cert.pem")).unwrap(), mock.root_pem().as_bytes());
+    // What only `vm` reads is no secret to who asks for the cause of something.
+    let doctor =
+        Command::new(agent_bin()).arg("doctor").current_dir(root.path()).env_clear().output().unwrap();
+    assert!(
+        said(&doctor).contains("pilot-agent vm check --root / looks with those settings"),
+        "{}",
+        said(&doctor)
+    );
     let unit = std::fs::read_to_string(at("etc/systemd/system/istio.service")).unwrap();
     assert!(
         unit.contains(&format!("ExecStart={} vm run", agent_bin().display())) && unit.contains("Type=notify")
@@ -173,8 +189,11 @@ async fn check_gives_a_line_for_each_thing() {
     ] {
         assert!(said(&output).contains(&line), "{line}: {}", said(&output));
     }
+    std::fs::create_dir_all(at("var/lib/istio/envoy")).unwrap();
+    std::fs::write(at("var/lib/istio/envoy/cluster.env"), "# as the package brings it\n").unwrap();
     let output = vm(dir.path(), &["check", &format!("--root={}", here.display())], &env);
     assert!(!said(&output).contains("places hang off"), "{}", said(&output));
+    assert!(said(&output).contains("cluster.env sets nothing: "), "{}", said(&output));
     let place = here.join("etc/certs/root-cert.pem");
     assert!(
         said(&output).contains(&format!("FAIL  root        {} is", place.display())),

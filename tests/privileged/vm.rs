@@ -89,6 +89,66 @@ fn clean_takes_away_what_any_settings_made() {
 }
 
 #[test]
+fn where_only_nft_is_it_is_told_and_its_rules_go() {
+    let Some(world) = World::new(Backend::Nft, &["10.77.12.2/24"]) else { return };
+    machine(&world);
+    for entry in std::fs::read_dir(world.path("bin")).unwrap().map(Result::unwrap) {
+        if entry.file_name() != "nft" {
+            std::fs::remove_file(entry.path()).unwrap();
+        }
+    }
+    let before = world.everything();
+    let root = world.path("vm");
+    let vm = |action: &str| {
+        let out = world.command_of(&["vm", action, "--root", root.to_str().unwrap()]).output().unwrap();
+        String::from_utf8_lossy(&out.stdout).into_owned() + &String::from_utf8_lossy(&out.stderr)
+    };
+    let told = vm("check");
+    assert!(
+        told.contains("FAIL  rules       no iptables on the PATH: install the package iptables, or set"),
+        "{told}"
+    );
+    let told = vm("run");
+    assert!(told.contains("or use nft (NATIVE_NFTABLES=true)"), "{told}");
+    assert_eq!(world.everything(), before);
+
+    let settings = root.join("var/lib/istio/envoy/sidecar.env");
+    std::fs::write(&settings, "ISTIO_LOG_DIR=\nNATIVE_NFTABLES=true\n").unwrap();
+    assert!(vm("check").contains("ok    rules       nothing is redirected yet"));
+    let mut agent = world.command_of(&["vm", "run", "--root", root.to_str().unwrap()]);
+    let mut agent = agent.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let status = || std::fs::read_to_string(format!("/proc/{}/status", agent.id())).unwrap_or_default();
+    world.wait_for("the agent has become its user", || status().contains("Uid:\t997\t997\t997\t997"));
+    assert_ne!(world.everything(), before);
+    assert!(vm("check").contains("ok    rules       traffic is redirected"));
+    agent.kill().unwrap();
+    agent.wait().unwrap();
+    world.wait_quiet();
+    let clean = world.command_of(&["vm", "clean"]).output().unwrap();
+    assert!(clean.status.success(), "{}", String::from_utf8_lossy(&clean.stdout));
+    assert_eq!(world.everything(), before, "something was left behind");
+}
+
+#[test]
+fn a_log_that_cannot_be_written_stays_where_it_was() {
+    let Some(world) = World::new(Backend::Nft, &["10.77.13.2/24"]) else { return };
+    machine(&world);
+    let root = world.path("vm");
+    std::fs::write(root.join("log"), "a file").unwrap();
+    let out = world.path("out");
+    let mut agent = world.command_of(&["vm", "run", "--root", root.to_str().unwrap()]);
+    let mut agent = agent.stdout(std::fs::File::create(&out).unwrap()).stderr(Stdio::null()).spawn().unwrap();
+    world.wait_for("the agent goes on", || {
+        std::fs::read_to_string(&out).is_ok_and(|text| {
+            text.contains("the agent's log stays here (ISTIO_LOG_DIR") && text.contains("Effective config")
+        })
+    });
+    agent.kill().unwrap();
+    agent.wait().unwrap();
+    world.wait_quiet();
+}
+
+#[test]
 fn a_fault_leaves_the_rules_as_they_are() {
     let Some(world) = World::new(Backend::Nft, &["10.77.11.2/24"]) else { return };
     machine(&world);
