@@ -16,9 +16,6 @@ pub mod base {
 
 pub mod bootstrap {
     pub use crate::bootstrap::{Options, RemoteService, Tracer, generate};
-    pub mod grpc {
-        pub use crate::bootstrap::grpc::generate;
-    }
     pub mod params {
         pub use crate::bootstrap::params::all;
     }
@@ -67,7 +64,9 @@ pub mod dns {
 }
 
 pub mod envoy {
-    pub use crate::envoy::{Config, ConfigFile, Exit, Handle, Outcome, Reason, RunState, Supervisor};
+    pub use crate::envoy::{
+        Config, ConfigFile, Exit, Handle, NotReplaced, Outcome, Reason, RunState, Supervisor,
+    };
     pub mod admin {
         pub use crate::envoy::admin::{Client, Config};
     }

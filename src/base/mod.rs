@@ -21,6 +21,8 @@ pub(crate) mod on_purpose;
 pub(crate) mod path;
 pub(crate) mod place;
 pub(crate) mod quote;
+#[cfg(test)]
+pub(crate) mod recordings;
 pub(crate) mod seldom;
 pub(crate) mod slack;
 pub(crate) mod tasks;

@@ -11,7 +11,7 @@ const REFRESH: &str = "900s";
 /// The document. `config_path` is where the agent's ADS socket is; `output_certs` is where it writes
 /// certificates, empty if it does not.
 #[must_use]
-pub fn generate(node: &Node, config_path: &str, output_certs: &str) -> Value {
+pub(crate) fn generate(node: &Node, config_path: &str, output_certs: &str) -> Value {
     let mut metadata = node.typed.clone();
     metadata.insert("GENERATOR".into(), json!("grpc"));
     let mut sorted: Vec<(String, Value)> = metadata.into_iter().collect();

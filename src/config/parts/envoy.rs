@@ -330,3 +330,6 @@ impl Bootstrap {
         envoy_options::render(&options, template(config).as_deref(), config.settings.env().map())
     }
 }
+
+#[cfg(test)]
+mod recorded;

@@ -6,8 +6,6 @@
 mod dns;
 mod inbound;
 mod outbound;
-#[cfg(test)]
-mod tests;
 mod tproxy;
 
 use super::model::{Family, Match, Proto, Rule, Table, Target};

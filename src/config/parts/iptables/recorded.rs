@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 
 use super::{FLAGS, settings};
+use crate::base::recordings;
 use crate::config::args;
 use crate::config::env::Env;
 use crate::iptables::model::Family;
@@ -42,7 +43,6 @@ fn saved(tables: &Value) -> SavedTables {
 
 #[test]
 fn rules_equal_those_of_the_go_agent_in_a_kernel() {
-    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/conformance/iptables/cases.jsonl");
     let none = Value::Object(serde_json::Map::new());
     let flags: Vec<_> = FLAGS.iter().chain(args::LOGGING).copied().collect();
     let named =
@@ -54,11 +54,10 @@ fn rules_equal_those_of_the_go_agent_in_a_kernel() {
     };
     let mut compared = 0;
     let mut wrong = Vec::new();
-    for line in std::fs::read_to_string(file).unwrap().lines() {
-        let entry: Value = serde_json::from_str(line).unwrap();
-        let case = &entry["case"];
-        let world = case.get("world").unwrap_or(&none);
-        let (first, recorded) = (&case["plan"][0], &entry["recorded"]["steps"][0]);
+    for recording in recordings::of("iptables").iter().filter(|r| r.case["kind"] == "kernel") {
+        let case = &recording.case;
+        let world = recording.input("world");
+        let (first, recorded) = (&case["plan"][0], &recording.did["steps"][0]);
         let plain = world.get("shims").is_none()
             && world.get("passwd").is_none()
             && ["before", "latent", "user"].iter().all(|key| case.get(key).is_none())
@@ -75,8 +74,8 @@ fn rules_equal_those_of_the_go_agent_in_a_kernel() {
         let Some(words) = first["args"].as_array() else { continue };
         let words: Vec<String> = words.iter().map(text).collect();
         let parsed = args::parse(&words, &flags, false).unwrap();
-        let env = case.get("env").unwrap_or(&none).as_object().unwrap();
-        let env = Env::from_os(env.iter().map(|(k, v)| (k.into(), text(v).into())));
+        let env = recording.input("env");
+        let env = Env::from_os(env.as_object().unwrap().iter().map(|(k, v)| (k.into(), text(v).into())));
         let resolv_conf = world.get("resolv").and_then(Value::as_str).unwrap_or("nameserver 10.96.0.10\n");
         let host = Host {
             addresses: addresses.iter().map(|a| a.parse().unwrap()).collect(),
@@ -94,10 +93,10 @@ fn rules_equal_those_of_the_go_agent_in_a_kernel() {
             let Some(family) = families.get(place.as_str()) else { continue };
             compared += 1;
             if let Some(found) = difference(&rules, *family, &saved(tables), &names) {
-                wrong.push(format!("{} {place}: {found}", case["name"]));
+                wrong.push(format!("{} {place}: {found}", recording.name));
             }
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-    assert!(compared > 30, "only {compared} recordings were read");
+    assert!(compared > 50, "only {compared} recordings were read");
 }

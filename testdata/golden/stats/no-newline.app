@@ -1,2 +1,0 @@
-text/plain
-app_up 1
