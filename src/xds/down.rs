@@ -1,11 +1,12 @@
 //! istiod → Envoy: bytes are judged and go on as they come; what is the agent's own stays here.
 
 use std::future::{Future, poll_fn};
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::task::Poll;
 use std::time::Duration;
 
 use bytes::Bytes;
+use h2::RecvStream;
 use tonic::Status;
 
 use super::ecds::Conversions;
@@ -58,40 +59,82 @@ enum Event {
 }
 
 /// istiod → Envoy.
-pub(super) async fn down(stream: &Stream<'_>, reply: &mut Reply, mut response: Answer) -> Ended {
+pub(super) async fn down(stream: &Stream<'_>, reply: &mut Reply, response: Answer) -> Ended {
+    let body = match accepted(reply, response).await {
+        Ok(body) => body,
+        Err(ended) => return ended,
+    };
+    let shared = stream.shared;
+    let mut way = Down {
+        stream,
+        body,
+        gate: Gate::new(Responses {
+            protocol: stream.protocol,
+            own: shared.taps.iter().map(|t| t.type_url()).collect(),
+            convert: shared.convert.is_some(),
+        }),
+        conversions: Conversions::new(stream.protocol, shared.convert.clone()),
+        out: Vec::new(),
+        brought: 0,
+        sink: Sink { stream: reply, leg: Leg::Envoy, shared, progress: Default::default() },
+        recorder: stream.recorder(Recorder::responses),
+    };
+    let mut aged = pin!(old_age(shared.config.max_age));
+    loop {
+        let taken = match way.next(aged.as_mut()).await {
+            Ok(event) => way.take(event).await,
+            Err(ended) => Err(ended),
+        };
+        if let Err(ended) = taken {
+            return ended;
+        }
+    }
+}
+
+/// The body of an answer that is a stream; every other answer is its end.
+async fn accepted(reply: &mut Reply, mut response: Answer) -> Result<RecvStream, Ended> {
     let headers = poll_fn(|cx| {
-        if let Poll::Ready(result) = std::pin::Pin::new(&mut response).poll(cx) {
+        if let Poll::Ready(result) = Pin::new(&mut response).poll(cx) {
             return Poll::Ready(Ok(result));
         }
         reply.poll_gone(cx).map(Err)
     });
     let answer = match headers.await {
-        Err(gone) => return Ended::envoy(gone),
-        Ok(Err(error)) => return Ended::istiod_failed(&error),
+        Err(gone) => return Err(Ended::envoy(gone)),
+        Ok(Err(error)) => return Err(Ended::istiod_failed(&error)),
         Ok(Ok(answer)) => answer,
     };
-    let (parts, mut body) = answer.into_parts();
+    let (parts, body) = answer.into_parts();
     let content_type = parts.headers.get(http::header::CONTENT_TYPE).and_then(|v| v.to_str().ok());
     let grpc = content_type.is_some_and(|t| t.starts_with("application/grpc"));
     if let Some(status) = end_status::of_trailers(&parts.headers).filter(|_| body.is_end_stream()) {
-        return Ended::istiod(status);
+        return Err(Ended::istiod(status));
     }
     if parts.status != http::StatusCode::OK || !grpc {
-        return Ended::istiod(end_status::of_http(parts.status, content_type));
+        return Err(Ended::istiod(end_status::of_http(parts.status, content_type)));
     }
-    let shared = stream.shared;
-    let mut gate = Gate::new(Responses {
-        protocol: stream.protocol,
-        own: shared.taps.iter().map(|t| t.type_url()).collect(),
-        convert: shared.convert.is_some(),
-    });
-    let mut conversions = Conversions::new(stream.protocol, shared.convert.clone());
-    let mut out = Vec::new();
-    let mut brought = 0;
-    let mut sink = Sink { stream: reply, leg: Leg::Envoy, shared, progress: Default::default() };
-    let mut recorder = stream.recorder(Recorder::responses);
-    let mut aged = pin!(old_age(shared.config.max_age));
-    loop {
+    Ok(body)
+}
+
+/// The way of one stream's responses.
+struct Down<'a> {
+    stream: &'a Stream<'a>,
+    body: RecvStream,
+    gate: Gate<Responses>,
+    conversions: Conversions,
+    /// What a piece becomes; kept for its allocation.
+    out: Vec<Out>,
+    /// Bytes that istiod has sent.
+    brought: u64,
+    sink: Sink<'a, &'a mut Reply>,
+    recorder: Option<Recorder<'a>>,
+}
+
+impl Down<'_> {
+    /// Waits for what comes next. In the middle of a message istiod must go on; between two it may be silent for hours.
+    async fn next(&mut self, mut aged: Pin<&mut impl Future<Output = ()>>) -> Result<Event, Ended> {
+        let Self { stream, body, gate, conversions, sink, .. } = self;
+        let (gate, shared) = (&*gate, stream.shared);
         let event = poll_fn(|cx| {
             if gate.between()
                 && let Poll::Ready(done) = conversions.poll(cx)
@@ -112,59 +155,73 @@ pub(super) async fn down(stream: &Stream<'_>, reply: &mut Reply, mut response: A
             }
             sink.stream.poll_gone(cx).map(Event::EnvoyGone)
         });
-        // In the middle of a message istiod must go on; between two it may be silent for hours.
-        let event = if gate.whole() {
-            event.await
-        } else {
-            let what = "sent no byte in the middle of a message";
-            match watched(shared, Leg::Istiod, what, shared.config.stall, event).await {
-                Ok(event) => event,
-                Err(after) => return stalled(Leg::Istiod, after),
-            }
-        };
+        if gate.whole() {
+            return Ok(event.await);
+        }
+        let what = "sent no byte in the middle of a message";
+        let watched = watched(shared, Leg::Istiod, what, shared.config.stall, event).await;
+        watched.map_err(|after| stalled(Leg::Istiod, after))
+    }
+
+    async fn take(&mut self, event: Event) -> Result<(), Ended> {
         match event {
-            Event::EnvoyGone(status) => return Ended::envoy(status),
-            Event::Aged => {
-                shared.meters.aged();
-                return Ended { by: Leg::Agent, status: Status::unavailable(AGED), class: Class::Expected };
+            Event::Data(data) => self.data(data).await,
+            Event::Converted(response) => self.pass_on(super::frames::frame_bytes(&response)).await,
+            Event::Refused(own) => {
+                self.stream.queue.put(own);
+                Ok(())
             }
-            Event::Failed(error) => return Ended::istiod_failed(&error),
-            Event::Refused(own) => stream.queue.put(own),
-            Event::Converted(response) => {
-                let frame = super::frames::frame_bytes(&response);
-                if let Err(ended) = to_envoy(&mut sink, &mut recorder, frame).await {
-                    return ended;
-                }
-            }
+            Event::EnvoyGone(status) => Err(Ended::envoy(status)),
+            Event::Failed(error) => Err(Ended::istiod_failed(&error)),
             Event::End => {
-                let trailers = body.trailers().await;
-                return finished(trailers, gate.whole());
+                let trailers = self.body.trailers().await;
+                Err(finished(trailers, self.gate.whole()))
             }
-            Event::Data(data) => {
-                commit(stream);
-                let before = brought;
-                brought += data.len() as u64;
-                if before < MUCH && brought >= MUCH {
-                    heap::keep(KEPT);
-                }
-                let walked = gate.push(&data, &mut out);
-                for item in out.drain(..) {
-                    match item {
-                        Out::End(end) => response_ended(stream, end, &mut conversions),
-                        Out::Bytes(bytes) => {
-                            if let Err(ended) = to_envoy(&mut sink, &mut recorder, bytes).await {
-                                return ended;
-                            }
-                        }
-                    }
-                }
-                if let Err(error) = walked {
-                    return Ended::istiod(of_gate(&error));
-                }
-                // Now that the bytes have gone on, istiod may send as many more.
-                let _ = body.flow_control().release_capacity(data.len());
+            Event::Aged => {
+                self.stream.shared.meters.aged();
+                Err(Ended { by: Leg::Agent, status: Status::unavailable(AGED), class: Class::Expected })
             }
         }
+    }
+
+    async fn data(&mut self, data: Bytes) -> Result<(), Ended> {
+        commit(self.stream);
+        let before = self.brought;
+        self.brought += data.len() as u64;
+        if before < MUCH && self.brought >= MUCH {
+            heap::keep(KEPT);
+        }
+        let mut out = std::mem::take(&mut self.out);
+        let walked = self.gate.push(&data, &mut out);
+        for item in out.drain(..) {
+            match item {
+                Out::End(end) => response_ended(self.stream, end, &mut self.conversions),
+                Out::Bytes(bytes) => self.pass_on(bytes).await?,
+            }
+        }
+        self.out = out;
+        if let Err(error) = walked {
+            return Err(Ended::istiod(of_gate(&error)));
+        }
+        // Now that the bytes have gone on, istiod may send as many more.
+        let _ = self.body.flow_control().release_capacity(data.len());
+        Ok(())
+    }
+
+    async fn pass_on(&mut self, bytes: Bytes) -> Result<(), Ended> {
+        // Before Envoy can answer it.
+        if let Some(recorder) = &mut self.recorder {
+            recorder.push(&bytes);
+        }
+        let opened = self.sink.stream.open();
+        let sent = match opened {
+            Ok(()) => self.sink.send(bytes).await,
+            Err(error) => Err(Broken::Gone(error)),
+        };
+        sent.map_err(|broken| match broken {
+            Broken::Gone(error) => Ended::envoy(end_status::of_downstream(&error)),
+            Broken::Stalled(after) => stalled(Leg::Envoy, after),
+        })
     }
 }
 
@@ -179,26 +236,6 @@ fn commit(stream: &Stream<'_>) {
             held.end("healed");
         }
     }
-}
-
-async fn to_envoy(
-    sink: &mut Sink<'_, &mut Reply>,
-    recorder: &mut Option<Recorder<'_>>,
-    bytes: Bytes,
-) -> Result<(), Ended> {
-    // Before Envoy can answer it.
-    if let Some(recorder) = recorder {
-        recorder.push(&bytes);
-    }
-    let opened = sink.stream.open();
-    let sent = match opened {
-        Ok(()) => sink.send(bytes).await,
-        Err(error) => Err(Broken::Gone(error)),
-    };
-    sent.map_err(|broken| match broken {
-        Broken::Gone(error) => Ended::envoy(end_status::of_downstream(&error)),
-        Broken::Stalled(after) => stalled(Leg::Envoy, after),
-    })
 }
 
 fn finished(trailers: Result<Option<http::HeaderMap>, h2::Error>, whole: bool) -> Ended {
@@ -247,10 +284,10 @@ fn response_ended(stream: &Stream<'_>, end: End, conversions: &mut Conversions) 
     if let Some(tap) = shared.taps.iter().find(|t| t.type_url() == type_url) {
         let applied = match end.body {
             Some(body) => tap::apply(&**tap, stream.protocol, body),
-            None => Some(Err(format!("{} bytes are more than the agent takes", end.length))),
+            None => Some(Err(format!("{} bytes are more than the agent takes", end.length).into())),
         };
         let Some(applied) = applied else { return };
-        let error = applied.err();
+        let error = applied.err().map(|why| why.to_string());
         match &error {
             Some(reason) => shared.troubles.rejected("the agent", &type_url, &end.facts.version, &[], reason),
             None => shared.troubles.accepted(&type_url),
