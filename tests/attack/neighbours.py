@@ -34,29 +34,34 @@ for mood in ("silent", "drip", "endless", "endless line", "endless head", "garba
     @attack(f"application's metrics {mood}", "an application that answers scrapes like this, and scrapers from many addresses",
             short=mood in ("endless", "endless line"))
     def metrics(world, size, mood=mood):
-        App.mood, held = f"metrics {mood}", []
-        end = time.monotonic() + size.seconds
-        try:
-            while time.monotonic() < end:
+        App.mood = f"metrics {mood}"
+        crowd(size, b"GET /stats/prometheus HTTP/1.1\r\nHost: a\r\n\r\n", half_read=True)
+
+
+def crowd(size, request, half_read=False):
+    """Connections from many addresses that send `request` and stay; the application is well again afterwards."""
+    held, end = [], time.monotonic() + size.seconds
+    try:
+        while time.monotonic() < end:
+            try:
+                held.append(connect(ATTACKERS[len(held) % 64], timeout=0.5))
+                held[-1].sendall(request)
+                held[-1].setblocking(not half_read)
+            except OSError:
+                pass
+            for io in held[::2] if half_read else ():
                 try:
-                    held.append(connect(ATTACKERS[len(held) % 64], timeout=0.5))
-                    held[-1].sendall(b"GET /stats/prometheus HTTP/1.1\r\nHost: a\r\n\r\n")
-                    held[-1].setblocking(False)
+                    io.recv(1 << 20)
                 except OSError:
                     pass
-                # Half of them read.
-                for io in held[::2]:
-                    try:
-                        io.recv(1 << 20)
-                    except OSError:
-                        pass
-                time.sleep(0.02)
-                if len(held) > size.connections // 10:
-                    held.pop(0).close()
-        finally:
-            App.mood = "well"
-            for io in held:
-                io.close()
+            # As fast as it can be it were a flood of requests, and nothing of the application's.
+            time.sleep(0.02)
+            if len(held) > size.connections // 10:
+                held.pop(0).close()
+    finally:
+        App.mood = "well"
+        for io in held:
+            io.close()
 
 
 def stopped(pid, seconds):
@@ -80,23 +85,7 @@ def envoy(world, size):
 @attack("application stands still", "an application whose listener is full", liveness=False)
 def application(world, size):
     App.mood = "silent"
-    held = []
-    try:
-        end = time.monotonic() + size.seconds
-        while time.monotonic() < end:
-            try:
-                held.append(connect(ATTACKERS[len(held) % 64], timeout=0.5))
-                held[-1].sendall(b"GET /app-health/app/livez HTTP/1.1\r\nHost: a\r\n\r\n")
-            except OSError:
-                pass
-            # As fast as it can be it were a flood of requests, and nothing of the application's.
-            time.sleep(0.02)
-            if len(held) > size.connections // 10:
-                held.pop(0).close()
-    finally:
-        App.mood = "well"
-        for io in held:
-            io.close()
+    crowd(size, b"GET /app-health/app/livez HTTP/1.1\r\nHost: a\r\n\r\n")
 
 
 MODULES = {
