@@ -15,11 +15,11 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use zeroize::Zeroizing;
 
 use crate::base::clock::Clock;
-use crate::base::error::chain;
+use crate::base::error::{BoxError, chain};
 use crate::base::metrics::Metrics;
 use crate::base::tasks::{Group, Stop, caught};
 use crate::ca::csr::spiffe_id;
-use crate::config::Config;
+use crate::config::{Config, parts};
 use crate::istiod::auth::{Error, Token, TokenSource, claims};
 use crate::sds::Callers;
 use crate::secrets::{self, Fetched, Manager, Mounted, ResourceName, SecretSource, name};
@@ -84,6 +84,19 @@ impl Told {
     }
 }
 
+/// Why a caller gets no secrets.
+#[derive(Debug, thiserror::Error)]
+enum Unserved {
+    #[error("more than {STREAMS} streams with callers' tokens are open")]
+    TooMany,
+    #[error("the token is empty")]
+    NoToken,
+    #[error("no CA signs in this mode")]
+    NoCa,
+    #[error(transparent)]
+    Ca(#[from] parts::Error),
+}
+
 /// Makes sources of secrets for callers.
 pub(super) struct ByToken {
     config: Arc<Config>,
@@ -111,20 +124,20 @@ impl ByToken {
         self.told.clone()
     }
 
-    async fn make(&self, token: &str) -> Result<Arc<dyn SecretSource>, String> {
+    async fn make(&self, token: &str) -> Result<Arc<dyn SecretSource>, Unserved> {
         let Ok(stream) = self.told.0.streams.clone().try_acquire_owned() else {
-            return Err(format!("more than {STREAMS} streams with callers' tokens are open"));
+            return Err(Unserved::TooMany);
         };
         // The prefix is put before it again where it is sent.
-        let token = Token::new(token.strip_prefix("Bearer ").unwrap_or(token)).ok_or("the token is empty")?;
+        let token = Token::new(token.strip_prefix("Bearer ").unwrap_or(token)).ok_or(Unserved::NoToken)?;
         let identity = self.identity(&token);
         let tokens = Arc::new(Brought(token));
         // A registry of its own: families of a second manager would have the same names.
         let metrics = Metrics::new();
-        let signer = self.config.ca.as_ref().map_err(ToString::to_string)?;
-        let signer = signer.as_ref().ok_or("no CA signs in this mode")?;
+        let signer = self.config.ca.as_ref().map_err(|e| Unserved::Ca(e.clone()))?;
+        let signer = signer.as_ref().ok_or(Unserved::NoCa)?;
         let ca = super::ca::client(signer, tokens, &metrics, &self.clock, &Arc::default()).await;
-        let ca = ca.map_err(|e| e.to_string())?.ok_or("no CA signs in this mode")?;
+        let ca = ca?.ok_or(Unserved::NoCa)?;
         let mut config = self.config.identity.secrets();
         config.identity = identity;
         // Files are the node's, not the caller's.
@@ -159,13 +172,13 @@ impl ByToken {
 }
 
 impl Callers for ByToken {
-    fn source(&self, token: Zeroizing<String>) -> BoxFuture<'_, Result<Arc<dyn SecretSource>, String>> {
+    fn source(&self, token: Zeroizing<String>) -> BoxFuture<'_, Result<Arc<dyn SecretSource>, BoxError>> {
         Box::pin(async move {
             let made = self.make(&token).await;
             if let Err(why) = &made {
-                self.told.note(Some(why.clone()));
+                self.told.note(Some(why.to_string()));
             }
-            made
+            Ok(made?)
         })
     }
 }

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use bytes::Bytes;
 use tokio::sync::watch;
 
+use crate::base::error::BoxError;
 use crate::base::handover;
 use crate::dns::{Current, Scope, Table};
 use crate::xds::{Tap, types};
@@ -37,7 +38,7 @@ impl NameTables {
         if !known.is_empty()
             && let Err(error) = tap.apply(known)
         {
-            tracing::warn!(target: "dns", "the name table that was handed over cannot be read: {error}");
+            tracing::warn!(target: "dns", "the name table of the previous program cannot be read: {error}");
         }
         (Arc::new(tap), table, last)
     }
@@ -48,8 +49,8 @@ impl Tap for NameTables {
         types::NAME_TABLE
     }
 
-    fn apply(&self, body: Bytes) -> Result<(), String> {
-        let table = Table::decode(body.clone(), &self.scope).map_err(|e| e.to_string())?;
+    fn apply(&self, body: Bytes) -> Result<(), BoxError> {
+        let table = Table::decode(body.clone(), &self.scope)?;
         if handover::is_on() {
             // A copy of its own: the message it came in is larger.
             let copy = Bytes::copy_from_slice(&body);

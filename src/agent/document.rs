@@ -6,6 +6,7 @@ use futures_util::future::BoxFuture;
 use serde_json::{Value, json};
 
 use crate::base::build_info;
+use crate::base::error::BoxError;
 use crate::trouble::Troubles;
 use crate::{dns, envoy, gateway, health, secrets, status, sts, xds};
 
@@ -59,8 +60,8 @@ impl status::Agent for Face {
         self.troubles.clone()
     }
 
-    fn hot_restart(&self) -> Result<(), String> {
-        self.envoy.hot_restart()
+    fn hot_restart(&self) -> Result<(), BoxError> {
+        Ok(self.envoy.hot_restart()?)
     }
 
     fn not_ready(&self) -> Vec<String> {
@@ -73,9 +74,9 @@ impl status::Agent for Face {
         self.tasks.running()
     }
 
-    fn name_table(&self) -> Option<Result<String, String>> {
+    fn name_table(&self) -> Option<Result<String, BoxError>> {
         let table = self.names.as_ref()?.borrow().clone()?;
-        Some(table.json().map_err(|e| e.to_string()))
+        Some(table.json().map_err(BoxError::from))
     }
 
     fn degraded(&self) -> Vec<String> {

@@ -153,7 +153,7 @@ fn tell(notify: &Notify, lines: &[String]) {
     if !lines.is_empty()
         && let Err(error) = notify.tell(lines)
     {
-        tracing::warn!("the service manager could not be told {}: {error}", lines.join(", "));
+        tracing::warn!("cannot tell the service manager {}: {error}", lines.join(", "));
     }
 }
 

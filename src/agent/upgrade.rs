@@ -27,6 +27,7 @@
 
 mod door;
 mod envoys;
+mod error;
 mod heir;
 mod rehearsal;
 mod state;
@@ -54,6 +55,7 @@ use crate::envoy::launch;
 use crate::{envoy, secrets, xds};
 
 pub(crate) use door::{Door, Request};
+pub(crate) use error::Error;
 pub(crate) use heir::{Heir, because, guarded, on_trial};
 pub(crate) use rehearsal::{ARGUMENT, rehearse};
 pub(crate) use state::Counts;
@@ -89,8 +91,8 @@ pub(super) struct Upgrades {
     process: envoy::Config,
     asked: mpsc::Receiver<Asked>,
     signal: Signal,
-    trial: Option<BoxFuture<'static, Result<Program, String>>>,
-    replacing: Option<BoxFuture<'static, Result<String, String>>>,
+    trial: Option<BoxFuture<'static, Result<Program, Error>>>,
+    replacing: Option<BoxFuture<'static, Result<String, Error>>>,
     reply: Option<UnixStream>,
     counts: Counts,
     ended: IntCounterVec,
@@ -198,11 +200,7 @@ impl Upgrades {
         self.reply = asked.reply;
         if let Some(path) = asked.envoy {
             if self.xds.is_away() {
-                return self.replaced(Err(
-                    "istiod is away, and another Envoy would have no configuration until \
-                    it is back (with XDS_REPLAY it has the last one)"
-                        .to_owned(),
-                ));
+                return self.replaced(Err(Error::IstiodAway));
             }
             return match self.envoy.kept() {
                 Ok(Some(kept)) => {
@@ -210,8 +208,8 @@ impl Upgrades {
                     let (process, handle, limit) = (self.process.clone(), self.envoy.clone(), self.limit);
                     self.replacing = Some(Box::pin(envoys::replace(path, process, kept, handle, limit)));
                 }
-                Ok(None) => self.replaced(Err("this agent runs no Envoy".to_owned())),
-                Err(why) => self.replaced(Err(why.to_owned())),
+                Ok(None) => self.replaced(Err(Error::NoEnvoy)),
+                Err(why) => self.replaced(Err(why.into())),
             };
         }
         match self.tried(asked.binary) {
@@ -220,25 +218,24 @@ impl Upgrades {
         }
     }
 
-    fn tried(&self, binary: Option<PathBuf>) -> Result<BoxFuture<'static, Result<Program, String>>, String> {
+    fn tried(&self, binary: Option<PathBuf>) -> Result<BoxFuture<'static, Result<Program, Error>>, Error> {
         let path = match binary {
             Some(path) => path,
             None => own_path()?,
         };
-        let kept = self.envoy.kept().map_err(str::to_owned)?;
+        let kept = self.envoy.kept()?;
         let open = || -> std::io::Result<OwnedFd> {
             launch::check_program(&path)?;
             Ok(File::open(&path)?.into())
         };
-        let file = open().map_err(|e| format!("{}: {e}", path.display()))?;
-        tracing::info!("the agent is to be replaced by {}; it is tried first", path.display());
+        let file = open().map_err(|source| Error::File { path: path.clone(), source })?;
+        tracing::info!("an upgrade to {} is asked for: trying it first", path.display());
         say(self.reply.as_ref(), &format!("trying {}", path.display()));
-        let parcel =
-            self.parcel(kept, None, false).map_err(|e| format!("nothing can be handed over: {e}"))?;
+        let parcel = self.parcel(kept, None, false).map_err(Error::Parcel)?;
         Ok(Box::pin(rehearsal::tried(path, file, parcel, self.limit)))
     }
 
-    fn replaced(&mut self, outcome: Result<String, String>) {
+    fn replaced(&mut self, outcome: Result<String, Error>) {
         let line = match outcome {
             Ok(what) => format!("done: {what}"),
             Err(why) => {
@@ -249,7 +246,7 @@ impl Upgrades {
         say(self.reply.take().as_ref(), &line);
     }
 
-    fn refused(&mut self, why: &str) {
+    fn refused(&mut self, why: &Error) {
         self.counts.refused += 1;
         self.ended.with_label_values(&["refused"]).inc();
         tracing::error!("the agent is not replaced, this one goes on: {why}");
@@ -301,7 +298,7 @@ impl Upgrades {
         let kept = match self.envoy.kept() {
             Ok(kept) => kept,
             Err(why) => {
-                self.refused(why);
+                self.refused(&why.into());
                 return None;
             }
         };
@@ -324,7 +321,10 @@ impl Upgrades {
             Ok(mut parcel) => {
                 crate::base::logging::flush();
                 let error = handover::become_program(&file, words(), &parcel);
-                tracing::error!("{} cannot be executed: {error}; the old program is", path.display());
+                tracing::error!(
+                    "{} cannot be executed: {error}; going back to the old program",
+                    path.display()
+                );
                 match heir::again(&mut parcel, &format!("{} cannot be executed: {error}", path.display())) {
                     Ok(never) => match never {},
                     Err(error) => error.to_string(),
@@ -354,8 +354,9 @@ fn say(to: Option<&UnixStream>, line: &str) {
 }
 
 // Where this program was started from; a newer file may be there by now.
-fn own_path() -> Result<PathBuf, String> {
-    let path = std::fs::read_link("/proc/self/exe").map_err(|e| format!("/proc/self/exe: {e}"))?;
+fn own_path() -> Result<PathBuf, Error> {
+    let own = "/proc/self/exe";
+    let path = std::fs::read_link(own).map_err(|source| Error::File { path: own.into(), source })?;
     let text = path.to_string_lossy();
     Ok(text.strip_suffix(" (deleted)").map_or(path.clone(), PathBuf::from))
 }

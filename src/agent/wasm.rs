@@ -6,6 +6,7 @@ use bytes::Bytes;
 use futures_util::future::BoxFuture;
 
 use super::stages::Stages;
+use crate::base::error::BoxError;
 use crate::base::metrics::Metrics;
 use crate::config::Config;
 use crate::trouble::Reporter;
@@ -29,7 +30,7 @@ pub(super) fn spawn(converter: &Arc<Converter>, stages: &Stages) {
 pub(super) struct Conversion(pub Arc<Converter>);
 
 impl Convert for Conversion {
-    fn convert(&self, protocol: Protocol, response: Bytes) -> BoxFuture<'static, Result<Bytes, String>> {
+    fn convert(&self, protocol: Protocol, response: Bytes) -> BoxFuture<'static, Result<Bytes, BoxError>> {
         let converter = self.0.clone();
         Box::pin(async move {
             let mut resources = Vec::new();
@@ -37,8 +38,7 @@ impl Convert for Conversion {
                 resources.push(resource.clone());
                 Ok(resource)
             })?;
-            let mut converted =
-                converter.convert(resources).await.map_err(|refused| refused.to_string())?.into_iter();
+            let mut converted = converter.convert(resources).await?.into_iter();
             map_resources(protocol, &response, |resource| Ok(converted.next().unwrap_or(resource)))
         })
     }

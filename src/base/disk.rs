@@ -130,7 +130,7 @@ async fn begin<T: Send + 'static>(
     grace: Duration,
 ) -> Result<T, Option<Receiver<T>>> {
     let mut answer = lane::begin("file look", job).map_err(|error| {
-        tracing::debug!("files are not looked at: {error}");
+        tracing::debug!("files are not checked: {error}");
         None
     })?;
     match tokio::time::timeout(grace, &mut answer).await {

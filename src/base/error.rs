@@ -1,6 +1,26 @@
 //! An error is shown with everything that caused it, once.
 
 use std::error::Error;
+use std::path::PathBuf;
+
+/// Any error, across a seam whose far side is not known.
+pub(crate) type BoxError = Box<dyn Error + Send + Sync>;
+
+/// What the system says of a file or a folder.
+#[derive(Debug, thiserror::Error)]
+#[error("{}: {source}", path.display())]
+pub(crate) struct AtPath {
+    path: PathBuf,
+    source: std::io::Error,
+}
+
+impl AtPath {
+    /// For `map_err`: a refusal of the system at `path`.
+    pub(crate) fn at(path: impl Into<PathBuf>) -> impl Fn(std::io::Error) -> Self {
+        let path = path.into();
+        move |source| Self { path: path.clone(), source }
+    }
+}
 
 /// The text of `error` and of its sources, joined by `: `, without a source whose text its parent
 /// already contains (many libraries repeat it).

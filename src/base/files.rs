@@ -109,7 +109,7 @@ impl Watcher {
             } else if let Err(error) = self.member.events().await {
                 self.failures += 1;
                 self.blind = true;
-                tracing::debug!("files are only looked at from time to time: {error}");
+                tracing::debug!("files are polled from now on: {error}");
                 // The next refresh tries anew.
                 self.member.close();
             }

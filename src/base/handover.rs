@@ -82,7 +82,7 @@ pub(crate) fn offer(key: impl Into<String>, detail: impl Into<String>, fd: impl 
         Ok(fd) => {
             registry().open.insert(key, (detail.into(), fd));
         }
-        Err(error) => tracing::warn!("{key} could not be handed to a successor: {error}"),
+        Err(error) => tracing::warn!("{key} cannot be handed over to the next program: {error}"),
     }
 }
 

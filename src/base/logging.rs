@@ -98,6 +98,12 @@ pub(crate) enum Error {
         #[source]
         source: io::Error,
     },
+    /// No scope of this name.
+    #[error("there is no scope {0:?}; GET /logging lists them")]
+    Scope(String),
+    /// Nothing has set up logging.
+    #[error("there is no log")]
+    NoLog,
     /// Something has set up logging before.
     #[error("logging is set up already")]
     Twice,
@@ -170,8 +176,8 @@ pub(crate) fn levels() -> Vec<(&'static str, &'static str)> {
 ///
 /// # Errors
 /// Names what is unknown.
-pub(crate) fn change(pairs: &[(&str, &str)]) -> Result<(), String> {
-    let Some(shared) = LEVELS.get() else { return Err("there is no log".to_owned()) };
+pub(crate) fn change(pairs: &[(&str, &str)]) -> Result<(), Error> {
+    let Some(shared) = LEVELS.get() else { return Err(Error::NoLog) };
     let mut levels = shared.write().unwrap_or_else(PoisonError::into_inner);
     let mut changed = levels.clone();
     for (scope, level) in pairs {

@@ -26,7 +26,7 @@ impl Notify {
             None => SocketAddr::from_pathname(socket),
         };
         let address = address
-            .map_err(|e| tracing::warn!("NOTIFY_SOCKET={socket}: {e}; the service manager is told nothing"));
+            .map_err(|e| tracing::warn!("NOTIFY_SOCKET={socket}: {e}; the service manager is not notified"));
         let ours = env("WATCHDOG_PID").is_none_or(|pid| pid == std::process::id().to_string());
         let usec = env("WATCHDOG_USEC").and_then(|usec| usec.parse().ok()).filter(|usec| ours && *usec > 0);
         Some(Self { address: address.ok()?, watchdog: usec.map(Duration::from_micros) })

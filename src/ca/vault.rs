@@ -209,7 +209,7 @@ impl Client {
         });
         *sent = true;
         let answer = self.post("signature", &self.sign, Some(&client_token), body).await?;
-        chain_in(&answer).map_err(|why| self.unusable(&why))
+        chain_in(&answer).map_err(|why| self.unusable(why))
     }
 
     async fn post(
@@ -290,7 +290,7 @@ impl Client {
 }
 
 /// The certificate and what stands above it, each with a line end.
-fn chain_in(answer: &Value) -> Result<Vec<String>, String> {
+fn chain_in(answer: &Value) -> Result<Vec<String>, &'static str> {
     let data = answer.get("data").ok_or("signature: there is no data in it")?;
     let certificate = data.get("certificate").and_then(Value::as_str);
     let certificate = certificate.ok_or("signature: there is no text data.certificate in it")?;
@@ -302,7 +302,7 @@ fn chain_in(answer: &Value) -> Result<Vec<String>, String> {
         chain.push(line(one.as_str().ok_or("signature: a member of data.ca_chain is no text")?));
     }
     if chain.len() < 2 {
-        return Err("signature: its chain has fewer than two certificates (leaf and root)".to_owned());
+        return Err("signature: its chain has fewer than two certificates (leaf and root)");
     }
     Ok(chain)
 }

@@ -1,5 +1,6 @@
 //! `doctor`: why a proxy does not work here.
 
+use crate::base::error::BoxError;
 use std::path::PathBuf;
 
 use super::{http, request};
@@ -9,14 +10,14 @@ use crate::config::env::Env;
 use crate::doctor::{self, Inputs};
 
 /// Looks and tells; gives the exit status: 0 healthy, 1 not.
-pub(super) fn run(parsed: Parsed, env: &Env) -> Result<u8, String> {
+pub(super) fn run(parsed: Parsed, env: &Env) -> Result<u8, BoxError> {
     // What the parts would log stands in the report. Whoever wants both asks for it.
     let mut logs = super::logging_options(&parsed);
     logs.targets = vec!["stderr".to_owned()];
     if logs.output_level.is_empty() {
         logs.output_level = "all:none".to_owned();
     }
-    logging::init(&logs).map_err(|e| e.to_string())?;
+    logging::init(&logs)?;
     let port = super::endpoint::given(&parsed)?;
     let json = parsed.is_true(super::DOCTOR, "json");
     let sign = parsed.is_true(super::DOCTOR, "sign");

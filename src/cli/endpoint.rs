@@ -30,11 +30,16 @@ pub(super) fn port_of(config: &Arc<Sources>) -> Option<u16> {
     config.status_port().filter(|port| *port > 0)
 }
 
+/// `--port` is none.
+#[derive(Debug, thiserror::Error)]
+#[error("--port={0}: a port is within 1..65535")]
+pub(super) struct NoPort(String);
+
 /// The status port: `--port`, or the configuration's, or the default.
 ///
 /// # Errors
 /// When `--port` is no port.
-pub(super) fn status_port(parsed: &Parsed, env: &Env) -> Result<u16, String> {
+pub(super) fn status_port(parsed: &Parsed, env: &Env) -> Result<u16, NoPort> {
     let found = given(parsed)?.or_else(|| config(env).as_ref().and_then(port_of));
     Ok(found.unwrap_or(DEFAULT))
 }
@@ -43,10 +48,10 @@ pub(super) fn status_port(parsed: &Parsed, env: &Env) -> Result<u16, String> {
 ///
 /// # Errors
 /// When it is no port.
-pub(super) fn given(parsed: &Parsed) -> Result<Option<u16>, String> {
+pub(super) fn given(parsed: &Parsed) -> Result<Option<u16>, NoPort> {
     let Some(text) = parsed.get("port") else { return Ok(None) };
     let port = go::integer(text, 32).ok().and_then(|n| u16::try_from(n).ok()).filter(|n| *n > 0);
-    port.map(Some).ok_or_else(|| format!("--port={text}: a port is within 1..65535"))
+    port.map(Some).ok_or_else(|| NoPort(text.to_owned()))
 }
 
 /// The status port as the agent finds it.

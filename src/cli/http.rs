@@ -5,6 +5,7 @@
 //! `https` is therefore refused, and proxy variables have no effect (Go passes over them for `localhost`
 //! as well).
 
+use crate::base::error::{BoxError, chain};
 use std::io::Read as _;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -26,8 +27,48 @@ pub(super) struct Reply {
     pub(super) why: Option<String>,
 }
 
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Error {
+    #[error(transparent)]
+    Url(#[from] NoUrl),
+    #[error("failed to parse Location header {location:?}: {source}")]
+    Location { location: String, source: NoUrl },
+    #[error("{what}: {}", chain(.source))]
+    Exchange { what: String, source: Failure },
+    #[error("{0}: stopped after {REDIRECTS} redirects")]
+    Redirects(String),
+}
+
+/// What went wrong with one exchange.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Failure {
+    #[error("invalid method {0:?}")]
+    Method(String),
+    #[error("invalid request: {0}")]
+    Request(#[source] ::http::Error),
+    #[error("lookup {host}: {source}")]
+    LookUp { host: String, source: std::io::Error },
+    #[error("lookup {0}: no address")]
+    NoAddress(String),
+    #[error("dial tcp {0}; does something listen there?")]
+    Dial(#[source] std::io::Error),
+    #[error(transparent)]
+    Http(#[from] http::Error),
+    #[error("the answer's gzip is broken: {0}")]
+    Gzip(#[source] std::io::Error),
+}
+
+/// A text that is no URL to ask.
+#[derive(Debug, thiserror::Error)]
+#[error("parse {text:?}: {why}")]
+pub(super) struct NoUrl {
+    text: String,
+    why: String,
+}
+
 /// Runs `future` on a runtime of its own; commands are one exchange long.
-pub(super) fn block_on<T>(future: impl Future<Output = Result<T, String>>) -> Result<T, String> {
+pub(super) fn block_on<T>(future: impl Future<Output = Result<T, BoxError>>) -> Result<T, BoxError> {
     let runtime = super::runtime::build()?;
     let result = runtime.block_on(future);
     // A look-up of a name may still hold its thread; nobody waits for it.
@@ -36,16 +77,16 @@ pub(super) fn block_on<T>(future: impl Future<Output = Result<T, String>>) -> Re
 }
 
 /// Sends and follows redirects; the caller bounds the time.
-pub(super) async fn exchange(method: &str, url: &str, body: &str) -> Result<Reply, String> {
+pub(super) async fn exchange(method: &str, url: &str, body: &str) -> Result<Reply, Error> {
     let mut method = if method.is_empty() { "GET".to_owned() } else { method.to_owned() };
     let mut body = body.to_owned();
     let mut url = Url::parse(url)?;
     for _ in 0..REDIRECTS {
-        let (reply, location) =
-            once(&method, &url, &body).await.map_err(|e| format!("{method} {url}: {e}"))?;
+        let failed = |source| Error::Exchange { what: format!("{method} {url}"), source };
+        let (reply, location) = once(&method, &url, &body).await.map_err(failed)?;
         let follow = matches!(reply.status, 301 | 302 | 303 | 307 | 308);
         let Some(location) = location.filter(|_| follow) else { return Ok(reply) };
-        url = url.join(&location)?;
+        url = url.join(&location).map_err(|source| Error::Location { location: location.clone(), source })?;
         if reply.status < 307 {
             if method != "GET" && method != "HEAD" {
                 method = "GET".to_owned();
@@ -53,12 +94,12 @@ pub(super) async fn exchange(method: &str, url: &str, body: &str) -> Result<Repl
             body.clear();
         }
     }
-    Err(format!("{method} {url}: stopped after {REDIRECTS} redirects"))
+    Err(Error::Redirects(format!("{method} {url}")))
 }
 
-async fn once(method: &str, url: &Url, body: &str) -> Result<(Reply, Option<String>), String> {
+async fn once(method: &str, url: &Url, body: &str) -> Result<(Reply, Option<String>), Failure> {
     let verb =
-        ::http::Method::from_bytes(method.as_bytes()).map_err(|_| format!("invalid method {method:?}"))?;
+        ::http::Method::from_bytes(method.as_bytes()).map_err(|_| Failure::Method(method.to_owned()))?;
     let request = Request::builder()
         .method(verb)
         .uri(&url.target)
@@ -66,28 +107,27 @@ async fn once(method: &str, url: &Url, body: &str) -> Result<(Reply, Option<Stri
         .header(header::USER_AGENT, "Go-http-client/1.1")
         .header(header::ACCEPT_ENCODING, "gzip")
         .body(Bytes::from(body.to_owned()))
-        .map_err(|e| format!("invalid request: {e}"))?;
+        .map_err(Failure::Request)?;
     let io = connect(url).await?;
     let answer = http::exchange(io, request, usize::MAX).await;
-    let (head, body) = answer.map_err(|e| crate::base::error::chain(&e))?.into_parts();
+    let (head, body) = answer?.into_parts();
     let text = |name| head.headers.get(name).and_then(|v| v.to_str().ok()).map(str::to_owned);
     let location = text(header::LOCATION).filter(|l| !l.is_empty());
     let packed = text(header::CONTENT_ENCODING).is_some_and(|e| e.eq_ignore_ascii_case("gzip"));
     let mut bytes = body.to_vec();
     if packed && !bytes.is_empty() {
         let mut plain = Vec::new();
-        flate2::read::MultiGzDecoder::new(&bytes[..])
-            .read_to_end(&mut plain)
-            .map_err(|e| format!("the answer's gzip is broken: {e}"))?;
+        flate2::read::MultiGzDecoder::new(&bytes[..]).read_to_end(&mut plain).map_err(Failure::Gzip)?;
         bytes = plain;
     }
     let why = text(header::HeaderName::from_static("x-not-ready"));
     Ok((Reply { status: head.status.as_u16(), body: bytes, why }, location))
 }
 
-async fn connect(url: &Url) -> Result<TcpStream, String> {
+async fn connect(url: &Url) -> Result<TcpStream, Failure> {
     let found = tokio::net::lookup_host((url.host.as_str(), url.port)).await;
-    let mut found: Vec<SocketAddr> = found.map_err(|e| format!("lookup {}: {e}", url.host))?.collect();
+    let mut found: Vec<SocketAddr> =
+        found.map_err(|source| Failure::LookUp { host: url.host.clone(), source })?.collect();
     if url.host == "localhost" {
         // The C library gives one line of the hosts file unless /etc/host.conf says `multi on`.
         let both = [IpAddr::from(Ipv4Addr::LOCALHOST), IpAddr::from(Ipv6Addr::LOCALHOST)];
@@ -95,9 +135,9 @@ async fn connect(url: &Url) -> Result<TcpStream, String> {
         found.extend(both.into_iter().filter(|a| !found.contains(a)).collect::<Vec<_>>());
     }
     if found.is_empty() {
-        return Err(format!("lookup {}: no address", url.host));
+        return Err(Failure::NoAddress(url.host.clone()));
     }
-    http::connect(found).await.map_err(|e| format!("dial tcp {e}; does something listen there?"))
+    http::connect(found).await.map_err(Failure::Dial)
 }
 
 /// What is needed of a URL.
@@ -116,8 +156,8 @@ impl std::fmt::Display for Url {
 }
 
 impl Url {
-    fn parse(text: &str) -> Result<Self, String> {
-        let bad = |why: &str| format!("parse {text:?}: {why}");
+    fn parse(text: &str) -> Result<Self, NoUrl> {
+        let bad = |why: &str| NoUrl { text: text.to_owned(), why: why.to_owned() };
         if text.bytes().any(|b| b < 0x20 || b == 0x7f) {
             return Err(bad("net/url: invalid control character in URL"));
         }
@@ -146,13 +186,12 @@ impl Url {
             authority: authority.to_owned(),
             host: host.to_owned(),
             port,
-            target: target(rest).map_err(|why| bad(&why))?,
+            target: target(rest).map_err(|why| bad(&why.to_string()))?,
         })
     }
 
     // Where a redirect leads.
-    fn join(&self, location: &str) -> Result<Self, String> {
-        let bad = |e: String| format!("failed to parse Location header {location:?}: {e}");
+    fn join(&self, location: &str) -> Result<Self, NoUrl> {
         let scheme = location.find(':').filter(|at| !location[..*at].contains(['/', '?', '#']));
         let whole = if scheme.is_some() {
             location.to_owned()
@@ -171,7 +210,7 @@ impl Url {
             let query = query.map(|q| format!("?{q}")).unwrap_or_default();
             format!("http://{}{}{query}", self.authority, without_dots(path))
         };
-        Self::parse(&whole).map_err(bad)
+        Self::parse(&whole)
     }
 }
 
@@ -198,12 +237,11 @@ fn without_dots(path: &str) -> String {
 
 // Path and query as Go sends them: no fragment; a path that holds anything to escape is escaped anew as a
 // whole; the query goes out as typed, but for bytes that no request line can hold.
-fn target(rest: &str) -> Result<String, String> {
+fn target(rest: &str) -> Result<String, percent::Broken> {
     let (rest, fragment) = rest.split_once('#').unwrap_or((rest, ""));
-    let decode = |text| percent::decode(text).map_err(|e| e.to_string());
-    decode(fragment)?;
+    percent::decode(fragment)?;
     let (path, query) = rest.split_once('?').map_or((rest, None), |(p, q)| (p, Some(q)));
-    let plain = decode(path)?;
+    let plain = percent::decode(path)?;
     let as_typed = path.bytes().all(|b| b"!$&'()*+,;=:@[]%/-_.~".contains(&b) || b.is_ascii_alphanumeric());
     let mut out = if as_typed { path.to_owned() } else { percent::encode_path(&plain) };
     if !out.starts_with('/') {

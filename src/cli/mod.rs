@@ -25,6 +25,7 @@ mod version;
 mod vm;
 mod wait;
 
+use crate::base::error::{BoxError, chain};
 use std::io::Write as _;
 use std::process::ExitCode;
 
@@ -231,9 +232,9 @@ pub(crate) fn run(words: &[String], env: Env) -> u8 {
     let parsed = match args::parse(&rest, &flags, found.is_none_or(|c| c.tolerant)) {
         Ok(parsed) => parsed,
         Err(error) if found.is_some_and(|c| c.name == "proxy") => {
-            return crate::agent::upgrade::guarded(|_| proxy::misread(error));
+            return crate::agent::upgrade::guarded(|_| proxy::misread(&error));
         }
-        Err(error) => return fail(&error, None),
+        Err(error) => return fail(&error.to_string(), None),
     };
     let Some(command) = found else {
         // To the Go agent it is an unknown flag of the root, which prints help.
@@ -265,12 +266,12 @@ pub(crate) fn run(words: &[String], env: Env) -> u8 {
     }
 }
 
-fn given(result: Result<u8, String>) -> u8 {
-    result.unwrap_or_else(|error| fail(&error, None))
+fn given(result: Result<u8, BoxError>) -> u8 {
+    result.unwrap_or_else(|error| fail(&chain(&*error), None))
 }
 
-fn quietly(result: Result<(), String>) -> u8 {
-    result.map_or_else(|error| fail(&error, None), |()| 0)
+fn quietly(result: Result<(), BoxError>) -> u8 {
+    given(result.map(|()| 0))
 }
 
 /// Shows an error where scripts and people look for it: standard error, and the log on standard output.

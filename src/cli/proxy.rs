@@ -7,6 +7,7 @@ use tokio::runtime::Runtime;
 
 use super::{logging_options, request, tell};
 use crate::agent::upgrade;
+use crate::base::error::BoxError;
 use crate::base::{build_info, error, logging};
 use crate::config::args::{self, Flag, Parsed};
 use crate::config::env::Env;
@@ -55,11 +56,11 @@ fn dry_run(parsed: Parsed, env: &Env) -> u8 {
 pub(super) fn rehearse(words: &[String], env: &Env) -> u8 {
     let table: Vec<Flag> = args::PROXY.iter().chain(args::LOGGING).copied().collect();
     let words = words.strip_prefix(&["proxy".to_owned()]).unwrap_or(words);
-    let (heir, parsed) =
-        match upgrade::on_trial().and_then(|heir| Ok((heir, args::parse(words, &table, true)?))) {
-            Ok(both) => both,
-            Err(error) => return misread(error),
-        };
+    let read = || -> Result<_, BoxError> { Ok((upgrade::on_trial()?, args::parse(words, &table, true)?)) };
+    let (heir, parsed) = match read() {
+        Ok(both) => both,
+        Err(error) => return misread(&*error),
+    };
     let mut logs = logging_options(&parsed);
     logs.targets = vec!["stderr".to_owned()];
     // Only the reason is of interest.
@@ -82,7 +83,7 @@ fn prepare(
     logs: &logging::Options,
 ) -> Result<(Arc<Sources>, Config, Runtime), u8> {
     let as_json = logs.as_json;
-    logging::init(logs).map_err(|e| misread(error::chain(&e)))?;
+    logging::init(logs).map_err(|e| misread(&e))?;
     crate::base::tasks::remember_places();
     #[cfg(debug_assertions)]
     env.get("AGENT_TEST_PANIC").into_iter().for_each(crate::base::on_purpose::plan);
@@ -99,15 +100,15 @@ fn prepare(
         }
         problems.first().map_or(super::FAILED, |first| first.exit_code)
     })?;
-    let runtime =
-        super::runtime::build().map_err(|why| refused(&Error::new(why).of(Kind::PartFailed), as_json))?;
+    let runtime = super::runtime::build()
+        .map_err(|why| refused(&Error::new(why.to_string()).of(Kind::PartFailed), as_json))?;
     Ok((sources, config, runtime))
 }
 
 /// Flags that cannot be read: what they say of the log is not known either.
-pub(super) fn misread(error: String) -> u8 {
+pub(super) fn misread(error: &(dyn std::error::Error + 'static)) -> u8 {
     let _ = logging::init(&logging::Options::default());
-    refused(&Error::new(error), false)
+    refused(&Error::new(error::chain(error)), false)
 }
 
 /// A start that is refused: on standard error for people and scripts, and as the log's last line with what to do.

@@ -2,6 +2,7 @@
 //!
 //! Standard output holds the answer's body and one newline, and nothing else: people parse it.
 
+use crate::base::error::BoxError;
 use std::io::Write as _;
 use std::time::Duration;
 
@@ -15,25 +16,26 @@ const ALLOWED: [i64; 4] = [15000, 15004, 15020, 15021];
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// Asks and prints.
-pub(super) fn run(parsed: &Parsed) -> Result<(), String> {
+pub(super) fn run(parsed: &Parsed) -> Result<(), BoxError> {
     let [method, path, rest @ ..] = parsed.positional.as_slice() else {
-        return Err(format!("requires at least 2 arg(s), only received {}", parsed.positional.len()));
+        return Err(format!("requires at least 2 arg(s), only received {}", parsed.positional.len()).into());
     };
     let port = go::integer(parsed.or_default(super::REQUEST, "debug-port"), 32)?;
     if !ALLOWED.contains(&port) {
-        return Err(format!("debug port {port} is not in allowed list [15000 15004 15020 15021]"));
+        return Err(format!("debug port {port} is not in allowed list [15000 15004 15020 15021]").into());
     }
     let url = format!("http://localhost:{port}/{}", path.strip_prefix('/').unwrap_or(path));
     let body = rest.first().map(String::as_str).unwrap_or_default();
     let reply = http::block_on(async {
-        tokio::time::timeout(LIMIT, http::exchange(method, &url, body))
-            .await
-            .map_err(|_| format!("{url} did not answer within {} s", LIMIT.as_secs()))?
+        match tokio::time::timeout(LIMIT, http::exchange(method, &url, body)).await {
+            Ok(reply) => reply.map_err(BoxError::from),
+            Err(_) => Err(format!("{url} did not answer within {} s", LIMIT.as_secs()).into()),
+        }
     })?;
     let status = reply.status;
     if status >= 400 && status != 404 {
         let text = String::from_utf8_lossy(&reply.body);
-        return Err(format!("received unsuccessful status code {status}: {text}"));
+        return Err(format!("received unsuccessful status code {status}: {text}").into());
     }
     let mut out = reply.body;
     out.push(b'\n');

@@ -6,6 +6,7 @@
 //! whatever the command's status was; not when the command was never started, because the next attempt of the
 //! container needs the proxy.
 
+use crate::base::error::BoxError;
 use std::process::ExitStatus;
 use std::time::Duration;
 
@@ -40,17 +41,15 @@ const SIGNALS: [SignalKind; 8] = [
 ];
 
 /// Runs it; gives the exit status.
-pub(super) fn run(parsed: &Parsed, env: &Env) -> Result<u8, String> {
+pub(super) fn run(parsed: &Parsed, env: &Env) -> Result<u8, BoxError> {
     let Some((program, arguments)) = parsed.positional.split_first() else {
-        return Err("a command is needed: pilot-agent run -- command argument ...".to_owned());
+        return Err("a command is needed: pilot-agent run -- command argument ...".into());
     };
-    let limit = go::duration(parsed.or_default(super::RUN, "wait-timeout"))
-        .map_err(|e| e.to_string())?
-        .at_least_zero();
+    let limit = go::duration(parsed.or_default(super::RUN, "wait-timeout"))?.at_least_zero();
     let port = endpoint::status_port(parsed, env)?;
     // Standard output is the command's.
     let logs = logging::Options { targets: vec!["stderr".to_owned()], ..super::logging_options(parsed) };
-    logging::init(&logs).map_err(|e| e.to_string())?;
+    logging::init(&logs)?;
     let quit = parsed.is_true(super::RUN, "quit");
     http::block_on(async move {
         let mut signals = Signals::install().map_err(|e| format!("signals: {e}"))?;
@@ -95,7 +94,7 @@ async fn end_proxy(port: u16) {
     let failed = match asked {
         Ok(Ok(reply)) if reply.status == 200 => return,
         Ok(Ok(reply)) => format!("status {}", reply.status),
-        Ok(Err(error)) => error,
+        Ok(Err(error)) => error.to_string(),
         Err(_) => format!("no answer within {} s", QUIT.as_secs()),
     };
     tracing::warn!("the proxy was not ended: {failed}; POST {url} ends it");

@@ -1,5 +1,6 @@
 //! `sleep <time>`: for lifecycle hooks in images that have neither a shell nor `sleep`.
 
+use crate::base::error::BoxError;
 use std::time::Duration;
 
 use tokio::signal::unix::{SignalKind, signal};
@@ -8,9 +9,11 @@ use crate::config::args::Parsed;
 use crate::config::go;
 
 /// Sleeps; gives the exit status: 0, or 128 and the signal's number where one ended it early.
-pub(super) fn run(parsed: &Parsed) -> Result<u8, String> {
+pub(super) fn run(parsed: &Parsed) -> Result<u8, BoxError> {
     let [text] = parsed.positional.as_slice() else {
-        return Err(format!("one time is needed, as in sleep 10s; given were {}", parsed.positional.len()));
+        return Err(
+            format!("one time is needed, as in sleep 10s; given were {}", parsed.positional.len()).into()
+        );
     };
     let span = time(text)?;
     super::http::block_on(async move {
@@ -25,9 +28,14 @@ pub(super) fn run(parsed: &Parsed) -> Result<u8, String> {
     })
 }
 
+/// Text that is no time.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is no time: write for instance 10s, 1m30s or 0.5")]
+struct NoTime(String);
+
 /// A Go duration, or a bare number of seconds as `sleep` has it.
-fn time(text: &str) -> Result<Duration, String> {
-    let wrong = || format!("{text:?} is no time: write for instance 10s, 1m30s or 0.5");
+fn time(text: &str) -> Result<Duration, NoTime> {
+    let wrong = || NoTime(text.to_owned());
     let seconds = text.parse::<f64>().ok().map(|s| Duration::try_from_secs_f64(s).map_err(|_| wrong()));
     if let Some(seconds) = seconds {
         return seconds;

@@ -1,5 +1,6 @@
 //! `status`: what the running agent says of itself, on one screen or as one document.
 
+use crate::base::error::BoxError;
 use std::io::IsTerminal as _;
 use std::time::{Duration, SystemTime};
 
@@ -19,13 +20,13 @@ const UNREACHABLE: u8 = 2;
 const DEFAULT_ADMIN: u16 = 15000;
 
 /// Shows it; gives the exit status: 0 healthy, 1 not, 2 not reachable.
-pub(super) fn run(parsed: &Parsed, env: &Env) -> Result<u8, String> {
+pub(super) fn run(parsed: &Parsed, env: &Env) -> Result<u8, BoxError> {
     let mut logs = super::logging_options(parsed);
     logs.targets = vec!["stderr".to_owned()];
     if logs.output_level.is_empty() {
         logs.output_level = "all:none".to_owned();
     }
-    logging::init(&logs).map_err(|e| e.to_string())?;
+    logging::init(&logs)?;
     let port = endpoint::given(parsed)?;
     let config = endpoint::config(env);
     let port = port.or_else(|| config.as_ref().and_then(endpoint::port_of)).unwrap_or(endpoint::DEFAULT);
@@ -68,7 +69,10 @@ async fn look(
             if !as_json {
                 return (format!("verdict: not reachable: {why}; {hint}\n"), UNREACHABLE);
             }
-            (json!({"healthy": false, "reachable": false, "error": why, "hint": hint}), UNREACHABLE)
+            (
+                json!({"healthy": false, "reachable": false, "error": why.to_string(), "hint": hint}),
+                UNREACHABLE,
+            )
         }
     };
     let mut text = match (as_json, one_line) {

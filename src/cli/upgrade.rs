@@ -1,5 +1,6 @@
 //! `upgrade`: asks the running agent to give its place to a new version of itself.
 
+use crate::base::error::BoxError;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -18,18 +19,18 @@ use crate::vm::places::Places;
 const LONGEST: Duration = Duration::from_secs(600);
 
 /// Asks, and prints what the agent says; gives the exit status: 0 the new program serves, 1 the old one goes on.
-pub(super) fn run(parsed: &Parsed, env: &Env) -> Result<u8, String> {
+pub(super) fn run(parsed: &Parsed, env: &Env) -> Result<u8, BoxError> {
     let given = |name: &str| parsed.get(name).filter(|text| !text.is_empty()).map(PathBuf::from);
     let whole = |path: PathBuf| std::path::absolute(&path).map_err(|e| format!("{}: {e}", path.display()));
     let path = |name: &str| given(name).map(whole).transpose();
     let request = Request { binary: path("binary")?, envoy: path("envoy")? };
     if request.binary.is_some() && request.envoy.is_some() {
-        return Err("--binary is another agent, --envoy another Envoy: one after the other".to_owned());
+        return Err("--binary is another agent, --envoy another Envoy: one after the other".into());
     }
     let places = given("socket").map_or_else(|| places(env), |socket| vec![socket]);
     let (socket, stream) = connect(&places)?;
     let failed = |e: std::io::Error| format!("{}: {e}", socket.display());
-    let mut text = serde_json::to_string(&request).map_err(|e| e.to_string())?;
+    let mut text = serde_json::to_string(&request)?;
     text.push('\n');
     (&stream).write_all(text.as_bytes()).map_err(failed)?;
     let until = Instant::now() + LONGEST;
@@ -39,7 +40,7 @@ pub(super) fn run(parsed: &Parsed, env: &Env) -> Result<u8, String> {
         stream.set_read_timeout(Some(left)).map_err(failed)?;
         let mut line = String::new();
         if lines.read_line(&mut line).map_err(failed)? == 0 {
-            return Err("the agent has ended without an answer: its log says why".to_owned());
+            return Err("the agent has ended without an answer: its log says why".into());
         }
         request::print(line.as_bytes());
         match line.split_once(": ") {
@@ -65,25 +66,34 @@ fn places(env: &Env) -> Vec<PathBuf> {
     [Some(ours), above, theirs.map(|place| root.join(place))].into_iter().flatten().collect()
 }
 
+/// Nobody takes a request there.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "{}: {source}: does an agent run here, as root or this user, and with AGENT_UPGRADE=true? --socket names another \
+     place",
+    place.display()
+)]
+struct NoAgent {
+    place: PathBuf,
+    source: std::io::Error,
+}
+
 // The first that is there; the first of all is what is told of.
-fn connect(places: &[PathBuf]) -> Result<(PathBuf, UnixStream), String> {
+fn connect(places: &[PathBuf]) -> Result<(PathBuf, UnixStream), BoxError> {
     let mut first = None;
     for place in places {
         match UnixStream::connect(place) {
             Ok(stream) => return Ok((place.clone(), stream)),
             Err(error) => {
                 let missing = error.kind() == std::io::ErrorKind::NotFound;
-                let said = format!("{}: {error}", place.display());
+                let said = NoAgent { place: place.clone(), source: error };
                 if !missing {
-                    first = Some(said);
-                    break;
+                    return Err(said.into());
                 }
                 first = first.or(Some(said));
             }
         }
     }
-    Err(format!(
-        "{}: does an agent run here, as root or this user, and with AGENT_UPGRADE=true? --socket names another place",
-        first.unwrap_or_default()
-    ))
+    Err(first
+        .map_or_else(|| "no place of the agent's socket is known: --socket names one".into(), Into::into))
 }

@@ -4,13 +4,14 @@
 //! with nothing beside them: `version` and `tag` are the Istio release whose behaviour this has, and where Go's version
 //! stood ([`golang`]) is everything else in one value, as User-Agent headers are written. `full` and `full-json` are ours.
 
+use crate::base::error::BoxError;
 use serde_json::json;
 
 use crate::base::build_info as build;
 use crate::config::args::Parsed;
 
 /// Prints it in the form asked for.
-pub(super) fn run(parsed: &Parsed) -> Result<(), String> {
+pub(super) fn run(parsed: &Parsed) -> Result<(), BoxError> {
     let text = match parsed.or_default(super::VERSION, "output") {
         "" if parsed.is_true(super::VERSION, "short") => {
             format!("client version: {}\n", build::ISTIO_VERSION)
@@ -45,7 +46,7 @@ pub(super) fn run(parsed: &Parsed) -> Result<(), String> {
             let fields = fields().map(|(name, value)| (name.replace(' ', "_"), value.into()));
             format!("{:#}\n", serde_json::Value::Object(fields.into_iter().collect()))
         }
-        _ => return Err("--output must be 'yaml' or 'json', or 'full' or 'full-json'".to_owned()),
+        _ => return Err("--output must be 'yaml' or 'json', or 'full' or 'full-json'".into()),
     };
     super::request::print(text.as_bytes());
     Ok(())

@@ -1,5 +1,6 @@
 //! `vm run|clean|check|install`: what Istio's start script does on a virtual machine (see [`crate::vm`]).
 
+use crate::base::error::AtPath;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::io::{IsTerminal, Write};
@@ -166,7 +167,7 @@ fn start(places: &Places, env: &Env) -> u8 {
             // Only returns when that fails.
             format!("the agent cannot be executed: {}", command.exec())
         }
-        Err(error) => error,
+        Err(error) => error.to_string(),
     };
     fail(&error, None)
 }
@@ -174,17 +175,17 @@ fn start(places: &Places, env: &Env) -> u8 {
 fn rules(flags: &[String], env: &Env) -> u8 {
     match args::parse(flags, iptables::FLAGS, false) {
         Ok(parsed) => istio_iptables::run(&parsed, env),
-        Err(error) => fail(&error, None),
+        Err(error) => fail(&error.to_string(), None),
     }
 }
 
 // The agent in this process's place: systemd goes on knowing its number, and nothing of root's is left in it. The
 // standard library drops the supplementary groups with the user.
-fn hand_over(places: &Places, plan: &Plan) -> Result<Command, String> {
+fn hand_over(places: &Places, plan: &Plan) -> Result<Command, AtPath> {
     let user = plan.become_user.as_ref();
     let ready = |path: &str| {
         let place = places.at(Path::new(path));
-        install::folders(&place, user).map_err(|e| format!("{}: {e}", place.display())).map(|()| place)
+        install::folders(&place, user).map_err(AtPath::at(&place)).map(|()| place)
     };
     if user.is_some() {
         for path in ["./etc/istio/proxy", "./var/run/secrets", "./var/lib/istio/data"] {
@@ -193,7 +194,7 @@ fn hand_over(places: &Places, plan: &Plan) -> Result<Command, String> {
     }
     if let Some(token) = &places.token {
         let place = places.at(token);
-        let content = std::fs::read(&place).map_err(|e| format!("{}: {e}", place.display()))?;
+        let content = std::fs::read(&place).map_err(AtPath::at(&place))?;
         install::Item::secret(places.at(Path::new(TOKEN)), content).put(user)?;
     }
     let mut command = Command::new("/proc/self/exe");
@@ -201,7 +202,7 @@ fn hand_over(places: &Places, plan: &Plan) -> Result<Command, String> {
     if let (Some(dir), Some(user)) = (&plan.logs, user) {
         let open = |dir: &Path, name: &str| {
             let path = dir.join(name);
-            install::log_file(&path, user).map_err(|e| format!("{}: {e}", path.display()))
+            install::log_file(&path, user).map_err(AtPath::at(&path))
         };
         let files = ready(&dir.to_string_lossy())
             .and_then(|dir| Ok((open(&dir, "istio.err.log")?, open(&dir, "istio.log")?, dir)));
@@ -215,7 +216,7 @@ fn hand_over(places: &Places, plan: &Plan) -> Result<Command, String> {
         }
     }
     if let Some(Account { name, uid, gid }) = user {
-        tracing::info!("going on as {name} (uid {uid}, gid {gid})");
+        tracing::info!("continuing as {name} (uid {uid}, gid {gid})");
         command.uid(*uid).gid(*gid);
     }
     Ok(command)
@@ -395,7 +396,7 @@ fn put(places: &Places, parsed: &Parsed) -> u8 {
             }
             _ => match item.put(owner.as_ref()) {
                 Ok(()) => format!("written     {place}\n"),
-                Err(error) => return fail(&error, None),
+                Err(error) => return fail(&error.to_string(), None),
             },
         };
         if super::request::print(said.as_bytes()) != 0 {

@@ -1,5 +1,6 @@
 //! `wait`: asks until the answer is 200, for hooks that hold the application back.
 
+use crate::base::error::BoxError;
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until, timeout};
@@ -11,20 +12,25 @@ use crate::config::env::Env;
 use crate::config::go;
 
 /// Waits for it.
-pub(super) fn run(parsed: &Parsed, env: &Env) -> Result<(), String> {
+pub(super) fn run(parsed: &Parsed, env: &Env) -> Result<(), BoxError> {
     let number = |name: &str| go::integer(parsed.or_default(super::WAIT, name), 64);
     let seconds = number("timeoutSeconds")?;
     let millis = |name: &str| number(name).map(|n| Duration::from_millis(u64::try_from(n).unwrap_or(0)));
     let (period, request) = (millis("periodMillis")?, millis("requestTimeoutMillis")?);
     let url = parsed.or_default(super::WAIT, "url").to_owned();
-    logging::init(&logging::Options::default()).map_err(|e| e.to_string())?;
+    logging::init(&logging::Options::default())?;
     tracing::info!("Waiting for Envoy proxy to be ready (timeout: {seconds} seconds)...");
     let total = Duration::from_secs(u64::try_from(seconds).unwrap_or(0));
     let own = (url == OWN).then(|| format!("http://localhost:{}/healthz/ready", endpoint::of(env)));
-    http::block_on(async move { until_ready(&url, own.as_deref(), total, period, request).await })?;
+    http::block_on(async move { Ok(until_ready(&url, own.as_deref(), total, period, request).await?) })?;
     tracing::info!("Envoy is ready!");
     Ok(())
 }
+
+/// The time is over; why the last request was not enough.
+#[derive(Debug, thiserror::Error)]
+#[error("timeout waiting for Envoy proxy to become ready. Last error: {0}")]
+pub(super) struct NeverReady(String);
 
 /// Asks until the answer is 200, for `total` at most. A request that may take no time may take any.
 // The period comes before every request, the first too; only the pause looks at the limit, so that a
@@ -35,7 +41,7 @@ pub(super) async fn until_ready(
     total: Duration,
     period: Duration,
     request: Duration,
-) -> Result<(), String> {
+) -> Result<(), NeverReady> {
     let limit = Instant::now().checked_add(total);
     let mut last = "<nil>".to_owned();
     loop {
@@ -44,7 +50,7 @@ pub(super) async fn until_ready(
             if let Some(limit) = limit {
                 sleep_until(limit).await;
             }
-            return Err(format!("timeout waiting for Envoy proxy to become ready. Last error: {last}"));
+            return Err(NeverReady(last));
         }
         if let Some(next) = next {
             sleep_until(next).await;
@@ -103,10 +109,10 @@ async fn ask(url: &str, limit: Duration) -> Result<(), NotReady> {
     let reply = if limit.is_zero() {
         exchange.await
     } else {
-        let late = format!("Get {url:?}: no whole answer within {} ms", limit.as_millis());
-        timeout(limit, exchange).await.unwrap_or(Err(late))
+        let late = || plain(format!("Get {url:?}: no whole answer within {} ms", limit.as_millis()));
+        timeout(limit, exchange).await.map_err(|_| late())?
     }
-    .map_err(plain)?;
+    .map_err(|e| plain(e.to_string()))?;
     if reply.status == 200 {
         return Ok(());
     }
@@ -130,7 +136,7 @@ mod tests {
                 until_ready("http://localhost:1/", None, Duration::from_secs(total), period, Duration::ZERO)
                     .await;
             assert_eq!(
-                error.unwrap_err(),
+                error.unwrap_err().to_string(),
                 "timeout waiting for Envoy proxy to become ready. Last error: <nil>"
             );
             assert_eq!(start.elapsed().as_secs(), total);

@@ -4,6 +4,7 @@
 //! swallows the next bare word), so the words are read here and clap prints the help.
 
 use super::go;
+use crate::base::error::BoxError;
 
 /// What a flag takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -117,11 +118,43 @@ impl Parsed {
     }
 }
 
+/// Words that cannot be read, as pflag says it.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Error {
+    /// `--=x` and the like.
+    #[error("bad flag syntax: --{0}")]
+    Syntax(String),
+    /// No flag has this name.
+    #[error("unknown flag: --{0}")]
+    Unknown(String),
+    /// No flag has this letter.
+    #[error("unknown shorthand flag: {letter:?} in -{word}")]
+    UnknownLetter {
+        /// The letter.
+        letter: char,
+        /// The word it stands in.
+        word: String,
+    },
+    /// The words end after it.
+    #[error("flag needs an argument: {0}")]
+    NoArgument(String),
+    /// A value of another type.
+    #[error("invalid argument {value:?} for {flag:?} flag: {source}")]
+    Invalid {
+        /// The value.
+        value: String,
+        /// The flag, as it is shown.
+        flag: String,
+        /// Why it is none.
+        source: BoxError,
+    },
+}
+
 /// Reads `words` with the given flags; `tolerant` passes over unknown flags as `proxy` does.
 ///
 /// # Errors
 /// In pflag's words; the exit status is 255 then.
-pub(crate) fn parse(words: &[String], flags: &[Flag], tolerant: bool) -> Result<Parsed, String> {
+pub(crate) fn parse(words: &[String], flags: &[Flag], tolerant: bool) -> Result<Parsed, Error> {
     let mut out = Parsed::default();
     let mut at = 0;
     while at < words.len() {
@@ -148,13 +181,13 @@ fn long_flag(
     flags: &[Flag],
     tolerant: bool,
     out: &mut Parsed,
-) -> Result<(), String> {
+) -> Result<(), Error> {
     let (name, value) = match long.split_once('=') {
         Some((name, value)) => (name, Some(value)),
         None => (long, None),
     };
     if name.is_empty() || name.starts_with('-') {
-        return Err(format!("bad flag syntax: --{long}"));
+        return Err(Error::Syntax(long.to_owned()));
     }
     let Some(flag) = flags.iter().find(|f| f.name == name) else {
         if name == "help" {
@@ -162,7 +195,7 @@ fn long_flag(
             return Ok(());
         }
         if !tolerant {
-            return Err(format!("unknown flag: --{name}"));
+            return Err(Error::Unknown(name.to_owned()));
         }
         out.unknown.push(format!("--{name}"));
         if value.is_none() && words.get(*at).is_some_and(|w| !w.starts_with('-')) {
@@ -179,7 +212,7 @@ fn long_flag(
             return Ok(());
         }
         (None, _) => {
-            let word = words.get(*at).ok_or_else(|| format!("flag needs an argument: --{name}"))?;
+            let word = words.get(*at).ok_or_else(|| Error::NoArgument(format!("--{name}")))?;
             *at += 1;
             word.clone()
         }
@@ -189,7 +222,7 @@ fn long_flag(
         if !(flag.old && tolerant) {
             return Err(reason);
         }
-        out.passed_over.push(reason);
+        out.passed_over.push(reason.to_string());
         return Ok(());
     }
     out.values.push((flag.name, value));
@@ -203,7 +236,7 @@ fn short_flags(
     flags: &[Flag],
     tolerant: bool,
     out: &mut Parsed,
-) -> Result<(), String> {
+) -> Result<(), Error> {
     let mut rest = shorts;
     while let Some(letter) = rest.chars().next() {
         let cluster = rest;
@@ -214,7 +247,7 @@ fn short_flags(
                 return Ok(());
             }
             if !tolerant {
-                return Err(format!("unknown shorthand flag: {letter:?} in -{shorts}"));
+                return Err(Error::UnknownLetter { letter, word: shorts.to_owned() });
             }
             out.unknown.push(format!("-{letter}"));
             if rest.starts_with('=') {
@@ -233,8 +266,8 @@ fn short_flags(
         } else if !rest.is_empty() {
             std::mem::take(&mut rest).to_owned()
         } else {
-            let word =
-                words.get(*at).ok_or_else(|| format!("flag needs an argument: {letter:?} in -{cluster}"))?;
+            let lacking = || Error::NoArgument(format!("{letter:?} in -{cluster}"));
+            let word = words.get(*at).ok_or_else(lacking)?;
             *at += 1;
             word.clone()
         };
@@ -244,28 +277,28 @@ fn short_flags(
     Ok(())
 }
 
-fn check(flag: &Flag, value: &str, shown: &str) -> Result<(), String> {
-    let reason = match flag.kind {
+fn check(flag: &Flag, value: &str, shown: &str) -> Result<(), Error> {
+    let source: BoxError = match flag.kind {
         Kind::Text | Kind::Array => return Ok(()),
         Kind::Bool => match go::boolean(value) {
             Some(_) => return Ok(()),
-            None => format!("strconv.ParseBool: parsing {value:?}: invalid syntax"),
+            None => format!("strconv.ParseBool: parsing {value:?}: invalid syntax").into(),
         },
         Kind::Int(bits) => match go::integer(value, bits) {
             Ok(_) => return Ok(()),
-            Err(reason) => reason,
+            Err(reason) => reason.into(),
         },
         Kind::Uint(bits) => match go::integer(value, bits + 1) {
             Ok(n) if n >= 0 && !value.starts_with(['+', '-']) => return Ok(()),
-            Ok(_) => format!("strconv.ParseUint: parsing {value:?}: invalid syntax"),
-            Err(reason) => reason.replace("ParseInt", "ParseUint"),
+            Ok(_) => format!("strconv.ParseUint: parsing {value:?}: invalid syntax").into(),
+            Err(reason) => reason.to_string().replace("ParseInt", "ParseUint").into(),
         },
         Kind::Duration => match go::duration(value) {
             Ok(_) => return Ok(()),
-            Err(reason) => reason.to_string(),
+            Err(reason) => reason.into(),
         },
     };
-    Err(format!("invalid argument {value:?} for {shown:?} flag: {reason}"))
+    Err(Error::Invalid { value: value.to_owned(), flag: shown.to_owned(), source })
 }
 
 /// Flags that every command takes.

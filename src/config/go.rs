@@ -12,13 +12,23 @@ pub(crate) fn boolean(text: &str) -> Option<bool> {
     }
 }
 
+/// Text that is no integer, in the words of `strconv.ParseInt`.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("strconv.ParseInt: parsing {text:?}: {why}")]
+pub(crate) struct NoInteger {
+    text: String,
+    why: &'static str,
+}
+
 /// A flag's integer: decimal, or with a prefix `0x`, `0o`, `0b` (`0` alone means octal), sign and
 /// underscores between digits allowed.
 ///
 /// # Errors
-/// In the words of `strconv.ParseInt`, when it is no integer or does not fit `bits`.
-pub(crate) fn integer(text: &str, bits: u32) -> Result<i64, String> {
-    let syntax = || format!("strconv.ParseInt: parsing {text:?}: invalid syntax");
+/// When it is no integer or does not fit `bits`.
+pub(crate) fn integer(text: &str, bits: u32) -> Result<i64, NoInteger> {
+    let no = |why| NoInteger { text: text.to_owned(), why };
+    let syntax = || no("invalid syntax");
+    let range = || no("value out of range");
     let (negative, digits) = match text.as_bytes().first() {
         Some(b'-') => (true, &text[1..]),
         Some(b'+') => (false, &text[1..]),
@@ -40,7 +50,6 @@ pub(crate) fn integer(text: &str, bits: u32) -> Result<i64, String> {
     if bare.is_empty() || !bare.chars().all(|c| c.is_digit(radix)) {
         return Err(syntax());
     }
-    let range = || format!("strconv.ParseInt: parsing {text:?}: value out of range");
     let value = i128::from_str_radix(&bare, radix).map_err(|_| range())?;
     let value = if negative { -value } else { value };
     let limit = 1i128 << (bits - 1);
@@ -71,7 +80,7 @@ mod tests {
         assert_eq!(integer("0x10", 64), Ok(16));
         assert_eq!(integer("-12", 32), Ok(-12));
         assert_eq!(integer("010", 64), Ok(8));
-        assert!(integer("abc", 64).unwrap_err().ends_with("invalid syntax"));
-        assert!(integer("3000000000", 32).unwrap_err().ends_with("value out of range"));
+        assert!(integer("abc", 64).unwrap_err().to_string().ends_with("invalid syntax"));
+        assert!(integer("3000000000", 32).unwrap_err().to_string().ends_with("value out of range"));
     }
 }

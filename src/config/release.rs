@@ -16,19 +16,22 @@ pub enum Release {
     V1_31,
 }
 
+/// No release that is known here.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("ISTIO_COMPAT_VERSION={0}: not a release that can be followed; write 1.30 or 1.31, or take it away")]
+pub struct Unknown(String);
+
 impl Release {
     /// `ISTIO_COMPAT_VERSION`: a release with or without its patch number.
     ///
     /// # Errors
-    /// One line, for any other text.
-    pub fn of(text: &str) -> Result<Self, String> {
+    /// For any other text.
+    pub fn of(text: &str) -> Result<Self, Unknown> {
         let minor = text.split('.').take(2).collect::<Vec<_>>().join(".");
         match minor.as_str() {
             "" | "1.31" => Ok(Self::V1_31),
             "1.30" => Ok(Self::V1_30),
-            _ => Err(format!(
-                "ISTIO_COMPAT_VERSION={text}: not a release that can be followed; write 1.30 or 1.31, or take it away"
-            )),
+            _ => Err(Unknown(text.to_owned())),
         }
     }
 
@@ -52,7 +55,7 @@ mod tests {
         assert_eq!(Release::of(""), Ok(Release::V1_31));
         assert_eq!(Release::V1_31.version(), build_info::ISTIO_VERSION);
         for bad in ["1.3", "1.29", "latest", "1.32.0", "31"] {
-            assert!(Release::of(bad).unwrap_err().contains("1.30 or 1.31"), "{bad}");
+            assert!(Release::of(bad).unwrap_err().to_string().contains("1.30 or 1.31"), "{bad}");
         }
     }
 }

@@ -121,7 +121,7 @@ pub(crate) fn gather(
     settings.default_text(var::TRUST_DOMAIN, flags.get("trust-domain").unwrap_or_default());
     settings.default_text(var::INSTANCE_IP, flags.get("ip").unwrap_or_default());
     let release = Release::of(settings.text(var::ISTIO_COMPAT_VERSION)).unwrap_or_else(|e| {
-        errors.push(e);
+        errors.push(e.to_string());
         Release::default()
     });
     let mesh = layers::merge(&flags, &settings, release, root, &annotation, &mut warnings);
@@ -132,9 +132,15 @@ pub(crate) fn gather(
     let dns = settings.flag(var::ISTIO_META_ENABLE_DNS_SERVER) || settings.flag(var::ISTIO_META_DNS_CAPTURE);
     errors.extend(ports::check(&settings, &mesh, dns, &mut warnings));
     compliance(&settings, &mut errors, &mut warnings);
-    errors.extend(settings.text(var::IDENTITY_NEAR_EXPIRY).parse::<crate::secrets::NearExpiryAction>().err());
-    errors.extend(parts::replay(settings.text(var::XDS_REPLAY)).err());
-    errors.extend(parts::identity::uids(settings.text(var::SDS_ALLOWED_UIDS)).err());
+    errors.extend(
+        settings
+            .text(var::IDENTITY_NEAR_EXPIRY)
+            .parse::<crate::secrets::NearExpiryAction>()
+            .err()
+            .map(|e| e.to_string()),
+    );
+    errors.extend(parts::replay(settings.text(var::XDS_REPLAY)).err().map(|e| e.to_string()));
+    errors.extend(parts::identity::uids(settings.text(var::SDS_ALLOWED_UIDS)).err().map(|e| e.to_string()));
     // istiod is told of the template in the proxy config, wherever it was named.
     if let Some(path) = flags.get("templateFile").filter(|path| !path.is_empty())
         && mesh.proxy.custom_config_file.is_empty()

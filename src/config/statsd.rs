@@ -9,14 +9,32 @@ use super::validate::split_host_port;
 /// How long a look-up may take before the start goes on without statsd; the Go agent's number.
 const LIMIT: Duration = Duration::from_secs(15);
 
+/// Why there is no such address.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Error {
+    #[error("address {address}: {why}")]
+    Address { address: String, why: &'static str },
+    #[error("{0:?} is no port")]
+    Port(String),
+    #[error("{host} was not resolved: no thread: {source}")]
+    Thread { host: String, source: std::io::Error },
+    #[error("{host} was not resolved within {} s", LIMIT.as_secs())]
+    Late { host: String },
+    #[error("lookup {host}: {source}")]
+    LookUp { host: String, source: std::io::Error },
+    #[error("{0} has no address")]
+    Empty(String),
+}
+
 /// `address` with its host resolved; literals pass through. IPv4 goes first, as in the Go agent: Envoy's
 /// statsd sink takes one address.
 ///
 /// # Errors
-/// One line; the agent then runs without statsd.
-pub(super) fn resolve(address: &str) -> Result<String, String> {
-    let (host, port) = split_host_port(address).map_err(|e| format!("address {address}: {e}"))?;
-    let port: u16 = port.parse().map_err(|_| format!("{port:?} is no port"))?;
+/// The agent then runs without statsd.
+pub(super) fn resolve(address: &str) -> Result<String, Error> {
+    let unsplit = |why| Error::Address { address: address.to_owned(), why };
+    let (host, port) = split_host_port(address).map_err(unsplit)?;
+    let port: u16 = port.parse().map_err(|_| Error::Port(port.to_owned()))?;
     if host.parse::<std::net::IpAddr>().is_ok() {
         return Ok(address.to_owned());
     }
@@ -28,12 +46,12 @@ pub(super) fn resolve(address: &str) -> Result<String, String> {
         .spawn(move || {
             let _ = found.send((name.as_str(), port).to_socket_addrs().map(Iterator::collect::<Vec<_>>));
         })
-        .map_err(|e| format!("{host} was not resolved: no thread: {e}"))?;
+        .map_err(|source| Error::Thread { host: host.to_owned(), source })?;
     let all = wait
         .recv_timeout(LIMIT)
-        .map_err(|_| format!("{host} was not resolved within {} s", LIMIT.as_secs()))?
-        .map_err(|e| format!("lookup {host}: {e}"))?;
-    choose(&all).map(|a| a.to_string()).ok_or_else(|| format!("{host} has no address"))
+        .map_err(|_| Error::Late { host: host.to_owned() })?
+        .map_err(|source| Error::LookUp { host: host.to_owned(), source })?;
+    choose(&all).map(|a| a.to_string()).ok_or_else(|| Error::Empty(host.to_owned()))
 }
 
 fn choose(all: &[SocketAddr]) -> Option<SocketAddr> {

@@ -58,13 +58,13 @@ pub(super) fn own(
         Found::Nothing => None,
         Found::Stock => {
             tracing::info!(
-                "the bootstrap template {PLACE} is a stock one and is passed over: this release's is built in"
+                "the bootstrap template {PLACE} is the unchanged one of a release and is ignored: this release's is built in"
             );
             None
         }
         Found::Changed(thing) => {
             tracing::info!(
-                "the bootstrap template {PLACE} is no stock one (no release has {thing}): it is used, as --templateFile={PLACE} would"
+                "the bootstrap template {PLACE} was changed (no release has {thing}): it is used, as with --templateFile={PLACE}"
             );
             Some(place)
         }

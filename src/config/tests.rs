@@ -10,7 +10,7 @@ use crate::config::env::var;
 
 fn start(words: &[&str], env: &Env, root: &Path, annotation: &str) -> Result<Arc<Sources>, Vec<String>> {
     let words: Vec<String> = words.iter().map(|w| (*w).to_owned()).collect();
-    let parsed = args::parse(&words, args::PROXY, true).map_err(|e| vec![e])?;
+    let parsed = args::parse(&words, args::PROXY, true).map_err(|e| vec![e.to_string()])?;
     read(parsed, env, root, |key| (key == "proxy.istio.io/config").then(|| annotation.to_owned()))
 }
 

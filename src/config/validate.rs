@@ -2,6 +2,7 @@
 //!
 //! The texts are those its users search for, with the field in front and the remedy behind.
 
+use std::fmt::Display;
 use std::net::IpAddr;
 
 use serde_json::Value;
@@ -26,7 +27,7 @@ impl Problems {
         self.0.push(Fault { at: at.to_owned(), reason: reason.into() });
     }
 
-    fn check(&mut self, at: &str, prefix: &str, result: Result<(), String>) {
+    fn check(&mut self, at: &str, prefix: &str, result: Result<(), impl Display>) {
         if let Err(reason) = result {
             self.add(at, format!("{prefix}: {reason}"));
         }
@@ -185,41 +186,58 @@ fn services(p: &mut Problems, c: &ProxyConfig) {
     }
 }
 
-fn key_provider(provider: Option<&Provider>) -> Result<(), String> {
+fn key_provider(provider: Option<&Provider>) -> Result<(), &'static str> {
     let delay = match provider {
-        None => return Err("private key provider configuration is required: cryptomb or qat".to_owned()),
+        None => return Err("private key provider configuration is required: cryptomb or qat"),
         Some(Provider::Cryptomb(c)) => c.poll_delay.as_ref(),
         Some(Provider::Qat(q)) => q.poll_delay.as_ref(),
     };
     match delay {
-        None => Err("pollDelay is required".to_owned()),
-        Some(d) if d.seconds == 0 && d.nanos == 0 => Err("pollDelay must be non zero".to_owned()),
+        None => Err("pollDelay is required"),
+        Some(d) if d.seconds == 0 && d.nanos == 0 => Err("pollDelay must be non zero"),
         Some(_) => Ok(()),
     }
 }
 
-fn in_range(port: i64) -> Result<(), String> {
-    if (1..=65535).contains(&port) {
-        Ok(())
-    } else {
-        Err(format!("port number {port} must be in the range 1..65535"))
-    }
+/// What is no address, in the Go agent's words.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum NoAddress {
+    /// There are no two parts.
+    #[error("unable to split {text:?}: address {text}: {why}; it must be host:port")]
+    Unsplit {
+        /// All of it.
+        text: String,
+        /// In the words of Go's `net`.
+        why: &'static str,
+    },
+    /// The part behind the colon.
+    #[error("port ({0}) is not a number; it must be host:port")]
+    Port(String),
+    /// A number that no port has.
+    #[error("port number {0} must be in the range 1..65535")]
+    Range(i64),
+    /// The part before the colon.
+    #[error("{0:?} is not a valid hostname or an IP address")]
+    Host(String),
+}
+
+fn in_range(port: i64) -> Result<(), NoAddress> {
+    if (1..=65535).contains(&port) { Ok(()) } else { Err(NoAddress::Range(port)) }
 }
 
 /// Whether `text` is `host:port` with a host that is a DNS name or an IP address.
 ///
 /// # Errors
-/// In the Go agent's words.
-pub(crate) fn address(text: &str) -> Result<(), String> {
-    let split = |why: &str| format!("unable to split {text:?}: address {text}: {why}; it must be host:port");
-    let (host, port) = split_host_port(text).map_err(split)?;
-    let number: i64 =
-        port.parse().map_err(|_| format!("port ({port}) is not a number; it must be host:port"))?;
+/// What it is not.
+pub(crate) fn address(text: &str) -> Result<(), NoAddress> {
+    let unsplit = |why| NoAddress::Unsplit { text: text.to_owned(), why };
+    let (host, port) = split_host_port(text).map_err(unsplit)?;
+    let number: i64 = port.parse().map_err(|_| NoAddress::Port(port.to_owned()))?;
     in_range(number)?;
     if is_name(host) || host.parse::<IpAddr>().is_ok() {
         Ok(())
     } else {
-        Err(format!("{host:?} is not a valid hostname or an IP address"))
+        Err(NoAddress::Host(host.to_owned()))
     }
 }
 

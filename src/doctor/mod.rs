@@ -27,6 +27,7 @@ mod sign;
 mod token;
 mod upstream;
 
+use crate::base::error::BoxError;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -183,16 +184,16 @@ async fn load(inputs: Inputs) -> (Option<Arc<Sources>>, Vec<Check>) {
     };
     match on_thread("configuration", read).await {
         Ok(done) => done,
-        Err(e) => (None, vec![Check::fail("configuration", Kind::ConfigInvalid, e)]),
+        Err(e) => (None, vec![Check::fail("configuration", Kind::ConfigInvalid, e.to_string())]),
     }
 }
 
 async fn on_thread<T: Send + 'static>(
     name: &str,
     work: impl FnOnce() -> T + Send + 'static,
-) -> Result<T, String> {
-    let answer = lane::begin(name, work).map_err(|e| e.to_string())?;
-    answer.await.map_err(|_| "the check panicked; the message stands in the log".to_owned())
+) -> Result<T, BoxError> {
+    let answer = lane::begin(name, work)?;
+    answer.await.map_err(|_| "the check panicked; the message stands in the log".into())
 }
 
 // A name that does not resolve or a disk that hangs must not hold up the other checks.
@@ -216,7 +217,7 @@ async fn blocking(
 ) -> Vec<Check> {
     match within(end, name, on_thread(name, work)).await {
         Ok(Ok(checks)) => checks,
-        Ok(Err(e)) => vec![Check::warn(name, e, "report this line with the agent's version")],
+        Ok(Err(e)) => vec![Check::warn(name, e.to_string(), "report this line with the agent's version")],
         Err(late) => vec![late],
     }
 }

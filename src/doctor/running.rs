@@ -11,7 +11,7 @@ const NAME: &str = "agent";
 /// What is known of it.
 pub(super) struct Running {
     port: u16,
-    outcome: Result<Value, String>,
+    outcome: Result<Value, overview::Error>,
     pub(super) troubles: Vec<Value>,
 }
 

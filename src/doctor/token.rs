@@ -110,7 +110,7 @@ async fn metadata_server(server: &MetadataServer) -> Check {
             let email: String = String::from_utf8_lossy(&email).chars().take(200).collect();
             Check::ok(NAME, format!("the metadata server {} gives tokens of {}", server.host, email.trim()))
         }
-        Ok(Err(e)) => Check::fail(NAME, Kind::TokenMissing, e).hint("is this machine on Compute Engine with a service account? GCE_METADATA_HOST names another server"),
+        Ok(Err(e)) => Check::fail(NAME, Kind::TokenMissing, e.to_string()).hint("is this machine on Compute Engine with a service account? GCE_METADATA_HOST names another server"),
         Err(_) => {
             let said = format!("the metadata server {} does not answer within {limit:?}", server.host);
             Check::fail(NAME, Kind::TokenMissing, said).hint("is this machine on Compute Engine? GCE_METADATA_HOST names another server")

@@ -38,7 +38,7 @@ pub(crate) fn intercept(mut args: impl Iterator<Item = OsString>) -> Option<u8> 
     let Ok(mut report) = set_aside() else { return Some(NOT_EXECUTED) };
     let why = match become_envoy(args) {
         Ok(never) => match never {},
-        Err(why) => why,
+        Err(why) => why.to_string(),
     };
     let _ = report.write_all(why.as_bytes());
     Some(NOT_EXECUTED)
@@ -69,39 +69,55 @@ fn set_aside() -> io::Result<std::fs::File> {
 
 enum Never {}
 
-fn become_envoy(mut args: impl Iterator<Item = OsString>) -> Result<Never, String> {
-    let mut text = || args.next().and_then(|a| a.into_string().ok()).ok_or("an argument is missing");
-    let parent: i32 = text()?.parse().map_err(|_| "the parent's id is no number")?;
+/// Why the child has not become Envoy.
+#[derive(Debug, thiserror::Error)]
+enum NotEnvoy {
+    #[error("{0}")]
+    Arguments(&'static str),
+    #[error("{program}: {}", plain(.source))]
+    Program { program: String, source: io::Error },
+    #[error("cannot run as user {uid}:{gid}: {source}")]
+    User { uid: u32, gid: u32, source: rustix::io::Errno },
+    #[error("the parent-death signal cannot be set: {0}")]
+    DeathSignal(#[from] rustix::io::Errno),
+    #[error("the agent is gone")]
+    AgentGone,
+}
+
+fn become_envoy(mut args: impl Iterator<Item = OsString>) -> Result<Never, NotEnvoy> {
+    let wrong = NotEnvoy::Arguments;
+    let mut text = || args.next().and_then(|a| a.into_string().ok()).ok_or(wrong("an argument is missing"));
+    let parent: i32 = text()?.parse().map_err(|_| wrong("the parent's id is no number"))?;
     let user = text()?;
     let guarded = text()? == "guard";
     let program = text()?;
     if user != "-" {
         switch_user(&user)?;
     }
-    let path = look_up(&program).map_err(|e| format!("{program}: {}", plain(&e)))?;
+    let failed = |source| NotEnvoy::Program { program: program.clone(), source };
+    let path = look_up(&program).map_err(failed)?;
     if !guarded || is_binary(&path) {
-        rustix::process::set_parent_process_death_signal(Some(Signal::KILL))
-            .map_err(|e| format!("the parent-death signal cannot be set: {e}"))?;
+        rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
     }
     // The agent may have died before the line above; nobody would send the signal any more.
     if rustix::process::getppid().is_none_or(|p| p.as_raw_nonzero().get() != parent) {
-        return Err("the agent is gone".to_owned());
+        return Err(NotEnvoy::AgentGone);
     }
-    check_format(&path).map_err(|e| format!("{program}: {}", plain(&e)))?;
+    check_format(&path).map_err(failed)?;
     // `exec` gives SIGPIPE its default action back and clears the signal mask.
-    let error = std::process::Command::new(&path).arg0(&program).args(args).exec();
-    Err(format!("{program}: {}", plain(&error)))
+    Err(failed(std::process::Command::new(&path).arg0(&program).args(args).exec()))
 }
 
-fn switch_user(user: &str) -> Result<(), String> {
-    let (uid, gid) = user.split_once(':').ok_or("user is not uid:gid")?;
-    let uid: u32 = uid.parse().map_err(|_| "uid is no number")?;
-    let gid: u32 = gid.parse().map_err(|_| "gid is no number")?;
+fn switch_user(user: &str) -> Result<(), NotEnvoy> {
+    let wrong = NotEnvoy::Arguments;
+    let (uid, gid) = user.split_once(':').ok_or(wrong("user is not uid:gid"))?;
+    let uid: u32 = uid.parse().map_err(|_| wrong("uid is no number"))?;
+    let gid: u32 = gid.parse().map_err(|_| wrong("gid is no number"))?;
     // These change the calling thread only; this process has no other.
     rustix::thread::set_thread_groups(&[])
         .and_then(|()| rustix::thread::set_thread_gid(Gid::from_raw(gid)))
         .and_then(|()| rustix::thread::set_thread_uid(Uid::from_raw(uid)))
-        .map_err(|e| format!("cannot run as user {uid}:{gid}: {e}"))
+        .map_err(|source| NotEnvoy::User { uid, gid, source })
 }
 
 /// A bare name is looked for along PATH, anything else is a path.

@@ -34,7 +34,7 @@ use std::time::Duration;
 
 pub(crate) use kept::Kept;
 pub use process::Exit;
-pub use supervisor::{Handle, RunState, Supervisor};
+pub use supervisor::{Handle, NotReplaced, RunState, Supervisor};
 
 /// Everything needed to run one Envoy.
 #[derive(Debug, Clone)]

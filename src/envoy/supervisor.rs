@@ -14,7 +14,7 @@ use std::sync::Arc;
 use tokio::sync::watch as channel;
 
 use handle::Asked;
-pub use handle::Handle;
+pub use handle::{Handle, NotReplaced};
 use inputs::{Found, Inputs};
 
 use super::guard::Guard;

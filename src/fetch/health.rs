@@ -136,7 +136,7 @@ impl Call<'_> {
         let (sender, connection) = h2::client::handshake(stream).await.map_err(failed)?;
         let exchange = async {
             let mut sender = sender.ready().await.map_err(failed)?;
-            let request = self.request(until).map_err(Failure::Nonsense)?;
+            let request = self.request(until).map_err(|e| Failure::Nonsense(e.to_string()))?;
             let (response, mut body) = sender.send_request(request, false).map_err(failed)?;
             body.send_data(frame(&CheckRequest { service: self.service.to_owned() }), true)
                 .map_err(failed)?;
@@ -157,7 +157,7 @@ impl Call<'_> {
         .await
     }
 
-    fn request(&self, until: Instant) -> Result<Request<()>, String> {
+    fn request(&self, until: Instant) -> Result<Request<()>, http::Error> {
         let own = concat!("pilot-agent/", env!("CARGO_PKG_VERSION"));
         let agent = self.user_agent.map_or_else(|| own.to_owned(), |caller| format!("{caller} {own}"));
         let left = until.saturating_duration_since(Instant::now());
@@ -166,7 +166,6 @@ impl Call<'_> {
             millis @ 0..=99_999_999 => format!("{millis}m"),
             _ => format!("{}S", left.as_secs().min(99_999_999)),
         };
-        let value = |text: String| HeaderValue::from_str(&text).map_err(|e| e.to_string());
         let colons = self.host.contains(':');
         let host = if colons { format!("[{}]", self.host) } else { self.host.to_owned() };
         Request::builder()
@@ -174,10 +173,9 @@ impl Call<'_> {
             .uri(format!("http://{host}:{}/grpc.health.v1.Health/Check", self.port))
             .header(header::CONTENT_TYPE, "application/grpc")
             .header(header::TE, "trailers")
-            .header(header::USER_AGENT, value(agent)?)
-            .header("grpc-timeout", value(timeout)?)
+            .header(header::USER_AGENT, agent)
+            .header("grpc-timeout", timeout)
             .body(())
-            .map_err(|e| e.to_string())
     }
 }
 

@@ -107,11 +107,11 @@ impl Side<'_> {
         match &difference {
             None if !self.others.is_empty() && settings.reconcile => {}
             None if settings.force_apply => {
-                tracing::info!("{name}: the rules are in place and made anew as demanded");
+                tracing::info!("{name}: the rules are in place and are applied again as requested");
             }
             None if change::guarded(&self.backend.state) => {
                 tracing::warn!(
-                    "{name}: the rules are in place; lowering what blocks traffic since a run was cut"
+                    "{name}: the rules are in place; removing the guardrails that an interrupted run has left"
                 );
                 return self.restore(runner, &self.backend, &change::lower_guardrails(), true).map(|()| true);
             }
@@ -242,7 +242,7 @@ impl Side<'_> {
             && let Err(reason) = self.restore(runner, &self.backend, &change::lower_guardrails(), true)
         {
             tracing::error!(
-                "TCP and UDP stay blocked, because the guardrails could not be lowered: {reason}"
+                "TCP and UDP stay blocked, because the guardrails could not be removed: {reason}"
             );
         }
     }

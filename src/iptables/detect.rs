@@ -127,7 +127,7 @@ pub(crate) fn leftovers(runner: &mut dyn Runner, family: Family, force: Option<F
                 found.extend(seen.fit(runner).ok())
             }
             Ok(_) => {}
-            Err(reason) => tracing::debug!("rules of an earlier run are not looked for: {reason}"),
+            Err(reason) => tracing::debug!("cannot look for rules of an earlier run: {reason}"),
         }
     }
     let mut found = found.into_iter();

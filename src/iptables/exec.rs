@@ -122,7 +122,10 @@ pub(super) fn execute(program: &Program, lock: Option<&str>, ending: &mut Ending
         if killed {
             tracing::error!("{} did not end within {} s and is killed", program.name, after.as_secs());
         } else {
-            tracing::warn!("{} has ended, what it started holds its output and is killed", program.name);
+            tracing::warn!(
+                "{} has ended, but a process that it started keeps its output open and is killed",
+                program.name
+            );
         }
         // What is in the pipes by now.
         let _ = news.recv_timeout(LOOK);

@@ -50,7 +50,7 @@ pub(crate) fn remove_leftovers(runner: &mut dyn Runner) {
             }
         }
         Ok(_) => {}
-        Err(e) => tracing::debug!("native rules of an earlier start are not looked for: {e}"),
+        Err(e) => tracing::debug!("cannot look for native rules of an earlier start: {e}"),
     }
 }
 

@@ -125,13 +125,13 @@ impl Reader {
                 last.good = Some(good);
                 Ok(store)
             }
-            Err(reason) => match &last.good {
+            Err(error) => match &last.good {
                 Some(good) => {
                     let store = good.store.clone();
-                    last.unreadable(chosen, reason);
+                    last.unreadable(chosen, error.to_string());
                     Ok(store)
                 }
-                None => Err(Error::Roots { path: chosen.to_owned(), reason }),
+                None => Err(Error::Roots { path: chosen.to_owned(), reason: error.to_string() }),
             },
         }
     }
@@ -162,11 +162,11 @@ fn system() -> Result<Arc<Anchors>, Error> {
     Ok(Arc::new(store.into()))
 }
 
-fn load(path: &Path) -> Result<Good, String> {
-    let pem = read_bounded(path).map_err(|e| e.to_string())?;
+fn load(path: &Path) -> std::io::Result<Good> {
+    let pem = read_bounded(path)?;
     let store = client::roots_of(&pem);
     if store.is_empty() {
-        return Err("it holds no readable certificate".to_owned());
+        return Err(std::io::Error::other("it holds no readable certificate"));
     }
     Ok(Good { path: path.to_owned(), hash: hash(&pem), store: Arc::new(store) })
 }

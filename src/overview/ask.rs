@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use serde_json::Value;
 
+use crate::base::error::chain;
 use crate::envoy::port;
-use crate::fetch::{Error, Get};
+use crate::fetch::{self, Get};
 
 /// The agent answers from memory, and asks an Envoy that may hang for up to 3 s.
 const LIMIT: Duration = Duration::from_secs(5);
@@ -18,25 +19,58 @@ pub(crate) struct Answers {
     /// `/debug/agentz`.
     pub agentz: Value,
     /// Readiness, or what is missing.
-    pub ready: Result<(), String>,
+    pub ready: Result<(), Error>,
     /// `/server_info` of Envoy's admin port, or why there is none.
-    pub envoy: Result<Value, String>,
+    pub envoy: Result<Value, Error>,
     /// Capture rules, one line a set; empty where they cannot be read.
     pub capture: Vec<String>,
+}
+
+/// Why something is not known. `held` names who holds a port, where it can be told.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Error {
+    /// The agent runs none.
+    #[error("no Envoy is started")]
+    NoEnvoy,
+    /// Envoy takes the connection and says nothing.
+    #[error("Envoy's admin port {0} is silent")]
+    EnvoySilent(u16),
+    /// Envoy refuses.
+    #[error("Envoy's admin port {admin} answers {status}")]
+    EnvoyStatus { admin: u16, status: u16 },
+    /// Somebody else has Envoy's port.
+    #[error("port {port}{held} is no Envoy's admin port")]
+    NoAdmin { port: u16, held: String },
+    /// The status port takes the connection and says nothing.
+    #[error("port {port}{held} gives no answer within {} s", LIMIT.as_secs())]
+    Silent { port: u16, held: String },
+    /// No answer about readiness.
+    #[error("port {0} gives no answer")]
+    ReadySilent(u16),
+    /// Somebody else has the status port.
+    #[error("port {port}{held} does not answer as this agent does")]
+    Strange { port: u16, held: String },
+    /// As before, by the status.
+    #[error("port {port}{held} does not answer as this agent does: status {status}")]
+    Status { port: u16, held: String, status: u16 },
+    /// In the agent's own words.
+    #[error("{0}")]
+    NotReady(String),
+    /// The exchange itself.
+    #[error("{}", chain(.0))]
+    Fetch(#[from] fetch::Error),
 }
 
 /// Asks the agent on `port` and the Envoy whose admin port is `admin`.
 ///
 /// # Errors
 /// When no agent answers; why.
-pub(crate) async fn gather(port: u16, admin: Option<u16>, capture: Vec<String>) -> Result<Answers, String> {
+pub(crate) async fn gather(port: u16, admin: Option<u16>, capture: Vec<String>) -> Result<Answers, Error> {
     let agentz = agentz(port).await?;
     let (ready, envoy) = tokio::join!(ready(port), async {
         match admin {
-            Some(admin) => {
-                within(server_info(admin), || format!("Envoy's admin port {admin} is silent")).await
-            }
-            None => Err("no Envoy is started".to_owned()),
+            Some(admin) => within(server_info(admin), || Error::EnvoySilent(admin)).await,
+            None => Err(Error::NoEnvoy),
         }
     });
     Ok(Answers { agentz, ready, envoy, capture })
@@ -46,51 +80,50 @@ pub(crate) async fn gather(port: u16, admin: Option<u16>, capture: Vec<String>) 
 ///
 /// # Errors
 /// Why there is none.
-pub(crate) async fn agentz(port: u16) -> Result<Value, String> {
-    let silent = || format!("port {port}{} gives no answer within {} s", held(port), LIMIT.as_secs());
+pub(crate) async fn agentz(port: u16) -> Result<Value, Error> {
+    let silent = || Error::Silent { port, held: held(port) };
     within(status_document(port), silent).await
 }
 
-async fn status_document(port: u16) -> Result<Value, String> {
+async fn status_document(port: u16) -> Result<Value, Error> {
     let (status, text) = get(&format!("http://localhost:{port}/debug/agentz")).await?;
-    let strange = || format!("port {port}{} does not answer as this agent does", held(port));
     if status != 200 {
-        return Err(format!("{}: status {status}", strange()));
+        return Err(Error::Status { port, held: held(port), status });
     }
+    let strange = || Error::Strange { port, held: held(port) };
     let document: Value = serde_json::from_slice(&text).map_err(|_| strange())?;
     if document["version"].is_string() { Ok(document) } else { Err(strange()) }
 }
 
-async fn ready(port: u16) -> Result<(), String> {
-    let silent = || format!("port {port} gives no answer");
+async fn ready(port: u16) -> Result<(), Error> {
+    let silent = || Error::ReadySilent(port);
     let ask = async {
         let (status, text) = get(&format!("http://localhost:{port}/healthz/ready?verbose")).await?;
         let text = String::from_utf8_lossy(&text).trim().to_owned();
-        if status == 200 { Ok(()) } else { Err(text) }
+        if status == 200 { Ok(()) } else { Err(Error::NotReady(text)) }
     };
     within(ask, silent).await
 }
 
-async fn server_info(admin: u16) -> Result<Value, String> {
+async fn server_info(admin: u16) -> Result<Value, Error> {
     let (status, text) = get(&format!("http://localhost:{admin}/server_info")).await?;
     if status != 200 {
-        return Err(format!("Envoy's admin port {admin} answers {status}"));
+        return Err(Error::EnvoyStatus { admin, status });
     }
-    serde_json::from_slice(&text).map_err(|_| format!("port {admin}{} is no Envoy's admin port", held(admin)))
+    serde_json::from_slice(&text).map_err(|_| Error::NoAdmin { port: admin, held: held(admin) })
 }
 
 async fn within<T>(
-    ask: impl Future<Output = Result<T, String>>,
-    late: impl FnOnce() -> String,
-) -> Result<T, String> {
+    ask: impl Future<Output = Result<T, Error>>,
+    late: impl FnOnce() -> Error,
+) -> Result<T, Error> {
     tokio::time::timeout(LIMIT, ask).await.unwrap_or_else(|_| Err(late()))
 }
 
-async fn get(url: &str) -> Result<(u16, Vec<u8>), String> {
-    let said = |e: Error| crate::base::error::chain(&e);
-    let mut reply = Get::new(url).map_err(said)?.keep(None).send().await.map_err(said)?;
+async fn get(url: &str) -> Result<(u16, Vec<u8>), Error> {
+    let mut reply = Get::new(url)?.keep(None).send().await?;
     let status = reply.status().as_u16();
-    Ok((status, reply.bytes(MOST).await.map_err(said)?))
+    Ok((status, reply.bytes(MOST).await?))
 }
 
 /// Who is behind a port that answers strangely.

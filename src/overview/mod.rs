@@ -11,7 +11,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
 
-pub(crate) use ask::{Answers, agentz, gather};
+pub(crate) use ask::{Answers, Error, agentz, gather};
 pub(crate) use screen::screen;
 
 /// The documented form.
@@ -38,7 +38,7 @@ pub(crate) fn document(answers: &Answers, now: SystemTime) -> Value {
         "time": rfc3339(now),
         "healthy": answers.ready.is_ok() && verdict.is_null(),
         "ready": answers.ready.is_ok(),
-        "notReady": answers.ready.as_ref().err(),
+        "notReady": answers.ready.as_ref().err().map(ToString::to_string),
         "verdict": verdict,
         "troubles": a["troubles"],
         "agent": {
@@ -85,7 +85,7 @@ pub(crate) fn document(answers: &Answers, now: SystemTime) -> Value {
     })
 }
 
-fn envoy(a: &Value, said: &Result<Value, String>, counters: &Value) -> Value {
+fn envoy(a: &Value, said: &Result<Value, Error>, counters: &Value) -> Value {
     let mut out =
         json!({ "process": a["envoy"], "restarts": counters["envoy_restarts_total"].as_u64().unwrap_or(0) });
     match said {
@@ -98,7 +98,7 @@ fn envoy(a: &Value, said: &Result<Value, String>, counters: &Value) -> Value {
             let uptime = info["uptime_current_epoch"].as_str().and_then(|t| t.strip_suffix('s'));
             out["uptimeSeconds"] = uptime.and_then(|t| t.parse::<u64>().ok()).into();
         }
-        Err(why) => out["error"] = why.as_str().into(),
+        Err(why) => out["error"] = why.to_string().into(),
     }
     out
 }

@@ -1,6 +1,6 @@
 use super::*;
 
-fn answers(verdict: Value, ready: Result<(), String>) -> Answers {
+fn answers(verdict: Value, ready: Result<(), ask::Error>) -> Answers {
     let troubles = if verdict.is_null() { json!([]) } else { json!([verdict]) };
     Answers {
         agentz: json!({
@@ -61,7 +61,7 @@ fn a_trouble_is_the_verdict_and_no_readiness_is_no_health() {
     let shown = screen(&d);
     assert!(shown.contains("TokenExpired for 1m1s, 3 times: an hour ago"), "{shown}");
     assert!(shown.ends_with("verdict: TokenExpired: an hour ago; rotate it\n"), "{shown}");
-    let d = document(&answers(Value::Null, Err("no listeners".to_owned())), now);
+    let d = document(&answers(Value::Null, Err(ask::Error::NotReady("no listeners".to_owned()))), now);
     assert_eq!((d["healthy"].clone(), d["ready"].clone()), (json!(false), json!(false)));
     assert!(screen(&d).ends_with("verdict: not ready: no listeners\n"));
 }

@@ -13,6 +13,7 @@ use zeroize::Zeroizing;
 
 use super::answers::Answers;
 use super::stream::{Call, Delta, Shared, Sotw, fetch, serve};
+use crate::base::error::BoxError;
 use crate::net::clients::Client;
 use crate::net::grpc::{self, Refused};
 use crate::secrets::SecretSource;
@@ -22,7 +23,7 @@ const SERVICE: &str = "envoy.service.secret.v3.SecretDiscoveryService";
 /// Makes a source of secrets for each caller, from the token that it brings.
 pub(crate) trait Callers: Send + Sync + std::fmt::Debug + 'static {
     /// The secrets of whoever has this token; the source lives as long as the caller's stream.
-    fn source(&self, token: Zeroizing<String>) -> BoxFuture<'_, Result<Arc<dyn SecretSource>, String>>;
+    fn source(&self, token: Zeroizing<String>) -> BoxFuture<'_, Result<Arc<dyn SecretSource>, BoxError>>;
 }
 
 /// Whose secrets a server serves.
@@ -38,7 +39,7 @@ impl Whose {
             Self::One(source) => Ok(Arc::clone(source)),
             Self::Callers(callers) => {
                 let token = token_in(metadata)?;
-                callers.source(token).await.map_err(Status::unavailable)
+                callers.source(token).await.map_err(|why| Status::unavailable(why.to_string()))
             }
         }
     }

@@ -273,7 +273,7 @@ impl Socket {
                         }
                         SocketFile::Replaced if !replaced => {
                             replaced = true;
-                            tracing::warn!(target: "sds", "{} now belongs to another server; keeping away from it", self.path.display());
+                            tracing::warn!(target: "sds", "{} now belongs to another server; leaving it alone", self.path.display());
                         }
                         SocketFile::Replaced => {}
                     }

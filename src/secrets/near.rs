@@ -31,15 +31,20 @@ pub(crate) struct Config {
     pub jitter: Duration,
 }
 
-impl std::str::FromStr for Action {
-    type Err = String;
+/// Nothing that could be done.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("IDENTITY_NEAR_EXPIRY is {0:?}: it is ignore, unready or exit")]
+pub(crate) struct UnknownAction(String);
 
-    fn from_str(text: &str) -> Result<Self, String> {
+impl std::str::FromStr for Action {
+    type Err = UnknownAction;
+
+    fn from_str(text: &str) -> Result<Self, UnknownAction> {
         match text {
             "" | "ignore" => Ok(Self::Ignore),
             "unready" => Ok(Self::Unready),
             "exit" => Ok(Self::Exit),
-            other => Err(format!("IDENTITY_NEAR_EXPIRY is {other:?}: it is ignore, unready or exit")),
+            other => Err(UnknownAction(other.to_owned())),
         }
     }
 }
@@ -94,6 +99,6 @@ mod tests {
     fn what_it_may_be_called() {
         assert_eq!("".parse(), Ok(Action::Ignore));
         assert_eq!("exit".parse(), Ok(Action::Exit));
-        assert!("Exit".parse::<Action>().unwrap_err().contains("ignore, unready or exit"));
+        assert!("Exit".parse::<Action>().unwrap_err().to_string().contains("ignore, unready or exit"));
     }
 }

@@ -37,7 +37,11 @@ pub(super) enum Unfit {
     #[error("{}: others than its owner may use it", .0.display())]
     Open(PathBuf),
     #[error("{}: {why}", path.display())]
-    Sealed { path: PathBuf, why: String },
+    Sealed {
+        path: PathBuf,
+        #[source]
+        why: Box<super::seal::Error>,
+    },
     #[error(transparent)]
     File(#[from] Unreadable),
     #[error(transparent)]
@@ -67,7 +71,7 @@ pub(super) fn load(config: &Config, identity: &str, now: SystemTime) -> Result<O
     }
     let key = Zeroizing::new(bytes(&key_path)?);
     let key = match &config.seal {
-        Some(seal) => seal.open(&key).map_err(|why| Unfit::Sealed { path: key_path, why })?,
+        Some(seal) => seal.open(&key).map_err(|why| Unfit::Sealed { path: key_path, why: why.into() })?,
         None => key,
     };
     let chain = bytes(&at("cert-chain.pem"))?;

@@ -12,7 +12,7 @@ use aws_lc_rs::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKe
 use aws_lc_rs::{hkdf, rand};
 use zeroize::Zeroizing;
 
-use super::files::bytes;
+use super::files::{Unreadable, bytes};
 
 const MAGIC: &[u8] = b"pilot-agent sealed key 1\n";
 const SALT: usize = 32;
@@ -20,6 +20,38 @@ const SALT: usize = 32;
 pub(super) const OTHERS: u32 = 0o077;
 /// Less than this can be guessed.
 const LEAST: usize = 32;
+
+/// Why a key is not sealed, or not opened.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Error {
+    #[error("{} (IDENTITY_PERSIST_KEY): {why}", file.display())]
+    File {
+        file: PathBuf,
+        #[source]
+        why: Unusable,
+    },
+    #[error("the key cannot be sealed")]
+    Unsealed,
+    #[error("it is no sealed key")]
+    Foreign,
+    #[error("it was not sealed by this file for this workload, or has changed")]
+    Changed,
+}
+
+/// Why the file with the secret cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Unusable {
+    #[error(transparent)]
+    Unseen(#[from] std::io::Error),
+    #[error(transparent)]
+    Unread(#[from] Unreadable),
+    #[error("others than its owner may use it")]
+    Shared,
+    #[error("it has {0} bytes, and {LEAST} are the least")]
+    Short(usize),
+    #[error("no key can be derived from it")]
+    Derivation,
+}
 
 /// What seals and opens.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -31,19 +63,18 @@ pub(crate) struct Seal {
 }
 
 impl Seal {
-    fn key(&self, salt: &[u8]) -> Result<LessSafeKey, String> {
-        let said = |why: &str| format!("{} (IDENTITY_PERSIST_KEY): {why}", self.file.display());
-        let meta = std::fs::metadata(&self.file).map_err(|e| said(&e.to_string()))?;
+    fn key(&self, salt: &[u8]) -> Result<LessSafeKey, Error> {
+        let said = |why: Unusable| Error::File { file: self.file.clone(), why };
+        let meta = std::fs::metadata(&self.file).map_err(|e| said(e.into()))?;
         if meta.permissions().mode() & OTHERS != 0 {
-            return Err(said("others than its owner may use it"));
+            return Err(said(Unusable::Shared));
         }
-        let secret = Zeroizing::new(bytes(&self.file).map_err(|e| said(&e.to_string()))?);
+        let secret = Zeroizing::new(bytes(&self.file).map_err(|e| said(e.into()))?);
         if secret.len() < LEAST {
-            return Err(said(&format!("it has {} bytes, and {LEAST} are the least", secret.len())));
+            return Err(said(Unusable::Short(secret.len())));
         }
         let derived = hkdf::Salt::new(hkdf::HKDF_SHA256, salt).extract(&secret);
-        let out =
-            derived.expand(&[MAGIC], &AES_256_GCM).map_err(|_| said("no key can be derived from it"))?;
+        let out = derived.expand(&[MAGIC], &AES_256_GCM).map_err(|_| said(Unusable::Derivation))?;
         Ok(LessSafeKey::new(UnboundKey::from(out)))
     }
 
@@ -51,8 +82,8 @@ impl Seal {
     ///
     /// # Errors
     /// When the file is of no use.
-    pub(super) fn seal(&self, key: &[u8]) -> Result<Vec<u8>, String> {
-        let failed = |_| "the key cannot be sealed".to_owned();
+    pub(super) fn seal(&self, key: &[u8]) -> Result<Vec<u8>, Error> {
+        let failed = |_| Error::Unsealed;
         let mut salt = [0; SALT];
         rand::fill(&mut salt).map_err(failed)?;
         let mut body = Zeroizing::new(key.to_vec());
@@ -66,20 +97,19 @@ impl Seal {
     ///
     /// # Errors
     /// When the file is of no use, or it was sealed by another one, for another workload, or has changed.
-    pub(super) fn open(&self, sealed: &[u8]) -> Result<Zeroizing<Vec<u8>>, String> {
+    pub(super) fn open(&self, sealed: &[u8]) -> Result<Zeroizing<Vec<u8>>, Error> {
         let rest = sealed.strip_prefix(MAGIC).and_then(|rest| rest.split_at_checked(SALT));
-        let (salt, body) = rest.ok_or("it is no sealed key")?;
+        let (salt, body) = rest.ok_or(Error::Foreign)?;
         let mut body = Zeroizing::new(body.to_vec());
         let nonce = Nonce::assume_unique_for_key([0; NONCE_LEN]);
         let opened = self.key(salt)?.open_in_place(nonce, Aad::from(self.about.as_bytes()), &mut body);
-        let length =
-            opened.map_err(|_| "it was not sealed by this file for this workload, or has changed")?.len();
+        let length = opened.map_err(|_| Error::Changed)?.len();
         body.truncate(length);
         Ok(body)
     }
 
     /// What is to lie at `path`: what is there, if that is this key already.
-    pub(super) fn again(&self, path: &Path, key: &[u8]) -> Result<Vec<u8>, String> {
+    pub(super) fn again(&self, path: &Path, key: &[u8]) -> Result<Vec<u8>, Error> {
         let there = bytes(path).ok().filter(|there| self.open(there).is_ok_and(|old| *old == key));
         there.map_or_else(|| self.seal(key), Ok)
     }
@@ -120,7 +150,7 @@ mod tests {
             (of(dir.path().join("missing"), "me"), "No such file"),
         ] {
             let said = other.open(&sealed).unwrap_err();
-            assert!(said.contains(why), "{said}");
+            assert!(said.to_string().contains(why), "{said}");
         }
     }
 }

@@ -148,7 +148,7 @@ pub(crate) async fn serve<S: Site>(
     }
     drop(listener);
     if tokio::time::timeout(LAST_ANSWERS, tasks.all_ended()).await.is_err() {
-        tracing::info!("{}: requests still under way at the end were dropped", S::NAMES.server);
+        tracing::info!("{}: unfinished requests were dropped at the end", S::NAMES.server);
     }
     Ok(())
 }

@@ -68,7 +68,7 @@ pub(super) async fn answer(which: Page, shared: &Shared, query: &str) -> Answer 
         Page::Ndsz => match shared.handles.agent.name_table() {
             None => page(StatusCode::NOT_FOUND, TEXT, "{}"),
             Some(Ok(table)) => page(StatusCode::OK, JSON, table),
-            Some(Err(why)) => error(StatusCode::INTERNAL_SERVER_ERROR, &why),
+            Some(Err(why)) => error(StatusCode::INTERNAL_SERVER_ERROR, &why.to_string()),
         },
         Page::Agentz => {
             let document = document(shared).await;

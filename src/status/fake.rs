@@ -58,7 +58,7 @@ impl Agent for Fake {
         self.degraded.lock().unwrap().clone()
     }
 
-    fn name_table(&self) -> Option<Result<String, String>> {
+    fn name_table(&self) -> Option<Result<String, BoxError>> {
         self.table.lock().unwrap().clone().map(Ok)
     }
 }

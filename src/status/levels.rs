@@ -18,7 +18,7 @@ pub(super) fn answer(method: &Method, query: &str) -> Answer {
             tracing::info!("log levels changed: {query}");
             list()
         }
-        Err(why) => error(StatusCode::BAD_REQUEST, &why),
+        Err(why) => error(StatusCode::BAD_REQUEST, &why.to_string()),
     }
 }
 

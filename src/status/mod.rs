@@ -38,6 +38,7 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 use tokio::net::TcpListener;
 
+use crate::base::error::BoxError;
 use crate::base::metrics::Metrics;
 use crate::base::tasks::{Stop, TaskResult};
 use crate::net::accept::bound;
@@ -145,7 +146,7 @@ pub(crate) trait Agent: Send + Sync + 'static {
     }
 
     /// `/debug/ndsz`: the name table as JSON; `None` before the first one.
-    fn name_table(&self) -> Option<Result<String, String>> {
+    fn name_table(&self) -> Option<Result<String, BoxError>> {
         None
     }
 
@@ -158,8 +159,8 @@ pub(crate) trait Agent: Send + Sync + 'static {
     ///
     /// # Errors
     /// When hot restart is off, or nothing runs.
-    fn hot_restart(&self) -> Result<(), String> {
-        Err("hot restart is off: set ENVOY_HOT_RESTART=true".to_owned())
+    fn hot_restart(&self) -> Result<(), BoxError> {
+        Err("hot restart is off: set ENVOY_HOT_RESTART=true".into())
     }
 
     /// `/debug/agentz`: what a person needs to see why something is broken. Never a secret.

@@ -191,7 +191,7 @@ async fn drain(shared: &Arc<Shared>) -> Answer {
 fn hot_restart(shared: &Arc<Shared>) -> Answer {
     match shared.handles.agent.hot_restart() {
         Ok(()) => page(StatusCode::OK, TEXT, "OK"),
-        Err(why) => error(StatusCode::CONFLICT, &why),
+        Err(why) => error(StatusCode::CONFLICT, &why.to_string()),
     }
 }
 

@@ -199,7 +199,9 @@ fn limit(headers: &HeaderMap) -> Option<Duration> {
             Some(Duration::try_from_secs_f64(seconds.max(0.0)).unwrap_or(Duration::MAX))
         }
         _ => {
-            tracing::warn!("a scrape's {LIMIT} is {text:?}, no number of seconds: it gets no limit");
+            tracing::warn!(
+                "the header {LIMIT} of a scrape is {text:?}, which is no number of seconds: the scrape has no deadline"
+            );
             None
         }
     }

@@ -113,36 +113,47 @@ pub(super) fn bad(what: &str, why: &str) -> Fault {
     Fault(format!("failed to get the {what}: {why}"))
 }
 
+/// A member of an answer that is not what it must be. Its value may be a token and is not repeated.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum BadMember {
+    #[error("the answer has no {0}")]
+    Missing(String),
+    #[error("{0} in the answer is no text")]
+    NoText(String),
+    #[error("{0} in the answer is no whole number")]
+    NoNumber(String),
+}
+
 /// A text that must be there. Names match in any letter case, the last one counts, as in Go.
-pub(super) fn token(members: &Map<String, Value>, name: &str) -> Result<Zeroizing<String>, String> {
+pub(super) fn token(members: &Map<String, Value>, name: &str) -> Result<Zeroizing<String>, BadMember> {
     match text(members, name)? {
         Some(token) if !token.is_empty() => Ok(Zeroizing::new(token.to_owned())),
-        _ => Err(format!("the answer has no {name}")),
+        _ => Err(BadMember::Missing(name.to_owned())),
     }
 }
 
 /// A text that may be there.
-pub(super) fn text<'a>(members: &'a Map<String, Value>, name: &str) -> Result<Option<&'a str>, String> {
+pub(super) fn text<'a>(members: &'a Map<String, Value>, name: &str) -> Result<Option<&'a str>, BadMember> {
     let mut found = None;
     for (_, value) in members.iter().filter(|(key, _)| key.eq_ignore_ascii_case(name)) {
         match value {
             Value::Null => {}
             Value::String(text) => found = Some(text.as_str()),
-            _ => return Err(format!("{name} in the answer is no text")),
+            _ => return Err(BadMember::NoText(name.to_owned())),
         }
     }
     Ok(found)
 }
 
 /// A whole number that may be there.
-pub(super) fn whole(members: &Map<String, Value>, name: &str) -> Result<Option<i64>, String> {
+pub(super) fn whole(members: &Map<String, Value>, name: &str) -> Result<Option<i64>, BadMember> {
     let mut found = None;
     for (_, value) in members.iter().filter(|(key, _)| key.eq_ignore_ascii_case(name)) {
         match value {
             Value::Null => {}
             value => {
                 let number = value.as_i64();
-                found = Some(number.ok_or_else(|| format!("{name} in the answer is no whole number"))?);
+                found = Some(number.ok_or_else(|| BadMember::NoNumber(name.to_owned()))?);
             }
         }
     }

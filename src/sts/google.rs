@@ -14,7 +14,7 @@ use serde_json::{Map, Value, json};
 use zeroize::Zeroizing;
 
 use super::broker::{Access, Exchanger, Fault, Notes, Seen};
-use super::call::{self, Call, Client, bad};
+use super::call::{self, BadMember, Call, Client, bad};
 use super::request::Ask;
 use crate::base::clock::Clock;
 use crate::istiod::auth::claims;
@@ -92,8 +92,8 @@ impl Calls {
         let headers = HeaderMap::new();
         let call = Call { what: FEDERATED, url: STS, kind: JSON, headers, body: body.to_string().into() };
         let members = self.client.ask(call).await?;
-        let token = call::token(&members, "access_token").map_err(|why| bad(FEDERATED, &why))?;
-        let life = call::whole(&members, "expires_in").map_err(|why| bad(FEDERATED, &why))?;
+        let token = call::token(&members, "access_token").map_err(|why| bad(FEDERATED, &why.to_string()))?;
+        let life = call::whole(&members, "expires_in").map_err(|why| bad(FEDERATED, &why.to_string()))?;
         Ok((token, after(self.clock.now(), life.unwrap_or(0))))
     }
 
@@ -114,8 +114,8 @@ impl Calls {
         let headers = HeaderMap::from_iter([(header::AUTHORIZATION, bearer)]);
         let call = Call { what: LAST, url: &url, kind: JSON, headers, body: body.to_string().into() };
         let members = self.client.ask(call).await?;
-        let token = call::token(&members, "accessToken").map_err(|why| bad(LAST, &why))?;
-        let ends = expiry(&members).map_err(|why| bad(LAST, &why))?;
+        let token = call::token(&members, "accessToken").map_err(|why| bad(LAST, &why.to_string()))?;
+        let ends = expiry(&members).map_err(|why| bad(LAST, &why.to_string()))?;
         Ok((token, ends.unwrap_or_else(|| self.clock.now() + LIFE)))
     }
 }
@@ -134,7 +134,7 @@ impl Exchanger for Both {
             let (token, ends) = self.calls.access(&self.google.project_number, &federated).await?;
             let now = self.calls.clock.now();
             notes.add(Seen { kind: LAST, issued: now, ends });
-            tracing::info!(target: "security", "an access token was got in {} ms; it lives for {} s",
+            tracing::info!(target: "security", "fetched an access token in {} ms; it is valid for {} s",
                 started.elapsed().as_millis(), super::broker::remaining(ends, now));
             // One that is past its end is handed out like any other: it may be this machine's clock that is wrong.
             Ok(Access {
@@ -156,7 +156,7 @@ pub(super) fn after(now: SystemTime, seconds: i64) -> SystemTime {
     at.unwrap_or(now)
 }
 
-fn expiry(members: &Map<String, Value>) -> Result<Option<SystemTime>, String> {
+fn expiry(members: &Map<String, Value>) -> Result<Option<SystemTime>, BadMember> {
     Ok(call::text(members, "expireTime")?.and_then(rfc3339))
 }
 

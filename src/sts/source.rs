@@ -57,10 +57,9 @@ impl TokenSource for Exchanging {
             {
                 return Ok(Some(token.clone()));
             }
-            let (token, ends) =
-                self.calls.federated(&self.audience, &ask).await.map_err(|fault| Error(fault.to_string()))?;
+            let (token, ends) = self.calls.federated(&self.audience, &ask).await.map_err(Error::new)?;
             let Some(token) = Token::new(&token) else {
-                return Err(Error("the federated token is empty".to_owned()));
+                return Err(Error::new("the federated token is empty"));
             };
             *kept = Some((ask.key(), token.clone(), ends));
             Ok(Some(token))

@@ -86,7 +86,7 @@ impl Exchanger for Passthrough {
                 body: encoded(&pairs).as_bytes().to_vec().into(),
             };
             let members = self.client.ask(call).await?;
-            let wrong = |why: String| bad(WHAT, &why);
+            let wrong = |why: call::BadMember| bad(WHAT, &why.to_string());
             let token = call::token(&members, "access_token").map_err(wrong)?;
             let text = |name: &str, default: &str| {
                 call::text(&members, name).map(|t| t.unwrap_or(default).to_owned()).map_err(wrong)

@@ -1,5 +1,6 @@
 //! `vm install`: the files of `istioctl x workload entry configure` to their places.
 
+use crate::base::error::AtPath;
 use std::io::{self, Write};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
@@ -139,24 +140,25 @@ impl Item {
     /// Puts it in place, whole or not at all; `owner` gets it and the folders made for it, where that is whose it is.
     ///
     /// # Errors
-    /// One line with the place and the reason.
-    pub(crate) fn put(&self, owner: Option<&Account>) -> Result<(), String> {
-        let said = |e: io::Error| format!("{}: {e}", self.place.display());
+    /// The system's, with the place.
+    pub(crate) fn put(&self, owner: Option<&Account>) -> Result<(), AtPath> {
+        let said = AtPath::at(&self.place);
         let dir = self.place.parent().unwrap_or(Path::new("."));
         let owner = owner.filter(|_| self.ours);
-        folders(dir, owner).map_err(said)?;
+        folders(dir, owner).map_err(&said)?;
         let mut fresh = tempfile::Builder::new()
             .prefix(".pilot-agent-")
             .permissions(std::fs::Permissions::from_mode(self.mode))
             .tempfile_in(dir)
-            .map_err(said)?;
-        fresh.write_all(&self.content).map_err(said)?;
+            .map_err(&said)?;
+        fresh.write_all(&self.content).map_err(&said)?;
         // The process's umask does not decide about a token's or a unit's mode.
-        fresh.as_file().set_permissions(std::fs::Permissions::from_mode(self.mode)).map_err(said)?;
+        fresh.as_file().set_permissions(std::fs::Permissions::from_mode(self.mode)).map_err(&said)?;
         if let Some(account) = owner {
-            std::os::unix::fs::fchown(fresh.as_file(), Some(account.uid), Some(account.gid)).map_err(said)?;
+            std::os::unix::fs::fchown(fresh.as_file(), Some(account.uid), Some(account.gid))
+                .map_err(&said)?;
         }
-        fresh.as_file().sync_all().map_err(said)?;
+        fresh.as_file().sync_all().map_err(&said)?;
         fresh.persist(&self.place).map_err(|e| said(e.error))?;
         Ok(())
     }

@@ -127,12 +127,12 @@ impl Cache {
         match LOOKS.within(PATIENCE, move || looked_at.is_file()).await {
             Ok(true) => {}
             Ok(false) => {
-                tracing::warn!(target: "wasm", "{} is gone: it is fetched again", file.display());
+                tracing::warn!(target: "wasm", "{} is gone: fetching it again", file.display());
                 self.state().modules.remove(key);
                 return None;
             }
             Err(error) => {
-                tracing::warn!(target: "wasm", "{} cannot be looked at: {error}", file.display());
+                tracing::warn!(target: "wasm", "cannot check {}: {error}", file.display());
                 return None;
             }
         }

@@ -16,6 +16,7 @@ use prost::encoding::{WireType, decode_key, decode_varint, encode_key, encode_va
 
 use super::protocol::Protocol;
 use super::tap::Convert;
+use crate::base::error::BoxError;
 use crate::base::tasks::{Set, caught};
 
 /// What a conversion is called where it panics.
@@ -24,7 +25,7 @@ const NAME: &str = "conversion of an extension config";
 struct Done {
     generation: u64,
     nonce: String,
-    result: Result<Bytes, String>,
+    result: Result<Bytes, BoxError>,
 }
 
 /// The conversions of one stream; dropped with it.
@@ -48,7 +49,7 @@ impl Conversions {
         self.running.spawn(async move {
             // A defect is a reason to refuse: Envoy would wait for the response for ever.
             let result = caught(NAME, convert.convert(protocol, response)).await;
-            let result = result.unwrap_or_else(|panicked| Err(panicked.to_string()));
+            let result = result.unwrap_or_else(|panicked| Err(panicked.into()));
             Done { generation, nonce, result }
         });
     }
@@ -59,7 +60,7 @@ impl Conversions {
             match done.result {
                 Err(reason) => {
                     self.order.ended(done.generation);
-                    return Poll::Ready(Err((done.nonce, reason)));
+                    return Poll::Ready(Err((done.nonce, reason.to_string())));
                 }
                 Ok(response) => {
                     let fresh = self.order.finish(done.generation, self.protocol, response);
@@ -181,16 +182,16 @@ fn fields(protocol: Protocol, response: &Bytes) -> Result<Vec<Field>, prost::Dec
 pub(crate) fn map_resources(
     protocol: Protocol,
     response: &Bytes,
-    mut change: impl FnMut(Bytes) -> Result<Bytes, String>,
-) -> Result<Bytes, String> {
+    mut change: impl FnMut(Bytes) -> Result<Bytes, BoxError>,
+) -> Result<Bytes, BoxError> {
     const RESOURCE: u32 = 2;
     let mut rest = response.clone();
     let mut made = BytesMut::with_capacity(response.len());
     while !rest.is_empty() {
         let before = rest.clone();
-        let (tag, wire) = decode_key(&mut rest).map_err(|e| e.to_string())?;
+        let (tag, wire) = decode_key(&mut rest)?;
         if tag == RESOURCE && wire == WireType::LengthDelimited {
-            let length = decode_varint(&mut rest).map_err(|e| e.to_string())?;
+            let length = decode_varint(&mut rest)?;
             let length =
                 usize::try_from(length).ok().filter(|l| *l <= rest.len()).ok_or("a resource is cut")?;
             let body = rest.split_to(length);
@@ -206,8 +207,7 @@ pub(crate) fn map_resources(
             made.extend_from_slice(&body);
             continue;
         }
-        prost::encoding::skip_field(wire, tag, &mut rest, prost::encoding::DecodeContext::default())
-            .map_err(|e| e.to_string())?;
+        prost::encoding::skip_field(wire, tag, &mut rest, prost::encoding::DecodeContext::default())?;
         made.extend_from_slice(&before[..before.len() - rest.len()]);
     }
     Ok(made.freeze())

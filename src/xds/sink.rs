@@ -102,7 +102,7 @@ pub(super) async fn watched<T>(
         Some(left) => tokio::time::timeout(left.saturating_sub(notice), wait).await.map_err(|_| left),
     };
     if result.is_ok() {
-        tracing::info!(target: "xdsproxy", "{name} moves again after {:?}", began.elapsed() + notice);
+        tracing::info!(target: "xdsproxy", "{name} makes progress again after {:?}", began.elapsed() + notice);
     }
     result
 }

@@ -14,6 +14,7 @@ use tokio::sync::watch;
 
 use super::protocol::Protocol;
 use super::types;
+use crate::base::error::BoxError;
 
 /// Handles one type.
 pub trait Tap: Send + Sync + fmt::Debug {
@@ -25,7 +26,7 @@ pub trait Tap: Send + Sync + fmt::Debug {
     ///
     /// # Errors
     /// Only when the body cannot be decoded; the text goes to istiod as the reason of the rejection.
-    fn apply(&self, body: Bytes) -> Result<(), String>;
+    fn apply(&self, body: Bytes) -> Result<(), BoxError>;
 }
 
 /// Converts extension configs (fetches Wasm modules). May take long: it runs beside the relay.
@@ -34,7 +35,7 @@ pub trait Convert: Send + Sync + fmt::Debug {
     ///
     /// # Errors
     /// The reason of the rejection that istiod is sent; nothing is forwarded then.
-    fn convert(&self, protocol: Protocol, response: Bytes) -> BoxFuture<'static, Result<Bytes, String>>;
+    fn convert(&self, protocol: Protocol, response: Bytes) -> BoxFuture<'static, Result<Bytes, BoxError>>;
 }
 
 /// A resource's body, as both protocols carry it.
@@ -65,19 +66,23 @@ struct DeltaResources {
 }
 
 /// Hands a whole response to its tap. `None`: it had no resources, and is neither handled nor answered.
-pub(super) fn apply(tap: &dyn Tap, protocol: Protocol, response: Bytes) -> Option<Result<(), String>> {
+pub(super) fn apply(tap: &dyn Tap, protocol: Protocol, response: Bytes) -> Option<Result<(), BoxError>> {
     let first = match first(protocol, response) {
         Ok(first) => first?,
-        Err(error) => return Some(Err(error.to_string())),
+        Err(error) => return Some(Err(error.into())),
     };
     if first.type_url != tap.type_url() {
-        return Some(Err(format!(
-            "mismatched message type: got {:?}, want {:?}",
-            first.type_url,
-            tap.type_url()
-        )));
+        return Some(Err(Mismatch { got: first.type_url, want: tap.type_url() }.into()));
     }
     Some(tap.apply(first.value))
+}
+
+/// A resource of another type than the response's.
+#[derive(Debug, thiserror::Error)]
+#[error("mismatched message type: got {got:?}, want {want:?}")]
+struct Mismatch {
+    got: String,
+    want: &'static str,
 }
 
 // A delta resource without a body stands as an empty one, and so is refused.
@@ -116,8 +121,8 @@ impl Tap for TrustBundle {
         types::PROXY_CONFIG
     }
 
-    fn apply(&self, body: Bytes) -> Result<(), String> {
-        let config = PushedConfig::decode(body).map_err(|e| e.to_string())?;
+    fn apply(&self, body: Bytes) -> Result<(), BoxError> {
+        let config = PushedConfig::decode(body)?;
         let bundle = config.ca_certificates_pem;
         self.0.send_if_modified(|current| {
             let changed = *current != bundle;
@@ -145,18 +150,18 @@ mod tests {
     #[test]
     fn the_bundle_is_told_only_when_it_changes() {
         let (tap, mut bundle) = TrustBundle::tap(Vec::new());
-        assert_eq!(apply(&*tap, Protocol::Sotw, sotw(vec![pushed(&["a", "b"])])), Some(Ok(())));
+        assert!(matches!(apply(&*tap, Protocol::Sotw, sotw(vec![pushed(&["a", "b"])])), Some(Ok(()))));
         assert_eq!(*bundle.borrow_and_update(), ["a", "b"]);
-        assert_eq!(apply(&*tap, Protocol::Sotw, sotw(vec![pushed(&["a", "b"])])), Some(Ok(())));
+        assert!(matches!(apply(&*tap, Protocol::Sotw, sotw(vec![pushed(&["a", "b"])])), Some(Ok(()))));
         assert!(!bundle.has_changed().unwrap());
-        assert_eq!(apply(&*tap, Protocol::Sotw, sotw(vec![pushed(&[])])), Some(Ok(())));
+        assert!(matches!(apply(&*tap, Protocol::Sotw, sotw(vec![pushed(&[])])), Some(Ok(()))));
         assert!(bundle.borrow_and_update().is_empty());
     }
 
     #[test]
     fn empty_is_not_answered_and_foreign_or_broken_is_refused() {
         let (tap, bundle) = TrustBundle::tap(Vec::new());
-        assert_eq!(apply(&*tap, Protocol::Sotw, sotw(vec![])), None);
+        assert!(apply(&*tap, Protocol::Sotw, sotw(vec![])).is_none());
         let foreign = Any { type_url: types::LISTENER.to_owned(), value: Bytes::new() };
         assert!(matches!(apply(&*tap, Protocol::Sotw, sotw(vec![foreign])), Some(Err(_))));
         let broken = Any { value: Bytes::from_static(&[0xff, 0xff]), ..pushed(&[]) };

@@ -261,7 +261,7 @@ async fn plain_text_towards_istiod_is_told_and_the_old_flag_keeps_tls_on_its_por
     let (listener, address) = secure.expect("a free address");
     let plain = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let elsewhere = format!("127.0.0.1:{}", plain.local_addr().unwrap().port());
-    let told = "is spoken to in plain text, token included";
+    let told = "is called in plain text, token included";
     for (source, listener, address, tls) in [
         ("--controlPlaneAuthPolicy=NONE", &listener, &address, true),
         ("--controlPlaneAuthPolicy=NONE", &plain, &elsewhere, false),
@@ -368,7 +368,7 @@ async fn a_changed_template_at_its_old_place_is_used_and_a_stock_one_passed_over
 
     let mut agent = TestAgent::with().istiod(&mock).file(place, text(&stock)).start();
     agent.wait_ready().await;
-    agent.wait_log("is a stock one and is passed over").await;
+    agent.wait_log("is the unchanged one of a release and is ignored").await;
     assert!(
         bootstrap(&agent).get("node").is_some_and(|node| node.get("locality").is_some()),
         "the built-in one"

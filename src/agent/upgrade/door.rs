@@ -8,7 +8,7 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
 use tokio::net::UnixStream;
 use tokio::sync::mpsc;
 
-use super::{Asked, say};
+use super::{Asked, Error, say};
 use crate::base::tasks::{Stop, TaskResult};
 use crate::base::uds::{self, Bound};
 use crate::net::accept::{Acceptor, Came};
@@ -55,7 +55,7 @@ impl Door {
                 Err(error) => return Err(format!("the upgrade socket failed: {error}").into()),
             };
             if let Err(why) = admitted(&stream) {
-                tracing::warn!("an upgrade is not taken: {why}");
+                tracing::warn!("a request for an upgrade is refused: {why}");
                 continue;
             }
             let asked = tokio::select! {
@@ -72,13 +72,13 @@ impl Door {
 }
 
 // The mode of the file keeps others out; this does so where somebody has changed it.
-fn admitted(stream: &UnixStream) -> Result<(), String> {
-    let peer = stream.peer_cred().map_err(|e| format!("nobody knows who asks: {e}"))?;
+fn admitted(stream: &UnixStream) -> Result<(), Error> {
+    let peer = stream.peer_cred().map_err(Error::PeerUnknown)?;
     let own = rustix::process::geteuid().as_raw();
     if peer.uid() == 0 || peer.uid() == own {
         return Ok(());
     }
-    Err(format!("user {} (process {}) asks for it", peer.uid(), peer.pid().unwrap_or_default()))
+    Err(Error::NotAllowed { user: peer.uid(), process: peer.pid().unwrap_or_default() })
 }
 
 async fn read(stream: UnixStream) -> Option<Asked> {

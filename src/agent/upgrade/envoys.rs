@@ -2,11 +2,12 @@
 //! the next epoch of a hot restart.
 
 use std::ffi::OsString;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
+use super::Error;
 use crate::envoy::validate::{self, Verdict};
-use crate::envoy::{Config, Handle, Kept, launch};
+use crate::envoy::{Config, Handle, Kept, NotReplaced, launch};
 
 /// How long an Envoy may take to say what it is.
 const ANSWER: Duration = Duration::from_secs(10);
@@ -18,35 +19,32 @@ pub(super) async fn replace(
     kept: Kept,
     handle: Handle,
     limit: Duration,
-) -> Result<String, String> {
+) -> Result<String, Error> {
     let shown = path.display().to_string();
     if !handle.hot_restarts() {
-        return Err("hot restart is off: set ENVOY_HOT_RESTART=true".to_owned());
+        return Err(NotReplaced::Off.into());
     }
-    launch::runnable(Path::new(&path)).map_err(|e| format!("{shown}: {e}"))?;
+    launch::runnable(&path).map_err(|source| Error::File { path: path.clone(), source })?;
     let args: Vec<OsString> =
         kept.epochs.last().into_iter().flat_map(|e| e.args.iter().map(Into::into)).collect();
     match validate::again(&shown, &args, &process.extra_env, process.user, limit).await {
         Verdict::Accepted => {}
         Verdict::Refused { status, reason } => {
-            return Err(format!("{shown} refuses the present bootstrap ({status}): {reason}"));
+            return Err(Error::BootstrapRefused { envoy: shown, status, reason });
         }
-        Verdict::NotStarted(error) => return Err(format!("{shown} cannot be started: {error}")),
+        Verdict::NotStarted(source) => return Err(Error::NotStarted { program: shown, source }),
         Verdict::Late | Verdict::TooLong => {
-            return Err(format!("{shown} has not judged the present bootstrap within {limit:?}"));
+            return Err(Error::BootstrapLate { envoy: shown, limit });
         }
     }
     // Two that share no form of hot restart would end each other.
     let of = |binary: String| async move {
         let asked = validate::hot_restart_version(&binary, ANSWER).await;
-        asked.map_err(|e| format!("{binary} does not say its form of hot restart: {e}"))
+        asked.map_err(|source| Error::FormUnknown { envoy: binary, source })
     };
     let (old, new) = (of(kept.binary.clone()).await?, of(shown.clone()).await?);
     if old != new {
-        return Err(format!(
-            "hot restart of {shown} is {new}, that of {} is {old}: only a restart replaces it",
-            kept.binary
-        ));
+        return Err(Error::FormDiffers { new: shown, new_form: new, old: kept.binary, old_form: old });
     }
     let version = validate::version(&shown, ANSWER).await.unwrap_or_else(|_| "of unknown version".to_owned());
     let epoch = handle.replace(shown.clone(), limit).await?;

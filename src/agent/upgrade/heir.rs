@@ -9,8 +9,8 @@ use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 
-use super::say;
 use super::state::{self, Counts, HandoverState};
+use super::{Error, say};
 use crate::base::handover::{self, Parcel};
 use crate::{envoy, secrets};
 
@@ -56,7 +56,7 @@ impl Heir {
     /// The certificate.
     pub(crate) fn secrets(&self) -> Option<secrets::Kept> {
         self.state.secrets(&self.parcel).unwrap_or_else(|error| {
-            tracing::warn!("the certificate that was handed over cannot be read: {error}");
+            tracing::warn!("the certificate of the previous program cannot be read: {error}");
             None
         })
     }
@@ -102,7 +102,7 @@ impl Heir {
     /// This program serves: there is no way back from here, and none is needed.
     pub(crate) fn settle(self) {
         for key in handover::settle() {
-            tracing::info!("{key} was handed over and is not used any more: it is closed");
+            tracing::info!("{key} of the previous program is no longer used and is closed");
         }
         *BACK.lock().unwrap_or_else(PoisonError::into_inner) = None;
         handover::pass(false);
@@ -173,7 +173,7 @@ pub(crate) fn guarded(start: impl FnOnce(Option<Heir>) -> u8) -> u8 {
     let why = WHY.lock().unwrap_or_else(PoisonError::into_inner).take();
     let why = why.unwrap_or_else(|| format!("it ended with status {status} before it served"));
     let back = BACK.lock().unwrap_or_else(PoisonError::into_inner).take();
-    tracing::error!("this program cannot take over, the old one is executed again: {why}");
+    tracing::error!("this program cannot take over, going back to the old one: {why}");
     if let Some(Err(error)) = back.map(|mut back| again(&mut back, &why)) {
         tracing::error!("neither program can go on: {error}");
     }
@@ -189,12 +189,12 @@ fn copied(parcel: &Parcel) -> io::Result<Parcel> {
 ///
 /// # Errors
 /// When there is nothing, or it cannot be read.
-pub(crate) fn on_trial() -> Result<Heir, String> {
-    let parcel = handover::receive().ok_or("nothing is handed over: this is for the running agent alone")?;
+pub(crate) fn on_trial() -> Result<Heir, Error> {
+    let parcel = handover::receive().ok_or(Error::NothingGiven)?;
     let _ = rustix::thread::set_name(c"pilot-agent");
     // Nothing of it is ours.
     handover::pass(true);
-    parcel.and_then(Heir::of).map_err(|e| format!("what is handed over cannot be read: {e}"))
+    parcel.and_then(Heir::of).map_err(Error::Unreadable)
 }
 
 /// Executes the program that hands over, with the reason.

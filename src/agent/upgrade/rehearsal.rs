@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use tokio::process::Command;
 
-use super::{Heir, Program, words};
+use super::{Error, Heir, Program, words};
 use crate::base::handover::{self, Parcel};
 use crate::config::Config;
-use crate::config::parts::Error;
+use crate::config::parts;
 use crate::envoy::validate;
 
 /// The first argument that selects it.
@@ -24,9 +24,9 @@ pub(super) async fn tried(
     file: OwnedFd,
     parcel: Parcel,
     limit: Duration,
-) -> Result<Program, String> {
+) -> Result<Program, Error> {
     let shown = path.display().to_string();
-    let stdin = handover::pack(&parcel).map_err(|e| format!("nothing can be handed over: {e}"))?;
+    let stdin = handover::pack(&parcel).map_err(Error::Parcel)?;
     drop(parcel);
     // The child has the same descriptors until it is another program.
     let program = format!("/proc/self/fd/{}", file.as_raw_fd());
@@ -38,11 +38,10 @@ pub(super) async fn tried(
         }
         command.arg(ARGUMENT).args(words).stdin(Stdio::from(stdin));
     }
-    let told = validate::told(command, limit).await.map_err(|e| format!("{shown} cannot be started: {e}"))?;
+    let told = validate::told(command, limit).await;
+    let told = told.map_err(|source| Error::NotStarted { program: shown.clone(), source })?;
     let Some((status, said, complaint)) = told else {
-        return Err(format!(
-            "{shown} has not shown within {limit:?} that it can take over (AGENT_UPGRADE_TIMEOUT)"
-        ));
+        return Err(Error::TrialLate { program: shown, limit });
     };
     let version = said.lines().last().and_then(|line| line.strip_prefix(CAN));
     match version {
@@ -52,12 +51,9 @@ pub(super) async fn tried(
         }
         _ => {
             let why = validate::reason(&complaint);
-            let why = if why.is_empty() {
-                "it does not say why: is it a pilot-agent that knows upgrades?"
-            } else {
-                &why
-            };
-            Err(format!("{shown} cannot take over ({status}): {why}"))
+            let silent = "it does not say why: is it a pilot-agent that knows upgrades?";
+            let why = if why.is_empty() { silent.to_owned() } else { why };
+            Err(Error::TrialFailed { program: shown, status, why })
         }
     }
 }
@@ -66,8 +62,8 @@ pub(super) async fn tried(
 ///
 /// # Errors
 /// Why it could not.
-pub(crate) async fn rehearse(config: Config, heir: &Heir) -> Result<String, Error> {
-    heir.readable().map_err(|e| Error::new(format!("what is handed over cannot be read: {e}")))?;
+pub(crate) async fn rehearse(config: Config, heir: &Heir) -> Result<String, parts::Error> {
+    heir.readable().map_err(|e| parts::Error::new(Error::Unreadable(e).to_string()))?;
     super::super::dry_run(config).await?;
     Ok(format!("{CAN}{}", crate::base::build_info::VERSION))
 }

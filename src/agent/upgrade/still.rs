@@ -20,6 +20,6 @@ pub(super) async fn keep(stages: &Stages) {
     let secrets = stages.secrets.stop(STILL).await;
     let cut = [xds, dns, sds, sts, status, secrets].concat();
     if !cut.is_empty() {
-        tracing::debug!("cut off for the next program: {}", cut.join(", "));
+        tracing::debug!("stopped for the upgrade: {}", cut.join(", "));
     }
 }

@@ -84,17 +84,13 @@ impl Levels {
     ///
     /// # Errors
     /// Names what is unknown.
-    pub(crate) fn change(&mut self, scope: &str, level: &str) -> Result<(), String> {
-        let level = Level::parse(level).map_err(|e| e.to_string())?;
+    pub(crate) fn change(&mut self, scope: &str, level: &str) -> Result<(), Error> {
+        let level = Level::parse(level)?;
         if scope == "all" {
             self.0 = [level; SCOPES.len()];
             return Ok(());
         }
-        if self.set(scope, level) {
-            Ok(())
-        } else {
-            Err(format!("there is no scope {scope:?}; GET /logging lists them"))
-        }
+        if self.set(scope, level) { Ok(()) } else { Err(Error::Scope(scope.to_owned())) }
     }
 
     /// Each scope with its level.

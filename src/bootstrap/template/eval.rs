@@ -77,7 +77,7 @@ impl Run<'_> {
                 if pipe.variables.is_empty() {
                     let text = match value {
                         Value::Nil => "<no value>".to_owned(),
-                        value => value.print().map_err(|e| self.fail(e))?,
+                        value => value.print().map_err(|e| self.fail(e.to_string()))?,
                     };
                     self.out.push_str(&text);
                 }
@@ -239,6 +239,6 @@ impl Run<'_> {
             }
             Operand::Pipe(pipe, names) => self.pipe(pipe, dot)?.walk(names),
         };
-        value.map_err(|e| self.fail(e))
+        value.map_err(|e| self.fail(e.to_string()))
     }
 }

@@ -5,7 +5,9 @@ mod strings;
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
+use super::Fault;
 use super::text;
 use super::value::{Value, go_json};
 
@@ -119,7 +121,7 @@ pub(super) fn is_known(name: &str) -> bool {
     KNOWN.contains(&name)
 }
 
-type Answer = Result<Value, String>;
+type Answer = Result<Value, Fault>;
 
 /// Calls a function.
 pub(super) fn call(name: &str, a: Vec<Value>, env: &BTreeMap<String, String>) -> Answer {
@@ -134,8 +136,8 @@ pub(super) fn call(name: &str, a: Vec<Value>, env: &BTreeMap<String, String>) ->
     }
     match (name, a.as_slice()) {
         ("env", [key]) => Ok(Value::text(env.get(&string(key)?).cloned().unwrap_or_default())),
-        ("expandenv", [_]) => Err("is not supported: name the variable with env".to_owned()),
-        _ => numbers(name, &a).unwrap_or_else(|| Err(format!("wrong arguments: {} given", a.len()))),
+        ("expandenv", [_]) => Err(Fault::Plain("is not supported: name the variable with env")),
+        _ => numbers(name, &a).unwrap_or_else(|| Err(Fault::Arguments(a.len()))),
     }
 }
 
@@ -152,7 +154,7 @@ fn own(name: &str, a: &[Value]) -> Option<Answer> {
             Value::Text(t) => size(t.len()),
             Value::List(items) => size(items.len()),
             Value::Map(members) => size(members.len()),
-            other => Err(format!("len of type {}", other.kind())),
+            other => Err(Fault::Type { what: "len of", kind: other.kind() }),
         },
         ("index", [v, keys @ ..]) => keys.iter().try_fold(v.clone(), |at, key| index(&at, key)),
         ("slice", [v, bounds @ ..]) if bounds.len() <= 2 => slice(v, bounds),
@@ -174,7 +176,7 @@ fn own(name: &str, a: &[Value]) -> Option<Answer> {
         ("toJson" | "toRawJson", [v]) => Ok(Value::Text(go_json(&v.to_json()))),
         ("toPrettyJson", [v]) => Ok(Value::Text(text::pretty_json(v))),
         ("fromJson", [v]) => string(v).and_then(|t| {
-            serde_json::from_str(&t).map(|json| Value::from_json(&json)).map_err(|e| e.to_string())
+            serde_json::from_str(&t).map(|json| Value::from_json(&json)).map_err(|e| Arc::new(e).into())
         }),
         ("default", [otherwise, v]) => Ok(if v.truth() { v } else { otherwise }.clone()),
         ("default", [otherwise]) => Ok(otherwise.clone()),
@@ -183,8 +185,8 @@ fn own(name: &str, a: &[Value]) -> Option<Answer> {
         ("all", _) => Ok(Value::Bool(a.iter().all(Value::truth))),
         ("any", _) => Ok(Value::Bool(a.iter().any(Value::truth))),
         ("ternary", [yes, no, test]) => Ok(if test.truth() { yes } else { no }.clone()),
-        ("fail", [why]) => Err(string(why).unwrap_or_default()),
-        ("required", [why, v]) if !v.truth() => Err(string(why).unwrap_or_default()),
+        ("fail", [why]) => Err(Fault::Said(string(why).unwrap_or_default())),
+        ("required", [why, v]) if !v.truth() => Err(Fault::Said(string(why).unwrap_or_default())),
         ("required", [_, v]) => Ok(v.clone()),
         ("kindOf", [v]) => Ok(Value::text(v.kind())),
         ("kindIs", [kind, v]) => string(kind).map(|k| Value::Bool(k == v.kind())),
@@ -196,43 +198,46 @@ fn size(n: usize) -> Answer {
     Ok(Value::Int(i64::try_from(n).unwrap_or(i64::MAX)))
 }
 
-fn string(value: &Value) -> Result<String, String> {
+fn string(value: &Value) -> Result<String, Fault> {
     match value {
         Value::Text(text) => Ok(text.clone()),
-        other => Err(format!("wanted a string, got {}", other.kind())),
+        other => Err(Fault::NoText(other.kind())),
     }
 }
 
 // Sprig makes text of anything.
-fn loose(value: &Value) -> Result<String, String> {
+fn loose(value: &Value) -> Result<String, Fault> {
     if *value == Value::Nil { Ok(String::new()) } else { value.print() }
 }
 
-fn position(value: &Value, most: usize) -> Result<usize, String> {
-    let Value::Int(n) = value else { return Err(format!("cannot index with type {}", value.kind())) };
-    usize::try_from(*n).ok().filter(|n| *n <= most).ok_or_else(|| format!("index out of range: {n}"))
+fn position(value: &Value, most: usize) -> Result<usize, Fault> {
+    let Value::Int(n) = value else {
+        return Err(Fault::Type { what: "cannot index with", kind: value.kind() });
+    };
+    usize::try_from(*n).ok().filter(|n| *n <= most).ok_or(Fault::Range(*n))
+}
+
+fn out_of(at: usize) -> Fault {
+    Fault::Range(i64::try_from(at).unwrap_or(i64::MAX))
 }
 
 fn index(value: &Value, key: &Value) -> Answer {
     match value {
         Value::List(items) => {
             let at = position(key, items.len())?;
-            items.get(at).cloned().ok_or_else(|| format!("index out of range: {at}"))
+            items.get(at).cloned().ok_or_else(|| out_of(at))
         }
         Value::Text(text) => {
             let at = position(key, text.len())?;
-            text.as_bytes()
-                .get(at)
-                .map(|b| Value::Int((*b).into()))
-                .ok_or_else(|| format!("index out of range: {at}"))
+            text.as_bytes().get(at).map(|b| Value::Int((*b).into())).ok_or_else(|| out_of(at))
         }
         Value::Map(members) => {
             let key = string(key)?;
             let texts = members.values().all(|v| matches!(v, Value::Text(_)));
             Ok(members.get(&key).cloned().unwrap_or(if texts { Value::text("") } else { Value::Nil }))
         }
-        Value::Nil => Err("index of untyped nil".to_owned()),
-        other => Err(format!("can't index item of type {}", other.kind())),
+        Value::Nil => Err(Fault::Plain("index of untyped nil")),
+        other => Err(Fault::Type { what: "can't index item of", kind: other.kind() }),
     }
 }
 
@@ -240,24 +245,24 @@ fn slice(value: &Value, bounds: &[Value]) -> Answer {
     let length = match value {
         Value::Text(text) => text.len(),
         Value::List(items) => items.len(),
-        other => return Err(format!("can't slice item of type {}", other.kind())),
+        other => return Err(Fault::Type { what: "can't slice item of", kind: other.kind() }),
     };
     let bound = |at: usize, or: usize| bounds.get(at).map_or(Ok(or), |b| position(b, length));
     let (from, to) = (bound(0, 0)?, bound(1, length)?);
     if from > to {
-        return Err(format!("invalid slice index: {from} > {to}"));
+        return Err(Fault::Slice { from, to });
     }
     match value {
         Value::Text(text) => {
-            text.get(from..to).map(Value::text).ok_or_else(|| "slice inside of a character".to_owned())
+            text.get(from..to).map(Value::text).ok_or(Fault::Plain("slice inside of a character"))
         }
         Value::List(items) => Ok(Value::List(items[from..to].to_vec())),
         _ => Ok(Value::Nil),
     }
 }
 
-fn compare(l: &Value, r: &Value, equality: bool) -> Result<Ordering, String> {
-    let different = Err("incompatible types for comparison".to_owned());
+fn compare(l: &Value, r: &Value, equality: bool) -> Result<Ordering, Fault> {
+    let different = Err(Fault::Plain("incompatible types for comparison"));
     match (l, r) {
         (Value::Int(l), Value::Int(r)) => Ok(l.cmp(r)),
         (Value::Float(l), Value::Float(r)) => Ok(l.partial_cmp(r).unwrap_or(Ordering::Less)),
@@ -279,7 +284,7 @@ fn numbers(name: &str, a: &[Value]) -> Option<Answer> {
         _ => 0,
     };
     let numbers: Vec<i64> = a.iter().map(whole).collect();
-    let of = |n: Option<i64>| n.map(Value::Int).ok_or_else(|| "the number is out of range".to_owned());
+    let of = |n: Option<i64>| n.map(Value::Int).ok_or(Fault::Plain("the number is out of range"));
     Some(match (name, numbers.as_slice()) {
         ("int" | "int64" | "atoi", [n]) => Ok(Value::Int(*n)),
         ("float64", [_]) => Ok(Value::Float(match &a[0] {
@@ -294,8 +299,8 @@ fn numbers(name: &str, a: &[Value]) -> Option<Answer> {
             of(all.iter().try_fold(1_i64, |product, n| product.checked_mul(*n)))
         }
         ("sub", [l, r]) => of(l.checked_sub(*r)),
-        ("div", [l, r]) => l.checked_div(*r).map(Value::Int).ok_or_else(|| "division by zero".to_owned()),
-        ("mod", [l, r]) => l.checked_rem(*r).map(Value::Int).ok_or_else(|| "division by zero".to_owned()),
+        ("div", [l, r]) => l.checked_div(*r).map(Value::Int).ok_or(Fault::Plain("division by zero")),
+        ("mod", [l, r]) => l.checked_rem(*r).map(Value::Int).ok_or(Fault::Plain("division by zero")),
         ("max", all) if !all.is_empty() => of(all.iter().max().copied()),
         ("min", all) if !all.is_empty() => of(all.iter().min().copied()),
         ("until", [n @ 0..=100_000]) => Ok(Value::List((0..*n).map(Value::Int).collect())),

@@ -1,7 +1,7 @@
 //! Cuts a template into text and the tokens of its actions.
 
-use super::Error;
 use super::value::Value;
+use super::{Error, Fault};
 use crate::base::quote::unquote;
 
 /// A piece of a template.
@@ -84,7 +84,7 @@ pub(super) fn pieces(text: &str) -> Result<Vec<Piece>, Error> {
             }
             let glued = spaced.len() == cursor.len()
                 && matches!(tokens.last(), Some(Token::Variable(_) | Token::Close));
-            let (token, after) = token(spaced, glued).map_err(|reason| fail(&reason))?;
+            let (token, after) = token(spaced, glued).map_err(|reason| fail(&reason.to_string()))?;
             tokens.push(token);
             cursor = after;
         }
@@ -115,7 +115,7 @@ fn is_word(c: char) -> bool {
     c == '_' || c.is_alphanumeric()
 }
 
-fn token(text: &str, glued: bool) -> Result<(Token, &str), String> {
+fn token(text: &str, glued: bool) -> Result<(Token, &str), Fault> {
     let first = text.chars().next().unwrap_or_default();
     let simple = |token, len: usize| Ok((token, &text[len..]));
     match first {
@@ -142,7 +142,7 @@ fn token(text: &str, glued: bool) -> Result<(Token, &str), String> {
             };
             Ok((token, &text[end..]))
         }
-        other => Err(format!("unexpected {other:?} in command")),
+        other => Err(Fault::Unexpected(other)),
     }
 }
 
@@ -160,12 +160,12 @@ fn path(text: &str, glued: bool) -> (Token, &str) {
     (Token::Path(names, glued), rest)
 }
 
-fn quoted(text: &str, quote: char) -> Result<(Token, &str), String> {
+fn quoted(text: &str, quote: char) -> Result<(Token, &str), Fault> {
     let mut escaped = false;
     for (at, c) in text.char_indices().skip(1) {
         if c == quote && !escaped {
             let (literal, after) = text.split_at(at + 1);
-            let plain = unquote(literal).ok_or_else(|| format!("bad string {literal}"))?;
+            let plain = unquote(literal).ok_or_else(|| Fault::Quoted(literal.to_owned()))?;
             let value = if quote == '\'' {
                 Value::Int(i64::from(u32::from(plain.chars().next().unwrap_or_default())))
             } else {
@@ -175,10 +175,10 @@ fn quoted(text: &str, quote: char) -> Result<(Token, &str), String> {
         }
         escaped = c == '\\' && !escaped && quote != '`';
     }
-    Err("unterminated quoted string".to_owned())
+    Err(Fault::Plain("unterminated quoted string"))
 }
 
-fn number(text: &str) -> Result<(Token, &str), String> {
+fn number(text: &str) -> Result<(Token, &str), Fault> {
     let mut previous = ' ';
     let part = |c: char| {
         let sign = matches!(c, '+' | '-') && matches!(previous, ' ' | 'e' | 'E');
@@ -188,7 +188,7 @@ fn number(text: &str) -> Result<(Token, &str), String> {
     let mut part = part;
     let end = text.find(|c| !part(c)).unwrap_or(text.len());
     let (digits, after) = text.split_at(end);
-    let bad = || format!("bad number syntax: {digits:?}");
+    let bad = || Fault::Number(digits.to_owned());
     let plain = digits.replace('_', "");
     let (sign, unsigned) = match plain.strip_prefix('-') {
         Some(rest) => (-1, rest),

@@ -33,6 +33,71 @@ pub struct Error {
     pub reason: String,
 }
 
+/// What a token, a value or a function's arguments are refused for; [`Error`] adds the line and the function's name.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum Fault {
+    /// A value of the wrong type.
+    #[error("{what} type {kind}")]
+    Type {
+        /// What was to be done with it.
+        what: &'static str,
+        /// Its type.
+        kind: &'static str,
+    },
+    /// A value that should be text.
+    #[error("wanted a string, got {0}")]
+    NoText(&'static str),
+    /// There is no such place.
+    #[error("index out of range: {0}")]
+    Range(i64),
+    /// A slice that ends before it begins.
+    #[error("invalid slice index: {from} > {to}")]
+    Slice {
+        /// Its begin.
+        from: usize,
+        /// Its end.
+        to: usize,
+    },
+    /// A type without this member.
+    #[error("can't evaluate field {name} in type {kind}")]
+    Field {
+        /// The member.
+        name: String,
+        /// The type.
+        kind: &'static str,
+    },
+    /// A member of nothing.
+    #[error("nil data; no entry for key {0:?}")]
+    NilData(String),
+    /// A value that has no text.
+    #[error("cannot print a whole {0}: name a member, or use toJSON")]
+    Unprintable(&'static str),
+    /// A function with so many arguments.
+    #[error("wrong arguments: {0} given")]
+    Arguments(usize),
+    /// A count below zero.
+    #[error("{0} is negative")]
+    Negative(i64),
+    /// Text that is no JSON.
+    #[error(transparent)]
+    Json(#[from] std::sync::Arc<serde_json::Error>),
+    /// A literal that cannot be read.
+    #[error("bad string {0}")]
+    Quoted(String),
+    /// A number that cannot be read.
+    #[error("bad number syntax: {0:?}")]
+    Number(String),
+    /// A character that begins nothing.
+    #[error("unexpected {0:?} in command")]
+    Unexpected(char),
+    /// What has no details.
+    #[error("{0}")]
+    Plain(&'static str),
+    /// What the template itself says (`fail`, `required`).
+    #[error("{0}")]
+    Said(String),
+}
+
 impl Error {
     fn new(line: usize, reason: &str) -> Self {
         Self { line, reason: reason.to_owned() }

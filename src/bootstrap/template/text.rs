@@ -1,11 +1,12 @@
 //! Text as Go and Sprig make it: formats and escapes.
 
+use super::Fault;
 use super::value::{Value, float, go_json};
 
 /// `printf`.
-pub(super) fn printf(arguments: &[Value]) -> Result<String, String> {
+pub(super) fn printf(arguments: &[Value]) -> Result<String, Fault> {
     let Some((Value::Text(format), arguments)) = arguments.split_first() else {
-        return Err("wants a format".to_owned());
+        return Err(Fault::Plain("wants a format"));
     };
     let mut arguments = arguments.iter();
     let mut out = String::new();
@@ -29,14 +30,14 @@ pub(super) fn printf(arguments: &[Value]) -> Result<String, String> {
         }
     }
     let extra: Vec<String> =
-        arguments.map(|v| Ok(format!("{}={}", v.kind(), v.print()?))).collect::<Result<_, String>>()?;
+        arguments.map(|v| Ok(format!("{}={}", v.kind(), v.print()?))).collect::<Result<_, Fault>>()?;
     if !extra.is_empty() {
         out.push_str(&format!("%!(EXTRA {})", extra.join(", ")));
     }
     Ok(out)
 }
 
-fn verb_text(verb: char, spec: &str, value: &Value) -> Result<String, String> {
+fn verb_text(verb: char, spec: &str, value: &Value) -> Result<String, Fault> {
     let (flags, rest) = spec.split_at(spec.find(|c: char| !"+-# 0".contains(c)).unwrap_or(spec.len()));
     let (width, precision) = match rest.split_once('.') {
         Some((width, precision)) => (width, Some(precision.parse::<usize>().unwrap_or(0).min(1000))),
@@ -107,7 +108,7 @@ pub(super) fn quote(text: &str) -> String {
 }
 
 /// `print` (`newline` false) and `println`.
-pub(super) fn print(arguments: &[Value], newline: bool) -> Result<String, String> {
+pub(super) fn print(arguments: &[Value], newline: bool) -> Result<String, Fault> {
     let mut out = String::new();
     let is_text = |v: &Value| matches!(v, Value::Text(_));
     for (at, value) in arguments.iter().enumerate() {

@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value as Json, json};
 
+use super::Fault;
+
 /// The longest result, in bytes: a bootstrap is some tens of kilobytes.
 pub(super) const LIMIT: usize = 16 << 20;
 
@@ -119,7 +121,7 @@ impl Value {
     }
 
     /// As Go's `%v` prints it; a record has no such form here.
-    pub fn print(&self) -> Result<String, String> {
+    pub fn print(&self) -> Result<String, Fault> {
         Ok(match self {
             Self::Nil => "<nil>".to_owned(),
             Self::Bool(on) => on.to_string(),
@@ -131,18 +133,18 @@ impl Value {
                 format!("[{}]", items?.join(" "))
             }
             Self::Map(members) => {
-                let member = |(k, v): (&String, &Self)| Ok::<_, String>(format!("{k}:{}", v.print()?));
+                let member = |(k, v): (&String, &Self)| Ok::<_, Fault>(format!("{k}:{}", v.print()?));
                 let members: Result<Vec<_>, _> = members.iter().map(member).collect();
                 format!("map[{}]", members?.join(" "))
             }
             Self::Record(record) => {
-                return Err(format!("cannot print a whole {}: name a member, or use toJSON", record.kind));
+                return Err(Fault::Unprintable(record.kind));
             }
         })
     }
 
     /// What `.a.b` finds; a member that a map does not have is nothing.
-    pub fn walk(&self, names: &[String]) -> Result<Self, String> {
+    pub fn walk(&self, names: &[String]) -> Result<Self, Fault> {
         let mut at = self;
         for name in names {
             at = at.member(name)?.unwrap_or(&Self::Nil);
@@ -150,7 +152,7 @@ impl Value {
         Ok(at.clone())
     }
 
-    fn member(&self, name: &str) -> Result<Option<&Self>, String> {
+    fn member(&self, name: &str) -> Result<Option<&Self>, Fault> {
         match self {
             Self::Map(members) => Ok(members.get(name)),
             Self::Record(record) => {
@@ -158,12 +160,12 @@ impl Value {
                 let found =
                     record.members.get(name).or_else(|| record.members.get(name.strip_prefix("Get")?));
                 if found.is_none() && !record.open {
-                    return Err(format!("can't evaluate field {name} in type {}", record.kind));
+                    return Err(Fault::Field { name: name.to_owned(), kind: record.kind });
                 }
                 Ok(found)
             }
-            Self::Nil => Err(format!("nil data; no entry for key {name:?}")),
-            other => Err(format!("can't evaluate field {name} in type {}", other.kind())),
+            Self::Nil => Err(Fault::NilData(name.to_owned())),
+            other => Err(Fault::Field { name: name.to_owned(), kind: other.kind() }),
         }
     }
 }

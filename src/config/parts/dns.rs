@@ -43,7 +43,7 @@ pub(crate) fn server(config: &Sources, root: bool) -> Option<Dns> {
     if privileged && !root {
         tracing::error!(
             target: "dns",
-            "DNS_PROXY_ADDR is {asked:?}, and port 53 takes root: {DEFAULT_ADDRESS} is used"
+            "DNS_PROXY_ADDR is {asked:?}, but port 53 needs root: using {DEFAULT_ADDRESS}"
         );
     }
     let before_sync = privileged && root;

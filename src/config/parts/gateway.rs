@@ -60,29 +60,42 @@ pub(crate) fn secrets(config: &Sources) -> Result<Option<(Gateway, PathBuf)>, Er
     Ok(Some((Gateway { origin, fallback }, socket)))
 }
 
-fn api(config: &Sources) -> Result<Api, String> {
+/// Why the API server cannot be asked.
+#[derive(Debug, thiserror::Error)]
+enum NoApi {
+    #[error(
+        "KUBERNETES_SERVICE_HOST is not set, so this is no cluster; --gateway-secrets-dir serves secrets from a folder"
+    )]
+    NoCluster,
+    #[error("the namespace is not known: set INGRESS_GATEWAY_NAMESPACE or POD_NAMESPACE")]
+    NoNamespace,
+    #[error(
+        "the namespace {0:?} cannot be one: INGRESS_GATEWAY_NAMESPACE, or POD_NAMESPACE, is of lower-case letters, \
+         digits and -"
+    )]
+    Namespace(String),
+    #[error("KUBERNETES_SERVICE_PORT={0}: it is a port, 443 mostly")]
+    Port(String),
+}
+
+fn api(config: &Sources) -> Result<Api, NoApi> {
     let s = &config.settings;
     let host = s.text(var::KUBERNETES_SERVICE_HOST);
     if host.is_empty() {
-        return Err(
-            "KUBERNETES_SERVICE_HOST is not set, so this is no cluster; --gateway-secrets-dir serves secrets from a folder"
-                .to_owned(),
-        );
+        return Err(NoApi::NoCluster);
     }
     let host = if host.contains(':') { format!("[{host}]") } else { host.to_owned() };
     let namespace = s.some_text(var::INGRESS_GATEWAY_NAMESPACE).unwrap_or(s.text(var::POD_NAMESPACE));
     if namespace.is_empty() {
-        return Err("the namespace is not known: set INGRESS_GATEWAY_NAMESPACE or POD_NAMESPACE".to_owned());
+        return Err(NoApi::NoNamespace);
     }
     let label = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
     if namespace.len() > 63 || !namespace.bytes().all(label) {
-        return Err(format!(
-            "the namespace {namespace:?} cannot be one: INGRESS_GATEWAY_NAMESPACE, or POD_NAMESPACE, is of lower-case letters, digits and -"
-        ));
+        return Err(NoApi::Namespace(namespace.to_owned()));
     }
     let port = s.text(var::KUBERNETES_SERVICE_PORT);
     if !port.parse::<u16>().is_ok_and(|port| port > 0) {
-        return Err(format!("KUBERNETES_SERVICE_PORT={port}: it is a port, 443 mostly"));
+        return Err(NoApi::Port(port.to_owned()));
     }
     let account = config.path(ACCOUNT);
     Ok(Api {

@@ -191,18 +191,24 @@ pub(crate) fn tokens(config: &Sources) -> Result<Tokens, Error> {
     Ok(Tokens { path: config.token.clone(), fetcher })
 }
 
+/// A member of the list that is no number.
+#[derive(Debug, thiserror::Error)]
+#[error("SDS_ALLOWED_UIDS={text}: {bad:?} is no user ID; write numbers separated by commas, such as 1337,0")]
+pub(crate) struct NoUid {
+    text: String,
+    bad: String,
+}
+
 /// `SDS_ALLOWED_UIDS`; `None`: everybody.
 ///
 /// # Errors
 /// When it holds anything but numbers.
-pub(crate) fn uids(text: &str) -> Result<Option<BTreeSet<u32>>, String> {
+pub(crate) fn uids(text: &str) -> Result<Option<BTreeSet<u32>>, NoUid> {
     if text.trim().is_empty() {
         return Ok(None);
     }
     let uids = text.split(',').map(|uid| uid.trim().parse().map_err(|_| uid.trim().to_owned()));
-    uids.collect::<Result<_, _>>().map(Some).map_err(|bad| {
-        format!("SDS_ALLOWED_UIDS={text}: {bad:?} is no user ID; write numbers separated by commas, such as 1337,0")
-    })
+    uids.collect::<Result<_, _>>().map(Some).map_err(|bad| NoUid { text: text.to_owned(), bad })
 }
 
 /// All of it.

@@ -80,7 +80,7 @@ pub(crate) fn xds(config: &Sources, file_mounted: bool) -> Result<istiod::Config
     let flag = config.flags.get("controlPlaneAuthPolicy") == Some("NONE") && address.ends_with(":15012");
     let transport = if config.mesh.proxy.control_plane_auth_policy() == AuthenticationPolicy::None && !flag {
         tracing::warn!(
-            "istiod at {address} is spoken to in plain text, token included, because controlPlaneAuthPolicy is NONE: write MUTUAL_TLS"
+            "istiod at {address} is called in plain text, token included, because controlPlaneAuthPolicy is NONE: write MUTUAL_TLS"
         );
         Transport::Plaintext
     } else {

@@ -128,16 +128,21 @@ pub(crate) enum Kept {
     Disk,
 }
 
+/// No place where configuration can be kept.
+#[derive(Debug, thiserror::Error)]
+#[error("XDS_REPLAY is {0:?}: it is off, memory or disk")]
+pub(crate) struct UnknownPlace(String);
+
 /// `XDS_REPLAY`.
 ///
 /// # Errors
 /// When it is none of them.
-pub(crate) fn replay(text: &str) -> Result<Kept, String> {
+pub(crate) fn replay(text: &str) -> Result<Kept, UnknownPlace> {
     match text {
         "" | "off" => Ok(Kept::Off),
         "memory" => Ok(Kept::Memory),
         "disk" => Ok(Kept::Disk),
-        other => Err(format!("XDS_REPLAY is {other:?}: it is off, memory or disk")),
+        other => Err(UnknownPlace(other.to_owned())),
     }
 }
 

@@ -24,7 +24,7 @@ pub(super) struct Asked {
     changed: Notify,
     replace: Mutex<Option<Replace>>,
     /// For a successor, or why there can be none now; nobody asks where none may come.
-    kept: Mutex<Option<Result<Kept, &'static str>>>,
+    kept: Mutex<Option<Result<Kept, NotReplaced>>>,
 }
 
 /// Another binary in the place of Envoy's.
@@ -33,8 +33,35 @@ pub(super) struct Replace {
     pub(super) binary: String,
     /// How long it may take until it is live.
     pub(super) limit: Duration,
-    pub(super) done: oneshot::Sender<Result<u32, String>>,
+    pub(super) done: oneshot::Sender<Result<u32, NotReplaced>>,
 }
+
+/// Why Envoy is not replaced by its next epoch; the one before serves on.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum NotReplaced {
+    /// The feature is not switched on.
+    #[error("hot restart is off: set ENVOY_HOT_RESTART=true")]
+    Off,
+    /// Envoy, or the agent, is doing something else.
+    #[error("{0}")]
+    Busy(&'static str),
+    /// There is no Envoy that could be replaced.
+    #[error("Envoy does not run now ({0:?})")]
+    NotRunning(RunState),
+    /// The new epoch's configuration cannot be made.
+    #[error("the bootstrap for it cannot be made; the log says why")]
+    Bootstrap,
+    /// It was started and did not come to serve.
+    #[error("epoch {epoch}: {why}")]
+    GaveUp {
+        /// Its number.
+        epoch: u32,
+        /// How it ended.
+        why: String,
+    },
+}
+
+const STOPPING: NotReplaced = NotReplaced::Busy("the agent is stopping");
 
 const RELOAD: u8 = 1;
 const FORCED: u8 = 2;
@@ -59,7 +86,7 @@ impl Asked {
         self.replace.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    pub(super) fn keep(&self, kept: Result<Kept, &'static str>) {
+    pub(super) fn keep(&self, kept: Result<Kept, NotReplaced>) {
         *self.kept.lock().unwrap_or_else(PoisonError::into_inner) = Some(kept);
     }
 
@@ -141,14 +168,14 @@ impl Handle {
     ///
     /// # Errors
     /// When hot restart is off, there is no Envoy, or the agent is stopping.
-    pub fn hot_restart(&self) -> Result<(), String> {
+    pub fn hot_restart(&self) -> Result<(), NotReplaced> {
         match (self.hot_restart, self.state()) {
-            (false, _) => Err("hot restart is off: set ENVOY_HOT_RESTART=true".to_owned()),
+            (false, _) => Err(NotReplaced::Off),
             (true, RunState::Running { .. }) => {
                 self.reload(true);
                 Ok(())
             }
-            (true, state) => Err(format!("Envoy does not run now ({state:?})")),
+            (true, state) => Err(NotReplaced::NotRunning(state)),
         }
     }
 
@@ -157,12 +184,12 @@ impl Handle {
     ///
     /// # Errors
     /// Why it has not: the one before serves on then.
-    pub(crate) async fn replace(&self, binary: String, limit: Duration) -> Result<u32, String> {
+    pub(crate) async fn replace(&self, binary: String, limit: Duration) -> Result<u32, NotReplaced> {
         let (done, result) = oneshot::channel();
         let earlier = Replace { binary, limit, done };
         *self.asked.replace.lock().unwrap_or_else(PoisonError::into_inner) = Some(earlier);
         self.asked.changed.notify_one();
-        result.await.unwrap_or_else(|_| Err("the agent is stopping".to_owned()))
+        result.await.unwrap_or(Err(STOPPING))
     }
 
     /// Whether Envoy can be replaced by its next epoch.
@@ -175,9 +202,9 @@ impl Handle {
     ///
     /// # Errors
     /// Why there can be none now.
-    pub(crate) fn kept(&self) -> Result<Option<Kept>, &'static str> {
+    pub(crate) fn kept(&self) -> Result<Option<Kept>, NotReplaced> {
         if self.asked.stop.get().is_some() {
-            return Err("the agent is stopping");
+            return Err(STOPPING);
         }
         self.asked.kept.lock().unwrap_or_else(PoisonError::into_inner).clone().transpose()
     }

@@ -72,13 +72,15 @@ impl Inputs {
             Ok(looked) => looked,
             Err(_) => {
                 tracing::warn!(
-                    "the files of Envoy's configuration do not answer within {PATIENCE:?}: what is known stays until they do"
+                    "the files of Envoy's configuration could not be read within {PATIENCE:?} (does a disk hang?): the known configuration stays in use"
                 );
                 looking.await
             }
         };
         looked
-            .map_err(|error| tracing::error!("Envoy's configuration is not looked at any more: {error}"))
+            .map_err(|error| {
+                tracing::error!("changes of Envoy's configuration are no longer noticed: {error}")
+            })
             .ok()
     }
 }

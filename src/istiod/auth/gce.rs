@@ -17,6 +17,7 @@ use zeroize::Zeroizing;
 
 use super::{Error, Token, TokenSource, claims};
 use crate::base::clock::Clock;
+use crate::base::error::chain;
 use crate::base::place::{self, Mode};
 use crate::base::tasks::Stop;
 use crate::net::{http, percent};
@@ -47,16 +48,18 @@ impl MetadataServer {
     /// GET of `path` below `/computeMetadata/v1/`.
     ///
     /// # Errors
-    /// The cause in words; bodies are not repeated, they may be tokens.
-    pub(crate) async fn get(&self, path: &str) -> Result<Zeroizing<Vec<u8>>, String> {
-        match tokio::time::timeout(DEADLINE, self.fetch(path)).await {
-            Ok(Ok(body)) => Ok(body),
-            Ok(Err(e)) => Err(format!("metadata server {}: {e}", self.host)),
-            Err(_) => Err(format!("metadata server {}: no answer within {DEADLINE:?}", self.host)),
-        }
+    /// Why there is no answer, with the server's name.
+    pub(crate) async fn get(&self, path: &str) -> Result<Zeroizing<Vec<u8>>, NoAnswer> {
+        let fetched = tokio::time::timeout(DEADLINE, self.fetch(path)).await;
+        let cause = match fetched {
+            Ok(Ok(body)) => return Ok(body),
+            Ok(Err(cause)) => cause,
+            Err(_) => Cause::Late,
+        };
+        Err(NoAnswer { host: self.host.clone(), cause })
     }
 
-    async fn fetch(&self, path: &str) -> Result<Zeroizing<Vec<u8>>, String> {
+    async fn fetch(&self, path: &str) -> Result<Zeroizing<Vec<u8>>, Cause> {
         let bare_v6 = self.host.parse::<std::net::Ipv6Addr>().is_ok();
         let address = match self.host.rsplit_once(':') {
             _ if bare_v6 => format!("[{}]:80", self.host),
@@ -67,15 +70,61 @@ impl MetadataServer {
             .header("host", &self.host)
             .header("metadata-flavor", "Google")
             .header("user-agent", "pilot-agent")
-            .body(Bytes::new())
-            .map_err(|e| e.to_string())?;
-        let said = |error: http::Error| crate::base::error::chain(&error);
-        let io = TcpStream::connect(&address).await.map_err(|e| e.to_string())?;
-        let answer = http::exchange(io, request, MAX_ANSWER).await.map_err(said)?;
+            .body(Bytes::new())?;
+        let io = TcpStream::connect(&address).await?;
+        let answer = http::exchange(io, request, MAX_ANSWER).await?;
         if answer.status() != StatusCode::OK {
-            return Err(format!("status {}", answer.status()));
+            return Err(Cause::Status(answer.status()));
         }
         Ok(Zeroizing::new(answer.into_body().to_vec()))
+    }
+}
+
+/// The metadata server has given nothing. Bodies are not repeated, they may be tokens.
+#[derive(Debug, thiserror::Error)]
+#[error("metadata server {host}: {}", chain(.cause))]
+pub(crate) struct NoAnswer {
+    host: String,
+    #[source]
+    cause: Cause,
+}
+
+/// What became of one request to it.
+#[derive(Debug, thiserror::Error)]
+enum Cause {
+    #[error("no answer within {DEADLINE:?}")]
+    Late,
+    #[error(transparent)]
+    Connect(#[from] std::io::Error),
+    #[error(transparent)]
+    Request(#[from] ::http::Error),
+    #[error(transparent)]
+    Exchange(#[from] http::Error),
+    #[error("status {0}")]
+    Status(StatusCode),
+}
+
+/// Why there is no token of this machine.
+#[derive(Debug, thiserror::Error)]
+enum NoToken {
+    #[error("jwtPath is unset")]
+    NoFile,
+    #[error(transparent)]
+    Server(#[from] NoAnswer),
+    #[error("cannot write the token to {}: {source}", path.display())]
+    Write { path: PathBuf, source: std::io::Error },
+    // What is no token is not repeated, it may be one after all.
+    #[error("the metadata server's answer is not text")]
+    NotText,
+    #[error("the metadata server's access token is not JSON")]
+    NotJson,
+    #[error("the metadata server's answer holds no access_token")]
+    NoMember,
+}
+
+impl From<NoToken> for Error {
+    fn from(why: NoToken) -> Self {
+        Self::new(why)
     }
 }
 
@@ -109,16 +158,15 @@ impl GoogleComputeEngine {
         Self { server, path, file, clock, cached: tokio::sync::Mutex::default() }
     }
 
-    async fn fetch(&self, cached: &mut Option<Token>) -> Result<Option<Token>, Error> {
+    async fn fetch(&self, cached: &mut Option<Token>) -> Result<Option<Token>, NoToken> {
         if self.file.as_os_str().is_empty() {
-            return Err(Error("jwtPath is unset".to_owned()));
+            return Err(NoToken::NoFile);
         }
-        let body = self.server.get(&self.path).await.map_err(Error)?;
+        let body = self.server.get(&self.path).await?;
         // The mode is the Go agent's.
         place::replace(&self.file, &body, Mode::Masked(0o640))
-            .map_err(|e| Error(format!("cannot write the token to {}: {e}", self.file.display())))?;
-        let text = std::str::from_utf8(&body)
-            .map_err(|_| Error("the metadata server's answer is not text".to_owned()))?;
+            .map_err(|source| NoToken::Write { path: self.file.clone(), source })?;
+        let text = std::str::from_utf8(&body).map_err(|_| NoToken::NotText)?;
         cached.clone_from(&Token::new(text));
         Ok(cached.clone())
     }
@@ -150,7 +198,7 @@ impl GoogleComputeEngine {
             };
             match fetched {
                 Ok(_) => tracing::info!(target: "gcecred", "fetched a fresh token"),
-                Err(Error(e)) => tracing::error!(target: "gcecred",
+                Err(e) => tracing::error!(target: "gcecred",
                     "cannot refresh the token: {e}; trying again in {} s", PERIOD.as_secs()),
             }
         }
@@ -161,7 +209,7 @@ impl TokenSource for GoogleComputeEngine {
     fn token(&self) -> BoxFuture<'_, Result<Option<Token>, Error>> {
         Box::pin(async {
             let mut cached = self.cached.lock().await;
-            self.fetch(&mut cached).await
+            Ok(self.fetch(&mut cached).await?)
         })
     }
 }
@@ -187,14 +235,12 @@ impl AccessToken {
         Self { server, clock, cached: tokio::sync::Mutex::default() }
     }
 
-    async fn fetch(&self) -> Result<(Token, SystemTime), String> {
+    async fn fetch(&self) -> Result<(Token, SystemTime), NoToken> {
         let body = self.server.get("instance/service-accounts/default/token").await?;
-        // The answer is not repeated in the message: it is a token.
-        let answer: serde_json::Map<String, serde_json::Value> = serde_json::from_slice(&body)
-            .map_err(|_| "the metadata server's access token is not JSON".to_owned())?;
+        let answer: serde_json::Map<String, serde_json::Value> =
+            serde_json::from_slice(&body).map_err(|_| NoToken::NotJson)?;
         let text = answer.get("access_token").and_then(serde_json::Value::as_str).unwrap_or_default();
-        let token =
-            Token::new(text).ok_or("the metadata server's answer holds no access_token".to_owned())?;
+        let token = Token::new(text).ok_or(NoToken::NoMember)?;
         let life = answer.get("expires_in").and_then(serde_json::Value::as_u64).unwrap_or(0);
         let until = self.clock.now() + Duration::from_secs(life.min(86_400).saturating_sub(60));
         Ok((token, until))
@@ -210,7 +256,7 @@ impl TokenSource for AccessToken {
             {
                 return Ok(Some(token.clone()));
             }
-            let fresh = self.fetch().await.map_err(Error)?;
+            let fresh = self.fetch().await?;
             let token = fresh.0.clone();
             *cached = Some(fresh);
             Ok(Some(token))

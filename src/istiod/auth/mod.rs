@@ -6,6 +6,7 @@ mod gce;
 mod headers;
 
 use std::fmt;
+use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
 use zeroize::Zeroizing;
@@ -44,7 +45,14 @@ impl fmt::Debug for Token {
 /// Why no token could be had (only for sources that call out; an unreadable file is no error).
 #[derive(Debug, Clone, thiserror::Error)]
 #[error("transport: per-RPC creds failed due to error: {0}")]
-pub struct Error(pub String);
+pub struct Error(#[source] Arc<dyn std::error::Error + Send + Sync>);
+
+impl Error {
+    /// Because of `cause`.
+    pub fn new(cause: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
+        Self(cause.into().into())
+    }
+}
 
 /// Where tokens come from.
 pub trait TokenSource: Send + Sync + fmt::Debug {

@@ -161,7 +161,7 @@ impl Manager {
                 true
             }
             Err(why) => {
-                tracing::warn!(target: "cache", "the certificate that was handed over is not used: {why}");
+                tracing::warn!(target: "cache", "the certificate of the previous program is not used: {why}");
                 false
             }
         }

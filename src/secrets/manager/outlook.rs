@@ -31,15 +31,14 @@ impl Manager {
         if was.is_none() && early.next().is_some() {
             let left = rotation::span(life.saturating_sub(age));
             tracing::info!(target: "cache",
-                "there is trouble on the way to istiod, so the certificate is asked for before it is due; it is \
-                 valid for another {left}");
+                "the way to istiod has trouble, so the certificate is renewed early; it is valid for another {left}");
         }
         due
     }
 
     /// Those who follow the certificate hear nothing: it is good, and not due.
     pub(super) fn early_failed(&mut self, error: &Error, mono: Instant) {
-        tracing::debug!(target: "cache", "asked before it was due: {}", chain(error));
+        tracing::debug!(target: "cache", "early renewal failed: {}", chain(error));
         let now = self.clock.now();
         let life = self.workload.current.as_ref().map(|c| c.issued.life(now).0).unwrap_or_default();
         if let Some(early) = &mut self.early {

@@ -79,8 +79,7 @@ impl Manager {
         self.config.trouble.note(What::Certificate, format!("issued, valid for {left}, identity {names}"));
         if !leaf.uris.contains(&self.config.identity) {
             tracing::warn!(target: "cache",
-                "asked for identity {}, the CA issued {names}: the CA decides, peers will see the latter; \
-                 check TRUST_DOMAIN, POD_NAMESPACE and SERVICE_ACCOUNT if that is not meant",
+                "asked for identity {}, the CA issued {names}, which is what peers see; if that is not intended, check TRUST_DOMAIN, POD_NAMESPACE and SERVICE_ACCOUNT",
                 self.config.identity);
         }
         self.metrics.issued(now, leaf.not_after);

@@ -110,7 +110,7 @@ pub fn parse(text: &str) -> Result<Table, Error> {
         Value::Object(probes) => probes,
         other => return Err(bad(format!("an object of probes is expected, this is {}", kind(&other)))),
     };
-    let mut read: Vec<(&String, Result<Raw, String>)> =
+    let mut read: Vec<(&String, Result<Raw, BadType>)> =
         probes.iter().map(|(path, v)| (path, raw(v))).collect();
     read.sort_by_key(|(path, _)| *path);
     // Types first, then meaning: a text that does not decode is reported as that, whatever else is wrong.
@@ -173,14 +173,29 @@ impl Raw {
 
 type Fields<'a> = BTreeMap<String, &'a Value>;
 
-fn fields<'a>(value: &'a Value, of: &str) -> Result<Fields<'a>, String> {
-    match value {
-        Value::Object(map) => Ok(map.iter().map(|(k, v)| (k.to_lowercase(), v)).collect()),
-        other => Err(format!("{of} is {}, no object", kind(other))),
+/// A member of another type than the kubelet's.
+#[derive(Debug, thiserror::Error)]
+enum BadType {
+    #[error("{name} is {found}, no {wanted}")]
+    Member { name: String, found: String, wanted: &'static str },
+    #[error("httpHeaders is no list")]
+    NoList,
+}
+
+impl BadType {
+    fn new(name: &str, found: &str, wanted: &'static str) -> Self {
+        Self::Member { name: name.to_owned(), found: found.to_owned(), wanted }
     }
 }
 
-fn raw(value: &Value) -> Result<Raw, String> {
+fn fields<'a>(value: &'a Value, of: &str) -> Result<Fields<'a>, BadType> {
+    match value {
+        Value::Object(map) => Ok(map.iter().map(|(k, v)| (k.to_lowercase(), v)).collect()),
+        other => Err(BadType::new(of, kind(other), "object")),
+    }
+}
+
+fn raw(value: &Value) -> Result<Raw, BadType> {
     if value.is_null() {
         return Ok(Raw { null: true, ..Raw::default() });
     }
@@ -207,9 +222,9 @@ fn raw(value: &Value) -> Result<Raw, String> {
 }
 
 // The headers themselves come from the kubelet; only their types are looked at.
-fn check_headers(http: &Fields<'_>) -> Result<(), String> {
+fn check_headers(http: &Fields<'_>) -> Result<(), BadType> {
     let Some(list) = http.get("httpheaders").filter(|v| !v.is_null()) else { return Ok(()) };
-    let list = list.as_array().ok_or("httpHeaders is no list")?;
+    let list = list.as_array().ok_or(BadType::NoList)?;
     for header in list.iter().filter(|h| !h.is_null()) {
         let header = fields(header, "a header")?;
         string(&header, "name")?;
@@ -218,26 +233,26 @@ fn check_headers(http: &Fields<'_>) -> Result<(), String> {
     Ok(())
 }
 
-fn string(fields: &Fields<'_>, name: &str) -> Result<String, String> {
+fn string(fields: &Fields<'_>, name: &str) -> Result<String, BadType> {
     match fields.get(name) {
         None | Some(Value::Null) => Ok(String::new()),
         Some(Value::String(text)) => Ok(text.clone()),
-        Some(other) => Err(format!("{name} is {}, no string", kind(other))),
+        Some(other) => Err(BadType::new(name, kind(other), "string")),
     }
 }
 
-fn int32(fields: &Fields<'_>, name: &str) -> Result<i32, String> {
+fn int32(fields: &Fields<'_>, name: &str) -> Result<i32, BadType> {
     match fields.get(name) {
         None | Some(Value::Null) => Ok(0),
         Some(Value::Number(number)) => number
             .as_i64()
             .and_then(|n| i32::try_from(n).ok())
-            .ok_or_else(|| format!("{name} is {number}, no whole number of 32 bits")),
-        Some(other) => Err(format!("{name} is {}, no number", kind(other))),
+            .ok_or_else(|| BadType::new(name, &number.to_string(), "whole number of 32 bits")),
+        Some(other) => Err(BadType::new(name, kind(other), "number")),
     }
 }
 
-fn port(fields: &Fields<'_>) -> Result<Port, String> {
+fn port(fields: &Fields<'_>) -> Result<Port, BadType> {
     match fields.get("port") {
         Some(Value::String(_)) => Ok(Port::Name),
         _ => int32(fields, "port").map(Port::Number),

@@ -146,10 +146,9 @@ fn read(text: &str) -> Result<Annotations, Error> {
     let value: Value = serde_json::from_str(text).map_err(|e| bad(e.to_string()))?;
     let fields = object(&value).map_err(|why| bad(why.to_owned()))?;
     let target = |fields: &Fields<'_>| -> Result<Target, Error> {
-        let read = |name: &str| string(fields, name).map_err(&bad);
-        Ok(Target { port: read("port")?, path: read("path")? })
+        Ok(Target { port: string(fields, "port")?, path: string(fields, "path")? })
     };
-    let scrape = string(&fields, "scrape").map_err(&bad)? != "false";
+    let scrape = string(&fields, "scrape")? != "false";
     let legacy = target(&fields)?;
     let mut targets = Vec::new();
     if let Some(list) = fields.get("targets").filter(|v| !v.is_null()) {
@@ -171,11 +170,11 @@ fn object(value: &Value) -> Result<Fields<'_>, &'static str> {
     }
 }
 
-fn string(fields: &Fields<'_>, name: &str) -> Result<String, String> {
+fn string(fields: &Fields<'_>, name: &str) -> Result<String, Error> {
     match fields.get(name) {
         None | Some(Value::Null) => Ok(String::new()),
         Some(Value::String(text)) => Ok(text.clone()),
-        Some(other) => Err(format!("{name} is {other}, no string")),
+        Some(other) => Err(Error::Unreadable(format!("{name} is {other}, no string"))),
     }
 }
 

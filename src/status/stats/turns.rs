@@ -84,7 +84,7 @@ impl Turns {
         let waits = |p: &Progress| if p.has_left() { p.in_phase() } else { p.stood() };
         let longest = taken.iter().filter_map(Weak::upgrade).max_by_key(|p| waits(p));
         if let Some(progress) = longest.filter(|p| waits(p) >= STOOD) {
-            tracing::debug!("a scrape whose reader stands still makes place for another");
+            tracing::debug!("closing a scrape whose client reads nothing, to make room for another");
             progress.cut();
         }
     }

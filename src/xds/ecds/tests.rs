@@ -94,7 +94,7 @@ impl Convert for Defective {
         &self,
         _: Protocol,
         _: Bytes,
-    ) -> futures_util::future::BoxFuture<'static, Result<Bytes, String>> {
+    ) -> futures_util::future::BoxFuture<'static, Result<Bytes, crate::base::error::BoxError>> {
         Box::pin(async { panic!("injected") })
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Answer, loose, string};
+use super::{Answer, Fault, loose, string};
 use crate::bootstrap::template::value::Value;
 
 pub(super) fn call(name: &str, a: &[Value]) -> Option<Answer> {
@@ -63,7 +63,7 @@ fn maps(name: &str, a: &[Value]) -> Option<Answer> {
         ("dict", _) => a
             .chunks(2)
             .map(|pair| Ok((loose(&pair[0])?, pair.get(1).cloned().unwrap_or_else(|| Value::text("")))))
-            .collect::<Result<_, String>>()
+            .collect::<Result<_, Fault>>()
             .map(Value::Map),
         ("get", [Value::Map(members), key]) => {
             string(key).map(|k| members.get(&k).cloned().unwrap_or_else(|| Value::text("")))
@@ -77,7 +77,7 @@ fn maps(name: &str, a: &[Value]) -> Option<Answer> {
         }
         ("values", [Value::Map(members)]) => Ok(Value::List(members.values().cloned().collect())),
         ("pick" | "omit", [Value::Map(members), keys @ ..]) => {
-            let keys: Result<Vec<String>, String> = keys.iter().map(string).collect();
+            let keys: Result<Vec<String>, Fault> = keys.iter().map(string).collect();
             keys.map(|keys| {
                 let kept = members.iter().filter(|(k, _)| keys.contains(k) == (name == "pick"));
                 Value::Map(kept.map(|(k, v)| (k.clone(), v.clone())).collect())

@@ -3,13 +3,13 @@
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 
-use super::{Answer, loose};
+use super::{Answer, Fault, loose};
 use crate::bootstrap::template::text;
 use crate::bootstrap::template::value::{LIMIT, Value};
 
 pub(super) fn call(name: &str, a: &[Value]) -> Option<Answer> {
     // The text comes last, so that it can be piped in.
-    let texts: Result<Vec<String>, String> = a.iter().map(loose).collect();
+    let texts: Result<Vec<String>, Fault> = a.iter().map(loose).collect();
     let simple = |f: &dyn Fn(&[String]) -> Value| Some(texts.clone().map(|t| f(&t)));
     let text = |f: &dyn Fn(&[String]) -> String| Some(texts.clone().map(|t| Value::Text(f(&t))));
     match (name, a.len()) {
@@ -44,12 +44,12 @@ pub(super) fn call(name: &str, a: &[Value]) -> Option<Answer> {
             Err(error) => error.to_string(),
         }),
         ("repeat" | "trunc" | "indent" | "nindent", 2) => {
-            let Value::Int(n) = a[0] else { return Some(Err("wanted a number".to_owned())) };
+            let Value::Int(n) = a[0] else { return Some(Err(Fault::Plain("wanted a number"))) };
             Some(loose(&a[1]).and_then(|t| counted(name, n, &t)).map(Value::Text))
         }
         ("substr", 3) => {
             let (Value::Int(from), Value::Int(to)) = (&a[0], &a[1]) else {
-                return Some(Err("wanted two numbers".to_owned()));
+                return Some(Err(Fault::Plain("wanted two numbers")));
             };
             Some(loose(&a[2]).map(|t| {
                 let length = t.chars().count();
@@ -63,8 +63,8 @@ pub(super) fn call(name: &str, a: &[Value]) -> Option<Answer> {
     }
 }
 
-fn bounded(size: usize) -> Result<(), String> {
-    if size > LIMIT { Err("the text becomes too long".to_owned()) } else { Ok(()) }
+fn bounded(size: usize) -> Result<(), Fault> {
+    if size > LIMIT { Err(Fault::Plain("the text becomes too long")) } else { Ok(()) }
 }
 
 fn split(text: &str, by: &str) -> Vec<String> {
@@ -88,7 +88,7 @@ fn capitals(text: &str, upper: bool) -> String {
     text.chars().map(letter).collect()
 }
 
-fn counted(name: &str, n: i64, text: &str) -> Result<String, String> {
+fn counted(name: &str, n: i64, text: &str) -> Result<String, Fault> {
     let count = usize::try_from(n.unsigned_abs()).unwrap_or(usize::MAX);
     if name == "trunc" {
         let length = text.chars().count();
@@ -96,7 +96,7 @@ fn counted(name: &str, n: i64, text: &str) -> Result<String, String> {
         return Ok(text.chars().skip(skip).take(count).collect());
     }
     if n < 0 {
-        return Err(format!("{n} is negative"));
+        return Err(Fault::Negative(n));
     }
     bounded(count.saturating_mul(text.len() + text.matches('\n').count() + 1))?;
     let pad = " ".repeat(if name == "repeat" { 0 } else { count });

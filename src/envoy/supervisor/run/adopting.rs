@@ -7,6 +7,7 @@ use tokio::time::Instant;
 
 use super::{Epoch, Run};
 use crate::base::handover;
+use crate::envoy::NotReplaced;
 use crate::envoy::drain::Phase;
 use crate::envoy::guard::Guard;
 use crate::envoy::kept::{self, Kept};
@@ -57,12 +58,12 @@ impl Run {
         }
     }
 
-    fn kept(&self) -> Result<Kept, &'static str> {
+    fn kept(&self) -> Result<Kept, NotReplaced> {
         if self.machine.phase() != Phase::Running || self.machine.is_drained() {
-            return Err("Envoy drains");
+            return Err(NotReplaced::Busy("Envoy drains"));
         }
         if self.is_replacing() {
-            return Err("Envoy is being replaced by its next epoch");
+            return Err(NotReplaced::Busy("Envoy is being replaced by its next epoch"));
         }
         let epochs = self.epochs.iter().map(|(number, epoch)| {
             let process = epoch.process.filter(|_| !epoch.aborted)?;
@@ -78,7 +79,7 @@ impl Run {
         });
         let epochs: Vec<_> = epochs.collect::<Option<_>>().unwrap_or_default();
         if epochs.is_empty() {
-            return Err("Envoy does not run");
+            return Err(NotReplaced::Busy("Envoy does not run"));
         }
         Ok(Kept {
             epochs,

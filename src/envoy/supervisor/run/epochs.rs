@@ -38,7 +38,7 @@ impl Run {
             }
             restart::Action::RetryIn(delay) => {
                 tracing::warn!(
-                    "Envoy is started again in {delay:?} ({} tries are left then)",
+                    "Envoy is restarted in {delay:?} ({} more attempts after that)",
                     self.core.budget()
                 );
                 let _ = self.state.send(RunState::Recovering);
@@ -192,11 +192,11 @@ impl Run {
         };
         match shared::clear(&shared::path(id)) {
             Ok(true) => {
-                tracing::info!("epoch {number} had not come to be initialised; the next one can start")
+                tracing::info!("epoch {number} was not initialised yet; the next one can start")
             }
             Ok(false) => {}
             Err(error) => {
-                tracing::warn!("whether epoch {number} keeps the next one from starting is unknown: {error}");
+                tracing::warn!("cannot tell whether epoch {number} blocks the next one: {error}");
             }
         }
     }

@@ -33,9 +33,11 @@ impl Run {
             Ok(Ok((_, left))) => {
                 tracing::error!("an earlier agent left Envoy running, and process {left:?} does not end");
             }
-            Ok(Err(error)) => tracing::warn!("the look for Envoys of an earlier agent broke off: {error}"),
+            Ok(Err(error)) => tracing::warn!("the search for Envoys of an earlier agent failed: {error}"),
             Err(_) => {
-                tracing::warn!("the look for Envoys of an earlier agent takes over {LOOK:?} and is given up")
+                tracing::warn!(
+                    "the search for Envoys of an earlier agent did not end within {LOOK:?} and is given up"
+                )
             }
         }
     }

@@ -12,8 +12,10 @@ use tokio::time::Instant;
 use super::preparing::For;
 use super::{LIVE_POLL, Run};
 use crate::envoy::drain::Phase;
-use crate::envoy::supervisor::handle::Replace;
+use crate::envoy::supervisor::handle::{NotReplaced, Replace};
 use crate::envoy::{admin, restart};
+
+const LOOKING: NotReplaced = NotReplaced::Busy("Envoy's configuration is being looked at");
 
 /// An epoch of another binary.
 #[derive(Debug)]
@@ -26,17 +28,15 @@ pub(super) struct Proving {
     old: String,
     /// Why it was given up.
     why: Option<String>,
-    done: oneshot::Sender<Result<u32, String>>,
+    done: oneshot::Sender<Result<u32, NotReplaced>>,
 }
 
 impl Run {
     pub(super) fn replace(&mut self, replace: Replace) {
-        let busy = self
-            .busy()
-            .or_else(|| self.looking.is_some().then_some("Envoy's configuration is being looked at"));
+        let busy = self.busy().or_else(|| self.looking.is_some().then_some(LOOKING));
         if let Some(why) = busy {
             // Whoever asked may have gone; so everywhere below.
-            let _ = replace.done.send(Err(why.to_owned()));
+            let _ = replace.done.send(Err(why));
             return;
         }
         self.look(For::Replace(replace));
@@ -45,24 +45,23 @@ impl Run {
         }
     }
 
-    fn busy(&self) -> Option<&'static str> {
-        match () {
-            () if !self.envoy.config.restart.hot_restart => {
-                Some("hot restart is off: set ENVOY_HOT_RESTART=true")
-            }
-            () if self.machine.phase() != Phase::Running || self.machine.is_drained() => Some("Envoy drains"),
+    fn busy(&self) -> Option<NotReplaced> {
+        let why = match () {
+            () if !self.envoy.config.restart.hot_restart => return Some(NotReplaced::Off),
+            () if self.machine.phase() != Phase::Running || self.machine.is_drained() => "Envoy drains",
             () if self.is_replacing() || self.epochs.len() > 1 => {
-                Some("an earlier epoch of Envoy is still being replaced")
+                "an earlier epoch of Envoy is still being replaced"
             }
-            () if self.epochs.is_empty() => Some("Envoy does not run"),
-            () => None,
-        }
+            () if self.epochs.is_empty() => "Envoy does not run",
+            () => return None,
+        };
+        Some(NotReplaced::Busy(why))
     }
 
     /// The inputs were looked at, and are usable or not.
     pub(super) fn replace_with(&mut self, Replace { binary, limit, done }: Replace, is_usable: bool) {
         if let Some(why) = self.busy() {
-            let _ = done.send(Err(why.to_owned()));
+            let _ = done.send(Err(why));
             return;
         }
         let old = std::mem::replace(&mut self.envoy.config.binary, binary);
@@ -71,7 +70,7 @@ impl Run {
         }
         let Some(pending) = &self.pending else {
             self.envoy.config.binary = old;
-            let _ = done.send(Err("the bootstrap for it cannot be made; the log says why".to_owned()));
+            let _ = done.send(Err(NotReplaced::Bootstrap));
             return;
         };
         let (epoch, now) = (pending.epoch, Instant::now());
@@ -122,7 +121,7 @@ impl Run {
         self.envoy.config.binary = old;
         // The number that told it from the one before.
         self.forced = self.forced.wrapping_sub(1);
-        let _ = done.send(Err(format!("epoch {epoch}: {why}")));
+        let _ = done.send(Err(NotReplaced::GaveUp { epoch, why }));
         true
     }
 

@@ -108,7 +108,7 @@ impl Run {
         if alone || (is_live && self.epochs.len() < MOST_EPOCHS) || now >= pending.until {
             if !alone && now >= pending.until {
                 tracing::warn!(
-                    "Envoy's epoch {previous} is not live or its predecessor not gone; going on all the same"
+                    "Envoy's epoch {previous} is not live, or its predecessor has not ended; continuing anyway"
                 );
             }
             let epoch = pending.epoch;
