@@ -1,9 +1,9 @@
 //! `doctor`: why a proxy does not work here.
 
-use crate::base::error::BoxError;
 use std::path::PathBuf;
 
 use super::{http, request};
+use crate::base::error::BoxError;
 use crate::base::logging;
 use crate::config::args::Parsed;
 use crate::config::env::Env;

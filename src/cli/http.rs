@@ -5,7 +5,6 @@
 //! `https` is therefore refused, and proxy variables have no effect (Go passes over them for `localhost`
 //! as well).
 
-use crate::base::error::{BoxError, chain};
 use std::io::Read as _;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -13,6 +12,7 @@ use ::http::{Request, header};
 use bytes::Bytes;
 use tokio::net::TcpStream;
 
+use crate::base::error::{BoxError, chain};
 use crate::net::{http, percent};
 
 /// The tenth answer that redirects is the last.

@@ -25,10 +25,10 @@ mod version;
 mod vm;
 mod wait;
 
-use crate::base::error::{BoxError, chain};
 use std::io::Write as _;
 use std::process::ExitCode;
 
+use crate::base::error::{BoxError, chain};
 use crate::base::logging;
 use crate::config::args::{self, Flag, Kind, Parsed};
 use crate::config::env::Env;

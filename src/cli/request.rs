@@ -2,11 +2,11 @@
 //!
 //! Standard output holds the answer's body and one newline, and nothing else: people parse it.
 
-use crate::base::error::BoxError;
 use std::io::Write as _;
 use std::time::Duration;
 
 use super::http;
+use crate::base::error::BoxError;
 use crate::config::args::Parsed;
 use crate::config::go;
 

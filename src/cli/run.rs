@@ -6,7 +6,6 @@
 //! whatever the command's status was; not when the command was never started, because the next attempt of the
 //! container needs the proxy.
 
-use crate::base::error::BoxError;
 use std::process::ExitStatus;
 use std::time::Duration;
 
@@ -14,6 +13,7 @@ use tokio::process::Command;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::{endpoint, http, wait};
+use crate::base::error::BoxError;
 use crate::base::logging;
 use crate::config::args::Parsed;
 use crate::config::env::Env;

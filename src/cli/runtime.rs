@@ -1,10 +1,11 @@
 //! The runtime, or one line on why there is none.
 
-use crate::base::error::BoxError;
-use crate::base::slack;
 use std::panic;
 
 use tokio::runtime::{Builder, Runtime};
+
+use crate::base::error::BoxError;
+use crate::base::slack;
 
 /// The system has refused what a runtime needs.
 #[derive(Debug, thiserror::Error)]

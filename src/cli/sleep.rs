@@ -1,10 +1,10 @@
 //! `sleep <time>`: for lifecycle hooks in images that have neither a shell nor `sleep`.
 
-use crate::base::error::BoxError;
 use std::time::Duration;
 
 use tokio::signal::unix::{SignalKind, signal};
 
+use crate::base::error::BoxError;
 use crate::config::args::Parsed;
 use crate::config::go;
 

@@ -1,12 +1,12 @@
 //! `status`: what the running agent says of itself, on one screen or as one document.
 
-use crate::base::error::BoxError;
 use std::io::IsTerminal as _;
 use std::time::{Duration, SystemTime};
 
 use serde_json::json;
 
 use super::{endpoint, http, request};
+use crate::base::error::BoxError;
 use crate::base::logging;
 use crate::config::args::Parsed;
 use crate::config::env::Env;

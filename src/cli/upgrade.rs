@@ -1,6 +1,5 @@
 //! `upgrade`: asks the running agent to give its place to a new version of itself.
 
-use crate::base::error::BoxError;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -9,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::{endpoint, request};
 use crate::agent::upgrade::Request;
+use crate::base::error::BoxError;
 use crate::config::Sources;
 use crate::config::args::Parsed;
 use crate::config::env::Env;

@@ -4,10 +4,10 @@
 //! with nothing beside them: `version` and `tag` are the Istio release whose behaviour this has, and where Go's version
 //! stood ([`golang`]) is everything else in one value, as User-Agent headers are written. `full` and `full-json` are ours.
 
-use crate::base::error::BoxError;
 use serde_json::json;
 
 use crate::base::build_info as build;
+use crate::base::error::BoxError;
 use crate::config::args::Parsed;
 
 /// Prints it in the form asked for.

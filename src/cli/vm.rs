@@ -1,6 +1,5 @@
 //! `vm run|clean|check|install`: what Istio's start script does on a virtual machine (see [`crate::vm`]).
 
-use crate::base::error::AtPath;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::io::{IsTerminal, Write};
@@ -11,6 +10,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use super::{FAILED, fail, istio_iptables, logging_options};
+use crate::base::error::AtPath;
 use crate::base::logging;
 use crate::base::netlink::Netlink;
 use crate::config::args::{self, Flag, Kind, Parsed};

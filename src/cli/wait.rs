@@ -1,11 +1,11 @@
 //! `wait`: asks until the answer is 200, for hooks that hold the application back.
 
-use crate::base::error::BoxError;
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::{endpoint, http};
+use crate::base::error::BoxError;
 use crate::base::logging;
 use crate::config::args::Parsed;
 use crate::config::env::Env;

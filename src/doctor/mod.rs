@@ -27,13 +27,13 @@ mod sign;
 mod token;
 mod upstream;
 
-use crate::base::error::BoxError;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use tokio::time::{Instant, timeout_at};
 
+use crate::base::error::BoxError;
 use crate::base::lane;
 use crate::config::args::Parsed;
 use crate::config::env::Env;

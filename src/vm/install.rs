@@ -1,6 +1,5 @@
 //! `vm install`: the files of `istioctl x workload entry configure` to their places.
 
-use crate::base::error::AtPath;
 use std::io::{self, Write};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
@@ -8,6 +7,7 @@ use std::path::{Path, PathBuf};
 use super::accounts::Account;
 use super::envfile;
 use super::places::{Places, TOKEN};
+use crate::base::error::AtPath;
 use crate::tls::cert;
 
 /// The package's unit, for machines without the package.
