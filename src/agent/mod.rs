@@ -61,13 +61,16 @@ use upgrade::{Door, Heir, Upgrades};
 /// When the start is refused: nothing was told yet.
 pub(crate) async fn run(config: Config, heir: Option<Heir>) -> Result<u8, Error> {
     let limit = heir.as_ref().and(config.upgrade.as_ref()).map(|upgrade| upgrade.limit);
+    // On the heap: what the start needs is given back once it serves. On the stack it would stay in memory for good,
+    // three times over, once for each frame that such a future passes through.
+    let begin = Box::pin(begin(config, limit.and(heir.as_ref())));
     let begun = match limit {
         // Somebody else can serve if this does not.
-        Some(limit) => tokio::time::timeout(limit, begin(config, heir.as_ref())).await.unwrap_or_else(|_| {
+        Some(limit) => tokio::time::timeout(limit, begin).await.unwrap_or_else(|_| {
             let text = format!("it did not come to serve within {limit:?} (AGENT_UPGRADE_TIMEOUT)");
             Err(Error::new(text).of(Kind::PartFailed))
         }),
-        None => begin(config, None).await,
+        None => begin.await,
     };
     let Begun { common, supervisor, envoy, signals, upgrades } = begun?;
     if let Some(heir) = heir {
@@ -77,7 +80,8 @@ pub(crate) async fn run(config: Config, heir: Option<Heir>) -> Result<u8, Error>
         }
         heir.settle();
     }
-    Ok(shutdown::supervise(supervisor, &envoy, signals, upgrades, common.tasks, &common.troubles).await)
+    let end = shutdown::supervise(supervisor, &envoy, signals, upgrades, common.tasks, &common.troubles);
+    Ok(Box::pin(end).await)
 }
 
 /// An agent that serves, and whose Envoy is to be started.

@@ -19,6 +19,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
 use prometheus::{IntCounterVec, Opts};
 use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, JoinHandle};
@@ -119,7 +120,12 @@ impl Group {
     where
         F: Future<Output = TaskResult> + Send + 'static,
     {
-        let name = name.into();
+        self.spawn_boxed(name.into(), Box::pin(task));
+    }
+
+    // Boxed at once: futures of many kilobytes are then neither copied from frame to frame, which leaves those pages
+    // of the stack in memory for good, nor is the runtime's code for a task made for each of them.
+    fn spawn_boxed(&self, name: String, task: BoxFuture<'static, TaskResult>) {
         let inner = self.inner.clone();
         let mut tasks = self.inner.tasks.lock().expect("no panic holds this lock");
         let id = tasks.next;
@@ -141,10 +147,7 @@ impl Group {
     where
         F: Future<Output = ()> + Send + 'static,
     {
-        self.spawn(name, async move {
-            task.await;
-            Ok(())
-        });
+        self.spawn_boxed(name.into(), Box::pin(task.map(Ok)));
     }
 
     /// Starts a loop that ends when the group is stopped and not before: an earlier end is a failure, too.
@@ -153,6 +156,7 @@ impl Group {
         F: Future<Output: Outcome> + Send + 'static,
     {
         let stop = self.token();
+        let task = Box::pin(task);
         self.spawn(name, async move {
             task.await.into_result()?;
             if stop.is_cancelled() { Ok(()) } else { Err("it ended, and nobody had stopped it".into()) }
@@ -277,6 +281,11 @@ impl<T: Send + 'static> Set<T> {
 
     /// Starts a task. Whoever owns the set joins it.
     pub(crate) fn spawn(&mut self, task: impl Future<Output = T> + Send + 'static) -> AbortHandle {
+        self.spawn_boxed(Box::pin(task))
+    }
+
+    // As `Group::spawn_boxed`.
+    fn spawn_boxed(&mut self, task: BoxFuture<'static, T>) -> AbortHandle {
         let name = self.name;
         let work = AssertUnwindSafe(on_purpose::run_in_set(name, task)).catch_unwind();
         self.tasks.spawn(async move { work.await.map_err(|panic| told(name, &*panic)) })
@@ -343,7 +352,7 @@ struct Watched {
 }
 
 impl Watched {
-    async fn run<F: Future<Output = TaskResult>>(mut self, task: F) {
+    async fn run(mut self, task: BoxFuture<'static, TaskResult>) {
         if let Err(error) = on_purpose::run(&self.name, task).await {
             self.fail(super::error::chain(&*error));
         }

@@ -246,20 +246,28 @@ pub(crate) fn run(words: &[String], env: Env) -> u8 {
     }
     match command.name {
         "proxy" => proxy::run(parsed, &env),
+        _ => other(command, parsed, &env),
+    }
+}
+
+// Apart, or the proxy would have the room of every command on its stack, in memory for good.
+#[inline(never)]
+fn other(command: &'static Command, parsed: Parsed, env: &Env) -> u8 {
+    match command.name {
         "request" => quietly(request::run(&parsed)),
-        "wait" => quietly(wait::run(&parsed, &env)),
-        "doctor" => given(doctor::run(parsed, &env)),
-        "run" => given(run::run(&parsed, &env)),
+        "wait" => quietly(wait::run(&parsed, env)),
+        "doctor" => given(doctor::run(parsed, env)),
+        "run" => given(run::run(&parsed, env)),
         "sleep" => given(sleep::run(&parsed)),
-        "status" => given(status::run(&parsed, &env)),
-        "upgrade" => given(upgrade::run(&parsed, &env)),
+        "status" => given(status::run(&parsed, env)),
+        "upgrade" => given(upgrade::run(&parsed, env)),
         "version" => quietly(version::run(&parsed)),
         "istio-iptables" | "istio-clean-iptables" => match logging::init(&logging_options(&parsed)) {
-            Ok(_) => istio_iptables::run(&parsed, &env),
+            Ok(_) => istio_iptables::run(&parsed, env),
             Err(error) => fail(&error.to_string(), None),
         },
         "vm" if parsed.positional.is_empty() => help::print(Some(command)),
-        "vm" => vm::run(&parsed, &env),
+        "vm" => vm::run(&parsed, env),
         "completion" => completion::run(command, &parsed),
         "help" => help::run(&parsed),
         _ => fail("this build is not compiled with collateral support", None),

@@ -34,6 +34,8 @@ pub(super) fn run(parsed: Parsed, env: &Env) -> u8 {
     })
 }
 
+// Apart, as each command that ends soon is: what it needs of the stack is not the agent's.
+#[inline(never)]
 fn dry_run(parsed: Parsed, env: &Env) -> u8 {
     let mut logs = logging_options(&parsed);
     // Standard output is for the bootstrap.
@@ -53,6 +55,7 @@ fn dry_run(parsed: Parsed, env: &Env) -> u8 {
 }
 
 /// Whether this program could take the place of the agent that asks; `words` are those the agent was called with.
+#[inline(never)]
 pub(super) fn rehearse(words: &[String], env: &Env) -> u8 {
     let table: Vec<Flag> = args::PROXY.iter().chain(args::LOGGING).copied().collect();
     let words = words.strip_prefix(&["proxy".to_owned()]).unwrap_or(words);
