@@ -5,81 +5,39 @@ use std::path::{Path, PathBuf};
 
 /// Who may use whom; a module may always use itself, `base`, `net`, `proto` and `trouble`; the last
 /// three use `base` only.
-const EDGES: &[(&str, &[&str])] = &[
-    ("main", &[]),
-    ("cli", &["config", "agent", "envoy", "iptables", "vm", "doctor", "overview", "tls"]),
-    (
-        "doctor",
-        &[
-            "config", "agent", "secrets", "ca", "xds", "istiod", "envoy", "iptables", "fetch", "tls",
-            "overview",
-        ],
-    ),
-    ("overview", &["envoy", "fetch"]),
+const EDGES: &[(&str, &str)] = &[
+    ("main", ""),
+    ("cli", "config agent envoy iptables vm doctor overview tls"),
+    ("doctor", "config agent secrets ca xds istiod envoy iptables fetch tls overview"),
+    ("overview", "envoy fetch"),
     (
         "config",
-        &[
-            "sds",
-            "secrets",
-            "ca",
-            "xds",
-            "istiod",
-            "bootstrap",
-            "envoy",
-            "status",
-            "dns",
-            "health",
-            "iptables",
-            "fetch",
-            "tls",
-            "wasm",
-            "sts",
-            "gateway",
-        ],
+        "sds secrets ca xds istiod bootstrap envoy status dns health iptables fetch tls wasm sts gateway",
     ),
-    (
-        "agent",
-        &[
-            "config",
-            "sds",
-            "secrets",
-            "ca",
-            "xds",
-            "istiod",
-            "bootstrap",
-            "envoy",
-            "status",
-            "dns",
-            "health",
-            "tls",
-            "wasm",
-            "sts",
-            "gateway",
-        ],
-    ),
-    ("sds", &["secrets"]),
-    ("secrets", &["ca", "tls"]),
-    ("ca", &["istiod", "tls", "fetch"]),
-    ("xds", &["istiod", "replay"]),
-    ("replay", &[]),
-    ("istiod", &["tls"]),
-    ("bootstrap", &[]),
-    ("envoy", &[]),
-    ("status", &["fetch", "serve"]),
-    ("gateway", &["secrets", "fetch", "tls"]),
-    ("sts", &["fetch", "serve", "istiod", "tls"]),
-    ("serve", &["fetch"]),
-    ("dns", &[]),
-    ("health", &["fetch"]),
-    ("wasm", &["fetch"]),
-    ("iptables", &[]),
-    ("vm", &["istiod", "tls"]),
-    ("fetch", &["tls"]),
-    ("tls", &[]),
-    ("trouble", &[]),
-    ("net", &[]),
-    ("base", &[]),
-    ("proto", &[]),
+    ("agent", "config sds secrets ca xds istiod bootstrap envoy status dns health tls wasm sts gateway"),
+    ("sds", "secrets"),
+    ("secrets", "ca tls"),
+    ("ca", "istiod tls fetch"),
+    ("xds", "istiod replay"),
+    ("replay", ""),
+    ("istiod", "tls"),
+    ("bootstrap", ""),
+    ("envoy", ""),
+    ("status", "fetch serve"),
+    ("gateway", "secrets fetch tls"),
+    ("sts", "fetch serve istiod tls"),
+    ("serve", "fetch"),
+    ("dns", ""),
+    ("health", "fetch"),
+    ("wasm", "fetch"),
+    ("iptables", ""),
+    ("vm", "istiod tls"),
+    ("fetch", "tls"),
+    ("tls", ""),
+    ("trouble", ""),
+    ("net", ""),
+    ("base", ""),
+    ("proto", ""),
 ];
 
 fn files(dir: &Path, into: &mut Vec<PathBuf>) {
@@ -156,7 +114,7 @@ fn edges_run_one_way() {
         if ["lib", "testing"].contains(&module.as_str()) {
             continue;
         }
-        let Some(uses) = allowed.get(module.as_str()) else {
+        let Some(uses) = allowed.get(module.as_str()).map(|uses| uses.split_whitespace()) else {
             wrong.push(format!("{}: module {module} is not in the list", path.display()));
             continue;
         };
@@ -167,7 +125,7 @@ fn edges_run_one_way() {
                 && ["net", "trouble"].contains(&target.as_str())
                 || module == "net" && target == "trouble"
                 || module == "trouble" && target == "net";
-            if bottom || known && !ours && !uses.contains(&target.as_str()) {
+            if bottom || known && !ours && !uses.clone().any(|used| used == target) {
                 wrong.push(format!("{}: {module} uses {target}", path.display()));
             }
         }
@@ -269,7 +227,7 @@ fn no_circles_inside_a_room() {
 
 #[test]
 fn the_list_of_edges_has_no_circle() {
-    let of = |uses: &[&str]| uses.iter().map(ToString::to_string).collect();
+    let of = |uses: &str| uses.split_whitespace().map(str::to_owned).collect();
     let edges = EDGES.iter().map(|(room, uses)| (room.to_string(), of(uses))).collect();
     assert_eq!(first_circle(&edges), None);
 }
@@ -278,4 +236,36 @@ fn the_list_of_edges_has_no_circle() {
 fn the_check_sees_groups_and_paths() {
     assert_eq!(targets("use crate::{ca::Error, tls};\nlet x = crate::sds::y();"), ["ca", "tls", "sds"]);
     assert!(targets("// crate::sds").is_empty());
+}
+
+/// A `String` as an error is left where it is all that there is: why something is not ready, and the private step behind
+/// a typed error (docs/ARCHITECTURE.md). A new one needs a reason; most want `thiserror`, or `base::error::BoxError`
+/// where a seam hides who fails.
+const STRINGS: usize = 7;
+
+#[test]
+fn errors_are_types() {
+    let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut all = Vec::new();
+    files(&src, &mut all);
+    let mut found = Vec::new();
+    for path in all {
+        if path.iter().any(|part| ["tests", "tests.rs", "fake.rs"].iter().any(|name| part == *name)) {
+            continue;
+        }
+        let text = std::fs::read_to_string(&path).unwrap();
+        let code = text.split("#[cfg(test)]\nmod tests {").next().unwrap();
+        let lines = code.lines().enumerate().filter(|(_, line)| {
+            let line = line.trim_start().replace("Map<String, String>", "Map");
+            !line.starts_with("//") && line.contains("Result<") && line.contains(", String>")
+        });
+        let shown = path.strip_prefix(&src).unwrap().display();
+        found.extend(lines.map(|(at, line)| format!("{shown}:{}: {}", at + 1, line.trim())));
+    }
+    assert!(
+        found.len() <= STRINGS,
+        "{} functions fail with a String, {STRINGS} may:\n{}",
+        found.len(),
+        found.join("\n")
+    );
 }

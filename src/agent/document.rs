@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::base::build_info;
 use crate::base::error::BoxError;
-use crate::trouble::Troubles;
+use crate::trouble::{Kind, Report, Troubles};
 use crate::{dns, envoy, gateway, health, secrets, status, sts, xds};
 
 use super::callers::Told;
@@ -64,10 +64,12 @@ impl status::Agent for Face {
         Ok(self.envoy.hot_restart()?)
     }
 
-    fn not_ready(&self) -> Vec<String> {
+    fn not_ready(&self) -> Vec<Report> {
         let waiting = self.names.as_ref().is_some_and(|names| names.borrow().is_none());
         let said = "istio DNS capture is turned ON and DNS lookup table is not ready yet";
-        waiting.then(|| said.to_owned()).into_iter().chain(self.secrets.status().unfit).collect()
+        let names = waiting.then(|| Report::new(Kind::NameTableMissing, said));
+        let unfit = self.secrets.status().unfit.map(|why| Report::new(Kind::IdentityNearExpiry, why));
+        names.into_iter().chain(unfit).collect()
     }
 
     fn tasks(&self) -> Vec<String> {
@@ -79,7 +81,7 @@ impl status::Agent for Face {
         Some(table.json().map_err(BoxError::from))
     }
 
-    fn degraded(&self) -> Vec<String> {
+    fn degraded(&self) -> Vec<Report> {
         let identity = self.secrets.status();
         let mut out = Vec::new();
         // One that nobody uses is not renewed, and not missed.
@@ -87,24 +89,28 @@ impl status::Agent for Face {
         match &identity.certificate {
             _ if !identity.asked => {}
             Some(certificate) if certificate.not_after > SystemTime::now() => {}
-            Some(_) => out.push(format!(
-                "the workload certificate has expired; {}",
-                why.unwrap_or("its renewal is under way")
-            )),
-            None => out.push(format!(
-                "the workload certificate was asked for and not issued; {}",
-                why.unwrap_or("the CA has not answered yet")
-            )),
+            Some(_) => {
+                let why = why.unwrap_or("its renewal is under way");
+                let detail = format!("the workload certificate has expired; {why}");
+                out.push(Report::new(Kind::CertificateExpired, detail));
+            }
+            None => {
+                let why = why.unwrap_or("the CA has not answered yet");
+                let detail = format!("the workload certificate was asked for and not issued; {why}");
+                out.push(Report::new(Kind::CertificateMissing, detail));
+            }
         }
         let upstream = self.xds.snapshot().upstream;
         if upstream.down_since.is_some() {
             let why = upstream.last_error.unwrap_or_else(|| "the stream has ended".to_owned());
-            out.push(format!("no connection to {}: {why}", upstream.address));
+            let detail = format!("no connection to {}: {why}", upstream.address);
+            out.push(Report::new(Kind::NoConfig, detail));
         }
         if let Some(why) = self.sts.as_ref().and_then(sts::Handle::trouble) {
-            out.push(format!("no tokens can be exchanged: {why}"));
+            out.push(Report::new(Kind::TokensNotExchanged, format!("no tokens can be exchanged: {why}")));
         }
-        out.extend(self.gateway.iter().flat_map(gateway::Secrets::troubles));
+        let missing = self.gateway.iter().flat_map(gateway::Secrets::troubles);
+        out.extend(missing.map(|why| Report::new(Kind::GatewaySecret, why)));
         out
     }
 

@@ -62,7 +62,8 @@ fn asked(config: &Config, process: &envoy::Handle) -> EnvoyReady {
                 envoy.forget();
             }
             envoy.configured().await?;
-            envoy.live().await.map(|_| ())
+            envoy.live().await?;
+            Ok(())
         })
     })
 }

@@ -15,7 +15,8 @@ use super::stages::Stages;
 use crate::base::handover;
 use crate::base::notify::{Notify, monotonic_usec};
 use crate::envoy::{self, RunState};
-use crate::status::{self, ready::Envoy};
+use crate::status;
+use crate::status::ready::{Envoy, NotReady};
 use crate::trouble::Troubles;
 
 /// When the unit counts as started though it is not ready; systemd's own limit is 90 s.
@@ -136,17 +137,17 @@ async fn missing(envoy: Option<&Envoy>, agent: &dyn status::Agent) -> Vec<String
     if let Some(envoy) = envoy {
         if !agent.envoy_running() {
             envoy.forget();
-            return vec!["Envoy is not running".to_owned()];
+            return vec![NotReady::NotRunning.to_string()];
         }
         let asked = async {
             envoy.configured().await?;
             envoy.live().await
         };
         if let Err(reason) = asked.await {
-            return vec![reason];
+            return vec![reason.to_string()];
         }
     }
-    agent.not_ready()
+    agent.not_ready().into_iter().map(|report| report.detail).collect()
 }
 
 fn tell(notify: &Notify, lines: &[String]) {

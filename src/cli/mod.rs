@@ -220,7 +220,7 @@ pub(crate) fn run(words: &[String], env: Env) -> u8 {
     }
     let (found, mut rest) = match find(words) {
         Ok(found) => found,
-        Err(error) => return fail(&error, Some("Run 'pilot-agent --help' for usage.")),
+        Err(error) => return fail(&error.to_string(), Some("Run 'pilot-agent --help' for usage.")),
     };
     if found.is_some_and(|c| c.name == "istio-clean-iptables") {
         rest.splice(..0, ["--cleanup-only".to_owned(), "--reconcile".to_owned()]);
@@ -318,9 +318,14 @@ fn logging_options(parsed: &Parsed) -> logging::Options {
     }
 }
 
+/// A word that is no command; the text names the nearest.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct UnknownCommand(String);
+
 // The command by cobra's rule, and the words without its name: on the root a flag without `=` that is
 // no known boolean swallows the following word.
-fn find(words: &[String]) -> Result<(Option<&'static Command>, Vec<String>), String> {
+fn find(words: &[String]) -> Result<(Option<&'static Command>, Vec<String>), UnknownCommand> {
     let mut at = 0;
     while at < words.len() {
         let word = words[at].as_str();
@@ -330,7 +335,7 @@ fn find(words: &[String]) -> Result<(Option<&'static Command>, Vec<String>), Str
             at += 1;
         } else if !word.is_empty() && !word.starts_with('-') {
             let Some(command) = COMMANDS.iter().find(|c| c.name == word) else {
-                return Err(unknown(word));
+                return Err(UnknownCommand(unknown(word)));
             };
             let mut rest = words.to_vec();
             rest.remove(at);
@@ -376,7 +381,7 @@ mod tests {
 
     fn found(line: &str) -> Result<(Option<&'static str>, Vec<String>), String> {
         let words: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
-        find(&words).map(|(c, rest)| (c.map(|c| c.name), rest))
+        find(&words).map(|(c, rest)| (c.map(|c| c.name), rest)).map_err(|e| e.to_string())
     }
 
     #[test]

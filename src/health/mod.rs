@@ -42,6 +42,7 @@ use rustls::crypto::CryptoProvider;
 use tokio::time::{MissedTickBehavior, interval};
 
 use crate::base::clock::Clock;
+use crate::base::error::BoxError;
 use crate::base::metrics::Metrics;
 use crate::base::tasks::Stop;
 use crate::trouble::{Kind, Reporter};
@@ -51,9 +52,9 @@ pub use config::{Config, Method};
 pub(crate) use judge::{AppHealth, Judge};
 use prober::Prober;
 
-/// Asks whether Envoy is ready; the error is the sentence that says what is missing. Has limits of its
+/// Asks whether Envoy is ready; the error says what is missing. Has limits of its
 /// own, which the probe's time-out does not touch.
-pub(crate) type EnvoyReady = Box<dyn Fn() -> BoxFuture<'static, Result<(), String>> + Send + Sync>;
+pub(crate) type EnvoyReady = Box<dyn Fn() -> BoxFuture<'static, Result<(), BoxError>> + Send + Sync>;
 
 /// Takes a change: `None` is healthy, else why not. Must not block.
 pub(crate) type Report = Box<dyn Fn(Option<String>) + Send + Sync>;
@@ -212,7 +213,7 @@ impl Checker {
         if let Some(envoy) = &self.envoy
             && let Err(why) = envoy().await
         {
-            return (Outcome::Unhealthy(why), false);
+            return (Outcome::Unhealthy(why.to_string()), false);
         }
         (self.prober.probe(self.config.timeout).await, true)
     }

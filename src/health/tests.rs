@@ -127,7 +127,7 @@ async fn without_a_ready_envoy_the_application_is_not_asked() {
     let ready = Arc::new(AtomicBool::new(false));
     let shown = ready.clone();
     let envoy: EnvoyReady = Box::new(move || {
-        let word = if shown.load(Relaxed) { Ok(()) } else { Err("config not received".to_owned()) };
+        let word = if shown.load(Relaxed) { Ok(()) } else { Err("config not received".into()) };
         Box::pin(std::future::ready(word))
     });
     let mut running = start(config(get(web.addr.port(), "/")), Some(envoy));
@@ -146,7 +146,7 @@ async fn ticks_missed_by_a_slow_probe_are_dropped() {
         count.fetch_add(1, Relaxed);
         Box::pin(async {
             tokio::time::sleep(Duration::from_secs(25)).await;
-            Err("slow".to_owned())
+            Err("slow".into())
         })
     });
     let method = Method::Exec { command: vec!["true".to_owned()] };

@@ -1,5 +1,6 @@
 //! Pages for people, for this pod only.
 
+use crate::trouble::Report;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -136,8 +137,8 @@ async fn document(shared: &Shared) -> serde_json::Value {
 fn status(shared: &Shared) -> serde_json::Value {
     json!({
         "mostConnections": shared.most_connections(),
-        "notReady": shared.handles.agent.not_ready(),
-        "degraded": shared.handles.agent.degraded(),
+        "notReady": details(shared.handles.agent.not_ready()),
+        "degraded": details(shared.handles.agent.degraded()),
         "terminating": shared.handles.agent.terminating(),
         "scrapeFailures": shared.stats.failures(),
         "probes": shared.probes.document(),
@@ -186,3 +187,7 @@ const INDEX: &str = "<!doctype html>
 or a debug container of the pod: <code>perf record -g -p PID -- sleep 30</code>.
 What troubles the agent is told at <a href=\"/debug/agentz\">/debug/agentz</a>.</p>
 ";
+
+fn details(reports: Vec<Report>) -> Vec<String> {
+    reports.into_iter().map(|report| report.detail).collect()
+}

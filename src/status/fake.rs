@@ -17,8 +17,8 @@ pub(super) struct Fake {
     pub(super) quits: AtomicUsize,
     pub(super) drains: AtomicUsize,
     pub(super) terminating: Mutex<Option<String>>,
-    pub(super) not_ready: Mutex<Vec<String>>,
-    pub(super) degraded: Mutex<Vec<String>>,
+    pub(super) not_ready: Mutex<Vec<Report>>,
+    pub(super) degraded: Mutex<Vec<Report>>,
     pub(super) table: Mutex<Option<String>>,
     pub(super) gone: std::sync::atomic::AtomicBool,
     pub(super) generation: std::sync::atomic::AtomicU64,
@@ -50,11 +50,11 @@ impl Agent for Fake {
         serde_json::json!({})
     }
 
-    fn not_ready(&self) -> Vec<String> {
+    fn not_ready(&self) -> Vec<Report> {
         self.not_ready.lock().unwrap().clone()
     }
 
-    fn degraded(&self) -> Vec<String> {
+    fn degraded(&self) -> Vec<Report> {
         self.degraded.lock().unwrap().clone()
     }
 

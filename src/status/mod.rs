@@ -43,7 +43,7 @@ use crate::base::metrics::Metrics;
 use crate::base::tasks::{Stop, TaskResult};
 use crate::net::accept::bound;
 use crate::serve::{self, Limits};
-use crate::trouble::{Reporter, Troubles};
+use crate::trouble::{Report, Reporter, Troubles};
 
 /// Connections at a time; the kubelet, Prometheus and Envoy need a handful.
 const CONNECTIONS: usize = 4096;
@@ -133,15 +133,15 @@ pub(crate) trait Agent: Send + Sync + 'static {
         Troubles::default()
     }
 
-    /// Parts that cannot serve yet and that readiness must wait for, as sentences
+    /// Parts that cannot serve yet and that readiness must wait for
     /// (`istio DNS capture is turned ON and DNS lookup table is not ready yet`).
-    fn not_ready(&self) -> Vec<String> {
+    fn not_ready(&self) -> Vec<Report> {
         Vec::new()
     }
 
-    /// What is broken now though it once worked (an expired identity, no config source), as sentences.
+    /// What is broken now though it once worked (an expired identity, no config source).
     /// Only the opt-in strict mode lets it take readiness away.
-    fn degraded(&self) -> Vec<String> {
+    fn degraded(&self) -> Vec<Report> {
         Vec::new()
     }
 

@@ -24,8 +24,9 @@ pub use config::parse;
 pub(crate) use config::{Action, Table};
 
 use super::{loopback, probe_source};
+use crate::base::error::{BoxError, chain};
 use crate::base::seldom::Seldom;
-use crate::fetch::{Dialer, Kept, REQUESTS, Tls, Trust};
+use crate::fetch::{self, Dialer, Kept, REQUESTS, Tls, Trust};
 use crate::serve::respond::{Answer, TEXT, page, status};
 use crate::trouble::Reporter;
 
@@ -73,6 +74,21 @@ pub(super) struct Prober {
     /// Probes under way that came by a redirect.
     led: AtomicUsize,
     seen: seen::Seen,
+}
+
+/// Why a probe has no answer.
+#[derive(Debug, thiserror::Error)]
+enum Unanswered {
+    /// It cannot be asked for.
+    #[error("{}", chain(.0))]
+    Url(#[source] fetch::Error),
+    /// Where it went, and what came of it.
+    #[error("{to}: {}", chain(&**why))]
+    At { to: String, why: BoxError },
+}
+
+fn no_time(seconds: i32) -> BoxError {
+    format!("its timeout of {seconds} s is over before it begins").into()
 }
 
 /// Counts one of [`Prober::led`].

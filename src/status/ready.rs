@@ -27,7 +27,7 @@ use super::Agent;
 use crate::serve::respond::{Answer, TEXT, page, status};
 use crate::trouble::{Kind, Report, Reporter, Severity, Trouble, What};
 
-pub(crate) use envoy::Envoy;
+pub(crate) use envoy::{Envoy, NotReady};
 pub(super) use watch::watch;
 
 /// What readiness depends on.
@@ -92,29 +92,26 @@ impl Readiness {
     async fn missing(&self, agent: &dyn Agent) -> Vec<Report> {
         let envoy = self.envoy(agent).await;
         if let Some(cause) = agent.terminating() {
-            return vec![terminated(&cause)];
+            return vec![NotReady::Terminated(cause).report()];
         }
         if let Err(error) = envoy {
-            return vec![Report::new(verdict::of_envoy(&error), error)];
+            return vec![error.report()];
         }
         if let Err(error) = self.grpc.check().await {
             return vec![Report::new(Kind::GrpcBootstrapMissing, error)];
         }
-        let mut missing: Vec<Report> =
-            agent.not_ready().into_iter().map(|text| Report::new(verdict::of_missing(&text), text)).collect();
+        let mut missing = agent.not_ready();
         if self.strict {
-            missing.extend(
-                agent.degraded().into_iter().map(|text| Report::new(verdict::of_degraded(&text), text)),
-            );
+            missing.extend(agent.degraded());
         }
         missing
     }
 
-    async fn envoy(&self, agent: &dyn Agent) -> Result<(), String> {
+    async fn envoy(&self, agent: &dyn Agent) -> Result<(), NotReady> {
         let Some(envoy) = &self.envoy else { return Ok(()) };
         if !agent.envoy_running() && agent.terminating().is_none() {
             envoy.forget();
-            return Err("Envoy is not running".to_owned());
+            return Err(NotReady::NotRunning);
         }
         let generation = agent.envoy_generation();
         if self.generation.swap(generation, Relaxed) != generation {
@@ -122,12 +119,12 @@ impl Readiness {
         }
         envoy.configured().await?;
         if let Some(cause) = agent.terminating() {
-            return Err(format!("server is terminated: {cause}"));
+            return Err(NotReady::Terminated(cause));
         }
         let news = envoy.live().await?;
         if agent.envoy_generation() != generation {
             envoy.forget();
-            return Err("Envoy has just been started again".to_owned());
+            return Err(NotReady::Restarted);
         }
         if news && self.startup_unset() {
             let took = self.started.elapsed();
@@ -145,8 +142,7 @@ impl Readiness {
 
     /// Of an Envoy that was live: what it says now. Readiness does not ask again, people want to know.
     async fn still_live(&self) -> Option<Report> {
-        let text = self.envoy.as_ref()?.still_live().await.err()?;
-        Some(Report::new(verdict::of_envoy(&text), text))
+        Some(self.envoy.as_ref()?.still_live().await.err()?.report())
     }
 
     /// What Envoy tells of itself; null without one.
@@ -168,10 +164,6 @@ impl Readiness {
         }
         verdict::all(&agent.troubles(), missing, self.said.since())
     }
-}
-
-fn terminated(cause: &str) -> Report {
-    Report::new(Kind::Terminating, format!("server is terminated: {cause}"))
 }
 
 pub(super) async fn answer(readiness: &Readiness, agent: &dyn Agent, query: Option<&str>) -> Answer {

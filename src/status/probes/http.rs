@@ -3,8 +3,8 @@
 use ::http::{HeaderMap, HeaderValue, StatusCode, header};
 
 use super::sniff::kind_of;
-use super::{Prober, limit};
-use crate::base::error::chain;
+use super::{Prober, Unanswered, limit};
+use crate::base::error::BoxError;
 use crate::fetch::Get;
 use crate::serve::respond::{Answer, page, status};
 
@@ -22,12 +22,13 @@ impl Prober {
         https: bool,
         seconds: i32,
         headers: &HeaderMap,
-    ) -> Result<Answer, String> {
+    ) -> Result<Answer, Unanswered> {
         let scheme = if https { "https" } else { "http" };
         let slash = if path.starts_with('/') { "" } else { "/" };
         let url = format!("{scheme}://{}{slash}{path}", self.authority(port));
+        let failed = |why: BoxError| Unanswered::At { to: url.clone(), why };
         let get = Get::new(&url)
-            .map_err(|e| chain(&e))?
+            .map_err(Unanswered::Url)?
             .headers(passed_on(headers))
             .host(host(headers, self.status_port, port))
             .dialer(&self.dialer)
@@ -37,12 +38,12 @@ impl Prober {
             .follow(|first, next| first.host == next.host);
         let until = tokio::time::Instant::now() + limit(seconds);
         let mut reply = match tokio::time::timeout_at(until, get.send()).await {
-            Ok(reply) => reply.map_err(|e| format!("{url}: {}", chain(&e)))?,
-            Err(_) => return Err(format!("{url}: no answer within {seconds} s")),
+            Ok(reply) => reply.map_err(|error| failed(error.into()))?,
+            Err(_) => return Err(failed(format!("no answer within {seconds} s").into())),
         };
         let code = reply.status();
         if code.is_informational() {
-            return Err(format!("{url}: it answered {code} and went no further"));
+            return Err(failed(format!("it answered {code} and went no further").into()));
         }
         // The status has been given; a body that is late or breaks off does not take it back.
         let mut body = Vec::new();

@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use serde_json::{Value, json};
 
+use super::Unanswered;
 use crate::serve::respond::Answer;
 use crate::trouble::{Kind, Report, Reporter};
 
@@ -35,12 +36,12 @@ impl Seen {
     }
 
     /// A probe of a path of the table has ended.
-    pub(super) fn note(&self, path: &str, result: &Result<Answer, String>) {
+    pub(super) fn note(&self, path: &str, result: &Result<Answer, Unanswered>) {
         let (good, said) = match result {
             Ok(answer) => (!answer.status().is_client_error() && !answer.status().is_server_error(), {
                 format!("HTTP status code {}", answer.status().as_u16())
             }),
-            Err(why) => (false, why.clone()),
+            Err(why) => (false, why.to_string()),
         };
         let mut paths = self.paths.lock().unwrap_or_else(PoisonError::into_inner);
         let known = paths.entry(path.to_owned()).or_insert_with(|| Path {
@@ -90,7 +91,10 @@ mod tests {
         let seen = Seen::new(list.reporter("probes"));
         for n in 0..3 {
             assert_eq!(list.verdict(), None, "after {n}");
-            seen.note("/app-health/app/livez", &Err("connection refused".to_owned()));
+            seen.note(
+                "/app-health/app/livez",
+                &Err(Unanswered::At { to: "app".to_owned(), why: "connection refused".into() }),
+            );
         }
         seen.note("/app-health/app/readyz", &Ok(status(StatusCode::INTERNAL_SERVER_ERROR)));
         let verdict = list.verdict().unwrap();

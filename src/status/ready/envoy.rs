@@ -4,7 +4,98 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
+use crate::base::error::chain;
 use crate::fetch;
+use crate::trouble::{Kind, Report};
+
+/// Why Envoy is not ready, in the Go agent's words where it has some.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum NotReady {
+    /// There is no process.
+    #[error("Envoy is not running")]
+    NotRunning,
+    /// Another process than the one that was asked.
+    #[error("Envoy has just been started again")]
+    Restarted,
+    /// The agent is stopping; why.
+    #[error("server is terminated: {0}")]
+    Terminated(String),
+    /// Neither clusters nor listeners.
+    #[error("config not received from XDS server (is Istiod running?): {0}")]
+    NoConfig(String),
+    /// Envoy has refused some of it.
+    #[error("config received from XDS server, but was rejected: {0}")]
+    Rejected(String),
+    /// Clusters without listeners, or the other way round.
+    #[error("config not fully received from XDS server: {0}")]
+    Partial(String),
+    /// A stat that is not there yet, and what is.
+    #[error("failed to get readiness stats: {name} is not yet updated: {shown}")]
+    NotUpdated {
+        /// The stat.
+        name: &'static str,
+        /// The answer's beginning.
+        shown: String,
+    },
+    /// Live, and takes no connections.
+    #[error("workers have not yet started")]
+    Workers,
+    /// Not live.
+    #[error("server is not live, current state is: {0}")]
+    State(&'static str),
+    /// Stats that cannot be read.
+    #[error("{}", joined(.0))]
+    Stats(Vec<BadStat>),
+    /// The admin port refuses.
+    #[error("failed to get readiness stats from Envoy's admin at {admin}: {}", chain(.source))]
+    Admin {
+        /// Where.
+        admin: SocketAddr,
+        /// Why.
+        source: fetch::Error,
+    },
+    /// The admin port says nothing.
+    #[error("Envoy's admin at {admin} did not answer within {limit:?}")]
+    Silent {
+        /// Where.
+        admin: SocketAddr,
+        /// For how long it was waited.
+        limit: Duration,
+    },
+}
+
+impl NotReady {
+    /// As a trouble.
+    pub(super) fn report(&self) -> Report {
+        let kind = match self {
+            Self::NotRunning => Kind::EnvoyNotStarted,
+            Self::Terminated(_) => Kind::Terminating,
+            Self::NoConfig(_) => Kind::NoConfig,
+            Self::Rejected(_) => Kind::ConfigRejected,
+            Self::Partial(_) => Kind::NoListeners,
+            Self::Restarted | Self::NotUpdated { .. } | Self::Workers | Self::State(_) => {
+                Kind::EnvoyNotInitialised
+            }
+            Self::Stats(_) | Self::Admin { .. } | Self::Silent { .. } => Kind::EnvoyAdminSilent,
+        };
+        Report::new(kind, self.to_string())
+    }
+}
+
+/// A line of Envoy's stats that cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum BadStat {
+    #[error("envoy stat {name} missing separator. line:{line}")]
+    Separator { name: &'static str, line: String },
+    #[error("failed parsing Envoy stat {name} (error: a sign) line: {line}")]
+    Sign { name: &'static str, line: String },
+    #[error("failed parsing Envoy stat {name} (error: {source}) line: {line}")]
+    Number { name: &'static str, line: String, source: std::num::ParseIntError },
+}
+
+fn joined(errors: &[BadStat]) -> String {
+    errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+}
 
 /// A question to the admin port.
 struct Question {
@@ -50,8 +141,8 @@ impl Envoy {
     /// Whether it has received clusters and listeners.
     ///
     /// # Errors
-    /// A sentence that says what is missing.
-    pub(crate) async fn configured(&self) -> Result<(), String> {
+    /// What is missing.
+    pub(crate) async fn configured(&self) -> Result<(), NotReady> {
         if !self.configured.load(Relaxed) {
             config_state(&ask(self.admin, CONFIG).await?)?;
             self.configured.store(true, Relaxed);
@@ -62,8 +153,8 @@ impl Envoy {
     /// Whether it is live and its workers run; `true` when that is news.
     ///
     /// # Errors
-    /// A sentence that says what is missing.
-    pub(crate) async fn live(&self) -> Result<bool, String> {
+    /// What is missing.
+    pub(crate) async fn live(&self) -> Result<bool, NotReady> {
         if self.live.load(Relaxed) {
             return Ok(false);
         }
@@ -81,8 +172,8 @@ impl Envoy {
     /// Whether it is live now, whatever it has said before; `Ok` where it never was, which is told elsewhere.
     ///
     /// # Errors
-    /// A sentence that says what is wrong.
-    pub(crate) async fn still_live(&self) -> Result<(), String> {
+    /// What is wrong.
+    pub(crate) async fn still_live(&self) -> Result<(), NotReady> {
         if !self.live.load(Relaxed) {
             return Ok(());
         }
@@ -96,7 +187,7 @@ impl Envoy {
     }
 }
 
-async fn ask(admin: SocketAddr, question: Question) -> Result<String, String> {
+async fn ask(admin: SocketAddr, question: Question) -> Result<String, NotReady> {
     let url = format!("http://{admin}{}", question.path);
     let text = async {
         let mut reply = fetch::Get::new(&url)?.send().await?;
@@ -107,32 +198,29 @@ async fn ask(admin: SocketAddr, question: Question) -> Result<String, String> {
     };
     match tokio::time::timeout(question.limit, text).await {
         Ok(Ok(text)) => Ok(text),
-        Ok(Err(error)) => Err(format!(
-            "failed to get readiness stats from Envoy's admin at {admin}: {}",
-            crate::base::error::chain(&error)
-        )),
-        Err(_) => Err(format!("Envoy's admin at {admin} did not answer within {:?}", question.limit)),
+        Ok(Err(source)) => Err(NotReady::Admin { admin, source }),
+        Err(_) => Err(NotReady::Silent { admin, limit: question.limit }),
     }
 }
 
 /// The value of a stat: that of the first line that starts with its name; `None` when there is no such
 /// line. "Starts with" is literal: `a.b_total: 0` before `a.b: 1` hides it, in the Go agent too.
-fn stat(text: &str, name: &str) -> Result<Option<u64>, String> {
+fn stat(text: &str, name: &'static str) -> Result<Option<u64>, BadStat> {
     let Some(line) = text.split('\n').find(|line| line.starts_with(name)) else { return Ok(None) };
     let line = line.trim_end_matches('\r');
     let mut parts = line.split(':');
     let (Some(_), Some(value), None) = (parts.next(), parts.next(), parts.next()) else {
-        return Err(format!("envoy stat {name} missing separator. line:{line}"));
+        return Err(BadStat::Separator { name, line: line.to_owned() });
     };
     match value.trim().parse::<u64>() {
         // `parse` takes a plus sign, the Go agent does not.
         Ok(value) if !line.contains('+') => Ok(Some(value)),
-        Ok(_) => Err(format!("failed parsing Envoy stat {name} (error: a sign) line: {line}")),
-        Err(error) => Err(format!("failed parsing Envoy stat {name} (error: {error}) line: {line}")),
+        Ok(_) => Err(BadStat::Sign { name, line: line.to_owned() }),
+        Err(source) => Err(BadStat::Number { name, line: line.to_owned(), source }),
     }
 }
 
-fn stats<const N: usize>(text: &str, names: [&str; N]) -> Result<[u64; N], String> {
+fn stats<const N: usize>(text: &str, names: [&'static str; N]) -> Result<[u64; N], NotReady> {
     let mut values = [0; N];
     let mut errors = Vec::new();
     for (value, name) in values.iter_mut().zip(names) {
@@ -141,14 +229,14 @@ fn stats<const N: usize>(text: &str, names: [&str; N]) -> Result<[u64; N], Strin
             Err(error) => errors.push(error),
         }
     }
-    if errors.is_empty() { Ok(values) } else { Err(errors.join("; ")) }
+    if errors.is_empty() { Ok(values) } else { Err(NotReady::Stats(errors)) }
 }
 
 /// Whether Envoy has received clusters and listeners.
 ///
 /// # Errors
-/// A sentence that says what is missing.
-pub(crate) fn config_state(text: &str) -> Result<(), String> {
+/// What is missing.
+fn config_state(text: &str) -> Result<(), NotReady> {
     let [cds, cds_rejected, lds, lds_rejected] = stats(
         text,
         [
@@ -163,35 +251,33 @@ pub(crate) fn config_state(text: &str) -> Result<(), String> {
     );
     match (cds, lds) {
         (1.., 1..) => Ok(()),
-        (0, 0) => Err(format!("config not received from XDS server (is Istiod running?): {summary}")),
-        _ if cds_rejected > 0 || lds_rejected > 0 => {
-            Err(format!("config received from XDS server, but was rejected: {summary}"))
-        }
-        _ => Err(format!("config not fully received from XDS server: {summary}")),
+        (0, 0) => Err(NotReady::NoConfig(summary)),
+        _ if cds_rejected > 0 || lds_rejected > 0 => Err(NotReady::Rejected(summary)),
+        _ => Err(NotReady::Partial(summary)),
     }
 }
 
 /// Whether Envoy is live and its workers have started.
 ///
 /// # Errors
-/// A sentence that says what is missing.
-pub(crate) fn serving_state(text: &str) -> Result<(), String> {
+/// What is missing.
+fn serving_state(text: &str) -> Result<(), NotReady> {
     for name in ["server.state", "listener_manager.workers_started"] {
         if !text.contains(name) {
             let shown: String = text.chars().take(200).collect();
-            return Err(format!("failed to get readiness stats: {name} is not yet updated: {shown}"));
+            return Err(NotReady::NotUpdated { name, shown });
         }
     }
     let [state, workers] = stats(text, ["server.state", "listener_manager.workers_started"])?;
     let name = match state {
         0 if workers == 1 => return Ok(()),
-        0 => return Err("workers have not yet started".to_owned()),
+        0 => return Err(NotReady::Workers),
         1 => "DRAINING",
         2 => "PRE_INITIALIZING",
         3 => "INITIALIZING",
         _ => "UNKNOWN",
     };
-    Err(format!("server is not live, current state is: {name}"))
+    Err(NotReady::State(name))
 }
 
 #[cfg(test)]
@@ -199,7 +285,7 @@ mod tests {
     use super::*;
 
     fn config(text: &str) -> String {
-        config_state(text).err().unwrap_or_default()
+        config_state(text).err().map(|why| why.to_string()).unwrap_or_default()
     }
 
     #[test]
@@ -245,7 +331,7 @@ mod tests {
 
     #[test]
     fn serving_needs_state_and_workers() {
-        let say = |text: &str| serving_state(text).err().unwrap_or_default();
+        let say = |text: &str| serving_state(text).err().map(|why| why.to_string()).unwrap_or_default();
         assert_eq!(say("server.state: 0\nlistener_manager.workers_started: 1\n"), "");
         assert_eq!(
             say("server.state: 0\nlistener_manager.workers_started: 2\n"),

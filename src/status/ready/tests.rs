@@ -1,6 +1,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use crate::status::fake::{envoy, start, with_envoy};
+use crate::trouble::{Kind, Report};
 
 #[tokio::test]
 async fn ready_once_envoy_says_so_and_it_is_asked_only_once() {
@@ -25,7 +26,8 @@ async fn ready_once_envoy_says_so_and_it_is_asked_only_once() {
 async fn what_is_missing_is_named() {
     let web = envoy().await;
     let served = start(with_envoy(&web));
-    *served.agent.not_ready.lock().unwrap() = vec!["no name table".into(), "no sds".into()];
+    *served.agent.not_ready.lock().unwrap() =
+        ["no name table", "no sds"].map(|text| Report::new(Kind::NameTableMissing, text)).into();
     let got = served.get("/healthz/ready").await;
     assert_eq!((got.status, got.text().as_str()), (503, ""));
     let why = got.header("x-not-ready").unwrap().to_owned();
@@ -68,7 +70,8 @@ async fn strict_mode_takes_readiness_away() {
     config.ready.strict = true;
     let strict = start(config);
     for (served, status) in [(loose, 200), (strict, 503)] {
-        *served.agent.degraded.lock().unwrap() = vec!["the identity has expired".into()];
+        *served.agent.degraded.lock().unwrap() =
+            vec![Report::new(Kind::CertificateExpired, "the identity has expired")];
         assert_eq!(served.get("/healthz/ready").await.status, status);
     }
 }

@@ -4,42 +4,6 @@ use std::time::{Duration, Instant, SystemTime};
 
 use crate::trouble::{Kind, Report, Trouble, Troubles};
 
-/// What a sentence about Envoy is; the sentences are those of `envoy` beside this file.
-pub(super) fn of_envoy(text: &str) -> Kind {
-    for (part, kind) in [
-        ("server is terminated", Kind::Terminating),
-        ("Envoy is not running", Kind::EnvoyNotStarted),
-        ("Envoy has just been started", Kind::EnvoyNotInitialised),
-        ("but was rejected", Kind::ConfigRejected),
-        ("config not fully received", Kind::NoListeners),
-        ("config not received", Kind::NoConfig),
-        ("not yet updated", Kind::EnvoyNotInitialised),
-        ("is not live", Kind::EnvoyNotInitialised),
-        ("workers have not", Kind::EnvoyNotInitialised),
-    ] {
-        if text.contains(part) {
-            return kind;
-        }
-    }
-    Kind::EnvoyAdminSilent
-}
-
-/// What a sentence about a part that cannot serve is.
-pub(super) fn of_missing(text: &str) -> Kind {
-    if text.contains("certificate ends") { Kind::IdentityNearExpiry } else { Kind::NameTableMissing }
-}
-
-/// What a sentence of the strict mode is.
-pub(super) fn of_degraded(text: &str) -> Kind {
-    match text {
-        _ if text.starts_with("gateway secret ") => Kind::GatewaySecret,
-        _ if text.starts_with("no tokens can be exchanged") => Kind::TokensNotExchanged,
-        _ if text.contains("has expired") => Kind::CertificateExpired,
-        _ if text.contains("certificate") => Kind::CertificateMissing,
-        _ => Kind::NoConfig,
-    }
-}
-
 /// Both, in the order of causes. What is missing is left out where a part has told the same kind.
 pub(super) fn all(
     list: &Troubles,
@@ -88,6 +52,7 @@ pub(super) fn body(state: &str, all: &[Trouble]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::envoy::NotReady;
     use super::*;
 
     #[test]
@@ -95,17 +60,15 @@ mod tests {
         let list = Troubles::default();
         let ca = list.reporter("citadelclient");
         ca.report((Kind::TokenExpired, "it has expired"));
-        let text = "config not received from XDS server (is Istiod running?): cds updates: 0";
-        let all_of = |text: &str| all(&list, vec![Report::new(of_envoy(text), text)], None);
-        let line = line(&all_of(text));
+        let all_of = |why: NotReady| all(&list, vec![why.report()], None);
+        let line = line(&all_of(NotReady::NoConfig("cds updates: 0".to_owned())));
         assert!(
             line.starts_with("TokenExpired: it has expired; ") && line.contains("| NoConfig: config not"),
             "{line}"
         );
-        assert_eq!(all_of("server is terminated: received signal: terminated")[0].kind, Kind::Terminating);
-        assert_eq!(
-            all_of("failed to get readiness stats from Envoy's admin at x: y")[1].kind,
-            Kind::EnvoyAdminSilent
-        );
+        let end = NotReady::Terminated("received signal: terminated".to_owned());
+        assert_eq!(all_of(end)[0].kind, Kind::Terminating);
+        let (admin, limit) = (([127, 0, 0, 1], 15000).into(), Duration::from_secs(1));
+        assert_eq!(all_of(NotReady::Silent { admin, limit })[1].kind, Kind::EnvoyAdminSilent);
     }
 }
