@@ -13,6 +13,7 @@
 //! | `proxy` | HTTP proxies: whom they are for, and tunnels through them |
 //! | `progress` | what a connection is doing, as far as that decides who makes place |
 //! | `streams` | a bound of streams over all connections of a socket |
+//! | `unix` | a connection on a unix socket that wakes only for what is waited for |
 //! | `timer` | the timer for HTTP/2, whose long waits end together with others |
 //!
 //! It promises that a listener is never stuck: whoever comes gets a place as long as somebody else has one that
@@ -31,6 +32,7 @@ pub(crate) mod progress;
 pub(crate) mod proxy;
 pub(crate) mod streams;
 pub(crate) mod timer;
+pub(crate) mod unix;
 
 /// What bytes reach first.
 #[cfg(debug_assertions)]

@@ -9,7 +9,6 @@ use std::time::Duration;
 
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::UnixStream;
 use tokio::time::Instant;
 
 use super::Config;
@@ -31,6 +30,7 @@ use crate::net::clients::{Client, Clients, HANDSHAKE};
 use crate::net::io::Tracked;
 use crate::net::progress::Phase;
 use crate::net::timer::Slack;
+use crate::net::unix;
 use crate::secrets::{SecretSource, probe};
 use crate::trouble::{Kind, Report, Reporter};
 
@@ -153,7 +153,7 @@ impl Server {
     /// Like [`Server::run`], with each accepted connection passed through `wrap`.
     pub(crate) async fn run_with<W, IO>(self, stop: Stop, wrap: W)
     where
-        W: Fn(UnixStream) -> IO + Clone + Send + Sync + 'static,
+        W: Fn(unix::Stream) -> IO + Clone + Send + Sync + 'static,
         IO: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
         let mut sockets = Vec::new();
@@ -191,7 +191,7 @@ struct Socket {
 impl Socket {
     async fn run<W, IO>(mut self, mut bound: Option<Bound>, wrap: W)
     where
-        W: Fn(UnixStream) -> IO + Sync,
+        W: Fn(unix::Stream) -> IO + Sync,
         IO: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
         let stop = self.shared.stop.clone();
@@ -231,7 +231,7 @@ impl Socket {
     /// Accepts until the stop, or until the socket must be bound again.
     async fn accept<W, IO>(&mut self, bound: Bound, wrap: &W, stop: &Stop)
     where
-        W: Fn(UnixStream) -> IO + Sync,
+        W: Fn(unix::Stream) -> IO + Sync,
         IO: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
         let (listener, file) = bound.into_parts();
@@ -251,6 +251,13 @@ impl Socket {
                     Ok(Came::In(stream, _)) => {
                         if let Some(client) = self.clients.welcome(&stream) {
                             let door = Door::new(self.whose.clone(), Arc::clone(&self.shared), client.clone());
+                            let stream = match unix::Stream::new(stream) {
+                                Ok(stream) => stream,
+                                Err(error) => {
+                                    tracing::debug!(target: "sds", "a connection is given up: {error}");
+                                    continue;
+                                }
+                            };
                             let work = connection(wrap(stream), door, client.clone(), Arc::clone(&self.shared));
                             client.progress.served_by(self.connections.spawn(work));
                         }

@@ -22,6 +22,7 @@ use crate::net::authority_rewriter::AuthorityRewriter;
 use crate::net::clients::{Client, Clients, HANDSHAKE};
 use crate::net::grpc::{self, Refused};
 use crate::net::io::Tracked;
+use crate::net::unix;
 
 /// Flow-control window towards Envoy, in bytes. Requests are small; large ones pass through in pieces.
 const WINDOW: u32 = 64 * 1024;
@@ -127,6 +128,13 @@ impl Server {
 
 // One connection: its HTTP/2 is driven here, its streams are tasks that end with it.
 async fn connection(shared: Arc<Shared>, socket: UnixStream, client: Arc<Client>, stop: Stop) {
+    let socket = match unix::Stream::new(socket) {
+        Ok(socket) => socket,
+        Err(error) => {
+            tracing::debug!(target: "xdsproxy", "a connection is given up: {error}");
+            return;
+        }
+    };
     let (io, reads) = Tracked::new(AuthorityRewriter::new(socket));
     let handshake = h2::server::Builder::new()
         .initial_window_size(WINDOW)

@@ -74,7 +74,7 @@ impl World {
         let path = self.path.clone();
         let connect = tower::service_fn(move |_| {
             let path = path.clone();
-            async move { UnixStream::connect(path).await.map(TokioIo::new) }
+            async move { tokio::net::UnixStream::connect(path).await.map(TokioIo::new) }
         });
         let channel = Endpoint::from_static("http://sds-grpc").connect_with_connector(connect).await.unwrap();
         SecretDiscoveryServiceClient::new(channel)
