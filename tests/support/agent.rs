@@ -212,6 +212,9 @@ impl TestAgent {
             waited.unwrap_or_else(|_| panic!("the agent does not end; its log:\n{}", self.log.text()));
         let status = status.expect("our child");
         self.status = Some(status);
+        // Its last lines; an Envoy that has outlived it may hold the other end of the pipes.
+        let read = async { while self.readers.join_next().await.is_some() {} };
+        let _ = tokio::time::timeout(Duration::from_secs(2), read).await;
         status
     }
 
