@@ -477,7 +477,7 @@ fn a_build_that_fails_says_where() {
             .env("PA_TOOLS", "tools")
             .program("git", "exit 1")
             .program("rustc", "echo $PWD/sysroot")
-            .executable("tools/venv/bin/python", "exit 0")
+            .executable("tools/venv/bin/python", "echo /no/ziglang")
             .executable("tools/venv/bin/cargo-zigbuild", build)
             .executable(&format!("sysroot/lib/rustlib/{target}/bin/rust-objcopy"), objcopy);
         std::fs::create_dir_all(scripts.path(&format!("sysroot/lib/rustlib/{target}/lib"))).unwrap();
