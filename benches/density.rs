@@ -81,22 +81,8 @@ async fn node(binary: &Path, count: usize, idle: Duration) -> Result<Node, Strin
     let mut streams = istiod.take_streams();
     let mut out = Node { sockets: -(socket_memory() as f64), ..Node::default() };
     let begin = Instant::now();
-    let mut starting = JoinSet::new();
-    for _ in 0..count {
-        let env = vec![("ECC_SIGNATURE_ALGORITHM", "ECDSA".to_owned())];
-        let agent = Agent::start(&Setup { binary, envoy: None, env }, &istiod).map_err(text)?;
-        starting.spawn(async move {
-            agent.certificate().await?;
-            let cpu = agent.proc().cpu().as_secs_f64() * 1e3;
-            Ok::<_, std::io::Error>((agent, cpu))
-        });
-    }
-    let mut agents = Vec::new();
-    while let Some(started) = starting.join_next().await {
-        let (agent, cpu) = started.map_err(|e| e.to_string())?.map_err(text)?;
-        out.start_cpu.push(cpu);
-        agents.push(agent);
-    }
+    let (agents, cpu) = started(binary, count, &istiod).await?;
+    out.start_cpu = cpu;
     out.last = begin.elapsed().as_secs_f64() * 1e3;
     let config = bulk::sotw(Kind::Clusters, CONFIG, "all");
     let mut running = Vec::new();
@@ -127,8 +113,34 @@ async fn node(binary: &Path, count: usize, idle: Duration) -> Result<Node, Strin
     Ok(out)
 }
 
-// All at once: each takes a moment to end its Envoy.
-async fn end(running: Vec<Running>) {
+/// Agents that were started at once and have their certificates; and what CPU that took each, in ms.
+pub(crate) async fn started(
+    binary: &Path,
+    count: usize,
+    istiod: &MockIstiod,
+) -> Result<(Vec<Agent>, Vec<f64>), String> {
+    let text = |e: std::io::Error| e.to_string();
+    let mut starting = JoinSet::new();
+    for _ in 0..count {
+        let env = vec![("ECC_SIGNATURE_ALGORITHM", "ECDSA".to_owned())];
+        let agent = Agent::start(&Setup { binary, envoy: None, env }, istiod).map_err(text)?;
+        starting.spawn(async move {
+            agent.certificate().await?;
+            let cpu = agent.proc().cpu().as_secs_f64() * 1e3;
+            Ok::<_, std::io::Error>((agent, cpu))
+        });
+    }
+    let (mut agents, mut all) = (Vec::new(), Vec::new());
+    while let Some(started) = starting.join_next().await {
+        let (agent, cpu) = started.map_err(|e| e.to_string())?.map_err(text)?;
+        all.push(cpu);
+        agents.push(agent);
+    }
+    Ok((agents, all))
+}
+
+/// Ends them all at once: each takes a moment to end its Envoy.
+pub(crate) async fn end<T: Send + 'static>(running: Vec<T>) {
     let mut ending = JoinSet::new();
     for one in running {
         ending.spawn_blocking(move || drop(one));

@@ -15,6 +15,7 @@ mod iptables;
 mod proc;
 mod relay;
 mod replay;
+mod restart;
 mod sds;
 mod start;
 mod status;
@@ -42,7 +43,7 @@ struct Flags {
     #[arg(long, env = "PEER_AGENT")]
     peer: Option<PathBuf>,
     /// Only sections whose name contains this: size, start, idle, relay, push, replay, status, sds,
-    /// credentials, iptables; and, only when they are named in full since they take minutes: density, growth, heal, flood.
+    /// credentials, iptables; and, only when they are named in full since they take minutes: density, herd, growth, heal, flood.
     #[arg(long, default_value = "")]
     only: String,
     /// Runs of each measurement.
@@ -133,6 +134,11 @@ async fn run(flags: &Flags) -> Result<(), String> {
     if flags.only == "density" {
         let rows = density::nodes(&binaries, flags.seconds.unwrap_or(60)).await?;
         report.add("Many agents on one node, 1 MB of configuration each", &rows, with_peer);
+    }
+    if flags.only == "herd" {
+        let away = Duration::from_secs(flags.seconds.unwrap_or(30));
+        let rows = restart::herd(&binaries[0], away).await?;
+        report.add("Istiod restarts", &rows, false);
     }
     if flags.only == "growth" {
         for curve in growth::curves(&binaries).await? {

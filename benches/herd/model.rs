@@ -163,23 +163,30 @@ impl Arrivals {
         served.sort_by(f64::total_cmp);
         let at = |share: usize| served.get((served.len() * share / 100).min(served.len().saturating_sub(1)));
         let [half, most, all] = [50, 99, 100].map(|share| at(share).copied().unwrap_or_default());
-        let first = busiest(&self.attempts);
-        let (again, even) = (busiest(&self.again), served.len() as f64 / all.max(1.0));
+        // A second in which less than a few are due says nothing of a herd: a few, then.
+        let span = (FEW * all / served.len().max(1) as f64).max(1.0);
+        let first = busiest(&self.attempts, span);
+        let (again, even) = (busiest(&self.again, span), served.len() as f64 / all.max(1.0));
         let each = self.attempts.len() as f64 / served.len().max(1) as f64;
-        let times = |count: usize| count as f64 / even;
+        let times = |count: usize| count as f64 / span / even;
         format!(
-            "{half:.1} | {most:.1} | {all:.1} | {each:.1} | {first} | {:.1} | {again} | {:.1}",
+            "{half:.1} | {most:.1} | {all:.1} | {each:.1} | {:.0} | {:.1} | {:.0} | {:.1}",
+            (first as f64 / span).ceil(),
             times(first),
+            (again as f64 / span).ceil(),
             times(again)
         )
     }
 }
 
-// How many come in the second in which most come.
-fn busiest(at: &[f64]) -> usize {
+/// What an even share must be for chance alone not to make three times as much of it.
+const FEW: f64 = 30.0;
+
+// How many come in the span, in seconds, in which most come.
+fn busiest(at: &[f64], span: f64) -> usize {
     let mut seconds = std::collections::HashMap::new();
     for at in at {
-        *seconds.entry(at.floor().to_bits()).or_insert(0_usize) += 1;
+        *seconds.entry((at / span).floor().to_bits()).or_insert(0_usize) += 1;
     }
     seconds.values().copied().max().unwrap_or_default()
 }
