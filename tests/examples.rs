@@ -3,30 +3,19 @@
 #![allow(unreachable_pub, reason = "a test's modules are nobody's interface")]
 
 use std::io::Read;
-use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+#[path = "support/built.rs"]
+mod built;
 #[path = "support/mod.rs"]
 mod support;
 
+use built::mock_istiod;
 use support::{MockIstiod, TestAgent, agent_bin, envoy_bin, free_port};
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 const LIMIT: Duration = Duration::from_secs(120);
-
-// Tests of the workspace build it beside the agent; alone, this test builds it.
-fn mock_istiod() -> PathBuf {
-    let path = Path::new(env!("CARGO_BIN_EXE_pilot-agent")).with_file_name("mock-istiod");
-    if !path.exists() {
-        let built = Command::new(env!("CARGO"))
-            .args(["build", "--locked", "--offline", "-p", "mock-istiod", "--bin", "mock-istiod"])
-            .current_dir(ROOT)
-            .status();
-        assert!(built.unwrap().success() && path.exists(), "mock-istiod is not built");
-    }
-    path
-}
 
 // Ends a process and what it started; a script's trap does the latter.
 struct Ended(Child);

@@ -1,23 +1,14 @@
 //! Programs beside the test suites, in their short forms: faults inside the agent (`tests/faults`), attacks from outside
 //! (`tests/attack`). Each drives the binary only, and prints a line for each thing it tried.
 
-use std::path::{Path, PathBuf};
 use std::process::Command;
 
-const ROOT: &str = env!("CARGO_MANIFEST_DIR");
+#[path = "support/built.rs"]
+mod built;
 
-// Tests of the workspace build it beside the agent; alone, this test builds it.
-fn mock_istiod() -> PathBuf {
-    let path = Path::new(env!("CARGO_BIN_EXE_pilot-agent")).with_file_name("mock-istiod");
-    if !path.exists() {
-        let built = Command::new(env!("CARGO"))
-            .args(["build", "--locked", "--offline", "-p", "mock-istiod", "--bin", "mock-istiod"])
-            .current_dir(ROOT)
-            .status();
-        assert!(built.unwrap().success() && path.exists(), "mock-istiod is not built");
-    }
-    path
-}
+use built::mock_istiod;
+
+const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 
 #[allow(
     clippy::disallowed_methods,

@@ -1,4 +1,4 @@
-//! The groups of tasks, one for each stage of the end.
+//! The groups of tasks, one for each stage of the shutdown.
 
 use crate::base::tasks::{Group, Stop};
 

@@ -118,44 +118,31 @@ pub(super) struct Parts<'a> {
 impl Upgrades {
     /// Waits to be asked, by the door or by `signal`.
     pub(super) fn new(parts: Parts<'_>) -> Self {
-        let Parts {
-            envoy,
-            secrets,
-            xds,
-            names,
-            stages,
-            notify,
-            limit,
-            process,
-            door,
-            signal,
-            counts,
-            metrics,
-        } = parts;
-        let ended = metrics.counter(
+        let ended = parts.metrics.counter(
             "upgrades_total",
             "Attempts to replace the agent in its process, by how they ended.",
             &["result"],
         );
+        let counts = parts.counts;
         for (result, n) in
             [("done", counts.done), ("refused", counts.refused), ("fell back", counts.fell_back)]
         {
             ended.with_label_values(&[result]).inc_by(n);
         }
         let (ask, asked) = mpsc::channel(1);
-        let stop = stages.status.token();
-        stages.status.lasting("upgrade door", door.serve(ask, stop));
+        let stop = parts.stages.status.token();
+        parts.stages.status.lasting("upgrade door", parts.door.serve(ask, stop));
         Self {
-            envoy,
-            secrets,
-            xds,
-            names,
-            stages,
-            notify,
-            limit,
-            process,
+            envoy: parts.envoy,
+            secrets: parts.secrets,
+            xds: parts.xds,
+            names: parts.names,
+            stages: parts.stages,
+            notify: parts.notify,
+            limit: parts.limit,
+            process: parts.process,
             asked,
-            signal,
+            signal: parts.signal,
             trial: None,
             replacing: None,
             reply: None,

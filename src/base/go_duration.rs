@@ -1,5 +1,5 @@
-//! Durations as Go's `time.ParseDuration` reads them. One parser for everybody; who has other words for a bad one says
-//! them.
+//! Durations as Go's `time.ParseDuration` reads them. The one parser; callers may put a
+//! bad one in other words.
 
 use std::fmt;
 use std::time::Duration;

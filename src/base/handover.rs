@@ -2,8 +2,8 @@
 //!
 //! The old program puts what must stay open into a [`Parcel`], and becomes the new one by `execve`: the same process
 //! with the same children. Descriptors go through a socket pair, so none of them is ever open for a child that is
-//! started meanwhile, and the receiver gets them from the kernel as what they are: nobody makes a descriptor of a
-//! number. The far end of the pair is the new program's standard input, the one descriptor that every program knows
+//! started meanwhile, and the receiver gets them from the kernel as descriptors, never as
+//! numbers. The far end of the pair is the new program's standard input, the one descriptor that every program knows
 //! by name; the input that was there before is in the parcel and is put back. Secrets go into memory that has no name
 //! and cannot be changed ([`sealed`]).
 //!
@@ -27,7 +27,7 @@ pub(crate) use parcel::{Parcel, pack, read_sealed, receive, sealed};
 
 #[derive(Debug)]
 struct Registry {
-    /// What is open and would be handed over: key, then what is to be known of it.
+    /// What is open and would be handed over: key, then its detail and descriptor.
     open: BTreeMap<String, (String, OwnedFd)>,
     /// What was handed over and nobody has taken yet.
     given: BTreeMap<String, (String, OwnedFd)>,
@@ -86,7 +86,7 @@ pub(crate) fn offer(key: impl Into<String>, detail: impl Into<String>, fd: impl 
     }
 }
 
-/// Nobody needs it after us.
+/// Withdraws an offer: a successor has no use for it.
 pub(crate) fn withdraw(key: &str) {
     registry().open.remove(key);
 }

@@ -260,7 +260,7 @@ impl Options {
         Family::of(&self.node.addresses, self.dual_stack)
     }
 
-    // The overload manager's limit: proxyMetadata, else the old runtime key, else none to speak of.
+    // The overload manager's limit: proxyMetadata, else the old runtime key, else practically none.
     pub(super) fn max_connections(&self) -> i64 {
         let runtime = || self.runtime_values.get("overload.global_downstream_max_connections");
         // Envoy refuses a limit below 1.

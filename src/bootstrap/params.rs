@@ -85,7 +85,7 @@ const FLAGS: &[&str] = &[
 
 type Default = fn() -> Value;
 
-/// Proxy config fields that are there even when the JSON form leaves them out, and what they are then.
+/// Proxy config fields that are there even when the JSON form leaves them out, and their values then.
 const CONFIG: &[(&str, Default)] = {
     const TEXT: fn() -> Value = || Value::text("");
     const NUMBER: fn() -> Value = || Value::Int(0);

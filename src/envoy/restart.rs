@@ -25,7 +25,7 @@ pub(crate) const BUDGET: u32 = 10;
 /// First delay; doubles with every restart.
 pub(crate) const FIRST_DELAY: Duration = Duration::from_millis(200);
 
-/// An Envoy that ran this long had no problem starting; a later end is a new story.
+/// An Envoy that ran this long had no problem starting; a later end counts as the first.
 pub(crate) const STABLE: Duration = Duration::from_secs(600);
 
 /// Restarts after a death for lack of memory: what ran out once will again.
@@ -165,7 +165,7 @@ impl Core {
         self.start()
     }
 
-    /// What was desired last is given up: what runs is what is wanted.
+    /// Gives up what was desired last: the running configuration is the desired one.
     pub(crate) fn settle(&mut self) {
         self.desired = self.current().unwrap_or(self.desired);
     }

@@ -3,8 +3,8 @@
 //! Per family one look (see [`super::detect`]) and at most two restores. A rebuild first raises the
 //! guardrails and takes the old rules away in one restore, then puts the new ones in and lowers the
 //! guardrails in a second; when that fails the tables are put back as they were, so a family has its old
-//! rules or its new ones and never none. Whoever kills us between the two leaves a pod that nothing gets
-//! in or out of; the next run sees the guardrails on top, finishes the work and lowers them.
+//! rules or its new ones and never none. A run that is killed between the two leaves a pod without
+//! traffic; the next run sees the guardrails on top, finishes the work and removes them.
 
 use super::change::{self, Jumps};
 use super::detect::{self, Backend, Choice};
@@ -27,7 +27,7 @@ struct Side<'a> {
     names: &'a Names,
 }
 
-/// What became of rules that other settings made, for what stands beside the rules.
+/// What became of rules that other settings made; routes and addresses depend on it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Others {
     /// An apply took some away.

@@ -406,13 +406,7 @@ async fn the_modes_of_what_is_written() {
 async fn hot_restarts_under_traffic_fail_no_request() {
     let mock = Arc::new(MockIstiod::start().await);
     let mesh = Loop::serve(&mock);
-    let mut agent = TestAgent::with()
-        .istiod(&mock)
-        .envoy(Envoy::Real)
-        .env("ENVOY_HOT_RESTART", "true")
-        .env("ENVOY_PARENT_SHUTDOWN_DURATION", "3s")
-        .proxy_config("drainDuration", "2s")
-        .start();
+    let mut agent = TestAgent::with().istiod(&mock).envoy(Envoy::Real).hot_restarts().start();
     agent.wait_ready().await;
     eventually("traffic", || async { mesh.ask(&mock).await.ok() }).await;
     let halt = Arc::new(AtomicBool::new(false));

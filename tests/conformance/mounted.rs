@@ -3,13 +3,24 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use mock_istiod::Pair;
 use serde_json::json;
 
+use crate::support::agent::Builder;
 use crate::support::mesh::{Loop, serials};
 use crate::support::{Envoy, MockIstiod, TestAgent, eventually, http, root_for};
 
 const CERT: &str = "etc/certs/cert-chain.pem";
 const KEY: &str = "etc/certs/key.pem";
+
+/// With this pair as its identity.
+fn mounted(agent: Builder, pair: Pair, mock: &MockIstiod) -> Builder {
+    agent
+        .env("FILE_MOUNTED_CERTS", "true")
+        .file(CERT, pair.chain)
+        .file_mode(KEY, pair.key, 0o600)
+        .file("etc/certs/root-cert.pem", mock.root_pem())
+}
 
 /// Secrets that Envoy has refused so far.
 async fn refused(admin: u16) -> u64 {
@@ -23,14 +34,8 @@ async fn half_of_a_pair_never_reaches_envoy() {
     let mesh = Loop::serve(&mock);
     let fresh = || mock.issue(&mock.identity("ns", "sa"), Duration::from_secs(3600));
     let first = fresh();
-    let mut agent = TestAgent::with()
-        .istiod(&mock)
-        .env("FILE_MOUNTED_CERTS", "true")
-        .file(CERT, first.chain)
-        .file_mode(KEY, first.key, 0o600)
-        .file("etc/certs/root-cert.pem", mock.root_pem())
-        .envoy(Envoy::Real)
-        .start();
+    let agent = TestAgent::with().istiod(&mock).envoy(Envoy::Real);
+    let mut agent = mounted(agent, first, &mock).start();
     agent.wait_ready().await;
     eventually("traffic", || async { mesh.ask(&mock).await.ok() }).await;
     let mut seen: BTreeSet<String> = serials(agent.ports().admin).await;
@@ -63,16 +68,12 @@ async fn an_old_start_line_replaces_envoy_when_its_certificates_change() {
     let mesh = Loop::serve(&mock);
     let fresh = || mock.issue(&mock.identity("ns", "sa"), Duration::from_secs(3600));
     let first = fresh();
-    let mut agent = TestAgent::with()
+    let agent = TestAgent::with()
         .istiod(&mock)
         .arg("--parentShutdownDuration=3s")
         .arg("--drainDuration=2s")
-        .env("FILE_MOUNTED_CERTS", "true")
-        .file(CERT, first.chain)
-        .file_mode(KEY, first.key, 0o600)
-        .file("etc/certs/root-cert.pem", mock.root_pem())
-        .envoy(Envoy::Real)
-        .start();
+        .envoy(Envoy::Real);
+    let mut agent = mounted(agent, first, &mock).start();
     agent.wait_ready().await;
     agent.wait_log("a start line of Istio 0.8 to 1.5").await;
     eventually("traffic", || async { mesh.ask(&mock).await.ok() }).await;

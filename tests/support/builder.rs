@@ -138,6 +138,13 @@ impl Builder {
         self
     }
 
+    /// With hot restart of Envoy; one that is replaced drains for 2 s and is gone after 3.
+    pub fn hot_restarts(self) -> Self {
+        self.env("ENVOY_HOT_RESTART", "true")
+            .env("ENVOY_PARENT_SHUTDOWN_DURATION", "3s")
+            .proxy_config("drainDuration", "2s")
+    }
+
     pub fn without_env(mut self, name: &str) -> Self {
         self.env.remove(name);
         self

@@ -23,7 +23,7 @@ pub(crate) fn block_signals() {
     }
 }
 
-/// They are taken again.
+/// Unblocks them.
 pub(crate) fn unblock_signals() {
     if let Err(error) = signals().thread_unblock() {
         tracing::warn!("signals cannot be unblocked: {error}");

@@ -13,11 +13,11 @@ use rustix::net::{
 };
 use zeroize::Zeroizing;
 
-/// What the first message says; its number grows with the form of the others.
+/// The first message; its number changes with the format of the others.
 const MAGIC: &[u8] = b"pilot-agent hand-over 1";
 /// Longest key with its detail, in bytes: paths have 4096 at most.
 const LONGEST: usize = 8 * 1024;
-/// More are not ours.
+/// A parcel of ours never holds more.
 const MOST: usize = 1024;
 /// Where the receiver's own standard input is.
 const STDIN: &str = "standard input";

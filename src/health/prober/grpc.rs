@@ -21,7 +21,7 @@ pub(super) async fn probe(dialer: &Dialer, host: &str, port: u32, service: &str,
     let call = Call { dialer, host, port: number, service, user_agent: Some(USER_AGENT) };
     let why = match call.run(Instant::now() + limit).await {
         Ok(SERVING) => return Outcome::Healthy,
-        // The Go agent has no text for this, and crashes for want of it.
+        // The Go agent has no text for this, and crashes.
         Ok(state) => format!("health rpc status {}", name(state)),
         Err(Failure::Unreached(last)) => return unreached(&format!("context deadline exceeded: {last}")),
         Err(Failure::Status { code: UNIMPLEMENTED, message }) => format!(

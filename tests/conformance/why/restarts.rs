@@ -42,13 +42,7 @@ async fn an_envoy_that_was_started_again_must_prove_itself_though_nobody_asked_m
 async fn after_a_hot_restart_the_new_epoch_must_prove_itself() {
     let mock = MockIstiod::start().await;
     let _mesh = Loop::serve(&mock);
-    let mut agent = TestAgent::with()
-        .istiod(&mock)
-        .envoy(Envoy::Real)
-        .env("ENVOY_HOT_RESTART", "true")
-        .env("ENVOY_PARENT_SHUTDOWN_DURATION", "3s")
-        .proxy_config("drainDuration", "2s")
-        .start();
+    let mut agent = TestAgent::with().istiod(&mock).envoy(Envoy::Real).hot_restarts().start();
     agent.wait_ready().await;
     // The next epoch gets no configuration.
     mock.down().await;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use pilot_agent::testing::envoy::{Exit, RunState};
+use pilot_agent::testing::envoy::{Exit, RunState, Supervisor};
 
 use super::fake::{Admin, LONG, Scene, eventually};
 
@@ -14,6 +14,13 @@ const NOTES: &str =
 fn starts(scene: &Scene) -> Vec<String> {
     let text = std::fs::read_to_string(scene.path("starts")).unwrap_or_default();
     text.lines().map(str::to_owned).collect()
+}
+
+/// Runs the supervisor while `act` happens; it ends with status 0.
+async fn ends_well(supervisor: Supervisor, act: impl Future<Output = ()>) {
+    let both = async { tokio::join!(supervisor.run(), act) };
+    let (outcome, ()) = tokio::time::timeout(LONG, both).await.unwrap();
+    assert_eq!(outcome.exit_code, 0);
 }
 
 #[tokio::test]
@@ -109,9 +116,7 @@ async fn a_changed_configuration_starts_the_next_epoch_and_an_equal_one_does_not
         eventually("epoch 2", || (starts(&scene) == ["0", "1", "2"]).then_some(())).await;
         handle.quit();
     };
-    let both = async { tokio::join!(supervisor.run(), act) };
-    let (outcome, ()) = tokio::time::timeout(LONG, both).await.unwrap();
-    assert_eq!(outcome.exit_code, 0);
+    ends_well(supervisor, act).await;
     scene.assert_clean();
 }
 
@@ -131,9 +136,7 @@ async fn a_failing_epoch_leaves_the_running_one() {
         assert!(scene.path("conf/envoy-rev0.json").exists(), "epoch 0 lives on");
         handle.quit();
     };
-    let both = async { tokio::join!(supervisor.run(), act) };
-    let (outcome, ()) = tokio::time::timeout(LONG, both).await.unwrap();
-    assert_eq!(outcome.exit_code, 0);
+    ends_well(supervisor, act).await;
     scene.assert_clean();
 }
 
@@ -153,8 +156,6 @@ async fn a_changed_file_starts_an_epoch_after_the_batch() {
         eventually("epoch 1", || (starts(&scene) == ["0", "1"]).then_some(())).await;
         handle.quit();
     };
-    let both = async { tokio::join!(supervisor.run(), act) };
-    let (outcome, ()) = tokio::time::timeout(LONG, both).await.unwrap();
-    assert_eq!(outcome.exit_code, 0);
+    ends_well(supervisor, act).await;
     scene.assert_clean();
 }

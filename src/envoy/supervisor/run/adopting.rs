@@ -51,7 +51,7 @@ impl Run {
         !self.epochs.is_empty()
     }
 
-    /// Puts down what a successor needs, where one may come.
+    /// Records what a successor needs, where upgrades are on.
     pub(super) fn keep(&self) {
         if handover::is_on() {
             self.asked.keep(self.kept());

@@ -42,7 +42,7 @@ impl Run {
                     self.core.budget()
                 );
                 let _ = self.state.send(RunState::Recovering);
-                // It is started with the configuration of then.
+                // It starts with the configuration of that moment.
                 self.reload_again = None;
                 self.retry_at = Some(Instant::now() + delay);
                 false
@@ -138,7 +138,7 @@ impl Run {
     pub(super) fn ended(&mut self, number: u32, exit: Exit) -> bool {
         let Some(mut epoch) = self.epochs.remove(&number) else { return false };
         let gave_up = self.gave_up(number, &exit.to_string());
-        // It is not Envoy's end, but that of a trial.
+        // Not Envoy has ended, but a trial.
         if gave_up {
             epoch.aborted = true;
             // The next epoch of this number has a file of the same name.

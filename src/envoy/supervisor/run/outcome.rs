@@ -23,7 +23,7 @@ impl Run {
         match self.reason.take() {
             Some(reason) => {
                 let mut outcome = Outcome::stopped(&reason);
-                // Killed by the agent is how a stop ends; anything but that or a clean end is worth a word.
+                // A stop ends in a kill by the agent; any other end that is not clean is reported.
                 if let Some(exit) = exit.as_ref().filter(|e| !self.aborted && !e.orderly()) {
                     outcome.reason.push_str(&format!("; Envoy ended before it was killed: {exit}"));
                 }

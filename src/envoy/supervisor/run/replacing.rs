@@ -35,7 +35,7 @@ impl Run {
     pub(super) fn replace(&mut self, replace: Replace) {
         let busy = self.busy().or_else(|| self.looking.is_some().then_some(LOOKING));
         if let Some(why) = busy {
-            // Whoever asked may have gone; so everywhere below.
+            // Whoever asked may have gone; the same holds below.
             let _ = replace.done.send(Err(why));
             return;
         }
