@@ -20,6 +20,10 @@ pub(super) fn run(parsed: Parsed, env: &Env) -> u8 {
     if parsed.is_true(args::PROXY, args::DRY_RUN) {
         return dry_run(parsed, env);
     }
+    // `vm run` starts /proc/self/exe; people look for the agent's name.
+    if std::fs::read("/proc/self/comm").is_ok_and(|name| name == b"exe\n") {
+        let _ = rustix::thread::set_name(c"pilot-agent");
+    }
     upgrade::guarded(|heir| {
         let mut logs = logging_options(&parsed);
         // Whoever stops reading the log must not stop the agent.

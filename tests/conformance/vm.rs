@@ -366,5 +366,7 @@ async fn run_reads_the_files_and_becomes_the_agent() {
     assert_eq!(seen["POD_NAMESPACE"], "ns");
     assert_eq!(seen["SERVICE_ACCOUNT"], "sa");
     assert_eq!(seen["PROV_CERT"], "./etc/certs");
+    let name = std::fs::read_to_string(format!("/proc/{}/comm", agent.pid().as_raw_nonzero())).unwrap();
+    assert_eq!(name, "pilot-agent\n", "who looks for the agent looks for its name");
     agent.stop().await;
 }
