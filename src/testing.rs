@@ -77,7 +77,8 @@ pub mod envoy {
         pub use crate::envoy::drain::{Config, ExitOnZero};
     }
     pub mod kernel {
-        pub use crate::envoy::kernel::{control_group, envoys_config, listening_inode, oom_kills, parent};
+        pub use crate::base::process::parent_in as parent;
+        pub use crate::envoy::kernel::{control_group, envoys_config, listening_inode, oom_kills};
     }
     pub mod launch {
         pub use crate::envoy::launch::ARGUMENT;

@@ -211,15 +211,20 @@ impl Upgrades {
             None => own_path()?,
         };
         let kept = self.envoy.kept()?;
-        let open = || -> std::io::Result<OwnedFd> {
-            launch::check_program(&path)?;
-            Ok(File::open(&path)?.into())
-        };
-        let file = open().map_err(|source| Error::File { path: path.clone(), source })?;
         tracing::info!("an upgrade to {} is asked for: trying it first", path.display());
         say(self.reply.as_ref(), &format!("trying {}", path.display()));
         let parcel = self.parcel(kept, None, false).map_err(Error::Parcel)?;
-        Ok(Box::pin(rehearsal::tried(path, file, parcel, self.limit)))
+        let limit = self.limit;
+        Ok(Box::pin(async move {
+            let program = path.clone();
+            let open = move || -> std::io::Result<OwnedFd> {
+                launch::check_program(&program)?;
+                Ok(File::open(&program)?.into())
+            };
+            let file = launch::beside(open).await;
+            let file = file.map_err(|source| Error::File { path: path.clone(), source })?;
+            rehearsal::tried(path, file, parcel, limit).await
+        }))
     }
 
     fn replaced(&mut self, outcome: Result<String, Error>) {

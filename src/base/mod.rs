@@ -20,6 +20,7 @@ pub(crate) mod notify;
 pub(crate) mod on_purpose;
 pub(crate) mod path;
 pub(crate) mod place;
+pub(crate) mod process;
 pub(crate) mod quote;
 #[cfg(test)]
 pub(crate) mod recordings;

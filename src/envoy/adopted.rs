@@ -6,8 +6,7 @@ use std::io;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 use tokio::signal::unix::{SignalKind, signal};
 
-use super::kin;
-use crate::base::handover;
+use crate::base::{handover, process};
 
 /// How it ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,7 +29,7 @@ impl Child {
     /// When there is none.
     pub(super) fn of(pid: i32) -> io::Result<Self> {
         let own = i32::try_from(std::process::id()).ok();
-        let known = Some(pid).filter(|pid| *pid > 0 && kin::parent(*pid) == own).and_then(Pid::from_raw);
+        let known = Some(pid).filter(|pid| *pid > 0 && process::parent(*pid) == own).and_then(Pid::from_raw);
         let pid =
             known.ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "it is no child of this process"))?;
         Ok(Self { pid, over: false })

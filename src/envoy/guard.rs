@@ -25,7 +25,7 @@ use tokio::process::{Child, Command};
 
 use super::kept::GUARD;
 use super::{adopted, kin, launch, stale};
-use crate::base::handover;
+use crate::base::{handover, process};
 
 /// The first argument that selects this.
 pub(crate) const ARGUMENT: &str = "__guard-envoy";
@@ -37,14 +37,28 @@ const BETWEEN: Duration = Duration::from_millis(50);
 /// What an end in order waits for the guard's own; it has nothing to do then.
 const LEAVE: Duration = Duration::from_secs(2);
 
-/// Whether the parent-death signal is not enough for this binary. What cannot be looked at is guarded.
-pub(super) fn needed(program: &str) -> bool {
-    let Ok(path) = launch::look_up(program) else { return false };
-    let Ok(meta) = std::fs::metadata(&path) else { return true };
-    let mut capabilities = [0_u8; 64];
-    let capable =
-        rustix::fs::getxattr(&path, "security.capability", &mut capabilities[..]).is_ok_and(|n| n > 0);
-    meta.permissions().mode() & 0o6000 != 0 || capable || !launch::is_binary(&path)
+/// What was seen of the binary that becomes Envoy.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Program {
+    /// Whether the parent-death signal is not enough for it. What cannot be looked at is guarded.
+    pub(super) needs_guard: bool,
+    /// Whether it is a program of machine code.
+    pub(super) is_binary: bool,
+}
+
+impl Program {
+    /// Looks at the disk.
+    pub(super) fn look(program: &str) -> Self {
+        // Nothing will run.
+        let Ok(path) = launch::look_up(program) else { return Self::default() };
+        let is_binary = launch::is_binary(&path);
+        let Ok(meta) = std::fs::metadata(&path) else { return Self { needs_guard: true, is_binary } };
+        let mut capabilities = [0_u8; 64];
+        let capable =
+            rustix::fs::getxattr(&path, "security.capability", &mut capabilities[..]).is_ok_and(|n| n > 0);
+        let needs_guard = meta.permissions().mode() & 0o6000 != 0 || capable || !is_binary;
+        Self { needs_guard, is_binary }
+    }
 }
 
 /// The agent's side. Dropping it makes the guard end what it was told of.
@@ -177,7 +191,7 @@ pub(crate) fn intercept(mut args: impl Iterator<Item = OsString>) -> Option<u8> 
             envoys.remove(&pid);
         } else if let Some(handle) = kin::handle(pid)
             // One that has ended meanwhile has given its number away.
-            && (kin::parent(pid) == agent || agent.is_none())
+            && (process::parent(pid) == agent || agent.is_none())
         {
             envoys.insert(pid, handle);
         }
@@ -213,6 +227,7 @@ mod tests {
             std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
             path.to_str().unwrap().to_owned()
         };
+        let needed = |program: &str| Program::look(program).needs_guard;
         assert!(!needed(&file("plain", 0o755)));
         assert!(needed(&file("setgid", 0o2755)));
         assert!(needed(&file("setuid", 0o4755)));

@@ -4,13 +4,6 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
-/// The parent in `/proc/<pid>/stat`.
-#[must_use]
-pub fn parent(stat: &str) -> Option<i32> {
-    // The name stands in brackets and may hold any byte.
-    stat.rsplit_once(") ")?.1.split(' ').nth(1)?.parse().ok()
-}
-
 /// The process's control group below the mounted tree, of `/proc/self/cgroup`; empty: not of the second version.
 #[must_use]
 pub fn control_group(text: &str) -> &str {

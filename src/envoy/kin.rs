@@ -6,8 +6,6 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
-use super::kernel;
-
 /// Rounds of looking for what a dying tree has started meanwhile.
 const ROUNDS: usize = 5;
 
@@ -30,11 +28,6 @@ pub(super) fn descendants(pid: i32) -> Vec<OwnedFd> {
         }
     }
     found
-}
-
-/// The parent of `pid`, as long as both exist.
-pub(super) fn parent(pid: i32) -> Option<i32> {
-    kernel::parent(&std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
 }
 
 /// Kills a process and its descendants, top first: what is killed starts nothing more.

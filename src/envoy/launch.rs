@@ -19,8 +19,11 @@ use std::io::{self, Read, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use rustix::process::{Gid, Signal, Uid};
+
+use crate::base::lane::Lane;
 
 /// The first argument that selects this step; `main` looks for it before anything else.
 pub const ARGUMENT: &str = "__exec-envoy";
@@ -147,6 +150,21 @@ fn executable(path: &Path) -> io::Result<()> {
     }
     rustix::fs::access(path, rustix::fs::Access::EXEC_OK)?;
     Ok(())
+}
+
+/// Looks at programs that may lie on a disk which does not answer.
+static LOOKS: Lane = Lane::new("programs", 2);
+/// How long a look is waited for; hundreds of times what a healthy disk needs.
+const LOOK: Duration = Duration::from_secs(5);
+
+/// Does `look` on a thread, and waits for it no longer than a disk may take.
+///
+/// # Errors
+/// Those of `look`; that the disk does not answer.
+pub(crate) async fn beside<T: Send + 'static>(
+    look: impl FnOnce() -> io::Result<T> + Send + 'static,
+) -> io::Result<T> {
+    LOOKS.within(LOOK, look).await?
 }
 
 /// Whether it is a program of machine code, and not a script or unreadable.

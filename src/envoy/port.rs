@@ -6,6 +6,7 @@ use std::fmt;
 use std::path::Path;
 
 use super::kernel::listening_inode;
+use crate::base::process;
 
 /// Who listens on a port.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -38,8 +39,7 @@ pub(crate) fn holder(port: u16) -> Option<Holder> {
 /// The parent of a process.
 #[must_use]
 pub(crate) fn parent(pid: u32) -> Option<u32> {
-    let text = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    text.lines().find_map(|line| line.strip_prefix("PPid:")?.trim().parse().ok())
+    u32::try_from(process::parent(i32::try_from(pid).ok()?)?).ok()
 }
 
 /// Whether the holder is an agent, or an agent's Envoy.

@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use super::{kernel, kin};
 use crate::base::path::cleaned;
+use crate::base::process;
 
 /// A killed process is gone at once, unless the kernel holds it.
 const GONE: Duration = Duration::from_secs(2);
@@ -79,7 +80,7 @@ fn has_agent(pid: i32) -> bool {
     let own = std::fs::read_link("/proc/self/exe").ok();
     let mut at = pid;
     for _ in 0..GENERATIONS {
-        let Some(parent) = kin::parent(at).filter(|p| *p > 0) else { return false };
+        let Some(parent) = process::parent(at).filter(|p| *p > 0) else { return false };
         let exe = std::fs::read_link(format!("/proc/{parent}/exe")).ok();
         let comm = std::fs::read_to_string(format!("/proc/{parent}/comm")).unwrap_or_default();
         if comm.starts_with("pilot-agent") || (own.is_some() && exe == own) {

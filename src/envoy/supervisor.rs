@@ -17,7 +17,7 @@ use handle::Asked;
 pub use handle::{Handle, NotReplaced};
 use inputs::{Found, Inputs};
 
-use super::guard::Guard;
+use super::guard::{Guard, Program};
 use super::process::Written;
 use super::{Bootstrap, Config, ConfigFile, Error, Kept, Outcome, Reason, admin, restart};
 use crate::base::error::chain;
@@ -70,6 +70,8 @@ struct Envoy {
     /// The last good text, kept only when it may be needed again.
     text: Vec<u8>,
     id: restart::Id,
+    /// What the binary is, as it was seen when the last epoch was prepared.
+    program: Program,
     /// What runs already, and its guard.
     kept: Option<Kept>,
     guard: Option<Guard>,
@@ -243,11 +245,13 @@ impl Outcome {
 impl Envoy {
     fn new(config: Config, bootstrap: Box<dyn Bootstrap>) -> Self {
         let inputs = Some(Inputs::new(&config, bootstrap));
-        Self { config, inputs, file: None, text: Vec::new(), id: 0, kept: None, guard: None }
+        let program = Program::default();
+        Self { config, inputs, file: None, text: Vec::new(), id: 0, program, kept: None, guard: None }
     }
 
     /// Looks at the inputs here and now, before anything is served.
     fn look(&mut self) -> Result<(), Error> {
+        self.program = Program::look(&self.config.binary);
         if let Some(inputs) = &mut self.inputs {
             let found = inputs.look()?;
             self.know(found);

@@ -1,14 +1,17 @@
 //! The clients of a unix socket: who they are, how many there may be, and when one has been silent too long.
 
-use std::sync::Arc;
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use tokio::net::UnixStream;
 use tonic::Status;
 
 use super::accept::bound;
-use super::places::{Bounds, Place, Places};
+use super::grpc::messages::Share;
+use super::own;
+use super::places::{Bounds, Origin, Place, Places};
 use super::progress::{Heads, Phase, Progress};
 use super::streams::Streams;
 use crate::base::heap::Crowd;
@@ -19,25 +22,46 @@ const CONNECTIONS: usize = 320;
 /// A connection that does not finish HTTP/2's opening in this time is closed (the Go library's figure).
 pub(crate) const HANDSHAKE: Duration = Duration::from_secs(120);
 
-/// A process: its ID, where it is of our namespace, and its user.
-type Origin = (Option<i32>, Option<u32>);
+/// A process: its ID, where it is of our namespace, its user, and whether it is the agent's own Envoy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct Process {
+    pid: Option<i32>,
+    uid: Option<u32>,
+    is_own: bool,
+}
+
+impl Process {
+    fn of(socket: &UnixStream) -> Self {
+        let peer = socket.peer_cred().ok();
+        let pid = peer.and_then(|p| p.pid());
+        Self { pid, uid: peer.map(|p| p.uid()), is_own: pid.is_some_and(own::is) }
+    }
+}
+
+impl Origin for Process {
+    fn is_own(&self) -> bool {
+        self.is_own
+    }
+}
 
 /// All clients of a socket. Clones share them.
 #[derive(Debug, Clone)]
 pub(crate) struct Clients {
-    places: Places<Origin>,
+    places: Places<Process>,
     heads: Arc<Heads>,
-    table: Streams<Origin>,
+    table: Streams<Process>,
+    shares: Arc<Mutex<HashMap<Process, Weak<Share>>>>,
 }
 
 /// One client's connection. It counts as idle while it has no stream.
 #[derive(Debug)]
 pub(crate) struct Client {
     pub(crate) progress: Arc<Progress>,
-    place: Place<Origin>,
+    place: Place<Process>,
     streams: AtomicUsize,
-    table: Streams<Origin>,
+    table: Streams<Process>,
     id: u64,
+    share: Arc<Share>,
 }
 
 /// A stream of a connection, until it is dropped.
@@ -52,17 +76,30 @@ impl Clients {
     pub(crate) fn new(streams: usize) -> Self {
         let all = bound(CONNECTIONS);
         let bounds = Bounds { all, share: (all * 3 / 4).max(1), asking: all, spare_busy: true };
-        Self { places: Places::new(bounds), heads: Arc::new(Heads::new(0)), table: Streams::new(streams) }
+        let (heads, table) = (Arc::new(Heads::new(0)), Streams::new(streams));
+        Self { places: Places::new(bounds), heads, table, shares: Arc::default() }
     }
 
     /// A place for a new connection; `None` when all are in use.
     pub(crate) fn welcome(&self, socket: &UnixStream) -> Option<Arc<Client>> {
-        let peer = socket.peer_cred().ok();
-        let origin = (peer.and_then(|p| p.pid()), peer.map(|p| p.uid()));
+        let origin = Process::of(socket);
         let progress = Arc::new(Progress::new(self.heads.clone()));
         let place = self.places.take(origin, &progress)?;
         let (table, id) = (self.table.clone(), self.table.connection(origin, &progress));
-        Some(Arc::new(Client { progress, place, streams: AtomicUsize::new(0), table, id }))
+        let share = self.share(origin);
+        Some(Arc::new(Client { progress, place, streams: AtomicUsize::new(0), table, id, share }))
+    }
+
+    // What all connections of a process hold together; as many as there are connections at most.
+    fn share(&self, origin: Process) -> Arc<Share> {
+        let mut shares = self.shares.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(share) = shares.get(&origin).and_then(Weak::upgrade) {
+            return share;
+        }
+        shares.retain(|_, share| share.strong_count() > 0);
+        let share = Arc::new(Share::new(origin.is_own));
+        shares.insert(origin, Arc::downgrade(&share));
+        share
     }
 
     /// There is no descriptor for `socket`: it is closed, and the one that is worth least makes place for the next.
@@ -88,6 +125,13 @@ impl Client {
             self.progress.enter(Phase::Busy);
         }
         Ok(Using { client: self.clone(), _crowd: Crowd::join() })
+    }
+}
+
+impl Using {
+    /// What its process may hold of messages that are not complete.
+    pub(crate) fn share(&self) -> Arc<Share> {
+        self.client.share.clone()
     }
 }
 

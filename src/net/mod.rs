@@ -8,6 +8,7 @@
 //! | `authority_rewriter` | rewrites an `:authority` that the HTTP/2 library would refuse |
 //! | `clients` | who is on a unix socket, and how many may be |
 //! | `http` | one request over one plain connection, its answer read whole |
+//! | `own` | which clients are the agent's own Envoy |
 //! | `percent` | percent-encoding, with Go's strictness |
 //! | `places` | a bound of connections, and who makes place at the bound |
 //! | `proxy` | HTTP proxies: whom they are for, and tunnels through them |
@@ -26,6 +27,7 @@ pub(crate) mod clients;
 pub(crate) mod grpc;
 pub(crate) mod http;
 pub(crate) mod io;
+pub(crate) mod own;
 pub(crate) mod percent;
 pub(crate) mod places;
 pub(crate) mod progress;

@@ -8,10 +8,11 @@
 //!
 //! There are two bounds: one of all connections, which cost little as long as they have not asked, and one of
 //! those that have. One origin (an address, a process) that has more than its share makes place for itself, and
-//! at the bound the origin with the most does.
+//! at the bound the origin with the most does. The agent's own Envoy ([`Origin::is_own`]) makes place for nobody.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::Hash;
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
@@ -20,6 +21,16 @@ use crate::base::heap::Crowd;
 
 /// A connection that is younger, or has waited for less, is spared as long as another can make place.
 const GRACE: Duration = Duration::from_secs(1);
+
+/// Who comes.
+pub(crate) trait Origin: Clone + Eq + Hash {
+    /// Whether it is the agent's own: it makes place for nobody, and everybody else for it.
+    fn is_own(&self) -> bool {
+        false
+    }
+}
+
+impl Origin for IpAddr {}
 
 /// How many connections there may be.
 #[derive(Debug, Clone, Copy)]
@@ -61,15 +72,22 @@ struct Taken<K> {
     asking: bool,
 }
 
+impl<K: Origin> Taken<K> {
+    /// Whether it may be ended for another that asks.
+    fn must_ask_again(&self) -> bool {
+        self.asking && !self.origin.is_own()
+    }
+}
+
 /// A place, until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Place<K: Clone + Eq + Hash> {
+pub(crate) struct Place<K: Origin> {
     id: u64,
     places: Places<K>,
     _crowd: Crowd,
 }
 
-impl<K: Clone + Eq + Hash> Places<K> {
+impl<K: Origin> Places<K> {
     pub(crate) fn new(bounds: Bounds) -> Self {
         let (taken, counts) = (BTreeMap::new(), HashMap::new());
         Self(Arc::new(Mutex::new(Table { bounds, next: 0, taken, counts, asking: 0 })))
@@ -97,8 +115,12 @@ impl<K: Clone + Eq + Hash> Places<K> {
         } else if table.taken.len() >= table.bounds.all {
             let blamed = table.blamed();
             let spare = table.bounds.spare_busy && blamed.as_ref().is_none_or(|blamed| *blamed == origin);
-            let least = u8::from(spare);
-            if !table.evict(|taken| blamed.as_ref().is_none_or(|origin| *origin == taken.origin), least) {
+            let least = u8::from(spare && !origin.is_own());
+            let makes_place = |taken: &Taken<K>| match &blamed {
+                Some(blamed) => *blamed == taken.origin,
+                None => !taken.origin.is_own(),
+            };
+            if !table.evict(makes_place, least) {
                 return None;
             }
         }
@@ -113,7 +135,7 @@ impl<K: Clone + Eq + Hash> Places<K> {
     pub(crate) fn evict(&self) -> bool {
         let mut table = self.table();
         let least = table.bounds.least();
-        table.evict(|_| true, least)
+        table.evict(|taken| !taken.origin.is_own(), least) || table.evict(|_| true, least)
     }
 
     /// Every connection that has a place.
@@ -122,7 +144,7 @@ impl<K: Clone + Eq + Hash> Places<K> {
     }
 }
 
-impl<K: Clone + Eq + Hash> Place<K> {
+impl<K: Origin> Place<K> {
     /// From now on it counts as one that asks; ends another such one where there are too many, and one that stands
     /// still where there are half as many.
     pub(crate) fn asks(&self) {
@@ -130,9 +152,9 @@ impl<K: Clone + Eq + Hash> Place<K> {
         let counts = table.taken.get(&self.id).is_some_and(|own| own.asking);
         let bounds = table.bounds;
         if !counts && table.asking >= bounds.asking {
-            table.evict(|taken| taken.asking, bounds.least());
+            table.evict(Taken::must_ask_again, bounds.least());
         } else if !counts && table.asking >= bounds.asking.div_ceil(2) {
-            table.evict(|taken| taken.asking, STANDS);
+            table.evict(Taken::must_ask_again, STANDS);
         }
         let first =
             table.taken.get_mut(&self.id).is_some_and(|own| !std::mem::replace(&mut own.asking, true));
@@ -140,17 +162,18 @@ impl<K: Clone + Eq + Hash> Place<K> {
     }
 }
 
-impl<K: Clone + Eq + Hash> Drop for Place<K> {
+impl<K: Origin> Drop for Place<K> {
     fn drop(&mut self) {
         self.places.table().forget(self.id);
     }
 }
 
-impl<K: Clone + Eq + Hash> Table<K> {
+impl<K: Origin> Table<K> {
     // Whose connections make place at the bound. Among origins of a few connections each, nobody is more to
     // blame than another.
     fn blamed(&self) -> Option<K> {
-        let largest = self.counts.iter().max_by_key(|(_, n)| **n)?;
+        let others = self.counts.iter().filter(|(origin, _)| !origin.is_own());
+        let largest = others.max_by_key(|(_, n)| **n)?;
         (*largest.1 > self.bounds.all / 8).then(|| largest.0.clone())
     }
 
@@ -192,7 +215,7 @@ impl<K: Clone + Eq + Hash> Table<K> {
 }
 
 /// Ends connections with the largest unfinished heads, as long as all of them together are too large.
-pub(crate) fn relieve<K: Clone + Eq + Hash>(heads: &Heads, places: &[Places<K>]) {
+pub(crate) fn relieve<K: Origin>(heads: &Heads, places: &[Places<K>]) {
     while heads.is_too_much() {
         let all = places.iter().flat_map(Places::each).filter(|p| !p.is_cut());
         let Some(largest) = all.max_by_key(|p| p.held()).filter(|p| p.held() > 0) else { break };
@@ -222,9 +245,21 @@ fn worth(progress: &Progress) -> (u8, Duration) {
     }
 }
 
+/// For tests: who is the agent's own.
+#[cfg(test)]
+pub(super) const OWN: &str = "own";
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    impl Origin for () {}
+
+    impl Origin for &'static str {
+        fn is_own(&self) -> bool {
+            *self == OWN
+        }
+    }
 
     fn one() -> Arc<Progress> {
         Arc::new(Progress::new(Arc::new(Heads::new(100))))
@@ -324,6 +359,28 @@ mod tests {
         held.push(places.take("envoy", &streams[3]).unwrap());
         held.push(places.take("other", &one()).unwrap());
         assert_eq!(cut(&[&streams[0], &streams[1], &streams[3]]), [true, false, false]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_own_one_is_let_in_by_a_crowd_of_busy_strangers_and_stays() {
+        let places = Places::new(Bounds { all: 16, share: 12, asking: 16, spare_busy: true });
+        let names = ["a", "b", "c", "d", "e", "f", "g", "h"];
+        let crowd: Vec<_> = (0..15).map(|_| one()).collect();
+        let envoy = [one(), one()];
+        envoy[0].enter(Phase::Idle);
+        let mut held = vec![places.take(OWN, &envoy[0]).unwrap()];
+        held[0].asks();
+        for (n, progress) in crowd.iter().enumerate() {
+            progress.enter(Phase::Busy);
+            held.push(places.take(names[n % 8], progress).unwrap());
+        }
+        tokio::time::advance(Duration::from_secs(2)).await;
+        assert!(places.take("i", &one()).is_none(), "strangers do not make place for each other");
+        held.push(places.take(OWN, &envoy[1]).unwrap());
+        assert_eq!(crowd.iter().filter(|p| p.is_cut()).count(), 1);
+        held.iter().for_each(Place::asks);
+        assert!(places.evict() || places.len() > 0);
+        assert_eq!(cut(&[&envoy[0], &envoy[1]]), [false, false], "nor does the own one for them");
     }
 
     #[tokio::test(start_paused = true)]

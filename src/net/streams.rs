@@ -1,12 +1,13 @@
 //! A bound of streams over all connections of a socket, and who makes place at the bound.
 //!
 //! One process has half of them at most. At the bound whoever has fewest is let in, and the connection with the most
-//! streams of whoever has most is ended: its client comes again, and a flood never keeps anybody else out.
+//! streams of whoever has most is ended: its client comes again, and a flood never keeps anybody else out. The agent's
+//! own Envoy makes place for nobody, and each of the others for it.
 
 use std::collections::HashMap;
-use std::hash::Hash;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
+use super::places::Origin;
 use super::progress::Progress;
 
 /// How many streams there are. Clones share them.
@@ -29,7 +30,7 @@ struct Connection<K> {
     progress: Weak<Progress>,
 }
 
-impl<K: Copy + Eq + Hash> Streams<K> {
+impl<K: Origin + Copy> Streams<K> {
     pub(crate) fn new(most: usize) -> Self {
         let table = Table { most, all: 0, next: 0, of: HashMap::new(), connections: HashMap::new() };
         Self(Arc::new(Mutex::new(table)))
@@ -58,7 +59,8 @@ impl<K: Copy + Eq + Hash> Streams<K> {
         // It has made place for another and is about to end.
         let origin = table.connections.get(&id).ok_or(most)?.origin;
         let own = table.of.get(&origin).copied().unwrap_or(0);
-        if own >= most.div_ceil(2) || (table.all >= most && !table.make_place(own)) {
+        let most_elsewhere = if origin.is_own() { 0 } else { own + 1 };
+        if own >= most.div_ceil(2) || (table.all >= most && !table.make_place(most_elsewhere)) {
             return Err(most);
         }
         table.all += 1;
@@ -84,7 +86,7 @@ impl<K: Copy + Eq + Hash> Streams<K> {
     }
 }
 
-impl<K: Copy + Eq + Hash> Table<K> {
+impl<K: Origin + Copy> Table<K> {
     fn less(&mut self, origin: K, by: usize) {
         self.all -= by;
         if let Some(of) = self.of.get_mut(&origin) {
@@ -101,10 +103,11 @@ impl<K: Copy + Eq + Hash> Table<K> {
         Some(connection)
     }
 
-    /// Ends a connection of whoever has most, for one that has `own`; tells whether there was one that has more.
-    fn make_place(&mut self, own: usize) -> bool {
-        let Some((&blamed, &streams)) = self.of.iter().max_by_key(|(_, n)| **n) else { return false };
-        if streams <= own + 1 {
+    /// Ends a connection of whoever has most, and more than `least`; tells whether there was one.
+    fn make_place(&mut self, least: usize) -> bool {
+        let others = self.of.iter().filter(|(origin, _)| !origin.is_own());
+        let Some((&blamed, &streams)) = others.max_by_key(|(_, n)| **n) else { return false };
+        if streams <= least {
             return false;
         }
         let theirs = self.connections.iter().filter(|(_, c)| c.origin == blamed);
@@ -119,6 +122,7 @@ impl<K: Copy + Eq + Hash> Table<K> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::net::places::OWN;
     use crate::net::progress::Heads;
 
     fn one() -> Arc<Progress> {
@@ -154,6 +158,26 @@ mod tests {
         streams.end(left);
         assert_eq!(streams.begin(left), Ok(()));
         assert_eq!(streams.table().all, 8);
+    }
+
+    #[test]
+    fn a_crowd_of_small_processes_makes_place_for_the_own_one() {
+        let streams = Streams::new(8);
+        let (envoy, crowd) = (one(), [one(), one(), one(), one(), one()]);
+        let e = streams.connection(OWN, &envoy);
+        for _ in 0..3 {
+            assert_eq!(streams.begin(e), Ok(()));
+        }
+        let names = ["a", "b", "c", "d", "e"];
+        for (name, progress) in names.iter().zip(&crowd) {
+            assert_eq!(streams.begin(streams.connection(name, progress)), Ok(()));
+        }
+        let last = one();
+        let f = streams.connection("f", &last);
+        assert_eq!(streams.begin(f), Err(8), "each has as many as it would have");
+        assert_eq!(streams.begin(e), Ok(()), "who has one stream makes place");
+        assert!(!envoy.is_cut() && crowd.iter().filter(|p| p.is_cut()).count() == 1);
+        assert_eq!(streams.begin(e), Err(8), "half of them are one process's, whoever it is");
     }
 
     #[test]

@@ -164,7 +164,7 @@ impl Calls {
             Method::Stream => Ok(serve::<Sotw>(shared, source, body, call)),
             Method::Delta => Ok(serve::<Delta>(shared, source, body, call)),
             Method::Fetch => tokio::select! {
-                fetched = fetch(&shared, &*source, body) => fetched.map(Answers::one),
+                fetched = fetch(&shared, &*source, body, &call) => fetched.map(Answers::one),
                 () = grpc::over(until) => Err(grpc::exceeded()),
             },
         }
@@ -175,7 +175,7 @@ impl Calls {
         until: Option<Instant>,
         metadata: &MetadataMap,
     ) -> Result<(Call, Arc<dyn SecretSource>), Status> {
-        let call = Call { until, _using: self.client.stream()? };
+        let call = Call { until, using: self.client.stream()? };
         let source = tokio::select! {
             source = self.whose.source(metadata) => source?,
             () = grpc::over(until) => return Err(grpc::exceeded()),

@@ -150,7 +150,7 @@ pub(super) fn serve<P: Protocol>(
     call: Call,
 ) -> Answers {
     Answers::many(Box::new(Conversation::<P> {
-        inbound: Messages::new(body),
+        inbound: Messages::new(body, call.using.share()),
         call,
         _open: shared.metrics.opened(),
         shared,
@@ -167,8 +167,9 @@ pub(super) async fn fetch(
     shared: &Shared,
     source: &dyn SecretSource,
     body: Incoming,
+    call: &Call,
 ) -> Result<Bytes, Status> {
-    let message = Messages::new(body).next().await?;
+    let message = Messages::new(body, call.using.share()).next().await?;
     let request = Sotw::request(message.ok_or_else(|| Status::internal("grpc: no request has come"))?);
     if request.node.as_deref().is_none_or(str::is_empty) {
         return Err(node_missing());
@@ -186,7 +187,7 @@ fn encoded(message: &impl Message) -> Result<Bytes, Status> {
 /// What belongs to one call: its bound, and its share of the connection.
 pub(super) struct Call {
     pub(super) until: Option<tokio::time::Instant>,
-    pub(super) _using: Using,
+    pub(super) using: Using,
 }
 
 /// A name that is followed, as it was asked for.

@@ -172,6 +172,20 @@ for label, socket in EACH.items():
         for io in held:
             io.close()
 
+    @attack(f"{label} opened connections", "connections that open HTTP/2 and say nothing", short=label == "XDS")
+    def opened(world, size, socket=socket):
+        held, end = [], time.monotonic() + size.seconds
+        while time.monotonic() < end:
+            try:
+                if len(held) < size.sockets:
+                    held.append(Conn(world.dir / socket, timeout=0.2))
+                else:
+                    time.sleep(0.05)
+            except OSError:
+                time.sleep(0.02)
+        for conn in held:
+            conn.close()
+
     @attack(f"{label} streams", "as many streams on one connection as it takes")
     def streams(world, size, socket=socket):
         left, end = size.streams, time.monotonic() + size.seconds

@@ -164,7 +164,12 @@ class Day:
         self.put("resources/cluster.yaml", f'{{"@type": {CLUSTER}, name: {name}, type: STATIC, connect_timeout: 1s}}\n')
 
     def start(self):
-        ports = {name: free_port() for name in ("istiod", "status", "admin", "ready", "prometheus")}
+        ports = {}
+        for name in ("istiod", "status", "admin", "ready", "prometheus"):
+            # Nobody has bound the others yet.
+            while (port := free_port()) in ports.values():
+                pass
+            ports[name] = port
         self.ports = ports
         self.cluster("one")
         (self.dir / "home/out").mkdir(parents=True)

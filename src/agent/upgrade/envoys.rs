@@ -24,7 +24,9 @@ pub(super) async fn replace(
     if !handle.hot_restarts() {
         return Err(NotReplaced::Off.into());
     }
-    launch::runnable(&path).map_err(|source| Error::File { path: path.clone(), source })?;
+    let program = path.clone();
+    let looked = launch::beside(move || launch::runnable(&program)).await;
+    looked.map_err(|source| Error::File { path: path.clone(), source })?;
     let args: Vec<OsString> =
         kept.epochs.last().into_iter().flat_map(|e| e.args.iter().map(Into::into)).collect();
     match validate::again(&shown, &args, &process.extra_env, process.user, limit).await {

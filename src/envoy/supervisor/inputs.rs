@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::base::lane::Lane;
+use crate::envoy::guard::Program;
 use crate::envoy::process::Written;
 use crate::envoy::{Bootstrap, Config, ConfigFile, Error, restart};
 
@@ -89,19 +90,21 @@ impl Inputs {
 pub(super) struct Ready {
     pub(super) file: Option<Written>,
     pub(super) base_id: Option<u32>,
+    pub(super) program: Option<Program>,
 }
 
-/// Puts `text`, where there is one, at `path` on a thread, and reads the base id there.
+/// Puts `text`, where there is one, at `path` on a thread, reads the base id there, and looks at the binary.
 pub(super) async fn write_beside(
     path: PathBuf,
     text: Option<Vec<u8>>,
     base_id: PathBuf,
+    binary: String,
 ) -> Result<Ready, Error> {
     let to = path.clone();
     let job = move || {
         let file = text.map(|text| Written::new(&to, &text)).transpose()?;
         let base_id = std::fs::read_to_string(&base_id).ok().and_then(|text| text.trim().parse().ok());
-        Ok(Ready { file, base_id })
+        Ok(Ready { file, base_id, program: Some(Program::look(&binary)) })
     };
     let ready = WRITES.within(PATIENCE, job).await.unwrap_or_else(|error| Err((path, error)));
     ready.map_err(|(path, source)| Error::Write { path, source })

@@ -36,6 +36,7 @@ use crate::envoy::guard::Guard;
 use crate::envoy::process::{Exit, Process, Written};
 use crate::envoy::restart::Core;
 use crate::envoy::{Outcome, Reason, admin};
+use crate::net::own::Own;
 use crate::trouble::Reporter;
 
 /// How often the previous epoch is asked whether it is live before the next is started, and for how
@@ -50,6 +51,8 @@ type Boxed<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 struct Epoch {
     process: Option<Process>,
+    // So that nobody takes from it what it needs of our sockets.
+    _own: Option<Own>,
     file: Option<Written>,
     args: Vec<OsString>,
     started: Instant,

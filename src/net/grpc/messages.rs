@@ -2,13 +2,15 @@
 //!
 //! A stream that waits holds nothing: what has arrived of a message is held until the rest does, and given back with
 //! the message. What all streams of the process hold so is bounded, since each message alone may be large and each
-//! connection may have thousands of streams: at the bound a stream that would add to it ends, unless it holds next to
-//! nothing.
+//! connection may have thousands of streams: at the bound a stream that would add to it ends. Each client process has a
+//! [`Share`], so one that fills it keeps nobody else out; a little is every client's in spite of all others, and the
+//! agent's own Envoy has its share whatever others hold.
 //!
 //! Why not tonic's reader: its buffer stays as long as the stream, and nothing bounds all of them together.
 
 use std::marker::PhantomData;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::task::{Context, Poll, ready};
 
@@ -21,12 +23,41 @@ use super::FRAME;
 
 /// Largest message, in bytes: gRPC's default, which is Go's and tonic's too.
 const LARGEST: usize = 4 * 1024 * 1024;
-/// Bytes of unfinished messages in this process.
-const UNFINISHED: usize = 8 * 1024 * 1024;
-/// What a stream may hold in spite of [`UNFINISHED`]: the beginning of a usual request.
-const LITTLE: usize = 1024;
+/// Bytes of unfinished messages of one client: the largest one, and the beginnings of some more.
+const SHARE: usize = LARGEST + 64 * 1024;
+/// ... and of all clients but the own Envoy.
+const UNFINISHED: usize = 2 * SHARE;
+/// What a client may hold in spite of [`UNFINISHED`]: the beginnings of a few usual requests. A socket has 512 clients
+/// at most.
+const LITTLE: usize = 16 * 1024;
 
 static HELD: AtomicUsize = AtomicUsize::new(0);
+
+/// What the streams of one client hold together.
+#[derive(Debug)]
+pub(crate) struct Share {
+    held: AtomicUsize,
+    is_own: bool,
+}
+
+impl Share {
+    /// `is_own`: it is the agent's own Envoy.
+    pub(crate) fn new(is_own: bool) -> Self {
+        Self { held: AtomicUsize::new(0), is_own }
+    }
+
+    /// Counts `now` bytes in place of `before`; whether there may be so many.
+    fn change(&self, before: usize, now: usize) -> bool {
+        let of = |held: &AtomicUsize| {
+            let with = held.fetch_add(now, Relaxed) + now;
+            held.fetch_sub(before, Relaxed);
+            with - before
+        };
+        let own = of(&self.held);
+        let free = self.is_own || of(&HELD) <= UNFINISHED;
+        now == 0 || own <= LITTLE || (own <= SHARE && free)
+    }
+}
 
 /// The messages of one body.
 #[derive(Debug)]
@@ -41,8 +72,9 @@ where
     T: Message + Default,
     B: Body<Data = Bytes> + Unpin,
 {
-    pub(crate) fn new(body: B) -> Self {
-        Self { body, buffer: Held::default(), kind: PhantomData }
+    /// Of a client with this share.
+    pub(crate) fn new(body: B, share: Arc<Share>) -> Self {
+        Self { body, buffer: Held { bytes: BytesMut::new(), counted: 0, share }, kind: PhantomData }
     }
 
     /// The next message; `None` at the end.
@@ -77,10 +109,11 @@ where
 }
 
 /// What has arrived and is not decoded; counted while it is here.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Held {
     bytes: BytesMut,
     counted: usize,
+    share: Arc<Share>,
 }
 
 impl Held {
@@ -128,16 +161,14 @@ impl Held {
 
     /// Counts that `now` bytes are held; whether they may be.
     fn count(&mut self, now: usize) -> bool {
-        let all = HELD.fetch_add(now, Relaxed) + now - self.counted;
-        HELD.fetch_sub(self.counted, Relaxed);
-        self.counted = now;
-        all <= UNFINISHED || now <= LITTLE
+        let before = std::mem::replace(&mut self.counted, now);
+        self.share.change(before, now)
     }
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
-        HELD.fetch_sub(self.counted, Relaxed);
+        self.count(0);
     }
 }
 
@@ -168,7 +199,15 @@ mod tests {
     }
 
     fn reading(pieces: impl IntoIterator<Item = Bytes>) -> Messages<String, Pieces> {
-        Messages::new(Pieces(pieces.into_iter().collect()))
+        of(&stranger(), pieces)
+    }
+
+    fn of(client: &Arc<Share>, pieces: impl IntoIterator<Item = Bytes>) -> Messages<String, Pieces> {
+        Messages::new(Pieces(pieces.into_iter().collect()), client.clone())
+    }
+
+    fn stranger() -> Arc<Share> {
+        Arc::new(Share::new(false))
     }
 
     fn poll(messages: &mut Messages<String, Pieces>) -> Poll<Result<Option<String>, Status>> {
@@ -216,16 +255,28 @@ mod tests {
             all.resize(size, b'a');
             all.freeze()
         };
-        let mut held: Vec<_> = (0..3).map(|_| reading([half(3 * 1024 * 1024)])).collect();
-        assert!(poll(&mut held[0]).is_pending() && poll(&mut held[1]).is_pending());
-        let Poll::Ready(Err(status)) = poll(&mut held[2]) else { panic!("nine megabytes are held") };
-        assert_eq!(status.code(), Code::ResourceExhausted);
-        let mut little = reading([half(100)]);
-        assert!(poll(&mut little).is_pending(), "a small one is let in");
+        let large = 3 * 1024 * 1024;
+        let refused = |messages: &mut _| matches!(poll(messages), Poll::Ready(Err(status)) if status.code() == Code::ResourceExhausted);
+        let hostile = stranger();
+        let mut first = of(&hostile, [half(large)]);
+        assert!(poll(&mut first).is_pending());
+        assert!(refused(&mut of(&hostile, [half(large)])), "one client has a share, on however many streams");
+        assert!(refused(&mut of(&hostile, [half(2 * 1024 * 1024)])), "and nothing is left in it");
+        let mut other = reading([half(LARGEST)]);
+        assert!(poll(&mut other).is_pending(), "another one can send the largest message meanwhile");
+        assert!(refused(&mut reading([half(large)])), "all together have a bound");
+        let beginner = stranger();
+        let mut little: Vec<_> = (0..16).map(|_| of(&beginner, [half(1000)])).collect();
+        assert!(little.iter_mut().all(|one| poll(one).is_pending()), "a little is everybody's");
+        assert!(refused(&mut of(&beginner, [half(1000)])), "once");
+        let envoy = Arc::new(Share::new(true));
+        let mut own = of(&envoy, [half(large)]);
+        assert!(poll(&mut own).is_pending(), "the own Envoy has its share whatever others hold");
+        assert!(refused(&mut of(&envoy, [half(large)])));
         let mut whole = reading([message(&"a".repeat(3_000_000))]);
         assert!(poll(&mut whole).is_ready(), "what is whole is not held");
-        drop(held);
-        let mut again = reading([half(3 * 1024 * 1024)]);
+        drop((first, other, own, little));
+        let mut again = of(&hostile, [half(large)]);
         assert!(poll(&mut again).is_pending());
     }
 }

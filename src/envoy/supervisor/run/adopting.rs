@@ -12,6 +12,7 @@ use crate::envoy::drain::Phase;
 use crate::envoy::guard::Guard;
 use crate::envoy::kept::{self, Kept};
 use crate::envoy::process::{self, Written};
+use crate::net::own::Own;
 use crate::trouble::What;
 
 impl Run {
@@ -35,6 +36,7 @@ impl Run {
                 number,
                 Epoch {
                     process: Some(process),
+                    _own: Some(Own::process(process.id())),
                     file: epoch.file.map(Written::adopt),
                     args: epoch.args.into_iter().map(Into::into).collect(),
                     started: now.checked_sub(ran).unwrap_or(now),

@@ -11,6 +11,7 @@ use crate::envoy::restart::{self, Kind};
 use crate::envoy::supervisor::RunState;
 use crate::envoy::supervisor::inputs::Ready;
 use crate::envoy::{command, port, shared};
+use crate::net::own::Own;
 use crate::trouble::{self, Report, What};
 
 /// An Envoy that ends this soon may have found a port taken or its bootstrap wrong; one that was started again and
@@ -56,12 +57,15 @@ impl Run {
         // Its file is where the new one goes.
         self.suspect = None;
         match self.envoy.file.take() {
-            Some(file) if epoch == 0 => self.launch(epoch, Ready { file: Some(file), base_id: None }),
+            Some(file) if epoch == 0 => {
+                self.launch(epoch, Ready { file: Some(file), base_id: None, program: None })
+            }
             _ => self.prepare(epoch),
         }
     }
 
-    pub(super) fn launch(&mut self, epoch: u32, Ready { file, base_id }: Ready) {
+    pub(super) fn launch(&mut self, epoch: u32, Ready { file, base_id, program }: Ready) {
+        self.envoy.program = program.unwrap_or(self.envoy.program);
         self.stand_guard();
         let config = &self.envoy.config;
         let base_id_path = self.envoy.base_id_path();
@@ -102,7 +106,14 @@ impl Run {
                 let started = Instant::now();
                 self.epochs.insert(
                     epoch,
-                    Epoch { process: Some(process), file, args: args.clone(), started, aborted: false },
+                    Epoch {
+                        process: Some(process),
+                        _own: Some(Own::process(process.id())),
+                        file,
+                        args: args.clone(),
+                        started,
+                        aborted: false,
+                    },
                 );
                 self.asked.started();
                 self.trouble.note(What::Started, format!("Envoy, epoch {epoch}"));
@@ -121,8 +132,10 @@ impl Run {
     // Its end comes the same way as that of any other.
     pub(super) fn not_started(&mut self, epoch: u32, why: String) {
         let started = Instant::now();
-        self.epochs
-            .insert(epoch, Epoch { process: None, file: None, args: Vec::new(), started, aborted: false });
+        self.epochs.insert(
+            epoch,
+            Epoch { process: None, _own: None, file: None, args: Vec::new(), started, aborted: false },
+        );
         self.ends.push(Box::pin(std::future::ready((epoch, Exit::NotStarted(why)))));
     }
 
@@ -158,7 +171,7 @@ impl Run {
         if running && !epoch.aborted && !exit.orderly() {
             self.trouble.report(self.crash(&exit, ran));
             if self.hint.is_none() && ran < SOON && matches!(exit, Exit::Status(_)) {
-                self.suspect = judging::Suspect::of(&self.envoy.config, epoch.args, epoch.file);
+                self.suspect = judging::Suspect::of(self.envoy.program, epoch.args, epoch.file);
             }
         }
         let kind = match &exit {

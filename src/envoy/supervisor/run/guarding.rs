@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use super::Run;
 use crate::base::lane::Lane;
-use crate::envoy::guard::{self, Guard};
+use crate::envoy::guard::Guard;
 use crate::envoy::stale;
 
 /// A guard that somebody has ended is started again, but not more often.
@@ -48,7 +48,7 @@ impl Run {
         if self.guard.is_some() || self.guard_at > Instant::now() {
             return;
         }
-        if !guard::needed(&config.binary) {
+        if !self.envoy.program.needs_guard {
             self.guard_lost = false;
             return;
         }

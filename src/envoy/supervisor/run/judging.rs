@@ -7,9 +7,9 @@ use std::ffi::OsString;
 use std::time::Duration;
 
 use super::Run;
+use crate::envoy::guard::Program;
 use crate::envoy::process::Written;
 use crate::envoy::validate::{self, Verdict};
-use crate::envoy::{Config, launch};
 use crate::trouble::{Kind, Report};
 
 /// For how long the end of the agent waits for the answer; Envoy gives it within a second.
@@ -24,9 +24,8 @@ pub(super) struct Suspect {
 
 impl Suspect {
     /// None where it cannot be asked.
-    pub(super) fn of(config: &Config, args: Vec<OsString>, file: Option<Written>) -> Option<Self> {
-        let path = launch::look_up(&config.binary).ok()?;
-        launch::is_binary(&path).then_some(Self { args, _file: file })
+    pub(super) fn of(program: Program, args: Vec<OsString>, file: Option<Written>) -> Option<Self> {
+        program.is_binary.then_some(Self { args, _file: file })
     }
 }
 

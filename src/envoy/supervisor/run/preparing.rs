@@ -96,7 +96,8 @@ impl Run {
             ConfigFile::Generated(_) => Some(self.envoy.text.clone()),
             ConfigFile::Custom(_) => None,
         };
-        starting.writing = Some(Box::pin(write_beside(path, text, self.envoy.base_id_path())));
+        let binary = self.envoy.config.binary.clone();
+        starting.writing = Some(Box::pin(write_beside(path, text, self.envoy.base_id_path(), binary)));
     }
 
     pub(super) fn written(&mut self, ready: Result<Ready, Error>) {
