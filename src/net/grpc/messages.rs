@@ -265,6 +265,9 @@ mod tests {
         let mut other = reading([half(LARGEST)]);
         assert!(poll(&mut other).is_pending(), "another one can send the largest message meanwhile");
         assert!(refused(&mut reading([half(large)])), "all together have a bound");
+        // 8 kB are free now.
+        let mut rest = reading([half(UNFINISHED - large - LARGEST - 8000)]);
+        assert!(poll(&mut rest).is_pending());
         let beginner = stranger();
         let mut little: Vec<_> = (0..16).map(|_| of(&beginner, [half(1000)])).collect();
         assert!(little.iter_mut().all(|one| poll(one).is_pending()), "a little is everybody's");
@@ -275,7 +278,7 @@ mod tests {
         assert!(refused(&mut of(&envoy, [half(large)])));
         let mut whole = reading([message(&"a".repeat(3_000_000))]);
         assert!(poll(&mut whole).is_ready(), "what is whole is not held");
-        drop((first, other, own, little));
+        drop((first, other, rest, own, little));
         let mut again = of(&hostile, [half(large)]);
         assert!(poll(&mut again).is_pending());
     }
