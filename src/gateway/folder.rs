@@ -1,10 +1,14 @@
 //! Secrets from a folder: `<name>/tls.crt`, `tls.key`, `ca.crt`, watched as mounted certificates are.
 
 use std::collections::BTreeSet;
+use std::fs::OpenOptions;
+use std::io::Read;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustix::fs::OFlags;
 use zeroize::Zeroizing;
 
 use super::Secrets;
@@ -115,9 +119,12 @@ fn settle(secrets: &Secrets, folder: &Path, name: &str, wanted: &[&str], own: us
 
 fn read(folder: &Path, field: &str) -> Option<Zeroizing<Vec<u8>>> {
     let path = folder.join(FIELDS.iter().find(|known| **known == field)?);
-    let length = std::fs::metadata(&path).ok().filter(|m| m.is_file())?.len();
-    if length > LONGEST {
-        return None;
-    }
-    std::fs::read(&path).ok().map(Zeroizing::new)
+    // What it is may change at any time: a pipe is not waited for, and only what was opened is looked at.
+    let flags = OFlags::NONBLOCK.bits().cast_signed();
+    let file = OpenOptions::new().read(true).custom_flags(flags).open(path).ok()?;
+    let length = file.metadata().ok().filter(|m| m.is_file() && m.len() <= LONGEST)?.len();
+    // Room for all of it at once: of a buffer that grows parts of a key would stay.
+    let mut text = Zeroizing::new(Vec::with_capacity(usize::try_from(length).ok()? + 1));
+    let read = file.take(length).read_to_end(&mut text);
+    read.ok().map(|_| text)
 }

@@ -54,6 +54,12 @@ holding("unread scrape", b"GET /stats/prometheus HTTP/1.1\r\nHost: a\r\n\r\n", "
 holding("half a body", b"POST /quitquitquit2 HTTP/1.1\r\nHost: a\r\nContent-Length: 60000\r\n\r\nx", "bodies that never end")
 
 
+# The application's probe keeps its own pace; from elsewhere these pages are refused, which costs no less.
+for page in ("debug/agentz", "debug/", "stats/prometheus?x=" + "y" * 3000):
+    holding(f"unread {page.split('?')[0]}, pipelined", b"GET /%s HTTP/1.1\r\nHost: localhost\r\n\r\n" % page.encode() * 50,
+            "pages by the dozen that nobody reads")
+
+
 @attack("status heads byte by byte", "a byte every 20 ms on each connection")
 def drip(world, size):
     text, held = b"GET /healthz/ready HTTP/1.1\r\nHost: a\r\n" + b"X-Pad: y\r\n" * 1000, []

@@ -205,7 +205,7 @@ def listener_in(namespace, address):
 
 class World:
     def __init__(self, agent, istiod, descriptors=None, env=None, ready=True, envoy=None, resources=None, modules=False,
-                 out=False, silent_names=False, probers=None):
+                 out=False, silent_names=False, probers=None, flags=(), folders=()):
         self.envoy_binary = envoy or str(ROOT / "tests/support/fake_envoy.py")
         self.name = f"attack-{os.getpid()}"
         self.outer = None
@@ -215,11 +215,12 @@ class World:
         self.mounted, self.servers = False, []
         self.resources, self.modules = resources, modules
         self.silent_names, self.probers = silent_names, probers or {}
+        self.flags = flags
         soft = min(65536, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
         try:
-            if out:
-                (self.dir / "out").mkdir()
+            for folder in [*folders, *(["out"] if out else [])]:
+                (self.dir / folder).mkdir()
             self.network()
             self.start(Path(agent).resolve(), Path(istiod).resolve(), descriptors, env or {}, ready)
         except BaseException:
@@ -299,7 +300,7 @@ class World:
             "ISTIO_PROMETHEUS_ANNOTATIONS": json.dumps({"scrape": "true", "path": "/metrics", "port": str(APP)}),
             "PILOT_AGENT_MERGE_ENVOY_STATS": "false", **env,
         }
-        words = [agent, "proxy", "sidecar"]
+        words = [agent, "proxy", "sidecar", *self.flags]
         if self.modules:
             # Modules go to one folder of the machine; here it is one of this mount namespace.
             words = ["sh", "-c", "mount -t tmpfs tmpfs /var/lib && mkdir -p /var/lib/istio/data && exec \"$@\"", "sh", *words]
