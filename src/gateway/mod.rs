@@ -58,6 +58,7 @@ pub mod fuzz {
 pub(crate) use self::kube::Api;
 
 use crate::base::files::Watches;
+use crate::base::quote::shown;
 use crate::base::tasks::Group;
 use crate::secrets::slot::Slot;
 use crate::secrets::{Error, Fetched, ResourceName, Secret, SecretSource, name};
@@ -220,7 +221,7 @@ impl Secrets {
 impl SecretSource for Secrets {
     fn name(&self, text: &str) -> Result<ResourceName, name::Error> {
         if !is_name(text) {
-            return Err(name::Error::NoSecret(text.to_owned()));
+            return Err(name::Error::NoSecret(shown(text).into_owned()));
         }
         Ok(ResourceName::Gateway(text.to_owned()))
     }

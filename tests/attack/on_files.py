@@ -7,10 +7,9 @@ import time
 from . import h2
 from .h2 import DATA, END_HEADERS, HEADERS, RST, WINDOW, frame
 from .registry import attack
-from .world import SDS
 
-FLAGS = ["--gateway-secrets-dir", "gateway"]
-WORLD = {"flags": FLAGS, "folders": ["gateway"]}
+SOCKET = "var/run/ingress_gateway/sds"
+WORLD = {"flags": ["--gateway-secrets-dir=gateway"], "folders": ["gateway"], "env": {"ENABLE_INGRESS_GATEWAY_SDS": "true"}}
 
 
 def swapped(world, over):
@@ -48,7 +47,7 @@ def swaps(world, size):
     # Whoever waits in a pipe does not see this.
     (world.dir / "gateway/s1").mkdir()
     shutil.copy(world.dir / "var/run/secrets/istio/root-cert.pem", world.dir / "gateway/s1/ca.crt")
-    if not h2.served(world.dir / SDS, 30, b"kubernetes://s1-cacert"):
+    if not h2.served(world.dir / SOCKET, 30, b"s1-cacert"):
         raise AssertionError("a good secret is not served afterwards")
 
 
@@ -80,10 +79,10 @@ def play(world, size, job):
     writer = threading.Thread(target=run, daemon=True)
     writer.start()
     end = time.monotonic() + size.seconds
-    names = [b"kubernetes://s1", b"kubernetes://s1-cacert", b"kubernetes://../s1", b"kubernetes://\x1b[31m", b"kubernetes://s" + b"1" * 3000]
+    names = [b"s1", b"s1-cacert", b"../s1", b"\x1b[31m", b"s" + b"1" * 3000]
     try:
         while time.monotonic() < end:
-            with h2.Conn(world.dir / SDS, timeout=0.5) as conn:
+            with h2.Conn(world.dir / SOCKET, timeout=0.5) as conn:
                 for n, name in enumerate(names):
                     conn.send(frame(HEADERS, END_HEADERS, 2 * n + 1, h2.request(h2.SDS_PATH)), frame(DATA, 0, 2 * n + 1, h2.secrets(name)))
                 try:
