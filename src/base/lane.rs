@@ -33,7 +33,11 @@ pub(crate) fn begin<T: Send + 'static>(
     let (done, answer) = channel();
     let thread = std::thread::Builder::new().name(purpose.to_owned());
     let named = purpose.to_owned();
+    #[cfg(test)]
+    let counted = under_way::Counted::new();
     let begun = thread.spawn(move || {
+        #[cfg(test)]
+        let _counted = counted;
         if let Ok(result) = guarded(&named, job) {
             // Whoever asked may be gone.
             drop(done.send(result));
@@ -48,6 +52,44 @@ pub(crate) fn begin<T: Send + 'static>(
     #[cfg(not(test))]
     drop(begun);
     Ok(answer)
+}
+
+/// Tests that drive the clock by hand let no work in a thread fall behind.
+#[cfg(test)]
+pub(crate) mod under_way {
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    thread_local! {
+        // Everything that this thread, which is a test's runtime, has begun holds one.
+        static JOBS: Arc<()> = Arc::default();
+    }
+
+    pub(super) struct Counted {
+        _job: Arc<()>,
+    }
+
+    impl Counted {
+        pub(super) fn new() -> Self {
+            Self { _job: JOBS.with(Arc::clone) }
+        }
+    }
+
+    /// Waits, in real time, until nothing that was begun on this thread is under way, nor is what comes of it.
+    pub(crate) async fn nothing() {
+        let runtime = tokio::runtime::Handle::current();
+        for _ in 0..10_000 {
+            let _ = runtime.spawn_blocking(|| std::thread::sleep(Duration::from_millis(1))).await;
+            // Whoever waited for a job may begin the next one as soon as it runs.
+            for _ in 0..30 {
+                tokio::task::yield_now().await;
+            }
+            if JOBS.with(Arc::strong_count) == 1 {
+                return;
+            }
+        }
+        panic!("work in a thread does not end");
+    }
 }
 
 /// Does `job` on a thread and waits for it here, on this one, but no longer than `limit`: for files that go when their

@@ -88,11 +88,7 @@ impl World {
             tokio::time::advance(time / steps).await;
             settle().await;
             // Files are looked at on threads, which take real time; the paused clock stands still meanwhile.
-            crate::base::lane::begin("pause", || std::thread::sleep(Duration::from_millis(1)))
-                .unwrap()
-                .await
-                .unwrap();
-            settle().await;
+            crate::base::lane::under_way::nothing().await;
         }
     }
 
