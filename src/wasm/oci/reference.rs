@@ -162,6 +162,15 @@ mod tests {
         }
     }
 
+    // As in the Go agent's library; a fuzz target found the text that it prints too long for itself.
+    #[test]
+    fn the_part_that_docker_hub_adds_is_not_counted() {
+        let name = "a".repeat(255);
+        let read = Reference::parse(&name).unwrap();
+        assert_eq!(read.name(), format!("index.docker.io/library/{name}"));
+        assert!(Reference::parse(&format!("{name}a")).is_err());
+    }
+
     #[test]
     fn plain_http_is_for_neighbours() {
         let plain = |host: &str| Reference::parse(&format!("{host}/a/b")).unwrap().may_be_plain();
