@@ -36,10 +36,10 @@ use crate::trouble::{Kind, Report, Reporter};
 
 /// Streams on one socket. Each costs 2 to 3 KB, so all of them stay below 32 MB, whoever has them; Envoy opens one for
 /// each secret, and without a circuit breaker of its own no more than 1,024 at a time.
-const STREAMS: usize = 12_288;
+const STREAMS: usize = 11_264;
 /// Streams on one connection; a client that wants more opens another one. The Go agent's limit is 100,000, with which
 /// one connection could hold all memory of the pod.
-const MAX_STREAMS: u32 = 6144;
+const MAX_STREAMS: u32 = 5632;
 /// Flow-control windows: requests are small, and what a client sends and nobody reads is held. The XDS socket's figure.
 const WINDOW: u32 = 64 * 1024;
 

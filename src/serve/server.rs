@@ -312,7 +312,8 @@ async fn answered<S: Site>(io: Watched, peer: SocketAddr, state: Arc<ConnState>,
     let _ = io.shutdown().await;
     if state.unread() {
         let mut rest = tokio::io::AsyncReadExt::take(&mut io, LINGER_BYTES);
-        let mut sink = [0; 4096];
+        // On the heap: a connection has no room for it while nothing is taken.
+        let mut sink = vec![0; 4096];
         let taken = async { while rest.read(&mut sink).await.is_ok_and(|n| n > 0) {} };
         let _ = tokio::time::timeout(LINGER, taken).await;
     }

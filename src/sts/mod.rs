@@ -163,7 +163,8 @@ impl Service {
         let Some(broker) = &self.broker else {
             return answer::invalid_target("no plugin is found");
         };
-        match broker.get(ask).await {
+        // On the heap: who has not sent all of a request needs no room for what comes after it.
+        match Box::pin(broker.get(ask)).await {
             Ok(access) => answer::access(&access, broker.now()),
             Err(fault) => answer::invalid_target(&fault.to_string()),
         }
