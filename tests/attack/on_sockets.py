@@ -155,36 +155,40 @@ def unfinished(conn, path, end):
             sent, room[s], room[0] = sent + len(piece), room[s] - len(piece), room[0] - len(piece)
 
 
+def connected(path):
+    io = h2.socket.socket(h2.socket.AF_UNIX)
+    io.settimeout(0.2)
+    try:
+        io.connect(str(path))
+    except OSError:
+        io.close()
+        raise
+    return io
+
+
+def hold(size, connect):
+    """Holds as many connections as it gets, up to the size's number, until the time is up."""
+    held, end = [], time.monotonic() + size.seconds
+    while time.monotonic() < end:
+        try:
+            if len(held) < size.sockets:
+                held.append(connect())
+            else:
+                time.sleep(0.05)
+        except OSError:
+            time.sleep(0.02)
+    for conn in held:
+        conn.close()
+
+
 for label, socket in EACH.items():
     @attack(f"{label} silent connections", "connections that say nothing")
     def silent(world, size, socket=socket):
-        held, end = [], time.monotonic() + size.seconds
-        while time.monotonic() < end:
-            try:
-                if len(held) < size.sockets:
-                    held.append(h2.socket.socket(h2.socket.AF_UNIX))
-                    held[-1].settimeout(0.2)
-                    held[-1].connect(str(world.dir / socket))
-                else:
-                    time.sleep(0.05)
-            except OSError:
-                time.sleep(0.02)
-        for io in held:
-            io.close()
+        hold(size, lambda: connected(world.dir / socket))
 
     @attack(f"{label} opened connections", "connections that open HTTP/2 and say nothing", short=label == "XDS")
     def opened(world, size, socket=socket):
-        held, end = [], time.monotonic() + size.seconds
-        while time.monotonic() < end:
-            try:
-                if len(held) < size.sockets:
-                    held.append(Conn(world.dir / socket, timeout=0.2))
-                else:
-                    time.sleep(0.05)
-            except OSError:
-                time.sleep(0.02)
-        for conn in held:
-            conn.close()
+        hold(size, lambda: Conn(world.dir / socket, timeout=0.2))
 
     @attack(f"{label} streams", "as many streams on one connection as it takes")
     def streams(world, size, socket=socket):
