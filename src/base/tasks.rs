@@ -311,12 +311,6 @@ impl<T: Send + 'static> Set<T> {
         while self.tasks.join_next().await.is_some() {}
     }
 
-    /// How many run, or have ended and were not joined.
-    #[must_use]
-    pub(crate) fn len(&self) -> usize {
-        self.tasks.len()
-    }
-
     /// Whether there is none.
     #[must_use]
     pub(crate) fn is_empty(&self) -> bool {

@@ -17,12 +17,16 @@ use crate::base::handover;
 use crate::base::lane::Lane;
 use crate::base::metrics::Metrics;
 use crate::base::tasks::{Set, Stop, TaskResult};
+use crate::net::accept::{self, Acceptor, Came};
+use crate::net::places::{Bounds, Place, Places};
+use crate::net::progress::{Heads, Phase, Progress};
 use crate::trouble::Reporter;
 
 /// Queries at the nameservers at once; each holds a socket. More are answered SERVFAIL, so that dead
 /// nameservers cannot use up the file descriptors the rest of the agent needs.
 const FORWARDS: usize = 512;
-/// Connections at once; more wait in the kernel's queue, and none is kept idle longer than [`IDLE`].
+/// Connections at once; above, the one that is worth least makes place (`net::places`), so whoever asks is answered
+/// however many say nothing. None is kept idle longer than [`IDLE`].
 const CONNECTIONS: usize = 128;
 /// Until the first query of a connection, and until a reply is taken.
 const FIRST: Duration = Duration::from_secs(2);
@@ -36,7 +40,7 @@ const LOOK: Duration = Duration::from_secs(2);
 const QUIET: Duration = Duration::from_millis(200);
 const GLANCE: Duration = Duration::from_millis(5);
 static READS: Lane = Lane::new("resolv.conf", 1);
-/// After a failed accept or receive, so that a lasting fault does not spin.
+/// After a failed receive, so that a lasting fault does not spin.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// Sockets that are bound but not yet served.
@@ -287,15 +291,27 @@ async fn send(socket: &UdpSocket, reply: &[u8], to: std::net::SocketAddr) {
 
 async fn tcp(listener: TcpListener, shared: Arc<Shared>) {
     let mut connections = Set::new("dns connection");
+    let most = accept::bound(CONNECTIONS);
+    let places = Places::new(Bounds { all: most, share: most, asking: most, spare_busy: false });
+    // A message has 64 kB at most.
+    let heads = Arc::new(Heads::new(u64::MAX));
+    let mut acceptor = Acceptor::new("dns");
     loop {
         tokio::select! {
-            accepted = listener.accept(), if connections.len() < CONNECTIONS => match accepted {
-                Ok((stream, _)) => {
-                    connections.spawn(connection(stream, shared.clone()));
+            came = acceptor.next(&listener) => match came {
+                Ok(Came::In(stream, peer)) => {
+                    let progress = Arc::new(Progress::new(heads.clone()));
+                    if let Some(place) = places.take(peer.ip(), &progress) {
+                        let work = connection(stream, shared.clone(), progress.clone(), place);
+                        progress.served_by(connections.spawn(work));
+                    }
+                }
+                Ok(Came::Last(_)) => {
+                    places.evict();
                 }
                 Err(error) => {
-                    tracing::debug!(target: "dns", "accept: {error}");
-                    tokio::time::sleep(PAUSE).await;
+                    tracing::error!(target: "dns", "the DNS listener failed: {error}");
+                    return;
                 }
             },
             () = connections.ended() => {}
@@ -303,10 +319,16 @@ async fn tcp(listener: TcpListener, shared: Arc<Shared>) {
     }
 }
 
-async fn connection(mut stream: TcpStream, shared: Arc<Shared>) {
+async fn connection(
+    mut stream: TcpStream,
+    shared: Arc<Shared>,
+    progress: Arc<Progress>,
+    _place: Place<IpAddr>,
+) {
     let mut wait = FIRST;
     for _ in 0..QUERIES {
         let Ok(Ok(message)) = timeout(wait, upstream::read(&mut stream)).await else { return };
+        progress.enter(Phase::Busy);
         let reply = match shared.handle(&message, |_| usize::from(u16::MAX)) {
             Next::Nothing => None,
             Next::Reply(reply) => Some(reply),
@@ -317,6 +339,7 @@ async fn connection(mut stream: TcpStream, shared: Arc<Shared>) {
         {
             return;
         }
+        progress.enter(Phase::Idle);
         wait = IDLE;
     }
 }

@@ -92,13 +92,13 @@ class Conn:
         self.close()
 
 
-def served(path, seconds=10.0, name=b"default"):
-    """Whether a new client is given the workload's certificate, or what has this name."""
+def served(path, seconds=10.0, name=b"default", *more):
+    """Whether a new client is given the workload's certificate, or what has this name; `more`: header fields."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         try:
             with Conn(path, timeout=seconds) as conn:
-                conn.send(frame(HEADERS, END_HEADERS, 1, request(SDS_PATH)), frame(DATA, 0, 1, secrets(name)))
+                conn.send(frame(HEADERS, END_HEADERS, 1, request(SDS_PATH, *more)), frame(DATA, 0, 1, secrets(name)))
                 got = b""
                 while b"END CERTIFICATE" not in got:
                     kind, flags, _, payload = conn.read()

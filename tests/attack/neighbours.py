@@ -1,4 +1,5 @@
 """Neighbours that misbehave: the application, istiod, Envoy, the disk, the kernel's limits, who asks for names."""
+import json
 import os
 import signal
 import socket
@@ -10,7 +11,7 @@ from . import h2
 from .hung import hung
 from .on_status import hold
 from .registry import attack
-from .world import ATTACKERS, DNS, POD, SDS, XDS, App, connect
+from .world import ATTACKERS, POD, SDS, XDS, App, connect, run
 
 for mood in ("silent", "endless head", "endless body", "garbage", "to itself"):
     @attack(f"application {mood}", "an application that answers its probes like this", liveness=False)
@@ -178,6 +179,48 @@ def disks(world, size):
             time.sleep(0.2)
 
 
+def read_only(pid, folder, undo=False):
+    """Lays the folder over itself, as the process sees it, so that nothing in it can be changed."""
+    enter = ["nsenter", f"--mount=/proc/{pid}/ns/mnt"]
+    if undo:
+        run(*enter, "umount", "--lazy", str(folder))
+        return
+    run(*enter, "mount", "--bind", str(folder), str(folder))
+    run(*enter, "mount", "-o", "remount,bind,ro", str(folder))
+
+
+@attack("read-only disks", "OUTPUT_CERTS, Envoy's folder and that of the modules take nothing any more", world={
+    "resources": [wasm("well", f"http://{POD}:8081/module")], "modules": True, "out": True,
+    "env": {"OUTPUT_CERTS": "out", "SECRET_TTL": "30s", "ISTIO_WASM_INSECURE_REGISTRIES": "*"}})
+def unwritable(world, size):
+    ask = h2.message((2, b"\x0a\x1fsidecar~10.213.0.2~pod.ns~ns.sv"), (3, b"well"), (4, ECDS.encode()))
+    folders, end = [world.dir / "out", world.dir / "etc/istio/proxy", "/var/lib/istio/data"], time.monotonic() + max(size.seconds, 6)
+    for folder in folders:
+        read_only(world.pid, folder)
+    try:
+        while time.monotonic() < end:
+            if not h2.served(world.dir / SDS, 5):
+                raise AssertionError("a read-only disk keeps certificates from Envoy")
+            try:
+                with h2.Conn(world.dir / XDS, timeout=10) as conn:
+                    conn.send(h2.frame(h2.HEADERS, h2.END_HEADERS, 1, h2.request(h2.ADS_PATH)), h2.frame(h2.DATA, 0, 1, ask))
+                    while conn.read()[0] != h2.DATA:
+                        pass
+            except OSError as error:
+                raise AssertionError(f"a read-only disk keeps configuration from Envoy: {error}") from error
+            time.sleep(0.2)
+    finally:
+        for folder in folders:
+            read_only(world.pid, folder, undo=True)
+
+
+for mood in ("half head", "endless head", "endless body", "drip"):
+    @attack(f"Envoy's statistics {mood}", "an Envoy that answers scrapes like this, and scrapers that read half", short=mood == "endless body",
+            world={"env": {"PILOT_AGENT_MERGE_ENVOY_STATS": "true", "FAKE_ENVOY": json.dumps({"ill": {"/stats/prometheus": mood}})}})
+    def statistics(world, size):
+        crowd(size, b"GET /stats/prometheus HTTP/1.1\r\nHost: a\r\n\r\n", half_read=True)
+
+
 @attack("folder of modules stands still", "a file system that never answers over the modules, while modules are asked for", world={
     "resources": [wasm("well", f"http://{POD}:8081/module")], "modules": True,
     "env": {"WASM_PURGE_INTERVAL": "1s", "WASM_MODULE_EXPIRY": "1s", "ISTIO_WASM_INSECURE_REGISTRIES": "*"}})
@@ -220,51 +263,6 @@ def resolver(world, size):
             raise AssertionError(f"{threads} threads wait for names")
         time.sleep(0.02)
         if len(held) > 60:
-            held.pop(0).close()
-    for io in held:
-        io.close()
-
-
-@attack("DNS garbage", "datagrams that are no queries", world={
-    "env": {"ISTIO_META_DNS_CAPTURE": "true", "DNS_PROXY_ADDR": f"0.0.0.0:{DNS}"}, "ready": False}, readiness=False)
-def dns(world, size):
-    end = time.monotonic() + size.seconds
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as io:
-        io.bind((ATTACKERS[0], 0))
-        while time.monotonic() < end:
-            for n in range(200):
-                io.sendto(h2.noise(n * 7), (POD, DNS))
-            time.sleep(0.001)
-
-
-@attack("DNS queries without an answer", "names of elsewhere by the thousand, and a resolver that never answers", world={
-    "env": {"ISTIO_META_DNS_CAPTURE": "true", "DNS_PROXY_ADDR": f"0.0.0.0:{DNS}"}, "ready": False, "silent_names": True}, readiness=False)
-def unanswered(world, size):
-    end, n = time.monotonic() + size.seconds, 0
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as io:
-        io.bind((ATTACKERS[0], 0))
-        while time.monotonic() < end:
-            for _ in range(200):
-                n += 1
-                label = b"n%d" % n
-                name = bytes([len(label)]) + label + b"\7nowhere\4test\0"
-                io.sendto((n % 65536).to_bytes(2, "big") + b"\1\0\0\1\0\0\0\0\0\0" + name + b"\0\1\0\1", (POD, DNS))
-            time.sleep(0.002)
-
-
-@attack("DNS garbage, TCP", "messages that are no queries, lengths that are none, connections that wait", world={
-    "env": {"ISTIO_META_DNS_CAPTURE": "true", "DNS_PROXY_ADDR": f"0.0.0.0:{DNS}"}, "ready": False}, readiness=False)
-def dns_tcp(world, size):
-    end, held = time.monotonic() + size.seconds, []
-    while time.monotonic() < end:
-        try:
-            io = connect(ATTACKERS[len(held) % 64], DNS, timeout=0.5)
-            held.append(io)
-            for n in range(20):
-                io.sendall((n * 300).to_bytes(2, "big") + h2.noise(n * 300 // (1 + n % 3)))
-        except OSError:
-            time.sleep(0.01)
-        if len(held) > size.connections:
             held.pop(0).close()
     for io in held:
         io.close()

@@ -8,6 +8,7 @@ FAKE_ENVOY (JSON) says how it behaves:
   ignore_term  true: SIGTERM does nothing
   hang         [paths]: admin paths that never answer
   stats        text: answers /stats with this
+  ill          {path: mood}: answers with half a head, or an endless head, body or drip of one
 Everything it is asked is noted in fake-envoy.jsonl in the working directory.
 """
 import json
@@ -43,6 +44,19 @@ STATS = {
 class Admin(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
+    def misbehave(self, mood):
+        self.close_connection = True
+        piece, pause = {"half head": (b"", 3600), "endless head": (b"X-Pad: " + b"x" * 1000 + b"\r\n", 0),
+                        "endless body": (b"envoy_ill{} 1\n" * 5000, 0), "drip": (b"e", 0.1)}[mood]
+        head = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n"
+        try:
+            self.wfile.write(head if mood.endswith("head") else head + b"\r\n")
+            while True:
+                self.wfile.write(piece)
+                time.sleep(pause)
+        except OSError:
+            pass
+
     def answer(self):
         length = int(self.headers.get("Content-Length") or 0)
         self.rfile.read(length)
@@ -51,6 +65,8 @@ class Admin(BaseHTTPRequestHandler):
         if path in HOW.get("hang", []):
             while True:
                 time.sleep(3600)
+        if path in HOW.get("ill", {}):
+            return self.misbehave(HOW["ill"][path])
         body = "OK\n"
         if path == "/stats":
             unready = os.path.exists(HOW.get("unready_by") or "/no/such/file")

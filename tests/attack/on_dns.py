@@ -1,0 +1,125 @@
+"""Attacks on the DNS proxy, over datagrams and over connections."""
+import socket
+import threading
+import time
+
+from . import h2
+from .registry import attack
+from .world import ATTACKERS, DNS, POD, connect
+
+CAPTURE = {"ISTIO_META_DNS_CAPTURE": "true", "DNS_PROXY_ADDR": f"0.0.0.0:{DNS}"}
+
+
+def query(number, name):
+    labels = b"".join(bytes([len(label)]) + label for label in name.split(b"."))
+    return number.to_bytes(2, "big") + b"\1\0\0\1\0\0\0\0\0\0" + labels + b"\0\0\1\0\1"
+
+
+@attack("DNS garbage", "datagrams that are no queries", world={
+    "env": CAPTURE, "ready": False}, readiness=False)
+def dns(world, size):
+    end = time.monotonic() + size.seconds
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as io:
+        io.bind((ATTACKERS[0], 0))
+        while time.monotonic() < end:
+            for n in range(200):
+                io.sendto(h2.noise(n * 7), (POD, DNS))
+            time.sleep(0.001)
+
+
+@attack("DNS queries without an answer", "names of elsewhere by the thousand, and a resolver that never answers", world={
+    "env": CAPTURE, "ready": False, "silent_names": True}, readiness=False)
+def unanswered(world, size):
+    end, n = time.monotonic() + size.seconds, 0
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as io:
+        io.bind((ATTACKERS[0], 0))
+        while time.monotonic() < end:
+            for _ in range(200):
+                n += 1
+                io.sendto(query(n % 65536, b"n%d.nowhere.test" % n), (POD, DNS))
+            time.sleep(0.002)
+
+
+@attack("DNS garbage, TCP", "messages that are no queries, lengths that are none, connections that wait", world={
+    "env": CAPTURE, "ready": False}, readiness=False)
+def dns_tcp(world, size):
+    end, held = time.monotonic() + size.seconds, []
+    while time.monotonic() < end:
+        try:
+            io = connect(ATTACKERS[len(held) % 64], DNS, timeout=0.5)
+            held.append(io)
+            for n in range(20):
+                io.sendall((n * 300).to_bytes(2, "big") + h2.noise(n * 300 // (1 + n % 3)))
+        except OSError:
+            time.sleep(0.01)
+        if len(held) > size.connections:
+            held.pop(0).close()
+    for io in held:
+        io.close()
+
+
+QUERY = query(7, b"somebody.test")
+FRAMED = len(QUERY).to_bytes(2, "big") + QUERY
+
+
+def asked():
+    """Whether a query over a connection is answered (without a name table: that it failed), from the same address as
+    the flood: in a pod all have one."""
+    with connect(ATTACKERS[0], DNS, timeout=2) as io:
+        io.sendall(FRAMED)
+        got = b""
+        while len(got) < 2 or len(got) < 2 + int.from_bytes(got[:2], "big"):
+            piece = io.recv(4096)
+            if not piece:
+                raise ConnectionError("closed without an answer")
+            got += piece
+    return got[2:4] == QUERY[:2]
+
+
+def held(sent):
+    def play(world, size):
+        over, figures, held, end = threading.Event(), [0, 0], [], time.monotonic() + size.seconds
+        if not asked():
+            raise AssertionError("a query has no answer before anything is attacked")
+
+        def ask():
+            while not over.wait(0.05):
+                figures[0] += 1
+                try:
+                    figures[1] += asked()
+                except OSError:
+                    pass
+
+        asker = threading.Thread(target=ask, daemon=True)
+        asker.start()
+        try:
+            while time.monotonic() < end:
+                try:
+                    held.append(connect(ATTACKERS[0], DNS, timeout=1))
+                    held[-1].setblocking(False)
+                    held[-1].send(sent)
+                except OSError:
+                    time.sleep(0.01)
+                if len(held) > size.connections:
+                    held.pop(0).close()
+                    time.sleep(0.005)
+        finally:
+            over.set()
+            asker.join(5)
+            for io in held:
+                io.close()
+        # A busy machine may cost one.
+        if figures[0] < 3 or figures[0] - figures[1] > max(1, 0.01 * figures[0]):
+            raise AssertionError(f"{figures[1]} of {figures[0]} queries are answered")
+    return play
+
+
+for name, sent, why in (
+    ("silent", b"", "connections that say nothing"),
+    ("half a length", b"\0", "connections that send the first byte of a length"),
+    ("half a query", b"\xff\xff" + FRAMED, "messages of 64 kB that never end"),
+    ("unread", FRAMED * 500, "queries by the hundred whose answers nobody reads"),
+):
+    @attack(f"DNS over TCP {name}", why, world={"env": CAPTURE, "ready": False}, readiness=False, short=name in ("silent", "unread"))
+    def it(world, size, play=held(sent)):
+        play(world, size)
