@@ -1,4 +1,4 @@
-//! Blocking calls that may never return: name look-ups and file reads.
+//! Blocking calls that may never return: name look-ups, file reads, and the start of a program.
 //!
 //! Such a call has no deadline and cannot be cancelled: a caller that gives up leaves a thread behind. So each purpose
 //! has a lane of its own with a limited number of threads. Other callers queue without a thread and give up at their own
@@ -13,6 +13,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::time::Duration;
 
+use tokio::process::{Child, Command};
 use tokio::sync::Semaphore;
 use tokio::sync::oneshot::{Receiver, channel};
 
@@ -157,6 +158,20 @@ impl Lane {
         let late =
             |_| io::Error::new(io::ErrorKind::TimedOut, format!("{}: none within {limit:?}", self.purpose));
         tokio::time::timeout(limit, self.run(job)).await.map_err(late)?
+    }
+
+    /// Starts a program, which the caller waits for no longer than `limit`. To start one means to wait until the kernel
+    /// has read it from its disk. One that comes later is ended, if the command says so.
+    ///
+    /// # Errors
+    /// The system's; that the disk does not answer, which has [`io::ErrorKind::TimedOut`].
+    pub(crate) async fn spawn(&'static self, limit: Duration, mut command: Command) -> io::Result<Child> {
+        let runtime = tokio::runtime::Handle::current();
+        let start = move || {
+            let _inside = runtime.enter();
+            command.spawn()
+        };
+        self.within(limit, start).await?
     }
 }
 

@@ -47,8 +47,19 @@ pub(super) struct Program {
 }
 
 impl Program {
-    /// Looks at the disk.
-    pub(super) fn look(program: &str) -> Self {
+    /// One that was not looked at.
+    pub(super) const UNKNOWN: Self = Self { needs_guard: true, is_binary: false };
+
+    /// Looks at the disk, on a thread. One that does not answer is said; then a guard stands by.
+    pub(super) async fn look_beside(program: &str) -> Self {
+        let name = program.to_owned();
+        launch::beside(move || Ok(Self::look(&name))).await.unwrap_or_else(|error| {
+            tracing::warn!("Envoy's binary {program} cannot be looked at (does its disk hang?): {error}");
+            Self::UNKNOWN
+        })
+    }
+
+    fn look(program: &str) -> Self {
         // Nothing will run.
         let Ok(path) = launch::look_up(program) else { return Self::default() };
         let is_binary = launch::is_binary(&path);

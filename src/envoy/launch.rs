@@ -12,7 +12,9 @@
 //! Envoy from its main thread (one-threaded runtime), which lives as long as the process. The signal
 //! survives `exec`, but not a change of user, which therefore comes first, nor a set-uid or set-gid binary: for
 //! those there is a [`super::guard`]. A script does not get it where a guard stands by: the kernel would end the
-//! script alone, and what it started would be nobody's.
+//! script alone, and what it started would be nobody's. So no thread that ends before the agent may make the child,
+//! whatever the child waits for: only the child itself reads Envoy's binary, and a disk that does not answer holds up
+//! nobody else.
 
 use std::ffi::{OsStr, OsString};
 use std::io::{self, Read, Write};
@@ -98,9 +100,11 @@ fn become_envoy(mut args: impl Iterator<Item = OsString>) -> Result<Never, NotEn
         switch_user(&user)?;
     }
     let failed = |source| NotEnvoy::Program { program: program.clone(), source };
+    // First of all: from here on a disk may not answer.
+    rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
     let path = look_up(&program).map_err(failed)?;
-    if !guarded || is_binary(&path) {
-        rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
+    if guarded && !is_binary(&path) {
+        rustix::process::set_parent_process_death_signal(None)?;
     }
     // The agent may have died before the line above; nobody would send the signal any more.
     if rustix::process::getppid().is_none_or(|p| p.as_raw_nonzero().get() != parent) {

@@ -8,10 +8,15 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
+use std::pin::Pin;
 use std::process::Stdio;
+use std::sync::Arc;
 use std::time::Duration;
 
+use rustix::net::RecvFlags;
 use rustix::process::{Pid, Signal};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
 
 use super::{adopted, kernel, kin, launch};
 use crate::base::handover;
@@ -160,13 +165,25 @@ impl Process {
     }
 }
 
-/// Starts an Envoy. The future gives its end; dropping the future kills it.
+/// An Envoy that was started.
+pub(crate) struct Started {
+    pub(crate) process: Process,
+    /// Gives its end; dropping this kills it.
+    pub(crate) end: Pin<Box<dyn Future<Output = Exit> + Send>>,
+    /// Ends when the process has read Envoy's binary: whether it is Envoy now. It is not where that failed.
+    pub(crate) executed: Pin<Box<dyn Future<Output = bool> + Send>>,
+}
+
+/// Starts an Envoy.
 ///
 /// Call it on the process's main thread: the parent-death signal is tied to the calling thread
-/// (see [`launch`]).
-pub(crate) fn spawn(spec: &Spec<'_>) -> io::Result<(Process, impl Future<Output = Exit> + Send + use<>)> {
-    let (mut ours, theirs) = UnixStream::pair()?;
+/// (see [`launch`]). That thread waits for no disk meanwhile: what is executed here is the launcher, which is the
+/// program that runs already; Envoy's binary is looked for, read and executed by the child.
+pub(crate) fn spawn(spec: &Spec<'_>) -> io::Result<Started> {
+    let (ours, theirs) = UnixStream::pair()?;
     ours.set_nonblocking(true)?;
+    #[expect(deprecated, reason = "its unsafe successor is for descriptors that somebody else may close")]
+    let ours = Arc::new(AsyncFd::with_interest(ours, Interest::READABLE)?);
     let mut command = tokio::process::Command::new(spec.launcher);
     command
         .args(launch::arguments(std::process::id(), spec.user, spec.guarded, spec.binary, spec.args))
@@ -181,11 +198,17 @@ pub(crate) fn spawn(spec: &Spec<'_>) -> io::Result<(Process, impl Future<Output 
     drop(command);
     let pid = child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
     let pid = pid.ok_or_else(|| io::Error::other("the child has no id"))?;
+    let words = ours.clone();
+    let executed = async move {
+        let _readable = words.readable().await;
+        // Closed without a word.
+        rustix::net::recv(words.get_ref(), &mut [0_u8; 1], RecvFlags::PEEK).is_ok_and(|(_, n)| n == 0)
+    };
     let end = async move {
         let status = child.wait().await;
         // What the launcher wrote, if anything, is there once it has ended.
         let mut why = Vec::new();
-        let _ = Read::by_ref(&mut ours).take(4096).read_to_end(&mut why);
+        let _ = Read::take(ours.get_ref(), 4096).read_to_end(&mut why);
         if !why.is_empty() {
             return Exit::NotStarted(String::from_utf8_lossy(&why).into_owned());
         }
@@ -197,7 +220,8 @@ pub(crate) fn spawn(spec: &Spec<'_>) -> io::Result<(Process, impl Future<Output 
             Err(error) => Exit::NotStarted(format!("its end could not be learnt: {error}")),
         }
     };
-    Ok((Process { pid, own_group: spec.own_group }, end))
+    let process = Process { pid, own_group: spec.own_group };
+    Ok(Started { process, end: Box::pin(end), executed: Box::pin(executed) })
 }
 
 /// An Envoy that the program before us in this process has started.

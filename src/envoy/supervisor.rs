@@ -251,7 +251,6 @@ impl Envoy {
 
     /// Looks at the inputs here and now, before anything is served.
     fn look(&mut self) -> Result<(), Error> {
-        self.program = Program::look(&self.config.binary);
         if let Some(inputs) = &mut self.inputs {
             let found = inputs.look()?;
             self.know(found);

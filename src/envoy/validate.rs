@@ -8,10 +8,15 @@ use std::time::Duration;
 use tokio::io::AsyncReadExt;
 use tokio::process::Command;
 
+use crate::base::lane::Lane;
+
 /// Of what Envoy complains this many bytes are kept; its reason is in one line.
 const KEPT: u64 = 64 * 1024;
 /// One word of a command line may have so many bytes (the kernel's MAX_ARG_STRLEN, less room for its end).
 const LONGEST: usize = 128 * 1024 - 64;
+
+/// Programs that are asked something: Envoys, and agents that would take over.
+static ASKED: Lane = Lane::new("programs asked", 2);
 
 /// What came of a run.
 #[derive(Debug)]
@@ -122,7 +127,10 @@ pub(crate) async fn told(
     limit: Duration,
 ) -> io::Result<Option<(ExitStatus, String, String)>> {
     command.stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
-    let mut child = command.spawn()?;
+    let mut child = match ASKED.spawn(limit, command).await {
+        Err(error) if error.kind() == io::ErrorKind::TimedOut => return Ok(None),
+        started => started?,
+    };
     let (out, err) = (child.stdout.take(), child.stderr.take());
     let finish = async {
         let (out, err, status) = tokio::join!(text(out), text(err), child.wait());

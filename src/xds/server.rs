@@ -85,8 +85,13 @@ impl Server {
     /// What keeps the last good configuration, to be run until its stop; `None` where it is not kept. `owner` tells for
     /// whom it is: what is kept for another one is not used.
     #[must_use]
-    pub fn keeper(&self, owner: String, stop: Stop) -> Option<impl Future<Output = ()> + Send + use<>> {
-        self.0.memory.clone().map(|memory| memory.keep(owner, stop))
+    pub fn keeper<O: Future<Output = String> + Send>(
+        &self,
+        owner: O,
+        stop: Stop,
+    ) -> Option<impl Future<Output = ()> + Send + use<O>> {
+        let memory = self.0.memory.clone()?;
+        Some(async move { memory.keep(owner.await, stop).await })
     }
 
     /// Binds the socket of the configuration.

@@ -4,7 +4,7 @@ use rustix::process::{Signal, kill_process};
 use tokio::net::unix::pipe::{OpenOptions, Sender};
 
 use crate::support::client::secret_request;
-use crate::support::{MockIstiod, TestAgent, eventually};
+use crate::support::{Envoy, MockIstiod, TestAgent, eventually};
 
 const WATCHED: &str = "watched.pem";
 
@@ -64,4 +64,63 @@ async fn an_envoy_that_dies_meanwhile_is_started_with_what_is_known() {
     serves(&mut agent).await;
     agent.stop().await;
     drop(sender);
+}
+
+/// An agent whose Envoy cannot be read from its disk, and another name of the binary.
+fn unread(mock: &MockIstiod) -> (TestAgent, std::path::PathBuf) {
+    let dir = tempfile::Builder::new().prefix("agent-").tempdir().unwrap();
+    let (binary, other) = (dir.path().join("envoy"), dir.path().join("fifo"));
+    assert!(
+        std::process::Command::new("mkfifo").args(["-m", "755"]).arg(&binary).status().unwrap().success()
+    );
+    std::fs::hard_link(&binary, &other).unwrap();
+    let agent = TestAgent::with().istiod(mock).envoy(Envoy::Binary(binary)).start_in(dir);
+    (agent, other)
+}
+
+/// Everything but Envoy is there.
+async fn serves_without_envoy(agent: &mut TestAgent) {
+    let client = agent.sds().await;
+    let mut stream = client.stream_secrets();
+    stream.send(&secret_request("default"));
+    stream.next().await.expect("a certificate");
+    for _ in 0..20 {
+        assert_eq!(agent.get("/healthz/ready").await.expect("an answer").status, 503);
+    }
+}
+
+#[tokio::test]
+async fn an_envoy_that_cannot_be_read_holds_up_itself_only() {
+    let mock = MockIstiod::start().await;
+    let (mut agent, fifo) = unread(&mock);
+    serves_without_envoy(&mut agent).await;
+    let binary = agent.path("envoy");
+    agent.wait_log(&format!("{} is not read from its disk", binary.display())).await;
+    serves_without_envoy(&mut agent).await;
+    // The disk is back.
+    let fresh = agent.path("fresh");
+    std::fs::copy(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/fake_envoy.py"), &fresh).unwrap();
+    std::fs::rename(&fresh, &binary).unwrap();
+    drop(eventually("somebody waits for it", || async { OpenOptions::new().open_sender(&fifo).ok() }).await);
+    agent.wait_log("has answered: Envoy runs").await;
+    agent.wait_ready().await;
+    agent.stop().await;
+}
+
+#[tokio::test]
+async fn an_agent_ends_while_its_envoy_cannot_be_read() {
+    let mock = MockIstiod::start().await;
+    let (mut agent, _) = unread(&mock);
+    serves_without_envoy(&mut agent).await;
+    agent.stop().await;
+}
+
+#[tokio::test]
+async fn a_killed_agent_leaves_nothing_that_waits_for_envoys_binary() {
+    let mock = MockIstiod::start().await;
+    let (mut agent, _) = unread(&mock);
+    agent.wait_log("is not read from its disk").await;
+    agent.signal(Signal::KILL);
+    agent.wait_exit().await;
+    eventually("no process is left", || async { agent.processes().is_empty().then_some(()) }).await;
 }

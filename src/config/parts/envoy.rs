@@ -14,7 +14,7 @@ use crate::config::envoy_options;
 use crate::config::{node, platform, pod, ports};
 use crate::envoy::command::{self, IpVersion, LogLevels, Options};
 use crate::envoy::drain::{self, ExitOnZero};
-use crate::envoy::{self, ConfigFile, admin, restart};
+use crate::envoy::{self, ConfigFile, admin, launch, restart};
 use crate::trouble::Kind;
 
 /// Envoy as this agent is to treat it.
@@ -274,27 +274,28 @@ impl Bootstrap {
     }
 
     /// For whom configuration is: this node with this account in this mesh, and this very Envoy.
-    #[must_use]
-    pub(crate) fn owner(&self, node: &Node) -> String {
+    pub(crate) fn owner(&self, node: &Node) -> impl Future<Output = String> + Send + use<> {
         let config = &*self.0;
         let s = &config.settings;
-        let binary = &config.mesh.proxy.binary_path;
-        // Asking Envoy for its version takes a process; its file is another one after an upgrade.
-        let envoy = std::fs::metadata(binary).map_or_else(
-            |_| "unknown".to_owned(),
-            |meta| format!("{} {}.{}", meta.len(), meta.mtime(), meta.mtime_nsec()),
-        );
-        [
+        let binary = config.mesh.proxy.binary_path.clone();
+        let owner = [
             &node.id,
             &node.cluster,
             s.text(var::POD_NAMESPACE),
             s.text(var::SERVICE_ACCOUNT),
             s.text(var::TRUST_DOMAIN),
             &config.mesh.proxy.discovery_address,
-            binary,
-            &envoy,
+            &binary,
         ]
-        .join("\n")
+        .join("\n");
+        // Asking Envoy for its version takes a process; its file is another one after an upgrade.
+        async move {
+            let envoy = launch::beside(move || std::fs::metadata(binary)).await.map_or_else(
+                |_| "unknown".to_owned(),
+                |meta| format!("{} {}.{}", meta.len(), meta.mtime(), meta.mtime_nsec()),
+            );
+            format!("{owner}\n{envoy}")
+        }
     }
 
     /// Writes the bootstrap of proxyless applications, if one is wanted.

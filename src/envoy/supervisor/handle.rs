@@ -95,6 +95,11 @@ impl Asked {
         self.changed.notified().await;
     }
 
+    /// Has whoever waits look once more.
+    pub(super) fn again(&self) {
+        self.changed.notify_one();
+    }
+
     /// What was asked since the last call; a stop is told every time.
     pub(super) fn take(&self) -> News {
         let reload = self.reload.swap(0, Ordering::AcqRel);

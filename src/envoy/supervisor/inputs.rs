@@ -93,7 +93,7 @@ pub(super) struct Ready {
     pub(super) program: Option<Program>,
 }
 
-/// Puts `text`, where there is one, at `path` on a thread, reads the base id there, and looks at the binary.
+/// Puts `text`, where there is one, at `path` on a thread, reads the base id there, and has the binary looked at.
 pub(super) async fn write_beside(
     path: PathBuf,
     text: Option<Vec<u8>>,
@@ -104,8 +104,9 @@ pub(super) async fn write_beside(
     let job = move || {
         let file = text.map(|text| Written::new(&to, &text)).transpose()?;
         let base_id = std::fs::read_to_string(&base_id).ok().and_then(|text| text.trim().parse().ok());
-        Ok(Ready { file, base_id, program: Some(Program::look(&binary)) })
+        Ok((file, base_id))
     };
-    let ready = WRITES.within(PATIENCE, job).await.unwrap_or_else(|error| Err((path, error)));
-    ready.map_err(|(path, source)| Error::Write { path, source })
+    let written = WRITES.within(PATIENCE, job).await.unwrap_or_else(|error| Err((path, error)));
+    let (file, base_id) = written.map_err(|(path, source)| Error::Write { path, source })?;
+    Ok(Ready { file, base_id, program: Some(Program::look_beside(&binary).await) })
 }

@@ -3,6 +3,7 @@
 mod adopting;
 mod draining;
 mod epochs;
+mod executing;
 mod guarding;
 mod judging;
 mod outcome;
@@ -32,7 +33,7 @@ use crate::base::error::chain;
 use crate::base::files::Watches;
 use crate::base::metrics::Metrics;
 use crate::envoy::drain::{self, Machine};
-use crate::envoy::guard::Guard;
+use crate::envoy::guard::{Guard, Program};
 use crate::envoy::process::{Exit, Process, Written};
 use crate::envoy::restart::Core;
 use crate::envoy::{Outcome, Reason, admin};
@@ -84,6 +85,8 @@ pub(super) struct Run {
     looking: Option<Boxed<Option<Looked>>>,
     look_for: For,
     starting: Option<Starting>,
+    /// What has yet to become Envoy.
+    executing: FuturesUnordered<Boxed<executing::Execution>>,
     /// Another binary that has not shown yet that it serves.
     proving: Option<replacing::Proving>,
     /// Asked when that has failed.
@@ -160,6 +163,7 @@ impl Run {
             looking: None,
             look_for: For::Nothing,
             starting: None,
+            executing: FuturesUnordered::new(),
             proving: None,
             survivor: None,
             reload_again: None,
@@ -198,6 +202,7 @@ impl Run {
     }
 
     pub(super) async fn run(mut self) -> Outcome {
+        self.envoy.program = self.program().await;
         let adopted = self.adopt();
         // A signal that came before Envoy existed: there is nothing to drain.
         if let Some(reason) = self.asked.take().stop.filter(|_| !adopted) {
@@ -225,12 +230,23 @@ impl Run {
         self.outcome()
     }
 
+    // What is asked meanwhile does not wait for a disk.
+    async fn program(&self) -> Program {
+        tokio::select! {
+            program = Program::look_beside(&self.envoy.config.binary) => program,
+            () = self.asked.changed() => {
+                self.asked.again();
+                Program::UNKNOWN
+            }
+        }
+    }
+
     async fn step(&mut self) -> bool {
         let wake = self.wake();
         let asked = self.asked.clone();
         tokio::select! {
             biased;
-            Some((epoch, exit)) = self.ends.next(), if !self.ends.is_empty() => self.ended(epoch, exit),
+            Some((epoch, exit)) = self.ends.next(), if !self.ends.is_empty() => self.ended(epoch, exit).await,
             () = asked.changed() => self.requested(),
             answer = maybe(&mut self.ask) => {
                 match answer {
@@ -238,6 +254,10 @@ impl Run {
                     Err(error) => tracing::warn!("Envoy could not be asked to drain: {}", chain(&error)),
                 }
                 self.tell(drain::Event::Answered)
+            }
+            Some(execution) = self.executing.next(), if !self.executing.is_empty() => {
+                self.executed(execution);
+                false
             }
             how = guards_end(&mut self.guard) => {
                 self.unguarded(&how);

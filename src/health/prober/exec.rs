@@ -1,6 +1,7 @@
 //! exec: a command's exit status. No shell, the agent's environment and working directory; what it
 //! writes is thrown away.
 
+use std::io::ErrorKind;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
@@ -8,24 +9,33 @@ use std::time::Duration;
 use tokio::process::Command;
 
 use super::super::Outcome;
+use crate::base::lane::Lane;
 
 /// A killed command is gone at once, unless the kernel holds it in a disk's queue; it is not waited for
 /// beyond this (the runtime reaps it later).
 const GONE: Duration = Duration::from_secs(1);
 
+/// One probe at a time.
+static COMMANDS: Lane = Lane::new("commands of probes", 1);
+
 pub(super) async fn probe(command: &[String], limit: Duration) -> Outcome {
     let Some((program, arguments)) = command.split_first() else {
         return Outcome::Unknown("there is no command".to_owned());
     };
-    let spawned = Command::new(program)
+    let mut wanted = Command::new(program);
+    wanted
         .args(arguments)
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::null())
-        .kill_on_drop(true)
-        .spawn();
-    let mut child = match spawned {
+        .kill_on_drop(true);
+    let mut child = match COMMANDS.spawn(limit, wanted).await {
         Ok(child) => child,
+        Err(error) if error.kind() == ErrorKind::TimedOut => {
+            return Outcome::Unhealthy(format!(
+                "exec: {program:?} is not read from its disk within {limit:?}"
+            ));
+        }
         Err(error) => return Outcome::Unhealthy(format!("exec: {program:?}: {error}")),
     };
     match tokio::time::timeout(limit, child.wait()).await {

@@ -1,10 +1,12 @@
 //! Envoy's processes: one per epoch, started, reported when they end, killed together.
 
+use std::path::Path;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{Epoch, Run, judging};
+use super::{Epoch, Run, executing, judging};
+use crate::base::lane::Lane;
 use crate::envoy::drain::{self, Phase};
 use crate::envoy::process::{self, Exit};
 use crate::envoy::restart::{self, Kind};
@@ -16,7 +18,11 @@ use crate::trouble::{self, Report, What};
 
 /// An Envoy that ends this soon may have found a port taken or its bootstrap wrong; one that was started again and
 /// lives longer is well.
-const SOON: Duration = Duration::from_secs(10);
+pub(super) const SOON: Duration = Duration::from_secs(10);
+
+/// Who holds a port is in /proc, Envoy's other ports are in its bootstrap; a healthy disk gives both at once.
+static LOOKS: Lane = Lane::new("taken ports", 1);
+const LOOK: Duration = Duration::from_secs(2);
 
 impl Run {
     pub(super) fn carry_out(&mut self, action: restart::Action) -> bool {
@@ -98,11 +104,12 @@ impl Run {
             guarded: self.guard.is_some(),
         };
         match process::spawn(&spec) {
-            Ok((process, end)) => {
+            Ok(process::Started { process, end, executed }) => {
                 if let Some(guard) = &mut self.guard {
                     guard.watch(process.id());
                 }
                 self.ends.push(Box::pin(async move { (epoch, end.await) }));
+                self.executing.push(Box::pin(executing::begun(process, executed)));
                 let started = Instant::now();
                 self.epochs.insert(
                     epoch,
@@ -148,7 +155,7 @@ impl Run {
         }
     }
 
-    pub(super) fn ended(&mut self, number: u32, exit: Exit) -> bool {
+    pub(super) async fn ended(&mut self, number: u32, exit: Exit) -> bool {
         let Some(mut epoch) = self.epochs.remove(&number) else { return false };
         let gave_up = self.gave_up(number, &exit.to_string());
         // Not Envoy has ended, but a trial.
@@ -166,7 +173,7 @@ impl Run {
         let running = self.machine.phase() == Phase::Running;
         self.report(number, &exit, epoch.aborted, ran);
         if running && !exit.orderly() && ran < SOON && self.epochs.is_empty() {
-            self.hint = self.port_taken(&exit, number);
+            self.hint = self.port_taken(&exit, number).await;
         }
         if running && !epoch.aborted && !exit.orderly() {
             self.trouble.report(self.crash(&exit, ran));
@@ -256,23 +263,32 @@ impl Run {
     }
 
     // Envoy itself says only that the address is in use.
-    fn port_taken(&self, exit: &Exit, number: u32) -> Option<String> {
+    async fn port_taken(&self, exit: &Exit, number: u32) -> Option<String> {
         let Exit::Status(_) = exit else { return None };
         let admin = self.envoy.config.admin.port;
-        if let Some(holder) = port::holder(admin) {
-            let text = format!(
-                "Envoy's admin port {admin} is held by {holder}: if that is an Envoy left over from an earlier agent, \
-                 stop it, or set proxyAdminPort of the proxy config"
-            );
-            tracing::error!("{text}");
-            return Some(text);
-        }
-        let bootstrap = std::fs::read(self.envoy.path(number)).unwrap_or_default();
-        let taken = |port: u16| Some((port, port::holder(port)?));
-        let (port, holder) = judging::listeners(&bootstrap).into_iter().find_map(taken)?;
-        Some(format!(
-            "the port {port}, on which Envoy's bootstrap has a listener, is held by {holder}: stop that process, or set \
-             another port (ENVOY_STATUS_PORT, ENVOY_PROMETHEUS_PORT)"
-        ))
+        let path = self.envoy.path(number);
+        let looked = LOOKS.within(LOOK, move || taken_port(admin, &path)).await;
+        looked.unwrap_or_else(|error| {
+            tracing::warn!("nobody looked for who holds Envoy's ports: {error}");
+            None
+        })
     }
+}
+
+fn taken_port(admin: u16, bootstrap: &Path) -> Option<String> {
+    if let Some(holder) = port::holder(admin) {
+        let text = format!(
+            "Envoy's admin port {admin} is held by {holder}: if that is an Envoy left over from an earlier agent, \
+                 stop it, or set proxyAdminPort of the proxy config"
+        );
+        tracing::error!("{text}");
+        return Some(text);
+    }
+    let bootstrap = std::fs::read(bootstrap).unwrap_or_default();
+    let taken = |port: u16| Some((port, port::holder(port)?));
+    let (port, holder) = judging::listeners(&bootstrap).into_iter().find_map(taken)?;
+    Some(format!(
+        "the port {port}, on which Envoy's bootstrap has a listener, is held by {holder}: stop that process, or set \
+             another port (ENVOY_STATUS_PORT, ENVOY_PROMETHEUS_PORT)"
+    ))
 }
