@@ -270,6 +270,7 @@ impl OutOfMemory {
     }
 }
 
+const REMOVING: &str = "removing Envoy's configuration";
 /// How long the removal of a file is waited for.
 const REMOVED: Duration = Duration::from_secs(1);
 
@@ -303,6 +304,21 @@ impl Written {
         Self { path }
     }
 
+    /// Removes it, on a thread, and waits no longer than a disk may take.
+    pub(crate) async fn remove(self) {
+        if let Ok(removed) = lane::begin(REMOVING, move || self.removed()) {
+            // It goes on where this gives up.
+            let _ = tokio::time::timeout(REMOVED, removed).await;
+        }
+    }
+
+    fn removed(mut self) {
+        // A successor has the Envoy that was started with it.
+        if !handover::passing() {
+            remove(&std::mem::take(&mut self.path));
+        }
+    }
+
     /// Where it is.
     #[must_use]
     pub(crate) fn path(&self) -> &Path {
@@ -318,17 +334,20 @@ fn closed(error: &io::Error) -> bool {
 
 impl Drop for Written {
     fn drop(&mut self) {
-        // A successor has the Envoy that was started with it.
-        if handover::passing() {
+        let path = std::mem::take(&mut self.path);
+        if path.as_os_str().is_empty() || handover::passing() {
             return;
         }
-        let path = std::mem::take(&mut self.path);
-        lane::briefly("removing Envoy's configuration", REMOVED, move || match std::fs::remove_file(&path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                tracing::warn!("Failed to delete config file {}: {error}", path.display());
-            }
-            _ => {}
-        });
+        lane::briefly(REMOVING, REMOVED, move || remove(&path));
+    }
+}
+
+fn remove(path: &Path) {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            tracing::warn!("Failed to delete config file {}: {error}", path.display());
+        }
+        _ => {}
     }
 }
 

@@ -227,7 +227,7 @@ impl Run {
         if let Some(guard) = self.guard.take() {
             guard.leave().await;
         }
-        self.outcome()
+        self.outcome().await
     }
 
     // What is asked meanwhile does not wait for a disk.

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use super::{Epoch, Run, executing, judging};
 use crate::base::lane::Lane;
 use crate::envoy::drain::{self, Phase};
-use crate::envoy::process::{self, Exit};
+use crate::envoy::process::{self, Exit, Written};
 use crate::envoy::restart::{self, Kind};
 use crate::envoy::supervisor::RunState;
 use crate::envoy::supervisor::inputs::Ready;
@@ -162,7 +162,7 @@ impl Run {
         if gave_up {
             epoch.aborted = true;
             // The next epoch of this number has a file of the same name.
-            epoch.file = None;
+            gone(&mut epoch.file).await;
         }
         if let (Some(guard), Some(process)) = (&mut self.guard, epoch.process) {
             guard.release(process.id());
@@ -178,9 +178,10 @@ impl Run {
         if running && !epoch.aborted && !exit.orderly() {
             self.trouble.report(self.crash(&exit, ran));
             if self.hint.is_none() && ran < SOON && matches!(exit, Exit::Status(_)) {
-                self.suspect = judging::Suspect::of(self.envoy.program, epoch.args, epoch.file);
+                self.suspect = judging::Suspect::of(self.envoy.program, epoch.args, &mut epoch.file);
             }
         }
+        gone(&mut epoch.file).await;
         let kind = match &exit {
             _ if epoch.aborted => Kind::Aborted,
             exit if exit.orderly() => Kind::Orderly,
@@ -272,6 +273,12 @@ impl Run {
             tracing::warn!("nobody looked for who holds Envoy's ports: {error}");
             None
         })
+    }
+}
+
+async fn gone(file: &mut Option<Written>) {
+    if let Some(file) = file.take() {
+        file.remove().await;
     }
 }
 

@@ -19,20 +19,29 @@ const LIMIT: Duration = Duration::from_secs(5);
 pub(super) struct Suspect {
     args: Vec<OsString>,
     // There until it was looked at.
-    _file: Option<Written>,
+    file: Option<Written>,
 }
 
 impl Suspect {
     /// None where it cannot be asked.
-    pub(super) fn of(program: Program, args: Vec<OsString>, file: Option<Written>) -> Option<Self> {
-        program.is_binary.then_some(Self { args, _file: file })
+    pub(super) fn of(program: Program, args: Vec<OsString>, file: &mut Option<Written>) -> Option<Self> {
+        program.is_binary.then(|| Self { args, file: file.take() })
     }
 }
 
 impl Run {
     /// Replaces "ended by itself" by Envoy's reason, if it has one. An end that was asked for is not held up.
     pub(super) async fn judge(&mut self) {
-        let Some(suspect) = self.suspect.take().filter(|_| self.reason.is_none()) else { return };
+        let Some(suspect) = self.suspect.take() else { return };
+        if self.reason.is_none() {
+            self.ask(&suspect).await;
+        }
+        if let Some(file) = suspect.file {
+            file.remove().await;
+        }
+    }
+
+    async fn ask(&self, suspect: &Suspect) {
         let config = &self.envoy.config;
         let asked = validate::again(&config.binary, &suspect.args, &config.extra_env, config.user, LIMIT);
         let verdict = tokio::select! {

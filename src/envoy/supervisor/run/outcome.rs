@@ -3,15 +3,17 @@
 use std::time::Duration;
 
 use super::Run;
+use crate::base::lane::Lane;
 use crate::envoy::process::Exit;
 use crate::envoy::supervisor::RunState;
 use crate::envoy::{Outcome, shared};
 
+static LEFT: Lane = Lane::new("Envoy's base id", 1);
+const FORGET: Duration = Duration::from_secs(1);
+
 impl Run {
-    pub(super) fn outcome(mut self) -> Outcome {
-        if let Some(id) = self.base_id_left() {
-            let _ = std::fs::remove_file(shared::path(id));
-        }
+    pub(super) async fn outcome(mut self) -> Outcome {
+        self.forget_base_id().await;
         let (exit, ran) = self.last.take().map_or((None, Duration::ZERO), |(e, r)| (Some(e), r));
         let left = !self.epochs.is_empty();
         if left {
@@ -69,13 +71,20 @@ impl Run {
     }
 
     // Only hot restart makes Envoy write one.
-    fn base_id_left(&self) -> Option<u32> {
+    async fn forget_base_id(&self) {
         if !self.envoy.config.restart.hot_restart {
-            return None;
+            return;
         }
         let path = self.envoy.base_id_path();
-        let id = std::fs::read_to_string(&path).ok().and_then(|t| t.trim().parse().ok());
-        let _ = std::fs::remove_file(path);
-        id
+        let forgotten = LEFT.within(FORGET, move || {
+            let id = std::fs::read_to_string(&path).ok().and_then(|t| t.trim().parse().ok());
+            let _ = std::fs::remove_file(path);
+            if let Some(id) = id {
+                let _ = std::fs::remove_file(shared::path(id));
+            }
+        });
+        if let Err(error) = forgotten.await {
+            tracing::debug!("what Envoy's epochs shared is left over: {error}");
+        }
     }
 }
