@@ -45,6 +45,10 @@ use crate::trouble::Reporter;
 const LIVE_POLL: Duration = Duration::from_millis(500);
 const LIVE_LIMIT: Duration = Duration::from_secs(20);
 
+/// An Envoy that ends this soon may have found a port taken or its bootstrap wrong; one that was started again and
+/// lives longer is well.
+const SOON: Duration = Duration::from_secs(10);
+
 /// Envoy's numbers of epochs are told apart modulo 3: a third may start only when the first is gone.
 const MOST_EPOCHS: usize = 2;
 

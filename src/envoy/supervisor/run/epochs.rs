@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{Epoch, Run, executing, judging};
+use super::{Epoch, Run, SOON, executing, judging};
 use crate::base::lane::Lane;
 use crate::envoy::drain::{self, Phase};
 use crate::envoy::process::{self, Exit, Written};
@@ -15,10 +15,6 @@ use crate::envoy::supervisor::inputs::Ready;
 use crate::envoy::{command, port, shared};
 use crate::net::own::Own;
 use crate::trouble::{self, Report, What};
-
-/// An Envoy that ends this soon may have found a port taken or its bootstrap wrong; one that was started again and
-/// lives longer is well.
-pub(super) const SOON: Duration = Duration::from_secs(10);
 
 /// Who holds a port is in /proc, Envoy's other ports are in its bootstrap; a healthy disk gives both at once.
 static LOOKS: Lane = Lane::new("taken ports", 1);

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::Run;
+use super::{Run, SOON};
 use crate::envoy::process::Process;
 use crate::trouble::{Kind, Report};
 
@@ -55,7 +55,7 @@ impl Run {
             Execution::After(process, true) if self.runs(process) => {
                 tracing::info!("the disk of {} has answered: Envoy runs", self.envoy.config.binary);
                 self.trouble.end_if(|kind| kind == Kind::EnvoyNotStarted);
-                self.settled_at = self.trouble.kind().map(|_| Instant::now() + super::epochs::SOON);
+                self.settled_at = self.trouble.kind().map(|_| Instant::now() + SOON);
             }
             Execution::After(..) => {}
         }
