@@ -44,17 +44,36 @@ class Server:
             self.conns.discard(c)
             c.close()
 
-    def down(self):
+    def refuse(self):
+        """No more connections; those that are open stay. False where there is no listener."""
         if self.lsock is None:
-            return
+            return False
         s, self.lsock = self.lsock, None
         try:
             s.shutdown(socket.SHUT_RDWR)
         except OSError:
             pass
         s.close()
+        return True
+
+    def down(self):
+        if not self.refuse():
+            return
         for c in list(self.conns):
             try:
                 c.shutdown(socket.SHUT_RDWR)
             except OSError:
                 pass
+
+
+def request(f):
+    """Request line and headers from a file, as (method, target, pairs); None at its end."""
+    line = f.readline(65536).decode("latin-1").rstrip("\r\n")
+    if not line:
+        return None
+    pairs = []
+    while h := f.readline(65536).decode("latin-1").rstrip("\r\n"):
+        name, _, value = h.partition(":")
+        pairs.append((name, value.strip()))
+    method, target = (line.split(" ") + ["", ""])[:2]
+    return method, target, pairs
