@@ -16,7 +16,7 @@ const ELSEWHERE: &[(&str, &str, &str)] = &[
     ("make test", "scripts/bare-machine", "targets=${BARE_TARGETS:-demo test}"),
     ("make lint", ".ci/run", "make lint"),
     ("make bench", "scripts/release", "target/release/bench --agent"),
-    ("make numbers", "tests/scripts.rs", "scripts/numbers"),
+    ("make numbers", "tests/scripts/reports.rs", "scripts/numbers"),
     ("make dist", "scripts/release", "make dist"),
     ("make release", ".github/workflows/release.yml", "make release VERSION="),
     ("make fuzz-smoke", "Makefile", "scripts/fuzz-smoke"),

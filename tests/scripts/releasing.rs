@@ -1,0 +1,203 @@
+//! Builds, packages, images and releases: whole, of what was pinned, or not there.
+
+use crate::copied::{Scripts, sorted, text, with_wheel};
+use crate::support::{SmallDisk, root_for};
+
+#[test]
+fn what_is_made_of_dist_asks_for_it() {
+    let scripts = Scripts::new();
+    scripts.fails("packages", &[], "make dist first");
+    scripts.fails("image", &[], "make dist first");
+    scripts.fails("check-reproducible", &[], "make dist first");
+}
+
+#[test]
+fn the_compiler_of_a_release_is_the_pinned_one_or_none() {
+    let (scripts, wheel) = with_wheel(1000);
+    let pins = scripts.path("scripts/pins/dist.txt");
+    std::fs::copy(scripts.path("scripts/pins/envoy.txt"), &pins).unwrap();
+    let whole = std::fs::read(&wheel).unwrap();
+    std::fs::write(&wheel, &whole[..whole.len() / 2]).unwrap();
+    let out = scripts.path("out").to_string_lossy().into_owned();
+    scripts.fails("dist-build", &["x86_64-unknown-linux-gnu", &out], "DO NOT MATCH THE HASHES");
+    std::fs::remove_file(&wheel).unwrap();
+    scripts.fails(
+        "dist-build",
+        &["x86_64-unknown-linux-gnu", &out],
+        "cannot install cargo-zigbuild and ziglang",
+    );
+    let scripts = scripts.env("DIST_ARCHS", std::env::consts::ARCH);
+    scripts.fails("dist", &[], "cannot install cargo-zigbuild and ziglang");
+    let scripts = scripts
+        .env("PIP_NO_INDEX", "0")
+        .env("PIP_FIND_LINKS", "")
+        .env("PIP_INDEX_URL", "http://127.0.0.1:9/");
+    scripts.fails("dist", &[], "no network, or the package index cannot be reached");
+    assert!(scripts.files("dist").is_empty() && !scripts.path("out").exists());
+}
+
+#[test]
+fn a_release_is_of_a_clean_tree_with_its_own_number() {
+    let version = env!("CARGO_PKG_VERSION");
+    let git = |status: &str, tag: &str| {
+        format!(
+            "case $1 in status) {status} ;; rev-parse) case $* in *refs/tags*) {tag} ;; *) echo head ;; esac ;; esac"
+        )
+    };
+    let scripts = Scripts::new().program("git", &git(":", "exit 1"));
+    scripts.fails("release", &[], &format!("which version? make release VERSION={version}"));
+    scripts.fails("release", &["v0.0.9"], &format!("VERSION=0.0.9, but Cargo.toml has {version}"));
+    std::fs::write(scripts.path("CHANGELOG.md"), "## [Unreleased]\n").unwrap();
+    scripts.fails("release", &[version], &format!("CHANGELOG.md has no section [{version}]"));
+    std::fs::write(scripts.path("CHANGELOG.md"), format!("## [{version}]\n")).unwrap();
+    std::fs::create_dir(scripts.path("dist")).unwrap();
+    let scripts = scripts.program("git", &git("echo ' M src/main.rs'", "exit 1"));
+    scripts.fails("release", &[version], "changes that are not committed: M src/main.rs");
+    let scripts = scripts.program("git", &git(":", "echo other"));
+    scripts.fails("release", &[version], "is another commit");
+    assert!(scripts.path("dist").exists(), "what was there is kept until everything was looked at");
+}
+
+/// A released binary that does nothing but say what it is asked for, `kilobytes` long.
+fn agent(kilobytes: usize) -> String {
+    format!("# GLIBC_2.17\ncase $1 in completion) head -c {kilobytes}000 /dev/zero ;; esac")
+}
+
+#[test]
+fn a_release_that_finds_the_disk_full_leaves_what_was_there() {
+    if !root_for("a full disk") {
+        return;
+    }
+    let version = env!("CARGO_PKG_VERSION");
+    let binary = format!("dist/pilot-agent-{version}-linux-{}", std::env::consts::ARCH);
+    let build = format!(
+        "mkdir -p $2; echo debug >$2/pilot-agent.debug; cat >$2/pilot-agent <<'END'\n#!/bin/sh\n{}\nEND\nchmod 755 $2/pilot-agent",
+        agent(100)
+    );
+    let scripts = Scripts::new()
+        .env("DIST_ARCHS", std::env::consts::ARCH)
+        .executable("scripts/dist-build", &build)
+        .program("git", "exit 1");
+    let disk = SmallDisk::mount(&scripts.path("dist"));
+    std::fs::write(scripts.path("dist/SHA256SUMS"), "of the last one\n").unwrap();
+    let output = scripts.run("dist", &[]);
+    let said = text(&output.stderr);
+    assert!(!output.status.success() && said.lines().count() == 1, "{said}");
+    assert!(said.contains("dist: cannot make pilot-agent.bash") && said.contains("No space left"), "{said}");
+    assert_eq!(scripts.files("dist"), ["SHA256SUMS"]);
+    drop(disk);
+
+    // Packages and images of a disk that fills up half-way.
+    let full = "for last; do :; done; echo half >${last%/}/half.deb; echo 'I: first' >&2; echo 'error: write: No space left on device' >&2; exit 1";
+    let scripts = Scripts::new()
+        .env("PA_TOOLS", "tools")
+        .env("ENVOY_BIN", "/bin/true")
+        .env("TMPDIR", "small")
+        .executable(&binary, &agent(1))
+        .executable("tools/bin/cargo-deb", full)
+        .executable("tools/bin/cargo-generate-rpm", full)
+        .program("mmdebstrap", &full.replace("error: ", "E: "));
+    let names =
+        ["pilot-agent.1", "pilot-agent.bash", "_pilot-agent", "pilot-agent.fish", "pilot-agent_0.0.9.deb"];
+    for name in names.map(str::to_owned).into_iter().chain([format!("pilot-agent-{version}-licences.txt")]) {
+        std::fs::write(scripts.path("dist").join(name), "old").unwrap();
+    }
+    for folder in ["small", "packaging"] {
+        std::fs::create_dir(scripts.path(folder)).unwrap();
+    }
+    for script in ["setup.sh", "takedown.sh", "purge.sh"] {
+        std::fs::write(scripts.path("packaging").join(script), "").unwrap();
+    }
+    let before = sorted(scripts.files("dist"));
+    scripts.fails("packages", &[], "packages: cargo-deb for ");
+    scripts.fails("packages", &[], "No space left on device");
+    scripts.fails("image", &[], "E: write: No space left on device");
+    assert_eq!(sorted(scripts.files("dist")), before);
+    assert!(scripts.files("small").is_empty());
+}
+
+#[test]
+fn a_build_that_fails_says_where() {
+    let target = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
+    let scripts = |build: &str, objcopy: &str| {
+        let scripts = Scripts::new()
+            .env("PA_TOOLS", "tools")
+            .program("git", "exit 1")
+            .program("rustc", "echo $PWD/sysroot")
+            .executable("tools/venv/bin/python", "echo /no/ziglang")
+            .executable("tools/venv/bin/cargo-zigbuild", build)
+            .executable(&format!("sysroot/lib/rustlib/{target}/bin/rust-objcopy"), objcopy);
+        std::fs::create_dir_all(scripts.path(&format!("sysroot/lib/rustlib/{target}/lib"))).unwrap();
+        scripts
+    };
+    let said = |scripts: &Scripts| {
+        let output = scripts.run("dist-build", &[&target, "out"]);
+        assert!(!output.status.success() && output.stdout.is_empty());
+        text(&output.stderr).lines().last().unwrap_or_default().to_owned()
+    };
+    let unbuilt = scripts("echo 'error: linking failed' >&2; exit 101", "exit 9");
+    assert_eq!(said(&unbuilt), format!("dist: {target} cannot be built (see above)"));
+    let full = scripts("exit 0", "echo \"rust-objcopy: error: 'x': No space left on device\" >&2; exit 1");
+    let line = said(&full);
+    assert!(line.starts_with("dist: ") && line.ends_with("No space left on device"), "{line}");
+    assert!(full.files("out").is_empty());
+}
+
+#[test]
+fn images_are_pinned_all_or_none() {
+    let file = "ARG RUST_IMAGE=r.example/rust:1\nARG BASE_IMAGE=r.example/debian:12@sha256:old\nFROM x\n";
+    let scripts = Scripts::new()
+        .program("skopeo", "case $3 in *debian*) echo no route to it >&2; exit 1 ;; esac; echo {}");
+    std::fs::write(scripts.path("Dockerfile"), file).unwrap();
+    let output = scripts.run("pin-images", &[]);
+    assert!(!output.status.success() && text(&output.stderr).contains("r.example/debian:12: no route to it"));
+    assert_eq!(std::fs::read_to_string(scripts.path("Dockerfile")).unwrap(), file);
+    let scripts = scripts.program("skopeo", "echo {}");
+    assert!(scripts.run("pin-images", &[]).status.success());
+    let pinned = std::fs::read_to_string(scripts.path("Dockerfile")).unwrap();
+    // SHA-256 of what was answered.
+    let sum = "ca3d163bab055381827226140568f3bef7eaac187cebd76878e0b63e9e442356";
+    assert_eq!(pinned.matches(&format!("@sha256:{sum}")).count(), 2, "{pinned}");
+    assert!(
+        pinned.contains("ARG BASE_IMAGE=r.example/debian:12@sha256:ca3d") && pinned.ends_with("FROM x\n")
+    );
+    assert_eq!(scripts.files(".").iter().filter(|name| name.starts_with("Dockerfile")).count(), 1);
+    assert!(scripts.run("pin-images", &["--check"]).status.success());
+
+    // A copy of it, for a release; and who has not pinned them is told.
+    std::fs::write(scripts.path("Dockerfile"), file.replace("@sha256:old", "")).unwrap();
+    let copy = scripts.path("pinned").to_string_lossy().into_owned();
+    assert!(scripts.run("pin-images", &[&copy]).status.success());
+    assert_eq!(std::fs::read_to_string(&copy).unwrap(), pinned);
+    let output = scripts.run("pin-images", &["--check"]);
+    assert!(!output.status.success() && text(&output.stderr).contains("2 of 2 images are named by tag"));
+    assert_eq!(text(&output.stdout), "r.example/rust:1: by tag\nr.example/debian:12: by tag\n");
+}
+
+#[test]
+fn an_image_is_whole_or_not_there() {
+    if !root_for("a full disk") {
+        return;
+    }
+    let scripts = Scripts::new();
+    std::fs::create_dir(scripts.path("layer")).unwrap();
+    let mut state = 1u32;
+    let mut random = || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (state >> 24) as u8
+    };
+    let noise: Vec<u8> = (0..400_000).map(|_| random()).collect();
+    std::fs::write(scripts.path("layer/file"), noise).unwrap();
+    std::fs::write(scripts.path("config.json"), r#"{"name": "x", "architecture": "amd64"}"#).unwrap();
+    std::fs::create_dir(scripts.path("small")).unwrap();
+    let _disk = SmallDisk::mount(&scripts.path("small"));
+    let [out, config, layer] =
+        ["small/x.oci.tar", "config.json", "layer"].map(|n| scripts.path(n).to_string_lossy().into_owned());
+    scripts.fails("oci", &[&out, &config, &layer], "No space left on device");
+    assert!(scripts.files("small").is_empty());
+    let whole = scripts.path("x.oci.tar").to_string_lossy().into_owned();
+    assert!(scripts.run("oci", &[&whole, &config, &layer]).status.success());
+    let half = std::fs::read(&whole).unwrap();
+    std::fs::write(&whole, &half[..half.len() / 3]).unwrap();
+    scripts.fails("test-image", &[&whole, "/bin/true"], "is no whole OCI archive");
+}

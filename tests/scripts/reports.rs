@@ -1,0 +1,83 @@
+//! What scripts tell of tests and measurements.
+
+use std::process::Command;
+
+use crate::copied::{ROOT, Scripts, text};
+
+#[test]
+fn the_summary_is_one_line_and_counts_suites_that_were_killed() {
+    let cargo = "echo '     Running unittests src/lib.rs (target/debug/deps/a-0123456789abcdef)'
+        echo 'running 3 tests'; echo 'test x ... ok'; echo 'test y ... FAILED'; echo 'test z ... ignored'
+        echo 'test result: FAILED. 1 passed; 1 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.01s'
+        echo '     Running tests/b.rs (target/debug/deps/b-0123456789abcdef)'; echo 'running 9 tests'; exit 101";
+    let output = Scripts::new().program("cargo", cargo).run("run-tests", &[]);
+    assert_eq!(output.status.code(), Some(101));
+    assert_eq!(text(&output.stdout).lines().last(), Some("1 passed, 2 failed"));
+    assert!(text(&output.stdout).contains("test y ... FAILED"));
+
+    let output = Scripts::new().program("cargo", "echo 'error: no'; exit 101").run("run-tests", &[]);
+    assert_eq!(output.status.code(), Some(101));
+    assert!(!text(&output.stdout).contains("passed"), "no test ran, so there is no summary");
+}
+
+#[test]
+fn a_test_that_hangs_is_named_and_the_next_suite_has_its_turn() {
+    let cargo = "echo '     Running unittests src/lib.rs (target/debug/deps/a-0123456789abcdef)'
+        echo 'running 2 tests'; echo 'test x ... ok'; echo 'test y has been running for over 60 seconds'
+        sleep 600
+        echo '     Running tests/b.rs (target/debug/deps/b-0123456789abcdef)'; echo 'running 1 test'
+        echo 'test z ... ok'
+        echo 'test result: ok. 1 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.01s'; exit 101";
+    let output = Scripts::new().program("cargo", cargo).env("RUN_TESTS_SILENCE", "1").run("run-tests", &[]);
+    assert_eq!(output.status.code(), Some(101));
+    let said = text(&output.stdout);
+    assert!(said.contains("run-tests: nothing was said for 1 s; still running: y\n"), "{said}");
+    assert_eq!(said.lines().last(), Some("1 passed, 1 failed"));
+}
+
+#[test]
+fn the_numbers_page_has_what_was_measured_and_nothing_without_it() {
+    let measured = r#"{"day": "2026-01-02", "machine": {"processor": "P", "cores": 2, "memory": 8, "kernel": "6.1",
+        "system": "S"}, "load": [0.1, 0.2], "runs": 3, "agent": "1.31.0-x", "peer": null,
+        "sections": [{"title": "Size", "rows": [{"what": "binary as built (MB)", "ours": [12.5, 12, 13], "peer": null,
+            "wire": null, "direct": null, "target": "–"}]}],
+        "curves": [{"what": "a <curve>", "by": "hosts", "points": [1, 10], "measures": [
+            {"what": "CPU (ms)", "ours": [2, 20], "peer": [], "exponent": 1.0, "peer_exponent": null},
+            {"what": "peak (MB)", "ours": [0, 0.1], "peer": [], "exponent": null, "peer_exponent": null}]}]}"#;
+    let folder = tempfile::tempdir().unwrap();
+    let at = |path: &str| folder.path().join(path);
+    std::fs::write(at("measured"), measured).unwrap();
+    let run = |from: &str, out: &str| {
+        let script = format!("{ROOT}/scripts/numbers");
+        let (from, out) = (at(from), at(out));
+        Command::new(script).arg("--from").arg(from).arg("--out").arg(out).output().unwrap()
+    };
+    let output = run("measured", "docs");
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let page = std::fs::read_to_string(at("docs/NUMBERS.md")).unwrap();
+    for line in [
+        "| size of the binary (MB) | 12.5 [12.0–13.0] | 27.5 |",
+        "| 10 | 20.0 | 0.10 |",
+        "| exponent | 1.00 | flat |",
+        "| binary as built (MB) | 12.5 [12.0–13.0] |",
+    ] {
+        assert!(page.lines().any(|l| l == line), "{line} is missing in\n{page}");
+    }
+    // Each picture of the page is there, and what a name has of markup is text in it.
+    for picture in page.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
+        let svg = std::fs::read_to_string(at("docs").join(picture)).unwrap();
+        assert!(svg.starts_with("<svg") && !svg.contains("<curve>"), "{picture}: {svg}");
+    }
+    for (from, content) in [("half", &measured[..200]), ("none", "")] {
+        if from == "half" {
+            std::fs::write(at(from), content).unwrap();
+        }
+        let output = run(from, "not");
+        let said = text(&output.stderr);
+        assert!(
+            !output.status.success() && said.starts_with("numbers: ") && said.lines().count() == 1,
+            "{said}"
+        );
+        assert!(!at("not").exists());
+    }
+}
