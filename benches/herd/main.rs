@@ -89,11 +89,13 @@ fn write(docs: &Path) -> Result<(), String> {
     std::fs::create_dir_all(docs.join("scale")).map_err(said)?;
     let mut page = format!(
         "# What a mesh does to istiod\n\nWritten by `make scale`; not edited by hand. A simulation with the agent's own back-off and \
-         renewal code.\n\nThe model:\n\n{ASSUMPTIONS}\n\nThe columns: when half, 99 % and all have what they came for, in seconds after \
-         istiod is there (renewals: after the first); attempts an agent made; the busiest second, and how many times the even share \
-         over the whole time it is (where fewer than 30 are due in a second, it is the busiest of so many seconds that 30 are); the same of attempts by agents that had been refused with RESOURCE_EXHAUSTED before. What comes to \
-         istiod for the first time after an outage comes within the 4 s in which a small mesh wants its configuration back; a refusal \
-         is cheap, and what it does to the time after it is the agents' own.\n"
+         renewal code.\n\nThe model:\n\n{ASSUMPTIONS}\n\nHow to read the columns:\n\n- 50 %, 99 %, 100 %: seconds after istiod is there (renewals: after the first) \
+         until so many agents have what they came for.\n- attempts each: how often an agent tried, on average.\n- \
+         busiest second: attempts in it. × even share: how many times the average second that is. Where fewer than \
+         30 attempts are due\n  in a second, several seconds count as one, so that 30 are.\n- busiest of second \
+         tries: the same, of agents that had been refused with RESOURCE_EXHAUSTED before.\n\nFirst attempts after \
+         an outage come within 4 s, since a small mesh wants its configuration back soon; a refusal is cheap. How \
+         the\nattempts after it are spread is the agents' work.\n"
     );
     for story in &STORIES {
         let _ = write!(
