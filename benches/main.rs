@@ -82,30 +82,39 @@ async fn run(flags: &Flags) -> Result<(), String> {
         .chain(&flags.peer)
         .map(|path| std::fs::canonicalize(path).map_err(|e| format!("{}: {e}", path.display())))
         .collect::<Result<Vec<PathBuf>, String>>()?;
+    let (mut report, mut curves) = (table::Report::default(), Vec::new());
+    usual(flags, &binaries, &mut report).await?;
+    slow(flags, &binaries, &mut report, &mut curves).await?;
+    let Some(path) = &flags.json else { return Ok(()) };
+    std::fs::write(path, format!("{:#}\n", report.json(&curves)))
+        .map_err(|e| format!("{}: {e}", path.display()))
+}
+
+/// Sections that are chosen by a part of their name; all of them without one.
+async fn usual(flags: &Flags, binaries: &[PathBuf], report: &mut table::Report) -> Result<(), String> {
     let wanted = |name: &str| name.contains(&flags.only);
     let with_peer = flags.peer.is_some();
-    let (mut report, mut curves) = (table::Report::default(), Vec::new());
     if wanted("size") {
-        report.add("Size", &[size(&binaries)], with_peer);
+        report.add("Size", &[size(binaries)], with_peer);
     }
     if wanted("start") {
         eprintln!("measuring start…");
-        let rows = start::starts(&binaries, flags.envoy.as_deref(), flags.runs).await?;
+        let rows = start::starts(binaries, flags.envoy.as_deref(), flags.runs).await?;
         report.add("Start (ms since exec)", &rows, with_peer);
     }
     if wanted("idle") {
         eprintln!("measuring idle memory…");
-        let rows = start::idle(&binaries, flags.envoy.as_deref(), flags.runs.min(5)).await?;
+        let rows = start::idle(binaries, flags.envoy.as_deref(), flags.runs.min(5)).await?;
         report.add("Idle memory (MB, 10 s after ready)", &rows, with_peer);
     }
     if wanted("relay") {
         eprintln!("measuring the relay…");
-        let rows = relay::bulk(&binaries, flags.runs).await?;
+        let rows = relay::bulk(binaries, flags.runs).await?;
         report.add("Relay of configuration", &rows, with_peer);
     }
     if wanted("push") {
         eprintln!("measuring small pushes…");
-        let rows = relay::pushes(&binaries, flags.runs).await?;
+        let rows = relay::pushes(binaries, flags.runs).await?;
         report.add("Small delta pushes (µs)", &rows, with_peer);
     }
     if wanted("replay") {
@@ -118,21 +127,39 @@ async fn run(flags: &Flags) -> Result<(), String> {
     }
     if wanted("status") {
         eprintln!("measuring the status server…");
-        let rows = status::all(&binaries, flags.runs).await?;
+        let rows = status::all(binaries, flags.runs).await?;
         report.add("Status server", &rows, with_peer);
     }
     if wanted("sds") {
         eprintln!("measuring 1,000 SDS streams…");
-        let rows = sds::fan_out(&binaries, flags.runs.min(3)).await?;
+        let rows = sds::fan_out(binaries, flags.runs.min(3)).await?;
         report.add("1,000 SDS streams at a renewal", &rows, with_peer);
     }
     if wanted("credentials") {
         eprintln!("measuring the token service and secrets of gateways…");
-        let rows = credentials::all(&binaries, flags.runs).await?;
+        let rows = credentials::all(binaries, flags.runs).await?;
         report.add("Token service and secrets of gateways", &rows, false);
     }
+    if wanted("iptables") {
+        eprintln!("measuring istio-iptables…");
+        match iptables::rows(binaries, flags.runs) {
+            Ok(rows) => report.add("istio-iptables", &rows, with_peer),
+            Err(reason) => eprintln!("bench: istio-iptables is not measured: {reason}"),
+        }
+    }
+    Ok(())
+}
+
+/// Sections that take minutes: only by their full name.
+async fn slow(
+    flags: &Flags,
+    binaries: &[PathBuf],
+    report: &mut table::Report,
+    curves: &mut Vec<serde_json::Value>,
+) -> Result<(), String> {
+    let with_peer = flags.peer.is_some();
     if flags.only == "density" {
-        let rows = density::nodes(&binaries, flags.seconds.unwrap_or(60)).await?;
+        let rows = density::nodes(binaries, flags.seconds.unwrap_or(60)).await?;
         report.add("Many agents on one node, 1 MB of configuration each", &rows, with_peer);
     }
     if flags.only == "herd" {
@@ -141,30 +168,21 @@ async fn run(flags: &Flags) -> Result<(), String> {
         report.add("Istiod restarts", &rows, false);
     }
     if flags.only == "growth" {
-        for curve in growth::curves(&binaries).await? {
+        for curve in growth::curves(binaries).await? {
             curve.print();
             curves.push(curve.json());
         }
     }
     if flags.only == "heal" {
         let envoy = flags.envoy.as_deref().ok_or("--only heal needs --envoy")?;
-        let rows = heal::outages(&binaries, envoy, flags.runs).await?;
+        let rows = heal::outages(binaries, envoy, flags.runs).await?;
         report.add("Time from the end of an outage to the new configuration (s)", &rows, with_peer);
     }
     if flags.only == "flood" {
-        let rows = flood::both_ways(&binaries, Duration::from_secs(flags.seconds.unwrap_or(120))).await?;
+        let rows = flood::both_ways(binaries, Duration::from_secs(flags.seconds.unwrap_or(120))).await?;
         report.add("Both sides write as fast as they may, both read slowly", &rows, with_peer);
     }
-    if wanted("iptables") {
-        eprintln!("measuring istio-iptables…");
-        match iptables::rows(&binaries, flags.runs) {
-            Ok(rows) => report.add("istio-iptables", &rows, with_peer),
-            Err(reason) => eprintln!("bench: istio-iptables is not measured: {reason}"),
-        }
-    }
-    let Some(path) = &flags.json else { return Ok(()) };
-    std::fs::write(path, format!("{:#}\n", report.json(&curves)))
-        .map_err(|e| format!("{}: {e}", path.display()))
+    Ok(())
 }
 
 fn size(binaries: &[PathBuf]) -> Row {

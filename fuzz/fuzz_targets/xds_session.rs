@@ -113,42 +113,70 @@ fn response(n: usize, kind: u8, size: u16) -> DiscoveryResponse {
     DiscoveryResponse { version_info: "v".to_owned(), resources, type_url, nonce: n.to_string(), ..Default::default() }
 }
 
-async fn session(input: Input) {
-    let requests: Vec<_> =
-        input.requests.iter().take(12).enumerate().map(|(n, (k, s))| request(n, *k, *s)).collect();
-    let responses: Vec<_> =
-        input.responses.iter().take(12).enumerate().map(|(n, (k, s))| response(n, *k, *s)).collect();
-    // The model.
-    let (mut upward, mut asked) = (Vec::new(), false);
-    for request in &requests {
-        if request.type_url == types::HEALTH && !asked {
-            continue;
-        }
-        upward.push(request.clone());
-        if request.type_url == types::LISTENER && !asked {
-            asked = true;
-            upward.push(DiscoveryRequest { type_url: types::PROXY_CONFIG.to_owned(), ..Default::default() });
-        }
-    }
-    let downward: Vec<_> = responses.iter().filter(|r| types::for_envoy(&r.type_url)).collect();
-    let own = |r: &&DiscoveryResponse| r.type_url == types::PROXY_CONFIG && !r.resources.is_empty();
-    let answers: Vec<_> = responses.iter().filter(own).map(|r| r.nonce.as_str()).collect();
+/// What is written, and what must arrive of it.
+struct Model {
+    requests: Vec<DiscoveryRequest>,
+    responses: Vec<DiscoveryResponse>,
+    /// What istiod is asked, but for answers to what is the agent's own.
+    upward: Vec<DiscoveryRequest>,
+}
 
-    let dir = tempfile::tempdir().expect("a scratch directory");
-    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-    let (tap, _bundle) = TrustBundle::tap(Vec::new());
-    let (_news, wake) = tokio::sync::watch::channel(0);
-    let parts = Parts {
-        upstream: Arc::new(Way(listener.local_addr().expect("bound"))),
+impl Model {
+    fn of(input: &Input) -> Self {
+        let requests: Vec<_> =
+            input.requests.iter().take(12).enumerate().map(|(n, (k, s))| request(n, *k, *s)).collect();
+        let responses: Vec<_> =
+            input.responses.iter().take(12).enumerate().map(|(n, (k, s))| response(n, *k, *s)).collect();
+        let (mut upward, mut asked) = (Vec::new(), false);
+        for request in &requests {
+            if request.type_url == types::HEALTH && !asked {
+                continue;
+            }
+            upward.push(request.clone());
+            if request.type_url == types::LISTENER && !asked {
+                asked = true;
+                upward.push(DiscoveryRequest { type_url: types::PROXY_CONFIG.to_owned(), ..Default::default() });
+            }
+        }
+        Self { requests, responses, upward }
+    }
+
+    /// What Envoy is given.
+    fn downward(&self) -> Vec<&DiscoveryResponse> {
+        self.responses.iter().filter(|r| types::for_envoy(&r.type_url)).collect()
+    }
+
+    /// The nonces that the agent itself answers.
+    fn answers(&self) -> Vec<&str> {
+        let own = |r: &&DiscoveryResponse| r.type_url == types::PROXY_CONFIG && !r.resources.is_empty();
+        self.responses.iter().filter(own).map(|r| r.nonce.as_str()).collect()
+    }
+}
+
+/// The relay's parts, with which it dials `istiod`.
+fn parts(istiod: std::net::SocketAddr, wake: tokio::sync::watch::Receiver<u64>) -> Parts {
+    Parts {
+        upstream: Arc::new(Way(istiod)),
         tokens: Arc::new(NoToken),
         headers: CallHeaders::default(),
-        taps: vec![tap],
+        taps: Vec::new(),
         convert: None,
         wake,
         metrics: Metrics::new(),
         clock: Arc::new(clock::System),
         trouble: Default::default(),
-    };
+    }
+}
+
+async fn session(input: Input) {
+    let model = Model::of(&input);
+    let (downward, answers) = (model.downward(), model.answers());
+    let Model { requests, responses, upward } = &model;
+    let dir = tempfile::tempdir().expect("a scratch directory");
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let (tap, _bundle) = TrustBundle::tap(Vec::new());
+    let (_news, wake) = tokio::sync::watch::channel(0);
+    let parts = Parts { taps: vec![tap], ..parts(listener.local_addr().expect("bound"), wake) };
     let server = Server::new(Config::new(dir.path().join("XDS")), parts);
     let (socket, _file) = server.bind().expect("a socket").into_parts();
     let stop = Stop::new();

@@ -109,7 +109,14 @@ pub(crate) async fn serve(
     }
 }
 
-/// The order in which a change is pushed (istiod's: what is referred to comes before what refers).
+/// Types in the order in which a change is pushed.
+fn ordered<'a>(types: impl Iterator<Item = &'a String>) -> Vec<String> {
+    let mut types: Vec<String> = types.cloned().collect();
+    types.sort_by_cached_key(|type_url| (order(type_url), type_url.clone()));
+    types
+}
+
+/// Istiod's order: what is referred to comes before what refers.
 fn order(type_url: &str) -> usize {
     const ORDER: [&str; 5] = [
         crate::resources::CLUSTER,

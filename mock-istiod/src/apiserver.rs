@@ -185,23 +185,48 @@ impl ApiServer {
     }
 }
 
-async fn serve<S: AsyncRead + AsyncWrite + Unpin>(mut stream: S, shared: &Shared) -> io::Result<()> {
-    let mut head = Vec::new();
-    while !head.ends_with(b"\r\n\r\n") {
-        if head.len() > 64 << 10 || stream.read_buf(&mut head).await? == 0 {
-            return Ok(());
+/// One request: whom it is of, and what it asks for.
+struct Request {
+    target: String,
+    bearer: Option<String>,
+}
+
+impl Request {
+    /// None where the client leaves before it has said it.
+    async fn read(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<Option<Self>> {
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            if head.len() > 64 << 10 || stream.read_buf(&mut head).await? == 0 {
+                return Ok(None);
+            }
         }
+        let head = String::from_utf8_lossy(&head);
+        let target = head.split(' ').nth(1).unwrap_or_default().to_owned();
+        let bearer = head.lines().find_map(|line| {
+            let (name, value) = line.split_once(':')?;
+            name.eq_ignore_ascii_case("authorization").then(|| value.trim().to_owned())
+        });
+        Ok(Some(Self { target, bearer }))
     }
-    let head = String::from_utf8_lossy(&head).into_owned();
-    let target = head.split(' ').nth(1).unwrap_or_default().to_owned();
-    let bearer = head.lines().find_map(|line| {
-        let (name, value) = line.split_once(':')?;
-        name.eq_ignore_ascii_case("authorization").then(|| value.trim().to_owned())
-    });
+
+    fn parameter(&self, name: &str) -> Option<&str> {
+        let query = self.target.split_once('?').map_or("", |(_, query)| query);
+        query.split('&').find_map(|pair| pair.strip_prefix(name)?.strip_prefix('='))
+    }
+
+    /// The secret that it is about.
+    fn name(&self) -> &str {
+        let selector = self.parameter("fieldSelector").unwrap_or_default();
+        selector.strip_prefix("metadata.name%3D").unwrap_or_default()
+    }
+}
+
+async fn serve<S: AsyncRead + AsyncWrite + Unpin>(mut stream: S, shared: &Shared) -> io::Result<()> {
+    let Some(request) = Request::read(&mut stream).await? else { return Ok(()) };
     let (fault, authorized) = {
         let mut state = shared.state();
-        state.asked.push(target.clone());
-        let authorized = bearer == Some(format!("Bearer {}", state.token));
+        state.asked.push(request.target.clone());
+        let authorized = request.bearer == Some(format!("Bearer {}", state.token));
         (state.faults.pop_front(), authorized)
     };
     match fault {
@@ -213,28 +238,37 @@ async fn serve<S: AsyncRead + AsyncWrite + Unpin>(mut stream: S, shared: &Shared
     if !authorized {
         return answer(&mut stream, 401, b"{}").await;
     }
-    let parameter = |name: &str| {
-        let query = target.split_once('?').map_or("", |(_, query)| query);
-        query.split('&').find_map(|pair| pair.strip_prefix(name)?.strip_prefix('='))
-    };
-    let name =
-        parameter("fieldSelector").and_then(|f| f.strip_prefix("metadata.name%3D")).unwrap_or_default();
-    if parameter("watch").is_none() {
-        let body = {
-            let state = shared.state();
-            let items: Vec<&Value> = state.secrets.get(name).map(|(_, object)| object).into_iter().collect();
-            json!({ "metadata": { "resourceVersion": state.version.to_string() }, "items": items })
-                .to_string()
-        };
-        if fault == Some(ApiFault::Slow) {
-            let head =
-                format!("HTTP/1.1 200 X\r\nContent-Length: {}\r\nConnection: close\r\n\r\n", body.len());
-            drip(&mut stream, head.as_bytes()).await?;
-            return drip(&mut stream, body.as_bytes()).await;
-        }
-        return answer(&mut stream, 200, body.as_bytes()).await;
+    if request.parameter("watch").is_none() {
+        return list(&mut stream, shared, request.name(), fault).await;
     }
-    let mut from: u64 = parameter("resourceVersion").and_then(|v| v.parse().ok()).unwrap_or(0);
+    let from = request.parameter("resourceVersion").and_then(|v| v.parse().ok()).unwrap_or(0);
+    follow(&mut stream, shared, request.name(), from, fault).await
+}
+
+async fn list<S>(stream: &mut S, shared: &Shared, name: &str, fault: Option<ApiFault>) -> io::Result<()>
+where
+    S: AsyncWrite + Unpin,
+{
+    let body = {
+        let state = shared.state();
+        let items: Vec<&Value> = state.secrets.get(name).map(|(_, object)| object).into_iter().collect();
+        json!({ "metadata": { "resourceVersion": state.version.to_string() }, "items": items }).to_string()
+    };
+    if fault == Some(ApiFault::Slow) {
+        drip(stream, head(200, body.len()).as_bytes()).await?;
+        return drip(stream, body.as_bytes()).await;
+    }
+    answer(stream, 200, body.as_bytes()).await
+}
+
+/// A watch: what happens to the secret after version `from`, and a bookmark for every version.
+async fn follow<S: AsyncRead + AsyncWrite + Unpin>(
+    stream: &mut S,
+    shared: &Shared,
+    name: &str,
+    mut from: u64,
+    fault: Option<ApiFault>,
+) -> io::Result<()> {
     let mut changed = shared.changed.subscribe();
     changed.borrow_and_update();
     let restarts = shared.state().restarts;
@@ -242,8 +276,7 @@ async fn serve<S: AsyncRead + AsyncWrite + Unpin>(mut stream: S, shared: &Shared
         .write_all(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\n\r\n")
         .await?;
     if fault == Some(ApiFault::Gone) {
-        return event(&mut stream, &json!({ "type": "ERROR", "object": { "kind": "Status", "code": 410 } }))
-            .await;
+        return event(stream, &json!({ "type": "ERROR", "object": { "kind": "Status", "code": 410 } })).await;
     }
     loop {
         let (due, version): (Vec<_>, u64) = {
@@ -258,7 +291,7 @@ async fn serve<S: AsyncRead + AsyncWrite + Unpin>(mut stream: S, shared: &Shared
                 return stream.flush().await;
             }
             if fault == Some(ApiFault::Slow) {
-                drip(&mut stream, text.as_bytes()).await?;
+                drip(stream, text.as_bytes()).await?;
             } else {
                 stream.write_all(text.as_bytes()).await?;
             }
@@ -266,7 +299,7 @@ async fn serve<S: AsyncRead + AsyncWrite + Unpin>(mut stream: S, shared: &Shared
         }
         from = version;
         let bookmark = json!({ "metadata": { "resourceVersion": version.to_string() } });
-        event(&mut stream, &json!({ "type": "BOOKMARK", "object": bookmark })).await?;
+        event(stream, &json!({ "type": "BOOKMARK", "object": bookmark })).await?;
         let mut byte = [0; 1];
         tokio::select! {
             news = changed.changed() => if news.is_err() || shared.state().restarts != restarts { return Ok(()) },
@@ -293,9 +326,12 @@ async fn event<S: AsyncWrite + Unpin>(stream: &mut S, event: &Value) -> io::Resu
 }
 
 async fn answer<S: AsyncWrite + Unpin>(stream: &mut S, status: u16, body: &[u8]) -> io::Result<()> {
-    let head = format!("HTTP/1.1 {status} X\r\nContent-Length: {}\r\nConnection: close\r\n\r\n", body.len());
-    stream.write_all(head.as_bytes()).await?;
+    stream.write_all(head(status, body.len()).as_bytes()).await?;
     stream.write_all(body).await?;
     stream.flush().await?;
     stream.shutdown().await
+}
+
+fn head(status: u16, length: usize) -> String {
+    format!("HTTP/1.1 {status} X\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n")
 }

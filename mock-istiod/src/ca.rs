@@ -93,15 +93,7 @@ fn answer(
             return Err(Status::new(*code, message.clone()));
         }
     }
-    let refused = Status::new(Code::Unauthenticated, "request authenticate failure");
-    let identities = match authenticate(peer, headers, &shared.trust_domain) {
-        Ok(identities) if peer.tls || shared.plaintext_auth => identities,
-        Ok(_) => return Err(refused),
-        Err(reason) => {
-            tracing::info!(%reason, "certificate refused");
-            return Err(refused);
-        }
-    };
+    let identities = identities(shared, peer, headers)?;
     call.identity = identities.first().cloned();
     if form == Form::Roots {
         return Ok(Response { cert_chain: vec![shared.root_bundle()] });
@@ -109,19 +101,7 @@ fn answer(
 
     let invalid = |e: crate::pki::BadRequest| Status::new(Code::InvalidArgument, e.to_string());
     let key = read_request(&request.csr).map_err(invalid)?;
-    let ttl = match u64::try_from(request.validity_duration) {
-        Ok(0) | Err(_) => DEFAULT_TTL,
-        Ok(seconds) => Duration::from_secs(seconds),
-    };
-    if ttl > MAX_TTL {
-        let text = format!(
-            "CSR signing error (requested TTL {}s is greater than the max allowed TTL {}s)",
-            ttl.as_secs(),
-            MAX_TTL.as_secs()
-        );
-        return Err(Status::new(Code::InvalidArgument, text));
-    }
-
+    let ttl = granted(request.validity_duration)?;
     let mut leaf = Leaf::workload("", shared.ttl.get().unwrap_or(ttl));
     leaf.uris = identities;
     let mut spoilt_key = None;
@@ -145,19 +125,52 @@ fn answer(
     let mut chain = vec![certificate];
     chain.extend(authority.intermediates().map(ToOwned::to_owned));
     chain.push(shared.root_bundle());
+    spoil_chain(&mut chain, faults);
+    call.chain.clone_from(&chain);
+    call.not_after = Some(leaf.not_after);
+    Ok(Response { cert_chain: chain })
+}
+
+fn identities(shared: &Shared, peer: &Peer, headers: &HeaderMap) -> Result<Vec<String>, Status> {
+    let refused = Status::new(Code::Unauthenticated, "request authenticate failure");
+    match authenticate(peer, headers, &shared.trust_domain) {
+        Ok(identities) if peer.tls || shared.plaintext_auth => Ok(identities),
+        Ok(_) => Err(refused),
+        Err(reason) => {
+            tracing::info!(%reason, "certificate refused");
+            Err(refused)
+        }
+    }
+}
+
+/// For how long a certificate is good of which so many seconds are wanted.
+fn granted(wanted: i64) -> Result<Duration, Status> {
+    let ttl = match u64::try_from(wanted) {
+        Ok(0) | Err(_) => DEFAULT_TTL,
+        Ok(seconds) => Duration::from_secs(seconds),
+    };
+    if ttl > MAX_TTL {
+        let text = format!(
+            "CSR signing error (requested TTL {}s is greater than the max allowed TTL {}s)",
+            ttl.as_secs(),
+            MAX_TTL.as_secs()
+        );
+        return Err(Status::new(Code::InvalidArgument, text));
+    }
+    Ok(ttl)
+}
+
+fn spoil_chain(chain: &mut Vec<String>, faults: &[Fault]) {
     for fault in faults {
         match fault {
             Fault::WrongOrder => chain.rotate_left(1),
-            Fault::Garbage => chain = vec!["-----BEGIN CERTIFICATE-----\n!!!\n".into(), "garbage".into()],
+            Fault::Garbage => *chain = vec!["-----BEGIN CERTIFICATE-----\n!!!\n".into(), "garbage".into()],
             Fault::EmptyChain => chain.clear(),
             Fault::OneCertificate => chain.truncate(1),
             Fault::Chain(other) => chain.clone_from(other),
             _ => {}
         }
     }
-    call.chain.clone_from(&chain);
-    call.not_after = Some(leaf.not_after);
-    Ok(Response { cert_chain: chain })
 }
 
 fn object(fields: &prost_types::Struct) -> serde_json::Value {

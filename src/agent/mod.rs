@@ -2,8 +2,8 @@
 //! and you know the order of the start; `shutdown` knows the order of the end.
 //!
 //! [`run`] promises: everything that can be refused is refused before anything is bound; everything is
-//! bound before Envoy is started, which so never finds a socket missing; whoever fails or panics is named
-//! in the last line.
+//! bound before Envoy is started, so Envoy never finds a socket missing; the task that fails or panics is named
+//! in the last line of the log.
 //!
 //! | file | is about |
 //! |---|---|
@@ -11,8 +11,8 @@
 //! | `upstream` | who signs, with whose token, and the way to istiod |
 //! | `bind` | every socket and port, and the certificate on its way |
 //! | `serve` | the tasks, and what they are joined by |
-//! | `upgrade` | another program takes this one's place |
-//! | `shutdown` | until the end, and the end |
+//! | `upgrade` | a new version takes over |
+//! | `shutdown` | waiting for a reason to end, and the orderly end |
 //! | the others | one part each: what of it is made here |
 
 mod bind;

@@ -30,7 +30,7 @@ pub(crate) struct Policy {
     jitter: Jitter,
 }
 
-/// A policy that cannot be meant.
+/// An invalid policy.
 #[derive(Debug, thiserror::Error, PartialEq)]
 pub(crate) enum Error {
     /// The first delay is longer than the longest.
@@ -53,7 +53,7 @@ impl Policy {
     /// Delays grow from `first` by `factor` up to `max`.
     ///
     /// # Errors
-    /// Refuses bounds, factors and jitter that cannot be meant.
+    /// Refuses bounds, factors and jitter that are invalid.
     pub(crate) fn new(first: Duration, max: Duration, factor: f64, jitter: Jitter) -> Result<Self, Error> {
         if first > max {
             return Err(Error::Bounds { first, max });

@@ -154,7 +154,7 @@ struct Callers {
 /// Sets up the process's log.
 ///
 /// # Errors
-/// When a level or a target cannot be meant; nothing is set up then.
+/// When a level or a target is invalid; nothing is set up then.
 pub(crate) fn init(options: &Options) -> Result<(), Error> {
     let lines = Lines::new(options)?;
     let (out, levels) = (lines.out.clone(), lines.levels.clone());

@@ -41,19 +41,19 @@ impl Metrics {
 
     /// A counter of fractions, such as summed milliseconds.
     #[must_use]
-    pub fn float_counter(&self, name: &str, help: &str, labels: &[&str]) -> CounterVec {
+    pub(crate) fn float_counter(&self, name: &str, help: &str, labels: &[&str]) -> CounterVec {
         self.add(CounterVec::new(Opts::new(name, help), labels))
     }
 
     /// A gauge of whole numbers.
     #[must_use]
-    pub fn gauge(&self, name: &str, help: &str, labels: &[&str]) -> IntGaugeVec {
+    pub(crate) fn gauge(&self, name: &str, help: &str, labels: &[&str]) -> IntGaugeVec {
         self.add(IntGaugeVec::new(Opts::new(name, help), labels))
     }
 
     /// A gauge of fractions.
     #[must_use]
-    pub fn float_gauge(&self, name: &str, help: &str, labels: &[&str]) -> GaugeVec {
+    pub(crate) fn float_gauge(&self, name: &str, help: &str, labels: &[&str]) -> GaugeVec {
         self.add(GaugeVec::new(Opts::new(name, help), labels))
     }
 
@@ -67,7 +67,7 @@ impl Metrics {
     ///
     /// # Errors
     /// When one of its names is taken.
-    pub fn register(&self, collector: Box<dyn Collector>) -> prometheus::Result<()> {
+    pub(crate) fn register(&self, collector: Box<dyn Collector>) -> prometheus::Result<()> {
         self.0.register(collector)
     }
 }

@@ -1,5 +1,15 @@
 //! Knows nothing of Istio: tasks, time, back-off, sockets, files, metrics, logging.
 //!
+//! | file | is about |
+//! |---|---|
+//! | `tasks`, `lane` | tasks with names, and blocking calls that may never return |
+//! | `backoff`, `slack`, `clock`, `go_duration` | when: the next attempt, timers that fire together, the date, durations in text |
+//! | `uds` | unix sockets: their files, modes and owners |
+//! | `files`, `disk`, `place`, `path` | watching files, reading with a deadline, replacing a file as a whole, clean paths |
+//! | `logging`, `metrics`, `error`, `quote`, `seldom`, `nearest` | what people and programs are told |
+//! | `process`, `netlink`, `heap`, `notify`, `handover` | the kernel, the allocator, the service manager, and a program that takes over |
+//! | `wire` | editing an encoded message |
+//!
 //! Uses no other module of this crate.
 
 pub(crate) mod backoff;

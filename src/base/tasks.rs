@@ -31,7 +31,7 @@ use super::on_purpose;
 pub(crate) type TaskResult = Result<(), Box<dyn std::error::Error + Send + Sync>>;
 
 /// What a loop may end with.
-pub trait Outcome {
+pub(crate) trait Outcome {
     /// As a result.
     ///
     /// # Errors
@@ -151,7 +151,7 @@ impl Group {
     }
 
     /// Starts a loop that ends when the group is stopped and not before: an earlier end is a failure, too.
-    pub fn lasting<F>(&self, name: impl Into<String>, task: F)
+    pub(crate) fn lasting<F>(&self, name: impl Into<String>, task: F)
     where
         F: Future<Output: Outcome> + Send + 'static,
     {

@@ -1,4 +1,4 @@
-//! What Envoy is told before it starts: a function from [`Options`] to JSON.
+//! Envoy's bootstrap: a function from [`Options`] to JSON.
 //!
 //! Promises:
 //! - Pure: no file, variable, clock or socket is read; what is needed stands in [`Options`].

@@ -63,7 +63,7 @@ impl Node {
 
     /// A metadata value that is text.
     #[must_use]
-    pub fn raw_text(&self, key: &str) -> Option<&str> {
+    pub(crate) fn raw_text(&self, key: &str) -> Option<&str> {
         self.raw.get(key).and_then(Value::as_str)
     }
 

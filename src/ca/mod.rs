@@ -3,6 +3,13 @@
 //! `secrets` asks for a [`CaClient`] and knows nothing of istiod; the client knows nothing of caching
 //! and rotation. A client bounds each attempt and the whole by deadlines of its own, so a caller never
 //! waits for ever; an [`Error`] tells why it failed, and `secrets` decides when to ask again.
+//!
+//! | file | is about |
+//! |---|---|
+//! | `csr` | keys and certificate requests |
+//! | `provider` | from `CA_PROVIDER` to a client |
+//! | `citadel`, `google`, `vault` | the clients: istiod, Google's two CAs, Vault |
+//! | `calls`, `unary` | attempts with their deadlines and backoff, and the gRPC connection under them |
 
 mod calls;
 pub(crate) mod citadel;

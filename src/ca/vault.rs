@@ -130,7 +130,7 @@ impl Client {
     /// A client, and its counter of retries in `metrics`.
     ///
     /// # Errors
-    /// When the address or a path cannot be meant.
+    /// When the address or a path is invalid.
     ///
     /// # Panics
     /// When a second CA client is made for one registry.

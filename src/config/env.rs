@@ -18,7 +18,7 @@ pub(crate) use table::{Key, Kind, REDIRECT, VARS, WITHOUT_EFFECT, kinds, var};
 #[derive(Clone, Default)]
 pub(crate) struct Env {
     vars: BTreeMap<String, String>,
-    // Names whose value is no UTF-8; such a value cannot be meant for the agent.
+    // Names whose value is no UTF-8; such a value is not meant for the agent.
     garbled: Vec<String>,
 }
 

@@ -70,7 +70,7 @@ pub(crate) struct Config {
     pub status: Option<status::Config>,
     /// The DNS server, where there is one.
     pub dns: Option<parts::dns::Dns>,
-    /// Checks of the application. What cannot be meant is told when they would start; the agent goes on without.
+    /// Checks of the application. What is invalid is told when they would start; the agent goes on without.
     pub health: Result<Option<health::Config>, health::Refused>,
     /// Wasm modules; none: extension configs pass as they are.
     pub wasm: Option<wasm::Config>,

@@ -1,7 +1,7 @@
 //! The whole way of a certificate: a key that is thrown away is signed by the CA.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use tokio::time::Instant;
 
@@ -9,11 +9,13 @@ use super::{Check, Scene};
 use crate::agent;
 use crate::base::clock::{Clock, System};
 use crate::base::metrics::Metrics;
+use crate::ca::CaClient;
 use crate::ca::csr::{self, Effort};
 use crate::config::parts;
 use crate::config::parts::identity::{self, Fetcher};
 use crate::istiod::auth::{Mock, TokenFile, TokenSource};
-use crate::tls::cert;
+use crate::secrets;
+use crate::tls::cert::{self, Cert};
 use crate::trouble::Kind;
 
 const NAME: &str = "sign";
@@ -22,34 +24,15 @@ const LIMIT: Duration = Duration::from_secs(10);
 
 /// Has one signed when `asked`.
 pub(super) async fn checks(scene: &Scene, asked: bool) -> Check {
-    let config = &scene.config;
     if scene.plan.as_ref().is_some_and(|p| p.file_mounted) {
         return Check::skip(NAME, "certificates come from files, no CA is asked");
     }
     if !asked {
         return Check::skip(NAME, "not asked for: with --sign the CA signs for a throw-away key");
     }
-    let clock: Arc<dyn Clock> = Arc::new(System);
-    let tokens: Arc<dyn TokenSource> = match scene.fetcher() {
-        Fetcher::Mock => Arc::new(Mock),
-        Fetcher::GoogleComputeEngine(_) => {
-            return Check::skip(NAME, "a fresh token of the metadata server would be left in the token file");
-        }
-        Fetcher::File => Arc::new(TokenFile::new(config.token.clone(), agent::AUDIENCE, clock.clone())),
-    };
-    let signer = match parts::ca::signer(config, false) {
-        Ok(Some(signer)) => signer,
-        Ok(None) => return Check::skip(NAME, "certificates are mounted, no CA is asked"),
-        Err(_) => return Check::skip(NAME, "the roots above come first"),
-    };
-    let client = match agent::ca_client(&signer, tokens, &Metrics::new(), &clock, &Arc::default()).await {
-        Ok(Some(client)) => client,
-        Ok(None) => return Check::skip(NAME, "certificates are mounted, no CA is asked"),
-        Err(_) => return Check::skip(NAME, "the roots above come first"),
-    };
-    let secrets = match scene.plan.as_ref().zip(identity::tokens(config).ok()) {
-        Some((plan, tokens)) => identity::identity(config, plan, tokens).secrets(),
-        None => return Check::skip(NAME, "the configuration above comes first"),
+    let (client, secrets) = match prepare(scene).await {
+        Ok(prepared) => prepared,
+        Err(skipped) => return skipped,
     };
     let limit = LIMIT.min(scene.end.saturating_duration_since(Instant::now()));
     let started = Instant::now();
@@ -70,38 +53,70 @@ pub(super) async fn checks(scene: &Scene, asked: bool) -> Check {
             return Check::fail(NAME, Kind::CertificateNotAnswered, said);
         }
     };
-    let entries = match answer {
-        Ok(entries) => entries,
-        Err(error) => return refused(&error),
+    let took = started.elapsed();
+    match answer {
+        Ok(entries) => {
+            let issued = issued(&entries, &spki, scene.now);
+            issued.map_or_else(|defect| defect, |cert| signed(&cert, &secrets.identity, scene.now, took))
+        }
+        Err(error) => refused(&error),
+    }
+}
+
+// The agent's own client of the CA, and what it would ask for; or why the CA is not asked.
+async fn prepare(scene: &Scene) -> Result<(Arc<dyn CaClient>, secrets::Config), Check> {
+    let config = &scene.config;
+    let clock: Arc<dyn Clock> = Arc::new(System);
+    let tokens: Arc<dyn TokenSource> = match scene.fetcher() {
+        Fetcher::Mock => Arc::new(Mock),
+        Fetcher::GoogleComputeEngine(_) => {
+            let why = "a fresh token of the metadata server would be left in the token file";
+            return Err(Check::skip(NAME, why));
+        }
+        Fetcher::File => Arc::new(TokenFile::new(config.token.clone(), agent::AUDIENCE, clock.clone())),
     };
-    let leaf = entries.first().map(|pem| cert::parse_chain(pem.as_bytes()));
+    let mounted = || Check::skip(NAME, "certificates are mounted, no CA is asked");
+    let no_roots = |_| Check::skip(NAME, "the roots above come first");
+    let signer = parts::ca::signer(config, false).map_err(no_roots)?.ok_or_else(mounted)?;
+    let client = agent::ca_client(&signer, tokens, &Metrics::new(), &clock, &Arc::default()).await;
+    let client = client.map_err(no_roots)?.ok_or_else(mounted)?;
+    match scene.plan.as_ref().zip(identity::tokens(config).ok()) {
+        Some((plan, tokens)) => Ok((client, identity::identity(config, plan, tokens).secrets())),
+        None => Err(Check::skip(NAME, "the configuration above comes first")),
+    }
+}
+
+// The certificate for our key in the CA's answer; or the answer's defect.
+fn issued(entries: &[String], spki: &[u8], now: SystemTime) -> Result<Cert, Check> {
     let unusable = |said: &str| Check::fail(NAME, Kind::CertificateUnusable, said);
-    let certs = match leaf {
-        Some(Ok(certs)) => certs,
-        Some(Err(e)) => return unusable(&e.to_string()),
-        None => return unusable("the answer holds no certificate"),
-    };
-    let Some(first) = certs.first().filter(|c| c.spki == spki) else {
-        let later = entries.iter().skip(1).filter_map(|pem| cert::parse_chain(pem.as_bytes()).ok());
-        return unusable(if later.flatten().any(|c| c.spki == spki) {
+    let leaf = entries.first().ok_or_else(|| unusable("the answer holds no certificate"))?;
+    let certs = cert::parse_chain(leaf.as_bytes()).map_err(|e| unusable(&e.to_string()))?;
+    let Some(cert) = certs.into_iter().next().filter(|c| c.spki == spki) else {
+        let mut later = entries.iter().skip(1).filter_map(|pem| cert::parse_chain(pem.as_bytes()).ok());
+        return Err(unusable(if later.any(|certs| certs.iter().any(|c| c.spki == spki)) {
             "the certificates are out of order: that of the key that was sent is not the first"
         } else {
             "the certificate is not for the key that was sent"
-        });
+        }));
     };
-    let Ok(left) = first.not_after.duration_since(scene.now) else {
-        let ago = super::token::ago(scene.now, first.not_after);
-        return unusable(&format!("the certificate that the CA issued expired {ago} ago"));
-    };
-    let (whom, span) = (first.uris.join(", "), crate::trouble::span(left));
-    let took = started.elapsed().as_millis();
+    if cert.not_after < now {
+        let ago = super::token::ago(now, cert.not_after);
+        return Err(unusable(&format!("the certificate that the CA issued expired {ago} ago")));
+    }
+    Ok(cert)
+}
+
+// The CA has signed, for `identity` or for somebody else.
+fn signed(cert: &Cert, identity: &str, now: SystemTime, took: Duration) -> Check {
+    let left = cert.not_after.duration_since(now).unwrap_or_default();
+    let (whom, span, took) = (cert.uris.join(", "), crate::trouble::span(left), took.as_millis());
     let signed = format!("the CA signed a throw-away key for {whom}, valid for {span}, in {took} ms");
-    if first.uris.contains(&secrets.identity) {
+    if cert.uris.iter().any(|uri| uri == identity) {
         return Check::ok(NAME, signed);
     }
     Check::warn(
         NAME,
-        format!("{signed}; {} was asked for, peers will see the former", secrets.identity),
+        format!("{signed}; {identity} was asked for, peers will see the former"),
         "check TRUST_DOMAIN, POD_NAMESPACE and SERVICE_ACCOUNT if that is not meant",
     )
 }

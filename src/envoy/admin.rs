@@ -213,7 +213,7 @@ impl Open {
 
     /// Who holds them, the greatest first, as far as a line has room.
     #[must_use]
-    pub fn holders(&self) -> String {
+    pub(crate) fn holders(&self) -> String {
         const SHOWN: usize = 5;
         let mut all: Vec<&(String, u64)> = self.listeners.iter().collect();
         all.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));

@@ -11,6 +11,15 @@
 //!
 //! What decides is pure and tested without processes ([`command`], [`drain`], [`restart`]); what acts
 //! is thin ([`process`], [`launch`], [`admin`], [`supervisor`]). Uses `base` only.
+//!
+//! | file | is about |
+//! |---|---|
+//! | `command`, `launch`, `process` | arguments, the last steps before execution, one process |
+//! | `supervisor` | the loop: starts, ends, epochs, drains, replacements |
+//! | `drain`, `restart` | pure: how Envoy is stopped, and which epoch should run |
+//! | `admin` | the requests to Envoy's admin port |
+//! | `guard`, `stale`, `kin`, `adopted` | no orphans: Envoys of a dead, earlier or replaced agent |
+//! | `validate`, `port`, `kernel`, `shared` | a judged bootstrap, who holds a port, what the kernel tells, shared memory of epochs |
 
 pub(crate) mod admin;
 mod adopted;

@@ -57,7 +57,7 @@ impl Exit {
 
     /// It ended well, or as somebody asked it to.
     #[must_use]
-    pub fn orderly(&self) -> bool {
+    pub(crate) fn orderly(&self) -> bool {
         *self == Self::Status(0) || self.asked_for()
     }
 

@@ -188,7 +188,7 @@ impl Supervisor {
 
     /// Tells `trouble` of an Envoy that ends by itself.
     #[must_use]
-    pub fn with_trouble(mut self, trouble: Arc<Reporter>) -> Self {
+    pub(crate) fn with_trouble(mut self, trouble: Arc<Reporter>) -> Self {
         self.trouble = trouble;
         self
     }

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 
 use http::HeaderMap;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::AsyncWriteExt;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
@@ -39,14 +39,7 @@ impl Web {
                 let Ok((mut stream, _)) = listener.accept().await else { return };
                 let (answer, seen) = (answer.clone(), seen.clone());
                 open.spawn(async move {
-                    let mut head = Vec::new();
-                    while !head.ends_with(b"\r\n\r\n") {
-                        match stream.read_u8().await {
-                            Ok(byte) => head.push(byte),
-                            Err(_) => return,
-                        }
-                    }
-                    let head = String::from_utf8_lossy(&head).into_owned();
+                    let Some(head) = crate::net::http::head(&mut stream).await else { return };
                     let out = answer(&head);
                     seen.lock().unwrap().push(head);
                     if out.is_empty() {

@@ -6,8 +6,8 @@
 //! Promises:
 //! - What is held is bound by the names that Envoy asks for, not by what the namespace holds: each name is
 //!   listed and watched by itself. A name that nobody follows any more is forgotten.
-//! - A pair whose key does not fit its certificate is never served, nor is one that cannot be read: it is told,
-//!   and the last good one stays. So it does when its secret is deleted.
+//! - A pair whose key does not fit its certificate is never served, nor is one that cannot be read: it is reported,
+//!   and the last good one stays, also when its secret is deleted.
 //! - A name without a secret waits; the fallback is served under it until the right one comes.
 //! - A watch that has gone stale, a token that was rotated and an API server that was away heal by themselves.
 //!

@@ -87,7 +87,7 @@ impl fmt::Display for Method {
     }
 }
 
-/// A probe that cannot be meant.
+/// An invalid probe.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("readinessProbe in ProxyConfig is refused, so the application's health is not checked: {0}")]
 pub struct Refused(String);

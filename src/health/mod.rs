@@ -12,9 +12,9 @@
 //! * One probe at a time, each with a limit. Ticks that a slow probe has missed are not made up for.
 //! * Envoy first, since a workload whose Envoy cannot serve cannot serve either. Who asks Envoy is
 //!   handed in ([`EnvoyReady`]): readiness knows how, and parts do not know each other.
-//! * Only changes are told ([`Report`]), the first verdict always. Delivery is the relay's business: it
+//! * Only changes are reported ([`Report`]), the first verdict always. Delivery is the relay's business: it
 //!   keeps the newest report and repeats it on each new stream once Envoy has asked for listeners.
-//! * Nothing of the probing can end or hold up the agent. A probe that cannot be meant (no method, an
+//! * Nothing of the probing can end or hold up the agent. An invalid probe (no method, an
 //!   empty command, a negative number) is refused in one line ([`Refused`]) and the agent runs without;
 //!   the Go agent crashes at its first probe.
 //! * Each wait can be cancelled, the initial delay too.

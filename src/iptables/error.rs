@@ -7,7 +7,7 @@ use std::num::ParseIntError;
 /// Why a run has not done what it was asked for.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
-    /// A setting that cannot be meant; nothing was changed.
+    /// An invalid setting; nothing was changed.
     #[error(transparent)]
     Setting(#[from] Setting),
     /// A program could not be started.
@@ -86,7 +86,7 @@ fn advice(reasons: &[Error]) -> &'static str {
     }
 }
 
-/// A setting that cannot be meant.
+/// An invalid setting.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Setting {
     /// More groups than a rule may have.

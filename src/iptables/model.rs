@@ -15,7 +15,7 @@ pub enum Table {
 
 impl Table {
     /// The tables rules are made for, in the order in which they are written.
-    pub const ALL: [Self; 4] = [Self::Filter, Self::Mangle, Self::Nat, Self::Raw];
+    pub(crate) const ALL: [Self; 4] = [Self::Filter, Self::Mangle, Self::Nat, Self::Raw];
 
     /// The kernel's name.
     #[must_use]

@@ -85,13 +85,13 @@ impl Cidr {
 
     /// IPv6 in notation (also when IPv4-mapped).
     #[must_use]
-    pub fn is_v6(&self) -> bool {
+    pub(crate) fn is_v6(&self) -> bool {
         self.addr.is_ipv6()
     }
 
     /// The address lies in 127/8 or is `::1`.
     #[must_use]
-    pub fn is_loopback(&self) -> bool {
+    pub(crate) fn is_loopback(&self) -> bool {
         match self.addr {
             IpAddr::V4(a) => a.is_loopback(),
             IpAddr::V6(a) => a == Ipv6Addr::LOCALHOST,
@@ -124,7 +124,7 @@ pub enum Dns {
 impl Dns {
     /// Whether anything is captured.
     #[must_use]
-    pub fn is_on(&self) -> bool {
+    pub(crate) fn is_on(&self) -> bool {
         *self != Self::Off
     }
 }

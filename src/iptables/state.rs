@@ -63,26 +63,26 @@ impl SavedTables {
     /// Anything that somebody put there, ours or not. Tables as the kernel makes them do not count: looking
     /// at a legacy table makes one appear.
     #[must_use]
-    pub fn in_use(&self) -> bool {
+    pub(crate) fn in_use(&self) -> bool {
         self.arranged || self.tables.values().flat_map(BTreeMap::values).any(|rules| !rules.is_empty())
     }
 
     /// Any chain of ours; a jump to one cannot outlive it.
     #[must_use]
-    pub fn has_ours(&self) -> bool {
+    pub(crate) fn has_ours(&self) -> bool {
         self.tables.iter().any(|(table, _)| !self.our_chains(table).is_empty())
     }
 
     /// Our chains in `table`.
     #[must_use]
-    pub fn our_chains(&self, table: &str) -> Vec<&str> {
+    pub(crate) fn our_chains(&self, table: &str) -> Vec<&str> {
         let chains = self.tables.get(table).into_iter().flat_map(BTreeMap::keys);
         chains.map(String::as_str).filter(|c| is_ours(c)).collect()
     }
 
     /// The same for all tables, each as `chain (table)`.
     #[must_use]
-    pub fn all_our_chains(&self) -> Vec<String> {
+    pub(crate) fn all_our_chains(&self) -> Vec<String> {
         let of_table = |table: &String| {
             self.our_chains(table).into_iter().map(|c| format!("{c} ({table})")).collect::<Vec<_>>()
         };
@@ -91,7 +91,7 @@ impl SavedTables {
 
     /// This without chains that are named like ours and not among `known`, and without jumps to them.
     #[must_use]
-    pub fn with_chains(&self, known: &[&str]) -> Self {
+    pub(crate) fn with_chains(&self, known: &[&str]) -> Self {
         let strange = |chain: &str| is_ours(chain) && !known.contains(&chain);
         let mut out = self.clone();
         for chains in out.tables.values_mut() {

@@ -5,6 +5,13 @@
 //! outlives: roots that were good stay in use when their file is missing or broken at a later dial.
 //! Both paths speak raw HTTP/2 over it.
 //!
+//! | file | is about |
+//! |---|---|
+//! | `channel` | the dial: addresses, TCP, proxy, TLS, and the bound over all of it |
+//! | `name`, `roots` | whom to dial, and which certificates to trust |
+//! | `auth` | tokens, and the metadata of a call |
+//! | `error` | why there is no connection, and what usually helps |
+//!
 //! Uses `tls` and `base`.
 
 pub(crate) mod auth;

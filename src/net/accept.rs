@@ -62,7 +62,7 @@ impl Listener for UnixListener {
 pub(crate) enum Came<I, P> {
     /// A client.
     In(I, P),
-    /// A client that has the last descriptor: say a word if one is short, drop it, and make place.
+    /// A client that has the last descriptor: say a word if one is short, drop it, and make room.
     Last(I),
 }
 

@@ -102,7 +102,7 @@ impl Clients {
         share
     }
 
-    /// There is no descriptor for `socket`: it is closed, and the one that is worth least makes place for the next.
+    /// There is no descriptor for `socket`: it is closed, and the one that is worth least makes room for the next.
     pub(crate) fn refuse(&self, socket: UnixStream) {
         drop(socket);
         self.places.evict();

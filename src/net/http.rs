@@ -78,10 +78,21 @@ pub(crate) async fn exchange(
     }
 }
 
+/// What a test's server reads: the head of a request, `None` where the client leaves before its end.
+#[cfg(test)]
+pub(crate) async fn head(io: &mut (impl tokio::io::AsyncRead + Unpin)) -> Option<String> {
+    use tokio::io::AsyncReadExt;
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        head.push(io.read_u8().await.ok()?);
+    }
+    Some(String::from_utf8(head).expect("text"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::io::AsyncWriteExt;
     use tokio::net::TcpListener;
 
     // Answers one request, closes, and tells what it was asked.
@@ -91,12 +102,9 @@ mod tests {
         let nobody = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
         let serve = async {
             let (mut io, _) = listener.accept().await.unwrap();
-            let mut seen = Vec::new();
-            while !seen.ends_with(b"\r\n\r\n") {
-                seen.push(io.read_u8().await.unwrap());
-            }
+            let seen = head(&mut io).await.unwrap();
             io.write_all(with.as_bytes()).await.unwrap();
-            String::from_utf8(seen).unwrap()
+            seen
         };
         let ask = async {
             let request = Request::builder().method(method).uri("/x").header("host", "h");

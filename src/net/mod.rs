@@ -10,9 +10,9 @@
 //! | `http` | one request over one plain connection, its answer read whole |
 //! | `own` | which clients are the agent's own Envoy |
 //! | `percent` | percent-encoding, with Go's strictness |
-//! | `places` | a bound of connections, and who makes place at the bound |
+//! | `places` | a bound of connections, and who makes room at the bound |
 //! | `proxy` | HTTP proxies: whom they are for, and tunnels through them |
-//! | `progress` | what a connection is doing, as far as that decides who makes place |
+//! | `progress` | what a connection is doing, as far as that decides who makes room |
 //! | `streams` | a bound of streams over all connections of a socket |
 //! | `unix` | a connection on a unix socket that wakes only for what is waited for |
 //! | `timer` | the timer for HTTP/2, whose long waits end together with others |

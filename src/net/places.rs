@@ -7,8 +7,8 @@
 //! response, which takes milliseconds where the flood takes seconds.
 //!
 //! There are two bounds: one of all connections, which cost little as long as they have not asked, and one of
-//! those that have. One origin (an address, a process) that has more than its share makes place for itself, and
-//! at the bound the origin with the most does. The agent's own Envoy ([`Origin::is_own`]) makes place for nobody.
+//! those that have. One origin (an address, a process) that has more than its share makes room for itself, and
+//! at the bound the origin with the most does. The agent's own Envoy ([`Origin::is_own`]) makes room for nobody.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::Hash;
@@ -19,12 +19,12 @@ use std::time::Duration;
 use super::progress::{Heads, Phase, Progress};
 use crate::base::heap::Crowd;
 
-/// A connection that is younger, or has waited for less, is spared as long as another can make place.
+/// A connection that is younger, or has waited for less, is spared as long as another can make room.
 const GRACE: Duration = Duration::from_secs(1);
 
 /// Who comes.
 pub(crate) trait Origin: Clone + Eq + Hash {
-    /// Whether it is the agent's own: it makes place for nobody, and everybody else for it.
+    /// Whether it is the agent's own: it makes room for nobody, and everybody else for it.
     fn is_own(&self) -> bool {
         false
     }
@@ -44,7 +44,7 @@ pub(crate) struct Bounds {
     pub(crate) share: usize,
     /// Those that have asked.
     pub(crate) asking: usize,
-    /// Whether an answer that is being made, or a stream, may have to make place for a newcomer. Where streams
+    /// Whether an answer that is being made, or a stream, may have to make room for a newcomer. Where streams
     /// live for ever, only those of an origin that has most of the places do.
     pub(crate) spare_busy: bool,
 }
@@ -172,7 +172,7 @@ impl<K: Origin> Drop for Place<K> {
 }
 
 impl<K: Origin> Table<K> {
-    // Whose connections make place at the bound. Among origins of a few connections each, nobody is more to
+    // Whose connections make room at the bound. Among origins of a few connections each, nobody is more to
     // blame than another.
     fn blamed(&self) -> Option<K> {
         let others = self.counts.iter().filter(|(origin, _)| !origin.is_own());

@@ -1,8 +1,8 @@
-//! A bound of streams over all connections of a socket, and who makes place at the bound.
+//! A bound of streams over all connections of a socket, and who makes room at the bound.
 //!
 //! One process has half of them at most. At the bound whoever has fewest is let in, and the connection with the most
 //! streams of whoever has most is ended: its client comes again, and a flood never keeps anybody else out. The agent's
-//! own Envoy makes place for nobody, and each of the others for it.
+//! own Envoy makes room for nobody, and each of the others for it.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -56,7 +56,7 @@ impl<K: Origin + Copy> Streams<K> {
     pub(crate) fn begin(&self, id: u64) -> Result<(), usize> {
         let mut table = self.table();
         let most = table.most;
-        // It has made place for another and is about to end.
+        // It has made room for another and is about to end.
         let origin = table.connections.get(&id).ok_or(most)?.origin;
         let own = table.of.get(&origin).copied().unwrap_or(0);
         let most_elsewhere = if origin.is_own() { 0 } else { own + 1 };

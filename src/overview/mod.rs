@@ -1,5 +1,5 @@
-//! What `status` shows: a running agent's own document and Envoy's own word, in one form for programs and one for
-//! people.
+//! What `pilot-agent status` shows: the running agent's document and Envoy's state, in one form for programs and one
+//! for people.
 //!
 //! Asks three loopback addresses and decides nothing: verdict and troubles are the agent's. The JSON form is stable:
 //! a field, once released, stays; times are RFC 3339, spans are seconds. Nothing secret is in what is asked.

@@ -110,7 +110,7 @@ impl StandIn {
 
     /// Whether nothing was answered yet, so that istiod can take over as if nobody had stood in.
     #[must_use]
-    pub fn is_silent(&self) -> bool {
+    pub(crate) fn is_silent(&self) -> bool {
         self.sent == 0
     }
 
@@ -122,7 +122,7 @@ impl StandIn {
 
     /// Whether Envoy has asked for anything yet.
     #[must_use]
-    pub fn is_asked(&self) -> bool {
+    pub(crate) fn is_asked(&self) -> bool {
         !self.asked.is_empty()
     }
 

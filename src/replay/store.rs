@@ -172,13 +172,13 @@ impl Store {
 
     /// More than the bound was accepted, so nothing is kept.
     #[must_use]
-    pub fn is_overflowed(&self) -> bool {
+    pub(crate) fn is_overflowed(&self) -> bool {
         self.overflowed
     }
 
     /// Whether Envoy could serve with what is kept: it has clusters and listeners.
     #[must_use]
-    pub fn is_whole(&self) -> bool {
+    pub(crate) fn is_whole(&self) -> bool {
         [CLUSTER, LISTENER].iter().all(|of| self.types.contains_key(*of))
     }
 

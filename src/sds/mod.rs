@@ -7,6 +7,13 @@
 //! It promises: a response holds every name asked for or the stream ends with the reason; streams end by
 //! themselves at the stop; a socket whose file was removed is bound again; an open stream costs no
 //! task of its own. Uses `secrets` (trait and names) and `base`.
+//!
+//! | file | is about |
+//! |---|---|
+//! | `server` | sockets (made by `base::uds`, mode 0666) and the connections on them |
+//! | `peers` | who may connect: `SDS_ALLOWED_UIDS` |
+//! | `calls`, `stream`, `answers` | from a connection to a stream, and one stream's life |
+//! | `session`, `encode` | pure: what a request means, and a secret as Envoy's message |
 
 mod answers;
 mod calls;

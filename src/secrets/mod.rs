@@ -9,6 +9,15 @@
 //! * a new root is published before the certificate that needs it;
 //! * keys are zeroized, and nothing here prints one.
 //!
+//! | file | is about |
+//! |---|---|
+//! | `manager` | the task: requests, renewal, mounted files, troubles |
+//! | `rotation`, `early`, `near` | pure: when to renew, earlier during trouble, and what happens shortly before the end |
+//! | `request`, `workload` | one attempt to get a certificate, and the certificate that is in use |
+//! | `files`, `bundle` | secrets from files, and trust anchors |
+//! | `board`, `slot`, `name` | published resources and their subscribers |
+//! | `output`, `persist`, `seal`, `kept` | copies: `OUTPUT_CERTS`, over a reboot, over a change of program |
+//!
 //! Uses `ca` (only the [`CaClient`](crate::ca::CaClient) trait and the making of requests), `tls` to read
 //! certificates, and `base`. `sds` sees only [`SecretSource`].
 

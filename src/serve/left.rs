@@ -2,7 +2,7 @@
 //!
 //! A client may close its side and wait for the answer (`half_close`), and one that is gone looks the same until
 //! something is sent to it. While nothing can be sent, because an application takes its time, it would keep its place
-//! and what is asked for it: so it is remembered as one that has closed its side, which makes place first, and nobody
+//! and what is asked for it: so it is remembered as one that has closed its side, which makes room first, and nobody
 //! waits for it for long.
 
 use std::io;

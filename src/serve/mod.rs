@@ -1,9 +1,9 @@
 //! The HTTP/1.1 server that every port of ours stands on: the listener, its connections, and what bounds them.
 //!
-//! What is answered is a `Site`'s business. What Go's server says by itself to requests that cannot be meant is
-//! said here, and what a client is still sending is taken, so that no answer is lost to a reset. A site cannot be
+//! What is answered is a `Site`'s business. Malformed requests are answered here as Go's server answers
+//! them, and what a client is still sending is read, so that no answer is lost to a reset. A site cannot be
 //! locked out by any flood: connections, unfinished heads and waits are bounded, and at a bound the connection
-//! that is worth least makes place.
+//! that is worth least makes room.
 //!
 //! | file | is about |
 //! |---|---|

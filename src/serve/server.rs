@@ -3,7 +3,7 @@
 //! One task accepts and watches; each connection is a task of its set. There is no timer for each
 //! connection: a sweep every four seconds (`base::slack`) closes those whose request head does not come to an end, those
 //! whose reader stands still, and those idle for longer than the site allows; at the bound the one
-//! that is worth least makes place (`net::places` has the order), so a flood of any kind cannot lock the kubelet
+//! that is worth least makes room (`net::places` has the order), so a flood of any kind cannot lock the kubelet
 //! out. This pod's own clients have places of their own, and so has everybody else.
 
 use std::convert::Infallible;

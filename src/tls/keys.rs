@@ -61,7 +61,7 @@ impl KeyOptions {
     /// From the settings as written: `WORKLOAD_RSA_KEY_SIZE`, `ECC_SIGNATURE_ALGORITHM`, `ECC_CURVE`
     /// and `PKCS8_KEY`. Never fails: like the Go agent, bad values surface at the first request.
     #[must_use]
-    pub fn from_settings(rsa_bits: i64, ecc_algorithm: &str, ecc_curve: &str, pkcs8: bool) -> Self {
+    pub(crate) fn from_settings(rsa_bits: i64, ecc_algorithm: &str, ecc_curve: &str, pkcs8: bool) -> Self {
         let algorithm = match (ecc_algorithm, ecc_curve) {
             ("", _) => Algorithm::Rsa(rsa_bits),
             ("ECDSA", "P384") => Algorithm::Ecdsa(Curve::P384),
@@ -254,7 +254,7 @@ impl Key {
 
     /// DER of the subject public key info, as it will stand in a certificate for this key.
     #[must_use]
-    pub fn spki(&self) -> Vec<u8> {
+    pub(crate) fn spki(&self) -> Vec<u8> {
         rcgen::PublicKeyData::subject_public_key_info(self)
     }
 }

@@ -1,4 +1,4 @@
-//! Certificates, keys and the crypto crate.
+//! Certificates, keys, TLS clients, and the crypto library under them.
 //!
 //! `provider.rs` is the only file that names the crypto crate's rustls provider.
 

@@ -32,7 +32,7 @@ impl Report {
 
     /// With a hint of its own; an empty one changes nothing.
     #[must_use]
-    pub fn hint(mut self, hint: impl Into<Cow<'static, str>>) -> Self {
+    pub(crate) fn hint(mut self, hint: impl Into<Cow<'static, str>>) -> Self {
         let hint = hint.into();
         let bare = hint.trim_start_matches([';', ' ']);
         if !bare.is_empty() {
@@ -62,13 +62,13 @@ impl Report {
 
     /// What to do about it.
     #[must_use]
-    pub fn hint_text(&self) -> &str {
+    pub(crate) fn hint_text(&self) -> &str {
         self.hint.as_deref().unwrap_or(self.kind.hint())
     }
 
     /// The last line before an end that nobody asked for: what ended it, and the verdict with what to do.
     #[must_use]
-    pub fn last_line(&self, reason: &str) -> String {
+    pub(crate) fn last_line(&self, reason: &str) -> String {
         let Self { kind, detail, .. } = self;
         // Every problem stands on a line of its own; so does the verdict then.
         let between = if reason.contains('\n') { "\n" } else { "; " };
@@ -156,7 +156,7 @@ impl Trouble {
 
     /// Cause and hint, without the kind.
     #[must_use]
-    pub fn sentence(&self) -> String {
+    pub(crate) fn sentence(&self) -> String {
         format!("{}; {}", self.detail, self.hint)
     }
 

@@ -7,7 +7,7 @@ use std::fmt;
 
 /// What a trouble takes away.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Severity {
+pub(crate) enum Severity {
     /// The proxy cannot become ready, or will lose its identity or configuration.
     Broken,
     /// It works, but something beside it does not.
@@ -17,7 +17,7 @@ pub enum Severity {
 impl Severity {
     /// `broken` or `degraded`.
     #[must_use]
-    pub fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Broken => "broken",
             Self::Degraded => "degraded",
@@ -35,7 +35,7 @@ macro_rules! kinds {
 
         impl Kind {
             /// All of them, causes first.
-            pub const ALL: &[Kind] = &[$(Kind::$name),*];
+            pub(crate) const ALL: &[Kind] = &[$(Kind::$name),*];
 
             /// Its stable name, as it stands in JSON.
             #[must_use]
@@ -45,19 +45,19 @@ macro_rules! kinds {
 
             /// What it means, in one sentence.
             #[must_use]
-            pub fn summary(self) -> &'static str {
+            pub(crate) fn summary(self) -> &'static str {
                 match self { $(Self::$name => $summary,)* }
             }
 
             /// What to do.
             #[must_use]
-            pub fn hint(self) -> &'static str {
+            pub(crate) fn hint(self) -> &'static str {
                 match self { $(Self::$name => $hint,)* }
             }
 
             /// What it takes away.
             #[must_use]
-            pub fn severity(self) -> Severity {
+            pub(crate) fn severity(self) -> Severity {
                 match self { $(Self::$name => Severity::$severity,)* }
             }
         }
@@ -269,13 +269,13 @@ kinds! {
 impl Kind {
     /// The kind of that name.
     #[must_use]
-    pub fn from_name(name: &str) -> Option<Self> {
+    pub(crate) fn from_name(name: &str) -> Option<Self> {
         Self::ALL.iter().copied().find(|kind| kind.name() == name)
     }
 
     /// Whether it is this proxy's own: another one, or this one started anew elsewhere, need not have it.
     #[must_use]
-    pub fn is_own(self) -> bool {
+    pub(crate) fn is_own(self) -> bool {
         self <= Self::RootBroken
             || matches!(
                 self,
@@ -288,13 +288,13 @@ impl Kind {
 
     /// Whether it is on the way to istiod, or istiod's.
     #[must_use]
-    pub fn is_upstream(self) -> bool {
+    pub(crate) fn is_upstream(self) -> bool {
         (Self::AddressInvalid..=Self::AdsRefused).contains(&self)
     }
 
     /// What the input or output error behind this error is, where it has a kind of its own.
     #[must_use]
-    pub fn of_chain(error: &(dyn std::error::Error + 'static)) -> Option<Self> {
+    pub(crate) fn of_chain(error: &(dyn std::error::Error + 'static)) -> Option<Self> {
         let mut next = Some(error);
         while let Some(error) = next {
             if let Some(io) = error.downcast_ref::<std::io::Error>() {
@@ -307,7 +307,7 @@ impl Kind {
 
     /// What an error of the file system is, where it has a kind of its own.
     #[must_use]
-    pub fn of_io(error: &std::io::Error) -> Option<Self> {
+    pub(crate) fn of_io(error: &std::io::Error) -> Option<Self> {
         use std::io::ErrorKind as E;
         match error.kind() {
             E::StorageFull | E::QuotaExceeded => Some(Self::DiskFull),

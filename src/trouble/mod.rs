@@ -89,7 +89,7 @@ impl Troubles {
     /// A handle for one thing that can be wrong, reported by `part`, a scope of the log
     /// ([`crate::base::logging::SCOPES`]).
     #[must_use]
-    pub fn reporter(&self, part: &'static str) -> Reporter {
+    pub(crate) fn reporter(&self, part: &'static str) -> Reporter {
         let mut state = self.lock();
         state.next += 1;
         Reporter { list: self.clone(), id: state.next, part }
@@ -97,7 +97,7 @@ impl Troubles {
 
     /// What is wrong now, the cause of most first; the same trouble of several parts is one.
     #[must_use]
-    pub fn snapshot(&self) -> Vec<Trouble> {
+    pub(crate) fn snapshot(&self) -> Vec<Trouble> {
         entry::merged(self.lock().held.values())
     }
 
@@ -154,7 +154,7 @@ impl fmt::Debug for Reporter {
 impl Reporter {
     /// Another reporter of the same part on the same list.
     #[must_use]
-    pub fn sibling(&self) -> Self {
+    pub(crate) fn sibling(&self) -> Self {
         self.list.reporter(self.part)
     }
 
@@ -219,7 +219,7 @@ impl Reporter {
     }
 
     /// Ends its trouble if it is of this kind.
-    pub fn end_if(&self, which: impl Fn(Kind) -> bool) {
+    pub(crate) fn end_if(&self, which: impl Fn(Kind) -> bool) {
         if self.kind().is_some_and(which) {
             self.end();
         }

@@ -100,7 +100,7 @@ pub(crate) fn span(time: Duration) -> String {
 impl Troubles {
     /// While something is wrong, says so in one line every `EVERY`. Never ends; costs nothing while
     /// nothing is wrong.
-    pub async fn attend(&self) {
+    pub(crate) async fn attend(&self) {
         loop {
             let due = {
                 let state = self.lock();

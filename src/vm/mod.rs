@@ -5,7 +5,7 @@
 //! `istioctl x workload entry configure` in their places, [`check`] looks at a machine and gives a line for each thing.
 //! The command itself (`cli/vm.rs`) applies the rules and executes the agent under its user.
 //!
-//! Promises: the files are read as text, nothing in them is executed; every fault is told at once and before anything
+//! Promises: the files are read as text, nothing in them is executed; all faults are reported together, before anything
 //! is changed; a file is replaced whole or not at all, and never without having asked; the agent keeps the process id
 //! that systemd knows. Istio's own script goes on working beside it.
 //! `shlex` splits the lines by the shell's quoting; what only a shell can compute is refused with its line.

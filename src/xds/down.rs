@@ -40,7 +40,7 @@ const KEPT: usize = 768 * 1024;
 /// What Envoy is told of a stream that has become too old.
 const AGED: &str = "the stream has reached XDS_STREAM_MAX_AGE and is opened anew";
 
-// Ready when a stream with this bound has to make place, a tenth sooner or later, so that a mesh does not move at once.
+// Ready when a stream with this bound has to make room, a tenth sooner or later, so that a mesh does not move at once.
 async fn old_age(most: Option<Duration>) {
     match most {
         Some(most) => tokio::time::sleep(most.mul_f64(rand::random_range(0.9..1.1))).await,

@@ -165,7 +165,7 @@ impl<R: Rules> Gate<R> {
     }
 
     /// The rules, to change what they know.
-    pub fn rules_mut(&mut self) -> &mut R {
+    pub(crate) fn rules_mut(&mut self) -> &mut R {
         &mut self.rules
     }
 

@@ -98,7 +98,7 @@ pub struct Due {
 impl Hold {
     /// Failures since istiod last answered.
     #[must_use]
-    pub fn failures(&self) -> u32 {
+    pub(crate) fn failures(&self) -> u32 {
         self.backoff.failures()
     }
 

@@ -25,6 +25,17 @@
 //! istiod is (see `hold`). Every end is counted; every rejection of Envoy's is kept for
 //! [`Handle::snapshot`].
 //!
+//! | file | is about |
+//! |---|---|
+//! | `server`, `shared`, `session` | the socket, whose stream is whose, one stream from its beginning to its end |
+//! | `upstream`, `hold`, `keepalive` | the stream to istiod: opened, tried again while istiod is away, found dead |
+//! | `relay`, `inbox`, `down` | both directions |
+//! | `sink` | writing within flow control; how long a leg may stall (`XDS_STALL_TIMEOUT`) |
+//! | `frames`, `scan`, `rules`, `types` | pure: what goes by, and which of it passes |
+//! | `own`, `tap`, `ecds` | the agent's own requests, types that it handles, Wasm conversions |
+//! | `memory`, `record`, `stand_in` | the last good configuration (`XDS_REPLAY`) |
+//! | `state`, `meters`, `trouble`, `end_status`, `ended` | what is shown, counted and reported |
+//!
 //! Uses `istiod` for connections and credentials, `replay` for what is kept, and `base`.
 
 mod down;

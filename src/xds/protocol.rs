@@ -92,7 +92,7 @@ impl Protocol {
 
     /// The first request for a type that the agent handles itself, framed.
     #[must_use]
-    pub fn initial(self, type_url: &str) -> Bytes {
+    pub(crate) fn initial(self, type_url: &str) -> Bytes {
         self.framed(type_url, "", "", None)
     }
 

@@ -21,7 +21,7 @@ use crate::net::accept::{Acceptor, Came};
 use crate::net::authority_rewriter::AuthorityRewriter;
 use crate::net::clients::{Client, Clients, HANDSHAKE};
 use crate::net::grpc::{self, Refused};
-use crate::net::io::Tracked;
+use crate::net::io::{Reads, Tracked};
 use crate::net::unix;
 
 /// Flow-control window towards Envoy, in bytes. Requests are small; large ones pass through in pieces.
@@ -45,7 +45,7 @@ pub struct Handle(Arc<Shared>);
 impl Handle {
     /// How things stand, for `/debug/agentz`.
     #[must_use]
-    pub fn snapshot(&self) -> Snapshot {
+    pub(crate) fn snapshot(&self) -> Snapshot {
         self.0.state.snapshot()
     }
 
@@ -64,7 +64,7 @@ impl Handle {
 
     /// Reports the application's health to istiod: `None` is healthy. Kept, and repeated on each new
     /// stream.
-    pub fn report_health(&self, unhealthy: Option<String>) {
+    pub(crate) fn report_health(&self, unhealthy: Option<String>) {
         self.0.set_health(unhealthy);
     }
 }
@@ -85,7 +85,7 @@ impl Server {
     /// What keeps the last good configuration, to be run until its stop; `None` where it is not kept. `owner` tells for
     /// whom it is: what is kept for another one is not used.
     #[must_use]
-    pub fn keeper<O: Future<Output = String> + Send>(
+    pub(crate) fn keeper<O: Future<Output = String> + Send>(
         &self,
         owner: O,
         stop: Stop,
@@ -131,36 +131,12 @@ impl Server {
     }
 }
 
+// HTTP/2 as it is spoken on the socket.
+type Http2 = h2::server::Connection<Tracked<AuthorityRewriter<unix::Stream>>, Bytes>;
+
 // One connection: its HTTP/2 is driven here, its streams are tasks that end with it.
 async fn connection(shared: Arc<Shared>, socket: UnixStream, client: Arc<Client>, stop: Stop) {
-    let socket = match unix::Stream::new(socket) {
-        Ok(socket) => socket,
-        Err(error) => {
-            tracing::debug!(target: "xdsproxy", "a connection is given up: {error}");
-            return;
-        }
-    };
-    let (io, reads) = Tracked::new(AuthorityRewriter::new(socket));
-    let handshake = h2::server::Builder::new()
-        .initial_window_size(WINDOW)
-        .initial_connection_window_size(WINDOW)
-        .max_concurrent_streams(shared.config.max_streams)
-        .max_send_buffer_size(SEND_BUFFER)
-        .max_header_list_size(HEADER_LIST)
-        .data_frame_budget(FRAME_BUDGET)
-        .handshake::<_, Bytes>(io);
-    let opened = tokio::select! {
-        opened = tokio::time::timeout(HANDSHAKE, handshake) => opened,
-        () = stop.cancelled() => return,
-    };
-    let mut http2 = match opened {
-        Ok(Ok(http2)) => http2,
-        Ok(Err(error)) => {
-            tracing::debug!(target: "xdsproxy", "a client of the XDS socket does not speak HTTP/2: {error}");
-            return;
-        }
-        Err(_) => return,
-    };
+    let Some((mut http2, reads)) = handshake(&shared, socket, &stop).await else { return };
     let mut streams = Set::new("xds stream");
     let ping = http2.ping_pong();
     let mut dead = std::pin::pin!(keepalive::watch(ping, &reads, shared.config.keepalive));
@@ -195,20 +171,7 @@ async fn connection(shared: Arc<Shared>, socket: UnixStream, client: Arc<Client>
                 return;
             }
             () = stop.cancelled() => {
-                let farewell = async {
-                    let mut closing = false;
-                    loop {
-                        if streams.is_empty() && !closing {
-                            closing = true;
-                            http2.graceful_shutdown();
-                        }
-                        tokio::select! {
-                            more = http2.accept() => if !matches!(more, Some(Ok(_))) { break },
-                            () = streams.ended() => {}
-                        }
-                    }
-                };
-                let _ = tokio::time::timeout(GOODBYE, farewell).await;
+                let _ = tokio::time::timeout(GOODBYE, farewell(&mut http2, &mut streams)).await;
                 return;
             }
         }
@@ -216,6 +179,53 @@ async fn connection(shared: Arc<Shared>, socket: UnixStream, client: Arc<Client>
     // The connection is gone; its streams see that and end. They are joined so that their upstream
     // connections are closed in order.
     let _ = tokio::time::timeout(GOODBYE * 2, streams.all_ended()).await;
+}
+
+// None where the client does not speak HTTP/2, or the agent stops before it does.
+async fn handshake(shared: &Shared, socket: UnixStream, stop: &Stop) -> Option<(Http2, Reads)> {
+    let socket = match unix::Stream::new(socket) {
+        Ok(socket) => socket,
+        Err(error) => {
+            tracing::debug!(target: "xdsproxy", "a connection is given up: {error}");
+            return None;
+        }
+    };
+    let (io, reads) = Tracked::new(AuthorityRewriter::new(socket));
+    let handshake = h2::server::Builder::new()
+        .initial_window_size(WINDOW)
+        .initial_connection_window_size(WINDOW)
+        .max_concurrent_streams(shared.config.max_streams)
+        .max_send_buffer_size(SEND_BUFFER)
+        .max_header_list_size(HEADER_LIST)
+        .data_frame_budget(FRAME_BUDGET)
+        .handshake::<_, Bytes>(io);
+    let opened = tokio::select! {
+        opened = tokio::time::timeout(HANDSHAKE, handshake) => opened,
+        () = stop.cancelled() => return None,
+    };
+    match opened {
+        Ok(Ok(http2)) => Some((http2, reads)),
+        Ok(Err(error)) => {
+            tracing::debug!(target: "xdsproxy", "a client of the XDS socket does not speak HTTP/2: {error}");
+            None
+        }
+        Err(_) => None,
+    }
+}
+
+// Streams end by themselves when the agent stops; once the last one has, so does the connection.
+async fn farewell(http2: &mut Http2, streams: &mut Set) {
+    let mut closing = false;
+    loop {
+        if streams.is_empty() && !closing {
+            closing = true;
+            http2.graceful_shutdown();
+        }
+        tokio::select! {
+            more = http2.accept() => if !matches!(more, Some(Ok(_))) { break },
+            () = streams.ended() => {}
+        }
+    }
 }
 
 async fn dispatch(

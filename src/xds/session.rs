@@ -1,6 +1,7 @@
 //! The life of one Envoy stream: registered, dialled for (and held, if need be), relayed, ended.
 
 use std::future::poll_fn;
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -121,6 +122,9 @@ fn down(shared: &Shared, id: u64, why: Option<String>) {
     }
 }
 
+// How a stream is over, and how its hold ended.
+type Over = (Ended, &'static str);
+
 struct EnvoyStream<'a> {
     stream: Stream<'a>,
     inbox: Inbox,
@@ -145,7 +149,7 @@ impl EnvoyStream<'_> {
     }
 
     // Attempts until one is over for good; with the way the hold ended, if there was one.
-    async fn attempts(&mut self) -> (Ended, &'static str) {
+    async fn attempts(&mut self) -> Over {
         let shared = self.stream.shared;
         let mut wake = shared.wake.clone();
         wake.mark_unchanged();
@@ -170,74 +174,96 @@ impl EnvoyStream<'_> {
                 }
             }
             wake.mark_unchanged();
-            let opened = if let Some(link) = answered.take() {
-                Ok(Ok(link))
-            } else {
-                self.stream
-                    .attempt
-                    .store(shared.memory.as_ref().map_or(0, |m| m.next_stream()), Ordering::Relaxed);
-                let late = |error: istiod::Error| {
-                    shared.troubles.failed(root_cause(error.report(), &*shared.tokens));
-                };
-                let (way, tokens) = (&*shared.upstream, &*shared.tokens);
-                let open = upstream::open(way, tokens, &shared.headers, self.stream.protocol, &late);
-                self.or_gone(open).await
+            let opened = match answered.take() {
+                Some(link) => Ok(Ok(link)),
+                None => self.dial().await,
             };
-            let ended = match opened {
+            let next = match opened {
                 Err(ended) => return (ended, "given up"),
-                Ok(Err(Unopened { status, roots, report })) => {
-                    shared.meters.dial("failed");
-                    if let Some(memory) = &shared.memory {
-                        memory.judge(&status);
-                    }
-                    // The stream was never open: no class, and nothing of Envoy's side is counted.
-                    if roots {
-                        shared.meters.failure();
-                    } else {
-                        shared.meters.istiod_ended(Class::Unexpected);
-                    }
-                    // Roots may come back as istiod may.
-                    let report = match report {
-                        Some(report) => *report,
-                        None => trouble::ended(shared.upstream.address(), &status),
-                    };
-                    let again = self.may_go_on(&status, report, roots || holdable(&status));
-                    let ended = Ended { by: Leg::Istiod, status, class: Class::Unexpected };
-                    if again { continue } else { return (ended, "told") }
+                Ok(Err(unopened)) => self.unopened(unopened),
+                Ok(Ok(link)) => {
+                    let ended = self.relay(link).await;
+                    self.relayed(ended)
                 }
-                Ok(Ok(link)) => self.relay(link).await,
             };
-            let committed = self.stream.committed.load(Ordering::Relaxed);
-            count(shared, &ended);
-            if let Some(memory) =
-                shared.memory.as_ref().filter(|_| committed && !shared.has_others(self.stream.id))
-            {
-                memory.ended();
-            }
-            if let Some(memory) = shared.memory.as_ref().filter(|_| ended.by == Leg::Istiod) {
-                memory.judge(&ended.status);
-            }
-            if committed {
-                down(shared, self.stream.id, reason(&ended));
-                if ended.by == Leg::Istiod {
-                    shared.troubles.lost(shared.upstream.address(), &ended.status);
-                }
-                return (ended, "healed");
-            }
-            if ended.by != Leg::Istiod {
-                down(shared, self.stream.id, None);
-                return (ended, "given up");
-            }
-            if !holdable(&ended.status) {
-                // Istiod is there and says no: for Envoy to know, and no failure of the way.
-                shared.answered_badly(&ended.status);
-                return (ended, "told");
-            }
-            let report = trouble::ended(shared.upstream.address(), &ended.status);
-            if !self.may_go_on(&ended.status, report, true) {
-                return (ended, "told");
+            if let ControlFlow::Break(over) = next {
+                return over;
             }
         }
+    }
+
+    // A stream to istiod, under a number of its own in the store.
+    async fn dial(&mut self) -> Result<Result<Link, Unopened>, Ended> {
+        let shared = self.stream.shared;
+        let attempt = shared.memory.as_ref().map_or(0, |memory| memory.next_stream());
+        self.stream.attempt.store(attempt, Ordering::Relaxed);
+        let late = |error: istiod::Error| {
+            shared.troubles.failed(root_cause(error.report(), &*shared.tokens));
+        };
+        let (way, tokens) = (&*shared.upstream, &*shared.tokens);
+        let open = upstream::open(way, tokens, &shared.headers, self.stream.protocol, &late);
+        self.or_gone(open).await
+    }
+
+    // Istiod was not reached, or did not take the stream.
+    fn unopened(&self, unopened: Unopened) -> ControlFlow<Over> {
+        let Unopened { status, roots, report } = unopened;
+        let shared = self.stream.shared;
+        shared.meters.dial("failed");
+        if let Some(memory) = &shared.memory {
+            memory.judge(&status);
+        }
+        // The stream was never open: no class, and nothing of Envoy's side is counted.
+        if roots {
+            shared.meters.failure();
+        } else {
+            shared.meters.istiod_ended(Class::Unexpected);
+        }
+        let report = match report {
+            Some(report) => *report,
+            None => trouble::ended(shared.upstream.address(), &status),
+        };
+        // Roots may come back as istiod may.
+        if self.may_go_on(&status, report, roots || holdable(&status)) {
+            return ControlFlow::Continue(());
+        }
+        ControlFlow::Break((Ended { by: Leg::Istiod, status, class: Class::Unexpected }, "told"))
+    }
+
+    // A stream to istiod has ended: where it had brought nothing yet, the next attempt may take its place.
+    fn relayed(&self, ended: Ended) -> ControlFlow<Over> {
+        let shared = self.stream.shared;
+        let committed = self.stream.committed.load(Ordering::Relaxed);
+        count(shared, &ended);
+        if let Some(memory) = &shared.memory {
+            if committed && !shared.has_others(self.stream.id) {
+                memory.ended();
+            }
+            if ended.by == Leg::Istiod {
+                memory.judge(&ended.status);
+            }
+        }
+        if committed {
+            down(shared, self.stream.id, reason(&ended));
+            if ended.by == Leg::Istiod {
+                shared.troubles.lost(shared.upstream.address(), &ended.status);
+            }
+            return ControlFlow::Break((ended, "healed"));
+        }
+        if ended.by != Leg::Istiod {
+            down(shared, self.stream.id, None);
+            return ControlFlow::Break((ended, "given up"));
+        }
+        if !holdable(&ended.status) {
+            // Istiod is there and says no: for Envoy to know, and no failure of the way.
+            shared.answered_badly(&ended.status);
+            return ControlFlow::Break((ended, "told"));
+        }
+        let report = trouble::ended(shared.upstream.address(), &ended.status);
+        if self.may_go_on(&ended.status, report, true) {
+            return ControlFlow::Continue(());
+        }
+        ControlFlow::Break((ended, "told"))
     }
 
     // While istiod is away memory may answer Envoy; gives the way to istiod once that does.

@@ -91,12 +91,7 @@ pub(super) async fn run(sides: &mut Sides<'_>, memory: &Arc<Memory>) -> Result<A
     let mut old = pin!(tokio::time::sleep(memory.left().unwrap_or(NO_END)));
     let mut data = sides.inbox.taken_back().await;
     loop {
-        for message in messages.push(&data).map_err(too_large)? {
-            if let Some(rejected) = envoy.request(&message).map_err(|_| no_request())? {
-                tracing::warn!(target: "xdsproxy", "Envoy rejected {} from memory, which it had accepted before",
-                    types::short(&rejected));
-            }
-        }
+        read(&mut envoy, &mut messages, &data)?;
         sides.inbox.give_back(data.len());
         if let Way::Asking { more, attempt, .. } = &way {
             for message in envoy.more() {
@@ -120,19 +115,8 @@ pub(super) async fn run(sides: &mut Sides<'_>, memory: &Arc<Memory>) -> Result<A
             Event::Data(Some(Err(error))) => return Err(Ended::envoy(end_status::of_downstream(&error))),
             Event::Data(None) => return Err(Ended::envoy(Status::ok(""))),
             Event::Due => is_due = true,
-            Event::Old => {
-                let status =
-                    Status::unavailable("the last good configuration is too old (XDS_REPLAY_MAX_AGE)");
-                return Err(Ended { by: Leg::Agent, status, class: Class::Unexpected });
-            }
-            Event::Opened(Ok(link)) => {
-                let attempt = memory.next_stream();
-                let first = envoy.hand_over();
-                first.iter().for_each(|message| told(sides, memory, attempt, message));
-                let first = first.iter().map(|message| frame_bytes(message)).collect();
-                let (more, queue) = mpsc::unbounded_channel();
-                way = Way::Asking { answer: Box::pin(ask(link, first, queue)), more, attempt };
-            }
+            Event::Old => return Err(too_old()),
+            Event::Opened(Ok(link)) => way = asked(sides, memory, &mut envoy, link),
             Event::Opened(Err(Unopened { status, roots, report })) => {
                 shared.meters.dial("failed");
                 let report =
@@ -147,12 +131,7 @@ pub(super) async fn run(sides: &mut Sides<'_>, memory: &Arc<Memory>) -> Result<A
             }
             Event::Answered(Ok(link)) => {
                 let Way::Asking { attempt, .. } = way else { unreachable!("only who was asked answers") };
-                let listeners = envoy.types().any(|of| of == types::LISTENER);
-                let strip = (!envoy.is_silent()).then(|| envoy.end());
-                sides.inbox.handed_over(strip, messages, listeners);
-                if listeners && !sides.stream.first_listeners.swap(true, Ordering::Relaxed) {
-                    shared.own(protocol).into_iter().for_each(|own| sides.stream.queue.put(own));
-                }
+                hand_over(sides, envoy, messages);
                 if let Some(serving) = serving {
                     tracing::info!(target: "xdsproxy", stream = sides.stream.id,
                         "istiod is back: Envoy's stream is handed over to it");
@@ -162,6 +141,43 @@ pub(super) async fn run(sides: &mut Sides<'_>, memory: &Arc<Memory>) -> Result<A
             }
         }
     }
+}
+
+// Takes in what Envoy has written.
+fn read(envoy: &mut StandIn, messages: &mut Messages, data: &Bytes) -> Result<(), Ended> {
+    for message in messages.push(data).map_err(too_large)? {
+        if let Some(rejected) = envoy.request(&message).map_err(|_| no_request())? {
+            tracing::warn!(target: "xdsproxy", "Envoy rejected {} from memory, which it had accepted before",
+                types::short(&rejected));
+        }
+    }
+    Ok(())
+}
+
+// On a fresh stream istiod is asked for all that Envoy has asked for.
+fn asked<'a>(sides: &Sides<'_>, memory: &Memory, envoy: &mut StandIn, link: Link) -> Way<'a> {
+    let attempt = memory.next_stream();
+    let first = envoy.hand_over();
+    first.iter().for_each(|message| told(sides, memory, attempt, message));
+    let first = first.iter().map(|message| frame_bytes(message)).collect();
+    let (more, queue) = mpsc::unbounded_channel();
+    Way::Asking { answer: Box::pin(ask(link, first, queue)), more, attempt }
+}
+
+// From here on the relay reads what Envoy writes; what memory was told of it goes along.
+fn hand_over(sides: &mut Sides<'_>, envoy: StandIn, messages: Messages) {
+    let (stream, protocol) = (sides.stream, sides.stream.protocol);
+    let listeners = envoy.types().any(|of| of == types::LISTENER);
+    let strip = (!envoy.is_silent()).then(|| envoy.end());
+    sides.inbox.handed_over(strip, messages, listeners);
+    if listeners && !stream.first_listeners.swap(true, Ordering::Relaxed) {
+        stream.shared.own(protocol).into_iter().for_each(|own| stream.queue.put(own));
+    }
+}
+
+fn too_old() -> Ended {
+    let status = Status::unavailable("the last good configuration is too old (XDS_REPLAY_MAX_AGE)");
+    Ended { by: Leg::Agent, status, class: Class::Unexpected }
 }
 
 fn too_large(length: u64) -> Ended {

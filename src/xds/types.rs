@@ -5,7 +5,7 @@ const ENVOY: &str = "type.googleapis.com/envoy.";
 /// `Listener`: its first request makes the agent send its own.
 pub const LISTENER: &str = "type.googleapis.com/envoy.config.listener.v3.Listener";
 /// `TypedExtensionConfig`: rewritten when Wasm modules are fetched by the agent.
-pub const ECDS: &str = "type.googleapis.com/envoy.config.core.v3.TypedExtensionConfig";
+pub(crate) const ECDS: &str = "type.googleapis.com/envoy.config.core.v3.TypedExtensionConfig";
 /// Peer metadata of the ambient mesh, the one type of Istio's that Envoy takes.
 const WORKLOAD: &str = "type.googleapis.com/istio.workload.Workload";
 /// Health reports of VMs.

@@ -407,7 +407,7 @@ async fn without_descriptors_clients_are_refused_and_later_served() {
     for name in ["sds", "xds"] {
         agent.wait_log(&format!("the {name} listener cannot accept")).await;
     }
-    // Whoever comes last is served all the same: who is worth less makes place.
+    // Whoever comes last is served all the same: who is worth less makes room.
     eventually("a client is served", || async {
         let io = UnixStream::connect(agent.path(SDS)).await.ok()?;
         let (send, connection) = h2::client::handshake(io).await.ok()?;

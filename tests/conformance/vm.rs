@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixDatagram;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::Duration;
 
@@ -61,34 +61,61 @@ fn every_fault_is_told_before_anything_is_changed() {
     }
 }
 
-#[tokio::test]
-async fn install_puts_files_in_place_and_asks_before_it_overwrites() {
-    let mock = MockIstiod::start().await;
-    let (from, root) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    configured(from.path(), &mock);
-    let at = |path: &str| root.path().join(path);
-    std::fs::create_dir_all(at("etc")).unwrap();
-    if rustix::process::geteuid().is_root() {
-        let text = said(&vm(root.path(), &["install", &format!("--dir={}", from.path().display())], &[]));
-        assert!(text.contains("the user istio-proxy does not exist: useradd"), "{text}");
-        std::fs::write(at("etc/passwd"), "istio-proxy:x:1337:1338::/var/lib/istio:/bin/false\n").unwrap();
-    }
-    std::fs::write(at("etc/hosts"), "127.0.0.1 localhost\n").unwrap();
-    let (root_flag, dir_flag) =
-        (format!("--root={}", root.path().display()), format!("--dir={}", from.path().display()));
-    let install =
-        |more: &[&str]| vm(root.path(), &[&["install", &root_flag, &dir_flag][..], more].concat(), &[]);
+/// The folder that `istioctl` wrote, and a machine's root without anything of Istio.
+struct Machine {
+    mock: MockIstiod,
+    from: tempfile::TempDir,
+    root: tempfile::TempDir,
+}
 
-    // What would keep the agent from starting is not put in place, and a root that is none is not made.
+impl Machine {
+    async fn new() -> Self {
+        let mock = MockIstiod::start().await;
+        let (from, root) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        configured(from.path(), &mock);
+        std::fs::create_dir_all(root.path().join("etc")).unwrap();
+        std::fs::write(root.path().join("etc/hosts"), "127.0.0.1 localhost\n").unwrap();
+        Self { mock, from, root }
+    }
+
+    fn at(&self, path: &str) -> PathBuf {
+        self.root.path().join(path)
+    }
+
+    // Root needs the user that the agent will run as.
+    fn with_user(&self) {
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        std::fs::write(self.at("etc/passwd"), "istio-proxy:x:1337:1338::/var/lib/istio:/bin/false\n")
+            .unwrap();
+    }
+
+    fn flags(&self) -> [String; 2] {
+        [format!("--root={}", self.root.path().display()), format!("--dir={}", self.from.path().display())]
+    }
+
+    fn install(&self) -> Output {
+        let [root, dir] = &self.flags();
+        vm(self.root.path(), &["install", root, dir], &[])
+    }
+}
+
+#[tokio::test]
+async fn install_refuses_what_would_keep_the_agent_from_starting() {
+    let machine = Machine::new().await;
+    machine.with_user();
+    let [root_flag, dir_flag] = machine.flags();
+    // A root that is none is not made.
     let broken = tempfile::tempdir().unwrap();
-    configured(broken.path(), &mock);
+    configured(broken.path(), &machine.mock);
     for (name, text) in
         [("cluster.env", "A=$(id)\n"), ("mesh.yaml", "defaultConfig: [\n"), ("root-cert.pem", "half\n")]
     {
         std::fs::write(broken.path().join(name), text).unwrap();
     }
     let dir = format!("--dir={}", broken.path().display());
-    let refused = vm(root.path(), &["install", &root_flag, &dir, "--yes"], &[]);
+    let refused = vm(machine.root.path(), &["install", &root_flag, &dir, "--yes"], &[]);
     assert_eq!(refused.status.code(), Some(255));
     for part in ["cluster.env:1: only a shell can compute", "mesh.yaml: ", "root-cert.pem: "] {
         assert!(said(&refused).contains(part), "{part}: {}", said(&refused));
@@ -102,13 +129,28 @@ async fn install_puts_files_in_place_and_asks_before_it_overwrites() {
         assert_eq!(refused.status.code(), Some(255), "{action:?}");
         assert!(said(&refused).contains("--root=missing: No such file"), "{}", said(&refused));
     }
-    assert!(!at("etc/certs").exists() && !broken.path().join("missing").exists(), "something was installed");
+    assert!(
+        !machine.at("etc/certs").exists() && !broken.path().join("missing").exists(),
+        "something was installed"
+    );
+}
+
+#[tokio::test]
+async fn install_puts_files_in_place_and_asks_before_it_overwrites() {
+    let machine = Machine::new().await;
+    let at = |path: &str| machine.at(path);
+    if rustix::process::geteuid().is_root() {
+        let [_, dir] = &machine.flags();
+        let text = said(&vm(machine.root.path(), &["install", dir], &[]));
+        assert!(text.contains("the user istio-proxy does not exist: useradd"), "{text}");
+        machine.with_user();
+    }
 
     // Another line for istiod's name is other content; comments alone, as the package's file has, are none.
     std::fs::create_dir_all(at("var/lib/istio/envoy")).unwrap();
     std::fs::write(at("var/lib/istio/envoy/cluster.env"), "# Put it here.\n").unwrap();
     std::fs::write(at("etc/hosts"), "127.0.0.1 localhost\n192.0.2.1 istiod.istio-system.svc\n").unwrap();
-    let refused = install(&[]);
+    let refused = machine.install();
     assert_eq!(refused.status.code(), Some(255));
     assert!(said(&refused).contains("etc/hosts is there with other content"), "{}", said(&refused));
     assert!(!said(&refused).contains("cluster.env"), "{}", said(&refused));
@@ -116,7 +158,7 @@ async fn install_puts_files_in_place_and_asks_before_it_overwrites() {
 
     // Lines that are only added to the machine's own are not asked about.
     std::fs::write(at("etc/hosts"), "127.0.0.1 localhost\n").unwrap();
-    let done = install(&[]);
+    let done = machine.install();
     assert_eq!(done.status.code(), Some(0), "{}", said(&done));
     assert!(at("var/log/istio").is_dir(), "the unit may not make it");
     assert_eq!(
@@ -131,10 +173,14 @@ async fn install_puts_files_in_place_and_asks_before_it_overwrites() {
         assert_eq!((about.uid(), about.gid()), (1337, 1338));
         assert_eq!(std::fs::metadata(at("var/log/istio")).unwrap().uid(), 1337);
     }
-    assert_eq!(std::fs::read(at("etc/certs/root-cert.pem")).unwrap(), mock.root_pem().as_bytes());
+    assert_eq!(std::fs::read(at("etc/certs/root-cert.pem")).unwrap(), machine.mock.root_pem().as_bytes());
     // What only `vm` reads is no secret to who asks for the cause of something.
-    let doctor =
-        Command::new(agent_bin()).arg("doctor").current_dir(root.path()).env_clear().output().unwrap();
+    let doctor = Command::new(agent_bin())
+        .arg("doctor")
+        .current_dir(machine.root.path())
+        .env_clear()
+        .output()
+        .unwrap();
     assert!(
         said(&doctor).contains("pilot-agent vm check --root / looks with those settings"),
         "{}",
@@ -146,11 +192,11 @@ async fn install_puts_files_in_place_and_asks_before_it_overwrites() {
     );
 
     // Again: nothing to do. Something else in a place: asked for.
-    let again = install(&[]);
+    let again = machine.install();
     assert_eq!(again.status.code(), Some(0), "{}", said(&again));
     assert!(!said(&again).contains("written"), "{}", said(&again));
     std::fs::write(at("etc/istio/config/mesh"), "defaultConfig: {}\n").unwrap();
-    assert!(said(&install(&[])).contains("config/mesh is there with other content"));
+    assert!(said(&machine.install()).contains("config/mesh is there with other content"));
     assert_eq!(std::fs::read_to_string(at("etc/istio/config/mesh")).unwrap(), "defaultConfig: {}\n");
 }
 

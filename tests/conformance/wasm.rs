@@ -18,7 +18,7 @@ use envoy_types::pb::envoy::extensions::wasm::v3::{
 use envoy_types::pb::envoy::service::discovery::v3::{DiscoveryRequest, DiscoveryResponse};
 use envoy_types::pb::google::protobuf::{Any, Duration as Span};
 use prost::Message;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::AsyncWriteExt;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -60,12 +60,7 @@ impl Modules {
                 let Ok((mut stream, _)) = listener.accept().await else { return };
                 let (seen, mut released) = (seen.clone(), released.clone());
                 open.spawn(async move {
-                    let mut head = Vec::new();
-                    while !head.ends_with(b"\r\n\r\n") {
-                        let Ok(byte) = stream.read_u8().await else { return };
-                        head.push(byte);
-                    }
-                    let head = String::from_utf8_lossy(&head).into_owned();
+                    let Some(head) = crate::support::http::head(&mut stream).await else { return };
                     let path = head.split(' ').nth(1).unwrap_or_default().to_owned();
                     seen.lock().unwrap().push(path.clone());
                     if path == "/slow" {

@@ -6,6 +6,7 @@ use bytes::Bytes;
 use http::{Request, StatusCode};
 use http_body_util::{BodyExt, Full};
 use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 
@@ -21,6 +22,15 @@ impl Reply {
     pub fn text(&self) -> String {
         String::from_utf8_lossy(&self.body).into_owned()
     }
+}
+
+/// What a test's server reads: the head of a request, `None` where the client leaves before its end.
+pub async fn head(io: &mut (impl AsyncRead + Unpin)) -> Option<String> {
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        head.push(io.read_u8().await.ok()?);
+    }
+    Some(String::from_utf8_lossy(&head).into_owned())
 }
 
 /// One request on a connection of its own to `127.0.0.1:port`; an error's text says what failed.

@@ -7,7 +7,7 @@ use envoy_types::pb::envoy::service::discovery::v3::{
 };
 use prost::Message;
 
-use super::{Answer, nonce, order};
+use super::{Answer, nonce, order, ordered};
 use crate::record::AdsResponse;
 use crate::resources::{CLUSTER, ENDPOINTS, View};
 
@@ -68,11 +68,9 @@ impl State {
 
     /// Pushes what has changed.
     pub fn changed(&mut self, stream: u64, view: &View) -> Vec<Answer> {
-        let mut types: Vec<String> = self.watches.keys().cloned().collect();
-        types.sort_by_key(|type_url| (order(type_url), type_url.clone()));
         let mut answers = Vec::new();
         let mut clusters_changed = false;
-        for type_url in types {
+        for type_url in ordered(self.watches.keys()) {
             if type_url == ENDPOINTS && clusters_changed {
                 // A cluster that changed warms again and waits for its endpoints, changed or not.
                 if let Some(watch) = self.watches.get_mut(&type_url) {

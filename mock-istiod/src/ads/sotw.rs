@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use envoy_types::pb::envoy::service::discovery::v3::{DiscoveryRequest, DiscoveryResponse};
 use prost::Message;
 
-use super::{Answer, nonce, order};
+use super::{Answer, nonce, ordered};
 use crate::record::AdsResponse;
 use crate::resources::{CLUSTER, ENDPOINTS, LISTENER, View};
 
@@ -43,11 +43,9 @@ impl State {
 
     /// Pushes every type whose subscribed part has changed.
     pub fn changed(&mut self, stream: u64, view: &View) -> Vec<Answer> {
-        let mut types: Vec<String> = self.watches.keys().cloned().collect();
-        types.sort_by_key(|type_url| (order(type_url), type_url.clone()));
         let mut answers = Vec::new();
         let mut clusters_changed = false;
-        for type_url in types {
+        for type_url in ordered(self.watches.keys()) {
             let watch = &self.watches[&type_url];
             let fresh = view.version(&type_url, &watch.names) != watch.version;
             // A cluster that changed warms again and waits for its endpoints, changed or not.

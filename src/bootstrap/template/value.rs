@@ -51,13 +51,13 @@ impl Value {
 
     /// A list of texts.
     #[must_use]
-    pub fn texts(items: &[String]) -> Self {
+    pub(crate) fn texts(items: &[String]) -> Self {
         Self::List(items.iter().map(Self::text).collect())
     }
 
     /// From plain JSON; whole numbers become [`Value::Int`].
     #[must_use]
-    pub fn from_json(json: &Json) -> Self {
+    pub(crate) fn from_json(json: &Json) -> Self {
         match json {
             Json::Null => Self::Nil,
             Json::Bool(on) => Self::Bool(*on),
@@ -92,7 +92,7 @@ impl Value {
 
     /// Whether `if` takes it: not nothing, not zero, not empty.
     #[must_use]
-    pub fn truth(&self) -> bool {
+    pub(crate) fn truth(&self) -> bool {
         match self {
             Self::Nil => false,
             Self::Bool(on) => *on,
@@ -144,7 +144,7 @@ impl Value {
     }
 
     /// What `.a.b` finds; a member that a map does not have is nothing.
-    pub fn walk(&self, names: &[String]) -> Result<Self, Fault> {
+    pub(crate) fn walk(&self, names: &[String]) -> Result<Self, Fault> {
         let mut at = self;
         for name in names {
             at = at.member(name)?.unwrap_or(&Self::Nil);

@@ -8,7 +8,7 @@ use crate::status;
 /// The checks; `None` without `readinessProbe`.
 ///
 /// # Errors
-/// When the probe cannot be meant; the agent goes on without checks then.
+/// When the probe is invalid; the agent goes on without checks then.
 pub(crate) fn checks(config: &Sources, all_ipv6: bool) -> Result<Option<health::Config>, Refused> {
     let Some(probe) = &config.mesh.proxy.readiness_probe else { return Ok(None) };
     let legacy = config.settings.flag(var::REWRITE_PROBE_LEGACY_LOCALHOST_DESTINATION);

@@ -1,4 +1,4 @@
-//! What each part of the agent is told, made of the [`Sources`]. One file a part; no part reads a setting
+//! Each part's own configuration, made from the [`Sources`]. One file a part; no part reads a setting
 //! itself, and [`super::Config`] holds what results.
 
 pub(crate) mod ca;

@@ -1,6 +1,6 @@
 use std::collections::BTreeMap;
 
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::AsyncWriteExt;
 use tokio::net::TcpListener;
 
 use super::*;
@@ -28,15 +28,7 @@ impl Server {
                     silent.push(stream);
                     continue;
                 };
-                let mut request = Vec::new();
-                while !request.ends_with(b"\r\n\r\n") {
-                    let mut byte = [0];
-                    if stream.read_exact(&mut byte).await.is_err() {
-                        break;
-                    }
-                    request.push(byte[0]);
-                }
-                let request = String::from_utf8_lossy(&request).into_owned();
+                let request = crate::net::http::head(&mut stream).await.unwrap_or_default();
                 let target: Vec<&str> = request.split(' ').take(2).collect();
                 let found = paths.get(&target.join(" "));
                 let status = if found.is_some() { "200 OK" } else { "404 Not Found" };

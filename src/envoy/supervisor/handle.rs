@@ -228,7 +228,7 @@ impl Handle {
 
     /// Which of Envoy's processes it is, counted from 1: another number is another process.
     #[must_use]
-    pub fn generation(&self) -> u64 {
+    pub(crate) fn generation(&self) -> u64 {
         self.asked.starts.load(Ordering::Acquire)
     }
 

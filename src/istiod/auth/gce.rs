@@ -271,17 +271,14 @@ mod tests {
     use base64::Engine;
     use base64::engine::general_purpose::URL_SAFE_NO_PAD;
     use std::time::UNIX_EPOCH;
-    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::io::AsyncWriteExt;
     use tokio::net::TcpListener;
 
     async fn answer(listener: &TcpListener, with: &str) -> String {
         let (mut io, _) = listener.accept().await.unwrap();
-        let mut request = Vec::new();
-        while !request.ends_with(b"\r\n\r\n") {
-            request.push(io.read_u8().await.unwrap());
-        }
+        let request = crate::net::http::head(&mut io).await.unwrap();
         io.write_all(with.as_bytes()).await.unwrap();
-        String::from_utf8(request).unwrap()
+        request
     }
 
     #[tokio::test]

@@ -31,7 +31,7 @@ impl Token {
 
     /// The text, for the `authorization` header only.
     #[must_use]
-    pub fn expose(&self) -> &str {
+    pub(crate) fn expose(&self) -> &str {
         &self.0
     }
 }

@@ -371,12 +371,9 @@ async fn the_proxy_is_asked_for_a_tunnel() {
     ] {
         let proxy = async {
             let (mut io, _) = listener.accept().await.unwrap();
-            let mut request = Vec::new();
-            while !request.ends_with(b"\r\n\r\n") {
-                request.push(io.read_u8().await.unwrap());
-            }
+            let request = crate::net::http::head(&mut io).await.unwrap();
             io.write_all(answer.as_bytes()).await.unwrap();
-            String::from_utf8(request).unwrap()
+            request
         };
         let (request, made) = tokio::join!(proxy, connector.connect());
         assert!(request.starts_with("CONNECT istiod.test:15012 HTTP/1.1\r\nHost: istiod.test:15012\r\n"));

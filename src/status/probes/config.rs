@@ -1,6 +1,6 @@
 //! `ISTIO_KUBE_APP_PROBERS`: which probes there are. Pure.
 //!
-//! The injector writes it from the pod's probes and hooks. What cannot be meant ends the agent before it
+//! The injector writes it from the pod's probes and hooks. What is invalid ends the agent before it
 //! has bound anything: a probe that silently is not there would restart the pod for ever.
 
 use std::collections::BTreeMap;
@@ -60,7 +60,7 @@ impl Table {
     }
 }
 
-/// Why the variable cannot be meant.
+/// Why the variable is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// No JSON, or not of the right types.
@@ -98,7 +98,7 @@ const PATTERN: &str = "^/(app-health|app-lifecycle)/[^/]+/(livez|readyz|startupz
 /// Unknown fields are ignored, names match in any case (both are seen in the field).
 ///
 /// # Errors
-/// The first thing that cannot be meant, in the order of the paths.
+/// The first thing that is invalid, in the order of the paths.
 pub fn parse(text: &str) -> Result<Table, Error> {
     if text.is_empty() {
         return Ok(Table::default());

@@ -18,7 +18,7 @@ pub struct Target {
     pub path: String,
 }
 
-/// Why the variable cannot be meant. Each names the variable.
+/// Why the variable is invalid. Each names the variable.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// No JSON, or not of the right types.

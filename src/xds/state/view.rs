@@ -7,7 +7,7 @@ use crate::xds::protocol::Protocol;
 /// How fresh the configuration of one type is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Freshness {
+pub(crate) enum Freshness {
     /// Asked for, and nothing has come yet.
     Never,
     /// Passed on, and Envoy has not answered yet.
@@ -23,7 +23,7 @@ pub enum Freshness {
 impl Freshness {
     /// The value of the metrics' label `state`.
     #[must_use]
-    pub fn label(self) -> &'static str {
+    pub(crate) fn label(self) -> &'static str {
         match self {
             Self::Never => "never",
             Self::Sent => "sent",
@@ -37,7 +37,7 @@ impl Freshness {
 /// One type, for people.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct TypeView {
+pub(crate) struct TypeView {
     /// Short name.
     pub name: &'static str,
     /// Type URL.
@@ -74,7 +74,7 @@ pub struct TypeView {
 /// One rejection.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Nack {
+pub(crate) struct Nack {
     /// Short name of the type.
     pub name: &'static str,
     /// Type URL.
@@ -96,7 +96,7 @@ pub struct Nack {
 /// Envoy's stream.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct StreamView {
+pub(crate) struct StreamView {
     /// Number of the stream since the agent's start.
     pub id: u64,
     /// SotW or delta.
@@ -110,7 +110,7 @@ pub struct StreamView {
 /// The phases of a stream, in milliseconds since Envoy opened it; of several attempts upstream the last.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Timeline {
+pub(crate) struct Timeline {
     /// Istiod was connected, and the stream to it open.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub upstream_opened: Option<u64>,
@@ -125,7 +125,7 @@ pub struct Timeline {
 /// The way to istiod.
 #[derive(Debug, Clone, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct UpstreamView {
+pub(crate) struct UpstreamView {
     /// As configured.
     pub address: String,
     /// When the token sent last expires, in seconds since 1970; none without a token, or where it is no JWT.
@@ -157,7 +157,7 @@ pub struct UpstreamView {
 /// Everything, for `/debug/agentz`.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Snapshot {
+pub(crate) struct Snapshot {
     /// Envoy's stream, if one is open.
     pub stream: Option<StreamView>,
     /// The way to istiod.

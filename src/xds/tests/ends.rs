@@ -35,11 +35,7 @@ async fn a_message_cut_upstream_never_ends_as_a_good_one() {
 #[tokio::test]
 async fn a_connection_that_breaks_is_unavailable_at_once() {
     let mut rig = Rig::new().await;
-    let (mut envoy, mut istiod) = rig.pair(Protocol::Sotw).await;
-    envoy.send(&request(CDS)).await;
-    istiod.request().await;
-    istiod.push(&response(CDS, "1", &[1])).await;
-    envoy.response().await;
+    let (mut envoy, istiod) = rig.configured().await;
     istiod.cut.cancel();
     assert_eq!(envoy.status().await.0, Code::Unavailable);
 }

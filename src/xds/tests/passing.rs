@@ -72,11 +72,7 @@ async fn the_agents_own_requests_follow_the_first_listeners() {
 #[tokio::test]
 async fn rejections_are_kept() {
     let mut rig = Rig::new().await;
-    let (mut envoy, mut istiod) = rig.pair(Protocol::Sotw).await;
-    envoy.send(&request(CDS)).await;
-    istiod.request().await;
-    istiod.push(&response(CDS, "1", &[1])).await;
-    envoy.response().await;
+    let (mut envoy, mut istiod) = rig.configured().await;
     let error_detail =
         Some(rpc::Status { code: 13, message: "no such thing".to_owned(), ..Default::default() });
     let nack = DiscoveryRequest { response_nonce: "1".to_owned(), error_detail, ..request(CDS) };

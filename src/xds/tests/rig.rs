@@ -141,6 +141,16 @@ impl Rig {
         tokio::time::timeout(SOON, self.streams.recv()).await.expect("a stream comes").unwrap()
     }
 
+    /// A pair of which Envoy has had its first clusters.
+    pub(super) async fn configured(&mut self) -> (Envoy, Istiod) {
+        let (mut envoy, mut istiod) = self.pair(Protocol::Sotw).await;
+        envoy.send(&request(CDS)).await;
+        istiod.request().await;
+        istiod.push(&response(CDS, "1", &[1])).await;
+        envoy.response().await;
+        (envoy, istiod)
+    }
+
     pub(super) async fn pair(&mut self, protocol: Protocol) -> (Envoy, Istiod) {
         let envoy = self.envoy(protocol).await;
         (envoy, self.istiod().await)

@@ -7,7 +7,7 @@ mod server;
 
 use std::sync::{Arc, Mutex};
 
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::AsyncWriteExt;
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 
@@ -34,12 +34,7 @@ impl App {
                 let Ok((mut stream, peer)) = listener.accept().await else { return };
                 let (notes, answer) = (notes.clone(), answer.clone());
                 open.spawn(async move {
-                    let mut head = Vec::new();
-                    while !head.ends_with(b"\r\n\r\n") {
-                        let Ok(byte) = stream.read_u8().await else { return };
-                        head.push(byte);
-                    }
-                    let head = String::from_utf8_lossy(&head).into_owned();
+                    let Some(head) = crate::support::http::head(&mut stream).await else { return };
                     notes.lock().unwrap().push((peer.ip().to_string(), head));
                     if answer.is_empty() {
                         std::future::pending::<()>().await;

@@ -112,7 +112,7 @@ async fn silent_connections_and_endless_heads_do_not_lock_the_kubelet_out() {
     for n in 0..700 {
         let mut stream = TcpStream::connect(("127.0.0.1", agent.ports().status)).await.unwrap();
         if n % 2 == 0 {
-            // May meet a connection that had to make place already.
+            // May meet a connection that had to make room already.
             let _ = stream.write_all(b"GET /healthz/ready HTTP/1.1\r\nX-Slow: ").await;
         }
         open.push(stream);

@@ -130,23 +130,7 @@ pub(super) async fn look(row: &Row) -> Vec<String> {
     let mut agent = (row.make)(builder, &mock).start();
     let mut judge = Judge { row, wrong: Vec::new() };
     if row.life == Life::Ends {
-        let status = agent.wait_exit().await;
-        // The last lines may still be on their way.
-        let said = async {
-            while !agent.log().contains("verdict: ") {
-                tokio::time::sleep(Duration::from_millis(10)).await;
-            }
-        };
-        let _ = tokio::time::timeout(Duration::from_secs(10), said).await;
-        let log = agent.log().text();
-        judge.check("exit status", !status.success(), &status.to_string());
-        let last: Vec<&str> = log.lines().rev().take(20).collect();
-        judge.check("log", judge.has_words(&last.join("\n")), &log);
-        // Envoy's own output may come behind it.
-        let verdict = last.iter().find_map(|line| line.split("verdict: ").nth(1)).unwrap_or_default();
-        let kind = verdict.split([':', ';']).next().unwrap_or_default();
-        judge.check("last line", row.kinds.contains(&kind), &log);
-        judge.commands(&agent, false).await;
+        judge.ended(&mut agent).await;
         return judge.wrong;
     }
     // As Envoy does at its start.
@@ -160,44 +144,11 @@ pub(super) async fn look(row: &Row) -> Vec<String> {
     };
     let stream = xds.ads();
     stream.send(&request);
-    let found = tokio::time::timeout(LIMIT, async {
-        loop {
-            let text = agent.get("/debug/agentz").await.map(|r| r.text()).unwrap_or_default();
-            let document: Value = serde_json::from_str(&text).unwrap_or_default();
-            if judge.is_kind(&document["verdict"]) {
-                return;
-            }
-            tokio::time::sleep(Duration::from_millis(100)).await;
-        }
-    });
-    if found.await.is_err() {
-        let text = agent.get("/debug/agentz").await.map(|r| r.text()).unwrap_or_default();
-        let document: Value = serde_json::from_str(&text).unwrap_or_default();
-        judge.check("agentz", false, &format!("{} {}", document["verdict"], document["troubles"]));
+    if !judge.reported(&agent).await {
         return judge.wrong;
     }
     if row.life == Life::Waits {
-        let reply = agent.get("/healthz/ready?verbose").await.expect("the status port answers");
-        let header = reply.headers.get("x-not-ready").map(|h| h.to_str().unwrap_or_default().to_owned());
-        let header = header.unwrap_or_default();
-        judge.check("readiness", reply.status == 503 && judge.has_words(&header), &header);
-        judge.check("readiness body", judge.has_words(&reply.text()), &reply.text());
-        let url = format!("http://localhost:{}/healthz/ready", agent.ports().status);
-        let wait = agent
-            .run(&[
-                "wait",
-                "--timeoutSeconds=1",
-                "--periodMillis=100",
-                "--requestTimeoutMillis=3000",
-                "--url",
-                &url,
-            ])
-            .await;
-        judge.check(
-            "wait",
-            wait.code == Some(255) && judge.has_words(&format!("{}{}", wait.stdout, wait.stderr)),
-            &wait.stderr,
-        );
+        judge.not_ready(&agent).await;
     }
     let log = agent.log().text();
     let last: Vec<&str> = log.lines().rev().take(20).collect();
@@ -205,6 +156,70 @@ pub(super) async fn look(row: &Row) -> Vec<String> {
     judge.commands(&agent, true).await;
     agent.assert_running();
     judge.wrong
+}
+
+async fn document(agent: &TestAgent) -> Value {
+    let text = agent.get("/debug/agentz").await.map(|r| r.text()).unwrap_or_default();
+    serde_json::from_str(&text).unwrap_or_default()
+}
+
+impl Judge<'_> {
+    // Exit status, log and commands of an agent that ends.
+    async fn ended(&mut self, agent: &mut TestAgent) {
+        let status = agent.wait_exit().await;
+        // The last lines may still be on their way.
+        let said = async {
+            while !agent.log().contains("verdict: ") {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        let _ = tokio::time::timeout(Duration::from_secs(10), said).await;
+        let log = agent.log().text();
+        self.check("exit status", !status.success(), &status.to_string());
+        let last: Vec<&str> = log.lines().rev().take(20).collect();
+        self.check("log", self.has_words(&last.join("\n")), &log);
+        // Envoy's own output may come behind it.
+        let verdict = last.iter().find_map(|line| line.split("verdict: ").nth(1)).unwrap_or_default();
+        let kind = verdict.split([':', ';']).next().unwrap_or_default();
+        self.check("last line", self.row.kinds.contains(&kind), &log);
+        self.commands(agent, false).await;
+    }
+
+    // The verdict is there, sooner or later.
+    async fn reported(&mut self, agent: &TestAgent) -> bool {
+        let found = tokio::time::timeout(LIMIT, async {
+            while !self.is_kind(&document(agent).await["verdict"]) {
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        });
+        if found.await.is_ok() {
+            return true;
+        }
+        let document = document(agent).await;
+        self.check("agentz", false, &format!("{} {}", document["verdict"], document["troubles"]));
+        false
+    }
+
+    // Readiness and `wait` say why.
+    async fn not_ready(&mut self, agent: &TestAgent) {
+        let reply = agent.get("/healthz/ready?verbose").await.expect("the status port answers");
+        let header = reply.headers.get("x-not-ready").map(|h| h.to_str().unwrap_or_default().to_owned());
+        let header = header.unwrap_or_default();
+        self.check("readiness", reply.status == 503 && self.has_words(&header), &header);
+        self.check("readiness body", self.has_words(&reply.text()), &reply.text());
+        let url = format!("http://localhost:{}/healthz/ready", agent.ports().status);
+        let words = [
+            "wait",
+            "--timeoutSeconds=1",
+            "--periodMillis=100",
+            "--requestTimeoutMillis=3000",
+            "--url",
+            &url,
+        ];
+        let wait = agent.run(&words).await;
+        let said = format!("{}{}", wait.stdout, wait.stderr);
+        self.check("wait", wait.code == Some(255) && self.has_words(&said), &wait.stderr);
+    }
 }
 
 pub(super) async fn without_an_agent(row: &Row) -> Vec<String> {

@@ -101,6 +101,25 @@ async fn run(flags: &Flags, scratch: &Path, agents: &mut Vec<Agent>) -> Result<(
         agents.push(Agent::start(name, &binary, &envoy, scratch, &mock, TTL)?);
     }
     let [client, server] = &mut agents[..] else { return Err("two agents were started".to_owned()) };
+    start(client, server, &mock).await?;
+    let traffic = traffic_flows(&mesh, client, server).await?;
+    rotate(flags.rotations, [&*client, &*server], &traffic, &mock).await?;
+    push(&mesh, &traffic).await?;
+    settle(traffic, [&*client, &*server]).await?;
+
+    let stopping = async { tokio::join!(client.stop(), server.stop()) };
+    let (client_took, server_took) = wait("orderly stop", String::new, stopping).await;
+    println!(
+        "\n  stop     client {}, server {}: Envoy drained and gone, sockets removed, status 0",
+        ms(client_took?),
+        ms(server_took?)
+    );
+    mock.stop().await;
+    Ok(())
+}
+
+/// Both are ready, and each Envoy is who it should be.
+async fn start(client: &mut Agent, server: &mut Agent, mock: &MockIstiod) -> Result<(), String> {
     let starting = async {
         let (client, server) =
             tokio::join!(client.watch_start(mock.record()), server.watch_start(mock.record()));
@@ -119,7 +138,11 @@ async fn run(flags: &Flags, scratch: &Path, agents: &mut Vec<Agent>) -> Result<(
             ));
         }
     }
+    Ok(())
+}
 
+/// Requests arrive, over mutual TLS only.
+async fn traffic_flows(mesh: &Mesh, client: &Agent, server: &Agent) -> Result<Traffic, String> {
     let ends = Ends { client: client.identity.clone(), server: server.identity.clone() };
     let traffic = Traffic::start(mesh.outbound, ends);
     let flowing = until(|| traffic.look(|tally| tally.answered >= 100 || tally.failed > 0).then_some(()));
@@ -129,35 +152,46 @@ async fn run(flags: &Flags, scratch: &Path, agents: &mut Vec<Agent>) -> Result<(
     println!("           through           {}", server.identity);
     refuses_plaintext(mesh.inbound).await?;
     println!("           without a certificate: refused\n");
+    Ok(traffic)
+}
 
-    let (rotated, moments) = rotations(flags.rotations, [&*client, &*server], &traffic).await?;
+/// Certificates are replaced under traffic, and no request fails.
+async fn rotate(
+    wanted: usize,
+    agents: [&Agent; 2],
+    traffic: &Traffic,
+    mock: &MockIstiod,
+) -> Result<(), String> {
+    let (rotated, took) = rotations(wanted, agents, traffic).await?;
     println!("  rotate   {TTL:?} certificates, replaced after a twelfth of that, traffic never pausing");
     for (name, serials) in ["client", "server"].iter().zip(&rotated) {
         println!("           {name}  {} certificates in use one after the other", serials.len());
     }
-    println!(
-        "           {} signed by istiod in {:.1} s\n",
-        mock.record().signed().len(),
-        moments.as_secs_f64()
-    );
+    println!("           {} signed by istiod in {:.1} s\n", mock.record().signed().len(), took.as_secs_f64());
+    none_failed(traffic)
+}
 
-    none_failed(&traffic)?;
-
+/// A changed route has its effect.
+async fn push(mesh: &Mesh, traffic: &Traffic) -> Result<(), String> {
     let pushed = Instant::now();
     mesh.push_config("two")?;
     let arrived = until(|| {
         traffic.look(|tally| tally.config.clone()).filter(|(value, _)| value == "two").map(|(_, at)| at)
     });
     let at =
-        wait("pushed change", || asked(&traffic), arrived).await.ok_or("the pushed change had no effect")?;
+        wait("pushed change", || asked(traffic), arrived).await.ok_or("the pushed change had no effect")?;
     println!("  push     a changed route is in effect {} after its file was written\n", ms(at - pushed));
+    Ok(())
+}
 
+/// The end of the traffic: how it went, and what it took.
+async fn settle(traffic: Traffic, agents: [&Agent; 2]) -> Result<(), String> {
     let tally = traffic.stop().await;
     print_traffic(&tally);
     if tally.failed > 0 {
         return Err(format!("{} requests failed: {}", tally.failed, tally.reasons.join("; ")));
     }
-    for agent in [&*client, &*server] {
+    for agent in agents {
         if let Some((anonymous, whole)) = agent.memory() {
             let mib = |kib: u64| kib as f64 / 1024.0;
             println!(
@@ -168,15 +202,6 @@ async fn run(flags: &Flags, scratch: &Path, agents: &mut Vec<Agent>) -> Result<(
             );
         }
     }
-
-    let stopping = async { tokio::join!(client.stop(), server.stop()) };
-    let (client_took, server_took) = wait("orderly stop", String::new, stopping).await;
-    println!(
-        "\n  stop     client {}, server {}: Envoy drained and gone, sockets removed, status 0",
-        ms(client_took?),
-        ms(server_took?)
-    );
-    mock.stop().await;
     Ok(())
 }
 
