@@ -1,4 +1,5 @@
-//! Reads `src/` and fails on any `crate::` edge that is not in the list below, and on circles inside a room.
+//! Reads `src/` and fails on any `crate::` edge that is not in the list below, on circles inside a room, on errors that are
+//! no types, and on long functions.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -268,4 +269,49 @@ fn errors_are_types() {
         found.len(),
         found.join("\n")
     );
+}
+
+/// From a function's signature to its closing brace. What is longer holds more than one idea, which has a name.
+const LONGEST: usize = 80;
+
+// How many lines the function has that begins in the first line; `None` where none with a body of several lines does.
+fn length(lines: &[&str]) -> Option<usize> {
+    let first = lines[0].trim_start();
+    let words =
+        first.split_whitespace().find(|w| !w.starts_with("pub") && !["async", "const", "unsafe"].contains(w));
+    if words != Some("fn") {
+        return None;
+    }
+    // As rustfmt writes it: the body begins behind the signature, and its end stands below the beginning.
+    let indent = lines[0].len() - first.len();
+    let body = lines.iter().position(|l| l.ends_with('{') || l.ends_with(';') || l.ends_with('}'))?;
+    if !lines[body].ends_with('{') {
+        return None;
+    }
+    let end = lines.iter().position(|l| l.len() == indent + 1 && l.trim_start() == "}")?;
+    Some(end + 1)
+}
+
+#[test]
+fn functions_hold_one_idea() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut all = Vec::new();
+    for dir in ["src", "mock-istiod/src", "benches"] {
+        files(&root.join(dir), &mut all);
+    }
+    let (mut seen, mut long) = (0, Vec::new());
+    for path in all {
+        let text = std::fs::read_to_string(&path).unwrap();
+        let lines: Vec<&str> = text.lines().collect();
+        for at in 0..lines.len() {
+            let Some(length) = length(&lines[at..]) else { continue };
+            seen += 1;
+            if length > LONGEST {
+                let shown = path.strip_prefix(root).unwrap().display();
+                long.push(format!("{shown}:{}: {length} lines: {}", at + 1, lines[at].trim()));
+            }
+        }
+    }
+    assert!(seen > 1000, "the sources were read");
+    assert!(long.is_empty(), "functions of more than {LONGEST} lines:\n{}", long.join("\n"));
 }
