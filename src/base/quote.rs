@@ -1,4 +1,5 @@
-//! Texts of others: how they are shown, and Go's string literals, which the kubelet writes into files and templates are full of.
+//! Text from outside: how it is shown; and Go's string literals, which stand in templates and in files that the kubelet
+//! writes.
 
 use std::borrow::Cow;
 

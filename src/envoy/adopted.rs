@@ -1,5 +1,5 @@
-//! Children that the program before us in this process has started: known by their number, which is theirs until we
-//! have learnt of their end.
+//! Child processes that an earlier version of the agent has started in this process. They are known by process ID, which is
+//! not given to another process until we have waited for them.
 
 use std::io;
 

@@ -1,4 +1,4 @@
-//! What a successor in this process must know of the Envoys that run.
+//! What a new version of the agent, in the same process, must know of the Envoys that run.
 
 use std::path::PathBuf;
 

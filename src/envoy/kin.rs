@@ -1,4 +1,4 @@
-//! Processes and what they have started, by handles: a number may mean another process by the time it is used.
+//! Processes and their descendants, by process handles: a process ID may mean another process by the time it is used.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};

@@ -1,5 +1,5 @@
-//! What stands between a connection and its streams: what is no call is refused as on the other socket, and a
-//! call is given the secrets of whoever brings it.
+//! From a connection's requests to streams: a request that is no gRPC call is refused as on the XDS socket; a call
+//! gets the source of secrets that its socket, or the caller's own token, stands for.
 
 use std::convert::Infallible;
 use std::sync::Arc;

@@ -1,5 +1,4 @@
-//! The certificate over a change of program in one process: what the next one must know to go on with it as if nothing
-//! had been.
+//! The certificate over an upgrade of the agent in one process: what the new version must know to go on with it.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};

@@ -1,4 +1,4 @@
-//! What becomes of the proxy when its certificate is about to expire (`IDENTITY_NEAR_EXPIRY`). Pure.
+//! What happens to the proxy when its certificate is about to expire (`IDENTITY_NEAR_EXPIRY`). Pure.
 //!
 //! It acts only where the failure is this proxy's own (its token, its disk, its clock, what the CA says of it): then
 //! another place may serve better. While istiod is away for everybody nothing is done, since a mesh of proxies that

@@ -1,9 +1,9 @@
 //! Clients that have gone while their answer is being made.
 //!
-//! A client may close its side and wait for the answer (`half_close`), and one that is gone looks the same until
-//! something is sent to it. While nothing can be sent, because an application takes its time, it would keep its place
-//! and what is asked for it: so it is remembered as one that has closed its side, which makes room first, and nobody
-//! waits for it for long.
+//! A client may close its side and wait for the answer (`half_close`); one that is gone looks the same until something is
+//! sent to it. While there is nothing to send yet, because an application is slow, it would keep its connection and the
+//! work for it. So it is remembered as a client that has closed its side: those make room first, and are not waited for
+//! for long.
 
 use std::io;
 use std::pin::Pin;

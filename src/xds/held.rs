@@ -1,4 +1,4 @@
-//! A stream that is held while istiod is dialled: on the books, in the metrics and in the log, until its end.
+//! A stream that is held while istiod is dialled: registered, counted and logged until its end.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,4 +1,4 @@
-//! Whole messages out of what goes by, for the memory of the last good configuration.
+//! Gathers whole messages from the bytes that are relayed, for the memory of the last good configuration.
 
 use bytes::{Buf, Bytes, BytesMut};
 

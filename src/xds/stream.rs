@@ -1,4 +1,4 @@
-//! One Envoy stream, as both directions of its relay, and whoever stands in for istiod, know it.
+//! One Envoy stream, as both directions of its relay and the stand-in for istiod know it.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 

@@ -1,5 +1,4 @@
-//! Envoys that outlive the program which has started them: what is told to the next one in this process, and taken
-//! from the one before.
+//! Envoys that outlive an upgrade of the agent: handed to the new version in this process, and adopted by it.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 

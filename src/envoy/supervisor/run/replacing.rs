@@ -1,7 +1,7 @@
-//! Another binary takes Envoy's place by hot restart, and the one before comes back if it does not serve.
+//! Another Envoy binary takes over by hot restart, and the old binary comes back if the new one does not serve.
 //!
-//! An epoch that fails early leaves the one before as it was. One that has come further has taken its admin port,
-//! whatever becomes of it; the way back is an epoch too then: the old binary takes over from the old process, which
+//! An epoch that fails early leaves the one before as it was. One that has come further has taken over the admin port,
+//! even if it fails then; so the way back is one more epoch: the old binary takes over from the old process, which
 //! serves until then.
 
 use std::time::Duration;
