@@ -49,7 +49,7 @@ impl Stage {
     /// Runs `test` in a thread inside the pod's namespace, with Envoy ready.
     fn play(&self, transparent: bool, test: impl AsyncFnOnce() + Send) {
         // Found, and fetched if need be, where there is a network.
-        let envoy = Envoy::Binary(envoy_bin());
+        let envoy = Envoy::Binary(self.world.reachable(&envoy_bin(), "envoy"));
         let (namespace, resolv) = (self.world.namespace(), self.world.path("resolv.conf"));
         let before = [
             "/usr/bin/unshare",

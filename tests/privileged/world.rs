@@ -199,6 +199,8 @@ impl World {
             dir = self.dir.path().display()
         );
         command.args(["netns", "exec", &self.name, "/usr/bin/unshare", "-m", "/bin/sh", "-c", &setup, "sh"]);
+        // Another user runs it from a place that is not below somebody's home.
+        let agent = if uid.is_some() { self.reachable(agent, "agent") } else { agent.to_owned() };
         if let Some(uid) = uid {
             let (uid, gid) = (format!("--reuid={uid}"), format!("--regid={uid}"));
             command.args(["/usr/bin/setpriv", &uid, &gid, "--clear-groups"]);
@@ -210,6 +212,17 @@ impl World {
         command.arg(agent);
         command.stdin(Stdio::null());
         command
+    }
+
+    /// A program's copy in the scratch directory, for users who cannot read the checkout.
+    pub fn reachable(&self, program: &Path, name: &str) -> PathBuf {
+        let place = self.path(name);
+        if !place.exists() {
+            // Written by another process: what this one starts meanwhile does not hold it open for writing.
+            let made = Command::new("install").args(["-m", "755"]).arg(program).arg(&place).status();
+            assert!(made.is_ok_and(|status| status.success()), "{} is copied", program.display());
+        }
+        place
     }
 
     /// Runs the command with options split at blanks and expects an exit status; gives what it printed.

@@ -95,3 +95,23 @@ fn the_notes_of_the_present_version_are_written() {
     let notes = sections.iter().find(|s| s.starts_with(&present)).expect("a section of Cargo.toml's version");
     assert!(notes.lines().any(|l| l.starts_with("- ")), "with what is in it");
 }
+
+/// What bindgen makes it hands to prettyplease: with another `syn` than that one's `make release-fips` does not compile,
+/// and no other build has bindgen in it.
+#[test]
+fn what_writes_the_bindings_of_the_fips_module_fits_together() {
+    let lock = std::fs::read_to_string(format!("{ROOT}/Cargo.lock")).unwrap();
+    let syn = |name: &str| {
+        let package = lock.split("[[package]]").find(|p| p.contains(&format!("\nname = \"{name}\"\n")));
+        let package = package.unwrap_or_else(|| panic!("Cargo.lock has no {name}"));
+        let of = |line: &str| {
+            line.trim().strip_prefix("\"syn ").map(|rest| rest.trim_end_matches(['"', ',']).to_owned())
+        };
+        package
+            .lines()
+            .find_map(of)
+            .unwrap_or_else(|| panic!("{name} names no version of syn: there is one only?"))
+    };
+    let (made, taken) = (syn("bindgen"), syn("prettyplease"));
+    assert_eq!(made, taken, "in Cargo.lock, give bindgen the syn that prettyplease has");
+}

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 use std::sync::{Arc, Mutex};
@@ -288,13 +289,15 @@ impl Drop for TestAgent {
     }
 }
 
-/// Processes whose working directory is `dir` (zombies have none).
+/// Processes whose working directory is `dir` (zombies have none). Not by its name: in a chroot the kernel tells another
+/// one of processes that have mounts of their own.
 fn processes_in(dir: &Path) -> Vec<(Pid, String)> {
-    let dir = dir.canonicalize().unwrap_or_else(|_| dir.to_owned());
+    let place = |path: &Path| std::fs::metadata(path).ok().map(|about| (about.dev(), about.ino()));
+    let Some(dir) = place(dir) else { return Vec::new() };
     let entries = std::fs::read_dir("/proc").expect("/proc is mounted");
     let found = entries.flatten().filter_map(|entry| {
         let pid = Pid::from_raw(entry.file_name().to_str()?.parse().ok()?)?;
-        let cwd = std::fs::read_link(entry.path().join("cwd")).ok()?;
+        let cwd = place(&entry.path().join("cwd"))?;
         let name = std::fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
         (cwd == dir).then(|| (pid, name.trim().to_owned()))
     });

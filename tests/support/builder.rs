@@ -248,7 +248,9 @@ impl Builder {
             own(dir.path(), uid);
         }
         let binary = match &self.envoy {
-            Envoy::Fake => PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/fake_envoy.py")),
+            // Where another user can reach it: the checkout may lie in a home that is its owner's alone.
+            Envoy::Fake if self.owner.is_some() => installed(FAKE, &dir.path().join("fake-envoy")),
+            Envoy::Fake => PathBuf::from(FAKE),
             Envoy::Real => envoy_bin(),
             Envoy::Binary(path) => path.clone(),
         };
@@ -258,6 +260,15 @@ impl Builder {
         }
         self.env.entry("PROXY_CONFIG".into()).or_insert_with(|| self.proxy_config.to_string());
     }
+}
+
+const FAKE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/fake_envoy.py");
+
+/// A program's copy, written by another process: what this one starts meanwhile does not hold it open for writing.
+fn installed(program: &str, to: &Path) -> PathBuf {
+    let done = std::process::Command::new("install").args(["-m", "755", program]).arg(to).status();
+    assert!(done.is_ok_and(|status| status.success()), "{program} cannot be copied to {}", to.display());
+    to.to_owned()
 }
 
 fn own(path: &Path, uid: u32) {
