@@ -29,7 +29,7 @@ pub(super) struct Common {
 
 impl Common {
     /// Before there is a key: core dumps are switched off here, if at all.
-    pub(super) fn new(config: Config) -> Result<Self, Error> {
+    pub(super) fn new(config: Arc<Config>) -> Result<Self, Error> {
         let started = Instant::now();
         if config.upgrade.is_some() {
             handover::switch_on();
@@ -48,7 +48,7 @@ impl Common {
         {
             tracing::warn!("NO_CORE_DUMPS has no effect: {error}");
         }
-        let (config, tasks, watches) = (Arc::new(config), Stages::new(), Watches::default());
+        let (tasks, watches) = (Stages::new(), Watches::default());
         Ok(Self { started, config, clock, metrics, troubles, tasks, watches })
     }
 }

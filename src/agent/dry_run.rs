@@ -24,8 +24,8 @@ const VALIDATION: Duration = Duration::from_secs(30);
 ///
 /// # Errors
 /// What would have refused the start, and what Envoy says against the bootstrap.
-pub(crate) async fn dry_run(config: Config) -> Result<Vec<u8>, Error> {
-    refusals(&config).await?;
+pub(crate) async fn dry_run(config: &Config) -> Result<Vec<u8>, Error> {
+    refusals(config).await?;
     let mode = match &config.identity.socket {
         // It is our own, of the agent whose place is to be taken.
         Some(_) if config.identity.owns_socket_already() => Mode::Own,

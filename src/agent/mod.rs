@@ -59,7 +59,7 @@ use upgrade::{Door, Heir, Upgrades};
 ///
 /// # Errors
 /// When the start is refused: nothing was told yet.
-pub(crate) async fn run(config: Config, heir: Option<Heir>) -> Result<u8, Error> {
+pub(crate) async fn run(config: Arc<Config>, heir: Option<Heir>) -> Result<u8, Error> {
     let limit = heir.as_ref().and(config.upgrade.as_ref()).map(|upgrade| upgrade.limit);
     // On the heap: what the start needs is given back once it serves. On the stack it would stay in memory for good,
     // three times over, once for each frame that such a future passes through.
@@ -72,7 +72,7 @@ pub(crate) async fn run(config: Config, heir: Option<Heir>) -> Result<u8, Error>
         }),
         None => begin.await,
     };
-    let Begun { common, supervisor, envoy, signals, upgrades } = begun?;
+    let Begun { common, supervisor, envoy, signals, upgrades } = *begun?;
     if let Some(heir) = heir {
         if let Some(stop) = heir.stop() {
             common.tasks.closing.cancel();
@@ -93,7 +93,7 @@ struct Begun {
     upgrades: Option<Upgrades>,
 }
 
-async fn begin(config: Config, heir: Option<&Heir>) -> Result<Begun, Error> {
+async fn begin(config: Arc<Config>, heir: Option<&Heir>) -> Result<Box<Begun>, Error> {
     let common = Common::new(config)?;
     let mut signals =
         signals::Signals::install().map_err(|e| Error::new(format!("signals: {e}")).of(Kind::PartFailed))?;
@@ -107,7 +107,7 @@ async fn begin(config: Config, heir: Option<&Heir>) -> Result<Begun, Error> {
     // one turn to find the connection open, one to speak on it.
     let_others_run().await;
     let_others_run().await;
-    Ok(Begun { common, supervisor, envoy, signals, upgrades })
+    Ok(Box::new(Begun { common, supervisor, envoy, signals, upgrades }))
 }
 
 /// How this program is replaced by another, where that is wanted.
@@ -162,6 +162,7 @@ async fn supervisor(
     if let Some(keeper) = relay.keeper(bootstrap.owner(&node), common.tasks.xds.token()) {
         common.tasks.xds.run("last good configuration", keeper);
     }
+    common.tasks.xds.run("heap", relay.tidy(common.tasks.xds.token()));
     let make = match config.envoy.presence {
         Presence::None => return Ok(Supervisor::idle(&common.metrics)),
         Presence::External => Supervisor::external,

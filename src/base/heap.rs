@@ -8,9 +8,21 @@
 //! itself: when a block that had a mapping of its own is freed, blocks of up to that size come from the heap
 //! from then on, and twice that size may be free at its end (mallopt(3), `M_MMAP_THRESHOLD` and
 //! `M_TRIM_THRESHOLD`). Another allocator is left as it is.
+//!
+//! What is kept for buffers is of use while bytes come. Afterwards it would be part of what each idle agent costs, so
+//! it is given back: see [`Passing`], and [`Crowd`] for floods.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio::time::{Instant, sleep_until};
+
+use super::lane::Lane;
+use super::slack;
+use super::tasks::Stop;
+
+static LANE: Lane = Lane::new("heap", 1);
 
 /// Lets about `bytes` stay free at the end of the heap. Has an effect from 256 KB (below, blocks have no mapping
 /// of their own) to 64 MB; never lowers what is kept. Touches one page, for a moment.
@@ -18,10 +30,54 @@ pub(crate) fn keep(bytes: usize) {
     drop(std::hint::black_box(Vec::<u8>::with_capacity(bytes / 2)));
 }
 
-/// Gives what is free back to the kernel: after much was held for a moment. Milliseconds, in which other threads may
-/// wait for memory; not on the thread that relays.
-pub(crate) fn give_back() {
-    heap_trim::give_back();
+/// All threads take their memory from one heap. Each thread that lives beside another would otherwise get one of its
+/// own, and what it freed there is of no use to the others. To be called before there is a second thread.
+pub(crate) fn share() {
+    heap_trim::one_arena();
+}
+
+/// So many bytes are worth it: their buffers are a tenth of what an idle agent holds.
+const MUCH: usize = 256 * 1024;
+/// How long no more come before it is done, and up to a slot of the shared timers longer ([`slack::GRAIN`]).
+const QUIET: Duration = Duration::from_secs(1);
+
+/// Bytes that pass through. Some time after the last of many, the memory of their buffers is given back to the kernel.
+#[derive(Debug, Default)]
+pub(crate) struct Passing {
+    bytes: AtomicUsize,
+    much: Notify,
+}
+
+impl Passing {
+    /// So many more have passed.
+    pub(crate) fn more(&self, bytes: usize) {
+        let before = self.bytes.fetch_add(bytes, Relaxed);
+        if before < MUCH && before.saturating_add(bytes) >= MUCH {
+            self.much.notify_one();
+        }
+    }
+
+    /// Gives back what was much, until `stop`. In a thread, for milliseconds in which others may wait for memory.
+    pub(crate) async fn give_back(&self, stop: Stop) {
+        loop {
+            tokio::select! {
+                () = stop.cancelled() => return,
+                () = self.much.notified() => {}
+            }
+            loop {
+                let seen = self.bytes.load(Relaxed);
+                tokio::select! {
+                    () = stop.cancelled() => return,
+                    () = sleep_until(slack::point(Instant::now() + QUIET)) => {}
+                }
+                if self.bytes.compare_exchange(seen, 0, Relaxed, Relaxed).is_ok() {
+                    break;
+                }
+            }
+            // Where there is no thread for it, it stays until the next time.
+            let _ = LANE.run(heap_trim::give_back).await;
+        }
+    }
 }
 
 /// Streams and connections of which so many together are a burst: a scrape under way holds up to 100 KB, a stream 10.
@@ -85,6 +141,45 @@ mod tests {
     fn churn() {
         let buffers: Vec<Vec<u8>> = (0..16).map(|_| vec![1; 32 * 1024]).collect();
         std::hint::black_box(&buffers);
+    }
+
+    fn asked_for(passing: &Passing) -> bool {
+        use futures_util::FutureExt;
+        passing.much.notified().now_or_never().is_some()
+    }
+
+    #[test]
+    fn only_much_is_given_back_and_once() {
+        let passing = Passing::default();
+        passing.more(MUCH - 1);
+        assert!(!asked_for(&passing));
+        passing.more(1);
+        passing.more(MUCH);
+        assert!(asked_for(&passing));
+        assert!(!asked_for(&passing), "once for each time");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_passed_is_given_back_when_nothing_more_comes() {
+        let passing = std::sync::Arc::new(Passing::default());
+        let stop = Stop::new();
+        let task = {
+            let (passing, stop) = (passing.clone(), stop.clone());
+            async move { passing.give_back(stop).await }
+        };
+        let mut group = crate::base::tasks::Set::new("heap");
+        group.spawn(task);
+        passing.more(MUCH);
+        for _ in 0..20 {
+            tokio::time::sleep(QUIET / 2).await;
+            passing.more(1);
+            assert!(passing.bytes.load(Relaxed) > MUCH, "while more comes, it is kept");
+        }
+        while passing.bytes.load(Relaxed) != 0 {
+            tokio::time::sleep(QUIET).await;
+        }
+        stop.cancel();
+        group.all_ended().await;
     }
 
     #[test]

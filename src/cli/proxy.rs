@@ -8,7 +8,7 @@ use tokio::runtime::Runtime;
 use super::{logging_options, request, tell};
 use crate::agent::upgrade;
 use crate::base::error::BoxError;
-use crate::base::{build_info, error, logging};
+use crate::base::{build_info, error, heap, logging};
 use crate::config::args::{self, Flag, Parsed};
 use crate::config::env::Env;
 use crate::config::parts::Error;
@@ -24,6 +24,7 @@ pub(super) fn run(parsed: Parsed, env: &Env) -> u8 {
     if std::fs::read("/proc/self/comm").is_ok_and(|name| name == b"exe\n") {
         let _ = rustix::thread::set_name(c"pilot-agent");
     }
+    heap::share();
     upgrade::guarded(|heir| {
         let mut logs = logging_options(&parsed);
         // Whoever stops reading the log must not stop the agent.
@@ -48,7 +49,7 @@ fn dry_run(parsed: Parsed, env: &Env) -> u8 {
         for line in runtime.block_on(crate::doctor::preflight(&sources)) {
             tracing::warn!("{line}");
         }
-        let status = match runtime.block_on(crate::agent::dry_run(config)) {
+        let status = match runtime.block_on(crate::agent::dry_run(&config)) {
             Ok(bootstrap) => request::print(&bootstrap),
             Err(e) => refused(&e, logs.as_json),
         };
@@ -73,7 +74,7 @@ pub(super) fn rehearse(words: &[String], env: &Env) -> u8 {
     // Only the reason is of interest.
     logs.output_level = "all:error".to_owned();
     let done = prepare(parsed, env, &logs).map(|(_, config, runtime)| {
-        let status = match runtime.block_on(upgrade::rehearse(config, &heir)) {
+        let status = match runtime.block_on(upgrade::rehearse(&config, &heir)) {
             Ok(line) => request::print(format!("{line}\n").as_bytes()),
             Err(e) => refused(&e, logs.as_json),
         };
@@ -88,7 +89,7 @@ fn prepare(
     parsed: Parsed,
     env: &Env,
     logs: &logging::Options,
-) -> Result<(Arc<Sources>, Config, Runtime), u8> {
+) -> Result<(Arc<Sources>, Arc<Config>, Runtime), u8> {
     let as_json = logs.as_json;
     logging::init(logs).map_err(|e| misread(&e))?;
     crate::base::tasks::remember_places();

@@ -101,7 +101,7 @@ pub(crate) fn load(
     root: &Path,
     annotation: impl Fn(&str) -> Option<String>,
     show: impl FnOnce(&Sources),
-) -> (Arc<Sources>, Result<Config, Vec<Error>>) {
+) -> (Arc<Sources>, Result<Arc<Config>, Vec<Error>>) {
     let (sources, errors) = gather(flags, env, root, annotation);
     if errors.is_empty() {
         show(&sources);
@@ -111,11 +111,12 @@ pub(crate) fn load(
 }
 
 impl Config {
-    /// What the parts are told; `errors` are those of the sources.
+    /// What the parts are told; `errors` are those of the sources. On the heap from the start: it is kilobytes, and
+    /// each frame that it passed through would keep a copy's place on the stack.
     ///
     /// # Errors
     /// They, and everything that a part refuses.
-    pub(crate) fn new(sources: &Arc<Sources>, errors: Vec<String>) -> Result<Self, Vec<Error>> {
+    pub(crate) fn new(sources: &Arc<Sources>, errors: Vec<String>) -> Result<Arc<Self>, Vec<Error>> {
         let s = &sources.settings;
         let mut wrong = Wrong(errors.into_iter().map(Error::new).collect());
         let all_ipv6 = addresses::all_ipv6(&sources.addresses);
@@ -145,7 +146,7 @@ impl Config {
         else {
             return Err(wrong.0);
         };
-        Ok(Self {
+        Ok(Arc::new(Self {
             node_type: sources.node_type.clone(),
             all_ipv6,
             no_core_dumps: s.flag(var::NO_CORE_DUMPS),
@@ -169,7 +170,7 @@ impl Config {
             callers,
             upgrade: parts::upgrade::upgrade(sources),
             notify: Notify::new(|name| s.env().get(name)),
-        })
+        }))
     }
 }
 

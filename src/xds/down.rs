@@ -188,6 +188,7 @@ impl Down<'_> {
         commit(self.stream);
         let before = self.brought;
         self.brought += data.len() as u64;
+        self.stream.shared.passing.more(data.len());
         if before < MUCH && self.brought >= MUCH {
             heap::keep(KEPT);
         }

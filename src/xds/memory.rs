@@ -15,9 +15,8 @@ use tonic::{Code, Status};
 use super::protocol::Protocol;
 use crate::base::clock::Clock;
 use crate::base::error::chain;
-use crate::base::heap;
+use crate::base::heap::Passing;
 use crate::base::lane::Lane;
-use crate::base::metrics::Metrics;
 use crate::base::place::{self, Mode as FileMode};
 use crate::base::tasks::Stop;
 use crate::replay::{Mode, StandIn, Store, disk};
@@ -55,9 +54,6 @@ pub struct Disk {
 const SETTLE: Duration = Duration::from_secs(2);
 /// While istiod is there, the file is told so as often as its age allows mistakes of a twenty-fourth.
 const CONFIRM: u32 = 24;
-/// From so many bytes on, what passed is given back to the kernel once nothing more has come for so long.
-const MUCH: usize = 1 << 20;
-const IDLE: Duration = Duration::from_secs(1);
 /// How long a stream waits for what was before it, a slow disk included.
 const CATCH_UP: Duration = Duration::from_secs(2);
 
@@ -76,6 +72,7 @@ pub(super) struct Memory {
     live: AtomicBool,
     good: AtomicU64,
     owner: OnceLock<Arc<str>>,
+    passing: Arc<Passing>,
     clock: Arc<dyn Clock>,
     trouble: Mutex<Reporter>,
     disk_trouble: Mutex<Reporter>,
@@ -115,7 +112,8 @@ impl Protocol {
 }
 
 impl Memory {
-    pub(super) fn new(config: Config, metrics: &Metrics, clock: Arc<dyn Clock>, trouble: Reporter) -> Self {
+    pub(super) fn new(config: Config, parts: &super::Parts, passing: Arc<Passing>) -> Self {
+        let (metrics, trouble) = (&parts.metrics, parts.trouble.sibling());
         let (events, inbox) = mpsc::unbounded_channel();
         let gauge = |name, help, labels: &[&str]| metrics.gauge(name, help, labels);
         Self {
@@ -129,7 +127,8 @@ impl Memory {
             live: AtomicBool::new(false),
             good: AtomicU64::new(0),
             owner: OnceLock::new(),
-            clock,
+            passing,
+            clock: parts.clock.clone(),
             disk_trouble: Mutex::new(trouble.sibling()),
             trouble: Mutex::new(trouble),
             meters: Meters {
@@ -186,16 +185,8 @@ impl Memory {
         let _ = self.owner.set(owner.clone());
         let confirm = self.config.disk.as_ref().map(|disk| disk.max_age / CONFIRM);
         let (mut saved, mut due) = (self.load(&owner).await, None);
-        // What was gathered beside the stream is free when it is compressed, and so given back when it was much.
-        let (mut passed, mut idle) = (0, None);
         loop {
             let mut events = Vec::new();
-            let rest = async {
-                match idle {
-                    Some(at) => tokio::time::sleep_until(at).await,
-                    None => std::future::pending().await,
-                }
-            };
             let save = async {
                 match due {
                     Some(at) => tokio::time::sleep_until(at).await,
@@ -219,18 +210,9 @@ impl Memory {
                     due = confirm.map(|pause| Instant::now() + pause);
                     continue;
                 }
-                () = rest => {
-                    (passed, idle) = (0, None);
-                    // Where there is no thread for it, it stays until the next time.
-                    let _ = WORK.run(heap::give_back).await;
-                    continue;
-                }
                 n = inbox.recv_many(&mut events, 256) => if n == 0 { return },
             }
-            passed += events.iter().map(Event::length).sum::<usize>();
-            if passed >= MUCH {
-                idle = Some(Instant::now() + IDLE);
-            }
+            let gathered = events.iter().map(Event::length).sum();
             if confirm.is_some() {
                 let changed = self.store.lock().is_ok_and(|store| store.changes() != saved);
                 let soon = Instant::now() + SETTLE;
@@ -246,6 +228,8 @@ impl Memory {
                 store.lost();
                 self.store.clear_poison();
             }
+            // What was gathered beside the stream is free now that it is compressed.
+            self.passing.more(gathered);
         }
     }
 

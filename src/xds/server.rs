@@ -94,6 +94,12 @@ impl Server {
         Some(async move { memory.keep(owner.await, stop).await })
     }
 
+    /// Gives memory back when configuration has passed, until its stop.
+    pub(crate) fn tidy(&self, stop: Stop) -> impl Future<Output = ()> + Send + use<> {
+        let shared = self.0.clone();
+        async move { shared.passing.give_back(stop).await }
+    }
+
     /// Binds the socket of the configuration.
     ///
     /// # Errors

@@ -18,6 +18,7 @@ use super::tap::{Convert, Tap};
 use super::trouble::Troubles;
 use super::upstream::Upstream;
 use super::{Config, Parts, trouble, types};
+use crate::base::heap::Passing;
 use crate::base::seldom::Seldom;
 use crate::base::tasks::Stop;
 use crate::istiod::auth::{CallHeaders, TokenSource, root_cause};
@@ -41,6 +42,8 @@ pub(super) struct Shared {
     pub(super) state: Arc<RelayState>,
     /// The last good configuration, where it is kept.
     pub(super) memory: Option<Arc<Memory>>,
+    /// What istiod has brought.
+    pub(super) passing: Arc<Passing>,
     pub(super) troubles: Troubles,
     /// The version Envoy last named for extension configs; outlives streams, as in the Go agent.
     pub(super) ecds_version: Mutex<String>,
@@ -67,9 +70,8 @@ impl Shared {
         let meters = Meters::new(&parts.metrics);
         let state = Arc::new(RelayState::new(parts.clock.clone(), parts.upstream.address().to_owned()));
         meters::export(&parts.metrics, &state);
-        let memory = config.replay.clone().map(|of| {
-            Arc::new(Memory::new(of, &parts.metrics, parts.clock.clone(), parts.trouble.sibling()))
-        });
+        let passing = Arc::<Passing>::default();
+        let memory = config.replay.clone().map(|of| Arc::new(Memory::new(of, &parts, passing.clone())));
         Self {
             config,
             upstream: parts.upstream,
@@ -81,6 +83,7 @@ impl Shared {
             meters,
             state,
             memory,
+            passing,
             troubles: Troubles::new(parts.trouble),
             ecds_version: Mutex::default(),
             hold: Mutex::default(),

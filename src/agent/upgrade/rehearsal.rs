@@ -62,7 +62,7 @@ pub(super) async fn tried(
 ///
 /// # Errors
 /// Why it could not.
-pub(crate) async fn rehearse(config: Config, heir: &Heir) -> Result<String, parts::Error> {
+pub(crate) async fn rehearse(config: &Config, heir: &Heir) -> Result<String, parts::Error> {
     heir.readable().map_err(|e| parts::Error::new(Error::Unreadable(e).to_string()))?;
     super::super::dry_run(config).await?;
     Ok(format!("{CAN}{}", crate::base::build_info::VERSION))
