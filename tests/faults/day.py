@@ -33,6 +33,10 @@ class Hang(Exception):
     """A step has not come true."""
 
 
+class NoDay(Exception):
+    """Istiod does not run: somebody else on this machine has its port. No fault of the agent's."""
+
+
 class Wrong(Exception):
     """Something that must not be."""
 
@@ -185,7 +189,13 @@ class Day:
              "--write-root", self.dir / root, "--write-token", f"{self.dir / token}=ns/sa"],
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={**os.environ, **clock})
         self.processes.append(self.istiod)
-        self.until("istiod runs", lambda: (self.dir / root).exists() and (self.dir / token).exists() and open_port(ports["istiod"]))
+        try:
+            self.until("istiod runs", lambda: self.istiod.poll() is not None or (
+                (self.dir / root).exists() and (self.dir / token).exists() and open_port(ports["istiod"])))
+        except Hang as error:
+            raise NoDay(str(error)) from error
+        if self.istiod.poll() is not None:
+            raise NoDay(f"istiod has ended with status {self.istiod.returncode}")
         config = {"discoveryAddress": f"localhost:{ports['istiod']}", "statusPort": ports["status"], "proxyAdminPort": ports["admin"],
                   "binaryPath": str(ROOT / "tests/support/fake_envoy.py"), "terminationDrainDuration": "0.2s"}
         env = {"PATH": os.environ["PATH"], "POD_NAME": "pod", "POD_NAMESPACE": "ns", "SERVICE_ACCOUNT": "sa",
