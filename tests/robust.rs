@@ -32,5 +32,5 @@ fn run(program: &str, more: &[&str]) {
 
 #[test]
 fn every_kind_of_call_fails_once_and_the_agent_goes_on_or_says_why() {
-    run("tests.faults", &["--short", "-j", "4"]);
+    run("tests.faults", &["--short", "--log", "-j", "4"]);
 }

@@ -15,12 +15,13 @@ jumps forth and back in each phase. An agent passes when
 import argparse
 import collections
 import concurrent.futures
+import multiprocessing
 import os
 import re
 import sys
 import traceback
 
-from .day import PHASES, Day, Hang, NoDay
+from .day import PHASES, Day, Hang, NoDay, take_share
 from .inject import CALLS
 
 # Seconds that the wall clock jumps: an hour forth and back is a machine that slept, or whose clock was set.
@@ -128,7 +129,8 @@ def main():
     jobs = [(given.agent, given.istiod, plan, steps, fds) for plan, steps in plans
             if given.only in (" ".join(plan) if plan else f"clock {steps}")]
     bad, tally, missed = 0, collections.Counter(), 0
-    with concurrent.futures.ProcessPoolExecutor(given.j) as pool:
+    shares = (multiprocessing.Value("i", 0), given.j)
+    with concurrent.futures.ProcessPoolExecutor(given.j, initializer=take_share, initargs=shares) as pool:
         for (_, _, plan, steps, _), (how, wrong, _, struck, _, said) in pool.map(one, jobs):
             what = "; ".join(f"{key} {code}" for key, code in plan.items()) if plan else f"clock {steps}"
             missed += len(plan) - len(struck) if plan else 0

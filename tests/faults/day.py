@@ -136,10 +136,21 @@ def whole(chain, key, where):
             raise Wrong(f"a chain without its key in {where}: {error}") from None
 
 
+# Below the range that the kernel hands to clients: one that knocks on a port nobody has may be given just that.
+PORTS = range(10_000, 32_000)
+
+
+def take_share(taken, shares):
+    """Days go on beside each other, each in a process of its own: none is given a port that another has chosen."""
+    global PORTS
+    with taken.get_lock():
+        index, taken.value = taken.value, taken.value + 1
+    PORTS = PORTS[index % shares::shares]
+
+
 def free_port():
-    """Below the range that the kernel hands to clients: one that knocks on a port nobody has may be given just that."""
     while True:
-        port = random.randrange(10_000, 32_000)
+        port = random.choice(PORTS)
         with socket.socket() as io:
             try:
                 io.bind(("127.0.0.1", port))
