@@ -168,12 +168,13 @@ async fn a_remote_module_becomes_a_local_file_and_what_is_for_the_agent_stays_be
     assert!(request(&mut istiod).await.is_ack(), "Envoy's answers pass");
 }
 
-/// A module that is asked for: the file that Envoy is told. `plant` is given the agent's root beforehand.
+/// A module that is asked for: the file that Envoy is told. `plant` is given the agent's root beforehand, which is its
+/// own once the agent has answered: the folder is mounted before.
 async fn fetched(modules: &Modules, plant: impl FnOnce(&Path)) -> PathBuf {
     let mut world = World::with(with_folder).await;
     let root = PathBuf::from(format!("/proc/{}/root", world.agent.pid().as_raw_nonzero()));
-    plant(&root);
     let (mut envoy, mut istiod) = world.sotw().await;
+    plant(&root);
     envoy.send(&ask(ECDS));
     request(&mut istiod).await;
     let filter = modules.filter("f1", "/one", |_, _| ());
