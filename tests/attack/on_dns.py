@@ -64,8 +64,9 @@ FRAMED = len(QUERY).to_bytes(2, "big") + QUERY
 
 def asked():
     """Whether a query over a connection is answered (without a name table: that it failed), from the same address as
-    the flood: in a pod all have one."""
-    with connect(ATTACKERS[0], DNS, timeout=2) as io:
+    the flood: in a pod all have one. In 5 s, as long as a resolver of libc waits: where the kernel had no place for a
+    connection, it is tried again after one second and after three."""
+    with connect(ATTACKERS[0], DNS, timeout=5) as io:
         io.sendall(FRAMED)
         got = b""
         while len(got) < 2 or len(got) < 2 + int.from_bytes(got[:2], "big"):
@@ -74,6 +75,9 @@ def asked():
                 raise ConnectionError("closed without an answer")
             got += piece
     return got[2:4] == QUERY[:2]
+
+
+LEAST = 5
 
 
 def held(sent):
@@ -93,7 +97,8 @@ def held(sent):
         asker = threading.Thread(target=ask, daemon=True)
         asker.start()
         try:
-            while time.monotonic() < end:
+            # In a few seconds of a busy machine there may be too few queries to tell.
+            while time.monotonic() < end or figures[0] < LEAST and time.monotonic() < end + 30:
                 try:
                     held.append(connect(ATTACKERS[0], DNS, timeout=1))
                     held[-1].setblocking(False)
@@ -105,11 +110,11 @@ def held(sent):
                     time.sleep(0.005)
         finally:
             over.set()
-            asker.join(5)
+            asker.join(10)
             for io in held:
                 io.close()
         # A busy machine may cost one.
-        if figures[0] < 3 or figures[0] - figures[1] > max(1, 0.01 * figures[0]):
+        if figures[0] < LEAST or figures[0] - figures[1] > max(1, 0.01 * figures[0]):
             raise AssertionError(f"{figures[1]} of {figures[0]} queries are answered")
     return play
 
