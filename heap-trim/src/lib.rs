@@ -22,7 +22,8 @@ pub fn give_back() -> bool {
     false
 }
 
-/// All threads share one heap from now on, but those that have one of their own already.
+/// All threads share one heap from now on, but those that have one of their own already. Tells whether the C library
+/// took the setting.
 pub fn one_arena() -> bool {
     /// `M_ARENA_MAX` of `malloc.h`.
     #[cfg(target_env = "gnu")]

@@ -25,7 +25,7 @@ use crate::trouble::Reporter;
 /// Queries at the nameservers at once; each holds a socket. More are answered SERVFAIL, so that dead
 /// nameservers cannot use up the file descriptors the rest of the agent needs.
 const FORWARDS: usize = 512;
-/// Connections at once; above, the one that is worth least makes place (`net::places`), so whoever asks is answered
+/// Connections at once; above, the one that is worth least makes room (`net::places`), so whoever asks is answered
 /// however many say nothing. None is kept idle longer than [`IDLE`].
 const CONNECTIONS: usize = 128;
 /// Until the first query of a connection, and until a reply is taken.
