@@ -34,15 +34,16 @@ const HEAD_FIELDS: usize = 1000;
 
 struct H1 {
     sender: http1::SendRequest<Full<Bytes>>,
-    conn: H1Conn,
-    done: bool,
+    /// `None` once it has ended.
+    conn: Option<H1Conn>,
 }
 
 impl H1 {
     fn drive(&mut self, cx: &mut Context<'_>) {
-        if !self.done && self.conn.as_mut().poll(cx).is_ready() {
-            // Whatever went wrong shows in the response or its body.
-            self.done = true;
+        if self.conn.as_mut().is_some_and(|conn| conn.as_mut().poll(cx).is_ready()) {
+            // Whatever went wrong shows in the response or its body. It must be dropped: a request handed to a
+            // connection that the other side has closed meanwhile would wait in it, and its answer with it.
+            self.conn = None;
         }
     }
 }
@@ -121,7 +122,7 @@ pub(crate) async fn send(
         .allow_obsolete_multiline_headers_in_responses(true)
         .handshake(TokioIo::new(stream))
         .await?;
-    h1_send(H1 { sender, conn: Box::pin(conn), done: false }, sent, proxy.as_ref()).await
+    h1_send(H1 { sender, conn: Some(Box::pin(conn)) }, sent, proxy.as_ref()).await
 }
 
 fn key(url: &Url) -> String {
@@ -162,9 +163,7 @@ async fn h1_send(
         if let Poll::Ready(response) = response.as_mut().poll(cx) {
             return Poll::Ready(response);
         }
-        if !h1.done && h1.conn.as_mut().poll(cx).is_ready() {
-            h1.done = true;
-        }
+        h1.drive(cx);
         response.as_mut().poll(cx)
     })
     .await?;
@@ -292,7 +291,7 @@ impl Exchange {
                 Poll::Ready(())
             })
             .await;
-            if !h1.done && h1.sender.is_ready() {
+            if h1.conn.is_some() && h1.sender.is_ready() {
                 kept.give(self.key, h1);
             }
         }

@@ -1,4 +1,7 @@
 use std::io::Write as _;
+use std::time::Duration;
+
+use tokio::io::AsyncWriteExt as _;
 
 use super::*;
 use crate::fetch::fake::{Web, http};
@@ -101,4 +104,34 @@ async fn a_proxy_is_told_the_whole_address_and_neighbours_are_reached_directly()
     let near = Web::start(|_| http(200, "", "near")).await;
     assert_eq!(get(&format!("http://{}/", near.addr)).await.unwrap(), "near");
     assert_eq!(proxy.heads().len(), 2);
+}
+
+#[tokio::test]
+async fn a_kept_connection_closed_by_the_other_side_costs_nothing() {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}/", listener.local_addr().unwrap());
+    let kept = Kept::default();
+    let ask = async || {
+        let mut reply = Get::new(&url)?.keep(Some(&kept)).send().await?;
+        let text = reply.text(1000).await?;
+        reply.finish(Some(&kept)).await;
+        Ok::<_, Error>(text)
+    };
+    let serve = async |answer: &str| {
+        let (mut io, _) = listener.accept().await.unwrap();
+        crate::net::http::head(&mut io).await.unwrap();
+        io.write_all(&http(200, "", answer)).await.unwrap();
+        io
+    };
+    let (first, open) = tokio::join!(ask(), serve("first"));
+    assert_eq!(first.unwrap(), "first");
+    // Its end has arrived, and the runtime knows, before the next request is handed to it.
+    drop(open);
+    for _ in 0..100 {
+        tokio::task::yield_now().await;
+    }
+    let both = async { tokio::join!(ask(), serve("second")) };
+    let (second, _open) =
+        tokio::time::timeout(Duration::from_secs(20), both).await.expect("it is not waited for");
+    assert_eq!(second.unwrap(), "second");
 }
