@@ -14,15 +14,26 @@
 
 ARG RUST_IMAGE=docker.io/library/rust:1.95-bookworm
 ARG BASE_IMAGE=docker.io/library/debian:bookworm-slim
-ARG ENVOY_IMAGE=docker.io/istio/proxyv2:1.30.3
+# Envoy and agent of one release: the one that the agent names to istiod by default (its variable ISTIO_VERSION). For a
+# mesh of 1.30: --build-arg ENVOY_IMAGE=docker.io/istio/proxyv2:1.30.3, and ISTIO_COMPAT_VERSION=1.30 in the pods.
+ARG ENVOY_IMAGE=docker.io/istio/proxyv2:1.31.0
+# The agent's own; what Cargo.toml says, or the build ends.
+ARG VERSION=0.1.0
 
 FROM ${RUST_IMAGE} AS build
 WORKDIR /src
 COPY . .
 ARG REVISION=unknown
+ARG VERSION
 ENV PILOT_AGENT_REVISION=${REVISION}
 RUN --mount=type=cache,target=/usr/local/cargo/registry --mount=type=cache,target=/src/target \
     cargo build --release --locked -p pilot-agent && cp target/release/pilot-agent /pilot-agent
+# What the licences ask for: their texts go with the binaries.
+RUN --mount=type=cache,target=/usr/local/cargo/registry \
+    apt-get update && apt-get install -y --no-install-recommends python3 && install -d /doc/pilot-agent /doc/envoy \
+ && cp LICENSE NOTICE /doc/pilot-agent/ && scripts/licences >/doc/pilot-agent/third-party-licences.txt \
+ && cp LICENSE /doc/envoy/ && cp packaging/envoy-copyright /doc/envoy/copyright \
+ && sed -n '/^\[workspace.package\]/,/^\[/s/^version = "\(.*\)"/\1/p' Cargo.toml | grep -x "${VERSION}"
 
 FROM ${ENVOY_IMAGE} AS envoy
 
@@ -38,13 +49,18 @@ RUN apt-get update \
       /var/run/secrets/tokens /var/run/secrets/istio
 COPY --from=envoy /usr/local/bin/envoy /usr/local/bin/envoy
 COPY --from=build /pilot-agent /usr/local/bin/pilot-agent
+COPY --from=build /doc/ /usr/share/doc/
+ARG BASE_IMAGE
+ARG VERSION
 ARG REVISION=unknown
 ARG PROXY_SHA=unknown
 ENV ISTIO_META_ISTIO_PROXY_SHA=${PROXY_SHA}
 LABEL org.opencontainers.image.title="pilot-agent" \
       org.opencontainers.image.description="pilot-agent and Envoy in the shape of istio/proxyv2" \
       org.opencontainers.image.licenses="Apache-2.0" \
-      org.opencontainers.image.revision="${REVISION}"
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}" \
+      org.opencontainers.image.base.name="${BASE_IMAGE}"
 WORKDIR /
 ENTRYPOINT ["/usr/local/bin/pilot-agent"]
 
@@ -75,13 +91,18 @@ FROM scratch AS distroless
 COPY --from=unpacked /out/ /
 COPY --from=envoy /usr/local/bin/envoy /usr/local/bin/envoy
 COPY --from=build /pilot-agent /usr/local/bin/pilot-agent
+COPY --from=build /doc/ /usr/share/doc/
+ARG BASE_IMAGE
+ARG VERSION
 ARG REVISION=unknown
 ARG PROXY_SHA=unknown
 ENV PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin ISTIO_META_ISTIO_PROXY_SHA=${PROXY_SHA}
 LABEL org.opencontainers.image.title="pilot-agent" \
       org.opencontainers.image.description="pilot-agent and Envoy in the shape of istio/proxyv2" \
       org.opencontainers.image.licenses="Apache-2.0" \
-      org.opencontainers.image.revision="${REVISION}"
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}" \
+      org.opencontainers.image.base.name="${BASE_IMAGE}"
 WORKDIR /
 USER 1337:1337
 ENTRYPOINT ["/usr/local/bin/pilot-agent"]

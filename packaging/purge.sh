@@ -6,6 +6,8 @@ if [ ! -e /usr/local/bin/istio-start.sh ]; then
     # Key and certificates of this machine.
     rm -f /etc/certs/key.pem /etc/certs/cert-chain.pem /etc/certs/root-cert.pem
     [ ! -d /etc/certs ] || rmdir /etc/certs 2>/dev/null || true
+    # The link of Istio's package, which that one leaves behind, leads nowhere now.
+    if [ "$(readlink /etc/istio 2>/dev/null)" = /var/lib/istio ]; then rm -f /etc/istio; fi
     [ -L /etc/istio ] || rm -rf /etc/istio/proxy /etc/istio/config
     for dir in /etc/istio/envoy /etc/istio; do
         [ -L "$dir" ] || rmdir "$dir" 2>/dev/null || true

@@ -21,3 +21,11 @@ if [ ! -e /usr/local/bin/pilot-agent ] && [ ! -L /usr/local/bin/pilot-agent ]; t
     mkdir -p /usr/local/bin
     ln -s /usr/bin/pilot-agent /usr/local/bin/pilot-agent
 fi
+# The unit of Istio's package is /lib/systemd/system/istio.service: where /lib is a link that is the same file, and it
+# goes with that package.
+if [ ! -e /usr/lib/systemd/system/istio.service ]; then
+    cp -p /usr/share/pilot-agent/istio.service /usr/lib/systemd/system/istio.service
+fi
+if [ ! -x /usr/local/bin/envoy ] && [ ! -x /usr/bin/envoy ]; then
+    echo "pilot-agent: there is no Envoy in /usr/local/bin/envoy: install the package envoy, or put Istio's there" >&2
+fi

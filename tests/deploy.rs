@@ -58,31 +58,33 @@ fn values_render_to_the_images_they_promise() {
     let table: &[(&str, &[(&str, &str)])] = &[
         (
             "istiod",
-            &[("istio-proxy", IMAGE), ("istio-init", IMAGE), ("discovery", "docker.io/istio/pilot:1.30.3")],
+            &[("istio-proxy", IMAGE), ("istio-init", IMAGE), ("discovery", "docker.io/istio/pilot:1.31.0")],
         ),
-        ("keep-init", &[("istio-proxy", IMAGE), ("istio-init", "docker.io/istio/proxyv2:1.30.3")]),
+        ("keep-init", &[("istio-proxy", IMAGE), ("istio-init", "docker.io/istio/proxyv2:1.31.0")]),
         (
             "hub",
             &[
                 ("istio-proxy", "registry.example.com/mesh/proxyv2:0.1.0-distroless"),
-                ("discovery", "docker.io/istio/pilot:1.30.3"),
+                ("discovery", "docker.io/istio/pilot:1.31.0"),
             ],
         ),
         ("gateway", &[]),
-        ("cni", &[("istio-validation", "docker.io/istio/proxyv2:1.30.3")]),
-        ("native-sidecars", &[("istio-proxy", "docker.io/istio/proxyv2:1.30.3")]),
+        ("gateway-rollback", &[]),
+        ("cni", &[("istio-validation", "docker.io/istio/proxyv2:1.31.0")]),
+        ("native-sidecars", &[("istio-proxy", "docker.io/istio/proxyv2:1.31.0")]),
         (
             "rollback",
             &[
-                ("istio-proxy", "docker.io/istio/proxyv2:1.30.3"),
-                ("istio-init", "docker.io/istio/proxyv2:1.30.3"),
+                ("istio-proxy", "docker.io/istio/proxyv2:1.31.0"),
+                ("istio-init", "docker.io/istio/proxyv2:1.31.0"),
             ],
         ),
     ];
-    let names: Vec<String> = files("deploy/values")
+    let mut names: Vec<String> = files("deploy/values")
         .iter()
         .map(|path| path.file_stem().unwrap().to_str().unwrap().to_owned())
         .collect();
+    names.sort();
     let known: std::collections::BTreeSet<&str> = table.iter().map(|(name, _)| *name).collect();
     assert_eq!(names, known.into_iter().collect::<Vec<_>>(), "each value file stands in the table");
     let helm = helm();
@@ -107,6 +109,67 @@ fn values_render_to_the_images_they_promise() {
             "cni" => assert_eq!(pods[0]["spec"]["initContainers"][0]["args"][1], "--run-validation"),
             _ => {}
         }
+    }
+}
+
+// `helm upgrade --reuse-values` lays a file over those before it; so does naming both, in order.
+#[test]
+fn the_way_back_undoes_every_value_file() {
+    let Some(helm) = helm() else { return };
+    let rendered = |files: &[&str]| {
+        let mut command = Command::new(&helm);
+        command.args(["template", "mesh", "deploy/chart"]).current_dir(root());
+        for name in files {
+            command.args(["-f", &format!("deploy/values/{name}.yaml")]);
+        }
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "{files:?}: {}", String::from_utf8_lossy(&output.stderr));
+        documents(&String::from_utf8(output.stdout).unwrap())
+    };
+    let before = rendered(&[]);
+    for name in ["istiod", "keep-init", "hub"] {
+        let there = rendered(&[name]);
+        assert!(image(&there, "istio-proxy").unwrap().starts_with("registry.example.com/"), "{name}");
+        assert_eq!(rendered(&[name, "rollback"]), before, "{name}");
+    }
+    assert_ne!(rendered(&["gateway"]), before);
+    // An upgrade drops what is null; here it stays as null.
+    let annotations = &rendered(&["gateway", "gateway-rollback"])[0]["metadata"]["annotations"];
+    assert!(annotations["sidecar.istio.io/proxyImage"].is_null(), "{annotations:?}");
+    // And the pages do not promise that leaving a file out does it.
+    for page in ["docs/INSTALL.md", "docs/UPGRADE.md"] {
+        let text = std::fs::read_to_string(root().join(page)).unwrap();
+        assert!(text.contains("deploy/values/rollback.yaml"), "{page}");
+        assert!(text.contains("deploy/values/gateway-rollback.yaml"), "{page}");
+    }
+}
+
+#[test]
+fn image_and_values_are_of_the_agents_own_release() {
+    let read = |name: &str| std::fs::read_to_string(root().join(name)).unwrap();
+    let source = read("src/base/build_info.rs");
+    let istio = source.split("ISTIO_VERSION: &str = \"").nth(1).unwrap().split('"').next().unwrap();
+    let dockerfile = read("Dockerfile");
+    assert!(
+        dockerfile.contains(&format!("\nARG ENVOY_IMAGE=docker.io/istio/proxyv2:{istio}")),
+        "Envoy's release"
+    );
+    assert!(dockerfile.contains(&format!("\nARG VERSION={}\n", env!("CARGO_PKG_VERSION"))), "our version");
+    for name in ["chart/values.yaml", "values/rollback.yaml"] {
+        assert!(read(&format!("deploy/{name}")).contains(&format!("tag: {istio}\n")), "{name}");
+    }
+    assert!(read("deploy/values/hub.yaml").contains(&format!("istio/pilot:{istio}\n")));
+    // What `make image` says of an image and puts beside the binaries the Dockerfile does as well, in both its ends.
+    let image = read("scripts/image");
+    let labels: Vec<&str> =
+        image.split('"').filter(|word| word.starts_with("org.opencontainers.image.")).collect();
+    assert!(labels.len() >= 6, "{labels:?}");
+    for label in labels {
+        assert_eq!(dockerfile.matches(&format!("{label}=")).count(), 2, "{label}");
+    }
+    assert_eq!(dockerfile.matches("COPY --from=build /doc/ /usr/share/doc/").count(), 2);
+    for text in ["LICENSE", "NOTICE", "third-party-licences.txt", "envoy-copyright"] {
+        assert!(image.contains(text) && dockerfile.contains(text), "{text}");
     }
 }
 

@@ -47,6 +47,11 @@ fn a_full_disk_is_named_and_left_as_it_was() {
 fn what_cannot_be_run_is_not_taken() {
     let scripts = Scripts::new().env("ENVOY_BIN", "/etc/passwd").env("PROMTOOL", "/no/such/file");
     scripts.fails("get-envoy", &[], "ENVOY_BIN=/etc/passwd is not an executable file");
+    // A folder may be "executed" as well.
+    let folder = Scripts::new().env("ENVOY_BIN", "/etc").env("PROMTOOL", "/etc").env("HELM_BIN", "/etc");
+    folder.fails("get-envoy", &[], "ENVOY_BIN=/etc is not an executable file");
+    folder.fails("get-promtool", &[], "PROMTOOL=/etc is not an executable file");
+    folder.fails("get-helm", &[], "HELM_BIN=/etc is not an executable file");
     scripts.fails("get-promtool", &[], "PROMTOOL=/no/such/file is not an executable file");
 }
 

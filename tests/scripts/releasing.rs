@@ -105,8 +105,11 @@ fn a_release_that_finds_the_disk_full_leaves_what_was_there() {
     for folder in ["small", "packaging"] {
         std::fs::create_dir(scripts.path(folder)).unwrap();
     }
-    for script in ["setup.sh", "takedown.sh", "purge.sh"] {
-        std::fs::write(scripts.path("packaging").join(script), "").unwrap();
+    for name in ["aside.sh", "back.sh", "setup.sh", "takedown.sh", "purge.sh", "envoy-copyright"] {
+        std::fs::write(scripts.path("packaging").join(name), "").unwrap();
+    }
+    for name in ["LICENSE", "NOTICE"] {
+        std::fs::write(scripts.path(name), "").unwrap();
     }
     let before = sorted(scripts.files("dist"));
     scripts.fails("packages", &[], "packages: cargo-deb for ");
