@@ -173,6 +173,12 @@ pub mod secrets {
     }
     pub mod rotation {
         pub use crate::secrets::rotation::{delay, draw};
+
+        /// How long an agent waits after so many failed renewals in a row, but one.
+        #[must_use]
+        pub fn retry_after(failures: u32) -> std::time::Duration {
+            crate::secrets::rotation::retry().delay(failures)
+        }
     }
 }
 

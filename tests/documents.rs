@@ -20,6 +20,7 @@ const OTHERS: &[&str] = &[
     "CARGO_HOME",
     "ENABLE_NATIVE_SIDECARS",
     "ENVOY_BIN",
+    "ENVOY_IMAGE",
     "HELM_BIN",
     "ISTIO_CLUSTER_CONFIG",
     "ISTIO_LOG_DIR",

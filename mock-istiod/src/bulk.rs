@@ -3,6 +3,7 @@
 use bytes::{Bytes, BytesMut};
 use envoy_types::pb::envoy::config::cluster::v3::Cluster;
 use envoy_types::pb::envoy::config::endpoint::v3::ClusterLoadAssignment;
+use envoy_types::pb::envoy::config::listener::v3::Listener;
 use envoy_types::pb::envoy::service::discovery::v3::{
     DeltaDiscoveryResponse, DiscoveryResponse, Resource as Wrapped,
 };
@@ -10,7 +11,7 @@ use envoy_types::pb::google::protobuf::Any;
 use prost::Message;
 
 use crate::grpc::frame;
-use crate::resources::{CLUSTER, ENDPOINTS};
+use crate::resources::{CLUSTER, ENDPOINTS, LISTENER};
 
 /// What the resources are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,6 +20,8 @@ pub enum Kind {
     Clusters,
     /// Endpoints.
     Endpoints,
+    /// Listeners.
+    Listeners,
 }
 
 impl Kind {
@@ -28,6 +31,7 @@ impl Kind {
         match self {
             Self::Clusters => CLUSTER,
             Self::Endpoints => ENDPOINTS,
+            Self::Listeners => LISTENER,
         }
     }
 
@@ -40,6 +44,7 @@ impl Kind {
                 ClusterLoadAssignment { cluster_name: name, ..ClusterLoadAssignment::default() }
                     .encode_to_vec()
             }
+            Self::Listeners => Listener { name, ..Listener::default() }.encode_to_vec(),
         };
         Any { type_url: self.type_url().to_owned(), value }
     }

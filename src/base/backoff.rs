@@ -120,6 +120,12 @@ impl Backoff {
         self.failures
     }
 
+    /// What bounds the next delay.
+    #[must_use]
+    pub(crate) fn bound(&self) -> Duration {
+        self.policy.bound(self.failures)
+    }
+
     /// After a success the next failure starts from the first delay again.
     pub(crate) fn reset(&mut self) {
         self.failures = 0;

@@ -103,8 +103,17 @@ impl Watching {
         true
     }
 
-    /// Waits for news; for ever while the watcher is away. Nothing is lost when the future is dropped.
+    /// Waits for news, first for a watcher that is away: a job of thousands of paths may be overdue and yet end soon.
+    /// Nothing is lost when the future is dropped.
     pub(crate) async fn news(&mut self) {
+        if let Some(away) = &mut self.away {
+            let back = away.await;
+            self.away = None;
+            if let Ok(watcher) = back {
+                self.failures = watcher.failures();
+                self.here = Some(watcher);
+            }
+        }
         match &mut self.here {
             Some(watcher) => watcher.news().await,
             None => std::future::pending().await,
@@ -190,5 +199,32 @@ mod tests {
         while watching.here.is_none() {
             watching.with(|_| {}).await;
         }
+    }
+    #[tokio::test]
+    async fn a_watcher_that_comes_back_late_is_heard_without_being_asked() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("f");
+        let (let_go, hold) = channel::<()>();
+        let mut watching = Watching::new(&Watches::default(), Duration::ZERO);
+        watching.grace = Duration::from_millis(1);
+        let watched = path.clone();
+        let held = watching.with(move |watcher| {
+            watcher.add([watched]);
+            let _ = hold.recv();
+        });
+        assert!(held.await);
+        assert!(watching.here.is_none());
+        drop(let_go);
+        let writes = async {
+            loop {
+                std::fs::write(&path, "news").unwrap();
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        tokio::select! {
+            () = watching.news() => {}
+            () = writes => {}
+        }
+        assert!(watching.here.is_some());
     }
 }

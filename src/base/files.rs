@@ -55,15 +55,15 @@ impl Watcher {
     /// Watches these paths too. What is watched already is not looked at again, so that thousands of paths that
     /// come one by one cost what they cost together.
     pub(crate) fn add(&mut self, paths: impl IntoIterator<Item = PathBuf>) {
-        let (mut folders, mut names) = (BTreeSet::new(), HashSet::new());
+        let mut ways = Ways::default();
         for path in paths {
             if !self.paths.contains(&path) {
-                trace(&path, &mut folders, &mut names);
+                ways.trace(&path);
                 self.paths.insert(path);
             }
         }
-        self.member.also(names);
-        let failed = self.member.place(folders);
+        self.member.also(ways.names);
+        let failed = self.member.place(ways.folders);
         self.failures += failed;
         self.blind |= failed > 0;
     }
@@ -83,12 +83,12 @@ impl Watcher {
     /// Follows the links anew and places what is missing. Call it before
     /// looking at the files on a timer.
     pub(crate) fn refresh(&mut self) {
-        let (mut folders, mut names) = (BTreeSet::new(), HashSet::new());
+        let mut ways = Ways::default();
         for path in &self.paths {
-            trace(path, &mut folders, &mut names);
+            ways.trace(path);
         }
-        self.member.only(names, &folders);
-        let failed = self.member.place(folders);
+        self.member.only(ways.names, &ways.folders);
+        let failed = self.member.place(ways.folders);
         self.failures += failed;
         self.blind = failed > 0;
     }
@@ -123,38 +123,61 @@ impl Watcher {
     }
 }
 
-/// Walks from the root to `path`, link by link, collecting folders to watch and names that matter.
-fn trace(path: &Path, folders: &mut BTreeSet<PathBuf>, names: &mut HashSet<PathBuf>) {
-    let Ok(absolute) = std::path::absolute(path) else { return };
-    let mut rest: VecDeque<OsString> = parts(&absolute);
-    let mut at = PathBuf::from("/");
-    let mut links = 0;
-    while let Some(part) = rest.pop_front() {
-        if part == ".." {
-            at.pop();
-            continue;
-        }
-        let next = at.join(&part);
-        names.insert(next.clone());
-        match std::fs::symlink_metadata(&next) {
-            Ok(meta) if meta.file_type().is_symlink() && links < MAX_LINKS => {
-                links += 1;
-                folders.insert(at.clone());
-                let Ok(target) = std::fs::read_link(&next) else { return };
-                if target.is_absolute() {
-                    at = PathBuf::from("/");
-                }
-                for part in parts(&target).into_iter().rev() {
-                    rest.push_front(part);
-                }
+/// The ways from the root to some paths.
+#[derive(Default)]
+struct Ways {
+    /// Folders to watch.
+    folders: BTreeSet<PathBuf>,
+    /// Names that matter.
+    names: HashSet<PathBuf>,
+    /// Folders on the way: thousands of files lie in few of them, and each is looked at once.
+    passed: HashSet<PathBuf>,
+}
+
+impl Ways {
+    /// Walks from the root to `path`, link by link.
+    fn trace(&mut self, path: &Path) {
+        let Ok(absolute) = std::path::absolute(path) else { return };
+        let mut rest: VecDeque<OsString> = parts(&absolute);
+        let mut at = PathBuf::from("/");
+        let mut links = 0;
+        while let Some(part) = rest.pop_front() {
+            if part == ".." {
+                at.pop();
+                continue;
             }
-            Ok(_) if rest.is_empty() => {
-                folders.insert(at.clone());
+            let next = at.join(&part);
+            if !rest.is_empty() && self.passed.contains(&next) {
+                at = next;
+                continue;
             }
-            Ok(_) => at = next,
-            Err(_) => {
-                folders.insert(at.clone());
-                return;
+            self.names.insert(next.clone());
+            match std::fs::symlink_metadata(&next) {
+                Ok(meta) if meta.file_type().is_symlink() && links < MAX_LINKS => {
+                    links += 1;
+                    self.folders.insert(at.clone());
+                    let Ok(target) = std::fs::read_link(&next) else { return };
+                    if target.is_absolute() {
+                        at = PathBuf::from("/");
+                    }
+                    for part in parts(&target).into_iter().rev() {
+                        rest.push_front(part);
+                    }
+                }
+                Ok(_) if rest.is_empty() => {
+                    self.folders.insert(at.clone());
+                }
+                Ok(meta) => {
+                    // A file, or one link too many, is the end of a way only.
+                    if meta.is_dir() {
+                        self.passed.insert(next.clone());
+                    }
+                    at = next;
+                }
+                Err(_) => {
+                    self.folders.insert(at.clone());
+                    return;
+                }
             }
         }
     }

@@ -5,7 +5,7 @@
 //! | `tasks`, `lane` | tasks with names, and blocking calls that may never return |
 //! | `backoff`, `slack`, `clock`, `go_duration` | when: the next attempt, timers that fire together, the date, durations in text |
 //! | `uds` | unix sockets: their files, modes and owners |
-//! | `files`, `disk`, `place`, `path` | watching files, reading with a deadline, replacing a file as a whole, clean paths |
+//! | `files`, `disk`, `bounded`, `place`, `path` | watching files, reading with a deadline and a bound, replacing a file as a whole, clean paths |
 //! | `logging`, `metrics`, `error`, `quote`, `seldom`, `nearest` | what people and programs are told |
 //! | `process`, `netlink`, `heap`, `notify`, `handover` | the kernel, the allocator, the service manager, and a program that takes over |
 //! | `wire` | editing an encoded message |
@@ -13,6 +13,7 @@
 //! Uses no other module of this crate.
 
 pub(crate) mod backoff;
+pub(crate) mod bounded;
 pub(crate) mod build_info;
 pub(crate) mod clock;
 pub(crate) mod disk;

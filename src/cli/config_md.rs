@@ -6,6 +6,7 @@ use super::COMMANDS;
 use crate::config::args::{self, Flag};
 use crate::config::env::{FAMILIES, Kind, OLDER, VARS, Var, WITHOUT_EFFECT};
 use crate::config::parts::iptables;
+use crate::vm::variables::VARIABLES;
 
 const HEAD: &str = "# Flags and variables
 
@@ -88,6 +89,15 @@ fn generate() -> String {
         } else {
             flags(&mut out, &title, command.flags.iter());
         }
+        if command.name == "vm" {
+            out.push_str(
+                "\nVariables of its own, from the environment and, over it, `sidecar.env` and `cluster.env`, which may set all \
+                 others, too:\n\n| variable | default | meaning |\n|---|---|---|\n",
+            );
+            for (name, default, meaning) in VARIABLES {
+                let _ = writeln!(out, "| `{name}` | {} | {} |", code(default), prose(meaning));
+            }
+        }
     }
     flags(&mut out, "Flags of releases 0.8 to 1.8", args::PROXY.iter().filter(|f| f.old));
     let mut parts: Vec<&str> = Vec::new();
@@ -154,4 +164,30 @@ fn names_are_unique() {
         flags.dedup();
         assert_eq!(flags.len(), all, "{}: a flag stands in the tables twice", command.name);
     }
+}
+
+// What a machine's files may say is written down, whether the agent, its rules or only `vm` reads it.
+#[test]
+fn each_variable_of_a_machine_stands_in_a_table() {
+    let known = |name: &str| {
+        VARS.iter().any(|var| var.name == name)
+            || VARIABLES.iter().any(|(var, ..)| *var == name)
+            || OLDER.iter().any(|(var, _)| *var == name)
+            || WITHOUT_EFFECT.contains(&name)
+            || iptables::FLAGS.iter().any(|flag| iptables::variables(flag.name).iter().any(|var| var == name))
+    };
+    let is_name = |word: &&str| {
+        word.contains('_') && word.chars().all(|c| c.is_ascii_uppercase() || c.is_ascii_digit() || c == '_')
+    };
+    let code = |text: &'static str| text.split("#[cfg(test)]").next().unwrap_or_default();
+    let (plan, places) = (include_str!("../vm/plan.rs"), include_str!("../vm/places.rs"));
+    let mut names: Vec<&str> = [code(plan), code(places)].iter().flat_map(|text| text.split('"')).collect();
+    let settings = include_str!("../../packaging/etc/sidecar.env");
+    names.extend(
+        settings.lines().filter_map(|line| line.trim_start_matches("# ").split_once('=')).map(|l| l.0),
+    );
+    names.retain(|word| is_name(word) && *word != "MUTUAL_TLS");
+    assert!(names.len() > 20, "the sources were read: {names:?}");
+    names.retain(|name| !known(name));
+    assert!(names.is_empty(), "these stand in no table: {names:?}");
 }

@@ -1,33 +1,38 @@
 //! `vm run|clean|check|install`: what Istio's start script does on a virtual machine (see [`crate::vm`]).
 
+mod clean;
+mod look;
+mod put;
+
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::io::{IsTerminal, Write};
+use std::io;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, Instant};
 
-use super::{FAILED, fail, istio_iptables, logging_options};
+use rustix::fs::Access;
+
+use super::{fail, istio_iptables, logging_options};
 use crate::base::error::AtPath;
 use crate::base::logging;
 use crate::base::netlink::Netlink;
 use crate::config::args::{self, Flag, Kind, Parsed};
 use crate::config::env::Env;
-use crate::config::parts::iptables;
+use crate::config::parts::envoy::Presence;
+use crate::config::parts::{self, Error, iptables};
 use crate::config::{self, Config, Sources};
-use crate::iptables::detect;
+use crate::iptables::command;
 use crate::iptables::exec::Ending;
-use crate::iptables::interfaces;
-use crate::iptables::model::Family;
-use crate::iptables::native as nft;
 use crate::iptables::run::{Real, Runner};
 use crate::vm::accounts::{Account, Accounts};
-use crate::vm::check::{self, Grade};
-use crate::vm::install::{self, Step};
+use crate::vm::check;
+use crate::vm::install;
 use crate::vm::places::{Places, TOKEN};
 use crate::vm::plan::{self, Machine, Plan};
+use crate::vm::rights;
 
 /// What stands behind `vm`.
 pub(super) const ACTIONS: [(&str, &str); 4] = [
@@ -38,6 +43,9 @@ pub(super) const ACTIONS: [(&str, &str); 4] = [
 ];
 
 const TEXT: Kind = Kind::Text;
+
+/// The agent's help is there within milliseconds.
+const TRIAL: Duration = Duration::from_secs(30);
 
 /// Flags of the command.
 pub(super) const FLAGS: &[Flag] = &[
@@ -83,9 +91,9 @@ pub(super) fn run(parsed: &Parsed, env: &Env) -> u8 {
     }
     match action {
         "run" => start(&places, env),
-        "clean" => clean(&places, env),
-        "check" => look(&places, env),
-        "install" => put(&places, parsed),
+        "clean" => clean::clean(&places, env),
+        "check" => look::look(&places, env),
+        "install" => put::put(&places, parsed),
         other => {
             let all: Vec<&str> = ACTIONS.iter().map(|(name, _)| *name).collect();
             fail(&format!("vm {other:?}: it is one of {}", all.join(", ")), None)
@@ -116,11 +124,30 @@ fn prepare(places: &Places, env: &Env) -> Result<(Plan, Arc<Sources>), Vec<Strin
     let parsed =
         args::parse(&plan.words[1..], &flags, true).map_err(|e| vec![format!("ISTIO_AGENT_FLAGS: {e}")])?;
     let env = environment(&plan.env);
-    let config = config::read(parsed, &env, &places.root, |_| None)?;
-    if let Some(token) = &places.token {
-        std::fs::metadata(places.at(token)).map_err(|e| vec![format!("--token={}: {e}", token.display())])?;
+    // As the agent will: what its user may not read is told now.
+    let read = || config::read(parsed, &env, &places.root, |_| None);
+    let config = rights::become_for(plan.become_user.as_ref(), read)
+        .unwrap_or_else(|e| Err(vec![format!("the agent's user cannot be become: {e}")]));
+    let mut errors = wrong_rules(&plan, &env);
+    if let Some(token) = &places.token
+        && let Err(e) = std::fs::metadata(places.at(token))
+    {
+        errors.push(format!("--token={}: {e}", token.display()));
     }
-    Ok((plan, config))
+    match config {
+        Ok(config) if errors.is_empty() => Ok((plan, config)),
+        Ok(_) => Err(errors),
+        Err(more) => Err(more.into_iter().chain(errors).collect()),
+    }
+}
+
+// What no rule can be made of, before one is made.
+fn wrong_rules(plan: &Plan, env: &Env) -> Vec<String> {
+    let Some(flags) = &plan.rules else { return Vec::new() };
+    match args::parse(flags, iptables::FLAGS, false) {
+        Ok(parsed) => iptables::faults(&iptables::settings(&parsed, env), &parsed, env, &command::host()),
+        Err(error) => vec![error.to_string()],
+    }
 }
 
 fn environment(map: &BTreeMap<String, String>) -> Env {
@@ -142,34 +169,99 @@ fn machine() -> Machine {
     }
 }
 
-// What else would end the agent's start: now, before rules are made that nobody would serve.
-fn startable(config: &Arc<Sources>) -> Result<(), Vec<String>> {
-    let wrong = Config::new(config, Vec::new()).err().unwrap_or_default();
-    if wrong.is_empty() { Ok(()) } else { Err(wrong.into_iter().map(|error| error.text).collect()) }
+// What else would end the agent's start, read as its user.
+fn startable(plan: &Plan, config: &Arc<Sources>) -> Vec<Error> {
+    let load = || {
+        let config = Config::new(config, Vec::new())?;
+        config.envoy.bootstrap.has_node().map_err(|error| vec![error])
+    };
+    let loaded = rights::become_for(plan.become_user.as_ref(), load);
+    loaded.unwrap_or_else(|e| Err(vec![Error::new(e.to_string())])).err().unwrap_or_default()
+}
+
+// Envoy is executed by the agent's user.
+fn no_envoy(places: &Places, plan: &Plan, config: &Sources) -> Option<String> {
+    if parts::envoy::presence(config).is_ok_and(|presence| presence != Presence::Own) {
+        return None;
+    }
+    check::no_envoy(&places.at(Path::new(config.envoy_binary())), plan.become_user.as_ref())
+}
+
+// Everything that would end the start, before rules are made that nobody would serve.
+fn ready(places: &Places, env: &Env) -> Result<(Plan, Command), Vec<String>> {
+    let (plan, config) = prepare(places, env)?;
+    let mut errors: Vec<String> = startable(&plan, &config).into_iter().map(|error| error.text).collect();
+    errors.extend(no_envoy(places, &plan, &config));
+    if !errors.is_empty() {
+        return Err(errors);
+    }
+    plan.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
+    if let Some(error) = unfit(places, &plan) {
+        return Err(vec![error]);
+    }
+    let command = hand_over(places, &plan).map_err(|error| vec![error.to_string()])?;
+    Ok((plan, command))
 }
 
 fn start(places: &Places, env: &Env) -> u8 {
-    let prepared = prepare(places, env).and_then(|(plan, config)| startable(&config).map(|()| plan));
-    let plan = match prepared {
-        Ok(plan) => plan,
+    let (plan, mut command) = match ready(places, env) {
+        Ok(both) => both,
         Err(errors) => return all(&errors),
     };
-    plan.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
     if let Some(flags) = &plan.rules {
         let status = rules(flags, &environment(&plan.env));
         if status != 0 {
             return status;
         }
     }
-    let error = match hand_over(places, &plan) {
-        Ok(mut command) => {
-            logging::flush();
-            // Only returns when that fails.
-            format!("the agent cannot be executed: {}", command.exec())
+    if let Some(Account { name, uid, gid }) = &plan.become_user {
+        tracing::info!("continuing as {name} (uid {uid}, gid {gid})");
+    }
+    logging::flush();
+    // Only returns when that fails, with the user's rights: root's, which could take the rules away, are gone by then.
+    let error = command.exec();
+    fail(&format!("the agent cannot be executed: {error}; pilot-agent vm clean takes its rules away"), None)
+}
+
+// The same words, environment, user and folder as the agent's, for a moment: what keeps it from being executed (the
+// binary's mode, a folder that is shut, an environment that is too long) shows while root can still leave the rules alone.
+fn unfit(places: &Places, plan: &Plan) -> Option<String> {
+    let mut command = agent(places, plan);
+    command.arg("--help").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    match command.spawn().and_then(ended) {
+        Ok(status) if status.success() => None,
+        Ok(status) => Some(format!("the agent cannot be executed: a try with --help ended with {status}")),
+        Err(error) => {
+            let own = std::env::current_exe().unwrap_or_default();
+            let user = plan.become_user.as_ref();
+            let why = rights::refusal(user, &own, Access::EXEC_OK)
+                .or_else(|| rights::refusal(user, &places.root.join("."), Access::EXEC_OK));
+            let why = why.map(|why| format!(" ({why})")).unwrap_or_default();
+            Some(format!("the agent ({}) cannot be executed: {error}{why}", own.display()))
         }
-        Err(error) => error.to_string(),
-    };
-    fail(&error, None)
+    }
+}
+
+// One that does not end (its pages lie on a disk that stands still) must not keep the machine waiting without a word.
+fn ended(mut child: Child) -> io::Result<ExitStatus> {
+    let until = Instant::now() + TRIAL;
+    while Instant::now() < until {
+        if let Some(status) = child.try_wait()? {
+            return Ok(status);
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    child.kill()?;
+    Err(io::Error::new(io::ErrorKind::TimedOut, format!("a try with --help did not end within {TRIAL:?}")))
+}
+
+fn agent(places: &Places, plan: &Plan) -> Command {
+    let mut command = Command::new("/proc/self/exe");
+    command.arg0("pilot-agent").args(&plan.words).env_clear().envs(&plan.env).current_dir(&places.root);
+    if let Some(Account { uid, gid, .. }) = &plan.become_user {
+        command.uid(*uid).gid(*gid);
+    }
+    command
 }
 
 fn rules(flags: &[String], env: &Env) -> u8 {
@@ -185,7 +277,7 @@ fn hand_over(places: &Places, plan: &Plan) -> Result<Command, AtPath> {
     let user = plan.become_user.as_ref();
     let ready = |path: &str| {
         let place = places.at(Path::new(path));
-        install::folders(&place, user).map_err(AtPath::at(&place)).map(|()| place)
+        install::folders(&places.root, &place, user).map_err(AtPath::at(&place)).map(|()| place)
     };
     if user.is_some() {
         for path in ["./etc/istio/proxy", "./var/run/secrets", "./var/lib/istio/data"] {
@@ -195,10 +287,9 @@ fn hand_over(places: &Places, plan: &Plan) -> Result<Command, AtPath> {
     if let Some(token) = &places.token {
         let place = places.at(token);
         let content = std::fs::read(&place).map_err(AtPath::at(&place))?;
-        install::Item::secret(places.at(Path::new(TOKEN)), content).put(user)?;
+        install::Item::secret(places.at(Path::new(TOKEN)), content).put(&places.root, user)?;
     }
-    let mut command = Command::new("/proc/self/exe");
-    command.arg0("pilot-agent").args(&plan.words).env_clear().envs(&plan.env).current_dir(&places.root);
+    let mut command = agent(places, plan);
     if let (Some(dir), Some(user)) = (&plan.logs, user) {
         let open = |dir: &Path, name: &str| {
             let path = dir.join(name);
@@ -215,214 +306,13 @@ fn hand_over(places: &Places, plan: &Plan) -> Result<Command, AtPath> {
             Err(why) => tracing::warn!("{why}; the agent's log stays here (ISTIO_LOG_DIR names its folder)"),
         }
     }
-    if let Some(Account { name, uid, gid }) = user {
-        tracing::info!("continuing as {name} (uid {uid}, gid {gid})");
-        command.uid(*uid).gid(*gid);
-    }
     Ok(command)
-}
-
-// Whatever made them, with or without the files that said how: Istio's script then leaves the DNS rules.
-fn clean(places: &Places, env: &Env) -> u8 {
-    let variables = places.environment(env.map()).unwrap_or_else(|errors| {
-        errors.iter().for_each(|error| tracing::warn!("{error}; the rules are removed without it"));
-        (env.map().clone(), Vec::new())
-    });
-    // Other settings might be refused, and then nothing would be removed.
-    let keep =
-        ["PATH", "ISTIO_INBOUND_TPROXY_MARK", "ISTIO_INBOUND_TPROXY_ROUTE_TABLE", "KUBE_VIRT_INTERFACES"];
-    let mut env: BTreeMap<String, String> =
-        variables.0.into_iter().filter(|(n, _)| keep.contains(&n.as_str())).collect();
-    // Rules for single interfaces are found only by who knows them; the file may be gone, or say something else by now.
-    let mut apart = interfaces::look(&mut runner(env.get("PATH").cloned().unwrap_or_default()));
-    let told = env.remove("KUBE_VIRT_INTERFACES").unwrap_or_default();
-    apart.kube_virt.extend(told.split(',').filter(|name| !name.is_empty()).map(str::to_owned));
-    let mut flags: Vec<String> =
-        ["--cleanup-only", "--reconcile", "--redirect-dns", "--istio-inbound-interception-mode=TPROXY"]
-            .map(str::to_owned)
-            .into();
-    // Where only nft is, only nft can have made them.
-    let programs = runner(env.get("PATH").cloned().unwrap_or_default());
-    if !has_iptables(&programs) && programs.exists("nft") {
-        flags.push("--native-nftables".to_owned());
-    }
-    if apart.ranges.is_empty() {
-        apart.ranges.insert("*".to_owned());
-    }
-    for (flag, values) in [
-        ("kube-virt-interfaces", &apart.kube_virt),
-        ("istio-service-cidr", &apart.ranges),
-        ("istio-exclude-interfaces", &apart.excluded),
-    ] {
-        if !values.is_empty() {
-            let values: Vec<&str> = values.iter().map(String::as_str).collect();
-            flags.push(format!("--{flag}={}", values.join(",")));
-        }
-    }
-    rules(&flags, &environment(&env))
-}
-
-fn has_iptables(runner: &Real) -> bool {
-    ["iptables-nft-save", "iptables-legacy-save", "iptables-save"].iter().any(|name| runner.exists(name))
-}
-
-// Whether the rules are to be made by nft itself.
-fn native(variables: &BTreeMap<String, String>) -> bool {
-    args::parse(&[], iptables::FLAGS, false)
-        .is_ok_and(|none| iptables::settings(&none, &environment(variables)).native_nftables)
 }
 
 fn runner(path: String) -> Real {
     Real { path, sandbox: None, ending: Ending::unwatched() }
 }
 
-fn look(places: &Places, env: &Env) -> u8 {
-    let told = |grade, said| check::Line { grade, what: "settings", said };
-    let now = SystemTime::now();
-    let mut lines: Vec<check::Line>;
-    let mut own_rules = false;
-    let by_nft;
-    // As the agent's own: right under the unit, a surprise in somebody's home.
-    let here = std::env::current_dir().unwrap_or_default();
-    let elsewhere = (places.root == Path::new(".") && here != Path::new("/")).then(|| {
-        format!(
-            "places hang off {}, the working directory: --root / looks at this machine's own",
-            here.display()
-        )
-    });
-    match prepare(places, env) {
-        Ok((plan, config)) => {
-            let (envoy, istiod) = (config.envoy_binary().to_owned(), config.discovery_address().to_owned());
-            lines = plan.warnings.iter().map(|warning| told(Grade::Warn, warning.clone())).collect();
-            own_rules = plan.rules.is_none();
-            by_nft = native(&plan.env);
-            let facts = check::Facts { envoy, istiod };
-            lines.extend(check::look(places, &plan.env, Some((&plan, &facts)), now));
-        }
-        Err(errors) => {
-            lines = errors.into_iter().map(|error| told(Grade::Fail, error)).collect();
-            let variables = places.environment(env.map());
-            let mut variables = variables.map_or_else(|_| env.map().clone(), |(variables, _)| variables);
-            let named = places.certs.as_ref().map(|dir| dir.to_string_lossy().into_owned());
-            let certs = named.or_else(|| variables.get("PROV_CERT").cloned());
-            variables.insert("PROV_CERT".to_owned(), certs.unwrap_or_else(|| "./etc/certs".to_owned()));
-            lines.extend(check::look(places, &variables, None, now));
-            by_nft = native(&variables);
-        }
-    }
-    lines.extend(elsewhere.map(|said| check::Line { grade: Grade::Warn, what: "places", said }));
-    // Others than root cannot see the rules; that it needs root was said.
-    if own_rules || rustix::process::geteuid().is_root() {
-        lines.push(redirected(own_rules, by_nft, env));
-    }
-    let text: String = lines.iter().map(|line| format!("{line}\n")).collect();
-    super::request::print(text.as_bytes());
-    u8::from(lines.iter().any(|line| line.grade == Grade::Fail))
-}
-
-fn redirected(own_rules: bool, by_nft: bool, env: &Env) -> check::Line {
-    let rules = |grade, said: &str| check::Line { grade, what: "rules", said: said.to_owned() };
-    if own_rules {
-        return rules(Grade::Ok, "somebody else's business (ISTIO_CUSTOM_IP_TABLES)");
-    }
-    let path = env.get("PATH").unwrap_or_default().to_owned();
-    let mut runner = runner(path);
-    let lack = match (by_nft, has_iptables(&runner), runner.exists("nft")) {
-        (true, _, false) => {
-            Some("NATIVE_NFTABLES=true, and no nft on the PATH: install the package nftables")
-        }
-        (false, false, false) => Some("no iptables on the PATH: install the package iptables"),
-        (false, false, true) => Some(
-            "no iptables on the PATH: install the package iptables, or set NATIVE_NFTABLES=true in sidecar.env, \
-             since nft is there",
-        ),
-        _ => None,
-    };
-    if let Some(lack) = lack {
-        return rules(Grade::Fail, lack);
-    }
-    let there = nft::there(&mut runner)
-        || [Family::V4, Family::V6].into_iter().any(|family| {
-            detect::leftovers(&mut runner, family, None).is_some_and(|c| c.backend.state.has_ours())
-        });
-    let said = if there { "traffic is redirected" } else { "nothing is redirected yet; vm run does it" };
-    rules(Grade::Ok, said)
-}
-
-fn put(places: &Places, parsed: &Parsed) -> u8 {
-    let Some(dir) = parsed.get("dir").filter(|dir| !dir.is_empty()) else {
-        return fail(
-            "vm install needs --dir: the folder that istioctl x workload entry configure wrote",
-            None,
-        );
-    };
-    let mut errors = Vec::new();
-    let root = rustix::process::geteuid().is_root();
-    // A root file system that is being prepared has users of its own.
-    let accounts = Accounts::of(&places.root);
-    let owner = if root { accounts.user(plan::USER) } else { None };
-    if root && owner.is_none() {
-        errors.push(format!(
-            "the user {user} does not exist: useradd --system --home-dir /var/lib/istio {user}",
-            user = plan::USER
-        ));
-    }
-    let items = install::items(Path::new(dir), places).unwrap_or_else(|faults| {
-        errors.extend(faults);
-        Vec::new()
-    });
-    let mesh = Path::new(dir).join("mesh.yaml");
-    if let Ok(Err(e)) = std::fs::read_to_string(&mesh).map(|text| config::yaml::to_json(&text)) {
-        errors.push(format!("{}: {e}", mesh.display()));
-    }
-    let other: Vec<_> = items.iter().filter(|item| item.step() == Step::Overwrite).collect();
-    let sure = parsed.is_true(FLAGS, "yes");
-    let asks = !sure && std::io::stdin().is_terminal();
-    if !sure && !asks {
-        errors.extend(other.iter().map(|item| {
-            format!("{} is there with other content: --yes overwrites it", item.place.display())
-        }));
-    }
-    if !errors.is_empty() {
-        return all(&errors);
-    }
-    for item in &items {
-        let place = item.place.display();
-        let step = item.step();
-        let said = match step {
-            Step::Keep => format!("unchanged   {place}\n"),
-            Step::Overwrite if asks && !yes(&format!("overwrite {place}? [y/N] ")) => {
-                format!("left alone  {place}\n")
-            }
-            _ => match item.put(owner.as_ref()) {
-                Ok(()) => format!("written     {place}\n"),
-                Err(error) => return fail(&error.to_string(), None),
-            },
-        };
-        if super::request::print(said.as_bytes()) != 0 {
-            return FAILED;
-        }
-    }
-    // The unit may write below it and not make it.
-    let logs = places.at(Path::new(plan::LOGS));
-    if let Err(e) = install::folders(&logs, owner.as_ref()) {
-        return fail(&format!("{}: {e}", logs.display()), None);
-    }
-    let root = if places.root == Path::new(".") {
-        String::new()
-    } else {
-        format!(" --root {}", places.root.display())
-    };
-    let next = format!("next: pilot-agent vm check{root}, then systemctl enable --now istio\n");
-    super::request::print(next.as_bytes())
-}
-
-fn yes(question: &str) -> bool {
-    eprint!("{question}");
-    // A question nobody sees is answered with no.
-    if std::io::stderr().flush().is_err() {
-        return false;
-    }
-    let mut answer = String::new();
-    std::io::stdin().read_line(&mut answer).is_ok() && matches!(answer.trim(), "y" | "Y" | "yes")
+fn has_iptables(runner: &Real) -> bool {
+    ["iptables-nft-save", "iptables-legacy-save", "iptables-save"].iter().any(|name| runner.exists(name))
 }

@@ -17,7 +17,8 @@ use super::go;
 use super::jsonpb::Fault;
 use super::mesh::Effective;
 use super::release::Release;
-use super::{unknown, validate};
+use super::{unknown, validate, yaml};
+use crate::base::bounded;
 use crate::config::env::var;
 
 /// A fault and the source it stands in.
@@ -102,9 +103,13 @@ impl Layers<'_> {
         if name.is_empty() {
             return;
         }
-        let text = match std::fs::read(root.join(name)) {
+        let text = match bounded::read(&root.join(name), yaml::BYTES as u64) {
             Ok(bytes) => bytes,
             Err(e) if e.kind() == ErrorKind::NotFound => return,
+            Err(e) if e.kind() == ErrorKind::FileTooLarge => {
+                let reason = format!("{e}; name the mesh's own file with --meshConfig");
+                return self.problem("failed to read mesh config file", name, reason);
+            }
             Err(e) => {
                 let reason = format!("{e}; make it readable for the agent's user or take --meshConfig away");
                 return self.problem("failed to read mesh config file", name, reason);

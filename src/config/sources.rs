@@ -140,6 +140,7 @@ pub(crate) fn gather(
             .map(|e| e.to_string()),
     );
     errors.extend(parts::replay(settings.text(var::XDS_REPLAY)).err().map(|e| e.to_string()));
+    warnings.extend(parts::spread(&settings).1);
     errors.extend(parts::identity::uids(settings.text(var::SDS_ALLOWED_UIDS)).err().map(|e| e.to_string()));
     // istiod is told of the template in the proxy config, wherever it was named.
     if let Some(path) = flags.get("templateFile").filter(|path| !path.is_empty())

@@ -39,6 +39,28 @@ fn every_variable_of_a_wrong_type_gives_one_warning_and_its_default() {
 }
 
 #[test]
+fn a_spread_that_cannot_be_meant_gives_one_warning() {
+    let table = [
+        ("0s", None, None),
+        ("90s", Some(90), None),
+        ("10m", Some(600), None),
+        ("-90s", None, Some("expecting 0s to 10m, defaulting to 0s")),
+        ("10m1s", Some(600), Some("expecting 0s to 10m, defaulting to 10m")),
+        ("soon", None, Some("expecting a duration, defaulting to 0s")),
+    ];
+    for (text, seconds, warning) in table {
+        let config = with(&[("XDS_RECONNECT_SPREAD", text)]).unwrap();
+        assert_eq!(parts::spread(&config.settings).0.map(|over| over.as_secs()), seconds, "{text}");
+        let told: Vec<_> = config.warnings.iter().filter(|w| w.contains("XDS_RECONNECT_SPREAD")).collect();
+        assert_eq!(told.len(), usize::from(warning.is_some()), "{told:?}");
+        assert!(warning.is_none_or(|text| told[0].contains(text)), "{told:?}");
+    }
+    let config = with(&[("XDS_RECONNECT_SPREAD", "90s"), ("XDS_HOLD_TIMEOUT", "0")]).unwrap();
+    assert_eq!(parts::spread(&config.settings).0, None);
+    assert!(config.warnings.iter().any(|w| w.contains("no effect with XDS_HOLD_TIMEOUT=0")));
+}
+
+#[test]
 fn a_variable_that_is_no_utf8_counts_as_unset_and_is_named() {
     for var in VARS {
         let garbled = OsString::from_vec(vec![b'a', 0xff]);
@@ -198,4 +220,14 @@ proptest::proptest! {
             let _ = start(&["--meshConfig=mesh"], &Env::of(&[("PROXY_CONFIG", text.as_str())]), root.path(), &text);
         }
     }
+}
+
+#[test]
+fn a_mesh_file_that_is_no_text_file_is_not_read_whole() {
+    let root = tempfile::tempdir().unwrap();
+    let file = root.path().join("mesh");
+    std::fs::File::create(&file).unwrap().set_len(1 << 40).unwrap();
+    let flag = format!("--meshConfig={}", file.display());
+    let errors = start(&[flag.as_str()], &Env::of(&[]), root.path(), "").unwrap_err().join("\n");
+    assert!(errors.contains("failed to read mesh config file") && errors.contains("larger than"), "{errors}");
 }

@@ -3,7 +3,8 @@
 //! Unquoted `yes` and `on` are booleans, `0x10`, `010` and `1_000` numbers, whole floats become integers,
 //! dates stay text, the last of equal keys wins, only the first document counts. Why not serde's YAML:
 //! it follows YAML 1.2 and does not tell a quoted `yes` from a bare one, on which all of that depends.
-//! Depth and size (aliases can multiply) are bounded, so that a document cannot exhaust the memory.
+//! Depth and size (aliases can multiply, and what has an anchor is kept twice) are bounded, so that a document cannot
+//! exhaust the memory.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -15,6 +16,8 @@ use serde_json::{Map, Number, Value};
 const DEPTH: usize = 200;
 /// Values beyond this, aliases counted as what they stand for, are refused.
 const NODES: usize = 200_000;
+/// So are bytes of text beyond this, counted likewise. A ConfigMap has at most 1 MiB.
+pub(crate) const BYTES: usize = 4 << 20;
 
 /// Why a text is no YAML; carries the line where the parser knows it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -26,7 +29,11 @@ pub struct Error(String);
 /// # Errors
 /// When the text is no YAML, or holds what JSON cannot.
 pub fn to_json(text: &str) -> Result<Value, Error> {
-    let mut reader = Reader { parser: Parser::new_from_str(text), anchors: HashMap::new(), nodes: 0 };
+    let mut reader =
+        Reader { parser: Parser::new_from_str(text), anchors: HashMap::new(), size: Size::default() };
+    if text.len() > BYTES {
+        return Err(too_long());
+    }
     loop {
         match reader.next()? {
             None | Some(Event::StreamEnd) => return Ok(Value::Null),
@@ -45,8 +52,30 @@ pub fn to_json(text: &str) -> Result<Value, Error> {
 
 struct Reader<'a> {
     parser: Parser<'a, StrInput<'a>>,
-    anchors: HashMap<usize, (Value, usize)>,
+    anchors: HashMap<usize, (Value, Size)>,
+    size: Size,
+}
+
+/// How much a value holds.
+#[derive(Debug, Clone, Copy, Default)]
+struct Size {
     nodes: usize,
+    bytes: usize,
+}
+
+impl Size {
+    fn of(value: &Value) -> Self {
+        let (bytes, inside): (usize, Vec<Self>) = match value {
+            Value::String(text) => (text.len(), Vec::new()),
+            Value::Array(items) => (0, items.iter().map(Self::of).collect()),
+            Value::Object(fields) => {
+                (fields.keys().map(String::len).sum(), fields.values().map(Self::of).collect())
+            }
+            _ => (0, Vec::new()),
+        };
+        let sum = |all: Self, one: &Self| Self { nodes: all.nodes + one.nodes, bytes: all.bytes + one.bytes };
+        inside.iter().fold(Self { nodes: 1, bytes }, sum)
+    }
 }
 
 impl<'a> Reader<'a> {
@@ -58,34 +87,38 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn count(&mut self, nodes: usize) -> Result<(), Error> {
-        self.nodes = self.nodes.saturating_add(nodes);
-        if self.nodes > NODES {
+    fn count(&mut self, more: Size) -> Result<(), Error> {
+        self.size.nodes = self.size.nodes.saturating_add(more.nodes);
+        self.size.bytes = self.size.bytes.saturating_add(more.bytes);
+        if self.size.nodes > NODES {
             return Err(Error(format!("document holds more than {NODES} values; aliases count in full")));
         }
-        Ok(())
+        if self.size.bytes > BYTES { Err(too_long()) } else { Ok(()) }
     }
 
     fn value(&mut self, event: Event<'a>, depth: usize) -> Result<Value, Error> {
         if depth > DEPTH {
             return Err(Error(format!("document is nested deeper than {DEPTH} levels")));
         }
-        self.count(1)?;
-        let before = self.nodes;
+        self.count(Size { nodes: 1, bytes: 0 })?;
         let (anchor, value) = match event {
-            Event::Scalar(text, style, anchor, tag) => (anchor, scalar(&text, style, tag.as_ref())?),
+            Event::Scalar(text, style, anchor, tag) => {
+                self.count(Size { nodes: 0, bytes: text.len() })?;
+                (anchor, scalar(&text, style, tag.as_ref())?)
+            }
             Event::SequenceStart(anchor, _) => (anchor, self.sequence(depth)?),
             Event::MappingStart(anchor, _) => (anchor, self.mapping(depth)?),
             Event::Alias(id) => {
-                let (value, nodes) =
-                    self.anchors.get(&id).cloned().ok_or_else(|| Error("unknown anchor".to_owned()))?;
-                self.count(nodes)?;
-                (0, value)
+                let size = self.anchors.get(&id).ok_or_else(|| Error("unknown anchor".to_owned()))?.1;
+                self.count(size)?;
+                (0, self.anchors[&id].0.clone())
             }
             _ => return Err(Error("did not find expected node content".to_owned())),
         };
         if anchor != 0 {
-            self.anchors.insert(anchor, (value.clone(), self.nodes - before));
+            let size = Size::of(&value);
+            self.count(size)?;
+            self.anchors.insert(anchor, (value.clone(), size));
         }
         Ok(value)
     }
@@ -130,6 +163,10 @@ impl<'a> Reader<'a> {
     fn need(&mut self) -> Result<Event<'a>, Error> {
         self.next()?.ok_or_else(|| Error("unexpected end of document".to_owned()))
     }
+}
+
+fn too_long() -> Error {
+    Error(format!("document holds more than {BYTES} bytes of text; aliases count in full"))
 }
 
 fn no_merge() -> Error {
@@ -284,6 +321,16 @@ mod tests {
             bomb.push_str(&format!("a{n}: &a{n} [{refs}]\n"));
         }
         assert!(to_json(&bomb).unwrap_err().to_string().contains("more than"));
+        // A long text many times over, anchors within anchors, a long document.
+        let long = format!("a: &a {}\nb: [{}]", "x".repeat(60_000), vec!["*a"; 20_000].join(","));
+        let nested =
+            format!("{}x{}", (0..150).map(|n| format!("&a{n} [")).collect::<String>(), "]".repeat(150));
+        let around = nested.replace('x', &"y".repeat(60_000));
+        for text in [&long, &around, &"z".repeat(BYTES + 1)] {
+            let error = to_json(text).unwrap_err().to_string();
+            assert!(error.contains("bytes of text"), "{error}");
+        }
+        assert!(to_json(&nested).is_ok());
     }
 
     proptest::proptest! {

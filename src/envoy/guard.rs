@@ -192,7 +192,8 @@ pub(crate) fn intercept(mut args: impl Iterator<Item = OsString>) -> Option<u8> 
     for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT, signal_hook::consts::SIGHUP] {
         let _ = signal_hook::flag::register(signal, Arc::new(AtomicBool::new(false)));
     }
-    let agent = rustix::process::getppid().map(|p| p.as_raw_nonzero().get());
+    let parent = || rustix::process::getppid().map(|p| p.as_raw_nonzero().get());
+    let agent = parent();
     let mut envoys: BTreeMap<i32, OwnedFd> = BTreeMap::new();
     for line in BufReader::new(io::stdin()).lines() {
         let Ok(line) = line else { break };
@@ -201,8 +202,10 @@ pub(crate) fn intercept(mut args: impl Iterator<Item = OsString>) -> Option<u8> 
         if sign != "+" {
             envoys.remove(&pid);
         } else if let Some(handle) = kin::handle(pid)
-            // One that has ended meanwhile has given its number away.
-            && (process::parent(pid) == agent || agent.is_none())
+            // One that has ended meanwhile has given its number away. Where the agent has died before this line was read,
+            // its Envoy and this process have the same new parent.
+            && let of = process::parent(pid)
+            && (of == agent || of == parent() || agent.is_none())
         {
             envoys.insert(pid, handle);
         }

@@ -138,7 +138,8 @@ async fn validate(settings: &Settings, resolved: &Resolved) -> Result<u8, Error>
     }
 }
 
-fn host() -> Host {
+/// What this host says: addresses, name servers, names of users and services.
+pub(crate) fn host() -> Host {
     let addresses = Netlink::open().and_then(|n| n.addresses()).map_or_else(
         |e| {
             tracing::warn!("the addresses of the network interfaces cannot be read: {e}");

@@ -84,6 +84,9 @@ pub struct Settings {
     pub envoy_user: String,
     /// `DRY_RUN_FILE_PATH`
     pub dry_run_file: String,
+    /// Not of a flag: a clean-up (`vm clean`) that goes on without an address and without name servers, since it takes away
+    /// the rules of every family whatever the host has
+    pub whatever_host: bool,
 }
 
 /// What the host says.
@@ -119,7 +122,10 @@ const MAX_OWNER_GROUPS: usize = 64;
 /// One line that names the setting, its value and what is wrong with it.
 pub fn resolve(s: &Settings, host: &Host) -> Result<Resolved, Setting> {
     let mut warnings = Vec::new();
-    let (host_ip, ipv6) = own_address(&host.addresses, s.dual_stack)?;
+    let (host_ip, ipv6) = match own_address(&host.addresses, s.dual_stack) {
+        Err(Setting::NoAddress) if s.whatever_host => (Ipv4Addr::UNSPECIFIED.into(), false),
+        other => other?,
+    };
     let uid = if s.proxy_uid.is_empty() {
         host.names.users.get(&s.envoy_user).cloned().unwrap_or_else(|| "1337".to_owned())
     } else {
@@ -261,7 +267,11 @@ fn dns(s: &Settings, resolv: &Result<String, String>, warnings: &mut Vec<String>
     if s.capture_all_dns {
         return Ok(Dns::All);
     }
-    let text = resolv.as_ref().map_err(|e| Setting::ResolvConf(e.clone()))?;
+    let text = match resolv {
+        Err(_) if s.whatever_host => return Ok(Dns::All),
+        Err(e) => return Err(Setting::ResolvConf(e.clone())),
+        Ok(text) => text,
+    };
     let (v4, v6) = name_servers(text);
     if v4.is_empty() && v6.is_empty() {
         warnings.push(

@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use super::{Error, Roots};
+use crate::base::bounded;
 use crate::base::lane::Lane;
 use crate::tls::client;
 use crate::tls::verify::Anchors;
@@ -111,7 +112,7 @@ impl Reader {
         let Some(chosen) = self.choose() else { return system() };
         let known = self.lock().good.clone();
         if let Some(good) = known
-            && read_bounded(&good.path).is_ok_and(|pem| hash(&pem) == good.hash)
+            && bounded::read(&good.path, MAX_FILE).is_ok_and(|pem| hash(&pem) == good.hash)
         {
             self.lock().readable(chosen);
             return Ok(good.store);
@@ -163,7 +164,7 @@ fn system() -> Result<Arc<Anchors>, Error> {
 }
 
 fn load(path: &Path) -> std::io::Result<Good> {
-    let pem = read_bounded(path)?;
+    let pem = bounded::read(path, MAX_FILE)?;
     let store = client::roots_of(&pem);
     if store.is_empty() {
         return Err(std::io::Error::other("it holds no readable certificate"));
@@ -175,16 +176,6 @@ fn hash(content: &[u8]) -> u64 {
     let mut hasher = DefaultHasher::new();
     hasher.write(content);
     hasher.finish()
-}
-
-fn read_bounded(path: &Path) -> std::io::Result<Vec<u8>> {
-    use std::io::Read;
-    let mut pem = Vec::new();
-    let file = std::fs::File::open(path)?;
-    if file.take(MAX_FILE + 1).read_to_end(&mut pem)? as u64 > MAX_FILE {
-        return Err(std::io::Error::other("it is larger than 16 MB"));
-    }
-    Ok(pem)
 }
 
 #[cfg(test)]

@@ -185,15 +185,17 @@ impl<K: Origin> Table<K> {
         let mut worst: Option<((u8, Duration), u64, Arc<Progress>)> = None;
         for (id, taken) in self.taken.iter().filter(|(_, taken)| among(taken)) {
             let Some(progress) = taken.progress.upgrade() else { continue };
-            let (worth, is_young) = (worth(&progress), progress.age() < GRACE);
+            let worth = worth(&progress);
             let unfinished = worth.0 == UNFINISHED && progress.is_unanswered();
+            let age = progress.age();
             // The first of equals is the oldest.
             if worst.as_ref().is_none_or(|(most, ..)| worth > *most) {
                 worst = Some((worth, *id, progress));
             }
             // Those after it came later, so none of them is worse. In a flood this is the usual case, and then nothing
             // should be slow.
-            if unfinished || (is_young && worst.as_ref().is_some_and(|(most, ..)| most.0 > 0)) {
+            let found = worst.as_ref().is_some_and(|(most, ..)| most.0 > 0);
+            if unfinished || (found && age < GRACE) {
                 break;
             }
         }
@@ -233,16 +235,22 @@ const STANDS: u8 = 3;
 
 /// How willingly a connection is ended: higher goes first.
 fn worth(progress: &Progress) -> (u8, Duration) {
-    let (here, unanswered) = (progress.in_phase(), progress.unanswered());
+    // The clock is asked no more often than must be: in a flood this is what the time goes into.
+    let here = progress.in_phase();
     let long = here >= GRACE;
-    match progress.phase() {
+    let phase = progress.phase();
+    let stood = progress.stood();
+    if phase == Phase::Busy && stood < GRACE && progress.blocked().is_zero() {
+        return (0, here);
+    }
+    let unanswered = progress.unanswered();
+    match phase {
         // Whoever trickles bytes grows no younger by it.
         Phase::New | Phase::Head if unanswered >= GRACE => (UNFINISHED, unanswered),
         Phase::Idle if long => (5, here),
-        _ if progress.stood() >= GRACE => (4, progress.stood()),
+        _ if stood >= GRACE => (4, stood),
         Phase::Body if here >= LATE => (STANDS, here),
         Phase::Waiting if long => (2, here),
-        Phase::Busy if progress.blocked().is_zero() => (0, here),
         // All of them wait for their client, or behind one.
         _ => (1, unanswered),
     }

@@ -7,7 +7,9 @@
 //! file decides for a pair: a new key alone is half of a change.
 //!
 //! A file system that does not answer holds up nothing here (`disk`): it is one more reason why a file
-//! cannot be read at the moment.
+//! cannot be read at the moment. A gateway follows thousands of pairs, so what is looked at together is read together,
+//! [`AT_ONCE`] on one thread; where that takes too long, each is read on a thread of its own, which tells the one that
+//! hangs from the others.
 
 mod read;
 
@@ -47,8 +49,15 @@ const IDLE: Duration = Duration::from_secs(300);
 /// Resources whose file system does not answer, before no other is looked at: each holds a thread.
 const MAX_STUCK: usize = 8;
 
+/// Resources that are read on one thread: of small files this many take a few milliseconds.
+const AT_ONCE: usize = 32;
+
 /// More than a gateway with a pair of files for each of 5,000 listeners; a client that asks for more is at fault.
 const MAX_RESOURCES: usize = 8192;
+
+/// What their names take together, in bytes: 96 for each. A name is held some twenty times (entry, paths, watches,
+/// overview, trouble).
+const MAX_NAMES: usize = 768 << 10;
 
 /// The operating system's bundle: the first of the usual places that exists.
 #[must_use]
@@ -91,6 +100,9 @@ struct Entry {
     followed: Instant,
 }
 
+/// Of which group they are, and what was found for each.
+type Together = (u64, Vec<Found>);
+
 /// What a look brings.
 #[derive(Debug)]
 struct Found {
@@ -119,13 +131,20 @@ pub(crate) type Overview = Arc<Mutex<BTreeMap<String, String>>>;
 #[derive(Debug)]
 pub(super) struct Store {
     entries: BTreeMap<ResourceName, Entry>,
+    /// What their names take, in bytes.
+    names: usize,
     /// Those with trouble or with somebody waiting.
     unsettled: BTreeSet<ResourceName>,
     /// Those whose file system does not answer.
     stuck: BTreeSet<ResourceName>,
+    /// Those that are read together, and how many groups there were.
+    together: Looks<Together>,
+    groups: u64,
     overview: Overview,
     watching: Watching,
     watched: BTreeSet<PathBuf>,
+    /// To be watched before what lies there is read.
+    unwatched: Vec<PathBuf>,
     counted: u64,
     retry: Policy,
     slow: Instant,
@@ -138,11 +157,15 @@ impl Store {
         let retry = Policy::new(first, PATIENCE, 1.5, Jitter::PlusMinus(0.5)).expect("bounds are in order");
         Self {
             entries: BTreeMap::new(),
+            names: 0,
             unsettled: BTreeSet::new(),
             stuck: BTreeSet::new(),
+            together: Looks::default(),
+            groups: 0,
             overview: Overview::default(),
             watching: Watching::new(watches, QUIET),
             watched: BTreeSet::new(),
+            unwatched: Vec::new(),
             counted: 0,
             retry,
             slow: Instant::now() + SLOW_CHECK,
@@ -189,37 +212,35 @@ impl Store {
         self.unsettled.iter().filter_map(|name| Some((name, self.entries.get(name)?)))
     }
 
-    /// Follows a resource from now on and looks at it at once.
-    pub(super) async fn follow(
-        &mut self,
-        name: &ResourceName,
-        source: Source,
-    ) -> Result<Option<Event>, Error> {
+    /// Follows a resource from now on; [`Store::look_at`] comes next.
+    pub(super) fn follow(&mut self, name: &ResourceName, source: Source) -> Result<(), Error> {
         let now = Instant::now();
-        match self.entries.get_mut(name) {
-            Some(entry) if entry.source == source => entry.followed = now,
-            _ => {
-                if self.entries.len() >= MAX_RESOURCES {
-                    return Err(Error::TooMany(MAX_RESOURCES));
-                }
-                let entry = Entry {
-                    source,
-                    looks: Looks::default(),
-                    loaded: None,
-                    hash: 0,
-                    unfinished: None,
-                    trouble: None,
-                    waiting: Vec::new(),
-                    followed: now,
-                };
-                let paths = entry.source.paths();
-                // Another source took this one's place: its own watches go with the next slow check.
-                self.entries.insert(name.clone(), entry);
-                // Watched first, then read: a change in between is seen.
-                self.watch_more(paths).await;
-            }
+        if let Some(entry) = self.entries.get_mut(name).filter(|entry| entry.source == source) {
+            entry.followed = now;
+            return Ok(());
         }
-        Ok(self.look(name, now).await)
+        if self.entries.len() >= MAX_RESOURCES {
+            return Err(Error::TooMany(MAX_RESOURCES));
+        }
+        let length = if self.holds(name) { 0 } else { name.to_string().len() };
+        if self.names + length > MAX_NAMES {
+            return Err(Error::TooLong(MAX_NAMES));
+        }
+        self.names += length;
+        // Another source took this one's place: its own watches go with the next slow check.
+        self.unwatched.extend(source.paths());
+        let entry = Entry {
+            source,
+            looks: Looks::default(),
+            loaded: None,
+            hash: 0,
+            unfinished: None,
+            trouble: None,
+            waiting: Vec::new(),
+            followed: now,
+        };
+        self.entries.insert(name.clone(), entry);
+        Ok(())
     }
 
     /// Holds a reply back until the resource is read, at most [`PATIENCE`].
@@ -239,7 +260,9 @@ impl Store {
     }
 
     pub(super) async fn forget(&mut self, name: &ResourceName) {
-        self.entries.remove(name);
+        if self.entries.remove(name).is_some() {
+            self.names -= name.to_string().len();
+        }
         self.settle(name);
         self.watch().await;
     }
@@ -265,7 +288,14 @@ impl Store {
         self.watching.with(Watcher::refresh).await;
         let now = Instant::now();
         let names: Vec<_> = self.entries.keys().cloned().collect();
-        self.look_at(names, now).await
+        self.look_each(&names, now).await
+    }
+
+    /// Looks at these, each named once.
+    pub(super) async fn look_at(&mut self, names: &[ResourceName]) -> Vec<Event> {
+        // Watched first, then read: a change in between is seen.
+        self.watch_more().await;
+        self.look_each(names, Instant::now()).await
     }
 
     /// What time brings: further tries, reports, refused waiters, the slow check.
@@ -284,6 +314,7 @@ impl Store {
                 !configured && now.duration_since(entry.followed) >= IDLE
             });
             for (name, _) in left.collect::<Vec<_>>() {
+                self.names -= name.to_string().len();
                 self.settle(&name);
             }
             self.watch().await;
@@ -294,13 +325,24 @@ impl Store {
             .filter(|(_, e)| e.trouble.as_ref().is_some_and(|t| t.wake() <= now))
             .map(|(n, _)| n.clone())
             .collect();
-        (self.look_at(due, now).await, self.refuse(now))
+        (self.look_each(&due, now).await, self.refuse(now))
     }
 
-    async fn look_at(&mut self, names: Vec<ResourceName>, now: Instant) -> Vec<Event> {
+    async fn look_each(&mut self, names: &[ResourceName], now: Instant) -> Vec<Event> {
         let mut events = Vec::new();
-        for name in names {
-            events.extend(self.look(&name, now).await);
+        for group in names.chunks(AT_ONCE) {
+            // What hangs is asked for by itself.
+            let (stuck, group): (Vec<_>, Vec<_>) = group.iter().partition(|name| self.stuck.contains(name));
+            let mut found = self.read_together(&group).await.into_iter().flatten();
+            for name in group.into_iter().chain(stuck) {
+                let found = match found.next() {
+                    Some(found) => Some(found),
+                    None => self.read_alone(name).await,
+                };
+                let event = self.take(name, now, found);
+                self.settle(name);
+                events.extend(event);
+            }
         }
         events
     }
@@ -347,9 +389,10 @@ impl Store {
         }
     }
 
-    // What one more entry needs. Where the watcher is not at hand, the slow check places it.
-    async fn watch_more(&mut self, paths: Vec<PathBuf>) {
-        let new: Vec<PathBuf> = paths.into_iter().filter(|path| !self.watched.contains(path)).collect();
+    // What more entries need. Where the watcher is not at hand, the slow check places it.
+    async fn watch_more(&mut self) {
+        let mut new = std::mem::take(&mut self.unwatched);
+        new.retain(|path| !self.watched.contains(path));
         if new.is_empty() {
             return;
         }
@@ -359,26 +402,36 @@ impl Store {
         }
     }
 
-    async fn look(&mut self, name: &ResourceName, now: Instant) -> Option<Event> {
-        let event = self.take(name, now).await;
-        self.settle(name);
-        event
+    // What there is of each, in this order; nothing when one of them takes too long, or another group still does.
+    async fn read_together(&mut self, names: &[&ResourceName]) -> Option<Vec<Found>> {
+        if names.len() < 2 {
+            return None;
+        }
+        let mut sources = Vec::with_capacity(names.len());
+        for name in names {
+            let entry = self.entries.get(*name)?;
+            sources.push((entry.source.clone(), entry.known()));
+        }
+        self.groups += 1;
+        let group = self.groups;
+        let look = move || (group, sources.iter().map(|(source, known)| Found::of(source, *known)).collect());
+        // It may be an earlier group's that comes late.
+        self.together.run(look).await.filter(|(of, _)| *of == group).map(|(_, found)| found)
     }
 
-    async fn take(&mut self, name: &ResourceName, now: Instant) -> Option<Event> {
+    async fn read_alone(&mut self, name: &ResourceName) -> Option<Found> {
         let stuck = self.stuck.len();
         let entry = self.entries.get_mut(name)?;
-        let known = entry.loaded.is_some().then_some(entry.hash);
-        let source = entry.source.clone();
-        let found = if stuck < MAX_STUCK || entry.looks.stuck() {
-            let look = move || {
-                let read = read(&source, known);
-                Found { usable: read.is_ok() || source.usable(), read }
-            };
-            entry.looks.run(look).await
-        } else {
-            None
-        };
+        if stuck >= MAX_STUCK && !entry.looks.stuck() {
+            return None;
+        }
+        let (source, known) = (entry.source.clone(), entry.known());
+        entry.looks.run(move || Found::of(&source, known)).await
+    }
+
+    // Nothing found: the file system does not answer.
+    fn take(&mut self, name: &ResourceName, now: Instant, found: Option<Found>) -> Option<Event> {
+        let entry = self.entries.get_mut(name)?;
         let silent = || Found { read: Err(Unreadable::Silent), usable: true };
         let Found { read, usable } = found.unwrap_or_else(silent);
         let reason = match read {
@@ -429,6 +482,19 @@ impl Store {
             return Some(Event::Troubled { name: name.clone(), error, gone });
         }
         None
+    }
+}
+
+impl Entry {
+    fn known(&self) -> Option<u64> {
+        self.loaded.is_some().then_some(self.hash)
+    }
+}
+
+impl Found {
+    fn of(source: &Source, known: Option<u64>) -> Self {
+        let read = read(source, known);
+        Self { usable: read.is_ok() || source.usable(), read }
     }
 }
 

@@ -193,7 +193,10 @@ impl Manager {
                     running = None;
                     self.finished(outcome);
                 }
-                Some(command) = self.commands.recv() => self.fetch(command).await,
+                Some(command) = self.commands.recv() => {
+                    let commands = self.and_waiting(command);
+                    self.fetch(commands).await;
+                }
                 Ok(()) = self.bundle_news.changed() => self.bundle_changed(),
                 () = self.files.changed() => {
                     let events = self.files.look_all().await;
@@ -205,6 +208,12 @@ impl Manager {
             }
             self.report()?;
         }
+    }
+
+    // With it those that have come meanwhile.
+    fn and_waiting(&mut self, command: Command) -> Vec<Command> {
+        let more = std::iter::from_fn(|| self.commands.try_recv().ok());
+        std::iter::once(command).chain(more).take(QUEUE).collect()
     }
 
     fn wake(&self, running: bool) -> Instant {

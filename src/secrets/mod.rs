@@ -180,6 +180,9 @@ pub(crate) enum Error {
     /// More file resources than anybody needs.
     #[error("more than {0} different file resources are in use; refusing another")]
     TooMany(usize),
+    /// Their names take more than anybody needs.
+    #[error("the names of the file resources in use take more than {0} bytes; refusing another")]
+    TooLong(usize),
     /// The agent is stopping.
     #[error("the agent is stopping")]
     Stopped,

@@ -42,7 +42,13 @@ pub enum Error {
     /// `file-root:` without a path, or with a `~`.
     #[error("resource {0:?} is not of the form file-root:<path>, without ~ and not empty")]
     FileRoot(String),
+    /// A path that no file can have.
+    #[error("resource {0:?} names a path of more than {LONGEST} bytes, which no file has")]
+    TooLong(String),
 }
+
+/// Longest path of a file, in bytes: Linux' `PATH_MAX`.
+const LONGEST: usize = 4096;
 
 /// The text after `file-root:` that means the operating system's bundle.
 pub(crate) const SYSTEM: &str = "system";
@@ -53,6 +59,9 @@ impl FromStr for ResourceName {
     fn from_str(text: &str) -> Result<Self, Error> {
         if let Some(rest) = text.strip_prefix("file-cert:") {
             return match rest.split_once('~') {
+                Some((cert, key)) if cert.len().max(key.len()) > LONGEST => {
+                    Err(Error::TooLong(shown(text).into_owned()))
+                }
                 Some((cert, key)) if !cert.is_empty() && !key.is_empty() && !key.contains('~') => {
                     Ok(Self::FileCert { cert: cert.to_owned(), key: key.to_owned() })
                 }
@@ -60,7 +69,9 @@ impl FromStr for ResourceName {
             };
         }
         if let Some(path) = text.strip_prefix("file-root:") {
-            return if path.is_empty() || path.contains('~') {
+            return if path.len() > LONGEST {
+                Err(Error::TooLong(shown(text).into_owned()))
+            } else if path.is_empty() || path.contains('~') {
                 Err(Error::FileRoot(shown(text).into_owned()))
             } else {
                 Ok(Self::FileRoot(path.to_owned()))
@@ -111,6 +122,20 @@ mod tests {
         ] {
             let error = bad.parse::<ResourceName>().unwrap_err();
             assert!(error.to_string().contains(&format!("{bad:?}")), "{error}");
+        }
+    }
+
+    #[test]
+    fn paths_that_no_file_can_have_are_refused_in_a_short_line() {
+        let (fits, long) = ("/".repeat(LONGEST), "/".repeat(LONGEST + 1));
+        for name in [format!("file-root:{fits}"), format!("file-cert:{fits}~{fits}")] {
+            name.parse::<ResourceName>().unwrap();
+        }
+        for name in
+            [format!("file-root:{long}"), format!("file-cert:a~{long}"), format!("file-cert:{long}~a")]
+        {
+            let error = name.parse::<ResourceName>().unwrap_err();
+            assert!(matches!(error, Error::TooLong(_)) && error.to_string().len() < 500, "{error}");
         }
     }
 

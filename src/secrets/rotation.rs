@@ -4,6 +4,8 @@ use std::time::{Duration, SystemTime};
 
 use rand::Rng;
 
+use crate::base::backoff::{Jitter, Policy};
+
 /// How long after `created` a certificate is renewed: when `ratio` of its life is left.
 ///
 /// `draw` is a number in `-1.0..=1.0` that scales `jitter`. A ratio of 0 gives the whole life, of 1
@@ -20,6 +22,14 @@ pub fn delay(created: SystemTime, expiry: SystemTime, ratio: f64, jitter: f64, d
 #[must_use]
 pub fn draw() -> f64 {
     rand::rng().random_range(-1.0..=1.0)
+}
+
+/// How long to wait after failed renewals. The Go agent starts at 500 ms and grows by half up to a minute; full jitter
+/// spreads a mesh whose istiod comes back.
+#[must_use]
+pub(crate) fn retry() -> Policy {
+    Policy::new(Duration::from_millis(500), Duration::from_secs(60), 1.5, Jitter::Full)
+        .expect("bounds are in order")
 }
 
 /// A span for people: `23h59m`, `12m5s`, `4s`.

@@ -64,15 +64,12 @@ pub(super) struct Failed {
 
 impl Workload {
     pub(super) fn new(ratio: f64, jitter: f64) -> Self {
-        // The Go agent starts at 500 ms and grows by half up to a minute; full jitter spreads a mesh
-        // whose istiod comes back.
-        let retry = Policy::new(Duration::from_millis(500), Duration::from_secs(60), 1.5, Jitter::Full);
         let spacing = Policy::new(SPACING, MAX_SPACING, 2.0, Jitter::None);
         Self {
             ratio,
             jitter,
             current: None,
-            backoff: Backoff::new(retry.expect("bounds are in order")),
+            backoff: Backoff::new(rotation::retry()),
             spacing: Backoff::new(spacing.expect("bounds are in order")),
             not_before: Instant::now(),
             ended: None,

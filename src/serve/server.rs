@@ -113,6 +113,7 @@ pub(crate) async fn serve<S: Site>(
     let heads = Arc::new(Heads::new(HEADS));
     let mut acceptor = Acceptor::new(S::NAMES.listener);
     let mut sweep = pin!(sleep_until(next_sweep()));
+    let mut unread = 0;
     loop {
         tokio::select! {
             biased;
@@ -133,6 +134,12 @@ pub(crate) async fn serve<S: Site>(
                     }
                     relieve(&heads, &places);
                     site.connections(places.iter().map(Places::len).sum());
+                    // What they have sent is read before so many others come that they have to make room unread.
+                    unread += 1;
+                    if unread >= most / 4 {
+                        unread = 0;
+                        tokio::task::yield_now().await;
+                    }
                 }
                 Ok(Came::Last(io)) => {
                     let _ = io.try_write(FULL);

@@ -6,6 +6,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{HeaderValue, StatusCode, header};
 use serde_json::json;
+use tokio::sync::Semaphore;
 
 use super::page as front;
 use super::profile::{self, Profile};
@@ -90,6 +91,10 @@ pub(super) async fn answer(which: Page, shared: &Shared, query: &str) -> Answer 
         }
         Page::Symbol => sure(page(StatusCode::OK, TEXT, "num_symbols: 0\n")),
         Page::Cpu => {
+            let Ok(_one) = PROFILED.try_acquire() else {
+                let why = "Could not enable CPU profiling: cpu profiling already in use";
+                return error(StatusCode::INTERNAL_SERVER_ERROR, why);
+            };
             let seconds = number("seconds").filter(|s| *s > 0).unwrap_or(CPU_SECONDS).min(CPU_LONGEST);
             profiled(&profile::cpu(Duration::from_secs(seconds)).await, "profile", as_text)
         }
@@ -104,6 +109,9 @@ pub(super) async fn answer(which: Page, shared: &Shared, query: &str) -> Answer 
 /// As `go tool pprof` asks when it is told nothing, and the most it gets.
 const CPU_SECONDS: u64 = 30;
 const CPU_LONGEST: u64 = 300;
+
+/// One profile of the processor at a time, as in Go: each holds its connection for minutes.
+static PROFILED: Semaphore = Semaphore::const_new(1);
 
 fn profiled(profile: &Profile, name: &'static str, as_text: bool) -> Answer {
     if as_text {

@@ -3,7 +3,12 @@
 use http::{Method, StatusCode};
 
 use crate::base::logging;
+use crate::base::quote::cut;
+use crate::base::seldom::Seldom;
 use crate::serve::respond::{Answer, TEXT, error, page};
+
+/// Nobody reads more about levels in a minute.
+static CHANGED: Seldom = Seldom::new(30);
 
 pub(super) fn answer(method: &Method, query: &str) -> Answer {
     let pairs: Vec<(&str, &str)> = query.split('&').filter(|p| !p.is_empty()).flat_map(pairs).collect();
@@ -13,9 +18,15 @@ pub(super) fn answer(method: &Method, query: &str) -> Answer {
     if method != Method::POST {
         return error(StatusCode::METHOD_NOT_ALLOWED, "levels are set by POST");
     }
+    let before = logging::levels();
     match logging::change(&pairs) {
         Ok(()) => {
-            tracing::info!("log levels changed: {query}");
+            let after = logging::levels();
+            if after != before
+                && let Some(more) = CHANGED.may()
+            {
+                tracing::info!("log levels changed: {}{more}", cut(query, 200));
+            }
             list()
         }
         Err(why) => error(StatusCode::BAD_REQUEST, &why.to_string()),

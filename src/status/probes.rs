@@ -13,12 +13,14 @@ mod seen;
 mod sniff;
 mod tcp;
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use ::http::{HeaderMap, StatusCode, header};
+use tokio::sync::{Semaphore, SemaphorePermit};
 
 pub use config::parse;
 pub(crate) use config::{Action, Table};
@@ -27,6 +29,7 @@ use super::{loopback, probe_source};
 use crate::base::error::{BoxError, chain};
 use crate::base::seldom::Seldom;
 use crate::fetch::{self, Dialer, Kept, REQUESTS, Tls, Trust};
+use crate::net::progress::{Phase, Progress};
 use crate::serve::respond::{Answer, TEXT, page, status};
 use crate::trouble::Reporter;
 
@@ -73,8 +76,17 @@ pub(super) struct Prober {
     status_port: u16,
     /// Probes under way that came by a redirect.
     led: AtomicUsize,
+    /// Of those whose answer may have a long head.
+    wide: Semaphore,
+    /// For each path, how many may be under way...
+    slots: BTreeMap<String, Semaphore>,
+    /// ... at a time.
+    each: usize,
     seen: seen::Seen,
 }
+
+/// Probes at a time that may be answered with a head of up to 1 MB: a pod has a few probes.
+const WIDE: usize = 8;
 
 /// Why a probe has no answer.
 #[derive(Debug, thiserror::Error)]
@@ -85,6 +97,9 @@ enum Unanswered {
     /// Where it went, and what came of it.
     #[error("{to}: {}", chain(&**why))]
     At { to: String, why: BoxError },
+    /// Too many of the same path had not been answered.
+    #[error("{0} others of it had no answer for as long as it has")]
+    Crowded(usize),
 }
 
 fn no_time(seconds: i32) -> BoxError {
@@ -103,6 +118,7 @@ impl Drop for Led<'_> {
 impl Prober {
     pub(super) fn new(
         config: Config,
+        most: usize,
         status_port: u16,
         crypto: Arc<rustls::crypto::CryptoProvider>,
         trouble: Reporter,
@@ -110,19 +126,25 @@ impl Prober {
         let destination =
             if config.destination.is_empty() { config.source.to_string() } else { config.destination };
         let tls = Some(Arc::new(Tls::new(crypto, config.http2, Trust::Anybody)));
+        let paths = config.table.paths();
+        // A quarter of the connections for those that wait for an application.
+        let each = (most / 4 / paths.clone().count().max(1)).clamp(4, 64);
         Self {
+            slots: paths.map(|path| (path.to_owned(), Semaphore::new(each))).collect(),
+            each,
             table: config.table,
             destination,
             dialer: Dialer { source: Some(config.source), tls, ..Dialer::default() },
             kept: config.keepalive.then(Kept::default),
             status_port,
             led: AtomicUsize::new(0),
+            wide: Semaphore::new(WIDE),
             seen: seen::Seen::new(trouble),
         }
     }
 
     /// Makes the probe that belongs to `path`.
-    pub(super) async fn answer(&self, path: &str, headers: &HeaderMap) -> Answer {
+    pub(super) async fn answer(&self, path: &str, headers: &HeaderMap, of: &Progress) -> Answer {
         let Some(probe) = self.table.get(path) else {
             return page(
                 StatusCode::BAD_REQUEST,
@@ -145,11 +167,14 @@ impl Prober {
             false => None,
         };
         let seconds = probe.timeout_seconds;
+        let slot = self.slot(path, seconds, of).await;
         let result = match &probe.action {
+            _ if slot.is_none() => Err(Unanswered::Crowded(self.each)),
             Action::Http { path, port, https } => self.http(path, *port, *https, seconds, headers).await,
             Action::Tcp { port } => self.tcp(*port, seconds).await,
             Action::Grpc { port, service } => self.grpc(*port, service, seconds, headers).await,
         };
+        drop(slot);
         self.seen.note(path, &result);
         result.unwrap_or_else(|why| {
             if let Some(more) = FAILED.may() {
@@ -157,6 +182,18 @@ impl Prober {
             }
             status(StatusCode::INTERNAL_SERVER_ERROR)
         })
+    }
+
+    // Those of an application that does not answer would hold all connections that the server may have.
+    async fn slot(&self, path: &str, seconds: i32, of: &Progress) -> Option<SemaphorePermit<'_>> {
+        let slots = self.slots.get(path)?;
+        if let Ok(slot) = slots.try_acquire() {
+            return Some(slot);
+        }
+        of.enter(Phase::Waiting);
+        let slot = tokio::time::timeout(limit(seconds), slots.acquire()).await;
+        of.enter(Phase::Busy);
+        slot.ok()?.ok()
     }
 
     /// What the probes have come to, for people.

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::{Config, Handles, own, probes, ready, stats};
+use super::{CONNECTIONS, Config, Handles, own, probes, ready, stats};
+use crate::net::accept::bound;
 
 /// What all connections share.
 pub(super) struct Shared {
@@ -32,6 +33,7 @@ impl Shared {
             ),
             probes: probes::Prober::new(
                 config.probes,
+                bound(CONNECTIONS),
                 port,
                 handles.crypto.clone(),
                 handles.agent.troubles().reporter("probes"),

@@ -22,6 +22,7 @@ mod part;
 mod turns;
 
 use std::collections::BTreeMap;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -35,6 +36,7 @@ pub use lines::Lines;
 use super::accept::{Media, rewrite};
 use super::own::{Own, encode};
 use crate::base::metrics::Metrics;
+use crate::base::quote::cut;
 use crate::base::seldom::Seldom;
 use crate::serve::ConnState;
 use crate::serve::respond::{Answer, Body, error, page};
@@ -42,6 +44,8 @@ use part::{Failure, Part};
 
 /// Prometheus asks every few seconds; more lines than this about parts that are missing or cut say nothing new.
 static LOST: Seldom = Seldom::new(60);
+/// Nor more about a header that anybody may send.
+static LIMITS: Seldom = Seldom::new(10);
 
 /// What is merged.
 #[derive(Debug, Clone)]
@@ -89,12 +93,15 @@ const HEAD_START: Duration = Duration::from_millis(500);
 /// sooner, or a refusal, is waited for and no longer.
 const ENVOY_FIRST: Duration = Duration::from_millis(250);
 
-/// Most bytes of one application's body where there are several (Istio 1.31's number).
+/// Most bytes of one application's body where there are several (Istio 1.31's number)...
 const LONGEST_OF_SEVERAL: u64 = 10 * 1024 * 1024;
+/// ... and of all of them together: they are held until the last one is there.
+const SEVERAL: u64 = 20 * 1024 * 1024;
 
 impl Merger {
     pub(super) fn new(config: Config, status_port: u16, own: Own, metrics: Metrics) -> Self {
-        Self { config, status_port, own, metrics, turns: turns::Turns::default(), failures: Mutex::default() }
+        let turns = if config.targets.len() > 1 { turns::Turns::one() } else { turns::Turns::default() };
+        Self { config, status_port, own, metrics, turns, failures: Mutex::default() }
     }
 
     pub(super) fn local_only(&self) -> bool {
@@ -140,6 +147,7 @@ impl Merger {
             let url = format!("http://localhost:{port}/stats/prometheus{query}");
             self.head("envoy", &url, envoy_headers, limit).await
         };
+        let room = &AtomicU64::new(SEVERAL);
         let targets = self.config.targets.iter().map(|target| {
             let url = format!("http://localhost:{}{}", target.port, target.path);
             let headers = app_headers.clone();
@@ -149,7 +157,7 @@ impl Merger {
                 if !several {
                     return Some(part);
                 }
-                let part = part.whole(LONGEST_OF_SEVERAL).await;
+                let part = part.whole(LONGEST_OF_SEVERAL, room).await;
                 part.map_err(|failure| self.missing("application", &url, &failure)).ok()
             }
         });
@@ -199,9 +207,13 @@ fn limit(headers: &HeaderMap) -> Option<Duration> {
             Some(Duration::try_from_secs_f64(seconds.max(0.0)).unwrap_or(Duration::MAX))
         }
         _ => {
-            tracing::warn!(
-                "the header {LIMIT} of a scrape is {text:?}, which is no number of seconds: the scrape has no deadline"
-            );
+            if let Some(more) = LIMITS.may() {
+                let text = cut(text, 100);
+                tracing::warn!(
+                    "the header {LIMIT} of a scrape is {text:?}, which is no number of seconds: the scrape has no \
+                    deadline{more}"
+                );
+            }
             None
         }
     }

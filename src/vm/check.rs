@@ -3,12 +3,16 @@
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::time::{Duration, SystemTime};
 
+use rustix::fs::Access;
+
+use super::accounts::Account;
 use super::places::{MOUNTED_ROOT, Places, TOKEN};
 use super::plan::Plan;
+use super::rights::{no_room, refusal};
 use crate::istiod::auth::claims;
 use crate::tls::cert;
 
@@ -59,6 +63,8 @@ pub(crate) struct Facts {
     pub envoy: String,
     /// istiod, `host:port`.
     pub istiod: String,
+    /// Where the agent writes Envoy's bootstrap and its sockets (`configPath`).
+    pub work: PathBuf,
 }
 
 /// Looks at everything that does not need the rules. Without a plan (some setting cannot be used) at what does not depend
@@ -70,29 +76,58 @@ pub(crate) fn look(
     planned: Option<(&Plan, &Facts)>,
     now: SystemTime,
 ) -> Vec<Line> {
-    let mut out = vec![files(places), root(places, env, now), token(places, env, now)];
-    if let Some((plan, facts)) = planned {
-        out.extend(of_plan(places, plan, facts));
+    // Whose rights count; nobody's where that is not known.
+    let whose = planned.map(|(plan, _)| plan.become_user.as_ref());
+    let mut out = vec![files(places, whose), root(places, env, whose, now), token(places, env, whose, now)];
+    match planned {
+        Some((plan, facts)) => out.extend(of_plan(places, plan, facts)),
+        None => out.extend(["envoy", "user", "folders", "istiod"].map(|what| {
+            line(
+                Grade::Warn,
+                what,
+                "not looked at: settings cannot be used (above), and they say which it is",
+            )
+        })),
     }
     out.push(unit(places));
     out
 }
 
+/// Who will run the agent, if that is known; `Some(None)` is who runs this.
+type Whose<'a> = Option<Option<&'a Account>>;
+
+/// Why there is no Envoy that the user may execute, in a line; `None` where there is one.
+#[must_use]
+pub(crate) fn no_envoy(place: &Path, user: Option<&Account>) -> Option<String> {
+    let shown = place.display();
+    match std::fs::metadata(place) {
+        Ok(about) if about.is_file() => {
+            let why = refusal(user, place, Access::EXEC_OK)?;
+            Some(format!("{shown}: {why}; mode 0755 and folders that all may enter are usual"))
+        }
+        Ok(_) => Some(format!("{shown} is no file")),
+        Err(e) => Some(format!("{shown}: {e}; binaryPath in the mesh file names another")),
+    }
+}
+
+// What was read by who looks may be shut to the agent.
+fn unread(whose: Whose<'_>, place: &Path) -> Option<String> {
+    let why = refusal(whose?, place, Access::READ_OK)?;
+    Some(format!("{}: {why}", place.display()))
+}
+
 fn of_plan(places: &Places, plan: &Plan, facts: &Facts) -> Vec<Line> {
+    let user = plan.become_user.as_ref();
     let mut out = Vec::new();
-    out.push(match std::fs::metadata(places.at(Path::new(&facts.envoy))) {
-        Ok(about) if about.is_file() => line(Grade::Ok, "envoy", facts.envoy.clone()),
-        Ok(_) => line(Grade::Fail, "envoy", format!("{} is no file", facts.envoy)),
-        Err(e) => line(
-            Grade::Fail,
-            "envoy",
-            format!("{}: {e}; binaryPath in the mesh file names another", facts.envoy),
-        ),
+    out.push(match no_envoy(&places.at(Path::new(&facts.envoy)), user) {
+        None => line(Grade::Ok, "envoy", facts.envoy.clone()),
+        Some(why) => line(Grade::Fail, "envoy", why),
     });
-    out.push(match &plan.become_user {
+    out.push(match user {
         Some(user) => line(Grade::Ok, "user", format!("{} (uid {}, gid {})", user.name, user.uid, user.gid)),
         None => line(Grade::Ok, "user", "stays who runs this"),
     });
+    out.push(folders(places, plan, facts));
     let mut addresses = vec![("istiod", facts.istiod.clone())];
     if let Some(ca) = plan.env.get("CA_ADDR").filter(|ca| **ca != facts.istiod && !ca.is_empty()) {
         addresses.push(("ca", ca.clone()));
@@ -103,8 +138,45 @@ fn of_plan(places: &Places, plan: &Plan, facts: &Facts) -> Vec<Line> {
     out
 }
 
-fn files(places: &Places) -> Line {
+// Where the agent writes.
+fn folders(places: &Places, plan: &Plan, facts: &Facts) -> Line {
+    let user = plan.become_user.as_ref();
+    let sockets = places.at(Path::new("./var/run/secrets"));
+    for dir in [&facts.work, &sockets] {
+        // What is missing of the usual ones is made by `vm run`, as root.
+        let usual = *dir == sockets || dir.ends_with("etc/istio/proxy");
+        if user.is_some() && usual && !dir.exists() {
+            continue;
+        }
+        if let Some(why) = no_room(user, dir) {
+            return line(Grade::Fail, "folders", format!("the agent writes to {}: {why}", dir.display()));
+        }
+    }
+    let certs =
+        plan.env.get("OUTPUT_CERTS").filter(|dir| !dir.is_empty()).map(|dir| places.at(Path::new(dir)));
+    if let Some(certs) = certs {
+        let missing = (!certs.is_dir()).then(|| "it is not there, and nobody makes it".to_owned());
+        if let Some(why) = missing.or_else(|| no_room(user, &certs)) {
+            let said = format!("certificates go to {} (OUTPUT_CERTS): {why}", certs.display());
+            return line(
+                Grade::Warn,
+                "folders",
+                format!("{said}; without them a new token is needed each time"),
+            );
+        }
+    }
+    line(
+        Grade::Ok,
+        "folders",
+        format!("{} and those of sockets and certificates can be written to", facts.work.display()),
+    )
+}
+
+fn files(places: &Places, whose: Whose<'_>) -> Line {
     let place = places.at(&places.mesh);
+    if let Some(why) = unread(whose, &place).filter(|_| place.exists()) {
+        return line(Grade::Fail, "mesh", why);
+    }
     match std::fs::read_to_string(&place) {
         Ok(text) if text.trim().is_empty() => {
             line(Grade::Warn, "mesh", format!("{} is empty", place.display()))
@@ -115,7 +187,7 @@ fn files(places: &Places) -> Line {
 }
 
 // The root that istiod is checked with, and by its dates the clock.
-fn root(places: &Places, env: &BTreeMap<String, String>, now: SystemTime) -> Line {
+fn root(places: &Places, env: &BTreeMap<String, String>, whose: Whose<'_>, now: SystemTime) -> Line {
     let provided = env.get("PROV_CERT").filter(|dir| !dir.is_empty());
     let provided = provided.map(|dir| Path::new(dir).join("root-cert.pem"));
     let candidates = [Some(Path::new(MOUNTED_ROOT).to_owned()), provided];
@@ -124,6 +196,9 @@ fn root(places: &Places, env: &BTreeMap<String, String>, now: SystemTime) -> Lin
         let said = format!("{} is not there: copy root-cert.pem to it, as vm install does", place.display());
         return line(Grade::Fail, "root", said);
     };
+    if let Some(why) = unread(whose, &place) {
+        return line(Grade::Fail, "root", why);
+    }
     let text = match std::fs::read(&place) {
         Ok(text) => text,
         Err(e) => return line(Grade::Fail, "root", format!("{}: {e}", place.display())),
@@ -147,7 +222,7 @@ fn root(places: &Places, env: &BTreeMap<String, String>, now: SystemTime) -> Lin
     }
 }
 
-fn token(places: &Places, env: &BTreeMap<String, String>, now: SystemTime) -> Line {
+fn token(places: &Places, env: &BTreeMap<String, String>, whose: Whose<'_>, now: SystemTime) -> Line {
     let from = places.token.clone().unwrap_or_else(|| TOKEN.into());
     let place = places.at(&from);
     let shown = place.display();
@@ -165,6 +240,12 @@ fn token(places: &Places, env: &BTreeMap<String, String>, now: SystemTime) -> Li
         }
         Err(e) => return line(bad, "token", format!("{shown}: {e}{instead}")),
     };
+    // One that was named is put in its place for the agent's user by `vm run`.
+    if places.token.is_none()
+        && let Some(why) = unread(whose, &place)
+    {
+        return line(bad, "token", format!("{why}{instead}"));
+    }
     match claims::read(&text) {
         None => line(bad, "token", format!("{shown}: this is no token{instead}")),
         Some(claims) if claims.expires.is_some_and(|at| at <= now) => {

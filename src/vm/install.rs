@@ -20,14 +20,18 @@ const PACKAGED: [&str; 2] = ["./lib/systemd/system/istio.service", "./usr/lib/sy
 /// One file to be put in place.
 #[derive(Debug, Clone)]
 pub(crate) struct Item {
-    /// Its place.
+    /// Its place, as people know it.
     pub place: PathBuf,
+    /// Where that leads.
+    target: PathBuf,
     /// What it is to hold.
     pub content: Vec<u8>,
     mode: u32,
     ours: bool,
     /// Lines are added to what is there, and an older one for the same name may go.
     adds: bool,
+    /// A link to `/dev/null` is there, as `systemctl mask` makes it: it is replaced, not written to.
+    masked: bool,
 }
 
 /// What becomes of an item.
@@ -59,18 +63,28 @@ pub(crate) fn items(dir: &Path, places: &Places) -> Result<Vec<Item>, Vec<String
     ];
     for (name, place, mode, ours) in files {
         let from = dir.join(name);
-        let place = places.at(place);
+        let mut item = match Item::at(places, place, mode, ours) {
+            Ok(item) => item,
+            Err(why) => {
+                errors.push(why.to_string());
+                continue;
+            }
+        };
         match std::fs::read(&from) {
-            Ok(content) if name == "hosts" => match hosts(&place, &content) {
-                Ok(content) => items.push(Item { place, content, mode, ours, adds: true }),
-                Err(e) => errors.push(format!("{}: {e}", place.display())),
-            },
+            Ok(content) if name == "hosts" => {
+                errors.extend(odd_hosts(&from.display().to_string(), &content));
+                match hosts(&item.target, &content) {
+                    Ok(content) => items.push(Item { content, adds: true, ..item }),
+                    Err(e) => errors.push(format!("{}: {e}", item.place.display())),
+                }
+            }
             Ok(content) if content.trim_ascii().is_empty() => {
                 errors.push(format!("{}: the file is empty", from.display()));
             }
             Ok(content) => {
                 errors.extend(faults(name, &from.display().to_string(), &content));
-                items.push(Item { place, content, mode, ours, adds: false });
+                item.content = content;
+                items.push(item);
             }
             Err(e) => errors
                 .push(format!("{}: {e}; \"istioctl x workload entry configure\" writes it", from.display())),
@@ -79,7 +93,10 @@ pub(crate) fn items(dir: &Path, places: &Places) -> Result<Vec<Item>, Vec<String
     if !PACKAGED.iter().any(|place| places.at(Path::new(place)).exists()) {
         let own = std::env::current_exe().ok().and_then(|path| path.to_str().map(str::to_owned));
         let content = UNIT.replace(BINARY, own.as_deref().unwrap_or(BINARY)).into_bytes();
-        items.push(Item { place: places.at(&places.unit), content, mode: 0o644, ours: false, adds: false });
+        match Item::at(places, &places.unit, 0o644, false) {
+            Ok(item) => items.push(Item { content, ..item }),
+            Err(why) => errors.push(why.to_string()),
+        }
     }
     if errors.is_empty() { Ok(items) } else { Err(errors) }
 }
@@ -93,6 +110,24 @@ fn faults(name: &str, from: &str, content: &[u8]) -> Vec<String> {
         }
         _ => Vec::new(),
     }
+}
+
+// A line that would not be one of `/etc/hosts`, where it would spoil what the machine knows.
+fn odd_hosts(from: &str, content: &[u8]) -> Vec<String> {
+    let text = String::from_utf8_lossy(content);
+    let odd = text.lines().enumerate().filter_map(|(at, line)| {
+        let mut words = line.split('#').next().unwrap_or_default().split_whitespace();
+        let address = words.next()?;
+        let why = if address.parse::<std::net::IpAddr>().is_err() {
+            format!("{address:?} is no IP address")
+        } else if words.next().is_none() {
+            format!("no name follows {address}")
+        } else {
+            return None;
+        };
+        Some(format!("{from}:{}: {why}; a line is an address and names", at + 1))
+    });
+    odd.collect()
 }
 
 // The machine's hosts with those of the folder; an older line for the same name goes.
@@ -120,16 +155,37 @@ fn hosts(place: &Path, wanted: &[u8]) -> io::Result<Vec<u8>> {
 }
 
 impl Item {
+    // Nothing yet for this place; a line when no file can be put there.
+    fn at(places: &Places, path: &Path, mode: u32, ours: bool) -> Result<Self, AtPath> {
+        let place = places.at(path);
+        let (target, masked) = places.target(path).map_err(AtPath::at(&place))?;
+        if !masked && target.symlink_metadata().is_ok_and(|about| !about.is_file()) {
+            let why = io::Error::other("what is there is no file: move it away");
+            return Err(AtPath::at(&place)(why));
+        }
+        Ok(Self { place, target, content: Vec::new(), mode, ours, adds: false, masked })
+    }
+
     /// A file that only its owner reads.
     #[must_use]
     pub(crate) fn secret(place: PathBuf, content: Vec<u8>) -> Self {
-        Self { place, content, mode: 0o600, ours: true, adds: false }
+        let target = place.clone();
+        Self { place, target, content, mode: 0o600, ours: true, adds: false, masked: false }
+    }
+
+    /// What is there when it would be overwritten.
+    #[must_use]
+    pub(crate) fn other(&self) -> &'static str {
+        if self.masked { "is masked (a link to /dev/null)" } else { "is there with other content" }
     }
 
     /// What would become of it.
     #[must_use]
     pub(crate) fn step(&self) -> Step {
-        match std::fs::read(&self.place) {
+        if self.masked {
+            return Step::Overwrite;
+        }
+        match std::fs::read(&self.target) {
             Ok(there) if there == self.content => Step::Keep,
             Ok(there) if comments(&there) || (self.adds && within(&there, &self.content)) => Step::Create,
             Err(e) if e.kind() == io::ErrorKind::NotFound => Step::Create,
@@ -137,15 +193,16 @@ impl Item {
         }
     }
 
-    /// Puts it in place, whole or not at all; `owner` gets it and the folders made for it, where that is whose it is.
+    /// Puts it in place, whole or not at all; `owner` gets it and the folders made for it below `base`, where that is
+    /// whose it is.
     ///
     /// # Errors
     /// The system's, with the place.
-    pub(crate) fn put(&self, owner: Option<&Account>) -> Result<(), AtPath> {
+    pub(crate) fn put(&self, base: &Path, owner: Option<&Account>) -> Result<(), AtPath> {
         let said = AtPath::at(&self.place);
-        let dir = self.place.parent().unwrap_or(Path::new("."));
+        let dir = self.target.parent().unwrap_or(Path::new("."));
         let owner = owner.filter(|_| self.ours);
-        folders(dir, owner).map_err(&said)?;
+        folders(base, dir, owner).map_err(&said)?;
         let mut fresh = tempfile::Builder::new()
             .prefix(".pilot-agent-")
             .permissions(std::fs::Permissions::from_mode(self.mode))
@@ -159,8 +216,20 @@ impl Item {
                 .map_err(&said)?;
         }
         fresh.as_file().sync_all().map_err(&said)?;
-        fresh.persist(&self.place).map_err(|e| said(e.error))?;
-        Ok(())
+        match fresh.persist(&self.target) {
+            Err(e) if e.error.kind() == io::ErrorKind::ResourceBusy => self.over_a_mount().map_err(&said),
+            other => other.map(drop).map_err(|e| said(e.error)),
+        }
+    }
+
+    // A file that is itself a mount, as /etc/hosts is in every container, cannot be renamed over: it is written to, which
+    // cannot be done whole or not at all.
+    fn over_a_mount(&self) -> io::Result<()> {
+        let flags = rustix::fs::OFlags::NOFOLLOW.bits().cast_signed();
+        let mut file = std::fs::OpenOptions::new().write(true).custom_flags(flags).open(&self.target)?;
+        file.write_all(&self.content)?;
+        file.set_len(self.content.len() as u64)?;
+        file.sync_all()
     }
 }
 
@@ -175,25 +244,31 @@ fn within(small: &[u8], large: &[u8]) -> bool {
     lines(small).all(|line| lines(large).any(|other| other == line))
 }
 
-/// Makes the folders that are missing, and gives those to their owner.
+/// From these names on folders are the proxy's; those above them are the system's.
+const OWN: [&str; 3] = ["istio", "secrets", "certs"];
+
+/// Makes the folders that are missing. The last one becomes the owner's, and those from [`OWN`] on.
 ///
 /// # Errors
 /// The system's.
-pub(crate) fn folders(dir: &Path, owner: Option<&Account>) -> io::Result<()> {
-    if dir.as_os_str().is_empty() || dir.exists() {
-        return Ok(());
+pub(crate) fn folders(base: &Path, dir: &Path, owner: Option<&Account>) -> io::Result<()> {
+    let missing = dir.ancestors().take_while(|dir| !dir.as_os_str().is_empty() && !dir.exists());
+    let missing: Vec<&Path> = missing.collect();
+    for made in missing.into_iter().rev() {
+        match std::fs::create_dir(made) {
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => continue,
+            other => other?,
+        }
+        let below = made.strip_prefix(base).unwrap_or(made);
+        let theirs = made == dir || below.iter().any(|name| OWN.iter().any(|own| name == *own));
+        match owner {
+            Some(account) if theirs => chown(made, Some(account.uid), Some(account.gid))?,
+            // Whoever is careful with the umask would shut the system's folders to the proxy.
+            Some(_) => std::fs::set_permissions(made, std::fs::Permissions::from_mode(0o755))?,
+            None => {}
+        }
     }
-    if let Some(parent) = dir.parent() {
-        folders(parent, owner)?;
-    }
-    match std::fs::create_dir(dir) {
-        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => return Ok(()),
-        other => other?,
-    }
-    match owner {
-        Some(account) => chown(dir, Some(account.uid), Some(account.gid)),
-        None => Ok(()),
-    }
+    Ok(())
 }
 
 /// A log file for the agent, as its user would open it: appended to, no link followed.
@@ -235,7 +310,8 @@ mod tests {
         let step = |there: &str, adds: bool| {
             let place = dir.path().join("file");
             std::fs::write(&place, there).unwrap();
-            Item { place, content: b"a b\nc d\n".to_vec(), mode: 0o644, ours: false, adds }.step()
+            let content = b"a b\nc d\n".to_vec();
+            Item { adds, mode: 0o644, ..Item::secret(place, content) }.step()
         };
         for (there, adds, expected) in [
             ("a b\nc d\n", false, Step::Keep),
@@ -249,5 +325,26 @@ mod tests {
         ] {
             assert_eq!(step(there, adds), expected, "{there:?} {adds}");
         }
+    }
+
+    #[test]
+    fn a_line_that_is_none_of_a_hosts_file_is_named() {
+        let told = odd_hosts("d/hosts", b"# by a tool\n192.0.2.9 istiod # up\n\nnot an ip line\nfd00::1\n");
+        assert_eq!(
+            told,
+            [
+                "d/hosts:4: \"not\" is no IP address; a line is an address and names",
+                "d/hosts:5: no name follows fd00::1; a line is an address and names",
+            ]
+        );
+    }
+
+    #[test]
+    fn a_mount_is_written_to() {
+        let dir = tempfile::tempdir().unwrap();
+        let place = dir.path().join("hosts");
+        std::fs::write(&place, "a longer text than the new one\n").unwrap();
+        Item::secret(place.clone(), b"new\n".to_vec()).over_a_mount().unwrap();
+        assert_eq!(std::fs::read(&place).unwrap(), b"new\n");
     }
 }

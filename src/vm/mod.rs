@@ -1,7 +1,7 @@
 //! `pilot-agent vm`: a virtual machine's part in the mesh, without bash and sudo.
 //!
 //! [`envfile`] reads `sidecar.env` and `cluster.env`, [`plan`] derives from them what Istio's `istio-start.sh` does:
-//! the environment, the command line, the user, the rules; both are pure. [`install`] puts the files of
+//! the environment, the command line, the user, the rules; both are pure. [`rights`] asks the kernel as that user. [`install`] puts the files of
 //! `istioctl x workload entry configure` in their places, [`check`] looks at a machine and gives a line for each thing.
 //! The command itself (`cli/vm.rs`) applies the rules and executes the agent under its user.
 //!
@@ -15,5 +15,9 @@ pub(crate) mod accounts;
 pub(crate) mod check;
 pub(crate) mod envfile;
 pub(crate) mod install;
+pub(crate) mod links;
 pub(crate) mod places;
 pub(crate) mod plan;
+pub(crate) mod rights;
+#[cfg(test)]
+pub(crate) mod variables;

@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use super::links;
+
 /// Where the agent reads its token.
 pub(crate) const TOKEN: &str = "./var/run/secrets/tokens/istio-token";
 /// Where istiod's root may lie besides the directory of certificates.
@@ -64,6 +66,38 @@ impl Places {
     #[must_use]
     pub(crate) fn at(&self, path: &Path) -> PathBuf {
         self.root.join(path.strip_prefix(".").unwrap_or(path))
+    }
+
+    /// The folder that relative places hang off, as files are put into it: links are read against it. The working directory
+    /// of a machine that runs has none of its own, there they mean what they always mean.
+    fn jail(&self) -> PathBuf {
+        if self.root == Path::new(".") { PathBuf::from("/") } else { self.root.clone() }
+    }
+
+    /// What made folders are named relative to.
+    #[must_use]
+    pub(crate) fn base(&self) -> PathBuf {
+        if self.root == Path::new(".") {
+            std::env::current_dir().unwrap_or_default()
+        } else {
+            self.root.clone()
+        }
+    }
+
+    /// Where a file for this place goes: links on the way are followed inside the root, the last one, too. `true` beside the
+    /// link itself where it leads to `/dev/null`, which nobody means to write to.
+    ///
+    /// # Errors
+    /// The system's, and links that are not followed.
+    pub(crate) fn target(&self, path: &Path) -> std::io::Result<(PathBuf, bool)> {
+        let jail = if path.is_absolute() { PathBuf::from("/") } else { self.jail() };
+        let path = if self.root == Path::new(".") { self.base().join(path) } else { path.to_owned() };
+        let parent = links::follow(&jail, path.parent().unwrap_or(Path::new("")))?;
+        let place = parent.join(path.file_name().unwrap_or_default());
+        if std::fs::read_link(&place).is_ok_and(|to| to == Path::new("/dev/null")) {
+            return Ok((place, true));
+        }
+        links::follow(&jail, &path).map(|target| (target, false))
     }
 
     /// The variables of both files over those of the process, as the script sources them.

@@ -14,6 +14,7 @@ use super::end_status::Class;
 use super::ended::{Ended, Leg, of_gate, stalled};
 use super::frames::{End, Gate, Out, Verdict};
 use super::own::Own;
+use super::pieces::with_more;
 use super::record::Recorder;
 use super::reply::Reply;
 use super::rules::Responses;
@@ -186,6 +187,7 @@ impl Down<'_> {
 
     async fn data(&mut self, data: Bytes) -> Result<(), Ended> {
         commit(self.stream);
+        let data = with_more(&mut self.body, data).await;
         let before = self.brought;
         self.brought += data.len() as u64;
         self.stream.shared.passing.more(data.len());

@@ -3,10 +3,12 @@
 //! A [`Gate`] takes the chunks of one direction as they arrive, walks the frames, feeds the scanner and
 //! asks its [`Rules`] what to do with each message: pass it on, keep it back, or collect it for the agent
 //! itself. A message is held only while the rules cannot tell, and at most for their look-ahead; then its
-//! bytes go on as they come, in slices of the chunks they arrived in: nothing is copied or re-encoded.
+//! bytes go on as they come, in slices of the chunks they arrived in: nothing is re-encoded, and copied is only
+//! what arrives in tiny pieces and has to be held.
 
 use bytes::{Bytes, BytesMut};
 
+use super::pieces::Pieces;
 use super::scan::{Facts, Malformed, Message, Scanner};
 
 /// Bytes of a frame's header: one flag, four of length.
@@ -48,7 +50,7 @@ pub trait Rules {
     fn lookahead(&self) -> usize;
     /// Bytes held of an undecided message at most.
     fn cap(&self) -> usize;
-    /// Largest message collected, in bytes; the rest of a larger one is thrown away.
+    /// Largest message collected, in bytes; of a larger one nothing is kept.
     fn collect_limit(&self) -> usize;
     /// Whether bytes of neighbouring messages may leave as one slice, which then follows the [`End`]s
     /// of its messages instead of preceding each.
@@ -112,8 +114,7 @@ struct Current {
     left: u64,
     verdict: Verdict,
     // Raw bytes (header included) of a message that is held or collected.
-    held: Vec<Bytes>,
-    held_len: usize,
+    held: Pieces,
     // Something of it has been passed on.
     passed: bool,
     // It is larger than accepted and read only to learn its type.
@@ -212,7 +213,6 @@ impl<R: Rules> Gate<R> {
                     from = start;
                 } else {
                     current.held.push(Bytes::copy_from_slice(&self.header));
-                    current.held_len = HEADER;
                     from = at;
                 }
                 self.current = Some(current);
@@ -233,22 +233,23 @@ impl<R: Rules> Gate<R> {
                 Verdict::Pass => {
                     if !current.held.is_empty() {
                         run.flush(chunk, out);
-                        out.extend(current.held.drain(..).map(Out::Bytes));
+                        out.extend(current.held.take().map(Out::Bytes));
                     }
                     run.extend(from, at, chunk, out);
                     current.passed = true;
                 }
+                Verdict::Collect if current.length > self.rules.collect_limit() as u64 => {
+                    current.held = Pieces::default();
+                }
                 Verdict::Undecided | Verdict::Collect => {
-                    let room = current.verdict == Verdict::Undecided
-                        || current.held_len + (at - from) <= self.rules.collect_limit() + HEADER;
-                    if !room {
-                        current.held.clear();
-                    } else if at > from {
+                    if current.verdict == Verdict::Collect {
+                        current.held.gather();
+                    }
+                    if at > from {
                         current.held.push(chunk.slice(from..at));
                     }
-                    current.held_len += at - from;
                 }
-                Verdict::Drop => current.held.clear(),
+                Verdict::Drop => current.held = Pieces::default(),
             }
             from = at;
             if current.left == 0 {
@@ -275,8 +276,7 @@ impl<R: Rules> Gate<R> {
             length,
             left: length,
             verdict: Verdict::Undecided,
-            held: Vec::new(),
-            held_len: 0,
+            held: Pieces::default(),
             passed: false,
             refused: length > self.rules.limit(),
         })
@@ -286,8 +286,8 @@ impl<R: Rules> Gate<R> {
         let current = self.current.take().expect("a message is ending");
         let facts = current.scanner.finish()?;
         let collected = current.verdict == Verdict::Collect;
-        let body = (collected && current.held_len <= self.rules.collect_limit() + HEADER)
-            .then(|| join(current.held).slice(HEADER..));
+        let body = (collected && current.length <= self.rules.collect_limit() as u64)
+            .then(|| current.held.into_one().slice(HEADER..));
         let end = End { facts, verdict: current.verdict, length: current.length, body };
         self.rules.ended(&end);
         Ok(end)
@@ -332,17 +332,6 @@ fn refuse(current: &Current, limit: u64) -> Result<(), Error> {
             type_url: found.cloned().unwrap_or_default(),
         }),
     }
-}
-
-fn join(mut pieces: Vec<Bytes>) -> Bytes {
-    if pieces.len() == 1 {
-        return pieces.remove(0);
-    }
-    let mut whole = BytesMut::with_capacity(pieces.iter().map(Bytes::len).sum());
-    for piece in &pieces {
-        whole.extend_from_slice(piece);
-    }
-    whole.freeze()
 }
 
 /// A message in its frame.

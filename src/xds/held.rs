@@ -25,8 +25,10 @@ impl Held {
         shared.meters.held(1);
         shared.state.held(true);
         if let Some(more) = HOLDS.may() {
+            let why =
+                if shared.has_failed() { "istiod has failed before" } else { "dialling istiod is put off" };
             tracing::info!(target: "xdsproxy", stream = id,
-                "istiod has failed before, so Envoy's stream is held while the agent dials {}{more}", shared.upstream.address());
+                "{why}, so Envoy's stream is held while the agent dials {}{more}", shared.upstream.address());
         }
         Self { shared: shared.clone(), since: Instant::now(), ended: AtomicBool::new(false) }
     }

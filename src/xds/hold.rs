@@ -14,6 +14,10 @@
 //! most likely been refused together with its whole mesh, so it begins with 10 s: with less, the agents of a
 //! large mesh would be refused many times each (`docs/SCALE.md`). A delay that istiod names itself
 //! (`grpc-retry-pushback-ms`) is kept.
+//!
+//! With `XDS_RECONNECT_SPREAD` the delays come from [`super::spread`]: the first dial after a stream broke is put off,
+//! too, and a name that resolves anew brings none forward, since all agents of a mesh see it in the same second. A hold
+//! never ends before the attempt that it waits for.
 
 use std::time::Duration;
 
@@ -22,6 +26,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use tonic::{Code, Status};
 
+use super::spread::Spread;
 use super::upstream::Upstream;
 use crate::base::backoff::{Backoff, Jitter, Policy};
 use crate::net::grpc::PUSHBACK;
@@ -68,17 +73,15 @@ pub struct Hold {
     /// For "too many" in a row, and whether others have most likely been told so too.
     crowded: Backoff,
     herd: bool,
+    /// The time over which the mesh comes back, where one is set.
+    spread: Option<Spread>,
+    /// The next attempt waits for its turn, though nothing has failed.
+    put_off: bool,
 }
 
 impl Default for Hold {
     fn default() -> Self {
-        Self {
-            backoff: doubling(FIRST, MAX),
-            due: None,
-            overloaded: false,
-            crowded: doubling(CROWDED, CROWDED_MAX),
-            herd: false,
-        }
+        Self::new(None)
     }
 }
 
@@ -93,9 +96,34 @@ pub struct Due {
     pub at: Instant,
     /// Whether news (a changed file or name) may bring it forward.
     pub hurry: bool,
+    /// Whether it is this agent's turn in the time over which the mesh comes back: of news, only a changed file counts.
+    pub spread: bool,
+}
+
+impl Due {
+    /// For a client that does not wait long: not later than without a spread.
+    pub(super) fn soon(self) -> Self {
+        let within = MAX.mul_f64(rand::rng().random_range(0.0..=1.0));
+        let at = if self.spread && self.hurry { self.at.min(Instant::now() + within) } else { self.at };
+        Self { at, ..self }
+    }
 }
 
 impl Hold {
+    /// Before the first attempt; `spread` is the time over which the agents of the mesh come back, where one is set.
+    #[must_use]
+    pub fn new(spread: Option<Duration>) -> Self {
+        Self {
+            backoff: doubling(FIRST, MAX),
+            due: None,
+            overloaded: false,
+            crowded: doubling(CROWDED, CROWDED_MAX.max(spread.unwrap_or_default())),
+            herd: false,
+            spread: spread.map(|over| Spread::new(over, FIRST)),
+            put_off: false,
+        }
+    }
+
     /// Failures since istiod last answered.
     #[must_use]
     pub(crate) fn failures(&self) -> u32 {
@@ -105,15 +133,22 @@ impl Hold {
     /// Counts a failure; gives the delay until the next attempt.
     pub fn failed(&mut self, status: &Status) -> Duration {
         self.overloaded = status.code() == Code::ResourceExhausted;
+        self.put_off = false;
         let mut delay = self.backoff.next_delay();
         if self.overloaded {
             delay = self.crowded.next_delay();
+            if let Some(spread) = &mut self.spread {
+                delay = spread.refused(delay);
+            }
             if let Some(asked) = pushback(status) {
                 // Those who were given the same delay come back spread out.
                 delay = asked + asked.mul_f64(rand::rng().random_range(0.0..=0.1));
             }
         } else {
             self.gathered();
+            if let Some(spread) = &mut self.spread {
+                delay = spread.failed();
+            }
         }
         self.due = Some(Instant::now() + delay);
         delay
@@ -121,22 +156,56 @@ impl Hold {
 
     /// Istiod has answered, or failed in a way that Envoy must see.
     pub fn reset(&mut self) {
-        *self = Self::default();
+        let spread = self.spread.take().map(Spread::answered);
+        *self = Self { spread, ..Self::default() };
         self.gathered();
+    }
+
+    /// Envoy has a configuration to serve with from now on, or none any more.
+    pub fn configured(&mut self, is: bool) {
+        if let Some(spread) = &mut self.spread {
+            spread.configured(is);
+        }
+    }
+
+    /// Istiod has ended a stream on which it had answered. Gives how long the next dial is put off, if it is.
+    pub fn broke(&mut self) -> Option<Duration> {
+        let delay = self.spread.as_mut()?.broke()?;
+        (self.due, self.overloaded, self.put_off) = (Some(Instant::now() + delay), false, true);
+        Some(delay)
+    }
+
+    /// A stream has come from an Envoy that has no configuration: it does not wait for the others of the mesh. Tells
+    /// whether it would have.
+    pub(super) fn starts(&mut self) -> bool {
+        let anew = self.spread.as_mut().is_some_and(Spread::starts_anew);
+        let waits = anew && !self.overloaded && self.due.is_some_and(|at| at > Instant::now());
+        if waits {
+            (self.due, self.put_off) = (None, false);
+        }
+        waits
+    }
+
+    /// How long the dial for a stream that is opened now is still put off.
+    pub(super) fn put_off(&self) -> Option<Duration> {
+        let left = self.due?.checked_duration_since(Instant::now())?;
+        (self.put_off && !left.is_zero()).then_some(left)
     }
 
     // What comes next comes to others too.
     fn gathered(&mut self) {
         if !self.herd {
             self.herd = true;
-            self.crowded = doubling(HERD, CROWDED_MAX);
+            let most = self.spread.as_ref().map_or(CROWDED_MAX, |spread| spread.over().max(CROWDED_MAX));
+            self.crowded = doubling(HERD, most);
         }
     }
 
     /// When the next attempt may begin, if it must wait.
     #[must_use]
     pub fn due(&self) -> Option<Due> {
-        self.due.map(|at| Due { at, hurry: !self.overloaded })
+        let spread = self.spread.is_some();
+        self.due.map(|at| Due { at, hurry: !self.overloaded, spread })
     }
 }
 
@@ -151,7 +220,7 @@ pub(super) async fn wait(due: Due, wake: &mut watch::Receiver<u64>, upstream: &d
         () = changed(wake) => {
             tracing::info!(target: "xdsproxy", "a token or root file has changed: trying istiod again at once");
         }
-        () = resolves_anew(upstream) => {
+        () = resolves_anew(upstream), if !due.spread => {
             tracing::info!(target: "xdsproxy", "the name of istiod resolves anew: trying again at once");
         }
     }
@@ -178,133 +247,4 @@ async fn resolves_anew(upstream: &dyn Upstream) {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::collections::BTreeSet;
-    use std::net::SocketAddr;
-    use std::sync::Mutex;
-
-    use futures_util::future::BoxFuture;
-
-    use super::*;
-    use crate::istiod::{Connection, Error};
-
-    // A name that resolves to one thing after the other; the last one stays.
-    #[derive(Debug)]
-    struct Name(Option<Mutex<Vec<BTreeSet<SocketAddr>>>>);
-
-    impl Name {
-        fn of(addresses: &[&[u8]]) -> Self {
-            let set = |last: &&[u8]| last.iter().map(|n| SocketAddr::from(([10, 0, 0, *n], 1))).collect();
-            Self(Some(Mutex::new(addresses.iter().rev().map(set).collect())))
-        }
-    }
-
-    impl Upstream for Name {
-        fn connect(&self) -> BoxFuture<'_, Result<Connection, Error>> {
-            unreachable!("only its name is looked up")
-        }
-
-        fn address(&self) -> &str {
-            "istiod:15012"
-        }
-
-        fn resolves(&self) -> bool {
-            self.0.is_some()
-        }
-
-        fn look_up(&self) -> BoxFuture<'_, BTreeSet<SocketAddr>> {
-            let mut left = self.0.as_ref().expect("it resolves").lock().unwrap();
-            let now = if left.len() > 1 { left.pop() } else { left.first().cloned() };
-            Box::pin(std::future::ready(now.unwrap_or_default()))
-        }
-    }
-
-    #[test]
-    fn only_what_can_heal_is_held() {
-        for code in 0..17 {
-            let held = holdable(&Status::new(Code::from(code), ""));
-            assert_eq!(held, [7, 8, 14, 16].contains(&code), "code {code}");
-        }
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn delays_stay_in_their_bounds_and_overload_is_waited_out() {
-        let mut hold = Hold::default();
-        for _ in 0..50 {
-            assert!(hold.failed(&Status::unavailable("")) <= MAX);
-            assert!(hold.due().unwrap().hurry);
-        }
-        for (mut hold, first) in [(Hold::default(), CROWDED), (herd(), HERD)] {
-            let mut bound = first;
-            for _ in 0..50 {
-                let delay = hold.failed(&Status::resource_exhausted(""));
-                assert!(delay <= bound, "{delay:?} is above {bound:?}");
-                assert!(!hold.due().unwrap().hurry);
-                bound = (bound * 2).min(CROWDED_MAX);
-            }
-        }
-        let mut hold = Hold::default();
-        hold.failed(&Status::unavailable("away"));
-        let delays = std::iter::repeat_with(|| hold.clone().failed(&Status::resource_exhausted("")));
-        assert!(delays.take(1000).any(|delay| delay > CROWDED), "istiod was away for others too");
-        hold.reset();
-        assert_eq!((hold.failures(), hold.due()), (0, None));
-    }
-
-    // Of an agent that had a configuration.
-    fn herd() -> Hold {
-        let mut hold = Hold::default();
-        hold.reset();
-        hold
-    }
-
-    #[test]
-    fn a_delay_that_istiod_names_is_kept() {
-        let crowded = |text: &'static str| {
-            let mut status = Status::resource_exhausted("");
-            status.metadata_mut().insert(PUSHBACK, text.parse().unwrap());
-            status
-        };
-        let mut hold = Hold::default();
-        for (text, ms) in [("20000", 20_000), ("0", 0), ("99999999999", 300_000)] {
-            let delay = hold.failed(&crowded(text)).as_millis();
-            assert!((ms..=ms + ms / 10).contains(&delay), "{text}: {delay} ms");
-        }
-        assert!(hold.failed(&crowded("soon")) <= CROWDED_MAX, "no number: as without it");
-        assert!(holdable(&crowded("20000")) && holdable(&crowded("soon")));
-        assert!(!holdable(&crowded("-1")), "not to be tried again: Envoy is told");
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn news_brings_the_attempt_forward_unless_istiod_is_overloaded() {
-        let (news, mut wake) = watch::channel(0);
-        let start = Instant::now();
-        let due = |hurry| Due { at: start + Duration::from_secs(4), hurry };
-        news.send(1).unwrap();
-        wait(due(true), &mut wake, &Name(None)).await;
-        assert_eq!(start.elapsed(), Duration::ZERO);
-        news.send(2).unwrap();
-        wait(due(false), &mut wake, &Name(None)).await;
-        assert!(start.elapsed() >= Duration::from_secs(4));
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_name_that_resolves_anew_brings_the_attempt_forward() {
-        let (_news, mut wake) = watch::channel(0);
-        for (addresses, seconds) in [
-            (Name::of(&[&[1], &[2]]), 1),
-            (Name::of(&[&[1], &[1], &[1, 2]]), 2),
-            // It did not resolve, and now it does.
-            (Name::of(&[&[], &[1]]), 1),
-            // It does not resolve for a moment, and then to the same as before.
-            (Name::of(&[&[1], &[], &[1]]), 4),
-            (Name::of(&[&[1, 2]]), 4),
-            (Name(None), 4),
-        ] {
-            let start = Instant::now();
-            let due = Due { at: start + Duration::from_secs(4), hurry: true };
-            wait(due, &mut wake, &addresses).await;
-            assert_eq!(start.elapsed().as_secs(), seconds, "{addresses:?}");
-        }
-    }
-}
+mod tests;

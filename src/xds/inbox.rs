@@ -20,21 +20,25 @@ use tonic::Status;
 use super::ended::{Ended, Leg, of_gate, stalled};
 use super::frames::{End, Error, Gate, Out, Verdict, frame_bytes};
 use super::own::Own;
+use super::pieces::{Pieces, with_more};
 use super::protocol::Protocol;
 use super::record::{Messages, Recorder};
 use super::rules::Requests;
-use super::scan::Malformed;
+use super::scan::{Facts, Malformed};
 use super::sink::{Broken, Sink};
 use super::state::Answer;
 use super::stream::Stream;
 use super::{end_status, types};
-use crate::base::quote::shown;
+use crate::base::quote::{cut, shown};
 use crate::base::seldom::Seldom;
 use crate::replay::Strip;
 
 /// Any client can cause these, as often as it likes.
 static TOO_LARGE: Seldom = Seldom::new(60);
 static REJECTED: Seldom = Seldom::new(60);
+
+/// Longest reason of a rejection in a line.
+const CAUSE: usize = 2048;
 
 /// Requests kept for another attempt at most, in bytes; a stream that has sent more cannot be held any
 /// further when its upstream fails. First requests of a large mesh are about 1 MB.
@@ -50,7 +54,7 @@ pub(super) struct Inbox {
     owed: usize,
     failed: Option<Error>,
     // Sent, and kept while it may have to be sent again.
-    replay: Option<Vec<Bytes>>,
+    replay: Option<Pieces>,
     replay_length: usize,
     ended: bool,
     // After a hand-over: what must not reach istiod.
@@ -81,7 +85,7 @@ impl Inbox {
             pending: VecDeque::new(),
             owed: 0,
             failed: None,
-            replay: movable.then(Vec::new),
+            replay: movable.then(Pieces::default),
             replay_length: 0,
             ended: false,
             strip: None,
@@ -108,6 +112,20 @@ impl Inbox {
         self.proxyless
     }
 
+    /// Whether the client is one, as far as it has been read.
+    pub(super) fn proxyless(&self) -> bool {
+        self.proxyless
+    }
+
+    /// Whether the first request, if it is there, is that of a client without any configuration.
+    pub(super) fn is_bare(&self) -> bool {
+        let first = self.pending.iter().find_map(|item| match item {
+            Item::End(end) => Some(&end.facts),
+            _ => None,
+        });
+        first.is_some_and(Facts::is_bare)
+    }
+
     /// What was read of Envoy so far, to be read by the stand-in. Waits until it is whole requests.
     pub(super) async fn taken_back(&mut self) -> Bytes {
         while !self.gate.whole() && self.failed.is_none() && !self.ended {
@@ -131,7 +149,10 @@ impl Inbox {
         if self.ended {
             return None;
         }
-        poll_fn(|cx| self.body.poll_data(cx)).await
+        match poll_fn(|cx| self.body.poll_data(cx)).await {
+            Some(Ok(data)) => Some(Ok(with_more(&mut self.body, data).await)),
+            other => other,
+        }
     }
 
     /// So many bytes of it have been dealt with.
@@ -260,7 +281,7 @@ async fn run(stream: &Stream<'_>, inbox: &mut Inbox, sink: SendStream<Bytes>) ->
     let mut sink =
         Sink { stream: Upward(sink), leg: Leg::Istiod, shared: stream.shared, progress: Default::default() };
     let mut recorder = stream.recorder(Recorder::requests);
-    for bytes in inbox.replay.clone().unwrap_or_default() {
+    for bytes in inbox.replay.as_ref().map(Pieces::all).unwrap_or_default() {
         inbox.note(&mut recorder, &bytes);
         sink.send(bytes).await?;
     }
@@ -293,6 +314,7 @@ async fn run(stream: &Stream<'_>, inbox: &mut Inbox, sink: SendStream<Bytes>) ->
             Input::Reset(error) => return Err(Broken::Gone(error)),
             Input::Data(Some(Ok(data))) => {
                 let known = inbox.proxyless;
+                let data = with_more(&mut inbox.body, data).await;
                 inbox.accept(&data);
                 if inbox.proxyless && !known {
                     stream.shared.settle(stream.id, true);
@@ -383,11 +405,17 @@ fn ended(stream: &Stream<'_>, inbox: &mut Inbox, end: &End) {
                 && count > 1
                 && let Some(more) = REJECTED.may()
             {
-                tracing::warn!(target: "xdsproxy", "Envoy rejected {short} version {version:?}, {count} times by now: {}{more}",
-                    end.facts.error_message);
+                tracing::warn!(target: "xdsproxy", "Envoy rejected {} version {:?}, {count} times by now: {}{more}",
+                    shown(short), shown(&version), cut(&end.facts.error_message, CAUSE));
             }
         }
-        Answer::Ack => shared.troubles.accepted(type_url),
+        Answer::Ack => {
+            shared.troubles.accepted(type_url);
+            if type_url == types::LISTENER {
+                shared.configured(true);
+            }
+        }
+        Answer::None if type_url == types::LISTENER && end.facts.is_bare() => shared.configured(false),
         Answer::None => {}
     }
     if type_url == types::LISTENER && !stream.first_listeners.swap(true, Ordering::Relaxed) {

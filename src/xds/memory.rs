@@ -18,6 +18,7 @@ use crate::base::error::chain;
 use crate::base::heap::Passing;
 use crate::base::lane::Lane;
 use crate::base::place::{self, Mode as FileMode};
+use crate::base::seldom::Seldom;
 use crate::base::tasks::Stop;
 use crate::replay::{Mode, StandIn, Store, disk};
 use crate::trouble::{Kind, Report, Reporter};
@@ -26,6 +27,11 @@ use crate::trouble::{Kind, Report, Reporter};
 static WORK: Lane = Lane::new("last good configuration", 2);
 
 const NONE: [&str; 0] = [];
+
+/// Istiod can cause these.
+static TOO_LARGE: Seldom = Seldom::new(6);
+/// What one message may have before it is compressed, where less than that is kept: a few times what it may have then.
+const LARGEST: usize = 16 << 20;
 
 /// What is kept, and when it is used.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -164,6 +170,22 @@ impl Memory {
 
     pub(super) fn response(&self, id: u64, protocol: Protocol, message: Bytes) {
         self.put(message.len(), Event::Response(id, protocol.mode(), message));
+    }
+
+    /// Largest message that is gathered to be noted, in bytes, before it is compressed. As much as all of it may take
+    /// afterwards; more where that is little.
+    pub(super) fn largest(&self) -> u64 {
+        self.config.most.max(LARGEST).min(self.config.most.saturating_mul(4)) as u64
+    }
+
+    /// A message above [`Self::largest`] went by: nothing is whole without it.
+    pub(super) fn too_large(&self, length: u64) {
+        if let Some(more) = TOO_LARGE.may() {
+            let most = self.largest();
+            tracing::warn!(target: "xdsproxy", "a message of {length} bytes is more than XDS_REPLAY notes, {most} \
+                bytes, so what was noted is dropped; raise XDS_REPLAY_MAX_BYTES{more}");
+        }
+        let _ = self.events.send(Event::Lost);
     }
 
     fn put(&self, length: usize, event: Event) {

@@ -28,10 +28,11 @@
 //! | file | is about |
 //! |---|---|
 //! | `server`, `shared`, `session` | the socket, whose stream is whose, one stream from its beginning to its end |
-//! | `upstream`, `hold`, `keepalive` | the stream to istiod: opened, tried again while istiod is away, found dead |
+//! | `upstream`, `hold`, `spread`, `keepalive` | the stream to istiod: opened, tried again while istiod is away, in turn with the mesh, found dead |
 //! | `relay`, `inbox`, `down` | both directions |
 //! | `sink` | writing within flow control; how long a leg may stall (`XDS_STALL_TIMEOUT`) |
 //! | `frames`, `scan`, `rules`, `types` | pure: what goes by, and which of it passes |
+//! | `pieces` | bytes that are kept for a while, however small the pieces they came in |
 //! | `own`, `tap`, `ecds` | the agent's own requests, types that it handles, Wasm conversions |
 //! | `memory`, `record`, `stand_in` | the last good configuration (`XDS_REPLAY`) |
 //! | `state`, `meters`, `trouble`, `end_status`, `ended` | what is shown, counted and reported |
@@ -50,6 +51,7 @@ mod keepalive;
 mod memory;
 mod meters;
 mod own;
+mod pieces;
 pub(crate) mod probe;
 pub(crate) mod protocol;
 mod record;
@@ -62,6 +64,7 @@ mod server;
 mod session;
 mod shared;
 mod sink;
+mod spread;
 mod stand_in;
 pub(crate) mod state;
 mod stream;
@@ -106,6 +109,9 @@ pub struct Config {
     /// How long a stream is held while istiod is away (`XDS_HOLD_TIMEOUT`, default 10 minutes; zero
     /// fails each stream at once, as the Go agent does).
     pub hold: Duration,
+    /// Over how long the agents of a mesh come back after istiod was away (`XDS_RECONNECT_SPREAD`, unset by default). Only
+    /// where streams are held.
+    pub spread: Option<Duration>,
     /// Ends a stream of which a leg has not moved for so long (`XDS_STALL_TIMEOUT`, 5 min unless set).
     pub stall: Option<Duration>,
     /// How old a stream to istiod may become, a tenth more or less (`XDS_STREAM_MAX_AGE`, unset by default).
@@ -124,6 +130,7 @@ impl Config {
             max_request: 64 << 20,
             keepalive: Keepalive::default(),
             hold: Duration::from_secs(600),
+            spread: None,
             stall: None,
             max_age: None,
             replay: None,

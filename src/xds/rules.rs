@@ -11,8 +11,9 @@ const RESPONSE_LOOKAHEAD: usize = 16 * 1024;
 /// A response whose first resource is of no type that passes is held up to this size in wait for its own
 /// type URL.
 const RESPONSE_CAP: usize = 4 << 20;
-/// Largest response that the agent handles itself. A name table of 100,000 services is about 10 MB.
-const COLLECT: usize = 128 << 20;
+/// Largest response that the agent handles itself: it is gathered whole. A name table has about 85 bytes a host, so
+/// this is one of 290,000. A larger one is refused to istiod, as a rejected type, and the last good one stays in use.
+pub(super) const COLLECT: usize = 24 << 20;
 /// Requests up to this size are judged whole; the ones that the agent keeps back are far smaller.
 const REQUEST_LOOKAHEAD: usize = 64 * 1024;
 

@@ -267,6 +267,7 @@ impl Scanner {
                 return Ok(());
             }
             Field::Removed => self.facts.removed += 1,
+            Field::Known => self.facts.known += 1,
             Field::Code | Field::Other => {}
         }
         self.skip(length)

@@ -13,7 +13,6 @@ use super::protocol::Protocol;
 use super::reply::Reply;
 use super::shared::Shared;
 use super::state::Snapshot;
-use super::upstream::FRAME_BUDGET;
 use super::{Config, Parts, keepalive, protocol, reflection, session};
 use crate::base::tasks::{Set, Stop, TaskResult};
 use crate::base::uds;
@@ -26,6 +25,10 @@ use crate::net::unix;
 
 /// Flow-control window towards Envoy, in bytes. Requests are small; large ones pass through in pieces.
 const WINDOW: u32 = 64 * 1024;
+/// What small DATA frames of one connection that nobody has read yet may weigh together, where each weighs what it lacks
+/// to 256 bytes. A window full of frames of 86 bytes stays below; Envoy's shortest request (a type, a version and a
+/// nonce) is longer. A byte a frame, it is 160 kB of memory; above it the connection is ended.
+const FRAME_BUDGET: usize = 128 * 1024;
 /// Bytes of responses queued inside the HTTP/2 library at most.
 const SEND_BUFFER: usize = 128 * 1024;
 /// Largest header list accepted; a larger one ends its stream.

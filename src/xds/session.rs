@@ -15,7 +15,7 @@ use tonic::Status;
 use super::end_status::Class;
 use super::ended::{Ended, Leg};
 use super::held::Held;
-use super::hold::{self, holdable};
+use super::hold::{self, Due, holdable};
 use super::inbox::Inbox;
 use super::own::Queue;
 use super::protocol::Protocol;
@@ -26,6 +26,7 @@ use super::stand_in::{self, Answered, Sides};
 use super::stream::Stream;
 use super::trouble;
 use super::upstream::{self, Link, Unopened};
+use crate::base::quote::cut;
 use crate::base::seldom::Seldom;
 use crate::base::tasks::{Panicked, Stop, caught};
 use crate::istiod;
@@ -35,6 +36,8 @@ use crate::trouble::Report;
 
 /// Any client can cause these, as often as it likes.
 static ENDS: Seldom = Seldom::new(60);
+/// Longest cause in a line.
+const CAUSE: usize = 2048;
 /// How long a stream's first request is waited for where another stream is open, or it is held.
 const FIRST_REQUEST: Duration = Duration::from_secs(1);
 /// Clients of the gRPC library give a resource 15 s, and do not tell why it did not come: the cause must be
@@ -59,6 +62,9 @@ pub(super) async fn serve(
     let proxyless = (overlaps || held.is_some()) && inbox.is_proxyless(FIRST_REQUEST).await;
     if overlaps || proxyless {
         shared.settle(id, proxyless);
+    }
+    if held.is_some() && !proxyless && inbox.is_bare() {
+        shared.starts();
     }
     let hold = if proxyless { shared.config.hold.min(PROXYLESS_HOLD) } else { shared.config.hold };
     let mut reply = Reply::new(respond);
@@ -166,7 +172,7 @@ impl EnvoyStream<'_> {
         loop {
             if answered.is_none()
                 && self.ends_at.is_some()
-                && let Some(due) = shared.due()
+                && let Some(due) = self.due()
             {
                 match self.or_gone(hold::wait(due, &mut wake, &*shared.upstream)).await {
                     Ok(()) => {}
@@ -247,6 +253,9 @@ impl EnvoyStream<'_> {
             down(shared, self.stream.id, reason(&ended));
             if ended.by == Leg::Istiod {
                 shared.troubles.lost(shared.upstream.address(), &ended.status);
+                if !self.inbox.proxyless() && !shared.has_others(self.stream.id) {
+                    shared.broke();
+                }
             }
             return ControlFlow::Break((ended, "healed"));
         }
@@ -301,12 +310,19 @@ impl EnvoyStream<'_> {
         let shared = self.stream.shared;
         let delay = shared.failed(status, report);
         let Some(ends_at) = self.ends_at else { return false };
-        let again = holdable && self.inbox.movable() && Instant::now() + delay < ends_at;
+        let in_time = self.due().is_none_or(|due| due.at < ends_at);
+        let again = holdable && self.inbox.movable() && in_time;
         if again {
             tracing::debug!(target: "xdsproxy", stream = self.stream.id,
                 "held; next attempt in {delay:?} after: {}", status.message());
         }
         again
+    }
+
+    // When istiod may be dialled next for this stream.
+    fn due(&self) -> Option<Due> {
+        let due = self.stream.shared.due()?;
+        Some(if self.inbox.proxyless() { due.soon() } else { due })
     }
 
     // While the agent works for the stream, Envoy may leave, its time may be over, and a newer stream may take
@@ -350,6 +366,7 @@ fn log(id: u64, ended: &Ended) {
         }
         Class::Unexpected => {
             if let Some(more) = ENDS.may() {
+                let text = cut(text, CAUSE);
                 tracing::warn!(target: "xdsproxy", stream = id, "ended by {side}: {code:?} {text}{more}")
             }
         }

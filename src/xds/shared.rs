@@ -28,6 +28,9 @@ use crate::trouble::Report;
 const SIDE_BY_SIDE: usize = 64;
 /// Whoever opens streams by the thousand must not fill the log with them.
 static OVERLAPPING: Seldom = Seldom::new(60);
+/// Istiod and clients cause these as often as they like.
+static PUT_OFF: Seldom = Seldom::new(60);
+static NOT_PUT_OFF: Seldom = Seldom::new(60);
 
 /// What all streams share.
 pub(super) struct Shared {
@@ -71,6 +74,7 @@ impl Shared {
         let state = Arc::new(RelayState::new(parts.clock.clone(), parts.upstream.address().to_owned()));
         meters::export(&parts.metrics, &state);
         let passing = Arc::<Passing>::default();
+        let hold = Hold::new(config.spread.filter(|_| !config.hold.is_zero()));
         let memory = config.replay.clone().map(|of| Arc::new(Memory::new(of, &parts, passing.clone())));
         Self {
             config,
@@ -86,7 +90,7 @@ impl Shared {
             passing,
             troubles: Troubles::new(parts.trouble),
             ecds_version: Mutex::default(),
-            hold: Mutex::default(),
+            hold: Mutex::new(hold),
             health: Mutex::default(),
             registered: Mutex::default(),
             next_id: AtomicU64::new(1),
@@ -148,7 +152,12 @@ impl Shared {
 
     /// Whether a stream that is opened now is held instead of failed.
     pub(super) fn holds(&self) -> bool {
-        !self.config.hold.is_zero() && self.has_failed()
+        !self.config.hold.is_zero() && (self.has_failed() || self.put_off().is_some())
+    }
+
+    /// How long the next dial is put off, though istiod has not failed.
+    pub(super) fn put_off(&self) -> Option<Duration> {
+        self.hold.lock().expect("no panic holds this lock").put_off()
     }
 
     /// Whether istiod has failed last.
@@ -170,6 +179,31 @@ impl Shared {
         let next = u64::try_from(delay.as_millis()).ok();
         self.state.upstream_failed(failures, status.message().to_owned(), next);
         delay
+    }
+
+    /// Istiod has ended a stream of Envoy's on which it had answered: the agents of the mesh take turns.
+    pub(super) fn broke(&self) {
+        let delay = self.hold.lock().expect("no panic holds this lock").broke();
+        let Some((delay, over)) = delay.zip(self.config.spread) else { return };
+        self.state.put_off(u64::try_from(delay.as_millis()).unwrap_or(u64::MAX));
+        if let Some(more) = PUT_OFF.may() {
+            tracing::info!(target: "xdsproxy", "the stream to istiod broke: dialling again is put off for {delay:.1?}, since the \
+                agents of the mesh come back over {over:?} (XDS_RECONNECT_SPREAD){more}");
+        }
+    }
+
+    /// Envoy has taken listeners, or asks as one that has none.
+    pub(super) fn configured(&self, is: bool) {
+        self.hold.lock().expect("no panic holds this lock").configured(is);
+    }
+
+    /// A held stream is that of an Envoy without a configuration.
+    pub(super) fn starts(&self) {
+        if self.hold.lock().expect("no panic holds this lock").starts()
+            && let Some(more) = NOT_PUT_OFF.may()
+        {
+            tracing::info!(target: "xdsproxy", "Envoy has no configuration: istiod is dialled at once{more}");
+        }
     }
 
     /// Istiod's first message on a stream has come.

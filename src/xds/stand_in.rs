@@ -26,6 +26,7 @@ use super::memory::{Memory, Serving};
 use super::record::Messages;
 use super::reply::Reply;
 use super::scan::Facts;
+use super::shared::Shared;
 use super::sink::{Broken, Sink};
 use super::stream::Stream;
 use super::upstream::{self, Link, Unopened};
@@ -85,8 +86,7 @@ pub(super) async fn run(sides: &mut Sides<'_>, memory: &Arc<Memory>) -> Result<A
     let mut messages = Messages::new(shared.config.max_request);
     let mut serving: Option<Serving> = None;
     let mut way = Way::Idle;
-    // Istiod is known to be away.
-    let mut due = pin!(tokio::time::sleep(if shared.holds() { Duration::ZERO } else { memory.after() }));
+    let mut due = pin!(tokio::time::sleep(silence(shared, memory)));
     let mut is_due = false;
     let mut old = pin!(tokio::time::sleep(memory.left().unwrap_or(NO_END)));
     let mut data = sides.inbox.taken_back().await;
@@ -141,6 +141,15 @@ pub(super) async fn run(sides: &mut Sides<'_>, memory: &Arc<Memory>) -> Result<A
             }
         }
     }
+}
+
+// How long Envoy hears nothing: not at all where istiod is known to be away. An Envoy whose agent waits for its turn has a
+// configuration.
+fn silence(shared: &Shared, memory: &Memory) -> Duration {
+    if shared.has_failed() && shared.holds() {
+        return Duration::ZERO;
+    }
+    shared.put_off().unwrap_or_default() + memory.after()
 }
 
 // Takes in what Envoy has written.
@@ -216,7 +225,7 @@ fn failed(
     Err(Ended { by: Leg::Istiod, status: status.clone(), class: Class::Unexpected })
 }
 
-async fn dial(shared: &super::shared::Shared, protocol: super::Protocol) -> Result<Link, Unopened> {
+async fn dial(shared: &Shared, protocol: super::Protocol) -> Result<Link, Unopened> {
     let mut wake = shared.wake.clone();
     wake.mark_unchanged();
     if let Some(due) = shared.due() {

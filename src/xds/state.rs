@@ -199,6 +199,11 @@ impl RelayState {
         });
     }
 
+    /// The next attempt waits for its turn, so many milliseconds.
+    pub(crate) fn put_off(&self, next_attempt_ms: u64) {
+        self.with(|inner, _| inner.upstream.next_attempt_ms = Some(next_attempt_ms));
+    }
+
     /// Envoy's stream is held from now on, or no longer.
     pub(crate) fn held(&self, held: bool) {
         self.with(|inner, now| inner.upstream.held_since = held.then(|| unix(now)));

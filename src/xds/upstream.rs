@@ -85,9 +85,11 @@ const SEND_BUFFER: usize = 64 * 1024;
 /// Largest header list accepted, as the library of the Go agent would take 16 MiB: statuses with details
 /// are a few KiB.
 const HEADER_LIST: u32 = 256 * 1024;
-/// The library's guard against floods of tiny DATA frames would end a connection whose reader is merely
-/// slow; the windows bound the memory already.
-pub(super) const FRAME_BUDGET: usize = 64 << 20;
+/// What small DATA frames that nobody has read yet may weigh together, where each weighs what it lacks to 256 bytes:
+/// windows count bytes, and a frame takes about 300 bytes of memory however few it brings. Above this the HTTP/2
+/// library ends the connection, so a reader that is merely slow must never get there: with a window full of frames of
+/// 29 bytes it does not, and the shortest response (its type alone has more) is longer. A byte a frame, it is 2.5 MB.
+const FRAME_BUDGET: usize = 2 << 20;
 
 const USER_AGENT: &str = concat!("pilot-agent/", env!("CARGO_PKG_VERSION"));
 

@@ -4,6 +4,7 @@ import os
 import signal
 import socket
 import subprocess
+import threading
 import time
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from . import h2
 from .hung import hung
 from .on_status import hold
 from .registry import attack
-from .world import ATTACKERS, POD, SDS, XDS, App, connect, run
+from .world import ATTACKERS, POD, SDS, XDS, App, connect, listener_in, run
 
 for mood in ("silent", "endless head", "endless body", "garbage", "to itself"):
     @attack(f"application {mood}", "an application that answers its probes like this", liveness=False)
@@ -63,6 +64,94 @@ def crowd(size, request, half_read=False):
         App.mood = "well"
         for io in held:
             io.close()
+
+
+HANGS = {"probers": {"/app-health/slow/livez": {"httpGet": {"path": "/", "port": 9020}, "timeoutSeconds": 30}}}
+
+
+def applications(world, ports, answer):
+    """Applications on these ports of the pod; each says `answer` to whoever asks, and stays."""
+    listeners = [listener_in(world.name, ("0.0.0.0", port)) for port in ports]
+    over = threading.Event()
+
+    def serve(listener):
+        listener.settimeout(0.2)
+        held = []
+        while not over.is_set():
+            try:
+                io, _ = listener.accept()
+            except OSError:
+                continue
+            held.append(io)
+            threading.Thread(target=tell, args=(io,), daemon=True).start()
+        for io in [*held, listener]:
+            io.close()
+
+    def tell(io):
+        try:
+            io.recv(65536)
+            io.sendall(answer)
+        except OSError:
+            pass
+
+    for listener in listeners:
+        threading.Thread(target=serve, args=(listener,), daemon=True).start()
+    return over
+
+
+for descriptors in (256, 1024):
+    @attack(f"slow probes, {descriptors} descriptors", "probes by the thousand of an application that does not answer",
+            world={**HANGS, "descriptors": descriptors}, short=descriptors == 1024)
+    def slow(world, size):
+        over = applications(world, [9020], b"")
+        try:
+            hold(world, size.connections, b"GET /app-health/slow/livez HTTP/1.1\r\nHost: a\r\n\r\n", True, size.seconds)
+        finally:
+            over.set()
+
+
+for name, sent in (("silent", b""), ("half a head", b"GET /healthz/ready HTTP/1.1\r\nHost: a\r\nX-A: ")):
+    @attack(f"status {name}, 256 descriptors", "the same against an agent that may open few", world={"descriptors": 256},
+            short=False)
+    def few_places(world, size, sent=sent):
+        hold(world, size.connections, sent, True, size.seconds)
+
+
+@attack("probes with heads of a megabyte", "probes of an application whose answers are nearly all head", world=HANGS, short=False)
+def large_heads(world, size):
+    over = applications(world, [9020], b"HTTP/1.1 200 OK\r\nX-A: " + b"a" * 1_000_000)
+    try:
+        hold(world, 400, b"GET /app-health/slow/livez HTTP/1.1\r\nHost: a\r\n\r\n", True, size.seconds)
+    finally:
+        over.set()
+
+
+PLACES = [{"path": "/m", "port": str(port)} for port in range(9010, 9014)]
+
+
+@attack("four applications' metrics of 10 MB", "scrapes from many addresses that hold what cannot be passed on at once",
+        world={"env": {"ISTIO_PROMETHEUS_ANNOTATIONS": json.dumps({"scrape": "true", "targets": PLACES})}}, short=False)
+def four(world, size):
+    lines = b"a_series 1\n" * 900_000
+    over = applications(world, range(9010, 9014), b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(lines) + lines)
+    try:
+        crowd(size, b"GET /stats/prometheus HTTP/1.1\r\nHost: a\r\n\r\n", half_read=True)
+    finally:
+        over.set()
+
+
+@attack("log of scrapers' limits", "a header that is no number, long, once a request", short=False)
+def limits(world, size):
+    end = time.monotonic() + size.seconds
+    while time.monotonic() < end:
+        try:
+            with connect(ATTACKERS[0], timeout=2) as io:
+                io.sendall(b"GET /stats/prometheus HTTP/1.1\r\nHost: a\r\nConnection: close\r\n"
+                           b"X-Prometheus-Scrape-Timeout-Seconds: " + b"x" * 60_000 + b"\r\n\r\n")
+                while io.recv(65536):
+                    pass
+        except OSError:
+            pass
 
 
 def stopped(pid, seconds):

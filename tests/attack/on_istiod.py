@@ -50,7 +50,7 @@ class Call:
         while len(self.buffer) < 9 or len(self.buffer) < 9 + int.from_bytes(self.buffer[:3], "big"):
             self.buffer += self.piece()
         length, head = int.from_bytes(self.buffer[:3], "big"), self.buffer[:9]
-        self.buffer = self.buffer[9 + length:]
+        self.payload, self.buffer = self.buffer[9:9 + length], self.buffer[9 + length:]
         return head[3], head[4], int.from_bytes(head[5:9], "big") & 0x7FFFFFFF
 
     def send(self, *frames):
@@ -128,6 +128,46 @@ def small(call):
         n += 100
 
 
+# What the agent allows istiod to send before it is asked.
+ROOM = 262_000
+
+
+def beginning(type_url, size):
+    """Of a response with one resource of so many bytes, which are to follow."""
+    resource = h2.varint(1 << 3 | 2) + h2.varint(len(type_url)) + type_url.encode() + h2.varint(2 << 3 | 2) + h2.varint(size)
+    body = h2.varint(2 << 3 | 2) + h2.varint(len(resource) + size) + resource
+    return b"\0" + (len(body) + size).to_bytes(4, "big") + body
+
+
+def large(type_url, size):
+    """One response of so many bytes, as fast as the agent's windows are opened."""
+    def play(call):
+        call.accept()
+        call.data(beginning(type_url, size))
+        room, left = dict.fromkeys((0, call.stream), ROOM - 200), size
+        while left and call.on():
+            while min(room.values()) < 16_000:
+                kind, _, of = call.frame()
+                if kind == WINDOW and of in room:
+                    room[of] += int.from_bytes(call.payload, "big")
+                elif kind in (RST, GOAWAY):
+                    return
+            piece = min(16_000, left)
+            call.data(b"\0" * piece)
+            room, left = {of: n - piece for of, n in room.items()}, left - piece
+        call.over.wait(1)
+    return play
+
+
+def bytewise(call):
+    """A window full of frames of one byte."""
+    call.accept()
+    call.data(beginning(CLUSTER, 1_000_000))
+    for _ in range(ROOM // 5000):
+        call.send(frame(DATA, 0, call.stream, b"\0") * 5000)
+    call.over.wait(20)
+
+
 def compressed(call):
     call.accept()
     call.data(b"\1" + response(1)[1:])
@@ -156,13 +196,13 @@ def silence(call):
 MOODS = {
     "PING": pings, "SETTINGS": settings, "endless header block": endless_head, "HPACK bomb": bomb, "huge length": huge_length,
     "empty DATA": empty_data, "resets": reset, "GOAWAY": away, "window overflow": window, "PUSH_PROMISE": pushed,
-    "small responses": small, "compressed": compressed, "large status": large_status,
+    "small responses": small, "bytes": bytewise, "a large trust bundle": large(TYPE + "istio.mesh.v1alpha1.ProxyConfig", 120_000_000), "compressed": compressed, "large status": large_status,
     "unknown types": many(lambda n: f"type/{n}" + "z" * 3000, 0),
     "trust bundles": many(lambda _: TYPE + "istio.mesh.v1alpha1.ProxyConfig", 9000),
     "extension configs": many(lambda _: TYPE + "envoy.config.core.v3.TypedExtensionConfig", 5000), "silent": silence,
 }
 # The others differ little from these.
-SHORT = ("small responses", "unknown types", "extension configs", "large status", "resets", "SETTINGS")
+SHORT = ("small responses", "bytes", "unknown types", "extension configs", "large status", "resets", "SETTINGS")
 
 
 def serve(listener, play, over, called):

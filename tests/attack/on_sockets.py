@@ -223,3 +223,85 @@ def replaced(world, size):
                 time.sleep(0.01)
     finally:
         os.kill(world.istiod.pid, signal.SIGCONT)
+
+
+@attack("XDS bytes unread", "requests a byte a frame, on connection after connection, while istiod stands still")
+def unread(world, size):
+    head = h2.message((1, b"\x0a\x1fsidecar~10.213.0.2~pod.ns~ns.sv"), (4, b"type.googleapis.com/envoy.config.cluster.v3.Cluster"))
+    # The first request is on its way to istiod; of what follows the window is full.
+    block, kept, end = frame(DATA, 0, 1, b"\0") * 3000, [], time.monotonic() + size.seconds
+    os.kill(world.istiod.pid, signal.SIGSTOP)
+    try:
+        while time.monotonic() < end and len(kept) < 200:
+            try:
+                conn = Conn(world.dir / XDS, timeout=0.5)
+                kept.append(conn)
+                conn.send(frame(HEADERS, END_HEADERS, 1, request(PATHS[XDS])), frame(DATA, 0, 1, head))
+                for _ in range(21):
+                    conn.send(block)
+            except OSError:
+                time.sleep(0.01)
+        time.sleep(max(0, end - time.monotonic()))
+    finally:
+        os.kill(world.istiod.pid, signal.SIGCONT)
+        for conn in kept:
+            conn.close()
+
+
+def name_files(label, why, length, each, short):
+    """Files that are not there, by new names of this length, `each` of them in a request."""
+    @attack(f"SDS {label}", why, short=short)
+    def names(world, size):
+        end, n = time.monotonic() + size.seconds, itertools.count()
+        while time.monotonic() < end:
+            try:
+                with Conn(world.dir / SDS, timeout=1) as conn:
+                    paths = [(3, b"file-root:/nowhere/%08d" % next(n) + b"n" * length) for _ in range(each)]
+                    body = h2.message((2, b"\x0a\x1fsidecar~10.213.0.2~pod.ns~ns.sv"), *paths, (4, h2.SECRET.encode()))
+                    conn.send(frame(HEADERS, END_HEADERS, 1, request(PATHS[SDS])))
+                    room, at = dict.fromkeys((0, 1), 65_000), 0
+                    while at < len(body):
+                        if piece := min(16_000, len(body) - at, *room.values()):
+                            conn.send(frame(DATA, 0, 1, body[at:at + piece]))
+                            room, at = {of: left - piece for of, left in room.items()}, at + piece
+                            continue
+                        kind, _, of, payload = conn.read()
+                        if kind == h2.WINDOW and of in room:
+                            room[of] += int.from_bytes(payload, "big")
+                        elif kind in (RST, h2.GOAWAY):
+                            break
+                    conn.io.settimeout(0.1)
+                    while conn.read()[0] not in (RST, h2.GOAWAY):
+                        pass
+            except OSError:
+                pass
+
+
+name_files("paths that no file has", "files by paths of 3.9 MB", 3_900_000, 1, True)
+name_files("long paths", "thousands of files by the longest paths there are", 3900, 900, False)
+
+
+@attack("SDS one file by many names", "a good file that changes, by a thousand spellings of its path", short=False)
+def spelled(world, size):
+    good, file, fresh = (world.dir / "var/run/secrets/istio/root-cert.pem").read_bytes(), world.dir / "spelled.pem", world.dir / ".spelled"
+    file.write_bytes(good)
+    end, kept = time.monotonic() + size.seconds, []
+    try:
+        for n in itertools.count():
+            if time.monotonic() > end:
+                break
+            if n < 100:
+                dots = [b"file-root:" + bytes(world.dir) + b"/." * (10 * n + k + 1) + b"/spelled.pem" for k in range(10)]
+                kept.append(Conn(world.dir / SDS, timeout=1))
+                body = h2.message((2, b"\x0a\x1fsidecar~10.213.0.2~pod.ns~ns.sv"), *[(3, name) for name in dots], (4, h2.SECRET.encode()))
+                kept[-1].send(frame(HEADERS, END_HEADERS, 1, request(PATHS[SDS])))
+                for at in range(0, len(body), 16_000):
+                    kept[-1].send(frame(DATA, 0, 1, body[at:at + 16_000]))
+            fresh.write_bytes(good * (1 + n % 2))
+            fresh.rename(file)
+            time.sleep(0.05)
+    except OSError:
+        pass
+    finally:
+        for conn in kept:
+            conn.close()

@@ -39,6 +39,7 @@ mod status;
 mod streams;
 mod sts;
 mod trouble;
+mod turns;
 mod upgrade;
 mod vault;
 mod vm;

@@ -214,3 +214,51 @@ async fn mounted_files_are_followed_however_they_change() {
     assert_eq!(lists.filter(|to| to.to_string_lossy().contains("inotify")).count(), 1);
     agent.assert_running();
 }
+
+/// As the Envoy of a gateway asks when it starts: for a pair of files for each of its listeners.
+#[tokio::test]
+async fn hundreds_of_pairs_asked_for_at_once_are_each_their_own() {
+    const MANY: usize = 300;
+    const MISSING: usize = 7;
+    let mock = MockIstiod::start().await;
+    let mut agent = builder(&mock).start();
+    let client = agent.sds().await;
+    let fresh = || mock.issue("spiffe://cluster.local/ns/ns/sa/sa", Duration::from_secs(3600));
+    let folder = agent.path("listeners");
+    std::fs::create_dir(&folder).unwrap();
+    let put = |n: usize, pair: &mock_istiod::Pair| {
+        for (end, text) in [("key", &pair.key), ("pem", &pair.chain)] {
+            std::fs::write(folder.join("fresh"), text).unwrap();
+            std::fs::rename(folder.join("fresh"), folder.join(format!("{n}.{end}"))).unwrap();
+        }
+    };
+    let name = |n: usize| format!("file-cert:listeners/{n}.pem~listeners/{n}.key");
+    let pairs = [(); 3].map(|()| fresh());
+    for n in (0..MANY).filter(|n| *n != MISSING) {
+        put(n, &pairs[n % 3]);
+    }
+    let asked = |n| {
+        let stream = client.stream_secrets();
+        stream.send(&secret_request(&name(n)));
+        stream
+    };
+    let mut open: Vec<_> = (0..MANY).map(asked).collect();
+    for (n, stream) in open.iter_mut().enumerate().filter(|(n, _)| *n != MISSING) {
+        let response = stream.next().await.unwrap_or_else(|e| panic!("{n}: {e:?}"));
+        let [(of, Pem::Identity { chain, key })] = &secrets(&response)[..] else { panic!("{n}") };
+        assert_eq!((of, chain, key), (&name(n), &pairs[n % 3].chain, &pairs[n % 3].key));
+        stream.send(&ack(&response, &[&name(n)]));
+    }
+    // What was not there has held up nobody, and is served once it is.
+    put(MISSING, &pairs[0]);
+    asked(MISSING).next().await.unwrap();
+    let renewed = fresh();
+    put(200, &renewed);
+    let response = open[200].next().await.unwrap();
+    let [(_, Pem::Identity { chain, key })] = &secrets(&response)[..] else { panic!() };
+    assert_eq!((chain, key), (&renewed.chain, &renewed.key));
+    for (n, stream) in open.iter_mut().enumerate().filter(|(n, _)| *n != MISSING) {
+        assert!(stream.is_silent(), "{n} has not changed");
+    }
+    agent.assert_running();
+}

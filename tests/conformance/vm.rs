@@ -200,6 +200,71 @@ async fn install_puts_files_in_place_and_asks_before_it_overwrites() {
     assert_eq!(std::fs::read_to_string(at("etc/istio/config/mesh")).unwrap(), "defaultConfig: {}\n");
 }
 
+// Links are read as the prepared root will read them, and stay links.
+#[tokio::test]
+async fn install_follows_links_inside_the_root() {
+    use std::os::unix::fs::{MetadataExt, symlink};
+    let machine = Machine::new().await;
+    machine.with_user();
+    let at = |path: &str| machine.at(path);
+    for dir in ["run", "var/lib/istio/envoy", "etc/istio/envoy", "etc/systemd/system"] {
+        std::fs::create_dir_all(at(dir)).unwrap();
+    }
+    symlink("/run", at("var/run")).unwrap();
+    symlink("/etc/istio/envoy/cluster.env", at("var/lib/istio/envoy/cluster.env")).unwrap();
+    std::fs::write(at("etc/istio/envoy/cluster.env"), "# here\n").unwrap();
+    std::fs::rename(at("etc/hosts"), at("etc/hosts.real")).unwrap();
+    symlink("hosts.real", at("etc/hosts")).unwrap();
+    symlink("/dev/null", at("etc/systemd/system/istio.service")).unwrap();
+
+    let refused = machine.install();
+    assert_eq!(refused.status.code(), Some(255));
+    assert!(
+        said(&refused).contains("istio.service is masked (a link to /dev/null): --yes"),
+        "{}",
+        said(&refused)
+    );
+    assert!(!at("etc/certs").exists(), "something was installed");
+    let [root, dir] = &machine.flags();
+    let done = vm(machine.root.path(), &["install", root, dir, "--yes"], &[]);
+    assert_eq!(done.status.code(), Some(0), "{}", said(&done));
+    for link in ["var/lib/istio/envoy/cluster.env", "etc/hosts", "var/run"] {
+        assert!(at(link).symlink_metadata().unwrap().is_symlink(), "{link} is no link any more");
+    }
+    let read = |path: &str| std::fs::read_to_string(at(path)).unwrap();
+    assert!(read("etc/istio/envoy/cluster.env").contains("CANONICAL_SERVICE"));
+    assert!(read("etc/hosts.real").contains("192.0.2.9 istiod"));
+    assert!(read("etc/systemd/system/istio.service").contains("ExecStart="));
+    assert!(at("run/secrets/tokens/istio-token").is_file(), "the token went elsewhere");
+    if rustix::process::geteuid().is_root() {
+        for (path, uid) in
+            [("run/secrets", 1337), ("run/secrets/tokens", 1337), ("var/log", 0), ("etc/istio/config", 1337)]
+        {
+            assert_eq!(std::fs::metadata(at(path)).unwrap().uid(), uid, "{path}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn install_looks_at_every_place_before_it_writes() {
+    let machine = Machine::new().await;
+    machine.with_user();
+    std::fs::create_dir_all(machine.at("etc/istio/config/mesh")).unwrap();
+    std::fs::write(machine.at("var"), "a file").unwrap();
+    std::fs::write(machine.from.path().join("hosts"), "not an ip line\n").unwrap();
+    let [root, dir] = &machine.flags();
+    let refused = vm(machine.root.path(), &["install", root, dir, "--yes"], &[]);
+    assert_eq!(refused.status.code(), Some(255));
+    for part in [
+        "etc/istio/config/mesh: what is there is no file",
+        "var/lib/istio/envoy/cluster.env: Not a directory",
+        "hosts:1: \"not\" is no IP address",
+    ] {
+        assert!(said(&refused).contains(part), "{part}: {}", said(&refused));
+    }
+    assert!(!machine.at("etc/certs").exists(), "something was installed");
+}
+
 #[tokio::test]
 async fn check_gives_a_line_for_each_thing() {
     let mock = MockIstiod::start().await;
@@ -275,6 +340,9 @@ async fn check_gives_a_line_for_each_thing() {
     for line in [
         "FAIL  settings    the user nobody-of-this-name (EXEC_USER) does not exist",
         "FAIL  settings    ISTIO_SVC_IP=vm.example",
+        "warn  envoy       not looked at",
+        "warn  user        not looked at",
+        "warn  istiod      not looked at",
         "ok    mesh",
         "ok    root, time",
         "FAIL  token",

@@ -8,5 +8,6 @@ mod support;
 mod bootstrap;
 mod dry_run;
 mod envoy;
+mod guard;
 mod panics;
 mod shown;

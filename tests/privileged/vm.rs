@@ -1,6 +1,7 @@
 //! `vm`: the rules of a virtual machine and whom the agent becomes.
 
 use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::process::Stdio;
 
 use super::world::{Backend, World};
@@ -148,19 +149,148 @@ fn a_log_that_cannot_be_written_stays_where_it_was() {
     world.wait_quiet();
 }
 
+// What a command of `vm` says, and its status.
+fn said(world: &World, words: &[&str]) -> (Option<i32>, String) {
+    let root = world.path("vm");
+    let mut all = vec!["vm"];
+    all.extend(words);
+    all.extend(["--root", root.to_str().unwrap()]);
+    let out = world.command_of(&all).output().unwrap();
+    let text = String::from_utf8_lossy(&out.stdout).into_owned() + &String::from_utf8_lossy(&out.stderr);
+    (out.status.code(), text)
+}
+
+fn set_mode(path: &Path, mode: u32) {
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+}
+
 #[test]
 fn a_fault_leaves_the_rules_as_they_are() {
     let Some(world) = World::new(Backend::Nft, &["10.77.11.2/24"]) else { return };
     machine(&world);
     let before = world.everything();
-    let root = world.path("vm");
-    std::fs::remove_file(root.join("etc/certs/root-cert.pem")).unwrap();
-    let run = world.command_of(&["vm", "run", "--root", root.to_str().unwrap()]).output().unwrap();
-    assert_eq!(run.status.code(), Some(255));
-    assert!(
-        String::from_utf8_lossy(&run.stderr).contains("root"),
-        "{}",
-        String::from_utf8_lossy(&run.stderr)
+    let at = |path: &str| world.path("vm").join(path);
+    let refused = |part: &str| {
+        let (status, text) = said(&world, &["run"]);
+        assert_eq!(status, Some(255), "{part}: {text}");
+        assert!(text.contains(part), "{part}: {text}");
+        assert_eq!(world.everything(), before, "{part}: rules are left that nobody serves");
+    };
+    set_mode(&at("envoy"), 0o644);
+    refused("istio-proxy may not execute it");
+    std::fs::rename(at("envoy"), at("away")).unwrap();
+    refused("binaryPath in the mesh file names another");
+    std::fs::rename(at("away"), at("envoy")).unwrap();
+    set_mode(&at("envoy"), 0o755);
+    for (line, part) in [
+        ("ISTIO_META_DNS_CAPTURE='maybe'", "metadata field DNS_CAPTURE"),
+        ("ISTIO_INBOUND_PORTS='99999,abc'", "ISTIO_INBOUND_PORTS=99999,abc: \"99999\" cannot be used"),
+        ("ISTIO_SERVICE_CIDR='foo'", "ISTIO_SERVICE_CIDR=foo: "),
+        ("PROXY_UID='abc'", "PROXY_UID=abc: "),
+        ("FORCE_IPTABLES_BINARY='bogus'", "FORCE_IPTABLES_BINARY"),
+    ] {
+        std::fs::write(at("var/lib/istio/envoy/cluster.env"), format!("{CLUSTER}{line}\n")).unwrap();
+        let (_, text) = said(&world, &["check"]);
+        let told = text.lines().any(|told| told.starts_with("FAIL  settings") && told.contains(part));
+        assert!(told, "{line}: {text}");
+        refused(part);
+    }
+    std::fs::write(at("var/lib/istio/envoy/cluster.env"), CLUSTER).unwrap();
+    std::fs::remove_file(at("etc/certs/root-cert.pem")).unwrap();
+    refused("root");
+}
+
+#[test]
+fn check_looks_with_the_rights_of_the_agents_user() {
+    let Some(world) = World::new(Backend::Nft, &["10.77.14.2/24"]) else { return };
+    machine(&world);
+    let at = |path: &str| world.path("vm").join(path);
+    let shut = world.path("shut");
+    std::fs::create_dir(&shut).unwrap();
+    std::fs::copy(at("envoy"), shut.join("envoy")).unwrap();
+    std::fs::create_dir_all(at("var/run/secrets/tokens")).unwrap();
+    std::fs::write(at("var/run/secrets/tokens/istio-token"), "a.b.c").unwrap();
+    set_mode(&shut, 0o700);
+    std::fs::remove_file(at("envoy")).unwrap();
+    std::os::unix::fs::symlink(shut.join("envoy"), at("envoy")).unwrap();
+    for path in ["etc/istio/config/mesh", "etc/certs/root-cert.pem", "var/run/secrets/tokens/istio-token"] {
+        set_mode(&at(path), 0o600);
+    }
+    let has = |text: &str, lines: &[(&str, &str)]| {
+        for (begin, part) in lines {
+            let found = text.lines().any(|line| line.starts_with(begin) && line.contains(part));
+            assert!(found, "{begin} {part}: {text}");
+        }
+    };
+    let (status, text) = said(&world, &["check"]);
+    assert_eq!(status, Some(1), "{text}");
+    has(
+        &text,
+        &[
+            ("FAIL  settings", "make it readable for the agent's user"),
+            ("warn  envoy", "not looked at"),
+            ("warn  user", "not looked at"),
+            ("warn  istiod", "not looked at"),
+        ],
     );
-    assert_eq!(world.everything(), before);
+    set_mode(&at("etc/istio/config/mesh"), 0o644);
+    has(
+        &said(&world, &["check"]).1,
+        &[
+            ("ok    mesh", ""),
+            ("FAIL  envoy", "istio-proxy may not enter "),
+            ("FAIL  root", "istio-proxy may not read it"),
+            ("FAIL  token", "istio-proxy may not read it"),
+            ("FAIL  folders", "istio-proxy may not write to it"),
+        ],
+    );
+}
+
+#[test]
+fn clean_needs_neither_addresses_nor_name_servers() {
+    let Some(world) = World::new(Backend::Both, &["10.77.15.2/24"]) else { return };
+    let before = world.all_rules();
+    world.apply("-u 1337 -i * -b * --redirect-dns", 0);
+    assert_ne!(world.all_rules(), before);
+    world.inside("ip addr flush dev eth0");
+    let clean = world.command_of(&["vm", "clean"]).output().unwrap();
+    assert!(clean.status.success(), "{}", String::from_utf8_lossy(&clean.stderr));
+    assert_eq!(world.all_rules(), before, "something was left behind");
+}
+
+// As in every container: the file is a mount, and cannot be renamed over.
+#[test]
+fn install_writes_to_a_hosts_file_that_is_a_mount() {
+    let Some(world) = World::new(Backend::Nft, &["10.77.16.2/24"]) else { return };
+    let (root, from) = (world.path("root"), world.path("from"));
+    std::fs::create_dir_all(root.join("etc")).unwrap();
+    std::fs::create_dir(&from).unwrap();
+    std::fs::write(root.join("etc/passwd"), PASSWD).unwrap();
+    std::fs::write(root.join("etc/hosts"), "127.0.0.1 localhost\n").unwrap();
+    let authority = mock_istiod::pki::Authority::new("cluster.local", 1);
+    let root_pem: String = authority.root_pem().into();
+    for (name, text) in [
+        ("cluster.env", CLUSTER),
+        ("mesh.yaml", "defaultConfig: {}\n"),
+        ("root-cert.pem", root_pem.as_str()),
+        ("istio-token", "a.b.c"),
+        ("hosts", "192.0.2.9 istiod.istio-system.svc\n"),
+    ] {
+        std::fs::write(from.join(name), text).unwrap();
+    }
+    let hosts = root.join("etc/hosts");
+    let script = format!(
+        "mount --bind {hosts} {hosts} && exec {} vm install --root {} --dir {}",
+        env!("CARGO_BIN_EXE_pilot-agent"),
+        root.display(),
+        from.display(),
+        hosts = hosts.display(),
+    );
+    let mut command = std::process::Command::new("unshare");
+    let out = command.args(["--mount", "/bin/sh", "-c", &script]).output().unwrap();
+    let told = String::from_utf8_lossy(&out.stdout).into_owned() + &String::from_utf8_lossy(&out.stderr);
+    assert!(out.status.success(), "{told}");
+    let text = std::fs::read_to_string(&hosts).unwrap();
+    assert_eq!(text, "127.0.0.1 localhost\n192.0.2.9 istiod.istio-system.svc\n");
+    assert!(root.join("var/log/istio").is_dir() && root.join("etc/systemd/system/istio.service").is_file());
 }

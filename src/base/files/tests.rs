@@ -136,9 +136,9 @@ fn a_loop_of_links_ends() {
     let dir = tempfile::tempdir().unwrap();
     symlink("b", dir.path().join("a")).unwrap();
     symlink("a", dir.path().join("b")).unwrap();
-    let (mut folders, mut names) = (BTreeSet::new(), HashSet::new());
-    trace(&dir.path().join("a/f"), &mut folders, &mut names);
-    assert!(folders.contains(dir.path()));
+    let mut ways = Ways::default();
+    ways.trace(&dir.path().join("a/f"));
+    assert!(ways.folders.contains(dir.path()));
 }
 
 #[tokio::test]

@@ -118,11 +118,17 @@ impl Settings {
         if let Value::Float(value) = self.values[key.place] { value } else { unreachable!("keys are typed") }
     }
 
+    /// A span as it was given.
+    #[must_use]
+    pub(crate) fn signed(&self, key: Key<kinds::Duration>) -> &go::Signed {
+        let Value::Duration(value) = &self.values[key.place] else { unreachable!("keys are typed") };
+        value
+    }
+
     /// A span; negative ones count as none.
     #[must_use]
     pub(crate) fn duration(&self, key: Key<kinds::Duration>) -> Duration {
-        let Value::Duration(value) = &self.values[key.place] else { unreachable!("keys are typed") };
-        value.at_least_zero()
+        self.signed(key).at_least_zero()
     }
 
     /// An old flag's value takes the place of an unset variable.

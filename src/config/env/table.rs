@@ -172,6 +172,7 @@ variables! {
     go XDS ISTIO_GPRC_MAXSTREAMS: Int = "100000", "streams on one local connection; the whole socket has 2048";
     go XDS ISTIO_GPRC_MAXRECVMSGSIZE: Int = "67108864", "bytes of one request from Envoy (the Go agent: 4194304)";
     ours XDS XDS_HOLD_TIMEOUT: Duration = "10m", "how long a stream of Envoy is held while istiod is dialled; 0: not at all";
+    ours XDS XDS_RECONNECT_SPREAD: Duration = "0s", "over how long all agents of a mesh come back after istiod was away or ended their streams, each at a random moment; as long for each, up to 10m (docs/SCALE.md); 0: each within seconds";
     ours XDS XDS_SHUFFLE_ADDRESSES: Bool = "false", "istiod's addresses are tried in random order, not in the resolver's";
     ours XDS XDS_STREAM_MAX_AGE: Duration = "0s", "a stream to istiod ends after this time, a tenth more or less, so that a new istiod gets its share; 0: never";
     ours XDS XDS_REPLAY: Text = "off", "keep the last configuration that Envoy has accepted, for an Envoy that starts while istiod is away: off, memory, or disk (over a restart of agent and machine, too)";

@@ -225,12 +225,30 @@ impl Bootstrap {
     /// # Errors
     /// When a metadata field has a wrong type.
     pub(crate) async fn node(&self, external_sds: bool, credential_socket: bool) -> Result<Node, Error> {
+        let known = platform::Known::of(&self.0.settings);
+        let platform = platform::detect(&known, &self.0.addresses).await;
+        self.node_on(&platform, external_sds, credential_socket)
+    }
+
+    /// Whether there would be a node: what [`Self::node`] refuses, without asking the platform.
+    ///
+    /// # Errors
+    /// When a metadata field has a wrong type.
+    pub(crate) fn has_node(&self) -> Result<(), Error> {
+        self.node_on(&node::Platform::default(), false, false).map(drop)
+    }
+
+    fn node_on(
+        &self,
+        platform: &node::Platform,
+        external_sds: bool,
+        credential_socket: bool,
+    ) -> Result<Node, Error> {
         let config = &*self.0;
         let s = &config.settings;
         let proxy = &config.mesh.proxy;
         let labels = pod::read(&config.path(pod::LABELS));
         let annotations = pod::read(&config.path(pod::ANNOTATIONS));
-        let platform = platform::detect(&platform::Known::of(s), &config.addresses).await;
         let cluster_name = envoy_options::cluster_name(proxy);
         let proxy_config = config.mesh.to_json();
         let pilot_san = envoy_options::istiod_san(proxy);
@@ -247,7 +265,7 @@ impl Bootstrap {
             pilot_san: pilot_san.as_deref(),
             labels: labels.as_ref(),
             annotations: annotations.as_ref(),
-            platform: &platform,
+            platform,
             credential_socket,
             external_sds,
             sts_port: config.sts_port(),

@@ -134,6 +134,7 @@ pub(crate) fn settings(parsed: &Parsed, env: &Env) -> Settings {
         owner_groups_exclude: own(var::ISTIO_OUTBOUND_OWNER_GROUPS_EXCLUDE),
         envoy_user: own(var::ENVOY_USER),
         dry_run_file: own(var::DRY_RUN_FILE_PATH),
+        whatever_host: false,
     }
 }
 
@@ -149,5 +150,8 @@ fn probe_port(text: &str) -> u16 {
     }
 }
 
+mod faults;
 #[cfg(test)]
 mod recorded;
+
+pub(crate) use faults::faults;

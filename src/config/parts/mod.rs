@@ -21,7 +21,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::Sources;
-use crate::config::env::var;
+use crate::config::env::{Settings, var};
 use crate::trouble::{Kind, Report};
 use crate::xds;
 
@@ -146,6 +146,38 @@ pub(crate) fn replay(text: &str) -> Result<Kept, UnknownPlace> {
     }
 }
 
+/// The longest `XDS_RECONNECT_SPREAD`: what is pushed meanwhile comes that late.
+const SPREAD_MAX: Duration = Duration::from_secs(600);
+
+/// `XDS_RECONNECT_SPREAD`, and what is wrong with it; `None`: each agent comes back within seconds.
+#[must_use]
+pub(crate) fn spread(s: &Settings) -> (Option<Duration>, Option<String>) {
+    let value = s.signed(var::XDS_RECONNECT_SPREAD);
+    if value.span.is_zero() {
+        return (None, None);
+    }
+    let name = var::XDS_RECONNECT_SPREAD.name();
+    let text = s.env().get(name).unwrap_or_default();
+    let bad = |used| {
+        Some(format!(
+            "Invalid environment variable value `{text}` for {name}, expecting 0s to 10m, defaulting to {used}"
+        ))
+    };
+    if value.negative {
+        return (None, bad("0s"));
+    }
+    if s.duration(var::XDS_HOLD_TIMEOUT).is_zero() {
+        return (
+            None,
+            Some(format!("{name}={text} has no effect with XDS_HOLD_TIMEOUT=0, which holds no stream")),
+        );
+    }
+    if value.span > SPREAD_MAX {
+        return (Some(SPREAD_MAX), bad("10m"));
+    }
+    (Some(value.span), None)
+}
+
 /// `XDS_REPLAY_DIR`.
 #[must_use]
 pub(crate) fn replay_dir(config: &Sources) -> PathBuf {
@@ -167,6 +199,7 @@ pub(crate) fn xds(config: &Sources) -> xds::Config {
         timeout: s.duration(var::GRPC_KEEPALIVE_TIMEOUT),
     };
     out.hold = s.duration(var::XDS_HOLD_TIMEOUT);
+    out.spread = spread(s).0;
     // An unknown word has ended the start.
     let kept = replay(s.text(var::XDS_REPLAY)).unwrap_or(Kept::Off);
     out.replay = (kept != Kept::Off).then(|| xds::Replay {

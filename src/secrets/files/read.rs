@@ -6,14 +6,20 @@
 
 use std::fs::File;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::io::{self, Read as _};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use zeroize::Zeroizing;
 
+use crate::base::bounded;
+use crate::base::quote::shown;
+use crate::base::seldom::Seldom;
 use crate::secrets::Identity;
 use crate::tls::cert;
+
+/// Whoever asks for a file can write it, too.
+static LEFT_OUT: Seldom = Seldom::new(60);
 
 /// Far above any bundle; guards against a path that never ends.
 const MAX_BYTES: u64 = 16 << 20;
@@ -113,9 +119,12 @@ pub(super) fn read(source: &Source, known: Option<u64>) -> Result<Read, Unreadab
             if roots.pem.is_empty() {
                 return Err(Unreadable::Roots { path: path.clone(), why: roots.trouble().to_string() });
             }
-            if roots.dropped > 0 && !roots.unfinished {
-                tracing::warn!(target: "cache", "{}: {} of its blocks cannot be read and are left out: {}",
-                    path.display(), roots.dropped, roots.trouble());
+            if roots.dropped > 0
+                && !roots.unfinished
+                && let Some(more) = LEFT_OUT.may()
+            {
+                tracing::warn!(target: "cache", "{}: {} of its blocks cannot be read and are left out: {}{more}",
+                    shown(&path.to_string_lossy()), roots.dropped, roots.trouble());
             }
             Ok(Read::New { loaded: Loaded::Roots(roots.pem), hash, whole: !roots.unfinished })
         }
@@ -130,13 +139,12 @@ pub(in crate::secrets) fn bytes(path: &Path) -> Result<Vec<u8>, Unreadable> {
     if !meta.is_file() {
         return Err(Unreadable::NoFile(path.to_owned()));
     }
-    let capacity = usize::try_from(meta.len().min(MAX_BYTES)).unwrap_or_default() + 1;
-    let mut content = Vec::with_capacity(capacity);
-    File::open(path).map_err(said)?.take(MAX_BYTES + 1).read_to_end(&mut content).map_err(said)?;
-    if content.len() as u64 > MAX_BYTES {
-        return Err(Unreadable::TooLong(path.to_owned()));
+    match bounded::read(path, MAX_BYTES) {
+        Err(error) if error.kind() == io::ErrorKind::FileTooLarge => {
+            Err(Unreadable::TooLong(path.to_owned()))
+        }
+        read => read.map_err(said),
     }
-    Ok(content)
 }
 
 fn hash_of(bytes: &[u8]) -> u64 {

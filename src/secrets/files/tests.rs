@@ -51,7 +51,8 @@ impl World {
     }
 
     async fn follow(&mut self) -> Option<Event> {
-        self.store.follow(&self.name, self.source.clone()).await.unwrap()
+        self.store.follow(&self.name, self.source.clone()).unwrap();
+        self.store.look_at(std::slice::from_ref(&self.name)).await.pop()
     }
 
     async fn next(&mut self) -> Event {
@@ -233,14 +234,87 @@ fn odd_files_are_errors_not_waits() {
 #[tokio::test(start_paused = true)]
 async fn resources_nobody_follows_are_forgotten_and_bounded() {
     let mut store = Store::new(Duration::from_millis(100), &Watches::default());
+    let mut names = Vec::new();
     for n in 0..MAX_RESOURCES {
         let path = format!("/nowhere/{n}");
-        store.follow(&ResourceName::FileRoot(path.clone()), Source::Roots(path.into())).await.unwrap();
+        names.push(ResourceName::FileRoot(path.clone()));
+        store.follow(&names[n], Source::Roots(path.into())).unwrap();
     }
-    let more = store.follow(&ResourceName::FileRoot("x".to_owned()), Source::Roots("x".into())).await;
+    assert!(store.look_at(&names).await.is_empty());
+    let more = store.follow(&ResourceName::FileRoot("x".to_owned()), Source::Roots("x".into()));
     assert!(matches!(more, Err(Error::TooMany(_))));
+    assert_eq!(store.unsettled.len(), MAX_RESOURCES, "none of them can be read");
     tokio::time::advance(IDLE).await;
     store.tick(Instant::now(), |_| 0).await;
     assert!(store.overview().lock().unwrap().is_empty());
     assert!(store.unsettled.is_empty());
+}
+
+#[tokio::test]
+async fn many_are_read_together_and_each_gets_its_own() {
+    const MANY: usize = 3 * AT_ONCE + 1;
+    let mut world = World::roots();
+    let pems: Vec<String> =
+        (0..4).map(|n| Authority::new(&format!("root-{n}"), 1).root_pem().to_owned()).collect();
+    let mut names = Vec::new();
+    for n in 0..MANY {
+        let path = world.dir.path().join(format!("{n}.pem"));
+        // Some are not there.
+        if n % 5 != 4 {
+            fs::write(&path, &pems[n % 5]).unwrap();
+        }
+        names.push(ResourceName::FileRoot(format!("root {n}")));
+        world.store.follow(&names[n], Source::Roots(path)).unwrap();
+    }
+    let events = world.store.look_at(&names).await;
+    assert_eq!(world.store.groups, 4 - 1, "the last is alone");
+    assert_eq!(events.len(), (0..MANY).filter(|n| n % 5 != 4).count());
+    for (n, name) in names.iter().enumerate() {
+        match world.store.loaded(name) {
+            Some(Loaded::Roots(pem)) => assert_eq!(pem.trim(), pems[n % 5].trim(), "{name}"),
+            other => assert!(other.is_none() && n % 5 == 4, "{name}: {other:?}"),
+        }
+    }
+    assert!(world.store.look_all().await.is_empty(), "nothing has changed");
+    // One of them changes, and one comes.
+    fs::write(world.dir.path().join("7.pem"), &pems[0]).unwrap();
+    fs::write(world.dir.path().join("9.pem"), &pems[1]).unwrap();
+    let mut changed: Vec<_> = world
+        .store
+        .look_all()
+        .await
+        .into_iter()
+        .filter_map(|event| match event {
+            Event::Loaded(name, Loaded::Roots(pem)) => Some((name, pem.trim().to_owned())),
+            _ => None,
+        })
+        .collect();
+    changed.sort();
+    let expected = [(7, &pems[0]), (9, &pems[1])].map(|(n, pem)| (names[n].clone(), pem.trim().to_owned()));
+    assert_eq!(changed, expected);
+}
+
+#[tokio::test(start_paused = true)]
+async fn names_are_bounded_in_bytes_too() {
+    let mut store = Store::new(Duration::from_millis(100), &Watches::default());
+    let long = |n: usize| format!("/nowhere/{n:04000}");
+    let count = MAX_NAMES / ("file-root:".len() + long(0).len());
+    let ask = |n| (ResourceName::FileRoot(long(n)), Source::Roots(long(n).into()));
+    for again in 0..2 {
+        for n in 0..count {
+            let (name, source) = ask(n);
+            store.follow(&name, source).unwrap();
+        }
+        let (name, source) = ask(0);
+        store.follow(&name, source).unwrap();
+        let (name, source) = ask(count);
+        assert!(matches!(store.follow(&name, source), Err(Error::TooLong(_))), "time {again}");
+        if again == 0 {
+            store.forget(&ask(0).0).await;
+            store.follow(&ask(count).0, ask(count).1).unwrap();
+        }
+        tokio::time::advance(IDLE).await;
+        store.tick(Instant::now(), |_| 0).await;
+        assert_eq!(store.names, 0);
+    }
 }

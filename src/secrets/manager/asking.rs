@@ -1,5 +1,6 @@
 //! Requests for a resource: who provides it, and which requests wait.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -59,12 +60,39 @@ impl Manager {
             Origin::Nobody => self.mounted(&name),
             Origin::Ca => return,
         };
-        if let Ok(event) = self.files.follow(&name, source).await {
-            self.file_events(event).await;
+        if self.files.follow(&name, source).is_ok() {
+            let events = self.files.look_at(&[name]).await;
+            self.file_events(events).await;
         }
     }
 
-    pub(super) async fn fetch(&mut self, Command { name, reply }: Command) {
+    /// Answers all of them, or notes who waits. Those that lie in files are read together.
+    pub(super) async fn fetch(&mut self, commands: Vec<Command>) {
+        let mut asked = Vec::new();
+        for command in commands {
+            let Some((Command { name, reply }, source)) = self.in_file(command) else { continue };
+            self.asked |= name == ResourceName::Default;
+            match self.files.follow(&name, source) {
+                Ok(()) => asked.push((name, reply)),
+                Err(error) => drop(reply.send(Err(Arc::new(error)))),
+            }
+        }
+        if asked.is_empty() {
+            return;
+        }
+        let names: BTreeSet<ResourceName> = asked.iter().map(|(name, _)| name.clone()).collect();
+        let events = self.files.look_at(&names.into_iter().collect::<Vec<_>>()).await;
+        self.file_events(events).await;
+        for (name, reply) in asked {
+            match self.files.loaded(&name).and_then(|_| self.board.fetched(&name)) {
+                Some(fetched) => drop(reply.send(Ok(fetched))),
+                None => self.files.wait(&name, reply),
+            }
+        }
+    }
+
+    // Where it lies, if it does; what does not is answered, or waits.
+    fn in_file(&mut self, Command { name, reply }: Command) -> Option<(Command, Source)> {
         let source = match &name {
             ResourceName::FileCert { cert, key } => Source::Pair { cert: cert.into(), key: key.into() },
             ResourceName::FileRoot(path) if path == SYSTEM => match &self.config.system_bundle {
@@ -72,7 +100,7 @@ impl Manager {
                 None => {
                     let reason = "no bundle of the operating system was found at start".to_owned();
                     let _ = reply.send(Err(Arc::new(Error::File { name: name.to_string(), reason })));
-                    return;
+                    return None;
                 }
             },
             ResourceName::FileRoot(path) => Source::Roots(path.into()),
@@ -80,32 +108,24 @@ impl Manager {
             ResourceName::Gateway(text) => {
                 let error = crate::secrets::name::Error::Unknown(text.clone());
                 let _ = reply.send(Err(Arc::new(Error::Name(error))));
-                return;
+                return None;
             }
             ResourceName::Default | ResourceName::RootCa => match self.provider(&name) {
                 Origin::Files(source) => source,
-                Origin::Ca => return self.fetch_from_ca(name, reply),
+                Origin::Ca => {
+                    self.fetch_from_ca(name, reply);
+                    return None;
+                }
                 Origin::Nobody => {
                     let error = Arc::new(Error::NoCa(self.config.mounted.clone()));
                     let text = crate::base::error::chain(error.as_ref());
                     self.troubles.file_bad(&self.config.trouble, &name, &text, &error);
                     let _ = reply.send(Err(error));
-                    return;
+                    return None;
                 }
             },
         };
-        self.asked |= name == ResourceName::Default;
-        match self.files.follow(&name, source).await {
-            Ok(event) => self.file_events(event).await,
-            Err(error) => {
-                let _ = reply.send(Err(Arc::new(error)));
-                return;
-            }
-        }
-        match self.files.loaded(&name).and_then(|_| self.board.fetched(&name)) {
-            Some(fetched) => drop(reply.send(Ok(fetched))),
-            None => self.files.wait(&name, reply),
-        }
+        Some((Command { name, reply }, source))
     }
 
     pub(super) fn fetch_from_ca(&mut self, name: ResourceName, reply: Reply) {

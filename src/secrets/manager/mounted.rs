@@ -10,10 +10,15 @@ use super::Manager;
 use crate::base::error::chain;
 use crate::base::handover;
 use crate::base::lane::Lane;
+use crate::base::quote::shown;
+use crate::base::seldom::Seldom;
 use crate::secrets::files::{Event, Loaded};
 use crate::secrets::output::Content;
 use crate::secrets::persist::Unfit;
 use crate::secrets::{Error, Kept, ResourceName, Roots, Secret, bundle, persist, rotation};
+
+/// Any client can ask for files, and have them change.
+static READ: Seldom = Seldom::new(60);
 
 /// The folder of the certificate that outlives the agent is read once, at the start.
 static FOLDERS: Lane = Lane::new("identity folder", 1);
@@ -42,7 +47,11 @@ impl Manager {
             }
         };
         if self.board.publish(name, secret) {
-            tracing::info!(target: "cache", "read {name} from file");
+            let configured = matches!(name, ResourceName::Default | ResourceName::RootCa);
+            let more = if configured { Some(String::new()) } else { READ.may() };
+            if let Some(more) = more {
+                tracing::info!(target: "cache", "read {} from file{more}", shown(&name.to_string()));
+            }
         }
         if matches!(name, ResourceName::Default | ResourceName::RootCa) {
             self.output_raw_root = false;

@@ -53,6 +53,11 @@ impl Table {
         self.0.get(path)
     }
 
+    /// The paths, sorted.
+    pub(super) fn paths(&self) -> impl Iterator<Item = &str> + Clone {
+        self.0.keys().map(String::as_str)
+    }
+
     /// Paths and probes, sorted.
     #[cfg(debug_assertions)]
     pub fn iter(&self) -> impl Iterator<Item = (&str, &Probe)> {

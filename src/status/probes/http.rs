@@ -11,8 +11,10 @@ use crate::serve::respond::{Answer, page, status};
 /// As much of a body as goes back to the kubelet, which shows it in the event of a failed probe.
 const BODY: usize = 10_240;
 
-/// An answer's head, as Go's client takes it; of a body no more than [`BODY`] is read.
+/// An answer's head, as Go's client takes it; of a body no more than [`BODY`] is read...
 const HEAD: usize = 1 << 20;
+/// ... and where more than [`super::WIDE`] probes are under way, which no kubelet does, a head of so much.
+const NARROW: usize = 32 << 10;
 
 impl Prober {
     pub(super) async fn http(
@@ -27,13 +29,14 @@ impl Prober {
         let slash = if path.starts_with('/') { "" } else { "/" };
         let url = format!("{scheme}://{}{slash}{path}", self.authority(port));
         let failed = |why: BoxError| Unanswered::At { to: url.clone(), why };
+        let wide = self.wide.try_acquire().ok();
         let get = Get::new(&url)
             .map_err(Unanswered::Url)?
             .headers(passed_on(headers))
             .host(host(headers, self.status_port, port))
             .dialer(&self.dialer)
             .keep(self.kept.as_ref())
-            .buffer(HEAD)
+            .buffer(if wide.is_some() { HEAD } else { NARROW })
             // Another host is not the application's business; port and scheme may differ.
             .follow(|first, next| first.host == next.host);
         let until = tokio::time::Instant::now() + limit(seconds);

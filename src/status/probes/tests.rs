@@ -9,8 +9,10 @@ use bytes::Bytes;
 use tokio::net::TcpListener;
 
 use super::*;
+use crate::net::progress::Heads;
 use crate::status::Config as StatusConfig;
 use crate::status::fake::{Got, Served, Web, http, spawn, start};
+use crate::trouble::Troubles;
 
 const KEY: &str = "/app-health/app/livez";
 
@@ -240,4 +242,29 @@ async fn a_probe_that_is_led_back_here_ends_after_as_many_turns_as_redirects() {
     // And nothing is remembered against it.
     assert_eq!(ask(&served, KUBELET).await.status, 500);
     assert_eq!(app.heads().len(), 2 * crate::fetch::REQUESTS);
+}
+
+#[tokio::test(start_paused = true)]
+async fn of_one_path_so_many_are_under_way_and_the_others_wait() {
+    let probe = http_get(1, "");
+    let table = parse(&format!("{{\"{KEY}\": {probe}, \"/app-health/other/livez\": {probe}}}")).unwrap();
+    let config = Config { table, ..Config::default() };
+    let crypto = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let prober = Prober::new(config, 40, 1, crypto, Troubles::default().reporter("probes"));
+    let of = Progress::new(Arc::new(Heads::new(0)));
+    let mut held = Vec::new();
+    for _ in 0..5 {
+        held.push(prober.slot(KEY, 3, &of).await.unwrap());
+    }
+    let begun = tokio::time::Instant::now();
+    assert!(prober.slot(KEY, 3, &of).await.is_none(), "an eighth of the connections are taken");
+    assert_eq!(begun.elapsed(), Duration::from_secs(3), "as long as the probe may take");
+    let other = prober.slot("/app-health/other/livez", 3, &of).await;
+    assert!(other.is_some(), "another path has slots of its own");
+    let mut waiting = Box::pin(prober.slot(KEY, 3, &of));
+    assert!(futures_util::poll!(&mut waiting).is_pending());
+    assert_eq!(of.phase(), Phase::Waiting);
+    held.pop();
+    assert!(waiting.await.is_some());
+    assert_eq!(of.phase(), Phase::Busy);
 }

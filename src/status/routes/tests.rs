@@ -137,6 +137,11 @@ async fn pages_for_people() {
             "{path}"
         );
     }
+    let profile = || served.get("/debug/pprof/profile?seconds=1");
+    let (one, other) = tokio::join!(profile(), profile());
+    let refused = if one.status == 200 { &other } else { &one };
+    assert_eq!(one.status + other.status, 700, "one at a time");
+    assert!(refused.text().contains("profiling already in use"), "{}", refused.text());
     assert_eq!(served.get("/debug/pprof/trace").await.text(), "Unknown profile\n");
     let mut config = Config::new(0);
     config.profiling = false;

@@ -2,6 +2,8 @@
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -16,6 +18,9 @@ use crate::fetch::{self, Get, Reply};
 /// A part that moves nothing for this long is given up where the scraper named no limit. Go would wait
 /// for ever; nobody who scrapes does.
 pub(super) const NO_LIMIT: Duration = Duration::from_secs(300);
+
+/// A piece of a body that was read whole, in bytes.
+const PIECE: usize = 48 * 1024;
 
 /// Why a part failed, from a closed set: it is a label's value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -78,7 +83,7 @@ pub(super) struct Part {
     pub(super) url: String,
     reply: Reply,
     /// The body, where it was read before anything of it was passed on.
-    gathered: Option<VecDeque<Bytes>>,
+    gathered: Option<VecDeque<Vec<u8>>>,
     limit: Option<Duration>,
     /// Time spent waiting for this part and nothing else.
     spent: Duration,
@@ -142,28 +147,57 @@ impl Part {
         self.reply.headers().get(header::CONTENT_TYPE)?.to_str().ok()
     }
 
-    /// Reads the whole body, so that nothing of it is passed on when it fails; at most `most` bytes.
-    pub(super) async fn whole(mut self, most: u64) -> Result<Self, Failure> {
-        let (mut pieces, mut length) = (VecDeque::new(), 0);
-        while let Some(piece) = self.piece().await? {
-            length += piece.len() as u64;
-            if length > most {
-                return Err(Failure::new(
-                    Reason::Limit,
-                    format!("it is longer than the {most} bytes allowed"),
-                ));
-            }
-            pieces.push_back(piece);
+    /// Reads the whole body, so that nothing of it is passed on when it fails; at most `most` bytes, and what there is
+    /// `room` for, which others take from, too.
+    pub(super) async fn whole(mut self, most: u64, room: &AtomicU64) -> Result<Self, Failure> {
+        let mut held = 0;
+        let body = self.gather(most, room, &mut held).await;
+        if body.is_err() {
+            // For the others; what was read is gone.
+            room.fetch_add(held, Relaxed);
         }
-        self.gathered = Some(pieces);
+        self.gathered = Some(body?);
         Ok(self)
+    }
+
+    async fn gather(
+        &mut self,
+        most: u64,
+        room: &AtomicU64,
+        held: &mut u64,
+    ) -> Result<VecDeque<Vec<u8>>, Failure> {
+        let too_long = |why| Failure::new(Reason::Limit, why);
+        let mut body = VecDeque::from([Vec::with_capacity(PIECE)]);
+        while let Some(piece) = self.piece().await? {
+            let length = piece.len() as u64;
+            if *held + length > most {
+                return Err(too_long(format!("it is longer than the {most} bytes allowed")));
+            }
+            room.try_update(Relaxed, Relaxed, |left| left.checked_sub(length)).map_err(|left| {
+                too_long(format!("the metrics of all applications together leave it {} bytes", *held + left))
+            })?;
+            *held += length;
+            // In pieces of our own: one that came may be as small as a byte, and a single buffer is copied as it grows.
+            let mut rest = &piece[..];
+            while let Some(last) = body.back_mut().filter(|_| !rest.is_empty()) {
+                let (now, later) = rest.split_at(rest.len().min(PIECE - last.len()));
+                last.extend_from_slice(now);
+                rest = later;
+                if last.len() == PIECE {
+                    body.push_back(Vec::with_capacity(PIECE));
+                }
+            }
+        }
+        Ok(body)
     }
 
     /// The next piece; `None` at the proper end.
     pub(super) async fn piece(&mut self) -> Result<Option<Bytes>, Failure> {
         if let Some(gathered) = &mut self.gathered {
-            return Ok(gathered.pop_front());
+            return Ok(gathered.pop_front().filter(|piece| !piece.is_empty()).map(Bytes::from));
         }
+        // A body may come in pieces of a byte, thousands to a read.
+        tokio::task::coop::consume_budget().await;
         let left = self.limit.map_or(NO_LIMIT, |limit| limit.saturating_sub(self.spent));
         let begun = Instant::now();
         let piece = tokio::time::timeout(left, self.reply.piece()).await;

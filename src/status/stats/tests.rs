@@ -163,6 +163,32 @@ async fn of_several_only_those_that_answer_decide() {
 }
 
 #[tokio::test]
+async fn of_several_no_more_is_held_than_there_is_room_for() {
+    let lines = usize::try_from(LONGEST_OF_SEVERAL).unwrap() / 4;
+    let app = Web::start(move |_| http(200, "", &"a 1\n".repeat(lines))).await;
+    let targets = (0..3).map(|_| target(&app, "/")).collect();
+    let got = merging(None, targets, |_| {}).get("/metrics").await.text();
+    assert_eq!(got.matches("a 1\n").count() / lines, 2, "two have all the room");
+    assert_eq!(failures(&got), ["{type=\"application\"} 1"]);
+}
+
+#[tokio::test]
+async fn what_is_left_out_leaves_its_room_to_the_others() {
+    let broken = b"HTTP/1.1 200 OK\r\nContent-Length: 60\r\n\r\nhalf of it".to_vec();
+    let long = http(200, "", &"a".repeat(60));
+    for (reply, left) in [(http(200, "", &"a".repeat(40)), 60), (broken, 100), (long, 100)] {
+        let app = Web::start(move |_| reply.clone()).await;
+        let room = AtomicU64::new(100);
+        let url = format!("http://{}/", app.addr);
+        let Ok(part) = Part::ask("application", &url, HeaderMap::new(), None, 0).await else {
+            panic!("no answer")
+        };
+        assert_eq!(part.whole(50, &room).await.is_ok(), left == 60);
+        assert_eq!(room.into_inner(), left);
+    }
+}
+
+#[tokio::test]
 async fn of_several_one_that_fails_at_any_point_is_left_out_whole() {
     let long = "a 1\n".repeat(usize::try_from(LONGEST_OF_SEVERAL).unwrap() / 4);
     let over = format!("{long}a");

@@ -32,6 +32,13 @@ impl Default for Turns {
     }
 }
 
+impl Turns {
+    /// For scrapes of several applications, whose bodies are held whole.
+    pub(super) fn one() -> Self {
+        Self { free: Arc::new(Semaphore::new(1)), taken: Mutex::default() }
+    }
+}
+
 /// A turn, until it is dropped.
 #[derive(Debug)]
 pub(super) struct Turn(OwnedSemaphorePermit);

@@ -166,3 +166,25 @@ fn health_is_dropped_until_listeners_are_asked_for() {
         [Verdict::Drop, Verdict::Pass, Verdict::Pass]
     );
 }
+
+#[test]
+fn a_name_table_may_come_a_byte_at_a_time_but_not_be_too_large() {
+    let own = |size| framed(&response(types::NAME_TABLE, types::NAME_TABLE, &[size]));
+    let stream = own(100_000);
+    let mut gate = responses();
+    let mut out = Vec::new();
+    for byte in &stream {
+        gate.push(&Bytes::copy_from_slice(&[*byte]), &mut out).unwrap();
+    }
+    let [Out::End(end)] = &out[..] else { panic!("{} pieces", out.len()) };
+    assert_eq!(end.body.as_ref().unwrap(), &stream[HEADER..]);
+    let stream = own(crate::xds::rules::COLLECT);
+    for chunk in stream.chunks(16_384).rev().skip(1).rev().collect::<Vec<_>>() {
+        gate.push(&Bytes::copy_from_slice(chunk), &mut out).unwrap();
+        let held = gate.current.as_ref().unwrap().held.all().concat().len();
+        assert!(held <= 32_768, "{held} bytes are held of what cannot be used");
+    }
+    gate.push(&Bytes::copy_from_slice(stream.chunks(16_384).last().unwrap()), &mut out).unwrap();
+    let Some(Out::End(end)) = out.last() else { panic!() };
+    assert_eq!((end.verdict, &end.body), (Verdict::Collect, &None));
+}

@@ -30,6 +30,8 @@ pub struct Facts {
     pub count: u64,
     /// Number of removed resources, or of names unsubscribed.
     pub removed: u64,
+    /// Number of resources that a client has from an earlier stream (delta requests; in others the version tells).
+    pub known: u64,
     /// The first names of a request.
     pub names: Vec<String>,
     /// Whether a request carries `error_detail`, that is, a rejection.
@@ -38,6 +40,14 @@ pub struct Facts {
     pub error_code: i32,
     /// Its message.
     pub error_message: String,
+}
+
+impl Facts {
+    /// Whether a request is the first of its type from a client that has nothing of it.
+    #[must_use]
+    pub fn is_bare(&self) -> bool {
+        self.version.is_empty() && self.nonce.is_empty() && self.known == 0 && !self.rejected
+    }
 }
 
 // The messages that the scanner steps into.
@@ -67,12 +77,13 @@ pub(super) enum Field {
     Enter(Kind),
     Resource(Option<Kind>),
     Removed,
+    Known,
     Code,
     Other,
 }
 
 pub(super) fn field(kind: Kind, number: u32, hinted: bool) -> Field {
-    use Field::{Code, Enter, Other, Removed, Text};
+    use Field::{Code, Enter, Known, Other, Removed, Text};
     let step = |kind| Field::Resource((!hinted).then_some(kind));
     match (kind, number) {
         (Kind::Top(Message::SotwRequest), 1) => Text(Slot::Version),
@@ -83,6 +94,7 @@ pub(super) fn field(kind: Kind, number: u32, hinted: bool) -> Field {
         (Kind::Top(Message::DeltaRequest), 2) => Text(Slot::Type),
         (Kind::Top(Message::DeltaRequest), 3) => Text(Slot::Name),
         (Kind::Top(Message::DeltaRequest), 4) => Removed,
+        (Kind::Top(Message::DeltaRequest), 5) => Known,
         (Kind::Top(Message::DeltaRequest), 6) => Text(Slot::Nonce),
         (Kind::Top(Message::DeltaRequest), 7) => Enter(Kind::Status),
         (Kind::Top(Message::SotwResponse), 1) => Text(Slot::Version),

@@ -148,7 +148,7 @@ pub(crate) struct UpstreamView {
     /// Since when Envoy's stream is held.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub held_since: Option<u64>,
-    /// Milliseconds from the last failure to the next attempt.
+    /// Milliseconds from the last failure, or the end of the last stream, to the next attempt.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[serde(rename = "nextAttemptMilliseconds")]
     pub next_attempt_ms: Option<u64>,

@@ -132,3 +132,51 @@ async fn both_directions_stalled_lose_nothing_and_do_not_wedge() {
     };
     tokio::time::timeout(Duration::from_secs(60), reading).await.expect("it goes on where it stopped");
 }
+
+#[tokio::test]
+async fn many_small_messages_wait_for_a_slow_envoy() {
+    let mut rig = Rig::new().await;
+    let (mut envoy, mut istiod) = rig.configured().await;
+    // 210 kB: they fit into the window of 256 kB, whatever Envoy takes meanwhile.
+    let count = 3000;
+    for n in 0..count {
+        istiod.push(&response(CDS, &n.to_string(), &[])).await;
+    }
+    for n in 0..count {
+        assert_eq!(envoy.response().await.nonce, n.to_string());
+    }
+    for n in 0..400 {
+        envoy.send(&DiscoveryRequest { response_nonce: format!("{n:040}"), ..request(CDS) }).await;
+    }
+    for n in 0..400 {
+        assert_eq!(istiod.request().await.response_nonce, format!("{n:040}"));
+    }
+}
+
+/// A message of which each byte is a frame, as long as the connection lasts.
+async fn bytewise(stream: &mut h2::SendStream<Bytes>) {
+    let large = frames::frame(&response(CDS, "1", &[1_000_000]));
+    for at in 0..large.len() {
+        stream.reserve_capacity(1);
+        if stream.capacity() == 0
+            && !matches!(std::future::poll_fn(|cx| stream.poll_capacity(cx)).await, Some(Ok(_)))
+        {
+            return;
+        }
+        if stream.send_data(large.slice(at..=at), false).is_err() {
+            return;
+        }
+    }
+}
+
+#[tokio::test]
+async fn who_sends_a_byte_a_frame_to_one_that_does_not_read_is_cut_off() {
+    let mut rig = Rig::new().await;
+    let (envoy, mut istiod) = rig.configured().await;
+    tokio::time::timeout(SOON, bytewise(istiod.open())).await.expect("istiod's connection ends");
+    drop((envoy, istiod));
+    let (mut envoy, istiod) = rig.configured().await;
+    tokio::time::timeout(SOON, bytewise(&mut envoy.sink)).await.expect("Envoy's connection ends");
+    drop((envoy, istiod));
+    rig.configured().await;
+}

@@ -123,7 +123,13 @@ impl Rig {
     pub(super) async fn client(&self, path: &str, timeout: Option<&str>) -> Envoy {
         let io = UnixStream::connect(&self.socket).await.unwrap();
         let (mut send, connection) =
-            h2::client::Builder::new().initial_window_size(1 << 20).handshake(io).await.unwrap();
+            // As Envoy's, it has nothing against small frames.
+            h2::client::Builder::new()
+                .initial_window_size(1 << 20)
+                .data_frame_budget(64 << 20)
+                .handshake(io)
+                .await
+                .unwrap();
         self.group.run("envoy", async move {
             let _ = connection.await;
         });
@@ -180,8 +186,11 @@ pub(super) async fn accept(listener: TcpListener, streams: mpsc::UnboundedSender
         let (io, _) = listener.accept().await.unwrap();
         let streams = streams.clone();
         group.run("istiod connection", async move {
-            let mut http2 = match h2::server::Builder::new().initial_window_size(1 << 16).handshake(io).await
-            {
+            let http2 = h2::server::Builder::new()
+                .initial_window_size(1 << 16)
+                .data_frame_budget(64 << 20)
+                .handshake(io);
+            let mut http2 = match http2.await {
                 Ok(http2) => http2,
                 Err(_) => return,
             };

@@ -56,7 +56,7 @@ impl Run {
 
     /// Starts an epoch: at once where its file is there, else when its inputs were looked at and it is written.
     pub(super) fn start(&mut self, epoch: u32) {
-        // Its file is where the new one goes.
+        // Its file is where the new one goes; most often it is gone already.
         self.suspect = None;
         match self.envoy.file.take() {
             Some(file) if epoch == 0 => {
@@ -192,6 +192,9 @@ impl Run {
             return self.epochs.is_empty() && self.tell(drain::Event::Gone);
         }
         let action = self.core.ended(number, kind, ran);
+        if matches!(action, restart::Action::Start(_) | restart::Action::RetryIn(_)) {
+            self.acquit().await;
+        }
         let over = self.carry_out(action);
         if gave_up && !over && !self.epochs.is_empty() {
             self.core.settle();

@@ -27,6 +27,12 @@ impl Suspect {
     pub(super) fn of(program: Program, args: Vec<OsString>, file: &mut Option<Written>) -> Option<Self> {
         program.is_binary.then(|| Self { args, file: file.take() })
     }
+
+    async fn forget(self) {
+        if let Some(file) = self.file {
+            file.remove().await;
+        }
+    }
 }
 
 impl Run {
@@ -36,8 +42,13 @@ impl Run {
         if self.reason.is_none() {
             self.ask(&suspect).await;
         }
-        if let Some(file) = suspect.file {
-            file.remove().await;
+        suspect.forget().await;
+    }
+
+    /// Nobody will ask: another Envoy is started.
+    pub(super) async fn acquit(&mut self) {
+        if let Some(suspect) = self.suspect.take() {
+            suspect.forget().await;
         }
     }
 

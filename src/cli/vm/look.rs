@@ -1,0 +1,103 @@
+//! `vm check`: a line for each thing, and what is in force of the rules.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::SystemTime;
+
+use super::{environment, has_iptables, prepare, runner, startable};
+use crate::config::args;
+use crate::config::env::Env;
+use crate::config::parts::iptables;
+use crate::iptables::detect;
+use crate::iptables::model::Family;
+use crate::iptables::native as nft;
+use crate::iptables::run::Runner;
+use crate::trouble::Kind;
+use crate::vm::check::{self, Grade};
+use crate::vm::places::Places;
+
+pub(super) fn look(places: &Places, env: &Env) -> u8 {
+    let told = |grade, said| check::Line { grade, what: "settings", said };
+    let now = SystemTime::now();
+    let mut lines: Vec<check::Line>;
+    let mut own_rules = false;
+    let by_nft;
+    // As the agent's own: right under the unit, a surprise in somebody's home.
+    let here = std::env::current_dir().unwrap_or_default();
+    let elsewhere = (places.root == Path::new(".") && here != Path::new("/")).then(|| {
+        format!(
+            "places hang off {}, the working directory: --root / looks at this machine's own",
+            here.display()
+        )
+    });
+    match prepare(places, env) {
+        Ok((plan, config)) => {
+            lines = plan.warnings.iter().map(|warning| told(Grade::Warn, warning.clone())).collect();
+            // A root that is not there has a line of its own, and so has every other file that is missing.
+            let wrong = startable(&plan, &config).into_iter();
+            let wrong = wrong.filter(|error| error.kind != Kind::RootMissing && error.missing.is_none());
+            lines.extend(wrong.map(|error| told(Grade::Fail, error.text)));
+            own_rules = plan.rules.is_none();
+            by_nft = native(&plan.env);
+            let facts = check::Facts {
+                envoy: config.envoy_binary().to_owned(),
+                istiod: config.discovery_address().to_owned(),
+                work: config.config_path(),
+            };
+            lines.extend(check::look(places, &plan.env, Some((&plan, &facts)), now));
+        }
+        Err(errors) => {
+            lines = errors.into_iter().map(|error| told(Grade::Fail, error)).collect();
+            let variables = places.environment(env.map());
+            let mut variables = variables.map_or_else(|_| env.map().clone(), |(variables, _)| variables);
+            let named = places.certs.as_ref().map(|dir| dir.to_string_lossy().into_owned());
+            let certs = named.or_else(|| variables.get("PROV_CERT").cloned());
+            variables.insert("PROV_CERT".to_owned(), certs.unwrap_or_else(|| "./etc/certs".to_owned()));
+            lines.extend(check::look(places, &variables, None, now));
+            by_nft = native(&variables);
+        }
+    }
+    lines.extend(elsewhere.map(|said| check::Line { grade: Grade::Warn, what: "places", said }));
+    // Others than root cannot see the rules; that it needs root was said.
+    if own_rules || rustix::process::geteuid().is_root() {
+        lines.push(redirected(own_rules, by_nft, env));
+    }
+    let text: String = lines.iter().map(|line| format!("{line}\n")).collect();
+    crate::cli::request::print(text.as_bytes());
+    u8::from(lines.iter().any(|line| line.grade == Grade::Fail))
+}
+
+fn redirected(own_rules: bool, by_nft: bool, env: &Env) -> check::Line {
+    let rules = |grade, said: &str| check::Line { grade, what: "rules", said: said.to_owned() };
+    if own_rules {
+        return rules(Grade::Ok, "somebody else's business (ISTIO_CUSTOM_IP_TABLES)");
+    }
+    let path = env.get("PATH").unwrap_or_default().to_owned();
+    let mut runner = runner(path);
+    let lack = match (by_nft, has_iptables(&runner), runner.exists("nft")) {
+        (true, _, false) => {
+            Some("NATIVE_NFTABLES=true, and no nft on the PATH: install the package nftables")
+        }
+        (false, false, false) => Some("no iptables on the PATH: install the package iptables"),
+        (false, false, true) => Some(
+            "no iptables on the PATH: install the package iptables, or set NATIVE_NFTABLES=true in sidecar.env, \
+             since nft is there",
+        ),
+        _ => None,
+    };
+    if let Some(lack) = lack {
+        return rules(Grade::Fail, lack);
+    }
+    let there = nft::there(&mut runner)
+        || [Family::V4, Family::V6].into_iter().any(|family| {
+            detect::leftovers(&mut runner, family, None).is_some_and(|c| c.backend.state.has_ours())
+        });
+    let said = if there { "traffic is redirected" } else { "nothing is redirected yet; vm run does it" };
+    rules(Grade::Ok, said)
+}
+
+// Whether the rules are to be made by nft itself.
+fn native(variables: &BTreeMap<String, String>) -> bool {
+    args::parse(&[], iptables::FLAGS, false)
+        .is_ok_and(|none| iptables::settings(&none, &environment(variables)).native_nftables)
+}

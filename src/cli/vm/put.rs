@@ -1,0 +1,94 @@
+//! `vm install`: says what is wrong, asks, writes.
+
+use std::io::{IsTerminal, Write};
+use std::path::Path;
+
+use super::{FLAGS, all};
+use crate::cli::{FAILED, fail, request};
+use crate::config;
+use crate::config::args::Parsed;
+use crate::vm::accounts::Accounts;
+use crate::vm::install::{self, Step};
+use crate::vm::places::Places;
+use crate::vm::plan;
+
+pub(super) fn put(places: &Places, parsed: &Parsed) -> u8 {
+    let Some(dir) = parsed.get("dir").filter(|dir| !dir.is_empty()) else {
+        return fail(
+            "vm install needs --dir: the folder that istioctl x workload entry configure wrote",
+            None,
+        );
+    };
+    let mut errors = Vec::new();
+    let root = rustix::process::geteuid().is_root();
+    // A root file system that is being prepared has users of its own.
+    let accounts = Accounts::of(&places.root);
+    let owner = if root { accounts.user(plan::USER) } else { None };
+    if root && owner.is_none() {
+        errors.push(format!(
+            "the user {user} does not exist: useradd --system --home-dir /var/lib/istio {user}",
+            user = plan::USER
+        ));
+    }
+    let items = install::items(Path::new(dir), places).unwrap_or_else(|faults| {
+        errors.extend(faults);
+        Vec::new()
+    });
+    let mesh = Path::new(dir).join("mesh.yaml");
+    if let Ok(Err(e)) = std::fs::read_to_string(&mesh).map(|text| config::yaml::to_json(&text)) {
+        errors.push(format!("{}: {e}", mesh.display()));
+    }
+    let other: Vec<_> = items.iter().filter(|item| item.step() == Step::Overwrite).collect();
+    let sure = parsed.is_true(FLAGS, "yes");
+    let asks = !sure && std::io::stdin().is_terminal();
+    if !sure && !asks {
+        errors.extend(
+            other
+                .iter()
+                .map(|item| format!("{} {}: --yes overwrites it", item.place.display(), item.other())),
+        );
+    }
+    if !errors.is_empty() {
+        return all(&errors);
+    }
+    let base = places.base();
+    for item in &items {
+        let place = item.place.display();
+        let step = item.step();
+        let said = match step {
+            Step::Keep => format!("unchanged   {place}\n"),
+            Step::Overwrite if asks && !yes(&format!("{place} {}: overwrite it? [y/N] ", item.other())) => {
+                format!("left alone  {place}\n")
+            }
+            _ => match item.put(&base, owner.as_ref()) {
+                Ok(()) => format!("written     {place}\n"),
+                Err(error) => return fail(&error.to_string(), None),
+            },
+        };
+        if request::print(said.as_bytes()) != 0 {
+            return FAILED;
+        }
+    }
+    // The unit may write below it and not make it.
+    let logs = places.target(Path::new(plan::LOGS));
+    if let Err(e) = logs.and_then(|(logs, _)| install::folders(&base, &logs, owner.as_ref())) {
+        return fail(&format!("{}: {e}", places.at(Path::new(plan::LOGS)).display()), None);
+    }
+    let root = if places.root == Path::new(".") {
+        String::new()
+    } else {
+        format!(" --root {}", places.root.display())
+    };
+    let next = format!("next: pilot-agent vm check{root}, then systemctl enable --now istio\n");
+    request::print(next.as_bytes())
+}
+
+fn yes(question: &str) -> bool {
+    eprint!("{question}");
+    // A question nobody sees is answered with no.
+    if std::io::stderr().flush().is_err() {
+        return false;
+    }
+    let mut answer = String::new();
+    std::io::stdin().read_line(&mut answer).is_ok() && matches!(answer.trim(), "y" | "Y" | "yes")
+}
