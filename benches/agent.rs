@@ -1,10 +1,10 @@
 //! One agent under measurement: a scratch working directory, a mock istiod to talk to, a stand-in or a
 //! real Envoy.
 
-use std::io;
+use std::io::{self, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStdin, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use envoy_types::pb::envoy::config::core::v3::Node;
@@ -14,6 +14,7 @@ use mock_istiod::net::free_port;
 use tokio::net::UnixStream;
 
 use crate::ads::Stream;
+use crate::cgroup::Group;
 use crate::proc::Proc;
 
 /// SotW ADS.
@@ -46,12 +47,23 @@ pub(crate) fn is_wire(binary: &Path) -> bool {
     std::env::current_exe().is_ok_and(|me| me == binary)
 }
 
+/// The shell that becomes the agent: in its control group first, and once it is told to, so that neither counts as start.
+const WAITS: &str = r#"[ -z "$1" ] || echo $$ >"$1" || exit 1
+echo joined; read -r go || exit 1
+shift; exec "$@" </dev/null >agent.log 2>&1"#;
+
 /// A started agent; ended in order, then by force, when dropped.
 pub(crate) struct Agent {
     child: Child,
     dir: tempfile::TempDir,
+    /// Of the shell, until it is told to go on.
+    go: Option<ChildStdin>,
+    /// CPU of the shell.
+    before: Duration,
     /// When it was executed.
     pub started: Instant,
+    /// What holds its memory, where it is limited; outlives it.
+    pub group: Option<Group>,
     /// Its status port.
     pub status_port: u16,
     /// Where it looks for Envoy's admin interface.
@@ -63,6 +75,13 @@ pub(crate) struct Agent {
 impl Agent {
     /// Writes what it needs and executes it.
     pub(crate) fn start(setup: &Setup<'_>, istiod: &MockIstiod) -> io::Result<Self> {
+        let mut agent = Self::prepare(setup, "sidecar", istiod)?;
+        agent.go()?;
+        Ok(agent)
+    }
+
+    /// All but executing it: for many that are to begin at once.
+    pub(crate) fn prepare(setup: &Setup<'_>, role: &str, istiod: &MockIstiod) -> io::Result<Self> {
         let dir = tempfile::tempdir()?;
         let at = |path: &str| dir.path().join(path);
         for folder in
@@ -77,9 +96,11 @@ impl Agent {
         if let Some(template) = std::env::var_os("GO_TEMPLATE") {
             std::fs::copy(template, at("var/lib/istio/envoy/envoy_bootstrap_tmpl.json"))?;
         }
-        let envoy = match setup.envoy {
-            Some(path) => path.to_owned(),
-            None => stand_in(dir.path())?,
+        let group = Group::around(setup.binary)?;
+        let envoy = match (setup.envoy, &group) {
+            (Some(path), None) => path.to_owned(),
+            (Some(path), Some(_)) => outside(dir.path(), path)?,
+            (None, _) => stand_in(dir.path())?,
         };
         let [status_port, admin_port, envoy_status, prometheus_port] = [(); 4].map(|()| free_port());
         let config = serde_json::json!({
@@ -90,10 +111,11 @@ impl Agent {
             "concurrency": 1,
             "terminationDrainDuration": "0.1s",
         });
-        let log = std::fs::File::create(at("agent.log"))?;
-        let started = Instant::now();
-        let child = Command::new(setup.binary)
-            .args(["proxy", "sidecar"])
+        let mut child = Command::new("/bin/sh")
+            .args(["-c", WAITS, "sh"])
+            .arg(group.as_ref().map(Group::door).unwrap_or_default())
+            .arg(setup.binary)
+            .args(["proxy", role])
             .current_dir(dir.path())
             .env_clear()
             .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
@@ -106,16 +128,28 @@ impl Agent {
             .env("ENVOY_PROMETHEUS_PORT", prometheus_port.to_string())
             .env("CLOUD_PLATFORM", "none")
             .envs(setup.env.iter().map(|(k, v)| (k, v)))
-            .stdin(Stdio::null())
-            .stdout(log.try_clone()?)
-            .stderr(log)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
             .spawn()?;
-        Ok(Self { child, dir, started, status_port, admin_port, prometheus_port })
+        let (go, mut joined) = (child.stdin.take(), child.stdout.take());
+        let (before, started) = (Duration::ZERO, Instant::now());
+        let agent = Self { child, dir, go, before, started, group, status_port, admin_port, prometheus_port };
+        match joined.as_mut().map(|pipe| pipe.read(&mut [0; 8])).transpose()? {
+            Some(1..) => Ok(agent),
+            _ => Err(io::Error::other("the agent's process cannot join its control group")),
+        }
+    }
+
+    /// Executes it.
+    pub(crate) fn go(&mut self) -> io::Result<()> {
+        self.before = self.proc().cpu();
+        self.started = Instant::now();
+        self.go.take().map_or(Ok(()), |mut pipe| pipe.write_all(b"go\n"))
     }
 
     /// The process.
     pub(crate) fn proc(&self) -> Proc {
-        Proc(self.child.id())
+        Proc { id: self.child.id(), before: self.before }
     }
 
     /// Something in its working directory.
@@ -199,6 +233,9 @@ impl Agent {
 
 impl Drop for Agent {
     fn drop(&mut self) {
+        if let Some(group) = &self.group {
+            group.note();
+        }
         let pid = self.child.id().to_string();
         let _ = Command::new("kill").args(["-TERM", &pid]).status();
         let until = Instant::now() + Duration::from_secs(5);
@@ -244,8 +281,18 @@ async fn connect(path: &Path, agent: &Agent) -> io::Result<UnixStream> {
 }
 
 fn stand_in(dir: &Path) -> io::Result<PathBuf> {
+    script(dir, "exec sleep 600")
+}
+
+// The limit is the agent's, not its Envoy's.
+fn outside(dir: &Path, envoy: &Path) -> io::Result<PathBuf> {
+    let door = Group::way_out().unwrap_or_default();
+    script(dir, &format!("echo $$ >'{}'\nexec '{}' \"$@\"", door.display(), envoy.display()))
+}
+
+fn script(dir: &Path, body: &str) -> io::Result<PathBuf> {
     let path = dir.join("stand-in");
-    std::fs::write(&path, "#!/bin/sh\nexec sleep 600\n")?;
+    std::fs::write(&path, format!("#!/bin/sh\n{body}\n"))?;
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755))?;
     Ok(path)
 }

@@ -16,7 +16,9 @@ use crate::ads::Stream;
 use crate::agent::{ADS, Agent, LIMIT, Setup};
 use crate::proc::{Proc, socket_memory};
 use crate::relay::{limit, pair};
+use crate::status;
 use crate::table::{Row, Value};
+use crate::web::Web;
 
 const NODES: [usize; 2] = [50, 200];
 const CONFIG: usize = 1_000_000;
@@ -27,12 +29,15 @@ const SETTLE: Duration = Duration::from_secs(15);
 #[derive(Default)]
 struct Node {
     last: f64,
+    ready: f64,
     start_cpu: Vec<f64>,
+    ready_cpu: Vec<f64>,
     pss: Vec<f64>,
     rss: Vec<f64>,
     anon: Vec<f64>,
     tables: Vec<f64>,
     sockets: f64,
+    kernel: Vec<f64>,
     threads: Vec<f64>,
     wakes: Vec<f64>,
     idle_cpu: Vec<f64>,
@@ -53,12 +58,15 @@ pub(crate) async fn nodes(binaries: &[PathBuf], seconds: u64) -> Result<Vec<Row>
             rows.push(Row { what, ours, peer, wire: None, direct: None, target });
         };
         add("started at once, to the last certificate (ms)", "–", &|n| vec![n.last]);
+        add("started at once, to the last that is ready (ms)", "–", &|n| vec![n.ready]);
         add("CPU from exec to a served certificate, P-256 (ms)", "≤ 20", &|n| n.start_cpu.clone());
+        add("CPU from exec to ready (ms)", "–", &|n| n.ready_cpu.clone());
         add("proportional memory each (MB)", "≤ 1.36", &|n| n.pss.clone());
         add("resident each (MB)", "–", &|n| n.rss.clone());
         add("anonymous each (MB)", "–", &|n| n.anon.clone());
         add("page tables each (MB)", "–", &|n| n.tables.clone());
         add("kernel memory of TCP sockets, both ends, each (MB)", "–", &|n| vec![n.sockets]);
+        add("kernel memory charged to its control group, each (MB)", "–", &|n| n.kernel.clone());
         add("threads each", "–", &|n| n.threads.clone());
         add("wake-ups a second each, idle", "≤ 0.2", &|n| n.wakes.clone());
         add("CPU a second each, idle (µs)", "–", &|n| n.idle_cpu.clone());
@@ -66,11 +74,12 @@ pub(crate) async fn nodes(binaries: &[PathBuf], seconds: u64) -> Result<Vec<Row>
     Ok(rows)
 }
 
-/// An agent, its configuration's stream, and istiod's end of it.
+/// An agent, its configuration's stream, istiod's end of it, and what readiness asks.
 struct Running {
     agent: Agent,
     _stream: Stream,
     _istiod: AdsStream,
+    _envoy: Web,
 }
 
 #[expect(clippy::cast_precision_loss, reason = "sizes and counts are far below 2^53")]
@@ -80,17 +89,23 @@ async fn node(binary: &Path, count: usize, idle: Duration) -> Result<Node, Strin
     istiod.record().off();
     let mut streams = istiod.take_streams();
     let mut out = Node { sockets: -(socket_memory() as f64), ..Node::default() };
-    let begin = Instant::now();
-    let (agents, cpu) = started(binary, count, &istiod).await?;
-    out.start_cpu = cpu;
-    out.last = begin.elapsed().as_secs_f64() * 1e3;
+    let all = started(binary, count, &istiod, &[]).await?;
     let config = bulk::sotw(Kind::Clusters, CONFIG, "all");
     let mut running = Vec::new();
-    for agent in agents {
-        let mut both = pair(agent.stream(ADS).await.map_err(text)?, &mut streams, false).await?;
+    for one in all {
+        out.last = out.last.max(one.certified);
+        out.ready = out.ready.max(one.ready);
+        out.start_cpu.push(one.certified_cpu);
+        out.ready_cpu.push(one.ready_cpu);
+        let mut both = pair(one.agent.stream(ADS).await.map_err(text)?, &mut streams, false).await?;
         both.server.responses.raw(config.clone()).await.map_err(|_| "istiod's stream ended")?;
         limit("configuration", both.client.count(1)).await?.map_err(text)?;
-        running.push(Running { agent, _stream: both.client, _istiod: both.server });
+        running.push(Running {
+            agent: one.agent,
+            _stream: both.client,
+            _istiod: both.server,
+            _envoy: one.envoy,
+        });
     }
     tokio::time::sleep(SETTLE).await;
     let procs: Vec<Proc> = running.iter().map(|one| one.agent.proc()).collect();
@@ -100,43 +115,67 @@ async fn node(binary: &Path, count: usize, idle: Duration) -> Result<Node, Strin
         out.wakes.push(proc.wakes().saturating_sub(wakes) as f64 / idle.as_secs_f64());
         out.idle_cpu.push((proc.cpu() - cpu).as_secs_f64() * 1e6 / idle.as_secs_f64());
     }
-    for proc in procs {
+    for one in &running {
+        let proc = one.agent.proc();
         let (memory, shared) = (proc.memory(), proc.shared());
         out.pss.push(shared.pss as f64 / 1e6);
         out.rss.push(memory.rss as f64 / 1e6);
         out.anon.push(memory.anon as f64 / 1e6);
         out.tables.push(shared.tables as f64 / 1e6);
         out.threads.push(proc.threads() as f64);
+        out.kernel.extend(one.agent.group.as_ref().map(|group| group.usage().kernel as f64 / 1e6));
     }
     out.sockets = (out.sockets + socket_memory() as f64) / 1e6 / count as f64;
     end(running).await;
     Ok(out)
 }
 
-/// Agents that were started at once and have their certificates; and what CPU that took each, in ms.
+/// An agent that is ready, beside an Envoy that says it is; times since the first of all began, and CPU, in ms.
+pub(crate) struct Started {
+    /// The agent.
+    pub agent: Agent,
+    envoy: Web,
+    certified: f64,
+    certified_cpu: f64,
+    ready: f64,
+    ready_cpu: f64,
+}
+
+/// Agents that were started at once, each with its certificate and ready.
 pub(crate) async fn started(
     binary: &Path,
     count: usize,
     istiod: &MockIstiod,
-) -> Result<(Vec<Agent>, Vec<f64>), String> {
+    more: &[(&'static str, String)],
+) -> Result<Vec<Started>, String> {
     let text = |e: std::io::Error| e.to_string();
-    let mut starting = JoinSet::new();
+    let mut env = vec![("ECC_SIGNATURE_ALGORITHM", "ECDSA".to_owned())];
+    env.extend_from_slice(more);
+    let mut waiting = Vec::new();
     for _ in 0..count {
-        let env = vec![("ECC_SIGNATURE_ALGORITHM", "ECDSA".to_owned())];
-        let agent = Agent::start(&Setup { binary, envoy: None, env }, istiod).map_err(text)?;
+        let setup = Setup { binary, envoy: None, env: env.clone() };
+        let agent = Agent::prepare(&setup, "sidecar", istiod).map_err(text)?;
+        let envoy = status::admin(agent.admin_port).await.map_err(text)?;
+        waiting.push((agent, envoy));
+    }
+    let begin = Instant::now();
+    let ms = |time: Duration| time.as_secs_f64() * 1e3;
+    let mut starting = JoinSet::new();
+    for (mut agent, envoy) in waiting {
+        agent.go().map_err(text)?;
         starting.spawn(async move {
             agent.certificate().await?;
-            let cpu = agent.proc().cpu().as_secs_f64() * 1e3;
-            Ok::<_, std::io::Error>((agent, cpu))
+            let (certified, certified_cpu) = (ms(begin.elapsed()), ms(agent.proc().cpu()));
+            agent.ready().await?;
+            let (ready, ready_cpu) = (ms(begin.elapsed()), ms(agent.proc().cpu()));
+            Ok::<_, std::io::Error>(Started { agent, envoy, certified, certified_cpu, ready, ready_cpu })
         });
     }
-    let (mut agents, mut all) = (Vec::new(), Vec::new());
+    let mut agents = Vec::new();
     while let Some(started) = starting.join_next().await {
-        let (agent, cpu) = started.map_err(|e| e.to_string())?.map_err(text)?;
-        all.push(cpu);
-        agents.push(agent);
+        agents.push(started.map_err(|e| e.to_string())?.map_err(text)?);
     }
-    Ok((agents, all))
+    Ok(agents)
 }
 
 /// Ends them all at once: each takes a moment to end its Envoy.

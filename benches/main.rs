@@ -6,8 +6,10 @@
 
 mod ads;
 mod agent;
+mod cgroup;
 mod credentials;
 mod density;
+mod extremes;
 mod flood;
 mod growth;
 mod heal;
@@ -23,12 +25,15 @@ mod table;
 mod web;
 mod wire;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser;
 use table::Row;
+
+/// The agent's memory limit unless one is named, in MB.
+const MEMORY: u64 = 64;
 
 /// Measures agents.
 #[derive(Debug, Parser)]
@@ -43,15 +48,25 @@ struct Flags {
     #[arg(long, env = "PEER_AGENT")]
     peer: Option<PathBuf>,
     /// Only sections whose name contains this: size, start, idle, relay, push, replay, status, sds,
-    /// credentials, iptables; and, only when they are named in full since they take minutes: density, herd, growth, heal, flood.
+    /// credentials, iptables; and, only when they are named in full since they take minutes: density, herd, growth, heal, flood, extremes.
     #[arg(long, default_value = "")]
     only: String,
     /// Runs of each measurement.
     #[arg(long, default_value_t = 7)]
     runs: usize,
-    /// How long the flood lasts (120 s), or agents idle (60 s).
+    /// How long the flood lasts (120 s), agents idle (60 s), or istiod is away from a herd (30 s).
     #[arg(long)]
     seconds: Option<u64>,
+    /// Memory that the agent and what it starts (but for a real Envoy) may have, in MB, by a control group around each;
+    /// 0: no limit. 64 where this runs as root and groups can be made. The other agent has none.
+    #[arg(long)]
+    memory_limit: Option<u64>,
+    /// How many agents are a herd.
+    #[arg(long, default_value_t = 200)]
+    agents: usize,
+    /// The herd's XDS_RECONNECT_SPREAD, in seconds.
+    #[arg(long)]
+    spread: Option<u64>,
     /// Where everything measured goes as JSON, beside what is printed.
     #[arg(long)]
     json: Option<PathBuf>,
@@ -82,12 +97,47 @@ async fn run(flags: &Flags) -> Result<(), String> {
         .chain(&flags.peer)
         .map(|path| std::fs::canonicalize(path).map_err(|e| format!("{}: {e}", path.display())))
         .collect::<Result<Vec<PathBuf>, String>>()?;
+    let limited = limited(flags, &binaries[0])?;
     let (mut report, mut curves) = (table::Report::default(), Vec::new());
-    usual(flags, &binaries, &mut report).await?;
-    slow(flags, &binaries, &mut report, &mut curves).await?;
+    let measured = sections(flags, &binaries, &mut report, &mut curves).await;
+    let rows = if limited { cgroup::rows() } else { Ok(Vec::new()) };
+    cgroup::end();
+    // Whoever was killed has spoiled what was measured: the first cause first.
+    let rows =
+        rows.map_err(|killed| measured.as_ref().err().map_or(killed.clone(), |e| format!("{killed}; {e}")))?;
+    measured?;
+    if !rows.is_empty() {
+        report.add("Control groups with a memory limit, one around each agent", &rows, false);
+    }
     let Some(path) = &flags.json else { return Ok(()) };
     std::fs::write(path, format!("{:#}\n", report.json(&curves)))
         .map_err(|e| format!("{}: {e}", path.display()))
+}
+
+/// Whether the agent gets a memory limit.
+fn limited(flags: &Flags, binary: &Path) -> Result<bool, String> {
+    let megabytes = flags.memory_limit.unwrap_or(MEMORY);
+    if megabytes == 0 {
+        return Ok(false);
+    }
+    match cgroup::limit(binary, megabytes) {
+        Ok(()) => Ok(true),
+        Err(why) if flags.memory_limit.is_some() => Err(format!("--memory-limit: {why}")),
+        Err(why) => {
+            eprintln!("bench: the agent's memory is not limited: {why}");
+            Ok(false)
+        }
+    }
+}
+
+async fn sections(
+    flags: &Flags,
+    binaries: &[PathBuf],
+    report: &mut table::Report,
+    curves: &mut Vec<serde_json::Value>,
+) -> Result<(), String> {
+    usual(flags, binaries, report).await?;
+    slow(flags, binaries, report, curves).await
 }
 
 /// Sections that are chosen by a part of their name; all of them without one.
@@ -164,7 +214,8 @@ async fn slow(
     }
     if flags.only == "herd" {
         let away = Duration::from_secs(flags.seconds.unwrap_or(30));
-        let rows = restart::herd(&binaries[0], away).await?;
+        let outage = restart::Outage { agents: flags.agents, away, spread: flags.spread };
+        let rows = restart::herd(&binaries[0], &outage).await?;
         report.add("Istiod restarts", &rows, false);
     }
     if flags.only == "growth" {
@@ -177,6 +228,10 @@ async fn slow(
         let envoy = flags.envoy.as_deref().ok_or("--only heal needs --envoy")?;
         let rows = heal::outages(binaries, envoy, flags.runs).await?;
         report.add("Time from the end of an outage to the new configuration (s)", &rows, with_peer);
+    }
+    if flags.only == "extremes" {
+        let rows = extremes::all(binaries, flags.runs).await?;
+        report.add("Far ends", &rows, with_peer);
     }
     if flags.only == "flood" {
         let rows = flood::both_ways(binaries, Duration::from_secs(flags.seconds.unwrap_or(120))).await?;

@@ -3,9 +3,17 @@
 use std::fs;
 use std::time::Duration;
 
-/// A process by its id.
+use nix::time::{clock_getcpuclockid, clock_gettime};
+use nix::unistd::Pid;
+
+/// A process.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Proc(pub u32);
+pub(crate) struct Proc {
+    /// Its ID.
+    pub id: u32,
+    /// CPU time that it had before it became what is measured.
+    pub before: Duration,
+}
 
 /// Memory in bytes.
 #[derive(Debug, Clone, Copy, Default)]
@@ -41,34 +49,30 @@ fn field(text: &str, name: &str) -> u64 {
 }
 
 impl Proc {
-    /// CPU time of all threads so far, to the nanosecond (`schedstat`), finished threads included where
-    /// the kernel's coarser total is higher.
+    /// CPU time since [`Proc::before`], to the nanosecond, of finished threads too: much is done in short ones.
     pub(crate) fn cpu(self) -> Duration {
-        let mut nanos: u64 = 0;
-        for task in fs::read_dir(format!("/proc/{}/task", self.0)).into_iter().flatten().flatten() {
-            let text = fs::read_to_string(task.path().join("schedstat")).unwrap_or_default();
-            nanos += text.split_whitespace().next().and_then(|n| n.parse::<u64>().ok()).unwrap_or(0);
-        }
-        Duration::from_nanos(nanos)
+        let process = i32::try_from(self.id).map(Pid::from_raw).unwrap_or(Pid::this());
+        let clock = clock_getcpuclockid(process).and_then(clock_gettime);
+        clock.map_or(Duration::ZERO, Duration::from).saturating_sub(self.before)
     }
 
     /// Memory now.
     pub(crate) fn memory(self) -> Memory {
-        let text = fs::read_to_string(format!("/proc/{}/status", self.0)).unwrap_or_default();
+        let text = fs::read_to_string(format!("/proc/{}/status", self.id)).unwrap_or_default();
         let bytes = |name: &str| field(&text, name) * 1024;
         Memory { rss: bytes("VmRSS:"), anon: bytes("RssAnon:"), peak: bytes("VmHWM:") }
     }
 
     /// What it shares with others of its kind.
     pub(crate) fn shared(self) -> Shared {
-        let rollup = fs::read_to_string(format!("/proc/{}/smaps_rollup", self.0)).unwrap_or_default();
-        let status = fs::read_to_string(format!("/proc/{}/status", self.0)).unwrap_or_default();
+        let rollup = fs::read_to_string(format!("/proc/{}/smaps_rollup", self.id)).unwrap_or_default();
+        let status = fs::read_to_string(format!("/proc/{}/status", self.id)).unwrap_or_default();
         Shared { pss: field(&rollup, "Pss:") * 1024, tables: field(&status, "VmPTE:") * 1024 }
     }
 
     /// How often its threads have gone to sleep so far, which is how often they were woken.
     pub(crate) fn wakes(self) -> u64 {
-        let tasks = fs::read_dir(format!("/proc/{}/task", self.0)).into_iter().flatten().flatten();
+        let tasks = fs::read_dir(format!("/proc/{}/task", self.id)).into_iter().flatten().flatten();
         tasks
             .map(|task| fs::read_to_string(task.path().join("status")).unwrap_or_default())
             .map(|text| field(&text, "voluntary_ctxt_switches:"))
@@ -77,11 +81,11 @@ impl Proc {
 
     /// Starts the peak anew.
     pub(crate) fn reset_peak(self) {
-        let _ = fs::write(format!("/proc/{}/clear_refs", self.0), "5");
+        let _ = fs::write(format!("/proc/{}/clear_refs", self.id), "5");
     }
 
     /// Number of threads.
     pub(crate) fn threads(self) -> usize {
-        fs::read_dir(format!("/proc/{}/task", self.0)).map_or(0, Iterator::count)
+        fs::read_dir(format!("/proc/{}/task", self.id)).map_or(0, Iterator::count)
     }
 }

@@ -202,7 +202,7 @@ pub(crate) async fn cost(binary: &Path, runs: usize) -> Result<Vec<Row>, String>
 
 // The agent's Envoy: the child that is no pilot-agent.
 fn envoy_of(agent: &Agent) -> Option<u32> {
-    let parent = agent.proc().0;
+    let parent = agent.proc().id;
     let text = std::fs::read_to_string(format!("/proc/{parent}/task/{parent}/children")).ok()?;
     text.split_whitespace().filter_map(|pid| pid.parse().ok()).find(|pid: &u32| {
         let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();

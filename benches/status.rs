@@ -51,14 +51,7 @@ impl Pod {
             Scale::Envoy => Answer::ok(&b"envoy_big{a=\"b\"} 1\n".repeat(500_000)),
         };
         let stats = Web::start(agent.prometheus_port, move |_| stats.clone()).await.map_err(said)?;
-        let admin = Web::start(agent.admin_port, |path| {
-            Answer::ok(if path.contains("cluster_manager") {
-                b"cluster_manager.cds.update_success: 1\nlistener_manager.lds.update_success: 1\n"
-            } else {
-                b"server.state: 0\nlistener_manager.workers_started: 1\n"
-            })
-        });
-        let envoy = [stats, admin.await.map_err(said)?];
+        let envoy = [stats, admin(agent.admin_port).await.map_err(said)?];
         agent.certificate().await.map_err(said)?;
         agent.ready().await.map_err(said)?;
         // What the start leaves to do is over, and the memory it took is given back.
@@ -69,6 +62,18 @@ impl Pod {
     async fn caller(&self) -> Result<Caller, String> {
         Caller::connect(self.agent.status_port).await.map_err(|e| e.to_string())
     }
+}
+
+/// Envoy's admin interface as far as readiness looks at it: configured and live.
+pub(crate) async fn admin(port: u16) -> std::io::Result<Web> {
+    let answer = |path: &str| {
+        Answer::ok(if path.contains("cluster_manager") {
+            b"cluster_manager.cds.update_success: 1\nlistener_manager.lds.update_success: 1\n"
+        } else {
+            b"server.state: 0\nlistener_manager.workers_started: 1\n"
+        })
+    };
+    Web::start(port, answer).await
 }
 
 /// Whose part of a scrape is the big one.

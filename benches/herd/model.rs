@@ -9,10 +9,12 @@ use pilot_agent::testing::xds::hold::Hold;
 use rand::Rng;
 use tonic::Status;
 
-/// An outage after which the back-off has long been at its longest, in seconds.
-const STATIONARY: f64 = 60.0;
 /// Envoy's back-off before it opens a stream again, at most.
 const ENVOY: f64 = 0.5;
+/// An outage after which, without a spread, the back-off has long been at its longest, in seconds.
+const STATIONARY: f64 = 60.0;
+/// Configuration that an agent is pushed on a fresh stream, in MB: that of some hundred services.
+pub(crate) const CONFIG_MB: usize = 1;
 const LIFE: Duration = Duration::from_secs(24 * 3600);
 /// `SECRET_GRACE_PERIOD_RATIO` and its jitter, as by default.
 const RENEWED: (f64, f64) = (0.5, 0.01);
@@ -32,6 +34,17 @@ pub(crate) struct Arrivals {
     pub again: Vec<f64>,
     /// When each agent had what it wanted.
     pub served: Vec<f64>,
+    /// Every request for a certificate that reached it.
+    pub csrs: Vec<f64>,
+}
+
+/// What is set and what istiod does.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Mesh {
+    /// Streams that all istiods admit a second.
+    pub rate: Option<f64>,
+    /// `XDS_RECONNECT_SPREAD`, in seconds.
+    pub spread: Option<f64>,
 }
 
 impl Herd {
@@ -39,22 +52,35 @@ impl Herd {
         Self { agents }
     }
 
-    /// All streams break at once; istiod can be reached again after `away` seconds, the zero of the result.
-    pub(crate) fn after_outage(&self, away: f64, rate: Option<f64>) -> Arrivals {
+    /// All streams break at once; istiod can be reached again after `away` seconds, the zero of the result. Of
+    /// certificates that fall due meanwhile there are as many as in any such time.
+    pub(crate) fn after_outage(&self, away: f64, mesh: Mesh) -> Arrivals {
         let mut rng = rand::rng();
-        // The delays are at their longest after seconds; a longer outage is no different.
-        let away = away.min(STATIONARY);
-        let starts: Vec<f64> = (0..self.agents).map(|_| rng.random_range(0.0..ENVOY) - away).collect();
-        play(&starts, rate, true)
+        let mut agents = Vec::with_capacity(self.agents);
+        let begin = if mesh.spread.is_some() { away } else { away.min(STATIONARY) };
+        for _ in 0..self.agents {
+            let mut hold = hold(mesh);
+            hold.reset();
+            hold.configured(true);
+            let turn = hold.broke().unwrap_or_default().as_secs_f64();
+            agents.push((rng.random_range(0.0..ENVOY).max(turn) - begin, hold));
+        }
+        let mut out = play(agents, mesh.rate);
+        #[expect(clippy::cast_precision_loss, reason = "far below 2^53")]
+        let due = self.agents as f64 * away / (LIFE.as_secs_f64() * RENEWED.0);
+        out.csrs = certificates(due, away);
+        out
     }
 
-    /// Pods start one after the other.
-    pub(crate) fn rollout(&self, each_second: f64, rate: Option<f64>) -> Arrivals {
+    /// Pods start one after the other: a certificate and a stream each.
+    pub(crate) fn rollout(&self, each_second: f64, mesh: Mesh) -> Arrivals {
         let mut rng = rand::rng();
         #[expect(clippy::cast_precision_loss, reason = "far below 2^53")]
         let starts: Vec<f64> =
             (0..self.agents).map(|n| n as f64 / each_second + rng.random_range(0.0..1.0)).collect();
-        play(&starts, rate, false)
+        let mut out = play(starts.iter().map(|at| (*at, hold(mesh))).collect(), mesh.rate);
+        out.csrs = starts;
+        out
     }
 
     /// Certificates that were issued within `spread` seconds, and their renewal.
@@ -69,17 +95,34 @@ impl Herd {
         at.sort_by(f64::total_cmp);
         let first = at.first().copied().unwrap_or_default();
         at.iter_mut().for_each(|t| *t -= first);
-        Arrivals { attempts: at.clone(), again: Vec::new(), served: at }
+        Arrivals { csrs: at.clone(), served: at, ..Arrivals::default() }
     }
 }
 
+fn hold(mesh: Mesh) -> Hold {
+    Hold::new(mesh.spread.map(Duration::from_secs_f64))
+}
+
+// Renewals that fell due at even intervals while the CA was away, each tried again until it is there.
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "counts")]
+fn certificates(due: f64, away: f64) -> Vec<f64> {
+    let mut rng = rand::rng();
+    let one = |_| {
+        let mut at = rng.random_range(-1.0..0.0) * away;
+        for failures in 0.. {
+            if at >= 0.0 {
+                break;
+            }
+            at += rotation::retry_after(failures).as_secs_f64();
+        }
+        at
+    };
+    (0..due.round() as usize).map(one).collect()
+}
+
 // Each agent tries at its start and, until it is admitted, when its own code says so. Before zero nobody answers.
-fn play(starts: &[f64], rate: Option<f64>, served_before: bool) -> Arrivals {
-    let mut new = Hold::default();
-    if served_before {
-        new.reset();
-    }
-    let mut holds = vec![new; starts.len()];
+fn play(agents: Vec<(f64, Hold)>, rate: Option<f64>) -> Arrivals {
+    let (starts, mut holds): (Vec<f64>, Vec<Hold>) = agents.into_iter().unzip();
     let mut refused = vec![false; starts.len()];
     let mut due: BinaryHeap<Reverse<(u64, usize)>> =
         starts.iter().enumerate().map(|(agent, at)| Reverse((micros(*at), agent))).collect();
@@ -143,17 +186,20 @@ impl Gate {
 }
 
 impl Arrivals {
-    /// Attempts in each second, or in each of at most 600 equal spans; and the span's length.
-    pub(crate) fn histogram(&self) -> (Vec<usize>, f64) {
-        let end = self.attempts.iter().copied().fold(0.0, f64::max);
-        let span = (end / 600.0).ceil().max(1.0);
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "at most 600")]
-        let place = |at: f64| (at / span) as usize;
-        let mut bars = vec![0; place(end) + 1];
-        for at in &self.attempts {
-            bars[place(*at)] += 1;
-        }
-        (bars, span)
+    /// The most that came within a second: attempts, requests for certificates, agents served.
+    pub(crate) fn most(&self) -> [usize; 3] {
+        [&self.attempts, &self.csrs, &self.served].map(|at| busiest(at, 1.0))
+    }
+
+    /// When the last agent had what it wanted.
+    pub(crate) fn last(&self) -> f64 {
+        self.served.iter().copied().fold(0.0, f64::max)
+    }
+
+    /// The busiest second's attempts, in even shares.
+    #[expect(clippy::cast_precision_loss, reason = "far below 2^53")]
+    pub(crate) fn share(&self) -> f64 {
+        busiest(&self.attempts, 1.0) as f64 * self.last().max(1.0) / self.served.len().max(1) as f64
     }
 
     /// The cells of docs/SCALE.md.
@@ -163,18 +209,23 @@ impl Arrivals {
         served.sort_by(f64::total_cmp);
         let at = |share: usize| served.get((served.len() * share / 100).min(served.len().saturating_sub(1)));
         let [half, most, all] = [50, 99, 100].map(|share| at(share).copied().unwrap_or_default());
+        // Streams, or where none are opened, certificates.
+        let wanted = if self.attempts.is_empty() { &self.csrs } else { &self.attempts };
         // A second in which less than a few are due says nothing of a herd: a few, then.
         let span = (FEW * all / served.len().max(1) as f64).max(1.0);
-        let first = busiest(&self.attempts, span);
+        let first = busiest(wanted, span);
         let (again, even) = (busiest(&self.again, span), served.len() as f64 / all.max(1.0));
-        let each = self.attempts.len() as f64 / served.len().max(1) as f64;
+        let each = wanted.len() as f64 / served.len().max(1) as f64;
         let times = |count: usize| count as f64 / span / even;
         format!(
-            "{half:.1} | {most:.1} | {all:.1} | {each:.1} | {:.0} | {:.1} | {:.0} | {:.1}",
+            "{half:.1} | {most:.1} | {all:.1} | {each:.1} | {:.0} | {:.1} | {:.0} | {:.1} | {} | {}",
             (first as f64 / span).ceil(),
             times(first),
             (again as f64 / span).ceil(),
-            times(again)
+            times(again),
+            busiest(&self.csrs, 1.0),
+            // One configuration each, in MB as assumed.
+            if self.attempts.is_empty() { 0 } else { busiest(&self.served, 1.0) * CONFIG_MB }
         )
     }
 }
