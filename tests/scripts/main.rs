@@ -8,6 +8,8 @@ mod support;
 
 mod copied;
 mod fetching;
+mod machine;
+mod makefile;
 mod rehearsal;
 mod releasing;
 mod reports;
