@@ -1,6 +1,8 @@
 //! Builds, packages, images and releases: whole, of what was pinned, or not there.
 
-use crate::copied::{Scripts, sorted, text, with_wheel};
+use std::process::Command;
+
+use crate::copied::{ROOT, Scripts, sorted, text, with_wheel};
 use crate::support::{SmallDisk, root_for};
 
 #[test]
@@ -9,6 +11,153 @@ fn what_is_made_of_dist_asks_for_it() {
     scripts.fails("packages", &[], "make dist first");
     scripts.fails("image", &[], "make dist first");
     scripts.fails("check-reproducible", &[], "make dist first");
+}
+
+#[test]
+fn a_tree_of_which_nobody_can_tell_is_not_a_clean_one() {
+    let version = env!("CARGO_PKG_VERSION");
+    let binary = format!("dist/pilot-agent-{version}-linux-{}", std::env::consts::ARCH);
+    let scripts =
+        Scripts::new().executable(&binary, "").program("git", "echo 'git: not found' >&2; exit 127");
+    scripts.fails("check-reproducible", &[], "git cannot tell whether the tree has changes: git: not found");
+    let scripts = scripts.program("git", "echo ' M src/main.rs'");
+    scripts.fails("check-reproducible", &[], "changes that are not committed");
+}
+
+/// A copy with a `dist/` and programs that make the packages and root file systems.
+fn with_dist() -> Scripts {
+    let version = env!("CARGO_PKG_VERSION");
+    let made = |kind: &str| {
+        format!(
+            "for last; do :; done; while [ $# -gt 0 ]; do [ $1 != --output ] || out=$2; shift; done; echo new >$out/$PPID.{kind}"
+        )
+    };
+    let scripts = Scripts::new()
+        .env("PA_TOOLS", "tools")
+        .env("TMPDIR", "scratch")
+        .program("git", "exit 1")
+        .executable("an/envoy-1.40.0", "")
+        .executable("scripts/get-envoy", "echo $PWD/an/envoy-1.40.0")
+        .executable("tools/bin/cargo-deb", &made("deb"))
+        .executable("tools/bin/cargo-generate-rpm", &made("rpm"))
+        .executable(&format!("dist/pilot-agent-{version}-linux-{}", std::env::consts::ARCH), "");
+    let names = ["pilot-agent.1", "pilot-agent.bash", "_pilot-agent", "pilot-agent.fish"].map(str::to_owned);
+    for name in names.into_iter().chain([format!("pilot-agent-{version}-licences.txt")]) {
+        std::fs::write(scripts.path("dist").join(name), "text").unwrap();
+    }
+    for folder in ["scratch", "packaging"] {
+        std::fs::create_dir(scripts.path(folder)).unwrap();
+    }
+    for name in ["LICENSE", "NOTICE"] {
+        std::fs::write(scripts.path(name), "").unwrap();
+    }
+    for entry in std::fs::read_dir(format!("{ROOT}/packaging")).unwrap().map(Result::unwrap) {
+        if entry.file_type().unwrap().is_file() {
+            std::fs::copy(entry.path(), scripts.path("packaging").join(entry.file_name())).unwrap();
+        }
+    }
+    scripts
+}
+
+#[test]
+fn packages_are_made_where_there_is_no_dpkg() {
+    let scripts = with_dist().only(&[
+        "bash",
+        "env",
+        "dirname",
+        "sed",
+        "ls",
+        "mktemp",
+        "rm",
+        "mkdir",
+        "cp",
+        "date",
+        "cat",
+        "install",
+        "gzip",
+        "du",
+        "cut",
+        "find",
+        "md5sum",
+        "sort",
+        "touch",
+        "chmod",
+        "realpath",
+        "mv",
+        "grep",
+        "tail",
+        "xargs",
+        "sha256sum",
+        "uname",
+    ]);
+    let output = scripts.run("packages", &[]);
+    let said = text(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    assert_eq!(said, "packages: the deb with Envoy is left out: no dpkg-deb here\n");
+    let left = scripts.files("dist");
+    let of = |kind: &str| left.iter().filter(|name| name.ends_with(kind)).count();
+    assert_eq!(
+        (of(".rpm"), of(".deb"), of("SHA256SUMS")),
+        (2, 1, 1),
+        "of the agent both, of Envoy an rpm: {left:?}"
+    );
+}
+
+#[test]
+fn an_rpm_that_goes_leaves_no_folder_with_nothing_in_it() {
+    let scripts = with_dist().program("dpkg-deb", "for last; do :; done; echo new >$last");
+    let output = scripts.run("packages", &[]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let setup = std::fs::read_to_string(format!("{ROOT}/packaging/setup.sh")).unwrap();
+    let list = setup.split("for dir in ").nth(1).unwrap().split(';').next().unwrap();
+    let mut folders: Vec<&str> = list.split_whitespace().filter(|word| word.starts_with('/')).collect();
+    assert!(folders.len() > 7, "{folders:?}");
+    // Of the package's own files, those that no other package has.
+    folders.extend(["/etc/istio/envoy", "/usr/share/pilot-agent", "/usr/share/licenses/pilot-agent"]);
+    let root = scripts.path("root");
+    let at = |folder: &str| root.join(folder.trim_start_matches('/'));
+    let postun = std::fs::read_to_string(scripts.path("target/package/rpm/postun")).unwrap();
+    let inside = postun.replace(" /", &format!(" {}/", root.display()));
+    let goes = |how: &str| {
+        folders.iter().for_each(|folder| std::fs::create_dir_all(at(folder)).unwrap());
+        let done = Command::new("sh").args(["-ec", &inside, "postun", how]).output().unwrap();
+        assert!(done.status.success() && done.stderr.is_empty(), "{}", text(&done.stderr));
+    };
+    goes("1");
+    assert!(folders.iter().all(|folder| at(folder).exists()), "an upgrade takes nothing");
+    std::fs::write(at("/var/lib/istio/data").join("kept"), "").unwrap();
+    goes("0");
+    let left: Vec<&&str> = folders.iter().filter(|folder| at(folder).exists()).collect();
+    assert_eq!(left, [&"/var/lib/istio", &"/var/lib/istio/data"]);
+    // Istio's own package, which took over, has some of the same.
+    std::fs::create_dir_all(at("/usr/local/bin")).unwrap();
+    std::fs::write(at("/usr/local/bin/istio-start.sh"), "").unwrap();
+    goes("0");
+    assert!(folders.iter().all(|folder| at(folder).exists()));
+}
+
+#[test]
+fn the_account_of_an_image_is_whole() {
+    if !root_for("the owners in an image") {
+        return;
+    }
+    let root = "for last; do :; done; cd $last; mkdir -p etc/alternatives etc/sudoers.d var; for f in passwd group shadow gshadow; do echo root >etc/$f; done";
+    let scripts = with_dist().program("mmdebstrap", root).env("IMAGE_VARIANTS", "debug").executable(
+        "scripts/oci",
+        "cp $3/etc/passwd $3/etc/group $3/etc/shadow $3/etc/gshadow .; echo image >$1",
+    );
+    let output = scripts.run("image", &[]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    for (name, line) in [
+        ("passwd", "istio-proxy:x:1337:1337:Istio sidecar:/home/istio-proxy:/usr/sbin/nologin"),
+        ("group", "istio-proxy:x:1337:"),
+        // PAM refuses an account that is in passwd alone, and so does sudo. No days: nothing expires.
+        ("shadow", "istio-proxy:!:::::::"),
+        ("gshadow", "istio-proxy:!::"),
+    ] {
+        let file = std::fs::read_to_string(scripts.path(name)).unwrap();
+        assert_eq!(file.lines().collect::<Vec<_>>(), ["root", line], "{name}");
+    }
 }
 
 #[test]
@@ -105,7 +254,8 @@ fn a_release_that_finds_the_disk_full_leaves_what_was_there() {
     for folder in ["small", "packaging"] {
         std::fs::create_dir(scripts.path(folder)).unwrap();
     }
-    for name in ["aside.sh", "back.sh", "setup.sh", "takedown.sh", "purge.sh", "envoy-copyright"] {
+    for name in ["aside.sh", "back.sh", "setup.sh", "takedown.sh", "empty.sh", "purge.sh", "envoy-copyright"]
+    {
         std::fs::write(scripts.path("packaging").join(name), "").unwrap();
     }
     for name in ["LICENSE", "NOTICE"] {
