@@ -114,7 +114,7 @@ fn values_render_to_the_images_they_promise() {
 
 // `helm upgrade --reuse-values` lays a file over those before it; so does naming both, in order.
 #[test]
-fn the_way_back_undoes_every_value_file() {
+fn the_way_back_undoes_every_value_file_of_ours() {
     let Some(helm) = helm() else { return };
     let rendered = |files: &[&str]| {
         let mut command = Command::new(&helm);
@@ -131,6 +131,12 @@ fn the_way_back_undoes_every_value_file() {
         let there = rendered(&[name]);
         assert!(image(&there, "istio-proxy").unwrap().starts_with("registry.example.com/"), "{name}");
         assert_eq!(rendered(&[name, "rollback"]), before, "{name}");
+    }
+    // How Istio injects is not this agent's: it stays, as the file says.
+    for name in ["cni", "native-sidecars"] {
+        let there = rendered(&[name]);
+        assert_ne!(there, before, "{name}");
+        assert_eq!(rendered(&[name, "rollback"]), there, "{name}");
     }
     assert_ne!(rendered(&["gateway"]), before);
     // An upgrade drops what is null; here it stays as null.
@@ -157,6 +163,20 @@ fn image_and_values_are_of_the_agents_own_release() {
     assert!(dockerfile.contains(&format!("\nARG VERSION={}\n", env!("CARGO_PKG_VERSION"))), "our version");
     for name in ["chart/values.yaml", "values/rollback.yaml"] {
         assert!(read(&format!("deploy/{name}")).contains(&format!("tag: {istio}\n")), "{name}");
+    }
+    // Without a version helm takes the newest chart, and istiod itself is another.
+    let mut upgrades = 0;
+    for page in ["README.md", "docs/INSTALL.md", "docs/UPGRADE.md", "deploy/README.md", "examples/README.md"]
+    {
+        for command in read(page).split("helm upgrade ").skip(1) {
+            let command = command.split(['`', '\n']).next().unwrap();
+            assert!(command.contains(&format!(" --version {istio} ")), "{page}: helm upgrade {command}");
+            upgrades += 1;
+        }
+    }
+    assert!(upgrades > 8, "only {upgrades} upgrades are found: is the reader of pages broken?");
+    for page in ["docs/INSTALL.md", "deploy/README.md"] {
+        assert!(read(page).contains("helm list -n istio-system"), "{page} says how the version is found");
     }
     assert!(read("deploy/values/hub.yaml").contains(&format!("istio/pilot:{istio}\n")));
     // What `make image` says of an image and puts beside the binaries the Dockerfile does as well, in both its ends.

@@ -24,11 +24,13 @@ const OTHERS: &[&str] = &[
     "HELM_BIN",
     "ISTIO_CLUSTER_CONFIG",
     "ISTIO_LOG_DIR",
+    "ISTIO_META_ISTIO_PROXY_SHA",
     "ISTIO_SIDECAR_CONFIG",
     "MOCK_ISTIOD",
     "PEER_AGENT",
     "PROMTOOL",
     "PROXY_GID",
+    "PROXY_SHA",
 ];
 
 fn read(path: &str) -> String {
