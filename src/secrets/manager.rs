@@ -233,6 +233,8 @@ impl Manager {
         let mono = Instant::now();
         self.tell_expiry();
         self.answer_due(mono);
+        self.come_back(ResourceName::RootCa).await;
+        self.come_back(ResourceName::Default).await;
         let board = &self.board;
         let (events, refused) = self.files.tick(mono, |name| board.followers(name)).await;
         (0..refused).for_each(|_| self.metrics.file_failed());

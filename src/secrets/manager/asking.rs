@@ -33,16 +33,22 @@ pub(super) enum Origin {
 
 impl Manager {
     pub(super) fn provider(&self, name: &ResourceName) -> Origin {
-        let own = self.output.as_ref().is_some_and(|o| o.config().holds(&self.config.mounted.cert));
         let source = self.mounted(name);
-        // Files that are gone for a moment are not given up: what was read of them is still good.
-        if !own && (self.files.loaded(name).is_some() || source.usable()) {
+        // Files that are gone for a moment are not given up: what was read of them is still good. Where the CA's is
+        // served, files take its place once they have been read: until then it has to be renewed.
+        let files =
+            self.files.loaded(name).is_some() || (self.board.value(name).is_none() && source.usable());
+        if files && !self.written_by_us() {
             Origin::Files(source)
         } else if self.ca.is_some() {
             Origin::Ca
         } else {
             Origin::Nobody
         }
+    }
+
+    fn written_by_us(&self) -> bool {
+        self.output.as_ref().is_some_and(|o| o.config().holds(&self.config.mounted.cert))
     }
 
     pub(super) fn mounted(&self, name: &ResourceName) -> Source {
@@ -53,22 +59,34 @@ impl Manager {
         }
     }
 
-    /// Makes a configured file resource known before anybody asks for it.
+    /// Makes a configured file resource known before anybody asks for it, or once its files have come (back).
     pub(super) async fn begin(&mut self, name: ResourceName) {
-        let source = match self.provider(&name) {
-            Origin::Files(source) => source,
-            Origin::Nobody => self.mounted(&name),
-            Origin::Ca => return,
-        };
+        let source = self.mounted(&name);
+        let there = || !self.written_by_us() && source.usable();
+        if self.files.holds(&name) || (self.ca.is_some() && !there()) {
+            return;
+        }
         if self.files.follow(&name, source).is_ok() {
             let events = self.files.look_at(&[name]).await;
             self.file_events(events).await;
         }
     }
 
+    /// Looks whether files have come that are served in place of what the CA issued.
+    pub(super) async fn come_back(&mut self, name: ResourceName) {
+        if self.ca.is_some() && self.board.value(&name).is_some() {
+            self.begin(name).await;
+        }
+    }
+
     /// Answers all of them, or notes who waits. Those that lie in files are read together.
     pub(super) async fn fetch(&mut self, commands: Vec<Command>) {
         let mut asked = Vec::new();
+        let names: BTreeSet<_> = commands.iter().map(|command| &command.name).collect();
+        let configured = [ResourceName::Default, ResourceName::RootCa].into_iter().filter(|n| names.contains(n));
+        for name in configured.collect::<Vec<_>>() {
+            self.come_back(name).await;
+        }
         for command in commands {
             let Some((Command { name, reply }, source)) = self.in_file(command) else { continue };
             self.asked |= name == ResourceName::Default;

@@ -62,6 +62,12 @@ impl Manager {
                 let _ = reply.send(Ok(fetched));
             }
         }
+        // Those who wait for the CA have it now.
+        for waiter in self.waiting.extract_if(.., |waiter| waiter.name == *name) {
+            if let Some(fetched) = self.board.fetched(name) {
+                let _ = waiter.reply.send(Ok(fetched));
+            }
+        }
     }
 
     pub(super) async fn file_troubled(&mut self, name: &ResourceName, error: Arc<Error>, gone: bool) {

@@ -440,6 +440,47 @@ async fn mounted_files_come_before_the_ca() {
     }
     assert!(matches!(changed, Some(Change::Updated(_))), "{changed:?}");
     assert_ne!(world.identity().await.0, chain);
+    // A pair that comes back and does not fit is no reason to let the CA's run out.
+    let (file, key) = (world.dir.path().join("certs/cert-chain.pem"), world.dir.path().join("certs/key.pem"));
+    let (right, calls) = (std::fs::read(&key).unwrap(), world.ca.calls());
+    let other = mock_istiod::Authority::new("files", 1).pair(&mock_istiod::Leaf::workload(ID, DAY));
+    std::fs::write(&key, &other.key).unwrap();
+    std::fs::write(&file, &chain).unwrap();
+    world.pass(DAY * 2).await;
+    assert!(world.ca.calls() >= calls + 2, "renewed at the CA while the files cannot be served");
+    let (issued, mut updates) = world.identity().await;
+    assert_ne!(issued, chain);
+    // One that fits is served without being asked for, and followed.
+    std::fs::write(&key, &right).unwrap();
+    world.pass(Duration::from_secs(60)).await;
+    let Some(Change::Updated(secret)) = news(&mut updates).await else { panic!("nothing came") };
+    assert_eq!(chain_of(&secret), chain);
+    let calls = world.ca.calls();
+    world.pass(DAY * 2).await;
+    assert_eq!(world.ca.calls(), calls, "the certificate is not the CA's again");
+    std::fs::write(&key, &other.key).unwrap();
+    std::fs::write(&file, &other.chain).unwrap();
+    world.pass(Duration::from_secs(60)).await;
+    assert_eq!(world.identity().await.0, other.chain.as_bytes());
+}
+
+#[tokio::test(start_paused = true)]
+async fn files_that_come_later_take_the_cas_place_at_once() {
+    let world = World::new(Act::Issue(DAY));
+    let (issued, mut updates) = world.identity().await;
+    let folder = world.dir.path().join("certs");
+    std::fs::create_dir(&folder).unwrap();
+    let authority = mock_istiod::Authority::new("files", 1);
+    let pair = authority.pair(&mock_istiod::Leaf::workload(ID, DAY));
+    std::fs::write(folder.join("cert-chain.pem"), &pair.chain).unwrap();
+    std::fs::write(folder.join("key.pem"), &pair.key).unwrap();
+    world.pass(Duration::from_secs(60)).await;
+    let Some(Change::Updated(secret)) = news(&mut updates).await else { panic!("nothing came") };
+    assert_ne!(chain_of(&secret), issued);
+    std::fs::write(folder.join("root-cert.pem"), authority.root_pem()).unwrap();
+    assert_eq!(world.roots().await.0, authority.root_pem().trim_end());
+    // The root that is served does not wait for the CA's answer, nor is it the CA's.
+    assert_eq!(world.identity().await.0, chain_of(&secret));
 }
 
 #[tokio::test(start_paused = true)]
