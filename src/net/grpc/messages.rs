@@ -120,12 +120,7 @@ impl Held {
     fn add(&mut self, data: &[u8]) -> Result<(), Status> {
         self.bytes.extend_from_slice(data);
         let whole = self.length()?.is_some_and(|length| self.bytes.len() >= FRAME + length);
-        if !whole && !self.count(self.bytes.len()) {
-            return Err(Status::resource_exhausted(
-                "the agent holds too many bytes of requests that are not complete",
-            ));
-        }
-        Ok(())
+        if whole { Ok(()) } else { self.hold() }
     }
 
     /// The first message, if it is there.
@@ -136,12 +131,18 @@ impl Held {
         }
         self.bytes.advance(FRAME);
         let message = self.bytes.split_to(length).freeze();
-        if self.bytes.is_empty() {
-            // Else its room stays as long as the stream does.
-            self.bytes = BytesMut::new();
-        }
-        self.count(0);
+        // What came in one piece with its end gets room of its own: else the message's stays as long as the stream does.
+        self.bytes = BytesMut::from(&self.bytes[..]);
+        self.hold()?;
         Ok(Some(message))
+    }
+
+    /// Counts what is here.
+    fn hold(&mut self) -> Result<(), Status> {
+        if self.count(self.bytes.len()) {
+            return Ok(());
+        }
+        Err(Status::resource_exhausted("the agent holds too many bytes of requests that are not complete"))
     }
 
     fn length(&self) -> Result<Option<usize>, Status> {
@@ -233,6 +234,17 @@ mod tests {
     }
 
     #[test]
+    fn what_is_left_after_a_message_is_counted_and_pins_nothing() {
+        let long = message(&"a".repeat(3_000_000));
+        let client = stranger();
+        let mut messages = of(&client, [[&long[..], &[0, 0, 0]].concat().into()]);
+        assert!(poll(&mut messages).is_ready());
+        assert!(poll(&mut messages).is_pending());
+        assert!(messages.buffer.bytes.capacity() < 1000, "{}", messages.buffer.bytes.capacity());
+        assert_eq!((messages.buffer.counted, client.held.load(Relaxed)), (3, 3));
+    }
+
+    #[test]
     fn what_is_no_message_ends_the_stream() {
         for (bytes, words) in [
             (&[1, 0, 0, 0, 0][..], "compressed flag"),
@@ -276,9 +288,12 @@ mod tests {
         let mut own = of(&envoy, [half(large)]);
         assert!(poll(&mut own).is_pending(), "the own Envoy has its share whatever others hold");
         assert!(refused(&mut of(&envoy, [half(large)])));
+        let much = half(SHARE - large + 1);
+        let mut left = of(&envoy, [[&message("one")[..], &much].concat().into()]);
+        assert!(refused(&mut left), "so does what is left after a message");
         let mut whole = reading([message(&"a".repeat(3_000_000))]);
         assert!(poll(&mut whole).is_ready(), "what is whole is not held");
-        drop((first, other, rest, own, little));
+        drop((first, other, rest, own, little, left));
         let mut again = of(&hostile, [half(large)]);
         assert!(poll(&mut again).is_pending());
     }
