@@ -11,7 +11,7 @@ use super::dns::{Last, NameTables};
 use super::stages::Stages;
 use super::upgrade::Heir;
 use crate::base::disk::Watching;
-use crate::base::files::{Watcher, Watches};
+use crate::base::files::Watches;
 use crate::config::Config;
 use crate::dns;
 use crate::secrets;
@@ -19,6 +19,8 @@ use crate::xds::{Tap, TrustBundle};
 
 /// A burst of file events counts once.
 const QUIET: Duration = Duration::from_millis(50);
+/// Between two tries to watch what could not be watched.
+const AGAIN: Duration = Duration::from_secs(60);
 
 /// The near ends, to be handed to the parts; the far ends are served by [`Wires::spawn`].
 pub(super) struct Wires {
@@ -88,13 +90,14 @@ impl Wires {
         let waker = self.waker;
         let stop = stages.xds.token();
         stages.xds.lasting("token and root files", async move {
-            watching.with(|watcher| watcher.set(paths)).await;
+            watching.set(paths).await;
             loop {
                 tokio::select! {
                     () = stop.cancelled() => return,
                     () = watching.news() => waker.send_modify(|n| *n = n.wrapping_add(1)),
+                    () = tokio::time::sleep(AGAIN), if watching.blind() => {}
                 }
-                watching.with(Watcher::refresh).await;
+                watching.refresh().await;
             }
         });
     }

@@ -4,6 +4,8 @@
 //! its thread) waits no longer than [`GRACE`]. A call that has not returned keeps its thread and is not repeated before it
 //! has; meanwhile the task goes on with what it knows.
 
+use std::collections::BTreeSet;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use tokio::sync::oneshot::{Receiver, error::TryRecvError};
@@ -60,15 +62,20 @@ impl<T: Send + 'static> Looks<T> {
     }
 }
 
-/// A watcher that goes to the thread for whatever may touch the file system.
+/// A watcher that goes to the thread for whatever may touch the file system. Where it is lost (there was no thread, or its
+/// job panicked), the next job has another one, which watches the same.
 #[derive(Debug)]
 pub(crate) struct Watching {
     here: Option<Watcher>,
     away: Option<Receiver<Watcher>>,
+    /// What is to be watched.
+    paths: BTreeSet<PathBuf>,
     watches: Watches,
     quiet: Duration,
     grace: Duration,
     failures: u64,
+    /// Those of this watcher that are in `failures`.
+    counted: u64,
 }
 
 impl Watching {
@@ -76,31 +83,62 @@ impl Watching {
     #[must_use]
     pub(crate) fn new(watches: &Watches, quiet: Duration) -> Self {
         let here = Some(Watcher::new(watches, quiet));
-        Self { here, away: None, watches: watches.clone(), quiet, grace: GRACE, failures: 0 }
+        let (away, paths) = (None, BTreeSet::new());
+        let watches = watches.clone();
+        Self { here, away, paths, watches, quiet, grace: GRACE, failures: 0, counted: 0 }
     }
 
-    /// Has something done to the watcher; `false` while an earlier job is overdue.
-    pub(crate) async fn with(&mut self, job: impl FnOnce(&mut Watcher) + Send + 'static) -> bool {
+    /// As [`Watcher::set`]; `false`: not now, since an earlier job is overdue or there is no thread.
+    pub(crate) async fn set(&mut self, paths: BTreeSet<PathBuf>) -> bool {
+        self.paths.clone_from(&paths);
+        self.with(|watcher| watcher.set(paths)).await
+    }
+
+    /// As [`Watcher::add`]; `false` as in [`Watching::set`].
+    pub(crate) async fn add(&mut self, paths: Vec<PathBuf>) -> bool {
+        self.paths.extend(paths.iter().cloned());
+        self.with(|watcher| watcher.add(paths)).await
+    }
+
+    /// As [`Watcher::refresh`]; `false` as in [`Watching::set`].
+    pub(crate) async fn refresh(&mut self) -> bool {
+        self.with(Watcher::refresh).await
+    }
+
+    async fn with(&mut self, job: impl FnOnce(&mut Watcher) + Send + 'static) -> bool {
         match self.away.as_mut().map(Receiver::try_recv) {
             Some(Err(TryRecvError::Empty)) => return false,
-            Some(Ok(watcher)) => self.here = Some(watcher),
+            Some(Ok(watcher)) => self.back(watcher),
             Some(Err(TryRecvError::Closed)) | None => {}
         }
         self.away = None;
-        let mut watcher = self.here.take().unwrap_or_else(|| Watcher::new(&self.watches, self.quiet));
+        let (mut watcher, missing) = match self.here.take() {
+            Some(watcher) => (watcher, None),
+            None => {
+                self.counted = 0;
+                (Watcher::new(&self.watches, self.quiet), Some(self.paths.clone()))
+            }
+        };
         let job = move || {
+            if let Some(paths) = missing {
+                watcher.set(paths);
+            }
             job(&mut watcher);
             watcher
         };
-        let done = begin(job, self.grace).await;
-        match done {
-            Ok(watcher) => {
-                self.failures = watcher.failures();
-                self.here = Some(watcher);
-            }
-            Err(overdue) => self.away = overdue,
+        match begin(job, self.grace).await {
+            Ok(watcher) => self.back(watcher),
+            Err(Some(overdue)) => self.away = Some(overdue),
+            Err(None) => return false,
         }
         true
+    }
+
+    fn back(&mut self, watcher: Watcher) {
+        let failures = watcher.failures();
+        self.failures += failures - self.counted;
+        self.counted = failures;
+        self.here = Some(watcher);
     }
 
     /// Waits for news, first for a watcher that is away: a job of thousands of paths may be overdue and yet end soon.
@@ -110,8 +148,7 @@ impl Watching {
             let back = away.await;
             self.away = None;
             if let Ok(watcher) = back {
-                self.failures = watcher.failures();
-                self.here = Some(watcher);
+                self.back(watcher);
             }
         }
         match &mut self.here {
@@ -126,7 +163,7 @@ impl Watching {
         self.here.as_ref().is_none_or(Watcher::blind)
     }
 
-    /// As [`Watcher::failures`].
+    /// As [`Watcher::failures`], of all watchers there were.
     #[must_use]
     pub(crate) fn failures(&self) -> u64 {
         self.failures
@@ -200,6 +237,23 @@ mod tests {
             watching.with(|_| {}).await;
         }
     }
+    #[tokio::test]
+    async fn a_watcher_that_is_lost_is_followed_by_one_that_watches_the_same() {
+        let dir = tempfile::tempdir().unwrap();
+        let (one, two) = (dir.path().join("one"), dir.path().join("two"));
+        let mut watching = Watching::new(&Watches::default(), Duration::ZERO);
+        assert!(watching.set(BTreeSet::from([one.clone()])).await);
+        assert!(!watching.with(|_| panic!("as where there is no thread")).await);
+        assert!(watching.blind());
+        assert!(watching.add(vec![two.clone()]).await);
+        for path in [one, two] {
+            std::fs::write(&path, "news").unwrap();
+            tokio::time::timeout(GRACE, watching.news()).await.expect("it is not watched");
+            // Whatever else the write has caused.
+            while tokio::time::timeout(Duration::ZERO, watching.news()).await.is_ok() {}
+        }
+    }
+
     #[tokio::test]
     async fn a_watcher_that_comes_back_late_is_heard_without_being_asked() {
         let dir = tempfile::tempdir().unwrap();

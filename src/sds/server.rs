@@ -21,7 +21,7 @@ use super::stream::Shared;
 use crate::base::backoff::{Backoff, Jitter, Policy};
 use crate::base::disk::{Looks, Watching};
 use crate::base::error::chain;
-use crate::base::files::{Watcher, Watches};
+use crate::base::files::Watches;
 use crate::base::slack;
 use crate::base::tasks::{Set, Stop};
 use crate::base::uds::{self, Bound, Found, Place, Unpolled};
@@ -237,7 +237,7 @@ impl Socket {
         let (listener, file) = bound.into_parts();
         let place = file.place();
         let watched = BTreeSet::from([self.path.clone()]);
-        self.watching.with(move |watcher| watcher.set(watched)).await;
+        self.watching.set(watched).await;
         // It may have gone before it was watched.
         let mut look = pin!(tokio::time::sleep(Duration::ZERO));
         let mut replaced = false;
@@ -246,6 +246,31 @@ impl Socket {
             tokio::select! {
                 biased;
                 () = stop.cancelled() => return,
+                () = self.connections.ended() => {}
+                () = self.watching.news() => look.as_mut().reset(Instant::now()),
+                () = &mut look => {
+                    self.watching.refresh().await;
+                    match state(&place, file.path(), &mut self.looks).await {
+                        SocketFile::Ours => replaced = false,
+                        SocketFile::Gone => {
+                            tracing::warn!(target: "sds", "{} was removed by somebody; binding it again", self.path.display());
+                            return;
+                        }
+                        SocketFile::Replaced if !replaced => {
+                            replaced = true;
+                            tracing::warn!(target: "sds", "{} now belongs to another server; leaving it alone", self.path.display());
+                        }
+                        SocketFile::Replaced => {}
+                    }
+                    let [others, unseen, seen] = LOOKS;
+                    let next = match () {
+                        () if replaced => others,
+                        () if self.watching.blind() || self.looks.stuck() => unseen,
+                        () => seen,
+                    };
+                    look.set(tokio::time::sleep_until(slack::until(Instant::now() + next)));
+                }
+                // The last: there may always be another client.
                 came = acceptor.next(&listener) => match came {
                     Ok(Came::In(stream, _)) if !self.shared.peers.admit(&stream, &self.shared.metrics) => drop(stream),
                     Ok(Came::In(stream, _)) => {
@@ -268,30 +293,6 @@ impl Socket {
                         return;
                     }
                 },
-                () = self.connections.ended() => {}
-                () = self.watching.news() => look.as_mut().reset(Instant::now()),
-                () = &mut look => {
-                    self.watching.with(Watcher::refresh).await;
-                    match state(&place, file.path(), &mut self.looks).await {
-                        SocketFile::Ours => replaced = false,
-                        SocketFile::Gone => {
-                            tracing::warn!(target: "sds", "{} was removed by somebody; binding it again", self.path.display());
-                            return;
-                        }
-                        SocketFile::Replaced if !replaced => {
-                            replaced = true;
-                            tracing::warn!(target: "sds", "{} now belongs to another server; leaving it alone", self.path.display());
-                        }
-                        SocketFile::Replaced => {}
-                    }
-                    let [others, unseen, seen] = LOOKS;
-                    let next = match () {
-                        () if replaced => others,
-                        () if self.watching.blind() || self.looks.stuck() => unseen,
-                        () => seen,
-                    };
-                    look.set(tokio::time::sleep_until(slack::until(Instant::now() + next)));
-                }
             }
         }
     }

@@ -24,7 +24,7 @@ use tokio::time::Instant;
 use super::{Error, Fetched, ResourceName};
 use crate::base::backoff::{Jitter, Policy};
 use crate::base::disk::{Looks, Watching};
-use crate::base::files::{Watcher, Watches};
+use crate::base::files::Watches;
 use read::{Read, read};
 
 pub(super) use read::{Loaded, Source, Unreadable, bytes};
@@ -285,7 +285,7 @@ impl Store {
         if self.entries.is_empty() {
             return Vec::new();
         }
-        self.watching.with(Watcher::refresh).await;
+        self.watching.refresh().await;
         let now = Instant::now();
         let names: Vec<_> = self.entries.keys().cloned().collect();
         self.look_each(&names, now).await
@@ -383,8 +383,7 @@ impl Store {
         if paths == self.watched {
             return;
         }
-        let set = paths.clone();
-        if self.watching.with(move |watcher| watcher.set(set)).await {
+        if self.watching.set(paths.clone()).await {
             self.watched = paths;
         }
     }
@@ -396,8 +395,7 @@ impl Store {
         if new.is_empty() {
             return;
         }
-        let more = new.clone();
-        if self.watching.with(move |watcher| watcher.add(more)).await {
+        if self.watching.add(new.clone()).await {
             self.watched.extend(new);
         }
     }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::base::disk::Watching;
-use crate::base::files::{Watcher, Watches};
+use crate::base::files::Watches;
 use crate::envoy::restart;
 
 /// From the first change to the look.
@@ -42,7 +42,7 @@ impl FileWatch {
         let watched: BTreeSet<_> = config.watched.iter().cloned().collect();
         let mut watcher = Watching::new(watches, QUIET);
         let turn = async move {
-            watcher.with(|watcher| watcher.set(watched)).await;
+            watcher.set(watched).await;
             Turn { watcher, slow: Instant::now() + SLOW }.next().await
         };
         Some(Self { turn: Box::pin(turn) })
@@ -59,12 +59,12 @@ impl Turn {
         tokio::select! {
             () = tokio::time::sleep_until(self.slow) => {}
             () = self.watcher.news() => {
-                self.watcher.with(Watcher::refresh).await;
+                self.watcher.refresh().await;
                 tokio::time::sleep(BATCH).await;
             }
         }
         self.slow = Instant::now() + SLOW;
-        self.watcher.with(Watcher::refresh).await;
+        self.watcher.refresh().await;
         self
     }
 }

@@ -270,6 +270,24 @@ async fn a_removed_socket_is_bound_again_and_open_streams_stay() {
     assert!(text(&stream.next().await.unwrap()).contains("chain 2"));
 }
 
+#[tokio::test]
+async fn clients_that_come_without_end_hold_up_nothing_else() {
+    let world = World::new();
+    let moved = world.path.with_extension("moved");
+    std::fs::rename(&world.path, &moved).unwrap();
+    // They come faster than they are accepted, until nobody accepts there any more.
+    for _ in 0..2 {
+        let moved = moved.clone();
+        std::thread::spawn(move || while std::os::unix::net::UnixStream::connect(&moved).is_ok() {});
+    }
+    let again = async {
+        while !world.path.exists() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), again).await.expect("never bound again");
+}
+
 #[tokio::test(start_paused = true)]
 async fn idle_sockets_hardly_wake_the_agent() {
     let _world = World::new();
