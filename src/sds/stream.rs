@@ -41,6 +41,10 @@ static UNKNOWN: Seldom = Seldom::new(60);
 /// Longest text of an error or a refusal that is told or logged.
 const CAUSE: usize = 2048;
 
+/// Longest answer, by its secrets, in bytes: one file of the greatest length that is read. Envoy asks for each secret on a
+/// stream of its own.
+pub(super) const LONGEST: usize = 16 << 20;
+
 /// What streams of one server share.
 #[derive(Debug)]
 pub(super) struct Shared {
@@ -176,8 +180,23 @@ pub(super) async fn fetch(
     }
     let fetched = try_join_all(request.names.iter().map(|name| one(source, name))).await?;
     let secrets: Vec<_> = fetched.into_iter().map(|(name, _, secret, _)| (name, secret)).collect();
+    bounded(&secrets)?;
     shared.encoder.prepare(&secrets).await;
     encoded(&Sotw::response(&shared.encoder, &secrets, &nonce()))
+}
+
+/// A stream holds its answer until the client has taken it.
+fn bounded(secrets: &[(String, Secret)]) -> Result<(), Status> {
+    let size = |(_, secret): &(String, Secret)| match secret {
+        Secret::Identity(identity) => identity.chain.len() + identity.key.len(),
+        Secret::Roots(roots) => roots.pem.len(),
+    };
+    if secrets.iter().map(size).sum::<usize>() <= LONGEST {
+        return Ok(());
+    }
+    Err(Status::resource_exhausted(format!(
+        "the secrets of one answer take more than {LONGEST} bytes; ask for them on more streams"
+    )))
 }
 
 fn encoded(message: &impl Message) -> Result<Bytes, Status> {
@@ -336,6 +355,7 @@ impl<P: Protocol> Conversation<P> {
     }
 
     async fn respond(&mut self, secrets: &[(String, Secret)]) -> Result<Bytes, Status> {
+        bounded(secrets)?;
         self.shared.encoder.prepare(secrets).await;
         let nonce = nonce();
         self.session.sent(&nonce);

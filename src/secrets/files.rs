@@ -59,6 +59,9 @@ const MAX_RESOURCES: usize = 8192;
 /// overview, trouble).
 const MAX_NAMES: usize = 768 << 10;
 
+/// What they hold together, in bytes: 5,000 pairs of an RSA key with a chain of two certificates (6 kB) are 30 MB.
+const MAX_LOADED: usize = 32 << 20;
+
 /// The operating system's bundle: the first of the usual places that exists.
 #[must_use]
 pub(crate) fn system_bundle() -> Option<PathBuf> {
@@ -91,6 +94,8 @@ struct Entry {
     source: Source,
     looks: Looks<Found>,
     loaded: Option<Loaded>,
+    /// What `loaded` takes of [`MAX_LOADED`].
+    size: usize,
     /// Hash of the bytes that `loaded` was made of.
     hash: u64,
     /// Hash of bytes that look cut off; taken as they are if they stay.
@@ -133,6 +138,8 @@ pub(super) struct Store {
     entries: BTreeMap<ResourceName, Entry>,
     /// What their names take, in bytes.
     names: usize,
+    /// What is loaded of them takes, in bytes, but for the configured ones.
+    held: usize,
     /// Those with trouble or with somebody waiting.
     unsettled: BTreeSet<ResourceName>,
     /// Those whose file system does not answer.
@@ -158,6 +165,7 @@ impl Store {
         Self {
             entries: BTreeMap::new(),
             names: 0,
+            held: 0,
             unsettled: BTreeSet::new(),
             stuck: BTreeSet::new(),
             together: Looks::default(),
@@ -233,13 +241,16 @@ impl Store {
             source,
             looks: Looks::default(),
             loaded: None,
+            size: 0,
             hash: 0,
             unfinished: None,
             trouble: None,
             waiting: Vec::new(),
             followed: now,
         };
-        self.entries.insert(name.clone(), entry);
+        if let Some(other) = self.entries.insert(name.clone(), entry) {
+            self.held -= other.size;
+        }
         Ok(())
     }
 
@@ -260,8 +271,9 @@ impl Store {
     }
 
     pub(super) async fn forget(&mut self, name: &ResourceName) {
-        if self.entries.remove(name).is_some() {
+        if let Some(entry) = self.entries.remove(name) {
             self.names -= name.to_string().len();
+            self.held -= entry.size;
         }
         self.settle(name);
         self.watch().await;
@@ -310,11 +322,11 @@ impl Store {
                 if followers(name) > 0 || !entry.waiting.is_empty() {
                     entry.followed = now;
                 }
-                let configured = matches!(name, ResourceName::Default | ResourceName::RootCa);
-                !configured && now.duration_since(entry.followed) >= IDLE
+                !is_configured(name) && now.duration_since(entry.followed) >= IDLE
             });
-            for (name, _) in left.collect::<Vec<_>>() {
+            for (name, entry) in left.collect::<Vec<_>>() {
                 self.names -= name.to_string().len();
+                self.held -= entry.size;
                 self.settle(&name);
             }
             self.watch().await;
@@ -405,14 +417,13 @@ impl Store {
         if names.len() < 2 {
             return None;
         }
-        let mut sources = Vec::with_capacity(names.len());
+        let mut wanted = Vec::with_capacity(names.len());
         for name in names {
-            let entry = self.entries.get(*name)?;
-            sources.push((entry.source.clone(), entry.known()));
+            wanted.push(self.entries.get(*name)?.wanted(name));
         }
         self.groups += 1;
-        let group = self.groups;
-        let look = move || (group, sources.iter().map(|(source, known)| Found::of(source, *known)).collect());
+        let (group, mut room) = (self.groups, MAX_LOADED.saturating_sub(self.held));
+        let look = move || (group, wanted.iter().map(|wanted| wanted.look(&mut room)).collect());
         // It may be an earlier group's that comes late.
         self.together.run(look).await.filter(|(of, _)| *of == group).map(|(_, found)| found)
     }
@@ -423,8 +434,8 @@ impl Store {
         if stuck >= MAX_STUCK && !entry.looks.stuck() {
             return None;
         }
-        let (source, known) = (entry.source.clone(), entry.known());
-        entry.looks.run(move || Found::of(&source, known)).await
+        let (wanted, mut room) = (entry.wanted(name), MAX_LOADED.saturating_sub(self.held));
+        entry.looks.run(move || wanted.look(&mut room)).await
     }
 
     // Nothing found: the file system does not answer.
@@ -440,11 +451,20 @@ impl Store {
                 entry.unfinished = None;
                 return None;
             }
+            // What was looked for beside it may have come late and taken the room.
+            Ok(Read::New { ref loaded, .. })
+                if !is_configured(name) && self.held - entry.size + loaded.size() > MAX_LOADED =>
+            {
+                Unreadable::TooMuch(MAX_LOADED).to_string()
+            }
             Ok(Read::New { loaded, hash, whole }) => {
                 if whole || entry.unfinished == Some(hash) {
                     entry.unfinished = None;
                     entry.trouble = None;
                     entry.hash = hash;
+                    self.held -= entry.size;
+                    entry.size = if is_configured(name) { 0 } else { loaded.size() };
+                    self.held += entry.size;
                     entry.loaded = Some(loaded.clone());
                     return Some(Event::Loaded(name.clone(), loaded));
                 }
@@ -470,8 +490,7 @@ impl Store {
             trouble.next = now + retry.delay(trouble.tries);
             trouble.tries += 1;
         }
-        let configured = matches!(name, ResourceName::Default | ResourceName::RootCa);
-        let gone = configured && !usable;
+        let gone = is_configured(name) && !usable;
         let patience = if gone { MISSING } else { PATIENCE };
         trouble.report = trouble.since + patience;
         if !trouble.reported && now >= trouble.report {
@@ -484,16 +503,40 @@ impl Store {
 }
 
 impl Entry {
-    fn known(&self) -> Option<u64> {
-        self.loaded.is_some().then_some(self.hash)
+    fn wanted(&self, name: &ResourceName) -> Wanted {
+        let known = self.loaded.is_some().then_some(self.hash);
+        Wanted { source: self.source.clone(), known, size: self.size, bounded: !is_configured(name) }
     }
 }
 
-impl Found {
-    fn of(source: &Source, known: Option<u64>) -> Self {
-        let read = read(source, known);
-        Self { usable: read.is_ok() || source.usable(), read }
+/// What a look is after.
+struct Wanted {
+    source: Source,
+    /// The hash of what is loaded, and what that takes.
+    known: Option<u64>,
+    size: usize,
+    bounded: bool,
+}
+
+impl Wanted {
+    /// Reads it; what does not fit into `room` beside those before it is not brought.
+    fn look(&self, room: &mut usize) -> Found {
+        let mut found = read(&self.source, self.known);
+        if let Ok(Read::New { loaded, .. }) = &found
+            && self.bounded
+        {
+            match (*room + self.size).checked_sub(loaded.size()) {
+                Some(left) => *room = left,
+                None => found = Err(Unreadable::TooMuch(MAX_LOADED)),
+            }
+        }
+        Found { usable: found.is_ok() || self.source.usable(), read: found }
     }
+}
+
+/// The configured ones are the mesh's, and no client's: they are neither bounded nor forgotten.
+fn is_configured(name: &ResourceName) -> bool {
+    matches!(name, ResourceName::Default | ResourceName::RootCa)
 }
 
 impl Trouble {

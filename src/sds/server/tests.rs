@@ -15,6 +15,7 @@ use tonic::{Code, Status, Streaming};
 
 use super::*;
 use crate::base::tasks::Group;
+use crate::sds::stream::LONGEST;
 use crate::secrets::slot::fake::Source;
 use crate::secrets::{Error, Fetched, Identity, ResourceName, Roots, Secret};
 
@@ -286,6 +287,22 @@ async fn clients_that_come_without_end_hold_up_nothing_else() {
         }
     };
     tokio::time::timeout(Duration::from_secs(20), again).await.expect("never bound again");
+}
+
+#[tokio::test]
+async fn an_answer_is_bounded() {
+    let world = World::new();
+    let half = "a".repeat(LONGEST / 2 + 1);
+    world.fake.identity(&half);
+    world.fake.roots(&half);
+    let mut client = world.client().await;
+    let fetched = client.fetch_secrets(request(&["default", "ROOTCA"], "")).await;
+    let mut stream = world.stream().await;
+    stream.send(request(&["default", "ROOTCA"], "")).await;
+    for status in [fetched.unwrap_err(), stream.next().await.unwrap_err()] {
+        assert_eq!(status.code(), Code::ResourceExhausted);
+        assert!(status.message().contains("ask for them on more streams"), "{status:?}");
+    }
 }
 
 #[tokio::test(start_paused = true)]

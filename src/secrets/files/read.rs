@@ -15,7 +15,7 @@ use zeroize::Zeroizing;
 use crate::base::bounded;
 use crate::base::quote::shown;
 use crate::base::seldom::Seldom;
-use crate::secrets::Identity;
+use crate::secrets::{Identity, Roots};
 use crate::tls::cert;
 
 /// Whoever asks for a file can write it, too.
@@ -52,12 +52,22 @@ impl Source {
     }
 }
 
-/// What was read.
+/// What was read; followers hold the same.
 #[derive(Debug, Clone)]
 pub(in crate::secrets) enum Loaded {
     Pair(Arc<Identity>),
     /// PEM, each block encoded anew.
-    Roots(String),
+    Roots(Arc<Roots>),
+}
+
+impl Loaded {
+    /// What it takes, in bytes.
+    pub(super) fn size(&self) -> usize {
+        match self {
+            Self::Pair(identity) => identity.chain.len() + identity.key.len(),
+            Self::Roots(roots) => roots.pem.len(),
+        }
+    }
 }
 
 /// What a read brought.
@@ -83,6 +93,8 @@ pub(in crate::secrets) enum Unreadable {
     Changed(PathBuf),
     #[error("failed to parse root certs from file {}: {why}", path.display())]
     Roots { path: PathBuf, why: String },
+    #[error("with it the file resources in use would take more than {0} bytes")]
+    TooMuch(usize),
     #[error("its file system does not answer")]
     Silent,
 }
@@ -126,7 +138,8 @@ pub(super) fn read(source: &Source, known: Option<u64>) -> Result<Read, Unreadab
                 tracing::warn!(target: "cache", "{}: {} of its blocks cannot be read and are left out: {}{more}",
                     shown(&path.to_string_lossy()), roots.dropped, roots.trouble());
             }
-            Ok(Read::New { loaded: Loaded::Roots(roots.pem), hash, whole: !roots.unfinished })
+            let loaded = Loaded::Roots(Arc::new(Roots { pem: roots.pem.into_bytes() }));
+            Ok(Read::New { loaded, hash, whole: !roots.unfinished })
         }
     }
 }

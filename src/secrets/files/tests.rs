@@ -1,5 +1,7 @@
 use super::read::bytes;
 use super::*;
+use crate::secrets::Roots;
+use crate::tls::cert;
 use mock_istiod::{Authority, Leaf, Pair};
 use std::fs;
 use std::path::Path;
@@ -9,6 +11,10 @@ struct World {
     store: Store,
     name: ResourceName,
     source: Source,
+}
+
+fn text(roots: &Roots) -> String {
+    String::from_utf8_lossy(&roots.pem).trim().to_owned()
 }
 
 fn pair() -> Pair {
@@ -156,15 +162,18 @@ async fn in_place_writing_in_pieces_gives_the_whole() {
 async fn roots_keep_what_is_readable() {
     let mut world = World::roots();
     let (a, b) = (Authority::new("a", 0), Authority::new("b", 0));
-    let text = format!(
+    let mixed = format!(
         "# x\n{}-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\ntext\n{}",
         a.root_pem(),
         b.root_pem()
     );
-    world.put("ca.pem", &text);
+    world.put("ca.pem", &mixed);
     let event = world.follow().await.unwrap();
     let Event::Loaded(_, Loaded::Roots(pem)) = event else { panic!("{event:?}") };
-    assert_eq!(pem.replace("\r\n", "\n"), format!("{}{}", a.root_pem(), b.root_pem()).replace("\r\n", "\n"));
+    assert_eq!(
+        text(&pem).replace("\r\n", "\n"),
+        format!("{}{}", a.root_pem(), b.root_pem()).trim().replace("\r\n", "\n")
+    );
     for useless in ["", "text", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"] {
         world.put("ca.pem", useless);
         assert!(world.store.look_all().await.is_empty());
@@ -271,7 +280,7 @@ async fn many_are_read_together_and_each_gets_its_own() {
     assert_eq!(events.len(), (0..MANY).filter(|n| n % 5 != 4).count());
     for (n, name) in names.iter().enumerate() {
         match world.store.loaded(name) {
-            Some(Loaded::Roots(pem)) => assert_eq!(pem.trim(), pems[n % 5].trim(), "{name}"),
+            Some(Loaded::Roots(p)) => assert_eq!(text(p), pems[n % 5].trim(), "{name}"),
             other => assert!(other.is_none() && n % 5 == 4, "{name}: {other:?}"),
         }
     }
@@ -285,7 +294,7 @@ async fn many_are_read_together_and_each_gets_its_own() {
         .await
         .into_iter()
         .filter_map(|event| match event {
-            Event::Loaded(name, Loaded::Roots(pem)) => Some((name, pem.trim().to_owned())),
+            Event::Loaded(name, Loaded::Roots(p)) => Some((name, text(&p))),
             _ => None,
         })
         .collect();
@@ -317,4 +326,47 @@ async fn names_are_bounded_in_bytes_too() {
         store.tick(Instant::now(), |_| 0).await;
         assert_eq!(store.names, 0);
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_loaded_is_bounded_in_bytes_too() {
+    let mut world = World::roots();
+    // A bundle of a megabyte, by as many spellings of its path as somebody likes.
+    let root = Authority::new("root", 1).root_pem().to_owned();
+    let bundle = root.repeat((1 << 20) / root.len());
+    world.put("ca.pem", &bundle);
+    let spelled =
+        |dir: &Path, n: usize| Source::Roots(format!("{}{}ca.pem", dir.display(), "/".repeat(n + 1)).into());
+    let most = MAX_LOADED / cert::readable_certs(bundle.as_bytes()).pem.len();
+    let names: Vec<_> = (0..most + 2).map(|n| ResourceName::FileRoot(format!("{n}"))).collect();
+    for (n, name) in names.iter().enumerate() {
+        world.store.follow(name, spelled(world.dir.path(), n)).unwrap();
+    }
+    // Some together and some alone.
+    let (together, alone) = names.split_at(most - 1);
+    let mut events = world.store.look_at(together).await;
+    for name in alone {
+        events.extend(world.store.look_at(std::slice::from_ref(name)).await);
+    }
+    let held = |store: &Store| -> usize {
+        store.entries.values().filter_map(|e| e.loaded.as_ref()).map(Loaded::size).sum()
+    };
+    assert_eq!((events.len(), world.store.held), (most, held(&world.store)));
+    assert!(world.store.loaded(&names[most]).is_none());
+    let overview = world.store.overview().lock().unwrap()[&names[most].to_string()].clone();
+    assert!(overview.contains("would take more than 33554432 bytes"), "{overview}");
+    // All of them changed: each takes the room of what it was.
+    world.put("ca.pem", &bundle[root.len()..]);
+    assert_eq!(world.store.look_all().await.len(), most);
+    // Room is given back with a name, and taken by another one.
+    world.store.forget(&names[0]).await;
+    assert_eq!(world.store.look_all().await.len(), 1);
+    assert_eq!(world.store.held, held(&world.store));
+    tokio::time::advance(IDLE).await;
+    world.store.tick(Instant::now(), |_| 0).await;
+    assert_eq!(world.store.held, 0);
+    // The mesh's own certificate has its place whatever clients ask for.
+    world.store.held = MAX_LOADED;
+    world.store.follow(&ResourceName::RootCa, world.source.clone()).unwrap();
+    assert_eq!(world.store.look_at(&[ResourceName::RootCa]).await.len(), 1);
 }

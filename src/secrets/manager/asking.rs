@@ -83,7 +83,8 @@ impl Manager {
     pub(super) async fn fetch(&mut self, commands: Vec<Command>) {
         let mut asked = Vec::new();
         let names: BTreeSet<_> = commands.iter().map(|command| &command.name).collect();
-        let configured = [ResourceName::Default, ResourceName::RootCa].into_iter().filter(|n| names.contains(n));
+        let configured =
+            [ResourceName::Default, ResourceName::RootCa].into_iter().filter(|n| names.contains(n));
         for name in configured.collect::<Vec<_>>() {
             self.come_back(name).await;
         }

@@ -41,10 +41,11 @@ impl Manager {
         self.troubles.file_good(name);
         let secret = match loaded {
             Loaded::Pair(identity) => Secret::Identity(identity),
-            Loaded::Roots(pem) => {
-                let pem = if *name == ResourceName::RootCa { self.merged(&pem) } else { pem };
+            Loaded::Roots(roots) if *name == ResourceName::RootCa => {
+                let pem = self.merged(&String::from_utf8_lossy(&roots.pem));
                 Secret::Roots(Arc::new(Roots { pem: pem.into_bytes() }))
             }
+            Loaded::Roots(roots) => Secret::Roots(roots),
         };
         if self.board.publish(name, secret) {
             let configured = matches!(name, ResourceName::Default | ResourceName::RootCa);
@@ -111,8 +112,8 @@ impl Manager {
         tracing::info!(target: "cache", "trust bundle updated: {} entries", good.len());
         self.bundle = good;
         let announced = self.board.changes(&ResourceName::RootCa);
-        if let Some(Loaded::Roots(pem)) = self.files.loaded(&ResourceName::RootCa).cloned() {
-            self.file_loaded(&ResourceName::RootCa, Loaded::Roots(pem));
+        if let Some(roots @ Loaded::Roots(_)) = self.files.loaded(&ResourceName::RootCa).cloned() {
+            self.file_loaded(&ResourceName::RootCa, roots);
             // As the Go agent: with mounted files both names are announced.
             if self.files.loaded(&ResourceName::Default).is_some() {
                 self.board.announce_again(&ResourceName::Default);
