@@ -11,13 +11,12 @@ use std::time::Duration;
 use rustix::fs::OFlags;
 use zeroize::Zeroizing;
 
-use super::Secrets;
 use super::follow::wanted;
 use super::read::{CACERT, resource};
+use super::{Asked, Secrets};
 use crate::base::files::{Watcher, Watches};
 use crate::base::lane::Lane;
 use crate::base::tasks::Stop;
-use crate::secrets::slot::Slot;
 
 static FOLDER: Lane = Lane::new("the folder of gateway secrets", 1);
 /// A burst of events counts once; a pair is written in two steps.
@@ -61,8 +60,8 @@ pub(super) async fn run(secrets: Secrets, folder: PathBuf, watches: &Watches, st
             () = watcher.news(), if !slots.is_empty() => refresh = true,
             () = tokio::time::sleep(LOOK), if !slots.is_empty() => {
                 refresh = true;
-                for (name, slot) in &slots {
-                    if slot.followers() == 0 {
+                for (name, asked) in &slots {
+                    if asked.slot.followers() == 0 {
                         secrets.forget(name);
                     }
                 }
@@ -72,31 +71,31 @@ pub(super) async fn run(secrets: Secrets, folder: PathBuf, watches: &Watches, st
 }
 
 // Reads what is asked for; gives the files it depends on.
-fn look(secrets: &Secrets, folder: &Path, slots: &[(String, Arc<Slot>)]) -> BTreeSet<PathBuf> {
+fn look(secrets: &Secrets, folder: &Path, slots: &[(String, Arc<Asked>)]) -> BTreeSet<PathBuf> {
     let mut paths = BTreeSet::new();
-    for (name, slot) in slots {
+    for (name, asked) in slots {
         let (wanted, own) = wanted(name, &secrets.0.config.fallback);
         for secret in &wanted {
             paths.extend(FIELDS.iter().map(|field| folder.join(secret).join(field)));
         }
-        settle(secrets, folder, name, &wanted, own, slot);
+        settle(secrets, folder, name, &wanted, own, asked);
     }
     paths
 }
 
-fn settle(secrets: &Secrets, folder: &Path, name: &str, wanted: &[&str], own: usize, slot: &Slot) {
+fn settle(secrets: &Secrets, folder: &Path, name: &str, wanted: &[&str], own: usize, asked: &Asked) {
     let mut why = None;
     for (at, secret) in wanted.iter().enumerate() {
         let path = folder.join(secret);
         let spare = at >= own;
-        if !path.is_dir() || (spare && slot.value().is_some()) {
+        if !path.is_dir() || (spare && asked.has_own()) {
             continue;
         }
         // In a folder a name of trust anchors is that of its secret: <name>/ca.crt.
         let under = if spare { secret } else { name };
         match resource(under, secret, &|field| read(&path, field)) {
             Ok(Some(value)) => {
-                secrets.publish(name, slot, value);
+                secrets.publish(name, asked, value, spare);
                 if !spare {
                     return secrets.note(name, None);
                 }
@@ -109,11 +108,8 @@ fn settle(secrets: &Secrets, folder: &Path, name: &str, wanted: &[&str], own: us
         let of = name.strip_suffix(CACERT).unwrap_or(name);
         format!("there is nothing of it in {}", folder.join(of).display())
     });
-    let rest = if slot.value().is_some() {
-        "what was served before, or the fallback, stays"
-    } else {
-        "Envoy waits for it"
-    };
+    let rest =
+        if asked.has_any() { "what was served before, or the fallback, stays" } else { "Envoy waits for it" };
     secrets.note(name, Some(format!("{why}; {rest}")));
 }
 

@@ -9,10 +9,9 @@ use tokio::sync::mpsc;
 
 use super::kube::{self, Api, Held};
 use super::read::{BadSecret, CACERT, is_ours, resource, secrets_of};
-use super::{LOOK, Secrets};
+use super::{Asked, LOOK, Secrets};
 use crate::base::slack;
 use crate::secrets::Secret;
-use crate::secrets::slot::Slot;
 
 /// What one secret is good for.
 enum Usable {
@@ -41,7 +40,7 @@ pub(super) fn wanted<'a>(name: &'a str, fallback: &'a str) -> (Vec<&'a str>, usi
 }
 
 /// Follows until nobody asks for the name any more.
-pub(super) async fn run(secrets: &Secrets, api: &Arc<Api>, name: &str, slot: &Slot) {
+pub(super) async fn run(secrets: &Secrets, api: &Arc<Api>, name: &str, asked: &Asked) {
     let (wanted, own) = wanted(name, &secrets.0.config.fallback);
     // One message is enough: a watch waits until the last one is looked at.
     let (tell, mut news) = mpsc::channel::<(usize, Held)>(1);
@@ -49,7 +48,6 @@ pub(super) async fn run(secrets: &Secrets, api: &Arc<Api>, name: &str, slot: &Sl
         wanted[..own].iter().enumerate().map(|(at, secret)| api.watch(secret, at, tell.clone())).collect();
     // Each watch is a connection: the fallback has one only while it may be needed.
     let mut spare = None;
-    let mut served = false;
     let mut states: Vec<Usable> = wanted.iter().map(|_| Usable::Unknown).collect();
     let mut look = Box::pin(slack::sleep(LOOK));
     if own == 0 {
@@ -57,8 +55,7 @@ pub(super) async fn run(secrets: &Secrets, api: &Arc<Api>, name: &str, slot: &Sl
             .note(name, Some("secrets whose names begin with istio or prometheus are not served".to_owned()));
     }
     loop {
-        served |= states[..own].iter().any(|state| matches!(state, Usable::Good(_)));
-        if served {
+        if asked.has_own() {
             spare = None;
         } else if spare.is_none()
             && let Some(secret) = wanted.get(own)
@@ -71,7 +68,7 @@ pub(super) async fn run(secrets: &Secrets, api: &Arc<Api>, name: &str, slot: &Sl
             Some(()) = OptionFuture::from(spare.as_mut()) => {}
             Some((at, held)) = news.recv() => {
                 states[at] = state(name, wanted[at], at >= own, held);
-                settle(secrets, name, &wanted, own, &states, slot);
+                settle(secrets, name, &wanted, own, &states, asked);
             }
             () = &mut look => {
                 if secrets.forget(name) {
@@ -100,14 +97,14 @@ fn state(name: &str, secret: &str, spare: bool, held: Held) -> Usable {
 }
 
 /// Publishes the best of what there is, and notes what is wrong.
-fn settle(secrets: &Secrets, name: &str, wanted: &[&str], own: usize, states: &[Usable], slot: &Slot) {
+fn settle(secrets: &Secrets, name: &str, wanted: &[&str], own: usize, states: &[Usable], asked: &Asked) {
     let (owns, spare) = states.split_at(own);
     let good = owns.iter().find_map(|state| match state {
         Usable::Good(value) => Some(value),
         _ => None,
     });
     if let Some(value) = good {
-        secrets.publish(name, slot, value.clone());
+        secrets.publish(name, asked, value.clone(), false);
         return secrets.note(name, None);
     }
     let bad = owns.iter().find_map(|state| match state {
@@ -120,11 +117,11 @@ fn settle(secrets: &Secrets, name: &str, wanted: &[&str], own: usize, states: &[
     }
     let why = bad.unwrap_or_else(|| "there is no such secret".to_owned());
     let rest = match spare.first() {
-        _ if slot.value().is_some() => "what was served before stays".to_owned(),
-        Some(Usable::Good(value)) => {
-            secrets.publish(name, slot, value.clone());
+        Some(Usable::Good(value)) if !asked.has_own() => {
+            secrets.publish(name, asked, value.clone(), true);
             format!("{} is served in its place", wanted[own])
         }
+        _ if asked.has_any() => "what was served before stays".to_owned(),
         Some(Usable::Unknown) => return,
         _ => "Envoy waits for it".to_owned(),
     };

@@ -33,6 +33,7 @@ mod read;
 use std::collections::HashMap;
 use std::fmt;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -94,11 +95,29 @@ pub(crate) struct Secrets(Arc<Inner>);
 struct Inner {
     config: Config,
     group: Group,
-    slots: Mutex<HashMap<String, Arc<Slot>>>,
+    slots: Mutex<HashMap<String, Arc<Asked>>>,
     /// The set of names has changed.
     asked: Notify,
     errors: Mutex<HashMap<String, (String, Reporter)>>,
     trouble: Reporter,
+}
+
+/// A name that somebody asked for.
+#[derive(Default)]
+struct Asked {
+    slot: Slot,
+    /// A secret of its own was served once: the fallback never takes that one's place.
+    own: AtomicBool,
+}
+
+impl Asked {
+    fn has_own(&self) -> bool {
+        self.own.load(Ordering::Relaxed)
+    }
+
+    fn has_any(&self) -> bool {
+        self.slot.value().is_some()
+    }
 }
 
 impl fmt::Debug for Secrets {
@@ -129,7 +148,7 @@ impl Secrets {
     pub(crate) fn status(&self) -> Value {
         let slots = lock(&self.0.slots);
         let mut waiting: Vec<&String> =
-            slots.iter().filter(|(_, slot)| slot.value().is_none()).map(|(name, _)| name).collect();
+            slots.iter().filter(|(_, asked)| !asked.has_any()).map(|(name, _)| name).collect();
         waiting.sort();
         let errors = lock(&self.0.errors);
         let errors: HashMap<&String, &String> = errors.iter().map(|(name, (why, _))| (name, why)).collect();
@@ -161,9 +180,12 @@ impl Secrets {
         errors.insert(name.to_owned(), (why, trouble));
     }
 
-    /// Publishes a value if it differs from the last.
-    fn publish(&self, name: &str, slot: &Slot, secret: Secret) {
-        let same = match (slot.value(), &secret) {
+    /// Publishes a value if it differs from the last; `spare`: it is the fallback's.
+    fn publish(&self, name: &str, asked: &Asked, secret: Secret, spare: bool) {
+        if !spare {
+            asked.own.store(true, Ordering::Relaxed);
+        }
+        let same = match (asked.slot.value(), &secret) {
             (Some(Secret::Roots(old)), Secret::Roots(new)) => old == *new,
             (Some(Secret::Identity(old)), Secret::Identity(new)) => {
                 old.chain == new.chain && old.key == new.key
@@ -172,19 +194,20 @@ impl Secrets {
         };
         if !same {
             tracing::info!(target: "sds", "gateway secret {name} is served");
-            slot.publish(secret);
+            asked.slot.publish(secret);
         }
     }
 
-    fn slots(&self) -> Vec<(String, Arc<Slot>)> {
-        lock(&self.0.slots).iter().map(|(name, slot)| (name.clone(), slot.clone())).collect()
+    fn slots(&self) -> Vec<(String, Arc<Asked>)> {
+        lock(&self.0.slots).iter().map(|(name, asked)| (name.clone(), asked.clone())).collect()
     }
 
     /// Forgets a name that nobody follows; gives whether it did.
     fn forget(&self, name: &str) -> bool {
         let mut slots = lock(&self.0.slots);
         // The map has one, the task that looks another: a third is somebody who is about to follow.
-        let unused = slots.get(name).is_none_or(|slot| slot.followers() == 0 && Arc::strong_count(slot) <= 2);
+        let unused =
+            slots.get(name).is_none_or(|asked| asked.slot.followers() == 0 && Arc::strong_count(asked) <= 2);
         if unused {
             slots.remove(name);
             lock(&self.0.errors).remove(name);
@@ -192,7 +215,7 @@ impl Secrets {
         unused
     }
 
-    fn slot(&self, name: &str) -> Result<Arc<Slot>, Error> {
+    fn slot(&self, name: &str) -> Result<Arc<Asked>, Error> {
         let mut slots = lock(&self.0.slots);
         if let Some(slot) = slots.get(name) {
             return Ok(slot.clone());
@@ -200,7 +223,7 @@ impl Secrets {
         if slots.len() >= NAMES {
             return Err(Error::TooMany(NAMES));
         }
-        let slot = Arc::new(Slot::default());
+        let slot = Arc::new(Asked::default());
         slots.insert(name.to_owned(), slot.clone());
         drop(slots);
         self.0.asked.notify_one();
@@ -230,11 +253,11 @@ impl SecretSource for Secrets {
         let (secrets, stop) = (self.clone(), self.0.group.token());
         Box::pin(async move {
             let name = name.to_string();
-            let slot = secrets.slot(&name).map_err(Arc::new)?;
+            let asked = secrets.slot(&name).map_err(Arc::new)?;
             // As long as the asker waits: the secret may be made tomorrow.
             tokio::select! {
                 () = stop.cancelled() => Err(Arc::new(Error::Stopped)),
-                fetched = slot.wait() => fetched.ok_or_else(|| Arc::new(Error::Stopped)),
+                fetched = asked.slot.wait() => fetched.ok_or_else(|| Arc::new(Error::Stopped)),
             }
         })
     }

@@ -70,6 +70,9 @@ async fn secrets_come_from_the_api_server_whatever_happens_there() {
     let spare = pair(&mock, "spare");
     api.put("gateway-fallback", &fields(&spare));
     assert!(is(&next(&mut stream).await, &spare), "the fallback first");
+    let spare = pair(&mock, "the next spare");
+    api.put("gateway-fallback", &fields(&spare));
+    assert!(is(&next(&mut stream).await, &spare), "a renewed fallback is served as well");
     let one = pair(&mock, "one");
     api.put("web", &fields(&one));
     assert!(is(&next(&mut stream).await, &one), "then the right one");
@@ -131,6 +134,7 @@ async fn secrets_come_from_a_folder() {
         .file("gw/one/tls.key", one.key.clone())
         .file("gw/one/ca.crt", mock.root_pem())
         .example("gateway-folder.env")
+        .env("INGRESS_GATEWAY_FALLBACK_SECRET", "gateway-fallback")
         .arg("--gateway-secrets-dir=gw")
         .start();
     let client: EnvoyClient = agent.client(SOCKET).await;
@@ -143,6 +147,12 @@ async fn secrets_come_from_a_folder() {
     let mut late = client.stream_secrets();
     late.send(&secret_request("two"));
     agent.wait_log("Envoy waits for it").await;
+    for name in ["a spare", "the next spare"] {
+        let spare = pair(&mock, name);
+        agent.put("gw/gateway-fallback/tls.key", &spare.key);
+        agent.put("gw/gateway-fallback/tls.crt", &spare.chain);
+        assert!(is(&next(&mut late).await, &spare), "{name}");
+    }
     let two = pair(&mock, "two");
     for secret in ["one", "two"] {
         agent.put(&format!("gw/{secret}/tls.key"), &two.key);
