@@ -43,8 +43,22 @@ pub(super) fn remaining(ends: SystemTime, now: SystemTime) -> i64 {
 
 /// Why there is no token: a sentence for people and callers, in which nothing of a token or of an answer is.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub(super) struct Fault(pub(super) String);
+#[error("{why}")]
+pub(super) struct Fault {
+    why: String,
+    /// The endpoint works and does not want what the caller brought.
+    refused: bool,
+}
+
+impl Fault {
+    pub(super) fn new(why: impl Into<String>) -> Self {
+        Self { why: why.into(), refused: false }
+    }
+
+    pub(super) fn refusal(why: impl Into<String>) -> Self {
+        Self { why: why.into(), refused: true }
+    }
+}
 
 /// A token of the dump.
 #[derive(Debug, Clone)]
@@ -97,6 +111,10 @@ struct Tally {
     exchanges: u64,
     failures: u64,
     last_error: Option<String>,
+    /// Why the service gives no tokens; not why one caller got none.
+    trouble: Option<String>,
+    /// Somebody got a token.
+    works: bool,
 }
 
 impl Handle {
@@ -110,10 +128,11 @@ impl Handle {
         self.0.plugin
     }
 
-    /// Why the latest exchange failed; `None` when it did not.
+    /// Why no tokens can be exchanged; `None` when they can. Where the service has given tokens, a caller that it refuses
+    /// and never gave one says nothing of it: any process of the pod can be that.
     #[must_use]
     pub(crate) fn trouble(&self) -> Option<String> {
-        lock(&self.0.state).last_error.clone()
+        lock(&self.0.state).trouble.clone()
     }
 
     /// For the status document.
@@ -129,15 +148,20 @@ impl Handle {
         })
     }
 
-    fn note(&self, error: Option<&Fault>) {
+    /// `known`: the caller had a token before.
+    fn note(&self, error: Option<&Fault>, known: bool) {
         let mut state = lock(&self.0.state);
         state.exchanges += 1;
         state.failures += u64::from(error.is_some());
-        state.last_error = error.map(|e| e.0.clone());
+        state.works |= error.is_none();
+        state.last_error = error.map(|e| e.why.clone());
+        if error.is_none_or(|fault| known || !fault.refused || !state.works) {
+            state.trouble = state.last_error.clone();
+        }
         match error {
             Some(fault) => {
                 tracing::debug!(target: "security", "{fault}");
-                self.0.trouble.report(Report::new(Kind::TokensNotExchanged, fault.0.clone()));
+                self.0.trouble.report(Report::new(Kind::TokensNotExchanged, fault.why.clone()));
             }
             None => self.0.trouble.end(),
         }
@@ -184,7 +208,7 @@ impl Broker {
             Err(outcome) => return outcome,
         };
         let outcome = flight.wait_for(Option::is_some).await.ok().and_then(|outcome| outcome.clone());
-        outcome.unwrap_or_else(|| Err(Fault("the agent is stopping".to_owned())))
+        outcome.unwrap_or_else(|| Err(Fault::new("the agent is stopping")))
     }
 
     fn look(self: &Arc<Self>, ask: Ask) -> Result<watch::Receiver<Option<Outcome>>, Outcome> {
@@ -200,9 +224,12 @@ impl Broker {
             }
         }
         if slots.values().filter(|slot| slot.flight.is_some()).count() >= FLIGHTS {
-            return Err(Err(Fault("too many exchanges for different subject tokens at a time".to_owned())));
+            return Err(Err(Fault::new("too many exchanges for different subject tokens at a time")));
         }
-        self.make_room(&mut slots);
+        // What this key has is in use, and needs no room.
+        if !slots.contains_key(&key) {
+            self.make_room(&mut slots);
+        }
         let (tell, told) = watch::channel(None);
         slots.entry(key).or_default().flight = Some(told.clone());
         drop(slots);
@@ -212,7 +239,7 @@ impl Broker {
             let outcome = tokio::select! {
                 () = stop.cancelled() => None,
                 outcome = caught("token exchange", broker.exchanger.exchange(&ask, &broker.notes)) => {
-                    let defect = |_| Err(Fault("a defect in the agent ended the exchange".to_owned()));
+                    let defect = |_| Err(Fault::new("a defect in the agent ended the exchange"));
                     Some(outcome.unwrap_or_else(defect))
                 }
             };
@@ -228,7 +255,7 @@ impl Broker {
         slot.flight = None;
         let outcome = outcome?;
         self.exchanges.with_label_values(&[if outcome.is_ok() { "ok" } else { "failed" }]).inc();
-        self.handle.note(outcome.as_ref().err());
+        self.handle.note(outcome.as_ref().err(), slot.access.is_some());
         match outcome {
             Ok(access) => {
                 let access = Arc::new(access);

@@ -43,6 +43,8 @@ enum Tried {
     Again(String),
     /// The same would happen again.
     Over(String),
+    /// What was brought is not wanted.
+    Refused(String),
 }
 
 impl Client {
@@ -61,6 +63,7 @@ impl Client {
             match self.attempt(&call).await {
                 Ok(members) => return Ok(members),
                 Err(Tried::Over(why)) => return Err(call.fault(&why)),
+                Err(Tried::Refused(why)) => return Err(Fault::refusal(said(call.what, &why))),
                 Err(Tried::Again(why)) => last = why,
             }
         }
@@ -85,7 +88,11 @@ impl Client {
         if status != http::StatusCode::OK {
             reply.finish(Some(&self.kept)).await;
             let why = format!("HTTP status {}", status.as_u16());
-            return Err(if status.is_client_error() { Tried::Over(why) } else { Tried::Again(why) });
+            return Err(match status.as_u16() {
+                400 | 401 | 403 => Tried::Refused(why),
+                400..500 => Tried::Over(why),
+                _ => Tried::Again(why),
+            });
         }
         let body = match timeout_at(until, reply.bytes(ANSWER)).await {
             Ok(Ok(body)) => Zeroizing::new(body),
@@ -110,7 +117,11 @@ impl Call<'_> {
 
 /// An error about `what`.
 pub(super) fn bad(what: &str, why: &str) -> Fault {
-    Fault(format!("failed to get the {what}: {why}"))
+    Fault::new(said(what, why))
+}
+
+fn said(what: &str, why: &str) -> String {
+    format!("failed to get the {what}: {why}")
 }
 
 /// A member of an answer that is not what it must be. Its value may be a token and is not repeated.

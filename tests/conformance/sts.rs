@@ -174,11 +174,18 @@ async fn whatever_is_in_the_endpoints_place_is_told_and_the_old_token_stays() {
         );
         assert!(!document.contains("S3CRET"), "{document}");
     }
-    // Who has no token is told why, and no more.
+    // Who has no token is told why, and no more: whom the endpoint refuses says nothing of those whom it serves, and
+    // must not take readiness away from them.
+    assert_eq!(ask(port, "S3CRET-SUBJECT").await.0, 200);
+    agent.wait_ready().await;
     gate.next([Rough::Status(403)]);
     let (status, body) = ask(port, "S3CRET-OTHER").await;
     let why = body["error_description"].as_str().unwrap_or_default();
     assert!(status == 500 && why.contains("403") && !why.contains("S3CRET"), "{body}");
+    assert_eq!(agent.get("/healthz/ready").await.unwrap().status.as_u16(), 200);
+    // One that it has served is the service's own trouble.
+    gate.next([Rough::Status(403)]);
+    assert_eq!(ask(port, "S3CRET-SUBJECT").await.0, 200, "the token that lives");
     let reply = agent.get("/healthz/ready").await.unwrap();
     let told = reply.headers.get("x-not-ready").and_then(|text| text.to_str().ok()).unwrap_or_default();
     assert!(reply.status.as_u16() == 503 && told.contains("403"), "strict readiness tells: {told:?}");

@@ -9,6 +9,7 @@ struct Double {
     clock: Fixed,
     asked: Arc<AtomicUsize>,
     life: Arc<Mutex<Option<u64>>>,
+    fault: Arc<Mutex<Fault>>,
     go: watch::Sender<bool>,
 }
 
@@ -17,7 +18,7 @@ impl Exchanger for Double {
         Box::pin(async move {
             let nth = self.asked.fetch_add(1, SeqCst) + 1;
             self.go.subscribe().wait_for(|go| *go).await.unwrap();
-            let life = (*lock(&self.life)).ok_or(Fault("no".into()))?;
+            let life = (*lock(&self.life)).ok_or_else(|| lock(&self.fault).clone())?;
             Ok(Access {
                 token: Zeroizing::new(format!("{}-{nth}", ask.subject.as_str())),
                 ends: self.clock.now() + Duration::from_secs(life),
@@ -35,6 +36,7 @@ fn rig(life: u64) -> (Double, Arc<Broker>) {
         clock: clock.clone(),
         asked: Arc::default(),
         life: Arc::new(Mutex::new(Some(life))),
+        fault: Arc::new(Mutex::new(Fault::new("no"))),
         go: watch::channel(true).0,
     };
     let handle = Handle::new(1, "test", Reporter::default());
@@ -85,10 +87,54 @@ async fn the_old_token_is_handed_out_while_it_lives_and_failures_are_not_kept() 
     assert_eq!(get(&broker, "a").await.unwrap(), "a-2");
     assert_eq!(broker.handle.trouble().as_deref(), Some("no"));
     double.clock.advance(Duration::from_secs(200));
-    assert_eq!(get(&broker, "a").await, Err(Fault("no".into())));
+    assert_eq!(get(&broker, "a").await, Err(Fault::new("no")));
     *lock(&double.life) = Some(3600);
     assert_eq!(get(&broker, "a").await.unwrap(), "a-5");
     assert_eq!(broker.handle.trouble(), None);
+}
+
+#[tokio::test]
+async fn a_token_is_not_given_up_to_make_room_for_its_successor() {
+    let (double, broker) = rig(3600);
+    for nth in 0..KEPT {
+        get(&broker, &nth.to_string()).await.unwrap();
+        double.clock.advance(Duration::from_secs(1));
+    }
+    double.clock.advance(Duration::from_secs(3300 - 1));
+    *lock(&double.life) = None;
+    for nth in 0..KEPT {
+        assert_eq!(get(&broker, &nth.to_string()).await.unwrap(), format!("{nth}-{}", nth + 1));
+    }
+    assert_eq!(lock(&broker.slots).len(), KEPT);
+}
+
+#[tokio::test]
+async fn a_caller_that_is_refused_is_no_trouble_of_a_service_that_works() {
+    let (double, broker) = rig(200);
+    let fails = |fault: &Fault| {
+        *lock(&double.life) = None;
+        *lock(&double.fault) = fault.clone();
+    };
+    let (refused, broken) = (Fault::refusal("403"), Fault::new("503"));
+    fails(&refused);
+    assert_eq!(get(&broker, "junk").await, Err(refused.clone()));
+    assert_eq!(broker.handle.trouble().as_deref(), Some("403"), "nobody has got a token");
+    *lock(&double.life) = Some(200);
+    get(&broker, "a").await.unwrap();
+    assert_eq!(broker.handle.trouble(), None);
+    fails(&refused);
+    assert_eq!(get(&broker, "junk").await, Err(refused.clone()));
+    assert_eq!(broker.handle.trouble(), None);
+    assert_eq!(broker.handle.status()["failures"], 2);
+    assert_eq!(broker.handle.status()["lastError"], "403", "it is told nevertheless");
+    fails(&broken);
+    assert_eq!(get(&broker, "junk").await, Err(broken));
+    assert_eq!(broker.handle.trouble().as_deref(), Some("503"), "that is the service's");
+    fails(&refused);
+    assert_eq!(get(&broker, "junk").await, Err(refused.clone()));
+    assert_eq!(broker.handle.trouble().as_deref(), Some("503"), "and it is not over by a refusal");
+    get(&broker, "a").await.unwrap();
+    assert_eq!(broker.handle.trouble().as_deref(), Some("403"), "one that it served is refused");
 }
 
 #[tokio::test]
@@ -104,7 +150,7 @@ async fn what_is_kept_and_what_is_under_way_is_bounded() {
     for caller in &mut waiting {
         assert!(futures_util::FutureExt::now_or_never(caller.as_mut()).is_none());
     }
-    assert!(get(&broker, "one more").await.unwrap_err().0.contains("too many"));
+    assert!(get(&broker, "one more").await.unwrap_err().why.contains("too many"));
     double.go.send_replace(true);
     for caller in waiting {
         caller.await.unwrap();
@@ -119,5 +165,5 @@ async fn an_exchange_ends_with_the_agent() {
     let mut caller = Box::pin(get(&broker, "a"));
     assert!(futures_util::FutureExt::now_or_never(caller.as_mut()).is_none());
     assert!(broker.group.stop(Duration::from_secs(5)).await.is_empty());
-    assert!(caller.await.unwrap_err().0.contains("stopping"));
+    assert!(caller.await.unwrap_err().why.contains("stopping"));
 }
