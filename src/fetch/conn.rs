@@ -141,8 +141,7 @@ impl Dialer {
         let tls = self.tls.as_ref().ok_or(Error::NoTls)?;
         let failed = |source| Error::Tls { to: to(), source };
         let name = ServerName::try_from(url.host.clone()).map_err(|e| failed(io::Error::other(e)))?;
-        let handshake =
-            TlsConnector::from(tls.config().map_err(|e| failed(io::Error::other(e)))?).connect(name, stream);
+        let handshake = TlsConnector::from(tls.config().await.map_err(failed)?).connect(name, stream);
         let stream = tokio::time::timeout(HANDSHAKE, handshake)
             .await
             .unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))

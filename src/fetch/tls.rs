@@ -4,7 +4,9 @@
 //! loopback, and sends no secret; nobody gives it a certificate for the pod's address. And for module
 //! registries that a variable names as insecure. Nothing else may ask for it.
 
+use std::io;
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::{ClientConfig, Resumption};
@@ -12,6 +14,13 @@ use rustls::crypto::CryptoProvider;
 use rustls::{DigitallySignedStruct, Error, SignatureScheme};
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
+
+use crate::base::lane::Lane;
+
+/// As many as are begun at a time by readiness, downloads and tokens.
+static POOL: Lane = Lane::new("the system's roots", 2);
+/// How long they are waited for; they take some milliseconds.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Whose certificate is good enough.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,12 +60,21 @@ impl Tls {
         Self { more: pem, ..Self::new(crypto, false, Trust::Given) }
     }
 
-    /// The settings. The system's roots are a megabyte: they are read for each connection and not kept.
-    pub(crate) fn config(&self) -> Result<Arc<ClientConfig>, Error> {
-        match self.trust {
+    /// The settings. The system's roots are a megabyte: they are read for each connection and not kept. A disk that stands
+    /// still is waited for on a thread.
+    ///
+    /// # Errors
+    /// Also when the roots could not be read in time, or on no thread.
+    pub(crate) async fn config(self: &Arc<Self>) -> io::Result<Arc<ClientConfig>> {
+        let made = match self.trust {
             Trust::Anybody => self.made.get_or_init(|| self.make()).clone(),
-            Trust::System | Trust::Given => self.make(),
-        }
+            Trust::Given => self.make(),
+            Trust::System => {
+                let tls = Arc::clone(self);
+                POOL.within(PATIENCE, move || tls.make()).await?
+            }
+        };
+        made.map_err(io::Error::other)
     }
 
     fn make(&self) -> Result<Arc<ClientConfig>, Error> {

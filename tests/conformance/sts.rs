@@ -202,6 +202,27 @@ async fn whatever_is_in_the_endpoints_place_is_told_and_the_old_token_stays() {
     agent.stop().await;
 }
 
+/// The system's roots are read for each connection, from wherever somebody has mounted them.
+#[tokio::test]
+async fn roots_that_cannot_be_read_hold_up_nobody_but_the_callers() {
+    let mock = MockIstiod::start().await;
+    let endpoint = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = free_port();
+    let url = format!("https://localhost:{}/token", endpoint.local_addr().unwrap().port());
+    let mut agent = passthrough(&mock, port, &url).env("SSL_CERT_FILE", "roots").start();
+    agent.wait_ready().await;
+    // Whoever opens it waits for a writer.
+    assert!(std::process::Command::new("mkfifo").arg(agent.path("roots")).status().unwrap().success());
+    let beside = async {
+        endpoint.accept().await.unwrap();
+        assert_eq!(agent.get("/healthz/ready").await.unwrap().status.as_u16(), 200);
+    };
+    let ((status, body), ()) = tokio::join!(ask(port, "S3CRET-SUBJECT"), beside);
+    let why = body["error_description"].as_str().unwrap_or_default();
+    assert!(status == 500 && why.contains("the system's roots"), "{body}");
+    agent.stop().await;
+}
+
 #[tokio::test]
 async fn what_cannot_work_is_refused_at_the_start() {
     let mock = MockIstiod::start().await;
