@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
+use prost::Message;
 
 use super::stages::Stages;
 use crate::base::error::BoxError;
@@ -29,6 +30,13 @@ pub(super) fn spawn(converter: &Arc<Converter>, stages: &Stages) {
 #[derive(Debug)]
 pub(super) struct Conversion(pub Arc<Converter>);
 
+/// What is read of an incremental response: its `removed_resources`.
+#[derive(Clone, PartialEq, prost::Message)]
+struct Removed {
+    #[prost(string, repeated, tag = "6")]
+    names: Vec<String>,
+}
+
 impl Convert for Conversion {
     fn convert(&self, protocol: Protocol, response: Bytes) -> BoxFuture<'static, Result<Bytes, BoxError>> {
         let converter = self.0.clone();
@@ -38,7 +46,11 @@ impl Convert for Conversion {
                 resources.push(resource.clone());
                 Ok(resource)
             })?;
-            let mut converted = converter.convert(resources).await?.into_iter();
+            if protocol == Protocol::Delta {
+                converter.removed(&Removed::decode(response.clone())?.names);
+            }
+            let whole = protocol == Protocol::Sotw;
+            let mut converted = converter.convert(resources, whole).await?.into_iter();
             map_resources(protocol, &response, |resource| Ok(converted.next().unwrap_or(resource)))
         })
     }

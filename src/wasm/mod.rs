@@ -52,7 +52,7 @@ mod typed_struct;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use aws_lc_rs::digest;
@@ -108,8 +108,26 @@ pub(crate) struct Converter {
     web: Web,
     meters: Meters,
     trouble: Reporter,
-    // Of the resources whose module cannot be had; at most [`TROUBLES`].
-    failing: Mutex<BTreeMap<String, Reporter>>,
+    failing: Mutex<Failing>,
+}
+
+/// The resources whose module cannot be had; at most [`TROUBLES`] are told apart.
+#[derive(Default)]
+struct Failing {
+    /// Each with the conversion that has told it.
+    told: BTreeMap<String, (u64, Reporter)>,
+    /// Conversions that were begun.
+    begun: u64,
+    /// The newest that brought all there is and has ended: what an older one tells is past.
+    whole: u64,
+}
+
+impl Failing {
+    fn keep(&mut self, kept: impl Fn(&str, u64) -> bool) {
+        for (_, (_, reporter)) in self.told.extract_if(.., |name, (by, _)| !kept(name, *by)) {
+            reporter.end();
+        }
+    }
 }
 
 /// Istiod can cause these as fast as it can send.
@@ -147,19 +165,28 @@ impl Converter {
         self
     }
 
-    fn failed(&self, name: &str, detail: String) {
-        let mut failing = self.failing.lock().expect("no panic holds this lock");
-        if failing.len() < TROUBLES || failing.contains_key(name) {
-            let reporter = failing.entry(name.to_owned()).or_insert_with(|| self.trouble.sibling());
-            reporter.report(Report::new(Kind::WasmFailed, detail).about(name));
+    fn failing(&self) -> MutexGuard<'_, Failing> {
+        self.failing.lock().expect("no panic holds this lock")
+    }
+
+    fn failed(&self, name: &str, by: u64, detail: String) {
+        let mut failing = self.failing();
+        let known = failing.told.contains_key(name);
+        if by < failing.whole || (failing.told.len() >= TROUBLES && !known) {
+            return;
         }
+        let told = failing.told.entry(name.to_owned()).or_insert_with(|| (by, self.trouble.sibling()));
+        told.0 = told.0.max(by);
+        told.1.report(Report::new(Kind::WasmFailed, detail).about(name));
     }
 
     fn succeeded(&self, name: &str) {
-        let reporter = self.failing.lock().expect("no panic holds this lock").remove(name);
-        if let Some(reporter) = reporter {
-            reporter.end();
-        }
+        self.failing().keep(|other, _| other != name);
+    }
+
+    /// These extensions are no more, and what was wrong with them neither.
+    pub(crate) fn removed(&self, names: &[String]) {
+        self.failing().keep(|name, _| !names.iter().any(|gone| gone == name));
     }
 
     /// Removes unused modules from time to time, until `stop`.
@@ -178,13 +205,19 @@ impl Converter {
         }
     }
 
-    /// Converts the resources of one response, each an encoded `Any`; their order stays.
+    /// Converts the resources of one response, each an encoded `Any`; their order stays. `whole`: there are no others, so
+    /// that the trouble of those is over.
     ///
     /// # Errors
     /// When one of them cannot be read: the reasons of all such, for istiod.
-    pub(crate) async fn convert(&self, resources: Vec<Bytes>) -> Result<Vec<Bytes>, Refused> {
+    pub(crate) async fn convert(&self, resources: Vec<Bytes>, whole: bool) -> Result<Vec<Bytes>, Refused> {
         let begun = Instant::now();
-        let all = futures_util::future::join_all(resources.into_iter().map(|r| self.resource(r))).await;
+        let by = {
+            let mut failing = self.failing();
+            failing.begun += 1;
+            failing.begun
+        };
+        let all = futures_util::future::join_all(resources.into_iter().map(|r| self.resource(r, by))).await;
         self.meters.took(begun.elapsed());
         let mut converted = Vec::with_capacity(all.len());
         let mut errors = Vec::new();
@@ -194,10 +227,18 @@ impl Converter {
                 Err(why) => errors.push(why),
             }
         }
-        if errors.is_empty() { Ok(converted) } else { Err(Refused(errors)) }
+        if !errors.is_empty() {
+            return Err(Refused(errors));
+        }
+        if whole {
+            let mut failing = self.failing();
+            failing.whole = failing.whole.max(by);
+            failing.keep(|_, told| told >= by);
+        }
+        Ok(converted)
     }
 
-    async fn resource(&self, resource: Bytes) -> Result<Bytes, Refusal> {
+    async fn resource(&self, resource: Bytes, by: u64) -> Result<Bytes, Refusal> {
         let filter = match filter::judge(&resource) {
             Ok(Decision::Untouched) => {
                 self.meters.conversion("no_remote_load");
@@ -212,7 +253,7 @@ impl Converter {
                 return Err(why.into());
             }
         };
-        let (made, label) = self.rewritten(&filter).await;
+        let (made, label) = self.rewritten(&filter, by).await;
         match made {
             Ok(resource) => {
                 self.meters.conversion(label);
@@ -225,7 +266,7 @@ impl Converter {
         }
     }
 
-    async fn rewritten(&self, filter: &Filter) -> (Result<Bytes, prost::DecodeError>, &'static str) {
+    async fn rewritten(&self, filter: &Filter, by: u64) -> (Result<Bytes, prost::DecodeError>, &'static str) {
         let wanted = &filter.wanted;
         let label = match self.module(wanted).await {
             Ok(file) => {
@@ -240,6 +281,7 @@ impl Converter {
                 let name = &wanted.resource;
                 self.failed(
                     name,
+                    by,
                     format!(
                         "Wasm module of {name:?} cannot be had, so a filter in its place {stand_in}: {failure}"
                     ),

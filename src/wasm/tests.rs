@@ -317,9 +317,73 @@ async fn one_resource_that_cannot_be_read_refuses_all() {
     let any = |type_url: &str| {
         Bytes::from(Any { type_url: type_url.to_owned(), value: Bytes::new() }.encode_to_vec())
     };
-    let error = rig.converter.convert(vec![any("a"), any("b")]).await.unwrap_err().to_string();
+    let error = rig.converter.convert(vec![any("a"), any("b")], true).await.unwrap_err().to_string();
     assert!(error.contains("\"a\"") && error.contains("\"b\""), "all are told: {error}");
-    assert!(rig.converter.convert(vec![]).await.unwrap().is_empty(), "an empty response is fine");
+    assert!(rig.converter.convert(vec![], true).await.unwrap().is_empty(), "an empty response is fine");
     assert!(rig.metric("wasm_config_conversion_count{result=\"unmarshal_failure\"} 2"));
     assert!(rig.metric("wasm_config_conversion_duration_count 2"));
+}
+
+/// An extension whose module is at `uri`.
+fn extension(name: &str, uri: &str) -> Bytes {
+    use envoy_types::pb::envoy::config::core::v3::async_data_source::Specifier;
+    use envoy_types::pb::envoy::config::core::v3::{
+        AsyncDataSource, HttpUri, RemoteDataSource, TypedExtensionConfig,
+    };
+    use envoy_types::pb::envoy::extensions::filters::http::wasm::v3::Wasm;
+    use envoy_types::pb::envoy::extensions::wasm::v3::{PluginConfig, VmConfig, plugin_config::Vm};
+    use envoy_types::pb::google::protobuf::Any;
+    let http_uri = Some(HttpUri { uri: uri.to_owned(), ..HttpUri::default() });
+    let specifier = Some(Specifier::Remote(RemoteDataSource { http_uri, ..RemoteDataSource::default() }));
+    let vm = VmConfig { code: Some(AsyncDataSource { specifier }), ..VmConfig::default() };
+    let config = Some(PluginConfig { vm: Some(Vm::VmConfig(vm)), ..PluginConfig::default() });
+    let any =
+        |kind: &str, value: Vec<u8>| Any { type_url: format!("type.googleapis.com/envoy.{kind}"), value };
+    let wasm = any("extensions.filters.http.wasm.v3.Wasm", Wasm { config }.encode_to_vec());
+    let extension = TypedExtensionConfig { name: name.to_owned(), typed_config: Some(wasm) };
+    any("config.core.v3.TypedExtensionConfig", extension.encode_to_vec()).encode_to_vec().into()
+}
+
+#[tokio::test]
+async fn the_trouble_of_a_module_is_over_with_its_extension() {
+    let troubles = crate::trouble::Troubles::default();
+    let mut rig = rig(|_| {});
+    rig.converter = rig.converter.with_trouble(troubles.reporter("wasm"));
+    let bad = |name| extension(name, "nowhere://x");
+    let failing = || {
+        let mut names: Vec<_> = troubles.snapshot().into_iter().map(|trouble| trouble.subject).collect();
+        names.sort();
+        names
+    };
+    let convert = async |names: &[&'static str], whole| {
+        rig.converter.convert(names.iter().map(|name| bad(*name)).collect(), whole).await.unwrap();
+    };
+    convert(&["a", "b", "c"], true).await;
+    assert_eq!(failing(), ["a", "b", "c"]);
+    convert(&["b", "c"], true).await;
+    assert_eq!(failing(), ["b", "c"], "it is in the newest response no more");
+    convert(&["d"], false).await;
+    assert_eq!(failing(), ["b", "c", "d"], "the others are not told again, and are there");
+    rig.converter.removed(&["c".to_owned()]);
+    assert_eq!(failing(), ["b", "d"]);
+    convert(&[], true).await;
+    assert!(failing().is_empty());
+}
+
+#[tokio::test]
+async fn a_conversion_that_is_overtaken_brings_no_trouble_back() {
+    let troubles = crate::trouble::Troubles::default();
+    let converter = rig(|config| config.http_attempts = 1).converter.with_trouble(troubles.reporter("wasm"));
+    let server = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let slow = extension("slow", &format!("http://{}/m", server.local_addr().unwrap()));
+    let slow = converter.convert(vec![slow], true);
+    tokio::pin!(slow);
+    let connection = tokio::select! {
+        _ = &mut slow => panic!("nobody has answered"),
+        connection = server.accept() => connection.unwrap(),
+    };
+    converter.convert(vec![], true).await.unwrap();
+    drop((connection, server));
+    slow.await.unwrap();
+    assert!(troubles.snapshot().is_empty());
 }
