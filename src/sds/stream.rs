@@ -10,13 +10,14 @@ use std::future::poll_fn;
 use std::marker::PhantomData;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::Poll;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use envoy_types::pb::envoy::service::discovery::v3::{
     DeltaDiscoveryRequest, DeltaDiscoveryResponse, DiscoveryRequest, DiscoveryResponse, Resource,
 };
-use futures_util::future::{select_all, try_join_all};
+use futures_util::future::{BoxFuture, select_all, try_join_all};
 use hyper::body::Incoming;
 use prost::Message;
 use tonic::{Code, Status};
@@ -44,6 +45,10 @@ const CAUSE: usize = 2048;
 /// Longest answer, by its secrets, in bytes: one file of the greatest length that is read. Envoy asks for each secret on a
 /// stream of its own.
 pub(super) const LONGEST: usize = 16 << 20;
+
+/// Requests of one stream that are answered beside each other: one that names what is not there yet holds up no other.
+/// While there are so many, the next is not read.
+const AT_ONCE: usize = 4;
 
 /// What streams of one server share.
 #[derive(Debug)]
@@ -155,6 +160,8 @@ pub(super) fn serve<P: Protocol>(
 ) -> Answers {
     Answers::many(Box::new(Conversation::<P> {
         inbound: Messages::new(body, call.using.share()),
+        closed: false,
+        pending: Vec::new(),
         call,
         _open: shared.metrics.opened(),
         shared,
@@ -216,8 +223,15 @@ struct Followed {
     updates: Box<Updates>,
 }
 
+/// What a request asked for: each name with its secret.
+type Asked = Result<Vec<(String, ResourceName, Secret, Updates)>, Status>;
+
 struct Conversation<P: Protocol> {
     inbound: Messages<P::In, Incoming>,
+    /// The client sends no more.
+    closed: bool,
+    /// Answers to what was asked, in its order; at most [`AT_ONCE`].
+    pending: Vec<BoxFuture<'static, Asked>>,
     call: Call,
     shared: Arc<Shared>,
     source: Arc<dyn SecretSource>,
@@ -237,6 +251,7 @@ enum Event {
     Request(Box<Request>),
     Closed,
     Unreadable(Status),
+    Asked(Asked),
     News(usize, Option<Change>),
 }
 
@@ -265,11 +280,19 @@ impl<P: Protocol> Conversation<P> {
                 Event::Stopped => return Some(Err(stopping())),
                 Event::Exceeded => return Some(Err(grpc::exceeded())),
                 Event::Request(request) => {
-                    if let Some(answer) = Box::pin(self.in_time(&request)).await {
-                        return Some(answer);
+                    if let Err(status) = self.act(&request) {
+                        return Some(Err(status));
                     }
                 }
-                Event::Closed => return None,
+                Event::Asked(Err(status)) => return Some(Err(status)),
+                Event::Asked(Ok(secrets)) => {
+                    if let Some(secrets) = self.wanted(secrets) {
+                        return Some(Box::pin(self.respond(&secrets)).await);
+                    }
+                }
+                Event::Closed if self.pending.is_empty() => return None,
+                // What was asked for is answered all the same.
+                Event::Closed => self.closed = true,
                 Event::Unreadable(status) => return self.unreadable(status).map(Err),
                 Event::News(at, change) => {
                     let text = self.following[at].text.clone();
@@ -284,27 +307,22 @@ impl<P: Protocol> Conversation<P> {
     }
 
     async fn event(&mut self) -> Event {
-        // A request that waits goes before a push.
+        if self.closed && self.pending.is_empty() {
+            return Event::Closed;
+        }
+        let reading = !self.closed && self.pending.len() < AT_ONCE;
+        // A request that waits goes before a push, an answer before the next request.
         tokio::select! {
             biased;
             () = self.shared.stop.cancelled() => Event::Stopped,
             () = grpc::over(self.call.until) => Event::Exceeded,
+            asked = answered(&mut self.pending) => Event::Asked(asked),
             event = poll_fn(|cx| self.inbound.poll_next(cx).map(|read| match read {
                 Ok(Some(message)) => Event::Request(Box::new(P::request(message))),
                 Ok(None) => Event::Closed,
                 Err(status) => Event::Unreadable(status),
-            })) => event,
+            })), if reading => event,
             (at, change) = news(&mut self.following) => Event::News(at, change),
-        }
-    }
-
-    async fn in_time(&mut self, request: &Request) -> Option<Result<Bytes, Status>> {
-        let (shared, until) = (Arc::clone(&self.shared), self.call.until);
-        tokio::select! {
-            biased;
-            () = shared.stop.cancelled() => Some(Err(stopping())),
-            () = grpc::over(until) => Some(Err(grpc::exceeded())),
-            answer = self.answer(request) => answer.transpose(),
         }
     }
 
@@ -320,38 +338,47 @@ impl<P: Protocol> Conversation<P> {
         Some(status)
     }
 
-    async fn answer(&mut self, request: &Request) -> Result<Option<Bytes>, Status> {
+    fn act(&mut self, request: &Request) -> Result<(), Status> {
         match P::act(&mut self.session, request) {
-            Action::Nothing => {
-                self.drop_unfollowed();
-                Ok(None)
-            }
+            Action::Nothing => self.drop_unfollowed(),
             Action::Refused(reason) => {
                 self.shared.metrics.rejected();
                 if let Some(more) = REFUSED.may() {
                     tracing::warn!(target: "sds", "Envoy refuses a secret: {}{more}", cut(&reason, CAUSE));
                 }
-                Ok(None)
             }
             Action::Stale => {
                 self.shared.metrics.stale();
                 tracing::debug!(target: "sds", "a request refers to an older response and is ignored");
-                Ok(None)
             }
-            Action::NodeMissing => Err(node_missing()),
+            Action::NodeMissing => return Err(node_missing()),
             Action::Respond(names) => {
                 self.drop_unfollowed();
                 let source = Arc::clone(&self.source);
                 // All or nothing: Envoy would not ask again for a name that was left out.
-                let fetched = try_join_all(names.iter().map(|name| one(&*source, name))).await?;
-                let mut secrets = Vec::with_capacity(fetched.len());
-                for (text, name, secret, updates) in fetched {
-                    self.follow(name, text.clone(), updates);
-                    secrets.push((text, secret));
-                }
-                self.respond(&secrets).await.map(Some)
+                self.pending.push(Box::pin(async move {
+                    try_join_all(names.iter().map(|name| one(&*source, name))).await
+                }));
             }
         }
+        Ok(())
+    }
+
+    /// Follows what was asked for and is still wanted; `None` when none of it is.
+    fn wanted(
+        &mut self,
+        asked: Vec<(String, ResourceName, Secret, Updates)>,
+    ) -> Option<Vec<(String, Secret)>> {
+        let none = asked.is_empty();
+        let mut secrets = Vec::with_capacity(asked.len());
+        for (text, name, secret, updates) in asked {
+            if self.session.follows(&text) {
+                self.follow(name, text.clone(), updates);
+                secrets.push((text, secret));
+            }
+        }
+        // Who asked for nothing is told of nothing.
+        (none || !secrets.is_empty()).then_some(secrets)
     }
 
     async fn respond(&mut self, secrets: &[(String, Secret)]) -> Result<Bytes, Status> {
@@ -389,6 +416,24 @@ async fn one(
     })?;
     let fetched = source.fetch(name.clone()).await.map_err(|e| failed(text, e.as_ref()))?;
     Ok((text.to_owned(), name, fetched.secret, fetched.updates))
+}
+
+/// The first answer that is there; for ever, where nothing was asked.
+async fn answered(pending: &mut Vec<BoxFuture<'static, Asked>>) -> Asked {
+    poll_fn(|cx| {
+        for at in 0..pending.len() {
+            if let Poll::Ready(asked) = pending[at].as_mut().poll(cx) {
+                drop(pending.remove(at));
+                if pending.is_empty() {
+                    // A stream waits most of its life.
+                    *pending = Vec::new();
+                }
+                return Poll::Ready(asked);
+            }
+        }
+        Poll::Pending
+    })
+    .await
 }
 
 // Which one has changed, and how.

@@ -40,6 +40,9 @@ impl Fake {
 
 impl SecretSource for Fake {
     fn fetch(&self, name: ResourceName) -> BoxFuture<'static, Result<Fetched, Arc<Error>>> {
+        if name.to_string().ends_with("tomorrow") {
+            return Box::pin(std::future::pending());
+        }
         let fetched = self.source(&name.to_string()).fetched();
         let failed = |reason: &str| Error::File { name: name.to_string(), reason: reason.to_owned() };
         let fetched = fetched.ok_or_else(|| Arc::new(failed("nothing")));
@@ -220,6 +223,43 @@ async fn fetch_and_delta_are_served() {
     world.fake.identity("chain 2");
     let second = responses.message().await.unwrap().unwrap();
     assert_ne!(first.resources[0].version, second.resources[0].version);
+}
+
+#[tokio::test]
+async fn a_name_that_nobody_answers_holds_up_no_other() {
+    let world = World::new();
+    let mut client = world.client().await;
+    let (requests, outgoing) = mpsc::channel(8);
+    let mut responses = client.delta_secrets(ReceiverStream::new(outgoing)).await.unwrap().into_inner();
+    let mut next = async || {
+        let next = tokio::time::timeout(Duration::from_secs(20), responses.message()).await.expect("silence");
+        next.unwrap().expect("the stream ended").resources.remove(0).name
+    };
+    let subscribe = |name: &str| DeltaDiscoveryRequest {
+        node: Some(Node { id: "sidecar~1".to_owned(), ..Node::default() }),
+        resource_names_subscribe: vec![name.to_owned()],
+        ..DeltaDiscoveryRequest::default()
+    };
+    requests.send(subscribe("default")).await.unwrap();
+    assert_eq!(next().await, "default");
+    requests.send(subscribe("file-root:/tomorrow")).await.unwrap();
+    requests.send(subscribe("ROOTCA")).await.unwrap();
+    assert_eq!(next().await, "ROOTCA");
+    world.fake.identity("chain 2");
+    assert_eq!(next().await, "default", "and what is followed is followed");
+    world.fake.roots("root 2");
+    assert_eq!(next().await, "ROOTCA");
+}
+
+#[tokio::test]
+async fn who_has_asked_and_sends_no_more_is_answered() {
+    let world = World::new();
+    let stream = world.stream().await;
+    stream.send(request(&["default"], "")).await;
+    let Stream { requests, mut responses } = stream;
+    drop(requests);
+    assert!(text(&responses.message().await.unwrap().unwrap()).contains("chain 1"));
+    assert!(responses.message().await.unwrap().is_none());
 }
 
 #[tokio::test]
