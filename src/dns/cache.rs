@@ -2,7 +2,8 @@
 //! answers (`DNS_SERVE_STALE`, after RFC 8767). Pure.
 //!
 //! Only whole answers that hold records are kept. That a name is not there, or has no such record, is never kept: it
-//! passes as it comes, and takes away what was kept before.
+//! passes as it comes, and takes away what was kept before. How a query came is not part of its key: whoever tells the answer
+//! sees whether there is room for it.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -68,7 +69,7 @@ impl Cache {
         let ttl = wire::ttls(reply).filter(|_| wire::is_whole_answer(reply) && reply.len() <= LARGEST);
         let least = ttl.and_then(|places| places.iter().filter_map(|at| wire::ttl_at(reply, *at)).min());
         let Some(least) = least.filter(|ttl| *ttl > 0) else {
-            if !wire::is_failure(reply) {
+            if !wire::is_failure(reply) && !wire::is_cut(reply) {
                 self.kept.remove(key);
             }
             return;

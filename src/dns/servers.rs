@@ -1,4 +1,4 @@
-//! Nameservers that are known to answer come first (`DNS_FORWARD_ADAPTIVE`). Pure.
+//! The nameservers; with `DNS_FORWARD_ADAPTIVE` those that are known to answer come first. Pure.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -26,6 +26,11 @@ impl Servers {
     pub(super) fn renew(&mut self, all: Vec<String>) {
         self.failed.retain(|server, _| all.contains(server));
         self.all = all;
+    }
+
+    /// As `resolv.conf` has them.
+    pub(super) fn all(&self) -> &[String] {
+        &self.all
     }
 
     /// In which order to ask: those that answer in random order, then the others, the one that failed longest ago

@@ -3,7 +3,7 @@
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures_util::stream::{FuturesUnordered, StreamExt};
@@ -38,11 +38,20 @@ const FIRST_TRY: u32 = 8;
 /// Between the beginnings of two rounds: nameservers that refuse at once are not asked without pause.
 const ROUND: Duration = Duration::from_millis(100);
 
+impl Transport {
+    fn has_room(self, reply: &[u8]) -> bool {
+        match self {
+            Self::Udp(room) => reply.len() <= room,
+            Self::Tcp => true,
+        }
+    }
+}
+
 /// The nameservers.
 pub(super) struct Upstream {
-    servers: Vec<String>,
+    servers: Mutex<Servers>,
     /// `DNS_FORWARD_ADAPTIVE`.
-    adaptive: Option<Mutex<Servers>>,
+    adaptive: bool,
     cache: Option<Mutex<Cache>>,
     kept: IntCounterVec,
     parallel: bool,
@@ -61,14 +70,14 @@ impl Upstream {
         Self {
             unanswered: AtomicU32::new(0),
             trouble,
-            adaptive: config.adaptive.then(|| Mutex::new(Servers::new(servers.clone()))),
+            servers: Mutex::new(Servers::new(servers)),
+            adaptive: config.adaptive,
             cache: Cache::new(config.cache).map(Mutex::new),
             kept: metrics.counter(
                 "dns_kept_answers_total",
                 "DNS queries answered with what a resolver of resolv.conf said before: fresh, or stale when none answers.",
                 &["kind"],
             ),
-            servers,
             parallel: config.parallel,
             limit: config.timeout,
             requests: metrics.counter(
@@ -92,36 +101,40 @@ impl Upstream {
 
     /// Others from now on.
     pub(super) fn renew(&self, servers: Vec<String>) {
-        if let Some(adaptive) = &self.adaptive {
-            adaptive.lock().unwrap_or_else(PoisonError::into_inner).renew(servers);
-        }
+        self.known().renew(servers);
+    }
+
+    fn known(&self) -> MutexGuard<'_, Servers> {
+        self.servers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     // What was kept, by this look at it.
-    fn kept(
-        &self,
-        message: &[u8],
-        kind: &str,
-        look: impl Fn(&Cache, &[u8], Instant) -> Option<Vec<u8>>,
-    ) -> Option<Vec<u8>> {
+    fn kept(&self, kind: &str, look: impl Fn(&Cache, Instant) -> Option<Vec<u8>>) -> Option<Vec<u8>> {
         let cache = self.cache.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner);
-        let reply = look(&cache, message, Instant::now())?;
+        let reply = look(&cache, Instant::now())?;
         self.kept.with_label_values(&[kind]).inc();
         Some(reply)
     }
 
+    // A larger one came over TCP, and is for those who ask that way.
+    fn fresh(&self, message: &[u8], transport: Transport) -> Option<Vec<u8>> {
+        self.kept("fresh", |cache, now| cache.fresh(message, now).filter(|reply| transport.has_room(reply)))
+    }
+
+    // Whoever has no room for it is told to ask over TCP.
+    fn stale(&self, message: &[u8], transport: Transport) -> Option<Vec<u8>> {
+        self.kept("stale", |cache, now| {
+            let reply = cache.stale(message, now)?;
+            if transport.has_room(&reply) { Some(reply) } else { wire::cut(&reply) }
+        })
+    }
+
     // Until somebody answers or the time is over.
-    async fn patiently(
-        &self,
-        servers: &Mutex<Servers>,
-        message: &[u8],
-        transport: Transport,
-    ) -> Option<Vec<u8>> {
-        let known = || servers.lock().unwrap_or_else(PoisonError::into_inner);
+    async fn patiently(&self, message: &[u8], transport: Transport) -> Option<Vec<u8>> {
         let until = Instant::now() + self.limit;
         let mut one = self.limit / FIRST_TRY;
         loop {
-            let (round, order) = (Instant::now(), known().order(Instant::now()));
+            let (round, order) = (Instant::now(), self.known().order(Instant::now()));
             if order.is_empty() {
                 return None;
             }
@@ -133,12 +146,12 @@ impl Upstream {
                 let asked = timeout(one.min(left), exchange(&server, message, transport, left)).await;
                 match asked.unwrap_or_else(|late| Err(late.into())) {
                     Ok(reply) => {
-                        known().answered(&server);
+                        self.known().answered(&server);
                         return Some(self.whole(&server, message, transport, reply, until).await);
                     }
                     Err(error) => {
                         tracing::debug!(target: "dns", "resolver {server} did not answer: {error}");
-                        known().failed(&server, Instant::now());
+                        self.known().failed(&server, Instant::now());
                     }
                 }
             }
@@ -177,19 +190,20 @@ impl Upstream {
     pub(super) async fn forward(&self, message: &[u8], transport: Transport) -> Option<Vec<u8>> {
         self.requests.with_label_values::<&str>(&[]).inc();
         let started = Instant::now();
-        if let Some(reply) = self.kept(message, "fresh", Cache::fresh) {
+        if let Some(reply) = self.fresh(message, transport) {
             return Some(reply);
         }
-        let mut reply = match &self.adaptive {
-            Some(servers) if !self.parallel => self.patiently(servers, message, transport).await,
-            _ => self.first(message, transport).await,
+        let mut reply = if self.adaptive && !self.parallel {
+            self.patiently(message, transport).await
+        } else {
+            self.first(message, transport).await
         };
         match (&self.cache, &reply) {
             (Some(cache), Some(reply)) => {
                 let mut cache = cache.lock().unwrap_or_else(PoisonError::into_inner);
                 cache.answered(message, reply, Instant::now());
             }
-            (Some(_), None) => reply = self.kept(message, "stale", Cache::stale),
+            (Some(_), None) => reply = self.stale(message, transport),
             (None, _) => {}
         }
         self.duration.with_label_values::<&str>(&[]).observe(started.elapsed().as_secs_f64());
@@ -206,16 +220,17 @@ impl Upstream {
         if self.unanswered.fetch_add(1, Relaxed).saturating_add(1) < SILENT {
             return;
         }
-        let detail = if self.servers.is_empty() {
+        let servers = self.known().all().join(", ");
+        let detail = if servers.is_empty() {
             "resolv.conf names no nameserver that names outside the mesh could be asked of".to_owned()
         } else {
-            format!("no nameserver of resolv.conf answers ({})", self.servers.join(", "))
+            format!("no nameserver of resolv.conf answers ({servers})")
         };
         self.trouble.report(Report::new(Kind::DnsUpstreamFailed, detail));
     }
 
     async fn first(&self, message: &[u8], transport: Transport) -> Option<Vec<u8>> {
-        let mut order: Vec<&str> = self.servers.iter().map(String::as_str).collect();
+        let mut order = self.known().all().to_vec();
         let ask = async |server: &str| match exchange(server, message, transport, self.limit).await {
             Ok(reply) => Some(reply),
             Err(error) => {
@@ -224,7 +239,7 @@ impl Upstream {
             }
         };
         if self.parallel {
-            let mut all: FuturesUnordered<_> = order.into_iter().map(ask).collect();
+            let mut all: FuturesUnordered<_> = order.iter().map(|server| ask(server)).collect();
             while let Some(reply) = all.next().await {
                 if reply.is_some() {
                     return reply;
@@ -233,7 +248,7 @@ impl Upstream {
             return None;
         }
         order.shuffle(&mut rand::rng());
-        for server in order {
+        for server in &order {
             if let Some(reply) = ask(server).await {
                 return Some(reply);
             }
@@ -316,4 +331,73 @@ pub(super) async fn read(stream: &mut TcpStream) -> io::Result<Vec<u8>> {
     let mut message = vec![0; usize::from(length)];
     stream.read_exact(&mut message).await?;
     Ok(message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dns::cache;
+    use crate::trouble::Troubles;
+
+    // Nobody who could be asked, and everything kept.
+    fn upstream(change: impl Fn(&mut Config)) -> (Upstream, Troubles) {
+        let kept = cache::Config { fresh: Duration::from_secs(60), stale: Duration::from_secs(60) };
+        let mut config = Config {
+            address: String::new(),
+            resolv_conf: "resolv.conf".into(),
+            before_sync: false,
+            parallel: false,
+            adaptive: false,
+            cache: kept,
+            timeout: Duration::from_millis(10),
+        };
+        change(&mut config);
+        let troubles = Troubles::default();
+        (Upstream::new(Vec::new(), &config, &Metrics::default(), troubles.reporter("dns")), troubles)
+    }
+
+    fn query() -> Vec<u8> {
+        b"\0\x09\x01\0\0\x01\0\0\0\0\0\0\x01a\0\0\x01\0\x01".to_vec()
+    }
+
+    // So many addresses, as they come over TCP.
+    fn reply(records: u8) -> Vec<u8> {
+        let mut out = query();
+        (out[2], out[3], out[7]) = (0x81, 0x80, records);
+        for last in 0..records {
+            out.extend_from_slice(b"\xc0\x0c\0\x01\0\x01\0\0\0\x3c\0\x04\x0a\0\0");
+            out.push(last);
+        }
+        out
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_came_over_tcp_is_told_over_udp_only_where_there_is_room() {
+        let (upstream, _troubles) = upstream(|_| ());
+        let large = reply(40);
+        let kept = || upstream.cache.as_ref().unwrap().lock().unwrap();
+        kept().answered(&query(), &large, Instant::now());
+        assert_eq!(upstream.forward(&query(), Transport::Tcp).await.as_ref(), Some(&large));
+        assert_eq!(upstream.forward(&query(), Transport::Udp(1232)).await.as_ref(), Some(&large));
+        let cut = upstream.forward(&query(), Transport::Udp(512)).await.unwrap();
+        assert!(wire::is_cut(&cut) && wire::well_formed(&cut), "{cut:?}");
+        assert_eq!(cut.len(), query().len(), "its question and nothing else");
+        // That an answer was cut says nothing of what is there.
+        kept().answered(&query(), &cut, Instant::now());
+        assert_eq!(upstream.forward(&query(), Transport::Tcp).await, Some(large));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn those_that_do_not_answer_are_named_as_resolv_conf_has_them_now() {
+        for parallel in [false, true] {
+            let (upstream, troubles) =
+                upstream(|config| (config.adaptive, config.parallel) = (true, parallel));
+            upstream.renew(vec!["192.0.2.9".to_owned()]);
+            for _ in 0..SILENT {
+                upstream.missed();
+            }
+            let verdict = troubles.verdict().unwrap();
+            assert!(verdict.detail.contains("(192.0.2.9)"), "{verdict:?}");
+        }
+    }
 }

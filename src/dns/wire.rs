@@ -184,6 +184,19 @@ pub(crate) fn is_cut(message: &[u8]) -> bool {
     u16_at(message, 2).is_some_and(|flags| flags & TC != 0)
 }
 
+/// What somebody is told who has no room for this reply: its question, and that it was cut.
+#[must_use]
+pub(crate) fn cut(reply: &[u8]) -> Option<Vec<u8>> {
+    let mut at = HEADER;
+    for _ in 0..u16_at(reply, 4)? {
+        at = skip_name(reply, at)? + 4;
+    }
+    let mut out = reply.get(..at)?.to_vec();
+    out[2] |= (TC >> 8) as u8;
+    out[6..HEADER].fill(0);
+    Some(out)
+}
+
 /// Whether a reply says that its server could not answer, and not that there is no such name or record.
 #[must_use]
 pub(crate) fn is_failure(message: &[u8]) -> bool {

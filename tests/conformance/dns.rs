@@ -407,8 +407,15 @@ async fn a_query_that_was_lost_is_sent_again_and_a_cut_answer_is_fetched_whole()
 
 #[tokio::test]
 async fn resolv_conf_is_read_again_when_it_changes() {
-    let (Some(old), Some(new)) = (Nameserver::start().await, Nameserver::start().await) else { return };
-    let mut dns = start_with(&[&old], |b| b.env(ADAPTIVE.0, ADAPTIVE.1)).await;
+    for parallel in ["false", "true"] {
+        let (Some(old), Some(new)) = (Nameserver::start().await, Nameserver::start().await) else { return };
+        read_again(&old, &new, parallel).await;
+    }
+}
+
+async fn read_again(old: &Nameserver, new: &Nameserver, parallel: &str) {
+    let wanted = |b: Builder| b.env(ADAPTIVE.0, ADAPTIVE.1).env("DNS_FORWARD_PARALLEL", parallel);
+    let mut dns = start_with(&[old], wanted).await;
     dns.tell(&table("1", "shop.ns.svc.cluster.local", "10.0.0.1")).await;
     // In its place, as a mount is written.
     let path = dns.world.agent.path("resolv.conf");
