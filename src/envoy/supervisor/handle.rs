@@ -189,7 +189,7 @@ impl Handle {
     ///
     /// # Errors
     /// Why it has not: the one before serves on then.
-    pub(crate) async fn replace(&self, binary: String, limit: Duration) -> Result<u32, NotReplaced> {
+    pub async fn replace(&self, binary: String, limit: Duration) -> Result<u32, NotReplaced> {
         let (done, result) = oneshot::channel();
         let earlier = Replace { binary, limit, done };
         *self.asked.replace.lock().unwrap_or_else(PoisonError::into_inner) = Some(earlier);

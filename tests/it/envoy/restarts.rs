@@ -1,7 +1,8 @@
 //! Recovery and hot restart with a scripted Envoy.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::Duration;
 
 use pilot_agent::testing::envoy::{Exit, RunState, Supervisor};
 
@@ -154,6 +155,56 @@ async fn a_changed_file_starts_an_epoch_after_the_batch() {
         eventually("epoch 0", || (starts(&scene) == ["0"]).then_some(())).await;
         std::fs::write(&key, "two").unwrap();
         eventually("epoch 1", || (starts(&scene) == ["0", "1"]).then_some(())).await;
+        handle.quit();
+    };
+    ends_well(supervisor, act).await;
+    scene.assert_clean();
+}
+
+/// As [`live_admin`], and live only when `live` says so.
+async fn late_admin(starts: std::path::PathBuf, live: Arc<AtomicBool>) -> Admin {
+    Admin::start(move |_, _| {
+        let text = std::fs::read_to_string(&starts).unwrap_or_default();
+        let newest = text.lines().last().unwrap_or("0").to_owned();
+        let state = if live.load(Ordering::SeqCst) { "LIVE" } else { "INITIALIZING" };
+        Some(format!("{{\"state\": \"{state}\", \"command_line_options\": {{\"restart_epoch\": {newest}}}}}"))
+    })
+    .await
+}
+
+#[tokio::test]
+async fn another_binary_has_its_time_however_late_it_can_be_started() {
+    const LIMIT: Duration = Duration::from_secs(3);
+    let mut scene = Scene::new(&format!("{NOTES}exec sleep 1000"));
+    let live = Arc::new(AtomicBool::new(false));
+    let admin = late_admin(scene.path("starts"), live.clone()).await;
+    scene.config.admin.port = admin.port;
+    scene.config.restart.hot_restart = true;
+    // A disk that is slow when it matters.
+    let (held, polls) = (Arc::new(AtomicBool::new(false)), Duration::from_millis(10));
+    let slow = held.clone();
+    let (supervisor, handle) = scene.with_text(move || {
+        while slow.load(Ordering::SeqCst) {
+            std::thread::sleep(polls);
+        }
+        b"{}".to_vec()
+    });
+    let binary = scene.config.binary.clone();
+    let act = async {
+        eventually("epoch 0", || (starts(&scene) == ["0"]).then_some(())).await;
+        let meanwhile = async {
+            // Twice a second: its limit is over when it can be started.
+            eventually("the one before is asked", || (admin.seen().len() > 7).then_some(())).await;
+            held.store(true, Ordering::SeqCst);
+            live.store(true, Ordering::SeqCst);
+            let asked = admin.seen().len();
+            eventually("it is asked again and again", || (admin.seen().len() > asked + 3).then_some(()))
+                .await;
+            assert_eq!(starts(&scene), ["0"]);
+            held.store(false, Ordering::SeqCst);
+        };
+        let (replaced, ()) = tokio::join!(handle.replace(binary, LIMIT), meanwhile);
+        assert_eq!(replaced, Ok(1));
         handle.quit();
     };
     ends_well(supervisor, act).await;

@@ -84,6 +84,7 @@ impl Run {
         let now = Instant::now();
         if let Some(proving) = self.proving.as_mut().filter(|p| p.epoch == number) {
             (proving.next_check, proving.until) = (now + LIVE_POLL, now + proving.limit);
+            proving.why = None;
         }
     }
 
@@ -98,7 +99,9 @@ impl Run {
             return self.reload_now();
         }
         proving.next_check = now + LIVE_POLL;
-        if now < proving.until || proving.why.is_some() {
+        // The one before it has answered: its own time begins when it is started.
+        let is_started = self.epochs.contains_key(&proving.epoch);
+        if !is_started || now < proving.until || proving.why.is_some() {
             return;
         }
         proving.why = Some(format!("it was not live within {:?}", proving.limit));
