@@ -84,6 +84,8 @@ pub(super) struct Run {
     epochs: BTreeMap<u32, Epoch>,
     ask: Option<Boxed<Result<u16, admin::Error>>>,
     poll: Option<Boxed<Result<Option<admin::Open>, admin::Error>>>,
+    /// An Envoy that has taken the place of a drained one is drained, too.
+    drain_again: Option<Boxed<()>>,
     live: Option<Boxed<Result<(bool, u64), admin::Error>>>,
     pending: Option<Pending>,
     looking: Option<Boxed<Option<Looked>>>,
@@ -162,6 +164,7 @@ impl Run {
             epochs: BTreeMap::new(),
             ask: None,
             poll: None,
+            drain_again: None,
             live: None,
             pending: None,
             looking: None,
@@ -280,6 +283,7 @@ impl Run {
                 false
             }
             counted = maybe(&mut self.poll) => self.counted(counted),
+            () = maybe(&mut self.drain_again) => false,
             live = maybe(&mut self.survivor) => {
                 self.survived(&live);
                 false

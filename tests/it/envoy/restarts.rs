@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
-use pilot_agent::testing::envoy::{Exit, RunState, Supervisor};
+use pilot_agent::testing::envoy::{Exit, Reason, RunState, Supervisor};
 
-use super::fake::{Admin, LONG, Scene, eventually};
+use super::fake::{Admin, DRAIN_NOW, LONG, Scene, eventually, file};
 
 // Each start appends its epoch argument, or "x", to a file.
 const NOTES: &str =
@@ -208,5 +208,34 @@ async fn another_binary_has_its_time_however_late_it_can_be_started() {
         handle.quit();
     };
     ends_well(supervisor, act).await;
+    scene.assert_clean();
+}
+
+#[tokio::test]
+async fn whoever_takes_the_place_of_a_drained_one_is_drained() {
+    let mut scene = Scene::new(&format!("{NOTES}echo $$ > $D/pid.$(wc -l < $D/starts); exec sleep 1000"));
+    let live = Arc::new(AtomicBool::new(true));
+    // Without hot restart there is one number only.
+    let admin = late_admin(scene.path("none"), live.clone()).await;
+    scene.config.admin.port = admin.port;
+    scene.config.restart.recovery = true;
+    let (supervisor, handle) = scene.supervisor();
+    let drains = || admin.seen().iter().filter(|line| *line == DRAIN_NOW).count();
+    let act = async {
+        let first = file(scene.path("pid.1")).await;
+        handle.drain_now().await;
+        live.store(false, Ordering::SeqCst);
+        let first = rustix::process::Pid::from_raw(first.trim().parse().unwrap()).unwrap();
+        rustix::process::kill_process(first, rustix::process::Signal::SEGV).unwrap();
+        file(scene.path("pid.2")).await;
+        let asked = admin.seen().len();
+        eventually("it is asked whether it is live", || (admin.seen().len() > asked + 1).then_some(())).await;
+        assert_eq!(drains(), 1, "it has no listeners yet");
+        live.store(true, Ordering::SeqCst);
+        eventually("it is drained", || (drains() == 2).then_some(())).await;
+        handle.stop(Reason::Signal("terminated"));
+    };
+    ends_well(supervisor, act).await;
+    assert_eq!(drains(), 2);
     scene.assert_clean();
 }

@@ -1,9 +1,10 @@
 //! What the drain machine is told and what it asks for, with a line per phase.
 
-use super::Run;
+use super::{LIVE_POLL, Run};
 use crate::base::error::chain;
 use crate::envoy::drain::{self, Phase};
 use crate::envoy::supervisor::RunState;
+use crate::envoy::supervisor::handle::DRAIN_NOW_LIMIT;
 use crate::envoy::{Reason, admin};
 
 impl Run {
@@ -37,11 +38,36 @@ impl Run {
             Some(drain::Action::Kill) => {
                 self.ask = None;
                 self.poll = None;
+                self.drain_again = None;
                 self.kill_all();
                 false
             }
             Some(drain::Action::End) => true,
         }
+    }
+
+    /// Epoch `number` takes the place of one that was drained by `/drain`. Whoever asked for that wants no new work to
+    /// come, and at the end nothing is waited for: it is drained as soon as it is live.
+    pub(super) fn drain_again(&mut self, number: u32) {
+        let client = self.client.clone();
+        self.drain_again = Some(Box::pin(async move {
+            while !matches!(client.live().await, Ok((true, epoch)) if epoch == u64::from(number)) {
+                tokio::time::sleep(LIVE_POLL).await;
+            }
+            match client.drain_listeners(true, DRAIN_NOW_LIMIT).await {
+                Ok(status) => {
+                    tracing::info!(
+                        "Envoy takes the place of one that was drained, was asked to drain and answered {status}"
+                    )
+                }
+                Err(error) => {
+                    tracing::warn!(
+                        "Envoy takes the place of one that was drained and could not be asked to: {}",
+                        chain(&error)
+                    )
+                }
+            }
+        }));
     }
 
     pub(super) fn counted(&mut self, counted: Result<Option<admin::Open>, admin::Error>) -> bool {

@@ -123,6 +123,9 @@ impl Run {
                 self.settled_at = self.trouble.kind().map(|_| started + SOON);
                 let _ = self.state.send(RunState::Running { epoch });
                 self.prove(epoch);
+                if self.machine.is_drained() {
+                    self.drain_again(epoch);
+                }
             }
             Err(error) => {
                 let launcher = config.launcher.display().to_string();
