@@ -408,6 +408,28 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn moments_of_many_answers_do_not_add_up_to_one_that_stands() {
+        let p = one();
+        for _ in 0..9 {
+            p.enter(Phase::Head);
+            p.enter(Phase::Busy);
+            p.wrote(false);
+            tokio::time::advance(Duration::from_millis(400)).await;
+            p.wrote(true);
+            assert_eq!((p.stood(), worth(&p).0), (Duration::from_millis(400), 0));
+            p.enter(Phase::Idle);
+        }
+        // What was still on its way when the answer was done does not count for the next one.
+        p.wrote(false);
+        tokio::time::advance(Duration::from_secs(2)).await;
+        assert_eq!(worth(&p).0, 5);
+        p.wrote(true);
+        p.enter(Phase::Head);
+        p.enter(Phase::Busy);
+        assert_eq!((p.stood(), worth(&p).0), (Duration::ZERO, 0));
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn heads_are_bounded_together() {
         let heads = Arc::new(Heads::new(100));
         let places = Places::new(Bounds { all: 8, share: 8, asking: 8, spare_busy: false });

@@ -68,7 +68,7 @@ pub(crate) struct Progress {
     began: AtomicU64,
     // Milliseconds since `epoch` at which a write first found no room, plus one; 0: none waits.
     blocked: AtomicU64,
-    // Milliseconds for which writes found no room, of those that are over.
+    // Milliseconds for which writes of the present answer found no room, of those that are over.
     stood: AtomicU64,
     // Bytes of the head that is being read.
     held: AtomicU64,
@@ -154,6 +154,10 @@ impl Progress {
             Phase::Idle => self.turn.store(self.now(), Relaxed),
             _ => {}
         }
+        // A kept connection's moments of waiting do not add up over its answers.
+        if matches!(phase, Phase::Head | Phase::Idle) {
+            self.stood.store(0, Relaxed);
+        }
     }
 
     /// Bytes of a head were read.
@@ -223,7 +227,8 @@ impl Progress {
         Duration::from_millis(if at == 0 { 0 } else { (self.now() + 1).saturating_sub(at) })
     }
 
-    /// For how long its reader has been waited for in all: one that takes a byte now and then stands, too.
+    /// For how long its reader has been waited for in all with the present answer: one that takes a byte now and then
+    /// stands, too.
     pub(crate) fn stood(&self) -> Duration {
         self.blocked() + Duration::from_millis(self.stood.load(Relaxed))
     }

@@ -23,7 +23,7 @@ const WAIT: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub(super) struct Turns {
     free: Arc<Semaphore>,
-    taken: Mutex<Vec<Weak<Progress>>>,
+    taken: Mutex<Vec<Weak<Held>>>,
 }
 
 impl Default for Turns {
@@ -41,7 +41,14 @@ impl Turns {
 
 /// A turn, until it is dropped.
 #[derive(Debug)]
-pub(super) struct Turn(OwnedSemaphorePermit);
+pub(super) struct Turn(Arc<Held>);
+
+/// Who has it: a connection may have had others before, and lives on after it.
+#[derive(Debug)]
+struct Held {
+    by: Weak<Progress>,
+    _permit: OwnedSemaphorePermit,
+}
 
 impl Turn {
     /// Keeps the turn until the stream is done with.
@@ -56,19 +63,20 @@ impl Turn {
 impl Turns {
     /// The next turn; `None` when there is none for too long.
     pub(super) async fn take(&self, of: &Arc<Progress>) -> Option<Turn> {
-        let turn = match self.free.clone().try_acquire_owned() {
-            Ok(turn) => turn,
+        let permit = match self.free.clone().try_acquire_owned() {
+            Ok(permit) => permit,
             Err(_) => {
                 of.enter(Phase::Waiting);
-                let turn = tokio::time::timeout(WAIT, self.wait()).await.ok();
+                let permit = tokio::time::timeout(WAIT, self.wait()).await.ok();
                 of.enter(Phase::Busy);
-                turn?
+                permit?
             }
         };
+        let held = Arc::new(Held { by: Arc::downgrade(of), _permit: permit });
         let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
-        taken.retain(|p| p.strong_count() > 0);
-        taken.push(Arc::downgrade(of));
-        Some(Turn(turn))
+        taken.retain(|held| held.strong_count() > 0);
+        taken.push(Arc::downgrade(&held));
+        Some(Turn(held))
     }
 
     async fn wait(&self) -> OwnedSemaphorePermit {
@@ -85,11 +93,12 @@ impl Turns {
     }
 
     fn cut_one(&self) {
-        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
-        taken.retain(|p| p.upgrade().is_some_and(|p| p.phase() == Phase::Busy && !p.is_cut()));
+        let taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        let answered = |p: &Arc<Progress>| p.phase() == Phase::Busy && !p.is_cut();
         // For one that has closed its side, nobody may wait any more.
         let waits = |p: &Progress| if p.has_left() { p.in_phase() } else { p.stood() };
-        let longest = taken.iter().filter_map(Weak::upgrade).max_by_key(|p| waits(p));
+        let having = taken.iter().filter_map(|held| held.upgrade()?.by.upgrade()).filter(answered);
+        let longest = having.max_by_key(|p| waits(p));
         if let Some(progress) = longest.filter(|p| waits(p) >= STOOD) {
             tracing::debug!("closing a scrape whose client reads nothing, to make room for another");
             progress.cut();
@@ -131,5 +140,24 @@ mod tests {
         all[5].leaves();
         let _ = tokio::time::timeout(LOOK * 2, turns.take(&scraper())).await;
         assert!(all[5].is_cut() && !all[2].is_cut(), "its client has closed its side");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn whoever_has_given_its_turn_back_is_not_cut_for_one() {
+        let turns = Turns::default();
+        let kept = scraper();
+        for _ in 0..100 {
+            drop(turns.take(&kept).await.unwrap());
+            assert!(turns.taken.lock().unwrap().len() <= 1, "one entry for each turn that is held");
+        }
+        let all: Vec<_> = (0..TURNS).map(|_| scraper()).collect();
+        let mut held = Vec::new();
+        for one in &all {
+            held.push(turns.take(one).await.unwrap());
+        }
+        // What it reads so slowly now needs no turn.
+        kept.wrote(false);
+        assert!(turns.take(&scraper()).await.is_none());
+        assert!(!kept.is_cut());
     }
 }
