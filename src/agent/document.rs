@@ -31,7 +31,7 @@ pub(super) struct Face {
 
 impl status::Agent for Face {
     fn quit(&self) {
-        self.tasks.closing.cancel();
+        self.tasks.close();
         self.envoy.quit();
     }
 
@@ -43,7 +43,7 @@ impl status::Agent for Face {
         match self.envoy.state() {
             envoy::RunState::Stopping(reason) => Some(reason),
             envoy::RunState::Ended => Some("Envoy has ended".to_owned()),
-            _ if self.tasks.closing.is_cancelled() => Some("the agent is stopping".to_owned()),
+            _ if self.tasks.closing().is_cancelled() => Some("the agent is stopping".to_owned()),
             _ => None,
         }
     }

@@ -75,8 +75,7 @@ pub(crate) async fn run(config: Arc<Config>, heir: Option<Heir>) -> Result<u8, E
     let Begun { common, supervisor, envoy, signals, upgrades } = *begun?;
     if let Some(heir) = heir {
         if let Some(stop) = heir.stop() {
-            common.tasks.closing.cancel();
-            envoy.stop(signals::Signals::named(stop));
+            shutdown::begin(&common.tasks, &envoy, signals::Signals::named(stop));
         }
         heir.settle();
     }

@@ -60,7 +60,7 @@ pub(super) fn serve(common: &Common, upstream: Upstream, bound: Bound, envoy: &e
     if let Some(bound) = bound.status {
         let (metrics, crypto) = (metrics.clone(), config.crypto.clone());
         let handles = status::Handles { agent: face, metrics, crypto, started: *started };
-        tasks.status.lasting("status", bound.serve(handles, tasks.closing.clone(), tasks.status.token()));
+        tasks.status.lasting("status", bound.serve(handles, tasks.closing(), tasks.status.token()));
     }
 }
 

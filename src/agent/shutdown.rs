@@ -4,8 +4,7 @@
 
 use tokio::time::Instant;
 
-use crate::base::handover;
-use crate::base::tasks::{Failure, Stop};
+use crate::base::tasks::Failure;
 use crate::envoy::{Handle, Reason, Supervisor};
 
 use super::STAGE;
@@ -34,36 +33,35 @@ pub(super) async fn supervise(
     let mut outcome = loop {
         tokio::select! {
             outcome = &mut run => break outcome,
-            reason = signals.next() => begin(&stages.closing, envoy, reason),
+            reason = signals.next() => begin(&stages, envoy, reason),
             program = next(&mut upgrades) => {
                 // Comes back only with bad news.
                 if let Some(upgrades) = &mut upgrades
                     && let Some(why) = upgrades.pass(program, || signals.pending()).await
                 {
                     part.report(Report::new(Kind::PartFailed, why.clone()));
-                    begin(&stages.closing, envoy, Reason::Failure(why));
+                    begin(&stages, envoy, Reason::Failure(why));
                 }
             }
             failure = failed(&stages) => {
                 part.report(Report::new(Kind::PartFailed, failure.to_string()).about(failure.task.clone()));
-                begin(&stages.closing, envoy, Reason::Failure(failure.to_string()));
+                begin(&stages, envoy, Reason::Failure(failure.to_string()));
             }
             // The service cannot do what it was started for: a start that is refused late.
             failure = stages.sts.failed() => {
                 refused = true;
                 part.report(Report::new(Kind::TokensNotExchanged, failure.to_string()));
-                begin(&stages.closing, envoy, Reason::Failure(failure.to_string()));
+                begin(&stages, envoy, Reason::Failure(failure.to_string()));
             }
         }
     };
     if refused && outcome.exit_code != 0 {
         outcome.exit_code = 255;
     }
-    handover::switch_off();
     let ending = Instant::now();
     // Before the parts take their troubles with them.
     let verdict = troubles.verdict();
-    stages.closing.cancel();
+    stages.close();
     let mut cut: Vec<String> = Some(outcome.cut.clone()).filter(|cut| !cut.is_empty()).into_iter().collect();
     for (name, group) in [
         ("xds", &stages.xds),
@@ -104,10 +102,9 @@ async fn next(upgrades: &mut Option<Upgrades>) -> Program {
     }
 }
 
-fn begin(closing: &Stop, envoy: &Handle, reason: Reason) {
-    // What is offered to a successor would stay open.
-    handover::switch_off();
-    closing.cancel();
+/// Envoy drains and ends, and with it the agent.
+pub(super) fn begin(stages: &Stages, envoy: &Handle, reason: Reason) {
+    stages.close();
     envoy.stop(reason);
 }
 

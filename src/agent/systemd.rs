@@ -64,7 +64,7 @@ pub(super) fn start(notify: Notify, asked: Asked, stages: &Stages) {
             }
         });
     }
-    let (closing, stop) = (stages.closing.clone(), stages.status.token());
+    let (closing, stop) = (stages.closing(), stages.status.token());
     stages.status.run("systemd", async move {
         tokio::select! {
             () = stop.cancelled() => {}
