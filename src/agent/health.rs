@@ -2,7 +2,6 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use super::stages::Stages;
 use crate::base::clock::Clock;
@@ -52,18 +51,10 @@ pub(super) fn start(config: &Config, joined: Joined<'_>, stages: &Stages) -> Opt
 // seen only its admin port counts: the first probe may come before it.
 fn asked(config: &Config, process: &envoy::Handle) -> EnvoyReady {
     let admin = SocketAddr::new(status::loopback(config.all_ipv6), config.envoy.process.admin.port);
-    let state = Arc::new((ready::Envoy::new(admin), AtomicBool::new(false)));
+    let known = Arc::new(ready::Followed::new(admin));
     let process = process.clone();
     Box::new(move || {
-        let (state, running) = (state.clone(), process.running());
-        Box::pin(async move {
-            let (envoy, seen) = &*state;
-            if seen.swap(running, Relaxed) && !running {
-                envoy.forget();
-            }
-            envoy.configured().await?;
-            envoy.live().await?;
-            Ok(())
-        })
+        let (known, process) = (known.clone(), process.clone());
+        Box::pin(async move { Ok(known.ready(process.running(), || process.generation()).await?) })
     })
 }

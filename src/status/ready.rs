@@ -10,6 +10,7 @@
 //! (off by default) also takes readiness away while something that once worked is broken. Where nobody asks, `watch` does.
 
 mod envoy;
+mod followed;
 mod grpc;
 mod said;
 mod verdict;
@@ -28,6 +29,7 @@ use crate::serve::respond::{Answer, TEXT, page, status};
 use crate::trouble::{Kind, Report, Reporter, Severity, Trouble, What};
 
 pub(crate) use envoy::{Envoy, NotReady};
+pub(crate) use followed::Followed;
 pub(super) use watch::watch;
 
 /// What readiness depends on.

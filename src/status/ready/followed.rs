@@ -1,0 +1,73 @@
+//! Envoy's readiness for parts of the agent that ask for themselves, now and then.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+
+use super::{Envoy, NotReady};
+
+/// What was learned of an Envoy, and of which process.
+#[derive(Debug)]
+pub(crate) struct Followed {
+    envoy: Envoy,
+    seen: AtomicBool,
+    generation: AtomicU64,
+}
+
+impl Followed {
+    /// The Envoy whose admin interface is at `admin`.
+    #[must_use]
+    pub(crate) fn new(admin: SocketAddr) -> Self {
+        let (seen, generation) = (AtomicBool::new(false), AtomicU64::new(0));
+        Self { envoy: Envoy::new(admin), seen, generation }
+    }
+
+    /// Whether it is ready now. `running`: whether a process of it is there; `process`: which, as between two questions
+    /// one may end and another begin.
+    ///
+    /// # Errors
+    /// What is missing.
+    pub(crate) async fn ready(&self, running: bool, process: impl Fn() -> u64) -> Result<(), NotReady> {
+        let envoy = &self.envoy;
+        let generation = process();
+        let other = self.generation.swap(generation, Relaxed) != generation;
+        if (self.seen.swap(running, Relaxed) && !running) || other {
+            envoy.forget();
+        }
+        envoy.configured().await?;
+        envoy.live().await?;
+        if process() != generation {
+            envoy.forget();
+            return Err(NotReady::Restarted);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::fetch::fake::{Web, http};
+
+    const READY: &str = "cluster_manager.cds.update_success: 1\nlistener_manager.lds.update_success: 1\n\
+                         server.state: 0\nlistener_manager.workers_started: 1\n";
+
+    #[tokio::test]
+    async fn an_envoy_that_was_started_between_two_probes_has_to_be_ready_itself() {
+        let ready = Arc::new(AtomicBool::new(true));
+        let shown = ready.clone();
+        let web = Web::start(move |_| http(200, "", if shown.load(Relaxed) { READY } else { "" })).await;
+        let known = Followed::new(web.addr);
+        assert!(known.ready(true, || 1).await.is_ok());
+        ready.store(false, Relaxed);
+        assert!(known.ready(true, || 1).await.is_ok(), "what it has said once holds");
+        assert!(known.ready(true, || 2).await.is_err());
+        ready.store(true, Relaxed);
+        // It is started again while it is asked.
+        let asked = web.heads().len();
+        let process = || 2 + u64::from(web.heads().len() > asked);
+        assert!(matches!(known.ready(true, process).await, Err(NotReady::Restarted)));
+        assert!(known.ready(true, || 3).await.is_ok());
+    }
+}
