@@ -7,6 +7,7 @@ use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
 use tokio::process::Command;
+use tokio::time::{Instant, timeout, timeout_at};
 
 use super::super::Outcome;
 use crate::base::lane::Lane;
@@ -22,6 +23,8 @@ pub(super) async fn probe(command: &[String], limit: Duration) -> Outcome {
     let Some((program, arguments)) = command.split_first() else {
         return Outcome::Unknown("there is no command".to_owned());
     };
+    // The wait for a thread and for the disk are part of it.
+    let until = Instant::now() + limit;
     let mut wanted = Command::new(program);
     wanted
         .args(arguments)
@@ -38,13 +41,13 @@ pub(super) async fn probe(command: &[String], limit: Duration) -> Outcome {
         }
         Err(error) => return Outcome::Unhealthy(format!("exec: {program:?}: {error}")),
     };
-    match tokio::time::timeout(limit, child.wait()).await {
+    match timeout_at(until, child.wait()).await {
         Ok(Ok(status)) => verdict(status),
         Ok(Err(error)) => Outcome::Unhealthy(format!("exec: {program:?} cannot be waited for: {error}")),
         Err(_) => {
             // The process alone, as the Go agent does: what it has started is not ours to end.
             let _ = child.start_kill();
-            let _ = tokio::time::timeout(GONE, child.wait()).await;
+            let _ = timeout(GONE, child.wait()).await;
             Outcome::Unhealthy("command timeout exceeded: signal: killed".to_owned())
         }
     }
@@ -59,4 +62,19 @@ fn verdict(status: ExitStatus) -> Outcome {
         (None, Some(signal)) => format!("signal: {signal}"),
         (None, None) => status.to_string(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn what_a_slow_disk_takes_is_not_given_to_the_command_again() {
+        let command = ["sleep", "0.5"].map(str::to_owned);
+        // Each is less than the limit, both together are more.
+        let disk = COMMANDS.run(|| std::thread::sleep(Duration::from_millis(700)));
+        let (disk, outcome) = futures_util::future::join(disk, probe(&command, Duration::from_secs(1))).await;
+        disk.unwrap();
+        assert!(matches!(outcome, Outcome::Unhealthy(_)), "{outcome:?}");
+    }
 }
