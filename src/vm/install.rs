@@ -1,8 +1,13 @@
 //! `vm install`: the files of `istioctl x workload entry configure` to their places.
 
+use std::ffi::OsStr;
+use std::fs::File;
 use std::io::{self, Write};
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt, chown};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
+
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
 
 use super::accounts::Account;
 use super::envfile;
@@ -212,8 +217,7 @@ impl Item {
         // The process's umask does not decide about a token's or a unit's mode.
         fresh.as_file().set_permissions(std::fs::Permissions::from_mode(self.mode)).map_err(&said)?;
         if let Some(account) = owner {
-            std::os::unix::fs::fchown(fresh.as_file(), Some(account.uid), Some(account.gid))
-                .map_err(&said)?;
+            fchown(fresh.as_file(), Some(account.uid), Some(account.gid)).map_err(&said)?;
         }
         fresh.as_file().sync_all().map_err(&said)?;
         match fresh.persist(&self.target) {
@@ -225,7 +229,7 @@ impl Item {
     // A file that is itself a mount, as /etc/hosts is in every container, cannot be renamed over: it is written to, which
     // cannot be done whole or not at all.
     fn over_a_mount(&self) -> io::Result<()> {
-        let flags = rustix::fs::OFlags::NOFOLLOW.bits().cast_signed();
+        let flags = OFlags::NOFOLLOW.bits().cast_signed();
         let mut file = std::fs::OpenOptions::new().write(true).custom_flags(flags).open(&self.target)?;
         file.write_all(&self.content)?;
         file.set_len(self.content.len() as u64)?;
@@ -247,28 +251,46 @@ fn within(small: &[u8], large: &[u8]) -> bool {
 /// From these names on folders are the proxy's; those above them are the system's.
 const OWN: [&str; 3] = ["istio", "secrets", "certs"];
 
-/// Makes the folders that are missing. The last one becomes the owner's, and those from [`OWN`] on.
+/// Makes the folders that are missing. The last one becomes the owner's, and those from [`OWN`] on. Where the proxy owns a
+/// folder it may put a link in the place of one that was just made: each is opened by its name in the one above it, and
+/// no link is followed.
 ///
 /// # Errors
 /// The system's.
 pub(crate) fn folders(base: &Path, dir: &Path, owner: Option<&Account>) -> io::Result<()> {
     let missing = dir.ancestors().take_while(|dir| !dir.as_os_str().is_empty() && !dir.exists());
     let missing: Vec<&Path> = missing.collect();
+    let Some(first) = missing.last() else { return Ok(()) };
+    let above = first.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let mut above: File =
+        rustix::fs::open(above, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?.into();
     for made in missing.into_iter().rev() {
-        match std::fs::create_dir(made) {
-            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => continue,
-            other => other?,
+        let name = made.components().next_back().ok_or(io::ErrorKind::InvalidInput)?;
+        let (folder, is_new) = folder(&above, name.as_os_str())?;
+        above = folder;
+        if !is_new {
+            continue;
         }
         let below = made.strip_prefix(base).unwrap_or(made);
         let theirs = made == dir || below.iter().any(|name| OWN.iter().any(|own| name == *own));
         match owner {
-            Some(account) if theirs => chown(made, Some(account.uid), Some(account.gid))?,
+            Some(account) if theirs => fchown(&above, Some(account.uid), Some(account.gid))?,
             // Whoever is careful with the umask would shut the system's folders to the proxy.
-            Some(_) => std::fs::set_permissions(made, std::fs::Permissions::from_mode(0o755))?,
+            Some(_) => above.set_permissions(std::fs::Permissions::from_mode(0o755))?,
             None => {}
         }
     }
     Ok(())
+}
+
+// The folder of this name, and whether it is new.
+fn folder(above: &File, name: &OsStr) -> io::Result<(File, bool)> {
+    let is_new = match rustix::fs::mkdirat(above, name, Mode::from_raw_mode(0o777)) {
+        Err(Errno::EXIST) => false,
+        made => made.map(|()| true)?,
+    };
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    Ok((rustix::fs::openat(above, name, flags, Mode::empty())?.into(), is_new))
 }
 
 /// A log file for the agent, as its user would open it: appended to, no link followed.
@@ -278,14 +300,14 @@ pub(crate) fn folders(base: &Path, dir: &Path, owner: Option<&Account>) -> io::R
 pub(crate) fn log_file(path: &Path, owner: &Account) -> io::Result<std::fs::File> {
     use std::os::unix::fs::MetadataExt;
     let mut options = std::fs::OpenOptions::new();
-    let flags = rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK;
+    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
     let flags = i32::try_from(flags.bits()).unwrap_or_default();
     let file = options.append(true).create(true).mode(0o640).custom_flags(flags).open(path)?;
     let about = file.metadata()?;
     if !about.is_file() || about.nlink() != 1 {
         return Err(io::Error::other("this is no plain file of one name"));
     }
-    std::os::unix::fs::fchown(&file, Some(owner.uid), Some(owner.gid))?;
+    fchown(&file, Some(owner.uid), Some(owner.gid))?;
     Ok(file)
 }
 
@@ -337,6 +359,24 @@ mod tests {
                 "d/hosts:5: no name follows fd00::1; a line is an address and names",
             ]
         );
+    }
+
+    #[test]
+    fn folders_are_made_one_in_the_other_and_no_link_is_followed() {
+        let dir = tempfile::tempdir().unwrap();
+        let base = dir.path();
+        let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+        let owner = Account { name: "proxy".to_owned(), uid, gid };
+        folders(base, &base.join("a/b/istio/proxy"), Some(&owner)).unwrap();
+        let mode = |path: &str| base.join(path).metadata().unwrap().permissions().mode() & 0o7777;
+        assert_eq!((mode("a"), mode("a/b")), (0o755, 0o755), "whatever the umask is");
+        assert!(base.join("a/b/istio/proxy").is_dir());
+        // Put in the place of a folder that was just made.
+        let theirs = File::open(base.join("a")).unwrap();
+        std::os::unix::fs::symlink(base.join("a/b"), base.join("a/link")).unwrap();
+        assert!(folder(&theirs, OsStr::new("link")).is_err());
+        let (there, is_new) = folder(&theirs, OsStr::new("b")).unwrap();
+        assert!(!is_new && there.metadata().unwrap().is_dir());
     }
 
     #[test]
