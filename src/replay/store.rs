@@ -19,6 +19,8 @@ pub struct Store {
     pub(super) mode: Option<Mode>,
     pub(super) types: BTreeMap<String, Set>,
     stream: Option<Stream>,
+    /// This stream and those before it have brought something that is not here: what they bring still is no whole.
+    spoiled: Option<u64>,
     overflowed: bool,
     changes: u64,
 }
@@ -46,6 +48,9 @@ struct Asked {
     names: BTreeSet<String>,
     // What Envoy had when it asked first; taken by the first response, which brings what it had not.
     had: Option<BTreeSet<String>>,
+    // What Envoy had and is not here: it came with a stream that was not noted. An empty name: the type as a whole (SotW),
+    // which the first response brings.
+    missing: BTreeSet<String>,
     waiting: VecDeque<Response>,
 }
 
@@ -53,21 +58,26 @@ impl Store {
     /// Nothing yet, and at most so many compressed bytes.
     #[must_use]
     pub fn new(most: usize) -> Self {
-        Self { most, mode: None, types: BTreeMap::new(), stream: None, overflowed: false, changes: 0 }
+        let (mode, types, stream, spoiled) = (None, BTreeMap::new(), None, None);
+        Self { most, mode, types, stream, spoiled, overflowed: false, changes: 0 }
     }
 
     /// A request of Envoy's has gone to istiod on stream `id`; a higher one takes the place of a lower.
     pub fn request(&mut self, id: u64, mode: Mode, message: &Bytes) {
+        if self.spoiled.is_some_and(|last| id <= last) {
+            return;
+        }
         let Ok(request) = read::request(mode, message) else { return };
         if self.stream.as_ref().is_none_or(|s| s.id < id) {
             self.stream = Some(Stream { id, mode, asked: BTreeMap::new() });
         }
         let Some(stream) = self.stream.as_mut().filter(|s| s.id == id) else { return };
+        let kept = self.types.get(&request.type_url).filter(|_| self.mode == Some(mode));
         let first = !stream.asked.contains_key(&request.type_url);
         let asked = stream.asked.entry(request.type_url.clone()).or_default();
         match mode {
-            Mode::Delta => asked.delta(&request, first),
-            Mode::Sotw => asked.sotw(&request, first),
+            Mode::Delta => asked.delta(&request, first, kept),
+            Mode::Sotw => asked.sotw(&request, first, kept),
         }
         if mode == Mode::Delta && !asked.all {
             self.forget(&request.type_url, &request.dropped);
@@ -80,7 +90,7 @@ impl Store {
             && self.take(&response).is_err()
         {
             // Half a set is none.
-            self.types.remove(&request.type_url);
+            self.lost(id);
         }
     }
 
@@ -95,10 +105,11 @@ impl Store {
         asked.waiting.push_back(response);
     }
 
-    /// Something was missed: what is kept may be old, and is given up until the next stream brings it anew.
-    pub fn lost(&mut self) {
+    /// Something of stream `id` was missed: what is kept may be old, and is given up until a later stream brings it anew.
+    /// The rest of this one would be a part that looks like the whole.
+    pub fn lost(&mut self, id: u64) {
         self.types.clear();
-        self.stream = None;
+        self.spoiled = self.spoiled.max(Some(id)).max(self.stream.take().map(|stream| stream.id));
     }
 
     // The response that Envoy has accepted with this request.
@@ -119,6 +130,7 @@ impl Store {
         }
         let Some(asked) = stream.asked.get_mut(&response.type_url) else { return Ok(()) };
         self.changes += 1;
+        asked.missing.remove("");
         let set = self.types.entry(response.type_url.clone()).or_default();
         set.version.clone_from(&response.version);
         match (stream.mode, asked.all) {
@@ -135,8 +147,10 @@ impl Store {
         }
         for name in &response.removed {
             set.remove(name);
+            asked.missing.remove(name);
         }
         for (name, body) in &response.resources {
+            asked.missing.remove(name);
             // It was dropped while it was on its way.
             if asked.all || asked.names.contains(name) {
                 set.put(name, body)?;
@@ -154,13 +168,11 @@ impl Store {
     }
 
     fn bound(&mut self) {
-        let held = self.held();
-        let over = held > self.most;
-        if over {
-            self.types.clear();
-        }
-        if over != self.overflowed && (over || self.is_whole()) {
-            self.overflowed = over;
+        if self.held() > self.most {
+            self.lost(0);
+            self.overflowed = true;
+        } else if self.is_whole() {
+            self.overflowed = false;
         }
     }
 
@@ -176,10 +188,15 @@ impl Store {
         self.overflowed
     }
 
-    /// Whether Envoy could serve with what is kept: it has clusters and listeners.
+    /// Whether Envoy could serve with what is kept: it has clusters and listeners, and all that the last Envoy had.
     #[must_use]
     pub(crate) fn is_whole(&self) -> bool {
         [CLUSTER, LISTENER].iter().all(|of| self.types.contains_key(*of))
+            && self
+                .stream
+                .iter()
+                .flat_map(|stream| stream.asked.values())
+                .all(|asked| asked.missing.is_empty())
     }
 
     /// Which form of the protocol it is kept in.
@@ -231,20 +248,27 @@ impl Store {
 }
 
 impl Asked {
-    fn delta(&mut self, request: &Request, first: bool) {
+    fn delta(&mut self, request: &Request, first: bool, kept: Option<&Set>) {
+        self.names.extend(request.names.iter().cloned());
         if first {
             self.all = request.names.is_empty() || request.names.iter().any(|name| name == "*");
-            self.had = Some(request.has.iter().map(|(name, _)| name.clone()).collect());
+            let had = request.has.iter().map(|(name, _)| name);
+            let is_here = |name: &str| kept.is_some_and(|set| set.names.contains_key(name));
+            let missing =
+                had.clone().filter(|name| !is_here(name) && (self.all || self.names.contains(*name)));
+            self.missing = missing.cloned().collect();
+            self.had = Some(had.cloned().collect());
         }
-        self.names.extend(request.names.iter().cloned());
         for name in &request.dropped {
             self.names.remove(name);
+            self.missing.remove(name);
         }
     }
 
-    fn sotw(&mut self, request: &Request, first: bool) {
+    fn sotw(&mut self, request: &Request, first: bool, kept: Option<&Set>) {
         if first {
             self.all = request.names.is_empty();
+            self.missing.extend((kept.is_none() && !request.version.is_empty()).then(String::new));
         }
         self.names = request.names.iter().cloned().collect();
     }
@@ -288,5 +312,83 @@ impl Set {
             *place = self.blocks.put(&body)?;
         }
         self.blocks.settle()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // A delta resource of this name with so many bytes that do not get smaller.
+    fn resource(name: &str, size: usize) -> (String, Bytes) {
+        use rand::{RngCore, SeedableRng};
+        let mut value = vec![0; size];
+        rand::rngs::StdRng::seed_from_u64(7).fill_bytes(&mut value);
+        let mut out = vec![0x1a, u8::try_from(name.len()).unwrap()];
+        out.extend_from_slice(name.as_bytes());
+        out.push(0x12);
+        prost::encoding::encode_varint(value.len() as u64, &mut out);
+        out.extend_from_slice(&value);
+        (name.to_owned(), out.into())
+    }
+
+    // Envoy asks for clusters and listeners on this stream, and has these of each.
+    fn opened(store: &mut Store, id: u64, has: &[&str]) {
+        for of in [CLUSTER, LISTENER] {
+            let has = has.iter().map(|name| ((*name).to_owned(), "1".to_owned())).collect();
+            let request = Request { type_url: of.to_owned(), has, ..Request::default() };
+            store.request(id, Mode::Delta, &read::write_request(Mode::Delta, &request));
+        }
+    }
+
+    // It is brought clusters and listeners of these names, and accepts them.
+    fn brought(store: &mut Store, id: u64, names: &[&str], size: usize) {
+        for of in [CLUSTER, LISTENER] {
+            let resources = names.iter().map(|name| resource(name, size)).collect();
+            let (type_url, nonce) = (of.to_owned(), "n".to_owned());
+            let response = Response { type_url, nonce, resources, ..Response::default() };
+            store.response(id, Mode::Delta, &read::write_response(&response));
+            let request = Request { type_url: of.to_owned(), nonce: "n".to_owned(), ..Request::default() };
+            store.request(id, Mode::Delta, &read::write_request(Mode::Delta, &request));
+        }
+    }
+
+    #[test]
+    fn what_comes_on_a_stream_of_which_something_was_missed_is_no_whole() {
+        let mut store = Store::new(1 << 20);
+        opened(&mut store, 1, &[]);
+        brought(&mut store, 1, &["a", "b"], 10);
+        assert!(store.is_whole());
+        store.lost(1);
+        brought(&mut store, 1, &["a"], 10);
+        assert!(!store.is_whole(), "of a and b there is a");
+        // Nor does a stream before it, or the first part of the next one.
+        opened(&mut store, 2, &["a", "b"]);
+        brought(&mut store, 2, &["a"], 10);
+        assert!(!store.is_whole(), "Envoy has b, which istiod need not say again");
+        brought(&mut store, 2, &["b"], 10);
+        assert!(store.is_whole());
+        // What is lost before anything of a stream was noted concerns that stream.
+        store.lost(3);
+        opened(&mut store, 3, &[]);
+        brought(&mut store, 3, &["a"], 10);
+        assert!(!store.is_whole());
+        opened(&mut store, 4, &[]);
+        brought(&mut store, 4, &["a"], 10);
+        assert!(store.is_whole());
+    }
+
+    #[test]
+    fn more_than_the_bound_is_told_until_a_later_stream_brings_less() {
+        let mut store = Store::new(100_000);
+        opened(&mut store, 1, &[]);
+        brought(&mut store, 1, &["a", "b"], 10);
+        brought(&mut store, 1, &["c"], 200_000);
+        assert!(store.is_overflowed() && !store.is_whole());
+        brought(&mut store, 1, &["d"], 10);
+        assert!(store.is_overflowed() && !store.is_whole(), "a part is no whole");
+        opened(&mut store, 2, &[]);
+        brought(&mut store, 2, &["a", "b"], 10);
+        assert!(!store.is_overflowed() && store.is_whole());
     }
 }

@@ -177,6 +177,8 @@ struct World {
     flight: VecDeque<Bytes>,
     // What the store had of a type when this Envoy had accepted nothing of it.
     before: [Have; TYPES],
+    // Something was not noted, ever.
+    lost: bool,
 }
 
 #[derive(Debug, Clone)]
@@ -190,6 +192,8 @@ enum Op {
     Away,
     Back,
     Answered,
+    // The agent has not noted something.
+    Lost,
 }
 
 impl World {
@@ -210,6 +214,7 @@ impl World {
             waiting: false,
             flight: VecDeque::new(),
             before: Default::default(),
+            lost: false,
         }
     }
 
@@ -386,6 +391,12 @@ impl World {
                     requests.into_iter().for_each(|message| self.tell_istiod(message));
                 }
             }
+            // Memory says nothing once it is not whole.
+            Op::Lost if self.stand_in.is_some() => {}
+            Op::Lost => {
+                (self.lost, self.before) = (true, Default::default());
+                self.store.lost(self.id);
+            }
             Op::Answered => {
                 if self.waiting
                     && let Some(stand_in) = self.stand_in.take()
@@ -403,7 +414,7 @@ impl World {
     }
 
     fn check(&self) {
-        if self.store.mode() != Some(self.mode) {
+        if self.store.mode() != Some(self.mode) || self.lost && !self.store.is_whole() {
             return;
         }
         for (of, type_url) in ORDER.iter().enumerate().take(TYPES) {
@@ -456,6 +467,7 @@ fn op() -> impl Strategy<Value = Op> {
         1 => Just(Op::Away),
         2 => Just(Op::Back),
         2 => Just(Op::Answered),
+        1 => Just(Op::Lost),
     ]
 }
 

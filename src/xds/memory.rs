@@ -7,12 +7,14 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
+use futures_util::future::BoxFuture;
 use prometheus::{IntCounterVec, IntGaugeVec};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 use tonic::{Code, Status};
 
 use super::protocol::Protocol;
+use crate::base::backoff::{Backoff, Jitter, Policy};
 use crate::base::clock::Clock;
 use crate::base::error::chain;
 use crate::base::heap::Passing;
@@ -23,8 +25,10 @@ use crate::base::tasks::Stop;
 use crate::replay::{Mode, StandIn, Store, disk};
 use crate::trouble::{Kind, Report, Reporter};
 
-/// Noting, reading and writing come one after the other; the second place is for one that a disk holds up.
+/// Noting waits for no disk.
 static WORK: Lane = Lane::new("last good configuration", 2);
+/// Reading comes once and writing one by one, so a disk that does not answer holds up two threads at most.
+static DISK: Lane = Lane::new("file of the last good configuration", 2);
 
 const NONE: [&str; 0] = [];
 
@@ -58,6 +62,12 @@ pub struct Disk {
 
 /// After a change the file is written so much later, that a burst of pushes is written once.
 const SETTLE: Duration = Duration::from_secs(2);
+/// A file that could not be written is tried again after [`SETTLE`], then after twice as long, up to this.
+const AGAIN: Duration = Duration::from_secs(300);
+/// How long the file may take to be read: a disk at the boot of a busy machine, not one that is gone.
+const LOAD: Duration = Duration::from_secs(30);
+/// How long the last writing may take: less than the agent's stop gives the relay (3 s).
+const LAST: Duration = Duration::from_secs(2);
 /// While istiod is there, the file is told so as often as its age allows mistakes of a twenty-fourth.
 const CONFIRM: u32 = 24;
 /// How long a stream waits for what was before it, a slow disk included.
@@ -74,8 +84,8 @@ pub(super) struct Memory {
     streams: AtomicU64,
     // Istiod's last word was a refusal: what it does not give, memory does not give either.
     refused: AtomicBool,
-    // Istiod's stream lives, and when that was so last, in seconds since 1970; 0: never.
-    live: AtomicBool,
+    // Streams on which istiod has answered and that live, and when there was one last, in seconds since 1970; 0: never.
+    live: AtomicUsize,
     good: AtomicU64,
     owner: OnceLock<Arc<str>>,
     passing: Arc<Passing>,
@@ -95,7 +105,7 @@ struct Meters {
 enum Event {
     Request(u64, Mode, Bytes),
     Response(u64, Mode, Bytes),
-    Lost,
+    Lost(u64),
     Flush(oneshot::Sender<()>),
 }
 
@@ -103,7 +113,7 @@ impl Event {
     fn length(&self) -> usize {
         match self {
             Self::Request(_, _, message) | Self::Response(_, _, message) => message.len(),
-            Self::Lost | Self::Flush(_) => 0,
+            Self::Lost(_) | Self::Flush(_) => 0,
         }
     }
 }
@@ -130,7 +140,7 @@ impl Memory {
             queued: AtomicUsize::new(0),
             streams: AtomicU64::new(0),
             refused: AtomicBool::new(false),
-            live: AtomicBool::new(false),
+            live: AtomicUsize::new(0),
             good: AtomicU64::new(0),
             owner: OnceLock::new(),
             passing,
@@ -165,11 +175,11 @@ impl Memory {
 
     /// A request that goes to istiod in attempt `id`.
     pub(super) fn request(&self, id: u64, protocol: Protocol, message: Bytes) {
-        self.put(message.len(), Event::Request(id, protocol.mode(), message));
+        self.put(id, message.len(), Event::Request(id, protocol.mode(), message));
     }
 
     pub(super) fn response(&self, id: u64, protocol: Protocol, message: Bytes) {
-        self.put(message.len(), Event::Response(id, protocol.mode(), message));
+        self.put(id, message.len(), Event::Response(id, protocol.mode(), message));
     }
 
     /// Largest message that is gathered to be noted, in bytes, before it is compressed. As much as all of it may take
@@ -178,21 +188,21 @@ impl Memory {
         self.config.most.max(LARGEST).min(self.config.most.saturating_mul(4)) as u64
     }
 
-    /// A message above [`Self::largest`] went by: nothing is whole without it.
-    pub(super) fn too_large(&self, length: u64) {
+    /// A message above [`Self::largest`] went by in attempt `id`: nothing is whole without it.
+    pub(super) fn too_large(&self, id: u64, length: u64) {
         if let Some(more) = TOO_LARGE.may() {
             let most = self.largest();
             tracing::warn!(target: "xdsproxy", "a message of {length} bytes is more than XDS_REPLAY notes, {most} \
                 bytes, so what was noted is dropped; raise XDS_REPLAY_MAX_BYTES{more}");
         }
-        let _ = self.events.send(Event::Lost);
+        let _ = self.events.send(Event::Lost(id));
     }
 
-    fn put(&self, length: usize, event: Event) {
+    fn put(&self, id: u64, length: usize, event: Event) {
         // What is kept compressed has this bound; what waits to be is four times the size at most.
         if self.queued.fetch_add(length, Relaxed) + length > self.config.most.saturating_mul(4) {
             self.queued.fetch_sub(length, Relaxed);
-            let _ = self.events.send(Event::Lost);
+            let _ = self.events.send(Event::Lost(id));
             return;
         }
         let _ = self.events.send(event);
@@ -205,64 +215,48 @@ impl Memory {
         let Some(mut inbox) = inbox else { return };
         let owner: Arc<str> = owner.into();
         let _ = self.owner.set(owner.clone());
-        let confirm = self.config.disk.as_ref().map(|disk| disk.max_age / CONFIRM);
-        let (mut saved, mut due) = (self.load(&owner).await, None);
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = self.load(&owner) => {}
+        }
+        let mut file = File::new(self.clone(), owner);
         loop {
             let mut events = Vec::new();
-            let save = async {
-                match due {
-                    Some(at) => tokio::time::sleep_until(at).await,
-                    None => std::future::pending().await,
-                }
-            };
             tokio::select! {
                 () = stop.cancelled() => {
                     // What the streams have brought until their end; a successor is given it.
                     while let Ok(event) = inbox.try_recv() {
                         events.push(event);
                     }
-                    self.apply(std::mem::take(&mut events));
-                    if due.is_some() {
-                        self.save(&owner).await;
-                    }
+                    self.apply(events);
+                    let _ = tokio::time::timeout(LAST, file.close()).await;
                     return;
                 }
-                () = save => {
-                    saved = self.save(&owner).await;
-                    due = confirm.map(|pause| Instant::now() + pause);
-                    continue;
-                }
+                () = file.written() => continue,
                 n = inbox.recv_many(&mut events, 256) => if n == 0 { return },
             }
             let gathered = events.iter().map(Event::length).sum();
-            if confirm.is_some() {
-                let changed = self.store.lock().is_ok_and(|store| store.changes() != saved);
-                let soon = Instant::now() + SETTLE;
-                // The first change of a burst decides.
-                if changed && due.is_none_or(|at| at > soon) {
-                    due = Some(soon);
-                }
-            }
             let memory = self.clone();
             if WORK.run(move || memory.apply(events)).await.is_err() {
                 // What was under way may be half done.
                 let mut store = self.store.lock().unwrap_or_else(PoisonError::into_inner);
-                store.lost();
+                store.lost(self.streams.load(Relaxed));
                 self.store.clear_poison();
             }
+            file.changed();
             // What was gathered beside the stream is free now that it is compressed.
             self.passing.more(gathered);
         }
     }
 
-    // Reads the file, if there is a good one; gives how often the store has changed.
-    async fn load(self: &Arc<Self>, owner: &Arc<str>) -> u64 {
+    // Reads the file, if there is a good one.
+    async fn load(self: &Arc<Self>, owner: &Arc<str>) {
         if self.take_over(owner) {
-            return 0;
+            return;
         }
-        let Some(Disk { file, max_age }) = self.config.disk.clone() else { return 0 };
+        let Some(Disk { file, max_age }) = self.config.disk.clone() else { return };
         let (memory, owner, shown) = (self.clone(), owner.clone(), file.display().to_string());
-        let read = WORK.run(move || {
+        let read = DISK.within(LOAD, move || {
             let bytes = match std::fs::read(&file) {
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
                 bytes => bytes.map_err(|e| e.to_string())?,
@@ -271,20 +265,19 @@ impl Memory {
             let read = disk::read(&bytes, &owner, now, max_age.as_secs(), memory.config.most);
             read.map(Some).map_err(|refused| refused.to_string())
         });
-        match read.await {
-            Ok(Ok(Some((store, at)))) => {
+        match read.await.unwrap_or_else(|error| Err(error.to_string())) {
+            Ok(Some((store, at))) => {
                 let (_, resources) = store.raw();
                 tracing::info!(target: "xdsproxy",
                     "the last good configuration of {resources} resources was read from {shown}");
                 self.good.store(at, Relaxed);
                 *self.store.lock().unwrap_or_else(PoisonError::into_inner) = store;
             }
-            Ok(Ok(None)) | Err(_) => {}
-            Ok(Err(why)) => {
+            Ok(None) => {}
+            Err(why) => {
                 tracing::warn!(target: "xdsproxy", "the last good configuration in {shown} is not used: {why}");
             }
         }
-        0
     }
 
     // What the program before us in this process held; nothing of it is old.
@@ -312,51 +305,48 @@ impl Memory {
         if !store.is_whole() {
             return None;
         }
-        let good = if self.live.load(Relaxed) { unix(self.clock.now()) } else { self.good.load(Relaxed) };
+        let good = if self.live.load(Relaxed) > 0 { unix(self.clock.now()) } else { self.good.load(Relaxed) };
         disk::write_with(&mut store, owner, good, true).ok()
     }
 
-    // Writes the file, if istiod has ever stood behind what is in the store; gives how often that has changed.
-    async fn save(self: &Arc<Self>, owner: &Arc<str>) -> u64 {
-        let Some(Disk { file, .. }) = self.config.disk.clone() else { return 0 };
-        let (memory, owner) = (self.clone(), owner.clone());
-        let written = WORK.run(move || {
-            if memory.live.load(Relaxed) {
+    // Writes the file, if istiod has ever stood behind what is in the store; gives how often that has changed, if it could.
+    async fn save(self: Arc<Self>, owner: Arc<str>) -> Option<u64> {
+        let file = self.config.disk.as_ref()?.file.clone();
+        let memory = self.clone();
+        let written = DISK.run(move || {
+            if memory.live.load(Relaxed) > 0 {
                 memory.good.store(unix(memory.clock.now()), Relaxed);
             }
             let good = memory.good.load(Relaxed);
             let mut store = memory.store.lock().unwrap_or_else(PoisonError::into_inner);
             let changes = store.changes();
             if good == 0 || !store.is_whole() {
-                return (changes, Ok(()));
+                return Ok(changes);
             }
-            let bytes = disk::write(&mut store, &owner, good);
+            let bytes = disk::write(&mut store, &owner, good).map_err(|e| e.to_string())?;
             drop(store);
-            let put =
-                |bytes: Vec<u8>| place::put(&file, &bytes, FileMode::Exact(0o600)).map_err(|e| chain(&e));
-            (changes, bytes.map_err(|e| e.to_string()).and_then(put))
+            place::put(&file, &bytes, FileMode::Exact(0o600)).map_err(|e| chain(&e)).map(|()| changes)
         });
-        let Ok((changes, result)) = written.await else { return 0 };
+        let written = written.await.unwrap_or_else(|error| Err(error.to_string()));
         let trouble = self.disk_trouble.lock().expect("no panic holds this lock");
-        match result {
-            Ok(()) => trouble.end(),
-            Err(why) => trouble.report(Report::new(Kind::ReplayNotWritten, why)),
+        match &written {
+            Ok(_) => trouble.end(),
+            Err(why) => trouble.report(Report::new(Kind::ReplayNotWritten, why.clone())),
         }
-        changes
+        written.ok()
     }
 
     /// For how long what is kept may still be used; `None`: no end is in sight.
     pub(super) fn left(&self) -> Option<Duration> {
-        let max_age = self.config.disk.as_ref().filter(|_| !self.live.load(Relaxed))?.max_age;
+        let max_age = self.config.disk.as_ref().filter(|_| self.live.load(Relaxed) == 0)?.max_age;
         let age = unix(self.clock.now()).saturating_sub(self.good.load(Relaxed));
         Some(max_age.saturating_sub(Duration::from_secs(age)))
     }
 
-    /// Istiod's stream is over.
+    /// A stream on which istiod has answered is over; once for each [`Self::answered`].
     pub(super) fn ended(&self) {
-        if self.live.swap(false, Relaxed) {
-            self.good.store(unix(self.clock.now()), Relaxed);
-        }
+        self.good.store(unix(self.clock.now()), Relaxed);
+        self.live.fetch_sub(1, Relaxed);
     }
 
     fn apply(&self, events: Vec<Event>) {
@@ -372,7 +362,7 @@ impl Memory {
                     self.queued.fetch_sub(message.len(), Relaxed);
                     store.response(id, mode, &message);
                 }
-                Event::Lost => store.lost(),
+                Event::Lost(id) => store.lost(id),
                 Event::Flush(done) => flushed.push(done),
             }
         }
@@ -419,15 +409,16 @@ impl Memory {
             && self.store.lock().unwrap_or_else(PoisonError::into_inner).is_whole()
     }
 
-    /// The next answer of the stand-in.
+    /// The next answer of the stand-in; none any more where what it answers from was lost meanwhile.
     pub(super) fn answer(&self, envoy: &mut StandIn) -> std::io::Result<Option<Bytes>> {
-        envoy.answer(&self.store.lock().unwrap_or_else(PoisonError::into_inner))
+        let store = self.store.lock().unwrap_or_else(PoisonError::into_inner);
+        if store.is_whole() { envoy.answer(&store) } else { Ok(None) }
     }
 
-    /// Istiod has answered on a stream.
+    /// Istiod has answered on a stream, which lives until [`Self::ended`].
     pub(super) fn answered(&self) {
         self.refused.store(false, Relaxed);
-        self.live.store(true, Relaxed);
+        self.live.fetch_add(1, Relaxed);
         self.good.store(unix(self.clock.now()), Relaxed);
     }
 
@@ -457,6 +448,87 @@ impl Memory {
     }
 }
 
+/// When the file is written. One writing at a time, and nobody waits for it: a disk may not answer at all.
+struct File {
+    memory: Arc<Memory>,
+    owner: Arc<str>,
+    /// How often a file is written while nothing changes; `None`: there is none.
+    confirm: Option<Duration>,
+    /// What of the store's changes is in the file.
+    saved: u64,
+    due: Option<Instant>,
+    writing: Option<BoxFuture<'static, Option<u64>>>,
+    failures: Backoff,
+    /// After a failure nothing is tried sooner than this.
+    pause: Duration,
+}
+
+impl File {
+    /// Of a store that is as the file has it.
+    fn new(memory: Arc<Memory>, owner: Arc<str>) -> Self {
+        let confirm = memory.config.disk.as_ref().map(|disk| disk.max_age / CONFIRM);
+        let again = Policy::new(SETTLE, AGAIN, 2.0, Jitter::None).expect("constants make sense");
+        let failures = Backoff::new(again);
+        Self { memory, owner, confirm, saved: 0, due: None, writing: None, failures, pause: SETTLE }
+    }
+
+    fn is_behind(&self) -> bool {
+        let store = self.memory.store.lock().unwrap_or_else(PoisonError::into_inner);
+        self.confirm.is_some() && store.changes() != self.saved
+    }
+
+    /// The store may have changed. The first change of a burst decides.
+    fn changed(&mut self) {
+        let soon = Instant::now() + self.pause;
+        if self.is_behind() && self.due.is_none_or(|at| at > soon) {
+            self.due = Some(soon);
+        }
+    }
+
+    fn save(&self) -> BoxFuture<'static, Option<u64>> {
+        Box::pin(self.memory.clone().save(self.owner.clone()))
+    }
+
+    /// Waits until a writing is due, begins it, and returns when it has ended. What was begun goes on when this is dropped.
+    async fn written(&mut self) {
+        if self.writing.is_none() {
+            match self.due {
+                Some(at) => tokio::time::sleep_until(at).await,
+                None => std::future::pending().await,
+            }
+            (self.due, self.writing) = (None, Some(self.save()));
+        }
+        let Some(writing) = &mut self.writing else { return };
+        let done = writing.await;
+        self.writing = None;
+        self.ended(done);
+    }
+
+    // The file has this many of the store's changes, or could not be written.
+    fn ended(&mut self, done: Option<u64>) {
+        match done {
+            Some(changes) => {
+                self.saved = changes;
+                self.failures.reset();
+                self.pause = SETTLE;
+            }
+            None => self.pause = self.failures.next_delay(),
+        }
+        let wait = if done.is_none() || self.is_behind() { Some(self.pause) } else { self.confirm };
+        self.due = wait.map(|wait| Instant::now() + wait);
+    }
+
+    /// What is under way ends, and what is not in the file yet is written for the last time.
+    async fn close(&mut self) {
+        if self.writing.is_some() {
+            self.written().await;
+        }
+        if self.due.is_some() {
+            self.save().await;
+        }
+    }
+}
+
 /// A stream that is answered from memory.
 pub(super) struct Serving {
     memory: Arc<Memory>,
@@ -482,3 +554,6 @@ impl Drop for Serving {
 fn unix(at: SystemTime) -> u64 {
     at.duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs())
 }
+
+#[cfg(test)]
+mod tests;

@@ -108,7 +108,7 @@ impl<'a> Recorder<'a> {
                 }
                 // What came before it in this piece is lost with it.
                 Err(length) => {
-                    self.memory.too_large(length);
+                    self.memory.too_large(self.id, length);
                     self.skip = self.messages.skip(length);
                     piece = &[];
                 }

@@ -106,17 +106,23 @@ impl Drop for Registered<'_> {
 
 /// An open way to istiod: cut off without an end of its own, it is closed on the books all the same.
 struct Open<'a> {
-    shared: &'a Shared,
-    id: u64,
+    stream: &'a Stream<'a>,
     ended: bool,
 }
 
 impl Drop for Open<'_> {
     fn drop(&mut self) {
+        let shared = self.stream.shared;
+        // On a stream that has answered no other attempt follows, so this is told once.
+        if let Some(memory) = &shared.memory
+            && self.stream.committed.load(Ordering::Relaxed)
+        {
+            memory.ended();
+        }
         if !self.ended {
             let ended = Ended { by: Leg::Agent, status: Status::ok(""), class: Class::Expected };
-            count(self.shared, &ended);
-            down(self.shared, self.id, None);
+            count(shared, &ended);
+            down(shared, self.stream.id, None);
         }
     }
 }
@@ -241,13 +247,10 @@ impl EnvoyStream<'_> {
         let shared = self.stream.shared;
         let committed = self.stream.committed.load(Ordering::Relaxed);
         count(shared, &ended);
-        if let Some(memory) = &shared.memory {
-            if committed && !shared.has_others(self.stream.id) {
-                memory.ended();
-            }
-            if ended.by == Leg::Istiod {
-                memory.judge(&ended.status);
-            }
+        if let Some(memory) = &shared.memory
+            && ended.by == Leg::Istiod
+        {
+            memory.judge(&ended.status);
         }
         if committed {
             down(shared, self.stream.id, reason(&ended));
@@ -299,7 +302,7 @@ impl EnvoyStream<'_> {
         shared.state.upstream_open(link.peer.to_string(), link.token_expires);
         tracing::debug!(target: "xdsproxy", stream = self.stream.id, "connected to {} at {}",
             shared.upstream.address(), link.peer);
-        let mut open = Open { shared, id: self.stream.id, ended: false };
+        let mut open = Open { stream: &self.stream, ended: false };
         let ended = exchange(&self.stream, &mut self.inbox, self.reply, link, &self.replaced).await;
         open.ended = true;
         ended

@@ -1,0 +1,183 @@
+//! The keeper and its file.
+
+use std::sync::mpsc::{Receiver, channel};
+use std::thread::ThreadId;
+
+use futures_util::future::ready;
+use tokio::sync::{Mutex as Turn, watch};
+
+use super::*;
+use crate::base::clock::System;
+use crate::base::metrics::Metrics;
+use crate::base::tasks::Group;
+use crate::istiod::auth::{CallHeaders, Token, TokenSource};
+use crate::istiod::{Connection, Error};
+use crate::replay::read::{Request, Response, write_request, write_response};
+use crate::trouble::Troubles;
+use crate::xds::{Parts, Upstream, types};
+
+const CDS: &str = "type.googleapis.com/envoy.config.cluster.v3.Cluster";
+const SOON: Duration = Duration::from_secs(10);
+
+/// The threads for the disk are those of the process: one test at a time.
+static TURN: Turn<()> = Turn::const_new(());
+
+/// Nobody is dialled here.
+#[derive(Debug)]
+struct Nobody;
+
+impl Upstream for Nobody {
+    fn connect(&self) -> BoxFuture<'_, Result<Connection, Error>> {
+        Box::pin(std::future::pending())
+    }
+
+    fn address(&self) -> &str {
+        "istiod:15012"
+    }
+}
+
+impl TokenSource for Nobody {
+    fn token(&self) -> BoxFuture<'_, Result<Option<Token>, crate::istiod::auth::Error>> {
+        Box::pin(ready(Ok(None)))
+    }
+}
+
+/// A clock that does not answer the threads that read and write, as a disk that hangs.
+#[derive(Debug)]
+struct Hangs {
+    here: ThreadId,
+    asked: AtomicUsize,
+    // Until the other end is gone.
+    until: Mutex<Receiver<()>>,
+}
+
+impl Clock for Hangs {
+    fn now(&self) -> SystemTime {
+        if std::thread::current().id() != self.here {
+            self.asked.fetch_add(1, Relaxed);
+            let _ = self.until.lock().map(|until| until.recv());
+        }
+        SystemTime::now()
+    }
+}
+
+fn parts(clock: Arc<dyn Clock>, troubles: &Troubles) -> Parts {
+    let (news, wake) = watch::channel(0);
+    drop(news);
+    Parts {
+        upstream: Arc::new(Nobody),
+        tokens: Arc::new(Nobody),
+        headers: CallHeaders::default(),
+        taps: Vec::new(),
+        convert: None,
+        wake,
+        metrics: Metrics::new(),
+        clock,
+        trouble: troubles.reporter("xdsproxy"),
+    }
+}
+
+fn memory(file: PathBuf, clock: Arc<dyn Clock>, troubles: &Troubles) -> Arc<Memory> {
+    let disk = Some(Disk { file, max_age: Duration::from_secs(86_400) });
+    let config = Config { after: Duration::ZERO, most: 1 << 20, disk, left: None };
+    Arc::new(Memory::new(config, &parts(clock, troubles), Arc::default()))
+}
+
+// Istiod brings clusters and listeners on a stream of this number, and Envoy accepts them.
+fn brings(memory: &Memory, id: u64) {
+    memory.answered();
+    for of in [CDS, types::LISTENER] {
+        let request = Request { type_url: of.to_owned(), ..Request::default() };
+        memory.request(id, Protocol::Delta, write_request(Mode::Delta, &request));
+        // A resource with a name.
+        let resources = vec![("a".to_owned(), Bytes::from_static(b"\x1a\x01a"))];
+        let response =
+            Response { type_url: of.to_owned(), nonce: "n".to_owned(), resources, ..Response::default() };
+        memory.response(id, Protocol::Delta, write_response(&response));
+        let request = Request { nonce: "n".to_owned(), ..request };
+        memory.request(id, Protocol::Delta, write_request(Mode::Delta, &request));
+    }
+}
+
+// Within less than the file is confirmed by itself, an hour here.
+async fn eventually(what: &str, holds: impl Fn() -> bool) {
+    let until = Instant::now() + Duration::from_secs(3000);
+    while !holds() {
+        assert!(Instant::now() < until, "{what} did not come to be");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_last_of_a_burst_is_in_the_file() {
+    let _turn = TURN.lock().await;
+    let dir = tempfile::tempdir().unwrap();
+    let (file, group) = (dir.path().join("kept"), Group::new());
+    let memory = memory(file.clone(), Arc::new(System), &Troubles::default());
+    // All of it is there before anything is looked at.
+    brings(&memory, 1);
+    group.run("keeper", memory.clone().keep("me".to_owned(), group.token()));
+    eventually("the file", || file.exists()).await;
+    let now = unix(SystemTime::now());
+    let (store, _) = disk::read(&std::fs::read(&file).unwrap(), "me", now, 86_400, 1 << 20).unwrap();
+    assert!(store.is_whole());
+    group.stop(SOON).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_file_that_could_not_be_written_is_tried_again_within_minutes() {
+    let _turn = TURN.lock().await;
+    let dir = tempfile::tempdir().unwrap();
+    let (folder, group, troubles) = (dir.path().join("folder"), Group::new(), Troubles::default());
+    std::fs::write(&folder, "in its way").unwrap();
+    let file = folder.join("kept");
+    let memory = memory(file.clone(), Arc::new(System), &troubles);
+    group.run("keeper", memory.clone().keep("me".to_owned(), group.token()));
+    brings(&memory, 1);
+    let told = || troubles.verdict().is_some_and(|trouble| trouble.kind == Kind::ReplayNotWritten);
+    memory.can_serve(Protocol::Delta).await;
+    brings(&memory, 2);
+    eventually("it is told", told).await;
+    std::fs::remove_file(&folder).unwrap();
+    eventually("the file", || file.exists()).await;
+    eventually("all is well", || !told()).await;
+    group.stop(SOON).await;
+}
+
+#[tokio::test]
+async fn a_disk_that_hangs_stops_neither_the_memory_nor_its_end() {
+    let _turn = TURN.lock().await;
+    let dir = tempfile::tempdir().unwrap();
+    let (held, until) = channel::<()>();
+    let (here, until) = (std::thread::current().id(), Mutex::new(until));
+    let clock = Arc::new(Hangs { here, asked: AtomicUsize::new(0), until });
+    let troubles = Troubles::default();
+    for (reads, name) in [(true, "there"), (false, "not there")] {
+        let file = dir.path().join(name);
+        if reads {
+            std::fs::write(&file, "something").unwrap();
+        }
+        let (memory, group) = (memory(file, clock.clone(), &troubles), Group::new());
+        group.run("keeper", memory.clone().keep("me".to_owned(), group.token()));
+        brings(&memory, 1);
+        let asked = usize::from(!reads) + 1;
+        eventually("a thread hangs", || clock.asked.load(Relaxed) == asked).await;
+        if !reads {
+            brings(&memory, 2);
+            assert!(memory.can_serve(Protocol::Delta).await, "what comes is noted all the same");
+        }
+        assert_eq!(group.stop(SOON).await, [""; 0], "it ends");
+    }
+    drop(held);
+}
+
+#[test]
+fn it_is_alive_while_one_of_its_streams_is() {
+    let memory = memory(PathBuf::new(), Arc::new(System), &Troubles::default());
+    memory.answered();
+    memory.answered();
+    memory.ended();
+    assert!(memory.left().is_none());
+    memory.ended();
+    assert!(memory.left().is_some());
+}
