@@ -105,10 +105,10 @@ async fn accepted(reply: &mut Reply, mut response: Answer) -> Result<RecvStream,
         Ok(Err(error)) => return Err(Ended::istiod_failed(&error)),
         Ok(Ok(answer)) => answer,
     };
-    let (parts, body) = answer.into_parts();
+    let (parts, mut body) = answer.into_parts();
     let content_type = parts.headers.get(http::header::CONTENT_TYPE).and_then(|v| v.to_str().ok());
     let grpc = content_type.is_some_and(|t| t.starts_with("application/grpc"));
-    if let Some(status) = end_status::of_trailers(&parts.headers).filter(|_| body.is_end_stream()) {
+    if let Some(status) = end_status::of_head(&parts.headers, &mut body) {
         return Err(Ended::istiod(status));
     }
     if parts.status != http::StatusCode::OK || !grpc {

@@ -1,7 +1,10 @@
 //! How a leg ended: the gRPC status that the other side is told, and the class that is counted.
 
+use std::future::poll_fn;
 use std::io;
 
+use futures_util::FutureExt;
+use h2::RecvStream;
 use http::HeaderMap;
 use tonic::{Code, Status};
 
@@ -49,6 +52,14 @@ pub(super) fn class(status: &Status) -> Class {
 #[must_use]
 pub(super) fn of_trailers(headers: &HeaderMap) -> Option<Status> {
     net::grpc::status_in(headers)
+}
+
+/// The status of an answer that ended with its headers, also where the connection broke right behind them.
+#[must_use]
+pub(super) fn of_head(headers: &HeaderMap, body: &mut RecvStream) -> Option<Status> {
+    let status = of_trailers(headers)?;
+    let broke = |body: &mut RecvStream| poll_fn(|cx| body.poll_data(cx)).now_or_never().is_some();
+    (body.is_end_stream() || status.code() != Code::Ok && broke(body)).then_some(status)
 }
 
 /// The status of an answer that is not gRPC (the mapping is gRPC's own).

@@ -180,6 +180,20 @@ impl<R: Rules> Gate<R> {
         self.have == 0 && self.current.is_none()
     }
 
+    /// Takes back what is here of a message that has not ended and was not passed on, and stands at the beginning of a
+    /// message again. Of what was passed on of it nothing is here: that and this are the message's beginning.
+    ///
+    /// # Errors
+    /// When it is larger than accepted, and so is not here.
+    pub(crate) fn take_back(&mut self) -> Result<Vec<Bytes>, Error> {
+        let head = Bytes::copy_from_slice(&self.header[..std::mem::take(&mut self.have)]);
+        match self.current.take() {
+            None => Ok(vec![head]),
+            Some(current) if current.refused => Err(too_large(&current, self.rules.limit())),
+            Some(mut current) => Ok(current.held.take().collect()),
+        }
+    }
+
     /// Takes the next chunk and appends what comes out of it.
     ///
     /// # Errors
@@ -324,14 +338,16 @@ fn step(current: &mut Current, rules: &impl Rules) {
 // A message over the limit is read until its type is known, so that the error can name it.
 fn refuse(current: &Current, limit: u64) -> Result<(), Error> {
     let facts = current.scanner.facts();
-    match facts.type_url.as_ref().or(facts.hint.as_ref()) {
-        None if current.left > 0 => Ok(()),
-        found => Err(Error::TooLarge {
-            length: current.length,
-            limit,
-            type_url: found.cloned().unwrap_or_default(),
-        }),
+    if facts.type_url.is_none() && facts.hint.is_none() && current.left > 0 {
+        return Ok(());
     }
+    Err(too_large(current, limit))
+}
+
+fn too_large(current: &Current, limit: u64) -> Error {
+    let facts = current.scanner.facts();
+    let type_url = facts.type_url.as_ref().or(facts.hint.as_ref()).cloned().unwrap_or_default();
+    Error::TooLarge { length: current.length, limit, type_url }
 }
 
 /// A message in its frame.

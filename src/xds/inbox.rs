@@ -72,6 +72,8 @@ const LOOK: usize = 64 * 1024;
 
 enum Item {
     Bytes(Bytes),
+    // Frames, or the rest of one, that the last good configuration knows of.
+    Told(Bytes),
     End(End),
     Own(Own),
 }
@@ -103,9 +105,8 @@ impl Inbox {
                     return;
                 };
                 self.accept(&data);
-                if self.gate.between() {
-                    return;
-                }
+                // What is looked at has a bound of its own, and all of it may have to come.
+                self.release();
             }
         };
         let _ = tokio::time::timeout(within, first).await;
@@ -126,22 +127,30 @@ impl Inbox {
         first.is_some_and(Facts::is_bare)
     }
 
-    /// What was read of Envoy so far, to be read by the stand-in. Waits until it is whole requests.
-    pub(super) async fn taken_back(&mut self) -> Bytes {
-        while !self.gate.whole() && self.failed.is_none() && !self.ended {
-            match self.next_data().await {
-                Some(Ok(data)) => self.accept(&data),
-                _ => self.ended = true,
-            }
-        }
-        self.owed = 0;
+    /// What was read of Envoy so far, to be read by the stand-in; the last request in it may be a part of one. Envoy may
+    /// send as much again.
+    ///
+    /// # Errors
+    /// When Envoy has sent what is no request.
+    pub(super) fn taken_back(&mut self) -> Result<Bytes, Ended> {
+        let part = match self.failed.take() {
+            Some(error) => Err(error),
+            None => self.gate.take_back(),
+        };
+        let part = part.map_err(|error| refused(&error))?;
         let mut all = BytesMut::new();
         for item in self.pending.drain(..) {
             if let Item::Bytes(bytes) = item {
                 all.extend_from_slice(&bytes);
             }
         }
-        all.freeze()
+        part.iter().for_each(|bytes| all.extend_from_slice(bytes));
+        self.release();
+        Ok(all.freeze())
+    }
+
+    fn release(&mut self) {
+        let _ = self.body.flow_control().release_capacity(std::mem::take(&mut self.owed));
     }
 
     /// What Envoy says next.
@@ -160,10 +169,17 @@ impl Inbox {
         let _ = self.body.flow_control().release_capacity(bytes);
     }
 
-    /// The stand-in has told istiod all that Envoy has said; what Envoy says from now on goes to istiod, but for what
-    /// is meant for the stand-in.
-    pub(super) fn handed_over(&mut self, strip: Option<Strip>, messages: Messages, listeners: bool) {
+    /// The stand-in has told istiod all that Envoy has said, but for what is `unsent`; what Envoy says from now on goes to
+    /// istiod, but for what is meant for the stand-in.
+    pub(super) fn handed_over(
+        &mut self,
+        unsent: impl IntoIterator<Item = Bytes>,
+        strip: Option<Strip>,
+        messages: Messages,
+        listeners: bool,
+    ) {
         self.replay = None;
+        self.pending.extend(unsent.into_iter().map(Item::Told));
         match strip {
             Some(strip) => self.strip = Some((strip, messages)),
             None => self.accept(&messages.rest()),
@@ -222,13 +238,14 @@ impl Inbox {
 
     fn admit(&mut self, data: &Bytes) {
         if let Some(mut beginning) = self.beginning.take() {
+            let seen = (beginning.len() + 1).saturating_sub(PROXYLESS.len());
             beginning.extend_from_slice(data);
-            self.proxyless = memmem::find(&beginning, PROXYLESS).is_some();
+            self.proxyless = memmem::find(&beginning[seen..], PROXYLESS).is_some();
             self.beginning = (!self.proxyless && beginning.len() < LOOK).then_some(beginning);
         }
         let mut out = Vec::new();
         self.failed = self.gate.push(data, &mut out).err().or(self.failed.take());
-        if self.gate.between() {
+        if out.iter().any(|out| matches!(out, Out::End(_))) {
             // The node comes with the first request, or not at all.
             self.beginning = None;
         }
@@ -296,6 +313,7 @@ async fn run(stream: &Stream<'_>, inbox: &mut Inbox, sink: SendStream<Bytes>) ->
                     inbox.note(&mut recorder, &bytes);
                     sink.send(bytes).await?;
                 }
+                Item::Told(bytes) => sink.send(bytes).await?,
                 Item::Own(own) => send_own(stream, inbox, &mut sink, own).await?,
                 Item::End(end) => ended(stream, inbox, &end),
             }
@@ -303,7 +321,7 @@ async fn run(stream: &Stream<'_>, inbox: &mut Inbox, sink: SendStream<Bytes>) ->
         if let Some(error) = inbox.failed.take() {
             return Ok(refused(&error));
         }
-        let _ = inbox.body.flow_control().release_capacity(std::mem::take(&mut inbox.owed));
+        inbox.release();
         let between = inbox.gate.between();
         if between && let Some(own) = stream.queue.take() {
             send_own(stream, inbox, &mut sink, own).await?;

@@ -8,6 +8,7 @@ use std::cell::Cell;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use h2::Ping;
 use tokio::time::{Instant, sleep_until};
 use tonic::Status;
@@ -71,16 +72,18 @@ pub(crate) async fn probe(
     loop {
         tokio::select! {
             biased;
-            status = &mut ended => return Err(Refused::Ended(status)),
+            status = &mut ended => return Err(Refused::Ended(said(status))),
             done = &mut pinged, if answered.is_none() => {
                 done.map_err(|e| Refused::Ended(end_status::of_upstream(&e).0))?;
                 answered = Some(started.elapsed());
                 until = end.min(Instant::now() + QUIET);
             }
             closed = &mut driver => {
-                let status = match closed {
-                    Err(e) => end_status::of_upstream(&e).0,
-                    Ok(()) => Status::unavailable("the server closed the connection"),
+                // A status that came with the end of the connection says more than that.
+                let status = match ((&mut ended).now_or_never(), closed) {
+                    (Some(Ok(status)), _) => status,
+                    (_, Err(e)) => said(Err(e)),
+                    (_, Ok(())) => Status::unavailable("the server closed the connection"),
                 };
                 return Err(Refused::Ended(status));
             }
@@ -92,34 +95,26 @@ pub(crate) async fn probe(
     }
 }
 
+fn said(status: Result<Status, h2::Error>) -> Status {
+    status.unwrap_or_else(|e| end_status::of_upstream(&e).0)
+}
+
 /// How the server ends the stream; messages, if it sends any, are passed over.
-async fn end_of(response: Answer, date: &Cell<Option<String>>) -> Status {
-    let broken = |e: h2::Error| end_status::of_upstream(&e).0;
-    let head = match response.await {
-        Ok(head) => head,
-        Err(e) => return broken(e),
-    };
+async fn end_of(response: Answer, date: &Cell<Option<String>>) -> Result<Status, h2::Error> {
+    let head = response.await?;
     let text = |name| head.headers().get(name).and_then(|v| v.to_str().ok()).map(str::to_owned);
     date.set(text(http::header::DATE));
     if let Some(status) = end_status::of_trailers(head.headers()) {
-        return status;
+        return Ok(status);
     }
     if head.status() != http::StatusCode::OK {
-        return end_status::of_http(head.status(), text(http::header::CONTENT_TYPE).as_deref());
+        return Ok(end_status::of_http(head.status(), text(http::header::CONTENT_TYPE).as_deref()));
     }
     let mut body = head.into_body();
     while let Some(chunk) = body.data().await {
-        match chunk {
-            // What is not released stops the server soon enough.
-            Ok(chunk) => drop(chunk),
-            Err(e) => return broken(e),
-        }
+        // What is not released stops the server soon enough.
+        drop(chunk?);
     }
-    match body.trailers().await {
-        Ok(trailers) => {
-            let status = trailers.as_ref().and_then(end_status::of_trailers);
-            status.unwrap_or_else(|| Status::unknown("the stream ended without a status"))
-        }
-        Err(e) => broken(e),
-    }
+    let status = body.trailers().await?.as_ref().and_then(end_status::of_trailers);
+    Ok(status.unwrap_or_else(|| Status::unknown("the stream ended without a status")))
 }

@@ -58,6 +58,12 @@ impl Handle {
         self.0.memory.as_ref()?.kept()
     }
 
+    /// What keeps the last good configuration.
+    #[cfg(test)]
+    pub(super) fn memory(&self) -> Option<Arc<super::memory::Memory>> {
+        self.0.memory.clone()
+    }
+
     /// Whether a new Envoy would have to wait for its configuration: istiod has failed last, and nothing that could
     /// stand in is kept.
     #[must_use]

@@ -285,13 +285,13 @@ impl EnvoyStream<'_> {
         if !memory.can_serve(protocol).await || self.inbox.is_proxyless(FIRST_REQUEST).await {
             return Ok(None);
         }
-        let mut sides = Sides {
+        let sides = Sides {
             stream: &self.stream,
             inbox: &mut self.inbox,
             reply: self.reply,
             replaced: &self.replaced,
         };
-        let Answered { link, attempt } = stand_in::run(&mut sides, memory).await?;
+        let Answered { link, attempt } = stand_in::run(sides, memory).await?;
         self.stream.attempt.store(attempt, Ordering::Relaxed);
         Ok(Some(link))
     }

@@ -4,14 +4,17 @@
 //! or nothing. So an istiod that accepts and is silent, or refuses late, is as good as one that is away, and Envoy
 //! never sees a stream end because of it. What memory answers is at [`crate::replay`].
 
+use std::collections::VecDeque;
 use std::future::poll_fn;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures_util::future::{BoxFuture, Either, ready};
+use futures_util::FutureExt;
+use futures_util::future::{self, BoxFuture, Either};
 use h2::{Reason, SendStream};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
@@ -51,21 +54,45 @@ pub(super) struct Answered {
     pub(super) attempt: u64,
 }
 
+/// A way on which istiod answers, and what it was not told yet: frames, the first of them perhaps a part.
+pub(super) type Heard = (Link, VecDeque<Bytes>);
+
 // Where the way to istiod stands.
 enum Way<'a> {
     // Envoy has not asked for anything, or the last attempt has failed.
     Idle,
     Dialling(BoxFuture<'a, Result<Link, Unopened>>),
-    Asking { answer: BoxFuture<'a, Result<Link, Status>>, more: mpsc::UnboundedSender<Bytes>, attempt: u64 },
+    Asking { answer: BoxFuture<'a, Result<Heard, Status>>, more: mpsc::UnboundedSender<Bytes>, attempt: u64 },
 }
 
 enum Event {
     Data(Option<Result<Bytes, h2::Error>>),
     Due,
-    Old,
     Opened(Result<Link, Unopened>),
-    Answered(Result<Link, Status>),
+    Answered(Result<Heard, Status>),
+    Said,
     Over(Ended),
+}
+
+// The way to Envoy. What is written stays a future until all of it is: Envoy may take long to read it.
+enum Mouth<'a> {
+    Silent(&'a mut Reply),
+    Speaking(BoxFuture<'a, Result<&'a mut Reply, Ended>>),
+}
+
+impl Mouth<'_> {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Event> {
+        match self {
+            Self::Silent(reply) => reply.poll_gone(cx).map(|gone| Event::Over(Ended::envoy(gone))),
+            Self::Speaking(words) => Poll::Ready(match ready!(words.as_mut().poll(cx)) {
+                Ok(reply) => {
+                    *self = Self::Silent(reply);
+                    Event::Said
+                }
+                Err(ended) => Event::Over(ended),
+            }),
+        }
+    }
 }
 
 /// What it needs of an Envoy stream that waits.
@@ -78,24 +105,23 @@ pub(super) struct Sides<'a> {
 }
 
 /// Runs until istiod answers, or Envoy's stream is over.
-pub(super) async fn run(sides: &mut Sides<'_>, memory: &Arc<Memory>) -> Result<Answered, Ended> {
-    let shared = sides.stream.shared;
-    let protocol = sides.stream.protocol;
+pub(super) async fn run(sides: Sides<'_>, memory: &Arc<Memory>) -> Result<Answered, Ended> {
+    let Sides { stream, inbox, reply, replaced } = sides;
+    let (shared, protocol) = (stream.shared, stream.protocol);
     let mark = format!("memory-{:08x}-", rand::random::<u32>());
     let mut envoy = StandIn::new(protocol.mode(), mark);
     let mut messages = Messages::new(shared.config.max_request);
     let mut serving: Option<Serving> = None;
     let mut way = Way::Idle;
+    let mut mouth = Mouth::Silent(reply);
     let mut due = pin!(tokio::time::sleep(silence(shared, memory)));
     let mut is_due = false;
-    let mut old = pin!(tokio::time::sleep(memory.left().unwrap_or(NO_END)));
-    let mut data = sides.inbox.taken_back().await;
+    let mut over = pin!(over(stream.until, replaced, memory.left()));
+    read(&mut envoy, &mut messages, &inbox.taken_back()?)?;
     loop {
-        read(&mut envoy, &mut messages, &data)?;
-        sides.inbox.give_back(data.len());
         if let Way::Asking { more, attempt, .. } = &way {
             for message in envoy.more() {
-                told(sides, memory, *attempt, &message);
+                told(stream, memory, *attempt, &message);
                 let _ = more.send(frame_bytes(&message));
             }
         }
@@ -106,34 +132,37 @@ pub(super) async fn run(sides: &mut Sides<'_>, memory: &Arc<Memory>) -> Result<A
             serving = Some(memory.serve(shared.upstream.address()));
         }
         if serving.is_some() {
-            say(sides, memory, &mut envoy).await?;
+            mouth = say(mouth, shared, memory, &mut envoy)?;
         }
-        data = Bytes::new();
-        match next(sides, &mut way, due.as_mut(), is_due, old.as_mut()).await {
+        match next(&mut mouth, inbox, &mut way, due.as_mut(), is_due, over.as_mut()).await {
             Event::Over(ended) => return Err(ended),
-            Event::Data(Some(Ok(more))) => data = more,
+            Event::Said => {}
+            Event::Data(Some(Ok(data))) => {
+                read(&mut envoy, &mut messages, &data)?;
+                inbox.give_back(data.len());
+            }
             Event::Data(Some(Err(error))) => return Err(Ended::envoy(end_status::of_downstream(&error))),
             Event::Data(None) => return Err(Ended::envoy(Status::ok(""))),
             Event::Due => is_due = true,
-            Event::Old => return Err(too_old()),
-            Event::Opened(Ok(link)) => way = asked(sides, memory, &mut envoy, link),
+            Event::Opened(Ok(link)) => way = asked(stream, memory, &mut envoy, link),
             Event::Opened(Err(Unopened { status, roots, report })) => {
                 shared.meters.dial("failed");
                 let report =
                     report.map_or_else(|| trouble::ended(shared.upstream.address(), &status), |r| *r);
-                failed(sides, memory, &status, report, roots || holdable(&status))?;
+                failed(shared, memory, &status, report, roots || holdable(&status))?;
                 (way, is_due) = (Way::Idle, true);
             }
             Event::Answered(Err(status)) => {
                 let report = trouble::ended(shared.upstream.address(), &status);
-                failed(sides, memory, &status, report, holdable(&status))?;
+                failed(shared, memory, &status, report, holdable(&status))?;
                 (way, is_due) = (Way::Idle, true);
             }
-            Event::Answered(Ok(link)) => {
+            Event::Answered(Ok((mut link, unsent))) => {
                 let Way::Asking { attempt, .. } = way else { unreachable!("only who was asked answers") };
-                hand_over(sides, envoy, messages);
+                finish(&mut mouth, &mut link, over).await?;
+                hand_over(stream, inbox, unsent, envoy, messages);
                 if let Some(serving) = serving {
-                    tracing::info!(target: "xdsproxy", stream = sides.stream.id,
+                    tracing::info!(target: "xdsproxy", stream = stream.id,
                         "istiod is back: Envoy's stream is handed over to it");
                     serving.handed_over();
                 }
@@ -141,6 +170,35 @@ pub(super) async fn run(sides: &mut Sides<'_>, memory: &Arc<Memory>) -> Result<A
             }
         }
     }
+}
+
+// What ends Envoy's stream whatever else goes on: another stream in its place, its own bound, or the age of what is kept.
+async fn over(until: Option<Instant>, replaced: &Stop, left: Option<Duration>) -> Ended {
+    tokio::select! {
+        biased;
+        () = replaced.cancelled() => Ended { by: Leg::Agent, status: Status::ok(""), class: Class::Expected },
+        () = grpc::over(until) => Ended::envoy(grpc::exceeded()),
+        () = tokio::time::sleep(left.unwrap_or(NO_END)) => too_old(),
+    }
+}
+
+// A message to Envoy that was begun goes to its end.
+async fn finish(
+    mouth: &mut Mouth<'_>,
+    link: &mut Link,
+    mut over: Pin<&mut impl Future<Output = Ended>>,
+) -> Result<(), Ended> {
+    let mut driven = true;
+    while let Mouth::Speaking(_) = mouth {
+        tokio::select! {
+            biased;
+            event = poll_fn(|cx| mouth.poll(cx)) => if let Event::Over(ended) = event { return Err(ended) },
+            ended = &mut over => return Err(ended),
+            // How it ended is found out by the relay.
+            _ = &mut link.driver, if driven => driven = false,
+        }
+    }
+    Ok(())
 }
 
 // How long Envoy hears nothing: not at all where istiod is known to be away. An Envoy whose agent waits for its turn has a
@@ -164,23 +222,28 @@ fn read(envoy: &mut StandIn, messages: &mut Messages, data: &Bytes) -> Result<()
 }
 
 // On a fresh stream istiod is asked for all that Envoy has asked for.
-fn asked<'a>(sides: &Sides<'_>, memory: &Memory, envoy: &mut StandIn, link: Link) -> Way<'a> {
+fn asked<'a>(stream: &Stream<'_>, memory: &Memory, envoy: &mut StandIn, link: Link) -> Way<'a> {
     let attempt = memory.next_stream();
     let first = envoy.hand_over();
-    first.iter().for_each(|message| told(sides, memory, attempt, message));
+    first.iter().for_each(|message| told(stream, memory, attempt, message));
     let first = first.iter().map(|message| frame_bytes(message)).collect();
     let (more, queue) = mpsc::unbounded_channel();
     Way::Asking { answer: Box::pin(ask(link, first, queue)), more, attempt }
 }
 
 // From here on the relay reads what Envoy writes; what memory was told of it goes along.
-fn hand_over(sides: &mut Sides<'_>, envoy: StandIn, messages: Messages) {
-    let (stream, protocol) = (sides.stream, sides.stream.protocol);
+fn hand_over(
+    stream: &Stream<'_>,
+    inbox: &mut Inbox,
+    unsent: VecDeque<Bytes>,
+    envoy: StandIn,
+    messages: Messages,
+) {
     let listeners = envoy.types().any(|of| of == types::LISTENER);
     let strip = (!envoy.is_silent()).then(|| envoy.end());
-    sides.inbox.handed_over(strip, messages, listeners);
+    inbox.handed_over(unsent, strip, messages, listeners);
     if listeners && !stream.first_listeners.swap(true, Ordering::Relaxed) {
-        stream.shared.own(protocol).into_iter().for_each(|own| stream.queue.put(own));
+        stream.shared.own(stream.protocol).into_iter().for_each(|own| stream.queue.put(own));
     }
 }
 
@@ -199,8 +262,8 @@ fn no_request() -> Ended {
 }
 
 // A request goes to istiod in Envoy's name.
-fn told(sides: &Sides<'_>, memory: &Memory, attempt: u64, message: &Bytes) {
-    let (shared, protocol) = (sides.stream.shared, sides.stream.protocol);
+fn told(stream: &Stream<'_>, memory: &Memory, attempt: u64, message: &Bytes) {
+    let (shared, protocol) = (stream.shared, stream.protocol);
     shared.meters.request();
     if let Ok(request) = crate::replay::read::request(protocol.mode(), message) {
         shared.state.request(&request.type_url, &Facts::default());
@@ -210,13 +273,12 @@ fn told(sides: &Sides<'_>, memory: &Memory, attempt: u64, message: &Bytes) {
 
 // The attempt has failed; an error where memory must not stand in for it.
 fn failed(
-    sides: &Sides<'_>,
+    shared: &Shared,
     memory: &Memory,
     status: &Status,
     report: Report,
     holdable: bool,
 ) -> Result<(), Ended> {
-    let shared = sides.stream.shared;
     shared.meters.istiod_ended(Class::Unexpected);
     shared.failed(status, report);
     if memory.judge(status) && holdable {
@@ -235,95 +297,111 @@ async fn dial(shared: &Shared, protocol: super::Protocol) -> Result<Link, Unopen
     upstream::open(&*shared.upstream, &*shared.tokens, &shared.headers, protocol, &late).await
 }
 
-// Sends the requests and whatever follows, until the answer begins.
-async fn ask(
+/// Sends the requests and whatever follows, until the answer begins; gives what was not sent until then.
+pub(super) async fn ask(
     link: Link,
-    first: Vec<Bytes>,
+    mut unsent: VecDeque<Bytes>,
     mut more: mpsc::UnboundedReceiver<Bytes>,
-) -> Result<Link, Status> {
+) -> Result<Heard, Status> {
     let Link { mut driver, mut sink, mut response, ping, reads, peer, token_expires } = link;
     let answer = {
-        let mut sending = pin!(async {
-            for frame in first {
-                send(&mut sink, frame).await?;
-            }
-            while let Some(frame) = more.recv().await {
-                send(&mut sink, frame).await?;
-            }
-            Ok::<(), h2::Error>(())
-        });
+        let mut sending = pin!(send(&mut sink, &mut unsent, &mut more));
         let mut sends = true;
         let mut late = pin!(tokio::time::sleep(ANSWER));
-        loop {
+        let failed = loop {
             tokio::select! {
                 biased;
-                answer = &mut response => break answer.map_err(|e| end_status::of_upstream(&e).0)?,
-                ended = &mut driver => return Err(match ended {
+                answer = &mut response => break Err(answer),
+                ended = &mut driver => break Ok(match ended {
                     Err(error) => end_status::of_upstream(&error).0,
                     Ok(()) => Status::unavailable("error reading from server: EOF"),
                 }),
                 // What went wrong is told by the answer or the connection.
                 _ = &mut sending, if sends => sends = false,
-                () = &mut late => {
-                    return Err(Status::unavailable(format!("no answer within {ANSWER:?}")));
-                }
+                () = &mut late => break Ok(Status::unavailable(format!("no answer within {ANSWER:?}"))),
             }
+        };
+        match failed {
+            Err(answer) => answer.map_err(|e| end_status::of_upstream(&e).0)?,
+            // What the driver has just read may be the answer.
+            Ok(status) => (&mut response).now_or_never().and_then(Result::ok).ok_or(status)?,
         }
     };
-    if let Some(status) = end_status::of_trailers(answer.headers()).filter(|_| answer.body().is_end_stream())
-    {
+    let (parts, mut body) = answer.into_parts();
+    if let Some(status) = end_status::of_head(&parts.headers, &mut body) {
         return Err(status);
     }
-    if answer.status() != http::StatusCode::OK {
-        let content_type = answer.headers().get(http::header::CONTENT_TYPE).and_then(|v| v.to_str().ok());
-        return Err(end_status::of_http(answer.status(), content_type));
+    if parts.status != http::StatusCode::OK {
+        let content_type = parts.headers.get(http::header::CONTENT_TYPE).and_then(|v| v.to_str().ok());
+        return Err(end_status::of_http(parts.status, content_type));
     }
-    Ok(Link { driver, sink, response: Either::Right(ready(Ok(answer))), ping, reads, peer, token_expires })
+    while let Ok(frame) = more.try_recv() {
+        unsent.push_back(frame);
+    }
+    let answer = http::Response::from_parts(parts, body);
+    let response = Either::Right(future::ready(Ok(answer)));
+    Ok((Link { driver, sink, response, ping, reads, peer, token_expires }, unsent))
 }
 
-async fn send(sink: &mut SendStream<Bytes>, mut bytes: Bytes) -> Result<(), h2::Error> {
-    while !bytes.is_empty() {
-        sink.reserve_capacity(bytes.len());
-        let room = match sink.capacity() {
-            0 => match poll_fn(|cx| sink.poll_capacity(cx)).await {
-                Some(room) => room?,
-                None => return Err(Reason::CANCEL.into()),
-            },
-            room => room,
-        };
-        let piece = bytes.split_to(room.min(bytes.len()));
-        sink.send_data(piece, false)?;
-    }
-    Ok(())
-}
-
-// Tells Envoy what memory has for it.
-async fn say(sides: &mut Sides<'_>, memory: &Memory, envoy: &mut StandIn) -> Result<(), Ended> {
+// What was sent of it is gone from `unsent`, wherever this is left off.
+async fn send(
+    sink: &mut SendStream<Bytes>,
+    unsent: &mut VecDeque<Bytes>,
+    more: &mut mpsc::UnboundedReceiver<Bytes>,
+) -> Result<(), h2::Error> {
     loop {
-        let answer = memory.answer(envoy).map_err(|error| {
-            Ended::envoy(Status::internal(format!("the last good configuration cannot be read: {error}")))
-        })?;
-        let Some(answer) = answer else { return Ok(()) };
-        let shared = sides.stream.shared;
-        sides.reply.open().map_err(|error| Ended::envoy(end_status::of_downstream(&error)))?;
-        let mut sink =
-            Sink { stream: &mut *sides.reply, leg: Leg::Envoy, shared, progress: Default::default() };
-        sink.send(frame_bytes(&answer)).await.map_err(|broken| match broken {
-            Broken::Gone(error) => Ended::envoy(end_status::of_downstream(&error)),
-            Broken::Stalled(after) => stalled(Leg::Envoy, after),
-        })?;
+        while let Some(frame) = unsent.front_mut() {
+            sink.reserve_capacity(frame.len());
+            let room = match sink.capacity() {
+                0 => match poll_fn(|cx| sink.poll_capacity(cx)).await {
+                    Some(room) => room?,
+                    None => return Err(Reason::CANCEL.into()),
+                },
+                room => room,
+            };
+            sink.send_data(frame.split_to(room.min(frame.len())), false)?;
+            if frame.is_empty() {
+                unsent.pop_front();
+            }
+        }
+        match more.recv().await {
+            Some(frame) => unsent.push_back(frame),
+            None => return Ok(()),
+        }
     }
+}
+
+// Begins to tell Envoy the next of what memory has for it, if nothing is being told.
+fn say<'a>(
+    mouth: Mouth<'a>,
+    shared: &'a Shared,
+    memory: &Memory,
+    envoy: &mut StandIn,
+) -> Result<Mouth<'a>, Ended> {
+    let Mouth::Silent(reply) = mouth else { return Ok(mouth) };
+    let answer = memory.answer(envoy).map_err(|error| {
+        Ended::envoy(Status::internal(format!("the last good configuration cannot be read: {error}")))
+    })?;
+    let Some(answer) = answer else { return Ok(Mouth::Silent(reply)) };
+    reply.open().map_err(|error| Ended::envoy(end_status::of_downstream(&error)))?;
+    Ok(Mouth::Speaking(Box::pin(async move {
+        let mut sink = Sink { stream: &mut *reply, leg: Leg::Envoy, shared, progress: Default::default() };
+        match sink.send(frame_bytes(&answer)).await {
+            Ok(()) => Ok(reply),
+            Err(Broken::Gone(error)) => Err(Ended::envoy(end_status::of_downstream(&error))),
+            Err(Broken::Stalled(after)) => Err(stalled(Leg::Envoy, after)),
+        }
+    })))
 }
 
 async fn next(
-    sides: &mut Sides<'_>,
+    mouth: &mut Mouth<'_>,
+    inbox: &mut Inbox,
     way: &mut Way<'_>,
-    due: std::pin::Pin<&mut tokio::time::Sleep>,
+    due: Pin<&mut tokio::time::Sleep>,
     is_due: bool,
-    old: std::pin::Pin<&mut tokio::time::Sleep>,
+    over: Pin<&mut impl Future<Output = Ended>>,
 ) -> Event {
-    let until: Option<Instant> = sides.stream.until;
-    let (reply, inbox, replaced) = (&mut *sides.reply, &mut *sides.inbox, sides.replaced);
     let step = async {
         match way {
             Way::Idle => std::future::pending().await,
@@ -333,14 +411,10 @@ async fn next(
     };
     tokio::select! {
         biased;
-        gone = poll_fn(|cx| reply.poll_gone(cx)) => Event::Over(Ended::envoy(gone)),
-        () = replaced.cancelled() => {
-            Event::Over(Ended { by: Leg::Agent, status: Status::ok(""), class: Class::Expected })
-        }
-        () = grpc::over(until) => Event::Over(Ended::envoy(grpc::exceeded())),
+        event = poll_fn(|cx| mouth.poll(cx)) => event,
+        ended = over => Event::Over(ended),
         data = inbox.next_data() => Event::Data(data),
         event = step => event,
         () = due, if !is_due => Event::Due,
-        () = old => Event::Old,
     }
 }

@@ -5,8 +5,11 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::{Buf, Bytes, BytesMut};
-use envoy_types::pb::envoy::service::discovery::v3::{DiscoveryRequest, DiscoveryResponse};
-use envoy_types::pb::google::protobuf::Any;
+use envoy_types::pb::envoy::config::core::v3::Node;
+use envoy_types::pb::envoy::service::discovery::v3::{
+    DeltaDiscoveryRequest, DeltaDiscoveryResponse, DiscoveryRequest, DiscoveryResponse, Resource,
+};
+use envoy_types::pb::google::protobuf::{Any, Struct, Value, value};
 use envoy_types::pb::google::rpc;
 use futures_util::future::BoxFuture;
 use h2::server::SendResponse;
@@ -29,5 +32,6 @@ mod holding;
 mod model;
 mod passing;
 mod rig;
+mod standing_in;
 
 use rig::*;

@@ -63,3 +63,41 @@ async fn a_hold_ends_and_envoy_is_told_then() {
     }
     assert_eq!(rig.metric("xds_holds", Some("told")), 1.0);
 }
+
+// Something that makes a first request larger than a frame.
+fn long() -> String {
+    "n".repeat(40_000)
+}
+
+#[tokio::test]
+async fn an_envoy_without_a_configuration_is_not_put_off_however_long_its_node_is() {
+    let mut rig = Rig::with(|c| c.spread = Some(Duration::from_secs(600))).await;
+    let (mut envoy, mut istiod) = rig.pair(Protocol::Sotw).await;
+    envoy.send(&request(types::LISTENER)).await;
+    istiod.request().await;
+    istiod.push(&response(types::LISTENER, "1", &[1])).await;
+    envoy.response().await;
+    envoy.send(&DiscoveryRequest { response_nonce: "1".to_owned(), ..request(types::LISTENER) }).await;
+    while istiod.request().await.response_nonce != "1" {}
+    istiod.cut.cancel();
+    assert_eq!(envoy.status().await.0, Code::Unavailable);
+    let mut envoy = rig.envoy(Protocol::Sotw).await;
+    let node = Some(Node { id: long(), ..Default::default() });
+    envoy.send(&DiscoveryRequest { node, ..request(CDS) }).await;
+    assert_eq!(rig.istiod().await.request().await.type_url, CDS);
+}
+
+#[tokio::test]
+async fn a_proxyless_client_is_known_however_late_its_node_says_so() {
+    let mut rig = Rig::new().await;
+    let (mut envoy, mut istiod) = rig.configured().await;
+    let mut client = rig.envoy(Protocol::Sotw).await;
+    let generator = Value { kind: Some(value::Kind::StringValue("grpc".to_owned())) };
+    let metadata = Some(Struct { fields: [("GENERATOR".to_owned(), generator)].into() });
+    let node = Some(Node { id: long(), metadata, ..Default::default() });
+    client.send(&DiscoveryRequest { node, ..request(CDS) }).await;
+    rig.istiod().await.request().await;
+    let sent = response(CDS, "2", &[1]);
+    istiod.push(&sent).await;
+    assert_eq!(envoy.response().await, sent, "Envoy's stream goes on beside it");
+}

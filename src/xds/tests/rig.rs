@@ -51,6 +51,8 @@ pub(super) struct Rig {
     pub(super) news: watch::Sender<u64>,
     pub(super) streams: mpsc::UnboundedReceiver<Istiod>,
     pub(super) bundle: watch::Receiver<Vec<String>>,
+    // Envoys that are alive do not answer any more.
+    pub(super) deaf: Stop,
     pub(super) _dir: tempfile::TempDir,
 }
 
@@ -106,13 +108,16 @@ impl Rig {
         };
         let server = Server::new(config, parts);
         let handle = server.handle();
+        if let Some(keeper) = server.keeper(std::future::ready("me".to_owned()), group.token()) {
+            group.run("keeper", keeper);
+        }
         let (listener, file) = server.bind().unwrap().into_parts();
         let stop = group.token();
         group.spawn("xds", async move {
             let _file = file;
             server.serve(listener, stop).await
         });
-        Self { group, way, handle, metrics, socket, news, streams, bundle, _dir: dir }
+        Self { group, way, handle, metrics, socket, news, streams, bundle, deaf: Stop::new(), _dir: dir }
     }
 
     pub(super) async fn envoy(&self, protocol: Protocol) -> Envoy {
@@ -130,8 +135,13 @@ impl Rig {
                 .handshake(io)
                 .await
                 .unwrap();
+        let deaf = self.deaf.clone();
         self.group.run("envoy", async move {
-            let _ = connection.await;
+            let mut connection = std::pin::pin!(connection);
+            tokio::select! {
+                _ = &mut connection => {}
+                () = deaf.cancelled() => std::future::pending().await,
+            }
         });
         let mut request = Request::post(format!("http://xds-grpc{path}"))
             .header("content-type", "application/grpc")
@@ -160,6 +170,21 @@ impl Rig {
     pub(super) async fn pair(&mut self, protocol: Protocol) -> (Envoy, Istiod) {
         let envoy = self.envoy(protocol).await;
         (envoy, self.istiod().await)
+    }
+
+    /// Envoy has accepted clusters of these names and a listener in delta form, and has gone.
+    pub(super) async fn filled(&mut self, names: &[String]) {
+        let (mut envoy, mut istiod) = self.pair(Protocol::Delta).await;
+        for (of, names) in [(CDS, names), (types::LISTENER, &["l".to_owned()][..])] {
+            envoy.send(&delta_request(of)).await;
+            while istiod.delta().await.type_url != of {}
+            let sent = delta(of, of, names, "1");
+            tokio::join!(istiod.push(&sent), async { assert_eq!(envoy.delta().await, sent) });
+            envoy.send(&delta_answer(of, of)).await;
+            while istiod.delta().await.response_nonce != of {}
+        }
+        drop(envoy);
+        istiod.ended().await;
     }
 
     pub(super) fn metric(&self, name: &str, label: Option<&str>) -> f64 {
@@ -262,6 +287,11 @@ impl Istiod {
         DiscoveryRequest::decode(frame.expect("a request comes").expect("the stream is open")).unwrap()
     }
 
+    pub(super) async fn delta(&mut self) -> DeltaDiscoveryRequest {
+        let frame = tokio::time::timeout(SOON, next_frame(&mut self.body, &mut self.buffer)).await;
+        DeltaDiscoveryRequest::decode(frame.expect("a request comes").expect("the stream is open")).unwrap()
+    }
+
     pub(super) async fn ended(&mut self) {
         let rest = async { while next_frame(&mut self.body, &mut self.buffer).await.is_some() {} };
         tokio::time::timeout(SOON, rest).await.expect("the upstream stream ends");
@@ -311,6 +341,10 @@ impl Envoy {
         DiscoveryResponse::decode(self.raw().await.expect("the stream is open")).unwrap()
     }
 
+    pub(super) async fn delta(&mut self) -> DeltaDiscoveryResponse {
+        DeltaDiscoveryResponse::decode(self.raw().await.expect("the stream is open")).unwrap()
+    }
+
     pub(super) async fn status(&mut self) -> (Code, String) {
         while self.raw().await.is_some() {}
         if self.trailers.is_none() {
@@ -332,6 +366,29 @@ pub(super) fn response(type_url: &str, nonce: &str, sizes: &[usize]) -> Discover
         resources: sizes.iter().map(any).collect(),
         type_url: type_url.to_owned(),
         nonce: nonce.to_owned(),
+        ..Default::default()
+    }
+}
+
+pub(super) fn delta_request(type_url: &str) -> DeltaDiscoveryRequest {
+    DeltaDiscoveryRequest { type_url: type_url.to_owned(), ..Default::default() }
+}
+
+pub(super) fn delta_answer(type_url: &str, nonce: &str) -> DeltaDiscoveryRequest {
+    DeltaDiscoveryRequest { response_nonce: nonce.to_owned(), ..delta_request(type_url) }
+}
+
+pub(super) fn delta(type_url: &str, nonce: &str, names: &[String], version: &str) -> DeltaDiscoveryResponse {
+    let resource = |name: &String| Resource {
+        name: name.clone(),
+        version: version.to_owned(),
+        resource: Some(Any { type_url: type_url.to_owned(), value: name.clone().into_bytes() }),
+        ..Default::default()
+    };
+    DeltaDiscoveryResponse {
+        type_url: type_url.to_owned(),
+        nonce: nonce.to_owned(),
+        resources: names.iter().map(resource).collect(),
         ..Default::default()
     }
 }
