@@ -160,7 +160,7 @@ impl Down<'_> {
             return Ok(event.await);
         }
         let what = "sent no byte in the middle of a message";
-        let watched = watched(shared, Leg::Istiod, what, shared.config.stall, event).await;
+        let watched = watched(shared, Leg::Istiod, what, shared.config.stall, &mut false, event).await;
         watched.map_err(|after| stalled(Leg::Istiod, after))
     }
 

@@ -236,9 +236,12 @@ impl Shared {
     /// Tells istiod, and every later stream, of the application.
     pub(super) fn set_health(&self, unhealthy: Option<String>) {
         let all = self.registered.lock().expect("no panic holds this lock");
-        // The workload's own, if it has one.
-        if let Some(stream) = all.iter().rev().find(|r| !r.proxyless).or(all.last()) {
-            stream.queue.put(report(stream.protocol, unhealthy.as_deref()));
+        let put = |stream: &Registered| stream.queue.put(report(stream.protocol, unhealthy.as_deref()));
+        // The workload's own, if it has one. Of which client a new stream is is not known before its first request.
+        if all.iter().any(|r| !r.proxyless) {
+            all.iter().filter(|r| !r.proxyless).for_each(put);
+        } else {
+            all.last().into_iter().for_each(put);
         }
         *self.health.lock().expect("no panic holds this lock") = Some(unhealthy);
     }

@@ -30,8 +30,18 @@ pub(super) struct Sink<'a, S> {
     pub(super) stream: S,
     pub(super) leg: Leg,
     pub(super) shared: &'a Shared,
-    /// For how long was waited since [`FLOOR`] had moved last, and how many bytes have moved meanwhile.
-    pub(super) progress: (Duration, usize),
+    pub(super) progress: Progress,
+}
+
+/// Of a leg, since [`FLOOR`] had moved last.
+#[derive(Debug, Default)]
+pub(super) struct Progress {
+    /// For how long was waited.
+    waited: Duration,
+    /// Bytes that have moved meanwhile.
+    moved: usize,
+    /// A stall was counted.
+    noticed: bool,
 }
 
 impl<S: AsMut<SendStream<Bytes>>> Sink<'_, S> {
@@ -44,7 +54,7 @@ impl<S: AsMut<SendStream<Bytes>>> Sink<'_, S> {
                 room => room,
             };
             let piece = bytes.split_to(room.min(bytes.len()));
-            self.progress.1 += piece.len();
+            self.progress.moved += piece.len();
             self.stream.as_mut().send_data(piece, false).map_err(Broken::Gone)?;
         }
         Ok(())
@@ -54,10 +64,10 @@ impl<S: AsMut<SendStream<Bytes>>> Sink<'_, S> {
     async fn room(&mut self) -> Result<usize, Broken> {
         let (limit, began) = (self.shared.config.stall, Instant::now());
         // A slow reader may be waited for as long as it likes, in pieces.
-        if self.progress.1 >= FLOOR {
-            self.progress = (Duration::ZERO, 0);
+        if self.progress.moved >= FLOOR {
+            self.progress = Progress::default();
         }
-        let left = limit.map(|limit| limit.saturating_sub(self.progress.0));
+        let left = limit.map(|limit| limit.saturating_sub(self.progress.waited));
         let stream = self.stream.as_mut();
         let capacity = poll_fn(|cx| {
             loop {
@@ -70,31 +80,40 @@ impl<S: AsMut<SendStream<Bytes>>> Sink<'_, S> {
                 };
             }
         });
-        let done =
-            watched(self.shared, self.leg, "read nothing although data is pending", left, capacity).await;
-        self.progress.0 += began.elapsed();
+        let (what, noticed) = ("read nothing although data is pending", &mut self.progress.noticed);
+        let done = watched(self.shared, self.leg, what, left, noticed, capacity).await;
+        self.progress.waited += began.elapsed();
         done.unwrap_or_else(|_| Err(Broken::Stalled(limit.unwrap_or_default())))
     }
 }
 
-// Waits for something that must move, for `left` at most. A stall is counted and logged once.
+// Waits for something that must move, for `left` at most. A stall is counted and logged once; also one that ends the stream
+// before that, unless a wait before this one was `noticed`.
 pub(super) async fn watched<T>(
     shared: &Shared,
     leg: Leg,
     what: &str,
     left: Option<Duration>,
+    noticed: &mut bool,
     wait: impl Future<Output = T>,
 ) -> Result<T, Duration> {
     let mut wait = pin!(wait);
     let notice = shared.config.stall.map_or(STALL_NOTICE, |l| l.min(STALL_NOTICE));
     let first = left.map_or(notice, |left| left.min(notice));
+    let name = leg.name();
     match tokio::time::timeout(first, &mut wait).await {
         Ok(done) => return Ok(done),
-        Err(_) if first < notice => return Err(first),
+        Err(_) if first < notice => {
+            if !std::mem::replace(noticed, true) {
+                shared.meters.stall(name);
+                tracing::warn!(target: "xdsproxy", "{name} has {what}; the stream ends");
+            }
+            return Err(first);
+        }
         Err(_) => {}
     }
     let began = Instant::now();
-    let name = leg.name();
+    *noticed = true;
     shared.meters.stall(name);
     tracing::warn!(target: "xdsproxy", "for {notice:?} {name} has {what}; the stream goes on");
     let result = match left {

@@ -70,6 +70,20 @@ async fn the_agents_own_requests_follow_the_first_listeners() {
 }
 
 #[tokio::test]
+async fn a_stream_that_has_not_said_whose_it_is_takes_no_verdict_away() {
+    let mut rig = Rig::new().await;
+    let (mut envoy, mut istiod) = rig.configured().await;
+    envoy.send(&request(types::LISTENER)).await;
+    assert_eq!(istiod.request().await.type_url, types::LISTENER);
+    assert_eq!(istiod.request().await.type_url, types::PROXY_CONFIG);
+    let before = rig.handle.snapshot().stream.unwrap().id;
+    let _client = rig.envoy(Protocol::Sotw).await;
+    rig.eventually("it is there", || rig.handle.snapshot().stream.unwrap().id != before).await;
+    rig.handle.report_health(Some("down".to_owned()));
+    assert_eq!(istiod.request().await.type_url, types::HEALTH);
+}
+
+#[tokio::test]
 async fn rejections_are_kept() {
     let mut rig = Rig::new().await;
     let (mut envoy, mut istiod) = rig.configured().await;
