@@ -1,6 +1,7 @@
 //! Every socket and port, and the certificate on its way.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::callers::{ByToken, Told};
 use super::common::Common;
@@ -9,12 +10,17 @@ use super::upgrade::Heir;
 use super::upstream::Upstream;
 use super::wiring::Wires;
 use super::{let_others_run, said, sts, wasm};
+use crate::base::lane::Lane;
 use crate::config::parts::Error;
 use crate::secrets::{self, Manager};
 use crate::status;
 use crate::trouble::{Kind, Report};
 use crate::wasm::Converter;
 use crate::{dns, gateway, sds, xds};
+
+/// The look for who holds the status port; the sockets of Envoy, which are bound next, wait no longer for it.
+static LOOKS: Lane = Lane::new("status port's holder", 1);
+const LOOK: Duration = Duration::from_secs(1);
 
 /// What is bound and not served yet.
 pub(super) struct Bound {
@@ -43,13 +49,15 @@ pub(super) async fn bind(
     let token_service = sts::prepare(config).await?;
     let identity = certificates(common, upstream, heir);
     let_others_run().await;
-    let status = config.status.as_ref().map(|config| {
-        status::bind(config).unwrap_or_else(|error| {
+    let status = match config.status.as_ref().map(|config| (config, status::bind(config))) {
+        Some((config, Err(error))) => {
             let trouble = troubles.reporter("default");
-            trouble.report(status_taken(&error, config.port));
-            status::Bound::later(config, trouble)
-        })
-    });
+            trouble.report(status_taken(&error, config.port).await);
+            Some(status::Bound::later(config, trouble))
+        }
+        Some((_, Ok(bound))) => Some(bound),
+        None => None,
+    };
     let wires = Wires::new(config, heir);
     let dns = match config.dns.as_ref().zip(wires.names.clone()) {
         Some((dns, names)) => {
@@ -133,9 +141,11 @@ fn relay(
 }
 
 // The agent goes on: certificates and config must not hang on a port that only probes and scrapers use.
-fn status_taken(error: &status::Error, port: u16) -> Report {
+async fn status_taken(error: &status::Error, port: u16) -> Report {
     let mut detail = format!("Error listening on status port: {}", crate::base::error::chain(error));
-    if let Some(holder) = crate::envoy::port::holder(port) {
+    // All connections of the machine and all files of its processes are gone through.
+    let looked = LOOKS.within(LOOK, move || crate::envoy::port::holder(port)).await;
+    if let Ok(Some(holder)) = looked {
         detail.push_str(&format!("; held by {holder}"));
     }
     detail.push_str("; the agent runs without its status server and tries again");
