@@ -98,7 +98,7 @@ pub mod health {
 
 pub mod iptables {
     pub mod change {
-        pub use crate::iptables::change::{Jumps, guarded, removal, rollback};
+        pub use crate::iptables::change::{Guards, Jumps, removal, rollback};
     }
     pub mod model {
         pub use crate::iptables::model::{Family, Match, Proto, Rule, Table, Target};

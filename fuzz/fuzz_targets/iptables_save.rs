@@ -3,7 +3,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use pilot_agent::testing::iptables::change::{self, Jumps};
+use pilot_agent::testing::iptables::change::{self, Guards, Jumps};
 use pilot_agent::testing::iptables::model::{Family, Match, Proto, Rule, Table, Target};
 use pilot_agent::testing::iptables::state::SavedTables;
 use pilot_agent::testing::iptables::verify::{self, Names};
@@ -42,7 +42,7 @@ fuzz_target!(|text: &str| {
         well_formed(&change::removal(&state, &rules, Family::V4, &names, jumps));
     }
     let _ = verify::difference(&rules, Family::V4, &state, &names);
-    let _ = change::guarded(&state);
+    let _ = Guards::read(text);
     let _ = change::rollback(text, &state, &rules, Family::V4, &names);
 
     // Other people's text before ours does not hide ours, unless it speaks of our chains itself.

@@ -4,18 +4,20 @@
 //! guardrails and takes the old rules away in one restore, then puts the new ones in and lowers the
 //! guardrails in a second; when that fails the tables are put back as they were, so a family has its old
 //! rules or its new ones and never none. A run that is killed between the two leaves a pod without
-//! traffic; the next run sees the guardrails on top, finishes the work and removes them.
+//! traffic; the next run knows the guardrails by their mark, finishes the work and removes them.
 
-use super::change::{self, Jumps};
+use super::change::{self, Guards, Jumps};
 use super::detect::{self, Backend, Choice};
 use super::error::Error;
 use super::model::{Family, OUR_CHAINS, Rule, Table};
 use super::restore;
 use super::run::{Program, Runner};
 use super::settings::{Resolved, Settings};
-use super::state::SavedTables;
 use super::undo;
 use super::verify::{self, Names};
+
+/// What to do where the guardrails may be up and nothing more can be done.
+const BLOCKED: &str = "TCP and UDP may stay blocked; run again";
 
 /// One family's part of the work.
 struct Side<'a> {
@@ -69,7 +71,7 @@ pub(crate) fn run(
     let all_new = !sides[0].backend.state.has_ours();
     for side in &sides {
         let changed = if settings.cleanup_only {
-            Ok(side.clean_up(runner, settings.reconcile, &mut others))
+            side.clean_up(runner, settings.reconcile, &mut others)
         } else {
             side.bring_about(runner, settings, all_new, &mut others)
         };
@@ -87,7 +89,9 @@ pub(crate) fn remove_leftovers(runner: &mut dyn Runner, rules: &[Rule], names: &
         let Some(Choice { backend, others }) = detect::leftovers(runner, family, None) else { continue };
         let side = Side { family, backend, others, rules, names };
         for backend in std::iter::once(&side.backend).chain(&side.others) {
-            side.remove(runner, backend, Jumps::All);
+            if let Err(reason) = side.remove(runner, backend, Jumps::All) {
+                tracing::error!("{reason}");
+            }
         }
     }
 }
@@ -109,11 +113,13 @@ impl Side<'_> {
             None if settings.force_apply => {
                 tracing::info!("{name}: the rules are in place and are applied again as requested");
             }
-            None if change::guarded(&self.backend.state) => {
+            None if self.backend.guards.any() => {
                 tracing::warn!(
                     "{name}: the rules are in place; removing the guardrails that an interrupted run has left"
                 );
-                return self.restore(runner, &self.backend, &change::lower_guardrails(), true).map(|()| true);
+                let lower = change::lower_guardrails(self.backend.guards);
+                self.restore(runner, &self.backend, &lower, true)?;
+                return self.lowered(runner, &self.backend).map(|()| true);
             }
             None => {
                 tracing::info!("{name}: the rules are in place, nothing to do");
@@ -131,7 +137,7 @@ impl Side<'_> {
         if settings.reconcile || difference.is_none() {
             self.rebuild(runner)?;
             for backend in &self.others {
-                self.remove(runner, backend, Jumps::All);
+                self.remove(runner, backend, Jumps::All)?;
             }
             return Ok(true);
         }
@@ -139,15 +145,23 @@ impl Side<'_> {
     }
 
     // Takes away what the flags would make, or everything of ours; whether anything had to be changed.
-    fn clean_up(&self, runner: &mut dyn Runner, everything: bool, left: &mut Others) -> bool {
-        let mut any = false;
+    fn clean_up(&self, runner: &mut dyn Runner, everything: bool, left: &mut Others) -> Result<bool, Error> {
+        let (mut any, mut failed) = (false, None);
+        let mut note = |change| match change {
+            Ok(change) => any |= change,
+            Err(reason) => {
+                if let Some(earlier) = failed.replace(reason) {
+                    tracing::error!("{earlier}");
+                }
+            }
+        };
         for backend in std::iter::once(&self.backend).chain(&self.others) {
             if everything {
-                any |= self.remove(runner, backend, Jumps::Known);
+                note(self.remove(runner, backend, Jumps::Known));
                 continue;
             }
             let (document, state) = undo::document(&backend.state, self.rules, self.family, self.names);
-            any |= self.take_away(runner, backend, document);
+            note(self.take_away(runner, backend, document));
             left.tproxy |= !state.rules("mangle", "ISTIO_TPROXY").is_empty();
             left.v6 |= self.family == Family::V6 && !state.rules("nat", "ISTIO_OUTPUT").is_empty();
             if state.has_ours() {
@@ -159,7 +173,7 @@ impl Side<'_> {
                 );
             }
         }
-        any
+        failed.map_or(Ok(any), Err)
     }
 
     // None of the chains that are wanted is there: one restore, undone when it fails half-way. What other
@@ -168,26 +182,35 @@ impl Side<'_> {
         let leftovers = self.backend.state.with_chains(OUR_CHAINS);
         let mut document = change::removal(&leftovers, self.rules, self.family, self.names, Jumps::All);
         document.push_str(&restore::document(self.rules, self.family));
-        if change::guarded(&self.backend.state) {
-            document.push_str(&change::lower_guardrails());
-        }
+        document.push_str(&change::lower_guardrails(self.backend.guards));
         if document.is_empty() {
             return Ok(());
         }
-        self.restore(runner, &self.backend, &document, true).inspect_err(|_| self.put_back(runner))
+        self.restore(runner, &self.backend, &document, true).inspect_err(|_| self.put_back(runner))?;
+        if self.backend.guards.any() { self.lowered(runner, &self.backend) } else { Ok(()) }
     }
 
     fn rebuild(&self, runner: &mut dyn Runner) -> Result<(), Error> {
         let old = change::removal(&self.backend.state, self.rules, self.family, self.names, Jumps::All);
-        let raise =
-            if change::guarded(&self.backend.state) { String::new() } else { change::raise_guardrails() };
-        let clear = format!("{raise}{old}");
-        if !clear.is_empty() {
-            self.restore(runner, &self.backend, &clear, true).inspect_err(|_| self.put_back(runner))?;
-        }
+        let clear = format!("{}{old}", change::raise_guardrails(self.backend.guards));
+        self.restore(runner, &self.backend, &clear, true).inspect_err(|_| self.put_back(runner))?;
+        // Deleting what somebody has removed meanwhile would fail the whole restore.
+        let there = detect::guards(runner, &self.backend.name).map_or(Guards::ALL, |(_, guards)| guards);
         let new = restore::document(self.rules, self.family);
-        let new = format!("{new}{}", change::lower_guardrails());
-        self.restore(runner, &self.backend, &new, true).inspect_err(|_| self.put_back(runner))
+        let new = format!("{new}{}", change::lower_guardrails(there));
+        if !new.is_empty() {
+            self.restore(runner, &self.backend, &new, true).inspect_err(|_| self.put_back(runner))?;
+        }
+        self.lowered(runner, &self.backend)
+    }
+
+    // Whether nothing of ours blocks traffic any more; a look that fails says nothing against a restore
+    // that has succeeded.
+    fn lowered(&self, runner: &mut dyn Runner, backend: &Backend) -> Result<(), Error> {
+        match detect::guards(runner, &backend.name) {
+            Ok((_, guards)) if guards.any() => Err(Error::StillBlocked(backend.name.clone())),
+            _ => Ok(()),
+        }
     }
 
     // Whether a chain that is wanted is there already.
@@ -200,50 +223,67 @@ impl Side<'_> {
     }
 
     // Whether there was anything to remove.
-    fn remove(&self, runner: &mut dyn Runner, backend: &Backend, jumps: Jumps) -> bool {
+    fn remove(&self, runner: &mut dyn Runner, backend: &Backend, jumps: Jumps) -> Result<bool, Error> {
         let document = change::removal(&backend.state, self.rules, self.family, self.names, jumps);
         self.take_away(runner, backend, document)
     }
 
-    fn take_away(&self, runner: &mut dyn Runner, backend: &Backend, mut document: String) -> bool {
-        if change::guarded(&backend.state) {
-            document.push_str(&change::lower_guardrails());
-        }
-        if document.is_empty() {
+    // What cannot be removed is logged; only traffic that stays blocked is an error.
+    fn take_away(&self, runner: &mut dyn Runner, backend: &Backend, rules: String) -> Result<bool, Error> {
+        let lower = change::lower_guardrails(backend.guards);
+        if rules.is_empty() && lower.is_empty() {
             tracing::info!("{}: no rules of ours to remove", backend.name);
-            return false;
+            return Ok(false);
         }
-        if let Err(reason) = self.restore(runner, backend, &document, true) {
+        if let Err(reason) = self.restore(runner, backend, &format!("{rules}{lower}"), true) {
             tracing::error!("{reason}");
+            if backend.guards.any() {
+                return Err(Error::StillBlocked(backend.name.clone()));
+            }
+        } else if backend.guards.any() {
+            self.lowered(runner, backend)?;
         }
-        true
+        Ok(true)
     }
 
     fn put_back(&self, runner: &mut dyn Runner) {
-        let Some(now) = self.save(runner) else { return };
-        let before = &self.backend.saved;
-        let state = SavedTables::parse(&now);
-        if state == self.backend.state {
+        let (state, guards) = match detect::guards(runner, &self.backend.name) {
+            Ok(now) => now,
+            Err(reason) => {
+                tracing::error!("{BLOCKED}: what is in place cannot be seen: {reason}");
+                return;
+            }
+        };
+        let before = &self.backend;
+        if before.guards.any() {
+            tracing::error!("{BLOCKED}: an interrupted run has left it so");
+        }
+        if state == before.state {
             return;
         }
-        let [clear, full] = change::rollback(before, &state, self.rules, self.family, self.names);
+        let [clear, full] = change::rollback(&before.saved, &state, self.rules, self.family, self.names);
         for (document, noflush) in [(clear, true), (full, false)] {
             if document.is_empty() {
                 continue;
             }
-            match self.restore(runner, &self.backend, &document, noflush) {
-                Ok(()) => tracing::warn!("{}: the rules were put back as they were", self.backend.name),
-                Err(reason) => tracing::error!("the rules could not be put back: {reason}"),
+            match self.restore(runner, before, &document, noflush) {
+                Ok(()) => tracing::warn!("{}: the rules were put back as they were", before.name),
+                Err(reason) => tracing::error!("{BLOCKED}: the rules could not be put back: {reason}"),
             }
         }
-        // A filter table that was saved is back as it was; one that was not there holds our guardrails.
-        if change::guarded(&state)
-            && !self.backend.state.tables.contains_key("filter")
-            && let Err(reason) = self.restore(runner, &self.backend, &change::lower_guardrails(), true)
+        // A filter table that was saved is back as it was, but for the mark of what blocked traffic before;
+        // one that was not there holds our guardrails.
+        let document = if before.guards.any() {
+            change::raise_guardrails(before.guards)
+        } else if before.state.tables.contains_key("filter") {
+            return;
+        } else {
+            change::lower_guardrails(guards)
+        };
+        if !document.is_empty()
+            && let Err(reason) = self.restore(runner, before, &document, true)
         {
-            tracing::error!(
-                "TCP and UDP stay blocked, because the guardrails could not be removed: {reason}"
-            );
+            tracing::error!("{BLOCKED}: {reason}");
         }
     }
 

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use super::model::{Family, Rule, Table};
 use super::restore;
-use super::state::{Saved, SavedTables, is_ours};
+use super::state::{self, Saved, SavedTables, is_ours};
 use super::verify::{self, Names};
 
 /// While rules are rebuilt TCP and UDP are dropped, so that nothing passes by the proxy.
@@ -17,18 +17,68 @@ const GUARDS: [(&str, &str); 6] = [
     ("OUTPUT", "-p udp -j DROP"),
 ];
 
-/// The document that raises the guardrails.
-#[must_use]
-pub(crate) fn raise_guardrails() -> String {
-    let lines = GUARDS.iter().map(|(chain, rule)| format!("-I {chain} 1 {rule}\n"));
-    format!("* filter\n{}COMMIT\n", lines.collect::<String>())
+/// The packets that a guardrail of ours has counted when it is made: what no rule reaches by counting. A
+/// comment would be plainer, but a recorded case wants these very rules (`reconcile-guardrails-during`).
+const MARK: u64 = 1 << 62;
+
+/// Which guardrails of ours stand in a filter table, wherever others have put rules since.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Guards([bool; 6]);
+
+impl Guards {
+    /// Every one of them.
+    pub(crate) const ALL: Self = Self([true; 6]);
+
+    /// Reads a save with counters. Without ours (another release's, counters that were set to zero) only
+    /// all six on top are guardrails: an equal rule further down is a user's.
+    #[must_use]
+    pub fn read(saved: &str) -> Self {
+        let mut out = [false; 6];
+        let mut table = "";
+        for line in saved.lines() {
+            if let Some(name) = line.strip_prefix('*') {
+                table = name.trim();
+            }
+            let (packets, rest) = state::counted(line);
+            if table != "filter" || packets.is_none_or(|n| n < MARK) {
+                continue;
+            }
+            for (ours, (chain, rule)) in out.iter_mut().zip(GUARDS) {
+                let wanted = rest.strip_prefix("-A ").and_then(|r| r.strip_prefix(chain)).map(str::trim);
+                *ours |= wanted == Some(rule);
+            }
+        }
+        let found = Self(out);
+        if found.any() || !on_top(&SavedTables::parse(saved)) { found } else { Self::ALL }
+    }
+
+    /// Whether there is one.
+    #[must_use]
+    pub(crate) fn any(self) -> bool {
+        self.0.contains(&true)
+    }
+
+    fn rules(self) -> impl Iterator<Item = (&'static str, &'static str)> {
+        GUARDS.into_iter().zip(self.0).filter_map(|(guard, there)| there.then_some(guard))
+    }
 }
 
-/// The document that lowers them. Deleting by number takes away ours, which are on top, and never an
-/// equal rule of the user's further down.
+/// The document that raises the guardrails in the place of those that stand, which may have no mark.
 #[must_use]
-pub(crate) fn lower_guardrails() -> String {
-    let lines = GUARDS.iter().map(|(chain, _)| format!("-D {chain} 1\n"));
+pub(crate) fn raise_guardrails(there: Guards) -> String {
+    let old = there.rules().map(|(chain, rule)| format!("-D {chain} {rule}\n"));
+    let new = GUARDS.iter().map(|(chain, rule)| format!("-I {chain} 1 {rule} -c {MARK} 0\n"));
+    format!("* filter\n{}COMMIT\n", old.chain(new).collect::<String>())
+}
+
+/// The document that lowers those that stand; empty when there are none. By what they are: on top may be
+/// somebody else's by now. Where a user has an equal rule the first one goes, which is ours.
+#[must_use]
+pub(crate) fn lower_guardrails(there: Guards) -> String {
+    if !there.any() {
+        return String::new();
+    }
+    let lines = there.rules().map(|(chain, rule)| format!("-D {chain} {rule}\n"));
     format!("* filter\n{}COMMIT\n", lines.collect::<String>())
 }
 
@@ -128,9 +178,13 @@ fn is_mark_rule(table: Table, chain: &str, rule: &Saved) -> bool {
     table == Table::Mangle && matches!(chain, "PREROUTING" | "OUTPUT") && marks
 }
 
-/// Whether the guardrails stand on top of the filter table.
+/// Whether a rule is there that may be a guardrail; which, only the counters tell.
 #[must_use]
-pub fn guarded(state: &SavedTables) -> bool {
+pub(crate) fn may_be_guarded(state: &SavedTables) -> bool {
+    GUARDS.iter().any(|(chain, rule)| state.rules("filter", chain).iter().any(|r| r.text == *rule))
+}
+
+fn on_top(state: &SavedTables) -> bool {
     GUARDS.chunks(2).all(|pair| {
         let chain = pair[0].0;
         let top: Vec<_> = state.rules("filter", chain).iter().take(2).map(|r| r.text.as_str()).collect();
@@ -164,4 +218,33 @@ pub fn rollback(
         }
     }
     [clear, text]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn saved(mark: u64, input: &[&str], output: &[&str]) -> String {
+        let rule = |chain: &str, text: &str| {
+            let packets = if text.ends_with("-j DROP") { mark } else { 7 };
+            format!("[{packets}:0] -A {chain} {text}\n")
+        };
+        let forward = ["-p udp -j DROP", "-p tcp -j DROP"];
+        let chains = [("INPUT", input), ("FORWARD", &forward[..]), ("OUTPUT", output)];
+        let lines = chains.map(|(chain, rules)| rules.iter().map(|r| rule(chain, r)).collect::<String>());
+        format!("*filter\n:INPUT ACCEPT [0:0]\n{}COMMIT\n", lines.concat())
+    }
+
+    #[test]
+    fn a_guardrail_is_known_by_its_mark_or_by_its_place() {
+        let both = ["-p udp -j DROP", "-p tcp -j DROP"];
+        let below = ["-p tcp -m tcp --dport 22 -j ACCEPT", both[0], both[1]];
+        assert_eq!(Guards::read(&saved(MARK + 5, &below, &both)), Guards::ALL);
+        assert_eq!(Guards::read(&saved(0, &both, &both)), Guards::ALL);
+        assert!(!Guards::read(&saved(0, &below, &both)).any(), "a user's own");
+        let most = Guards::read(&saved(MARK, &below, &both[..1]));
+        assert_eq!(most, Guards([true, true, true, true, false, true]));
+        assert_eq!(lower_guardrails(most).matches("-D ").count(), 5);
+        assert_eq!(lower_guardrails(Guards::default()), "");
+    }
 }

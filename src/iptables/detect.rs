@@ -5,7 +5,7 @@
 //! what holds rules of ours needs no proof that it works; the version is asked for only where the lock
 //! option depends on it; and the proof is a listing, which leaves no rule behind.
 
-use super::change;
+use super::change::{self, Guards};
 use super::error::Error;
 use super::model::Family;
 use super::run::{Program, Runner};
@@ -33,6 +33,8 @@ pub(crate) struct Backend {
     pub saved: String,
     /// The same, read.
     pub state: SavedTables,
+    /// What an interrupted run has left to block traffic.
+    pub guards: Guards,
 }
 
 impl Backend {
@@ -123,9 +125,7 @@ pub(crate) fn leftovers(runner: &mut dyn Runner, family: Family, force: Option<F
     let mut found = Vec::new();
     for name in candidates {
         match glance(runner, &name, family) {
-            Ok(seen) if seen.state.has_ours() || change::guarded(&seen.state) => {
-                found.extend(seen.fit(runner).ok())
-            }
+            Ok(seen) if seen.state.has_ours() || seen.guards.any() => found.extend(seen.fit(runner).ok()),
             Ok(_) => {}
             Err(reason) => tracing::debug!("cannot look for rules of an earlier run: {reason}"),
         }
@@ -146,6 +146,7 @@ struct Seen {
     version: Option<(u32, u32, u32)>,
     saved: String,
     state: SavedTables,
+    guards: Guards,
 }
 
 impl Seen {
@@ -155,8 +156,8 @@ impl Seen {
         if !self.nft || self.version.is_none() {
             (self.nft, self.version) = ask_version(runner, &self.name)?;
         }
-        let Seen { name, nft, version, saved, state } = self;
-        let backend = Backend { name, nft, version: version.unwrap_or_default(), saved, state };
+        let Seen { name, nft, version, saved, state, guards } = self;
+        let backend = Backend { name, nft, version: version.unwrap_or_default(), saved, state, guards };
         if backend.state.has_ours() {
             return Ok(backend);
         }
@@ -176,8 +177,8 @@ impl Seen {
 fn glance(runner: &mut dyn Runner, name: &str, family: Family) -> Result<Seen, Error> {
     let installed = runner.exists(&format!("{name}-save"));
     if installed && name.ends_with("-legacy") && runner.no_legacy_tables(family) {
-        let (saved, state) = (String::new(), SavedTables::default());
-        return Ok(Seen { name: name.to_owned(), nft: false, version: None, saved, state });
+        let (saved, state, guards) = Default::default();
+        return Ok(Seen { name: name.to_owned(), nft: false, version: None, saved, state, guards });
     }
     look(runner, name)
 }
@@ -198,7 +199,25 @@ fn look(runner: &mut dyn Runner, name: &str) -> Result<Seen, Error> {
         version = version.or(Some((0, 0, 0)));
     }
     let state = SavedTables::parse(&out.stdout);
-    Ok(Seen { name: name.to_owned(), nft, version, saved: out.stdout, state })
+    let guards = if change::may_be_guarded(&state) {
+        guards(runner, name).map_or_else(|_| Guards::read(&out.stdout), |(_, guards)| guards)
+    } else {
+        Guards::default()
+    };
+    Ok(Seen { name: name.to_owned(), nft, version, saved: out.stdout, state, guards })
+}
+
+/// What the set holds now, with the counters that tell our guardrails from a user's rules.
+///
+/// # Errors
+/// When the save command does not say.
+pub(crate) fn guards(runner: &mut dyn Runner, name: &str) -> Result<(SavedTables, Guards), Error> {
+    let save = format!("{name}-save");
+    let out = runner.run(&Program::new(&save, &["-c"])).map_err(start(&save))?;
+    if !out.ok() {
+        return Err(Error::Refused { what: save, complaint: out.complaint() });
+    }
+    Ok((SavedTables::parse(&out.stdout), Guards::read(&out.stdout)))
 }
 
 fn start(program: &str) -> impl FnOnce(std::io::Error) -> Error {

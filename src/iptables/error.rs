@@ -54,6 +54,12 @@ pub(crate) enum Error {
         /// The first difference.
         difference: String,
     },
+    /// What blocks traffic while rules change is still there.
+    #[error(
+        "{0}: TCP and UDP are still blocked: a rule that drops them while rules change is left. Run again to \
+         remove it"
+    )]
+    StillBlocked(String),
     /// An address, a policy rule or a route.
     #[error("failed to configure routes: {step}: {source}")]
     Routes {

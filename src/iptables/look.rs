@@ -6,7 +6,7 @@
 use super::change;
 use super::nft;
 use super::run::{Program, Runner};
-use super::state::{SavedTables, is_ours};
+use super::state::{self, SavedTables, is_ours};
 
 /// What captures traffic here.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -69,26 +69,19 @@ pub(crate) fn look(runner: &mut dyn Runner) -> Found {
     out
 }
 
-// A line with counters is `[packets:bytes] -A CHAIN ...`.
 fn set(program: &str, saved: &str) -> Option<Set> {
     let mut packets = 0;
-    let mut plain = String::with_capacity(saved.len());
     for line in saved.lines() {
-        let (count, rest) = match line.strip_prefix('[').and_then(|l| l.split_once("] ")) {
-            Some((counters, rest)) => (counters.split(':').next().and_then(|n| n.parse::<u64>().ok()), rest),
-            None => (None, line),
-        };
+        let (count, rest) = state::counted(line);
         let mut words = rest.split_whitespace();
         let chain = words.next().filter(|w| *w == "-A").and_then(|_| words.next());
         let target = rest.split_whitespace().skip_while(|w| *w != "-j" && *w != "-g").nth(1);
         if chain.is_some_and(|c| !is_ours(c)) && target.is_some_and(is_ours) {
             packets += count.unwrap_or(0);
         }
-        plain.push_str(rest);
-        plain.push('\n');
     }
-    let state = SavedTables::parse(&plain);
-    let guarded = change::guarded(&state);
+    let state = SavedTables::parse(saved);
+    let guarded = change::Guards::read(saved).any();
     if !state.has_ours() && !guarded {
         return None;
     }

@@ -36,7 +36,7 @@ pub(crate) fn is_ours(chain: &str) -> bool {
 }
 
 impl SavedTables {
-    /// Reads the text of a save command; lines it does not know are passed over.
+    /// Reads the text of a save command, with counters or without; lines it does not know are passed over.
     #[must_use]
     pub fn parse(text: &str) -> Self {
         let mut state = Self::default();
@@ -50,7 +50,7 @@ impl SavedTables {
                 let chain = words.next().unwrap_or_default().to_owned();
                 state.arranged |= words.next() != Some("ACCEPT");
                 state.tables.entry(table.clone()).or_default().entry(chain).or_default();
-            } else if let Some(rest) = line.strip_prefix("-A ") {
+            } else if let Some(rest) = counted(line).1.strip_prefix("-A ") {
                 let (chain, text) = rest.split_once(' ').unwrap_or((rest, ""));
                 let saved = Saved { text: text.to_owned(), words: split_words(text) };
                 let chains = state.tables.entry(table.clone()).or_default();
@@ -107,6 +107,15 @@ impl SavedTables {
     #[must_use]
     pub fn rules(&self, table: &str, chain: &str) -> &[Saved] {
         self.tables.get(table).and_then(|t| t.get(chain)).map_or(&[], Vec::as_slice)
+    }
+}
+
+/// The packets that a rule of a save with counters (`[packets:bytes] -A CHAIN ...`) has seen, and the rule.
+#[must_use]
+pub(crate) fn counted(line: &str) -> (Option<u64>, &str) {
+    match line.strip_prefix('[').and_then(|l| l.split_once("] ")) {
+        Some((counters, rest)) => (counters.split(':').next().and_then(|n| n.parse().ok()), rest),
+        None => (None, line),
     }
 }
 

@@ -131,6 +131,99 @@ fn guardrails_left_by_a_killed_run_are_lowered_by_whatever_run_comes_next() {
     }
 }
 
+/// What somebody's firewall puts on top of its chain at a bad moment.
+const FOREIGN: &str = "iptables-nft -I INPUT 1 -p tcp --dport 22 -j ACCEPT";
+
+/// The filter rules of IPv4.
+fn filter(world: &World) -> Vec<String> {
+    let all = world.inside("iptables-nft-save -t filter");
+    all.lines().filter(|line| line.starts_with("-A")).map(str::to_owned).collect()
+}
+
+/// Has a restore that raises the guardrails be followed by a script.
+fn when_guarded(world: &World, script: &str) {
+    let raises = "case $text in *'-I INPUT 1 -p tcp -j DROP'*)";
+    world.shim(
+        "iptables-nft-restore",
+        &format!(
+            "PATH=/usr/sbin:/usr/bin:/bin; text=$(cat); echo \"$text\" | @REAL@ \"$@\"; status=$?; \
+             {raises} {script};; esac; exit $status"
+        ),
+    );
+}
+
+#[test]
+fn rules_that_others_insert_above_the_guardrails_stay_and_the_guardrails_go() {
+    let Some(world) = World::new(Backend::Nft, ADDRESSES) else { return };
+    world.apply(OLD, 0);
+    when_guarded(&world, FOREIGN);
+    world.apply(&format!("{OLD} -o 9999 --reconcile"), 0);
+    assert_eq!(filter(&world), ["-A INPUT -p tcp -m tcp --dport 22 -j ACCEPT"]);
+}
+
+#[test]
+fn guardrails_that_others_have_removed_or_flushed_fail_nothing() {
+    for remove in ["iptables-nft -F INPUT", "iptables-nft -D OUTPUT -p udp -j DROP"] {
+        let Some(world) = World::new(Backend::Nft, ADDRESSES) else { return };
+        world.apply(OLD, 0);
+        when_guarded(&world, remove);
+        world.apply(&format!("{OLD} -o 9999 --reconcile"), 0);
+        assert!(world.all_rules().contains("--dport 9999"));
+        assert!(filter(&world).is_empty(), "{remove}");
+    }
+}
+
+#[test]
+fn guardrails_of_a_killed_run_are_known_below_what_others_have_inserted() {
+    for next in [OLD.to_owned(), format!("{OLD} --reconcile"), format!("{OLD} --cleanup-only")] {
+        let Some(world) = World::new(Backend::Nft, ADDRESSES) else { return };
+        world.inside("iptables-nft -A OUTPUT -p udp -j DROP");
+        world.apply(OLD, 0);
+        when_guarded(&world, &format!("{FOREIGN}; kill -9 $PPID"));
+        assert_eq!(world.status(&format!("{OLD} -o 9999 --reconcile")), None, "killed by a signal");
+        world.wait_quiet();
+        world.unshim("iptables-nft-restore");
+        assert_eq!(filter(&world).len(), 8);
+        world.apply(&next, 0);
+        let left = ["-A INPUT -p tcp -m tcp --dport 22 -j ACCEPT", "-A OUTPUT -p udp -j DROP"];
+        assert_eq!(filter(&world), left, "{next}");
+        assert_eq!(world.all_rules().contains("ISTIO_OUTPUT"), !next.ends_with("only"), "{next}");
+    }
+}
+
+#[test]
+fn a_users_rules_like_guardrails_below_others_stay() {
+    let Some(world) = World::new(Backend::Nft, ADDRESSES) else { return };
+    for chain in ["INPUT", "FORWARD", "OUTPUT"] {
+        for rule in ["-i lo -j ACCEPT", "-p udp -j DROP", "-p tcp -j DROP"] {
+            let rule = if chain == "OUTPUT" { rule.replace("-i lo", "-o lo") } else { rule.to_owned() };
+            world.inside(&format!("iptables-nft -A {chain} {rule}"));
+        }
+    }
+    let own = filter(&world);
+    for options in ["", "", "-o 9999 --reconcile", "--cleanup-only"] {
+        world.apply(&format!("{OLD} {options}"), 0);
+        assert_eq!(filter(&world), own, "{options}");
+    }
+}
+
+#[test]
+fn guardrails_that_stay_up_are_an_error() {
+    let Some(world) = World::new(Backend::Nft, &["10.77.12.2/24"]) else { return };
+    world.apply(OLD, 0);
+    // The second restore makes the new rules and lowers nothing.
+    let script = "text=$(cat); case $text in *-N*) text=$(echo \"$text\" | grep -v -- '-D INPUT');; esac";
+    world.shim(
+        "iptables-nft-restore",
+        &format!("PATH=/usr/bin:/bin; {script}; echo \"$text\" | @REAL@ \"$@\""),
+    );
+    let said = world.apply(&format!("{OLD} -o 9999 --reconcile"), 1);
+    assert!(said.contains("TCP and UDP are still blocked"), "{said}");
+    world.unshim("iptables-nft-restore");
+    world.apply(&format!("{OLD} -o 9999"), 0);
+    assert!(filter(&world).is_empty());
+}
+
 #[test]
 fn a_first_apply_that_is_cut_is_made_up_for() {
     let Some((new, took)) = fresh(NEW) else { return };
