@@ -4,7 +4,8 @@
 //! that nobody can know before ([`beside`]: drawn at random, opened with `O_EXCL` and `O_NOFOLLOW`), and gets to its
 //! place by a rename, which replaces a link and never follows it. It is gone again when it does not get there.
 
-use std::fs::{DirBuilder, OpenOptions, Permissions};
+use std::ffi::OsStr;
+use std::fs::{DirBuilder, File, OpenOptions, Permissions};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -79,6 +80,34 @@ pub(crate) fn replace(path: &Path, text: &[u8], mode: Mode) -> io::Result<()> {
     file.write_all(text)?;
     file.persist(path).map_err(|e| e.error)?;
     Ok(())
+}
+
+/// As [`replace`], in a folder that is held open, whatever its path leads to by now; the file has exactly these `bits`, and
+/// what `last` does to it before it gets to its place.
+///
+/// # Errors
+/// The system's; what was there before is still there, and nothing beside it.
+pub(crate) fn replace_in(
+    folder: &File,
+    name: &OsStr,
+    text: &[u8],
+    bits: u32,
+    last: impl FnOnce(&File) -> io::Result<()>,
+) -> io::Result<()> {
+    let mut way = name.to_owned();
+    way.push(format!(".{:016x}.new", rand::random::<u64>()));
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let mut file = File::from(rustix::fs::openat(folder, &way, flags, (bits & 0o600).into())?);
+    let put = |file: &mut File| {
+        file.write_all(text)?;
+        // The mode of creation passes through the umask; this does not.
+        file.set_permissions(Permissions::from_mode(bits))?;
+        last(file)?;
+        rustix::fs::renameat(folder, &way, folder, name).map_err(io::Error::from)
+    };
+    put(&mut file).inspect_err(|_| {
+        let _ = rustix::fs::unlinkat(folder, &way, rustix::fs::AtFlags::empty());
+    })
 }
 
 /// Writes `text` into the file that is at `path`, for a folder that takes no other (a file mounted by itself). A

@@ -30,6 +30,7 @@ use crate::iptables::run::{Real, Runner};
 use crate::vm::accounts::{Account, Accounts};
 use crate::vm::check;
 use crate::vm::install;
+use crate::vm::links::Folder;
 use crate::vm::places::{Places, TOKEN};
 use crate::vm::plan::{self, Machine, Plan};
 use crate::vm::rights;
@@ -275,28 +276,28 @@ fn rules(flags: &[String], env: &Env) -> u8 {
 // standard library drops the supplementary groups with the user.
 fn hand_over(places: &Places, plan: &Plan) -> Result<Command, AtPath> {
     let user = plan.become_user.as_ref();
-    let ready = |path: &str| {
-        let place = places.at(Path::new(path));
-        install::folders(&places.root, &place, user).map_err(AtPath::at(&place)).map(|()| place)
-    };
     if user.is_some() {
-        for path in ["./etc/istio/proxy", "./var/run/secrets", "./var/lib/istio/data"] {
-            ready(path)?;
+        for path in ["./etc/istio/proxy", "./var/run/secrets", "./var/lib/istio/data"].map(Path::new) {
+            let place = places.at(path);
+            if !place.is_dir() {
+                install::folders(places, path, user).map_err(AtPath::at(place))?;
+            }
         }
     }
     if let Some(token) = &places.token {
-        let place = places.at(token);
-        let content = std::fs::read(&place).map_err(AtPath::at(&place))?;
-        install::Item::secret(places.at(Path::new(TOKEN)), content).put(&places.root, user)?;
+        let proxy = user.map(|user| user.uid);
+        let content = places.read(token, proxy).map_err(AtPath::at(places.at(token)))?;
+        install::Item::secret(places, Path::new(TOKEN), content).put(places, user)?;
     }
     let mut command = agent(places, plan);
     if let (Some(dir), Some(user)) = (&plan.logs, user) {
-        let open = |dir: &Path, name: &str| {
-            let path = dir.join(name);
-            install::log_file(&path, user).map_err(AtPath::at(&path))
+        let place = places.at(dir);
+        let open = |folder: &Folder, name: &str| {
+            install::log_file(folder, name, user).map_err(AtPath::at(place.join(name)))
         };
-        let files = ready(&dir.to_string_lossy())
-            .and_then(|dir| Ok((open(&dir, "istio.err.log")?, open(&dir, "istio.log")?, dir)));
+        let files = install::folders(places, dir, Some(user))
+            .map_err(AtPath::at(&place))
+            .and_then(|folder| Ok((open(&folder, "istio.err.log")?, open(&folder, "istio.log")?, &place)));
         match files {
             Ok((err, out, dir)) => {
                 tracing::info!("the agent's log goes to {} (ISTIO_LOG_DIR)", dir.join("istio.log").display());

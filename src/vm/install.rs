@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, Write};
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt, fchown};
+use std::os::unix::fs::{PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{Mode, OFlags};
@@ -11,8 +11,10 @@ use rustix::io::Errno;
 
 use super::accounts::Account;
 use super::envfile;
+use super::links::Folder;
 use super::places::{Places, TOKEN};
 use crate::base::error::AtPath;
+use crate::base::place;
 use crate::tls::cert;
 
 /// The package's unit, for machines without the package.
@@ -27,7 +29,9 @@ const PACKAGED: [&str; 2] = ["./lib/systemd/system/istio.service", "./usr/lib/sy
 pub(crate) struct Item {
     /// Its place, as people know it.
     pub place: PathBuf,
-    /// Where that leads.
+    /// The same as it was named.
+    path: PathBuf,
+    /// Where that leads, when it was looked at.
     target: PathBuf,
     /// What it is to hold.
     pub content: Vec<u8>,
@@ -168,14 +172,16 @@ impl Item {
             let why = io::Error::other("what is there is no file: move it away");
             return Err(AtPath::at(&place)(why));
         }
-        Ok(Self { place, target, content: Vec::new(), mode, ours, adds: false, masked })
+        let path = path.to_owned();
+        Ok(Self { place, path, target, content: Vec::new(), mode, ours, adds: false, masked })
     }
 
     /// A file that only its owner reads.
     #[must_use]
-    pub(crate) fn secret(place: PathBuf, content: Vec<u8>) -> Self {
+    pub(crate) fn secret(places: &Places, path: &Path, content: Vec<u8>) -> Self {
+        let (place, path) = (places.at(path), path.to_owned());
         let target = place.clone();
-        Self { place, target, content, mode: 0o600, ours: true, adds: false, masked: false }
+        Self { place, path, target, content, mode: 0o600, ours: true, adds: false, masked: false }
     }
 
     /// What is there when it would be overwritten.
@@ -198,43 +204,48 @@ impl Item {
         }
     }
 
-    /// Puts it in place, whole or not at all; `owner` gets it and the folders made for it below `base`, where that is
-    /// whose it is.
+    /// Puts it in place, whole or not at all; `owner` gets it and the folders made for it, where that is whose it is.
     ///
     /// # Errors
-    /// The system's, with the place.
-    pub(crate) fn put(&self, base: &Path, owner: Option<&Account>) -> Result<(), AtPath> {
-        let said = AtPath::at(&self.place);
-        let dir = self.target.parent().unwrap_or(Path::new("."));
-        let owner = owner.filter(|_| self.ours);
-        folders(base, dir, owner).map_err(&said)?;
-        let mut fresh = tempfile::Builder::new()
-            .prefix(".pilot-agent-")
-            .permissions(std::fs::Permissions::from_mode(self.mode))
-            .tempfile_in(dir)
-            .map_err(&said)?;
-        fresh.write_all(&self.content).map_err(&said)?;
-        // The process's umask does not decide about a token's or a unit's mode.
-        fresh.as_file().set_permissions(std::fs::Permissions::from_mode(self.mode)).map_err(&said)?;
-        if let Some(account) = owner {
-            fchown(fresh.as_file(), Some(account.uid), Some(account.gid)).map_err(&said)?;
-        }
-        fresh.as_file().sync_all().map_err(&said)?;
-        match fresh.persist(&self.target) {
-            Err(e) if e.error.kind() == io::ErrorKind::ResourceBusy => self.over_a_mount().map_err(&said),
-            other => other.map(drop).map_err(|e| said(e.error)),
-        }
+    /// The system's, with the place, and a link of the owner's on the way.
+    pub(crate) fn put(&self, places: &Places, owner: Option<&Account>) -> Result<(), AtPath> {
+        self.write(places, owner).map_err(AtPath::at(&self.place))
     }
 
-    // A file that is itself a mount, as /etc/hosts is in every container, cannot be renamed over: it is written to, which
-    // cannot be done whole or not at all.
-    fn over_a_mount(&self) -> io::Result<()> {
-        let flags = OFlags::NOFOLLOW.bits().cast_signed();
-        let mut file = std::fs::OpenOptions::new().write(true).custom_flags(flags).open(&self.target)?;
-        file.write_all(&self.content)?;
-        file.set_len(self.content.len() as u64)?;
-        file.sync_all()
+    fn write(&self, places: &Places, owner: Option<&Account>) -> io::Result<()> {
+        let proxy = owner.map(|account| account.uid);
+        let owner = owner.filter(|_| self.ours);
+        let base = places.base();
+        let mut make = |above: &Folder, name: &OsStr, last| made(&base, above, name, last, owner);
+        let (folder, name) = if self.masked {
+            let above = self.path.parent().unwrap_or(Path::new(""));
+            (places.folder(above, proxy, &mut make)?, self.path.file_name().unwrap_or_default().to_owned())
+        } else {
+            places.file(&self.path, proxy, &mut make)?
+        };
+        let folder = folder.handle()?;
+        let theirs = |file: &File| {
+            if let Some(account) = owner {
+                fchown(file, Some(account.uid), Some(account.gid))?;
+            }
+            file.sync_all()
+        };
+        // The process's umask does not decide about a token's or a unit's mode.
+        match place::replace_in(folder, &name, &self.content, self.mode, theirs) {
+            Err(e) if e.kind() == io::ErrorKind::ResourceBusy => over_a_mount(folder, &name, &self.content),
+            other => other,
+        }
     }
+}
+
+// A file that is itself a mount, as /etc/hosts is in every container, cannot be renamed over: it is written to, which
+// cannot be done whole or not at all.
+fn over_a_mount(folder: &File, name: &OsStr, content: &[u8]) -> io::Result<()> {
+    let flags = OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let mut file = File::from(rustix::fs::openat(folder, name, flags, Mode::empty())?);
+    file.write_all(content)?;
+    file.set_len(content.len() as u64)?;
+    file.sync_all()
 }
 
 // As the package's own cluster.env is.
@@ -251,36 +262,37 @@ fn within(small: &[u8], large: &[u8]) -> bool {
 /// From these names on folders are the proxy's; those above them are the system's.
 const OWN: [&str; 3] = ["istio", "secrets", "certs"];
 
-/// Makes the folders that are missing. The last one becomes the owner's, and those from [`OWN`] on. Where the proxy owns a
-/// folder it may put a link in the place of one that was just made: each is opened by its name in the one above it, and
-/// no link is followed.
+/// The folder at `path`, held open, and those that are missing made. The last one becomes the owner's, and those from [`OWN`]
+/// on. Where the proxy owns a folder it may put a link in the place of one that was just made: each is opened by its
+/// name in the one above it, and no link of the owner's is followed.
 ///
 /// # Errors
-/// The system's.
-pub(crate) fn folders(base: &Path, dir: &Path, owner: Option<&Account>) -> io::Result<()> {
-    let missing = dir.ancestors().take_while(|dir| !dir.as_os_str().is_empty() && !dir.exists());
-    let missing: Vec<&Path> = missing.collect();
-    let Some(first) = missing.last() else { return Ok(()) };
-    let above = first.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let mut above: File =
-        rustix::fs::open(above, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?.into();
-    for made in missing.into_iter().rev() {
-        let name = made.components().next_back().ok_or(io::ErrorKind::InvalidInput)?;
-        let (folder, is_new) = folder(&above, name.as_os_str())?;
-        above = folder;
-        if !is_new {
-            continue;
-        }
-        let below = made.strip_prefix(base).unwrap_or(made);
-        let theirs = made == dir || below.iter().any(|name| OWN.iter().any(|own| name == *own));
-        match owner {
-            Some(account) if theirs => fchown(&above, Some(account.uid), Some(account.gid))?,
-            // Whoever is careful with the umask would shut the system's folders to the proxy.
-            Some(_) => above.set_permissions(std::fs::Permissions::from_mode(0o755))?,
-            None => {}
-        }
+/// The system's, and a link of the owner's on the way.
+pub(crate) fn folders(places: &Places, path: &Path, owner: Option<&Account>) -> io::Result<Folder> {
+    let base = places.base();
+    let mut make = |above: &Folder, name: &OsStr, last| made(&base, above, name, last, owner);
+    places.folder(path, owner.map(|account| account.uid), &mut make)
+}
+
+// One folder of those that are missing.
+fn made(
+    base: &Path,
+    above: &Folder,
+    name: &OsStr,
+    last: bool,
+    owner: Option<&Account>,
+) -> io::Result<Option<File>> {
+    let (folder, is_new) = folder(above.handle()?, name)?;
+    let made = above.path.join(name);
+    let below = made.strip_prefix(base).unwrap_or(&made);
+    let theirs = last || below.iter().any(|name| OWN.iter().any(|own| name == *own));
+    match owner.filter(|_| is_new) {
+        Some(account) if theirs => fchown(&folder, Some(account.uid), Some(account.gid))?,
+        // Whoever is careful with the umask would shut the system's folders to the proxy.
+        Some(_) => folder.set_permissions(std::fs::Permissions::from_mode(0o755))?,
+        None => {}
     }
-    Ok(())
+    Ok(Some(folder))
 }
 
 // The folder of this name, and whether it is new.
@@ -297,12 +309,12 @@ fn folder(above: &File, name: &OsStr) -> io::Result<(File, bool)> {
 ///
 /// # Errors
 /// The system's, and when the place is taken by something that is no plain file of one name.
-pub(crate) fn log_file(path: &Path, owner: &Account) -> io::Result<std::fs::File> {
+pub(crate) fn log_file(folder: &Folder, name: &str, owner: &Account) -> io::Result<File> {
     use std::os::unix::fs::MetadataExt;
-    let mut options = std::fs::OpenOptions::new();
-    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
-    let flags = i32::try_from(flags.bits()).unwrap_or_default();
-    let file = options.append(true).create(true).mode(0o640).custom_flags(flags).open(path)?;
+    let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE | OFlags::CLOEXEC;
+    let flags = flags | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    let mode = Mode::from_raw_mode(0o640);
+    let file = File::from(rustix::fs::openat(folder.handle()?, name, flags, mode)?);
     let about = file.metadata()?;
     if !about.is_file() || about.nlink() != 1 {
         return Err(io::Error::other("this is no plain file of one name"));
@@ -314,6 +326,10 @@ pub(crate) fn log_file(path: &Path, owner: &Account) -> io::Result<std::fs::File
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn rooted(root: &Path) -> Places {
+        Places::new(|flag| (flag == "root").then(|| root.to_owned()), &Default::default())
+    }
 
     #[test]
     fn a_hosts_file_gains_the_new_line_and_loses_the_old_one() {
@@ -333,7 +349,7 @@ mod tests {
             let place = dir.path().join("file");
             std::fs::write(&place, there).unwrap();
             let content = b"a b\nc d\n".to_vec();
-            Item { adds, mode: 0o644, ..Item::secret(place, content) }.step()
+            Item { adds, mode: 0o644, ..Item::secret(&rooted(dir.path()), &place, content) }.step()
         };
         for (there, adds, expected) in [
             ("a b\nc d\n", false, Step::Keep),
@@ -367,7 +383,7 @@ mod tests {
         let base = dir.path();
         let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
         let owner = Account { name: "proxy".to_owned(), uid, gid };
-        folders(base, &base.join("a/b/istio/proxy"), Some(&owner)).unwrap();
+        folders(&rooted(base), Path::new("./a/b/istio/proxy"), Some(&owner)).unwrap();
         let mode = |path: &str| base.join(path).metadata().unwrap().permissions().mode() & 0o7777;
         assert_eq!((mode("a"), mode("a/b")), (0o755, 0o755), "whatever the umask is");
         assert!(base.join("a/b/istio/proxy").is_dir());
@@ -380,11 +396,38 @@ mod tests {
     }
 
     #[test]
+    fn a_link_put_there_after_the_look_leads_nowhere() {
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let (root, victim) = (dir.path().join("root"), dir.path().join("root/victim"));
+        std::fs::create_dir_all(root.join("var/run/secrets/tokens")).unwrap();
+        std::fs::create_dir(&victim).unwrap();
+        let places = rooted(&root);
+        let owner = Account { name: "proxy".to_owned(), uid: 1337, gid: 1337 };
+        let item = Item::at(&places, Path::new(TOKEN), 0o600, true).unwrap();
+        let item = Item { content: b"a.b.c".to_vec(), ..item };
+        let tokens = root.join("var/run/secrets/tokens");
+        std::fs::remove_dir(&tokens).unwrap();
+        std::os::unix::fs::symlink("/victim", &tokens).unwrap();
+        std::os::unix::fs::lchown(&tokens, Some(1337), Some(1337)).unwrap();
+        let told = item.put(&places, Some(&owner)).unwrap_err().to_string();
+        assert!(told.contains("tokens is a link of user 1337"), "{told}");
+        assert_eq!(std::fs::read_dir(&victim).unwrap().count(), 0, "root wrote through the link");
+        // One of root's may lead elsewhere.
+        std::os::unix::fs::lchown(&tokens, Some(0), Some(0)).unwrap();
+        item.put(&places, Some(&owner)).unwrap();
+        assert_eq!(std::fs::read(victim.join("istio-token")).unwrap(), b"a.b.c");
+        assert_eq!(std::fs::read_dir(&victim).unwrap().count(), 1, "something is left beside it");
+    }
+
+    #[test]
     fn a_mount_is_written_to() {
         let dir = tempfile::tempdir().unwrap();
         let place = dir.path().join("hosts");
         std::fs::write(&place, "a longer text than the new one\n").unwrap();
-        Item::secret(place.clone(), b"new\n".to_vec()).over_a_mount().unwrap();
+        over_a_mount(&File::open(dir.path()).unwrap(), OsStr::new("hosts"), b"new\n").unwrap();
         assert_eq!(std::fs::read(&place).unwrap(), b"new\n");
     }
 }

@@ -1,9 +1,13 @@
 //! Where a VM's files lie: Istio's places below the working directory, each of which can be named otherwise.
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 
-use super::links;
+use rustix::fs::{Mode, OFlags};
+
+use super::links::{self, Folder, Make};
 
 /// Where the agent reads its token.
 pub(crate) const TOKEN: &str = "./var/run/secrets/tokens/istio-token";
@@ -89,15 +93,66 @@ impl Places {
     ///
     /// # Errors
     /// The system's, and links that are not followed.
-    pub(crate) fn target(&self, path: &Path) -> std::io::Result<(PathBuf, bool)> {
-        let jail = if path.is_absolute() { PathBuf::from("/") } else { self.jail() };
-        let path = if self.root == Path::new(".") { self.base().join(path) } else { path.to_owned() };
+    pub(crate) fn target(&self, path: &Path) -> io::Result<(PathBuf, bool)> {
+        let (jail, path) = self.way(path);
         let parent = links::follow(&jail, path.parent().unwrap_or(Path::new("")))?;
         let place = parent.join(path.file_name().unwrap_or_default());
         if std::fs::read_link(&place).is_ok_and(|to| to == Path::new("/dev/null")) {
             return Ok((place, true));
         }
         links::follow(&jail, &path).map(|target| (target, false))
+    }
+
+    // Against what links of this place are read, and the place there.
+    fn way(&self, path: &Path) -> (PathBuf, PathBuf) {
+        let jail = if path.is_absolute() { PathBuf::from("/") } else { self.jail() };
+        let path = if self.root == Path::new(".") { self.base().join(path) } else { path.to_owned() };
+        (jail, path)
+    }
+
+    /// The folder that a file for this place goes to, held open, and the file's name there: as [`Self::target`], with the
+    /// folders that `make` makes. Links of `proxy` are not followed.
+    ///
+    /// # Errors
+    /// The system's, links that are not followed, and those of `make`.
+    pub(crate) fn file(
+        &self,
+        path: &Path,
+        proxy: Option<u32>,
+        make: &mut Make<'_>,
+    ) -> io::Result<(Folder, OsString)> {
+        let (jail, path) = self.way(path);
+        let (folder, name) = links::walk(&jail, &path, false, &links::trusted(&jail, proxy), make)?;
+        Ok((folder, name.ok_or(io::ErrorKind::IsADirectory)?))
+    }
+
+    /// As [`Self::file`], the folder at the place.
+    ///
+    /// # Errors
+    /// As there.
+    pub(crate) fn folder(&self, path: &Path, proxy: Option<u32>, make: &mut Make<'_>) -> io::Result<Folder> {
+        let (jail, path) = self.way(path);
+        Ok(links::walk(&jail, &path, true, &links::trusted(&jail, proxy), make)?.0)
+    }
+
+    /// What the file at this place holds. Links of `proxy` are not followed: what root reads for it, it gets.
+    ///
+    /// # Errors
+    /// The system's, and links that are not followed.
+    pub(crate) fn read(&self, path: &Path, proxy: Option<u32>) -> io::Result<Vec<u8>> {
+        // Standard input, and pipes that a shell makes: links that lead where no name does, in folders of the system.
+        if path.starts_with("/dev") || path.starts_with("/proc") {
+            return std::fs::read(path);
+        }
+        let (jail, path) = self.way(path);
+        let trusts = |uid| uid == 0 || Some(uid) != proxy;
+        let (folder, name) = links::walk(&jail, &path, false, &trusts, &mut |_, _, _| Ok(None))?;
+        let name = name.ok_or(io::ErrorKind::IsADirectory)?;
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = rustix::fs::openat(folder.handle()?, name, flags, Mode::empty())?;
+        let mut content = Vec::new();
+        std::fs::File::from(file).read_to_end(&mut content)?;
+        Ok(content)
     }
 
     /// The variables of both files over those of the process, as the script sources them.

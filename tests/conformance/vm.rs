@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::Duration;
 
-use crate::support::{Envoy, LIMIT, MockIstiod, TestAgent, agent_bin, eventually, free_port};
+use crate::support::{Envoy, LIMIT, MockIstiod, TestAgent, agent_bin, eventually, free_port, root_for};
 
 // What `istioctl x workload entry configure` writes.
 fn configured(dir: &Path, mock: &MockIstiod) {
@@ -483,4 +483,87 @@ async fn run_reads_the_files_and_becomes_the_agent() {
     let name = std::fs::read_to_string(format!("/proc/{}/comm", agent.pid().as_raw_nonzero())).unwrap();
     assert_eq!(name, "pilot-agent\n", "who looks for the agent looks for its name");
     agent.stop().await;
+}
+
+/// What `vm run` by root says until it ends, says `part`, or writes where it must not.
+async fn run_by_root(machine: &Machine, args: &[&str], env: &[(&str, &str)], part: &str) -> String {
+    let out = machine.at("out");
+    let file = std::fs::File::create(&out).unwrap();
+    let mut child = tokio::process::Command::new(agent_bin())
+        .args(["vm", "run", "--mesh=mesh.yaml"])
+        .arg(&machine.flags()[0])
+        .args(args)
+        .env_clear()
+        .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
+        .envs([("EXEC_USER", "65534"), ("ISTIO_CUSTOM_IP_TABLES", "true"), ("DISABLE_ENVOY", "true")])
+        .envs(env.iter().copied())
+        .stdout(file.try_clone().unwrap())
+        .stderr(file)
+        .kill_on_drop(true)
+        .spawn()
+        .unwrap();
+    let mut waits = std::pin::pin!(eventually("vm run tells", || async {
+        let told = std::fs::read_to_string(&out).is_ok_and(|text| text.contains(part));
+        (told || std::fs::read_dir(machine.at("victim")).unwrap().count() > 0).then_some(())
+    }));
+    tokio::select! {
+        _ = child.wait() => {}
+        () = &mut waits => {}
+    }
+    let _ = child.kill().await;
+    std::fs::read_to_string(&out).unwrap()
+}
+
+// The folders below these are the proxy's, which may put there what it likes before root comes again.
+#[tokio::test]
+async fn root_writes_through_no_link_of_the_proxys_user() {
+    use std::os::unix::fs::{chown, lchown, symlink};
+    if !root_for("a link of another user") {
+        return;
+    }
+    let machine = Machine::new().await;
+    let at = |path: &str| machine.at(path);
+    std::fs::set_permissions(machine.root.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    for dir in ["victim", "etc/certs", "var/run/secrets", "var/lib/istio"] {
+        std::fs::create_dir_all(at(dir)).unwrap();
+    }
+    for (name, to) in [("mesh.yaml", "mesh.yaml"), ("root-cert.pem", "etc/certs/root-cert.pem")] {
+        std::fs::copy(machine.from.path().join(name), at(to)).unwrap();
+    }
+    let planted = |link: &str| {
+        let (link, dir) = (at(link), at(link).parent().unwrap().to_owned());
+        chown(dir, Some(65534), Some(65534)).unwrap();
+        symlink(at("victim"), &link).unwrap();
+        lchown(&link, Some(65534), Some(65534)).unwrap();
+    };
+    let spared = |text: &str| {
+        let found: Vec<_> = std::fs::read_dir(at("victim")).unwrap().map(|e| e.unwrap().path()).collect();
+        assert!(found.is_empty(), "{found:?}: {text}");
+    };
+    let runs = "Effective config";
+
+    planted("var/lib/istio/logs");
+    for place in ["./var/lib/istio/logs", "./var/lib/istio/logs/deep/down"] {
+        let text = run_by_root(&machine, &[], &[("ISTIO_LOG_DIR", place)], runs).await;
+        spared(&text);
+        assert!(text.contains("istio/logs is a link of user 65534"), "{text}");
+        assert!(text.contains("the agent's log stays here"), "{text}");
+    }
+
+    planted("var/run/secrets/tokens");
+    let token = format!("--token={}", machine.from.path().join("istio-token").display());
+    let text = run_by_root(&machine, &[&token], &[("ISTIO_LOG_DIR", "")], runs).await;
+    spared(&text);
+    assert!(text.contains("secrets/tokens is a link of user 65534"), "{text}");
+    assert!(!text.contains(runs), "it started all the same: {text}");
+
+    // What root reads for the agent is the agent's.
+    std::fs::remove_file(at("var/run/secrets/tokens")).unwrap();
+    std::fs::write(at("shadow"), "root's").unwrap();
+    symlink(at("shadow"), at("var/run/secrets/mine")).unwrap();
+    lchown(at("var/run/secrets/mine"), Some(65534), Some(65534)).unwrap();
+    let env = [("ISTIO_LOG_DIR", "")];
+    let text = run_by_root(&machine, &["--token=./var/run/secrets/mine"], &env, runs).await;
+    assert!(text.contains("secrets/mine is a link of user 65534"), "{text}");
+    assert!(!at("var/run/secrets/tokens/istio-token").exists(), "{text}");
 }

@@ -51,7 +51,6 @@ pub(super) fn put(places: &Places, parsed: &Parsed) -> u8 {
     if !errors.is_empty() {
         return all(&errors);
     }
-    let base = places.base();
     for item in &items {
         let place = item.place.display();
         let step = item.step();
@@ -60,7 +59,7 @@ pub(super) fn put(places: &Places, parsed: &Parsed) -> u8 {
             Step::Overwrite if asks && !yes(&format!("{place} {}: overwrite it? [y/N] ", item.other())) => {
                 format!("left alone  {place}\n")
             }
-            _ => match item.put(&base, owner.as_ref()) {
+            _ => match item.put(places, owner.as_ref()) {
                 Ok(()) => format!("written     {place}\n"),
                 Err(error) => return fail(&error.to_string(), None),
             },
@@ -70,8 +69,7 @@ pub(super) fn put(places: &Places, parsed: &Parsed) -> u8 {
         }
     }
     // The unit may write below it and not make it.
-    let logs = places.target(Path::new(plan::LOGS));
-    if let Err(e) = logs.and_then(|(logs, _)| install::folders(&base, &logs, owner.as_ref())) {
+    if let Err(e) = install::folders(places, Path::new(plan::LOGS), owner.as_ref()) {
         return fail(&format!("{}: {e}", places.at(Path::new(plan::LOGS)).display()), None);
     }
     let root = if places.root == Path::new(".") {
