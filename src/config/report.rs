@@ -23,12 +23,40 @@ const SECRET: [&str; 9] = [
     "AUTHORIZATION",
 ];
 
+/// Beginnings of names of headers, which carry credentials more often than not.
+const HEADERS: [&str; 2] = ["XDS_HEADER_", "CA_HEADER_"];
+
 /// Whether the value of a name that is not in our table must not be shown. Members of ProxyConfig are
 /// written in camelCase, variables and headers with underscores or dashes.
 fn secret(name: &str) -> bool {
     let upper = name.to_ascii_uppercase().replace('-', "_");
+    if upper == PROBERS || HEADERS.iter().any(|prefix| upper.starts_with(prefix)) {
+        return true;
+    }
     let names_a_file = upper.ends_with("_PATH") || upper.ends_with("_FILE");
     !names_a_file && SECRET.iter().any(|s| upper.contains(s))
+}
+
+// Without the users and passwords of the URLs in it. The URL of a proxy may lack its scheme, and its password is often
+// written as it is, whatever characters it has.
+fn without_users(name: &str, text: &str) -> String {
+    if name.to_ascii_uppercase().ends_with("_PROXY") {
+        let Some((user, host)) = text.rsplit_once('@') else { return text.to_owned() };
+        let scheme = user.split_once("://").map(|(scheme, _)| format!("{scheme}://")).unwrap_or_default();
+        return format!("{scheme}{REDACTED}@{host}");
+    }
+    let mut parts = text.split("://");
+    let mut out = parts.next().unwrap_or_default().to_owned();
+    for rest in parts {
+        let end = rest.find(|c: char| "/?#,;\"'".contains(c) || c.is_whitespace()).unwrap_or(rest.len());
+        let (authority, path) = rest.split_at(end);
+        out.push_str("://");
+        match authority.rsplit_once('@') {
+            Some((_, host)) => out.extend([REDACTED, "@", host, path]),
+            None => out.push_str(rest),
+        }
+    }
+    out
 }
 
 fn redacted(name: &str, value: &Value) -> Value {
@@ -41,6 +69,7 @@ fn redacted(name: &str, value: &Value) -> Value {
         Value::String(text) if secret(name) && name != "credentialName" && !text.is_empty() => {
             REDACTED.into()
         }
+        Value::String(text) => without_users(name, text).into(),
         other => other.clone(),
     }
 }
@@ -86,12 +115,12 @@ pub(crate) fn variables(config: &Sources) -> Vec<String> {
         .filter_map(|v| {
             let value = env.get(v.name)?;
             // Probes may send credentials in headers of theirs.
-            let shown = if v.name == PROBERS && !value.is_empty() { REDACTED } else { value };
+            let hidden = v.name == PROBERS && !value.is_empty();
+            let shown = if hidden { REDACTED.to_owned() } else { without_users(v.name, value) };
             Some(format!("{}={shown:?}", v.name))
         })
         .collect();
-    // Headers carry credentials more often than not.
-    for prefix in ["XDS_HEADER_", "CA_HEADER_"] {
+    for prefix in HEADERS {
         out.extend(env.with_prefix(prefix).map(|(name, _)| format!("{prefix}{name}={REDACTED:?}")));
     }
     out.sort();
@@ -111,7 +140,7 @@ pub(crate) fn flags(parsed: &super::args::Parsed, table: &[Flag]) -> Vec<String>
             let all = if all.is_empty() { vec![f.default] } else { all };
             format!("FLAG: --{}=\"[{}]\"", f.name, all.join(","))
         }
-        _ => format!("FLAG: --{}={:?}", f.name, parsed.or_default(table, f.name)),
+        _ => format!("FLAG: --{}={:?}", f.name, without_users(f.name, parsed.or_default(table, f.name))),
     };
     shown.iter().map(line).collect()
 }
@@ -210,6 +239,27 @@ mod tests {
         want["proxyMetadata"]["MY_API_KEY"] = REDACTED.into();
         assert_eq!(back, want, "{shown}");
         assert_eq!(variables(&config), ["CA_ADDR=\"ca:1\"", "XDS_HEADER_X=\"<redacted>\""]);
+    }
+
+    #[test]
+    fn headers_probes_and_passwords_of_urls_are_left_out() {
+        let proxy = r#"{"proxyMetadata": {"XDS_HEADER_X-Auth": "hunter2", "CA_HEADER_COOKIE": "hunter2",
+            "HTTPS_PROXY": "http://u:hunter2@p:1", "http_proxy": "u:hunter2/?@x@p:1", "no_proxy": "a,b",
+            "A": "see https://hunter2@h/p?q@r, http://i/x@y", "ISTIO_KUBE_APP_PROBERS": "hunter2"}}"#;
+        let config = config(&[
+            ("PROXY_CONFIG", proxy),
+            ("STS_UPSTREAM_URL", "https://u:hunter2@s:1/p"),
+            ("CA_ADDR", "a@b:1"),
+        ]);
+        let shown = proxy_config(&config);
+        assert!(!shown.contains("hunter2"), "{shown}");
+        for part in
+            ["\"http://<redacted>@p:1\"", "\"<redacted>@p:1\"", "https://<redacted>@h/p?q@r, http://i/x@y"]
+        {
+            assert!(shown.contains(part), "{part}: {shown}");
+        }
+        let variables = variables(&config);
+        assert_eq!(variables, ["CA_ADDR=\"a@b:1\"", "STS_UPSTREAM_URL=\"https://<redacted>@s:1/p\""]);
     }
 
     #[test]

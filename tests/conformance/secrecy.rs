@@ -37,6 +37,15 @@ async fn keys_and_tokens_are_shown_nowhere() {
         .arg("--log_output_level=all:debug")
         .env("OUTPUT_CERTS", "out")
         .env("METRICS_DETAILS", "true")
+        // It has no effect here, and is shown all the same.
+        .env("STS_UPSTREAM_URL", "http://u:hunter2sts@p:1")
+        .proxy_config(
+            "proxyMetadata",
+            serde_json::json!({
+                "XDS_HEADER_X-Auth": "hunter2xds", "CA_HEADER_COOKIE": "hunter2ca", "HTTPS_PROXY": "http://u:hunter2px@p:1",
+                "ISTIO_KUBE_APP_PROBERS": "{\"/app-health/a/livez\": \"hunter2probe\"}",
+            }),
+        )
         .start_in(dir);
     let token = std::fs::read_to_string(agent.path(TOKEN)).unwrap();
     let client = agent.sds().await;
@@ -66,6 +75,11 @@ async fn keys_and_tokens_are_shown_nowhere() {
         shown.push((page.to_owned(), agent.get(page).await.map(|reply| reply.text()).unwrap_or_default()));
     }
     assert!(shown[0].1.len() > 1000, "the log has lines to look at");
+    // Envoy's bootstrap tells istiod of all of them, as the Go agent's does.
+    for (place, text) in &shown {
+        let at = text.find("hunter2").map(|at| text[at..].chars().take(20).collect::<String>());
+        assert_eq!(at, None, "{place} shows a header, a proxy's password or a probe");
+    }
     let mut paths = Vec::new();
     files(&agent.path(""), &mut paths);
     for path in paths {
