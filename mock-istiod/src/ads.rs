@@ -7,6 +7,7 @@ mod session;
 pub mod sotw;
 
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use tokio::sync::mpsc;
 
@@ -71,6 +72,10 @@ pub(crate) async fn serve(
             _ => {}
         }
     }
+    if let Err(status) = admitted(shared).await {
+        ended(format!("{status:?}"));
+        return reply.end(&status);
+    }
     // Without TLS istiod takes anybody on ADS.
     let must = shared.ads_auth.load(Ordering::Relaxed) && (peer.tls || shared.plaintext_auth);
     if let (true, Err(reason)) = (must, &identity) {
@@ -107,6 +112,16 @@ pub(crate) async fn serve(
             Err(gone)
         }
     }
+}
+
+/// Waits for the stream's turn; the status if there is none.
+async fn admitted(shared: &Shared) -> Result<(), Status> {
+    let turn = shared.admission.turn(Instant::now());
+    let wait = turn.ok_or_else(|| Status::new(Code::ResourceExhausted, "request rate limit exceeded"))?;
+    if !wait.is_zero() {
+        tokio::time::sleep(wait).await;
+    }
+    Ok(())
 }
 
 /// Types in the order in which a change is pushed.

@@ -9,6 +9,7 @@
 //! directly, because the faults need what servers above it do not offer: a frame cut in the middle, headers only
 //! with the first answer, GOAWAY at a chosen moment.
 
+mod admission;
 pub mod ads;
 pub mod apiserver;
 pub mod auth;
@@ -47,6 +48,7 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::admission::Admission;
 pub use crate::ads::{AdsStream, Responses};
 pub use crate::fault::{Fault, Script};
 pub use crate::grpc::{Code, Status};
@@ -168,6 +170,7 @@ impl Builder {
             record: Record::default(),
             ca: Script::default(),
             ads: Script::default(),
+            admission: Admission::default(),
             connections: Script::default(),
             resources: Store::default(),
             trust_domain: self.trust_domain,
@@ -361,6 +364,11 @@ impl MockIstiod {
     /// Every certificate lives so long from now on; `None`: as asked for.
     pub fn set_ttl(&self, ttl: Option<Duration>) {
         self.shared.ttl.set(ttl);
+    }
+
+    /// So many ADS streams are admitted a second from now on, as istiod's `PILOT_MAX_REQUESTS_PER_SECOND` does it; 0: all.
+    pub fn set_admitted(&self, rate: u32) {
+        self.shared.admission.set(rate);
     }
 
     /// Whether response headers are sent at once.

@@ -47,6 +47,9 @@ struct Flags {
     /// Every certificate lives so long (500ms, 10s, 5m, 1h), whatever was asked for.
     #[arg(long, value_parser = time)]
     ttl: Option<Duration>,
+    /// Admit so many ADS streams a second, as istiod's PILOT_MAX_REQUESTS_PER_SECOND does it; 0 admits all.
+    #[arg(long, default_value_t = 0)]
+    admit: u32,
     /// Write the root certificate here.
     #[arg(long)]
     write_root: Option<PathBuf>,
@@ -116,6 +119,7 @@ async fn run(flags: Flags) -> Result<(), String> {
     }
     let mock =
         builder.start().await.map_err(|error| format!("cannot listen on {}: {error}", flags.listen))?;
+    mock.set_admitted(flags.admit);
     if let Some(folder) = &flags.resources {
         mock.serve_folder(folder).map_err(|error| format!("--resources: {error}"))?;
     }

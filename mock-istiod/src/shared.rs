@@ -10,6 +10,7 @@ use rustls::server::{NoServerSessionStorage, ServerConfig, WebPkiClientVerifier}
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use tokio::sync::mpsc;
 
+use crate::admission::Admission;
 use crate::fault::Script;
 use crate::pki::Authority;
 use crate::record::Record;
@@ -35,6 +36,7 @@ pub(crate) struct Shared {
     pub(crate) record: Record,
     pub(crate) ca: Script,
     pub(crate) ads: Script,
+    pub(crate) admission: Admission,
     pub(crate) connections: Script,
     pub(crate) resources: Store,
     pub(crate) trust_domain: String,

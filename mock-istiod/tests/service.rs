@@ -266,6 +266,33 @@ async fn a_client_certificate_is_an_identity() {
 }
 
 #[tokio::test]
+async fn streams_above_the_admission_rate_are_refused() {
+    let mock = MockIstiod::start().await;
+    mock.resources().update(|set| set.put(None, Resource::new(CLUSTER, "c", Vec::new())));
+    let client = Client::connect(&mock, None).await.with(mock.mint("ns", "sa"));
+    mock.set_admitted(1);
+    let mut calls = Vec::new();
+    for _ in 0..10 {
+        let mut call = client.open(SOTW).await;
+        call.send(&first(CLUSTER, &[]));
+        calls.push(call);
+    }
+    // The first has its turn at once, the last would have to wait for nine seconds.
+    assert_eq!(calls[0].sotw().await.type_url, CLUSTER);
+    let refusal = calls[9].next().await.unwrap_err();
+    assert_eq!(
+        (refusal.code, refusal.message.as_str()),
+        (Code::ResourceExhausted, "request rate limit exceeded")
+    );
+    mock.set_admitted(0);
+    for _ in 0..10 {
+        let mut call = client.open(SOTW).await;
+        call.send(&first(CLUSTER, &[]));
+        assert_eq!(call.sotw().await.type_url, CLUSTER);
+    }
+}
+
+#[tokio::test]
 async fn the_script_spoils_answers_in_order() {
     let mock = MockIstiod::start().await;
     let client = Client::connect(&mock, None).await.with(mock.mint("ns", "sa"));
