@@ -5,6 +5,7 @@
 //! time; `PEER_AGENT=<path>` drives another agent's binary through the same runs.
 
 mod ads;
+mod affinity;
 mod agent;
 mod cgroup;
 mod credentials;

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use mock_istiod::MockIstiod;
 use tokio::task::JoinSet;
 
+use crate::affinity::OneCore;
 use crate::agent::{Agent, Setup};
 use crate::table::{Row, Value};
 use crate::web::{Answer, Caller, Web};
@@ -198,8 +199,70 @@ pub(crate) async fn scrape_of(binary: &Path, series: usize) -> Result<[f64; 3], 
     Ok([middle(|s| s.time), middle(|s| s.cpu), middle(|s| s.peak)])
 }
 
-/// How long each of `count` requests took and what CPU it cost, in µs.
-async fn many(pod: &Pod, path: &str, count: u32, keep: bool) -> Result<(f64, f64), String> {
+/// What is asked for, how often, and what is aimed for in µs.
+struct Request {
+    what: &'static str,
+    path: &'static str,
+    count: u32,
+    /// On one connection.
+    keep: bool,
+    /// With everybody on the agent's core ([`crate::affinity`]).
+    one_core: bool,
+    p50: &'static str,
+    cpu: &'static str,
+}
+
+const REQUESTS: [Request; 5] = [
+    Request {
+        what: "readiness, kept connection",
+        path: "/healthz/ready",
+        count: 3000,
+        keep: true,
+        one_core: false,
+        p50: "–",
+        cpu: "≤ 80",
+    },
+    Request {
+        what: "readiness, new connection",
+        path: "/healthz/ready",
+        count: 2000,
+        keep: false,
+        one_core: false,
+        p50: "–",
+        cpu: "≤ 180",
+    },
+    Request {
+        what: "HTTP probe",
+        path: PROBE,
+        count: 1500,
+        keep: false,
+        one_core: false,
+        p50: "≤ 700",
+        cpu: "≤ 500",
+    },
+    Request {
+        what: "readiness, kept connection, client on the agent's core",
+        path: "/healthz/ready",
+        count: 3000,
+        keep: true,
+        one_core: true,
+        p50: "–",
+        cpu: "–",
+    },
+    Request {
+        what: "HTTP probe, client and application on the agent's core",
+        path: PROBE,
+        count: 1500,
+        keep: false,
+        one_core: true,
+        p50: "–",
+        cpu: "–",
+    },
+];
+
+/// How long each of its requests took and what CPU it cost, in µs.
+async fn many(pod: &Pod, request: &Request) -> Result<(f64, f64), String> {
+    let Request { path, count, keep, .. } = *request;
     let mut kept = if keep { Some(pod.caller().await?) } else { None };
     let mut times = Vec::new();
     let before = pod.agent.proc().cpu();
@@ -221,14 +284,13 @@ async fn many(pod: &Pod, path: &str, count: u32, keep: bool) -> Result<(f64, f64
 }
 
 async fn requests(pod: &Pod, runs: usize, rows: &mut Rows) -> Result<(), String> {
-    for (what, path, count, keep, p50, cpu) in [
-        ("readiness, kept connection", "/healthz/ready", 3000, true, "–", "≤ 80"),
-        ("readiness, new connection", "/healthz/ready", 2000, false, "–", "≤ 180"),
-        ("HTTP probe", PROBE, 1500, false, "≤ 700", "≤ 500"),
-    ] {
+    for request in &REQUESTS {
+        let Request { what, one_core, p50, cpu, .. } = *request;
+        let held = one_core.then(|| OneCore::with(pod.agent.proc().id)).transpose();
+        let _held = held.map_err(|e| format!("{what}: {e}"))?;
         let mut measured = Vec::new();
         for _ in 0..runs {
-            measured.push(many(pod, path, count, keep).await?);
+            measured.push(many(pod, request).await?);
         }
         let (times, cpus) = measured.into_iter().unzip();
         rows.add(&format!("{what}: p50 (µs)"), Value::of(times), None, p50);
