@@ -258,17 +258,30 @@ impl Drop for Share {
     }
 }
 
+/// An error when a process was killed in a group so far: what was measured just now, by this name, says nothing then.
+pub(crate) fn held(what: &str) -> Result<(), String> {
+    let seen = SEEN.lock().unwrap_or_else(PoisonError::into_inner);
+    let Some((binary, limit, _)) = LIMIT.get() else { return Ok(()) };
+    killed(&seen, binary, *limit).map_or(Ok(()), |killed| Err(format!("{what}: {killed}")))
+}
+
+fn killed(seen: &[Usage], binary: &Path, limit: u64) -> Option<String> {
+    let kills: u64 = seen.iter().map(|usage| usage.kills).sum();
+    (kills > 0).then(|| {
+        format!(
+            "{}: {kills} processes were killed at their memory limit of {} MB (--memory-limit 0 measures without)",
+            binary.display(),
+            limit / 1_000_000
+        )
+    })
+}
+
 /// What all groups came to; an error when a process was killed in one.
 pub(crate) fn rows() -> Result<Vec<Row>, String> {
     let seen = std::mem::take(&mut *SEEN.lock().unwrap_or_else(PoisonError::into_inner));
     let Some((binary, limit, _)) = LIMIT.get().filter(|_| !seen.is_empty()) else { return Ok(Vec::new()) };
-    let kills: u64 = seen.iter().map(|usage| usage.kills).sum();
-    if kills > 0 {
-        return Err(format!(
-            "{}: {kills} processes were killed at their memory limit of {} MB (--memory-limit 0 measures without)",
-            binary.display(),
-            limit / 1_000_000
-        ));
+    if let Some(killed) = killed(&seen, binary, *limit) {
+        return Err(killed);
     }
     #[expect(clippy::cast_precision_loss, reason = "sizes and counts are far below 2^53")]
     let of =
@@ -319,6 +332,15 @@ mod tests {
         let cpu = ("/sys/fs/cgroup".to_owned(), "user.slice/session-1.scope".to_owned(), true);
         assert_eq!(found("cpu", SECOND, own, "cpuset cpu io memory"), Some(cpu));
         assert_eq!(found("memory", SECOND, own, "cpuset cpu"), None, "not offered");
+    }
+
+    #[test]
+    fn whoever_is_killed_is_told() {
+        let binary = Path::new("agent");
+        let fine = Usage { hits: 9, ..Usage::default() };
+        assert_eq!(killed(&[fine; 3], binary, 64_000_000), None, "the limit gave back page cache only");
+        let told = killed(&[fine, Usage { kills: 2, ..fine }], binary, 64_000_000).unwrap();
+        assert!(told.starts_with("agent: 2 processes were killed at their memory limit of 64 MB"), "{told}");
     }
 
     #[test]

@@ -20,6 +20,7 @@ use tokio::net::UdpSocket;
 
 use crate::ads::Stream;
 use crate::agent::{ADS, Agent, DELTA, LIMIT, SDS, Setup, node, secret_request};
+use crate::cgroup;
 use crate::relay::{limit, pair};
 use crate::status;
 
@@ -121,16 +122,29 @@ pub(crate) async fn curves(binaries: &[PathBuf]) -> Result<Vec<Curve>, String> {
     let [mut config, mut resources, mut pushes, mut names, mut hosts, mut series, mut streams] = empty();
     for (n, binary) in binaries.iter().enumerate() {
         eprintln!("  {}", binary.display());
-        configuration(binary, n, &mut config).await?;
-        many_resources(binary, n, &mut resources).await?;
-        push_sizes(binary, n, &mut pushes).await?;
-        secret_names(binary, n, &mut names).await?;
-        dns_hosts(binary, n, &mut hosts).await?;
-        scrapes(binary, n, &mut series).await?;
-        open_streams(binary, n, &mut streams).await?;
+        let done = configuration(binary, n, &mut config).await;
+        ended(done, &config)?;
+        let done = many_resources(binary, n, &mut resources).await;
+        ended(done, &resources)?;
+        let done = push_sizes(binary, n, &mut pushes).await;
+        ended(done, &pushes)?;
+        let done = secret_names(binary, n, &mut names).await;
+        ended(done, &names)?;
+        let done = dns_hosts(binary, n, &mut hosts).await;
+        ended(done, &hosts)?;
+        let done = scrapes(binary, n, &mut series).await;
+        ended(done, &series)?;
+        let done = open_streams(binary, n, &mut streams).await;
+        ended(done, &streams)?;
     }
     all.extend([config, resources, pushes, names, hosts, series, streams]);
     Ok(all)
+}
+
+// Says which curve it was, and ends with it where an agent was killed at its memory limit.
+fn ended(done: Result<(), String>, curve: &Curve) -> Result<(), String> {
+    done.map_err(|e| format!("{}: {e}", curve.what))?;
+    cgroup::held(curve.what)
 }
 
 fn empty() -> [Curve; 7] {

@@ -104,8 +104,11 @@ async fn run(flags: &Flags) -> Result<(), String> {
     let rows = if limited { cgroup::rows() } else { Ok(Vec::new()) };
     cgroup::end();
     // Whoever was killed has spoiled what was measured: the first cause first.
-    let rows =
-        rows.map_err(|killed| measured.as_ref().err().map_or(killed.clone(), |e| format!("{killed}; {e}")))?;
+    let rows = rows.map_err(|killed| match &measured {
+        Err(e) if !e.contains(&killed) => format!("{killed}; {e}"),
+        Err(e) => e.clone(),
+        Ok(()) => killed,
+    })?;
     measured?;
     if !rows.is_empty() {
         report.add("Control groups with a memory limit, one around each agent", &rows, false);
@@ -146,27 +149,27 @@ async fn usual(flags: &Flags, binaries: &[PathBuf], report: &mut table::Report) 
     let wanted = |name: &str| name.contains(&flags.only);
     let with_peer = flags.peer.is_some();
     if wanted("size") {
-        report.add("Size", &[size(binaries)], with_peer);
+        add(report, "Size", &[size(binaries)], with_peer)?;
     }
     if wanted("start") {
         eprintln!("measuring start…");
         let rows = start::starts(binaries, flags.envoy.as_deref(), flags.runs).await?;
-        report.add("Start (ms since exec)", &rows, with_peer);
+        add(report, "Start (ms since exec)", &rows, with_peer)?;
     }
     if wanted("idle") {
         eprintln!("measuring idle memory…");
         let rows = start::idle(binaries, flags.envoy.as_deref(), flags.runs.min(5)).await?;
-        report.add("Idle memory (MB, 10 s after ready)", &rows, with_peer);
+        add(report, "Idle memory (MB, 10 s after ready)", &rows, with_peer)?;
     }
     if wanted("relay") {
         eprintln!("measuring the relay…");
         let rows = relay::bulk(binaries, flags.runs).await?;
-        report.add("Relay of configuration", &rows, with_peer);
+        add(report, "Relay of configuration", &rows, with_peer)?;
     }
     if wanted("push") {
         eprintln!("measuring small pushes…");
         let rows = relay::pushes(binaries, flags.runs).await?;
-        report.add("Small delta pushes (µs)", &rows, with_peer);
+        add(report, "Small delta pushes (µs)", &rows, with_peer)?;
     }
     if wanted("replay") {
         eprintln!("measuring the last good configuration…");
@@ -174,27 +177,27 @@ async fn usual(flags: &Flags, binaries: &[PathBuf], report: &mut table::Report) 
         if let Some(envoy) = &flags.envoy {
             rows.extend(replay::crashes(&binaries[0], envoy, flags.runs).await?);
         }
-        report.add("The last good configuration (XDS_REPLAY)", &rows, false);
+        add(report, "The last good configuration (XDS_REPLAY)", &rows, false)?;
     }
     if wanted("status") {
         eprintln!("measuring the status server…");
         let rows = status::all(binaries, flags.runs).await?;
-        report.add("Status server", &rows, with_peer);
+        add(report, "Status server", &rows, with_peer)?;
     }
     if wanted("sds") {
         eprintln!("measuring 1,000 SDS streams…");
         let rows = sds::fan_out(binaries, flags.runs.min(3)).await?;
-        report.add("1,000 SDS streams at a renewal", &rows, with_peer);
+        add(report, "1,000 SDS streams at a renewal", &rows, with_peer)?;
     }
     if wanted("credentials") {
         eprintln!("measuring the token service and secrets of gateways…");
         let rows = credentials::all(binaries, flags.runs).await?;
-        report.add("Token service and secrets of gateways", &rows, false);
+        add(report, "Token service and secrets of gateways", &rows, false)?;
     }
     if wanted("iptables") {
         eprintln!("measuring istio-iptables…");
         match iptables::rows(binaries, flags.runs) {
-            Ok(rows) => report.add("istio-iptables", &rows, with_peer),
+            Ok(rows) => add(report, "istio-iptables", &rows, with_peer)?,
             Err(reason) => eprintln!("bench: istio-iptables is not measured: {reason}"),
         }
     }
@@ -211,13 +214,13 @@ async fn slow(
     let with_peer = flags.peer.is_some();
     if flags.only == "density" {
         let rows = density::nodes(binaries, flags.seconds.unwrap_or(60)).await?;
-        report.add("Many agents on one node, 1 MB of configuration each", &rows, with_peer);
+        add(report, "Many agents on one node, 1 MB of configuration each", &rows, with_peer)?;
     }
     if flags.only == "herd" {
         let away = Duration::from_secs(flags.seconds.unwrap_or(30));
         let outage = restart::Outage { agents: flags.agents, away, spread: flags.spread };
         let rows = restart::herd(&binaries[0], &outage).await?;
-        report.add("Istiod restarts", &rows, false);
+        add(report, "Istiod restarts", &rows, false)?;
     }
     if flags.only == "growth" {
         for curve in growth::curves(binaries).await? {
@@ -228,16 +231,23 @@ async fn slow(
     if flags.only == "heal" {
         let envoy = flags.envoy.as_deref().ok_or("--only heal needs --envoy")?;
         let rows = heal::outages(binaries, envoy, flags.runs).await?;
-        report.add("Time from the end of an outage to the new configuration (s)", &rows, with_peer);
+        add(report, "Time from the end of an outage to the new configuration (s)", &rows, with_peer)?;
     }
     if flags.only == "extremes" {
         let rows = extremes::all(binaries, flags.runs).await?;
-        report.add("Far ends", &rows, with_peer);
+        add(report, "Far ends", &rows, with_peer)?;
     }
     if flags.only == "flood" {
         let rows = flood::both_ways(binaries, Duration::from_secs(flags.seconds.unwrap_or(120))).await?;
-        report.add("Both sides write as fast as they may, both read slowly", &rows, with_peer);
+        add(report, "Both sides write as fast as they may, both read slowly", &rows, with_peer)?;
     }
+    Ok(())
+}
+
+/// The end of a section: what was measured, unless a process was killed at its memory limit meanwhile.
+fn add(report: &mut table::Report, title: &str, rows: &[Row], with_peer: bool) -> Result<(), String> {
+    cgroup::held(title)?;
+    report.add(title, rows, with_peer);
     Ok(())
 }
 
