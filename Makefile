@@ -19,7 +19,7 @@ export PROPTEST_RNG_SEED ?= 20261121
 # One after the other: built together, the agent would get every library feature that only the double needs.
 RELEASE := export $$(scripts/revision) && cargo build --release --locked -p pilot-agent && cargo build --release --locked -p mock-istiod
 
-.PHONY: release-fips demo test test-page lint check-lint bare-machine dist packages image test-packages test-image reproducible release conformance record bench numbers scale seccomp soak attack faults fuzz-check fuzz-smoke envoy-matrix docs descriptors clean help
+.PHONY: release-fips demo test test-page lint check-lint bare-machine dist packages image test-packages test-image reproducible release conformance record bench numbers herd scale seccomp soak attack faults fuzz-check fuzz-smoke envoy-matrix docs descriptors clean help
 
 # Run first by each target that builds or fetches something.
 CHECK = @scripts/check-machine $@
@@ -133,9 +133,14 @@ numbers:  ## docs/NUMBERS.md and its charts from a run of the bench on this mach
 	$(RELEASE)
 	@envoy=$$(scripts/get-envoy) && scripts/numbers --bench $(BUILT)/release/bench --agent $(AGENT) --envoy "$$envoy" $(if $(PEER_AGENT),--peer "$(PEER_AGENT)")
 
+herd:  ## istiod is taken from 200 real agents, several times: benches/herd.json, which `make scale` compares its model with (5 minutes)
+	$(CHECK)
+	$(RELEASE)
+	$(BUILT)/release/bench --agent $(AGENT) --only herd --json benches/herd.json
+
 scale:  ## simulate herds of 1,000 to 100,000 agents; writes docs/SCALE.md
 	$(CHECK)
-	cargo bench --locked --profile dev --bench herd -- $(CURDIR)/docs
+	cargo bench --locked --profile dev --bench herd -- $(CURDIR)/docs $(CURDIR)/benches/herd.json
 
 test-page:  ## /debug/ in a real Chromium (of its own: no other test needs one, and it is 400 MB); PICTURES=<folder> keeps what it saw
 	$(CHECK)

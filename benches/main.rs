@@ -65,9 +65,12 @@ struct Flags {
     /// How many agents are a herd.
     #[arg(long, default_value_t = 200)]
     agents: usize,
-    /// The herd's XDS_RECONNECT_SPREAD, in seconds.
+    /// One herd with this XDS_RECONNECT_SPREAD, in seconds; without --spread and --admit several, one after the other.
     #[arg(long)]
     spread: Option<u64>,
+    /// One herd of whose streams istiod admits so many a second, as it does itself; 0: all.
+    #[arg(long)]
+    admit: Option<u32>,
     /// Where everything measured goes as JSON, beside what is printed.
     #[arg(long)]
     json: Option<PathBuf>,
@@ -114,7 +117,7 @@ async fn run(flags: &Flags) -> Result<(), String> {
         report.add("Control groups with a memory limit, one around each agent", &rows, false);
     }
     let Some(path) = &flags.json else { return Ok(()) };
-    std::fs::write(path, format!("{:#}\n", report.json(&curves)))
+    std::fs::write(path, format!("{:#}\n", report.json(&version(&binaries[0]), &curves)))
         .map_err(|e| format!("{}: {e}", path.display()))
 }
 
@@ -217,10 +220,7 @@ async fn slow(
         add(report, "Many agents on one node, 1 MB of configuration each", &rows, with_peer)?;
     }
     if flags.only == "herd" {
-        let away = Duration::from_secs(flags.seconds.unwrap_or(30));
-        let outage = restart::Outage { agents: flags.agents, away, spread: flags.spread };
-        let rows = restart::herd(&binaries[0], &outage).await?;
-        add(report, "Istiod restarts", &rows, false)?;
+        herds(flags, &binaries[0], report).await?;
     }
     if flags.only == "growth" {
         for curve in growth::curves(binaries).await? {
@@ -244,11 +244,40 @@ async fn slow(
     Ok(())
 }
 
+/// One herd where its settings are named, else those that docs/SCALE.md compares with its model.
+async fn herds(flags: &Flags, binary: &Path, report: &mut table::Report) -> Result<(), String> {
+    let away = Duration::from_secs(flags.seconds.unwrap_or(30));
+    let cases = match (flags.spread, flags.admit) {
+        (None, None) => restart::CASES.to_vec(),
+        (spread, admit) => vec![(spread, admit.unwrap_or(0))],
+    };
+    let mut rows = Vec::new();
+    for (spread, admitted) in cases {
+        eprintln!("  spread {spread:?} s, {admitted} a second admitted (0: all)");
+        let outage = restart::Outage { agents: flags.agents, away, spread, admitted };
+        let herd = restart::herd(binary, &outage).await?;
+        rows.extend(herd.rows());
+        report.herd(herd.json());
+    }
+    add(report, "Istiod restarts", &rows, false)
+}
+
 /// The end of a section: what was measured, unless a process was killed at its memory limit meanwhile.
 fn add(report: &mut table::Report, title: &str, rows: &[Row], with_peer: bool) -> Result<(), String> {
     cgroup::held(title)?;
     report.add(title, rows, with_peer);
     Ok(())
+}
+
+/// Version and revision, as the agent says; empty for another agent.
+fn version(binary: &Path) -> String {
+    let said = std::process::Command::new(binary).arg("--version").output().map(|out| out.stdout);
+    let said = String::from_utf8_lossy(&said.unwrap_or_default()).into_owned();
+    let value = |name: &str| said.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "));
+    match (value("version"), value("revision")) {
+        (Some(version), Some(revision)) => format!("{version}, {}", revision.get(..12).unwrap_or(revision)),
+        _ => String::new(),
+    }
 }
 
 fn size(binaries: &[PathBuf]) -> Row {

@@ -1,5 +1,7 @@
 //! The report: what, ours, the peer's, the ratio, and how far the runs were apart. Printed, and kept for `--json`.
 
+use std::time::{SystemTime, UNIX_EPOCH};
+
 use serde_json::json;
 
 /// One measured value: the median of its runs and their spread.
@@ -57,6 +59,7 @@ pub(crate) struct Row {
 #[derive(Debug, Default)]
 pub(crate) struct Report {
     sections: Vec<serde_json::Value>,
+    herds: Vec<serde_json::Value>,
 }
 
 impl Report {
@@ -73,9 +76,20 @@ impl Report {
         self.sections.push(json!({"title": title, "rows": rows.iter().map(row).collect::<Vec<_>>()}));
     }
 
-    /// The whole, with the curves.
-    pub(crate) fn json(&self, curves: &[serde_json::Value]) -> serde_json::Value {
-        json!({"sections": self.sections, "curves": curves})
+    /// Keeps what istiod saw of a herd.
+    pub(crate) fn herd(&mut self, herd: serde_json::Value) {
+        self.herds.push(herd);
+    }
+
+    /// The whole, with the curves; `agent` is what it says its version is.
+    pub(crate) fn json(&self, agent: &str, curves: &[serde_json::Value]) -> serde_json::Value {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        let mut all =
+            json!({"agent": agent, "unix_seconds": since, "sections": self.sections, "curves": curves});
+        if !self.herds.is_empty() {
+            all["herds"] = json!(self.herds);
+        }
+        all
     }
 }
 

@@ -137,8 +137,8 @@ fn play(agents: Vec<(f64, Hold)>, rate: Option<f64>) -> Arrivals {
             if refused[agent] {
                 out.again.push(now);
             }
-            if gate.as_mut().is_none_or(|gate| gate.admits(now)) {
-                out.served.push(now);
+            if let Some(wait) = gate.as_mut().map_or(Some(0.0), |gate| gate.turn(now)) {
+                out.served.push(now + wait);
                 continue;
             }
             refused[agent] = true;
@@ -163,25 +163,26 @@ fn seconds(at: u64) -> f64 {
     (at as f64 - ZERO) / 1e6
 }
 
-/// An admission limit: so many a second, a tenth of a second's worth at once.
+/// istiod's admission limit (`WaitForRequestLimit`): streams take turns at even intervals, one whose turn comes within a
+/// second waits for it, any other is refused at once.
 #[derive(Debug)]
 struct Gate {
-    rate: f64,
-    tokens: f64,
-    at: f64,
+    every: f64,
+    next: f64,
 }
 
 impl Gate {
     fn new(rate: f64) -> Self {
-        Self { rate, tokens: rate / 10.0, at: 0.0 }
+        Self { every: rate.recip(), next: 0.0 }
     }
 
-    fn admits(&mut self, now: f64) -> bool {
-        self.tokens = (now - self.at).mul_add(self.rate, self.tokens).min(self.rate / 10.0);
-        self.at = now;
-        let admitted = self.tokens >= 1.0;
-        self.tokens -= f64::from(u8::from(admitted));
-        admitted
+    // How long a stream waits that comes now; none: it is refused.
+    fn turn(&mut self, now: f64) -> Option<f64> {
+        let wait = (self.next - now).max(0.0);
+        (wait <= 1.0).then(|| {
+            self.next = now + wait + self.every;
+            wait
+        })
     }
 }
 

@@ -68,3 +68,50 @@ fn histogram(out: &mut String, panel: &Panel<'_>, y: f64, span: f64, end: f64) {
         bars.len() as f64 * span
     );
 }
+
+/// When the agents of a herd were back, in seconds, the first to the last: real ones, and simulated ones between two ends.
+pub(crate) struct Back {
+    pub label: String,
+    pub real: Vec<f64>,
+    pub low: Vec<f64>,
+    pub high: Vec<f64>,
+}
+
+/// The share of each herd that is back, over time: a line for the real one, a band for the simulated ones.
+#[expect(clippy::cast_precision_loss, reason = "far below 2^53")]
+pub(crate) fn back(herds: &[Back]) -> String {
+    let mut out = format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"-60 -50 {} {}\" font-family=\"sans-serif\" font-size=\"12\" fill=\"#777\">\n\
+         <text x=\"0\" y=\"-34\">agents that are back, after istiod is there: <tspan fill=\"#4477aa\">real</tspan>, \
+         <tspan fill=\"#bb8844\">simulated</tspan></text>\n",
+        WIDTH + 80.0,
+        STEP * herds.len() as f64 + 20.0
+    );
+    for (n, herd) in herds.iter().enumerate() {
+        let end = herd.real.iter().chain(&herd.high).copied().fold(1.0, f64::max).ceil();
+        let points = |times: &[f64]| -> Vec<String> {
+            let share = |agent: usize| HEIGHT * (1.0 - (agent + 1) as f64 / times.len() as f64);
+            let point = |(agent, at): (usize, &f64)| format!("{:.1},{:.1}", at / end * WIDTH, share(agent));
+            times.iter().enumerate().map(point).collect()
+        };
+        let mut band = points(&herd.low);
+        band.extend(points(&herd.high).into_iter().rev());
+        let _ = writeln!(
+            out,
+            "<g transform=\"translate(0 {})\"><text x=\"0\" y=\"-8\">{}</text>\n\
+             <polygon points=\"{}\" fill=\"#bb8844\" fill-opacity=\"0.5\"/>\n\
+             <polyline points=\"{}\" fill=\"none\" stroke=\"#4477aa\" stroke-width=\"2\"/>\n\
+             <path d=\"M0 0V{HEIGHT}H{WIDTH}\" fill=\"none\" stroke=\"#777\"/>\
+             <text x=\"-6\" y=\"10\" text-anchor=\"end\">{}</text>\
+             <text x=\"{WIDTH}\" y=\"{}\" text-anchor=\"end\">{end:.0} s</text></g>",
+            STEP * n as f64,
+            herd.label,
+            band.join(" "),
+            points(&herd.real).join(" "),
+            herd.real.len(),
+            HEIGHT + 16.0
+        );
+    }
+    out.push_str("</svg>\n");
+    out
+}
