@@ -35,6 +35,10 @@ impl Origin for IpAddr {}
 /// A body that was waited for this long counts as one that does not arrive: a client has mostly sent it with the head.
 const LATE: Duration = Duration::from_millis(200);
 
+/// An origin that has no more than this part of those that may ask is not blamed: of the status server's 384 a dozen,
+/// which is more than a kubelet and a Prometheus ask at a time.
+const FEW: usize = 32;
+
 /// How many connections there may be.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Bounds {
@@ -64,7 +68,15 @@ struct Table<K> {
     bounds: Bounds,
     next: u64,
     taken: BTreeMap<u64, Taken<K>>,
-    counts: HashMap<K, usize>,
+    counts: HashMap<K, Count>,
+    asking: usize,
+}
+
+/// Connections of one origin.
+#[derive(Debug, Clone, Copy, Default)]
+struct Count {
+    all: usize,
+    /// Of those, the ones that have asked.
     asking: usize,
 }
 
@@ -109,14 +121,14 @@ impl<K: Origin> Places<K> {
     /// cannot be asked of anybody.
     pub(crate) fn take(&self, origin: K, progress: &Arc<Progress>) -> Option<Place<K>> {
         let mut table = self.table();
-        let own = table.counts.get(&origin).copied().unwrap_or(0);
+        let own = table.counts.get(&origin).map_or(0, |count| count.all);
         if own >= table.bounds.share {
             let least = table.bounds.least();
             if !table.evict(|taken| taken.origin == origin, least) {
                 return None;
             }
         } else if table.taken.len() >= table.bounds.all {
-            let blamed = table.blamed();
+            let blamed = table.blamed(|count| count.all, table.bounds.all / 8);
             let spare = table.bounds.spare_busy && blamed.as_ref().is_none_or(|blamed| *blamed == origin);
             let least = u8::from(spare && !origin.is_own());
             let makes_place = |taken: &Taken<K>| match &blamed {
@@ -127,7 +139,7 @@ impl<K: Origin> Places<K> {
                 return None;
             }
         }
-        *table.counts.entry(origin.clone()).or_default() += 1;
+        table.counts.entry(origin.clone()).or_default().all += 1;
         let id = table.next;
         table.next += 1;
         table.taken.insert(id, Taken { origin, progress: Arc::downgrade(progress), asking: false });
@@ -155,13 +167,18 @@ impl<K: Origin> Place<K> {
         let counts = table.taken.get(&self.id).is_some_and(|own| own.asking);
         let bounds = table.bounds;
         if !counts && table.asking >= bounds.asking {
-            table.evict(Taken::must_ask_again, bounds.least());
+            table.evict_asking(bounds.least());
         } else if !counts && table.asking >= bounds.asking.div_ceil(2) {
-            table.evict(Taken::must_ask_again, STANDS);
+            table.evict_asking(STANDS);
         }
-        let first =
-            table.taken.get_mut(&self.id).is_some_and(|own| !std::mem::replace(&mut own.asking, true));
-        table.asking += usize::from(first);
+        let table = &mut *table;
+        if let Some(own) = table.taken.get_mut(&self.id).filter(|own| !own.asking) {
+            own.asking = true;
+            table.asking += 1;
+            if let Some(count) = table.counts.get_mut(&own.origin) {
+                count.asking += 1;
+            }
+        }
     }
 }
 
@@ -174,10 +191,21 @@ impl<K: Origin> Drop for Place<K> {
 impl<K: Origin> Table<K> {
     // Whose connections make room at the bound. Among origins of a few connections each, nobody is more to
     // blame than another.
-    fn blamed(&self) -> Option<K> {
+    fn blamed(&self, of: impl Fn(&Count) -> usize, few: usize) -> Option<K> {
         let others = self.counts.iter().filter(|(origin, _)| !origin.is_own());
-        let largest = others.max_by_key(|(_, n)| **n)?;
-        (*largest.1 > self.bounds.all / 8).then(|| largest.0.clone())
+        let largest = others.max_by_key(|(_, count)| of(count))?;
+        (of(largest.1) > few).then(|| largest.0.clone())
+    }
+
+    // Ends one that asks, and is worth ending at least so much: of the origin that has most of them, so that an old one of
+    // somebody else does not go for each that a flood adds.
+    fn evict_asking(&mut self, least: u8) {
+        let blamed = self.blamed(|count| count.asking, self.bounds.asking / FEW);
+        let ended =
+            blamed.is_some_and(|blamed| self.evict(|taken| taken.asking && taken.origin == blamed, least));
+        if !ended {
+            self.evict(Taken::must_ask_again, least);
+        }
     }
 
     // Of those that are worth ending at least so much.
@@ -210,9 +238,10 @@ impl<K: Origin> Table<K> {
     fn forget(&mut self, id: u64) {
         let Some(taken) = self.taken.remove(&id) else { return };
         self.asking -= usize::from(taken.asking);
-        if let Some(n) = self.counts.get_mut(&taken.origin) {
-            *n -= 1;
-            if *n == 0 {
+        if let Some(count) = self.counts.get_mut(&taken.origin) {
+            count.all -= 1;
+            count.asking -= usize::from(taken.asking);
+            if count.all == 0 {
                 self.counts.remove(&taken.origin);
             }
         }
@@ -341,6 +370,25 @@ mod tests {
         tokio::time::advance(Duration::from_millis(5)).await;
         held[2].asks();
         assert_eq!(cut(&[&all[0], &all[1], &all[2], &all[3]]), [false, true, false, false]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn of_those_that_ask_the_origin_with_most_makes_place() {
+        let places = Places::new(Bounds { all: 128, share: 64, asking: 64, spare_busy: false });
+        let kubelet = one();
+        let mut held = vec![places.take("kubelet", &kubelet).unwrap()];
+        held[0].asks();
+        kubelet.enter(Phase::Waiting);
+        tokio::time::advance(Duration::from_secs(5)).await;
+        let flood: Vec<_> = (0..64).map(|_| one()).collect();
+        for progress in &flood {
+            let place = places.take("flood", progress).unwrap();
+            place.asks();
+            progress.enter(Phase::Waiting);
+            held.push(place);
+        }
+        assert!(!kubelet.is_cut(), "though it waits longest");
+        assert!(flood[0].is_cut() && !flood[1].is_cut());
     }
 
     #[tokio::test(start_paused = true)]

@@ -30,6 +30,7 @@ use crate::base::handover;
 use crate::base::slack;
 use crate::base::tasks::{Panicked, Set, Stop, TaskResult, caught};
 use crate::net::accept::{Acceptor, Came};
+use crate::net::fair::Caller;
 use crate::net::places::{Bounds, Place, Places, relieve};
 use crate::net::progress::{Heads, Phase};
 
@@ -126,9 +127,10 @@ pub(crate) async fn serve<S: Site>(
             }
             came = next(&mut acceptor, listener.as_ref()) => match came {
                 Ok(Came::In(io, peer)) => {
-                    let state = Arc::new(ConnState::new(heads.clone()));
-                    let side = &places[usize::from(!is_here(&io, peer.ip()))];
-                    if let Some(place) = side.take(origin(peer.ip()), &state.progress) {
+                    let caller = Caller { here: is_here(&io, peer.ip()), origin: origin(peer.ip()) };
+                    let state = Arc::new(ConnState::new(heads.clone(), caller));
+                    let side = &places[usize::from(!caller.here)];
+                    if let Some(place) = side.take(caller.origin, &state.progress) {
                         let work = connection(io, peer, state.clone(), place, site.clone(), stop.clone());
                         state.progress.served_by(tasks.spawn(work));
                     }

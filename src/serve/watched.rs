@@ -12,6 +12,7 @@ use tokio::net::TcpStream;
 
 use super::left::Io;
 use super::refusal;
+use crate::net::fair::Caller;
 use crate::net::progress::{Heads, Phase, Progress};
 
 /// A request head, from its first byte to its last. Go has no limit; nginx and hyper take 30 to 60 s.
@@ -23,6 +24,8 @@ const STALLED: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 pub(crate) struct ConnState {
     pub(crate) progress: Arc<Progress>,
+    /// Who asks.
+    pub(crate) caller: Caller,
     /// Bytes the kernel has taken.
     written: AtomicU64,
     /// `written` at the moment `/quitquitquit` was answered, plus one; 0: it was not asked.
@@ -32,9 +35,10 @@ pub(crate) struct ConnState {
 }
 
 impl ConnState {
-    pub(super) fn new(heads: Arc<Heads>) -> Self {
+    pub(super) fn new(heads: Arc<Heads>, caller: Caller) -> Self {
         Self {
             progress: Arc::new(Progress::new(heads)),
+            caller,
             written: AtomicU64::new(0),
             quit: AtomicU64::new(0),
             unread: AtomicBool::new(false),
@@ -255,7 +259,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn what_stands_still_is_overdue() {
-        let state = Arc::new(ConnState::new(Arc::new(Heads::new(HEADS))));
+        let caller = Caller { here: true, origin: std::net::Ipv4Addr::LOCALHOST.into() };
+        let state = Arc::new(ConnState::new(Arc::new(Heads::new(HEADS)), caller));
         let progress = state.progress.clone();
         assert_eq!(overdue(&progress, None), None);
         tokio::time::advance(Duration::from_secs(3600)).await;

@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use ::http::{HeaderMap, StatusCode, header};
-use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::sync::Semaphore;
 
 pub use config::parse;
 pub(crate) use config::{Action, Table};
@@ -29,7 +29,9 @@ use super::{loopback, probe_source};
 use crate::base::error::{BoxError, chain};
 use crate::base::seldom::Seldom;
 use crate::fetch::{self, Dialer, Kept, REQUESTS, Tls, Trust};
+use crate::net::fair::{Caller, Fair, Slot};
 use crate::net::progress::{Phase, Progress};
+use crate::serve::ConnState;
 use crate::serve::respond::{Answer, TEXT, page, status};
 use crate::trouble::Reporter;
 
@@ -78,10 +80,8 @@ pub(super) struct Prober {
     led: AtomicUsize,
     /// Of those whose answer may have a long head.
     wide: Semaphore,
-    /// For each path, how many may be under way...
-    slots: BTreeMap<String, Semaphore>,
-    /// ... at a time.
-    each: usize,
+    /// For each path, those that may be under way at a time.
+    slots: BTreeMap<String, Fair>,
     seen: seen::Seen,
 }
 
@@ -98,8 +98,8 @@ enum Unanswered {
     #[error("{to}: {}", chain(&**why))]
     At { to: String, why: BoxError },
     /// Too many of the same path had not been answered.
-    #[error("{0} others of it had no answer for as long as it has")]
-    Crowded(usize),
+    #[error("others of it had no answer for as long as it has")]
+    Crowded,
 }
 
 fn no_time(seconds: i32) -> BoxError {
@@ -130,8 +130,7 @@ impl Prober {
         // A quarter of the connections for those that wait for an application.
         let each = (most / 4 / paths.clone().count().max(1)).clamp(4, 64);
         Self {
-            slots: paths.map(|path| (path.to_owned(), Semaphore::new(each))).collect(),
-            each,
+            slots: paths.map(|path| (path.to_owned(), Fair::new(each))).collect(),
             table: config.table,
             destination,
             dialer: Dialer { source: Some(config.source), tls, ..Dialer::default() },
@@ -144,7 +143,7 @@ impl Prober {
     }
 
     /// Makes the probe that belongs to `path`.
-    pub(super) async fn answer(&self, path: &str, headers: &HeaderMap, of: &Progress) -> Answer {
+    pub(super) async fn answer(&self, path: &str, headers: &HeaderMap, conn: &ConnState) -> Answer {
         let Some(probe) = self.table.get(path) else {
             return page(
                 StatusCode::BAD_REQUEST,
@@ -167,9 +166,9 @@ impl Prober {
             false => None,
         };
         let seconds = probe.timeout_seconds;
-        let slot = self.slot(path, seconds, of).await;
+        let slot = self.slot(path, seconds, conn.caller, &conn.progress).await;
         let result = match &probe.action {
-            _ if slot.is_none() => Err(Unanswered::Crowded(self.each)),
+            _ if slot.is_none() => Err(Unanswered::Crowded),
             Action::Http { path, port, https } => self.http(path, *port, *https, seconds, headers).await,
             Action::Tcp { port } => self.tcp(*port, seconds).await,
             Action::Grpc { port, service } => self.grpc(*port, service, seconds, headers).await,
@@ -185,15 +184,15 @@ impl Prober {
     }
 
     // Those of an application that does not answer would hold all connections that the server may have.
-    async fn slot(&self, path: &str, seconds: i32, of: &Progress) -> Option<SemaphorePermit<'_>> {
+    async fn slot(&self, path: &str, seconds: i32, by: Caller, of: &Progress) -> Option<Slot> {
         let slots = self.slots.get(path)?;
-        if let Ok(slot) = slots.try_acquire() {
+        if let Some(slot) = slots.try_take(by) {
             return Some(slot);
         }
         of.enter(Phase::Waiting);
-        let slot = tokio::time::timeout(limit(seconds), slots.acquire()).await;
+        let slot = tokio::time::timeout(limit(seconds), slots.take(by)).await;
         of.enter(Phase::Busy);
-        slot.ok()?.ok()
+        slot.ok()
     }
 
     /// What the probes have come to, for people.

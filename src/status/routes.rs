@@ -102,7 +102,7 @@ async fn dispatch(
         ["app-health" | "app-lifecycle"] => redirect(&with_query(&format!("{raw}/"), request)),
         ["app-health" | "app-lifecycle", ..] => {
             let path = path::decode(raw).unwrap_or_else(|| raw.to_owned());
-            shared.probes.answer(&path, request.headers(), &conn.progress).await
+            shared.probes.answer(&path, request.headers(), conn).await
         }
         ["logging"] if !peer.local => only_local(),
         ["logging"] if foreign(request) => misdirected(),

@@ -253,15 +253,16 @@ async fn of_one_path_so_many_are_under_way_and_the_others_wait() {
     let prober = Prober::new(config, 40, 1, crypto, Troubles::default().reporter("probes"));
     let of = Progress::new(Arc::new(Heads::new(0)));
     let mut held = Vec::new();
-    for _ in 0..5 {
-        held.push(prober.slot(KEY, 3, &of).await.unwrap());
+    let from = |last| Caller { here: false, origin: [10, 0, 0, last].into() };
+    for last in 0..5 {
+        held.push(prober.slot(KEY, 3, from(last), &of).await.unwrap());
     }
     let begun = tokio::time::Instant::now();
-    assert!(prober.slot(KEY, 3, &of).await.is_none(), "an eighth of the connections are taken");
+    assert!(prober.slot(KEY, 3, from(7), &of).await.is_none(), "an eighth of the connections are taken");
     assert_eq!(begun.elapsed(), Duration::from_secs(3), "as long as the probe may take");
-    let other = prober.slot("/app-health/other/livez", 3, &of).await;
+    let other = prober.slot("/app-health/other/livez", 3, from(0), &of).await;
     assert!(other.is_some(), "another path has slots of its own");
-    let mut waiting = Box::pin(prober.slot(KEY, 3, &of));
+    let mut waiting = Box::pin(prober.slot(KEY, 3, from(7), &of));
     assert!(futures_util::poll!(&mut waiting).is_pending());
     assert_eq!(of.phase(), Phase::Waiting);
     held.pop();

@@ -1,10 +1,16 @@
 //! Probes of the application on the kubelet's behalf.
 
+use std::io::ErrorKind;
+
 use serde_json::json;
+use tokio::io::AsyncWriteExt;
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
 
 use super::{App, ok, serving};
 use crate::support::agent::Builder;
-use crate::support::{MockIstiod, TestAgent, free_port};
+use crate::support::{MockIstiod, TestAgent, free_port, http};
 
 fn probing(port: u16, action: &str) -> Builder {
     let probe = match action {
@@ -68,4 +74,68 @@ async fn probers_that_cannot_be_meant_end_the_agent_before_it_serves() {
     let own = json!({"port": builder.ports().status.to_string()}).to_string();
     let mut agent = builder.env("ISTIO_PROMETHEUS_ANNOTATIONS", own).start();
     assert_eq!(agent.wait_exit().await.code(), Some(255));
+}
+
+/// An application that answers nobody by itself: each connection with the head that came.
+async fn holding() -> (u16, mpsc::UnboundedReceiver<(TcpStream, String)>, JoinSet<()>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let (asked, seen) = mpsc::unbounded_channel();
+    let mut serving = JoinSet::new();
+    serving.spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            if let Some(head) = http::head(&mut stream).await {
+                let _ = asked.send((stream, head));
+            }
+        }
+    });
+    (port, seen, serving)
+}
+
+async fn from(source: [u8; 4], port: u16, more: &str) -> TcpStream {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.bind((source, 0).into()).unwrap();
+    let mut stream = socket.connect(([127, 0, 0, 1], port).into()).await.unwrap();
+    let ask = format!("GET /app-health/app/livez HTTP/1.1\r\nHost: a\r\n{more}\r\n");
+    stream.write_all(ask.as_bytes()).await.unwrap();
+    stream
+}
+
+#[tokio::test]
+async fn one_address_does_not_have_all_probes_of_a_path() {
+    let (port, mut seen, _serving) = holding().await;
+    let probe = json!({"httpGet": {"path": "/", "port": port}, "timeoutSeconds": 20});
+    let probers = json!({"/app-health/app/livez": probe}).to_string();
+    let mock = MockIstiod::start().await;
+    // 32 of a path at a time.
+    let words: Vec<String> = ["prlimit", "--nofile=1024"].map(str::to_owned).into();
+    let builder = TestAgent::with().before(&words).env("ISTIO_KUBE_APP_PROBERS", probers);
+    let agent = serving(&mock, builder).await;
+    let status = agent.ports().status;
+    let (mut flood, mut held) = (Vec::new(), Vec::new());
+    for _ in 0..40 {
+        flood.push(from([127, 0, 0, 2], status, "X-Flood: 1\r\n").await);
+    }
+    for _ in 0..16 {
+        held.push(seen.recv().await.expect("the flood's are made"));
+    }
+    // None of these is answered before the kubelet's.
+    let mut kubelet = from([127, 0, 0, 3], status, "X-Kubelet: 1\r\nConnection: close\r\n").await;
+    let answering = async {
+        while let Some((mut stream, head)) = seen.recv().await {
+            if head.to_lowercase().contains("x-kubelet") {
+                stream.write_all(ok("fine").as_bytes()).await.unwrap();
+                return;
+            }
+            held.push((stream, head));
+        }
+    };
+    let mut said = String::new();
+    let (answer, ()) =
+        tokio::join!(tokio::io::AsyncReadExt::read_to_string(&mut kubelet, &mut said), answering);
+    assert!(answer.is_ok() && said.starts_with("HTTP/1.1 200 "), "{answer:?} {said}");
+    let waits = |one: &TcpStream| one.try_read(&mut [0]).is_err_and(|e| e.kind() == ErrorKind::WouldBlock);
+    assert!(flood.iter().all(waits), "the flood's were answered first");
+    drop((flood, held));
+    agent.stop().await;
 }
