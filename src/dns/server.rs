@@ -57,6 +57,8 @@ struct Shared {
     before_sync: bool,
     upstream: Upstream,
     forwards: Semaphore,
+    /// The permits of `forwards`.
+    most: usize,
     requests: IntCounterVec,
 }
 
@@ -82,13 +84,15 @@ pub(crate) async fn bind(
     }
     tracing::info!(target: "dns", "local DNS server listens on {}", config.address);
     let requests = metrics.counter("dns_requests_total", "DNS queries taken.", &[]);
+    let most = accept::bound(FORWARDS);
     let shared = Shared {
         table,
         search: RwLock::new(resolv.search),
         resolv_conf: config.adaptive.then(|| config.resolv_conf.clone()),
         before_sync: config.before_sync,
         upstream: Upstream::new(resolv.nameservers, config, metrics, trouble),
-        forwards: Semaphore::new(FORWARDS),
+        forwards: Semaphore::new(most),
+        most,
         requests,
     };
     Ok(Bound { sockets, shared: Arc::new(shared) })
@@ -185,7 +189,7 @@ impl Shared {
     // Whose query is at a nameserver would not be answered by the next program.
     async fn quiet(&self) {
         let answered = async {
-            while self.forwards.available_permits() < FORWARDS {
+            while self.forwards.available_permits() < self.most {
                 tokio::time::sleep(GLANCE).await;
             }
         };
@@ -216,7 +220,8 @@ impl Shared {
     }
 
     async fn forward(&self, message: &[u8], query: &Query, transport: Transport) -> Vec<u8> {
-        let reply = match self.forwards.try_acquire() {
+        let sockets = self.upstream.sockets().min(self.most);
+        let reply = match self.forwards.try_acquire_many(u32::try_from(sockets).unwrap_or(u32::MAX)) {
             Ok(_permit) => self.upstream.forward(message, transport).await,
             Err(_) => {
                 self.upstream.refused();

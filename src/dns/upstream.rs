@@ -180,6 +180,11 @@ impl Upstream {
         }
     }
 
+    /// How many sockets a query may hold at a time.
+    pub(super) fn sockets(&self) -> usize {
+        if self.parallel { self.known().all().len().max(1) } else { 1 }
+    }
+
     /// Counts a query that could not be handed on because too many are under way.
     pub(super) fn refused(&self) {
         self.requests.with_label_values::<&str>(&[]).inc();

@@ -315,6 +315,30 @@ async fn dead_nameservers_and_idle_connections_take_what_is_theirs_and_no_more()
 }
 
 #[tokio::test]
+async fn nameservers_asked_in_parallel_leave_descriptors_for_others() {
+    let mut silent = Vec::new();
+    for _ in 0..3 {
+        let Some(nameserver) = Nameserver::start().await else { return };
+        silent.push(nameserver);
+    }
+    let few = |b: Builder| {
+        let b = b.env("DNS_FORWARD_PARALLEL", "true").env("DNS_FORWARD_TIMEOUT", "60s");
+        b.within(&["prlimit", "--nofile=1024"])
+    };
+    let mut dns = start_with(&silent.iter().collect::<Vec<_>>(), few).await;
+    dns.tell(&table("1", "shop.ns.svc.cluster.local", "10.0.0.1")).await;
+    for id in 0..400 {
+        dns.client.send(&query(id, "www.example.com", A)).await;
+    }
+    // Told at once, while the others wait for their nameservers.
+    assert_eq!(rcode(&dns.client.receive().await), SERV_FAIL);
+    let fds =
+        std::fs::read_dir(format!("/proc/{}/fd", dns.world.agent.pid().as_raw_nonzero())).unwrap().count();
+    assert!(fds < 512, "{fds} of 1024 descriptors");
+    assert!(dns.world.agent.get("/healthz/ready").await.is_ok());
+}
+
+#[tokio::test]
 async fn what_is_no_query_is_refused_or_ignored_and_harms_nobody() {
     let Some(nameserver) = Nameserver::start().await else { return };
     let mut dns = start(&[&nameserver]).await;

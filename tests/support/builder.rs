@@ -189,6 +189,12 @@ impl Builder {
         self
     }
 
+    /// Words before all others that there are before the agent's.
+    pub fn within(mut self, words: &[&str]) -> Self {
+        self.before.splice(..0, words.iter().map(ToString::to_string));
+        self
+    }
+
     /// The user to whom the working directory and its files belong.
     pub fn owner(mut self, uid: u32) -> Self {
         self.owner = Some(uid);
