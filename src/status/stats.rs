@@ -4,12 +4,13 @@
 //! or is late. Their bodies pass through in pieces, one part after the other; while one is sent the next
 //! waits in its socket, so memory does not depend on how much there is. Each part has the scraper's limit
 //! for itself, counted only while we wait for that part: an application that hangs uses up its own time, a
-//! slow reader nobody's. The application's limit is a little shorter than the
-//! scraper's, so that what Envoy said still arrives in time.
+//! slow reader nobody's. The limit of a part is a little shorter than the scraper's, so that what the others
+//! said still arrives in time; what was waited for before a part was asked is taken off it.
 //!
 //! Several applications are another matter: which format the whole has depends on all of them, and one that
 //! fails or is longer than `LONGEST_OF_SEVERAL` is left out whole, as the Go agent does since 1.31. So their
-//! bodies are read before the first byte is sent, all at once and within the scraper's limit.
+//! bodies are read before the first byte is sent, all at once and within the scraper's limit. Because they are held, one
+//! scrape at a time has them; one whose limit goes by meanwhile has the other parts.
 //!
 //! A part that fails is left out, counted, and told in the log with its reason; one that breaks off is
 //! ended at its last whole line, so that what follows stays readable.
@@ -38,9 +39,11 @@ use super::own::{Own, encode};
 use crate::base::metrics::Metrics;
 use crate::base::quote::cut;
 use crate::base::seldom::Seldom;
+use crate::net::progress::Progress;
 use crate::serve::ConnState;
 use crate::serve::respond::{Answer, Body, error, page};
-use part::{Failure, Part};
+use part::{Failure, Part, Reason};
+use turns::Turn;
 
 /// Prometheus asks every few seconds; more lines than this about parts that are missing or cut say nothing new.
 static LOST: Seldom = Seldom::new(60);
@@ -78,13 +81,15 @@ pub(super) struct Merger {
     own: Own,
     metrics: Metrics,
     turns: turns::Turns,
+    /// Of several applications, for those scrapes that have a turn.
+    several: Option<turns::Turns>,
     /// The last failure of each part, for `/debug/agentz`.
     failures: Mutex<BTreeMap<String, (u64, String)>>,
 }
 
 /// Prometheus' own name for the time it gives a scrape, in seconds.
 const LIMIT: &str = "x-prometheus-scrape-timeout-seconds";
-/// What is taken off the application's limit: a tenth, and at most this.
+/// What is taken off the limit of a part: a tenth, and at most this.
 const HEAD_START: Duration = Duration::from_millis(500);
 
 /// The applications are asked once Envoy's head is there, as in the Go agent, so that on a node of few cores
@@ -100,8 +105,16 @@ const SEVERAL: u64 = 20 * 1024 * 1024;
 
 impl Merger {
     pub(super) fn new(config: Config, status_port: u16, own: Own, metrics: Metrics) -> Self {
-        let turns = if config.targets.len() > 1 { turns::Turns::one() } else { turns::Turns::default() };
-        Self { config, status_port, own, metrics, turns, failures: Mutex::default() }
+        let several = (config.targets.len() > 1).then(turns::Turns::one);
+        Self {
+            turns: turns::Turns::default(),
+            several,
+            config,
+            status_port,
+            own,
+            metrics,
+            failures: Mutex::default(),
+        }
     }
 
     pub(super) fn local_only(&self) -> bool {
@@ -136,10 +149,15 @@ impl Merger {
         out
     }
 
-    /// Asks Envoy and the applications; the answers that are fit to be merged, in their order.
-    async fn ask(&self, headers: &HeaderMap, query: Option<&str>) -> (Option<Part>, Vec<Part>) {
-        let limit = limit(headers);
-        let app_limit = limit.map(|l| l.saturating_sub((l / 10).min(HEAD_START)));
+    /// Asks Envoy and the applications, each for `limit` at most; the answers that are fit to be merged, in their order,
+    /// and the turn that is kept while they are sent.
+    async fn ask(
+        &self,
+        headers: &HeaderMap,
+        query: Option<&str>,
+        limit: Option<Duration>,
+        of: &Arc<Progress>,
+    ) -> (Option<Part>, Vec<Part>, Option<Turn>) {
         let (envoy_headers, app_headers) = (forwarded(headers, false), forwarded(headers, true));
         let envoy = async {
             let port = self.config.envoy_port?;
@@ -147,13 +165,43 @@ impl Merger {
             let url = format!("http://localhost:{port}/stats/prometheus{query}");
             self.head("envoy", &url, envoy_headers, limit).await
         };
+        let apps = self.apps(&app_headers, limit, of);
+        let mut envoy = std::pin::pin!(envoy);
+        let first = limit.map_or(ENVOY_FIRST, |limit| ENVOY_FIRST.min(limit / 20));
+        let early = tokio::time::timeout(first, &mut envoy).await;
+        let (envoy, (apps, turn)) = match early {
+            Ok(envoy) => (envoy, apps.await),
+            Err(_) => futures_util::future::join(envoy, apps).await,
+        };
+        (envoy, apps, turn)
+    }
+
+    async fn apps(
+        &self,
+        headers: &HeaderMap,
+        limit: Option<Duration>,
+        of: &Arc<Progress>,
+    ) -> (Vec<Part>, Option<Turn>) {
+        let url = |target: &Target| format!("http://localhost:{}{}", target.port, target.path);
+        let (turn, limit) = match &self.several {
+            None => (None, limit),
+            Some(turns) => match turns.take(of, limit).await {
+                Some((turn, waited)) => (Some(turn), limit.map(|limit| limit.saturating_sub(waited))),
+                None => {
+                    let late =
+                        Failure::new(Reason::Timeout, "another scrape of the applications took all its time");
+                    for target in &self.config.targets {
+                        self.missing("application", &url(target), &late);
+                    }
+                    return (Vec::new(), None);
+                }
+            },
+        };
         let room = &AtomicU64::new(SEVERAL);
         let targets = self.config.targets.iter().map(|target| {
-            let url = format!("http://localhost:{}{}", target.port, target.path);
-            let headers = app_headers.clone();
-            let several = self.config.targets.len() > 1;
+            let (url, headers, several) = (url(target), headers.clone(), self.several.is_some());
             async move {
-                let part = self.head("application", &url, headers, app_limit).await?;
+                let part = self.head("application", &url, headers, limit).await?;
                 if !several {
                     return Some(part);
                 }
@@ -161,15 +209,8 @@ impl Merger {
                 part.map_err(|failure| self.missing("application", &url, &failure)).ok()
             }
         });
-        let mut envoy = std::pin::pin!(envoy);
-        let first = limit.map_or(ENVOY_FIRST, |limit| ENVOY_FIRST.min(limit / 20));
-        let early = tokio::time::timeout(first, &mut envoy).await;
-        let apps = futures_util::future::join_all(targets);
-        let (envoy, apps) = match early {
-            Ok(envoy) => (envoy, apps.await),
-            Err(_) => futures_util::future::join(envoy, apps).await,
-        };
-        (envoy, apps.into_iter().flatten().collect())
+        let apps = futures_util::future::join_all(targets).await;
+        (apps.into_iter().flatten().collect(), turn)
     }
 
     async fn head(
@@ -263,12 +304,14 @@ pub(super) async fn answer(
     query: Option<&str>,
 ) -> Answer {
     merger.own.scrapes.with_label_values::<&str>(&[]).inc();
-    let Some(turn) = merger.turns.take(&conn.progress).await else {
+    let limit = limit(headers).map(|l| l.saturating_sub((l / 10).min(HEAD_START)));
+    let Some((turn, waited)) = merger.turns.take(&conn.progress, limit).await else {
         return error(StatusCode::SERVICE_UNAVAILABLE, "too many scrapes at a time");
     };
-    let (envoy, apps) = merger.ask(headers, query).await;
+    let limit = limit.map(|limit| limit.saturating_sub(waited));
+    let (envoy, apps, held) = merger.ask(headers, query, limit, &conn.progress).await;
     let (kind, open_metrics) = common_format(&apps);
-    let several = merger.config.targets.len() > 1;
+    let several = merger.several.is_some();
     let mut parts = Vec::with_capacity(apps.len() + 1);
     parts.extend(envoy.map(|part| part.strip_eof(open_metrics)));
     parts.extend(apps.into_iter().map(|app| app.strip_eof(several)));
@@ -277,7 +320,8 @@ pub(super) async fn answer(
     *answer.body_mut() = if parts.is_empty() {
         Body::whole(own)
     } else {
-        Body::stream(turn.during(merge::stream(own, parts, open_metrics, several, merger.clone())))
+        let stream = merge::stream(own, parts, open_metrics, several, merger.clone());
+        Body::stream(turns::during((turn, held), stream))
     };
     answer
 }

@@ -225,7 +225,8 @@ async fn the_agent_does_not_ask_itself() {
         let own = Own::new(&metrics).unwrap();
         Merger::new(config.stats, port, own, metrics)
     };
-    let (_, apps) = merger.ask(&HeaderMap::new(), None).await;
+    let of = Arc::new(Progress::new(Arc::new(crate::net::progress::Heads::new(0))));
+    let (_, apps, _) = merger.ask(&HeaderMap::new(), None, None, &of).await;
     assert!(apps.is_empty());
     let shown = merger.failures().to_string();
     assert!(shown.contains("without end") && shown.contains("302"), "{shown}");

@@ -8,6 +8,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::{Stream, StreamExt};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::Instant;
 
 use crate::net::progress::{Phase, Progress};
 
@@ -41,7 +42,9 @@ impl Turns {
 
 /// A turn, until it is dropped.
 #[derive(Debug)]
-pub(super) struct Turn(Arc<Held>);
+pub(super) struct Turn {
+    _held: Arc<Held>,
+}
 
 /// Who has it: a connection may have had others before, and lives on after it.
 #[derive(Debug)]
@@ -50,33 +53,36 @@ struct Held {
     _permit: OwnedSemaphorePermit,
 }
 
-impl Turn {
-    /// Keeps the turn until the stream is done with.
-    pub(super) fn during(self, stream: impl Stream<Item = Bytes> + Send) -> impl Stream<Item = Bytes> + Send {
-        stream.map(move |bytes| {
-            let _ = &self.0;
-            bytes
-        })
-    }
+/// Keeps the turns until the stream is done with.
+pub(super) fn during(
+    turns: (Turn, Option<Turn>),
+    stream: impl Stream<Item = Bytes> + Send,
+) -> impl Stream<Item = Bytes> + Send {
+    stream.map(move |bytes| {
+        let _ = &turns;
+        bytes
+    })
 }
 
 impl Turns {
-    /// The next turn; `None` when there is none for too long.
-    pub(super) async fn take(&self, of: &Arc<Progress>) -> Option<Turn> {
-        let permit = match self.free.clone().try_acquire_owned() {
-            Ok(permit) => permit,
+    /// The next turn, and how long it was waited for; `None` when there is none within `limit`, or for too long.
+    pub(super) async fn take(&self, of: &Arc<Progress>, limit: Option<Duration>) -> Option<(Turn, Duration)> {
+        let (permit, waited) = match self.free.clone().try_acquire_owned() {
+            Ok(permit) => (permit, Duration::ZERO),
             Err(_) => {
+                let begun = Instant::now();
                 of.enter(Phase::Waiting);
-                let permit = tokio::time::timeout(WAIT, self.wait()).await.ok();
+                let wait = limit.map_or(WAIT, |limit| limit.min(WAIT));
+                let permit = tokio::time::timeout(wait, self.wait()).await.ok();
                 of.enter(Phase::Busy);
-                permit?
+                (permit?, begun.elapsed())
             }
         };
         let held = Arc::new(Held { by: Arc::downgrade(of), _permit: permit });
         let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
         taken.retain(|held| held.strong_count() > 0);
         taken.push(Arc::downgrade(&held));
-        Some(Turn(held))
+        Some((Turn { _held: held }, waited))
     }
 
     async fn wait(&self) -> OwnedSemaphorePermit {
@@ -123,13 +129,13 @@ mod tests {
         let all: Vec<_> = (0..TURNS).map(|_| scraper()).collect();
         let mut held = Vec::new();
         for one in &all {
-            held.push(turns.take(one).await.unwrap());
+            held.push(turns.take(one, None).await.unwrap());
         }
         let late = scraper();
-        assert!(turns.take(&late).await.is_none(), "all of them read");
+        assert!(turns.take(&late, None).await.is_none(), "all of them read");
         assert!(all.iter().all(|p| !p.is_cut()));
         all[3].wrote(false);
-        let mut waiting = Box::pin(turns.take(&late));
+        let mut waiting = Box::pin(turns.take(&late, None));
         let look = STOOD + LOOK * 2;
         assert!(tokio::time::timeout(look, &mut waiting).await.is_err());
         assert!(all[3].is_cut() && !all[2].is_cut());
@@ -138,7 +144,7 @@ mod tests {
         let _turn = waiting.await.unwrap();
         assert_eq!(late.phase(), Phase::Busy);
         all[5].leaves();
-        let _ = tokio::time::timeout(LOOK * 2, turns.take(&scraper())).await;
+        let _ = tokio::time::timeout(LOOK * 2, turns.take(&scraper(), None)).await;
         assert!(all[5].is_cut() && !all[2].is_cut(), "its client has closed its side");
     }
 
@@ -147,17 +153,17 @@ mod tests {
         let turns = Turns::default();
         let kept = scraper();
         for _ in 0..100 {
-            drop(turns.take(&kept).await.unwrap());
+            drop(turns.take(&kept, None).await.unwrap());
             assert!(turns.taken.lock().unwrap().len() <= 1, "one entry for each turn that is held");
         }
         let all: Vec<_> = (0..TURNS).map(|_| scraper()).collect();
         let mut held = Vec::new();
         for one in &all {
-            held.push(turns.take(one).await.unwrap());
+            held.push(turns.take(one, None).await.unwrap());
         }
         // What it reads so slowly now needs no turn.
         kept.wrote(false);
-        assert!(turns.take(&scraper()).await.is_none());
+        assert!(turns.take(&scraper(), None).await.is_none());
         assert!(!kept.is_cut());
     }
 }

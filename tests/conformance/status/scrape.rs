@@ -7,7 +7,7 @@ use tokio::time::timeout;
 
 use super::{App, ok, serving};
 use crate::support::agent::Builder;
-use crate::support::{Envoy, LIMIT, MockIstiod, TestAgent, promtool_bin};
+use crate::support::{Envoy, LIMIT, MockIstiod, TestAgent, eventually, promtool_bin};
 
 fn scraping(envoy: &App, app: u16) -> Builder {
     TestAgent::with().env("ENVOY_PROMETHEUS_PORT", envoy.port.to_string()).env(
@@ -47,6 +47,53 @@ async fn an_application_that_hangs_takes_nothing_of_envoys_metrics() {
     stream.read_to_string(&mut text).await.unwrap();
     assert!(text.contains("\nenvoy_x 1\n"), "{text}");
     assert!(text.contains("istio_agent_scrape_failures_total{type=\"application\"} 1\n"), "{text}");
+    agent.stop().await;
+}
+
+#[tokio::test]
+async fn what_hangs_is_given_up_before_the_scraper_gives_up() {
+    let envoy = App::start("127.0.0.1", "").await;
+    let app = App::start("127.0.0.1", ok("app_x 3\n")).await;
+    let mock = MockIstiod::start().await;
+    let mut agent = serving(&mock, scraping(&envoy, app.port)).await;
+    let mut stream = TcpStream::connect(("127.0.0.1", agent.ports().status)).await.unwrap();
+    let text = asked(&mut stream, "X-Prometheus-Scrape-Timeout-Seconds: 1\r\n").await;
+    assert!(text.contains("\napp_x 3\n"), "{text}");
+    agent.wait_log("no envoy metrics in this scrape").await;
+    let log = agent.stop().await;
+    let told = log.lines().find(|line| line.contains("no envoy metrics in this scrape")).unwrap();
+    assert!(told.contains("no answer within 900ms"), "{told}");
+}
+
+async fn asked(stream: &mut TcpStream, more: &str) -> String {
+    let ask = format!("GET /metrics HTTP/1.1\r\nHost: a\r\n{more}Connection: close\r\n\r\n");
+    stream.write_all(ask.as_bytes()).await.unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).await.unwrap();
+    text
+}
+
+#[tokio::test]
+async fn of_several_one_that_hangs_takes_nothing_of_another_scrapers_other_metrics() {
+    let envoy = App::start("127.0.0.1", ok("envoy_x 1\n")).await;
+    let (app, hanging) = (App::start("127.0.0.1", ok("app_x 3\n")).await, App::start("127.0.0.1", "").await);
+    let annotations = json!({"scrape": "true", "targets": [
+        {"port": app.port.to_string()}, {"port": hanging.port.to_string()},
+    ]});
+    let mock = MockIstiod::start().await;
+    let builder = scraping(&envoy, app.port).env("ISTIO_PROMETHEUS_ANNOTATIONS", annotations.to_string());
+    let agent = serving(&mock, builder).await;
+    let connect = || TcpStream::connect(("127.0.0.1", agent.ports().status));
+    // One without a limit, which waits for the application as long as the test takes.
+    let mut first = connect().await.unwrap();
+    first.write_all(b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
+    eventually("the application is asked", async || (!hanging.seen().is_empty()).then_some(())).await;
+    let text = asked(&mut connect().await.unwrap(), "X-Prometheus-Scrape-Timeout-Seconds: 1\r\n").await;
+    assert!(text.starts_with("HTTP/1.1 200 ") && text.contains("\nenvoy_x 1\n"), "{text}");
+    assert!(text.contains("\nistio_agent_scrape_failures_total{type=\"application\"} 2\n"), "{text}");
+    assert_eq!(hanging.seen().len(), 1, "the second was not asked");
+    let waits = first.try_read(&mut [0]).is_err_and(|e| e.kind() == std::io::ErrorKind::WouldBlock);
+    assert!(waits, "the first still waits");
     agent.stop().await;
 }
 
