@@ -76,10 +76,17 @@ impl Lines {
         }
     }
 
-    /// The body has ended as it should: what is held is the last line.
+    /// The body has ended as it should: what is held is the last line, or the rest of it, which may be nothing.
     #[must_use]
     pub fn end(self) -> Option<Vec<u8>> {
-        if self.held.is_empty() || self.dropped(&self.held) { None } else { Some(self.held) }
+        let none = self.held.is_empty() && !self.inside;
+        if none || self.dropped(&self.held) { None } else { Some(self.held) }
+    }
+
+    /// Whether what was passed on so far ends inside a line.
+    #[must_use]
+    pub fn is_inside(&self) -> bool {
+        self.inside
     }
 
     /// The body was cut: what is held is no line, and is dropped. Whether anything was.

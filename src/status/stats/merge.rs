@@ -112,6 +112,10 @@ impl Merging {
             tracing::warn!("{kind} metrics are cut after {bytes} bytes: {}: {failure}{more}", part.url);
         }
         merger.failed(kind, &format!("{kind} {}", part.url), failure);
+        if part.lines.is_inside() {
+            // What follows must not become part of it.
+            self.out.push(b'\n');
+        }
         let half = part.lines.cut();
         // Scripts compare scrapes: without being asked for details, only a loss that the Go agent would
         // have passed on as half a line, or one it does not know, is marked in the text.

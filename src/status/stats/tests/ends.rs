@@ -122,6 +122,28 @@ async fn a_limit_of_bytes_ends_a_part_at_a_line() {
 }
 
 #[tokio::test]
+async fn a_line_that_is_passed_on_unfinished_is_ended_before_what_follows() {
+    let long = "x".repeat(100_000);
+    let broken = format!("HTTP/1.1 200 OK\r\nContent-Length: 200000\r\n\r\n{long}").into_bytes();
+    let (envoy, app) = (Web::start(move |_| broken.clone()).await, Web::start(|_| http(200, "", APP)).await);
+    let served = merging(Some(&envoy), vec![target(&app, "/")], |_| {});
+    let got = rest(&served.get("/metrics").await.text());
+    let (line, after) = got.split_once('\n').unwrap();
+    assert!(line.len() <= long.len() && line.bytes().all(|b| b == b'x'), "{}", &line[line.len() - 90..]);
+    assert!(
+        after.starts_with("# istio_agent: envoy metrics are cut here") && after.ends_with(APP),
+        "{after}"
+    );
+    // And where it ends as it should, OpenMetrics' end is a line of its own.
+    let whole = http(200, "", &"x".repeat(65 * 1024 + 7));
+    let envoy = Web::start(|_| http(200, "Content-Type: application/openmetrics-text\r\n", OPEN)).await;
+    let app = Web::start(move |_| whole.clone()).await;
+    let served = merging(None, vec![target(&envoy, "/"), target(&app, "/")], |_| {});
+    let got = served.get("/metrics").await.text();
+    assert!(got.ends_with("x\n"), "each of several has its end");
+}
+
+#[tokio::test]
 async fn a_scraper_that_goes_away_ends_the_scrape() {
     let (addr, task) = dripping(b"HTTP/1.1 200 OK\r\n\r\napp_x 1\n".to_vec()).await;
     let served = merging(None, vec![Target { port: addr.port().to_string(), path: "/".into() }], |_| {});
