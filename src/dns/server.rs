@@ -22,8 +22,9 @@ use crate::net::places::{Bounds, Place, Places};
 use crate::net::progress::{Heads, Phase, Progress};
 use crate::trouble::Reporter;
 
-/// Queries at the nameservers at once; each holds a socket. More are answered SERVFAIL, so that dead
-/// nameservers cannot use up the file descriptors the rest of the agent needs.
+/// Sockets to nameservers at once (an eighth of the descriptors where that is less): one for a query, or one for each
+/// nameserver where all are asked in parallel. Queries beyond are answered SERVFAIL, so that dead nameservers cannot use
+/// up the file descriptors the rest of the agent needs.
 const FORWARDS: usize = 512;
 /// Connections at once; above, the one that is worth least makes room (`net::places`), so whoever asks is answered
 /// however many say nothing. None is kept idle longer than [`IDLE`].
@@ -46,6 +47,8 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// Sockets that are bound but not yet served.
 pub(crate) struct Bound {
     sockets: Vec<(UdpSocket, TcpListener)>,
+    /// The content of resolv.conf by which they were bound.
+    known: Vec<u8>,
     shared: Arc<Shared>,
 }
 
@@ -95,7 +98,7 @@ pub(crate) async fn bind(
         most,
         requests,
     };
-    Ok(Bound { sockets, shared: Arc::new(shared) })
+    Ok(Bound { sockets, known: text, shared: Arc::new(shared) })
 }
 
 async fn udp_socket(host: &str, port: u16) -> std::io::Result<UdpSocket> {
@@ -162,7 +165,7 @@ impl Bound {
             all.spawn(tcp(listener, self.shared.clone()));
         }
         if let Some(path) = self.shared.resolv_conf.clone() {
-            all.spawn(follow(path, self.shared.clone()));
+            all.spawn(follow(path, self.known, self.shared.clone()));
         }
         let ended = tokio::select! {
             () = stop.cancelled() => {
@@ -233,17 +236,16 @@ impl Shared {
 }
 
 // Takes over what resolv.conf says from now on. It is a mount of its own in a pod, whose folder tells nothing.
-async fn follow(path: PathBuf, shared: Arc<Shared>) {
+async fn follow(path: PathBuf, mut known: Vec<u8>, shared: Arc<Shared>) {
     let look = |path: PathBuf| READS.run(move || std::fs::read(&path));
-    let mut known = look(path.clone()).await.ok().and_then(Result::ok);
     loop {
         tokio::time::sleep(LOOK).await;
         let Ok(Ok(now)) = look(path.clone()).await else { continue };
-        if known.as_ref() == Some(&now) {
+        if known == now {
             continue;
         }
         let resolv = resolv::parse(&String::from_utf8_lossy(&now));
-        known = Some(now);
+        known = now;
         if resolv.nameservers.is_empty() {
             tracing::warn!(target: "dns", "{} names no nameserver any more: the last ones stay", path.display());
             continue;
@@ -346,5 +348,42 @@ async fn connection(
         }
         progress.enter(Phase::Idle);
         wait = IDLE;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dns::cache;
+    use crate::trouble::Troubles;
+
+    #[tokio::test]
+    async fn a_resolv_conf_that_changes_before_it_is_first_looked_at_is_noticed() {
+        let dir = tempfile::tempdir().unwrap();
+        let resolv_conf = dir.path().join("resolv.conf");
+        std::fs::write(&resolv_conf, "nameserver 192.0.2.1\nsearch old\n").unwrap();
+        let config = Config {
+            address: "127.0.0.1:0".to_owned(),
+            resolv_conf: resolv_conf.clone(),
+            before_sync: false,
+            parallel: false,
+            adaptive: true,
+            cache: cache::Config::default(),
+            timeout: Duration::from_secs(1),
+        };
+        let (_table, current) = tokio::sync::watch::channel(None);
+        let troubles = Troubles::default();
+        let bound = bind(&config, current, &Metrics::default(), troubles.reporter("dns")).await.unwrap();
+        std::fs::write(&resolv_conf, "nameserver 192.0.2.2\nsearch new\n").unwrap();
+        let (shared, stop) = (bound.shared.clone(), Stop::new());
+        let served = bound.serve(stop.clone());
+        let changed = async {
+            while shared.search.read().unwrap().as_deref() != Some("new") {
+                tokio::time::sleep(GLANCE).await;
+            }
+            stop.cancel();
+        };
+        let both = futures_util::future::join(served, changed);
+        timeout(Duration::from_secs(30), both).await.expect("it is read again").0.unwrap();
     }
 }
