@@ -10,7 +10,7 @@
 
 use std::fmt;
 use std::io;
-use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, ToSocketAddrs};
 use std::time::Duration;
 
 use tokio::process::{Child, Command};
@@ -175,6 +175,17 @@ impl Lane {
     }
 }
 
+/// An IPv6 address with a zone, which is an interface's number or name: `fe80::1%2`, `fe80::1%eth0`.
+fn zoned(host: &str) -> Option<(Ipv6Addr, u32)> {
+    let (address, zone) = host.split_once('%')?;
+    let address = address.parse().ok()?;
+    let index = zone.parse().ok().or_else(|| {
+        let socket = std::net::UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).ok()?;
+        rustix::net::netdevice::name_to_index(&socket, zone).ok()
+    });
+    Some((address, index?))
+}
+
 /// The addresses of `host`; a literal needs no thread.
 ///
 /// # Errors
@@ -182,6 +193,9 @@ impl Lane {
 pub(crate) async fn look_up(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
     if let Ok(ip) = host.parse::<IpAddr>() {
         return Ok(vec![SocketAddr::new(ip, port)]);
+    }
+    if let Some((ip, scope)) = zoned(host) {
+        return Ok(vec![SocketAddrV6::new(ip, port, 0, scope).into()]);
     }
     let host = host.to_owned();
     NAMES.run(move || (host.as_str(), port).to_socket_addrs().map(Iterator::collect)).await?
@@ -221,6 +235,9 @@ mod tests {
     #[tokio::test]
     async fn names_and_literals_are_looked_up() {
         assert_eq!(look_up("::1", 7).await.unwrap(), ["[::1]:7".parse().unwrap()]);
+        for zone in ["fe80::1%1", "fe80::1%lo"] {
+            assert_eq!(look_up(zone, 7).await.unwrap(), ["[fe80::1%1]:7".parse().unwrap()]);
+        }
         assert!(look_up("localhost", 7).await.unwrap().iter().all(|a| a.ip().is_loopback() && a.port() == 7));
         assert!(look_up("no such name", 7).await.is_err());
     }

@@ -138,7 +138,7 @@ fn addresses(address: &str, nameservers: &[String]) -> Result<Vec<(String, u16)>
         return Err(bad());
     }
     let host = bracketed.unwrap_or(host);
-    let ips: Vec<IpAddr> = nameservers.iter().filter_map(|n| n.parse().ok()).collect();
+    let ips: Vec<IpAddr> = nameservers.iter().filter_map(|n| ip(n)).collect();
     if host != "localhost" || ips.is_empty() {
         let host = if host.is_empty() { Ipv6Addr::UNSPECIFIED.to_string() } else { host.to_owned() };
         return Ok(vec![(host, port)]);
@@ -151,6 +151,16 @@ fn addresses(address: &str, nameservers: &[String]) -> Result<Vec<(String, u16)>
         out.push((Ipv6Addr::LOCALHOST.to_string(), port));
     }
     Ok(out)
+}
+
+/// An address, an IPv6 one also with a zone (`fe80::1%eth0`), which is left out.
+fn ip(text: &str) -> Option<IpAddr> {
+    match text.split_once('%') {
+        None => text.parse().ok(),
+        Some((address, zone)) => {
+            address.parse::<Ipv6Addr>().ok().filter(|_| !zone.is_empty()).map(IpAddr::from)
+        }
+    }
 }
 
 impl Bound {
@@ -385,5 +395,17 @@ mod tests {
         };
         let both = futures_util::future::join(served, changed);
         timeout(Duration::from_secs(30), both).await.expect("it is read again").0.unwrap();
+    }
+
+    #[test]
+    fn zones_of_nameservers_do_not_hide_their_family() {
+        let of = |all: &[&str]| {
+            let all: Vec<String> = all.iter().map(ToString::to_string).collect();
+            let bound = addresses("localhost:53", &all).unwrap();
+            bound.into_iter().map(|(host, _)| host).collect::<Vec<_>>()
+        };
+        assert_eq!(of(&["10.0.0.1", "fe80::1%eth0"]), ["127.0.0.1", "::1"]);
+        assert_eq!(of(&["fe80::1%2"]), ["::1"]);
+        assert_eq!(of(&["10.0.0.1%2", "fe80::1%", "dns"]), ["localhost"], "these are no addresses");
     }
 }

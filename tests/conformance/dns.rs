@@ -270,6 +270,22 @@ async fn a_silent_nameserver_costs_its_time_and_no_answer() {
 }
 
 #[tokio::test]
+async fn a_nameserver_with_a_zone_is_asked_and_served_in_its_family() {
+    if !root_for("a resolv.conf of its own") {
+        return;
+    }
+    let port = free_port();
+    let with = |b| serving(b, port, "nameserver 127.53.1.1\nnameserver fe80::1%lo\n");
+    let mut world = World::with(|b| with(b).env("DNS_PROXY_ADDR", format!("localhost:{port}"))).await;
+    world.agent.wait_log("local DNS server listens on").await;
+    let udp = UdpSocket::bind("[::1]:0").await.unwrap();
+    udp.connect(("::1", port)).await.unwrap();
+    let client = Client { port, udp };
+    assert_eq!(rcode(&client.ask(&query(1, "www.example.com", A)).await), SERV_FAIL, "no table yet");
+    world.agent.stop().await;
+}
+
+#[tokio::test]
 async fn without_a_nameserver_the_answer_is_a_failure_in_both_modes() {
     if !root_for("a resolv.conf of its own") {
         return;
