@@ -17,6 +17,7 @@ use tokio::process::{Child, Command};
 use tokio::sync::Semaphore;
 use tokio::sync::oneshot::{Receiver, channel};
 
+use super::open_files;
 use super::tasks::guarded;
 
 /// Look-ups of names. Istiod, an application's host, a registry and a resolver's own name are asked for at once by
@@ -169,7 +170,9 @@ impl Lane {
         let runtime = tokio::runtime::Handle::current();
         let start = move || {
             let _inside = runtime.enter();
-            command.spawn()
+            let child = command.spawn()?;
+            open_files::give_back(child.id());
+            Ok(child)
         };
         self.within(limit, start).await?
     }

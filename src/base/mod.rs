@@ -7,7 +7,7 @@
 //! | `uds` | unix sockets: their files, modes and owners |
 //! | `files`, `disk`, `bounded`, `place`, `path` | watching files, reading with a deadline and a bound, replacing a file as a whole, clean paths |
 //! | `logging`, `metrics`, `error`, `quote`, `seldom`, `nearest` | what people and programs are told |
-//! | `process`, `netlink`, `heap`, `notify`, `handover` | the kernel, the allocator, the service manager, and a program that takes over |
+//! | `process`, `open_files`, `netlink`, `heap`, `notify`, `handover` | the kernel, the allocator, the service manager, and a program that takes over |
 //! | `wire` | editing an encoded message |
 //!
 //! Uses no other module of this crate.
@@ -29,6 +29,7 @@ pub(crate) mod nearest;
 pub(crate) mod netlink;
 pub(crate) mod notify;
 pub(crate) mod on_purpose;
+pub(crate) mod open_files;
 pub(crate) mod path;
 pub(crate) mod place;
 pub(crate) mod process;

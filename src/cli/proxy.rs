@@ -8,7 +8,7 @@ use tokio::runtime::Runtime;
 use super::{logging_options, request, tell};
 use crate::agent::upgrade;
 use crate::base::error::BoxError;
-use crate::base::{build_info, error, heap, logging};
+use crate::base::{build_info, error, heap, logging, open_files};
 use crate::config::args::{self, Flag, Parsed};
 use crate::config::env::Env;
 use crate::config::parts::Error;
@@ -24,6 +24,8 @@ pub(super) fn run(parsed: Parsed, env: &Env) -> u8 {
     if std::fs::read("/proc/self/comm").is_ok_and(|name| name == b"exe\n") {
         let _ = rustix::thread::set_name(c"pilot-agent");
     }
+    // Before anything that is sized by it.
+    open_files::raise();
     heap::share();
     upgrade::guarded(|heir| {
         let mut logs = logging_options(&parsed);

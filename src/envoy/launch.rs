@@ -1,8 +1,8 @@
 //! The last steps in the child before it becomes Envoy.
 //!
-//! `pilot-agent __exec-envoy <parent> <uid:gid or -> <signal or guard> <program> <args…>` is this binary started as the
-//! agent's child. It sets the parent-death signal, changes user and becomes Envoy by `exec`, so Envoy
-//! has the agent as its parent and nothing of this step remains. Why not `pre_exec`: it is unsafe code,
+//! `pilot-agent __exec-envoy <parent> <uid:gid or -> <signal or guard> <files or -> <program> <args…>` is this binary
+//! started as the agent's child. It sets the parent-death signal and the soft limit of open files that the agent was
+//! given, changes user and becomes Envoy by `exec`, so Envoy has the agent as its parent and nothing of this step remains. Why not `pre_exec`: it is unsafe code,
 //! for good reason in a program with threads; here everything runs in a fresh process.
 //!
 //! Standard input is a socket to the agent when this starts and the null device for Envoy. It is kept
@@ -26,6 +26,7 @@ use std::time::Duration;
 use rustix::process::{Gid, Signal, Uid};
 
 use crate::base::lane::Lane;
+use crate::base::open_files;
 
 /// The first argument that selects this step; `main` looks for it before anything else.
 pub const ARGUMENT: &str = "__exec-envoy";
@@ -59,7 +60,9 @@ pub(super) fn arguments(
 ) -> Vec<OsString> {
     let user = user.map_or_else(|| "-".to_owned(), |(uid, gid)| format!("{uid}:{gid}"));
     let death = if guarded { "guard" } else { "signal" };
-    let mut all = vec![ARGUMENT.into(), parent.to_string().into(), user.into(), death.into(), program.into()];
+    let files = open_files::given().map_or_else(|| "-".to_owned(), |soft| soft.to_string());
+    let mut all: Vec<OsString> =
+        [ARGUMENT, &parent.to_string(), &user, death, &files, program].map(OsString::from).into();
     all.extend(args.iter().cloned());
     all
 }
@@ -95,6 +98,9 @@ fn become_envoy(mut args: impl Iterator<Item = OsString>) -> Result<Never, NotEn
     let parent: i32 = text()?.parse().map_err(|_| wrong("the parent's id is no number"))?;
     let user = text()?;
     let guarded = text()? == "guard";
+    if let Ok(soft) = text()?.parse() {
+        open_files::set(soft);
+    }
     let program = text()?;
     if user != "-" {
         switch_user(&user)?;

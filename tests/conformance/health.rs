@@ -90,6 +90,38 @@ async fn probes_that_cannot_be_meant_do_not_end_the_agent() {
     }
 }
 
+/// The soft and the hard limit of open files.
+fn files(limits: &str) -> (u64, u64) {
+    let line = limits.lines().find(|line| line.starts_with("Max open files")).unwrap();
+    let mut numbers = line.split_whitespace().filter_map(|word| word.parse().ok());
+    (numbers.next().unwrap(), numbers.next().unwrap())
+}
+
+#[tokio::test]
+async fn the_agent_raises_its_limit_of_files_and_what_it_starts_has_the_one_before() {
+    // A moment later, because the limit is given back to what has just been started.
+    let command = json!(["sh", "-c", "sleep 1; cat /proc/$$/limits > fresh; mv fresh limits"]);
+    let probe = json!({"periodSeconds": 1, "timeoutSeconds": 20, "exec": {"command": command}});
+    let limit = ["prlimit", "--nofile=600:4000"];
+    let wanted = |b: Builder| probing(probe)(b.env("AGENT_UPGRADE", "true").within(&limit));
+    let world = World::with(wanted).await;
+    let agent = &world.agent;
+    let of = |pid: rustix::process::Pid| {
+        files(&std::fs::read_to_string(format!("/proc/{}/limits", pid.as_raw_pid())).unwrap())
+    };
+    let envoy = agent.envoy_pid().await;
+    assert_eq!((of(agent.pid()), of(envoy)), ((4000, 4000), (600, 4000)));
+    let read = || async { std::fs::read_to_string(agent.path("limits")).ok() };
+    assert_eq!(files(&eventually("the probe has run", read).await), (600, 4000));
+    // The next program does the same, and knows what there was.
+    let said = agent.run(&["upgrade"]).await;
+    assert_eq!(said.code, Some(0), "{said:?}");
+    assert_eq!((of(agent.pid()), of(envoy)), ((4000, 4000), (600, 4000)));
+    std::fs::remove_file(agent.path("limits")).unwrap();
+    assert_eq!(files(&eventually("the probe has run again", read).await), (600, 4000));
+    world.agent.stop().await;
+}
+
 #[tokio::test]
 async fn a_long_initial_delay_does_not_hold_up_the_end() {
     let mut world =

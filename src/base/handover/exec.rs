@@ -8,6 +8,7 @@ use std::os::unix::ffi::OsStringExt;
 use nix::sys::signal::{SigSet, Signal};
 
 use super::parcel::{Parcel, pack};
+use crate::base::open_files;
 
 // Those that end an agent, or are passed over by it, and end a program that has not installed its handlers yet.
 fn signals() -> SigSet {
@@ -69,7 +70,11 @@ fn attempt(
     let before = rustix::io::fcntl_dupfd_cloexec(io::stdin(), 3);
     rustix::stdio::dup2_stdin(&socket)?;
     drop(socket);
+    if let Some(soft) = open_files::given() {
+        open_files::set(soft);
+    }
     let failed = nix::unistd::execve(&path, &words, &environment);
+    open_files::raise();
     if let Ok(before) = before {
         rustix::stdio::dup2_stdin(&before)?;
     }

@@ -165,7 +165,7 @@ async fn a_killed_agent_takes_envoy_with_it() {
     let agent = scene.path("agent");
     let launcher = super::fake::LAUNCHER;
     let text = format!(
-        "#!/bin/sh\n{launcher} __exec-envoy $$ - signal sleep 1000 &\necho $! > {0}/pid.new; mv {0}/pid.new {0}/pid; wait\n",
+        "#!/bin/sh\n{launcher} __exec-envoy $$ - signal - sleep 1000 &\necho $! > {0}/pid.new; mv {0}/pid.new {0}/pid; wait\n",
         scene.path("").display()
     );
     write_executable(&agent, &text);
