@@ -225,6 +225,31 @@ fn guardrails_that_stay_up_are_an_error() {
 }
 
 #[test]
+fn where_nothing_can_be_put_back_traffic_may_stay_blocked_and_that_is_told() {
+    for broken in ["iptables-nft-save", "iptables-nft-restore"] {
+        let Some(world) = World::new(Backend::Nft, &["10.77.12.2/24"]) else { return };
+        world.apply(OLD, 0);
+        // The second restore fails; from then on so does one program.
+        let fails = world.path("fails").display().to_string();
+        let second = format!(
+            "PATH=/usr/bin:/bin; text=$(cat); [ {broken} = iptables-nft-save ] || [ ! -e {fails} ] || exit 1; \
+             case $text in *-N*) >{fails}; exit 1;; esac; echo \"$text\" | @REAL@ \"$@\""
+        );
+        world.shim("iptables-nft-restore", &second);
+        let look =
+            format!("[ {broken} = iptables-nft-restore ] || [ ! -e {fails} ] || exit 1; exec @REAL@ \"$@\"");
+        world.shim("iptables-nft-save", &look);
+        let said = world.apply(&format!("{OLD} -o 9999 --reconcile"), 1);
+        assert!(said.contains("TCP and UDP may stay blocked; run again"), "{broken}: {said}");
+        world.unshim("iptables-nft-restore");
+        world.unshim("iptables-nft-save");
+        assert_eq!(filter(&world).len(), 6);
+        world.apply(&format!("{OLD} -o 9999 --reconcile"), 0);
+        assert!(filter(&world).is_empty());
+    }
+}
+
+#[test]
 fn a_first_apply_that_is_cut_is_made_up_for() {
     let Some((new, took)) = fresh(NEW) else { return };
     for signal in [Signal::TERM, Signal::KILL] {
