@@ -62,6 +62,7 @@ pub enum NotReplaced {
 }
 
 const STOPPING: NotReplaced = NotReplaced::Busy("the agent is stopping");
+const OVERTAKEN: NotReplaced = NotReplaced::Busy("another Envoy was asked for before this one was looked at");
 
 const RELOAD: u8 = 1;
 const FORCED: u8 = 2;
@@ -191,10 +192,20 @@ impl Handle {
     /// Why it has not: the one before serves on then.
     pub async fn replace(&self, binary: String, limit: Duration) -> Result<u32, NotReplaced> {
         let (done, result) = oneshot::channel();
-        let earlier = Replace { binary, limit, done };
-        *self.asked.replace.lock().unwrap_or_else(PoisonError::into_inner) = Some(earlier);
+        let slot = self.asked.replace.lock();
+        let earlier = slot.unwrap_or_else(PoisonError::into_inner).replace(Replace { binary, limit, done });
+        if let Some(earlier) = earlier {
+            // Whoever asked may have gone.
+            let _ = earlier.done.send(Err(OVERTAKEN));
+        }
         self.asked.changed.notify_one();
-        result.await.unwrap_or(Err(STOPPING))
+        // What is left here when the supervisor has ended is answered by nobody.
+        let mut state = self.state.clone();
+        tokio::select! {
+            biased;
+            answer = result => answer.unwrap_or(Err(STOPPING)),
+            () = async { while state.changed().await.is_ok() {} } => Err(STOPPING),
+        }
     }
 
     /// Whether Envoy can be replaced by its next epoch.
@@ -242,6 +253,21 @@ impl Handle {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn a_replacement_that_nobody_takes_is_answered_all_the_same() {
+        let asked = Arc::new(Asked::default());
+        let (supervisor, state) = watch::channel(RunState::Starting);
+        let handle = Handle::new(asked.clone(), state, None, true);
+        let replace = || handle.replace("envoy".to_owned(), Duration::from_secs(600));
+        let mut first = std::pin::pin!(replace());
+        assert!(
+            std::future::poll_fn(|cx| std::task::Poll::Ready(first.as_mut().poll(cx).is_pending())).await
+        );
+        let ends = async { drop(supervisor) };
+        let (second, first, ()) = tokio::join!(replace(), first, ends);
+        assert_eq!((first, second), (Err(OVERTAKEN), Err(STOPPING)));
+    }
 
     #[test]
     fn the_first_reason_counts_and_requests_fold() {

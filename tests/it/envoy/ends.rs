@@ -174,6 +174,31 @@ async fn a_cap_ends_an_exit_on_zero_that_would_not() {
 }
 
 #[tokio::test]
+async fn another_envoy_that_comes_when_the_end_has_begun_is_refused() {
+    let admin = Admin::start(|_, _| Some("listener.0.0.0.0_80.downstream_cx_active: 1\n".into())).await;
+    let mut scene = Scene::new(SLEEPS);
+    scene.config.admin.port = admin.port;
+    scene.config.restart.hot_restart = true;
+    scene.config.drain.exit_on_zero = Some(drain::ExitOnZero { minimum: Duration::ZERO, cap: None });
+    let (supervisor, handle) = scene.supervisor();
+    let acting = async {
+        let pid = file(scene.path("pid")).await;
+        handle.stop(TERM);
+        eventually("it drains", || admin.seen().contains(&DRAIN.to_owned()).then_some(())).await;
+        let refused = handle.replace(scene.config.binary.clone(), Duration::from_secs(600)).await;
+        assert_eq!(refused.unwrap_err().to_string(), "the agent is stopping");
+        // Connections are open: the drain ends only with Envoy.
+        let pid = rustix::process::Pid::from_raw(pid.trim().parse().unwrap()).unwrap();
+        rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+        let refused = handle.replace(scene.config.binary.clone(), Duration::from_secs(600)).await;
+        assert_eq!(refused.unwrap_err().to_string(), "the agent is stopping");
+    };
+    let both = async { tokio::join!(supervisor.run(), acting) };
+    tokio::time::timeout(LONG, both).await.expect("it ends");
+    scene.assert_clean();
+}
+
+#[tokio::test]
 async fn what_a_wrapper_started_goes_with_it() {
     let script = "sleep 1000 & echo $! > $D/child.new; mv $D/child.new $D/child; echo $$ > $D/pid.new; \
                   mv $D/pid.new $D/pid; wait";

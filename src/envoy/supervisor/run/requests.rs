@@ -12,6 +12,8 @@ use crate::envoy::{Reason, admin, restart};
 impl Run {
     pub(super) fn requested(&mut self) -> bool {
         let News { drained, reload, stop } = self.asked.take();
+        // Once the end has begun it goes, which tells whoever waits that the agent stops.
+        let replacement = self.asked.replacement();
         if drained && self.tell(drain::Event::Drained) {
             return true;
         }
@@ -21,7 +23,7 @@ impl Run {
         if let Some(reason) = stop {
             return self.stop(reason);
         }
-        if let Some(replace) = self.asked.replacement() {
+        if let Some(replace) = replacement {
             self.replace(replace);
         }
         if let Some(force) = reload {
