@@ -61,13 +61,28 @@ fn without_users(name: &str, text: &str) -> String {
 
 fn redacted(name: &str, value: &Value) -> Value {
     match value {
+        // Of a probe the header's name, and the program without its arguments.
         Value::Object(object) => {
-            Value::Object(object.iter().map(|(k, v)| (k.clone(), redacted(k, v))).collect())
+            let of = |(key, value): (&String, &Value)| {
+                let value = match (name, key.as_str()) {
+                    ("httpHeaders", "value") => REDACTED.into(),
+                    (_, key) => redacted(key, value),
+                };
+                (key.clone(), value)
+            };
+            Value::Object(object.iter().map(of).collect())
+        }
+        Value::Array(items) if name == "command" => {
+            let hidden = |(n, v): (usize, &Value)| if n == 0 { v.clone() } else { REDACTED.into() };
+            Value::Array(items.iter().enumerate().map(hidden).collect())
         }
         Value::Array(items) => Value::Array(items.iter().map(|v| redacted(name, v)).collect()),
         // `credentialName` names a secret, which is not one.
         Value::String(text) if secret(name) && name != "credentialName" && !text.is_empty() => {
             REDACTED.into()
+        }
+        Value::String(text) if name == "path" && text.contains('?') => {
+            format!("{}?...", text.split('?').next().unwrap_or_default()).into()
         }
         Value::String(text) => without_users(name, text).into(),
         other => other.clone(),
@@ -229,7 +244,11 @@ mod tests {
     fn what_is_shown_reads_back_and_holds_no_secret() {
         let proxy = r#"{"tracing": {"lightstep": {"address": "a:1", "accessToken": "hunter2"}},
             "proxyMetadata": {"MY_API_KEY": "hunter2", "A": "yes", "B": "x: y", "K_PATH": "/p"},
+            "readinessProbe": {"httpGet": {"port": 1, "path": "/h?hunter2",
+                "httpHeaders": [{"name": "x", "value": "hunter2"}]}},
             "extraStatTags": ["one", "2"], "gatewayTopology": {}}"#;
+        let other =
+            config(&[("PROXY_CONFIG", r#"{"readinessProbe": {"exec": {"command": ["check", "hunter2"]}}}"#)]);
         let config = config(&[("PROXY_CONFIG", proxy), ("XDS_HEADER_X", "hunter2"), ("CA_ADDR", "ca:1")]);
         let shown = proxy_config(&config);
         assert!(!shown.contains("hunter2"), "{shown}");
@@ -237,7 +256,12 @@ mod tests {
         let mut want = config.mesh.to_json();
         want["tracing"]["lightstep"]["accessToken"] = REDACTED.into();
         want["proxyMetadata"]["MY_API_KEY"] = REDACTED.into();
+        let probe = &mut want["readinessProbe"];
+        probe["httpGet"]["path"] = "/h?...".into();
+        probe["httpGet"]["httpHeaders"][0]["value"] = REDACTED.into();
         assert_eq!(back, want, "{shown}");
+        let shown = proxy_config(&other);
+        assert!(shown.contains("- check") && !shown.contains("hunter2"), "{shown}");
         assert_eq!(variables(&config), ["CA_ADDR=\"ca:1\"", "XDS_HEADER_X=\"<redacted>\""]);
     }
 

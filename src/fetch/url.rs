@@ -99,7 +99,7 @@ impl Url {
 
     /// Follows a reference (a `Location`) from here.
     pub(crate) fn join(&self, reference: &str) -> Result<Self, Bad> {
-        let bad = |why| Bad { text: reference.chars().take(200).collect(), why };
+        let bad = |why| Bad { text: shown(reference).chars().take(200).collect(), why };
         if reference.bytes().any(|b| b < b' ' || b == 0x7f) {
             return Err(bad("it has control characters"));
         }
@@ -195,7 +195,7 @@ pub(crate) fn shown(text: &str) -> String {
 /// # Errors
 /// When it has control characters, a broken escape or a colon where none may be.
 pub(crate) fn target_of(reference: &str) -> Result<String, Bad> {
-    let bad = |why| Bad { text: reference.chars().take(200).collect(), why };
+    let bad = |why| Bad { text: shown(reference).chars().take(200).collect(), why };
     if reference.bytes().any(|b| b < b' ' || b == 0x7f) {
         return Err(bad("it has control characters"));
     }

@@ -7,6 +7,7 @@ use super::ads::{CDS, World, ask, request};
 use crate::support::builder::Builder;
 use crate::support::client::node;
 use crate::support::eventually;
+use crate::support::web::{Web, json as answer};
 
 const LDS: &str = "type.googleapis.com/envoy.config.listener.v3.Listener";
 const HEALTH: &str = "type.googleapis.com/istio.v1.HealthInformation";
@@ -70,6 +71,34 @@ async fn without_a_ready_envoy_the_workload_is_not_healthy() {
     assert_eq!(code, 13);
     assert!(!text.contains("exit status"), "the application itself is well: {text}");
     world.agent.stop().await;
+}
+
+// Whatever it may hold: `?token=...` is a common way to let nobody but a prober in.
+#[tokio::test]
+async fn the_query_of_a_probe_is_shown_nowhere() {
+    let app = Web::start(|_, _| async { answer(200, &json!({})) }).await;
+    let headers = json!([{"name": "x-key", "value": "s3cret"}]);
+    let get = json!({"port": app.port, "path": "/h?key=s3cret", "httpHeaders": headers});
+    let probe = json!({"httpGet": get, "periodSeconds": 1});
+    let kubelets = json!({"/app-health/app/livez": probe}).to_string();
+    let mut world = World::with(|b| probing(probe)(b).env("ISTIO_KUBE_APP_PROBERS", kubelets)).await;
+    let (envoy, mut istiod) = world.sotw().await;
+    envoy.send(&ask(LDS));
+    assert_eq!(request(&mut istiod).await.type_url, LDS);
+    // At first Envoy may not be ready.
+    while report(&mut istiod).await.is_some() {}
+    drop(app);
+    let (_, text) = report(&mut istiod).await.expect("nobody answers");
+    assert!(text.starts_with("Get ") && text.contains("/h?...\": "), "{text}");
+    // A few in a row are a trouble.
+    for _ in 0..4 {
+        assert_eq!(world.agent.get("/app-health/app/livez").await.unwrap().status, 500);
+    }
+    let page = world.agent.get("/debug/agentz").await.unwrap().text();
+    assert!(page.contains("/h?...\\\": ") && page.contains("/h?...: "), "{page}");
+    assert!(!page.contains("s3cret"), "{page}");
+    let log = world.agent.stop().await;
+    assert!(log.contains("/h?...: ") && !log.contains("s3cret"), "{log}");
 }
 
 #[tokio::test]

@@ -30,11 +30,13 @@ pub(super) async fn probe(
         Err(bad) => return Outcome::Unknown(format!("unable to parse the path of the probe: {bad}")),
     };
     let address = format!("{}://{}{target}", place.scheme, authority(place.host, place.port));
+    // The query may hold a credential, and the outcome goes to the log, to pages and to istiod.
+    let shown = url::shown(&address);
     let exchange = async {
         let (headers, host) = sent(headers).map_err(|e| e.to_string())?;
         let get = Get::new(&address).map_err(|e| chain(&e))?;
         let get = get.headers(headers).host(host).dialer(dialer).keep(None);
-        get.send().await.map_err(|e| format!("Get {address:?}: {}", chain(&e)))
+        get.send().await.map_err(|e| format!("Get {shown:?}: {}", chain(&e)))
     };
     match tokio::time::timeout(limit, exchange).await {
         Ok(Ok(reply)) => match reply.status().as_u16() {
@@ -42,7 +44,7 @@ pub(super) async fn probe(
             code => Outcome::Unhealthy(format!("status code was not from [200,400), bad code {code}")),
         },
         Ok(Err(why)) => Outcome::Unhealthy(why),
-        Err(_) => Outcome::Unhealthy(format!("Get {address:?}: no answer within {limit:?}")),
+        Err(_) => Outcome::Unhealthy(format!("Get {shown:?}: no answer within {limit:?}")),
     }
 }
 

@@ -6,6 +6,7 @@ use super::sniff::kind_of;
 use super::{Prober, Unanswered, limit};
 use crate::base::error::BoxError;
 use crate::fetch::Get;
+use crate::fetch::url::shown;
 use crate::serve::respond::{Answer, page, status};
 
 /// As much of a body as goes back to the kubelet, which shows it in the event of a failed probe.
@@ -28,7 +29,7 @@ impl Prober {
         let scheme = if https { "https" } else { "http" };
         let slash = if path.starts_with('/') { "" } else { "/" };
         let url = format!("{scheme}://{}{slash}{path}", self.authority(port));
-        let failed = |why: BoxError| Unanswered::At { to: url.clone(), why };
+        let failed = |why: BoxError| Unanswered::At { to: shown(&url), why };
         let wide = self.wide.try_acquire().ok();
         let get = Get::new(&url)
             .map_err(Unanswered::Url)?
