@@ -59,4 +59,9 @@ impl Tap for NameTables {
         self.current.send_replace(Some(Arc::new(table)));
         Ok(())
     }
+
+    // On the thread of everything else 50,000 hosts (3 MiB) would take 0.2 s of it, 300,000 (22 MiB) 1.3 s.
+    fn is_heavy(&self) -> bool {
+        true
+    }
 }

@@ -198,7 +198,7 @@ impl Down<'_> {
         let walked = self.gate.push(&data, &mut out);
         for item in out.drain(..) {
             match item {
-                Out::End(end) => response_ended(self.stream, end, &mut self.conversions),
+                Out::End(end) => response_ended(self.stream, end, &mut self.conversions).await,
                 Out::Bytes(bytes) => self.pass_on(bytes).await?,
             }
         }
@@ -255,7 +255,7 @@ fn finished(trailers: Result<Option<http::HeaderMap>, h2::Error>, whole: bool) -
     Ended::istiod(status)
 }
 
-fn response_ended(stream: &Stream<'_>, end: End, conversions: &mut Conversions) {
+async fn response_ended(stream: &Stream<'_>, end: End, conversions: &mut Conversions) {
     let shared = stream.shared;
     shared.meters.response();
     let type_url = end.facts.type_url.clone().unwrap_or_default();
@@ -286,7 +286,7 @@ fn response_ended(stream: &Stream<'_>, end: End, conversions: &mut Conversions) 
     let nonce = end.facts.nonce;
     if let Some(tap) = shared.taps.iter().find(|t| t.type_url() == type_url) {
         let applied = match end.body {
-            Some(body) => tap::apply(&**tap, stream.protocol, body),
+            Some(body) => tap::apply(tap, stream.protocol, body).await,
             None => Some(Err(format!("{} bytes are more than the agent takes", end.length).into())),
         };
         let Some(applied) = applied else { return };

@@ -15,6 +15,7 @@ use tokio::sync::watch;
 use super::protocol::Protocol;
 use super::types;
 use crate::base::error::BoxError;
+use crate::base::lane::Lane;
 
 /// Handles one type.
 pub trait Tap: Send + Sync + fmt::Debug {
@@ -27,7 +28,15 @@ pub trait Tap: Send + Sync + fmt::Debug {
     /// # Errors
     /// Only when the body cannot be decoded; the text goes to istiod as the reason of the rejection.
     fn apply(&self, body: Bytes) -> Result<(), BoxError>;
+
+    /// Whether [`Tap::apply`] may take long, and so runs on a thread: probes are answered meanwhile.
+    fn is_heavy(&self) -> bool {
+        false
+    }
 }
+
+/// What is heavy is done one after the other, so that a stream that has ended does not overtake the next one's.
+static HEAVY: Lane = Lane::new("a table from istiod", 1);
 
 /// Converts extension configs (fetches Wasm modules). May take long: it runs beside the relay.
 pub trait Convert: Send + Sync + fmt::Debug {
@@ -66,7 +75,22 @@ struct DeltaResources {
 }
 
 /// Hands a whole response to its tap. `None`: it had no resources, and is neither handled nor answered.
-pub(super) fn apply(tap: &dyn Tap, protocol: Protocol, response: Bytes) -> Option<Result<(), BoxError>> {
+pub(super) async fn apply(
+    tap: &Arc<dyn Tap>,
+    protocol: Protocol,
+    response: Bytes,
+) -> Option<Result<(), BoxError>> {
+    if tap.is_heavy() {
+        let (tap, response) = (tap.clone(), response.clone());
+        if let Ok(applied) = HEAVY.run(move || take(&*tap, protocol, response)).await {
+            return applied;
+        }
+        // There is no thread.
+    }
+    take(&**tap, protocol, response)
+}
+
+fn take(tap: &dyn Tap, protocol: Protocol, response: Bytes) -> Option<Result<(), BoxError>> {
     let first = match first(protocol, response) {
         Ok(first) => first?,
         Err(error) => return Some(Err(error.into())),
@@ -150,24 +174,52 @@ mod tests {
     #[test]
     fn the_bundle_is_told_only_when_it_changes() {
         let (tap, mut bundle) = TrustBundle::tap(Vec::new());
-        assert!(matches!(apply(&*tap, Protocol::Sotw, sotw(vec![pushed(&["a", "b"])])), Some(Ok(()))));
+        assert!(matches!(take(&*tap, Protocol::Sotw, sotw(vec![pushed(&["a", "b"])])), Some(Ok(()))));
         assert_eq!(*bundle.borrow_and_update(), ["a", "b"]);
-        assert!(matches!(apply(&*tap, Protocol::Sotw, sotw(vec![pushed(&["a", "b"])])), Some(Ok(()))));
+        assert!(matches!(take(&*tap, Protocol::Sotw, sotw(vec![pushed(&["a", "b"])])), Some(Ok(()))));
         assert!(!bundle.has_changed().unwrap());
-        assert!(matches!(apply(&*tap, Protocol::Sotw, sotw(vec![pushed(&[])])), Some(Ok(()))));
+        assert!(matches!(take(&*tap, Protocol::Sotw, sotw(vec![pushed(&[])])), Some(Ok(()))));
         assert!(bundle.borrow_and_update().is_empty());
+    }
+
+    /// Takes a table only when somebody else on the runtime has come to say so.
+    #[derive(Debug)]
+    struct Slow(std::sync::Mutex<std::sync::mpsc::Receiver<()>>);
+
+    impl Tap for Slow {
+        fn type_url(&self) -> &'static str {
+            types::NAME_TABLE
+        }
+
+        fn apply(&self, _: Bytes) -> Result<(), BoxError> {
+            Ok(self.0.lock().unwrap().recv()?)
+        }
+
+        fn is_heavy(&self) -> bool {
+            true
+        }
+    }
+
+    #[tokio::test]
+    async fn a_large_table_holds_up_nobody_else() {
+        let (say, said) = std::sync::mpsc::channel();
+        let tap: Arc<dyn Tap> = Arc::new(Slow(said.into()));
+        let table = Any { type_url: types::NAME_TABLE.to_owned(), value: Bytes::new() };
+        let taken = apply(&tap, Protocol::Sotw, sotw(vec![table]));
+        let (taken, ()) = tokio::join!(taken, async { say.send(()).unwrap() });
+        assert!(matches!(taken, Some(Ok(()))));
     }
 
     #[test]
     fn empty_is_not_answered_and_foreign_or_broken_is_refused() {
         let (tap, bundle) = TrustBundle::tap(Vec::new());
-        assert!(apply(&*tap, Protocol::Sotw, sotw(vec![])).is_none());
+        assert!(take(&*tap, Protocol::Sotw, sotw(vec![])).is_none());
         let foreign = Any { type_url: types::LISTENER.to_owned(), value: Bytes::new() };
-        assert!(matches!(apply(&*tap, Protocol::Sotw, sotw(vec![foreign])), Some(Err(_))));
+        assert!(matches!(take(&*tap, Protocol::Sotw, sotw(vec![foreign])), Some(Err(_))));
         let broken = Any { value: Bytes::from_static(&[0xff, 0xff]), ..pushed(&[]) };
-        assert!(matches!(apply(&*tap, Protocol::Sotw, sotw(vec![broken])), Some(Err(_))));
+        assert!(matches!(take(&*tap, Protocol::Sotw, sotw(vec![broken])), Some(Err(_))));
         let bodyless = DeltaResources { resources: vec![DeltaResource { resource: None }] };
-        assert!(matches!(apply(&*tap, Protocol::Delta, bodyless.encode_to_vec().into()), Some(Err(_))));
+        assert!(matches!(take(&*tap, Protocol::Delta, bodyless.encode_to_vec().into()), Some(Err(_))));
         assert!(bundle.borrow().is_empty());
     }
 }
