@@ -80,7 +80,7 @@ pub(super) struct Memory {
     // Unbounded, but not in bytes: see `queued`.
     events: mpsc::UnboundedSender<Event>,
     inbox: Mutex<Option<mpsc::UnboundedReceiver<Event>>>,
-    queued: AtomicUsize,
+    queued: Arc<AtomicUsize>,
     streams: AtomicU64,
     // Istiod's last word was a refusal: what it does not give, memory does not give either.
     refused: AtomicBool,
@@ -103,8 +103,8 @@ struct Meters {
 }
 
 enum Event {
-    Request(u64, Mode, Bytes),
-    Response(u64, Mode, Bytes),
+    Request(u64, Mode, Waiting),
+    Response(u64, Mode, Waiting),
     Lost(u64),
     Flush(oneshot::Sender<()>),
 }
@@ -112,9 +112,28 @@ enum Event {
 impl Event {
     fn length(&self) -> usize {
         match self {
-            Self::Request(_, _, message) | Self::Response(_, _, message) => message.len(),
+            Self::Request(_, _, waiting) | Self::Response(_, _, waiting) => waiting.message.len(),
             Self::Lost(_) | Self::Flush(_) => 0,
         }
+    }
+}
+
+/// A message that counts as queued until it is dropped, noted or not: a thread may end before it comes to it.
+struct Waiting {
+    message: Bytes,
+    queued: Arc<AtomicUsize>,
+}
+
+impl Waiting {
+    fn new(message: Bytes, queued: &Arc<AtomicUsize>) -> Self {
+        queued.fetch_add(message.len(), Relaxed);
+        Self { message, queued: queued.clone() }
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.queued.fetch_sub(self.message.len(), Relaxed);
     }
 }
 
@@ -137,7 +156,7 @@ impl Memory {
             config,
             events,
             inbox: Mutex::new(Some(inbox)),
-            queued: AtomicUsize::new(0),
+            queued: Arc::default(),
             streams: AtomicU64::new(0),
             refused: AtomicBool::new(false),
             live: AtomicUsize::new(0),
@@ -175,11 +194,11 @@ impl Memory {
 
     /// A request that goes to istiod in attempt `id`.
     pub(super) fn request(&self, id: u64, protocol: Protocol, message: Bytes) {
-        self.put(id, message.len(), Event::Request(id, protocol.mode(), message));
+        self.put(id, message, |message| Event::Request(id, protocol.mode(), message));
     }
 
     pub(super) fn response(&self, id: u64, protocol: Protocol, message: Bytes) {
-        self.put(id, message.len(), Event::Response(id, protocol.mode(), message));
+        self.put(id, message, |message| Event::Response(id, protocol.mode(), message));
     }
 
     /// Largest message that is gathered to be noted, in bytes, before it is compressed. As much as all of it may take
@@ -198,14 +217,11 @@ impl Memory {
         let _ = self.events.send(Event::Lost(id));
     }
 
-    fn put(&self, id: u64, length: usize, event: Event) {
+    fn put(&self, id: u64, message: Bytes, event: impl FnOnce(Waiting) -> Event) {
+        let waiting = Waiting::new(message, &self.queued);
         // What is kept compressed has this bound; what waits to be is four times the size at most.
-        if self.queued.fetch_add(length, Relaxed) + length > self.config.most.saturating_mul(4) {
-            self.queued.fetch_sub(length, Relaxed);
-            let _ = self.events.send(Event::Lost(id));
-            return;
-        }
-        let _ = self.events.send(event);
+        let fits = self.queued.load(Relaxed) <= self.config.most.saturating_mul(4);
+        let _ = self.events.send(if fits { event(waiting) } else { Event::Lost(id) });
     }
 
     /// Puts into the store what the streams bring, and the store into its file, until `stop`. `owner` is who the
@@ -354,14 +370,8 @@ impl Memory {
         let mut flushed = Vec::new();
         for event in events {
             match event {
-                Event::Request(id, mode, message) => {
-                    self.queued.fetch_sub(message.len(), Relaxed);
-                    store.request(id, mode, &message);
-                }
-                Event::Response(id, mode, message) => {
-                    self.queued.fetch_sub(message.len(), Relaxed);
-                    store.response(id, mode, &message);
-                }
+                Event::Request(id, mode, waiting) => store.request(id, mode, &waiting.message),
+                Event::Response(id, mode, waiting) => store.response(id, mode, &waiting.message),
                 Event::Lost(id) => store.lost(id),
                 Event::Flush(done) => flushed.push(done),
             }

@@ -181,3 +181,13 @@ fn it_is_alive_while_one_of_its_streams_is() {
     memory.ended();
     assert!(memory.left().is_some());
 }
+
+#[test]
+fn what_is_dropped_before_it_is_noted_waits_no_longer() {
+    let memory = memory(PathBuf::new(), Arc::new(System), &Troubles::default());
+    brings(&memory, 1);
+    assert_ne!(memory.queued.load(Relaxed), 0);
+    // As with the thread that was to note it.
+    drop(memory.inbox.lock().unwrap().take());
+    assert_eq!(memory.queued.load(Relaxed), 0);
+}
