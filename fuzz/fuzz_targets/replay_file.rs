@@ -8,7 +8,7 @@ use pilot_agent::testing::replay::{Mode, StandIn, disk};
 fuzz_target!(|data: &[u8]| {
     let magic = b"pilot-agent last good configuration 1\n\x00\x00\x00\x02me";
     let body = [&magic[..], data].concat();
-    let Ok((mut store, _)) = disk::parse(&body, "me", u64::MAX / 2, u64::MAX, 1 << 20) else { return };
+    let Ok((store, _)) = disk::parse(&body, "me", u64::MAX / 2, u64::MAX, 1 << 20) else { return };
     for mode in [Mode::Delta, Mode::Sotw] {
         let mut envoy = StandIn::new(mode, "memory-".to_owned());
         let cds = b"type.googleapis.com/envoy.config.cluster.v3.Cluster";
@@ -18,7 +18,7 @@ fuzz_target!(|data: &[u8]| {
         let _ = envoy.answer(&store);
         let _ = envoy.hand_over();
     }
-    if let Ok(again) = disk::write(&mut store, "me", 7) {
+    if let Ok(again) = disk::write(&store, "me", 7) {
         disk::read(&again, "me", 7, 1, usize::MAX).expect("what was written is read");
     }
 });

@@ -60,6 +60,18 @@ pub(crate) fn beside(folder: &Path, name: &str, mode: Mode) -> io::Result<NamedT
 /// # Errors
 /// With the path that could not be made or written; what was at `path` before is still there.
 pub(crate) fn put(path: &Path, text: &[u8], mode: Mode) -> Result<(), Error> {
+    put_by(path, mode, |file| file.write_all(text))
+}
+
+/// As [`put`], of what `write` writes, which need not be in memory as a whole.
+///
+/// # Errors
+/// As [`put`].
+pub(crate) fn put_by(
+    path: &Path,
+    mode: Mode,
+    write: impl FnOnce(&mut NamedTempFile) -> io::Result<()>,
+) -> Result<(), Error> {
     let fail = |path: &Path| {
         let path = path.to_owned();
         move |source| Error { path, source }
@@ -68,7 +80,7 @@ pub(crate) fn put(path: &Path, text: &[u8], mode: Mode) -> Result<(), Error> {
     if !folder.as_os_str().is_empty() && !folder.is_dir() {
         DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(fail(folder))?;
     }
-    replace(path, text, mode).map_err(fail(path))
+    replace_by(path, mode, write).map_err(fail(path))
 }
 
 /// As [`put`], in a folder that must be there.
@@ -76,8 +88,16 @@ pub(crate) fn put(path: &Path, text: &[u8], mode: Mode) -> Result<(), Error> {
 /// # Errors
 /// The system's; what was at `path` before is still there.
 pub(crate) fn replace(path: &Path, text: &[u8], mode: Mode) -> io::Result<()> {
+    replace_by(path, mode, |file| file.write_all(text))
+}
+
+fn replace_by(
+    path: &Path,
+    mode: Mode,
+    write: impl FnOnce(&mut NamedTempFile) -> io::Result<()>,
+) -> io::Result<()> {
     let mut file = beside(path.parent().unwrap_or(Path::new("")), &name(path), mode)?;
-    file.write_all(text)?;
+    write(&mut file)?;
     file.persist(path).map_err(|e| e.error)?;
     Ok(())
 }

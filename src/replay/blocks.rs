@@ -2,8 +2,9 @@
 //! cost the whole.
 
 use std::collections::BTreeMap;
+use std::io::{self, Write};
 
-use bytes::{Buf, BufMut, Bytes, BytesMut};
+use bytes::{Buf, Bytes};
 
 /// Bytes that are gathered before they are compressed together.
 const BLOCK: usize = 256 * 1024;
@@ -23,20 +24,34 @@ pub(super) struct Place {
 }
 
 impl Place {
-    pub(super) fn write(self, out: &mut BytesMut) {
-        [self.block, self.at, self.len].into_iter().for_each(|n| out.put_u32(n));
+    pub(super) fn write(self, out: &mut impl Write) -> io::Result<()> {
+        [self.block, self.at, self.len].into_iter().try_for_each(|n| number(out, n))
     }
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Block {
-    packed: Box<[u8]>,
+    // Shared by all copies.
+    packed: Bytes,
     raw: u32,
     dead: u32,
 }
 
-/// The blocks of one type.
-#[derive(Debug, Default)]
+impl Block {
+    // `None`: nothing in it is needed.
+    fn of(raw: &[u8], dead: u32) -> io::Result<Option<Self>> {
+        let length = u32::try_from(raw.len()).map_err(|_| io::Error::other("a block of 4 GB"))?;
+        if dead >= length {
+            return Ok(None);
+        }
+        // Of its own length, which is less than what was reserved for it.
+        let packed = zstd::bulk::compress(raw, LEVEL)?.into_boxed_slice().into();
+        Ok(Some(Self { packed, raw: length, dead }))
+    }
+}
+
+/// The blocks of one type. A copy shares what is compressed.
+#[derive(Debug, Clone, Default)]
 pub(super) struct Blocks {
     sealed: BTreeMap<u32, Block>,
     // Number of the block that is gathered.
@@ -47,8 +62,8 @@ pub(super) struct Blocks {
 
 impl Blocks {
     /// Keeps these bytes.
-    pub(super) fn put(&mut self, bytes: &[u8]) -> std::io::Result<Place> {
-        let fit = |n: usize| u32::try_from(n).map_err(|_| std::io::Error::other("a resource of 4 GB"));
+    pub(super) fn put(&mut self, bytes: &[u8]) -> io::Result<Place> {
+        let fit = |n: usize| u32::try_from(n).map_err(|_| io::Error::other("a resource of 4 GB"));
         let place = Place { block: self.open, at: fit(self.gathered.len())?, len: fit(bytes.len())? };
         self.gathered.extend_from_slice(bytes);
         if self.gathered.len() >= BLOCK {
@@ -69,20 +84,18 @@ impl Blocks {
         }
     }
 
-    fn seal(&mut self) -> std::io::Result<()> {
+    fn seal(&mut self) -> io::Result<()> {
         let raw = std::mem::take(&mut self.gathered);
         let dead = std::mem::take(&mut self.gathered_dead);
-        let length = u32::try_from(raw.len()).map_err(|_| std::io::Error::other("a block of 4 GB"))?;
-        if dead < length {
-            let packed = zstd::bulk::compress(&raw, LEVEL)?.into_boxed_slice();
-            self.sealed.insert(self.open, Block { packed, raw: length, dead });
+        if let Some(block) = Block::of(&raw, dead)? {
+            self.sealed.insert(self.open, block);
         }
         self.open += 1;
         Ok(())
     }
 
     /// A response has ended.
-    pub(super) fn settle(&mut self) -> std::io::Result<()> {
+    pub(super) fn settle(&mut self) -> io::Result<()> {
         if self.gathered.len() >= LEAST { self.seal() } else { Ok(()) }
     }
 
@@ -103,18 +116,15 @@ impl Blocks {
         (packed + open, raw + open - self.gathered_dead as usize)
     }
 
-    /// All of it, for a file.
-    pub(super) fn write(&mut self, out: &mut BytesMut) -> std::io::Result<()> {
-        if !self.gathered.is_empty() {
-            self.seal()?;
-        }
-        out.put_u32(size(self.sealed.len()));
-        for (number, block) in &self.sealed {
-            out.put_u32(*number);
-            out.put_u32(block.raw);
-            out.put_u32(block.dead);
-            out.put_u32(size(block.packed.len()));
-            out.put_slice(&block.packed);
+    /// All of it, for a file, where what is gathered is a block as well.
+    pub(super) fn write(&self, out: &mut impl Write) -> io::Result<()> {
+        let last = Block::of(&self.gathered, self.gathered_dead)?;
+        number(out, size(self.sealed.len() + usize::from(last.is_some())))?;
+        for (at, block) in self.sealed.iter().chain(last.iter().map(|block| (&self.open, block))) {
+            for n in [*at, block.raw, block.dead, size(block.packed.len())] {
+                number(out, n)?;
+            }
+            out.write_all(&block.packed)?;
         }
         Ok(())
     }
@@ -132,7 +142,7 @@ impl Blocks {
                 return None;
             }
             out.open = out.open.max(number.checked_add(1)?);
-            out.sealed.insert(number, Block { packed: packed.into(), raw, dead });
+            out.sealed.insert(number, Block { packed: Bytes::copy_from_slice(packed), raw, dead });
         }
         Some(out)
     }
@@ -145,10 +155,19 @@ impl Blocks {
         (place.at.checked_add(place.len)? <= block.raw).then_some(place)
     }
 
+    /// Whether all that is compressed there is here, and the same memory.
+    #[cfg(test)]
+    pub(super) fn shares(&self, other: &Self) -> bool {
+        let same = |(at, block): (&u32, &Block)| {
+            self.sealed.get(at).is_some_and(|mine| mine.packed.as_ptr() == block.packed.as_ptr())
+        };
+        !other.sealed.is_empty() && other.sealed.iter().all(same)
+    }
+
     /// The bytes at each of these places, in the same order. Each block is unpacked once.
-    pub(super) fn read(&self, places: &[Place]) -> std::io::Result<Vec<Bytes>> {
+    pub(super) fn read(&self, places: &[Place]) -> io::Result<Vec<Bytes>> {
         let mut unpacked: BTreeMap<u32, Bytes> = BTreeMap::new();
-        let gone = || std::io::Error::other("a block is not there");
+        let gone = || io::Error::other("a block is not there");
         places
             .iter()
             .map(|place| {
@@ -169,6 +188,10 @@ impl Blocks {
             })
             .collect()
     }
+}
+
+pub(super) fn number(out: &mut impl Write, n: u32) -> io::Result<()> {
+    out.write_all(&n.to_be_bytes())
 }
 
 pub(super) fn size(n: usize) -> u32 {

@@ -9,11 +9,13 @@
 //! Secrets are never in a file, whatever way they came; in memory that one program leaves to the next they are.
 
 use std::collections::BTreeMap;
+use std::io::{self, Write};
+use std::sync::Arc;
 
-use aws_lc_rs::digest::{SHA256, SHA256_OUTPUT_LEN, digest};
-use bytes::{Buf, BufMut, BytesMut};
+use aws_lc_rs::digest::{Context, SHA256, SHA256_OUTPUT_LEN, digest};
+use bytes::Buf;
 
-use super::blocks::{Blocks, size};
+use super::blocks::{Blocks, number, size};
 use super::store::Set;
 use super::{Mode, Store};
 
@@ -38,47 +40,68 @@ pub enum Refused {
     Large,
 }
 
+/// What is written, and the sum of it.
+struct Summed<W> {
+    out: W,
+    sum: Context,
+}
+
+impl<W: Write> Write for Summed<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.out.write(bytes)?;
+        self.sum.update(&bytes[..written]);
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.out.flush()
+    }
+}
+
 /// Writes the store, which is good at `now` (seconds since 1970), for `owner`.
 ///
 /// # Errors
 /// When a block cannot be compressed.
-pub fn write(store: &mut Store, owner: &str, now: u64) -> std::io::Result<Vec<u8>> {
-    write_with(store, owner, now, false)
+pub fn write(store: &Store, owner: &str, now: u64) -> io::Result<Vec<u8>> {
+    let mut out = Vec::new();
+    write_to(&mut out, store, owner, now, false)?;
+    Ok(out)
 }
 
-/// As [`write()`], with secrets that came over ADS if `secrets` says so: for memory only.
+/// As [`write()`], piece by piece, with secrets that came over ADS if `secrets` says so: for memory only.
 ///
 /// # Errors
-/// As [`write()`].
-pub(crate) fn write_with(
-    store: &mut Store,
+/// As [`write()`], and those of `out`.
+pub(crate) fn write_to(
+    out: &mut impl Write,
+    store: &Store,
     owner: &str,
     now: u64,
     secrets: bool,
-) -> std::io::Result<Vec<u8>> {
-    let mut out = BytesMut::from(MAGIC);
-    text(&mut out, owner);
-    out.put_u64(now);
-    out.put_u8(match store.mode {
+) -> io::Result<()> {
+    let mut out = Summed { out, sum: Context::new(&SHA256) };
+    out.write_all(MAGIC)?;
+    text(&mut out, owner)?;
+    out.write_all(&now.to_be_bytes())?;
+    out.write_all(&[match store.mode {
         None => 0,
         Some(Mode::Sotw) => 1,
         Some(Mode::Delta) => 2,
-    });
-    let types: Vec<_> = store.types.iter_mut().filter(|(of, _)| secrets || !of.ends_with(SECRET)).collect();
-    out.put_u32(size(types.len()));
+    }])?;
+    let types: Vec<_> = store.types.iter().filter(|(of, _)| secrets || !of.ends_with(SECRET)).collect();
+    number(&mut out, size(types.len()))?;
     for (type_url, set) in types {
-        text(&mut out, type_url);
-        text(&mut out, &set.version);
+        text(&mut out, type_url)?;
+        text(&mut out, &set.version)?;
         set.blocks.write(&mut out)?;
-        out.put_u32(size(set.names.len()));
+        number(&mut out, size(set.names.len()))?;
         for (name, place) in &set.names {
-            text(&mut out, name);
-            place.write(&mut out);
+            text(&mut out, name)?;
+            place.write(&mut out)?;
         }
     }
-    let sum = digest(&SHA256, &out);
-    out.extend_from_slice(sum.as_ref());
-    Ok(out.to_vec())
+    let Summed { out, sum } = out;
+    out.write_all(sum.finish().as_ref())
 }
 
 /// Reads a store, and when it was good: of at most `most` compressed bytes that was written for `owner` and is good for so many seconds.
@@ -127,7 +150,7 @@ pub fn parse(body: &[u8], owner: &str, now: u64, max_age: u64, most: usize) -> R
             let place = blocks.place_from(&mut rest).ok_or(Refused::Damaged)?;
             names.insert(name, place);
         }
-        store.types.insert(type_url, Set { version, names, blocks });
+        store.types.insert(type_url, Arc::new(Set { version, names, blocks }));
     }
     if rest.has_remaining() {
         return Err(Refused::Damaged);
@@ -143,9 +166,9 @@ fn damaged(_: bytes::TryGetError) -> Refused {
 }
 
 // Everything counted is bounded far below: the store's own bound is checked when it is filled.
-fn text(out: &mut BytesMut, text: &str) {
-    out.put_u32(size(text.len()));
-    out.put_slice(text.as_bytes());
+fn text(out: &mut impl Write, text: &str) -> io::Result<()> {
+    number(out, size(text.len()))?;
+    out.write_all(text.as_bytes())
 }
 
 fn take_text(rest: &mut &[u8]) -> Result<String, Refused> {
@@ -203,8 +226,8 @@ mod tests {
 
     #[test]
     fn what_is_written_is_read_again_but_for_secrets() {
-        let mut store = filled();
-        let file = write(&mut store, "me", 1000).unwrap();
+        let store = filled();
+        let file = write(&store, "me", 1000).unwrap();
         let (again, at) = read(&file, "me", 1000 + DAY, DAY, 1 << 20).unwrap();
         assert_eq!(at, 1000);
         for of in [CLUSTER, LISTENER] {
@@ -218,7 +241,7 @@ mod tests {
 
     #[test]
     fn of_another_too_old_or_too_large() {
-        let file = write(&mut filled(), "me", 1000).unwrap();
+        let file = write(&filled(), "me", 1000).unwrap();
         let read = |owner, now, most| read(&file, owner, now, DAY, most).map(|_| ());
         assert_eq!(read("you", 1000, 1 << 20), Err(Refused::Foreign("me".to_owned())));
         assert_eq!(read("me", 1001 + DAY, 1 << 20), Err(Refused::Old(DAY + 1, DAY)));
@@ -229,7 +252,7 @@ mod tests {
     #[test]
     fn no_flipped_bit_and_no_torn_end_is_taken() {
         use rand::{Rng, SeedableRng};
-        let file = write(&mut filled(), "me", 1000).unwrap();
+        let file = write(&filled(), "me", 1000).unwrap();
         let mut rng = rand::rngs::StdRng::seed_from_u64(7);
         for _ in 0..10_000 {
             let mut bad = file.clone();
@@ -254,7 +277,7 @@ mod tests {
     proptest::proptest! {
         #[test]
         fn any_bytes_are_refused_without_harm(cut in 0usize..4000, at in 0usize..4000, with: u8) {
-            let mut body = write(&mut filled(), "me", 1000).unwrap();
+            let mut body = write(&filled(), "me", 1000).unwrap();
             body.truncate(body.len() - SHA256_OUTPUT_LEN);
             let (cut, at) = (cut % body.len(), at % body.len());
             body[at] = with;

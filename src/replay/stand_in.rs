@@ -108,6 +108,12 @@ impl StandIn {
         }
     }
 
+    /// Whether there may be something to say.
+    #[must_use]
+    pub(crate) fn is_due(&self) -> bool {
+        self.asked.values().any(|asked| asked.due && asked.open.is_none())
+    }
+
     /// Whether nothing was answered yet, so that istiod can take over as if nobody had stood in.
     #[must_use]
     pub(crate) fn is_silent(&self) -> bool {

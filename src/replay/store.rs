@@ -1,6 +1,7 @@
 //! What Envoy has accepted, by type and name.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
 
 use bytes::Bytes;
 
@@ -17,7 +18,8 @@ pub struct Store {
     /// Compressed bytes at most; beyond it nothing is kept.
     most: usize,
     pub(super) mode: Option<Mode>,
-    pub(super) types: BTreeMap<String, Set>,
+    // What others read meanwhile stays as it is.
+    pub(super) types: BTreeMap<String, Arc<Set>>,
     stream: Option<Stream>,
     /// This stream and those before it have brought something that is not here: what they bring still is no whole.
     spoiled: Option<u64>,
@@ -26,7 +28,7 @@ pub struct Store {
 }
 
 /// What there is of one type.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct Set {
     pub(super) version: String,
     pub(super) names: BTreeMap<Box<str>, Place>,
@@ -72,7 +74,7 @@ impl Store {
             self.stream = Some(Stream { id, mode, asked: BTreeMap::new() });
         }
         let Some(stream) = self.stream.as_mut().filter(|s| s.id == id) else { return };
-        let kept = self.types.get(&request.type_url).filter(|_| self.mode == Some(mode));
+        let kept = self.types.get(&request.type_url).filter(|_| self.mode == Some(mode)).map(|set| &**set);
         let first = !stream.asked.contains_key(&request.type_url);
         let asked = stream.asked.entry(request.type_url.clone()).or_default();
         match mode {
@@ -131,7 +133,7 @@ impl Store {
         let Some(asked) = stream.asked.get_mut(&response.type_url) else { return Ok(()) };
         self.changes += 1;
         asked.missing.remove("");
-        let set = self.types.entry(response.type_url.clone()).or_default();
+        let set = Arc::make_mut(self.types.entry(response.type_url.clone()).or_default());
         set.version.clone_from(&response.version);
         match (stream.mode, asked.all) {
             (Mode::Sotw, true) => {
@@ -162,7 +164,8 @@ impl Store {
     }
 
     fn forget(&mut self, type_url: &str, names: &[String]) {
-        if let Some(set) = self.types.get_mut(type_url) {
+        if let Some(set) = self.types.get_mut(type_url).filter(|_| !names.is_empty()) {
+            let set = Arc::make_mut(set);
             names.iter().for_each(|name| set.remove(name));
         }
     }
@@ -174,6 +177,14 @@ impl Store {
         } else if self.is_whole() {
             self.overflowed = false;
         }
+    }
+
+    /// What is kept, as it stays while this goes on: both share it until it changes here. Of what is changed meanwhile names
+    /// are copied, and what is not compressed yet.
+    #[must_use]
+    pub(crate) fn shared(&self) -> Self {
+        let types = self.types.clone();
+        Self { mode: self.mode, types, changes: self.changes, ..Self::new(self.most) }
     }
 
     /// How often it has changed.
@@ -390,5 +401,21 @@ mod tests {
         opened(&mut store, 2, &[]);
         brought(&mut store, 2, &["a", "b"], 10);
         assert!(!store.is_overflowed() && store.is_whole());
+    }
+
+    #[test]
+    fn what_is_shared_stays_as_it_was_and_costs_no_second_copy() {
+        let mut store = Store::new(1 << 20);
+        opened(&mut store, 1, &[]);
+        brought(&mut store, 1, &["a", "b"], 100_000);
+        let shared = store.shared();
+        assert!(shared.is_whole() && Arc::ptr_eq(&shared.types[CLUSTER], &store.types[CLUSTER]));
+        let before = crate::replay::disk::write(&shared, "me", 7).unwrap();
+        brought(&mut store, 1, &["c"], 100);
+        assert_eq!(store.names(CLUSTER).count(), 3);
+        assert_eq!(crate::replay::disk::write(&shared, "me", 7).unwrap(), before);
+        assert!(store.types[CLUSTER].blocks.shares(&shared.types[CLUSTER].blocks));
+        store.lost(1);
+        assert_eq!(crate::replay::disk::write(&shared, "me", 7).unwrap(), before);
     }
 }

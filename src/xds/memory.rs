@@ -1,9 +1,14 @@
 //! The last good configuration on the relay's side: messages are gathered beside the stream and put into the
 //! [`Store`] by a task of its own, so that no push waits for a compressor.
+//!
+//! The store belongs to threads ([`Lane`]): one that compresses holds it for as long as that takes. Those who read it
+//! for long, for a file or an answer, take a copy that shares everything with it, and let go. The relay's own thread
+//! asks the [`Glance`] that each change leaves.
 
+use std::io::{BufWriter, Write};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
@@ -27,6 +32,8 @@ use crate::trouble::{Kind, Report, Reporter};
 
 /// Noting waits for no disk.
 static WORK: Lane = Lane::new("last good configuration", 2);
+/// One Envoy is answered at a time, and one that was replaced may have left an answer behind.
+static ANSWERS: Lane = Lane::new("answer from memory", 2);
 /// Reading comes once and writing one by one, so a disk that does not answer holds up two threads at most.
 static DISK: Lane = Lane::new("file of the last good configuration", 2);
 
@@ -76,7 +83,11 @@ const CATCH_UP: Duration = Duration::from_secs(2);
 /// The store, and the way to it.
 pub(super) struct Memory {
     config: Config,
+    // Of the program before us, until it is read.
+    inherited: Mutex<Option<Bytes>>,
     store: Mutex<Store>,
+    // Locked for moments only.
+    glance: Mutex<Glance>,
     // Unbounded, but not in bytes: see `queued`.
     events: mpsc::UnboundedSender<Event>,
     inbox: Mutex<Option<mpsc::UnboundedReceiver<Event>>>,
@@ -93,6 +104,15 @@ pub(super) struct Memory {
     trouble: Mutex<Reporter>,
     disk_trouble: Mutex<Reporter>,
     meters: Meters,
+}
+
+/// What the store was after its last change.
+#[derive(Debug, Clone, Copy, Default)]
+struct Glance {
+    whole: bool,
+    mode: Option<Mode>,
+    resources: usize,
+    changes: u64,
 }
 
 struct Meters {
@@ -147,12 +167,14 @@ impl Protocol {
 }
 
 impl Memory {
-    pub(super) fn new(config: Config, parts: &super::Parts, passing: Arc<Passing>) -> Self {
+    pub(super) fn new(mut config: Config, parts: &super::Parts, passing: Arc<Passing>) -> Self {
         let (metrics, trouble) = (&parts.metrics, parts.trouble.sibling());
         let (events, inbox) = mpsc::unbounded_channel();
         let gauge = |name, help, labels: &[&str]| metrics.gauge(name, help, labels);
         Self {
             store: Mutex::new(Store::new(config.most)),
+            glance: Mutex::default(),
+            inherited: Mutex::new(config.left.take()),
             config,
             events,
             inbox: Mutex::new(Some(inbox)),
@@ -244,30 +266,65 @@ impl Memory {
                     while let Ok(event) = inbox.try_recv() {
                         events.push(event);
                     }
-                    self.apply(events);
-                    let _ = tokio::time::timeout(LAST, file.close()).await;
+                    let last = async {
+                        self.note(events).await;
+                        file.changed();
+                        file.close().await;
+                    };
+                    let _ = tokio::time::timeout(LAST, last).await;
                     return;
                 }
                 () = file.written() => continue,
                 n = inbox.recv_many(&mut events, 256) => if n == 0 { return },
             }
             let gathered = events.iter().map(Event::length).sum();
-            let memory = self.clone();
-            if WORK.run(move || memory.apply(events)).await.is_err() {
-                // What was under way may be half done.
-                let mut store = self.store.lock().unwrap_or_else(PoisonError::into_inner);
-                store.lost(self.streams.load(Relaxed));
-                self.store.clear_poison();
-            }
+            self.note(events).await;
             file.changed();
             // What was gathered beside the stream is free now that it is compressed.
             self.passing.more(gathered);
         }
     }
 
+    async fn note(self: &Arc<Self>, events: Vec<Event>) {
+        if events.is_empty() {
+            return;
+        }
+        let memory = self.clone();
+        if WORK.run(move || memory.apply(events)).await.is_err() {
+            // What was under way may be half done.
+            let mut store = self.store();
+            store.lost(self.streams.load(Relaxed));
+            self.store.clear_poison();
+            self.show(&store);
+        }
+    }
+
+    fn store(&self) -> MutexGuard<'_, Store> {
+        self.store.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    // The store has changed.
+    fn show(&self, store: &Store) {
+        let (_, resources) = store.raw();
+        let (whole, mode, changes) = (store.is_whole(), store.mode(), store.changes());
+        *self.glance.lock().expect("no panic holds this lock") = Glance { whole, mode, resources, changes };
+    }
+
+    fn glance(&self) -> Glance {
+        *self.glance.lock().expect("no panic holds this lock")
+    }
+
+    // What was read is what there is.
+    fn begin_with(&self, store: Store, good: u64) {
+        self.good.store(good, Relaxed);
+        let mut empty = self.store();
+        *empty = store;
+        self.show(&empty);
+    }
+
     // Reads the file, if there is a good one.
     async fn load(self: &Arc<Self>, owner: &Arc<str>) {
-        if self.take_over(owner) {
+        if self.take_over(owner).await {
             return;
         }
         let Some(Disk { file, max_age }) = self.config.disk.clone() else { return };
@@ -286,8 +343,7 @@ impl Memory {
                 let (_, resources) = store.raw();
                 tracing::info!(target: "xdsproxy",
                     "the last good configuration of {resources} resources was read from {shown}");
-                self.good.store(at, Relaxed);
-                *self.store.lock().unwrap_or_else(PoisonError::into_inner) = store;
+                self.begin_with(store, at);
             }
             Ok(None) => {}
             Err(why) => {
@@ -297,14 +353,19 @@ impl Memory {
     }
 
     // What the program before us in this process held; nothing of it is old.
-    fn take_over(&self, owner: &str) -> bool {
-        let Some(bytes) = &self.config.left else { return false };
-        match disk::read(bytes, owner, unix(self.clock.now()), u64::MAX, self.config.most) {
+    async fn take_over(&self, owner: &Arc<str>) -> bool {
+        let inherited = self.inherited.lock().expect("no panic holds this lock").take();
+        let Some(bytes) = inherited else { return false };
+        let (owner, now, most) = (owner.clone(), unix(self.clock.now()), self.config.most);
+        let read = WORK.run(move || {
+            let read = disk::read(&bytes, &owner, now, u64::MAX, most);
+            read.map_err(|refused| refused.to_string())
+        });
+        match read.await.unwrap_or_else(|error| Err(error.to_string())) {
             Ok((store, at)) => {
                 tracing::info!(target: "xdsproxy",
                     "the last good configuration of {} resources was handed over", store.raw().1);
-                self.good.store(at, Relaxed);
-                *self.store.lock().unwrap_or_else(PoisonError::into_inner) = store;
+                self.begin_with(store, at);
                 true
             }
             Err(why) => {
@@ -314,15 +375,21 @@ impl Memory {
         }
     }
 
-    /// What a successor in this process needs; `None`: nothing is known that would be of use.
+    /// What a successor in this process needs; `None`: nothing is known that would be of use. Waits for what is being noted
+    /// and writes all of it here: for an agent that has stopped everything else.
     pub(super) fn kept(&self) -> Option<Vec<u8>> {
         let owner = self.owner.get()?;
-        let mut store = self.store.lock().unwrap_or_else(PoisonError::into_inner);
-        if !store.is_whole() {
-            return None;
-        }
+        let store = self.whole()?;
         let good = if self.live.load(Relaxed) > 0 { unix(self.clock.now()) } else { self.good.load(Relaxed) };
-        disk::write_with(&mut store, owner, good, true).ok()
+        let mut out = Vec::with_capacity(store.held());
+        disk::write_to(&mut out, &store, owner, good, true).ok()?;
+        Some(out)
+    }
+
+    // What there is, to be read in peace, where Envoy could serve with it.
+    fn whole(&self) -> Option<Store> {
+        let store = self.store();
+        store.is_whole().then(|| store.shared())
     }
 
     // Writes the file, if istiod has ever stood behind what is in the store; gives how often that has changed, if it could.
@@ -334,14 +401,17 @@ impl Memory {
                 memory.good.store(unix(memory.clock.now()), Relaxed);
             }
             let good = memory.good.load(Relaxed);
-            let mut store = memory.store.lock().unwrap_or_else(PoisonError::into_inner);
-            let changes = store.changes();
-            if good == 0 || !store.is_whole() {
-                return Ok(changes);
-            }
-            let bytes = disk::write(&mut store, &owner, good).map_err(|e| e.to_string())?;
-            drop(store);
-            place::put(&file, &bytes, FileMode::Exact(0o600)).map_err(|e| chain(&e)).map(|()| changes)
+            let (changes, whole) = {
+                let store = memory.store();
+                (store.changes(), (good > 0 && store.is_whole()).then(|| store.shared()))
+            };
+            let Some(store) = whole else { return Ok(changes) };
+            let written = place::put_by(&file, FileMode::Exact(0o600), |file| {
+                let mut file = BufWriter::new(file);
+                disk::write_to(&mut file, &store, &owner, good, false)?;
+                file.flush()
+            });
+            written.map_err(|e| chain(&e)).map(|()| changes)
         });
         let written = written.await.unwrap_or_else(|error| Err(error.to_string()));
         let trouble = self.disk_trouble.lock().expect("no panic holds this lock");
@@ -366,7 +436,7 @@ impl Memory {
     }
 
     fn apply(&self, events: Vec<Event>) {
-        let mut store = self.store.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut store = self.store();
         let mut flushed = Vec::new();
         for event in events {
             match event {
@@ -391,6 +461,7 @@ impl Memory {
             );
             trouble.report(Report::new(Kind::ReplayTooLarge, text));
         }
+        self.show(&store);
         for done in flushed {
             // Who asked may have gone.
             let _ = done.send(());
@@ -408,21 +479,52 @@ impl Memory {
         {
             return false;
         }
-        let store = self.store.lock().unwrap_or_else(PoisonError::into_inner);
-        store.is_whole() && store.mode() == Some(protocol.mode())
+        let Glance { whole, mode, .. } = self.glance();
+        whole && mode == Some(protocol.mode())
     }
 
     /// Whether there is anything to stand in with.
     pub(super) fn is_whole(&self) -> bool {
-        !self.refused.load(Relaxed)
-            && self.left() != Some(Duration::ZERO)
-            && self.store.lock().unwrap_or_else(PoisonError::into_inner).is_whole()
+        !self.refused.load(Relaxed) && self.left() != Some(Duration::ZERO) && self.glance().whole
     }
 
-    /// The next answer of the stand-in; none any more where what it answers from was lost meanwhile.
-    pub(super) fn answer(&self, envoy: &mut StandIn) -> std::io::Result<Option<Bytes>> {
-        let store = self.store.lock().unwrap_or_else(PoisonError::into_inner);
-        if store.is_whole() { envoy.answer(&store) } else { Ok(None) }
+    /// Whether [`Self::answer`] would have anything to say.
+    pub(super) fn has_answer(&self, envoy: &StandIn) -> bool {
+        envoy.is_due() && self.glance().whole
+    }
+
+    /// The next answer of the stand-in, which is given back with it; none any more where what it answers from was lost
+    /// meanwhile. A thread unpacks it; where the system gives none it is done here, and Envoy has its answer.
+    pub(super) async fn answer(
+        self: &Arc<Self>,
+        envoy: StandIn,
+    ) -> std::io::Result<(StandIn, Option<Bytes>)> {
+        let envoy = Arc::new(Mutex::new(Some(envoy)));
+        let (memory, of) = (self.clone(), envoy.clone());
+        match ANSWERS.run(move || memory.answer_now(&of)).await {
+            Ok(Some(answered)) => answered,
+            Ok(None) => Err(std::io::Error::other("it was answered already")),
+            Err(error) => self.answer_now(&envoy).unwrap_or(Err(error)),
+        }
+    }
+
+    /// The extension configs that are kept, each as it came in a response.
+    pub(super) async fn extensions(self: Arc<Self>) -> std::io::Result<Vec<Bytes>> {
+        let read = move || {
+            let store = self.store().shared();
+            store.all(types::ECDS)
+        };
+        ANSWERS.run(read).await?
+    }
+
+    // `None`: another thread has begun to, and not ended.
+    fn answer_now(
+        &self,
+        envoy: &Mutex<Option<StandIn>>,
+    ) -> Option<std::io::Result<(StandIn, Option<Bytes>)>> {
+        let mut envoy = envoy.lock().expect("no panic holds this lock").take()?;
+        let answer = self.whole().map_or(Ok(None), |store| envoy.answer(&store));
+        Some(answer.map(|answer| (envoy, answer)))
     }
 
     /// Istiod has answered on a stream, which lives until [`Self::ended`].
@@ -443,10 +545,7 @@ impl Memory {
 
     /// Envoy is answered from memory from now on.
     pub(super) fn serve(self: &Arc<Self>, address: &str) -> Serving {
-        let resources = {
-            let store = self.store.lock().unwrap_or_else(PoisonError::into_inner);
-            store.raw().1
-        };
+        let Glance { resources, .. } = self.glance();
         let since = crate::trouble::rfc3339(self.clock.now());
         let text = format!(
             "Envoy is served from memory since {since} ({resources} resources), because {address} cannot be reached"
@@ -483,8 +582,7 @@ impl File {
     }
 
     fn is_behind(&self) -> bool {
-        let store = self.memory.store.lock().unwrap_or_else(PoisonError::into_inner);
-        self.confirm.is_some() && store.changes() != self.saved
+        self.confirm.is_some() && self.memory.glance().changes != self.saved
     }
 
     /// The store may have changed. The first change of a burst decides.

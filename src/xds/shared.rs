@@ -69,13 +69,13 @@ struct Registered {
 
 impl Shared {
     /// Before the first stream.
-    pub(super) fn new(config: Config, parts: Parts) -> Self {
+    pub(super) fn new(mut config: Config, parts: Parts) -> Self {
         let meters = Meters::new(&parts.metrics);
         let state = Arc::new(RelayState::new(parts.clock.clone(), parts.upstream.address().to_owned()));
         meters::export(&parts.metrics, &state);
         let passing = Arc::<Passing>::default();
         let hold = Hold::new(config.spread.filter(|_| !config.hold.is_zero()));
-        let memory = config.replay.clone().map(|of| Arc::new(Memory::new(of, &parts, passing.clone())));
+        let memory = config.replay.take().map(|of| Arc::new(Memory::new(of, &parts, passing.clone())));
         Self {
             config,
             upstream: parts.upstream,

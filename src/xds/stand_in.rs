@@ -132,7 +132,7 @@ pub(super) async fn run(sides: Sides<'_>, memory: &Arc<Memory>) -> Result<Answer
             serving = Some(memory.serve(shared.upstream.address()));
         }
         if serving.is_some() {
-            mouth = say(mouth, shared, memory, &mut envoy)?;
+            (mouth, envoy) = say(mouth, shared, memory, envoy, over.as_mut()).await?;
         }
         match next(&mut mouth, inbox, &mut way, due.as_mut(), is_due, over.as_mut()).await {
             Event::Over(ended) => return Err(ended),
@@ -371,27 +371,39 @@ async fn send(
     }
 }
 
-// Begins to tell Envoy the next of what memory has for it, if nothing is being told.
-fn say<'a>(
+// Begins to tell Envoy the next of what memory has for it, if nothing is being told. Until it is known what that is,
+// nothing else goes on here.
+async fn say<'a>(
     mouth: Mouth<'a>,
     shared: &'a Shared,
-    memory: &Memory,
-    envoy: &mut StandIn,
-) -> Result<Mouth<'a>, Ended> {
-    let Mouth::Silent(reply) = mouth else { return Ok(mouth) };
-    let answer = memory.answer(envoy).map_err(|error| {
+    memory: &Arc<Memory>,
+    envoy: StandIn,
+    over: Pin<&mut impl Future<Output = Ended>>,
+) -> Result<(Mouth<'a>, StandIn), Ended> {
+    let Mouth::Silent(reply) = mouth else { return Ok((mouth, envoy)) };
+    if !memory.has_answer(&envoy) {
+        return Ok((Mouth::Silent(reply), envoy));
+    }
+    let answered = tokio::select! {
+        biased;
+        gone = poll_fn(|cx| reply.poll_gone(cx)) => return Err(Ended::envoy(gone)),
+        ended = over => return Err(ended),
+        answered = memory.answer(envoy) => answered,
+    };
+    let (envoy, answer) = answered.map_err(|error| {
         Ended::envoy(Status::internal(format!("the last good configuration cannot be read: {error}")))
     })?;
-    let Some(answer) = answer else { return Ok(Mouth::Silent(reply)) };
+    let Some(answer) = answer else { return Ok((Mouth::Silent(reply), envoy)) };
     reply.open().map_err(|error| Ended::envoy(end_status::of_downstream(&error)))?;
-    Ok(Mouth::Speaking(Box::pin(async move {
+    let words: BoxFuture<'a, _> = Box::pin(async move {
         let mut sink = Sink { stream: &mut *reply, leg: Leg::Envoy, shared, progress: Default::default() };
         match sink.send(frame_bytes(&answer)).await {
             Ok(()) => Ok(reply),
             Err(Broken::Gone(error)) => Err(Ended::envoy(end_status::of_downstream(&error))),
             Err(Broken::Stalled(after)) => Err(stalled(Leg::Envoy, after)),
         }
-    })))
+    });
+    Ok((Mouth::Speaking(words), envoy))
 }
 
 async fn next(

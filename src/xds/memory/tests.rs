@@ -191,3 +191,33 @@ fn what_is_dropped_before_it_is_noted_waits_no_longer() {
     drop(memory.inbox.lock().unwrap().take());
     assert_eq!(memory.queued.load(Relaxed), 0);
 }
+
+#[test]
+fn whoever_holds_the_store_holds_up_no_stream() {
+    let memory = memory(PathBuf::new(), Arc::new(System), &Troubles::default());
+    brings(&memory, 1);
+    let mut inbox = memory.inbox.lock().unwrap().take().unwrap();
+    memory.apply(std::iter::from_fn(|| inbox.try_recv().ok()).collect());
+    let mut envoy = StandIn::new(Mode::Delta, "memory-".to_owned());
+    let request = Request { type_url: CDS.to_owned(), ..Request::default() };
+    envoy.request(&write_request(Mode::Delta, &request)).unwrap();
+    // As a thread does that compresses.
+    let held = memory.store();
+    let (asked, has_asked) = channel();
+    let streams = {
+        let memory = memory.clone();
+        std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(async move {
+                assert!(memory.is_whole() && memory.has_answer(&envoy));
+                File::new(memory.clone(), "me".into()).changed();
+                drop(memory.serve("istiod:15012"));
+                let goes_on = async { asked.send(()).unwrap() };
+                tokio::join!(memory.answer(envoy), goes_on).0.unwrap().1
+            })
+        })
+    };
+    has_asked.recv_timeout(SOON).expect("nobody waits for the store");
+    drop(held);
+    assert!(streams.join().unwrap().is_some());
+}
