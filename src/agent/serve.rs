@@ -35,7 +35,7 @@ pub(super) fn serve(common: &Common, upstream: Upstream, bound: Bound, envoy: &e
     sockets(&tasks.sds, bound.sds, bound.more_sds);
     relay(&tasks.xds, xds_server, xds_bound);
     if let Some(modules) = &bound.modules {
-        wasm::spawn(modules, tasks);
+        wasm::spawn(modules, &xds, tasks);
     }
     let trouble = troubles.reporter("healthcheck");
     let health = health::start(config, health::Joined { envoy, xds: &xds, metrics, clock, trouble }, tasks);

@@ -12,7 +12,7 @@ use crate::base::metrics::Metrics;
 use crate::config::Config;
 use crate::trouble::Reporter;
 use crate::wasm::Converter;
-use crate::xds::{Convert, Protocol, map_resources};
+use crate::xds::{self, Convert, Protocol, map_resources};
 
 /// The converter, where conversion is on.
 pub(super) fn converter(config: &Config, metrics: &Metrics, trouble: Reporter) -> Option<Arc<Converter>> {
@@ -20,10 +20,10 @@ pub(super) fn converter(config: &Config, metrics: &Metrics, trouble: Reporter) -
     Some(Arc::new(Converter::new(wasm, config.crypto.clone(), metrics).with_trouble(trouble)))
 }
 
-/// Starts what removes unused modules.
-pub(super) fn spawn(converter: &Arc<Converter>, stages: &Stages) {
-    let (converter, stop) = (converter.clone(), stages.xds.token());
-    stages.xds.lasting("wasm modules", async move { converter.purge(stop).await });
+/// Starts what removes unused modules. What the relay keeps for a later Envoy is in use.
+pub(super) fn spawn(converter: &Arc<Converter>, xds: &xds::Handle, stages: &Stages) {
+    let (converter, xds, stop) = (converter.clone(), xds.clone(), stages.xds.token());
+    stages.xds.lasting("wasm modules", async move { converter.purge(stop, || xds.extensions()).await });
 }
 
 /// The relay's view of the converter.

@@ -245,6 +245,15 @@ impl Store {
         self.types.get(type_url).into_iter().flat_map(|set| set.names.keys().map(|name| &**name))
     }
 
+    /// The bytes of all resources of a type.
+    ///
+    /// # Errors
+    /// When a block is damaged.
+    pub(crate) fn all(&self, type_url: &str) -> std::io::Result<Vec<Bytes>> {
+        let all = self.resources(type_url, self.names(type_url))?;
+        Ok(all.into_iter().map(|(_, body)| body).collect())
+    }
+
     /// The resources of these names that there are.
     pub(super) fn resources<'a>(
         &self,

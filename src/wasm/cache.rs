@@ -10,11 +10,14 @@
 use std::collections::HashMap;
 use std::fs::{DirBuilder, Permissions};
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use bytes::Bytes;
+use memchr::memmem;
 use tokio::time::Instant;
 
 use super::receive::Beside;
@@ -181,19 +184,43 @@ impl Cache {
         Ok(file)
     }
 
-    /// Removes what nobody has asked for within the expiry; what cannot be removed is tried again.
-    pub(super) async fn purge(&self) {
-        let cache = self.clone();
-        let now = Instant::now();
-        if let Err(error) = CHANGES.within(PATIENCE, move || cache.remove_unused(now)).await {
+    /// Removes what nobody has asked for within the expiry, and none of the `configs` names that are kept elsewhere; what
+    /// cannot be removed is tried again. If it is not known what they name, nothing is removed.
+    pub(super) async fn purge(&self, configs: impl Future<Output = io::Result<Vec<Bytes>>>) {
+        let (cache, now) = (self.clone(), Instant::now());
+        if self.old(now).is_empty() {
+            return;
+        }
+        let configs = tokio::time::timeout(PATIENCE, configs).await.unwrap_or_else(|late| Err(late.into()));
+        let removed = match configs {
+            Ok(configs) => CHANGES.within(PATIENCE, move || cache.remove_unused(now, &configs)).await,
+            Err(error) => Err(error),
+        };
+        if let Err(error) = removed {
             tracing::error!(target: "wasm", "unused modules are not removed: {error}");
         }
     }
 
-    fn remove_unused(&self, now: Instant) {
+    // Files of modules that nobody has asked for within the expiry.
+    fn old(&self, now: Instant) -> Vec<PathBuf> {
+        let is_old = |module: &&Module| now.saturating_duration_since(module.used) > self.inner.expiry;
+        self.state().modules.values().filter(is_old).map(|module| module.file.clone()).collect()
+    }
+
+    fn remove_unused(&self, now: Instant, configs: &[Bytes]) {
         let expiry = self.inner.expiry;
-        let is_old = |module: &Module| now.saturating_duration_since(module.used) > expiry;
-        let old: Vec<_> = self.state().modules.extract_if(|_, module| is_old(module)).collect();
+        // A config has the path word for word, in whatever form it is.
+        let is_named = |file: &PathBuf| {
+            let path = memmem::Finder::new(file.as_os_str().as_bytes());
+            configs.iter().any(|config| path.find(config).is_some())
+        };
+        let named: Vec<PathBuf> = self.old(now).into_iter().filter(is_named).collect();
+        let old: Vec<_> = {
+            let mut state = self.state();
+            state.modules.values_mut().filter(|m| named.contains(&m.file)).for_each(|m| m.used = now);
+            let is_old = |module: &Module| now.saturating_duration_since(module.used) > expiry;
+            state.modules.extract_if(|_, module| is_old(module)).collect()
+        };
         for (key, module) in old {
             match std::fs::remove_file(&module.file) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => {

@@ -50,7 +50,8 @@ pub(crate) mod tar;
 mod tests;
 mod typed_struct;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -189,8 +190,13 @@ impl Converter {
         self.failing().keep(|name, _| !names.iter().any(|gone| gone == name));
     }
 
-    /// Removes unused modules from time to time, until `stop`.
-    pub(crate) async fn purge(&self, stop: Stop) {
+    /// Removes unused modules from time to time, until `stop`. `kept` tells which extension configs are kept for a later
+    /// Envoy; their modules are in use.
+    pub(crate) async fn purge<F: Future<Output = io::Result<Vec<Bytes>>>>(
+        &self,
+        stop: Stop,
+        kept: impl Fn() -> F,
+    ) {
         let mut ticks = interval(self.purge_interval);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         // The first is at once.
@@ -200,7 +206,7 @@ impl Converter {
                 () = stop.cancelled() => return,
                 _ = ticks.tick() => {}
             }
-            self.cache.purge().await;
+            self.cache.purge(kept()).await;
             self.meters.entries(self.cache.count());
         }
     }

@@ -19,6 +19,7 @@ use tokio::time::Instant;
 use tonic::{Code, Status};
 
 use super::protocol::Protocol;
+use super::types;
 use crate::base::backoff::{Backoff, Jitter, Policy};
 use crate::base::clock::Clock;
 use crate::base::error::chain;

@@ -58,6 +58,17 @@ impl Handle {
         self.0.memory.as_ref()?.kept()
     }
 
+    /// The extension configs of the last good configuration, as they came in responses; none where it is not kept.
+    ///
+    /// # Errors
+    /// When they cannot be read.
+    pub(crate) async fn extensions(&self) -> std::io::Result<Vec<Bytes>> {
+        match &self.0.memory {
+            Some(memory) => memory.clone().extensions().await,
+            None => Ok(Vec::new()),
+        }
+    }
+
     /// What keeps the last good configuration.
     #[cfg(test)]
     pub(super) fn memory(&self) -> Option<Arc<super::memory::Memory>> {

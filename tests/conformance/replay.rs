@@ -21,7 +21,7 @@ use crate::support::client::node;
 use crate::support::mesh::Loop;
 use crate::support::{Code, Envoy, MockIstiod, TestAgent, eventually};
 
-const LDS: &str = "type.googleapis.com/envoy.config.listener.v3.Listener";
+pub const LDS: &str = "type.googleapis.com/envoy.config.listener.v3.Listener";
 const SERVING: &str = "istio_agent_xds_replay_serving";
 const STREAMS: &str = "istio_agent_xds_replay_streams";
 
@@ -29,7 +29,7 @@ async fn world() -> World {
     World::with(|b| b.env("XDS_REPLAY", "memory").env("XDS_REPLAY_AFTER", "200ms")).await
 }
 
-fn ask_delta(type_url: &str) -> DeltaDiscoveryRequest {
+pub fn ask_delta(type_url: &str) -> DeltaDiscoveryRequest {
     DeltaDiscoveryRequest {
         node: Some(node("sidecar~1")),
         type_url: type_url.to_owned(),
@@ -37,7 +37,7 @@ fn ask_delta(type_url: &str) -> DeltaDiscoveryRequest {
     }
 }
 
-fn answer_delta(type_url: &str, nonce: &str) -> DeltaDiscoveryRequest {
+pub fn answer_delta(type_url: &str, nonce: &str) -> DeltaDiscoveryRequest {
     DeltaDiscoveryRequest {
         type_url: type_url.to_owned(),
         response_nonce: nonce.to_owned(),
@@ -46,7 +46,7 @@ fn answer_delta(type_url: &str, nonce: &str) -> DeltaDiscoveryRequest {
 }
 
 // A resource with a field that nobody knows, which must come back.
-fn resource(type_url: &str, name: &str, version: &str) -> Resource {
+pub fn resource(type_url: &str, name: &str, version: &str) -> Resource {
     let mut value = vec![0x0a, u8::try_from(name.len()).unwrap()];
     value.extend_from_slice(name.as_bytes());
     value.extend_from_slice(&[0xc2, 0x3e, 0x03, b'a', b'b', b'c']);
@@ -58,7 +58,12 @@ fn resource(type_url: &str, name: &str, version: &str) -> Resource {
     }
 }
 
-fn delta(type_url: &str, nonce: &str, resources: &[Resource], removed: &[&str]) -> DeltaDiscoveryResponse {
+pub fn delta(
+    type_url: &str,
+    nonce: &str,
+    resources: &[Resource],
+    removed: &[&str],
+) -> DeltaDiscoveryResponse {
     DeltaDiscoveryResponse {
         type_url: type_url.to_owned(),
         nonce: nonce.to_owned(),

@@ -15,15 +15,19 @@ use envoy_types::pb::envoy::extensions::wasm::v3::plugin_config::Vm;
 use envoy_types::pb::envoy::extensions::wasm::v3::{
     EnvironmentVariables, FailurePolicy, PluginConfig, VmConfig,
 };
-use envoy_types::pb::envoy::service::discovery::v3::{DiscoveryRequest, DiscoveryResponse};
+use envoy_types::pb::envoy::service::discovery::v3::{
+    DeltaDiscoveryRequest, DeltaDiscoveryResponse, DiscoveryRequest, DiscoveryResponse, Resource,
+};
 use envoy_types::pb::google::protobuf::{Any, Duration as Span};
+use mock_istiod::AdsStream;
 use prost::Message;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use super::ads::{CDS, World, answer, ask, request};
+use super::ads::{CDS, Delta, World, answer, ask, ended, request};
+use super::replay::{LDS, answer_delta, ask_delta, delta, resource};
 use crate::support::builder::Builder;
 use crate::support::{eventually, root_for};
 
@@ -297,4 +301,68 @@ async fn switched_off_everything_passes_as_it_is() {
     istiod.responses.message(&sent).await.unwrap();
     assert_eq!(envoy.next_raw().await.unwrap(), sent);
     assert_eq!(modules.paths().len(), 0);
+}
+
+/// What Envoy is told, and accepts.
+async fn accepted(
+    envoy: &mut Delta,
+    istiod: &mut AdsStream,
+    response: &DeltaDiscoveryResponse,
+) -> DeltaDiscoveryResponse {
+    istiod.responses.delta(response).await.unwrap();
+    let got = envoy.next().await.unwrap();
+    assert_eq!(got.nonce, response.nonce);
+    envoy.send(&answer_delta(&response.type_url, &response.nonce));
+    while request(istiod).await.nonce != response.nonce {}
+    got
+}
+
+// The file that the only resource of a response names.
+fn file_of(response: &DeltaDiscoveryResponse) -> PathBuf {
+    let any = response.resources[0].resource.as_ref().unwrap();
+    local(&TypedExtensionConfig::decode(&any.value[..]).unwrap().typed_config.unwrap())
+}
+
+#[tokio::test]
+async fn a_module_that_the_last_good_configuration_names_stays() {
+    if !root_for("a mount namespace") {
+        return;
+    }
+    let modules = Modules::start().await;
+    let mut world = World::with(|b| {
+        let b = with_folder(b).env("XDS_REPLAY", "memory").env("XDS_REPLAY_AFTER", "200ms");
+        b.env("WASM_MODULE_EXPIRY", "4s").env("WASM_PURGE_INTERVAL", "200ms")
+    })
+    .await;
+    let root = PathBuf::from(format!("/proc/{}/root", world.agent.pid().as_raw_nonzero()));
+    let there = |file: &Path| root.join(file.strip_prefix("/").unwrap()).exists();
+    let (mut envoy, mut istiod) = world.delta().await;
+    for type_url in [CDS, LDS] {
+        envoy.send(&ask_delta(type_url));
+        while request(&mut istiod).await.type_url != type_url {}
+        let brought = delta(type_url, type_url, &[resource(type_url, "a", "1")], &[]);
+        accepted(&mut envoy, &mut istiod, &brought).await;
+    }
+    let asked = DeltaDiscoveryRequest {
+        resource_names_subscribe: ["kept", "dropped"].map(ToOwned::to_owned).to_vec(),
+        ..ask_delta(ECDS)
+    };
+    envoy.send(&asked);
+    while request(&mut istiod).await.type_url != ECDS {}
+    let mut files = Vec::new();
+    for name in ["kept", "dropped"] {
+        let filter = modules.filter(name, &format!("/{name}"), |_, _| {});
+        let resource = Resource { resource: Some(filter), ..resource(ECDS, name, "1") };
+        files.push(file_of(&accepted(&mut envoy, &mut istiod, &delta(ECDS, name, &[resource], &[])).await));
+    }
+    accepted(&mut envoy, &mut istiod, &delta(ECDS, "gone", &[], &["dropped"])).await;
+    // That one was asked for last, so the other is unused for longer.
+    eventually("what nobody names is removed", || async { (!there(&files[1])).then_some(()) }).await;
+    drop(envoy);
+    ended(istiod).await;
+    world.mock.down().await;
+    let mut envoy = world.envoy().await.delta_ads();
+    envoy.send(&asked);
+    assert_eq!(file_of(&envoy.next().await.unwrap()), files[0]);
+    assert!(there(&files[0]), "Envoy can load it");
 }

@@ -80,11 +80,32 @@ async fn unused_modules_go_with_every_url_that_led_to_them() {
     tokio::time::advance(Duration::from_secs(40)).await;
     cache.find(&key("bb"), other).await.unwrap();
     tokio::time::advance(Duration::from_secs(40)).await;
-    cache.purge().await;
+    cache.purge(std::future::ready(Err(io::Error::other("not now")))).await;
+    assert!(old.exists(), "it is not known who names it");
+    cache.purge(std::future::ready(Ok(Vec::new()))).await;
     assert!(!old.exists() && kept.exists());
     assert_eq!((cache.recall(NEW, true), cache.recall(latest, true)), (None, None));
     assert!(cache.recall(other, true).is_some());
     assert_eq!(cache.count(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_named_elsewhere_is_used() {
+    let (cache, _dir) = cache(Duration::from_secs(60));
+    let file = cache.store(&key("aa"), NEW, download(&cache)).await.unwrap();
+    let configs = || vec![Bytes::new(), format!("\x12\x10{}\x1a", file.display()).into()];
+    for _ in 0..2 {
+        tokio::time::advance(Duration::from_secs(61)).await;
+        cache.purge(std::future::ready(Ok(configs()))).await;
+        assert!(file.exists());
+    }
+    // From now on nobody names it, which is its use for the last time.
+    tokio::time::advance(Duration::from_secs(60)).await;
+    cache.purge(std::future::ready(Ok(Vec::new()))).await;
+    assert!(file.exists());
+    tokio::time::advance(Duration::from_secs(1)).await;
+    cache.purge(std::future::ready(Ok(Vec::new()))).await;
+    assert!(!file.exists());
 }
 
 #[tokio::test]
