@@ -182,7 +182,8 @@ impl Inbox {
         self.pending.extend(unsent.into_iter().map(Item::Told));
         match strip {
             Some(strip) => self.strip = Some((strip, messages)),
-            None => self.accept(&messages.rest()),
+            // The stand-in has given back the window of that.
+            None => self.admit(&messages.rest()),
         }
         self.gate.rules_mut().listeners_asked |= listeners;
     }
@@ -438,5 +439,39 @@ fn ended(stream: &Stream<'_>, inbox: &mut Inbox, end: &End) {
     }
     if type_url == types::LISTENER && !stream.first_listeners.swap(true, Ordering::Relaxed) {
         inbox.follow(shared.own(stream.protocol).into_iter());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::tasks::Group;
+
+    // What Envoy sends on a stream of its own, in memory.
+    async fn inbox(group: &Group) -> Inbox {
+        let (client, server) = tokio::io::duplex(1 << 16);
+        group.run("envoy", async move {
+            let (mut send, connection) = h2::client::handshake(client).await.unwrap();
+            let _stream = send.send_request(http::Request::new(()), false).unwrap();
+            connection.await.unwrap();
+        });
+        let mut http2 = h2::server::handshake(server).await.unwrap();
+        let (request, _) = http2.accept().await.unwrap().unwrap();
+        Inbox::new(request.into_body(), Protocol::Delta, 1 << 20, true)
+    }
+
+    #[tokio::test]
+    async fn window_is_given_back_once_for_what_was_handed_over() {
+        let group = Group::new();
+        let mut inbox = inbox(&group).await;
+        // The stand-in has read, and given back, a part of a request.
+        let mut messages = Messages::new(1 << 20);
+        let frame = frame_bytes(&Bytes::from_static(&[7; 100]));
+        assert_eq!(messages.push(&frame[..50]).unwrap().len(), 0);
+        inbox.handed_over([], None, messages, false);
+        assert_eq!(inbox.owed, 0);
+        // What comes from now on is owed.
+        inbox.accept(&frame.slice(50..));
+        assert_eq!(inbox.owed, frame.len() - 50);
     }
 }
