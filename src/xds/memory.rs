@@ -78,6 +78,8 @@ const LOAD: Duration = Duration::from_secs(30);
 const LAST: Duration = Duration::from_secs(2);
 /// While istiod is there, the file is told so as often as its age allows mistakes of a twenty-fourth.
 const CONFIRM: u32 = 24;
+/// How often the age is looked at while Envoy is served: the clock may be set, and goes on while a machine sleeps.
+const LOOK: Duration = Duration::from_secs(60);
 /// How long a stream waits for what was before it, a slow disk included.
 const CATCH_UP: Duration = Duration::from_secs(2);
 
@@ -428,6 +430,18 @@ impl Memory {
         let max_age = self.config.disk.as_ref().filter(|_| self.live.load(Relaxed) == 0)?.max_age;
         let age = unix(self.clock.now()).saturating_sub(self.good.load(Relaxed));
         Some(max_age.saturating_sub(Duration::from_secs(age)))
+    }
+
+    /// Waits until what is kept may not be used any more. Where it has no age nobody wakes up for it.
+    pub(super) async fn too_old(&self) {
+        let Some(Disk { max_age, .. }) = &self.config.disk else { return std::future::pending().await };
+        loop {
+            let left = self.left().unwrap_or(*max_age);
+            if left.is_zero() {
+                return;
+            }
+            tokio::time::sleep(left.min(LOOK)).await;
+        }
     }
 
     /// A stream on which istiod has answered is over; once for each [`Self::answered`].

@@ -45,9 +45,6 @@ use crate::trouble::Report;
 /// second or two in a large mesh.
 const ANSWER: Duration = Duration::from_secs(20);
 
-/// Longer than any stream lives.
-const NO_END: Duration = Duration::from_secs(365 * 86_400);
-
 /// Istiod answers: the way to it, and the attempt by which the store knows it.
 pub(super) struct Answered {
     pub(super) link: Link,
@@ -116,7 +113,7 @@ pub(super) async fn run(sides: Sides<'_>, memory: &Arc<Memory>) -> Result<Answer
     let mut mouth = Mouth::Silent(reply);
     let mut due = pin!(tokio::time::sleep(silence(shared, memory)));
     let mut is_due = false;
-    let mut over = pin!(over(stream.until, replaced, memory.left()));
+    let mut over = pin!(over(stream.until, replaced, memory));
     read(&mut envoy, &mut messages, &inbox.taken_back()?)?;
     loop {
         if let Way::Asking { more, attempt, .. } = &way {
@@ -173,12 +170,12 @@ pub(super) async fn run(sides: Sides<'_>, memory: &Arc<Memory>) -> Result<Answer
 }
 
 // What ends Envoy's stream whatever else goes on: another stream in its place, its own bound, or the age of what is kept.
-async fn over(until: Option<Instant>, replaced: &Stop, left: Option<Duration>) -> Ended {
+async fn over(until: Option<Instant>, replaced: &Stop, memory: &Memory) -> Ended {
     tokio::select! {
         biased;
         () = replaced.cancelled() => Ended { by: Leg::Agent, status: Status::ok(""), class: Class::Expected },
         () = grpc::over(until) => Ended::envoy(grpc::exceeded()),
-        () = tokio::time::sleep(left.unwrap_or(NO_END)) => too_old(),
+        () = memory.too_old() => too_old(),
     }
 }
 

@@ -92,10 +92,7 @@ async fn a_proxyless_client_is_known_however_late_its_node_says_so() {
     let mut rig = Rig::new().await;
     let (mut envoy, mut istiod) = rig.configured().await;
     let mut client = rig.envoy(Protocol::Sotw).await;
-    let generator = Value { kind: Some(value::Kind::StringValue("grpc".to_owned())) };
-    let metadata = Some(Struct { fields: [("GENERATOR".to_owned(), generator)].into() });
-    let node = Some(Node { id: long(), metadata, ..Default::default() });
-    client.send(&DiscoveryRequest { node, ..request(CDS) }).await;
+    client.send(&proxyless_request(long(), CDS)).await;
     rig.istiod().await.request().await;
     let sent = response(CDS, "2", &[1]);
     istiod.push(&sent).await;

@@ -359,6 +359,13 @@ pub(super) fn request(type_url: &str) -> DiscoveryRequest {
     DiscoveryRequest { type_url: type_url.to_owned(), ..Default::default() }
 }
 
+/// A client of the gRPC library with this ID asks.
+pub(super) fn proxyless_request(id: String, type_url: &str) -> DiscoveryRequest {
+    let generator = Value { kind: Some(value::Kind::StringValue("grpc".to_owned())) };
+    let metadata = Some(Struct { fields: [("GENERATOR".to_owned(), generator)].into() });
+    DiscoveryRequest { node: Some(Node { id, metadata, ..Default::default() }), ..request(type_url) }
+}
+
 pub(super) fn response(type_url: &str, nonce: &str, sizes: &[usize]) -> DiscoveryResponse {
     let any = |size: &usize| Any { type_url: type_url.to_owned(), value: vec![7; *size] };
     DiscoveryResponse {
