@@ -117,17 +117,59 @@ pub(crate) struct Converter {
 struct Failing {
     /// Each with the conversion that has told it.
     told: BTreeMap<String, (u64, Reporter)>,
-    /// Conversions that were begun.
+    /// Conversions that were begun, and removals.
     begun: u64,
+    /// Those that have not ended.
+    under_way: BTreeSet<u64>,
     /// The newest that brought all there is and has ended: what an older one tells is past.
     whole: u64,
+    /// The newest that brought a resource's module, or removed it, as long as an older one is under way.
+    settled: BTreeMap<String, u64>,
 }
 
 impl Failing {
+    fn begin(&mut self) -> u64 {
+        self.begun += 1;
+        self.begun
+    }
+
+    /// Nothing is wrong with it, as of conversion `by`.
+    fn settle(&mut self, name: &str, by: u64) {
+        self.keep(|other, told| other != name || told > by);
+        if self.under_way.first().is_some_and(|oldest| *oldest < by) {
+            let settled = self.settled.entry(name.to_owned()).or_default();
+            *settled = by.max(*settled);
+        }
+    }
+
+    fn ended(&mut self, by: u64) {
+        self.under_way.remove(&by);
+        let oldest = self.under_way.first().copied().unwrap_or(u64::MAX);
+        self.settled.retain(|_, settled| *settled > oldest);
+    }
+
     fn keep(&mut self, kept: impl Fn(&str, u64) -> bool) {
         for (_, (_, reporter)) in self.told.extract_if(.., |name, (by, _)| !kept(name, *by)) {
             reporter.end();
         }
+    }
+}
+
+/// A conversion, by its number, until it is dropped: it may be given up.
+struct UnderWay<'a>(u64, &'a Mutex<Failing>);
+
+impl<'a> UnderWay<'a> {
+    fn begun(failing: &'a Mutex<Failing>) -> Self {
+        let mut all = failing.lock().expect("no panic holds this lock");
+        let by = all.begin();
+        all.under_way.insert(by);
+        Self(by, failing)
+    }
+}
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        self.1.lock().expect("no panic holds this lock").ended(self.0);
     }
 }
 
@@ -173,7 +215,8 @@ impl Converter {
     fn failed(&self, name: &str, by: u64, detail: String) {
         let mut failing = self.failing();
         let known = failing.told.contains_key(name);
-        if by < failing.whole || (failing.told.len() >= TROUBLES && !known) {
+        let past = failing.settled.get(name).copied().max(Some(failing.whole));
+        if Some(by) < past || (failing.told.len() >= TROUBLES && !known) {
             return;
         }
         let told = failing.told.entry(name.to_owned()).or_insert_with(|| (by, self.trouble.sibling()));
@@ -181,13 +224,11 @@ impl Converter {
         told.1.report(Report::new(Kind::WasmFailed, detail).about(name));
     }
 
-    fn succeeded(&self, name: &str) {
-        self.failing().keep(|other, _| other != name);
-    }
-
     /// These extensions are no more, and what was wrong with them neither.
     pub(crate) fn removed(&self, names: &[String]) {
-        self.failing().keep(|name, _| !names.iter().any(|gone| gone == name));
+        let mut failing = self.failing();
+        let by = failing.begin();
+        names.iter().for_each(|gone| failing.settle(gone, by));
     }
 
     /// Removes unused modules from time to time, until `stop`. `kept` tells which extension configs are kept for a later
@@ -218,11 +259,8 @@ impl Converter {
     /// When one of them cannot be read: the reasons of all such, for istiod.
     pub(crate) async fn convert(&self, resources: Vec<Bytes>, whole: bool) -> Result<Vec<Bytes>, Refused> {
         let begun = Instant::now();
-        let by = {
-            let mut failing = self.failing();
-            failing.begun += 1;
-            failing.begun
-        };
+        let conversion = UnderWay::begun(&self.failing);
+        let by = conversion.0;
         let all = futures_util::future::join_all(resources.into_iter().map(|r| self.resource(r, by))).await;
         self.meters.took(begun.elapsed());
         let mut converted = Vec::with_capacity(all.len());
@@ -276,7 +314,7 @@ impl Converter {
         let wanted = &filter.wanted;
         let label = match self.module(wanted).await {
             Ok(file) => {
-                self.succeeded(&wanted.resource);
+                self.failing().settle(&wanted.resource, by);
                 return (filter.local(&file.to_string_lossy()), "success");
             }
             Err(failure) => {

@@ -2,8 +2,10 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
+use futures_util::future::BoxFuture;
 use prost::Message;
 use serde_json::json;
+use tokio::io::AsyncWriteExt;
 
 use super::receive::tests::gzip;
 use super::tar::tests::archive;
@@ -386,4 +388,74 @@ async fn a_conversion_that_is_overtaken_brings_no_trouble_back() {
     drop((connection, server));
     slow.await.unwrap();
     assert!(troubles.snapshot().is_empty());
+}
+
+/// A conversion of `f` that waits for its download.
+struct Waits<'a> {
+    work: BoxFuture<'a, ()>,
+    connection: tokio::net::TcpStream,
+    server: tokio::net::TcpListener,
+}
+
+impl<'a> Waits<'a> {
+    async fn begun(converter: &'a Converter) -> Self {
+        let server = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let slow = extension("f", &format!("http://{}/slow", server.local_addr().unwrap()));
+        let mut work: BoxFuture<'a, ()> = Box::pin(async move {
+            converter.convert(vec![slow], false).await.unwrap();
+        });
+        let connection = tokio::select! {
+            () = &mut work => panic!("nobody has answered"),
+            connection = server.accept() => connection.unwrap().0,
+        };
+        Self { work, connection, server }
+    }
+
+    async fn fails(self) {
+        drop((self.connection, self.server));
+        self.work.await;
+    }
+
+    async fn succeeds(self) {
+        let Self { work, mut connection, server: _ } = self;
+        let answered = async {
+            crate::net::http::head(&mut connection).await.unwrap();
+            connection.write_all(&answer(200, "", ONE)).await.unwrap();
+        };
+        tokio::join!(answered, work);
+    }
+}
+
+#[tokio::test]
+async fn what_has_come_or_gone_meanwhile_is_in_no_trouble() {
+    let troubles = crate::trouble::Troubles::default();
+    let Rig { converter, dir: _dir, .. } = rig(|config| config.http_attempts = 1);
+    let converter = converter.with_trouble(troubles.reporter("wasm"));
+    let web = Server::start(|_| answer(200, "", ONE)).await;
+    for gone in [false, true] {
+        let old = Waits::begun(&converter).await;
+        if gone {
+            converter.removed(&["f".to_owned()]);
+        } else {
+            let good = extension("f", &format!("http://{}/m", web.addr));
+            converter.convert(vec![good], false).await.unwrap();
+        }
+        old.fails().await;
+        assert!(troubles.snapshot().is_empty(), "gone: {gone}");
+    }
+}
+
+#[tokio::test]
+async fn what_comes_late_does_not_end_the_trouble_of_what_is_newer() {
+    let troubles = crate::trouble::Troubles::default();
+    let Rig { converter, dir: _dir, .. } = rig(|config| config.http_attempts = 1);
+    let converter = converter.with_trouble(troubles.reporter("wasm"));
+    let old = Waits::begun(&converter).await;
+    converter.convert(vec![extension("f", "nowhere://x")], false).await.unwrap();
+    old.succeeds().await;
+    assert_eq!(troubles.snapshot().len(), 1);
+    Waits::begun(&converter).await.succeeds().await;
+    assert!(troubles.snapshot().is_empty());
+    let failing = converter.failing();
+    assert!(failing.settled.is_empty() && failing.under_way.is_empty(), "nothing is left to contradict");
 }
