@@ -1,13 +1,13 @@
 //! The node's addresses: `INSTANCE_IP` first, then those of the interfaces.
 
 use std::net::IpAddr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::base::netlink::{Interface, Netlink};
 
 /// An unspecified address means that the network is still being set up: look again, but not for ever.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
-const LOOKS: usize = 1200;
+const LIMIT: Duration = Duration::from_secs(120);
 
 /// No address is IPv4, and there is one.
 #[must_use]
@@ -16,10 +16,12 @@ pub(crate) fn all_ipv6(addresses: &[String]) -> bool {
     known.peek().is_some() && known.all(|a| a.is_ipv6())
 }
 
-/// Addresses by the Go agent's rules; never empty.
+/// Addresses by the Go agent's rules; never empty. A network that is still being set up is waited for no longer than
+/// `patience`.
 #[must_use]
-pub(crate) fn of_host(instance_ip: &str, excluded: &str) -> (Vec<String>, Vec<String>) {
-    for _ in 0..LOOKS {
+pub(crate) fn of_host(instance_ip: &str, excluded: &str, patience: Duration) -> (Vec<String>, Vec<String>) {
+    let (begun, limit) = (Instant::now(), patience.min(LIMIT));
+    loop {
         let interfaces = match Netlink::open().and_then(|n| n.interfaces()) {
             Ok(interfaces) => interfaces,
             Err(e) => {
@@ -30,9 +32,11 @@ pub(crate) fn of_host(instance_ip: &str, excluded: &str) -> (Vec<String>, Vec<St
         if !interfaces.iter().flat_map(|i| &i.addresses).any(IpAddr::is_unspecified) {
             return choose(instance_ip, excluded, &interfaces);
         }
+        if begun.elapsed() >= limit {
+            return choose(instance_ip, excluded, &[]);
+        }
         std::thread::sleep(LOOK_EVERY);
     }
-    choose(instance_ip, excluded, &[])
 }
 
 /// The list and warnings about names of interfaces that are not there. Pure.

@@ -8,6 +8,7 @@ mod older;
 use std::fmt;
 use std::io::ErrorKind;
 use std::path::Path;
+use std::time::Duration;
 
 use serde_json::Value;
 
@@ -40,9 +41,10 @@ struct Layers<'a> {
     mesh: Effective,
     problems: Vec<Problem>,
     warnings: &'a mut Vec<String>,
+    patience: Duration,
 }
 
-/// Merges everything and validates the result.
+/// Merges everything and validates the result. A look-up of a name takes no longer than `patience`.
 pub(super) fn merge(
     flags: &Parsed,
     settings: &Settings,
@@ -50,8 +52,10 @@ pub(super) fn merge(
     root: &Path,
     annotation: &impl Fn(&str) -> Option<String>,
     warnings: &mut Vec<String>,
+    patience: Duration,
 ) -> Result<Effective, Vec<Problem>> {
-    let mut l = Layers { settings, flags, mesh: Effective::of(release), problems: Vec::new(), warnings };
+    let mesh = Effective::of(release);
+    let mut l = Layers { settings, flags, mesh, problems: Vec::new(), warnings, patience };
     l.older();
     l.mesh_file(root);
     let text = settings.text(var::PROXY_CONFIG);
@@ -174,7 +178,7 @@ impl Layers<'_> {
         if address.is_empty() {
             return;
         }
-        let resolved = super::statsd::resolve(&address).unwrap_or_else(|reason| {
+        let resolved = super::statsd::resolve(&address, self.patience).unwrap_or_else(|reason| {
             self.warnings.push(format!(
                 "resolve StatsdUdpAddress failed: {reason}; Envoy starts without statsd: make {address:?} a host:port that resolves"
             ));

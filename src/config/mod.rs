@@ -31,6 +31,7 @@ pub(crate) mod yaml;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use rustls::crypto::CryptoProvider;
 
@@ -41,7 +42,7 @@ use args::Parsed;
 use env::{Env, var};
 use parts::Error;
 
-pub(crate) use sources::{Sources, gather, read};
+pub(crate) use sources::{Sources, gather, read, read_within};
 
 /// What the agent runs with: a value for each part, of the part's own type.
 pub(crate) struct Config {
@@ -102,7 +103,7 @@ pub(crate) fn load(
     annotation: impl Fn(&str) -> Option<String>,
     show: impl FnOnce(&Sources),
 ) -> (Arc<Sources>, Result<Arc<Config>, Vec<Error>>) {
-    let (sources, errors) = gather(flags, env, root, annotation);
+    let (sources, errors) = gather(flags, env, root, annotation, Duration::MAX);
     if errors.is_empty() {
         show(&sources);
     }

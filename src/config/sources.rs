@@ -3,6 +3,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::args::{self, Parsed};
 use super::env::{Env, Settings, var};
@@ -95,12 +96,14 @@ impl Sources {
 
 const TYPES: &[&str] = &["sidecar", "router", "waypoint", "ztunnel", "agentgateway"];
 
-/// Reads everything. What is wrong is told beside it, one line each, and has its default.
+/// Reads everything. What is wrong is told beside it, one line each, and has its default. Names and addresses that are
+/// not there yet are waited for no longer than `patience`, and no longer than a start waits for them.
 pub(crate) fn gather(
     flags: Parsed,
     env: &Env,
     root: &Path,
     annotation: impl Fn(&str) -> Option<String>,
+    patience: Duration,
 ) -> (Arc<Sources>, Vec<String>) {
     let (mut settings, mut warnings) = Settings::read(env);
     let mut errors = Vec::new();
@@ -124,7 +127,7 @@ pub(crate) fn gather(
         errors.push(e.to_string());
         Release::default()
     });
-    let mesh = layers::merge(&flags, &settings, release, root, &annotation, &mut warnings);
+    let mesh = layers::merge(&flags, &settings, release, root, &annotation, &mut warnings, patience);
     let mut mesh = mesh.unwrap_or_else(|problems| {
         errors.extend(problems.into_iter().map(|p| format!("failed to get proxy config: {p}")));
         Effective::new()
@@ -154,7 +157,7 @@ pub(crate) fn gather(
         && mesh.proxy.custom_config_file.is_empty();
     let found_template = unnamed.then(|| stock::own(root, env.map(), &mut warnings)).flatten();
     let excluded = annotation("traffic.sidecar.istio.io/excludeInterfaces").unwrap_or_default();
-    let (addresses, odd) = addresses::of_host(settings.text(var::INSTANCE_IP), &excluded);
+    let (addresses, odd) = addresses::of_host(settings.text(var::INSTANCE_IP), &excluded, patience);
     warnings.extend(odd);
     let token = older::token(&settings, root, &mut warnings);
     older::hot_restart(&flags, &mesh, root, &mut settings, &mut warnings);
@@ -212,7 +215,22 @@ pub(crate) fn read(
     root: &Path,
     annotation: impl Fn(&str) -> Option<String>,
 ) -> Result<Arc<Sources>, Vec<String>> {
-    let (sources, errors) = gather(flags, env, root, annotation);
+    read_within(flags, env, root, annotation, Duration::MAX)
+}
+
+/// As [`read`], for those who cannot wait for names and addresses as long as a start does; a patience of zero looks up
+/// no name.
+///
+/// # Errors
+/// Every problem, one line each.
+pub(crate) fn read_within(
+    flags: Parsed,
+    env: &Env,
+    root: &Path,
+    annotation: impl Fn(&str) -> Option<String>,
+    patience: Duration,
+) -> Result<Arc<Sources>, Vec<String>> {
+    let (sources, errors) = gather(flags, env, root, annotation, patience);
     if errors.is_empty() { Ok(sources) } else { Err(errors) }
 }
 

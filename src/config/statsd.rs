@@ -18,8 +18,10 @@ pub(super) enum Error {
     Port(String),
     #[error("{host} was not resolved: no thread: {source}")]
     Thread { host: String, source: std::io::Error },
-    #[error("{host} was not resolved within {} s", LIMIT.as_secs())]
-    Late { host: String },
+    #[error("{host} was not resolved within {} s", limit.as_secs())]
+    Late { host: String, limit: Duration },
+    #[error("{host} was not looked up")]
+    Unasked { host: String },
     #[error("lookup {host}: {source}")]
     LookUp { host: String, source: std::io::Error },
     #[error("{0} has no address")]
@@ -27,16 +29,20 @@ pub(super) enum Error {
 }
 
 /// `address` with its host resolved; literals pass through. IPv4 goes first, as in the Go agent: Envoy's
-/// statsd sink takes one address.
+/// statsd sink takes one address. A look-up takes no longer than `patience`; without any there is none.
 ///
 /// # Errors
 /// The agent then runs without statsd.
-pub(super) fn resolve(address: &str) -> Result<String, Error> {
+pub(super) fn resolve(address: &str, patience: Duration) -> Result<String, Error> {
     let unsplit = |why| Error::Address { address: address.to_owned(), why };
     let (host, port) = split_host_port(address).map_err(unsplit)?;
     let port: u16 = port.parse().map_err(|_| Error::Port(port.to_owned()))?;
     if host.parse::<std::net::IpAddr>().is_ok() {
         return Ok(address.to_owned());
+    }
+    let limit = patience.min(LIMIT);
+    if limit.is_zero() {
+        return Err(Error::Unasked { host: host.to_owned() });
     }
     // The system's resolver blocks and cannot be cancelled; its thread may outlive the limit, once.
     let (found, wait) = mpsc::channel();
@@ -48,8 +54,8 @@ pub(super) fn resolve(address: &str) -> Result<String, Error> {
         })
         .map_err(|source| Error::Thread { host: host.to_owned(), source })?;
     let all = wait
-        .recv_timeout(LIMIT)
-        .map_err(|_| Error::Late { host: host.to_owned() })?
+        .recv_timeout(limit)
+        .map_err(|_| Error::Late { host: host.to_owned(), limit })?
         .map_err(|source| Error::LookUp { host: host.to_owned(), source })?;
     choose(&all).map(|a| a.to_string()).ok_or_else(|| Error::Empty(host.to_owned()))
 }
@@ -75,10 +81,12 @@ mod tests {
 
     #[test]
     fn literals_pass_and_what_is_no_address_is_named() {
+        let resolve = |address| resolve(address, Duration::ZERO);
         assert_eq!(resolve("10.0.0.1:9125").unwrap(), "10.0.0.1:9125");
         assert_eq!(resolve("[fd00::1]:9125").unwrap(), "[fd00::1]:9125");
         for bad in ["stats.test", "stats.test:http", "stats.test:70000", "::1:9"] {
             assert!(resolve(bad).is_err(), "{bad}");
         }
+        assert!(matches!(resolve("localhost:9125"), Err(Error::Unasked { .. })));
     }
 }

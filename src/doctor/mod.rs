@@ -49,6 +49,9 @@ pub(crate) const LIMIT: Duration = Duration::from_secs(15);
 /// A check that has not ended by then is reported as unfinished; the rest of the time is for the report.
 const MARGIN: Duration = Duration::from_secs(1);
 
+/// A start waits longer for names and addresses in the configuration; here they must leave time for the rest.
+const PATIENCE: Duration = Duration::from_secs(3);
+
 /// What to look at.
 pub(crate) struct Inputs {
     /// The flags `proxy` would get.
@@ -178,7 +181,7 @@ async fn load(inputs: Inputs) -> (Option<Arc<Sources>>, Vec<Check>) {
     let read = move || {
         let annotations = pod::read(&inputs.root.join(pod::ANNOTATIONS)).unwrap_or_default();
         let annotation = |key: &str| annotations.get(key).cloned();
-        let loaded = config::read(inputs.flags, &inputs.env, &inputs.root, annotation);
+        let loaded = config::read_within(inputs.flags, &inputs.env, &inputs.root, annotation, PATIENCE);
         let checks = configuration::checks(loaded.as_ref(), &inputs.env, &inputs.root, &annotations);
         (loaded.ok(), checks)
     };

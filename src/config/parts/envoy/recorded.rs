@@ -130,7 +130,7 @@ async fn made(case: &Recording) -> Result<(Value, Value), BoxError> {
     let flags = args::parse(&words, &table, true)?;
     let annotations = pod::read(&dir.path().join(pod::ANNOTATIONS)).unwrap_or_default();
     let annotation = |key: &str| annotations.get(key).cloned();
-    let (sources, errors) = gather(flags, &env, dir.path(), annotation);
+    let (sources, errors) = gather(flags, &env, dir.path(), annotation, std::time::Duration::MAX);
     if !errors.is_empty() {
         return Err(errors.join("; ").into());
     }
