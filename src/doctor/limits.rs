@@ -50,8 +50,12 @@ fn group() -> Option<PathBuf> {
 fn memory(group: &Path, said: &mut Vec<String>, out: &mut Vec<Check>) {
     let number = |file: &str| read_to_string(group.join(file)).ok()?.trim().parse::<u64>().ok();
     let mib = |bytes: u64| bytes / (1 << 20);
+    // Pages of files that were not used lately are given back at any time; the kubelet does not count them either.
+    let stat = read_to_string(group.join("memory.stat")).unwrap_or_default();
+    let idle = stat.lines().find_map(|line| line.strip_prefix("inactive_file ")?.trim().parse::<u64>().ok());
     match (number("memory.max"), number("memory.current")) {
         (Some(max), Some(now)) => {
+            let now = now.saturating_sub(idle.unwrap_or_default());
             let text = format!("memory {} of {} MiB", mib(now), mib(max));
             #[expect(clippy::cast_precision_loss, reason = "a share")]
             let share = now as f64 / max as f64;
@@ -76,5 +80,28 @@ fn memory(group: &Path, said: &mut Vec<String>, out: &mut Vec<Check>) {
         && now.saturating_mul(10) > max.saturating_mul(9)
     {
         out.push(Check::warn(NAME, format!("{now} of {max} processes"), "raise the limit of processes"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_of_files_that_can_be_given_back_are_not_in_use() {
+        let group = tempfile::tempdir().unwrap();
+        let put = |file: &str, text: &str| std::fs::write(group.path().join(file), text).unwrap();
+        let look = || {
+            let (mut said, mut out) = (Vec::new(), Vec::new());
+            memory(group.path(), &mut said, &mut out);
+            (said, out.len())
+        };
+        put("memory.max", "104857600\n");
+        put("memory.current", "104000000\n");
+        assert_eq!(look().1, 1, "without memory.stat all of it counts");
+        put("memory.stat", "anon 20000000\nfile 80000000\ninactive_file 73400320\nactive_file 6599680\n");
+        assert_eq!(look(), (vec!["memory 29 of 100 MiB".to_owned()], 0));
+        put("memory.stat", "inactive_file 1000000\n");
+        assert_eq!(look().1, 1);
     }
 }
