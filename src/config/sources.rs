@@ -135,16 +135,8 @@ pub(crate) fn gather(
     let dns = settings.flag(var::ISTIO_META_ENABLE_DNS_SERVER) || settings.flag(var::ISTIO_META_DNS_CAPTURE);
     errors.extend(ports::check(&settings, &mesh, dns, &mut warnings));
     compliance(&settings, &mut errors, &mut warnings);
-    errors.extend(
-        settings
-            .text(var::IDENTITY_NEAR_EXPIRY)
-            .parse::<crate::secrets::NearExpiryAction>()
-            .err()
-            .map(|e| e.to_string()),
-    );
-    errors.extend(parts::replay(settings.text(var::XDS_REPLAY)).err().map(|e| e.to_string()));
+    errors.extend(words(&settings));
     warnings.extend(parts::spread(&settings).1);
-    errors.extend(parts::identity::uids(settings.text(var::SDS_ALLOWED_UIDS)).err().map(|e| e.to_string()));
     // istiod is told of the template in the proxy config, wherever it was named.
     if let Some(path) = flags.get("templateFile").filter(|path| !path.is_empty())
         && mesh.proxy.custom_config_file.is_empty()
@@ -163,7 +155,7 @@ pub(crate) fn gather(
     older::hot_restart(&flags, &mesh, root, &mut settings, &mut warnings);
     let older::Named { domain, id } = older::named(&flags, addresses.first().map_or("", String::as_str));
     let domain = domain.unwrap_or_else(|| format!("{}.svc.cluster.local", settings.text(var::POD_NAMESPACE)));
-    let sources = Sources {
+    let mut sources = Sources {
         node_type,
         domain,
         id,
@@ -177,7 +169,24 @@ pub(crate) fn gather(
         root: root.to_owned(),
         warnings,
     };
+    // A value that is refused has its default here, which may be another's port.
+    if errors.is_empty() {
+        sources.warnings.extend(parts::ports::shared(&sources));
+    }
     (Arc::new(sources), errors)
+}
+
+// Words that are none of those a variable knows.
+fn words(settings: &Settings) -> impl Iterator<Item = String> {
+    let action = settings.text(var::IDENTITY_NEAR_EXPIRY).parse::<crate::secrets::NearExpiryAction>();
+    let replay = parts::replay(settings.text(var::XDS_REPLAY));
+    let uids = parts::identity::uids(settings.text(var::SDS_ALLOWED_UIDS));
+    let errors = [
+        action.err().map(|e| e.to_string()),
+        replay.err().map(|e| e.to_string()),
+        uids.err().map(|e| e.to_string()),
+    ];
+    errors.into_iter().flatten()
 }
 
 // The limits of TLS, and the module that is approved for them.

@@ -32,7 +32,9 @@ pub(super) fn checks(
                     config.discovery_address()
                 ),
             ));
-            for warning in &config.warnings {
+            // Told among the ports.
+            let shared = parts::ports::shared(config);
+            for warning in config.warnings.iter().filter(|warning| !shared.contains(warning)) {
                 out.push(Check::warn(NAME, warning.clone(), ""));
             }
             out.extend(ignored(config));

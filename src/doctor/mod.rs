@@ -114,7 +114,7 @@ pub(crate) async fn examine(inputs: Inputs) -> Report {
     let plan = identity::plan(&config).ok();
     let scene = Arc::new(Scene { config, plan, now: report.at, end });
     checks.extend(configuration::parts(&scene.config));
-    let status_port = port.or_else(|| scene.config.status_port()).unwrap_or(15020);
+    let status_port = port.or_else(|| parts::ports::status(&scene.config));
     let (files, token, upstream, signed, capture, envoy, limits, running) = tokio::join!(
         blocking("files", end, {
             let scene = scene.clone();
@@ -129,7 +129,7 @@ pub(crate) async fn examine(inputs: Inputs) -> Report {
         }),
         envoy::checks(&scene),
         blocking("limits", end, limits::checks),
-        running::look(status_port),
+        running::look(status_port.unwrap_or(15020)),
     );
     let ports = blocking("ports", end, {
         let (scene, alive) = (scene.clone(), running.is_alive());

@@ -8,16 +8,24 @@ use crate::trouble::Kind;
 const NAME: &str = "ports";
 
 /// `alive`: an agent answers on its status port.
-pub(super) fn checks(scene: &Scene, status_port: u16, alive: bool) -> Vec<Check> {
-    let mut wanted: Vec<(String, u16, Kind)> =
-        vec![("status port (statusPort)".to_owned(), status_port, Kind::StatusPortTaken)];
+pub(super) fn checks(scene: &Scene, status_port: Option<u16>, alive: bool) -> Vec<Check> {
+    let status = status_port.map(|port| ("status port (statusPort)".to_owned(), port, Kind::StatusPortTaken));
     let others = parts::ports::listened(&scene.config).into_iter();
-    wanted.extend(others.map(|(what, port)| (what, port, Kind::PortTaken)));
+    let others = others.map(|(what, port)| (what, port, Kind::PortTaken));
+    let mut wanted: Vec<(String, u16, Kind)> = Vec::new();
+    for one in status.into_iter().chain(others) {
+        if !wanted.iter().any(|(_, port, _)| *port == one.1) {
+            wanted.push(one);
+        }
+    }
+    let status_held = status_port.and_then(port::holder);
     // An Envoy of somebody else's is no child of the agent.
     let external = parts::envoy::presence(&scene.config).is_ok_and(|p| p == Presence::External);
-    let agent = if alive && !external { port::holder(status_port).and_then(|h| h.pid) } else { None };
-    let displaced = !alive && port::holder(status_port).is_some_and(|holder| !port::of_agent(&holder));
-    let mut out = Vec::new();
+    let agent = if alive && !external { status_held.as_ref().and_then(|h| h.pid) } else { None };
+    let displaced = !alive && status_held.is_some_and(|holder| !port::of_agent(&holder));
+    let shared = parts::ports::shared(&scene.config).into_iter();
+    let mut out: Vec<Check> =
+        shared.map(|said| Check::fail(NAME, Kind::ConfigInvalid, said).hint("")).collect();
     let (mut free, mut ours) = (Vec::new(), Vec::new());
     for (what, port, kind) in &wanted {
         match port::holder(*port) {
@@ -49,10 +57,10 @@ pub(super) fn checks(scene: &Scene, status_port: u16, alive: bool) -> Vec<Check>
     out
 }
 
-// The agent itself, or its child. What cannot be seen is not accused while an agent answers.
+// The agent itself, or what it has started. What cannot be seen is not accused while an agent answers.
 fn is_ours(holder: &Holder, agent: Option<u32>) -> bool {
     match (holder.pid, agent) {
-        (Some(pid), Some(agent)) => pid == agent || port::parent(pid) == Some(agent),
+        (Some(pid), Some(agent)) => pid == agent || port::descends(pid, agent),
         _ => true,
     }
 }

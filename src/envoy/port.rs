@@ -8,6 +8,10 @@ use std::path::Path;
 use super::kernel::listening_inode;
 use crate::base::process;
 
+/// How far up a process's parents are looked at: shells, debuggers and wrappers may stand between agent and Envoy, and
+/// what the kernel shows is no loop.
+const GENERATIONS: usize = 8;
+
 /// Who listens on a port.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Holder {
@@ -36,19 +40,27 @@ pub(crate) fn holder(port: u16) -> Option<Holder> {
     Some(owner(Path::new("/proc"), &inode).unwrap_or(unknown))
 }
 
-/// The parent of a process.
-#[must_use]
-pub(crate) fn parent(pid: u32) -> Option<u32> {
+fn parent(pid: u32) -> Option<u32> {
     u32::try_from(process::parent(i32::try_from(pid).ok()?)?).ok()
+}
+
+// Parents first.
+fn ancestors(pid: u32) -> impl Iterator<Item = u32> {
+    std::iter::successors(parent(pid), |pid| parent(*pid)).take(GENERATIONS)
+}
+
+/// Whether `agent` has started the process `pid`, itself or by a script in between.
+#[must_use]
+pub(crate) fn descends(pid: u32, agent: u32) -> bool {
+    ancestors(pid).any(|pid| pid == agent)
 }
 
 /// Whether the holder is an agent, or an agent's Envoy.
 #[must_use]
 pub(crate) fn of_agent(holder: &Holder) -> bool {
     let is_agent = |name: &str| name.trim() == "pilot-agent";
-    let parent = holder.pid.and_then(parent);
-    let name = parent.and_then(|pid| std::fs::read_to_string(format!("/proc/{pid}/comm")).ok());
-    is_agent(&holder.command) || name.is_some_and(|name| is_agent(&name))
+    let name = |pid: u32| std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    is_agent(&holder.command) || holder.pid.is_some_and(|pid| ancestors(pid).any(|pid| is_agent(&name(pid))))
 }
 
 fn owner(proc: &Path, inode: &str) -> Option<Holder> {
