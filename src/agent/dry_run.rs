@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use super::said;
 use crate::base::clock::{Clock, System};
+use crate::base::error::chain;
+use crate::base::lane;
 use crate::base::metrics::Metrics;
 use crate::config::Config;
 use crate::config::parts::Error;
@@ -61,7 +63,12 @@ pub(crate) async fn bootstrap_text(
 ) -> Result<Vec<u8>, Error> {
     let credential = probe::answers(credential).await;
     let node = bootstrap.node(mode == Mode::External, credential).await?;
-    bootstrap.render(node).map_err(|e| Error::new(crate::base::error::chain(&e)))
+    // A template may lie on a disk that does not answer.
+    let bootstrap = bootstrap.clone();
+    let made = lane::begin("bootstrap", move || bootstrap.render(node).map_err(|e| chain(&e)));
+    let made = made.map_err(|e| Error::new(e.to_string()))?.await;
+    made.map_err(|_| Error::new("the bootstrap was not made; the message stands in the log"))?
+        .map_err(Error::new)
 }
 
 async fn judge(envoy: &str, bootstrap: &[u8]) -> Result<(), Error> {

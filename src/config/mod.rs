@@ -175,6 +175,16 @@ impl Config {
     }
 }
 
+/// Everything that would end a start on what was read, for commands that only look: what [`Config::new`] refuses, the
+/// faults of a CA whose certificates another server's may turn out to replace, and what the node cannot be made of.
+pub(crate) fn refusals(sources: &Arc<Sources>) -> Vec<Error> {
+    let mut wrong = Wrong(Config::new(sources, Vec::new()).err().unwrap_or_default());
+    let mounted = parts::identity::plan(sources).is_ok_and(|plan| plan.file_mounted);
+    wrong.of(parts::ca::signer(sources, mounted));
+    wrong.of(parts::envoy::Bootstrap::new(sources).has_node());
+    wrong.0
+}
+
 /// What was refused so far.
 struct Wrong(Vec<Error>);
 

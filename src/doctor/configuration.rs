@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::Check;
 use crate::config::env::Env;
 use crate::config::unknown::{self, Unknown};
-use crate::config::{Sources, addresses, parts, report};
+use crate::config::{Sources, parts, report};
 use crate::trouble::Kind;
 
 const NAME: &str = "configuration";
@@ -89,20 +89,11 @@ fn ignored(config: &Sources) -> Option<Check> {
     (!names.is_empty()).then(|| Check::warn(NAME, said, "take them away"))
 }
 
-/// What the parts of the agent refuse. Roots are told among the files.
-pub(super) fn parts(config: &Sources) -> Vec<Check> {
-    let ipv6 = addresses::all_ipv6(&config.addresses);
-    let root = rustix::process::getuid().is_root();
-    let refused = [
-        parts::identity::plan(config).err(),
-        parts::envoy::presence(config).err(),
-        parts::status::server(config, ipv6).err(),
-        parts::identity::tokens(config).err(),
-        parts::ca::provider(config).err(),
-        parts::sts::service(config, ipv6).err(),
-        parts::gateway::secrets(config).err(),
-        parts::envoy::process(config, root).err(),
-    ];
-    let refused = refused.into_iter().flatten();
-    refused.map(|e| Check::fail(NAME, e.kind, e.to_string()).hint("")).collect()
+/// What would end the start.
+pub(super) fn refused(errors: &[parts::Error]) -> Vec<Check> {
+    let check = |error: &parts::Error| match error.kind {
+        Kind::RootMissing | Kind::RootBroken => Check::fail("roots", error.kind, error.to_string()),
+        kind => Check::fail(NAME, kind, error.to_string()).hint(""),
+    };
+    errors.iter().map(check).collect()
 }

@@ -7,8 +7,8 @@ use tokio::time::Instant;
 
 use super::{Check, Outcome, Scene};
 use crate::agent;
-use crate::config::parts::envoy::Bootstrap;
-use crate::config::parts::identity;
+use crate::config::parts::envoy::{Bootstrap, Presence};
+use crate::config::parts::{self, identity};
 use crate::envoy::validate::{self, Verdict};
 use crate::secrets::probe::{self, Mode};
 use crate::trouble::Kind;
@@ -18,8 +18,14 @@ const VERSION: Duration = Duration::from_secs(5);
 
 pub(super) async fn checks(scene: &Scene) -> Vec<Check> {
     let config = &scene.config;
-    if config.envoy_admin_port().is_none() {
-        return vec![Check::skip("envoy", "DISABLE_ENVOY: none is started")];
+    let none = match parts::envoy::presence(config) {
+        Ok(Presence::Own) => None,
+        Ok(Presence::External) => Some("ENVOY_EXTERNAL: somebody else starts it"),
+        Ok(Presence::None) => Some("DISABLE_ENVOY: none is started"),
+        Err(_) => Some("the configuration above comes first"),
+    };
+    if let Some(why) = none {
+        return vec![Check::skip("envoy", why)];
     }
     let binary = config.envoy_binary();
     let version = version(binary).await;
@@ -78,13 +84,16 @@ async fn bootstrap(scene: &Scene, binary: &str) -> Check {
         }
     };
     let (bootstrap, credential) = (Bootstrap::new(config), config.path(identity::CREDENTIAL_SOCKET));
-    let made = tokio::time::timeout_at(scene.end, agent::bootstrap_text(&bootstrap, &credential, mode)).await;
+    let made = super::within(scene.end, NAME, agent::bootstrap_text(&bootstrap, &credential, mode)).await;
     let text = match made {
         Ok(Ok(text)) => text,
+        Ok(Err(e)) if scene.refused.iter().any(|refused| refused.text == e.text) => {
+            return Check::skip(NAME, "the configuration above comes first");
+        }
         Ok(Err(e)) => {
             return Check::fail(NAME, Kind::ConfigInvalid, e.to_string()).hint("repair the value named");
         }
-        Err(_) => return super::unfinished(NAME),
+        Err(late) => return late,
     };
     let limit = scene.end.saturating_duration_since(Instant::now());
     match validate::validate(binary, &text, limit).await {
@@ -95,7 +104,7 @@ async fn bootstrap(scene: &Scene, binary: &str) -> Check {
         }
         // Told as Envoy's.
         Verdict::NotStarted(e) => Check::skip(NAME, format!("{binary} cannot be started: {e}")),
-        Verdict::Late => super::unfinished(NAME),
+        Verdict::Late => super::unfinished(NAME, limit),
         Verdict::TooLong => Check::skip(NAME, "it is longer than a command line may be"),
     }
 }

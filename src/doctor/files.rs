@@ -13,6 +13,7 @@ use crate::tls::cert;
 use crate::trouble::Kind;
 
 const NAME: &str = "files";
+const CERTIFICATES: &str = "certificates";
 /// Longest path of a unix socket, without the zero at its end.
 const SOCKET_PATH: usize = 107;
 
@@ -32,25 +33,13 @@ pub(super) fn checks(scene: &Scene) -> Vec<Check> {
     out
 }
 
+// Those that cannot even be located are told among the configuration's refusals.
 fn roots(scene: &Scene) -> Vec<Check> {
-    let config = &scene.config;
-    let mounted = scene.plan.as_ref().is_some_and(|p| p.file_mounted);
-    let xds = parts::istiod::xds(config, mounted).map(Some);
-    let ca = parts::ca::signer(config, mounted).map(|ca| ca.and_then(|ca| ca.connection().cloned()));
+    let ca = scene.ca.as_ref().ok().and_then(|ca| ca.as_ref()?.connection());
     let mut seen: Vec<PathBuf> = Vec::new();
     let mut out = Vec::new();
-    for (whose, connection) in [("istiod", xds), ("the CA", ca)] {
-        let connection = match connection {
-            Ok(Some(connection)) => connection,
-            Ok(None) => continue,
-            Err(e) => {
-                let same = out.iter().any(|c: &Check| c.kind == Some(Kind::RootMissing));
-                if !same {
-                    out.push(Check::fail("roots", Kind::RootMissing, e.to_string()));
-                }
-                continue;
-            }
-        };
+    for (whose, connection) in [("istiod", scene.xds.as_ref()), ("the CA", ca)] {
+        let Some(connection) = connection else { continue };
         let Transport::Tls(tls) = &connection.transport else { continue };
         let path = match &tls.roots {
             Roots::System => continue,
@@ -112,36 +101,76 @@ fn root_file(whose: &str, path: &Path, now: SystemTime) -> Check {
 
 fn mounted(scene: &Scene) -> Vec<Check> {
     let Some(plan) = scene.plan.as_ref().filter(|p| p.file_mounted) else { return provided(scene) };
-    vec![pair(&plan.mounted.cert, &plan.mounted.key, scene.now)]
+    let Pair { said, state } = pair(&plan.mounted.cert, &plan.mounted.key, scene.now);
+    vec![match state {
+        State::Good => Check::ok(CERTIFICATES, said),
+        State::Missing | State::Expired | State::Bad => {
+            Check::fail(CERTIFICATES, Kind::CertificateFiles, said)
+        }
+    }]
 }
 
+// Where there is none, or none that is valid, the agent shows its token instead.
 fn provided(scene: &Scene) -> Vec<Check> {
-    let provided = parts::files::provided(&scene.config);
-    provided.iter().map(|(cert, key)| pair(cert, key, scene.now)).collect()
+    let Some((cert, key)) = parts::files::provided(&scene.config) else { return Vec::new() };
+    let Pair { said, state } = pair(&cert, &key, scene.now);
+    vec![match state {
+        State::Good => Check::ok(CERTIFICATES, said),
+        State::Missing | State::Expired => {
+            let hint =
+                "istiod is shown the token instead, and asked for a certificate (OUTPUT_CERTS keeps it)";
+            Check::warn(CERTIFICATES, said, hint)
+        }
+        State::Bad => Check::fail(CERTIFICATES, Kind::CertificateFiles, said),
+    }]
 }
 
-fn pair(cert_file: &Path, key_file: &Path, now: SystemTime) -> Check {
-    let fail = |why: String| {
-        let said = format!("{} with {}: {why}", cert_file.display(), key_file.display());
-        Check::fail("certificates", Kind::CertificateFiles, said)
+/// Whether istiod can know this workload by a certificate in `PROV_CERT`.
+pub(super) fn is_provided(config: &Sources, now: SystemTime) -> bool {
+    let files = parts::files::provided(config);
+    files.is_some_and(|(cert, key)| pair(&cert, &key, now).state == State::Good)
+}
+
+/// A certificate and its key, as they lie there.
+struct Pair {
+    said: String,
+    state: State,
+}
+
+#[derive(PartialEq, Eq)]
+enum State {
+    Good,
+    Missing,
+    Expired,
+    Bad,
+}
+
+fn pair(cert_file: &Path, key_file: &Path, now: SystemTime) -> Pair {
+    let fail = |state: State, why: String| Pair {
+        said: format!("{} with {}: {why}", cert_file.display(), key_file.display()),
+        state,
+    };
+    let unread = |path: &Path, e: &io::Error| {
+        let state = if e.kind() == io::ErrorKind::NotFound { State::Missing } else { State::Bad };
+        fail(state, format!("{}: {e}", path.display()))
     };
     let read = |path: &Path| std::fs::read(path).map(zeroize::Zeroizing::new);
     let (chain, key) = match (read(cert_file), read(key_file)) {
         (Ok(chain), Ok(key)) => (chain, key),
-        (Err(e), _) => return fail(format!("{}: {e}", cert_file.display())),
-        (_, Err(e)) => return fail(format!("{}: {e}", key_file.display())),
+        (Err(e), _) => return unread(cert_file, &e),
+        (_, Err(e)) => return unread(key_file, &e),
     };
     let certs = match cert::check_pair(&chain, &key) {
         Ok(certs) => certs,
-        Err(e) => return fail(e.to_string()),
+        Err(e) => return fail(State::Bad, e.to_string()),
     };
-    let Some(leaf) = certs.first() else { return fail("no certificate".to_owned()) };
+    let Some(leaf) = certs.first() else { return fail(State::Bad, "no certificate".to_owned()) };
     let said = format!("{}: {}", cert_file.display(), leaf.uris.join(", "));
     if leaf.not_after < now {
-        return fail(format!("it expired {} ago", super::token::ago(now, leaf.not_after)));
+        return fail(State::Expired, format!("it expired {} ago", super::token::ago(now, leaf.not_after)));
     }
     let left = super::token::ago(leaf.not_after, now);
-    Check::ok("certificates", format!("{said}, valid for {left} more"))
+    Pair { said: format!("{said}, valid for {left} more"), state: State::Good }
 }
 
 /// Files that flags and variables name.

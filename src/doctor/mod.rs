@@ -37,10 +37,11 @@ use crate::base::error::BoxError;
 use crate::base::lane;
 use crate::config::args::Parsed;
 use crate::config::env::Env;
+use crate::config::parts::ca::Signer;
 use crate::config::parts::capture::capture as captured;
 use crate::config::parts::identity::{self, Fetcher, Plan};
 use crate::config::{self, Sources, parts, pod};
-use crate::trouble::Kind;
+use crate::istiod;
 
 pub(crate) use report::{Check, Outcome, Report};
 
@@ -48,9 +49,12 @@ pub(crate) use report::{Check, Outcome, Report};
 pub(crate) const LIMIT: Duration = Duration::from_secs(15);
 /// A check that has not ended by then is reported as unfinished; the rest of the time is for the report.
 const MARGIN: Duration = Duration::from_secs(1);
-
+/// The configuration is read within this time, so that there is some left for what is looked at without one.
+const READ: Duration = Duration::from_secs(8);
 /// A start waits longer for names and addresses in the configuration; here they must leave time for the rest.
 const PATIENCE: Duration = Duration::from_secs(3);
+/// Where an agent is asked when nothing else is said.
+const STATUS_PORT: u16 = 15020;
 
 /// What to look at.
 pub(crate) struct Inputs {
@@ -66,19 +70,40 @@ pub(crate) struct Inputs {
     pub port: Option<u16>,
 }
 
-/// What the checks share.
+/// What the checks share. All of it is known: whoever looks at it reads no file.
 struct Scene {
     config: Arc<Sources>,
     plan: Option<Plan>,
+    /// The way to istiod; none where it is refused.
+    xds: Option<istiod::Config>,
+    /// Who signs, as [`parts::ca::signer`] says it.
+    ca: Result<Option<Signer>, parts::Error>,
+    /// What would end the start.
+    refused: Vec<parts::Error>,
     now: SystemTime,
     end: Instant,
 }
 
 impl Scene {
-    /// Whether istiod knows this workload by its token, and not by a certificate.
+    /// Reads files.
+    fn new(config: Arc<Sources>, now: SystemTime, end: Instant) -> Self {
+        let plan = identity::plan(&config).ok();
+        let mounted = plan.as_ref().is_some_and(|p| p.file_mounted);
+        Self {
+            xds: parts::istiod::xds(&config, mounted).ok(),
+            ca: parts::ca::signer(&config, mounted),
+            refused: config::refusals(&config),
+            plan,
+            config,
+            now,
+            end,
+        }
+    }
+
+    /// Whether istiod knows this workload by its token, and not by a certificate. Reads files.
     fn needs_token(&self) -> bool {
         let mounted = self.plan.as_ref().is_some_and(|p| p.file_mounted);
-        !mounted && parts::files::provided(&self.config).is_none()
+        !mounted && !files::is_provided(&self.config, self.now)
     }
 
     /// Where its token comes from; a type that is unknown is told among the configuration.
@@ -91,31 +116,19 @@ impl Scene {
 pub(crate) async fn examine(inputs: Inputs) -> Report {
     let started = Instant::now();
     let end = started + LIMIT - MARGIN;
-    let sign = inputs.sign;
-    let port = inputs.port;
+    let (sign, port) = (inputs.sign, inputs.port);
     let mut report = Report::new(SystemTime::now());
-    let loaded = within(end, "configuration", load(inputs)).await;
-    let (config, mut checks) = match loaded {
-        Ok((config, checks)) => (config, checks),
-        Err(late) => (None, vec![late]),
-    };
-    let Some(config) = config else {
-        report.checks.append(&mut checks);
-        let port = port.unwrap_or(15020);
-        let (limits, running) = tokio::join!(blocking("limits", end, limits::checks), running::look(port));
-        report.checks.extend(limits);
-        report.add_running(running);
-        for name in ["files", "token", "connect", "tls", "grpc", "ports", "envoy"] {
-            report.checks.push(Check::skip(name, "the configuration comes first"));
-        }
+    let now = report.at;
+    let loaded = beside("configuration", started + READ, move || load(inputs, now, end)).await;
+    let (scene, mut checks) = loaded.unwrap_or_else(|late| (None, vec![late]));
+    let Some(scene) = scene.map(Arc::new) else {
+        report.checks = checks;
+        without_configuration(&mut report, port.unwrap_or(STATUS_PORT), end).await;
         report.finish(started.elapsed());
         return report;
     };
-    let plan = identity::plan(&config).ok();
-    let scene = Arc::new(Scene { config, plan, now: report.at, end });
-    checks.extend(configuration::parts(&scene.config));
     let status_port = port.or_else(|| parts::ports::status(&scene.config));
-    let (files, token, upstream, signed, capture, envoy, limits, running) = tokio::join!(
+    let (files, token, upstream, signed, capture, envoy, limits, (ports, running)) = tokio::join!(
         blocking("files", end, {
             let scene = scene.clone();
             move || files::checks(&scene)
@@ -129,13 +142,13 @@ pub(crate) async fn examine(inputs: Inputs) -> Report {
         }),
         envoy::checks(&scene),
         blocking("limits", end, limits::checks),
-        running::look(status_port.unwrap_or(15020)),
+        async {
+            let running = running::look(status_port.unwrap_or(STATUS_PORT)).await;
+            let (scene, alive) = (scene.clone(), running.is_alive());
+            let ports = blocking("ports", end, move || ports::checks(&scene, status_port, alive));
+            (ports.await, running)
+        },
     );
-    let ports = blocking("ports", end, {
-        let (scene, alive) = (scene.clone(), running.is_alive());
-        move || ports::checks(&scene, status_port, alive)
-    });
-    let ports = ports.await;
     let (token, claims) = token;
     let clock = clock::check(scene.now, claims.as_ref(), &upstream.chains, upstream.date.as_deref());
     checks.extend(files);
@@ -153,6 +166,15 @@ pub(crate) async fn examine(inputs: Inputs) -> Report {
     report
 }
 
+async fn without_configuration(report: &mut Report, port: u16, end: Instant) {
+    let (limits, running) = tokio::join!(blocking("limits", end, limits::checks), running::look(port));
+    report.checks.extend(limits);
+    report.add_running(running);
+    for name in ["files", "token", "connect", "tls", "grpc", "ports", "envoy"] {
+        report.checks.push(Check::skip(name, "the configuration comes first"));
+    }
+}
+
 /// What captures traffic, one line a set; empty where nothing does or this user may not read it.
 pub(crate) async fn capture(config: &Sources) -> Vec<String> {
     let config = captured(config);
@@ -164,31 +186,32 @@ pub(crate) async fn capture(config: &Sources) -> Vec<String> {
 /// What there is to say before a start about roots, files, rights and the token, for `proxy --dry-run`: one line each,
 /// nothing where all is well. Asks nobody but the disk.
 pub(crate) async fn preflight(config: &Arc<Sources>) -> Vec<String> {
-    let plan = identity::plan(config).ok();
-    let end = Instant::now() + LIMIT;
-    let scene = Arc::new(Scene { config: config.clone(), plan, now: SystemTime::now(), end });
-    let mut checks = blocking("files", end, {
-        let scene = scene.clone();
-        move || files::checks(&scene)
-    })
-    .await;
-    checks.push(token::checks(&scene).await.0);
-    let odd = checks.iter().filter(|c| matches!(c.state, Outcome::Warn | Outcome::Fail));
+    let (config, end) = (config.clone(), Instant::now() + LIMIT);
+    let scene = beside("files", end, move || Scene::new(config, SystemTime::now(), end)).await;
+    let checks = match scene.map(Arc::new) {
+        Err(late) => vec![late],
+        Ok(scene) => {
+            let looked = scene.clone();
+            let files = blocking("files", end, move || files::checks(&looked));
+            let (mut checks, token) = tokio::join!(files, token::checks(&scene));
+            checks.push(token.0);
+            checks
+        }
+    };
+    let odd = checks.iter().filter(|c| matches!(c.state, Outcome::Warn | Outcome::Fail | Outcome::Late));
     odd.map(|c| format!("{}: {}", c.name, c.sentence())).collect()
 }
 
-async fn load(inputs: Inputs) -> (Option<Arc<Sources>>, Vec<Check>) {
-    let read = move || {
-        let annotations = pod::read(&inputs.root.join(pod::ANNOTATIONS)).unwrap_or_default();
-        let annotation = |key: &str| annotations.get(key).cloned();
-        let loaded = config::read_within(inputs.flags, &inputs.env, &inputs.root, annotation, PATIENCE);
-        let checks = configuration::checks(loaded.as_ref(), &inputs.env, &inputs.root, &annotations);
-        (loaded.ok(), checks)
-    };
-    match on_thread("configuration", read).await {
-        Ok(done) => done,
-        Err(e) => (None, vec![Check::fail("configuration", Kind::ConfigInvalid, e.to_string())]),
+fn load(inputs: Inputs, now: SystemTime, end: Instant) -> (Option<Scene>, Vec<Check>) {
+    let annotations = pod::read(&inputs.root.join(pod::ANNOTATIONS)).unwrap_or_default();
+    let annotation = |key: &str| annotations.get(key).cloned();
+    let loaded = config::read_within(inputs.flags, &inputs.env, &inputs.root, annotation, PATIENCE);
+    let mut checks = configuration::checks(loaded.as_ref(), &inputs.env, &inputs.root, &annotations);
+    let scene = loaded.ok().map(|config| Scene::new(config, now, end));
+    if let Some(scene) = &scene {
+        checks.extend(configuration::refused(&scene.refused));
     }
+    (scene, checks)
 }
 
 async fn on_thread<T: Send + 'static>(
@@ -201,16 +224,24 @@ async fn on_thread<T: Send + 'static>(
 
 // A name that does not resolve or a disk that hangs must not hold up the other checks.
 async fn within<T>(end: Instant, name: &'static str, work: impl Future<Output = T>) -> Result<T, Check> {
-    timeout_at(end, work).await.map_err(|_| unfinished(name))
+    let limit = end.saturating_duration_since(Instant::now());
+    timeout_at(end, work).await.map_err(|_| unfinished(name, limit))
 }
 
-fn unfinished(name: &'static str) -> Check {
-    let said = format!("not finished within {} s", (LIMIT - MARGIN).as_secs());
-    Check::warn(
-        name,
-        said,
-        "something this check asks does not answer: look at the disk, DNS and load of this machine",
-    )
+fn unfinished(name: &'static str, limit: Duration) -> Check {
+    let said = format!("not finished within {:.0} s", limit.as_secs_f64());
+    let hint = "something this check asks does not answer: look at the disk, DNS and load of this machine";
+    Check::late(name, said, hint)
+}
+
+/// Does `work` on a thread; the line that says so where it does not end in time.
+async fn beside<T: Send + 'static>(
+    name: &'static str,
+    end: Instant,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, Check> {
+    let done = within(end, name, on_thread(name, work)).await?;
+    done.map_err(|e| Check::late(name, e.to_string(), "report this line with the agent's version"))
 }
 
 async fn blocking(
@@ -218,9 +249,5 @@ async fn blocking(
     end: Instant,
     work: impl FnOnce() -> Vec<Check> + Send + 'static,
 ) -> Vec<Check> {
-    match within(end, name, on_thread(name, work)).await {
-        Ok(Ok(checks)) => checks,
-        Ok(Err(e)) => vec![Check::warn(name, e.to_string(), "report this line with the agent's version")],
-        Err(late) => vec![late],
-    }
+    beside(name, end, work).await.unwrap_or_else(|late| vec![late])
 }

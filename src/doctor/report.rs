@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::running::Running;
 use crate::base::build_info;
-use crate::trouble::Kind;
+use crate::trouble::{Kind, Severity};
 
 /// How a check ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,6 +20,8 @@ pub(crate) enum Outcome {
     Fail,
     /// Could not be looked at, or does not apply; why stands beside it.
     Skip,
+    /// Came to no end: nothing is known, so nothing is called healthy.
+    Late,
 }
 
 impl Outcome {
@@ -29,6 +31,7 @@ impl Outcome {
             Self::Warn => "warn",
             Self::Fail => "fail",
             Self::Skip => "skip",
+            Self::Late => "late",
         }
     }
 
@@ -68,8 +71,17 @@ impl Check {
         Self { state: Outcome::Warn, hint: hint.into(), ..Self::ok(name, said) }
     }
 
+    /// A trouble. One with which the proxy works is a warning.
     pub(super) fn fail(name: &'static str, kind: Kind, said: impl Into<String>) -> Self {
-        Self { state: Outcome::Fail, hint: kind.hint().to_owned(), kind: Some(kind), ..Self::ok(name, said) }
+        let state = match kind.severity() {
+            Severity::Broken => Outcome::Fail,
+            Severity::Degraded => Outcome::Warn,
+        };
+        Self { state, hint: kind.hint().to_owned(), kind: Some(kind), ..Self::ok(name, said) }
+    }
+
+    pub(super) fn late(name: &'static str, said: impl Into<String>, hint: impl Into<String>) -> Self {
+        Self { state: Outcome::Late, hint: hint.into(), ..Self::ok(name, said) }
     }
 
     pub(super) fn hint(mut self, hint: impl Into<String>) -> Self {
@@ -143,10 +155,17 @@ impl Report {
         }
     }
 
-    fn verdict(&self) -> Option<Verdict> {
-        let own = self.checks.iter().filter(|c| c.state == Outcome::Fail).filter_map(|c| {
+    /// What is wrong here and by the running agent, in no order.
+    fn troubles(&self) -> Vec<Verdict> {
+        let own = self.checks.iter().filter_map(|c| {
             let kind = c.kind?;
-            Some(Verdict {
+            let meant = match c.state {
+                Outcome::Fail => true,
+                // Other kinds of a warning are suspicions.
+                Outcome::Warn => kind.severity() == Severity::Degraded,
+                _ => false,
+            };
+            meant.then(|| Verdict {
                 kind,
                 said: c.said.clone(),
                 hint: c.hint.clone(),
@@ -159,13 +178,34 @@ impl Report {
             let part = format!("agent/{}", text(trouble, "part"));
             Some(Verdict { kind, said: text(trouble, "detail"), hint: text(trouble, "hint"), part })
         });
-        own.chain(agents).min_by_key(|v| v.kind)
+        own.chain(agents).collect()
     }
 
-    /// 0: nothing is broken; 1: something is.
+    /// What explains the others. It may be what degrades only, and take away more by what follows from it.
+    fn verdict(&self) -> Option<Verdict> {
+        self.troubles().into_iter().min_by_key(|v| v.kind)
+    }
+
+    fn is_broken(&self) -> bool {
+        let failed = self.checks.iter().any(|c| c.state == Outcome::Fail);
+        failed || self.troubles().iter().any(|v| v.kind.severity() == Severity::Broken)
+    }
+
+    /// Checks that came to no end.
+    fn unfinished(&self) -> Vec<&'static str> {
+        let mut names: Vec<&str> = Vec::new();
+        for check in self.checks.iter().filter(|c| c.state == Outcome::Late) {
+            if !names.contains(&check.name) {
+                names.push(check.name);
+            }
+        }
+        names
+    }
+
+    /// 0: nothing is broken; 1: something is, or a check came to no end.
     #[must_use]
     pub(crate) fn exit_code(&self) -> u8 {
-        u8::from(self.verdict().is_some() || self.checks.iter().any(|c| c.state == Outcome::Fail))
+        u8::from(self.is_broken() || !self.unfinished().is_empty())
     }
 
     fn warnings(&self) -> usize {
@@ -179,17 +219,24 @@ impl Report {
         for check in &self.checks {
             let _ = writeln!(out, "{:<5} {:<14} {}", check.state.label(), check.name, check.sentence());
         }
-        let verdict = match (self.verdict(), self.warnings()) {
-            (Some(v), _) => {
-                let line = format!("{}: {}; {}", v.kind, v.said, v.hint);
-                line.split_whitespace().collect::<Vec<_>>().join(" ")
-            }
+        let _ = writeln!(out, "\nverdict: {}", self.verdict_line());
+        out
+    }
+
+    fn verdict_line(&self) -> String {
+        let line = |v: &Verdict| {
+            let line = format!("{}: {}; {}", v.kind, v.said, v.hint);
+            line.split_whitespace().collect::<Vec<_>>().join(" ")
+        };
+        let (verdict, unfinished) = (self.verdict(), self.unfinished());
+        match (verdict, self.warnings()) {
+            (Some(v), _) if self.is_broken() => line(&v),
+            _ if !unfinished.is_empty() => format!("not finished: {}", unfinished.join(", ")),
+            (Some(v), _) => format!("healthy, but {}", line(&v)),
             (None, 0) => "healthy".to_owned(),
             (None, 1) => "healthy, with one warning".to_owned(),
             (None, n) => format!("healthy, with {n} warnings"),
-        };
-        let _ = writeln!(out, "\nverdict: {verdict}");
-        out
+        }
     }
 
     /// The documented form: README and `doctor --help` name its fields.
@@ -212,6 +259,7 @@ impl Report {
             "seconds": self.took.as_secs_f64(),
             "healthy": self.exit_code() == 0,
             "warnings": self.warnings(),
+            "unfinished": self.unfinished(),
             "verdict": verdict.map(|v| json!({
                 "kind": v.kind.name(),
                 "summary": v.kind.summary(),
@@ -248,5 +296,33 @@ mod tests {
         report.troubles = vec![json!({"kind": "DiskFull", "detail": "full", "hint": "free", "part": "x"})];
         assert_eq!(report.json()["verdict"]["part"], "agent/x");
         assert!(report.text().ends_with("\nverdict: DiskFull: full; free\n"));
+    }
+
+    #[test]
+    fn what_works_all_the_same_is_healthy_and_named() {
+        let mut report = Report::new(SystemTime::UNIX_EPOCH);
+        report.troubles = vec![json!({"kind": "WasmFailed", "detail": "no module", "part": "wasm"})];
+        assert_eq!((report.exit_code(), report.json()["verdict"]["kind"].clone()), (0, "WasmFailed".into()));
+        report.checks.push(Check::fail("ports", Kind::StatusPortTaken, "held"));
+        report.checks.push(Check::fail("files", Kind::OutputCertsFailed, "no folder"));
+        assert_eq!(report.exit_code(), 0, "{}", report.text());
+        assert!(report.text().contains("\nverdict: healthy, but OutputCertsFailed: no folder; "));
+        // It may explain what is broken.
+        report.checks.push(Check::fail("agent", Kind::GrpcBootstrapMissing, "no certificates"));
+        assert_eq!(report.exit_code(), 1);
+        assert!(report.text().contains("\nverdict: OutputCertsFailed: no folder; "), "{}", report.text());
+    }
+
+    #[test]
+    fn what_came_to_no_end_is_never_healthy() {
+        let mut report = Report::new(SystemTime::UNIX_EPOCH);
+        report.checks.push(Check::late("files", "not finished within 14 s", ""));
+        report.checks.push(Check::fail("ports", Kind::StatusPortTaken, "held"));
+        let json = report.json();
+        assert_eq!((report.exit_code(), json["healthy"].clone()), (1, false.into()));
+        assert_eq!(json["unfinished"], json!(["files"]));
+        assert!(report.text().ends_with("\nverdict: not finished: files\n"), "{}", report.text());
+        report.checks.push(Check::fail("token", Kind::TokenMissing, "is not there"));
+        assert!(report.text().contains("\nverdict: TokenMissing: "), "{}", report.text());
     }
 }

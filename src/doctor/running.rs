@@ -47,10 +47,8 @@ impl Running {
             n => format!(" (and {} more)", n - 1),
         };
         let said = format!("reports {}: {}{more}", text(&first["kind"]), text(&first["detail"]));
-        let degraded = first["severity"] == "degraded";
         match Kind::from_name(&text(&first["kind"])) {
-            Some(kind) if !degraded => Check::fail(NAME, kind, said).hint(text(&first["hint"])),
-            Some(kind) => Check::warn(NAME, said, text(&first["hint"])).maybe(kind),
+            Some(kind) => Check::fail(NAME, kind, said).hint(text(&first["hint"])),
             None => Check::warn(NAME, said, text(&first["hint"])),
         }
     }

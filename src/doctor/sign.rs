@@ -11,7 +11,6 @@ use crate::base::clock::{Clock, System};
 use crate::base::metrics::Metrics;
 use crate::ca::CaClient;
 use crate::ca::csr::{self, Effort};
-use crate::config::parts;
 use crate::config::parts::identity::{self, Fetcher};
 use crate::istiod::auth::{Mock, TokenFile, TokenSource};
 use crate::secrets;
@@ -76,10 +75,10 @@ async fn prepare(scene: &Scene) -> Result<(Arc<dyn CaClient>, secrets::Config), 
         Fetcher::File => Arc::new(TokenFile::new(config.token.clone(), agent::AUDIENCE, clock.clone())),
     };
     let mounted = || Check::skip(NAME, "certificates are mounted, no CA is asked");
-    let no_roots = |_| Check::skip(NAME, "the roots above come first");
-    let signer = parts::ca::signer(config, false).map_err(no_roots)?.ok_or_else(mounted)?;
-    let client = agent::ca_client(&signer, tokens, &Metrics::new(), &clock, &Arc::default()).await;
-    let client = client.map_err(no_roots)?.ok_or_else(mounted)?;
+    let first = || Check::skip(NAME, "the configuration and the roots above come first");
+    let signer = scene.ca.as_ref().map_err(|_| first())?.as_ref().ok_or_else(mounted)?;
+    let client = agent::ca_client(signer, tokens, &Metrics::new(), &clock, &Arc::default()).await;
+    let client = client.map_err(|_| first())?.ok_or_else(mounted)?;
     match scene.plan.as_ref().zip(identity::tokens(config).ok()) {
         Some((plan, tokens)) => Ok((client, identity::identity(config, plan, tokens).secrets())),
         None => Err(Check::skip(NAME, "the configuration above comes first")),

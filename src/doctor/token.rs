@@ -3,7 +3,10 @@
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
+
+use rustix::fs::{Mode as FileMode, OFlags};
 
 use super::{Check, Scene};
 use crate::agent;
@@ -17,13 +20,17 @@ const NAME: &str = "token";
 const MOST: u64 = 64 * 1024;
 
 /// The check, and what the token says of itself.
-pub(super) async fn checks(scene: &Scene) -> (Check, Option<Claims>) {
+pub(super) async fn checks(scene: &Arc<Scene>) -> (Check, Option<Claims>) {
     match scene.fetcher() {
         Fetcher::GoogleComputeEngine(server) => (metadata_server(&server).await, None),
         Fetcher::Mock => {
             (Check::warn(NAME, "CREDENTIAL_FETCHER_TYPE=Mock sends a fixed token", "for tests only"), None)
         }
-        Fetcher::File => file(scene),
+        Fetcher::File => {
+            let looked = scene.clone();
+            let read = super::beside(NAME, scene.end, move || file(&looked)).await;
+            read.unwrap_or_else(|late| (late, None))
+        }
     }
 }
 
@@ -96,8 +103,14 @@ fn account_of(subject: &str) -> Option<(&str, &str)> {
 
 fn read(path: &Path) -> io::Result<zeroize::Zeroizing<String>> {
     use io::Read;
+    // A pipe without a writer would be waited for without an end.
+    let options = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = std::fs::File::from(rustix::fs::open(path, options, FileMode::empty())?);
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::other("it is no regular file"));
+    }
     let mut text = zeroize::Zeroizing::new(String::with_capacity(8 * 1024));
-    std::fs::File::open(path)?.take(MOST).read_to_string(&mut text)?;
+    file.take(MOST).read_to_string(&mut text)?;
     Ok(text)
 }
 

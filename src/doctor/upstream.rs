@@ -36,12 +36,10 @@ pub(super) struct Upstream {
 
 /// istiod, and the CA where it is another.
 pub(super) async fn checks(scene: &Scene) -> Upstream {
-    let config = &scene.config;
-    let mounted = scene.plan.as_ref().is_some_and(|p| p.file_mounted);
     let mut out = Upstream::default();
-    // A root that is not there is told among the files.
-    let xds = parts::istiod::xds(config, mounted).ok();
-    let ca = parts::ca::signer(config, mounted).ok().flatten().and_then(|ca| ca.connection().cloned());
+    // A root that is not there is told above.
+    let xds = scene.xds.clone();
+    let ca = scene.ca.as_ref().ok().and_then(|ca| ca.as_ref()?.connection()).cloned();
     let ca = ca.filter(|ca| xds.as_ref().is_none_or(|xds| xds.address != ca.address));
     let (mut first, second) = tokio::join!(server(scene, "istiod", xds, true), async {
         match ca {
@@ -66,11 +64,16 @@ async fn server(scene: &Scene, who: &str, config: Option<istiod::Config>, stream
     };
     let address = config.address.clone();
     let plain = matches!(config.transport, istiod::Transport::Plaintext);
-    let connector = match Connector::new(config) {
-        Ok(connector) => connector,
+    let connector = match super::beside("roots", scene.end, move || Connector::new(config)).await {
+        Ok(Ok(connector)) => connector,
         // Told among the files.
-        Err(_) => {
+        Ok(Err(_)) => {
             out.checks.extend(skipped("the roots above come first"));
+            return out;
+        }
+        Err(late) => {
+            out.checks.push(late);
+            out.checks.extend(skipped("the roots come first"));
             return out;
         }
     };

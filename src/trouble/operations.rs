@@ -70,14 +70,15 @@ is one), `since`, `seconds` (how long) and `count`.
 | `events` | the timeline: `time`, `what`, `text` |
 | `capture` | a line for each set of capture rules that this user may read |
 
-`pilot-agent doctor --json`; exit status 0 nothing is broken, 1 something is:
+`pilot-agent doctor --json`; exit status 0 nothing is broken, 1 something is, or a check came to no end:
 
 | field | holds |
 |---|---|
 | `version`, `time`, `seconds` | of the agent's binary, when, how long it took (with fractions) |
-| `healthy`, `warnings` | whether nothing is broken, and how many checks are odd |
-| `verdict` | `kind`, `summary`, `detail`, `hint`, `part` (`doctor/CHECK` or `agent/SCOPE`); null: none |
-| `checks` | in the order of a start: `check` (a name), `state` (`ok`, `warn`, `fail`, `skip`), `detail`, `hint`, `kind` |
+| `healthy`, `warnings` | whether nothing is broken and every check came to its end, and how many checks are odd |
+| `unfinished` | names of checks that came to no end: nothing is known of what they look at |
+| `verdict` | `kind`, `summary`, `detail`, `hint`, `part` (`doctor/CHECK` or `agent/SCOPE`); null: none. With degraded kinds only `healthy` is true beside it |
+| `checks` | in the order of a start: `check` (a name), `state` (`ok`, `warn`, `fail`, `skip`, `late`), `detail`, `hint`, `kind` |
 | `troubles` | what a running agent reports |
 ";
 

@@ -2,6 +2,7 @@
 //! log, the readiness answer, `/debug/agentz`, `wait`, `status` and `doctor`, all judged by the kind of trouble and by
 //! words that a person would look for.
 
+mod alone;
 pub mod beside;
 mod judge;
 mod restarts;

@@ -46,6 +46,13 @@ impl Scene {
         said(command, self.dir.path(), &self.env).await
     }
 
+    /// Runs a command by a program that prepares something and executes the words behind its own.
+    pub async fn run_by(&self, program: &[&str], words: &[&str]) -> Said {
+        let mut command = Command::new(program[0]);
+        command.args(&program[1..]).arg(agent_bin()).args(words);
+        said(command, self.dir.path(), &self.env).await
+    }
+
     /// Runs a command as this user; the test runs as root.
     pub async fn run_as(&self, uid: u32, words: &[&str]) -> Said {
         let uid = uid.to_string();

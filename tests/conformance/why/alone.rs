@@ -1,0 +1,215 @@
+//! `doctor` by itself: what comes to no end, what a start refuses, what is not this agent's to judge, ports.
+
+use std::net::UdpSocket;
+use std::path::Path;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::servers;
+use crate::support::agent::{Builder, ROOT, TOKEN};
+use crate::support::commands::{Said, Scene};
+use crate::support::{MockIstiod, TestAgent, free_port, root_for};
+
+fn well(mock: &MockIstiod) -> Builder {
+    TestAgent::with().istiod(mock).env("CLOUD_PLATFORM", "none")
+}
+
+/// The first of this name.
+fn find<'a>(json: &'a Value, check: &str) -> &'a Value {
+    let all = json["checks"].as_array().map(Vec::as_slice).unwrap_or_default();
+    all.iter().find(|c| c["check"] == check).unwrap_or(&Value::Null)
+}
+
+fn state<'a>(json: &'a Value, check: &str) -> &'a str {
+    find(json, check)["state"].as_str().unwrap_or_default()
+}
+
+/// What its last line says, and whether it came to this end.
+fn ends(said: &Said, code: i32, verdict: &str) {
+    let last = said.stdout.lines().last().unwrap_or_default();
+    let good = said.code == Some(code) && last.starts_with(&format!("verdict: {verdict}"));
+    assert!(good, "{verdict} is expected: {:?}\n{}{}", said.code, said.stdout, said.stderr);
+}
+
+/// A pipe into which nobody writes stands for a disk that does not answer.
+fn pipe(path: &Path) {
+    std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+    let _ = std::fs::remove_file(path);
+    let made = std::process::Command::new("mkfifo").arg(path).status().unwrap();
+    assert!(made.success());
+}
+
+#[tokio::test]
+async fn doctor_calls_nothing_healthy_that_came_to_no_end() {
+    let mock = MockIstiod::start().await;
+    let configuration = well(&mock).scene();
+    pipe(&configuration.path("etc/istio/pod/annotations"));
+    let template = well(&mock).proxy_config("proxyBootstrapTemplatePath", "template.json").scene();
+    pipe(&template.path("template.json"));
+    let (said, read, made) = tokio::join!(
+        configuration.run(&["doctor"]),
+        configuration.run(&["doctor", "--json"]),
+        template.run(&["doctor"])
+    );
+    ends(&said, 1, "not finished: configuration");
+    assert!(!said.stdout.contains("healthy"), "{}", said.stdout);
+    let json = read.json();
+    assert_eq!((&json["healthy"], &json["unfinished"]), (&json!(false), &json!(["configuration"])), "{json}");
+    // What needs no configuration is looked at all the same.
+    assert!(!["late", ""].contains(&state(&json, "limits")), "{json}");
+    ends(&made, 1, "not finished: files, bootstrap");
+}
+
+#[tokio::test]
+async fn doctor_ends_with_a_token_that_does_not_answer() {
+    let mock = MockIstiod::start().await;
+    let scene = well(&mock).scene();
+    pipe(&scene.path(TOKEN));
+    let (said, dry) = tokio::join!(scene.run(&["doctor", "--json"]), scene.run(&["proxy", "--dry-run"]));
+    let json = said.json();
+    assert_eq!(json["verdict"]["kind"], "TokenUnreadable", "{json}");
+    assert_eq!((state(&json, "token"), state(&json, "connect"), state(&json, "ports")), ("fail", "ok", "ok"));
+    assert!(dry.stderr.contains("token: ") && dry.stdout.contains("static_resources"), "{}", dry.stderr);
+}
+
+#[tokio::test]
+async fn doctor_waits_for_no_name_as_long_as_a_start_does() {
+    if !root_for("a resolv.conf of its own") {
+        return;
+    }
+    let mock = MockIstiod::start().await;
+    // It hears every question and answers none.
+    let silent = UdpSocket::bind("127.0.53.77:53").expect("an address of this test's own");
+    let scene = well(&mock)
+        .proxy_config("statsdUdpAddress", "statsd.nowhere.test:9125")
+        .file("resolv.conf", "nameserver 127.0.53.77\noptions timeout:30\n")
+        .scene();
+    let said = scene.run_with_resolver(&["doctor", "--json"]).await;
+    drop(silent);
+    let json = said.json();
+    assert_eq!((said.code, state(&json, "configuration"), state(&json, "connect")), (Some(0), "ok", "ok"));
+    assert!(said.stdout.contains("was not resolved within 3 s"), "{json}");
+}
+
+#[tokio::test]
+async fn doctor_takes_a_machine_before_its_first_certificate_for_what_it_is() {
+    let mock = MockIstiod::start().await;
+    let machine = || {
+        let root = mock.root_pem();
+        well(&mock).env("PROV_CERT", "etc/certs").file("etc/certs/root-cert.pem", root).without_file(ROOT)
+    };
+    let with = |builder: Builder, ttl: Duration| {
+        let pair = mock.issue(&mock.identity("ns", "sa"), ttl);
+        builder.file("etc/certs/cert-chain.pem", pair.chain).file("etc/certs/key.pem", pair.key)
+    };
+    let run = async |builder: Builder| builder.scene().run(&["doctor", "--json"]).await.json();
+    let first = run(machine()).await;
+    assert_eq!((first["healthy"].clone(), state(&first, "certificates")), (true.into(), "warn"), "{first}");
+    // Without a token nothing is left to show.
+    let bare = run(machine().without_file(TOKEN)).await;
+    assert_eq!(bare["verdict"]["kind"], "TokenMissing", "{bare}");
+    let expired = run(with(machine().without_file(TOKEN), Duration::ZERO)).await;
+    assert_eq!(expired["verdict"]["kind"], "TokenMissing", "{expired}");
+    let known = run(with(machine().without_file(TOKEN), Duration::from_secs(3600))).await;
+    assert_eq!((state(&known, "certificates"), state(&known, "token")), ("ok", "ok"), "{known}");
+}
+
+#[tokio::test]
+async fn doctor_judges_no_envoy_that_somebody_else_starts() {
+    let mock = MockIstiod::start().await;
+    let scene = well(&mock).env("ENVOY_EXTERNAL", "true").proxy_config("binaryPath", "/no/envoy").scene();
+    let said = scene.run(&["doctor", "--json"]).await;
+    assert_eq!((said.code, state(&said.json(), "envoy")), (Some(0), "skip"), "{}", said.stdout);
+}
+
+/// A start that ends, and what `doctor` says of it beforehand.
+async fn refused(builder: Builder, word: &str) -> Value {
+    let said = builder.clone().scene().run(&["doctor", "--json"]).await;
+    let json = said.json();
+    assert_eq!((said.code, &json["verdict"]["kind"]), (Some(1), &json!("ConfigInvalid")), "{json}");
+    assert!(find_word(&json, word), "{word}: {json}");
+    let mut agent = builder.start();
+    assert!(!agent.wait_exit().await.success());
+    assert!(agent.log().contains(word), "{}", agent.log().text());
+    json
+}
+
+fn find_word(json: &Value, word: &str) -> bool {
+    let all = json["checks"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let says = |c: &Value| c["state"] == "fail" && c["detail"].as_str().is_some_and(|d| d.contains(word));
+    all.iter().filter(|c| says(c)).count() == 1
+}
+
+#[tokio::test]
+async fn doctor_refuses_what_the_start_refuses() {
+    let mock = MockIstiod::start().await;
+    refused(well(&mock).env("SDS_CALLER_TOKENS", "true").env("WORKLOAD_SDS", "abc"), "WORKLOAD_SDS=abc")
+        .await;
+    let without = well(&mock).env("DISABLE_ENVOY", "true");
+    refused(without.env("ISTIO_META_DNS_CAPTURE", "maybe"), "DNS_CAPTURE").await;
+    refused(well(&mock).env("ISTIO_META_DNS_CAPTURE", "maybe"), "DNS_CAPTURE").await;
+    // A setting that lacks is no missing root, and hides none.
+    let vault = || well(&mock).env("CA_PROVIDER", "VaultCA");
+    let json = refused(vault(), "needs VAULT_ADDR").await;
+    assert!(!json.to_string().contains("ConfigMap"), "{json}");
+    let json = refused(vault().without_file(ROOT), "needs VAULT_ADDR").await;
+    assert_eq!(find(&json, "roots")["kind"], "RootMissing", "{json}");
+}
+
+#[tokio::test]
+async fn doctor_knows_every_port_and_which_two_are_one() {
+    let mock = MockIstiod::start().await;
+    let ports = well(&mock).ports();
+    let both = well(&mock).env("ENVOY_STATUS_PORT", ports.status.to_string());
+    let both = both.proxy_config("statusPort", ports.status).proxy_config("proxyAdminPort", ports.admin);
+    let scene = both.scene();
+    let (said, start) = tokio::join!(scene.run(&["doctor"]), scene.run(&["proxy", "--dry-run"]));
+    let line =
+        format!("(statusPort) and Envoy's readiness port (ENVOY_STATUS_PORT) are both {}", ports.status);
+    ends(&said, 1, "ConfigInvalid");
+    assert!(said.stdout.contains(&line) && start.stderr.contains(&line), "{}{}", said.stdout, start.stderr);
+    // Held by others.
+    let held = free_port();
+    servers::hold(held);
+    let other = free_port().to_string();
+    for name in ["ENVOY_SECURE_METRICS_PORT", "ENVOY_SECURE_MERGED_METRICS_PORT"] {
+        let said = well(&mock).env(name, held.to_string()).scene().run(&["doctor"]).await;
+        ends(&said, 1, "PortTaken");
+        let free = well(&mock).env(name, &other).scene().run(&["doctor"]).await;
+        assert!(free.stdout.contains(&other), "{}", free.stdout);
+    }
+    let flag = format!("--stsPort={other}");
+    let said = well(&mock).scene().run(&["doctor", "sidecar", &flag]).await;
+    assert!(said.stdout.lines().any(|l| l.contains("ports") && l.contains(&other)), "{}", said.stdout);
+}
+
+#[tokio::test]
+async fn doctor_asks_nobody_on_port_0() {
+    let mock = MockIstiod::start().await;
+    let annotation = "status.sidecar.istio.io/port=\"abc\"\n";
+    let scene = well(&mock).file("etc/istio/pod/annotations", annotation).scene();
+    let said = scene.run(&["doctor"]).await;
+    assert!(!said.stdout.contains("localhost:0") && !said.stdout.contains(" 0, "), "{}", said.stdout);
+}
+
+#[tokio::test]
+async fn an_envoy_that_a_script_starts_is_the_agents_own() {
+    let mock = MockIstiod::start().await;
+    let fake = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/fake_envoy.py");
+    let script = format!("#!/bin/sh\n'{fake}' \"$@\" &\ntrap 'kill $!' TERM\nwait\nwait\n");
+    let mut agent =
+        well(&mock).file_mode("wrapper", script, 0o755).proxy_config("binaryPath", "./wrapper").start();
+    agent.wait_ready().await;
+    let scene: &TestAgent = &agent;
+    let said = scene.run(&["doctor", "--json"]).await;
+    assert_eq!(state(&said.json(), "ports"), "ok", "{}", said.stdout);
+}
+
+impl Scene {
+    /// Runs a command with the directory's `resolv.conf` as the machine's.
+    async fn run_with_resolver(&self, words: &[&str]) -> Said {
+        let script = "mount --bind resolv.conf /etc/resolv.conf && exec \"$@\"";
+        self.run_by(&["unshare", "--mount", "sh", "-c", script, "sh"], words).await
+    }
+}
