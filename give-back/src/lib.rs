@@ -71,7 +71,12 @@ fn changed(smaps: &str) -> Vec<Range<usize>> {
     for line in smaps.lines() {
         let mut words = line.split_whitespace();
         match (words.next(), words.next()) {
-            (Some("Anonymous:"), Some(kilobytes)) if kilobytes != "0" => all.push(at.clone()),
+            // Those in memory, and those in the swap space.
+            (Some("Anonymous:" | "Swap:"), Some(kilobytes))
+                if kilobytes != "0" && all.last() != Some(&at) =>
+            {
+                all.push(at.clone());
+            }
             (Some(addresses), _) => {
                 let hex = |digits: &str| usize::from_str_radix(digits, 16).ok();
                 if let Some((Some(from), Some(to))) =
@@ -138,6 +143,13 @@ mod tests {
         let smaps = "5581-5582 r-xp 00000000 fe:00 1 /a-b/x\nRss: 4 kB\nAnonymous:          0 kB\nVmFlags: rd ex\n\
                      5582-5590 r--p 00001000 fe:00 1 /a\nAnonymous:          4 kB\nSwap: 0 kB\n";
         assert_eq!(super::changed(smaps), vec![0x5582..0x5590]);
+        let away = "5581-5582 r-xp 0 fe:00 1 /a\nAnonymous:          0 kB\nShared_Hugetlb:     4 kB\nSwap:               4 kB\n\
+                    SwapPss:            4 kB\n5582-5590 r--p 0 fe:00 1 /a\nAnonymous: 4 kB\nSwap: 8 kB\n";
+        assert_eq!(
+            super::changed(away),
+            vec![0x5581..0x5582, 0x5582..0x5590],
+            "in the swap space they are its own, too"
+        );
         assert_eq!(super::changed("no such thing\nAnonymous: \n"), vec![]);
     }
 
