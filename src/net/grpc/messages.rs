@@ -74,7 +74,7 @@ where
 {
     /// Of a client with this share.
     pub(crate) fn new(body: B, share: Arc<Share>) -> Self {
-        Self { body, buffer: Held { bytes: BytesMut::new(), counted: 0, share }, kind: PhantomData }
+        Self { body, buffer: Held::of(share), kind: PhantomData }
     }
 
     /// The next message; `None` at the end.
@@ -112,13 +112,20 @@ where
 #[derive(Debug)]
 struct Held {
     bytes: BytesMut,
+    /// The allocation that `bytes` is a part of, in bytes.
+    room: usize,
     counted: usize,
     share: Arc<Share>,
 }
 
 impl Held {
+    fn of(share: Arc<Share>) -> Self {
+        Self { bytes: BytesMut::new(), room: 0, counted: 0, share }
+    }
+
     fn add(&mut self, data: &[u8]) -> Result<(), Status> {
         self.bytes.extend_from_slice(data);
+        self.room = self.room.max(self.bytes.capacity());
         let whole = self.length()?.is_some_and(|length| self.bytes.len() >= FRAME + length);
         if whole { Ok(()) } else { self.hold() }
     }
@@ -132,7 +139,11 @@ impl Held {
         self.bytes.advance(FRAME);
         let message = self.bytes.split_to(length).freeze();
         // What came in one piece with its end gets room of its own: else the message's stays as long as the stream does.
-        self.bytes = BytesMut::from(&self.bytes[..]);
+        // Where it is more than half of that it stays, or each message of a frame of small ones would copy the rest.
+        if self.bytes.len() <= self.room / 2 {
+            self.bytes = BytesMut::from(&self.bytes[..]);
+            self.room = self.bytes.capacity();
+        }
         self.hold()?;
         Ok(Some(message))
     }
@@ -242,6 +253,27 @@ mod tests {
         assert!(poll(&mut messages).is_pending());
         assert!(messages.buffer.bytes.capacity() < 1000, "{}", messages.buffer.bytes.capacity());
         assert_eq!((messages.buffer.counted, client.held.load(Relaxed)), (3, 3));
+    }
+
+    #[test]
+    fn small_messages_do_not_copy_what_is_left_of_their_frame() {
+        let small = message("a");
+        let mut held = Held::of(stranger());
+        let all = small.repeat(2000);
+        held.add(&all).unwrap();
+        let (mut copied, mut messages) = (0, 0);
+        loop {
+            let next = held.bytes.as_ptr().wrapping_add(small.len());
+            if held.take().unwrap().is_none() {
+                break;
+            }
+            messages += 1;
+            if held.bytes.as_ptr() != next {
+                copied += held.bytes.len();
+            }
+        }
+        assert_eq!((messages, held.bytes.capacity()), (2000, 0));
+        assert!(copied <= all.len(), "{copied} bytes were copied for a frame of {}", all.len());
     }
 
     #[test]
