@@ -82,9 +82,7 @@ impl Manager {
             tracing::warn!(target: "cache", "{text}; the CA takes over");
             self.troubles.file_good(name);
             self.files.forget(name).await;
-            if self.workload.current.is_some() {
-                self.publish_workload(name);
-            }
+            self.taken_over(name);
             return;
         }
         if had {
@@ -97,6 +95,20 @@ impl Manager {
             }
         } else {
             self.troubles.file_bad(&self.config.trouble, name, &text, &error);
+        }
+    }
+
+    // What the CA has issued, in the place of files. It is not renewed while they are served, so it may be over: then
+    // theirs stays until the CA has answered.
+    fn taken_over(&mut self, name: &ResourceName) {
+        let usable = match name {
+            ResourceName::Default => self.workload.valid(self.clock.now()).is_some(),
+            _ => self.workload.current.is_some(),
+        };
+        if usable {
+            self.publish_workload(name);
+            self.output_raw_root = false;
+            self.write_output();
         }
     }
 

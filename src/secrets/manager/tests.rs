@@ -483,6 +483,68 @@ async fn files_that_come_later_take_the_cas_place_at_once() {
     assert_eq!(world.identity().await.0, chain_of(&secret));
 }
 
+// A certificate that is the CA's, and then files in its place.
+async fn files_in_the_cas_place(world: &World) -> (Vec<u8>, String, Updates) {
+    let (issued, mut updates) = world.identity().await;
+    let folder = world.dir.path().join("certs");
+    std::fs::create_dir(&folder).unwrap();
+    let pair = mock_istiod::Authority::new("files", 1).pair(&mock_istiod::Leaf::workload(ID, 30 * DAY));
+    std::fs::write(folder.join("key.pem"), &pair.key).unwrap();
+    std::fs::write(folder.join("cert-chain.pem"), &pair.chain).unwrap();
+    world.pass(Duration::from_secs(60)).await;
+    let Some(Change::Updated(secret)) = news(&mut updates).await else { panic!("nothing came") };
+    assert_eq!(chain_of(&secret), pair.chain.as_bytes());
+    (issued, pair.chain, updates)
+}
+
+#[tokio::test(start_paused = true)]
+async fn files_that_go_are_not_followed_by_a_certificate_that_is_over() {
+    let world = World::new(Act::Issue(DAY));
+    let (first, files, mut updates) = files_in_the_cas_place(&world).await;
+    // Nobody renews it meanwhile.
+    world.pass(DAY * 2).await;
+    world.ca.act(Act::Refuse(tonic::Code::Unavailable));
+    std::fs::remove_dir_all(world.dir.path().join("certs")).unwrap();
+    world.pass(Duration::from_secs(60)).await;
+    while let Some(change) = news(&mut updates).await {
+        assert!(matches!(change, Change::Failed(_)), "the old one was pushed");
+    }
+    // Who asks now is told so. The CA is asked until it answers, and then there is a new one.
+    assert!(world.fetch(ResourceName::Default).await.is_err());
+    world.ca.act(Act::Issue(DAY));
+    world.pass(Duration::from_secs(120)).await;
+    let Some(Change::Updated(secret)) = news(&mut updates).await else { panic!("nothing came") };
+    assert!(chain_of(&secret) != first && chain_of(&secret) != files.as_bytes());
+}
+
+#[tokio::test(start_paused = true)]
+async fn files_that_go_after_they_were_bad_are_the_cas_turn_too() {
+    let world = World::new(Act::Issue(DAY));
+    let (first, _, mut updates) = files_in_the_cas_place(&world).await;
+    std::fs::write(world.dir.path().join("certs/cert-chain.pem"), "garbage").unwrap();
+    world.pass(Duration::from_secs(15)).await;
+    assert!(matches!(news(&mut updates).await, Some(Change::Failed(_))), "it was not told");
+    std::fs::remove_dir_all(world.dir.path().join("certs")).unwrap();
+    world.pass(Duration::from_secs(15)).await;
+    let Some(Change::Updated(secret)) = news(&mut updates).await else { panic!("nothing came") };
+    assert_eq!(chain_of(&secret), first, "it is still good");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_takes_the_place_of_files_is_written_too() {
+    let world = World::with(Act::Issue(DAY), |dir, mut config| {
+        config.output = Some(output::Config { dir: dir.to_owned(), mode: 0o600, seal: None });
+        config
+    });
+    let (first, files, _updates) = files_in_the_cas_place(&world).await;
+    let chain = || std::fs::read(world.dir.path().join("cert-chain.pem")).unwrap_or_default();
+    until("the mounted one", || chain() == files.as_bytes()).await;
+    std::fs::remove_dir_all(world.dir.path().join("certs")).unwrap();
+    world.pass(Duration::from_secs(15)).await;
+    assert_eq!(world.identity().await.0, first);
+    until("the CA's", || chain() == first).await;
+}
+
 #[tokio::test(start_paused = true)]
 async fn without_a_ca_missing_files_are_an_error_at_once() {
     let dir = tempfile::tempdir().unwrap();
