@@ -3,7 +3,8 @@
 //! A file is published when its content changed and is whole: a chain only with the key that belongs to
 //! it, roots only when at least one certificate is readable. Until then the last good content stays,
 //! and the file is read again, first after `FILE_DEBOUNCE_DURATION`, for 10 s; then the trouble is
-//! reported once, and the file is looked at whenever it changes and every 10 s. Only the certificate
+//! reported once (and once more where a configured file is gone then), and the file is looked at whenever it changes and
+//! every 10 s. Only the certificate
 //! file decides for a pair: a new key alone is half of a change.
 //!
 //! A file system that does not answer holds up nothing here (`disk`): it is one more reason why a file
@@ -119,11 +120,15 @@ struct Found {
 #[derive(Debug)]
 struct Trouble {
     since: Instant,
+    /// Since when there is nothing to be read, of a configured one.
+    gone: Option<Instant>,
     report: Instant,
     next: Instant,
     tries: u32,
     reason: String,
     reported: bool,
+    /// Also that it is gone, which is told whatever was told before.
+    reported_gone: bool,
 }
 
 /// Names with what is wrong with each (empty: nothing), always as of now.
@@ -476,11 +481,13 @@ impl Store {
         let retry = self.retry;
         let trouble = entry.trouble.get_or_insert_with(|| Trouble {
             since: now,
+            gone: None,
             report: now + PATIENCE,
             next: now,
             tries: 0,
             reason: String::new(),
             reported: false,
+            reported_gone: false,
         });
         if trouble.reason != reason {
             tracing::debug!(target: "cache", "{name} cannot be loaded yet: {reason}");
@@ -491,10 +498,11 @@ impl Store {
             trouble.tries += 1;
         }
         let gone = is_configured(name) && !usable;
-        let patience = if gone { MISSING } else { PATIENCE };
-        trouble.report = trouble.since + patience;
-        if !trouble.reported && now >= trouble.report {
+        trouble.gone = gone.then(|| trouble.gone.unwrap_or(now));
+        trouble.report = trouble.gone.map_or(trouble.since + PATIENCE, |since| since + MISSING);
+        if !trouble.is_told() && now >= trouble.report {
             trouble.reported = true;
+            trouble.reported_gone |= gone;
             let error = Arc::new(failure(name, &trouble.reason));
             return Some(Event::Troubled { name: name.clone(), error, gone });
         }
@@ -540,9 +548,13 @@ fn is_configured(name: &ResourceName) -> bool {
 }
 
 impl Trouble {
+    fn is_told(&self) -> bool {
+        if self.gone.is_some() { self.reported_gone } else { self.reported }
+    }
+
     // Once reported, changes and the slow check are what brings news.
     fn wake(&self) -> Instant {
-        if self.reported {
+        if self.is_told() {
             self.since + Duration::from_secs(365 * 86_400)
         } else {
             self.next.min(self.report)

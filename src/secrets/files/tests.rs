@@ -218,6 +218,32 @@ async fn trouble_is_reported_once_after_ten_seconds() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn files_that_go_after_a_report_are_reported_as_gone_once() {
+    let mut world = World::pair();
+    world.name = ResourceName::Default;
+    world.put_pair(&pair());
+    world.follow().await;
+    let mut told = Vec::new();
+    // Bad, away, bad, away.
+    for step in 0..4 {
+        match step % 2 {
+            0 => world.put("cert.pem", "x"),
+            _ => fs::remove_file(world.dir.path().join("cert.pem")).unwrap(),
+        }
+        let early = world.store.look_all().await;
+        assert!(early.is_empty(), "{early:?} without patience");
+        for _ in 0..600 {
+            tokio::time::advance(Duration::from_millis(50)).await;
+            for event in world.store.tick(Instant::now(), |_| 1).await.0 {
+                let Event::Troubled { gone, .. } = event else { panic!("{event:?}") };
+                told.push((step, gone));
+            }
+        }
+    }
+    assert_eq!(told, [(0, false), (1, true)]);
+}
+
+#[tokio::test(start_paused = true)]
 async fn who_waits_is_refused_after_ten_seconds() {
     let mut world = World::pair();
     assert!(world.follow().await.is_none());
