@@ -17,7 +17,7 @@ use bytes::Bytes;
 use envoy_types::pb::envoy::service::discovery::v3::{
     DeltaDiscoveryRequest, DeltaDiscoveryResponse, DiscoveryRequest, DiscoveryResponse, Resource,
 };
-use futures_util::future::{BoxFuture, select_all, try_join_all};
+use futures_util::future::{BoxFuture, TryFutureExt as _, select_all, try_join_all};
 use hyper::body::Incoming;
 use prost::Message;
 use tonic::{Code, Status};
@@ -224,7 +224,15 @@ struct Followed {
 }
 
 /// What a request asked for: each name with its secret.
-type Asked = Result<Vec<(String, ResourceName, Secret, Updates)>, Status>;
+type Asked = Result<Vec<(String, ResourceName, Secret, Updates)>, Missing>;
+
+/// Why a request is not answered.
+struct Missing {
+    name: String,
+    status: Status,
+    /// What else was asked for with it.
+    others: Vec<String>,
+}
 
 struct Conversation<P: Protocol> {
     inbound: Messages<P::In, Incoming>,
@@ -284,7 +292,17 @@ impl<P: Protocol> Conversation<P> {
                         return Some(Err(status));
                     }
                 }
-                Event::Asked(Err(status)) => return Some(Err(status)),
+                Event::Asked(Err(missing)) => {
+                    if self.session.follows(&missing.name) {
+                        return Some(Err(missing.status));
+                    }
+                    // It is wanted no more, which is no reason to leave out what is.
+                    let mut others = missing.others;
+                    others.retain(|name| self.session.follows(name));
+                    if !others.is_empty() {
+                        self.ask(others);
+                    }
+                }
                 Event::Asked(Ok(secrets)) => {
                     if let Some(secrets) = self.wanted(secrets) {
                         return Some(Box::pin(self.respond(&secrets)).await);
@@ -354,14 +372,23 @@ impl<P: Protocol> Conversation<P> {
             Action::NodeMissing => return Err(node_missing()),
             Action::Respond(names) => {
                 self.drop_unfollowed();
-                let source = Arc::clone(&self.source);
-                // All or nothing: Envoy would not ask again for a name that was left out.
-                self.pending.push(Box::pin(async move {
-                    try_join_all(names.iter().map(|name| one(&*source, name))).await
-                }));
+                self.ask(names);
             }
         }
         Ok(())
+    }
+
+    fn ask(&mut self, names: Vec<String>) {
+        let source = Arc::clone(&self.source);
+        // All or nothing: Envoy would not ask again for a name that was left out.
+        self.pending.push(Box::pin(async move {
+            let each = names.iter().map(|name| one(&*source, name).map_err(|status| (name.clone(), status)));
+            let asked = try_join_all(each).await;
+            asked.map_err(|(name, status)| {
+                let others = names.into_iter().filter(|other| *other != name).collect();
+                Missing { name, status, others }
+            })
+        }));
     }
 
     /// Follows what was asked for and is still wanted; `None` when none of it is.

@@ -20,11 +20,15 @@ use crate::secrets::slot::fake::Source;
 use crate::secrets::{Error, Fetched, Identity, ResourceName, Roots, Secret};
 
 #[derive(Debug, Default)]
-struct Fake(Mutex<HashMap<String, Arc<Source>>>);
+struct Fake {
+    sources: Mutex<HashMap<String, Arc<Source>>>,
+    /// What is late fails with this.
+    until: Arc<tokio::sync::Notify>,
+}
 
 impl Fake {
     fn source(&self, name: &str) -> Arc<Source> {
-        self.0.lock().unwrap().entry(name.to_owned()).or_default().clone()
+        self.sources.lock().unwrap().entry(name.to_owned()).or_default().clone()
     }
 
     fn identity(&self, text: &str) {
@@ -42,6 +46,13 @@ impl SecretSource for Fake {
     fn fetch(&self, name: ResourceName) -> BoxFuture<'static, Result<Fetched, Arc<Error>>> {
         if name.to_string().ends_with("tomorrow") {
             return Box::pin(std::future::pending());
+        }
+        if name.to_string().ends_with("late") {
+            let until = self.until.clone();
+            return Box::pin(async move {
+                until.notified().await;
+                Err(Arc::new(Error::File { name: name.to_string(), reason: "nothing".to_owned() }))
+            });
         }
         let fetched = self.source(&name.to_string()).fetched();
         let failed = |reason: &str| Error::File { name: name.to_string(), reason: reason.to_owned() };
@@ -249,6 +260,39 @@ async fn a_name_that_nobody_answers_holds_up_no_other() {
     assert_eq!(next().await, "default", "and what is followed is followed");
     world.fake.roots("root 2");
     assert_eq!(next().await, "ROOTCA");
+}
+
+#[tokio::test]
+async fn what_is_wanted_no_more_ends_no_stream() {
+    let world = World::new();
+    let mut client = world.client().await;
+    let (requests, outgoing) = mpsc::channel(8);
+    let mut responses = client.delta_secrets(ReceiverStream::new(outgoing)).await.unwrap().into_inner();
+    let mut next = async || {
+        let next = tokio::time::timeout(Duration::from_secs(20), responses.message()).await.expect("silence");
+        next.map(|next| next.expect("the stream ended").resources.remove(0).name)
+    };
+    let send = async |names: &[&str], leave: &[&str]| {
+        let request = DeltaDiscoveryRequest {
+            node: Some(Node { id: "sidecar~1".to_owned(), ..Node::default() }),
+            resource_names_subscribe: names.iter().map(|name| (*name).to_owned()).collect(),
+            resource_names_unsubscribe: leave.iter().map(|name| (*name).to_owned()).collect(),
+            ..DeltaDiscoveryRequest::default()
+        };
+        requests.send(request).await.unwrap();
+    };
+    send(&["file-root:/late", "default"], &[]).await;
+    // What is answered after a name is left shows that this was heard.
+    send(&["ROOTCA"], &["file-root:/late"]).await;
+    assert_eq!(next().await.unwrap(), "ROOTCA");
+    world.fake.until.notify_one();
+    assert_eq!(next().await.unwrap(), "default", "it was asked for together with the one that failed");
+    world.fake.identity("chain 2");
+    assert_eq!(next().await.unwrap(), "default");
+    // What is wanted ends it.
+    send(&["file-root:/late"], &[]).await;
+    world.fake.until.notify_one();
+    assert!(next().await.unwrap_err().message().contains("file-root:/late"));
 }
 
 #[tokio::test]
