@@ -168,6 +168,7 @@ pub(super) fn serve<P: Protocol>(
         source,
         session: Session::default(),
         following: Vec::new(),
+        unrevoked: false,
         handed_over: None,
         protocol: PhantomData,
     }))
@@ -247,6 +248,8 @@ struct Conversation<P: Protocol> {
     // In the order of ResourceName: of two that changed at once, ROOTCA is sent first. A list, since it mostly has one
     // entry: the node of a tree has room for eleven, which were half of what a stream costs.
     following: Vec<Followed>,
+    /// A root was sent before it was known whether there is a revocation list.
+    unrevoked: bool,
     handed_over: Option<Instant>,
     _open: Open,
     protocol: PhantomData<fn() -> P>,
@@ -260,6 +263,8 @@ enum Event {
     Closed,
     Unreadable(Status),
     Asked(Asked),
+    /// What a root was answered without.
+    Revoked,
     News(usize, Option<Change>),
 }
 
@@ -308,6 +313,13 @@ impl<P: Protocol> Conversation<P> {
                         return Some(Box::pin(self.respond(&secrets)).await);
                     }
                 }
+                Event::Revoked => {
+                    self.unrevoked = false;
+                    let roots = self.roots();
+                    if self.shared.encoder.crl.file().is_some() && !roots.is_empty() {
+                        return Some(Box::pin(self.respond(&roots)).await);
+                    }
+                }
                 Event::Closed if self.pending.is_empty() => return None,
                 // What was asked for is answered all the same.
                 Event::Closed => self.closed = true,
@@ -335,6 +347,8 @@ impl<P: Protocol> Conversation<P> {
             () = self.shared.stop.cancelled() => Event::Stopped,
             () = grpc::over(self.call.until) => Event::Exceeded,
             asked = answered(&mut self.pending) => Event::Asked(asked),
+            // In a box, as hardly any stream ever waits for it.
+            () = async { Box::pin(self.shared.encoder.crl.known()).await }, if self.unrevoked => Event::Revoked,
             event = poll_fn(|cx| self.inbound.poll_next(cx).map(|read| match read {
                 Ok(Some(message)) => Event::Request(Box::new(P::request(message))),
                 Ok(None) => Event::Closed,
@@ -411,9 +425,19 @@ impl<P: Protocol> Conversation<P> {
     async fn respond(&mut self, secrets: &[(String, Secret)]) -> Result<Bytes, Status> {
         bounded(secrets)?;
         self.shared.encoder.prepare(secrets).await;
+        let is_root = |(_, secret): &(String, Secret)| matches!(secret, Secret::Roots(_));
+        if !self.shared.encoder.crl.is_known() && secrets.iter().any(is_root) {
+            self.unrevoked = true;
+        }
         let nonce = nonce();
         self.session.sent(&nonce);
         encoded(&P::response(&self.shared.encoder, secrets, &nonce))
+    }
+
+    /// Those that are followed.
+    fn roots(&self) -> Vec<(String, Secret)> {
+        let current = self.following.iter().filter_map(|one| Some((one.text.clone(), one.updates.value()?)));
+        current.filter(|(_, secret)| matches!(secret, Secret::Roots(_))).collect()
     }
 
     fn drop_unfollowed(&mut self) {

@@ -94,6 +94,11 @@ pub(crate) enum Change {
 }
 
 impl Updates {
+    /// The value as it is now.
+    pub(crate) fn value(&self) -> Option<Secret> {
+        self.news.borrow().value.clone()
+    }
+
     /// Waits for news. `None` when there will be no more. Nothing is lost when the future is dropped.
     pub(crate) async fn next(&mut self) -> Option<Change> {
         loop {

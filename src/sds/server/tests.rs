@@ -15,6 +15,7 @@ use tonic::{Code, Status, Streaming};
 
 use super::*;
 use crate::base::tasks::Group;
+use crate::sds::revoked::LOOKS;
 use crate::sds::stream::LONGEST;
 use crate::secrets::slot::fake::Source;
 use crate::secrets::{Error, Fetched, Identity, ResourceName, Roots, Secret};
@@ -71,14 +72,25 @@ struct World {
 
 impl World {
     fn new() -> Self {
+        Self::with(Encoder::default())
+    }
+
+    fn with(encoder: Encoder) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("sds/socket");
         let fake = Arc::new(Fake::default());
         fake.identity("chain 1");
         fake.roots("root 1");
         let registry = crate::base::metrics::Metrics::new();
-        let config = Config { sockets: vec![path.clone()], ..Config::default() };
-        let server = Server::bind(config, fake.clone(), &registry);
+        let shared = Shared {
+            encoder,
+            metrics: Metrics::new(&registry),
+            keepalive: KEEPALIVE,
+            peers: Peers::default(),
+            stop: Stop::new(),
+        };
+        let watches = Watches::default();
+        let server = Server::with(vec![path.clone()], Whose::One(fake.clone()), shared, watches);
         assert_eq!(server.bound().collect::<Vec<_>>(), [path.as_path()]);
         let group = Group::new();
         group.run("sds", server.run(group.token()));
@@ -293,6 +305,38 @@ async fn what_is_wanted_no_more_ends_no_stream() {
     send(&["file-root:/late"], &[]).await;
     world.fake.until.notify_one();
     assert!(next().await.unwrap_err().message().contains("file-root:/late"));
+}
+
+#[tokio::test]
+async fn a_root_that_was_sent_too_soon_is_sent_again_with_the_revocation_list() {
+    let dir = tempfile::tempdir().unwrap();
+    let crl = dir.path().join("crl.pem");
+    std::fs::write(&crl, "x").unwrap();
+    let encoder =
+        Encoder { private_key_provider: None, crl: Revoked::new(Some(crl)).hasty(Duration::from_millis(1)) };
+    let world = World::with(encoder);
+    // As by a disk that does not answer.
+    let (let_go, hold) = std::sync::mpsc::channel::<()>();
+    let (begun, begins) = tokio::sync::oneshot::channel();
+    let held = LOOKS.run(move || {
+        let _ = begun.send(());
+        let _ = hold.recv();
+    });
+    tokio::select! {
+        _ = held => panic!("it is held"),
+        begun = begins => begun.unwrap(),
+    }
+    let mut stream = world.stream().await;
+    stream.send(request(&["default", "ROOTCA"], "")).await;
+    let first = stream.next().await.unwrap();
+    assert!(text(&first).contains("root 1") && !text(&first).contains("crl.pem"));
+    drop(let_go);
+    let second = stream.next().await.unwrap();
+    assert!(text(&second).contains("root 1") && text(&second).contains("crl.pem"));
+    assert_eq!(second.resources.len(), 1);
+    // Once.
+    world.fake.identity("chain 2");
+    assert!(text(&stream.next().await.unwrap()).contains("chain 2"));
 }
 
 #[tokio::test]
