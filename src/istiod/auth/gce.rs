@@ -18,6 +18,7 @@ use zeroize::Zeroizing;
 use super::{Error, Token, TokenSource, claims};
 use crate::base::clock::Clock;
 use crate::base::error::chain;
+use crate::base::lane::Lane;
 use crate::base::place::{self, Mode};
 use crate::base::tasks::Stop;
 use crate::net::{http, percent};
@@ -28,6 +29,9 @@ const DEADLINE: Duration = Duration::from_secs(10);
 const PERIOD: Duration = Duration::from_secs(5 * 60);
 /// A token with less life than this is renewed in the background (Go agent: 25 min; they live an hour).
 const GRACE: Duration = Duration::from_secs(25 * 60);
+static FILES: Lane = Lane::new("the metadata server's token", 1);
+/// How long a disk may take to write it: milliseconds, where it is in order.
+const WRITE: Duration = Duration::from_secs(10);
 /// Above this an answer is no token.
 const MAX_ANSWER: usize = 64 << 10;
 
@@ -163,9 +167,10 @@ impl GoogleComputeEngine {
             return Err(NoToken::NoFile);
         }
         let body = self.server.get(&self.path).await?;
+        let (file, text) = (self.file.clone(), body.clone());
         // The mode is the Go agent's.
-        place::replace(&self.file, &body, Mode::Masked(0o640))
-            .map_err(|source| NoToken::Write { path: self.file.clone(), source })?;
+        let written = FILES.within(WRITE, move || place::replace(&file, &text, Mode::Masked(0o640))).await;
+        written.flatten().map_err(|source| NoToken::Write { path: self.file.clone(), source })?;
         let text = std::str::from_utf8(&body).map_err(|_| NoToken::NotText)?;
         cached.clone_from(&Token::new(text));
         Ok(cached.clone())
@@ -271,14 +276,18 @@ mod tests {
     use base64::Engine;
     use base64::engine::general_purpose::URL_SAFE_NO_PAD;
     use std::time::UNIX_EPOCH;
-    use tokio::io::AsyncWriteExt;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::TcpListener;
 
     async fn answer(listener: &TcpListener, with: &str) -> String {
+        asked(listener, with).await.0
+    }
+
+    async fn asked(listener: &TcpListener, with: &str) -> (String, TcpStream) {
         let (mut io, _) = listener.accept().await.unwrap();
         let request = crate::net::http::head(&mut io).await.unwrap();
         io.write_all(with.as_bytes()).await.unwrap();
-        request
+        (request, io)
     }
 
     #[tokio::test]
@@ -317,6 +326,30 @@ mod tests {
         assert!(error.contains("503"), "{error}");
         drop(listener);
         assert!(gce.token().await.is_err(), "nobody listens");
+    }
+
+    #[tokio::test]
+    async fn a_disk_that_stands_still_holds_up_only_the_call() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("istio-token");
+        let server = MetadataServer { host: listener.local_addr().unwrap().to_string() };
+        let gce = GoogleComputeEngine::new(server, "td", path.clone(), Arc::new(crate::base::clock::System));
+        let (let_go, hold) = std::sync::mpsc::channel::<()>();
+        let mut standing = Box::pin(FILES.run(move || {
+            let _ = hold.recv();
+        }));
+        assert!(futures_util::poll!(&mut standing).is_pending());
+        let others = async {
+            let (_, mut io) = asked(&listener, "HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\ntoken").await;
+            // The answer was read to its end.
+            assert!(matches!(io.read(&mut [0]).await, Ok(0) | Err(_)));
+            assert!(!path.exists(), "it was not written by this thread");
+            drop(let_go);
+        };
+        let (got, ()) = tokio::join!(gce.token(), others);
+        assert_eq!(got.unwrap().unwrap().expose(), "token");
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "token");
     }
 
     #[tokio::test]
