@@ -36,6 +36,8 @@ const WATCH: Duration = Duration::from_secs(300);
 const SILENCE: Duration = Duration::from_secs(330);
 /// Between two watches at least.
 const PAUSE: Duration = Duration::from_secs(1);
+/// A watch that lasted so long was accepted: an answer is waited for half as long.
+const LIVED: Duration = Duration::from_secs(60);
 /// A list of one secret, or one event: the server allows a secret 1 MiB, which is more in base64.
 const LONGEST: usize = 4 << 20;
 
@@ -185,54 +187,44 @@ enum Ended {
     Stale,
 }
 
-impl Api {
-    /// Watches `secret`: sends its current value and every change, until the future is dropped.
-    pub(super) async fn watch(&self, secret: &str, at: usize, tell: mpsc::Sender<(usize, Held)>) {
+/// How soon the server is asked again.
+struct Pace(Backoff);
+
+impl Pace {
+    fn new() -> Self {
         let policy = Policy::new(PAUSE, Duration::from_secs(30), 2.0, Jitter::PlusMinus(0.2));
-        let mut backoff = Backoff::new(policy.expect("bounds are in order"));
-        let mut version: Option<String> = None;
-        let mut listed = Instant::now();
-        loop {
-            let due = !self.resync.is_zero() && listed.elapsed() >= self.resync;
-            let began = Instant::now();
-            let outcome = match version.take().filter(|_| !due) {
-                None => match self.list(secret).await {
-                    Ok((held, from)) => {
-                        listed = Instant::now();
-                        backoff.reset();
-                        version = Some(from);
-                        if tell.send((at, held)).await.is_err() {
-                            return;
-                        }
-                        continue;
-                    }
-                    Err(why) => Err(why),
-                },
-                Some(mut from) => {
-                    let ended = self.follow(secret, &mut from, at, &tell).await;
-                    if !matches!(ended, Ok(Ended::Stale)) {
-                        version = Some(from);
-                    }
-                    ended
-                }
-            };
-            match outcome {
-                Ok(_) => {
-                    backoff.reset();
-                    tokio::time::sleep(PAUSE.saturating_sub(began.elapsed())).await;
-                }
-                Err(why) => {
-                    if tell.send((at, Held::Failed(why))).await.is_err() {
-                        return;
-                    }
-                    // What is asked anew may be another server's; a list is never wrong.
-                    version = None;
-                    tokio::time::sleep(backoff.next_delay()).await;
-                }
-            }
-        }
+        Self(Backoff::new(policy.expect("bounds are in order")))
     }
 
+    /// After a list that failed, or a watch that ended, either of which took so long. A list that succeeds says nothing
+    /// of the watch that follows: where only that fails, the tries grow rarer all the same.
+    fn after(&mut self, outcome: &Result<Ended, Error>, took: Duration) -> Duration {
+        if took >= LIVED || matches!(outcome, Ok(Ended::Resume)) {
+            self.0.reset();
+        }
+        match outcome {
+            Ok(Ended::Resume) => PAUSE.saturating_sub(took),
+            Ok(Ended::Stale) | Err(_) => self.0.next_delay(),
+        }
+    }
+}
+
+/// Who has the secrets.
+trait Server: Sync {
+    /// What is known of the secret, and the version to watch it from.
+    fn list(&self, secret: &str) -> impl Future<Output = Result<(Held, String), Error>> + Send;
+
+    /// Watches it until that ends; `from` goes on with what was seen.
+    fn follow(
+        &self,
+        secret: &str,
+        from: &mut String,
+        at: usize,
+        tell: &mpsc::Sender<(usize, Held)>,
+    ) -> impl Future<Output = Result<Ended, Error>> + Send;
+}
+
+impl Server for Api {
     async fn list(&self, secret: &str) -> Result<(Held, String), Error> {
         let whole = async {
             let mut reply = self.ask(secret, "list", "").await?;
@@ -268,6 +260,59 @@ impl Api {
             Some((piece, reply))
         });
         self.events(std::pin::pin!(pieces), secret, from, at, tell).await
+    }
+}
+
+/// Lists the secret and watches it, anew after `resync`, if that is not zero.
+async fn keep(
+    server: &impl Server,
+    resync: Duration,
+    secret: &str,
+    at: usize,
+    tell: mpsc::Sender<(usize, Held)>,
+) {
+    let mut pace = Pace::new();
+    let mut version: Option<String> = None;
+    let mut listed = Instant::now();
+    loop {
+        let due = !resync.is_zero() && listed.elapsed() >= resync;
+        let began = Instant::now();
+        let outcome = match version.take().filter(|_| !due) {
+            None => match server.list(secret).await {
+                Ok((held, from)) => {
+                    listed = Instant::now();
+                    version = Some(from);
+                    if tell.send((at, held)).await.is_err() {
+                        return;
+                    }
+                    continue;
+                }
+                Err(why) => Err(why),
+            },
+            Some(mut from) => {
+                let ended = server.follow(secret, &mut from, at, &tell).await;
+                if !matches!(ended, Ok(Ended::Stale)) {
+                    version = Some(from);
+                }
+                ended
+            }
+        };
+        let pause = pace.after(&outcome, began.elapsed());
+        if let Err(why) = outcome {
+            if tell.send((at, Held::Failed(why))).await.is_err() {
+                return;
+            }
+            // What is asked anew may be another server's; a list is never wrong.
+            version = None;
+        }
+        tokio::time::sleep(pause).await;
+    }
+}
+
+impl Api {
+    /// Watches `secret`: sends its current value and every change, until the future is dropped.
+    pub(super) async fn watch(&self, secret: &str, at: usize, tell: mpsc::Sender<(usize, Held)>) {
+        keep(self, self.resync, secret, at, tell).await;
     }
 
     // What a watch brings, until it ends or falls silent.
@@ -354,6 +399,8 @@ impl Api {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
     use super::*;
 
     fn api() -> Api {
@@ -379,6 +426,55 @@ mod tests {
             piece
         });
         Box::pin(sent.chain(stream::pending()))
+    }
+
+    /// A server whose lists are in order, and each of whose watches ends in this way, after so many seconds.
+    struct Scripted {
+        ends: fn() -> Result<Ended, Error>,
+        after: u64,
+        lists: AtomicUsize,
+    }
+
+    impl Server for Scripted {
+        async fn list(&self, _: &str) -> Result<(Held, String), Error> {
+            self.lists.fetch_add(1, Relaxed);
+            Ok((Held::Absent, "1".into()))
+        }
+
+        async fn follow(
+            &self,
+            _: &str,
+            _: &mut String,
+            _: usize,
+            _: &mpsc::Sender<(usize, Held)>,
+        ) -> Result<Ended, Error> {
+            tokio::time::sleep(Duration::from_secs(self.after)).await;
+            (self.ends)()
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_watch_that_is_refused_after_each_list_is_tried_ever_more_rarely() {
+        let lists = async |ends, after| {
+            let server = Scripted { ends, after, lists: AtomicUsize::new(0) };
+            let (tell, mut told) = mpsc::channel(8);
+            let kept = keep(&server, Duration::ZERO, "own", 0, tell);
+            let heard = async { while told.recv().await.is_some() {} };
+            let hour = Duration::from_secs(3600);
+            assert!(timeout(hour, async { tokio::join!(kept, heard) }).await.is_err(), "it has ended");
+            server.lists.into_inner()
+        };
+        let forbidden = || Err(Error::Forbidden { verb: "watch", namespace: "ns".into() });
+        for refused in [|| Ok(Ended::Stale), forbidden] {
+            let often = lists(refused, 0).await;
+            assert!(
+                (100..170).contains(&often),
+                "{often} lists in an hour, the pauses between them are 30 s"
+            );
+        }
+        // One that was accepted is taken up again soon.
+        assert!(lists(|| Ok(Ended::Stale), 90).await >= 3600 / 92);
+        assert_eq!(lists(|| Ok(Ended::Resume), 0).await, 1);
     }
 
     #[tokio::test(start_paused = true)]
