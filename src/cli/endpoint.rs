@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::config::args::Parsed;
 use crate::config::env::Env;
@@ -11,7 +12,7 @@ use crate::config::{self, Sources, go, pod};
 pub(super) const DEFAULT: u16 = 15020;
 
 /// The configuration as environment, files and annotations give it; none where they cannot be read: then the agent
-/// does not run on them either.
+/// does not run on them either. No name is looked up for it, and nothing waited for.
 pub(super) fn config(env: &Env) -> Option<Arc<Sources>> {
     config_in(Path::new("."), env)
 }
@@ -21,7 +22,8 @@ pub(super) fn config_in(dir: &Path, env: &Env) -> Option<Arc<Sources>> {
     let annotations = pod::read(Path::new(pod::ANNOTATIONS)).unwrap_or_default();
     // What the agent says of its configuration is in the agent's log.
     tracing::subscriber::with_default(tracing::subscriber::NoSubscriber::new(), || {
-        config::read(Parsed::default(), env, dir, |key| annotations.get(key).cloned()).ok()
+        config::read_within(Parsed::default(), env, dir, |key| annotations.get(key).cloned(), Duration::ZERO)
+            .ok()
     })
 }
 

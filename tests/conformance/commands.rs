@@ -6,7 +6,7 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::process::Command;
 
-use crate::support::{LIMIT, MockIstiod, TestAgent, agent_bin, eventually, free_port};
+use crate::support::{LIMIT, MockIstiod, TestAgent, agent_bin, eventually, free_port, root_for};
 
 fn command(args: &[&str]) -> Command {
     let mut command = Command::new(agent_bin());
@@ -82,6 +82,44 @@ async fn run_hands_signals_on_and_shows_a_death_by_signal() {
         let output = done(&mut command(&["run", "--port", &port, "--", program])).await;
         assert_eq!(output.status.code(), Some(status), "{program}: {}", text(&output.stderr));
         assert!(text(&output.stderr).contains("cannot be started"));
+    }
+}
+
+// Where the agent is stands in files: no name of another machine need be looked up for that.
+#[tokio::test]
+async fn commands_beside_the_agent_ask_no_nameserver() {
+    if !root_for("a resolv.conf of its own") {
+        return;
+    }
+    let nameserver = std::net::UdpSocket::bind("127.0.0.79:53").unwrap();
+    nameserver.set_nonblocking(true).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("resolv.conf"), "nameserver 127.0.0.79\n").unwrap();
+    let port = free_port().to_string();
+    let config = format!(r#"{{"statsdUdpAddress": "statsd.istio-system:9125", "statusPort": {port}}}"#);
+    for words in [
+        &["wait", "--timeoutSeconds=0"][..],
+        &["status"],
+        &["upgrade"],
+        &["run", "--wait-timeout=0s", "--", "true"],
+    ] {
+        let mut inside = Command::new("unshare");
+        inside.args([
+            "--mount",
+            "sh",
+            "-c",
+            "mount --bind resolv.conf /etc/resolv.conf && exec \"$@\"",
+            "sh",
+        ]);
+        inside.arg(agent_bin()).args(words).current_dir(dir.path()).env_clear();
+        inside.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").env("PROXY_CONFIG", &config).kill_on_drop(true);
+        let output = done(&mut inside).await;
+        assert_ne!(output.status.code(), Some(0), "{words:?}: nobody answers here");
+        let mut query = [0; 512];
+        while let Ok(n) = nameserver.recv(&mut query) {
+            let asked = String::from_utf8_lossy(&query[..n]).into_owned();
+            assert!(!asked.contains("statsd"), "{words:?} asks a nameserver: {asked:?}");
+        }
     }
 }
 
