@@ -14,6 +14,8 @@ use crate::{doctor, overview};
 
 /// Between two looks of `--watch`.
 const EVERY: Duration = Duration::from_secs(2);
+/// The rules are looked at in each so many of them: it takes a run of each save program.
+const CAPTURE: u32 = 5;
 /// The exit status where no agent answers.
 const UNREACHABLE: u8 = 2;
 /// Envoy's admin port, when nothing else is said.
@@ -33,11 +35,14 @@ pub(super) fn run(parsed: &Parsed, env: &Env) -> Result<u8, BoxError> {
     let admin = config.as_ref().map_or(Some(DEFAULT_ADMIN), |config| config.envoy_admin_port());
     let (as_json, watch) = (parsed.is_true(super::STATUS, "json"), parsed.is_true(super::STATUS, "watch"));
     http::block_on(async move {
-        let capture = match &config {
-            Some(config) => doctor::capture(config).await,
-            None => Vec::new(),
-        };
+        let (mut capture, mut turn) = (Vec::new(), 0);
         loop {
+            if turn == 0
+                && let Some(config) = &config
+            {
+                capture = doctor::capture(config).await;
+            }
+            turn = (turn + 1) % CAPTURE;
             let (text, status) = look(port, admin, capture.clone(), as_json && watch, as_json).await;
             if watch && !as_json && std::io::stdout().is_terminal() {
                 request::print(b"\x1b[H\x1b[2J");

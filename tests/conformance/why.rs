@@ -142,6 +142,36 @@ async fn a_watch_shows_what_changes_until_nobody_reads() {
     assert!(ended.unwrap().code().is_some());
 }
 
+#[tokio::test]
+async fn a_watch_looks_at_the_rules_again() {
+    use tokio::io::{AsyncBufReadExt, BufReader};
+    let mock = MockIstiod::start().await;
+    let mut agent = TestAgent::with()
+        .istiod(&mock)
+        .env("PATH", "bin:/usr/bin:/bin")
+        .file_mode("bin/iptables-nft-save", "#!/bin/sh\ncat rules 2>/dev/null\ntrue\n", 0o755)
+        .env("DISABLE_ENVOY", "true")
+        .start();
+    agent.wait_log("generated new workload certificate").await;
+    let mut watch = agent.spawn(&["status", "--watch", "--json"]);
+    let mut lines = BufReader::new(watch.stdout.take().expect("piped")).lines();
+    let mut rules = async || {
+        let line = tokio::time::timeout(crate::support::LIMIT, lines.next_line()).await.expect("in time");
+        let line = line.unwrap().expect("it goes on");
+        serde_json::from_str::<Value>(&line).unwrap()["capture"].to_string().contains("iptables-nft-save")
+    };
+    assert!(!rules().await);
+    let made = "*nat\n:OUTPUT ACCEPT [0:0]\n:ISTIO_OUTPUT - [0:0]\n[1:60] -A OUTPUT -j ISTIO_OUTPUT\n\
+                [0:0] -A ISTIO_OUTPUT -j RETURN\nCOMMIT\n";
+    std::fs::write(agent.path("rules"), made).unwrap();
+    let mut seen = false;
+    for _ in 0..12 {
+        seen = seen || rules().await;
+    }
+    assert!(seen, "twelve looks, and none at the rules");
+    agent.assert_running();
+}
+
 fn tree(dir: &std::path::Path) -> Vec<std::path::PathBuf> {
     let mut all = Vec::new();
     for entry in std::fs::read_dir(dir).unwrap().flatten() {
