@@ -1,10 +1,13 @@
 //! `upgrade`: asks the running agent to give its place to a new version of itself.
 
-use std::io::{BufRead as _, BufReader, Write as _};
+use std::io::{self, BufRead as _, BufReader, ErrorKind, Write as _};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+use socket2::{Domain, SockAddr, Socket, Type};
 
 use super::{endpoint, request};
 use crate::agent::upgrade::Request;
@@ -17,6 +20,8 @@ use crate::vm::places::Places;
 
 /// Beside the agent's own limits, which are in the configuration and may be longer than this command knows.
 const LONGEST: Duration = Duration::from_secs(600);
+/// An agent that lives takes a connection within milliseconds; one that stands still has a full queue of them.
+const CONNECT: Duration = Duration::from_secs(5);
 
 /// Asks, and prints what the agent says; gives the exit status: 0 the new program serves, 1 the old one goes on.
 pub(super) fn run(parsed: &Parsed, env: &Env) -> Result<u8, BoxError> {
@@ -33,8 +38,21 @@ pub(super) fn run(parsed: &Parsed, env: &Env) -> Result<u8, BoxError> {
     let mut text = serde_json::to_string(&request)?;
     text.push('\n');
     (&stream).write_all(text.as_bytes()).map_err(failed)?;
-    let until = Instant::now() + LONGEST;
-    let mut lines = BufReader::new(&stream);
+    answered(&stream, &socket, LONGEST)
+}
+
+// Prints what the agent says until it is the last word.
+fn answered(stream: &UnixStream, socket: &Path, longest: Duration) -> Result<u8, BoxError> {
+    let failed = |e: io::Error| match e.kind() {
+        ErrorKind::WouldBlock | ErrorKind::TimedOut => format!(
+            "{}: the agent has not answered within {} s; its log says whether it goes on",
+            socket.display(),
+            longest.as_secs()
+        ),
+        _ => format!("{}: {e}", socket.display()),
+    };
+    let until = Instant::now() + longest;
+    let mut lines = BufReader::new(stream);
     loop {
         let left = until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
         stream.set_read_timeout(Some(left)).map_err(failed)?;
@@ -82,7 +100,7 @@ struct NoAgent {
 fn connect(places: &[PathBuf]) -> Result<(PathBuf, UnixStream), BoxError> {
     let mut first = None;
     for place in places {
-        match UnixStream::connect(place) {
+        match within(place, CONNECT) {
             Ok(stream) => return Ok((place.clone(), stream)),
             Err(error) => {
                 let missing = error.kind() == std::io::ErrorKind::NotFound;
@@ -96,4 +114,39 @@ fn connect(places: &[PathBuf]) -> Result<(PathBuf, UnixStream), BoxError> {
     }
     Err(first
         .map_or_else(|| "no place of the agent's socket is known: --socket names one".into(), Into::into))
+}
+
+// A connection waits for a place in the queue, without an end unless it is told one.
+fn within(place: &Path, limit: Duration) -> io::Result<UnixStream> {
+    let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
+    socket.set_write_timeout(Some(limit))?;
+    socket.connect(&SockAddr::unix(place)?).map_err(|e| match e.kind() {
+        ErrorKind::WouldBlock => io::Error::new(
+            ErrorKind::TimedOut,
+            format!("nobody takes a connection within {} s", limit.as_secs()),
+        ),
+        _ => e,
+    })?;
+    socket.set_write_timeout(None)?;
+    Ok(OwnedFd::from(socket).into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_agent_that_stands_still_is_told_of() {
+        let dir = tempfile::tempdir().unwrap();
+        let place = dir.path().join("UPGRADE");
+        let listener = Socket::new(Domain::UNIX, Type::STREAM, None).unwrap();
+        listener.bind(&SockAddr::unix(&place).unwrap()).unwrap();
+        listener.listen(0).unwrap();
+        let limit = Duration::from_millis(20);
+        let first = within(&place, limit).unwrap();
+        let why = within(&place, limit).unwrap_err();
+        assert!(why.to_string().contains("nobody takes a connection"), "{why}");
+        let why = answered(&first, &place, limit).unwrap_err().to_string();
+        assert!(why.contains("the agent has not answered within 0 s; its log says"), "{why}");
+    }
 }
