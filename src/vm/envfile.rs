@@ -11,12 +11,17 @@ pub(crate) fn parse(name: &str, text: &str) -> Result<Vec<(String, String)>, Vec
     while let Some((at, line)) = lines.next() {
         let mut logical = line.to_owned();
         let mut quotes = Quotes::default();
-        let mut computed = quotes.read(line);
-        // A quoted value may go on in the next line.
-        while quotes.open() {
+        let mut meant = quotes.read(line);
+        // A quoted value may go on in the next line, and so may one behind a backslash.
+        while quotes.open() || quotes.goes_on {
             let Some((_, more)) = lines.next() else { break };
-            computed |= quotes.read(more);
-            logical.push('\n');
+            if quotes.goes_on {
+                logical.pop();
+            } else {
+                logical.push('\n');
+            }
+            let later = quotes.read(more);
+            meant = meant.or(later);
             logical.push_str(more);
         }
         let place = format!("{name}:{}", at + 1);
@@ -24,13 +29,25 @@ pub(crate) fn parse(name: &str, text: &str) -> Result<Vec<(String, String)>, Vec
             errors.push(format!("{place}: a quote is not closed"));
             break;
         }
-        if computed {
+        if quotes.goes_on {
+            errors.push(format!("{place}: nothing follows the backslash at the end of the line"));
+            break;
+        }
+        if let Some('$' | '`') = meant {
             errors.push(format!(
                 "{place}: only a shell can compute $ and `: write the value itself, in single quotes if it has such a character"
             ));
             continue;
         }
-        for word in shlex::Shlex::new(&logical) {
+        if let Some(c) = meant {
+            errors.push(format!(
+                "{place}: {c} means something to a shell here: write the value in single quotes if it has such a character, and \
+                 one assignment a line"
+            ));
+            continue;
+        }
+        let mut words = shlex::Shlex::new(&logical);
+        for word in words.by_ref() {
             match word.split_once('=') {
                 Some((key, value)) if is_name(key) => out.push((key.to_owned(), value.to_owned())),
                 None if word == "export" => {}
@@ -40,6 +57,9 @@ pub(crate) fn parse(name: &str, text: &str) -> Result<Vec<(String, String)>, Vec
                     word.chars().take(24).collect::<String>()
                 )),
             }
+        }
+        if words.had_error {
+            errors.push(format!("{place}: this is no line that a shell could read"));
         }
     }
     if errors.is_empty() { Ok(out) } else { Err(errors) }
@@ -53,30 +73,38 @@ fn is_name(key: &str) -> bool {
 
 /// Which quote is open; what the splitter does not tell.
 #[derive(Default)]
-struct Quotes(Option<char>);
+struct Quotes {
+    open: Option<char>,
+    /// The line ends with a backslash that joins the next one to it.
+    goes_on: bool,
+}
 
 impl Quotes {
-    // Whether the line holds something that a shell would compute.
-    fn read(&mut self, line: &str) -> bool {
-        let mut computed = false;
-        let mut before = ' ';
+    // What of the line a shell would not take as it is: what it would compute, and outside quotes what ends a command, joins
+    // it to another, sends it elsewhere, or is a home directory.
+    fn read(&mut self, line: &str) -> Option<char> {
+        let mut meant = None;
+        let mut before = if std::mem::take(&mut self.goes_on) { '\\' } else { ' ' };
         let mut chars = line.chars();
         while let Some(c) = chars.next() {
-            match (self.0, c) {
-                (None | Some('"'), '\\') => drop(chars.next()),
-                (None, '#') if before.is_whitespace() => return computed,
-                (None, '\'' | '"') => self.0 = Some(c),
-                (Some(open), _) if c == open => self.0 = None,
-                (None | Some('"'), '$' | '`') => computed = true,
+            match (self.open, c) {
+                (None | Some('"'), '\\') => self.goes_on = chars.next().is_none(),
+                (None, '#') if before.is_whitespace() => return meant,
+                (None, '\'' | '"') => self.open = Some(c),
+                (Some(open), _) if c == open => self.open = None,
+                (None | Some('"'), '$' | '`') | (None, ';' | '&' | '|' | '<' | '>' | '(' | ')') => {
+                    meant = meant.or(Some(c));
+                }
+                (None, '~') if before.is_whitespace() || "=:".contains(before) => meant = meant.or(Some(c)),
                 _ => {}
             }
             before = c;
         }
-        computed
+        meant
     }
 
     fn open(&self) -> bool {
-        self.0.is_some()
+        self.open.is_some()
     }
 }
 
@@ -100,6 +128,28 @@ mod tests {
             ("G", "it's"),
         ];
         assert_eq!(pairs, all);
+    }
+
+    #[test]
+    fn a_backslash_joins_lines_and_what_only_a_shell_reads_so_is_refused() {
+        let text = "A=b\\\n#c\nexport B=1 \\\n  C=\"x\\\ny\"\nD=a~b\nE='a;b(~)' # ; & |\nF=a\\;b\n";
+        let pairs = parse("f", text).unwrap();
+        let pairs: Vec<(&str, &str)> = pairs.iter().map(|(k, v)| (k.as_str(), v.as_str())).collect();
+        let all = [("A", "b#c"), ("B", "1"), ("C", "xy"), ("D", "a~b"), ("E", "a;b(~)"), ("F", "a;b")];
+        assert_eq!(pairs, all);
+        for (text, part) in [
+            ("\nA=shop; B=1\n", "f:2: ; means something to a shell"),
+            ("A=b&\n", "f:1: & means"),
+            ("A=(b c)\n", "f:1: ( means"),
+            ("A=b|c\n", "f:1: | means"),
+            ("A=<x\n", "f:1: < means"),
+            ("A=~/x\n", "f:1: ~ means"),
+            ("A=x:~y\n", "f:1: ~ means"),
+            ("B=1\nA=b\\", "f:2: nothing follows the backslash"),
+        ] {
+            let errors = parse("f", text).unwrap_err();
+            assert!(errors.len() == 1 && errors[0].starts_with(part), "{text:?}: {errors:?}");
+        }
     }
 
     #[test]
