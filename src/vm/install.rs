@@ -139,7 +139,8 @@ fn odd_hosts(from: &str, content: &[u8]) -> Vec<String> {
     odd.collect()
 }
 
-// The machine's hosts with those of the folder; an older line for the same name goes.
+// The machine's hosts with those of the folder. Whoever looks a name up takes the first line that has it: an older line loses
+// the names, and goes when it has no other.
 fn hosts(place: &Path, wanted: &[u8]) -> io::Result<Vec<u8>> {
     let now = match std::fs::read_to_string(place) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => String::new(),
@@ -152,12 +153,20 @@ fn hosts(place: &Path, wanted: &[u8]) -> io::Result<Vec<u8>> {
     };
     let new: Vec<&str> = wanted.lines().map(str::trim).filter(|line| !names(line).is_empty()).collect();
     let taken: Vec<String> = new.iter().flat_map(|line| names(line)).collect();
-    let stays = |line: &&str| {
+    let is_taken = |name: &String| taken.iter().any(|other| other.eq_ignore_ascii_case(name));
+    let rest = |line: &str| {
         let theirs = names(line);
-        theirs.is_empty() || !theirs.iter().all(|name| taken.contains(name)) || new.contains(line)
+        if new.contains(&line) || !theirs.iter().any(is_taken) {
+            return Some(line.to_owned());
+        }
+        let left: Vec<String> = theirs.into_iter().filter(|name| !is_taken(name)).collect();
+        let address = line.split_whitespace().next().unwrap_or_default();
+        let comment = line.split_once('#').map(|(_, comment)| format!(" #{comment}")).unwrap_or_default();
+        (!left.is_empty()).then(|| format!("{address} {}{comment}", left.join(" ")))
     };
-    let mut lines: Vec<&str> = now.lines().filter(stays).collect();
-    lines.extend(new.iter().filter(|line| !now.lines().any(|there| there == **line)));
+    let mut lines: Vec<String> = now.lines().filter_map(rest).collect();
+    let missing = new.iter().filter(|line| !now.lines().any(|there| there == **line));
+    lines.extend(missing.map(|line| (*line).to_owned()));
     let mut text = lines.join("\n");
     text.push('\n');
     Ok(text.into_bytes())
@@ -340,6 +349,12 @@ mod tests {
         assert_eq!(merged, b"127.0.0.1 localhost\n192.0.2.9 istiod.istio-system.svc\n");
         std::fs::write(&place, &merged).unwrap();
         assert_eq!(hosts(&place, b"192.0.2.9 istiod.istio-system.svc\n").unwrap(), merged);
+        let old = "192.0.2.1  istiod.istio-system.svc istiod\tIstiod.Istio-System.svc # east\n::1 localhost # istiod\n";
+        std::fs::write(&place, old).unwrap();
+        assert_eq!(
+            String::from_utf8(hosts(&place, b"192.0.2.9 istiod.istio-system.svc\n").unwrap()).unwrap(),
+            "192.0.2.1 istiod # east\n::1 localhost # istiod\n192.0.2.9 istiod.istio-system.svc\n"
+        );
     }
 
     #[test]
