@@ -14,6 +14,7 @@ use super::places::{MOUNTED_ROOT, Places, TOKEN};
 use super::plan::Plan;
 use super::rights::{no_room, refusal};
 use crate::istiod::auth::claims;
+use crate::istiod::{Roots, Transport};
 use crate::tls::cert;
 
 /// A name server or a firewall that stays silent is silent for longer than this.
@@ -59,12 +60,25 @@ fn line(grade: Grade, what: &'static str, said: impl Into<String>) -> Line {
 /// What of a loaded configuration is looked at.
 #[derive(Debug, Clone)]
 pub(crate) struct Facts {
-    /// Where Envoy is.
-    pub envoy: String,
+    /// Where Envoy is; why none is looked for.
+    pub envoy: Result<String, &'static str>,
+    /// How istiod is spoken to.
+    pub xds: Way,
+    /// How the CA is, where one is asked.
+    pub ca: Option<Way>,
     /// istiod, `host:port`.
     pub istiod: String,
     /// Where the agent writes Envoy's bootstrap and its sockets (`configPath`).
     pub work: PathBuf,
+}
+
+/// How a server is spoken to.
+#[derive(Debug, Clone)]
+pub(crate) enum Way {
+    /// With this.
+    By(Transport),
+    /// Not at all, and why: its root cannot be located.
+    Barred(String),
 }
 
 /// Looks at everything that does not need the rules. Without a plan (some setting cannot be used) at what does not depend
@@ -78,7 +92,18 @@ pub(crate) fn look(
 ) -> Vec<Line> {
     // Whose rights count; nobody's where that is not known.
     let whose = planned.map(|(plan, _)| plan.become_user.as_ref());
-    let mut out = vec![files(places, whose), root(places, env, whose, now), token(places, env, whose, now)];
+    let mut out = vec![files(places, whose)];
+    match planned {
+        Some((_, facts)) => out.extend(roots(facts, whose, now)),
+        None => {
+            let provided = env.get("PROV_CERT").filter(|dir| !dir.is_empty());
+            let provided = provided.map(|dir| Path::new(dir).join("root-cert.pem"));
+            let candidates = [Some(Path::new(MOUNTED_ROOT).to_owned()), provided];
+            let candidates: Vec<_> = candidates.into_iter().flatten().map(|p| places.at(&p)).collect();
+            out.push(root("root", &candidates, whose, now));
+        }
+    }
+    out.push(token(places, env, whose, now));
     match planned {
         Some((plan, facts)) => out.extend(of_plan(places, plan, facts)),
         None => out.extend(["envoy", "user", "folders", "istiod"].map(|what| {
@@ -119,9 +144,12 @@ fn unread(whose: Whose<'_>, place: &Path) -> Option<String> {
 fn of_plan(places: &Places, plan: &Plan, facts: &Facts) -> Vec<Line> {
     let user = plan.become_user.as_ref();
     let mut out = Vec::new();
-    out.push(match no_envoy(&places.at(Path::new(&facts.envoy)), user) {
-        None => line(Grade::Ok, "envoy", facts.envoy.clone()),
-        Some(why) => line(Grade::Fail, "envoy", why),
+    out.push(match &facts.envoy {
+        Err(why) => line(Grade::Ok, "envoy", *why),
+        Ok(envoy) => match no_envoy(&places.at(Path::new(envoy)), user) {
+            None => line(Grade::Ok, "envoy", envoy.clone()),
+            Some(why) => line(Grade::Fail, "envoy", why),
+        },
     });
     out.push(match user {
         Some(user) => line(Grade::Ok, "user", format!("{} (uid {}, gid {})", user.name, user.uid, user.gid)),
@@ -186,26 +214,66 @@ fn files(places: &Places, whose: Whose<'_>) -> Line {
     }
 }
 
-// The root that istiod is checked with, and by its dates the clock.
-fn root(places: &Places, env: &BTreeMap<String, String>, whose: Whose<'_>, now: SystemTime) -> Line {
-    let provided = env.get("PROV_CERT").filter(|dir| !dir.is_empty());
-    let provided = provided.map(|dir| Path::new(dir).join("root-cert.pem"));
-    let candidates = [Some(Path::new(MOUNTED_ROOT).to_owned()), provided];
-    let Some(place) = candidates.into_iter().flatten().map(|p| places.at(&p)).find(|p| p.exists()) else {
-        let place = places.at(Path::new(MOUNTED_ROOT));
-        let said = format!("{} is not there: copy root-cert.pem to it, as vm install does", place.display());
-        return line(Grade::Fail, "root", said);
+// What istiod is checked with, and the CA where that is something else.
+fn roots(facts: &Facts, whose: Whose<'_>, now: SystemTime) -> Vec<Line> {
+    let of = |what, by: &Way| match by {
+        Way::Barred(why) => line(Grade::Fail, what, why.clone()),
+        Way::By(Transport::Plaintext) => line(Grade::Ok, what, "none is needed: plain text"),
+        Way::By(Transport::Tls(tls)) => match files_of(&tls.roots) {
+            Some(files) => root(what, &files, whose, now),
+            None => line(Grade::Ok, what, "the system's"),
+        },
     };
-    if let Some(why) = unread(whose, &place) {
-        return line(Grade::Fail, "root", why);
+    let mut out = vec![of("root", &facts.xds)];
+    let Some(ca) = &facts.ca else { return out };
+    let chosen = |by: &Way| match by {
+        Way::By(Transport::Tls(tls)) => files_of(&tls.roots).map(|all| first(&all).cloned()),
+        _ => None,
+    };
+    let told = match ca {
+        // It is the same one that is missing.
+        Way::Barred(_) => out[0].grade == Grade::Fail,
+        Way::By(Transport::Plaintext) => true,
+        Way::By(Transport::Tls(_)) => chosen(ca) == chosen(&facts.xds),
+    };
+    if !told {
+        out.push(of("ca root", ca));
     }
-    let text = match std::fs::read(&place) {
+    out
+}
+
+// None for the system's.
+fn files_of(roots: &Roots) -> Option<Vec<PathBuf>> {
+    // Without the dots in the middle.
+    let plain = |path: &PathBuf| path.components().collect::<PathBuf>();
+    match roots {
+        Roots::System => None,
+        Roots::File(path) => Some(vec![plain(path)]),
+        Roots::FirstOf(one, other) => Some(vec![plain(one), plain(other)]),
+    }
+}
+
+fn first(candidates: &[PathBuf]) -> Option<&PathBuf> {
+    candidates.iter().find(|place| place.exists())
+}
+
+// The first of the files that is there is what a server is checked with, and by its dates the clock.
+fn root(what: &'static str, candidates: &[PathBuf], whose: Whose<'_>, now: SystemTime) -> Line {
+    let Some(place) = first(candidates) else {
+        let place = candidates.first().map(|place| place.display().to_string()).unwrap_or_default();
+        let said = format!("{place} is not there: copy root-cert.pem to it, as vm install does");
+        return line(Grade::Fail, what, said);
+    };
+    if let Some(why) = unread(whose, place) {
+        return line(Grade::Fail, what, why);
+    }
+    let text = match std::fs::read(place) {
         Ok(text) => text,
-        Err(e) => return line(Grade::Fail, "root", format!("{}: {e}", place.display())),
+        Err(e) => return line(Grade::Fail, what, format!("{}: {e}", place.display())),
     };
     let shown = place.display();
     match cert::parse_chain(&text) {
-        Err(e) => line(Grade::Fail, "root", format!("{shown}: {e}")),
+        Err(e) => line(Grade::Fail, what, format!("{shown}: {e}")),
         Ok(chain) if chain.iter().all(|c| c.not_before > now) => line(
             Grade::Fail,
             "time",
@@ -213,11 +281,12 @@ fn root(places: &Places, env: &BTreeMap<String, String>, whose: Whose<'_>, now: 
         ),
         Ok(chain) if chain.iter().all(|c| c.not_after < now) => line(
             Grade::Fail,
-            "root",
+            what,
             format!("{shown} has expired, or this machine's clock is ahead: configure the workload anew"),
         ),
         Ok(chain) => {
-            line(Grade::Ok, "root, time", format!("{shown}: {} certificate(s), valid now", chain.len()))
+            let what = if what == "root" { "root, time" } else { what };
+            line(Grade::Ok, what, format!("{shown}: {} certificate(s), valid now", chain.len()))
         }
     }
 }

@@ -156,6 +156,11 @@ async fn install_puts_files_in_place_and_asks_before_it_overwrites() {
     assert!(!said(&refused).contains("cluster.env"), "{}", said(&refused));
     assert!(!at("etc/certs").exists(), "something was installed");
 
+    // Nor may an older line that has other names, too, hold istiod's before the new one.
+    std::fs::write(at("etc/hosts"), "192.0.2.1 istiod.istio-system.svc istiod # old\n").unwrap();
+    let refused = machine.install();
+    assert!(said(&refused).contains("etc/hosts is there with other content"), "{}", said(&refused));
+
     // Lines that are only added to the machine's own are not asked about.
     std::fs::write(at("etc/hosts"), "127.0.0.1 localhost\n").unwrap();
     let done = machine.install();
@@ -349,6 +354,62 @@ async fn check_gives_a_line_for_each_thing() {
         "warn  unit",
     ] {
         assert!(text.contains(line), "{line}: {text}");
+    }
+}
+
+#[tokio::test]
+async fn check_judges_what_run_would_use() {
+    let mock = MockIstiod::start().await;
+    let dir = tempfile::tempdir().unwrap();
+    let at = |path: &str| dir.path().join(path);
+    configured(dir.path(), &mock);
+    let user = me();
+    let check = |more: &[(&str, &str)]| {
+        let mut env = vec![("EXEC_USER", user.as_str()), ("ISTIO_CUSTOM_IP_TABLES", "true")];
+        env.extend(more);
+        said(&vm(dir.path(), &["check", "--cluster-env=cluster.env", "--mesh=mesh.yaml"], &env))
+    };
+    let has = |text: &str, line: &str| assert!(text.contains(line), "{line}: {text}");
+    let system = [("XDS_ROOT_CA", "SYSTEM"), ("CA_ROOT_CA", "SYSTEM")];
+    let plain = [("PILOT_ADDRESS", "127.0.0.1:15010"), ("ISTIO_CP_AUTH", "NONE")];
+    has(&check(&[("DISABLE_ENVOY", "true")]), "ok    envoy       there is none (DISABLE_ENVOY)");
+    has(&check(&[("ENVOY_EXTERNAL", "true")]), "ok    envoy       somebody else's business");
+    has(&check(&system), "ok    root        the system's");
+    has(&check(&plain), "ok    root        none is needed: plain text");
+    has(&check(&system[..1]), "FAIL  ca root     invalid config - PROV_CERT=./etc/certs missing a root");
+    for place in ["etc/certs", "mine"] {
+        std::fs::create_dir_all(at(place)).unwrap();
+    }
+    std::fs::copy(at("root-cert.pem"), at("etc/certs/root-cert.pem")).unwrap();
+    std::fs::write(at("mine/root-cert.pem"), "half\n").unwrap();
+    let text = check(&[]);
+    has(&text, "ok    root, time  ./etc/certs/root-cert.pem");
+    assert!(!text.contains("ca root"), "{text}");
+    has(
+        &check(&[("XDS_ROOT_CA", "mine/root-cert.pem")]),
+        "FAIL  root        mine/root-cert.pem: no certificate in it",
+    );
+    let text = check(&[("PROV_CERT", "./mine")]);
+    has(&text, "ok    root, time  ./etc/certs/root-cert.pem");
+    has(&text, "FAIL  ca root     ./mine/root-cert.pem");
+}
+
+#[test]
+fn lines_that_only_a_shell_reads_so_are_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let user = me();
+    let env = [("EXEC_USER", user.as_str()), ("ISTIO_CUSTOM_IP_TABLES", "true")];
+    for (text, told) in [
+        (
+            "A=1\nISTIO_NAMESPACE=shop; ISTIO_SVC_IP=10.1.1.1\n",
+            "FAIL  settings    ./cluster.env:2: ; means something",
+        ),
+        ("ISTIO_NAMESPACE=shop\\", "FAIL  settings    ./cluster.env:1: nothing follows the backslash"),
+    ] {
+        std::fs::write(dir.path().join("cluster.env"), text).unwrap();
+        let output = vm(dir.path(), &["check", "--cluster-env=cluster.env"], &env);
+        assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+        assert!(said(&output).contains(told), "{told}: {}", said(&output));
     }
 }
 

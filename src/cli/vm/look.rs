@@ -2,19 +2,24 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use super::{environment, has_iptables, prepare, runner, startable};
+use crate::config::Sources;
 use crate::config::args;
 use crate::config::env::Env;
-use crate::config::parts::iptables;
+use crate::config::parts::ca::Signer;
+use crate::config::parts::envoy::Presence;
+use crate::config::parts::{self, Error, iptables};
 use crate::iptables::detect;
 use crate::iptables::model::Family;
 use crate::iptables::native as nft;
 use crate::iptables::run::Runner;
 use crate::trouble::Kind;
-use crate::vm::check::{self, Grade};
+use crate::vm::check::{self, Grade, Way};
 use crate::vm::places::Places;
+use crate::vm::rights;
 
 pub(super) fn look(places: &Places, env: &Env) -> u8 {
     let told = |grade, said| check::Line { grade, what: "settings", said };
@@ -39,11 +44,8 @@ pub(super) fn look(places: &Places, env: &Env) -> u8 {
             lines.extend(wrong.map(|error| told(Grade::Fail, error.text)));
             own_rules = plan.rules.is_none();
             by_nft = native(&plan.env);
-            let facts = check::Facts {
-                envoy: config.envoy_binary().to_owned(),
-                istiod: config.discovery_address().to_owned(),
-                work: config.config_path(),
-            };
+            let facts = rights::become_for(plan.become_user.as_ref(), || facts(&config));
+            let facts = facts.unwrap_or_else(|_| self::facts(&config));
             lines.extend(check::look(places, &plan.env, Some((&plan, &facts)), now));
         }
         Err(errors) => {
@@ -65,6 +67,31 @@ pub(super) fn look(places: &Places, env: &Env) -> u8 {
     let text: String = lines.iter().map(|line| format!("{line}\n")).collect();
     crate::cli::request::print(text.as_bytes());
     u8::from(lines.iter().any(|line| line.grade == Grade::Fail))
+}
+
+fn facts(config: &Arc<Sources>) -> check::Facts {
+    let mounted = parts::identity::plan(config).is_ok_and(|plan| plan.file_mounted);
+    // What is not about a root was told with the settings.
+    let of_root = |error: &Error| error.kind == Kind::RootMissing || error.missing.is_some();
+    let xds = parts::istiod::xds(config, mounted).map(|istiod| istiod.transport);
+    let ca = match parts::ca::signer(config, mounted) {
+        Ok(signer) => signer.as_ref().and_then(Signer::connection).map(|ca| Way::By(ca.transport.clone())),
+        Err(error) => {
+            let counts = of_root(&error) && !parts::identity::may_be_external(config);
+            counts.then_some(Way::Barred(error.text))
+        }
+    };
+    check::Facts {
+        envoy: match parts::envoy::presence(config) {
+            Ok(Presence::External) => Err("somebody else's business (ENVOY_EXTERNAL)"),
+            Ok(Presence::None) => Err("there is none (DISABLE_ENVOY)"),
+            Ok(Presence::Own) | Err(_) => Ok(config.envoy_binary().to_owned()),
+        },
+        xds: xds.map_or_else(|error| Way::Barred(error.text), Way::By),
+        ca,
+        istiod: config.discovery_address().to_owned(),
+        work: config.config_path(),
+    }
 }
 
 fn redirected(own_rules: bool, by_nft: bool, env: &Env) -> check::Line {
