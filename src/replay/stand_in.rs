@@ -7,6 +7,9 @@ use bytes::Bytes;
 use super::read::{self, Malformed, Request, Response};
 use super::{Mode, Store, Strip, rank};
 
+/// What a held name costs beside its letters: a `String` (24 bytes), its allocation, and its part of a tree.
+const ENTRY: usize = 64;
+
 /// The state of the stream.
 #[derive(Debug)]
 pub struct StandIn {
@@ -18,6 +21,8 @@ pub struct StandIn {
     asked: BTreeMap<String, Asked>,
     /// What istiod was told when it was asked in Envoy's name.
     told: Option<BTreeMap<String, BTreeSet<String>>>,
+    /// What has come, at most, since all that is held was weighed.
+    unweighed: usize,
 }
 
 #[derive(Debug, Default)]
@@ -47,10 +52,15 @@ struct Open {
 }
 
 impl StandIn {
+    /// What is held of a stream at most, in bytes: names, versions and first requests, with [`ENTRY`] for each text. An
+    /// Envoy with 20,000 clusters of 80 bytes has 18 MB: clusters and endpoints with versions, endpoints as they are asked
+    /// for, wanted, and told to istiod.
+    pub const MOST: usize = 32 << 20;
+
     /// For a stream of this mode. `mark` begins every nonce; nothing of istiod's begins so.
     #[must_use]
     pub fn new(mode: Mode, mark: String) -> Self {
-        Self { mode, mark, sent: 0, node: None, asked: BTreeMap::new(), told: None }
+        Self { mode, mark, sent: 0, node: None, asked: BTreeMap::new(), told: None, unweighed: 0 }
     }
 
     /// Takes a request of Envoy's. Gives the type it rejects, where it does.
@@ -59,6 +69,8 @@ impl StandIn {
     /// When it is none.
     pub fn request(&mut self, message: &Bytes) -> Result<Option<String>, Malformed> {
         let request = read::request(self.mode, message)?;
+        let texts = 2 + request.names.len() + 2 * request.has.len();
+        self.unweighed += message.len() + texts * ENTRY;
         if let Some(node) = &request.node {
             self.node = Some(node.clone());
         }
@@ -82,6 +94,19 @@ impl StandIn {
             Mode::Sotw => asked.sotw(&request),
         }
         Ok(request.rejects.then_some(request.type_url))
+    }
+
+    /// Whether Envoy has asked for more than [`Self::MOST`]. All of it is gone through only after as much as a sixteenth of
+    /// that has come, so it may be overrun by three times that.
+    pub fn holds_too_much(&mut self) -> bool {
+        if self.unweighed < Self::MOST / 16 {
+            return false;
+        }
+        self.unweighed = 0;
+        let told = self.told.iter().flatten().flat_map(|(of, names)| names.iter().chain([of])).map(weight);
+        let asked = self.asked.iter().map(|(of, asked)| weight(of) + asked.weight());
+        let node = self.node.as_ref().map_or(0, Bytes::len);
+        told.chain(asked).sum::<usize>() + node > Self::MOST
     }
 
     /// The next answer, in the order in which Envoy must hear of things; `None` while there is nothing to say.
@@ -145,24 +170,7 @@ impl StandIn {
         types.sort_by_key(|(_, asked)| asked.place);
         let node = self.node.clone();
         let write = |(n, (type_url, asked)): (usize, (&String, &Asked))| {
-            if let Some(pristine) = &asked.pristine {
-                // Word for word; only the first has the node, and it is the first here as well.
-                return pristine.clone();
-            }
-            let has = match self.mode {
-                Mode::Delta => {
-                    asked.has.iter().map(|(name, version)| (name.clone(), version.clone())).collect()
-                }
-                Mode::Sotw => Vec::new(),
-            };
-            let request = Request {
-                type_url: type_url.clone(),
-                names: asked.names.iter().cloned().collect(),
-                has,
-                node: node.clone().filter(|_| n == 0),
-                ..Request::default()
-            };
-            read::write_request(self.mode, &request)
+            asked.first(self.mode, type_url, node.clone().filter(|_| n == 0))
         };
         types.into_iter().enumerate().map(write).collect()
     }
@@ -176,16 +184,19 @@ impl StandIn {
         let mut more = Vec::new();
         for (type_url, asked) in types {
             let mut request = Request { type_url: type_url.clone(), ..Request::default() };
-            match told.get(type_url) {
+            more.push(match told.get(type_url) {
+                None => asked.first(self.mode, type_url, None),
                 Some(told) if *told == asked.names => continue,
-                Some(told) if self.mode == Mode::Delta => {
-                    request.names = asked.names.difference(told).cloned().collect();
-                    request.dropped = told.difference(&asked.names).cloned().collect();
+                Some(told) => {
+                    if self.mode == Mode::Delta {
+                        request.names = asked.names.difference(told).cloned().collect();
+                        request.dropped = told.difference(&asked.names).cloned().collect();
+                    } else {
+                        request.names = asked.names.iter().cloned().collect();
+                    }
+                    read::write_request(self.mode, &request)
                 }
-                _ => request.names = asked.names.iter().cloned().collect(),
-            }
-            let pristine = asked.pristine.as_ref().filter(|_| !told.contains_key(type_url));
-            more.push(pristine.cloned().unwrap_or_else(|| read::write_request(self.mode, &request)));
+            });
             told.insert(type_url.clone(), asked.names.clone());
         }
         more
@@ -198,7 +209,37 @@ impl StandIn {
     }
 }
 
+fn weight(text: impl AsRef<str>) -> usize {
+    text.as_ref().len() + ENTRY
+}
+
 impl Asked {
+    fn weight(&self) -> usize {
+        let names = self.names.iter().chain(&self.wanted);
+        let has = self.has.iter().flat_map(|(name, version)| [name, version]);
+        names.chain(has).map(weight).sum::<usize>() + self.pristine.as_ref().map_or(0, Bytes::len)
+    }
+
+    // What is asked for at the beginning of a stream, with what Envoy has.
+    fn first(&self, mode: Mode, type_url: &str, node: Option<Bytes>) -> Bytes {
+        if let Some(pristine) = &self.pristine {
+            // Word for word; only the first has the node, and it is the first here as well.
+            return pristine.clone();
+        }
+        let has = match mode {
+            Mode::Delta => self.has.iter().map(|(name, version)| (name.clone(), version.clone())).collect(),
+            Mode::Sotw => Vec::new(),
+        };
+        let request = Request {
+            type_url: type_url.to_owned(),
+            names: self.names.iter().cloned().collect(),
+            has,
+            node,
+            ..Request::default()
+        };
+        read::write_request(mode, &request)
+    }
+
     fn answered(&mut self, request: &Request) {
         let Some(open) = self.open.take_if(|open| open.nonce == request.nonce) else { return };
         if request.rejects {

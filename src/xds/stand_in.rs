@@ -59,7 +59,16 @@ enum Way<'a> {
     // Envoy has not asked for anything, or the last attempt has failed.
     Idle,
     Dialling(BoxFuture<'a, Result<Link, Unopened>>),
-    Asking { answer: BoxFuture<'a, Result<Heard, Status>>, more: mpsc::UnboundedSender<Bytes>, attempt: u64 },
+    Asking {
+        answer: BoxFuture<'a, Result<Heard, Status>>,
+        // Takes the next requests once all before them are on their way. Until then what Envoy asks for is only in the
+        // stand-in, which has a bound: what Envoy takes back again is never queued, and as Envoy may go on writing, its
+        // answers to memory are heard however long istiod reads nothing.
+        more: mpsc::Sender<Vec<Bytes>>,
+        // Envoy has said something since it was told.
+        news: bool,
+        attempt: u64,
+    },
 }
 
 enum Event {
@@ -67,6 +76,7 @@ enum Event {
     Due,
     Opened(Result<Link, Unopened>),
     Answered(Result<Heard, Status>),
+    Room,
     Said,
     Over(Ended),
 }
@@ -116,12 +126,7 @@ pub(super) async fn run(sides: Sides<'_>, memory: &Arc<Memory>) -> Result<Answer
     let mut over = pin!(over(stream.until, replaced, memory));
     read(&mut envoy, &mut messages, &inbox.taken_back()?)?;
     loop {
-        if let Way::Asking { more, attempt, .. } = &way {
-            for message in envoy.more() {
-                told(stream, memory, *attempt, &message);
-                let _ = more.send(frame_bytes(&message));
-            }
-        }
+        pass_on(stream, memory, &mut envoy, &mut way);
         if matches!(way, Way::Idle) && envoy.is_asked() {
             way = Way::Dialling(Box::pin(dial(shared, protocol)));
         }
@@ -133,9 +138,12 @@ pub(super) async fn run(sides: Sides<'_>, memory: &Arc<Memory>) -> Result<Answer
         }
         match next(&mut mouth, inbox, &mut way, due.as_mut(), is_due, over.as_mut()).await {
             Event::Over(ended) => return Err(ended),
-            Event::Said => {}
+            Event::Said | Event::Room => {}
             Event::Data(Some(Ok(data))) => {
                 read(&mut envoy, &mut messages, &data)?;
+                if let Way::Asking { news, .. } = &mut way {
+                    *news = true;
+                }
                 inbox.give_back(data.len());
             }
             Event::Data(Some(Err(error))) => return Err(Ended::envoy(end_status::of_downstream(&error))),
@@ -154,8 +162,9 @@ pub(super) async fn run(sides: Sides<'_>, memory: &Arc<Memory>) -> Result<Answer
                 failed(shared, memory, &status, report, holdable(&status))?;
                 (way, is_due) = (Way::Idle, true);
             }
-            Event::Answered(Ok((mut link, unsent))) => {
+            Event::Answered(Ok((mut link, mut unsent))) => {
                 let Way::Asking { attempt, .. } = way else { unreachable!("only who was asked answers") };
+                unsent.extend(asked_since(stream, memory, &mut envoy, attempt));
                 finish(&mut mouth, &mut link, over).await?;
                 hand_over(stream, inbox, unsent, envoy, messages);
                 if let Some(serving) = serving {
@@ -214,8 +223,38 @@ fn read(envoy: &mut StandIn, messages: &mut Messages, data: &Bytes) -> Result<()
             tracing::warn!(target: "xdsproxy", "Envoy rejected {} from memory, which it had accepted before",
                 types::short(&rejected));
         }
+        if envoy.holds_too_much() {
+            return Err(too_much());
+        }
     }
     Ok(())
+}
+
+// The frames of what Envoy has asked for since istiod was told last.
+fn asked_since(stream: &Stream<'_>, memory: &Memory, envoy: &mut StandIn, attempt: u64) -> Vec<Bytes> {
+    let more = envoy.more();
+    more.iter().for_each(|message| told(stream, memory, attempt, message));
+    more.iter().map(|message| frame_bytes(message)).collect()
+}
+
+// Tells istiod what is new, if it has been told all that was.
+fn pass_on(stream: &Stream<'_>, memory: &Memory, envoy: &mut StandIn, way: &mut Way<'_>) {
+    let Way::Asking { more, news, attempt, .. } = way else { return };
+    if !*news {
+        return;
+    }
+    match more.try_reserve() {
+        Ok(room) => {
+            let frames = asked_since(stream, memory, envoy, *attempt);
+            if !frames.is_empty() {
+                room.send(frames);
+            }
+        }
+        Err(mpsc::error::TrySendError::Full(())) => return,
+        // It has just answered.
+        Err(mpsc::error::TrySendError::Closed(())) => {}
+    }
+    *news = false;
 }
 
 // On a fresh stream istiod is asked for all that Envoy has asked for.
@@ -224,8 +263,8 @@ fn asked<'a>(stream: &Stream<'_>, memory: &Memory, envoy: &mut StandIn, link: Li
     let first = envoy.hand_over();
     first.iter().for_each(|message| told(stream, memory, attempt, message));
     let first = first.iter().map(|message| frame_bytes(message)).collect();
-    let (more, queue) = mpsc::unbounded_channel();
-    Way::Asking { answer: Box::pin(ask(link, first, queue)), more, attempt }
+    let (more, queue) = mpsc::channel(1);
+    Way::Asking { answer: Box::pin(ask(link, first, queue)), more, news: false, attempt }
 }
 
 // From here on the relay reads what Envoy writes; what memory was told of it goes along.
@@ -251,6 +290,14 @@ fn too_old() -> Ended {
 
 fn too_large(length: u64) -> Ended {
     let text = format!("a request of {length} bytes is larger than ISTIO_GPRC_MAXRECVMSGSIZE allows");
+    Ended::envoy(Status::resource_exhausted(text))
+}
+
+fn too_much() -> Ended {
+    let most = StandIn::MOST >> 20;
+    let text = format!(
+        "Envoy asks for more than {most} MiB of names while istiod is away, which is more than is kept"
+    );
     Ended::envoy(Status::resource_exhausted(text))
 }
 
@@ -298,7 +345,7 @@ async fn dial(shared: &Shared, protocol: super::Protocol) -> Result<Link, Unopen
 pub(super) async fn ask(
     link: Link,
     mut unsent: VecDeque<Bytes>,
-    mut more: mpsc::UnboundedReceiver<Bytes>,
+    mut more: mpsc::Receiver<Vec<Bytes>>,
 ) -> Result<Heard, Status> {
     let Link { mut driver, mut sink, mut response, ping, reads, peer, token_expires } = link;
     let answer = {
@@ -332,8 +379,8 @@ pub(super) async fn ask(
         let content_type = parts.headers.get(http::header::CONTENT_TYPE).and_then(|v| v.to_str().ok());
         return Err(end_status::of_http(parts.status, content_type));
     }
-    while let Ok(frame) = more.try_recv() {
-        unsent.push_back(frame);
+    while let Ok(frames) = more.try_recv() {
+        unsent.extend(frames);
     }
     let answer = http::Response::from_parts(parts, body);
     let response = Either::Right(future::ready(Ok(answer)));
@@ -344,7 +391,7 @@ pub(super) async fn ask(
 async fn send(
     sink: &mut SendStream<Bytes>,
     unsent: &mut VecDeque<Bytes>,
-    more: &mut mpsc::UnboundedReceiver<Bytes>,
+    more: &mut mpsc::Receiver<Vec<Bytes>>,
 ) -> Result<(), h2::Error> {
     loop {
         while let Some(frame) = unsent.front_mut() {
@@ -362,7 +409,7 @@ async fn send(
             }
         }
         match more.recv().await {
-            Some(frame) => unsent.push_back(frame),
+            Some(frames) => unsent.extend(frames),
             None => return Ok(()),
         }
     }
@@ -415,7 +462,11 @@ async fn next(
         match way {
             Way::Idle => std::future::pending().await,
             Way::Dialling(opened) => Event::Opened(opened.await),
-            Way::Asking { answer, .. } => Event::Answered(answer.await),
+            Way::Asking { answer, more, news, .. } => tokio::select! {
+                biased;
+                heard = answer => Event::Answered(heard),
+                _ = more.reserve(), if *news => Event::Room,
+            },
         }
     };
     tokio::select! {

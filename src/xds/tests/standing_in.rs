@@ -5,6 +5,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use super::*;
 use crate::xds::probe::{Refused, probe};
 
+const EDS: &str = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment";
+
 fn replay() -> Replay {
     Replay { after: Duration::ZERO, most: 1 << 20, disk: None, left: None }
 }
@@ -69,6 +71,73 @@ async fn what_istiod_had_not_read_when_it_answered_is_told_to_its_end() {
     assert_eq!(told.resources.len(), names.len());
     let versions = |version| told.resources.iter().filter(|r| r.version == version).count();
     assert_eq!((versions("2"), versions("1")), (1, names.len() - 1));
+}
+
+// An istiod that has taken the stream and is silent, and an Envoy that is answered from memory meanwhile.
+async fn silent(rig: &mut Rig) -> (Envoy, Istiod) {
+    rig.filled(&["a".to_owned()]).await;
+    let mut envoy = rig.envoy(Protocol::Delta).await;
+    envoy.send(&delta_request(CDS)).await;
+    assert!(envoy.delta().await.nonce.starts_with("memory-"));
+    let istiod = rig.istiod().await;
+    (envoy, istiod)
+}
+
+fn subscription(of: &str, more: Vec<String>, less: Vec<String>) -> DeltaDiscoveryRequest {
+    DeltaDiscoveryRequest {
+        resource_names_subscribe: more,
+        resource_names_unsubscribe: less,
+        ..delta_request(of)
+    }
+}
+
+#[tokio::test]
+async fn what_envoy_takes_back_is_not_kept_for_an_istiod_that_does_not_read() {
+    let mut rig = Rig::with(|c| c.replay = Some(replay())).await;
+    let (mut envoy, mut istiod) = silent(&mut rig).await;
+    // Ten times what istiod's window takes.
+    let name = |n: usize| format!("{n:01000}");
+    for n in 0..640 {
+        let asks = subscription(EDS, vec![name(n + 1)], vec![name(n)]);
+        tokio::time::timeout(SOON, envoy.send(&asks)).await.expect("Envoy may go on writing");
+    }
+    // Once this is answered all before it has been read.
+    envoy.send(&delta_request(types::LISTENER)).await;
+    while envoy.delta().await.type_url != types::LISTENER {}
+    istiod.push(&delta(CDS, "i1", &["a".to_owned()], "2")).await;
+    let (mut asked, mut read, mut requests) = (std::collections::BTreeSet::new(), 0, 0);
+    loop {
+        let told = istiod.delta().await;
+        requests += 1;
+        read += told.encoded_len();
+        if told.type_url == EDS {
+            asked.extend(told.resource_names_subscribe);
+            for name in &told.resource_names_unsubscribe {
+                asked.remove(name);
+            }
+        }
+        // The agent's own comes when all of Envoy's is told.
+        if told.type_url == types::PROXY_CONFIG {
+            break;
+        }
+    }
+    assert_eq!(asked.into_iter().collect::<Vec<_>>(), [name(640)]);
+    assert!(read < 300_000, "{read} bytes in {requests} requests");
+}
+
+#[tokio::test]
+async fn an_envoy_that_asks_for_more_than_can_be_kept_is_told_so() {
+    let mut rig = Rig::with(|c| c.replay = Some(replay())).await;
+    let (mut envoy, _istiod) = silent(&mut rig).await;
+    // A megabyte of names each time, far above the bound in all.
+    for n in 0..100 {
+        let names = (0..1000).map(|k| format!("{n:03}-{k:01000}")).collect();
+        let asks = subscription(EDS, names, Vec::new());
+        tokio::time::timeout(SOON, envoy.send(&asks)).await.expect("it is read, or the stream ends");
+    }
+    let (code, text) = envoy.status().await;
+    assert_eq!(code, Code::ResourceExhausted, "{text}");
+    assert!(text.contains("MiB of names"), "{text}");
 }
 
 // An Envoy that asks and does not read what memory answers.
@@ -151,7 +220,7 @@ async fn a_status_that_comes_with_the_end_of_the_connection_is_heard() {
     let headers = CallHeaders::default();
     let opened = upstream::open(&way, &Tokens, &headers, Protocol::Delta, &|_| {}).await;
     let Ok(link) = opened else { panic!("no stream was opened") };
-    let (_more, queue) = mpsc::unbounded_channel();
+    let (_more, queue) = mpsc::channel(1);
     let Err(status) = stand_in::ask(link, VecDeque::new(), queue).await else { panic!("it was taken") };
     assert_eq!((status.code(), status.message()), (Code::PermissionDenied, "no"));
     match probe(&way, &Tokens, &headers, SOON).await {
