@@ -31,7 +31,7 @@ use crate::base::error::chain;
 use crate::base::tasks::{Stop, TaskResult};
 use crate::ca::CaClient;
 use crate::ca::csr::Key;
-use asking::Waiter;
+use asking::{Mount, Waiter};
 use troubles::Troubles;
 
 /// Requests that wait for the manager's turn. It answers in microseconds; the senders wait when it is
@@ -101,6 +101,8 @@ pub(crate) struct Manager {
     kept: Arc<Mutex<Option<Kept>>>,
     board: Board,
     files: Store,
+    /// Of `default` and of `ROOTCA`.
+    mounts: [Mount; 2],
     workload: Workload,
     bundle: Vec<String>,
     waiting: Vec<Waiter>,
@@ -141,6 +143,7 @@ impl Manager {
         let manager = Self {
             metrics: Metrics::new(metrics, Arc::clone(&clock)),
             files: Store::new(config.file_debounce, &config.watches),
+            mounts: Default::default(),
             workload: Workload::new(config.grace_ratio, config.grace_jitter),
             commands: queue,
             bundle_news,
@@ -191,6 +194,8 @@ impl Manager {
                 () = stop.cancelled() => return Ok(()),
                 outcome = poll(&mut running) => {
                     running = None;
+                    // Files that have come meanwhile are served, not what was issued.
+                    self.come_back_all().await;
                     self.finished(outcome);
                 }
                 Some(command) = self.commands.recv() => {
@@ -233,8 +238,7 @@ impl Manager {
         let mono = Instant::now();
         self.tell_expiry();
         self.answer_due(mono);
-        self.come_back(ResourceName::RootCa).await;
-        self.come_back(ResourceName::Default).await;
+        self.come_back_all().await;
         let board = &self.board;
         let (events, refused) = self.files.tick(mono, |name| board.followers(name)).await;
         (0..refused).for_each(|_| self.metrics.file_failed());
@@ -244,6 +248,13 @@ impl Manager {
         self.board.sweep(|name| configured(name) || files.holds(name));
         for output in [&mut self.output, &mut self.persist].into_iter().flatten() {
             output.tick(mono);
+        }
+    }
+
+    async fn come_back_all(&mut self) {
+        if self.ca.is_some() {
+            self.come_back(ResourceName::RootCa).await;
+            self.come_back(ResourceName::Default).await;
         }
     }
 

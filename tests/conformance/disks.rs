@@ -1,10 +1,15 @@
 //! Files that never answer: a FIFO in the place of a file is read without end until somebody writes.
 
+use std::io::Read;
+use std::path::Path;
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::time::Duration;
+
 use rustix::process::{Signal, kill_process};
 use tokio::net::unix::pipe::{OpenOptions, Sender};
 
-use crate::support::client::secret_request;
-use crate::support::{Envoy, MockIstiod, TestAgent, eventually};
+use crate::support::client::{Pem, secret_request, secrets};
+use crate::support::{Envoy, LIMIT, MockIstiod, TestAgent, eventually};
 
 const WATCHED: &str = "watched.pem";
 
@@ -28,6 +33,90 @@ async fn stuck(mock: &MockIstiod) -> (TestAgent, Sender) {
     let end = || async { OpenOptions::new().open_sender(&watched).ok() };
     let sender = eventually("the file is read", end).await;
     (agent, sender)
+}
+
+/// A file that whoever opens it waits for, as on a mount that hangs: another process holds a lease on it, and the kernel
+/// asks for that back (for 45 s, `/proc/sys/fs/lease-break-time`).
+struct Leased(Child);
+
+impl Leased {
+    const HOLD: &str = "import fcntl, os, signal, sys
+signal.signal(signal.SIGIO, lambda *_: print('asked', flush=True))
+fcntl.fcntl(os.open(sys.argv[1], os.O_RDWR), fcntl.F_SETLEASE, fcntl.F_WRLCK)
+print('held', flush=True)
+sys.stdin.read()
+";
+
+    fn hold(file: &Path) -> Self {
+        let mut child = Command::new("python3")
+            .args(["-c", Self::HOLD])
+            .arg(file)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("python3");
+        assert_eq!(said(&mut child), "held");
+        Self(child)
+    }
+
+    /// Waits until somebody opens it.
+    fn asked(&mut self) {
+        let mut child = self.0.stdout.take().expect("it is piped");
+        let (told, heard) = std::sync::mpsc::channel();
+        std::thread::spawn(move || told.send(line(&mut child)));
+        assert_eq!(heard.recv_timeout(LIMIT).as_deref(), Ok("asked"));
+    }
+}
+
+impl Drop for Leased {
+    fn drop(&mut self) {
+        drop(self.0.stdin.take());
+        let _ = self.0.wait();
+    }
+}
+
+fn said(child: &mut Child) -> String {
+    line(child.stdout.as_mut().expect("it is piped"))
+}
+
+fn line(from: &mut ChildStdout) -> String {
+    let mut line = Vec::new();
+    let mut byte = [0];
+    while from.read_exact(&mut byte).is_ok() && byte != *b"\n" {
+        line.push(byte[0]);
+    }
+    String::from_utf8(line).unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn mounted_certificates_that_cannot_be_opened_hold_up_nobody() {
+    let mock = MockIstiod::start().await;
+    let pair = mock.issue(&mock.identity("ns", "sa"), Duration::from_secs(3600));
+    let dir = tempfile::Builder::new().prefix("agent-").tempdir().unwrap();
+    let certs = dir.path().join("etc/certs");
+    std::fs::create_dir_all(&certs).unwrap();
+    for (file, text) in [("cert-chain.pem", &pair.chain), ("key.pem", &pair.key)] {
+        std::fs::write(certs.join(file), text).unwrap();
+    }
+    let mut leased = Leased::hold(&certs.join("cert-chain.pem"));
+    let mut agent = TestAgent::with().istiod(&mock).start_in(dir);
+    leased.asked();
+    // What the CA issues is served, by an agent that answers all the time.
+    agent.wait_ready().await;
+    serves(&mut agent).await;
+    assert_eq!(mock.record().signed().len(), 1);
+    // Once they can be opened they are served in its place.
+    drop(leased);
+    let client = agent.sds().await;
+    eventually("the files' certificate is served", || async {
+        let mut stream = client.stream_secrets();
+        stream.send(&secret_request("default"));
+        let secret = stream.next().await.expect("a certificate");
+        let [(_, Pem::Identity { chain, .. })] = &secrets(&secret)[..] else { panic!("{secret:?}") };
+        (*chain == pair.chain).then_some(())
+    })
+    .await;
+    agent.stop().await;
 }
 
 async fn serves(agent: &mut TestAgent) {

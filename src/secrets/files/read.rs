@@ -1,8 +1,7 @@
 //! Reading: what lies in the files at this moment, and whether it can be served.
 //!
 //! Never more than [`MAX_BYTES`], and pipes and devices are not opened. All of it may wait for the file system,
-//! so it is done on a thread of its own (`disk`), but for [`Source::usable`] of configured files that were never
-//! read: the start has looked at the same places and would not have come so far.
+//! so it is done on a thread of its own (`disk`).
 
 use std::fs::File;
 use std::hash::{DefaultHasher, Hash, Hasher};

@@ -7,12 +7,32 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::{Command, Manager};
+use crate::base::disk::Looks;
 use crate::secrets::files::{Reply, Source};
 use crate::secrets::name::SYSTEM;
 use crate::secrets::{Error, ResourceName};
 
 /// A certificate that is due, but good, is held back this long in favour of the new one.
 const SOFT_WAIT: Duration = Duration::from_secs(2);
+
+/// How long a look whether files are there is waited for: a mount that hangs is waited for once, and a node under load is
+/// no reason to turn to the CA.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// What is known of the files of `default` or `ROOTCA` while nothing of them is read. Looked at beside the runtime: a
+/// mount may hang.
+#[derive(Debug)]
+pub(super) struct Mount {
+    looks: Looks<bool>,
+    /// Whether they are there, by the last look that has ended.
+    there: Option<bool>,
+}
+
+impl Default for Mount {
+    fn default() -> Self {
+        Self { looks: Looks::patient(LOOK), there: None }
+    }
+}
 
 /// Somebody whose answer is held back.
 #[derive(Debug)]
@@ -33,13 +53,12 @@ pub(super) enum Origin {
 
 impl Manager {
     pub(super) fn provider(&self, name: &ResourceName) -> Origin {
-        let source = self.mounted(name);
         // Files that are gone for a moment are not given up: what was read of them is still good. Where the CA's is
         // served, files take its place once they have been read: until then it has to be renewed.
         let files =
-            self.files.loaded(name).is_some() || (self.board.value(name).is_none() && source.usable());
+            self.files.loaded(name).is_some() || (self.board.value(name).is_none() && self.there(name));
         if files && !self.written_by_us() {
-            Origin::Files(source)
+            Origin::Files(self.mounted(name))
         } else if self.ca.is_some() {
             Origin::Ca
         } else {
@@ -59,23 +78,48 @@ impl Manager {
         }
     }
 
+    // Files that nothing can be said of are waited for where there is nobody else.
+    fn there(&self, name: &ResourceName) -> bool {
+        let mount = if *name == ResourceName::Default { &self.mounts[0] } else { &self.mounts[1] };
+        mount.there.unwrap_or(self.ca.is_none())
+    }
+
+    /// Looks whether the files are there.
+    async fn look(&mut self, name: &ResourceName) {
+        let source = self.mounted(name);
+        let mount = &mut self.mounts[usize::from(*name != ResourceName::Default)];
+        let there = mount.looks.run(move || source.usable()).await;
+        if there.is_some() || self.ca.is_none() {
+            mount.there = there;
+        }
+    }
+
     /// Makes a configured file resource known before anybody asks for it, or once its files have come (back).
     pub(super) async fn begin(&mut self, name: ResourceName) {
-        let source = self.mounted(&name);
-        let there = || !self.written_by_us() && source.usable();
-        if self.files.holds(&name) || (self.ca.is_some() && !there()) {
+        if self.files.holds(&name) {
             return;
         }
-        if self.files.follow(&name, source).is_ok() {
+        if self.ca.is_some() {
+            if self.written_by_us() {
+                return;
+            }
+            self.look(&name).await;
+            if !self.there(&name) {
+                return;
+            }
+        }
+        if self.files.follow(&name, self.mounted(&name)).is_ok() {
             let events = self.files.look_at(&[name]).await;
             self.file_events(events).await;
         }
     }
 
-    /// Looks whether files have come that are served in place of what the CA issued.
+    /// Looks whether files have come that are served in place of what the CA issued, or will issue.
     pub(super) async fn come_back(&mut self, name: ResourceName) {
         if self.ca.is_some() && self.board.value(&name).is_some() {
             self.begin(name).await;
+        } else if self.files.loaded(&name).is_none() && !self.written_by_us() {
+            self.look(&name).await;
         }
     }
 
