@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
+use tokio::io::{AsyncWrite, Interest};
 use tokio::net::TcpStream;
 use tokio::time::Instant;
 
@@ -59,23 +59,18 @@ impl Io {
     }
 }
 
-impl AsyncRead for Io {
-    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+impl Io {
+    /// Reads what there is into `space`, which is not touched while there is nothing.
+    pub(super) fn poll_read(&self, cx: &mut Context<'_>, space: &mut [u8]) -> Poll<io::Result<usize>> {
         loop {
             ready!(self.0.poll_read_ready(cx))?;
-            match self.0.try_read(buf.initialize_unfilled()) {
-                Ok(n) => {
-                    buf.advance(n);
-                    return Poll::Ready(Ok(()));
-                }
+            match self.0.try_read(space) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                Err(error) => return Poll::Ready(Err(error)),
+                result => return Poll::Ready(result),
             }
         }
     }
-}
 
-impl Io {
     fn poll_with(
         &self,
         cx: &mut Context<'_>,

@@ -13,7 +13,8 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::{HeaderValue, Request, StatusCode, header};
+use http::request::Parts;
+use http::{HeaderValue, Request, StatusCode, Uri, header};
 use http_body_util::BodyExt;
 use hyper::body::{Body as _, Incoming};
 use hyper::service::service_fn;
@@ -230,7 +231,10 @@ async fn answer<S: Site>(
     conn: Arc<ConnState>,
 ) -> Result<Answer, Infallible> {
     conn.busy();
-    let (head, mut body) = request.into_parts();
+    let (mut head, mut body) = request.into_parts();
+    if !body.is_end_stream() {
+        let_go(&mut head);
+    }
     let request = Request::from_parts(head, ());
     if let Some(mut refused) = rules::malformed(&request) {
         if !body.is_end_stream() {
@@ -254,6 +258,20 @@ async fn answer<S: Site>(
     }
     answer.body_mut().conn = Some(conn);
     Ok(answer)
+}
+
+// What a head says is a part of the buffer that it was read into, 8 kB or more. Its body is read into the same one, if
+// nobody else holds a part of it; otherwise into another of that size.
+fn let_go(head: &mut Parts) {
+    for value in head.headers.values_mut() {
+        let mut own = HeaderValue::from_bytes(value.as_bytes()).expect("it was one");
+        own.set_sensitive(value.is_sensitive());
+        *value = own;
+    }
+    // Whatever cannot be spelled again stays.
+    if let Ok(own) = Uri::try_from(head.uri.to_string()) {
+        head.uri = own;
+    }
 }
 
 /// Takes what is left of a body that nobody wants, so that the next request can be read; `false` when it is too
@@ -325,5 +343,37 @@ async fn answered<S: Site>(io: Watched, peer: SocketAddr, state: Arc<ConnState>,
         let mut sink = vec![0; 4096];
         let taken = async { while rest.read(&mut sink).await.is_ok_and(|n| n > 0) {} };
         let _ = tokio::time::timeout(LINGER, taken).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::{Bytes, BytesMut};
+
+    use super::*;
+
+    #[test]
+    fn a_head_whose_body_is_waited_for_holds_no_buffer() {
+        let mut buffer = BytesMut::with_capacity(8192);
+        buffer.extend_from_slice(b"/token?a=%41 secret \xe4");
+        let read = buffer.split().freeze();
+        let mut secret = HeaderValue::from_maybe_shared(read.slice(13..19)).unwrap();
+        secret.set_sensitive(true);
+        let odd = HeaderValue::from_maybe_shared(read.slice(20..)).unwrap();
+        let uri = Uri::from_maybe_shared(read.slice(..12)).unwrap();
+        let whole = Request::post(uri).header("a", secret).header("b", odd).body(()).unwrap();
+        drop(read);
+        let (mut head, ()) = whole.into_parts();
+        assert!(!buffer.try_reclaim(8192), "it is the buffer's");
+        let before = (head.uri.clone().to_string(), format!("{:?}", head.headers));
+        let_go(&mut head);
+        assert_eq!((head.uri.to_string(), format!("{:?}", head.headers)), before);
+        assert!(head.headers["a"].is_sensitive() && head.headers["b"] == Bytes::from_static(b"\xe4")[..]);
+        assert!(buffer.try_reclaim(8192), "nobody else has a part of it");
+        for odd in ["*", "http://a/b", "/", "a:80"] {
+            let mut head = Request::post(odd).body(()).unwrap().into_parts().0;
+            let_go(&mut head);
+            assert_eq!(head.uri, odd);
+        }
     }
 }

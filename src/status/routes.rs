@@ -49,7 +49,8 @@ impl Site for Shared {
         conn: &Arc<ConnState>,
     ) -> Answer {
         let coding = compress::Coding::choose(request.headers(), request.method());
-        let answer = dispatch(request, body, Peer::new(peer), conn, self).await;
+        // On the heap, so that it is gone while the rest of a body is read: it has 7 kB.
+        let answer = Box::pin(dispatch(request, body, Peer::new(peer), conn, self)).await;
         let mut answer = compress::apply(answer, coding).await;
         answer.headers_mut().insert(header::VARY, HeaderValue::from_static("Accept-Encoding"));
         answer

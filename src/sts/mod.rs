@@ -73,7 +73,8 @@ pub(crate) use upstream::Upstream;
 
 /// Connections at a time.
 const CONNECTIONS: usize = 2048;
-/// Those with a request, about 31 kB each: a pod's worth of callers that all start at once. Half of them may stand still.
+/// Those with a request, about 23 kB each, 16 of them in two buffers of the HTTP library's: a pod's worth of callers that
+/// all start at once. Half of them may stand still.
 const ASKING: usize = 1024;
 /// How long a connection may be kept without a request; the Go agent's limit.
 const IDLE: Duration = Duration::from_secs(90);

@@ -5,6 +5,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
@@ -65,6 +67,50 @@ fn form(subject: &str) -> String {
 async fn ask(port: u16, subject: &str) -> (u16, Value) {
     let reply: Reply = call_with("POST", port, "/token", &form(subject), &[FORM]).await.unwrap();
     (reply.status.as_u16(), serde_json::from_slice(&reply.body).unwrap())
+}
+
+/// Anonymous memory of the agent, in kB.
+fn memory(agent: &TestAgent) -> usize {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", agent.pid().as_raw_pid())).unwrap();
+    let line = status.lines().find(|line| line.starts_with("RssAnon:")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse().unwrap()
+}
+
+#[tokio::test]
+async fn half_of_a_request_takes_little_memory() {
+    const HALVES: usize = 600;
+    let mock = MockIstiod::start().await;
+    let endpoint = Endpoint::start().await;
+    endpoint.says(200, json!({ "access_token": "a", "token_type": "Bearer", "expires_in": 3600 }));
+    let port = free_port();
+    let url = format!("http://127.0.0.1:{}/sts", endpoint.web.port);
+    let mut agent = passthrough(&mock, port, &url).start();
+    agent.wait_ready().await;
+    assert_eq!(ask(port, "first").await.0, 200);
+    let before = memory(&agent);
+    let half = format!(
+        "POST /token HTTP/1.1\r\nHost: localhost\r\n{}: {}\r\nContent-Length: 60000\r\n\r\ngrant_type=",
+        FORM.0, FORM.1
+    );
+    let mut held = Vec::new();
+    for _ in 0..HALVES {
+        let mut io = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
+        io.write_all(half.as_bytes()).await.unwrap();
+        held.push(io);
+    }
+    // Whoever comes after them all is answered after all were read.
+    assert_eq!(ask(port, "last").await.0, 200);
+    let each = memory(&agent).saturating_sub(before) / HALVES;
+    println!("{each} kB for half of a request");
+    assert!(each < 27, "{each} kB for half of a request");
+    // Each of them may still go on: 60,000 bytes in all.
+    let mut io = held.remove(HALVES - 1);
+    io.write_all(&b"x".repeat(60_000 - "grant_type=".len())).await.unwrap();
+    let mut answer = [0; 12];
+    io.read_exact(&mut answer).await.unwrap();
+    assert_eq!(&answer, b"HTTP/1.1 400");
+    drop(held);
+    agent.stop().await;
 }
 
 #[tokio::test]
