@@ -35,8 +35,12 @@ impl Seen {
         Self { trouble, paths: Mutex::default() }
     }
 
-    /// A probe of a path of the table has ended.
+    /// A probe of a path of the table has ended. One that was not made says nothing of the application: those that were
+    /// under way meanwhile do.
     pub(super) fn note(&self, path: &str, result: &Result<Answer, Unanswered>) {
+        if matches!(result, Err(Unanswered::Crowded)) {
+            return;
+        }
         let (good, said) = match result {
             Ok(answer) => (!answer.status().is_client_error() && !answer.status().is_server_error(), {
                 format!("HTTP status code {}", answer.status().as_u16())
@@ -107,6 +111,8 @@ mod tests {
             (&document[0]["failuresInARow"], &document[1]["last"]),
             (&3.into(), &"HTTP status code 500".into())
         );
+        seen.note("/app-health/app/livez", &Err(Unanswered::Crowded));
+        assert_eq!(seen.document()[0]["failuresInARow"], 3, "it was not made");
         seen.note("/app-health/app/livez", &Ok(status(StatusCode::OK)));
         assert_eq!(list.verdict(), None);
     }
