@@ -58,20 +58,22 @@ impl<W: Write> Write for Summed<W> {
     }
 }
 
-/// Writes the store, which is good at `now` (seconds since 1970), for `owner`.
+/// As [`write_to`], without secrets, in memory: for tests and fuzz targets.
 ///
 /// # Errors
 /// When a block cannot be compressed.
+#[cfg(debug_assertions)]
 pub fn write(store: &Store, owner: &str, now: u64) -> io::Result<Vec<u8>> {
     let mut out = Vec::new();
     write_to(&mut out, store, owner, now, false)?;
     Ok(out)
 }
 
-/// As [`write()`], piece by piece, with secrets that came over ADS if `secrets` says so: for memory only.
+/// Writes the store, which is good at `now` (seconds since 1970), for `owner`, piece by piece; with secrets that came over
+/// ADS if `secrets` says so: for memory only.
 ///
 /// # Errors
-/// As [`write()`], and those of `out`.
+/// When a block cannot be compressed, and those of `out`.
 pub(crate) fn write_to(
     out: &mut impl Write,
     store: &Store,
