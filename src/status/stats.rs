@@ -210,7 +210,10 @@ impl Merger {
             }
         });
         let apps = futures_util::future::join_all(targets).await;
-        (apps.into_iter().flatten().collect(), turn)
+        let apps: Vec<Part> = apps.into_iter().flatten().collect();
+        // The turn is for what is held of them.
+        let turn = turn.filter(|_| !apps.is_empty());
+        (apps, turn)
     }
 
     async fn head(

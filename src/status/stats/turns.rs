@@ -18,25 +18,28 @@ const TURNS: usize = 8;
 const STOOD: Duration = Duration::from_secs(1);
 /// Between two looks at who stands.
 const LOOK: Duration = Duration::from_millis(100);
-/// Longest wait for a turn: Prometheus' usual limit of a scrape.
+/// Longest wait for a turn where the scraper names no limit, and for the scrape's own with any: Prometheus' usual limit.
 const WAIT: Duration = Duration::from_secs(10);
 
 #[derive(Debug)]
 pub(super) struct Turns {
     free: Arc<Semaphore>,
     taken: Mutex<Vec<Weak<Held>>>,
+    /// Longest wait, whatever the scraper's limit.
+    most: Duration,
 }
 
 impl Default for Turns {
     fn default() -> Self {
-        Self { free: Arc::new(Semaphore::new(TURNS)), taken: Mutex::default() }
+        Self { free: Arc::new(Semaphore::new(TURNS)), taken: Mutex::default(), most: WAIT }
     }
 }
 
 impl Turns {
-    /// For scrapes of several applications, whose bodies are held whole.
+    /// For scrapes of several applications, whose bodies are held whole. Waited for as long as the scraper waits: the
+    /// answer would lack all of them.
     pub(super) fn one() -> Self {
-        Self { free: Arc::new(Semaphore::new(1)), taken: Mutex::default() }
+        Self { free: Arc::new(Semaphore::new(1)), taken: Mutex::default(), most: Duration::MAX }
     }
 }
 
@@ -72,7 +75,7 @@ impl Turns {
             Err(_) => {
                 let begun = Instant::now();
                 of.enter(Phase::Waiting);
-                let wait = limit.map_or(WAIT, |limit| limit.min(WAIT));
+                let wait = limit.map_or(WAIT, |limit| limit.min(self.most));
                 let permit = tokio::time::timeout(wait, self.wait()).await.ok();
                 of.enter(Phase::Busy);
                 (permit?, begun.elapsed())
@@ -146,6 +149,19 @@ mod tests {
         all[5].leaves();
         let _ = tokio::time::timeout(LOOK * 2, turns.take(&scraper(), None)).await;
         assert!(all[5].is_cut() && !all[2].is_cut(), "its client has closed its side");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_applications_are_waited_for_as_long_as_the_scraper_waits() {
+        let turns = Turns::one();
+        let (first, second) = (scraper(), scraper());
+        let held = turns.take(&first, None).await.unwrap();
+        let mut waiting = Box::pin(turns.take(&second, Some(WAIT * 3)));
+        assert!(tokio::time::timeout(WAIT * 2, &mut waiting).await.is_err());
+        drop(held);
+        let (_turn, waited) = waiting.await.unwrap();
+        assert!(waited >= WAIT * 2, "taken off its limit");
+        assert!(turns.take(&first, Some(WAIT * 3)).await.is_none(), "nor longer");
     }
 
     #[tokio::test(start_paused = true)]
