@@ -30,7 +30,8 @@ impl Guards {
     pub(crate) const ALL: Self = Self([true; 6]);
 
     /// Reads a save with counters. Without ours (another release's, counters that were set to zero) only
-    /// all six on top are guardrails: an equal rule further down is a user's.
+    /// all six on top are guardrails: an equal rule further down is a user's. Where some have the mark, both of a
+    /// chain that are on top have lost theirs.
     #[must_use]
     pub fn read(saved: &str) -> Self {
         let mut out = [false; 6];
@@ -48,8 +49,13 @@ impl Guards {
                 *ours |= wanted == Some(rule);
             }
         }
-        let found = Self(out);
-        if found.any() || !on_top(&SavedTables::parse(saved)) { found } else { Self::ALL }
+        let top = on_top(&SavedTables::parse(saved));
+        if out.contains(&true) || top == [true; 3] {
+            for (ours, top) in out.chunks_mut(2).zip(top) {
+                ours.iter_mut().for_each(|ours| *ours |= top);
+            }
+        }
+        Self(out)
     }
 
     /// Whether there is one.
@@ -184,11 +190,10 @@ pub(crate) fn may_be_guarded(state: &SavedTables) -> bool {
     GUARDS.iter().any(|(chain, rule)| state.rules("filter", chain).iter().any(|r| r.text == *rule))
 }
 
-fn on_top(state: &SavedTables) -> bool {
-    GUARDS.chunks(2).all(|pair| {
-        let chain = pair[0].0;
+fn on_top(state: &SavedTables) -> [bool; 3] {
+    ["INPUT", "FORWARD", "OUTPUT"].map(|chain| {
         let top: Vec<_> = state.rules("filter", chain).iter().take(2).map(|r| r.text.as_str()).collect();
-        top == [pair[1].1, pair[0].1]
+        top == ["-p udp -j DROP", "-p tcp -j DROP"]
     })
 }
 
@@ -242,6 +247,8 @@ mod tests {
         assert_eq!(Guards::read(&saved(MARK + 5, &below, &both)), Guards::ALL);
         assert_eq!(Guards::read(&saved(0, &both, &both)), Guards::ALL);
         assert!(!Guards::read(&saved(0, &below, &both)).any(), "a user's own");
+        let zeroed = saved(MARK, &both, &both).replacen(&MARK.to_string(), "0", 2);
+        assert_eq!(Guards::read(&zeroed), Guards::ALL, "iptables -Z INPUT");
         let most = Guards::read(&saved(MARK, &below, &both[..1]));
         assert_eq!(most, Guards([true, true, true, true, false, true]));
         assert_eq!(lower_guardrails(most).matches("-D ").count(), 5);
