@@ -424,7 +424,10 @@ impl<P: Protocol> Conversation<P> {
 
     async fn respond(&mut self, secrets: &[(String, Secret)]) -> Result<Bytes, Status> {
         bounded(secrets)?;
-        self.shared.encoder.prepare(secrets).await;
+        tokio::select! {
+            () = self.shared.encoder.prepare(secrets) => {}
+            () = self.shared.stop.cancelled() => return Err(stopping()),
+        }
         let is_root = |(_, secret): &(String, Secret)| matches!(secret, Secret::Roots(_));
         if !self.shared.encoder.crl.is_known() && secrets.iter().any(is_root) {
             self.unrevoked = true;
