@@ -93,10 +93,18 @@ pub(crate) fn walk(
         };
         let next = here.path.join(&name);
         let about = handle.as_ref().map(File::metadata).transpose()?;
+        let is_folder = about.as_ref().is_some_and(std::fs::Metadata::is_dir);
         let Some((handle, about)) = handle.as_ref().zip(about).filter(|(_, about)| about.is_symlink()) else {
             if ends {
                 return Ok((here, Some(name)));
             }
+            // Only what is opened as a folder is mounted where it is mounted on demand.
+            let handle = match &here.handle {
+                Some(inside) if is_folder => {
+                    Some(rustix::fs::openat(inside, &name, flags | OFlags::DIRECTORY, Mode::empty())?.into())
+                }
+                _ => handle,
+            };
             above.push(std::mem::replace(&mut here, Folder { handle, path: next }));
             continue;
         };
