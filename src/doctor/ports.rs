@@ -38,9 +38,9 @@ pub(super) fn checks(scene: &Scene, status_port: Option<u16>, alive: bool) -> Ve
             Some(holder) => {
                 let said = format!("{what} {port} is held by {holder}");
                 let hint = "stop that process, or configure another port; an Envoy left over from an earlier agent is ended by its pid";
-                let check = Check::fail(NAME, *kind, said).hint(hint);
-                // The agent goes on without its status server, and tries again.
-                out.push(check);
+                // An agent goes on without its status server, but the kubelet's probes come to a stranger, and nobody
+                // can be asked for what else is wrong.
+                out.push(Check::fail(NAME, *kind, said).hint(hint).broken());
             }
         }
     }

@@ -80,6 +80,12 @@ impl Check {
         Self { state, hint: kind.hint().to_owned(), kind: Some(kind), ..Self::ok(name, said) }
     }
 
+    /// Broken here, though an agent would go on.
+    pub(super) fn broken(mut self) -> Self {
+        self.state = Outcome::Fail;
+        self
+    }
+
     pub(super) fn late(name: &'static str, said: impl Into<String>, hint: impl Into<String>) -> Self {
         Self { state: Outcome::Late, hint: hint.into(), ..Self::ok(name, said) }
     }
