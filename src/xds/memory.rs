@@ -5,27 +5,24 @@
 //! for long, for a file or an answer, take a copy that shares everything with it, and let go. The relay's own thread
 //! asks the [`Glance`] that each change leaves.
 
-use std::io::{BufWriter, Write};
+mod file;
+
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
-use futures_util::future::BoxFuture;
 use prometheus::{IntCounterVec, IntGaugeVec};
 use tokio::sync::{mpsc, oneshot};
-use tokio::time::Instant;
 use tonic::{Code, Status};
 
+use self::file::File;
 use super::protocol::Protocol;
 use super::types;
-use crate::base::backoff::{Backoff, Jitter, Policy};
 use crate::base::clock::Clock;
-use crate::base::error::chain;
 use crate::base::heap::Passing;
 use crate::base::lane::Lane;
-use crate::base::place::{self, Mode as FileMode};
 use crate::base::seldom::Seldom;
 use crate::base::tasks::Stop;
 use crate::replay::{Mode, StandIn, Store, disk};
@@ -35,8 +32,6 @@ use crate::trouble::{Kind, Report, Reporter};
 static WORK: Lane = Lane::new("last good configuration", 2);
 /// One Envoy is answered at a time, and one that was replaced may have left an answer behind.
 static ANSWERS: Lane = Lane::new("answer from memory", 2);
-/// Reading comes once and writing one by one, so a disk that does not answer holds up two threads at most.
-static DISK: Lane = Lane::new("file of the last good configuration", 2);
 
 const NONE: [&str; 0] = [];
 
@@ -68,16 +63,8 @@ pub struct Disk {
     pub max_age: Duration,
 }
 
-/// After a change the file is written so much later, that a burst of pushes is written once.
-const SETTLE: Duration = Duration::from_secs(2);
-/// A file that could not be written is tried again after [`SETTLE`], then after twice as long, up to this.
-const AGAIN: Duration = Duration::from_secs(300);
-/// How long the file may take to be read: a disk at the boot of a busy machine, not one that is gone.
-const LOAD: Duration = Duration::from_secs(30);
 /// How long the last writing may take: less than the agent's stop gives the relay (3 s).
 const LAST: Duration = Duration::from_secs(2);
-/// While istiod is there, the file is told so as often as its age allows mistakes of a twenty-fourth.
-const CONFIRM: u32 = 24;
 /// How often the age is looked at while Envoy is served: the clock may be set, and goes on while a machine sleeps.
 const LOOK: Duration = Duration::from_secs(60);
 /// How long a stream waits for what was before it, a slow disk included.
@@ -325,36 +312,6 @@ impl Memory {
         self.show(&empty);
     }
 
-    // Reads the file, if there is a good one.
-    async fn load(self: &Arc<Self>, owner: &Arc<str>) {
-        if self.take_over(owner).await {
-            return;
-        }
-        let Some(Disk { file, max_age }) = self.config.disk.clone() else { return };
-        let (memory, owner, shown) = (self.clone(), owner.clone(), file.display().to_string());
-        let read = DISK.within(LOAD, move || {
-            let bytes = match std::fs::read(&file) {
-                Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-                bytes => bytes.map_err(|e| e.to_string())?,
-            };
-            let now = unix(memory.clock.now());
-            let read = disk::read(&bytes, &owner, now, max_age.as_secs(), memory.config.most);
-            read.map(Some).map_err(|refused| refused.to_string())
-        });
-        match read.await.unwrap_or_else(|error| Err(error.to_string())) {
-            Ok(Some((store, at))) => {
-                let (_, resources) = store.raw();
-                tracing::info!(target: "xdsproxy",
-                    "the last good configuration of {resources} resources was read from {shown}");
-                self.begin_with(store, at);
-            }
-            Ok(None) => {}
-            Err(why) => {
-                tracing::warn!(target: "xdsproxy", "the last good configuration in {shown} is not used: {why}");
-            }
-        }
-    }
-
     // What the program before us in this process held; nothing of it is old.
     async fn take_over(&self, owner: &Arc<str>) -> bool {
         let inherited = self.inherited.lock().expect("no panic holds this lock").take();
@@ -393,36 +350,6 @@ impl Memory {
     fn whole(&self) -> Option<Store> {
         let store = self.store();
         store.is_whole().then(|| store.shared())
-    }
-
-    // Writes the file, if istiod has ever stood behind what is in the store; gives how often that has changed, if it could.
-    async fn save(self: Arc<Self>, owner: Arc<str>) -> Option<u64> {
-        let file = self.config.disk.as_ref()?.file.clone();
-        let memory = self.clone();
-        let written = DISK.run(move || {
-            if memory.live.load(Relaxed) > 0 {
-                memory.good.store(unix(memory.clock.now()), Relaxed);
-            }
-            let good = memory.good.load(Relaxed);
-            let (changes, whole) = {
-                let store = memory.store();
-                (store.changes(), (good > 0 && store.is_whole()).then(|| store.shared()))
-            };
-            let Some(store) = whole else { return Ok(changes) };
-            let written = place::put_by(&file, FileMode::Exact(0o600), |file| {
-                let mut file = BufWriter::new(file);
-                disk::write_to(&mut file, &store, &owner, good, false)?;
-                file.flush()
-            });
-            written.map_err(|e| chain(&e)).map(|()| changes)
-        });
-        let written = written.await.unwrap_or_else(|error| Err(error.to_string()));
-        let trouble = self.disk_trouble.lock().expect("no panic holds this lock");
-        match &written {
-            Ok(_) => trouble.end(),
-            Err(why) => trouble.report(Report::new(Kind::ReplayNotWritten, why.clone())),
-        }
-        written.ok()
     }
 
     /// For how long what is kept may still be used; `None`: no end is in sight.
@@ -569,86 +496,6 @@ impl Memory {
         trouble.report(Report::new(Kind::ServingFromMemory, text));
         self.meters.serving.with_label_values(&NONE).inc();
         Serving { memory: self.clone(), trouble, result: "ended" }
-    }
-}
-
-/// When the file is written. One writing at a time, and nobody waits for it: a disk may not answer at all.
-struct File {
-    memory: Arc<Memory>,
-    owner: Arc<str>,
-    /// How often a file is written while nothing changes; `None`: there is none.
-    confirm: Option<Duration>,
-    /// What of the store's changes is in the file.
-    saved: u64,
-    due: Option<Instant>,
-    writing: Option<BoxFuture<'static, Option<u64>>>,
-    failures: Backoff,
-    /// After a failure nothing is tried sooner than this.
-    pause: Duration,
-}
-
-impl File {
-    /// Of a store that is as the file has it.
-    fn new(memory: Arc<Memory>, owner: Arc<str>) -> Self {
-        let confirm = memory.config.disk.as_ref().map(|disk| disk.max_age / CONFIRM);
-        let again = Policy::new(SETTLE, AGAIN, 2.0, Jitter::None).expect("constants make sense");
-        let failures = Backoff::new(again);
-        Self { memory, owner, confirm, saved: 0, due: None, writing: None, failures, pause: SETTLE }
-    }
-
-    fn is_behind(&self) -> bool {
-        self.confirm.is_some() && self.memory.glance().changes != self.saved
-    }
-
-    /// The store may have changed. The first change of a burst decides.
-    fn changed(&mut self) {
-        let soon = Instant::now() + self.pause;
-        if self.is_behind() && self.due.is_none_or(|at| at > soon) {
-            self.due = Some(soon);
-        }
-    }
-
-    fn save(&self) -> BoxFuture<'static, Option<u64>> {
-        Box::pin(self.memory.clone().save(self.owner.clone()))
-    }
-
-    /// Waits until a writing is due, begins it, and returns when it has ended. What was begun goes on when this is dropped.
-    async fn written(&mut self) {
-        if self.writing.is_none() {
-            match self.due {
-                Some(at) => tokio::time::sleep_until(at).await,
-                None => std::future::pending().await,
-            }
-            (self.due, self.writing) = (None, Some(self.save()));
-        }
-        let Some(writing) = &mut self.writing else { return };
-        let done = writing.await;
-        self.writing = None;
-        self.ended(done);
-    }
-
-    // The file has this many of the store's changes, or could not be written.
-    fn ended(&mut self, done: Option<u64>) {
-        match done {
-            Some(changes) => {
-                self.saved = changes;
-                self.failures.reset();
-                self.pause = SETTLE;
-            }
-            None => self.pause = self.failures.next_delay(),
-        }
-        let wait = if done.is_none() || self.is_behind() { Some(self.pause) } else { self.confirm };
-        self.due = wait.map(|wait| Instant::now() + wait);
-    }
-
-    /// What is under way ends, and what is not in the file yet is written for the last time.
-    async fn close(&mut self) {
-        if self.writing.is_some() {
-            self.written().await;
-        }
-        if self.due.is_some() {
-            self.save().await;
-        }
     }
 }
 

@@ -3,8 +3,9 @@
 use std::sync::mpsc::{Receiver, channel};
 use std::thread::ThreadId;
 
-use futures_util::future::ready;
+use futures_util::future::{BoxFuture, ready};
 use tokio::sync::{Mutex as Turn, watch};
+use tokio::time::Instant;
 
 use super::*;
 use crate::base::clock::System;

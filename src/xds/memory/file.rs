@@ -1,0 +1,170 @@
+//! The file of the last good configuration: what is read of it at the start, and when it is written.
+
+use std::io::{BufWriter, Write};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+use tokio::time::Instant;
+
+use super::{Disk, Memory, unix};
+use crate::base::backoff::{Backoff, Jitter, Policy};
+use crate::base::error::chain;
+use crate::base::lane::Lane;
+use crate::base::place::{self, Mode as FileMode};
+use crate::replay::disk;
+use crate::trouble::{Kind, Report};
+
+/// Reading comes once and writing one by one, so a disk that does not answer holds up two threads at most.
+static DISK: Lane = Lane::new("file of the last good configuration", 2);
+/// After a change the file is written so much later, that a burst of pushes is written once.
+const SETTLE: Duration = Duration::from_secs(2);
+/// A file that could not be written is tried again after [`SETTLE`], then after twice as long, up to this.
+const AGAIN: Duration = Duration::from_secs(300);
+/// How long the file may take to be read: a disk at the boot of a busy machine, not one that is gone.
+const LOAD: Duration = Duration::from_secs(30);
+/// While istiod is there, the file is told so as often as its age allows mistakes of a twenty-fourth.
+const CONFIRM: u32 = 24;
+
+impl Memory {
+    /// Reads the file, if there is a good one.
+    pub(super) async fn load(self: &Arc<Self>, owner: &Arc<str>) {
+        if self.take_over(owner).await {
+            return;
+        }
+        let Some(Disk { file, max_age }) = self.config.disk.clone() else { return };
+        let (memory, owner, shown) = (self.clone(), owner.clone(), file.display().to_string());
+        let read = DISK.within(LOAD, move || {
+            let bytes = match std::fs::read(&file) {
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+                bytes => bytes.map_err(|e| e.to_string())?,
+            };
+            let now = unix(memory.clock.now());
+            let read = disk::read(&bytes, &owner, now, max_age.as_secs(), memory.config.most);
+            read.map(Some).map_err(|refused| refused.to_string())
+        });
+        match read.await.unwrap_or_else(|error| Err(error.to_string())) {
+            Ok(Some((store, at))) => {
+                let (_, resources) = store.raw();
+                tracing::info!(target: "xdsproxy",
+                    "the last good configuration of {resources} resources was read from {shown}");
+                self.begin_with(store, at);
+            }
+            Ok(None) => {}
+            Err(why) => {
+                tracing::warn!(target: "xdsproxy", "the last good configuration in {shown} is not used: {why}");
+            }
+        }
+    }
+
+    /// Writes the file, if istiod has ever stood behind what is in the store; gives how often that has changed, if it could.
+    pub(super) async fn save(self: Arc<Self>, owner: Arc<str>) -> Option<u64> {
+        let file = self.config.disk.as_ref()?.file.clone();
+        let memory = self.clone();
+        let written = DISK.run(move || {
+            if memory.live.load(Relaxed) > 0 {
+                memory.good.store(unix(memory.clock.now()), Relaxed);
+            }
+            let good = memory.good.load(Relaxed);
+            let (changes, whole) = {
+                let store = memory.store();
+                (store.changes(), (good > 0 && store.is_whole()).then(|| store.shared()))
+            };
+            let Some(store) = whole else { return Ok(changes) };
+            let written = place::put_by(&file, FileMode::Exact(0o600), |file| {
+                let mut file = BufWriter::new(file);
+                disk::write_to(&mut file, &store, &owner, good, false)?;
+                file.flush()
+            });
+            written.map_err(|e| chain(&e)).map(|()| changes)
+        });
+        let written = written.await.unwrap_or_else(|error| Err(error.to_string()));
+        let trouble = self.disk_trouble.lock().expect("no panic holds this lock");
+        match &written {
+            Ok(_) => trouble.end(),
+            Err(why) => trouble.report(Report::new(Kind::ReplayNotWritten, why.clone())),
+        }
+        written.ok()
+    }
+}
+
+/// When the file is written. One writing at a time, and nobody waits for it: a disk may not answer at all.
+pub(super) struct File {
+    memory: Arc<Memory>,
+    owner: Arc<str>,
+    /// How often a file is written while nothing changes; `None`: there is none.
+    confirm: Option<Duration>,
+    /// What of the store's changes is in the file.
+    saved: u64,
+    due: Option<Instant>,
+    writing: Option<BoxFuture<'static, Option<u64>>>,
+    failures: Backoff,
+    /// After a failure nothing is tried sooner than this.
+    pause: Duration,
+}
+
+impl File {
+    /// Of a store that is as the file has it.
+    pub(super) fn new(memory: Arc<Memory>, owner: Arc<str>) -> Self {
+        let confirm = memory.config.disk.as_ref().map(|disk| disk.max_age / CONFIRM);
+        let again = Policy::new(SETTLE, AGAIN, 2.0, Jitter::None).expect("constants make sense");
+        let failures = Backoff::new(again);
+        Self { memory, owner, confirm, saved: 0, due: None, writing: None, failures, pause: SETTLE }
+    }
+
+    pub(super) fn is_behind(&self) -> bool {
+        self.confirm.is_some() && self.memory.glance().changes != self.saved
+    }
+
+    /// The store may have changed. The first change of a burst decides.
+    pub(super) fn changed(&mut self) {
+        let soon = Instant::now() + self.pause;
+        if self.is_behind() && self.due.is_none_or(|at| at > soon) {
+            self.due = Some(soon);
+        }
+    }
+
+    fn save(&self) -> BoxFuture<'static, Option<u64>> {
+        Box::pin(self.memory.clone().save(self.owner.clone()))
+    }
+
+    /// Waits until a writing is due, begins it, and returns when it has ended. What was begun goes on when this is dropped.
+    pub(super) async fn written(&mut self) {
+        if self.writing.is_none() {
+            match self.due {
+                Some(at) => tokio::time::sleep_until(at).await,
+                None => std::future::pending().await,
+            }
+            (self.due, self.writing) = (None, Some(self.save()));
+        }
+        let Some(writing) = &mut self.writing else { return };
+        let done = writing.await;
+        self.writing = None;
+        self.ended(done);
+    }
+
+    // The file has this many of the store's changes, or could not be written.
+    fn ended(&mut self, done: Option<u64>) {
+        match done {
+            Some(changes) => {
+                self.saved = changes;
+                self.failures.reset();
+                self.pause = SETTLE;
+            }
+            None => self.pause = self.failures.next_delay(),
+        }
+        let wait = if done.is_none() || self.is_behind() { Some(self.pause) } else { self.confirm };
+        self.due = wait.map(|wait| Instant::now() + wait);
+    }
+
+    /// What is under way ends, and what is not in the file yet is written for the last time.
+    pub(super) async fn close(&mut self) {
+        if self.writing.is_some() {
+            self.written().await;
+        }
+        if self.due.is_some() {
+            self.save().await;
+        }
+    }
+}
