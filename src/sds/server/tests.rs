@@ -225,6 +225,16 @@ async fn a_refusal_as_first_message_is_counted() {
     assert_eq!(world.count("pilot_total_xds_rejects"), 1.0);
 }
 
+fn delta(subscribe: &[&str], unsubscribe: &[&str]) -> DeltaDiscoveryRequest {
+    let owned = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+    DeltaDiscoveryRequest {
+        node: Some(Node { id: "sidecar~1".to_owned(), ..Node::default() }),
+        resource_names_subscribe: owned(subscribe),
+        resource_names_unsubscribe: owned(unsubscribe),
+        ..DeltaDiscoveryRequest::default()
+    }
+}
+
 #[tokio::test]
 async fn fetch_and_delta_are_served() {
     let world = World::new();
@@ -235,12 +245,7 @@ async fn fetch_and_delta_are_served() {
 
     let (requests, outgoing) = mpsc::channel(8);
     let mut responses = client.delta_secrets(ReceiverStream::new(outgoing)).await.unwrap().into_inner();
-    let subscribe = DeltaDiscoveryRequest {
-        node: Some(Node { id: "sidecar~1".to_owned(), ..Node::default() }),
-        resource_names_subscribe: vec!["default".to_owned()],
-        ..DeltaDiscoveryRequest::default()
-    };
-    requests.send(subscribe).await.unwrap();
+    requests.send(delta(&["default"], &[])).await.unwrap();
     let first = responses.message().await.unwrap().unwrap();
     assert_eq!(first.resources[0].name, "default");
     world.fake.identity("chain 2");
@@ -258,11 +263,7 @@ async fn a_name_that_nobody_answers_holds_up_no_other() {
         let next = tokio::time::timeout(Duration::from_secs(20), responses.message()).await.expect("silence");
         next.unwrap().expect("the stream ended").resources.remove(0).name
     };
-    let subscribe = |name: &str| DeltaDiscoveryRequest {
-        node: Some(Node { id: "sidecar~1".to_owned(), ..Node::default() }),
-        resource_names_subscribe: vec![name.to_owned()],
-        ..DeltaDiscoveryRequest::default()
-    };
+    let subscribe = |name: &str| delta(&[name], &[]);
     requests.send(subscribe("default")).await.unwrap();
     assert_eq!(next().await, "default");
     requests.send(subscribe("file-root:/tomorrow")).await.unwrap();
@@ -285,13 +286,7 @@ async fn what_is_wanted_no_more_ends_no_stream() {
         next.map(|next| next.expect("the stream ended").resources.remove(0).name)
     };
     let send = async |names: &[&str], leave: &[&str]| {
-        let request = DeltaDiscoveryRequest {
-            node: Some(Node { id: "sidecar~1".to_owned(), ..Node::default() }),
-            resource_names_subscribe: names.iter().map(|name| (*name).to_owned()).collect(),
-            resource_names_unsubscribe: leave.iter().map(|name| (*name).to_owned()).collect(),
-            ..DeltaDiscoveryRequest::default()
-        };
-        requests.send(request).await.unwrap();
+        requests.send(delta(names, leave)).await.unwrap();
     };
     send(&["file-root:/late", "default"], &[]).await;
     // What is answered after a name is left shows that this was heard.
