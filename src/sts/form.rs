@@ -63,6 +63,11 @@ impl<const N: usize> Form<N> {
         }
     }
 
+    /// Bytes of wanted parameters so far.
+    pub(super) fn held(&self) -> usize {
+        self.held
+    }
+
     /// The next piece.
     pub(super) fn feed(&mut self, piece: &[u8]) {
         for &byte in piece {

@@ -6,11 +6,12 @@ use http::{HeaderMap, HeaderValue, Method, Request, header};
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use sha::{Context, SHA256};
+use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::{Instant, timeout_at};
 use zeroize::Zeroizing;
 
 use super::form::Form;
-use crate::net::progress::Phase;
+use crate::net::progress::{Phase, Progress};
 use crate::serve::ConnState;
 
 use aws_lc_rs::digest as sha;
@@ -24,6 +25,14 @@ const BODY: usize = 10 << 20;
 /// ... and of the time for head and body together.
 const TIME: Duration = Duration::from_secs(30);
 
+/// A form that holds no more needs no leave: tokens have a few kB, and a thousand callers at once are a pod's worth.
+const SMALL: usize = 16 << 10;
+/// Larger ones at a time, of up to 1 MiB each. Others wait, unread, as long as a request may take.
+static LARGE: Semaphore = Semaphore::const_new(8);
+
+/// Leave to hold a large form, until it is dropped.
+type Leave = SemaphorePermit<'static>;
+
 /// A request that passed.
 pub(super) struct Ask {
     /// The token to be exchanged.
@@ -35,6 +44,7 @@ pub(super) struct Ask {
     pub(super) audience: String,
     pub(super) resource: String,
     pub(super) requested_type: String,
+    _leave: Option<Leave>,
 }
 
 impl Ask {
@@ -48,6 +58,7 @@ impl Ask {
             audience: String::new(),
             resource: String::new(),
             requested_type: String::new(),
+            _leave: None,
         }
     }
 
@@ -113,8 +124,8 @@ pub(super) async fn read(
     if let Some(why) = early {
         return Err(Refusal::new(why));
     }
-    let [grant_type, subject, subject_type, scope, audience, resource, requested_type] =
-        form(body, request.uri().query().unwrap_or_default(), until, conn).await?;
+    let (fields, leave) = form(body, request.uri().query().unwrap_or_default(), until, conn).await?;
+    let [grant_type, subject, subject_type, scope, audience, resource, requested_type] = fields;
     if *grant_type != GRANT {
         return Err(Refusal::new(format!("request query grant_type is invalid: it must be {GRANT}")));
     }
@@ -133,6 +144,7 @@ pub(super) async fn read(
         audience: plain(audience),
         resource: plain(resource),
         requested_type: plain(requested_type),
+        _leave: leave,
     })
 }
 
@@ -144,7 +156,24 @@ fn is_form(kind: Option<&HeaderValue>) -> bool {
 
 type Fields = [Zeroizing<String>; 7];
 
-async fn form(body: &mut Incoming, query: &str, until: Instant, conn: &ConnState) -> Result<Fields, Refusal> {
+// What a form needs to go on; `None`: it had none in time.
+async fn room(held: usize, leave: &mut Option<Leave>, of: &Progress, until: Instant) -> Option<()> {
+    if held <= SMALL || leave.is_some() {
+        return Some(());
+    }
+    of.enter(Phase::Waiting);
+    let given = timeout_at(until, LARGE.acquire()).await;
+    of.enter(Phase::Body);
+    *leave = Some(given.ok()?.ok()?);
+    Some(())
+}
+
+async fn form(
+    body: &mut Incoming,
+    query: &str,
+    until: Instant,
+    conn: &ConnState,
+) -> Result<(Fields, Option<Leave>), Refusal> {
     conn.progress.enter(Phase::Body);
     let mut form = Form::new([
         "grant_type",
@@ -156,7 +185,7 @@ async fn form(body: &mut Incoming, query: &str, until: Instant, conn: &ConnState
         "requested_token_type",
     ]);
     let broken = |why: &str| Refusal { why: format!("the form cannot be read: {why}"), close: true };
-    let mut length = 0;
+    let (mut length, mut leave) = (0, None);
     loop {
         let frame = match timeout_at(until, body.frame()).await {
             Ok(Some(Ok(frame))) => frame,
@@ -170,6 +199,9 @@ async fn form(body: &mut Incoming, query: &str, until: Instant, conn: &ConnState
             return Err(Refusal::new("the form cannot be read: its body is larger than 10 MiB"));
         }
         form.feed(&piece);
+        drop(piece);
+        let room = room(form.held(), &mut leave, &conn.progress, until).await;
+        room.ok_or_else(|| broken("too many that are larger than 16 KiB are there at a time"))?;
     }
     conn.busy();
     let whole = |why: &str| Refusal::new(format!("the form cannot be read: {why}"));
@@ -177,12 +209,33 @@ async fn form(body: &mut Incoming, query: &str, until: Instant, conn: &ConnState
     let mut address = Form::new([]);
     address.feed(query.as_bytes());
     address.end().map_err(|fault| Refusal::new(format!("the address has a bad query: {}", fault.why())))?;
-    Ok(fields)
+    Ok((fields, leave))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::net::progress::Heads;
+
+    #[tokio::test(start_paused = true)]
+    async fn large_forms_are_few_and_small_ones_need_no_leave() {
+        let of = Progress::new(std::sync::Arc::new(Heads::new(0)));
+        let until = Instant::now() + TIME;
+        let mut held: [Option<Leave>; 8] = Default::default();
+        for leave in &mut held {
+            room(SMALL + 1, leave, &of, until).await.unwrap();
+            room(SMALL * 2, leave, &of, until).await.expect("it has leave already");
+            assert!(leave.is_some());
+        }
+        let mut late = None;
+        room(SMALL, &mut late, &of, until).await.unwrap();
+        assert!(late.is_none(), "it is small");
+        assert!(room(SMALL + 1, &mut late, &of, until).await.is_none() && Instant::now() >= until);
+        assert_eq!(of.phase(), Phase::Body);
+        held[0] = None;
+        room(SMALL + 1, &mut late, &of, until + TIME).await.unwrap();
+        assert!(late.is_some());
+    }
 
     #[test]
     fn only_this_machine_is_meant() {
