@@ -188,10 +188,12 @@ pub(super) fn read_answer(
     spki: &[u8],
     now: SystemTime,
 ) -> Result<Answer, BadAnswer> {
-    let mut chain = String::with_capacity(entries.iter().map(|e| e.len() + 1).sum());
+    let chain = joined(entries);
     let mut certs = Vec::new();
+    // Where the certificates of the last entry begin.
+    let mut last = 0;
     for (index, entry) in entries.iter().enumerate() {
-        append(&mut chain, entry);
+        last = certs.len();
         // An empty entry in between adds nothing and harms nobody.
         if entry.trim().is_empty() {
             continue;
@@ -204,14 +206,13 @@ pub(super) fn read_answer(
         certs.extend(read);
     }
     let Some(leaf) = certs.first().cloned() else { return Err(BadAnswer::Empty) };
-    let root = if bundle.iter().any(|b| !b.trim().is_empty()) {
-        let mut joined = String::new();
-        bundle.iter().for_each(|b| append(&mut joined, b));
-        cert::parse_chain(joined.as_bytes()).map_err(BadAnswer::Bundle)?;
-        joined
+    let (root, path) = if bundle.iter().any(|b| !b.trim().is_empty()) {
+        let root = joined(bundle);
+        cert::parse_chain(root.as_bytes()).map_err(BadAnswer::Bundle)?;
+        (root, certs.len())
     } else {
         match entries.last() {
-            Some(last) if entries.len() > 1 && !last.trim().is_empty() => last.clone(),
+            Some(root) if entries.len() > 1 && !root.trim().is_empty() => (root.clone(), last),
             _ => return Err(BadAnswer::NoRoot),
         }
     };
@@ -221,7 +222,8 @@ pub(super) fn read_answer(
             None => BadAnswer::OtherKey,
         });
     }
-    order(&certs)?;
+    let (path, roots) = certs.split_at(path);
+    order(path, roots)?;
     if leaf.not_after <= now {
         let since = now.duration_since(leaf.not_after).unwrap_or_default();
         return Err(BadAnswer::Expired(since));
@@ -229,28 +231,87 @@ pub(super) fn read_answer(
     Ok(Answer { chain, root, leaf })
 }
 
-/// Appends `entry` on a line of its own.
-fn append(to: &mut String, entry: &str) {
-    if !to.is_empty() && !to.ends_with('\n') {
-        to.push('\n');
+/// The entries as one text, each on a line of its own. The bytes are those of the Go agent, which ends with a newline
+/// whatever is not the last and does not end with one, an empty entry too.
+fn joined(entries: &[String]) -> String {
+    let mut text = String::with_capacity(entries.iter().map(|e| e.len() + 1).sum());
+    for (index, entry) in entries.iter().enumerate() {
+        text.push_str(entry);
+        if index + 1 < entries.len() && !entry.ends_with('\n') {
+            text.push('\n');
+        }
     }
-    to.push_str(entry);
+    text
 }
 
-/// Each certificate from the leaf upwards is followed by its issuer, as far as the issuer is there at
-/// all. A chain whose root is elsewhere is left to the peers to judge.
-fn order(certs: &[Cert]) -> Result<(), BadAnswer> {
-    for (at, cert) in certs.iter().enumerate() {
+/// Each certificate from the leaf upwards is followed by its issuer, as far as the issuer is there at all. A chain whose
+/// root is elsewhere is left to the peers to judge. `roots` is a set: while roots change it holds several, and the one
+/// that has signed may stand anywhere in it.
+fn order(path: &[Cert], roots: &[Cert]) -> Result<(), BadAnswer> {
+    for (at, cert) in path.iter().enumerate() {
         if cert.subject == cert.issuer {
             return Ok(());
         }
-        match certs.get(at + 1) {
-            Some(next) if next.subject == cert.issuer => {}
-            _ if certs.iter().any(|c| c.subject == cert.issuer) => {
+        let issues = |other: &Cert| other.subject == cert.issuer;
+        match path.get(at + 1) {
+            Some(next) if issues(next) || next.der == cert.der => {}
+            Some(_) if path.iter().chain(roots).any(issues) => return Err(BadAnswer::Order(at + 1)),
+            None if path.iter().any(issues) && !roots.iter().any(issues) => {
                 return Err(BadAnswer::Order(at + 1));
             }
             _ => return Ok(()),
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use mock_istiod::pki::{Authority, Leaf, Pair};
+
+    const DAY: Duration = Duration::from_secs(86_400);
+
+    /// A certificate for a key, one intermediate, its root; and another root.
+    fn cast() -> (Pair, String, String, String) {
+        let authority = Authority::new("cluster.local", 1);
+        let pair = authority.pair(&Leaf::workload("spiffe://cluster.local/ns/a/sa/b", DAY));
+        let intermediate = authority.intermediates().next().unwrap().to_owned();
+        let other = Authority::new("elsewhere", 0).root_pem().to_owned();
+        (pair, intermediate, authority.root_pem().to_owned(), other)
+    }
+
+    fn read(pair: &Pair, entries: &[&str]) -> Result<Answer, BadAnswer> {
+        let leaf = cert::parse_chain(pair.chain.as_bytes()).unwrap().swap_remove(0);
+        let entries: Vec<String> = entries.iter().map(|e| (*e).to_owned()).collect();
+        read_answer(&entries, &[], &leaf.spki, SystemTime::now())
+    }
+
+    #[test]
+    fn the_root_that_has_signed_may_stand_anywhere_among_the_roots() {
+        let (pair, intermediate, root, other) = cast();
+        let leaf = &pair.chain[..pair.chain.len() - intermediate.len()];
+        assert_eq!(format!("{leaf}{intermediate}"), pair.chain);
+        for roots in [format!("{root}{other}"), format!("{other}{root}")] {
+            for entries in [vec![leaf, &intermediate, &roots], vec![&pair.chain, &roots]] {
+                let answer = read(&pair, &entries).unwrap();
+                assert_eq!((answer.chain, answer.root), (entries.concat(), roots.clone()));
+            }
+        }
+        // The order of what leads to them counts.
+        let wrong = read(&pair, &[leaf, &root, &intermediate]).unwrap_err();
+        assert!(matches!(wrong, BadAnswer::Order(1)), "{wrong}");
+        let wrong = read(&pair, &[leaf, &other, &intermediate, &root]).unwrap_err();
+        assert!(matches!(wrong, BadAnswer::Order(1)), "{wrong}");
+        read(&pair, &[leaf, &intermediate, &intermediate, &root]).unwrap();
+    }
+
+    #[test]
+    fn entries_are_joined_as_by_the_go_agent() {
+        let (pair, _, root, _) = cast();
+        let (leaf, root) = (pair.chain.trim_end(), root.trim_end());
+        assert_eq!(read(&pair, &[leaf, root]).unwrap().chain, format!("{leaf}\n{root}"));
+        assert_eq!(read(&pair, &[leaf, "", root]).unwrap().chain, format!("{leaf}\n\n{root}"));
+        assert_eq!(read(&pair, &["", leaf, root]).unwrap().chain, format!("\n{leaf}\n{root}"));
+    }
 }
