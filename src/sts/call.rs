@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::HeaderMap;
+use http::{HeaderMap, header};
 use rustls::crypto::CryptoProvider;
 use serde_json::{Map, Value};
 use tokio::time::{Instant, timeout_at};
@@ -82,7 +82,9 @@ impl Client {
             Err(_) => return Err(Tried::Again(late())),
         };
         let status = reply.status();
-        if status.is_redirection() {
+        // What leads nowhere is no redirect, and tried again like any other answer that is none.
+        let leads = reply.headers().get(header::LOCATION).is_some_and(|to| !to.is_empty());
+        if matches!(status.as_u16(), 301 | 302 | 303 | 307 | 308) && leads {
             return Err(Tried::Over(format!("HTTP status {}: redirects are not followed", status.as_u16())));
         }
         if status != http::StatusCode::OK {
@@ -174,7 +176,30 @@ pub(super) fn whole(members: &Map<String, Value>, name: &str) -> Result<Option<i
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fetch::fake::{Web, http};
+    use crate::tls::provider::{Compliance, provider};
     use serde_json::json;
+
+    #[tokio::test]
+    async fn what_is_no_redirect_is_tried_again() {
+        for (status, headers, tries) in [
+            (204, "", 5),
+            (300, "Location: http://127.0.0.1:1/\r\n", 5),
+            (302, "", 5),
+            (304, "", 5),
+            (302, "Location: http://127.0.0.1:1/\r\n", 1),
+            (307, "Location: /\r\n", 1),
+            (404, "", 1),
+        ] {
+            let web = Web::start(move |_| http(status, headers, "")).await;
+            let url = format!("http://127.0.0.1:{}/", web.addr.port());
+            let client = Client::new(provider(Compliance::None).0);
+            let (headers, body) = (HeaderMap::new(), Bytes::from_static(b"x"));
+            let fault =
+                client.ask(Call { what: "token", url: &url, kind: "text/plain", headers, body }).await;
+            assert_eq!(web.heads().len(), tries, "{status}: {fault:?}");
+        }
+    }
 
     #[test]
     fn members_are_found_in_any_case_and_must_have_their_type() {
