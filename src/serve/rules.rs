@@ -1,6 +1,6 @@
 //! What Go's server refuses before any handler sees it, and hyper lets pass.
 
-use http::{Method, Request, StatusCode, Version, header};
+use http::{HeaderValue, Method, Request, StatusCode, Version, header};
 
 use super::path;
 use super::respond::{Answer, TEXT, page, status};
@@ -41,4 +41,33 @@ fn only_bad_utf8(path: &str) -> bool {
         let escape = path.as_bytes().get(at + 1..at + 3);
         escape.is_some_and(|e| e.iter().all(u8::is_ascii_hexdigit))
     })
+}
+
+/// The answer to a request to the server as a whole, which is no handler's: only OPTIONS may ask that.
+pub(super) fn asterisk<B>(request: &Request<B>) -> Option<Answer> {
+    if request.uri().path() != "*" {
+        return None;
+    }
+    if request.method() == Method::OPTIONS {
+        return Some(status(StatusCode::OK));
+    }
+    let mut answer = status(StatusCode::BAD_REQUEST);
+    answer.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    Some(answer)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_server_as_a_whole_is_no_handlers() {
+        let answer = |method: &str, target: &str| {
+            let request = Request::builder().method(method).uri(target).body(()).unwrap();
+            asterisk(&request).map(|a| (a.status().as_u16(), a.headers().contains_key(header::CONNECTION)))
+        };
+        assert_eq!(answer("OPTIONS", "*"), Some((200, false)));
+        assert_eq!(answer("GET", "*"), Some((400, true)));
+        assert_eq!(answer("OPTIONS", "/token"), None);
+    }
 }

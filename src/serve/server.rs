@@ -244,10 +244,12 @@ async fn answer<S: Site>(
         refused.body_mut().conn = Some(conn);
         return Ok(refused);
     }
-    let answered = caught(S::NAMES.request, site.answer(&request, &mut body, peer, &conn)).await;
-    let mut answer = match answered {
-        Ok(answer) => answer,
-        Err(Panicked) => error(StatusCode::INTERNAL_SERVER_ERROR, "Internal Server Error"),
+    let mut answer = match rules::asterisk(&request) {
+        Some(answer) => answer,
+        None => match caught(S::NAMES.request, site.answer(&request, &mut body, peer, &conn)).await {
+            Ok(answer) => answer,
+            Err(Panicked) => error(StatusCode::INTERNAL_SERVER_ERROR, "Internal Server Error"),
+        },
     };
     // One that waits for a word to send its body has not begun.
     let waits = request.headers().contains_key(header::EXPECT);

@@ -9,7 +9,7 @@ use hyper::body::Incoming;
 
 use super::shared::Shared;
 use super::{compress, debug, levels, ready, stats};
-use crate::serve::respond::{Answer, TEXT, error, not_found, page, redirect, status};
+use crate::serve::respond::{Answer, TEXT, error, not_found, page, redirect};
 use crate::serve::{ConnState, Names, Site, path, read_off};
 
 /// A drain is answered after this at the latest: within the 60 s that `pilot-agent request` waits.
@@ -73,9 +73,6 @@ async fn dispatch(
     shared: &Arc<Shared>,
 ) -> Answer {
     let raw = request.uri().path();
-    if raw == "*" {
-        return asterisk(request.method());
-    }
     let clean = path::clean(raw);
     if clean != raw && request.method() != Method::CONNECT {
         return redirect(&with_query(&clean, request));
@@ -121,16 +118,6 @@ async fn dispatch(
         },
         _ => not_found(),
     }
-}
-
-/// A request to the server as a whole: only OPTIONS may ask that.
-fn asterisk(method: &Method) -> Answer {
-    if method == Method::OPTIONS {
-        return status(StatusCode::OK);
-    }
-    let mut answer = status(StatusCode::BAD_REQUEST);
-    answer.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
-    answer
 }
 
 fn with_query<B>(path: &str, request: &Request<B>) -> String {

@@ -200,7 +200,7 @@ impl Site for Service {
     ) -> Answer {
         let raw = request.uri().path();
         let clean = path::clean(raw);
-        if clean != raw && raw != "*" && request.method() != http::Method::CONNECT {
+        if clean != raw && request.method() != http::Method::CONNECT {
             let query = request.uri().query().map(|q| format!("?{q}")).unwrap_or_default();
             return redirect(&format!("{clean}{query}"));
         }
