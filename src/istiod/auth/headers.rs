@@ -41,8 +41,17 @@ pub enum HeaderError {
     Token,
 }
 
-/// Names that belong to the protocol; gRPC drops them without a word.
-const RESERVED: [&str; 4] = ["content-type", "user-agent", "te", ""];
+/// Names that belong to the protocol; Go's gRPC library drops these without a word, and sends others of gRPC's own.
+const RESERVED: [&str; 8] = [
+    "content-type",
+    "user-agent",
+    "te",
+    "grpc-message-type",
+    "grpc-encoding",
+    "grpc-message",
+    "grpc-status",
+    "grpc-timeout",
+];
 /// Names that belong to a connection; HTTP/2 refuses the whole request.
 const FORBIDDEN: [&str; 5] = ["connection", "keep-alive", "proxy-connection", "transfer-encoding", "upgrade"];
 
@@ -56,7 +65,7 @@ impl CallHeaders {
         into.append("clusterid", value("clusterid", &self.cluster_id)?);
         for (name, text) in &self.extra {
             let lower = name.to_ascii_lowercase();
-            if lower.starts_with("grpc-") || lower.starts_with(':') {
+            if lower.starts_with(':') {
                 continue;
             }
             if lower.is_empty() || FORBIDDEN.contains(&lower.as_str()) {
@@ -138,13 +147,19 @@ mod tests {
         let map = apply(&[
             ("x-bin", "a\n"),
             ("grpc-timeout", "1S"),
+            ("grpc-trace-bin", "b"),
+            ("grpc-previous", "1"),
             ("te", "x"),
             ("User-Agent", "x"),
             (":path", "/"),
         ])
         .unwrap();
         assert_eq!(all(&map, "x-bin"), ["YQo"]);
-        assert_eq!(map.len(), 3);
+        assert_eq!(
+            (all(&map, "grpc-trace-bin"), all(&map, "grpc-previous")),
+            (vec!["Yg".into()], vec!["1".into()])
+        );
+        assert_eq!(map.len(), 5);
     }
 
     #[test]
