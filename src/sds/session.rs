@@ -81,8 +81,10 @@ impl Session {
             return Action::Stale;
         }
         let added: Vec<String> = once(&request.names).into_iter().filter(|n| !held.contains(n)).collect();
+        // Of the other types the Go agent tells also that there is less: with nothing.
+        let less = !NAMED_TYPES.contains(&request.type_url.as_str()) && !held.is_subset(&wanted);
         self.names = Some(wanted);
-        if added.is_empty() { Action::Nothing } else { Action::Respond(added) }
+        if added.is_empty() && !less { Action::Nothing } else { Action::Respond(added) }
     }
 
     /// A request of a delta stream. Names asked for again are sent again, as the protocol wants.
@@ -207,7 +209,16 @@ mod tests {
     fn other_types_without_names_get_an_empty_answer() {
         let other = Request { type_url: "type.googleapis.com/x".to_owned(), ..ask(&[], "") };
         let ack = Request { nonce: "n1".to_owned(), ..other.clone() };
-        walk(vec![(other, respond(&[])), (ack, Nothing)]);
+        walk(vec![(other, respond(&[])), (ack.clone(), Nothing)]);
+        let named = Request { type_url: ack.type_url.clone(), ..ask(&["default", "ROOTCA"], "") };
+        let of = |names: &[&str], nonce| Request { type_url: ack.type_url.clone(), ..ask(names, nonce) };
+        walk(vec![
+            (named, respond(&["default", "ROOTCA"])),
+            (of(&["default"], "n1"), respond(&[])),
+            (of(&["default"], "n2"), Nothing),
+            (of(&["ROOTCA"], "n2"), respond(&["ROOTCA"])),
+            (of(&[], "n3"), respond(&[])),
+        ]);
     }
 
     #[test]
