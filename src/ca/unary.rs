@@ -11,6 +11,7 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use futures_util::FutureExt;
 use h2::client::{Connection, SendRequest};
+use http::header::CONTENT_TYPE;
 use http::{HeaderMap, HeaderValue, Request, StatusCode};
 use tonic::{Code, Status};
 
@@ -130,6 +131,7 @@ async fn exchange(send: SendRequest<Bytes>, request: Request<()>, message: Bytes
     if head.status != StatusCode::OK {
         return Err(Broken::Answered(status_of_http(head.status)));
     }
+    let cut = is_grpc(&head.headers) && !body.is_end_stream();
     let mut bytes = BytesMut::new();
     while let Some(chunk) = body.data().await {
         let chunk = chunk.map_err(transport)?;
@@ -144,10 +146,16 @@ async fn exchange(send: SendRequest<Bytes>, request: Request<()>, message: Bytes
         Some(status) if status.code() == Code::Ok => unframe(bytes.freeze()).map_err(Broken::Answered),
         Some(status) => Err(Broken::Answered(status)),
         None => {
+            // As Go's library: a body that ends the stream is an answer that was cut off, and asked for again.
+            let code = if cut && trailers.is_none() { Code::Internal } else { Code::Unknown };
             let text = "the answer ended without a status: a proxy in between may have cut it";
-            Err(Broken::Answered(Status::unknown(text)))
+            Err(Broken::Answered(Status::new(code, text)))
         }
     }
+}
+
+fn is_grpc(headers: &HeaderMap) -> bool {
+    headers.get(CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"application/grpc"))
 }
 
 fn empty() -> Broken {
@@ -173,4 +181,54 @@ fn status_of(error: &h2::Error) -> Status {
         Some(reason) => code_of_reset(reason),
     };
     Status::new(code, format!("the connection broke: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::net::{TcpListener, TcpStream};
+
+    /// The code of an answer with this type, a message if there is one, and these trailers if there are any.
+    async fn code(kind: &'static str, message: Option<&'static [u8]>, trailers: Option<HeaderMap>) -> Code {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let peer = listener.local_addr().unwrap();
+        let server = async {
+            let (io, _) = listener.accept().await.unwrap();
+            let mut connection = h2::server::handshake(io).await.unwrap();
+            let (_, mut respond) = connection.accept().await.unwrap().unwrap();
+            let head = http::Response::builder().header("content-type", kind).body(()).unwrap();
+            let mut body = respond.send_response(head, message.is_none() && trailers.is_none()).unwrap();
+            if let Some(message) = message {
+                body.send_data(Bytes::from_static(message), trailers.is_none()).unwrap();
+            }
+            if let Some(trailers) = trailers {
+                body.send_trailers(trailers).unwrap();
+            }
+            while connection.accept().await.is_some() {}
+        };
+        let client = async {
+            let io = Stream::Plain(TcpStream::connect(peer).await.unwrap());
+            let authority = peer.to_string();
+            let connection = crate::istiod::Connection { io, peer, authority, scheme: "http" };
+            let mut connection = UnaryConnection::open(connection).await.unwrap();
+            let asked = Bytes::from_static(b"x");
+            let status = connection
+                .call("/a.B/C", HeaderMap::new(), asked, Duration::from_secs(30))
+                .await
+                .unwrap_err();
+            connection.close();
+            status.code()
+        };
+        tokio::join!(server, client).1
+    }
+
+    #[tokio::test]
+    async fn an_answer_without_a_status_has_the_code_of_gos_library() {
+        let message: Option<&[u8]> = Some(&[0, 0, 0, 0, 0]);
+        let other = HeaderMap::from_iter([(CONTENT_TYPE, HeaderValue::from_static("x"))]);
+        assert_eq!(code("application/grpc", message, None).await, Code::Internal);
+        assert_eq!(code("application/grpc", message, Some(other)).await, Code::Unknown);
+        assert_eq!(code("application/grpc", None, None).await, Code::Unknown);
+        assert_eq!(code("text/html", message, None).await, Code::Unknown);
+    }
 }
