@@ -153,6 +153,8 @@ pub(crate) struct Machine {
     phase: Phase,
     deadline: Option<Duration>,
     cap: Option<Duration>,
+    /// When the last poll was due.
+    polled: Duration,
     drained: bool,
     gone: bool,
 }
@@ -161,7 +163,16 @@ impl Machine {
     /// Envoy runs. `jitter` is the time drawn from [`Config::jitter`].
     #[must_use]
     pub(crate) fn new(config: Config, jitter: Duration) -> Self {
-        Self { config, jitter, phase: Phase::Running, deadline: None, cap: None, drained: false, gone: false }
+        Self {
+            config,
+            jitter,
+            phase: Phase::Running,
+            deadline: None,
+            cap: None,
+            polled: Duration::ZERO,
+            drained: false,
+            gone: false,
+        }
     }
 
     /// Where it stands.
@@ -281,7 +292,7 @@ impl Machine {
             }
             // No deadline while a poll is under way: it has a limit of its own.
             Phase::Counting { .. } => {
-                self.deadline = None;
+                self.polled = self.deadline.take().unwrap_or(now);
                 Some(Action::Count)
             }
             Phase::Killing => Some(self.end()),
@@ -293,8 +304,15 @@ impl Machine {
         if open.unwrap_or(0) == 0 {
             return Some(self.kill(now));
         }
-        self.enter(Phase::Counting { errors: 0, open }, Some(now + POLL));
+        self.enter(Phase::Counting { errors: 0, open }, Some(self.next_poll(now)));
         None
+    }
+
+    // A second after the last one was due. Where its answer took longer, at once, and from then on as if every second
+    // had had its poll: the Go agent's ticker.
+    fn next_poll(&self, now: Duration) -> Duration {
+        let late = now.saturating_sub(self.polled).as_secs() / POLL.as_secs();
+        self.polled + POLL * u32::try_from(late.max(1)).unwrap_or(u32::MAX)
     }
 
     fn count_failed(&mut self, now: Duration) -> Option<Action> {
@@ -302,7 +320,7 @@ impl Machine {
         if errors + 1 >= MAX_ERRORS {
             return Some(self.kill(now));
         }
-        self.enter(Phase::Counting { errors: errors + 1, open }, Some(now + POLL));
+        self.enter(Phase::Counting { errors: errors + 1, open }, Some(self.next_poll(now)));
         None
     }
 

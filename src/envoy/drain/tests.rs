@@ -79,9 +79,34 @@ fn exit_on_zero_counts_down() {
     assert_eq!(tick(&mut m), (S(5), None));
     assert_eq!(tick(&mut m), (S(6), Some(Action::Count)), "the first poll is a second after the minimum");
     assert_eq!(m.deadline(), None);
-    assert_eq!(m.handle(S(7), Event::Counted(Some(3))), None);
-    assert_eq!(tick(&mut m), (S(8), Some(Action::Count)));
-    assert_eq!(m.handle(S(8), Event::Counted(Some(0))), Some(Action::Kill));
+    assert_eq!(m.handle(S(6), Event::Counted(Some(3))), None);
+    assert_eq!(tick(&mut m), (S(7), Some(Action::Count)));
+    assert_eq!(m.handle(S(7), Event::Counted(Some(0))), Some(Action::Kill));
+}
+
+#[test]
+fn polls_are_a_second_apart_however_long_their_answers_take() {
+    let mut m = zero(5, None);
+    let _ = m.handle(S(0), Event::Stop);
+    let _ = m.handle(S(0), Event::Answered);
+    let _ = tick(&mut m);
+    let after = |seconds: f64, event, m: &mut Machine| {
+        let (at, action) = tick(m);
+        assert_eq!(action, Some(Action::Count));
+        assert_eq!(m.handle(at + Duration::from_secs_f64(seconds), event), None);
+        m.deadline().unwrap()
+    };
+    let some = Event::Counted(Some(1));
+    assert_eq!(after(0.3, some, &mut m), S(7), "not 7.3");
+    assert_eq!(after(0.9, Event::CountFailed, &mut m), S(8));
+    assert_eq!(after(2.0, Event::CountFailed, &mut m), S(10), "due when the answer came");
+    assert_eq!(after(2.5, some, &mut m), S(12));
+    // An Envoy that answers none of five is ended after ten seconds.
+    for _ in 0..4 {
+        let _ = after(2.0, Event::CountFailed, &mut m);
+    }
+    let (at, _) = tick(&mut m);
+    assert_eq!((at, m.handle(at + S(2), Event::CountFailed)), (S(20), Some(Action::Kill)));
 }
 
 #[test]
