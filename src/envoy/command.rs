@@ -18,14 +18,11 @@ pub enum IpVersion {
 }
 
 impl IpVersion {
-    /// What the proxy's addresses mean; one that cannot be parsed counts as absent.
+    /// What the proxy's addresses mean; one that cannot be parsed counts as absent, and an IPv4 address mapped into
+    /// IPv6 as IPv6.
     #[must_use]
     pub fn of(addresses: &[impl AsRef<str>]) -> Self {
-        let v4 = |a: &str| match a.parse() {
-            Ok(std::net::IpAddr::V4(_)) => true,
-            Ok(std::net::IpAddr::V6(v6)) => v6.to_ipv4_mapped().is_some(),
-            Err(_) => false,
-        };
+        let v4 = |a: &str| a.parse::<std::net::Ipv4Addr>().is_ok();
         if addresses.iter().any(|a| v4(a.as_ref())) { Self::V4 } else { Self::V6 }
     }
 }

@@ -64,6 +64,7 @@ fn log_levels_are_split() {
     for (levels, component_flag, base, components, wrong) in [
         ("info", "", "info", "", 0),
         ("info,warn", "", "warn", "", 0),
+        ("err", "", "error", "", 0),
         ("misc:warn,info,upstream:debug", "x:y", "info", "misc:warn,upstream:debug", 0),
         ("misc:warn", "", "", "misc:warn", 0),
         ("info,", "", "", "", 0),
@@ -86,6 +87,8 @@ fn addresses_choose_the_family() {
     assert_eq!(IpVersion::of(&["fd00::1"]), IpVersion::V6);
     assert_eq!(IpVersion::of(&["no address"]), IpVersion::V6);
     assert_eq!(IpVersion::of(&["fd00::1", "10.0.0.1"]), IpVersion::V4);
+    assert_eq!(IpVersion::of(&["::ffff:10.0.0.1", "fd00::1"]), IpVersion::V6, "in notation, as everywhere");
+    assert_eq!(IpVersion::of(&["::ffff:10.0.0.1", "10.0.0.1"]), IpVersion::V4);
 }
 
 #[test]
