@@ -52,7 +52,7 @@ impl CaProvider {
                     refused("GoogleCA", UNNAMED)
                 }
             }
-            "" | "Citadel" | "Istiod" => Ok(Self::Citadel),
+            "Citadel" | "Istiod" => Ok(Self::Citadel),
             "GkeWorkloadCertificate" => Ok(Self::GkeWorkloadCertificate),
             "VaultCA" => Ok(Self::Vault),
             other => refused(other, NAMES),
@@ -115,7 +115,8 @@ mod tests {
         for (name, address, switched, wanted) in [
             ("Citadel", "", false, Ok(CaProvider::Citadel)),
             ("Istiod", "", false, Ok(CaProvider::Citadel)),
-            ("", "istiod:15012", false, Ok(CaProvider::Citadel)),
+            // Set but empty is no default.
+            ("", "istiod:15012", false, Err("")),
             ("GkeWorkloadCertificate", "", false, Ok(CaProvider::GkeWorkloadCertificate)),
             ("GoogleCA", google, false, Ok(CaProvider::GoogleCa)),
             ("GoogleCA", "ca:1", false, Ok(CaProvider::GoogleCa)),
