@@ -4,9 +4,23 @@
 use std::io;
 
 use futures_util::FutureExt;
+use rustix::process::Signal as Raw;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::envoy::Reason;
+
+/// What Go's runtime takes for whoever asks for it, and so away from the kernel.
+const IGNORED: [SignalKind; 8] = [
+    SignalKind::user_defined1(),
+    SignalKind::alarm(),
+    SignalKind::io(),
+    SignalKind::from_raw(Raw::VTALARM.as_raw()),
+    SignalKind::from_raw(Raw::PROF.as_raw()),
+    SignalKind::from_raw(Raw::POWER.as_raw()),
+    SignalKind::from_raw(Raw::XCPU.as_raw()),
+    // A file at the size that the process may write fails the write, no more.
+    SignalKind::from_raw(Raw::XFSZ.as_raw()),
+];
 
 /// Handlers, installed before anything is bound so that no signal is lost in between.
 pub(super) struct Signals {
@@ -14,8 +28,8 @@ pub(super) struct Signals {
     interrupt: Signal,
     hangup: Signal,
     quit: Signal,
-    // Held so that it does nothing, as in the Go agent: its default action would end the process.
-    _ignored: Signal,
+    // Held so that they do nothing, as in the Go agent: their default action would end the process.
+    _ignored: Vec<Signal>,
     // The same, unless it asks for an upgrade.
     upgrade: Option<Signal>,
 }
@@ -28,7 +42,7 @@ impl Signals {
             interrupt: signal(SignalKind::interrupt())?,
             hangup: signal(SignalKind::hangup())?,
             quit: signal(SignalKind::quit())?,
-            _ignored: signal(SignalKind::user_defined1())?,
+            _ignored: IGNORED.iter().map(|kind| signal(*kind)).collect::<io::Result<_>>()?,
             upgrade: Some(signal(SignalKind::user_defined2())?),
         };
         if crate::base::handover::passing() {

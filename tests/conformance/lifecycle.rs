@@ -79,7 +79,9 @@ async fn other_signals_do_nothing() {
     let mock = MockIstiod::start().await;
     let mut agent = TestAgent::with().istiod(&mock).start();
     serving(&agent).await;
-    for signal in [Signal::USR1, Signal::USR2, Signal::WINCH, Signal::PIPE] {
+    let rare =
+        [Signal::ALARM, Signal::VTALARM, Signal::PROF, Signal::IO, Signal::POWER, Signal::XCPU, Signal::XFSZ];
+    for signal in [Signal::USR1, Signal::USR2, Signal::WINCH, Signal::PIPE].into_iter().chain(rare) {
         agent.signal(signal);
     }
     agent.wait_ready().await;
