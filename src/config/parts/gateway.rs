@@ -1,9 +1,10 @@
 //! Secrets of gateways, and the socket for callers with tokens.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::{Error, Sources, identity};
+use crate::base::path::cleaned;
 use crate::config::env::var;
 use crate::gateway::{Api, Config as Gateway, Origin};
 use crate::secrets::probe;
@@ -13,6 +14,12 @@ const FOLDER: &str = "./var/run/ingress_gateway";
 const SOCKET: &str = "./var/run/ingress_gateway/sds";
 const ACCOUNT: &str = "./var/run/secrets/kubernetes.io/serviceaccount";
 const CALLERS: &str = "/var/run/sds/uds_path";
+
+// However they are written; links are not looked at.
+fn same(one: &Path, other: &Path) -> bool {
+    let whole = |path: &Path| cleaned(&std::path::absolute(path).unwrap_or_else(|_| path.to_owned()));
+    whole(one) == whole(other)
+}
 
 /// The source of a gateway's secrets and its socket; `None` when it is off.
 ///
@@ -28,7 +35,7 @@ pub(crate) fn secrets(config: &Sources) -> Result<Option<(Gateway, PathBuf)>, Er
     }
     let socket = config.flags.get("gatewayUdsPath").filter(|path| !path.is_empty());
     let socket = config.path(socket.unwrap_or(SOCKET));
-    if socket == config.path(identity::WORKLOAD_DIR).join(probe::DEFAULT_SOCKET) {
+    if same(&socket, &config.path(identity::WORKLOAD_DIR).join(probe::DEFAULT_SOCKET)) {
         return Err(Error::new(format!(
             "--gatewayUdsPath={}: this is the workload's socket; gateway secrets need another one",
             socket.display()
@@ -127,7 +134,7 @@ pub(crate) fn callers(config: &Sources) -> Result<Option<PathBuf>, Error> {
     let socket = config.path(flag.or(variable).unwrap_or(CALLERS));
     let gateway = config.flags.get("gatewayUdsPath").filter(|path| !path.is_empty()).unwrap_or(SOCKET);
     let own = config.path(identity::WORKLOAD_DIR).join(probe::DEFAULT_SOCKET);
-    if socket == own || socket == config.path(gateway) {
+    if same(&socket, &own) || same(&socket, &config.path(gateway)) {
         return Err(Error::new(format!(
             "--workloadUDSPath={}: another part of the agent serves this socket; callers' tokens need one of their own",
             socket.display()

@@ -175,6 +175,11 @@ async fn what_gateways_and_callers_lack_is_named_at_the_start() {
             from_api(&mock, &api).arg("--gatewayUdsPath=./var/run/secrets/workload-spiffe-uds/socket"),
             "workload's socket",
         ),
+        (
+            from_api(&mock, &api)
+                .arg("--gatewayUdsPath=var/run/secrets/other/..//workload-spiffe-uds/socket"),
+            "workload's socket",
+        ),
         (from_api(&mock, &api).env("KUBERNETES_SERVICE_PORT", "https"), "KUBERNETES_SERVICE_PORT=https"),
         (from_api(&mock, &api).env("INGRESS_GATEWAY_NAMESPACE", "a/b"), "INGRESS_GATEWAY_NAMESPACE"),
         (
@@ -183,6 +188,7 @@ async fn what_gateways_and_callers_lack_is_named_at_the_start() {
         ),
         (callers.clone().env("WORKLOAD_SDS", "on"), "WORKLOAD_SDS=on"),
         (callers.clone().arg("--workloadUDSPath=./var/run/ingress_gateway/sds"), "another part of the agent"),
+        (callers.clone().arg("--workloadUDSPath=var/run/ingress_gateway/sds"), "another part of the agent"),
         (
             callers.clone().env("FILE_MOUNTED_CERTS", "true").env("XDS_ROOT_CA", "SYSTEM"),
             "no CA signs for callers",
