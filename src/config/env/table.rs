@@ -296,6 +296,10 @@ pub(crate) const OLDER: &[(&str, &str)] = &[
         "STALED_CONNECTION_RECYCLE_RUN_INTERVAL",
         "a stream ends with its connection, nothing is left to recycle",
     ),
+    (
+        "SECRET_GRACE_PERIOD_DURATION",
+        "a share of the validity counts, not a time before its end: SECRET_GRACE_PERIOD_RATIO",
+    ),
     ("SECRET_ROTATION_CHECK_INTERVAL", "a certificate has its own timer: SECRET_GRACE_PERIOD_RATIO"),
     (
         "INITIAL_BACKOFF_MSEC",
