@@ -66,13 +66,17 @@ impl Flag {
     }
 }
 
+/// The flag that every command has.
+pub(crate) const HELP: Flag =
+    Flag::new("help", Kind::Bool, "false", "what the command does, and its flags").short('h');
+
 /// The words of a command line, sorted out.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub(crate) struct Parsed {
     values: Vec<(&'static str, String)>,
     /// Words that belong to no flag.
     pub positional: Vec<String>,
-    /// `-h` or `--help` was among them.
+    /// `-h` or `--help` was among them, and not switched off again.
     pub help: bool,
     /// Flags nobody knows, where they are tolerated.
     pub unknown: Vec<String>,
@@ -132,7 +136,7 @@ pub(crate) enum Error {
     UnknownLetter {
         /// The letter.
         letter: char,
-        /// The word it stands in.
+        /// The word it stands in, from it on.
         word: String,
     },
     /// The words end after it.
@@ -171,7 +175,12 @@ pub(crate) fn parse(words: &[String], flags: &[Flag], tolerant: bool) -> Result<
             out.positional.push(word.clone());
         }
     }
+    out.help = out.is_true(&[HELP], HELP.name);
     Ok(out)
+}
+
+fn known(flags: &[Flag], is: impl Fn(&Flag) -> bool) -> Option<Flag> {
+    flags.iter().chain(&[HELP]).find(|flag| is(flag)).copied()
 }
 
 fn long_flag(
@@ -189,11 +198,7 @@ fn long_flag(
     if name.is_empty() || name.starts_with('-') {
         return Err(Error::Syntax(long.to_owned()));
     }
-    let Some(flag) = flags.iter().find(|f| f.name == name) else {
-        if name == "help" {
-            out.help = true;
-            return Ok(());
-        }
+    let Some(flag) = known(flags, |f| f.name == name) else {
         if !tolerant {
             return Err(Error::Unknown(name.to_owned()));
         }
@@ -217,7 +222,7 @@ fn long_flag(
             word.clone()
         }
     };
-    if let Err(reason) = check(flag, &value, &format!("--{name}")) {
+    if let Err(reason) = check(&flag, &value) {
         // To the Go agent of today the flag is unknown, and its value nothing to end for.
         if !(flag.old && tolerant) {
             return Err(reason);
@@ -241,16 +246,14 @@ fn short_flags(
     while let Some(letter) = rest.chars().next() {
         let cluster = rest;
         rest = &rest[letter.len_utf8()..];
-        let Some(flag) = flags.iter().find(|f| f.short == letter && letter != '\0') else {
-            if letter == 'h' {
-                out.help = true;
-                return Ok(());
-            }
+        // Without a value behind it the sign is a letter like any other.
+        let given = rest.strip_prefix('=').filter(|value| !value.is_empty());
+        let Some(flag) = known(flags, |f| f.short == letter && letter != '\0') else {
             if !tolerant {
-                return Err(Error::UnknownLetter { letter, word: shorts.to_owned() });
+                return Err(Error::UnknownLetter { letter, word: cluster.to_owned() });
             }
             out.unknown.push(format!("-{letter}"));
-            if rest.starts_with('=') {
+            if given.is_some() {
                 return Ok(());
             }
             if rest.is_empty() && words.get(*at).is_some_and(|w| !w.starts_with('-')) {
@@ -258,7 +261,7 @@ fn short_flags(
             }
             continue;
         };
-        let value = if let Some(value) = rest.strip_prefix('=') {
+        let value = if let Some(value) = given {
             std::mem::take(&mut rest);
             value.to_owned()
         } else if flag.kind == Kind::Bool {
@@ -271,13 +274,13 @@ fn short_flags(
             *at += 1;
             word.clone()
         };
-        check(flag, &value, &format!("-{letter}, --{}", flag.name))?;
+        check(&flag, &value)?;
         out.values.push((flag.name, value));
     }
     Ok(())
 }
 
-fn check(flag: &Flag, value: &str, shown: &str) -> Result<(), Error> {
+fn check(flag: &Flag, value: &str) -> Result<(), Error> {
     let source: BoxError = match flag.kind {
         Kind::Text | Kind::Array => return Ok(()),
         Kind::Bool => match go::boolean(value) {
@@ -298,7 +301,11 @@ fn check(flag: &Flag, value: &str, shown: &str) -> Result<(), Error> {
             Err(reason) => reason.into(),
         },
     };
-    Err(Error::Invalid { value: value.to_owned(), flag: shown.to_owned(), source })
+    let shown = match flag.short {
+        '\0' => format!("--{}", flag.name),
+        letter => format!("-{letter}, --{}", flag.name),
+    };
+    Err(Error::Invalid { value: value.to_owned(), flag: shown, source })
 }
 
 /// Flags that every command takes.

@@ -46,6 +46,11 @@ pub(crate) fn integer(text: &str, bits: u32) -> Result<i64, NoInteger> {
     } else {
         (10, lower.as_str())
     };
+    // Between digits, or between the prefix and a digit.
+    let led = radix != 10;
+    if body.ends_with('_') || body.contains("__") || (body.starts_with('_') && !led) {
+        return Err(syntax());
+    }
     let bare = body.replace('_', "");
     if bare.is_empty() || !bare.chars().all(|c| c.is_digit(radix)) {
         return Err(syntax());
@@ -80,6 +85,13 @@ mod tests {
         assert_eq!(integer("0x10", 64), Ok(16));
         assert_eq!(integer("-12", 32), Ok(-12));
         assert_eq!(integer("010", 64), Ok(8));
+        assert_eq!(
+            (integer("1_000", 64), integer("0x_f", 64), integer("0_7", 64)),
+            (Ok(1000), Ok(15), Ok(7))
+        );
+        for bad in ["_1", "1_", "1__0", "0x_", "0_", "08"] {
+            assert!(integer(bad, 64).is_err(), "{bad}");
+        }
         assert!(integer("abc", 64).unwrap_err().to_string().ends_with("invalid syntax"));
         assert!(integer("3000000000", 32).unwrap_err().to_string().ends_with("value out of range"));
     }

@@ -89,6 +89,38 @@ fn flags_that_cannot_be_read_are_refused_in_pflags_words() {
 }
 
 #[test]
+fn letters_and_help_are_read_as_pflag_reads_them() {
+    let flags = [
+        args::Flag::new("output", args::Kind::Text, "", "").short('o'),
+        args::Flag::new("short", args::Kind::Bool, "false", "").short('s'),
+    ];
+    let read = |line: &str, tolerant| {
+        let words: Vec<String> = line.split(' ').map(str::to_owned).collect();
+        args::parse(&words, &flags, tolerant)
+    };
+    let bad = "strconv.ParseBool: parsing \"no\": invalid syntax";
+    for (line, text) in [
+        ("-sx", "unknown shorthand flag: 'x' in -x".to_owned()),
+        ("-hx", "unknown shorthand flag: 'x' in -x".to_owned()),
+        ("-s=", "unknown shorthand flag: '=' in -=".to_owned()),
+        ("-so", "flag needs an argument: 'o' in -o".to_owned()),
+        ("--short=no", format!("invalid argument \"no\" for \"-s, --short\" flag: {bad}")),
+        ("--help=no", format!("invalid argument \"no\" for \"-h, --help\" flag: {bad}")),
+    ] {
+        assert_eq!(read(line, false).unwrap_err().to_string(), text, "{line}");
+    }
+    for (line, output) in [("-o=", "="), ("-o==", "="), ("-o=x", "x"), ("-ox", "x"), ("-so x", "x")] {
+        assert_eq!(read(line, false).unwrap().get("output"), Some(output), "{line}");
+    }
+    for (line, help) in [("-hs", true), ("--help", true), ("--help=false", false), ("-h --help=0", false)] {
+        assert_eq!(read(line, false).unwrap().help, help, "{line}");
+    }
+    for (line, left) in [("-x= router", ""), ("-x=1 router", "router"), ("-ab 1 router", "router")] {
+        assert_eq!(read(line, true).unwrap().positional.join(" "), left, "{line}");
+    }
+}
+
+#[test]
 fn old_flags_take_effect_below_every_newer_source() {
     let words = [
         "--discoveryAddress=old:15010",
