@@ -1,5 +1,6 @@
 //! `completion bash|zsh|fish|powershell`, and man pages (`completion man DIR DATE`, for those who make packages).
 
+use std::io::Write as _;
 use std::path::Path;
 
 use clap::builder::PossibleValue;
@@ -8,12 +9,23 @@ use clap_complete::Shell;
 use super::{Command, fail, help, hints};
 use crate::config::args::Parsed;
 
+/// A flag of the Go agent's completion of each shell.
+pub(super) const NO_DESCRIPTIONS: &str = "no-descriptions";
+
 /// Makes bash see whole words; bash alone splits them.
 const WHOLE_WORDS: &str = include_str!("whole_words.bash");
 
 /// Prints the script; without a shell, the help.
 pub(super) fn run(command: &Command, parsed: &Parsed) -> u8 {
-    let shell = match parsed.positional.first().map(String::as_str) {
+    let shell = parsed.positional.first().map(String::as_str);
+    let is_shell = shell.is_some_and(|name| hints::SHELLS.contains(&name));
+    if parsed.get(NO_DESCRIPTIONS).is_some() && !is_shell {
+        return fail(&format!("unknown flag: --{NO_DESCRIPTIONS}"), None);
+    }
+    if let (true, [shell, more, ..]) = (is_shell, parsed.positional.as_slice()) {
+        return fail(&format!("unknown command {more:?} for \"pilot-agent completion {shell}\""), None);
+    }
+    let shell = match shell {
         None => return help::print(Some(command)),
         Some("bash") => Shell::Bash,
         Some("zsh") => Shell::Zsh,
@@ -26,11 +38,14 @@ pub(super) fn run(command: &Command, parsed: &Parsed) -> u8 {
             return man(Path::new(dir), date)
                 .map_or_else(|e| fail(&format!("man pages into {dir}: {e}"), None), |()| 0);
         }
+        // As of the Go agent's library: the help, and 0.
         Some(other) => {
-            return fail(
-                &format!("unknown shell {other:?}: it is one of {}", hints::SHELLS.join(", ")),
-                None,
+            let _ = writeln!(
+                std::io::stderr(),
+                "unknown shell {other:?}: it is one of {}",
+                hints::SHELLS.join(", ")
             );
+            return help::print(Some(command));
         }
     };
     let mut script = Vec::new();

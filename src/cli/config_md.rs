@@ -73,7 +73,8 @@ fn redirection(out: &mut String, title: &str) {
     for flag in iptables::FLAGS {
         let variables: Vec<String> = iptables::variables(flag.name).iter().map(|name| code(name)).collect();
         let variables = if variables.is_empty() { "none".to_owned() } else { variables.join(", ") };
-        let (kind, default, help) = (flag_type(flag), code(flag.default), prose(flag.help));
+        let default = if flag.old { "not given".to_owned() } else { code(flag.default) };
+        let (kind, help) = (flag_type(flag), prose(flag.help));
         let _ = writeln!(out, "| `--{}` | {variables} | {kind} | {default} | {help} |", flag.name);
     }
 }

@@ -16,6 +16,9 @@ pub(super) enum For {
     Manual,
 }
 
+/// What the help of a flag begins with that the Go agent's command of the same name lacks.
+const OURS: &str = "ours: ";
+
 /// The whole command line; never used to parse.
 pub(super) fn tree(purpose: For) -> clap::Command {
     let root = clap::Command::new("pilot-agent")
@@ -36,14 +39,13 @@ pub(super) fn tree(purpose: For) -> clap::Command {
 fn one(command: &Command, purpose: For) -> clap::Command {
     let usage = ["pilot-agent", command.name, command.usage, "[flags]"];
     let usage: Vec<&str> = usage.into_iter().filter(|w| !w.is_empty()).collect();
+    let listed =
+        |flag: &Flag| argument(command.name, flag).hide(purpose == For::Help && flag.help.starts_with(OURS));
     let out = clap::Command::new(command.name)
         .about(command.about)
         .override_usage(usage.join(" "))
         .hide(command.hidden)
-        .args(command.flags.iter().filter(|f| !f.old).map(|f| {
-            argument(command.name, f)
-                .hide(purpose == For::Help && command.name == "proxy" && f.name == args::DRY_RUN)
-        }))
+        .args(command.flags.iter().filter(|f| !f.old).map(listed))
         .args(args::LOGGING.iter().map(|flag| argument(command.name, flag)))
         .args(if purpose == For::Completion { hints::words(command.name) } else { Vec::new() });
     match command.name {
@@ -52,8 +54,8 @@ fn one(command: &Command, purpose: For) -> clap::Command {
         ),
         "proxy" => out.after_help(
             "Also taken: the flags of releases 0.8 to 1.8 (into ProxyConfig, below every newer source); unknown flags are passed over \
-             together with a following word. To see what would run without running it, add --dry-run. \
-             Every flag and variable stands in docs/CONFIG.md.",
+             together with a following word; --gateway-secrets-dir, --gatewayUdsPath and --workloadUDSPath, which are this agent's \
+             own. To see what would run without running it, add --dry-run. Every flag and variable stands in docs/CONFIG.md.",
         ),
         _ => out,
     }
@@ -114,5 +116,34 @@ mod tests {
         let text = one(&COMMANDS[0], For::Help).render_help().to_string();
         assert!(text.contains("--meshConfig <text>") && text.contains("--log_as_json"));
         assert!(!text.contains("\n      --configPath") && !text.contains("\n      --dry-run"));
+    }
+
+    #[test]
+    fn pages_list_the_flags_that_the_go_agent_lists() {
+        let listed = |name: &str| -> Vec<String> {
+            let command = COMMANDS.iter().find(|command| command.name == name).unwrap();
+            let text = one(command, For::Help).render_help().to_string();
+            let flags = text.lines().filter_map(|line| {
+                let line = line.strip_prefix("  ")?.trim_start();
+                let (short, rest) = line.split_at_checked(4).unwrap_or((line, ""));
+                let long = if short.starts_with('-') && short.ends_with(", ") { rest } else { line };
+                long.strip_prefix("--")?.split(' ').next().map(str::to_owned)
+            });
+            let mut flags: Vec<String> =
+                flags.filter(|flag| !args::LOGGING.iter().any(|f| f.name == flag)).collect();
+            flags.sort();
+            flags
+        };
+        let proxy = "concurrency domain help meshConfig outlierLogPath profiling proxyComponentLogLevel proxyLogLevel \
+                     serviceCluster stsPort templateFile tokenManagerPlugin";
+        assert_eq!(listed("proxy").join(" "), proxy);
+        assert_eq!(listed("request"), ["debug-port", "help"]);
+        assert_eq!(listed("version"), ["help", "output", "short"]);
+        assert_eq!(listed("completion"), ["help"]);
+        let redirection = listed("istio-iptables");
+        assert!(
+            redirection.len() == 33 && !redirection.iter().any(|f| f == "restore-format"),
+            "{redirection:?}"
+        );
     }
 }

@@ -108,6 +108,12 @@ const VERSION: &[Flag] = &[
     Flag::new("short", Kind::Bool, "false", "only the version's number").short('s'),
 ];
 
+const COMPLETION: &[Flag] = &[Flag::old(
+    completion::NO_DESCRIPTIONS,
+    Kind::Bool,
+    "of the Go agent's completion, behind a shell; without effect, the script has descriptions",
+)];
+
 const fn command(
     name: &'static str,
     usage: &'static str,
@@ -170,7 +176,7 @@ const COMMANDS: &[Command] = &[
         "completion",
         "<bash|zsh|fish|powershell>",
         "Print a script that completes commands and flags in a shell",
-        &[],
+        COMPLETION,
     ),
     command("help", "[command]", "Print what a command does and its flags", &[]),
     Command { hidden: true, ..command("collateral", "", "Not in this build", &[]) },

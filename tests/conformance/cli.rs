@@ -95,6 +95,8 @@ fn errors_end_with_255_and_stand_on_standard_error() {
         (&["proxy", "--log_output_level=INFO"], "Error: invalid output level 'INFO'"),
         (&["--unknown", "proxy", "sidecar"], "Error: unknown command \"sidecar\""),
         (&["collateral"], "Error: this build is not compiled with collateral support"),
+        (&["completion", "bash", "x"], "Error: unknown command \"x\" for \"pilot-agent completion bash\""),
+        (&["completion", "--no-descriptions"], "Error: unknown flag: --no-descriptions"),
     ] {
         let output = run(args);
         assert_eq!(output.status.code(), Some(255), "{args:?}");
@@ -111,6 +113,8 @@ fn help_is_no_error() {
         &["help", "request"],
         &["request", "--help"],
         &["completion"],
+        &["completion", "tcsh"],
+        &["completion", "zsh", "--no-descriptions"],
         &["--nope", "version"],
     ] {
         let output = run(args);

@@ -51,13 +51,8 @@ pub(crate) const FLAGS: &[Flag] = &[
     Flag::new("force-apply", BOOL, "false", "make the rules anew even when they are in place"),
     Flag::new("native-nftables", BOOL, "false", "use nft in place of iptables"),
     Flag::new("force-iptables-binary", TEXT, "", "legacy or nft"),
-    Flag::new(
-        "restore-format",
-        BOOL,
-        "true",
-        "of 1.5 to 1.8; without effect, rules always go in by one restore",
-    )
-    .short('f'),
+    Flag::old("restore-format", BOOL, "of 1.5 to 1.8; without effect, rules always go in by one restore")
+        .short('f'),
 ];
 
 // `ENVOY_PORT` is only printed, as in the Go agent.
