@@ -114,6 +114,15 @@ pub(crate) fn briefly(purpose: &str, limit: Duration, job: impl FnOnce() + Send 
 pub(crate) struct Lane {
     purpose: &'static str,
     places: Semaphore,
+    #[cfg(test)]
+    most: usize,
+}
+
+// Tests run beside each other, each on a thread of its own, and many with a clock that leaps over every wait: what one
+// does must not take another's turn.
+#[cfg(test)]
+thread_local! {
+    static OWN: std::cell::RefCell<std::collections::HashMap<*const Lane, &'static Semaphore>> = std::cell::RefCell::default();
 }
 
 impl fmt::Debug for Lane {
@@ -127,7 +136,23 @@ impl Lane {
     /// At most `most` threads at once.
     #[must_use]
     pub(crate) const fn new(purpose: &'static str, most: usize) -> Self {
-        Self { purpose, places: Semaphore::const_new(most) }
+        Self {
+            purpose,
+            places: Semaphore::const_new(most),
+            #[cfg(test)]
+            most,
+        }
+    }
+
+    #[cfg(not(test))]
+    fn places(&'static self) -> &'static Semaphore {
+        &self.places
+    }
+
+    #[cfg(test)]
+    fn places(&'static self) -> &'static Semaphore {
+        let made = || &*Box::leak(Box::new(Semaphore::new(self.most)));
+        OWN.with_borrow_mut(|own| *own.entry(std::ptr::from_ref(self)).or_insert_with(made))
     }
 
     /// Does `job` on a thread, when there is one. Dropping the future gives the job up, not its thread.
@@ -138,7 +163,7 @@ impl Lane {
         &'static self,
         job: impl FnOnce() -> T + Send + 'static,
     ) -> io::Result<T> {
-        let place = self.places.acquire().await.map_err(io::Error::other)?;
+        let place = self.places().acquire().await.map_err(io::Error::other)?;
         let done = begin(self.purpose, move || {
             // Given back when the thread is free, whoever still waits.
             let _place = place;
@@ -233,6 +258,25 @@ mod tests {
     async fn a_paused_clock_waits_for_a_thread() {
         let slow = || std::thread::sleep(Duration::from_millis(50));
         assert!(tokio::time::timeout(Duration::from_secs(1), begin("test", slow).unwrap()).await.is_ok());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn no_test_takes_the_turns_of_another() {
+        static LANE: Lane = Lane::new("test", 1);
+        let (let_go, hold) = channel::<()>();
+        let (begun, begin) = channel();
+        let other = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+            let job = move || {
+                begun.send(()).unwrap();
+                let _ = hold.recv();
+            };
+            runtime.block_on(LANE.run(job))
+        });
+        begin.recv().unwrap();
+        assert_eq!(LANE.within(Duration::from_secs(1), || 7).await.unwrap(), 7);
+        drop(let_go);
+        other.join().unwrap().unwrap();
     }
 
     #[tokio::test]
