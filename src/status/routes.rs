@@ -73,12 +73,15 @@ async fn dispatch(
     shared: &Arc<Shared>,
 ) -> Answer {
     let raw = request.uri().path();
-    let clean = path::clean(raw);
-    if clean != raw && request.method() != Method::CONNECT {
+    let clean = if request.method() == Method::CONNECT { raw.to_owned() } else { path::clean(raw) };
+    let segments = path::segments(&clean);
+    let segments: Vec<&str> = segments.iter().map(String::as_str).collect();
+    if let Some(root) = subtree(&segments, shared.profiling) {
+        return redirect(&with_query(root, request));
+    }
+    if clean != raw {
         return redirect(&with_query(&clean, request));
     }
-    let segments = path::segments(raw);
-    let segments: Vec<&str> = segments.iter().map(String::as_str).collect();
     match segments.as_slice() {
         ["healthz", "ready"] => {
             ready::answer(&shared.ready, &*shared.handles.agent, request.uri().query()).await
@@ -97,7 +100,6 @@ async fn dispatch(
             Some(refused) => refused,
             None => drain(shared).await,
         },
-        ["app-health" | "app-lifecycle"] => redirect(&with_query(&format!("{raw}/"), request)),
         ["app-health" | "app-lifecycle", ..] => {
             let path = path::decode(raw).unwrap_or_else(|| raw.to_owned());
             shared.probes.answer(&path, request.headers(), conn).await
@@ -110,7 +112,6 @@ async fn dispatch(
             Some(refused) => refused,
             None => hot_restart(shared),
         },
-        ["debug", "pprof"] if shared.profiling => redirect(&with_query("/debug/pprof/", request)),
         ["debug", rest @ ..] if !rest.is_empty() => match debug::find(rest, shared.profiling) {
             None => not_found(),
             Some(_) if !peer.local => only_local(),
@@ -120,8 +121,18 @@ async fn dispatch(
     }
 }
 
+/// The root of a subtree that was asked for without its slash. One redirect leads there, whatever else is to be cleaned.
+fn subtree(segments: &[&str], profiling: bool) -> Option<&'static str> {
+    match segments {
+        ["app-health"] => Some("/app-health/"),
+        ["app-lifecycle"] => Some("/app-lifecycle/"),
+        ["debug", "pprof"] if profiling => Some("/debug/pprof/"),
+        _ => None,
+    }
+}
+
 fn with_query<B>(path: &str, request: &Request<B>) -> String {
-    match request.uri().query() {
+    match request.uri().query().filter(|query| !query.is_empty()) {
         Some(query) => format!("{path}?{query}"),
         None => path.to_owned(),
     }

@@ -41,6 +41,10 @@ async fn paths_hosts_and_heads() {
         ("/app-health", "/app-health/"),
         ("/debug/pprof?a=b", "/debug/pprof/?a=b"),
         ("//x/../y", "/y"),
+        ("//x?", "/x"),
+        ("//app-health?a", "/app-health/?a"),
+        ("/x/../app-lifecycle", "/app-lifecycle/"),
+        ("/%61pp-health", "/app-health/"),
         ("/app-lifecycle", "/app-lifecycle/"),
     ] {
         let got = served.ask("POST", from, "Content-Length: 0\r\n").await;
@@ -53,12 +57,21 @@ async fn paths_hosts_and_heads() {
         (400, "400 Bad Request: missing required Host header", Some("close"))
     );
     assert_eq!(raw("GET /x HTTP/1.0\r\n\r\n").await.status, 404);
-    assert_eq!(raw("GET /x HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n").await.status, 400);
+    for (head, text) in [
+        ("GET /x HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", "400 Bad Request"),
+        ("GET /x HTTP/1.0\r\nHost: a\r\nHost: a\r\n\r\n", "400 Bad Request"),
+        ("GET /%zz HTTP/1.1\r\n\r\n", "400 Bad Request"),
+        ("GET /x HTTP/1.1\r\nHost: me@a\r\n\r\n", "400 Bad Request: malformed Host header"),
+    ] {
+        let got = raw(head).await;
+        assert_eq!((got.status, got.text().as_str(), got.header("vary")), (400, text, None), "{head}");
+    }
     let got = raw("GET * HTTP/1.1\r\nHost: a\r\n\r\n").await;
     assert_eq!((got.status, got.text().as_str(), got.header("connection")), (400, "", Some("close")));
     let got = raw("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await;
     assert_eq!((got.status, got.text().as_str(), got.header("connection")), (400, "", Some("close")));
-    assert_eq!(raw("OPTIONS * HTTP/1.1\r\nHost: a\r\n\r\n").await.status, 200);
+    let got = raw("OPTIONS * HTTP/1.1\r\nHost: a\r\n\r\n").await;
+    assert_eq!((got.status, got.header("vary")), (200, None), "no handler has seen it");
     assert_eq!(raw("GET x HTTP/1.1\r\nHost: a\r\n\r\n").await.status, 400);
     assert_eq!(raw("GET http://a/x HTTP/1.1\r\n\r\n").await.status, 400);
     assert_eq!(raw("GET http://a/x HTTP/1.1\r\nHost: b\r\n\r\n").await.status, 404);
