@@ -119,7 +119,10 @@ pub(crate) async fn send(
     let (sender, conn) = http1::Builder::new()
         .max_buf_size(sent.buffer)
         .max_headers(HEAD_FIELDS)
+        // As Go spells them: some servers compare names byte by byte.
+        .title_case_headers(true)
         .allow_obsolete_multiline_headers_in_responses(true)
+        .allow_spaces_after_header_name_in_responses(true)
         .handshake(TokioIo::new(stream))
         .await?;
     h1_send(H1 { sender, conn: Some(Box::pin(conn)) }, sent, proxy.as_ref()).await

@@ -55,6 +55,11 @@ impl Gunzip {
         Ok(None)
     }
 
+    /// Whether there was any input.
+    pub(crate) fn begun(&self) -> bool {
+        self.any
+    }
+
     /// The input has ended: may it end here?
     pub(crate) fn end(&mut self) -> Result<(), Error> {
         if self.between && self.any { Ok(()) } else { Err(Error::Gzip("it ends too early")) }

@@ -48,7 +48,7 @@ async fn redirects_end() {
     let url = format!("http://{}/", web.addr);
     assert!(matches!(text(&url).await, Err(Error::Redirects)));
     assert_eq!(web.heads().len(), REQUESTS);
-    assert!(web.heads()[1].contains(&format!("referer: {url}\r\n")));
+    assert!(web.heads()[1].contains(&format!("Referer: {url}\r\n")));
     let bare = Web::start(|_| http(302, "", "here")).await;
     assert_eq!(text(&format!("http://{}/", bare.addr)).await.unwrap(), "here");
     let bad = Web::start(|_| http(302, "Location: http://[\r\n", "")).await;
@@ -63,6 +63,8 @@ async fn bodies_are_bounded_and_must_be_whole() {
         "/chunk" => b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n".to_vec(),
         "/old" => b"HTTP/1.0 200 OK\r\n\r\nold".to_vec(),
         "/fold" => b"HTTP/1.1 200 OK\r\nX-A: b\r\n c\r\nContent-Length: 4\r\n\r\nfold".to_vec(),
+        "/spaced" => b"HTTP/1.1 200 OK\r\nX-A : b\r\nContent-Length: 6\r\n\r\nspaced".to_vec(),
+        "/nothing" => http(200, "Content-Encoding: gzip\r\n", ""),
         "/early" => b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok".to_vec(),
         _ => b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n\xff".to_vec(),
     })
@@ -74,6 +76,8 @@ async fn bodies_are_bounded_and_must_be_whole() {
     assert_eq!(text(&at("/old")).await.unwrap(), "old");
     assert_eq!(text(&at("/fold")).await.unwrap(), "fold");
     assert_eq!(text(&at("/early")).await.unwrap(), "ok");
+    assert_eq!(text(&at("/spaced")).await.unwrap(), "spaced");
+    assert_eq!(text(&at("/nothing")).await.unwrap(), "", "nothing is no gzip, and not broken");
     assert_eq!(text(&at("/other")).await.unwrap(), "\u{fffd}");
     assert!(matches!(text("http://127.0.0.1:1/").await, Err(Error::Connect { .. })));
     assert!(matches!(text("https://127.0.0.1:1/").await, Err(Error::Connect { .. })));
@@ -95,8 +99,8 @@ async fn a_proxy_is_told_the_whole_address_and_neighbours_are_reached_directly()
     assert_eq!(get("http://far.example:81/a?b").await.unwrap(), "from the proxy");
     let head = proxy.heads().remove(0);
     assert!(head.starts_with("GET http://far.example:81/a?b HTTP/1.1\r\n"), "{head}");
-    assert!(head.contains("host: far.example:81\r\n"), "{head}");
-    assert!(head.contains("proxy-authorization: Basic dXM6ZXI=\r\n"), "{head}");
+    assert!(head.contains("Host: far.example:81\r\n"), "{head}");
+    assert!(head.contains("Proxy-Authorization: Basic dXM6ZXI=\r\n"), "{head}");
     assert!(
         matches!(get("https://far.example/").await, Err(Error::Proxy(why)) if why.to_string().contains("403"))
     );

@@ -35,6 +35,9 @@ pub(crate) struct Bad {
 impl Url {
     pub(crate) fn parse(text: &str) -> Result<Self, Bad> {
         let bad = |why| Bad { text: shown(text).chars().take(200).collect(), why };
+        if controls(text) {
+            return Err(bad("it has control characters"));
+        }
         let (scheme, rest) = text.split_once("://").ok_or(bad("no scheme"))?;
         let https = match scheme.to_ascii_lowercase().as_str() {
             "http" => false,
@@ -100,7 +103,7 @@ impl Url {
     /// Follows a reference (a `Location`) from here.
     pub(crate) fn join(&self, reference: &str) -> Result<Self, Bad> {
         let bad = |why| Bad { text: shown(reference).chars().take(200).collect(), why };
-        if reference.bytes().any(|b| b < b' ' || b == 0x7f) {
+        if controls(reference) {
             return Err(bad("it has control characters"));
         }
         if reference.split_once('#').is_some_and(|(_, fragment)| !escapes(fragment)) {
@@ -196,7 +199,7 @@ pub(crate) fn shown(text: &str) -> String {
 /// When it has control characters, a broken escape or a colon where none may be.
 pub(crate) fn target_of(reference: &str) -> Result<String, Bad> {
     let bad = |why| Bad { text: shown(reference).chars().take(200).collect(), why };
-    if reference.bytes().any(|b| b < b' ' || b == 0x7f) {
+    if controls(reference) {
         return Err(bad("it has control characters"));
     }
     let rest = match reference.split_once(':') {
@@ -216,6 +219,10 @@ pub(crate) fn target_of(reference: &str) -> Result<String, Bad> {
         None => rest,
     };
     sent(path).ok_or(bad("a broken escape"))
+}
+
+fn controls(text: &str) -> bool {
+    text.bytes().any(|b| b < b' ' || b == 0x7f)
 }
 
 /// Whether every `%` begins an escape.
@@ -354,6 +361,8 @@ mod tests {
             "http://[::1/",
             "http://a/%zz",
             "http://a b/",
+            "http://a/\u{1}",
+            "http://a/?\n",
         ] {
             assert!(Url::parse(bad).is_err(), "{bad}");
         }

@@ -308,6 +308,8 @@ async fn answered<S: Site>(io: Watched, peer: SocketAddr, state: Arc<ConnState>,
     builder
         .half_close(true)
         .header_read_timeout(None)
+        // As Go spells them: scripts look for lines of an answer.
+        .title_case_headers(true)
         .max_headers(HEAD_FIELDS)
         .max_header_size(HEAD_BYTES)
         .max_buf_size(HEAD_BYTES + 4096);

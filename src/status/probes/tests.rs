@@ -44,7 +44,9 @@ async fn what_the_application_sees() {
     assert_eq!((got.status, got.text().as_str()), (200, "fine"));
     assert_eq!(got.header("content-type"), Some("text/plain; charset=utf-8"));
     assert_eq!(got.header("x-app"), None);
-    let head = app.heads().remove(0).to_lowercase();
+    let head = app.heads().remove(0);
+    assert!(got.head.contains("\r\nContent-Type: ") && head.contains("\r\nX-A: 1\r\n"), "as Go spells them");
+    let head = head.to_lowercase();
     assert!(head.starts_with("get /hello http/1.1\r\n"), "{head}");
     assert_eq!(head.matches("connection: close").count(), 1);
     for line in [
@@ -91,6 +93,10 @@ async fn statuses_and_bodies() {
     let served = probing(&http_get(app.addr.port(), ""), |_| {});
     let got = ask(&served, KUBELET).await;
     assert_eq!((got.status, got.text().as_str()), (200, "abc"), "a cut body keeps its status");
+    let app = Web::start(|_| http(200, "", "fine")).await;
+    let odd = format!("{{\"httpGet\":{{\"path\":\"/a\\u0001\",\"port\":{}}}}}", app.addr.port());
+    assert_eq!(ask(&probing(&odd, |_| {}), KUBELET).await.status, 500, "no address has control characters");
+    assert!(app.heads().is_empty());
     let many: String = (0..1001).map(|n| format!("X-{n}: y\r\n")).collect();
     for odd in [
         "SSH-2.0".to_owned(),
@@ -113,7 +119,7 @@ fn a_timeout_of_zero_is_ten_minutes() {
 
 #[tokio::test]
 async fn redirects_stay_with_the_host() {
-    let asks = |head: &str| if head.contains("authorization: Basic bWU6c2VjcmV0\r\n") { "me" } else { "who" };
+    let asks = |head: &str| if head.contains("Authorization: Basic bWU6c2VjcmV0\r\n") { "me" } else { "who" };
     let named = Web::start(move |head| http(200, "", asks(head))).await;
     let named = named.addr;
     let app = Web::start(move |head| match head.split(' ').nth(1).unwrap() {

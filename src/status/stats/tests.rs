@@ -75,7 +75,7 @@ async fn three_parts_in_order_and_what_each_is_asked() {
     assert!(head.starts_with("GET /m HTTP/1.1\r\n"), "{head}");
     assert!(
         head.contains(
-            "accept: application/openmetrics-text; q=0.2; version=1.0.0,text/plain; q=0.1; version=0.0.4\r\n"
+            "Accept: application/openmetrics-text; q=0.2; version=1.0.0,text/plain; q=0.1; version=0.0.4\r\n"
         ),
         "{head}"
     );

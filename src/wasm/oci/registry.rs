@@ -439,7 +439,7 @@ mod tests {
         let target = "get /token?a=b&scope=repository%3ateam%2fplug%3apull&service=the%20service http/1.1";
         assert!(head.starts_with(target) && !head.contains("authorization"), "{head}");
         assert_eq!(token(&of("{\"username\": \"u\", \"password\": \"p\"}"), &realm).await.unwrap(), "got");
-        assert!(server.heads()[1].contains("authorization: Basic dTpw"), "{}", server.heads()[1]);
+        assert!(server.heads()[1].contains("Authorization: Basic dTpw"), "{}", server.heads()[1]);
         assert_eq!(token(&of("{\"identitytoken\": \"i\"}"), &realm).await.unwrap(), "posted");
         assert_eq!(token(&of("{\"registrytoken\": \"mine\"}"), &realm).await.unwrap(), "mine");
         assert_eq!(server.heads().len(), 3);
