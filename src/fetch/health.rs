@@ -62,6 +62,8 @@ pub(crate) struct Call<'a> {
     /// Without brackets.
     pub(crate) host: &'a str,
     pub(crate) port: u16,
+    /// What the server is called in the request where that is not `host`.
+    pub(crate) name: Option<&'a str>,
     /// Empty: the server as a whole.
     pub(crate) service: &'a str,
     /// Stands before our own name.
@@ -166,8 +168,8 @@ impl Call<'_> {
             millis @ 0..=99_999_999 => format!("{millis}m"),
             _ => format!("{}S", left.as_secs().min(99_999_999)),
         };
-        let colons = self.host.contains(':');
-        let host = if colons { format!("[{}]", self.host) } else { self.host.to_owned() };
+        let host = self.name.unwrap_or(self.host);
+        let host = if host.contains(':') { format!("[{host}]") } else { host.to_owned() };
         Request::builder()
             .method(Method::POST)
             .uri(format!("http://{host}:{}/grpc.health.v1.Health/Check", self.port))

@@ -91,7 +91,7 @@ fn value_of(text: &str) -> Option<(String, &str)> {
 }
 
 fn is_token_char(c: char) -> bool {
-    c.is_ascii_alphanumeric() || "!#$%&'*+-.^_`|~".contains(c)
+    c.is_ascii_alphanumeric() || "!#$%&'*+-.^_`{|}~".contains(c)
 }
 
 fn is_token(text: &str) -> bool {
@@ -161,6 +161,7 @@ mod tests {
             ("text/html", FALLBACK, FALLBACK),
             ("application/vnd.google.protobuf;proto=x;encoding=delimited", FALLBACK, FALLBACK),
             ("a/b/c", FALLBACK, FALLBACK),
+            ("x/{y}, text/*", "text/*; q=0.1", "text/*; q=0.1"),
             ("text/plain, ;", FALLBACK, FALLBACK),
             ("*/*", "text/plain; q=0.1; version=0.0.4", "text/plain; q=0.1; version=0.0.4"),
             ("*", "text/plain; q=0.1; version=0.0.4", "text/plain; q=0.1; version=0.0.4"),

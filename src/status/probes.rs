@@ -73,6 +73,8 @@ pub(super) struct Prober {
     table: Table,
     /// Without brackets.
     destination: String,
+    /// No destination was given: gRPC's library calls a server without a host `localhost`.
+    nameless: bool,
     dialer: Dialer,
     kept: Option<Kept>,
     status_port: u16,
@@ -123,8 +125,8 @@ impl Prober {
         crypto: Arc<rustls::crypto::CryptoProvider>,
         trouble: Reporter,
     ) -> Self {
-        let destination =
-            if config.destination.is_empty() { config.source.to_string() } else { config.destination };
+        let nameless = config.destination.is_empty();
+        let destination = if nameless { config.source.to_string() } else { config.destination };
         let tls = Some(Arc::new(Tls::new(crypto, config.http2, Trust::Anybody)));
         let paths = config.table.paths();
         // A quarter of the connections for those that wait for an application.
@@ -133,6 +135,7 @@ impl Prober {
             slots: paths.map(|path| (path.to_owned(), Fair::new(each))).collect(),
             table: config.table,
             destination,
+            nameless,
             dialer: Dialer { source: Some(config.source), tls, ..Dialer::default() },
             kept: config.keepalive.then(Kept::default),
             status_port,

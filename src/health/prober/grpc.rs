@@ -18,7 +18,7 @@ pub(super) async fn probe(dialer: &Dialer, host: &str, port: u32, service: &str,
         Outcome::Unhealthy(format!("failed to connect health check grpc service on port {port}: {why}"))
     };
     let Ok(number) = u16::try_from(port) else { return unreached("there is no such port") };
-    let call = Call { dialer, host, port: number, service, user_agent: Some(USER_AGENT) };
+    let call = Call { dialer, host, port: number, name: None, service, user_agent: Some(USER_AGENT) };
     let why = match call.run(Instant::now() + limit).await {
         Ok(SERVING) => return Outcome::Healthy,
         // The Go agent has no text for this, and crashes.

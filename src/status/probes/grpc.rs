@@ -27,7 +27,14 @@ impl Prober {
         let until = Instant::now() + Duration::from_secs(seconds);
         let caller = headers.get(header::USER_AGENT).and_then(|v| v.to_str().ok()).filter(|v| !v.is_empty());
         let (dialer, host) = (&self.dialer, self.destination.as_str());
-        let call = Call { dialer, host, port, service, user_agent: caller };
+        let call = Call {
+            dialer,
+            host,
+            port,
+            name: self.nameless.then_some("localhost"),
+            service,
+            user_agent: caller,
+        };
         match call.run(until).await {
             Ok(health::SERVING) => Ok(status(StatusCode::OK)),
             Ok(state) => Err(failed(format!("it says {}", health::name(state)).into())),

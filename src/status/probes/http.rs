@@ -84,7 +84,8 @@ fn host(headers: &HeaderMap, status_port: u16, port: i32) -> Option<HeaderValue>
     let ours = value.to_str().ok().and_then(|text| text.rsplit_once(':'));
     match ours {
         Some((name, found))
-            if found == status_port.to_string() && (!name.contains(':') || name.ends_with(']')) =>
+            // As a number, with zeros before it or a sign, as the Go agent reads it.
+            if found.parse() == Ok(i64::from(status_port)) && (!name.contains(':') || name.ends_with(']')) =>
         {
             HeaderValue::from_str(&format!("{name}:{port}")).ok()
         }
@@ -103,9 +104,11 @@ mod tests {
             headers.insert(header::HOST, HeaderValue::from_static(text));
             host(&headers, 15020, 8080).map(|v| v.to_str().unwrap().to_owned())
         };
-        assert_eq!(to("a:15020").as_deref(), Some("a:8080"));
+        for ours in ["a:15020", "a:015020", "a:+15020"] {
+            assert_eq!(to(ours).as_deref(), Some("a:8080"), "{ours}");
+        }
         assert_eq!(to("[fd00::9]:15020").as_deref(), Some("[fd00::9]:8080"));
-        for same in ["a", "a:9999", "a:015020", "[fd00::9]", "fd00::9:15020", "a:"] {
+        for same in ["a", "a:9999", "a:x", "[fd00::9]", "fd00::9:15020", "a:"] {
             assert_eq!(to(same).as_deref(), Some(same));
         }
         assert_eq!(to(""), None);

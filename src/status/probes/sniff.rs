@@ -25,12 +25,13 @@ const MARKUP: &[&str] = &[
     "<BODY",
     "<BR",
     "<P",
+    "<!--",
 ];
 
 pub(super) fn kind_of(body: &[u8]) -> HeaderValue {
     let body = &body[..body.len().min(LOOK)];
     let text = body.trim_ascii_start();
-    let kind = if text.starts_with(b"<!--") || MARKUP.iter().any(|tag| opens(text, tag)) {
+    let kind = if MARKUP.iter().any(|tag| opens(text, tag)) {
         "text/html; charset=utf-8"
     } else if text.starts_with(b"<?xml") {
         "text/xml; charset=utf-8"
@@ -84,6 +85,7 @@ mod tests {
             (b"<!doctype html>", "text/html; charset=utf-8"),
             (b"<pre", "text/plain; charset=utf-8"),
             (b"<!-- x", "text/html; charset=utf-8"),
+            (b"<!--x", "text/plain; charset=utf-8"),
             (b"<?xml version", "text/xml; charset=utf-8"),
             (b"\x1f\x8b\x08\0\0", "application/x-gzip"),
             (b"a\0b", "application/octet-stream"),

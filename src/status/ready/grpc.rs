@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use serde::Deserialize;
+use serde_json::Value;
 
 use crate::base::lane::Lane;
 
@@ -38,7 +39,7 @@ struct CertificateProvider {
     #[serde(default)]
     plugin_name: String,
     #[serde(default)]
-    config: serde_json::Value,
+    config: Value,
 }
 
 #[derive(Deserialize, Default)]
@@ -93,8 +94,13 @@ impl Named {
 
 fn load(path: &Path) -> Result<Vec<String>, String> {
     let text = std::fs::read(path).map_err(|e| e.to_string())?;
-    let document: Document = serde_json::from_slice(&text).map_err(|e| e.to_string())?;
-    let providers = document.certificate_providers.unwrap_or_default();
+    // As Go reads a structure: null has nothing in it, a list is none.
+    let document: Value = serde_json::from_slice(&text).map_err(|e| e.to_string())?;
+    if !document.is_object() && !document.is_null() {
+        return Err("it is no JSON object".to_owned());
+    }
+    let document: Option<Document> = serde_json::from_value(document).map_err(|e| e.to_string())?;
+    let providers = document.unwrap_or_default().certificate_providers.unwrap_or_default();
     Ok(providers
         .into_values()
         .find(|provider| provider.plugin_name == "file_watcher")
@@ -119,8 +125,10 @@ mod tests {
         let path = dir.path().join("grpc-bootstrap.json");
         let probe = Bootstrap::new(Some(path.clone()));
         assert!(probe.check().await.unwrap_err().starts_with("failed loading"));
-        std::fs::write(&path, "{").unwrap();
-        assert!(probe.check().await.unwrap_err().starts_with("failed loading"));
+        for text in ["{", "", "[]", "[null]", "1", "\"x\""] {
+            std::fs::write(&path, text).unwrap();
+            assert!(probe.check().await.unwrap_err().starts_with("failed loading"), "{text}");
+        }
         let file = |name: &str| dir.path().join(name).display().to_string();
         let text = serde_json::json!({"certificate_providers": {"default": {"plugin_name": "file_watcher", "config": {
             "certificate_file": file("c"), "private_key_file": file("k"), "ca_certificate_file": file("r")}}}});
@@ -144,6 +152,10 @@ mod tests {
         let other =
             r#"{"certificate_providers":{"x":{"plugin_name":"mesh_ca","config":{"certificate_file":1}}}}"#;
         std::fs::write(&path, other).unwrap();
-        assert_eq!(Bootstrap::new(Some(path)).check().await, Ok(()));
+        assert_eq!(Bootstrap::new(Some(path.clone())).check().await, Ok(()));
+        for nothing in ["null", "{}", r#"{"certificate_providers":null}"#] {
+            std::fs::write(&path, nothing).unwrap();
+            assert_eq!(Bootstrap::new(Some(path.clone())).check().await, Ok(()), "{nothing}");
+        }
     }
 }

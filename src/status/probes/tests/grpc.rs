@@ -33,6 +33,18 @@ async fn grpc_health() {
 }
 
 #[tokio::test]
+async fn a_server_without_a_host_is_called_localhost() {
+    let listener = TcpListener::bind("0.0.0.0:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let app = grpc_app(listener, b"\0\0\0\0\x02\x08\x01".to_vec(), "0").await;
+    let served = probing(&format!("{{\"grpc\":{{\"port\":{port}}},\"timeoutSeconds\":5}}"), |c| {
+        c.destination = String::new();
+    });
+    assert_eq!(ask(&served, KUBELET).await.status, 200);
+    assert_eq!(app.await.unwrap()[0].0, format!("http://localhost:{port}/grpc.health.v1.Health/Check"));
+}
+
+#[tokio::test]
 async fn grpc_waits_for_a_server_that_starts_within_the_limit() {
     let holder = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = holder.local_addr().unwrap().port();
