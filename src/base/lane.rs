@@ -32,6 +32,8 @@ pub(crate) fn begin<T: Send + 'static>(
     purpose: &str,
     job: impl FnOnce() -> T + Send + 'static,
 ) -> io::Result<Receiver<T>> {
+    #[cfg(test)]
+    scarce::check()?;
     let (done, answer) = channel();
     let thread = std::thread::Builder::new().name(purpose.to_owned());
     let named = purpose.to_owned();
@@ -92,6 +94,37 @@ pub(crate) mod under_way {
             }
         }
         panic!("work in a thread does not end");
+    }
+}
+
+/// Tests of what becomes of work where the system gives no thread.
+#[cfg(test)]
+pub(crate) mod scarce {
+    use std::cell::Cell;
+    use std::io;
+
+    thread_local! {
+        static NONE: Cell<bool> = const { Cell::new(false) };
+    }
+
+    /// As long as it lives, nothing that is begun on the thread that made it gets another.
+    pub(crate) struct NoThreads(());
+
+    impl NoThreads {
+        pub(crate) fn from_now_on() -> Self {
+            NONE.set(true);
+            Self(())
+        }
+    }
+
+    impl Drop for NoThreads {
+        fn drop(&mut self) {
+            NONE.set(false);
+        }
+    }
+
+    pub(super) fn check() -> io::Result<()> {
+        if NONE.get() { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(()) }
     }
 }
 

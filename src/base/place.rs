@@ -9,9 +9,13 @@ use std::fs::{DirBuilder, File, OpenOptions, Permissions};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use rustix::fs::OFlags;
 use tempfile::NamedTempFile;
+
+/// A file that was on its way for longer is on its way no more.
+const LEFT: Duration = Duration::from_secs(60);
 
 /// Who may use the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -146,6 +150,29 @@ pub(crate) fn over(path: &Path, text: &[u8]) -> io::Result<()> {
     file.write_all(text)
 }
 
+/// Removes what processes that were killed have left on its way to these `names` in `folder`. Nobody needs as long as
+/// [`LEFT`] to bring a file to its place.
+pub(crate) fn sweep(folder: &Path, names: &[&str]) {
+    let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
+    let Ok(entries) = std::fs::read_dir(folder) else { return };
+    for entry in entries.flatten() {
+        let name = entry.file_name();
+        let is_way_to = |of: &&str| {
+            let drawn =
+                name.to_str().and_then(|n| n.strip_prefix(of)?.strip_prefix('.')?.strip_suffix(".new"));
+            drawn.is_some_and(|drawn| !drawn.is_empty() && drawn.bytes().all(|b| b.is_ascii_alphanumeric()))
+        };
+        if !names.iter().any(is_way_to) {
+            continue;
+        }
+        let about = entry.metadata().ok().filter(std::fs::Metadata::is_file);
+        let age = about.and_then(|about| about.modified().ok()?.elapsed().ok());
+        if age.is_some_and(|age| age > LEFT) {
+            let _ = std::fs::remove_file(entry.path());
+        }
+    }
+}
+
 /// What a file's name on its way begins with.
 #[must_use]
 pub(crate) fn name(path: &Path) -> String {
@@ -182,6 +209,28 @@ mod tests {
         let error = put(&path, b"x", Mode::Masked(0o666)).unwrap_err();
         assert_eq!(error.path, path);
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn what_a_killed_process_has_left_is_removed_and_nothing_else() {
+        let dir = tempfile::tempdir().unwrap();
+        let put = |name: &str, age: u64| {
+            let file = File::create(dir.path().join(name)).unwrap();
+            file.set_modified(std::time::SystemTime::now() - Duration::from_secs(age)).unwrap();
+        };
+        let kept = ["config", "config.new", "config.a-b.new", "other.a1b2c3.new", "config.a1b2c4.new"];
+        kept.iter().for_each(|name| put(name, if name.contains("c4") { 0 } else { 3600 }));
+        put("config.a1b2c3.new", 3600);
+        std::fs::create_dir(dir.path().join("config.folder.new")).unwrap();
+        sweep(dir.path(), &["config"]);
+        assert!(!dir.path().join("config.a1b2c3.new").exists());
+        assert!(kept.iter().all(|name| dir.path().join(name).exists()));
+        assert!(dir.path().join("config.folder.new").exists());
+        // The way of a real one.
+        let way = beside(dir.path(), "config", Mode::Exact(0o600)).unwrap().keep().unwrap();
+        way.0.set_modified(std::time::UNIX_EPOCH).unwrap();
+        sweep(dir.path(), &["config"]);
+        assert!(!way.1.exists());
     }
 
     #[test]

@@ -77,6 +77,7 @@ impl Config {
             _ => None,
         };
         let key = sealed.as_deref().or(files.key);
+        place::sweep(&self.dir, &[name, "cert-chain.pem", "root-cert.pem"]);
         let all = [(name, key), ("cert-chain.pem", files.chain), ("root-cert.pem", files.root)];
         // Removed again, all of them, when anything below fails.
         let mut fresh = Vec::with_capacity(all.len());
@@ -179,6 +180,17 @@ mod tests {
         assert_eq!(std::fs::read(dir.path().join("key.pem")).unwrap(), b"k", "no key without its chain");
         assert_eq!(mode(&dir.path().join("key.pem")), 0o600);
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 3, "nothing is left over");
+    }
+
+    #[test]
+    fn a_key_that_a_killed_agent_has_left_beside_its_place_is_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = Config { dir: dir.path().to_owned(), mode: 0o600, seal: None };
+        let left = dir.path().join("key.pem.aB3dE6.new");
+        let file = std::fs::File::create(&left).unwrap();
+        file.set_modified(std::time::UNIX_EPOCH).unwrap();
+        config.write(Files { key: Some(b"k"), chain: Some(b"c"), root: Some(b"r") }).unwrap();
+        assert!(!left.exists());
     }
 
     #[test]

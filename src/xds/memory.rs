@@ -24,7 +24,7 @@ use crate::base::clock::Clock;
 use crate::base::heap::Passing;
 use crate::base::lane::Lane;
 use crate::base::seldom::Seldom;
-use crate::base::tasks::Stop;
+use crate::base::tasks::{Stop, guarded};
 use crate::replay::{Mode, StandIn, Store, disk};
 use crate::trouble::{Kind, Report, Reporter};
 
@@ -89,6 +89,8 @@ pub(super) struct Memory {
     live: AtomicUsize,
     good: AtomicU64,
     owner: OnceLock<Arc<str>>,
+    // How often the store had changed when the file was written last.
+    saved: AtomicU64,
     passing: Arc<Passing>,
     clock: Arc<dyn Clock>,
     trouble: Mutex<Reporter>,
@@ -174,6 +176,7 @@ impl Memory {
             live: AtomicUsize::new(0),
             good: AtomicU64::new(0),
             owner: OnceLock::new(),
+            saved: AtomicU64::new(0),
             passing,
             clock: parts.clock.clone(),
             disk_trouble: Mutex::new(trouble.sibling()),
@@ -248,6 +251,7 @@ impl Memory {
             () = self.load(&owner) => {}
         }
         let mut file = File::new(self.clone(), owner);
+        file.changed();
         loop {
             let mut events = Vec::new();
             tokio::select! {
@@ -275,12 +279,18 @@ impl Memory {
         }
     }
 
+    // Where the system gives no thread it is done here: what is good must not be given up for that.
     async fn note(self: &Arc<Self>, events: Vec<Event>) {
         if events.is_empty() {
             return;
         }
-        let memory = self.clone();
-        if WORK.run(move || memory.apply(events)).await.is_err() {
+        let left = Arc::new(Mutex::new(Some(events)));
+        let take =
+            |left: &Mutex<Option<Vec<Event>>>| left.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let (memory, theirs) = (self.clone(), left.clone());
+        let work = move || take(&theirs).map(|events| memory.apply(events));
+        let here = |events| guarded("last good configuration", || self.apply(events)).is_ok();
+        if WORK.run(work).await.is_err() && !take(&left).is_some_and(here) {
             // What was under way may be half done.
             let mut store = self.store();
             store.lost(self.streams.load(Relaxed));
@@ -326,6 +336,8 @@ impl Memory {
                 tracing::info!(target: "xdsproxy",
                     "the last good configuration of {} resources was handed over", store.raw().1);
                 self.begin_with(store, at);
+                // What the file has is not known.
+                self.saved.store(u64::MAX, Relaxed);
                 true
             }
             Err(why) => {
@@ -450,13 +462,22 @@ impl Memory {
         }
     }
 
-    /// The extension configs that are kept, each as it came in a response.
+    /// The extension configs that are kept, each as it came in a response; also those that only the file has, which may be
+    /// what the next agent begins with.
+    ///
+    /// # Errors
+    /// When it cannot be told which there are.
     pub(super) async fn extensions(self: Arc<Self>) -> std::io::Result<Vec<Bytes>> {
+        let memory = self.clone();
         let read = move || {
-            let store = self.store().shared();
+            let store = memory.store().shared();
             store.all(types::ECDS)
         };
-        ANSWERS.run(read).await?
+        let mut kept = ANSWERS.run(read).await??;
+        if !self.glance().whole || self.is_behind() {
+            kept.extend(self.in_file().await?);
+        }
+        Ok(kept)
     }
 
     // `None`: another thread has begun to, and not ended.

@@ -1,10 +1,12 @@
 //! The file of the last good configuration: what is read of it at the start, and when it is written.
 
 use std::io::{BufWriter, Write};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
+use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use tokio::time::Instant;
 
@@ -15,8 +17,10 @@ use crate::base::lane::Lane;
 use crate::base::place::{self, Mode as FileMode};
 use crate::replay::disk;
 use crate::trouble::{Kind, Report};
+use crate::xds::types;
 
-/// Reading comes once and writing one by one, so a disk that does not answer holds up two threads at most.
+/// Reading comes at the start and before modules are removed, writing one by one: a disk that does not answer holds up two
+/// threads at most.
 static DISK: Lane = Lane::new("file of the last good configuration", 2);
 /// After a change the file is written so much later, that a burst of pushes is written once.
 const SETTLE: Duration = Duration::from_secs(2);
@@ -36,6 +40,8 @@ impl Memory {
         let Some(Disk { file, max_age }) = self.config.disk.clone() else { return };
         let (memory, owner, shown) = (self.clone(), owner.clone(), file.display().to_string());
         let read = DISK.within(LOAD, move || {
+            // As large as the file itself, each.
+            place::sweep(file.parent().unwrap_or(Path::new("")), &[place::name(&file).as_str()]);
             let bytes = match std::fs::read(&file) {
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
                 bytes => bytes.map_err(|e| e.to_string())?,
@@ -56,6 +62,34 @@ impl Memory {
                 tracing::warn!(target: "xdsproxy", "the last good configuration in {shown} is not used: {why}");
             }
         }
+    }
+
+    /// Whether the store has changed since the file was written.
+    pub(super) fn is_behind(&self) -> bool {
+        self.config.disk.is_some() && self.glance().changes != self.saved.load(Relaxed)
+    }
+
+    /// The extension configs in the file, however old it is by the clock of now. None where it is no use to anybody.
+    ///
+    /// # Errors
+    /// When that cannot be told.
+    pub(super) async fn in_file(&self) -> std::io::Result<Vec<Bytes>> {
+        let Some(Disk { file, .. }) = self.config.disk.clone() else { return Ok(Vec::new()) };
+        let owner = self.owner.get().cloned();
+        let owner =
+            owner.ok_or_else(|| std::io::Error::other("the last good configuration was not read yet"))?;
+        let most = self.config.most;
+        let read = move || {
+            let bytes = match std::fs::read(&file) {
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+                bytes => bytes?,
+            };
+            match disk::read(&bytes, &owner, u64::MAX, u64::MAX, most) {
+                Ok((store, _)) => store.all(types::ECDS),
+                Err(_) => Ok(Vec::new()),
+            }
+        };
+        DISK.run(read).await?
     }
 
     /// Writes the file, if istiod has ever stood behind what is in the store; gives how often that has changed, if it could.
@@ -95,8 +129,6 @@ pub(super) struct File {
     owner: Arc<str>,
     /// How often a file is written while nothing changes; `None`: there is none.
     confirm: Option<Duration>,
-    /// What of the store's changes is in the file.
-    saved: u64,
     due: Option<Instant>,
     writing: Option<BoxFuture<'static, Option<u64>>>,
     failures: Backoff,
@@ -105,22 +137,18 @@ pub(super) struct File {
 }
 
 impl File {
-    /// Of a store that is as the file has it.
+    /// Of a store that was just read.
     pub(super) fn new(memory: Arc<Memory>, owner: Arc<str>) -> Self {
         let confirm = memory.config.disk.as_ref().map(|disk| disk.max_age / CONFIRM);
         let again = Policy::new(SETTLE, AGAIN, 2.0, Jitter::None).expect("constants make sense");
         let failures = Backoff::new(again);
-        Self { memory, owner, confirm, saved: 0, due: None, writing: None, failures, pause: SETTLE }
-    }
-
-    pub(super) fn is_behind(&self) -> bool {
-        self.confirm.is_some() && self.memory.glance().changes != self.saved
+        Self { memory, owner, confirm, due: None, writing: None, failures, pause: SETTLE }
     }
 
     /// The store may have changed. The first change of a burst decides.
     pub(super) fn changed(&mut self) {
         let soon = Instant::now() + self.pause;
-        if self.is_behind() && self.due.is_none_or(|at| at > soon) {
+        if self.memory.is_behind() && self.due.is_none_or(|at| at > soon) {
             self.due = Some(soon);
         }
     }
@@ -148,13 +176,13 @@ impl File {
     fn ended(&mut self, done: Option<u64>) {
         match done {
             Some(changes) => {
-                self.saved = changes;
+                self.memory.saved.store(changes, Relaxed);
                 self.failures.reset();
                 self.pause = SETTLE;
             }
             None => self.pause = self.failures.next_delay(),
         }
-        let wait = if done.is_none() || self.is_behind() { Some(self.pause) } else { self.confirm };
+        let wait = if done.is_none() || self.memory.is_behind() { Some(self.pause) } else { self.confirm };
         self.due = wait.map(|wait| Instant::now() + wait);
     }
 

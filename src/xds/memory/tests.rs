@@ -222,3 +222,94 @@ fn whoever_holds_the_store_holds_up_no_stream() {
     drop(held);
     assert!(streams.join().unwrap().is_some());
 }
+
+// What Envoy would be answered with is the extension config of this content.
+fn names(memory: &Memory, id: u64, content: &'static [u8]) {
+    let request =
+        Request { type_url: types::ECDS.to_owned(), names: vec!["a".to_owned()], ..Request::default() };
+    memory.request(id, Protocol::Delta, write_request(Mode::Delta, &request));
+    let resources = vec![("a".to_owned(), Bytes::from_static(content))];
+    let response = Response {
+        type_url: types::ECDS.to_owned(),
+        nonce: "n".to_owned(),
+        resources,
+        ..Response::default()
+    };
+    memory.response(id, Protocol::Delta, write_response(&response));
+    let request = Request { nonce: "n".to_owned(), names: Vec::new(), ..request };
+    memory.request(id, Protocol::Delta, write_request(Mode::Delta, &request));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_only_the_file_has_is_in_use_too() {
+    let _turn = TURN.lock().await;
+    let dir = tempfile::tempdir().unwrap();
+    let (file, group) = (dir.path().join("kept"), Group::new());
+    let memory = memory(file.clone(), Arc::new(System), &Troubles::default());
+    assert!(memory.clone().extensions().await.is_err(), "nobody has looked at the file yet");
+    group.run("keeper", memory.clone().keep("me".to_owned(), group.token()));
+    brings(&memory, 1);
+    names(&memory, 1, b"\x1a\x01a\x12\x03one");
+    memory.can_serve(Protocol::Delta).await;
+    eventually("the file", || file.exists() && !memory.is_behind()).await;
+    let kept = async || memory.clone().extensions().await.unwrap();
+    assert_eq!(kept().await.len(), 1);
+    memory.too_large(1, 1 << 40);
+    memory.can_serve(Protocol::Delta).await;
+    assert!(!memory.is_whole());
+    assert_eq!(kept().await.len(), 1, "an agent that is started now begins with it");
+    std::fs::write(&file, "damaged").unwrap();
+    assert!(kept().await.is_empty(), "nobody will begin with that");
+    std::fs::remove_file(&file).unwrap();
+    std::fs::create_dir(&file).unwrap();
+    assert!(memory.clone().extensions().await.is_err());
+    group.stop(SOON).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_was_handed_over_is_in_the_file_too() {
+    let _turn = TURN.lock().await;
+    let dir = tempfile::tempdir().unwrap();
+    let (file, group) = (dir.path().join("kept"), Group::new());
+    let left = {
+        let memory = memory(file.clone(), Arc::new(System), &Troubles::default());
+        brings(&memory, 1);
+        let mut inbox = memory.inbox.lock().unwrap().take().unwrap();
+        memory.apply(std::iter::from_fn(|| inbox.try_recv().ok()).collect());
+        memory.owner.set("me".into()).unwrap();
+        memory.kept().unwrap()
+    };
+    let disk = Some(Disk { file: file.clone(), max_age: Duration::from_secs(86_400) });
+    let config = Config { after: Duration::ZERO, most: 1 << 20, disk, left: Some(left.into()) };
+    let memory =
+        Arc::new(Memory::new(config, &parts(Arc::new(System), &Troubles::default()), Arc::default()));
+    group.run("keeper", memory.clone().keep("me".to_owned(), group.token()));
+    // The disk was full when the program before would have written it.
+    eventually("the file", || file.exists()).await;
+    group.stop(SOON).await;
+}
+
+#[tokio::test]
+async fn where_there_is_no_thread_nothing_is_lost() {
+    let memory = memory(PathBuf::new(), Arc::new(System), &Troubles::default());
+    brings(&memory, 1);
+    let mut inbox = memory.inbox.lock().unwrap().take().unwrap();
+    let mut take = || std::iter::from_fn(|| inbox.try_recv().ok()).collect();
+    memory.note(take()).await;
+    assert!(memory.is_whole());
+    brings(&memory, 1);
+    let _none = crate::base::lane::scarce::NoThreads::from_now_on();
+    memory.note(take()).await;
+    assert!(memory.is_whole());
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_killed_agents_have_left_beside_the_file_is_removed() {
+    let _turn = TURN.lock().await;
+    let dir = tempfile::tempdir().unwrap();
+    let left = dir.path().join("kept.aB3dE6.new");
+    std::fs::File::create(&left).unwrap().set_modified(UNIX_EPOCH).unwrap();
+    let memory = memory(dir.path().join("kept"), Arc::new(System), &Troubles::default());
+    memory.load(&"me".into()).await;
+    assert!(!left.exists());
+}
