@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -119,6 +119,7 @@ pub(super) async fn run(sides: Sides<'_>, memory: &Arc<Memory>) -> Result<Answer
     let mut envoy = StandIn::new(protocol.mode(), mark);
     let mut messages = Messages::new(shared.config.max_request);
     let mut serving: Option<Serving> = None;
+    let tried = AtomicU64::new(*shared.wake.borrow());
     let mut way = Way::Idle;
     let mut mouth = Mouth::Silent(reply);
     let mut due = pin!(tokio::time::sleep(silence(shared, memory)));
@@ -128,7 +129,7 @@ pub(super) async fn run(sides: Sides<'_>, memory: &Arc<Memory>) -> Result<Answer
     loop {
         pass_on(stream, memory, &mut envoy, &mut way);
         if matches!(way, Way::Idle) && envoy.is_asked() {
-            way = Way::Dialling(Box::pin(dial(shared, protocol)));
+            way = Way::Dialling(Box::pin(dial(shared, protocol, &tried)));
         }
         if is_due && envoy.is_asked() && serving.is_none() {
             serving = Some(memory.serve(shared.upstream.address()));
@@ -331,12 +332,17 @@ fn failed(
     Err(Ended { by: Leg::Istiod, status: status.clone(), class: Class::Unexpected })
 }
 
-async fn dial(shared: &Shared, protocol: super::Protocol) -> Result<Link, Unopened> {
+// `tried`: which change of token and root files the dial before this has seen. What has changed since is reason to hurry.
+async fn dial(shared: &Shared, protocol: super::Protocol, tried: &AtomicU64) -> Result<Link, Unopened> {
     let mut wake = shared.wake.clone();
-    wake.mark_unchanged();
+    let now = *wake.borrow_and_update();
+    if now != tried.load(Ordering::Relaxed) {
+        wake.mark_changed();
+    }
     if let Some(due) = shared.due() {
         hold::wait(due, &mut wake, &*shared.upstream).await;
     }
+    tried.store(*shared.wake.borrow(), Ordering::Relaxed);
     let late = |error: istiod::Error| shared.troubles.failed(root_cause(error.report(), &*shared.tokens));
     upstream::open(&*shared.upstream, &*shared.tokens, &shared.headers, protocol, &late).await
 }

@@ -83,6 +83,20 @@ async fn silent(rig: &mut Rig) -> (Envoy, Istiod) {
     (envoy, istiod)
 }
 
+#[tokio::test]
+async fn a_file_that_changes_while_istiod_is_asked_hurries_the_next_dial() {
+    let mut rig = Rig::with(|c| {
+        c.replay = Some(replay());
+        c.spread = Some(Duration::from_secs(3600));
+    })
+    .await;
+    let (_envoy, istiod) = silent(&mut rig).await;
+    // What istiod was shown is replaced before it has said what it thinks of it.
+    rig.news.send(1).unwrap();
+    istiod.cut.cancel();
+    rig.istiod().await;
+}
+
 fn subscription(of: &str, more: Vec<String>, less: Vec<String>) -> DeltaDiscoveryRequest {
     DeltaDiscoveryRequest {
         resource_names_subscribe: more,
