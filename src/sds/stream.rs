@@ -168,7 +168,7 @@ pub(super) fn serve<P: Protocol>(
         source,
         session: Session::default(),
         following: Vec::new(),
-        unrevoked: false,
+        unrevoked: Vec::new(),
         handed_over: None,
         protocol: PhantomData,
     }))
@@ -248,8 +248,8 @@ struct Conversation<P: Protocol> {
     // In the order of ResourceName: of two that changed at once, ROOTCA is sent first. A list, since it mostly has one
     // entry: the node of a tree has room for eleven, which were half of what a stream costs.
     following: Vec<Followed>,
-    /// A root was sent before it was known whether there is a revocation list.
-    unrevoked: bool,
+    /// Roots that were sent last when it was not known whether there is a revocation list.
+    unrevoked: Vec<String>,
     handed_over: Option<Instant>,
     _open: Open,
     protocol: PhantomData<fn() -> P>,
@@ -314,8 +314,7 @@ impl<P: Protocol> Conversation<P> {
                     }
                 }
                 Event::Revoked => {
-                    self.unrevoked = false;
-                    let roots = self.roots();
+                    let roots = self.unrevoked();
                     if self.shared.encoder.crl.file().is_some() && !roots.is_empty() {
                         return Some(Box::pin(self.respond(&roots)).await);
                     }
@@ -348,7 +347,7 @@ impl<P: Protocol> Conversation<P> {
             () = grpc::over(self.call.until) => Event::Exceeded,
             asked = answered(&mut self.pending) => Event::Asked(asked),
             // In a box, as hardly any stream ever waits for it.
-            () = async { Box::pin(self.shared.encoder.crl.known()).await }, if self.unrevoked => Event::Revoked,
+            () = async { Box::pin(self.shared.encoder.crl.known()).await }, if !self.unrevoked.is_empty() => Event::Revoked,
             event = poll_fn(|cx| self.inbound.poll_next(cx).map(|read| match read {
                 Ok(Some(message)) => Event::Request(Box::new(P::request(message))),
                 Ok(None) => Event::Closed,
@@ -428,19 +427,22 @@ impl<P: Protocol> Conversation<P> {
             () = self.shared.encoder.prepare(secrets) => {}
             () = self.shared.stop.cancelled() => return Err(stopping()),
         }
-        let is_root = |(_, secret): &(String, Secret)| matches!(secret, Secret::Roots(_));
-        if !self.shared.encoder.crl.is_known() && secrets.iter().any(is_root) {
-            self.unrevoked = true;
+        // With what is sent now they have it, or have it not again.
+        self.unrevoked.retain(|name| secrets.iter().all(|(sent, _)| sent != name));
+        if !self.shared.encoder.crl.is_known() {
+            let roots = secrets.iter().filter(|(_, secret)| matches!(secret, Secret::Roots(_)));
+            self.unrevoked.extend(roots.map(|(name, _)| name.clone()));
         }
         let nonce = nonce();
         self.session.sent(&nonce);
         encoded(&P::response(&self.shared.encoder, secrets, &nonce))
     }
 
-    /// Those that are followed.
-    fn roots(&self) -> Vec<(String, Secret)> {
-        let current = self.following.iter().filter_map(|one| Some((one.text.clone(), one.updates.value()?)));
-        current.filter(|(_, secret)| matches!(secret, Secret::Roots(_))).collect()
+    /// Those that are still followed, as they are now, which so is no news any more; none after this.
+    fn unrevoked(&mut self) -> Vec<(String, Secret)> {
+        let names = std::mem::take(&mut self.unrevoked);
+        let sent = self.following.iter_mut().filter(|one| names.contains(&one.text));
+        sent.filter_map(|one| Some((one.text.clone(), one.updates.value()?))).collect()
     }
 
     fn drop_unfollowed(&mut self) {

@@ -94,9 +94,13 @@ pub(crate) enum Change {
 }
 
 impl Updates {
-    /// The value as it is now.
-    pub(crate) fn value(&self) -> Option<Secret> {
-        self.news.borrow().value.clone()
+    /// The value as it is now; [`Updates::next`] waits for a later one.
+    pub(crate) fn value(&mut self) -> Option<Secret> {
+        let state = self.news.borrow();
+        if state.changes != self.changes {
+            (self.changes, self.failures) = (state.changes, state.failures);
+        }
+        state.value.clone()
     }
 
     /// Waits for news. `None` when there will be no more. Nothing is lost when the future is dropped.

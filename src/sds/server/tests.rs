@@ -302,15 +302,13 @@ async fn what_is_wanted_no_more_ends_no_stream() {
     assert!(next().await.unwrap_err().message().contains("file-root:/late"));
 }
 
-#[tokio::test]
-async fn a_root_that_was_sent_too_soon_is_sent_again_with_the_revocation_list() {
+// A revocation list on a disk that does not answer before the last is dropped, and a stream that was sent a root without it.
+async fn unseen(first: Duration) -> (tempfile::TempDir, World, Stream, std::sync::mpsc::Sender<()>) {
     let dir = tempfile::tempdir().unwrap();
     let crl = dir.path().join("crl.pem");
     std::fs::write(&crl, "x").unwrap();
-    let encoder =
-        Encoder { private_key_provider: None, crl: Revoked::new(Some(crl)).hasty(Duration::from_millis(1)) };
+    let encoder = Encoder { private_key_provider: None, crl: Revoked::new(Some(crl)).hasty(first) };
     let world = World::with(encoder);
-    // As by a disk that does not answer.
     let (let_go, hold) = std::sync::mpsc::channel::<()>();
     let (begun, begins) = tokio::sync::oneshot::channel();
     let held = LOOKS.run(move || {
@@ -325,11 +323,32 @@ async fn a_root_that_was_sent_too_soon_is_sent_again_with_the_revocation_list() 
     stream.send(request(&["default", "ROOTCA"], "")).await;
     let first = stream.next().await.unwrap();
     assert!(text(&first).contains("root 1") && !text(&first).contains("crl.pem"));
+    (dir, world, stream, let_go)
+}
+
+#[tokio::test]
+async fn a_root_that_was_sent_too_soon_is_sent_again_with_the_revocation_list() {
+    let (_dir, world, mut stream, let_go) = unseen(Duration::from_millis(1)).await;
     drop(let_go);
     let second = stream.next().await.unwrap();
     assert!(text(&second).contains("root 1") && text(&second).contains("crl.pem"));
     assert_eq!(second.resources.len(), 1);
     // Once.
+    world.fake.identity("chain 2");
+    assert!(text(&stream.next().await.unwrap()).contains("chain 2"));
+}
+
+#[tokio::test]
+async fn a_root_that_comes_while_the_revocation_list_is_looked_for_is_sent_with_it_once() {
+    let (_dir, world, mut stream, let_go) = unseen(Duration::from_millis(100)).await;
+    drop(let_go);
+    world.fake.roots("root 2");
+    loop {
+        let next = stream.next().await.unwrap();
+        if text(&next).contains("root 2") && text(&next).contains("crl.pem") {
+            break;
+        }
+    }
     world.fake.identity("chain 2");
     assert!(text(&stream.next().await.unwrap()).contains("chain 2"));
 }
