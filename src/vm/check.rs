@@ -62,8 +62,8 @@ fn line(grade: Grade, what: &'static str, said: impl Into<String>) -> Line {
 pub(crate) struct Facts {
     /// Where Envoy is; why none is looked for.
     pub envoy: Result<String, &'static str>,
-    /// How istiod is spoken to.
-    pub xds: Way,
+    /// How istiod is spoken to; none where that was told with the settings.
+    pub xds: Option<Way>,
     /// How the CA is, where one is asked.
     pub ca: Option<Way>,
     /// istiod, `host:port`.
@@ -224,7 +224,7 @@ fn roots(facts: &Facts, whose: Whose<'_>, now: SystemTime) -> Vec<Line> {
             None => line(Grade::Ok, what, "the system's"),
         },
     };
-    let mut out = vec![of("root", &facts.xds)];
+    let mut out: Vec<Line> = facts.xds.iter().map(|xds| of("root", xds)).collect();
     let Some(ca) = &facts.ca else { return out };
     let chosen = |by: &Way| match by {
         Way::By(Transport::Tls(tls)) => files_of(&tls.roots).map(|all| first(&all).cloned()),
@@ -232,9 +232,9 @@ fn roots(facts: &Facts, whose: Whose<'_>, now: SystemTime) -> Vec<Line> {
     };
     let told = match ca {
         // It is the same one that is missing.
-        Way::Barred(_) => out[0].grade == Grade::Fail,
+        Way::Barred(_) => out.iter().any(|line| line.grade == Grade::Fail),
         Way::By(Transport::Plaintext) => true,
-        Way::By(Transport::Tls(_)) => chosen(ca) == chosen(&facts.xds),
+        Way::By(Transport::Tls(_)) => Some(chosen(ca)) == facts.xds.as_ref().map(chosen),
     };
     if !told {
         out.push(of("ca root", ca));

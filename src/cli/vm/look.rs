@@ -71,15 +71,13 @@ pub(super) fn look(places: &Places, env: &Env) -> u8 {
 
 fn facts(config: &Arc<Sources>) -> check::Facts {
     let mounted = parts::identity::plan(config).is_ok_and(|plan| plan.file_mounted);
-    // What is not about a root was told with the settings.
-    let of_root = |error: &Error| error.kind == Kind::RootMissing || error.missing.is_some();
-    let xds = parts::istiod::xds(config, mounted).map(|istiod| istiod.transport);
+    let xds = match parts::istiod::xds(config, mounted) {
+        Ok(istiod) => Some(Way::By(istiod.transport)),
+        Err(error) => barred(error),
+    };
     let ca = match parts::ca::signer(config, mounted) {
         Ok(signer) => signer.as_ref().and_then(Signer::connection).map(|ca| Way::By(ca.transport.clone())),
-        Err(error) => {
-            let counts = of_root(&error) && !parts::identity::may_be_external(config);
-            counts.then_some(Way::Barred(error.text))
-        }
+        Err(error) => barred(error).filter(|_| !parts::identity::may_be_external(config)),
     };
     check::Facts {
         envoy: match parts::envoy::presence(config) {
@@ -87,11 +85,17 @@ fn facts(config: &Arc<Sources>) -> check::Facts {
             Ok(Presence::None) => Err("there is none (DISABLE_ENVOY)"),
             Ok(Presence::Own) | Err(_) => Ok(config.envoy_binary().to_owned()),
         },
-        xds: xds.map_or_else(|error| Way::Barred(error.text), Way::By),
+        xds,
         ca,
         istiod: config.discovery_address().to_owned(),
         work: config.config_path(),
     }
+}
+
+// What is not about a root was told with the settings.
+fn barred(error: Error) -> Option<Way> {
+    let of_root = error.kind == Kind::RootMissing || error.missing.is_some();
+    of_root.then_some(Way::Barred(error.text))
 }
 
 fn redirected(own_rules: bool, by_nft: bool, env: &Env) -> check::Line {
@@ -127,4 +131,17 @@ fn redirected(own_rules: bool, by_nft: bool, env: &Env) -> check::Line {
 fn native(variables: &BTreeMap<String, String>) -> bool {
     args::parse(&[], iptables::FLAGS, false)
         .is_ok_and(|none| iptables::settings(&none, &environment(variables)).native_nftables)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_is_wrong_with_a_root_has_a_line_of_its_own() {
+        assert!(barred(Error::new("some setting")).is_none());
+        for of_root in [Error::no_root("none"), Error::missing("not there", "/root.pem".into())] {
+            assert!(matches!(barred(of_root), Some(Way::Barred(_))));
+        }
+    }
 }
