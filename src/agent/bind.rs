@@ -58,7 +58,7 @@ pub(super) async fn bind(
         Some((_, Ok(bound))) => Some(bound),
         None => None,
     };
-    let wires = Wires::new(config, heir);
+    let mut wires = Wires::new(config, heir);
     let dns = match config.dns.as_ref().zip(wires.names.clone()) {
         Some((dns, names)) => {
             Some(dns::bind(&dns.server, names, metrics, troubles.reporter("dns")).await.map_err(said)?)
@@ -72,6 +72,7 @@ pub(super) async fn bind(
     let (more_sds, gateway, callers) = more_sds(common, &sds);
     let modules = wasm::converter(config, metrics, troubles.reporter("wasm"));
     let xds = relay(common, upstream, &wires, modules.clone(), heir)?;
+    wires.taken_over().await;
     let_others_run().await;
     Ok(Bound { identity, token_service, status, dns, wires, sds, more_sds, gateway, callers, modules, xds })
 }
@@ -81,6 +82,7 @@ fn certificates(common: &Common, upstream: &mut Upstream, heir: Option<&Heir>) -
     config.trouble = upstream.trouble.clone();
     config.first_key = upstream.first_key.take();
     config.kept = heir.and_then(Heir::secrets);
+    config.bundle = heir.map(Heir::bundle).unwrap_or_default();
     config.watches = common.watches.clone();
     let (handle, manager) = Manager::new(config, upstream.ca.clone(), &common.metrics, common.clock.clone());
     common.tasks.secrets.lasting("secrets", manager.run(common.tasks.secrets.token()));

@@ -22,6 +22,9 @@ const IGNORED: [SignalKind; 8] = [
     SignalKind::from_raw(Raw::XFSZ.as_raw()),
 ];
 
+/// `/quitquitquit`, as one program tells the next. One that does not know it ends in order, as on SIGTERM.
+const QUIT_AT_ONCE: &str = "quitquitquit";
+
 /// Handlers, installed before anything is bound so that no signal is lost in between.
 pub(super) struct Signals {
     terminate: Signal,
@@ -76,9 +79,35 @@ impl Signals {
         }
     }
 
+    /// What a program after us is told of a reason to end.
+    pub(super) fn name_of(reason: &Reason) -> &'static str {
+        match reason {
+            Reason::Signal(name) => name,
+            Reason::Quit => QUIT_AT_ONCE,
+            Reason::Drained | Reason::Failure(_) => "terminated",
+        }
+    }
+
     /// The one of this name, which a program before us has seen.
     pub(super) fn named(name: &str) -> Reason {
+        if name == QUIT_AT_ONCE {
+            return Reason::Quit;
+        }
         let known = ["interrupt", "hangup", "quit"].into_iter().find(|known| *known == name);
         Reason::Signal(known.unwrap_or("terminated"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reason_to_end_is_the_same_for_the_next_program() {
+        for reason in [Reason::Signal("terminated"), Reason::Signal("interrupt"), Reason::Quit] {
+            assert_eq!(Signals::named(Signals::name_of(&reason)), reason);
+        }
+        let failed = Reason::Failure("x".to_owned());
+        assert_eq!(Signals::named(Signals::name_of(&failed)), Reason::Signal("terminated"));
     }
 }

@@ -47,6 +47,7 @@ use tokio::signal::unix::Signal;
 use tokio::sync::mpsc;
 
 use super::dns::Last;
+use super::signals::Signals;
 use super::stages::Stages;
 use crate::base::handover::{self, Parcel};
 use crate::base::metrics::Metrics;
@@ -260,7 +261,7 @@ impl Upgrades {
             stop: stop.map(str::to_owned),
             failed: None,
             counts: self.counts,
-            bundle: Vec::new(),
+            bundle: self.secrets.bundle(),
             identity: None,
         };
         let mut parcel = handover::everything()?;
@@ -309,7 +310,9 @@ impl Upgrades {
         still::keep(&self.stages).await;
         // The signals of before.
         tokio::task::yield_now().await;
-        let error = match self.parcel(kept, pending(), true) {
+        // Or somebody has asked for the end otherwise.
+        let stop = pending().or_else(|| self.envoy.asked_to_stop().map(Signals::name_of));
+        let error = match self.parcel(kept, stop, true) {
             Ok(mut parcel) => {
                 crate::base::logging::flush();
                 let error = handover::become_program(&file, words(), &parcel);

@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
 use tokio::sync::watch;
 
 use super::dns::{Last, NameTables};
@@ -32,6 +34,7 @@ pub(super) struct Wires {
     pub names: Option<dns::Current>,
     /// The same as bytes, for a successor.
     pub last_names: Last,
+    taking_over: Option<BoxFuture<'static, ()>>,
     waker: watch::Sender<u64>,
     bundle: Option<watch::Receiver<Vec<String>>>,
 }
@@ -42,12 +45,12 @@ impl Wires {
         let (waker, wake) = watch::channel(0);
         let mut taps: Vec<Arc<dyn Tap>> = Vec::new();
         // Its place in the list is its place among the agent's own requests: the name table first.
-        let mut last_names = Last::default();
+        let (mut last_names, mut taking_over) = (Last::default(), None);
         let names = config.dns.as_ref().map(|dns| {
-            let known = heir.map(Heir::names).unwrap_or_default();
-            let (tap, names, last) = NameTables::tap(dns.scope.clone(), known);
-            taps.push(tap);
+            let (tap, names, last) = NameTables::tap(dns.scope.clone());
+            taps.push(tap.clone());
             last_names = last;
+            taking_over = heir.map(|heir| tap.take_over(heir.names()).boxed());
             names
         });
         let mut bundle = None;
@@ -56,7 +59,14 @@ impl Wires {
             taps.push(tap);
             bundle = Some(news);
         }
-        Self { taps, wake, names, last_names, waker, bundle }
+        Self { taps, wake, names, last_names, taking_over, waker, bundle }
+    }
+
+    /// Waits until what a predecessor has handed over was read.
+    pub(super) async fn taken_over(&mut self) {
+        if let Some(taking_over) = self.taking_over.take() {
+            taking_over.await;
+        }
     }
 
     /// Starts what moves things along the channels.

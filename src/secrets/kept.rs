@@ -19,8 +19,6 @@ pub(crate) struct Kept {
     pub created: SystemTime,
     /// When it is to be renewed.
     pub renewal: SystemTime,
-    /// The mesh's trust bundle.
-    pub bundle: Vec<String>,
     /// Whether somebody has asked for it.
     pub asked: bool,
 }

@@ -64,6 +64,12 @@ impl Handle {
         });
     }
 
+    /// The trust bundle as it came last.
+    #[must_use]
+    pub(crate) fn bundle(&self) -> Vec<String> {
+        self.bundle.borrow().clone()
+    }
+
     /// What a successor in this process goes on with; put down where one may come.
     #[must_use]
     pub(crate) fn kept(&self) -> Option<Kept> {
@@ -134,8 +140,8 @@ impl Manager {
         clock: Arc<dyn Clock>,
     ) -> (Handle, Self) {
         let (commands, queue) = mpsc::channel(QUEUE);
-        let known = config.kept.as_ref().map(|kept| kept.bundle.clone()).unwrap_or_default();
-        let (bundle, bundle_news) = watch::channel(known.clone());
+        let (bundle, bundle_news) = watch::channel(config.bundle.clone());
+        let (known, _) = super::bundle::readable(std::mem::take(&mut config.bundle));
         let status = Arc::new(Mutex::new(IdentityStatus::default()));
         if config.eager && ca.is_some() && config.first_key.is_none() && config.kept.is_none() {
             config.first_key = Some(FirstKey::begin(config.key.clone()));

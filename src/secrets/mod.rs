@@ -101,6 +101,8 @@ pub(crate) struct Config {
     pub first_key: Option<FirstKey>,
     /// What the program before us in this process has handed over.
     pub kept: Option<Kept>,
+    /// The mesh's trust bundle, as far as it is known.
+    pub bundle: Vec<String>,
     /// The agent's list of watched files.
     pub watches: Watches,
     /// Who is told why there is no certificate; the CA client tells it of refusals.

@@ -77,7 +77,6 @@ impl HandoverState {
     pub(super) fn put(mut self, secrets: Option<secrets::Kept>, parcel: &mut Parcel) -> std::io::Result<()> {
         if let Some(kept) = secrets {
             self.identity = Some((millis(kept.created), millis(kept.renewal), kept.asked));
-            self.bundle.clone_from(&kept.bundle);
             put_bytes(parcel, KEY, &kept.identity.key)?;
             put_bytes(parcel, CHAIN, &kept.identity.chain)?;
             put_bytes(parcel, ROOT, kept.root.as_bytes())?;
@@ -108,7 +107,6 @@ impl HandoverState {
             root,
             created: at(created),
             renewal: at(renewal),
-            bundle: self.bundle.clone(),
             asked,
         }))
     }
@@ -128,7 +126,7 @@ mod tests {
             stop: None,
             failed: None,
             counts: Counts::default(),
-            bundle: Vec::new(),
+            bundle: vec!["anchor".to_owned()],
             identity: None,
         };
         let kept = secrets::Kept {
@@ -139,7 +137,6 @@ mod tests {
             root: "root".to_owned(),
             created: at(1000),
             renewal: at(2000),
-            bundle: vec!["anchor".to_owned()],
             asked: true,
         };
         let mut parcel = Parcel::new();
@@ -153,6 +150,6 @@ mod tests {
             (back.root.as_str(), back.created, back.renewal, back.asked),
             ("root", at(1000), at(2000), true)
         );
-        assert_eq!(back.bundle, ["anchor"]);
+        assert_eq!(state.bundle, ["anchor"]);
     }
 }

@@ -303,6 +303,7 @@ impl Identity {
             eager: true,
             first_key: None,
             kept: None,
+            bundle: Vec::new(),
             watches: Watches::default(),
             trouble: std::sync::Arc::default(),
             call_bound: own.call_bound,

@@ -148,6 +148,12 @@ impl Handle {
         self.stop(Reason::Quit);
     }
 
+    /// The first reason for which the end was asked for.
+    #[must_use]
+    pub(crate) fn asked_to_stop(&self) -> Option<&Reason> {
+        self.asked.stop.get()
+    }
+
     /// `/drain`: Envoy drains its listeners and stays; a later stop does not drain again. Returns when
     /// Envoy has answered, or after [`DRAIN_NOW_LIMIT`]; a failure is logged and counts as done, as in
     /// the Go agent.
@@ -281,7 +287,9 @@ mod tests {
         handle.reload(false);
         assert_eq!(asked.take().reload, Some(true));
         assert_eq!(asked.take().reload, None);
+        assert_eq!(handle.asked_to_stop(), None);
         handle.quit();
+        assert_eq!(handle.asked_to_stop(), Some(&Reason::Quit));
         handle.stop(Reason::Signal("terminated"));
         assert_eq!(asked.take().stop, Some(Reason::Quit));
         assert_eq!(asked.take().stop, Some(Reason::Quit));

@@ -203,11 +203,10 @@ impl Manager {
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(current) = &self.workload.current else { return };
         let issued = &current.issued;
-        if kept.as_ref().is_some_and(|kept| {
-            Arc::ptr_eq(&kept.identity, &issued.identity)
-                && kept.bundle == self.bundle
-                && kept.asked == self.asked
-        }) {
+        if kept
+            .as_ref()
+            .is_some_and(|kept| Arc::ptr_eq(&kept.identity, &issued.identity) && kept.asked == self.asked)
+        {
             return;
         }
         *kept = Some(Kept {
@@ -215,7 +214,6 @@ impl Manager {
             root: issued.root.clone(),
             created: issued.created,
             renewal: current.renewal,
-            bundle: self.bundle.clone(),
             asked: self.asked,
         });
     }

@@ -44,6 +44,7 @@ fn config(dir: &Path) -> Config {
         eager: true,
         first_key: None,
         kept: None,
+        bundle: Vec::new(),
         trouble: Arc::default(),
     }
 }
@@ -385,6 +386,27 @@ async fn the_trust_bundle_joins_the_root_and_leaves_again() {
     let Change::Updated(secret) = change(&mut updates).await else { panic!("failed") };
     assert_eq!(roots_of(&secret), alone, "a bundle that adds nothing is announced all the same");
     assert_eq!(world.ca.calls(), 1, "no new certificate is needed for a new bundle");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_trust_bundle_that_was_handed_over_joins_a_mounted_root_too() {
+    let root = |trust_domain| mock_istiod::Authority::new(trust_domain, 0).root_pem().trim().to_owned();
+    let (mounted, other) = (root("mounted"), root("other"));
+    // No certificate of a CA's was handed over with it.
+    let world = World::with(Act::Unreachable, |dir, mut config| {
+        std::fs::create_dir(dir.join("certs")).unwrap();
+        std::fs::write(dir.join("certs/root-cert.pem"), &mounted).unwrap();
+        config.bundle = vec![other.clone(), "junk".to_owned()];
+        config
+    });
+    let (roots, mut updates) = world.roots().await;
+    assert!(roots.contains(&mounted) && roots.contains(&other), "{roots}");
+    assert!(world.handle.kept().is_none());
+    assert_eq!(world.handle.bundle(), [other.as_str(), "junk"], "the next one is given it as well");
+    world.handle.update_trust_bundle(Vec::new());
+    let Change::Updated(secret) = change(&mut updates).await else { panic!("failed") };
+    assert!(!roots_of(&secret).contains(&other));
+    assert!(world.handle.bundle().is_empty());
 }
 
 #[tokio::test(start_paused = true)]
