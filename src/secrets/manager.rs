@@ -184,7 +184,7 @@ impl Manager {
         let mut running: Option<Running> = None;
         // As in the Go agent, files are not read before somebody asks when there is no CA; without Envoy
         // nobody ever asks.
-        self.restore().await;
+        let mut restoring = self.restore().await;
         self.keep();
         if self.ca.is_some() || self.config.proxyless {
             self.begin(ResourceName::Default).await;
@@ -198,7 +198,7 @@ impl Manager {
             tokio::select! {
                 biased;
                 () = stop.cancelled() => return Ok(()),
-                outcome = poll(&mut running) => {
+                outcome = maybe(&mut running) => {
                     running = None;
                     // Files that have come meanwhile are served, not what was issued.
                     self.come_back_all().await;
@@ -212,6 +212,10 @@ impl Manager {
                 () = self.files.changed() => {
                     let events = self.files.look_all().await;
                     self.file_events(events).await;
+                }
+                read = maybe(&mut restoring) => {
+                    restoring = None;
+                    self.restored(read);
                 }
                 () = written(&mut self.output) => {}
                 () = written(&mut self.persist) => {}
@@ -289,9 +293,9 @@ impl Manager {
     }
 }
 
-async fn poll(running: &mut Option<Running>) -> Result<Issued, Failure> {
-    match running {
-        Some(attempt) => attempt.await,
+async fn maybe<T>(slot: &mut Option<BoxFuture<'static, T>>) -> T {
+    match slot {
+        Some(future) => future.await,
         None => std::future::pending().await,
     }
 }

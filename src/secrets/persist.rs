@@ -65,7 +65,11 @@ pub(super) enum Unfit {
 pub(super) fn load(config: &Config, identity: &str, now: SystemTime) -> Result<Option<Issued>, Unfit> {
     let at = |name: &str| config.folder.join(name);
     let key_path = at(output::key_name(config.seal.as_ref()));
-    let Ok(meta) = std::fs::symlink_metadata(&key_path) else { return Ok(None) };
+    let meta = match std::fs::symlink_metadata(&key_path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        // What cannot be looked at may be there.
+        meta => meta.map_err(|source| Unreadable::Io { path: key_path.clone(), source })?,
+    };
     if meta.permissions().mode() & OTHERS != 0 {
         return Err(Unfit::Open(key_path));
     }
@@ -93,4 +97,19 @@ pub(super) fn load(config: &Config, identity: &str, now: SystemTime) -> Result<O
 /// Where it is written, in the way of `OUTPUT_CERTS`.
 pub(super) fn output(config: &Config) -> output::Config {
     output::Config { dir: config.folder.clone(), mode: 0o600, seal: config.seal.clone() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_is_not_there_is_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let of = |folder: PathBuf| load(&Config { folder, seal: None }, "me", SystemTime::now());
+        assert!(of(dir.path().to_owned()).unwrap().is_none());
+        std::fs::write(dir.path().join("file"), "").unwrap();
+        let why = of(dir.path().join("file")).unwrap_err().to_string();
+        assert!(why.contains("file/key.pem: Not a directory"), "{why}");
+    }
 }

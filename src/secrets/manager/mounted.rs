@@ -1,9 +1,11 @@
 //! What changes beside the CA: mounted files, the trust bundle, and the files we write.
 
+use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
 use tokio::time::Instant;
 
 use super::Manager;
@@ -15,15 +17,19 @@ use crate::base::seldom::Seldom;
 use crate::secrets::files::{Event, Loaded};
 use crate::secrets::output::Content;
 use crate::secrets::persist::Unfit;
+use crate::secrets::request::Issued;
 use crate::secrets::{Error, Kept, ResourceName, Roots, Secret, bundle, persist, rotation};
+
+/// What an earlier agent has left, as it is read.
+pub(super) type Restoring = BoxFuture<'static, io::Result<Result<Option<Issued>, Unfit>>>;
 
 /// Any client can ask for files, and have them change.
 static READ: Seldom = Seldom::new(60);
 
 /// The folder of the certificate that outlives the agent is read once, at the start.
-static FOLDERS: Lane = Lane::new("identity folder", 1);
+pub(super) static FOLDERS: Lane = Lane::new("identity folder", 1);
 
-/// How long what an earlier agent has left is waited for.
+/// How long what an earlier agent has left is waited for, before it is asked for beside everything else.
 const RESTORE: Duration = Duration::from_secs(1);
 
 impl Manager {
@@ -141,37 +147,59 @@ impl Manager {
         }
     }
 
-    /// Brings `OUTPUT_CERTS` to what is published.
-    /// What an earlier agent has left, if it is of use and nothing else has to be waited for.
-    pub(super) async fn restore(&mut self) {
+    /// What an earlier agent has left, if it is of use and nothing else has to be waited for; gives what is still read.
+    pub(super) async fn restore(&mut self) -> Option<Restoring> {
         if self.take_over() {
-            return;
+            return None;
         }
-        let (Some(config), true) = (self.config.persist.clone(), self.ca.is_some()) else { return };
+        let config = self.config.persist.clone().filter(|_| self.ca.is_some())?;
         let (identity, now) = (self.config.identity.clone(), self.clock.now());
         let shown = config.folder.display().to_string();
-        let read = FOLDERS.run(move || {
+        let mut read: Restoring = Box::pin(FOLDERS.run(move || {
             let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&config.folder);
             made.map_err(Unfit::Folder)?;
             persist::load(&config, &identity, now)
-        });
-        // A disk that stands still is not waited for.
-        match tokio::time::timeout(RESTORE, read).await {
-            Ok(Ok(Ok(Some(issued)))) => {
+        }));
+        match tokio::time::timeout(RESTORE, &mut read).await {
+            Ok(read) => {
+                self.restored(read);
+                None
+            }
+            // A disk that stands still holds up nothing else.
+            Err(_) => {
+                tracing::warn!(target: "cache",
+                    "{shown} was not read within {RESTORE:?}; what is there is used when it was, if the CA has issued \
+                     nothing until then");
+                Some(read)
+            }
+        }
+    }
+
+    /// It was read, in time or late.
+    pub(super) fn restored(&mut self, read: io::Result<Result<Option<Issued>, Unfit>>) {
+        if self.workload.current.is_some() {
+            return;
+        }
+        let now = self.clock.now();
+        let folder = self.config.persist.as_ref().map(|config| config.folder.display().to_string());
+        let shown = folder.unwrap_or_default();
+        match read {
+            Ok(Ok(Some(issued))) => {
                 let left = rotation::span(issued.leaf.not_after.duration_since(now).unwrap_or_default());
                 tracing::info!(target: "cache",
                     "the certificate in {shown} is used until the CA has issued another; it is valid for {left}");
                 self.metrics.issued(now, issued.leaf.not_after);
                 // Due at once.
                 self.workload.restored(issued, now, now, Instant::now());
+                for waiter in std::mem::take(&mut self.waiting) {
+                    self.answer(&waiter.name, waiter.reply);
+                }
             }
-            Ok(Ok(Ok(None))) => {}
-            Ok(Ok(Err(why))) => {
+            Ok(Ok(None)) => {}
+            Ok(Err(why)) => {
                 tracing::warn!(target: "cache", "the certificate in {shown} is not used: {why}")
             }
-            Ok(Err(_)) | Err(_) => {
-                tracing::warn!(target: "cache", "{shown} could not be read in {RESTORE:?}")
-            }
+            Err(error) => tracing::warn!(target: "cache", "{shown} was not read: {error}"),
         }
     }
 
@@ -228,6 +256,7 @@ impl Manager {
         });
     }
 
+    /// Brings `OUTPUT_CERTS` to what is published.
     pub(super) fn write_output(&mut self) {
         let Some(output) = &mut self.output else { return };
         let identity = match self.board.value(&ResourceName::Default) {

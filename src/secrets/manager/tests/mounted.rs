@@ -148,3 +148,30 @@ async fn without_a_ca_missing_files_are_an_error_at_once() {
     group.stop(Duration::from_secs(1)).await;
     assert!(matches!(*handle.fetch(ResourceName::Default).await.unwrap_err(), Error::Stopped));
 }
+
+#[tokio::test(start_paused = true)]
+async fn what_an_earlier_agent_left_on_a_slow_disk_is_used_when_it_was_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let persistent = |_: &Path, mut config: Config| {
+        let folder = folder.path().join("kept");
+        config.persist = Some(crate::secrets::persist::Config { folder, seal: None });
+        config
+    };
+    let world = World::with(Act::Issue(DAY), persistent);
+    let (left, _) = world.identity().await;
+    until("it is written", || folder.path().join("kept/root-cert.pem").exists()).await;
+    world.group.stop(Duration::from_secs(5)).await;
+    // A machine that has just been started, and its disk has much to do.
+    let (let_go, hold) = std::sync::mpsc::channel::<()>();
+    let mut busy = Box::pin(crate::secrets::manager::mounted::FOLDERS.run(move || {
+        let _ = hold.recv();
+    }));
+    assert!(futures_util::poll!(&mut busy).is_pending());
+    let world = World::with(Act::Hang, persistent);
+    let disk = async {
+        world.pass_beside(1, Duration::from_secs(5)).await;
+        drop(let_go);
+    };
+    let ((found, _), ()) = tokio::join!(world.identity(), disk);
+    assert_eq!(found, left);
+}
