@@ -20,7 +20,7 @@ use crate::fetch::url::{Url, shown};
 use crate::fetch::{self, Dialer, Get, Reply, Tls, Trust};
 
 /// Unpacking, hashing and writing; as many as there are downloads that a push usually brings.
-static STORE: Lane = Lane::new("storing modules", 4);
+pub(super) static STORE: Lane = Lane::new("storing modules", 4);
 
 /// Pauses between attempts, the Go agent's: 500 ms, growing by half to a minute, ±50 %.
 const FIRST_PAUSE: Duration = Duration::from_millis(500);

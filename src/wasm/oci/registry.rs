@@ -130,9 +130,9 @@ impl<'a> Registry<'a> {
     async fn layer(&self, layer: &Layer, form: Form) -> Result<Received, Error> {
         let path = format!("/v2/{}/blobs/sha256:{}", self.reference.repository(), layer.digest);
         let reply = self.ask(&path, None).await?;
-        let receiver = self.web.receiver(form).await?;
-        let received = timeout_at(self.until, receive(reply, receiver)).await;
-        let received = received.map_err(|_| Error::Late(path))??;
+        // A disk that does not answer is waited for no longer than the registry.
+        let received = async { receive(reply, self.web.receiver(form).await?).await };
+        let received = timeout_at(self.until, received).await.map_err(|_| Error::Late(path))??;
         if received.packed != layer.digest {
             return Err(Error::Checksum { layer: layer.digest.clone(), found: received.packed });
         }
@@ -486,6 +486,37 @@ mod tests {
                 "without an answer plain HTTP is not tried"
             );
         }
+    }
+
+    #[tokio::test]
+    async fn a_disk_that_does_not_answer_is_waited_for_no_longer_than_the_registry() {
+        use crate::wasm::download::STORE;
+        let server = Server::start(|_| page(200, "", "layer")).await;
+        let (web, reference) = (web(), Reference::parse("r.io/team/plug").unwrap());
+        let (secret, until) =
+            (Secret::Given("{}".to_owned().into()), Instant::now() + Duration::from_millis(300));
+        let mut registry = Registry::new(&web, &reference, &secret, until).await.unwrap();
+        registry.base = format!("http://{}", server.addr);
+        // As many as may be stored at a time stand still.
+        let mut held = Vec::new();
+        for _ in 0..4 {
+            let (let_go, hold) = std::sync::mpsc::channel::<()>();
+            let mut storing = Box::pin(STORE.run(move || {
+                let _ = hold.recv();
+            }));
+            assert!(futures_util::poll!(&mut storing).is_pending());
+            held.push((let_go, storing));
+        }
+        let manifest = r#"{"schemaVersion": 2, "mediaType": "application/vnd.oci.image.manifest.v1+json",
+            "layers": [{"mediaType": "application/vnd.oci.image.layer.v1.tar+gzip", "digest": "sha256:DIGEST"}]}"#;
+        let manifest = manifest.replace("DIGEST", &"0".repeat(64));
+        let Manifest::Image(image) = Manifest::parse(manifest.as_bytes(), "").unwrap() else {
+            panic!("an index")
+        };
+        let pulled = Pulled { digest: String::new(), index: None, image };
+        let pulling = tokio::time::timeout(Duration::from_secs(20), registry.module(&pulled));
+        let why = pulling.await.expect("it ends").err().unwrap();
+        assert!(why.to_string().contains("deadline exceeded"), "{why}");
     }
 
     #[tokio::test]
