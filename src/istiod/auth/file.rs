@@ -120,6 +120,12 @@ impl TokenFile {
     }
 }
 
+// Of a kind that tells it from a file that holds no token.
+fn silent() -> std::io::Error {
+    let why = format!("its disk does not answer within {PATIENCE:?}");
+    std::io::Error::new(std::io::ErrorKind::TimedOut, why)
+}
+
 fn text(path: &Path) -> std::io::Result<Zeroizing<String>> {
     let file = std::fs::File::open(path)?;
     let size = file.metadata()?.len().min(MAX_TOKEN);
@@ -142,7 +148,7 @@ impl TokenSource for TokenFile {
             let text = FILES.run(move || text(&path));
             let text = match tokio::time::timeout(PATIENCE, text).await {
                 Ok(read) => read.and_then(|text| text),
-                Err(_) => Err(std::io::Error::other(format!("its disk does not answer within {PATIENCE:?}"))),
+                Err(_) => Err(silent()),
             };
             Ok(self.judged(text))
         })
@@ -228,5 +234,9 @@ mod tests {
         assert!(file.read().is_none());
         std::fs::write(&path, [0xff, 0xfe]).unwrap();
         assert!(file.read().is_none());
+        assert_eq!(file.trouble().unwrap().kind, Kind::TokenMalformed);
+        // A disk that does not answer says nothing of the token.
+        assert!(file.judged(Err(silent())).is_none());
+        assert_eq!(file.trouble().unwrap().kind, Kind::TokenUnreadable);
     }
 }
