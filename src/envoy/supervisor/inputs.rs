@@ -5,6 +5,7 @@
 
 use std::hash::{DefaultHasher, Hasher};
 use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use crate::base::lane::Lane;
@@ -62,11 +63,15 @@ impl Inputs {
         Ok(Found { text, id: hash.finish() })
     }
 
-    /// Looks on a thread, for as long as that takes. `None`: there is no thread, or it panicked, and the inputs are lost.
-    pub(super) async fn look_beside(mut self) -> Option<Looked> {
+    /// Looks on a thread, for as long as that takes. `None`: it panicked, and the inputs are lost.
+    pub(super) async fn look_beside(self) -> Option<Looked> {
+        let left = Arc::new(Mutex::new(Some(self)));
+        let take = |left: &Mutex<Option<Self>>| left.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let theirs = left.clone();
         let looking = LOOKS.run(move || {
-            let found = self.look();
-            (self, found)
+            let mut inputs = take(&theirs)?;
+            let found = inputs.look();
+            Some((inputs, found))
         });
         tokio::pin!(looking);
         let looked = match tokio::time::timeout(PATIENCE, &mut looking).await {
@@ -78,11 +83,14 @@ impl Inputs {
                 looking.await
             }
         };
-        looked
-            .map_err(|error| {
-                tracing::error!("changes of Envoy's configuration are no longer noticed: {error}")
-            })
-            .ok()
+        looked.unwrap_or_else(|error| match take(&left) {
+            // There was no thread; there may be one at the next look.
+            Some(inputs) => Some((inputs, Err(Error::Render(error.into())))),
+            None => {
+                tracing::error!("changes of Envoy's configuration are no longer noticed: {error}");
+                None
+            }
+        })
     }
 }
 
@@ -109,4 +117,21 @@ pub(super) async fn write_beside(
     let written = WRITES.within(PATIENCE, job).await.unwrap_or_else(|error| Err((path, error)));
     let (file, base_id) = written.map_err(|(path, source)| Error::Write { path, source })?;
     Ok(Ready { file, base_id, program: Some(Program::look_beside(&binary).await) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn inputs_that_no_thread_could_look_at_are_looked_at_later() {
+        let render = || -> Result<Vec<u8>, Box<dyn std::error::Error + Send + Sync>> { Ok(b"text".to_vec()) };
+        let inputs = Inputs { bootstrap: Box::new(render), rendered: true, files: Vec::new() };
+        let none = crate::base::lane::scarce::NoThreads::from_now_on();
+        let (inputs, found) = inputs.look_beside().await.expect("they are not lost");
+        assert!(found.is_err());
+        drop(none);
+        let (_, found) = inputs.look_beside().await.unwrap();
+        assert_eq!(found.unwrap().text.unwrap(), b"text");
+    }
 }
