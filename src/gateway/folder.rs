@@ -1,8 +1,8 @@
 //! Secrets from a folder: `<name>/tls.crt`, `tls.key`, `ca.crt`, watched as mounted certificates are.
 
 use std::collections::BTreeSet;
-use std::fs::OpenOptions;
-use std::io::Read;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use rustix::fs::OFlags;
 use zeroize::Zeroizing;
 
 use super::follow::wanted;
-use super::read::{CACERT, resource};
+use super::read::{BadSecret, CACERT, resource};
 use super::{Asked, Secrets};
 use crate::base::files::{Watcher, Watches};
 use crate::base::lane::Lane;
@@ -101,7 +101,11 @@ fn settle(secrets: &Secrets, folder: &Path, name: &str, wanted: &[&str], own: us
                 }
             }
             Ok(None) => {}
-            Err(error) => why = Some(error.to_string()),
+            Err(error) => {
+                let missing = matches!(error, BadSecret::Missing(_) | BadSecret::NoAnchors);
+                let unread = missing.then(|| unreadable(&path)).flatten();
+                why = Some(unread.unwrap_or_else(|| error.to_string()));
+            }
         }
     }
     let why = why.unwrap_or_else(|| {
@@ -113,14 +117,57 @@ fn settle(secrets: &Secrets, folder: &Path, name: &str, wanted: &[&str], own: us
     secrets.note(name, Some(format!("{why}; {rest}")));
 }
 
-fn read(folder: &Path, field: &str) -> Option<Zeroizing<Vec<u8>>> {
-    let path = folder.join(FIELDS.iter().find(|known| **known == field)?);
+// What is wrong with a file that is there, whose field then looks as if it were missing.
+fn unreadable(folder: &Path) -> Option<String> {
+    FIELDS.iter().find_map(|field| {
+        let path = folder.join(field);
+        let why = opened(&path).err().filter(|error| error.kind() != io::ErrorKind::NotFound)?;
+        Some(format!("{}: {why}", path.display()))
+    })
+}
+
+fn opened(path: &Path) -> io::Result<(File, u64)> {
     // What it is may change at any time: a pipe is not waited for, and only what was opened is looked at.
     let flags = OFlags::NONBLOCK.bits().cast_signed();
-    let file = OpenOptions::new().read(true).custom_flags(flags).open(path).ok()?;
-    let length = file.metadata().ok().filter(|m| m.is_file() && m.len() <= LONGEST)?.len();
+    let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
+    let about = file.metadata()?;
+    match about.len() {
+        _ if !about.is_file() => Err(io::Error::other("this is no regular file")),
+        length @ 0..=LONGEST => Ok((file, length)),
+        _ => Err(io::Error::other("it is longer than 1 MiB")),
+    }
+}
+
+fn read(folder: &Path, field: &str) -> Option<Zeroizing<Vec<u8>>> {
+    let (file, length) = opened(&folder.join(FIELDS.iter().find(|known| **known == field)?)).ok()?;
     // Room for all of it at once: of a buffer that grows parts of a key would stay.
     let mut text = Zeroizing::new(Vec::with_capacity(usize::try_from(length).ok()? + 1));
     let read = file.take(length).read_to_end(&mut text);
     read.ok().map(|_| text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::tasks::Group;
+    use crate::gateway::{Config, Origin};
+    use crate::trouble::Reporter;
+
+    #[tokio::test]
+    async fn a_file_that_cannot_be_read_is_not_told_as_missing() {
+        let dir = tempfile::tempdir().unwrap();
+        let origin = Origin::Folder(dir.path().to_owned());
+        let config = Config { origin, fallback: String::new() };
+        let secrets = Secrets::new(config, &Watches::default(), Group::new(), Reporter::default());
+        let pair = dir.path().join("pair");
+        std::fs::create_dir_all(pair.join("tls.key")).unwrap();
+        std::fs::write(pair.join("tls.crt"), "chain").unwrap();
+        let told = || {
+            look(&secrets, dir.path(), &[("pair".to_owned(), Arc::default())]);
+            secrets.troubles().concat()
+        };
+        assert!(told().contains("pair/tls.key: this is no regular file"), "{}", told());
+        std::fs::remove_dir(pair.join("tls.key")).unwrap();
+        assert!(told().contains("its field tls.key is missing"), "{}", told());
+    }
 }
