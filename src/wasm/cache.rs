@@ -112,7 +112,8 @@ impl Cache {
         let mut state = self.state();
         let known = state.urls.get_mut(asker.url)?;
         let before = known.versions.insert(asker.resource.to_owned(), asker.version.to_owned());
-        let same = any_version || before.as_deref() == Some(asker.version);
+        // Who has never asked counts as one that asked without a version, as in the Go agent.
+        let same = any_version || before.unwrap_or_default() == asker.version;
         known.key.as_ref().filter(|_| same).map(|key| key.checksum.clone())
     }
 

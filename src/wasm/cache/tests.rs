@@ -54,6 +54,8 @@ async fn what_a_url_was_is_remembered_by_resource_and_version() {
     assert_eq!(cache.recall(changed, false), aa, "its version was remembered all the same");
     assert_eq!(cache.recall(Asker { resource: "f2", ..NEW }, true), aa);
     assert_eq!(cache.recall(Asker { resource: "f3", ..NEW }, false), None, "it has never asked");
+    let unversioned = Asker { resource: "f4", version: "", ..NEW };
+    assert_eq!(cache.recall(unversioned, false), aa, "no version is the version of who has never asked");
     let pinned = Asker { url: "oci://r.io/a@sha256:aa", pinned: true, ..NEW };
     assert!(cache.find(&key("aa"), pinned).await.is_some());
     assert_eq!(cache.recall(pinned, true), None);
