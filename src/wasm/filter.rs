@@ -239,9 +239,11 @@ pub fn judge(resource: &Bytes) -> Result<Decision, Unreadable> {
 
 #[expect(deprecated, reason = "istiod still sends the older field")]
 fn is_open(plugin: &PluginConfig) -> bool {
-    match plugin.failure_policy() {
-        FailurePolicy::Unspecified => plugin.fail_open,
-        policy => policy == FailurePolicy::FailOpen,
+    // As a number: a policy that is not known here is not "none", and closes.
+    if plugin.failure_policy == i32::from(FailurePolicy::Unspecified) {
+        plugin.fail_open
+    } else {
+        plugin.failure_policy == i32::from(FailurePolicy::FailOpen)
     }
 }
 

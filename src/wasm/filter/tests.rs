@@ -132,15 +132,16 @@ fn host_variables_keep_the_message() {
 #[expect(deprecated, reason = "istiod still sends the older field")]
 fn what_stands_in_depends_on_the_failure_policy() {
     use FailurePolicy::{FailClosed, FailOpen, FailReload, Unspecified};
+    let newer = 99;
     for (policy, fail_open, open) in [
-        (Unspecified, false, false),
-        (Unspecified, true, true),
-        (FailOpen, false, true),
-        (FailClosed, true, false),
-        (FailReload, true, false),
+        (Unspecified.into(), false, false),
+        (Unspecified.into(), true, true),
+        (FailOpen.into(), false, true),
+        (FailClosed.into(), true, false),
+        (FailReload.into(), true, false),
+        (newer, true, false),
     ] {
-        let plugin =
-            PluginConfig { failure_policy: policy.into(), fail_open, ..plugin(vm(&[(SECRET, "s3cret")])) };
+        let plugin = PluginConfig { failure_policy: policy, fail_open, ..plugin(vm(&[(SECRET, "s3cret")])) };
         let http = inner(&filter(&wasm(HTTP, plugin.clone())).replaced().unwrap());
         assert_eq!(http.type_url, HTTP_RBAC);
         let rbac = HttpRbac::decode(http.value).unwrap();
