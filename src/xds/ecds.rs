@@ -175,7 +175,8 @@ fn fields(protocol: Protocol, response: &Bytes) -> Result<Vec<Field>, prost::Dec
 }
 
 /// Replaces the body of every resource of a response, keeping everything else byte for byte. For
-/// converters: gives each resource's `Any` (encoded) to `change`.
+/// converters: gives each resource's `Any` (encoded) to `change`; of one without a body an empty one, of which nothing
+/// is kept.
 ///
 /// # Errors
 /// When the response cannot be decoded, or with what `change` gives.
@@ -199,7 +200,17 @@ pub(crate) fn map_resources(
                 Protocol::Sotw => change(body)?,
                 // In delta the body is a field of the same number one level below.
                 Protocol::Delta => {
-                    map_resources(Protocol::Sotw, &body, &mut change as &mut dyn FnMut(Bytes) -> _)?
+                    let mut bare = true;
+                    let mut inner = |any| {
+                        bare = false;
+                        change(any)
+                    };
+                    let made =
+                        map_resources(Protocol::Sotw, &body, &mut inner as &mut dyn FnMut(Bytes) -> _)?;
+                    if bare {
+                        change(Bytes::new())?;
+                    }
+                    made
                 }
             };
             encode_key(RESOURCE, WireType::LengthDelimited, &mut made);

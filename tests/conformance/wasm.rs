@@ -272,6 +272,22 @@ async fn configs_that_cannot_be_read_are_refused_and_do_not_reach_envoy() {
 }
 
 #[tokio::test]
+async fn a_resource_without_a_body_is_refused() {
+    if !root_for("a mount namespace") {
+        return;
+    }
+    let mut world = World::with(with_folder).await;
+    let (mut envoy, mut istiod) = world.delta().await;
+    let heartbeat = resource(ECDS, "f", "1");
+    let heartbeat = Resource { resource: None, ..heartbeat };
+    istiod.responses.delta(&delta(ECDS, "n1", &[heartbeat], &[])).await.unwrap();
+    let nack = request(&mut istiod).await;
+    assert_eq!((nack.type_url.as_str(), nack.nonce.as_str(), nack.nack.unwrap().0), (ECDS, "n1", 13));
+    istiod.responses.delta(&delta(ECDS, "n2", &[], &["f"])).await.unwrap();
+    assert_eq!(envoy.next().await.unwrap().nonce, "n2", "nothing came before");
+}
+
+#[tokio::test]
 async fn a_slow_download_holds_up_nothing_and_never_overtakes() {
     if !root_for("a mount namespace") {
         return;

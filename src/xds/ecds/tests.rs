@@ -86,6 +86,19 @@ fn bodies_are_replaced_and_the_rest_stays() {
     assert_eq!(DeltaDiscoveryResponse::decode(made).unwrap(), response);
 }
 
+#[test]
+fn a_resource_without_a_body_has_an_empty_one() {
+    let resources =
+        vec![Resource { name: "a".to_owned(), ttl: Some(Default::default()), ..Default::default() }];
+    let response = DeltaDiscoveryResponse { resources, ..Default::default() }.encode_to_vec().into();
+    let mut bodies = Vec::new();
+    let made = map_resources(Protocol::Delta, &response, |body| {
+        bodies.push(body.clone());
+        Ok(body)
+    });
+    assert_eq!((bodies, made.unwrap()), (vec![Bytes::new()], response));
+}
+
 #[derive(Debug)]
 struct Defective;
 
