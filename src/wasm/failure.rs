@@ -41,11 +41,20 @@ pub(super) enum Failure {
 }
 
 impl Failure {
-    /// Value of the label of `wasm_remote_fetch_count`; `None` when nothing was fetched.
+    /// Value of the label of `wasm_config_conversion_count`.
+    pub(super) fn conversion(&self) -> &'static str {
+        match self {
+            Self::NoUri => "miss_remote_fetch_hint",
+            _ => "fetch_failure",
+        }
+    }
+
+    /// Value of the label of `wasm_remote_fetch_count`; `None` when nothing was to be fetched.
     pub(super) fn label(&self) -> Option<&'static str> {
         match self {
             Self::Download(_) | Self::Image(_) => Some("download_failure"),
-            Self::Manifest(_) => Some("manifest_failure"),
+            // Credentials and the image's name are read on the way to the manifest.
+            Self::Manifest(_) | Self::Secret(_) | Self::Url(BadUrl::Image(_)) => Some("manifest_failure"),
             Self::Checksum { .. } => Some("checksum_mismatched"),
             Self::NoModule { .. } => Some("fetch_failure"),
             _ => None,

@@ -74,7 +74,7 @@ use failure::{Failure, Refusal, Refused};
 use filter::{Decision, Filter, Policy, Secret, Wanted};
 use meters::Meters;
 use receive::Received;
-use source::Source;
+use source::{BadUrl, Source};
 
 #[cfg(debug_assertions)]
 pub use oci::fuzz;
@@ -330,7 +330,7 @@ impl Converter {
                         "Wasm module of {name:?} cannot be had, so a filter in its place {stand_in}: {failure}"
                     ),
                 );
-                if wanted.url.is_none() { "miss_remote_fetch_hint" } else { "fetch_failure" }
+                failure.conversion()
             }
         };
         (filter.replaced(), label)
@@ -343,7 +343,12 @@ impl Converter {
             return Err(Failure::NoSecret(wanted.resource.clone()));
         }
         let url = wanted.url.as_deref().ok_or(Failure::NoUri)?;
-        let source = Source::parse(url)?;
+        let source = Source::parse(url).inspect_err(|bad| {
+            // What is a URL is looked for before it turns out to be none of a module.
+            if !matches!(bad, BadUrl::Url { .. }) {
+                self.meters.lookup(false);
+            }
+        })?;
         let asker =
             Asker { url, resource: &wanted.resource, version: &wanted.version, pinned: source.is_pinned() };
         let any_version = match wanted.policy {

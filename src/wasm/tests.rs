@@ -174,6 +174,27 @@ async fn nothing_that_is_no_module_is_kept() {
     assert!(rig.get(&missing).await.unwrap_err().contains("missing image pulling secret"));
 }
 
+#[tokio::test]
+async fn what_nobody_is_asked_for_is_counted_as_the_go_agent_does() {
+    let rig = rig(|_| {});
+    let null = Secret::Given("null".to_owned().into());
+    for (wanted, lookups, manifest) in [
+        (wanted("http://a/\n"), 0, false),
+        (wanted("ftp://a/b"), 1, false),
+        (wanted("oci://X/Y"), 2, true),
+        (Wanted { secret: null, ..wanted("oci://r.io/ab/c") }, 3, true),
+        (Wanted { secret: Secret::Missing, url: None, ..wanted("") }, 3, false),
+    ] {
+        let failure = rig.converter.module(&wanted).await.unwrap_err();
+        assert_eq!(failure.label(), manifest.then_some("manifest_failure"), "{failure}");
+        assert_eq!(failure.conversion(), "fetch_failure", "{failure}");
+        let counted = rig.metric(&format!("wasm_cache_lookup_count{{hit=\"false\"}} {lookups}"));
+        assert_eq!(counted, lookups > 0, "{failure}");
+    }
+    let hintless = rig.converter.module(&Wanted { url: None, ..wanted("") }).await.unwrap_err();
+    assert_eq!((hintless.label(), hintless.conversion()), (None, "miss_remote_fetch_hint"));
+}
+
 /// A registry with one image, `team/plug`, of this manifest and these blobs.
 fn registry(manifest: String, index: Option<String>, blobs: Vec<Vec<u8>>) -> impl Fn(&str) -> Vec<u8> {
     move |head| {
