@@ -215,6 +215,11 @@ impl Identity {
             Ok(pem) => pem,
             Err(e) => return Offer::Without(format!("cannot read the client certificate {cert}: {e}")),
         };
+        if !begins_with_a_certificate(pem) {
+            return Offer::Without(format!(
+                "the client certificate {cert} does not begin with a certificate"
+            ));
+        }
         let chain: Vec<_> = CertificateDer::pem_slice_iter(pem).filter_map(Result::ok).collect();
         let first = match chain.first().map(|der| super::cert::parse_der(der)) {
             Some(Ok(first)) => first,
@@ -245,6 +250,13 @@ impl Identity {
             Err(e) => broken(&e),
         }
     }
+}
+
+/// Whether the first block of a PEM text is a certificate: the Go agent looks no further.
+fn begins_with_a_certificate(pem: &[u8]) -> bool {
+    const BEGIN: &[u8] = b"-----BEGIN ";
+    let first = memchr::memmem::find(pem, BEGIN).map(|at| &pem[at + BEGIN.len()..]);
+    first.is_some_and(|label| label.starts_with(b"CERTIFICATE-----"))
 }
 
 /// Stands for a key that cannot be used: the handshake ends when it is to sign, as Go's ends, and the server never

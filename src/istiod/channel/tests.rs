@@ -192,8 +192,10 @@ async fn the_client_certificate_is_examined_at_each_handshake() {
     let (old, old_key) = pki.leaf(&[], true);
     let (_, stranger) = pki.leaf(&[], false);
     // What the files hold, and whether a certificate is shown; None where the connection must fail.
-    let rows: [(Option<&str>, Option<&str>, Option<bool>); 7] = [
+    let key_first = format!("{good_key}{good}");
+    let rows: [(Option<&str>, Option<&str>, Option<bool>); 8] = [
         (None, None, Some(false)),
+        (Some(&key_first), Some(&good_key), Some(false)),
         (Some("no pem"), Some(&good_key), Some(false)),
         (Some(&old), Some(&old_key), Some(false)),
         (Some(&good), Some(&good_key), Some(true)),
