@@ -130,14 +130,25 @@ impl From<Status> for Unopened {
 impl From<Error> for Unopened {
     fn from(error: Error) -> Self {
         let text = crate::base::error::chain(&error);
-        // In the Go agent's terms the channel could not be built.
-        let roots = matches!(error, Error::Roots { .. });
+        // In the Go agent's terms the channel could not be built; over an empty system's pool it can, and trusts nobody.
+        let roots = matches!(&error, Error::Roots { path, .. } if path.as_os_str() != "SYSTEM");
         let status = if roots {
             Status::unknown(text)
         } else {
             Status::unavailable(format!("connection error: desc = \"{text}\""))
         };
         Self { status, roots, report: Some(Box::new(error.report())) }
+    }
+}
+
+#[cfg(test)]
+#[test]
+fn only_a_root_file_keeps_a_connection_from_being_set_up() {
+    for (path, roots, code) in
+        [("/etc/root.pem", true, tonic::Code::Unknown), ("SYSTEM", false, tonic::Code::Unavailable)]
+    {
+        let unopened = Unopened::from(Error::Roots { path: path.into(), reason: "empty".to_owned() });
+        assert_eq!((unopened.roots, unopened.status.code()), (roots, code), "{path}");
     }
 }
 
