@@ -82,7 +82,7 @@ fn number(what: &'static str, text: &str) -> Result<u32, Setting> {
 
 // What has to stand beside the rules.
 fn wanted(o: &Options) -> Result<Things, Setting> {
-    let captures = o.mode == Mode::Tproxy && !o.inbound_include.is_empty();
+    let captures = o.mode == Mode::Tproxy && o.captures_inbound;
     let v4 = if captures {
         let table = number("InboundTProxyRouteTable", &o.tproxy_table)?;
         Some(Tproxy { table, mark: number("InboundTProxyMark", &o.tproxy_mark)? })
@@ -147,20 +147,24 @@ pub(crate) fn host() -> Host {
         },
         |list| list.into_iter().map(|(_, ip)| ip).collect::<Vec<IpAddr>>(),
     );
-    let read = |path: &str| std::fs::read_to_string(path);
     let resolv_conf = read("/etc/resolv.conf").map_err(|e: io::Error| e.to_string());
     Host { addresses, resolv_conf, names: names(read) }
 }
 
+// A comment, or a person's name, may be in another encoding.
+fn read(path: &str) -> io::Result<String> {
+    std::fs::read(path).map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
+}
+
 fn names(read: impl Fn(&str) -> io::Result<String>) -> Names {
-    // name:x:number:… in both files.
+    // name:x:number:… in both files; of a name that stands there twice the first line counts.
     let table = |path: &str| -> BTreeMap<String, String> {
         let text = read(path).unwrap_or_default();
         let entry = |line: &str| {
             let mut fields = line.split(':');
             Some((fields.next()?.to_owned(), fields.nth(1)?.to_owned()))
         };
-        text.lines().filter_map(entry).collect()
+        text.lines().rev().filter_map(entry).collect()
     };
     let services = read("/etc/services").unwrap_or_default();
     let services = services.lines().filter_map(|line| {
@@ -169,4 +173,20 @@ fn names(read: impl Fn(&str) -> io::Result<String>) -> Names {
         Some((name.to_owned(), port.to_owned()))
     });
     Names { users: table("/etc/passwd"), groups: table("/etc/group"), services: services.collect() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_read_as_the_c_library_reads_them() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("passwd");
+        let lines = b"root:x:0:0::/:\nistio-proxy:x:1500:1500:J\xfcrgen:/:\nistio-proxy:x:1501:1501::/:\n";
+        std::fs::write(&file, lines).unwrap();
+        let names = names(|_| read(file.to_str().unwrap()));
+        assert_eq!(names.users["root"], "0");
+        assert_eq!(names.users["istio-proxy"], "1500", "the first line counts");
+    }
 }

@@ -35,8 +35,9 @@ fn rank(m: &Match, zone: bool) -> u8 {
                 2
             }
         }
+        Match::CtState(_) => 2,
         Match::Dport { .. } | Match::DportsNot(_) | Match::Sport(_) => 3,
-        Match::CtState(_) | Match::Mark { .. } | Match::ConnMark(_) => 5,
+        Match::Mark { .. } | Match::ConnMark(_) => 5,
         Match::Uid { .. } | Match::Gid { .. } => 6,
     }
 }
@@ -181,5 +182,50 @@ fn append_rules(text: &mut String, table: &str, rules: &[&Rule]) {
             None => text.push_str(&format!("add rule inet {table} {chain} {expression}\n")),
         }
         *length += 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::iptables::rules::generate;
+    use crate::iptables::settings::{Host, Settings, resolve};
+    use crate::iptables::verify::Names;
+
+    // nft lists conditions and rules in the order in which it was given them, and so do recordings.
+    #[test]
+    fn conditions_and_ranges_stand_in_the_order_of_the_go_agent() {
+        let text = str::to_owned;
+        let settings = Settings {
+            interception_mode: text("TPROXY"),
+            inbound_ports: text("80"),
+            service_cidr: text("fd00::/8,10.0.0.0/8"),
+            service_exclude_cidr: text("fd01::/16,10.1.0.0/16"),
+            kube_virt_interfaces: text("net1"),
+            tproxy_mark: text("1337"),
+            tproxy_route_table: text("133"),
+            loopback_cidr: text("127.0.0.1/32"),
+            envoy_port: text("15001"),
+            inbound_capture_port: text("15006"),
+            inbound_tunnel_port: text("15008"),
+            owner_groups: text("*"),
+            ..Settings::default()
+        };
+        let host = Host {
+            addresses: vec!["fd00:9::2".parse().unwrap()],
+            resolv_conf: Ok(String::new()),
+            names: Names::default(),
+        };
+        let rules = generate(&resolve(&settings, &host).unwrap().options);
+        let text = transaction(&rules, true);
+        let at = |part: &str| text.find(part).unwrap_or_else(|| panic!("{part}\n{text}"));
+        at("meta l4proto tcp ct state related,established tcp dport 80 counter jump istio-divert");
+        for (first, second) in [
+            ("istio-output ip daddr 10.1.0.0/16", "istio-output ip6 daddr fd01::/16"),
+            ("istio-output ip daddr 10.0.0.0/8", "istio-output ip6 daddr fd00::/8"),
+            ("\"net1\" ip daddr 10.0.0.0/8", "\"net1\" ip6 daddr fd00::/8"),
+        ] {
+            assert!(at(first) < at(second), "{text}");
+        }
     }
 }

@@ -30,12 +30,6 @@ impl Wild {
     pub fn parse(text: &str) -> Self {
         if text == "*" { Self::All } else { Self::List(split(text)) }
     }
-
-    /// Neither everything nor any element.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        matches!(self, Self::List(l) if l.is_empty())
-    }
 }
 
 /// Splits a comma list, dropping empty elements (`6000,7000,` is two ports); blanks stay.
@@ -149,6 +143,8 @@ pub struct Options {
     pub tproxy_mark: String,
     /// `-r`.
     pub tproxy_table: String,
+    /// `-b` is not empty, though it may list nothing (`,`).
+    pub captures_inbound: bool,
     /// `-b`.
     pub inbound_include: Wild,
     /// `-d`.

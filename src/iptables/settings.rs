@@ -109,6 +109,8 @@ pub struct Resolved {
     pub host_ip: IpAddr,
     /// Which programs are demanded.
     pub force: Option<Force>,
+    /// The lists of users and of groups that are the proxy's own, as given or by default.
+    pub proxy_ids: [String; 2],
     /// Lines for the log.
     pub warnings: Vec<String>,
 }
@@ -146,12 +148,7 @@ pub fn resolve(s: &Settings, host: &Host) -> Result<Resolved, Setting> {
         other => return Err(Setting::Binary(other.to_owned())),
     };
     let loopback_v4 = loopback(&s.loopback_cidr)?;
-    if s.service_exclude_cidr == "*" {
-        return Err(Setting::ExcludesAll);
-    }
-    let cidrs = |text: &str| split(text).iter().map(|c| Cidr::parse(c)).collect::<Result<Vec<_>, _>>();
-    let outbound_exclude = cidrs(&s.service_exclude_cidr)?;
-    let outbound_include = if s.service_cidr == "*" { None } else { Some(cidrs(&s.service_cidr)?) };
+    let [outbound_exclude, outbound_include] = ranges(s)?;
     let options = Options {
         outbound_port: s.envoy_port.clone(),
         inbound_port: s.inbound_capture_port.clone(),
@@ -161,12 +158,13 @@ pub fn resolve(s: &Settings, host: &Host) -> Result<Resolved, Setting> {
         mode: if s.interception_mode == "TPROXY" { Mode::Tproxy } else { Mode::Redirect },
         tproxy_mark: s.tproxy_mark.clone(),
         tproxy_table: s.tproxy_route_table.clone(),
+        captures_inbound: !s.inbound_ports.is_empty(),
         inbound_include: Wild::parse(&s.inbound_ports),
         inbound_exclude: split(&s.local_exclude_ports),
         owner_include,
         owner_exclude: split(&s.owner_groups_exclude),
         outbound_include,
-        outbound_exclude,
+        outbound_exclude: outbound_exclude.unwrap_or_default(),
         outbound_ports: split(&s.outbound_ports),
         outbound_ports_exclude: split(&s.outbound_ports_exclude),
         kube_virt: split(&s.kube_virt_interfaces),
@@ -177,10 +175,31 @@ pub fn resolve(s: &Settings, host: &Host) -> Result<Resolved, Setting> {
         ipv6,
     };
     match one_word_each(&options) {
+        // No rule is made of them.
+        _ if s.skip_rule_apply => {}
         Err(reason) if s.dry_run => warnings.push(reason.to_string()),
         checked => checked?,
     }
-    Ok(Resolved { options, host_ip, force, warnings })
+    Ok(Resolved { options, host_ip, force, proxy_ids: [uid, gid], warnings })
+}
+
+// `-x` and `-i`, `None` for `*`. The ranges of IPv4 first: native rules of both families stand in one chain, and so does
+// the Go agent write them. Where no rules are made nothing reads them.
+fn ranges(s: &Settings) -> Result<[Option<Vec<Cidr>>; 2], Setting> {
+    if s.skip_rule_apply {
+        return Ok([None, None]);
+    }
+    if s.service_exclude_cidr == "*" {
+        return Err(Setting::ExcludesAll);
+    }
+    let read = |text: &str| -> Result<Vec<Cidr>, Setting> {
+        let mut all = split(text).iter().map(|c| Cidr::parse(c)).collect::<Result<Vec<_>, _>>()?;
+        all.sort_by_key(Cidr::is_v6);
+        Ok(all)
+    };
+    let exclude = read(&s.service_exclude_cidr)?;
+    let include = if s.service_cidr == "*" { None } else { Some(read(&s.service_cidr)?) };
+    Ok([Some(exclude), include])
 }
 
 // iptables-restore splits its lines at blanks, so an element with a blank inside would smuggle further
@@ -315,6 +334,50 @@ mod tests {
         );
         assert_eq!(v4, ["10.0.0.1".parse::<Ipv4Addr>().unwrap(), "10.0.0.2".parse().unwrap()]);
         assert_eq!(v6, ["fe80::1".parse::<Ipv6Addr>().unwrap()]);
+    }
+
+    #[test]
+    fn settings_that_no_rule_is_made_of_are_not_judged() {
+        let text = str::to_owned;
+        let settings = Settings {
+            loopback_cidr: text("127.0.0.1/32"),
+            service_cidr: text("10.0.0.1"),
+            service_exclude_cidr: text("*"),
+            inbound_ports: text("80 81"),
+            proxy_uid: text("1337,"),
+            ..Settings::default()
+        };
+        let host = Host {
+            addresses: vec!["10.0.0.2".parse().unwrap()],
+            resolv_conf: Ok(String::new()),
+            names: Names::default(),
+        };
+        assert_eq!(resolve(&settings, &host).unwrap_err(), Setting::ExcludesAll);
+        let settings = Settings { skip_rule_apply: true, ..settings };
+        let resolved = resolve(&settings, &host).unwrap();
+        assert_eq!(resolved.proxy_ids, ["1337,", "1337,"], "shown as given");
+        let settings = Settings { loopback_cidr: String::new(), ..settings };
+        assert!(resolve(&settings, &host).is_err(), "this is judged in any case");
+    }
+
+    #[test]
+    fn a_list_that_names_nothing_is_not_empty() {
+        let of = |ports: &str| Settings {
+            loopback_cidr: "127.0.0.1/32".to_owned(),
+            inbound_ports: ports.to_owned(),
+            dry_run: true,
+            ..Settings::default()
+        };
+        let host = Host {
+            addresses: vec!["10.0.0.2".parse().unwrap()],
+            resolv_conf: Ok(String::new()),
+            names: Names::default(),
+        };
+        let jumps = |ports| {
+            let rules = crate::iptables::rules::generate(&resolve(&of(ports), &host).unwrap().options);
+            rules.iter().filter(|r| r.chain == "PREROUTING").count()
+        };
+        assert_eq!([jumps(""), jumps(","), jumps("80")], [0, 1, 1]);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use super::options::{Dns, Mode, Wild};
+use super::options::{Dns, Mode};
 use super::settings::{Resolved, Settings};
 
 const ENVIRONMENT: &[&str] = &[
@@ -42,27 +42,22 @@ pub(crate) fn config(s: &Settings, resolved: &Resolved) {
         Dns::Off | Dns::All => (Vec::new(), Vec::new()),
     };
     let servers = format!("[{}],[{}]", v4.join(" "), v6.join(" "));
-    let owners = match &o.owner_include {
-        Wild::All => "*".to_owned(),
-        Wild::List(list) => list.join(","),
-    };
     let mode = if o.mode == Mode::Tproxy { "TPROXY" } else { s.interception_mode.as_str() };
-    let (uids, gids, owners_exclude) =
-        (o.proxy_uids.join(","), o.proxy_gids.join(","), o.owner_exclude.join(","));
+    let [uids, gids] = &resolved.proxy_ids;
     let flag = |b: bool| if b { "true" } else { "false" };
     let lines: [(&str, &str); 31] = [
         ("PROXY_PORT", &o.outbound_port),
         ("PROXY_INBOUND_CAPTURE_PORT", &o.inbound_port),
         ("PROXY_TUNNEL_PORT", &o.tunnel_port),
-        ("PROXY_UID", &uids),
-        ("PROXY_GID", &gids),
+        ("PROXY_UID", uids),
+        ("PROXY_GID", gids),
         ("INBOUND_INTERCEPTION_MODE", mode),
         ("INBOUND_TPROXY_MARK", &o.tproxy_mark),
         ("INBOUND_TPROXY_ROUTE_TABLE", &o.tproxy_table),
         ("INBOUND_PORTS_INCLUDE", &s.inbound_ports),
         ("INBOUND_PORTS_EXCLUDE", &s.local_exclude_ports),
-        ("OUTBOUND_OWNER_GROUPS_INCLUDE", &owners),
-        ("OUTBOUND_OWNER_GROUPS_EXCLUDE", &owners_exclude),
+        ("OUTBOUND_OWNER_GROUPS_INCLUDE", &s.owner_groups),
+        ("OUTBOUND_OWNER_GROUPS_EXCLUDE", &s.owner_groups_exclude),
         ("OUTBOUND_IP_RANGES_INCLUDE", &s.service_cidr),
         ("OUTBOUND_IP_RANGES_EXCLUDE", &s.service_exclude_cidr),
         ("OUTBOUND_PORTS_INCLUDE", &s.outbound_ports),

@@ -138,15 +138,30 @@ fn odd<T>(name: &str, value: &str, used: T) -> T {
     used
 }
 
+// In any base, as every number among the flags.
 fn probe_port(text: &str) -> u16 {
-    match text.parse::<u64>() {
-        Ok(n) => u16::try_from(n).unwrap_or(u16::MAX),
-        Err(_) => odd("iptables-probe-port", text, 0),
+    match go::integer(text, 64) {
+        Ok(n) if !text.starts_with(['+', '-']) => u16::try_from(n).unwrap_or(u16::MAX),
+        _ => odd("iptables-probe-port", text, 0),
     }
 }
 
 mod faults;
 #[cfg(test)]
 mod recorded;
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_probes_port_is_read_in_any_base() {
+        let flags: Vec<Flag> = FLAGS.to_vec();
+        let words = ["--iptables-probe-port=0x3a9a".to_owned()];
+        let parsed = crate::config::args::parse(&words, &flags, false).unwrap();
+        assert_eq!(settings(&parsed, &Env::of(&[])).probe_port, 15002);
+        let of = |value| settings(&Parsed::default(), &Env::of(&[("IPTABLES_PROBE_PORT", value)])).probe_port;
+        assert_eq!(["0x3a9a", "15003", "70000", "abc", "", "-1"].map(of), [15002, 15003, 65535, 0, 0, 0]);
+    }
+}
 
 pub(crate) use faults::faults;

@@ -37,7 +37,7 @@ impl Builder<'_> {
     // Steps 8 to 12.
     pub(super) fn inbound(&mut self) {
         let o = self.o;
-        if o.inbound_include.is_empty() {
+        if !o.captures_inbound {
             return;
         }
         let tproxy = o.mode == Mode::Tproxy;
