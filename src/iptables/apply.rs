@@ -180,7 +180,8 @@ impl Side<'_> {
     // settings left in chains of ours would stay active, and goes first.
     fn first(&self, runner: &mut dyn Runner) -> Result<(), Error> {
         let leftovers = self.backend.state.with_chains(OUR_CHAINS);
-        let mut document = change::removal(&leftovers, self.rules, self.family, self.names, Jumps::All);
+        // A rule that leads to no chain of ours is a user's, though one of ours may be equal.
+        let mut document = change::removal(&leftovers, &[], self.family, self.names, Jumps::All);
         document.push_str(&restore::document(self.rules, self.family));
         document.push_str(&change::lower_guardrails(self.backend.guards));
         if document.is_empty() {

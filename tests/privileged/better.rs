@@ -170,6 +170,41 @@ fn rules_of_an_interface_that_is_not_excluded_any_more_stay_as_a_users() {
 }
 
 #[test]
+fn a_users_rule_equal_to_one_of_ours_stays() {
+    for (backend, program) in [(Backend::Nft, "iptables-nft"), (Backend::Legacy, "iptables-legacy")] {
+        let Some(world) = World::new(backend, V4) else { return };
+        for rule in ["PREROUTING -i eth7", "OUTPUT -o eth7"] {
+            world.inside(&format!("{program} -t nat -A {rule} -j RETURN"));
+        }
+        let before = world.everything();
+        let options = format!("{SIDECAR} -c eth7");
+        world.apply(&options, 0);
+        let once = world.everything();
+        world.apply(&options, 0);
+        assert_eq!(world.everything(), once);
+        world.apply(&format!("{options} --cleanup-only"), 0);
+        assert_eq!(world.everything(), before, "{backend:?}");
+    }
+}
+
+// A run that was killed between the two, or a pod that has got IPv6.
+#[test]
+fn a_family_that_is_missing_beside_the_other_is_added() {
+    for backend in [Backend::Nft, Backend::Legacy] {
+        let both = [V4, V6].concat();
+        let (Some(fresh), Some(grown)) = (World::new(backend, &both), World::new(backend, &both)) else {
+            return;
+        };
+        let options = format!("{SIDECAR} --dual-stack");
+        fresh.apply(&options, 0);
+        grown.apply(SIDECAR, 0);
+        assert_ne!(grown.everything(), fresh.everything());
+        grown.apply(&options, 0);
+        assert_eq!(grown.everything(), fresh.everything(), "{backend:?}");
+    }
+}
+
+#[test]
 fn with_both_back_ends_nothing_is_doubled_and_a_clean_up_finds_everything() {
     for addresses in [V4, V6] {
         let Some(world) = World::new(Backend::Both, addresses) else { return };
