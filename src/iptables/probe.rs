@@ -108,12 +108,16 @@ async fn serve(listener: TcpListener, probe_port: u16, v6: bool) {
             tokio::time::sleep(Duration::from_millis(50)).await;
             continue;
         };
-        let port = original_port(&stream, v6);
-        let answer =
-            port.as_ref().map_or_else(|e| format!("no original destination: {e}"), ToString::to_string);
-        let _ = timeout(Duration::from_secs(1), stream.write_all(answer.as_bytes())).await;
+        let port = match original_port(&stream, v6) {
+            Ok(port) => port,
+            Err(e) => {
+                tracing::debug!("a connection from {peer} has no original destination: {e}");
+                continue;
+            }
+        };
+        let _ = timeout(Duration::from_secs(1), stream.write_all(port.to_string().as_bytes())).await;
         let _ = stream.shutdown().await;
-        if port.is_ok_and(|p| p == probe_port) {
+        if port == probe_port {
             tracing::info!("a connection from {peer} to port {probe_port} was redirected here");
             return;
         }

@@ -207,6 +207,8 @@ fn a_validation_can_be_ended() {
     let Some(world) = World::new(Backend::Nft, V4) else { return };
     let mut agent = world.spawn("--skip-rule-apply --run-validation --probe-timeout 1h");
     world.wait_listening(15001);
+    // Nothing has redirected this one: it is told nothing.
+    assert_eq!(world.inside("exec bash -c 'exec 3<>/dev/tcp/127.0.0.1/15001; cat <&3'"), "");
     let pid = rustix::process::Pid::from_raw(i32::try_from(agent.id()).expect("a process ID"));
     rustix::process::kill_process(pid.expect("a process ID"), rustix::process::Signal::TERM)
         .expect("it runs");
