@@ -8,9 +8,10 @@ use pilot_agent::testing::dns::wire::{self, Data, Rcode, Record, Screened};
 
 fuzz_target!(|input: (u8, &[u8])| {
     let (count, message) = input;
+    let message = &*wire::mended(message);
     let query = match wire::screen(message) {
         Screened::Ignore => return,
-        Screened::Refuse(reply) => {
+        Screened::Refuse(reply) | Screened::Unasked(reply) => {
             assert!(wire::well_formed(&reply) && wire::id(&reply) == wire::id(message));
             return;
         }

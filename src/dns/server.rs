@@ -213,6 +213,10 @@ impl Shared {
         let query = match wire::screen(message) {
             Screened::Ignore => return Next::Nothing,
             Screened::Refuse(reply) => return Next::Reply(reply),
+            Screened::Unasked(reply) => {
+                self.requests.with_label_values::<&str>(&[]).inc();
+                return Next::Reply(reply);
+            }
             Screened::Ask(query) => query,
         };
         self.requests.with_label_values::<&str>(&[]).inc();
@@ -283,12 +287,12 @@ async fn udp(socket: Arc<UdpSocket>, shared: Arc<Shared>) {
                 continue;
             }
         };
-        let message = &buffer[..length];
-        match shared.handle(message, Query::udp_limit) {
+        let message = wire::mended(&buffer[..length]);
+        match shared.handle(&message, Query::udp_limit) {
             Next::Nothing => {}
             Next::Reply(reply) => send(&socket, &reply, from).await,
             Next::Forward(query) => {
-                let (message, socket, shared) = (message.to_vec(), socket.clone(), shared.clone());
+                let (message, socket, shared) = (message.into_owned(), socket.clone(), shared.clone());
                 forwards.spawn(async move {
                     let reply = shared.forward(&message, &query, Transport::Udp(query.udp_limit())).await;
                     send(&socket, &reply, from).await;
@@ -346,6 +350,7 @@ async fn connection(
     for _ in 0..QUERIES {
         let Ok(Ok(message)) = timeout(wait, upstream::read(&mut stream)).await else { return };
         progress.enter(Phase::Busy);
+        let message = wire::mended(&message);
         let reply = match shared.handle(&message, |_| usize::from(u16::MAX)) {
             Next::Nothing => None,
             Next::Reply(reply) => Some(reply),

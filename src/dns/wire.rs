@@ -4,6 +4,7 @@
 //! of the others only the question is read, and only A and AAAA records are written. It would cost 431 KB of binary and
 //! 0.3 MB of resident memory.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::net::IpAddr;
 
@@ -63,6 +64,8 @@ pub enum Screened {
     Ignore,
     /// Send this.
     Refuse(Vec<u8>),
+    /// Send this: it announces a question and ends before it, and counts as a query all the same.
+    Unasked(Vec<u8>),
     /// Answer.
     Ask(Query),
 }
@@ -203,6 +206,46 @@ pub(crate) fn is_failure(message: &[u8]) -> bool {
     u16_at(message, 2).is_none_or(|flags| !matches!(flags & 0xf, 0 | 3))
 }
 
+/// A query that ends before all is there that its header announces, as the Go agent's library understands it: at the end
+/// of a record, or of the question, the rest was never meant, and a question without class, or type, has 0 for it.
+#[must_use]
+pub fn mended(message: &[u8]) -> Cow<'_, [u8]> {
+    mend(message).map_or(Cow::Borrowed(message), Cow::Owned)
+}
+
+fn mend(message: &[u8]) -> Option<Vec<u8>> {
+    let most = [(6, 1), (8, 1), (10, 2)];
+    if message.len() == HEADER
+        || u16_at(message, 4)? != 1
+        || most.iter().any(|(at, most)| u16_at(message, *at).is_none_or(|n| n > *most))
+    {
+        return None;
+    }
+    let (_, end) = question_name(message)?;
+    let missing = match message.len() - end {
+        0 => 4,
+        2 => 2,
+        1 | 3 => return None,
+        _ => 0,
+    };
+    let mut at = end + 4 - missing;
+    let mut there = [0_u8; 3];
+    for (there, (count, _)) in there.iter_mut().zip(most) {
+        while u16::from(*there) < u16_at(message, count)? && at != message.len() {
+            (at, _) = skip_records(message, at, 1)?;
+            *there += 1;
+        }
+    }
+    let announced = [message[7], message[9], message[11]];
+    if missing == 0 && there == announced {
+        return None;
+    }
+    let mut out = message.to_vec();
+    out.resize(message.len() + missing, 0);
+    [out[7], out[9], out[11]] = there;
+    Some(out)
+}
+
 /// Sorts out what is no query.
 #[must_use]
 pub fn screen(message: &[u8]) -> Screened {
@@ -222,6 +265,9 @@ pub fn screen(message: &[u8]) -> Screened {
     if at(4) != 1 || at(6) > 1 || at(8) > 1 || at(10) > 2 {
         return refuse();
     }
+    if message.len() == HEADER {
+        return Screened::Unasked(header(message, QR | copied(flags), Rcode::ServFail));
+    }
     let Some((name, end)) = question_name(message) else { return refuse() };
     let (Some(qtype), Some(_class)) = (u16_at(message, end), u16_at(message, end + 2)) else {
         return refuse();
@@ -235,6 +281,11 @@ pub fn screen(message: &[u8]) -> Screened {
         return Screened::Refuse(out);
     };
     Screened::Ask(Query { flags, question_end, name, qtype, edns })
+}
+
+// What a reply has of its query's flags.
+fn copied(flags: u16) -> u16 {
+    flags & if flags & OPCODE == 0 { RD | CD } else { OPCODE }
 }
 
 fn header(message: &[u8], flags: u16, rcode: Rcode) -> Vec<u8> {
@@ -307,9 +358,8 @@ impl Query {
     /// A reply of our own to `message`, of which this is the question, in at most `limit` bytes.
     #[must_use]
     pub fn reply(&self, message: &[u8], rcode: Rcode, records: &[Record], limit: usize) -> Vec<u8> {
-        let copied = if self.flags & OPCODE == 0 { RD | CD } else { 0 };
         let aa = if rcode == Rcode::NoError { AA } else { 0 };
-        let mut out = header(message, QR | (self.flags & (OPCODE | copied)) | aa, rcode);
+        let mut out = header(message, QR | copied(self.flags) | aa, rcode);
         out[5] = 1;
         out.extend_from_slice(&message[HEADER..self.question_end]);
         let plain: usize = records.iter().map(|r| r.owner.len() + 11 + r.data.len()).sum();
@@ -457,6 +507,37 @@ mod tests {
     }
 
     #[test]
+    fn what_was_announced_and_never_came_is_not_missed() {
+        let good = query("a.b", A);
+        assert!(matches!(mended(&good), Cow::Borrowed(_)));
+        let more = |counts: [u8; 3]| {
+            let mut message = good.clone();
+            (message[7], message[9], message[11]) = (counts[0], counts[1], counts[2]);
+            message
+        };
+        assert_eq!(mended(&more([1, 1, 2])), good, "no record is there");
+        assert_eq!(asked(&mended(&more([0, 0, 1]))).host(), "a.b.");
+        // OPT: the root, its type, the size, no extended code, no data.
+        let opt = [0, 0, 41, 4, 0xd0, 0, 0, 0, 0, 0, 0];
+        let twice = [more([0, 0, 2]), opt.to_vec()].concat();
+        let once = [more([0, 0, 1]), opt.to_vec()].concat();
+        assert_eq!(mended(&twice), once);
+        assert_eq!(asked(&mended(&twice)).udp_limit(), 1232);
+        let name = good.len() - 4;
+        for (length, rest) in [(name, [0, 0, 0, 0]), (name + 2, [0, 1, 0, 0])] {
+            assert_eq!(mended(&good[..length]), [&good[..name], &rest[..]].concat());
+        }
+        for bad in [&good[..name - 1], &good[..name + 1], &good[..name + 3], &twice[..twice.len() - 1]] {
+            assert!(matches!(mended(bad), Cow::Borrowed(_)), "{bad:?}");
+            assert!(matches!(screen(bad), Screened::Refuse(_)), "{bad:?}");
+        }
+        match screen(&good[..HEADER]) {
+            Screened::Unasked(reply) => assert_eq!(reply, [0xab, 0xcd, 0x81, 2, 0, 0, 0, 0, 0, 0, 0, 0]),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
     fn what_is_no_query_is_ignored_or_refused() {
         let good = query("a.b", A);
         assert!(matches!(screen(&good[..11]), Screened::Ignore));
@@ -479,6 +560,7 @@ mod tests {
         #[test]
         fn any_bytes_are_survived(bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..200)) {
             let _ = well_formed(&bytes);
+            let bytes = mended(&bytes);
             if let Screened::Ask(q) = screen(&bytes) {
                 let _ = q.host();
                 let reply = q.reply(&bytes, Rcode::NoError, &[], q.udp_limit());
