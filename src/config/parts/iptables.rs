@@ -149,6 +149,9 @@ fn probe_port(text: &str) -> u16 {
 mod faults;
 #[cfg(test)]
 mod recorded;
+
+pub(crate) use faults::faults;
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -163,5 +166,3 @@ mod tests {
         assert_eq!(["0x3a9a", "15003", "70000", "abc", "", "-1"].map(of), [15002, 15003, 65535, 0, 0, 0]);
     }
 }
-
-pub(crate) use faults::faults;
