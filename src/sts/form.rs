@@ -5,8 +5,9 @@
 
 use zeroize::Zeroizing;
 
-/// The most that wanted parameters may hold together. A token has a few kB.
-const HELD: usize = 1 << 20;
+/// The most that wanted parameters may hold together. A token has a few kB; one of 1 MB passes, with all that stands
+/// beside it.
+const HELD: usize = 2 << 20;
 /// Longer names are none of ours.
 const NAME: usize = 32;
 
@@ -26,7 +27,7 @@ impl Fault {
         match self {
             Self::Escape => "it has a broken percent escape",
             Self::Semicolon => "it has a semicolon between its pairs",
-            Self::Large => "its parameters are larger than 1 MiB",
+            Self::Large => "its parameters are larger than 2 MiB",
         }
     }
 }

@@ -27,7 +27,7 @@ const TIME: Duration = Duration::from_secs(30);
 
 /// A form that holds no more needs no leave: tokens have a few kB, and a thousand callers at once are a pod's worth.
 const SMALL: usize = 16 << 10;
-/// Larger ones at a time, of up to 1 MiB each. Others wait, unread, as long as a request may take.
+/// Larger ones at a time, of up to 2 MiB each. Others wait, unread, as long as a request may take.
 static LARGE: Semaphore = Semaphore::const_new(8);
 
 /// Leave to hold a large form, until it is dropped.
