@@ -2,9 +2,12 @@
 //!
 //! The texts are those its users search for, with the field in front and the remedy behind.
 
-use std::fmt::Display;
-use std::net::IpAddr;
+mod mesh_file;
 
+use std::fmt::Display;
+use std::net::{IpAddr, Ipv6Addr};
+
+pub use mesh_file::mesh;
 use serde_json::Value;
 
 use super::jsonpb::{Fault, Object};
@@ -234,11 +237,7 @@ pub(crate) fn address(text: &str) -> Result<(), NoAddress> {
     let (host, port) = split_host_port(text).map_err(unsplit)?;
     let number: i64 = port.parse().map_err(|_| NoAddress::Port(port.to_owned()))?;
     in_range(number)?;
-    if is_name(host) || host.parse::<IpAddr>().is_ok() {
-        Ok(())
-    } else {
-        Err(NoAddress::Host(host.to_owned()))
-    }
+    if is_name(host) || is_ip(host) { Ok(()) } else { Err(NoAddress::Host(host.to_owned())) }
 }
 
 /// Go's `net.SplitHostPort`.
@@ -274,14 +273,23 @@ pub(crate) fn split_host_port(text: &str) -> Result<(&str, &str), &'static str> 
     Ok((host, port))
 }
 
-// A trailing empty label is allowed, a last label of digits only is not.
 fn is_name(host: &str) -> bool {
-    if host.is_empty() || host.len() > 255 {
-        return false;
+    !host.is_empty() && host.len() <= 255 && are_labels(host)
+}
+
+// An IPv6 address may name a zone.
+fn is_ip(host: &str) -> bool {
+    match host.split_once('%') {
+        None => host.parse::<IpAddr>().is_ok(),
+        Some((address, zone)) => !zone.is_empty() && address.parse::<Ipv6Addr>().is_ok(),
     }
-    let labels: Vec<&str> = host.strip_suffix('.').unwrap_or(host).split('.').collect();
-    let digits = |label: &&str| label.bytes().all(|b| b.is_ascii_digit());
-    labels.iter().all(|label| is_label(label)) && !labels.last().is_some_and(digits)
+}
+
+// An empty last label is allowed, one that is a number is not.
+fn are_labels(name: &str) -> bool {
+    let (rest, last) = name.rsplit_once('.').map_or((None, name), |(rest, last)| (Some(rest), last));
+    let ends = last.is_empty() || last.parse::<i64>().is_err() && is_label(last);
+    ends && rest.is_none_or(|rest| rest.split('.').all(is_label))
 }
 
 fn is_label(label: &str) -> bool {
@@ -326,89 +334,6 @@ fn client_tls(tls: &ClientTlsSettings) -> Vec<String> {
         }
     }
     out
-}
-
-/// What is wrong with the rest of a mesh file; the agent uses none of it, but a file that istiod would
-/// refuse stops the start as it does with the Go agent.
-#[must_use]
-pub fn mesh(document: &Object) -> Vec<Fault> {
-    let mut p = Problems::default();
-    let get = |path: &[&str]| {
-        path.iter()
-            .try_fold(None, |at: Option<&Value>, key| {
-                at.map_or_else(|| document.get(*key), |v| v.get(*key)).map(Some)
-            })
-            .flatten()
-    };
-    if let Some(port) = get(&["proxyListenPort"]).and_then(Value::as_i64) {
-        p.check("proxyListenPort", "invalid proxy listen port", in_range(port));
-    }
-    if let Some(span) = get(&["connectTimeout"]).and_then(nanos)
-        && !(1_000_000..=3_600_000_000_000).contains(&span)
-    {
-        p.add("connectTimeout", "invalid connect timeout: it must be within 1ms..1h");
-    }
-    if let Some(span) = get(&["protocolDetectionTimeout"]).and_then(nanos)
-        && (span < 0 || span % 1_000_000 != 0)
-    {
-        p.add(
-            "protocolDetectionTimeout",
-            "invalid protocol detection timeout: only durations to ms precision are supported",
-        );
-    }
-    if get(&["meshMTLS", "ecdhCurves"]).and_then(Value::as_array).is_some_and(|c| !c.is_empty()) {
-        p.add("meshMTLS.ecdhCurves", "mesh mTLS does not support ECDH curves; set them in tlsDefaults");
-    }
-    let domains = get(&["trustDomain"]).into_iter().chain(texts(get(&["trustDomainAliases"])));
-    for domain in domains.filter_map(Value::as_str) {
-        let labels = domain.split('.').all(is_label);
-        if domain.len() > 255 || !(labels || domain.is_empty()) {
-            p.add("trustDomain", format!("invalid trust domain {domain:?}: it must consist of DNS labels"));
-        }
-    }
-    for (n, settings) in texts(get(&["serviceSettings"])).enumerate() {
-        for host in texts(settings.get("hosts")).filter_map(Value::as_str) {
-            let bare = host.strip_prefix("*.").unwrap_or(host);
-            if host != "*" && !bare.split('.').all(is_label) {
-                p.add(&format!("serviceSettings[{n}].hosts"), format!("invalid host {host:?}"));
-            }
-        }
-    }
-    locality(&mut p, get(&["localityLbSetting"]));
-    p.0
-}
-
-fn texts(list: Option<&Value>) -> impl Iterator<Item = &Value> {
-    list.and_then(Value::as_array).into_iter().flatten()
-}
-
-fn nanos(value: &Value) -> Option<i128> {
-    let span = super::go::duration(value.as_str()?).ok()?;
-    let nanos = i128::try_from(span.span.as_nanos()).ok()?;
-    Some(if span.negative { -nanos } else { nanos })
-}
-
-// Weights of one place must sum to 100; only one way of distributing may be given.
-fn locality(p: &mut Problems, setting: Option<&Value>) {
-    let Some(setting) = setting else { return };
-    let at = "localityLbSetting";
-    let some = |key: &str| texts(setting.get(key)).next().is_some();
-    if some("distribute") && (some("failover") || some("failoverPriority")) {
-        p.add(at, "can not simultaneously specify 'distribute' and 'failover'");
-    }
-    for rule in texts(setting.get("distribute")) {
-        let weights = rule.get("to").and_then(Value::as_object);
-        let total: i64 = weights.into_iter().flatten().filter_map(|(_, w)| w.as_i64()).sum();
-        if total != 100 {
-            p.add(at, format!("total locality weight {total} != 100"));
-        }
-    }
-    for rule in texts(setting.get("failover")) {
-        let (from, to) = (rule.get("from").map(text_of), rule.get("to").map(text_of));
-        if from == to {
-            p.add(at, format!("locality lb failover settings must specify different regions: {from:?}"));
-        }
-    }
 }
 
 #[cfg(test)]

@@ -77,11 +77,36 @@ fn each_check_has_its_line() {
 
 #[test]
 fn addresses_are_split_as_go_splits_them() {
-    for good in ["a:1", "[::1]:80", "istiod.test.:15012", "10.0.0.1:65535", "a-b.c:1"] {
+    for good in [
+        "a:1",
+        "[::1]:80",
+        "istiod.test.:15012",
+        "10.0.0.1:65535",
+        "a-b.c:1",
+        "10.0.0.1.:1",
+        "[fe80::1%eth0]:1",
+        "99999999999999999999:1",
+    ] {
         assert_eq!(address(good), Ok(()), "{good}");
     }
     for bad in [
-        "", "a", ":1", "::1:80", "[::1]", "[::1]80", "[::1", "a:", "a:1:2", "-a:1", "a..b:1", "a:+", "[[a]:1",
+        "",
+        "a",
+        ":1",
+        "::1:80",
+        "[::1]",
+        "[::1]80",
+        "[::1",
+        "a:",
+        "a:1:2",
+        "-a:1",
+        "a..b:1",
+        "a:+",
+        "[[a]:1",
+        "[fe80::1%]:1",
+        "[10.0.0.1%eth0]:1",
+        "a.5:1",
+        ".:1",
     ] {
         assert!(address(bad).is_err(), "{bad}");
     }
@@ -93,17 +118,44 @@ fn a_mesh_file_is_judged_as_a_whole() {
         let document = Effective::new().overlay_mesh(text).unwrap();
         mesh(&document).iter().map(ToString::to_string).collect::<Vec<_>>()
     };
-    assert_eq!(judge("trustDomain: cluster.local\nconnectTimeout: 10s\nproxyListenPort: 15001"), [""; 0]);
+    for good in [
+        "trustDomain: cluster.local\nconnectTimeout: 10s\nproxyListenPort: 15001",
+        "trustDomain: cluster.local.",
+        "protocolDetectionTimeout: -5s",
+        "serviceSettings: [{hosts: ['*', '*.a', '*-a.b', web., a.b.c.]}]",
+        "localityLbSetting: {distribute: [{from: a, to: {b/c: 50, b/d: 50}}], failoverPriority: [x]}",
+        "localityLbSetting: {failover: [{from: a, to: b}], failoverPriority: [x]}",
+    ] {
+        assert_eq!(judge(good), [""; 0], "{good}");
+    }
     for (text, line) in [
         ("proxyListenPort: 0", "invalid proxy listen port"),
         ("connectTimeout: 2h", "invalid connect timeout"),
         ("connectTimeout: 0s", "invalid connect timeout"),
         ("protocolDetectionTimeout: 1us", "ms precision"),
+        ("connectTimeout: 1000500us", "invalid connect timeout: only durations to ms precision"),
         ("trustDomain: a_b", "invalid trust domain \"a_b\""),
+        ("trustDomain: ''", "invalid trust domain \"\""),
         ("trustDomainAliases: [ok, -x]", "invalid trust domain \"-x\""),
         ("meshMTLS: {ecdhCurves: [P-256]}", "does not support ECDH curves"),
         ("serviceSettings: [{hosts: ['a..b']}]", "invalid host \"a..b\""),
+        ("serviceSettings: [{hosts: [a.5]}]", "invalid host \"a.5\""),
+        ("serviceSettings: [{hosts: ['a.*.b']}]", "invalid host \"a.*.b\""),
         ("localityLbSetting: {distribute: [{from: a, to: {b: 50}}]}", "total locality weight 50 != 100"),
+        ("localityLbSetting: {distribute: [{from: a, to: {b: 0, c: 100}}]}", "must be in range [1, 100]"),
+        (
+            "localityLbSetting: {distribute: [{from: a/b}], failover: [{from: a, to: b}]}",
+            "simultaneously specify",
+        ),
+        (
+            "localityLbSetting: {failover: [{from: a, to: b}], failoverPriority: [topology.kubernetes.io/zone]}",
+            "topology label 'topology.kubernetes.io/zone'",
+        ),
+        ("localityLbSetting: {distribute: [{from: a, to: {b: 50, b/c: 50}}]}", "locality b/c overlap"),
+        ("localityLbSetting: {distribute: [{from: a//b, to: {b: 100}}]}", "must not contain empty"),
+        ("localityLbSetting: {distribute: [{from: 'a/*/b', to: {b: 100}}]}", "must be in the end"),
+        ("localityLbSetting: {failover: [{from: a/b, to: c}]}", "only specify region"),
+        ("localityLbSetting: {failover: [{from: '*', to: c}]}", "should not contain '*'"),
         ("localityLbSetting: {failover: [{from: a, to: a}]}", "different regions"),
     ] {
         let got = judge(text);
