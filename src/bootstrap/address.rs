@@ -20,18 +20,30 @@ impl HostPort {
     /// # Errors
     /// When there is no port, too many colons, or the port is not a number; `name` says whose address.
     pub(crate) fn parse(name: &'static str, address: &str, host_ip: &str) -> Result<Self, Error> {
-        let (host, port) = split(address).map_err(|reason| Error::Address {
-            name,
-            address: address.to_owned(),
-            reason: format!("address {address}: {reason}"),
-        })?;
+        let (host, port) = Self::parts(name, address, host_ip)?;
         let port = port.parse::<u32>().ok().filter(|p| *p <= 65535).ok_or_else(|| Error::Address {
             name,
             address: address.to_owned(),
             reason: format!("port ({port}) is not a number from 0 to 65535"),
         })?;
-        let host = if host == "$(HOST_IP)" && !host_ip.is_empty() { host_ip } else { host };
         Ok(Self { host: host.to_owned(), port })
+    }
+
+    /// Host and port as they stand, whatever they are.
+    ///
+    /// # Errors
+    /// When there is no port or there are too many colons; `name` says whose address.
+    pub(crate) fn parts<'a>(
+        name: &'static str,
+        address: &'a str,
+        host_ip: &'a str,
+    ) -> Result<(&'a str, &'a str), Error> {
+        let (host, port) = split(address).map_err(|reason| Error::Address {
+            name,
+            address: address.to_owned(),
+            reason: format!("address {address}: {reason}"),
+        })?;
+        Ok((if host == "$(HOST_IP)" && !host_ip.is_empty() { host_ip } else { host }, port))
     }
 
     /// What Envoy calls a socket address.

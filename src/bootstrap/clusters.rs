@@ -8,7 +8,7 @@ use super::{Error, HostPort, Options, RemoteService, Tracer, XDS_CLUSTER, tls, t
 /// The folder of the workload SDS socket.
 const WORKLOAD_UDS: &str = "./var/run/secrets/workload-spiffe-uds";
 /// The agent's SDS socket for certificates in files, when the workload socket is somebody else's.
-const FILES_UDS: &str = "./var/run/secrets/credential-uds/files-socket";
+pub(crate) const FILES_UDS: &str = "./var/run/secrets/credential-uds/files-socket";
 
 struct Cluster(Map<String, Value>);
 

@@ -97,7 +97,7 @@ pub struct Options {
     pub admin_port: i64,
     /// `statusPort`.
     pub status_port: i64,
-    /// `discoveryAddress`; only custom templates use it, but it must be `host:port`.
+    /// `discoveryAddress`; only custom templates use it, but there must be a host and a port, or nothing.
     pub discovery_address: String,
     /// `ENVOY_STATUS_PORT`.
     pub envoy_status_port: i64,
@@ -291,7 +291,10 @@ impl Options {
     }
 
     pub(super) fn check(&self) -> Result<(), Error> {
-        HostPort::parse("pilot_grpc_address", &self.discovery_address, &self.host_ip)?;
+        // Only templates show it, and none without an address.
+        if !self.discovery_address.is_empty() {
+            HostPort::parts("pilot_grpc_address", &self.discovery_address, &self.host_ip)?;
+        }
         if !self.delta_xds && !self.waypoint() && self.wants_discovery() {
             tracing::warn!("metadata discovery needs delta xDS and is off, because ISTIO_DELTA_XDS is false");
         }

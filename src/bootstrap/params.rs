@@ -36,7 +36,7 @@ const METADATA: &[(&str, &str)] = &[
     ("HTTP_PROXY_PORT", "HTTPProxyPort"),
     ("IDLE_TIMEOUT", "IdleTimeout"),
     ("HTTP10", "HTTP10"),
-    ("BASE", "Base"),
+    ("BASE", "CertBaseDir"),
     ("AUTO_REGISTER_GROUP", "AutoRegisterGroup"),
     ("WORKLOAD_ENTRY", "WorkloadEntry"),
     ("UNPRIVILEGED_POD", "UnprivilegedPod"),
@@ -83,10 +83,10 @@ const FLAGS: &[&str] = &[
     "ENABLE_SELF_DISCOVERY",
 ];
 
-type Default = fn() -> Value;
+type Absent = fn() -> Value;
 
 /// Proxy config fields that are there even when the JSON form leaves them out, and their values then.
-const CONFIG: &[(&str, Default)] = {
+const CONFIG: &[(&str, Absent)] = {
     const TEXT: fn() -> Value = || Value::text("");
     const NUMBER: fn() -> Value = || Value::Int(0);
     const NOTHING: fn() -> Value = || Value::Nil;
@@ -164,7 +164,7 @@ pub fn all(options: &Options) -> Result<Value, Error> {
     tracing(&mut p, options);
     stats_params(&mut p, options);
     p.flag("log_json", options.log_as_json);
-    p.flag("envoy_status_port_enable_proxy_protocol", options.status_proxy_protocol);
+    p.on("envoy_status_port_enable_proxy_protocol", options.status_proxy_protocol);
     p.number("envoy_status_port", options.envoy_status_port);
     p.number("envoy_prometheus_port", options.envoy_prometheus_port);
     for (name, port) in [
@@ -174,13 +174,16 @@ pub fn all(options: &Options) -> Result<Value, Error> {
         port.into_iter().for_each(|port| p.number(name, port.into()));
     }
     p.number("global_downstream_max_connections", options.max_connections());
+    let platform = |key: &str| node.platform.get(key).map_or("", String::as_str);
+    p.some_text("gcp_project_number", platform("gcp_project_number"));
     let sts = node.typed.get("STS_PORT").and_then(Json::as_str).and_then(|t| t.parse::<i64>().ok());
     if let Some(port) = sts.filter(|p| *p > 0) {
         p.flag("sts", true);
         p.number("sts_port", port);
-        for (name, key) in [("gcp_project_id", "gcp_project"), ("gcp_project_number", "gcp_project_number")] {
-            p.some_text(name, node.platform.get(key).map_or("", String::as_str));
-        }
+        p.some_text("gcp_project_id", platform("gcp_project"));
+    }
+    if node.raw.contains_key("file-credential") {
+        p.text("custom_file_path", clusters::FILES_UDS);
     }
     p.some_text("outlier_log_path", &options.outlier_log_path);
     p.text("workload_identity_socket_file", &options.workload_socket_file);
@@ -216,6 +219,22 @@ impl Params {
         self.put(name, Value::Bool(value));
     }
 
+    // Absent where it is off.
+    fn on(&mut self, name: &str, value: bool) {
+        if value {
+            self.flag(name, value);
+        }
+    }
+
+    // In the form that the Go agent gives it, which shows where the template makes no JSON.
+    fn address(&mut self, name: &'static str, address: &str, host_ip: &str) -> Result<(), Error> {
+        if !address.is_empty() {
+            let (host, port) = HostPort::parts(name, address, host_ip)?;
+            self.text(name, &format!("{{\"address\": \"{host}\", \"port_value\": {port}}}"));
+        }
+        Ok(())
+    }
+
     fn number(&mut self, name: &str, value: i64) {
         self.put(name, Value::Int(value));
     }
@@ -225,16 +244,15 @@ fn addresses(p: &mut Params, options: &Options) -> Result<(), Error> {
     let discovery = &options.discovery_address;
     p.text("discovery_address", discovery);
     p.text("discovery_host", discovery.split(':').next().unwrap_or_default());
-    p.json("pilot_grpc_address", &HostPort::parse("pilot_grpc_address", discovery, &options.host_ip)?.json());
-    if let Some(sans) = options.node.typed.get("PILOT_SAN").and_then(Json::as_array) {
-        p.json("pilot_SAN", &sans.iter().map(|san| json!({"exact": san})).collect());
-    }
-    p.some_text("xds_root_cert", &options.xds_root_cert);
+    p.address("pilot_grpc_address", discovery, &options.host_ip)?;
+    let sans = options.node.typed.get("PILOT_SAN").and_then(Json::as_array);
+    p.json("pilot_SAN", &sans.into_iter().flatten().map(|san| json!({"exact": san})).collect());
+    p.text("xds_root_cert", &options.xds_root_cert);
     let family = options.family();
     p.text("localhost", family.localhost());
     p.text("wildcard", family.wildcard());
     p.text("dns_lookup_family", family.lookup());
-    p.flag("dual_stack", family.additional().is_some());
+    p.on("dual_stack", family.additional().is_some());
     if let Some((localhost, wildcard)) = family.additional() {
         p.text("additional_localhost", localhost);
         p.text("additional_wildcard", wildcard);
@@ -243,18 +261,12 @@ fn addresses(p: &mut Params, options: &Options) -> Result<(), Error> {
 }
 
 fn collectors(p: &mut Params, options: &Options) -> Result<(), Error> {
-    let mut address = |name: &'static str, text: &str| {
-        if text.is_empty() {
-            return Ok(());
-        }
-        p.json(name, &HostPort::parse(name, text, &options.host_ip)?.json());
-        Ok(())
-    };
-    address("statsd", &options.statsd_address)?;
+    let host_ip = &options.host_ip;
+    p.address("statsd", &options.statsd_address, host_ip)?;
     match &options.tracer {
-        Some(Tracer::Zipkin { address: text }) => address("zipkin", text)?,
-        Some(Tracer::Lightstep { address: text }) => address("lightstep", text)?,
-        Some(Tracer::Datadog { address: text }) => address("datadog", text)?,
+        Some(Tracer::Zipkin { address }) => p.address("zipkin", address, host_ip)?,
+        Some(Tracer::Lightstep { address }) => p.address("lightstep", address, host_ip)?,
+        Some(Tracer::Datadog { address }) => p.address("datadog", address, host_ip)?,
         Some(Tracer::Stackdriver { .. }) | None => {}
     }
     for (name, service, used) in [
@@ -267,7 +279,7 @@ fn collectors(p: &mut Params, options: &Options) -> Result<(), Error> {
         } else {
             "envoy_accesslog_service_address"
         };
-        p.json(key, &HostPort::parse(key, &service.address, &options.host_ip)?.json());
+        p.address(key, &service.address, host_ip)?;
         socket(p, &format!("{name}_tls"), service.tls.as_ref(), used);
         if let Some(keepalive) = service.keepalive.as_ref().map(Keepalive::json) {
             p.json(&format!("{name}_tcp_keepalive"), &keepalive);
@@ -286,13 +298,8 @@ fn socket(p: &mut Params, name: &str, settings: Option<&super::ClientTls>, used:
 }
 
 fn tracing(p: &mut Params, options: &Options) {
+    let h2 = matches!(options.tracer, Some(Tracer::Lightstep { .. }));
     match &options.tracer {
-        None => return,
-        Some(Tracer::Zipkin { .. } | Tracer::Datadog { .. }) => {
-            let used = tls::Use { h2: false, ..clusters::TRACER };
-            socket(p, "tracing_tls", options.tracing_tls.as_ref(), used);
-            return;
-        }
         Some(Tracer::Lightstep { .. }) => {
             p.text("lightstepToken", &tracer::token_file(&options.config_path));
         }
@@ -305,14 +312,18 @@ fn tracing(p: &mut Params, options: &Options) {
             p.number("stackdriverMaxAttributes", *max_attributes);
             p.number("stackdriverMaxEvents", *max_events);
         }
+        Some(Tracer::Zipkin { .. } | Tracer::Datadog { .. }) | None => {}
     }
-    socket(p, "tracing_tls", options.tracing_tls.as_ref(), clusters::TRACER);
+    socket(p, "tracing_tls", options.tracing_tls.as_ref(), tls::Use { h2, ..clusters::TRACER });
 }
 
 fn stats_params(p: &mut Params, options: &Options) {
     p.flag("envoy_metrics_stats_compression", options.stats_compression);
     p.flag("metrics_localhost_access_only", options.stats_on_localhost);
-    p.put("extraStatTags", Value::texts(&stats::extra_tags(options)));
+    let tags = stats::extra_tags(options);
+    if !tags.is_empty() {
+        p.put("extraStatTags", Value::texts(&tags));
+    }
     let matcher = &options.stats_matcher;
     let list = |annotation, config: &[String], needed: &[&str]| {
         let mut all = stats::inclusion(options, annotation, config);
@@ -326,9 +337,9 @@ fn stats_params(p: &mut Params, options: &Options) {
     }
     p.put("inclusionSuffix", list(stats::SUFFIXES, &matcher.suffixes, &suffixes));
     p.put("inclusionRegexps", list(stats::REGEXPS, &matcher.regexps, &[stats::ROUTE_REGEX]));
-    if let Some(Json::Array(buckets)) = stats::histogram_buckets(&options.node) {
-        p.put("histogram_buckets", Value::List(buckets.iter().map(open_record).collect()));
-    }
+    let buckets = stats::histogram_buckets(&options.node);
+    let buckets = buckets.as_ref().and_then(Json::as_array).into_iter().flatten();
+    p.put("histogram_buckets", Value::List(buckets.map(open_record).collect()));
     let intervals = stats::Intervals::of(&options.node);
     p.some_text("stats_flush_interval", intervals.flush.as_deref().unwrap_or_default());
     p.some_text("stats_eviction_interval", intervals.eviction.as_deref().unwrap_or_default());
@@ -376,6 +387,9 @@ fn config(json: &Json) -> Value {
             _ if value.is_object() => open_record(value),
             _ => Value::from_json(value),
         };
+        if matches!(key.as_str(), "serviceCluster" | "tracingServiceName") {
+            members.insert("ClusterName".to_owned(), open_record(&json!({key.as_str(): &json[key]})));
+        }
         members.insert(capital(key), value);
     }
     record("*v1alpha1.ProxyConfig", members, json.clone())
@@ -402,4 +416,73 @@ fn open_record(json: &Json) -> Value {
 fn capital(key: &str) -> String {
     let mut chars = key.chars();
     chars.next().map(|first| first.to_uppercase().chain(chars).collect()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bootstrap::{Node, template};
+
+    fn check(options: &Options, table: &[(&str, &str)]) {
+        let data = all(options).unwrap();
+        for (text, wanted) in table {
+            assert_eq!(template::render(text, &data, &BTreeMap::new()).unwrap(), *wanted, "{text}");
+        }
+    }
+
+    #[test]
+    fn parameters_are_absent_where_the_go_agents_are() {
+        let none = "<no value>";
+        let table = [
+            ("{{ .pilot_SAN }}", "[]"),
+            (
+                "{{ .pilot_grpc_address }}",
+                "{\"address\": \"istiod.istio-system.svc\", \"port_value\": 15012}",
+            ),
+            ("<{{ .xds_root_cert }}>", "<>"),
+            ("{{ .histogram_buckets }}{{ if .histogram_buckets }}x{{ end }}", "[]"),
+            ("{{ .dual_stack }}", none),
+            ("{{ .envoy_status_port_enable_proxy_protocol }}", none),
+            ("{{ .extraStatTags }}", none),
+            ("{{ toJSON .extraStatTags }}", "{}"),
+            ("{{ .custom_file_path }}", none),
+            ("{{ .gcp_project_number }}", none),
+        ];
+        check(&Options::default(), &table);
+        // What the annotation of the discovery address may be.
+        let address = |text: &str| Options { discovery_address: text.to_owned(), ..Options::default() };
+        check(&address(""), &[("{{ .pilot_grpc_address }}", none), ("<{{ .discovery_host }}>", "<>")]);
+        let wanted = "{\"address\": \"istiod\", \"port_value\": https}";
+        check(&address("istiod:https"), &[("{{ .pilot_grpc_address }}", wanted)]);
+        assert!(all(&address("istiod")).is_err());
+    }
+
+    #[test]
+    fn parameters_of_a_node_have_the_go_agents_names() {
+        let node = Node {
+            raw: Map::from_iter([("file-credential".to_owned(), json!("true"))]),
+            typed: Map::from_iter([("BASE".to_owned(), json!("/certs"))]),
+            platform: BTreeMap::from([("gcp_project_number".to_owned(), "7".to_owned())]),
+            ..Node::default()
+        };
+        let tls = super::super::ClientTls {
+            ca: "/ca".to_owned(),
+            mode: super::super::TlsMode::Simple,
+            ..Default::default()
+        };
+        let options = Options {
+            node,
+            proxy_config: json!({"serviceCluster": "web"}),
+            tracing_tls: Some(tls),
+            ..Options::default()
+        };
+        let table = [
+            ("{{ .gcp_project_number }}{{ .sts }}", "7<no value>"),
+            ("{{ .custom_file_path }}", "./var/run/secrets/credential-uds/files-socket"),
+            ("{{ .metadata.CertBaseDir }}", "/certs"),
+            ("{{ .config.ClusterName.ServiceCluster }}", "web"),
+            ("{{ if .tracing_tls }}{{ contains \"h2\" .tracing_tls }}{{ end }}", "false"),
+        ];
+        check(&options, &table);
+    }
 }

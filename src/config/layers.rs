@@ -7,6 +7,7 @@ mod older;
 
 use std::fmt;
 use std::io::ErrorKind;
+use std::num::IntErrorKind;
 use std::path::Path;
 use std::time::Duration;
 
@@ -141,14 +142,14 @@ impl Layers<'_> {
         let limit = self.settings.int(var::ISTIO_CPU_LIMIT);
         if self.mesh.proxy.concurrency.is_none() && limit != 0 {
             tracing::info!("cpu limit detected as {limit}, setting concurrency");
-            let laid = self.mesh.set("concurrency", Value::from(limit));
+            let laid = self.mesh.set("concurrency", Value::from(cut(limit)));
             self.take("ISTIO_CPU_LIMIT", laid);
         }
         let flag = go::integer(self.flags.or_default(args::PROXY, "concurrency"), 64).unwrap_or(0);
         if flag != 0 {
             self.warnings
                 .push(format!("legacy --concurrency={flag} flag detected; prefer to use ProxyConfig"));
-            let laid = self.mesh.set("concurrency", Value::from(flag));
+            let laid = self.mesh.set("concurrency", Value::from(cut(flag)));
             self.take("--concurrency", laid);
         }
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
@@ -195,14 +196,22 @@ impl Layers<'_> {
             self.take("annotation sidecar.istio.io/discoveryAddress", laid);
         }
         if let Some(port) = annotation("status.sidecar.istio.io/port") {
-            let number = port.parse::<i32>().unwrap_or_else(|_| {
+            // As the Go agent reads it: cut to 32 bits, and what is beyond 64 as the last number there is.
+            let number = port.parse::<i64>().unwrap_or_else(|e| {
                 self.warnings.push(format!(
                     "Invalid annotation status.sidecar.istio.io/port={port}: it is no number, so there is no status server; write a port or take it away"
                 ));
-                0
+                if *e.kind() == IntErrorKind::PosOverflow { i64::MAX } else { 0 }
             });
+            let number = cut(number);
             let laid = self.mesh.set("statusPort", Value::from(number));
             self.take("annotation status.sidecar.istio.io/port", laid);
         }
     }
+}
+
+// What a field of 32 bits keeps of a number, as in the Go agent.
+#[expect(clippy::cast_possible_truncation, reason = "cutting is what is wanted")]
+fn cut(number: i64) -> i32 {
+    number as i32
 }

@@ -121,6 +121,38 @@ fn letters_and_help_are_read_as_pflag_reads_them() {
 }
 
 #[test]
+fn numbers_of_64_bits_are_cut_to_32_where_the_go_agent_cuts_them() {
+    for (words, env, threads) in [
+        (&[][..], &[("ISTIO_CPU_LIMIT", "4294967298")][..], Some(2)),
+        (&["--concurrency=4294967299"], &[], Some(3)),
+        (&["--concurrency=-1"], &[("ISTIO_CPU_LIMIT", "4")], Some(-1)),
+    ] {
+        let config = start(words, &Env::of(env), Path::new("/nope"), "").unwrap();
+        assert_eq!(config.mesh.proxy.concurrency.as_ref().map(|c| c.value), threads, "{words:?} {env:?}");
+    }
+}
+
+#[test]
+fn an_annotation_may_name_a_port_that_is_none_and_there_is_no_status_server() {
+    for (text, port) in [
+        ("70000", 70000),
+        ("-5", -5),
+        ("+15030", 15030),
+        ("4294982326", 15030),
+        ("99999999999999999999", -1),
+        ("-99999999999999999999", 0),
+        ("http", 0),
+    ] {
+        let flags = args::parse(&[], args::PROXY, true).unwrap();
+        let annotation = |key: &str| (key == "status.sidecar.istio.io/port").then(|| text.to_owned());
+        let config = read(flags, &Env::of(&[]), Path::new("/nope"), annotation).unwrap();
+        assert_eq!(config.mesh.proxy.status_port, port, "{text}");
+        let server = parts::status::server(&config, false).unwrap_or_else(|e| panic!("{text}: {e}"));
+        assert_eq!(server.is_some(), port == 15030, "{text}");
+    }
+}
+
+#[test]
 fn old_flags_take_effect_below_every_newer_source() {
     let words = [
         "--discoveryAddress=old:15010",

@@ -7,22 +7,25 @@ use crate::config::env::var;
 use crate::config::release::Release;
 use crate::status::{self, probes, ready, stats};
 
-/// The status server; `None` when the port is 0, which only an annotation can say.
+/// The status server; `None` when the port is none, which only an annotation can say.
 ///
 /// # Errors
 /// When the probers or the metrics annotations cannot be read.
 pub(crate) fn server(config: &Sources, all_ipv6: bool) -> Result<Option<status::Config>, Error> {
     let s = &config.settings;
     let proxy = &config.mesh.proxy;
-    let Ok(port) = u16::try_from(proxy.status_port) else {
-        return Err(Error::new(format!(
-            "invalid status port: port number {} must be in the range 1..65535",
-            proxy.status_port
-        )));
+    let port = match u16::try_from(proxy.status_port) {
+        Ok(0) => return Ok(None),
+        Ok(port) => port,
+        Err(_) => {
+            tracing::warn!(
+                "there is no status server, so no readiness, no application probes and no merged metrics: the port number {} of \
+                 the annotation status.sidecar.istio.io/port is not in the range 1..65535",
+                proxy.status_port
+            );
+            return Ok(None);
+        }
     };
-    if port == 0 {
-        return Ok(None);
-    }
     let instance_ip = s.text(var::INSTANCE_IP);
     let ipv6 = status::ipv6_mode(all_ipv6, instance_ip);
     let envoy = !s.flag(var::DISABLE_ENVOY);
