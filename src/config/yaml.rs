@@ -19,21 +19,94 @@ const NODES: usize = 200_000;
 /// So are bytes of text beyond this, counted likewise. A ConfigMap has at most 1 MiB.
 pub(crate) const BYTES: usize = 4 << 20;
 
+/// What may be read again for lines that stand too far left, in bytes.
+const AGAIN: usize = 16 << 20;
+/// What a line is moved by beyond the widest indentation there is, in columns.
+const MOVE: usize = 8;
+
 /// Why a text is no YAML; carries the line where the parser knows it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("error converting YAML to JSON: yaml: {0}")]
-pub struct Error(String);
+#[error("error converting YAML to JSON: yaml: {text}")]
+pub struct Error {
+    text: String,
+    // Where the line may be helped; not told.
+    left: Option<Left>,
+}
+
+impl Error {
+    fn new(text: impl Into<String>) -> Self {
+        Self { text: text.into(), left: None }
+    }
+}
+
+/// Where the parser is stricter than the Go agent's, which knows YAML 1.1.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Left {
+    /// A line inside of brackets that stands no further right than the key before them.
+    Line(usize),
+    /// The like inside of quotes, which begin in this line.
+    Quoted(usize),
+    /// A line that begins with a tab, as it may inside of brackets.
+    Tabbed(usize),
+    /// A tab alone between a colon and its value: line, and column of the value.
+    Tab(usize, usize),
+}
 
 /// Reads the first document of `text`; an empty one is `null`.
 ///
 /// # Errors
 /// When the text is no YAML, or holds what JSON cannot.
 pub fn to_json(text: &str) -> Result<Value, Error> {
-    let mut reader =
-        Reader { parser: Parser::new_from_str(text), anchors: HashMap::new(), size: Size::default() };
     if text.len() > BYTES {
         return Err(too_long());
     }
+    let indents = text.lines().map(|line| line.len() - line.trim_start_matches([' ', '-', '?']).len());
+    let right = " ".repeat(indents.max().unwrap_or(0) + MOVE);
+    let (mut text, mut again) = (Cow::Borrowed(text), AGAIN);
+    loop {
+        let error = match document(&text) {
+            Ok(value) => return Ok(value),
+            Err(error) => error,
+        };
+        let affordable = error.left.filter(|_| again >= text.len());
+        let Some(helped) = affordable.and_then(|left| help(&text, left, &right)) else { return Err(error) };
+        again -= text.len();
+        text = Cow::Owned(helped);
+    }
+}
+
+// The text with white space that means nothing where it stands put as the parser wants it.
+fn help(text: &str, left: Left, right: &str) -> Option<String> {
+    let (Left::Line(line) | Left::Quoted(line) | Left::Tabbed(line) | Left::Tab(line, _)) = left;
+    let start = text.split_inclusive('\n').take(line.checked_sub(1)?).map(str::len).sum();
+    let (before, rest) = text.split_at_checked(start)?;
+    match left {
+        Left::Line(_) if rest.starts_with(right) => None,
+        Left::Line(_) => Some(format!("{before}{right}{rest}")),
+        Left::Quoted(_) => {
+            let stays = |line: &&str| line.starts_with(right) || line.trim().is_empty();
+            let first = rest.find('\n')? + 1;
+            let same: usize = rest[first..].split_inclusive('\n').take_while(stays).map(str::len).sum();
+            let (same, moved) = rest.split_at(first + same);
+            (!moved.is_empty()).then(|| format!("{before}{same}{right}{moved}"))
+        }
+        Left::Tabbed(_) => {
+            let bare = rest.trim_start_matches([' ', '\t']);
+            let inside = before.trim_end().ends_with(['{', '[', ',']) || bare.starts_with(['}', ']']);
+            inside.then(|| format!("{before}{right}{bare}"))
+        }
+        Left::Tab(_, column) => {
+            let (at, _) = rest.char_indices().nth(column)?;
+            let (key, value) = rest.split_at(at);
+            let bare = key.trim_end_matches('\t');
+            (bare.len() < key.len()).then(|| format!("{before}{bare} {value}"))
+        }
+    }
+}
+
+fn document(text: &str) -> Result<Value, Error> {
+    let mut reader =
+        Reader { parser: Parser::new_from_str(text), anchors: HashMap::new(), size: Size::default() };
     loop {
         match reader.next()? {
             None | Some(Event::StreamEnd) => return Ok(Value::Null),
@@ -43,7 +116,7 @@ pub fn to_json(text: &str) -> Result<Value, Error> {
                 // What follows in the document may still be an error; what follows the document may not.
                 return match reader.next()? {
                     None | Some(Event::DocumentEnd | Event::StreamEnd) => Ok(value),
-                    Some(_) => Err(Error("did not find expected document end".to_owned())),
+                    Some(_) => Err(Error::new("did not find expected document end")),
                 };
             }
         }
@@ -83,7 +156,17 @@ impl<'a> Reader<'a> {
         match self.parser.next_event() {
             None => Ok(None),
             Some(Ok((event, _))) => Ok(Some(event)),
-            Some(Err(error)) => Err(Error(format!("line {}: {}", error.marker().line(), error.info()))),
+            Some(Err(error)) => {
+                let (line, column) = (error.marker().line(), error.marker().col());
+                let left = match error.info() {
+                    "invalid indentation" | "invalid indentation in flow construct" => Some(Left::Line(line)),
+                    "invalid indentation in quoted scalar" => Some(Left::Quoted(line)),
+                    "tabs disallowed within this context (block indentation)" => Some(Left::Tabbed(line)),
+                    "':' must be followed by a valid YAML whitespace" => Some(Left::Tab(line, column)),
+                    _ => None,
+                };
+                Err(Error { text: format!("line {line}: {}", error.info()), left })
+            }
         }
     }
 
@@ -91,14 +174,16 @@ impl<'a> Reader<'a> {
         self.size.nodes = self.size.nodes.saturating_add(more.nodes);
         self.size.bytes = self.size.bytes.saturating_add(more.bytes);
         if self.size.nodes > NODES {
-            return Err(Error(format!("document holds more than {NODES} values; aliases count in full")));
+            return Err(Error::new(format!(
+                "document holds more than {NODES} values; aliases count in full"
+            )));
         }
         if self.size.bytes > BYTES { Err(too_long()) } else { Ok(()) }
     }
 
     fn value(&mut self, event: Event<'a>, depth: usize) -> Result<Value, Error> {
         if depth > DEPTH {
-            return Err(Error(format!("document is nested deeper than {DEPTH} levels")));
+            return Err(Error::new(format!("document is nested deeper than {DEPTH} levels")));
         }
         self.count(Size { nodes: 1, bytes: 0 })?;
         let (anchor, value) = match event {
@@ -109,11 +194,11 @@ impl<'a> Reader<'a> {
             Event::SequenceStart(anchor, _) => (anchor, self.sequence(depth)?),
             Event::MappingStart(anchor, _) => (anchor, self.mapping(depth)?),
             Event::Alias(id) => {
-                let size = self.anchors.get(&id).ok_or_else(|| Error("unknown anchor".to_owned()))?.1;
+                let size = self.anchors.get(&id).ok_or_else(|| Error::new("unknown anchor"))?.1;
                 self.count(size)?;
                 (0, self.anchors[&id].0.clone())
             }
-            _ => return Err(Error("did not find expected node content".to_owned())),
+            _ => return Err(Error::new("did not find expected node content")),
         };
         if anchor != 0 {
             let size = Size::of(&value);
@@ -161,16 +246,16 @@ impl<'a> Reader<'a> {
     }
 
     fn need(&mut self) -> Result<Event<'a>, Error> {
-        self.next()?.ok_or_else(|| Error("unexpected end of document".to_owned()))
+        self.next()?.ok_or_else(|| Error::new("unexpected end of document"))
     }
 }
 
 fn too_long() -> Error {
-    Error(format!("document holds more than {BYTES} bytes of text; aliases count in full"))
+    Error::new(format!("document holds more than {BYTES} bytes of text; aliases count in full"))
 }
 
 fn no_merge() -> Error {
-    Error("map merge requires map or sequence of maps as the value".to_owned())
+    Error::new("map merge requires map or sequence of maps as the value")
 }
 
 fn key_text(key: Value) -> Result<String, Error> {
@@ -178,7 +263,7 @@ fn key_text(key: Value) -> Result<String, Error> {
         Value::String(text) => Ok(text),
         Value::Number(number) => Ok(number.to_string()),
         Value::Bool(value) => Ok(value.to_string()),
-        other => Err(Error(format!("unsupported map key: {other}"))),
+        other => Err(Error::new(format!("unsupported map key: {other}"))),
     }
 }
 
@@ -196,7 +281,7 @@ fn scalar(text: &str, style: ScalarStyle, tag: Option<&Cow<'_, Tag>>) -> Result<
             Value::Bool(false)
         }
         ".inf" | ".Inf" | ".INF" | "+.inf" | "+.Inf" | "+.INF" | "-.inf" | "-.Inf" | "-.INF" | ".nan"
-        | ".NaN" | ".NAN" => return Err(Error(format!("json: unsupported value: {text}"))),
+        | ".NaN" | ".NAN" => return Err(Error::new(format!("json: unsupported value: {text}"))),
         _ => number(text).map_or_else(|| Value::String(text.to_owned()), Value::Number),
     })
 }
@@ -310,6 +395,35 @@ mod tests {
             let error = to_json(bad).expect_err(bad).to_string();
             assert!(error.starts_with("error converting YAML to JSON: yaml: "), "{error}");
         }
+    }
+
+    #[test]
+    fn brackets_and_tabs_are_read_as_yaml_1_1_has_them() {
+        let want = json!({"a": {"b": "x", "c": [1, 2]}, "d": "z"});
+        for text in [
+            "a: {\n  b: x,\n  c: [1, 2]\n}\nd: z\n",
+            "a: {\nb: x,\nc: [\n1,\n2\n]\n}\nd: z\n",
+            "a:\n  b: x\n  c: [\n1, 2\n  ]\nd: z\n",
+            "a: {\"b\":\"x\",\n\"c\":[1,\n2]}\nd:\tz\n",
+            "a: {b:\tx, c: [1, 2]}\nd: \tz",
+            "a: {\n\t\"b\": \"x\",\n\t\"c\": [1,\n\t\t2]\n}\nd: z\n",
+        ] {
+            assert_eq!(to_json(text).unwrap_or_else(|e| panic!("{text}: {e}")), want, "{text}");
+        }
+        let folded = json!({"a": {"b": "x y z\nv", "c": "x y"}, "d": 1});
+        assert_eq!(to_json("a:\n  b: \"x\ny\n z\n\nv\"\n  c: 'x\n  y'\nd: 1\n").unwrap(), folded);
+        for bad in [
+            "a: {\n\tb: 1\n\t}",
+            "a: \"x\ny\nb: 1",
+            "a:\n\tb: x",
+            "a: {\n}}\n",
+            "a: [\n1\nb: 2\n",
+            "a:\tb: c",
+        ] {
+            assert!(to_json(bad).is_err(), "{bad}");
+        }
+        let many = format!("a: {{\n{}}}", "b: 1,\n".repeat(20_000));
+        let _ = to_json(&many);
     }
 
     #[test]
