@@ -12,7 +12,9 @@ const LIMIT: Duration = Duration::from_secs(120);
 /// No address is IPv4, and there is one.
 #[must_use]
 pub(crate) fn all_ipv6(addresses: &[String]) -> bool {
-    let mut known = addresses.iter().filter_map(|a| a.parse::<IpAddr>().ok()).peekable();
+    // A zone (`fe80::9%eth0`) is no part of the address.
+    let known = addresses.iter().filter_map(|a| a.split('%').next()?.parse::<IpAddr>().ok());
+    let mut known = known.peekable();
     known.peek().is_some() && known.all(|a| a.is_ipv6())
 }
 
@@ -126,6 +128,9 @@ mod tests {
         assert_eq!(choose("192.0.2.1", "", &all[..1]).0, ["192.0.2.1", "127.0.0.1", "::1"]);
         assert_eq!(choose("fe80::9%eth0", "", &all[1..2]).0, ["fe80::9%eth0", "10.0.0.5", "fd00::5"]);
         assert_eq!(choose("::ffff:10.0.0.5", "", &all[1..2]).0[0], "::ffff:10.0.0.5");
+        let six = |list: &[&str]| all_ipv6(&list.iter().map(ToString::to_string).collect::<Vec<_>>());
+        assert!(six(&["fe80::9%eth0"]) && six(&["fd00::5", "no"]));
+        assert!(!six(&["fe80::9%eth0", "10.0.0.5"]) && !six(&[]) && !six(&["no"]));
         let (list, warnings) = choose("10.9.0.300", "", &all[1..2]);
         assert_eq!((list.len(), warnings.len()), (2, 1));
     }

@@ -1,6 +1,6 @@
 //! The statsd address as Envoy needs it: an IP address and a port.
 
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::sync::mpsc;
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ pub(super) enum Error {
     Empty(String),
 }
 
-/// `address` with its host resolved; literals pass through. IPv4 goes first, as in the Go agent: Envoy's
+/// `address` with its host resolved; a literal only gets its usual form. IPv4 goes first, as in the Go agent: Envoy's
 /// statsd sink takes one address. A look-up takes no longer than `patience`; without any there is none.
 ///
 /// # Errors
@@ -36,9 +36,10 @@ pub(super) enum Error {
 pub(super) fn resolve(address: &str, patience: Duration) -> Result<String, Error> {
     let unsplit = |why| Error::Address { address: address.to_owned(), why };
     let (host, port) = split_host_port(address).map_err(unsplit)?;
-    let port: u16 = port.parse().map_err(|_| Error::Port(port.to_owned()))?;
-    if host.parse::<std::net::IpAddr>().is_ok() {
-        return Ok(address.to_owned());
+    let digits = port.bytes().all(|b| b.is_ascii_digit());
+    let port: u16 = port.parse().ok().filter(|_| digits).ok_or_else(|| Error::Port(port.to_owned()))?;
+    if let Ok(ip) = host.parse::<IpAddr>() {
+        return Ok(SocketAddr::new(ip.to_canonical(), port).to_string());
     }
     let limit = patience.min(LIMIT);
     if limit.is_zero() {
@@ -61,7 +62,8 @@ pub(super) fn resolve(address: &str, patience: Duration) -> Result<String, Error
 }
 
 fn choose(all: &[SocketAddr]) -> Option<SocketAddr> {
-    all.iter().find(|a| a.is_ipv4()).or(all.last()).copied()
+    let mut all = all.iter().map(|a| SocketAddr::new(a.ip().to_canonical(), a.port()));
+    all.clone().find(SocketAddr::is_ipv4).or_else(|| all.next_back())
 }
 
 #[cfg(test)]
@@ -76,15 +78,18 @@ mod tests {
         };
         assert_eq!(of(&["[::1]:1", "1.1.1.1:1", "2.2.2.2:1"]).unwrap(), "1.1.1.1:1");
         assert_eq!(of(&["[::1]:1", "[::2]:1"]).unwrap(), "[::2]:1");
+        assert_eq!(of(&["[::ffff:1.1.1.1]:1", "[::2]:1"]).unwrap(), "1.1.1.1:1");
         assert_eq!(of(&[]), None);
     }
 
     #[test]
-    fn literals_pass_and_what_is_no_address_is_named() {
+    fn literals_get_their_usual_form_and_what_is_no_address_is_named() {
         let resolve = |address| resolve(address, Duration::ZERO);
         assert_eq!(resolve("10.0.0.1:9125").unwrap(), "10.0.0.1:9125");
         assert_eq!(resolve("[fd00::1]:9125").unwrap(), "[fd00::1]:9125");
-        for bad in ["stats.test", "stats.test:http", "stats.test:70000", "::1:9"] {
+        assert_eq!(resolve("[FD00:0::1]:09125").unwrap(), "[fd00::1]:9125");
+        assert_eq!(resolve("[::ffff:10.0.0.1]:9125").unwrap(), "10.0.0.1:9125");
+        for bad in ["10.0.0.1:+9125", "stats.test", "stats.test:http", "stats.test:70000", "::1:9"] {
             assert!(resolve(bad).is_err(), "{bad}");
         }
         assert!(matches!(resolve("localhost:9125"), Err(Error::Unasked { .. })));

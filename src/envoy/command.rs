@@ -205,6 +205,7 @@ fn write_json(value: &serde_json::Value, out: &mut String) {
     };
     match value {
         Value::String(text) => out.push_str(&json_string(text)),
+        Value::Number(number) => out.push_str(&json_number(number)),
         Value::Array(items) => {
             out.push('[');
             for (i, item) in items.iter().enumerate() {
@@ -226,6 +227,16 @@ fn write_json(value: &serde_json::Value, out: &mut String) {
         }
         other => out.push_str(&other.to_string()),
     }
+}
+
+// Go's encoder writes an exponent below 1e-6 and from 1e21 only.
+fn json_number(number: &serde_json::Number) -> String {
+    let Some(float) = number.as_f64().filter(|_| number.is_f64()) else { return number.to_string() };
+    if float == 0.0 || (1e-6..1e21).contains(&float.abs()) {
+        return float.to_string();
+    }
+    let text = format!("{float:e}");
+    if text.contains("e-") { text } else { text.replace('e', "e+") }
 }
 
 // Go's encoder also escapes what would be markup in HTML.

@@ -33,11 +33,14 @@ async fn zone(host: &str) -> Option<String> {
 pub(super) async fn describe(known: &Known, servers: &Servers) -> Platform {
     let host = known.google_host(servers);
     let given = known.gcp.as_str();
-    let metadata = if given.is_empty() {
-        if known.google_host.is_some() || is_there(host).await { asked(host).await } else { BTreeMap::new() }
-    } else {
-        from_variables(given, &known.quota_project, &known.zone)
-    };
+    let mut metadata = BTreeMap::new();
+    if !given.is_empty() {
+        metadata = from_variables(given, &known.quota_project, &known.zone);
+    }
+    // Variables that say nothing count as not set.
+    if metadata.is_empty() && (known.google_host.is_some() || is_there(host).await) {
+        metadata = asked(host).await;
+    }
     let zone = match metadata.get("gcp_zone") {
         Some(zone) => Some(zone.clone()),
         None => match zone_of_search(&std::fs::read_to_string(servers.resolv).unwrap_or_default()) {
@@ -111,7 +114,8 @@ async fn asked(host: &str) -> BTreeMap<String, String> {
 }
 
 fn with_cluster_url(mut metadata: BTreeMap<String, String>) -> BTreeMap<String, String> {
-    let of = |key: &str| metadata.get(key).filter(|v| !v.is_empty());
+    // Parts of `GCP_METADATA` that are empty count as known.
+    let of = |key: &str| metadata.get(key);
     if let (Some(project), Some(location), Some(cluster)) =
         (of("gcp_project"), of("gcp_location"), of("gcp_gke_cluster_name"))
     {
@@ -151,6 +155,10 @@ mod tests {
         assert_eq!(
             all["gcp_gke_cluster_url"],
             "https://container.googleapis.com/v1/projects/p/locations/eu-a-b/clusters/c"
+        );
+        assert_eq!(
+            from_variables("p|1||eu-a-b", "", "")["gcp_gke_cluster_url"],
+            "https://container.googleapis.com/v1/projects/p/locations/eu-a-b/clusters/"
         );
         assert_eq!(
             from_variables("p|1", "", "z").into_iter().collect::<Vec<_>>(),

@@ -101,6 +101,17 @@ fn the_override_is_compact_sorted_json() {
     );
     assert_eq!(json(r#"{"a": "<b>&c"}"#).unwrap(), "{\"a\":\"\\u003cb\\u003e\\u0026c\"}");
     assert_eq!(json("null"), None, "an empty override is none");
+    for (number, shown) in [
+        ("1e19", "10000000000000000000"),
+        ("1.5e20", "150000000000000000000"),
+        ("1e21", "1e+21"),
+        ("-2.5e300", "-2.5e+300"),
+        ("0.000001", "0.000001"),
+        ("1.5e-7", "1.5e-7"),
+        ("18446744073709551615", "18446744073709551615"),
+    ] {
+        assert_eq!(json(number).unwrap(), shown);
+    }
 }
 
 #[test]
