@@ -11,6 +11,9 @@ use serde_json::{Map, Number, Value};
 use super::go;
 use crate::proto::schema::{Enum, Field, Kind, Message, Shape};
 
+/// What may stand around a value in JSON.
+const JSON_SPACE: [char; 4] = [' ', '\t', '\r', '\n'];
+
 /// A JSON object.
 pub(crate) type Object = Map<String, Value>;
 
@@ -169,7 +172,7 @@ impl Reader {
     fn integer(&mut self, value: &Value, at: &str, go_type: &str, min: i64, max: i64) -> Option<Value> {
         let number = match value {
             Value::Number(number) => number.clone(),
-            Value::String(text) => match plain_integer(text) {
+            Value::String(text) => match plain_integer(text.trim_matches(JSON_SPACE)) {
                 Some(number) => number,
                 None => {
                     self.fault(at, format!("{text:?} is no {go_type}; write a whole number"));
@@ -197,7 +200,8 @@ impl Reader {
     fn double(&mut self, value: &Value, at: &str) -> Option<Value> {
         let read = match value {
             Value::Number(number) => number.as_f64(),
-            Value::String(text) => text.parse::<f64>().ok(),
+            // As JSON writes a number.
+            Value::String(text) => serde_json::from_str(text).ok(),
             _ => None,
         };
         // A double that JSON cannot show can only be NaN or an infinity, which no field of ours can mean.
@@ -318,6 +322,8 @@ mod tests {
             json!({"drainDuration": "81s", "statusPort": 15888})
         );
         assert_eq!(ok(json!({"configPath": null, "concurrency": "2"})), json!({"concurrency": 2}));
+        assert_eq!(ok(json!({"statusPort": " 15888\n"})), json!({"statusPort": 15888}));
+        assert_eq!(ok(json!({"tracing": {"sampling": "5e-1"}})), json!({"tracing": {"sampling": 0.5}}));
         assert_eq!(
             ok(json!({"proxyMetadata": {"B": null, "A": "x"}})),
             json!({"proxyMetadata": {"A": "x", "B": ""}})
@@ -344,6 +350,9 @@ mod tests {
             "proxyAdminPort": 4_294_967_296_i64, "tracing": [], "fileFlushMinSizeKb": -1, "configPath": 5,
             "fileFlushInterval": 5, "statNameLength": "1.5e4", "interceptionMode": 1.5,
         });
+        for no_number in [".5", "5.", "+5", "inf", "5 5", ""] {
+            assert!(read(&PROXY, &json!({"tracing": {"sampling": no_number}})).is_err(), "{no_number:?}");
+        }
         let faults = read(&PROXY, &bad).unwrap_err();
         assert_eq!(faults.len(), 14, "{faults:#?}");
         let all: Vec<String> = faults.iter().map(ToString::to_string).collect();
