@@ -17,6 +17,7 @@ fuzz_target!(|input: Input| {
     let file = pod::parse(&pod_file).ok();
     let built = node::build(&node::Inputs {
         env: &env,
+        json: &[],
         kind: "sidecar",
         addresses: &addresses,
         domain: "",

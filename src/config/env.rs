@@ -14,10 +14,15 @@ pub(crate) use settings::Settings;
 pub(crate) use table::{FAMILIES, OLDER, Var};
 pub(crate) use table::{Key, Kind, REDIRECT, VARS, WITHOUT_EFFECT, kinds, var};
 
-/// The variables of a process, in the order they were given.
+/// What names of variables with node metadata as JSON begin with.
+const JSON: &str = "ISTIO_METAJSON_";
+
+/// The variables of a process.
 #[derive(Clone, Default)]
 pub(crate) struct Env {
     vars: BTreeMap<String, String>,
+    // Names that begin with [`JSON`], in the order they were given: of equal members the last counts.
+    json: Vec<String>,
     // Names whose value is no UTF-8; such a value is not meant for the agent.
     garbled: Vec<String>,
 }
@@ -36,9 +41,7 @@ impl Env {
         for (name, value) in pairs {
             let name = name.to_string_lossy().into_owned();
             match value.into_string() {
-                Ok(value) => {
-                    out.vars.insert(name, value);
-                }
+                Ok(value) => out.set(name, value),
                 Err(_) => out.garbled.push(name),
             }
         }
@@ -49,8 +52,21 @@ impl Env {
     #[cfg(test)]
     #[must_use]
     pub(crate) fn of(pairs: &[(&str, &str)]) -> Self {
-        let vars = pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
-        Self { vars, garbled: Vec::new() }
+        let mut out = Self::default();
+        pairs.iter().for_each(|(k, v)| out.set((*k).to_owned(), (*v).to_owned()));
+        out
+    }
+
+    fn set(&mut self, name: String, value: String) {
+        if name.starts_with(JSON) && !self.vars.contains_key(&name) {
+            self.json.push(name.clone());
+        }
+        self.vars.insert(name, value);
+    }
+
+    /// Those whose value is JSON with node metadata, in the order they were given.
+    pub(crate) fn json(&self) -> Vec<(&str, &str)> {
+        self.json.iter().filter_map(|name| Some((name.as_str(), self.get(name)?))).collect()
     }
 
     /// A variable, set-but-empty included.

@@ -49,6 +49,8 @@ pub struct Platform {
 pub struct Inputs<'a> {
     /// The whole environment.
     pub env: &'a BTreeMap<String, String>,
+    /// Its `ISTIO_METAJSON_*`, in the order they were given.
+    pub json: &'a [(&'a str, &'a str)],
     /// `sidecar`, `router`, `waypoint`, ...
     pub kind: &'a str,
     /// All addresses, `INSTANCE_IP` first; may repeat.
@@ -225,13 +227,13 @@ fn id(inputs: &Inputs<'_>) -> String {
     }
 }
 
-// proxyMetadata, then ISTIO_META_*, then the members of ISTIO_METAJSON_* objects.
+// proxyMetadata, then ISTIO_META_*, then the members of ISTIO_METAJSON_* objects, the later ones over the earlier.
 fn raw(inputs: &Inputs<'_>) -> Map<String, Value> {
     let mut raw = Map::new();
     let meta = |(k, v): (&String, &String)| Some((k.strip_prefix("ISTIO_META_")?.to_owned(), json!(v)));
     raw.extend(inputs.proxy_metadata.iter().filter_map(meta));
     raw.extend(inputs.env.iter().filter_map(meta));
-    for (name, text) in inputs.env.iter().filter(|(k, _)| k.starts_with("ISTIO_METAJSON_")) {
+    for (name, text) in inputs.json {
         match serde_json::from_str::<Value>(text) {
             Ok(Value::Object(members)) => raw.extend(members.into_iter().map(|(k, v)| (k, doubles(v)))),
             Ok(_) => tracing::warn!("{name} is ignored: not a JSON object"),

@@ -32,6 +32,7 @@ fn made(case: &Value) -> Value {
     let san = envoy_options::istiod_san(proxy);
     let node = node::build(&node::Inputs {
         env: &env,
+        json: &[],
         kind: case.get("kind").and_then(Value::as_str).unwrap_or("sidecar"),
         addresses: &addresses,
         domain: "",

@@ -8,7 +8,9 @@ use std::collections::BTreeMap;
 use serde_json::{Map, Value, json};
 
 use super::Error;
+use crate::config::jsonpb;
 use crate::config::release::Release;
+use crate::proto::schema::ISTIO_MESH_V1ALPHA1_PROXYCONFIG as PROXY;
 
 #[derive(Debug, Clone, Copy)]
 enum Kind {
@@ -145,7 +147,7 @@ fn read(kind: Kind, value: &Value) -> Result<Value, &'static str> {
             Value::Array(items) if items.iter().all(Value::is_string) => Ok(value.clone()),
             _ => Err("wanted a list of texts"),
         },
-        Kind::Object if value.is_object() => Ok(value.clone()),
+        Kind::Object if value.is_object() && jsonpb::read(&PROXY, value).is_ok() => Ok(value.clone()),
         Kind::Object => Err("wanted a proxy config"),
         Kind::Ports => ports(value.as_str().unwrap_or_default()),
     }

@@ -6,6 +6,7 @@ fn map(entries: &[(&str, &str)]) -> BTreeMap<String, String> {
 
 struct Given {
     env: BTreeMap<String, String>,
+    json: Vec<(String, String)>,
     addresses: Vec<String>,
     proxy_config: Value,
     proxy_metadata: BTreeMap<String, String>,
@@ -17,8 +18,10 @@ struct Given {
 
 impl Given {
     fn env(entries: &[(&str, &str)]) -> Self {
+        let json = entries.iter().filter(|(k, _)| k.starts_with("ISTIO_METAJSON_"));
         Self {
             env: map(entries),
+            json: json.map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect(),
             addresses: vec!["10.0.0.1".into(), "10.0.0.2".into(), "10.0.0.1".into()],
             proxy_config: json!({"configPath": "./etc/istio/proxy"}),
             proxy_metadata: BTreeMap::new(),
@@ -30,8 +33,10 @@ impl Given {
     }
 
     fn build(&self) -> Result<Node, Error> {
+        let json: Vec<(&str, &str)> = self.json.iter().map(|(k, v)| (k.as_str(), v.as_str())).collect();
         build(&Inputs {
             env: &self.env,
+            json: &json,
             kind: "sidecar",
             addresses: &self.addresses,
             domain: "",
@@ -99,6 +104,15 @@ fn later_sources_replace_earlier_ones() {
 }
 
 #[test]
+fn of_equal_members_the_last_given_counts() {
+    let given = [("ISTIO_METAJSON_B", r#"{"K":1,"L":1}"#), ("ISTIO_METAJSON_A", r#"{"K":2}"#)];
+    let env = crate::config::env::Env::of(&given);
+    assert_eq!(env.json(), given);
+    let metadata = Given::env(&given).metadata();
+    assert_eq!((&metadata["K"], &metadata["L"]), (&json!(2), &json!(1)));
+}
+
+#[test]
 fn an_empty_typed_field_lets_the_raw_text_show() {
     let metadata = Given::env(&[
         ("ISTIO_META_DNS_CAPTURE", "false"),
@@ -139,6 +153,7 @@ fn a_wrong_type_is_refused_with_its_name() {
         ("ISTIO_METAJSON_X", r#"{"OWNER":1}"#),
         ("ISTIO_METAJSON_X", r#"{"LABELS":{"a":1}}"#),
         ("ISTIO_METAJSON_X", r#"{"PILOT_SAN":"x"}"#),
+        ("ISTIO_METAJSON_X", r#"{"PROXY_CONFIG":{"statusPort":"x"}}"#),
     ] {
         let error = Given::env(&[(key, value)]).build().unwrap_err();
         assert!(error.to_string().starts_with("metadata field "), "{key}={value}: {error}");
@@ -176,6 +191,7 @@ fn a_locality_label_beats_the_platform() {
     // One map without a labels file: the tidied text shows in both.
     assert_eq!(node.typed["STATIC_LABELS"]["istio-locality"], "r/z");
     given.env.clear();
+    given.json.clear();
     assert_eq!(given.build().unwrap().locality.region, "elsewhere");
 }
 

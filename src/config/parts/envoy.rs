@@ -255,6 +255,7 @@ impl Bootstrap {
         let discovery = s.env().get("PEER_METADATA_DISCOVERY");
         let inputs = node::Inputs {
             env: s.env().map(),
+            json: &s.env().json(),
             kind: &config.node_type,
             addresses: &config.addresses,
             domain: &config.domain,
