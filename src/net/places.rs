@@ -38,6 +38,8 @@ const LATE: Duration = Duration::from_millis(200);
 /// An origin that has no more than this part of those that may ask is not blamed: of the status server's 384 a dozen,
 /// which is more than a kubelet and a Prometheus ask at a time.
 const FEW: usize = 32;
+/// Nor is one with so many where there may be few, unless that is more than a quarter of them.
+const LITTLE: usize = 4;
 
 /// How many connections there may be.
 #[derive(Debug, Clone, Copy)]
@@ -128,14 +130,14 @@ impl<K: Origin> Places<K> {
                 return None;
             }
         } else if table.taken.len() >= table.bounds.all {
-            let blamed = table.blamed(|count| count.all, table.bounds.all / 8);
+            let blamed = table.blamed(|count| count.all, few(table.bounds.all, 8));
             let spare = table.bounds.spare_busy && blamed.as_ref().is_none_or(|blamed| *blamed == origin);
             let least = u8::from(spare && !origin.is_own());
-            let makes_place = |taken: &Taken<K>| match &blamed {
-                Some(blamed) => *blamed == taken.origin,
-                None => !taken.origin.is_own(),
+            let made = match blamed {
+                Some(blamed) => table.make_room(|_| true, &blamed, &origin, least),
+                None => table.evict(|taken| !taken.origin.is_own(), least),
             };
-            if !table.evict(makes_place, least) {
+            if !made {
                 return None;
             }
         }
@@ -164,12 +166,14 @@ impl<K: Origin> Place<K> {
     /// still where there are half as many.
     pub(crate) fn asks(&self) {
         let mut table = self.places.table();
-        let counts = table.taken.get(&self.id).is_some_and(|own| own.asking);
         let bounds = table.bounds;
-        if !counts && table.asking >= bounds.asking {
-            table.evict_asking(bounds.least());
-        } else if !counts && table.asking >= bounds.asking.div_ceil(2) {
-            table.evict_asking(STANDS);
+        let own = table.taken.get(&self.id).filter(|own| !own.asking).map(|own| own.origin.clone());
+        if let Some(own) = own {
+            if table.asking >= bounds.asking {
+                table.evict_asking(&own, bounds.least());
+            } else if table.asking >= bounds.asking.div_ceil(2) {
+                table.evict_asking(&own, STANDS);
+            }
         }
         let table = &mut *table;
         if let Some(own) = table.taken.get_mut(&self.id).filter(|own| !own.asking) {
@@ -197,15 +201,24 @@ impl<K: Origin> Table<K> {
         (of(largest.1) > few).then(|| largest.0.clone())
     }
 
-    // Ends one that asks, and is worth ending at least so much: of the origin that has most of them, so that an old one of
-    // somebody else does not go for each that a flood adds.
-    fn evict_asking(&mut self, least: u8) {
-        let blamed = self.blamed(|count| count.asking, self.bounds.asking / FEW);
-        let ended =
-            blamed.is_some_and(|blamed| self.evict(|taken| taken.asking && taken.origin == blamed, least));
+    // Ends one that asks, for one of `origin`, and is worth ending at least so much: of the origin that has most of them, so
+    // that an old one of somebody else does not go for each that a flood adds.
+    fn evict_asking(&mut self, origin: &K, least: u8) {
+        let blamed = self.blamed(|count| count.asking, few(self.bounds.asking, FEW));
+        let ended = blamed.is_some_and(|blamed| self.make_room(|taken| taken.asking, &blamed, origin, least));
         if !ended {
             self.evict(Taken::must_ask_again, least);
         }
+    }
+
+    // Ends one of the origin that is to blame, for one of `origin`. What it is doing goes after what others do not use, but
+    // for one of its own.
+    fn make_room(&mut self, among: impl Fn(&Taken<K>) -> bool, blamed: &K, origin: &K, least: u8) -> bool {
+        let theirs = |taken: &Taken<K>| among(taken) && taken.origin == *blamed;
+        let others = |taken: &Taken<K>| among(taken) && !taken.origin.is_own();
+        self.evict(theirs, least.max(1))
+            || (blamed != origin && self.evict(others, least.max(IDLE)))
+            || (least == 0 && self.evict(theirs, 0))
     }
 
     // Of those that are worth ending at least so much.
@@ -257,8 +270,15 @@ pub(crate) fn relieve<K: Origin>(heads: &Heads, places: &[Places<K>]) {
     }
 }
 
+/// How many connections are too few for their origin to be blamed: this part of what there may be.
+fn few(most: usize, part: usize) -> usize {
+    (most / part).max(LITTLE.min(most / 4))
+}
+
 /// What [`worth`] says of one that has asked nothing, or not to the end.
 const UNFINISHED: u8 = 6;
+/// What it says of one that was answered and asks nothing.
+const IDLE: u8 = 5;
 /// What [`worth`] says at least of a connection whose client has let others wait.
 const STANDS: u8 = 3;
 
@@ -276,7 +296,7 @@ fn worth(progress: &Progress) -> (u8, Duration) {
     match phase {
         // Whoever trickles bytes grows no younger by it.
         Phase::New | Phase::Head if unanswered >= GRACE => (UNFINISHED, unanswered),
-        Phase::Idle if long => (5, here),
+        Phase::Idle if long => (IDLE, here),
         _ if stood >= GRACE => (4, stood),
         Phase::Body if here >= LATE => (STANDS, here),
         Phase::Waiting if long => (2, here),
@@ -389,6 +409,70 @@ mod tests {
         }
         assert!(!kubelet.is_cut(), "though it waits longest");
         assert!(flood[0].is_cut() && !flood[1].is_cut());
+    }
+
+    // One origin makes so many answers, and each of others has an idle connection.
+    fn answers_and_idlers(
+        places: &Places<&'static str>,
+        answers: usize,
+        others: &[&'static str],
+    ) -> ([Vec<Arc<Progress>>; 2], Vec<Place<&'static str>>) {
+        let (busy, idle): (Vec<_>, Vec<_>) =
+            ((0..answers).map(|_| one()).collect(), others.iter().map(|_| one()).collect());
+        let origins = std::iter::repeat_n("scraper", answers).chain(others.iter().copied());
+        let held: Vec<_> =
+            origins.zip(busy.iter().chain(&idle)).map(|(from, p)| places.take(from, p).unwrap()).collect();
+        held.iter().for_each(Place::asks);
+        busy.iter().for_each(|p| p.enter(Phase::Busy));
+        idle.iter().for_each(|p| p.enter(Phase::Idle));
+        ([busy, idle], held)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_others_do_not_use_goes_before_an_answer_of_the_largest() {
+        let others = ["a", "b", "c", "d", "e", "f"];
+        for (all, asking) in [(128, 16), (16, 128)] {
+            let places = Places::new(Bounds { all, share: 128, asking, spare_busy: false });
+            let ([busy, idle], mut held) = answers_and_idlers(&places, 10, &others);
+            tokio::time::advance(Duration::from_secs(2)).await;
+            for n in 0..8 {
+                let newcomer = one();
+                held.push(places.take("kubelet", &newcomer).unwrap());
+                held.last().unwrap().asks();
+                newcomer.enter(Phase::Busy);
+                let cut = |of: &[Arc<Progress>]| of.iter().filter(|p| p.is_cut()).count();
+                let expected = (n + 1_usize).min(others.len());
+                assert_eq!((cut(&idle), cut(&busy)), (expected, n + 1 - expected), "{all} {asking}");
+            }
+            // What it adds itself costs nobody else anything.
+            let places = Places::new(Bounds { all, share: 128, asking, spare_busy: false });
+            let ([busy, idle], mut held) = answers_and_idlers(&places, 10, &others);
+            tokio::time::advance(Duration::from_secs(2)).await;
+            held.push(places.take("scraper", &one()).unwrap());
+            held.last().unwrap().asks();
+            assert!(idle.iter().all(|p| !p.is_cut()) && busy.iter().filter(|p| p.is_cut()).count() == 1);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn few_connections_are_few_however_few_there_may_be() {
+        let places = Places::new(Bounds { all: 128, share: 128, asking: 16, spare_busy: false });
+        let others: Vec<&'static str> = "abcdefghijklmn".split_inclusive(|_: char| true).collect();
+        let (first, kubelet) = (one(), [one(), one()]);
+        let mut held = vec![places.take("first", &first).unwrap()];
+        for from in &others[1..] {
+            held.push(places.take(from, &one()).unwrap());
+        }
+        for p in &kubelet {
+            held.push(places.take("kubelet", p).unwrap());
+        }
+        held.iter().for_each(Place::asks);
+        first.enter(Phase::Waiting);
+        kubelet.iter().for_each(|p| p.enter(Phase::Waiting));
+        tokio::time::advance(Duration::from_secs(2)).await;
+        held.push(places.take("newcomer", &one()).unwrap());
+        held.last().unwrap().asks();
+        assert!(kubelet.iter().all(|p| !p.is_cut()) && first.is_cut(), "two are no flood");
     }
 
     #[tokio::test(start_paused = true)]
