@@ -261,7 +261,7 @@ impl<K: Origin> Table<K> {
     }
 }
 
-/// Ends connections with the largest unfinished heads, as long as all of them together are too large.
+/// Ends connections with the largest heads, as long as all of them together are too large.
 pub(crate) fn relieve<K: Origin>(heads: &Heads, places: &[Places<K>]) {
     while heads.is_too_much() {
         let all = places.iter().flat_map(Places::each).filter(|p| !p.is_cut());
@@ -579,5 +579,31 @@ mod tests {
         assert!(both[0].is_cut() && !both[1].is_cut());
         drop(both);
         assert!(futures_util::FutureExt::now_or_never(heads.too_much()).is_none());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_long_head_counts_until_its_connection_ends() {
+        let heads = Arc::new(Heads::new(20_000));
+        let places = Places::new(Bounds { all: 8, share: 8, asking: 8, spare_busy: false });
+        let all = [(); 4].map(|()| Arc::new(Progress::new(heads.clone())));
+        let _held: Vec<_> = all.iter().map(|p| places.take((), p).unwrap()).collect();
+        let asked = |p: &Progress, n: usize| {
+            p.enter(Phase::Head);
+            p.head_bytes(n);
+            p.enter(Phase::Busy);
+            p.enter(Phase::Idle);
+        };
+        // Short ones are in a buffer that is there anyway.
+        (0..9).for_each(|_| asked(&all[0], 8000));
+        assert_eq!(all[0].held(), 0);
+        // Several on one connection have one buffer.
+        (0..9).for_each(|_| asked(&all[1], 9000));
+        asked(&all[1], 100);
+        asked(&all[2], 10_000);
+        assert_eq!([&all[1], &all[2]].map(|p| p.held()), [9000, 10_000]);
+        assert!(!heads.is_too_much());
+        asked(&all[3], 9000);
+        relieve(&heads, std::slice::from_ref(&places));
+        assert_eq!(cut(&all.each_ref()), [false, false, true, false]);
     }
 }

@@ -27,7 +27,11 @@ pub(crate) enum Phase {
     Busy = 5,
 }
 
-/// Bytes that unfinished heads hold over all connections of a server, and the word that they are too many.
+/// The HTTP library's first buffer: each connection that asks has one, however short its heads are.
+const FIRST_BUFFER: u64 = 8192;
+
+/// Bytes that heads hold over all connections of a server, and the word that they are too many. A head that is longer than
+/// the library's first buffer has made that grow, and it stays so with its connection: it is held until that ends.
 #[derive(Debug, Default)]
 pub(crate) struct Heads {
     held: AtomicU64,
@@ -36,7 +40,7 @@ pub(crate) struct Heads {
 }
 
 impl Heads {
-    /// `most`: bytes of all unfinished heads together, above which some must go.
+    /// `most`: bytes of all heads together, above which some must go.
     pub(crate) fn new(most: u64) -> Self {
         Self { most, ..Self::default() }
     }
@@ -70,7 +74,9 @@ pub(crate) struct Progress {
     blocked: AtomicU64,
     // Milliseconds for which writes of the present answer found no room, of those that are over.
     stood: AtomicU64,
-    // Bytes of the head that is being read.
+    // Bytes of the head that is being read, or was read last.
+    head: AtomicU64,
+    // Bytes that are held of this connection's heads: the longest counts, as they have one buffer.
     held: AtomicU64,
     task: OnceLock<AbortHandle>,
     cut: AtomicBool,
@@ -89,6 +95,7 @@ impl Progress {
             began: AtomicU64::new(0),
             blocked: AtomicU64::new(0),
             stood: AtomicU64::new(0),
+            head: AtomicU64::new(0),
             held: AtomicU64::new(0),
             task: OnceLock::new(),
             cut: AtomicBool::new(false),
@@ -146,11 +153,14 @@ impl Progress {
         }
         self.since.store(self.now(), Relaxed);
         self.phase.store(phase as u8, Relaxed);
-        if phase != Phase::Head {
+        if phase != Phase::Head && self.held() <= FIRST_BUFFER {
             self.release();
         }
         match phase {
-            Phase::Head => self.began.store(self.now(), Relaxed),
+            Phase::Head => {
+                self.began.store(self.now(), Relaxed);
+                self.head.store(0, Relaxed);
+            }
             Phase::Idle => self.turn.store(self.now(), Relaxed),
             _ => {}
         }
@@ -162,19 +172,21 @@ impl Progress {
 
     /// Bytes of a head were read.
     pub(crate) fn head_bytes(&self, n: usize) {
-        self.held.fetch_add(n as u64, Relaxed);
-        let all = self.heads.held.fetch_add(n as u64, Relaxed) + n as u64;
+        let head = self.head.fetch_add(n as u64, Relaxed) + n as u64;
+        let more = head.saturating_sub(self.held());
+        self.held.fetch_add(more, Relaxed);
+        let all = self.heads.held.fetch_add(more, Relaxed) + more;
         if all > self.heads.most {
             self.heads.over.notify_one();
         }
     }
 
-    /// Whether unfinished heads hold so much that nothing may be added to them.
+    /// Whether heads hold so much that nothing may be added to them.
     pub(crate) fn heads_are_too_much(&self) -> bool {
         self.heads.is_too_much()
     }
 
-    /// Bytes of its unfinished head.
+    /// Bytes of its heads.
     pub(crate) fn held(&self) -> u64 {
         self.held.load(Relaxed)
     }

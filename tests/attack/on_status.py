@@ -50,6 +50,8 @@ holding("first byte", b"G", "connections that send one byte and wait")
 holding("half a head", b"GET /healthz/ready HTTP/1.1\r\nHost: a\r\nX-A: ", "heads that never end")
 # As long as a head may be, nearly; each client needs the network's whole width, so there are fewer.
 holding("large heads", b"GET / HTTP/1.1\r\nHost: a\r\nX-A: " + b"a" * 980_000, "heads of nearly a megabyte that never end")
+holding("large heads, answered", b"GET / HTTP/1.1\r\nHost: a\r\nX-A: " + b"a" * 980_000 + b"\r\n\r\n",
+        "heads of nearly a megabyte on connections that stay")
 holding("unread scrape", b"GET /stats/prometheus HTTP/1.1\r\nHost: a\r\n\r\n", "scrapes that nobody reads")
 holding("half a body", b"POST /quitquitquit2 HTTP/1.1\r\nHost: a\r\nContent-Length: 60000\r\n\r\nx", "bodies that never end")
 

@@ -22,6 +22,7 @@ enum Kind {
     OneByte,
     Trickle,
     LargeHead,
+    WholeHead,
     SlowBody,
     SlowReader,
 }
@@ -49,6 +50,13 @@ async fn attack(kind: Kind, port: u16, from: [u8; 4]) -> std::io::Result<()> {
             for _ in 0..15 {
                 stream.write_all(&[b'a'; 64 * 1024]).await?;
             }
+        }
+        Kind::WholeHead => {
+            stream.write_all(b"GET / HTTP/1.1\r\nHost: a\r\nX-Large: ").await?;
+            for _ in 0..15 {
+                stream.write_all(&[b'a'; 64 * 1024]).await?;
+            }
+            stream.write_all(b"\r\n\r\n").await?;
         }
         Kind::SlowBody => {
             stream.write_all(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 100000\r\n\r\nx").await?;
@@ -81,7 +89,8 @@ async fn withstands(kind: Kind, many_addresses: bool) {
     let port = agent.ports().status;
     let mut hostile = JoinSet::new();
     // These need the network's whole width for each.
-    let hostile_clients = if kind == Kind::LargeHead { HOSTILE / 10 } else { HOSTILE };
+    let hostile_clients =
+        if matches!(kind, Kind::LargeHead | Kind::WholeHead) { HOSTILE / 10 } else { HOSTILE };
     for n in 0..hostile_clients {
         let from = [127, 0, u8::try_from(n / 250).unwrap(), u8::try_from(n % 250 + 1).unwrap()];
         let from = if many_addresses { from } else { [127, 0, 0, 1] };
@@ -122,6 +131,11 @@ async fn unfinished_heads() {
 async fn silence_and_large_heads() {
     withstands(Kind::Silent, false).await;
     withstands(Kind::LargeHead, true).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn large_heads_that_were_answered() {
+    withstands(Kind::WholeHead, true).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
