@@ -3,6 +3,7 @@
 //! Neither may answer in protobuf, because what they send is joined as text; and Envoy's part may not be
 //! OpenMetrics, because only the last part may end the exposition. So the header is rewritten for each.
 
+use std::collections::{BTreeMap, HashSet};
 use std::fmt::Write as _;
 
 /// Sent where nothing acceptable is left.
@@ -11,7 +12,7 @@ const TEXT: &str = "text/plain";
 const OPEN_METRICS: &str = "application/openmetrics-text";
 
 /// A media type and its parameters, sorted by name.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Media {
     name: String,
     params: Vec<(String, String)>,
@@ -30,26 +31,28 @@ impl Media {
         if !is_token(kind) || sub.is_some_and(|s| !is_token(s)) {
             return None;
         }
-        let mut params: Vec<(String, String)> = Vec::new();
-        while !rest.trim().is_empty() {
+        // Any client may send thousands.
+        let mut params: BTreeMap<String, String> = BTreeMap::new();
+        loop {
             rest = rest.trim_start();
+            if rest.is_empty() {
+                break;
+            }
             let end = rest.find(|c: char| !is_token_char(c)).unwrap_or(rest.len());
             let key = rest[..end].to_ascii_lowercase();
             rest = rest[end..].trim_start().strip_prefix('=')?.trim_start();
             let value;
             (value, rest) = value_of(rest)?;
-            if key.is_empty() || params.iter().any(|(k, v)| *k == key && *v != value) {
+            if key.is_empty() || params.get(&key).is_some_and(|known| *known != value) {
                 return None;
             }
-            params.push((key, value));
+            params.insert(key, value);
             rest = rest.trim_start();
             if !rest.is_empty() {
                 rest = rest.strip_prefix(';')?;
             }
         }
-        params.sort();
-        params.dedup();
-        Some(Self { name, params })
+        Some(Self { name, params: params.into_iter().collect() })
     }
 
     pub(super) fn is_open_metrics(&self) -> bool {
@@ -100,7 +103,7 @@ fn is_token(text: &str) -> bool {
 
 /// The header for a part that may (the application) or may not (Envoy) be OpenMetrics.
 pub(super) fn rewrite(accept: &str, open_metrics: bool) -> String {
-    let mut kept: Vec<Media> = Vec::new();
+    let (mut kept, mut known) = (Vec::new(), HashSet::new());
     for item in accept.split(',') {
         let Some(mut media) = Media::parse(item) else { return FALLBACK.to_owned() };
         media.params.retain(|(key, _)| key != "q");
@@ -108,16 +111,18 @@ pub(super) fn rewrite(accept: &str, open_metrics: bool) -> String {
             "*" | "*/*" => Media::with_version(TEXT, "0.0.4"),
             "application/*" if open_metrics => Media::with_version(OPEN_METRICS, "0.0.1"),
             "text/plain" | "text/*" => {
+                known.insert(media.clone());
                 kept.push(media);
                 continue;
             }
             OPEN_METRICS if open_metrics => {
+                known.insert(media.clone());
                 kept.push(media);
                 continue;
             }
             _ => continue,
         };
-        if !kept.contains(&wildcard) {
+        if known.insert(wildcard.clone()) {
             kept.push(wildcard);
         }
     }
@@ -190,6 +195,22 @@ mod tests {
             rewrite(&["text/plain"; 11].join(","), true)
                 .starts_with("text/plain; q=0.11,text/plain; q=0.10,")
         );
+    }
+
+    // As long as a head may be: in the square of its length each would take minutes of the one thread there is. Its end is all
+    // that a test can tell without a clock.
+    #[test]
+    fn a_header_of_a_megabyte_is_read_in_one_go() {
+        let params: String = (0..90_000).map(|n| format!(";a{n:x}=1")).collect();
+        let read = Media::parse(&format!("text/plain{params}")).unwrap();
+        assert_eq!((read.params.len(), read.param("a15f8f")), (90_000, Some("1")));
+        assert_eq!(Media::parse(&format!("text/plain{params};A1=2")), None);
+        let list = format!("{}{}", "text/plain,".repeat(45_000), "*,".repeat(250_000));
+        let kept = rewrite(list.trim_end_matches(','), true);
+        assert!(
+            kept.ends_with("text/plain; q=0.1; version=0.0.4") && kept.starts_with("text/plain; q=0.45001,")
+        );
+        assert_eq!(Media::parse(&format!("text/plain;a=1;{}", " ".repeat(500_000))).unwrap().params.len(), 1);
     }
 
     proptest! {
