@@ -65,6 +65,12 @@ impl Fair {
         self.table().take(by).then(|| Slot { slots: self.clone(), by })
     }
 
+    /// Whether `by` has as many as it may have, however many are free.
+    pub(crate) fn has_its_share(&self, by: Caller) -> bool {
+        let table = self.table();
+        table.held_by(by) >= table.share()
+    }
+
     /// Waits for a slot. Who stops waiting leaves nothing behind.
     pub(crate) async fn take(&self, by: Caller) -> Slot {
         loop {
@@ -106,9 +112,12 @@ impl Table {
         (self.most / 2).max(1)
     }
 
+    fn held_by(&self, by: Caller) -> usize {
+        self.groups.iter().find(|group| group.by == by).map_or(0, |group| group.held)
+    }
+
     fn take(&mut self, by: Caller) -> bool {
-        let own = self.groups.iter().find(|group| group.by == by).map_or(0, |group| group.held);
-        let room = !self.is_full() && own < self.share();
+        let room = !self.is_full() && self.held_by(by) < self.share();
         if room {
             self.group(by).held += 1;
             self.held[usize::from(by.here)] += 1;
@@ -120,10 +129,17 @@ impl Table {
         let (given, turn) = oneshot::channel();
         let place = self.next;
         self.next += 1;
-        let waiting = &mut self.group(by).waiting;
-        waiting.retain(|(_, turn)| !turn.is_closed());
-        waiting.push_back((place, given));
+        // While no slot comes back nobody else takes away who has gone, and any number may come and go.
+        for group in &mut self.groups {
+            group.waiting.retain(|(_, turn)| !turn.is_closed());
+        }
+        self.tidy();
+        self.group(by).waiting.push_back((place, given));
         turn
+    }
+
+    fn tidy(&mut self) {
+        self.groups.retain(|group| group.held > 0 || !group.waiting.is_empty());
     }
 
     // The next to have a slot, which counts as taken from now on.
@@ -134,7 +150,7 @@ impl Table {
         for group in &mut self.groups {
             while group.waiting.pop_front_if(|(_, turn)| turn.is_closed()).is_some() {}
         }
-        self.groups.retain(|group| group.held > 0 || !group.waiting.is_empty());
+        self.tidy();
         let (share, held) = (self.share(), self.held);
         let may = self.groups.iter().filter(|group| group.held < share);
         let first = |group: &Group| {
@@ -191,6 +207,16 @@ mod tests {
         assert!(third.now_or_never().is_some(), "before those that came before it");
         assert!((&mut more[0]).now_or_never().is_some(), "and what it gave back goes on");
         drop((held, others, local));
+    }
+
+    #[tokio::test]
+    async fn those_who_came_and_went_leave_nothing_behind() {
+        let slots = Fair::new(1);
+        let _held = slots.try_take(caller(false, 0)).unwrap();
+        for last in 1..=200 {
+            assert!(Box::pin(slots.take(caller(false, last))).now_or_never().is_none());
+        }
+        assert!(slots.table().groups.len() <= 2, "the one that has it, and the last one");
     }
 
     #[tokio::test]

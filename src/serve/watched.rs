@@ -35,7 +35,7 @@ pub(crate) struct ConnState {
 }
 
 impl ConnState {
-    pub(super) fn new(heads: Arc<Heads>, caller: Caller) -> Self {
+    pub(crate) fn new(heads: Arc<Heads>, caller: Caller) -> Self {
         Self {
             progress: Arc::new(Progress::new(heads)),
             caller,

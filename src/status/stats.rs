@@ -37,9 +37,8 @@ pub use lines::Lines;
 use super::accept::{Media, rewrite};
 use super::own::{Own, encode};
 use crate::base::metrics::Metrics;
-use crate::base::quote::cut;
+use crate::base::quote::{cut, shown};
 use crate::base::seldom::Seldom;
-use crate::net::progress::Progress;
 use crate::serve::ConnState;
 use crate::serve::respond::{Answer, Body, error, page};
 use part::{Failure, Part, Reason};
@@ -130,12 +129,14 @@ impl Merger {
         serde_json::Value::Object(shown.collect())
     }
 
-    fn failed(&self, kind: &'static str, name: &str, failure: &Failure) {
+    fn failed(&self, kind: &'static str, url: &str, failure: &Failure) {
         self.own.failures.with_label_values(&[kind]).inc();
         self.own.reasons.with_label_values(&[kind, failure.reason.label()]).inc();
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        // What Envoy is asked is the scraper's word, and there are as many of those as anybody likes.
+        let part = if kind == "envoy" { url.split('?').next().unwrap_or_default() } else { url };
         let mut failures = self.failures.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        failures.insert(name.to_owned(), (now, failure.to_string()));
+        failures.insert(format!("{kind} {part}"), (now, failure.to_string()));
     }
 
     /// The agent's own part.
@@ -156,7 +157,7 @@ impl Merger {
         headers: &HeaderMap,
         query: Option<&str>,
         limit: Option<Duration>,
-        of: &Arc<Progress>,
+        of: &ConnState,
     ) -> (Option<Part>, Vec<Part>, Option<Turn>) {
         let (envoy_headers, app_headers) = (forwarded(headers, false), forwarded(headers, true));
         let envoy = async {
@@ -180,7 +181,7 @@ impl Merger {
         &self,
         headers: &HeaderMap,
         limit: Option<Duration>,
-        of: &Arc<Progress>,
+        of: &ConnState,
     ) -> (Vec<Part>, Option<Turn>) {
         let url = |target: &Target| format!("http://localhost:{}{}", target.port, target.path);
         let (turn, limit) = match &self.several {
@@ -234,9 +235,9 @@ impl Merger {
 
     fn missing(&self, kind: &'static str, url: &str, failure: &Failure) {
         if let Some(more) = LOST.may() {
-            tracing::warn!("no {kind} metrics in this scrape: {url}: {failure}{more}");
+            tracing::warn!("no {kind} metrics in this scrape: {}: {failure}{more}", shown(url));
         }
-        self.failed(kind, &format!("{kind} {url}"), failure);
+        self.failed(kind, url, failure);
     }
 }
 
@@ -308,11 +309,11 @@ pub(super) async fn answer(
 ) -> Answer {
     merger.own.scrapes.with_label_values::<&str>(&[]).inc();
     let limit = limit(headers).map(|l| l.saturating_sub((l / 10).min(HEAD_START)));
-    let Some((turn, waited)) = merger.turns.take(&conn.progress, limit).await else {
+    let Some((turn, waited)) = merger.turns.take(conn, limit).await else {
         return error(StatusCode::SERVICE_UNAVAILABLE, "too many scrapes at a time");
     };
     let limit = limit.map(|limit| limit.saturating_sub(waited));
-    let (envoy, apps, held) = merger.ask(headers, query, limit, &conn.progress).await;
+    let (envoy, apps, held) = merger.ask(headers, query, limit, conn).await;
     let (kind, open_metrics) = common_format(&apps);
     let several = merger.several.is_some();
     let mut parts = Vec::with_capacity(apps.len() + 1);

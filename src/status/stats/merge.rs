@@ -10,6 +10,7 @@ use super::buffers::Buffers;
 use super::lines::Lines;
 use super::part::{Failure, Part, Reason};
 use super::{Merger, is_open_metrics};
+use crate::base::quote::shown;
 use crate::fetch::PIECE;
 
 /// Bytes sent at a time, as far as they are available: each piece is a chunk of HTTP, and some readers do work
@@ -109,9 +110,10 @@ impl Merging {
         let merger = &*self.merger;
         let (kind, bytes) = (part.kind, part.bytes);
         if let Some(more) = super::LOST.may() {
-            tracing::warn!("{kind} metrics are cut after {bytes} bytes: {}: {failure}{more}", part.url);
+            let url = shown(&part.url);
+            tracing::warn!("{kind} metrics are cut after {bytes} bytes: {url}: {failure}{more}");
         }
-        merger.failed(kind, &format!("{kind} {}", part.url), failure);
+        merger.failed(kind, &part.url, failure);
         if part.lines.is_inside() {
             // What follows must not become part of it.
             self.out.push(b'\n');

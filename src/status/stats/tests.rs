@@ -4,6 +4,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
 use super::*;
+use crate::net::fair::Caller;
+use crate::net::progress::Heads;
 use crate::status::Config as StatusConfig;
 use crate::status::fake::{Served, Web, http, spawn, start};
 
@@ -108,6 +110,17 @@ async fn a_part_that_fails_is_left_out_and_counted_at_once() {
     assert!(!served.get("/metrics").await.text().contains("reasons"), "only with details");
     let page = served.get("/debug/agentz").await.text();
     assert!(page.contains("cannot connect to localhost:1"), "{page}");
+}
+
+#[tokio::test]
+async fn of_what_envoy_is_asked_nothing_is_kept() {
+    let served = merging(None, vec![], |c| c.envoy_port = Some(1));
+    for n in 0..20 {
+        served.get(&format!("/metrics?filter={n}{}", "x".repeat(1000))).await;
+    }
+    let page: serde_json::Value = serde_json::from_slice(&served.get("/debug/agentz").await.body).unwrap();
+    let failures: Vec<_> = page["status"]["scrapeFailures"].as_object().unwrap().keys().collect();
+    assert_eq!(failures, ["envoy http://localhost:1/stats/prometheus"]);
 }
 
 #[tokio::test]
@@ -225,7 +238,8 @@ async fn the_agent_does_not_ask_itself() {
         let own = Own::new(&metrics).unwrap();
         Merger::new(config.stats, port, own, metrics)
     };
-    let of = Arc::new(Progress::new(Arc::new(crate::net::progress::Heads::new(0))));
+    let caller = Caller { here: true, origin: std::net::Ipv4Addr::LOCALHOST.into() };
+    let of = ConnState::new(Arc::new(Heads::new(0)), caller);
     let (_, apps, _) = merger.ask(&HeaderMap::new(), None, None, &of).await;
     assert!(apps.is_empty());
     let shown = merger.failures().to_string();

@@ -1,16 +1,18 @@
 //! How many scrapes there are at a time. Each holds a few buffers, a compressor, and connections to Envoy and
 //! the application, half a MB in all; a mesh has one or two scrapers. Who finds no turn waits for one, and whoever
-//! holds one without reading, or has closed its side, loses it then: its connection is closed.
+//! holds one without reading, or has closed its side, loses it then: its connection is closed. One address has half of them
+//! at most, and the one with the fewest is next (`net::fair`).
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::{Stream, StreamExt};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
+use crate::net::fair::{Caller, Fair, Slot};
 use crate::net::progress::{Phase, Progress};
+use crate::serve::ConnState;
 
 /// At a time: bounds what all scrapes together hold to a few MB.
 const TURNS: usize = 8;
@@ -23,7 +25,7 @@ const WAIT: Duration = Duration::from_secs(10);
 
 #[derive(Debug)]
 pub(super) struct Turns {
-    free: Arc<Semaphore>,
+    free: Fair,
     taken: Mutex<Vec<Weak<Held>>>,
     /// Longest wait, whatever the scraper's limit.
     most: Duration,
@@ -31,7 +33,7 @@ pub(super) struct Turns {
 
 impl Default for Turns {
     fn default() -> Self {
-        Self { free: Arc::new(Semaphore::new(TURNS)), taken: Mutex::default(), most: WAIT }
+        Self { free: Fair::new(TURNS), taken: Mutex::default(), most: WAIT }
     }
 }
 
@@ -39,7 +41,7 @@ impl Turns {
     /// For scrapes of several applications, whose bodies are held whole. Waited for as long as the scraper waits: the
     /// answer would lack all of them.
     pub(super) fn one() -> Self {
-        Self { free: Arc::new(Semaphore::new(1)), taken: Mutex::default(), most: Duration::MAX }
+        Self { free: Fair::new(1), taken: Mutex::default(), most: Duration::MAX }
     }
 }
 
@@ -53,7 +55,8 @@ pub(super) struct Turn {
 #[derive(Debug)]
 struct Held {
     by: Weak<Progress>,
-    _permit: OwnedSemaphorePermit,
+    from: Caller,
+    _slot: Slot,
 }
 
 /// Keeps the turns until the stream is done with.
@@ -69,44 +72,44 @@ pub(super) fn during(
 
 impl Turns {
     /// The next turn, and how long it was waited for; `None` when there is none within `limit`, or for too long.
-    pub(super) async fn take(&self, of: &Arc<Progress>, limit: Option<Duration>) -> Option<(Turn, Duration)> {
-        let (permit, waited) = match self.free.clone().try_acquire_owned() {
-            Ok(permit) => (permit, Duration::ZERO),
-            Err(_) => {
+    pub(super) async fn take(&self, of: &ConnState, limit: Option<Duration>) -> Option<(Turn, Duration)> {
+        let (slot, waited) = match self.free.try_take(of.caller) {
+            Some(slot) => (slot, Duration::ZERO),
+            None => {
                 let begun = Instant::now();
-                of.enter(Phase::Waiting);
+                of.progress.enter(Phase::Waiting);
                 let wait = limit.map_or(WAIT, |limit| limit.min(self.most));
-                let permit = tokio::time::timeout(wait, self.wait()).await.ok();
-                of.enter(Phase::Busy);
-                (permit?, begun.elapsed())
+                let slot = tokio::time::timeout(wait, self.wait(of.caller)).await.ok();
+                of.progress.enter(Phase::Busy);
+                (slot?, begun.elapsed())
             }
         };
-        let held = Arc::new(Held { by: Arc::downgrade(of), _permit: permit });
+        let held = Arc::new(Held { by: Arc::downgrade(&of.progress), from: of.caller, _slot: slot });
         let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
         taken.retain(|held| held.strong_count() > 0);
         taken.push(Arc::downgrade(&held));
         Some((Turn { _held: held }, waited))
     }
 
-    async fn wait(&self) -> OwnedSemaphorePermit {
-        let mut free = std::pin::pin!(self.free.clone().acquire_owned());
+    async fn wait(&self, by: Caller) -> Slot {
+        let mut free = std::pin::pin!(self.free.take(by));
         loop {
-            self.cut_one();
-            match tokio::time::timeout(LOOK, &mut free).await {
-                Ok(Ok(turn)) => return turn,
-                // It is never closed.
-                Ok(Err(_)) => std::future::pending::<()>().await,
-                Err(_) => {}
+            self.cut_one(by);
+            if let Ok(slot) = tokio::time::timeout(LOOK, &mut free).await {
+                return slot;
             }
         }
     }
 
-    fn cut_one(&self) {
+    // For a client from there: whoever has as many as it may have makes room for itself.
+    fn cut_one(&self, from: Caller) {
+        let own = self.free.has_its_share(from);
         let taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
         let answered = |p: &Arc<Progress>| p.phase() == Phase::Busy && !p.is_cut();
         // For one that has closed its side, nobody may wait any more.
         let waits = |p: &Progress| if p.has_left() { p.in_phase() } else { p.stood() };
-        let having = taken.iter().filter_map(|held| held.upgrade()?.by.upgrade()).filter(answered);
+        let having = taken.iter().filter_map(Weak::upgrade).filter(|held| !own || held.from == from);
+        let having = having.filter_map(|held| held.by.upgrade()).filter(answered);
         let longest = having.max_by_key(|p| waits(p));
         if let Some(progress) = longest.filter(|p| waits(p) >= STOOD) {
             tracing::debug!("closing a scrape whose client reads nothing, to make room for another");
@@ -120,41 +123,60 @@ mod tests {
     use super::*;
     use crate::net::progress::Heads;
 
-    fn scraper() -> Arc<Progress> {
-        let progress = Progress::new(Arc::new(Heads::new(0)));
-        progress.enter(Phase::Busy);
-        Arc::new(progress)
+    // From an address of its own for each number.
+    fn scraper(from: usize) -> ConnState {
+        let origin = [10, 0, 0, u8::try_from(from).unwrap()].into();
+        let conn = ConnState::new(Arc::new(Heads::new(0)), Caller { here: false, origin });
+        conn.busy();
+        conn
     }
 
     #[tokio::test(start_paused = true)]
     async fn readers_that_stand_lose_their_turn_and_others_are_waited_for() {
         let turns = Turns::default();
-        let all: Vec<_> = (0..TURNS).map(|_| scraper()).collect();
+        let all: Vec<_> = (0..TURNS).map(scraper).collect();
+        let cut = |n: usize| all[n].progress.is_cut();
         let mut held = Vec::new();
         for one in &all {
             held.push(turns.take(one, None).await.unwrap());
         }
-        let late = scraper();
+        let late = scraper(TURNS);
         assert!(turns.take(&late, None).await.is_none(), "all of them read");
-        assert!(all.iter().all(|p| !p.is_cut()));
-        all[3].wrote(false);
+        assert!(!(0..TURNS).any(cut));
+        all[3].progress.wrote(false);
         let mut waiting = Box::pin(turns.take(&late, None));
         let look = STOOD + LOOK * 2;
         assert!(tokio::time::timeout(look, &mut waiting).await.is_err());
-        assert!(all[3].is_cut() && !all[2].is_cut());
+        assert!(cut(3) && !cut(2));
         // Its connection ends, and with it its answer.
         drop(held.remove(3));
         let _turn = waiting.await.unwrap();
-        assert_eq!(late.phase(), Phase::Busy);
-        all[5].leaves();
-        let _ = tokio::time::timeout(LOOK * 2, turns.take(&scraper(), None)).await;
-        assert!(all[5].is_cut() && !all[2].is_cut(), "its client has closed its side");
+        assert_eq!(late.progress.phase(), Phase::Busy);
+        all[5].progress.leaves();
+        let _ = tokio::time::timeout(LOOK * 2, turns.take(&scraper(99), None)).await;
+        assert!(cut(5) && !cut(2), "its client has closed its side");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_address_does_not_have_all_turns_nor_those_of_others() {
+        let turns = Turns::default();
+        let mut held = Vec::new();
+        for _ in 0..TURNS / 2 {
+            held.push(turns.take(&scraper(1), None).await.unwrap());
+        }
+        let (more, slow) = (scraper(1), scraper(2));
+        let mut waiting = Box::pin(turns.take(&more, None));
+        assert!(tokio::time::timeout(LOOK, &mut waiting).await.is_err(), "it has half of them");
+        held.push(turns.take(&slow, None).await.expect("others have the other half"));
+        slow.progress.wrote(false);
+        assert!(tokio::time::timeout(STOOD * 2, &mut waiting).await.is_err());
+        assert!(!slow.progress.is_cut(), "that would give it nothing");
     }
 
     #[tokio::test(start_paused = true)]
     async fn the_applications_are_waited_for_as_long_as_the_scraper_waits() {
         let turns = Turns::one();
-        let (first, second) = (scraper(), scraper());
+        let (first, second) = (scraper(1), scraper(2));
         let held = turns.take(&first, None).await.unwrap();
         let mut waiting = Box::pin(turns.take(&second, Some(WAIT * 3)));
         assert!(tokio::time::timeout(WAIT * 2, &mut waiting).await.is_err());
@@ -167,19 +189,18 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn whoever_has_given_its_turn_back_is_not_cut_for_one() {
         let turns = Turns::default();
-        let kept = scraper();
+        let kept = scraper(0);
         for _ in 0..100 {
             drop(turns.take(&kept, None).await.unwrap());
             assert!(turns.taken.lock().unwrap().len() <= 1, "one entry for each turn that is held");
         }
-        let all: Vec<_> = (0..TURNS).map(|_| scraper()).collect();
         let mut held = Vec::new();
-        for one in &all {
-            held.push(turns.take(one, None).await.unwrap());
+        for n in 0..TURNS {
+            held.push(turns.take(&scraper(n), None).await.unwrap());
         }
         // What it reads so slowly now needs no turn.
-        kept.wrote(false);
-        assert!(turns.take(&scraper(), None).await.is_none());
-        assert!(!kept.is_cut());
+        kept.progress.wrote(false);
+        assert!(turns.take(&scraper(99), None).await.is_none());
+        assert!(!kept.progress.is_cut());
     }
 }
