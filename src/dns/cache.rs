@@ -65,7 +65,8 @@ impl Cache {
 
     /// A nameserver has answered.
     pub(super) fn answered(&mut self, query: &[u8], reply: &[u8], now: Instant) {
-        let Some(key) = key(query) else { return };
+        // A longer one came over TCP, where it may have 64 kB: as many of those would be 64 MB.
+        let Some(key) = key(query).filter(|_| query.len() <= wire::UDP_MIN) else { return };
         let ttl = wire::ttls(reply).filter(|_| wire::is_whole_answer(reply) && reply.len() <= LARGEST);
         let least = ttl.and_then(|places| places.iter().filter_map(|at| wire::ttl_at(reply, *at)).min());
         let Some(least) = least.filter(|ttl| *ttl > 0) else {
@@ -164,5 +165,20 @@ mod tests {
             cache.answered(&asked, &reply([20, 20], 0, 1), now + S(u64::from(n)));
         }
         assert_eq!(cache.kept.len(), MOST);
+    }
+
+    #[tokio::test]
+    async fn long_questions_are_not_kept() {
+        let now = Instant::now();
+        let mut cache = Cache::new(Config { fresh: S(60), stale: S(60) }).unwrap();
+        for (length, kept) in [(wire::UDP_MIN, true), (wire::UDP_MIN + 1, false), (60_000, false)] {
+            let mut asked = query(1);
+            asked.resize(length, 0);
+            cache.answered(&asked, &reply([20, 20], 0, 1), now);
+            assert_eq!(
+                (cache.fresh(&asked, now).is_some(), cache.stale(&asked, now).is_some()),
+                (kept, kept)
+            );
+        }
     }
 }
