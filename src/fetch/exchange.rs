@@ -178,6 +178,8 @@ async fn h2_send(stream: Box<dyn Stream>, sent: &Sent<'_>) -> Result<(response::
     let Sent { url, headers, host, .. } = sent;
     let (sender, conn) = h2::client::Builder::new()
         .max_frame_size(16 * 1024)
+        // Room for a head, as in HTTP/1.1; the library's own is 16 MB.
+        .max_header_list_size(u32::try_from(sent.buffer).unwrap_or(u32::MAX))
         .initial_window_size(256 * 1024)
         .initial_connection_window_size(256 * 1024)
         .handshake::<_, Bytes>(stream)
@@ -312,5 +314,36 @@ impl Exchange {
             }
         };
         tokio::time::timeout(REST_TIME, all).await.unwrap_or(false)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fetch::fake::spawn;
+
+    // Whether a head of so many bytes is taken over HTTP/2 where there is that much room.
+    async fn taken(head: usize, buffer: usize) -> bool {
+        let (ours, theirs) = tokio::io::duplex(64 * 1024);
+        let server = spawn(async move {
+            let mut http2 = h2::server::handshake(theirs).await.unwrap();
+            while let Some(Ok((_, mut respond))) = http2.accept().await {
+                let answer = http::Response::builder().header("x", "a".repeat(head)).body(()).unwrap();
+                let _ = respond.send_response(answer, true);
+            }
+        });
+        let (url, host) = (Url::parse("https://a/").unwrap(), HeaderValue::from_static("a"));
+        let (headers, body) = (HeaderMap::new(), Bytes::new());
+        let sent = Sent { url: &url, headers: &headers, host: &host, body: &body, close: false, buffer };
+        let answered = h2_send(Box::new(ours), &sent).await;
+        server.abort();
+        answered.is_ok()
+    }
+
+    #[tokio::test]
+    async fn heads_are_bounded_in_http2_too() {
+        assert!(taken(20_000, 32 << 10).await);
+        assert!(!taken(100_000, 32 << 10).await);
+        assert!(taken(100_000, 1 << 20).await);
     }
 }

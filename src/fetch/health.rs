@@ -40,6 +40,8 @@ struct CheckResponse {
 pub(crate) const SERVING: i32 = 1;
 /// Longest answer that is read: a health answer is two bytes.
 const ANSWER: usize = 64 * 1024;
+/// Longest list of headers, or of trailers with a status' text; the library's own is 16 MB.
+const HEADERS: u32 = 64 * 1024;
 /// Between two tries to connect; the last one is repeated.
 const PAUSES: [Duration; 4] = [
     Duration::from_millis(50),
@@ -135,7 +137,9 @@ impl Call<'_> {
 
     async fn call(&self, stream: Listening, until: Instant) -> Result<i32, Failure> {
         let failed = |e: h2::Error| Failure::Nonsense(chain(&e));
-        let (sender, connection) = h2::client::handshake(stream).await.map_err(failed)?;
+        let handshake =
+            h2::client::Builder::new().max_header_list_size(HEADERS).handshake::<_, Bytes>(stream);
+        let (sender, connection) = handshake.await.map_err(failed)?;
         let exchange = async {
             let mut sender = sender.ready().await.map_err(failed)?;
             let request = self.request(until).map_err(|e| Failure::Nonsense(e.to_string()))?;
@@ -283,5 +287,35 @@ impl AsyncWrite for Listening {
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fetch::fake::spawn;
+
+    #[tokio::test]
+    async fn a_very_long_word_is_not_read() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let app = spawn(async move {
+            let mut http2 = h2::server::handshake(listener.accept().await.unwrap().0).await.unwrap();
+            while let Some(Ok((_, mut respond))) = http2.accept().await {
+                let head = ::http::Response::builder().header(header::CONTENT_TYPE, "application/grpc");
+                let mut body = respond.send_response(head.body(()).unwrap(), false).unwrap();
+                let said = HeaderValue::from_str(&"a".repeat(200_000)).unwrap();
+                let code = HeaderValue::from_static("5");
+                let status = [("grpc-status", code), ("grpc-message", said)];
+                let status = status.map(|(name, value)| (header::HeaderName::from_static(name), value));
+                let _ = body.send_trailers(status.into_iter().collect());
+            }
+        });
+        let dialer = Dialer::default();
+        let call =
+            Call { dialer: &dialer, name: None, host: "127.0.0.1", port, service: "", user_agent: None };
+        let got = call.run(Instant::now() + Duration::from_secs(30)).await;
+        assert!(matches!(&got, Err(Failure::Nonsense(why)) if why.len() < 1000), "{got:?}");
+        app.abort();
     }
 }
