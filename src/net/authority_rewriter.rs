@@ -75,6 +75,8 @@ struct Frames {
     // Bytes ready for the reader.
     ready: BytesMut,
     blocks: Blocks,
+    // How far the header block that is kept was looked at.
+    far: Option<Far>,
     // Nothing is looked at any more.
     blind: bool,
 }
@@ -86,6 +88,7 @@ impl Default for Frames {
             kept: BytesMut::new(),
             ready: BytesMut::new(),
             blocks: Blocks::default(),
+            far: None,
             blind: false,
         }
     }
@@ -149,7 +152,7 @@ impl Frames {
                 self.ready.extend_from_slice(&self.kept[..passing]);
                 self.kept.advance(passing);
             }
-            match gather(&self.kept) {
+            match gather(&self.kept, &mut self.far) {
                 Gathered::More => return Ok(()),
                 Gathered::Block { length, frames, fragment } => {
                     let raw = self.kept.split_to(length);
@@ -186,38 +189,67 @@ enum Gathered {
     Broken(&'static str),
 }
 
-// A HEADERS frame and its CONTINUATIONs, from the beginning of `kept`.
-fn gather(kept: &[u8]) -> Gathered {
-    let Some(first) = Head::of(kept) else { return Gathered::More };
-    if first.length > LARGEST {
-        return Gathered::Broken("a header block is too large");
-    }
-    if kept.len() < HEADER + first.length {
-        return Gathered::More;
-    }
-    let payload = &kept[HEADER..HEADER + first.length];
-    let Some((prefix, padding)) = block::surround(first.flags, payload) else {
-        return Gathered::Broken("a HEADERS frame is shorter than its padding");
+// Whole frames of a header block whose end has not come: a client may send thousands of them, a byte at a time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Far {
+    length: usize,
+    frames: usize,
+    stream: u32,
+    // Of the last one.
+    flags: u8,
+}
+
+// A HEADERS frame and its CONTINUATIONs, from the beginning of `kept`. What was looked at is not looked at again.
+fn gather(kept: &[u8], far: &mut Option<Far>) -> Gathered {
+    let mut now = match far.take() {
+        Some(far) => far,
+        None => {
+            let Some(first) = Head::of(kept) else { return Gathered::More };
+            if first.length > LARGEST {
+                return Gathered::Broken("a header block is too large");
+            }
+            let Some(payload) = kept.get(HEADER..HEADER + first.length) else { return Gathered::More };
+            if block::surround(first.flags, payload).is_none() {
+                return Gathered::Broken("a HEADERS frame is shorter than its padding");
+            }
+            Far { length: HEADER + first.length, frames: 1, stream: first.stream, flags: first.flags }
+        }
     };
-    let mut fragment = payload[prefix..payload.len() - padding].to_vec();
-    let mut at = HEADER + first.length;
-    let mut last = first;
-    let mut frames = 1;
-    while last.flags & END_HEADERS == 0 {
-        if at > LARGEST || frames > MANY {
+    while now.flags & END_HEADERS == 0 {
+        if now.length > LARGEST || now.frames > MANY {
             return Gathered::Broken("a header block is too large");
         }
-        let Some(next) = Head::of(&kept[at..]) else { return Gathered::More };
-        if next.kind != CONTINUATION || next.stream != first.stream || next.length > LARGEST {
+        let next = Head::of(&kept[now.length..]);
+        if next.is_some_and(|next| {
+            next.kind != CONTINUATION || next.stream != now.stream || next.length > LARGEST
+        }) {
             return Gathered::Broken("a header block is not continued");
         }
-        let Some(payload) = kept.get(at + HEADER..at + HEADER + next.length) else { return Gathered::More };
-        fragment.extend_from_slice(payload);
-        at += HEADER + next.length;
-        frames += 1;
-        last = next;
+        let Some(next) = next.filter(|next| kept.len() >= now.length + HEADER + next.length) else {
+            *far = Some(now);
+            return Gathered::More;
+        };
+        now.length += HEADER + next.length;
+        now.frames += 1;
+        now.flags = next.flags;
     }
-    Gathered::Block { length: at, frames, fragment }
+    Gathered::Block { length: now.length, frames: now.frames, fragment: joined(&kept[..now.length]) }
+}
+
+// The fragments of whole frames.
+fn joined(mut frames: &[u8]) -> Vec<u8> {
+    let mut fragment = Vec::with_capacity(frames.len());
+    while let Some(head) = Head::of(frames) {
+        let (frame, rest) = frames.split_at(HEADER + head.length);
+        let payload = &frame[HEADER..];
+        let (prefix, padding) = match head.kind {
+            HEADERS => block::surround(head.flags, payload).unwrap_or_default(),
+            _ => (0, 0),
+        };
+        fragment.extend_from_slice(&payload[prefix..payload.len() - padding]);
+        frames = rest;
+    }
+    fragment
 }
 
 impl<T: AsyncRead + Unpin> AsyncRead for AuthorityRewriter<T> {

@@ -148,6 +148,24 @@ async fn a_large_block_is_split_again() {
     assert_eq!(decode(&output)[0][1].1, long);
 }
 
+#[test]
+fn a_block_that_comes_byte_by_byte_is_looked_at_once() {
+    let mut all = frame(HEADERS, 0, 1, b"");
+    for _ in 0..50 {
+        all.extend(frame(CONTINUATION, 0, 1, b"ab"));
+    }
+    all.extend(frame(CONTINUATION, END_HEADERS, 1, b"c"));
+    let mut far = None;
+    for end in 0..all.len() {
+        assert!(matches!(gather(&all[..end], &mut far), Gathered::More));
+        let whole = end.checked_sub(HEADER).map(|more| HEADER + more / 11 * 11);
+        assert_eq!(far.map(|far| far.length), whole);
+    }
+    let Gathered::Block { length, frames, fragment } = gather(&all, &mut far) else { panic!("it has ended") };
+    assert_eq!((length, frames, far), (all.len(), 52, None));
+    assert_eq!(fragment, ["ab".repeat(50), "c".to_owned()].concat().into_bytes());
+}
+
 #[tokio::test]
 async fn what_stands_before_nonsense_is_read_first() {
     let (mut client, server) = tokio::io::duplex(1 << 16);
