@@ -18,31 +18,61 @@ pub(crate) struct Field {
 
 /// The top-level fields in order.
 pub(crate) fn fields(message: &Bytes) -> Result<Vec<Field>, DecodeError> {
+    each(message).collect()
+}
+
+/// The top-level fields one after the other: a field of two bytes costs many times that where all are held. After an
+/// error there is nothing more.
+pub(crate) fn each(message: &Bytes) -> impl Iterator<Item = Result<Field, DecodeError>> + use<> {
     let mut rest = message.clone();
-    let mut fields = Vec::new();
-    while rest.has_remaining() {
-        let before = rest.clone();
-        let (tag, wire) = decode_key(&mut rest)?;
-        let start = rest.clone();
-        skip_field(wire, tag, &mut rest, DecodeContext::default())?;
-        let body = (wire == WireType::LengthDelimited).then(|| {
-            let mut value = start.slice(..start.len() - rest.len());
-            let _ = prost::encoding::decode_varint(&mut value);
-            value
-        });
-        fields.push(Field { tag, raw: before.slice(..before.len() - rest.len()), body });
-    }
-    Ok(fields)
+    std::iter::from_fn(move || {
+        let field = rest.has_remaining().then(|| next(&mut rest));
+        if matches!(field, Some(Err(_))) {
+            rest.clear();
+        }
+        field
+    })
+}
+
+fn next(rest: &mut Bytes) -> Result<Field, DecodeError> {
+    let before = rest.clone();
+    let (tag, wire) = decode_key(rest)?;
+    let start = rest.clone();
+    skip_field(wire, tag, rest, DecodeContext::default())?;
+    let body = (wire == WireType::LengthDelimited).then(|| {
+        let mut value = start.slice(..start.len() - rest.len());
+        let _ = prost::encoding::decode_varint(&mut value);
+        value
+    });
+    Ok(Field { tag, raw: before.slice(..before.len() - rest.len()), body })
 }
 
 /// What the occurrences of message field `tag` merge to; `None` when there is none.
 pub(crate) fn merged(message: &Bytes, tag: u32) -> Result<Option<Bytes>, DecodeError> {
-    let mut found: Option<Bytes> = None;
-    for body in fields(message)?.into_iter().filter(|f| f.tag == tag).filter_map(|f| f.body) {
-        found = Some(match found {
-            None => body,
-            Some(before) => [before, body].concat().into(),
-        });
+    let mut first: Option<Bytes> = None;
+    let mut all = BytesMut::new();
+    for field in each(message) {
+        let field = field?;
+        let Some(body) = field.body.filter(|_| field.tag == tag) else { continue };
+        match &first {
+            None => first = Some(body),
+            Some(first) => {
+                if all.is_empty() {
+                    all.extend_from_slice(first);
+                }
+                all.extend_from_slice(&body);
+            }
+        }
+    }
+    Ok(if all.is_empty() { first } else { Some(all.freeze()) })
+}
+
+/// The last occurrence of a text or of bytes, which is the one that counts; `None` when there is none.
+pub(crate) fn last(message: &Bytes, tag: u32) -> Result<Option<Bytes>, DecodeError> {
+    let mut found = None;
+    for field in each(message) {
+        let field = field?;
+        found = field.body.filter(|_| field.tag == tag).or(found);
     }
     Ok(found)
 }
@@ -129,6 +159,18 @@ mod tests {
         assert_eq!((read.n, read.tail.as_str()), (7, "t"));
         assert!(made.windows(6).any(|w| w == unknown));
         assert_eq!(Outer::decode(edit(&raw, &[2], &mut |_| Ok(None)).unwrap()).unwrap().inner, None);
+    }
+
+    // In the square of their number these would take hours.
+    #[test]
+    fn a_field_that_occurs_a_million_times_is_read_in_one_go() {
+        let many = Bytes::from(b"\x0a\x01a\x12\x00".repeat(1_000_000));
+        assert_eq!(merged(&many, 1).unwrap().unwrap(), "a".repeat(1_000_000));
+        assert_eq!(merged(&many, 2).unwrap().unwrap(), "");
+        assert_eq!((last(&many, 1).unwrap().unwrap(), last(&many, 3).unwrap()), ("a".into(), None));
+        let mut cut = each(&many.slice(..6));
+        assert!(cut.next().unwrap().is_ok() && cut.next().unwrap().is_ok());
+        assert!(cut.next().unwrap().is_err() && cut.next().is_none());
     }
 
     proptest! {

@@ -5,7 +5,7 @@ use prost::DecodeError;
 use prost::encoding::{WireType, encode_key, encode_varint};
 
 use super::Mode;
-use crate::base::wire::{Field, fields, merged};
+use crate::base::wire::{Field, each, last};
 
 /// A request of Envoy's.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -63,29 +63,86 @@ fn text(field: &Field) -> Result<String, Malformed> {
 }
 
 fn text_in(message: &Bytes, tag: u32) -> Result<String, Malformed> {
-    utf8(&merged(message, tag)?.unwrap_or_default())
+    utf8(&last(message, tag)?.unwrap_or_default())
 }
 
-/// Reads a request.
+/// What a held text costs beside its letters: a `String` (24 bytes), its allocation, and its part of a tree.
+pub(super) const ENTRY: usize = 64;
+
+/// What is held of a stream's names, and of those of one request, in bytes: names, versions and first requests, with [`ENTRY`]
+/// for each text. An Envoy with 20,000 clusters of 80 bytes has 18 MB: clusters and endpoints with versions, endpoints as
+/// they are asked for, wanted, and told to istiod.
+pub(super) const HELD: usize = 32 << 20;
+
+/// What a text costs that is held.
+pub(super) fn weight(text: impl AsRef<str>) -> usize {
+    text.as_ref().len() + ENTRY
+}
+
+/// Why a request is not read.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Unread {
+    /// It is none.
+    #[error(transparent)]
+    Malformed(#[from] Malformed),
+    /// A name of a byte takes many times that.
+    #[error("it names more than is held of one request")]
+    TooMuch,
+}
+
+impl From<DecodeError> for Unread {
+    fn from(_: DecodeError) -> Self {
+        Malformed.into()
+    }
+}
+
+/// Reads a request, of which names and versions may take `most` bytes, with [`ENTRY`] for each.
 ///
 /// # Errors
-/// When it is no such message.
-pub(crate) fn request(mode: Mode, message: &Bytes) -> Result<Request, Malformed> {
+/// When it is no such message, or has more of them.
+pub(crate) fn request(mode: Mode, message: &Bytes, most: usize) -> Result<Request, Unread> {
     let mut out = Request::default();
-    for field in fields(message)? {
+    let mut left = most;
+    let mut held = |text: String| {
+        left = left.checked_sub(weight(&text)).ok_or(Unread::TooMuch)?;
+        Ok::<_, Unread>(text)
+    };
+    for field in each(message) {
+        let field = field?;
         match (mode, field.tag) {
             (Mode::Sotw, 1) => out.version = text(&field)?,
             (Mode::Sotw, 2) | (Mode::Delta, 1) => out.node = field.body,
-            (Mode::Sotw, 3) | (Mode::Delta, 3) => out.names.push(text(&field)?),
+            (Mode::Sotw, 3) | (Mode::Delta, 3) => out.names.push(held(text(&field)?)?),
             (Mode::Sotw, 4) | (Mode::Delta, 2) => out.type_url = text(&field)?,
             (Mode::Sotw, 5) | (Mode::Delta, 6) => out.nonce = text(&field)?,
             (Mode::Sotw, 6) | (Mode::Delta, 7) => out.rejects = true,
-            (Mode::Delta, 4) => out.dropped.push(text(&field)?),
+            (Mode::Delta, 4) => out.dropped.push(held(text(&field)?)?),
             (Mode::Delta, 5) => {
                 let entry = field.body.unwrap_or_default();
-                out.has.push((text_in(&entry, 1)?, text_in(&entry, 2)?));
+                out.has.push((held(text_in(&entry, 1)?)?, held(text_in(&entry, 2)?)?));
             }
             _ => {}
+        }
+    }
+    Ok(out)
+}
+
+/// The type and the nonce of a request, whatever else it holds.
+///
+/// # Errors
+/// When it is none.
+pub(crate) fn answers(mode: Mode, message: &Bytes) -> Result<(String, String), Malformed> {
+    let (type_url, nonce) = match mode {
+        Mode::Sotw => (4, 5),
+        Mode::Delta => (2, 6),
+    };
+    let mut out = (String::new(), String::new());
+    for field in each(message) {
+        let field = field?;
+        if field.tag == type_url {
+            out.0 = text(&field)?;
+        } else if field.tag == nonce {
+            out.1 = text(&field)?;
         }
     }
     Ok(out)
@@ -97,7 +154,8 @@ pub(crate) fn request(mode: Mode, message: &Bytes) -> Result<Request, Malformed>
 /// When it is no such message.
 pub(crate) fn response(mode: Mode, message: &Bytes) -> Result<Response, Malformed> {
     let mut out = Response::default();
-    for field in fields(message)? {
+    for field in each(message) {
+        let field = field?;
         match (mode, field.tag) {
             (_, 1) => out.version = text(&field)?,
             (_, 2) => {
@@ -128,7 +186,7 @@ pub(crate) fn version(resource: &Bytes) -> Result<String, Malformed> {
 // Every resource of Envoy's has its name in field 1; a wrapper has it in field 3.
 fn name_in(any: &Bytes) -> Result<String, Malformed> {
     let wrapped = text_in(any, 1)?.ends_with("envoy.service.discovery.v3.Resource");
-    text_in(&merged(any, 2)?.unwrap_or_default(), if wrapped { 3 } else { 1 })
+    text_in(&last(any, 2)?.unwrap_or_default(), if wrapped { 3 } else { 1 })
 }
 
 fn put(out: &mut BytesMut, tag: u32, body: &[u8]) {

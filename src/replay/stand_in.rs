@@ -4,11 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
 
-use super::read::{self, Malformed, Request, Response};
+use super::read::{self, ENTRY, HELD, Request, Response, Unread, weight};
 use super::{Mode, Store, Strip, rank};
-
-/// What a held name costs beside its letters: a `String` (24 bytes), its allocation, and its part of a tree.
-const ENTRY: usize = 64;
 
 /// The state of the stream.
 #[derive(Debug)]
@@ -52,10 +49,8 @@ struct Open {
 }
 
 impl StandIn {
-    /// What is held of a stream at most, in bytes: names, versions and first requests, with [`ENTRY`] for each text. An
-    /// Envoy with 20,000 clusters of 80 bytes has 18 MB: clusters and endpoints with versions, endpoints as they are asked
-    /// for, wanted, and told to istiod.
-    pub const MOST: usize = 32 << 20;
+    /// What is held of a stream, and of one request, at most, in bytes.
+    pub const MOST: usize = HELD;
 
     /// For a stream of this mode. `mark` begins every nonce; nothing of istiod's begins so.
     #[must_use]
@@ -66,9 +61,9 @@ impl StandIn {
     /// Takes a request of Envoy's. Gives the type it rejects, where it does.
     ///
     /// # Errors
-    /// When it is none.
-    pub fn request(&mut self, message: &Bytes) -> Result<Option<String>, Malformed> {
-        let request = read::request(self.mode, message)?;
+    /// When it is none, or more than is held.
+    pub fn request(&mut self, message: &Bytes) -> Result<Option<String>, Unread> {
+        let request = read::request(self.mode, message, Self::MOST)?;
         let texts = 2 + request.names.len() + 2 * request.has.len();
         self.unweighed += message.len() + texts * ENTRY;
         if let Some(node) = &request.node {
@@ -207,10 +202,6 @@ impl StandIn {
     pub fn end(self) -> Strip {
         Strip::new(self.mode, self.mark, self.told.unwrap_or_default())
     }
-}
-
-fn weight(text: impl AsRef<str>) -> usize {
-    text.as_ref().len() + ENTRY
 }
 
 impl Asked {

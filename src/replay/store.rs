@@ -6,7 +6,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::blocks::{Blocks, Place};
-use super::read::{self, Request, Response};
+use super::read::{self, ENTRY, HELD, Request, Response, Unread, weight};
 use super::{CLUSTER, LISTENER, Mode};
 
 /// Responses of a type that wait for Envoy's answer at most; istiod waits for it, too.
@@ -41,6 +41,15 @@ struct Stream {
     id: u64,
     mode: Mode,
     asked: BTreeMap<String, Asked>,
+    // What has come, at most, since all that is held was weighed.
+    unweighed: usize,
+}
+
+impl Stream {
+    // What its names take, with an entry for each.
+    fn weight(&self) -> usize {
+        self.asked.iter().map(|(of, asked)| weight(of) + asked.weight()).sum()
+    }
 }
 
 #[derive(Debug, Default)]
@@ -64,16 +73,31 @@ impl Store {
         Self { most, mode, types, stream, spoiled, overflowed: false, changes: 0 }
     }
 
-    /// A request of Envoy's has gone to istiod on stream `id`; a higher one takes the place of a lower.
-    pub fn request(&mut self, id: u64, mode: Mode, message: &Bytes) {
+    // Names of one stream, and of one request, at most, in bytes: as much as all else, and no less than the stand-in holds.
+    fn most_names(&self) -> usize {
+        self.most.max(HELD)
+    }
+
+    /// A request of Envoy's has gone to istiod on stream `id`; a higher one takes the place of a lower. Whether there was
+    /// room for its names; if not, what is kept is given up as by [`Self::lost`].
+    pub fn request(&mut self, id: u64, mode: Mode, message: &Bytes) -> bool {
         if self.spoiled.is_some_and(|last| id <= last) {
-            return;
+            return true;
         }
-        let Ok(request) = read::request(mode, message) else { return };
+        let most = self.most_names();
+        let request = match read::request(mode, message, most) {
+            Ok(request) => request,
+            Err(Unread::Malformed(_)) => return true,
+            Err(Unread::TooMuch) => {
+                self.lost(id);
+                return false;
+            }
+        };
         if self.stream.as_ref().is_none_or(|s| s.id < id) {
-            self.stream = Some(Stream { id, mode, asked: BTreeMap::new() });
+            self.stream = Some(Stream { id, mode, asked: BTreeMap::new(), unweighed: 0 });
         }
-        let Some(stream) = self.stream.as_mut().filter(|s| s.id == id) else { return };
+        let Some(stream) = self.stream.as_mut().filter(|s| s.id == id) else { return true };
+        stream.unweighed += message.len() + (1 + request.names.len() + 2 * request.has.len()) * ENTRY;
         let kept = self.types.get(&request.type_url).filter(|_| self.mode == Some(mode)).map(|set| &**set);
         let first = !stream.asked.contains_key(&request.type_url);
         let asked = stream.asked.entry(request.type_url.clone()).or_default();
@@ -81,11 +105,20 @@ impl Store {
             Mode::Delta => asked.delta(&request, first, kept),
             Mode::Sotw => asked.sotw(&request, first, kept),
         }
-        if mode == Mode::Delta && !asked.all {
+        let is_part = mode == Mode::Delta && !asked.all;
+        // All of it is gone through only after as much as a sixteenth has come.
+        if stream.unweighed >= most / 16 {
+            stream.unweighed = 0;
+            if stream.weight() > most {
+                self.lost(id);
+                return false;
+            }
+        }
+        if is_part {
             self.forget(&request.type_url, &request.dropped);
         }
         if request.nonce.is_empty() {
-            return;
+            return true;
         }
         let answered = self.answered(&request);
         if let Some(response) = answered
@@ -94,6 +127,7 @@ impl Store {
             // Half a set is none.
             self.lost(id);
         }
+        true
     }
 
     /// A response of istiod's is on its way to Envoy on stream `id`.
@@ -268,6 +302,11 @@ impl Store {
 }
 
 impl Asked {
+    fn weight(&self) -> usize {
+        let names = self.names.iter().chain(self.had.iter().flatten()).chain(&self.missing);
+        names.map(weight).sum()
+    }
+
     fn delta(&mut self, request: &Request, first: bool, kept: Option<&Set>) {
         self.names.extend(request.names.iter().cloned());
         if first {
@@ -396,6 +435,34 @@ mod tests {
         opened(&mut store, 4, &[]);
         brought(&mut store, 4, &["a"], 10);
         assert!(store.is_whole());
+    }
+
+    // A delta request for resources of these names.
+    fn asking(names: impl Iterator<Item = String>) -> Bytes {
+        let (type_url, names) = ("type.googleapis.com/a".to_owned(), names.collect());
+        read::write_request(Mode::Delta, &Request { type_url, names, ..Request::default() })
+    }
+
+    #[test]
+    fn names_are_bounded_in_one_request_and_in_many() {
+        // A name costs an entry, however short it is.
+        let fits = HELD / (ENTRY + 1);
+        for (names, has_room) in [(fits, true), (fits + 1, false)] {
+            let mut store = Store::new(1 << 20);
+            opened(&mut store, 1, &[]);
+            brought(&mut store, 1, &["a"], 10);
+            let asked = asking(std::iter::repeat_n("a".to_owned(), names));
+            assert_eq!((store.request(1, Mode::Delta, &asked), store.is_whole()), (has_room, has_room));
+        }
+        let mut store = Store::new(1 << 20);
+        opened(&mut store, 1, &[]);
+        brought(&mut store, 1, &["a"], 10);
+        let each = 10_000;
+        let mut asked = (0..).step_by(each).map(|from| asking((from..from + each).map(|n| n.to_string())));
+        let taken = asked.by_ref().take(100).take_while(|asked| store.request(1, Mode::Delta, asked)).count();
+        assert!((40..60).contains(&taken), "{taken} requests");
+        assert!(!store.is_whole() && store.stream.is_none(), "nothing is held of it");
+        assert!(store.request(1, Mode::Delta, &asked.next().unwrap()) && store.stream.is_none());
     }
 
     #[test]

@@ -394,7 +394,14 @@ impl Memory {
         let mut flushed = Vec::new();
         for event in events {
             match event {
-                Event::Request(id, mode, waiting) => store.request(id, mode, &waiting.message),
+                Event::Request(id, mode, waiting) => {
+                    if !store.request(id, mode, &waiting.message)
+                        && let Some(more) = TOO_LARGE.may()
+                    {
+                        tracing::warn!(target: "xdsproxy", "Envoy names more resources than XDS_REPLAY notes, so what \
+                            was noted is dropped; raise XDS_REPLAY_MAX_BYTES{more}");
+                    }
+                }
                 Event::Response(id, mode, waiting) => store.response(id, mode, &waiting.message),
                 Event::Lost(id) => store.lost(id),
                 Event::Flush(done) => flushed.push(done),

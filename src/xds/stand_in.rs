@@ -39,6 +39,7 @@ use crate::istiod;
 use crate::istiod::auth::root_cause;
 use crate::net::grpc;
 use crate::replay::StandIn;
+use crate::replay::read::Unread;
 use crate::trouble::Report;
 
 /// How long istiod may take from the opened stream to the beginning of its answer. Its first push comes after a
@@ -220,7 +221,7 @@ fn silence(shared: &Shared, memory: &Memory) -> Duration {
 // Takes in what Envoy has written.
 fn read(envoy: &mut StandIn, messages: &mut Messages, data: &Bytes) -> Result<(), Ended> {
     for message in messages.push(data).map_err(too_large)? {
-        if let Some(rejected) = envoy.request(&message).map_err(|_| no_request())? {
+        if let Some(rejected) = envoy.request(&message).map_err(|unread| unread_as(&unread))? {
             tracing::warn!(target: "xdsproxy", "Envoy rejected {} from memory, which it had accepted before",
                 types::short(&rejected));
         }
@@ -302,16 +303,21 @@ fn too_much() -> Ended {
     Ended::envoy(Status::resource_exhausted(text))
 }
 
-fn no_request() -> Ended {
-    Ended::envoy(Status::internal("grpc: failed to unmarshal the received message"))
+fn unread_as(unread: &Unread) -> Ended {
+    match unread {
+        Unread::TooMuch => too_much(),
+        Unread::Malformed(_) => {
+            Ended::envoy(Status::internal("grpc: failed to unmarshal the received message"))
+        }
+    }
 }
 
 // A request goes to istiod in Envoy's name.
 fn told(stream: &Stream<'_>, memory: &Memory, attempt: u64, message: &Bytes) {
     let (shared, protocol) = (stream.shared, stream.protocol);
     shared.meters.request();
-    if let Ok(request) = crate::replay::read::request(protocol.mode(), message) {
-        shared.state.request(&request.type_url, &Facts::default());
+    if let Ok((type_url, _)) = crate::replay::read::answers(protocol.mode(), message) {
+        shared.state.request(&type_url, &Facts::default());
     }
     memory.request(attempt, protocol, message.clone());
 }
