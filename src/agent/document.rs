@@ -76,9 +76,9 @@ impl status::Agent for Face {
         self.tasks.running()
     }
 
-    fn name_table(&self) -> Option<Result<String, BoxError>> {
+    fn name_table(&self) -> Option<status::Making> {
         let table = self.names.as_ref()?.borrow().clone()?;
-        Some(table.json().map_err(BoxError::from))
+        Some(Box::new(|| Ok(Box::new(dns::Page::of(table)?))))
     }
 
     fn degraded(&self) -> Vec<Report> {

@@ -41,7 +41,7 @@ use tokio::sync::watch;
 
 pub(crate) use cache::Config as Cache;
 pub(crate) use server::{Bound, bind};
-pub(crate) use table::{Scope, Table};
+pub(crate) use table::{Page, Scope, Table};
 
 /// The current table; `None` until the first one has come.
 pub(crate) type Current = watch::Receiver<Option<Arc<Table>>>;

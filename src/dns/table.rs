@@ -6,18 +6,16 @@
 
 mod index;
 mod message;
-
-use std::collections::{BTreeMap, HashSet};
-use std::net::IpAddr;
+mod page;
 
 use bytes::Bytes;
 use prost::DecodeError;
 use rand::seq::SliceRandom;
-use serde_json::{Map, Value, json};
 
 use super::wire::{self, Data, Query, Record};
 use index::Index;
 use message::{NameInfo, Source};
+pub(crate) use page::Page;
 
 const KUBERNETES: &str = "Kubernetes";
 
@@ -127,55 +125,6 @@ impl Table {
         out.extend(addresses.into_iter().map(|ip| Record { owner: owner.clone(), data: Data::Address(ip) }));
         Some(out)
     }
-
-    /// The table as JSON, with the names it is found by.
-    ///
-    /// # Errors
-    /// Never in practice: the message was read once already.
-    pub(crate) fn json(&self) -> Result<String, DecodeError> {
-        let table = self.source.whole()?;
-        let mut out: BTreeMap<String, Value> = BTreeMap::new();
-        let mut added = HashSet::new();
-        for (host, info) in &table {
-            out.insert(host.clone(), shown(info));
-            let mut addresses = info.addresses();
-            if addresses.is_empty() {
-                continue;
-            }
-            addresses.sort_by_key(IpAddr::is_ipv6);
-            for name in self.source.scope.names(host, info) {
-                if !table.contains_key(&name) && added.insert(name.clone()) {
-                    let ips: Vec<String> = addresses.iter().map(ToString::to_string).collect();
-                    out.insert(name, json!({ "ips": ips, "registry": KUBERNETES }));
-                }
-            }
-        }
-        let table = Map::from_iter(out);
-        let all = if table.is_empty() { json!({}) } else { json!({ "table": table }) };
-        Ok(all.to_string())
-    }
-}
-
-// Empty fields are left out, as protobuf's JSON does.
-fn shown(info: &NameInfo) -> Value {
-    let mut out = Map::new();
-    let mut list = |key: &str, values: &[String]| {
-        if !values.is_empty() {
-            out.insert(key.to_owned(), json!(values));
-        }
-    };
-    list("ips", &info.ips);
-    for (key, text) in
-        [("registry", &info.registry), ("shortname", &info.shortname), ("namespace", &info.namespace)]
-    {
-        if !text.is_empty() {
-            out.insert(key.to_owned(), json!(text));
-        }
-    }
-    if !info.alt_hosts.is_empty() {
-        out.insert("altHosts".to_owned(), json!(info.alt_hosts));
-    }
-    Value::Object(out)
 }
 
 #[cfg(test)]

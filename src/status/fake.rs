@@ -19,7 +19,7 @@ pub(super) struct Fake {
     pub(super) terminating: Mutex<Option<String>>,
     pub(super) not_ready: Mutex<Vec<Report>>,
     pub(super) degraded: Mutex<Vec<Report>>,
-    pub(super) table: Mutex<Option<String>>,
+    pub(super) table: Mutex<Option<Making>>,
     pub(super) gone: std::sync::atomic::AtomicBool,
     pub(super) generation: std::sync::atomic::AtomicU64,
 }
@@ -58,8 +58,8 @@ impl Agent for Fake {
         self.degraded.lock().unwrap().clone()
     }
 
-    fn name_table(&self) -> Option<Result<String, BoxError>> {
-        self.table.lock().unwrap().clone().map(Ok)
+    fn name_table(&self) -> Option<Making> {
+        self.table.lock().unwrap().take()
     }
 }
 

@@ -35,6 +35,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use tokio::net::TcpListener;
 
@@ -104,6 +105,11 @@ pub(crate) fn probe_source(ipv6: bool) -> IpAddr {
     if ipv6 { Ipv6Addr::new(0, 0, 0, 0, 0, 0, 0, 6).into() } else { Ipv4Addr::new(127, 0, 0, 6).into() }
 }
 
+/// A long page, each piece of which is made when it is sent.
+pub(crate) type Pieces = Box<dyn Iterator<Item = Bytes> + Send>;
+/// What must be done before its first piece. That may take long: it is done on a thread.
+pub(crate) type Making = Box<dyn FnOnce() -> Result<Pieces, BoxError> + Send>;
+
 /// What the server asks of the agent, and tells it. All are called from connections: none may block.
 pub(crate) trait Agent: Send + Sync + 'static {
     /// `/quitquitquit`: stop without a drain. Called once its answer has been handed to the kernel.
@@ -146,7 +152,7 @@ pub(crate) trait Agent: Send + Sync + 'static {
     }
 
     /// `/debug/ndsz`: the name table as JSON; `None` before the first one.
-    fn name_table(&self) -> Option<Result<String, BoxError>> {
+    fn name_table(&self) -> Option<Making> {
         None
     }
 

@@ -1,5 +1,6 @@
 //! istiod's message, and reading one host of it without the others.
 
+#[cfg(test)]
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
@@ -10,6 +11,7 @@ use prost::{DecodeError, Message};
 use super::Scope;
 
 /// `istio.networking.nds.v1.NameTable`.
+#[cfg(test)]
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct NameTable {
     #[prost(btree_map = "string, message", tag = "1")]
@@ -97,13 +99,5 @@ impl Source {
     /// The host at a place that [`Source::each`] gave.
     pub(super) fn host_at(&self, at: u32) -> Option<Host> {
         Host::decode_length_delimited(self.body.get(usize::try_from(at).ok()?..)?).ok()
-    }
-
-    /// All of it, by host.
-    ///
-    /// # Errors
-    /// Where the bytes are no such message.
-    pub(super) fn whole(&self) -> Result<BTreeMap<String, NameInfo>, DecodeError> {
-        Ok(NameTable::decode(self.body.clone())?.table)
     }
 }

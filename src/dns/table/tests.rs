@@ -1,4 +1,6 @@
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
+use std::net::IpAddr;
+use std::sync::Arc;
 
 use proptest::prelude::*;
 use prost::Message;
@@ -120,14 +122,59 @@ fn a_hosts_own_name_beats_anothers_short_form() {
     assert_eq!(ask(&t, "web.", wire::A).unwrap(), ["web. 8.8.8.8"]);
 }
 
+// The debug page.
+fn json(table: Table) -> String {
+    let pieces: Vec<Bytes> = Page::of(Arc::new(table)).unwrap().collect();
+    String::from_utf8(pieces.concat()).unwrap()
+}
+
+#[test]
+fn the_debug_page_comes_in_pieces() {
+    let hosts = (0..5000).map(|n| {
+        let short = format!("service-{n:05}");
+        (format!("{short}.ns1.svc.cluster.local"), info(&["10.0.0.1"], KUBERNETES, &short, "ns1"))
+    });
+    let body: Bytes = NameTable { table: hosts.collect() }.encode_to_vec().into();
+    let table = Arc::new(Table::decode(body, &Scope::new("ns1", "ns1.svc.cluster.local")).unwrap());
+    let pieces: Vec<Bytes> = Page::of(table).unwrap().collect();
+    assert!(pieces.len() > 10 && pieces.iter().all(|piece| piece.len() < 64 * 1024));
+    let whole: serde_json::Value = serde_json::from_slice(&pieces.concat()).unwrap();
+    // Five names each: host, host and dot, and three that are shorter.
+    assert_eq!(whole["table"].as_object().unwrap().len(), 25_000);
+}
+
+/// The page in the plainest form: all of it as a tree.
+fn plain_json(table: &BTreeMap<String, NameInfo>, scope: &Scope) -> serde_json::Value {
+    let mut out = serde_json::Map::new();
+    for (host, info) in table {
+        let mut value = serde_json::json!({ "registry": info.registry });
+        for (key, list) in [("ips", &info.ips), ("altHosts", &info.alt_hosts)] {
+            if !list.is_empty() {
+                value[key] = serde_json::json!(list);
+            }
+        }
+        for (key, text) in [("shortname", &info.shortname), ("namespace", &info.namespace)] {
+            value[key] = serde_json::json!(text);
+        }
+        out.insert(host.clone(), value);
+    }
+    for (host, info) in table.iter().filter(|(_, info)| !info.addresses().is_empty()) {
+        for name in scope.names(host, info) {
+            let value = serde_json::json!({ "ips": info.addresses(), "registry": KUBERNETES });
+            out.entry(name).or_insert(value);
+        }
+    }
+    if out.is_empty() { serde_json::json!({}) } else { serde_json::json!({ "table": out }) }
+}
+
 #[test]
 fn the_debug_page_adds_the_names_it_is_found_by() {
     let t = table(&[("a.example", info(&["::1", "1.1.1.1"], "External", "", ""))]);
     assert_eq!(
-        t.json().unwrap(),
+        json(t),
         r#"{"table":{"a.example":{"ips":["::1","1.1.1.1"],"registry":"External"},"a.example.":{"ips":["1.1.1.1","::1"],"registry":"Kubernetes"}}}"#
     );
-    assert_eq!(table(&[]).json().unwrap(), "{}");
+    assert_eq!(json(table(&[])), "{}");
     assert!(Table::decode(Bytes::from_static(&[0xff, 0xff]), &Scope::default()).is_err());
 }
 
@@ -172,13 +219,15 @@ proptest! {
         }
         let whole: BTreeMap<_, _> = entries.into_iter().collect();
         let table = Table::decode(body.into(), &scope).unwrap();
-        let plain = plain(&whole, &scope);
+        let (plain, page) = (plain(&whole, &scope), plain_json(&whole, &scope));
         let names = whole.iter().flat_map(|(host, info)| scope.names(host, info));
         for name in names.map(|name| name.to_lowercase()) {
             let found = table.index.find(&table.source, &name);
             let found = found.map(|at| table.source.host_at(at).unwrap().info().addresses());
             prop_assert_eq!(found.as_ref(), plain.get(&name), "{}", name);
         }
+        let shown: serde_json::Value = serde_json::from_str(&json(table)).unwrap();
+        prop_assert_eq!(shown, page);
     }
 }
 

@@ -1,5 +1,6 @@
 use std::sync::atomic::Ordering::Relaxed;
 
+use bytes::Bytes;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::*;
@@ -124,7 +125,8 @@ async fn pages_for_people() {
     let served = start(Config::new(0));
     let got = served.get("/debug/ndsz").await;
     assert_eq!((got.status, got.text().as_str()), (404, "{}"));
-    *served.agent.table.lock().unwrap() = Some(r#"{"table":{}}"#.into());
+    let pieces = || [r#"{"table":{}}"#].into_iter().map(Bytes::from);
+    *served.agent.table.lock().unwrap() = Some(Box::new(move || Ok(Box::new(pieces()))));
     let got = served.get("/debug/ndsz").await;
     assert_eq!(
         (got.status, got.header("content-type"), got.text().as_str()),
@@ -162,6 +164,31 @@ async fn pages_for_people() {
     for path in ["/debug/pprof/", "/debug/pprof/heap", "/debug/pprof"] {
         assert_eq!(served.get(path).await.text(), "404 page not found\n", "{path}");
     }
+}
+
+#[tokio::test]
+async fn a_long_page_is_made_on_a_thread_and_sent_in_pieces() {
+    let served = start(Config::new(0));
+    let (say, said) = std::sync::mpsc::channel();
+    let pieces = |of: usize| (0..of).map(|n| Bytes::from(vec![u8::try_from(n % 10).unwrap() + b'0'; 50_000]));
+    *served.agent.table.lock().unwrap() = Some(Box::new(move || {
+        // Only when somebody else was answered meanwhile.
+        said.recv()?;
+        Ok(Box::new(pieces(100)))
+    }));
+    let other = async {
+        let answered = served.get("/nothing").await;
+        say.send(()).unwrap();
+        answered
+    };
+    let (long, other) = tokio::join!(served.get("/debug/ndsz"), other);
+    assert_eq!(
+        (long.status, long.header("content-type"), other.status),
+        (200, Some("application/json"), 404)
+    );
+    assert_eq!(long.body, pieces(100).collect::<Vec<_>>().concat());
+    *served.agent.table.lock().unwrap() = Some(Box::new(|| Err("no table".into())));
+    assert_eq!(served.get("/debug/ndsz").await.status, 500);
 }
 
 #[test]
