@@ -35,9 +35,8 @@ use crate::net::fair::Caller;
 use crate::net::places::{Bounds, Place, Places, relieve};
 use crate::net::progress::{Heads, Phase};
 
-/// Bytes of all heads together, unfinished ones and those whose buffers are kept: three of the largest. A usual one has half a
-/// kB. Buffers are up to twice
-/// as large as what is in them.
+/// Bytes of all heads together, unfinished ones and those whose buffers are kept: three of the largest. A usual one has
+/// half a kB. Buffers are up to twice as large as what is in them.
 pub(super) const HEADS: u64 = 3 << 20;
 /// Clients that the kernel keeps until they are accepted; it has its own bound (`net.core.somaxconn`).
 const BACKLOG: i32 = 4096;
