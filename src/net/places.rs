@@ -215,7 +215,11 @@ impl<K: Origin> Table<K> {
     // for one of its own.
     fn make_room(&mut self, among: impl Fn(&Taken<K>) -> bool, blamed: &K, origin: &K, least: u8) -> bool {
         let theirs = |taken: &Taken<K>| among(taken) && taken.origin == *blamed;
-        let others = |taken: &Taken<K>| among(taken) && !taken.origin.is_own();
+        // Others are not worth so much, and of them the clock need not be asked.
+        let rests = |p: Arc<Progress>| matches!(p.phase(), Phase::New | Phase::Head | Phase::Idle);
+        let others = |taken: &Taken<K>| {
+            among(taken) && !taken.origin.is_own() && taken.progress.upgrade().is_some_and(rests)
+        };
         self.evict(theirs, least.max(1))
             || (blamed != origin && self.evict(others, least.max(IDLE)))
             || (least == 0 && self.evict(theirs, 0))

@@ -22,6 +22,7 @@ use hyper_util::rt::TokioIo;
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep_until};
 
 use super::respond::{Answer, error};
@@ -224,6 +225,11 @@ async fn connection<S: Site>(
     Box::pin(answered(io, peer, state, site, stop)).await;
 }
 
+/// Requests that came in one read with others (pipelined) are begun one at a time over all connections, and between two
+/// of them everybody else has a turn: the library would answer all of a read in one go, which of four hundred connections
+/// with fifty requests each is a second. Each connection waits with one, so there are no more than connections.
+static FOLLOWING: Semaphore = Semaphore::const_new(1);
+
 async fn answer<S: Site>(
     site: Arc<S>,
     request: Request<Incoming>,
@@ -231,6 +237,13 @@ async fn answer<S: Site>(
     conn: Arc<ConnState>,
 ) -> Result<Answer, Infallible> {
     conn.busy();
+    if conn.follows() {
+        conn.progress.enter(Phase::Waiting);
+        // It is never closed.
+        let _turn = FOLLOWING.acquire().await;
+        tokio::task::yield_now().await;
+        conn.busy();
+    }
     let (mut head, mut body) = request.into_parts();
     if !body.is_end_stream() {
         let_go(&mut head);
@@ -352,9 +365,62 @@ async fn answered<S: Site>(io: Watched, peer: SocketAddr, state: Arc<ConnState>,
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Mutex;
+    use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
     use bytes::{Bytes, BytesMut};
 
     use super::*;
+    use crate::serve::Names;
+    use crate::serve::respond::status;
+
+    /// Notes in which turn each request is answered.
+    #[derive(Default)]
+    struct Noting {
+        turn: AtomicUsize,
+        answered: Mutex<Vec<usize>>,
+    }
+
+    impl Site for Noting {
+        const NAMES: Names = Names { server: "", listener: "", connection: "", request: "" };
+
+        async fn answer(
+            self: &Arc<Self>,
+            _: &Request<()>,
+            _: &mut Incoming,
+            _: SocketAddr,
+            _: &Arc<ConnState>,
+        ) -> Answer {
+            self.answered.lock().unwrap().push(self.turn.load(Relaxed));
+            status(StatusCode::OK)
+        }
+    }
+
+    #[tokio::test]
+    async fn between_requests_that_came_at_once_others_have_a_turn() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (io, peer) = listener.accept().await.unwrap();
+        client.write_all(&b"GET / HTTP/1.1\r\nHost: a\r\n\r\n".repeat(50)).await.unwrap();
+        let caller = Caller { here: true, origin: Ipv4Addr::LOCALHOST.into() };
+        let state = Arc::new(ConnState::new(Arc::new(Heads::new(HEADS)), caller));
+        let mut io = Watched::new(io, state.clone());
+        assert!(io.request().await);
+        let site = Arc::new(Noting::default());
+        let others = async {
+            while site.answered.lock().unwrap().len() < 50 {
+                site.turn.fetch_add(1, Relaxed);
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::select! {
+            biased;
+            () = others => {}
+            () = answered(io, peer, state, site.clone(), Stop::new()) => panic!("the client is there"),
+        }
+        let turns = site.answered.lock().unwrap().clone();
+        assert!(turns.windows(2).all(|two| two[0] < two[1]), "{turns:?}");
+    }
 
     #[test]
     fn a_head_whose_body_is_waited_for_holds_no_buffer() {

@@ -32,6 +32,8 @@ pub(crate) struct ConnState {
     quit: AtomicU64,
     /// Bytes of a request were left where they are.
     unread: AtomicBool,
+    /// Nothing was read since a request that is being answered, or was.
+    follows: AtomicBool,
 }
 
 impl ConnState {
@@ -42,12 +44,18 @@ impl ConnState {
             written: AtomicU64::new(0),
             quit: AtomicU64::new(0),
             unread: AtomicBool::new(false),
+            follows: AtomicBool::new(false),
         }
     }
 
     /// A request has been read and is being answered.
     pub(crate) fn busy(&self) {
         self.progress.enter(Phase::Busy);
+    }
+
+    /// Whether the request that now begins came in one read with the one before it (pipelined).
+    pub(super) fn follows(&self) -> bool {
+        self.follows.swap(true, Relaxed)
     }
 
     /// Its answer is done with.
@@ -184,6 +192,7 @@ impl AsyncRead for Watched {
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let before = buf.filled().len();
+        self.state.follows.store(false, Relaxed);
         if !self.early.is_empty() {
             let n = self.early.len().min(buf.remaining());
             buf.put_slice(&self.early[..n]);
