@@ -227,7 +227,8 @@ async fn connection<S: Site>(
 
 /// Requests that came in one read with others (pipelined) are begun one at a time over all connections, and between two
 /// of them everybody else has a turn: the library would answer all of a read in one go, which of four hundred connections
-/// with fifty requests each is a second. Each connection waits with one, so there are no more than connections.
+/// with fifty requests each is a second. Each connection waits with one, so there are no more than connections; nobody
+/// has a turn for longer than one round of the runtime, so the wait needs no limit, and it ends with its connection.
 static FOLLOWING: Semaphore = Semaphore::const_new(1);
 
 async fn answer<S: Site>(
