@@ -225,10 +225,10 @@ async fn connection<S: Site>(
     Box::pin(answered(io, peer, state, site, stop)).await;
 }
 
-/// Requests that came in one read with others (pipelined) are begun one at a time over all connections, and between two
-/// of them everybody else has a turn: the library would answer all of a read in one go, which of four hundred connections
-/// with fifty requests each is a second. Each connection waits with one, so there are no more than connections; nobody
-/// has a turn for longer than one round of the runtime, so the wait needs no limit, and it ends with its connection.
+/// Requests that were there before others were answered (pipelined) are begun one at a time over all connections, and
+/// between two of them everybody else has a turn: the library would answer all of a read in one go, and sixteen reads,
+/// which of four hundred connections is a second. Each connection waits with one, so there are no more than connections;
+/// nobody has a turn for longer than one round of the runtime, so the wait needs no limit, and it ends with its connection.
 static FOLLOWING: Semaphore = Semaphore::const_new(1);
 
 async fn answer<S: Site>(
@@ -356,6 +356,8 @@ async fn answered<S: Site>(io: Watched, peer: SocketAddr, state: Arc<ConnState>,
     let mut io = conn.into_parts().io.into_inner();
     let _ = io.shutdown().await;
     if state.unread() {
+        // None of it is held.
+        state.progress.enter(Phase::Body);
         let mut rest = tokio::io::AsyncReadExt::take(&mut io, LINGER_BYTES);
         // On the heap: a connection has no room for it while nothing is taken.
         let mut sink = vec![0; 4096];
@@ -397,30 +399,57 @@ mod tests {
         }
     }
 
-    #[tokio::test]
-    async fn between_requests_that_came_at_once_others_have_a_turn() {
+    /// A client that has sent this before anybody looks.
+    async fn sent(bytes: &[u8], heads: &Arc<Heads>) -> (TcpStream, Watched, SocketAddr, Arc<ConnState>) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
         let (io, peer) = listener.accept().await.unwrap();
-        client.write_all(&b"GET / HTTP/1.1\r\nHost: a\r\n\r\n".repeat(50)).await.unwrap();
+        client.write_all(bytes).await.unwrap();
         let caller = Caller { here: true, origin: Ipv4Addr::LOCALHOST.into() };
-        let state = Arc::new(ConnState::new(Arc::new(Heads::new(HEADS)), caller));
+        let state = Arc::new(ConnState::new(heads.clone(), caller));
         let mut io = Watched::new(io, state.clone());
         assert!(io.request().await);
-        let site = Arc::new(Noting::default());
-        let others = async {
-            while site.answered.lock().unwrap().len() < 50 {
-                site.turn.fetch_add(1, Relaxed);
-                tokio::task::yield_now().await;
+        (client, io, peer, state)
+    }
+
+    #[tokio::test]
+    async fn between_requests_that_came_at_once_others_have_a_turn() {
+        // Of the long ones each is a read.
+        for (pad, count) in [(0, 50), (4096 - 34, 10)] {
+            let request = format!("GET / HTTP/1.1\r\nHost: a\r\nPad: {}\r\n\r\n", "a".repeat(pad));
+            let all = request.repeat(count);
+            let (_client, io, peer, state) = sent(all.as_bytes(), &Arc::new(Heads::new(HEADS))).await;
+            let site = Arc::new(Noting::default());
+            let others = async {
+                while site.answered.lock().unwrap().len() < count {
+                    site.turn.fetch_add(1, Relaxed);
+                    tokio::task::yield_now().await;
+                }
+            };
+            tokio::select! {
+                biased;
+                () = others => {}
+                () = answered(io, peer, state, site.clone(), Stop::new()) => panic!("the client is there"),
             }
-        };
-        tokio::select! {
-            biased;
-            () = others => {}
-            () = answered(io, peer, state, site.clone(), Stop::new()) => panic!("the client is there"),
+            let turns = site.answered.lock().unwrap().clone();
+            assert!(turns.windows(2).all(|two| two[0] < two[1]), "{turns:?}");
         }
-        let turns = site.answered.lock().unwrap().clone();
-        assert!(turns.windows(2).all(|two| two[0] < two[1]), "{turns:?}");
+    }
+
+    #[tokio::test]
+    async fn what_is_taken_at_the_end_is_no_head() {
+        let body = vec![b'a'; 2 * UNREAD_BYTES];
+        let head = format!("POST / HTTP/1.1\r\nHost: a\r\nContent-Length: {}\r\n\r\n", body.len());
+        let heads = Arc::new(Heads::new(64 * 1024));
+        let (mut client, io, peer, state) = sent(head.as_bytes(), &heads).await;
+        let mut served = pin!(answered(io, peer, state, Arc::new(Noting::default()), Stop::new()));
+        let served = std::future::poll_fn(|cx| {
+            let done = served.as_mut().poll(cx);
+            assert!(!heads.is_too_much());
+            done
+        });
+        let (sent, ()) = tokio::join!(client.write_all(&body), served);
+        sent.unwrap();
     }
 
     #[test]

