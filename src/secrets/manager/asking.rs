@@ -19,6 +19,10 @@ const SOFT_WAIT: Duration = Duration::from_secs(2);
 /// no reason to turn to the CA.
 const LOOK: Duration = Duration::from_secs(1);
 
+/// How long a look is good for: streams that are opened in one go do not start a thread each. Far less than a request to
+/// the CA takes, and whoever asks next looks again.
+const FRESH: Duration = Duration::from_millis(10);
+
 /// What is known of the files of `default` or `ROOTCA` while nothing of them is read. Looked at beside the runtime: a
 /// mount may hang.
 #[derive(Debug)]
@@ -26,11 +30,13 @@ pub(super) struct Mount {
     looks: Looks<bool>,
     /// Whether they are there, by the last look that has ended.
     there: Option<bool>,
+    /// When that was.
+    at: Option<Instant>,
 }
 
 impl Default for Mount {
     fn default() -> Self {
-        Self { looks: Looks::patient(LOOK), there: None }
+        Self { looks: Looks::patient(LOOK), there: None, at: None }
     }
 }
 
@@ -88,9 +94,13 @@ impl Manager {
     async fn look(&mut self, name: &ResourceName) {
         let source = self.mounted(name);
         let mount = &mut self.mounts[usize::from(*name != ResourceName::Default)];
+        if mount.at.is_some_and(|at| at.elapsed() < FRESH) {
+            return;
+        }
         let there = mount.looks.run(move || source.usable()).await;
         if there.is_some() || self.ca.is_none() {
             mount.there = there;
+            mount.at = there.map(|_| Instant::now());
         }
     }
 
