@@ -59,7 +59,9 @@ pub mod dns {
         pub use crate::dns::resolv::parse;
     }
     pub mod wire {
-        pub use crate::dns::wire::{Data, Rcode, Record, Screened, UDP_MIN, id, mended, screen, well_formed};
+        pub use crate::dns::wire::{
+            Data, Rcode, Record, Screened, UDP_MIN, id, mended, mended_reply, screen, well_formed,
+        };
     }
 }
 

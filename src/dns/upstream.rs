@@ -276,14 +276,13 @@ async fn exchange(
             let mut reply = vec![0; size];
             loop {
                 let length = timeout_at(until, socket.recv(&mut reply)).await??;
-                let got = &reply[..length];
-                if !wire::well_formed(got) {
+                let got = wire::mended_reply(&reply[..length]);
+                if !wire::well_formed(&got) {
                     return Err(malformed());
                 }
                 // Another ID belongs to an earlier question.
-                if wire::id(got) == wire::id(message) {
-                    reply.truncate(length);
-                    return Ok(reply);
+                if wire::id(&got) == wire::id(message) {
+                    return Ok(got.into_owned());
                 }
             }
         }
@@ -294,8 +293,9 @@ async fn exchange(
             let until = Instant::now() + limit;
             timeout_at(until, write(&mut stream, message)).await??;
             let reply = timeout_at(until, read(&mut stream)).await??;
+            let reply = wire::mended_reply(&reply);
             if wire::well_formed(&reply) && wire::id(&reply) == wire::id(message) {
-                Ok(reply)
+                Ok(reply.into_owned())
             } else {
                 Err(malformed())
             }

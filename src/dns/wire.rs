@@ -207,42 +207,61 @@ pub(crate) fn is_failure(message: &[u8]) -> bool {
 }
 
 /// A query that ends before all is there that its header announces, as the Go agent's library understands it: at the end
-/// of a record, or of the question, the rest was never meant, and a question without class, or type, has 0 for it.
+/// of a record, or of the question, the rest was never meant, and a question without a whole class, or without a type, has
+/// 0 for it.
 #[must_use]
 pub fn mended(message: &[u8]) -> Cow<'_, [u8]> {
+    let accepted = |at, most| u16_at(message, at).is_some_and(|n| n <= most);
+    let is_query = message.len() > HEADER
+        && u16_at(message, 4) == Some(1)
+        && accepted(6, 1)
+        && accepted(8, 1)
+        && accepted(10, 2);
+    is_query.then(|| mend(message)).flatten().map_or(Cow::Borrowed(message), Cow::Owned)
+}
+
+/// As [`mended`], of a reply, which may be a header and nothing else, as some servers refuse.
+#[must_use]
+pub fn mended_reply(message: &[u8]) -> Cow<'_, [u8]> {
     mend(message).map_or(Cow::Borrowed(message), Cow::Owned)
 }
 
+// `None`: there is nothing to mend, or it cannot be.
 fn mend(message: &[u8]) -> Option<Vec<u8>> {
-    let most = [(6, 1), (8, 1), (10, 2)];
-    if message.len() == HEADER
-        || u16_at(message, 4)? != 1
-        || most.iter().any(|(at, most)| u16_at(message, *at).is_none_or(|n| n > *most))
-    {
-        return None;
+    let mut announced = [0; 4];
+    for (count, at) in announced.iter_mut().zip([4, 6, 8, 10]) {
+        *count = u16_at(message, at)?;
     }
-    let (_, end) = question_name(message)?;
-    let missing = match message.len() - end {
-        0 => 4,
-        2 => 2,
-        1 | 3 => return None,
-        _ => 0,
-    };
-    let mut at = end + 4 - missing;
-    let mut there = [0_u8; 3];
-    for (there, (count, _)) in there.iter_mut().zip(most) {
-        while u16::from(*there) < u16_at(message, count)? && at != message.len() {
+    let mut there = [0; 4];
+    let (mut at, mut missing) = (HEADER, 0);
+    if message.len() > HEADER {
+        for _ in 0..announced[0] {
+            let end = skip_name(message, at)?;
+            missing = match message.len().checked_sub(end)? {
+                0 => 4,
+                1 => return None,
+                rest => 4_usize.saturating_sub(rest),
+            };
+            at = end + 4 - missing;
+        }
+        there[0] = announced[0];
+    }
+    for (there, count) in there.iter_mut().zip(announced).skip(1) {
+        while *there < count && at != message.len() {
             (at, _) = skip_records(message, at, 1)?;
             *there += 1;
         }
     }
-    let announced = [message[7], message[9], message[11]];
     if missing == 0 && there == announced {
         return None;
     }
     let mut out = message.to_vec();
-    out.resize(message.len() + missing, 0);
-    [out[7], out[9], out[11]] = there;
+    // Half a class is none.
+    out.truncate(at - usize::from(missing == 1));
+    out.resize(at + missing, 0);
+    for (count, at) in there.into_iter().zip([4, 6, 8, 10]) {
+        out[at..at + 2].copy_from_slice(&count.to_be_bytes());
+    }
     Some(out)
 }
 
@@ -273,8 +292,10 @@ pub fn screen(message: &[u8]) -> Screened {
         return refuse();
     };
     let question_end = end + 4;
-    let records = u32::from(at(6)) + u32::from(at(8)) + u32::from(at(10));
-    let Some((_, edns)) = skip_records(message, question_end, records) else {
+    // Of all sections only the last may hold OPT.
+    let records = skip_records(message, question_end, u32::from(at(6)) + u32::from(at(8)));
+    let records = records.and_then(|(end, _)| skip_records(message, end, at(10).into()));
+    let Some((_, edns)) = records else {
         let mut out = header(message, QR | kept, Rcode::FormErr);
         out[5] = 1;
         out.extend_from_slice(&message[HEADER..question_end]);
@@ -524,10 +545,12 @@ mod tests {
         assert_eq!(mended(&twice), once);
         assert_eq!(asked(&mended(&twice)).udp_limit(), 1232);
         let name = good.len() - 4;
-        for (length, rest) in [(name, [0, 0, 0, 0]), (name + 2, [0, 1, 0, 0])] {
+        for (length, rest) in [(name, [0, 0, 0, 0]), (name + 2, [0, 1, 0, 0]), (name + 3, [0, 1, 0, 0])] {
             assert_eq!(mended(&good[..length]), [&good[..name], &rest[..]].concat());
         }
-        for bad in [&good[..name - 1], &good[..name + 1], &good[..name + 3], &twice[..twice.len() - 1]] {
+        // Only among the last records it says how much there is room for.
+        assert_eq!(asked(&[more([1, 0, 0]), opt.to_vec()].concat()).udp_limit(), UDP_MIN);
+        for bad in [&good[..name - 1], &good[..name + 1], &twice[..twice.len() - 1]] {
             assert!(matches!(mended(bad), Cow::Borrowed(_)), "{bad:?}");
             assert!(matches!(screen(bad), Screened::Refuse(_)), "{bad:?}");
         }
@@ -535,6 +558,23 @@ mod tests {
             Screened::Unasked(reply) => assert_eq!(reply, [0xab, 0xcd, 0x81, 2, 0, 0, 0, 0, 0, 0, 0, 0]),
             other => panic!("{other:?}"),
         }
+    }
+
+    #[test]
+    fn a_reply_that_ends_early_is_one_all_the_same() {
+        let mut reply = query("a.b", A);
+        (reply[2], reply[3], reply[7]) = (0x81, 0x85, 2);
+        let bare = [&reply[..4], &[0; 8]].concat();
+        assert_eq!(mended_reply(&reply[..HEADER]), bare, "a header that announces a question and records");
+        assert!(matches!(mended_reply(&bare), Cow::Borrowed(_)));
+        let record = b"\xc0\x0c\0\x01\0\x01\0\0\0\x3c\0\x04\x0a\0\0\x01";
+        let mut whole = [&reply[..], record].concat();
+        assert!(!well_formed(&whole));
+        assert!(!well_formed(&mended_reply(&whole[..whole.len() - 1])), "half a record is none");
+        let mended = mended_reply(&whole).into_owned();
+        whole[7] = 1;
+        assert_eq!(mended, whole);
+        assert!(well_formed(&whole) && matches!(mended_reply(&whole), Cow::Borrowed(_)));
     }
 
     #[test]
@@ -560,6 +600,8 @@ mod tests {
         #[test]
         fn any_bytes_are_survived(bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..200)) {
             let _ = well_formed(&bytes);
+            let reply = mended_reply(&bytes);
+            proptest::prop_assert!(matches!(mended_reply(&reply), Cow::Borrowed(_)));
             let bytes = mended(&bytes);
             if let Screened::Ask(q) = screen(&bytes) {
                 let _ = q.host();
