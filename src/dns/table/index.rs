@@ -12,7 +12,7 @@ use super::message::{Host, Source};
 #[derive(Debug, Clone, Copy)]
 struct Slot {
     at: u32,
-    form: u16,
+    form: u32,
 }
 
 /// The names of a message. The texts themselves stay in the message.
@@ -48,7 +48,7 @@ impl Index {
         })?;
         source.each(|at, host| {
             if counts(&out.hasher, at, host) {
-                for (form, name) in (0_u16..).zip(&host.names(&source.scope)).skip(1) {
+                for (form, name) in (0_u32..).zip(&host.names(&source.scope)).skip(1) {
                     out.enter(source, name, Slot { at, form }, host);
                 }
             }
@@ -110,6 +110,30 @@ fn last(hosts: &mut HashTable<u32>, hasher: &RandomState, source: &Source, at: u
 
 fn text(source: &Source, slot: Slot) -> String {
     let mut names = source.host_at(slot.at).unwrap_or_default().names(&source.scope);
-    let form = usize::from(slot.form);
+    let form = usize::try_from(slot.form).unwrap_or(usize::MAX);
     if form < names.len() { names.swap_remove(form) } else { String::new() }
+}
+
+#[cfg(test)]
+mod tests {
+    use prost::Message;
+
+    use super::super::{KUBERNETES, Scope};
+    use super::*;
+    use crate::dns::table::message::{NameInfo, NameTable};
+
+    #[test]
+    fn a_host_may_have_more_names_than_16_bits_count() {
+        let alt_hosts = (0..70_000).map(|n| format!("n{n}")).collect();
+        let host = "web.ns1.svc.cluster.local".to_owned();
+        let (registry, namespace) = (KUBERNETES.to_owned(), "ns1".to_owned());
+        let info = NameInfo { registry, namespace, shortname: "web".to_owned(), alt_hosts, ips: Vec::new() };
+        let body = NameTable { table: [(host, info)].into() }.encode_to_vec().into();
+        let source = Source { body, scope: Scope::new("ns1", "ns1.svc.cluster.local") };
+        let mut at = 0;
+        source.each(|place, _| at = place).unwrap();
+        // Its own name and three short ones come first.
+        assert_eq!(text(&source, Slot { at, form: 70_003 }), "n69999.");
+        assert_eq!(text(&source, Slot { at, form: 70_004 }), "");
+    }
 }
