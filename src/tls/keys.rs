@@ -173,25 +173,37 @@ pub(crate) async fn generate_off_runtime(options: &KeyOptions, effort: Effort) -
     let spare = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
     let threads = if effort == Effort::Race && spare > 1 { 2 } else { 1 };
     // Plain threads: they leave nothing behind, while the runtime's blocking pool keeps its own idle.
-    let (done, mut first) = tokio::sync::mpsc::channel(threads);
+    let (done, made) = tokio::sync::mpsc::channel(threads);
+    let mut begun = Err(Error::Crypto("no thread to make it on"));
     for _ in 0..threads {
         let (done, options) = (done.clone(), options.clone());
-        std::thread::Builder::new()
-            .name("keygen".to_owned())
-            .stack_size(256 * 1024)
-            .spawn({
-                let starting = Starting::new();
-                move || {
-                    let _ = aws_lc_rs::rand::fill(&mut [0]);
-                    drop(starting);
-                    // The loser of a race finds nobody listening.
-                    let _ = done.try_send(generate(&options));
-                }
-            })
-            .map_err(|_| Error::Crypto("no thread to make it on"))?;
+        let thread = std::thread::Builder::new().name("keygen".to_owned()).stack_size(256 * 1024).spawn({
+            let starting = Starting::new();
+            move || {
+                let _ = aws_lc_rs::rand::fill(&mut [0]);
+                drop(starting);
+                // The loser of a race finds nobody listening.
+                let _ = done.try_send(generate(&options));
+            }
+        });
+        // One is enough.
+        begun = begun.or(thread.map(drop).map_err(|_| Error::Crypto("no thread to make it on")));
     }
     drop(done);
-    first.recv().await.unwrap_or(Err(Error::Crypto("the thread that made it panicked")))
+    begun?;
+    first(made).await
+}
+
+// The first key; where there is none, why.
+async fn first<T>(mut made: tokio::sync::mpsc::Receiver<Result<T, Error>>) -> Result<T, Error> {
+    let mut why = Error::Crypto("the thread that made it panicked");
+    while let Some(made) = made.recv().await {
+        match made {
+            Ok(key) => return Ok(key),
+            Err(error) => why = error,
+        }
+    }
+    Err(why)
 }
 
 /// Threads that have not drawn their first random number.
@@ -428,6 +440,20 @@ mod tests {
     async fn a_race_gives_one_key() {
         let key = generate_off_runtime(&KeyOptions::default(), Effort::Race).await.unwrap();
         assert_eq!(format!("{key:?}"), "Key(RSA ..)");
+    }
+
+    #[tokio::test]
+    async fn who_fails_in_a_race_leaves_it_to_the_other() {
+        let race = |results: Vec<Result<u8, Error>>| {
+            let (done, made) = tokio::sync::mpsc::channel(2);
+            results.into_iter().for_each(|result| done.try_send(result).unwrap());
+            first(made)
+        };
+        let failed = || Err(Error::Crypto("RSA"));
+        assert_eq!(race(vec![failed(), Ok(1)]).await, Ok(1));
+        assert_eq!(race(vec![Ok(1), failed()]).await, Ok(1));
+        assert_eq!(race(vec![failed(), failed()]).await, failed());
+        assert!(race(Vec::new()).await.unwrap_err().to_string().ends_with("panicked"));
     }
 
     #[test]
