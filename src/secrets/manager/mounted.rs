@@ -181,6 +181,11 @@ impl Manager {
             return;
         }
         let now = self.clock.now();
+        // A slow disk may have taken longer than it is good for.
+        let read = read.map(|read| match read {
+            Ok(Some(issued)) if issued.leaf.not_after <= now => Err(Unfit::Expired),
+            read => read,
+        });
         let folder = self.config.persist.as_ref().map(|config| config.folder.display().to_string());
         let shown = folder.unwrap_or_default();
         match read {

@@ -149,29 +149,42 @@ async fn without_a_ca_missing_files_are_an_error_at_once() {
     assert!(matches!(*handle.fetch(ResourceName::Default).await.unwrap_err(), Error::Stopped));
 }
 
-#[tokio::test(start_paused = true)]
-async fn what_an_earlier_agent_left_on_a_slow_disk_is_used_when_it_was_read() {
+// What an agent has left for another, whose disk is busy for so long; what that one serves then, and the first did.
+async fn left_on_a_slow_disk(life: Duration, busy: Duration) -> (Option<Vec<u8>>, Vec<u8>) {
     let folder = tempfile::tempdir().unwrap();
     let persistent = |_: &Path, mut config: Config| {
         let folder = folder.path().join("kept");
         config.persist = Some(crate::secrets::persist::Config { folder, seal: None });
         config
     };
-    let world = World::with(Act::Issue(DAY), persistent);
+    let world = World::with(Act::Issue(life), persistent);
     let (left, _) = world.identity().await;
     until("it is written", || folder.path().join("kept/root-cert.pem").exists()).await;
     world.group.stop(Duration::from_secs(5)).await;
     // A machine that has just been started, and its disk has much to do.
     let (let_go, hold) = std::sync::mpsc::channel::<()>();
-    let mut busy = Box::pin(crate::secrets::manager::mounted::FOLDERS.run(move || {
+    let mut others = Box::pin(crate::secrets::manager::mounted::FOLDERS.run(move || {
         let _ = hold.recv();
     }));
-    assert!(futures_util::poll!(&mut busy).is_pending());
+    assert!(futures_util::poll!(&mut others).is_pending());
     let world = World::with(Act::Hang, persistent);
     let disk = async {
-        world.pass_beside(1, Duration::from_secs(5)).await;
+        world.pass_beside(1, busy).await;
         drop(let_go);
+        world.pass(Duration::from_secs(1)).await;
     };
-    let ((found, _), ()) = tokio::join!(world.identity(), disk);
-    assert_eq!(found, left);
+    let (found, ()) = tokio::join!(world.fetch(ResourceName::Default), disk);
+    (found.ok().map(|fetched| chain_of(&fetched.secret)), left)
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_an_earlier_agent_left_on_a_slow_disk_is_used_when_it_was_read() {
+    let (found, left) = left_on_a_slow_disk(DAY, Duration::from_secs(5)).await;
+    assert_eq!(found, Some(left));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_over_when_a_slow_disk_was_read_is_not_used() {
+    let (found, _) = left_on_a_slow_disk(Duration::from_secs(20), Duration::from_secs(21)).await;
+    assert_eq!(found, None);
 }
