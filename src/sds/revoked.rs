@@ -17,6 +17,12 @@ const FIRST: Duration = Duration::from_secs(if cfg!(test) { 60 } else { 5 });
 /// Between two tries of the first look.
 const RETRY: Duration = Duration::from_secs(1);
 
+// How many looks have found one, in a test.
+#[cfg(test)]
+thread_local! {
+    pub(super) static FOUND: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+}
+
 /// The file, and whether it was there when it was last looked for.
 #[derive(Debug, Default)]
 pub(crate) struct Revoked {
@@ -75,7 +81,11 @@ impl Revoked {
             // Nobody has looked: there was no thread, or no end.
             Err(_) => {}
             Ok(Err(error)) if error.kind() == ErrorKind::TimedOut => {}
-            Ok(Ok(())) => self.set(true),
+            Ok(Ok(())) => {
+                #[cfg(test)]
+                FOUND.set(FOUND.get() + 1);
+                self.set(true);
+            }
             Ok(Err(error)) if error.kind() == ErrorKind::NotFound => self.set(false),
             Ok(Err(error)) => {
                 let path = self.path.as_deref().unwrap_or(Path::new("")).display();

@@ -316,7 +316,8 @@ impl<P: Protocol> Conversation<P> {
                 Event::Revoked => {
                     let roots = self.unrevoked();
                     if self.shared.encoder.crl.file().is_some() && !roots.is_empty() {
-                        return Some(Box::pin(self.respond(&roots)).await);
+                        // The look has just ended: another would only let a newer root pass by.
+                        return Some(self.answer(&roots));
                     }
                 }
                 Event::Closed if self.pending.is_empty() => return None,
@@ -422,11 +423,15 @@ impl<P: Protocol> Conversation<P> {
     }
 
     async fn respond(&mut self, secrets: &[(String, Secret)]) -> Result<Bytes, Status> {
-        bounded(secrets)?;
         tokio::select! {
             () = self.shared.encoder.prepare(secrets) => {}
             () = self.shared.stop.cancelled() => return Err(stopping()),
         }
+        self.answer(secrets)
+    }
+
+    fn answer(&mut self, secrets: &[(String, Secret)]) -> Result<Bytes, Status> {
+        bounded(secrets)?;
         // With what is sent now they have it, or have it not again.
         self.unrevoked.retain(|name| secrets.iter().all(|(sent, _)| sent != name));
         if !self.shared.encoder.crl.is_known() {
