@@ -198,9 +198,11 @@ impl Store {
     }
 
     fn forget(&mut self, type_url: &str, names: &[String]) {
-        if let Some(set) = self.types.get_mut(type_url).filter(|_| !names.is_empty()) {
+        let Some(set) = self.types.get_mut(type_url) else { return };
+        if names.iter().any(|name| set.names.contains_key(name.as_str())) {
             let set = Arc::make_mut(set);
             names.iter().for_each(|name| set.remove(name));
+            self.changes += 1;
         }
     }
 
@@ -441,6 +443,27 @@ mod tests {
     fn asking(names: impl Iterator<Item = String>) -> Bytes {
         let (type_url, names) = ("type.googleapis.com/a".to_owned(), names.collect());
         read::write_request(Mode::Delta, &Request { type_url, names, ..Request::default() })
+    }
+
+    #[test]
+    fn what_envoy_drops_is_a_change() {
+        let mut store = Store::new(1 << 20);
+        opened(&mut store, 1, &[]);
+        let type_url = "type.googleapis.com/a".to_owned();
+        let names = vec!["a".to_owned()];
+        let asked = Request { type_url: type_url.clone(), names: names.clone(), ..Request::default() };
+        store.request(1, Mode::Delta, &read::write_request(Mode::Delta, &asked));
+        let (nonce, resources) = ("n".to_owned(), vec![resource("a", 10)]);
+        let response = Response { type_url: type_url.clone(), nonce, resources, ..Response::default() };
+        store.response(1, Mode::Delta, &read::write_response(&response));
+        let accepted = Request { type_url: type_url.clone(), nonce: "n".to_owned(), ..Request::default() };
+        store.request(1, Mode::Delta, &read::write_request(Mode::Delta, &accepted));
+        let (before, dropped) =
+            (store.changes(), Request { type_url: type_url.clone(), dropped: names, ..Request::default() });
+        for _ in 0..2 {
+            store.request(1, Mode::Delta, &read::write_request(Mode::Delta, &dropped));
+            assert_eq!((store.changes(), store.all(&type_url).unwrap().len()), (before + 1, 0));
+        }
     }
 
     #[test]
