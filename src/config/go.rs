@@ -20,6 +20,16 @@ pub(crate) struct NoInteger {
     why: &'static str,
 }
 
+impl NoInteger {
+    /// It is an integer, beyond what fits.
+    #[must_use]
+    pub(crate) fn is_range(&self) -> bool {
+        self.why == RANGE
+    }
+}
+
+const RANGE: &str = "value out of range";
+
 /// A flag's integer: decimal, or with a prefix `0x`, `0o`, `0b` (`0` alone means octal), sign and
 /// underscores between digits allowed.
 ///
@@ -28,7 +38,7 @@ pub(crate) struct NoInteger {
 pub(crate) fn integer(text: &str, bits: u32) -> Result<i64, NoInteger> {
     let no = |why| NoInteger { text: text.to_owned(), why };
     let syntax = || no("invalid syntax");
-    let range = || no("value out of range");
+    let range = || no(RANGE);
     let (negative, digits) = match text.as_bytes().first() {
         Some(b'-') => (true, &text[1..]),
         Some(b'+') => (false, &text[1..]),

@@ -143,6 +143,8 @@ pub struct Options {
     pub tproxy_mark: String,
     /// `-r`.
     pub tproxy_table: String,
+    /// `--native-nftables`.
+    pub native: bool,
     /// `-b` is not empty, though it may list nothing (`,`).
     pub captures_inbound: bool,
     /// `-b`.

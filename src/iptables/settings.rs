@@ -158,6 +158,7 @@ pub fn resolve(s: &Settings, host: &Host) -> Result<Resolved, Setting> {
         mode: if s.interception_mode == "TPROXY" { Mode::Tproxy } else { Mode::Redirect },
         tproxy_mark: s.tproxy_mark.clone(),
         tproxy_table: s.tproxy_route_table.clone(),
+        native: s.native_nftables,
         captures_inbound: !s.inbound_ports.is_empty(),
         inbound_include: Wild::parse(&s.inbound_ports),
         inbound_exclude: split(&s.local_exclude_ports),
@@ -358,6 +359,31 @@ mod tests {
         assert_eq!(resolved.proxy_ids, ["1337,", "1337,"], "shown as given");
         let settings = Settings { loopback_cidr: String::new(), ..settings };
         assert!(resolve(&settings, &host).is_err(), "this is judged in any case");
+    }
+
+    #[test]
+    fn owner_groups_stand_in_one_rule_as_long_as_it_loads() {
+        let in_one = |groups: u32, native| {
+            let settings = Settings {
+                loopback_cidr: "127.0.0.1/32".to_owned(),
+                owner_groups: (0..groups).map(|n| n.to_string()).collect::<Vec<_>>().join(","),
+                native_nftables: native,
+                dry_run: true,
+                ..Settings::default()
+            };
+            let host = Host {
+                addresses: vec!["10.0.0.2".parse().unwrap()],
+                resolv_conf: Ok(String::new()),
+                names: Names::default(),
+            };
+            let rules = crate::iptables::rules::generate(&resolve(&settings, &host).unwrap().options);
+            rules.iter().filter(|rule| rule.chain == "ISTIO_OUTPUT_OWNER").count() == 0
+        };
+        for (groups, iptables, native) in
+            [(49, true, true), (50, false, true), (63, false, true), (64, false, false)]
+        {
+            assert_eq!((in_one(groups, false), in_one(groups, true)), (iptables, native), "{groups}");
+        }
     }
 
     #[test]

@@ -335,7 +335,9 @@ fn a_users_comment_is_read_as_one_word() {
 
 #[test]
 fn long_owner_lists_load() {
-    for (count, native) in [(49, ""), (50, ""), (64, ""), (64, "--native-nftables")] {
+    for (count, native) in
+        [(49, ""), (50, ""), (64, ""), (63, "--native-nftables"), (64, "--native-nftables")]
+    {
         let Some(world) = World::new(Backend::Nft, V4) else { return };
         let before = world.everything();
         let groups: Vec<String> = (3000..3000 + count).map(|n: u32| n.to_string()).collect();

@@ -141,8 +141,10 @@ fn odd<T>(name: &str, value: &str, used: T) -> T {
 // In any base, as every number among the flags.
 fn probe_port(text: &str) -> u16 {
     match go::integer(text, 64) {
-        Ok(n) if !text.starts_with(['+', '-']) => u16::try_from(n).unwrap_or(u16::MAX),
-        _ => odd("iptables-probe-port", text, 0),
+        _ if text.starts_with(['+', '-']) => odd("iptables-probe-port", text, 0),
+        Ok(n) => u16::try_from(n).unwrap_or(u16::MAX),
+        Err(why) if why.is_range() => u16::MAX,
+        Err(_) => odd("iptables-probe-port", text, 0),
     }
 }
 
@@ -164,5 +166,8 @@ mod tests {
         assert_eq!(settings(&parsed, &Env::of(&[])).probe_port, 15002);
         let of = |value| settings(&Parsed::default(), &Env::of(&[("IPTABLES_PROBE_PORT", value)])).probe_port;
         assert_eq!(["0x3a9a", "15003", "70000", "abc", "", "-1"].map(of), [15002, 15003, 65535, 0, 0, 0]);
+        let beyond =
+            ["99999999999999999999", "0xffffffffffffffffffffffffffffffffffff", "+1", "-99999999999999999999"];
+        assert_eq!(beyond.map(of), [65535, 65535, 0, 0]);
     }
 }

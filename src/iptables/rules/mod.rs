@@ -23,6 +23,8 @@ const OUTPUT_OWNER: &str = "ISTIO_OUTPUT_OWNER";
 
 /// iptables-restore 1.8.9 takes at most 255 words a line and a group costs five, so 49 fit.
 const GROUPS_A_RULE: usize = 49;
+/// Natively a rule has 128 expressions in the kernel: two a group, one that counts, and the verdict.
+const GROUPS_A_NATIVE_RULE: usize = 63;
 
 /// Conntrack zone between the agent and the upstream resolver.
 const ZONE_UPSTREAM: u8 = 1;

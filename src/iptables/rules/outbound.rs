@@ -1,8 +1,8 @@
 //! Steps 13 to 18 and 20 to 23: what leaves, and whose it is.
 
 use super::{
-    Builder, GROUPS_A_RULE, IN_REDIRECT, OUTPUT, OUTPUT_OWNER, REDIRECT, dport, dst, family_of, lo_out, tcp,
-    udp,
+    Builder, GROUPS_A_NATIVE_RULE, GROUPS_A_RULE, IN_REDIRECT, OUTPUT, OUTPUT_OWNER, REDIRECT, dport, dst,
+    family_of, lo_out, tcp, udp,
 };
 use crate::iptables::model::{Family, Match, Table, Target};
 use crate::iptables::options::{Cidr, PASSTHROUGH_V4, PASSTHROUGH_V6, Wild};
@@ -60,6 +60,7 @@ impl Builder<'_> {
     pub(super) fn owner_groups(&mut self) {
         let o = self.o;
         let group = |not, id: &String| Match::Gid { not, id: id.clone() };
+        let most = if o.native { GROUPS_A_NATIVE_RULE } else { GROUPS_A_RULE };
         match &o.owner_include {
             Wild::All => {
                 for id in &o.owner_exclude {
@@ -67,11 +68,11 @@ impl Builder<'_> {
                 }
             }
             // "None of the groups" is one rule of negated matches.
-            Wild::List(ids) if ids.len() <= GROUPS_A_RULE => {
+            Wild::List(ids) if ids.len() <= most => {
                 let matches = ids.iter().map(|id| group(true, id)).collect();
                 self.rule(Table::Nat, OUTPUT, matches, Target::Return);
             }
-            // A list too long for one line: each group jumps to a chain that holds the rest of the
+            // A list too long for one rule: each group jumps to a chain that holds the rest of the
             // steps, everybody else returns. The Go agent fails in the kernel here.
             Wild::List(ids) => {
                 for id in ids {
