@@ -7,6 +7,7 @@ mod settings;
 mod table;
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::ffi::OsString;
 
 pub(crate) use settings::Settings;
@@ -57,11 +58,14 @@ impl Env {
         out
     }
 
+    // Of a name that is given twice the first value counts, for C libraries and in Go.
     fn set(&mut self, name: String, value: String) {
-        if name.starts_with(JSON) && !self.vars.contains_key(&name) {
-            self.json.push(name.clone());
+        if let Entry::Vacant(place) = self.vars.entry(name) {
+            if place.key().starts_with(JSON) {
+                self.json.push(place.key().clone());
+            }
+            place.insert(value);
         }
-        self.vars.insert(name, value);
     }
 
     /// Those whose value is JSON with node metadata, in the order they were given.

@@ -121,6 +121,12 @@ fn letters_and_help_are_read_as_pflag_reads_them() {
 }
 
 #[test]
+fn of_a_variable_that_is_given_twice_the_first_counts() {
+    let env = Env::of(&[("ISTIO_METAJSON_A", "1"), ("B", "x"), ("ISTIO_METAJSON_A", "2")]);
+    assert_eq!((env.get("ISTIO_METAJSON_A"), env.json()), (Some("1"), vec![("ISTIO_METAJSON_A", "1")]));
+}
+
+#[test]
 fn numbers_of_64_bits_are_cut_to_32_where_the_go_agent_cuts_them() {
     for (words, env, threads) in [
         (&[][..], &[("ISTIO_CPU_LIMIT", "4294967298")][..], Some(2)),
