@@ -48,6 +48,8 @@ enum Left {
     Quoted(usize),
     /// A line that begins with a tab, as it may inside of brackets.
     Tabbed(usize),
+    /// The like inside of quotes, where what a line begins with means nothing.
+    QuotedTab(usize),
     /// A tab alone between a colon and its value: line, and column of the value.
     Tab(usize, usize),
 }
@@ -77,7 +79,11 @@ pub fn to_json(text: &str) -> Result<Value, Error> {
 
 // The text with white space that means nothing where it stands put as the parser wants it.
 fn help(text: &str, left: Left, right: &str) -> Option<String> {
-    let (Left::Line(line) | Left::Quoted(line) | Left::Tabbed(line) | Left::Tab(line, _)) = left;
+    let (Left::Line(line)
+    | Left::Quoted(line)
+    | Left::Tabbed(line)
+    | Left::QuotedTab(line)
+    | Left::Tab(line, _)) = left;
     let start = text.split_inclusive('\n').take(line.checked_sub(1)?).map(str::len).sum();
     let (before, rest) = text.split_at_checked(start)?;
     match left {
@@ -95,6 +101,7 @@ fn help(text: &str, left: Left, right: &str) -> Option<String> {
             let inside = before.trim_end().ends_with(['{', '[', ',']) || bare.starts_with(['}', ']']);
             inside.then(|| format!("{before}{right}{bare}"))
         }
+        Left::QuotedTab(_) => Some(format!("{before}{right}{}", rest.trim_start_matches([' ', '\t']))),
         Left::Tab(_, column) => {
             let (at, _) = rest.char_indices().nth(column)?;
             let (key, value) = rest.split_at(at);
@@ -162,6 +169,7 @@ impl<'a> Reader<'a> {
                     "invalid indentation" | "invalid indentation in flow construct" => Some(Left::Line(line)),
                     "invalid indentation in quoted scalar" => Some(Left::Quoted(line)),
                     "tabs disallowed within this context (block indentation)" => Some(Left::Tabbed(line)),
+                    "tab cannot be used as indentation" => Some(Left::QuotedTab(line)),
                     "':' must be followed by a valid YAML whitespace" => Some(Left::Tab(line, column)),
                     _ => None,
                 };
@@ -412,6 +420,7 @@ mod tests {
         }
         let folded = json!({"a": {"b": "x y z\nv", "c": "x y"}, "d": 1});
         assert_eq!(to_json("a:\n  b: \"x\ny\n z\n\nv\"\n  c: 'x\n  y'\nd: 1\n").unwrap(), folded);
+        assert_eq!(to_json("a:\n  b: \"x\n\ty\n\t z\n\t\n\tv\"\n  c: 'x\n\ty'\nd: 1\n").unwrap(), folded);
         for bad in [
             "a: {\n\tb: 1\n\t}",
             "a: \"x\ny\nb: 1",
