@@ -10,14 +10,17 @@ use pilot_agent::testing::config::{node, pod};
 use pilot_agent::testing::bootstrap::{self, Options, RemoteService, Tracer, params, template};
 use serde_json::json;
 
-type Input = (BTreeMap<String, String>, String, Vec<String>, [String; 4], String);
+type Input =
+    (BTreeMap<String, String>, Vec<(String, String)>, String, Vec<String>, [String; 4], String);
 
 fuzz_target!(|input: Input| {
-    let (env, pod_file, addresses, [zipkin, metrics, statsd, discovery], text) = input;
+    let (env, metajson, pod_file, addresses, [zipkin, metrics, statsd, discovery], text) = input;
     let file = pod::parse(&pod_file).ok();
+    let json: Vec<(&str, &str)> =
+        metajson.iter().map(|(name, text)| (name.as_str(), text.as_str())).collect();
     let built = node::build(&node::Inputs {
         env: &env,
-        json: &[],
+        json: &json,
         kind: "sidecar",
         addresses: &addresses,
         domain: "",
