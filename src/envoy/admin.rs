@@ -265,7 +265,13 @@ pub(crate) fn open(text: &str, own_ports: &[u16], secure_ports: &[u16]) -> Optio
         if !foreign {
             continue;
         }
-        match value.trim().parse::<u64>() {
+        let value = value.trim();
+        // `parse` takes a plus sign, the Go agent does not.
+        if value.starts_with('+') {
+            tracing::warn!("envoy stat {line:?} has a sign; it is not counted");
+            continue;
+        }
+        match value.parse::<u64>() {
             Ok(0) => {}
             Ok(value) => {
                 let name = name.trim_start_matches("listener.").trim_end_matches(".downstream_cx_active");

@@ -27,6 +27,7 @@ fn odd_lines_are_skipped() {
     assert_eq!(count("", OWN), None);
     assert_eq!(count("\n", OWN), Some(0));
     assert_eq!(count("listener.0.0.0.0_80.downstream_cx_active: -5\n", OWN), Some(0));
+    assert_eq!(count("listener.0.0.0.0_80.downstream_cx_active: +5\n", OWN), Some(0));
     assert_eq!(count("listener.[::]_80.downstream_cx_active: 5\n", OWN), Some(0));
     assert_eq!(count("listener.[__]_15021.downstream_cx_active: 1\n", OWN), Some(1));
     for address in ["0.0.0.0", "[__]"] {
