@@ -12,8 +12,8 @@
 //! the last: a process that SIGKILL does not end (blocked in the kernel) does not hold up the agent.
 //!
 //! What differs from the Go agent: the request to drain has a limit, counting may have one, the start
-//! may be spread ([`Config::jitter`]). What does not: a second signal changes nothing, and the minimum of
-//! exit-on-zero is waited out even when Envoy is gone.
+//! may be spread ([`Config::jitter`]). What does not: a second signal changes nothing, and exit-on-zero
+//! notices that Envoy is gone after its next poll, so the minimum is waited out all the same.
 
 use std::fmt;
 use std::time::Duration;
@@ -243,8 +243,9 @@ impl Machine {
         self.gone = true;
         match self.phase {
             Phase::Ended => None,
-            // Waited out all the same: the Go agent does, and scripts rely on the time.
-            Phase::Minimum => None,
+            // The Go agent looks whether Envoy is there when it has polled, and scripts rely on the time.
+            Phase::Asking if self.config.exit_on_zero.is_some() => None,
+            Phase::Minimum | Phase::Counting { .. } => None,
             _ => Some(self.end()),
         }
     }
@@ -285,7 +286,6 @@ impl Machine {
             Phase::Jitter => Some(self.ask(now)),
             // Its time to drain went by while it did not answer.
             Phase::Asking | Phase::Waiting => Some(self.kill(now)),
-            Phase::Minimum if self.gone => Some(self.end()),
             Phase::Minimum => {
                 self.enter(Phase::Counting { errors: 0, open: None }, Some(now + POLL));
                 None
@@ -301,7 +301,7 @@ impl Machine {
 
     fn counted(&mut self, now: Duration, open: Option<u64>) -> Option<Action> {
         let Phase::Counting { .. } = self.phase else { return None };
-        if open.unwrap_or(0) == 0 {
+        if self.gone || open.unwrap_or(0) == 0 {
             return Some(self.kill(now));
         }
         self.enter(Phase::Counting { errors: 0, open }, Some(self.next_poll(now)));
@@ -317,7 +317,7 @@ impl Machine {
 
     fn count_failed(&mut self, now: Duration) -> Option<Action> {
         let Phase::Counting { errors, open } = self.phase else { return None };
-        if errors + 1 >= MAX_ERRORS {
+        if self.gone || errors + 1 >= MAX_ERRORS {
             return Some(self.kill(now));
         }
         self.enter(Phase::Counting { errors: errors + 1, open }, Some(self.next_poll(now)));

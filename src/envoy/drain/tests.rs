@@ -136,12 +136,28 @@ fn no_statistic_ends_it_and_errors_must_be_in_a_row() {
 }
 
 #[test]
-fn the_minimum_is_waited_out_without_envoy() {
-    let mut m = zero(5, None);
-    let _ = m.handle(S(0), Event::Stop);
-    let _ = m.handle(S(0), Event::Answered);
-    assert_eq!(m.handle(S(1), Event::Gone), None);
-    assert_eq!(tick(&mut m), (S(5), Some(Action::End)));
+fn that_envoy_is_gone_is_noticed_after_the_next_poll() {
+    let minimum = |events: &[Event]| {
+        let mut m = zero(5, None);
+        assert_eq!(m.handle(S(0), Event::Stop), Some(Action::Ask));
+        for event in events {
+            assert_eq!(m.handle(S(0), *event), None);
+        }
+        assert_eq!(tick(&mut m), (S(5), None), "the minimum is waited out");
+        assert_eq!(tick(&mut m), (S(6), Some(Action::Count)));
+        m
+    };
+    // Before it has answered, too.
+    for events in [[Event::Answered, Event::Gone], [Event::Gone, Event::Answered]] {
+        for polled in [Event::CountFailed, Event::Counted(None), Event::Counted(Some(3))] {
+            assert_eq!(minimum(&events).handle(S(6), polled), Some(Action::End));
+        }
+    }
+    let mut m = minimum(&[Event::Answered]);
+    assert_eq!(m.handle(S(6), Event::Counted(Some(3))), None);
+    assert_eq!(m.handle(S(6), Event::Gone), None);
+    assert_eq!(tick(&mut m), (S(7), Some(Action::Count)));
+    assert_eq!(m.handle(S(7), Event::Counted(Some(3))), Some(Action::End));
 }
 
 #[test]

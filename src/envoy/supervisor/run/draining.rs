@@ -93,6 +93,8 @@ impl Run {
                 self.held = open;
                 self.tell(drain::Event::Counted(connections))
             }
+            // Nobody is left to tell.
+            Err(_) if self.epochs.is_empty() => self.tell(drain::Event::CountFailed),
             Err(error) => {
                 tracing::warn!("the open connections could not be counted: {}", chain(&error));
                 self.tell(drain::Event::CountFailed)
@@ -106,6 +108,7 @@ impl Run {
         let left = left.unwrap_or_default();
         match phase {
             Phase::Running | Phase::Ended => {}
+            Phase::Counting { .. } if self.epochs.is_empty() => {}
             Phase::Jitter => {
                 tracing::info!("Envoy is drained in {left:.1?}, so that not all gateways do at once")
             }
