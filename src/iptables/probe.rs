@@ -75,6 +75,10 @@ pub(crate) async fn run(config: &Config) -> Result<(), Error> {
     if listeners.is_empty() {
         return Err(Error::NoListener(reasons.join("; ")));
     }
+    if config.limit.is_zero() {
+        // No time is too little, however fast the first connection would be.
+        return Err(Error::Timeout { target, limit: config.limit });
+    }
     let mut tasks = Set::new("validation");
     for listener in listeners {
         tasks.spawn(serve(listener, config.probe_port, v6));

@@ -192,6 +192,10 @@ fn the_validation_tells_whether_rules_are_there() {
             let once = world.everything();
             assert_ne!(once, before);
             assert_eq!(world.as_user(1337, check), 0, "{mode}");
+            for none in ["0s", "-1s"] {
+                let check = format!("{check} --probe-timeout {none}");
+                assert_eq!(world.as_user(1337, &check), 126, "{mode}: no time is too little");
+            }
             assert_eq!(world.as_user(1337, &format!("{check} --iptables-probe-port 17000")), 0, "{mode}");
             // The tunnel's port is never redirected, nor is another user's connection.
             let short = "--skip-rule-apply --run-validation --probe-timeout 1500ms";
