@@ -49,6 +49,8 @@ pub fn proxy(effective: &Effective) -> Vec<Fault> {
         p.add("binaryPath", "binary path must be set: the path of Envoy");
     }
     match &c.cluster_name {
+        // A number without a name is not in the typed form; it means what no name of its own means.
+        None if effective.document().contains_key("tracingServiceName") => {}
         None => p.add("serviceCluster", "oneof service cluster or tracing service name must be specified"),
         Some(ClusterName::ServiceCluster(name)) if name.is_empty() => {
             p.add("serviceCluster", "service cluster must be specified");

@@ -10,6 +10,8 @@ fn problems(document: &str) -> Vec<String> {
 fn the_defaults_are_valid() {
     assert_eq!(problems(""), [""; 0]);
     assert_eq!(problems("tracingServiceName: CANONICAL_NAME_ONLY"), [""; 0]);
+    // Of a newer release, kept as a number.
+    assert_eq!(problems("tracingServiceName: 9"), [""; 0]);
     assert_eq!(problems("tracing: {zipkin: {address: '$(HOST_IP):9411'}}"), [""; 0]);
     assert_eq!(problems("privateKeyProvider: {qat: {pollDelay: 2ms}}"), [""; 0]);
 }
