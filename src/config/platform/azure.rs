@@ -36,13 +36,17 @@ fn parse(compute: &Value) -> Platform {
             metadata.insert(format!("azure_{key}"), value);
         }
     }
-    if let Some(tags) = compute.get("tagsList").and_then(Value::as_array) {
-        for tag in tags {
+    // A list that is there counts, also one without tags.
+    if let Some(tags) = compute.get("tagsList") {
+        for tag in tags.as_array().into_iter().flatten() {
             let of = |key: &str| tag.get(key).and_then(Value::as_str).unwrap_or_default();
             metadata.insert(format!("azure_{}", of("name")), of("value").to_owned());
         }
-    } else {
-        for tag in text("tags").split(';').filter(|tag| !tag.is_empty()) {
+    } else if let tags = text("tags")
+        && !tags.is_empty()
+    {
+        // Each part is a tag, as in the Go agent, also the empty one behind a last semicolon.
+        for tag in tags.split(';') {
             let (key, value) = tag.split_once(':').unwrap_or((tag, ""));
             metadata.insert(format!("azure_{key}"), value.to_owned());
         }
@@ -58,7 +62,13 @@ mod tests {
     #[test]
     fn tags_of_both_forms() {
         let platform = parse(&serde_json::json!({"tags": "a:b;c;d:e:f;", "location": "west", "zone": "1"}));
-        let wanted = [("azure_a", "b"), ("azure_c", ""), ("azure_d", "e:f"), ("azure_location", "west")];
+        let wanted = [
+            ("azure_", ""),
+            ("azure_a", "b"),
+            ("azure_c", ""),
+            ("azure_d", "e:f"),
+            ("azure_location", "west"),
+        ];
         let wanted: BTreeMap<_, _> = wanted.map(|(k, v)| (k.to_owned(), v.to_owned())).into();
         assert_eq!(platform.metadata, wanted);
         assert_eq!((platform.locality.region.as_str(), platform.locality.zone.as_str()), ("west", "1"));
@@ -66,5 +76,8 @@ mod tests {
             parse(&serde_json::json!({"tags": "a:b", "tagsList": [{"name": "x", "value": "y"}, 1]}));
         assert_eq!(platform.metadata["azure_x"], "y");
         assert!(!platform.metadata.contains_key("azure_a"));
+        for none in [serde_json::json!({"tags": ""}), serde_json::json!({"tags": "a:b", "tagsList": null})] {
+            assert!(parse(&none).metadata.is_empty(), "{none}");
+        }
     }
 }
