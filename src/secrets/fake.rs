@@ -120,7 +120,7 @@ impl FakeCa {
         entries.extend(authority.intermediates().map(ToOwned::to_owned));
         entries.push(authority.root_pem().to_owned());
         if matches!(act, Act::OutOfOrder) {
-            entries.swap(1, 2);
+            entries.swap(0, 1);
         }
         Ok(Some(entries))
     }

@@ -168,8 +168,6 @@ pub(crate) enum BadAnswer {
     LeafLater(usize),
     #[error("its first certificate is not for the key in our request")]
     OtherKey,
-    #[error("its chain is out of order: certificate {0} is not followed by its issuer")]
-    Order(usize),
     #[error(
         "its certificate has expired already, {} ago by this machine's clock: check both clocks",
         super::rotation::span(*.0)
@@ -178,7 +176,10 @@ pub(crate) enum BadAnswer {
 }
 
 /// Reads a CA's answer, and refuses what Envoy or a peer would refuse: garbage, a certificate for
-/// another key, an order that does not lead from the leaf upwards, an expired certificate, no root.
+/// another key, an expired certificate, no root.
+///
+/// The order of what follows the leaf is not looked at: Envoy's library, as others, looks for issuers in all that a
+/// peer has sent. Text in which there is no certificate is passed over by every reader of PEM.
 ///
 /// The identity is not compared: istiod decides it (its trust domain may differ from `TRUST_DOMAIN`);
 /// the caller says so in the log.
@@ -190,31 +191,24 @@ pub(super) fn read_answer(
 ) -> Result<Answer, BadAnswer> {
     let chain = joined(entries);
     let mut certs = Vec::new();
-    // Where the certificates of the last entry begin.
-    let mut last = 0;
+    let mut roots = false;
     for (index, entry) in entries.iter().enumerate() {
-        last = certs.len();
-        // An empty entry in between adds nothing and harms nobody.
-        if entry.trim().is_empty() {
-            continue;
-        }
-        let read = cert::parse_chain(entry.as_bytes()).map_err(|source| BadAnswer::Entry {
-            number: index + 1,
-            count: entries.len(),
-            source,
-        })?;
+        let (number, count) = (index + 1, entries.len());
+        let read = match cert::parse_chain(entry.as_bytes()) {
+            Err(cert::Error::Empty) => Vec::new(),
+            read => read.map_err(|source| BadAnswer::Entry { number, count, source })?,
+        };
+        // Only the last one counts.
+        roots = index > 0 && !read.is_empty();
         certs.extend(read);
     }
     let Some(leaf) = certs.first().cloned() else { return Err(BadAnswer::Empty) };
-    let (root, path) = if bundle.iter().any(|b| !b.trim().is_empty()) {
+    let root = if bundle.iter().any(|b| !b.trim().is_empty()) {
         let root = joined(bundle);
         cert::parse_chain(root.as_bytes()).map_err(BadAnswer::Bundle)?;
-        (root, certs.len())
+        root
     } else {
-        match entries.last() {
-            Some(root) if entries.len() > 1 && !root.trim().is_empty() => (root.clone(), last),
-            _ => return Err(BadAnswer::NoRoot),
-        }
+        entries.last().filter(|_| roots).ok_or(BadAnswer::NoRoot)?.clone()
     };
     if leaf.spki != spki {
         return Err(match certs.iter().position(|c| c.spki == spki) {
@@ -222,8 +216,6 @@ pub(super) fn read_answer(
             None => BadAnswer::OtherKey,
         });
     }
-    let (path, roots) = certs.split_at(path);
-    order(path, roots)?;
     if leaf.not_after <= now {
         let since = now.duration_since(leaf.not_after).unwrap_or_default();
         return Err(BadAnswer::Expired(since));
@@ -242,27 +234,6 @@ fn joined(entries: &[String]) -> String {
         }
     }
     text
-}
-
-/// Each certificate from the leaf upwards is followed by its issuer, as far as the issuer is there at all. A chain whose
-/// root is elsewhere is left to the peers to judge. `roots` is a set: while roots change it holds several, and the one
-/// that has signed may stand anywhere in it.
-fn order(path: &[Cert], roots: &[Cert]) -> Result<(), BadAnswer> {
-    for (at, cert) in path.iter().enumerate() {
-        if cert.subject == cert.issuer {
-            return Ok(());
-        }
-        let issues = |other: &Cert| other.subject == cert.issuer;
-        match path.get(at + 1) {
-            Some(next) if issues(next) || next.der == cert.der => {}
-            Some(_) if path.iter().chain(roots).any(issues) => return Err(BadAnswer::Order(at + 1)),
-            None if path.iter().any(issues) && !roots.iter().any(issues) => {
-                return Err(BadAnswer::Order(at + 1));
-            }
-            _ => return Ok(()),
-        }
-    }
-    Ok(())
 }
 
 #[cfg(test)]
@@ -288,22 +259,44 @@ mod tests {
     }
 
     #[test]
-    fn the_root_that_has_signed_may_stand_anywhere_among_the_roots() {
+    fn what_follows_the_leaf_may_stand_in_any_order() {
         let (pair, intermediate, root, other) = cast();
         let leaf = &pair.chain[..pair.chain.len() - intermediate.len()];
         assert_eq!(format!("{leaf}{intermediate}"), pair.chain);
-        for roots in [format!("{root}{other}"), format!("{other}{root}")] {
-            for entries in [vec![leaf, &intermediate, &roots], vec![&pair.chain, &roots]] {
-                let answer = read(&pair, &entries).unwrap();
-                assert_eq!((answer.chain, answer.root), (entries.concat(), roots.clone()));
-            }
+        let (roots, turned) = (format!("{root}{other}"), format!("{other}{root}"));
+        for entries in [
+            vec![leaf, &intermediate, &roots],
+            vec![&pair.chain, &turned],
+            vec![leaf, &root, &intermediate],
+            vec![leaf, &other, &intermediate, &root],
+            vec![leaf, &intermediate, &intermediate, &root],
+        ] {
+            let answer = read(&pair, &entries).unwrap();
+            assert_eq!(
+                (answer.chain.as_str(), answer.root.as_str()),
+                (&*entries.concat(), *entries.last().unwrap())
+            );
         }
-        // The order of what leads to them counts.
-        let wrong = read(&pair, &[leaf, &root, &intermediate]).unwrap_err();
-        assert!(matches!(wrong, BadAnswer::Order(1)), "{wrong}");
-        let wrong = read(&pair, &[leaf, &other, &intermediate, &root]).unwrap_err();
-        assert!(matches!(wrong, BadAnswer::Order(1)), "{wrong}");
-        read(&pair, &[leaf, &intermediate, &intermediate, &root]).unwrap();
+        let wrong = read(&pair, &[&intermediate, leaf, &root]).unwrap_err();
+        assert!(matches!(wrong, BadAnswer::LeafLater(2)), "{wrong}");
+    }
+
+    #[test]
+    fn text_without_a_certificate_is_passed_over_but_is_no_root() {
+        let (pair, _, root, _) = cast();
+        let leaf = pair.chain.trim_end();
+        assert_eq!(
+            read(&pair, &["# ours", leaf, "# theirs", &root]).unwrap().chain,
+            format!("# ours\n{leaf}\n# theirs\n{root}")
+        );
+        for entries in [vec![leaf, "# none"], vec![leaf, &root, ""], vec![leaf], vec!["# ours", leaf, "\n"]] {
+            let wrong = read(&pair, &entries).unwrap_err();
+            assert!(matches!(wrong, BadAnswer::NoRoot), "{entries:?}: {wrong}");
+        }
+        let wrong = read(&pair, &["# ours", &root]).unwrap_err();
+        assert!(matches!(wrong, BadAnswer::OtherKey), "{wrong}");
+        let torn = read(&pair, &[leaf, "-----BEGIN CERTIFICATE-----\nAAAA\n", &root]).unwrap_err();
+        assert!(matches!(torn, BadAnswer::Entry { number: 2, .. }), "{torn}");
     }
 
     #[test]

@@ -181,7 +181,7 @@ async fn every_useless_answer_at_start_is_told_and_heals() {
         (Act::WrongKey, "answer", "not for the key"),
         (Act::OutOfOrder, "answer", "out of order"),
         (Act::Entries(vec![]), "answer", "no certificate"),
-        (Act::Entries(vec!["garbage", "more"]), "answer", "entry 1 of 2"),
+        (Act::Entries(vec!["garbage", "more"]), "answer", "no certificate"),
         (
             Act::Entries(vec!["-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n", ""]),
             "answer",
