@@ -2,7 +2,7 @@
 //! for a start at which the CA cannot be reached.
 //!
 //! What lies there is used as it is when it fits: key and certificate belong together, the certificate is this
-//! workload's and still valid, and nobody but the owner may read the key. It counts as due at once, so that the CA is
+//! workload's and not over, and nobody but the owner may read the key. It counts as due at once, so that the CA is
 //! asked for another one as soon as it answers. With `IDENTITY_PERSIST_KEY` the key lies there sealed ([`super::seal`]),
 //! and one that is not is neither used nor left.
 
@@ -48,8 +48,6 @@ pub(super) enum Unfit {
     Certificate(#[from] cert::Error),
     #[error("its certificate is for {found}, and this workload is {wanted}")]
     Identity { found: String, wanted: String },
-    #[error("its certificate is not valid now")]
-    Dates,
     #[error("it has expired")]
     Expired,
     #[error("its root is no text")]
@@ -84,8 +82,10 @@ pub(super) fn load(config: &Config, identity: &str, now: SystemTime) -> Result<O
     if !leaf.uris.iter().any(|uri| uri == identity) {
         return Err(Unfit::Identity { found: leaf.uris.join(", "), wanted: identity.to_owned() });
     }
-    if leaf.not_after <= now || leaf.not_before > now {
-        return Err(Unfit::Dates);
+    // One that is not valid yet was valid when it was written: a machine without a battery boots with its clock behind,
+    // and peers judge by theirs.
+    if leaf.not_after <= now {
+        return Err(Unfit::Expired);
     }
     let root = String::from_utf8(bytes(&at("root-cert.pem"))?)?;
     cert::parse_chain(root.as_bytes()).map_err(Unfit::Root)?;
@@ -102,6 +102,8 @@ pub(super) fn output(config: &Config) -> output::Config {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use mock_istiod::pki::{Authority, Leaf};
+    use std::os::unix::fs::OpenOptionsExt;
 
     #[test]
     fn only_what_is_not_there_is_nothing() {
@@ -111,5 +113,31 @@ mod tests {
         std::fs::write(dir.path().join("file"), "").unwrap();
         let why = of(dir.path().join("file")).unwrap_err().to_string();
         assert!(why.contains("file/key.pem: Not a directory"), "{why}");
+    }
+
+    #[test]
+    fn a_clock_that_is_behind_takes_no_certificate_away() {
+        let dir = tempfile::tempdir().unwrap();
+        let authority = Authority::new("cluster.local", 0);
+        let day = Duration::from_secs(86_400);
+        let pair = authority.pair(&Leaf::workload("me", day));
+        for (name, text) in [
+            ("key.pem", &*pair.key),
+            ("cert-chain.pem", &pair.chain),
+            ("root-cert.pem", authority.root_pem()),
+        ] {
+            let mut file = std::fs::OpenOptions::new();
+            let mut file = file.write(true).create_new(true).mode(0o600).open(dir.path().join(name)).unwrap();
+            io::Write::write_all(&mut file, text.as_bytes()).unwrap();
+        }
+        let config = Config { folder: dir.path().to_owned(), seal: None };
+        let of = |now| load(&config, "me", now);
+        let leaf = cert::parse_chain(pair.chain.as_bytes()).unwrap().swap_remove(0);
+        for now in [SystemTime::UNIX_EPOCH, leaf.not_before - day, leaf.not_after - day / 2] {
+            assert!(of(now).unwrap().is_some());
+        }
+        for now in [leaf.not_after, leaf.not_after + day] {
+            assert!(matches!(of(now).unwrap_err(), Unfit::Expired));
+        }
     }
 }
