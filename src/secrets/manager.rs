@@ -160,10 +160,9 @@ impl Manager {
             waiting: Vec::new(),
             unused_key: None,
             asked: config.proxyless,
-            persist: config
-                .persist
-                .as_ref()
-                .map(|persist| Writer::new(super::persist::output(persist), config.trouble.sibling())),
+            persist: config.persist.as_ref().map(|persist| {
+                Writer::new(super::persist::output(persist), config.trouble.sibling()).unawaited()
+            }),
             output: config.output.take().map(|output| Writer::new(output, config.trouble.sibling())),
             output_raw_root: false,
             troubles: Troubles::new(&config.trouble),

@@ -1,12 +1,13 @@
 //! `OUTPUT_CERTS`: the secrets as files, for those who read files.
 //!
 //! Each file is written beside, with its mode set on creation, and only when its content differs; when all
-//! are there they are renamed one after the other, so a disk that fills up never leaves a key beside the
+//! are there, and on the disk, they are renamed one after the other, so a disk that fills up never leaves a key beside the
 //! chain of another; where a rename fails, what was in the places of those before it is put back. The folder must exist; it is never made. A failure leaves the old files, and the
 //! `Writer` tries again until it works.
 
 mod writer;
 
+use std::fs::File;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
@@ -67,6 +68,11 @@ impl Config {
 
     /// Writes what differs.
     pub(super) fn write(&self, files: Files<'_>) -> Result<(), Error> {
+        self.write_by(files, durable)
+    }
+
+    // `sync` has a file on the disk before its rename is.
+    fn write_by(&self, files: Files<'_>, sync: impl Fn(&File) -> io::Result<()>) -> Result<(), Error> {
         let name = key_name(self.seal.as_ref());
         let sealed = match (&self.seal, files.key) {
             (Some(seal), Some(key)) => {
@@ -84,7 +90,7 @@ impl Config {
         for (name, content) in all {
             let Some(content) = content else { continue };
             let path = self.dir.join(name);
-            match beside(&path, content, self.mode) {
+            match beside(&path, content, self.mode, &sync) {
                 Ok(file) => fresh.extend(file.map(|(file, old)| (path, file, old))),
                 Err(source) => return Err(Error { path, source }),
             }
@@ -119,7 +125,12 @@ impl Config {
 type Old = Option<Zeroizing<Vec<u8>>>;
 
 /// The file that will take the place of `path`, and what is there now; `None` when that has the content already.
-fn beside(path: &Path, content: &[u8], mode: u32) -> io::Result<Option<(NamedTempFile, Old)>> {
+fn beside(
+    path: &Path,
+    content: &[u8],
+    mode: u32,
+    sync: impl Fn(&File) -> io::Result<()>,
+) -> io::Result<Option<(NamedTempFile, Old)>> {
     let old = std::fs::read(path).ok().map(Zeroizing::new);
     if old.as_ref().is_some_and(|old| old.as_slice() == content) {
         return Ok(None);
@@ -127,7 +138,20 @@ fn beside(path: &Path, content: &[u8], mode: u32) -> io::Result<Option<(NamedTem
     let folder = path.parent().unwrap_or(Path::new("."));
     let mut file = place::beside(folder, &place::name(path), place::Mode::Exact(mode))?;
     file.write_all(content)?;
+    sync(file.as_file())?;
     Ok(Some((file, old)))
+}
+
+/// Waits until the content is on the disk: many a file system has a rename there before it, and after a power cut an
+/// empty file, which on a machine that starts without its token or its CA is the end of its identity.
+fn durable(file: &File) -> io::Result<()> {
+    match file.sync_data() {
+        // There are file systems that cannot.
+        Err(error) if matches!(error.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::Unsupported) => {
+            Ok(())
+        }
+        synced => synced,
+    }
 }
 
 #[cfg(test)]
@@ -153,6 +177,33 @@ mod tests {
         assert_eq!(std::fs::read(&root).unwrap(), b"s");
         assert_eq!(std::fs::read(dir.path().join("cert-chain.pem")).unwrap(), b"c");
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 3, "nothing is left over");
+    }
+
+    #[test]
+    fn what_a_file_holds_is_on_the_disk_before_it_has_its_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = Config { dir: dir.path().to_owned(), mode: 0o600, seal: None };
+        let synced = std::cell::RefCell::new(Vec::new());
+        let sync = |file: &File| {
+            assert_eq!(file.metadata().unwrap().len(), 1);
+            assert!(
+                ["key.pem", "cert-chain.pem", "root-cert.pem"].iter().all(|n| !dir.path().join(n).exists())
+            );
+            synced.borrow_mut().push(file.metadata().unwrap().ino());
+            Ok(())
+        };
+        config.write_by(Files { key: Some(b"k"), chain: Some(b"c"), root: Some(b"r") }, sync).unwrap();
+        let placed = ["key.pem", "cert-chain.pem", "root-cert.pem"]
+            .map(|n| dir.path().join(n).metadata().unwrap().ino());
+        assert_eq!(*synced.borrow(), placed);
+        // What a disk does not take is not put in its place.
+        let full = |_: &File| Err(io::Error::from(io::ErrorKind::StorageFull));
+        assert!(
+            config.write_by(Files { key: Some(b"l"), chain: Some(b"d"), root: Some(b"s") }, full).is_err()
+        );
+        assert_eq!(std::fs::read(dir.path().join("key.pem")).unwrap(), b"k");
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 3, "nothing is left over");
+        durable(&File::open("/dev/null").unwrap()).unwrap();
     }
 
     #[test]

@@ -60,6 +60,8 @@ pub(in crate::secrets) struct Writer {
     retry: Option<Instant>,
     error: String,
     trouble: Reporter,
+    /// How long the caller waits.
+    grace: Duration,
 }
 
 impl fmt::Debug for Writer {
@@ -92,7 +94,14 @@ impl Writer {
             retry: None,
             error: String::new(),
             trouble,
+            grace: GRACE,
         }
+    }
+
+    /// Nobody looks for the files before the next start, so nobody waits for them.
+    pub(in crate::secrets) fn unawaited(mut self) -> Self {
+        self.grace = Duration::ZERO;
+        self
     }
 
     pub(in crate::secrets) fn config(&self) -> &Config {
@@ -167,7 +176,7 @@ impl Writer {
             Err(error) => return self.failed(Kind::OutputCertsFailed, error.to_string()),
         }
         // Nothing is ever sent.
-        let _ = ended.recv_timeout(GRACE);
+        let _ = ended.recv_timeout(self.grace);
         self.ended = Mutex::new(Some(ended));
     }
 
