@@ -228,6 +228,10 @@ impl Manager {
         if self.board.value(name).is_none() {
             self.publish_workload(name);
         }
+        // The Go agent's file follows what it served last.
+        if *name == ResourceName::RootCa && std::mem::take(&mut self.output_raw_root) {
+            self.write_output();
+        }
         let answer = self.board.fetched(name).ok_or_else(|| Arc::new(Error::Stopped));
         let _ = reply.send(answer);
     }

@@ -419,6 +419,20 @@ async fn files_and_known_names_never_wait_for_a_hanging_ca() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn the_written_root_is_the_one_that_was_served_last() {
+    let world = World::with(Act::Issue(DAY), |dir, mut config| {
+        config.output = Some(output::Config { dir: dir.to_owned(), mode: 0o600, seal: None });
+        config
+    });
+    let written = || std::fs::read_to_string(world.dir.path().join("root-cert.pem")).unwrap_or_default();
+    world.identity().await;
+    world.pass(DAY / 2 + Duration::from_secs(60)).await;
+    until("the CA's own text is written", || written() == world.ca.root()).await;
+    world.roots().await;
+    until("the merged text is written", || written() == world.ca.root().trim_end()).await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn output_goes_on_when_the_disk_is_back() {
     let world = World::with(Act::Issue(DAY), |dir, mut config| {
         config.output = Some(output::Config { dir: dir.join("later"), mode: 0o644, seal: None });
