@@ -64,7 +64,8 @@ pub(crate) struct Limits {
     pub(crate) connections: usize,
     /// Of those, the ones with a request, about 12 kB each.
     pub(crate) asking: usize,
-    /// How long a connection may be kept without a request; `None`: as long as there is room.
+    /// How long a connection may be kept without a request, before the first one no longer than a head may take; `None`: as
+    /// long as there is room.
     pub(crate) idle: Option<Duration>,
 }
 

@@ -97,7 +97,9 @@ pub(super) fn overdue(progress: &Progress, idle: Option<Duration>) -> Option<&'s
     let here = progress.in_phase();
     match progress.phase() {
         Phase::Head if over(here, HEAD) => return Some("its request head did not come to an end"),
-        Phase::New | Phase::Idle if idle.is_some_and(|limit| over(here, limit)) => {
+        // Go's server counts the time of the first head from the beginning.
+        Phase::New if idle.is_some() && over(here, HEAD) => return Some("it has asked for nothing"),
+        Phase::Idle if idle.is_some_and(|limit| over(here, limit)) => {
             return Some("it was idle for too long");
         }
         _ => {}
@@ -278,7 +280,18 @@ mod tests {
         tokio::time::advance(Duration::from_secs(3600)).await;
         assert_eq!(overdue(&progress, None), None, "an idle connection may stay");
         let ninety = Some(Duration::from_secs(90));
-        assert!(overdue(&progress, ninety).unwrap().contains("idle"), "where the site has no limit");
+        assert!(overdue(&progress, ninety).unwrap().contains("nothing"), "where the site has no limit");
+        progress.enter(Phase::Idle);
+        tokio::time::advance(HEAD * 3).await;
+        assert_eq!(overdue(&progress, ninety), None);
+        tokio::time::advance(Duration::from_secs(1)).await;
+        assert!(overdue(&progress, ninety).unwrap().contains("idle"));
+        let (fresh, caller) = (Arc::new(Heads::new(HEADS)), Caller { here: true, origin: caller.origin });
+        let silent = ConnState::new(fresh, caller).progress;
+        tokio::time::advance(HEAD).await;
+        assert_eq!(overdue(&silent, ninety), None);
+        tokio::time::advance(Duration::from_secs(1)).await;
+        assert!(overdue(&silent, ninety).is_some());
         progress.enter(Phase::Head);
         tokio::time::advance(HEAD).await;
         assert_eq!(overdue(&progress, None), None);
