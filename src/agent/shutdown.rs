@@ -63,17 +63,18 @@ pub(super) async fn supervise(
     let verdict = troubles.verdict();
     stages.close();
     let mut cut: Vec<String> = Some(outcome.cut.clone()).filter(|cut| !cut.is_empty()).into_iter().collect();
-    for (name, group) in [
-        ("xds", &stages.xds),
-        ("dns", &stages.dns),
-        ("sds", &stages.sds),
-        ("secrets", &stages.secrets),
-        ("token service", &stages.sts),
-        ("status", &stages.status),
+    for (name, group, limit) in [
+        ("xds", &stages.xds, STAGE),
+        ("dns", &stages.dns, STAGE),
+        ("sds", &stages.sds, STAGE),
+        ("secrets", &stages.secrets, STAGE),
+        // Callers whose tokens are being exchanged are waited for.
+        ("token service", &stages.sts, STAGE * 2),
+        ("status", &stages.status, STAGE),
     ] {
-        for task in group.stop(STAGE).await {
+        for task in group.stop(limit).await {
             cut.push(format!("task {task}"));
-            tracing::warn!("the {name} stage did not end within {STAGE:?}: task {task} was cut off");
+            tracing::warn!("the {name} stage did not end within {limit:?}: task {task} was cut off");
         }
     }
     let cut = if cut.is_empty() { "nothing".to_owned() } else { cut.join(", ") };

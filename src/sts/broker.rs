@@ -23,6 +23,10 @@ const KEPT: usize = 64;
 /// Exchanges under way at a time, each for another subject token or scope.
 const FLIGHTS: usize = 32;
 
+/// How long exchanges that are under way at the end are waited for: the Go agent waits without a limit, and an endpoint
+/// that hangs would hold up the end for 50 s.
+pub(super) const LAST: Duration = Duration::from_secs(3);
+
 /// An access token as it came. Its text is in no `Debug`.
 pub(super) struct Access {
     pub(super) token: Zeroizing<String>,
@@ -208,7 +212,15 @@ impl Broker {
             Err(outcome) => return outcome,
         };
         let outcome = flight.wait_for(Option::is_some).await.ok().and_then(|outcome| outcome.clone());
-        outcome.unwrap_or_else(|| Err(Fault::new("the agent is stopping")))
+        outcome.unwrap_or_else(|| Err(stopping()))
+    }
+
+    /// Waits until the exchanges that are now under way have ended.
+    pub(super) async fn settled(&self) {
+        let flights: Vec<_> = lock(&self.slots).values().filter_map(|slot| slot.flight.clone()).collect();
+        for mut flight in flights {
+            let _ = flight.wait_for(Option::is_some).await;
+        }
     }
 
     fn look(self: &Arc<Self>, ask: Ask) -> Result<watch::Receiver<Option<Outcome>>, Outcome> {
@@ -223,6 +235,10 @@ impl Broker {
                 return Ok(flight.clone());
             }
         }
+        let stop = self.group.token();
+        if stop.is_cancelled() {
+            return Err(Err(stopping()));
+        }
         if slots.values().filter(|slot| slot.flight.is_some()).count() >= FLIGHTS {
             return Err(Err(Fault::new("too many exchanges for different subject tokens at a time")));
         }
@@ -233,11 +249,15 @@ impl Broker {
         let (tell, told) = watch::channel(None);
         slots.entry(key).or_default().flight = Some(told.clone());
         drop(slots);
-        let (broker, stop) = (self.clone(), self.group.token());
+        let broker = self.clone();
         // Bounded by FLIGHTS.
         self.group.run("token exchange", async move {
+            let over = async {
+                stop.cancelled().await;
+                tokio::time::sleep(LAST).await;
+            };
             let outcome = tokio::select! {
-                () = stop.cancelled() => None,
+                () = over => None,
                 outcome = caught("token exchange", broker.exchanger.exchange(&ask, &broker.notes)) => {
                     let defect = |_| Err(Fault::new("a defect in the agent ended the exchange"));
                     Some(outcome.unwrap_or_else(defect))
@@ -288,6 +308,10 @@ impl Broker {
             first.map(|key| slots.remove(&key));
         }
     }
+}
+
+fn stopping() -> Fault {
+    Fault::new("the agent is stopping")
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -45,7 +45,7 @@ use tokio::net::TcpListener;
 use self::broker::Broker;
 use crate::base::clock::Clock;
 use crate::base::metrics::Metrics;
-use crate::base::tasks::{Group, TaskResult};
+use crate::base::tasks::{Group, Stop};
 use crate::net::accept::bound;
 use crate::serve::respond::{Answer, TEXT, not_found, page, redirect};
 use crate::serve::{self, ConnState, Limits, Names, Site, path};
@@ -138,12 +138,24 @@ impl Bound {
         tracing::info!(target: "security",
             "security token service listens on {address}, plugin {}", handle.plugin());
         let broker = exchanger.map(|exchanger| Broker::new(exchanger, clock, group.clone(), metrics, handle));
-        let site = Arc::new(Service { broker });
+        let site = Arc::new(Service { broker: broker.clone() });
         let limits = Limits { connections: bound(CONNECTIONS), asking: ASKING, idle: Some(IDLE) };
         let (listener, stop) = (self.listener, group.token());
         group.spawn("token service", async move {
-            let served: TaskResult = serve::serve(Some(listener), site, limits, stop.clone(), stop).await;
-            served
+            let over = Stop::new();
+            let last = async {
+                stop.cancelled().await;
+                if let Some(broker) = &broker {
+                    broker.settled().await;
+                }
+                over.cancel();
+                std::future::pending::<()>().await;
+            };
+            let served = serve::serve(Some(listener), site, limits, stop.clone(), over.clone());
+            tokio::select! {
+                served = served => served,
+                () = last => Ok(()),
+            }
         });
     }
 }

@@ -167,3 +167,22 @@ async fn an_exchange_ends_with_the_agent() {
     assert!(broker.group.stop(Duration::from_secs(5)).await.is_empty());
     assert!(caller.await.unwrap_err().why.contains("stopping"));
 }
+
+#[tokio::test(start_paused = true)]
+async fn an_exchange_under_way_at_the_end_is_waited_for_but_not_for_long() {
+    for hangs in [false, true] {
+        let (double, broker) = rig(3600);
+        double.go.send_replace(false);
+        let mut caller = Box::pin(get(&broker, "a"));
+        assert!(futures_util::FutureExt::now_or_never(caller.as_mut()).is_none());
+        let answered = async {
+            tokio::time::sleep(LAST / 2).await;
+            double.go.send_replace(!hangs);
+        };
+        let (got, cut, (), ()) =
+            tokio::join!(caller, broker.group.stop(LAST * 2), answered, broker.settled());
+        assert_eq!(got.is_ok(), !hangs, "{got:?}");
+        assert!(cut.is_empty(), "{cut:?}");
+        assert!(get(&broker, "b").await.is_err(), "nothing is begun any more");
+    }
+}
