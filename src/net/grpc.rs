@@ -189,7 +189,9 @@ pub(crate) fn admitted(method: &Method, headers: &HeaderMap) -> Result<Option<In
     }
     let Some(value) = headers.get("grpc-timeout") else { return Ok(None) };
     let Some(timeout) = value.to_str().ok().and_then(timeout) else {
-        return Err(Refused::Grpc(Status::internal(format!("malformed grpc-timeout: {value:?}"))));
+        let value = String::from_utf8_lossy(value.as_bytes());
+        let text = format!("malformed grpc-timeout: {:?}", shown(&value));
+        return Err(Refused::Grpc(Status::internal(text)));
     };
     // Beyond what a clock can count is no bound.
     Ok(Instant::now().checked_add(timeout))

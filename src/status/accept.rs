@@ -10,6 +10,9 @@ use std::fmt::Write as _;
 const FALLBACK: &str = "text/plain;version=0.0.4";
 const TEXT: &str = "text/plain";
 const OPEN_METRICS: &str = "application/openmetrics-text";
+/// Bytes of a header beyond which it is not read: Prometheus sends 300. One of a megabyte has half a million types, which
+/// is half a second of the one thread there is.
+const LONGEST: usize = 16 * 1024;
 
 /// A media type and its parameters, sorted by name.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -103,6 +106,9 @@ fn is_token(text: &str) -> bool {
 
 /// The header for a part that may (the application) or may not (Envoy) be OpenMetrics.
 pub(super) fn rewrite(accept: &str, open_metrics: bool) -> String {
+    if accept.len() > LONGEST {
+        return FALLBACK.to_owned();
+    }
     let (mut kept, mut known) = (Vec::new(), HashSet::new());
     for item in accept.split(',') {
         let Some(mut media) = Media::parse(item) else { return FALLBACK.to_owned() };
@@ -205,12 +211,14 @@ mod tests {
         let read = Media::parse(&format!("text/plain{params}")).unwrap();
         assert_eq!((read.params.len(), read.param("a15f8f")), (90_000, Some("1")));
         assert_eq!(Media::parse(&format!("text/plain{params};A1=2")), None);
-        let list = format!("{}{}", "text/plain,".repeat(45_000), "*,".repeat(250_000));
-        let kept = rewrite(list.trim_end_matches(','), true);
-        assert!(
-            kept.ends_with("text/plain; q=0.1; version=0.0.4") && kept.starts_with("text/plain; q=0.45001,")
-        );
         assert_eq!(Media::parse(&format!("text/plain;a=1;{}", " ".repeat(500_000))).unwrap().params.len(), 1);
+    }
+
+    #[test]
+    fn of_a_very_long_header_nothing_is_read() {
+        let list = |stars: usize| format!("application/openmetrics-text{}", ",*".repeat(stars));
+        assert!(rewrite(&list(8_000), true).starts_with(OPEN_METRICS));
+        assert_eq!(rewrite(&list(9_000), true), FALLBACK);
     }
 
     proptest! {

@@ -40,6 +40,12 @@ fn what_is_no_call_is_refused() {
     assert_eq!(http(Method::POST, &[grpc]), 0);
     assert_eq!(http(Method::POST, &[grpc, ("grpc-timeout", "5")]), 13);
     assert_eq!(http(Method::POST, &[grpc, ("x-bin", "%%")]), 13);
+    // What is told back is held until it is read.
+    let long = "x".repeat(100_000);
+    let Err(Refused::Grpc(said)) = admitted(&Method::POST, &headers(&[grpc, ("grpc-timeout", &long)])) else {
+        panic!("it is no time");
+    };
+    assert!(said.message().starts_with("malformed grpc-timeout: \"xxx") && said.message().len() < 400);
 }
 
 #[test]
