@@ -22,17 +22,23 @@
 //!
 //! What is not understood (a block that does not decode, frames out of order) passes as it came as long
 //! as nothing was written anew: the server has the better error. Afterwards it ends the connection.
+//!
+//! Header blocks also have no flow control, and each opens a stream whose answer is held until its client reads it, also
+//! where it says no more than that there is nothing here. So a client is read from no further than the next block while
+//! it takes nothing, and never more than a few blocks in a turn: in between those are answered. Blocks that are not
+//! complete are few at a time.
 
 use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use bytes::{Buf, BytesMut};
-use tokio::io::{AsyncRead, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::task::coop::poll_proceed;
 
 mod block;
 
-use super::io::writes_pass;
 use block::Blocks;
 
 /// What a client says first.
@@ -47,6 +53,13 @@ const FEW: usize = 4;
 /// Most frames of one block: a list of 4 kB, a byte at a time.
 const MANY: usize = 4096;
 
+/// A block that holds no more while its end has not come needs no leave: calls bring a few kB, tokens and all.
+const LITTLE: usize = 16 * 1024;
+/// Larger ones at a time, of all connections: each holds up to a MB.
+static LARGE: Semaphore = Semaphore::const_new(8);
+/// What a block takes of the 128 units that the runtime gives a task for a turn: sixteen blocks are a turn.
+const COST: usize = 8;
+
 const HEADERS: u8 = 1;
 const CONTINUATION: u8 = 9;
 const END_HEADERS: u8 = 4;
@@ -58,12 +71,46 @@ pub struct AuthorityRewriter<T> {
     frames: Frames,
     // Told when what was good before it has been read.
     failed: Option<io::Error>,
+    // A header block was passed on: there may be another behind it, which is looked for once this one is paid for.
+    owes: bool,
+    // The last write found no room.
+    blocked: bool,
+    // Nothing is read until one finds some.
+    paused: bool,
 }
 
 impl<T> AuthorityRewriter<T> {
     /// Wraps a connection of which nothing has been read yet.
     pub fn new(inner: T) -> Self {
-        Self { inner, frames: Frames::default(), failed: None }
+        Self { inner, frames: Frames::default(), failed: None, owes: false, blocked: false, paused: false }
+    }
+
+    fn advance(&mut self) {
+        match self.frames.next() {
+            Ok(passed) => self.owes = passed,
+            Err(error) => self.failed = Some(error),
+        }
+    }
+
+    // For the header block that was passed on.
+    fn poll_pay(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        if self.blocked {
+            self.paused = true;
+            return Poll::Pending;
+        }
+        for _ in 0..COST {
+            ready!(poll_proceed(cx)).made_progress();
+        }
+        self.owes = false;
+        Poll::Ready(())
+    }
+
+    fn wrote<R>(&mut self, cx: &Context<'_>, result: Poll<R>) -> Poll<R> {
+        self.blocked = result.is_pending();
+        if !self.blocked && std::mem::take(&mut self.paused) {
+            cx.waker().wake_by_ref();
+        }
+        result
     }
 }
 
@@ -79,6 +126,9 @@ struct Frames {
     blocks: Blocks,
     // How far the header block that is kept was looked at.
     far: Option<Far>,
+    // For one that is large.
+    leave: Option<SemaphorePermit<'static>>,
+    leaves: &'static Semaphore,
     // Nothing is looked at any more.
     blind: bool,
 }
@@ -91,6 +141,8 @@ impl Default for Frames {
             ready: BytesMut::new(),
             blocks: Blocks::default(),
             far: None,
+            leave: None,
+            leaves: &LARGE,
             blind: false,
         }
     }
@@ -136,45 +188,57 @@ impl Frames {
         }
     }
 
-    // Takes bytes that begin where a frame begins (after what is kept), and makes them ready.
-    fn take(&mut self, bytes: &[u8]) -> io::Result<()> {
-        self.kept.extend_from_slice(bytes);
-        loop {
-            if self.blind {
-                self.ready.unsplit(self.kept.split());
-                return Ok(());
-            }
-            let passing = {
-                let kept = std::mem::take(&mut self.kept);
-                let n = self.passing(&kept);
-                self.kept = kept;
-                n
-            };
-            if passing > 0 {
-                self.ready.extend_from_slice(&self.kept[..passing]);
-                self.kept.advance(passing);
-            }
-            match gather(&self.kept, &mut self.far) {
-                Gathered::More => return Ok(()),
-                Gathered::Block { length, frames, fragment } => {
-                    let raw = self.kept.split_to(length);
-                    match self.blocks.rewrite(&raw, &fragment) {
-                        Ok(None) if frames > FEW => {
-                            self.ready.extend_from_slice(&block::framed(&raw, &fragment));
-                        }
-                        Ok(None) => self.ready.extend_from_slice(&raw),
-                        Ok(Some(new)) => self.ready.extend_from_slice(&new),
-                        Err(why) => self.give_up(&raw, why)?,
-                    }
-                }
-                Gathered::Broken(why) => self.give_up(&[], why)?,
-            }
+    // Makes ready what is kept, which begins where a frame begins, to the end of its first header block; whether there is one.
+    fn next(&mut self) -> io::Result<bool> {
+        if self.blind {
+            self.ready.unsplit(self.kept.split());
+            return Ok(false);
         }
+        let passing = {
+            let kept = std::mem::take(&mut self.kept);
+            let n = self.passing(&kept);
+            self.kept = kept;
+            n
+        };
+        if passing > 0 {
+            self.ready.extend_from_slice(&self.kept[..passing]);
+            self.kept.advance(passing);
+        }
+        match gather(&self.kept, &mut self.far) {
+            Gathered::More => {
+                self.hold()?;
+                return Ok(false);
+            }
+            Gathered::Block { length, frames, fragment } => {
+                let raw = self.kept.split_to(length);
+                match self.blocks.rewrite(&raw, &fragment) {
+                    Ok(None) if frames > FEW => {
+                        self.ready.extend_from_slice(&block::framed(&raw, &fragment));
+                    }
+                    Ok(None) => self.ready.extend_from_slice(&raw),
+                    Ok(Some(new)) => self.ready.extend_from_slice(&new),
+                    Err(why) => self.give_up(&raw, why)?,
+                }
+            }
+            Gathered::Large => return Err(invalid("a header block is too large")),
+            Gathered::Broken(why) => self.give_up(&[], why)?,
+        }
+        self.leave = None;
+        Ok(true)
+    }
+
+    // What is not complete.
+    fn hold(&mut self) -> io::Result<()> {
+        if self.kept.len() > LITTLE && self.leave.is_none() {
+            let leave = self.leaves.try_acquire().map_err(|_| invalid("too many header blocks are large"))?;
+            self.leave = Some(leave);
+        }
+        Ok(())
     }
 
     fn give_up(&mut self, raw: &[u8], why: &'static str) -> io::Result<()> {
         if self.blocks.rewriting() {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, why));
+            return Err(invalid(why));
         }
         self.ready.extend_from_slice(raw);
         self.blind = true;
@@ -182,11 +246,17 @@ impl Frames {
     }
 }
 
+fn invalid(why: &'static str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, why)
+}
+
 enum Gathered {
     // The block is not complete.
     More,
     // Its frames end here; the fragments, joined.
     Block { length: usize, frames: usize, fragment: Vec<u8> },
+    // It is longer than any that is taken.
+    Large,
     // Not frames of a block.
     Broken(&'static str),
 }
@@ -208,7 +278,7 @@ fn gather(kept: &[u8], far: &mut Option<Far>) -> Gathered {
         None => {
             let Some(first) = Head::of(kept) else { return Gathered::More };
             if first.length > LARGEST {
-                return Gathered::Broken("a header block is too large");
+                return Gathered::Large;
             }
             let Some(payload) = kept.get(HEADER..HEADER + first.length) else { return Gathered::More };
             if block::surround(first.flags, payload).is_none() {
@@ -219,7 +289,7 @@ fn gather(kept: &[u8], far: &mut Option<Far>) -> Gathered {
     };
     while now.flags & END_HEADERS == 0 {
         if now.length > LARGEST || now.frames > MANY {
-            return Gathered::Broken("a header block is too large");
+            return Gathered::Large;
         }
         let next = Head::of(&kept[now.length..]);
         if next.is_some_and(|next| {
@@ -257,8 +327,8 @@ fn joined(mut frames: &[u8]) -> Vec<u8> {
 impl<T: AsyncRead + Unpin> AsyncRead for AuthorityRewriter<T> {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
-        let frames = &mut this.frames;
         loop {
+            let frames = &mut this.frames;
             if !frames.ready.is_empty() {
                 let n = frames.ready.len().min(buf.remaining());
                 buf.put_slice(&frames.ready[..n]);
@@ -275,6 +345,11 @@ impl<T: AsyncRead + Unpin> AsyncRead for AuthorityRewriter<T> {
             if buf.remaining() == 0 {
                 return Poll::Ready(Ok(()));
             }
+            if this.owes {
+                ready!(this.poll_pay(cx));
+                this.advance();
+                continue;
+            }
             if !frames.kept.is_empty() && !frames.blind {
                 let mut space = [0; CHUNK];
                 let mut chunk = ReadBuf::new(&mut space);
@@ -288,7 +363,8 @@ impl<T: AsyncRead + Unpin> AsyncRead for AuthorityRewriter<T> {
                     }
                     continue;
                 }
-                this.failed = frames.take(chunk.filled()).err();
+                frames.kept.extend_from_slice(chunk.filled());
+                this.advance();
                 continue;
             }
             let before = buf.filled().len();
@@ -299,9 +375,9 @@ impl<T: AsyncRead + Unpin> AsyncRead for AuthorityRewriter<T> {
             }
             let passing = frames.passing(new);
             if passing < new.len() {
-                let rest = new[passing..].to_vec();
+                frames.kept.extend_from_slice(&new[passing..]);
                 buf.set_filled(before + passing);
-                this.failed = frames.take(&rest).err();
+                this.advance();
             }
             if passing > 0 {
                 return Poll::Ready(Ok(()));
@@ -310,7 +386,35 @@ impl<T: AsyncRead + Unpin> AsyncRead for AuthorityRewriter<T> {
     }
 }
 
-writes_pass!(AuthorityRewriter, inner);
+impl<T: AsyncWrite + Unpin> AsyncWrite for AuthorityRewriter<T> {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        let this = self.get_mut();
+        let written = Pin::new(&mut this.inner).poll_write(cx, buf);
+        this.wrote(cx, written)
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let this = self.get_mut();
+        let written = Pin::new(&mut this.inner).poll_write_vectored(cx, bufs);
+        this.wrote(cx, written)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.inner.is_write_vectored()
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().inner).poll_flush(cx)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().inner).poll_shutdown(cx)
+    }
+}
 
 #[cfg(test)]
 mod tests;

@@ -88,7 +88,6 @@ macro_rules! writes_pass {
         }
     };
 }
-pub(crate) use writes_pass;
 
 /// A connection that is watched.
 #[derive(Debug)]

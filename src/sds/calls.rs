@@ -157,8 +157,9 @@ impl Calls {
         request: http::Request<Incoming>,
     ) -> Result<Answers, Status> {
         grpc::uncompressed(request.headers())?;
-        let (head, body) = request.into_parts();
-        let (call, source) = self.begin(until, &MetadataMap::from_headers(head.headers)).await?;
+        // A path may have a query of 64 kB, and a body may never come.
+        let (http::request::Parts { headers, .. }, body) = request.into_parts();
+        let (call, source) = self.begin(until, &MetadataMap::from_headers(headers)).await?;
         let shared = self.shared.clone();
         match method {
             Method::Stream => Ok(serve::<Sotw>(shared, source, body, call)),

@@ -169,6 +169,8 @@ async fn connection(shared: Arc<Shared>, socket: UnixStream, client: Arc<Client>
     loop {
         tokio::select! {
             biased;
+            // First: each call takes so much of a turn that those which ended would never be joined, and held.
+            () = streams.ended() => {}
             accepted = http2.accept() => match accepted {
                 Some(Ok((request, respond))) => {
                     let using = match client.stream() {
@@ -190,7 +192,6 @@ async fn connection(shared: Arc<Shared>, socket: UnixStream, client: Arc<Client>
                 }
                 None => break,
             },
-            () = streams.ended() => {}
             () = &mut dead => {
                 tracing::warn!(target: "xdsproxy", "Envoy has not answered a ping for {:?}: closing its connection",
                     shared.config.keepalive.timeout);

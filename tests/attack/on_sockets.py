@@ -220,6 +220,55 @@ for label, socket in EACH.items():
                 time.sleep(0.01)
 
 
+def many(world, size, socket, amount, head, more):
+    """As many connections; each sends `head`, and what `more` gives as long as it is taken. Nothing is read."""
+    held, end = [], time.monotonic() + size.seconds
+    while time.monotonic() < end:
+        if len(held) < amount:
+            try:
+                held.append([Conn(world.dir / socket, timeout=0.5), ids(), head])
+                held[-1][0].io.setblocking(False)
+            except OSError:
+                time.sleep(0.01)
+        for one in list(held):
+            try:
+                rest = one[2] or more(one[1])
+                one[2] = rest
+                one[2] = rest[one[0].io.send(rest):] if rest else b""
+            except BlockingIOError:
+                pass
+            except OSError:
+                one[0].close()
+                held.remove(one)
+    for conn, _, _ in held:
+        conn.close()
+
+
+for label, socket in EACH.items():
+    @attack(f"{label} refused and unread", "calls of what there is not, by the thousand, whose answers nobody reads", short=label == "SDS")
+    def refused(world, size, socket=socket):
+        many(world, size, socket, 50, b"",
+             lambda s: b"".join(frame(HEADERS, END_HEADERS | END_STREAM, next(s), b"\x82\x86\x84") for _ in range(500)))
+
+    @attack(f"{label} header blocks without end", "nearly as long as one may be, on hundreds of connections", short=label == "XDS")
+    def endless(world, size, socket=socket):
+        block = request(PATHS[socket]) + b"".join(h2.field("x", b"y" * 16_000) for _ in range(22))
+        pieces = [frame(CONTINUATION, 0, 1, block[at:at + 16_000]) for at in range(100, len(block), 16_000)]
+        many(world, size, socket, 230, frame(HEADERS, 0, 1, block[:100]) + b"".join(pieces), lambda _: b"")
+
+
+@attack("SDS calls with long paths", "calls for one answer whose path is as long as it may be and whose request never comes", short=False)
+def queries(world, size):
+    block = request(h2.SDS_PATH.replace("Stream", "Fetch") + "?" + "q" * 60_000)
+
+    def call(stream):
+        s = next(stream)
+        pieces = [block[at:at + 16_000] for at in range(0, len(block), 16_000)]
+        return frame(HEADERS, 0, s, pieces[0]) + b"".join(
+            frame(CONTINUATION, END_HEADERS if piece is pieces[-1] else 0, s, piece) for piece in pieces[1:])
+    many(world, size, SDS, 1, b"", call)
+
+
 @attack("XDS streams replaced", "streams opened and left by the hundred while istiod stands still")
 def replaced(world, size):
     end, left = time.monotonic() + size.seconds, size.streams // 7

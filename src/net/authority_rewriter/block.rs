@@ -77,7 +77,8 @@ impl Blocks {
             })
             .map_err(|_| "a header block does not decode")?;
         if overflow {
-            return Err("a header list is too large");
+            // The server ends its stream.
+            return if self.rewriting { Err("a header list is too large") } else { Ok(None) };
         }
         for (name, value) in &mut fields {
             if name == b":authority" && http::uri::Authority::try_from(&**value).is_err() {

@@ -166,6 +166,126 @@ fn a_block_that_comes_byte_by_byte_is_looked_at_once() {
     assert_eq!(fragment, ["ab".repeat(50), "c".to_owned()].concat().into_bytes());
 }
 
+/// A client that has sent this, and takes what is written to it or does not.
+struct Client {
+    sent: io::Cursor<Vec<u8>>,
+    takes: bool,
+}
+
+impl AsyncRead for Client {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.sent).poll_read(cx, buf)
+    }
+}
+
+impl AsyncWrite for Client {
+    fn poll_write(self: Pin<&mut Self>, _: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        if self.takes { Poll::Ready(Ok(buf.len())) } else { Poll::Pending }
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+}
+
+fn calls(count: u32) -> (AuthorityRewriter<Client>, usize) {
+    let one = block(&mut Encoder::new(), "a");
+    let mut all = PRI.to_vec();
+    (0..count).for_each(|n| all.extend(frame(HEADERS, END_HEADERS, 2 * n + 1, &one)));
+    (AuthorityRewriter::new(Client { sent: io::Cursor::new(all), takes: true }), HEADER + one.len())
+}
+
+// As much as there is in one turn, in bytes.
+fn turn(shim: &mut AuthorityRewriter<Client>, cx: &mut Context<'_>) -> usize {
+    let (mut space, mut bytes) = (vec![0; 4096], 0);
+    loop {
+        let mut buf = ReadBuf::new(&mut space);
+        match Pin::new(&mut *shim).poll_read(cx, &mut buf) {
+            Poll::Ready(read) if read.is_ok() && !buf.filled().is_empty() => bytes += buf.filled().len(),
+            _ => return bytes,
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_turn_brings_few_calls_and_others_are_answered_in_between() {
+    let (mut shim, one) = calls(1000);
+    let mut turns = Vec::new();
+    while turns.iter().sum::<usize>() < PRI.len() + 1000 * one {
+        std::future::poll_fn(|cx| {
+            turns.push(turn(&mut shim, cx));
+            Poll::Ready(())
+        })
+        .await;
+        tokio::task::yield_now().await;
+    }
+    assert!(turns.iter().all(|bytes| *bytes <= 20 * one), "{turns:?}");
+}
+
+#[test]
+fn who_takes_nothing_brings_no_more_calls_until_it_does() {
+    struct Woken(std::sync::atomic::AtomicBool);
+    impl std::task::Wake for Woken {
+        fn wake(self: std::sync::Arc<Self>) {
+            self.0.store(true, std::sync::atomic::Ordering::Relaxed);
+        }
+    }
+    let woken = std::sync::Arc::new(Woken(false.into()));
+    let waker = woken.clone().into();
+    let mut cx = Context::from_waker(&waker);
+    let (mut shim, one) = calls(3);
+    shim.inner.takes = false;
+    assert!(Pin::new(&mut shim).poll_write(&mut cx, b"answer").is_pending());
+    assert_eq!(turn(&mut shim, &mut cx), PRI.len() + one, "the first was on its way");
+    assert!(Pin::new(&mut shim).poll_write(&mut cx, b"answer").is_pending());
+    assert_eq!(turn(&mut shim, &mut cx), 0);
+    shim.inner.takes = true;
+    assert!(!woken.0.load(std::sync::atomic::Ordering::Relaxed));
+    assert!(Pin::new(&mut shim).poll_write(&mut cx, b"answer").is_ready());
+    assert!(woken.0.load(std::sync::atomic::Ordering::Relaxed));
+    assert_eq!(turn(&mut shim, &mut cx), 2 * one);
+}
+
+#[test]
+fn large_blocks_without_an_end_are_few() {
+    static LEAVES: Semaphore = Semaphore::const_new(2);
+    let mut cx = Context::from_waker(std::task::Waker::noop());
+    let mut begun = |payload: usize| {
+        let mut sent = PRI.to_vec();
+        sent.extend(frame(HEADERS, 0, 1, &block(&mut Encoder::new(), "a")));
+        (0..payload / 1000).for_each(|_| sent.extend(frame(CONTINUATION, 0, 1, &[0; 1000])));
+        // Its end has not come.
+        sent.extend([0, 0]);
+        let (reading, mut writing) = tokio::io::duplex(1 << 20);
+        assert!(std::pin::pin!(writing.write_all(&sent)).poll(&mut cx).is_ready());
+        let mut shim = AuthorityRewriter::new(reading);
+        shim.frames.leaves = &LEAVES;
+        let mut space = vec![0; 4096];
+        loop {
+            let mut buf = ReadBuf::new(&mut space);
+            match Pin::new(&mut shim).poll_read(&mut cx, &mut buf) {
+                Poll::Ready(Ok(())) => assert!(!buf.filled().is_empty()),
+                Poll::Ready(Err(error)) => return Err(error.to_string()),
+                Poll::Pending => return Ok((shim, writing)),
+            }
+        }
+    };
+    let _little: Vec<_> = (0..9).map(|_| begun(10_000).unwrap()).collect();
+    let first = begun(300_000).unwrap();
+    let _second = begun(30_000).unwrap();
+    assert!(begun(30_000).unwrap_err().contains("too many"));
+    drop(first);
+    let _third = begun(30_000).unwrap();
+}
+
 #[tokio::test]
 async fn what_stands_before_nonsense_is_read_first() {
     let (mut client, server) = tokio::io::duplex(1 << 16);
