@@ -121,6 +121,7 @@ fn relay(
 ) -> Result<(xds::Server, crate::base::uds::Bound), Error> {
     let Common { config, clock, metrics, troubles, .. } = common;
     let mut settings = config.xds.clone();
+    settings.watches = common.watches.clone();
     if let Some(replay) = &mut settings.replay {
         replay.left = heir.and_then(Heir::replay);
     }

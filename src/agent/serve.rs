@@ -86,10 +86,5 @@ fn sockets(group: &Group, server: sds::Server, more: Vec<(&'static str, sds::Ser
 }
 
 fn relay(group: &Group, server: xds::Server, bound: uds::Bound) {
-    let stop = group.token();
-    let (listener, file) = bound.into_parts();
-    group.lasting("xds", async move {
-        let _file = file;
-        server.serve(listener, stop).await
-    });
+    group.lasting("xds", server.serve(bound, group.token()));
 }

@@ -167,12 +167,14 @@ impl Ways {
                 Ok(_) if rest.is_empty() => {
                     self.folders.insert(at.clone());
                 }
-                Ok(meta) => {
-                    // A file, or one link too many, is the end of a way only.
-                    if meta.is_dir() {
-                        self.passed.insert(next.clone());
-                    }
+                Ok(meta) if meta.is_dir() => {
+                    self.passed.insert(next.clone());
                     at = next;
+                }
+                // A file in a folder's place, or one link too many: until somebody changes that, the way ends here.
+                Ok(_) => {
+                    self.folders.insert(at.clone());
+                    return;
                 }
                 Err(_) => {
                     self.folders.insert(at.clone());

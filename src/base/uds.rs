@@ -96,7 +96,9 @@ impl Place {
         match identity(&self.path) {
             Ok(now) if now == self.identity => Found::Ours,
             Ok(_) => Found::Other,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Found::Gone,
+            Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+                Found::Gone
+            }
             // Nothing can be told, and nothing could be done.
             Err(_) => Found::Ours,
         }

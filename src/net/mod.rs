@@ -9,6 +9,7 @@
 //! | `clients` | who is on a unix socket, and how many may be |
 //! | `fair` | slots that no client has all of, and who is next |
 //! | `http` | one request over one plain connection, its answer read whole |
+//! | `kept` | a unix socket that is bound again when its file is removed |
 //! | `own` | which clients are the agent's own Envoy |
 //! | `percent` | percent-encoding, with Go's strictness |
 //! | `places` | a bound of connections, and who makes room at the bound |
@@ -29,6 +30,7 @@ pub(crate) mod fair;
 pub(crate) mod grpc;
 pub(crate) mod http;
 pub(crate) mod io;
+pub(crate) mod kept;
 pub(crate) mod own;
 pub(crate) mod percent;
 pub(crate) mod places;

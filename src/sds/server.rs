@@ -1,7 +1,5 @@
 //! The sockets and the connections on them.
 
-use std::collections::BTreeSet;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::sync::Arc;
@@ -9,7 +7,6 @@ use std::time::Duration;
 
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::time::Instant;
 
 use super::Config;
 use super::calls::{Callers, Door, Whose};
@@ -18,20 +15,18 @@ use super::metrics::Metrics;
 use super::peers::Peers;
 use super::revoked::Revoked;
 use super::stream::Shared;
-use crate::base::backoff::{Backoff, Jitter, Policy};
-use crate::base::disk::{Looks, Watching};
 use crate::base::error::chain;
 use crate::base::files::Watches;
-use crate::base::slack;
 use crate::base::tasks::{Set, Stop};
-use crate::base::uds::{self, Bound, Found, Place, Unpolled};
+use crate::base::uds::{self, Bound};
 use crate::net::accept::{Acceptor, Came};
 use crate::net::clients::{Client, Clients, HANDSHAKE};
 use crate::net::io::Tracked;
+use crate::net::kept::Keeper;
 use crate::net::progress::Phase;
 use crate::net::timer::Slack;
 use crate::net::unix;
-use crate::secrets::{SecretSource, probe};
+use crate::secrets::SecretSource;
 use crate::trouble::{Kind, Report, Reporter};
 
 /// Streams on one socket. Each costs 2 to 3 KB, so all of them stay below 32 MB, whoever has them; Envoy opens one for
@@ -48,16 +43,6 @@ const HEADER_LIST: u32 = 384 * 1024;
 
 /// A ping after so long without a read, and the time for its answer; those of the other socket.
 const KEEPALIVE: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(10));
-
-/// A removal and what follows it are one report.
-const QUIET: Duration = Duration::from_millis(25);
-
-/// How often the socket's file is looked at without a report: while it is another server's, which may end without one;
-/// where nothing is reported; and elsewhere, for what happens to the folders above.
-const LOOKS: [Duration; 3] = [Duration::from_secs(2), Duration::from_secs(20), Duration::from_secs(300)];
-
-/// How long a bind is waited for before the folder counts as one that does not answer.
-const BINDS: Duration = Duration::from_secs(5);
 
 /// How long connections may take to say goodbye.
 const GOODBYE: Duration = Duration::from_secs(1);
@@ -161,10 +146,8 @@ impl Server {
             let connections = Set::new("sds connection");
             let (shared, clients) = (Arc::clone(&self.shared), Clients::new(STREAMS));
             let (whose, trouble) = (self.whose.clone(), self.trouble.sibling());
-            let (looks, binds) = (Looks::default(), Looks::patient(BINDS));
-            let watching = Watching::new(&self.watches, QUIET);
-            let socket =
-                Socket { path, whose, shared, clients, connections, trouble, looks, binds, watching };
+            let keeper = Keeper::new(path, &self.watches);
+            let socket = Socket { whose, shared, clients, connections, trouble, keeper };
             sockets.push(socket.run(bound, wrap.clone()));
         }
         let stopping = async {
@@ -177,15 +160,12 @@ impl Server {
 }
 
 struct Socket {
-    path: PathBuf,
     whose: Whose,
     shared: Arc<Shared>,
     clients: Clients,
     connections: Set,
     trouble: Reporter,
-    looks: Looks<Found>,
-    binds: Looks<Result<Unpolled, uds::Error>>,
-    watching: Watching,
+    keeper: Keeper,
 }
 
 impl Socket {
@@ -195,26 +175,23 @@ impl Socket {
         IO: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
         let stop = self.shared.stop.clone();
-        let policy = Policy::new(Duration::from_secs(1), Duration::from_secs(16), 2.0, Jitter::None);
-        let mut backoff = Backoff::new(policy.expect("bounds are in order"));
         while !stop.is_cancelled() {
             let Some(ready) = bound.take() else {
                 let ready = tokio::select! {
                     () = stop.cancelled() => break,
-                    ready = uds::bind_beside(&self.path, &mut self.binds) => ready,
+                    ready = self.keeper.bind() => ready,
                 };
-                match ready.unwrap_or_else(|| Err(silent(&self.path))) {
+                let path = self.keeper.path().display();
+                match ready {
                     Ok(ready) => {
-                        tracing::info!(target: "sds", "listening on {}", self.path.display());
-                        backoff.reset();
+                        tracing::info!(target: "sds", "listening on {path}");
                         self.trouble.end();
                         bound = Some(ready);
                     }
-                    Err(error) => {
-                        let delay = backoff.next_delay();
+                    Err((error, delay)) => {
                         let kind = Kind::of_chain(&error).unwrap_or(Kind::SocketFolder);
                         let detail = format!("SDS grpc server could not be started: {}", chain(&error));
-                        self.trouble.report(Report::new(kind, detail).about(self.path.display().to_string()));
+                        self.trouble.report(Report::new(kind, detail).about(path.to_string()));
                         tokio::select! { () = stop.cancelled() => {}, () = tokio::time::sleep(delay) => {} }
                     }
                 }
@@ -224,7 +201,7 @@ impl Socket {
         }
         // The file is gone by now; streams have seen the stop and end by themselves.
         if tokio::time::timeout(GOODBYE, self.connections.all_ended()).await.is_err() {
-            tracing::debug!(target: "sds", "connections on {} did not end in time and are cut", self.path.display());
+            tracing::debug!(target: "sds", "connections on {} did not end in time and are cut", self.keeper.path().display());
         }
     }
 
@@ -235,40 +212,20 @@ impl Socket {
         IO: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
         let (listener, file) = bound.into_parts();
-        let place = file.place();
-        let watched = BTreeSet::from([self.path.clone()]);
-        self.watching.set(watched).await;
-        // It may have gone before it was watched.
-        let mut look = pin!(tokio::time::sleep(Duration::ZERO));
-        let mut replaced = false;
+        let (place, path) = (file.place(), self.keeper.path().display().to_string());
+        let taken = |path: &Path| {
+            tracing::warn!(target: "sds", "{} now belongs to another server; leaving it alone", path.display());
+        };
+        let mut missed = pin!(self.keeper.missed(&place, taken));
         let mut acceptor = Acceptor::new("sds");
         loop {
             tokio::select! {
                 biased;
                 () = stop.cancelled() => return,
                 () = self.connections.ended() => {}
-                () = self.watching.news() => look.as_mut().reset(Instant::now()),
-                () = &mut look => {
-                    self.watching.refresh().await;
-                    match state(&place, file.path(), &mut self.looks).await {
-                        SocketFile::Ours => replaced = false,
-                        SocketFile::Gone => {
-                            tracing::warn!(target: "sds", "{} was removed by somebody; binding it again", self.path.display());
-                            return;
-                        }
-                        SocketFile::Replaced if !replaced => {
-                            replaced = true;
-                            tracing::warn!(target: "sds", "{} now belongs to another server; leaving it alone", self.path.display());
-                        }
-                        SocketFile::Replaced => {}
-                    }
-                    let [others, unseen, seen] = LOOKS;
-                    let next = match () {
-                        () if replaced => others,
-                        () if self.watching.blind() || self.looks.stuck() => unseen,
-                        () => seen,
-                    };
-                    look.set(tokio::time::sleep_until(slack::until(Instant::now() + next)));
+                () = &mut missed => {
+                    tracing::warn!(target: "sds", "{path} was removed by somebody; binding it again");
+                    return;
                 }
                 // The last: there may always be another client.
                 came = acceptor.next(&listener) => match came {
@@ -289,35 +246,13 @@ impl Socket {
                     }
                     Ok(Came::Last(stream)) => self.clients.refuse(stream),
                     Err(error) => {
-                        tracing::warn!(target: "sds", "{} has failed and is bound again: {error}", self.path.display());
+                        tracing::warn!(target: "sds", "{path} has failed and is bound again: {error}");
                         return;
                     }
                 },
             }
         }
     }
-}
-
-enum SocketFile {
-    Ours,
-    Gone,
-    Replaced,
-}
-
-async fn state(place: &Place, path: &Path, looks: &mut Looks<Found>) -> SocketFile {
-    let place = place.clone();
-    match looks.run(move || place.look()).await {
-        // Two agents must not take the socket from each other for ever.
-        Some(Found::Other) if probe::live(path).await => SocketFile::Replaced,
-        Some(Found::Other | Found::Gone) => SocketFile::Gone,
-        // A folder that does not answer says nothing of the socket in it.
-        Some(Found::Ours) | None => SocketFile::Ours,
-    }
-}
-
-fn silent(path: &Path) -> uds::Error {
-    let source = io::Error::new(io::ErrorKind::TimedOut, "its folder does not answer");
-    uds::Error::Bind { path: path.to_owned(), source }
 }
 
 async fn connection<IO>(io: IO, door: Door, client: Arc<Client>, shared: Arc<Shared>)

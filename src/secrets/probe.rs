@@ -8,12 +8,9 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::UnixStream;
 use tokio::time::Instant;
 
-/// How long a server may take until its HTTP/2 settings arrive; the Go agent's bound.
-pub(crate) const HEALTHY_WITHIN: Duration = Duration::from_secs(1);
+use crate::net::kept::live;
 
 /// The file name of the workload socket unless `WORKLOAD_IDENTITY_SOCKET_FILE` says otherwise.
 pub(crate) const DEFAULT_SOCKET: &str = "socket";
@@ -169,24 +166,10 @@ fn remove(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Whether an HTTP/2 server answers on the socket within [`HEALTHY_WITHIN`].
-pub(crate) async fn live(path: &Path) -> bool {
-    matches!(tokio::time::timeout(HEALTHY_WITHIN, settings(path)).await, Ok(Ok(true)))
-}
-
-// Connection preface and an empty SETTINGS frame (RFC 9113 §3.4); the server's first frame must be
-// SETTINGS as well, and not an acknowledgement.
-async fn settings(path: &Path) -> io::Result<bool> {
-    let mut stream = UnixStream::connect(path).await?;
-    stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00").await?;
-    let mut head = [0; 9];
-    stream.read_exact(&mut head).await?;
-    Ok(head[3] == 4 && head[4] & 1 == 0 && head[5..] == [0; 4])
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tokio::io::AsyncWriteExt;
     use tokio::net::UnixListener;
 
     fn config(dir: &Path, file: &str) -> Config {

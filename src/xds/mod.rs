@@ -23,7 +23,7 @@
 //! the status the Go agent would give. One stream at a time: a newer one ends the older with OK. While
 //! istiod is away Envoy sees one failure and is then held, so that configuration is back as soon as
 //! istiod is (see `hold`). Every end is counted; every rejection of Envoy's is kept for
-//! [`Handle::snapshot`].
+//! [`Handle::snapshot`]. A socket whose file was removed is bound again.
 //!
 //! | file | is about |
 //! |---|---|
@@ -80,6 +80,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 
 use crate::base::clock::Clock;
+use crate::base::files::Watches;
 use crate::base::metrics::Metrics;
 use crate::istiod::auth::{CallHeaders, TokenSource};
 use crate::trouble::Reporter;
@@ -118,6 +119,8 @@ pub struct Config {
     pub max_age: Option<Duration>,
     /// Keeps the last good configuration for an Envoy that comes while istiod is away (`XDS_REPLAY`, off by default).
     pub replay: Option<Replay>,
+    /// The agent's list of watched files.
+    pub(crate) watches: Watches,
 }
 
 impl Config {
@@ -134,6 +137,7 @@ impl Config {
             stall: None,
             max_age: None,
             replay: None,
+            watches: Watches::default(),
         }
     }
 }

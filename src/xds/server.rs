@@ -1,5 +1,7 @@
 //! The ADS server on the unix socket: its connections, and whose stream is whose.
 
+use std::path::Path;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -7,21 +9,24 @@ use bytes::Bytes;
 use h2::RecvStream;
 use h2::server::SendResponse;
 use http::{Request, Response, StatusCode};
-use tokio::net::{UnixListener, UnixStream};
+use tokio::net::UnixStream;
 
 use super::protocol::Protocol;
 use super::reply::Reply;
 use super::shared::Shared;
 use super::state::Snapshot;
 use super::{Config, Parts, keepalive, protocol, reflection, session};
-use crate::base::tasks::{Set, Stop, TaskResult};
+use crate::base::error::chain;
+use crate::base::tasks::{Set, Stop};
 use crate::base::uds;
 use crate::net::accept::{Acceptor, Came};
 use crate::net::authority_rewriter::AuthorityRewriter;
 use crate::net::clients::{Client, Clients, HANDSHAKE};
 use crate::net::grpc::{self, Refused};
 use crate::net::io::{Reads, Tracked};
+use crate::net::kept::Keeper;
 use crate::net::unix;
+use crate::trouble::{Kind, Report};
 
 /// Flow-control window towards Envoy, in bytes. Requests are small; large ones pass through in pieces.
 const WINDOW: u32 = 64 * 1024;
@@ -128,32 +133,90 @@ impl Server {
         uds::bind(&self.0.config.socket)
     }
 
-    /// Serves until `stop`; then streams end and connections are closed.
-    ///
-    /// # Errors
-    /// When the socket itself fails; the agent ends in order then.
-    pub async fn serve(self, listener: UnixListener, stop: Stop) -> TaskResult {
-        let mut connections = Set::new("xds connection");
-        let clients = Clients::new(STREAMS);
+    /// Serves until `stop`; then streams end and connections are closed. A socket that is missing is bound again.
+    pub async fn serve(self, bound: uds::Bound, stop: Stop) {
+        let config = &self.0.config;
+        let mut socket = Socket {
+            keeper: Keeper::new(config.socket.clone(), &config.watches),
+            shared: self.0.clone(),
+            clients: Clients::new(STREAMS),
+            connections: Set::new("xds connection"),
+        };
+        let mut bound = Some(bound);
+        while !stop.is_cancelled() {
+            match bound.take() {
+                Some(bound) => socket.accept(bound, &stop).await,
+                None => bound = socket.bind(&stop).await,
+            }
+        }
+        let _ = tokio::time::timeout(GOODBYE * 2, socket.connections.all_ended()).await;
+    }
+}
+
+struct Socket {
+    keeper: Keeper,
+    shared: Arc<Shared>,
+    clients: Clients,
+    connections: Set,
+}
+
+impl Socket {
+    /// `None`: not now, or the agent stops.
+    async fn bind(&mut self, stop: &Stop) -> Option<uds::Bound> {
+        let ready = tokio::select! {
+            () = stop.cancelled() => return None,
+            ready = self.keeper.bind() => ready,
+        };
+        let (trouble, path) = (&self.shared.socket_trouble, self.keeper.path().display());
+        let (error, delay) = match ready {
+            Ok(bound) => {
+                tracing::info!(target: "xdsproxy", "listening on {path}");
+                trouble.lock().expect("no panic holds this lock").end();
+                return Some(bound);
+            }
+            Err(failed) => failed,
+        };
+        let kind = Kind::of_chain(&error).unwrap_or(Kind::SocketFolder);
+        let report = Report::new(kind, format!("the socket of Envoy's configuration: {}", chain(&error)));
+        trouble.lock().expect("no panic holds this lock").report(report.about(path.to_string()));
+        tokio::select! { () = stop.cancelled() => {}, () = tokio::time::sleep(delay) => {} }
+        None
+    }
+
+    /// Accepts until the stop, or until the socket must be bound again.
+    async fn accept(&mut self, bound: uds::Bound, stop: &Stop) {
+        let (listener, file) = bound.into_parts();
+        let (place, path) = (file.place(), self.keeper.path().display().to_string());
+        let taken = |path: &Path| {
+            tracing::warn!(target: "xdsproxy", "{} now belongs to another server; leaving it alone", path.display());
+        };
+        let mut missed = pin!(self.keeper.missed(&place, taken));
         let mut acceptor = Acceptor::new("xds");
         loop {
             tokio::select! {
+                biased;
+                () = stop.cancelled() => return,
+                () = self.connections.ended() => {}
+                () = &mut missed => {
+                    tracing::warn!(target: "xdsproxy", "{path} was removed by somebody; binding it again");
+                    return;
+                }
+                // The last: there may always be another client.
                 came = acceptor.next(&listener) => match came {
                     Ok(Came::In(socket, _)) => {
-                        if let Some(client) = clients.welcome(&socket) {
-                            let work = connection(self.0.clone(), socket, client.clone(), stop.clone());
-                            client.progress.served_by(connections.spawn(work));
+                        if let Some(client) = self.clients.welcome(&socket) {
+                            let work = connection(self.shared.clone(), socket, client.clone(), stop.clone());
+                            client.progress.served_by(self.connections.spawn(work));
                         }
                     }
-                    Ok(Came::Last(socket)) => clients.refuse(socket),
-                    Err(error) => return Err(format!("the XDS socket failed: {error}").into()),
+                    Ok(Came::Last(socket)) => self.clients.refuse(socket),
+                    Err(error) => {
+                        tracing::warn!(target: "xdsproxy", "{path} has failed and is bound again: {error}");
+                        return;
+                    }
                 },
-                () = connections.ended() => {}
-                () = stop.cancelled() => break,
             }
         }
-        let _ = tokio::time::timeout(GOODBYE * 2, connections.all_ended()).await;
-        Ok(())
     }
 }
 

@@ -22,7 +22,7 @@ use crate::base::heap::Passing;
 use crate::base::seldom::Seldom;
 use crate::base::tasks::Stop;
 use crate::istiod::auth::{CallHeaders, TokenSource, root_cause};
-use crate::trouble::Report;
+use crate::trouble::{Report, Reporter};
 
 /// Streams that stand side by side: each target of a proxyless client has one.
 const SIDE_BY_SIDE: usize = 64;
@@ -48,6 +48,8 @@ pub(super) struct Shared {
     /// What istiod has brought.
     pub(super) passing: Arc<Passing>,
     pub(super) troubles: Troubles,
+    /// Of the socket itself.
+    pub(super) socket_trouble: Mutex<Reporter>,
     /// The version Envoy last named for extension configs; outlives streams, as in the Go agent.
     pub(super) ecds_version: Mutex<String>,
     hold: Mutex<Hold>,
@@ -88,6 +90,7 @@ impl Shared {
             state,
             memory,
             passing,
+            socket_trouble: Mutex::new(parts.trouble.sibling()),
             troubles: Troubles::new(parts.trouble),
             ecds_version: Mutex::default(),
             hold: Mutex::new(hold),

@@ -1,11 +1,14 @@
 //! The discovery relay when istiod or the way to it breaks: what Envoy is told, what is counted, and that the next
 //! stream works. What needs dropped packets is in the privileged tests; what needs a real Envoy, in `heal`.
 
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use mock_istiod::{Fault, bulk};
 
 use super::ads::{CDS, World, answer, ask, ended, request};
+use super::why::beside;
+use crate::support::agent::XDS;
 use crate::support::{Code, LIMIT, eventually};
 
 async fn counted(world: &World, name: &str, count: f64) {
@@ -170,4 +173,37 @@ async fn a_silent_stream_stays_and_ends_when_envoy_leaves() {
     request(&mut istiod).await;
     drop(envoy);
     ended(istiod).await;
+}
+
+#[tokio::test]
+async fn a_socket_that_somebody_removes_or_replaces_is_bound_again_and_the_open_stream_stays() {
+    let mut world = World::new().await;
+    let (mut first, istiod) = world.sotw().await;
+    // Envoy's bootstrap lies beside the socket, and is read by now.
+    world.agent.wait_ready().await;
+    let socket = world.agent.path(XDS);
+    let ways: [&dyn Fn(&Path); 3] = [
+        &|path: &Path| std::fs::remove_file(path).unwrap(),
+        &|path: &Path| {
+            std::fs::write(path.with_extension("fresh"), "x").unwrap();
+            std::fs::rename(path.with_extension("fresh"), path).unwrap();
+        },
+        &|path: &Path| std::fs::rename(path.parent().unwrap(), path.with_file_name("../away")).unwrap(),
+    ];
+    for (n, take_away) in ways.into_iter().enumerate() {
+        take_away(&socket);
+        drop(world.envoy().await);
+        istiod.responses.sotw(&answer(CDS, &n.to_string(), 10)).await.unwrap();
+        assert_eq!(first.next().await.unwrap().nonce, n.to_string());
+    }
+    // One that cannot be made is told, and waited for.
+    let folder = socket.parent().unwrap();
+    std::fs::rename(folder, folder.with_file_name("again")).unwrap();
+    std::fs::write(folder, "").unwrap();
+    beside::told(&world.agent, "SocketFolder", "etc/istio/proxy").await;
+    std::fs::remove_file(folder).unwrap();
+    drop(world.envoy().await);
+    world.agent.wait_log("over: SocketFolder").await;
+    istiod.responses.sotw(&answer(CDS, "last", 10)).await.unwrap();
+    assert_eq!(first.next().await.unwrap().nonce, "last");
 }

@@ -51,6 +51,24 @@ async fn a_plain_file_again_and_again() {
 }
 
 #[tokio::test]
+async fn a_file_in_the_place_of_a_folder_on_the_way() {
+    let mut world = World::new(|d| fs::write(d.join("top"), "").unwrap(), "top/f");
+    for _ in 0..2 {
+        world.seen("removal of the file", |d| fs::remove_file(d.join("top")).unwrap()).await;
+        world.seen("the folder", |d| fs::create_dir(d.join("top")).unwrap()).await;
+        world.seen("the file in it", |d| fs::write(d.join("top/f"), "1").unwrap()).await;
+        world
+            .seen("another file in the folder's place", |d| {
+                fs::rename(d.join("top"), d.join("away")).unwrap();
+                fs::write(d.join("top"), "").unwrap();
+                fs::remove_dir_all(d.join("away")).unwrap();
+            })
+            .await;
+        assert_eq!(world.watcher.failures(), 0);
+    }
+}
+
+#[tokio::test]
 async fn the_target_of_a_link_twice() {
     let mut world = World::new(
         |d| {

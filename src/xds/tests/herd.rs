@@ -70,10 +70,8 @@ async fn five_hundred_agents_come_back_spread_out() {
         };
         let server = Server::new(Config::new(socket.clone()), parts);
         handles.push(server.handle());
-        let (listener, _file) = server.bind().unwrap().into_parts();
-        std::mem::forget(_file);
-        let stop = group.token();
-        group.spawn("xds", server.serve(listener, stop));
+        let bound = server.bind().unwrap();
+        group.run("xds", server.serve(bound, group.token()));
         group.run("envoy", play_envoy(socket));
     }
     let mut first = Vec::new();

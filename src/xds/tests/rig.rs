@@ -111,12 +111,8 @@ impl Rig {
         if let Some(keeper) = server.keeper(std::future::ready("me".to_owned()), group.token()) {
             group.run("keeper", keeper);
         }
-        let (listener, file) = server.bind().unwrap().into_parts();
-        let stop = group.token();
-        group.spawn("xds", async move {
-            let _file = file;
-            server.serve(listener, stop).await
-        });
+        let bound = server.bind().unwrap();
+        group.run("xds", server.serve(bound, group.token()));
         Self { group, way, handle, metrics, socket, news, streams, bundle, deaf: Stop::new(), _dir: dir }
     }
 
