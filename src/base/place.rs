@@ -106,6 +106,18 @@ fn replace_by(
     Ok(())
 }
 
+/// Waits until what was written is on the disk, as far as the file system can say.
+///
+/// # Errors
+/// The disk's.
+pub(crate) fn settle(file: &File) -> io::Result<()> {
+    use io::ErrorKind as E;
+    match file.sync_data() {
+        Err(error) if matches!(error.kind(), E::InvalidInput | E::Unsupported) => Ok(()),
+        synced => synced,
+    }
+}
+
 /// As [`replace`], in a folder that is held open, whatever its path leads to by now; the file has exactly these `bits`, and
 /// what `last` does to it before it gets to its place.
 ///
@@ -153,6 +165,11 @@ pub(crate) fn over(path: &Path, text: &[u8]) -> io::Result<()> {
 /// Removes what processes that were killed have left on its way to these `names` in `folder`. Nobody needs as long as
 /// [`LEFT`] to bring a file to its place.
 pub(crate) fn sweep(folder: &Path, names: &[&str]) {
+    sweep_older(folder, names, LEFT);
+}
+
+/// As [`sweep`], for files that may be on their way for so long.
+pub(crate) fn sweep_older(folder: &Path, names: &[&str], than: Duration) {
     let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
     let Ok(entries) = std::fs::read_dir(folder) else { return };
     for entry in entries.flatten() {
@@ -167,7 +184,7 @@ pub(crate) fn sweep(folder: &Path, names: &[&str]) {
         }
         let about = entry.metadata().ok().filter(std::fs::Metadata::is_file);
         let age = about.and_then(|about| about.modified().ok()?.elapsed().ok());
-        if age.is_some_and(|age| age > LEFT) {
+        if age.is_some_and(|age| age > than) {
             let _ = std::fs::remove_file(entry.path());
         }
     }
@@ -246,6 +263,17 @@ mod tests {
         assert!(!std::fs::symlink_metadata(&path).unwrap().is_symlink());
         over(&path, b"over").unwrap();
         assert_eq!(std::fs::read(&path).unwrap(), b"over");
+    }
+
+    #[test]
+    fn what_cannot_be_waited_for_is_written_all_the_same() {
+        let file = beside(tempfile::tempdir().unwrap().path(), "x", Mode::Exact(0o600)).unwrap();
+        settle(file.as_file()).unwrap();
+        // A pipe has no disk, and says so.
+        let (_reads, pipe) = std::io::pipe().unwrap();
+        let pipe = File::from(std::os::fd::OwnedFd::from(pipe));
+        assert!(pipe.sync_data().is_err());
+        settle(&pipe).unwrap();
     }
 
     #[test]

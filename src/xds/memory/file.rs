@@ -109,7 +109,9 @@ impl Memory {
             let written = place::put_by(&file, FileMode::Exact(0o600), |file| {
                 let mut file = BufWriter::new(file);
                 disk::write_to(&mut file, &store, &owner, good, false)?;
-                file.flush()
+                file.flush()?;
+                // It is for the day on which the power fails: no name may lead to bytes that are not there.
+                place::settle(file.get_ref().as_file())
             });
             written.map_err(|e| chain(&e)).map(|()| changes)
         });
