@@ -20,8 +20,9 @@ use bytes::Bytes;
 use memchr::memmem;
 use tokio::time::Instant;
 
-use super::receive::Beside;
+use super::receive::{Beside, DOWNLOAD};
 use crate::base::lane::Lane;
+use crate::base::place;
 
 /// One for each download that a push usually brings.
 static LOOKS: Lane = Lane::new("looking for modules", 4);
@@ -199,6 +200,15 @@ impl Cache {
         };
         if let Err(error) = removed {
             tracing::error!(target: "wasm", "unused modules are not removed: {error}");
+        }
+    }
+
+    /// Removes what processes that were killed have left of their downloads, if it was not written to for `age`.
+    pub(super) async fn sweep(&self, age: Duration) {
+        let dir = self.dir().to_owned();
+        if let Err(error) = CHANGES.within(PATIENCE, move || place::sweep_older(&dir, &[DOWNLOAD], age)).await
+        {
+            tracing::debug!(target: "wasm", "what others have left of downloads stays: {error}");
         }
     }
 

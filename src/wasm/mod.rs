@@ -178,6 +178,10 @@ static REFUSED: Seldom = Seldom::new(60);
 /// Longest cause in a line.
 const CAUSE: usize = 1024;
 
+/// A file that was not written to for so long when the agent starts belongs to none that runs.
+const FRESH: Duration = Duration::from_secs(60);
+/// And this at any time: a filter's module may take an hour at most.
+const ABANDONED: Duration = Duration::from_secs(2 * 3600);
 /// So many resources in trouble are told apart.
 const TROUBLES: usize = 32;
 
@@ -240,14 +244,16 @@ impl Converter {
     ) {
         let mut ticks = interval(self.purge_interval);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        // The first is at once.
+        // The first is at once. Nothing of ours is older yet than a moment.
         ticks.tick().await;
+        self.cache.sweep(FRESH).await;
         loop {
             tokio::select! {
                 () = stop.cancelled() => return,
                 _ = ticks.tick() => {}
             }
             self.cache.purge(kept()).await;
+            self.cache.sweep(ABANDONED).await;
             self.meters.entries(self.cache.count());
         }
     }

@@ -26,6 +26,8 @@ const SHORTEST: u64 = 8;
 const LOOK: usize = tar::MAGIC_AT + tar::MAGIC.len();
 /// Packed so many times within each other at most; more is an attack.
 const DEEPEST: u32 = 4;
+/// What the name of a download's file begins with.
+pub(super) const DOWNLOAD: &str = ".download";
 /// A disk that works needs a millisecond.
 const REMOVED: Duration = Duration::from_millis(100);
 const GZIP: &[u8] = &[0x1f, 0x8b];
@@ -178,7 +180,7 @@ impl Receiver {
     pub(super) fn new(dir: &Path, limit: u64, form: Form) -> io::Result<Self> {
         // Without its folder a module cannot be stored, but whether it could be had is still told: the
         // bytes go where any may be put.
-        let place = |dir| place::beside(dir, ".download", Mode::Masked(0o644));
+        let place = |dir| place::beside(dir, DOWNLOAD, Mode::Masked(0o644));
         let file = Beside::of(place(dir).or_else(|_| place(Path::new("/tmp")))?);
         let (stage, packed) = match form {
             Form::Any => (Stage::Look(Vec::new()), Some(sha256())),

@@ -480,3 +480,28 @@ async fn what_comes_late_does_not_end_the_trouble_of_what_is_newer() {
     let failing = converter.failing();
     assert!(failing.settled.is_empty() && failing.under_way.is_empty(), "nothing is left to contradict");
 }
+
+#[tokio::test]
+async fn what_a_killed_agent_has_left_of_a_download_is_removed() {
+    let rig = rig(|_| {});
+    let plant = |name: &str, modified: std::time::SystemTime| {
+        let path = rig.dir.path().join(name);
+        std::fs::File::create(&path).unwrap().set_modified(modified).unwrap();
+        path
+    };
+    let left = plant(".download.aB3dE6.new", std::time::UNIX_EPOCH);
+    // Of another agent's, perhaps.
+    let fresh = plant(".download.aB3dE7.new", std::time::SystemTime::now());
+    let other = plant("download.aB3dE8.new", std::time::UNIX_EPOCH);
+    let stop = Stop::new();
+    let gone = async {
+        while left.exists() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        stop.cancel();
+    };
+    let purging = rig.converter.purge(stop.clone(), || std::future::ready(Ok(Vec::new())));
+    let both = futures_util::future::join(purging, gone);
+    tokio::time::timeout(Duration::from_secs(20), both).await.expect("it is left");
+    assert!(fresh.exists() && other.exists());
+}
