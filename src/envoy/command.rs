@@ -5,7 +5,6 @@
 
 use std::ffi::OsString;
 use std::path::Path;
-use std::time::Duration;
 
 /// `--local-address-ip-version`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -34,8 +33,8 @@ pub struct Options {
     pub drain_seconds: i64,
     /// Family of the addresses that Envoy gives itself.
     pub ip_version: IpVersion,
-    /// `fileFlushInterval`; unset: one second.
-    pub file_flush_interval: Option<Duration>,
+    /// `fileFlushInterval` in milliseconds, negative ones as they are; unset: one second.
+    pub file_flush_milliseconds: Option<i64>,
     /// `fileFlushMinSizeKb`; 0: left out.
     pub file_flush_min_size_kb: u32,
     /// Log levels.
@@ -55,7 +54,7 @@ impl Default for Options {
         Self {
             drain_seconds: 45,
             ip_version: IpVersion::V4,
-            file_flush_interval: None,
+            file_flush_milliseconds: None,
             file_flush_min_size_kb: 0,
             log: LogLevels { base: "warning".to_owned(), components: String::new() },
             skip_deprecated_logs: true,
@@ -84,7 +83,7 @@ pub(crate) struct Epoch<'a> {
 /// Envoy's arguments after its name.
 #[must_use]
 pub(crate) fn arguments(config: &Path, options: &Options, epoch: Option<&Epoch<'_>>) -> Vec<OsString> {
-    let flush = options.file_flush_interval.map_or(1000, |d| d.as_millis());
+    let flush = options.file_flush_milliseconds.unwrap_or(1000);
     let mut args: Vec<OsString> = vec!["-c".into(), config.into()];
     let mut two = |name: &str, value: String| args.extend([name.into(), value.into()]);
     two("--drain-time-s", options.drain_seconds.to_string());

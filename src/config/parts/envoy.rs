@@ -59,6 +59,13 @@ pub(crate) fn presence(config: &Sources) -> Result<Presence, Error> {
 /// User and group of Envoy when the agent is root and serves DNS on port 53.
 const ENVOY_USER: (u32, u32) = (1337, 1337);
 
+/// As Go's `time.Duration` holds it: 292 years at most, cut towards zero.
+fn milliseconds(of: &pbjson_types::Duration) -> i64 {
+    let nanos = i128::from(of.seconds) * 1_000_000_000 + i128::from(of.nanos);
+    let most = if nanos < 0 { i64::MIN } else { i64::MAX };
+    i64::try_from(nanos).unwrap_or(most) / 1_000_000
+}
+
 /// A port of [`ports::SECURE_PORTS`]; a negative one is only told to istiod, as in the Go agent.
 fn secure_port(settings: &Settings, key: Key<kinds::Int>) -> Option<u16> {
     u16::try_from(settings.int(key)).ok().filter(|port| *port > 0)
@@ -131,7 +138,7 @@ pub(crate) fn process(config: &Sources, root: bool) -> Result<envoy::Config, Err
     let arguments = Options {
         drain_seconds: i64::try_from(drain.as_secs()).unwrap_or(i64::MAX),
         ip_version: IpVersion::of(addresses),
-        file_flush_interval: Sources::span(proxy.file_flush_interval.as_ref()),
+        file_flush_milliseconds: proxy.file_flush_interval.as_ref().map(milliseconds),
         file_flush_min_size_kb: proxy.file_flush_min_size_kb,
         log,
         skip_deprecated_logs: s.flag(var::ENVOY_SKIP_DEPRECATED_LOGS),
@@ -353,3 +360,24 @@ impl Bootstrap {
 
 #[cfg(test)]
 mod recorded;
+
+#[cfg(test)]
+mod tests {
+    use super::milliseconds;
+
+    #[test]
+    fn an_odd_flush_interval_is_the_go_agents() {
+        let of = |seconds, nanos| milliseconds(&pbjson_types::Duration { seconds, nanos });
+        for (seconds, nanos, said) in [
+            (0, 250_000_000, 250),
+            (1, 999_999, 1000),
+            (-5, 0, -5000),
+            (0, -500_000_000, -500),
+            (-1, -1_999_999, -1001),
+            (315_576_000_000, 0, 9_223_372_036_854),
+            (-315_576_000_000, 0, -9_223_372_036_854),
+        ] {
+            assert_eq!(of(seconds, nanos), said, "{seconds} s {nanos} ns");
+        }
+    }
+}

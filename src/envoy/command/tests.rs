@@ -20,7 +20,7 @@ fn everything_at_once_in_order() {
     let options = Options {
         drain_seconds: 7,
         ip_version: IpVersion::V6,
-        file_flush_interval: Some(Duration::from_millis(250)),
+        file_flush_milliseconds: Some(250),
         file_flush_min_size_kb: 64,
         log: LogLevels { base: "trace".into(), components: "misc:error".into() },
         skip_deprecated_logs: true,
