@@ -85,6 +85,8 @@ pub(crate) struct Names {
 /// What is served.
 pub(crate) trait Site: Send + Sync + 'static {
     const NAMES: Names;
+    /// Whether its answers vary by encoding: then so does the one that is given in a handler's place.
+    const VARIES: bool = false;
 
     /// The answer to a request that can be meant. What is left of its body is read off afterwards, or the
     /// connection ends.

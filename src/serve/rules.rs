@@ -45,7 +45,7 @@ fn only_bad_utf8(path: &str) -> bool {
 }
 
 /// The answer to a request to the server as a whole, which is no handler's: only OPTIONS may ask that.
-pub(super) fn asterisk<B>(request: &Request<B>) -> Option<Answer> {
+pub(super) fn asterisk<B>(request: &Request<B>, varies: bool) -> Option<Answer> {
     if request.uri().path() != "*" {
         return None;
     }
@@ -54,6 +54,9 @@ pub(super) fn asterisk<B>(request: &Request<B>) -> Option<Answer> {
     }
     let mut answer = status(StatusCode::BAD_REQUEST);
     answer.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    if varies {
+        answer.headers_mut().insert(header::VARY, HeaderValue::from_static("Accept-Encoding"));
+    }
     Some(answer)
 }
 
@@ -65,7 +68,8 @@ mod tests {
     fn the_server_as_a_whole_is_no_handlers() {
         let answer = |method: &str, target: &str| {
             let request = Request::builder().method(method).uri(target).body(()).unwrap();
-            asterisk(&request).map(|a| (a.status().as_u16(), a.headers().contains_key(header::CONNECTION)))
+            asterisk(&request, false)
+                .map(|a| (a.status().as_u16(), a.headers().contains_key(header::CONNECTION)))
         };
         assert_eq!(answer("OPTIONS", "*"), Some((200, false)));
         assert_eq!(answer("GET", "*"), Some((400, true)));

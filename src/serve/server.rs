@@ -258,7 +258,7 @@ async fn answer<S: Site>(
         refused.body_mut().conn = Some(conn);
         return Ok(refused);
     }
-    let mut answer = match rules::asterisk(&request) {
+    let mut answer = match rules::asterisk(&request, S::VARIES) {
         Some(answer) => answer,
         None => match caught(S::NAMES.request, site.answer(&request, &mut body, peer, &conn)).await {
             Ok(answer) => answer,

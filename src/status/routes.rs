@@ -34,6 +34,7 @@ impl Peer {
 }
 
 impl Site for Shared {
+    const VARIES: bool = true;
     const NAMES: Names = Names {
         server: "status server",
         listener: "status",

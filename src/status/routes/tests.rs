@@ -69,6 +69,7 @@ async fn paths_hosts_and_heads() {
     }
     let got = raw("GET * HTTP/1.1\r\nHost: a\r\n\r\n").await;
     assert_eq!((got.status, got.text().as_str(), got.header("connection")), (400, "", Some("close")));
+    assert_eq!(got.header("vary"), Some("Accept-Encoding"), "a handler's, as in the Go agent");
     let got = raw("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await;
     assert_eq!((got.status, got.text().as_str(), got.header("connection")), (400, "", Some("close")));
     let got = raw("OPTIONS * HTTP/1.1\r\nHost: a\r\n\r\n").await;
@@ -118,6 +119,11 @@ async fn heads_that_go_takes_and_nobody_sends() {
     ] {
         assert_eq!(status(format!("GET /x {odd}\r\n\r\n")).await, "400", "{odd}");
     }
+    for odd in ["/<", "/>", "/`", "/x?<", "/x?>", "/x?\""] {
+        assert_eq!(status(format!("GET {odd} HTTP/1.1\r\nHost: a\r\n\r\n")).await, "400", "{odd}");
+    }
+    let cut = status("GET /debug/#x HTTP/1.1\r\nHost: a\r\n\r\n".to_owned()).await;
+    assert_eq!(cut, status("GET /debug/ HTTP/1.1\r\nHost: a\r\n\r\n".to_owned()).await);
 }
 
 #[tokio::test]
