@@ -112,12 +112,6 @@ impl SocketFile {
     pub(crate) fn place(&self) -> Place {
         Place { path: self.path.clone(), identity: self.identity }
     }
-
-    /// Where the socket is.
-    #[must_use]
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
 }
 
 impl Drop for SocketFile {
