@@ -106,7 +106,8 @@ fn replace_by(
     Ok(())
 }
 
-/// Waits until what was written is on the disk, as far as the file system can say.
+/// Waits until what was written is on the disk, as far as the file system can say: many have a rename there before the
+/// content, and an empty file after a power cut.
 ///
 /// # Errors
 /// The disk's.

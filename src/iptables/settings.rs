@@ -327,6 +327,14 @@ pub fn name_servers(text: &str) -> (Vec<Ipv4Addr>, Vec<Ipv6Addr>) {
 mod tests {
     use super::*;
 
+    fn host() -> Host {
+        Host {
+            addresses: vec!["10.0.0.2".parse().unwrap()],
+            resolv_conf: Ok(String::new()),
+            names: Names::default(),
+        }
+    }
+
     #[test]
     fn servers_are_read_as_the_go_agent_does() {
         let (v4, v6) = name_servers(
@@ -348,11 +356,7 @@ mod tests {
             proxy_uid: text("1337,"),
             ..Settings::default()
         };
-        let host = Host {
-            addresses: vec!["10.0.0.2".parse().unwrap()],
-            resolv_conf: Ok(String::new()),
-            names: Names::default(),
-        };
+        let host = host();
         assert_eq!(resolve(&settings, &host).unwrap_err(), Setting::ExcludesAll);
         let settings = Settings { skip_rule_apply: true, ..settings };
         let resolved = resolve(&settings, &host).unwrap();
@@ -371,11 +375,7 @@ mod tests {
                 dry_run: true,
                 ..Settings::default()
             };
-            let host = Host {
-                addresses: vec!["10.0.0.2".parse().unwrap()],
-                resolv_conf: Ok(String::new()),
-                names: Names::default(),
-            };
+            let host = host();
             let rules = crate::iptables::rules::generate(&resolve(&settings, &host).unwrap().options);
             rules.iter().filter(|rule| rule.chain == "ISTIO_OUTPUT_OWNER").count() == 0
         };
@@ -394,11 +394,7 @@ mod tests {
             dry_run: true,
             ..Settings::default()
         };
-        let host = Host {
-            addresses: vec!["10.0.0.2".parse().unwrap()],
-            resolv_conf: Ok(String::new()),
-            names: Names::default(),
-        };
+        let host = host();
         let jumps = |ports| {
             let rules = crate::iptables::rules::generate(&resolve(&of(ports), &host).unwrap().options);
             rules.iter().filter(|r| r.chain == "PREROUTING").count()

@@ -68,7 +68,7 @@ impl Config {
 
     /// Writes what differs.
     pub(super) fn write(&self, files: Files<'_>) -> Result<(), Error> {
-        self.write_by(files, durable)
+        self.write_by(files, place::settle)
     }
 
     // `sync` has a file on the disk before its rename is.
@@ -142,18 +142,6 @@ fn beside(
     Ok(Some((file, old)))
 }
 
-/// Waits until the content is on the disk: many a file system has a rename there before it, and after a power cut an
-/// empty file, which on a machine that starts without its token or its CA is the end of its identity.
-fn durable(file: &File) -> io::Result<()> {
-    match file.sync_data() {
-        // There are file systems that cannot.
-        Err(error) if matches!(error.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::Unsupported) => {
-            Ok(())
-        }
-        synced => synced,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -203,7 +191,7 @@ mod tests {
         );
         assert_eq!(std::fs::read(dir.path().join("key.pem")).unwrap(), b"k");
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 3, "nothing is left over");
-        durable(&File::open("/dev/null").unwrap()).unwrap();
+        place::settle(&File::open("/dev/null").unwrap()).unwrap();
     }
 
     #[test]
