@@ -18,6 +18,7 @@ use crate::base::lane::Lane;
 use crate::base::metrics::Metrics;
 use crate::base::tasks::{Set, Stop, TaskResult};
 use crate::net::accept::{self, Acceptor, Came};
+use crate::net::datagram::{Asked, Socket};
 use crate::net::places::{Bounds, Place, Places};
 use crate::net::progress::{Heads, Phase, Progress};
 use crate::trouble::Reporter;
@@ -46,7 +47,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 
 /// Sockets that are bound but not yet served.
 pub(crate) struct Bound {
-    sockets: Vec<(UdpSocket, TcpListener)>,
+    sockets: Vec<(Socket, TcpListener)>,
     /// The content of resolv.conf by which they were bound.
     known: Vec<u8>,
     shared: Arc<Shared>,
@@ -101,14 +102,14 @@ pub(crate) async fn bind(
     Ok(Bound { sockets, known: text, shared: Arc::new(shared) })
 }
 
-async fn udp_socket(host: &str, port: u16) -> std::io::Result<UdpSocket> {
+async fn udp_socket(host: &str, port: u16) -> std::io::Result<Socket> {
     let key = format!("dns udp {host} {port}");
     let socket = match handover::take(&key) {
         Some((_, fd)) => UdpSocket::from_std(unblocking(fd.into(), std::net::UdpSocket::set_nonblocking)?)?,
         None => UdpSocket::bind((host, port)).await?,
     };
     handover::offer(key, "", &socket);
-    Ok(socket)
+    Socket::new(socket)
 }
 
 async fn tcp_socket(host: &str, port: u16) -> std::io::Result<TcpListener> {
@@ -270,16 +271,16 @@ async fn follow(path: PathBuf, mut known: Vec<u8>, shared: Arc<Shared>) {
     }
 }
 
-async fn udp(socket: Arc<UdpSocket>, shared: Arc<Shared>) {
+async fn udp(socket: Arc<Socket>, shared: Arc<Shared>) {
     // Bounded by the permits: whoever gets none ends at once.
     let mut forwards = Set::new("dns query");
     let mut buffer = [0; wire::UDP_MIN];
     loop {
         let received = tokio::select! {
-            received = socket.recv_from(&mut buffer) => received,
+            received = socket.receive(&mut buffer) => received,
             () = forwards.ended() => continue,
         };
-        let (length, from) = match received {
+        let (length, asked) = match received {
             Ok(received) => received,
             Err(error) => {
                 tracing::debug!(target: "dns", "receive: {error}");
@@ -290,21 +291,22 @@ async fn udp(socket: Arc<UdpSocket>, shared: Arc<Shared>) {
         let message = wire::mended(&buffer[..length]);
         match shared.handle(&message, Query::udp_limit) {
             Next::Nothing => {}
-            Next::Reply(reply) => send(&socket, &reply, from).await,
+            Next::Reply(reply) => send(&socket, &reply, asked).await,
             Next::Forward(query) => {
                 let (message, socket, shared) = (message.into_owned(), socket.clone(), shared.clone());
                 forwards.spawn(async move {
                     let reply = shared.forward(&message, &query, Transport::Udp(query.udp_limit())).await;
-                    send(&socket, &reply, from).await;
+                    send(&socket, &reply, asked).await;
                 });
             }
         }
     }
 }
 
-async fn send(socket: &UdpSocket, reply: &[u8], to: std::net::SocketAddr) {
-    match timeout(FIRST, socket.send_to(reply, to)).await {
-        Ok(Ok(_)) => {}
+async fn send(socket: &Socket, reply: &[u8], asked: Asked) {
+    let to = asked.from;
+    match timeout(FIRST, socket.answer(reply, &asked)).await {
+        Ok(Ok(())) => {}
         Ok(Err(error)) => tracing::debug!(target: "dns", "reply to {to}: {error}"),
         Err(_) => tracing::debug!(target: "dns", "reply to {to}: the socket's buffer stayed full"),
     }

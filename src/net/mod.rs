@@ -7,6 +7,7 @@
 //! | `accept` | accepting: back-off, a reserve descriptor, one log line per change |
 //! | `authority_rewriter` | rewrites an `:authority` that the HTTP/2 library would refuse |
 //! | `clients` | who is on a unix socket, and how many may be |
+//! | `datagram` | a UDP socket whose answers come from the address that was asked |
 //! | `fair` | slots that no client has all of, and who is next |
 //! | `http` | one request over one plain connection, its answer read whole |
 //! | `kept` | a unix socket that is bound again when its file is removed |
@@ -26,6 +27,7 @@
 pub(crate) mod accept;
 pub(crate) mod authority_rewriter;
 pub(crate) mod clients;
+pub(crate) mod datagram;
 pub(crate) mod fair;
 pub(crate) mod grpc;
 pub(crate) mod http;

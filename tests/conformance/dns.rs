@@ -286,6 +286,27 @@ async fn a_nameserver_with_a_zone_is_asked_and_served_in_its_family() {
 }
 
 #[tokio::test]
+async fn a_server_on_a_wildcard_address_answers_from_the_one_that_was_asked() {
+    if !root_for("a resolv.conf of its own") {
+        return;
+    }
+    for (host, at, of) in
+        [("0.0.0.0", "127.0.0.2", "0.0.0.0:0"), ("", "127.0.0.2", "0.0.0.0:0"), ("[::]", "::1", "[::1]:0")]
+    {
+        let port = free_port();
+        let with = |b| serving(b, port, "").env("DNS_PROXY_ADDR", format!("{host}:{port}"));
+        let mut world = World::with(with).await;
+        world.agent.wait_log("local DNS server listens on").await;
+        // Connected, so that the kernel drops what comes from elsewhere.
+        let udp = UdpSocket::bind(of).await.unwrap();
+        udp.connect((at, port)).await.unwrap();
+        let client = Client { port, udp };
+        assert_eq!(rcode(&client.ask(&query(1, "www.example.com", A)).await), SERV_FAIL, "no table yet");
+        world.agent.stop().await;
+    }
+}
+
+#[tokio::test]
 async fn without_a_nameserver_the_answer_is_a_failure_in_both_modes() {
     if !root_for("a resolv.conf of its own") {
         return;
