@@ -76,10 +76,7 @@ fn until(group: &Group, name: &str, task: impl Future<Output = ()> + Send + 'sta
 }
 
 fn sockets(group: &Group, server: sds::Server, more: Vec<(&'static str, sds::Server)>) {
-    let stop = group.token();
-    group.lasting("sds", async move {
-        server.run_with(stop, crate::net::authority_rewriter::AuthorityRewriter::new).await
-    });
+    group.lasting("sds", server.run(group.token()));
     for (name, server) in more {
         group.lasting(name, server.run(group.token()));
     }

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::Config;
 use super::calls::{Callers, Door, Whose};
@@ -20,6 +19,7 @@ use crate::base::files::Watches;
 use crate::base::tasks::{Set, Stop};
 use crate::base::uds::{self, Bound};
 use crate::net::accept::{Acceptor, Came};
+use crate::net::authority_rewriter::AuthorityRewriter;
 use crate::net::clients::{Client, Clients, HANDSHAKE};
 use crate::net::io::Tracked;
 use crate::net::kept::Keeper;
@@ -132,15 +132,6 @@ impl Server {
 
     /// Serves until `stop`; then streams end with code 14 and the sockets are gone.
     pub(crate) async fn run(self, stop: Stop) {
-        self.run_with(stop, |stream| stream).await;
-    }
-
-    /// Like [`Server::run`], with each accepted connection passed through `wrap`.
-    pub(crate) async fn run_with<W, IO>(self, stop: Stop, wrap: W)
-    where
-        W: Fn(unix::Stream) -> IO + Clone + Send + Sync + 'static,
-        IO: AsyncRead + AsyncWrite + Send + Unpin + 'static,
-    {
         let mut sockets = Vec::new();
         for (path, bound) in self.sockets {
             let connections = Set::new("sds connection");
@@ -148,7 +139,7 @@ impl Server {
             let (whose, trouble) = (self.whose.clone(), self.trouble.sibling());
             let keeper = Keeper::new(path, &self.watches);
             let socket = Socket { whose, shared, clients, connections, trouble, keeper };
-            sockets.push(socket.run(bound, wrap.clone()));
+            sockets.push(socket.run(bound));
         }
         let stopping = async {
             stop.cancelled().await;
@@ -169,11 +160,7 @@ struct Socket {
 }
 
 impl Socket {
-    async fn run<W, IO>(mut self, mut bound: Option<Bound>, wrap: W)
-    where
-        W: Fn(unix::Stream) -> IO + Sync,
-        IO: AsyncRead + AsyncWrite + Send + Unpin + 'static,
-    {
+    async fn run(mut self, mut bound: Option<Bound>) {
         let stop = self.shared.stop.clone();
         while !stop.is_cancelled() {
             let Some(ready) = bound.take() else {
@@ -197,7 +184,7 @@ impl Socket {
                 }
                 continue;
             };
-            self.accept(ready, &wrap, &stop).await;
+            self.accept(ready, &stop).await;
         }
         // The file is gone by now; streams have seen the stop and end by themselves.
         if tokio::time::timeout(GOODBYE, self.connections.all_ended()).await.is_err() {
@@ -206,11 +193,7 @@ impl Socket {
     }
 
     /// Accepts until the stop, or until the socket must be bound again.
-    async fn accept<W, IO>(&mut self, bound: Bound, wrap: &W, stop: &Stop)
-    where
-        W: Fn(unix::Stream) -> IO + Sync,
-        IO: AsyncRead + AsyncWrite + Send + Unpin + 'static,
-    {
+    async fn accept(&mut self, bound: Bound, stop: &Stop) {
         let (listener, file) = bound.into_parts();
         let (place, path) = (file.place(), self.keeper.path().display().to_string());
         let taken = |path: &Path| {
@@ -240,7 +223,7 @@ impl Socket {
                                     continue;
                                 }
                             };
-                            let work = connection(wrap(stream), door, client.clone(), Arc::clone(&self.shared));
+                            let work = connection(AuthorityRewriter::new(stream), door, client.clone(), Arc::clone(&self.shared));
                             client.progress.served_by(self.connections.spawn(work));
                         }
                     }
@@ -255,10 +238,12 @@ impl Socket {
     }
 }
 
-async fn connection<IO>(io: IO, door: Door, client: Arc<Client>, shared: Arc<Shared>)
-where
-    IO: AsyncRead + AsyncWrite + Send + Unpin + 'static,
-{
+async fn connection(
+    io: AuthorityRewriter<unix::Stream>,
+    door: Door,
+    client: Arc<Client>,
+    shared: Arc<Shared>,
+) {
     let stop = shared.stop.clone();
     let (io, reads) = Tracked::new(io);
     let keepalive = shared.keepalive;

@@ -1,8 +1,10 @@
 //! The ADS server on the unix socket: its connections, and whose stream is whose.
 
+use std::future::poll_fn;
 use std::path::Path;
 use std::pin::pin;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -229,32 +231,27 @@ async fn connection(shared: Arc<Shared>, socket: UnixStream, client: Arc<Client>
     let mut streams = Set::new("xds stream");
     let ping = http2.ping_pong();
     let mut dead = std::pin::pin!(keepalive::watch(ping, &reads, shared.config.keepalive));
-    loop {
+    'open: loop {
         tokio::select! {
             biased;
             // First: each call takes so much of a turn that those which ended would never be joined, and held.
             () = streams.ended() => {}
-            accepted = http2.accept() => match accepted {
-                Some(Ok((request, respond))) => {
-                    let using = match client.stream() {
-                        Ok(using) => using,
-                        Err(status) => {
-                            Reply::new(respond).finish(&status);
-                            continue;
+            accepted = http2.accept() => {
+                // A turn that is used up reads no more, but what it has read is begun: calls left behind would be held,
+                // and the next turn reads before it begins one.
+                let mut next = Poll::Ready(accepted);
+                while let Poll::Ready(call) = next {
+                    match call {
+                        Some(Ok((request, respond))) => begin(&shared, &client, &mut streams, request, respond, &stop),
+                        Some(Err(error)) => {
+                            tracing::debug!(target: "xdsproxy", "a connection of the XDS socket ended: {error}");
+                            break 'open;
                         }
-                    };
-                    let work = dispatch(shared.clone(), request, respond, stop.clone());
-                    streams.spawn(async move {
-                        let _using = using;
-                        work.await;
-                    });
+                        None => break 'open,
+                    }
+                    next = poll_fn(|cx| Poll::Ready(http2.poll_accept(cx))).await;
                 }
-                Some(Err(error)) => {
-                    tracing::debug!(target: "xdsproxy", "a connection of the XDS socket ended: {error}");
-                    break;
-                }
-                None => break,
-            },
+            }
             () = &mut dead => {
                 tracing::warn!(target: "xdsproxy", "Envoy has not answered a ping for {:?}: closing its connection",
                     shared.config.keepalive.timeout);
@@ -269,6 +266,26 @@ async fn connection(shared: Arc<Shared>, socket: UnixStream, client: Arc<Client>
     // The connection is gone; its streams see that and end. They are joined so that their upstream
     // connections are closed in order.
     let _ = tokio::time::timeout(GOODBYE * 2, streams.all_ended()).await;
+}
+
+// One call: a stream of its own, as far as its client may have another.
+fn begin(
+    shared: &Arc<Shared>,
+    client: &Arc<Client>,
+    streams: &mut Set,
+    request: Request<RecvStream>,
+    respond: SendResponse<Bytes>,
+    stop: &Stop,
+) {
+    let using = match client.stream() {
+        Ok(using) => using,
+        Err(status) => return Reply::new(respond).finish(&status),
+    };
+    let work = dispatch(shared.clone(), request, respond, stop.clone());
+    streams.spawn(async move {
+        let _using = using;
+        work.await;
+    });
 }
 
 // None where the client does not speak HTTP/2, or the agent stops before it does.
@@ -338,10 +355,11 @@ async fn dispatch(
         Err(Refused::Grpc(status)) => return Reply::new(respond).finish(&status),
     };
     let path = request.uri().path();
+    // On the heap: a call that is refused takes no room for a session.
     if let Some(protocol) = Protocol::of(path) {
-        session::serve(shared, protocol, request.into_body(), respond, until, stop).await;
+        Box::pin(session::serve(shared, protocol, request.into_body(), respond, until, stop)).await;
     } else if reflection::is(path) {
-        reflection::serve(request.into_body(), respond, until, stop).await;
+        Box::pin(reflection::serve(request.into_body(), respond, until, stop)).await;
     } else {
         let serves = |service: &str| service == protocol::SERVICE || reflection::serves(service);
         Reply::new(respond).finish(&grpc::unknown(path, serves));

@@ -245,7 +245,7 @@ def many(world, size, socket, amount, head, more):
 
 
 for label, socket in EACH.items():
-    @attack(f"{label} refused and unread", "calls of what there is not, by the thousand, whose answers nobody reads", short=label == "SDS")
+    @attack(f"{label} refused and unread", "calls of what there is not, by the thousand, whose answers nobody reads")
     def refused(world, size, socket=socket):
         many(world, size, socket, 50, b"",
              lambda s: b"".join(frame(HEADERS, END_HEADERS | END_STREAM, next(s), b"\x82\x86\x84") for _ in range(500)))
