@@ -2,7 +2,8 @@
 //!
 //! An exponent of 1 is "twice as much costs twice as much"; anything clearly above it is a defect, and so is a memory
 //! that stays when nothing is under way. What is below its floor everywhere is called flat: the noise of pages and
-//! clocks would decide its exponent.
+//! clocks would decide its exponent. Everybody is held to one core ([`crate::affinity`]): where the kernel has moved the
+//! agent to another one before the last point, that point costs three times as much, and the curve tells of the kernel.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -19,6 +20,7 @@ use serde_json::json;
 use tokio::net::UdpSocket;
 
 use crate::ads::Stream;
+use crate::affinity::OneCore;
 use crate::agent::{ADS, Agent, DELTA, LIMIT, SDS, Setup, node, secret_request};
 use crate::cgroup;
 use crate::relay::{limit, pair};
@@ -201,16 +203,18 @@ fn counts(curve: &Curve) -> Vec<usize> {
     curve.points.iter().map(|n| *n as usize).collect()
 }
 
+// An agent with a certificate, and everybody on its core.
 async fn started(
     binary: &Path,
     istiod: &MockIstiod,
     more: &[(&'static str, String)],
-) -> Result<Agent, String> {
+) -> Result<(Agent, OneCore), String> {
     let mut env = vec![("ECC_SIGNATURE_ALGORITHM", "ECDSA".to_owned())];
     env.extend_from_slice(more);
     let agent = Agent::start(&Setup { binary, envoy: None, env }, istiod).map_err(text)?;
     agent.certificate().await.map_err(text)?;
-    Ok(agent)
+    let held = OneCore::with(agent.proc().id).map_err(text)?;
+    Ok((agent, held))
 }
 
 #[expect(clippy::cast_precision_loss, reason = "sizes are far below 2^53")]
@@ -228,7 +232,7 @@ async fn relayed(
     let istiod = MockIstiod::start().await;
     istiod.record().off();
     let mut streams = istiod.take_streams();
-    let agent = started(binary, &istiod, &[]).await?;
+    let (agent, _held) = started(binary, &istiod, &[]).await?;
     let proc = agent.proc();
     let mut out = Vec::new();
     // The first message loads code and fills buffers, which is no growth: once unmeasured.
@@ -294,7 +298,7 @@ async fn push_sizes(binary: &Path, n: usize, curve: &mut Curve) -> Result<(), St
     let istiod = MockIstiod::start().await;
     istiod.record().off();
     let mut streams = istiod.take_streams();
-    let agent = started(binary, &istiod, &[]).await?;
+    let (agent, _held) = started(binary, &istiod, &[]).await?;
     for size in counts(curve) {
         let payload = bulk::delta(Kind::Clusters, size * 1000, "n");
         let mut both = pair(agent.stream(DELTA).await.map_err(text)?, &mut streams, true).await?;
@@ -353,7 +357,7 @@ async fn opened(agent: &Agent, names: impl Iterator<Item = String>) -> Result<[f
 async fn secret_names(binary: &Path, n: usize, curve: &mut Curve) -> Result<(), String> {
     for count in counts(curve) {
         let istiod = MockIstiod::start().await;
-        let agent = started(binary, &istiod, &[]).await?;
+        let (agent, _held) = started(binary, &istiod, &[]).await?;
         for number in 0..count {
             std::fs::write(agent.path(&format!("root-{number}.pem")), istiod.root_pem()).map_err(text)?;
         }
@@ -367,7 +371,7 @@ async fn secret_names(binary: &Path, n: usize, curve: &mut Curve) -> Result<(), 
 async fn open_streams(binary: &Path, n: usize, curve: &mut Curve) -> Result<(), String> {
     for count in counts(curve) {
         let istiod = MockIstiod::start().await;
-        let agent = started(binary, &istiod, &[]).await?;
+        let (agent, _held) = started(binary, &istiod, &[]).await?;
         curve.add(n, &opened(&agent, (0..count).map(|_| "default".to_owned())).await?);
     }
     Ok(())
@@ -394,7 +398,7 @@ async fn dns_hosts(binary: &Path, n: usize, curve: &mut Curve) -> Result<(), Str
         let port = mock_istiod::net::free_port();
         let env =
             [("ISTIO_META_DNS_CAPTURE", "true".to_owned()), ("DNS_PROXY_ADDR", format!("127.0.0.1:{port}"))];
-        let agent = started(binary, &istiod, &env).await?;
+        let (agent, _held) = started(binary, &istiod, &env).await?;
         let mut client = agent.stream(ADS).await.map_err(text)?;
         let first = DiscoveryRequest {
             node: Some(node()),

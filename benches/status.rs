@@ -191,6 +191,7 @@ async fn scrapes(pod: &Pod, runs: usize) -> Result<Vec<Scrape>, String> {
 pub(crate) async fn scrape_of(binary: &Path, series: usize) -> Result<[f64; 3], String> {
     let istiod = MockIstiod::start().await;
     let pod = Pod::start(binary, &istiod, Scale::Application(series)).await?;
+    let _held = OneCore::with(pod.agent.proc().id).map_err(|e| e.to_string())?;
     let mut scrapes = scrapes(&pod, 3).await?;
     let mut middle = |of: fn(&Scrape) -> f64| {
         scrapes.sort_by(|a, b| of(a).total_cmp(&of(b)));
