@@ -71,6 +71,11 @@ impl Fair {
         table.held_by(by) >= table.share()
     }
 
+    /// How many `by` has.
+    pub(crate) fn held_by(&self, by: Caller) -> usize {
+        self.table().held_by(by)
+    }
+
     /// Waits for a slot. Who stops waiting leaves nothing behind.
     pub(crate) async fn take(&self, by: Caller) -> Slot {
         loop {

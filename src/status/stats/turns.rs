@@ -1,9 +1,10 @@
 //! How many scrapes there are at a time. Each holds a few buffers, a compressor, and connections to Envoy and
 //! the application, half a MB in all; a mesh has one or two scrapers. Who finds no turn waits for one, and whoever
 //! holds one without reading, or has closed its side, loses it then: its connection is closed. One address has half of them
-//! at most, and the one with the fewest is next (`net::fair`).
+//! at most, and the one with the fewest is next (`net::fair`); to one that has fewer a scrape gives way, too, to which
+//! nothing has come for so long that a usual scraper had given it up: Envoy hangs, and a scraper may name no limit.
 
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -18,6 +19,8 @@ use crate::serve::ConnState;
 const TURNS: usize = 8;
 /// Who has been waited for so long in all may lose its turn.
 const STOOD: Duration = Duration::from_secs(1);
+/// Of whose scrape nothing has come for so long may lose its turn to an address that has fewer: Prometheus' usual limit.
+const HANGS: Duration = WAIT;
 /// Between two looks at who stands.
 const LOOK: Duration = Duration::from_millis(100);
 /// Longest wait for a turn where the scraper names no limit, and for the scrape's own with any: Prometheus' usual limit.
@@ -47,16 +50,22 @@ impl Turns {
 
 /// A turn, until it is dropped.
 #[derive(Debug)]
-pub(super) struct Turn {
-    _held: Arc<Held>,
-}
+pub(super) struct Turn(Arc<Held>);
 
 /// Who has it: a connection may have had others before, and lives on after it.
 #[derive(Debug)]
 struct Held {
     by: Weak<Progress>,
     from: Caller,
+    /// When a piece of its answer came last; before the first one, when it began.
+    moved: Mutex<Instant>,
     _slot: Slot,
+}
+
+impl Held {
+    fn moved(&self) -> MutexGuard<'_, Instant> {
+        self.moved.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// Keeps the turns until the stream is done with.
@@ -65,7 +74,9 @@ pub(super) fn during(
     stream: impl Stream<Item = Bytes> + Send,
 ) -> impl Stream<Item = Bytes> + Send {
     stream.map(move |bytes| {
-        let _ = &turns;
+        for turn in std::iter::once(&turns.0).chain(&turns.1) {
+            *turn.0.moved() = Instant::now();
+        }
         bytes
     })
 }
@@ -84,11 +95,12 @@ impl Turns {
                 (slot?, begun.elapsed())
             }
         };
-        let held = Arc::new(Held { by: Arc::downgrade(&of.progress), from: of.caller, _slot: slot });
+        let (by, moved) = (Arc::downgrade(&of.progress), Mutex::new(Instant::now()));
+        let held = Arc::new(Held { by, from: of.caller, moved, _slot: slot });
         let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
         taken.retain(|held| held.strong_count() > 0);
         taken.push(Arc::downgrade(&held));
-        Some((Turn { _held: held }, waited))
+        Some((Turn(held), waited))
     }
 
     async fn wait(&self, by: Caller) -> Slot {
@@ -108,11 +120,21 @@ impl Turns {
         let answered = |p: &Arc<Progress>| p.phase() == Phase::Busy && !p.is_cut();
         // For one that has closed its side, nobody may wait any more.
         let waits = |p: &Progress| if p.has_left() { p.in_phase() } else { p.stood() };
-        let having = taken.iter().filter_map(Weak::upgrade).filter(|held| !own || held.from == from);
-        let having = having.filter_map(|held| held.by.upgrade()).filter(answered);
-        let longest = having.max_by_key(|p| waits(p));
+        let having: Vec<_> = taken.iter().filter_map(Weak::upgrade).collect();
+        let having = having.iter().filter_map(|held| Some((held, held.by.upgrade().filter(answered)?)));
+        let theirs = having.clone().filter(|(held, _)| !own || held.from == from).map(|(_, p)| p);
+        let longest = theirs.max_by_key(|p| waits(p));
         if let Some(progress) = longest.filter(|p| waits(p) >= STOOD) {
             tracing::debug!("closing a scrape whose client reads nothing, to make room for another");
+            return progress.cut();
+        }
+        let fewer = self.free.held_by(from);
+        let hangs = having.filter_map(|(held, progress)| {
+            let (many, long) = (self.free.held_by(held.from), held.moved().elapsed());
+            (many > fewer && long >= HANGS).then_some((many, long, progress))
+        });
+        if let Some((.., progress)) = hangs.max_by_key(|(many, long, _)| (*many, *long)) {
+            tracing::debug!("closing a scrape of which nothing comes, to make room for another address");
             progress.cut();
         }
     }
@@ -120,6 +142,8 @@ impl Turns {
 
 #[cfg(test)]
 mod tests {
+    use futures_util::FutureExt;
+
     use super::*;
     use crate::net::progress::Heads;
 
@@ -141,7 +165,7 @@ mod tests {
             held.push(turns.take(one, None).await.unwrap());
         }
         let late = scraper(TURNS);
-        assert!(turns.take(&late, None).await.is_none(), "all of them read");
+        assert!(turns.take(&late, Some(WAIT / 2)).await.is_none(), "all of them read");
         assert!(!(0..TURNS).any(cut));
         all[3].progress.wrote(false);
         let mut waiting = Box::pin(turns.take(&late, None));
@@ -171,6 +195,46 @@ mod tests {
         slow.progress.wrote(false);
         assert!(tokio::time::timeout(STOOD * 2, &mut waiting).await.is_err());
         assert!(!slow.progress.is_cut(), "that would give it nothing");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_address_without_a_turn_has_that_of_a_scrape_that_hangs() {
+        let turns = Turns::default();
+        let all: Vec<_> = (0..TURNS).map(|n| scraper(n % 2)).collect();
+        let cut = |n: usize| all[n].progress.is_cut();
+        let mut held = Vec::new();
+        for one in &all {
+            held.push(turns.take(one, None).await.unwrap().0);
+        }
+        assert!(turns.take(&scraper(2), Some(WAIT / 2)).await.is_none());
+        assert!(!(0..TURNS).any(cut), "they may still be answered");
+        tokio::time::advance(WAIT / 2).await;
+        // All of them but one have moved.
+        let sent = held.split_off(1).into_iter().map(|turn| {
+            let pieces = [Bytes::from_static(b"a"), Bytes::from_static(b"b")];
+            let mut sent = Box::pin(during((turn, None), futures_util::stream::iter(pieces)));
+            assert!(sent.next().now_or_never().is_some());
+            sent
+        });
+        let sent: Vec<_> = sent.collect();
+        let other = scraper(2);
+        let mut waiting = Box::pin(turns.take(&other, None));
+        assert!(tokio::time::timeout(LOOK, &mut waiting).await.is_err());
+        assert!(cut(0) && !(1..TURNS).any(cut), "nothing came of it");
+        // Its connection ends, and with it its answer.
+        drop(held);
+        let turn = waiting.await.expect("the place of the one that hung");
+        // Who has as many has no better right.
+        tokio::time::advance(WAIT * 2).await;
+        drop(sent);
+        let mut held = vec![turn];
+        let more: Vec<_> = (3..TURNS + 2).map(scraper).collect();
+        for one in &more {
+            held.push(turns.take(one, None).await.unwrap());
+        }
+        tokio::time::advance(WAIT * 2).await;
+        assert!(turns.take(&other, None).await.is_none());
+        assert!(!other.progress.is_cut() && !more.iter().any(|one| one.progress.is_cut()));
     }
 
     #[tokio::test(start_paused = true)]
