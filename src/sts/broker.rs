@@ -20,7 +20,8 @@ use crate::trouble::{Kind, Report, Reporter};
 pub(super) const GRACE: Duration = Duration::from_secs(300);
 /// Tokens kept at a time. A pod has one or two subject tokens and a few scopes; the one that ends first goes.
 const KEPT: usize = 64;
-/// Exchanges under way at a time, each for another subject token or scope.
+/// Exchanges under way at a time, each for another subject token or scope, of those that were given no token yet: who was
+/// given one is not held up by a crowd that asks an endpoint in vain, and there are no more of them than tokens are kept.
 const FLIGHTS: usize = 32;
 
 /// How long exchanges that are under way at the end are waited for: the Go agent waits without a limit, and an endpoint
@@ -239,7 +240,9 @@ impl Broker {
         if stop.is_cancelled() {
             return Err(Err(stopping()));
         }
-        if slots.values().filter(|slot| slot.flight.is_some()).count() >= FLIGHTS {
+        let known = slots.get(&key).is_some_and(|slot| slot.access.is_some());
+        let new = |slot: &&Slot| slot.access.is_none() && slot.flight.is_some();
+        if !known && slots.values().filter(new).count() >= FLIGHTS {
             return Err(Err(Fault::new("too many exchanges for different subject tokens at a time")));
         }
         // What this key has is in use, and needs no room.
@@ -250,7 +253,7 @@ impl Broker {
         slots.entry(key).or_default().flight = Some(told.clone());
         drop(slots);
         let broker = self.clone();
-        // Bounded by FLIGHTS.
+        // Bounded by FLIGHTS and KEPT.
         self.group.run("token exchange", async move {
             let over = async {
                 stop.cancelled().await;

@@ -159,6 +159,24 @@ async fn what_is_kept_and_what_is_under_way_is_bounded() {
 }
 
 #[tokio::test]
+async fn who_was_given_a_token_is_not_held_up_by_a_crowd() {
+    let (double, broker) = rig(200);
+    assert_eq!(get(&broker, "a").await.unwrap(), "a-1");
+    double.go.send_replace(false);
+    let subjects: Vec<String> = (0..FLIGHTS).map(|n| format!("junk {n}")).collect();
+    let mut crowd: Vec<_> = subjects.iter().map(|subject| Box::pin(get(&broker, subject))).collect();
+    for caller in &mut crowd {
+        assert!(futures_util::FutureExt::now_or_never(caller.as_mut()).is_none());
+    }
+    assert!(get(&broker, "junk").await.unwrap_err().why.contains("too many"));
+    let mut caller = Box::pin(get(&broker, "a"));
+    assert!(futures_util::FutureExt::now_or_never(caller.as_mut()).is_none(), "it is exchanged anew");
+    *lock(&double.life) = None;
+    double.go.send_replace(true);
+    assert_eq!(caller.await.unwrap(), "a-1", "the old one, while it lives");
+}
+
+#[tokio::test]
 async fn an_exchange_ends_with_the_agent() {
     let (double, broker) = rig(3600);
     double.go.send_replace(false);
