@@ -84,6 +84,7 @@ fn look(secrets: &Secrets, folder: &Path, slots: &[(String, Arc<Asked>)]) -> BTr
 }
 
 fn settle(secrets: &Secrets, folder: &Path, name: &str, wanted: &[&str], own: usize, asked: &Asked) {
+    // What is wrong with the first one that is there.
     let mut why = None;
     for (at, secret) in wanted.iter().enumerate() {
         let path = folder.join(secret);
@@ -100,11 +101,16 @@ fn settle(secrets: &Secrets, folder: &Path, name: &str, wanted: &[&str], own: us
                     return secrets.note(name, None);
                 }
             }
-            Ok(None) => {}
+            Ok(None) => why = why.or_else(|| unreadable(&path, &["ca.crt"])),
             Err(error) => {
-                let missing = matches!(error, BadSecret::Missing(_) | BadSecret::NoAnchors);
-                let unread = missing.then(|| unreadable(&path)).flatten();
-                why = Some(unread.unwrap_or_else(|| error.to_string()));
+                let unread = match error {
+                    BadSecret::Missing(field) => unreadable(&path, &[field]),
+                    BadSecret::NoAnchors => unreadable(&path, &["ca.crt", "tls.crt"]),
+                    _ => None,
+                };
+                let of =
+                    if spare { format!("{secret}, which is to stand in for it: ") } else { String::new() };
+                why = why.or_else(|| Some(format!("{of}{}", unread.unwrap_or_else(|| error.to_string()))));
             }
         }
     }
@@ -117,9 +123,9 @@ fn settle(secrets: &Secrets, folder: &Path, name: &str, wanted: &[&str], own: us
     secrets.note(name, Some(format!("{why}; {rest}")));
 }
 
-// What is wrong with a file that is there, whose field then looks as if it were missing.
-fn unreadable(folder: &Path) -> Option<String> {
-    FIELDS.iter().find_map(|field| {
+// What is wrong with the first of these files that is there, whose field then looks as if it were missing.
+fn unreadable(folder: &Path, fields: &[&str]) -> Option<String> {
+    fields.iter().find_map(|field| {
         let path = folder.join(field);
         let why = opened(&path).err().filter(|error| error.kind() != io::ErrorKind::NotFound)?;
         Some(format!("{}: {why}", path.display()))
@@ -169,5 +175,30 @@ mod tests {
         assert!(told().contains("pair/tls.key: this is no regular file"), "{}", told());
         std::fs::remove_dir(pair.join("tls.key")).unwrap();
         assert!(told().contains("its field tls.key is missing"), "{}", told());
+        // Nor one that nobody needs here as the cause, nor the other way round.
+        std::fs::create_dir(pair.join("ca.crt")).unwrap();
+        assert!(told().contains("its field tls.key is missing"), "{}", told());
+        let anchors = || {
+            look(&secrets, dir.path(), &[("pair-cacert".to_owned(), Arc::default())]);
+            secrets.troubles().concat()
+        };
+        assert!(anchors().contains("pair/ca.crt: this is no regular file"), "{}", anchors());
+    }
+
+    #[tokio::test]
+    async fn what_is_wrong_with_the_fallback_is_not_told_of_the_secret() {
+        let dir = tempfile::tempdir().unwrap();
+        let origin = Origin::Folder(dir.path().to_owned());
+        let config = Config { origin, fallback: "spare".to_owned() };
+        let secrets = Secrets::new(config, &Watches::default(), Group::new(), Reporter::default());
+        std::fs::create_dir_all(dir.path().join("spare/tls.key")).unwrap();
+        std::fs::write(dir.path().join("spare/tls.crt"), "chain").unwrap();
+        let told = || {
+            look(&secrets, dir.path(), &[("pair".to_owned(), Arc::default())]);
+            secrets.troubles().concat()
+        };
+        assert!(told().contains("spare, which is to stand in for it: "), "{}", told());
+        std::fs::create_dir(dir.path().join("pair")).unwrap();
+        assert!(told().contains("pair: its field tls.crt is missing"), "{}", told());
     }
 }
