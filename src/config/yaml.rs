@@ -9,7 +9,7 @@
 use std::borrow::Cow;
 use std::collections::HashMap;
 
-use saphyr_parser::{Event, Parser, ScalarStyle, StrInput, Tag};
+use saphyr_parser::{Event, Marker, Parser, ScalarStyle, Span, StrInput, Tag};
 use serde_json::{Map, Number, Value};
 
 /// Nesting beyond this is refused; mesh files have less than twenty levels.
@@ -112,8 +112,12 @@ fn help(text: &str, left: Left, right: &str) -> Option<String> {
 }
 
 fn document(text: &str) -> Result<Value, Error> {
-    let mut reader =
-        Reader { parser: Parser::new_from_str(text), anchors: HashMap::new(), size: Size::default() };
+    let mut reader = Reader {
+        parser: Parser::new_from_str(text),
+        tabs: Tabs::of(text),
+        anchors: HashMap::new(),
+        size: Size::default(),
+    };
     loop {
         match reader.next()? {
             None | Some(Event::StreamEnd) => return Ok(Value::Null),
@@ -132,8 +136,47 @@ fn document(text: &str) -> Result<Value, Error> {
 
 struct Reader<'a> {
     parser: Parser<'a, StrInput<'a>>,
+    tabs: Option<Tabs<'a>>,
     anchors: HashMap<usize, (Value, Size)>,
     size: Size,
+}
+
+/// Tabs before the first word of a line, which are no indentation. The parser takes them for one where none has begun.
+struct Tabs<'a> {
+    lines: Vec<&'a str>,
+    /// Open brackets, within which they mean nothing.
+    brackets: usize,
+}
+
+impl<'a> Tabs<'a> {
+    // `None`: there is no tab.
+    fn of(text: &'a str) -> Option<Self> {
+        text.contains('\t').then(|| Self { lines: text.lines().collect(), brackets: 0 })
+    }
+
+    /// Whether what begins here is indented by a tab.
+    fn indent(&mut self, event: &Event<'_>, span: Span) -> bool {
+        let before = |at: Marker| {
+            let line = self.lines.get(at.line().checked_sub(1)?)?;
+            let end = line.char_indices().nth(at.col()).map_or(line.len(), |(end, _)| end);
+            line.get(..end)
+        };
+        let outside = self.brackets == 0;
+        match event {
+            Event::MappingStart(..) | Event::SequenceStart(..) => {
+                let opens = outside && before(span.end).is_some_and(|line| line.ends_with(['{', '[']));
+                self.brackets += usize::from(opens || !outside);
+            }
+            Event::MappingEnd | Event::SequenceEnd => {
+                self.brackets = self.brackets.saturating_sub(1);
+                return false;
+            }
+            Event::Scalar(..) | Event::Alias(_) => {}
+            _ => return false,
+        }
+        let indents = |line: &str| line.contains('\t') && line.trim_matches([' ', '\t']).is_empty();
+        outside && before(span.start).is_some_and(indents)
+    }
 }
 
 /// How much a value holds.
@@ -162,7 +205,15 @@ impl<'a> Reader<'a> {
     fn next(&mut self) -> Result<Option<Event<'a>>, Error> {
         match self.parser.next_event() {
             None => Ok(None),
-            Some(Ok((event, _))) => Ok(Some(event)),
+            Some(Ok((event, span))) => match self.tabs.as_mut().is_some_and(|tabs| tabs.indent(&event, span))
+            {
+                false => Ok(Some(event)),
+                // Otherwise what stands further left would seem to be no part of the document any more.
+                true => Err(Error::new(format!(
+                    "line {}: found character that cannot start any token: a tab",
+                    span.start.line()
+                ))),
+            },
             Some(Err(error)) => {
                 let (line, column) = (error.marker().line(), error.marker().col());
                 let left = match error.info() {
@@ -431,6 +482,21 @@ mod tests {
         ] {
             assert!(to_json(bad).is_err(), "{bad}");
         }
+        // Each would end with its first line.
+        for bad in [
+            "\ta: 1\nb: 2",
+            "# c\n---\n \ta:\n  - 1\nb: 2",
+            "&x\n\ta: 1\nb: 2",
+            "\t- 1\nb: 2",
+            "\t{a: 1}\nb: 2",
+        ] {
+            let error = to_json(bad).expect_err(bad).to_string();
+            assert!(error.contains("found character that cannot start any token"), "{bad}: {error}");
+        }
+        assert_eq!(
+            to_json("a: {\n\tb: {c: 1},\n\t\td: [2]}\ne: 3\t").unwrap(),
+            json!({"a": {"b": {"c": 1}, "d": [2]}, "e": 3})
+        );
         let many = format!("a: {{\n{}}}", "b: 1,\n".repeat(20_000));
         let _ = to_json(&many);
     }
