@@ -16,6 +16,7 @@
 //! | `places` | a bound of connections, and who makes room at the bound |
 //! | `proxy` | HTTP proxies: whom they are for, and tunnels through them |
 //! | `progress` | what a connection is doing, as far as that decides who makes room |
+//! | `served` | a unix socket with its connections: bound, accepted from, bound again |
 //! | `streams` | a bound of streams over all connections of a socket |
 //! | `unix` | a connection on a unix socket that wakes only for what is waited for |
 //! | `timer` | the timer for HTTP/2, whose long waits end together with others |
@@ -38,6 +39,7 @@ pub(crate) mod percent;
 pub(crate) mod places;
 pub(crate) mod progress;
 pub(crate) mod proxy;
+pub(crate) mod served;
 pub(crate) mod streams;
 pub(crate) mod timer;
 pub(crate) mod unix;

@@ -1,11 +1,11 @@
 //! The sockets and the connections on them.
 
 use std::path::{Path, PathBuf};
-use std::pin::pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use hyper_util::rt::{TokioExecutor, TokioIo};
+use tokio::net::UnixStream;
 
 use super::Config;
 use super::calls::{Callers, Door, Whose};
@@ -16,14 +16,13 @@ use super::revoked::Revoked;
 use super::stream::Shared;
 use crate::base::error::chain;
 use crate::base::files::Watches;
-use crate::base::tasks::{Set, Stop};
+use crate::base::tasks::Stop;
 use crate::base::uds::{self, Bound};
-use crate::net::accept::{Acceptor, Came};
 use crate::net::authority_rewriter::AuthorityRewriter;
-use crate::net::clients::{Client, Clients, HANDSHAKE};
+use crate::net::clients::{Client, HANDSHAKE};
 use crate::net::io::Tracked;
-use crate::net::kept::Keeper;
 use crate::net::progress::Phase;
+use crate::net::served::{News, Serve, Socket};
 use crate::net::timer::Slack;
 use crate::net::unix;
 use crate::secrets::SecretSource;
@@ -132,108 +131,55 @@ impl Server {
 
     /// Serves until `stop`; then streams end with code 14 and the sockets are gone.
     pub(crate) async fn run(self, stop: Stop) {
-        let mut sockets = Vec::new();
-        for (path, bound) in self.sockets {
-            let connections = Set::new("sds connection");
-            let (shared, clients) = (Arc::clone(&self.shared), Clients::new(STREAMS));
-            let (whose, trouble) = (self.whose.clone(), self.trouble.sibling());
-            let keeper = Keeper::new(path, &self.watches);
-            let socket = Socket { whose, shared, clients, connections, trouble, keeper };
-            sockets.push(socket.run(bound));
-        }
+        let sockets = self.sockets.into_iter().map(|(path, bound)| {
+            let (whose, shared, trouble) = (self.whose.clone(), self.shared.clone(), self.trouble.sibling());
+            let one = One { whose, shared: shared.clone(), trouble: Mutex::new(trouble) };
+            let socket = Socket::new(one, path.clone(), &self.watches, STREAMS, ["sds", "sds connection"]);
+            async move {
+                if !socket.run(bound, &shared.stop, GOODBYE).await {
+                    tracing::debug!(target: "sds", "connections on {} did not end in time and are cut", path.display());
+                }
+            }
+        });
+        let sockets = futures_util::future::join_all(sockets);
         let stopping = async {
             stop.cancelled().await;
             self.shared.stop.cancel();
         };
         // In the task of the caller, so that a panic is the caller's end.
-        futures_util::future::join(stopping, futures_util::future::join_all(sockets)).await;
+        futures_util::future::join(stopping, sockets).await;
     }
 }
 
-struct Socket {
+struct One {
     whose: Whose,
     shared: Arc<Shared>,
-    clients: Clients,
-    connections: Set,
-    trouble: Reporter,
-    keeper: Keeper,
+    trouble: Mutex<Reporter>,
 }
 
-impl Socket {
-    async fn run(mut self, mut bound: Option<Bound>) {
-        let stop = self.shared.stop.clone();
-        while !stop.is_cancelled() {
-            let Some(ready) = bound.take() else {
-                let ready = tokio::select! {
-                    () = stop.cancelled() => break,
-                    ready = self.keeper.bind() => ready,
-                };
-                let path = self.keeper.path().display();
-                match ready {
-                    Ok(ready) => {
-                        tracing::info!(target: "sds", "listening on {path}");
-                        self.trouble.end();
-                        bound = Some(ready);
-                    }
-                    Err((error, delay)) => {
-                        let kind = Kind::of_chain(&error).unwrap_or(Kind::SocketFolder);
-                        let detail = format!("SDS grpc server could not be started: {}", chain(&error));
-                        self.trouble.report(Report::new(kind, detail).about(path.to_string()));
-                        tokio::select! { () = stop.cancelled() => {}, () = tokio::time::sleep(delay) => {} }
-                    }
-                }
-                continue;
-            };
-            self.accept(ready, &stop).await;
-        }
-        // The file is gone by now; streams have seen the stop and end by themselves.
-        if tokio::time::timeout(GOODBYE, self.connections.all_ended()).await.is_err() {
-            tracing::debug!(target: "sds", "connections on {} did not end in time and are cut", self.keeper.path().display());
-        }
+impl Serve for One {
+    fn admits(&self, socket: &UnixStream) -> bool {
+        self.shared.peers.admit(socket, &self.shared.metrics)
     }
 
-    /// Accepts until the stop, or until the socket must be bound again.
-    async fn accept(&mut self, bound: Bound, stop: &Stop) {
-        let (listener, file) = bound.into_parts();
-        let (place, path) = (file.place(), self.keeper.path().display().to_string());
-        let taken = |path: &Path| {
-            tracing::warn!(target: "sds", "{} now belongs to another server; leaving it alone", path.display());
-        };
-        let mut missed = pin!(self.keeper.missed(&place, taken));
-        let mut acceptor = Acceptor::new("sds");
-        loop {
-            tokio::select! {
-                biased;
-                () = stop.cancelled() => return,
-                () = self.connections.ended() => {}
-                () = &mut missed => {
-                    tracing::warn!(target: "sds", "{path} was removed by somebody; binding it again");
-                    return;
-                }
-                // The last: there may always be another client.
-                came = acceptor.next(&listener) => match came {
-                    Ok(Came::In(stream, _)) if !self.shared.peers.admit(&stream, &self.shared.metrics) => drop(stream),
-                    Ok(Came::In(stream, _)) => {
-                        if let Some(client) = self.clients.welcome(&stream) {
-                            let door = Door::new(self.whose.clone(), Arc::clone(&self.shared), client.clone());
-                            let stream = match unix::Stream::new(stream) {
-                                Ok(stream) => stream,
-                                Err(error) => {
-                                    tracing::debug!(target: "sds", "a connection is given up: {error}");
-                                    continue;
-                                }
-                            };
-                            let work = connection(AuthorityRewriter::new(stream), door, client.clone(), Arc::clone(&self.shared));
-                            client.progress.served_by(self.connections.spawn(work));
-                        }
-                    }
-                    Ok(Came::Last(stream)) => self.clients.refuse(stream),
-                    Err(error) => {
-                        tracing::warn!(target: "sds", "{path} has failed and is bound again: {error}");
-                        return;
-                    }
-                },
+    fn connection(&self, io: unix::Stream, client: Arc<Client>) -> impl Future<Output = ()> + Send + 'static {
+        let door = Door::new(self.whose.clone(), self.shared.clone(), client.clone());
+        connection(AuthorityRewriter::new(io), door, client, self.shared.clone())
+    }
+
+    fn tell(&self, path: &Path, news: &News) {
+        let trouble = || self.trouble.lock().expect("no panic holds this lock");
+        match news {
+            News::Unbound(error) => {
+                let kind = Kind::of_chain(error).unwrap_or(Kind::SocketFolder);
+                let detail = format!("SDS grpc server could not be started: {}", chain(error));
+                trouble().report(Report::new(kind, detail).about(path.display().to_string()));
             }
+            News::Listening => {
+                tracing::info!(target: "sds", "{}", news.of(path));
+                trouble().end();
+            }
+            _ => tracing::warn!(target: "sds", "{}", news.of(path)),
         }
     }
 }

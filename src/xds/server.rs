@@ -2,7 +2,6 @@
 
 use std::future::poll_fn;
 use std::path::Path;
-use std::pin::pin;
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
@@ -11,7 +10,6 @@ use bytes::Bytes;
 use h2::RecvStream;
 use h2::server::SendResponse;
 use http::{Request, Response, StatusCode};
-use tokio::net::UnixStream;
 
 use super::protocol::Protocol;
 use super::reply::Reply;
@@ -21,12 +19,11 @@ use super::{Config, Parts, keepalive, protocol, reflection, session};
 use crate::base::error::chain;
 use crate::base::tasks::{Set, Stop};
 use crate::base::uds;
-use crate::net::accept::{Acceptor, Came};
 use crate::net::authority_rewriter::AuthorityRewriter;
-use crate::net::clients::{Client, Clients, HANDSHAKE};
+use crate::net::clients::{Client, HANDSHAKE};
 use crate::net::grpc::{self, Refused};
 use crate::net::io::{Reads, Tracked};
-use crate::net::kept::Keeper;
+use crate::net::served::{News, Serve, Socket};
 use crate::net::unix;
 use crate::trouble::{Kind, Report};
 
@@ -137,87 +134,37 @@ impl Server {
 
     /// Serves until `stop`; then streams end and connections are closed. A socket that is missing is bound again.
     pub async fn serve(self, bound: uds::Bound, stop: Stop) {
-        let config = &self.0.config;
-        let mut socket = Socket {
-            keeper: Keeper::new(config.socket.clone(), &config.watches),
-            shared: self.0.clone(),
-            clients: Clients::new(STREAMS),
-            connections: Set::new("xds connection"),
-        };
-        let mut bound = Some(bound);
-        while !stop.is_cancelled() {
-            match bound.take() {
-                Some(bound) => socket.accept(bound, &stop).await,
-                None => bound = socket.bind(&stop).await,
-            }
-        }
-        let _ = tokio::time::timeout(GOODBYE * 2, socket.connections.all_ended()).await;
+        let (path, watches) = (self.0.config.socket.clone(), self.0.config.watches.clone());
+        let one = One { shared: self.0, stop: stop.clone() };
+        let socket = Socket::new(one, path, &watches, STREAMS, ["xds", "xds connection"]);
+        socket.run(Some(bound), &stop, GOODBYE * 2).await;
     }
 }
 
-struct Socket {
-    keeper: Keeper,
+struct One {
     shared: Arc<Shared>,
-    clients: Clients,
-    connections: Set,
+    stop: Stop,
 }
 
-impl Socket {
-    /// `None`: not now, or the agent stops.
-    async fn bind(&mut self, stop: &Stop) -> Option<uds::Bound> {
-        let ready = tokio::select! {
-            () = stop.cancelled() => return None,
-            ready = self.keeper.bind() => ready,
-        };
-        let (trouble, path) = (&self.shared.socket_trouble, self.keeper.path().display());
-        let (error, delay) = match ready {
-            Ok(bound) => {
-                tracing::info!(target: "xdsproxy", "listening on {path}");
-                trouble.lock().expect("no panic holds this lock").end();
-                return Some(bound);
-            }
-            Err(failed) => failed,
-        };
-        let kind = Kind::of_chain(&error).unwrap_or(Kind::SocketFolder);
-        let report = Report::new(kind, format!("the socket of Envoy's configuration: {}", chain(&error)));
-        trouble.lock().expect("no panic holds this lock").report(report.about(path.to_string()));
-        tokio::select! { () = stop.cancelled() => {}, () = tokio::time::sleep(delay) => {} }
-        None
+impl Serve for One {
+    fn connection(&self, io: unix::Stream, client: Arc<Client>) -> impl Future<Output = ()> + Send + 'static {
+        connection(self.shared.clone(), io, client, self.stop.clone())
     }
 
-    /// Accepts until the stop, or until the socket must be bound again.
-    async fn accept(&mut self, bound: uds::Bound, stop: &Stop) {
-        let (listener, file) = bound.into_parts();
-        let (place, path) = (file.place(), self.keeper.path().display().to_string());
-        let taken = |path: &Path| {
-            tracing::warn!(target: "xdsproxy", "{} now belongs to another server; leaving it alone", path.display());
-        };
-        let mut missed = pin!(self.keeper.missed(&place, taken));
-        let mut acceptor = Acceptor::new("xds");
-        loop {
-            tokio::select! {
-                biased;
-                () = stop.cancelled() => return,
-                () = self.connections.ended() => {}
-                () = &mut missed => {
-                    tracing::warn!(target: "xdsproxy", "{path} was removed by somebody; binding it again");
-                    return;
-                }
-                // The last: there may always be another client.
-                came = acceptor.next(&listener) => match came {
-                    Ok(Came::In(socket, _)) => {
-                        if let Some(client) = self.clients.welcome(&socket) {
-                            let work = connection(self.shared.clone(), socket, client.clone(), stop.clone());
-                            client.progress.served_by(self.connections.spawn(work));
-                        }
-                    }
-                    Ok(Came::Last(socket)) => self.clients.refuse(socket),
-                    Err(error) => {
-                        tracing::warn!(target: "xdsproxy", "{path} has failed and is bound again: {error}");
-                        return;
-                    }
-                },
+    fn tell(&self, path: &Path, news: &News) {
+        let trouble = || self.shared.socket_trouble.lock().expect("no panic holds this lock");
+        match news {
+            News::Unbound(error) => {
+                let kind = Kind::of_chain(error).unwrap_or(Kind::SocketFolder);
+                let report =
+                    Report::new(kind, format!("the socket of Envoy's configuration: {}", chain(error)));
+                trouble().report(report.about(path.display().to_string()));
             }
+            News::Listening => {
+                tracing::info!(target: "xdsproxy", "{}", news.of(path));
+                trouble().end();
+            }
+            _ => tracing::warn!(target: "xdsproxy", "{}", news.of(path)),
         }
     }
 }
@@ -226,7 +173,7 @@ impl Socket {
 type Http2 = h2::server::Connection<Tracked<AuthorityRewriter<unix::Stream>>, Bytes>;
 
 // One connection: its HTTP/2 is driven here, its streams are tasks that end with it.
-async fn connection(shared: Arc<Shared>, socket: UnixStream, client: Arc<Client>, stop: Stop) {
+async fn connection(shared: Arc<Shared>, socket: unix::Stream, client: Arc<Client>, stop: Stop) {
     let Some((mut http2, reads)) = handshake(&shared, socket, &stop).await else { return };
     let mut streams = Set::new("xds stream");
     let ping = http2.ping_pong();
@@ -289,14 +236,7 @@ fn begin(
 }
 
 // None where the client does not speak HTTP/2, or the agent stops before it does.
-async fn handshake(shared: &Shared, socket: UnixStream, stop: &Stop) -> Option<(Http2, Reads)> {
-    let socket = match unix::Stream::new(socket) {
-        Ok(socket) => socket,
-        Err(error) => {
-            tracing::debug!(target: "xdsproxy", "a connection is given up: {error}");
-            return None;
-        }
-    };
+async fn handshake(shared: &Shared, socket: unix::Stream, stop: &Stop) -> Option<(Http2, Reads)> {
     let (io, reads) = Tracked::new(AuthorityRewriter::new(socket));
     let handshake = h2::server::Builder::new()
         .initial_window_size(WINDOW)
