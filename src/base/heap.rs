@@ -10,7 +10,7 @@
 //! `M_TRIM_THRESHOLD`). Another allocator is left as it is.
 //!
 //! What is kept for buffers is of use while bytes come. Afterwards it would be part of what each idle agent costs, so
-//! it is given back: see [`Passing`], and [`Crowd`] for floods. So is code: of the 10 MB that were resident once an agent
+//! it is given back: see [`Passing`], and [`Crowd`] for floods. So is what deep calls have left below the stack, and code: of the 10 MB that were resident once an agent
 //! was up, 6 were code and constants that only the start needs, or a renewal, or a push.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
@@ -79,6 +79,7 @@ impl Passing {
                 () = self.much.notified() => {}
                 () = sleep_until(slack::point(Instant::now() + SELDOM)) => {
                     let _ = LANE.run(code).await;
+                    give_back::stack();
                     continue;
                 }
             }
@@ -99,6 +100,8 @@ impl Passing {
                     code();
                 })
                 .await;
+            // This thread's, which is the main one.
+            give_back::stack();
         }
     }
 }

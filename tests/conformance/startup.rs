@@ -36,6 +36,30 @@ async fn the_first_certificate_is_what_istiod_signed() {
     agent.stop().await;
 }
 
+/// What the main thread's stack has, and what of it is in memory, in kB.
+fn stack(agent: &TestAgent) -> (u64, u64) {
+    let smaps = std::fs::read_to_string(format!("/proc/{}/smaps", agent.pid().as_raw_pid())).unwrap();
+    let mut lines = smaps.lines().skip_while(|line| !line.ends_with("[stack]")).skip(1);
+    let mut next = |name: &str| -> u64 {
+        let line = lines.find(|line| line.starts_with(name)).unwrap();
+        line.split_whitespace().nth(1).unwrap().parse().unwrap()
+    };
+    (next("Size:"), next("Rss:"))
+}
+
+#[tokio::test]
+async fn what_the_start_has_left_below_the_stack_does_not_stay() {
+    let mock = MockIstiod::start().await;
+    let mut agent = TestAgent::with().istiod(&mock).start();
+    drop(agent.sds().await);
+    eventually("most of the stack is given back", || async {
+        let (size, resident) = stack(&agent);
+        (resident <= size / 2).then_some(())
+    })
+    .await;
+    agent.stop().await;
+}
+
 #[tokio::test]
 async fn what_is_left_at_the_sockets_places_is_replaced() {
     let mock = MockIstiod::start().await;
