@@ -50,22 +50,20 @@ test:  ## every test; gets Envoy the way the demo does
 	@envoy=$$(scripts/get-envoy) && promtool=$$(scripts/get-promtool) && \
 	  ENVOY_BIN="$$envoy" PROMTOOL="$$promtool" scripts/run-tests --locked --workspace
 
-lint: check-lint $(DENY)  ## format, clippy, dependency policy, documentation
+lint: check-lint  ## format, clippy, dependency policy, documentation
+	@# Unoptimised: its build takes longer than its work.
+	@test -x "$(DENY)" || cargo install --locked --debug --root "$(TOOLS)" --version $(DENY_VER) cargo-deny
 	cargo fmt --all --check
 	cargo clippy --locked --workspace --all-targets -- -D warnings
 	@# As released, without src/testing.rs: what only tests use is dead code there.
 	cargo clippy --locked -p pilot-agent --lib --bins --config 'profile.dev.package.pilot-agent.debug-assertions=false' -- -D warnings
-	$(DENY) --log-level error check bans licenses sources
-	@scripts/check-advisories $(DENY)
+	"$(DENY)" --log-level error check bans licenses sources
+	@scripts/check-advisories "$(DENY)"
 	RUSTDOCFLAGS="-D warnings" cargo doc --locked --workspace --no-deps --document-private-items
 	@$(MAKE) --no-print-directory fuzz-check
 
 check-lint:
 	@scripts/check-machine lint
-
-# Unoptimised: its build takes longer than its work.
-$(TOOLS)/bin/cargo-deny: | check-lint
-	cargo install --locked --debug --root $(TOOLS) --version $(DENY_VER) cargo-deny
 
 bare-machine:  ## demo and test in a Debian with just what README.md names, as root and as a plain user (an hour)
 	$(CHECK)
@@ -140,7 +138,7 @@ herd:  ## istiod is taken from 200 real agents, several times: benches/herd.json
 
 scale:  ## simulate herds of 1,000 to 100,000 agents; writes docs/SCALE.md
 	$(CHECK)
-	cargo bench --locked --profile dev --bench herd -- $(CURDIR)/docs $(CURDIR)/benches/herd.json
+	cargo bench --locked --profile dev --bench herd -- "$(CURDIR)/docs" "$(CURDIR)/benches/herd.json"
 
 test-page:  ## /debug/ in a real Chromium (of its own: no other test needs one, and it is 400 MB); PICTURES=<folder> keeps what it saw
 	$(CHECK)
@@ -172,7 +170,7 @@ faults:  ## every file, socket and process call of a day fails once (10 minutes)
 # Nothing is linked, so libFuzzer need not be there.
 fuzz-check:  ## whether every fuzz target compiles
 	$(CHECK)
-	CUSTOM_LIBFUZZER_PATH=$(CURDIR)/libfuzzer.a cargo check --locked --manifest-path fuzz/Cargo.toml --target-dir $(BUILT)
+	CUSTOM_LIBFUZZER_PATH="$(CURDIR)/libfuzzer.a" cargo check --locked --manifest-path fuzz/Cargo.toml --target-dir $(BUILT)
 
 fuzz-smoke:  ## each fuzz target for a few seconds, FUZZ_SECONDS=600 for longer (needs a C++ compiler)
 	$(CHECK)
@@ -192,5 +190,5 @@ descriptors:  ## compile mock-istiod's protobuf descriptors anew (after a change
 	@touch mock-istiod/proto/descriptors.bin
 	UPDATE_DESCRIPTORS=1 cargo test --locked -p mock-istiod --test descriptors
 
-clean:
+clean:  ## take away what was built and fetched: target, dist, .envoy, .tools
 	rm -rf target dist "$(PA_ENVOY)" "$(PA_TOOLS)"

@@ -32,12 +32,58 @@ fn targets() -> Vec<String> {
 const IDLE: &[&str] = &["help", "clean"];
 
 #[test]
+fn a_clone_may_lie_in_a_folder_with_a_space() {
+    let scratch = tempfile::tempdir().unwrap();
+    let clone = scratch.path().join("a clone");
+    std::fs::create_dir(&clone).unwrap();
+    std::fs::copy(format!("{ROOT}/Makefile"), clone.join("Makefile")).unwrap();
+    let mut named = 0;
+    for target in targets() {
+        let said = Command::new("make")
+            .args(["-n", "--no-print-directory", &target])
+            .current_dir(&clone)
+            .env_remove("MAKEFLAGS")
+            .env_remove("PA_TOOLS")
+            .env_remove("PA_ENVOY")
+            .output()
+            .expect("make can be started");
+        assert!(said.status.success(), "{target}: {}", text(&said.stderr));
+        for line in text(&said.stdout).lines() {
+            for (at, _) in line.match_indices("/a clone") {
+                let quoted = line[..at].matches('"').count() % 2 == 1;
+                assert!(quoted, "{target}: two words of one path: {line}");
+                named += 1;
+            }
+        }
+    }
+    assert!(named > 0, "no target names its folder");
+}
+
+#[test]
+fn help_lists_every_target() {
+    let listed = Command::new("make")
+        .args(["-s", "--no-print-directory", "help"])
+        .current_dir(ROOT)
+        .env_remove("MAKEFLAGS")
+        .output()
+        .expect("make can be started");
+    let listed = text(&listed.stdout);
+    let listed: Vec<&str> = listed.lines().filter_map(|line| line.split_whitespace().next()).collect();
+    for target in targets().iter().filter(|target| *target != "check-lint") {
+        assert!(listed.contains(&target.as_str()), "make help has no {target}");
+    }
+}
+
+#[test]
 fn every_target_looks_at_the_machine_first() {
     for target in targets().iter().filter(|target| !IDLE.contains(&target.as_str())) {
         let said = commands(target);
         let asked = target.strip_prefix("check-").unwrap_or(target);
         let first = said.lines().next().unwrap_or_default();
         assert_eq!(first, format!("scripts/check-machine {asked}"), "{target}");
+        // What it says of this machine may be anything, but not that there is no such target.
+        let looked = Command::new(format!("{ROOT}/scripts/check-machine")).arg(asked).output().unwrap();
+        assert!(!text(&looked.stderr).contains("there is no target"), "{}", text(&looked.stderr));
     }
 }
 

@@ -160,6 +160,51 @@ fn the_account_of_an_image_is_whole() {
     }
 }
 
+/// `run("strict", &[script, ...])`: as somebody whose files are nobody else's.
+fn strict(scripts: Scripts) -> Scripts {
+    scripts.executable("scripts/strict", "umask 077; cd \"$(dirname \"$0\")\"; exec \"./$@\"")
+}
+
+#[test]
+fn the_root_without_a_shell_is_readable_whoever_makes_it() {
+    let scripts = strict(Scripts::new());
+    let [from, trust, out] = ["from", "trust", "out"].map(|name| scripts.path(name));
+    for (top, file) in [
+        (&from, "usr/sbin/xtables-nft-multi"),
+        (&from, "usr/sbin/xtables-legacy-multi"),
+        (&from, "usr/sbin/nft"),
+        (&from, "usr/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2"),
+        (&from, "usr/share/doc/nftables/copyright"),
+        (&trust, "usr/share/ca-certificates/mozilla/a.crt"),
+        (&trust, "usr/share/doc/ca-certificates/copyright"),
+    ] {
+        std::fs::create_dir_all(top.join(file).parent().unwrap()).unwrap();
+        std::fs::write(top.join(file), "text").unwrap();
+    }
+    let [from, trust, to] = [&from, &trust, &out].map(|path| path.to_string_lossy());
+    let output = scripts.run("strict", &["distroless-root", &from, &trust, &to, "x86_64"]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let hidden =
+        Command::new("find").arg(&out).args(["!", "-type", "l", "!", "-perm", "-o=r"]).output().unwrap();
+    assert_eq!(text(&hidden.stdout), "", "the image's user cannot read these");
+    assert!(out.join("etc/passwd").exists() && out.join("etc/ssl/certs/ca-certificates.crt").exists());
+}
+
+#[test]
+fn modes_in_an_image_are_not_those_of_who_makes_it() {
+    if !root_for("the owners in an image") {
+        return;
+    }
+    let root = "for last; do :; done; cd $last; mkdir -p etc/alternatives var; for f in passwd group; do echo root >etc/$f; done";
+    let scripts = strict(with_dist())
+        .program("mmdebstrap", root)
+        .env("IMAGE_VARIANTS", "default")
+        .executable("scripts/oci", "find \"$3\" \"$4\" ! -type l ! -perm -o=r >hidden; echo image >$1");
+    let output = scripts.run("strict", &["image"]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert_eq!(std::fs::read_to_string(scripts.path("hidden")).unwrap(), "", "user 1337 cannot read these");
+}
+
 #[test]
 fn the_compiler_of_a_release_is_the_pinned_one_or_none() {
     let (scripts, wheel) = with_wheel(1000);
