@@ -9,7 +9,11 @@ getent passwd istio-proxy >/dev/null ||
 for dir in /var/lib/istio /var/lib/istio/envoy /var/lib/istio/proxy /var/lib/istio/config /var/lib/istio/data \
     /etc/istio/proxy /etc/istio/config /etc/certs /var/log/istio; do
     [ -d "$dir" ] || install -d -m 0755 "$dir"
-    chown istio-proxy:istio-proxy "$dir"
+    # What is inside /var/lib/istio is the proxy's to rename: a link there could lead to any folder, and is not followed.
+    case $dir in
+        /var/lib/istio/* | /etc/istio/*) chown -h istio-proxy:istio-proxy "$dir" ;;
+        *) chown istio-proxy:istio-proxy "$dir" ;;
+    esac
 done
 
 # Where scripts look for the two files and for the binary.

@@ -137,6 +137,86 @@ fn an_rpm_that_goes_leaves_no_folder_with_nothing_in_it() {
 }
 
 #[test]
+fn an_rpm_restarts_at_an_upgrade_and_not_in_the_place_of_istios() {
+    let scripts = with_dist().program("dpkg-deb", "for last; do :; done; echo new >$last");
+    let output = scripts.run("packages", &[]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let root = scripts.path("root");
+    for folder in ["run/systemd/system", "etc/istio", "usr/lib/systemd/system", "usr/share/pilot-agent"] {
+        std::fs::create_dir_all(root.join(folder)).unwrap();
+    }
+    std::fs::write(root.join("usr/share/pilot-agent/istio.service"), "").unwrap();
+    let called = scripts.path("called");
+    let notes = format!("echo ${{0##*/}} $* >>'{}'", called.display());
+    let programs =
+        ["systemctl", "chown", "getent"].into_iter().fold(scripts, |s, name| s.program(name, &notes));
+    let path = format!("{}:/usr/bin:/bin", programs.path("bin").display());
+    let run = |script: &str, how: &str| {
+        let content = std::fs::read_to_string(programs.path("target/package/rpm").join(script)).unwrap();
+        // Absolute paths are those of the machine.
+        let inside = [" /", "=/"].iter().fold(content, |text, before| {
+            text.replace(before, &format!("{}{}/", &before[..1], root.display()))
+        });
+        let done =
+            Command::new("sh").args(["-ec", &inside, script, how]).env("PATH", &path).output().unwrap();
+        assert!(done.status.success(), "{script}: {}", text(&done.stderr));
+    };
+    let calls = || {
+        let said = std::fs::read_to_string(&called).unwrap();
+        std::fs::remove_file(&called).unwrap();
+        said
+    };
+    run("pre", "1");
+    run("posttrans", "0");
+    let first = calls();
+    assert!(first.contains("systemctl daemon-reload") && !first.contains("try-restart"), "{first}");
+    for _ in 0..2 {
+        run("pre", "2");
+        run("posttrans", "0");
+        assert!(calls().contains("systemctl try-restart istio.service"));
+    }
+    // A first installation that was given up leaves nothing for a later upgrade.
+    run("pre", "1");
+    run("pre", "2");
+    run("posttrans", "0");
+    assert!(calls().contains("try-restart"));
+}
+
+#[test]
+fn a_package_gives_away_no_folder_that_a_link_of_the_proxys_leads_to() {
+    if !root_for("the owners of folders") {
+        return;
+    }
+    let scripts = Scripts::new().program("getent", "");
+    let root = scripts.path("root");
+    for folder in
+        ["secret", "var/lib/istio", "etc/istio", "usr/lib/systemd/system", "usr/local/bin", "usr/bin"]
+    {
+        std::fs::create_dir_all(root.join(folder)).unwrap();
+    }
+    for file in ["usr/lib/systemd/system/istio.service", "usr/local/bin/envoy"] {
+        std::fs::write(root.join(file), "").unwrap();
+    }
+    let secret = root.join("secret");
+    std::os::unix::fs::symlink(&secret, root.join("var/lib/istio/data")).unwrap();
+    let setup = std::fs::read_to_string(format!("{ROOT}/packaging/setup.sh")).unwrap();
+    let inside = [" /", "=/"]
+        .iter()
+        .fold(setup, |text, before| text.replace(before, &format!("{}{}/", &before[..1], root.display())));
+    // The proxy's user is one that every machine has.
+    let inside = inside.replace("istio-proxy:istio-proxy", "65534:65534");
+    let path = format!("{}:/usr/bin:/bin", scripts.path("bin").display());
+    let done = Command::new("sh").args(["-ec", &inside]).env("PATH", path).output().unwrap();
+    assert!(done.status.success(), "{}", text(&done.stderr));
+    let owner =
+        |path: &std::path::Path| std::os::unix::fs::MetadataExt::uid(&std::fs::metadata(path).unwrap());
+    assert_eq!(owner(&secret), 0, "the proxy's user was given a folder of root's");
+    for folder in ["var/lib/istio", "var/lib/istio/envoy", "etc/istio/proxy", "etc/certs", "var/log/istio"] {
+        assert_eq!(owner(&root.join(folder)), 65534, "{folder}");
+    }
+}
+
+#[test]
 fn the_account_of_an_image_is_whole() {
     if !root_for("the owners in an image") {
         return;
