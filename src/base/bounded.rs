@@ -1,8 +1,9 @@
 //! Reading a file that may be larger than anybody wants.
 
-use std::fs::File;
 use std::io::{self, Read as _};
 use std::path::Path;
+
+use super::reading;
 
 /// The content of a file of at most `most` bytes, in a buffer that did not grow on the way. One whose size is larger is
 /// refused before a byte is read; one that has no size (`/proc`), or grows meanwhile, as soon as it is too long.
@@ -11,7 +12,7 @@ use std::path::Path;
 /// As the file system says; [`io::ErrorKind::FileTooLarge`] for a larger one.
 pub(crate) fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     let too_large = || io::Error::new(io::ErrorKind::FileTooLarge, format!("it is larger than {most} bytes"));
-    let file = File::open(path)?;
+    let file = reading::open(path)?;
     let size = file.metadata()?.len();
     if size > most {
         return Err(too_large());
@@ -33,7 +34,7 @@ mod tests {
         assert_eq!(read(&path, 4).unwrap(), b"four");
         assert_eq!(read(&path, 3).unwrap_err().kind(), io::ErrorKind::FileTooLarge);
         // More than can be had: whoever makes room for it first does not come back.
-        File::create(&path).unwrap().set_len(1 << 40).unwrap();
+        std::fs::File::create(&path).unwrap().set_len(1 << 40).unwrap();
         assert_eq!(read(&path, 1 << 39).unwrap_err().kind(), io::ErrorKind::FileTooLarge);
         // Without a size, and without an end.
         assert_eq!(read(Path::new("/dev/zero"), 1000).unwrap_err().kind(), io::ErrorKind::FileTooLarge);

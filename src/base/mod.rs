@@ -34,6 +34,7 @@ pub(crate) mod path;
 pub(crate) mod place;
 pub(crate) mod process;
 pub(crate) mod quote;
+pub(crate) mod reading;
 #[cfg(test)]
 pub(crate) mod recordings;
 pub(crate) mod seldom;

@@ -16,6 +16,7 @@ use super::{Config, Current, Error, resolv};
 use crate::base::handover;
 use crate::base::lane::Lane;
 use crate::base::metrics::Metrics;
+use crate::base::reading;
 use crate::base::tasks::{Set, Stop, TaskResult};
 use crate::net::accept::{self, Acceptor, Came};
 use crate::net::datagram::{Asked, Socket};
@@ -252,7 +253,7 @@ impl Shared {
 
 // Takes over what resolv.conf says from now on. It is a mount of its own in a pod, whose folder tells nothing.
 async fn follow(path: PathBuf, mut known: Vec<u8>, shared: Arc<Shared>) {
-    let look = |path: PathBuf| READS.run(move || std::fs::read(&path));
+    let look = |path: PathBuf| READS.run(move || reading::read(&path));
     loop {
         tokio::time::sleep(LOOK).await;
         let Ok(Ok(now)) = look(path.clone()).await else { continue };

@@ -23,6 +23,7 @@ use zeroize::{Zeroize, Zeroizing};
 use crate::base::backoff::{Backoff, Jitter, Policy};
 use crate::base::error::chain;
 use crate::base::lane::Lane;
+use crate::base::reading;
 use crate::fetch::{self, Dialer, Get, Reply, Tls};
 
 static FILES: Lane = Lane::new("the service account's files", 2);
@@ -367,7 +368,7 @@ impl Api {
             self.base
         );
         let (ca, token) = (self.ca.clone(), self.token.clone());
-        let read = move || (std::fs::read(ca), std::fs::read_to_string(token).map(Zeroizing::new));
+        let read = move || (reading::read(&ca), reading::text(&token).map(Zeroizing::new));
         let (ca, token) = FILES.within(READ, read).await.map_err(|e| self.broken(Why::Disk(e)))?;
         let ca = ca.map_err(|source| self.broken(Why::Ca { path: self.ca.clone(), source }))?;
         let token = token.map_err(|source| self.broken(Why::Token { path: self.token.clone(), source }))?;

@@ -8,6 +8,7 @@ use std::time::Duration;
 use rustix::process::{Signal, kill_process};
 use tokio::net::unix::pipe::{OpenOptions, Sender};
 
+use crate::support::agent::{ROOT, TOKEN};
 use crate::support::client::{Pem, secret_request, secrets};
 use crate::support::{Envoy, LIMIT, MockIstiod, TestAgent, eventually};
 
@@ -114,6 +115,48 @@ async fn mounted_certificates_that_cannot_be_opened_hold_up_nobody() {
         let secret = stream.next().await.expect("a certificate");
         let [(_, Pem::Identity { chain, .. })] = &secrets(&secret)[..] else { panic!("{secret:?}") };
         (*chain == pair.chain).then_some(())
+    })
+    .await;
+    agent.stop().await;
+}
+
+/// A pipe in the place of a file, as `mv` puts it there.
+fn pipe(agent: &TestAgent, path: &str) {
+    let fresh = agent.path("fifo");
+    assert!(std::process::Command::new("mkfifo").arg(&fresh).status().unwrap().success());
+    std::fs::rename(&fresh, agent.path(path)).unwrap();
+}
+
+#[tokio::test]
+async fn files_that_take_the_places_of_pipes_are_read() {
+    let mock = MockIstiod::start().await;
+    mock.down().await;
+    let mut agent = TestAgent::with().istiod(&mock).start();
+    agent.wait_log("Connection refused").await;
+    // More than there are threads to read them: none may stay with a pipe that has gone.
+    let mut ends = Vec::new();
+    for _ in 0..4 {
+        for path in [TOKEN, ROOT] {
+            pipe(&agent, path);
+        }
+        // From now on tokens are read, too.
+        mock.up().await.unwrap();
+        for path in [TOKEN, ROOT] {
+            let end = || async { OpenOptions::new().open_sender(agent.path(path)).ok() };
+            ends.push(eventually("the pipe is read", end).await);
+        }
+    }
+    // What comes in their places is needed: istiod trusts no other token, and has another root.
+    mock.down().await;
+    mock.rotate_root(false);
+    agent.put(ROOT, mock.root_pem());
+    agent.put(TOKEN, mock.mint("ns", "sa"));
+    mock.up().await.unwrap();
+    let client = agent.sds().await;
+    eventually("a certificate", || async {
+        let mut stream = client.stream_secrets();
+        stream.send(&secret_request("default"));
+        stream.next().await.ok().map(drop)
     })
     .await;
     agent.stop().await;

@@ -16,6 +16,7 @@ use super::claims::{self, Claims};
 use super::{Error, Token, TokenSource};
 use crate::base::clock::Clock;
 use crate::base::lane::Lane;
+use crate::base::reading;
 use crate::trouble::{Kind, Report};
 
 /// A token goes into one HTTP header, which servers limit to a fraction of this.
@@ -127,7 +128,7 @@ fn silent() -> std::io::Error {
 }
 
 fn text(path: &Path) -> std::io::Result<Zeroizing<String>> {
-    let file = std::fs::File::open(path)?;
+    let file = reading::open(path)?;
     let size = file.metadata()?.len().min(MAX_TOKEN);
     // Sized once: a buffer that grows would leave copies of the token behind.
     let mut bytes = Zeroizing::new(Vec::with_capacity(usize::try_from(size).unwrap_or(0) + 32));

@@ -15,6 +15,7 @@ use crate::base::backoff::{Backoff, Jitter, Policy};
 use crate::base::error::chain;
 use crate::base::lane::Lane;
 use crate::base::place::{self, Mode as FileMode};
+use crate::base::reading;
 use crate::replay::disk;
 use crate::trouble::{Kind, Report};
 use crate::xds::types;
@@ -42,7 +43,7 @@ impl Memory {
         let read = DISK.within(LOAD, move || {
             // As large as the file itself, each.
             place::sweep(file.parent().unwrap_or(Path::new("")), &[place::name(&file).as_str()]);
-            let bytes = match std::fs::read(&file) {
+            let bytes = match reading::read(&file) {
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
                 bytes => bytes.map_err(|e| e.to_string())?,
             };
@@ -80,7 +81,7 @@ impl Memory {
             owner.ok_or_else(|| std::io::Error::other("the last good configuration was not read yet"))?;
         let most = self.config.most;
         let read = move || {
-            let bytes = match std::fs::read(&file) {
+            let bytes = match reading::read(&file) {
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
                 bytes => bytes?,
             };
