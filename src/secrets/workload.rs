@@ -91,9 +91,11 @@ impl Workload {
         self.current.as_ref().filter(|c| now < c.issued.leaf.not_after)
     }
 
-    /// Whether a new certificate should be had: there is none, or it is time.
+    /// Whether a new certificate should be had: there is none, or it is time; once begun a renewal is seen through, though a
+    /// clock that was ahead is set back.
     pub(super) fn due(&self, now: SystemTime, mono: Instant) -> bool {
-        self.current.as_ref().is_none_or(|c| now >= c.renewal || mono >= c.renewal_mono)
+        self.failures() > 0
+            || self.current.as_ref().is_none_or(|c| now >= c.renewal || mono >= c.renewal_mono)
     }
 
     /// When to look again, given that an attempt is wanted as soon as one is due.

@@ -350,6 +350,22 @@ async fn a_ratio_of_one_does_not_flood_the_ca() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_renewal_that_a_wrong_clock_has_begun_is_seen_through() {
+    let world = World::new(Act::Issue(DAY));
+    let (first, _updates) = world.identity().await;
+    world.ca.act(Act::Refuse(tonic::Code::Unauthenticated));
+    world.clock.advance(DAY * 3);
+    world.pass(Duration::from_secs(60)).await;
+    assert!(world.handle.status().failures > 0);
+    // Somebody sets the clock, and the CA answers again: nothing may be left of it.
+    world.clock.set(world.clock.now() - DAY * 3);
+    world.ca.act(Act::Issue(DAY));
+    world.pass(Duration::from_secs(600)).await;
+    assert_ne!(world.identity().await.0, first);
+    assert_eq!(world.handle.status().failures, 0);
+}
+
+#[tokio::test(start_paused = true)]
 async fn clock_jumps() {
     // Forward beyond the end, as after a night of suspension: noticed without the timer of half a day.
     let world = World::new(Act::Issue(DAY));
