@@ -43,6 +43,12 @@ mod tests {
         let write = |kind: io::ErrorKind| envoy::Error::Write { path: "x".into(), source: kind.into() };
         assert_eq!(kind_of(&write(io::ErrorKind::StorageFull)), Kind::DiskFull);
         assert_eq!(kind_of(&write(io::ErrorKind::PermissionDenied)), Kind::SocketFolder);
+        // As libraries say it that add a path.
+        for (number, kind) in [(27, Kind::DiskFull), (24, Kind::OpenFiles)] {
+            let said = format!("{} at path \"/x\"", io::Error::from_raw_os_error(number));
+            let write = envoy::Error::Write { path: "x".into(), source: io::Error::other(said) };
+            assert_eq!(kind_of(&write), kind);
+        }
         let bind = |kind: io::ErrorKind| uds::Error::Bind { path: "x".into(), source: kind.into() };
         assert_eq!(kind_of(&bind(io::ErrorKind::ReadOnlyFilesystem)), Kind::DiskReadOnly);
         assert_eq!(kind_of(&bind(io::ErrorKind::NotFound)), Kind::SocketFolder);

@@ -24,6 +24,20 @@ use super::tasks::guarded;
 /// an agent that is busy; more only come up when the resolver does not answer.
 static NAMES: Lane = Lane::new("name look-ups", 8);
 
+/// The system gives no thread.
+#[derive(Debug, thiserror::Error)]
+#[error("no thread for {purpose}: {why}")]
+pub(crate) struct NoThread {
+    purpose: String,
+    why: io::Error,
+}
+
+impl NoThread {
+    fn of(purpose: &str, why: io::Error) -> io::Error {
+        io::Error::new(why.kind(), Self { purpose: purpose.to_owned(), why })
+    }
+}
+
 /// Begins `job` on a thread of its own. Its result will arrive; nothing does when it panics.
 ///
 /// # Errors
@@ -33,7 +47,7 @@ pub(crate) fn begin<T: Send + 'static>(
     job: impl FnOnce() -> T + Send + 'static,
 ) -> io::Result<Receiver<T>> {
     #[cfg(test)]
-    scarce::check()?;
+    scarce::check().map_err(|why| NoThread::of(purpose, why))?;
     let (done, answer) = channel();
     let thread = std::thread::Builder::new().name(purpose.to_owned());
     let named = purpose.to_owned();
@@ -47,7 +61,7 @@ pub(crate) fn begin<T: Send + 'static>(
             drop(done.send(result));
         }
     });
-    let begun = begun.map_err(|e| io::Error::new(e.kind(), format!("no thread for {purpose}: {e}")))?;
+    let begun = begun.map_err(|why| NoThread::of(purpose, why))?;
     // A paused clock must stand still meanwhile, as it does for the runtime's own threads.
     #[cfg(test)]
     if let Ok(runtime) = tokio::runtime::Handle::try_current() {

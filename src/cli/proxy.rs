@@ -110,8 +110,11 @@ fn prepare(
         }
         problems.first().map_or(super::FAILED, |first| first.exit_code)
     })?;
-    let runtime = super::runtime::build()
-        .map_err(|why| refused(&Error::new(why.to_string()).of(Kind::PartFailed), as_json))?;
+    let runtime = super::runtime::build().map_err(|why| {
+        let why = why.to_string();
+        let kind = Kind::of_start(&why).unwrap_or(Kind::PartFailed);
+        refused(&Error::new(why).of(kind), as_json)
+    })?;
     Ok((sources, config, runtime))
 }
 

@@ -242,6 +242,21 @@ impl<'a> Target<'a> {
         };
         Error::Dial { address, phase, kind, reason, hint: hint.into() }
     }
+
+    /// Why there is no address; `kind` where that is not the resolver's fault.
+    fn unresolved(&self, reason: String, kind: Option<Kind>) -> Error {
+        let (address, phase) = (self.address.to_owned(), Phase::Resolve);
+        match kind {
+            Some(kind) => Error::Dial { address, phase, kind, reason, hint: String::new() },
+            None => self.error(
+                None,
+                phase,
+                reason,
+                "; does DNS answer on this machine, and is this the name of a running istiod? \
+                 (a VM outside the cluster's DNS needs it in /etc/hosts)",
+            ),
+        }
+    }
 }
 
 impl Inner {
@@ -259,14 +274,12 @@ impl Inner {
             // A literal needs no resolver thread.
             return Ok(vec![SocketAddr::new(ip, port)]);
         }
-        const HINT: &str = "; does DNS answer on this machine, and is this the name of a running istiod? \
-                            (a VM outside the cluster's DNS needs it in /etc/hosts)";
         let found = lane::look_up(host, port)
             .await
-            .map_err(|e| target.error(None, Phase::Resolve, format!("{host}: {e}"), HINT))?;
+            .map_err(|e| target.unresolved(format!("{host}: {e}"), Kind::of_io(&e)))?;
         let addresses = interleave(order(found, self.config.shuffle).into_iter());
         if addresses.is_empty() {
-            return Err(target.error(None, Phase::Resolve, format!("{host} has no address"), HINT));
+            return Err(target.unresolved(format!("{host} has no address"), None));
         }
         Ok(addresses)
     }

@@ -92,6 +92,9 @@ pub enum Error {
     /// The crypto crate refused.
     #[error("cannot make a private key: {0}")]
     Crypto(&'static str),
+    /// The system gives no thread to make it on.
+    #[error("cannot make a private key: no thread to make it on")]
+    NoThread,
 }
 
 /// A private key.
@@ -174,7 +177,7 @@ pub(crate) async fn generate_off_runtime(options: &KeyOptions, effort: Effort) -
     let threads = if effort == Effort::Race && spare > 1 { 2 } else { 1 };
     // Plain threads: they leave nothing behind, while the runtime's blocking pool keeps its own idle.
     let (done, made) = tokio::sync::mpsc::channel(threads);
-    let mut begun = Err(Error::Crypto("no thread to make it on"));
+    let mut begun = Err(Error::NoThread);
     for _ in 0..threads {
         let (done, options) = (done.clone(), options.clone());
         let thread = std::thread::Builder::new().name("keygen".to_owned()).stack_size(256 * 1024).spawn({
@@ -187,7 +190,7 @@ pub(crate) async fn generate_off_runtime(options: &KeyOptions, effort: Effort) -
             }
         });
         // One is enough.
-        begun = begun.or(thread.map(drop).map_err(|_| Error::Crypto("no thread to make it on")));
+        begun = begun.or(thread.map(drop).map_err(|_| Error::NoThread));
     }
     drop(done);
     begun?;

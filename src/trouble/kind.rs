@@ -5,6 +5,8 @@
 
 use std::fmt;
 
+use crate::base::lane::NoThread;
+
 /// What a trouble takes away.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Severity {
@@ -78,6 +80,9 @@ kinds! {
     OpenFiles Broken
         "the limit of open files is reached",
         "raise the limit of open files (ulimit -n, LimitNOFILE= in the systemd unit)";
+    Processes Broken
+        "the limit of processes and threads is reached",
+        "raise the limit (podPidsLimit of the kubelet, TasksMax= of the systemd unit, ulimit -u), or end what uses it up; the agent tries again by itself";
     ClockWrong Broken
         "this machine's clock is wrong",
         "set the clock (chronyc makestep, timedatectl set-ntp true); certificates and tokens are valid only between two dates";
@@ -266,6 +271,19 @@ kinds! {
         "stop the process named, or set statusPort of the proxy config (annotation status.sidecar.istio.io/port); the agent tries again by itself";
 }
 
+/// Descriptors of this process and of the machine.
+const EMFILE: i32 = 24;
+const ENFILE: i32 = 23;
+/// A file's size: the limit of this process (`RLIMIT_FSIZE`), or of the file system.
+const EFBIG: i32 = 27;
+/// Processes, of `fork`.
+const EAGAIN: i32 = 11;
+
+/// The system's number in the text of an error, as the library writes it.
+fn number(said: &str) -> Option<i32> {
+    said.split_once("(os error ")?.1.split_once(')')?.0.parse().ok()
+}
+
 impl Kind {
     /// The kind of that name.
     #[must_use]
@@ -312,8 +330,22 @@ impl Kind {
         match error.kind() {
             E::StorageFull | E::QuotaExceeded => Some(Self::DiskFull),
             E::ReadOnlyFilesystem => Some(Self::DiskReadOnly),
-            // EMFILE and ENFILE, which the library has no kind for.
-            _ if matches!(error.raw_os_error(), Some(24 | 23)) => Some(Self::OpenFiles),
+            _ if error.get_ref().is_some_and(|inner| inner.is::<NoThread>()) => Some(Self::Processes),
+            // What the library has no kind for. Where a path was added the number stands in the text only.
+            _ => match error.raw_os_error().or_else(|| number(&error.to_string())) {
+                Some(EMFILE | ENFILE) => Some(Self::OpenFiles),
+                Some(EFBIG) => Some(Self::DiskFull),
+                _ => None,
+            },
+        }
+    }
+
+    /// What keeps the system from starting something, by its word, where that has a kind of its own.
+    #[must_use]
+    pub(crate) fn of_start(said: &str) -> Option<Self> {
+        match number(said) {
+            Some(EMFILE | ENFILE) => Some(Self::OpenFiles),
+            Some(EAGAIN) => Some(Self::Processes),
             _ => None,
         }
     }

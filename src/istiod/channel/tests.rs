@@ -323,6 +323,14 @@ async fn failures_name_the_phase() {
 }
 
 #[tokio::test]
+async fn no_thread_for_a_name_is_not_the_resolvers_fault() {
+    let _none = crate::base::lane::scarce::NoThreads::from_now_on();
+    let connector = plain("localhost:15012".to_owned(), Duration::from_secs(20), None);
+    let report = connector.connect().await.unwrap_err().report();
+    assert_eq!((report.kind, report.hint_text()), (Kind::Processes, Kind::Processes.hint()));
+}
+
+#[tokio::test]
 async fn a_silent_server_ends_at_the_bound() {
     let (pki, dir) = (Pki::new(), tempfile::tempdir().unwrap());
     let root = dir.path().join("root.pem");

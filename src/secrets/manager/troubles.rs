@@ -6,7 +6,9 @@ use std::sync::Arc;
 use super::Manager;
 use super::asking::Origin;
 use crate::base::error::chain;
+use crate::ca::csr;
 use crate::secrets::{Error, ResourceName};
+use crate::tls::keys;
 use crate::trouble::{Kind, Report, Reporter};
 
 /// One reporter for each thing that can be wrong on its own.
@@ -38,6 +40,15 @@ impl Troubles {
     }
 }
 
+/// What an error of ours is, not of the CA's client.
+fn kind_of(error: &Error) -> Kind {
+    match error {
+        Error::Hung(_) => Kind::CertificateNotAnswered,
+        Error::Request(csr::Error::Key(keys::Error::NoThread)) => Kind::Processes,
+        _ => Kind::CertificateUnusable,
+    }
+}
+
 impl Manager {
     /// Somebody uses the certificate of the CA, so it is renewed.
     pub(super) fn used(&self) -> bool {
@@ -56,8 +67,7 @@ impl Manager {
                 }
                 return;
             }
-            Error::Hung(_) => Kind::CertificateNotAnswered,
-            _ => Kind::CertificateUnusable,
+            ref error => kind_of(error),
         };
         self.config.trouble.report((kind, chain(error.as_ref())));
     }
@@ -83,5 +93,17 @@ impl Manager {
         if self.troubles.certificate.kind() != Some(report.kind) {
             self.troubles.certificate.report(report);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_that_no_thread_makes_is_not_the_cas_fault() {
+        let of = |error| kind_of(&Error::Request(csr::Error::Key(error)));
+        assert_eq!(of(keys::Error::NoThread), Kind::Processes);
+        assert_eq!(of(keys::Error::Crypto("RSA")), Kind::CertificateUnusable);
     }
 }

@@ -251,7 +251,8 @@ impl Run {
         }
         match exit {
             Exit::NotStarted(why) => {
-                Report::new(trouble::Kind::EnvoyNotStarted, format!("Envoy was not started: it could not be executed: {why}"))
+                let kind = trouble::Kind::of_start(why).unwrap_or(trouble::Kind::EnvoyNotStarted);
+                Report::new(kind, format!("Envoy was not started: it could not be executed: {why}"))
             }
             Exit::Status(1) if ran < SOON => Report::new(
                 trouble::Kind::EnvoyCrashed,
