@@ -115,6 +115,7 @@ fn document(text: &str) -> Result<Value, Error> {
     let mut reader = Reader {
         parser: Parser::new_from_str(text),
         tabs: Tabs::of(text),
+        open: (!text.trim_end_matches(' ').ends_with(['\n', '\r'])).then(|| text.chars().count()),
         anchors: HashMap::new(),
         size: Size::default(),
     };
@@ -137,6 +138,8 @@ fn document(text: &str) -> Result<Value, Error> {
 struct Reader<'a> {
     parser: Parser<'a, StrInput<'a>>,
     tabs: Option<Tabs<'a>>,
+    /// Where the text ends, in characters, if that is the middle of a line.
+    open: Option<usize>,
     anchors: HashMap<usize, (Value, Size)>,
     size: Size,
 }
@@ -207,7 +210,7 @@ impl<'a> Reader<'a> {
             None => Ok(None),
             Some(Ok((event, span))) => match self.tabs.as_mut().is_some_and(|tabs| tabs.indent(&event, span))
             {
-                false => Ok(Some(event)),
+                false => Ok(Some(self.closed(event, span))),
                 // Otherwise what stands further left would seem to be no part of the document any more.
                 true => Err(Error::new(format!(
                     "line {}: found character that cannot start any token: a tab",
@@ -226,6 +229,19 @@ impl<'a> Reader<'a> {
                 };
                 Err(Error { text: format!("line {line}: {}", error.info()), left })
             }
+        }
+    }
+
+    // A block of text whose last line has no end has none there either; the parser adds one.
+    fn closed(&self, event: Event<'a>, span: Span) -> Event<'a> {
+        match event {
+            Event::Scalar(text, style @ (ScalarStyle::Literal | ScalarStyle::Folded), anchor, tag)
+                if self.open == Some(span.end.index()) =>
+            {
+                let text = text.strip_suffix('\n').map(|text| text.to_owned().into()).unwrap_or(text);
+                Event::Scalar(text, style, anchor, tag)
+            }
+            event => event,
         }
     }
 
@@ -432,6 +448,26 @@ mod tests {
             ("1e400", json!("1e400")),
         ] {
             assert_eq!(to_json(text).unwrap_or_else(|e| panic!("{text}: {e}")), value, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_block_of_text_ends_as_the_document_does() {
+        for (text, want) in [
+            ("|\n  x\n", "x\n"),
+            ("|\n  x", "x"),
+            ("|\r\n  \u{e9}", "\u{e9}"),
+            ("|+\n  x\n\n  y", "x\n\ny"),
+            (">\n  x\n  y", "x y"),
+            ("|-\n  x", "x"),
+            ("|\n  x ", "x "),
+            ("|\n  x\n# c", "x\n"),
+            ("|\n  x\n...", "x\n"),
+            ("|\n  x\n ", "x\n"),
+            ("|", ""),
+        ] {
+            let both = format!("a: |\n  z\nb: {text}");
+            assert_eq!(to_json(&both).unwrap(), json!({"a": "z\n", "b": want}), "{text:?}");
         }
     }
 
