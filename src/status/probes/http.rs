@@ -75,6 +75,11 @@ fn passed_on(headers: &HeaderMap) -> HeaderMap {
     for name in [header::HOST, header::CONTENT_LENGTH, header::TRANSFER_ENCODING, header::TRAILER] {
         out.remove(name);
     }
+    // Go's server adds this as it reads a request, so the application sees it.
+    let uncached = out.get(header::PRAGMA).is_some_and(|value| value == "no-cache");
+    if uncached && !out.contains_key(header::CACHE_CONTROL) {
+        out.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    }
     out
 }
 
@@ -96,6 +101,19 @@ fn host(headers: &HeaderMap, status_port: u16, port: i32) -> Option<HeaderValue>
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_wants_nothing_cached_the_old_way_says_so_in_the_new_one_too() {
+        let seen = |given: &[(header::HeaderName, &'static str)]| {
+            let headers = given.iter().map(|(name, value)| (name.clone(), HeaderValue::from_static(value)));
+            let passed = passed_on(&headers.collect());
+            passed.get(header::CACHE_CONTROL).map(|v| v.to_str().unwrap().to_owned())
+        };
+        let both = [(header::PRAGMA, "no-cache"), (header::CACHE_CONTROL, "max-age=0")];
+        assert_eq!(seen(&[(header::PRAGMA, "no-cache")]).as_deref(), Some("no-cache"));
+        assert_eq!(seen(&[(header::PRAGMA, "x")]), None);
+        assert_eq!(seen(&both).as_deref(), Some("max-age=0"));
+    }
 
     #[test]
     fn our_port_in_the_host_becomes_the_applications() {
