@@ -130,6 +130,10 @@ impl Manager {
             self.begin(name).await;
         } else if self.files.loaded(&name).is_none() && !self.written_by_us() {
             self.look(&name).await;
+            // The CA is not asked any more, so those who wait for its answer are given the files.
+            if self.there(&name) && self.waiting.iter().any(|waiter| waiter.name == name) {
+                self.begin(name).await;
+            }
         }
     }
 

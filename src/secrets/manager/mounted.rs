@@ -9,6 +9,7 @@ use futures_util::future::BoxFuture;
 use tokio::time::Instant;
 
 use super::Manager;
+use super::asking::Origin;
 use crate::base::error::chain;
 use crate::base::handover;
 use crate::base::lane::Lane;
@@ -90,6 +91,12 @@ impl Manager {
             self.files.forget(name).await;
             self.taken_over(name);
             return;
+        }
+        // Nor do those who wait for the CA, which is not asked while there are files.
+        if self.provider(name) != Origin::Ca {
+            for waiter in self.waiting.extract_if(.., |waiter| waiter.name == *name) {
+                let _ = waiter.reply.send(Err(Arc::clone(&error)));
+            }
         }
         if had {
             let text =

@@ -1,5 +1,7 @@
 //! Files that are mounted, in the CA's place and the other way round.
 
+use futures_util::FutureExt;
+
 use super::*;
 
 #[tokio::test(start_paused = true)]
@@ -70,6 +72,30 @@ async fn files_that_come_later_take_the_cas_place_at_once() {
     assert_eq!(world.roots().await.0, authority.root_pem().trim_end());
     // The root that is served does not wait for the CA's answer, nor is it the CA's.
     assert_eq!(world.identity().await.0, chain_of(&secret));
+}
+
+#[tokio::test(start_paused = true)]
+async fn files_that_come_are_given_to_those_who_wait_for_the_ca() {
+    let list = crate::trouble::Troubles::default();
+    let refuses = Act::Refuse(tonic::Code::PermissionDenied);
+    let world = World::with(refuses, |_, c| Config { trouble: Arc::new(list.reporter("ca")), ..c });
+    assert!(world.fetch(ResourceName::Default).await.is_err());
+    let mut waits = Box::pin(world.fetch(ResourceName::Default));
+    assert!((&mut waits).now_or_never().is_none() && list.any(|_| true));
+    settle().await;
+    let folder = world.dir.path().join("certs");
+    std::fs::create_dir(&folder).unwrap();
+    let authority = mock_istiod::Authority::new("files", 1);
+    let pair = authority.pair(&mock_istiod::Leaf::workload(ID, DAY));
+    for (file, text) in
+        [("root-cert.pem", authority.root_pem()), ("key.pem", &pair.key), ("cert-chain.pem", &pair.chain)]
+    {
+        std::fs::write(folder.join(file), text).unwrap();
+    }
+    world.pass(Duration::from_secs(60)).await;
+    let fetched = waits.now_or_never().expect("it waits no more").unwrap();
+    assert_eq!(chain_of(&fetched.secret), pair.chain.as_bytes());
+    assert!(!list.any(|_| true), "nobody asks the CA any more");
 }
 
 // A certificate that is the CA's, and then files in its place.
