@@ -211,3 +211,23 @@ fn variables_are_in_the_table() {
     }
     assert!(wrong.is_empty(), "not in docs/CONFIG.md:\n{}", wrong.into_iter().collect::<Vec<_>>().join("\n"));
 }
+
+#[test]
+fn metrics_have_the_names_of_the_code() {
+    // Where the agent's metrics are made.
+    let code = Command::new("grep")
+        .args(["-rhE", "--include=*.rs", "--exclude-dir=tests", "\"[a-z_]+\"", "src"])
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .output()
+        .unwrap();
+    let code = String::from_utf8(code.stdout).unwrap();
+    let mut seen = 0;
+    for document in DOCUMENTS.iter().copied().chain(["docs/OPERATIONS.md", "deploy/prometheus-rules.yaml"]) {
+        for rest in read(document).split("istio_agent_").skip(1) {
+            let name = rest.split(|c: char| !(c.is_ascii_lowercase() || c == '_')).next().unwrap();
+            seen += 1;
+            assert!(code.contains(&format!("\"{name}\"")), "{document}: no metric istio_agent_{name}");
+        }
+    }
+    assert!(seen > 3, "only {seen} metrics were found: is the reader of documents broken?");
+}
