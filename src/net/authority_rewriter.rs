@@ -27,6 +27,9 @@
 //! where it says no more than that there is nothing here. So a client is read from no further than the next block while
 //! it takes nothing, and never more than a few blocks in a turn: in between those are answered. Blocks that are not
 //! complete are few at a time.
+//!
+//! Other frames cost their sender nine bytes each, and some cost the server a look at each stream of the connection; a
+//! socket holds thousands of them, and there may be hundreds of clients. So of those, too, a turn brings a bounded number.
 
 use std::io;
 use std::pin::Pin;
@@ -59,6 +62,11 @@ const LITTLE: usize = 16 * 1024;
 static LARGE: Semaphore = Semaphore::const_new(8);
 /// What a block takes of the 128 units that the runtime gives a task for a turn: sixteen blocks are a turn.
 const COST: usize = 8;
+/// Frames of other kinds that are passed on before they are paid for, a unit each: 128 are a turn. Requests come in frames of
+/// 16 kB, so a turn of those is 2 MB, which is more than their windows allow.
+const FRAMES: usize = 32;
+/// What a read costs whose frames are not looked at.
+const UNSEEN: usize = 64;
 
 const HEADERS: u8 = 1;
 const CONTINUATION: u8 = 9;
@@ -71,8 +79,10 @@ pub struct AuthorityRewriter<T> {
     frames: Frames,
     // Told when what was good before it has been read.
     failed: Option<io::Error>,
-    // A header block was passed on: there may be another behind it, which is looked for once this one is paid for.
-    owes: bool,
+    // Units for what was passed on. There may be more behind it, which is looked for once they are paid.
+    owes: usize,
+    // They are for a header block.
+    called: bool,
     // The last write found no room.
     blocked: bool,
     // Nothing is read until one finds some.
@@ -82,26 +92,36 @@ pub struct AuthorityRewriter<T> {
 impl<T> AuthorityRewriter<T> {
     /// Wraps a connection of which nothing has been read yet.
     pub fn new(inner: T) -> Self {
-        Self { inner, frames: Frames::default(), failed: None, owes: false, blocked: false, paused: false }
+        let frames = Frames::default();
+        Self { inner, frames, failed: None, owes: 0, called: false, blocked: false, paused: false }
     }
 
     fn advance(&mut self) {
-        match self.frames.next() {
-            Ok(passed) => self.owes = passed,
-            Err(error) => self.failed = Some(error),
+        self.called = false;
+        if !self.frames.enough() {
+            match self.frames.next() {
+                Ok(passed) => self.called = passed,
+                Err(error) => self.failed = Some(error),
+            }
+        }
+        if self.called {
+            self.owes += COST;
+        }
+        if self.frames.enough() {
+            self.owes += std::mem::take(&mut self.frames.passed);
         }
     }
 
-    // For the header block that was passed on.
+    // For what was passed on.
     fn poll_pay(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        if self.blocked {
+        if self.called && self.blocked {
             self.paused = true;
             return Poll::Pending;
         }
-        for _ in 0..COST {
+        while self.owes > 0 {
             ready!(poll_proceed(cx)).made_progress();
+            self.owes -= 1;
         }
-        self.owes = false;
         Poll::Ready(())
     }
 
@@ -119,6 +139,8 @@ impl<T> AuthorityRewriter<T> {
 struct Frames {
     // Bytes that pass before the next frame begins.
     pass: u64,
+    // Frames that were passed on and not paid for.
+    passed: usize,
     // Bytes kept back: a split frame header, or the frames of a header block.
     kept: BytesMut,
     // Bytes ready for the reader.
@@ -137,6 +159,7 @@ impl Default for Frames {
     fn default() -> Self {
         Self {
             pass: PREFACE as u64,
+            passed: 0,
             kept: BytesMut::new(),
             ready: BytesMut::new(),
             blocks: Blocks::default(),
@@ -170,8 +193,12 @@ impl Head {
 }
 
 impl Frames {
+    fn enough(&self) -> bool {
+        self.passed >= FRAMES
+    }
+
     // How many of the bytes, from their beginning, may be passed on as they are; the rest starts with
-    // the header of a frame that must be looked at, or with a split one.
+    // the header of a frame that must be looked at, or with a split one, or with one too many for now.
     fn passing(&mut self, bytes: &[u8]) -> usize {
         let mut at = 0;
         loop {
@@ -182,7 +209,10 @@ impl Frames {
                 return at;
             }
             match Head::of(&bytes[at..]) {
-                Some(head) if head.kind != HEADERS => self.pass = (HEADER + head.length) as u64,
+                Some(head) if head.kind != HEADERS && !self.enough() => {
+                    self.pass = (HEADER + head.length) as u64;
+                    self.passed += 1;
+                }
                 _ => return at,
             }
         }
@@ -203,6 +233,10 @@ impl Frames {
         if passing > 0 {
             self.ready.extend_from_slice(&self.kept[..passing]);
             self.kept.advance(passing);
+        }
+        // It may be the head of any frame.
+        if self.enough() {
+            return Ok(false);
         }
         match gather(&self.kept, &mut self.far) {
             Gathered::More => {
@@ -345,7 +379,7 @@ impl<T: AsyncRead + Unpin> AsyncRead for AuthorityRewriter<T> {
             if buf.remaining() == 0 {
                 return Poll::Ready(Ok(()));
             }
-            if this.owes {
+            if this.owes > 0 {
                 ready!(this.poll_pay(cx));
                 this.advance();
                 continue;
@@ -370,7 +404,11 @@ impl<T: AsyncRead + Unpin> AsyncRead for AuthorityRewriter<T> {
             let before = buf.filled().len();
             ready!(Pin::new(&mut this.inner).poll_read(cx, buf))?;
             let new = &buf.filled()[before..];
-            if new.is_empty() || frames.blind {
+            if frames.blind {
+                this.owes = UNSEEN;
+                return Poll::Ready(Ok(()));
+            }
+            if new.is_empty() {
                 return Poll::Ready(Ok(()));
             }
             let passing = frames.passing(new);

@@ -104,6 +104,36 @@ def empty_data(call):
         call.data(*[b""] * 500)
 
 
+def interim(call):
+    while call.on():
+        call.send(*[frame(HEADERS, END_HEADERS, call.stream, b"\x08\x03103")] * 2000)
+
+
+def endless_trailers(call):
+    call.accept()
+    call.send(frame(HEADERS, END_STREAM, call.stream, h2.field("x", b"y")))
+    while call.on():
+        call.send(frame(CONTINUATION, 0, call.stream, h2.field("x", b"y" * 16_000)))
+
+
+def padding(call):
+    call.accept()
+    while call.on():
+        call.send(frame(DATA, 8, call.stream, b"\0") * 4000)
+
+
+def farewells(call):
+    call.accept()
+    while call.on():
+        call.send(frame(GOAWAY, 0, 0, b"\x7f\xff\xff\xff\0\0\0\0") * 2000)
+
+
+def unknown_frames(call):
+    call.accept()
+    while call.on():
+        call.send(frame(0x42, 0xff, 0) * 4000)
+
+
 def reset(call):
     call.send(frame(RST, 0, call.stream, b"\0\0\0\x07"))
 
@@ -200,6 +230,8 @@ MOODS = {
     "unknown types": many(lambda n: f"type/{n}" + "z" * 3000, 0),
     "trust bundles": many(lambda _: TYPE + "istio.mesh.v1alpha1.ProxyConfig", 9000),
     "extension configs": many(lambda _: TYPE + "envoy.config.core.v3.TypedExtensionConfig", 5000), "silent": silence,
+    "interim answers": interim, "endless trailers": endless_trailers, "padding": padding, "farewells": farewells,
+    "unknown frames": unknown_frames,
 }
 # The others differ little from these.
 SHORT = ("small responses", "bytes", "unknown types", "extension configs", "large status", "resets", "SETTINGS")

@@ -196,11 +196,15 @@ impl AsyncWrite for Client {
     }
 }
 
+fn client(sent: Vec<u8>) -> AuthorityRewriter<Client> {
+    AuthorityRewriter::new(Client { sent: io::Cursor::new(sent), takes: true })
+}
+
 fn calls(count: u32) -> (AuthorityRewriter<Client>, usize) {
     let one = block(&mut Encoder::new(), "a");
     let mut all = PRI.to_vec();
     (0..count).for_each(|n| all.extend(frame(HEADERS, END_HEADERS, 2 * n + 1, &one)));
-    (AuthorityRewriter::new(Client { sent: io::Cursor::new(all), takes: true }), HEADER + one.len())
+    (client(all), HEADER + one.len())
 }
 
 // As much as there is in one turn, in bytes.
@@ -215,11 +219,10 @@ fn turn(shim: &mut AuthorityRewriter<Client>, cx: &mut Context<'_>) -> usize {
     }
 }
 
-#[tokio::test]
-async fn a_turn_brings_few_calls_and_others_are_answered_in_between() {
-    let (mut shim, one) = calls(1000);
+// Bytes in each turn until there were so many.
+async fn turns(mut shim: AuthorityRewriter<Client>, all: usize) -> Vec<usize> {
     let mut turns = Vec::new();
-    while turns.iter().sum::<usize>() < PRI.len() + 1000 * one {
+    while turns.iter().sum::<usize>() < all {
         std::future::poll_fn(|cx| {
             turns.push(turn(&mut shim, cx));
             Poll::Ready(())
@@ -227,7 +230,33 @@ async fn a_turn_brings_few_calls_and_others_are_answered_in_between() {
         .await;
         tokio::task::yield_now().await;
     }
+    turns
+}
+
+#[tokio::test]
+async fn a_turn_brings_few_calls_and_others_are_answered_in_between() {
+    let (shim, one) = calls(1000);
+    let turns = turns(shim, PRI.len() + 1000 * one).await;
     assert!(turns.iter().all(|bytes| *bytes <= 20 * one), "{turns:?}");
+}
+
+// Of a connection with thousands of streams each of these is a look at all of them.
+#[tokio::test]
+async fn a_turn_brings_few_frames_of_any_kind() {
+    let one = frame(4, 0, 0, &[0, 4, 0, 0, 0, 100]);
+    let sent = [PRI, &one.repeat(2000)].concat();
+    let all = sent.len();
+    let turns = turns(client(sent), all).await;
+    assert!(turns.iter().all(|bytes| *bytes <= PRI.len() + 160 * one.len()), "{turns:?}");
+}
+
+// Behind a block that nobody can read.
+#[tokio::test]
+async fn a_turn_brings_few_bytes_that_are_not_looked_at() {
+    let sent = [PRI, &frame(HEADERS, END_HEADERS, 1, &[0x3f]), &[0; 100_000]].concat();
+    let all = sent.len();
+    let turns = turns(client(sent), all).await;
+    assert!(turns.iter().all(|bytes| *bytes <= 5 * 4096), "{turns:?}");
 }
 
 #[test]
