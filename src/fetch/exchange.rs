@@ -16,10 +16,11 @@ use hyper_util::rt::TokioIo;
 use tokio::time::Instant;
 
 use super::conn::Stream;
+use super::interim::{Slowed, Waiting};
 use super::{Dialer, Error, Io, PIECE, Url};
 use crate::net::proxy::Proxy;
 
-type H1Conn = Pin<Box<http1::Connection<TokioIo<Box<dyn Stream>>, Full<Bytes>>>>;
+type H1Conn = Pin<Box<http1::Connection<TokioIo<Slowed>, Full<Bytes>>>>;
 type H2Conn = Pin<Box<h2::client::Connection<Box<dyn Stream>>>>;
 
 /// Read on at most this much to make a kept connection usable again.
@@ -36,6 +37,7 @@ struct H1 {
     sender: http1::SendRequest<Full<Bytes>>,
     /// `None` once it has ended.
     conn: Option<H1Conn>,
+    waiting: Waiting,
 }
 
 impl H1 {
@@ -116,8 +118,13 @@ pub(crate) async fn send(
     if h2 {
         return h2_send(stream, sent).await;
     }
+    h1_send(h1(stream, sent.buffer).await?, sent, proxy.as_ref()).await
+}
+
+async fn h1(stream: Box<dyn Stream>, buffer: usize) -> Result<H1, Error> {
+    let (stream, waiting) = Slowed::new(stream);
     let (sender, conn) = http1::Builder::new()
-        .max_buf_size(sent.buffer)
+        .max_buf_size(buffer)
         .max_headers(HEAD_FIELDS)
         // As Go spells them: some servers compare names byte by byte.
         .title_case_headers(true)
@@ -125,7 +132,7 @@ pub(crate) async fn send(
         .allow_spaces_after_header_name_in_responses(true)
         .handshake(TokioIo::new(stream))
         .await?;
-    h1_send(H1 { sender, conn: Some(Box::pin(conn)) }, sent, proxy.as_ref()).await
+    Ok(H1 { sender, conn: Some(Box::pin(conn)), waiting })
 }
 
 fn key(url: &Url) -> String {
@@ -161,6 +168,7 @@ async fn h1_send(
     if sent.close && !names_token(headers, "close") && !switching {
         request.headers_mut().append(header::CONNECTION, HeaderValue::from_static("close"));
     }
+    h1.waiting.set(true);
     let mut response = Box::pin(h1.sender.send_request(request));
     let response = std::future::poll_fn(|cx| {
         if let Poll::Ready(response) = response.as_mut().poll(cx) {
@@ -170,6 +178,7 @@ async fn h1_send(
         response.as_mut().poll(cx)
     })
     .await?;
+    h1.waiting.set(false);
     let (head, body) = response.into_parts();
     Ok((head, Exchange { kind: Kind::H1 { h1, body }, rest: Bytes::new(), ended: false, key: key(url) }))
 }
@@ -319,6 +328,10 @@ impl Exchange {
 
 #[cfg(test)]
 mod tests {
+    use std::io;
+
+    use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
     use super::*;
     use crate::fetch::fake::spawn;
 
@@ -338,6 +351,64 @@ mod tests {
         let answered = h2_send(Box::new(ours), &sent).await;
         server.abort();
         answered.is_ok()
+    }
+
+    /// Answers all that there is, once it is asked.
+    struct Interim(io::Cursor<Vec<u8>>, bool);
+
+    impl AsyncRead for Interim {
+        fn poll_read(
+            mut self: Pin<&mut Self>,
+            cx: &mut Context<'_>,
+            buf: &mut ReadBuf<'_>,
+        ) -> Poll<io::Result<()>> {
+            if self.1 {
+                return Pin::new(&mut self.0).poll_read(cx, buf);
+            }
+            cx.waker().wake_by_ref();
+            Poll::Pending
+        }
+    }
+
+    impl AsyncWrite for Interim {
+        fn poll_write(mut self: Pin<&mut Self>, _: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+            self.1 = true;
+            Poll::Ready(Ok(buf.len()))
+        }
+
+        fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+
+        fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+    }
+
+    #[tokio::test]
+    async fn others_have_their_turn_between_interim_answers() {
+        let mut answers = b"HTTP/1.1 100 A\r\n\r\n".repeat(100_000);
+        answers.extend_from_slice(b"HTTP/1.1 204 B\r\n\r\n");
+        let (url, host) = (Url::parse("http://a/").unwrap(), HeaderValue::from_static("a"));
+        let (headers, body) = (HeaderMap::new(), Bytes::new());
+        let sent =
+            Sent { url: &url, headers: &headers, host: &host, body: &body, close: true, buffer: 1 << 20 };
+        let turns = std::cell::Cell::new(0);
+        let ask = async {
+            let h1 = h1(Box::new(Interim(io::Cursor::new(answers), false)), sent.buffer).await?;
+            h1_send(h1, &sent, None).await
+        };
+        let others = async {
+            loop {
+                turns.set(turns.get() + 1);
+                tokio::task::yield_now().await;
+            }
+        };
+        let (head, _) =
+            tokio::select! { biased; answer = ask => answer.unwrap(), () = others => unreachable!() };
+        assert_eq!(head.status, 204);
+        // 1.8 MB, 16 kB a turn.
+        assert!(turns.get() >= 100, "{}", turns.get());
     }
 
     #[tokio::test]

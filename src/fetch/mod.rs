@@ -9,6 +9,7 @@
 //! |---|---|
 //! | `conn`, `tls` | connecting: from where, to which address, whom to trust |
 //! | `exchange` | one GET on one connection, HTTP/1.1 or HTTP/2 |
+//! | `interim` | answers before the one that counts |
 //! | `gunzip` | decompression in bounded pieces |
 //! | `url` | addresses and references |
 //! | `health` | the gRPC health service, asked on a connection of its own |
@@ -24,6 +25,7 @@ mod exchange;
 pub(crate) mod fake;
 mod gunzip;
 pub(crate) mod health;
+mod interim;
 mod tls;
 pub(crate) mod url;
 

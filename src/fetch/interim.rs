@@ -1,0 +1,96 @@
+//! A connection of which little is read in a turn while an answer's head is waited for.
+//!
+//! Interim answers (1xx) may come without end before the one that counts. The HTTP library passes over them within one
+//! call, and reads on: what the runtime lets a task read before another has its turn is hundreds of thousands of them,
+//! a second in which no probe is answered.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::task::{Context, Poll, ready};
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::task::coop::poll_proceed;
+
+use super::conn::Stream;
+
+/// Bytes of one read: more than heads have, but for those that mean ill.
+const READ: usize = 16 * 1024;
+/// ... and what it takes of the 128 units that the runtime gives a task for a turn: all of them. So a turn is some nine hundred
+/// of the shortest interim answers.
+const COST: usize = 128;
+
+/// Whether a head is waited for on a connection. Clones share it.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Waiting(Arc<AtomicBool>);
+
+impl Waiting {
+    pub(super) fn set(&self, waits: bool) {
+        self.0.store(waits, Relaxed);
+    }
+}
+
+/// See the module.
+pub(super) struct Slowed {
+    inner: Box<dyn Stream>,
+    waiting: Waiting,
+    /// Units for what was read.
+    owes: usize,
+}
+
+impl Slowed {
+    pub(super) fn new(inner: Box<dyn Stream>) -> (Self, Waiting) {
+        let waiting = Waiting::default();
+        (Self { inner, waiting: waiting.clone(), owes: 0 }, waiting)
+    }
+}
+
+impl AsyncRead for Slowed {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if !self.waiting.0.load(Relaxed) {
+            return Pin::new(&mut self.inner).poll_read(cx, buf);
+        }
+        while self.owes > 0 {
+            ready!(poll_proceed(cx)).made_progress();
+            self.owes -= 1;
+        }
+        let room = buf.remaining().min(READ);
+        let mut part = ReadBuf::new(buf.initialize_unfilled_to(room));
+        ready!(Pin::new(&mut self.inner).poll_read(cx, &mut part))?;
+        let read = part.filled().len();
+        buf.advance(read);
+        self.owes = COST;
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for Slowed {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.inner).poll_write(cx, buf)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.inner).poll_write_vectored(cx, bufs)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.inner.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.inner).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.inner).poll_shutdown(cx)
+    }
+}
