@@ -273,9 +273,14 @@ async fn exchange(
             let socket = timeout(limit, udp(server)).await??;
             let until = Instant::now() + limit;
             timeout_at(until, socket.send(message)).await??;
-            let mut reply = vec![0; size];
             loop {
-                let length = timeout_at(until, socket.recv(&mut reply)).await??;
+                timeout_at(until, socket.readable()).await??;
+                // Not before there is something: hundreds of queries wait, and each may be answered with 64 kB.
+                let mut reply = vec![0; size];
+                let length = match socket.try_recv(&mut reply) {
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
+                    received => received?,
+                };
                 let got = wire::mended_reply(&reply[..length]);
                 if !wire::well_formed(&got) {
                     return Err(malformed());

@@ -8,6 +8,10 @@ from .registry import attack
 from .world import ATTACKERS, DNS, POD, connect
 
 CAPTURE = {"ISTIO_META_DNS_CAPTURE": "true", "DNS_PROXY_ADDR": f"0.0.0.0:{DNS}"}
+# On this port names are asked of the resolvers while there is no name table. An Envoy would be another user's there.
+OWN_PORT = 53
+FORWARDING = {"env": {**CAPTURE, "DNS_PROXY_ADDR": f"0.0.0.0:{OWN_PORT}", "ENVOY_EXTERNAL": "true"}, "ready": False,
+              "silent_names": True}
 
 
 def query(number, name):
@@ -27,17 +31,51 @@ def dns(world, size):
             time.sleep(0.001)
 
 
-@attack("DNS queries without an answer", "names of elsewhere by the thousand, and a resolver that never answers", world={
-    "env": CAPTURE, "ready": False, "silent_names": True}, readiness=False)
-def unanswered(world, size):
+def ask_elsewhere(size, room=b""):
+    """Names of elsewhere by the thousand; `room`: what stands behind each question."""
     end, n = time.monotonic() + size.seconds, 0
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as io:
         io.bind((ATTACKERS[0], 0))
         while time.monotonic() < end:
             for _ in range(200):
                 n += 1
-                io.sendto(query(n % 65536, b"n%d.nowhere.test" % n), (POD, DNS))
+                question = bytearray(query(n % 65536, b"n%d.nowhere.test" % n))
+                question[11] = bool(room)
+                io.sendto(bytes(question) + room, (POD, OWN_PORT))
             time.sleep(0.002)
+
+
+@attack("DNS queries without an answer", "names of elsewhere by the thousand, and a resolver that never answers",
+        world=FORWARDING, readiness=False)
+def unanswered(world, size):
+    ask_elsewhere(size)
+
+
+@attack("DNS answers to others", "queries that have room for 64 kB, and a resolver that says as much, with the ID of another",
+        world=FORWARDING, readiness=False)
+def to_others(world, size):
+    over = threading.Event()
+
+    def answer():
+        world.hole.settimeout(0.2)
+        while not over.is_set():
+            try:
+                asked, to = world.hole.recvfrom(65536)
+                # Its question, as an answer, and bytes that nobody reads.
+                head = bytes([asked[0] ^ 1, asked[1], 0x81, 0x80]) + asked[4:10] + b"\0\0"
+                world.hole.sendto((head + asked[12:]).ljust(65_000, b"\0"), to)
+            except OSError:
+                pass
+
+    resolver = threading.Thread(target=answer, daemon=True)
+    resolver.start()
+    try:
+        # OPT, with a size of 65,535.
+        ask_elsewhere(size, b"\0\0\x29\xff\xff" + b"\0" * 6)
+    finally:
+        over.set()
+        resolver.join(5)
+        world.hole.settimeout(None)
 
 
 @attack("DNS garbage, TCP", "messages that are no queries, lengths that are none, connections that wait", world={
