@@ -4,7 +4,7 @@
 //! that nobody can know before ([`beside`]: drawn at random, opened with `O_EXCL` and `O_NOFOLLOW`), and gets to its
 //! place by a rename, which replaces a link and never follows it. It is gone again when it does not get there.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fs::{DirBuilder, File, OpenOptions, Permissions};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
@@ -48,15 +48,29 @@ pub(crate) fn beside(folder: &Path, name: &str, mode: Mode) -> io::Result<NamedT
     // Never more than the owner's before the bits are exact.
     let first = if matches!(mode, Mode::Exact(_)) { bits & 0o600 } else { bits };
     let flags = OFlags::NOFOLLOW.bits().cast_signed();
-    let file =
-        tempfile::Builder::new().prefix(&format!("{name}.")).suffix(".new").make_in(folder, |path| {
-            OpenOptions::new().write(true).create_new(true).mode(first).custom_flags(flags).open(path)
-        })?;
+    let file = tempfile::Builder::new().prefix(&way_to(name)).rand_bytes(0).make_in(folder, |path| {
+        OpenOptions::new().write(true).create_new(true).mode(first).custom_flags(flags).open(path)
+    })?;
     if let Mode::Exact(bits) = mode {
         // The mode of creation passes through the umask; this does not.
         file.as_file().set_permissions(Permissions::from_mode(bits))?;
     }
     Ok(file)
+}
+
+/// The name of a file on its way to `name`: 16 hexadecimal digits that nobody can know stand behind it.
+fn way_to(name: impl AsRef<OsStr>) -> OsString {
+    let mut way = name.as_ref().to_owned();
+    way.push(format!(".{:016x}.new", rand::random::<u64>()));
+    way
+}
+
+/// Whether a file of ours on its way to `name` is called so, and no user's own.
+fn is_way_to(file: &OsStr, name: &str) -> bool {
+    let drawn = file.to_str().and_then(|f| f.strip_prefix(name)?.strip_prefix('.')?.strip_suffix(".new"));
+    drawn.is_some_and(|drawn| {
+        drawn.len() == 16 && drawn.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
+    })
 }
 
 /// Writes `text` at `path`. Missing folders are made with mode 0700, as the Go agent makes them.
@@ -131,8 +145,7 @@ pub(crate) fn replace_in(
     bits: u32,
     last: impl FnOnce(&File) -> io::Result<()>,
 ) -> io::Result<()> {
-    let mut way = name.to_owned();
-    way.push(format!(".{:016x}.new", rand::random::<u64>()));
+    let way = way_to(name);
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let mut file = File::from(rustix::fs::openat(folder, &way, flags, (bits & 0o600).into())?);
     let put = |file: &mut File| {
@@ -175,12 +188,7 @@ pub(crate) fn sweep_older(folder: &Path, names: &[&str], than: Duration) {
     let Ok(entries) = std::fs::read_dir(folder) else { return };
     for entry in entries.flatten() {
         let name = entry.file_name();
-        let is_way_to = |of: &&str| {
-            let drawn =
-                name.to_str().and_then(|n| n.strip_prefix(of)?.strip_prefix('.')?.strip_suffix(".new"));
-            drawn.is_some_and(|drawn| !drawn.is_empty() && drawn.bytes().all(|b| b.is_ascii_alphanumeric()))
-        };
-        if !names.iter().any(is_way_to) {
+        if !names.iter().any(|of| is_way_to(&name, of)) {
             continue;
         }
         let about = entry.metadata().ok().filter(std::fs::Metadata::is_file);
@@ -236,14 +244,21 @@ mod tests {
             let file = File::create(dir.path().join(name)).unwrap();
             file.set_modified(std::time::SystemTime::now() - Duration::from_secs(age)).unwrap();
         };
-        let kept = ["config", "config.new", "config.a-b.new", "other.a1b2c3.new", "config.a1b2c4.new"];
-        kept.iter().for_each(|name| put(name, if name.contains("c4") { 0 } else { 3600 }));
-        put("config.a1b2c3.new", 3600);
-        std::fs::create_dir(dir.path().join("config.folder.new")).unwrap();
+        let (left, fresh) = ("config.0123456789abcdef.new", "config.0123456789abcdee.new");
+        // A user's own names, and another's.
+        let kept = ["config", "config.new", "config.a-b.new", "config.word.new", "config.backup.new"];
+        let kept = kept.into_iter().chain(["config.A1B2C3D4E5F60718.new", "other.0123456789abcdef.new"]);
+        let kept: Vec<&str> = kept.collect();
+        kept.iter().for_each(|name| put(name, 3600));
+        put(fresh, 0);
+        put(left, 3600);
+        let folder = dir.path().join("config.00000000deadbeef.new");
+        std::fs::create_dir(&folder).unwrap();
         sweep(dir.path(), &["config"]);
-        assert!(!dir.path().join("config.a1b2c3.new").exists());
-        assert!(kept.iter().all(|name| dir.path().join(name).exists()));
-        assert!(dir.path().join("config.folder.new").exists());
+        assert!(!dir.path().join(left).exists());
+        assert!(dir.path().join(fresh).exists() && folder.exists());
+        let gone: Vec<_> = kept.iter().filter(|name| !dir.path().join(name).exists()).collect();
+        assert!(gone.is_empty(), "{gone:?}");
         // The way of a real one.
         let way = beside(dir.path(), "config", Mode::Exact(0o600)).unwrap().keep().unwrap();
         way.0.set_modified(std::time::UNIX_EPOCH).unwrap();

@@ -225,7 +225,7 @@ mod tests {
     fn a_key_that_a_killed_agent_has_left_beside_its_place_is_removed() {
         let dir = tempfile::tempdir().unwrap();
         let config = Config { dir: dir.path().to_owned(), mode: 0o600, seal: None };
-        let left = dir.path().join("key.pem.aB3dE6.new");
+        let left = dir.path().join("key.pem.0123456789abcdef.new");
         let file = std::fs::File::create(&left).unwrap();
         file.set_modified(std::time::UNIX_EPOCH).unwrap();
         config.write(Files { key: Some(b"k"), chain: Some(b"c"), root: Some(b"r") }).unwrap();

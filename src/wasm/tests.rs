@@ -489,10 +489,10 @@ async fn what_a_killed_agent_has_left_of_a_download_is_removed() {
         std::fs::File::create(&path).unwrap().set_modified(modified).unwrap();
         path
     };
-    let left = plant(".download.aB3dE6.new", std::time::UNIX_EPOCH);
+    let left = plant(".download.0123456789abcde6.new", std::time::UNIX_EPOCH);
     // Of another agent's, perhaps.
-    let fresh = plant(".download.aB3dE7.new", std::time::SystemTime::now());
-    let other = plant("download.aB3dE8.new", std::time::UNIX_EPOCH);
+    let fresh = plant(".download.0123456789abcde7.new", std::time::SystemTime::now());
+    let other = plant("download.0123456789abcde8.new", std::time::UNIX_EPOCH);
     let stop = Stop::new();
     let gone = async {
         while left.exists() {
