@@ -8,12 +8,17 @@ use prost::DecodeError;
 
 use super::message::{Host, Source};
 
-/// A name: where its host is in the message, and which of the host's names it is.
-#[derive(Debug, Clone, Copy)]
+/// A name: where its host is in the message, and which of the host's names it is: of those made of its own name 0 to 3,
+/// of its `alt_hosts` where the text is, [`OWN`] and the bytes behind `at`. A host may have tens of thousands of those, so
+/// none is looked for among all.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Slot {
     at: u32,
     form: u32,
 }
+
+/// As many names at most are made of a host's own name.
+const OWN: u32 = 4;
 
 /// The names of a message. The texts themselves stay in the message.
 #[derive(Debug, Default)]
@@ -48,7 +53,13 @@ impl Index {
         })?;
         source.each(|at, host| {
             if counts(&out.hasher, at, host) {
-                for (form, name) in (0_u32..).zip(&host.names(&source.scope)).skip(1) {
+                let names = host.names(&source.scope);
+                let places = source.others_at(at);
+                // Either all of them are among the names, at their end, or none.
+                let own = names.len().checked_sub(places.len()).filter(|own| *own > 1).unwrap_or(names.len());
+                let others = places.iter().map(|place| OWN.saturating_add(*place));
+                let forms = (0_u32..OWN).take(own).chain(others);
+                for (form, name) in forms.zip(&names).skip(1) {
                     out.enter(source, name, Slot { at, form }, host);
                 }
             }
@@ -76,12 +87,12 @@ impl Index {
                 place.insert(slot);
             }
             Entry::Occupied(mut held) => {
-                let before = source.host_at(held.get().at).unwrap_or_default().name;
+                let before = || source.name_at(held.get().at).unwrap_or_default();
                 let better = match (slot.form, held.get().form) {
-                    (0, 0) => host.name > before,
+                    (0, 0) => host.name > before(),
                     (0, _) => true,
                     (_, 0) => false,
-                    (..) => host.name < before,
+                    (..) => host.name < before(),
                 };
                 if better {
                     *held.get_mut() = slot;
@@ -99,7 +110,7 @@ impl Index {
 
 // Of a host that stands in the message twice the last one counts, as in any map of protobuf.
 fn last(hosts: &mut HashTable<u32>, hasher: &RandomState, source: &Source, at: u32, host: &Host) {
-    let name = |at: u32| source.host_at(at).unwrap_or_default().name;
+    let name = |at: u32| source.name_at(at).unwrap_or_default();
     let entry = hosts.entry(
         hasher.hash_one(&host.name),
         |known| name(*known) == host.name,
@@ -109,6 +120,18 @@ fn last(hosts: &mut HashTable<u32>, hasher: &RandomState, source: &Source, at: u
 }
 
 fn text(source: &Source, slot: Slot) -> String {
+    if let Some(behind) = slot.form.checked_sub(OWN) {
+        let mut name = source.other_at(slot.at, behind).unwrap_or_default().to_ascii_lowercase();
+        name.push('.');
+        return name;
+    }
+    if slot.form == 0 {
+        let mut name = source.name_at(slot.at).unwrap_or_default().to_ascii_lowercase();
+        if !name.ends_with('.') {
+            name.push('.');
+        }
+        return name;
+    }
     let mut names = source.host_at(slot.at).unwrap_or_default().names(&source.scope);
     let form = usize::try_from(slot.form).unwrap_or(usize::MAX);
     if form < names.len() { names.swap_remove(form) } else { String::new() }
@@ -116,24 +139,61 @@ fn text(source: &Source, slot: Slot) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use prost::Message;
 
-    use super::super::{KUBERNETES, Scope};
+    use super::super::{KUBERNETES, Page, Scope, Table};
     use super::*;
+    use crate::dns::table::message::tests::READ;
     use crate::dns::table::message::{NameInfo, NameTable};
+
+    const HOST: &str = "web.ns1.svc.cluster.local";
+
+    // One host with so many names beside its own four, as istiod sends it.
+    fn source(others: Vec<String>) -> Source {
+        let (registry, namespace) = (KUBERNETES.to_owned(), "ns1".to_owned());
+        let ips = vec!["10.0.0.1".to_owned()];
+        let info = NameInfo { registry, namespace, shortname: "web".to_owned(), alt_hosts: others, ips };
+        let body = NameTable { table: [(HOST.to_owned(), info)].into() }.encode_to_vec().into();
+        Source { body, scope: Scope::new("ns1", "ns1.svc.cluster.local") }
+    }
 
     #[test]
     fn a_host_may_have_more_names_than_16_bits_count() {
-        let alt_hosts = (0..70_000).map(|n| format!("n{n}")).collect();
-        let host = "web.ns1.svc.cluster.local".to_owned();
-        let (registry, namespace) = (KUBERNETES.to_owned(), "ns1".to_owned());
-        let info = NameInfo { registry, namespace, shortname: "web".to_owned(), alt_hosts, ips: Vec::new() };
-        let body = NameTable { table: [(host, info)].into() }.encode_to_vec().into();
-        let source = Source { body, scope: Scope::new("ns1", "ns1.svc.cluster.local") };
+        let source = source((0..70_000).map(|n| format!("N{n}")).collect());
+        let index = Index::of(&source).unwrap();
         let mut at = 0;
         source.each(|place, _| at = place).unwrap();
-        // Its own name and three short ones come first.
-        assert_eq!(text(&source, Slot { at, form: 70_003 }), "n69999.");
-        assert_eq!(text(&source, Slot { at, form: 70_004 }), "");
+        let own = ["web.ns1.svc.cluster.local.", "web.ns1.", "web.", "web.ns1.svc."];
+        for name in own.into_iter().chain(["n0.", "n69999."]) {
+            assert_eq!(index.find(&source, name), Some(at), "{name}");
+        }
+        for name in ["n70000.", "n1", "N1.", "", "web.ns1.svc.cluster."] {
+            assert_eq!(index.find(&source, name), None, "{name}");
+        }
+        assert_eq!(index.names.len(), 70_004);
+        assert_eq!(text(&source, Slot { at, form: u32::MAX }), ".");
+    }
+
+    #[test]
+    fn a_host_with_many_names_is_not_read_anew_for_each() {
+        // Each name twice, and its own among them.
+        let names = (0..20_000).map(|n| format!("n{}", n / 2)).chain([HOST.to_owned()]);
+        let source = source(names.collect());
+        let before = READ.get();
+        let index = Index::of(&source).unwrap();
+        assert_eq!(index.names.len(), 10_004);
+        for n in 0..10_000 {
+            assert!(index.find(&source, &format!("n{n}.")).is_some());
+        }
+        // A short form that only looks alike by a few bits of its hash is read whole: that is rare.
+        let whole = READ.get() - before;
+        assert!(whole < 100, "a host of 20,000 names was read {whole} times");
+        let before = READ.get();
+        let page: usize = Page::of(Arc::new(Table { index, source })).unwrap().map(|piece| piece.len()).sum();
+        assert!(page > 10_000 * "n0.".len());
+        let whole = READ.get() - before;
+        assert!(whole < 10, "a host of 20,000 names was read {whole} times for its page");
     }
 }

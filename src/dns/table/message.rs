@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use bytes::Bytes;
-use prost::encoding::{DecodeContext, WireType, decode_key, skip_field};
+use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
 use prost::{DecodeError, Message};
 
 use super::Scope;
@@ -38,6 +38,13 @@ impl NameInfo {
     pub(super) fn addresses(&self) -> Vec<IpAddr> {
         self.ips.iter().filter_map(|ip| ip.parse().ok()).collect()
     }
+}
+
+/// A host's own name, read without what is known of the host.
+#[derive(Clone, PartialEq, prost::Message)]
+struct Named {
+    #[prost(string, tag = "1")]
+    name: String,
 }
 
 /// An entry of the message's map.
@@ -98,6 +105,65 @@ impl Source {
 
     /// The host at a place that [`Source::each`] gave.
     pub(super) fn host_at(&self, at: u32) -> Option<Host> {
-        Host::decode_length_delimited(self.body.get(usize::try_from(at).ok()?..)?).ok()
+        let host = self.body.get(usize::try_from(at).ok()?..)?;
+        #[cfg(test)]
+        tests::READ.with(|read| read.set(read.get() + 1));
+        Host::decode_length_delimited(host).ok()
+    }
+
+    /// Its own name, however many others it has.
+    pub(super) fn name_at(&self, at: u32) -> Option<String> {
+        let host = self.body.get(usize::try_from(at).ok()?..)?;
+        Some(Named::decode_length_delimited(host).ok()?.name)
+    }
+
+    /// Where each of its `alt_hosts` is, in their order, as bytes behind `at`.
+    pub(super) fn others_at(&self, at: u32) -> Vec<u32> {
+        self.places_of_others(at).unwrap_or_default()
+    }
+
+    // Only called for what was decoded before.
+    fn places_of_others(&self, at: u32) -> Option<Vec<u32>> {
+        let host = self.body.get(usize::try_from(at).ok()?..)?;
+        let mut out = Vec::new();
+        let mut fields = inside(host)?;
+        while !fields.is_empty() {
+            let (tag, wire) = decode_key(&mut fields).ok()?;
+            if tag == 2 && wire == WireType::LengthDelimited {
+                let mut info = inside(fields)?;
+                while !info.is_empty() {
+                    let (tag, wire) = decode_key(&mut info).ok()?;
+                    if tag == 5 {
+                        let behind = info.as_ptr().addr() - host.as_ptr().addr();
+                        out.push(u32::try_from(behind).ok()?);
+                    }
+                    skip_field(wire, tag, &mut info, DecodeContext::default()).ok()?;
+                }
+            }
+            skip_field(wire, tag, &mut fields, DecodeContext::default()).ok()?;
+        }
+        Some(out)
+    }
+
+    /// One of the `alt_hosts`, from where [`Source::others_at`] says that it is.
+    pub(super) fn other_at(&self, at: u32, behind: u32) -> Option<&str> {
+        let start = usize::try_from(at.checked_add(behind)?).ok()?;
+        std::str::from_utf8(inside(self.body.get(start..)?)?).ok()
+    }
+}
+
+// What a field holds whose length stands at the beginning.
+fn inside(mut rest: &[u8]) -> Option<&[u8]> {
+    let length = usize::try_from(decode_varint(&mut rest).ok()?).ok()?;
+    rest.get(..length)
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use std::cell::Cell;
+
+    thread_local! {
+        /// How often a host was read whole beside the passes over the message.
+        pub(crate) static READ: Cell<usize> = const { Cell::new(0) };
     }
 }

@@ -12,7 +12,7 @@ use bytes::Bytes;
 use prost::DecodeError;
 use serde_json::{Map, Value, json};
 
-use super::message::{NameInfo, Source};
+use super::message::{Host, NameInfo, Source};
 use super::{KUBERNETES, Table};
 
 /// A piece has so many bytes, or a line more: what a chunk of a scrape has.
@@ -38,8 +38,31 @@ struct Named {
 pub(crate) struct Page {
     table: Arc<Table>,
     lines: std::vec::IntoIter<Line>,
+    held: Option<Held>,
     begun: bool,
     ended: bool,
+}
+
+/// The host of the line before, whose other names mostly follow: it may have tens of thousands.
+#[derive(Debug)]
+struct Held {
+    at: u32,
+    host: Host,
+    names: Vec<String>,
+    /// What each of them has for a value.
+    value: Value,
+}
+
+impl Held {
+    fn of(source: &Source, at: u32) -> Self {
+        let host = source.host_at(at).unwrap_or_default();
+        let info = host.info();
+        let mut addresses = info.addresses();
+        addresses.sort_by_key(IpAddr::is_ipv6);
+        let ips: Vec<String> = addresses.iter().map(ToString::to_string).collect();
+        let names = source.scope.names(&host.name, &info);
+        Self { at, host, names, value: json!({ "ips": ips, "registry": KUBERNETES }) }
+    }
 }
 
 impl Page {
@@ -49,27 +72,19 @@ impl Page {
     /// Never in practice: the message was read once already.
     pub(crate) fn of(table: Arc<Table>) -> Result<Self, DecodeError> {
         let lines = lines(&table.source)?.into_iter();
-        Ok(Self { table, lines, begun: false, ended: false })
+        Ok(Self { table, lines, held: None, begun: false, ended: false })
     }
 
-    fn write(&self, line: Line, out: &mut String) {
-        let source = &self.table.source;
-        let host = source.host_at(line.at).unwrap_or_default();
-        let info = host.info();
-        let (name, value) = match line.form.checked_sub(1) {
-            None => (Some(host.name), shown(&info)),
+    fn write(&mut self, line: Line, out: &mut String) {
+        let held = self.held.take().filter(|held| held.at == line.at);
+        let held = self.held.insert(held.unwrap_or_else(|| Held::of(&self.table.source, line.at)));
+        let _ = match line.form.checked_sub(1) {
+            None => write!(out, "{}:{}", json!(held.host.name), shown(&held.host.info())),
             Some(nth) => {
-                let mut addresses = info.addresses();
-                addresses.sort_by_key(IpAddr::is_ipv6);
-                let ips: Vec<String> = addresses.iter().map(ToString::to_string).collect();
-                let mut names = source.scope.names(&host.name, &info).into_iter();
-                (
-                    names.nth(usize::try_from(nth).unwrap_or(usize::MAX)),
-                    json!({ "ips": ips, "registry": KUBERNETES }),
-                )
+                let name = held.names.get(usize::try_from(nth).unwrap_or(usize::MAX));
+                write!(out, "{}:{}", json!(name), held.value)
             }
         };
-        let _ = write!(out, "{}:{value}", Value::from(name));
     }
 }
 
