@@ -246,11 +246,11 @@ impl Memory {
         let Some(mut inbox) = inbox else { return };
         let owner: Arc<str> = owner.into();
         let _ = self.owner.set(owner.clone());
-        tokio::select! {
+        let mut later = tokio::select! {
             () = stop.cancelled() => return,
-            () = self.load(&owner) => {}
-        }
-        let mut file = File::new(self.clone(), owner);
+            later = self.load(&owner) => later,
+        };
+        let mut file = File::new(self.clone(), owner.clone());
         file.changed();
         loop {
             let mut events = Vec::new();
@@ -269,9 +269,17 @@ impl Memory {
                     return;
                 }
                 () = file.written() => continue,
+                () = self.is_time(later) => {
+                    later = self.load(&owner).await;
+                    continue;
+                }
                 n = inbox.recv_many(&mut events, 256) => if n == 0 { return },
             }
             let gathered = events.iter().map(Event::length).sum();
+            if gathered > 0 {
+                // Istiod is there: what it brings is newer.
+                later = None;
+            }
             self.note(events).await;
             file.changed();
             // What was gathered beside the stream is free now that it is compressed.

@@ -3,7 +3,7 @@
 use std::io::{BufWriter, Write};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -29,17 +29,22 @@ const SETTLE: Duration = Duration::from_secs(2);
 const AGAIN: Duration = Duration::from_secs(300);
 /// How long the file may take to be read: a disk at the boot of a busy machine, not one that is gone.
 const LOAD: Duration = Duration::from_secs(30);
+/// How often the clock is looked at while the file is of a moment to come: no timer fires when it is set.
+const CLOCK: Duration = Duration::from_secs(2);
 /// While istiod is there, the file is told so as often as its age allows mistakes of a twenty-fourth.
 const CONFIRM: u32 = 24;
 
 impl Memory {
-    /// Reads the file, if there is a good one.
-    pub(super) async fn load(self: &Arc<Self>, owner: &Arc<str>) {
+    /// Reads the file, if there is a good one. Where it is of a moment to come by the clock of now, that moment is given, in
+    /// seconds since 1970: a machine's clock may be set only after its boot.
+    pub(super) async fn load(self: &Arc<Self>, owner: &Arc<str>) -> Option<u64> {
         if self.take_over(owner).await {
-            return;
+            return None;
         }
-        let Some(Disk { file, max_age }) = self.config.disk.clone() else { return };
+        let Disk { file, max_age } = self.config.disk.clone()?;
         let (memory, owner, shown) = (self.clone(), owner.clone(), file.display().to_string());
+        let later = Arc::new(AtomicU64::new(0));
+        let ahead = later.clone();
         let read = DISK.within(LOAD, move || {
             // As large as the file itself, each.
             place::sweep(file.parent().unwrap_or(Path::new("")), &[place::name(&file).as_str()]);
@@ -49,6 +54,9 @@ impl Memory {
             };
             let now = unix(memory.clock.now());
             let read = disk::read(&bytes, &owner, now, max_age.as_secs(), memory.config.most);
+            if let Err(disk::Refused::Ahead(by)) = read {
+                ahead.store(now.saturating_add(by), Relaxed);
+            }
             read.map(Some).map_err(|refused| refused.to_string())
         });
         match read.await.unwrap_or_else(|error| Err(error.to_string())) {
@@ -60,8 +68,20 @@ impl Memory {
             }
             Ok(None) => {}
             Err(why) => {
-                tracing::warn!(target: "xdsproxy", "the last good configuration in {shown} is not used: {why}");
+                let later = Some(later.load(Relaxed)).filter(|at| *at > 0);
+                let more = if later.is_some() { "; it is when the clock has come that far" } else { "" };
+                tracing::warn!(target: "xdsproxy", "the last good configuration in {shown} is not used: {why}{more}");
+                return later;
             }
+        }
+        None
+    }
+
+    /// Waits until it is this moment by the machine's clock, or later.
+    pub(super) async fn is_time(&self, at: Option<u64>) {
+        let Some(at) = at else { return std::future::pending().await };
+        while unix(self.clock.now()) < at {
+            tokio::time::sleep(CLOCK).await;
         }
     }
 

@@ -307,9 +307,42 @@ async fn where_there_is_no_thread_nothing_is_lost() {
 async fn what_killed_agents_have_left_beside_the_file_is_removed() {
     let _turn = TURN.lock().await;
     let dir = tempfile::tempdir().unwrap();
-    let left = dir.path().join("kept.aB3dE6.new");
+    let left = dir.path().join("kept.0123456789abcdef.new");
     std::fs::File::create(&left).unwrap().set_modified(UNIX_EPOCH).unwrap();
     let memory = memory(dir.path().join("kept"), Arc::new(System), &Troubles::default());
     memory.load(&"me".into()).await;
     assert!(!left.exists());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_file_of_a_moment_to_come_is_used_when_the_clock_was_set() {
+    let _turn = TURN.lock().await;
+    let dir = tempfile::tempdir().unwrap();
+    let (path, group) = (dir.path().join("kept"), Group::new());
+    let first = memory(path.clone(), Arc::new(System), &Troubles::default());
+    brings(&first, 1);
+    group.run("keeper", first.clone().keep("me".to_owned(), group.token()));
+    eventually("the file", || path.exists()).await;
+    group.stop(SOON).await;
+    // A machine without a clock of its own begins in the past.
+    let clock = crate::base::clock::Fixed::at(SystemTime::now() - Duration::from_secs(86_400 * 365));
+    let begin = |group: &Group| {
+        let memory = memory(path.clone(), Arc::new(clock.clone()), &Troubles::default());
+        group.run("keeper", memory.clone().keep("me".to_owned(), group.token()));
+        memory
+    };
+    let (group, busy) = (Group::new(), Group::new());
+    let (second, third) = (begin(&group), begin(&busy));
+    for memory in [&second, &third] {
+        assert!(!memory.can_serve(Protocol::Delta).await);
+    }
+    let request = Request { type_url: CDS.to_owned(), ..Request::default() };
+    third.request(1, Protocol::Delta, write_request(Mode::Delta, &request));
+    assert!(!third.can_serve(Protocol::Delta).await);
+    clock.advance(Duration::from_secs(86_400 * 365 + 60));
+    eventually("it is used", || second.is_whole()).await;
+    assert!(second.can_serve(Protocol::Delta).await);
+    assert!(!third.is_whole(), "istiod was asked meanwhile");
+    group.stop(SOON).await;
+    busy.stop(SOON).await;
 }
