@@ -19,6 +19,8 @@ pub(super) enum Act {
     Hang,
     Slow(Duration),
     Expired,
+    /// Valid only after so long.
+    Future(Duration),
     WrongKey,
     OtherIdentity,
     Entries(Vec<&'static str>),
@@ -108,6 +110,7 @@ impl FakeCa {
             Act::Hang => return Ok(None),
             Act::Issue(life) => leaf.not_after = now + *life,
             Act::Expired => leaf.not_after = now - Duration::from_secs(5),
+            Act::Future(by) => leaf.not_before = now + *by,
             Act::OtherIdentity => leaf.uris = vec!["spiffe://other/ns/x/sa/y".to_owned()],
             _ => {}
         }

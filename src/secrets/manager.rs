@@ -189,6 +189,7 @@ impl Manager {
             self.begin(ResourceName::Default).await;
             self.begin(ResourceName::RootCa).await;
         }
+        self.output_restored();
         loop {
             if running.is_none() {
                 running = self.attempt();
@@ -215,6 +216,7 @@ impl Manager {
                 read = maybe(&mut restoring) => {
                     restoring = None;
                     self.restored(read);
+                    self.output_restored();
                 }
                 () = written(&mut self.output) => {}
                 () = written(&mut self.persist) => {}
@@ -268,6 +270,7 @@ impl Manager {
     }
 
     fn report(&mut self) -> TaskResult {
+        self.too_soon();
         self.missed();
         let unfit = self.unfit()?;
         let status = IdentityStatus {

@@ -207,6 +207,9 @@ kinds! {
     IdentityNearExpiry Broken
         "this workload's certificate ends soon, and the proxy itself is why it is not renewed",
         "repair what stands above; IDENTITY_NEAR_EXPIRY says what becomes of the proxy meanwhile";
+    CertificateNotYetValid Broken
+        "this workload's certificate is not valid yet by this machine's clock",
+        "compare the CA's clock with this machine's and set the one that is wrong; peers refuse the certificate until it is valid";
     CertificateExpired Broken
         "this workload's certificate has expired and could not be renewed",
         "repair what stands above; connections of this workload are refused by its peers until then";

@@ -160,6 +160,9 @@ impl Manager {
         let names: BTreeSet<ResourceName> = asked.iter().map(|(name, _)| name.clone()).collect();
         let events = self.files.look_at(&names.into_iter().collect::<Vec<_>>()).await;
         self.file_events(events).await;
+        if asked.iter().any(|(name, _)| matches!(name, ResourceName::Default | ResourceName::RootCa)) {
+            self.look_at_output();
+        }
         for (name, reply) in asked {
             match self.files.loaded(&name).and_then(|_| self.board.fetched(&name)) {
                 Some(fetched) => drop(reply.send(Ok(fetched))),
@@ -235,6 +238,8 @@ impl Manager {
         // The Go agent's file follows what it served last.
         if *name == ResourceName::RootCa && std::mem::take(&mut self.output_raw_root) {
             self.write_output();
+        } else {
+            self.look_at_output();
         }
         let answer = self.board.fetched(name).ok_or_else(|| Arc::new(Error::Stopped));
         let _ = reply.send(answer);

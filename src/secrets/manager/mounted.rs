@@ -215,6 +215,19 @@ impl Manager {
         }
     }
 
+    /// Who reads files has them before the CA has answered, too.
+    pub(super) fn output_restored(&mut self) {
+        if self.output.is_none() || !self.workload.restored {
+            return;
+        }
+        for name in [ResourceName::RootCa, ResourceName::Default] {
+            if self.provider(&name) == Origin::Ca {
+                self.publish_workload(&name);
+            }
+        }
+        self.write_output();
+    }
+
     // What the program before us in this process went on with.
     fn take_over(&mut self) -> bool {
         let (Some(kept), true) = (self.config.kept.take(), self.ca.is_some()) else { return false };
@@ -270,7 +283,24 @@ impl Manager {
 
     /// Brings `OUTPUT_CERTS` to what is published.
     pub(super) fn write_output(&mut self) {
-        let Some(output) = &mut self.output else { return };
+        let content = self.output_content();
+        if let Some(output) = &mut self.output {
+            output.write(content);
+        }
+    }
+
+    /// Brings back what somebody has taken away of it, beside the answer that is given now.
+    pub(super) fn look_at_output(&mut self) {
+        if self.output.is_none() {
+            return;
+        }
+        let content = self.output_content();
+        if let Some(output) = &mut self.output {
+            output.look(content);
+        }
+    }
+
+    fn output_content(&self) -> Content {
         let identity = match self.board.value(&ResourceName::Default) {
             Some(Secret::Identity(identity)) => Some(identity),
             _ => None,
@@ -281,6 +311,6 @@ impl Manager {
         };
         let current = self.workload.current.as_ref().filter(|_| self.output_raw_root);
         let raw = current.map(|c| Arc::new(Roots { pem: c.issued.root.clone().into_bytes() }));
-        output.write(Content { identity, roots: raw.or(merged) });
+        Content { identity, roots: raw.or(merged) }
     }
 }

@@ -256,6 +256,32 @@ async fn another_identity_is_served_because_the_ca_decides() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_certificate_of_a_day_to_come_is_served_and_told() {
+    let troubles = Arc::new(crate::trouble::Troubles::default());
+    let world = World::with(Act::Future(Duration::from_secs(7200)), |_, mut config| {
+        config.trouble = troubles.reporter("cache").into();
+        config
+    });
+    world.identity().await;
+    until("it is told", || troubles.verdict().is_some()).await;
+    let told = troubles.verdict().unwrap();
+    assert_eq!(told.kind, crate::trouble::Kind::CertificateNotYetValid, "{told:?}");
+    assert!(told.detail.contains("valid only from"), "{told:?}");
+    world.pass(Duration::from_secs(3600)).await;
+    assert!(troubles.verdict().is_some());
+    world.pass(Duration::from_secs(3700)).await;
+    until("its time has come", || troubles.verdict().is_none()).await;
+    // Clocks differ by moments.
+    let world = World::with(Act::Future(Duration::from_secs(1)), |_, mut config| {
+        config.trouble = troubles.reporter("cache").into();
+        config
+    });
+    world.identity().await;
+    settle().await;
+    assert_eq!(troubles.verdict(), None);
+}
+
+#[tokio::test(start_paused = true)]
 async fn after_expiry_there_is_an_error_and_a_prompt_retry() {
     let world = World::new(Act::Issue(DAY));
     world.identity().await;
@@ -446,6 +472,44 @@ async fn the_written_root_is_the_one_that_was_served_last() {
     until("the CA's own text is written", || written() == world.ca.root()).await;
     world.roots().await;
     until("the merged text is written", || written() == world.ca.root().trim_end()).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_written_file_that_somebody_removed_is_back_with_the_next_request() {
+    let world = World::with(Act::Issue(DAY), |dir, mut config| {
+        config.output = Some(output::Config { dir: dir.to_owned(), mode: 0o600, seal: None });
+        config
+    });
+    let names = ["key.pem", "cert-chain.pem", "root-cert.pem"];
+    let path = |name: &str| world.dir.path().join(name);
+    let read = || names.map(|name| std::fs::read(path(name)).unwrap_or_default());
+    world.identity().await;
+    world.roots().await;
+    until("the files are there", || read().iter().all(|text| !text.is_empty())).await;
+    let first = read();
+    world.pass(Duration::from_secs(60)).await;
+    for name in names {
+        std::fs::remove_file(path(name)).unwrap();
+        world.pass(Duration::from_secs(60)).await;
+        assert!(!path(name).exists(), "nobody has asked");
+        if name == "root-cert.pem" {
+            drop(world.roots().await)
+        } else {
+            drop(world.identity().await)
+        }
+        until("it is back", || read() == first).await;
+    }
+    // What another has written there goes, and nothing is written where the files are as they should be.
+    std::fs::write(path("key.pem"), "another's").unwrap();
+    world.pass(Duration::from_secs(60)).await;
+    world.identity().await;
+    until("it is ours again", || read() == first).await;
+    let inodes = || names.map(|name| std::os::unix::fs::MetadataExt::ino(&path(name).metadata().unwrap()));
+    let before = inodes();
+    world.pass(Duration::from_secs(60)).await;
+    world.identity().await;
+    world.pass(Duration::from_secs(60)).await;
+    assert_eq!(inodes(), before);
 }
 
 #[tokio::test(start_paused = true)]

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
 use super::Manager;
 use super::asking::Origin;
@@ -9,13 +10,19 @@ use crate::base::error::chain;
 use crate::ca::csr;
 use crate::secrets::{Error, ResourceName};
 use crate::tls::keys;
-use crate::trouble::{Kind, Report, Reporter};
+use crate::trouble::{Kind, Report, Reporter, rfc3339};
+
+/// By so much the clocks of two machines may differ that are both kept right, where a CA dates nothing back (istiod does, by
+/// two minutes).
+const CLOCKS: Duration = Duration::from_secs(5);
 
 /// One reporter for each thing that can be wrong on its own.
 #[derive(Debug)]
 pub(super) struct Troubles {
     /// There is none, or it has expired: what follows from the cause that the CA client reports.
     certificate: Reporter,
+    /// It begins later.
+    not_yet: Reporter,
     /// It ends soon, and that is our own fault.
     pub(super) near_expiry: Reporter,
     /// Only files that were in trouble; the store bounds how many there can be.
@@ -24,7 +31,8 @@ pub(super) struct Troubles {
 
 impl Troubles {
     pub(super) fn new(of: &Reporter) -> Self {
-        Self { certificate: of.sibling(), near_expiry: of.sibling(), files: HashMap::new() }
+        let (certificate, not_yet, near_expiry) = (of.sibling(), of.sibling(), of.sibling());
+        Self { certificate, not_yet, near_expiry, files: HashMap::new() }
     }
 
     pub(super) fn file_good(&mut self, name: &ResourceName) {
@@ -70,6 +78,23 @@ impl Manager {
             ref error => kind_of(error),
         };
         self.config.trouble.report((kind, chain(error.as_ref())));
+    }
+
+    /// A certificate that is used and begins later: it is served, as by the Go agent, and peers refuse it.
+    pub(super) fn too_soon(&mut self) {
+        let begins = self.workload.current.as_ref().map(|current| current.issued.leaf.not_before);
+        let ahead = |begins: &SystemTime| begins.duration_since(self.clock.now()).is_ok_and(|by| by > CLOCKS);
+        let Some(begins) = begins.filter(ahead).filter(|_| self.used()) else {
+            self.troubles.not_yet.end();
+            return;
+        };
+        if self.troubles.not_yet.kind().is_none() {
+            let (begins, now) = (rfc3339(begins), rfc3339(self.clock.now()));
+            let text = format!(
+                "the CA issued a certificate that is valid only from {begins} on, and by this machine's clock it is {now}"
+            );
+            self.troubles.not_yet.report(Report::new(Kind::CertificateNotYetValid, text));
+        }
     }
 
     /// A certificate that is used and not there, or over.

@@ -28,6 +28,9 @@ const RETRY: Duration = Duration::from_secs(10);
 /// A write of three small files that takes longer belongs in the log.
 const OVERDUE: Duration = Duration::from_secs(10);
 
+/// Least time from one look at the files to the next, however many ask: three small files are read then.
+const PAUSE: Duration = Duration::from_millis(100);
+
 /// How long the caller waits for a write: hundreds of times what a healthy disk needs, and nothing that a
 /// stream would notice.
 const GRACE: Duration = Duration::from_millis(50);
@@ -62,6 +65,9 @@ pub(in crate::secrets) struct Writer {
     trouble: Reporter,
     /// How long the caller waits.
     grace: Duration,
+    /// When the last write, or look, was begun, and when a look that was put off is due.
+    begun: Option<Instant>,
+    look: Option<Instant>,
 }
 
 impl fmt::Debug for Writer {
@@ -95,6 +101,8 @@ impl Writer {
             error: String::new(),
             trouble,
             grace: GRACE,
+            begun: None,
+            look: None,
         }
     }
 
@@ -117,19 +125,32 @@ impl Writer {
     pub(in crate::secrets) fn write(&mut self, content: Content) {
         self.latest = content;
         self.waits = true;
-        self.begin();
+        self.begin(self.grace);
+    }
+
+    /// Brings back what somebody has taken away or changed: who asks for a secret may read it there. Nobody waits for
+    /// this, and nothing is written where the files hold `content`.
+    pub(in crate::secrets) fn look(&mut self, content: Content) {
+        self.latest = content;
+        if self.retry.is_none() {
+            self.look = Some(self.begun.map_or_else(Instant::now, |at| at + PAUSE));
+            self.tick(Instant::now());
+        }
     }
 
     /// When to call [`Writer::tick`].
     pub(in crate::secrets) fn wake(&self) -> Option<Instant> {
-        self.retry
+        [self.retry, self.look].into_iter().flatten().min()
     }
 
-    /// Tries again if that is due.
+    /// Tries again, or looks, if that is due.
     pub(in crate::secrets) fn tick(&mut self, now: Instant) {
         if self.retry.is_some_and(|at| at <= now) {
             self.waits = true;
-            self.begin();
+            self.begin(self.grace);
+        } else if self.look.is_some_and(|at| at <= now) {
+            self.waits = true;
+            self.begin(Duration::ZERO);
         }
     }
 
@@ -155,12 +176,14 @@ impl Writer {
         }
     }
 
-    fn begin(&mut self) {
+    fn begin(&mut self, grace: Duration) {
+        self.look = None;
         if self.running.is_some() || !std::mem::take(&mut self.waits) {
             return;
         }
         let (config, content) = (Arc::clone(&self.config), self.latest.clone());
         self.retry = None;
+        self.begun = Some(Instant::now());
         self.overdue = Some(Instant::now() + OVERDUE);
         let (done, ended) = mpsc::sync_channel::<()>(1);
         let begun = lane::begin("OUTPUT_CERTS", move || {
@@ -176,7 +199,9 @@ impl Writer {
             Err(error) => return self.failed(Kind::OutputCertsFailed, error.to_string()),
         }
         // Nothing is ever sent.
-        let _ = ended.recv_timeout(self.grace);
+        if !grace.is_zero() {
+            let _ = ended.recv_timeout(grace);
+        }
         self.ended = Mutex::new(Some(ended));
     }
 
@@ -199,7 +224,7 @@ impl Writer {
                 format!("writing to {} broke off: its thread panicked", self.config.dir.display()),
             ),
         }
-        self.begin();
+        self.begin(self.grace);
     }
 
     fn failed(&mut self, kind: Kind, text: String) {
