@@ -270,7 +270,7 @@ impl Memory {
                 }
                 () = file.written() => continue,
                 () = self.is_time(later) => {
-                    later = self.load(&owner).await;
+                    later = tokio::select! { () = stop.cancelled() => None, later = self.load(&owner) => later };
                     continue;
                 }
                 n = inbox.recv_many(&mut events, 256) => if n == 0 { return },

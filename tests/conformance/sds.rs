@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use envoy_types::pb::envoy::service::discovery::v3::{DeltaDiscoveryRequest, DiscoveryRequest};
 use envoy_types::pb::google::rpc::Status as Detail;
+use rustix::process::Signal;
 
 use crate::support::agent::SDS;
 use crate::support::client::{EnvoyClient, Pem, ack, node, secret_request, secrets};
@@ -127,6 +128,60 @@ async fn files_stay_fresh_without_a_client() {
     eventually("renewed files", || async { chain().await.filter(|now| *now != first) }).await;
     let key = std::fs::metadata(agent.path("out/key.pem")).unwrap();
     assert_eq!(std::os::unix::fs::PermissionsExt::mode(&key.permissions()) & 0o777, 0o600);
+}
+
+const WRITTEN: [&str; 3] = ["out/key.pem", "out/cert-chain.pem", "out/root-cert.pem"];
+
+async fn files(agent: &TestAgent) -> [Vec<u8>; 3] {
+    eventually("the files", || async {
+        let read = WRITTEN.map(|name| std::fs::read(agent.path(name)).unwrap_or_default());
+        read.iter().all(|file| !file.is_empty()).then_some(read)
+    })
+    .await
+}
+
+#[tokio::test]
+async fn a_written_file_that_is_removed_is_back_with_the_next_request() {
+    let mock = MockIstiod::start().await;
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::create_dir(dir.path().join("out")).unwrap();
+    let mut agent = builder(&mock).env("OUTPUT_CERTS", "out").start_in(dir);
+    let client = agent.sds().await;
+    ask(&client, "default").await.unwrap();
+    let first = files(&agent).await;
+    for name in WRITTEN {
+        std::fs::remove_file(agent.path(name)).unwrap();
+    }
+    ask(&client, "default").await.unwrap();
+    assert_eq!(files(&agent).await, first);
+    drop(client);
+    agent.stop().await;
+}
+
+#[tokio::test]
+async fn a_kept_certificate_is_written_while_the_ca_is_away() {
+    let mock = MockIstiod::start().await;
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::create_dir(dir.path().join("out")).unwrap();
+    let start = |dir| builder(&mock).env("IDENTITY_PERSIST", "true").env("OUTPUT_CERTS", "out").start_in(dir);
+    let mut agent = start(dir);
+    ask(&agent.sds().await, "default").await.unwrap();
+    let first = files(&agent).await;
+    let kept = agent.path("etc/istio/proxy/last-good/identity");
+    let kept = || std::fs::read_to_string(kept.join("cert-chain.pem")).unwrap_or_default();
+    let chain = String::from_utf8_lossy(&first[1]);
+    eventually("it is kept", || async { kept().contains(chain.trim()).then_some(()) }).await;
+    mock.down().await;
+    agent.signal(Signal::KILL);
+    agent.wait_exit().await;
+    for name in WRITTEN {
+        std::fs::remove_file(agent.path(name)).unwrap();
+    }
+    let agent = start(agent.take_dir());
+    let again = files(&agent).await;
+    assert_eq!(again[..2], first[..2]);
+    assert_eq!(again[2].trim_ascii(), first[2].trim_ascii());
+    agent.stop().await;
 }
 
 fn write_pair(dir: &Path, pair: &mock_istiod::Pair) {
