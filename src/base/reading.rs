@@ -50,8 +50,9 @@ pub(crate) fn open(path: &Path) -> io::Result<Source> {
 /// As the file system says.
 pub(crate) fn read(path: &Path) -> io::Result<Vec<u8>> {
     let mut source = open(path)?;
-    // A buffer that grows would leave copies of a key behind.
-    let mut content = Vec::with_capacity(usize::try_from(source.metadata()?.len()).unwrap_or_default());
+    // A buffer that grows would leave copies of a key behind. A file may be larger than all memory.
+    let mut content = Vec::new();
+    content.try_reserve_exact(usize::try_from(source.metadata()?.len()).unwrap_or_default())?;
     source.read_to_end(&mut content)?;
     Ok(content)
 }
