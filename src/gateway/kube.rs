@@ -328,13 +328,19 @@ impl Api {
         let mut rest = Zeroizing::new(Vec::new());
         loop {
             let Ok(Some(piece)) = timeout(SILENCE, pieces.next()).await else { return Ok(Ended::Resume) };
+            // A line may come a byte at a time, and a piece may be nothing but ends of lines.
+            let mut new = rest.len();
+            let mut begin = 0;
             rest.extend_from_slice(&piece);
-            while let Some(end) = rest.iter().position(|b| *b == b'\n') {
-                let line = Zeroizing::new(rest.drain(..=end).collect::<Vec<u8>>());
+            while let Some(length) = rest[new..].iter().position(|b| *b == b'\n') {
+                tokio::task::consume_budget().await;
+                let line = &rest[begin..new + length];
+                new += length + 1;
+                begin = new;
                 if line.iter().all(u8::is_ascii_whitespace) {
                     continue;
                 }
-                let event: Event = serde_json::from_slice(&line).map_err(|_| self.broken(Why::Event))?;
+                let event: Event = serde_json::from_slice(line).map_err(|_| self.broken(Why::Event))?;
                 let held = match event.r#type.as_str() {
                     "ERROR" if event.object.code == 410 => return Ok(Ended::Stale),
                     "ERROR" => {
@@ -355,6 +361,7 @@ impl Api {
                     return Ok(Ended::Resume);
                 }
             }
+            rest.drain(..begin);
             if rest.len() > LONGEST {
                 return Err(self.broken(Why::Long));
             }
@@ -496,6 +503,33 @@ mod tests {
         assert!(waited >= SILENCE && waited < SILENCE + PAUSE, "{waited:?}");
         assert!(matches!(told.try_recv(), Ok((3, Held::Secret(_)))));
         assert!(told.try_recv().is_err(), "half an event is none");
+    }
+
+    #[tokio::test]
+    async fn events_come_in_any_pieces_and_leave_others_their_turn() {
+        let both = [event("MODIFIED", "own", 5), event("MODIFIED", "own", 6)].concat();
+        let bytes = both.iter().map(|byte| Bytes::from(vec![*byte]));
+        let ends = Bytes::from(vec![b'\n'; 100_000]);
+        let pieces = bytes.chain([ends, both.clone().into()]);
+        let (tell, mut told) = mpsc::channel(8);
+        let (mut from, mut turns) = ("4".to_owned(), 0);
+        let api = api();
+        let others = async {
+            loop {
+                turns += 1;
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::select! {
+            biased;
+            ended = api.events(stream::iter(pieces), "own", &mut from, 0, &tell) => {
+                assert!(matches!(ended, Ok(Ended::Resume)));
+            }
+            () = others => unreachable!(),
+        }
+        assert_eq!(from, "6");
+        assert_eq!(std::iter::from_fn(|| told.try_recv().ok()).count(), 4);
+        assert!(turns >= 100, "{turns}");
     }
 
     #[tokio::test(start_paused = true)]
