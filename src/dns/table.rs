@@ -18,6 +18,8 @@ use message::{NameInfo, Source};
 pub(crate) use page::Page;
 
 const KUBERNETES: &str = "Kubernetes";
+/// Addresses of an answer: no message, of 64 kB at most, holds more of 16 bytes each.
+const MOST: usize = 4096;
 
 /// From where names are seen: it decides which short forms there are.
 #[derive(Debug, Clone, Default)]
@@ -115,6 +117,7 @@ impl Table {
             return Some(Vec::new());
         }
         addresses.shuffle(&mut rand::rng());
+        addresses.truncate(MOST);
         let mut out = Vec::with_capacity(addresses.len() + 1);
         let mut owner = query.owner().to_vec();
         if let Some(target) = inner {

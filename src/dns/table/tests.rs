@@ -107,6 +107,15 @@ fn the_search_domain_is_seen_through() {
 }
 
 #[test]
+fn an_answer_has_no_more_addresses_than_a_message_holds() {
+    let ips: Vec<String> = (0..9000).map(|n| format!("10.0.{}.{}", n / 250, n % 250)).collect();
+    let ips: Vec<&str> = ips.iter().map(String::as_str).collect();
+    let table = table(&[("huge.example", info(&ips, "External", "", ""))]);
+    let answered = ask(&table, "huge.example.", wire::A).unwrap();
+    assert_eq!(answered.len(), 4096);
+}
+
+#[test]
 fn the_longest_wildcard_counts_at_any_depth() {
     let t = mesh();
     assert_eq!(ask(&t, "a.b.wildcard.", wire::A).unwrap(), ["a.b.wildcard. 11.11.11.11"]);
