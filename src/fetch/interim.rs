@@ -15,11 +15,12 @@ use tokio::task::coop::poll_proceed;
 
 use super::conn::Stream;
 
-/// Bytes of one read: more than heads have, but for those that mean ill.
-const READ: usize = 16 * 1024;
-/// ... and what it takes of the 128 units that the runtime gives a task for a turn: all of them. So a turn is some nine hundred
-/// of the shortest interim answers.
-const COST: usize = 128;
+/// Bytes of a turn, and of one read: more than heads have, but for those that mean ill. It is some nine hundred of the shortest
+/// interim answers.
+const TURN: usize = 16 * 1024;
+/// The units that the runtime gives a task for a turn. A read costs of them what it has of a turn's bytes: a usual head, one or
+/// two.
+const UNITS: usize = 128;
 
 /// Whether a head is waited for on a connection. Clones share it.
 #[derive(Debug, Clone, Default)]
@@ -59,12 +60,12 @@ impl AsyncRead for Slowed {
             ready!(poll_proceed(cx)).made_progress();
             self.owes -= 1;
         }
-        let room = buf.remaining().min(READ);
+        let room = buf.remaining().min(TURN);
         let mut part = ReadBuf::new(buf.initialize_unfilled_to(room));
         ready!(Pin::new(&mut self.inner).poll_read(cx, &mut part))?;
         let read = part.filled().len();
         buf.advance(read);
-        self.owes = COST;
+        self.owes = (read * UNITS).div_ceil(TURN);
         Poll::Ready(Ok(()))
     }
 }
