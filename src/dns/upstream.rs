@@ -274,7 +274,15 @@ async fn exchange(
             let until = Instant::now() + limit;
             timeout_at(until, socket.send(message)).await??;
             loop {
-                timeout_at(until, socket.readable()).await??;
+                // Neither the limit nor others wait where datagrams that are not ours come without a pause.
+                let ready = async {
+                    tokio::task::consume_budget().await;
+                    socket.readable().await
+                };
+                timeout_at(until, ready).await??;
+                if Instant::now() >= until {
+                    return Err(io::ErrorKind::TimedOut.into());
+                }
                 // Not before there is something: hundreds of queries wait, and each may be answered with 64 kB.
                 let mut reply = vec![0; size];
                 let length = match socket.try_recv(&mut reply) {
