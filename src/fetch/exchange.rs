@@ -16,6 +16,7 @@ use hyper_util::rt::TokioIo;
 use tokio::time::Instant;
 
 use super::conn::Stream;
+use super::framing;
 use super::interim::{Slowed, Waiting};
 use super::{Dialer, Error, Io, PIECE, Url};
 use crate::net::proxy::Proxy;
@@ -180,6 +181,7 @@ async fn h1_send(
     .await?;
     h1.waiting.set(false);
     let (head, body) = response.into_parts();
+    framing::check(&head.headers)?;
     Ok((head, Exchange { kind: Kind::H1 { h1, body }, rest: Bytes::new(), ended: false, key: key(url) }))
 }
 

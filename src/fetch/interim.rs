@@ -14,6 +14,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::task::coop::poll_proceed;
 
 use super::conn::Stream;
+use super::framing::Heads;
 
 /// Bytes of a turn, and of one read: more than heads have, but for those that mean ill. It is some nine hundred of the shortest
 /// interim answers.
@@ -38,12 +39,13 @@ pub(super) struct Slowed {
     waiting: Waiting,
     /// Units for what was read.
     owes: usize,
+    heads: Heads,
 }
 
 impl Slowed {
     pub(super) fn new(inner: Box<dyn Stream>) -> (Self, Waiting) {
         let waiting = Waiting::default();
-        (Self { inner, waiting: waiting.clone(), owes: 0 }, waiting)
+        (Self { inner, waiting: waiting.clone(), owes: 0, heads: Heads::default() }, waiting)
     }
 }
 
@@ -64,6 +66,7 @@ impl AsyncRead for Slowed {
         let mut part = ReadBuf::new(buf.initialize_unfilled_to(room));
         ready!(Pin::new(&mut self.inner).poll_read(cx, &mut part))?;
         let read = part.filled().len();
+        self.heads.pass(part.filled_mut());
         buf.advance(read);
         self.owes = (read * UNITS).div_ceil(TURN);
         Poll::Ready(Ok(()))
@@ -72,6 +75,8 @@ impl AsyncRead for Slowed {
 
 impl AsyncWrite for Slowed {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        // A request, whose answer is yet to come.
+        self.heads = Heads::default();
         Pin::new(&mut self.inner).poll_write(cx, buf)
     }
 
@@ -80,6 +85,7 @@ impl AsyncWrite for Slowed {
         cx: &mut Context<'_>,
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
+        self.heads = Heads::default();
         Pin::new(&mut self.inner).poll_write_vectored(cx, bufs)
     }
 

@@ -9,6 +9,7 @@
 //! |---|---|
 //! | `conn`, `tls` | connecting: from where, to which address, whom to trust |
 //! | `exchange` | one GET on one connection, HTTP/1.1 or HTTP/2 |
+//! | `framing` | where a body ends, as Go's client takes it |
 //! | `interim` | answers before the one that counts |
 //! | `gunzip` | decompression in bounded pieces |
 //! | `url` | addresses and references |
@@ -23,6 +24,7 @@ mod conn;
 mod exchange;
 #[cfg(test)]
 pub(crate) mod fake;
+mod framing;
 mod gunzip;
 pub(crate) mod health;
 mod interim;
@@ -78,6 +80,8 @@ pub(crate) enum Error {
     H2(#[from] h2::Error),
     #[error("the request cannot be made")]
     Request(#[from] http::Error),
+    #[error("the body is coded otherwise than in chunks, or has a list of lengths")]
+    Framing,
     #[error("stopped after {REQUESTS} redirects")]
     Redirects,
     #[error("the body is no valid gzip: {0}")]

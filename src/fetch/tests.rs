@@ -85,6 +85,30 @@ async fn bodies_are_bounded_and_must_be_whole() {
 }
 
 #[tokio::test]
+async fn a_coding_is_passed_over_in_an_old_answer_and_refused_where_it_is_not_chunked() {
+    let web = Web::start(|head| {
+        let (version, fields) = match head.split(' ').nth(1).unwrap() {
+            "/old" => ("1.0", "Transfer-Encoding: chunked\r\n"),
+            "/old-length" => ("1.0", "Content-Length: 8\r\nTransfer-Encoding: gzip\r\n"),
+            "/upper" => ("1.1", "Transfer-Encoding: CHUNKED\r\n"),
+            "/identity" => ("1.1", "Transfer-Encoding: identity\r\n"),
+            "/lengths" => ("1.1", "Content-Length: 3, 3\r\n"),
+            "/gzip" => ("1.1", "Transfer-Encoding: gzip, chunked\r\n"),
+            _ => ("1.1", "Transfer-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n"),
+        };
+        format!("HTTP/{version} 200 OK\r\n{fields}\r\n3\r\nabc\r\n0\r\n\r\n").into_bytes()
+    })
+    .await;
+    let at = |path: &str| format!("http://{}{path}", web.addr);
+    assert_eq!(text(&at("/old")).await.unwrap(), "3\r\nabc\r\n0\r\n\r\n");
+    assert_eq!(text(&at("/old-length")).await.unwrap(), "3\r\nabc\r\n");
+    assert_eq!(text(&at("/upper")).await.unwrap(), "abc");
+    for refused in ["/identity", "/gzip", "/both", "/lengths"] {
+        assert!(matches!(text(&at(refused)).await, Err(Error::Framing)), "{refused}");
+    }
+}
+
+#[tokio::test]
 async fn a_proxy_is_told_the_whole_address_and_neighbours_are_reached_directly() {
     let proxy = Web::start(|head| match head.starts_with("CONNECT") {
         true => http(403, "", ""),
