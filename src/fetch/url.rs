@@ -221,6 +221,22 @@ pub(crate) fn target_of(reference: &str) -> Result<String, Bad> {
     sent(path).ok_or(bad("a broken escape"))
 }
 
+/// That a text can be an address of whatever scheme, or a reference to one, as Go reads them.
+///
+/// # Errors
+/// Why it cannot.
+pub(crate) fn check(text: &str) -> Result<(), &'static str> {
+    let base = Url {
+        https: false,
+        host: "localhost".to_owned(),
+        explicit_port: None,
+        target: "/".to_owned(),
+        user: None,
+        foreign: false,
+    };
+    base.join(text).map(drop).map_err(|bad| bad.why)
+}
+
 fn controls(text: &str) -> bool {
     text.bytes().any(|b| b < b' ' || b == 0x7f)
 }

@@ -1,7 +1,7 @@
 //! What a module's URL means. Pure.
 
 use super::oci::{BadReference, Reference};
-use crate::fetch::url::shown;
+use crate::fetch::url::{check, shown};
 
 /// A URL that names no module.
 #[derive(Debug, thiserror::Error)]
@@ -27,9 +27,7 @@ pub(super) enum Source {
 impl Source {
     pub(super) fn parse(url: &str) -> Result<Self, BadUrl> {
         let bad = |wrong| BadUrl::Url { url: shown(url), wrong };
-        if url.bytes().any(|b| b < b' ' || b == 0x7f) {
-            return Err(bad("it has control characters"));
-        }
+        check(url).map_err(bad)?;
         let Some((scheme, rest)) = url.split_once(':') else {
             return Err(BadUrl::Scheme(String::new()));
         };
@@ -91,6 +89,12 @@ mod tests {
             ("ftp://a/b", "unsupported Wasm module downloading URL scheme: ftp"),
             ("no scheme", "unsupported"),
             ("http://a/\n", "fail to parse Wasm module fetch url"),
+            ("http://a/%zz", "fail to parse Wasm module fetch url"),
+            ("http://a b/", "fail to parse Wasm module fetch url"),
+            ("oci://r.io:port/ab", "fail to parse Wasm module fetch url"),
+            ("127.0.0.1:80/ab", "fail to parse Wasm module fetch url"),
+            ("", "unsupported"),
+            ("mailto:a", "unsupported"),
             ("oci:a", "fail to parse"),
             ("oci://R.io/UPPER", "could not parse url in image reference"),
         ] {

@@ -180,6 +180,7 @@ async fn what_nobody_is_asked_for_is_counted_as_the_go_agent_does() {
     let null = Secret::Given("null".to_owned().into());
     for (wanted, lookups, manifest) in [
         (wanted("http://a/\n"), 0, false),
+        (wanted("http://a/%zz"), 0, false),
         (wanted("ftp://a/b"), 1, false),
         (wanted("oci://X/Y"), 2, true),
         (Wanted { secret: null, ..wanted("oci://r.io/ab/c") }, 3, true),
