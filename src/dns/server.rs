@@ -103,26 +103,52 @@ pub(crate) async fn bind(
     Ok(Bound { sockets, known: text, shared: Arc::new(shared) })
 }
 
+/// All addresses of both families.
+const ALL: &str = "::";
+
+// An empty host is all addresses: of both families, or of IPv4 where the kernel has no other.
+async fn bound<'a, S, F>(host: &'a str, bind: impl Fn(&'a str) -> F) -> std::io::Result<S>
+where
+    F: Future<Output = std::io::Result<S>>,
+{
+    if !host.is_empty() {
+        return bind(host).await;
+    }
+    match bind(ALL).await {
+        Err(error)
+            if matches!(error.raw_os_error(), Some(97 /* EAFNOSUPPORT */ | 99 /* EADDRNOTAVAIL */)) =>
+        {
+            bind("0.0.0.0").await
+        }
+        other => other,
+    }
+}
+
 async fn udp_socket(host: &str, port: u16) -> std::io::Result<Socket> {
-    let key = format!("dns udp {host} {port}");
+    let key = key("udp", host, port);
     let socket = match handover::take(&key) {
         Some((_, fd)) => UdpSocket::from_std(unblocking(fd.into(), std::net::UdpSocket::set_nonblocking)?)?,
-        None => UdpSocket::bind((host, port)).await?,
+        None => bound(host, |host| UdpSocket::bind((host, port))).await?,
     };
     handover::offer(key, "", &socket);
     Socket::new(socket)
 }
 
 async fn tcp_socket(host: &str, port: u16) -> std::io::Result<TcpListener> {
-    let key = format!("dns tcp {host} {port}");
+    let key = key("tcp", host, port);
     let socket = match handover::take(&key) {
         Some((_, fd)) => {
             TcpListener::from_std(unblocking(fd.into(), std::net::TcpListener::set_nonblocking)?)?
         }
-        None => TcpListener::bind((host, port)).await?,
+        None => bound(host, |host| TcpListener::bind((host, port))).await?,
     };
     handover::offer(key, "", &socket);
     Ok(socket)
+}
+
+// By what a socket is known to the program that takes over.
+fn key(network: &str, host: &str, port: u16) -> String {
+    format!("dns {network} {} {port}", if host.is_empty() { ALL } else { host })
 }
 
 fn unblocking<S>(socket: S, set: fn(&S, bool) -> std::io::Result<()>) -> std::io::Result<S> {
@@ -142,8 +168,7 @@ fn addresses(address: &str, nameservers: &[String]) -> Result<Vec<(String, u16)>
     let host = bracketed.unwrap_or(host);
     let ips: Vec<IpAddr> = nameservers.iter().filter_map(|n| ip(n)).collect();
     if host != "localhost" || ips.is_empty() {
-        let host = if host.is_empty() { Ipv6Addr::UNSPECIFIED.to_string() } else { host.to_owned() };
-        return Ok(vec![(host, port)]);
+        return Ok(vec![(host.to_owned(), port)]);
     }
     let mut out = Vec::new();
     if ips.iter().any(IpAddr::is_ipv4) {
@@ -403,6 +428,24 @@ mod tests {
         };
         let both = futures_util::future::join(served, changed);
         timeout(Duration::from_secs(30), both).await.expect("it is read again").0.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_kernel_without_ipv6_has_all_addresses_of_ipv4() {
+        // What each address is answered; the one that was taken.
+        let taken = async |host: &'static str, errors: &[(&str, i32)]| {
+            bound(host, async |to| match errors.iter().find(|(at, _)| *at == to) {
+                Some((_, error)) => Err(std::io::Error::from_raw_os_error(*error)),
+                None => Ok(to),
+            })
+            .await
+            .map_err(|e| e.raw_os_error().unwrap())
+        };
+        assert_eq!(taken("", &[]).await, Ok("::"));
+        assert_eq!(taken("", &[("::", 97)]).await, Ok("0.0.0.0"));
+        assert_eq!(taken("", &[("::", 98)]).await, Err(98), "somebody has it");
+        assert_eq!(taken("::", &[("::", 97)]).await, Err(97), "asked for by its name");
+        assert_eq!(addresses(":53", &[]).unwrap(), [(String::new(), 53)]);
     }
 
     #[test]
