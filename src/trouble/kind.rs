@@ -127,7 +127,7 @@ kinds! {
     // Trust anchors.
     RootMissing Broken
         "the file with istiod's root certificate is not there",
-        "is the ConfigMap istio-ca-root-cert mounted at /var/run/secrets/istio (does it exist in this namespace)? Or set PROXY_XDS_ROOT_CA=SYSTEM";
+        "is the ConfigMap istio-ca-root-cert mounted at /var/run/secrets/istio (does it exist in this namespace)? Or name another file, or SYSTEM, by XDS_ROOT_CA and CA_ROOT_CA";
     RootBroken Broken
         "the file with istiod's root certificate holds no certificate that can be read",
         "write the mesh's root certificate into it, in PEM (kubectl get configmap istio-ca-root-cert -o jsonpath)";
