@@ -121,12 +121,23 @@ mod tests {
             ("--proxyAdminPort=0", "proxyAdminPort"),
             ("--discoveryAddress=istiod", "discoveryAddress"),
             ("--zipkinAddress=z", "zipkin"),
+            // What Envoy would refuse to start with.
+            ("--lightstepAddress=l:1", "not part of Envoy any more"),
+            (r#"--envoyMetricsService={"address":"m:1","tlsSettings":{"mode":"SIMPLE"}}"#, "caCertificates"),
+            (
+                r#"--envoyAccessLogService={"address":"a:1","tlsSettings":{"mode":"MUTUAL"}}"#,
+                "caCertificates",
+            ),
         ] {
-            let config = start(&[word], &[], root.path());
+            let more = ["--lightstepAccessToken=t", "--lightstepSecure"];
+            let config = start(&[word, more[0], more[1]], &[], root.path());
             assert!(config.warnings.iter().any(|w| w.contains(told)), "{word}: {:?}", config.warnings);
             let plain = start(&[], &[], root.path());
             assert_eq!(config.mesh.to_json(), plain.mesh.to_json(), "{word}");
         }
+        let named = r#"--envoyMetricsService={"address":"m:1","tlsSettings":{"mode":"SIMPLE","caCertificates":"/ca"}}"#;
+        let both = start(&[named, "--lightstepAddress=l:1", "--datadogAgentAddress=d:1"], &[], root.path());
+        assert!(both.mesh.proxy.envoy_metrics_service.is_some() && both.mesh.proxy.tracing.is_some());
     }
 
     #[test]

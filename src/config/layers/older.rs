@@ -5,9 +5,10 @@
 
 use serde_json::{Value, json};
 
-use super::{Layers, go, validate};
+use super::{Fault, Layers, validate};
 use crate::config::args;
 use crate::config::env::var;
+use crate::proto::istio::networking::v1alpha3::client_tls_settings::TlSmode;
 
 /// Flags that are a field of ProxyConfig, by its name.
 const FIELDS: [&str; 12] = [
@@ -24,6 +25,9 @@ const FIELDS: [&str; 12] = [
     "discoveryRefreshDelay",
     "envoyMetricsServiceAddress",
 ];
+
+/// Names the anchors of every collector in place of `caCertificates`.
+const CLIENT_ROOT: &str = "ISTIO_META_TLS_CLIENT_ROOT_CERT";
 
 impl Layers<'_> {
     pub(super) fn older(&mut self) {
@@ -49,9 +53,19 @@ impl Layers<'_> {
                     .push(format!("{source} is passed over: {error}; it must be a RemoteService as JSON")),
             }
         }
-        let (source, tracing) = self.older_tracer();
-        if let Some(tracing) = tracing {
-            self.lay_older(source, "tracing", tracing);
+        for (source, tracer) in [("--zipkinAddress", "zipkin"), ("--datadogAgentAddress", "datadog")] {
+            if let Some(address) = self.flag(&source[2..]) {
+                let tracing = json!({tracer: {"address": address}});
+                self.lay_older(source, "tracing", tracing);
+                break;
+            }
+        }
+        if self.flag("lightstepAddress").is_some() {
+            self.warnings.push(
+                "--lightstepAddress is passed over: the tracer is not part of Envoy any more, which would refuse to start with \
+                 it; use zipkin, datadog or an OpenTelemetry extension provider"
+                    .to_owned(),
+            );
         }
     }
 
@@ -94,7 +108,7 @@ impl Layers<'_> {
     fn lay_older(&mut self, source: &str, field: &str, value: Value) {
         let before = self.mesh.clone();
         let faults = match self.mesh.set(field, value) {
-            Ok(()) => validate::proxy(&self.mesh),
+            Ok(()) => validate::proxy(&self.mesh).into_iter().chain(self.blind(field)).collect(),
             Err(faults) => faults,
         };
         if let Some(fault) = faults.first() {
@@ -104,20 +118,23 @@ impl Layers<'_> {
         }
     }
 
-    fn older_tracer(&self) -> (&'static str, Option<Value>) {
-        let flag = |name: &str| self.flag(name);
-        if let Some(address) = flag("lightstepAddress") {
-            let token = flag("lightstepAccessToken").unwrap_or_default();
-            let mut tracing = json!({"lightstep": {"address": address, "accessToken": token}});
-            if flag("lightstepSecure").and_then(go::boolean) == Some(true) {
-                tracing["tlsSettings"] = json!({"mode": "SIMPLE", "caCertificates": flag("lightstepCacertPath").unwrap_or_default()});
-            }
-            return ("--lightstepAddress", Some(tracing));
-        }
-        if let Some(address) = flag("zipkinAddress") {
-            return ("--zipkinAddress", Some(json!({"zipkin": {"address": address}})));
-        }
-        let datadog = flag("datadogAgentAddress");
-        ("--datadogAgentAddress", datadog.map(|address| json!({"datadog": {"address": address}})))
+    // Of a newer source that ends the start, because Envoy would refuse it.
+    fn blind(&self, field: &str) -> Option<Fault> {
+        let proxy = &self.mesh.proxy;
+        let service = match field {
+            "envoyMetricsService" => &proxy.envoy_metrics_service,
+            "envoyAccessLogService" => &proxy.envoy_access_log_service,
+            _ => return None,
+        };
+        let tls = service.as_ref()?.tls_settings.as_ref()?;
+        let mode = TlSmode::try_from(tls.mode).ok()?;
+        let named = !tls.ca_certificates.is_empty()
+            || self.settings.env().get(CLIENT_ROOT).is_some_and(|f| !f.is_empty());
+        let skip = tls.insecure_skip_verify.as_ref().is_some_and(|v| v.value);
+        let blind = matches!(mode, TlSmode::Simple | TlSmode::Mutual) && !named && !skip;
+        blind.then(|| Fault {
+            at: format!("{field}.tlsSettings"),
+            reason: "no caCertificates are named, and Envoy would refuse its configuration".to_owned(),
+        })
     }
 }
