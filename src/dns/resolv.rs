@@ -17,6 +17,8 @@ pub fn parse(text: &str) -> Resolv {
         let mut words = line.split_whitespace();
         match (words.next(), words.next()) {
             (Some("nameserver"), Some(server)) => out.nameservers.push(server.to_owned()),
+            // A bare `domain` says nothing, a bare `search` that there is none.
+            (Some("domain"), None) => {}
             (Some("search" | "domain"), first) => {
                 out.search =
                     first.map(|s| s.trim_matches('.').to_ascii_lowercase()).filter(|s| !s.is_empty());
@@ -37,6 +39,7 @@ mod tests {
         let search = Some("ns1.svc".to_owned());
         assert_eq!(parse(text), Resolv { nameservers: vec!["10.0.0.1".into(), "dns".into()], search });
         assert_eq!(parse("search a\nsearch").search, None);
+        assert_eq!(parse("search a\ndomain").search.as_deref(), Some("a"));
         assert_eq!(parse("nameserver 10.0.0.1\u{b}x").nameservers, ["10.0.0.1"]);
     }
 }

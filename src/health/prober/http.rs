@@ -87,6 +87,9 @@ mod tests {
         assert_eq!(host.unwrap(), "h");
         assert_eq!(headers[header::USER_AGENT], USER_AGENT);
         assert_eq!(of(&[("User-Agent", "mine")]).unwrap().0[header::USER_AGENT], "mine");
+        let (headers, host) = of(&[("user-agent", "mine"), ("host", "h")]).unwrap();
+        assert_eq!((headers.len(), &headers[header::USER_AGENT]), (1, &HeaderValue::from_static("mine")));
+        assert_eq!(host.unwrap(), "h");
         assert!(of(&[("a b", "")]).unwrap_err().to_string().contains("name"));
         assert!(of(&[("a", "secret\n")]).unwrap_err().to_string().contains("value"));
         assert!(!of(&[("a", "secret\n")]).unwrap_err().to_string().contains("secret"));
