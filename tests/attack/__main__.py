@@ -175,6 +175,9 @@ def main():
     chosen = [a for a in ATTACKS if given.only in a.name and (a.short or not given.short or given.only)]
     # Those that share a world come one after the other.
     chosen.sort(key=lambda a: repr(a.world))
+    if not chosen:
+        print(f"no attack has {given.only!r} in its name; --list tells those there are", file=sys.stderr)
+        return 2
     if given.list:
         for attack in chosen:
             print(f"{attack.name:44} {attack.why}")

@@ -36,6 +36,41 @@ fn a_test_that_hangs_is_named_and_the_next_suite_has_its_turn() {
 }
 
 #[test]
+fn a_name_that_nothing_has_is_no_success() {
+    let scripts = ["id", "ip", "openssl", "iptables-nft", "iptables-legacy", "nft"]
+        .iter()
+        .fold(Scripts::new(), |scripts, name| scripts.program(name, "echo 0"))
+        .executable("conformance/python", "echo $PWD/play")
+        .executable("conformance/play", "echo \"$2: ${CASES:-0} of ${CASES:-0} equal (none)\"");
+    std::fs::copy(format!("{ROOT}/conformance/all"), scripts.path("conformance/all")).unwrap();
+    let all = |scripts: &Scripts, words: &[&str]| {
+        let output = scripts.run("../conformance/all", words);
+        (output.status.success(), text(&output.stdout), text(&output.stderr))
+    };
+    let (held, _, said) = all(&scripts, &["/usr"]);
+    assert!(!held && said.starts_with("conformance: /usr is not an executable file"), "{said}");
+    // A path as it is seen from where the caller stands.
+    let (held, _, said) = all(&scripts, &["scripts/foreign", "sts", "--", "--only", "nothing"]);
+    assert!(!held && said.starts_with("conformance: no case of sts has that in its name"), "{said}");
+    let scripts = scripts.env("CASES", "2");
+    assert_eq!(all(&scripts, &["scripts/foreign", "sts"]).1.lines().last(), Some("2 of 2 equal"));
+    let recorded = all(&scripts, &["scripts/foreign", "sts", "ads", "--", "--record"]).1;
+    assert_eq!(recorded.lines().last(), Some("4 of 4 recorded"));
+
+    let attacked = Command::new("python3")
+        .args(["-m", "tests.attack", "--agent=none", "--istiod=none", "--only=nothing"])
+        .env("PYTHONDONTWRITEBYTECODE", "1")
+        .current_dir(ROOT)
+        .output()
+        .expect("python3 can be started");
+    let said = text(&attacked.stderr);
+    assert!(
+        attacked.status.code() == Some(2) && said.starts_with("no attack has 'nothing' in its name"),
+        "{said}"
+    );
+}
+
+#[test]
 fn the_numbers_page_has_what_was_measured_and_nothing_without_it() {
     let measured = r#"{"day": "2026-01-02", "machine": {"processor": "P", "cores": 2, "memory": 8, "kernel": "6.1",
         "system": "S"}, "load": [0.1, 0.2], "runs": 3, "agent": "1.31.0-x", "peer": null,
