@@ -29,20 +29,21 @@ PINNED_FIRST = @scripts/get-envoy pinned >/dev/null
 # What is made of dist/ takes the binary that is there, and makes it when there is none.
 DIST_BINARY = @ls dist/pilot-agent-*-linux-$$(uname -m) >/dev/null 2>&1 || scripts/dist
 
+# In Turkish, for one, i is no letter from a to z.
 help:  ## list the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+	@LC_ALL=C grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 # In a folder of its own, so that it never passes for the other one.
 release-fips:  ## the agent with the crypto library's FIPS module (needs cmake, Go and Perl): target/fips/release/pilot-agent
 	$(CHECK)
-	export $$(scripts/revision) && cargo build --release --locked -p pilot-agent --features fips --target-dir $(BUILT)/fips
-	@$(BUILT)/fips/release/pilot-agent --version
+	export $$(scripts/revision) && cargo build --release --locked -p pilot-agent --features fips --target-dir "$(BUILT)/fips"
+	@"$(BUILT)/fips/release/pilot-agent" --version
 
 demo:  ## two real Envoys, two agents, mutual TLS, rotation under traffic (about 30 s after the build)
 	$(CHECK)
 	$(ENVOY_FIRST)
 	$(RELEASE)
-	@envoy=$$(scripts/get-envoy) && $(BUILT)/release/demo --agent $(AGENT) --envoy "$$envoy"
+	@envoy=$$(scripts/get-envoy) && "$(BUILT)/release/demo" --agent "$(AGENT)" --envoy "$$envoy"
 
 test:  ## every test; gets Envoy the way the demo does
 	$(CHECK)
@@ -73,13 +74,13 @@ conformance:  ## replay what the Go agent did against AGENT (default: the debug 
 	$(CHECK)
 	@scripts/get-netfilter
 	$(if $(filter file,$(origin AGENT)),cargo build --locked -p pilot-agent)
-	@conformance/all "$(abspath $(if $(filter file,$(origin AGENT)),$(BUILT)/debug/pilot-agent,$(AGENT)))" $(SUITES) -- $(if $(ONLY),--only "$(ONLY)")
+	@conformance/all "$(if $(filter file,$(origin AGENT)),$(BUILT)/debug/pilot-agent,$(AGENT))" $(SUITES) -- $(if $(ONLY),--only "$(ONLY)")
 
 record:  ## make the recordings anew from a Go agent: PEER_AGENT=<binary> [SUITES=...] [ONLY=<text>]
 	$(CHECK)
 	@scripts/get-netfilter
 	@test -n "$(PEER_AGENT)" || { echo "record: name a Go agent with PEER_AGENT=<binary>" >&2; exit 1; }
-	@conformance/all "$(abspath $(PEER_AGENT))" $(SUITES) -- --record $(if $(ONLY),--only "$(ONLY)")
+	@conformance/all "$(PEER_AGENT)" $(SUITES) -- --record $(if $(ONLY),--only "$(ONLY)")
 	@git diff --stat -- conformance
 
 dist:  ## everything that is released, into dist/: portable binaries, packages, images, man pages, SBOM, checksums
@@ -109,7 +110,7 @@ test-image:  ## the images in dist/, run as the injection template does (root)
 	$(CHECK)
 	@ls dist/*.oci.tar >/dev/null 2>&1 || { echo "test-image: there are no images in dist/: make image first" >&2; exit 1; }
 	cargo build --locked -p mock-istiod
-	for archive in dist/*.oci.tar; do scripts/test-image "$$archive" $(BUILT)/debug/mock-istiod || exit 1; done
+	for archive in dist/*.oci.tar; do scripts/test-image "$$archive" "$(BUILT)/debug/mock-istiod" || exit 1; done
 
 reproducible:  ## the released binary built again in another folder: the same bytes?
 	$(CHECK)
@@ -123,18 +124,18 @@ bench:  ## sizes, start times, memory, relay: a table; PEER_AGENT=<path> compare
 	$(CHECK)
 	$(ENVOY_FIRST)
 	$(RELEASE)
-	@envoy=$$(scripts/get-envoy) && $(BUILT)/release/bench --agent $(AGENT) --envoy "$$envoy" $(if $(PEER_AGENT),--peer "$(PEER_AGENT)")
+	@envoy=$$(scripts/get-envoy) && "$(BUILT)/release/bench" --agent "$(AGENT)" --envoy "$$envoy" $(if $(PEER_AGENT),--peer "$(PEER_AGENT)")
 
 numbers:  ## docs/NUMBERS.md and its charts from a run of the bench on this machine; PEER_AGENT=<path> beside another agent
 	$(CHECK)
 	$(ENVOY_FIRST)
 	$(RELEASE)
-	@envoy=$$(scripts/get-envoy) && scripts/numbers --bench $(BUILT)/release/bench --agent $(AGENT) --envoy "$$envoy" $(if $(PEER_AGENT),--peer "$(PEER_AGENT)")
+	@envoy=$$(scripts/get-envoy) && scripts/numbers --bench "$(BUILT)/release/bench" --agent "$(AGENT)" --envoy "$$envoy" $(if $(PEER_AGENT),--peer "$(PEER_AGENT)")
 
 herd:  ## istiod is taken from 200 real agents, several times: benches/herd.json, which `make scale` compares its model with (5 minutes)
 	$(CHECK)
 	$(RELEASE)
-	$(BUILT)/release/bench --agent $(AGENT) --only herd --json benches/herd.json
+	"$(BUILT)/release/bench" --agent "$(AGENT)" --only herd --json benches/herd.json
 
 scale:  ## simulate herds of 1,000 to 100,000 agents; writes docs/SCALE.md
 	$(CHECK)
@@ -148,29 +149,29 @@ seccomp:  ## the demo with agents and Envoys under deploy/seccomp.json (needs li
 	$(CHECK)
 	$(ENVOY_FIRST)
 	$(RELEASE)
-	scripts/test-seccomp $(AGENT) $(BUILT)/release/demo
+	scripts/test-seccomp "$(AGENT)" "$(BUILT)/release/demo"
 
 soak:  ## HOURS=8 of everyday trouble (default 20 minutes; root): samples, a plot, a verdict, in ./soak
 	$(CHECK)
 	$(ENVOY_FIRST)
 	$(RELEASE)
-	@envoy=$$(scripts/get-envoy) && python3 -m tests.soak --agent $(AGENT) --istiod $(BUILT)/release/mock-istiod --envoy "$$envoy" \
+	@envoy=$$(scripts/get-envoy) && python3 -m tests.soak --agent "$(AGENT)" --istiod "$(BUILT)/release/mock-istiod" --envoy "$$envoy" \
 	  --minutes $$(python3 -c "print($(if $(HOURS),60*$(HOURS),20))")
 
 attack:  ## floods and hostile neighbours, a line each (root); SHORT=1: the debug build, seconds each; PEER_AGENT=<path> beside another agent
 	$(CHECK)
 	$(if $(SHORT),cargo build --locked --workspace,$(RELEASE))
-	python3 -m tests.attack --agent $(if $(SHORT),$(BUILT)/debug/pilot-agent,$(AGENT)) --istiod $(BUILT)/$(if $(SHORT),debug,release)/mock-istiod $(if $(SHORT),--short) $(if $(ONLY),--only "$(ONLY)") $(if $(PEER_AGENT),--peer "$(PEER_AGENT)")
+	python3 -m tests.attack --agent "$(if $(SHORT),$(BUILT)/debug/pilot-agent,$(AGENT))" --istiod "$(BUILT)/$(if $(SHORT),debug,release)/mock-istiod" $(if $(SHORT),--short) $(if $(ONLY),--only "$(ONLY)") $(if $(PEER_AGENT),--peer "$(PEER_AGENT)")
 
 faults:  ## every file, socket and process call of a day fails once (10 minutes); ONLY=<text> chooses
 	$(CHECK)
 	cargo build --locked --workspace
-	python3 -m tests.faults --agent $(BUILT)/debug/pilot-agent --istiod $(BUILT)/debug/mock-istiod $(if $(ONLY),--only "$(ONLY)")
+	python3 -m tests.faults --agent "$(BUILT)/debug/pilot-agent" --istiod "$(BUILT)/debug/mock-istiod" $(if $(ONLY),--only "$(ONLY)")
 
 # Nothing is linked, so libFuzzer need not be there.
 fuzz-check:  ## whether every fuzz target compiles
 	$(CHECK)
-	CUSTOM_LIBFUZZER_PATH="$(CURDIR)/libfuzzer.a" cargo check --locked --manifest-path fuzz/Cargo.toml --target-dir $(BUILT)
+	CUSTOM_LIBFUZZER_PATH="$(CURDIR)/libfuzzer.a" cargo check --locked --manifest-path fuzz/Cargo.toml --target-dir "$(BUILT)"
 
 fuzz-smoke:  ## each fuzz target for a few seconds, FUZZ_SECONDS=600 for longer (needs a C++ compiler)
 	$(CHECK)
@@ -179,7 +180,7 @@ fuzz-smoke:  ## each fuzz target for a few seconds, FUZZ_SECONDS=600 for longer 
 envoy-matrix:  ## the oldest and the newest supported Envoy judge the bootstraps we write (VERSIONS= for others)
 	$(CHECK)
 	cargo build --locked -q
-	scripts/envoy-matrix $(BUILT)/debug/pilot-agent $(or $(VERSIONS),1.36.4 newest)
+	scripts/envoy-matrix "$(BUILT)/debug/pilot-agent" $(or $(VERSIONS),1.36.4 newest)
 
 docs:  ## regenerate docs/CONFIG.md and docs/OPERATIONS.md from the tables in src/config and src/trouble
 	$(CHECK)

@@ -31,6 +31,7 @@ fn targets() -> Vec<String> {
 /// They build and fetch nothing.
 const IDLE: &[&str] = &["help", "clean"];
 
+/// And what is built, and the other agent of a comparison.
 #[test]
 fn a_clone_may_lie_in_a_folder_with_a_space() {
     let scratch = tempfile::tempdir().unwrap();
@@ -42,6 +43,8 @@ fn a_clone_may_lie_in_a_folder_with_a_space() {
         let said = Command::new("make")
             .args(["-n", "--no-print-directory", &target])
             .current_dir(&clone)
+            .env("CARGO_TARGET_DIR", clone.join("built"))
+            .env("PEER_AGENT", clone.join("peer"))
             .env_remove("MAKEFLAGS")
             .env_remove("PA_TOOLS")
             .env_remove("PA_ENVOY")
@@ -72,6 +75,8 @@ fn help_lists_every_target() {
     for target in targets().iter().filter(|target| *target != "check-lint") {
         assert!(listed.contains(&target.as_str()), "make help has no {target}");
     }
+    // In Turkish i is none of the letters from a to z, and a good third of the targets has one.
+    assert!(commands("help").contains("LC_ALL=C grep "), "{}", commands("help"));
 }
 
 #[test]
@@ -95,7 +100,9 @@ fn what_was_built_is_taken_from_where_cargo_puts_it() {
             said.split([' ', '"', '=', '\'']).filter(|word| word.starts_with("target")).collect();
         assert!(here.is_empty(), "{target}: {here:?}");
     }
-    assert!(commands("demo").contains("/elsewhere/release/demo --agent /elsewhere/release/pilot-agent"));
+    assert!(
+        commands("demo").contains("\"/elsewhere/release/demo\" --agent \"/elsewhere/release/pilot-agent\"")
+    );
 }
 
 #[test]
