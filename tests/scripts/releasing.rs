@@ -24,6 +24,16 @@ fn a_tree_of_which_nobody_can_tell_is_not_a_clean_one() {
     scripts.fails("check-reproducible", &[], "changes that are not committed");
 }
 
+#[test]
+fn an_archive_inside_of_another_project_is_not_of_that_ones_commit() {
+    let scripts = Scripts::new().program("git", "[ $1 = status ] || echo 0123abcd");
+    let told = |scripts: &Scripts| text(&scripts.run("revision", &[]).stdout);
+    assert_eq!(told(&scripts), "PILOT_AGENT_REVISION=unknown\nPILOT_AGENT_BUILD_STATUS=unknown\n");
+    // A folder in a clone, a file in a further working tree.
+    std::fs::write(scripts.path(".git"), "gitdir: elsewhere").unwrap();
+    assert_eq!(told(&scripts), "PILOT_AGENT_REVISION=0123abcd\nPILOT_AGENT_BUILD_STATUS=Clean\n");
+}
+
 /// A copy with a `dist/` and programs that make the packages and root file systems.
 fn with_dist() -> Scripts {
     let version = env!("CARGO_PKG_VERSION");
