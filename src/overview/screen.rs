@@ -59,9 +59,9 @@ fn distance(value: &Value) -> String {
     let Some(at) = value.as_str().and_then(|t| t.parse::<jiff::Timestamp>().ok()) else {
         return "-".to_owned();
     };
-    let off = at.duration_since(jiff::Timestamp::now()).as_secs();
-    let text = span(Duration::from_secs(off.unsigned_abs()));
-    if off < 0 { format!("{text} ago") } else { format!("in {text}") }
+    let off = at.duration_since(jiff::Timestamp::now());
+    let text = span(Duration::from_secs(off.as_secs().unsigned_abs()));
+    if off.is_positive() { format!("in {text}") } else { format!("{text} ago") }
 }
 
 fn identity(out: &mut String, i: &Value) {

@@ -65,3 +65,12 @@ fn a_trouble_is_the_verdict_and_no_readiness_is_no_health() {
     assert_eq!((d["healthy"].clone(), d["ready"].clone()), (json!(false), json!(false)));
     assert!(screen(&d).ends_with("verdict: not ready: no listeners\n"));
 }
+
+#[test]
+fn what_began_within_this_second_was_a_moment_ago() {
+    let mut given = answers(Value::Null, Ok(()));
+    given.agentz["config"]["upstream"]["connectedSince"] = json!(jiff::Timestamp::now().as_second());
+    let shown = screen(&document(&given, SystemTime::now()));
+    let line = shown.lines().find(|line| line.contains("connected since")).expect("it is connected");
+    assert!(line.ends_with(" ago)"), "{line}");
+}
