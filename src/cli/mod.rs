@@ -27,6 +27,7 @@ mod wait;
 
 use std::io::Write as _;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use crate::base::error::{BoxError, chain};
 use crate::base::logging;
@@ -190,6 +191,9 @@ pub fn main() -> ExitCode {
     if let Some(status) = child {
         return ExitCode::from(status);
     }
+    // As Go's runtime does: a file at the size that the process may write fails the write, also the log's, no more. A
+    // handler, which a program that is started does not inherit.
+    let _ = signal_hook::flag::register(signal_hook::consts::SIGXFSZ, Arc::default());
     let mut words = std::env::args_os().map(|w| w.to_string_lossy().into_owned());
     let name = words.next().unwrap_or_default();
     let status = run(&called(&name, words.collect()), Env::of_process());

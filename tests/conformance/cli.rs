@@ -46,6 +46,18 @@ fn answer(status: &str, body: &str) -> String {
     format!("HTTP/1.1 {status}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}", body.len())
 }
 
+/// Output in a file that may not grow: the write fails, as it does in Go, and ends nothing by a signal.
+#[test]
+fn output_beyond_the_size_that_a_file_may_have_is_an_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let shown = std::fs::File::create(dir.path().join("shown")).unwrap();
+    let mut command = Command::new("prlimit");
+    command.args(["--fsize=8"]).arg(agent_bin()).args(["version", "-o", "json"]);
+    let status = command.current_dir(dir.path()).stdout(shown).status().unwrap();
+    assert_ne!(status.code(), None, "{status}");
+    assert_eq!(std::fs::read(dir.path().join("shown")).unwrap().len(), 8);
+}
+
 #[test]
 fn version_has_its_four_forms() {
     let plain = run(&["version"]);

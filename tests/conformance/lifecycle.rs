@@ -89,6 +89,19 @@ async fn other_signals_do_nothing() {
     agent.stop().await;
 }
 
+/// A log in a file that may not grow any more.
+#[tokio::test]
+async fn a_log_at_the_size_that_a_file_may_have_ends_nothing() {
+    let mock = MockIstiod::start().await;
+    let script = "head -c 99990 /dev/zero >log; exec >>log 2>&1; exec prlimit --fsize=100000 \"$@\"";
+    let words: Vec<String> = ["sh", "-c", script, "sh"].map(str::to_owned).into();
+    let mut agent = TestAgent::with().istiod(&mock).before(&words).start();
+    agent.wait_ready().await;
+    agent.assert_running();
+    assert_eq!(std::fs::metadata(agent.path("log")).unwrap().len(), 100_000);
+    agent.stop().await;
+}
+
 #[tokio::test]
 async fn an_admin_port_that_never_answers_does_not_hold_up_the_end() {
     let mock = MockIstiod::start().await;
