@@ -13,6 +13,7 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, ToSocketAddrs};
 use std::time::Duration;
 
+use rustix::io::Errno;
 use tokio::process::{Child, Command};
 use tokio::sync::Semaphore;
 use tokio::sync::oneshot::{Receiver, channel};
@@ -264,7 +265,7 @@ fn zoned(host: &str) -> Option<(Ipv6Addr, u32)> {
 /// The addresses of `host`; a literal needs no thread.
 ///
 /// # Errors
-/// The resolver's.
+/// The resolver's; the system's where no descriptor is left for it.
 pub(crate) async fn look_up(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
     if let Ok(ip) = host.parse::<IpAddr>() {
         return Ok(vec![SocketAddr::new(ip, port)]);
@@ -273,7 +274,15 @@ pub(crate) async fn look_up(host: &str, port: u16) -> io::Result<Vec<SocketAddr>
         return Ok(vec![SocketAddrV6::new(ip, port, 0, scope).into()]);
     }
     let host = host.to_owned();
-    NAMES.run(move || (host.as_str(), port).to_socket_addrs().map(Iterator::collect)).await?
+    NAMES.run(move || (host.as_str(), port).to_socket_addrs().map(Iterator::collect).map_err(cause)).await?
+}
+
+/// Why there are no addresses. The resolver calls a name unknown where it could open neither its files nor a socket, and
+/// does not say so.
+fn cause(said: io::Error) -> io::Error {
+    const NONE_LEFT: [i32; 2] = [Errno::MFILE.raw_os_error(), Errno::NFILE.raw_os_error()];
+    let none_left = |why: &io::Error| why.raw_os_error().is_some_and(|number| NONE_LEFT.contains(&number));
+    std::fs::File::open("/").err().filter(none_left).unwrap_or(said)
 }
 
 #[cfg(test)]

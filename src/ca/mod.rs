@@ -105,7 +105,8 @@ impl Error {
             Self::Connect { source, endpoint } => match source.downcast_ref::<crate::istiod::Error>() {
                 Some(error) => error.report(),
                 None => {
-                    Report::new(Kind::CaUnreachable, crate::base::error::chain(self)).about(endpoint.clone())
+                    let kind = Kind::of_chain(self).unwrap_or(Kind::CaUnreachable);
+                    Report::new(kind, crate::base::error::chain(self)).about(endpoint.clone())
                 }
             },
         }
@@ -121,5 +122,19 @@ impl Error {
             Self::Connect { .. } => "connect",
             Self::Unsent(error) => error.label(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ca_that_there_is_no_descriptor_to_ask_with_is_not_what_is_wrong() {
+        let kind = |number| {
+            let source = Box::new(std::io::Error::from_raw_os_error(number));
+            Error::Connect { endpoint: "vault".to_owned(), source }.report().kind
+        };
+        assert_eq!([kind(111), kind(24)], [Kind::CaUnreachable, Kind::OpenFiles]);
     }
 }

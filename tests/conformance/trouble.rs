@@ -3,8 +3,10 @@
 
 use std::process::Command;
 
+use rustix::process::{Resource, Rlimit, prlimit};
 use serde_json::Value;
 
+use super::ads::{CDS, ask};
 use crate::support::agent::{Builder, ROOT, TOKEN};
 use crate::support::client::secret_request;
 use crate::support::{Code, Fault, MockIstiod, TestAgent, Token, agent_bin, eventually, promtool_bin};
@@ -188,4 +190,32 @@ fn prometheus_accepts_the_rules_and_their_tests() {
             String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{command} {file}: {said}");
     }
+}
+
+/// Without a descriptor the C library's resolver calls every name unknown.
+#[tokio::test]
+async fn a_resolver_that_can_open_nothing_is_not_taken_for_an_unknown_name() {
+    let mock = MockIstiod::start().await;
+    // No name is looked up before Envoy's stream of configuration.
+    let mut agent = TestAgent::with().istiod(&mock).env("CA_ADDR", "127.0.0.1:1").start();
+    agent.wait_ready().await;
+    let client = agent.xds().await;
+    // An answer, so that nothing is left to be opened for this connection.
+    client.fetch_secrets(&secret_request("default")).await.unwrap_err();
+    let pid = agent.pid();
+    let limit = |most| {
+        prlimit(Some(pid), Resource::Nofile, Rlimit { current: Some(most), maximum: Some(1024) }).unwrap()
+    };
+    limit(3);
+    let mut first = client.ads();
+    first.send(&ask(CDS));
+    first.end().await;
+    agent.wait_log("localhost: Too many open files (os error 24)").await;
+    limit(1024);
+    let client = agent.xds().await;
+    let stream = client.ads();
+    stream.send(&ask(CDS));
+    let over = async || (agentz(&agent).await["verdict"]["kind"] != "OpenFiles").then_some(());
+    eventually("it is over", over).await;
+    agent.stop().await;
 }

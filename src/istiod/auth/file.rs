@@ -44,7 +44,8 @@ pub struct TokenFile {
 enum Condition {
     Good,
     Missing,
-    Unreadable(String),
+    /// By the system's word, and what that is.
+    Unreadable(String, Kind),
     NoText(String),
     Empty,
     Expired(SystemTime),
@@ -90,7 +91,10 @@ impl TokenFile {
             },
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => (None, Condition::Missing),
             Err(e) if e.kind() == std::io::ErrorKind::Other => (None, Condition::NoText(e.to_string())),
-            Err(e) => (None, Condition::Unreadable(e.to_string())),
+            Err(e) => {
+                let kind = Kind::of_io(&e).unwrap_or(Kind::TokenUnreadable);
+                (None, Condition::Unreadable(e.to_string(), kind))
+            }
         }
     }
 
@@ -162,9 +166,7 @@ impl TokenSource for TokenFile {
         let report = match last {
             Condition::Good => return None,
             Condition::Missing => (Kind::TokenMissing, format!("there is no token in {path}")),
-            Condition::Unreadable(why) => {
-                (Kind::TokenUnreadable, format!("cannot read the token {path}: {why}"))
-            }
+            Condition::Unreadable(why, kind) => (kind, format!("cannot read the token {path}: {why}")),
             Condition::NoText(why) => (Kind::TokenMalformed, format!("{path} holds no token: {why}")),
             Condition::Empty => (Kind::TokenMalformed, format!("the token {path} is empty")),
             Condition::Expired(at) => {
@@ -201,6 +203,17 @@ mod tests {
     use base64::Engine;
     use base64::engine::general_purpose::URL_SAFE_NO_PAD;
     use std::time::UNIX_EPOCH;
+
+    #[test]
+    fn a_token_that_cannot_be_opened_for_want_of_descriptors_needs_no_other_rights() {
+        let file = TokenFile::new("token".into(), "istio-ca", Arc::new(Fixed::at(SystemTime::now())));
+        let kind = |number| {
+            file.judged(Err(std::io::Error::from_raw_os_error(number)));
+            file.trouble().map(|report| report.kind)
+        };
+        assert_eq!(kind(24), Some(Kind::OpenFiles));
+        assert_eq!(kind(13), Some(Kind::TokenUnreadable));
+    }
 
     #[test]
     fn the_file_is_read_every_time_and_its_condition_noticed() {

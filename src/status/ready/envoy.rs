@@ -76,7 +76,9 @@ impl NotReady {
             Self::Restarted | Self::NotUpdated { .. } | Self::Workers | Self::State(_) => {
                 Kind::EnvoyNotInitialised
             }
-            Self::Stats(_) | Self::Admin { .. } | Self::Silent { .. } => Kind::EnvoyAdminSilent,
+            // Where nothing is left to ask it with, Envoy is not what is wrong.
+            Self::Admin { source, .. } => Kind::of_chain(source).unwrap_or(Kind::EnvoyAdminSilent),
+            Self::Stats(_) | Self::Silent { .. } => Kind::EnvoyAdminSilent,
         };
         Report::new(kind, self.to_string())
     }

@@ -70,5 +70,12 @@ mod tests {
         assert_eq!(all_of(end)[0].kind, Kind::Terminating);
         let (admin, limit) = (([127, 0, 0, 1], 15000).into(), Duration::from_secs(1));
         assert_eq!(all_of(NotReady::Silent { admin, limit })[1].kind, Kind::EnvoyAdminSilent);
+        let refused = |number| {
+            let source = std::io::Error::from_raw_os_error(number);
+            NotReady::Admin { admin, source: crate::fetch::Error::Connect { to: String::new(), source } }
+                .report()
+                .kind
+        };
+        assert_eq!([refused(111), refused(24)], [Kind::EnvoyAdminSilent, Kind::OpenFiles]);
     }
 }
