@@ -6,14 +6,21 @@
 use std::fmt::Debug;
 #[cfg(test)]
 use std::sync::{Arc, Mutex};
-#[cfg(test)]
-use std::time::Duration;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Where dates come from.
 pub trait Clock: Send + Sync + Debug {
     /// The wall-clock time now.
     fn now(&self) -> SystemTime;
+}
+
+/// A machine whose clock says less has it wrong: this program is younger (2026-01-01, in seconds since 1970).
+const EARLIEST: Duration = Duration::from_secs(1_767_225_600);
+
+/// Whether a clock that says `now` is behind for certain, whatever else disagrees with it.
+#[must_use]
+pub(crate) fn is_behind(now: SystemTime) -> bool {
+    now < UNIX_EPOCH + EARLIEST
 }
 
 /// The machine's clock.

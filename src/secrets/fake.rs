@@ -110,7 +110,10 @@ impl FakeCa {
             Act::Hang => return Ok(None),
             Act::Issue(life) => leaf.not_after = now + *life,
             Act::Expired => leaf.not_after = now - Duration::from_secs(5),
-            Act::Future(by) => leaf.not_before = now + *by,
+            Act::Future(by) => {
+                leaf.not_before = now + *by;
+                leaf.not_after = now + *by + DAY;
+            }
             Act::OtherIdentity => leaf.uris = vec!["spiffe://other/ns/x/sa/y".to_owned()],
             _ => {}
         }

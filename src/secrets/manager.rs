@@ -161,7 +161,9 @@ impl Manager {
             unused_key: None,
             asked: config.proxyless,
             persist: config.persist.as_ref().map(|persist| {
-                Writer::new(super::persist::output(persist), config.trouble.sibling()).unawaited()
+                Writer::new(super::persist::output(persist), config.trouble.sibling())
+                    .of(super::persist::SETTING)
+                    .unawaited()
             }),
             output: config.output.take().map(|output| Writer::new(output, config.trouble.sibling())),
             output_raw_root: false,

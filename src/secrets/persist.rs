@@ -94,6 +94,9 @@ pub(super) fn load(config: &Config, identity: &str, now: SystemTime) -> Result<O
     Ok(Some(Issued { identity, root, created, leaf, took: Duration::ZERO }))
 }
 
+/// What asks for it.
+pub(super) const SETTING: &str = "IDENTITY_PERSIST";
+
 /// Where it is written, in the way of `OUTPUT_CERTS`.
 pub(super) fn output(config: &Config) -> output::Config {
     output::Config { dir: config.folder.clone(), mode: 0o600, seal: config.seal.clone() }

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use futures_util::future::BoxFuture;
 use zeroize::Zeroizing;
 
+use crate::base::clock;
 use crate::trouble::{Kind, Report};
 
 pub use file::TokenFile;
@@ -65,9 +66,6 @@ pub trait TokenSource: Send + Sync + fmt::Debug {
     }
 }
 
-/// A machine whose clock says less has it wrong: this program is younger (2026-01-01, in seconds since 1970).
-const EARLIEST: u64 = 1_767_225_600;
-
 /// What stands behind a failure: a refused call because of the token, dates that disagree because of this
 /// machine's clock.
 #[must_use]
@@ -82,10 +80,9 @@ pub(crate) fn root_cause(report: Report, tokens: &dyn TokenSource) -> Report {
         }
         Kind::ServerCertificateNotYetValid | Kind::ServerCertificateExpired => {
             let now = std::time::SystemTime::now();
-            let seconds = now.duration_since(std::time::UNIX_EPOCH).map_or(0, |d| d.as_secs());
             let token = tokens.trouble().map(|token| token.kind);
             let expired = report.kind == Kind::ServerCertificateExpired && token == Some(Kind::TokenExpired);
-            if seconds < EARLIEST || expired || token == Some(Kind::ClockWrong) {
+            if clock::is_behind(now) || expired || token == Some(Kind::ClockWrong) {
                 let shown = jiff::Timestamp::try_from(now).map(|t| format!("{t:.0}")).unwrap_or_default();
                 let detail = format!(
                     "this machine's clock says {shown}, which istiod's certificate and the token contradict: {}",

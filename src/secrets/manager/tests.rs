@@ -282,6 +282,49 @@ async fn a_certificate_of_a_day_to_come_is_served_and_told() {
     assert_eq!(troubles.verdict(), None);
 }
 
+/// Nobody can have started this program then.
+#[tokio::test(start_paused = true)]
+async fn a_clock_that_is_behind_by_years_is_what_is_wrong() {
+    let troubles = Arc::new(crate::trouble::Troubles::default());
+    let world = World::with(Act::Issue(DAY), |_, mut config| {
+        config.trouble = troubles.reporter("cache").into();
+        config
+    });
+    world.identity().await;
+    let right = world.clock.now();
+    world.clock.set(right - DAY * 3650);
+    world.pass(Duration::from_secs(60)).await;
+    let told = troubles.verdict().expect("told");
+    assert_eq!(told.kind, crate::trouble::Kind::ClockWrong, "{told:?}");
+    world.clock.set(right);
+    world.pass(Duration::from_secs(60)).await;
+    assert_eq!(troubles.verdict(), None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn of_a_later_certificate_its_own_beginning_is_told() {
+    let troubles = Arc::new(crate::trouble::Troubles::default());
+    let world = World::with(Act::Issue(DAY), |_, mut config| {
+        config.trouble = troubles.reporter("cache").into();
+        config
+    });
+    world.identity().await;
+    let begins = || world.handle.status().certificate.map(|c| crate::trouble::rfc3339(c.not_before)).unwrap();
+    // This machine's clock is set back by a week, and the CA's is right.
+    world.clock.set(world.clock.now() - DAY * 7);
+    world.ca.act(Act::Future(DAY * 7));
+    let first = begins();
+    world.pass(Duration::from_secs(60)).await;
+    let told = troubles.verdict().expect("told");
+    assert!(told.detail.contains(&first), "{told:?}, not {first}");
+    world.pass(DAY * 2 / 3).await;
+    assert_ne!(begins(), first);
+    let told = troubles.verdict().expect("told");
+    assert!(told.detail.contains(&begins()), "{told:?}, not {}", begins());
+    let lines = troubles.events().into_iter().filter(|e| e.what == crate::trouble::What::Trouble).count();
+    assert_eq!(lines, 1, "{:?}", troubles.events());
+}
+
 #[tokio::test(start_paused = true)]
 async fn after_expiry_there_is_an_error_and_a_prompt_retry() {
     let world = World::new(Act::Issue(DAY));
@@ -318,6 +361,22 @@ async fn renewal_needs_somebody_who_asked_once_or_a_file_that_is_read() {
     let first = chain();
     world.pass(DAY).await;
     until("files that were renewed", || chain() != first).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_copy_that_cannot_be_written_is_told_of_the_setting_that_wants_it() {
+    let troubles = Arc::new(crate::trouble::Troubles::default());
+    let world = World::with(Act::Issue(DAY), |dir, mut config| {
+        let folder = dir.join("kept");
+        std::fs::create_dir_all(folder.join("key.pem/full")).unwrap();
+        config.persist = Some(crate::secrets::persist::Config { folder, seal: None });
+        config.trouble = troubles.reporter("cache").into();
+        config
+    });
+    world.identity().await;
+    until("it is told", || troubles.verdict().is_some()).await;
+    let told = troubles.verdict().unwrap();
+    assert!(told.detail.starts_with("IDENTITY_PERSIST: cannot write"), "{told:?}");
 }
 
 #[tokio::test(start_paused = true)]

@@ -6,8 +6,10 @@ use std::time::{Duration, SystemTime};
 
 use super::Manager;
 use super::asking::Origin;
+use crate::base::clock;
 use crate::base::error::chain;
 use crate::ca::csr;
+use crate::secrets::request::BadAnswer;
 use crate::secrets::{Error, ResourceName};
 use crate::tls::keys;
 use crate::trouble::{Kind, Report, Reporter, rfc3339};
@@ -23,6 +25,8 @@ pub(super) struct Troubles {
     certificate: Reporter,
     /// It begins later.
     not_yet: Reporter,
+    /// From when on the one is valid that this was told of.
+    begins: Option<SystemTime>,
     /// It ends soon, and that is our own fault.
     pub(super) near_expiry: Reporter,
     /// Only files that were in trouble; the store bounds how many there can be.
@@ -32,7 +36,7 @@ pub(super) struct Troubles {
 impl Troubles {
     pub(super) fn new(of: &Reporter) -> Self {
         let (certificate, not_yet, near_expiry) = (of.sibling(), of.sibling(), of.sibling());
-        Self { certificate, not_yet, near_expiry, files: HashMap::new() }
+        Self { certificate, not_yet, begins: None, near_expiry, files: HashMap::new() }
     }
 
     pub(super) fn file_good(&mut self, name: &ResourceName) {
@@ -57,6 +61,16 @@ fn kind_of(error: &Error) -> Kind {
     }
 }
 
+/// What to do about it, where the kind's own hint is about something else.
+fn hint_of(error: &Error) -> &'static str {
+    match error {
+        Error::Refused(BadAnswer::Expired(_)) => {
+            "compare the CA's clock with this machine's and set the one that is wrong"
+        }
+        _ => "",
+    }
+}
+
 impl Manager {
     /// Somebody uses the certificate of the CA, so it is renewed.
     pub(super) fn used(&self) -> bool {
@@ -77,7 +91,7 @@ impl Manager {
             }
             ref error => kind_of(error),
         };
-        self.config.trouble.report((kind, chain(error.as_ref())));
+        self.config.trouble.report(Report::new(kind, chain(error.as_ref())).hint(hint_of(error)));
     }
 
     /// A certificate that is used and begins later: it is served, as by the Go agent, and peers refuse it.
@@ -86,14 +100,19 @@ impl Manager {
         let ahead = |begins: &SystemTime| begins.duration_since(self.clock.now()).is_ok_and(|by| by > CLOCKS);
         let Some(begins) = begins.filter(ahead).filter(|_| self.used()) else {
             self.troubles.not_yet.end();
+            self.troubles.begins = None;
             return;
         };
-        if self.troubles.not_yet.kind().is_none() {
+        // Told once of each certificate: a renewal may bring another that begins at another time.
+        if self.troubles.begins.replace(begins) != Some(begins) {
+            // Where it cannot be that early, there is no doubt whose clock is wrong.
+            let behind = clock::is_behind(self.clock.now());
+            let kind = if behind { Kind::ClockWrong } else { Kind::CertificateNotYetValid };
             let (begins, now) = (rfc3339(begins), rfc3339(self.clock.now()));
             let text = format!(
                 "the CA issued a certificate that is valid only from {begins} on, and by this machine's clock it is {now}"
             );
-            self.troubles.not_yet.report(Report::new(Kind::CertificateNotYetValid, text));
+            self.troubles.not_yet.report(Report::new(kind, text));
         }
     }
 
@@ -129,6 +148,16 @@ impl Manager {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_answer_of_the_past_sends_people_to_the_clocks() {
+        let expired = Error::Refused(BadAnswer::Expired(Duration::from_secs(60)));
+        let report = Report::new(kind_of(&expired), "").hint(hint_of(&expired));
+        assert!(report.hint_text().contains("clock"), "{report:?}");
+        let other = Error::Refused(BadAnswer::OtherKey);
+        let report = Report::new(kind_of(&other), "").hint(hint_of(&other));
+        assert_eq!(report.hint_text(), Kind::CertificateUnusable.hint());
+    }
 
     #[test]
     fn a_key_that_no_thread_makes_is_not_the_cas_fault() {

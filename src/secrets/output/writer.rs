@@ -65,6 +65,8 @@ pub(in crate::secrets) struct Writer {
     trouble: Reporter,
     /// How long the caller waits.
     grace: Duration,
+    /// What asks for the files.
+    setting: &'static str,
     /// When the last write, or look, was begun, and when a look that was put off is due.
     begun: Option<Instant>,
     look: Option<Instant>,
@@ -101,9 +103,16 @@ impl Writer {
             error: String::new(),
             trouble,
             grace: GRACE,
+            setting: "OUTPUT_CERTS",
             begun: None,
             look: None,
         }
+    }
+
+    /// Of this setting.
+    pub(in crate::secrets) fn of(mut self, setting: &'static str) -> Self {
+        self.setting = setting;
+        self
     }
 
     /// Nobody looks for the files before the next start, so nobody waits for them.
@@ -186,7 +195,7 @@ impl Writer {
         self.begun = Some(Instant::now());
         self.overdue = Some(Instant::now() + OVERDUE);
         let (done, ended) = mpsc::sync_channel::<()>(1);
-        let begun = lane::begin("OUTPUT_CERTS", move || {
+        let begun = lane::begin(self.setting, move || {
             let _done = done;
             config.write(Files {
                 key: content.identity.as_ref().map(|i| i.key.as_slice()),
@@ -233,7 +242,10 @@ impl Writer {
     }
 
     fn told(&mut self, kind: Kind, text: String) {
-        let said = format!("OUTPUT_CERTS: {text}; SDS goes on, the files are tried again every {RETRY:?}");
+        let said = format!(
+            "{setting}: {text}; SDS goes on, the files are tried again every {RETRY:?}",
+            setting = self.setting
+        );
         self.trouble.report(Report::new(kind, said).about(self.config.dir.display().to_string()));
         self.error = text;
     }
