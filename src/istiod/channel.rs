@@ -16,7 +16,7 @@ use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep_until, timeout_at};
 use tokio_rustls::TlsConnector;
 
-use super::error::{tcp_kind, tls_hint, tls_kind};
+use super::error::{tcp_kind, tls_hint, tls_kind, tls_reason};
 use super::{Config, Error, Phase, Stream, Transport, name, roots};
 use crate::base::clock::{self, Clock};
 use crate::base::lane;
@@ -404,7 +404,8 @@ impl Inner {
                 }
                 None => String::new(),
             };
-            let error = target.error(Some(peer), Phase::Tls, e.to_string(), hint);
+            let error =
+                target.error(Some(peer), Phase::Tls, inner.map_or_else(|| e.to_string(), tls_reason), hint);
             of_kind(error, inner.map_or(Kind::TlsFailed, tls_kind))
         })?;
         if io.get_ref().1.alpn_protocol() != Some(b"h2") {

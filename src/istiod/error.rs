@@ -151,7 +151,8 @@ pub(super) fn tls_kind(error: &rustls::Error) -> Kind {
             Cert::NotValidForName | Cert::NotValidForNameContext { .. } => Kind::ServerNameMismatch,
             Cert::Expired | Cert::ExpiredContext { .. } => Kind::ServerCertificateExpired,
             Cert::NotValidYet | Cert::NotValidYetContext { .. } => Kind::ServerCertificateNotYetValid,
-            _ => Kind::RootDoesNotSign,
+            // Whoever has signed it: the certificate itself is of no use.
+            _ => Kind::TlsFailed,
         },
         Error::AlertReceived(
             Alert::CertificateRequired | Alert::BadCertificate | Alert::UnknownCA | Alert::CertificateExpired,
@@ -177,6 +178,19 @@ pub(crate) fn refused_late(text: &str) -> bool {
         .is_some_and(|(_, alert)| ALERTS.iter().any(|a| alert.starts_with(a)))
 }
 
+/// What a failed TLS handshake says, without what only the library's authors can read.
+pub(super) fn tls_reason(error: &rustls::Error) -> String {
+    use rustls::{CertificateError as Cert, Error};
+    let what = match error {
+        Error::InvalidCertificate(Cert::UnsupportedSignatureAlgorithmContext { .. }) => {
+            "a signature in its chain is of a kind that is not supported (SHA-1?)".to_owned()
+        }
+        Error::InvalidCertificate(Cert::Other(other)) => other.to_string(),
+        _ => return error.to_string(),
+    };
+    format!("invalid peer certificate: {what}")
+}
+
 /// What usually helps against a failed TLS handshake.
 pub(super) fn tls_hint(error: &rustls::Error, roots: &str, name: &str) -> String {
     use rustls::{AlertDescription as Alert, CertificateError as Cert, Error};
@@ -192,6 +206,11 @@ pub(super) fn tls_hint(error: &rustls::Error, roots: &str, name: &str) -> String
         Error::InvalidCertificate(
             Cert::Expired | Cert::ExpiredContext { .. } | Cert::NotValidYet | Cert::NotValidYetContext { .. },
         ) => "; check the clock of this machine and the certificate of istiod".to_owned(),
+        Error::InvalidCertificate(_) => {
+            "; istiod's certificate cannot be used, whoever has signed it: issue another, for server authentication, with \
+             an RSA key of 2048 bits or more or an ECDSA one, and SHA-256 or better"
+                .to_owned()
+        }
         Error::InvalidMessage(_) => "; this port does not seem to speak TLS (15010 is plain text)".to_owned(),
         Error::NoApplicationProtocol | Error::AlertReceived(Alert::NoApplicationProtocol) => {
             "; the server must negotiate HTTP/2 (ALPN h2)".to_owned()
@@ -225,5 +244,33 @@ pub(crate) fn code_name(code: tonic::Code) -> &'static str {
         Code::Unavailable => "UNAVAILABLE",
         Code::DataLoss => "DATA_LOSS",
         Code::Unauthenticated => "UNAUTHENTICATED",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustls::{CertificateError as Cert, Error as Tls, OtherError};
+
+    use super::*;
+
+    #[test]
+    fn a_certificate_that_is_of_no_use_does_not_send_people_to_the_root_file() {
+        let unsupported = Cert::UnsupportedSignatureAlgorithmContext {
+            signature_algorithm_id: vec![6, 9],
+            supported_algorithms: Vec::new(),
+        };
+        let other = Cert::Other(OtherError(std::sync::Arc::new(std::io::Error::other("a short key"))));
+        for (error, said) in
+            [(Cert::InvalidPurpose, "InvalidPurpose"), (unsupported, "not supported"), (other, "a short key")]
+        {
+            let error = Tls::InvalidCertificate(error);
+            assert_eq!(tls_kind(&error), Kind::TlsFailed, "{error:?}");
+            assert!(tls_hint(&error, "root.pem", "istiod").contains("issue another"), "{error:?}");
+            let reason = tls_reason(&error);
+            assert!(reason.contains(said) && !reason.contains("{"), "{reason}");
+        }
+        let unknown = Tls::InvalidCertificate(Cert::UnknownIssuer);
+        assert_eq!(tls_kind(&unknown), Kind::RootDoesNotSign);
+        assert_eq!(tls_reason(&unknown), unknown.to_string());
     }
 }

@@ -17,12 +17,13 @@ use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, Server
 use rustls::client::{verify_server_cert_signed_by_trust_anchor, verify_server_name};
 use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
 use rustls::server::ParsedCertificate;
-use rustls::{CertificateError, DigitallySignedStruct, Error, RootCertStore, SignatureScheme};
+use rustls::{CertificateError, DigitallySignedStruct, Error, OtherError, RootCertStore, SignatureScheme};
 use rustls_pki_types::{
     AlgorithmIdentifier, CertificateDer, InvalidSignature, ServerName, SignatureVerificationAlgorithm,
     UnixTime,
 };
 use x509_parser::prelude::{FromDer, X509Certificate, X509Version};
+use x509_parser::public_key::PublicKey;
 
 /// What a connection trusts.
 pub struct Anchors {
@@ -149,6 +150,7 @@ impl ServerCertVerifier for Verifier {
         signed: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
         verify_tls12_signature(message, cert, signed, &self.provider.signature_verification_algorithms)
+            .map_err(|said| why_bad(said, cert))
     }
 
     fn verify_tls13_signature(
@@ -158,10 +160,33 @@ impl ServerCertVerifier for Verifier {
         signed: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
         verify_tls13_signature(message, cert, signed, &self.provider.signature_verification_algorithms)
+            .map_err(|said| why_bad(said, cert))
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
         self.provider.signature_verification_algorithms.supported_schemes()
+    }
+}
+
+/// An RSA key of so few bits that the crypto library verifies nothing with it.
+#[derive(Debug, thiserror::Error)]
+#[error("its RSA key has {0} bits, and at least {LEAST} are needed")]
+struct Weak(usize);
+
+/// Bits of an RSA key (`RSA_PKCS1_2048_8192_*` of the library).
+const LEAST: usize = 2048;
+
+/// The library calls the handshake's signature bad, though it may only be that of a short key.
+fn why_bad(said: Error, leaf: &CertificateDer<'_>) -> Error {
+    let parsed = X509Certificate::from_der(leaf).ok();
+    let key = parsed.as_ref().and_then(|(_, parsed)| parsed.public_key().parsed().ok());
+    match (&said, key) {
+        (Error::InvalidCertificate(CertificateError::BadSignature), Some(PublicKey::RSA(key)))
+            if key.key_size() < LEAST =>
+        {
+            Error::InvalidCertificate(CertificateError::Other(OtherError(Arc::new(Weak(key.key_size())))))
+        }
+        _ => said,
     }
 }
 

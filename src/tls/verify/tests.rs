@@ -3,6 +3,7 @@ use std::time::{Duration, SystemTime};
 use rcgen::{
     BasicConstraints, Certificate, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
 };
+use rustls_pki_types::pem::PemObject;
 
 use super::*;
 use crate::tls::provider::{Compliance, provider};
@@ -74,4 +75,34 @@ fn a_certificate_of_the_root_file_is_accepted_as_it_is_and_signs_nobody() {
         let again = params(NAME, ca).self_signed(&key).unwrap();
         assert_eq!(judge(&[&pinned], &again).is_ok(), ca, "a CA signs for itself too, a server never");
     }
+}
+
+/// A certificate with an RSA key of 1024 bits, which the crypto library makes no more.
+const WEAK: &[u8] = b"-----BEGIN CERTIFICATE-----
+MIIB9jCCAV+gAwIBAgIUf0F/qMBwXrS11e8aXEl0LvtLCIcwDQYJKoZIhvcNAQEL
+BQAwDDEKMAgGA1UEAwwBYTAgFw0yNjExMjMyMzA0NTFaGA8yMTI2MTAzMDIzMDQ1
+MVowDDEKMAgGA1UEAwwBYTCBnzANBgkqhkiG9w0BAQEFAAOBjQAwgYkCgYEAtHiD
+lpBEBIMoOWdjXEeFGZSbX+/8vujZjeoFjqnWJugfMyZvN1mfyu7Hjw4QQbyT9uJp
++nExJD6t9Agun//wCT3b65S4vBwE45KMOuzqxYmf+BCOxDqbQNSx9EhE8QLtWXt2
+4BjlkeP1xcYf3nJNCuqfClydoBjqwWZmYWOmERMCAwEAAaNTMFEwHQYDVR0OBBYE
+FKdZelj3KQO78RxDF0SA04svVBA1MB8GA1UdIwQYMBaAFKdZelj3KQO78RxDF0SA
+04svVBA1MA8GA1UdEwEB/wQFMAMBAf8wDQYJKoZIhvcNAQELBQADgYEAnMxj4wzO
+VxMaw7HIqe1f3VWa4l0YR/2xK5rnLZqn0yYPr3zjUn2l468szk8P6NouopPyyPD/
+7E2bUU68LRGAuizbp6T+ENYyTFw9Me7Ewcz5xUiuW+8X6srNaQZL7tK7PURVWRtK
+Z8A5cE6N5gHMU5A0fjtBbriU6Knzu1IFuuA=
+-----END CERTIFICATE-----";
+
+#[test]
+fn a_key_that_is_too_short_is_named() {
+    let weak = CertificateDer::from_pem_slice(WEAK).unwrap();
+    let bad = || Error::InvalidCertificate(CertificateError::BadSignature);
+    let Error::InvalidCertificate(CertificateError::Other(why)) = why_bad(bad(), &weak) else {
+        panic!("not named")
+    };
+    assert_eq!(why.to_string(), "its RSA key has 1024 bits, and at least 2048 are needed");
+    // What else is wrong stays what it was.
+    let unknown = Error::InvalidCertificate(CertificateError::UnknownIssuer);
+    assert_eq!(why_bad(unknown.clone(), &weak), unknown);
+    let (strong, _) = root();
+    assert_eq!(why_bad(bad(), strong.der()), bad());
 }
