@@ -175,7 +175,7 @@ kinds! {
     // What istiod says.
     IstiodSilent Broken
         "istiod accepts the connection and says nothing",
-        "look at istiod's load and log, and at what stands between (a load balancer without a backend accepts and is silent)";
+        "look at istiod's load and log, and at what stands between (a load balancer without a backend accepts and is silent; a path with a smaller MTU loses large packets)";
     IstiodCloses Broken
         "istiod ends the stream of configuration again and again",
         "look at istiod's log and restarts, and at idle limits of load balancers in between";
@@ -281,6 +281,10 @@ const ENFILE: i32 = 23;
 const EFBIG: i32 = 27;
 /// Processes, of `fork`.
 const EAGAIN: i32 = 11;
+/// Disks.
+const ENOSPC: i32 = 28;
+const EROFS: i32 = 30;
+const EDQUOT: i32 = 122;
 
 /// The system's number in the text of an error, as the library writes it.
 fn number(said: &str) -> Option<i32> {
@@ -349,6 +353,9 @@ impl Kind {
         match number(said) {
             Some(EMFILE | ENFILE) => Some(Self::OpenFiles),
             Some(EAGAIN) => Some(Self::Processes),
+            // Of the files that it is given.
+            Some(ENOSPC | EDQUOT | EFBIG) => Some(Self::DiskFull),
+            Some(EROFS) => Some(Self::DiskReadOnly),
             _ => None,
         }
     }

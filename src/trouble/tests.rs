@@ -121,3 +121,14 @@ fn every_kind_is_reported_by_a_part() {
         Kind::ALL.iter().filter(|kind| !made("Kind", kind) && !made("Self", kind)).collect();
     assert!(never.is_empty(), "never reported: {never:?}");
 }
+
+#[test]
+fn what_keeps_envoy_from_its_files_is_the_disk() {
+    let said = |number: i32| {
+        format!("failed to write the Envoy bootstrap x: {}", std::io::Error::from_raw_os_error(number))
+    };
+    assert_eq!(Kind::of_start(&said(28)), Some(Kind::DiskFull));
+    assert_eq!(Kind::of_start(&said(122)), Some(Kind::DiskFull));
+    assert_eq!(Kind::of_start(&said(30)), Some(Kind::DiskReadOnly));
+    assert_eq!(Kind::of_start(&said(2)), None);
+}
