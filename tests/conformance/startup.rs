@@ -129,6 +129,15 @@ async fn a_missing_root_ends_the_start_and_is_named() {
     assert!(mock.record().is_empty(), "istiod is not dialled without a root");
 }
 
+/// The file is not missing, its name is.
+#[tokio::test]
+async fn a_root_that_no_setting_names_is_asked_for_by_the_settings_name() {
+    let mock = MockIstiod::start().await;
+    let mut agent = TestAgent::with().istiod(&mock).env("FILE_MOUNTED_CERTS", "true").start();
+    assert_eq!(agent.wait_exit().await.code(), Some(255));
+    agent.wait_log("ISTIO_META_TLS_CLIENT_ROOT_CERT names no root").await;
+}
+
 #[tokio::test]
 async fn a_token_that_cannot_be_read_is_named_and_read_later() {
     let mock = MockIstiod::start().await;

@@ -152,13 +152,23 @@ fn root_file(of: &str, variable: &str, path: PathBuf) -> Result<PathBuf, Error> 
     }
 }
 
+// Certificates are files, and none is said to be the root. It begins as the Go agent's text does.
+fn unnamed_root(variable: &str) -> Error {
+    let text = format!(
+        "root CA file for XDS does not exist : certificates come from files here, and {variable} names no root; \
+         XDS_ROOT_CA names one, or SYSTEM"
+    );
+    Error::missing(text, PathBuf::new()).of(Kind::RootMissing)
+}
+
 // Without a mounted root.
 fn unmounted_root(config: &Sources, file_mounted: bool) -> Result<PathBuf, Error> {
     if let Some(dir) = provided(config) {
         return Ok(dir.join("root-cert.pem"));
     }
     if file_mounted {
-        return existing(meta(config, "ISTIO_META_TLS_CLIENT_ROOT_CERT").unwrap_or_default());
+        const NAMES: &str = "ISTIO_META_TLS_CLIENT_ROOT_CERT";
+        return meta(config, NAMES).map_or_else(|| Err(unnamed_root(NAMES)), existing);
     }
     if config.settings.text(var::PILOT_CERT_PROVIDER) == "none" {
         return Err(Error::no_root(
