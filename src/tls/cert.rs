@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use rustls_pki_types::pem::PemObject;
+use rustls_pki_types::pem::{self, PemObject};
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
 
@@ -61,10 +61,21 @@ pub struct Cert {
 pub fn parse_chain(pem: &[u8]) -> Result<Vec<Cert>, Error> {
     let mut certs = Vec::new();
     for (index, der) in CertificateDer::pem_slice_iter(pem).enumerate() {
-        let der = der.map_err(|e| Error::Pem(e.to_string()))?;
+        let der = der.map_err(|e| Error::Pem(said(&e)))?;
         certs.push(parse_der(&der).map_err(|reason| Error::Certificate { index, reason })?);
     }
     if certs.is_empty() { Err(Error::Empty) } else { Ok(certs) }
+}
+
+/// What the reader says, without bytes in the place of text.
+fn said(error: &pem::Error) -> String {
+    match error {
+        pem::Error::MissingSectionEnd { end_marker } => {
+            format!("the end of a section is missing: {}", String::from_utf8_lossy(end_marker))
+        }
+        pem::Error::IllegalSectionStart { .. } => "a section does not begin as it must".to_owned(),
+        error => error.to_string(),
+    }
 }
 
 /// Reads one certificate.
@@ -156,4 +167,18 @@ pub fn readable_certs(text: &[u8]) -> Readable {
         }
     }
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_wrong_with_pem_is_text() {
+        let of = |text: &str| parse_chain(text.as_bytes()).unwrap_err().to_string();
+        let cut = of("-----BEGIN CERTIFICATE-----\nMIIB\n");
+        assert_eq!(cut, "not readable as PEM: the end of a section is missing: CERTIFICATE");
+        let bad = of("-----BEGIN CERTIFICATE\nMIIB\n");
+        assert_eq!(bad, "not readable as PEM: a section does not begin as it must");
+    }
 }
