@@ -22,6 +22,7 @@ pub(super) fn checks(scene: &Scene, status_port: Option<u16>, alive: bool) -> Ve
     // An Envoy of somebody else's is no child of the agent.
     let external = parts::envoy::presence(&scene.config).is_ok_and(|p| p == Presence::External);
     let agent = if alive && !external { status_held.as_ref().and_then(|h| h.pid) } else { None };
+    let silent = status_held.as_ref().filter(|holder| !alive && port::of_agent(holder)).and_then(|h| h.pid);
     let displaced = !alive && status_held.is_some_and(|holder| !port::of_agent(&holder));
     let shared = parts::ports::shared(&scene.config).into_iter();
     let mut out: Vec<Check> =
@@ -34,6 +35,14 @@ pub(super) fn checks(scene: &Scene, status_port: Option<u16>, alive: bool) -> Ve
             // An agent that could not have its status port runs all the same.
             Some(holder) if displaced && port::of_agent(&holder) => {
                 ours.push(port.to_string());
+            }
+            // Whoever ended it would end a proxy that serves.
+            Some(holder) if silent.is_some() && is_ours(&holder, silent) => {
+                let said =
+                    format!("{what} {port} is held by {holder}, of a running agent that gives no answer");
+                let hint = "is that agent stopped (kill -CONT lets it go on), starved of CPU, or behind a loopback interface that \
+                            is down? End it only if it stays silent: its Envoy, which may serve well, ends with it";
+                out.push(Check::fail(NAME, *kind, said).hint(hint).broken());
             }
             Some(holder) => {
                 let said = format!("{what} {port} is held by {holder}");

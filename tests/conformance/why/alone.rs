@@ -4,6 +4,7 @@ use std::net::UdpSocket;
 use std::path::Path;
 use std::time::Duration;
 
+use rustix::process::Signal;
 use serde_json::{Value, json};
 
 use super::servers;
@@ -182,6 +183,20 @@ async fn doctor_knows_every_port_and_which_two_are_one() {
     let flag = format!("--stsPort={other}");
     let said = well(&mock).scene().run(&["doctor", "sidecar", &flag]).await;
     assert!(said.stdout.lines().any(|l| l.contains("ports") && l.contains(&other)), "{}", said.stdout);
+}
+
+/// Its Envoy serves on, and nobody should end it.
+#[tokio::test]
+async fn doctor_has_nobody_end_an_agent_that_stands_still() {
+    let mock = MockIstiod::start().await;
+    let mut agent = well(&mock).start();
+    agent.wait_ready().await;
+    agent.signal(Signal::STOP);
+    let said = agent.run(&["doctor"]).await;
+    agent.signal(Signal::CONT);
+    assert!(said.stdout.contains("of a running agent that gives no answer"), "{}", said.stdout);
+    assert!(!said.stdout.contains("stop that process"), "{}", said.stdout);
+    agent.stop().await;
 }
 
 #[tokio::test]
