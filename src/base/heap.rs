@@ -138,17 +138,32 @@ impl Drop for Crowd {
             return;
         }
         // What is left may be a burst itself. One of many that end at once begins it.
-        if MOST.compare_exchange(most, left, Relaxed, Relaxed).is_ok() && !BEGUN.swap(true, Relaxed) {
-            let trim = || {
-                std::thread::sleep(SETTLE);
-                BEGUN.store(false, Relaxed);
-                give_back::heap();
-            };
-            // Without a thread it stays until the next burst is over.
-            if super::lane::begin("heap", trim).is_err() {
-                BEGUN.store(false, Relaxed);
-            }
+        if MOST.compare_exchange(most, left, Relaxed, Relaxed).is_ok() {
+            settle();
         }
+    }
+}
+
+/// A message of so many bytes was read that is no part of the relay's stream: what it took is given back as after a burst,
+/// where it was much.
+pub(crate) fn read_whole(bytes: usize) {
+    if bytes >= MUCH {
+        settle();
+    }
+}
+
+fn settle() {
+    if BEGUN.swap(true, Relaxed) {
+        return;
+    }
+    let trim = || {
+        std::thread::sleep(SETTLE);
+        BEGUN.store(false, Relaxed);
+        give_back::heap();
+    };
+    // Without a thread it stays until the next burst is over.
+    if super::lane::begin("heap", trim).is_err() {
+        BEGUN.store(false, Relaxed);
     }
 }
 

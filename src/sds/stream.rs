@@ -14,9 +14,7 @@ use std::task::Poll;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
-use envoy_types::pb::envoy::service::discovery::v3::{
-    DeltaDiscoveryRequest, DeltaDiscoveryResponse, DiscoveryRequest, DiscoveryResponse, Resource,
-};
+use envoy_types::pb::envoy::service::discovery::v3::{DeltaDiscoveryResponse, DiscoveryResponse, Resource};
 use futures_util::future::{BoxFuture, TryFutureExt as _, select_all, try_join_all};
 use hyper::body::Incoming;
 use prost::Message;
@@ -69,6 +67,52 @@ pub(super) trait Protocol: 'static {
     fn response(encoder: &Encoder, secrets: &[(String, Secret)], nonce: &str) -> Self::Out;
 }
 
+/// Envoy's messages, as far as they are read: whatever else is in them (a node's metadata, details of an error) may take
+/// thirty times its bytes.
+mod read {
+    #[derive(Clone, PartialEq, prost::Message)]
+    pub(super) struct Node {
+        #[prost(string, tag = "1")]
+        pub(super) id: String,
+    }
+
+    #[derive(Clone, PartialEq, prost::Message)]
+    pub(super) struct Status {
+        #[prost(string, tag = "2")]
+        pub(super) message: String,
+    }
+
+    #[derive(Clone, PartialEq, prost::Message)]
+    pub(in crate::sds) struct DiscoveryRequest {
+        #[prost(message, optional, tag = "2")]
+        pub(super) node: Option<Node>,
+        #[prost(string, repeated, tag = "3")]
+        pub(super) resource_names: Vec<String>,
+        #[prost(string, tag = "4")]
+        pub(super) type_url: String,
+        #[prost(string, tag = "5")]
+        pub(super) response_nonce: String,
+        #[prost(message, optional, tag = "6")]
+        pub(super) error_detail: Option<Status>,
+    }
+
+    #[derive(Clone, PartialEq, prost::Message)]
+    pub(in crate::sds) struct DeltaDiscoveryRequest {
+        #[prost(message, optional, tag = "1")]
+        pub(super) node: Option<Node>,
+        #[prost(string, tag = "2")]
+        pub(super) type_url: String,
+        #[prost(string, repeated, tag = "3")]
+        pub(super) resource_names_subscribe: Vec<String>,
+        #[prost(string, repeated, tag = "4")]
+        pub(super) resource_names_unsubscribe: Vec<String>,
+        #[prost(string, tag = "6")]
+        pub(super) response_nonce: String,
+        #[prost(message, optional, tag = "7")]
+        pub(super) error_detail: Option<Status>,
+    }
+}
+
 /// State of the world.
 pub(super) struct Sotw;
 
@@ -76,7 +120,7 @@ pub(super) struct Sotw;
 pub(super) struct Delta;
 
 impl Protocol for Sotw {
-    type In = DiscoveryRequest;
+    type In = read::DiscoveryRequest;
     type Out = DiscoveryResponse;
 
     fn request(message: Self::In) -> Request {
@@ -106,7 +150,7 @@ impl Protocol for Sotw {
 }
 
 impl Protocol for Delta {
-    type In = DeltaDiscoveryRequest;
+    type In = read::DeltaDiscoveryRequest;
     type Out = DeltaDiscoveryResponse;
 
     fn request(message: Self::In) -> Request {

@@ -19,10 +19,13 @@ use http_body::Body;
 use prost::Message;
 use tonic::Status;
 
-use super::FRAME;
+use super::{FRAME, has_few_fields};
+use crate::base::heap;
 
 /// Largest message, in bytes: gRPC's default, which is Go's and tonic's too.
 const LARGEST: usize = 4 * 1024 * 1024;
+/// Most fields at the top of a message: twice as many as a client may name files.
+const FIELDS: usize = 16_384;
 /// Bytes of unfinished messages of one client: the largest one, and the beginnings of some more.
 const SHARE: usize = LARGEST + 64 * 1024;
 /// ... and of all clients but the own Envoy.
@@ -89,6 +92,11 @@ where
     pub(crate) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<T>, Status>> {
         loop {
             if let Some(message) = self.buffer.take()? {
+                if !has_few_fields(&message, FIELDS) {
+                    let text = format!("grpc: received message with more than {FIELDS} fields");
+                    return Poll::Ready(Err(Status::resource_exhausted(text)));
+                }
+                heap::read_whole(message.len());
                 let message = T::decode(message);
                 return Poll::Ready(message.map(Some).map_err(|error| {
                     Status::internal(format!("grpc: error unmarshalling request: {error}"))
@@ -289,6 +297,16 @@ mod tests {
             };
             assert!(status.message().contains(words), "{status:?}");
         }
+    }
+
+    #[test]
+    fn a_message_has_so_many_fields_and_no_more() {
+        let of = |count: usize| poll(&mut reading([framed(&[0x0a, 0].repeat(count)).unwrap()]));
+        for good in [0, 1, FIELDS] {
+            assert!(matches!(of(good), Poll::Ready(Ok(Some(_)))), "{good}");
+        }
+        let Poll::Ready(Err(status)) = of(FIELDS + 1) else { panic!("it was taken") };
+        assert_eq!(status.code(), Code::ResourceExhausted);
     }
 
     // The only test that comes near the bound, which is the process's.
