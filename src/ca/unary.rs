@@ -15,11 +15,13 @@ use http::header::CONTENT_TYPE;
 use http::{HeaderMap, HeaderValue, Request, StatusCode};
 use tonic::{Code, Status};
 
+use crate::base::heap;
 use crate::istiod::Stream;
-use crate::net::grpc::{FRAME, code_of_http, code_of_reset, framed, status_in, unframed};
+use crate::net::grpc::{FRAME, code_of_http, code_of_reset, framed, has_few_fields, status_in, unframed};
 
-/// An answer above this is not a certificate chain.
-const MAX_ANSWER: usize = 16 << 20;
+/// An answer above this, in bytes or in fields, is not a certificate chain.
+const MAX_ANSWER: usize = 4 << 20;
+const MAX_FIELDS: usize = 4096;
 /// An open connection.
 pub(super) struct UnaryConnection {
     send: SendRequest<Bytes>,
@@ -137,7 +139,7 @@ async fn exchange(send: SendRequest<Bytes>, request: Request<()>, message: Bytes
         let chunk = chunk.map_err(transport)?;
         body.flow_control().release_capacity(chunk.len()).map_err(transport)?;
         if bytes.len() + chunk.len() > MAX_ANSWER + FRAME {
-            return Err(Broken::Transport(Status::resource_exhausted("the answer is larger than 16 MB")));
+            return Err(Broken::Transport(Status::resource_exhausted("the answer is larger than 4 MB")));
         }
         bytes.extend_from_slice(&chunk);
     }
@@ -164,7 +166,13 @@ fn empty() -> Broken {
 
 /// The one message of an answer.
 fn unframe(bytes: Bytes) -> Result<Bytes, Status> {
-    unframed(bytes).map_err(|why| Status::internal(format!("the answer is not one gRPC message: {why}")))
+    heap::read_whole(bytes.len());
+    let message = unframed(bytes)
+        .map_err(|why| Status::internal(format!("the answer is not one gRPC message: {why}")))?;
+    if !has_few_fields(&message, MAX_FIELDS) {
+        return Err(Status::resource_exhausted(format!("the answer has more than {MAX_FIELDS} entries")));
+    }
+    Ok(message)
 }
 
 /// The status of an answer that is not gRPC's.
@@ -212,14 +220,26 @@ mod tests {
             let connection = crate::istiod::Connection { io, peer, authority, scheme: "http" };
             let mut connection = UnaryConnection::open(connection).await.unwrap();
             let asked = Bytes::from_static(b"x");
-            let status = connection
-                .call("/a.B/C", HeaderMap::new(), asked, Duration::from_secs(30))
-                .await
-                .unwrap_err();
+            let outcome = connection.call("/a.B/C", HeaderMap::new(), asked, Duration::from_secs(30)).await;
             connection.close();
-            status.code()
+            outcome.map_or_else(|status| status.code(), |_| Code::Ok)
         };
         tokio::join!(server, client).1
+    }
+
+    #[tokio::test]
+    async fn an_answer_is_bounded_in_bytes_and_in_entries() {
+        let good =
+            Some(HeaderMap::from_iter([("grpc-status".parse().unwrap(), HeaderValue::from_static("0"))]));
+        let answer = |entry: &[u8], count: usize| {
+            let all: &'static [u8] = framed(&entry.repeat(count)).unwrap().to_vec().leak();
+            code("application/grpc", Some(all), good.clone())
+        };
+        assert_eq!(answer(&[0x0a, 0], MAX_FIELDS).await, Code::Ok);
+        assert_eq!(answer(&[0x0a, 0], MAX_FIELDS + 1).await, Code::ResourceExhausted);
+        let large = [&[0x0a, 0x80, 0x80, 0x40][..], &[b'a'; 1 << 20]].concat();
+        assert_eq!(answer(&large, 3).await, Code::Ok);
+        assert_eq!(answer(&large, 4).await, Code::ResourceExhausted);
     }
 
     #[tokio::test]
