@@ -10,6 +10,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use prost::Message;
+use prost::encoding::{DecodeContext, WireType, decode_key, skip_field};
 use tokio::sync::watch;
 
 use super::protocol::Protocol;
@@ -57,22 +58,15 @@ struct Any {
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
-struct SotwResources {
-    #[prost(message, repeated, tag = "2")]
-    resources: Vec<Any>,
-}
-
-#[derive(Clone, PartialEq, prost::Message)]
 struct DeltaResource {
     #[prost(message, optional, tag = "2")]
     resource: Option<Any>,
 }
 
-#[derive(Clone, PartialEq, prost::Message)]
-struct DeltaResources {
-    #[prost(message, repeated, tag = "2")]
-    resources: Vec<DeltaResource>,
-}
+/// The field of both protocols' responses that holds resources.
+const RESOURCES: u32 = 2;
+/// A response above this, in bytes, is read on a thread, whatever it brings: it may be all tiny fields.
+const LARGE: usize = 256 * 1024;
 
 /// Hands a whole response to its tap. `None`: it had no resources, and is neither handled nor answered.
 pub(super) async fn apply(
@@ -80,7 +74,7 @@ pub(super) async fn apply(
     protocol: Protocol,
     response: Bytes,
 ) -> Option<Result<(), BoxError>> {
-    if tap.is_heavy() {
+    if tap.is_heavy() || response.len() > LARGE {
         let (tap, response) = (tap.clone(), response.clone());
         if let Ok(applied) = HEAVY.run(move || take(&*tap, protocol, response)).await {
             return applied;
@@ -109,26 +103,72 @@ struct Mismatch {
     want: &'static str,
 }
 
-// A delta resource without a body stands as an empty one, and so is refused.
-fn first(protocol: Protocol, response: Bytes) -> Result<Option<Any>, prost::DecodeError> {
-    Ok(match protocol {
-        Protocol::Sotw => SotwResources::decode(response)?.resources.into_iter().next(),
-        Protocol::Delta => {
-            let first = DeltaResources::decode(response)?.resources.into_iter().next();
-            first.map(|r| r.resource.unwrap_or_default())
+// A delta resource without a body stands as an empty one, and so is refused. Only the first is kept: a response of
+// nothing but empty ones would be thirty times its size.
+fn first(protocol: Protocol, mut response: Bytes) -> Result<Option<Any>, prost::DecodeError> {
+    let mut first = None;
+    while !response.is_empty() {
+        let (tag, wire) = decode_key(&mut response)?;
+        if tag != RESOURCES {
+            skip_field(wire, tag, &mut response, DecodeContext::default())?;
+            continue;
         }
-    })
+        let resource = match protocol {
+            Protocol::Sotw => field::<Any>(wire, &mut response)?,
+            Protocol::Delta => field::<DeltaResource>(wire, &mut response)?.resource.unwrap_or_default(),
+        };
+        first.get_or_insert(resource);
+    }
+    Ok(first)
+}
+
+fn field<M: Message + Default>(wire: WireType, rest: &mut Bytes) -> Result<M, prost::DecodeError> {
+    let mut message = M::default();
+    prost::encoding::message::merge(wire, &mut message, rest, DecodeContext::default())?;
+    Ok(message)
 }
 
 /// Trust anchors that istiod hands out in pushed proxy configuration.
 #[derive(Debug)]
 pub struct TrustBundle(watch::Sender<Vec<String>>);
 
-/// `ProxyConfig`, of which only the field with the certificates is read.
-#[derive(Clone, PartialEq, prost::Message)]
-struct PushedConfig {
-    #[prost(string, repeated, tag = "34")]
-    ca_certificates_pem: Vec<String>,
+/// Of `ProxyConfig` only the field with the certificates is read.
+const CERTIFICATES: u32 = 34;
+/// Entries of a bundle at most, and bytes of the message it comes in: a mesh has a few roots. Each copy on the way to
+/// Envoy and to files costs as much again.
+const ENTRIES: usize = 8192;
+const BUNDLE: usize = 4 << 20;
+
+/// A trust bundle that is none.
+#[derive(Debug, thiserror::Error)]
+enum BadBundle {
+    #[error("{0}")]
+    Message(#[from] prost::DecodeError),
+    #[error("the trust bundle has {0} bytes, more than {BUNDLE}")]
+    Bytes(usize),
+    #[error("the trust bundle has more than {ENTRIES} entries")]
+    Entries,
+}
+
+fn certificates(mut config: Bytes) -> Result<Vec<String>, BadBundle> {
+    if config.len() > BUNDLE {
+        return Err(BadBundle::Bytes(config.len()));
+    }
+    let mut out = Vec::new();
+    while !config.is_empty() {
+        let (tag, wire) = decode_key(&mut config)?;
+        if tag != CERTIFICATES {
+            skip_field(wire, tag, &mut config, DecodeContext::default())?;
+            continue;
+        }
+        if out.len() == ENTRIES {
+            return Err(BadBundle::Entries);
+        }
+        let mut pem = String::new();
+        prost::encoding::string::merge(wire, &mut pem, &mut config, DecodeContext::default())?;
+        out.push(pem);
+    }
+    Ok(out)
 }
 
 impl TrustBundle {
@@ -146,8 +186,7 @@ impl Tap for TrustBundle {
     }
 
     fn apply(&self, body: Bytes) -> Result<(), BoxError> {
-        let config = PushedConfig::decode(body)?;
-        let bundle = config.ca_certificates_pem;
+        let bundle = certificates(body)?;
         self.0.send_if_modified(|current| {
             let changed = *current != bundle;
             *current = bundle;
@@ -160,6 +199,24 @@ impl Tap for TrustBundle {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[derive(Clone, PartialEq, prost::Message)]
+    struct SotwResources {
+        #[prost(message, repeated, tag = "2")]
+        resources: Vec<Any>,
+    }
+
+    #[derive(Clone, PartialEq, prost::Message)]
+    struct DeltaResources {
+        #[prost(message, repeated, tag = "2")]
+        resources: Vec<DeltaResource>,
+    }
+
+    #[derive(Clone, PartialEq, prost::Message)]
+    struct PushedConfig {
+        #[prost(string, repeated, tag = "34")]
+        ca_certificates_pem: Vec<String>,
+    }
 
     fn sotw(resources: Vec<Any>) -> Bytes {
         SotwResources { resources }.encode_to_vec().into()
@@ -180,6 +237,33 @@ mod tests {
         assert!(!bundle.has_changed().unwrap());
         assert!(matches!(take(&*tap, Protocol::Sotw, sotw(vec![pushed(&[])])), Some(Ok(()))));
         assert!(bundle.borrow_and_update().is_empty());
+    }
+
+    #[test]
+    fn a_bundle_is_bounded_in_entries_and_in_bytes() {
+        let (tap, bundle) = TrustBundle::tap(vec!["known".to_owned()]);
+        let long = "a".repeat(BUNDLE);
+        for (pems, why) in [(vec![""; ENTRIES + 1], "entries"), (vec![&*long], "bytes")] {
+            let told = take(&*tap, Protocol::Sotw, sotw(vec![pushed(&pems)])).unwrap().unwrap_err();
+            assert!(told.to_string().contains(why), "{told}");
+            assert_eq!(*bundle.borrow(), ["known"]);
+        }
+        let most = vec!["a"; ENTRIES];
+        take(&*tap, Protocol::Sotw, sotw(vec![pushed(&most)])).unwrap().unwrap();
+        assert_eq!(bundle.borrow().len(), ENTRIES);
+    }
+
+    #[test]
+    fn of_many_resources_the_first_counts_and_all_are_read() {
+        let (tap, bundle) = TrustBundle::tap(Vec::new());
+        let mut many = vec![pushed(&["a"]), pushed(&["b"])];
+        assert!(matches!(take(&*tap, Protocol::Sotw, sotw(many.clone())), Some(Ok(()))));
+        assert_eq!(*bundle.borrow(), ["a"]);
+        // One that is cut behind it.
+        many[0] = pushed(&["c"]);
+        let whole = sotw(many);
+        assert!(matches!(take(&*tap, Protocol::Sotw, whole.slice(..whole.len() - 1)), Some(Err(_))));
+        assert_eq!(*bundle.borrow(), ["a"]);
     }
 
     /// Takes a table only when somebody else on the runtime has come to say so.
