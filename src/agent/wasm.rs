@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
-use prost::Message;
+use prost::encoding::{DecodeContext, decode_key, skip_field, string};
 
 use super::stages::Stages;
 use crate::base::error::BoxError;
@@ -30,11 +30,33 @@ pub(super) fn spawn(converter: &Arc<Converter>, xds: &xds::Handle, stages: &Stag
 #[derive(Debug)]
 pub(super) struct Conversion(pub Arc<Converter>);
 
-/// What is read of an incremental response: its `removed_resources`.
-#[derive(Clone, PartialEq, prost::Message)]
-struct Removed {
-    #[prost(string, repeated, tag = "6")]
-    names: Vec<String>,
+/// Extension configs of a response at most, and as many that it removes: a small one has 80 bytes, and takes some kB
+/// while it is converted.
+const MOST: usize = 16_384;
+
+/// A response that no istiod sends.
+#[derive(Debug, thiserror::Error)]
+#[error("more than {MOST} extension configs in a response are not converted")]
+struct TooMany;
+
+/// The names in an incremental response's `removed_resources`.
+fn removed(mut response: Bytes) -> Result<Vec<String>, BoxError> {
+    const REMOVED: u32 = 6;
+    let mut names = Vec::new();
+    while !response.is_empty() {
+        let (tag, wire) = decode_key(&mut response)?;
+        if tag != REMOVED {
+            skip_field(wire, tag, &mut response, DecodeContext::default())?;
+            continue;
+        }
+        if names.len() == MOST {
+            return Err(TooMany.into());
+        }
+        let mut name = String::new();
+        string::merge(wire, &mut name, &mut response, DecodeContext::default())?;
+        names.push(name);
+    }
+    Ok(names)
 }
 
 impl Convert for Conversion {
@@ -43,15 +65,49 @@ impl Convert for Conversion {
         Box::pin(async move {
             let mut resources = Vec::new();
             map_resources(protocol, &response, |resource| {
+                if resources.len() == MOST {
+                    return Err(TooMany.into());
+                }
                 resources.push(resource.clone());
                 Ok(resource)
             })?;
             if protocol == Protocol::Delta {
-                converter.removed(&Removed::decode(response.clone())?.names);
+                converter.removed(&removed(response.clone())?);
             }
             let whole = protocol == Protocol::Sotw;
             let mut converted = converter.convert(resources, whole).await?.into_iter();
             map_resources(protocol, &response, |resource| Ok(converted.next().unwrap_or(resource)))
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_response_has_so_many_extension_configs_and_no_more() {
+        let config = crate::wasm::Config {
+            dir: "/nowhere".into(),
+            expiry: Default::default(),
+            purge_interval: Default::default(),
+            http_timeout: Default::default(),
+            http_attempts: 0,
+            insecure: Vec::new(),
+            max_size: 0,
+            credentials: Vec::new(),
+            proxies: Default::default(),
+        };
+        let crypto = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+        let conversion = Conversion(Arc::new(Converter::new(config, crypto, &Metrics::new())));
+        // Empty resources, and empty names of removed ones.
+        for (protocol, field) in [(Protocol::Sotw, [0x12, 0]), (Protocol::Delta, [0x32, 0])] {
+            let why = async |count: usize| {
+                let response = conversion.convert(protocol, field.repeat(count).into());
+                response.await.err().map(|why| why.to_string()).unwrap_or_default()
+            };
+            assert!(why(MOST + 1).await.starts_with("more than 16384"), "{protocol:?}");
+            assert!(!why(MOST).await.starts_with("more than 16384"), "{protocol:?}");
+        }
     }
 }

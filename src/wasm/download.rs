@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use http::StatusCode;
 use rustls::crypto::CryptoProvider;
+use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
 use super::Config;
@@ -21,6 +22,10 @@ use crate::fetch::{self, Dialer, Get, Reply, Tls, Trust};
 
 /// Unpacking, hashing and writing; as many as there are downloads that a push usually brings.
 pub(super) static STORE: Lane = Lane::new("storing modules", 4);
+
+/// Manifests and answers with tokens are a few kB; they may be 4 MB.
+const USUAL: usize = 64 << 10;
+static LARGE: Semaphore = Semaphore::const_new(2);
 
 /// Pauses between attempts, the Go agent's: 500 ms, growing by half to a minute, ±50 %.
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
@@ -110,6 +115,21 @@ impl Web {
         let (dir, most) = (self.config.dir.clone(), self.config.max_size);
         let made = STORE.run(move || Receiver::new(&dir, most, form)).await.and_then(|made| made);
         made.map_err(|source| Error::File { dir: self.config.dir.display().to_string(), source })
+    }
+
+    /// A whole document. Those that are longer than usual are read two at a time.
+    pub(super) async fn document(&self, reply: &mut Reply, limit: usize) -> Result<Vec<u8>, fetch::Error> {
+        let (mut all, mut turn) = (Vec::new(), None);
+        while let Some(piece) = reply.piece().await? {
+            if all.len() + piece.len() > limit {
+                return Err(fetch::Error::TooLong(limit));
+            }
+            if turn.is_none() && all.len() + piece.len() > USUAL {
+                turn = Some(LARGE.acquire().await.expect("it is never closed"));
+            }
+            all.extend_from_slice(&piece);
+        }
+        Ok(all)
     }
 
     /// The module at `url`.

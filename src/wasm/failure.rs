@@ -71,7 +71,27 @@ pub(super) enum Refusal {
     Rewrite(String, #[source] DecodeError),
 }
 
+/// Refusals of a response that are told.
+const TOLD: usize = 32;
+
 /// The refusals of one response.
-#[derive(Debug, thiserror::Error)]
-#[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
-pub(crate) struct Refused(pub(super) Vec<Refusal>);
+#[derive(Debug, Default, thiserror::Error)]
+#[error(
+    "{}{}",
+    .told.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "),
+    if .count > &.told.len() { format!("; and {} more", .count - .told.len()) } else { String::new() }
+)]
+pub(crate) struct Refused {
+    told: Vec<Refusal>,
+    pub(super) count: usize,
+}
+
+impl Refused {
+    /// One more.
+    pub(super) fn add(&mut self, why: Refusal) {
+        self.count += 1;
+        if self.told.len() < TOLD {
+            self.told.push(why);
+        }
+    }
+}

@@ -58,7 +58,10 @@ use std::time::Duration;
 
 use aws_lc_rs::digest;
 use bytes::Bytes;
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
 use rustls::crypto::CryptoProvider;
+use tokio::sync::Semaphore;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use crate::base::metrics::Metrics;
@@ -67,11 +70,12 @@ use crate::base::seldom::Seldom;
 use crate::base::tasks::Stop;
 use crate::fetch::Proxies;
 use crate::fetch::url::shown;
+use crate::net::accept::bound;
 use crate::trouble::{Kind, Report, Reporter};
 use cache::{Asker, Cache, Key};
 use download::Web;
 use failure::{Failure, Refusal, Refused};
-use filter::{Decision, Filter, Policy, Secret, Wanted};
+use filter::{Decision, Filter, Policy, Secret, Unreadable, Wanted};
 use meters::Meters;
 use receive::Received;
 use source::{BadUrl, Source};
@@ -110,6 +114,8 @@ pub(crate) struct Converter {
     meters: Meters,
     trouble: Reporter,
     failing: Mutex<Failing>,
+    /// Turns of downloads.
+    fetches: Semaphore,
 }
 
 /// The resources whose module cannot be had; at most [`TROUBLES`] are told apart.
@@ -182,6 +188,13 @@ const CAUSE: usize = 1024;
 const FRESH: Duration = Duration::from_secs(60);
 /// And this at any time: a filter's module may take an hour at most.
 const ABANDONED: Duration = Duration::from_secs(2 * 3600);
+/// So many are read before others have their turn: half a millisecond.
+const TURN: usize = 256;
+/// Modules of one response that are looked after at a time, about 10 kB each ...
+const TOGETHER: usize = 32;
+/// ... and those that are fetched at a time, whoever wants them; fewer where few descriptors are allowed. A head may have
+/// a megabyte, and each has a socket and a file.
+const FETCHES: usize = 32;
 /// So many resources in trouble are told apart.
 const TROUBLES: usize = 32;
 
@@ -202,6 +215,7 @@ impl Converter {
             meters: Meters::new(metrics),
             trouble: Reporter::default(),
             failing: Mutex::default(),
+            fetches: Semaphore::new(bound(FETCHES)),
         }
     }
 
@@ -262,23 +276,38 @@ impl Converter {
     /// that the trouble of those is over.
     ///
     /// # Errors
-    /// When one of them cannot be read: the reasons of all such, for istiod.
+    /// When one of them cannot be read: the reasons of such, for istiod.
     pub(crate) async fn convert(&self, resources: Vec<Bytes>, whole: bool) -> Result<Vec<Bytes>, Refused> {
         let begun = Instant::now();
         let conversion = UnderWay::begun(&self.failing);
         let by = conversion.0;
-        let all = futures_util::future::join_all(resources.into_iter().map(|r| self.resource(r, by))).await;
-        self.meters.took(begun.elapsed());
-        let mut converted = Vec::with_capacity(all.len());
-        let mut errors = Vec::new();
-        for result in all {
-            match result {
-                Ok(resource) => converted.push(resource),
-                Err(why) => errors.push(why),
+        let (mut converted, mut remote, mut refused) = (resources, Vec::new(), Refused::default());
+        for (at, resource) in converted.iter().enumerate() {
+            match self.judged(resource) {
+                Ok(filter) => remote.extend(filter.map(|filter| (at, filter))),
+                Err(why) => refused.add(why.into()),
+            }
+            // Others want to go on, too.
+            if at % TURN == TURN - 1 {
+                tokio::task::yield_now().await;
             }
         }
-        if !errors.is_empty() {
-            return Err(Refused(errors));
+        let (mut waiting, mut made) = (remote.into_iter(), FuturesUnordered::new());
+        loop {
+            while made.len() < TOGETHER
+                && let Some((at, filter)) = waiting.next()
+            {
+                made.push(async move { (at, self.remote(&filter, by).await) });
+            }
+            match made.next().await {
+                Some((at, Ok(resource))) => converted[at] = resource,
+                Some((_, Err(why))) => refused.add(why),
+                None => break,
+            }
+        }
+        self.meters.took(begun.elapsed());
+        if refused.count > 0 {
+            return Err(refused);
         }
         if whole {
             let mut failing = self.failing();
@@ -288,22 +317,26 @@ impl Converter {
         Ok(converted)
     }
 
-    async fn resource(&self, resource: Bytes, by: u64) -> Result<Bytes, Refusal> {
-        let filter = match filter::judge(&resource) {
+    // The filter, if its code is remote.
+    fn judged(&self, resource: &Bytes) -> Result<Option<Box<Filter>>, Unreadable> {
+        match filter::judge(resource) {
             Ok(Decision::Untouched) => {
                 self.meters.conversion("no_remote_load");
-                return Ok(resource);
+                Ok(None)
             }
-            Ok(Decision::Remote(filter)) => filter,
+            Ok(Decision::Remote(filter)) => Ok(Some(filter)),
             Err(why) => {
                 self.meters.conversion("unmarshal_failure");
                 if let Some(more) = REFUSED.may() {
                     tracing::warn!(target: "wasm", "an extension config is refused: {}{more}", cut(&why.to_string(), CAUSE));
                 }
-                return Err(why.into());
+                Err(why)
             }
-        };
-        let (made, label) = self.rewritten(&filter, by).await;
+        }
+    }
+
+    async fn remote(&self, filter: &Filter, by: u64) -> Result<Bytes, Refusal> {
+        let (made, label) = self.rewritten(filter, by).await;
         match made {
             Ok(resource) => {
                 self.meters.conversion(label);
@@ -344,7 +377,6 @@ impl Converter {
 
     /// The module's file, fetched if need be.
     async fn module(&self, wanted: &Wanted) -> Result<PathBuf, Failure> {
-        let until = Instant::now() + wanted.timeout;
         if matches!(wanted.secret, Secret::Missing) {
             return Err(Failure::NoSecret(wanted.resource.clone()));
         }
@@ -370,6 +402,8 @@ impl Converter {
         if let Some(file) = self.look(expected.as_deref().map(&key), asker).await {
             return Ok(file);
         }
+        let _turn = self.fetches.acquire().await.expect("it is never closed");
+        let until = Instant::now() + wanted.timeout;
         match &source {
             Source::Module(_) => {
                 let received = self.web.module(url, until).await?;

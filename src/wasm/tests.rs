@@ -506,3 +506,66 @@ async fn what_a_killed_agent_has_left_of_a_download_is_removed() {
     tokio::time::timeout(Duration::from_secs(20), both).await.expect("it is left");
     assert!(fresh.exists() && other.exists());
 }
+
+// An extension config whose module is at this address.
+fn remote(name: &str, url: &str) -> Bytes {
+    use envoy_types::pb::envoy::config::core::v3::async_data_source::Specifier;
+    use envoy_types::pb::envoy::config::core::v3::http_uri::HttpUpstreamType;
+    use envoy_types::pb::envoy::config::core::v3::{
+        AsyncDataSource, HttpUri, RemoteDataSource, TypedExtensionConfig,
+    };
+    use envoy_types::pb::envoy::extensions::filters::http::wasm::v3::Wasm;
+    use envoy_types::pb::envoy::extensions::wasm::v3::{PluginConfig, VmConfig, plugin_config::Vm};
+    use envoy_types::pb::google::protobuf::{Any, Duration as Time};
+
+    let timeout = Some(Time { seconds: 30, nanos: 0 });
+    let http_upstream_type = Some(HttpUpstreamType::Cluster("c".to_owned()));
+    let uri = HttpUri { uri: url.to_owned(), timeout, http_upstream_type };
+    let code = RemoteDataSource { http_uri: Some(uri), sha256: "nil".to_owned(), ..Default::default() };
+    let code = Some(AsyncDataSource { specifier: Some(Specifier::Remote(code)) });
+    let vm = Some(Vm::VmConfig(VmConfig { code, ..Default::default() }));
+    let filter = Wasm { config: Some(PluginConfig { vm, ..Default::default() }) };
+    let any = |of: &str, value| Any { type_url: format!("type.googleapis.com/envoy.{of}"), value };
+    let filter = any("extensions.filters.http.wasm.v3.Wasm", filter.encode_to_vec());
+    let config = TypedExtensionConfig { name: name.to_owned(), typed_config: Some(filter) };
+    any("config.core.v3.TypedExtensionConfig", config.encode_to_vec()).encode_to_vec().into()
+}
+
+#[tokio::test]
+async fn of_many_modules_a_few_are_fetched_at_a_time_and_their_order_stays() {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}/", listener.local_addr().unwrap());
+    let rig = rig(|_| {});
+    let count = 2 * FETCHES;
+    let resources: Vec<_> = (0..count).map(|n| remote(&format!("f{n}"), &format!("{url}{n}"))).collect();
+    // Says no to one only when nobody else comes.
+    let server = async {
+        let (mut open, mut most, mut answered) = (Vec::new(), 0, 0);
+        while answered < count {
+            tokio::select! {
+                biased;
+                Ok((io, _)) = listener.accept() => open.push(io),
+                () = tokio::task::yield_now(), if !open.is_empty() => {
+                    let mut io: tokio::net::TcpStream = open.remove(0);
+                    io.write_all(&answer(404, "", b"")).await.unwrap();
+                    answered += 1;
+                }
+            }
+            most = most.max(open.len());
+        }
+        most
+    };
+    let (converted, most) = tokio::join!(rig.converter.convert(resources, true), server);
+    assert!(most <= FETCHES, "{most} at a time");
+    for (n, resource) in converted.unwrap().iter().enumerate() {
+        let name = format!("f{n}");
+        assert!(resource.windows(name.len() + 1).any(|w| w == [name.as_bytes(), b"\x12"].concat()), "{n}");
+    }
+}
+
+#[tokio::test]
+async fn of_many_refusals_a_few_are_told() {
+    let rig = rig(|_| {});
+    let why = rig.converter.convert(vec![Bytes::new(); 1000], true).await.unwrap_err().to_string();
+    assert!(why.len() < 10_000 && why.ends_with("; and 968 more"), "{why}");
+}

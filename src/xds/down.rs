@@ -298,7 +298,9 @@ async fn response_ended(stream: &Stream<'_>, end: End, conversions: &mut Convers
         let frame = stream.protocol.answer(&type_url, &end.facts.version, &nonce, error.as_deref());
         stream.queue.put(Own { type_url: tap.type_url(), frame, health: false });
     } else if let Some(body) = end.body {
-        conversions.begin(nonce, body);
+        if let Err(crowded) = conversions.begin(nonce.clone(), body) {
+            stream.queue.put(refusal(stream, &nonce, &crowded.to_string()));
+        }
     } else {
         let own = refusal(stream, &nonce, &format!("{} bytes are more than the agent converts", end.length));
         stream.queue.put(own);

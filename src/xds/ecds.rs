@@ -22,8 +22,22 @@ use crate::base::tasks::{Set, caught};
 /// What a conversion is called where it panics.
 const NAME: &str = "conversion of an extension config";
 
+/// Conversions under way on a stream at most, and bytes of their responses where it is more than one. An istiod that is
+/// well has a few kB in a response, and waits for a registry half a minute.
+const MOST: usize = 128;
+const HELD: usize = 32 << 20;
+
+/// A response that comes while too much is under way. It is refused, and the next one may be taken.
+#[derive(Debug, thiserror::Error)]
+#[error("{count} extension configs of {held} bytes are being converted already")]
+pub(super) struct Crowded {
+    count: usize,
+    held: usize,
+}
+
 struct Done {
     generation: u64,
+    length: usize,
     nonce: String,
     result: Result<Bytes, BoxError>,
 }
@@ -33,30 +47,45 @@ pub(super) struct Conversions {
     protocol: Protocol,
     convert: Option<Arc<dyn Convert>>,
     running: Set<Done>,
+    // How many run, and the bytes of what they convert.
+    count: usize,
+    held: usize,
     order: Order,
 }
 
 impl Conversions {
     pub(super) fn new(protocol: Protocol, convert: Option<Arc<dyn Convert>>) -> Self {
-        Self { protocol, convert, running: Set::new(NAME), order: Order::default() }
+        Self { protocol, convert, running: Set::new(NAME), count: 0, held: 0, order: Order::default() }
     }
 
     /// Starts the conversion of a whole response.
-    pub(super) fn begin(&mut self, nonce: String, response: Bytes) {
-        let Some(convert) = self.convert.clone() else { return };
+    ///
+    /// # Errors
+    /// When too many are under way.
+    pub(super) fn begin(&mut self, nonce: String, response: Bytes) -> Result<(), Crowded> {
+        let Some(convert) = self.convert.clone() else { return Ok(()) };
+        let length = response.len();
+        if self.count >= MOST || (self.count > 0 && self.held + length > HELD) {
+            return Err(Crowded { count: self.count, held: self.held });
+        }
+        self.count += 1;
+        self.held += length;
         let generation = self.order.begin();
         let protocol = self.protocol;
         self.running.spawn(async move {
             // A defect is a reason to refuse: Envoy would wait for the response for ever.
             let result = caught(NAME, convert.convert(protocol, response)).await;
             let result = result.unwrap_or_else(|panicked| Err(panicked.into()));
-            Done { generation, nonce, result }
+            Done { generation, length, nonce, result }
         });
+        Ok(())
     }
 
     /// The next response to pass on, or the nonce and reason of one to refuse.
     pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Bytes, (String, String)>> {
         while let Poll::Ready(done) = self.running.poll_next(cx) {
+            self.count -= 1;
+            self.held -= done.length;
             match done.result {
                 Err(reason) => {
                     self.order.ended(done.generation);
@@ -99,33 +128,32 @@ impl Order {
 
     /// What is left of a response once newer ones have passed.
     pub(super) fn finish(&mut self, generation: u64, protocol: Protocol, response: Bytes) -> Option<Bytes> {
-        let Ok(fields) = fields(protocol, &response) else { return Some(response) };
         let newer =
             |name: &str, passed: &HashMap<String, u64>| passed.get(name).is_some_and(|g| *g > generation);
-        let named = fields.iter().filter(|f| f.name.is_some()).count();
-        let mut kept = BytesMut::new();
-        let mut left = 0;
-        for field in &fields {
-            if let Some(name) = &field.name {
-                if newer(name, &self.passed) {
-                    continue;
-                }
+        let (mut named, mut left) = (0, 0);
+        let read = each(protocol, &response, |_, name| {
+            let Some(name) = name else { return };
+            named += 1;
+            if !newer(&name, &self.passed) {
                 left += 1;
-                self.passed.insert(name.clone(), generation);
+                self.passed.insert(name, generation);
             }
-            kept.extend_from_slice(&field.raw);
-        }
-        if left == named {
+        });
+        if read.is_err() || left == named {
             return Some(response);
         }
-        (left > 0).then(|| kept.freeze())
+        if left == 0 {
+            return None;
+        }
+        let mut kept = BytesMut::new();
+        // It has been read before.
+        let _ = each(protocol, &response, |raw, name| {
+            if !name.is_some_and(|name| newer(&name, &self.passed)) {
+                kept.extend_from_slice(raw);
+            }
+        });
+        Some(kept.freeze())
     }
-}
-
-// A top-level field; those that are about one resource have its name.
-struct Field {
-    raw: Bytes,
-    name: Option<String>,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
@@ -146,10 +174,15 @@ struct Envelope {
     name: String,
 }
 
-fn fields(protocol: Protocol, response: &Bytes) -> Result<Vec<Field>, prost::DecodeError> {
+// Each top-level field as it came; those that are about one resource with its name. One after the other: a response may
+// be millions of tiny ones.
+fn each(
+    protocol: Protocol,
+    response: &Bytes,
+    mut visit: impl FnMut(&[u8], Option<String>),
+) -> Result<(), prost::DecodeError> {
     const RESOURCE: u32 = 2;
     const REMOVED: u32 = 6;
-    let mut fields = Vec::new();
     let mut rest = response.clone();
     while !rest.is_empty() {
         let before = rest.clone();
@@ -169,9 +202,9 @@ fn fields(protocol: Protocol, response: &Bytes) -> Result<Vec<Field>, prost::Dec
             }
         }
         prost::encoding::skip_field(wire, tag, &mut rest, prost::encoding::DecodeContext::default())?;
-        fields.push(Field { raw: before.slice(..before.len() - rest.len()), name });
+        visit(&before[..before.len() - rest.len()], name);
     }
-    Ok(fields)
+    Ok(())
 }
 
 /// Replaces the body of every resource of a response, keeping everything else byte for byte. For

@@ -147,7 +147,7 @@ impl<'a> Registry<'a> {
         let path = format!("/v2/{}/manifests/{identifier}", self.reference.repository());
         let mut reply = self.ask(&path, Some(ACCEPT)).await?;
         let kind = reply.headers().get(header::CONTENT_TYPE).cloned();
-        let body = timeout_at(self.until, reply.bytes(LONGEST)).await;
+        let body = timeout_at(self.until, self.web.document(&mut reply, LONGEST)).await;
         let body = body.map_err(|_| Error::Late(path))?.map_err(Error::Body)?;
         let digest = crate::wasm::sha256_hex(&body);
         if let Some(wanted) = identifier.strip_prefix("sha256:")
@@ -259,7 +259,7 @@ impl<'a> Registry<'a> {
         if reply.status() != StatusCode::OK {
             return Err(refused(BadToken::Status(reply.status())));
         }
-        let body = timeout_at(self.until, reply.bytes(TOKEN)).await;
+        let body = timeout_at(self.until, self.web.document(&mut reply, TOKEN)).await;
         let body = body.map_err(|_| refused(BadToken::Late))?;
         let body = Zeroizing::new(body.map_err(Error::Body)?);
         let answer: Answer = serde_json::from_slice(&body).map_err(|_| refused(BadToken::Json))?;

@@ -115,8 +115,46 @@ impl Convert for Defective {
 #[tokio::test]
 async fn a_defect_in_a_conversion_refuses_the_response() {
     let mut all = Conversions::new(Protocol::Sotw, Some(Arc::new(Defective)));
-    all.begin("7".to_owned(), sotw("7", &["a"]));
+    all.begin("7".to_owned(), sotw("7", &["a"])).unwrap();
     let (nonce, why) = std::future::poll_fn(|cx| all.poll(cx)).await.unwrap_err();
     assert_eq!(nonce, "7");
     assert!(why.contains("panicked"), "{why}");
+}
+
+#[derive(Debug)]
+struct Hanging(tokio::sync::watch::Sender<()>);
+
+impl Convert for Hanging {
+    fn convert(
+        &self,
+        _: Protocol,
+        response: Bytes,
+    ) -> futures_util::future::BoxFuture<'static, Result<Bytes, crate::base::error::BoxError>> {
+        let mut over = self.0.subscribe();
+        Box::pin(async move {
+            over.changed().await?;
+            Ok(response)
+        })
+    }
+}
+
+#[tokio::test]
+async fn where_much_is_being_converted_the_next_response_is_refused() {
+    let large = Bytes::from(vec![0; HELD / 2 + 1]);
+    for (most, response) in [(MOST, sotw("1", &["a"])), (1, large)] {
+        let hanging = Arc::new(Hanging(tokio::sync::watch::Sender::new(())));
+        let mut all = Conversions::new(Protocol::Sotw, Some(hanging.clone()));
+        for n in 0..most {
+            all.begin(n.to_string(), response.clone()).unwrap();
+        }
+        let why = all.begin("late".to_owned(), response.clone()).unwrap_err().to_string();
+        assert!(why.starts_with(&format!("{most} extension configs")), "{why}");
+        while all.count > 0 {
+            hanging.0.send_replace(());
+            let _ = std::future::poll_fn(|cx| Poll::Ready(all.poll(cx))).await;
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(all.held, 0);
+        all.begin("next".to_owned(), response).unwrap();
+    }
 }
