@@ -66,6 +66,15 @@ impl Scope {
     }
 }
 
+/// A table that cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum BadTable {
+    #[error("{0}")]
+    Message(#[from] DecodeError),
+    #[error("a host of the name table has more than {} addresses and names", message::MOST)]
+    Host,
+}
+
 /// One table, whole. Forms with the search domain are not stored but seen through at look-up.
 #[derive(Debug)]
 pub(crate) struct Table {
@@ -77,9 +86,12 @@ impl Table {
     /// Reads istiod's message.
     ///
     /// # Errors
-    /// When the bytes are no such message; the text says where.
-    pub(crate) fn decode(body: Bytes, scope: &Scope) -> Result<Self, DecodeError> {
+    /// When the bytes are no such message, or one of a host that no mesh has; the text says where.
+    pub(crate) fn decode(body: Bytes, scope: &Scope) -> Result<Self, BadTable> {
         let source = Source { body, scope: scope.clone() };
+        if !source.has_small_hosts() {
+            return Err(BadTable::Host);
+        }
         Ok(Self { index: Index::of(&source)?, source })
     }
 

@@ -37,7 +37,9 @@ impl Index {
         let mut hosts = HashTable::new();
         let mut count = 0;
         source.each(|at, host| {
-            count += host.names(&source.scope).len();
+            if host.answers() {
+                count += host.names(&source.scope).len();
+            }
             last(&mut hosts, &hasher, source, at, host);
         })?;
         let mut out = Self { names: HashTable::with_capacity(count), hasher };

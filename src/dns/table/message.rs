@@ -9,6 +9,7 @@ use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_f
 use prost::{DecodeError, Message};
 
 use super::Scope;
+use crate::net::grpc::has_few_fields;
 
 /// `istio.networking.nds.v1.NameTable`.
 #[cfg(test)]
@@ -84,6 +85,22 @@ pub(super) struct Source {
 }
 
 impl Source {
+    /// Whether no host has more addresses and names than [`MOST`]. Bytes that are no such message have none.
+    pub(super) fn has_small_hosts(&self) -> bool {
+        let mut rest: &[u8] = &self.body;
+        while !rest.is_empty() {
+            let Ok((tag, wire)) = decode_key(&mut rest) else { return true };
+            let host = inside(rest).filter(|_| tag == 1 && wire == WireType::LengthDelimited);
+            if host.is_some_and(|host| !is_small(host)) {
+                return false;
+            }
+            if skip_field(wire, tag, &mut rest, DecodeContext::default()).is_err() {
+                return true;
+            }
+        }
+        true
+    }
+
     /// Each host with its place, in the message's order.
     ///
     /// # Errors
@@ -150,6 +167,26 @@ impl Source {
         let start = usize::try_from(at.checked_add(behind)?).ok()?;
         std::str::from_utf8(inside(self.body.get(start..)?)?).ok()
     }
+}
+
+/// Addresses and names of one host at most: each takes a hundred bytes while the table is read, or ten times its own.
+pub(super) const MOST: usize = 100_000;
+
+// A name and what is known of it, of which the parts would be put together if it were there twice.
+fn is_small(mut host: &[u8]) -> bool {
+    if !has_few_fields(host, 3) {
+        return false;
+    }
+    while let Ok((tag, wire)) = decode_key(&mut host) {
+        let info = inside(host).filter(|_| tag == 2 && wire == WireType::LengthDelimited);
+        if info.is_some_and(|info| !has_few_fields(info, MOST)) {
+            return false;
+        }
+        if skip_field(wire, tag, &mut host, DecodeContext::default()).is_err() {
+            break;
+        }
+    }
+    true
 }
 
 // What a field holds whose length stands at the beginning.

@@ -255,3 +255,21 @@ fn fifty_thousand_hosts_cost_little_more_than_their_message() {
     assert!(message + index <= 10_000_000, "{message} + {index}");
     assert_eq!(ask(&table, "service-49999.ns1.", wire::A).unwrap(), ["service-49999.ns1. 10.195.79.1"]);
 }
+
+#[test]
+fn a_host_has_so_many_addresses_and_names_and_no_more() {
+    // A host "a", of which this is known.
+    let table = |info: &[u8]| {
+        let mut host = vec![0x0a, 1, b'a', 0x12];
+        prost::encoding::encode_varint(info.len() as u64, &mut host);
+        host.extend_from_slice(info);
+        let mut body = vec![0x0a];
+        prost::encoding::encode_varint(host.len() as u64, &mut body);
+        body.extend_from_slice(&host);
+        Table::decode(body.into(), &Scope::default())
+    };
+    for empty in [[0x0a, 0], [0x2a, 0]] {
+        assert!(table(&empty.repeat(message::MOST)).is_ok());
+        assert!(matches!(table(&empty.repeat(message::MOST + 1)), Err(BadTable::Host)));
+    }
+}
