@@ -79,14 +79,14 @@ pub(super) fn weight(text: impl AsRef<str>) -> usize {
     text.as_ref().len() + ENTRY
 }
 
-/// Why a request is not read.
+/// Why a message is not read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Unread {
     /// It is none.
     #[error(transparent)]
     Malformed(#[from] Malformed),
     /// A name of a byte takes many times that.
-    #[error("it names more than is held of one request")]
+    #[error("it names more than is held of one message")]
     TooMuch,
 }
 
@@ -148,12 +148,16 @@ pub(crate) fn answers(mode: Mode, message: &Bytes) -> Result<(String, String), M
     Ok(out)
 }
 
-/// Reads a response.
+/// Reads a response, of which the names may take [`HELD`] bytes, with [`ENTRY`] for each.
 ///
 /// # Errors
-/// When it is no such message.
-pub(crate) fn response(mode: Mode, message: &Bytes) -> Result<Response, Malformed> {
-    let mut out = Response::default();
+/// When it is no such message, or has more of them.
+pub(crate) fn response(mode: Mode, message: &Bytes) -> Result<Response, Unread> {
+    let (mut out, mut left) = (Response::default(), HELD);
+    let mut held = |name: String| {
+        left = left.checked_sub(weight(&name)).ok_or(Unread::TooMuch)?;
+        Ok::<_, Unread>(name)
+    };
     for field in each(message) {
         let field = field?;
         match (mode, field.tag) {
@@ -164,11 +168,11 @@ pub(crate) fn response(mode: Mode, message: &Bytes) -> Result<Response, Malforme
                     Mode::Sotw => name_in(&body)?,
                     Mode::Delta => text_in(&body, 3)?,
                 };
-                out.resources.push((name, body));
+                out.resources.push((held(name)?, body));
             }
             (_, 4) => out.type_url = text(&field)?,
             (_, 5) => out.nonce = text(&field)?,
-            (Mode::Delta, 6) => out.removed.push(text(&field)?),
+            (Mode::Delta, 6) => out.removed.push(held(text(&field)?)?),
             _ => {}
         }
     }

@@ -132,7 +132,12 @@ impl Store {
 
     /// A response of istiod's is on its way to Envoy on stream `id`.
     pub fn response(&mut self, id: u64, mode: Mode, message: &Bytes) {
-        let Ok(response) = read::response(mode, message) else { return };
+        let response = match read::response(mode, message) {
+            Ok(response) => response,
+            Err(Unread::Malformed(_)) => return,
+            // What is kept would no longer be what Envoy has.
+            Err(Unread::TooMuch) => return self.lost(id),
+        };
         let Some(stream) = self.stream.as_mut().filter(|s| s.id == id) else { return };
         let Some(asked) = stream.asked.get_mut(&response.type_url) else { return };
         if asked.waiting.len() >= WAITING {
@@ -486,6 +491,21 @@ mod tests {
         assert!((40..60).contains(&taken), "{taken} requests");
         assert!(!store.is_whole() && store.stream.is_none(), "nothing is held of it");
         assert!(store.request(1, Mode::Delta, &asked.next().unwrap()) && store.stream.is_none());
+    }
+
+    #[test]
+    fn resources_of_one_response_are_bounded() {
+        let fits = HELD / ENTRY;
+        for (resources, is_whole) in [(fits, true), (fits + 1, false)] {
+            let mut store = Store::new(1 << 20);
+            opened(&mut store, 1, &[]);
+            brought(&mut store, 1, &["a"], 10);
+            // Of nothing but empty ones, two bytes each.
+            let (type_url, nonce) = (CLUSTER.to_owned(), "m".to_owned());
+            let rest = read::write_response(&Response { type_url, nonce, ..Response::default() });
+            store.response(1, Mode::Delta, &[&[0x12, 0].repeat(resources)[..], &rest[..]].concat().into());
+            assert_eq!(store.is_whole(), is_whole);
+        }
     }
 
     #[test]
