@@ -18,8 +18,8 @@ use crate::fetch::{self, Dialer, Get, Kept, Tls, Trust};
 const TRIES: u32 = 5;
 const PAUSE: Duration = Duration::from_millis(10);
 const TIME: Duration = Duration::from_secs(5);
-/// No answer with a token is longer.
-const ANSWER: usize = 1 << 20;
+/// No answer with a token is longer, in bytes: a token goes into a header. Each caller may cause one to be read.
+const ANSWER: usize = 128 << 10;
 
 /// Calls endpoints. Connections are kept between calls; there is no HTTP proxy on this way, as in the Go agent.
 pub(super) struct Client {
