@@ -51,6 +51,7 @@ use futures_util::future::BoxFuture;
 use zeroize::Zeroizing;
 
 use crate::base::files::Watches;
+use crate::base::quote::{cut, shown};
 pub(crate) use crate::ca::csr::KeyOptions;
 use crate::trouble::Reporter;
 pub(crate) use kept::Kept;
@@ -150,6 +151,9 @@ pub struct Roots {
     pub pem: Vec<u8>,
 }
 
+/// Longest reason of a file that cannot be read, in bytes: any client may name files by paths of 4 kB.
+const REASON: usize = 512;
+
 /// Why there is no secret. The text goes into logs and to Envoy, so it never holds one.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
@@ -172,7 +176,7 @@ pub(crate) enum Error {
     #[error("failed to generate workload certificate: no end of the CA call within {0:?}")]
     Hung(Duration),
     /// A file resource.
-    #[error("failed to load {name} from files: {reason}")]
+    #[error("failed to load {} from files: {}", shown(.name), cut(.reason, REASON))]
     File {
         /// The resource.
         name: String,
