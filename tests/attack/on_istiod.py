@@ -14,7 +14,7 @@ TYPE = "type.googleapis.com/"
 CLUSTER = TYPE + "envoy.config.cluster.v3.Cluster"
 HEAD = b"\x88" + h2.field("content-type", "application/grpc")
 # Without TLS, as every mesh may have it; the CA is the good neighbour's.
-WORLD = {"env": {"CA_ADDR": "localhost:15012", "PROXY_CONFIG": json.dumps({
+WORLD = {"env": {"CA_ADDR": "localhost:15012", "PROXY_CONFIG_XDS_AGENT": "true", "PROXY_CONFIG": json.dumps({
     "discoveryAddress": f"localhost:{PORT}", "controlPlaneAuthPolicy": "NONE", "statusPort": STATUS, "proxyAdminPort": ADMIN,
     "binaryPath": str(ROOT / "tests/support/fake_envoy.py"), "terminationDrainDuration": "1s"})}}
 
@@ -256,12 +256,12 @@ def serve(listener, play, over, called):
         threading.Thread(target=one, args=(io,), daemon=True).start()
 
 
-def ask(world, over):
-    """Envoy, which comes again whenever its stream has ended."""
+def ask(world, over, patience):
+    """Envoy, which comes again whenever its stream has ended, or nothing has come for so many seconds."""
     first = message((1, b"\x0a\x20sidecar~10.213.0.2~pod.ns~ns.svc"), (4, CLUSTER.encode()))
     while not over.is_set():
         try:
-            with Conn(world.dir / XDS, timeout=1) as conn:
+            with Conn(world.dir / XDS, timeout=patience) as conn:
                 conn.send(frame(HEADERS, END_HEADERS, 1, h2.request(h2.ADS_PATH)), frame(DATA, 0, 1, first))
                 while not over.is_set():
                     kind, flags, _, payload = conn.read()
@@ -274,23 +274,28 @@ def ask(world, over):
             time.sleep(0.05)
 
 
+def under(world, size, mood, patience=1):
+    """While this lasts istiod is like that."""
+    over, called = threading.Event(), threading.Event()
+    listener = listener_in(world.name, ("127.0.0.1", PORT))
+    listener.settimeout(0.2)
+    threads = [threading.Thread(target=serve, args=(listener, mood, over, called), daemon=True),
+               threading.Thread(target=ask, args=(world, over, patience), daemon=True)]
+    for thread in threads:
+        thread.start()
+    try:
+        # After the one before the agent dials in its own time.
+        if not called.wait(90):
+            raise AssertionError("istiod is not called again")
+        time.sleep(size.seconds)
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join(5)
+        listener.close()
+
+
 for name, mood in MOODS.items():
     @attack(f"istiod sends {name}", "an istiod that means ill, and an Envoy that comes again and again", world=WORLD, short=name in SHORT)
     def hostile(world, size, mood=mood):
-        over, called = threading.Event(), threading.Event()
-        listener = listener_in(world.name, ("127.0.0.1", PORT))
-        listener.settimeout(0.2)
-        threads = [threading.Thread(target=serve, args=(listener, mood, over, called), daemon=True),
-                   threading.Thread(target=ask, args=(world, over), daemon=True)]
-        for thread in threads:
-            thread.start()
-        try:
-            # After the one before the agent dials in its own time.
-            if not called.wait(90):
-                raise AssertionError("istiod is not called again")
-            time.sleep(size.seconds)
-        finally:
-            over.set()
-            for thread in threads:
-                thread.join(5)
-            listener.close()
+        under(world, size, mood)

@@ -205,7 +205,7 @@ def listener_in(namespace, address):
 
 class World:
     def __init__(self, agent, istiod, descriptors=None, env=None, ready=True, envoy=None, resources=None, modules=False,
-                 out=False, silent_names=False, probers=None, flags=(), folders=()):
+                 out=False, silent_names=False, probers=None, flags=(), folders=(), istiod_flags=(), before=None):
         self.envoy_binary = envoy or str(ROOT / "tests/support/fake_envoy.py")
         self.name = f"attack-{os.getpid()}"
         self.outer = None
@@ -215,7 +215,7 @@ class World:
         self.mounted, self.servers = False, []
         self.resources, self.modules = resources, modules
         self.silent_names, self.probers = silent_names, probers or {}
-        self.flags = flags
+        self.flags, self.istiod_flags, self.before = flags, istiod_flags, before
         soft = min(65536, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
         try:
@@ -270,7 +270,7 @@ class World:
         more = ["--resources", self.dir / "resources"] if (self.dir / "resources").exists() else []
         self.istiod = self.inside(
             [self.istiod_binary, "--listen", "127.0.0.1:15012", "--control", f"{POD}:15014", "--write-root", root,
-             "--write-token", f"{token}=ns/sa", *more], stdout=subprocess.DEVNULL, stderr=self.istiod_log)
+             "--write-token", f"{token}=ns/sa", *more, *self.istiod_flags], stdout=subprocess.DEVNULL, stderr=self.istiod_log)
         try:
             eventually("istiod writes its root", lambda: root.exists() and token.exists())
         except TimeoutError:
@@ -287,6 +287,8 @@ class World:
             self.put("all.json", json.dumps(self.resources))
         self.istiod_binary, self.istiod_log = istiod, (self.dir / "istiod.log").open("wb")
         self.start_istiod()
+        if self.before:
+            self.before(self)
         config = {
             "discoveryAddress": "localhost:15012", "statusPort": STATUS, "proxyAdminPort": ADMIN,
             "binaryPath": self.envoy_binary, "terminationDrainDuration": "1s",
