@@ -107,22 +107,37 @@ impl Read for Source {
     }
 }
 
+/// Named pipes for tests.
 #[cfg(test)]
-mod tests {
+pub(crate) mod pipe {
     use super::*;
     use rustix::fs::{CWD, FileType, Mode, mknodat};
-    use std::io::Write;
 
-    fn pipe(path: &Path) {
+    pub(crate) fn make(path: &Path) {
         mknodat(CWD, path, FileType::Fifo, Mode::RWXU, 0).unwrap();
     }
 
-    // The end for writing, which is there as soon as somebody reads.
-    fn writer(path: &Path) -> File {
+    /// The end for writing, which is there as soon as somebody reads.
+    pub(crate) fn writer(path: &Path) -> Option<File> {
         let flags = OFlags::NONBLOCK.bits().cast_signed();
+        OpenOptions::new().write(true).custom_flags(flags).open(path).ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+    use std::thread::{JoinHandle, spawn};
+
+    // A pipe, who reads from it, and its end for writing.
+    fn read_from_a_pipe(path: &Path) -> (JoinHandle<io::Result<Vec<u8>>>, File) {
+        pipe::make(path);
+        let from = path.to_owned();
+        let reads = spawn(move || read(&from));
         loop {
-            if let Ok(file) = OpenOptions::new().write(true).custom_flags(flags).open(path) {
-                return file;
+            if let Some(end) = pipe::writer(path) {
+                return (reads, end);
             }
             std::thread::yield_now();
         }
@@ -132,10 +147,7 @@ mod tests {
     fn a_pipe_is_waited_for_and_read() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("pipe");
-        pipe(&path);
-        let from = path.clone();
-        let reads = std::thread::spawn(move || read(&from));
-        let mut end = writer(&path);
+        let (reads, mut end) = read_from_a_pipe(&path);
         end.write_all(b"one").unwrap();
         end.write_all(b"two").unwrap();
         drop(end);
@@ -146,11 +158,8 @@ mod tests {
     fn a_file_in_a_pipes_place_is_read() {
         let dir = tempfile::tempdir().unwrap();
         let (path, fresh) = (dir.path().join("file"), dir.path().join("fresh"));
-        pipe(&path);
-        let from = path.clone();
-        let reads = std::thread::spawn(move || read(&from));
         // It waits at the pipe, whose other end nobody has closed.
-        let _end = writer(&path);
+        let (reads, _end) = read_from_a_pipe(&path);
         std::fs::write(&fresh, "content").unwrap();
         std::fs::rename(&fresh, &path).unwrap();
         assert_eq!(reads.join().unwrap().unwrap(), b"content");
@@ -160,10 +169,7 @@ mod tests {
     fn half_a_message_of_a_pipe_that_has_gone_is_an_error() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("pipe");
-        pipe(&path);
-        let from = path.clone();
-        let reads = std::thread::spawn(move || read(&from));
-        let mut end = writer(&path);
+        let (reads, mut end) = read_from_a_pipe(&path);
         end.write_all(b"half").unwrap();
         std::fs::remove_file(&path).unwrap();
         // It may not even have begun to read.

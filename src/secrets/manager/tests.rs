@@ -4,6 +4,7 @@ use std::time::SystemTime;
 use super::*;
 use crate::base::clock::Fixed;
 use crate::base::metrics::Metrics as Registry;
+use crate::base::reading::pipe;
 use crate::secrets::fake::{Act, DAY, FakeCa, ID};
 use crate::secrets::{Change, Mounted, Secret, Updates, output};
 use crate::tls::keys::{Algorithm, Curve, KeyOptions};
@@ -582,9 +583,8 @@ struct Unblocked(std::path::PathBuf);
 
 impl Drop for Unblocked {
     fn drop(&mut self) {
-        // Refused when nobody waits: then there is nobody to let go on.
-        use rustix::fs::OFlags;
-        let _ = rustix::fs::open(&self.0, OFlags::WRONLY | OFlags::NONBLOCK, rustix::fs::Mode::empty());
+        // None when nobody waits: then there is nobody to let go on.
+        drop(pipe::writer(&self.0));
     }
 }
 
@@ -593,8 +593,7 @@ async fn a_hanging_disk_holds_up_nobody() {
     // A pipe that nobody reads from, in the place of a file: opening it waits for ever.
     let world = World::with(Act::Issue(DAY), |dir, mut config| {
         let key = dir.join("key.pem");
-        rustix::fs::mknodat(rustix::fs::CWD, &key, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0)
-            .unwrap();
+        pipe::make(&key);
         config.output = Some(output::Config { dir: dir.to_owned(), mode: 0o600, seal: None });
         config
     });
