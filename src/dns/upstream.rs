@@ -273,31 +273,7 @@ async fn exchange(
             let socket = timeout(limit, udp(server)).await??;
             let until = Instant::now() + limit;
             timeout_at(until, socket.send(message)).await??;
-            loop {
-                // Neither the limit nor others wait where datagrams that are not ours come without a pause.
-                let ready = async {
-                    tokio::task::consume_budget().await;
-                    socket.readable().await
-                };
-                timeout_at(until, ready).await??;
-                if Instant::now() >= until {
-                    return Err(io::ErrorKind::TimedOut.into());
-                }
-                // Not before there is something: hundreds of queries wait, and each may be answered with 64 kB.
-                let mut reply = vec![0; size];
-                let length = match socket.try_recv(&mut reply) {
-                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
-                    received => received?,
-                };
-                let got = wire::mended_reply(&reply[..length]);
-                if !wire::well_formed(&got) {
-                    return Err(malformed());
-                }
-                // Another ID belongs to an earlier question.
-                if wire::id(&got) == wire::id(message) {
-                    return Ok(got.into_owned());
-                }
-            }
+            receive(&socket, message, size, until).await
         }
         Transport::Tcp => {
             // A resolver given by name is looked up within the same limit.
@@ -312,6 +288,35 @@ async fn exchange(
             } else {
                 Err(malformed())
             }
+        }
+    }
+}
+
+// The reply to this message, of so many bytes at most. Neither the limit nor others wait where datagrams that are not ours
+// come without a pause.
+async fn receive(socket: &UdpSocket, message: &[u8], size: usize, until: Instant) -> io::Result<Vec<u8>> {
+    loop {
+        let ready = async {
+            tokio::task::consume_budget().await;
+            socket.readable().await
+        };
+        timeout_at(until, ready).await??;
+        if Instant::now() >= until {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        // Not before there is something: hundreds of queries wait, and each may be answered with 64 kB.
+        let mut reply = vec![0; size];
+        let length = match socket.try_recv(&mut reply) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
+            received => received?,
+        };
+        let got = wire::mended_reply(&reply[..length]);
+        if !wire::well_formed(&got) {
+            return Err(malformed());
+        }
+        // Another ID belongs to an earlier question.
+        if wire::id(&got) == wire::id(message) {
+            return Ok(got.into_owned());
         }
     }
 }
@@ -403,6 +408,37 @@ mod tests {
         // That an answer was cut says nothing of what is there.
         kept().answered(&query(), &cut, Instant::now());
         assert_eq!(upstream.forward(&query(), Transport::Tcp).await, Some(large));
+    }
+
+    #[tokio::test]
+    async fn a_flood_of_other_replies_holds_up_neither_others_nor_the_limit() {
+        let server = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        let client = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        client.connect(server.local_addr().unwrap()).await.unwrap();
+        server.connect(client.local_addr().unwrap()).await.unwrap();
+        let (message, mut other, mut turns) = (query(), query(), 0);
+        other[0] = 1;
+        // More than a turn brings, and less than the socket holds; ours is the last.
+        for _ in 0..200 {
+            server.send(&other).await.unwrap();
+        }
+        server.send(&message).await.unwrap();
+        client.readable().await.unwrap();
+        let replied = receive(&client, &message, 512, Instant::now() + Duration::from_secs(60));
+        let others = async {
+            loop {
+                turns += 1;
+                tokio::task::yield_now().await;
+            }
+        };
+        let reply = tokio::select! { biased; reply = replied => reply, () = others => unreachable!() };
+        assert_eq!(reply.unwrap(), message);
+        assert!(turns > 0);
+        // What comes without a pause comes after the limit, too.
+        server.send(&message).await.unwrap();
+        client.readable().await.unwrap();
+        let late = receive(&client, &message, 512, Instant::now()).await;
+        assert_eq!(late.unwrap_err().kind(), io::ErrorKind::TimedOut);
     }
 
     #[tokio::test(start_paused = true)]
