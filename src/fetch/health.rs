@@ -4,19 +4,18 @@
 //! A server that cannot be reached is dialled again until the deadline, as the Go library's blocking dial does.
 //! One that has begun to speak HTTP/2 gets no second try: its answer counts.
 
-use std::io;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::task::{Context, Poll, ready};
+use std::task::Poll;
 use std::time::Duration;
 
 use ::http::{HeaderValue, Method, Request, StatusCode, header};
 use bytes::Bytes;
 use prost::Message;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::time::Instant;
+use tokio_util::io::InspectReader;
 
 use super::Dialer;
 use crate::base::error::chain;
@@ -126,8 +125,7 @@ impl Call<'_> {
             Ok(stream) => stream,
             Err(error) => return Tried::NotYet(format!("cannot connect: {error}")),
         };
-        let stream = Listening { stream, spoke: spoke.clone(), read: 0 };
-        match self.call(stream, until).await {
+        match self.call(listening(stream, spoke.clone()), until).await {
             Err(Failure::Nonsense(why)) if !spoke.load(Relaxed) => {
                 Tried::NotYet(format!("it does not speak gRPC: {why}"))
             }
@@ -135,7 +133,11 @@ impl Call<'_> {
         }
     }
 
-    async fn call(&self, stream: Listening, until: Instant) -> Result<i32, Failure> {
+    async fn call(
+        &self,
+        stream: impl AsyncRead + AsyncWrite + Unpin,
+        until: Instant,
+    ) -> Result<i32, Failure> {
         let failed = |e: h2::Error| Failure::Nonsense(chain(&e));
         let handshake =
             h2::client::Builder::new().max_header_list_size(HEADERS).handshake::<_, Bytes>(stream);
@@ -248,46 +250,19 @@ async fn answer(response: ::http::Response<h2::RecvStream>) -> Result<i32, Failu
         .map_err(|e| Failure::Nonsense(format!("its answer is no message: {e}")))
 }
 
-/// A connection that notices whether the other side begins as HTTP/2 does, with SETTINGS.
-struct Listening {
-    stream: TcpStream,
-    spoke: Arc<AtomicBool>,
-    read: usize,
-}
-
 /// Where a frame's type stands, and the type of SETTINGS (RFC 9113, 4.1 and 6.5).
 const TYPE_AT: usize = 3;
 const SETTINGS: u8 = 4;
 
-impl AsyncRead for Listening {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        let before = buf.filled().len();
-        ready!(Pin::new(&mut self.stream).poll_read(cx, buf))?;
-        let new = &buf.filled()[before..];
-        if self.read <= TYPE_AT && new.get(TYPE_AT - self.read) == Some(&SETTINGS) {
-            self.spoke.store(true, Relaxed);
+/// A connection that tells whether the other side begins as HTTP/2 does, with SETTINGS.
+fn listening(stream: TcpStream, spoke: Arc<AtomicBool>) -> impl AsyncRead + AsyncWrite + Unpin {
+    let mut read = 0;
+    InspectReader::new(stream, move |new: &[u8]| {
+        if read <= TYPE_AT && new.get(TYPE_AT - read) == Some(&SETTINGS) {
+            spoke.store(true, Relaxed);
         }
-        self.read += new.len();
-        Poll::Ready(Ok(()))
-    }
-}
-
-impl AsyncWrite for Listening {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(cx, buf)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
-    }
+        read += new.len();
+    })
 }
 
 #[cfg(test)]

@@ -1,14 +1,12 @@
 //! When a connection was last read from: what a keepalive needs to know below HTTP/2.
 
-use std::io;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use tokio::io::{AsyncRead, ReadBuf};
+use tokio::io::AsyncRead;
 use tokio::time::Instant;
+use tokio_util::io::InspectReader;
 
 /// When, and how often, something was read from a connection.
 #[derive(Debug, Clone)]
@@ -48,75 +46,17 @@ impl Reads {
     }
 }
 
-/// A connection that changes what is read leaves alone what is written.
-macro_rules! writes_pass {
-    ($connection:ident, $inner:ident) => {
-        impl<T: tokio::io::AsyncWrite + Unpin> tokio::io::AsyncWrite for $connection<T> {
-            fn poll_write(
-                self: std::pin::Pin<&mut Self>,
-                cx: &mut std::task::Context<'_>,
-                buf: &[u8],
-            ) -> std::task::Poll<std::io::Result<usize>> {
-                std::pin::Pin::new(&mut self.get_mut().$inner).poll_write(cx, buf)
-            }
+/// A connection that is watched.
+pub(crate) type Tracked<T> = InspectReader<T, Box<dyn FnMut(&[u8]) + Send>>;
 
-            fn poll_write_vectored(
-                self: std::pin::Pin<&mut Self>,
-                cx: &mut std::task::Context<'_>,
-                bufs: &[std::io::IoSlice<'_>],
-            ) -> std::task::Poll<std::io::Result<usize>> {
-                std::pin::Pin::new(&mut self.get_mut().$inner).poll_write_vectored(cx, bufs)
-            }
-
-            fn is_write_vectored(&self) -> bool {
-                self.$inner.is_write_vectored()
-            }
-
-            fn poll_flush(
-                self: std::pin::Pin<&mut Self>,
-                cx: &mut std::task::Context<'_>,
-            ) -> std::task::Poll<std::io::Result<()>> {
-                std::pin::Pin::new(&mut self.get_mut().$inner).poll_flush(cx)
-            }
-
-            fn poll_shutdown(
-                self: std::pin::Pin<&mut Self>,
-                cx: &mut std::task::Context<'_>,
-            ) -> std::task::Poll<std::io::Result<()>> {
-                std::pin::Pin::new(&mut self.get_mut().$inner).poll_shutdown(cx)
-            }
+/// Watches `inner`.
+pub(crate) fn tracked<T: AsyncRead>(inner: T) -> (Tracked<T>, Reads) {
+    let reads = Reads::new();
+    let noted = reads.clone();
+    let note = move |new: &[u8]| {
+        if !new.is_empty() {
+            noted.note();
         }
     };
+    (InspectReader::new(inner, Box::new(note)), reads)
 }
-
-/// A connection that is watched.
-#[derive(Debug)]
-pub(crate) struct Tracked<T> {
-    inner: T,
-    reads: Reads,
-}
-
-impl<T> Tracked<T> {
-    /// Watches `inner`.
-    pub(crate) fn new(inner: T) -> (Self, Reads) {
-        let reads = Reads::new();
-        (Self { inner, reads: reads.clone() }, reads)
-    }
-}
-
-impl<T: AsyncRead + Unpin> AsyncRead for Tracked<T> {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        let before = buf.filled().len();
-        ready!(Pin::new(&mut self.inner).poll_read(cx, buf))?;
-        if buf.filled().len() > before {
-            self.reads.note();
-        }
-        Poll::Ready(Ok(()))
-    }
-}
-
-writes_pass!(Tracked, inner);

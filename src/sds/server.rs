@@ -20,7 +20,7 @@ use crate::base::tasks::Stop;
 use crate::base::uds::{self, Bound};
 use crate::net::authority_rewriter::AuthorityRewriter;
 use crate::net::clients::{Client, HANDSHAKE};
-use crate::net::io::Tracked;
+use crate::net::io::tracked;
 use crate::net::progress::Phase;
 use crate::net::served::{News, Serve, Socket};
 use crate::net::timer::Slack;
@@ -191,7 +191,7 @@ async fn connection(
     shared: Arc<Shared>,
 ) {
     let stop = shared.stop.clone();
-    let (io, reads) = Tracked::new(io);
+    let (io, reads) = tracked(io);
     let keepalive = shared.keepalive;
     let serving = hyper::server::conn::http2::Builder::new(TokioExecutor::new())
         .timer(Slack::default())

@@ -22,7 +22,7 @@ use crate::base::uds;
 use crate::net::authority_rewriter::AuthorityRewriter;
 use crate::net::clients::{Client, HANDSHAKE};
 use crate::net::grpc::{self, Refused};
-use crate::net::io::{Reads, Tracked};
+use crate::net::io::{Reads, Tracked, tracked};
 use crate::net::served::{News, Serve, Socket};
 use crate::net::unix;
 use crate::trouble::{Kind, Report};
@@ -237,7 +237,7 @@ fn begin(
 
 // None where the client does not speak HTTP/2, or the agent stops before it does.
 async fn handshake(shared: &Shared, socket: unix::Stream, stop: &Stop) -> Option<(Http2, Reads)> {
-    let (io, reads) = Tracked::new(AuthorityRewriter::new(socket));
+    let (io, reads) = tracked(AuthorityRewriter::new(socket));
     let handshake = h2::server::Builder::new()
         .initial_window_size(WINDOW)
         .initial_connection_window_size(WINDOW)

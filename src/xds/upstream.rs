@@ -18,7 +18,7 @@ use super::protocol::Protocol;
 use crate::base::lane;
 use crate::istiod::auth::{CallHeaders, TokenSource, claims};
 use crate::istiod::{Connection, Connector, Error, Stream};
-use crate::net::io::{Reads, Tracked};
+use crate::net::io::{Reads, Tracked, tracked};
 use crate::trouble::Report;
 
 /// Whoever can open a connection to istiod.
@@ -179,7 +179,7 @@ pub(super) async fn open(
     map.insert(http::header::TE, HeaderValue::from_static("trailers"));
     map.insert(http::header::USER_AGENT, HeaderValue::from_static(USER_AGENT));
     headers.apply(token.as_ref(), map).map_err(|e| Status::internal(e.to_string()))?;
-    let (io, reads) = Tracked::new(connection.io);
+    let (io, reads) = tracked(connection.io);
     let gone = |e: h2::Error| super::end_status::of_upstream(&e).0;
     let (send, mut driver) = h2::client::Builder::new()
         .initial_window_size(WINDOW)
