@@ -330,9 +330,7 @@ impl Exchange {
 
 #[cfg(test)]
 mod tests {
-    use std::io;
-
-    use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+    use tokio::io::AsyncWriteExt;
 
     use super::*;
     use crate::fetch::fake::spawn;
@@ -355,38 +353,6 @@ mod tests {
         answered.is_ok()
     }
 
-    /// Answers all that there is, once it is asked.
-    struct Interim(io::Cursor<Vec<u8>>, bool);
-
-    impl AsyncRead for Interim {
-        fn poll_read(
-            mut self: Pin<&mut Self>,
-            cx: &mut Context<'_>,
-            buf: &mut ReadBuf<'_>,
-        ) -> Poll<io::Result<()>> {
-            if self.1 {
-                return Pin::new(&mut self.0).poll_read(cx, buf);
-            }
-            cx.waker().wake_by_ref();
-            Poll::Pending
-        }
-    }
-
-    impl AsyncWrite for Interim {
-        fn poll_write(mut self: Pin<&mut Self>, _: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-            self.1 = true;
-            Poll::Ready(Ok(buf.len()))
-        }
-
-        fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-            Poll::Ready(Ok(()))
-        }
-
-        fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-            Poll::Ready(Ok(()))
-        }
-    }
-
     #[tokio::test]
     async fn others_have_their_turn_between_interim_answers() {
         let mut answers = b"HTTP/1.1 100 A\r\n\r\n".repeat(100_000);
@@ -396,9 +362,12 @@ mod tests {
         let sent =
             Sent { url: &url, headers: &headers, host: &host, body: &body, close: true, buffer: 1 << 20 };
         let turns = std::cell::Cell::new(0);
-        let ask = async {
-            let h1 = h1(Box::new(Interim(io::Cursor::new(answers), false)), sent.buffer).await?;
-            h1_send(h1, &sent, None).await
+        let (ours, mut theirs) = tokio::io::duplex(answers.len());
+        let ask = async { h1_send(h1(Box::new(ours), sent.buffer).await?, &sent, None).await };
+        let server = async {
+            crate::net::http::head(&mut theirs).await.unwrap();
+            theirs.write_all(&answers).await.unwrap();
+            std::future::pending().await
         };
         let others = async {
             loop {
@@ -406,8 +375,12 @@ mod tests {
                 tokio::task::yield_now().await;
             }
         };
-        let (head, _) =
-            tokio::select! { biased; answer = ask => answer.unwrap(), () = others => unreachable!() };
+        let (head, _) = tokio::select! {
+            biased;
+            answer = ask => answer.unwrap(),
+            () = server => unreachable!(),
+            () = others => unreachable!(),
+        };
         assert_eq!(head.status, 204);
         // 1.8 MB, 16 kB a turn.
         assert!(turns.get() >= 100, "{}", turns.get());
