@@ -51,6 +51,19 @@ pub(crate) fn encode(text: &str) -> String {
     utf8_percent_encode(text, RESERVED).to_string()
 }
 
+/// A query or a form of these pairs, whose names need no escapes; those without a value are left out.
+pub(crate) fn pairs<'a>(pairs: impl IntoIterator<Item = (&'a str, &'a str), IntoIter: Clone>) -> String {
+    let pairs = pairs.into_iter().filter(|(_, value)| !value.is_empty());
+    // Room for all: a text that grows would leave copies of a token behind.
+    let most = pairs.clone().map(|(name, value)| name.len() + 3 * value.len() + 2).sum();
+    let mut out = String::with_capacity(most);
+    for (name, value) in pairs {
+        let joint = if out.is_empty() { "" } else { "&" };
+        out.extend([joint, name, "="].into_iter().chain(utf8_percent_encode(value, RESERVED)));
+    }
+    out
+}
+
 /// Encodes a path.
 pub(crate) fn encode_path(path: &[u8]) -> String {
     percent_encode(path, NOT_IN_PATH).to_string()
@@ -72,6 +85,14 @@ mod tests {
         }
         assert_eq!(decode_text("%ff"), None, "no UTF-8");
         assert_eq!(decode("%ff").unwrap(), [0xff].as_slice());
+    }
+
+    #[test]
+    fn pairs_are_encoded_in_one_piece() {
+        assert_eq!(pairs([("a", "x y&=ü"), ("b", ""), ("c", "-")]), "a=x%20y%26%3D%C3%BC&c=-");
+        assert_eq!(pairs([]), "");
+        let all = "&".repeat(1000);
+        assert_eq!(pairs([("a", all.as_str())]).capacity(), 1 + 3000 + 2);
     }
 
     #[test]

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use futures_util::future::BoxFuture;
 use http::HeaderMap;
 use rustls::crypto::CryptoProvider;
-use zeroize::Zeroizing;
 
 use super::broker::{Access, Exchanger, Fault, Notes, Seen};
 use super::call::{self, Call, Client, bad};
@@ -13,6 +12,7 @@ use super::google::{ACCESS, after};
 use super::request::Ask;
 use crate::base::clock::Clock;
 use crate::fetch::url::{Url, shown};
+use crate::net::percent;
 
 const WHAT: &str = "access token";
 /// What a token is taken to live when its endpoint does not say: less than is kept, so each caller gets its own.
@@ -83,7 +83,7 @@ impl Exchanger for Passthrough {
                 url: &self.upstream.url,
                 kind: "application/x-www-form-urlencoded",
                 headers: HeaderMap::new(),
-                body: encoded(&pairs).as_bytes().to_vec().into(),
+                body: percent::pairs(pairs).into_bytes().into(),
             };
             let members = self.client.ask(call).await?;
             let wrong = |why: call::BadMember| bad(WHAT, &why.to_string());
@@ -106,25 +106,6 @@ impl Exchanger for Passthrough {
     }
 }
 
-fn encoded(pairs: &[(&str, &str)]) -> Zeroizing<String> {
-    let mut out = Zeroizing::new(String::new());
-    for (name, value) in pairs.iter().filter(|(_, value)| !value.is_empty()) {
-        if !out.is_empty() {
-            out.push('&');
-        }
-        out.push_str(name);
-        out.push('=');
-        for byte in value.bytes() {
-            if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
-                out.push(char::from(byte));
-            } else {
-                out.push_str(&format!("%{byte:02X}"));
-            }
-        }
-    }
-    out
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -143,10 +124,5 @@ mod tests {
             let error = Upstream::new(bad, "").unwrap_err().to_string();
             assert!(error.starts_with("STS_UPSTREAM_URL=") && !error.contains("s3cret"), "{error}");
         }
-    }
-
-    #[test]
-    fn forms_are_encoded() {
-        assert_eq!(&*encoded(&[("a", "x y&=ü"), ("b", ""), ("c", "-")]), "a=x%20y%26%3D%C3%BC&c=-");
     }
 }

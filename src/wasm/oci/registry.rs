@@ -1,6 +1,5 @@
 //! The exchange with a registry: who may pull, the manifest, the layer.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use http::{HeaderMap, HeaderValue, StatusCode, header};
@@ -16,6 +15,7 @@ use super::reference::{DOCKER_HUB, Reference};
 use crate::base::backoff::{Jitter, Policy};
 use crate::base::lane::Lane;
 use crate::fetch::{Dialer, Get, Reply};
+use crate::net::percent;
 use crate::wasm::download::{Web, receive};
 use crate::wasm::filter::Secret;
 use crate::wasm::receive::{Form, Received};
@@ -233,15 +233,15 @@ impl<'a> Registry<'a> {
             return Ok(token.clone());
         }
         let scope = format!("repository:{}:pull", self.reference.repository());
-        let mut query = BTreeMap::from([("scope", scope.as_str()), ("service", service)]);
+        let wanted = [("scope", scope.as_str()), ("service", service)];
         let reply = match &self.credentials.identity {
             Some(identity) => {
-                query.extend([
+                let own = [
                     ("client_id", "pilot-agent"),
                     ("grant_type", "refresh_token"),
                     ("refresh_token", identity.as_str()),
-                ]);
-                let form = Zeroizing::new(encoded(&query));
+                ];
+                let form = Zeroizing::new(percent::pairs(own.into_iter().chain(wanted)));
                 let get = Get::new(realm).map_err(Error::Url)?.form(&form);
                 self.within(realm, get.dialer(self.dialer).keep(None)).await
             }
@@ -251,7 +251,7 @@ impl<'a> Registry<'a> {
                 if let Some(basic) = &self.credentials.basic {
                     headers.insert(header::AUTHORIZATION, authorization("Basic", basic)?);
                 }
-                self.get(&format!("{realm}{joint}{}", encoded(&query)), &headers).await
+                self.get(&format!("{realm}{joint}{}", percent::pairs(wanted)), &headers).await
             }
         };
         let mut reply = reply?;
@@ -347,21 +347,6 @@ fn authorization(scheme: &str, value: &Zeroizing<String>) -> Result<HeaderValue,
     let mut value = HeaderValue::from_str(&text).map_err(|_| Error::Credentials)?;
     value.set_sensitive(true);
     Ok(value)
-}
-
-fn encoded(query: &BTreeMap<&str, &str>) -> String {
-    let escape = |text: &str| {
-        text.bytes().fold(String::new(), |mut out, byte| {
-            if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
-                out.push(char::from(byte));
-            } else {
-                out.push_str(&format!("%{byte:02X}"));
-            }
-            out
-        })
-    };
-    let pairs = query.iter().filter(|(_, value)| !value.is_empty());
-    pairs.map(|(name, value)| format!("{name}={}", escape(value))).collect::<Vec<_>>().join("&")
 }
 
 // The first file that exists counts, and nobody is named where it cannot be used.
