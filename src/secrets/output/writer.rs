@@ -205,7 +205,10 @@ impl Writer {
         });
         match begun {
             Ok(running) => self.running = Some(running),
-            Err(error) => return self.failed(Kind::OutputCertsFailed, error.to_string()),
+            Err(error) => {
+                let kind = Kind::of_io(&error).unwrap_or(Kind::OutputCertsFailed);
+                return self.failed(kind, error.to_string());
+            }
         }
         // Nothing is ever sent.
         if !grace.is_zero() {
@@ -248,5 +251,23 @@ impl Writer {
         );
         self.trouble.report(Report::new(kind, said).about(self.config.dir.display().to_string()));
         self.error = text;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::lane::scarce::NoThreads;
+    use crate::trouble::Troubles;
+
+    #[tokio::test]
+    async fn no_thread_to_write_on_is_not_the_folders_fault() {
+        let (troubles, dir) = (Troubles::default(), tempfile::tempdir().unwrap());
+        let config = Config { dir: dir.path().to_owned(), mode: 0o600, seal: None };
+        let mut writer = Writer::new(config, troubles.reporter("cache"));
+        let none = NoThreads::from_now_on();
+        writer.write(Content::default());
+        assert_eq!(troubles.verdict().map(|told| told.kind), Some(Kind::Processes));
+        drop(none);
     }
 }
