@@ -3,7 +3,6 @@
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use mock_istiod::MockIstiod;
 use rustix::process::Signal;
@@ -413,7 +412,6 @@ async fn the_modes_of_what_is_written() {
     let beside: Vec<_> = beside.filter(|e| e.file_name().to_string_lossy().contains("envoy-rev")).collect();
     assert_eq!(beside.len(), 1, "nothing half-written is left");
     assert!(agent.path(agent::XDS).exists());
-    assert!(agent.started().elapsed() < Duration::from_secs(600));
     agent.stop().await;
 }
 
