@@ -55,6 +55,7 @@ pub mod config {
 }
 
 pub mod dns {
+    pub use crate::dns::fuzz;
     pub mod resolv {
         pub use crate::dns::resolv::parse;
     }

@@ -23,7 +23,7 @@
 //! written. Libraries decode and encode whole messages, refuse classes they do not know and pick their
 //! own compression.
 //!
-//! Uses `base` only.
+//! Uses only what every part may use.
 
 mod cache;
 pub(crate) mod resolv;
@@ -41,6 +41,8 @@ use tokio::sync::watch;
 
 pub(crate) use cache::Config as Cache;
 pub(crate) use server::{Bound, bind};
+#[cfg(debug_assertions)]
+pub use table::fuzz;
 pub(crate) use table::{Page, Scope, Table};
 
 /// The current table; `None` until the first one has come.

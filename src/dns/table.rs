@@ -142,5 +142,33 @@ impl Table {
     }
 }
 
+/// What bytes reach first.
+#[cfg(debug_assertions)]
+pub mod fuzz {
+    use std::sync::Arc;
+
+    use serde_json::{Map, Value};
+
+    use super::{Bytes, Page, Scope, Table};
+
+    /// istiod's message: refused as a whole, or each of its names is looked for and shown.
+    pub fn names(body: &[u8]) {
+        let scope = Scope::new("ns1", "ns1.svc.cluster.local");
+        let Ok(table) = Table::decode(Bytes::copy_from_slice(body), &scope) else { return };
+        let table = Arc::new(table);
+        let page = Page::of(table.clone()).expect("it was read before");
+        let page: Map<String, Value> =
+            serde_json::from_slice(&page.collect::<Vec<_>>().concat()).expect("a page is JSON");
+        for name in page.get("table").and_then(Value::as_object).into_iter().flat_map(Map::keys) {
+            for name in [name.to_lowercase(), format!("{name}.ns1.svc.cluster.local.")] {
+                let found = table.find(&name, Some("ns1.svc.cluster.local."));
+                assert!(
+                    found.is_none_or(|(at, _)| table.source.host_at(at).is_some_and(|host| host.answers()))
+                );
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests;

@@ -207,9 +207,8 @@ fn entry() -> impl Strategy<Value = (String, NameInfo)> {
         .prop_map(|(name, namespace, domain)| format!("{name}.{namespace}{domain}"));
     let ips = proptest::collection::vec(prop_oneof![Just("x".to_owned()), "1\\.1\\.1\\.[0-9]"], 0..3);
     let registry = prop_oneof![Just(KUBERNETES), Just("External")];
-    (host, ips, registry, label(), label(), proptest::option::of("[ab]\\.[ab]")).prop_map(
-        |(host, ips, registry, shortname, namespace, alt)| {
-            let alt_hosts = alt.into_iter().collect();
+    (host, ips, registry, label(), label(), proptest::collection::vec("[ab]\\.[ab]", 0..4)).prop_map(
+        |(host, ips, registry, shortname, namespace, alt_hosts)| {
             // Kubernetes announces none with a final dot, so it has no names at all.
             let registry = if host.ends_with('.') { "External" } else { registry };
             (host, NameInfo { ips, registry: registry.to_owned(), shortname, namespace, alt_hosts })
@@ -237,6 +236,16 @@ proptest! {
         }
         let shown: serde_json::Value = serde_json::from_str(&json(table)).unwrap();
         prop_assert_eq!(shown, page);
+    }
+}
+
+proptest! {
+    #[test]
+    fn any_message_is_refused_or_shown(body in proptest::collection::vec(proptest::num::u8::ANY, 0..64)) {
+        fuzz::names(&body);
+        // As an entry, whose head makes sense.
+        let host = [&b"\x0a\x01a\x12"[..], &[u8::try_from(body.len()).unwrap()], &body].concat();
+        fuzz::names(&[&[0x0a, u8::try_from(host.len()).unwrap()], &host[..]].concat());
     }
 }
 
