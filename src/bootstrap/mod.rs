@@ -8,7 +8,7 @@
 //! - Members come in the order of the Go agent's file, so that two of them can be compared as text.
 //!
 //! [`template`] renders an operator's own template (Go's `text/template` syntax) with the same inputs
-//! ([`params`]); [`grpc`] makes the bootstrap of proxyless gRPC applications; `write` alone touches the disk. Uses `base` only.
+//! ([`params`]); [`grpc`] makes the bootstrap of proxyless gRPC applications; `write` alone touches the disk. Uses only what every part may use.
 
 mod address;
 mod clusters;

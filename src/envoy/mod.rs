@@ -10,7 +10,7 @@
 //! - The generated bootstrap file is gone when the agent is, whatever the way.
 //!
 //! What decides is pure and tested without processes ([`command`], [`drain`], [`restart`]); what acts
-//! is thin ([`process`], [`launch`], [`admin`], [`supervisor`]). Uses `base` only.
+//! is thin ([`process`], [`launch`], [`admin`], [`supervisor`]). Uses only what every part may use.
 //!
 //! | file | is about |
 //! |---|---|

@@ -15,7 +15,7 @@
 //! | `url` | addresses and references |
 //! | `health` | the gRPC health service, asked on a connection of its own |
 //!
-//! Knows nothing of Istio. Uses `base`, and `tls` for the system's roots.
+//! Knows nothing of Istio. Uses `tls` for the system's roots.
 //!
 //! Why not the pooled client of `hyper-util`: it needs an executor for its connections, and pools; we
 //! ask each address once in seconds, and kept connections are a variable nobody sets.

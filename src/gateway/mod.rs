@@ -18,7 +18,7 @@
 //! | `kube` | the API server: list, watch, and what can go wrong there |
 //! | `folder` | the folder |
 //!
-//! Uses `secrets` (the seam and its values), `fetch`, `tls` and `base`.
+//! Uses `secrets` (the seam and its values), `fetch` and `tls`.
 //!
 //! Why not the `kube` crate (measured, `benches/README.md`): for one list and one watch it adds 3.2 MB to a release
 //! binary that has `hyper`, `rustls` and `tonic` already, and twice the resident memory; the line was 1 MB. It would also

@@ -25,7 +25,7 @@
 //! | `judge` | thresholds, pure |
 //! | `prober` | one probe of each kind |
 //!
-//! Uses `fetch` to ask the application, and `base`.
+//! Uses `fetch` to ask the application.
 
 pub(crate) mod config;
 pub(crate) mod judge;

@@ -10,7 +10,7 @@
 //! Promises: per address family the old rules or the new ones, never none; a second apply changes
 //! nothing; an apply followed by a clean-up with its flags leaves nothing; a bad value is one line and
 //! changes nothing.
-//! Uses `base` only.
+//! Uses only what every part may use.
 
 pub(crate) mod apply;
 pub(crate) mod change;

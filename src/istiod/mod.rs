@@ -12,7 +12,7 @@
 //! | `auth` | tokens, and the metadata of a call |
 //! | `error` | why there is no connection, and what usually helps |
 //!
-//! Uses `tls` and `base`.
+//! Uses `tls`.
 
 pub(crate) mod auth;
 mod channel;

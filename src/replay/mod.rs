@@ -18,7 +18,7 @@
 //!   routes, extensions and the rest, with nonces that istiod never sees.
 //! * After the hand-over Envoy has what istiod has: delta streams name what Envoy holds, SotW streams ask for all.
 //!
-//! Uses `base` only.
+//! Uses only what every part may use.
 
 mod blocks;
 pub(crate) mod disk;

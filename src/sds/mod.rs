@@ -6,7 +6,7 @@
 //!
 //! It promises: a response holds every name asked for or the stream ends with the reason; streams end by
 //! themselves at the stop; a socket whose file was removed is bound again; an open stream costs no
-//! task of its own. Uses `secrets` (trait and names) and `base`.
+//! task of its own. Uses `secrets` (trait and names).
 //!
 //! | file | is about |
 //! |---|---|

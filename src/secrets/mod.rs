@@ -18,8 +18,8 @@
 //! | `board`, `slot`, `name` | published resources and their subscribers |
 //! | `output`, `persist`, `seal`, `kept` | copies: `OUTPUT_CERTS`, over a reboot, over a change of program |
 //!
-//! Uses `ca` (only the [`CaClient`](crate::ca::CaClient) trait and the making of requests), `tls` to read
-//! certificates, and `base`. `sds` sees only [`SecretSource`].
+//! Uses `ca` (only the [`CaClient`](crate::ca::CaClient) trait and the making of requests), and `tls` to
+//! read certificates. `sds` sees only [`SecretSource`].
 
 mod board;
 pub(crate) mod bundle;

@@ -13,7 +13,7 @@
 //! | `rules`, `refusal` | what is refused before a site sees it |
 //! | `path`, `respond` | what sites share: clean paths, bodies, usual answers |
 //!
-//! Knows nothing of Istio; uses `base`, `net` to accept, and `fetch` for escapes.
+//! Knows nothing of Istio. Uses only what every part may use.
 
 mod left;
 pub(crate) mod path;

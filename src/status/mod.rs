@@ -13,7 +13,7 @@
 //! | `stats`, `accept`, `own`, `process` | merged metrics |
 //! | `debug` | pages for people |
 //!
-//! Uses `base`, `net`, `serve` for the listener and its connections, and `fetch` to ask others. What it needs of the rest of the agent comes in [`Handles`].
+//! Uses `serve` for the listener and its connections, and `fetch` to ask others. What it needs of the rest of the agent comes in [`Handles`].
 
 mod accept;
 mod compress;

@@ -22,8 +22,8 @@
 //! | `answer` | what callers read |
 //! | `source` | the same exchange for the agent's own calls to a CA |
 //!
-//! Without a port none of it exists: no task, no client, no memory. Uses `base`, `net`, `serve`, `fetch`, `tls`, and
-//! `istiod` for claims of tokens and for `source`.
+//! Without a port none of it exists: no task, no client, no memory. Uses `serve`, `fetch`, and `istiod`
+//! for claims of tokens and for `source`.
 
 mod answer;
 mod broker;

@@ -9,7 +9,7 @@
 //! is changed; a file is replaced whole or not at all, and never without having asked; the agent keeps the process id
 //! that systemd knows. Istio's own script goes on working beside it.
 //! `shlex` splits the lines by the shell's quoting; what only a shell can compute is refused with its line.
-//! Uses `base`, `istiod` (claims of a token) and `tls` (dates of a certificate).
+//! Uses `istiod` (claims of a token) and `tls` (dates of a certificate).
 
 pub(crate) mod accounts;
 pub(crate) mod check;

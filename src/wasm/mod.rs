@@ -35,7 +35,7 @@
 //! Why not the crate `oci-client`: it brings `reqwest` and its pools for three kinds of GET; with `fetch`,
 //! which readiness and probes need anyway, an image costs what stands in `oci`.
 //!
-//! Uses `fetch` and `base`.
+//! Uses `fetch`.
 
 mod cache;
 mod download;

@@ -37,7 +37,7 @@
 //! | `memory`, `record`, `stand_in` | the last good configuration (`XDS_REPLAY`) |
 //! | `state`, `meters`, `trouble`, `end_status`, `ended` | what is shown, counted and reported |
 //!
-//! Uses `istiod` for connections and credentials, `replay` for what is kept, and `base`.
+//! Uses `istiod` for connections and credentials, and `replay` for what is kept.
 
 mod down;
 mod ecds;
