@@ -8,11 +8,14 @@
 mod file;
 
 use std::path::PathBuf;
+use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
+use futures_util::FutureExt;
+use futures_util::future::Fuse;
 use prometheus::{IntCounterVec, IntGaugeVec};
 use tokio::sync::{mpsc, oneshot};
 use tonic::{Code, Status};
@@ -246,10 +249,11 @@ impl Memory {
         let Some(mut inbox) = inbox else { return };
         let owner: Arc<str> = owner.into();
         let _ = self.owner.set(owner.clone());
-        let mut later = tokio::select! {
+        let later = tokio::select! {
             () = stop.cancelled() => return,
             later = self.load(&owner) => later,
         };
+        let mut again = pin!(self.load_at(later, &owner).fuse());
         let mut file = File::new(self.clone(), owner.clone());
         file.changed();
         loop {
@@ -269,16 +273,13 @@ impl Memory {
                     return;
                 }
                 () = file.written() => continue,
-                () = self.is_time(later) => {
-                    later = tokio::select! { () = stop.cancelled() => None, later = self.load(&owner) => later };
-                    continue;
-                }
+                () = &mut again => continue,
                 n = inbox.recv_many(&mut events, 256) => if n == 0 { return },
             }
             let gathered = events.iter().map(Event::length).sum();
-            if gathered > 0 {
-                // Istiod is there: what it brings is newer.
-                later = None;
+            if !events.iter().all(|event| matches!(event, Event::Flush(_))) {
+                // Istiod is there: what it brings is newer, also where it is too large to be noted.
+                again.set(Fuse::terminated());
             }
             self.note(events).await;
             file.changed();

@@ -77,11 +77,13 @@ impl Memory {
         None
     }
 
-    /// Waits until it is this moment by the machine's clock, or later.
-    pub(super) async fn is_time(&self, at: Option<u64>) {
-        let Some(at) = at else { return std::future::pending().await };
-        while unix(self.clock.now()) < at {
-            tokio::time::sleep(CLOCK).await;
+    /// Reads the file again when it is the moment that [`Self::load`] gave, by the machine's clock, or later.
+    pub(super) async fn load_at(self: &Arc<Self>, mut later: Option<u64>, owner: &Arc<str>) {
+        while let Some(at) = later {
+            while unix(self.clock.now()) < at {
+                tokio::time::sleep(CLOCK).await;
+            }
+            later = self.load(owner).await;
         }
     }
 

@@ -1,5 +1,6 @@
 //! The keeper and its file.
 
+use std::path::Path;
 use std::sync::mpsc::{Receiver, channel};
 use std::thread::ThreadId;
 
@@ -10,6 +11,7 @@ use tokio::time::Instant;
 use super::*;
 use crate::base::clock::System;
 use crate::base::metrics::Metrics;
+use crate::base::reading::pipe;
 use crate::base::tasks::Group;
 use crate::istiod::auth::{CallHeaders, Token, TokenSource};
 use crate::istiod::{Connection, Error};
@@ -107,6 +109,15 @@ async fn eventually(what: &str, holds: impl Fn() -> bool) {
         assert!(Instant::now() < until, "{what} did not come to be");
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
+}
+
+// An agent before has left what istiod brought it.
+async fn written(file: &Path) {
+    let (memory, group) = (memory(file.to_owned(), Arc::new(System), &Troubles::default()), Group::new());
+    brings(&memory, 1);
+    group.run("keeper", memory.clone().keep("me".to_owned(), group.token()));
+    eventually("the file", || file.exists()).await;
+    group.stop(SOON).await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -318,12 +329,8 @@ async fn what_killed_agents_have_left_beside_the_file_is_removed() {
 async fn a_file_of_a_moment_to_come_is_used_when_the_clock_was_set() {
     let _turn = TURN.lock().await;
     let dir = tempfile::tempdir().unwrap();
-    let (path, group) = (dir.path().join("kept"), Group::new());
-    let first = memory(path.clone(), Arc::new(System), &Troubles::default());
-    brings(&first, 1);
-    group.run("keeper", first.clone().keep("me".to_owned(), group.token()));
-    eventually("the file", || path.exists()).await;
-    group.stop(SOON).await;
+    let path = dir.path().join("kept");
+    written(&path).await;
     // A machine without a clock of its own begins in the past.
     let clock = crate::base::clock::Fixed::at(SystemTime::now() - Duration::from_secs(86_400 * 365));
     let begin = |group: &Group| {
@@ -332,17 +339,56 @@ async fn a_file_of_a_moment_to_come_is_used_when_the_clock_was_set() {
         memory
     };
     let (group, busy) = (Group::new(), Group::new());
-    let (second, third) = (begin(&group), begin(&busy));
-    for memory in [&second, &third] {
+    let (second, asked, answered) = (begin(&group), begin(&busy), begin(&busy));
+    for memory in [&second, &asked, &answered] {
         assert!(!memory.can_serve(Protocol::Delta).await);
     }
     let request = Request { type_url: CDS.to_owned(), ..Request::default() };
-    third.request(1, Protocol::Delta, write_request(Mode::Delta, &request));
-    assert!(!third.can_serve(Protocol::Delta).await);
+    asked.request(1, Protocol::Delta, write_request(Mode::Delta, &request));
+    answered.too_large(1, 1 << 40);
+    for memory in [&asked, &answered] {
+        assert!(!memory.can_serve(Protocol::Delta).await);
+    }
     clock.advance(Duration::from_secs(86_400 * 365 + 60));
     eventually("it is used", || second.is_whole()).await;
     assert!(second.can_serve(Protocol::Delta).await);
-    assert!(!third.is_whole(), "istiod was asked meanwhile");
+    assert!(!asked.is_whole(), "istiod was asked meanwhile");
+    assert!(!answered.is_whole(), "istiod has said something newer");
     group.stop(SOON).await;
     busy.stop(SOON).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_istiod_brings_while_the_file_is_read_again_is_noted() {
+    let _turn = TURN.lock().await;
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("kept");
+    written(&path).await;
+    let clock = crate::base::clock::Fixed::at(SystemTime::now() - Duration::from_secs(86_400));
+    let (second, group) = (memory(path.clone(), Arc::new(clock.clone()), &Troubles::default()), Group::new());
+    group.run("keeper", second.clone().keep("me".to_owned(), group.token()));
+    assert!(!second.can_serve(Protocol::Delta).await, "it is of a moment to come");
+    // The disk does not answer when it is read again.
+    std::fs::remove_file(&path).unwrap();
+    pipe::make(&path);
+    clock.advance(Duration::from_secs(86_400 + 60));
+    tokio::time::advance(Duration::from_secs(2)).await;
+    // There is this end once it is read at the other.
+    let end = loop {
+        if let Some(end) = pipe::writer(&path) {
+            break end;
+        }
+        tokio::task::yield_now().await;
+    };
+    let (done, told) = channel::<()>();
+    let hangs = std::thread::spawn(move || {
+        let noted = told.recv_timeout(Duration::from_secs(60)).is_ok();
+        drop(end);
+        noted
+    });
+    brings(&second, 1);
+    assert!(second.can_serve(Protocol::Delta).await);
+    done.send(()).unwrap();
+    assert!(hangs.join().unwrap(), "only when the disk had answered");
+    group.stop(SOON).await;
 }
