@@ -295,6 +295,42 @@ fn modes_in_an_image_are_not_those_of_who_makes_it() {
     assert_eq!(std::fs::read_to_string(scripts.path("hidden")).unwrap(), "", "user 1337 cannot read these");
 }
 
+/// Said before the minutes that the debs take.
+#[test]
+fn packages_that_were_made_elsewhere_are_not_half_tried() {
+    let scripts =
+        Scripts::new().program("dpkg", "echo amd64").program("rpm", "").program("lintian", "exit 1");
+    scripts.fails("test-packages", &[], "there are no packages for amd64 in dist/: make packages first");
+    std::fs::create_dir(scripts.path("dist")).unwrap();
+    for name in [concat!("pilot-agent_", env!("CARGO_PKG_VERSION"), "-1"), "envoy_1"] {
+        std::fs::write(scripts.path(&format!("dist/{name}_amd64.deb")), "text").unwrap();
+    }
+    scripts.fails("test-packages", &[], "target/package: make packages first");
+}
+
+/// What others than root are to run or read, and what `dpkg-deb` packs, has the usual modes, whoever makes it.
+#[test]
+fn who_makes_packages_and_root_file_systems_sets_the_modes() {
+    let mut seen = 0;
+    for entry in std::fs::read_dir(format!("{ROOT}/scripts")).unwrap().map(Result::unwrap) {
+        let Ok(script) = std::fs::read_to_string(entry.path()) else { continue };
+        let commands = || script.lines().map(str::trim_start).filter(|line| !line.starts_with('#'));
+        let makes = |line: &str| {
+            line.starts_with("mmdebstrap ")
+                || line.contains(" mmdebstrap --")
+                || line.contains("dpkg-deb --root-owner")
+                || line.contains("tarfile.open(archive)")
+        };
+        if commands().any(makes) {
+            seen += 1;
+            let sets =
+                commands().any(|line| line.starts_with("umask 022") || line.starts_with("os.umask(0o022)"));
+            assert!(sets, "{}", entry.path().display());
+        }
+    }
+    assert!(seen >= 6, "only {seen} scripts were understood");
+}
+
 #[test]
 fn the_compiler_of_a_release_is_the_pinned_one_or_none() {
     let (scripts, wheel) = with_wheel(1000);
