@@ -9,11 +9,11 @@ from .registry import attack
 from .world import POD, SDS
 
 # What a message of the largest size may take for a moment, above the limit that lasts.
-PEAK_KB = 96 * 1024
+PEAK_KB = 64 * 1024
 BUNDLE, CONFIG = TYPE + "istio.mesh.v1alpha1.ProxyConfig", TYPE + "envoy.config.core.v3.TypedExtensionConfig"
 NAMES, WASM = TYPE + "istio.networking.nds.v1.NameTable", TYPE + "envoy.extensions.filters.http.wasm.v3.Wasm"
-# The largest response that the agent gathers, but for its head.
-MOST = 25_000_000
+# Half of the largest response that the agent gathers, which may take its size twice.
+MOST = 12_000_000
 
 
 def part(number, body):
@@ -78,8 +78,8 @@ PUSHES = {
                        lambda: response(BUNDLE, part(2, resource(BUNDLE, b"")), b"\x12\0" * (MOST // 2))),
     "empty anchors": ("trust bundles of millions of empty texts", WORLD,
                       lambda: response(BUNDLE, part(2, resource(BUNDLE, b"\x92\x02\0" * (MOST // 3))))),
-    "many extension configs": ("300,000 of them in a response", MODULES, lambda: response(
-        CONFIG, part(2, resource(CONFIG, part(1, b"a") + part(2, resource("x", b"")))) * 300_000)),
+    "many extension configs": ("150,000 of them in a response", MODULES, lambda: response(
+        CONFIG, part(2, resource(CONFIG, part(1, b"a") + part(2, resource("x", b"")))) * 150_000)),
     "many modules": ("thousands of modules in a response, which drip", MODULES, lambda: response(
         CONFIG, *(module(n, f"http://{POD}:8081/drip?{n}") for n in range(5000)))),
     "conversions without end": ("responses whose module drips, one after the other", MODULES, lambda: response(
