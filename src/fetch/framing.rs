@@ -1,8 +1,9 @@
-//! How an answer says where its body ends, as Go's client takes it.
+//! How an answer's head is put, and says where its body ends, as Go's client takes it.
 //!
 //! The HTTP library refuses `Transfer-Encoding` in an answer of HTTP/1.0, which Go passes over: the body then ends with its
 //! length or with the connection, and what chunks would be is part of it. So the field gets a name that nobody knows before
 //! the library sees it. Of later versions it takes codings that it does not undo, and lengths in lists, which Go refuses.
+//! Names of fields may have blanks in them for Go, and are then names that nobody knows; the library refuses them.
 
 use http::{HeaderMap, header};
 
@@ -18,6 +19,8 @@ pub(super) struct Heads {
     line: [u8; CODING.len()],
     /// Bytes of the line so far, without its end.
     length: usize,
+    /// In the name of a field.
+    naming: bool,
     /// Of the head under way: its version line has come; it is of HTTP/1.0; another head follows.
     begun: bool,
     old: bool,
@@ -38,6 +41,12 @@ impl Heads {
                 // Before the end of a line only.
                 b'\r' => {}
                 now => {
+                    // A line that begins with a blank goes on with the value of the one before.
+                    let folded = self.length == 0 && matches!(now, b' ' | b'\t');
+                    self.naming &= now != b':' && !folded;
+                    if self.naming && now == b' ' {
+                        *byte = b'_';
+                    }
                     if let Some(place) = self.line.get_mut(self.length) {
                         *place = now;
                     }
@@ -62,6 +71,7 @@ impl Heads {
             self.interim = line.get(VERSION.len()) == Some(&b'1');
         }
         self.length = 0;
+        self.naming = self.begun;
     }
 }
 
@@ -97,7 +107,9 @@ mod tests {
                 "HTTP/1.0 200 OK\r\ntransfer-ENCODING: chunked",
                 "HTTP/1.0 200 OK\r\ntransfer-ENCODIN_: chunked",
             ),
-            ("HTTP/1.0 200 OK\nA: b\nTransfer-Encoding : x", "HTTP/1.0 200 OK\nA: b\nTransfer-Encodin_ : x"),
+            ("HTTP/1.0 200 OK\nA: b\nTransfer-Encoding : x", "HTTP/1.0 200 OK\nA: b\nTransfer-Encodin__: x"),
+            ("HTTP/1.1 200 OK\r\nA b : c d\r\n e f: g", "HTTP/1.1 200 OK\r\nA_b_: c d\r\n e f: g"),
+            ("HTTP/1.1 200 OK\r\nA: b\r\n\tc d: e", "HTTP/1.1 200 OK\r\nA: b\r\n\tc d: e"),
             (
                 "\r\nHTTP/1.0 103 A\r\n\r\nHTTP/1.0 200 OK\r\nTransfer-Encoding: x",
                 "\r\nHTTP/1.0 103 A\r\n\r\nHTTP/1.0 200 OK\r\nTransfer-Encodin_: x",

@@ -12,12 +12,20 @@ pub(crate) struct Gunzip {
     /// Between two members, or before the first.
     between: bool,
     any: bool,
+    /// What came before the damage has been handed on.
+    broken: bool,
 }
 
 impl Gunzip {
     pub(crate) fn new() -> Self {
         // 15: the largest window of the format.
-        Self { inner: Decompress::new_gzip(15), input: Bytes::new(), between: true, any: false }
+        Self {
+            inner: Decompress::new_gzip(15),
+            input: Bytes::new(),
+            between: true,
+            any: false,
+            broken: false,
+        }
     }
 
     /// Takes more input; what came before has been used up.
@@ -27,6 +35,10 @@ impl Gunzip {
 
     /// The next piece of output; `None`: more input is needed.
     pub(crate) fn piece(&mut self) -> Result<Option<Bytes>, Error> {
+        let broken = || Error::Gzip("its data is broken");
+        if self.broken {
+            return Err(broken());
+        }
         let mut out = Vec::new();
         while !self.input.is_empty() || (!self.between && out.is_empty()) {
             if self.between {
@@ -36,10 +48,14 @@ impl Gunzip {
             }
             out.reserve_exact(PIECE);
             let (before_in, before_out) = (self.inner.total_in(), out.len());
-            let status = self
-                .inner
-                .decompress_vec(&self.input, &mut out, FlushDecompress::None)
-                .map_err(|_| Error::Gzip("its data is broken"))?;
+            let status = match self.inner.decompress_vec(&self.input, &mut out, FlushDecompress::None) {
+                Ok(status) => status,
+                Err(_) if out.is_empty() => return Err(broken()),
+                Err(_) => {
+                    self.broken = true;
+                    return Ok(Some(out.into()));
+                }
+            };
             let used = usize::try_from(self.inner.total_in() - before_in).unwrap_or(usize::MAX);
             self.input.advance(used.min(self.input.len()));
             if status == Status::StreamEnd {

@@ -36,6 +36,15 @@ fn a_bomb_comes_in_small_pieces_and_members_join() {
     gunzip.feed(Bytes::from_static(b"no gzip at all"));
     assert!(gunzip.piece().is_err());
     assert!(Gunzip::new().end().is_err(), "empty");
+    let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best());
+    encoder.write_all(b"what came").unwrap();
+    let mut wrong_sum = encoder.finish().unwrap();
+    let at = wrong_sum.len() - 8;
+    wrong_sum[at] ^= 1;
+    let mut gunzip = Gunzip::new();
+    gunzip.feed(wrong_sum.into());
+    assert_eq!(gunzip.piece().unwrap().unwrap(), "what came");
+    assert!(gunzip.piece().is_err(), "and only then the damage");
 }
 
 async fn text(url: &str) -> Result<String, Error> {
@@ -64,6 +73,7 @@ async fn bodies_are_bounded_and_must_be_whole() {
         "/old" => b"HTTP/1.0 200 OK\r\n\r\nold".to_vec(),
         "/fold" => b"HTTP/1.1 200 OK\r\nX-A: b\r\n c\r\nContent-Length: 4\r\n\r\nfold".to_vec(),
         "/spaced" => b"HTTP/1.1 200 OK\r\nX-A : b\r\nContent-Length: 6\r\n\r\nspaced".to_vec(),
+        "/blank" => b"HTTP/1.1 200 OK\r\nX A: b\r\nContent-Length: 5\r\n\r\nblank".to_vec(),
         "/nothing" => http(200, "Content-Encoding: gzip\r\n", ""),
         "/early" => b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok".to_vec(),
         _ => b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n\xff".to_vec(),
@@ -77,6 +87,7 @@ async fn bodies_are_bounded_and_must_be_whole() {
     assert_eq!(text(&at("/fold")).await.unwrap(), "fold");
     assert_eq!(text(&at("/early")).await.unwrap(), "ok");
     assert_eq!(text(&at("/spaced")).await.unwrap(), "spaced");
+    assert_eq!(text(&at("/blank")).await.unwrap(), "blank");
     assert_eq!(text(&at("/nothing")).await.unwrap(), "", "nothing is no gzip, and not broken");
     assert_eq!(text(&at("/other")).await.unwrap(), "\u{fffd}");
     assert!(matches!(text("http://127.0.0.1:1/").await, Err(Error::Connect { .. })));

@@ -132,7 +132,8 @@ impl Url {
         {
             return Err(bad("the first segment has a colon"));
         }
-        if let Some(rest) = reference.strip_prefix("//") {
+        // Three are a path without a host.
+        if let Some(rest) = reference.strip_prefix("//").filter(|rest| !rest.starts_with('/')) {
             return Self::parse(&format!("{}://{rest}", self.scheme()));
         }
         let (path, query) =
@@ -416,6 +417,7 @@ mod tests {
         assert_eq!(to("./"), "http://h:1/a/");
         assert_eq!(to("?z"), "http://h:1/a/b?z");
         assert_eq!(to("//g/x"), "http://g/x");
+        assert_eq!(to("///g/x"), "http://h:1///g/x");
         assert_eq!(to("https://h:2"), "https://h:2/");
         assert_eq!(to("#f"), "http://h:1/a/b?q");
         for bad in [":", "%zz", "http://a:x/", "a\u{7f}"] {
