@@ -9,6 +9,7 @@ use crate::secrets::fake::{Act, DAY, FakeCa, ID};
 use crate::secrets::{Change, Mounted, Secret, Updates, output};
 use crate::tls::keys::{Algorithm, Curve, KeyOptions};
 
+mod clocks;
 mod mounted;
 mod outlook;
 mod written;
@@ -258,75 +259,6 @@ async fn another_identity_is_served_because_the_ca_decides() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_certificate_of_a_day_to_come_is_served_and_told() {
-    let troubles = Arc::new(crate::trouble::Troubles::default());
-    let world = World::with(Act::Future(Duration::from_secs(7200)), |_, mut config| {
-        config.trouble = troubles.reporter("cache").into();
-        config
-    });
-    world.identity().await;
-    until("it is told", || troubles.verdict().is_some()).await;
-    let told = troubles.verdict().unwrap();
-    assert_eq!(told.kind, crate::trouble::Kind::CertificateNotYetValid, "{told:?}");
-    assert!(told.detail.contains("valid only from"), "{told:?}");
-    world.pass(Duration::from_secs(3600)).await;
-    assert!(troubles.verdict().is_some());
-    world.pass(Duration::from_secs(3700)).await;
-    until("its time has come", || troubles.verdict().is_none()).await;
-    // Clocks differ by moments.
-    let world = World::with(Act::Future(Duration::from_secs(1)), |_, mut config| {
-        config.trouble = troubles.reporter("cache").into();
-        config
-    });
-    world.identity().await;
-    settle().await;
-    assert_eq!(troubles.verdict(), None);
-}
-
-/// Nobody can have started this program then.
-#[tokio::test(start_paused = true)]
-async fn a_clock_that_is_behind_by_years_is_what_is_wrong() {
-    let troubles = Arc::new(crate::trouble::Troubles::default());
-    let world = World::with(Act::Issue(DAY), |_, mut config| {
-        config.trouble = troubles.reporter("cache").into();
-        config
-    });
-    world.identity().await;
-    let right = world.clock.now();
-    world.clock.set(right - DAY * 3650);
-    world.pass(Duration::from_secs(60)).await;
-    let told = troubles.verdict().expect("told");
-    assert_eq!(told.kind, crate::trouble::Kind::ClockWrong, "{told:?}");
-    world.clock.set(right);
-    world.pass(Duration::from_secs(60)).await;
-    assert_eq!(troubles.verdict(), None);
-}
-
-#[tokio::test(start_paused = true)]
-async fn of_a_later_certificate_its_own_beginning_is_told() {
-    let troubles = Arc::new(crate::trouble::Troubles::default());
-    let world = World::with(Act::Issue(DAY), |_, mut config| {
-        config.trouble = troubles.reporter("cache").into();
-        config
-    });
-    world.identity().await;
-    let begins = || world.handle.status().certificate.map(|c| crate::trouble::rfc3339(c.not_before)).unwrap();
-    // This machine's clock is set back by a week, and the CA's is right.
-    world.clock.set(world.clock.now() - DAY * 7);
-    world.ca.act(Act::Future(DAY * 7));
-    let first = begins();
-    world.pass(Duration::from_secs(60)).await;
-    let told = troubles.verdict().expect("told");
-    assert!(told.detail.contains(&first), "{told:?}, not {first}");
-    world.pass(DAY * 2 / 3).await;
-    assert_ne!(begins(), first);
-    let told = troubles.verdict().expect("told");
-    assert!(told.detail.contains(&begins()), "{told:?}, not {}", begins());
-    let lines = troubles.events().into_iter().filter(|e| e.what == crate::trouble::What::Trouble).count();
-    assert_eq!(lines, 1, "{:?}", troubles.events());
-}
-
-#[tokio::test(start_paused = true)]
 async fn after_expiry_there_is_an_error_and_a_prompt_retry() {
     let world = World::new(Act::Issue(DAY));
     world.identity().await;
@@ -437,41 +369,6 @@ async fn a_ratio_of_one_does_not_flood_the_ca() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_renewal_that_a_wrong_clock_has_begun_is_seen_through() {
-    let world = World::new(Act::Issue(DAY));
-    let (first, _updates) = world.identity().await;
-    world.ca.act(Act::Refuse(tonic::Code::Unauthenticated));
-    world.clock.advance(DAY * 3);
-    world.pass(Duration::from_secs(60)).await;
-    assert!(world.handle.status().failures > 0);
-    // Somebody sets the clock, and the CA answers again: nothing may be left of it.
-    world.clock.set(world.clock.now() - DAY * 3);
-    world.ca.act(Act::Issue(DAY));
-    world.pass(Duration::from_secs(600)).await;
-    assert_ne!(world.identity().await.0, first);
-    assert_eq!(world.handle.status().failures, 0);
-}
-
-#[tokio::test(start_paused = true)]
-async fn clock_jumps() {
-    // Forward beyond the end, as after a night of suspension: noticed without the timer of half a day.
-    let world = World::new(Act::Issue(DAY));
-    let (first, _updates) = world.identity().await;
-    world.clock.advance(DAY * 3);
-    // A look comes after 30 s, at the next point of the grid that inexact timers share.
-    tokio::time::advance(Duration::from_secs(30) + crate::base::slack::GRAIN).await;
-    until("a certificate after the night", || world.ca.calls() == 2).await;
-    assert_ne!(world.identity().await.0, first);
-    // Back by a week: the time that passed counts too.
-    world.clock.set(world.clock.now() - DAY * 7);
-    for _ in 0..50 {
-        tokio::time::advance(DAY / 60).await;
-        settle().await;
-    }
-    assert_eq!(world.ca.calls(), 3);
-}
-
-#[tokio::test(start_paused = true)]
 async fn the_trust_bundle_joins_the_root_and_leaves_again() {
     let world = World::new(Act::Issue(DAY));
     let (alone, mut updates) = world.roots().await;
@@ -563,19 +460,6 @@ async fn nothing_printed_holds_a_key() {
     {
         assert!(!printed.contains(inner) && !printed.contains(&numbers), "{printed}");
     }
-}
-
-#[tokio::test(start_paused = true)]
-async fn an_answer_that_has_expired_is_not_asked_for_without_pause() {
-    let world = World::new(Act::Expired);
-    let mut asked = 0;
-    let start = tokio::time::Instant::now();
-    while start.elapsed() < Duration::from_secs(60) {
-        // As an impatient Envoy does.
-        let _ = world.fetch(ResourceName::Default).await;
-        asked += 1;
-    }
-    assert!(asked >= 10 && world.ca.calls() < 60, "{} requests in a minute", world.ca.calls());
 }
 
 /// A pipe whose opener goes on as soon as this is dropped.
