@@ -144,9 +144,9 @@ impl Drop for Crowd {
     }
 }
 
-/// A message of so many bytes was read that is no part of the relay's stream: what it took is given back as after a burst,
-/// where it was much.
-pub(crate) fn read_whole(bytes: usize) {
+/// So many bytes, which were no part of the relay's stream, are or will soon be free (a message that is read whole, names that
+/// are forgotten): given back as after a burst, where it is much.
+pub(crate) fn freed(bytes: usize) {
     if bytes >= MUCH {
         settle();
     }

@@ -166,7 +166,7 @@ fn empty() -> Broken {
 
 /// The one message of an answer.
 fn unframe(bytes: Bytes) -> Result<Bytes, Status> {
-    heap::read_whole(bytes.len());
+    heap::freed(bytes.len());
     let message = unframed(bytes)
         .map_err(|why| Status::internal(format!("the answer is not one gRPC message: {why}")))?;
     if !has_few_fields(&message, MAX_FIELDS) {

@@ -26,6 +26,7 @@ use super::{Error, Fetched, ResourceName};
 use crate::base::backoff::{Jitter, Policy};
 use crate::base::disk::{Looks, Watching};
 use crate::base::files::Watches;
+use crate::base::heap;
 use read::{Read, read};
 
 pub(super) use read::{Loaded, Source, Unreadable, bytes};
@@ -59,6 +60,13 @@ const MAX_RESOURCES: usize = 8192;
 /// What their names take together, in bytes: 96 for each. A name is held some twenty times (entry, paths, watches,
 /// overview, trouble).
 const MAX_NAMES: usize = 768 << 10;
+
+/// Names that take more than this together, in bytes, are a crowd: those that nobody follows and nothing was ever read of are
+/// forgotten with the next slow check, not after [`IDLE`].
+const CROWD: usize = MAX_NAMES / 8;
+
+/// What a name takes, times its bytes; see [`MAX_NAMES`].
+const HELD_TIMES: usize = 20;
 
 /// What they hold together, in bytes: 5,000 pairs of an RSA key with a chain of two certificates (6 kB) are 30 MB.
 const MAX_LOADED: usize = 32 << 20;
@@ -323,11 +331,13 @@ impl Store {
     ) -> (Vec<Event>, u32) {
         if now >= self.slow {
             self.slow = now + SLOW_CHECK;
+            let (is_crowd, before) = (self.names > CROWD, self.names);
             let left = self.entries.extract_if(.., |name, entry| {
                 if followers(name) > 0 || !entry.waiting.is_empty() {
                     entry.followed = now;
                 }
-                !is_configured(name) && now.duration_since(entry.followed) >= IDLE
+                let idle = if is_crowd && entry.loaded.is_none() { SLOW_CHECK } else { IDLE };
+                !is_configured(name) && now.duration_since(entry.followed) >= idle
             });
             for (name, entry) in left.collect::<Vec<_>>() {
                 self.names -= name.to_string().len();
@@ -335,6 +345,7 @@ impl Store {
                 self.settle(&name);
             }
             self.watch().await;
+            heap::freed((before - self.names) * HELD_TIMES);
             return (self.look_all().await, self.refuse(now));
         }
         let due: Vec<_> = self

@@ -96,7 +96,7 @@ where
                     let text = format!("grpc: received message with more than {FIELDS} fields");
                     return Poll::Ready(Err(Status::resource_exhausted(text)));
                 }
-                heap::read_whole(message.len());
+                heap::freed(message.len());
                 let message = T::decode(message);
                 return Poll::Ready(message.map(Some).map_err(|error| {
                     Status::internal(format!("grpc: error unmarshalling request: {error}"))

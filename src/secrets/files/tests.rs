@@ -355,6 +355,32 @@ async fn names_are_bounded_in_bytes_too() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn of_a_crowd_of_names_those_that_nothing_was_read_of_go_first() {
+    let mut world = World::roots();
+    world.put("ca.pem", Authority::new("root", 1).root_pem());
+    let good = ResourceName::FileRoot("good".to_owned());
+    world.store.follow(&good, Source::Roots(world.dir.path().join("ca.pem"))).unwrap();
+    let long = "n".repeat(3900);
+    let follow = |store: &mut Store, many: usize| {
+        let names: Vec<_> = (0..many).map(|n| ResourceName::FileRoot(format!("/{n}{long}"))).collect();
+        names.iter().for_each(|name| store.follow(name, Source::Roots("/nowhere".into())).unwrap());
+        names
+    };
+    for (many, is_crowd) in [(CROWD / 3900 - 1, false), (CROWD / 3900 + 1, true)] {
+        let names = follow(&mut world.store, many);
+        world.store.look_at(&[&names[..], std::slice::from_ref(&good)].concat()).await;
+        // While somebody follows them they stay.
+        for (followers, stay) in [(1, true), (0, !is_crowd)] {
+            tokio::time::advance(SLOW_CHECK).await;
+            world.store.tick(Instant::now(), |_| followers).await;
+            assert_eq!(names.iter().all(|name| world.store.holds(name)), stay, "{many}, {followers}");
+            assert!(stay || world.store.names < 100);
+        }
+        assert!(world.store.loaded(&good).is_some());
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn what_is_loaded_is_bounded_in_bytes_too() {
     let mut world = World::roots();
     // A bundle of a megabyte, by as many spellings of its path as somebody likes.
