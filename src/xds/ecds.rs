@@ -25,7 +25,7 @@ const NAME: &str = "conversion of an extension config";
 /// Conversions under way on a stream at most, and bytes of their responses where it is more than one. An istiod that is
 /// well has a few kB in a response, and waits for a registry half a minute. What is converted takes a few times its bytes.
 const MOST: usize = 128;
-const HELD: usize = 8 << 20;
+const HELD: usize = 4 << 20;
 
 /// A response that comes while too much is under way. It is refused, and the next one may be taken.
 #[derive(Debug, thiserror::Error)]
