@@ -6,7 +6,8 @@
 //! for good reason in a program with threads; here everything runs in a fresh process.
 //!
 //! Standard input is a socket to the agent when this starts and the null device for Envoy. It is kept
-//! aside close-on-exec: closed without a word means that Envoy was executed, text says why it was not.
+//! aside close-on-exec: closed without a word means that Envoy was executed, text says why it was not. Where a guard stands
+//! by, the child goes on only with a byte from the agent: until the guard has been told of it nobody would end it.
 //!
 //! The kernel ties the signal to the *thread* that made the child, not to its process: the agent starts
 //! Envoy from its main thread (one-threaded runtime), which lives as long as the process. The signal
@@ -42,7 +43,7 @@ pub(crate) fn intercept(mut args: impl Iterator<Item = OsString>) -> Option<u8> 
         return None;
     }
     let Ok(mut report) = set_aside() else { return Some(NOT_EXECUTED) };
-    let why = match become_envoy(args) {
+    let why = match become_envoy(args, &mut report) {
         Ok(never) => match never {},
         Err(why) => why.to_string(),
     };
@@ -92,7 +93,7 @@ enum NotEnvoy {
     AgentGone,
 }
 
-fn become_envoy(mut args: impl Iterator<Item = OsString>) -> Result<Never, NotEnvoy> {
+fn become_envoy(mut args: impl Iterator<Item = OsString>, agent: &mut impl Read) -> Result<Never, NotEnvoy> {
     let wrong = NotEnvoy::Arguments;
     let mut text = || args.next().and_then(|a| a.into_string().ok()).ok_or(wrong("an argument is missing"));
     let parent: i32 = text()?.parse().map_err(|_| wrong("the parent's id is no number"))?;
@@ -102,6 +103,10 @@ fn become_envoy(mut args: impl Iterator<Item = OsString>) -> Result<Never, NotEn
         open_files::set(soft);
     }
     let program = text()?;
+    // Once the guard knows of this process the agent says so. Where it dies before, this is an end of the stream.
+    if guarded && agent.read_exact(&mut [0]).is_err() {
+        return Err(NotEnvoy::AgentGone);
+    }
     if user != "-" {
         switch_user(&user)?;
     }
@@ -249,6 +254,19 @@ mod tests {
         assert_eq!(intercept(args(&["pilot-agent", "proxy", "sidecar"])), None);
         assert_eq!(intercept(args(&["pilot-agent"])), None);
         assert_eq!(intercept(args(&[])), None);
+    }
+
+    #[test]
+    fn a_guarded_one_goes_on_only_when_the_guard_knows_of_it() {
+        // It would go on to an error, and no further.
+        let why = |death: &str, mut from_agent: &[u8]| {
+            let args = arguments(0, None, death == "guard", "/bin/true", &[]);
+            let args = args.into_iter().skip(1).map(|word| if word == "-" { "nobody".into() } else { word });
+            become_envoy(args, &mut from_agent).map(|_| ()).unwrap_err()
+        };
+        assert!(matches!(why("guard", b""), NotEnvoy::AgentGone));
+        assert!(matches!(why("guard", b"+"), NotEnvoy::Arguments(_)));
+        assert!(matches!(why("signal", b""), NotEnvoy::Arguments(_)));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::fmt;
 use std::future::Future;
-use std::io::{self, Read};
+use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt;
@@ -178,8 +178,9 @@ pub(crate) struct Started {
 ///
 /// Call it on the process's main thread: the parent-death signal is tied to the calling thread
 /// (see [`launch`]). That thread waits for no disk meanwhile: what is executed here is the launcher, which is the
-/// program that runs already; Envoy's binary is looked for, read and executed by the child.
-pub(crate) fn spawn(spec: &Spec<'_>) -> io::Result<Started> {
+/// program that runs already; Envoy's binary is looked for, read and executed by the child. `tell` is given the child's id
+/// before a guarded one goes on.
+pub(crate) fn spawn(spec: &Spec<'_>, tell: impl FnOnce(i32)) -> io::Result<Started> {
     let (ours, theirs) = UnixStream::pair()?;
     ours.set_nonblocking(true)?;
     #[expect(deprecated, reason = "its unsafe successor is for descriptors that somebody else may close")]
@@ -198,6 +199,12 @@ pub(crate) fn spawn(spec: &Spec<'_>) -> io::Result<Started> {
     drop(command);
     let pid = child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
     let pid = pid.ok_or_else(|| io::Error::other("the child has no id"))?;
+    tell(pid.as_raw_nonzero().get());
+    if spec.guarded
+        && let Err(error) = Write::write_all(&mut ours.get_ref(), b"+")
+    {
+        tracing::debug!("the child that becomes Envoy is gone: {error}");
+    }
     let words = ours.clone();
     let executed = async move {
         let _readable = words.readable().await;

@@ -99,11 +99,13 @@ impl Run {
             own_group: config.own_group,
             guarded: self.guard.is_some(),
         };
-        match process::spawn(&spec) {
+        let tell = |pid| {
+            if let Some(guard) = &mut self.guard {
+                guard.watch(pid);
+            }
+        };
+        match process::spawn(&spec, tell) {
             Ok(process::Started { process, end, executed }) => {
-                if let Some(guard) = &mut self.guard {
-                    guard.watch(process.id());
-                }
                 self.ends.push(Box::pin(async move { (epoch, end.await) }));
                 self.executing.push(Box::pin(executing::begun(process, executed)));
                 let started = Instant::now();
