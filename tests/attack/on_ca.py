@@ -6,8 +6,8 @@ import threading
 import time
 
 from . import h2
-from .h2 import DATA, END_HEADERS, END_STREAM, GOAWAY, HEADERS, RST, WINDOW, frame
-from .on_istiod import Call, endless_head, farewells, interim, padding, pings, settings, unknown_frames
+from .h2 import DATA, END_HEADERS, END_STREAM, HEADERS, frame
+from .on_istiod import Call, endless_head, farewells, has_room, interim, padding, pings, settings, unknown_frames
 from .on_tiny_fields import bounded, part
 from .registry import attack
 from .world import ADMIN, ROOT, SDS, STATUS, inside, listener_in
@@ -65,12 +65,8 @@ def answered(entries, upto=None):
         call.accept()
         room, at = dict.fromkeys((0, call.stream), ROOM), 0
         while at < (upto or len(framed)) and call.on():
-            while min(room.values()) < 16_000:
-                kind, _, of = call.frame()
-                if kind == WINDOW and of in room:
-                    room[of] += int.from_bytes(call.payload, "big")
-                elif kind in (RST, GOAWAY):
-                    return
+            if not has_room(call, room):
+                return
             piece = framed[at:at + 16_000]
             call.data(piece)
             room, at = {of: left - len(piece) for of, left in room.items()}, at + len(piece)

@@ -169,6 +169,17 @@ def beginning(type_url, size):
     return b"\0" + (len(body) + size).to_bytes(4, "big") + body
 
 
+def has_room(call, room):
+    """Waits until 16,000 bytes fit into the windows in `room`; whether the agent still wants them."""
+    while min(room.values()) < 16_000:
+        kind, _, of = call.frame()
+        if kind == WINDOW and of in room:
+            room[of] += int.from_bytes(call.payload, "big")
+        elif kind in (RST, GOAWAY):
+            return False
+    return True
+
+
 def large(type_url, size):
     """One response of so many bytes, as fast as the agent's windows are opened."""
     def play(call):
@@ -176,12 +187,8 @@ def large(type_url, size):
         call.data(beginning(type_url, size))
         room, left = dict.fromkeys((0, call.stream), ROOM - 200), size
         while left and call.on():
-            while min(room.values()) < 16_000:
-                kind, _, of = call.frame()
-                if kind == WINDOW and of in room:
-                    room[of] += int.from_bytes(call.payload, "big")
-                elif kind in (RST, GOAWAY):
-                    return
+            if not has_room(call, room):
+                return
             piece = min(16_000, left)
             call.data(b"\0" * piece)
             room, left = {of: n - piece for of, n in room.items()}, left - piece

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from . import h2
 from .h2 import DATA, END_HEADERS, GOAWAY, HEADERS, RST, SECRET, WINDOW, Conn, frame, varint
-from .on_istiod import ROOM, TYPE, WORLD, under
+from .on_istiod import ROOM, TYPE, WORLD, has_room, under
 from .registry import attack
 from .world import POD, SDS
 
@@ -44,12 +44,8 @@ def pushed(message):
         call.accept()
         room, at = dict.fromkeys((0, call.stream), ROOM), 0
         while call.on():
-            while min(room.values()) < 16_000:
-                kind, _, of = call.frame()
-                if kind == WINDOW and of in room:
-                    room[of] += int.from_bytes(call.payload, "big")
-                elif kind in (RST, GOAWAY):
-                    return
+            if not has_room(call, room):
+                return
             piece = framed[at:at + 16_000]
             call.data(piece)
             room = {of: left - len(piece) for of, left in room.items()}
