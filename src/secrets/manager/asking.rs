@@ -27,7 +27,7 @@ const FRESH: Duration = Duration::from_millis(10);
 /// mount may hang.
 #[derive(Debug)]
 pub(super) struct Mount {
-    looks: Looks<bool>,
+    looks: Looks<[Option<bool>; 2]>,
     /// Whether they are there, by the last look that has ended.
     there: Option<bool>,
     /// When that was.
@@ -90,17 +90,27 @@ impl Manager {
         mount.there.unwrap_or(self.ca.is_none())
     }
 
-    /// Looks whether the files are there.
+    /// Looks whether the files are there. Those of the other name, too, where they lie beside them: both are nearly always
+    /// asked for together, and a look is a thread.
     async fn look(&mut self, name: &ResourceName) {
-        let source = self.mounted(name);
-        let mount = &mut self.mounts[usize::from(*name != ResourceName::Default)];
-        if mount.at.is_some_and(|at| at.elapsed() < FRESH) {
+        let asked = usize::from(*name != ResourceName::Default);
+        if self.mounts[asked].at.is_some_and(|at| at.elapsed() < FRESH) {
             return;
         }
-        let there = mount.looks.run(move || source.usable()).await;
-        if there.is_some() || self.ca.is_none() {
-            mount.there = there;
-            mount.at = there.map(|_| Instant::now());
+        let mounted = &self.config.mounted;
+        let together = mounted.cert.parent() == mounted.root.parent();
+        let sources = [ResourceName::Default, ResourceName::RootCa].map(|name| self.mounted(&name));
+        let look = move || [0, 1].map(|i| (i == asked || together).then(|| sources[i].usable()));
+        let found = self.mounts[asked].looks.run(look).await;
+        if found.is_none() && self.ca.is_none() {
+            self.mounts[asked].there = None;
+            self.mounts[asked].at = None;
+        }
+        for (mount, there) in self.mounts.iter_mut().zip(found.into_iter().flatten()) {
+            if there.is_some() {
+                mount.there = there;
+                mount.at = Some(Instant::now());
+            }
         }
     }
 
