@@ -97,6 +97,8 @@ fn man(dir: &Path, date: &str) -> std::io::Result<()> {
     let tree = help::tree(help::For::Manual);
     let one = |page: &clap::Command, name: &str| -> std::io::Result<()> {
         let page = page.clone().name(name.to_owned()).version(crate::base::build_info::VERSION);
+        // Clap's own, with -V, which no command takes.
+        let page = page.disable_version_flag(true);
         let man = clap_mangen::Man::new(page)
             .title(name)
             .date(date)

@@ -26,7 +26,7 @@ pub(super) fn tree(purpose: For) -> clap::Command {
         .subcommand_required(true)
         .disable_help_subcommand(true)
         .args(args::LOGGING.iter().map(|flag| argument("", flag)));
-    let root = if purpose == For::Completion {
+    let root = if purpose != For::Help {
         root.arg(Arg::new("version").long("version").action(ArgAction::SetTrue).help("what this build is"))
     } else {
         root

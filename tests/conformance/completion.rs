@@ -96,6 +96,10 @@ fn other_shells_and_pages_know_every_command_and_no_hidden_one() {
     let scripts = ["bash", "zsh", "fish"].map(|shell| run(&["completion", shell]));
     for command in commands {
         let page = std::fs::read_to_string(dir.path().join(format!("pilot-agent-{command}.1"))).unwrap();
+        assert!(
+            !page.contains(r"\-\-version") && !page.contains(r"\-V"),
+            "no command has that flag: {command}"
+        );
         assert!(page.contains(".SH SYNOPSIS") && page.contains(".SH OPTIONS"), "{command}: {page}");
         assert!(scripts.iter().all(|script| script.contains(command)), "{command}");
     }
@@ -107,6 +111,7 @@ fn other_shells_and_pages_know_every_command_and_no_hidden_one() {
         assert!(words.iter().all(|word| behind.contains(word)), "{command}: {behind}");
     }
     let main = std::fs::read_to_string(dir.path().join("pilot-agent.1")).unwrap();
+    assert!(main.contains(r"\-\-version") && !main.contains(r"\-V"), "the program has it, by its long name");
     for hidden in ["collateral", "discoveryRefreshDelay"] {
         assert!(!main.contains(hidden) && scripts.iter().all(|script| !script.contains(hidden)), "{hidden}");
     }
