@@ -308,6 +308,39 @@ fn packages_that_were_made_elsewhere_are_not_half_tried() {
     scripts.fails("test-packages", &[], "target/package: make packages first");
 }
 
+/// Debian's `su` without `-` leaves the caller's search path, in which the system's programs are not.
+#[test]
+fn the_systems_programs_are_found_by_a_root_of_plain_su() {
+    let tells = "echo \"E: $PATH\" >&2; exit 1";
+    with_dist().program("mmdebstrap", tells).fails("image", &[], ":/usr/sbin:/sbin");
+
+    let scripts = with_dist()
+        .program("mmdebstrap", tells)
+        .program("lintian", "")
+        .program("systemd-analyze", "exit 1")
+        .program("dpkg", "echo amd64")
+        .program(
+            "dpkg-deb",
+            "[ $1 != -R ] || { mkdir -p $3/DEBIAN $3/etc/istio/envoy && : >$3/DEBIAN/control; }",
+        );
+    for name in
+        [concat!("dist/pilot-agent_", env!("CARGO_PKG_VERSION"), "-1_amd64.deb"), "dist/envoy_1_amd64.deb"]
+    {
+        std::fs::write(scripts.path(name), "text").unwrap();
+    }
+    std::fs::create_dir_all(scripts.path("target/package/rpm")).unwrap();
+    std::fs::write(scripts.path("target/package/rpm/posttrans"), "text").unwrap();
+    scripts.fails("test-packages", &[], ":/usr/sbin:/sbin");
+
+    let scripts = Scripts::new()
+        .program("mmdebstrap", tells)
+        .program("rustup", "echo $PWD/rust/bin/rustc")
+        .executable("rust/bin/cargo", "");
+    std::fs::copy(format!("{ROOT}/README.md"), scripts.path("README.md")).unwrap();
+    let said = text(&scripts.run("bare-machine", &[]).stderr);
+    assert!(said.contains(":/usr/sbin:/sbin\n") && said.contains("mmdebstrap trixie failed"), "{said}");
+}
+
 /// What others than root are to run or read, and what `dpkg-deb` packs, has the usual modes, whoever makes it.
 #[test]
 fn who_makes_packages_and_root_file_systems_sets_the_modes() {
