@@ -1,6 +1,8 @@
 //! What a machine lacks for a target stands in one line, before anything is fetched or built.
 
-use crate::copied::{Scripts, text};
+use std::process::Command;
+
+use crate::copied::{ROOT, Scripts, text};
 
 const BASE: &[&str] = &["sh", "bash", "dirname", "sed", "head", "sort", "df", "awk", "cut", "grep", "id"];
 
@@ -190,4 +192,41 @@ fn room_is_looked_for_where_the_build_will_be() {
     made.fails("check-machine", &["demo"], "300 MB free");
     std::fs::create_dir_all(made.path("elsewhere/a/b/release")).unwrap();
     has_all(&made, "demo");
+}
+
+/// `core.autocrlf`, as on a clone that a Windows made: a script whose first line ends with CR is not found.
+#[test]
+fn a_clone_has_the_bytes_that_were_committed() {
+    let rules = std::fs::read_to_string(format!("{ROOT}/.gitattributes")).expect(".gitattributes");
+    assert!(rules.lines().any(|line| line == "* -text"), "{rules}");
+    let scratch = tempfile::tempdir().unwrap();
+    let git = |words: &[&str]| {
+        Command::new("git")
+            .args(["-c", "user.name=t", "-c", "user.email=t@example.com", "-c", "core.autocrlf=true"])
+            .args(words)
+            .current_dir(scratch.path())
+            .env("GIT_CONFIG_GLOBAL", "/dev/null")
+            .env("GIT_CONFIG_NOSYSTEM", "1")
+            .output()
+            .map(|output| assert!(output.status.success(), "{words:?}: {}", text(&output.stderr)))
+    };
+    // A machine without git has no clone either.
+    if git(&["init", "--quiet", "here"]).is_err() {
+        return;
+    }
+    let unix = "#!/bin/sh\n:\n";
+    for (name, content) in
+        [(".gitattributes", rules.as_str()), ("script", unix), ("seed", "GET / HTTP/1.1\r\n")]
+    {
+        std::fs::write(scratch.path().join("here").join(name), content).unwrap();
+    }
+    for words in [
+        &["-C", "here", "add", "."][..],
+        &["-C", "here", "commit", "--quiet", "--message", "first"],
+        &["clone", "--quiet", "here", "there"],
+    ] {
+        git(words).unwrap();
+    }
+    let cloned = |name: &str| std::fs::read_to_string(scratch.path().join("there").join(name)).unwrap();
+    assert_eq!((cloned("script").as_str(), cloned("seed").as_str()), (unix, "GET / HTTP/1.1\r\n"));
 }
