@@ -38,6 +38,9 @@ pub(crate) struct Places {
     pub unit: PathBuf,
 }
 
+/// A file as the user knows it, and what it sets.
+type Settings = (String, BTreeMap<String, String>);
+
 /// The variables, and what is odd about them.
 type Read = (BTreeMap<String, String>, Vec<String>);
 
@@ -153,6 +156,17 @@ impl Places {
         let mut content = Vec::new();
         std::fs::File::from(file).read_to_end(&mut content)?;
         Ok(content)
+    }
+
+    /// What each of the two files sets, the later over the earlier; one that cannot be read sets nothing.
+    #[must_use]
+    pub(crate) fn settings(&self) -> [Settings; 2] {
+        [&self.sidecar_env, &self.cluster_env.0].map(|path| {
+            let name = self.at(path).display().to_string();
+            let text = std::fs::read_to_string(&name).unwrap_or_default();
+            let pairs = super::envfile::parse(&name, &text).unwrap_or_default();
+            (name, pairs.into_iter().collect())
+        })
     }
 
     /// The variables of both files over those of the process, as the script sources them.

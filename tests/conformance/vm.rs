@@ -190,6 +190,40 @@ async fn check_gives_a_line_for_each_thing() {
     }
 }
 
+/// As the package's `sidecar.env` promises.
+#[tokio::test]
+async fn check_says_which_settings_are_in_force() {
+    let mock = MockIstiod::start().await;
+    let dir = tempfile::tempdir().unwrap();
+    configured(dir.path(), &mock);
+    let user = me();
+    let folder = dir.path().join("var/lib/istio/envoy");
+    std::fs::create_dir_all(&folder).unwrap();
+    let write = |name: &str, text: &str| std::fs::write(folder.join(name), text).unwrap();
+    let packaged = include_str!("../../packaging/etc/sidecar.env");
+    assert!(packaged.contains("`pilot-agent vm check` says what is in force"));
+    let env = [("EXEC_USER", user.as_str()), ("ISTIO_CUSTOM_IP_TABLES", "true")];
+    let check = || said(&vm(dir.path(), &["check", "--mesh=mesh.yaml"], &env));
+
+    write("sidecar.env", packaged);
+    write("cluster.env", "");
+    assert!(!check().contains("ok    settings"), "nothing is set: {}", check());
+    write(
+        "sidecar.env",
+        "ISTIO_NAMESPACE=a\nISTIO_NAMESPACE='shop'\nISTIO_INBOUND_PORTS=80\nVAULT_TOKEN=hunter2\n",
+    );
+    write("cluster.env", "ISTIO_INBOUND_PORTS='*'\nPOD_NAMESPACE='shop'\nISTIO_SERVICE='web'\n");
+    let text = check();
+    for line in [
+        "ok    settings    ./var/lib/istio/envoy/sidecar.env: ISTIO_NAMESPACE='shop', VAULT_TOKEN, not ISTIO_INBOUND_PORTS, which \
+         the other file sets as well\n",
+        "ok    settings    ./var/lib/istio/envoy/cluster.env: ISTIO_INBOUND_PORTS='*', ISTIO_SERVICE='web', POD_NAMESPACE\n",
+    ] {
+        assert!(text.contains(line), "{line}: {text}");
+    }
+    assert!(!text.contains("hunter2"), "{text}");
+}
+
 #[tokio::test]
 async fn check_judges_what_run_would_use() {
     let mock = MockIstiod::start().await;

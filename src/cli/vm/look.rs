@@ -37,7 +37,8 @@ pub(super) fn look(places: &Places, env: &Env) -> u8 {
     });
     match prepare(places, env) {
         Ok((plan, config)) => {
-            lines = plan.warnings.iter().map(|warning| told(Grade::Warn, warning.clone())).collect();
+            lines = in_force(places).into_iter().map(|said| told(Grade::Ok, said)).collect();
+            lines.extend(plan.warnings.iter().map(|warning| told(Grade::Warn, warning.clone())));
             // A root that is not there has a line of its own, and so has every other file that is missing.
             let wrong = startable(&plan, &config).into_iter();
             let wrong = wrong.filter(|error| error.kind != Kind::RootMissing && error.missing.is_none());
@@ -67,6 +68,26 @@ pub(super) fn look(places: &Places, env: &Env) -> u8 {
     let text: String = lines.iter().map(|line| format!("{line}\n")).collect();
     crate::cli::request::print(text.as_bytes());
     u8::from(lines.iter().any(|line| line.grade == Grade::Fail))
+}
+
+// What each file sets, and whose word counts where both do. Values of other names than these are not shown: they may be secrets.
+fn in_force(places: &Places) -> Vec<String> {
+    let [operators, istioctls] = places.settings();
+    let of = |(file, set): &(String, BTreeMap<String, String>), over: &BTreeMap<String, String>| {
+        let counts = |name: &&String| !over.contains_key(*name);
+        let shown = |name: &String| match &set[name] {
+            value if name.starts_with("ISTIO_") && !value.contains('\n') => format!("{name}='{value}'"),
+            _ => name.clone(),
+        };
+        let mut said: Vec<String> = set.keys().filter(counts).map(shown).collect();
+        let passed: Vec<&str> = set.keys().filter(|name| !counts(name)).map(String::as_str).collect();
+        if !passed.is_empty() {
+            said.push(format!("not {}, which the other file sets as well", passed.join(", ")));
+        }
+        (!said.is_empty()).then(|| format!("{file}: {}", said.join(", ")))
+    };
+    let none = BTreeMap::new();
+    [of(&operators, &istioctls.1), of(&istioctls, &none)].into_iter().flatten().collect()
 }
 
 fn facts(config: &Arc<Sources>) -> check::Facts {
