@@ -13,11 +13,11 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, ToSocketAddrs};
 use std::time::Duration;
 
-use rustix::io::Errno;
 use tokio::process::{Child, Command};
 use tokio::sync::Semaphore;
 use tokio::sync::oneshot::{Receiver, channel};
 
+use super::errno::no_descriptor;
 use super::open_files;
 use super::tasks::guarded;
 
@@ -280,9 +280,7 @@ pub(crate) async fn look_up(host: &str, port: u16) -> io::Result<Vec<SocketAddr>
 /// Why there are no addresses. The resolver calls a name unknown where it could open neither its files nor a socket, and
 /// does not say so.
 fn cause(said: io::Error) -> io::Error {
-    const NONE_LEFT: [i32; 2] = [Errno::MFILE.raw_os_error(), Errno::NFILE.raw_os_error()];
-    let none_left = |why: &io::Error| why.raw_os_error().is_some_and(|number| NONE_LEFT.contains(&number));
-    std::fs::File::open("/").err().filter(none_left).unwrap_or(said)
+    std::fs::File::open("/").err().filter(no_descriptor).unwrap_or(said)
 }
 
 #[cfg(test)]

@@ -5,10 +5,10 @@
 //! | `tasks`, `lane` | tasks with names, and blocking calls that may never return |
 //! | `backoff`, `slack`, `clock`, `go_duration` | when: the next attempt, timers that fire together, the date, durations in text |
 //! | `uds` | unix sockets: their files, modes and owners |
-//! | `files`, `disk`, `bounded`, `place`, `path` | watching files, reading with a deadline and a bound, replacing a file as a whole, clean paths |
+//! | `files`, `disk`, `bounded`, `reading`, `place`, `path` | watching files, reading with a deadline and a bound, replacing a file as a whole, clean paths |
 //! | `logging`, `metrics`, `error`, `quote`, `seldom`, `nearest` | what people and programs are told |
-//! | `process`, `open_files`, `netlink`, `heap`, `notify`, `handover` | the kernel, the allocator, the service manager, and a program that takes over |
-//! | `wire` | editing an encoded message |
+//! | `process`, `open_files`, `errno`, `netlink`, `heap`, `notify`, `handover` | the kernel, the allocator, the service manager, and a program that takes over |
+//! | `wire` | reading and editing an encoded message field by field |
 //!
 //! Uses no other module of this crate.
 
@@ -17,6 +17,7 @@ pub(crate) mod bounded;
 pub(crate) mod build_info;
 pub(crate) mod clock;
 pub(crate) mod disk;
+pub(crate) mod errno;
 pub(crate) mod error;
 pub(crate) mod files;
 pub(crate) mod go_duration;

@@ -13,6 +13,7 @@ use tokio::time::timeout;
 use super::upstream::{self, Transport, Upstream};
 use super::wire::{self, Query, Rcode, Screened};
 use super::{Config, Current, Error, resolv};
+use crate::base::errno;
 use crate::base::handover;
 use crate::base::lane::Lane;
 use crate::base::metrics::Metrics;
@@ -115,11 +116,7 @@ where
         return bind(host).await;
     }
     match bind(ALL).await {
-        Err(error)
-            if matches!(error.raw_os_error(), Some(97 /* EAFNOSUPPORT */ | 99 /* EADDRNOTAVAIL */)) =>
-        {
-            bind("0.0.0.0").await
-        }
+        Err(error) if errno::no_family(&error) => bind("0.0.0.0").await,
         other => other,
     }
 }

@@ -15,6 +15,7 @@ use netlink_packet_route::route::{
     RouteAddress, RouteAttribute, RouteMessage, RouteProtocol, RouteScope, RouteType,
 };
 use netlink_packet_route::rule::{RuleAction, RuleAttribute, RuleMessage};
+use rustix::io::Errno;
 
 use super::error::Error;
 use crate::base::netlink::{Kind, Netlink};
@@ -23,10 +24,11 @@ use crate::base::netlink::{Kind, Netlink};
 const PASSTHROUGH_V6: Ipv6Addr = Ipv6Addr::new(0, 0, 0, 0, 0, 0, 0, 6);
 /// The loopback device is the first of every network namespace.
 const LO: u32 = 1;
-/// `EEXIST`: what is to be there is.
-const ALREADY: [i32; 1] = [17];
-/// `ENOENT`, `ESRCH`, `EADDRNOTAVAIL`, `EAFNOSUPPORT`, `EOPNOTSUPP`: what is to go is not there.
-const GONE: [i32; 5] = [2, 3, 99, 97, 95];
+/// What is to be there is.
+const ALREADY: [Errno; 1] = [Errno::EXIST];
+/// What is to go is not there.
+const GONE: [Errno; 5] =
+    [Errno::NOENT, Errno::SRCH, Errno::ADDRNOTAVAIL, Errno::AFNOSUPPORT, Errno::OPNOTSUPP];
 
 /// A new address is looked at so often, every so long: it takes less than a millisecond unless the
 /// machine is busy.
@@ -156,9 +158,9 @@ impl Side {
     }
 
     fn change(&self, kind: Kind, message: &impl Emitable, add: bool) -> io::Result<()> {
-        let tolerated: &[i32] = if add { &ALREADY } else { &GONE };
+        let tolerated: &[Errno] = if add { &ALREADY } else { &GONE };
         match self.0.change(kind, message, if add { NLM_F_CREATE | NLM_F_EXCL } else { 0 }) {
-            Err(e) if e.raw_os_error().is_some_and(|n| tolerated.contains(&n)) => Ok(()),
+            Err(e) if Errno::from_io_error(&e).is_some_and(|e| tolerated.contains(&e)) => Ok(()),
             other => other,
         }
     }

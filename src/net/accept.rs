@@ -14,8 +14,11 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use prometheus::{IntCounterVec, Opts};
+use rustix::io::Errno;
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream, unix};
 use tokio::time::Instant;
+
+use crate::base::errno::no_descriptor;
 
 const FIRST: Duration = Duration::from_millis(5);
 const LAST: Duration = Duration::from_secs(1);
@@ -111,7 +114,7 @@ impl Acceptor {
                 Err(error) => {
                     self.failed(&error);
                     // Nobody else runs between giving the reserve up and accepting with it.
-                    if exhausted(&error)
+                    if no_descriptor(&error)
                         && self.reserve.take().is_some()
                         && let Some(Ok((io, _))) = listener.accept().now_or_never()
                     {
@@ -134,7 +137,7 @@ impl Acceptor {
             return;
         }
         failing.told = now;
-        let hint = match exhausted(error) {
+        let hint = match no_descriptor(error) {
             true => ": new clients are refused until some are closed; is the limit (ulimit -n) too low?",
             false => "",
         };
@@ -158,14 +161,9 @@ fn spare() -> Option<File> {
     File::open("/dev/null").ok()
 }
 
-/// EBADF, EINVAL, ENOTSOCK: the socket itself is gone.
+/// The socket itself is gone.
 fn fatal(error: &io::Error) -> bool {
-    matches!(error.raw_os_error(), Some(9 | 22 | 88))
-}
-
-/// ENFILE, EMFILE.
-fn exhausted(error: &io::Error) -> bool {
-    matches!(error.raw_os_error(), Some(23 | 24))
+    matches!(Errno::from_io_error(error), Some(Errno::BADF | Errno::INVAL | Errno::NOTSOCK))
 }
 
 /// Connections that one listener may hold: `most`, or an eighth of the descriptors where that is less, so

@@ -28,6 +28,7 @@ use tokio::time::{Instant, sleep_until};
 use super::respond::{Answer, error};
 use super::watched::{ConnState, Watched, overdue};
 use super::{Limits, Site, rules};
+use crate::base::errno;
 use crate::base::handover;
 use crate::base::slack;
 use crate::base::tasks::{Panicked, Set, Stop, TaskResult, caught};
@@ -77,11 +78,7 @@ pub(crate) fn listen(addr: SocketAddr) -> io::Result<TcpListener> {
 
 fn bind(addr: SocketAddr) -> io::Result<TcpListener> {
     match open(addr) {
-        // A kernel without IPv6.
-        Err(error)
-            if addr.ip().is_unspecified()
-                && matches!(error.raw_os_error(), Some(97 /* EAFNOSUPPORT */ | 99 /* EADDRNOTAVAIL */)) =>
-        {
+        Err(error) if addr.ip().is_unspecified() && errno::no_family(&error) => {
             open(SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), addr.port()))
         }
         other => other,

@@ -3,7 +3,9 @@
 //! `docs/OPERATIONS.md` is made from this file. A name, once released, stays; a new kind goes where its
 //! cause belongs.
 
-use std::fmt;
+use std::{fmt, io};
+
+use rustix::io::Errno;
 
 use crate::base::lane::NoThread;
 
@@ -274,21 +276,10 @@ kinds! {
         "stop the process named, or set statusPort of the proxy config (annotation status.sidecar.istio.io/port); the agent tries again by itself";
 }
 
-/// Descriptors of this process and of the machine.
-const EMFILE: i32 = 24;
-const ENFILE: i32 = 23;
-/// A file's size: the limit of this process (`RLIMIT_FSIZE`), or of the file system.
-const EFBIG: i32 = 27;
-/// Processes, of `fork`.
-const EAGAIN: i32 = 11;
-/// Disks.
-const ENOSPC: i32 = 28;
-const EROFS: i32 = 30;
-const EDQUOT: i32 = 122;
-
-/// The system's number in the text of an error, as the library writes it.
-fn number(said: &str) -> Option<i32> {
-    said.split_once("(os error ")?.1.split_once(')')?.0.parse().ok()
+/// The system's error by its number in a text, as the library writes it.
+fn numbered(said: &str) -> Option<Errno> {
+    let number = said.split_once("(os error ")?.1.split_once(')')?.0.parse().ok()?;
+    Errno::from_io_error(&io::Error::from_raw_os_error(number))
 }
 
 impl Kind {
@@ -322,7 +313,7 @@ impl Kind {
     pub(crate) fn of_chain(error: &(dyn std::error::Error + 'static)) -> Option<Self> {
         let mut next = Some(error);
         while let Some(error) = next {
-            if let Some(io) = error.downcast_ref::<std::io::Error>() {
+            if let Some(io) = error.downcast_ref::<io::Error>() {
                 return Self::of_io(io);
             }
             next = error.source();
@@ -332,16 +323,17 @@ impl Kind {
 
     /// What an error of the file system is, where it has a kind of its own.
     #[must_use]
-    pub(crate) fn of_io(error: &std::io::Error) -> Option<Self> {
-        use std::io::ErrorKind as E;
+    pub(crate) fn of_io(error: &io::Error) -> Option<Self> {
+        use io::ErrorKind as E;
         match error.kind() {
             E::StorageFull | E::QuotaExceeded => Some(Self::DiskFull),
             E::ReadOnlyFilesystem => Some(Self::DiskReadOnly),
             _ if error.get_ref().is_some_and(|inner| inner.is::<NoThread>()) => Some(Self::Processes),
             // What the library has no kind for. Where a path was added the number stands in the text only.
-            _ => match error.raw_os_error().or_else(|| number(&error.to_string())) {
-                Some(EMFILE | ENFILE) => Some(Self::OpenFiles),
-                Some(EFBIG) => Some(Self::DiskFull),
+            _ => match Errno::from_io_error(error).or_else(|| numbered(&error.to_string())) {
+                Some(Errno::MFILE | Errno::NFILE) => Some(Self::OpenFiles),
+                // A file's size: the limit of this process (`RLIMIT_FSIZE`), or of the file system.
+                Some(Errno::FBIG) => Some(Self::DiskFull),
                 _ => None,
             },
         }
@@ -350,12 +342,13 @@ impl Kind {
     /// What keeps the system from starting something, by its word, where that has a kind of its own.
     #[must_use]
     pub(crate) fn of_start(said: &str) -> Option<Self> {
-        match number(said) {
-            Some(EMFILE | ENFILE) => Some(Self::OpenFiles),
-            Some(EAGAIN) => Some(Self::Processes),
+        match numbered(said) {
+            Some(Errno::MFILE | Errno::NFILE) => Some(Self::OpenFiles),
+            // Of `fork`.
+            Some(Errno::AGAIN) => Some(Self::Processes),
             // Of the files that it is given.
-            Some(ENOSPC | EDQUOT | EFBIG) => Some(Self::DiskFull),
-            Some(EROFS) => Some(Self::DiskReadOnly),
+            Some(Errno::NOSPC | Errno::DQUOT | Errno::FBIG) => Some(Self::DiskFull),
+            Some(Errno::ROFS) => Some(Self::DiskReadOnly),
             _ => None,
         }
     }
