@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
-use prost::encoding::{DecodeContext, decode_key, skip_field, string};
 
 use super::stages::Stages;
 use crate::base::error::BoxError;
 use crate::base::metrics::Metrics;
+use crate::base::wire;
 use crate::config::Config;
 use crate::trouble::Reporter;
 use crate::wasm::Converter;
@@ -40,23 +40,10 @@ const MOST: usize = 16_384;
 struct TooMany;
 
 /// The names in an incremental response's `removed_resources`.
-fn removed(mut response: Bytes) -> Result<Vec<String>, BoxError> {
+fn removed(response: &[u8]) -> Result<Vec<String>, BoxError> {
     const REMOVED: u32 = 6;
-    let mut names = Vec::new();
-    while !response.is_empty() {
-        let (tag, wire) = decode_key(&mut response)?;
-        if tag != REMOVED {
-            skip_field(wire, tag, &mut response, DecodeContext::default())?;
-            continue;
-        }
-        if names.len() == MOST {
-            return Err(TooMany.into());
-        }
-        let mut name = String::new();
-        string::merge(wire, &mut name, &mut response, DecodeContext::default())?;
-        names.push(name);
-    }
-    Ok(names)
+    let names = wire::texts(response, REMOVED).take(MOST + 1).collect::<Result<Vec<_>, _>>()?;
+    if names.len() > MOST { Err(TooMany.into()) } else { Ok(names) }
 }
 
 impl Convert for Conversion {
@@ -72,7 +59,7 @@ impl Convert for Conversion {
                 Ok(resource)
             })?;
             if protocol == Protocol::Delta {
-                converter.removed(&removed(response.clone())?);
+                converter.removed(&removed(&response)?);
             }
             let whole = protocol == Protocol::Sotw;
             let mut converted = converter.convert(resources, whole).await?.into_iter();

@@ -1,50 +1,100 @@
-//! Changing a field of an encoded message, however deep, while everything else stays as it was. Pure.
+//! The fields at the top of an encoded message, one after the other, and changing one, however deep, while everything else
+//! stays as it was. Pure.
 //!
-//! A decode and re-encode would lose what our copy of the message does not know yet. Where a message
-//! field occurs more than once, its occurrences count as the one message they merge to.
+//! A decode and re-encode would lose what our copy of the message does not know yet, and a field of two bytes costs many
+//! times that once it is decoded. Where a message field occurs more than once, its occurrences count as the one message
+//! they merge to.
 
-use bytes::{Buf, Bytes, BytesMut};
-use prost::DecodeError;
-use prost::encoding::{DecodeContext, WireType, decode_key, encode_key, encode_varint, skip_field};
+use bytes::{BufMut, Bytes, BytesMut};
+use prost::encoding::{
+    DecodeContext, WireType, decode_key, decode_varint, encode_key, encode_varint, message, skip_field,
+    string,
+};
+use prost::{DecodeError, Message};
 
 /// A top-level field.
-pub(crate) struct Field {
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Field<'a> {
     pub(crate) tag: u32,
+    wire: WireType,
     /// Key and value.
-    pub(crate) raw: Bytes,
-    /// The value, where it is length-delimited.
-    pub(crate) body: Option<Bytes>,
+    pub(crate) raw: &'a [u8],
+    /// What follows the key: a number, or a length and so many bytes.
+    pub(crate) value: &'a [u8],
 }
 
-/// The top-level fields in order.
-pub(crate) fn fields(message: &Bytes) -> Result<Vec<Field>, DecodeError> {
-    each(message).collect()
+impl<'a> Field<'a> {
+    fn next(rest: &mut &'a [u8]) -> Result<Self, DecodeError> {
+        let raw = *rest;
+        let (tag, wire) = decode_key(rest)?;
+        let value = *rest;
+        skip_field(wire, tag, rest, DecodeContext::default())?;
+        let read = |from: &'a [u8]| &from[..from.len() - rest.len()];
+        Ok(Self { tag, wire, raw: read(raw), value: read(value) })
+    }
+
+    /// The bytes of a text or of a message; `None` where it is neither.
+    pub(crate) fn body(&self) -> Option<&'a [u8]> {
+        (self.wire == WireType::LengthDelimited).then(|| {
+            let mut body = self.value;
+            let _ = decode_varint(&mut body);
+            body
+        })
+    }
+
+    /// The text.
+    ///
+    /// # Errors
+    /// When it is none.
+    pub(crate) fn text(&self) -> Result<String, DecodeError> {
+        let mut text = String::new();
+        string::merge(self.wire, &mut text, &mut { self.value }, DecodeContext::default())?;
+        Ok(text)
+    }
+
+    /// The message; its bytes are shared with `whole`, of which this is a field.
+    ///
+    /// # Errors
+    /// When it is none.
+    pub(crate) fn message<M: Message + Default>(&self, whole: &Bytes) -> Result<M, DecodeError> {
+        let mut made = M::default();
+        let mut value = whole.slice_ref(self.value);
+        message::merge(self.wire, &mut made, &mut value, DecodeContext::default())?;
+        Ok(made)
+    }
 }
 
-/// The top-level fields one after the other: a field of two bytes costs many times that where all are held. After an
-/// error there is nothing more.
-pub(crate) fn each(message: &Bytes) -> impl Iterator<Item = Result<Field, DecodeError>> + use<> {
-    let mut rest = message.clone();
+/// The top-level fields in order. After an error there is nothing more.
+pub(crate) fn each(message: &[u8]) -> impl Iterator<Item = Result<Field<'_>, DecodeError>> {
+    let mut rest = message;
     std::iter::from_fn(move || {
-        let field = rest.has_remaining().then(|| next(&mut rest));
+        let field = (!rest.is_empty()).then(|| Field::next(&mut rest));
         if matches!(field, Some(Err(_))) {
-            rest.clear();
+            rest = &[];
         }
         field
     })
 }
 
-fn next(rest: &mut Bytes) -> Result<Field, DecodeError> {
-    let before = rest.clone();
-    let (tag, wire) = decode_key(rest)?;
-    let start = rest.clone();
-    skip_field(wire, tag, rest, DecodeContext::default())?;
-    let body = (wire == WireType::LengthDelimited).then(|| {
-        let mut value = start.slice(..start.len() - rest.len());
-        let _ = prost::encoding::decode_varint(&mut value);
-        value
-    });
-    Ok(Field { tag, raw: before.slice(..before.len() - rest.len()), body })
+/// The texts of a field that may occur any number of times; the whole message is read.
+pub(crate) fn texts(message: &[u8], tag: u32) -> impl Iterator<Item = Result<String, DecodeError>> {
+    each(message).filter_map(move |field| match field {
+        Ok(field) => (field.tag == tag).then(|| field.text()),
+        Err(error) => Some(Err(error)),
+    })
+}
+
+/// Whether a message has so many fields at its top at most; of bytes that are no message the decoder says what is wrong.
+/// Millions of empty ones fit into a few MB, and each takes ten times its bytes, or more, once it is decoded.
+pub(crate) fn has_few_fields(message: &[u8], most: usize) -> bool {
+    each(message).nth(most).is_none()
+}
+
+/// Appends a length-delimited field.
+pub(crate) fn put(out: &mut impl BufMut, tag: u32, body: &[u8]) {
+    encode_key(tag, WireType::LengthDelimited, out);
+    encode_varint(body.len() as u64, out);
+    out.put_slice(body);
 }
 
 /// What the occurrences of message field `tag` merge to; `None` when there is none.
@@ -53,14 +103,14 @@ pub(crate) fn merged(message: &Bytes, tag: u32) -> Result<Option<Bytes>, DecodeE
     let mut all = BytesMut::new();
     for field in each(message) {
         let field = field?;
-        let Some(body) = field.body.filter(|_| field.tag == tag) else { continue };
+        let Some(body) = field.body().filter(|_| field.tag == tag) else { continue };
         match &first {
-            None => first = Some(body),
+            None => first = Some(message.slice_ref(body)),
             Some(first) => {
                 if all.is_empty() {
                     all.extend_from_slice(first);
                 }
-                all.extend_from_slice(&body);
+                all.extend_from_slice(body);
             }
         }
     }
@@ -68,11 +118,11 @@ pub(crate) fn merged(message: &Bytes, tag: u32) -> Result<Option<Bytes>, DecodeE
 }
 
 /// The last occurrence of a text or of bytes, which is the one that counts; `None` when there is none.
-pub(crate) fn last(message: &Bytes, tag: u32) -> Result<Option<Bytes>, DecodeError> {
+pub(crate) fn last(message: &[u8], tag: u32) -> Result<Option<&[u8]>, DecodeError> {
     let mut found = None;
     for field in each(message) {
         let field = field?;
-        found = field.body.filter(|_| field.tag == tag).or(found);
+        found = field.body().filter(|_| field.tag == tag).or(found);
     }
     Ok(found)
 }
@@ -89,17 +139,12 @@ pub(crate) fn edit(
     let new =
         if inner.is_empty() { change(old)? } else { Some(edit(&old.unwrap_or_default(), inner, change)?) };
     let mut out = BytesMut::with_capacity(message.len());
-    let put = |out: &mut BytesMut| {
-        if let Some(body) = &new {
-            encode_key(*tag, WireType::LengthDelimited, out);
-            encode_varint(body.len() as u64, out);
-            out.extend_from_slice(body);
-        }
-    };
+    let put = |out: &mut BytesMut| new.iter().for_each(|body| put(out, *tag, body));
     let mut done = false;
-    for field in fields(message)? {
+    for field in each(message) {
+        let field = field?;
         if field.tag != *tag {
-            out.extend_from_slice(&field.raw);
+            out.extend_from_slice(field.raw);
         } else if !done {
             done = true;
             put(&mut out);
@@ -167,18 +212,45 @@ mod tests {
         let many = Bytes::from(b"\x0a\x01a\x12\x00".repeat(1_000_000));
         assert_eq!(merged(&many, 1).unwrap().unwrap(), "a".repeat(1_000_000));
         assert_eq!(merged(&many, 2).unwrap().unwrap(), "");
-        assert_eq!((last(&many, 1).unwrap().unwrap(), last(&many, 3).unwrap()), ("a".into(), None));
-        let mut cut = each(&many.slice(..6));
+        assert_eq!((last(&many, 1).unwrap(), last(&many, 3).unwrap()), (Some(b"a".as_slice()), None));
+        let mut cut = each(&many[..6]);
         assert!(cut.next().unwrap().is_ok() && cut.next().unwrap().is_ok());
         assert!(cut.next().unwrap().is_err() && cut.next().is_none());
+    }
+
+    #[test]
+    fn fields_are_counted_no_further_than_need_be() {
+        let of = |count: usize, most| has_few_fields(&[0x0a, 0].repeat(count), most);
+        assert!(of(0, 0) && of(3, 3) && !of(4, 3) && !of(1, 0));
+        // What is wrong with it the decoder says.
+        assert!(has_few_fields(&[0x0a, 0, 0x0a], 3) && has_few_fields(&[0xff], 1));
+    }
+
+    #[test]
+    fn a_value_is_what_it_is_asked_for_or_refused() {
+        let whole = Bytes::from_static(b"\x0a\x02ok\x0a\x01\xff\x08\x07");
+        let fields: Vec<_> = each(&whole).map(Result::unwrap).collect();
+        let texts: Vec<_> = texts(&whole, 1).map(|text| text.map_err(|e| e.to_string())).collect();
+        assert_eq!(texts[0].as_deref(), Ok("ok"));
+        assert!(texts[1].as_ref().unwrap_err().contains("UTF-8"), "{texts:?}");
+        assert!(texts[2].as_ref().unwrap_err().contains("wire type"), "{texts:?}");
+        assert_eq!(
+            fields.iter().map(Field::body).collect::<Vec<_>>(),
+            [Some(&b"ok"[..]), Some(&[0xff]), None]
+        );
+        assert!(fields[2].message::<Inner>(&whole).is_err());
+        let outer = Outer { inner: Some(Inner { a: "x".into(), b: Vec::new() }), ..Outer::default() };
+        let whole = Bytes::from(outer.encode_to_vec());
+        let field = each(&whole).next().unwrap().unwrap();
+        assert_eq!(Some(field.message(&whole).unwrap()), outer.inner);
     }
 
     proptest! {
         #[test]
         fn any_bytes_are_split_without_loss_or_refused(raw in proptest::collection::vec(any::<u8>(), 0..80)) {
             let raw = Bytes::from(raw);
-            if let Ok(fields) = fields(&raw) {
-                prop_assert_eq!(fields.iter().map(|f| &f.raw[..]).collect::<Vec<_>>().concat(), raw.to_vec());
+            if let Ok(fields) = each(&raw).collect::<Result<Vec<_>, _>>() {
+                prop_assert_eq!(fields.iter().map(|f| f.raw).collect::<Vec<_>>().concat(), raw.to_vec());
                 let made = set(&raw, 77, "new").unwrap();
                 prop_assert_eq!(merged(&made, 77).unwrap().unwrap(), "new");
             }

@@ -16,8 +16,9 @@ use http::{HeaderMap, HeaderValue, Request, StatusCode};
 use tonic::{Code, Status};
 
 use crate::base::heap;
+use crate::base::wire::has_few_fields;
 use crate::istiod::Stream;
-use crate::net::grpc::{FRAME, code_of_http, code_of_reset, framed, has_few_fields, status_in, unframed};
+use crate::net::grpc::{FRAME, code_of_http, code_of_reset, framed, status_in, unframed};
 
 /// An answer above this, in bytes or in fields, is not a certificate chain.
 const MAX_ANSWER: usize = 4 << 20;

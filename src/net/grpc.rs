@@ -14,8 +14,6 @@ use bytes::{BufMut, Bytes, BytesMut};
 use http::header::CONTENT_TYPE;
 use http::{HeaderMap, HeaderValue, Method, Response, StatusCode};
 use percent_encoding::{AsciiSet, CONTROLS, percent_decode, percent_encode};
-use prost::DecodeError;
-use prost::encoding::{DecodeContext, decode_key, skip_field};
 use tokio::time::Instant;
 use tonic::metadata::MetadataValue;
 use tonic::{Code, Status};
@@ -24,17 +22,6 @@ use crate::base::quote::shown;
 
 /// Frame of a message: flag and length.
 pub(crate) const FRAME: usize = 5;
-
-/// Whether a message has so many fields at its top at most; of bytes that are no message the decoder says what is wrong.
-/// Millions of empty ones fit into a few MB, and each takes ten times its bytes, or more, once it is decoded.
-pub(crate) fn has_few_fields(mut message: &[u8], most: usize) -> bool {
-    let mut next = || {
-        let (tag, wire) = decode_key(&mut message)?;
-        skip_field(wire, tag, &mut message, DecodeContext::default())?;
-        Ok::<_, DecodeError>(message.is_empty())
-    };
-    (0..most).any(|_| next().unwrap_or(true))
-}
 
 /// With which a server says when it may be tried again (gRPC's proposal A6).
 pub(crate) const PUSHBACK: &str = "grpc-retry-pushback-ms";

@@ -1,11 +1,10 @@
 //! What a message of the discovery protocol says, without decoding what is in its resources.
 
-use bytes::{BufMut, Bytes, BytesMut};
+use bytes::{Bytes, BytesMut};
 use prost::DecodeError;
-use prost::encoding::{WireType, encode_key, encode_varint};
 
 use super::Mode;
-use crate::base::wire::{Field, each, last};
+use crate::base::wire::{Field, each, last, put};
 
 /// A request of Envoy's.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -54,16 +53,16 @@ impl From<DecodeError> for Malformed {
     }
 }
 
-fn utf8(body: &Bytes) -> Result<String, Malformed> {
+fn utf8(body: &[u8]) -> Result<String, Malformed> {
     std::str::from_utf8(body).map(str::to_owned).map_err(|_| Malformed)
 }
 
-fn text(field: &Field) -> Result<String, Malformed> {
-    utf8(field.body.as_ref().unwrap_or(&Bytes::new()))
+fn text(field: &Field<'_>) -> Result<String, Malformed> {
+    utf8(field.body().unwrap_or_default())
 }
 
-fn text_in(message: &Bytes, tag: u32) -> Result<String, Malformed> {
-    utf8(&last(message, tag)?.unwrap_or_default())
+fn text_in(message: &[u8], tag: u32) -> Result<String, Malformed> {
+    utf8(last(message, tag)?.unwrap_or_default())
 }
 
 /// What a held text costs beside its letters: a `String` (24 bytes), its allocation, and its part of a tree.
@@ -111,15 +110,17 @@ pub(crate) fn request(mode: Mode, message: &Bytes, most: usize) -> Result<Reques
         let field = field?;
         match (mode, field.tag) {
             (Mode::Sotw, 1) => out.version = text(&field)?,
-            (Mode::Sotw, 2) | (Mode::Delta, 1) => out.node = field.body,
+            (Mode::Sotw, 2) | (Mode::Delta, 1) => {
+                out.node = field.body().map(|body| message.slice_ref(body));
+            }
             (Mode::Sotw, 3) | (Mode::Delta, 3) => out.names.push(held(text(&field)?)?),
             (Mode::Sotw, 4) | (Mode::Delta, 2) => out.type_url = text(&field)?,
             (Mode::Sotw, 5) | (Mode::Delta, 6) => out.nonce = text(&field)?,
             (Mode::Sotw, 6) | (Mode::Delta, 7) => out.rejects = true,
             (Mode::Delta, 4) => out.dropped.push(held(text(&field)?)?),
             (Mode::Delta, 5) => {
-                let entry = field.body.unwrap_or_default();
-                out.has.push((held(text_in(&entry, 1)?)?, held(text_in(&entry, 2)?)?));
+                let entry = field.body().unwrap_or_default();
+                out.has.push((held(text_in(entry, 1)?)?, held(text_in(entry, 2)?)?));
             }
             _ => {}
         }
@@ -163,12 +164,12 @@ pub(crate) fn response(mode: Mode, message: &Bytes) -> Result<Response, Unread> 
         match (mode, field.tag) {
             (_, 1) => out.version = text(&field)?,
             (_, 2) => {
-                let body = field.body.unwrap_or_default();
+                let body = field.body().unwrap_or_default();
                 let name = match mode {
-                    Mode::Sotw => name_in(&body)?,
-                    Mode::Delta => text_in(&body, 3)?,
+                    Mode::Sotw => name_in(body)?,
+                    Mode::Delta => text_in(body, 3)?,
                 };
-                out.resources.push((held(name)?, body));
+                out.resources.push((held(name)?, message.slice_ref(body)));
             }
             (_, 4) => out.type_url = text(&field)?,
             (_, 5) => out.nonce = text(&field)?,
@@ -183,20 +184,14 @@ pub(crate) fn response(mode: Mode, message: &Bytes) -> Result<Response, Unread> 
 ///
 /// # Errors
 /// When it is none.
-pub(crate) fn version(resource: &Bytes) -> Result<String, Malformed> {
+pub(crate) fn version(resource: &[u8]) -> Result<String, Malformed> {
     text_in(resource, 1)
 }
 
 // Every resource of Envoy's has its name in field 1; a wrapper has it in field 3.
-fn name_in(any: &Bytes) -> Result<String, Malformed> {
+fn name_in(any: &[u8]) -> Result<String, Malformed> {
     let wrapped = text_in(any, 1)?.ends_with("envoy.service.discovery.v3.Resource");
-    text_in(&last(any, 2)?.unwrap_or_default(), if wrapped { 3 } else { 1 })
-}
-
-fn put(out: &mut BytesMut, tag: u32, body: &[u8]) {
-    encode_key(tag, WireType::LengthDelimited, out);
-    encode_varint(body.len() as u64, out);
-    out.put_slice(body);
+    text_in(last(any, 2)?.unwrap_or_default(), if wrapped { 3 } else { 1 })
 }
 
 fn put_some(out: &mut BytesMut, tag: u32, text: &str) {

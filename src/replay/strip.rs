@@ -61,7 +61,7 @@ impl Strip {
         for field in each(&message) {
             let field = field?;
             if !taken.contains(&field.tag) {
-                out.extend_from_slice(&field.raw);
+                out.extend_from_slice(field.raw);
             }
         }
         Ok(Some(out.freeze()))

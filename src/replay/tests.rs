@@ -5,10 +5,10 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use bytes::{Bytes, BytesMut};
 use proptest::prelude::*;
-use prost::encoding::{WireType, encode_key, encode_varint};
 
 use super::read::{self, Request, Response};
 use super::{Mode, ORDER, StandIn, Store, Strip, rank};
+use crate::base::wire::{merged, put};
 
 const MARK: &str = "memory-";
 /// Clusters and listeners come all, endpoints and routes by the names of those.
@@ -20,12 +20,6 @@ fn comes_all(of: usize) -> bool {
 }
 
 type Have = BTreeMap<String, u64>;
-
-fn put(out: &mut BytesMut, tag: u32, body: &[u8]) {
-    encode_key(tag, WireType::LengthDelimited, out);
-    encode_varint(body.len() as u64, out);
-    out.extend_from_slice(body);
-}
 
 // A resource as it stands in a response; its version is in its body, so that both forms have one.
 fn resource(mode: Mode, of: usize, name: &str, version: u64) -> Bytes {
@@ -45,7 +39,6 @@ fn resource(mode: Mode, of: usize, name: &str, version: u64) -> Bytes {
 }
 
 fn version_of(mode: Mode, body: &Bytes) -> u64 {
-    use crate::base::wire::merged;
     let any = if mode == Mode::Sotw { body.clone() } else { merged(body, 2).unwrap().unwrap() };
     let value = merged(&any, 2).unwrap().unwrap();
     assert!(value.len() > 50, "the bytes are whole");

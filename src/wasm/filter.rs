@@ -296,13 +296,14 @@ struct Entry {
 
 fn without_ours(variables: Option<Bytes>) -> Result<Option<Bytes>, DecodeError> {
     let mut kept = Vec::new();
-    for field in wire::fields(&variables.unwrap_or_default())? {
-        let ours = match (&field.body, field.tag) {
-            (Some(body), KEY_VALUES) => Entry::decode(body.clone())?.key.starts_with(FOR_THE_AGENT),
+    for field in wire::each(&variables.unwrap_or_default()) {
+        let field = field?;
+        let ours = match (field.body(), field.tag) {
+            (Some(body), KEY_VALUES) => Entry::decode(body)?.key.starts_with(FOR_THE_AGENT),
             _ => false,
         };
         if !ours {
-            kept.extend_from_slice(&field.raw);
+            kept.extend_from_slice(field.raw);
         }
     }
     Ok((!kept.is_empty()).then(|| kept.into()))

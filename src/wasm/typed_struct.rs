@@ -11,12 +11,13 @@ mod schema;
 
 use base64::Engine;
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
-use bytes::{BufMut, Bytes};
+use bytes::Bytes;
 use prost::Message as _;
 use prost::encoding::{WireType, encode_key, encode_varint};
 use prost_types::value::Kind as Json;
 use prost_types::{Struct, Value};
 
+use crate::base::wire;
 use schema::{Field, Kind, Message};
 
 /// A struct that is not the message it stands for. Fields are named, values never.
@@ -100,7 +101,7 @@ fn put(field: &Field, value: &Value, here: &str, out: &mut Vec<u8>) -> Result<()
                     &mut entry,
                 )?;
                 put(&Field { name: "value", number: 2, kind: *inner, oneof: 1 }, value, here, &mut entry)?;
-                bytes(field.number, &entry, out);
+                wire::put(out, field.number, &entry);
             }
             Ok(())
         }
@@ -117,12 +118,6 @@ fn wrong(here: &str, wanted: &'static str) -> Error {
     Error::Wrong { field: here.to_owned(), wanted }
 }
 
-fn bytes(number: u32, value: &[u8], out: &mut Vec<u8>) {
-    encode_key(number, WireType::LengthDelimited, out);
-    encode_varint(value.len() as u64, out);
-    out.put_slice(value);
-}
-
 // Zeros are left out unless the field's presence means something.
 fn varint(field: &Field, value: u64, out: &mut Vec<u8>) {
     if value != 0 || field.oneof != 0 {
@@ -135,13 +130,13 @@ fn scalar(field: &Field, kind: Kind, json: &Json, here: &str, out: &mut Vec<u8>)
     match (kind, json) {
         (Kind::Text, Json::StringValue(text)) => {
             if !text.is_empty() || field.oneof != 0 {
-                bytes(field.number, text.as_bytes(), out);
+                wire::put(out, field.number, text.as_bytes());
             }
         }
         (Kind::Bytes, Json::StringValue(text)) => {
             let value = base64(text).ok_or_else(|| wrong(here, "base64"))?;
             if !value.is_empty() || field.oneof != 0 {
-                bytes(field.number, &value, out);
+                wire::put(out, field.number, &value);
             }
         }
         (Kind::Bool, Json::BoolValue(value)) => varint(field, u64::from(*value), out),
@@ -173,17 +168,17 @@ fn scalar(field: &Field, kind: Kind, json: &Json, here: &str, out: &mut Vec<u8>)
             let mut wrapper = Vec::new();
             let value = Field { name: field.name, number: 1, kind: *inner, oneof: 0 };
             scalar(&value, *inner, json, here, &mut wrapper)?;
-            bytes(field.number, &wrapper, out);
+            wire::put(out, field.number, &wrapper);
         }
         (Kind::Duration, Json::StringValue(text)) => {
             let value = duration(text).ok_or_else(|| wrong(here, "a duration such as \"5s\""))?;
-            bytes(field.number, &value.encode_to_vec(), out);
+            wire::put(out, field.number, &value.encode_to_vec());
         }
         (Kind::Message(inner), Json::StructValue(object)) => {
-            bytes(field.number, &message(inner, object, here)?, out);
+            wire::put(out, field.number, &message(inner, object, here)?);
         }
-        (Kind::Struct, Json::StructValue(object)) => bytes(field.number, &object.encode_to_vec(), out),
-        (Kind::Any, Json::StructValue(object)) => bytes(field.number, &any(object, here)?, out),
+        (Kind::Struct, Json::StructValue(object)) => wire::put(out, field.number, &object.encode_to_vec()),
+        (Kind::Any, Json::StructValue(object)) => wire::put(out, field.number, &any(object, here)?),
         (kind, _) => return Err(wrong(here, kind.wanted())),
     }
     Ok(())
@@ -249,7 +244,7 @@ fn any(object: &Struct, path: &str) -> Result<Vec<u8>, Error> {
             let mut outer = Vec::new();
             let field = Field { name: "value", number: 1, kind, oneof: 1 };
             put(&field, &value, &here, &mut outer)?;
-            crate::base::wire::merged(&outer.into(), 1).ok().flatten().unwrap_or_default().to_vec()
+            wire::merged(&outer.into(), 1).ok().flatten().unwrap_or_default().to_vec()
         }
         None => {
             let of = schema::by_name(name).ok_or_else(|| Error::Type(here.clone()))?;

@@ -12,12 +12,12 @@ use std::task::{Context, Poll};
 
 use bytes::{Bytes, BytesMut};
 use prost::Message;
-use prost::encoding::{WireType, decode_key, decode_varint, encode_key, encode_varint};
 
 use super::protocol::Protocol;
 use super::tap::Convert;
 use crate::base::error::BoxError;
 use crate::base::tasks::{Set, caught};
+use crate::base::wire;
 
 /// What a conversion is called where it panics.
 const NAME: &str = "conversion of an extension config";
@@ -174,6 +174,9 @@ struct Envelope {
     name: String,
 }
 
+/// The field of both protocols' responses that holds resources.
+const RESOURCE: u32 = 2;
+
 // Each top-level field as it came; those that are about one resource with its name. One after the other: a response may
 // be millions of tiny ones.
 fn each(
@@ -181,28 +184,18 @@ fn each(
     response: &Bytes,
     mut visit: impl FnMut(&[u8], Option<String>),
 ) -> Result<(), prost::DecodeError> {
-    const RESOURCE: u32 = 2;
     const REMOVED: u32 = 6;
-    let mut rest = response.clone();
-    while !rest.is_empty() {
-        let before = rest.clone();
-        let (tag, wire) = decode_key(&mut rest)?;
-        let mut name = None;
-        if wire == WireType::LengthDelimited {
-            let mut peek = rest.clone();
-            let length = usize::try_from(decode_varint(&mut peek)?).unwrap_or(usize::MAX);
-            if length <= peek.len() {
-                let body = peek.split_to(length);
-                name = match (protocol, tag) {
-                    (Protocol::Delta, RESOURCE) => Some(Envelope::decode(body)?.name),
-                    (Protocol::Sotw, RESOURCE) => Some(Named::decode(Body::decode(body)?.value)?.name),
-                    (Protocol::Delta, REMOVED) => String::from_utf8(body.to_vec()).ok(),
-                    _ => None,
-                };
+    for field in wire::each(response) {
+        let field = field?;
+        let name = match (protocol, field.tag, field.body()) {
+            (Protocol::Delta, RESOURCE, Some(body)) => Some(Envelope::decode(body)?.name),
+            (Protocol::Sotw, RESOURCE, Some(_)) => {
+                Some(Named::decode(field.message::<Body>(response)?.value)?.name)
             }
-        }
-        prost::encoding::skip_field(wire, tag, &mut rest, prost::encoding::DecodeContext::default())?;
-        visit(&before[..before.len() - rest.len()], name);
+            (Protocol::Delta, REMOVED, Some(body)) => String::from_utf8(body.to_vec()).ok(),
+            _ => None,
+        };
+        visit(field.raw, name);
     }
     Ok(())
 }
@@ -218,41 +211,31 @@ pub(crate) fn map_resources(
     response: &Bytes,
     mut change: impl FnMut(Bytes) -> Result<Bytes, BoxError>,
 ) -> Result<Bytes, BoxError> {
-    const RESOURCE: u32 = 2;
-    let mut rest = response.clone();
     let mut made = BytesMut::with_capacity(response.len());
-    while !rest.is_empty() {
-        let before = rest.clone();
-        let (tag, wire) = decode_key(&mut rest)?;
-        if tag == RESOURCE && wire == WireType::LengthDelimited {
-            let length = decode_varint(&mut rest)?;
-            let length =
-                usize::try_from(length).ok().filter(|l| *l <= rest.len()).ok_or("a resource is cut")?;
-            let body = rest.split_to(length);
-            let body = match protocol {
-                Protocol::Sotw => change(body)?,
-                // In delta the body is a field of the same number one level below.
-                Protocol::Delta => {
-                    let mut bare = true;
-                    let mut inner = |any| {
-                        bare = false;
-                        change(any)
-                    };
-                    let made =
-                        map_resources(Protocol::Sotw, &body, &mut inner as &mut dyn FnMut(Bytes) -> _)?;
-                    if bare {
-                        change(Bytes::new())?;
-                    }
-                    made
-                }
-            };
-            encode_key(RESOURCE, WireType::LengthDelimited, &mut made);
-            encode_varint(body.len() as u64, &mut made);
-            made.extend_from_slice(&body);
+    for field in wire::each(response) {
+        let field = field?;
+        let Some(body) = field.body().filter(|_| field.tag == RESOURCE) else {
+            made.extend_from_slice(field.raw);
             continue;
-        }
-        prost::encoding::skip_field(wire, tag, &mut rest, prost::encoding::DecodeContext::default())?;
-        made.extend_from_slice(&before[..before.len() - rest.len()]);
+        };
+        let body = response.slice_ref(body);
+        let body = match protocol {
+            Protocol::Sotw => change(body)?,
+            // In delta the body is a field of the same number one level below.
+            Protocol::Delta => {
+                let mut bare = true;
+                let mut inner = |any| {
+                    bare = false;
+                    change(any)
+                };
+                let made = map_resources(Protocol::Sotw, &body, &mut inner as &mut dyn FnMut(Bytes) -> _)?;
+                if bare {
+                    change(Bytes::new())?;
+                }
+                made
+            }
+        };
+        wire::put(&mut made, RESOURCE, &body);
     }
     Ok(made.freeze())
 }

@@ -9,14 +9,13 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
-use prost::Message;
-use prost::encoding::{DecodeContext, WireType, decode_key, skip_field};
 use tokio::sync::watch;
 
 use super::protocol::Protocol;
 use super::types;
 use crate::base::error::BoxError;
 use crate::base::lane::Lane;
+use crate::base::wire;
 
 /// Handles one type.
 pub trait Tap: Send + Sync + fmt::Debug {
@@ -85,7 +84,7 @@ pub(super) async fn apply(
 }
 
 fn take(tap: &dyn Tap, protocol: Protocol, response: Bytes) -> Option<Result<(), BoxError>> {
-    let first = match first(protocol, response) {
+    let first = match first(protocol, &response) {
         Ok(first) => first?,
         Err(error) => return Some(Err(error.into())),
     };
@@ -105,27 +104,20 @@ struct Mismatch {
 
 // A delta resource without a body stands as an empty one, and so is refused. Only the first is kept: a response of
 // nothing but empty ones would be thirty times its size.
-fn first(protocol: Protocol, mut response: Bytes) -> Result<Option<Any>, prost::DecodeError> {
+fn first(protocol: Protocol, response: &Bytes) -> Result<Option<Any>, prost::DecodeError> {
     let mut first = None;
-    while !response.is_empty() {
-        let (tag, wire) = decode_key(&mut response)?;
-        if tag != RESOURCES {
-            skip_field(wire, tag, &mut response, DecodeContext::default())?;
+    for field in wire::each(response) {
+        let field = field?;
+        if field.tag != RESOURCES {
             continue;
         }
         let resource = match protocol {
-            Protocol::Sotw => field::<Any>(wire, &mut response)?,
-            Protocol::Delta => field::<DeltaResource>(wire, &mut response)?.resource.unwrap_or_default(),
+            Protocol::Sotw => field.message::<Any>(response)?,
+            Protocol::Delta => field.message::<DeltaResource>(response)?.resource.unwrap_or_default(),
         };
         first.get_or_insert(resource);
     }
     Ok(first)
-}
-
-fn field<M: Message + Default>(wire: WireType, rest: &mut Bytes) -> Result<M, prost::DecodeError> {
-    let mut message = M::default();
-    prost::encoding::message::merge(wire, &mut message, rest, DecodeContext::default())?;
-    Ok(message)
 }
 
 /// Trust anchors that istiod hands out in pushed proxy configuration.
@@ -150,25 +142,12 @@ enum BadBundle {
     Entries,
 }
 
-fn certificates(mut config: Bytes) -> Result<Vec<String>, BadBundle> {
+fn certificates(config: &[u8]) -> Result<Vec<String>, BadBundle> {
     if config.len() > BUNDLE {
         return Err(BadBundle::Bytes(config.len()));
     }
-    let mut out = Vec::new();
-    while !config.is_empty() {
-        let (tag, wire) = decode_key(&mut config)?;
-        if tag != CERTIFICATES {
-            skip_field(wire, tag, &mut config, DecodeContext::default())?;
-            continue;
-        }
-        if out.len() == ENTRIES {
-            return Err(BadBundle::Entries);
-        }
-        let mut pem = String::new();
-        prost::encoding::string::merge(wire, &mut pem, &mut config, DecodeContext::default())?;
-        out.push(pem);
-    }
-    Ok(out)
+    let pems = wire::texts(config, CERTIFICATES).take(ENTRIES + 1).collect::<Result<Vec<_>, _>>()?;
+    if pems.len() > ENTRIES { Err(BadBundle::Entries) } else { Ok(pems) }
 }
 
 impl TrustBundle {
@@ -186,7 +165,7 @@ impl Tap for TrustBundle {
     }
 
     fn apply(&self, body: Bytes) -> Result<(), BoxError> {
-        let bundle = certificates(body)?;
+        let bundle = certificates(&body)?;
         self.0.send_if_modified(|current| {
             let changed = *current != bundle;
             *current = bundle;
@@ -198,6 +177,8 @@ impl Tap for TrustBundle {
 
 #[cfg(test)]
 mod tests {
+    use prost::Message;
+
     use super::*;
 
     #[derive(Clone, PartialEq, prost::Message)]

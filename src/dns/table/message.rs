@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use bytes::Bytes;
-use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
+use prost::encoding::decode_varint;
 use prost::{DecodeError, Message};
 
 use super::Scope;
-use crate::net::grpc::has_few_fields;
+use crate::base::wire::{each, has_few_fields};
 
 /// `istio.networking.nds.v1.NameTable`.
 #[cfg(test)]
@@ -40,6 +40,11 @@ impl NameInfo {
         self.ips.iter().filter_map(|ip| ip.parse().ok()).collect()
     }
 }
+
+/// Where things stand: a host in the message, what is known of it in the host, and there each of `alt_hosts`.
+const HOST: u32 = 1;
+const INFO: u32 = 2;
+const ALT_HOST: u32 = 5;
 
 /// A host's own name, read without what is known of the host.
 #[derive(Clone, PartialEq, prost::Message)]
@@ -87,18 +92,7 @@ pub(super) struct Source {
 impl Source {
     /// Whether no host has more addresses and names than [`MOST`]. Bytes that are no such message have none.
     pub(super) fn has_small_hosts(&self) -> bool {
-        let mut rest: &[u8] = &self.body;
-        while !rest.is_empty() {
-            let Ok((tag, wire)) = decode_key(&mut rest) else { return true };
-            let host = inside(rest).filter(|_| tag == 1 && wire == WireType::LengthDelimited);
-            if host.is_some_and(|host| !is_small(host)) {
-                return false;
-            }
-            if skip_field(wire, tag, &mut rest, DecodeContext::default()).is_err() {
-                return true;
-            }
-        }
-        true
+        bodies(&self.body, HOST).all(is_small)
     }
 
     /// Each host with its place, in the message's order.
@@ -106,16 +100,14 @@ impl Source {
     /// # Errors
     /// Where the bytes are no such message.
     pub(super) fn each(&self, mut visit: impl FnMut(u32, &Host)) -> Result<(), DecodeError> {
-        let mut rest: &[u8] = &self.body;
-        while !rest.is_empty() {
-            let (tag, wire) = decode_key(&mut rest)?;
-            if tag != 1 || wire != WireType::LengthDelimited {
-                skip_field(wire, tag, &mut rest, DecodeContext::default())?;
+        for field in each(&self.body) {
+            let field = field?;
+            if field.tag != HOST || field.body().is_none() {
                 continue;
             }
             // A table of 4 GiB is none that istiod sends.
-            let Ok(at) = u32::try_from(self.body.len() - rest.len()) else { return Ok(()) };
-            visit(at, &Host::decode_length_delimited(&mut rest)?);
+            let Ok(at) = u32::try_from(behind(&self.body, field.value)) else { return Ok(()) };
+            visit(at, &Host::decode_length_delimited(field.value)?);
         }
         Ok(())
     }
@@ -134,32 +126,12 @@ impl Source {
         Some(Named::decode_length_delimited(host).ok()?.name)
     }
 
-    /// Where each of its `alt_hosts` is, in their order, as bytes behind `at`.
+    /// Where each of its `alt_hosts` is, in their order, as bytes behind `at`; only asked of what was decoded before.
     pub(super) fn others_at(&self, at: u32) -> Vec<u32> {
-        self.places_of_others(at).unwrap_or_default()
-    }
-
-    // Only called for what was decoded before.
-    fn places_of_others(&self, at: u32) -> Option<Vec<u32>> {
-        let host = self.body.get(usize::try_from(at).ok()?..)?;
-        let mut out = Vec::new();
-        let mut fields = inside(host)?;
-        while !fields.is_empty() {
-            let (tag, wire) = decode_key(&mut fields).ok()?;
-            if tag == 2 && wire == WireType::LengthDelimited {
-                let mut info = inside(fields)?;
-                while !info.is_empty() {
-                    let (tag, wire) = decode_key(&mut info).ok()?;
-                    if tag == 5 {
-                        let behind = info.as_ptr().addr() - host.as_ptr().addr();
-                        out.push(u32::try_from(behind).ok()?);
-                    }
-                    skip_field(wire, tag, &mut info, DecodeContext::default()).ok()?;
-                }
-            }
-            skip_field(wire, tag, &mut fields, DecodeContext::default()).ok()?;
-        }
-        Some(out)
+        let host = usize::try_from(at).ok().and_then(|at| self.body.get(at..)).unwrap_or_default();
+        let others = bodies(inside(host).unwrap_or_default(), INFO).flat_map(each).flatten();
+        let places = others.filter(|field| field.tag == ALT_HOST).map(|field| behind(host, field.value));
+        places.filter_map(|place| u32::try_from(place).ok()).collect()
     }
 
     /// One of the `alt_hosts`, from where [`Source::others_at`] says that it is.
@@ -173,20 +145,18 @@ impl Source {
 pub(super) const MOST: usize = 100_000;
 
 // A name and what is known of it, of which the parts would be put together if it were there twice.
-fn is_small(mut host: &[u8]) -> bool {
-    if !has_few_fields(host, 3) {
-        return false;
-    }
-    while let Ok((tag, wire)) = decode_key(&mut host) {
-        let info = inside(host).filter(|_| tag == 2 && wire == WireType::LengthDelimited);
-        if info.is_some_and(|info| !has_few_fields(info, MOST)) {
-            return false;
-        }
-        if skip_field(wire, tag, &mut host, DecodeContext::default()).is_err() {
-            break;
-        }
-    }
-    true
+fn is_small(host: &[u8]) -> bool {
+    has_few_fields(host, 3) && bodies(host, INFO).all(|info| has_few_fields(info, MOST))
+}
+
+// What the message fields of this number hold, up to where the bytes are no message.
+fn bodies(message: &[u8], tag: u32) -> impl Iterator<Item = &[u8]> {
+    each(message).flatten().filter(move |field| field.tag == tag).filter_map(|field| field.body())
+}
+
+// How far into `whole` this part of it begins.
+fn behind(whole: &[u8], part: &[u8]) -> usize {
+    part.as_ptr().addr() - whole.as_ptr().addr()
 }
 
 // What a field holds whose length stands at the beginning.

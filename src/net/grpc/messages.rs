@@ -19,8 +19,9 @@ use http_body::Body;
 use prost::Message;
 use tonic::Status;
 
-use super::{FRAME, has_few_fields};
+use super::FRAME;
 use crate::base::heap;
+use crate::base::wire::has_few_fields;
 
 /// Largest message, in bytes: gRPC's default, which is Go's and tonic's too.
 const LARGEST: usize = 4 * 1024 * 1024;
