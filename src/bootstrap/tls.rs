@@ -37,6 +37,14 @@ pub struct ClientTls {
     pub skip_verify: bool,
 }
 
+impl ClientTls {
+    /// Whether they say neither by what to verify the server nor that it need not be: Envoy refuses such a context.
+    #[must_use]
+    pub(crate) fn is_blind(&self) -> bool {
+        matches!(self.mode, TlsMode::Simple | TlsMode::Mutual) && self.ca.is_empty() && !self.skip_verify
+    }
+}
+
 /// Where the settings stand and what the context is for.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Use {
@@ -50,6 +58,10 @@ pub(crate) struct Use {
 
 /// An upstream transport socket; none for plaintext.
 pub(crate) fn socket(tls: &ClientTls, used: Use) -> Result<Option<Value>, Error> {
+    if tls.is_blind() {
+        let mode = if tls.mode == TlsMode::Simple { "SIMPLE" } else { "MUTUAL" };
+        return Err(Error::NoCa { field: used.field, mode });
+    }
     let mut common = Map::new();
     let alpn: &[&str] = match tls.mode {
         TlsMode::Disable => return Ok(None),
@@ -71,12 +83,7 @@ pub(crate) fn socket(tls: &ClientTls, used: Use) -> Result<Option<Value>, Error>
     }
     let root = match tls.mode {
         TlsMode::IstioMutual => Some(sds("ROOTCA", true)),
-        _ if !tls.ca.is_empty() => Some(sds(&format!("file-root:{}", tls.ca), false)),
-        _ if tls.skip_verify => None,
-        mode => {
-            let mode = if mode == TlsMode::Simple { "SIMPLE" } else { "MUTUAL" };
-            return Err(Error::NoCa { field: used.field, mode });
-        }
+        _ => (!tls.ca.is_empty()).then(|| sds(&format!("file-root:{}", tls.ca), false)),
     };
     if let Some(root) = root {
         let mut default = Map::new();

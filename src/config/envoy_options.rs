@@ -130,7 +130,7 @@ pub fn options(config: &mesh::ProxyConfig, node: Node) -> Options {
         },
         stats_compression: config.stats_compression.as_ref().is_none_or(|on| on.value),
         tracer: tracing.and_then(|t| t.tracer.as_ref()).and_then(tracer),
-        tracing_tls: tracing.and_then(|t| t.tls_settings.as_ref()).map(|t| tls(t, &node)),
+        tracing_tls: tracing.and_then(|t| t.tls_settings.as_ref()).map(|t| tls(t, |key| named(&node, key))),
         metrics_service: metrics,
         access_log_service: config.envoy_access_log_service.as_ref().map(|s| remote(s, &node)),
         statsd_address: config.statsd_udp_address.clone(),
@@ -166,10 +166,14 @@ fn tracer(given: &mesh::tracing::Tracer) -> Option<Tracer> {
     })
 }
 
+fn named<'a>(node: &'a Node, key: &str) -> Option<&'a str> {
+    node.typed.get(key).and_then(Value::as_str)
+}
+
 fn remote(given: &mesh::RemoteService, node: &Node) -> RemoteService {
     RemoteService {
         address: given.address.clone(),
-        tls: given.tls_settings.as_ref().map(|t| tls(t, node)),
+        tls: given.tls_settings.as_ref().map(|t| tls(t, |key| named(node, key))),
         keepalive: given.tcp_keepalive.as_ref().map(keepalive),
     }
 }
@@ -179,11 +183,10 @@ fn keepalive(given: &TcpKeepalive) -> Keepalive {
     Keepalive { probes: given.probes, time: seconds(&given.time), interval: seconds(&given.interval) }
 }
 
-// Files named in metadata are where the certificates are mounted, and beat those of the settings.
-fn tls(given: &ClientTlsSettings, node: &Node) -> ClientTls {
+/// TLS to a collector. Files that metadata names are where the certificates are mounted, and beat those of the settings.
+pub(super) fn tls<'a>(given: &ClientTlsSettings, metadata: impl Fn(&str) -> Option<&'a str>) -> ClientTls {
     let path = |key: &str, settings: &String| {
-        let metadata = node.typed.get(key).and_then(Value::as_str).filter(|v| !v.is_empty());
-        metadata.map_or_else(|| settings.clone(), str::to_owned)
+        metadata(key).filter(|v| !v.is_empty()).map_or_else(|| settings.clone(), str::to_owned)
     };
     ClientTls {
         mode: match given.mode() {

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::{Fault, Layers, validate};
 use crate::config::args;
 use crate::config::env::var;
-use crate::proto::istio::networking::v1alpha3::client_tls_settings::TlSmode;
+use crate::config::envoy_options;
 
 /// Flags that are a field of ProxyConfig, by its name.
 const FIELDS: [&str; 12] = [
@@ -25,9 +25,6 @@ const FIELDS: [&str; 12] = [
     "discoveryRefreshDelay",
     "envoyMetricsServiceAddress",
 ];
-
-/// Names the anchors of every collector in place of `caCertificates`.
-const CLIENT_ROOT: &str = "ISTIO_META_TLS_CLIENT_ROOT_CERT";
 
 impl Layers<'_> {
     pub(super) fn older(&mut self) {
@@ -126,13 +123,9 @@ impl Layers<'_> {
             "envoyAccessLogService" => &proxy.envoy_access_log_service,
             _ => return None,
         };
-        let tls = service.as_ref()?.tls_settings.as_ref()?;
-        let mode = TlSmode::try_from(tls.mode).ok()?;
-        let named = !tls.ca_certificates.is_empty()
-            || self.settings.env().get(CLIENT_ROOT).is_some_and(|f| !f.is_empty());
-        let skip = tls.insecure_skip_verify.as_ref().is_some_and(|v| v.value);
-        let blind = matches!(mode, TlSmode::Simple | TlSmode::Mutual) && !named && !skip;
-        blind.then(|| Fault {
+        let metadata = |key: &str| self.settings.env().get(&format!("ISTIO_META_{key}"));
+        let tls = envoy_options::tls(service.as_ref()?.tls_settings.as_ref()?, metadata);
+        tls.is_blind().then(|| Fault {
             at: format!("{field}.tlsSettings"),
             reason: "no caCertificates are named, and Envoy would refuse its configuration".to_owned(),
         })
