@@ -12,7 +12,8 @@ use tonic::metadata::MetadataMap;
 use zeroize::Zeroizing;
 
 use super::answers::Answers;
-use super::stream::{Call, Delta, Shared, Sotw, fetch, serve};
+use super::protocol::{Delta, Sotw};
+use super::stream::{Call, Shared, fetch, serve};
 use crate::base::error::BoxError;
 use crate::net::clients::Client;
 use crate::net::grpc::{self, Refused};
