@@ -195,7 +195,7 @@ pub(crate) fn histogram_buckets(node: &Node) -> Option<Value> {
     }
     let number = |n: &f64| {
         let integral = n.fract() == 0.0 && n.abs() < 1e15;
-        #[allow(clippy::cast_possible_truncation)]
+        #[expect(clippy::cast_possible_truncation, reason = "whole and below 10^15")]
         let value = if integral { Some(Number::from(*n as i64)) } else { Number::from_f64(*n) };
         value.map_or(Value::Null, Value::Number)
     };

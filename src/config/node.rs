@@ -248,7 +248,7 @@ fn doubles(value: Value) -> Value {
     match value {
         Value::Number(number) => {
             let double = number.as_f64().unwrap_or_default();
-            #[allow(clippy::cast_possible_truncation)]
+            #[expect(clippy::cast_possible_truncation, reason = "whole and within 53 bits")]
             if double.fract() == 0.0 && double.abs() <= 9_007_199_254_740_992.0 {
                 json!(double as i64)
             } else {

@@ -277,7 +277,7 @@ fn compare(l: &Value, r: &Value, equality: bool) -> Result<Ordering, Fault> {
 fn numbers(name: &str, a: &[Value]) -> Option<Answer> {
     let whole = |value: &Value| match value {
         Value::Int(n) => *n,
-        #[allow(clippy::cast_possible_truncation)]
+        #[expect(clippy::cast_possible_truncation, reason = "cut towards zero, as Sprig does")]
         Value::Float(n) => *n as i64,
         Value::Text(text) => text.parse().unwrap_or(0),
         Value::Bool(on) => i64::from(*on),
@@ -290,7 +290,7 @@ fn numbers(name: &str, a: &[Value]) -> Option<Answer> {
         ("float64", [_]) => Ok(Value::Float(match &a[0] {
             Value::Float(n) => *n,
             Value::Text(text) => text.parse().unwrap_or(0.0),
-            #[allow(clippy::cast_precision_loss)]
+            #[expect(clippy::cast_precision_loss, reason = "the nearest number is meant, as in Go")]
             other => whole(other) as f64,
         })),
         ("add", all) => of(all.iter().try_fold(0_i64, |sum, n| sum.checked_add(*n))),
