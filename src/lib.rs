@@ -1,15 +1,14 @@
 //! The process beside Envoy in every sidecar, gateway and VM of an Istio mesh.
 //!
 //! ```text
-//! config  flags + env + files + pod info ─► config::load ─► Config ─► agent::bind ─► each part its own slice
+//! config  flags + env + files + pod info ─► config::load ─► Config ─► agent::run ─► each part its own slice
 //! certs   Envoy ─unix socket─► sds ─► secrets ─► ca  ─┐
 //! mesh    Envoy ─unix socket─► xds ───────────────────┴─► istiod ─► tls ─► network
 //! side    agent ─► bootstrap, envoy, status, dns, health, iptables (joined only by channels made in agent) ─► fetch
 //! ```
 //!
-//! Modules in path order; an edge runs only downwards in this list, and `tests/architecture.rs`
-//! enforces which. Nothing here is an API: the program calls `main`, and our tests, benches and fuzzers see what
-//! `testing` names, which is not in release builds.
+//! Edges run one way: `tests/architecture.rs` lists which module may use which. Nothing here is an API: the program
+//! calls `main`, and our tests, benches and fuzzers see what `testing` names, which is not in release builds.
 
 #![deny(clippy::disallowed_types)]
 // What only `testing` shows is reachable in debug builds, where the lint speaks.

@@ -1,5 +1,5 @@
-//! Channels between parts that do not know each other: the trust bundle from istiod's config to the
-//! secret manager, and changed token and root files to streams that are held.
+//! Channels between parts that do not know each other: the trust bundle from istiod's config to the secret
+//! manager, the name table to the DNS server, and changed token and root files to streams that are held.
 
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -33,7 +33,7 @@ impl Waiting {
     }
 }
 
-/// See the module.
+/// A connection whose heads are read in turns, and put as the HTTP library takes them ([`super::framing`]).
 pub(super) struct Slowed {
     inner: Box<dyn Stream>,
     waiting: Waiting,
