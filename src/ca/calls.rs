@@ -1,8 +1,7 @@
-//! One logical call to a CA: several attempts, bounded each and in the whole.
+//! One logical call to a CA that speaks gRPC: several attempts, bounded each and in the whole.
 //!
 //! Each call dials anew (so rotated roots and certificates count at once) and keeps the connection for
-//! its retries. Five attempts, 100 ms doubling ±10 %, on the codes that the Go agent retries; a bound on
-//! each attempt and one on the whole, so that a CA which hangs costs a minute and never a workload.
+//! its retries. What is retried are the codes that the Go agent retries ([`super::attempts`]).
 //! Calls are independent: one that hangs blocks no other.
 
 use std::sync::Arc;
@@ -10,24 +9,21 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue};
-use prometheus::IntCounterVec;
 use tokio::time::{Instant, timeout_at};
 use tonic::{Code, Status};
 
 use super::Error;
+use super::attempts::{Attempts, Failed};
 use super::unary::UnaryConnection;
-use crate::base::backoff::{Jitter, Policy};
 use crate::base::metrics::Metrics;
 use crate::istiod::auth::{CallHeaders, TokenSource, root_cause};
 use crate::istiod::{self, Connector};
 use crate::trouble::Reporter;
 
-/// In total, as the Go agent's library counts.
-pub(super) const ATTEMPTS: u32 = 5;
-/// Codes worth another attempt within one call. Not Canceled and DeadlineExceeded: the Go agent lists
-/// them, but its library refuses to retry them.
 /// A CA that has not answered for so long is told of before the attempt ends.
 const SILENT: Duration = Duration::from_secs(10);
+/// Codes worth another attempt within one call. Not Canceled and DeadlineExceeded: the Go agent lists
+/// them, but its library refuses to retry them.
 const RETRIED: [Code; 4] = [Code::ResourceExhausted, Code::Aborted, Code::Internal, Code::Unavailable];
 
 /// How calls reach a CA.
@@ -60,29 +56,7 @@ impl Config {
 #[derive(Debug)]
 pub(super) struct Caller {
     config: Config,
-    waits: Policy,
-    pub(super) retries: IntCounterVec,
-}
-
-/// The counter of retries.
-pub(super) fn retries(metrics: &Metrics) -> IntCounterVec {
-    metrics.counter(
-        "num_outgoing_retries",
-        "Number of outgoing retry requests (e.g. to a token exchange server, CA, etc.)",
-        &["request_type"],
-    )
-}
-
-/// The pauses between attempts.
-pub(super) fn waits() -> Policy {
-    Policy::new(Duration::from_millis(100), Duration::from_millis(800), 2.0, Jitter::PlusMinus(0.1))
-        .expect("constants that can be meant")
-}
-
-/// How an attempt failed, and whether the next may follow.
-struct Failed {
-    error: Error,
-    retry: bool,
+    pub(super) attempts: Attempts,
 }
 
 /// What a call has come to.
@@ -108,7 +82,8 @@ impl Caller {
     /// # Panics
     /// When called twice for one registry.
     pub(super) fn new(config: Config, metrics: &Metrics) -> Self {
-        Self { config, waits: waits(), retries: retries(metrics) }
+        let attempts = Attempts::new(config.attempt_timeout, config.total_timeout, metrics);
+        Self { config, attempts }
     }
 
     pub(super) fn endpoint(&self) -> &str {
@@ -122,24 +97,20 @@ impl Caller {
 
     /// The bytes of the answer to `message`.
     pub(super) async fn call(&self, method: Method<'_>, message: Bytes) -> Result<Bytes, Error> {
-        let end = Instant::now() + self.config.total_timeout;
+        let mut series = self.attempts.begin();
         let mut talk = Talk::default();
-        let mut attempt = 0;
         let outcome = loop {
-            let until = end.min(Instant::now() + self.config.attempt_timeout);
-            let failed = match self.attempt(&mut talk, method, attempt, message.clone(), until).await {
+            let (number, until) = (series.number, series.until());
+            let failed = match self.attempt(&mut talk, method, number, message.clone(), until).await {
                 Ok(answer) => break Ok(answer),
                 Err(failed) => failed,
             };
             self.config.trouble.report(root_cause(failed.error.report(), &*self.config.tokens));
-            let wait = self.waits.delay(attempt);
-            attempt += 1;
-            if !failed.retry || attempt == ATTEMPTS || Instant::now() + wait >= end {
-                break Err(if talk.sent { failed.error } else { Error::Unsent(Box::new(failed.error)) });
-            }
-            self.retries.with_label_values(&["csr"]).inc();
-            tracing::debug!(target: "citadelclient",
-                "{}; attempt {} of {ATTEMPTS} in {} ms", failed.error, attempt + 1, wait.as_millis());
+            let (wait, said) = match series.again(failed, talk.sent) {
+                Ok(next) => next,
+                Err(error) => break Err(error),
+            };
+            tracing::debug!(target: "citadelclient", "{said}");
             tokio::time::sleep(wait).await;
         };
         if let Some(session) = talk.session {

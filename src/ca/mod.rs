@@ -9,8 +9,10 @@
 //! | `csr` | keys and certificate requests |
 //! | `provider` | from `CA_PROVIDER` to a client |
 //! | `citadel`, `google`, `vault` | the clients: istiod, Google's two CAs, Vault |
-//! | `calls`, `unary` | attempts with their deadlines and backoff, and the gRPC connection under them |
+//! | `attempts` | how many there are of a call, how far apart, with which deadlines |
+//! | `calls`, `unary` | calls by gRPC, and the connection under them |
 
+mod attempts;
 mod calls;
 pub(crate) mod citadel;
 pub(crate) mod csr;

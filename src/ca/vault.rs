@@ -11,16 +11,14 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use http::{HeaderMap, HeaderValue};
-use prometheus::IntCounterVec;
 use rustls::crypto::CryptoProvider;
 use serde_json::{Value, json};
 use tokio::time::{Instant, timeout_at};
 use tonic::{Code, Status};
 use zeroize::Zeroizing;
 
-use super::calls::{ATTEMPTS, retries, waits};
+use super::attempts::{Attempts, Failed};
 use super::{CaClient, Error};
-use crate::base::backoff::Policy;
 use crate::base::error::chain;
 use crate::base::metrics::Metrics;
 use crate::fetch::url::{Url, shown};
@@ -116,14 +114,7 @@ pub(crate) struct Client {
     sign: String,
     endpoint: String,
     dialer: Dialer,
-    waits: Policy,
-    retries: IntCounterVec,
-}
-
-/// How an attempt failed.
-struct Failed {
-    error: Error,
-    retry: bool,
+    attempts: Attempts,
 }
 
 impl Client {
@@ -145,21 +136,18 @@ impl Client {
             sign,
             endpoint: authority,
             dialer: Dialer { tls, source: None, proxies: config.proxies.clone() },
-            waits: waits(),
-            retries: retries(metrics),
+            attempts: Attempts::new(config.attempt_timeout, config.total_timeout, metrics),
             tokens,
             config,
         })
     }
 
     async fn call(&self, csr_pem: &str, ttl: Duration) -> Result<Vec<String>, Error> {
-        let end = Instant::now() + self.config.total_timeout;
+        let mut series = self.attempts.begin();
         let mut sent = false;
-        let mut attempt = 0;
         loop {
             let started = Instant::now();
-            let until = end.min(started + self.config.attempt_timeout);
-            let failed = match timeout_at(until, self.attempt(csr_pem, ttl, &mut sent)).await {
+            let failed = match timeout_at(series.until(), self.attempt(csr_pem, ttl, &mut sent)).await {
                 Ok(Ok(chain)) => return Ok(chain),
                 Ok(Err(failed)) => failed,
                 Err(_) => {
@@ -167,14 +155,8 @@ impl Client {
                     Failed { error, retry: false }
                 }
             };
-            let wait = self.waits.delay(attempt);
-            attempt += 1;
-            if !failed.retry || attempt == ATTEMPTS || Instant::now() + wait >= end {
-                return Err(if sent { failed.error } else { Error::Unsent(Box::new(failed.error)) });
-            }
-            self.retries.with_label_values(&["csr"]).inc();
-            tracing::warn!(target: "citadelclient",
-                "{}; attempt {} of {ATTEMPTS} in {} ms", failed.error, attempt + 1, wait.as_millis());
+            let (wait, said) = series.again(failed, sent)?;
+            tracing::warn!(target: "citadelclient", "{said}");
             tokio::time::sleep(wait).await;
         }
     }

@@ -92,7 +92,7 @@ impl World {
 }
 
 fn retries(client: &Client) -> u64 {
-    client.caller.retries.with_label_values(&["csr"]).get()
+    client.caller.attempts.retries.with_label_values(&["csr"]).get()
 }
 
 #[tokio::test]
