@@ -59,7 +59,7 @@ def pieces(stream, data):
 
 def live():
     count, lost = 0, []
-    large = h2.message((2, b"\x0a\x1fsidecar~10.213.0.2~pod.ns~ns.sv"), (3, b"default"), (4, h2.SECRET.encode()), (99, b"n" * LARGE))
+    large = h2.message((2, h2.NODE), (3, b"default"), (4, h2.SECRET.encode()), (99, b"n" * LARGE))
     while True:
         try:
             with h2.Conn(SOCKET, timeout=10) as conn:

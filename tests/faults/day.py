@@ -92,7 +92,7 @@ class Stream(threading.Thread):
                 self.over.wait(0.1)
 
     def ask(self, *more):
-        node = (2, b"\x0a\x1fsidecar~10.213.0.2~pod.ns~ns.sv")
+        node = (2, h2.NODE)
         return h2.message(node, *[(3, name) for name in self.names], (4, self.type_url.encode()), *more)
 
     def talk(self, conn):
