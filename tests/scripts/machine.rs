@@ -4,7 +4,7 @@ use std::process::Command;
 
 use crate::copied::{ROOT, Scripts, text};
 
-const BASE: &[&str] = &["sh", "bash", "dirname", "sed", "head", "sort", "df", "awk", "cut", "grep", "id"];
+const BASE: &[&str] = &["sh", "bash", "dirname", "sed", "head", "sort", "awk", "cut", "grep", "id"];
 
 fn rust(scripts: Scripts) -> Scripts {
     scripts.program("cargo", "echo cargo 1.95.0").program("rustc", "echo rustc 1.95.0")

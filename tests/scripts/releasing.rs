@@ -313,9 +313,26 @@ fn packages_that_were_made_elsewhere_are_not_half_tried() {
 fn the_systems_programs_are_found_by_a_root_of_plain_su() {
     let tells = "echo \"E: $PATH\" >&2; exit 1";
     with_dist().program("mmdebstrap", tells).fails("image", &[], ":/usr/sbin:/sbin");
+    with_packages().program("mmdebstrap", tells).fails("test-packages", &[], ":/usr/sbin:/sbin");
+    let said = on_a_bare_machine(tells);
+    assert!(said.contains(":/usr/sbin:/sbin\n") && said.contains("mmdebstrap trixie failed"), "{said}");
+}
 
+/// As the real one: `--quiet` keeps what apt said for itself.
+#[test]
+fn why_a_root_file_system_cannot_be_made_is_told() {
+    let why = "E: Failed to fetch http://deb.example.org  Temporary failure resolving 'deb.example.org'";
+    let fails = format!(
+        "case \"$*\" in *--quiet*) ;; *) echo 'I: running apt-get update...'; echo \"{why}\" ;; esac >&2; echo 'E: apt-get update failed' >&2; exit 1"
+    );
+    with_dist().program("mmdebstrap", &fails).fails("image", &[], why);
+    with_packages().program("mmdebstrap", &fails).fails("test-packages", &[], why);
+    let said = on_a_bare_machine(&fails);
+    assert!(said.contains(why), "{said}");
+}
+
+fn with_packages() -> Scripts {
     let scripts = with_dist()
-        .program("mmdebstrap", tells)
         .program("lintian", "")
         .program("systemd-analyze", "exit 1")
         .program("dpkg", "echo amd64")
@@ -330,15 +347,16 @@ fn the_systems_programs_are_found_by_a_root_of_plain_su() {
     }
     std::fs::create_dir_all(scripts.path("target/package/rpm")).unwrap();
     std::fs::write(scripts.path("target/package/rpm/posttrans"), "text").unwrap();
-    scripts.fails("test-packages", &[], ":/usr/sbin:/sbin");
+    scripts
+}
 
+fn on_a_bare_machine(mmdebstrap: &str) -> String {
     let scripts = Scripts::new()
-        .program("mmdebstrap", tells)
+        .program("mmdebstrap", mmdebstrap)
         .program("rustup", "echo $PWD/rust/bin/rustc")
         .executable("rust/bin/cargo", "");
     std::fs::copy(format!("{ROOT}/README.md"), scripts.path("README.md")).unwrap();
-    let said = text(&scripts.run("bare-machine", &[]).stderr);
-    assert!(said.contains(":/usr/sbin:/sbin\n") && said.contains("mmdebstrap trixie failed"), "{said}");
+    text(&scripts.run("bare-machine", &[]).stderr)
 }
 
 /// What others than root are to run or read, and what `dpkg-deb` packs, has the usual modes, whoever makes it.
