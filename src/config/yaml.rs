@@ -62,46 +62,71 @@ pub fn to_json(text: &str) -> Result<Value, Error> {
     if text.len() > BYTES {
         return Err(too_long());
     }
-    let indents = text.lines().map(|line| line.len() - line.trim_start_matches([' ', '-', '?']).len());
+    read(text).0
+}
+
+/// What is read, and how often the text was read again for it.
+fn read(text: &str) -> (Result<Value, Error>, usize) {
+    let indents = lines(text).map(|line| line.len() - line.trim_start_matches([' ', '-', '?']).len());
     let right = " ".repeat(indents.max().unwrap_or(0) + MOVE);
-    let (mut text, mut again) = (Cow::Borrowed(text), AGAIN);
+    let (mut text, mut left, mut again) = (Cow::Borrowed(text), AGAIN, 0);
     loop {
         let error = match document(&text) {
-            Ok(value) => return Ok(value),
+            Ok(value) => return (Ok(value), again),
             Err(error) => error,
         };
-        let affordable = error.left.filter(|_| again >= text.len());
-        let Some(helped) = affordable.and_then(|left| help(&text, left, &right)) else { return Err(error) };
-        again -= text.len();
+        let affordable = error.left.filter(|_| left >= text.len());
+        let helped = affordable.and_then(|line| help(&text, line, &right));
+        let Some(helped) = helped else { return (Err(error), again) };
+        left -= text.len();
+        again += 1;
         text = Cow::Owned(helped);
     }
 }
 
-// The text with white space that means nothing where it stands put as the parser wants it.
+// With their ends, as the parser counts them: a carriage return ends one, too.
+fn lines(text: &str) -> impl Iterator<Item = &str> {
+    let alone = |(at, end): (usize, &str)| end == "\n" || !text[at + 1..].starts_with('\n');
+    let ends = text.match_indices(['\n', '\r']).filter(move |&end| alone(end)).map(|(at, _)| at + 1);
+    let mut begin = 0;
+    ends.chain([text.len()]).filter_map(move |end| {
+        let line = &text[begin..end];
+        begin = end;
+        (!line.is_empty()).then_some(line)
+    })
+}
+
+// The text with white space that means nothing where it stands put as the parser wants it. Each help takes away a reason
+// to be asked again for the same place.
 fn help(text: &str, left: Left, right: &str) -> Option<String> {
     let (Left::Line(line)
     | Left::Quoted(line)
     | Left::Tabbed(line)
     | Left::QuotedTab(line)
     | Left::Tab(line, _)) = left;
-    let start = text.split_inclusive('\n').take(line.checked_sub(1)?).map(str::len).sum();
+    let start = lines(text).take(line.checked_sub(1)?).map(str::len).sum();
     let (before, rest) = text.split_at_checked(start)?;
     match left {
         Left::Line(_) if rest.starts_with(right) => None,
         Left::Line(_) => Some(format!("{before}{right}{rest}")),
         Left::Quoted(_) => {
             let stays = |line: &&str| line.starts_with(right) || line.trim().is_empty();
-            let first = rest.find('\n')? + 1;
-            let same: usize = rest[first..].split_inclusive('\n').take_while(stays).map(str::len).sum();
+            let first = lines(rest).next()?.len();
+            let same: usize = lines(&rest[first..]).take_while(stays).map(str::len).sum();
             let (same, moved) = rest.split_at(first + same);
             (!moved.is_empty()).then(|| format!("{before}{same}{right}{moved}"))
         }
         Left::Tabbed(_) => {
             let bare = rest.trim_start_matches([' ', '\t']);
             let inside = before.trim_end().ends_with(['{', '[', ',']) || bare.starts_with(['}', ']']);
-            inside.then(|| format!("{before}{right}{bare}"))
+            let tab = rest[..rest.len() - bare.len()].contains('\t');
+            (inside && tab).then(|| format!("{before}{right}{bare}"))
         }
-        Left::QuotedTab(_) => Some(format!("{before}{right}{}", rest.trim_start_matches([' ', '\t']))),
+        Left::QuotedTab(_) => {
+            let bare = rest.trim_start_matches([' ', '\t']);
+            let tab = rest[..rest.len() - bare.len()].contains('\t');
+            tab.then(|| format!("{before}{right}{bare}"))
+        }
         Left::Tab(_, column) => {
             let (at, _) = rest.char_indices().nth(column)?;
             let (key, value) = rest.split_at(at);
@@ -154,7 +179,7 @@ struct Tabs<'a> {
 impl<'a> Tabs<'a> {
     // `None`: there is no tab.
     fn of(text: &'a str) -> Option<Self> {
-        text.contains('\t').then(|| Self { lines: text.lines().collect(), brackets: 0 })
+        text.contains('\t').then(|| Self { lines: lines(text).collect(), brackets: 0 })
     }
 
     /// Whether what begins here is indented by a tab.
@@ -420,6 +445,22 @@ fn float(text: &str) -> Option<Number> {
 mod tests {
     use super::*;
     use serde_json::json;
+
+    #[test]
+    fn a_line_is_helped_once_and_a_carriage_return_ends_one() {
+        for (text, value) in [
+            (": '\r\t\n", None),
+            (": '\r\r\t", None),
+            ("a: 'x\r\ty'", Some(json!({ "a": "x y" }))),
+            ("a: 'x\r\n\ty\r\tz'", Some(json!({ "a": "x y z" }))),
+            ("a: [\r\tb,\r\tc]\rd: e", Some(json!({ "a": ["b", "c"], "d": "e" }))),
+        ] {
+            let (read, again) = read(text);
+            assert_eq!(read.ok(), value, "{text:?}");
+            assert!(again <= text.matches('\t').count(), "{text:?}: read again {again} times");
+        }
+        assert_eq!(lines("a\r\n\rb\n\nc\r").collect::<Vec<_>>(), ["a\r\n", "\r", "b\n", "\n", "c\r"]);
+    }
 
     #[test]
     fn scalars_are_those_of_yaml_1_1() {
