@@ -282,4 +282,40 @@ mod tests {
         e.overlay_mesh("# nothing\n").unwrap();
         assert_eq!(e.to_json(), before);
     }
+
+    // What 1.30's MeshConfig holds beside the oldest fields: a wrong type anywhere refuses the file as a whole, and a name
+    // that it does not have is passed over.
+    #[test]
+    fn every_field_of_a_mesh_file_has_its_type() {
+        let mut e = Effective::new();
+        let provider = |text: &str| format!("extensionProviders: [{{name: p, {text}}}]");
+        for good in [
+            "{hboneIdleTimeout: 1h, compliancePolicy: 5, outboundTrafficPolicy: {tls: {mode: SIMPLE, sni: a}}}".to_owned(),
+            "serviceScopeConfigs: [{scope: GLOBAL, namespaceSelector: {matchLabels: {a: b}}}]".to_owned(),
+            provider("zipkin: {path: /x, timeout: 1s, traceContextOption: USE_B3, headers: [{name: a, envName: B}]}"),
+            provider("opentelemetry: {grpc: {timeout: 1s}, serviceAttributeEnrichment: ISTIO_CANONICAL}"),
+            provider("opentelemetry: {dynatraceSampler: {tenant: a, clusterId: -1, httpService: {port: 1}}}"),
+            provider("sds: {name: a, service: b, port: 1}"),
+        ] {
+            e.overlay_mesh(&good).unwrap_or_else(|faults| panic!("{good}: {faults:?}"));
+        }
+        for bad in [
+            "hboneIdleTimeout: 5".to_owned(),
+            "outboundTrafficPolicy: {tls: {mode: simple}}".to_owned(),
+            "serviceScopeConfigs: [{scope: WIDE}]".to_owned(),
+            "serviceScopeConfigs: [{servicesSelector: {matchLabels: [a]}}]".to_owned(),
+            provider("envoyExtAuthzHttp: {clearRouteCache: 'true'}"),
+            provider("envoyExtAuthzGrpc: {clearRouteCache: 1}"),
+            provider("envoyFileAccessLog: {omitEmptyValues: 'no'}"),
+            provider("zipkin: {traceContextOption: B3}"),
+            provider("zipkin: {timeout: 5}"),
+            provider("opentelemetry: {http: {headers: [{envName: 1}]}}"),
+            provider("opentelemetry: {grpc: {initialMetadata: {}}}"),
+            provider("opentelemetry: {serviceAttributeEnrichment: CANONICAL}"),
+            provider("opentelemetry: {dynatraceSampler: {rootSpansPerMinute: -1}}"),
+            provider("sds: {port: '1.5'}"),
+        ] {
+            assert_eq!(e.overlay_mesh(&bad).map_err(|faults| faults.len()), Err(1), "{bad}");
+        }
+    }
 }
