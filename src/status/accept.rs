@@ -69,7 +69,17 @@ impl Media {
     fn write(&self, out: &mut String) {
         out.push_str(&self.name);
         for (key, value) in &self.params {
-            if is_token(value) {
+            if !value.is_ascii() {
+                let _ = write!(out, "; {key}*=utf-8''");
+                for byte in value.bytes() {
+                    match char::from(byte) {
+                        plain if is_token_char(plain) && !"*'%".contains(plain) => out.push(plain),
+                        _ => {
+                            let _ = write!(out, "%{byte:02X}");
+                        }
+                    }
+                }
+            } else if is_token(value) {
                 let _ = write!(out, "; {key}={value}");
             } else {
                 let _ = write!(out, "; {key}=\"{}\"", value.replace('\\', "\\\\").replace('"', "\\\""));
@@ -88,7 +98,8 @@ fn value_of(text: &str) -> Option<(String, &str)> {
     while let Some((at, c)) = chars.next() {
         match c {
             '"' => return Some((value, &quoted[at + 1..])),
-            '\\' => value.push(chars.next()?.1),
+            // Before anything but a delimiter it stands for itself, as in the paths of Windows.
+            '\\' if quoted[at + 1..].starts_with(is_delimiter) => value.extend(chars.next().map(|(_, c)| c)),
             '\r' | '\n' => return None,
             c => value.push(c),
         }
@@ -98,6 +109,11 @@ fn value_of(text: &str) -> Option<(String, &str)> {
 
 fn is_token_char(c: char) -> bool {
     c.is_ascii_alphanumeric() || "!#$%&'*+-.^_`{|}~".contains(c)
+}
+
+/// `tspecials` of RFC 1521 and RFC 2045.
+fn is_delimiter(c: char) -> bool {
+    "()<>@,;:\\\"/[]?=".contains(c)
 }
 
 fn is_token(text: &str) -> bool {
@@ -187,6 +203,16 @@ mod tests {
                 "TEXT/Plain;Version=\"a b\"",
                 "text/plain; q=0.1; version=\"a b\"",
                 "text/plain; q=0.1; version=\"a b\"",
+            ),
+            (
+                "text/plain;a=\"C:\\dev\\\"\"",
+                "text/plain; a=\"C:\\\\dev\\\"\"; q=0.1",
+                "text/plain; a=\"C:\\\\dev\\\"\"; q=0.1",
+            ),
+            (
+                "text/plain;a=\"é *\"",
+                "text/plain; a*=utf-8''%C3%A9%20%2A; q=0.1",
+                "text/plain; a*=utf-8''%C3%A9%20%2A; q=0.1",
             ),
             (
                 "*/*, text/plain;version=0.0.4, *",

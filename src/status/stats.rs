@@ -272,8 +272,8 @@ fn forwarded(headers: &HeaderMap, open_metrics: bool) -> HeaderMap {
             out.insert(name, value.clone());
         }
     }
-    let accept = headers.get(header::ACCEPT).and_then(|v| v.to_str().ok()).unwrap_or("");
-    if let Ok(accept) = HeaderValue::from_str(&rewrite(accept, open_metrics)) {
+    let accept = headers.get(header::ACCEPT).map_or("".into(), |v| String::from_utf8_lossy(v.as_bytes()));
+    if let Ok(accept) = HeaderValue::from_str(&rewrite(&accept, open_metrics)) {
         out.insert(header::ACCEPT, accept);
     }
     out
@@ -291,7 +291,7 @@ fn common_format(apps: &[Part]) -> (&'static str, bool) {
 
 /// What the whole is, which only the application's part decides.
 fn format(app: Option<&Part>) -> (&'static str, bool) {
-    let media = app.and_then(|app| app.content_type()).and_then(Media::parse);
+    let media = app.and_then(|app| app.content_type()).and_then(|kind| Media::parse(&kind));
     match media.as_ref().filter(|m| m.is_open_metrics()).map(|m| m.param("version")) {
         Some(Some("1.0.0")) => ("application/openmetrics-text; version=1.0.0; charset=utf-8", true),
         Some(None | Some("" | "0.0.1")) => {

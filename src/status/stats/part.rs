@@ -1,5 +1,6 @@
 //! One part of a scrape: asked, answered, read in pieces.
 
+use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::atomic::AtomicU64;
@@ -143,8 +144,8 @@ impl Part {
         self
     }
 
-    pub(super) fn content_type(&self) -> Option<&str> {
-        self.reply.headers().get(header::CONTENT_TYPE)?.to_str().ok()
+    pub(super) fn content_type(&self) -> Option<Cow<'_, str>> {
+        self.reply.headers().get(header::CONTENT_TYPE).map(|kind| String::from_utf8_lossy(kind.as_bytes()))
     }
 
     /// Reads the whole body, so that nothing of it is passed on when it fails; at most `most` bytes, and what there is
