@@ -7,7 +7,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use notify::{RecursiveMode, Watcher};
+use notify::{Config, PollWatcher, RecursiveMode, Watcher};
 use tokio::sync::mpsc;
 
 use crate::json;
@@ -15,6 +15,8 @@ use crate::resources::{Resource, Set, Store};
 
 /// Changes that come closer together than this are read once; editors and copies write in several steps.
 const SETTLE: Duration = Duration::from_millis(50);
+/// How often is looked where the system has no watch left: it has few for each user, and a herd of agents takes them all.
+const LOOK: Duration = Duration::from_millis(200);
 
 /// Why a folder was not taken.
 #[derive(Debug, thiserror::Error)]
@@ -96,12 +98,14 @@ fn file_resources(path: &Path) -> Result<Vec<Resource>, Error> {
 /// When the folder cannot be read or watched at the beginning.
 pub fn follow(folder: &Path, store: Store) -> Result<impl Future<Output = ()> + Send + 'static, Error> {
     let (changed, mut changes) = mpsc::channel(1);
-    let mut watcher = notify::recommended_watcher(move |_| {
-        // One waiting note is enough, so a full channel is no loss.
+    // One waiting note is enough, so a full channel is no loss.
+    let note = move |_: notify::Result<notify::Event>| {
         let _ = changed.try_send(());
-    })
-    .and_then(|mut watcher| watcher.watch(folder, RecursiveMode::Recursive).map(|()| watcher))
-    .map_err(|source| Error::Watch { path: folder.to_owned(), source })?;
+    };
+    let mut watcher = watch(folder, notify::recommended_watcher(note.clone())).or_else(|error| {
+        tracing::warn!(%error, "no watch of {} is to be had: it is looked at every {LOOK:?}", folder.display());
+        polled(folder, note)
+    })?;
     store.replace(load(folder)?);
     let folder = folder.to_owned();
     Ok(async move {
@@ -117,10 +121,37 @@ pub fn follow(folder: &Path, store: Store) -> Result<impl Future<Output = ()> + 
     })
 }
 
+fn watch<W>(folder: &Path, made: notify::Result<W>) -> Result<Box<dyn Watcher + Send>, Error>
+where
+    W: Watcher + Send + 'static,
+{
+    made.and_then(|mut watcher| watcher.watch(folder, RecursiveMode::Recursive).map(|()| watcher))
+        .map(|watcher| -> Box<dyn Watcher + Send> { Box::new(watcher) })
+        .map_err(|source| Error::Watch { path: folder.to_owned(), source })
+}
+
+fn polled(folder: &Path, note: impl notify::EventHandler) -> Result<Box<dyn Watcher + Send>, Error> {
+    let config = Config::default().with_poll_interval(LOOK).with_compare_contents(true);
+    watch(folder, PollWatcher::new(note, config))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::resources::CLUSTER;
+
+    #[tokio::test]
+    async fn a_folder_that_the_system_does_not_watch_is_looked_at() {
+        let folder = tempfile::tempdir().unwrap();
+        let (changed, mut changes) = mpsc::unbounded_channel();
+        let watcher = polled(folder.path(), move |_: notify::Result<notify::Event>| {
+            let _ = changed.send(());
+        })
+        .unwrap();
+        std::fs::write(folder.path().join("one.yaml"), "").unwrap();
+        tokio::time::timeout(Duration::from_secs(30), changes.recv()).await.unwrap().unwrap();
+        drop(watcher);
+    }
 
     #[tokio::test]
     async fn a_change_is_served_and_a_broken_file_changes_nothing() {
