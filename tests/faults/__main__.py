@@ -19,6 +19,7 @@ import multiprocessing
 import os
 import re
 import sys
+import time
 import traceback
 
 from .day import PHASES, Day, Hang, NoDay, take_share
@@ -27,8 +28,8 @@ from .inject import CALLS
 # Seconds that the wall clock jumps: an hour forth and back is a machine that slept, or whose clock was set.
 JUMPS = (3600, -3600)
 SPARE_FDS = 6
-# How often a day that cannot begin is begun.
-DAYS = 5
+# How long before a day that could not begin is begun again, in seconds: somebody else may use up what this machine has.
+AGAIN = (0.5, 2, 5, 10)
 OURS = re.compile("[.]/|tcp:istiod|tcp:admin")
 # How often these are called depends on the machine, and on how often we ask.
 OFTEN, AT_MOST = re.compile("/proc/N/|tcp:status|unix:|netlink|tcp:[?]"), 3
@@ -80,13 +81,13 @@ def names(said, code):
 
 
 def one(job):
-    agent, istiod, plan, steps, fds = job
-    for _ in range(DAYS - 1):
+    for pause in (*AGAIN, None):
         try:
-            return job, live(agent, istiod, plan, steps, fds)
-        except NoDay:
-            pass
-    return job, live(agent, istiod, plan, steps, fds)
+            return job, live(*job)
+        except NoDay as error:
+            if pause is None:
+                return job, ("NO DAY", [f"it could not begin {len(AGAIN) + 1} times: {error}"], [], [], 0, "")
+            time.sleep(pause)
 
 
 def chosen(order, short):
@@ -117,7 +118,7 @@ def main():
     flags.add_argument("-j", type=int, default=os.cpu_count() or 1, help="days at a time")
     flags.add_argument("--log", action="store_true", help="show the agent's log of each day that went wrong")
     given = flags.parse_args()
-    how, wrong, order, _, fds, said = live(given.agent, given.istiod)
+    _, (how, wrong, order, _, fds, said) = one((given.agent, given.istiod, (), None, None))
     if how != "went on" or wrong:
         print(f"a day without faults goes wrong: {how}; {'; '.join(wrong)}\n{said}")
         return 1
@@ -128,6 +129,9 @@ def main():
     plans += [((), {phase: jump}) for phase in (PHASES[1:3] if given.short else PHASES) for jump in JUMPS]
     jobs = [(given.agent, given.istiod, plan, steps, fds) for plan, steps in plans
             if given.only in (" ".join(plan) if plan else f"clock {steps}")]
+    if not jobs:
+        print(f"no call of a day has {given.only!r} in its name; --list tells those there are", file=sys.stderr)
+        return 2
     bad, tally, missed = 0, collections.Counter(), 0
     shares = (multiprocessing.Value("i", 0), given.j)
     with concurrent.futures.ProcessPoolExecutor(given.j, initializer=take_share, initargs=shares) as pool:

@@ -34,7 +34,7 @@ class Hang(Exception):
 
 
 class NoDay(Exception):
-    """Istiod does not run: somebody else on this machine has its port. No fault of the agent's."""
+    """Istiod does not run, and says why. No fault of the agent's."""
 
 
 class Wrong(Exception):
@@ -195,18 +195,19 @@ class Day:
             self.put("clock-offset", str(self.steps.get("start", 0)))
         # One machine, one clock: what istiod signs is of the same time.
         clock = {"LD_PRELOAD": clock_library(), "CLOCK_OFFSET_FILE": str(self.dir / "clock-offset")} if self.steps else {}
-        self.istiod = subprocess.Popen(
-            [self.istiod_binary, "--listen", f"127.0.0.1:{ports['istiod']}", "--ttl", "60s", "--resources", self.dir / "resources",
-             "--write-root", self.dir / root, "--write-token", f"{self.dir / token}=ns/sa"],
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={**os.environ, **clock})
+        with (self.dir / "istiod.log").open("wb") as log:
+            self.istiod = subprocess.Popen(
+                [self.istiod_binary, "--listen", f"127.0.0.1:{ports['istiod']}", "--ttl", "60s", "--resources", self.dir / "resources",
+                 "--write-root", self.dir / root, "--write-token", f"{self.dir / token}=ns/sa"],
+                stdout=subprocess.DEVNULL, stderr=log, env={**os.environ, **clock})
         self.processes.append(self.istiod)
         try:
             self.until("istiod runs", lambda: self.istiod.poll() is not None or (
                 (self.dir / root).exists() and (self.dir / token).exists() and open_port(ports["istiod"])))
         except Hang as error:
-            raise NoDay(str(error)) from error
+            raise NoDay(self.istiod_says(str(error))) from error
         if self.istiod.poll() is not None:
-            raise NoDay(f"istiod has ended with status {self.istiod.returncode}")
+            raise NoDay(self.istiod_says(f"istiod has ended with status {self.istiod.returncode}"))
         config = {"discoveryAddress": f"localhost:{ports['istiod']}", "statusPort": ports["status"], "proxyAdminPort": ports["admin"],
                   "binaryPath": str(ROOT / "tests/support/fake_envoy.py"), "terminationDrainDuration": "0.2s"}
         env = {"PATH": os.environ["PATH"], "POD_NAME": "pod", "POD_NAMESPACE": "ns", "SERVICE_ACCOUNT": "sa",
@@ -230,6 +231,10 @@ class Day:
         home = self.dir / "home"
         self.streams = [Stream(home / SDS, h2.SDS_PATH, h2.SECRET, [b"default"], self.secret),
                         Stream(home / XDS, h2.ADS_PATH, CLUSTER, [], self.config)]
+
+    def istiod_says(self, what):
+        said = (self.dir / "istiod.log").read_text(errors="replace").strip().splitlines()
+        return f"{what}, and says: {said[-1][-300:] if said else 'nothing'}"
 
     def secret(self, answer):
         for number, resource in fields(answer):

@@ -57,6 +57,37 @@ fn a_name_that_nothing_has_is_no_success() {
     let recorded = all(&scripts, &["scripts/foreign", "sts", "ads", "--", "--record"]).1;
     assert_eq!(recorded.lines().last(), Some("4 of 4 recorded"));
 
+    // A day without faults comes first, which a real agent lives.
+    let python = |program: &str| {
+        let output = Command::new("python3")
+            .args(["-c", program])
+            .env("PYTHONDONTWRITEBYTECODE", "1")
+            .current_dir(ROOT)
+            .output()
+            .expect("python3 can be started");
+        (output.status.code(), text(&output.stderr))
+    };
+    let faults = r#"
+import sys, tests.faults.__main__ as faults
+faults.live = lambda *_: ("went on", [], ["start openat 1"], [], 20, "")
+sys.argv[1:] = ["--agent=none", "--istiod=none", "--only=nothing"]
+sys.exit(faults.main())"#;
+    let (code, said) = python(faults);
+    assert!(code == Some(2) && said.starts_with("no call of a day has 'nothing' in its name"), "{said}");
+    // An istiod that does not run: its own word is told, and the other days are lived.
+    let faults = r#"
+import pathlib, sys, tempfile, tests.faults.__main__ as faults
+with tempfile.TemporaryDirectory() as scratch:
+    istiod = pathlib.Path(scratch, "istiod")
+    istiod.write_text('#!/bin/sh\necho it is too hot >&2\nexit 3\n')
+    istiod.chmod(0o755)
+    faults.AGAIN = (0, 0)
+    how, wrong, *_ = faults.one(("none", istiod, (), None, None))[1]
+sys.exit(f"{how}: {wrong[0]}")"#;
+    let (_, said) = python(faults);
+    let told = "NO DAY: it could not begin 3 times: istiod has ended with status 3, and says: it is too hot";
+    assert_eq!(said.trim(), told);
+
     let attacked = Command::new("python3")
         .args(["-m", "tests.attack", "--agent=none", "--istiod=none", "--only=nothing"])
         .env("PYTHONDONTWRITEBYTECODE", "1")
