@@ -16,12 +16,12 @@ use hyper_util::rt::TokioIo;
 use tokio::time::Instant;
 
 use super::conn::Stream;
-use super::framing;
-use super::interim::{Slowed, Waiting};
 use super::{Dialer, Error, Io, PIECE, Url};
+use crate::net::framing;
+use crate::net::interim::{Slowed, Waiting};
 use crate::net::proxy::Proxy;
 
-type H1Conn = Pin<Box<http1::Connection<TokioIo<Slowed>, Full<Bytes>>>>;
+type H1Conn = Pin<Box<http1::Connection<TokioIo<Slowed<Box<dyn Stream>>>, Full<Bytes>>>>;
 type H2Conn = Pin<Box<h2::client::Connection<Box<dyn Stream>>>>;
 
 /// Read on at most this much to make a kept connection usable again.
@@ -31,8 +31,6 @@ const REST_TIME: Duration = Duration::from_millis(250);
 /// Kept connections: how many for all, and how long unused (Go's `IdleConnTimeout` in the agent).
 const KEPT: usize = 16;
 const KEPT_FOR: Duration = Duration::from_secs(90);
-/// Header fields in an answer; Go counts only bytes.
-const HEAD_FIELDS: usize = 1000;
 
 struct H1 {
     sender: http1::SendRequest<Full<Bytes>>,
@@ -124,15 +122,7 @@ pub(crate) async fn send(
 
 async fn h1(stream: Box<dyn Stream>, buffer: usize) -> Result<H1, Error> {
     let (stream, waiting) = Slowed::new(stream);
-    let (sender, conn) = http1::Builder::new()
-        .max_buf_size(buffer)
-        .max_headers(HEAD_FIELDS)
-        // As Go spells them: some servers compare names byte by byte.
-        .title_case_headers(true)
-        .allow_obsolete_multiline_headers_in_responses(true)
-        .allow_spaces_after_header_name_in_responses(true)
-        .handshake(TokioIo::new(stream))
-        .await?;
+    let (sender, conn) = framing::client().max_buf_size(buffer).handshake(TokioIo::new(stream)).await?;
     Ok(H1 { sender, conn: Some(Box::pin(conn)), waiting })
 }
 

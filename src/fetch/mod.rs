@@ -9,8 +9,6 @@
 //! |---|---|
 //! | `conn`, `tls` | connecting: from where, to which address, whom to trust |
 //! | `exchange` | one GET on one connection, HTTP/1.1 or HTTP/2 |
-//! | `framing` | where a body ends, as Go's client takes it |
-//! | `interim` | answers before the one that counts |
 //! | `gunzip` | decompression in bounded pieces |
 //! | `url` | addresses and references |
 //! | `health` | the gRPC health service, asked on a connection of its own |
@@ -24,10 +22,8 @@ mod conn;
 mod exchange;
 #[cfg(test)]
 pub(crate) mod fake;
-mod framing;
 mod gunzip;
 pub(crate) mod health;
-mod interim;
 mod tls;
 pub(crate) mod url;
 
@@ -43,6 +39,7 @@ pub(crate) use exchange::{Exchange, Kept};
 pub(crate) use gunzip::Gunzip;
 pub(crate) use tls::{Tls, Trust};
 
+use crate::net::framing::Framing;
 use crate::net::proxy;
 use url::{Bad, Url};
 
@@ -80,8 +77,8 @@ pub(crate) enum Error {
     H2(#[from] h2::Error),
     #[error("the request cannot be made")]
     Request(#[from] http::Error),
-    #[error("the body is coded otherwise than in chunks, or has a list of lengths")]
-    Framing,
+    #[error(transparent)]
+    Framing(#[from] Framing),
     #[error("stopped after {REQUESTS} redirects")]
     Redirects,
     #[error("the body is no valid gzip: {0}")]

@@ -13,9 +13,11 @@ use std::net::SocketAddr;
 use bytes::Bytes;
 use http::{HeaderValue, Method, Request, Response, header};
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
-use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
+
+use super::framing;
+use super::interim::Slowed;
 
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
@@ -26,6 +28,8 @@ pub(crate) enum Error {
     Http(#[from] hyper::Error),
     #[error("the request cannot be made")]
     Request(#[from] http::Error),
+    #[error(transparent)]
+    Framing(#[from] framing::Framing),
     #[error("the answer is longer than {0} bytes")]
     TooLong(usize),
 }
@@ -52,9 +56,13 @@ pub(crate) async fn exchange(
     if request.body().is_empty() && [Method::POST, Method::PUT, Method::PATCH].contains(request.method()) {
         request.headers_mut().insert(header::CONTENT_LENGTH, HeaderValue::from_static("0"));
     }
-    let (mut sender, connection) = http1::handshake(TokioIo::new(io)).await?;
+    let (io, waiting) = Slowed::new(io);
+    waiting.set(true);
+    let (mut sender, connection) = framing::client().handshake(TokioIo::new(io)).await?;
     let answered = async {
         let (head, body) = sender.send_request(request.map(Full::new)).await?.into_parts();
+        waiting.set(false);
+        framing::check(&head.headers)?;
         let whole = Limited::new(body, most).collect().await.map_err(|error| {
             match error.downcast::<hyper::Error>() {
                 Ok(error) => Error::Http(*error),
@@ -119,14 +127,27 @@ mod tests {
         let (answer, seen) = asked(Method::POST, "HTTP/1.1 201 x\r\nContent-Length: 4\r\n\r\nbody").await;
         let answer = answer.unwrap();
         assert_eq!((answer.status().as_u16(), &answer.body()[..]), (201, &b"body"[..]));
-        assert!(seen.starts_with("POST /x HTTP/1.1\r\n") && seen.contains("content-length: 0\r\n"), "{seen}");
+        assert!(seen.starts_with("POST /x HTTP/1.1\r\n") && seen.contains("Content-Length: 0\r\n"), "{seen}");
         let (answer, seen) = asked(Method::GET, "HTTP/1.1 200 OK\r\n\r\nendless").await;
         assert!(matches!(answer, Err(Error::TooLong(4))), "{answer:?}");
-        assert!(!seen.contains("content-length"), "{seen}");
+        assert!(!seen.contains("Content-Length"), "{seen}");
         let (answer, _) = asked(Method::GET, "HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n1").await;
         assert!(matches!(answer, Err(Error::Http(_))), "{answer:?}");
         let (answer, _) = asked(Method::GET, "garbage").await;
         assert!(matches!(answer, Err(Error::Http(_))), "{answer:?}");
+    }
+
+    #[tokio::test]
+    async fn heads_are_taken_as_go_takes_them() {
+        // A coding is passed over in an old answer, names may have blanks, values may be folded.
+        for head in ["1.0 200 OK\r\nTransfer-Encoding: chunked", "1.1 200 OK\r\nA b : c\r\n d"] {
+            let (answer, _) = asked(Method::GET, &format!("HTTP/{head}\r\n\r\n3\r\n")).await;
+            assert_eq!(&answer.unwrap().body()[..], b"3\r\n", "{head}");
+        }
+        for fields in ["Transfer-Encoding: gzip, chunked", "Content-Length: 2, 2"] {
+            let (answer, _) = asked(Method::GET, &format!("HTTP/1.1 200 OK\r\n{fields}\r\n\r\nab")).await;
+            assert!(matches!(answer, Err(Error::Framing(_))), "{fields}: {answer:?}");
+        }
     }
 
     #[tokio::test]

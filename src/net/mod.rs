@@ -9,7 +9,9 @@
 //! | `clients` | who is on a unix socket, and how many may be |
 //! | `datagram` | a UDP socket whose answers come from the address that was asked |
 //! | `fair` | slots that no client has all of, and who is next |
+//! | `framing` | how an answer's head is put, and where its body ends, as Go's client takes it |
 //! | `http` | one request over one plain connection, its answer read whole |
+//! | `interim` | a connection on which answers before the one that counts come slowly |
 //! | `kept` | a unix socket that is bound again when its file is removed |
 //! | `own` | which clients are the agent's own Envoy |
 //! | `percent` | percent-encoding, with Go's strictness |
@@ -30,8 +32,10 @@ pub(crate) mod authority_rewriter;
 pub(crate) mod clients;
 pub(crate) mod datagram;
 pub(crate) mod fair;
+pub(crate) mod framing;
 pub(crate) mod grpc;
 pub(crate) mod http;
+pub(crate) mod interim;
 pub(crate) mod io;
 pub(crate) mod kept;
 pub(crate) mod own;

@@ -6,11 +6,29 @@
 //! Names of fields may have blanks in them for Go, and are then names that nobody knows; the library refuses them.
 
 use http::{HeaderMap, header};
-
-use super::Error;
+use hyper::client::conn::http1;
 
 const VERSION: &[u8] = b"HTTP/1.0 ";
 const CODING: &[u8] = b"transfer-encoding";
+/// Header fields in an answer; Go counts only bytes.
+const HEAD_FIELDS: usize = 1000;
+
+/// The body's end is told in a way that Go refuses.
+#[derive(Debug, thiserror::Error)]
+#[error("the body is coded otherwise than in chunks, or has a list of lengths")]
+pub(crate) struct Framing;
+
+/// A client that takes heads as Go's does.
+pub(crate) fn client() -> http1::Builder {
+    let mut client = http1::Builder::new();
+    client
+        .max_headers(HEAD_FIELDS)
+        // As Go spells them: some servers compare names byte by byte.
+        .title_case_headers(true)
+        .allow_obsolete_multiline_headers_in_responses(true)
+        .allow_spaces_after_header_name_in_responses(true);
+    client
+}
 
 /// Follows the heads of an answer, interim ones too, as their bytes come.
 #[derive(Debug, Default)]
@@ -79,14 +97,14 @@ impl Heads {
 ///
 /// # Errors
 /// When it is coded otherwise than in chunks, or its length is a list.
-pub(super) fn check(headers: &HeaderMap) -> Result<(), Error> {
+pub(crate) fn check(headers: &HeaderMap) -> Result<(), Framing> {
     let mut codings = headers.get_all(header::TRANSFER_ENCODING).iter();
     let listed = || headers.get_all(header::CONTENT_LENGTH).iter().any(|v| v.as_bytes().contains(&b','));
     match (codings.next(), codings.next()) {
-        (None, _) if listed() => Err(Error::Framing),
+        (None, _) if listed() => Err(Framing),
         (None, _) => Ok(()),
         (Some(coding), None) if coding.as_bytes().eq_ignore_ascii_case(b"chunked") => Ok(()),
-        _ => Err(Error::Framing),
+        _ => Err(Framing),
     }
 }
 

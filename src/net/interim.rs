@@ -13,7 +13,6 @@ use std::task::{Context, Poll, ready};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::task::coop::poll_proceed;
 
-use super::conn::Stream;
 use super::framing::Heads;
 
 /// Bytes of a turn, and of one read: more than heads have, but for those that mean ill. It is some nine hundred of the shortest
@@ -25,31 +24,31 @@ const UNITS: usize = 128;
 
 /// Whether a head is waited for on a connection. Clones share it.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Waiting(Arc<AtomicBool>);
+pub(crate) struct Waiting(Arc<AtomicBool>);
 
 impl Waiting {
-    pub(super) fn set(&self, waits: bool) {
+    pub(crate) fn set(&self, waits: bool) {
         self.0.store(waits, Relaxed);
     }
 }
 
 /// A connection whose heads are read in turns, and put as the HTTP library takes them ([`super::framing`]).
-pub(super) struct Slowed {
-    inner: Box<dyn Stream>,
+pub(crate) struct Slowed<S> {
+    inner: S,
     waiting: Waiting,
     /// Units for what was read.
     owes: usize,
     heads: Heads,
 }
 
-impl Slowed {
-    pub(super) fn new(inner: Box<dyn Stream>) -> (Self, Waiting) {
+impl<S> Slowed<S> {
+    pub(crate) fn new(inner: S) -> (Self, Waiting) {
         let waiting = Waiting::default();
         (Self { inner, waiting: waiting.clone(), owes: 0, heads: Heads::default() }, waiting)
     }
 }
 
-impl AsyncRead for Slowed {
+impl<S: AsyncRead + Unpin> AsyncRead for Slowed<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -73,7 +72,7 @@ impl AsyncRead for Slowed {
     }
 }
 
-impl AsyncWrite for Slowed {
+impl<S: AsyncWrite + Unpin> AsyncWrite for Slowed<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         // A request, whose answer is yet to come.
         self.heads = Heads::default();
