@@ -10,6 +10,7 @@ mod outcome;
 mod preparing;
 mod replacing;
 mod requests;
+mod taken;
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -109,7 +110,7 @@ pub(super) struct Run {
     last: Option<(Exit, Duration)>,
     aborted: bool,
     reason: Option<Reason>,
-    hint: Option<String>,
+    taken: Option<taken::Taken>,
     /// An Envoy that may have ended because of its bootstrap.
     suspect: Option<judging::Suspect>,
     /// When an Envoy that was started again has lived long enough.
@@ -184,7 +185,7 @@ impl Run {
             last: None,
             aborted: false,
             reason: None,
-            hint: None,
+            taken: None,
             suspect: None,
             settled_at: None,
             restarts: metrics.counter(

@@ -170,6 +170,19 @@ async fn doctor_knows_every_port_and_which_two_are_one() {
         format!("(statusPort) and Envoy's readiness port (ENVOY_STATUS_PORT) are both {}", ports.status);
     ends(&said, 1, "ConfigInvalid");
     assert!(said.stdout.contains(&line) && start.stderr.contains(&line), "{}{}", said.stdout, start.stderr);
+    // Whoever starts it all the same is not sent to look for a process: it is the agent itself.
+    let mut agent = well(&mock)
+        .proxy_config("proxyAdminPort", ports.status)
+        .proxy_config("statusPort", ports.status)
+        .start();
+    assert_eq!(agent.wait_exit().await.code(), Some(1));
+    let log = agent.log().text();
+    let last = log.lines().last().unwrap_or_default();
+    assert!(
+        last.contains("two settings name the same port") && last.contains("verdict: ConfigInvalid"),
+        "{log}"
+    );
+    assert!(!log.contains("is held by"), "{log}");
     // Held by others.
     let held = free_port();
     servers::hold(held);

@@ -1,10 +1,10 @@
 //! Envoy's processes: one per epoch, started, reported when they end, killed together.
 
-use std::path::Path;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::taken::{self, Taken};
 use super::{Epoch, Run, SOON, executing, judging};
 use crate::base::lane::Lane;
 use crate::envoy::drain::{self, Phase};
@@ -12,7 +12,7 @@ use crate::envoy::process::{self, Exit, Written};
 use crate::envoy::restart::{self, Kind};
 use crate::envoy::supervisor::RunState;
 use crate::envoy::supervisor::inputs::Ready;
-use crate::envoy::{command, port, shared};
+use crate::envoy::{command, shared};
 use crate::net::own::Own;
 use crate::trouble::{self, Report, What};
 
@@ -174,11 +174,11 @@ impl Run {
         let running = self.machine.phase() == Phase::Running;
         self.report(number, &exit, epoch.aborted, ran);
         if running && !exit.orderly() && ran < SOON && self.epochs.is_empty() {
-            self.hint = self.port_taken(&exit, number).await;
+            self.taken = self.port_taken(&exit, number).await;
         }
         if running && !epoch.aborted && !exit.orderly() {
             self.trouble.report(self.crash(&exit, ran));
-            if self.hint.is_none() && ran < SOON && matches!(exit, Exit::Status(_)) {
+            if self.taken.is_none() && ran < SOON && matches!(exit, Exit::Status(_)) {
                 self.suspect = judging::Suspect::of(self.envoy.program, epoch.args, &mut epoch.file);
             }
         }
@@ -247,9 +247,8 @@ impl Run {
     }
 
     fn crash(&self, exit: &Exit, ran: Duration) -> Report {
-        if let Some(hint) = &self.hint {
-            let detail = format!("Envoy ended by itself after {ran:.1?}: {exit}; {hint}");
-            return Report::new(trouble::Kind::PortTaken, detail);
+        if let Some(Taken { kind, text }) = &self.taken {
+            return Report::new(*kind, format!("Envoy ended by itself after {ran:.1?}: {exit}; {text}"));
         }
         match exit {
             Exit::NotStarted(why) => {
@@ -269,11 +268,11 @@ impl Run {
     }
 
     // Envoy itself says only that the address is in use.
-    async fn port_taken(&self, exit: &Exit, number: u32) -> Option<String> {
+    async fn port_taken(&self, exit: &Exit, number: u32) -> Option<Taken> {
         let Exit::Status(_) = exit else { return None };
         let admin = self.envoy.config.admin.port;
         let path = self.envoy.path(number);
-        let looked = LOOKS.within(LOOK, move || taken_port(admin, &path)).await;
+        let looked = LOOKS.within(LOOK, move || taken::look(admin, &path)).await;
         looked.unwrap_or_else(|error| {
             tracing::warn!("nobody looked for who holds Envoy's ports: {error}");
             None
@@ -285,22 +284,4 @@ async fn gone(file: &mut Option<Written>) {
     if let Some(file) = file.take() {
         file.remove().await;
     }
-}
-
-fn taken_port(admin: u16, bootstrap: &Path) -> Option<String> {
-    if let Some(holder) = port::holder(admin) {
-        let text = format!(
-            "Envoy's admin port {admin} is held by {holder}: if that is an Envoy left over from an earlier agent, \
-                 stop it, or set proxyAdminPort of the proxy config"
-        );
-        tracing::error!("{text}");
-        return Some(text);
-    }
-    let bootstrap = std::fs::read(bootstrap).unwrap_or_default();
-    let taken = |port: u16| Some((port, port::holder(port)?));
-    let (port, holder) = judging::listeners(&bootstrap).into_iter().find_map(taken)?;
-    Some(format!(
-        "the port {port}, on which Envoy's bootstrap has a listener, is held by {holder}: stop that process, or set \
-             another port (ENVOY_STATUS_PORT, ENVOY_PROMETHEUS_PORT)"
-    ))
 }

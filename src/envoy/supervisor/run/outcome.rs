@@ -57,9 +57,9 @@ impl Run {
         if self.core.exhausted() {
             reason.push_str("; no restart is left");
         }
-        if let Some(hint) = &self.hint {
+        if let Some(taken) = &self.taken {
             reason.push_str("; ");
-            reason.push_str(hint);
+            reason.push_str(&taken.text);
         }
         Outcome {
             exit_code: if self.envoy.config.always_zero { 0 } else { code },
