@@ -243,6 +243,12 @@ impl<'a> Target<'a> {
         Error::Dial { address, phase, kind, reason, hint: hint.into() }
     }
 
+    /// Why the client certificate could not be shown, if it could not.
+    fn without(&self, peer: SocketAddr, identity: &Identity) -> Option<Error> {
+        let error = self.error(Some(peer), Phase::ClientCertificate, identity.failure()?, "");
+        Some(of_kind(error, identity.unread().unwrap_or(Kind::CertificateFiles)))
+    }
+
     /// Why there is no address; `kind` where that is not the resolver's fault.
     fn unresolved(&self, reason: String, kind: Option<Kind>) -> Error {
         let (address, phase) = (self.address.to_owned(), Phase::Resolve);
@@ -391,8 +397,8 @@ impl Inner {
         let io = BufReader::with_capacity(READ_AHEAD, io);
         let shaken = connector.connect(tls.server.clone(), io).await;
         // Told first: a server that insists fails the handshake because of this.
-        if let Some(why) = identity.and_then(|i| i.failure()) {
-            return Err(target.error(Some(peer), Phase::ClientCertificate, why, ""));
+        if let Some(error) = identity.and_then(|identity| target.without(peer, &identity)) {
+            return Err(error);
         }
         let io = shaken.map_err(|e| {
             let inner = e.get_ref().and_then(|e| e.downcast_ref::<rustls::Error>());

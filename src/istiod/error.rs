@@ -98,8 +98,12 @@ impl Error {
         match self {
             Self::Roots { path, reason } => {
                 let system = path.as_os_str() == "SYSTEM";
-                let kind =
-                    if system || !reason.ends_with(NOT_THERE) { Kind::RootBroken } else { Kind::RootMissing };
+                let missing = !system && reason.ends_with(NOT_THERE);
+                let kind = match Kind::of_start(reason) {
+                    Some(kind) => kind,
+                    None if missing => Kind::RootMissing,
+                    None => Kind::RootBroken,
+                };
                 Report::new(kind, self.to_string()).about(path.display().to_string())
             }
             Self::Dial { address, phase, kind, reason, hint } => {

@@ -22,6 +22,7 @@ use super::verify::{Anchors, Verifier};
 use crate::base::clock::Clock;
 use crate::base::lane::Lane;
 use crate::base::reading;
+use crate::trouble::Kind;
 
 /// Read at each dial, by two connectors at most.
 static FILES: Lane = Lane::new("client certificate", 2);
@@ -168,6 +169,14 @@ impl Read {
     }
 }
 
+#[cfg(test)]
+impl Read {
+    /// A certificate whose key the system does not give.
+    pub(crate) fn without_key(cert: &str, why: std::io::Error) -> Self {
+        Self { cert: Ok(cert.as_bytes().to_vec()), key: Err(why) }
+    }
+}
+
 /// A client certificate that is examined only when a server asks for one.
 ///
 /// * certificate file unreadable, or its first block no certificate: none is sent, with a warning;
@@ -208,6 +217,13 @@ impl Identity {
     #[must_use]
     pub(crate) fn failure(&self) -> Option<String> {
         self.failure.lock().expect("no panic holds this lock").clone()
+    }
+
+    /// What of this machine kept the files from being read, where that has a kind of its own.
+    #[must_use]
+    pub(crate) fn unread(&self) -> Option<Kind> {
+        let Read { cert, key } = &self.read;
+        cert.as_ref().err().or(key.as_ref().err()).and_then(Kind::of_io)
     }
 
     fn examine(&self, now: SystemTime) -> Offer {

@@ -339,7 +339,7 @@ impl Kind {
         }
     }
 
-    /// What keeps the system from starting something, by its word, where that has a kind of its own.
+    /// What keeps the system from starting or reading something, by its word, where that has a kind of its own.
     #[must_use]
     pub(crate) fn of_start(said: &str) -> Option<Self> {
         match numbered(said) {

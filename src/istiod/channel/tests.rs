@@ -227,6 +227,29 @@ async fn the_client_certificate_is_examined_at_each_handshake() {
 }
 
 #[tokio::test]
+async fn a_key_that_this_machine_does_not_give_is_no_broken_file() {
+    use rustls::client::ResolvesClientCert;
+    let (pki, dir) = (Pki::new(), tempfile::tempdir().unwrap());
+    let root = dir.path().join("root.pem");
+    std::fs::write(&root, &pki.root_pem).unwrap();
+    let connector = Connector::new(config("127.0.0.1:1", &root, Some("istiod"))).unwrap();
+    let target = Target::new(&connector.inner).await.unwrap();
+    for (number, kind) in [(24, Kind::OpenFiles), (13, Kind::CertificateFiles)] {
+        let files = ClientFiles { cert: "cert.pem".into(), key: "key.pem".into() };
+        let read = Read::without_key(&pki.leaf(&[], false).0, std::io::Error::from_raw_os_error(number));
+        let identity = Identity::new(files, read, connector.inner.clock.clone());
+        let peer = "127.0.0.1:1".parse().unwrap();
+        assert!(target.without(peer, &identity).is_none(), "nobody has asked for one");
+        identity.resolve(&[], &[]);
+        assert_eq!(target.without(peer, &identity).unwrap().report().kind, kind);
+        // Nor are roots broken then.
+        let reason = std::io::Error::from_raw_os_error(number).to_string();
+        let roots = Error::Roots { path: "root.pem".into(), reason }.report().kind;
+        assert_eq!(roots, if number == 24 { kind } else { Kind::RootBroken });
+    }
+}
+
+#[tokio::test]
 async fn compliance_policies_narrow_the_handshake() {
     let (pki, dir) = (Pki::new(), tempfile::tempdir().unwrap());
     let root = dir.path().join("root.pem");
