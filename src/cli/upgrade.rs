@@ -25,6 +25,13 @@ const CONNECT: Duration = Duration::from_secs(5);
 
 /// Asks, and prints what the agent says; gives the exit status: 0 the new program serves, 1 the old one goes on.
 pub(super) fn run(parsed: &Parsed, env: &Env) -> Result<u8, BoxError> {
+    // The binary that lies in the usual place would be taken, and success be told.
+    if let Some(more) = parsed.positional.first() {
+        return Err(format!(
+            "upgrade takes flags only, and {more:?} is none; a program is named by --binary or --envoy"
+        )
+        .into());
+    }
     let given = |name: &str| parsed.get(name).filter(|text| !text.is_empty()).map(PathBuf::from);
     let whole = |path: PathBuf| std::path::absolute(&path).map_err(|e| format!("{}: {e}", path.display()));
     let path = |name: &str| given(name).map(whole).transpose();

@@ -254,6 +254,19 @@ async fn none_while_envoy_drains() {
     agent.stop().await;
 }
 
+// It would be passed over, and what lies in the usual place be executed.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_program_that_is_named_without_its_flag_is_refused() {
+    let mock = MockIstiod::start().await;
+    let mut agent = builder(&mock).start();
+    agent.wait_ready().await;
+    let said = agent.run(&["upgrade", "/opt/new/pilot-agent"]).await;
+    assert_eq!(said.code, Some(255), "{said:?}");
+    assert!(said.stderr.contains("--binary"), "{said:?}");
+    assert_eq!(times(&agent, DONE), 0);
+    agent.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn without_the_switch_there_is_no_way_to_it() {
     let mock = MockIstiod::start().await;
