@@ -275,7 +275,9 @@ impl Client {
 fn chain_in(answer: &Value) -> Result<Vec<String>, &'static str> {
     let data = answer.get("data").ok_or("signature: there is no data in it")?;
     let certificate = data.get("certificate").and_then(Value::as_str);
-    let certificate = certificate.ok_or("signature: there is no text data.certificate in it")?;
+    let certificate = certificate
+        .filter(|text| !text.trim().is_empty())
+        .ok_or("signature: there is no text data.certificate in it")?;
     let above = data.get("ca_chain").and_then(Value::as_array);
     let above = above.ok_or("signature: there is no list data.ca_chain in it")?;
     let line = |text: &str| format!("{}\n", text.trim_end());
@@ -309,6 +311,7 @@ mod tests {
             json!({"data": null}),
             json!({"data": {"certificate": 7, "ca_chain": ["B"]}}),
             json!({"data": {"certificate": "A"}}),
+            json!({"data": {"certificate": " ", "ca_chain": ["B"]}}),
             json!({"data": {"certificate": "A", "ca_chain": []}}),
             json!({"data": {"certificate": "A", "ca_chain": "B"}}),
             json!({"data": {"certificate": "A", "ca_chain": [null]}}),
