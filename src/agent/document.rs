@@ -107,10 +107,10 @@ impl status::Agent for Face {
             out.push(Report::new(Kind::NoConfig, detail));
         }
         if let Some(why) = self.sts.as_ref().and_then(sts::Handle::trouble) {
-            out.push(Report::new(Kind::TokensNotExchanged, format!("no tokens can be exchanged: {why}")));
+            let kind = Kind::of_start(&why).unwrap_or(Kind::TokensNotExchanged);
+            out.push(Report::new(kind, format!("no tokens can be exchanged: {why}")));
         }
-        let missing = self.gateway.iter().flat_map(gateway::Secrets::troubles);
-        out.extend(missing.map(|why| Report::new(Kind::GatewaySecret, why)));
+        out.extend(self.gateway.iter().flat_map(gateway::Secrets::troubles));
         out
     }
 

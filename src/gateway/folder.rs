@@ -89,8 +89,20 @@ fn settle(secrets: &Secrets, folder: &Path, name: &str, wanted: &[&str], own: us
     for (at, secret) in wanted.iter().enumerate() {
         let path = folder.join(secret);
         let spare = at >= own;
-        if !path.is_dir() || (spare && asked.has_own()) {
+        if spare && asked.has_own() {
             continue;
+        }
+        match std::fs::metadata(&path) {
+            Ok(about) if about.is_dir() => {}
+            Ok(_) => {
+                why = why.or_else(|| Some(format!("{}: this is no folder", path.display())));
+                continue;
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            Err(error) => {
+                why = why.or_else(|| Some(format!("{}: {error}", path.display())));
+                continue;
+            }
         }
         // In a folder a name of trust anchors is that of its secret: <name>/ca.crt.
         let under = if spare { secret } else { name };
@@ -170,7 +182,7 @@ mod tests {
         std::fs::write(pair.join("tls.crt"), "chain").unwrap();
         let told = || {
             look(&secrets, dir.path(), &[("pair".to_owned(), Arc::default())]);
-            secrets.troubles().concat()
+            secrets.troubles().iter().map(|report| report.detail.clone()).collect::<String>()
         };
         assert!(told().contains("pair/tls.key: this is no regular file"), "{}", told());
         std::fs::remove_dir(pair.join("tls.key")).unwrap();
@@ -180,9 +192,28 @@ mod tests {
         assert!(told().contains("its field tls.key is missing"), "{}", told());
         let anchors = || {
             look(&secrets, dir.path(), &[("pair-cacert".to_owned(), Arc::default())]);
-            secrets.troubles().concat()
+            secrets.troubles().iter().map(|report| report.detail.clone()).collect::<String>()
         };
         assert!(anchors().contains("pair/ca.crt: this is no regular file"), "{}", anchors());
+    }
+
+    #[tokio::test]
+    async fn a_folder_that_cannot_be_looked_at_is_not_told_as_missing() {
+        let dir = tempfile::tempdir().unwrap();
+        let origin = Origin::Folder(dir.path().to_owned());
+        let config = Config { origin, fallback: String::new() };
+        let secrets = Secrets::new(config, &Watches::default(), Group::new(), Reporter::default());
+        let pair = dir.path().join("pair");
+        let told = || {
+            look(&secrets, dir.path(), &[("pair".to_owned(), Arc::default())]);
+            secrets.troubles().iter().map(|report| report.detail.clone()).collect::<String>()
+        };
+        assert!(told().contains("there is nothing of it in"), "{}", told());
+        std::os::unix::fs::symlink("pair", &pair).unwrap();
+        assert!(told().contains("pair: Too many levels of symbolic links"), "{}", told());
+        std::fs::remove_file(&pair).unwrap();
+        std::fs::write(&pair, "").unwrap();
+        assert!(told().contains("pair: this is no folder"), "{}", told());
     }
 
     #[tokio::test]
@@ -195,7 +226,7 @@ mod tests {
         std::fs::write(dir.path().join("spare/tls.crt"), "chain").unwrap();
         let told = || {
             look(&secrets, dir.path(), &[("pair".to_owned(), Arc::default())]);
-            secrets.troubles().concat()
+            secrets.troubles().iter().map(|report| report.detail.clone()).collect::<String>()
         };
         assert!(told().contains("spare, which is to stand in for it: "), "{}", told());
         std::fs::create_dir(dir.path().join("pair")).unwrap();

@@ -115,6 +115,7 @@ fn settle(secrets: &Secrets, name: &str, wanted: &[&str], own: usize, states: &[
     if bad.is_none() && owns.iter().any(|state| matches!(state, Usable::Unknown)) {
         return;
     }
+    let failed = bad.is_some();
     let why = bad.unwrap_or_else(|| "there is no such secret".to_owned());
     let rest = match spare.first() {
         Some(Usable::Good(value)) if !asked.has_own() => {
@@ -122,8 +123,45 @@ fn settle(secrets: &Secrets, name: &str, wanted: &[&str], own: usize, states: &[
             format!("{} is served in its place", wanted[own])
         }
         _ if asked.has_any() => "what was served before stays".to_owned(),
-        Some(Usable::Unknown) => return,
+        // What is wrong is told at once: a server that is silent may take as long again to say nothing of the fallback.
+        Some(Usable::Unknown) if !failed => return,
         _ => "Envoy waits for it".to_owned(),
     };
     secrets.note(name, Some(format!("{why}; {rest}")));
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+    use std::path::PathBuf;
+
+    use super::*;
+    use crate::base::files::Watches;
+    use crate::base::tasks::Group;
+    use crate::gateway::kube::Why;
+    use crate::gateway::{Config, Origin};
+    use crate::trouble::{Kind, Reporter};
+
+    // What is told of `web` when it cannot be asked for, and nothing is known of the fallback yet.
+    fn told(why: Why) -> (Kind, String) {
+        let config = Config { origin: Origin::Folder(PathBuf::new()), fallback: "spare".to_owned() };
+        let secrets = Secrets::new(config, &Watches::default(), Group::new(), Reporter::default());
+        let failed = Usable::Failed(kube::Error::Broken { base: "https://server".to_owned(), why });
+        settle(&secrets, "web", &["web", "spare"], 1, &[failed, Usable::Unknown], &Asked::default());
+        let report = secrets.troubles().pop().expect("it is told");
+        (report.kind, report.detail)
+    }
+
+    #[tokio::test]
+    async fn what_is_wrong_is_told_before_the_fallback_is_known() {
+        let (kind, detail) = told(Why::Silent);
+        assert_eq!(kind, Kind::GatewaySecret);
+        assert!(detail.ends_with("no answer within 30 s; Envoy waits for it"), "{detail}");
+    }
+
+    #[tokio::test]
+    async fn what_this_machine_lacks_is_no_fault_of_the_secret() {
+        let source = io::Error::from_raw_os_error(24);
+        assert_eq!(told(Why::Token { path: "token".into(), source }).0, Kind::OpenFiles);
+    }
 }

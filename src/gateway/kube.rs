@@ -15,6 +15,8 @@ use bytes::Bytes;
 use futures_util::{Stream, StreamExt, stream};
 use http::{HeaderMap, HeaderValue, StatusCode, header};
 use rustls::crypto::CryptoProvider;
+use rustls_pki_types::CertificateDer;
+use rustls_pki_types::pem::PemObject;
 use serde::Deserialize;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout};
@@ -101,8 +103,10 @@ pub(super) enum Why {
     Ca { path: PathBuf, source: io::Error },
     #[error("cannot read the token {}: {source}", path.display())]
     Token { path: PathBuf, source: io::Error },
-    #[error("the token is no token")]
-    NoToken,
+    #[error("{} holds no token", .0.display())]
+    NoToken(PathBuf),
+    #[error("its CA {} holds no certificate", .0.display())]
+    NoCa(PathBuf),
     #[error("it refuses the service account's token (401); it is read again for the next try")]
     Unauthorized,
     #[error("HTTP status {0}")]
@@ -158,8 +162,8 @@ impl Object {
 struct List {
     #[serde(default)]
     metadata: Meta,
-    #[serde(default)]
-    items: Vec<Object>,
+    /// A list of nothing is null for some servers.
+    items: Option<Vec<Object>>,
 }
 
 #[derive(Deserialize)]
@@ -173,7 +177,7 @@ struct Event {
 #[cfg(debug_assertions)]
 pub(super) fn fuzz(bytes: &[u8], mut seen: impl FnMut(&Object)) {
     if let Ok(list) = serde_json::from_slice::<List>(bytes) {
-        list.items.iter().for_each(&mut seen);
+        list.items.iter().flatten().for_each(&mut seen);
     }
     if let Ok(event) = serde_json::from_slice::<Event>(bytes) {
         seen(&event.object);
@@ -232,7 +236,7 @@ impl Server for Api {
             let body = Zeroizing::new(reply.bytes(LONGEST).await.map_err(|e| self.broken(Why::Fetch(e)))?);
             let list: List = serde_json::from_slice(&body).map_err(|_| self.broken(Why::List))?;
             let List { metadata, items } = list;
-            let found = items.into_iter().find(|item| item.metadata.name == secret);
+            let found = items.into_iter().flatten().find(|item| item.metadata.name == secret);
             Ok((found.map_or(Held::Absent, Held::Secret), metadata.resource_version))
         };
         timeout(TIME, whole).await.unwrap_or_else(|_| Err(self.broken(Why::Silent)))
@@ -379,8 +383,14 @@ impl Api {
         let (ca, token) = FILES.within(READ, read).await.map_err(|e| self.broken(Why::Disk(e)))?;
         let ca = ca.map_err(|source| self.broken(Why::Ca { path: self.ca.clone(), source }))?;
         let token = token.map_err(|source| self.broken(Why::Token { path: self.token.clone(), source }))?;
-        let bearer = Zeroizing::new(format!("Bearer {}", token.trim()));
-        let mut bearer = HeaderValue::from_str(&bearer).map_err(|_| self.broken(Why::NoToken))?;
+        // Whoever is sent none refuses it, and would be blamed for that; a server whose issuer is in no file, too.
+        if CertificateDer::pem_slice_iter(&ca).filter_map(Result::ok).next().is_none() {
+            return Err(self.broken(Why::NoCa(self.ca.clone())));
+        }
+        let no_token = || self.broken(Why::NoToken(self.token.clone()));
+        let token = Some(token.trim()).filter(|token| !token.is_empty()).ok_or_else(no_token)?;
+        let bearer = Zeroizing::new(format!("Bearer {token}"));
+        let mut bearer = HeaderValue::from_str(&bearer).map_err(|_| no_token())?;
         bearer.set_sensitive(true);
         let headers = HeaderMap::from_iter([
             (header::AUTHORIZATION, bearer),
@@ -420,6 +430,34 @@ mod tests {
             resync: Duration::ZERO,
             crypto: crate::tls::provider::provider(crate::tls::provider::Compliance::None).0,
         }
+    }
+
+    #[test]
+    fn a_list_of_nothing_may_be_null() {
+        let list = br#"{"metadata": {"resourceVersion": "7"}, "items": null}"#;
+        let list: List = serde_json::from_slice(list).unwrap();
+        assert!(list.items.is_none() && list.metadata.resource_version == "7");
+    }
+
+    #[tokio::test]
+    async fn empty_files_of_the_service_account_are_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        let (token, ca) = (path("token"), path("ca.crt"));
+        let base = "https://127.0.0.1:1".to_owned();
+        let api = Api { base, token: token.clone(), ca: ca.clone(), ..api() };
+        let why = async || match api.ask("web", "list", "").await {
+            Ok(_) => panic!("nobody listens there"),
+            Err(error) => error.to_string(),
+        };
+        std::fs::write(&token, " \n").unwrap();
+        std::fs::write(&ca, "no PEM").unwrap();
+        assert!(why().await.ends_with("ca.crt holds no certificate"), "{}", why().await);
+        let root = rcgen::generate_simple_self_signed(vec!["a".to_owned()]).unwrap();
+        std::fs::write(&ca, root.cert.pem()).unwrap();
+        assert!(why().await.ends_with("token holds no token"), "{}", why().await);
+        std::fs::write(&token, "T").unwrap();
+        assert!(why().await.contains("cannot connect"), "{}", why().await);
     }
 
     fn event(of: &str, name: &str, version: u32) -> Bytes {

@@ -155,10 +155,13 @@ impl Secrets {
         json!({ "asked": slots.len(), "waiting": waiting, "errors": errors })
     }
 
-    /// What is wrong at the moment, as sentences.
+    /// What is wrong at the moment.
     #[must_use]
-    pub(crate) fn troubles(&self) -> Vec<String> {
-        lock(&self.0.errors).iter().map(|(name, (why, _))| format!("gateway secret {name}: {why}")).collect()
+    pub(crate) fn troubles(&self) -> Vec<Report> {
+        let report = |(name, (why, _)): (&String, &(String, Reporter))| {
+            Report::new(kind_of(why), format!("gateway secret {name}: {why}"))
+        };
+        lock(&self.0.errors).iter().map(report).collect()
     }
 
     /// Notes and logs a change of what is wrong with a name.
@@ -174,7 +177,7 @@ impl Secrets {
             return;
         };
         tracing::debug!(target: "sds", "gateway secret {name}: {why}");
-        let report = Report::new(Kind::GatewaySecret, format!("gateway secret {name}: {why}")).about(name);
+        let report = Report::new(kind_of(&why), format!("gateway secret {name}: {why}")).about(name);
         let trouble = errors.remove(name).map_or_else(|| self.0.trouble.sibling(), |(_, trouble)| trouble);
         trouble.report(report);
         errors.insert(name.to_owned(), (why, trouble));
@@ -261,6 +264,11 @@ impl SecretSource for Secrets {
             }
         })
     }
+}
+
+/// A secret's trouble, unless it is this machine's.
+fn kind_of(why: &str) -> Kind {
+    Kind::of_start(why).unwrap_or(Kind::GatewaySecret)
 }
 
 /// Whether a secret can have this name: as Kubernetes has them, and nothing that could be a path.

@@ -166,7 +166,8 @@ impl Handle {
         match error {
             Some(fault) => {
                 tracing::debug!(target: "security", "{fault}");
-                self.0.trouble.report(Report::new(Kind::TokensNotExchanged, fault.why.clone()));
+                let kind = Kind::of_start(&fault.why).unwrap_or(Kind::TokensNotExchanged);
+                self.0.trouble.report(Report::new(kind, fault.why.clone()));
             }
             None => self.0.trouble.end(),
         }

@@ -183,6 +183,8 @@ impl Drop for UnderWay<'_> {
 static REFUSED: Seldom = Seldom::new(60);
 /// Longest cause in a line.
 const CAUSE: usize = 1024;
+/// What to do where this machine is what keeps a module from being had.
+const MACHINE: &str = "free what the line names; the module is fetched when istiod sends its filter again, which a change of the WasmPlugin or a restart brings about";
 
 /// A file that was not written to for so long when the agent starts belongs to none that runs.
 const FRESH: Duration = Duration::from_secs(60);
@@ -230,7 +232,7 @@ impl Converter {
         self.failing.lock().expect("no panic holds this lock")
     }
 
-    fn failed(&self, name: &str, by: u64, detail: String) {
+    fn failed(&self, name: &str, by: u64, report: Report) {
         let mut failing = self.failing();
         let known = failing.told.contains_key(name);
         let past = failing.settled.get(name).copied().max(Some(failing.whole));
@@ -239,7 +241,7 @@ impl Converter {
         }
         let told = failing.told.entry(name.to_owned()).or_insert_with(|| (by, self.trouble.sibling()));
         told.0 = told.0.max(by);
-        told.1.report(Report::new(Kind::WasmFailed, detail).about(name));
+        told.1.report(report.about(name));
     }
 
     /// These extensions are no more, and what was wrong with them neither.
@@ -362,13 +364,15 @@ impl Converter {
                 }
                 let stand_in = if filter.open { "lets all traffic pass" } else { "denies all traffic" };
                 let name = &wanted.resource;
-                self.failed(
-                    name,
-                    by,
-                    format!(
-                        "Wasm module of {name:?} cannot be had, so a filter in its place {stand_in}: {failure}"
-                    ),
+                let detail = format!(
+                    "Wasm module of {name:?} cannot be had, so a filter in its place {stand_in}: {failure}"
                 );
+                let report = match Kind::of_start(&failure.to_string()) {
+                    // Nothing is tried again before istiod sends the filter anew.
+                    Some(kind) => Report::new(kind, detail).hint(MACHINE),
+                    None => Report::new(Kind::WasmFailed, detail),
+                };
+                self.failed(name, by, report);
                 failure.conversion()
             }
         };

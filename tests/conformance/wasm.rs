@@ -254,6 +254,24 @@ async fn without_its_folder_a_module_cannot_be_had() {
 }
 
 #[tokio::test]
+async fn a_full_disk_is_no_fault_of_the_module() {
+    if !root_for("a mount namespace") {
+        return;
+    }
+    let modules = Modules::start().await;
+    let full = FOLDER.replace(
+        "exec",
+        "mount -t tmpfs -o size=4k tmpfs /var/lib/istio/data && head -c 4096 /dev/zero >/var/lib/istio/data/all && exec",
+    );
+    let words = ["unshare", "--mount", "sh", "-c", &full, "sh"].map(ToOwned::to_owned);
+    let mut world = World::with(|b| b.before(&words)).await;
+    let (mut envoy, istiod) = world.sotw().await;
+    istiod.responses.sotw(&push("n1", vec![modules.filter("f", "/one", |_, _| {})])).await.unwrap();
+    assert_eq!(filters(&envoy.next().await.unwrap())[0].1.type_url, RBAC);
+    super::why::beside::told(&world.agent, "DiskFull", "No space left on device").await;
+}
+
+#[tokio::test]
 async fn configs_that_cannot_be_read_are_refused_and_do_not_reach_envoy() {
     if !root_for("a mount namespace") {
         return;

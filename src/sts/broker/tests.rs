@@ -49,6 +49,17 @@ async fn get(broker: &Arc<Broker>, subject: &str) -> Result<String, Fault> {
     broker.get(Ask::own(subject, "")).await.map(|access| access.token.to_string())
 }
 
+#[test]
+fn what_this_machine_lacks_is_no_fault_of_the_endpoint() {
+    let troubles = crate::trouble::Troubles::default();
+    let handle = Handle::new(1, "test", troubles.reporter("sts"));
+    for (number, kind) in [(24, Kind::OpenFiles), (111, Kind::TokensNotExchanged)] {
+        let why = std::io::Error::from_raw_os_error(number);
+        handle.note(Some(&Fault::new(format!("cannot connect: {why}"))), true);
+        assert_eq!(troubles.verdict().unwrap().kind, kind);
+    }
+}
+
 #[tokio::test]
 async fn a_thousand_callers_cause_one_exchange_and_who_leaves_does_not_end_it() {
     let (double, broker) = rig(3600);
