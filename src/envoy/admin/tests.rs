@@ -74,8 +74,8 @@ async fn a_drain_asks_as_the_go_agent_does() {
         request.starts_with("POST /drain_listeners?inboundonly&graceful&skip_exit HTTP/1.1\r\n"),
         "{request}"
     );
-    assert!(request.contains(&format!("host: localhost:{port}\r\n")), "{request}");
-    assert!(request.contains("content-length: 0\r\n"), "{request}");
+    assert!(request.contains(&format!("Host: localhost:{port}\r\n")), "{request}");
+    assert!(request.contains("Content-Length: 0\r\n"), "{request}");
 }
 
 #[tokio::test]

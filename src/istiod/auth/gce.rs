@@ -308,7 +308,7 @@ mod tests {
             assert!(request.starts_with(
                 "GET /computeMetadata/v1/instance/service-accounts/default/identity?audience=a%2Fb&format=full "
             ));
-            assert!(request.contains("metadata-flavor: Google\r\n"));
+            assert!(request.contains("Metadata-Flavor: Google\r\n"));
             assert_eq!(std::fs::read_to_string(&path).unwrap(), format!("{token}\n"));
             assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o640);
             let soon = token == jwt(10_100);
