@@ -202,7 +202,7 @@ kinds! {
         "certificate files cannot be used",
         "key and certificate must belong together, be PEM and be readable by the agent's user";
     OutputCertsFailed Degraded
-        "certificates cannot be written to OUTPUT_CERTS",
+        "certificates cannot be written to the folder of OUTPUT_CERTS, or of IDENTITY_PERSIST",
         "is the folder there and writable for the agent's user?";
 
     // What follows.
