@@ -21,6 +21,9 @@ RELEASE := export $$(scripts/revision) && cargo build --release --locked -p pilo
 
 .PHONY: release-fips demo test test-page lint check-lint bare-machine dist packages image test-packages test-image reproducible release conformance record bench numbers herd scale seccomp soak attack faults fuzz-check fuzz-smoke envoy-matrix docs descriptors clean help
 
+# Targets share dist/, what cargo builds and the machine: with -j4 two of them would build one binary at once.
+.NOTPARALLEL:
+
 # Run first by each target that builds or fetches something.
 CHECK = @scripts/check-machine $@
 # Before the minutes that a build takes: where no Envoy can be had, that is told at once.

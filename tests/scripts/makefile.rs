@@ -1,5 +1,6 @@
 //! The Makefile: what each target would do, as `make -n` tells it.
 
+use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 
 use crate::copied::{ROOT, text};
@@ -26,6 +27,34 @@ fn targets() -> Vec<String> {
         assert!(named.iter().any(|name| name == target), "{target} is not .PHONY");
     }
     named
+}
+
+#[test]
+fn targets_that_share_a_folder_have_their_turn() {
+    let scratch = tempfile::tempdir().unwrap();
+    let at = |name: &str| scratch.path().join(name);
+    for folder in ["scripts", "dist"] {
+        std::fs::create_dir(at(folder)).unwrap();
+    }
+    std::fs::copy(format!("{ROOT}/Makefile"), at("Makefile")).unwrap();
+    for name in ["check-machine", "get-envoy", "dist", "packages", "image"] {
+        let made = if name == "dist" { ": >dist/pilot-agent-0-linux-$(uname -m)" } else { "" };
+        std::fs::write(at("scripts").join(name), format!("#!/bin/sh\necho {name} $1 >>ran\n{made}\n"))
+            .unwrap();
+        std::fs::set_permissions(at("scripts").join(name), PermissionsExt::from_mode(0o755)).unwrap();
+    }
+    let output = Command::new("make")
+        .args(["-j4", "packages", "image"])
+        .current_dir(scratch.path())
+        .env_remove("MAKEFLAGS")
+        .output()
+        .expect("make can be started");
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let ran = std::fs::read_to_string(at("ran")).unwrap();
+    let turns = ["check-machine packages", "get-envoy pinned", "dist", "packages", "check-machine image"];
+    let ran: Vec<&str> = ran.lines().map(str::trim).collect();
+    assert_eq!(ran[..turns.len()], turns, "{ran:?}");
+    assert_eq!(ran.iter().filter(|line| **line == "dist").count(), 1, "{ran:?}");
 }
 
 /// They build and fetch nothing.
