@@ -217,3 +217,15 @@ pub(crate) trait SecretSource: Send + Sync + fmt::Debug + 'static {
     /// way ends, or 10 s for files.
     fn fetch(&self, name: ResourceName) -> BoxFuture<'static, Result<Fetched, Arc<Error>>>;
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_by_a_long_path_is_told_in_a_short_line() {
+        let long = "a".repeat(4000);
+        let told = Error::File { name: long.clone(), reason: long }.to_string();
+        assert!(told.len() < 1000, "{} bytes", told.len());
+    }
+}

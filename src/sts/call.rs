@@ -201,6 +201,21 @@ mod tests {
         }
     }
 
+    #[tokio::test]
+    async fn an_answer_has_128_kb_at_most() {
+        for (length, fits) in [(131_072, true), (131_073, false)] {
+            let web =
+                Web::start(move |_| http(200, "", &format!("{{\"a\":1{}}}", " ".repeat(length - 7)))).await;
+            let url = format!("http://127.0.0.1:{}/", web.addr.port());
+            let client = Client::new(provider(Compliance::None).0);
+            let (headers, body) = (HeaderMap::new(), Bytes::new());
+            let answer =
+                client.ask(Call { what: "token", url: &url, kind: "text/plain", headers, body }).await;
+            assert_eq!(answer.is_ok(), fits, "{length}: {answer:?}");
+            assert_eq!(web.heads().len(), 1, "the same would come again");
+        }
+    }
+
     #[test]
     fn members_are_found_in_any_case_and_must_have_their_type() {
         let of = |value: Value| value.as_object().unwrap().clone();
