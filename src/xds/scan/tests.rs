@@ -193,15 +193,60 @@ fn the_hint_comes_with_the_first_bytes_of_a_large_response() {
 }
 
 #[test]
+fn long_texts_are_cut_at_a_character_and_few_names_are_kept() {
+    let long = [&[b'x'; TEXT - 1][..], "é".as_bytes()].concat();
+    let facts = scan(Message::SotwResponse, &delimited(1, &long), &[]).unwrap();
+    assert_eq!(facts.version, "x".repeat(TEXT - 1));
+    for (text, end) in [([b'x'; TEXT - 1].to_vec(), 0xff), (Vec::new(), 0xc3)] {
+        let bytes = delimited(1, &[&text[..], &[end]].concat());
+        assert_eq!(scan(Message::SotwResponse, &bytes, &[]), Err(Malformed::Utf8), "cut by the sender");
+    }
+    let names = delimited(3, "ä".repeat(300).as_bytes()).repeat(NAMES + 1);
+    let facts = scan(Message::SotwRequest, &names, &[]).unwrap();
+    assert_eq!((facts.count, facts.names), (NAMES as u64 + 1, vec!["ä".repeat(256); NAMES]));
+}
+
+#[test]
+fn a_request_is_bare_where_nothing_is_known() {
+    assert!(Facts::default().is_bare());
+    for facts in [
+        Facts { version: "1".to_owned(), ..Facts::default() },
+        Facts { nonce: "1".to_owned(), ..Facts::default() },
+        Facts { known: 1, ..Facts::default() },
+        Facts { rejected: true, ..Facts::default() },
+    ] {
+        assert!(!facts.is_bare(), "{facts:?}");
+    }
+}
+
+#[test]
 fn nonsense_is_refused_and_its_reason_named() {
     let whole = |bytes: &[u8]| scan(Message::SotwResponse, bytes, &[]).unwrap_err();
     assert_eq!(whole(&[0xff; 11]), Malformed::Varint);
     assert_eq!(whole(&[0x00, 0x01]), Malformed::Tag);
     assert_eq!(whole(&[0x0f]), Malformed::Tag);
     assert_eq!(whole(&[0x0a, 0x05, b'a']), Malformed::Length);
+    // Fewer bytes than the frame has said: between two fields, and inside one.
+    for cut in [&[0x0a, 1, b'a'][..], &[0x0a, 1]] {
+        let mut scanner = Scanner::new(Message::SotwResponse, 4);
+        scanner.push(cut).unwrap();
+        assert_eq!(scanner.finish().unwrap_err(), Malformed::Length);
+    }
     assert_eq!(whole(&[0x0a]), Malformed::Length);
     assert_eq!(whole(&[0x0c]), Malformed::Group);
     assert_eq!(whole(&[0x0b]), Malformed::Group);
     assert_eq!(whole(&[0x0a, 0x01, 0xff]), Malformed::Utf8);
     assert_eq!(whole(&[0x12, 0x02, 0x0a, 0x05]), Malformed::Length, "an inner field reaches out");
+    // ... though there are bytes behind it: a text, a number of a fixed size, and one that is not.
+    for reaching in [
+        &[0x12, 3, 0x0a, 2, b'a', b'b'][..],
+        &[0x12, 2, 0x0d, 0, 0, 0, 0],
+        &[0x12, 1, 0x08, 1],
+        &[0x12, 1, 0x88, 1, 1],
+    ] {
+        assert_eq!(whole(reaching), Malformed::Length, "{reaching:?}");
+    }
+    let nested = |depth: usize| [[0x0b].repeat(depth), [0x0c].repeat(depth)].concat();
+    assert!(scan(Message::SotwResponse, &nested(GROUPS), &[]).is_ok());
+    assert_eq!(whole(&nested(GROUPS + 1)), Malformed::Group);
 }
