@@ -235,6 +235,15 @@ mod tests {
     }
 
     #[test]
+    fn what_else_stands_in_a_configuration_is_passed_over() {
+        let (tap, bundle) = TrustBundle::tap(Vec::new());
+        let mut config = pushed(&["a"]);
+        config.value = [&[0x0a, 1, b'x'][..], &config.value, &[0x10, 5]].concat().into();
+        assert!(matches!(take(&*tap, Protocol::Sotw, sotw(vec![config])), Some(Ok(()))));
+        assert_eq!(*bundle.borrow(), ["a"]);
+    }
+
+    #[test]
     fn of_many_resources_the_first_counts_and_all_are_read() {
         let (tap, bundle) = TrustBundle::tap(Vec::new());
         let mut many = vec![pushed(&["a"]), pushed(&["b"])];

@@ -281,4 +281,20 @@ fn a_host_has_so_many_addresses_and_names_and_no_more() {
         assert!(table(&empty.repeat(message::MOST)).is_ok());
         assert!(matches!(table(&empty.repeat(message::MOST + 1)), Err(BadTable::Host)));
     }
+    // Nor in parts that would be put together.
+    let parts = |count: u8| {
+        let body = [&[0x0a, 3 + 2 * count, 0x0a, 1, b'a'][..], &[0x12, 0].repeat(count.into())].concat();
+        Table::decode(body.into(), &Scope::default())
+    };
+    assert!(parts(2).is_ok());
+    assert!(matches!(parts(3), Err(BadTable::Host)));
+}
+
+#[test]
+fn the_namespace_is_taken_off_a_domain_once() {
+    for (domain, rest) in
+        [("ns.svc.local", "svc.local"), ("ns.ns.local", "ns.local"), ("ns", ""), ("a", "a"), ("a.ns", "a.ns")]
+    {
+        assert_eq!(Scope::new("ns", domain).domain, rest, "{domain}");
+    }
 }

@@ -310,6 +310,14 @@ mod tests {
         assert_eq!(status.code(), Code::ResourceExhausted);
     }
 
+    #[test]
+    fn what_a_client_holds_now_counts_and_not_what_it_held() {
+        let share = Share::new(true);
+        assert!(share.change(0, SHARE - 1) && share.change(SHARE - 1, SHARE));
+        assert!(!share.change(SHARE, SHARE + 1));
+        assert!(share.change(SHARE + 1, 0) && share.change(0, SHARE));
+    }
+
     // The only test that comes near the bound, which is the process's.
     #[test]
     fn unfinished_messages_are_bounded_together() {

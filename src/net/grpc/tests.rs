@@ -77,6 +77,7 @@ fn nobody_serves_these() {
     let of = |path| unknown(path, |service| service == "a.B").message().to_owned();
     assert_eq!(of("/a.B/C"), "unknown method C for service a.B");
     assert_eq!(of("/x/C"), "unknown service x");
+    assert_eq!(of("/a.B/C/D"), "unknown service a.B/C");
     assert_eq!(of("/x"), "malformed method name: \"x\"");
     assert!(of(&format!("/{}/C", "x".repeat(100_000))).len() < 1000);
 }
