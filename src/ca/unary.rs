@@ -203,6 +203,7 @@ mod tests {
         let peer = listener.local_addr().unwrap();
         let server = async {
             let (io, _) = listener.accept().await.unwrap();
+            io.set_nodelay(true).unwrap();
             let mut connection = h2::server::handshake(io).await.unwrap();
             let (_, mut respond) = connection.accept().await.unwrap().unwrap();
             let head = http::Response::builder().header("content-type", kind).body(()).unwrap();
@@ -216,7 +217,10 @@ mod tests {
             while connection.accept().await.is_some() {}
         };
         let client = async {
-            let io = Stream::Plain(TcpStream::connect(peer).await.unwrap());
+            let io = TcpStream::connect(peer).await.unwrap();
+            // Windows of a long answer are told at once.
+            io.set_nodelay(true).unwrap();
+            let io = Stream::Plain(io);
             let authority = peer.to_string();
             let connection = crate::istiod::Connection { io, peer, authority, scheme: "http" };
             let mut connection = UnaryConnection::open(connection).await.unwrap();
