@@ -146,6 +146,28 @@ mod tests {
         assert!(matches!(Policy::new(s(1), s(2), 2.0, Jitter::PlusMinus(f64::NAN)), Err(Error::Jitter(_))));
     }
 
+    #[test]
+    fn failures_add_up_until_a_success() {
+        let s = Duration::from_secs;
+        let delays = |factor| {
+            let mut backoff = Backoff::new(Policy::new(s(1), s(5), factor, Jitter::None).unwrap());
+            let first = [(); 4].map(|()| backoff.next_delay().as_secs());
+            backoff.reset();
+            (first, backoff.next_delay().as_secs())
+        };
+        assert_eq!(delays(2.0), ([1, 2, 4, 5], 1));
+        assert_eq!(delays(1.0), ([1; 4], 1));
+    }
+
+    #[test]
+    fn a_share_that_is_random_lies_on_both_sides() {
+        let s = Duration::from_secs;
+        let policy = Policy::new(s(10), s(10), 1.0, Jitter::PlusMinus(0.5)).unwrap();
+        let delays: Vec<_> = (0..200).map(|_| policy.delay(0)).collect();
+        assert!(delays.iter().all(|delay| (s(5)..=s(15)).contains(delay)), "{delays:?}");
+        assert!(delays.iter().any(|delay| *delay < s(10)) && delays.iter().any(|delay| *delay > s(10)));
+    }
+
     proptest! {
         #[test]
         fn delays_stay_between_zero_and_the_bound(

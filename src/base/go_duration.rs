@@ -128,3 +128,19 @@ impl Signed {
         if self.negative { Duration::ZERO } else { self.span }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_ends_of_what_go_reads() {
+        let nanos = |text: &str| parse(text).ok().map(Signed::nanos);
+        assert_eq!(nanos("9223372036854775807ns"), Some(i64::MAX));
+        assert_eq!(nanos("9223372036854775808ns"), None);
+        assert_eq!(nanos("-9223372036854775808ns"), Some(i64::MIN));
+        assert_eq!(nanos("-9223372036854775809ns"), None);
+        assert_eq!(parse("-0s").unwrap(), Signed::default());
+        assert_eq!(nanos("1h.5m"), Some(3_630_000_000_000));
+    }
+}

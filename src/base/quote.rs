@@ -94,6 +94,8 @@ mod tests {
     #[test]
     fn long_texts_are_cut_at_a_character() {
         assert_eq!(shown("name"), "name");
+        assert_eq!(super::cut("four", 4), "four");
+        assert_eq!(super::cut("four", 3), "fou... (4 bytes)");
         let cut = shown(&"é".repeat(1000)).into_owned();
         assert!(cut.ends_with("... (2000 bytes)") && cut.len() < 300, "{cut}");
     }
