@@ -514,6 +514,8 @@ mod tests {
 
     #[test]
     fn anchors_merges_duplicates_and_further_documents() {
+        let got = to_json("a: &m {x: 1}\nb: &n {x: 2, w: 3}\nc: {<<: [*m, *n], z: 4}").unwrap();
+        assert_eq!(got["c"], json!({"x": 1, "w": 3, "z": 4}), "the first of several counts");
         let got = to_json("a: &m {x: 1}\nb: *m\nc: {<<: *m, z: 2}\nd: 1\nd: 2\n---\n: [").unwrap();
         assert_eq!(got, json!({"a": {"x": 1}, "b": {"x": 1}, "c": {"x": 1, "z": 2}, "d": 2}));
         assert_eq!(
@@ -581,6 +583,9 @@ mod tests {
     #[test]
     fn depth_and_size_are_bounded() {
         assert!(to_json(&"[".repeat(5000)).is_err());
+        let nested = |deep: usize| to_json(&format!("{}{}", "[".repeat(deep), "]".repeat(deep)));
+        assert!(nested(DEPTH).is_ok());
+        assert!(nested(DEPTH + 2).unwrap_err().to_string().contains("nested deeper"));
         let mut bomb = String::from("a0: &a0 [x,x,x,x,x,x,x,x,x,x]\n");
         for n in 1..9 {
             let refs = vec![format!("*a{}", n - 1); 10].join(",");

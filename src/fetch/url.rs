@@ -415,6 +415,7 @@ mod tests {
         assert_eq!(to("c"), "http://h:1/a/c");
         assert_eq!(to("../c?d#e"), "http://h:1/c?d");
         assert_eq!(to("./"), "http://h:1/a/");
+        assert_eq!((to("."), to("..")), ("http://h:1/a/".to_owned(), "http://h:1/".to_owned()));
         assert_eq!(to("?z"), "http://h:1/a/b?z");
         assert_eq!(to("//g/x"), "http://g/x");
         assert_eq!(to("///g/x"), "http://h:1///g/x");

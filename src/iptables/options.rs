@@ -176,3 +176,27 @@ pub struct Options {
     /// IPv6 rules are made as well.
     pub ipv6: bool,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn networks_are_read_as_go_reads_them() {
+        for good in ["10.0.0.0/0", "10.1.2.3/32", "fd00::/8", "::ffff:10.0.0.0/128"] {
+            assert!(Cidr::parse(good).is_ok(), "{good}");
+        }
+        for (bad, why) in [
+            ("10.0.0.0", "no '/'"),
+            ("a/8", "ParseAddr(\"a\"): unable to parse IP"),
+            ("10.0.0.0/", "bad bits after slash: \"\""),
+            ("10.0.0.0/08", "bad bits after slash: \"08\""),
+            ("10.0.0.0/+8", "bad bits after slash: \"+8\""),
+            ("10.0.0.0/33", "prefix length out of range"),
+            ("fd00::/129", "prefix length out of range"),
+            ("fd00::/300", "prefix length out of range"),
+        ] {
+            assert_eq!(Cidr::parse(bad).unwrap_err().why, why, "{bad}");
+        }
+    }
+}

@@ -374,6 +374,15 @@ mod tests {
     use crate::serve::Names;
     use crate::serve::respond::status;
 
+    #[test]
+    fn a_host_is_an_address_or_the_64_bits_that_it_has() {
+        let of = |text: &str| origin(text.parse().unwrap()).to_string();
+        assert_eq!(of("2001:db8:1:2:3:4:5:6"), "2001:db8:1:2::");
+        assert_eq!(of("2001:db8:1:2::"), "2001:db8:1:2::");
+        assert_eq!(of("2001:db8:1:3::"), "2001:db8:1:3::");
+        assert_eq!((of("10.0.0.1"), of("::ffff:10.0.0.1")), ("10.0.0.1".to_owned(), "10.0.0.1".to_owned()));
+    }
+
     /// Notes in which turn each request is answered.
     #[derive(Default)]
     struct Noting {

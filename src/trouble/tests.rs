@@ -132,3 +132,16 @@ fn what_keeps_envoy_from_its_files_is_the_disk() {
     assert_eq!(Kind::of_start(&said(30)), Some(Kind::DiskReadOnly));
     assert_eq!(Kind::of_start(&said(2)), None);
 }
+
+#[test]
+fn the_last_line_says_the_cause_once() {
+    let report = Report::new(Kind::TokenExpired, "the token is old").hint("write one");
+    for (reason, line) in [
+        ("Envoy ended", "Envoy ended; verdict: TokenExpired: the token is old; write one"),
+        ("end: the token is old", "end: the token is old; verdict: TokenExpired; write one"),
+        ("token", "token; verdict: TokenExpired; write one"),
+        ("one\ntwo", "one\ntwo\nverdict: TokenExpired: the token is old; write one"),
+    ] {
+        assert_eq!(report.last_line(reason), line);
+    }
+}

@@ -27,6 +27,25 @@ fn the_same_configuration_changes_nothing() {
 }
 
 #[test]
+fn one_that_runs_already_has_its_number_and_the_first_configuration() {
+    let mut core = Core::new(Config { hot_restart: true, ..Config::default() }, 1);
+    core.adopt(3);
+    assert_eq!(core.active(), [3]);
+    assert_eq!(core.desire(1), Action::None);
+    assert_eq!(core.desire(2), Action::Start(4));
+}
+
+#[test]
+fn what_was_given_up_is_begun_again_when_it_is_desired_again() {
+    let mut core = core(true, false);
+    assert_eq!(core.desire(2), Action::Start(1));
+    assert_eq!(core.ended(1, Kind::Abnormal, SHORT), Action::None);
+    core.settle();
+    assert_eq!(core.desire(1), Action::None, "it runs");
+    assert_eq!(core.desire(2), Action::Start(1));
+}
+
+#[test]
 fn numbers_follow_the_highest_that_runs() {
     let mut core = core(true, false);
     assert_eq!(core.desire(2), Action::Start(1));
