@@ -113,6 +113,12 @@ async fn run(flags: &Flags) -> Result<(), String> {
         Ok(()) => killed,
     })?;
     measured?;
+    if report.is_empty() && curves.is_empty() {
+        return Err(format!(
+            "nothing was measured: does a section have the name --only {}? --help lists them",
+            flags.only
+        ));
+    }
     if !rows.is_empty() {
         report.add("Control groups with a memory limit, one around each agent", &rows, false);
     }

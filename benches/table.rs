@@ -63,6 +63,11 @@ pub(crate) struct Report {
 }
 
 impl Report {
+    /// Whether nothing was added.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.sections.is_empty()
+    }
+
     /// Prints a section and keeps it.
     pub(crate) fn add(&mut self, title: &str, rows: &[Row], with_peer: bool) {
         print(title, rows, with_peer);

@@ -3,6 +3,7 @@
 Its neighbours are mock-istiod and the stand-in for Envoy; Envoy's two streams are played here. Whatever call is made to
 fail meanwhile, within `LIMIT` every step has come true, or the agent has ended by itself and said why.
 """
+import atexit
 import json
 import os
 import random
@@ -377,4 +378,5 @@ def clock_library():
     built = Path(tempfile.gettempdir()) / f"faults-clock-{os.getpid()}.so"
     if not built.exists():
         subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", built, ROOT / "tests/support/clock.c"], check=True)
+        atexit.register(built.unlink, missing_ok=True)
     return str(built)
