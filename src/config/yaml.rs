@@ -6,11 +6,15 @@
 //! Depth and size (aliases can multiply, and what has an anchor is kept twice) are bounded, so that a document cannot
 //! exhaust the memory.
 
+mod older;
+
 use std::borrow::Cow;
 use std::collections::HashMap;
 
 use saphyr_parser::{Event, Marker, Parser, ScalarStyle, Span, StrInput, Tag};
 use serde_json::{Map, Number, Value};
+
+use older::{Left, help, lines, right_of_all};
 
 /// Nesting beyond this is refused; mesh files have less than twenty levels.
 const DEPTH: usize = 200;
@@ -21,8 +25,6 @@ pub(crate) const BYTES: usize = 4 << 20;
 
 /// What may be read again for lines that stand too far left, in bytes.
 const AGAIN: usize = 16 << 20;
-/// What a line is moved by beyond the widest indentation there is, in columns.
-const MOVE: usize = 8;
 
 /// Why a text is no YAML; carries the line where the parser knows it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -39,21 +41,6 @@ impl Error {
     }
 }
 
-/// Where the parser is stricter than the Go agent's, which knows YAML 1.1.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Left {
-    /// A line inside of brackets that stands no further right than the key before them.
-    Line(usize),
-    /// The like inside of quotes, which begin in this line.
-    Quoted(usize),
-    /// A line that begins with a tab, as it may inside of brackets.
-    Tabbed(usize),
-    /// The like inside of quotes, where what a line begins with means nothing.
-    QuotedTab(usize),
-    /// A tab alone between a colon and its value: line, and column of the value.
-    Tab(usize, usize),
-}
-
 /// Reads the first document of `text`; an empty one is `null`.
 ///
 /// # Errors
@@ -67,8 +54,7 @@ pub fn to_json(text: &str) -> Result<Value, Error> {
 
 /// What is read, and how often the text was read again for it.
 fn read(text: &str) -> (Result<Value, Error>, usize) {
-    let indents = lines(text).map(|line| line.len() - line.trim_start_matches([' ', '-', '?']).len());
-    let right = " ".repeat(indents.max().unwrap_or(0) + MOVE);
+    let right = right_of_all(text);
     let (mut text, mut left, mut again) = (Cow::Borrowed(text), AGAIN, 0);
     loop {
         let error = match document(&text) {
@@ -81,58 +67,6 @@ fn read(text: &str) -> (Result<Value, Error>, usize) {
         left -= text.len();
         again += 1;
         text = Cow::Owned(helped);
-    }
-}
-
-// With their ends, as the parser counts them: a carriage return ends one, too.
-fn lines(text: &str) -> impl Iterator<Item = &str> {
-    let alone = |(at, end): (usize, &str)| end == "\n" || !text[at + 1..].starts_with('\n');
-    let ends = text.match_indices(['\n', '\r']).filter(move |&end| alone(end)).map(|(at, _)| at + 1);
-    let mut begin = 0;
-    ends.chain([text.len()]).filter_map(move |end| {
-        let line = &text[begin..end];
-        begin = end;
-        (!line.is_empty()).then_some(line)
-    })
-}
-
-// The text with white space that means nothing where it stands put as the parser wants it. Each help takes away a reason
-// to be asked again for the same place.
-fn help(text: &str, left: Left, right: &str) -> Option<String> {
-    let (Left::Line(line)
-    | Left::Quoted(line)
-    | Left::Tabbed(line)
-    | Left::QuotedTab(line)
-    | Left::Tab(line, _)) = left;
-    let start = lines(text).take(line.checked_sub(1)?).map(str::len).sum();
-    let (before, rest) = text.split_at_checked(start)?;
-    match left {
-        Left::Line(_) if rest.starts_with(right) => None,
-        Left::Line(_) => Some(format!("{before}{right}{rest}")),
-        Left::Quoted(_) => {
-            let stays = |line: &&str| line.starts_with(right) || line.trim().is_empty();
-            let first = lines(rest).next()?.len();
-            let same: usize = lines(&rest[first..]).take_while(stays).map(str::len).sum();
-            let (same, moved) = rest.split_at(first + same);
-            (!moved.is_empty()).then(|| format!("{before}{same}{right}{moved}"))
-        }
-        Left::Tabbed(_) => {
-            let bare = rest.trim_start_matches([' ', '\t']);
-            let inside = before.trim_end().ends_with(['{', '[', ',']) || bare.starts_with(['}', ']']);
-            let tab = rest[..rest.len() - bare.len()].contains('\t');
-            (inside && tab).then(|| format!("{before}{right}{bare}"))
-        }
-        Left::QuotedTab(_) => {
-            let bare = rest.trim_start_matches([' ', '\t']);
-            let tab = rest[..rest.len() - bare.len()].contains('\t');
-            tab.then(|| format!("{before}{right}{bare}"))
-        }
-        Left::Tab(_, column) => {
-            let (at, _) = rest.char_indices().nth(column)?;
-            let (key, value) = rest.split_at(at);
-            let bare = key.trim_end_matches('\t');
-            (bare.len() < key.len()).then(|| format!("{before}{bare} {value}"))
-        }
     }
 }
 
