@@ -259,7 +259,9 @@ impl Exchange {
                     h1.drive(cx);
                     Pin::new(&mut *body).poll_frame(cx)
                 });
-                match frame.await {
+                let frame = frame.await;
+                h1.waiting.piece();
+                match frame {
                     Some(frame) => Ok(Some(frame?.into_data().unwrap_or_default())),
                     None => Ok(None),
                 }

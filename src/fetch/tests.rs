@@ -52,6 +52,17 @@ async fn text(url: &str) -> Result<String, Error> {
 }
 
 #[tokio::test]
+async fn a_body_of_which_no_piece_comes_is_not_read_on() {
+    for (zeros, is_read) in [(1000, true), (4 << 20, false)] {
+        let body = format!("{}1\r\na\r\n0\r\n\r\n", "0".repeat(zeros));
+        let answer = format!("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n{body}");
+        let web = Web::start(move |_| answer.clone().into_bytes()).await;
+        let read = text(&format!("http://{}/", web.addr)).await;
+        assert_eq!(read.is_ok(), is_read, "{read:?}");
+    }
+}
+
+#[tokio::test]
 async fn redirects_end() {
     let web = Web::start(|_| http(302, "Location: /\r\n", "")).await;
     let url = format!("http://{}/", web.addr);

@@ -63,6 +63,10 @@ pub(crate) async fn exchange(
         let (head, body) = sender.send_request(request.map(Full::new)).await?.into_parts();
         waiting.set(false);
         framing::check(&head.headers)?;
+        let body = body.map_frame(|piece| {
+            waiting.piece();
+            piece
+        });
         let whole = Limited::new(body, most).collect().await.map_err(|error| {
             match error.downcast::<hyper::Error>() {
                 Ok(error) => Error::Http(*error),

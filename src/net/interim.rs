@@ -7,7 +7,7 @@
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -22,13 +22,23 @@ const TURN: usize = 16 * 1024;
 /// two.
 const UNITS: usize = 128;
 
-/// Whether a head is waited for on a connection. Clones share it.
+/// When so much was read of a body without a piece of it, no more is: the library takes any number of zeros for the
+/// length of a chunk.
+const BETWEEN: usize = 256 * 1024;
+
+/// Whether a head is waited for on a connection, and what was read of a body since its last piece. Clones share it.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Waiting(Arc<AtomicBool>);
+pub(crate) struct Waiting(Arc<(AtomicBool, AtomicUsize)>);
 
 impl Waiting {
     pub(crate) fn set(&self, waits: bool) {
-        self.0.store(waits, Relaxed);
+        self.0.0.store(waits, Relaxed);
+        self.piece();
+    }
+
+    /// A piece of the body has come.
+    pub(crate) fn piece(&self) {
+        self.0.1.store(0, Relaxed);
     }
 }
 
@@ -54,8 +64,16 @@ impl<S: AsyncRead + Unpin> AsyncRead for Slowed<S> {
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        if !self.waiting.0.load(Relaxed) {
-            return Pin::new(&mut self.inner).poll_read(cx, buf);
+        let Waiting(state) = self.waiting.clone();
+        if !state.0.load(Relaxed) {
+            if state.1.load(Relaxed) > BETWEEN {
+                let why = "a body of which no piece comes";
+                return Poll::Ready(Err(io::Error::new(io::ErrorKind::InvalidData, why)));
+            }
+            let before = buf.filled().len();
+            ready!(Pin::new(&mut self.inner).poll_read(cx, buf))?;
+            state.1.fetch_add(buf.filled().len() - before, Relaxed);
+            return Poll::Ready(Ok(()));
         }
         while self.owes > 0 {
             ready!(poll_proceed(cx)).made_progress();

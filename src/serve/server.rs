@@ -291,10 +291,12 @@ fn let_go(head: &mut Parts) {
 /// long or too slow for that.
 pub(crate) async fn read_off(body: &mut Incoming, conn: &ConnState, within: Duration) -> bool {
     conn.progress.enter(Phase::Body);
+    conn.piece();
     let rest = async {
         let mut left = UNREAD_BYTES;
         while let Some(frame) = body.frame().await {
             let Ok(frame) = frame else { return false };
+            conn.piece();
             left = match left.checked_sub(frame.data_ref().map_or(0, |d| d.len())) {
                 Some(left) => left,
                 None => return false,
@@ -456,6 +458,30 @@ mod tests {
         });
         let (sent, ()) = tokio::join!(client.write_all(&body), served);
         sent.unwrap();
+    }
+
+    #[tokio::test]
+    async fn what_stands_between_the_pieces_of_a_body_is_bounded() {
+        let trailers = format!("0\r\n{}\r\n", format!("X-T: {}\r\n", "t".repeat(1000)).repeat(60));
+        let zeros = format!("{}1\r\na\r\n0\r\n\r\n", "0".repeat(60_000));
+        let small = format!("{}0\r\n\r\n", "1\r\na\r\n".repeat(20_000));
+        for (body, closes) in [(trailers, true), (zeros, true), (small, false)] {
+            let head = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n";
+            let (mut client, io, peer, state) = sent(head, &Arc::new(Heads::new(HEADS))).await;
+            let asked = async {
+                client.write_all(body.as_bytes()).await.unwrap();
+                let mut text = String::new();
+                while !text.ends_with("\r\n\r\n") {
+                    text.push(char::from(client.read_u8().await.unwrap()));
+                }
+                drop(client);
+                text
+            };
+            let (text, ()) =
+                tokio::join!(asked, answered(io, peer, state, Arc::new(Noting::default()), Stop::new()));
+            assert!(text.starts_with("HTTP/1.1 200"), "{text}");
+            assert_eq!(text.contains("Connection: close"), closes, "{text}");
+        }
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -17,6 +17,9 @@ use crate::net::progress::{Heads, Phase, Progress};
 
 /// A request head, from its first byte to its last. Go has no limit; nginx and hyper take 30 to 60 s.
 const HEAD: Duration = Duration::from_secs(30);
+/// What may stand between two pieces of a body, and after the last: lengths of chunks and trailers, of which the library
+/// holds as much as of a head (its own figure without that). With two reads, of which the pieces were not taken yet.
+const BETWEEN: usize = 16 * 1024 + 2 * EARLY;
 /// How long an answer may wait for its reader to take a byte.
 const STALLED: Duration = Duration::from_secs(60);
 
@@ -34,6 +37,8 @@ pub(crate) struct ConnState {
     unread: AtomicBool,
     /// A request has begun, and its client was not waited for since.
     follows: AtomicBool,
+    /// Bytes that were read of a body since the last piece of it.
+    between: AtomicUsize,
 }
 
 impl ConnState {
@@ -45,17 +50,31 @@ impl ConnState {
             quit: AtomicU64::new(0),
             unread: AtomicBool::new(false),
             follows: AtomicBool::new(false),
+            between: AtomicUsize::new(0),
         }
     }
 
     /// A request has been read and is being answered.
     pub(crate) fn busy(&self) {
+        self.piece();
         self.progress.enter(Phase::Busy);
     }
 
     /// Whether the request that now begins was there when the one before it was done with (pipelined).
     pub(super) fn follows(&self) -> bool {
         self.follows.swap(true, Relaxed)
+    }
+
+    /// A body is read, or a piece of it has come.
+    pub(crate) fn piece(&self) {
+        self.between.store(0, Relaxed);
+    }
+
+    // So many bytes of a body were read; whether too many for what stands between two of its pieces. Those that are only
+    // taken off the wire have no form.
+    fn body_bytes(&self, n: usize) -> bool {
+        let of_a_body = matches!(self.progress.phase(), Phase::Body | Phase::Busy | Phase::Waiting);
+        of_a_body && !self.unread() && self.between.fetch_add(n, Relaxed) + n > BETWEEN
     }
 
     /// Its answer is done with.
@@ -117,6 +136,8 @@ pub(super) struct Watched {
     state: Arc<ConnState>,
     /// Read by [`Watched::request`], and not given to the reader yet.
     early: Vec<u8>,
+    /// Of a head there was a read in this turn. The library begins with a body before anybody is told of the request.
+    turned: bool,
 }
 
 /// Of a longer head the rest is left to the HTTP library, in pieces of this size, and so is a body: it has twice its last
@@ -125,7 +146,7 @@ const EARLY: usize = 4096;
 
 impl Watched {
     pub(super) fn new(io: TcpStream, state: Arc<ConnState>) -> Self {
-        Self { io: Io::new(io), state, early: Vec::new() }
+        Self { io: Io::new(io), state, early: Vec::new(), turned: false }
     }
 
     /// The socket, to be looked at.
@@ -200,6 +221,7 @@ impl AsyncRead for Watched {
             self.early.drain(..n);
             if self.early.is_empty() {
                 self.early = Vec::new();
+                self.turned = true;
             }
             if self.state.written.load(Relaxed) == 0 {
                 refusal::readable_preface(&mut buf.filled_mut()[before..]);
@@ -207,8 +229,8 @@ impl AsyncRead for Watched {
             return Poll::Ready(Ok(()));
         }
         let of_a_head = matches!(self.state.progress.phase(), Phase::New | Phase::Idle | Phase::Head);
-        // First some others have to go; the server's loop is awake for that.
-        if of_a_head && self.state.progress.heads_are_too_much() {
+        // First some others have to go; the server's loop is awake for that. Or they have their turn.
+        if of_a_head && (std::mem::take(&mut self.turned) || self.state.progress.heads_are_too_much()) {
             cx.waker().wake_by_ref();
             return Poll::Pending;
         }
@@ -224,6 +246,13 @@ impl AsyncRead for Watched {
         if of_a_head && read > 0 {
             self.state.progress.enter(Phase::Head);
             self.state.progress.head_bytes(read);
+        }
+        self.turned = of_a_head && read > 0;
+        if self.state.body_bytes(read) {
+            return Poll::Ready(Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "no piece of the body comes",
+            )));
         }
         Poll::Ready(Ok(()))
     }

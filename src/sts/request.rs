@@ -175,6 +175,7 @@ async fn form(
     conn: &ConnState,
 ) -> Result<(Fields, Option<Leave>), Refusal> {
     conn.progress.enter(Phase::Body);
+    conn.piece();
     let mut form = Form::new([
         "grant_type",
         "subject_token",
@@ -193,6 +194,7 @@ async fn form(
             Ok(Some(Err(_))) => return Err(broken("its body was cut off")),
             Err(_) => return Err(broken("its body did not come to an end within 30 s")),
         };
+        conn.piece();
         let piece = frame.into_data().unwrap_or_default();
         length += piece.len();
         if length > BODY {

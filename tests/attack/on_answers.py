@@ -19,6 +19,7 @@ ANSWERS = {
                     b"HTTP/1.1 103 Early Hints\r\nLink: </a>; rel=preload\r\n\r\n" * 10_000),
     "chunks of a byte": ("bodies in chunks of a byte", CHUNKED, b"1\r\na\r\n" * 50_000),
     "chunks with extensions": ("bodies in chunks that bring a kB of extensions each", CHUNKED, b"1;" + b"x" * 1000 + b"\r\na\r\n"),
+    "lengths of zeros": ("chunks whose length is zeros without end", CHUNKED, b"0" * 60_000),
     "trailers": ("fields without end behind a body", CHUNKED + b"1\r\na\r\n0\r\n", b"X-A: b\r\n" * 10_000),
 }
 
@@ -53,7 +54,7 @@ def application(world, port, first, again):
 
 
 for name, (why, first, again) in ANSWERS.items():
-    @attack(f"probes answered by {name}", why, world=PROBED, short=name == "interim")
+    @attack(f"probes answered by {name}", why, world=PROBED, short=name in ("interim", "lengths of zeros"))
     def probed(world, size, first=first, again=again):
         over = application(world, PORT, first, again)
         try:

@@ -155,3 +155,34 @@ def smuggle(world, size):
                 pass
             if b"HTTP/1.1 200" in got:
                 raise AssertionError(f"{name}: the hidden request was answered")
+
+
+def streamed(name, head, more, why):
+    """A body without an end, of which nothing is a piece."""
+    @attack(f"status {name}", why)
+    def it(world, size):
+        request = b"POST /healthz/ready HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n" + head
+        held, end = [], time.monotonic() + size.seconds
+        while time.monotonic() < end:
+            while len(held) < 100 and time.monotonic() < end:
+                try:
+                    held.append(connect(ATTACKERS[len(held) % 64], timeout=0.5))
+                    held[-1].setblocking(False)
+                    held[-1].send(request)
+                except OSError:
+                    break
+            for io in list(held):
+                try:
+                    io.send(more)
+                except BlockingIOError:
+                    pass
+                except OSError:
+                    io.close()
+                    held.remove(io)
+            time.sleep(0.002)
+        for io in held:
+            io.close()
+
+
+streamed("trailers without end", b"0\r\n", b"X-T: " + b"t" * 1000 + b"\r\n", "trailers as long as a head may be, on a hundred connections")
+streamed("lengths of zeros", b"", b"0" * 60_000, "lengths of chunks that are zeros without end")
