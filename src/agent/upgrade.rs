@@ -52,6 +52,7 @@ use super::stages::Stages;
 use crate::base::handover::{self, Parcel};
 use crate::base::metrics::Metrics;
 use crate::base::notify::{Notify, monotonic_usec};
+use crate::base::seldom::Seldom;
 use crate::envoy::launch;
 use crate::{envoy, secrets, xds};
 
@@ -71,6 +72,9 @@ pub(crate) struct Asked {
     /// Who is told how it goes.
     reply: Option<UnixStream>,
 }
+
+/// A signal may come without pause.
+static UNDER_WAY: Seldom = Seldom::new(10);
 
 /// A program that has passed its trial.
 #[derive(Debug)]
@@ -182,7 +186,9 @@ impl Upgrades {
     fn begin(&mut self, asked: Asked) {
         if self.trial.is_some() || self.replacing.is_some() {
             let why = "another upgrade is under way";
-            tracing::warn!("the agent is not replaced: {why}");
+            if let Some(more) = UNDER_WAY.may() {
+                tracing::warn!("the agent is not replaced: {why}{more}");
+            }
             return say(asked.reply.as_ref(), &format!("failed: {why}"));
         }
         self.reply = asked.reply;

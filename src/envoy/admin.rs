@@ -10,6 +10,8 @@ use ::http::Request;
 use ::http::header::{HOST, USER_AGENT};
 use bytes::Bytes;
 
+use crate::base::quote::shown;
+use crate::base::seldom::Seldom;
 use crate::net::http;
 
 /// Answers beyond this are refused; the filtered statistics asked for here are a few hundred lines.
@@ -17,6 +19,8 @@ pub(crate) const MAX_BODY: usize = 4 * 1024 * 1024;
 
 /// Limit of one poll of the statistics; the Go agent's.
 const STATS_LIMIT: Duration = Duration::from_secs(2);
+/// An answer may hold a million lines that are none, once a second.
+static UNCOUNTED: Seldom = Seldom::new(30);
 
 /// Where the admin port is and what is said there.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -243,7 +247,7 @@ pub(crate) fn open(text: &str, own_ports: &[u16], secure_ports: &[u16]) -> Optio
     for line in text.lines().filter(|l| !l.is_empty()) {
         let mut parts = line.split(':');
         let (Some(name), Some(value), None) = (parts.next(), parts.next(), parts.next()) else {
-            tracing::warn!("envoy stat {line:?} is not 'name: value'; it is not counted");
+            uncounted(line, "is not 'name: value'");
             continue;
         };
         if let Some(manager) =
@@ -268,7 +272,7 @@ pub(crate) fn open(text: &str, own_ports: &[u16], secure_ports: &[u16]) -> Optio
         let value = value.trim();
         // `parse` takes a plus sign, the Go agent does not.
         if value.starts_with('+') {
-            tracing::warn!("envoy stat {line:?} has a sign; it is not counted");
+            uncounted(line, "has a sign");
             continue;
         }
         match value.parse::<u64>() {
@@ -277,12 +281,16 @@ pub(crate) fn open(text: &str, own_ports: &[u16], secure_ports: &[u16]) -> Optio
                 let name = name.trim_start_matches("listener.").trim_end_matches(".downstream_cx_active");
                 out.listeners.push((name.to_owned(), value));
             }
-            Err(error) => {
-                tracing::warn!("envoy stat {line:?} has no usable value ({error}); it is not counted")
-            }
+            Err(error) => uncounted(line, &format!("has no usable value ({error})")),
         }
     }
     Some(out)
+}
+
+fn uncounted(line: &str, why: &str) {
+    if let Some(more) = UNCOUNTED.may() {
+        tracing::warn!("envoy stat {:?} {why}; it is not counted{more}", shown(line));
+    }
 }
 
 #[cfg(test)]

@@ -60,6 +60,7 @@ pub(crate) use self::kube::Api;
 
 use crate::base::files::Watches;
 use crate::base::quote::shown;
+use crate::base::seldom::Seldom;
 use crate::base::tasks::Group;
 use crate::secrets::slot::Slot;
 use crate::secrets::{Error, Fetched, ResourceName, Secret, SecretSource, name};
@@ -67,6 +68,8 @@ use crate::trouble::{Kind, Report, Reporter};
 
 /// Different names that may be followed at a time; a gateway has one for each of its hosts at most.
 const NAMES: usize = 1000;
+/// Secrets may change as often as they like.
+static SERVED: Seldom = Seldom::new(60);
 /// How often it is looked whether somebody still follows a name.
 const LOOK: Duration = Duration::from_secs(30);
 
@@ -196,7 +199,9 @@ impl Secrets {
             _ => false,
         };
         if !same {
-            tracing::info!(target: "sds", "gateway secret {name} is served");
+            if let Some(more) = SERVED.may() {
+                tracing::info!(target: "sds", "gateway secret {} is served{more}", shown(name));
+            }
             asked.slot.publish(secret);
         }
     }

@@ -12,6 +12,7 @@ use std::time::Duration;
 use super::{Error, Roots};
 use crate::base::bounded;
 use crate::base::lane::Lane;
+use crate::base::seldom::Seldom;
 use crate::tls::client;
 use crate::tls::verify::Anchors;
 
@@ -23,6 +24,8 @@ static FILES: Lane = Lane::new("root files", 2);
 
 /// Far above what a disk needs that works, and well within a dial's own limit.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// Files may change as often as they like.
+static CHANGES: Seldom = Seldom::new(60);
 
 /// Reads roots and remembers the last good ones.
 #[derive(Debug)]
@@ -140,15 +143,19 @@ impl Reader {
 
 impl Last {
     fn readable(&mut self, path: &Path) {
-        if self.warned.take().is_some() {
-            tracing::info!(target: "security", "root certificates in {} are readable again", path.display());
+        if self.warned.take().is_some()
+            && let Some(more) = CHANGES.may()
+        {
+            tracing::info!(target: "security", "root certificates in {} are readable again{more}", path.display());
         }
     }
 
     fn unreadable(&mut self, path: &Path, reason: String) {
         if self.warned.as_ref() != Some(&reason) {
-            tracing::warn!(target: "security",
-                "cannot read root certificates from {}: {reason}; the last good ones stay in use", path.display());
+            if let Some(more) = CHANGES.may() {
+                tracing::warn!(target: "security", "cannot read root certificates from {}: {reason}; the last good \
+                    ones stay in use{more}", path.display());
+            }
             self.warned = Some(reason);
         }
     }

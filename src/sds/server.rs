@@ -16,6 +16,7 @@ use super::revoked::Revoked;
 use super::stream::Shared;
 use crate::base::error::chain;
 use crate::base::files::Watches;
+use crate::base::seldom::Seldom;
 use crate::base::tasks::Stop;
 use crate::base::uds::{self, Bound};
 use crate::net::authority_rewriter::AuthorityRewriter;
@@ -45,6 +46,8 @@ const KEEPALIVE: (Duration, Duration) = (Duration::from_secs(30), Duration::from
 
 /// How long connections may take to say goodbye.
 const GOODBYE: Duration = Duration::from_secs(1);
+/// Whoever may remove a socket may do so without pause.
+static SOCKET: Seldom = Seldom::new(60);
 
 /// Bound sockets, ready to be served.
 #[derive(Debug)]
@@ -176,10 +179,16 @@ impl Serve for One {
                 trouble().report(Report::new(kind, detail).about(path.display().to_string()));
             }
             News::Listening => {
-                tracing::info!(target: "sds", "{}", news.of(path));
+                if let Some(more) = SOCKET.may() {
+                    tracing::info!(target: "sds", "{}{more}", news.of(path));
+                }
                 trouble().end();
             }
-            _ => tracing::warn!(target: "sds", "{}", news.of(path)),
+            _ => {
+                if let Some(more) = SOCKET.may() {
+                    tracing::warn!(target: "sds", "{}{more}", news.of(path));
+                }
+            }
         }
     }
 }

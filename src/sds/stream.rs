@@ -281,8 +281,9 @@ impl<P: Protocol> Conversation<P> {
             Action::Nothing => self.drop_unfollowed(),
             Action::Refused(reason) => {
                 self.shared.metrics.rejected();
-                if let Some(more) = REFUSED.may() {
-                    tracing::warn!(target: "sds", "Envoy refuses a secret: {}{more}", cut(&reason, CAUSE));
+                let reason = cut(&reason, CAUSE);
+                if let Some(more) = REFUSED.may_hold(reason.len()) {
+                    tracing::warn!(target: "sds", "Envoy refuses a secret: {reason}{more}");
                 }
             }
             Action::Stale => {
@@ -376,8 +377,9 @@ async fn one(
 ) -> Result<(String, ResourceName, Secret, Updates), Status> {
     let name = source.name(text).map_err(|e| {
         let error = crate::secrets::Error::Name(e);
-        if let Some(more) = UNKNOWN.may() {
-            tracing::warn!(target: "sds", "{}{more}", chain(&error));
+        let line = chain(&error);
+        if let Some(more) = UNKNOWN.may_hold(line.len()) {
+            tracing::warn!(target: "sds", "{line}{more}");
         }
         failed(text, &error)
     })?;

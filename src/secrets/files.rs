@@ -27,6 +27,8 @@ use crate::base::backoff::{Jitter, Policy};
 use crate::base::disk::{Looks, Watching};
 use crate::base::files::Watches;
 use crate::base::heap;
+use crate::base::quote::shown;
+use crate::base::seldom::Seldom;
 use read::{Read, read};
 
 pub(super) use read::{Loaded, Source, Unreadable, bytes};
@@ -37,6 +39,8 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 /// How long a configured file may be missing (somebody removes and writes it anew) before that is reported:
 /// the Go agent would turn to the CA at once.
 const MISSING: Duration = Duration::from_secs(2);
+/// Any client can ask for files, and have them come and go.
+static READABLE: Seldom = Seldom::new(60);
 
 /// Pace of the check under the watcher, for file systems that report nothing.
 const SLOW_CHECK: Duration = Duration::from_secs(10);
@@ -461,8 +465,11 @@ impl Store {
         let Found { read, usable } = found.unwrap_or_else(silent);
         let reason = match read {
             Ok(Read::Same) => {
-                if entry.trouble.take().is_some_and(|t| t.reported) {
-                    tracing::info!(target: "cache", "{name} is readable again, its content is the same");
+                if entry.trouble.take().is_some_and(|t| t.reported)
+                    && let Some(more) = READABLE.may()
+                {
+                    let name = name.to_string();
+                    tracing::info!(target: "cache", "{} is readable again, its content is the same{more}", shown(&name));
                 }
                 entry.unfinished = None;
                 return None;

@@ -27,6 +27,7 @@ pub(crate) use config::{Action, Table};
 
 use super::{loopback, probe_source};
 use crate::base::error::{BoxError, chain};
+use crate::base::quote::cut;
 use crate::base::seldom::Seldom;
 use crate::fetch::{self, Dialer, Kept, REQUESTS, Tls, Trust};
 use crate::net::fair::{Caller, Fair, Slot};
@@ -65,6 +66,8 @@ impl Default for Config {
 
 /// A kubelet asks each of a pod's few probes every ten seconds or so; more lines than this are somebody else's doing.
 static FAILED: Seldom = Seldom::new(60);
+/// Longest cause in a line.
+const CAUSE: usize = 1024;
 
 /// A probe without a limit of its own ends here. The kubelet has long given up then; Go would wait on.
 const NO_LIMIT: Duration = Duration::from_secs(600);
@@ -179,7 +182,10 @@ impl Prober {
         drop(slot);
         self.seen.note(path, &result);
         result.unwrap_or_else(|why| {
-            if let Some(more) = FAILED.may() {
+            // An application's words may be as long as its head.
+            let why = why.to_string();
+            let why = cut(&why, CAUSE);
+            if let Some(more) = FAILED.may_hold(why.len()) {
                 tracing::warn!(target: "probes", "probe {path} of the application failed: {why}{more}");
             }
             status(StatusCode::INTERNAL_SERVER_ERROR)

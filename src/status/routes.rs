@@ -9,6 +9,7 @@ use hyper::body::Incoming;
 
 use super::shared::Shared;
 use super::{compress, debug, levels, ready, stats};
+use crate::base::seldom::Seldom;
 use crate::serve::respond::{Answer, TEXT, error, not_found, page, redirect};
 use crate::serve::{ConnState, Names, Site, path, read_off};
 
@@ -160,6 +161,11 @@ fn misdirected() -> Answer {
     error(StatusCode::MISDIRECTED_REQUEST, "ask for this page by localhost or an address, not by a name")
 }
 
+/// A hook asks once; more lines than this tell of somebody who asks without pause.
+static QUIT: Seldom = Seldom::new(10);
+static DRAINS: Seldom = Seldom::new(10);
+static NO_ANSWER: Seldom = Seldom::new(10);
+
 /// `/quitquitquit` and `/drain` are for this pod, by POST; who asks is looked at before how.
 fn control(peer: Peer, method: &Method) -> Option<Answer> {
     if !peer.local {
@@ -169,7 +175,9 @@ fn control(peer: Peer, method: &Method) -> Option<Answer> {
 }
 
 async fn quit(body: &mut Incoming, conn: &Arc<ConnState>) -> Answer {
-    tracing::info!("/quitquitquit called: the agent stops once the answer is out");
+    if let Some(more) = QUIT.may() {
+        tracing::info!("/quitquitquit called: the agent stops once the answer is out{more}");
+    }
     // Bytes of the caller that nobody read would turn the end of this process into a reset, which can
     // destroy the answer on its way. A caller that is slow with its body is not waited for.
     read_off(body, conn, Duration::from_millis(250)).await;
@@ -178,10 +186,14 @@ async fn quit(body: &mut Incoming, conn: &Arc<ConnState>) -> Answer {
 }
 
 async fn drain(shared: &Arc<Shared>) -> Answer {
-    tracing::info!("/drain called: Envoy is asked to drain its listeners");
-    if tokio::time::timeout(DRAIN, shared.handles.agent.drain()).await.is_err() {
+    if let Some(more) = DRAINS.may() {
+        tracing::info!("/drain called: Envoy is asked to drain its listeners{more}");
+    }
+    if tokio::time::timeout(DRAIN, shared.handles.agent.drain()).await.is_err()
+        && let Some(more) = NO_ANSWER.may()
+    {
         tracing::warn!(
-            "Envoy did not answer the drain request within {DRAIN:?}; /drain is answered without it"
+            "Envoy did not answer the drain request within {DRAIN:?}; /drain is answered without it{more}"
         );
     }
     page(StatusCode::OK, TEXT, "OK")

@@ -46,6 +46,8 @@ use turns::Turn;
 
 /// Prometheus asks every few seconds; more lines than this about parts that are missing or cut say nothing new.
 static LOST: Seldom = Seldom::new(60);
+/// Longest cause in a line.
+const CAUSE: usize = 1024;
 /// Nor more about a header that anybody may send.
 static LIMITS: Seldom = Seldom::new(10);
 
@@ -234,8 +236,10 @@ impl Merger {
     }
 
     fn missing(&self, kind: &'static str, url: &str, failure: &Failure) {
-        if let Some(more) = LOST.may() {
-            tracing::warn!("no {kind} metrics in this scrape: {}: {failure}{more}", shown(url));
+        let why = failure.to_string();
+        let why = cut(&why, CAUSE);
+        if let Some(more) = LOST.may_hold(why.len()) {
+            tracing::warn!("no {kind} metrics in this scrape: {}: {why}{more}", shown(url));
         }
         self.failed(kind, url, failure);
     }

@@ -17,6 +17,7 @@ use super::broker::{Access, Exchanger, Fault, Notes, Seen};
 use super::call::{self, BadMember, Call, Client, bad};
 use super::request::Ask;
 use crate::base::clock::Clock;
+use crate::base::seldom::Seldom;
 use crate::istiod::auth::claims;
 
 const STS: &str = "https://sts.googleapis.com/v1/token";
@@ -28,6 +29,9 @@ const FEDERATED: &str = "federated token";
 const LAST: &str = "access token";
 /// What an access token lives: asked for, and assumed where the answer does not say.
 const LIFE: Duration = Duration::from_secs(3600);
+/// Any process of the pod may ask for tokens, as often as it likes.
+static FETCHED: Seldom = Seldom::new(60);
+static AUDIENCE: Seldom = Seldom::new(10);
 
 /// Whose audience a federated token is for: `identitynamespace:<namespace>:<provider>`.
 #[derive(Debug, Clone)]
@@ -43,9 +47,12 @@ pub(crate) struct Audience {
 impl Audience {
     fn of(&self, subject: &str) -> String {
         let own = self.of_token.then(|| claims::only_audience(subject)).flatten();
-        if own.is_none() && self.of_token {
-            tracing::warn!(target: "security",
-                "the subject token does not have exactly one audience; the trust domain is taken in its place");
+        if own.is_none()
+            && self.of_token
+            && let Some(more) = AUDIENCE.may()
+        {
+            tracing::warn!(target: "security", "the subject token does not have exactly one audience; the trust \
+                domain is taken in its place{more}");
         }
         let namespace = own.as_deref().unwrap_or(&self.trust_domain);
         format!("identitynamespace:{namespace}:{}", self.provider)
@@ -134,8 +141,10 @@ impl Exchanger for Both {
             let (token, ends) = self.calls.access(&self.google.project_number, &federated).await?;
             let now = self.calls.clock.now();
             notes.add(Seen { kind: LAST, issued: now, ends });
-            tracing::info!(target: "security", "fetched an access token in {} ms; it is valid for {} s",
-                started.elapsed().as_millis(), super::broker::remaining(ends, now));
+            if let Some(more) = FETCHED.may() {
+                tracing::info!(target: "security", "fetched an access token in {} ms; it is valid for {} s{more}",
+                    started.elapsed().as_millis(), super::broker::remaining(ends, now));
+            }
             // One that is past its end is handed out like any other: it may be this machine's clock that is wrong.
             Ok(Access {
                 token,

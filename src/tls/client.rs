@@ -22,6 +22,7 @@ use super::verify::{Anchors, Verifier};
 use crate::base::clock::Clock;
 use crate::base::lane::Lane;
 use crate::base::reading;
+use crate::base::seldom::Seldom;
 use crate::trouble::Kind;
 
 /// Read at each dial, by two connectors at most.
@@ -29,6 +30,8 @@ static FILES: Lane = Lane::new("client certificate", 2);
 
 /// Far above what a disk needs that works, and well within a dial's own limit.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// Each stream of a client is a connection, and each connection a handshake.
+static WITHOUT: Seldom = Seldom::new(10);
 
 /// A client certificate on disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -309,7 +312,9 @@ impl ResolvesClientCert for Identity {
         match self.examine(self.clock.now()) {
             Offer::Usable(pair) => Some(Arc::new(pair)),
             Offer::Without(why) => {
-                tracing::warn!(target: "security", "{why}; connecting without a client certificate");
+                if let Some(more) = WITHOUT.may() {
+                    tracing::warn!(target: "security", "{why}; connecting without a client certificate{more}");
+                }
                 None
             }
             Offer::Broken(why) => {

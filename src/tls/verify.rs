@@ -25,6 +25,8 @@ use rustls_pki_types::{
 use x509_parser::prelude::{FromDer, X509Certificate, X509Version};
 use x509_parser::public_key::PublicKey;
 
+use crate::base::seldom::Seldom;
+
 /// What a connection trusts.
 pub struct Anchors {
     /// Those that may sign others.
@@ -117,6 +119,9 @@ impl Verifier {
     }
 }
 
+/// Each stream of a client is a connection, and each connection a handshake.
+static PINNED: Seldom = Seldom::new(10);
+
 impl ServerCertVerifier for Verifier {
     fn verify_server_cert(
         &self,
@@ -129,8 +134,10 @@ impl ServerCertVerifier for Verifier {
         let usual = self.provider.signature_verification_algorithms.all;
         if self.anchors.pins(leaf) {
             pinned(leaf, name, now)?;
-            tracing::info!(target: "security",
-                "the certificate of {} is itself in the root file and is accepted as it is", name.to_str());
+            if let Some(more) = PINNED.may() {
+                tracing::info!(target: "security", "the certificate of {} is itself in the root file and is accepted \
+                    as it is{more}", name.to_str());
+            }
         } else if let Some(edited) = Edited::of(leaf) {
             let restoring: Vec<_> =
                 usual.iter().map(|inner| Restoring { inner: *inner, edited: &edited }).collect();

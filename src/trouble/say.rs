@@ -11,6 +11,8 @@ use crate::base::slack;
 /// Whoever speaks to the agent can cause troubles as fast as it likes: so many lines a minute, so long at most.
 static BEGUN: Seldom = Seldom::new(60);
 static OVER: Seldom = Seldom::new(60);
+/// A kind's first line in a minute is told, whatever others have caused.
+static FIRST: [Seldom; Kind::ALL.len()] = [const { Seldom::new(1) }; Kind::ALL.len()];
 const LONGEST: usize = 2048;
 
 /// While something is wrong, one line says so this often.
@@ -35,8 +37,9 @@ macro_rules! scoped {
 }
 
 pub(super) fn begins(part: &str, kind: Kind, before: Option<Kind>, text: &str) {
-    let Some(more) = BEGUN.may() else { return };
     let text = cut(text, LONGEST);
+    let more = if FIRST[kind as usize].is_first() { Some(String::new()) } else { BEGUN.may_hold(text.len()) };
+    let Some(more) = more else { return };
     let text = match before {
         Some(before) => format!("{text} (before: {before}){more}"),
         None => format!("{text}{more}"),
@@ -49,8 +52,9 @@ pub(super) fn begins(part: &str, kind: Kind, before: Option<Kind>, text: &str) {
 
 /// One is over.
 pub(super) fn ends(part: &str, text: &str) {
-    if let Some(more) = OVER.may() {
-        scoped!(info, part, format!("{}{more}", cut(text, LONGEST)));
+    let text = cut(text, LONGEST);
+    if let Some(more) = OVER.may_hold(text.len()) {
+        scoped!(info, part, format!("{text}{more}"));
     }
 }
 

@@ -23,6 +23,7 @@ use tokio::time::Instant;
 use super::receive::{Beside, DOWNLOAD};
 use crate::base::lane::Lane;
 use crate::base::place;
+use crate::base::seldom::Seldom;
 
 /// One for each download that a push usually brings.
 static LOOKS: Lane = Lane::new("looking for modules", 4);
@@ -30,6 +31,9 @@ static CHANGES: Lane = Lane::new("folder of modules", 1);
 
 /// A rename takes milliseconds; a disk that needs longer than this stands still.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// Istiod can ask for modules without pause, and there may be thousands of them.
+static GONE: Seldom = Seldom::new(30);
+static STUCK: Seldom = Seldom::new(30);
 
 /// What a module is found by.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -132,12 +136,16 @@ impl Cache {
         match LOOKS.within(PATIENCE, move || looked_at.is_file()).await {
             Ok(true) => {}
             Ok(false) => {
-                tracing::warn!(target: "wasm", "{} is gone: fetching it again", file.display());
+                if let Some(more) = GONE.may() {
+                    tracing::warn!(target: "wasm", "{} is gone: fetching it again{more}", file.display());
+                }
                 self.state().modules.remove(key);
                 return None;
             }
             Err(error) => {
-                tracing::warn!(target: "wasm", "cannot check {}: {error}", file.display());
+                if let Some(more) = GONE.may() {
+                    tracing::warn!(target: "wasm", "cannot check {}: {error}{more}", file.display());
+                }
                 return None;
             }
         }
@@ -235,7 +243,9 @@ impl Cache {
         for (key, module) in old {
             match std::fs::remove_file(&module.file) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                    tracing::error!(target: "wasm", "{} cannot be removed: {error}", module.file.display());
+                    if let Some(more) = STUCK.may() {
+                        tracing::error!(target: "wasm", "{} cannot be removed: {error}{more}", module.file.display());
+                    }
                     self.state().modules.entry(key).or_insert(module);
                     continue;
                 }

@@ -181,6 +181,7 @@ impl Drop for UnderWay<'_> {
 
 /// Istiod can cause these as fast as it can send.
 static REFUSED: Seldom = Seldom::new(60);
+static STORED: Seldom = Seldom::new(60);
 /// Longest cause in a line.
 const CAUSE: usize = 1024;
 /// What to do where this machine is what keeps a module from being had.
@@ -329,8 +330,10 @@ impl Converter {
             Ok(Decision::Remote(filter)) => Ok(Some(filter)),
             Err(why) => {
                 self.meters.conversion("unmarshal_failure");
-                if let Some(more) = REFUSED.may() {
-                    tracing::warn!(target: "wasm", "an extension config is refused: {}{more}", cut(&why.to_string(), CAUSE));
+                let text = why.to_string();
+                let text = cut(&text, CAUSE);
+                if let Some(more) = REFUSED.may_hold(text.len()) {
+                    tracing::warn!(target: "wasm", "an extension config is refused: {text}{more}");
                 }
                 Err(why)
             }
@@ -472,7 +475,9 @@ impl Converter {
             }
         };
         self.meters.entries(self.cache.count());
-        tracing::info!(target: "wasm", "module from {url} is stored as {}", file.display());
+        if let Some(more) = STORED.may_hold(url.len()) {
+            tracing::info!(target: "wasm", "module from {url} is stored as {}{more}", file.display());
+        }
         Ok(file)
     }
 }

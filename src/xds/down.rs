@@ -309,8 +309,9 @@ async fn response_ended(stream: &Stream<'_>, end: End, conversions: &mut Convers
 
 // Names the version that Envoy last said it has, which is what the Go agent does.
 fn refusal(stream: &Stream<'_>, nonce: &str, reason: &str) -> Own {
-    if let Some(more) = REFUSED.may() {
-        tracing::warn!(target: "xdsproxy", "refused ECDS from istiod: {}{more}", cut(reason, CAUSE));
+    let shown = cut(reason, CAUSE);
+    if let Some(more) = REFUSED.may_hold(shown.len()) {
+        tracing::warn!(target: "xdsproxy", "refused ECDS from istiod: {shown}{more}");
     }
     let version = stream.shared.ecds_version.lock().expect("no panic holds this lock").clone();
     let frame = stream.protocol.answer(types::ECDS, &version, nonce, Some(reason));

@@ -29,6 +29,7 @@ use tonic::{Code, Status};
 use super::spread::Spread;
 use super::upstream::Upstream;
 use crate::base::backoff::{Backoff, Jitter, Policy};
+use crate::base::seldom::Seldom;
 use crate::net::grpc::PUSHBACK;
 
 const FIRST: Duration = Duration::from_millis(200);
@@ -209,20 +210,22 @@ impl Hold {
     }
 }
 
+/// Files and names may change as often as they like.
+static NEWS: Seldom = Seldom::new(30);
+
 /// Waits until the next attempt is due, or until there is news.
 pub(super) async fn wait(due: Due, wake: &mut watch::Receiver<u64>, upstream: &dyn Upstream) {
     let at = tokio::time::sleep_until(due.at);
     if !due.hurry {
         return at.await;
     }
-    tokio::select! {
-        () = at => {}
-        () = changed(wake) => {
-            tracing::info!(target: "xdsproxy", "a token or root file has changed: trying istiod again at once");
-        }
-        () = resolves_anew(upstream), if !due.spread => {
-            tracing::info!(target: "xdsproxy", "the name of istiod resolves anew: trying again at once");
-        }
+    let what = tokio::select! {
+        () = at => return,
+        () = changed(wake) => "a token or root file has changed: trying istiod again at once",
+        () = resolves_anew(upstream), if !due.spread => "the name of istiod resolves anew: trying again at once",
+    };
+    if let Some(more) = NEWS.may() {
+        tracing::info!(target: "xdsproxy", "{what}{more}");
     }
 }
 

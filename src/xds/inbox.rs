@@ -420,12 +420,13 @@ fn ended(stream: &Stream<'_>, inbox: &mut Inbox, end: &End) {
             shared.meters.nack(short);
             let names: &[String] = if stream.protocol == Protocol::Delta { &end.facts.names } else { &[] };
             shared.troubles.rejected("Envoy", type_url, &version, names, &end.facts.error_message);
+            let why = cut(&end.facts.error_message, CAUSE);
             if fresh
                 && count > 1
-                && let Some(more) = REJECTED.may()
+                && let Some(more) = REJECTED.may_hold(why.len())
             {
-                tracing::warn!(target: "xdsproxy", "Envoy rejected {} version {:?}, {count} times by now: {}{more}",
-                    shown(short), shown(&version), cut(&end.facts.error_message, CAUSE));
+                tracing::warn!(target: "xdsproxy", "Envoy rejected {} version {:?}, {count} times by now: {why}{more}",
+                    shown(short), shown(&version));
             }
         }
         Answer::Ack => {

@@ -17,6 +17,7 @@ use super::shared::Shared;
 use super::state::Snapshot;
 use super::{Config, Parts, keepalive, protocol, reflection, session};
 use crate::base::error::chain;
+use crate::base::seldom::Seldom;
 use crate::base::tasks::{Set, Stop};
 use crate::base::uds;
 use crate::net::authority_rewriter::AuthorityRewriter;
@@ -41,6 +42,9 @@ const HEADER_LIST: u32 = 384 * 1024;
 const STREAMS: usize = 2048;
 /// How long streams may take to tell Envoy that the agent stops.
 const GOODBYE: Duration = Duration::from_secs(1);
+/// Whoever may remove the socket, or answers no ping, may do so without pause.
+static SOCKET: Seldom = Seldom::new(60);
+static SILENT: Seldom = Seldom::new(10);
 
 /// The server.
 pub struct Server(Arc<Shared>);
@@ -161,10 +165,16 @@ impl Serve for One {
                 trouble().report(report.about(path.display().to_string()));
             }
             News::Listening => {
-                tracing::info!(target: "xdsproxy", "{}", news.of(path));
+                if let Some(more) = SOCKET.may() {
+                    tracing::info!(target: "xdsproxy", "{}{more}", news.of(path));
+                }
                 trouble().end();
             }
-            _ => tracing::warn!(target: "xdsproxy", "{}", news.of(path)),
+            _ => {
+                if let Some(more) = SOCKET.may() {
+                    tracing::warn!(target: "xdsproxy", "{}{more}", news.of(path));
+                }
+            }
         }
     }
 }
@@ -200,8 +210,10 @@ async fn connection(shared: Arc<Shared>, socket: unix::Stream, client: Arc<Clien
                 }
             }
             () = &mut dead => {
-                tracing::warn!(target: "xdsproxy", "Envoy has not answered a ping for {:?}: closing its connection",
-                    shared.config.keepalive.timeout);
+                if let Some(more) = SILENT.may() {
+                    tracing::warn!(target: "xdsproxy", "Envoy has not answered a ping for {:?}: closing its \
+                        connection{more}", shared.config.keepalive.timeout);
+                }
                 return;
             }
             () = stop.cancelled() => {

@@ -368,8 +368,8 @@ fn log(id: u64, ended: &Ended) {
             tracing::debug!(target: "xdsproxy", stream = id, "ended by {side}: {code:?} {text}")
         }
         Class::Unexpected => {
-            if let Some(more) = ENDS.may() {
-                let text = cut(text, CAUSE);
+            let text = cut(text, CAUSE);
+            if let Some(more) = ENDS.may_hold(text.len()) {
                 tracing::warn!(target: "xdsproxy", stream = id, "ended by {side}: {code:?} {text}{more}")
             }
         }

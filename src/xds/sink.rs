@@ -11,10 +11,15 @@ use tokio::time::Instant;
 
 use super::ended::Leg;
 use super::shared::Shared;
+use crate::base::seldom::Seldom;
 
 /// A leg that does not move for so long, although bytes wait to be written, is worth a warning (the Go
 /// agent's figure for a slow write to Envoy).
 const STALL_NOTICE: Duration = Duration::from_secs(10);
+
+/// A client may read nothing on many streams, again and again.
+static STALLS: Seldom = Seldom::new(60);
+static MOVES: Seldom = Seldom::new(60);
 
 /// What must move in that time at least: a reader that takes a byte now and then stands still.
 const FLOOR: usize = 16 * 1024;
@@ -106,7 +111,9 @@ pub(super) async fn watched<T>(
         Err(_) if first < notice => {
             if !std::mem::replace(noticed, true) {
                 shared.meters.stall(name);
-                tracing::warn!(target: "xdsproxy", "{name} has {what}; the stream ends");
+                if let Some(more) = STALLS.may() {
+                    tracing::warn!(target: "xdsproxy", "{name} has {what}; the stream ends{more}");
+                }
             }
             return Err(first);
         }
@@ -115,13 +122,17 @@ pub(super) async fn watched<T>(
     let began = Instant::now();
     *noticed = true;
     shared.meters.stall(name);
-    tracing::warn!(target: "xdsproxy", "for {notice:?} {name} has {what}; the stream goes on");
+    if let Some(more) = STALLS.may() {
+        tracing::warn!(target: "xdsproxy", "for {notice:?} {name} has {what}; the stream goes on{more}");
+    }
     let result = match left {
         None => Ok(wait.await),
         Some(left) => tokio::time::timeout(left.saturating_sub(notice), wait).await.map_err(|_| left),
     };
-    if result.is_ok() {
-        tracing::info!(target: "xdsproxy", "{name} makes progress again after {:?}", began.elapsed() + notice);
+    if result.is_ok()
+        && let Some(more) = MOVES.may()
+    {
+        tracing::info!(target: "xdsproxy", "{name} makes progress again after {:?}{more}", began.elapsed() + notice);
     }
     result
 }

@@ -34,6 +34,7 @@ use super::sink::{Broken, Sink};
 use super::stream::Stream;
 use super::upstream::{self, Link, Unopened};
 use super::{trouble, types};
+use crate::base::seldom::Seldom;
 use crate::base::tasks::Stop;
 use crate::istiod;
 use crate::istiod::auth::root_cause;
@@ -45,6 +46,8 @@ use crate::trouble::Report;
 /// How long istiod may take from the opened stream to the beginning of its answer. Its first push comes after a
 /// second or two in a large mesh.
 const ANSWER: Duration = Duration::from_secs(20);
+/// A client may reject without pause.
+static REJECTED: Seldom = Seldom::new(10);
 
 /// Istiod answers: the way to it, and the attempt by which the store knows it.
 pub(super) struct Answered {
@@ -221,8 +224,10 @@ fn silence(shared: &Shared, memory: &Memory) -> Duration {
 // Takes in what Envoy has written.
 fn read(envoy: &mut StandIn, messages: &mut Messages, data: &Bytes) -> Result<(), Ended> {
     for message in messages.push(data).map_err(too_large)? {
-        if let Some(rejected) = envoy.request(&message).map_err(|unread| unread_as(&unread))? {
-            tracing::warn!(target: "xdsproxy", "Envoy rejected {} from memory, which it had accepted before",
+        if let Some(rejected) = envoy.request(&message).map_err(|unread| unread_as(&unread))?
+            && let Some(more) = REJECTED.may()
+        {
+            tracing::warn!(target: "xdsproxy", "Envoy rejected {} from memory, which it had accepted before{more}",
                 types::short(&rejected));
         }
         if envoy.holds_too_much() {

@@ -3,6 +3,7 @@
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use mock_istiod::MockIstiod;
 use rustix::process::Signal;
@@ -126,6 +127,31 @@ async fn exit_on_zero_waits_for_connections_up_to_a_cap() {
     assert_eq!(code(agent.wait_exit().await), 0);
     let polls = asked(&agent).iter().filter(|r| r.contains("downstream_cx_active$")).count();
     assert!(polls >= 1, "{:?}", asked(&agent));
+    agent.assert_clean().await;
+}
+
+/// Each of them was a line.
+#[tokio::test]
+async fn a_storm_of_signals_and_senseless_stats_leave_a_few_lines() {
+    let mock = MockIstiod::start().await;
+    let builder = TestAgent::with()
+        .istiod(&mock)
+        .env("EXIT_ON_ZERO_ACTIVE_CONNECTIONS", "true")
+        .env("MINIMUM_DRAIN_DURATION", "0s")
+        .env("MAXIMUM_DRAIN_DURATION", "3s");
+    let stats = format!("listener.0.0.0.0_8080.downstream_cx_active: 2\n{}", "no stat\n".repeat(1000));
+    let mut agent = builder.fake("stats", stats.as_str()).start();
+    serving(&agent).await;
+    while !agent.log().contains("Envoy is killed") {
+        agent.signal(Signal::TERM);
+        agent.signal(Signal::INT);
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    assert_eq!(code(agent.wait_exit().await), 0);
+    let log = agent.log().text();
+    let of = |part: &str| log.lines().filter(|line| line.contains(part)).count();
+    assert!((1..=10).contains(&of("nothing changes")), "{log}");
+    assert!((1..=30).contains(&of("is not 'name: value'")), "{log}");
     agent.assert_clean().await;
 }
 

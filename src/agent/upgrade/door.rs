@@ -9,6 +9,7 @@ use tokio::net::UnixStream;
 use tokio::sync::mpsc;
 
 use super::{Asked, Error, say};
+use crate::base::seldom::Seldom;
 use crate::base::tasks::{Stop, TaskResult};
 use crate::base::uds::{self, Bound};
 use crate::net::accept::{Acceptor, Came};
@@ -17,6 +18,8 @@ use crate::net::accept::{Acceptor, Came};
 const LONGEST: u64 = 8 * 1024;
 /// Whoever connects says what it wants at once.
 const WITHIN: Duration = Duration::from_secs(2);
+/// Whoever is refused may come again at once.
+static REFUSED: Seldom = Seldom::new(10);
 
 /// What is asked for.
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -55,7 +58,9 @@ impl Door {
                 Err(error) => return Err(format!("the upgrade socket failed: {error}").into()),
             };
             if let Err(why) = admitted(&stream) {
-                tracing::warn!("a request for an upgrade is refused: {why}");
+                if let Some(more) = REFUSED.may() {
+                    tracing::warn!("a request for an upgrade is refused: {why}{more}");
+                }
                 continue;
             }
             let asked = tokio::select! {

@@ -7,6 +7,7 @@ use std::time::Duration;
 use tokio::sync::{Notify, oneshot, watch};
 
 use super::RunState;
+use crate::base::seldom::Seldom;
 use crate::envoy::{Kept, Reason, admin};
 
 /// Limit of `/drain`: an Envoy that accepts and never answers does not hold its caller longer. The Go
@@ -63,6 +64,10 @@ pub enum NotReplaced {
 
 const STOPPING: NotReplaced = NotReplaced::Busy("the agent is stopping");
 const OVERTAKEN: NotReplaced = NotReplaced::Busy("another Envoy was asked for before this one was looked at");
+
+/// Signals, `/quitquitquit` and `/drain` may come without pause: beyond these nothing new is said.
+static LATER: Seldom = Seldom::new(10);
+static DRAINED: Seldom = Seldom::new(10);
 
 const RELOAD: u8 = 1;
 const FORCED: u8 = 2;
@@ -135,8 +140,10 @@ impl Handle {
     /// calls change nothing.
     pub fn stop(&self, reason: Reason) {
         if let Err(later) = self.asked.stop.set(reason) {
-            let first = self.asked.stop.get().map(ToString::to_string).unwrap_or_default();
-            tracing::info!("{later}: nothing changes, the agent is stopping already ({first})");
+            if let Some(more) = LATER.may() {
+                let first = self.asked.stop.get().map(ToString::to_string).unwrap_or_default();
+                tracing::info!("{later}: nothing changes, the agent is stopping already ({first}){more}");
+            }
             return;
         }
         self.asked.changed.notify_one();
@@ -159,10 +166,16 @@ impl Handle {
     /// the Go agent.
     pub async fn drain_now(&self) {
         let Some(client) = &self.client else { return };
-        match client.drain_listeners(true, DRAIN_NOW_LIMIT).await {
-            Ok(status) => tracing::info!("Envoy was asked to drain and answered {status}"),
-            Err(error) => {
-                tracing::warn!("Envoy could not be asked to drain: {}", crate::base::error::chain(&error))
+        let asked = client.drain_listeners(true, DRAIN_NOW_LIMIT).await;
+        if let Some(more) = DRAINED.may() {
+            match asked {
+                Ok(status) => tracing::info!("Envoy was asked to drain and answered {status}{more}"),
+                Err(error) => {
+                    tracing::warn!(
+                        "Envoy could not be asked to drain: {}{more}",
+                        crate::base::error::chain(&error)
+                    )
+                }
             }
         }
         self.asked.drained.store(true, Ordering::Release);

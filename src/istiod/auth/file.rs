@@ -17,6 +17,7 @@ use super::{Error, Token, TokenSource};
 use crate::base::clock::Clock;
 use crate::base::lane::Lane;
 use crate::base::reading;
+use crate::base::seldom::Seldom;
 use crate::trouble::{Kind, Report};
 
 /// A token goes into one HTTP header, which servers limit to a fraction of this.
@@ -29,6 +30,8 @@ static FILES: Lane = Lane::new("token files", 2);
 
 /// Far above what a disk needs that works, and well within the limit of a call.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// Files may change as often as they like.
+static CHANGES: Seldom = Seldom::new(30);
 
 /// Reads `./var/run/secrets/tokens/istio-token` or the like.
 pub struct TokenFile {
@@ -117,7 +120,11 @@ impl TokenFile {
         }
         let path = self.path.display();
         match &condition {
-            Condition::Good => tracing::info!(target: "security", "the token in {path} is usable again"),
+            Condition::Good => {
+                if let Some(more) = CHANGES.may() {
+                    tracing::info!(target: "security", "the token in {path} is usable again{more}");
+                }
+            }
             // The trouble is told when istiod refuses: it may take what looks odd from here.
             other => tracing::debug!(target: "security", "the token {path}: {other:?}"),
         }

@@ -27,6 +27,10 @@ pub(super) type Restoring = BoxFuture<'static, io::Result<Result<Option<Issued>,
 /// Any client can ask for files, and have them change.
 static READ: Seldom = Seldom::new(60);
 
+/// Istiod can send bundles as fast as it likes.
+static BUNDLES: Seldom = Seldom::new(60);
+static JUNK: Seldom = Seldom::new(30);
+
 /// The folder of the certificate that outlives the agent is read once, at the start.
 pub(super) static FOLDERS: Lane = Lane::new("identity folder", 1);
 
@@ -128,13 +132,18 @@ impl Manager {
     pub(super) fn bundle_changed(&mut self) {
         let given = self.bundle_news.borrow_and_update().clone();
         let (good, dropped) = bundle::readable(given);
-        if dropped > 0 {
-            tracing::warn!(target: "cache", "{dropped} entries of the trust bundle are no certificates and are left out");
+        if dropped > 0
+            && let Some(more) = JUNK.may()
+        {
+            tracing::warn!(target: "cache",
+                "{dropped} entries of the trust bundle are no certificates and are left out{more}");
         }
         if good == self.bundle {
             return;
         }
-        tracing::info!(target: "cache", "trust bundle updated: {} entries", good.len());
+        if let Some(more) = BUNDLES.may() {
+            tracing::info!(target: "cache", "trust bundle updated: {} entries{more}", good.len());
+        }
         self.bundle = good;
         let announced = self.board.changes(&ResourceName::RootCa);
         if let Some(roots @ Loaded::Roots(_)) = self.files.loaded(&ResourceName::RootCa).cloned() {

@@ -10,7 +10,7 @@ use super::buffers::Buffers;
 use super::lines::Lines;
 use super::part::{Failure, Part, Reason};
 use super::{Merger, is_open_metrics};
-use crate::base::quote::shown;
+use crate::base::quote::{cut, shown};
 use crate::fetch::PIECE;
 
 /// Bytes sent at a time, as far as they are available: each piece is a chunk of HTTP, and some readers do work
@@ -109,9 +109,11 @@ impl Merging {
         let Some(part) = self.parts.pop_front() else { return };
         let merger = &*self.merger;
         let (kind, bytes) = (part.kind, part.bytes);
-        if let Some(more) = super::LOST.may() {
+        let why = failure.to_string();
+        let why = cut(&why, super::CAUSE);
+        if let Some(more) = super::LOST.may_hold(why.len()) {
             let url = shown(&part.url);
-            tracing::warn!("{kind} metrics are cut after {bytes} bytes: {url}: {failure}{more}");
+            tracing::warn!("{kind} metrics are cut after {bytes} bytes: {url}: {why}{more}");
         }
         merger.failed(kind, &part.url, failure);
         if part.lines.is_inside() {

@@ -14,6 +14,7 @@ use super::manifest::{ACCEPT, Image, LONGEST, Layer, Manifest};
 use super::reference::{DOCKER_HUB, Reference};
 use crate::base::backoff::{Jitter, Policy};
 use crate::base::lane::Lane;
+use crate::base::seldom::Seldom;
 use crate::fetch::{Dialer, Get, Reply};
 use crate::net::percent;
 use crate::wasm::download::{Web, receive};
@@ -23,6 +24,8 @@ use crate::wasm::receive::{Form, Received};
 static FILES: Lane = Lane::new("registry credentials", 2);
 /// How long they may take to be read.
 const READ: Duration = Duration::from_secs(5);
+/// They are read for each image.
+static UNUSABLE: Seldom = Seldom::new(10);
 /// Tries of one request, and the pauses between them (1 s, 3 s, ±10 %): those of the client library of
 /// the Go agent.
 const TRIES: u32 = 3;
@@ -361,12 +364,16 @@ async fn of_machine(web: &Web, keys: &[String]) -> Credentials {
         Ok(Some(read)) => read,
         Ok(None) => return Credentials::default(),
         Err(error) => {
-            tracing::warn!(target: "wasm", "{error}");
+            if let Some(more) = UNUSABLE.may() {
+                tracing::warn!(target: "wasm", "{error}{more}");
+            }
             return Credentials::default();
         }
     };
     let unusable = |why: &dyn std::error::Error| {
-        tracing::warn!(target: "wasm", "registry credentials in {} cannot be used: {why}", file.display());
+        if let Some(more) = UNUSABLE.may() {
+            tracing::warn!(target: "wasm", "registry credentials in {} cannot be used: {why}{more}", file.display());
+        }
         Credentials::default()
     };
     match text.map(|text| credentials::find(&text, keys)) {

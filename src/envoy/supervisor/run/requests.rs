@@ -52,7 +52,10 @@ impl Run {
     pub(super) fn reload(&mut self, force: bool) {
         // One after the other: an epoch that has to show that it serves is left alone until then.
         if self.is_replacing() {
-            tracing::info!("a new configuration waits until Envoy's next epoch has shown that it serves");
+            // Of those that wait together the first is told.
+            if self.reload_again.is_none() {
+                tracing::info!("a new configuration waits until Envoy's next epoch has shown that it serves");
+            }
             self.reload_again = Some(force || self.reload_again == Some(true));
             return;
         }
