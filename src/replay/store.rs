@@ -62,7 +62,8 @@ struct Asked {
     // What Envoy had and is not here: it came with a stream that was not noted. An empty name: the type as a whole (SotW),
     // which the first response brings.
     missing: BTreeSet<String>,
-    waiting: VecDeque<Response>,
+    // With what each takes, in bytes.
+    waiting: VecDeque<(usize, Response)>,
 }
 
 impl Store {
@@ -130,20 +131,32 @@ impl Store {
         true
     }
 
-    /// A response of istiod's is on its way to Envoy on stream `id`.
-    pub fn response(&mut self, id: u64, mode: Mode, message: &Bytes) {
+    /// A response of istiod's is on its way to Envoy on stream `id`. Whether there was room for it beside those that Envoy
+    /// has not answered, which are not compressed; if not, what is kept is given up as by [`Self::lost`].
+    pub fn response(&mut self, id: u64, mode: Mode, message: &Bytes) -> bool {
         let response = match read::response(mode, message) {
             Ok(response) => response,
-            Err(Unread::Malformed(_)) => return,
+            Err(Unread::Malformed(_)) => return true,
             // What is kept would no longer be what Envoy has.
-            Err(Unread::TooMuch) => return self.lost(id),
+            Err(Unread::TooMuch) => {
+                self.lost(id);
+                return true;
+            }
         };
-        let Some(stream) = self.stream.as_mut().filter(|s| s.id == id) else { return };
-        let Some(asked) = stream.asked.get_mut(&response.type_url) else { return };
+        let Some(stream) = self.stream.as_mut().filter(|s| s.id == id) else { return true };
+        let Some(asked) = stream.asked.get_mut(&response.type_url) else { return true };
         if asked.waiting.len() >= WAITING {
             asked.waiting.pop_front();
         }
-        asked.waiting.push_back(response);
+        let bytes = message.len() + response.resources.len() * ENTRY;
+        asked.waiting.push_back((bytes, response));
+        let all: usize = stream.asked.values().flat_map(|asked| &asked.waiting).map(|(bytes, _)| bytes).sum();
+        // One alone has its own bound.
+        let fits = all - bytes <= self.most.max(HELD);
+        if !fits {
+            self.lost(id);
+        }
+        fits
     }
 
     /// Something of stream `id` was missed: what is kept may be old, and is given up until a later stream brings it anew.
@@ -157,9 +170,9 @@ impl Store {
     fn answered(&mut self, request: &Request) -> Option<Response> {
         let stream = self.stream.as_mut()?;
         let waiting = &mut stream.asked.get_mut(&request.type_url)?.waiting;
-        let place = waiting.iter().position(|r| r.nonce == request.nonce)?;
+        let place = waiting.iter().position(|(_, r)| r.nonce == request.nonce)?;
         // Answers come in order: what was passed over will not be answered any more.
-        let response = waiting.drain(..=place).next_back()?;
+        let (_, response) = waiting.drain(..=place).next_back()?;
         (!request.rejects).then_some(response)
     }
 
@@ -448,6 +461,23 @@ mod tests {
     fn asking(names: impl Iterator<Item = String>) -> Bytes {
         let (type_url, names) = ("type.googleapis.com/a".to_owned(), names.collect());
         read::write_request(Mode::Delta, &Request { type_url, names, ..Request::default() })
+    }
+
+    #[test]
+    fn responses_that_wait_for_an_answer_take_so_many_bytes() {
+        let mut store = Store::new(HELD);
+        opened(&mut store, 1, &[]);
+        let unanswered = |store: &mut Store, of: &str| {
+            let (type_url, resources) = (of.to_owned(), vec![resource("a", HELD / 8)]);
+            let response = Response { type_url, resources, ..Response::default() };
+            store.response(1, Mode::Delta, &read::write_response(&response))
+        };
+        let fit = (0..WAITING).take_while(|n| unanswered(&mut store, [CLUSTER, LISTENER][n % 2])).count();
+        assert_eq!(fit, 8);
+        assert!(store.stream.is_none(), "nothing waits any more");
+        opened(&mut store, 2, &[]);
+        brought(&mut store, 2, &["a"], 10);
+        assert!(store.is_whole(), "a later stream brings it anew");
     }
 
     #[test]

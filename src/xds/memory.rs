@@ -411,7 +411,14 @@ impl Memory {
                             was noted is dropped; raise XDS_REPLAY_MAX_BYTES{more}");
                     }
                 }
-                Event::Response(id, mode, waiting) => store.response(id, mode, &waiting.message),
+                Event::Response(id, mode, waiting) => {
+                    if !store.response(id, mode, &waiting.message)
+                        && let Some(more) = TOO_LARGE.may()
+                    {
+                        tracing::warn!(target: "xdsproxy", "istiod sends more than XDS_REPLAY notes before Envoy answers, \
+                            so what was noted is dropped; raise XDS_REPLAY_MAX_BYTES{more}");
+                    }
+                }
                 Event::Lost(id) => store.lost(id),
                 Event::Flush(done) => flushed.push(done),
             }
