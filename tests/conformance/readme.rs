@@ -7,11 +7,7 @@ const README: &str = include_str!("../../README.md");
 
 /// How a command begins, the file that runs it, and the words there.
 const ELSEWHERE: &[(&str, &str, &str)] = &[
-    (
-        "apt-get install gcc",
-        "scripts/bare-machine",
-        "mmdebstrap --quiet --variant=minbase --include=\"${packages",
-    ),
+    ("apt-get install gcc", "scripts/bare-machine", "mmdebstrap --variant=minbase --include=\"${packages"),
     ("make demo", "scripts/bare-machine", "targets=${BARE_TARGETS:-demo test}"),
     ("make test", "scripts/bare-machine", "targets=${BARE_TARGETS:-demo test}"),
     ("make lint", ".ci/run", "make lint"),
