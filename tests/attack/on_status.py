@@ -3,7 +3,7 @@ import socket
 import time
 
 from .registry import attack
-from .world import ATTACKERS, connect
+from .world import ATTACKERS, connect, send_on
 
 
 def hold(world, amount, sent, many, seconds, refresh=True):
@@ -171,14 +171,7 @@ def streamed(name, head, more, why):
                     held[-1].send(request)
                 except OSError:
                     break
-            for io in list(held):
-                try:
-                    io.send(more)
-                except BlockingIOError:
-                    pass
-                except OSError:
-                    io.close()
-                    held.remove(io)
+            send_on(held, more)
             time.sleep(0.002)
         for io in held:
             io.close()

@@ -7,7 +7,7 @@ from . import h2
 from .h2 import DATA, END_HEADERS, HEADERS, Conn, frame, message, varint
 from .on_istiod import TYPE, WORLD, ask, response, under
 from .registry import attack
-from .world import ATTACKERS, SDS, STATUS, XDS, get, inside
+from .world import ATTACKERS, SDS, STATUS, XDS, get, inside, send_on
 
 
 # What comes some dozen times a second needs so long to be too much.
@@ -27,16 +27,7 @@ def asked(world, size, path):
                     held[-1].setblocking(False)
             except OSError:
                 time.sleep(0.05)
-            for io in list(held):
-                try:
-                    io.send(request)
-                    if not io.recv(1 << 20):
-                        raise ConnectionError("closed")
-                except BlockingIOError:
-                    pass
-                except OSError:
-                    io.close()
-                    held.remove(io)
+            send_on(held, request)
             time.sleep(0.001)
         for io in held:
             io.close()

@@ -381,6 +381,20 @@ def connect(source, port=STATUS, timeout=5.0):
     return socket.create_connection((POD, port), timeout=timeout, source_address=(source, 0))
 
 
+def send_on(held, more):
+    """Writes `more` to each of these connections, as far as there is room; those that ended are let go."""
+    for io in list(held):
+        try:
+            io.send(more)
+            if not io.recv(1 << 16):
+                raise ConnectionError("closed")
+        except BlockingIOError:
+            pass
+        except OSError:
+            io.close()
+            held.remove(io)
+
+
 def get(source, path, timeout=1.0):
     """Status and seconds of one GET on a connection of its own."""
     start = time.monotonic()

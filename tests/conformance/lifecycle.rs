@@ -8,6 +8,7 @@ use std::time::Duration;
 use mock_istiod::MockIstiod;
 use rustix::process::Signal;
 
+use crate::support::builder::Builder;
 use crate::support::mesh::Loop;
 use crate::support::{Envoy, TestAgent, agent, eventually, http, root_for};
 
@@ -113,15 +114,20 @@ async fn an_admin_port_that_never_answers_does_not_hold_up_the_end() {
     agent.assert_clean().await;
 }
 
+/// One that waits up to three seconds for connections to end, which this page of Envoy's counts.
+fn counting(mock: &MockIstiod, stats: &str) -> Builder {
+    TestAgent::with()
+        .istiod(mock)
+        .env("EXIT_ON_ZERO_ACTIVE_CONNECTIONS", "true")
+        .env("MINIMUM_DRAIN_DURATION", "0s")
+        .env("MAXIMUM_DRAIN_DURATION", "3s")
+        .fake("stats", stats)
+}
+
 #[tokio::test]
 async fn exit_on_zero_waits_for_connections_up_to_a_cap() {
     let mock = MockIstiod::start().await;
-    let builder = TestAgent::with()
-        .istiod(&mock)
-        .env("EXIT_ON_ZERO_ACTIVE_CONNECTIONS", "true")
-        .env("MINIMUM_DRAIN_DURATION", "0s")
-        .env("MAXIMUM_DRAIN_DURATION", "3s");
-    let mut agent = builder.fake("stats", "listener.0.0.0.0_8080.downstream_cx_active: 2\n").start();
+    let mut agent = counting(&mock, "listener.0.0.0.0_8080.downstream_cx_active: 2\n").start();
     serving(&agent).await;
     agent.signal(Signal::TERM);
     assert_eq!(code(agent.wait_exit().await), 0);
@@ -134,13 +140,8 @@ async fn exit_on_zero_waits_for_connections_up_to_a_cap() {
 #[tokio::test]
 async fn a_storm_of_signals_and_senseless_stats_leave_a_few_lines() {
     let mock = MockIstiod::start().await;
-    let builder = TestAgent::with()
-        .istiod(&mock)
-        .env("EXIT_ON_ZERO_ACTIVE_CONNECTIONS", "true")
-        .env("MINIMUM_DRAIN_DURATION", "0s")
-        .env("MAXIMUM_DRAIN_DURATION", "3s");
     let stats = format!("listener.0.0.0.0_8080.downstream_cx_active: 2\n{}", "no stat\n".repeat(1000));
-    let mut agent = builder.fake("stats", stats.as_str()).start();
+    let mut agent = counting(&mock, &stats).start();
     serving(&agent).await;
     while !agent.log().contains("Envoy is killed") {
         agent.signal(Signal::TERM);
