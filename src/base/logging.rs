@@ -165,6 +165,35 @@ pub(crate) fn init(options: &Options) -> Result<(), Error> {
     Ok(())
 }
 
+/// Does `work`, whose lines of the process's log are written with one call: each call would wake whoever reads the log.
+/// For a few lines that are made without waiting for anything; should `work` panic, they are written all the same.
+pub(crate) fn together<T>(work: impl FnOnce() -> T) -> T {
+    let out = GLOBAL.get().map(Arc::clone);
+    let _held = out.map(Together::of);
+    work()
+}
+
+/// Lines are kept as long as it lives.
+struct Together(Arc<Out>);
+
+impl Together {
+    fn of(out: Arc<Out>) -> Self {
+        out.lock().1.iter_mut().for_each(|target| target.hold(true));
+        Self(out)
+    }
+}
+
+impl Drop for Together {
+    fn drop(&mut self) {
+        for target in &mut self.0.lock().1 {
+            target.hold(false);
+            if target.stalled() {
+                STALLED.notify_one();
+            }
+        }
+    }
+}
+
 /// Each scope with the name of its level now.
 #[must_use]
 pub(crate) fn levels() -> Vec<(&'static str, &'static str)> {
@@ -301,7 +330,7 @@ impl<S: Subscriber> Layer<S> for Lines {
             if !taken {
                 DROPPED.fetch_add(1, Ordering::Relaxed);
             }
-            if !target.drained() {
+            if target.stalled() {
                 STALLED.notify_one();
             }
         }

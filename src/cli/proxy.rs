@@ -98,8 +98,15 @@ fn prepare(
     #[cfg(debug_assertions)]
     env.get("AGENT_TEST_PANIC").into_iter().for_each(crate::base::on_purpose::plan);
     let table: Vec<Flag> = args::PROXY.iter().chain(args::LOGGING).chain(&[args::HELP]).copied().collect();
-    report::flags(&parsed, &table).iter().for_each(|line| tracing::info!("{line}"));
-    tracing::info!("Version {}-{}-{}", build_info::ISTIO_VERSION, build_info::REVISION, build_info::STATUS);
+    logging::together(|| {
+        report::flags(&parsed, &table).iter().for_each(|line| tracing::info!("{line}"));
+        tracing::info!(
+            "Version {}-{}-{}",
+            build_info::ISTIO_VERSION,
+            build_info::REVISION,
+            build_info::STATUS
+        );
+    });
     let annotations = pod::read(Path::new(pod::ANNOTATIONS)).unwrap_or_default();
     let annotation = |key: &str| annotations.get(key).cloned();
     let (sources, config) = config::load(parsed, env, Path::new("."), annotation, show);

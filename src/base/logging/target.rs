@@ -73,15 +73,29 @@ pub(super) struct Target {
     sink: Sink,
     patient: bool,
     kept: Vec<u8>,
+    /// Lines are kept until they may be written together.
+    held: bool,
 }
 
 impl Target {
     pub(super) fn new(sink: Sink, patient: bool) -> Self {
-        Self { sink, patient, kept: Vec::new() }
+        Self { sink, patient, kept: Vec::new(), held: false }
+    }
+
+    /// Keeps the lines that come from now on, as long as there are no more than [`KEPT`]; or no longer.
+    pub(super) fn hold(&mut self, held: bool) {
+        self.held = held;
+        if !held {
+            self.drain();
+        }
     }
 
     /// Takes a whole line; whether it was written or kept, and not dropped.
     pub(super) fn line(&mut self, line: &[u8]) -> bool {
+        if self.held && self.kept.len() + line.len() <= KEPT {
+            self.kept.extend_from_slice(line);
+            return true;
+        }
         if !self.drain() {
             let room = self.kept.len() + line.len() <= KEPT;
             if room {
@@ -96,8 +110,13 @@ impl Target {
     }
 
     /// Whether nothing is kept.
-    pub(super) fn drained(&self) -> bool {
+    fn drained(&self) -> bool {
         self.kept.is_empty()
+    }
+
+    /// Whether something is kept because the reader stands still.
+    pub(super) fn stalled(&self) -> bool {
+        !self.held && !self.drained()
     }
 
     /// Writes what was kept, as far as there is room; whether nothing is left.

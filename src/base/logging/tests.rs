@@ -83,17 +83,17 @@ fn a_reader_that_stands_still_holds_nothing_up_and_loses_whole_lines() {
     let line = |n: usize| format!("{n} {}\n", "x".repeat(n * 37 % 9000));
     // More than the pipe and the memory together hold.
     let taken: Vec<usize> = (0..500).filter(|n| target.line(line(*n).as_bytes())).collect();
-    assert!(taken.len() < 500 && !target.drained());
+    assert!(taken.len() < 500 && target.stalled());
     let reading = std::thread::spawn(move || {
         let mut all = String::new();
         reader.read_to_string(&mut all).unwrap();
         all
     });
     target.flush(Instant::now() + Duration::from_secs(30));
-    assert!(target.drained() && target.line(b"at last\n"));
+    assert!(!target.stalled() && target.line(b"at last\n"));
     // The pipe may still be full of what was kept.
     target.flush(Instant::now() + Duration::from_secs(30));
-    assert!(target.drained());
+    assert!(!target.stalled());
     drop(target);
     let expected: String = taken.into_iter().map(line).chain(["at last\n".to_owned()]).collect();
     assert!(reading.join().unwrap() == expected, "whole lines, in order, and the last one");
@@ -117,6 +117,28 @@ fn a_reader_that_is_gone_is_not_waited_for() {
     for patient in [false, true] {
         let file = std::fs::File::from(std::os::fd::OwnedFd::from(writer.try_clone().unwrap()));
         let mut target = Target::new(Sink::File(file), patient);
-        assert!(target.line(b"x\n") && target.drained());
+        assert!(target.line(b"x\n") && !target.stalled());
     }
+}
+
+#[test]
+fn lines_that_are_held_are_one_write() {
+    // Each read of a datagram socket gives what one write gave it.
+    let (reader, writer) = std::os::unix::net::UnixDatagram::pair().unwrap();
+    reader.set_nonblocking(true).unwrap();
+    let target = Target::new(Sink::File(std::fs::File::from(std::os::fd::OwnedFd::from(writer))), false);
+    let out = Arc::new(Out(Mutex::new((Vec::new(), vec![target]))));
+    let line = |text: &[u8]| assert!(out.lock().1[0].line(text));
+    let mut buffer = [0; 100];
+    let mut next = || reader.recv(&mut buffer).ok().map(|n| buffer[..n].to_vec());
+    line(b"a\n");
+    assert_eq!(next().unwrap(), b"a\n");
+    let held = Together::of(out.clone());
+    line(b"b\n");
+    line(b"c\n");
+    assert!(next().is_none() && !out.lock().1[0].stalled());
+    drop(held);
+    assert_eq!((next().unwrap(), next()), (b"b\nc\n".to_vec(), None));
+    line(b"d\n");
+    assert_eq!(next().unwrap(), b"d\n");
 }
