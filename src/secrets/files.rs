@@ -5,7 +5,8 @@
 //! and the file is read again, first after `FILE_DEBOUNCE_DURATION`, for 10 s; then the trouble is
 //! reported once (and once more where a configured file is gone then), and the file is looked at whenever it changes and
 //! every 10 s. Only the certificate
-//! file decides for a pair: a new key alone is half of a change.
+//! file decides for a pair: a new key alone is half of a change. Where it stays alone, that is reported of the configured
+//! pair, with which the agent could not start again.
 //!
 //! A file system that does not answer holds up nothing here (`disk`): it is one more reason why a file
 //! cannot be read at the moment. A gateway follows thousands of pairs, so what is looked at together is read together,
@@ -27,8 +28,6 @@ use crate::base::backoff::{Jitter, Policy};
 use crate::base::disk::{Looks, Watching};
 use crate::base::files::Watches;
 use crate::base::heap;
-use crate::base::quote::shown;
-use crate::base::seldom::Seldom;
 use read::{Read, read};
 
 pub(super) use read::{Loaded, Source, Unreadable, bytes};
@@ -39,8 +38,6 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 /// How long a configured file may be missing (somebody removes and writes it anew) before that is reported:
 /// the Go agent would turn to the CA at once.
 const MISSING: Duration = Duration::from_secs(2);
-/// Any client can ask for files, and have them come and go.
-static READABLE: Seldom = Seldom::new(60);
 
 /// Pace of the check under the watcher, for file systems that report nothing.
 const SLOW_CHECK: Duration = Duration::from_secs(10);
@@ -96,6 +93,8 @@ pub(crate) fn system_bundle() -> Option<PathBuf> {
 pub(super) enum Event {
     /// New content.
     Loaded(ResourceName, Loaded),
+    /// What was reported is over, and the content is what is known.
+    Mended(ResourceName),
     /// The content has been unusable for [`PATIENCE`]; `gone`: there is no file to be read.
     Troubled { name: ResourceName, error: Arc<Error>, gone: bool },
 }
@@ -465,14 +464,9 @@ impl Store {
         let Found { read, usable } = found.unwrap_or_else(silent);
         let reason = match read {
             Ok(Read::Same) => {
-                if entry.trouble.take().is_some_and(|t| t.reported)
-                    && let Some(more) = READABLE.may()
-                {
-                    let name = name.to_string();
-                    tracing::info!(target: "cache", "{} is readable again, its content is the same{more}", shown(&name));
-                }
                 entry.unfinished = None;
-                return None;
+                let told = entry.trouble.take().is_some_and(|t| t.reported);
+                return told.then(|| Event::Mended(name.clone()));
             }
             // What was looked for beside it may have come late and taken the room.
             Ok(Read::New { ref loaded, .. })
@@ -547,7 +541,7 @@ struct Wanted {
 impl Wanted {
     /// Reads it; what does not fit into `room` beside those before it is not brought.
     fn look(&self, room: &mut usize) -> Found {
-        let mut found = read(&self.source, self.known);
+        let mut found = read(&self.source, self.known, !self.bounded);
         if let Ok(Read::New { loaded, .. }) = &found
             && self.bounded
         {

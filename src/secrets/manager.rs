@@ -259,6 +259,7 @@ impl Manager {
         let files = &self.files;
         let configured = |n: &ResourceName| matches!(n, ResourceName::Default | ResourceName::RootCa);
         self.board.sweep(|name| configured(name) || files.holds(name));
+        self.troubles.files_left(|name| configured(name) || files.holds(name));
         for output in [&mut self.output, &mut self.persist].into_iter().flatten() {
             output.tick(mono);
         }

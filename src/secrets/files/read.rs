@@ -98,13 +98,14 @@ pub(in crate::secrets) enum Unreadable {
     Silent,
 }
 
-/// Reads a source; `known` is the hash of what is loaded.
-pub(super) fn read(source: &Source, known: Option<u64>) -> Result<Read, Unreadable> {
+/// Reads a source; `known` is the hash of what is loaded. `both`: a key must belong to a chain that is known, too.
+pub(super) fn read(source: &Source, known: Option<u64>, both: bool) -> Result<Read, Unreadable> {
     match source {
         Source::Pair { cert, key } => {
             let chain = bytes(cert)?;
             let hash = hash_of(&chain);
-            if known == Some(hash) {
+            let same = known == Some(hash);
+            if same && !both {
                 return Ok(Read::Same);
             }
             let key_pem = Zeroizing::new(bytes(key)?);
@@ -113,6 +114,9 @@ pub(super) fn read(source: &Source, known: Option<u64>) -> Result<Read, Unreadab
                 key: key.clone(),
                 source,
             })?;
+            if same {
+                return Ok(Read::Same);
+            }
             // Both halves must be of one moment.
             if bytes(cert)? != chain.as_slice() {
                 return Err(Unreadable::Changed(cert.clone()));

@@ -61,6 +61,17 @@ impl World {
         self.store.look_at(std::slice::from_ref(&self.name)).await.pop()
     }
 
+    // What half a minute brings, without the watcher.
+    async fn later(&mut self) -> Event {
+        for _ in 0..600 {
+            tokio::time::advance(Duration::from_millis(50)).await;
+            if let Some(event) = self.store.tick(Instant::now(), |_| 1).await.0.pop() {
+                return event;
+            }
+        }
+        panic!("nothing happened");
+    }
+
     async fn next(&mut self) -> Event {
         let run = async {
             loop {
@@ -114,6 +125,29 @@ async fn pairs_are_published_whole_or_not_at_all() {
     world.put("key.pem", &three.key);
     assert_eq!(chain(&world.next().await), three.chain);
     assert_eq!(wrong(&world.store), "");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_was_reported_is_over_when_the_same_lies_there_again() {
+    let mut world = World::pair();
+    world.name = ResourceName::Default;
+    let (one, two) = (pair(), pair());
+    world.put_pair(&one);
+    assert_eq!(chain(&world.follow().await.unwrap()), one.chain);
+    // Half of a change that stays half: the agent could not start again with it.
+    world.put("key.pem", &two.key);
+    assert!(world.store.look_all().await.is_empty(), "the other half may be on its way");
+    assert!(matches!(world.later().await, Event::Troubled { gone: false, .. }));
+    assert!(wrong(&world.store).contains("does not match"), "{}", wrong(&world.store));
+    world.put("key.pem", &one.key);
+    assert!(matches!(world.later().await, Event::Mended(_)));
+    assert_eq!(wrong(&world.store), "");
+    for file in ["cert.pem", "key.pem"] {
+        fs::remove_file(world.dir.path().join(file)).unwrap();
+        assert!(matches!(world.later().await, Event::Troubled { gone: true, .. }), "{file}");
+        world.put_pair(&one);
+        assert!(matches!(world.later().await, Event::Mended(_)), "{file}");
+    }
 }
 
 #[tokio::test]

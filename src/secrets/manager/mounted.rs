@@ -42,6 +42,7 @@ impl Manager {
         for event in events {
             match event {
                 Event::Loaded(name, loaded) => self.file_loaded(&name, loaded),
+                Event::Mended(name) => self.troubles.file_good(&name),
                 Event::Troubled { name, error, gone } => self.file_troubled(&name, error, gone).await,
             }
         }

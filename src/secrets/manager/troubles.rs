@@ -45,6 +45,13 @@ impl Troubles {
         }
     }
 
+    /// Of a file that nobody asks for any more nothing is wrong.
+    pub(super) fn files_left(&mut self, held: impl Fn(&ResourceName) -> bool) {
+        for (_, reporter) in self.files.extract_if(|name, _| !held(name)) {
+            reporter.end();
+        }
+    }
+
     pub(super) fn file_bad(&mut self, of: &Reporter, name: &ResourceName, text: &str, cause: &Error) {
         let kind = Kind::of_chain(cause).unwrap_or(Kind::CertificateFiles);
         let reporter = self.files.entry(name.clone()).or_insert_with(|| of.sibling());
