@@ -38,7 +38,7 @@ pub(crate) async fn client(
             (connection, Arc::new(AccessToken::new(server.clone(), clock.clone())) as Arc<dyn TokenSource>)
         }
         Way::Vault(config) => {
-            let client = vault::Client::new(config.clone(), own, metrics).map_err(said)?;
+            let client = vault::Client::new(config.clone(), own, metrics, trouble.clone()).map_err(said)?;
             return Ok(Some(Arc::new(client)));
         }
     };

@@ -52,7 +52,8 @@ pub(super) async fn prepare(common: &Common, heir: Option<&Heir>) -> Result<Upst
         Some(signer) => ca::client(&signer, tokens.source.clone(), metrics, clock, &trouble).await?,
         None => None,
     };
-    let connector = Connector::with_clock(config.istiod.connection.clone(), clock.clone())
+    let roots = troubles.reporter("security");
+    let connector = Connector::telling(config.istiod.connection.clone(), clock.clone(), roots)
         .map_err(|e| said(e).after("failed to start xds proxy"))?;
     let first_key = first_key.filter(|_| ca.is_some());
     Ok(Upstream { mode, tokens, ca, connector, trouble, first_key })

@@ -16,6 +16,7 @@ use crate::base::disk::Watching;
 use crate::base::files::Watches;
 use crate::config::Config;
 use crate::dns;
+use crate::istiod::Connector;
 use crate::secrets;
 use crate::xds::{Tap, TrustBundle};
 
@@ -71,12 +72,12 @@ impl Wires {
 
     /// Starts what moves things along the channels.
     ///
-    /// `root`: the root file that istiod is checked with, where it is a file.
+    /// `connector`: the way to istiod, whose root file is followed.
     pub(super) fn spawn(
         self,
         stages: &Stages,
         config: &Config,
-        root: Option<PathBuf>,
+        connector: &Connector,
         secrets: &secrets::Handle,
         watches: &Watches,
     ) {
@@ -96,15 +97,20 @@ impl Wires {
         }
         let mut watching = Watching::new(watches, QUIET);
         let token = config.identity.tokens.path.clone();
-        let paths = std::iter::once(token).chain(root).collect::<std::collections::BTreeSet<PathBuf>>();
-        let waker = self.waker;
+        let paths = std::iter::once(token)
+            .chain(connector.root_file())
+            .collect::<std::collections::BTreeSet<PathBuf>>();
+        let (waker, connector) = (self.waker, connector.clone());
         let stop = stages.xds.token();
         stages.xds.lasting("token and root files", async move {
             watching.set(paths).await;
             loop {
                 tokio::select! {
                     () = stop.cancelled() => return,
-                    () = watching.news() => waker.send_modify(|n| *n = n.wrapping_add(1)),
+                    () = watching.news() => {
+                        waker.send_modify(|n| *n = n.wrapping_add(1));
+                        connector.look_at_roots().await;
+                    }
                     () = tokio::time::sleep(AGAIN), if watching.blind() => {}
                 }
                 watching.refresh().await;

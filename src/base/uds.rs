@@ -207,7 +207,8 @@ impl Unpolled {
         if let Some(parent) = path.parent().filter(|p| !p.as_os_str().is_empty() && !p.exists())
             && let Err(error) = std::fs::DirBuilder::new().recursive(true).mode(0o750).create(parent)
         {
-            tracing::warn!("cannot create the folder {} of a socket: {error}", parent.display());
+            // Not that there is no such folder, which is what listening would say.
+            return Err(Error::Bind { path: path.to_owned(), source: error });
         }
         let listener = std::os::unix::net::UnixListener::bind(path)
             .map_err(at)

@@ -3,17 +3,22 @@
 //! Five, 100 ms apart, doubling, ±10 %, as the Go agent's; a bound on each and one on all together, which it lacks, so that
 //! a CA which hangs costs a minute and never a workload.
 
+use std::future::Future;
+use std::pin::pin;
 use std::time::Duration;
 
 use prometheus::IntCounterVec;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout_at};
 
 use super::Error;
 use crate::base::backoff::{Jitter, Policy};
 use crate::base::metrics::Metrics;
+use crate::trouble::Reporter;
 
 /// In total, as the Go agent's library counts.
 pub(super) const ATTEMPTS: u32 = 5;
+/// A CA that has not answered for so long is told of before the attempt ends.
+const SILENT: Duration = Duration::from_secs(10);
 
 /// How an attempt failed, and whether the next may follow.
 pub(super) struct Failed {
@@ -85,9 +90,47 @@ impl Series<'_> {
     }
 }
 
+/// One attempt, until its time is over. `trouble` is told of a CA at `endpoint` that is silent before that.
+pub(super) async fn watched<T>(
+    attempt: impl Future<Output = Result<T, Failed>>,
+    until: Instant,
+    endpoint: &str,
+    trouble: &Reporter,
+) -> Result<T, Failed> {
+    let deadline = |after| Error::Deadline { endpoint: endpoint.to_owned(), after };
+    let started = Instant::now();
+    let late = started + SILENT;
+    let mut attempt = pin!(attempt);
+    let done = match timeout_at(late.min(until), &mut attempt).await {
+        Err(_) if late < until => {
+            // A dial that is slow has told so itself.
+            if trouble.kind().is_none() {
+                trouble.report(deadline(SILENT).report());
+            }
+            timeout_at(until, attempt).await
+        }
+        done => done,
+    };
+    done.unwrap_or_else(|_| Err(Failed { error: deadline(started.elapsed()), retry: false }))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_ca_that_is_silent_is_told_of_before_its_time_is_over() {
+        let trouble = Reporter::default();
+        let until = |seconds| Instant::now() + Duration::from_secs(seconds);
+        let mut attempt =
+            pin!(watched(std::future::pending::<Result<(), Failed>>(), until(30), "ca", &trouble));
+        assert!(timeout_at(until(9), &mut attempt).await.is_err());
+        assert_eq!(trouble.kind(), None);
+        assert!(timeout_at(until(2), &mut attempt).await.is_err());
+        assert_eq!(trouble.kind(), Some(crate::trouble::Kind::CertificateNotAnswered));
+        let Err(failed) = attempt.await else { panic!("it answered") };
+        assert!(!failed.retry && failed.error.to_string().contains("within 30s"), "{}", failed.error);
+    }
 
     #[tokio::test(start_paused = true)]
     async fn attempts_end_by_number_by_time_and_by_what_failed() {

@@ -9,19 +9,17 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue};
-use tokio::time::{Instant, timeout_at};
+use tokio::time::Instant;
 use tonic::{Code, Status};
 
 use super::Error;
-use super::attempts::{Attempts, Failed};
+use super::attempts::{Attempts, Failed, watched};
 use super::unary::UnaryConnection;
 use crate::base::metrics::Metrics;
 use crate::istiod::auth::{CallHeaders, TokenSource, root_cause};
 use crate::istiod::{self, Connector};
 use crate::trouble::Reporter;
 
-/// A CA that has not answered for so long is told of before the attempt ends.
-const SILENT: Duration = Duration::from_secs(10);
 /// Codes worth another attempt within one call. Not Canceled and DeadlineExceeded: the Go agent lists
 /// them, but its library refuses to retry them.
 const RETRIED: [Code; 4] = [Code::ResourceExhausted, Code::Aborted, Code::Internal, Code::Unavailable];
@@ -127,32 +125,13 @@ impl Caller {
         message: Bytes,
         until: Instant,
     ) -> Result<Bytes, Failed> {
-        let started = Instant::now();
-        let late = started + SILENT;
-        let done = {
-            let mut exchange = std::pin::pin!(self.exchange(talk, method, number, message, until));
-            match timeout_at(late.min(until), &mut exchange).await {
-                Err(_) if late < until => {
-                    // A dial that is slow has told so itself.
-                    if self.config.trouble.kind().is_none() {
-                        let (endpoint, after) = (self.endpoint().to_owned(), SILENT);
-                        self.config.trouble.report(Error::Deadline { endpoint, after }.report());
-                    }
-                    timeout_at(until, exchange).await
-                }
-                done => done,
-            }
-        };
-        match done {
-            Ok(done) => done,
-            Err(_) => {
-                // Whatever it was doing, this connection is not to be trusted again.
-                talk.session = None;
-                let error =
-                    Error::Deadline { endpoint: self.endpoint().to_owned(), after: started.elapsed() };
-                Err(Failed { error, retry: false })
-            }
+        let exchange = self.exchange(talk, method, number, message, until);
+        let done = watched(exchange, until, self.endpoint(), &self.config.trouble).await;
+        if matches!(&done, Err(Failed { error: Error::Deadline { .. }, .. })) {
+            // Whatever it was doing, this connection is not to be trusted again.
+            talk.session = None;
         }
+        done
     }
 
     async fn exchange(
@@ -169,7 +148,7 @@ impl Caller {
             let late = |error: istiod::Error| {
                 self.config.trouble.report(root_cause(error.report(), &*self.config.tokens));
             };
-            let connection = self.config.connector.connect_told(&late).await;
+            let connection = self.config.connector.connect_by(until, &late).await;
             let connection = connection.map_err(|e| self.unreachable(e))?;
             talk.session =
                 Some(UnaryConnection::open(connection).await.map_err(|status| self.refused(status))?);

@@ -28,7 +28,7 @@ use futures_util::future::BoxFuture;
 
 pub(crate) use crate::istiod::code_name;
 use crate::istiod::refused_late;
-use crate::trouble::{Kind, Report};
+use crate::trouble::{Kind, Report, span};
 
 /// Signs certificate requests.
 pub(crate) trait CaClient: Send + Sync + fmt::Debug {
@@ -56,7 +56,7 @@ pub(crate) enum Error {
         hint: &'static str,
     },
     /// No answer in time.
-    #[error("create certificate: {endpoint} gave no answer within {after:?}")]
+    #[error("create certificate: {endpoint} gave no answer within {}", span(*after))]
     Deadline {
         /// Where the request went.
         endpoint: String,

@@ -13,17 +13,17 @@ use futures_util::future::BoxFuture;
 use http::{HeaderMap, HeaderValue};
 use rustls::crypto::CryptoProvider;
 use serde_json::{Value, json};
-use tokio::time::{Instant, timeout_at};
 use tonic::{Code, Status};
 use zeroize::Zeroizing;
 
-use super::attempts::{Attempts, Failed};
+use super::attempts::{Attempts, Failed, watched};
 use super::{CaClient, Error};
 use crate::base::error::chain;
 use crate::base::metrics::Metrics;
 use crate::fetch::url::{Url, shown};
 use crate::fetch::{Dialer, Get, Proxies, Tls};
 use crate::istiod::auth::TokenSource;
+use crate::trouble::Reporter;
 
 /// No answer with a chain is longer.
 const ANSWER: usize = 1 << 20;
@@ -115,6 +115,8 @@ pub(crate) struct Client {
     endpoint: String,
     dialer: Dialer,
     attempts: Attempts,
+    // Who is told why an attempt failed; whoever calls ends the trouble.
+    trouble: Arc<Reporter>,
 }
 
 impl Client {
@@ -125,7 +127,12 @@ impl Client {
     ///
     /// # Panics
     /// When a second CA client is made for one registry.
-    pub(crate) fn new(config: Config, tokens: Arc<dyn TokenSource>, metrics: &Metrics) -> Result<Self, Bad> {
+    pub(crate) fn new(
+        config: Config,
+        tokens: Arc<dyn TokenSource>,
+        metrics: &Metrics,
+        trouble: Arc<Reporter>,
+    ) -> Result<Self, Bad> {
         let Endpoints { login, sign, authority } = config.endpoints()?;
         if !login.starts_with("https:") {
             tracing::warn!(target: "citadelclient", "Vault at {authority} is called in plain text");
@@ -138,6 +145,7 @@ impl Client {
             dialer: Dialer { tls, source: None, proxies: config.proxies.clone() },
             attempts: Attempts::new(config.attempt_timeout, config.total_timeout, metrics),
             tokens,
+            trouble,
             config,
         })
     }
@@ -146,17 +154,14 @@ impl Client {
         let mut series = self.attempts.begin();
         let mut sent = false;
         loop {
-            let started = Instant::now();
-            let failed = match timeout_at(series.until(), self.attempt(csr_pem, ttl, &mut sent)).await {
-                Ok(Ok(chain)) => return Ok(chain),
-                Ok(Err(failed)) => failed,
-                Err(_) => {
-                    let error = Error::Deadline { endpoint: self.endpoint.clone(), after: started.elapsed() };
-                    Failed { error, retry: false }
-                }
+            let attempt = self.attempt(csr_pem, ttl, &mut sent);
+            let failed = match watched(attempt, series.until(), &self.endpoint, &self.trouble).await {
+                Ok(chain) => return Ok(chain),
+                Err(failed) => failed,
             };
+            self.trouble.report(failed.error.report());
             let (wait, said) = series.again(failed, sent)?;
-            tracing::warn!(target: "citadelclient", "{said}");
+            tracing::debug!(target: "citadelclient", "{said}");
             tokio::time::sleep(wait).await;
         }
     }
@@ -333,7 +338,7 @@ mod tests {
             attempt_timeout: Duration::from_secs(1),
             total_timeout: Duration::from_secs(1),
         };
-        Client::new(config, Arc::new(crate::istiod::auth::Mock), &Metrics::new())
+        Client::new(config, Arc::new(crate::istiod::auth::Mock), &Metrics::new(), Reporter::default().into())
     }
 
     #[test]

@@ -13,6 +13,7 @@ use crate::agent;
 use crate::config::parts::identity::Fetcher;
 use crate::istiod::auth::MetadataServer;
 use crate::istiod::auth::claims::{self, Claims};
+use crate::istiod::auth::text_of;
 use crate::trouble::Kind;
 
 const NAME: &str = "token";
@@ -52,7 +53,13 @@ fn file(scene: &Scene) -> (Check, Option<Claims>) {
                     owner.map(|m| format!(" (it belongs to user {}, mode {:o})", m.uid(), m.mode() & 0o777));
                 format!("user {uid} cannot read {shown}: {e}{}", owner.unwrap_or_default())
             };
-            let kind = if missing { Kind::TokenMissing } else { Kind::TokenUnreadable };
+            let kind = match e.kind() {
+                io::ErrorKind::NotFound => Kind::TokenMissing,
+                io::ErrorKind::InvalidData => Kind::TokenMalformed,
+                _ => Kind::TokenUnreadable,
+            };
+            let said =
+                if kind == Kind::TokenMalformed { format!("{shown} holds no token: {e}") } else { said };
             return (if needed { Check::fail(NAME, kind, said) } else { unneeded(said) }, None);
         }
     };
@@ -106,12 +113,17 @@ fn read(path: &Path) -> io::Result<zeroize::Zeroizing<String>> {
     // A pipe without a writer would be waited for without an end.
     let options = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let file = std::fs::File::from(rustix::fs::open(path, options, FileMode::empty())?);
-    if !file.metadata()?.is_file() {
+    let metadata = file.metadata()?;
+    if metadata.is_dir() {
+        return Err(rustix::io::Errno::ISDIR.into());
+    }
+    if !metadata.is_file() {
         return Err(io::Error::other("it is no regular file"));
     }
-    let mut text = zeroize::Zeroizing::new(String::with_capacity(8 * 1024));
-    file.take(MOST).read_to_string(&mut text)?;
-    Ok(text)
+    let mut bytes = zeroize::Zeroizing::new(Vec::with_capacity(8 * 1024));
+    file.take(MOST + 1).read_to_end(&mut bytes)?;
+    let text = text_of(&bytes).map_err(|why| io::Error::new(io::ErrorKind::InvalidData, why))?;
+    Ok(zeroize::Zeroizing::new(text.to_owned()))
 }
 
 async fn metadata_server(server: &MetadataServer) -> Check {

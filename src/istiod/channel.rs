@@ -22,7 +22,7 @@ use crate::base::clock::{self, Clock};
 use crate::base::lane;
 use crate::net::proxy::Proxy;
 use crate::tls::client::{self, Identity, Read, Seen};
-use crate::trouble::Kind;
+use crate::trouble::{Kind, Reporter};
 
 pub(crate) use look::{Look, Peer};
 
@@ -34,6 +34,8 @@ const NEXT_ADDRESS: Duration = Duration::from_millis(300);
 const NEXT_HANDSHAKE: Duration = Duration::from_secs(1);
 /// A dial that takes longer is told of before it ends.
 const SLOW: Duration = Duration::from_secs(5);
+/// What to do where the proxy itself cannot be reached.
+const PROXY_DOWN: &str = "; does the HTTP proxy that HTTPS_PROXY names run there? Set NO_PROXY for istiod if it is reached directly";
 /// Bytes read from the kernel at once, below TLS.
 const READ_AHEAD: usize = 64 * 1024;
 /// Idle time and interval of TCP keep-alive, as Go's dialer sets them.
@@ -75,14 +77,26 @@ impl Connector {
         Self::with_clock(config, Arc::new(clock::System))
     }
 
+    /// As [`Connector::with_clock`]; `trouble` is told while a root file is of no use and the last good roots stay in use.
+    ///
+    /// # Errors
+    /// As [`Connector::new`].
+    pub(crate) fn telling(config: Config, clock: Arc<dyn Clock>, trouble: Reporter) -> Result<Self, Error> {
+        Self::made(config, clock, Some(trouble))
+    }
+
     /// As [`Connector::new`], with dates (of client certificates) from `clock`.
     ///
     /// # Errors
     /// As [`Connector::new`].
     pub(crate) fn with_clock(config: Config, clock: Arc<dyn Clock>) -> Result<Self, Error> {
+        Self::made(config, clock, None)
+    }
+
+    fn made(config: Config, clock: Arc<dyn Clock>, trouble: Option<Reporter>) -> Result<Self, Error> {
         let roots = match &config.transport {
             Transport::Plaintext => None,
-            Transport::Tls(tls) => Some(Arc::new(roots::Reader::new(tls.roots.clone()))),
+            Transport::Tls(tls) => Some(Arc::new(roots::Reader::new(tls.roots.clone(), trouble))),
         };
         if let Some(reader) = roots.as_ref().filter(|reader| reader.file().is_some()) {
             reader.read()?;
@@ -100,6 +114,14 @@ impl Connector {
     #[must_use]
     pub(crate) fn root_file(&self) -> Option<std::path::PathBuf> {
         self.inner.roots.as_ref().and_then(|reader| reader.file())
+    }
+
+    /// Looks at the root file now, so that what is wrong with it is told, or over, before a dial needs it.
+    pub(crate) async fn look_at_roots(&self) {
+        if let Some(reader) = &self.inner.roots {
+            // Without roots no dial succeeds, and says so.
+            drop(reader.look().await);
+        }
     }
 
     /// Whether the name is resolved on this machine, and not by a proxy.
@@ -127,16 +149,29 @@ impl Connector {
         &self,
         late: &(dyn Fn(Error) + Send + Sync),
     ) -> Result<Connection, Error> {
+        self.connect_by(Instant::now() + self.inner.config.connect_timeout * 2, late).await
+    }
+
+    /// As [`Connector::connect_told`], but for who waits until `end` and no longer: what the dial waits for then is named.
+    ///
+    /// # Errors
+    /// As [`Connector::connect`].
+    pub(crate) async fn connect_by(
+        &self,
+        end: Instant,
+        late: &(dyn Fn(Error) + Send + Sync),
+    ) -> Result<Connection, Error> {
         let inner = &*self.inner;
         let config = &inner.config;
-        let until = Instant::now() + config.connect_timeout;
+        let began = Instant::now();
+        let until = end.min(began + config.connect_timeout);
         let timeout = |after, phase| Error::Timeout { address: config.address.clone(), after, phase };
         let progress = Progress(Mutex::new((Phase::Address, Instant::now())));
         let mut dial = std::pin::pin!(async {
             let target = Target::new(inner).await?;
             progress.enter(Phase::Resolve);
             let addresses = inner.resolve(&target).await?;
-            progress.enter(Phase::Connect);
+            progress.enter(target.first());
             inner.race(&target, addresses, &progress).await
         });
         let slow = Instant::now() + SLOW;
@@ -148,9 +183,15 @@ impl Connector {
         }
         match timeout_at(until, dial).await {
             Ok(made) => made,
-            Err(_) => Err(timeout(config.connect_timeout, progress.get().0)),
+            Err(_) => Err(timeout(rounded(until.saturating_duration_since(began)), progress.get().0)),
         }
     }
+}
+
+/// As people say it: what is left of two seconds is two seconds.
+fn rounded(time: Duration) -> Duration {
+    let second = Duration::from_secs(1);
+    if time < second { time } else { Duration::from_secs((time + second / 2).as_secs()) }
 }
 
 /// What the newest attempt is doing (for the message when time runs out), and when the next address is
@@ -243,6 +284,11 @@ impl<'a> Target<'a> {
         Error::Dial { address, phase, kind, reason, hint: hint.into() }
     }
 
+    /// What comes first: a connection to istiod, or to the proxy on the way.
+    fn first(&self) -> Phase {
+        if self.proxy.is_some() { Phase::Proxy } else { Phase::Connect }
+    }
+
     /// Why the client certificate could not be shown, if it could not.
     fn without(&self, peer: SocketAddr, identity: &Identity) -> Option<Error> {
         let error = self.error(Some(peer), Phase::ClientCertificate, identity.failure()?, "");
@@ -254,6 +300,7 @@ impl<'a> Target<'a> {
         let (address, phase) = (self.address.to_owned(), Phase::Resolve);
         match kind {
             Some(kind) => Error::Dial { address, phase, kind, reason, hint: String::new() },
+            None if self.proxy.is_some() => self.error(None, Phase::Proxy, reason, PROXY_DOWN),
             None => self.error(
                 None,
                 phase,
@@ -305,7 +352,7 @@ impl Inner {
             if running.is_empty() || Instant::now() >= progress.get().1 {
                 match waiting.next() {
                     Some(peer) => {
-                        progress.enter(Phase::Connect);
+                        progress.enter(target.first());
                         progress.next_at(Instant::now() + NEXT_ADDRESS);
                         running.push(self.dial(target, peer, progress));
                     }
@@ -343,6 +390,10 @@ impl Inner {
         let fail = |phase, reason: String, hint: &str| target.error(Some(peer), phase, reason, hint);
         let started = Instant::now();
         let mut io = TcpStream::connect(peer).await.map_err(|e| {
+            let own = Kind::of_io(&e);
+            if target.proxy.is_some() && own.is_none() {
+                return fail(Phase::Proxy, e.to_string(), PROXY_DOWN);
+            }
             let hint = match e.kind() {
                 std::io::ErrorKind::ConnectionRefused => {
                     "; is istiod running, and does it listen on this port?"

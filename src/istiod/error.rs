@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use crate::trouble::{Kind, Report};
+use crate::trouble::{Kind, Report, span};
 
 /// The part of a dial that failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -77,7 +77,7 @@ pub enum Error {
         hint: String,
     },
     /// Time ran out.
-    #[error("cannot connect to {address}: no answer within {after:?} ({phase})")]
+    #[error("cannot connect to {address}: no answer within {} ({phase})", span(*after))]
     Timeout {
         /// As configured.
         address: String,
@@ -190,9 +190,25 @@ pub(super) fn tls_reason(error: &rustls::Error) -> String {
             "a signature in its chain is of a kind that is not supported (SHA-1?)".to_owned()
         }
         Error::InvalidCertificate(Cert::Other(other)) => other.to_string(),
+        Error::InvalidCertificate(Cert::ExpiredContext { time, not_after }) => {
+            format!(
+                "certificate expired at {}, and this machine's clock says {}",
+                date(*not_after),
+                date(*time)
+            )
+        }
+        Error::InvalidCertificate(Cert::NotValidYetContext { time, not_before }) => {
+            let (begins, now) = (date(*not_before), date(*time));
+            format!("certificate not valid yet: it is from {begins} on, and this machine's clock says {now}")
+        }
         _ => return error.to_string(),
     };
     format!("invalid peer certificate: {what}")
+}
+
+fn date(at: rustls_pki_types::UnixTime) -> String {
+    let seconds = i64::try_from(at.as_secs()).unwrap_or(i64::MAX);
+    jiff::Timestamp::from_second(seconds).map_or_else(|_| format!("{seconds} (UNIX)"), |at| at.to_string())
 }
 
 /// What usually helps against a failed TLS handshake.
@@ -273,6 +289,14 @@ mod tests {
             let reason = tls_reason(&error);
             assert!(reason.contains(said) && !reason.contains("{"), "{reason}");
         }
+        let time =
+            |seconds| rustls_pki_types::UnixTime::since_unix_epoch(std::time::Duration::from_secs(seconds));
+        let early = Cert::NotValidYetContext { time: time(1_000_000_000), not_before: time(1_700_000_000) };
+        let early = tls_reason(&Tls::InvalidCertificate(early));
+        assert!(
+            early.contains("from 2023-11-14T22:13:20Z on") && early.contains("2001-09-09T01:46:40Z"),
+            "{early}"
+        );
         let unknown = Tls::InvalidCertificate(Cert::UnknownIssuer);
         assert_eq!(tls_kind(&unknown), Kind::RootDoesNotSign);
         assert_eq!(tls_reason(&unknown), unknown.to_string());

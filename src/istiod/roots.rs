@@ -15,6 +15,7 @@ use crate::base::lane::Lane;
 use crate::base::seldom::Seldom;
 use crate::tls::client;
 use crate::tls::verify::Anchors;
+use crate::trouble::{Report, Reporter};
 
 /// Above this a root file is refused rather than read: the largest public bundles have 250 KB.
 const MAX_FILE: u64 = 16 << 20;
@@ -31,6 +32,8 @@ static CHANGES: Seldom = Seldom::new(60);
 #[derive(Debug)]
 pub(super) struct Reader {
     roots: Roots,
+    /// Who is told while the last good roots stand in for a file; without it the log is.
+    trouble: Option<Reporter>,
     last: Mutex<Last>,
 }
 
@@ -49,8 +52,8 @@ struct Good {
 }
 
 impl Reader {
-    pub(super) fn new(roots: Roots) -> Self {
-        Self { roots, last: Mutex::default() }
+    pub(super) fn new(roots: Roots, trouble: Option<Reporter>) -> Self {
+        Self { roots, trouble, last: Mutex::default() }
     }
 
     /// What the roots are called in messages.
@@ -103,7 +106,7 @@ impl Reader {
         let Some(good) = last.good.clone() else {
             return Err(Error::Roots { path: self.first().map(Path::to_owned).unwrap_or_default(), reason });
         };
-        last.unreadable(&good.path, reason);
+        last.unreadable(&good.path, reason, self.trouble.as_ref());
         Ok(good.store)
     }
 
@@ -117,14 +120,14 @@ impl Reader {
         if let Some(good) = known
             && bounded::read(&good.path, MAX_FILE).is_ok_and(|pem| hash(&pem) == good.hash)
         {
-            self.lock().readable(chosen);
+            self.lock().readable(chosen, self.trouble.as_ref());
             return Ok(good.store);
         }
         let loaded = load(chosen);
         let mut last = self.lock();
         match loaded {
             Ok(good) => {
-                last.readable(chosen);
+                last.readable(chosen, self.trouble.as_ref());
                 let store = good.store.clone();
                 last.good = Some(good);
                 Ok(store)
@@ -132,7 +135,7 @@ impl Reader {
             Err(error) => match &last.good {
                 Some(good) => {
                     let store = good.store.clone();
-                    last.unreadable(chosen, error.to_string());
+                    last.unreadable(chosen, error.to_string(), self.trouble.as_ref());
                     Ok(store)
                 }
                 None => Err(Error::Roots { path: chosen.to_owned(), reason: error.to_string() }),
@@ -142,22 +145,31 @@ impl Reader {
 }
 
 impl Last {
-    fn readable(&mut self, path: &Path) {
-        if self.warned.take().is_some()
-            && let Some(more) = CHANGES.may()
-        {
+    fn readable(&mut self, path: &Path, trouble: Option<&Reporter>) {
+        if self.warned.take().is_none() {
+            return;
+        }
+        if let Some(trouble) = trouble {
+            trouble.end();
+        } else if let Some(more) = CHANGES.may() {
             tracing::info!(target: "security", "root certificates in {} are readable again{more}", path.display());
         }
     }
 
-    fn unreadable(&mut self, path: &Path, reason: String) {
-        if self.warned.as_ref() != Some(&reason) {
-            if let Some(more) = CHANGES.may() {
-                tracing::warn!(target: "security", "cannot read root certificates from {}: {reason}; the last good \
-                    ones stay in use{more}", path.display());
-            }
-            self.warned = Some(reason);
+    fn unreadable(&mut self, path: &Path, reason: String, trouble: Option<&Reporter>) {
+        if self.warned.as_ref() == Some(&reason) {
+            return;
         }
+        let shown = path.display().to_string();
+        let said =
+            format!("cannot read root certificates from {shown}: {reason}; the last good ones stay in use");
+        if let Some(trouble) = trouble {
+            let kind = Error::Roots { path: path.to_owned(), reason: reason.clone() }.report().kind;
+            trouble.report(Report::new(kind, said).about(shown));
+        } else if let Some(more) = CHANGES.may() {
+            tracing::warn!(target: "security", "{said}{more}");
+        }
+        self.warned = Some(reason);
     }
 }
 
@@ -188,6 +200,7 @@ fn hash(content: &[u8]) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::trouble::Kind;
 
     fn root() -> String {
         let key = rcgen::KeyPair::generate().unwrap();
@@ -198,7 +211,10 @@ mod tests {
     fn the_choice_is_made_anew_only_when_the_file_in_use_changes() {
         let dir = tempfile::tempdir().unwrap();
         let [first, other] = ["first.pem", "other.pem"].map(|name| dir.path().join(name));
-        let reader = Reader::new(Roots::FirstOf(first.clone(), other.clone()));
+        let troubles = crate::trouble::Troubles::default();
+        let kinds = || troubles.snapshot().iter().map(|trouble| trouble.kind).collect::<Vec<_>>();
+        let reader =
+            Reader::new(Roots::FirstOf(first.clone(), other.clone()), Some(troubles.reporter("security")));
         assert!(reader.read().is_err(), "there are none, and never were");
         std::fs::write(&other, root()).unwrap();
         let old = reader.read().unwrap();
@@ -214,6 +230,12 @@ mod tests {
         let good = reader.read().unwrap();
         std::fs::write(&other, "no certificate").unwrap();
         assert!(Arc::ptr_eq(&good, &reader.read().unwrap()), "the last good roots stay");
-        assert!(reader.last.lock().unwrap().warned.is_some());
+        assert_eq!(kinds(), [Kind::RootBroken], "a start would fail now");
+        std::fs::remove_file(&other).unwrap();
+        assert!(Arc::ptr_eq(&good, &reader.read().unwrap()));
+        assert_eq!(kinds(), [Kind::RootMissing]);
+        std::fs::write(&other, root()).unwrap();
+        reader.read().unwrap();
+        assert_eq!(kinds(), []);
     }
 }

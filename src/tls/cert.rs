@@ -155,7 +155,7 @@ pub fn readable_certs(text: &[u8]) -> Readable {
     let mut out = Readable::default();
     for der in CertificateDer::pem_slice_iter(text) {
         out.unfinished = matches!(der, Err(rustls_pki_types::pem::Error::MissingSectionEnd { .. }));
-        let parsed = der.map_err(|e| e.to_string()).and_then(|der| parse_der(&der).map(|_| der));
+        let parsed = der.map_err(|e| said(&e)).and_then(|der| parse_der(&der).map(|_| der));
         match parsed {
             Ok(der) => out.pem.push_str(&super::keys::pem("CERTIFICATE", &der)),
             Err(reason) => {

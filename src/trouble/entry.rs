@@ -63,7 +63,7 @@ impl Report {
     /// What to do about it.
     #[must_use]
     pub(crate) fn hint_text(&self) -> &str {
-        self.hint.as_deref().unwrap_or(self.kind.hint())
+        self.hint.as_deref().unwrap_or(self.kind.hint_for(&self.detail))
     }
 
     /// The last line before an end that nobody asked for: what ended it, and the verdict with what to do.

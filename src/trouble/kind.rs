@@ -29,6 +29,24 @@ impl Severity {
     }
 }
 
+/// For a file in whose place there is a folder.
+const FOLDER: &str = "a folder is in the file's place, as a mount makes one for a file that is not there: remove it, and mount or write the file";
+/// For a file that anybody may read elsewhere.
+const RIGHTS: &str = "give the agent's user the right to read the file and to enter its folders (user 1337 in a pod, istio-proxy on a VM)";
+
+/// For an Envoy that cannot be executed, by what the system says.
+const BINARY: [(&str, &str); 3] = [
+    ("it is a directory", "binaryPath of the proxy config names a folder: write the path of Envoy itself"),
+    (
+        "no such file",
+        "set binaryPath of the proxy config to Envoy's path; a script's interpreter or a program's loader may also be what is not there",
+    ),
+    (
+        "permission denied",
+        "make it executable for the agent's user, and mount its file system without noexec",
+    ),
+];
+
 macro_rules! kinds {
     ($($(#[$doc:meta])* $name:ident $severity:ident $summary:literal, $hint:literal;)*) => {
         /// What is wrong. The order is that of causes: what stands further up explains what stands below.
@@ -169,7 +187,7 @@ kinds! {
         "use a name from the certificate in discoveryAddress, or set ISTIOD_SAN to one";
     ClientCertificateRefused Broken
         "istiod refuses the certificate with which this proxy shows who it is, or wants one",
-        "look at the certificate files named (PROV_CERT); without them the agent uses its token";
+        "look at cert-chain.pem and key.pem in the folder that PROV_CERT names: signed by this mesh, and in date? Without them the agent uses its token";
     TlsFailed Broken
         "the TLS handshake with istiod fails",
         "is this istiod's TLS port (15012; 15010 is plain text), and is nothing in between that ends TLS?";
@@ -287,6 +305,23 @@ impl Kind {
     #[must_use]
     pub(crate) fn from_name(name: &str) -> Option<Self> {
         Self::ALL.iter().copied().find(|kind| kind.name() == name)
+    }
+
+    /// What to do where the detail holds the system's word: rights do not mend a folder, nor does a new file mend rights.
+    #[must_use]
+    pub(crate) fn hint_for(self, detail: &str) -> &'static str {
+        if self == Self::EnvoyNotStarted {
+            let found = BINARY.iter().find(|(word, _)| detail.to_ascii_lowercase().contains(word));
+            return found.map_or(self.hint(), |(_, hint)| hint);
+        }
+        if !matches!(self, Self::TokenUnreadable | Self::RootMissing | Self::RootBroken) {
+            return self.hint();
+        }
+        match numbered(detail) {
+            Some(Errno::ISDIR) => FOLDER,
+            Some(Errno::ACCESS | Errno::PERM) if self != Self::TokenUnreadable => RIGHTS,
+            _ => self.hint(),
+        }
     }
 
     /// Whether it is this proxy's own: another one, or this one started anew elsewhere, need not have it.

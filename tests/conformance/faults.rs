@@ -438,9 +438,14 @@ async fn a_root_file_that_is_missing_for_a_while_stops_nothing() {
     // The Go agent closes its channel after a failure, cannot build another, and stays without one.
     std::fs::remove_file(agent.path(ROOT)).unwrap();
     mock.ca().next(Fault::Drop);
-    agent.wait_log("read root certificates").await;
+    // Every view names it: with the file as it is no agent could start.
+    let missing =
+        async || agent.get("/debug/agentz").await.ok().filter(|page| page.text().contains("\"RootMissing\""));
+    eventually("the trouble", missing).await;
     ask(&client, "default").await.unwrap();
     agent.put(ROOT, mock.root_pem());
+    let over = async || missing().await.is_none().then_some(());
+    eventually("the end of the trouble, long before a dial needs the file", over).await;
     eventually("the renewal", || async { ask(&client, "default").await.ok().filter(|now| *now != first) })
         .await;
 }

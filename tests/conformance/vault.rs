@@ -132,6 +132,10 @@ async fn vault_signs_after_everything_that_can_go_wrong() {
         assert!(agent.log().contains(said), "{said} is not in the log:\n{}", agent.log().text());
     }
     assert!(!agent.log().contains("S3CRET"), "{}", agent.log().text());
+    // As those of the other CAs: what an attempt met is a trouble, which has its own line.
+    let log = agent.log().text();
+    let attempts: Vec<&str> = log.lines().filter(|line| line.contains("; attempt ")).collect();
+    assert!(!attempts.is_empty() && attempts.iter().all(|line| line.contains("\tdebug\t")), "{attempts:?}");
 }
 
 async fn served(client: &crate::support::EnvoyClient) -> Option<String> {

@@ -135,6 +135,13 @@ fn root_file(of: &str, variable: &str, path: PathBuf) -> Result<PathBuf, Error> 
     let shown = path.display().to_string();
     match std::fs::metadata(&path) {
         Ok(found) if found.is_file() => Ok(path),
+        Ok(found) if found.is_dir() => Err(Error::missing(
+            format!(
+                "root CA file for {of} does not exist {shown}: Is a directory (os error 21); {variable} names another file, or SYSTEM"
+            ),
+            path,
+        )
+        .of(Kind::RootMissing)),
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(Error::missing(
             format!(
                 "root CA file for {of} cannot be looked at: {shown}: {error}; {variable} names another file, or SYSTEM"

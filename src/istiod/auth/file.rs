@@ -50,6 +50,8 @@ enum Condition {
     /// By the system's word, and what that is.
     Unreadable(String, Kind),
     NoText(String),
+    /// Something else than a JSON Web Token, of so many bytes: istiod judges.
+    NoJwt(usize),
     Empty,
     Expired(SystemTime),
     WrongAudience(Vec<String>),
@@ -108,8 +110,9 @@ impl TokenFile {
             Some(claims) if !claims.audiences.is_empty() && !claims.audiences.contains(&self.audience) => {
                 Condition::WrongAudience(claims.audiences)
             }
-            // Not a JWT, or nothing wrong with it: istiod judges.
-            _ => Condition::Good,
+            None => Condition::NoJwt(token.expose().len()),
+            // Nothing wrong with it: istiod judges.
+            Some(_) => Condition::Good,
         }
     }
 
@@ -144,13 +147,23 @@ fn text(path: &Path) -> std::io::Result<Zeroizing<String>> {
     // Sized once: a buffer that grows would leave copies of the token behind.
     let mut bytes = Zeroizing::new(Vec::with_capacity(usize::try_from(size).unwrap_or(0) + 32));
     file.take(MAX_TOKEN + 1).read_to_end(&mut bytes)?;
+    text_of(&bytes).map(|text| Zeroizing::new(text.to_owned())).map_err(std::io::Error::other)
+}
+
+/// The text of a token's file.
+///
+/// # Errors
+/// With what keeps it from being a token that can be sent.
+pub(crate) fn text_of(bytes: &[u8]) -> Result<&str, &'static str> {
     if bytes.len() as u64 > MAX_TOKEN {
-        return Err(std::io::Error::other("it is larger than 64 KB, which no token is"));
+        return Err("it is larger than 64 KB, which no token is");
     }
-    match std::str::from_utf8(&bytes) {
-        Ok(text) => Ok(Zeroizing::new(text.to_owned())),
-        Err(_) => Err(std::io::Error::other("it is not text")),
+    let text = std::str::from_utf8(bytes).map_err(|_| "it is not text")?.trim();
+    // A token that was wrapped, or two of them.
+    if text.contains(|c: char| !(' '..='~').contains(&c)) {
+        return Err("it has line breaks or other characters that no token has");
     }
+    Ok(text)
 }
 
 impl TokenSource for TokenFile {
@@ -175,6 +188,9 @@ impl TokenSource for TokenFile {
             Condition::Missing => (Kind::TokenMissing, format!("there is no token in {path}")),
             Condition::Unreadable(why, kind) => (kind, format!("cannot read the token {path}: {why}")),
             Condition::NoText(why) => (Kind::TokenMalformed, format!("{path} holds no token: {why}")),
+            Condition::NoJwt(length) => {
+                (Kind::TokenMalformed, format!("{path} holds {length} bytes that are no JSON Web Token"))
+            }
             Condition::Empty => (Kind::TokenMalformed, format!("the token {path} is empty")),
             Condition::Expired(at) => {
                 (Kind::TokenExpired, format!("the token in {path} has expired, at {}", date(at)))
@@ -234,7 +250,10 @@ mod tests {
         assert!(file.read().is_none());
         assert_eq!((condition(), file.trouble().unwrap().kind), (Condition::Missing, Kind::TokenMissing));
         for (text, sent, wanted) in [
-            (" one \n".to_owned(), true, Condition::Good),
+            (" one \n".to_owned(), true, Condition::NoJwt(3)),
+            // As `kubectl -o json` prints it.
+            (format!("\"{}\"", jwt(r#"{"exp":1001}"#).trim()), true, Condition::NoJwt(24)),
+            ("a\nb".to_owned(), false, Condition::NoText(super::text_of(b"a\nb").unwrap_err().to_owned())),
             (" \n".to_owned(), false, Condition::Empty),
             (
                 jwt(r#"{"exp":999,"aud":"istio-ca"}"#),

@@ -15,6 +15,7 @@ use crate::base::clock;
 use crate::trouble::{Kind, Report};
 
 pub use file::TokenFile;
+pub(crate) use file::text_of;
 pub(crate) use gce::{AccessToken, GoogleComputeEngine, MetadataServer};
 pub use headers::CallHeaders;
 

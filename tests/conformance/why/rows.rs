@@ -31,6 +31,15 @@ pub(super) const ROWS: &[Row] = &[
         &["token", "UNAUTHENTICATED"],
         |b, _| b.file(TOKEN, "junk"),
     ),
+    row("token in quotes", &["TokenMalformed"], &["no JSON Web Token"], |b, _| {
+        b.file(TOKEN, format!("\"{}\"", Token::of("ns", "sa").sign()))
+    }),
+    row("token in two lines", &["TokenMalformed"], &["line breaks"], |b, _| {
+        let token = Token::of("ns", "sa").sign();
+        let (one, two) = token.split_at(40);
+        b.file(TOKEN, format!("{one}\n{two}"))
+    }),
+    row("token is no text", &["TokenMalformed"], &["not text"], |b, _| b.file(TOKEN, vec![0xff; 64])),
     row("token expired", &["TokenExpired"], &["expired"], |b, _| {
         token(b, |t| Token { expires: Expiry::Ago(Duration::from_secs(60)), ..t })
     }),
@@ -73,7 +82,7 @@ pub(super) const ROWS: &[Row] = &[
     row("another name", &["ServerNameMismatch"], &["name"], |b, _| {
         b.env("ISTIOD_SAN", "istiod.elsewhere.svc")
     }),
-    row("no HTTP proxy", &["ProxyRefused", "ConnectionRefused"], &["proxy"], |b, _| {
+    row("no HTTP proxy", &["ProxyRefused"], &["HTTPS_PROXY"], |b, _| {
         b.proxy_config("discoveryAddress", "istiod.example.com:15012")
             .env("HTTPS_PROXY", format!("http://127.0.0.1:{}", free_port()))
     }),
@@ -146,6 +155,9 @@ pub(super) const ROWS: &[Row] = &[
         unseen: false,
     },
     ends("root missing", &["RootMissing"], &["root"], |b, _| b.without_file(ROOT)),
+    ends("root is a folder", &["RootMissing"], &["a folder is in the file's place"], |b, _| {
+        b.without_file(ROOT).file(&format!("{ROOT}/x"), "")
+    }),
     ends("root broken", &["RootBroken"], &["root"], |b, _| b.file(ROOT, "no certificate")),
     ends("Envoy is not there", &["EnvoyNotStarted"], &["/no/envoy"], |b, _| {
         b.proxy_config("binaryPath", "/no/envoy")

@@ -113,7 +113,7 @@ pub(super) const ROWS: &[Row] = &[
     row("ADS: not there", REFUSED, &["UNIMPLEMENTED"], |b, m| ads(b, m, Fault::refuse(Code::Unimplemented))),
     row("ADS: no such thing", REFUSED, &["NOT_FOUND"], |b, m| ads(b, m, Fault::refuse(Code::NotFound))),
     // The token.
-    row("token is a folder", &["TokenUnreadable", "TokenMalformed"], &["token"], |b, _| {
+    row("token is a folder", &["TokenUnreadable"], &["a folder is in the file's place"], |b, _| {
         b.without_file(TOKEN).file(&format!("{TOKEN}/data"), "")
     }),
     row(
@@ -167,13 +167,13 @@ pub(super) const ROWS: &[Row] = &[
     unseen(row("Envoy's admin port hangs", &["EnvoyAdminSilent"], &["admin"], |b, _| {
         b.fake("hang", json!(["/stats"]))
     })),
-    ends("Envoy may not be executed", &["EnvoyNotStarted"], &["binary"], |b, _| {
+    ends("Envoy may not be executed", &["EnvoyNotStarted"], &["make it executable"], |b, _| {
         b.file("binary", "#!/bin/sh\n").proxy_config("binaryPath", "./binary")
     }),
     ends("Envoy is no program", &["EnvoyNotStarted"], &["binary"], |b, _| {
         b.file_mode("binary", "text", 0o755).proxy_config("binaryPath", "./binary")
     }),
-    ends("Envoy is a folder", &["EnvoyNotStarted"], &["binary"], |b, _| {
+    ends("Envoy is a folder", &["EnvoyNotStarted"], &["names a folder"], |b, _| {
         b.file("binary/x", "").proxy_config("binaryPath", "./binary")
     }),
     ends("Envoy's admin port is taken", TAKEN, &["held by"], |b, _| {
