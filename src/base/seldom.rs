@@ -1,4 +1,5 @@
-//! Log lines that any client can cause: at most so many a minute, with the number of those left out.
+//! Log lines that any client can cause: at most so many a minute, with the number of those left out. The last of a minute
+//! says that it is the last: where no line follows, nobody would know that some are missing.
 
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
@@ -9,6 +10,9 @@ const SPAN: Duration = Duration::from_secs(60);
 /// What others have chosen of one kind of lines takes at most so many bytes a minute: a quarter of what an attack may
 /// add to the log. The first text of a minute is told at any length.
 const ROOM: usize = 16 * 1024;
+
+/// Behind the last line of a minute.
+const LAST: &str = " (more lines like this are left out for up to a minute)";
 
 /// A bound on one kind of line.
 #[derive(Debug)]
@@ -32,7 +36,8 @@ impl Seldom {
         Self { most, state: Mutex::new(None) }
     }
 
-    /// What to put behind the line: nothing, or that others were left out before it; `None`: say nothing.
+    /// What to put behind the line: nothing, that others were left out before it, or that those after it are; `None`:
+    /// say nothing.
     #[must_use]
     pub(crate) fn may(&self) -> Option<String> {
         self.may_hold(0)
@@ -69,10 +74,12 @@ impl Seldom {
         }
         state.told += 1;
         state.bytes = state.bytes.saturating_add(bytes);
-        Some(match std::mem::take(&mut state.left_out) {
+        let before = match std::mem::take(&mut state.left_out) {
             0 => String::new(),
             n => format!(" ({n} lines like this were left out)"),
-        })
+        };
+        let last = if state.told == self.most { LAST } else { "" };
+        Some(format!("{before}{last}"))
     }
 }
 
@@ -85,13 +92,13 @@ mod tests {
         let seldom = Seldom::new(2);
         let start = Instant::now();
         assert_eq!(seldom.at(start, 0).as_deref(), Some(""));
-        assert_eq!(seldom.at(start, 0).as_deref(), Some(""));
+        assert_eq!(seldom.at(start, 0).as_deref(), Some(LAST));
         for _ in 0..5 {
             assert_eq!(seldom.at(start + Duration::from_secs(59), 0), None);
         }
         let next = seldom.at(start + SPAN, 0).unwrap();
         assert!(next.contains("5 lines"), "{next}");
-        assert_eq!(seldom.at(start + SPAN, 0).as_deref(), Some(""));
+        assert_eq!(seldom.at(start + SPAN, 0).as_deref(), Some(LAST));
     }
 
     #[test]

@@ -12,6 +12,7 @@ use zeroize::Zeroizing;
 
 use super::broker::Fault;
 use crate::base::error::chain;
+use crate::fetch::url::shown;
 use crate::fetch::{self, Dialer, Get, Kept, Tls, Trust};
 
 /// Tries of one call, the pause between them and the time of each; the Go agent's numbers.
@@ -54,16 +55,16 @@ impl Client {
     }
 
     /// The answer's members.
-    pub(super) async fn ask(&self, call: Call<'_>) -> Result<Map<String, Value>, Fault> {
+    pub(super) async fn ask(&self, call: &Call<'_>) -> Result<Map<String, Value>, Fault> {
         let mut last = String::new();
         for number in 0..TRIES {
             if number > 0 {
                 tokio::time::sleep(PAUSE).await;
             }
-            match self.attempt(&call).await {
+            match self.attempt(call).await {
                 Ok(members) => return Ok(members),
                 Err(Tried::Over(why)) => return Err(call.fault(&why)),
-                Err(Tried::Refused(why)) => return Err(Fault::refusal(said(call.what, &why))),
+                Err(Tried::Refused(why)) => return Err(Fault::refusal(call.said(&why))),
                 Err(Tried::Again(why)) => last = why,
             }
         }
@@ -113,17 +114,17 @@ impl Client {
 impl Call<'_> {
     /// What an error of this call says; `why` repeats nothing of an answer.
     pub(super) fn fault(&self, why: &str) -> Fault {
-        bad(self.what, why)
+        Fault::new(self.said(why))
     }
-}
 
-/// An error about `what`.
-pub(super) fn bad(what: &str, why: &str) -> Fault {
-    Fault::new(said(what, why))
-}
+    /// As [`Self::fault`], of an answer's member.
+    pub(super) fn wrong(&self, why: &BadMember) -> Fault {
+        self.fault(&why.to_string())
+    }
 
-fn said(what: &str, why: &str) -> String {
-    format!("failed to get the {what}: {why}")
+    fn said(&self, why: &str) -> String {
+        format!("failed to get the {} from {}: {why}", self.what, shown(self.url))
+    }
 }
 
 /// A member of an answer that is not what it must be. Its value may be a token and is not repeated.
@@ -196,8 +197,10 @@ mod tests {
             let client = Client::new(provider(Compliance::None).0);
             let (headers, body) = (HeaderMap::new(), Bytes::from_static(b"x"));
             let fault =
-                client.ask(Call { what: "token", url: &url, kind: "text/plain", headers, body }).await;
+                client.ask(&Call { what: "token", url: &url, kind: "text/plain", headers, body }).await;
             assert_eq!(web.heads().len(), tries, "{status}: {fault:?}");
+            let said = fault.unwrap_err().to_string();
+            assert!(said.contains(&format!("token from http://127.0.0.1:{}/: ", web.addr.port())), "{said}");
         }
     }
 
@@ -210,7 +213,7 @@ mod tests {
             let client = Client::new(provider(Compliance::None).0);
             let (headers, body) = (HeaderMap::new(), Bytes::new());
             let answer =
-                client.ask(Call { what: "token", url: &url, kind: "text/plain", headers, body }).await;
+                client.ask(&Call { what: "token", url: &url, kind: "text/plain", headers, body }).await;
             assert_eq!(answer.is_ok(), fits, "{length}: {answer:?}");
             assert_eq!(web.heads().len(), 1, "the same would come again");
         }

@@ -14,7 +14,7 @@ use serde_json::{Map, Value, json};
 use zeroize::Zeroizing;
 
 use super::broker::{Access, Exchanger, Fault, Notes, Seen};
-use super::call::{self, BadMember, Call, Client, bad};
+use super::call::{self, BadMember, Call, Client};
 use super::request::Ask;
 use crate::base::clock::Clock;
 use crate::base::seldom::Seldom;
@@ -98,9 +98,9 @@ impl Calls {
         });
         let headers = HeaderMap::new();
         let call = Call { what: FEDERATED, url: STS, kind: JSON, headers, body: body.to_string().into() };
-        let members = self.client.ask(call).await?;
-        let token = call::token(&members, "access_token").map_err(|why| bad(FEDERATED, &why.to_string()))?;
-        let life = call::whole(&members, "expires_in").map_err(|why| bad(FEDERATED, &why.to_string()))?;
+        let members = self.client.ask(&call).await?;
+        let token = call::token(&members, "access_token").map_err(|why| call.wrong(&why))?;
+        let life = call::whole(&members, "expires_in").map_err(|why| call.wrong(&why))?;
         Ok((token, after(self.clock.now(), life.unwrap_or(0))))
     }
 
@@ -115,14 +115,14 @@ impl Calls {
         // The scope is fixed; the caller's has no effect on the token it gets.
         let body = json!({ "scope": [SCOPE], "lifetime": { "seconds": LIFE.as_secs() } });
         let bearer = Zeroizing::new(format!("Bearer {federated}"));
-        let mut bearer =
-            HeaderValue::from_str(&bearer).map_err(|_| bad(FEDERATED, "it cannot stand in a header"))?;
+        let mut bearer = HeaderValue::from_str(&bearer)
+            .map_err(|_| Fault::new(format!("the {FEDERATED} of {STS} cannot stand in a header")))?;
         bearer.set_sensitive(true);
         let headers = HeaderMap::from_iter([(header::AUTHORIZATION, bearer)]);
         let call = Call { what: LAST, url: &url, kind: JSON, headers, body: body.to_string().into() };
-        let members = self.client.ask(call).await?;
-        let token = call::token(&members, "accessToken").map_err(|why| bad(LAST, &why.to_string()))?;
-        let ends = expiry(&members).map_err(|why| bad(LAST, &why.to_string()))?;
+        let members = self.client.ask(&call).await?;
+        let token = call::token(&members, "accessToken").map_err(|why| call.wrong(&why))?;
+        let ends = expiry(&members).map_err(|why| call.wrong(&why))?;
         Ok((token, ends.unwrap_or_else(|| self.clock.now() + LIFE)))
     }
 }

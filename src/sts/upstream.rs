@@ -7,7 +7,7 @@ use http::HeaderMap;
 use rustls::crypto::CryptoProvider;
 
 use super::broker::{Access, Exchanger, Fault, Notes, Seen};
-use super::call::{self, Call, Client, bad};
+use super::call::{self, Call, Client};
 use super::google::{ACCESS, after};
 use super::request::Ask;
 use crate::base::clock::Clock;
@@ -85,8 +85,8 @@ impl Exchanger for Passthrough {
                 headers: HeaderMap::new(),
                 body: percent::pairs(pairs).into_bytes().into(),
             };
-            let members = self.client.ask(call).await?;
-            let wrong = |why: call::BadMember| bad(WHAT, &why.to_string());
+            let members = self.client.ask(&call).await?;
+            let wrong = |why: call::BadMember| call.wrong(&why);
             let token = call::token(&members, "access_token").map_err(wrong)?;
             let text = |name: &str, default: &str| {
                 call::text(&members, name).map(|t| t.unwrap_or(default).to_owned()).map_err(wrong)

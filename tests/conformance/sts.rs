@@ -215,7 +215,7 @@ async fn whatever_is_in_the_endpoints_place_is_told_and_the_old_token_stays() {
         assert!(gate.forget() < tries, "{rough:?} was met");
         let document = agent.get("/debug/agentz").await.unwrap().text();
         assert!(
-            document.contains("\"TokensNotExchanged\"") && document.contains(said),
+            document.contains("\"TokensNotExchanged\"") && document.contains(said) && document.contains(&url),
             "{rough:?}: {document}"
         );
         assert!(!document.contains("S3CRET"), "{document}");
