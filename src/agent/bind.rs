@@ -12,6 +12,7 @@ use super::wiring::Wires;
 use super::{let_others_run, said, sts, wasm};
 use crate::base::lane::Lane;
 use crate::config::parts::Error;
+use crate::envoy::port;
 use crate::secrets::{self, Manager};
 use crate::status;
 use crate::trouble::{Kind, Report};
@@ -60,9 +61,10 @@ pub(super) async fn bind(
     };
     let mut wires = Wires::new(config, heir);
     let dns = match config.dns.as_ref().zip(wires.names.clone()) {
-        Some((dns, names)) => {
-            Some(dns::bind(&dns.server, names, metrics, troubles.reporter("dns")).await.map_err(said)?)
-        }
+        Some((dns, names)) => match dns::bind(&dns.server, names, metrics, troubles.reporter("dns")).await {
+            Ok(bound) => Some(bound),
+            Err(error) => return Err(dns_refused(error, &dns.server.address).await),
+        },
         None => None,
     };
     // From the inside out.
@@ -143,11 +145,24 @@ fn relay(
     Ok((server, bound))
 }
 
+// A port that is taken, by whom.
+async fn dns_refused(error: dns::Error, address: &str) -> Error {
+    let taken = matches!(error, dns::Error::Bind { .. });
+    let mut refused = said(error);
+    if let Some(port) = address.rsplit_once(':').and_then(|(_, port)| port.parse().ok()).filter(|_| taken) {
+        let look = move || port::holder(port).or_else(|| port::datagram_holder(port));
+        if let Ok(Some(holder)) = LOOKS.within(LOOK, look).await {
+            refused.text.push_str(&format!("; held by {holder}"));
+        }
+    }
+    refused
+}
+
 // The agent goes on: certificates and config must not hang on a port that only probes and scrapers use.
 async fn status_taken(error: &status::Error, port: u16) -> Report {
     let mut detail = format!("Error listening on status port: {}", crate::base::error::chain(error));
     // All connections of the machine and all files of its processes are gone through.
-    let looked = LOOKS.within(LOOK, move || crate::envoy::port::holder(port)).await;
+    let looked = LOOKS.within(LOOK, move || port::holder(port)).await;
     if let Ok(Some(holder)) = looked {
         detail.push_str(&format!("; held by {holder}"));
     }

@@ -70,7 +70,7 @@ async fn look(
             (document, status)
         }
         Err(why) => {
-            let hint = "is the agent running, and is this its status port (--port)? pilot-agent doctor looks for the cause";
+            let hint = why.hint();
             if !as_json {
                 return (format!("verdict: not reachable: {why}; {hint}\n"), UNREACHABLE);
             }

@@ -51,17 +51,14 @@ async fn version(binary: &str) -> Check {
         Err(e) if matches!(e.kind(), ErrorKind::Other) => {
             Check::warn("envoy", format!("{binary}: {e}"), "binaryPath of the proxy config names an Envoy")
         }
+        Err(e) if e.kind() == ErrorKind::InvalidData => {
+            let hint = "is the file whole, and for this processor and its C library? Copy it anew, with its checksum";
+            Check::fail("envoy", Kind::EnvoyCrashed, format!("{binary}: {e}")).hint(hint)
+        }
         Err(e) => {
-            let hint = match e.kind() {
-                ErrorKind::NotFound => {
-                    "set binaryPath of the proxy config to Envoy's path; a script's interpreter or a program's loader may also be what is not there"
-                }
-                ErrorKind::PermissionDenied => {
-                    "make it executable for the agent's user, and mount its file system without noexec"
-                }
-                _ => Kind::EnvoyNotStarted.hint(),
-            };
-            Check::fail("envoy", Kind::EnvoyNotStarted, format!("{binary} cannot be started: {e}")).hint(hint)
+            let folder = std::path::Path::new(binary).is_dir();
+            let why = if folder { "it is a directory".to_owned() } else { e.to_string() };
+            Check::fail("envoy", Kind::EnvoyNotStarted, format!("{binary} cannot be started: {why}"))
         }
     }
 }

@@ -233,7 +233,9 @@ fn writable(what: &str, folder: &Path, made: bool) -> Option<Check> {
     }
     let shown = at.display();
     let uid = rustix::process::geteuid().as_raw();
-    let kind_of = |usual: Kind| if what == "OUTPUT_CERTS" { Kind::OutputCertsFailed } else { usual };
+    let output = what == "OUTPUT_CERTS";
+    let kind_of =
+        |usual: Kind| if output && usual == Kind::SocketFolder { Kind::OutputCertsFailed } else { usual };
     if !at.is_dir() {
         let said = format!("{what}: {shown} is no folder");
         return Some(Check::fail(NAME, kind_of(Kind::SocketFolder), said));

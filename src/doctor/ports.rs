@@ -29,7 +29,7 @@ pub(super) fn checks(scene: &Scene, status_port: Option<u16>, alive: bool) -> Ve
         shared.map(|said| Check::fail(NAME, Kind::ConfigInvalid, said).hint("")).collect();
     let (mut free, mut ours) = (Vec::new(), Vec::new());
     for (what, port, kind) in &wanted {
-        match port::holder(*port) {
+        match port::holder(*port).or_else(|| datagrams(what, *port)) {
             None => free.push(port.to_string()),
             Some(holder) if alive && is_ours(&holder, agent) => ours.push(port.to_string()),
             // An agent that could not have its status port runs all the same.
@@ -64,6 +64,11 @@ pub(super) fn checks(scene: &Scene, status_port: Option<u16>, alive: bool) -> Ve
         out.push(Check::ok(NAME, said.join("; ")));
     }
     out
+}
+
+// The DNS server has its port for both.
+fn datagrams(what: &str, port: u16) -> Option<Holder> {
+    what.ends_with("(DNS_PROXY_ADDR)").then(|| port::datagram_holder(port)).flatten()
 }
 
 // The agent itself, or what it has started. What cannot be seen is not accused while an agent answers.

@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 
 use serde_json::{Value, json};
 
-use super::running::Running;
+use super::running::{self, Running};
 use crate::base::build_info;
 use crate::trouble::{Kind, Severity};
 
@@ -77,7 +77,8 @@ impl Check {
             Severity::Broken => Outcome::Fail,
             Severity::Degraded => Outcome::Warn,
         };
-        Self { state, hint: kind.hint().to_owned(), kind: Some(kind), ..Self::ok(name, said) }
+        let check = Self::ok(name, said);
+        Self { state, hint: kind.hint_for(&check.said).to_owned(), kind: Some(kind), ..check }
     }
 
     /// Broken here, though an agent would go on.
@@ -163,7 +164,9 @@ impl Report {
 
     /// What is wrong here and by the running agent, in no order.
     fn troubles(&self) -> Vec<Verdict> {
-        let own = self.checks.iter().filter_map(|c| {
+        // What the agent reports stands there in the agent's own words.
+        let own = self.checks.iter().filter(|c| c.name != running::NAME || self.troubles.is_empty());
+        let own = own.filter_map(|c| {
             let kind = c.kind?;
             let meant = match c.state {
                 Outcome::Fail => true,

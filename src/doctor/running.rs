@@ -6,7 +6,7 @@ use super::Check;
 use crate::overview;
 use crate::trouble::Kind;
 
-const NAME: &str = "agent";
+pub(super) const NAME: &str = "agent";
 
 /// What is known of it.
 pub(super) struct Running {
@@ -23,13 +23,16 @@ pub(super) async fn look(port: u16) -> Running {
 
 impl Running {
     pub(super) fn is_alive(&self) -> bool {
-        self.outcome.is_ok()
+        matches!(self.outcome, Ok(_) | Err(overview::Error::NoFiles(_)))
     }
 
     pub(super) fn check(&self) -> Check {
         let port = self.port;
         let document = match &self.outcome {
             Ok(document) => document,
+            Err(why @ overview::Error::NoFiles(_)) => {
+                return Check::fail(NAME, Kind::OpenFiles, format!("it can be asked nothing: {why}"));
+            }
             Err(why) => return Check::skip(NAME, format!("none answers: {why}")),
         };
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();

@@ -19,11 +19,16 @@ pub fn oom_kills(text: &str) -> Option<u64> {
 /// The inode of the socket that listens on `port`, of `/proc/net/tcp`.
 #[must_use]
 pub fn listening_inode(table: &str, port: u16) -> Option<String> {
-    // Columns: slot, local address, remote address, state (0A: listening), five more, inode.
+    bound_inode(table, port, "0A")
+}
+
+/// The inode of the socket of that state on `port`: 0A listens (TCP), 07 is bound (UDP).
+pub(super) fn bound_inode(table: &str, port: u16, state: &str) -> Option<String> {
+    // Columns: slot, local address, remote address, state, five more, inode.
     table.lines().skip(1).find_map(|line| {
         let columns: Vec<&str> = line.split_ascii_whitespace().collect();
         let (_, local_port) = columns.get(1)?.rsplit_once(':')?;
-        let listens = *columns.get(3)? == "0A" && u16::from_str_radix(local_port, 16) == Ok(port);
+        let listens = *columns.get(3)? == state && u16::from_str_radix(local_port, 16) == Ok(port);
         listens.then(|| columns.get(9).map(|i| (*i).to_owned())).flatten()
     })
 }

@@ -1,11 +1,11 @@
-//! Who holds a TCP port, for an error that names it.
+//! Who holds a port, for an error that names it.
 //!
 //! Read from `/proc`, without sending anything: whoever is there may be another agent's Envoy.
 
 use std::fmt;
 use std::path::Path;
 
-use super::kernel::listening_inode;
+use super::kernel::bound_inode;
 use crate::base::process;
 
 /// How far up a process's parents are looked at: shells, debuggers and wrappers may stand between agent and Envoy, and
@@ -33,9 +33,19 @@ impl fmt::Display for Holder {
 /// The local process that listens on `port`; `None` when nobody does.
 #[must_use]
 pub(crate) fn holder(port: u16) -> Option<Holder> {
-    let inode = ["/proc/net/tcp", "/proc/net/tcp6"]
-        .iter()
-        .find_map(|table| listening_inode(&std::fs::read_to_string(table).ok()?, port))?;
+    held("tcp", port, "0A")
+}
+
+/// The local process that has `port` for datagrams; `None` when nobody does.
+#[must_use]
+pub(crate) fn datagram_holder(port: u16) -> Option<Holder> {
+    held("udp", port, "07")
+}
+
+fn held(network: &str, port: u16, state: &str) -> Option<Holder> {
+    let inode = ["", "6"].iter().find_map(|family| {
+        bound_inode(&std::fs::read_to_string(format!("/proc/net/{network}{family}")).ok()?, port, state)
+    })?;
     let unknown = Holder { pid: None, command: String::new() };
     Some(owner(Path::new("/proc"), &inode).unwrap_or(unknown))
 }
@@ -58,9 +68,12 @@ pub(crate) fn descends(pid: u32, agent: u32) -> bool {
 /// Whether the holder is an agent, or an agent's Envoy.
 #[must_use]
 pub(crate) fn of_agent(holder: &Holder) -> bool {
-    let is_agent = |name: &str| name.trim() == "pilot-agent";
     let name = |pid: u32| std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-    is_agent(&holder.command) || holder.pid.is_some_and(|pid| ancestors(pid).any(|pid| is_agent(&name(pid))))
+    // Whatever the file is called that both have come from.
+    let program = |pid: u32| std::fs::read_link(format!("/proc/{pid}/exe")).ok();
+    let own = program(std::process::id());
+    let is_agent = |pid: u32| name(pid).trim() == "pilot-agent" || (own.is_some() && program(pid) == own);
+    holder.pid.is_some_and(|pid| std::iter::once(pid).chain(ancestors(pid)).any(is_agent))
 }
 
 fn owner(proc: &Path, inode: &str) -> Option<Holder> {
@@ -90,12 +103,19 @@ mod tests {
         let port = listener.local_addr().unwrap().port();
         let text = holder(port).unwrap().to_string();
         assert!(text.contains(&format!("pid {} (", std::process::id())), "{text}");
+        assert!(of_agent(&holder(port).unwrap()), "it has come from the same file");
         drop(listener);
         assert_eq!(holder(port), None);
+        let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        let port = socket.local_addr().unwrap().port();
+        assert_eq!(datagram_holder(port).and_then(|holder| holder.pid), Some(std::process::id()));
+        drop(socket);
+        assert_eq!(datagram_holder(port), None);
     }
 
     #[test]
     fn odd_tables_name_nobody() {
+        use crate::envoy::kernel::listening_inode;
         assert_eq!(listening_inode("", 80), None);
         assert_eq!(listening_inode("head\n garbage\n 0: 0100007F:0050 0:0 0A\n", 80), None);
     }

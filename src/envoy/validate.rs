@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::io;
+use std::os::unix::process::ExitStatusExt;
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
@@ -85,13 +86,17 @@ async fn judged(command: Command, limit: Duration) -> Verdict {
 /// What `envoy --version` says: commit, version and kind of build, as `1b60.../1.36.0/Clean/RELEASE/BoringSSL`.
 ///
 /// # Errors
-/// When it cannot be started, or says nothing within `limit`.
+/// When it cannot be started, or says nothing within `limit`; `InvalidData`: it crashes.
 pub(crate) async fn version(envoy: &str, limit: Duration) -> io::Result<String> {
     let mut command = Command::new(envoy);
     command.arg("--version");
-    let Some((_, said, complaint)) = ended(command, limit).await? else {
+    let Some((status, said, complaint)) = ended(command, limit).await? else {
         return Err(io::Error::new(io::ErrorKind::TimedOut, "it does not answer --version"));
     };
+    if status.signal().is_some() {
+        let why = format!("it crashes when it is asked for its version ({status})");
+        return Err(io::Error::new(io::ErrorKind::InvalidData, why));
+    }
     let line = said.lines().find_map(|line| line.split_once("version: ")).map(|(_, version)| version.trim());
     line.map(str::to_owned).ok_or_else(|| {
         let why = reason(&complaint);

@@ -7,6 +7,7 @@ use serde_json::Value;
 use crate::base::error::chain;
 use crate::envoy::port;
 use crate::fetch::{self, Get};
+use crate::trouble::Kind;
 
 /// The agent answers from memory, and asks an Envoy that may hang for up to 3 s.
 const LIMIT: Duration = Duration::from_secs(5);
@@ -50,6 +51,9 @@ pub(crate) enum Error {
     /// Somebody else has the status port.
     #[error("port {port}{held} does not answer as this agent does")]
     Strange { port: u16, held: String },
+    /// In its own words, where that is all that it can say.
+    #[error("the agent on port {0} has no file descriptor left")]
+    NoFiles(u16),
     /// As before, by the status.
     #[error("port {port}{held} does not answer as this agent does: status {status}")]
     Status { port: u16, held: String, status: u16 },
@@ -59,6 +63,19 @@ pub(crate) enum Error {
     /// The exchange itself.
     #[error("{}", chain(.0))]
     Fetch(#[from] fetch::Error),
+}
+
+impl Error {
+    /// What to do where no agent could be asked.
+    #[must_use]
+    pub(crate) fn hint(&self) -> &'static str {
+        match self {
+            Self::NoFiles(_) => Kind::OpenFiles.hint(),
+            _ => {
+                "is the agent running, and is this its status port (--port)? pilot-agent doctor looks for the cause"
+            }
+        }
+    }
 }
 
 /// Asks the agent on `port` and the Envoy whose admin port is `admin`.
@@ -87,6 +104,9 @@ pub(crate) async fn agentz(port: u16) -> Result<Value, Error> {
 
 async fn status_document(port: u16) -> Result<Value, Error> {
     let (status, text) = get(&format!("http://localhost:{port}/debug/agentz")).await?;
+    if status == 503 && text.ends_with(b"no file descriptor left") {
+        return Err(Error::NoFiles(port));
+    }
     if status != 200 {
         return Err(Error::Status { port, held: held(port), status });
     }

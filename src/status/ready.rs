@@ -169,7 +169,7 @@ impl Readiness {
 }
 
 pub(super) async fn answer(readiness: &Readiness, agent: &dyn Agent, query: Option<&str>) -> Answer {
-    let missing = readiness.missing(agent).await;
+    let mut missing = readiness.missing(agent).await;
     let verbose = query.is_some_and(|q| q.split('&').any(|p| p == "verbose" || p.starts_with("verbose=")));
     let list = agent.troubles();
     if missing.is_empty() {
@@ -177,9 +177,12 @@ pub(super) async fn answer(readiness: &Readiness, agent: &dyn Agent, query: Opti
             tracing::info!("Envoy proxy is ready");
             list.note(What::Ready, "the proxy is ready");
         }
-        let text =
-            if verbose { verdict::body("ready", &verdict::all(&list, missing, None)) } else { String::new() };
-        return if verbose { page(StatusCode::OK, TEXT, text) } else { status(StatusCode::OK) };
+        if !verbose {
+            return status(StatusCode::OK);
+        }
+        // People read this: an Envoy that has become silent is named here as everywhere.
+        missing.extend(readiness.still_live().await);
+        return page(StatusCode::OK, TEXT, verdict::body("ready", &verdict::all(&list, missing, None)));
     }
     let all = verdict::all(&list, missing, readiness.said.since());
     let text = verdict::line(&all);

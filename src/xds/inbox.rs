@@ -419,8 +419,9 @@ fn ended(stream: &Stream<'_>, inbox: &mut Inbox, end: &End) {
         Answer::Nack { fresh, count, version } => {
             shared.meters.nack(short);
             let names: &[String] = if stream.protocol == Protocol::Delta { &end.facts.names } else { &[] };
-            shared.troubles.rejected("Envoy", type_url, &version, names, &end.facts.error_message);
-            let why = cut(&end.facts.error_message, CAUSE);
+            let message = end.facts.error_message.trim_end();
+            shared.troubles.rejected("Envoy", type_url, &version, names, message);
+            let why = cut(message, CAUSE);
             if fresh
                 && count > 1
                 && let Some(more) = REJECTED.may_hold(why.len())

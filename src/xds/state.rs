@@ -266,7 +266,9 @@ fn entry<'a>(types: &'a mut BTreeMap<String, Type>, type_url: &str) -> Option<&'
 }
 
 fn nack(nacks: &mut Vec<Nack>, type_url: &str, facts: &Facts, version: &str, now: u64) -> (bool, u64) {
-    if let Some(at) = nacks.iter().position(|n| n.type_url == type_url && n.message == facts.error_message) {
+    // Envoy ends its list with a line break.
+    let message = facts.error_message.trim_end();
+    if let Some(at) = nacks.iter().position(|n| n.type_url == type_url && n.message == message) {
         let mut known = nacks.remove(at);
         known.count += 1;
         known.last = now;
@@ -283,7 +285,7 @@ fn nack(nacks: &mut Vec<Nack>, type_url: &str, facts: &Facts, version: &str, now
         name: types::short(type_url),
         type_url: type_url.to_owned(),
         resources: facts.names.clone(),
-        message: facts.error_message.clone(),
+        message: message.to_owned(),
         version: version.to_owned(),
         first: now,
         last: now,

@@ -16,7 +16,7 @@ pub(super) fn all(
         since.map_or((SystemTime::now(), Duration::ZERO), |(at, started)| (at, started.elapsed()));
     for report in missing {
         let ends = report.kind == Kind::Terminating;
-        if !told.contains(&report.kind) {
+        if !told.contains(&report.kind) && !is_known(&report, &told) {
             let trouble = Trouble::of(report, "default", since, lasts);
             // Of an end that was asked for nothing else is the cause.
             let at = if ends { 0 } else { all.partition_point(|t| t.kind <= trouble.kind) };
@@ -24,6 +24,12 @@ pub(super) fn all(
         }
     }
     all
+}
+
+/// That no Envoy runs follows from what was told of its end.
+fn is_known(report: &Report, told: &[Kind]) -> bool {
+    let ends = [Kind::BootstrapRejected, Kind::PortTaken, Kind::EnvoyCrashed];
+    report.kind == Kind::EnvoyNotStarted && told.iter().any(|kind| ends.contains(kind))
 }
 
 /// One line for the header and the log: the verdict with its hint, then what follows from it.
@@ -66,6 +72,11 @@ mod tests {
             line.starts_with("TokenExpired: it has expired; ") && line.contains("| NoConfig: config not"),
             "{line}"
         );
+        let envoy = list.reporter("default");
+        envoy.report((Kind::EnvoyCrashed, "exit status 7"));
+        let kinds: Vec<Kind> = all_of(NotReady::NotRunning).iter().map(|t| t.kind).collect();
+        assert_eq!(kinds, [Kind::EnvoyCrashed, Kind::TokenExpired], "binaryPath is right");
+        envoy.end();
         let end = NotReady::Terminated("received signal: terminated".to_owned());
         assert_eq!(all_of(end)[0].kind, Kind::Terminating);
         let (admin, limit) = (([127, 0, 0, 1], 15000).into(), Duration::from_secs(1));

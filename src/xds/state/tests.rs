@@ -60,6 +60,10 @@ fn repeated_rejections_are_folded_and_bounded() {
         state.request(CDS, &facts("1", Some(&format!("other {n}"))));
     }
     assert_eq!(state.snapshot().nacks.len(), NACKS);
+    // Envoy ends its list with a line break, which no view repeats.
+    state.response(CDS, &facts("n", None), 10);
+    state.request(CDS, &facts("n", Some("one\ntwo\n")));
+    assert_eq!(state.snapshot().nacks.last().map(|nack| nack.message.clone()).as_deref(), Some("one\ntwo"));
     for n in 0..2 * TYPES {
         state.request(&format!("type {n}"), &facts("", None));
     }

@@ -183,6 +183,15 @@ async fn doctor_knows_every_port_and_which_two_are_one() {
         "{log}"
     );
     assert!(!log.contains("is held by"), "{log}");
+    // The DNS server's port for datagrams.
+    let datagrams = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let dns = format!("localhost:{}", datagrams.local_addr().unwrap().port());
+    let taken = || well(&mock).env("ISTIO_META_DNS_CAPTURE", "true").env("DNS_PROXY_ADDR", &dns);
+    ends(&taken().scene().run(&["doctor"]).await, 1, "PortTaken");
+    let mut agent = taken().start();
+    assert_eq!(agent.wait_exit().await.code(), Some(255));
+    let held_by = format!("held by pid {}", std::process::id());
+    crate::support::eventually("whose it is", async || agent.log().contains(&held_by).then_some(())).await;
     // Held by others.
     let held = free_port();
     servers::hold(held);
@@ -240,4 +249,16 @@ impl Scene {
         let script = "mount --bind resolv.conf /etc/resolv.conf && exec \"$@\"";
         self.run_by(&["unshare", "--mount", "sh", "-c", script, "sh"], words).await
     }
+}
+
+/// Half of a file that was copied, as it were.
+#[tokio::test]
+async fn doctor_calls_no_envoy_well_that_crashes() {
+    let mock = MockIstiod::start().await;
+    let builder = well(&mock).file_mode("envoy", "#!/bin/sh\nkill -SEGV $$\n", 0o755);
+    let builder = builder.proxy_config("binaryPath", "./envoy");
+    let said = builder.clone().scene().run(&["doctor"]).await;
+    ends(&said, 1, "EnvoyCrashed");
+    assert!(said.stdout.contains("is the file whole"), "{}", said.stdout);
+    assert_eq!(builder.start().wait_exit().await.code(), Some(139));
 }

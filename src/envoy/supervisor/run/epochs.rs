@@ -19,6 +19,8 @@ use crate::trouble::{self, Report, What};
 /// Who holds a port is in /proc, Envoy's other ports are in its bootstrap; a healthy disk gives both at once.
 static LOOKS: Lane = Lane::new("taken ports", 1);
 const LOOK: Duration = Duration::from_secs(2);
+/// A program that cannot run here has crashed by then, and no Envoy that can has.
+const AT_ONCE: Duration = Duration::from_millis(100);
 
 impl Run {
     pub(super) fn carry_out(&mut self, action: restart::Action) -> bool {
@@ -263,6 +265,11 @@ impl Run {
                 "Envoy's lines above say why; so early this mostly is a bootstrap that it refuses, or a port that is taken: \
                  pilot-agent proxy --dry-run has Envoy judge the bootstrap",
             ),
+            Exit::Signal { signal: 4 | 7 | 11, .. } if ran < AT_ONCE => Report::new(
+                trouble::Kind::EnvoyCrashed,
+                format!("Envoy ended by itself after {ran:.1?}: {exit}"),
+            )
+            .hint("is its file whole, and for this processor and its C library? Copy it anew, with its checksum"),
             exit => Report::new(trouble::Kind::EnvoyCrashed, format!("Envoy ended by itself after {ran:.1?}: {exit}")),
         }
     }
