@@ -264,14 +264,14 @@ pub(crate) fn run(words: &[String], env: Env) -> u8 {
 #[inline(never)]
 fn other(command: &'static Command, parsed: Parsed, env: &Env) -> u8 {
     match command.name {
-        "request" => quietly(request::run(&parsed)),
+        "request" => given(request::run(&parsed)),
         "wait" => quietly(wait::run(&parsed, env)),
         "doctor" => given(doctor::run(parsed, env)),
         "run" => given(run::run(&parsed, env)),
         "sleep" => given(sleep::run(&parsed)),
         "status" => given(status::run(&parsed, env)),
         "upgrade" => given(upgrade::run(&parsed, env)),
-        "version" => quietly(version::run(&parsed)),
+        "version" => given(version::run(&parsed)),
         "istio-iptables" | "istio-clean-iptables" => match logging::init(&logging_options(&parsed)) {
             Ok(_) => istio_iptables::run(&parsed, env),
             Err(error) => fail(&error.to_string(), None),

@@ -16,7 +16,7 @@ const ALLOWED: [i64; 4] = [15000, 15004, 15020, 15021];
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// Asks and prints.
-pub(super) fn run(parsed: &Parsed) -> Result<(), BoxError> {
+pub(super) fn run(parsed: &Parsed) -> Result<u8, BoxError> {
     let [method, path, rest @ ..] = parsed.positional.as_slice() else {
         return Err(format!("requires at least 2 arg(s), only received {}", parsed.positional.len()).into());
     };
@@ -39,12 +39,17 @@ pub(super) fn run(parsed: &Parsed) -> Result<(), BoxError> {
     }
     let mut out = reply.body;
     out.push(b'\n');
-    print(&out);
-    Ok(())
+    Ok(print(&out))
 }
 
 /// Writes to standard output; a reader that has gone away is no fault of the command.
 pub(super) fn print(bytes: &[u8]) -> u8 {
     let mut stdout = std::io::stdout().lock();
-    u8::from(stdout.write_all(bytes).and_then(|()| stdout.flush()).is_err())
+    let Err(error) = stdout.write_all(bytes).and_then(|()| stdout.flush()) else { return 0 };
+    if error.kind() != std::io::ErrorKind::BrokenPipe {
+        eprintln!(
+            "Error: cannot write to standard output: {error}; is the disk of the file that it goes to full?"
+        );
+    }
+    1
 }

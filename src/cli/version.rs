@@ -11,7 +11,7 @@ use crate::base::error::BoxError;
 use crate::config::args::Parsed;
 
 /// Prints it in the form asked for.
-pub(super) fn run(parsed: &Parsed) -> Result<(), BoxError> {
+pub(super) fn run(parsed: &Parsed) -> Result<u8, BoxError> {
     let text = match parsed.or_default(super::VERSION, "output") {
         "" if parsed.is_true(super::VERSION, "short") => {
             format!("client version: {}\n", build::ISTIO_VERSION)
@@ -48,8 +48,7 @@ pub(super) fn run(parsed: &Parsed) -> Result<(), BoxError> {
         }
         _ => return Err("--output must be 'yaml' or 'json', or 'full' or 'full-json'".into()),
     };
-    super::request::print(text.as_bytes());
-    Ok(())
+    Ok(super::request::print(text.as_bytes()))
 }
 
 /// `--version`.

@@ -117,7 +117,7 @@ fn prepare(places: &Places, env: &Env) -> Result<(Plan, Arc<Sources>), Vec<Strin
             variables.insert(name.to_owned(), dir.to_string_lossy().into_owned());
         }
     }
-    let mut plan = plan::plan(variables, &machine())?;
+    let mut plan = plan::plan(variables, &machine(&places.root))?;
     plan.warnings.extend(warnings);
     // Before ISTIO_AGENT_FLAGS, which may name another.
     plan.words.insert(1, format!("--meshConfig={}", places.mesh.display()));
@@ -155,7 +155,7 @@ fn environment(map: &BTreeMap<String, String>) -> Env {
     Env::from_os(map.iter().map(|(name, value)| (OsString::from(name), OsString::from(value))))
 }
 
-fn machine() -> Machine {
+fn machine(root: &Path) -> Machine {
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let usable = |ip: &std::net::IpAddr| match ip {
         std::net::IpAddr::V4(ip) => !ip.is_loopback() && !ip.is_unspecified(),
@@ -165,7 +165,7 @@ fn machine() -> Machine {
     Machine {
         hostname: name.trim().split('.').next().unwrap_or_default().to_owned(),
         address: addresses.into_iter().map(|(_, ip)| ip).find(usable).map(|ip| ip.to_string()),
-        accounts: Accounts::of(Path::new("/")),
+        accounts: Accounts::of(root),
         uid: rustix::process::geteuid().as_raw(),
     }
 }

@@ -150,7 +150,7 @@ pub enum Setting {
     },
     /// No address of the pod.
     #[error(
-        "no valid local IP address found: every address is loopback or link-local; is the pod's network up?"
+        "no valid local IP address found: every address is loopback or link-local; is the network of this pod or machine up?"
     )]
     NoAddress,
     /// DNS is to be captured, and nobody knows the servers.

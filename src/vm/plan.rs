@@ -126,9 +126,7 @@ pub(crate) fn plan(mut env: BTreeMap<String, String>, machine: &Machine) -> Resu
 // With TPROXY the agent must be root, and only its group tells its packets from others'.
 fn account(name: &str, tproxy: bool, machine: &Machine, errors: &mut Vec<String>) -> Option<Account> {
     let Some(account) = machine.accounts.user(name) else {
-        errors.push(format!(
-            "the user {name} (EXEC_USER) does not exist: useradd --system --home-dir /var/lib/istio {name}"
-        ));
+        errors.push(machine.accounts.lack(name, " (EXEC_USER)"));
         return None;
     };
     if machine.uid != 0 && (account.uid != machine.uid || tproxy) {

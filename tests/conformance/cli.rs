@@ -46,6 +46,38 @@ fn answer(status: &str, body: &str) -> String {
     format!("HTTP/1.1 {status}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}", body.len())
 }
 
+/// What was not written is not taken for written.
+#[test]
+fn output_that_is_lost_is_an_error_with_its_cause() {
+    for args in [&["version"][..], &["--help"], &["completion", "bash"]] {
+        let full = std::fs::File::create("/dev/full").unwrap();
+        let said = Command::new(agent_bin()).args(args).stdout(full).output().unwrap();
+        let told = text(&said.stderr);
+        assert!(
+            said.status.code() == Some(1) && told.contains("cannot write to standard output"),
+            "{args:?}: {told}"
+        );
+    }
+}
+
+/// An agent that has no descriptor left is there all the same: nobody is sent to end it.
+#[test]
+fn an_agent_without_descriptors_is_named_by_that() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port().to_string();
+    let full = || answer("503 Service Unavailable", "503 the agent has no file descriptor left");
+    let server = serve(listener, vec![full(), full()]);
+    let said = run(&["status", "--port", &port]);
+    let shown = text(&said.stdout);
+    assert!(
+        said.status.code() == Some(2) && shown.contains("descriptor left") && shown.contains("ulimit -n"),
+        "{shown}"
+    );
+    let said = run(&["doctor", "--port", &port]);
+    assert!(text(&said.stdout).contains("verdict: OpenFiles"), "{}", text(&said.stdout));
+    server.join().unwrap();
+}
+
 /// Output in a file that may not grow: the write fails, as it does in Go, and ends nothing by a signal.
 #[test]
 fn output_beyond_the_size_that_a_file_may_have_is_an_error() {

@@ -25,10 +25,7 @@ pub(super) fn put(places: &Places, parsed: &Parsed) -> u8 {
     let accounts = Accounts::of(&places.root);
     let owner = if root { accounts.user(plan::USER) } else { None };
     if root && owner.is_none() {
-        errors.push(format!(
-            "the user {user} does not exist: useradd --system --home-dir /var/lib/istio {user}",
-            user = plan::USER
-        ));
+        errors.push(accounts.lack(plan::USER, ""));
     }
     let items = install::items(Path::new(dir), places).unwrap_or_else(|faults| {
         errors.extend(faults);
@@ -61,7 +58,10 @@ pub(super) fn put(places: &Places, parsed: &Parsed) -> u8 {
             }
             _ => match item.put(places, owner.as_ref()) {
                 Ok(()) => format!("written     {place}\n"),
-                Err(error) => return fail(&error.to_string(), None),
+                Err(error) => {
+                    let hint = if root { "" } else { ": run this as root" };
+                    return fail(&format!("{error}{hint}"), None);
+                }
             },
         };
         if request::print(said.as_bytes()) != 0 {
