@@ -10,12 +10,14 @@ use super::upstream::Upstream;
 use super::{health, systemd, wasm};
 use crate::base::tasks::{Group, Stop};
 use crate::base::uds;
+use crate::trouble::{Kind, Reporter};
 use crate::{envoy, sds, status, xds};
 
 /// Starts all that is bound.
 pub(super) fn serve(common: &Common, upstream: Upstream, bound: Bound, envoy: &envoy::Handle) {
     let Common { config, clock, metrics, troubles, tasks, started, watches } = common;
     until(&tasks.status, "log", crate::base::logging::attend());
+    until(&tasks.status, "log failures", log_failures(troubles.reporter("default")));
     until(&tasks.status, "troubles", {
         let troubles = troubles.clone();
         async move { troubles.attend().await }
@@ -73,6 +75,22 @@ fn until(group: &Group, name: &str, task: impl Future<Output = ()> + Send + 'sta
             () = task => {}
         }
     });
+}
+
+/// Who looks into the log sees nothing of it there.
+async fn log_failures(trouble: Reporter) {
+    loop {
+        let error = crate::base::logging::failure().await;
+        match error.as_ref().and_then(|error| Some((error, Kind::of_io(error)?))) {
+            Some((error, kind)) => {
+                trouble.report((
+                    kind,
+                    format!("the log cannot be written: {error}; lines are lost until it can"),
+                ));
+            }
+            None => trouble.end(),
+        }
+    }
 }
 
 fn sockets(group: &Group, server: sds::Server, more: Vec<(&'static str, sds::Server)>) {

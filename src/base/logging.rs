@@ -13,7 +13,7 @@ mod target;
 
 use std::fs::OpenOptions;
 use std::io;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard};
 use std::time::{Duration, Instant};
 
@@ -135,6 +135,10 @@ static GLOBAL: OnceLock<Arc<Out>> = OnceLock::new();
 static LEVELS: OnceLock<Arc<RwLock<Levels>>> = OnceLock::new();
 /// Lines begin to be kept.
 static STALLED: Notify = Notify::const_new();
+/// The number of the error with which lines are lost at the moment; 0: none.
+static ERROR: AtomicI32 = AtomicI32::new(0);
+/// It has become another.
+static ERROR_NEWS: Notify = Notify::const_new();
 /// Lines that were dropped.
 static DROPPED: AtomicU64 = AtomicU64::new(0);
 
@@ -242,6 +246,13 @@ pub(crate) async fn attend() {
     }
 }
 
+/// Waits until lines are lost for another reason than before; gives it, or `None` when they are written again.
+pub(crate) async fn failure() -> Option<io::Error> {
+    ERROR_NEWS.notified().await;
+    let number = ERROR.load(Ordering::Relaxed);
+    (number != 0).then(|| io::Error::from_raw_os_error(number))
+}
+
 /// Gives the last lines of a process up to half a second to be read.
 pub(crate) fn flush() {
     let until = Instant::now() + Duration::from_millis(500);
@@ -325,7 +336,7 @@ impl<S: Subscriber> Layer<S> for Lines {
         let (buffer, targets) = &mut *out;
         buffer.clear();
         format::write(buffer, &line, event, self.as_json);
-        for target in targets {
+        for target in &mut *targets {
             let taken = target.line(buffer);
             if !taken {
                 DROPPED.fetch_add(1, Ordering::Relaxed);
@@ -333,6 +344,10 @@ impl<S: Subscriber> Layer<S> for Lines {
             if target.stalled() {
                 STALLED.notify_one();
             }
+        }
+        let error = targets.iter().find_map(Target::error).map_or(0, rustix::io::Errno::raw_os_error);
+        if ERROR.swap(error, Ordering::Relaxed) != error {
+            ERROR_NEWS.notify_one();
         }
         if buffer.capacity() > 64 << 10 {
             *buffer = Vec::new();

@@ -100,6 +100,18 @@ async fn a_log_at_the_size_that_a_file_may_have_ends_nothing() {
     agent.wait_ready().await;
     agent.assert_running();
     assert_eq!(std::fs::metadata(agent.path("log")).unwrap().len(), 100_000);
+    // Whoever looks elsewhere learns why there is no more of it, and that it is over.
+    let told = async || {
+        agent.get("/debug/agentz").await.ok().filter(|page| page.text().contains("the log cannot be written"))
+    };
+    crate::support::eventually("the trouble", told).await;
+    assert!(told().await.is_some_and(|page| page.text().contains("\"DiskFull\"")));
+    std::fs::File::options().write(true).open(agent.path("log")).unwrap().set_len(0).unwrap();
+    let over = async || {
+        agent.post("/logging?sds=info").await.ok()?;
+        told().await.is_none().then_some(())
+    };
+    crate::support::eventually("its end", over).await;
     agent.stop().await;
 }
 

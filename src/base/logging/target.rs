@@ -15,6 +15,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 
 /// Bytes kept for a reader that stands still.
 const KEPT: usize = 256 * 1024;
@@ -47,8 +48,8 @@ impl Sink {
     }
 
     /// Writes as much as there is room for; how much that was. What cannot be written for another reason is
-    /// given up: there is nowhere to say so.
-    fn write(&self, bytes: &[u8], patient: bool) -> usize {
+    /// given up, and the reason kept in `error`: somebody else has to say so.
+    fn write(&self, bytes: &[u8], patient: bool, error: &mut Option<Errno>) -> usize {
         let mut done = 0;
         while done < bytes.len() {
             if !patient && !self.has_room(Duration::ZERO) {
@@ -56,12 +57,18 @@ impl Sink {
             }
             let piece = &bytes[done..bytes.len().min(done + PIECE)];
             match rustix::io::write(self.fd(), piece) {
-                Ok(n) => done += n,
-                Err(rustix::io::Errno::INTR) => {}
+                Ok(n) => {
+                    done += n;
+                    *error = None;
+                }
+                Err(Errno::INTR) => {}
                 // Somebody has made it non-blocking for all who share it.
-                Err(rustix::io::Errno::AGAIN) if patient => drop(self.has_room(Duration::from_secs(1))),
-                Err(rustix::io::Errno::AGAIN) => break,
-                Err(_) => return bytes.len(),
+                Err(Errno::AGAIN) if patient => drop(self.has_room(Duration::from_secs(1))),
+                Err(Errno::AGAIN) => break,
+                Err(why) => {
+                    *error = Some(why);
+                    return bytes.len();
+                }
             }
         }
         done
@@ -75,11 +82,12 @@ pub(super) struct Target {
     kept: Vec<u8>,
     /// Lines are kept until they may be written together.
     held: bool,
+    error: Option<Errno>,
 }
 
 impl Target {
     pub(super) fn new(sink: Sink, patient: bool) -> Self {
-        Self { sink, patient, kept: Vec::new(), held: false }
+        Self { sink, patient, kept: Vec::new(), held: false, error: None }
     }
 
     /// Keeps the lines that come from now on, as long as there are no more than [`KEPT`]; or no longer.
@@ -103,10 +111,15 @@ impl Target {
             }
             return room;
         }
-        let done = self.sink.write(line, self.patient);
+        let done = self.sink.write(line, self.patient, &mut self.error);
         // A line that was begun is ended, however long it is.
         self.kept.extend_from_slice(&line[done..]);
         true
+    }
+
+    /// Why the last write failed; `None`: it did not.
+    pub(super) fn error(&self) -> Option<Errno> {
+        self.error
     }
 
     /// Whether nothing is kept.
@@ -122,7 +135,7 @@ impl Target {
     /// Writes what was kept, as far as there is room; whether nothing is left.
     pub(super) fn drain(&mut self) -> bool {
         if !self.kept.is_empty() {
-            let done = self.sink.write(&self.kept, self.patient);
+            let done = self.sink.write(&self.kept, self.patient, &mut self.error);
             self.kept.drain(..done);
             if self.drained() {
                 self.kept = Vec::new();
