@@ -275,6 +275,7 @@ impl Manager {
     fn report(&mut self) -> TaskResult {
         self.too_soon();
         self.missed();
+        self.mounted_over();
         let unfit = self.unfit()?;
         let status = IdentityStatus {
             asked: self.used(),

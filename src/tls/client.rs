@@ -23,7 +23,7 @@ use crate::base::clock::Clock;
 use crate::base::lane::Lane;
 use crate::base::reading;
 use crate::base::seldom::Seldom;
-use crate::trouble::Kind;
+use crate::trouble::{Kind, span};
 
 /// Read at each dial, by two connectors at most.
 static FILES: Lane = Lane::new("client certificate", 2);
@@ -249,8 +249,8 @@ impl Identity {
             None => return Offer::Without(format!("the client certificate {cert} holds no certificate")),
         };
         if first.not_after < now {
-            let ago = now.duration_since(first.not_after).unwrap_or_default().as_secs();
-            return Offer::Without(format!("the client certificate {cert} expired {ago} s ago"));
+            let ago = span(now.duration_since(first.not_after).unwrap_or_default());
+            return Offer::Without(format!("the client certificate {cert} expired {ago} ago"));
         }
         let broken = |e: &dyn fmt::Display| {
             Offer::Broken(format!(

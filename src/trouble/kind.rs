@@ -31,6 +31,12 @@ impl Severity {
 
 /// For a file in whose place there is a folder.
 const FOLDER: &str = "a folder is in the file's place, as a mount makes one for a file that is not there: remove it, and mount or write the file";
+/// For a mounted certificate that is over.
+const RENEW: &str =
+    "whoever writes the certificate's files has to renew it; a new one is taken as soon as it is there";
+/// For the key of what is kept.
+const SEAL: &str =
+    "give IDENTITY_PERSIST_KEY a file of 32 bytes or more that only the agent's user may read (mode 0600)";
 /// For a file that anybody may read elsewhere.
 const RIGHTS: &str = "give the agent's user the right to read the file and to enter its folders (user 1337 in a pod, istio-proxy on a VM)";
 
@@ -313,6 +319,12 @@ impl Kind {
         if self == Self::EnvoyNotStarted {
             let found = BINARY.iter().find(|(word, _)| detail.to_ascii_lowercase().contains(word));
             return found.map_or(self.hint(), |(_, hint)| hint);
+        }
+        if self == Self::CertificateFiles && detail.contains(" expired ") {
+            return RENEW;
+        }
+        if self == Self::OutputCertsFailed && detail.contains("(IDENTITY_PERSIST_KEY)") {
+            return SEAL;
         }
         if !matches!(self, Self::TokenUnreadable | Self::RootMissing | Self::RootBroken) {
             return self.hint();

@@ -145,3 +145,27 @@ fn the_last_line_says_the_cause_once() {
         assert_eq!(report.last_line(reason), line);
     }
 }
+
+#[test]
+fn what_the_system_says_decides_what_to_do() {
+    for (kind, detail, word) in [
+        (Kind::RootBroken, "root.pem: Permission denied (os error 13)", "right to read"),
+        (Kind::RootBroken, "root.pem: it holds no readable certificate", "in PEM"),
+        (Kind::RootMissing, "root.pem: Is a directory (os error 21)", "a folder is in the file's place"),
+        (
+            Kind::TokenUnreadable,
+            "token: Is a directory (os error 21); istiod answers: no",
+            "a folder is in the file's place",
+        ),
+        (Kind::TokenUnreadable, "token: Permission denied (os error 13)", "fsGroup"),
+        (Kind::EnvoyNotStarted, "/usr/bin: it is a directory", "names a folder"),
+        (Kind::EnvoyNotStarted, "envoy: permission denied", "make it executable"),
+        (Kind::EnvoyNotStarted, "envoy: no such file or directory", "loader"),
+        (Kind::EnvoyNotStarted, "envoy: exec format error", "for this processor"),
+        (Kind::CertificateFiles, "cert.pem with key.pem: it expired 1h0m0s ago", "has to renew it"),
+        (Kind::OutputCertsFailed, "k (IDENTITY_PERSIST_KEY): it has 5 bytes", "32 bytes"),
+    ] {
+        let report = Report::new(kind, detail);
+        assert!(report.hint_text().contains(word), "{detail}: {}", report.hint_text());
+    }
+}

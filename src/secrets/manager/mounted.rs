@@ -20,6 +20,7 @@ use crate::secrets::output::Content;
 use crate::secrets::persist::Unfit;
 use crate::secrets::request::Issued;
 use crate::secrets::{Error, Kept, ResourceName, Roots, Secret, bundle, persist, rotation};
+use crate::tls::cert;
 
 /// What an earlier agent has left, as it is read.
 pub(super) type Restoring = BoxFuture<'static, io::Result<Result<Option<Issued>, Unfit>>>;
@@ -52,7 +53,13 @@ impl Manager {
     pub(super) fn file_loaded(&mut self, name: &ResourceName, loaded: Loaded) {
         self.troubles.file_good(name);
         let secret = match loaded {
-            Loaded::Pair(identity) => Secret::Identity(identity),
+            Loaded::Pair(identity) => {
+                if *name == ResourceName::Default {
+                    let chain = cert::parse_chain(&identity.chain).unwrap_or_default();
+                    self.troubles.mounted_ends = chain.first().map(|leaf| leaf.not_after);
+                }
+                Secret::Identity(identity)
+            }
             Loaded::Roots(roots) if *name == ResourceName::RootCa => {
                 let pem = self.merged(&String::from_utf8_lossy(&roots.pem));
                 Secret::Roots(Arc::new(Roots { pem: pem.into_bytes() }))

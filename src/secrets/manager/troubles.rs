@@ -9,6 +9,7 @@ use super::asking::Origin;
 use crate::base::clock;
 use crate::base::error::chain;
 use crate::ca::csr;
+use crate::secrets::files::Source;
 use crate::secrets::request::BadAnswer;
 use crate::secrets::{Error, ResourceName};
 use crate::tls::keys;
@@ -27,6 +28,12 @@ pub(super) struct Troubles {
     not_yet: Reporter,
     /// From when on the one is valid that this was told of.
     begins: Option<SystemTime>,
+    /// The mounted one is over, which nobody here can change.
+    over: Reporter,
+    /// When the mounted one ends.
+    pub(super) mounted_ends: Option<SystemTime>,
+    /// What was told of.
+    told_over: Option<SystemTime>,
     /// It ends soon, and that is our own fault.
     pub(super) near_expiry: Reporter,
     /// Only files that were in trouble; the store bounds how many there can be.
@@ -35,8 +42,16 @@ pub(super) struct Troubles {
 
 impl Troubles {
     pub(super) fn new(of: &Reporter) -> Self {
-        let (certificate, not_yet, near_expiry) = (of.sibling(), of.sibling(), of.sibling());
-        Self { certificate, not_yet, begins: None, near_expiry, files: HashMap::new() }
+        Self {
+            certificate: of.sibling(),
+            not_yet: of.sibling(),
+            begins: None,
+            over: of.sibling(),
+            mounted_ends: None,
+            told_over: None,
+            near_expiry: of.sibling(),
+            files: HashMap::new(),
+        }
     }
 
     pub(super) fn file_good(&mut self, name: &ResourceName) {
@@ -121,6 +136,27 @@ impl Manager {
             );
             self.troubles.not_yet.report(Report::new(kind, text));
         }
+    }
+
+    /// A mounted certificate that is over: it is served, as by the Go agent, and peers refuse it.
+    pub(super) fn mounted_over(&mut self) {
+        let mounted = self.files.loaded(&ResourceName::Default).is_some();
+        let ends = self.troubles.mounted_ends.filter(|ends| mounted && *ends <= self.clock.now());
+        if self.troubles.told_over == ends {
+            return;
+        }
+        self.troubles.told_over = ends;
+        let Some(ends) = ends else {
+            self.troubles.over.end();
+            return;
+        };
+        let place = match self.provider(&ResourceName::Default) {
+            Origin::Files(Source::Pair { cert, .. }) => format!(" {}", cert.display()),
+            _ => String::new(),
+        };
+        let text =
+            format!("the mounted certificate{place} expired at {}, and peers refuse it", rfc3339(ends));
+        self.troubles.over.report(Report::new(Kind::CertificateFiles, text));
     }
 
     /// A certificate that is used and not there, or over.

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
+use mock_istiod::Leaf;
 use serde_json::json;
 
 use super::judge::{Row, ends, row, unseen};
@@ -136,6 +137,12 @@ pub(super) const ROWS: &[Row] = &[
     row("mounted: key of another certificate", FILES, &["key"], |b, m| {
         let pair = || m.issue(&m.identity("ns", "sa"), HOUR);
         mounted(b, m, pair().chain, pair().key)
+    }),
+    row("mounted: expired", FILES, &["has to renew it"], |b, m| {
+        let leaf = Leaf::workload(m.identity("ns", "sa"), HOUR);
+        let pair =
+            m.authority().pair(&Leaf { not_after: SystemTime::now() - Duration::from_secs(60), ..leaf });
+        mounted(b, m, pair.chain, pair.key)
     }),
     row("mounted: no certificate", FILES, &["certificate"], |b, m| {
         let pair = m.issue(&m.identity("ns", "sa"), HOUR);
