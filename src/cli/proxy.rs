@@ -111,8 +111,11 @@ fn prepare(
     let annotation = |key: &str| annotations.get(key).cloned();
     let (sources, config) = config::load(parsed, env, Path::new("."), annotation, show);
     let config = config.map_err(|problems| {
-        // Every problem is a line of its own, so that one start shows all there is to repair.
-        for problem in &problems {
+        // Every problem is a line of its own, so that one start shows all there is to repair. The last line is what
+        // explains the others, as doctor has it.
+        let mut causes: Vec<&Error> = problems.iter().collect();
+        causes.sort_by_key(|problem| problem.kind);
+        for problem in causes.into_iter().rev() {
             refused(problem, as_json);
         }
         problems.first().map_or(super::FAILED, |first| first.exit_code)

@@ -234,7 +234,8 @@ impl Report {
 
     fn verdict_line(&self) -> String {
         let line = |v: &Verdict| {
-            let line = format!("{}: {}; {}", v.kind, v.said, v.hint);
+            let hint = if v.hint.is_empty() { String::new() } else { format!("; {}", v.hint) };
+            let line = format!("{}: {}{hint}", v.kind, v.said);
             line.split_whitespace().collect::<Vec<_>>().join(" ")
         };
         let (verdict, unfinished) = (self.verdict(), self.unfinished());

@@ -193,6 +193,10 @@ async fn everything_that_is_wrong_is_told_at_once_and_nothing_is_bound() {
     for told in wrong.iter().map(|(.., told)| *told).chain(["root CA file for XDS"]) {
         agent.wait_log(told).await;
     }
+    // The last of them is what doctor calls the cause.
+    let log = agent.log().text();
+    let last = log.lines().rfind(|line| line.contains("verdict: ")).unwrap_or_default();
+    assert!(last.contains("verdict: ConfigInvalid"), "{log}");
     assert!(!agent.path(XDS).exists() && !agent.path(SDS).exists(), "nothing is bound");
     agent.assert_clean().await;
 }

@@ -33,13 +33,21 @@ pub(super) fn look(admin: u16, bootstrap: &Path) -> Option<Taken> {
     ))
 }
 
-fn of(port: &str, holder: &Holder, what_to_do: &str) -> Taken {
+fn of(name: &str, holder: &Holder, what_to_do: &str) -> Taken {
     if holder.pid == Some(std::process::id()) {
         let text = format!(
-            "{port} is one that this agent listens on: two settings name the same port (the agent's are statusPort of the \
+            "{name} is one that this agent listens on: two settings name the same port (the agent's are statusPort of the \
              proxy config, DNS_PROXY_ADDR and --stsPort); give one of them another"
         );
         return Taken { kind: Kind::ConfigInvalid, text };
     }
-    Taken { kind: Kind::PortTaken, text: format!("{port} is held by {holder}: {what_to_do}") }
+    // Whoever ended it would end a proxy that serves.
+    let own = holder.pid.is_some_and(|pid| port::descends(pid, std::process::id()));
+    let what_to_do = if port::of_agent(holder) && !own {
+        "another agent runs here, whose Envoy that is: two on one machine need folders and ports of their own (configPath, \
+         statusPort, proxyAdminPort, ENVOY_STATUS_PORT, ENVOY_PROMETHEUS_PORT)"
+    } else {
+        what_to_do
+    };
+    Taken { kind: Kind::PortTaken, text: format!("{name} is held by {holder}: {what_to_do}") }
 }
