@@ -13,7 +13,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio_rustls::TlsConnector;
 
-use super::{Error, Tls, Url};
+use super::{Error, Tls, Url, records};
 use crate::base::lane;
 use crate::net::proxy::Proxy;
 
@@ -141,13 +141,14 @@ impl Dialer {
         let tls = self.tls.as_ref().ok_or(Error::NoTls)?;
         let failed = |source| Error::Tls { to: to(), source };
         let name = ServerName::try_from(url.host.clone()).map_err(|e| failed(io::Error::other(e)))?;
+        let (stream, between) = records::watched(stream);
         let handshake = TlsConnector::from(tls.config().await.map_err(failed)?).connect(name, stream);
         let stream = tokio::time::timeout(HANDSHAKE, handshake)
             .await
             .unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
             .map_err(failed)?;
         let h2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
-        Ok(Io { stream: Box::new(stream), h2, proxy: None })
+        Ok(Io { stream: Box::new(records::Ending::new(stream, between)), h2, proxy: None })
     }
 }
 

@@ -24,6 +24,7 @@ mod exchange;
 pub(crate) mod fake;
 mod gunzip;
 pub(crate) mod health;
+mod records;
 mod tls;
 pub(crate) mod url;
 

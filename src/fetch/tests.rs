@@ -185,3 +185,42 @@ async fn a_kept_connection_closed_by_the_other_side_costs_nothing() {
         tokio::time::timeout(Duration::from_secs(20), both).await.expect("it is not waited for");
     assert_eq!(second.unwrap(), "second");
 }
+
+// Answers one request over TLS, and closes the socket without TLS's own last word, behind `more`.
+async fn closed_after(answer: &'static str, more: &'static [u8]) -> Result<String, Error> {
+    let crypto = std::sync::Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let made = rcgen::generate_simple_self_signed(vec!["nobody.example".to_owned()]).unwrap();
+    let key = rustls_pki_types::PrivatePkcs8KeyDer::from(made.signing_key.serialize_der());
+    let config = rustls::ServerConfig::builder_with_provider(crypto.clone())
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(vec![made.cert.der().clone()], key.into())
+        .unwrap();
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("https://{}/", listener.local_addr().unwrap());
+    let server = fake::spawn(async move {
+        let (stream, _) = listener.accept().await.unwrap();
+        let mut tls =
+            tokio_rustls::TlsAcceptor::from(std::sync::Arc::new(config)).accept(stream).await.unwrap();
+        crate::net::http::head(&mut tls).await.unwrap();
+        tls.write_all(answer.as_bytes()).await.unwrap();
+        tls.flush().await.unwrap();
+        tls.into_inner().0.write_all(more).await.unwrap();
+    });
+    let tls = Some(std::sync::Arc::new(Tls::new(crypto, false, Trust::Anybody)));
+    let dialer = Dialer { tls, ..Dialer::default() };
+    let got = async { Get::new(&url)?.dialer(&dialer).send().await?.text(1000).await }.await;
+    server.await.unwrap();
+    got
+}
+
+#[tokio::test]
+async fn a_socket_that_is_closed_between_two_records_of_tls_ends_an_answer() {
+    let without_length = "HTTP/1.0 200 OK\r\n\r\nfine";
+    assert_eq!(closed_after(without_length, b"").await.unwrap(), "fine");
+    assert_eq!(closed_after("HTTP/1.1 200 OK\r\nConnection: close\r\n\r\nfine", b"").await.unwrap(), "fine");
+    assert!(closed_after(without_length, &[23, 3, 3, 0]).await.is_err(), "cut in the head of a record");
+    assert!(closed_after("HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nfine", b"").await.is_err());
+    assert!(closed_after("", b"").await.is_err(), "no answer");
+}
