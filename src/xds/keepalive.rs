@@ -10,9 +10,10 @@ use crate::net::io::Reads;
 /// When to ping and how long to wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Keepalive {
-    /// Time without a read before a ping (`GRPC_KEEPALIVE_INTERVAL`, 30 s; at least 10 s towards istiod).
+    /// Time without a read before a ping (`GRPC_KEEPALIVE_INTERVAL`, 30 s; at least 10 s towards istiod); 0: the Go
+    /// library's own.
     pub interval: Duration,
-    /// Time for the answer (`GRPC_KEEPALIVE_TIMEOUT`, 10 s).
+    /// Time for the answer (`GRPC_KEEPALIVE_TIMEOUT`, 10 s); 0: the Go library's own.
     pub timeout: Duration,
 }
 
@@ -25,11 +26,25 @@ impl Default for Keepalive {
 /// The Go library does not ping istiod more often than this.
 const UPSTREAM_FLOOR: Duration = Duration::from_secs(10);
 
+/// The Go library's where 0 is given: a server's time without a read, and the time for the answer of either side.
+const SERVER_INTERVAL: Duration = Duration::from_secs(2 * 60 * 60);
+const ANSWER: Duration = Duration::from_secs(20);
+
 impl Keepalive {
     /// For the leg to istiod.
     pub(super) fn upstream(self) -> Self {
-        Self { interval: self.interval.max(UPSTREAM_FLOOR), ..self }
+        Self { interval: self.interval.max(UPSTREAM_FLOOR), timeout: some(self.timeout, ANSWER) }
     }
+
+    /// For clients of the local sockets.
+    #[must_use]
+    pub(crate) fn downstream(self) -> Self {
+        Self { interval: some(self.interval, SERVER_INTERVAL), timeout: some(self.timeout, ANSWER) }
+    }
+}
+
+fn some(given: Duration, otherwise: Duration) -> Duration {
+    if given.is_zero() { otherwise } else { given }
 }
 
 /// How long a server may take to say its first HTTP/2 word; the Go library's bound of one attempt.
@@ -64,4 +79,21 @@ pub(super) async fn watch(ping: Option<PingPong>, reads: &Reads, config: Keepali
 pub(super) async fn first_word(reads: &Reads) -> bool {
     tokio::time::sleep(FIRST_WORD).await;
     reads.count() > 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_means_what_the_go_library_takes() {
+        let seconds = |interval, timeout| Keepalive {
+            interval: Duration::from_secs(interval),
+            timeout: Duration::from_secs(timeout),
+        };
+        assert_eq!(seconds(0, 0).upstream(), seconds(10, 20));
+        assert_eq!(seconds(0, 0).downstream(), seconds(7200, 20));
+        assert_eq!(seconds(5, 3).upstream(), seconds(10, 3));
+        assert_eq!(seconds(5, 3).downstream(), seconds(5, 3));
+    }
 }

@@ -187,7 +187,7 @@ async fn connection(shared: Arc<Shared>, socket: unix::Stream, client: Arc<Clien
     let Some((mut http2, reads)) = handshake(&shared, socket, &stop).await else { return };
     let mut streams = Set::new("xds stream");
     let ping = http2.ping_pong();
-    let mut dead = std::pin::pin!(keepalive::watch(ping, &reads, shared.config.keepalive));
+    let mut dead = std::pin::pin!(keepalive::watch(ping, &reads, shared.config.keepalive.downstream()));
     'open: loop {
         tokio::select! {
             biased;
@@ -212,7 +212,7 @@ async fn connection(shared: Arc<Shared>, socket: unix::Stream, client: Arc<Clien
             () = &mut dead => {
                 if let Some(more) = SILENT.may() {
                     tracing::warn!(target: "xdsproxy", "Envoy has not answered a ping for {:?}: closing its \
-                        connection{more}", shared.config.keepalive.timeout);
+                        connection{more}", shared.config.keepalive.downstream().timeout);
                 }
                 return;
             }

@@ -253,6 +253,16 @@ async fn what_is_not_known_goes_on_and_comes_back_byte_for_byte() {
 }
 
 #[tokio::test]
+async fn without_a_limit_a_query_has_that_of_the_go_agents_library() {
+    let Some(nameserver) = Nameserver::start().await else { return };
+    let mut dns = start_with(&[&nameserver], |b| b.env("DNS_FORWARD_TIMEOUT", "0")).await;
+    dns.tell(&table("1", "shop.ns.svc.cluster.local", "10.0.0.1")).await;
+    dns.client.send(&query(1, "www.example.com", A)).await;
+    nameserver.answer(|query| vec![bare(query, 0)]).await;
+    assert_eq!(rcode(&dns.client.receive().await), NO_ERROR);
+}
+
+#[tokio::test]
 async fn a_silent_nameserver_costs_its_time_and_no_answer() {
     let (Some(silent), Some(good)) = (Nameserver::start().await, Nameserver::start().await) else { return };
     let mut dns = start(&[&silent, &good]).await;

@@ -1,5 +1,7 @@
 //! What stands before both sockets: who is let in, which calls are calls, and how long names are told.
 
+use std::time::Duration;
+
 use envoy_types::pb::envoy::config::core::v3::Node;
 use envoy_types::pb::envoy::service::discovery::v3::DiscoveryRequest;
 use envoy_types::pb::google::protobuf::{Struct, Value, value::Kind};
@@ -295,6 +297,23 @@ async fn a_client_that_answers_no_ping_is_taken_off_the_books() {
         .await;
     let terminations = "istio_agent_envoy_connection_terminations{type=\"cancelled\"}";
     assert!(world.agent.metric(terminations).await.unwrap_or_default() >= 1.0, "the end is counted");
+}
+
+#[tokio::test]
+async fn zero_means_what_the_go_library_takes_and_neither_pings_without_pause_nor_no_stream() {
+    let names = ["GRPC_KEEPALIVE_INTERVAL", "GRPC_KEEPALIVE_TIMEOUT", "ISTIO_GPRC_MAXSTREAMS"];
+    let mut world = World::with(|b| names.into_iter().fold(b, |b, name| b.env(name, "0"))).await;
+    drop((world.agent.sds().await, world.agent.xds().await));
+    for (socket, path) in CALLS {
+        let mut io = UnixStream::connect(world.agent.path(socket)).await.unwrap();
+        io.write_all(&[preface(), frame(1, 4, 1, &head(path, &[]))].concat()).await.unwrap();
+        let pinged = async { while kind_of_next(&mut io).await.expect("the connection stays") != 6 {} };
+        assert!(tokio::time::timeout(Duration::from_secs(2), pinged).await.is_err(), "{socket}");
+    }
+    ended(world.istiod().await).await;
+    let (envoy, mut istiod) = world.sotw().await;
+    envoy.send(&ask(CDS));
+    assert_eq!(request(&mut istiod).await.type_url, CDS);
 }
 
 fn proxyless() -> DiscoveryRequest {

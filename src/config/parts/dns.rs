@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::Sources;
-use crate::config::env::var;
+use crate::config::env::{Settings, var};
 use crate::dns::{self, Scope};
 
 const RESOLV_CONF: &str = "/etc/resolv.conf";
@@ -13,6 +13,8 @@ const OTHER_RESOLV_CONF: &str = "/var/lib/istio/resolv.conf";
 /// Of `DNS_SERVE_STALE`: an address that is older leads to somebody else too often.
 const LONGEST_STALE: Duration = Duration::from_secs(30);
 const DEFAULT_ADDRESS: &str = "localhost:15053";
+/// Where `DNS_FORWARD_TIMEOUT` is 0: what the Go agent's library takes then.
+const WITHOUT_LIMIT: Duration = Duration::from_secs(2);
 
 /// Whether there is a server at all.
 #[must_use]
@@ -53,7 +55,7 @@ pub(crate) fn server(config: &Sources, root: bool) -> Option<Dns> {
         resolv_conf: if other { OTHER_RESOLV_CONF } else { RESOLV_CONF }.into(),
         before_sync,
         parallel: s.flag(var::DNS_FORWARD_PARALLEL),
-        timeout: s.duration(var::DNS_FORWARD_TIMEOUT),
+        timeout: limit(s),
         adaptive: s.flag(var::DNS_FORWARD_ADAPTIVE),
         cache: dns::Cache {
             fresh: s.duration(var::DNS_CACHE_MAX_TTL),
@@ -61,4 +63,11 @@ pub(crate) fn server(config: &Sources, root: bool) -> Option<Dns> {
         },
     };
     Some(Dns { server, scope: Scope::new(s.text(var::POD_NAMESPACE), &config.domain) })
+}
+
+// A negative one leaves no time, as in the Go agent.
+fn limit(s: &Settings) -> Duration {
+    let given = s.signed(var::DNS_FORWARD_TIMEOUT);
+    let none = !given.negative && given.span.is_zero();
+    if none { WITHOUT_LIMIT } else { s.duration(var::DNS_FORWARD_TIMEOUT) }
 }

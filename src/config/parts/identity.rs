@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::{Error, Sources};
+use super::{Error, Sources, keepalive};
 use crate::base::files::Watches;
 use crate::base::{handover, uds};
 use crate::ca::csr::spiffe_id;
@@ -263,6 +263,7 @@ pub(crate) fn identity(config: &Sources, plan: &Plan, tokens: Tokens) -> Identit
         let poll_delay = Sources::span(poll_delay);
         PrivateKeyProvider { provider, poll_delay, fallback: fallback.is_some_and(|f| f.value) }
     });
+    let pings = keepalive(&config.settings).downstream();
     let crl = config.settings.flag(var::PILOT_ENABLE_CA_CRL).then(|| PathBuf::from(CRL));
     Identity {
         file_mounted: plan.file_mounted,
@@ -276,7 +277,7 @@ pub(crate) fn identity(config: &Sources, plan: &Plan, tokens: Tokens) -> Identit
         crl,
         // A list that cannot be read has ended the start.
         allowed: uids(s.text(var::SDS_ALLOWED_UIDS)).unwrap_or_default(),
-        keepalive: (s.duration(var::GRPC_KEEPALIVE_INTERVAL), s.duration(var::GRPC_KEEPALIVE_TIMEOUT)),
+        keepalive: (pings.interval, pings.timeout),
         sockets,
     }
 }

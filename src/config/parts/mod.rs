@@ -187,17 +187,24 @@ pub(crate) fn replay_dir(config: &Sources) -> PathBuf {
     }
 }
 
+/// Pings to istiod and on the local sockets: one a second at most, as the Go library has it.
+#[must_use]
+pub(crate) fn keepalive(s: &Settings) -> xds::Keepalive {
+    let interval = s.duration(var::GRPC_KEEPALIVE_INTERVAL);
+    let floor = if interval.is_zero() { interval } else { Duration::from_secs(1) };
+    xds::Keepalive { interval: interval.max(floor), timeout: s.duration(var::GRPC_KEEPALIVE_TIMEOUT) }
+}
+
 /// The relay.
 #[must_use]
 pub(crate) fn xds(config: &Sources) -> xds::Config {
     let s = &config.settings;
     let mut out = xds::Config::new(config.config_path().join("XDS"));
-    out.max_streams = u32::try_from(s.int(var::ISTIO_GPRC_MAXSTREAMS)).unwrap_or(out.max_streams);
+    let streams = u32::try_from(s.int(var::ISTIO_GPRC_MAXSTREAMS)).unwrap_or_default();
+    // The Go library takes 0 for no bound.
+    out.max_streams = if streams == 0 { out.max_streams } else { streams };
     out.max_request = u64::try_from(s.int(var::ISTIO_GPRC_MAXRECVMSGSIZE)).unwrap_or(out.max_request);
-    out.keepalive = xds::Keepalive {
-        interval: s.duration(var::GRPC_KEEPALIVE_INTERVAL),
-        timeout: s.duration(var::GRPC_KEEPALIVE_TIMEOUT),
-    };
+    out.keepalive = keepalive(s);
     out.hold = s.duration(var::XDS_HOLD_TIMEOUT);
     out.spread = spread(s).0;
     // An unknown word has ended the start.
