@@ -11,6 +11,7 @@
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, ToSocketAddrs};
+use std::path::Path;
 use std::time::Duration;
 
 use tokio::process::{Child, Command};
@@ -18,8 +19,8 @@ use tokio::sync::Semaphore;
 use tokio::sync::oneshot::{Receiver, channel};
 
 use super::errno::no_descriptor;
-use super::open_files;
 use super::tasks::guarded;
+use super::{hosts, open_files};
 
 /// Look-ups of names. Istiod, an application's host, a registry and a resolver's own name are asked for at once by
 /// an agent that is busy; more only come up when the resolver does not answer.
@@ -274,7 +275,15 @@ pub(crate) async fn look_up(host: &str, port: u16) -> io::Result<Vec<SocketAddr>
         return Ok(vec![SocketAddrV6::new(ip, port, 0, scope).into()]);
     }
     let host = host.to_owned();
-    NAMES.run(move || (host.as_str(), port).to_socket_addrs().map(Iterator::collect).map_err(cause)).await?
+    NAMES
+        .run(move || {
+            let listed = hosts::of_absolute(Path::new(hosts::FILE), &host);
+            if !listed.is_empty() {
+                return Ok(listed.into_iter().map(|ip| SocketAddr::new(ip, port)).collect());
+            }
+            (host.as_str(), port).to_socket_addrs().map(Iterator::collect).map_err(cause)
+        })
+        .await?
 }
 
 /// Why there are no addresses. The resolver calls a name unknown where it could open neither its files nor a socket, and

@@ -23,6 +23,7 @@ pub(crate) mod files;
 pub(crate) mod go_duration;
 pub(crate) mod handover;
 pub(crate) mod heap;
+mod hosts;
 pub(crate) mod lane;
 pub(crate) mod logging;
 pub(crate) mod metrics;

@@ -16,7 +16,7 @@ use tokio::sync::mpsc::UnboundedReceiver;
 use crate::support::agent::{TOKEN, XDS};
 use crate::support::builder::Builder;
 use crate::support::client::{Duplex, EnvoyClient, node};
-use crate::support::{Code, LIMIT, MockIstiod, TestAgent, eventually};
+use crate::support::{Code, LIMIT, MockIstiod, TestAgent, eventually, root_for};
 
 pub const CDS: &str = "type.googleapis.com/envoy.config.cluster.v3.Cluster";
 const LDS: &str = "type.googleapis.com/envoy.config.listener.v3.Listener";
@@ -427,4 +427,24 @@ async fn the_socket_is_open_to_all_and_gone_at_the_end() {
     ended(istiod).await;
     world.agent.wait_exit().await;
     assert!(!path.exists());
+}
+
+#[tokio::test]
+async fn the_file_of_host_names_leads_to_a_name_with_a_dot_at_its_end() {
+    if !root_for("another file of host names") {
+        return;
+    }
+    let mock = MockIstiod::start().await;
+    let address = format!("istiod.istio-system.svc.:{}", mock.address().port());
+    let bind = "mount --bind hosts /etc/hosts && exec \"$@\"";
+    let agent = TestAgent::with()
+        .istiod(&mock)
+        .proxy_config("discoveryAddress", address)
+        .file("hosts", "127.0.0.1 istiod.istio-system.svc\n")
+        .before(&["unshare", "--mount", "sh", "-c", bind, "sh"].map(ToOwned::to_owned))
+        .start();
+    let mut world = World { streams: mock.take_streams(), mock, agent };
+    let (envoy, mut istiod) = world.sotw().await;
+    envoy.send(&ask(CDS));
+    assert_eq!(request(&mut istiod).await.type_url, CDS);
 }
