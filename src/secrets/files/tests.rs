@@ -151,6 +151,20 @@ async fn what_was_reported_is_over_when_the_same_lies_there_again() {
 }
 
 #[tokio::test]
+async fn a_chain_is_whole_or_none_and_may_follow_its_key() {
+    let mut world = World::pair();
+    let one = pair();
+    let both = format!("{}{}", one.key, one.chain);
+    world.put("key.pem", &one.key);
+    world.put("cert.pem", &both);
+    assert_eq!(chain(&world.follow().await.unwrap()), both);
+    let junk = format!("{}-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n", one.chain);
+    world.put("cert.pem", &junk);
+    assert!(world.store.look_all().await.is_empty());
+    assert_ne!(wrong(&world.store), "");
+}
+
+#[tokio::test]
 async fn removed_files_leave_what_was_read() {
     let mut world = World::pair();
     let (one, two) = (pair(), pair());
