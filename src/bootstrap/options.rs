@@ -299,7 +299,7 @@ impl Options {
             tracing::warn!("metadata discovery needs delta xDS and is off, because ISTIO_DELTA_XDS is false");
         }
         if let Some(Tracer::Stackdriver { .. }) = self.tracer
-            && self.node.platform.get("gcp_project").is_none_or(String::is_empty)
+            && !self.node.platform.contains_key("gcp_project")
         {
             return Err(Error::NoGcpProject);
         }

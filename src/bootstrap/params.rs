@@ -4,10 +4,11 @@
 
 use std::collections::BTreeMap;
 
-use serde_json::{Map, Value as Json, json};
+use serde_json::{Value as Json, json};
 
-use super::template::{Record, Value, go_json};
+use super::template::{Record, Value, capital, go_json};
 use super::{Error, HostPort, Keepalive, Options, Tracer, clusters, runtime, stats, tls, tracer};
+use crate::proto::schema::ISTIO_MESH_V1ALPHA1_PROXYCONFIG as PROXY;
 
 /// Metadata fields as templates name them.
 const METADATA: &[(&str, &str)] = &[
@@ -83,59 +84,6 @@ const FLAGS: &[&str] = &[
     "ENABLE_SELF_DISCOVERY",
 ];
 
-type Absent = fn() -> Value;
-
-/// Proxy config fields that are there even when the JSON form leaves them out, and their values then.
-const CONFIG: &[(&str, Absent)] = {
-    const TEXT: fn() -> Value = || Value::text("");
-    const NUMBER: fn() -> Value = || Value::Int(0);
-    const NOTHING: fn() -> Value = || Value::Nil;
-    const LIST: fn() -> Value = || Value::List(Vec::new());
-    const MAP: fn() -> Value = || Value::Map(BTreeMap::new());
-    &[
-        ("ConfigPath", TEXT),
-        ("BinaryPath", TEXT),
-        ("ServiceCluster", TEXT),
-        ("TracingServiceName", TEXT),
-        ("DrainDuration", NOTHING),
-        ("DiscoveryAddress", TEXT),
-        ("DiscoveryRefreshDelay", NOTHING),
-        ("ZipkinAddress", TEXT),
-        ("StatsdUdpAddress", TEXT),
-        ("ProxyAdminPort", NUMBER),
-        ("AvailabilityZone", TEXT),
-        ("ControlPlaneAuthPolicy", TEXT),
-        ("CustomConfigFile", TEXT),
-        ("StatNameLength", NUMBER),
-        ("Concurrency", NOTHING),
-        ("ProxyBootstrapTemplatePath", TEXT),
-        ("InterceptionMode", TEXT),
-        ("Tracing", NOTHING),
-        ("EnvoyMetricsServiceAddress", TEXT),
-        ("Sds", NOTHING),
-        ("EnvoyAccessLogService", NOTHING),
-        ("EnvoyMetricsService", NOTHING),
-        ("ProxyMetadata", MAP),
-        ("StatusPort", NUMBER),
-        ("ExtraStatTags", LIST),
-        ("GatewayTopology", NOTHING),
-        ("TerminationDrainDuration", NOTHING),
-        ("MeshId", TEXT),
-        ("ReadinessProbe", NOTHING),
-        ("ProxyStatsMatcher", NOTHING),
-        ("HoldApplicationUntilProxyStarts", NOTHING),
-        ("CaCertificatesPem", LIST),
-        ("Image", NOTHING),
-        ("RuntimeValues", MAP),
-        ("PrivateKeyProvider", NOTHING),
-        ("ProxyHeaders", NOTHING),
-        ("StatsCompression", NOTHING),
-        ("FileFlushInterval", NOTHING),
-        ("FileFlushMinSizeKb", NUMBER),
-        ("ConnectionSettings", NOTHING),
-    ]
-};
-
 /// All parameters.
 ///
 /// # Errors
@@ -148,7 +96,7 @@ pub fn all(options: &Options) -> Result<Value, Error> {
     p.text("nodeType", node.kind());
     p.text("cluster", &node.cluster);
     p.json("meta_json_str", &Json::Object(node.metadata()));
-    p.put("metadata", metadata(&node.typed));
+    p.put("metadata", metadata(options));
     p.put("config", config(&options.proxy_config));
     let locality = &node.locality;
     for (name, value) in
@@ -345,7 +293,12 @@ fn stats_params(p: &mut Params, options: &Options) {
     p.some_text("stats_eviction_interval", intervals.eviction.as_deref().unwrap_or_default());
 }
 
-fn metadata(typed: &Map<String, Json>) -> Value {
+/// Metadata fields of the bootstrap's own, beside those that istiod knows as well.
+const OWN: &[&str] =
+    &["InstanceName", "Owner", "PilotSubjectAltName", "OutlierLogPath", "AppContainers", "IstioProxySHA"];
+
+fn metadata(options: &Options) -> Value {
+    let typed = &options.node.typed;
     let member = |(key, name): &(&str, &str)| {
         let given = typed.get(*key);
         let text = given.and_then(Json::as_str);
@@ -371,32 +324,32 @@ fn metadata(typed: &Map<String, Json>) -> Value {
         };
         ((*name).to_owned(), value)
     };
-    record("*model.BootstrapNodeMetadata", METADATA.iter().map(member).collect(), Json::Object(typed.clone()))
+    let json = Json::Object(typed.clone());
+    let mut members: BTreeMap<String, Value> = METADATA.iter().map(member).collect();
+    members.insert("Raw".to_owned(), Value::from_json(&Json::Object(options.node.raw.clone())));
+    let known = members.iter().filter(|(name, _)| !OWN.contains(&name.as_str()));
+    let known = known.map(|(name, value)| (name.clone(), value.clone())).collect();
+    members.insert("NodeMetadata".to_owned(), record("model.NodeMetadata", known, json.clone()));
+    members.insert("XDSRootCert".to_owned(), Value::text(&options.xds_root_cert));
+    record("*model.BootstrapNodeMetadata", members, json)
 }
 
 fn config(json: &Json) -> Value {
-    let mut members: BTreeMap<String, Value> =
-        CONFIG.iter().map(|(name, zero)| ((*name).to_owned(), zero())).collect();
-    for (key, value) in json.as_object().into_iter().flatten() {
-        let value = match key.as_str() {
-            "proxyMetadata" | "runtimeValues" => Value::from_json(value),
-            // A wrapper; its number is a member.
-            "concurrency" | "statsCompression" | "holdApplicationUntilProxyStarts" => {
-                open_record(&json!({"value": value}))
-            }
-            _ if value.is_object() => open_record(value),
-            _ => Value::from_json(value),
-        };
-        if matches!(key.as_str(), "serviceCluster" | "tracingServiceName") {
-            members.insert("ClusterName".to_owned(), open_record(&json!({key.as_str(): &json[key]})));
-        }
-        members.insert(capital(key), value);
+    let mut config = Value::message(&PROXY, json);
+    if let Value::Record(record) = &mut config {
+        let chosen =
+            ["serviceCluster", "tracingServiceName"].into_iter().find(|name| json.get(name).is_some());
+        let members =
+            chosen.map(capital).and_then(|name| Some((name.clone(), record.members.get(&name)?.clone())));
+        let kind = "istio.mesh.v1alpha1.ProxyConfig.ClusterName";
+        let chosen = self::record(kind, members.into_iter().collect(), Json::Null);
+        record.members.insert("ClusterName".to_owned(), chosen);
     }
-    record("*v1alpha1.ProxyConfig", members, json.clone())
+    config
 }
 
 fn record(kind: &'static str, members: BTreeMap<String, Value>, json: Json) -> Value {
-    Value::Record(Box::new(Record { kind, members, json, open: false }))
+    Value::Record(Box::new(Record { kind, members, json, open: false, text: None }))
 }
 
 // A message whose absent members count as empty.
@@ -410,17 +363,15 @@ fn open_record(json: &Json) -> Value {
         members: members.collect(),
         json: json.clone(),
         open: true,
+        text: None,
     }))
-}
-
-fn capital(key: &str) -> String {
-    let mut chars = key.chars();
-    chars.next().map(|first| first.to_uppercase().chain(chars).collect()).unwrap_or_default()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::Map;
+
     use crate::bootstrap::{Node, template};
 
     fn check(options: &Options, table: &[(&str, &str)]) {
@@ -481,8 +432,62 @@ mod tests {
             ("{{ .custom_file_path }}", "./var/run/secrets/credential-uds/files-socket"),
             ("{{ .metadata.CertBaseDir }}", "/certs"),
             ("{{ .config.ClusterName.ServiceCluster }}", "web"),
+            (
+                "{{ .metadata.NodeMetadata.CertBaseDir }} {{ index .metadata.Raw \"file-credential\" }}",
+                "/certs true",
+            ),
             ("{{ if .tracing_tls }}{{ contains \"h2\" .tracing_tls }}{{ end }}", "false"),
         ];
         check(&options, &table);
+    }
+
+    // As templates of releases up to 1.5 asked it, and others since.
+    #[test]
+    fn a_proxy_config_has_gos_types() {
+        let proxy_config = json!({
+            "controlPlaneAuthPolicy": "MUTUAL_TLS", "drainDuration": "45s", "terminationDrainDuration": "1.500s",
+            "concurrency": 2, "statsCompression": false, "tracing": {"zipkin": {"address": "z:9411"}},
+        });
+        let options = Options { proxy_config, ..Options::default() };
+        let table = [
+            ("{{ if eq .config.ControlPlaneAuthPolicy 1 }}tls{{ end }}", "tls"),
+            (
+                "{{ .config.ControlPlaneAuthPolicy }} {{ printf \"%d %s\" .config.ControlPlaneAuthPolicy .config.InterceptionMode }}",
+                "MUTUAL_TLS 1 REDIRECT",
+            ),
+            ("{{ if .config.InterceptionMode }}x{{ end }}", ""),
+            ("{{ .config.DrainDuration.Seconds }}s {{ .config.DrainDuration }}", "45s seconds:45"),
+            (
+                "{{ .config.TerminationDrainDuration.Nanos }} {{ .config.TerminationDrainDuration }}",
+                "500000000 seconds:1 nanos:500000000",
+            ),
+            (
+                "{{ .config.Concurrency.Value }} {{ .config.Concurrency.GetValue }} {{ .config.Concurrency }}",
+                "2 2 value:2",
+            ),
+            ("{{ .config.StatsCompression.Value }}<{{ .config.StatsCompression }}>", "false<>"),
+            (
+                "{{ .config.Tracing.GetZipkin.Address }} <{{ .config.Tracing.GetDatadog.GetAddress }}>",
+                "z:9411 <>",
+            ),
+            ("{{ .config.EnvoyMetricsService }}{{ with .config.EnvoyMetricsService }}x{{ end }}", "<nil>"),
+            (
+                "<{{ .config.EnvoyMetricsService.GetTlsSettings.GetMode }}> {{ toJSON .config.Image }}",
+                "<DISABLE> null",
+            ),
+            (
+                "{{ .config.StatusPort }} {{ .config.ExtraStatTags }} {{ .config.ProxyMetadata }}",
+                "0 [] map[]",
+            ),
+        ];
+        check(&options, &table);
+        let data = all(&options).unwrap();
+        let fault = template::render("{{ .config.EnvoyMetricsService.Address }}", &data, &BTreeMap::new());
+        assert!(
+            fault
+                .unwrap_err()
+                .to_string()
+                .contains("nil pointer evaluating istio.mesh.v1alpha1.RemoteService.Address")
+        );
     }
 }

@@ -4,7 +4,7 @@
 //! that names every fault with its place.
 
 /// A message type.
-#[derive(Debug)]
+#[derive(Debug, PartialEq, Eq)]
 pub struct Message {
     /// Full name.
     pub name: &'static str,
@@ -13,7 +13,7 @@ pub struct Message {
 }
 
 /// A field of a message.
-#[derive(Debug)]
+#[derive(Debug, PartialEq, Eq)]
 pub struct Field {
     /// Name in JSON.
     pub json: &'static str,
@@ -39,7 +39,7 @@ pub enum Shape {
 }
 
 /// The type of a value.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// Text.
     Text,
@@ -66,7 +66,7 @@ pub enum Kind {
 }
 
 /// An enum type.
-#[derive(Debug)]
+#[derive(Debug, PartialEq, Eq)]
 pub struct Enum {
     /// Full name.
     pub name: &'static str,

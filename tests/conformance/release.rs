@@ -390,3 +390,23 @@ async fn a_changed_template_at_its_old_place_is_used_and_a_stock_one_passed_over
     agent.wait_log("is passed over: ").await;
     agent.stop().await;
 }
+
+// The template's questions are those of releases up to 1.5; the folder is the agent's own.
+#[tokio::test]
+async fn an_old_template_and_the_folder_the_agent_stands_in_are_understood_as_by_the_go_agent() {
+    let mock = MockIstiod::start().await;
+    let asked = r#"{"tls": {{ eq .config.ControlPlaneAuthPolicy 1 }}, "none": "{{ .nope.deeper }}",
+        "drain": {{ .config.DrainDuration.Seconds }}, "admin": {"address": {"socket_address":
+        {"address": "127.0.0.1", "port_value": {{ .config.ProxyAdminPort }}}}}}"#;
+    let start = TestAgent::with().istiod(&mock).proxy_config("configPath", ".").file("t.json", asked);
+    let mut agent = start.args(&["proxy", "sidecar", "--templateFile=t.json"]).start();
+    agent.wait_ready().await;
+    let text = std::fs::read_to_string(agent.path("envoy-rev.json")).unwrap();
+    let bootstrap: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert_eq!((&bootstrap["tls"], &bootstrap["drain"]), (&true.into(), &45.into()));
+    assert_eq!(bootstrap["none"], "<no value>");
+    let notes = agent.fake_notes();
+    let arguments = notes.iter().find_map(|note| note["args"].as_array()).unwrap();
+    assert_eq!((&arguments[0], &arguments[1]), (&"-c".into(), &"envoy-rev.json".into()));
+    agent.stop().await;
+}

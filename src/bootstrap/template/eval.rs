@@ -130,6 +130,13 @@ impl Run<'_> {
     fn range(&mut self, pipe: &Pipe, list: &List, otherwise: &List, dot: &Value) -> Result<Flow, Error> {
         let bare = Pipe { variables: Vec::new(), ..pipe.clone() };
         let value = self.pipe(&bare, dot)?;
+        // What is assigned to holds the whole until there is an item.
+        for name in pipe.variables.iter().filter(|_| pipe.assigns) {
+            self.bind(name, value.clone(), true);
+        }
+        if let (Value::Int(n), [_, _]) = (&value, pipe.variables.as_slice()) {
+            return Err(self.fail(format!("can't use {n} to iterate over more than one variable")));
+        }
         let items: Vec<(Value, Value)> = match value {
             Value::Nil => Vec::new(),
             Value::List(items) => items
@@ -191,6 +198,9 @@ impl Run<'_> {
         let Operand::Function(name) = first else {
             if !rest.is_empty() || last.is_some() {
                 return Err(self.fail("can't give argument to non-function"));
+            }
+            if matches!(first, Operand::Literal(Value::Nil)) {
+                return Err(self.fail("nil is not a command"));
             }
             return self.operand(first, dot);
         };

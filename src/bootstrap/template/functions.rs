@@ -161,7 +161,11 @@ fn own(name: &str, a: &[Value]) -> Option<Answer> {
         ("print", _) => text::print(a, false).map(Value::Text),
         ("println", _) => text::print(a, true).map(Value::Text),
         ("printf", _) => text::printf(a).map(Value::Text),
-        ("html" | "js" | "urlquery", _) => text::print(a, false).map(|t| Value::Text(text::escape(name, &t))),
+        ("html" | "js" | "urlquery", _) => {
+            let nothing = |v: &Value| if *v == Value::Nil { Value::text("<no value>") } else { v.clone() };
+            let shown: Vec<Value> = a.iter().map(nothing).collect();
+            text::print(&shown, false).map(|t| Value::Text(text::escape(name, &t)))
+        }
         ("eq", [v, others @ ..]) if !others.is_empty() => others
             .iter()
             .map(|other| compare(v, other, true).map(|o| o == Ordering::Equal))
@@ -264,7 +268,7 @@ fn slice(value: &Value, bounds: &[Value]) -> Answer {
 fn compare(l: &Value, r: &Value, equality: bool) -> Result<Ordering, Fault> {
     let different = Err(Fault::Plain("incompatible types for comparison"));
     match (l, r) {
-        (Value::Int(l), Value::Int(r)) => Ok(l.cmp(r)),
+        (Value::Int(l) | Value::Named(_, l), Value::Int(r) | Value::Named(_, r)) => Ok(l.cmp(r)),
         (Value::Float(l), Value::Float(r)) => Ok(l.partial_cmp(r).unwrap_or(Ordering::Less)),
         (Value::Text(l), Value::Text(r)) => Ok(l.cmp(r)),
         (Value::Bool(l), Value::Bool(r)) if equality => Ok(l.cmp(r)),
@@ -276,7 +280,7 @@ fn compare(l: &Value, r: &Value, equality: bool) -> Result<Ordering, Fault> {
 
 fn numbers(name: &str, a: &[Value]) -> Option<Answer> {
     let whole = |value: &Value| match value {
-        Value::Int(n) => *n,
+        Value::Int(n) | Value::Named(_, n) => *n,
         #[expect(clippy::cast_possible_truncation, reason = "cut towards zero, as Sprig does")]
         Value::Float(n) => *n as i64,
         Value::Text(text) => text.parse().unwrap_or(0),

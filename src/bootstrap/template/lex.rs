@@ -52,22 +52,26 @@ pub(super) fn pieces(text: &str) -> Result<Vec<Piece>, Error> {
         let mut plain = &rest[..at];
         line += plain.matches('\n').count();
         let mut inner = &rest[at + 2..];
+        let mut leading = inner;
         if trim {
             plain = plain.trim_start_matches(SPACE);
         }
         if let Some(trimmed) = inner.strip_prefix('-').filter(|r| r.starts_with(SPACE)) {
             plain = plain.trim_end_matches(SPACE);
             inner = trimmed;
+            leading = trimmed.strip_prefix(SPACE).unwrap_or(trimmed);
         }
         push_text(&mut out, plain);
         let start = line;
         let fail = |reason: &str| Error::new(start, reason);
-        let leading = inner.trim_start_matches(SPACE);
+        // A comment touches its braces, or their trim markers, on both sides.
         if let Some(comment) = leading.strip_prefix("/*") {
             let end = comment.find("*/").ok_or_else(|| fail("unclosed comment"))?;
             let after = &comment[end + 2..];
             line += rest[..rest.len() - after.len()].matches('\n').count() - rest[..at].matches('\n').count();
-            (rest, trim) = close(after).ok_or_else(|| fail("comment ends before closing delimiter"))?;
+            let trimming = || after.strip_prefix(SPACE)?.strip_prefix("-}}").map(|rest| (rest, true));
+            let closing = after.strip_prefix("}}").map(|rest| (rest, false)).or_else(trimming);
+            (rest, trim) = closing.ok_or_else(|| fail("comment ends before closing delimiter"))?;
             continue;
         }
         let mut tokens = Vec::new();

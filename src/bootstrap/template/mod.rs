@@ -4,7 +4,7 @@
 //! comments, variables, trim markers, pipelines), all of Go's own functions but `call`, `toJSON`, and the
 //! functions of Sprig that work on text, numbers, lists and dictionaries. A function that is not there is a
 //! parse error that names it; nothing is rendered then. Not there: methods other than getters, printing a
-//! whole record, complex numbers.
+//! whole record but for spans of time and single numbers, complex numbers.
 //!
 //! Our own because the crates for this syntax (gtmpl and its forks) have not been kept for years, know
 //! neither trim markers inside blocks reliably nor `else with`, `break` or Sprig, and print numbers and
@@ -13,6 +13,7 @@
 mod eval;
 mod functions;
 mod lex;
+mod message;
 mod parse;
 #[cfg(test)]
 mod tests;
@@ -21,7 +22,7 @@ mod value;
 
 use std::collections::BTreeMap;
 
-pub(crate) use value::{Record, Value, go_json};
+pub(crate) use value::{Record, Value, capital, go_json};
 
 /// Why a template gave nothing.
 #[derive(Debug, Clone, thiserror::Error, PartialEq, Eq)]
@@ -66,9 +67,14 @@ pub enum Fault {
         /// The type.
         kind: &'static str,
     },
-    /// A member of nothing.
-    #[error("nil data; no entry for key {0:?}")]
-    NilData(String),
+    /// A member of a message that is not set.
+    #[error("nil pointer evaluating {kind}.{name}")]
+    NilPointer {
+        /// The member.
+        name: String,
+        /// The message's type.
+        kind: &'static str,
+    },
     /// A value that has no text.
     #[error("cannot print a whole {0}: name a member, or use toJSON")]
     Unprintable(&'static str),

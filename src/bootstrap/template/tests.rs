@@ -11,6 +11,7 @@ fn data() -> Value {
         members: [("Port".to_owned(), Value::Int(15000))].into(),
         json: serde_json::json!({"port": 15000, "q": "<&>"}),
         open: false,
+        text: None,
     };
     members.insert("config".into(), Value::Record(Box::new(record)));
     Value::Map(members)
@@ -26,7 +27,10 @@ fn renders_as_go_does() {
         ("plain", "plain"),
         ("{{ .name }}", "web"),
         ("{{.n}} {{.off}} {{.half}} {{.big}} {{.list}} {{.map}}", "3 false 0.5 1e+21 [a b c] map[k:v l:w]"),
-        ("{{ .missing }}|{{ .none }}", "<no value>|<no value>"),
+        (
+            "{{ .missing }}|{{ .none }}|{{ .missing.x.y }}|{{ .map.x.y }}",
+            "<no value>|<no value>|<no value>|<no value>",
+        ),
         ("a {{- .name -}} b", "awebb"),
         ("a {{- /* a\ncomment */ -}} b", "ab"),
         ("{{/* x */}}y", "y"),
@@ -47,6 +51,17 @@ fn renders_as_go_does() {
         ("{{ block \"b\" .n }}{{ . }}{{ end }}", "3"),
         ("{{ .name | printf \"%s-%d-%q-%v\" \"a\" 2 \"x\\\"\" }}", "a-2-\"x\\\"\"-web"),
         ("{{ printf \"%5d|%-5s|%05d|%.1f|%x\" 3 \"a\" 42 1.25 255 }}", "    3|a    |00042|1.2|ff"),
+        ("{{ printf \"%e|%U|%X|% d|%#v\" 1234.5 233 \"hi\" 3 \"a\" }}", "1.234500e+03|U+00E9|6869| 3|\"a\""),
+        (
+            "{{ 1e6 }} {{ 123456.0 }} {{ 1234567.5 }} {{ 0.0001 }} {{ 0.00001 }}",
+            "1e+06 123456 1.2345675e+06 0.0001 1e-05",
+        ),
+        (
+            "{{ js .none }} {{ printf \"%s %v %T\" .missing .missing .missing }}",
+            "\\u003Cno value\\u003E %!s(<nil>) <nil> <nil>",
+        ),
+        ("{{ $x := 1 }}{{ range $x = .missing }}{{ end }}{{ $x }}", "<no value>"),
+        ("{{ printf \"%[2]s %[1]s %[3]s\" \"a\" \"b\" }}", "b a %!s(BADINDEX)"),
         ("{{ printf \"%d %s\" \"a\" }}", "%!d(string=a) %!s(MISSING)"),
         ("{{ print 1 2 \"a\" \"b\" 3 }}", "1 2ab3"),
         ("{{ len .list }}{{ index .list 2 }}{{ index .map \"zz\" }}", "3c"),
@@ -90,7 +105,10 @@ fn says_where_and_what() {
         ("{{ break }}", "line 1: break outside range"),
         ("{{ .name.x }}", "line 1: can't evaluate field x in type string"),
         ("{{ .config.Nope }}", "line 1: can't evaluate field Nope in type *Config"),
-        ("{{ .missing.x }}", "line 1: nil data; no entry for key \"x\""),
+        ("{{ nil }}", "line 1: nil is not a command"),
+        ("{{/* x */ }}", "line 1: comment ends before closing delimiter"),
+        ("{{ /* x */}}", "line 1: unexpected '/' in command"),
+        ("{{ range $i, $v := 2 }}{{ end }}", "line 1: can't use 2 to iterate over more than one variable"),
         ("\n{{ .config }}", "line 2: cannot print a whole *Config: name a member, or use toJSON"),
         ("{{ index .list 3 }}", "line 1: error calling index: index out of range: 3"),
         ("{{ eq .name 1 }}", "line 1: error calling eq: incompatible types for comparison"),

@@ -1,14 +1,15 @@
 //! Text as Go and Sprig make it: formats and escapes.
 
 use super::Fault;
-use super::value::{Value, float, go_json};
+use super::value::{Value, float, go_json, signed};
 
 /// `printf`.
 pub(super) fn printf(arguments: &[Value]) -> Result<String, Fault> {
     let Some((Value::Text(format), arguments)) = arguments.split_first() else {
         return Err(Fault::Plain("wants a format"));
     };
-    let mut arguments = arguments.iter();
+    // The next argument, and whether the format has named one by its number.
+    let (mut next, mut named) = (0, false);
     let mut out = String::new();
     let mut chars = format.chars().peekable();
     while let Some(c) = chars.next() {
@@ -20,17 +21,31 @@ pub(super) fn printf(arguments: &[Value]) -> Result<String, Fault> {
         while let Some(c) = chars.next_if(|c| "+-# 0.".contains(*c) || c.is_ascii_digit()) {
             spec.push(c);
         }
+        if chars.next_if_eq(&'[').is_some() {
+            let mut number = String::new();
+            while let Some(c) = chars.next_if(|c| *c != ']') {
+                number.push(c);
+            }
+            chars.next();
+            next = number.parse::<usize>().ok().and_then(|n| n.checked_sub(1)).unwrap_or(usize::MAX);
+            named = true;
+        }
         match chars.next() {
             None => out.push_str("%!(NOVERB)"),
             Some('%') => out.push('%'),
-            Some(verb) => match arguments.next() {
+            Some(verb) => match arguments.get(next) {
+                None if named => out.push_str(&format!("%!{verb}(BADINDEX)")),
                 None => out.push_str(&format!("%!{verb}(MISSING)")),
-                Some(value) => out.push_str(&verb_text(verb, &spec, value)?),
+                Some(value) => {
+                    out.push_str(&verb_text(verb, &spec, value)?);
+                    next += 1;
+                }
             },
         }
     }
+    let extra = arguments.get(next..).filter(|_| !named).into_iter().flatten();
     let extra: Vec<String> =
-        arguments.map(|v| Ok(format!("{}={}", v.kind(), v.print()?))).collect::<Result<_, Fault>>()?;
+        extra.map(|v| Ok(format!("{}={}", v.kind(), v.print()?))).collect::<Result<_, Fault>>()?;
     if !extra.is_empty() {
         out.push_str(&format!("%!(EXTRA {})", extra.join(", ")));
     }
@@ -44,16 +59,20 @@ fn verb_text(verb: char, spec: &str, value: &Value) -> Result<String, Fault> {
         None => (rest, None),
     };
     let width = width.parse::<usize>().unwrap_or(0).min(10_000);
+    if let (Value::Nil, false) = (value, matches!(verb, 'v' | 'T')) {
+        return Ok(format!("%!{verb}(<nil>)"));
+    }
     let bad = || Ok(format!("%!{verb}({}={})", value.kind(), value.print()?));
     let mut text = match (verb, value) {
-        ('v' | 's', Value::Text(text)) => match precision {
+        ('v', Value::Text(text)) if flags.contains('#') => quote(text),
+        ('v' | 's', Value::Text(text) | Value::Named(text, _)) => match precision {
             Some(most) => text.chars().take(most).collect(),
             None => text.clone(),
         },
         ('v', value) => value.print()?,
         ('s', Value::List(_) | Value::Map(_)) => value.print()?,
         ('t', Value::Bool(on)) => on.to_string(),
-        ('d', Value::Int(n)) => n.to_string(),
+        ('d', Value::Int(n) | Value::Named(_, n)) => n.to_string(),
         ('x', Value::Int(n)) => format!("{n:x}"),
         ('X', Value::Int(n)) => format!("{n:X}"),
         ('o', Value::Int(n)) => format!("{n:o}"),
@@ -62,15 +81,23 @@ fn verb_text(verb: char, spec: &str, value: &Value) -> Result<String, Fault> {
             u32::try_from(*n).ok().and_then(char::from_u32).unwrap_or('\u{fffd}').to_string()
         }
         ('x', Value::Text(text)) => text.bytes().map(|b| format!("{b:02x}")).collect(),
-        ('q', Value::Text(text)) => quote(text),
+        ('X', Value::Text(text)) => text.bytes().map(|b| format!("{b:02X}")).collect(),
+        ('U', Value::Int(n)) => format!("U+{n:04X}"),
+        ('q', Value::Text(text) | Value::Named(text, _)) => quote(text),
         ('f' | 'F', Value::Float(n)) => format!("{n:.*}", precision.unwrap_or(6)),
-        ('e', Value::Float(n)) => format!("{n:e}"),
+        ('e', Value::Float(n)) => {
+            let text = format!("{n:.*e}", precision.unwrap_or(6));
+            let (digits, exponent) = text.split_once('e').unwrap_or((&text, "0"));
+            format!("{digits}e{}", signed(exponent))
+        }
         ('g', Value::Float(n)) => float(*n),
+        ('T', Value::Nil) => "<nil>".to_owned(),
         ('T', value) => value.kind().to_owned(),
         _ => return bad(),
     };
-    if flags.contains('+') && matches!(value, Value::Int(0..)) {
-        text.insert(0, '+');
+    let sign = if flags.contains('+') { Some('+') } else { flags.contains(' ').then_some(' ') };
+    if let (Some(sign), Value::Int(0..)) = (sign, value) {
+        text.insert(0, sign);
     }
     let missing = width.saturating_sub(text.chars().count());
     if flags.contains('-') {

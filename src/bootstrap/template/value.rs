@@ -1,10 +1,12 @@
 //! Values that templates work on, with Go's notions of truth and of printing.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use serde_json::{Map, Value as Json, json};
 
 use super::Fault;
+use crate::proto::schema::Message;
 
 /// The longest result, in bytes: a bootstrap is some tens of kilobytes.
 pub(super) const LIMIT: usize = 16 << 20;
@@ -28,6 +30,10 @@ pub enum Value {
     Map(BTreeMap<String, Value>),
     /// Members that are known.
     Record(Box<Record>),
+    /// A member of an enum: its name, which is printed, and its number, which is compared.
+    Named(String, i64),
+    /// A message that is not set.
+    Unset(&'static Message),
 }
 
 /// A value with known members, by their names in Go; in JSON it has a form of its own.
@@ -41,6 +47,8 @@ pub struct Record {
     pub json: Json,
     /// Other members are absent rather than unknown.
     pub open: bool,
+    /// As it is printed, where it can be.
+    pub text: Option<String>,
 }
 
 impl Value {
@@ -87,6 +95,8 @@ impl Value {
                 Json::Object(members.iter().map(|(k, v)| (k.clone(), v.to_json())).collect::<Map<_, _>>())
             }
             Self::Record(record) => record.json.clone(),
+            Self::Named(_, n) => json!(n),
+            Self::Unset(_) => Json::Null,
         }
     }
 
@@ -94,9 +104,9 @@ impl Value {
     #[must_use]
     pub(crate) fn truth(&self) -> bool {
         match self {
-            Self::Nil => false,
+            Self::Nil | Self::Unset(_) => false,
             Self::Bool(on) => *on,
-            Self::Int(n) => *n != 0,
+            Self::Int(n) | Self::Named(_, n) => *n != 0,
             Self::Float(n) => *n != 0.0,
             Self::Text(text) => !text.is_empty(),
             Self::List(items) => !items.is_empty(),
@@ -117,17 +127,19 @@ impl Value {
             Self::List(_) => "list",
             Self::Map(_) => "map",
             Self::Record(record) => record.kind,
+            Self::Named(..) => "int32",
+            Self::Unset(of) => of.name,
         }
     }
 
     /// As Go's `%v` prints it; a record has no such form here.
     pub fn print(&self) -> Result<String, Fault> {
         Ok(match self {
-            Self::Nil => "<nil>".to_owned(),
+            Self::Nil | Self::Unset(_) => "<nil>".to_owned(),
             Self::Bool(on) => on.to_string(),
             Self::Int(n) => n.to_string(),
             Self::Float(n) => float(*n),
-            Self::Text(text) => text.clone(),
+            Self::Text(text) | Self::Named(text, _) => text.clone(),
             Self::List(items) => {
                 let items: Result<Vec<_>, _> = items.iter().map(Self::print).collect();
                 format!("[{}]", items?.join(" "))
@@ -137,24 +149,20 @@ impl Value {
                 let members: Result<Vec<_>, _> = members.iter().map(member).collect();
                 format!("map[{}]", members?.join(" "))
             }
-            Self::Record(record) => {
-                return Err(Fault::Unprintable(record.kind));
-            }
+            Self::Record(record) => record.text.clone().ok_or(Fault::Unprintable(record.kind))?,
         })
     }
 
-    /// What `.a.b` finds; a member that a map does not have is nothing.
+    /// What `.a.b` finds; a member that a map does not have is nothing, and so are its own.
     pub(crate) fn walk(&self, names: &[String]) -> Result<Self, Fault> {
-        let mut at = self;
-        for name in names {
-            at = at.member(name)?.unwrap_or(&Self::Nil);
-        }
-        Ok(at.clone())
+        let Some((name, rest)) = names.split_first() else { return Ok(self.clone()) };
+        self.member(name)?.walk(rest)
     }
 
-    fn member(&self, name: &str) -> Result<Option<&Self>, Fault> {
+    fn member(&self, name: &str) -> Result<Cow<'_, Self>, Fault> {
+        let or_nothing = |found: Option<_>| found.map_or(Cow::Owned(Self::Nil), Cow::Borrowed);
         match self {
-            Self::Map(members) => Ok(members.get(name)),
+            Self::Map(members) => Ok(or_nothing(members.get(name))),
             Self::Record(record) => {
                 // Generated Go types have a getter for each member.
                 let found =
@@ -162,28 +170,55 @@ impl Value {
                 if found.is_none() && !record.open {
                     return Err(Fault::Field { name: name.to_owned(), kind: record.kind });
                 }
-                Ok(found)
+                Ok(or_nothing(found))
             }
-            Self::Nil => Err(Fault::NilData(name.to_owned())),
+            Self::Nil => Ok(Cow::Owned(Self::Nil)),
+            Self::Unset(of) => unset(of, name).map(Cow::Owned),
             other => Err(Fault::Field { name: name.to_owned(), kind: other.kind() }),
         }
     }
 }
 
-/// A number as Go's `%v`: the shortest form, with an exponent below 1e-4 and from 1e21.
+// Of a message that is not set, getters know what each field would be.
+fn unset(of: &'static Message, name: &str) -> Result<Value, Fault> {
+    let find = |name: &str| of.fields.iter().find(|f| capital(f.json) == name);
+    match (name.strip_prefix("Get").and_then(find), find(name)) {
+        (Some(field), _) => Ok(Value::field(field, None)),
+        (None, Some(_)) => Err(Fault::NilPointer { name: name.to_owned(), kind: of.name }),
+        (None, None) => Err(Fault::Field { name: name.to_owned(), kind: of.name }),
+    }
+}
+
+/// A name as Go exports it.
+pub(crate) fn capital(name: &str) -> String {
+    let mut chars = name.chars();
+    chars.next().map(|first| first.to_uppercase().chain(chars).collect()).unwrap_or_default()
+}
+
+/// A number as Go's `%v`: the shortest form, with an exponent below 1e-4 and from 1e6.
 pub(super) fn float(n: f64) -> String {
-    let size = n.abs();
-    if n == 0.0 || !n.is_finite() || (1e-4..1e21).contains(&size) {
-        return match n {
-            n if n.is_nan() => "NaN".to_owned(),
-            n if n.is_infinite() => if n > 0.0 { "+Inf" } else { "-Inf" }.to_owned(),
-            n => n.to_string(),
-        };
+    if !n.is_finite() {
+        return if n.is_nan() {
+            "NaN"
+        } else if n > 0.0 {
+            "+Inf"
+        } else {
+            "-Inf"
+        }
+        .to_owned();
     }
     let text = format!("{n:e}");
     let (digits, exponent) = text.split_once('e').unwrap_or((&text, "0"));
-    let (sign, exponent) = exponent.strip_prefix('-').map_or(('+', exponent), |e| ('-', e));
-    format!("{digits}e{sign}{exponent:0>2}")
+    match exponent.parse() {
+        Ok(-4..6) => n.to_string(),
+        _ => format!("{digits}e{}", signed(exponent)),
+    }
+}
+
+/// An exponent with its sign and two digits at least.
+pub(super) fn signed(exponent: &str) -> String {
+    let (sign, digits) = exponent.strip_prefix('-').map_or(('+', exponent), |e| ('-', e));
+    format!("{sign}{digits:0>2}")
 }
 
 /// Compact JSON as Go writes it: `<`, `>` and `&` escaped, members sorted.

@@ -93,7 +93,7 @@ fn file(config: &Sources) -> ConfigFile {
     });
     // Joined like a string: the path stands in Envoy's arguments as people know it.
     let name = if yaml { "envoy-rev.yaml" } else { "envoy-rev.json" };
-    ConfigFile::Generated(config.config_path().join(name))
+    ConfigFile::Generated(crate::base::path::cleaned(&config.config_path().join(name)))
 }
 
 fn override_json(config: &Sources) -> Option<String> {
