@@ -172,6 +172,8 @@ impl Reader {
     fn integer(&mut self, value: &Value, at: &str, go_type: &str, min: i64, max: i64) -> Option<Value> {
         let number = match value {
             Value::Number(number) => number.clone(),
+            // In quotes `null` does not leave the field alone.
+            Value::String(text) if text.trim_matches(JSON_SPACE) == "null" => Number::from(0),
             Value::String(text) => match plain_integer(text.trim_matches(JSON_SPACE)) {
                 Some(number) => number,
                 None => {
@@ -323,6 +325,7 @@ mod tests {
         );
         assert_eq!(ok(json!({"configPath": null, "concurrency": "2"})), json!({"concurrency": 2}));
         assert_eq!(ok(json!({"statusPort": " 15888\n"})), json!({"statusPort": 15888}));
+        assert_eq!(ok(json!({"concurrency": "null"})), json!({"concurrency": 0}));
         assert_eq!(ok(json!({"tracing": {"sampling": "5e-1"}})), json!({"tracing": {"sampling": 0.5}}));
         assert_eq!(
             ok(json!({"proxyMetadata": {"B": null, "A": "x"}})),

@@ -7,14 +7,16 @@
 //! exhaust the memory.
 
 mod older;
+mod scalar;
 
 use std::borrow::Cow;
 use std::collections::HashMap;
 
-use saphyr_parser::{Event, Marker, Parser, ScalarStyle, Span, StrInput, Tag};
-use serde_json::{Map, Number, Value};
+use saphyr_parser::{Event, Marker, Parser, ScalarStyle, Span, StrInput};
+use serde_json::{Map, Value};
 
 use older::{Left, help, lines, right_of_all};
+use scalar::scalar;
 
 /// Nesting beyond this is refused; mesh files have less than twenty levels.
 const DEPTH: usize = 200;
@@ -49,7 +51,15 @@ pub fn to_json(text: &str) -> Result<Value, Error> {
     if text.len() > BYTES {
         return Err(too_long());
     }
+    if !text.chars().all(readable) {
+        return Err(Error::new("control characters are not allowed"));
+    }
     read(text).0
+}
+
+// What may stand in a text of YAML.
+fn readable(c: char) -> bool {
+    !c.is_control() && !matches!(c, '\u{fffe}' | '\u{ffff}') || matches!(c, '\t' | '\n' | '\r' | '\u{85}')
 }
 
 /// What is read, and how often the text was read again for it.
@@ -301,80 +311,6 @@ fn key_text(key: Value) -> Result<String, Error> {
     }
 }
 
-fn scalar(text: &str, style: ScalarStyle, tag: Option<&Cow<'_, Tag>>) -> Result<Value, Error> {
-    let named = tag.is_some_and(|t| t.suffix == "str" || (t.handle == "!" && t.suffix.is_empty()));
-    if style != ScalarStyle::Plain || named {
-        return Ok(Value::String(text.to_owned()));
-    }
-    Ok(match text {
-        "" | "~" | "null" | "Null" | "NULL" => Value::Null,
-        "y" | "Y" | "yes" | "Yes" | "YES" | "true" | "True" | "TRUE" | "on" | "On" | "ON" => {
-            Value::Bool(true)
-        }
-        "n" | "N" | "no" | "No" | "NO" | "false" | "False" | "FALSE" | "off" | "Off" | "OFF" => {
-            Value::Bool(false)
-        }
-        ".inf" | ".Inf" | ".INF" | "+.inf" | "+.Inf" | "+.INF" | "-.inf" | "-.Inf" | "-.INF" | ".nan"
-        | ".NaN" | ".NAN" => return Err(Error::new(format!("json: unsupported value: {text}"))),
-        _ => number(text).map_or_else(|| Value::String(text.to_owned()), Value::Number),
-    })
-}
-
-fn number(text: &str) -> Option<Number> {
-    if !text.starts_with(|c: char| c.is_ascii_digit() || matches!(c, '+' | '-' | '.')) {
-        return None;
-    }
-    integer(text).or_else(|| float(text))
-}
-
-// Go's `ParseInt` with base 0, underscores dropped.
-fn integer(text: &str) -> Option<Number> {
-    let plain = text.replace('_', "");
-    let (negative, digits) = match plain.as_bytes().first()? {
-        b'-' => (true, &plain[1..]),
-        b'+' => (false, &plain[1..]),
-        _ => (false, plain.as_str()),
-    };
-    let lower = digits.to_ascii_lowercase();
-    let (radix, body) = match lower.as_bytes() {
-        [b'0', b'x', ..] => (16, &lower[2..]),
-        [b'0', b'b', ..] => (2, &lower[2..]),
-        [b'0', b'o', ..] => (8, &lower[2..]),
-        [b'0', _, ..] => (8, &lower[1..]),
-        _ => (10, lower.as_str()),
-    };
-    if body.is_empty() || !body.chars().all(|c| c.is_digit(radix)) {
-        return None;
-    }
-    let value = u64::from_str_radix(body, radix).ok()?;
-    if negative { 0i64.checked_sub_unsigned(value).map(Number::from) } else { Some(Number::from(value)) }
-}
-
-fn float(text: &str) -> Option<Number> {
-    let plain = text.replace('_', "");
-    let (mantissa, exponent) = match plain.split_once(['e', 'E']) {
-        Some((mantissa, exponent)) => (mantissa, Some(exponent.trim_start_matches(['+', '-']))),
-        None => (plain.as_str(), None),
-    };
-    let digits = mantissa.trim_start_matches(['+', '-']);
-    let (whole, fraction) = digits.split_once('.').unwrap_or((digits, ""));
-    let all = |t: &str| t.chars().all(|c| c.is_ascii_digit());
-    let exponent_fits = exponent.is_none_or(|e| !e.is_empty() && all(e));
-    if mantissa.len() - digits.len() > 1
-        || (whole.is_empty() && fraction.is_empty())
-        || !(all(whole) && all(fraction) && exponent_fits)
-    {
-        return None;
-    }
-    let value: f64 = plain.parse().ok()?;
-    // Go prints a whole float below 1e21 without point or exponent.
-    if value.fract() == 0.0 && value.abs() < 9e18 {
-        #[expect(clippy::cast_possible_truncation, reason = "whole and within 64 bits")]
-        return Some(Number::from(value as i64));
-    }
-    Number::from_f64(value)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -394,6 +330,38 @@ mod tests {
             assert!(again <= text.matches('\t').count(), "{text:?}: read again {again} times");
         }
         assert_eq!(lines("a\r\n\rb\n\nc\r").collect::<Vec<_>>(), ["a\r\n", "\r", "b\n", "\n", "c\r"]);
+    }
+
+    #[test]
+    fn tags_decide_also_over_quotes() {
+        for (text, value) in [
+            ("!!str 5", Some(json!("5"))),
+            ("! 5", Some(json!("5"))),
+            ("!foo 5", Some(json!("5"))),
+            ("!", Some(json!(""))),
+            ("!<tag:yaml.org,2002:str> 5", Some(json!("5"))),
+            ("!!int \"7\"", Some(json!(7))),
+            ("!!float 1", Some(json!(1))),
+            ("!!bool yes", Some(json!(true))),
+            ("!!null ''", Some(json!(null))),
+            ("!!binary aGk=", Some(json!("hi"))),
+            ("!!timestamp 2001-01-01", Some(json!("2001-01-01"))),
+            ("!!int x", None),
+            ("!!int 1.0", None),
+            ("!!null x", None),
+            ("!!binary ?", None),
+            ("!!timestamp x", None),
+        ] {
+            assert_eq!(to_json(text).ok(), value, "{text}");
+        }
+    }
+
+    #[test]
+    fn control_characters_are_refused_as_they_stand() {
+        for bad in ["a: \u{1}", "# \u{7f}", "a: \0", "a: \u{9b}", "a: \u{ffff}"] {
+            assert!(to_json(bad).unwrap_err().to_string().contains("control characters"), "{bad:?}");
+        }
+        assert_eq!(to_json("a: \"\\x01\""), Ok(json!({"a": "\u{1}"})));
     }
 
     #[test]
