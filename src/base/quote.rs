@@ -23,7 +23,7 @@ pub(crate) fn cut(text: &str, most: usize) -> Cow<'_, str> {
 }
 
 /// Go's `strconv.Unquote`: double quotes with escapes, back quotes as they are, or one character in single
-/// quotes. Bytes that are no UTF-8 become the replacement character.
+/// quotes, which Go also takes with nothing in them. Bytes that are no UTF-8 become the replacement character.
 #[must_use]
 pub(crate) fn unquote(text: &str) -> Option<String> {
     let quote = text.chars().next()?;
@@ -37,7 +37,7 @@ pub(crate) fn unquote(text: &str) -> Option<String> {
         '"' | '\'' => {
             let bytes = unescape(inner, quote)?;
             let plain = String::from_utf8_lossy(&bytes).into_owned();
-            if quote == '\'' && plain.chars().count() != 1 { None } else { Some(plain) }
+            if quote == '\'' && plain.chars().count() > 1 { None } else { Some(plain) }
         }
         _ => None,
     }
@@ -110,6 +110,7 @@ mod tests {
             (r#""\"x\\""#, "\"x\\"),
             ("`a\\b`", "a\\b"),
             ("'x'", "x"),
+            ("''", ""),
             (r#""\U0001F600""#, "\u{1F600}"),
             (r#""\xc3\xa9""#, "\u{e9}"),
         ] {

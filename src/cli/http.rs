@@ -112,7 +112,10 @@ async fn once(method: &str, url: &Url, body: &str) -> Result<(Reply, Option<Stri
     let answer = http::exchange(io, request, usize::MAX).await;
     let (head, body) = answer?.into_parts();
     let text = |name| head.headers.get(name).and_then(|v| v.to_str().ok()).map(str::to_owned);
-    let location = text(header::LOCATION).filter(|l| !l.is_empty());
+    // Letters beyond ASCII come as they are, and are escaped when they are asked for.
+    let location =
+        head.headers.get(header::LOCATION).map(|l| String::from_utf8_lossy(l.as_bytes()).into_owned());
+    let location = location.filter(|l| !l.is_empty());
     let packed = text(header::CONTENT_ENCODING).is_some_and(|e| e.eq_ignore_ascii_case("gzip"));
     let mut bytes = body.to_vec();
     if packed && !bytes.is_empty() {

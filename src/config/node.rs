@@ -210,7 +210,7 @@ pub fn build(inputs: &Inputs<'_>) -> Result<Node, Error> {
         locality,
         annotations,
         addresses,
-        platform: inputs.platform.metadata.clone(),
+        platform: metadata::strings(typed.get("PLATFORM_METADATA")),
         hbone,
         typed,
         raw,

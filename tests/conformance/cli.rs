@@ -175,14 +175,15 @@ fn wait_follows_a_redirect_and_then_ends() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}/a", listener.local_addr().unwrap());
     let redirect =
-        "HTTP/1.1 302 Found\r\nLocation: /b\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".to_owned();
+        "HTTP/1.1 302 Found\r\nLocation: /b\u{e9}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+            .to_owned();
     let server = serve(listener, vec![answer("503 no", "later"), redirect, answer("200 OK", "")]);
     let args = ["wait", "--periodMillis=10", "--requestTimeoutMillis=10000", "--timeoutSeconds=30", "--url"];
     let output = run(&[&args[..], &[url.as_str()]].concat());
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     let seen = server.join().unwrap();
     let lines: Vec<&str> = seen.iter().map(|r| r.lines().next().unwrap()).collect();
-    assert_eq!(lines, ["GET /a HTTP/1.1", "GET /a HTTP/1.1", "GET /b HTTP/1.1"]);
+    assert_eq!(lines, ["GET /a HTTP/1.1", "GET /a HTTP/1.1", "GET /b%C3%A9 HTTP/1.1"]);
 }
 
 #[test]

@@ -196,6 +196,14 @@ fn a_locality_label_beats_the_platform() {
 }
 
 #[test]
+fn platform_metadata_may_come_by_json_where_the_platform_has_none() {
+    let mut given = Given::env(&[("ISTIO_METAJSON_X", r#"{"PLATFORM_METADATA":{"gcp_project":"p"}}"#)]);
+    assert_eq!(given.build().unwrap().platform["gcp_project"], "p");
+    given.platform.metadata = map(&[("azure_name", "v")]);
+    assert!(!given.build().unwrap().platform.contains_key("gcp_project"));
+}
+
+#[test]
 fn service_clusters() {
     let of = |name: &ClusterName, labels: &[(&str, &str)], workload, namespace| {
         cluster(name, &map(labels), workload, namespace)
