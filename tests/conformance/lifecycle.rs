@@ -108,6 +108,8 @@ async fn a_log_at_the_size_that_a_file_may_have_ends_nothing() {
     assert!(told().await.is_some_and(|page| page.text().contains("\"DiskFull\"")));
     std::fs::File::options().write(true).open(agent.path("log")).unwrap().set_len(0).unwrap();
     let over = async || {
+        // Each is a change, and a line.
+        agent.post("/logging?sds=debug").await.ok()?;
         agent.post("/logging?sds=info").await.ok()?;
         told().await.is_none().then_some(())
     };
