@@ -9,8 +9,9 @@ use super::blocks::{Blocks, Place};
 use super::read::{self, ENTRY, HELD, Request, Response, Unread, weight};
 use super::{CLUSTER, LISTENER, Mode};
 
-/// Responses of a type that wait for Envoy's answer at most; istiod waits for it, too.
-const WAITING: usize = 64;
+/// What a response that waits for Envoy's answer counts for at least, in bytes: a thousand of them wait at most where little
+/// is kept, twice as many by default. Each that comes has all of them gone through.
+const LEAST: usize = 32 * 1024;
 
 /// The last good configuration.
 #[derive(Debug)]
@@ -145,10 +146,7 @@ impl Store {
         };
         let Some(stream) = self.stream.as_mut().filter(|s| s.id == id) else { return true };
         let Some(asked) = stream.asked.get_mut(&response.type_url) else { return true };
-        if asked.waiting.len() >= WAITING {
-            asked.waiting.pop_front();
-        }
-        let bytes = message.len() + response.resources.len() * ENTRY;
+        let bytes = (message.len() + response.resources.len() * ENTRY).max(LEAST);
         asked.waiting.push_back((bytes, response));
         let all: usize = stream.asked.values().flat_map(|asked| &asked.waiting).map(|(bytes, _)| bytes).sum();
         // One alone has its own bound.
@@ -472,12 +470,34 @@ mod tests {
             let response = Response { type_url, resources, ..Response::default() };
             store.response(1, Mode::Delta, &read::write_response(&response))
         };
-        let fit = (0..WAITING).take_while(|n| unanswered(&mut store, [CLUSTER, LISTENER][n % 2])).count();
+        let fit = (0..64).take_while(|n| unanswered(&mut store, [CLUSTER, LISTENER][n % 2])).count();
         assert_eq!(fit, 8);
         assert!(store.stream.is_none(), "nothing waits any more");
         opened(&mut store, 2, &[]);
         brought(&mut store, 2, &["a"], 10);
         assert!(store.is_whole(), "a later stream brings it anew");
+    }
+
+    #[test]
+    fn small_responses_wait_by_the_hundred_and_none_goes_unsaid() {
+        for (responses, fit) in [(HELD / LEAST, true), (HELD / LEAST + 2, false)] {
+            let mut store = Store::new(1 << 20);
+            opened(&mut store, 1, &[]);
+            let brings = |store: &mut Store, n: usize| {
+                let (type_url, nonce) = (CLUSTER.to_owned(), n.to_string());
+                let resources = vec![resource(&n.to_string(), 10)];
+                let response = Response { type_url, nonce, resources, ..Response::default() };
+                store.response(1, Mode::Delta, &read::write_response(&response))
+            };
+            let taken = (0..responses).take_while(|n| brings(&mut store, *n)).count();
+            assert_eq!((taken == responses, store.stream.is_some()), (fit, fit));
+            for n in 0..responses {
+                let (type_url, nonce) = (CLUSTER.to_owned(), n.to_string());
+                let accepted = Request { type_url, nonce, ..Request::default() };
+                store.request(1, Mode::Delta, &read::write_request(Mode::Delta, &accepted));
+            }
+            assert_eq!(store.names(CLUSTER).count(), if fit { responses } else { 0 }, "all of them or none");
+        }
     }
 
     #[test]

@@ -2,7 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use super::{CDS, SERVING, ask_delta, filled, killed, killed_with};
+use super::{
+    CDS, LDS, SERVING, answer_delta, ask_delta, delta, ended, filled, killed, killed_with, request, resource,
+    told,
+};
 use crate::ads::World;
 use crate::support::{TestAgent, eventually, variable};
 
@@ -26,6 +29,38 @@ async fn what_is_too_old_ends_as_a_whole_while_it_is_served() {
     .await;
     assert!(envoy.is_silent(), "no part of it is served any more");
     assert_eq!(world.agent.metric(SERVING).await, Some(0.0));
+    world.agent.stop().await;
+}
+
+// An Envoy that is busy answers late.
+#[tokio::test]
+async fn what_envoy_accepts_long_after_it_came_is_kept_as_a_whole() {
+    let mut world = super::world().await;
+    let (mut envoy, mut istiod) = world.delta().await;
+    envoy.send(&ask_delta(LDS));
+    request(&mut istiod).await;
+    told(&mut envoy, &mut istiod, &delta(LDS, "l1", &[resource(LDS, "l", "1")], &[]), true).await;
+    envoy.send(&ask_delta(CDS));
+    request(&mut istiod).await;
+    let names: Vec<_> = (100..200).map(|n| n.to_string()).collect();
+    for name in &names {
+        istiod.responses.delta(&delta(CDS, name, &[resource(CDS, name, "1")], &[])).await.unwrap();
+    }
+    for _ in &names {
+        envoy.next().await.unwrap();
+    }
+    for name in &names {
+        envoy.send(&answer_delta(CDS, name));
+        assert_eq!(request(&mut istiod).await.nonce, *name);
+    }
+    drop(envoy);
+    ended(istiod).await;
+    world.mock.down().await;
+    let mut envoy = world.envoy().await.delta_ads();
+    envoy.send(&ask_delta(CDS));
+    let mut kept: Vec<_> = envoy.next().await.unwrap().resources.into_iter().map(|r| r.name).collect();
+    kept.sort();
+    assert_eq!(kept, names);
     world.agent.stop().await;
 }
 
