@@ -6,6 +6,9 @@
 //! response in the making. So a flood of any one kind gives way to a client that sends a request and reads the
 //! response, which takes milliseconds where the flood takes seconds.
 //!
+//! Where places are few and newcomers many, a client may not have come to sending before its turn to go: one whose
+//! requests were answered before is spared for a moment as long as there is one of a stranger.
+//!
 //! There are two bounds: one of all connections, which cost little as long as they have not asked, and one of
 //! those that have. One origin (an address, a process) that has more than its share makes room for itself, and
 //! at the bound the origin with the most does. The agent's own Envoy ([`Origin::is_own`]) makes room for nobody.
@@ -41,6 +44,13 @@ const FEW: usize = 32;
 /// Nor is one with so many where there may be few, unless that is more than a quarter of them.
 const LITTLE: usize = 4;
 
+/// Origins that are remembered for having been answered.
+const KNOWN: usize = 128;
+/// For so many answers at most.
+const TRUST: u8 = 16;
+/// What a connection costs of them that asked for nothing until it had to make room.
+const BREACH: u8 = 4;
+
 /// How many connections there may be.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Bounds {
@@ -71,6 +81,8 @@ struct Table<K> {
     next: u64,
     taken: BTreeMap<u64, Taken<K>>,
     counts: HashMap<K, Count>,
+    /// Who was answered, and how often.
+    known: HashMap<K, u8>,
     asking: usize,
 }
 
@@ -106,8 +118,8 @@ pub(crate) struct Place<K: Origin> {
 
 impl<K: Origin> Places<K> {
     pub(crate) fn new(bounds: Bounds) -> Self {
-        let (taken, counts) = (BTreeMap::new(), HashMap::new());
-        Self(Arc::new(Mutex::new(Table { bounds, next: 0, taken, counts, asking: 0 })))
+        let (taken, counts, known) = (BTreeMap::new(), HashMap::new(), HashMap::new());
+        Self(Arc::new(Mutex::new(Table { bounds, next: 0, taken, counts, known, asking: 0 })))
     }
 
     fn table(&self) -> MutexGuard<'_, Table<K>> {
@@ -230,7 +242,7 @@ impl<K: Origin> Table<K> {
         let mut worst: Option<((u8, Duration), u64, Arc<Progress>)> = None;
         for (id, taken) in self.taken.iter().filter(|(_, taken)| among(taken)) {
             let Some(progress) = taken.progress.upgrade() else { continue };
-            let worth = worth(&progress);
+            let worth = worth(&progress, || self.trusts(&taken.origin));
             let unfinished = worth.0 == UNFINISHED && progress.is_unanswered();
             let age = progress.age();
             // The first of equals is the oldest.
@@ -239,7 +251,7 @@ impl<K: Origin> Table<K> {
             }
             // Those after it came later, so none of them is worse. In a flood this is the usual case, and then nothing
             // should be slow.
-            let found = worst.as_ref().is_some_and(|(most, ..)| most.0 > 0);
+            let found = worst.as_ref().is_some_and(|(most, ..)| most.0 > SPARED);
             if unfinished || (found && age < GRACE) {
                 break;
             }
@@ -247,13 +259,42 @@ impl<K: Origin> Table<K> {
         let Some((_, id, victim)) = worst.filter(|(worth, ..)| worth.0 >= least) else {
             return false;
         };
+        let silent = matches!(victim.phase(), Phase::New | Phase::Head) && victim.is_unanswered();
+        if let Some(taken) = self.taken.get(&id).filter(|_| silent)
+            && let Some(trust) = self.known.get_mut(&taken.origin)
+        {
+            *trust = trust.saturating_sub(BREACH);
+            self.known.retain(|_, trust| *trust > 0);
+        }
         victim.cut();
         self.forget(id);
         true
     }
 
+    // Whether it was answered lately and has no more connections than a prober has.
+    fn trusts(&self, origin: &K) -> bool {
+        self.known.contains_key(origin) && self.counts.get(origin).is_none_or(|count| count.all <= LITTLE)
+    }
+
+    // Where there is no room for one more, each loses a little, so that those stay who come again and again.
+    fn was_answered(&mut self, origin: &K) {
+        if let Some(trust) = self.known.get_mut(origin) {
+            *trust = (*trust + 1).min(TRUST);
+        } else if self.known.len() < KNOWN {
+            self.known.insert(origin.clone(), 1);
+        } else {
+            self.known.retain(|_, trust| {
+                *trust -= 1;
+                *trust > 0
+            });
+        }
+    }
+
     fn forget(&mut self, id: u64) {
         let Some(taken) = self.taken.remove(&id) else { return };
+        if taken.progress.upgrade().is_some_and(|progress| progress.phase() == Phase::Idle) {
+            self.was_answered(&taken.origin);
+        }
         self.asking -= usize::from(taken.asking);
         if let Some(count) = self.counts.get_mut(&taken.origin) {
             count.all -= 1;
@@ -280,14 +321,16 @@ fn few(most: usize, part: usize) -> usize {
 }
 
 /// What [`worth`] says of one that has asked nothing, or not to the end.
-const UNFINISHED: u8 = 6;
+const UNFINISHED: u8 = 7;
 /// What it says of one that was answered and asks nothing.
-const IDLE: u8 = 5;
+const IDLE: u8 = 6;
 /// What [`worth`] says at least of a connection whose client has let others wait.
-const STANDS: u8 = 3;
+const STANDS: u8 = 4;
+/// What it says at most of one whose client is trusted to ask.
+const SPARED: u8 = 1;
 
-/// How willingly a connection is ended: higher goes first.
-fn worth(progress: &Progress) -> (u8, Duration) {
+/// How willingly a connection is ended: higher goes first. `trusted`: whether its client has mostly asked before.
+fn worth(progress: &Progress, trusted: impl Fn() -> bool) -> (u8, Duration) {
     // The clock is asked no more often than must be: in a flood this is what the time goes into.
     let here = progress.in_phase();
     let long = here >= GRACE;
@@ -301,11 +344,12 @@ fn worth(progress: &Progress) -> (u8, Duration) {
         // Whoever trickles bytes grows no younger by it.
         Phase::New | Phase::Head if unanswered >= GRACE => (UNFINISHED, unanswered),
         Phase::Idle if long => (IDLE, here),
-        _ if stood >= GRACE => (4, stood),
+        _ if stood >= GRACE => (5, stood),
         Phase::Body if here >= LATE => (STANDS, here),
-        Phase::Waiting if long => (2, here),
+        Phase::Waiting if long => (3, here),
+        Phase::New | Phase::Head if trusted() => (SPARED, unanswered),
         // All of them wait for their client, or behind one.
-        _ => (1, unanswered),
+        _ => (2, unanswered),
     }
 }
 

@@ -219,14 +219,24 @@ async fn connection<S: Site>(
         },
     }
     place.asks();
-    Box::pin(answered(io, peer, state, site, stop)).await;
+    // Its place outlives this, and is given up with what became of it.
+    Box::pin(answered(io, peer, state.clone(), site, stop)).await;
 }
 
-/// Requests that were there before others were answered (pipelined) are begun one at a time over all connections, and
-/// between two of them everybody else has a turn: the library would answer all of a read in one go, and sixteen reads,
-/// which of four hundred connections is a second. Each connection waits with one, so there are no more than connections;
-/// nobody has a turn for longer than one round of the runtime, so the wait needs no limit, and it ends with its connection.
-static FOLLOWING: Semaphore = Semaphore::const_new(1);
+/// What takes a moment of the one thread is done one at a time over all connections, and between two of these everybody
+/// else has a turn: of four hundred connections it would be a second. Each connection waits with one, so there are no
+/// more than connections; nobody has a turn for longer than one round of the runtime, so the wait needs no limit, and it
+/// ends with its connection.
+static TURN: Semaphore = Semaphore::const_new(1);
+
+/// Waits for its turn: what is done until the next wait.
+pub(crate) async fn turn(conn: &ConnState) {
+    conn.progress.enter(Phase::Waiting);
+    // It is never closed.
+    let _turn = TURN.acquire().await;
+    tokio::task::yield_now().await;
+    conn.busy();
+}
 
 async fn answer<S: Site>(
     site: Arc<S>,
@@ -235,12 +245,10 @@ async fn answer<S: Site>(
     conn: Arc<ConnState>,
 ) -> Result<Answer, Infallible> {
     conn.busy();
+    // One that was there before another was answered (pipelined): the library would answer all of a read in one go, and
+    // sixteen reads.
     if conn.follows() {
-        conn.progress.enter(Phase::Waiting);
-        // It is never closed.
-        let _turn = FOLLOWING.acquire().await;
-        tokio::task::yield_now().await;
-        conn.busy();
+        turn(&conn).await;
     }
     let (mut head, mut body) = request.into_parts();
     if !body.is_end_stream() {

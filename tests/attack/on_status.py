@@ -1,9 +1,10 @@
 """Attacks on the status port."""
 import socket
+import threading
 import time
 
 from .registry import attack
-from .world import ATTACKERS, connect, send_on
+from .world import ATTACKERS, KUBELET, POD, STATUS, connect, send_on
 
 
 def hold(world, amount, sent, many, seconds, refresh=True):
@@ -126,6 +127,62 @@ def reads(world, size):
                 held.remove(one)
     for io, _ in held:
         io.close()
+
+
+def slow_to_ask():
+    """Whether a probe is answered that is sent 30 ms after its connection was there: its sender had no turn before."""
+    try:
+        with connect(KUBELET, timeout=1) as io:
+            time.sleep(0.03)
+            io.sendall(b"GET /app-health/app/livez HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+            return io.recv(100).startswith(b"HTTP/1.1 200")
+    except OSError:
+        return False
+
+
+def newcomers(name, sent):
+    @attack(f"status newcomers {name}, 256 descriptors", "two thousand a second where there are few places, and a prober that is slow to ask",
+            world={"descriptors": 256}, short=not sent)
+    def it(world, size):
+        asked = answered = 0
+        held, begun, count = [], time.monotonic(), 0
+        over = threading.Event()
+
+        def flood():
+            nonlocal count
+            while not over.is_set():
+                time.sleep(max(0, begun + count / 2000 - time.monotonic()))
+                count += 1
+                try:
+                    io = socket.socket()
+                    io.setblocking(False)
+                    io.bind((ATTACKERS[count % 64], 0))
+                    io.connect_ex((POD, STATUS))
+                    held.append(io)
+                    if sent:
+                        io.send(sent)
+                except OSError:
+                    pass
+                if len(held) > 400:
+                    held.pop(0).close()
+
+        flooder = threading.Thread(target=flood, daemon=True)
+        flooder.start()
+        try:
+            while time.monotonic() < begun + size.seconds:
+                asked += 1
+                answered += slow_to_ask()
+        finally:
+            over.set()
+            flooder.join(5)
+            for io in held:
+                io.close()
+        if answered < 0.99 * asked:
+            raise AssertionError(f"{answered} of {asked} slow probes are answered")
+
+
+for name, sent in (("silent", b""), ("half a head", b"GET /healthz/ready HTTP/1.1\r\nHost: a\r\nX-A: ")):
+    newcomers(name, sent)
 
 
 SMUGGLED = [

@@ -137,6 +137,60 @@ async fn what_others_do_not_use_goes_before_an_answer_of_the_largest() {
     }
 }
 
+fn answered(places: &Places<&'static str>, origin: &'static str, times: usize) {
+    for _ in 0..times {
+        let p = one();
+        let place = places.take(origin, &p).unwrap();
+        p.enter(Phase::Busy);
+        p.enter(Phase::Idle);
+        drop(place);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_prober_that_has_not_come_to_asking_outlasts_strangers() {
+    let places = Places::new(Bounds { all: 4, share: 4, asking: 4, spare_busy: false });
+    answered(&places, "kubelet", 1);
+    let kubelet = one();
+    let mut held = vec![places.take("kubelet", &kubelet).unwrap()];
+    let strangers: Vec<_> = (0..100).map(|_| one()).collect();
+    for (n, p) in strangers.iter().enumerate() {
+        held.push(places.take(["a", "b", "c", "d", "e"][n % 5], p).unwrap());
+        if n % 2 == 0 {
+            p.enter(Phase::Head);
+        }
+    }
+    assert!(!kubelet.is_cut() && strangers.iter().filter(|p| p.is_cut()).count() == 97);
+    // Not for ever.
+    tokio::time::advance(GRACE).await;
+    held.push(places.take("f", &one()).unwrap());
+    assert!(kubelet.is_cut());
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_asks_and_then_floods_is_a_stranger_again() {
+    let places = Places::new(Bounds { all: 8, share: 8, asking: 8, spare_busy: false });
+    answered(&places, "kubelet", 20);
+    answered(&places, "flood", 20);
+    let kubelet = one();
+    let mut held = vec![places.take("kubelet", &kubelet).unwrap()];
+    let flood: Vec<_> = (0..100).map(|_| one()).collect();
+    held.extend(flood.iter().map(|p| places.take("flood", p).unwrap()));
+    assert!(!kubelet.is_cut());
+    assert_eq!(places.table().known.keys().collect::<Vec<_>>(), [&"kubelet"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn those_that_come_once_do_not_displace_who_comes_often() {
+    let places = Places::new(Bounds { all: 8, share: 8, asking: 8, spare_busy: false });
+    answered(&places, "kubelet", 20);
+    for n in 0..8 * KNOWN {
+        answered(&places, Box::leak(n.to_string().into_boxed_str()), 1);
+    }
+    let table = places.table();
+    assert!(table.known.len() <= KNOWN && table.trusts(&"kubelet"));
+}
+
 #[tokio::test(start_paused = true)]
 async fn few_connections_are_few_however_few_there_may_be() {
     let places = Places::new(Bounds { all: 128, share: 128, asking: 16, spare_busy: false });
@@ -219,7 +273,7 @@ async fn a_reader_of_a_byte_now_and_then_stands_still() {
         p.wrote(true);
     }
     assert_eq!((p.blocked(), p.stood()), (Duration::ZERO, Duration::from_millis(1200)));
-    assert_eq!(worth(&p).0, 4);
+    assert_eq!(worth(&p, || false).0, 5);
 }
 
 #[tokio::test(start_paused = true)]
@@ -231,17 +285,17 @@ async fn moments_of_many_answers_do_not_add_up_to_one_that_stands() {
         p.wrote(false);
         tokio::time::advance(Duration::from_millis(400)).await;
         p.wrote(true);
-        assert_eq!((p.stood(), worth(&p).0), (Duration::from_millis(400), 0));
+        assert_eq!((p.stood(), worth(&p, || false).0), (Duration::from_millis(400), 0));
         p.enter(Phase::Idle);
     }
     // What was still on its way when the answer was done does not count for the next one.
     p.wrote(false);
     tokio::time::advance(Duration::from_secs(2)).await;
-    assert_eq!(worth(&p).0, 5);
+    assert_eq!(worth(&p, || false).0, 6);
     p.wrote(true);
     p.enter(Phase::Head);
     p.enter(Phase::Busy);
-    assert_eq!((p.stood(), worth(&p).0), (Duration::ZERO, 0));
+    assert_eq!((p.stood(), worth(&p, || false).0), (Duration::ZERO, 0));
 }
 
 #[tokio::test(start_paused = true)]
