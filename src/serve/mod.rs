@@ -33,7 +33,7 @@ use hyper::body::Incoming;
 
 use self::respond::Answer;
 
-pub(crate) use server::{listen, read_off, serve};
+pub(crate) use server::{listen, read_off, serve, turn};
 pub(crate) use watched::ConnState;
 
 /// What bytes reach first.

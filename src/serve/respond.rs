@@ -80,6 +80,19 @@ impl HttpBody for Body {
     }
 }
 
+/// The bytes, with something that is kept until the last of them are gone: a body is done with before the kernel has them.
+pub(crate) fn with(bytes: Bytes, kept: impl Send + 'static) -> Bytes {
+    Bytes::from_owner(With(bytes, kept))
+}
+
+struct With<K>(Bytes, K);
+
+impl<K> AsRef<[u8]> for With<K> {
+    fn as_ref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
 pub(crate) type Answer = Response<Body>;
 
 /// A status without a body.

@@ -89,7 +89,7 @@ pub(super) async fn apply(answer: Answer, coding: Coding) -> Answer {
     if start.len() < MINIMUM && rest.is_none() {
         return Answer::from_parts(head, Body::whole(start));
     }
-    let encoder = match coding {
+    let mut encoder = match coding {
         Coding::Gzip => Box::new(Gzip::new()) as Box<dyn Packer>,
         _ => match Zstd::new() {
             Ok(zstd) => Box::new(zstd) as Box<dyn Packer>,
@@ -104,7 +104,12 @@ pub(super) async fn apply(answer: Answer, coding: Coding) -> Answer {
     head.headers.remove(header::CONTENT_LENGTH);
     head.headers.remove(header::ACCEPT_RANGES);
     head.headers.insert(header::CONTENT_ENCODING, HeaderValue::from_static(name));
-    let rest = rest.map_or_else(|| stream::empty().boxed(), StreamExt::boxed);
+    let Some(rest) = rest else {
+        // Whoever reads it slowly has no compressor meanwhile.
+        let mut out = encoder.pack(&start);
+        out.extend(encoder.end());
+        return Answer::from_parts(head, Body::stream(stream::iter([Bytes::from(out)])));
+    };
     Answer::from_parts(head, Body::stream(packed(encoder, stream::iter([start]).chain(rest))))
 }
 

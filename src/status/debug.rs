@@ -13,8 +13,10 @@ use super::Making;
 use super::page as front;
 use super::profile::{self, Profile};
 use super::shared::Shared;
+use super::stats::Turn;
 use crate::base::lane::Lane;
-use crate::serve::respond::{Answer, Body, JSON, TEXT, error, page};
+use crate::serve::respond::{Answer, Body, Content, JSON, TEXT, error, page, with};
+use crate::serve::{self, ConnState};
 
 /// A page that exists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,7 +65,39 @@ pub(super) fn find(rest: &[&str], profiling: bool) -> Option<Page> {
     }
 }
 
-pub(super) async fn answer(which: Page, shared: &Shared, query: &str) -> Answer {
+/// The page. Of those that are not small, few are held at a time until they are read ([`held`]).
+pub(super) async fn answer(which: Page, shared: &Shared, query: &str, conn: &ConnState) -> Answer {
+    // These have their own turns.
+    if matches!(which, Page::Ndsz | Page::Cpu) {
+        return made(which, shared, query).await;
+    }
+    let Some((turn, _)) = shared.pages.take(conn, None).await else {
+        return error(StatusCode::SERVICE_UNAVAILABLE, "too many others are reading pages");
+    };
+    serve::turn(conn).await;
+    let mut answer = made(which, shared, query).await;
+    answer.extensions_mut().insert(turn);
+    answer
+}
+
+/// What a page may have for any number of readers to hold it at a time.
+const SMALL: usize = 16 * 1024;
+
+/// Keeps the turn of a page until the kernel has all of it.
+pub(super) fn held(answer: &mut Answer) {
+    let Some(turn) = answer.extensions_mut().remove::<Turn>() else { return };
+    let content = &mut answer.body_mut().content;
+    match std::mem::replace(content, Content::Whole(Bytes::new())) {
+        Content::Whole(bytes) if bytes.len() > SMALL => *content = Content::Whole(with(bytes, turn)),
+        Content::Whole(bytes) => *content = Content::Whole(bytes),
+        // Compressed.
+        Content::Stream(stream) => {
+            *content = Content::Stream(Box::pin(stream.map(move |piece| with(piece, turn.clone()))));
+        }
+    }
+}
+
+async fn made(which: Page, shared: &Shared, query: &str) -> Answer {
     let number = |name: &str| {
         let value = query.split('&').find_map(|p| p.strip_prefix(name)?.strip_prefix('='));
         value.and_then(|v| v.parse::<u64>().ok())
@@ -230,4 +264,43 @@ What troubles the agent is told at <a href=\"/debug/agentz\">/debug/agentz</a>.<
 
 fn details(reports: Vec<Report>) -> Vec<String> {
     reports.into_iter().map(|report| report.detail).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use futures_util::FutureExt;
+
+    use super::*;
+    use crate::net::fair::Caller;
+    use crate::net::progress::Heads;
+    use crate::status::stats::Turns;
+
+    #[tokio::test]
+    async fn a_large_page_has_its_turn_until_it_is_read() {
+        let turns = Turns::pages();
+        let caller = Caller { here: true, origin: std::net::Ipv4Addr::LOCALHOST.into() };
+        let conn = ConnState::new(Arc::new(Heads::new(0)), caller);
+        let made = |size: usize| {
+            let (turn, _) = turns.take(&conn, Some(Duration::ZERO)).now_or_never()??;
+            let mut answer = page(StatusCode::OK, TEXT, vec![b'a'; size]);
+            answer.extensions_mut().insert(turn);
+            held(&mut answer);
+            let Content::Whole(bytes) =
+                std::mem::replace(&mut answer.body_mut().content, Content::Whole(Bytes::new()))
+            else {
+                return None;
+            };
+            assert_eq!(bytes.len(), size);
+            Some(bytes)
+        };
+        let small: Vec<_> = (0..9).map(|_| made(SMALL).unwrap()).collect();
+        let mut large: Vec<_> = (0..2).map(|_| made(SMALL + 1).unwrap()).collect();
+        assert!(made(1).is_none(), "the address has its half");
+        // The kernel has it.
+        large.pop();
+        assert!(made(SMALL + 1).is_some());
+        drop((small, large));
+    }
 }

@@ -54,6 +54,7 @@ impl Site for Shared {
         // On the heap, so that it is gone while the rest of a body is read: it has 7 kB.
         let answer = Box::pin(dispatch(request, body, Peer::new(peer), conn, self)).await;
         let mut answer = compress::apply(answer, coding).await;
+        debug::held(&mut answer);
         answer.headers_mut().insert(header::VARY, HeaderValue::from_static("Accept-Encoding"));
         answer
     }
@@ -117,7 +118,7 @@ async fn dispatch(
         ["debug", rest @ ..] if !rest.is_empty() => match debug::find(rest, shared.profiling) {
             None => not_found(),
             Some(_) if !peer.local => only_local(),
-            Some(page) => debug::answer(page, shared, request.uri().query().unwrap_or("")).await,
+            Some(page) => debug::answer(page, shared, request.uri().query().unwrap_or(""), conn).await,
         },
         _ => not_found(),
     }

@@ -13,6 +13,8 @@ pub(super) struct Shared {
     pub(super) ready: ready::Readiness,
     pub(super) probes: probes::Prober,
     pub(super) stats: Arc<stats::Merger>,
+    /// For readers of pages.
+    pub(super) pages: stats::Turns,
     pub(super) connections: AtomicUsize,
 }
 
@@ -41,6 +43,7 @@ impl Shared {
             stats: Arc::new(stats::Merger::new(config.stats, port, own, handles.metrics.clone())),
             profiling: config.profiling,
             handles,
+            pages: stats::Turns::pages(),
             connections: AtomicUsize::new(0),
         })
     }

@@ -39,10 +39,10 @@ use super::own::{Own, encode};
 use crate::base::metrics::Metrics;
 use crate::base::quote::{cut, shown};
 use crate::base::seldom::Seldom;
-use crate::serve::ConnState;
 use crate::serve::respond::{Answer, Body, error, page};
+use crate::serve::{self, ConnState};
 use part::{Failure, Part, Reason};
-use turns::Turn;
+pub(super) use turns::{Turn, Turns};
 
 /// Prometheus asks every few seconds; more lines than this about parts that are missing or cut say nothing new.
 static LOST: Seldom = Seldom::new(60);
@@ -81,9 +81,9 @@ pub(super) struct Merger {
     status_port: u16,
     own: Own,
     metrics: Metrics,
-    turns: turns::Turns,
+    turns: Turns,
     /// Of several applications, for those scrapes that have a turn.
-    several: Option<turns::Turns>,
+    several: Option<Turns>,
     /// The last failure of each part, for `/debug/agentz`.
     failures: Mutex<BTreeMap<String, (u64, String)>>,
 }
@@ -106,9 +106,9 @@ const SEVERAL: u64 = 20 * 1024 * 1024;
 
 impl Merger {
     pub(super) fn new(config: Config, status_port: u16, own: Own, metrics: Metrics) -> Self {
-        let several = (config.targets.len() > 1).then(turns::Turns::one);
+        let several = (config.targets.len() > 1).then(Turns::one);
         Self {
-            turns: turns::Turns::default(),
+            turns: Turns::default(),
             several,
             config,
             status_port,
@@ -323,6 +323,7 @@ pub(super) async fn answer(
     let mut parts = Vec::with_capacity(apps.len() + 1);
     parts.extend(envoy.map(|part| part.strip_eof(open_metrics)));
     parts.extend(apps.into_iter().map(|app| app.strip_eof(several)));
+    serve::turn(conn).await;
     let own = merger.own_part();
     let mut answer = page(StatusCode::OK, HeaderValue::from_static(kind), "");
     *answer.body_mut() = if parts.is_empty() {

@@ -4,7 +4,7 @@ import threading
 import time
 
 from .registry import attack
-from .world import ATTACKERS, KUBELET, POD, STATUS, connect, send_on
+from .world import ATTACKERS, KUBELET, POD, STATUS, connect, inside, send_on
 
 
 def hold(world, amount, sent, many, seconds, refresh=True):
@@ -183,6 +183,50 @@ def newcomers(name, sent):
 
 for name, sent in (("silent", b""), ("half a head", b"GET /healthz/ready HTTP/1.1\r\nHost: a\r\nX-A: ")):
     newcomers(name, sent)
+
+
+def local(name, request, why, many=600):
+    """Clients of this pod that read a byte now and then."""
+    @attack(f"status {name}", why)
+    def it(world, size):
+        held, end = [], time.monotonic() + size.seconds
+
+        def begin():
+            while time.monotonic() < end and len(held) < many:
+                try:
+                    io = socket.socket()
+                    io.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+                    io.settimeout(2)
+                    io.connect(("127.0.0.1", STATUS))
+                    io.sendall(request)
+                    io.setblocking(False)
+                    held.append(io)
+                except OSError:
+                    time.sleep(0.01)
+
+        beginning = threading.Thread(target=inside, args=(world.name, begin), daemon=True)
+        beginning.start()
+        while time.monotonic() < end:
+            for io in list(held):
+                try:
+                    io.recv(64)
+                except OSError:
+                    pass
+            time.sleep(0.05)
+        beginning.join(5)
+        for io in held:
+            io.close()
+
+
+for page, fields in (("debug/pprof/allocs", b""), ("debug/", b""), ("debug/agentz", b"Accept-Encoding: gzip\r\n")):
+    local(f"{page} read slowly", b"GET /%s HTTP/1.1\r\nHost: localhost\r\n%s\r\n" % (page.encode(), fields),
+          "a page for people, by 600 clients of this pod that read a byte now and then")
+
+
+@attack("status scrapes without time", "scrapes by the hundred on each connection, whose limit is over when they come")
+def no_time(world, size):
+    request = b"GET /stats/prometheus HTTP/1.1\r\nHost: a\r\nX-Prometheus-Scrape-Timeout-Seconds: 0\r\n\r\n" * 100
+    hold(world, 500, request, True, size.seconds)
 
 
 SMUGGLED = [

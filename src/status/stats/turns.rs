@@ -3,6 +3,7 @@
 //! holds one without reading, or has closed its side, loses it then: its connection is closed. One address has half of them
 //! at most, and the one with the fewest is next (`net::fair`); to one that has fewer a scrape gives way, too, to which
 //! nothing has come for so long that a usual scraper had given it up: Envoy hangs, and a scraper may name no limit.
+//! Pages for people have turns of the same kind.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
@@ -17,6 +18,8 @@ use crate::serve::ConnState;
 
 /// At a time: bounds what all scrapes together hold to a few MB.
 const TURNS: usize = 8;
+/// Pages at a time.
+const PAGES: usize = 4;
 /// Who has been waited for so long in all may lose its turn.
 const STOOD: Duration = Duration::from_secs(1);
 /// Of whose scrape nothing has come for so long may lose its turn to an address that has fewer: Prometheus' usual limit.
@@ -27,7 +30,7 @@ const LOOK: Duration = Duration::from_millis(100);
 const WAIT: Duration = Duration::from_secs(10);
 
 #[derive(Debug)]
-pub(super) struct Turns {
+pub(in crate::status) struct Turns {
     free: Fair,
     taken: Mutex<Vec<Weak<Held>>>,
     /// Longest wait, whatever the scraper's limit.
@@ -46,11 +49,16 @@ impl Turns {
     pub(super) fn one() -> Self {
         Self { free: Fair::new(1), taken: Mutex::default(), most: Duration::MAX }
     }
+
+    /// For pages, each of which is made in one go, while nobody else is answered.
+    pub(in crate::status) fn pages() -> Self {
+        Self { free: Fair::new(PAGES), ..Self::default() }
+    }
 }
 
-/// A turn, until it is dropped.
-#[derive(Debug)]
-pub(super) struct Turn(Arc<Held>);
+/// A turn, until it and its copies are dropped.
+#[derive(Debug, Clone)]
+pub(in crate::status) struct Turn(Arc<Held>);
 
 /// Who has it: a connection may have had others before, and lives on after it.
 #[derive(Debug)]
@@ -83,7 +91,11 @@ pub(super) fn during(
 
 impl Turns {
     /// The next turn, and how long it was waited for; `None` when there is none within `limit`, or for too long.
-    pub(super) async fn take(&self, of: &ConnState, limit: Option<Duration>) -> Option<(Turn, Duration)> {
+    pub(in crate::status) async fn take(
+        &self,
+        of: &ConnState,
+        limit: Option<Duration>,
+    ) -> Option<(Turn, Duration)> {
         let (slot, waited) = match self.free.try_take(of.caller) {
             Some(slot) => (slot, Duration::ZERO),
             None => {
@@ -117,15 +129,15 @@ impl Turns {
     fn cut_one(&self, from: Caller) {
         let own = self.free.has_its_share(from);
         let taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
-        let answered = |p: &Arc<Progress>| p.phase() == Phase::Busy && !p.is_cut();
         // For one that has closed its side, nobody may wait any more.
         let waits = |p: &Progress| if p.has_left() { p.in_phase() } else { p.stood() };
         let having: Vec<_> = taken.iter().filter_map(Weak::upgrade).collect();
-        let having = having.iter().filter_map(|held| Some((held, held.by.upgrade().filter(answered)?)));
+        let having =
+            having.iter().filter_map(|held| Some((held, held.by.upgrade().filter(|p| !p.is_cut())?)));
         let theirs = having.clone().filter(|(held, _)| !own || held.from == from).map(|(_, p)| p);
         let longest = theirs.max_by_key(|p| waits(p));
         if let Some(progress) = longest.filter(|p| waits(p) >= STOOD) {
-            tracing::debug!("closing a scrape whose client reads nothing, to make room for another");
+            tracing::debug!("closing an answer whose client reads nothing, to make room for another");
             return progress.cut();
         }
         let fewer = self.free.held_by(from);
@@ -134,7 +146,7 @@ impl Turns {
             (many > fewer && long >= HANGS).then_some((many, long, progress))
         });
         if let Some((.., progress)) = hangs.max_by_key(|(many, long, _)| (*many, *long)) {
-            tracing::debug!("closing a scrape of which nothing comes, to make room for another address");
+            tracing::debug!("closing an answer of which nothing comes, to make room for another address");
             progress.cut();
         }
     }
