@@ -22,7 +22,10 @@ use crate::net::interim::{Slowed, Waiting};
 use crate::net::proxy::Proxy;
 
 type H1Conn = Pin<Box<http1::Connection<TokioIo<Slowed<Box<dyn Stream>>>, Full<Bytes>>>>;
-type H2Conn = Pin<Box<h2::client::Connection<Box<dyn Stream>>>>;
+/// Bytes of frames that are read in a turn.
+const FRAMES: usize = 4096;
+
+type H2Conn = Pin<Box<h2::client::Connection<Slowed<Box<dyn Stream>>>>>;
 
 /// Read on at most this much to make a kept connection usable again.
 const REST: usize = 256 * 1024;
@@ -183,7 +186,7 @@ async fn h2_send(stream: Box<dyn Stream>, sent: &Sent<'_>) -> Result<(response::
         .max_header_list_size(u32::try_from(sent.buffer).unwrap_or(u32::MAX))
         .initial_window_size(256 * 1024)
         .initial_connection_window_size(256 * 1024)
-        .handshake::<_, Bytes>(stream)
+        .handshake::<_, Bytes>(Slowed::of_frames(stream, FRAMES))
         .await?;
     let mut conn = Box::pin(conn);
     let uri = format!("{}://{}{}", url.scheme(), host.to_str().unwrap_or(&url.host), url.target);
@@ -322,7 +325,7 @@ impl Exchange {
 
 #[cfg(test)]
 mod tests {
-    use tokio::io::AsyncWriteExt;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     use super::*;
     use crate::fetch::fake::spawn;
@@ -376,6 +379,44 @@ mod tests {
         assert_eq!(head.status, 204);
         // 1.8 MB, 16 kB a turn.
         assert!(turns.get() >= 100, "{}", turns.get());
+    }
+
+    #[tokio::test]
+    async fn others_have_their_turn_between_interim_answers_of_http2() {
+        // SETTINGS; HEADERS of stream 1 with 103 as a literal; with 204 from the table, at the stream's end.
+        let mut answers = b"\0\0\0\x04\0\0\0\0\0".to_vec();
+        answers.extend(b"\0\0\x05\x01\x04\0\0\0\x01\x08\x03103".repeat(100_000));
+        answers.extend(b"\0\0\x01\x01\x05\0\0\0\x01\x89");
+        let (url, host) = (Url::parse("https://a/").unwrap(), HeaderValue::from_static("a"));
+        let (headers, body) = (HeaderMap::new(), Bytes::new());
+        let sent =
+            Sent { url: &url, headers: &headers, host: &host, body: &body, close: true, buffer: 1 << 20 };
+        let turns = std::cell::Cell::new(0);
+        let (ours, mut theirs) = tokio::io::duplex(answers.len());
+        let server = async {
+            // HEADERS of stream 1, the request.
+            let mut read = Vec::new();
+            while memchr::memmem::find(&read, b"\x01\x05\0\0\0\x01").is_none() {
+                theirs.read_buf(&mut read).await.unwrap();
+            }
+            theirs.write_all(&answers).await.unwrap();
+            std::future::pending().await
+        };
+        let others = async {
+            loop {
+                turns.set(turns.get() + 1);
+                tokio::task::yield_now().await;
+            }
+        };
+        let (head, _) = tokio::select! {
+            biased;
+            () = server => unreachable!(),
+            answer = h2_send(Box::new(ours), &sent) => answer.unwrap(),
+            () = others => unreachable!(),
+        };
+        assert_eq!(head.status, 204);
+        // 1.4 MB.
+        assert!(turns.get() >= 300, "{}", turns.get());
     }
 
     #[tokio::test]

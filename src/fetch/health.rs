@@ -19,6 +19,7 @@ use tokio_util::io::InspectReader;
 
 use super::Dialer;
 use crate::base::error::chain;
+use crate::net::interim::Slowed;
 use crate::net::percent;
 
 /// `grpc.health.v1.HealthCheckRequest`.
@@ -41,6 +42,8 @@ pub(crate) const SERVING: i32 = 1;
 const ANSWER: usize = 64 * 1024;
 /// Longest list of headers, or of trailers with a status' text; the library's own is 16 MB.
 const HEADERS: u32 = 64 * 1024;
+/// Bytes of an answer that are read in a turn: more than it has, but for those that mean ill. There may be a hundred at a time.
+const TURN: usize = 1024;
 /// Between two tries to connect; the last one is repeated.
 const PAUSES: [Duration; 4] = [
     Duration::from_millis(50),
@@ -139,6 +142,7 @@ impl Call<'_> {
         until: Instant,
     ) -> Result<i32, Failure> {
         let failed = |e: h2::Error| Failure::Nonsense(chain(&e));
+        let stream = Slowed::of_frames(stream, TURN);
         let handshake =
             h2::client::Builder::new().max_header_list_size(HEADERS).handshake::<_, Bytes>(stream);
         let (sender, connection) = handshake.await.map_err(failed)?;

@@ -2,7 +2,7 @@
 //!
 //! Interim answers (1xx) may come without end before the one that counts. The HTTP library passes over them within one
 //! call, and reads on: what the runtime lets a task read before another has its turn is hundreds of thousands of them,
-//! a second in which no probe is answered.
+//! a second in which no probe is answered. In HTTP/2 they are held until whoever asked has a turn, with some 300 bytes each.
 
 use std::io;
 use std::pin::Pin;
@@ -48,13 +48,33 @@ pub(crate) struct Slowed<S> {
     waiting: Waiting,
     /// Units for what was read.
     owes: usize,
-    heads: Heads,
+    /// Of HTTP/1.
+    heads: Option<Heads>,
+    /// Bytes of a turn.
+    turn: usize,
 }
 
 impl<S> Slowed<S> {
     pub(crate) fn new(inner: S) -> (Self, Waiting) {
         let waiting = Waiting::default();
-        (Self { inner, waiting: waiting.clone(), owes: 0, heads: Heads::default() }, waiting)
+        (
+            Self { inner, waiting: waiting.clone(), owes: 0, heads: Some(Heads::default()), turn: TURN },
+            waiting,
+        )
+    }
+
+    /// A connection of HTTP/2, of which a turn brings so many bytes: of bodies, too, their frames are mixed.
+    pub(crate) fn of_frames(inner: S, turn: usize) -> Self {
+        let waiting = Waiting::default();
+        waiting.set(true);
+        Self { inner, waiting, owes: 0, heads: None, turn }
+    }
+
+    // A request, whose answer is yet to come.
+    fn asks(&mut self) {
+        if let Some(heads) = &mut self.heads {
+            *heads = Heads::default();
+        }
     }
 }
 
@@ -79,21 +99,22 @@ impl<S: AsyncRead + Unpin> AsyncRead for Slowed<S> {
             ready!(poll_proceed(cx)).made_progress();
             self.owes -= 1;
         }
-        let room = buf.remaining().min(TURN);
+        let room = buf.remaining().min(self.turn);
         let mut part = ReadBuf::new(buf.initialize_unfilled_to(room));
         ready!(Pin::new(&mut self.inner).poll_read(cx, &mut part))?;
         let read = part.filled().len();
-        self.heads.pass(part.filled_mut());
+        if let Some(heads) = &mut self.heads {
+            heads.pass(part.filled_mut());
+        }
         buf.advance(read);
-        self.owes = (read * UNITS).div_ceil(TURN);
+        self.owes = (read * UNITS).div_ceil(self.turn);
         Poll::Ready(Ok(()))
     }
 }
 
 impl<S: AsyncWrite + Unpin> AsyncWrite for Slowed<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        // A request, whose answer is yet to come.
-        self.heads = Heads::default();
+        self.asks();
         Pin::new(&mut self.inner).poll_write(cx, buf)
     }
 
@@ -102,7 +123,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Slowed<S> {
         cx: &mut Context<'_>,
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        self.heads = Heads::default();
+        self.asks();
         Pin::new(&mut self.inner).poll_write_vectored(cx, bufs)
     }
 

@@ -2,6 +2,7 @@
 import json
 import threading
 
+from .h2 import END_HEADERS, HEADERS, PING, SETTINGS, field, frame
 from .neighbours import crowd
 from .on_status import hold
 from .registry import attack
@@ -67,5 +68,22 @@ for name, (why, first, again) in ANSWERS.items():
         over = application(world, METRICS, first, again)
         try:
             crowd(size, b"GET /stats/prometheus HTTP/1.1\r\nHost: a\r\n\r\n", half_read=True)
+        finally:
+            over.set()
+
+
+ASKED = {"probers": {"/app-health/slow/livez": {"grpc": {"port": PORT}, "timeoutSeconds": 1}}}
+FRAMES = {
+    "interim answers": ("answers that announce another one", frame(HEADERS, END_HEADERS, 1, field(":status", "103")) * 500),
+    "settings": ("settings without end", frame(SETTINGS, 0, 0) * 500),
+    "pings": ("pings without end", frame(PING, 0, 0, b"12345678") * 500),
+}
+
+for name, (why, again) in FRAMES.items():
+    @attack(f"gRPC probes answered by {name}", why, world=ASKED, short=name == "interim answers")
+    def framed(world, size, again=again):
+        over = application(world, PORT, frame(SETTINGS, 0, 0), again)
+        try:
+            hold(world, 200, PROBE, True, size.seconds)
         finally:
             over.set()
