@@ -366,3 +366,25 @@ def spelled(world, size):
     finally:
         for conn in kept:
             conn.close()
+
+
+@attack("SDS large files by many names", "a file of 12 MB that is no certificate, by 300 spellings of its path")
+def large_files(world, size):
+    (world.dir / "large.pem").write_bytes(b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n" * 200_000)
+    os.chmod(world.dir / "large.pem", 0o644)
+    end, kept = time.monotonic() + size.seconds, []
+    for n in itertools.count():
+        if time.monotonic() > end:
+            break
+        name = b"file-root:" + bytes(world.dir) + b"/." * (n % 300) + b"/large.pem"
+        try:
+            kept.append(Conn(world.dir / SDS, timeout=1))
+            kept[-1].send(frame(HEADERS, END_HEADERS, 1, request(PATHS[SDS])), frame(DATA, 0, 1, h2.secrets(name)))
+        except OSError:
+            pass
+        if len(kept) > 150:
+            kept.pop(0).close()
+        time.sleep(0.01)
+    for conn in kept:
+        conn.close()
+    (world.dir / "large.pem").unlink()

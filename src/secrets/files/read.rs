@@ -7,7 +7,7 @@ use std::fs::File;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use zeroize::Zeroizing;
 
@@ -22,6 +22,10 @@ static LEFT_OUT: Seldom = Seldom::new(60);
 
 /// Far above any bundle; guards against a path that never ends.
 const MAX_BYTES: u64 = 16 << 20;
+
+/// Files of more than this are read and taken apart one at a time: each takes a few times its size, and there may be thousands.
+const LARGE: u64 = 1 << 20;
+static ONE: Mutex<()> = Mutex::new(());
 
 /// Where a resource lies.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -100,6 +104,10 @@ pub(in crate::secrets) enum Unreadable {
 
 /// Reads a source; `known` is the hash of what is loaded. `both`: a key must belong to a chain that is known, too.
 pub(super) fn read(source: &Source, known: Option<u64>, both: bool) -> Result<Read, Unreadable> {
+    let length = |path: PathBuf| std::fs::metadata(path).map_or(0, |meta| meta.len());
+    let is_large = source.paths().into_iter().map(length).fold(0, u64::saturating_add) > LARGE;
+    // What stands still here holds a thread, as it would without.
+    let _one = is_large.then(|| ONE.lock().unwrap_or_else(PoisonError::into_inner));
     match source {
         Source::Pair { cert, key } => {
             let chain = bytes(cert)?;
