@@ -312,6 +312,8 @@ pub(super) async fn answer(
     query: Option<&str>,
 ) -> Answer {
     merger.own.scrapes.with_label_values::<&str>(&[]).inc();
+    // One begins at a time, and one is put together.
+    serve::turn(conn).await;
     let limit = limit(headers).map(|l| l.saturating_sub((l / 10).min(HEAD_START)));
     let Some((turn, waited)) = merger.turns.take(conn, limit).await else {
         return error(StatusCode::SERVICE_UNAVAILABLE, "too many scrapes at a time");
