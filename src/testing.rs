@@ -81,7 +81,7 @@ pub mod envoy {
     }
     pub mod kernel {
         pub use crate::base::process::parent_in as parent;
-        pub use crate::envoy::kernel::{control_group, envoys_config, listening_inode, oom_kills};
+        pub use crate::envoy::kernel::{bound_inode, control_group, envoys_config, oom_kills};
     }
     pub mod launch {
         pub use crate::envoy::launch::ARGUMENT;

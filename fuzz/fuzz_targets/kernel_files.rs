@@ -7,7 +7,7 @@ use pilot_agent::testing::envoy::kernel;
 fuzz_target!(|input: (u16, &[u8])| {
     let (port, bytes) = input;
     let text = String::from_utf8_lossy(bytes);
-    let _ = (kernel::parent(&text), kernel::oom_kills(&text), kernel::listening_inode(&text, port));
+    let _ = (kernel::parent(&text), kernel::oom_kills(&text), kernel::bound_inode(&text, port, "0A"));
     assert!(!kernel::control_group(&text).contains('\n'));
     let _ = kernel::envoys_config(bytes);
     // Whatever a process calls itself, its parent is the one the kernel names.

@@ -16,14 +16,9 @@ pub fn oom_kills(text: &str) -> Option<u64> {
     text.lines().find_map(|l| l.strip_prefix("oom_kill ")?.trim().parse().ok())
 }
 
-/// The inode of the socket that listens on `port`, of `/proc/net/tcp`.
+/// The inode of the socket of that state on `port`, of `/proc/net/tcp` and the like: 0A listens (TCP), 07 is bound (UDP).
 #[must_use]
-pub fn listening_inode(table: &str, port: u16) -> Option<String> {
-    bound_inode(table, port, "0A")
-}
-
-/// The inode of the socket of that state on `port`: 0A listens (TCP), 07 is bound (UDP).
-pub(super) fn bound_inode(table: &str, port: u16, state: &str) -> Option<String> {
+pub fn bound_inode(table: &str, port: u16, state: &str) -> Option<String> {
     // Columns: slot, local address, remote address, state, five more, inode.
     table.lines().skip(1).find_map(|line| {
         let columns: Vec<&str> = line.split_ascii_whitespace().collect();

@@ -115,8 +115,7 @@ mod tests {
 
     #[test]
     fn odd_tables_name_nobody() {
-        use crate::envoy::kernel::listening_inode;
-        assert_eq!(listening_inode("", 80), None);
-        assert_eq!(listening_inode("head\n garbage\n 0: 0100007F:0050 0:0 0A\n", 80), None);
+        assert_eq!(bound_inode("", 80, "0A"), None);
+        assert_eq!(bound_inode("head\n garbage\n 0: 0100007F:0050 0:0 0A\n", 80, "0A"), None);
     }
 }
