@@ -5,7 +5,7 @@
 //! | `tasks`, `lane` | tasks with names, and blocking calls that may never return |
 //! | `backoff`, `slack`, `clock`, `go_duration` | when: the next attempt, timers that fire together, the date, durations in text |
 //! | `uds` | unix sockets: their files, modes and owners |
-//! | `files`, `disk`, `bounded`, `reading`, `place`, `path` | watching files, reading with a deadline and a bound, replacing a file as a whole, clean paths |
+//! | `files`, `disk`, `bounded`, `up_to`, `reading`, `place`, `path` | watching files, reading with a deadline and a bound, replacing a file as a whole, clean paths |
 //! | `logging`, `metrics`, `error`, `quote`, `seldom`, `nearest` | what people and programs are told |
 //! | `process`, `open_files`, `errno`, `netlink`, `heap`, `notify`, `handover` | the kernel, the allocator, the service manager, and a program that takes over |
 //! | `wire` | reading and editing an encoded message field by field |
@@ -43,4 +43,5 @@ pub(crate) mod seldom;
 pub(crate) mod slack;
 pub(crate) mod tasks;
 pub(crate) mod uds;
+pub(crate) mod up_to;
 pub(crate) mod wire;

@@ -33,6 +33,8 @@ use std::borrow::Cow;
 use base64::Engine as _;
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, StatusCode, header};
+use tokio::sync::{Semaphore, SemaphorePermit};
+use zeroize::Zeroizing;
 
 pub(crate) use conn::Proxies;
 pub(crate) use conn::{Dialer, Io};
@@ -330,6 +332,27 @@ impl Reply {
             all.extend_from_slice(&piece);
         }
         Ok(all)
+    }
+
+    /// The whole body. A body of more than `usual` bytes waits for its turn, which lasts until what is given with it is
+    /// dropped.
+    pub(crate) async fn in_turn(
+        &mut self,
+        limit: usize,
+        usual: usize,
+        turns: &'static Semaphore,
+    ) -> Result<(Zeroizing<Vec<u8>>, Option<SemaphorePermit<'static>>), Error> {
+        let (mut all, mut turn) = (Zeroizing::new(Vec::new()), None);
+        while let Some(piece) = self.piece().await? {
+            if all.len() + piece.len() > limit {
+                return Err(Error::TooLong(limit));
+            }
+            if turn.is_none() && all.len() + piece.len() > usual {
+                turn = Some(turns.acquire().await.expect("it is never closed"));
+            }
+            all.extend_from_slice(&piece);
+        }
+        Ok((all, turn))
     }
 
     /// The whole body as text; bytes that are none are replaced.

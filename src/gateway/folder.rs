@@ -12,7 +12,7 @@ use rustix::fs::OFlags;
 use zeroize::Zeroizing;
 
 use super::follow::wanted;
-use super::read::{BadSecret, CACERT, resource};
+use super::read::{BadSecret, CACERT};
 use super::{Asked, Secrets};
 use crate::base::files::{Watcher, Watches};
 use crate::base::lane::Lane;
@@ -106,7 +106,7 @@ fn settle(secrets: &Secrets, folder: &Path, name: &str, wanted: &[&str], own: us
         }
         // In a folder a name of trust anchors is that of its secret: <name>/ca.crt.
         let under = if spare { secret } else { name };
-        match resource(under, secret, &|field| read(&path, field)) {
+        match secrets.resource(name, under, secret, &|field| read(&path, field)) {
             Ok(Some(value)) => {
                 secrets.publish(name, asked, value, spare);
                 if !spare {
@@ -214,6 +214,32 @@ mod tests {
         std::fs::remove_file(&pair).unwrap();
         std::fs::write(&pair, "").unwrap();
         assert!(told().contains("pair: this is no folder"), "{}", told());
+    }
+
+    #[tokio::test]
+    async fn what_all_names_hold_together_is_bounded() {
+        let dir = tempfile::tempdir().unwrap();
+        let origin = Origin::Folder(dir.path().to_owned());
+        let config = Config { origin, fallback: String::new() };
+        let secrets = Secrets::new(config, &Watches::default(), Group::new(), Reporter::default());
+        let root = rcgen::generate_simple_self_signed(vec!["a".to_owned()]).unwrap().cert.pem();
+        let names: Vec<_> = (0..40).map(|n| format!("n{n}-cacert")).collect();
+        let slots: Vec<_> = names.iter().map(|name| (name.clone(), Arc::<Asked>::default())).collect();
+        *crate::gateway::lock(&secrets.0.slots) = slots.iter().cloned().collect();
+        for name in &names {
+            std::fs::create_dir(dir.path().join(name)).unwrap();
+            std::fs::write(dir.path().join(name).join("ca.crt"), root.repeat((1 << 20) / root.len()))
+                .unwrap();
+        }
+        look(&secrets, dir.path(), &slots);
+        let served = slots.iter().filter(|(_, asked)| asked.has_any()).count();
+        assert_eq!(served, 32);
+        let told = secrets.troubles();
+        assert!(told.iter().all(|report| report.detail.contains("more than 32 MB")) && told.len() == 8);
+        // Whoever shrinks makes room, and whoever is served stays so.
+        std::fs::write(dir.path().join("n0-cacert/ca.crt"), &root).unwrap();
+        look(&secrets, dir.path(), &slots);
+        assert_eq!(slots.iter().filter(|(_, asked)| asked.has_any()).count(), 33);
     }
 
     #[tokio::test]

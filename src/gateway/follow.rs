@@ -8,7 +8,7 @@ use futures_util::stream::FuturesUnordered;
 use tokio::sync::mpsc;
 
 use super::kube::{self, Api, Held};
-use super::read::{BadSecret, CACERT, is_ours, resource, secrets_of};
+use super::read::{BadSecret, CACERT, is_ours, secrets_of};
 use super::{Asked, LOOK, Secrets};
 use crate::base::slack;
 use crate::secrets::Secret;
@@ -44,8 +44,10 @@ pub(super) async fn run(secrets: &Secrets, api: &Arc<Api>, name: &str, asked: &A
     let (wanted, own) = wanted(name, &secrets.0.config.fallback);
     // One message is enough: a watch waits until the last one is looked at.
     let (tell, mut news) = mpsc::channel::<(usize, Held)>(1);
-    let mut watches: FuturesUnordered<_> =
-        wanted[..own].iter().enumerate().map(|(at, secret)| api.watch(secret, at, tell.clone())).collect();
+    let begin = || -> FuturesUnordered<_> {
+        wanted[..own].iter().enumerate().map(|(at, secret)| api.watch(secret, at, tell.clone())).collect()
+    };
+    let mut watches = begin();
     // Each watch is a connection: the fallback has one only while it may be needed.
     let mut spare = None;
     let mut states: Vec<Usable> = wanted.iter().map(|_| Usable::Unknown).collect();
@@ -67,12 +69,17 @@ pub(super) async fn run(secrets: &Secrets, api: &Arc<Api>, name: &str, asked: &A
             Some(()) = watches.next() => {}
             Some(()) = OptionFuture::from(spare.as_mut()) => {}
             Some((at, held)) = news.recv() => {
-                states[at] = state(name, wanted[at], at >= own, held);
+                states[at] = state(secrets, name, wanted[at], at >= own, held);
                 settle(secrets, name, &wanted, own, &states, asked);
             }
             () = &mut look => {
                 if secrets.forget(name) {
                     return;
+                }
+                // Others may have made room, of which no event tells.
+                if states.iter().any(|state| matches!(state, Usable::Bad(BadSecret::Room))) {
+                    (watches, spare) = (begin(), None);
+                    states.fill_with(|| Usable::Unknown);
                 }
                 look.set(slack::sleep(LOOK));
             }
@@ -80,14 +87,14 @@ pub(super) async fn run(secrets: &Secrets, api: &Arc<Api>, name: &str, asked: &A
     }
 }
 
-fn state(name: &str, secret: &str, spare: bool, held: Held) -> Usable {
+fn state(secrets: &Secrets, name: &str, secret: &str, spare: bool, held: Held) -> Usable {
     match held {
         Held::Absent => Usable::Absent,
         Held::Failed(why) => Usable::Failed(why),
         Held::Secret(object) => {
             // A fallback is read under its own name.
             let under = if spare { secret } else { name };
-            match resource(under, secret, &|field| object.field(field)) {
+            match secrets.resource(name, under, secret, &|field| object.field(field)) {
                 Ok(Some(value)) => Usable::Good(value),
                 Ok(None) => Usable::Absent,
                 Err(why) => Usable::Bad(why),

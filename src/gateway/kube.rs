@@ -3,25 +3,22 @@
 //! A watch is resumed where it ended (its resource version); one that the server no longer knows (410) begins
 //! with a list. The token is read for each request, as the kubelet rotates it; the CA's file likewise.
 
-use std::collections::BTreeMap;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use futures_util::{Stream, StreamExt, stream};
 use http::{HeaderMap, HeaderValue, StatusCode, header};
 use rustls::crypto::CryptoProvider;
 use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject;
-use serde::Deserialize;
-use tokio::sync::mpsc;
-use tokio::time::{Instant, timeout};
-use zeroize::{Zeroize, Zeroizing};
+use tokio::sync::{Semaphore, SemaphorePermit, mpsc};
+use tokio::time::{Instant, timeout, timeout_at};
+use zeroize::Zeroizing;
 
+use super::answer::{Event, List, Object};
 use crate::base::backoff::{Backoff, Jitter, Policy};
 use crate::base::error::chain;
 use crate::base::lane::Lane;
@@ -43,6 +40,9 @@ const PAUSE: Duration = Duration::from_secs(1);
 const LIVED: Duration = Duration::from_secs(60);
 /// A list of one secret, or one event: the server allows a secret 1 MiB, which is more in base64.
 const LONGEST: usize = 4 << 20;
+/// Most secrets are smaller; those that are not are gathered so many at a time, whoever follows them.
+const USUAL: usize = 16 << 10;
+static LARGE: Semaphore = Semaphore::const_new(2);
 
 /// How the API server is reached.
 pub(crate) struct Api {
@@ -95,6 +95,8 @@ pub(super) enum Why {
     Event,
     #[error("an event is longer than 4 MiB")]
     Long,
+    #[error("an event is not whole within 30 s")]
+    Slow,
     #[error("no answer within 30 s")]
     Silent,
     #[error("the watch ended with code {0}")]
@@ -123,64 +125,17 @@ pub(super) enum Held {
     Secret(Object),
 }
 
-#[derive(Deserialize, Default)]
-#[serde(default, rename_all = "camelCase")]
-struct Meta {
-    name: String,
-    resource_version: String,
+/// The turn of a large event: room for it, until it must be whole.
+struct Turn {
+    until: Instant,
+    _place: SemaphorePermit<'static>,
 }
 
-/// The fields of a secret, in base64; wiped when dropped.
-#[derive(Deserialize)]
-#[serde(transparent)]
-struct Data(BTreeMap<String, String>);
-
-impl Drop for Data {
-    fn drop(&mut self) {
-        self.0.values_mut().for_each(Zeroize::zeroize);
-    }
-}
-
-/// A secret as the API has it.
-#[derive(Deserialize, Default)]
-#[serde(default)]
-pub(super) struct Object {
-    metadata: Meta,
-    data: Option<Data>,
-    /// Of a `Status` in an event of type ERROR.
-    code: u16,
-}
-
-impl Object {
-    /// A field, decoded.
-    pub(super) fn field(&self, name: &str) -> Option<Zeroizing<Vec<u8>>> {
-        STANDARD.decode(self.data.as_ref()?.0.get(name)?).ok().map(Zeroizing::new)
-    }
-}
-
-#[derive(Deserialize)]
-struct List {
-    #[serde(default)]
-    metadata: Meta,
-    /// A list of nothing is null for some servers.
-    items: Option<Vec<Object>>,
-}
-
-#[derive(Deserialize)]
-struct Event {
-    r#type: String,
-    #[serde(default)]
-    object: Object,
-}
-
-/// A list and an event, from what the API server sent, and the fields in them.
-#[cfg(debug_assertions)]
-pub(super) fn fuzz(bytes: &[u8], mut seen: impl FnMut(&Object)) {
-    if let Ok(list) = serde_json::from_slice::<List>(bytes) {
-        list.items.iter().flatten().for_each(&mut seen);
-    }
-    if let Ok(event) = serde_json::from_slice::<Event>(bytes) {
-        seen(&event.object);
+impl Turn {
+    /// Waits as long as it takes: whoever is before has until `until`, and the wait ends with its watch.
+    async fn new() -> Self {
+        let place = LARGE.acquire().await.expect("it is never closed");
+        Self { until: Instant::now() + TIME, _place: place }
     }
 }
 
@@ -233,10 +188,12 @@ impl Server for Api {
     async fn list(&self, secret: &str) -> Result<(Held, String), Error> {
         let whole = async {
             let mut reply = self.ask(secret, "list", "").await?;
-            let body = Zeroizing::new(reply.bytes(LONGEST).await.map_err(|e| self.broken(Why::Fetch(e)))?);
+            let body = reply.in_turn(LONGEST, USUAL, &LARGE).await;
+            let (body, _turn) = body.map_err(|e| self.broken(Why::Fetch(e)))?;
             let list: List = serde_json::from_slice(&body).map_err(|_| self.broken(Why::List))?;
             let List { metadata, items } = list;
-            let found = items.into_iter().flatten().find(|item| item.metadata.name == secret);
+            let found =
+                items.map(|items| items.0).into_iter().flatten().find(|item| item.metadata.name == secret);
             Ok((found.map_or(Held::Absent, Held::Secret), metadata.resource_version))
         };
         timeout(TIME, whole).await.unwrap_or_else(|_| Err(self.broken(Why::Silent)))
@@ -329,9 +286,14 @@ impl Api {
         at: usize,
         tell: &mpsc::Sender<(usize, Held)>,
     ) -> Result<Ended, Error> {
-        let mut rest = Zeroizing::new(Vec::new());
+        let (mut rest, mut turn) = (Zeroizing::new(Vec::new()), None::<Turn>);
         loop {
-            let Ok(Some(piece)) = timeout(SILENCE, pieces.next()).await else { return Ok(Ended::Resume) };
+            let until = turn.as_ref().map_or_else(|| Instant::now() + SILENCE, |turn| turn.until);
+            let piece = match timeout_at(until, pieces.next()).await {
+                Ok(Some(piece)) => piece,
+                Err(_) if turn.is_some() => return Err(self.broken(Why::Slow)),
+                Ok(None) | Err(_) => return Ok(Ended::Resume),
+            };
             // A line may come a byte at a time, and a piece may be nothing but ends of lines.
             let mut new = rest.len();
             let mut begin = 0;
@@ -369,6 +331,11 @@ impl Api {
             if rest.len() > LONGEST {
                 return Err(self.broken(Why::Long));
             }
+            if rest.len() <= USUAL && turn.take().is_some() {
+                rest = Zeroizing::new(rest.to_vec());
+            } else if rest.len() > USUAL && turn.is_none() {
+                turn = Some(Turn::new().await);
+            }
         }
     }
 
@@ -399,7 +366,7 @@ impl Api {
         let dialer =
             Dialer { tls: Some(Arc::new(Tls::with_roots(self.crypto.clone(), ca))), ..Dialer::default() };
         let get = Get::new(&url).map_err(|e| self.broken(Why::Fetch(e)))?.headers(headers);
-        let sent = get.dialer(&dialer).keep(None).follow(|_, _| false).send().await;
+        let sent = get.dialer(&dialer).keep(None).buffer(USUAL).follow(|_, _| false).send().await;
         let reply = sent.map_err(|e| self.broken(Why::Fetch(e)))?;
         match reply.status() {
             StatusCode::OK => Ok(reply),
@@ -430,13 +397,6 @@ mod tests {
             resync: Duration::ZERO,
             crypto: crate::tls::provider::provider(crate::tls::provider::Compliance::None).0,
         }
-    }
-
-    #[test]
-    fn a_list_of_nothing_may_be_null() {
-        let list = br#"{"metadata": {"resourceVersion": "7"}, "items": null}"#;
-        let list: List = serde_json::from_slice(list).unwrap();
-        assert!(list.items.is_none() && list.metadata.resource_version == "7");
     }
 
     #[tokio::test]
@@ -568,6 +528,24 @@ mod tests {
         assert_eq!(from, "6");
         assert_eq!(std::iter::from_fn(|| told.try_recv().ok()).count(), 4);
         assert!(turns >= 100, "{turns}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn of_large_events_a_few_are_gathered_at_a_time_and_not_for_long() {
+        let api = api();
+        // 40 kB of an event that never ends, by ten watches.
+        let watches = (0..10).map(|_| async {
+            let (tell, _told) = mpsc::channel(8);
+            let pieces = vec![(0, Bytes::from(vec![b'a'; 20_000])); 2];
+            let mut from = "4".to_owned();
+            let ended = api.events(half_open(pieces), "own", &mut from, 0, &tell).await;
+            assert!(matches!(ended, Err(Error::Broken { why: Why::Slow, .. })));
+        });
+        let began = Instant::now();
+        futures_util::future::join_all(watches).await;
+        // Two at a time.
+        let took = began.elapsed();
+        assert!(took >= TIME * 5 && took < TIME * 5 + PAUSE, "{took:?}");
     }
 
     #[tokio::test(start_paused = true)]

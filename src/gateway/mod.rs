@@ -16,6 +16,7 @@
 //! | `read` | from the fields of a secret to what is served; no IO |
 //! | `follow` | one name: its secret, its fallback, what is published |
 //! | `kube` | the API server: list, watch, and what can go wrong there |
+//! | `answer` | what it sends |
 //! | `folder` | the folder |
 //!
 //! Uses `secrets` (the seam and its values), `fetch` and `tls`.
@@ -25,6 +26,7 @@
 //! be a second HTTP stack beside `fetch`. Why not the types of `k8s-openapi`: three fields are read, and what is read of a
 //! secret is wiped when it is dropped, which those types do not do. So this needs no cargo feature of its own.
 
+mod answer;
 mod folder;
 mod follow;
 mod kube;
@@ -44,11 +46,11 @@ use tokio::sync::Notify;
 /// What bytes reach first.
 #[cfg(debug_assertions)]
 pub mod fuzz {
-    use super::{kube, read};
+    use super::{answer, read};
 
     /// What the API server sent: a secret of it is served whole or not at all.
     pub fn answer(bytes: &[u8]) {
-        kube::fuzz(bytes, |object| {
+        answer::fuzz(bytes, |object| {
             for name in ["a", "a-cacert"] {
                 let _ = read::resource(name, "a", &|field| object.field(field));
             }
@@ -58,6 +60,7 @@ pub mod fuzz {
 
 pub(crate) use self::kube::Api;
 
+use self::read::BadSecret;
 use crate::base::files::Watches;
 use crate::base::quote::shown;
 use crate::base::seldom::Seldom;
@@ -68,6 +71,8 @@ use crate::trouble::{Kind, Report, Reporter};
 
 /// Different names that may be followed at a time; a gateway has one for each of its hosts at most.
 const NAMES: usize = 1000;
+/// What is served of all of them, in bytes: as much as of clients' files.
+const MOST: usize = 32 << 20;
 /// Secrets may change as often as they like.
 static SERVED: Seldom = Seldom::new(60);
 /// How often it is looked whether somebody still follows a name.
@@ -206,6 +211,33 @@ impl Secrets {
         }
     }
 
+    /// What there is of a name in a secret, if there is room for it.
+    fn resource(
+        &self,
+        name: &str,
+        under: &str,
+        secret: &str,
+        field: read::Field<'_>,
+    ) -> Result<Option<Secret>, BadSecret> {
+        let found = read::resource(under, secret, field)?;
+        match &found {
+            Some(value) if !self.has_room(name, value) => Err(BadSecret::Room),
+            _ => Ok(found),
+        }
+    }
+
+    fn has_room(&self, name: &str, fresh: &Secret) -> bool {
+        let slots = lock(&self.0.slots);
+        let old = slots.get(name).and_then(|asked| asked.slot.value());
+        // It takes no more than before: nobody else has to be asked.
+        if old.is_some_and(|old| size(fresh) <= size(&old)) {
+            return true;
+        }
+        let others = slots.iter().filter(|(other, _)| *other != name);
+        let held: usize = others.filter_map(|(_, asked)| asked.slot.value()).map(|value| size(&value)).sum();
+        held + size(fresh) <= MOST
+    }
+
     fn slots(&self) -> Vec<(String, Arc<Asked>)> {
         lock(&self.0.slots).iter().map(|(name, asked)| (name.clone(), asked.clone())).collect()
     }
@@ -268,6 +300,13 @@ impl SecretSource for Secrets {
                 fetched = asked.slot.wait() => fetched.ok_or_else(|| Arc::new(Error::Stopped)),
             }
         })
+    }
+}
+
+fn size(secret: &Secret) -> usize {
+    match secret {
+        Secret::Identity(pair) => pair.chain.len() + pair.key.len(),
+        Secret::Roots(roots) => roots.pem.len(),
     }
 }
 

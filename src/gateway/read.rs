@@ -10,6 +10,9 @@ use crate::tls::cert;
 /// What a name of trust anchors ends with.
 pub(super) const CACERT: &str = "-cacert";
 
+/// The fields that are read.
+pub(super) const FIELDS: [&str; 7] = ["token", "cacert", "ca.crt", "tls.crt", "tls.key", "cert", "key"];
+
 /// A field of a secret, by its name.
 pub(super) type Field<'a> = &'a dyn Fn(&str) -> Option<Zeroizing<Vec<u8>>>;
 
@@ -35,6 +38,8 @@ pub(super) enum BadSecret {
     Anchors(#[source] cert::Error),
     #[error("its field {0} is missing or empty")]
     Missing(&'static str),
+    #[error("with it the secrets of gateways would take more than 32 MB")]
+    Room,
     #[error("its pair cannot be served: {0}")]
     Pair(#[source] cert::Error),
 }

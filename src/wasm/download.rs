@@ -11,6 +11,7 @@ use http::StatusCode;
 use rustls::crypto::CryptoProvider;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep_until, timeout_at};
+use zeroize::Zeroizing;
 
 use super::Config;
 use super::receive::{self, Form, Received, Receiver};
@@ -118,18 +119,12 @@ impl Web {
     }
 
     /// A whole document. Those that are longer than usual are read two at a time.
-    pub(super) async fn document(&self, reply: &mut Reply, limit: usize) -> Result<Vec<u8>, fetch::Error> {
-        let (mut all, mut turn) = (Vec::new(), None);
-        while let Some(piece) = reply.piece().await? {
-            if all.len() + piece.len() > limit {
-                return Err(fetch::Error::TooLong(limit));
-            }
-            if turn.is_none() && all.len() + piece.len() > USUAL {
-                turn = Some(LARGE.acquire().await.expect("it is never closed"));
-            }
-            all.extend_from_slice(&piece);
-        }
-        Ok(all)
+    pub(super) async fn document(
+        &self,
+        reply: &mut Reply,
+        limit: usize,
+    ) -> Result<Zeroizing<Vec<u8>>, fetch::Error> {
+        reply.in_turn(limit, USUAL, &LARGE).await.map(|(all, _)| all)
     }
 
     /// The module at `url`.

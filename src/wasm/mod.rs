@@ -367,10 +367,13 @@ impl Converter {
                 }
                 let stand_in = if filter.open { "lets all traffic pass" } else { "denies all traffic" };
                 let name = &wanted.resource;
+                let why = failure.to_string();
+                // A registry's words may be in it, and each resource's is kept.
+                let why = cut(&why, CAUSE);
                 let detail = format!(
-                    "Wasm module of {name:?} cannot be had, so a filter in its place {stand_in}: {failure}"
+                    "Wasm module of {name:?} cannot be had, so a filter in its place {stand_in}: {why}"
                 );
-                let report = match Kind::of_start(&failure.to_string()) {
+                let report = match Kind::of_start(&why) {
                     // Nothing is tried again before istiod sends the filter anew.
                     Some(kind) => Report::new(kind, detail).hint(MACHINE),
                     None => Report::new(Kind::WasmFailed, detail),

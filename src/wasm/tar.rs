@@ -7,8 +7,8 @@
 
 /// Everything comes in blocks of this size.
 const BLOCK: usize = 512;
-/// Long names and pax records are kept up to this.
-const LONGEST: u64 = 1 << 20;
+/// Long names and pax records are kept up to this; a path has 4,096 bytes at most.
+const LONGEST: u64 = 64 << 10;
 /// Where "ustar" stands.
 pub(super) const MAGIC_AT: usize = 257;
 /// What stands there.
@@ -162,12 +162,14 @@ impl Tar {
         }
         let kind = header[156];
         let mut size = number(&header[124..136]).ok_or(Error::Damaged)?;
-        let meta = matches!(kind, b'L' | b'K' | b'x' | b'g');
-        if meta {
+        if matches!(kind, b'L' | b'x') {
             if size > LONGEST {
                 return Err(Error::Long);
             }
             self.state = Reading::Meta(kind, Vec::new());
+        } else if matches!(kind, b'K' | b'g') {
+            // The target of a link, and records for all entries: of no use here.
+            self.state = Reading::Other;
         } else {
             let short = name(header);
             let name = self.long_name.take().unwrap_or(short);

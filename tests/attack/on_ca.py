@@ -17,9 +17,9 @@ PORT, GOOD = 15010, 15012
 CA = {"mood": None, "over": threading.Event()}
 
 
-def between(world):
+def between(world, port=PORT):
     """Stands before the good CA."""
-    listener = listener_in(world.name, ("127.0.0.1", PORT))
+    listener = listener_in(world.name, ("127.0.0.1", port))
 
     def pump(one, other):
         with contextlib.suppress(OSError):
@@ -33,7 +33,7 @@ def between(world):
         with io, contextlib.suppress(OSError):
             if CA["mood"]:
                 io.settimeout(20)
-                CA["mood"](Call(io, CA["over"]))
+                CA["mood"](io)
                 return
             with inside(world.name, lambda: socket.create_connection(("127.0.0.1", GOOD))) as good:
                 threading.Thread(target=pump, args=(io, good), daemon=True).start()
@@ -88,6 +88,20 @@ MOODS = {
     "SETTINGS": settings, "farewells": farewells, "unknown frames": unknown_frames,
 }
 
+
+def hostile_for(world, mood, play):
+    """Answers each connection so as long as this is played."""
+    CA["over"], CA["mood"] = threading.Event(), mood
+    try:
+        bounded(world, play)
+    finally:
+        CA["over"].set()
+        CA["mood"] = None
+    # The next try may be some seconds away.
+    if not h2.served(world.dir / SDS, 60):
+        raise AssertionError("no certificate after it")
+
+
 for name, mood in MOODS.items():
     @attack(f"CA sends {name}", "a CA that means ill, while the certificate has to be renewed", world=WORLD, identity=False,
             short=name == "PING")
@@ -98,12 +112,4 @@ for name, mood in MOODS.items():
                 h2.served(world.dir / SDS, 1)
                 time.sleep(0.2)
 
-        CA["over"], CA["mood"] = threading.Event(), mood
-        try:
-            bounded(world, play)
-        finally:
-            CA["over"].set()
-            CA["mood"] = None
-        # The next try may be some seconds away.
-        if not h2.served(world.dir / SDS, 60):
-            raise AssertionError("no certificate after it")
+        hostile_for(world, lambda io: mood(Call(io, CA["over"])), play)

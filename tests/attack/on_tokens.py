@@ -4,6 +4,7 @@ import socket
 import threading
 import time
 
+from .neighbours import applications
 from .registry import attack
 from .world import APP, inside
 
@@ -75,3 +76,33 @@ for name, sent in {
             short=name in ("first byte", "large body", "pipelined"))
     def it(world, size, play=flood(sent)):
         inside(world.name, lambda: play(world, size))
+
+
+STALLED = 9021
+
+
+@attack("token service in front of an endpoint that stalls", "exchanges by the thousand, each for another, that never end", short=False,
+        world={"env": {**WORLD["env"], "STS_UPSTREAM_URL": f"http://localhost:{STALLED}/token"}})
+def stalls(world, size):
+    over = applications(world, [STALLED], b"")
+
+    def play():
+        held, end, n = [], time.monotonic() + size.seconds, 0
+        while time.monotonic() < end:
+            form = FORM.replace(b"subject_token=a", b"subject_token=%d" % n)
+            n += 1
+            if len(held) >= size.connections:
+                held.pop(0).close()
+            try:
+                held.append(socket.create_connection(("127.0.0.1", PORT), timeout=1))
+                held[-1].sendall(HEAD % len(form) + b"\r\n" + form)
+            except OSError:
+                time.sleep(0.01)
+            time.sleep(0.001)
+        for io in held:
+            io.close()
+
+    try:
+        inside(world.name, play)
+    finally:
+        over.set()

@@ -137,7 +137,7 @@ fn an_envoy_that_the_wheel_is_not_for_is_asked_for_before_the_build() {
 
 #[test]
 fn rights_and_tools_of_the_rarer_targets_are_named() {
-    let user = || ordinary().program("id", "echo 1000").program("ip", "");
+    let user = || ordinary().program("id", "echo 1000").program("ip", "").program("openssl", "");
     for target in ["soak", "attack", "conformance"] {
         user().fails(
             "check-machine",

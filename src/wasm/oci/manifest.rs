@@ -6,12 +6,16 @@
 use serde::Deserialize;
 
 use super::reference::is_digest;
+use crate::base::quote::shown;
+use crate::base::up_to::UpTo;
 use crate::wasm::receive::Form;
 
 /// What is asked for: images and indexes, of Docker and of OCI.
 pub(super) const ACCEPT: &str = "application/vnd.docker.distribution.manifest.v2+json,application/vnd.oci.image.manifest.v1+json,application/vnd.docker.distribution.manifest.list.v2+json,application/vnd.oci.image.index.v1+json";
 /// Manifests are a few kilobytes; registries refuse above 4 MB.
 pub(super) const LONGEST: usize = 4 << 20;
+/// Layers of an image, or images of an index; builders stop at 127.
+const ENTRIES: usize = 1024;
 
 const DOCKER_IMAGE: &str = "application/vnd.docker.distribution.manifest.v2+json";
 const INDEXES: [&str; 2] =
@@ -79,9 +83,9 @@ struct Document {
     #[serde(default)]
     schema_version: i64,
     #[serde(default)]
-    layers: Vec<Descriptor>,
+    layers: UpTo<Descriptor, ENTRIES>,
     #[serde(default)]
-    manifests: Vec<Descriptor>,
+    manifests: UpTo<Descriptor, ENTRIES>,
 }
 
 #[derive(Deserialize)]
@@ -120,16 +124,15 @@ impl Manifest {
             let fits = |d: &&Descriptor| {
                 d.platform.as_ref().is_none_or(|p| p.os == "linux" && p.architecture == "amd64")
             };
-            let child = document.manifests.iter().find(fits);
+            let child = document.manifests.0.iter().find(fits);
             return match child {
                 Some(child) => hex(&child.digest).map(Self::Index),
                 None => Err(BadManifest::NoChild),
             };
         }
-        let layers = document
-            .layers
-            .into_iter()
-            .map(|layer| Ok(Layer { digest: hex(&layer.digest)?, media_type: layer.media_type }));
+        let layers = document.layers.0.into_iter().map(|layer| {
+            Ok(Layer { digest: hex(&layer.digest)?, media_type: shown(&layer.media_type).into_owned() })
+        });
         let layers = layers.collect::<Result<Vec<_>, BadManifest>>()?;
         Ok(Self::Image(Image { docker: document.media_type == DOCKER_IMAGE, layers }))
     }
@@ -227,6 +230,14 @@ mod tests {
         assert!(matches!(Manifest::parse(b"{}", kind), Err(BadManifest::Schema1)));
         assert!(matches!(Manifest::parse(b"{\"schemaVersion\":1}", ""), Err(BadManifest::Schema1)));
         assert!(Manifest::parse(b"{", "").is_err());
+        let many = |n: usize| json!({"layers": vec![json!({"digest": digest(1)}); n]}).to_string();
+        assert!(Manifest::parse(many(ENTRIES).as_bytes(), "").is_ok());
+        assert!(
+            Manifest::parse(many(ENTRIES + 1).as_bytes(), "").is_err(),
+            "each is held while one is fetched"
+        );
+        let long = image("", &[(&"k".repeat(100_000), 1)]);
+        assert!(long.layers[0].media_type.len() < 1000, "{long:?}");
         let text = json!({"layers": [{"digest": "sha256:../../etc"}]}).to_string();
         assert!(Manifest::parse(text.as_bytes(), "").is_err(), "digests become paths");
     }

@@ -264,7 +264,7 @@ impl<'a> Registry<'a> {
         }
         let body = timeout_at(self.until, self.web.document(&mut reply, TOKEN)).await;
         let body = body.map_err(|_| refused(BadToken::Late))?;
-        let body = Zeroizing::new(body.map_err(Error::Body)?);
+        let body = body.map_err(Error::Body)?;
         let answer: Answer = serde_json::from_slice(&body).map_err(|_| refused(BadToken::Json))?;
         let token = if answer.token.is_empty() { &answer.access_token } else { &answer.token };
         let token = Zeroizing::new(token.clone());

@@ -80,6 +80,9 @@ fn damage_is_noticed() {
     huge[124..135].copy_from_slice(b"77777777777");
     sign(&mut huge);
     assert_eq!(read(PLUGIN, &huge, 512), Err(Error::Long));
+    let mut long = entry("x", b'L', &[b'n'; 70_000]);
+    long.extend(archive(&[("plugin.wasm", b"yes")]));
+    assert_eq!(read(PLUGIN, &long, 512), Err(Error::Long), "it is held as long as the archive comes");
 }
 
 proptest! {
