@@ -13,6 +13,7 @@
 //! [`AT_ONCE`] on one thread; where that takes too long, each is read on a thread of its own, which tells the one that
 //! hangs from the others.
 
+mod look;
 mod read;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -28,7 +29,8 @@ use crate::base::backoff::{Jitter, Policy};
 use crate::base::disk::{Looks, Watching};
 use crate::base::files::Watches;
 use crate::base::heap;
-use read::{Read, read};
+use look::{Found, Stamp, Wanted};
+use read::Read;
 
 pub(super) use read::{Loaded, Source, Unreadable, bytes};
 
@@ -95,6 +97,8 @@ pub(super) enum Event {
     Loaded(ResourceName, Loaded),
     /// What was reported is over, and the content is what is known.
     Mended(ResourceName),
+    /// There has been no usable content from the start, for [`MISSING`]: whoever waits goes on waiting.
+    Suspect { name: ResourceName, error: Arc<Error> },
     /// The content has been unusable for [`PATIENCE`]; `gone`: there is no file to be read.
     Troubled { name: ResourceName, error: Arc<Error>, gone: bool },
 }
@@ -112,6 +116,9 @@ struct Entry {
     hash: u64,
     /// Hash of bytes that look cut off; taken as they are if they stay.
     unfinished: Option<u64>,
+    /// Of files that could not be read, and whether they could not twice: a change right after the first may not show.
+    bad: Option<Stamp>,
+    bad_again: bool,
     trouble: Option<Trouble>,
     waiting: Vec<(Instant, Reply)>,
     followed: Instant,
@@ -119,14 +126,6 @@ struct Entry {
 
 /// Of which group they are, and what was found for each.
 type Together = (u64, Vec<Found>);
-
-/// What a look brings.
-#[derive(Debug)]
-struct Found {
-    read: Result<Read, Unreadable>,
-    /// Whether there is anything to be read at all.
-    usable: bool,
-}
 
 #[derive(Debug)]
 struct Trouble {
@@ -138,6 +137,8 @@ struct Trouble {
     tries: u32,
     reason: String,
     reported: bool,
+    /// Told early: nothing was ever read.
+    suspected: bool,
     /// Also that it is gone, which is told whatever was told before.
     reported_gone: bool,
 }
@@ -260,6 +261,8 @@ impl Store {
             size: 0,
             hash: 0,
             unfinished: None,
+            bad: None,
+            bad_again: false,
             trouble: None,
             waiting: Vec::new(),
             followed: now,
@@ -460,8 +463,12 @@ impl Store {
     // Nothing found: the file system does not answer.
     fn take(&mut self, name: &ResourceName, now: Instant, found: Option<Found>) -> Option<Event> {
         let entry = self.entries.get_mut(name)?;
-        let silent = || Found { read: Err(Unreadable::Silent), usable: true };
-        let Found { read, usable } = found.unwrap_or_else(silent);
+        let silent = found.is_none();
+        let nothing = || Found { read: Err(Unreadable::Silent), usable: true, stamp: None };
+        let Found { read, usable, stamp } = found.unwrap_or_else(nothing);
+        if read.is_ok() {
+            entry.bad = None;
+        }
         let reason = match read {
             Ok(Read::Same) => {
                 entry.unfinished = None;
@@ -488,9 +495,11 @@ impl Store {
                 entry.unfinished = Some(hash);
                 "the file ends in the middle of a certificate".to_owned()
             }
-            Err(error) => error.to_string(),
+            Err(error) => entry.wrong(&error, stamp),
         };
         let retry = self.retry;
+        // A disk that is slow may be well.
+        let early = is_configured(name) && entry.loaded.is_none() && !silent && !entry.is_suspected();
         let trouble = entry.trouble.get_or_insert_with(|| Trouble {
             since: now,
             gone: None,
@@ -499,6 +508,7 @@ impl Store {
             tries: 0,
             reason: String::new(),
             reported: false,
+            suspected: false,
             reported_gone: false,
         });
         if trouble.reason != reason {
@@ -518,39 +528,39 @@ impl Store {
             let error = Arc::new(failure(name, &trouble.reason));
             return Some(Event::Troubled { name: name.clone(), error, gone });
         }
+        if early && !gone && !trouble.is_told() && now >= trouble.since + MISSING {
+            trouble.suspected = true;
+            let error = Arc::new(failure(name, &trouble.reason));
+            return Some(Event::Suspect { name: name.clone(), error });
+        }
         None
     }
 }
 
 impl Entry {
+    fn is_suspected(&self) -> bool {
+        self.trouble.as_ref().is_some_and(|trouble| trouble.suspected)
+    }
+
     fn wanted(&self, name: &ResourceName) -> Wanted {
         let known = self.loaded.is_some().then_some(self.hash);
-        Wanted { source: self.source.clone(), known, size: self.size, bounded: !is_configured(name) }
+        let bad = self.bad.clone().filter(|_| self.bad_again);
+        Wanted { source: self.source.clone(), known, size: self.size, bounded: !is_configured(name), bad }
     }
-}
 
-/// What a look is after.
-struct Wanted {
-    source: Source,
-    /// The hash of what is loaded, and what that takes.
-    known: Option<u64>,
-    size: usize,
-    bounded: bool,
-}
-
-impl Wanted {
-    /// Reads it; what does not fit into `room` beside those before it is not brought.
-    fn look(&self, room: &mut usize) -> Found {
-        let mut found = read(&self.source, self.known, !self.bounded);
-        if let Ok(Read::New { loaded, .. }) = &found
-            && self.bounded
-        {
-            match (*room + self.size).checked_sub(loaded.size()) {
-                Some(left) => *room = left,
-                None => found = Err(Unreadable::TooMuch(MAX_LOADED)),
+    // What is wrong, with files of this stamp.
+    fn wrong(&mut self, error: &Unreadable, stamp: Option<Stamp>) -> String {
+        match (error, &self.trouble) {
+            (Unreadable::Still, Some(trouble)) => return trouble.reason.clone(),
+            // What they hold is of no use, and stays so.
+            (Unreadable::Pair { .. } | Unreadable::Roots { .. } | Unreadable::TooLong(_), _) => {
+                self.bad_again = stamp.is_some() && self.bad == stamp;
+                self.bad = stamp;
             }
+            // Another time there is room, a descriptor, or a disk that answers.
+            _ => self.bad = None,
         }
-        Found { usable: found.is_ok() || self.source.usable(), read: found }
+        error.to_string()
     }
 }
 

@@ -24,7 +24,7 @@ static LEFT_OUT: Seldom = Seldom::new(60);
 const MAX_BYTES: u64 = 16 << 20;
 
 /// Files of more than this are read and taken apart one at a time: each takes a few times its size, and there may be thousands.
-const LARGE: u64 = 1 << 20;
+pub(super) const LARGE: u64 = 1 << 20;
 static ONE: Mutex<()> = Mutex::new(());
 
 /// Where a resource lies.
@@ -100,6 +100,9 @@ pub(in crate::secrets) enum Unreadable {
     TooMuch(usize),
     #[error("its file system does not answer")]
     Silent,
+    /// They are as they were when they could not be read.
+    #[error("the same as before")]
+    Still,
 }
 
 /// Reads a source; `known` is the hash of what is loaded. `both`: a key must belong to a chain that is known, too.

@@ -101,6 +101,43 @@ fn chain(event: &Event) -> &str {
     }
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_large_file_of_no_use_is_read_again_when_it_has_changed() {
+    let mut world = World::roots();
+    let good = pair().chain;
+    let still = |world: &World| {
+        let entry = &world.store.entries[&world.name];
+        let found = entry.wanted(&world.name).look(&mut MAX_LOADED.clone());
+        matches!(found.read, Err(Unreadable::Still))
+    };
+    world.put("ca.pem", &"no certificate\n".repeat(200_000));
+    assert!(world.follow().await.is_none());
+    assert!(!still(&world), "once may be too soon to tell");
+    assert!(
+        matches!(world.later().await, Event::Troubled { error, .. } if error.to_string().contains("failed to parse"))
+    );
+    assert!(still(&world));
+    // Another one in its place, as long as that.
+    world.put("ca.pem", &"no certificates".repeat(200_000));
+    assert!(!still(&world));
+    // What was told stays told while it is not read.
+    for _ in 0..3 {
+        assert!(world.store.look_all().await.is_empty());
+    }
+    assert!(still(&world));
+    let reason = world.store.overview().lock().unwrap().values().next().unwrap().clone();
+    assert!(reason.starts_with("failed to parse"), "{reason}");
+    // Without descriptors nothing can be opened, which says nothing of what it holds.
+    let stamp = world.store.entries[&world.name].bad.clone();
+    for _ in 0..2 {
+        let error = Unreadable::Io { path: "ca.pem".into(), source: std::io::Error::from_raw_os_error(24) };
+        world.store.entries.get_mut(&world.name).unwrap().wrong(&error, stamp.clone());
+        assert!(!still(&world));
+    }
+    world.put("ca.pem", &good.repeat(2_000_000 / good.len()));
+    assert!(matches!(&world.store.look_all().await[..], [Event::Loaded(..)]));
+}
+
 #[tokio::test]
 async fn pairs_are_published_whole_or_not_at_all() {
     let mut world = World::pair();
