@@ -185,7 +185,7 @@ impl Upgrades {
 
     fn begin(&mut self, asked: Asked) {
         if self.trial.is_some() || self.replacing.is_some() {
-            let why = "another upgrade is under way";
+            let why = "another upgrade is under way; ask again when it has ended";
             if let Some(more) = UNDER_WAY.may() {
                 tracing::warn!("the agent is not replaced: {why}{more}");
             }
@@ -238,8 +238,8 @@ impl Upgrades {
         let line = match outcome {
             Ok(what) => format!("done: {what}"),
             Err(why) => {
-                tracing::error!("Envoy is not replaced: {why}");
-                format!("failed: {why}; Envoy goes on as before")
+                tracing::error!("Envoy is not replaced: {why}; {}", why.hint());
+                format!("failed: {why}; Envoy goes on as before; {}", why.hint())
             }
         };
         say(self.reply.take().as_ref(), &line);
@@ -248,8 +248,9 @@ impl Upgrades {
     fn refused(&mut self, why: &Error) {
         self.counts.refused += 1;
         self.ended.with_label_values(&["refused"]).inc();
-        tracing::error!("the agent is not replaced, this one goes on: {why}");
-        say(self.reply.take().as_ref(), &format!("failed: {why}"));
+        let hint = why.hint();
+        tracing::error!("the agent is not replaced, this one goes on: {why}; {hint}");
+        say(self.reply.take().as_ref(), &format!("failed: {why}; {hint}"));
     }
 
     // All of it; the configuration only when it is meant.
@@ -303,7 +304,7 @@ impl Upgrades {
         };
         // Whoever asks now is not kept waiting for an answer that nobody gives.
         while let Ok(asked) = self.asked.try_recv() {
-            say(asked.reply.as_ref(), "failed: another upgrade is under way");
+            say(asked.reply.as_ref(), "failed: another upgrade is under way; ask again when it has ended");
         }
         let Program { file, path, version } = program;
         tracing::info!("{} (version {version}) takes over; Envoy goes on", path.display());

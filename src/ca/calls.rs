@@ -16,9 +16,9 @@ use super::Error;
 use super::attempts::{Attempts, Failed, watched};
 use super::unary::UnaryConnection;
 use crate::base::metrics::Metrics;
-use crate::istiod::auth::{CallHeaders, TokenSource, root_cause};
-use crate::istiod::{self, Connector};
-use crate::trouble::Reporter;
+use crate::istiod::auth::{CallHeaders, TokenSource, beside, root_cause};
+use crate::istiod::{self, Connector, Transport};
+use crate::trouble::{Report, Reporter};
 
 /// Codes worth another attempt within one call. Not Canceled and DeadlineExceeded: the Go agent lists
 /// them, but its library refuses to retry them.
@@ -55,6 +55,8 @@ impl Config {
 pub(super) struct Caller {
     config: Config,
     pub(super) attempts: Attempts,
+    /// What is wrong with the token while the way is.
+    token: Reporter,
 }
 
 /// What a call has come to.
@@ -81,7 +83,8 @@ impl Caller {
     /// When called twice for one registry.
     pub(super) fn new(config: Config, metrics: &Metrics) -> Self {
         let attempts = Attempts::new(config.attempt_timeout, config.total_timeout, metrics);
-        Self { config, attempts }
+        let token = config.trouble.sibling();
+        Self { config, attempts, token }
     }
 
     pub(super) fn endpoint(&self) -> &str {
@@ -103,7 +106,7 @@ impl Caller {
                 Ok(answer) => break Ok(answer),
                 Err(failed) => failed,
             };
-            self.config.trouble.report(root_cause(failed.error.report(), &*self.config.tokens));
+            self.tell(failed.error.report());
             let (wait, said) = match series.again(failed, talk.sent) {
                 Ok(next) => next,
                 Err(error) => break Err(error),
@@ -114,7 +117,28 @@ impl Caller {
         if let Some(session) = talk.session {
             session.close();
         }
+        if outcome.is_ok() {
+            self.token.end();
+        }
         outcome
+    }
+
+    // A token that is no good is told beside a way that fails, so that both are repaired at once.
+    fn tell(&self, report: Report) {
+        let report = root_cause(report, &*self.config.tokens);
+        let token = beside(&report, &*self.config.tokens).filter(|_| !self.shows_certificate());
+        let is_good = token.is_none();
+        // In this order what is told already is not told anew.
+        token.into_iter().for_each(|token| self.token.report(token));
+        self.config.trouble.report(report);
+        if is_good {
+            self.token.end();
+        }
+    }
+
+    // Who shows a certificate may need no token.
+    fn shows_certificate(&self) -> bool {
+        matches!(&self.config.connector.config().transport, Transport::Tls(tls) if tls.client.is_some())
     }
 
     async fn attempt(
@@ -145,9 +169,7 @@ impl Caller {
         let metadata = self.metadata(method, number).await.map_err(|status| self.refused(status))?;
         if talk.session.as_ref().is_none_or(|s| !s.usable()) {
             talk.session = None;
-            let late = |error: istiod::Error| {
-                self.config.trouble.report(root_cause(error.report(), &*self.config.tokens));
-            };
+            let late = |error: istiod::Error| self.tell(error.report());
             let connection = self.config.connector.connect_by(until, &late).await;
             let connection = connection.map_err(|e| self.unreachable(e))?;
             talk.session =

@@ -116,7 +116,9 @@ impl Layers<'_> {
                 return self.problem("failed to read mesh config file", name, reason);
             }
             Err(e) => {
-                let reason = format!("{e}; make it readable for the agent's user or take --meshConfig away");
+                let reason = format!(
+                    "{e}; make it readable for the agent's user, or name another file with --meshConfig"
+                );
                 return self.problem("failed to read mesh config file", name, reason);
             }
         };

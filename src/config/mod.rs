@@ -137,13 +137,14 @@ impl Config {
         let gateway = wrong.of(parts::gateway::secrets(sources));
         let callers = wrong.of(parts::gateway::callers(sources));
         let process = wrong.of(parts::envoy::process(sources, root));
+        let dns = wrong.of(parts::dns::checked(sources, root));
         let (Some(plan), Some(presence), Some(status), Some(tokens), Some(ca), Some(istiod), Some(sts)) =
             (plan, presence, status, tokens, ca, istiod, sts)
         else {
             return Err(wrong.0);
         };
-        let (Some(gateway), Some(callers), Some(process), []) =
-            (gateway, callers, process, wrong.0.as_slice())
+        let (Some(gateway), Some(callers), Some(process), Some(dns), []) =
+            (gateway, callers, process, dns, wrong.0.as_slice())
         else {
             return Err(wrong.0);
         };
@@ -163,7 +164,7 @@ impl Config {
                 bootstrap: parts::envoy::Bootstrap::new(sources),
             },
             status,
-            dns: parts::dns::server(sources, root),
+            dns,
             health: parts::health::checks(sources, all_ipv6),
             wasm: parts::wasm::converter(sources),
             sts,

@@ -234,13 +234,33 @@ fn raw(inputs: &Inputs<'_>) -> Map<String, Value> {
     raw.extend(inputs.proxy_metadata.iter().filter_map(meta));
     raw.extend(inputs.env.iter().filter_map(meta));
     for (name, text) in inputs.json {
-        match serde_json::from_str::<Value>(text) {
-            Ok(Value::Object(members)) => raw.extend(members.into_iter().map(|(k, v)| (k, doubles(v)))),
-            Ok(_) => tracing::warn!("{name} is ignored: not a JSON object"),
-            Err(error) => tracing::warn!("{name} is ignored: not a JSON object: {error}"),
+        match members(text) {
+            Ok(members) => raw.extend(members.into_iter().map(|(k, v)| (k, doubles(v)))),
+            Err(why) => tracing::warn!("{name} is ignored: {why}"),
         }
     }
     raw
+}
+
+/// Why a variable with metadata has no effect.
+#[derive(Debug, thiserror::Error)]
+enum NoObject {
+    #[error("not a JSON object")]
+    Other,
+    #[error("not a JSON object: {0}")]
+    NoJson(#[from] serde_json::Error),
+}
+
+fn members(text: &str) -> Result<Map<String, Value>, NoObject> {
+    match serde_json::from_str::<Value>(text)? {
+        Value::Object(members) => Ok(members),
+        _ => Err(NoObject::Other),
+    }
+}
+
+/// What such a variable has no effect for, if that is so.
+pub(super) fn fault(name: &str, text: &str) -> Option<String> {
+    members(text).err().map(|why| format!("{name} is ignored: {why}"))
 }
 
 // Numbers as istiod knows them from the Go agent: in double precision, whole ones without a fraction.

@@ -36,18 +36,35 @@ pub enum Error {
 /// trouble is a warning. Either way the file then counts as absent.
 #[must_use]
 pub(crate) fn read(path: &Path) -> Option<BTreeMap<String, String>> {
-    let read = std::fs::read(path).map_err(|source| Error::Read { path: path.to_owned(), source });
-    match read.and_then(|bytes| parse(&String::from_utf8_lossy(&bytes))) {
-        Ok(entries) => Some(entries),
-        Err(Error::Read { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+    match entries(path) {
+        Ok(Some(entries)) => Some(entries),
+        Ok(None) => {
             tracing::debug!("no {}: not in a pod, or nothing mounted there", path.display());
             None
         }
         Err(error) => {
-            let why = crate::base::error::chain(&error);
-            tracing::warn!("{} is ignored: {why}", path.display());
+            tracing::warn!("{}", ignored(path, &error));
             None
         }
+    }
+}
+
+/// Why such a file has no effect, if it is there.
+#[must_use]
+pub(crate) fn fault(path: &Path) -> Option<String> {
+    entries(path).err().map(|error| ignored(path, &error))
+}
+
+fn ignored(path: &Path, error: &Error) -> String {
+    format!("{} is ignored: {}", path.display(), crate::base::error::chain(error))
+}
+
+fn entries(path: &Path) -> Result<Option<BTreeMap<String, String>>, Error> {
+    let read = std::fs::read(path).map_err(|source| Error::Read { path: path.to_owned(), source });
+    match read.and_then(|bytes| parse(&String::from_utf8_lossy(&bytes))) {
+        Ok(entries) => Ok(Some(entries)),
+        Err(Error::Read { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
     }
 }
 

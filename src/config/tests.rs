@@ -223,6 +223,8 @@ fn files_that_cannot_be_read_are_named_and_missing_ones_are_none() {
     std::fs::create_dir(root.path().join("folder")).unwrap();
     let errors = start(&["--meshConfig=folder"], &Env::of(&[]), root.path(), "").unwrap_err();
     assert!(errors[0].contains("failed to read mesh config file: folder: "), "{errors:?}");
+    // The default file needs no flag, so there may be none to take away.
+    assert!(errors[0].contains("or name another file with --meshConfig"), "{errors:?}");
     std::fs::write(root.path().join("latin1"), b"a: \xe9").unwrap();
     let errors = start(&["--meshConfig=latin1"], &Env::of(&[]), root.path(), "").unwrap_err();
     assert!(errors[0].contains("UTF-8"), "{errors:?}");

@@ -40,7 +40,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 
 pub(crate) use cache::Config as Cache;
-pub(crate) use server::{Bound, bind};
+pub(crate) use server::{Bound, bind, check};
 #[cfg(debug_assertions)]
 pub use table::fuzz;
 pub(crate) use table::{Page, Scope, Table};

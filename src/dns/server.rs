@@ -153,6 +153,14 @@ fn unblocking<S>(socket: S, set: fn(&S, bool) -> std::io::Result<()>) -> std::io
     Ok(socket)
 }
 
+/// Whether a server could listen there.
+///
+/// # Errors
+/// When it is no `host:port`.
+pub(crate) fn check(address: &str) -> Result<(), Error> {
+    addresses(address, &[]).map(drop)
+}
+
 // `localhost` is taken in the families that the nameservers have.
 fn addresses(address: &str, nameservers: &[String]) -> Result<Vec<(String, u16)>, Error> {
     let bad = || Error::Address(address.to_owned());

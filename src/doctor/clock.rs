@@ -62,7 +62,7 @@ pub(super) fn check(
     }
     match agrees.as_slice() {
         [] => Check::skip(NAME, format!("{said}; nothing dated by others is there to compare it with")),
-        all => Check::ok(NAME, format!("{said}, which {} do not contradict", all.join(" and "))),
+        all => Check::ok(NAME, format!("{said}, not contradicted by {}", all.join(" and "))),
     }
 }
 
@@ -85,6 +85,9 @@ mod tests {
         let state = |claims: Option<&Claims>, date: Option<&str>| check(now, claims, &[], date).state;
         assert_eq!(state(None, None), Outcome::Skip);
         assert_eq!(state(Some(&token(now - hour)), None), Outcome::Ok);
+        // One date or several: the same words.
+        let said = check(now, Some(&token(now - hour)), &[], None).said;
+        assert!(said.ends_with("not contradicted by the token's date"), "{said}");
         assert_eq!(state(Some(&token(now + hour)), None), Outcome::Fail);
         assert_eq!(state(None, Some("Sun, 06 Nov 1994 08:49:37 GMT")), Outcome::Skip);
         assert_eq!(state(None, Some("Sun, 06 Nov 1994 09:49:37 GMT")), Outcome::Fail);

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::Check;
 use crate::config::env::Env;
 use crate::config::unknown::{self, Unknown};
-use crate::config::{Sources, parts, report};
+use crate::config::{Sources, parts, pod, report};
 use crate::trouble::Kind;
 
 const NAME: &str = "configuration";
@@ -38,6 +38,7 @@ pub(super) fn checks(
                 out.push(Check::warn(NAME, warning.clone(), ""));
             }
             out.extend(ignored(config));
+            out.extend(unread(config, root));
             out.extend(machine(env, root));
         }
         Err(errors) => {
@@ -87,6 +88,15 @@ fn ignored(config: &Sources) -> Option<Check> {
     let names = report::without_effect(config);
     let said = format!("given and without effect: {}", names.join(", "));
     (!names.is_empty()).then(|| Check::warn(NAME, said, "take them away"))
+}
+
+/// What is given, cannot be read, and is passed over by a start.
+fn unread(config: &Sources, root: &Path) -> Vec<Check> {
+    let mut all = parts::envoy::metadata_faults(config);
+    all.extend([pod::ANNOTATIONS, pod::LABELS].iter().filter_map(|file| pod::fault(&root.join(file))));
+    all.into_iter()
+        .map(|why| Check::warn(NAME, why, "repair it: istiod is not told what stands there"))
+        .collect()
 }
 
 /// What would end the start.

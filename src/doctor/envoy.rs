@@ -16,6 +16,8 @@ use crate::trouble::Kind;
 /// An Envoy that is well says its version in a tenth of a second, also on a busy machine.
 const VERSION: Duration = Duration::from_secs(5);
 
+const BOOTSTRAP: &str = "bootstrap";
+
 pub(super) async fn checks(scene: &Scene) -> Vec<Check> {
     let config = &scene.config;
     let none = match parts::envoy::presence(config) {
@@ -64,10 +66,10 @@ async fn version(binary: &str) -> Check {
 }
 
 async fn bootstrap(scene: &Scene, binary: &str) -> Check {
-    const NAME: &str = "bootstrap";
+    const NAME: &str = BOOTSTRAP;
     let config = &scene.config;
     if config.has_custom_config() {
-        return Check::skip(NAME, "customConfigFile: Envoy reads its own");
+        return custom(scene, binary).await;
     }
     // A running agent's own socket is no third party's.
     let socket = identity::workload_socket(config);
@@ -92,8 +94,26 @@ async fn bootstrap(scene: &Scene, binary: &str) -> Check {
         }
         Err(late) => return late,
     };
+    judged(scene, binary, &text).await
+}
+
+// Envoy takes forms of it that no command line can hold.
+async fn custom(scene: &Scene, binary: &str) -> Check {
+    let Some(path) = parts::files::custom(&scene.config) else {
+        return Check::skip(BOOTSTRAP, "customConfigFile: Envoy reads its own");
+    };
+    match super::beside(BOOTSTRAP, scene.end, move || std::fs::read(path)).await {
+        Ok(Ok(text)) => judged(scene, binary, &text).await,
+        // Told among the files.
+        Ok(Err(_)) => Check::skip(BOOTSTRAP, "customConfigFile cannot be read"),
+        Err(late) => late,
+    }
+}
+
+async fn judged(scene: &Scene, binary: &str, text: &[u8]) -> Check {
+    const NAME: &str = BOOTSTRAP;
     let limit = scene.end.saturating_duration_since(Instant::now());
-    match validate::validate(binary, &text, limit).await {
+    match validate::validate(binary, text, limit).await {
         Verdict::Accepted => Check::ok(NAME, "Envoy accepts the bootstrap"),
         Verdict::Refused { status, reason } => {
             let said = format!("Envoy refuses the bootstrap ({status}): {reason}");

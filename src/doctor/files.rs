@@ -187,11 +187,10 @@ fn named(config: &Sources) -> Vec<Check> {
         Some(Check::fail(NAME, Kind::ConfigInvalid, said).hint(hint))
     };
     let mut out: Vec<Check> = parts::files::read(config).into_iter().filter_map(unreadable).collect();
-    if let Some((named, path)) = parts::files::bootstrap_override(config)
-        && let Err(e) = std::fs::read(path)
-    {
-        let said = format!("ISTIO_BOOTSTRAP_OVERRIDE={named}: {e}; Envoy starts without it");
-        out.push(Check::warn(NAME, said, "is it mounted, and readable for the agent's user?"));
+    if let Some(why) = parts::envoy::override_fault(config) {
+        let said = format!("ISTIO_BOOTSTRAP_OVERRIDE={why}; Envoy starts without it");
+        let hint = "is it mounted, readable for the agent's user, and JSON or YAML?";
+        out.push(Check::warn(NAME, said, hint));
     }
     out
 }
@@ -233,9 +232,11 @@ fn writable(what: &str, folder: &Path, made: bool) -> Option<Check> {
     }
     let shown = at.display();
     let uid = rustix::process::geteuid().as_raw();
-    let output = what == "OUTPUT_CERTS";
-    let kind_of =
-        |usual: Kind| if output && usual == Kind::SocketFolder { Kind::OutputCertsFailed } else { usual };
+    let kind_of = |usual: Kind| match what {
+        "OUTPUT_CERTS" if usual == Kind::SocketFolder => Kind::OutputCertsFailed,
+        parts::files::GRPC if usual == Kind::SocketFolder => Kind::GrpcBootstrapMissing,
+        _ => usual,
+    };
     if !at.is_dir() {
         let said = format!("{what}: {shown} is no folder");
         return Some(Check::fail(NAME, kind_of(Kind::SocketFolder), said));

@@ -226,7 +226,9 @@ async fn ads(scene: &Scene, connector: &Connector) -> (Check, Option<String>) {
                 "istiod at {address} refuses the stream of configuration: {code}: {}",
                 status.message()
             );
-            (Check::fail("grpc", Kind::AdsRefused, said), None)
+            let check = Check::fail("grpc", Kind::AdsRefused, said);
+            let hint = probe::hint(&status);
+            (if hint.is_empty() { check } else { check.hint(hint) }, None)
         }
     }
 }

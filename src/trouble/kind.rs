@@ -349,6 +349,18 @@ impl Kind {
             )
     }
 
+    /// Whether it is the token's.
+    #[must_use]
+    pub(crate) fn is_token(self) -> bool {
+        (Self::TokenMissing..=Self::TokenWrongAudience).contains(&self)
+    }
+
+    /// Whether nobody at the other end has said anything of this proxy yet.
+    #[must_use]
+    pub(crate) fn is_way(self) -> bool {
+        (Self::AddressInvalid..=Self::IstiodSilent).contains(&self) && self != Self::ClientCertificateRefused
+    }
+
     /// Whether it is on the way to istiod, or istiod's.
     #[must_use]
     pub(crate) fn is_upstream(self) -> bool {

@@ -18,9 +18,9 @@ Wherever you look first, the cause stands there under the same name:
 | `/debug/` | a page for people: `kubectl port-forward POD 15020`, then http://localhost:15020/debug/ |
 | `/debug/agentz` | JSON: `verdict`, `troubles`, `events` |
 | `pilot-agent status` | the running agent on one screen, the verdict as the last line; `--json`, `--watch` |
-| `pilot-agent doctor` | everything a start needs, with or without an agent, the verdict as the last line; `--json`, `--sign` |
+| `pilot-agent doctor` | everything a start needs, with or without an agent, the verdict as the last line; `--json`, `--sign`. It goes by its own variables and working directory: in a pod those of the agent, on a virtual machine ask `pilot-agent vm check` |
 | `pilot-agent wait` | prints the cause each time it changes, and when it gives up |
-| metrics | `istio_agent_trouble{kind,severity}`; alerts: `deploy/prometheus-rules.yaml` |
+| metrics | `istio_agent_trouble{kind,severity}`, with `METRICS_DETAILS=true`; alerts: `deploy/prometheus-rules.yaml` |
 | the end | the last line before an exit status other than 0: `...; verdict: KIND: cause; what to do` |
 
 Of several troubles the topmost in the table is the verdict: it explains those below it, so repair it first. `broken` keeps the

@@ -14,7 +14,7 @@ use tokio::time::{Instant, sleep_until};
 use tonic::Status;
 
 use super::upstream::{self, Answer, Link, Upstream};
-use super::{Protocol, end_status};
+use super::{Protocol, end_status, trouble};
 use crate::istiod::auth::{CallHeaders, TokenSource};
 
 /// After the ping's answer istiod has so long to refuse; it does so within milliseconds.
@@ -40,6 +40,11 @@ pub(crate) enum Refused {
     Unopened(Status),
     /// The server takes connections and answers no ping within the limit.
     Silent,
+}
+
+/// What to do about istiod's refusal; empty: nothing more than about any.
+pub(crate) fn hint(status: &Status) -> &'static str {
+    trouble::refusal_hint(status.code())
 }
 
 /// Opens a stream and waits for istiod's reaction, for `limit` at most.

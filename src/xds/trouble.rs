@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use tonic::{Code, Status};
@@ -18,6 +19,10 @@ pub(super) const SETTLED: Duration = Duration::from_secs(15);
 /// So many streams that istiod ends within [`WINDOW`] after it has answered are no rolling restart.
 const ENDS: usize = 3;
 const WINDOW: Duration = Duration::from_secs(120);
+/// So many connections that end without a word are still taken for a client certificate that is refused, after one that
+/// ended with that word.
+const WORDLESS: u32 = 5;
+const BROKEN: &str = "error reading from server: ";
 /// Letters of a rejection that are told; the whole stands in `/debug/agentz`.
 const REASON: usize = 1000;
 
@@ -28,15 +33,25 @@ pub(super) struct Troubles {
     // Bounded as the types of the state are: a name that is not there is not recorded.
     types: Mutex<BTreeMap<String, Reporter>>,
     ends: Mutex<VecDeque<Instant>>,
+    wordless: AtomicU32,
 }
 
 impl Troubles {
     pub(super) fn new(way: Reporter) -> Self {
-        Self { way, types: Mutex::default(), ends: Mutex::default() }
+        Self { way, types: Mutex::default(), ends: Mutex::default(), wordless: AtomicU32::new(0) }
     }
 
     /// An attempt to reach istiod failed.
     pub(super) fn failed(&self, report: Report) {
+        // Istiod's word comes after the handshake, and is lost where the connection is reset behind it.
+        let refused = self.way.kind() == Some(Kind::ClientCertificateRefused);
+        if refused && report.kind == Kind::IstiodCloses && report.detail.contains(BROKEN) {
+            if self.wordless.fetch_add(1, Ordering::Relaxed) < WORDLESS {
+                return;
+            }
+        } else {
+            self.wordless.store(0, Ordering::Relaxed);
+        }
         self.way.report(report);
     }
 
@@ -99,6 +114,10 @@ impl Troubles {
     }
 }
 
+/// For an answer that is no HTTP/2, on a connection without TLS.
+const PLAIN: &str = "the port seems to speak TLS and is called in plain text: write MUTUAL_TLS for controlPlaneAuthPolicy, or name the \
+                     port for plain text (15010)";
+
 /// What usually is behind a rejection of Envoy's; empty: nothing is known.
 fn hint(reason: &str) -> &'static str {
     let lower = reason.to_ascii_lowercase();
@@ -135,7 +154,22 @@ fn said(status: &Status) -> String {
 
 fn closes(address: &str, status: &Status) -> Report {
     let detail = format!("{address} ends the stream of configuration again and again: {}", said(status));
-    Report::new(Kind::IstiodCloses, detail).about(address)
+    let plain = status.message().contains("frame with invalid size");
+    Report::new(Kind::IstiodCloses, detail).about(address).hint(if plain { PLAIN } else { "" })
+}
+
+/// What to do about a refusal; empty: its kind says it.
+pub(super) fn refusal_hint(code: Code) -> &'static str {
+    match code {
+        Code::ResourceExhausted => {
+            "istiod is overloaded or limits how many proxies connect at a time (PILOT_MAX_REQUESTS_PER_SECOND); the agent \
+             tries again by itself, more slowly"
+        }
+        Code::Unauthenticated => {
+            "istiod accepted neither the token nor a client certificate: is the token of this cluster, and for istiod's audience?"
+        }
+        _ => "",
+    }
 }
 
 /// What the end of a stream before istiod's first answer is.
@@ -150,25 +184,13 @@ pub(super) fn ended(address: &str, status: &Status) -> Report {
     }
     match status.code() {
         Code::Ok | Code::Cancelled | Code::DeadlineExceeded | Code::Unavailable => closes(address, status),
-        _ => {
-            let hint = match status.code() {
-                Code::ResourceExhausted => {
-                    "istiod is overloaded or limits how many proxies connect at a time (PILOT_MAX_REQUESTS_PER_SECOND); the agent \
-                     tries again by itself, more slowly"
-                }
-                Code::Unauthenticated => {
-                    "istiod accepted neither the token nor a client certificate: is the token of this cluster, and for istiod's audience?"
-                }
-                _ => "",
-            };
-            Report::new(
-                Kind::AdsRefused,
-                format!("{address} refuses the stream of configuration: {}", said(status)),
-            )
-            .about(address)
-            .code(code)
-            .hint(hint)
-        }
+        _ => Report::new(
+            Kind::AdsRefused,
+            format!("{address} refuses the stream of configuration: {}", said(status)),
+        )
+        .about(address)
+        .code(code)
+        .hint(refusal_hint(status.code())),
     }
 }
 
@@ -183,6 +205,30 @@ pub(super) fn silent(address: &str) -> Report {
 mod tests {
     use super::*;
     use crate::trouble::Troubles as List;
+
+    #[test]
+    fn a_refused_certificate_stays_the_cause_where_the_word_is_lost() {
+        let list = List::default();
+        let troubles = Troubles::new(list.reporter("xdsproxy"));
+        let kind = |text: &str| {
+            troubles.failed(ended("istiod:15012", &Status::unavailable(text)));
+            list.verdict().unwrap().kind
+        };
+        let (word, none) = (
+            "error reading from server: received fatal alert: CertificateUnknown",
+            "error reading from server: EOF",
+        );
+        assert_eq!(kind(none), Kind::IstiodCloses);
+        for _ in 0..3 {
+            assert_eq!(kind(word), Kind::ClientCertificateRefused);
+            for _ in 0..WORDLESS {
+                assert_eq!(kind(none), Kind::ClientCertificateRefused);
+            }
+        }
+        assert_eq!(kind(none), Kind::IstiodCloses, "by now it is something else");
+        assert_eq!(kind(word), Kind::ClientCertificateRefused);
+        assert_eq!(kind("overloaded"), Kind::IstiodCloses, "istiod says what it is");
+    }
 
     #[test]
     fn three_ends_in_a_row_are_a_trouble_until_a_stream_lives() {

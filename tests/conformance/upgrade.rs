@@ -158,6 +158,7 @@ async fn a_program_that_cannot_take_over_changes_nothing() {
         assert_eq!(said.code, Some(1), "{said:?}");
         let last = said.stdout.lines().last().unwrap_or_default();
         assert!(last.starts_with("failed: ") && last.contains(expected), "{said:?}");
+        assert!(last.contains("; is it a ") || last.contains("; name a file "), "what to do: {said:?}");
         assert!(ready(&agent).await);
     }
     assert_eq!(agent.envoy_pid().await, envoy);

@@ -9,6 +9,7 @@ mod restarts;
 mod rows;
 mod servers;
 mod surroundings;
+mod views;
 mod wider;
 
 use futures_util::StreamExt;

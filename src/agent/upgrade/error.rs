@@ -115,3 +115,41 @@ pub(crate) enum Error {
         process: i32,
     },
 }
+
+impl Error {
+    /// What to do.
+    #[must_use]
+    pub(crate) fn hint(&self) -> &'static str {
+        match self {
+            Self::IstiodAway => "ask again when istiod is back, or set XDS_REPLAY=memory",
+            Self::NoEnvoy => {
+                "--binary replaces the agent; the Envoy of somebody else is replaced by whoever started it"
+            }
+            Self::Envoy(_) => {
+                "ask again when Envoy is ready and nothing else is under way; the log of the agent says more"
+            }
+            Self::File { .. } => "name a file that is there and that the agent's user may read and execute",
+            Self::Parcel(_) | Self::Unreadable(_) => {
+                "look at limits of memory and open files of the agent; a restart needs none of this"
+            }
+            Self::NothingGiven => {
+                "start the agent with the command proxy, and ask it with the command upgrade"
+            }
+            Self::NotStarted { .. } => {
+                "is it a program for this processor and C library, and executable for the agent's user?"
+            }
+            Self::TrialLate { .. } => "is it a pilot-agent? On a slow machine raise AGENT_UPGRADE_TIMEOUT",
+            Self::TrialFailed { .. } => {
+                "is it a pilot-agent that knows upgrades and takes this configuration? PROGRAM proxy --dry-run shows what it refuses"
+            }
+            Self::BootstrapRefused { .. } => {
+                "take an Envoy that knows what the bootstrap names; pilot-agent proxy --dry-run shows the bootstrap"
+            }
+            Self::BootstrapLate { .. } | Self::FormUnknown { .. } => {
+                "is it an Envoy? On a slow machine raise AGENT_UPGRADE_TIMEOUT"
+            }
+            Self::FormDiffers { .. } => "restart the agent with this Envoy in binaryPath of the proxy config",
+            Self::PeerUnknown(_) | Self::NotAllowed { .. } => "ask as root or as the agent's user",
+        }
+    }
+}

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use super::Sources;
+use super::{Error, Sources};
 use crate::config::env::{Settings, var};
 use crate::dns::{self, Scope};
 
@@ -24,6 +24,18 @@ pub(crate) fn enabled(config: &Sources) -> bool {
         || (s.flag(var::ISTIO_META_DNS_CAPTURE) && config.node_type == "sidecar")
 }
 
+/// The server, if there is one.
+///
+/// # Errors
+/// When its address is none.
+pub(crate) fn checked(config: &Sources, root: bool) -> Result<Option<Dns>, Error> {
+    let server = server(config, root);
+    match server.as_ref().map(|dns| dns::check(&dns.server.address)) {
+        Some(Err(why)) => Err(Error::new(why.to_string())),
+        _ => Ok(server),
+    }
+}
+
 /// The DNS server.
 #[derive(Debug, Clone)]
 pub(crate) struct Dns {
@@ -35,7 +47,7 @@ pub(crate) struct Dns {
 
 /// The server, if there is one. On port 53 it is everybody's resolver, which takes root.
 #[must_use]
-pub(crate) fn server(config: &Sources, root: bool) -> Option<Dns> {
+fn server(config: &Sources, root: bool) -> Option<Dns> {
     if !enabled(config) {
         return None;
     }

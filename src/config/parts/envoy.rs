@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{Error, Sources};
+use crate::base::error::BoxError;
 use crate::base::place::{self, Mode};
 use crate::bootstrap::{self, Locality, Node, grpc};
 use crate::config::args;
@@ -97,22 +98,38 @@ fn file(config: &Sources) -> ConfigFile {
 }
 
 fn override_json(config: &Sources) -> Option<String> {
-    let path = config.settings.some_text(var::ISTIO_BOOTSTRAP_OVERRIDE)?;
-    let text = match std::fs::read_to_string(config.path(path)) {
-        Ok(text) => text,
-        Err(e) => {
-            tracing::warn!("Failed to read bootstrap override: {path}: {e}; Envoy starts without it");
-            return None;
-        }
-    };
-    let text = command::override_text(&text, config.settings.text(var::HOST_IP));
-    match crate::config::yaml::to_json(&text) {
+    let (path, read) = override_read(config)?;
+    match read {
         Ok(value) => command::override_value(&value),
         Err(e) => {
             tracing::warn!("Failed to read bootstrap override: {path}: {e}; Envoy starts without it");
             None
         }
     }
+}
+
+// As it was named, and what stands there.
+fn override_read(config: &Sources) -> Option<(&str, Result<serde_json::Value, BoxError>)> {
+    let path = config.settings.some_text(var::ISTIO_BOOTSTRAP_OVERRIDE)?;
+    let read = || {
+        let text = std::fs::read_to_string(config.path(path))?;
+        let text = command::override_text(&text, config.settings.text(var::HOST_IP));
+        Ok(crate::config::yaml::to_json(&text)?)
+    };
+    Some((path, read()))
+}
+
+/// Why `ISTIO_BOOTSTRAP_OVERRIDE` has no effect.
+#[must_use]
+pub(crate) fn override_fault(config: &Sources) -> Option<String> {
+    let (path, read) = override_read(config)?;
+    Some(format!("{path}: {}", read.err()?))
+}
+
+/// Why variables with node metadata have no effect.
+#[must_use]
+pub(crate) fn metadata_faults(config: &Sources) -> Vec<String> {
+    config.settings.env().json().into_iter().filter_map(|(name, text)| node::fault(name, text)).collect()
 }
 
 /// Everything about the process; `root`: whether the agent runs as root.

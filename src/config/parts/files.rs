@@ -9,6 +9,9 @@ use crate::config::env::var;
 /// Where the mesh file is unless `--meshConfig` says otherwise; it may be missing there.
 const MESH_FILE: &str = "./etc/istio/config/mesh";
 
+/// A folder that is written to.
+pub(crate) const GRPC: &str = "the folder of GRPC_XDS_BOOTSTRAP";
+
 /// Files that are read: what each is, and where.
 #[must_use]
 pub(crate) fn read(config: &Sources) -> Vec<(&'static str, PathBuf)> {
@@ -29,17 +32,18 @@ pub(crate) fn read(config: &Sources) -> Vec<(&'static str, PathBuf)> {
     files
 }
 
+/// `customConfigFile`, where it is JSON or YAML.
+#[must_use]
+pub(crate) fn custom(config: &Sources) -> Option<PathBuf> {
+    let path = config.path(&config.mesh.proxy.custom_config_file);
+    let form = path.extension()?.to_str()?;
+    ["json", "yaml", "yml"].contains(&form).then_some(path)
+}
+
 /// The mesh file as it was named.
 #[must_use]
 pub(crate) fn mesh(config: &Sources) -> &str {
     config.flags.or_default(args::PROXY, "meshConfig")
-}
-
-/// `ISTIO_BOOTSTRAP_OVERRIDE`: as it was named, and where it is.
-#[must_use]
-pub(crate) fn bootstrap_override(config: &Sources) -> Option<(&str, PathBuf)> {
-    let named = config.settings.some_text(var::ISTIO_BOOTSTRAP_OVERRIDE)?;
-    Some((named, config.path(named)))
 }
 
 /// Certificate and key in `PROV_CERT`.
@@ -58,6 +62,12 @@ pub(crate) fn written(config: &Sources) -> Vec<(&'static str, PathBuf, bool)> {
     }
     if let Some(dir) = config.settings.some_text(var::OUTPUT_CERTS) {
         folders.push(("OUTPUT_CERTS", config.path(dir), false));
+    }
+    if let Some(path) = config.settings.some_text(var::GRPC_XDS_BOOTSTRAP)
+        && let Some(dir) = config.path(path).parent()
+        && *dir != config.config_path()
+    {
+        folders.push((GRPC, dir.to_owned(), true));
     }
     folders
 }

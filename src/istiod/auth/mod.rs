@@ -97,6 +97,14 @@ pub(crate) fn root_cause(report: Report, tokens: &dyn TokenSource) -> Report {
     }
 }
 
+/// What is wrong with the token beside a way to istiod that fails: it is to be repaired as well, and needs no word of
+/// istiod's. What istiod may take all the same is not told.
+#[must_use]
+pub(crate) fn beside(report: &Report, tokens: &dyn TokenSource) -> Option<Report> {
+    let sure = Kind::TokenMissing..=Kind::TokenExpired;
+    tokens.trouble().filter(|token| report.kind.is_way() && sure.contains(&token.kind))
+}
+
 /// `CREDENTIAL_FETCHER_TYPE=Mock`: always the same token. For tests only, as in the Go agent.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Mock;

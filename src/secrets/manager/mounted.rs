@@ -44,6 +44,9 @@ impl Manager {
             match event {
                 Event::Loaded(name, loaded) => self.file_loaded(&name, loaded),
                 Event::Mended(name) => self.troubles.file_good(&name),
+                Event::Suspect { name, error } => {
+                    self.troubles.file_bad(&self.config.trouble, &name, &chain(error.as_ref()), &error);
+                }
                 Event::Troubled { name, error, gone } => self.file_troubled(&name, error, gone).await,
             }
         }

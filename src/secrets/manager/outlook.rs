@@ -54,7 +54,10 @@ impl Manager {
         }
         let now = self.clock.now();
         let missed = self.workload.failures() > 0 && self.used();
-        let verdict = self.config.trouble.list().verdict();
+        // While istiod is away for everybody, a token that is no good besides changes nothing.
+        let list = self.config.trouble.list();
+        let away = list.any(Kind::is_way);
+        let verdict = list.verdict().filter(|verdict| !(away && verdict.kind.is_token()));
         let current = self.workload.current.as_ref().filter(|_| missed);
         let near = current.and_then(|current| {
             let not_after = current.issued.leaf.not_after;

@@ -150,6 +150,11 @@ async fn doctor_refuses_what_the_start_refuses() {
     let without = well(&mock).env("DISABLE_ENVOY", "true");
     refused(without.env("ISTIO_META_DNS_CAPTURE", "maybe"), "DNS_CAPTURE").await;
     refused(well(&mock).env("ISTIO_META_DNS_CAPTURE", "maybe"), "DNS_CAPTURE").await;
+    // Nor is anything bound before that is told.
+    for address in ["foo", "127.0.0.1:99999"] {
+        let dns = well(&mock).env("ISTIO_META_DNS_CAPTURE", "true").env("DNS_PROXY_ADDR", address);
+        refused(dns, "DNS_PROXY_ADDR").await;
+    }
     // A setting that lacks is no missing root, and hides none.
     let vault = || well(&mock).env("CA_PROVIDER", "VaultCA");
     let json = refused(vault(), "needs VAULT_ADDR").await;
