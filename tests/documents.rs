@@ -8,19 +8,28 @@ const DOCUMENTS: &[&str] = &[
     "README.md",
     "CONTRIBUTING.md",
     "SECURITY.md",
+    "docs/FIPS.md",
+    "docs/IDENTITY.md",
     "docs/INSTALL.md",
+    "docs/TESTING.md",
     "docs/UPGRADE.md",
     "deploy/README.md",
     "examples/README.md",
+    "mock-istiod/README.md",
+    "packaging/README.md",
 ];
 
 /// Read by scripts, tests, istiod or Istio's start script, and not by the agent.
 const OTHERS: &[&str] = &[
-    "CA_TIMEOUT",
+    "AGENT_BIN",
     "CARGO_HOME",
+    "CA_TIMEOUT",
     "ENABLE_NATIVE_SIDECARS",
     "ENVOY_BIN",
+    "ENVOY_BIN_AARCH64",
+    "ENVOY_BIN_X86_64",
     "ENVOY_IMAGE",
+    "GRPC_SSL_CIPHER_SUITES",
     "HELM_BIN",
     "ISTIO_CLUSTER_CONFIG",
     "ISTIO_LOG_DIR",
@@ -28,9 +37,13 @@ const OTHERS: &[&str] = &[
     "ISTIO_SIDECAR_CONFIG",
     "MOCK_ISTIOD",
     "PEER_AGENT",
+    "PILOT_MAX_REQUESTS_PER_SECOND",
     "PROMTOOL",
+    "PROPTEST_RNG_SEED",
     "PROXY_GID",
     "PROXY_SHA",
+    "RELEASE_WITHOUT",
+    "VAULT_BIN",
 ];
 
 fn read(path: &str) -> String {
