@@ -2,7 +2,7 @@
 //!
 //! | file | is about |
 //! |---|---|
-//! | `tasks`, `lane` | tasks with names, and blocking calls that may never return |
+//! | `tasks`, `both`, `lane` | tasks with names, two things side by side, and blocking calls that may never return |
 //! | `backoff`, `slack`, `clock`, `go_duration` | when: the next attempt, timers that fire together, the date, durations in text |
 //! | `uds` | unix sockets: their files, modes and owners |
 //! | `files`, `disk`, `bounded`, `up_to`, `reading`, `place`, `path` | watching files, reading with a deadline and a bound, replacing a file as a whole, clean paths |
@@ -13,6 +13,7 @@
 //! Uses no other module of this crate.
 
 pub(crate) mod backoff;
+pub(crate) mod both;
 pub(crate) mod bounded;
 pub(crate) mod build_info;
 pub(crate) mod clock;

@@ -15,6 +15,7 @@ use tonic::{Code, Status};
 use super::Error;
 use super::attempts::{Attempts, Failed, watched};
 use super::unary::UnaryConnection;
+use crate::base::both::both;
 use crate::base::metrics::Metrics;
 use crate::istiod::auth::{CallHeaders, TokenSource, beside, root_cause};
 use crate::istiod::{self, Connector, Transport};
@@ -166,21 +167,26 @@ impl Caller {
         message: Bytes,
         until: Instant,
     ) -> Result<Bytes, Failed> {
-        let metadata = self.metadata(method, number).await.map_err(|status| self.refused(status))?;
-        if talk.session.as_ref().is_none_or(|s| !s.usable()) {
-            talk.session = None;
-            let late = |error: istiod::Error| self.tell(error.report());
-            let connection = self.config.connector.connect_by(until, &late).await;
-            let connection = connection.map_err(|e| self.unreachable(e))?;
-            talk.session =
-                Some(UnaryConnection::open(connection).await.map_err(|status| self.refused(status))?);
-        }
-        let Some(session) = talk.session.as_mut() else {
-            return Err(self.refused(Status::internal("no connection")));
+        let metadata = async { self.metadata(method, number).await.map_err(|status| self.refused(status)) };
+        let kept = talk.session.take().filter(UnaryConnection::usable);
+        let opened = async {
+            match kept {
+                Some(session) => Ok(session),
+                None => self.open(until).await,
+            }
         };
+        let (metadata, session) = both(metadata, opened).await?;
+        let session = talk.session.insert(session);
         talk.sent = true;
         let left = until.saturating_duration_since(Instant::now());
         session.call(method.path, metadata, message, left).await.map_err(|s| self.refused(s))
+    }
+
+    async fn open(&self, until: Instant) -> Result<UnaryConnection, Failed> {
+        let late = |error: istiod::Error| self.tell(error.report());
+        let connection = self.config.connector.connect_by(until, &late).await;
+        let connection = connection.map_err(|e| self.unreachable(e))?;
+        UnaryConnection::open(connection).await.map_err(|status| self.refused(status))
     }
 
     async fn metadata(&self, method: Method<'_>, number: u32) -> Result<HeaderMap, Status> {

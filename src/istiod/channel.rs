@@ -1,5 +1,6 @@
 //! Dials: name to addresses, addresses side by side, TCP, proxy, TLS; one bound over all of it.
 
+mod aim;
 mod look;
 
 use std::net::SocketAddr;
@@ -8,7 +9,6 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
-use rand::seq::SliceRandom;
 use rustls_pki_types::ServerName;
 use socket2::{SockRef, TcpKeepalive};
 use tokio::io::BufReader;
@@ -18,12 +18,13 @@ use tokio_rustls::TlsConnector;
 
 use super::error::{tcp_kind, tls_hint, tls_kind, tls_reason};
 use super::{Config, Error, Phase, Stream, Transport, name, roots};
+use crate::base::both::both;
 use crate::base::clock::{self, Clock};
-use crate::base::lane;
 use crate::net::proxy::Proxy;
 use crate::tls::client::{self, Identity, Read, Seen};
 use crate::trouble::{Kind, Reporter};
 
+use aim::{Aim, PROXY_DOWN, invalid};
 pub(crate) use look::{Look, Peer};
 
 /// After this long without a TCP connection the next address is tried beside it (RFC 8305 recommends
@@ -34,8 +35,6 @@ const NEXT_ADDRESS: Duration = Duration::from_millis(300);
 const NEXT_HANDSHAKE: Duration = Duration::from_secs(1);
 /// A dial that takes longer is told of before it ends.
 const SLOW: Duration = Duration::from_secs(5);
-/// What to do where the proxy itself cannot be reached.
-const PROXY_DOWN: &str = "; does the HTTP proxy that HTTPS_PROXY names run there? Set NO_PROXY for istiod if it is reached directly";
 /// Bytes read from the kernel at once, below TLS.
 const READ_AHEAD: usize = 64 * 1024;
 /// Idle time and interval of TCP keep-alive, as Go's dialer sets them.
@@ -168,11 +167,11 @@ impl Connector {
         let timeout = |after, phase| Error::Timeout { address: config.address.clone(), after, phase };
         let progress = Progress(Mutex::new((Phase::Address, Instant::now())));
         let mut dial = std::pin::pin!(async {
-            let target = Target::new(inner).await?;
+            let aim = Aim::new(&inner.config)?;
             progress.enter(Phase::Resolve);
-            let addresses = inner.resolve(&target).await?;
-            progress.enter(target.first());
-            inner.race(&target, addresses, &progress).await
+            let (tls, addresses) = both(inner.trust(&aim), aim.resolve()).await?;
+            progress.enter(aim.first());
+            inner.race(&Target { aim, tls, seen: None }, addresses, &progress).await
         });
         let slow = Instant::now() + SLOW;
         if slow < until {
@@ -214,13 +213,18 @@ impl Progress {
 
 /// One dial's settings, read once for all its addresses.
 struct Target<'a> {
-    address: &'a str,
-    host: &'a str,
-    port: &'a str,
-    proxy: Option<Proxy>,
+    aim: Aim<'a>,
     tls: Option<TargetTls>,
     /// Where the server's chain is kept, for a diagnosis.
     seen: Option<Arc<Seen>>,
+}
+
+impl Target<'_> {
+    /// Why the client certificate could not be shown, if it could not.
+    fn without(&self, peer: SocketAddr, identity: &Identity) -> Option<Error> {
+        let error = self.aim.error(Some(peer), Phase::ClientCertificate, identity.failure()?, "");
+        Some(of_kind(error, identity.unread().unwrap_or(Kind::CertificateFiles)))
+    }
 }
 
 struct TargetTls {
@@ -229,112 +233,18 @@ struct TargetTls {
     roots: Arc<crate::tls::verify::Anchors>,
 }
 
-impl<'a> Target<'a> {
-    async fn new(inner: &'a Inner) -> Result<Self, Error> {
-        let address = inner.config.address.as_str();
-        let bad = |reason: String, hint: &str| Error::Dial {
-            address: address.to_owned(),
-            phase: Phase::Address,
-            kind: Kind::AddressInvalid,
-            reason,
-            hint: hint.to_owned(),
-        };
-        let (host, port) = name::split(address)
-            .ok_or_else(|| bad("it has no port".to_owned(), "; write host:port, and brackets around IPv6"))?;
-        let proxy = Proxy::for_target(inner.config.proxy.as_ref(), host, port)
-            .map_err(|e| bad(e.to_string(), "; set NO_PROXY for istiod if it is reached directly"))?;
-        let tls = match (&inner.config.transport, &inner.roots) {
-            (Transport::Tls(tls), Some(reader)) => {
-                let name = name::server_name(address, tls.server_name.as_deref());
-                let server = ServerName::try_from(name.clone()).map_err(|e| {
-                    bad(
-                        format!("{name:?} cannot be a server's name: {e}"),
-                        "; set ISTIOD_SAN to a DNS name or an IP address",
-                    )
-                })?;
-                Some(TargetTls { name, server, roots: reader.look().await? })
-            }
-            _ => None,
-        };
-        Ok(Self { address, host, port, proxy, tls, seen: None })
-    }
-
-    fn error(
-        &self,
-        peer: Option<SocketAddr>,
-        phase: Phase,
-        reason: String,
-        hint: impl Into<String>,
-    ) -> Error {
-        let address = match (peer, &self.proxy) {
-            (Some(peer), Some(_)) => format!("{} (proxy {peer})", self.address),
-            (Some(peer), None) if self.host.parse::<std::net::IpAddr>().is_err() => {
-                format!("{} ({peer})", self.address)
-            }
-            _ => self.address.to_owned(),
-        };
-        let kind = match phase {
-            Phase::Address => Kind::AddressInvalid,
-            Phase::Resolve => Kind::NameNotResolved,
-            Phase::Connect => Kind::ConnectionFailed,
-            Phase::Proxy => Kind::ProxyRefused,
-            Phase::Tls => Kind::TlsFailed,
-            Phase::ClientCertificate => Kind::CertificateFiles,
-        };
-        Error::Dial { address, phase, kind, reason, hint: hint.into() }
-    }
-
-    /// What comes first: a connection to istiod, or to the proxy on the way.
-    fn first(&self) -> Phase {
-        if self.proxy.is_some() { Phase::Proxy } else { Phase::Connect }
-    }
-
-    /// Why the client certificate could not be shown, if it could not.
-    fn without(&self, peer: SocketAddr, identity: &Identity) -> Option<Error> {
-        let error = self.error(Some(peer), Phase::ClientCertificate, identity.failure()?, "");
-        Some(of_kind(error, identity.unread().unwrap_or(Kind::CertificateFiles)))
-    }
-
-    /// Why there is no address; `kind` where that is not the resolver's fault.
-    fn unresolved(&self, reason: String, kind: Option<Kind>) -> Error {
-        let (address, phase) = (self.address.to_owned(), Phase::Resolve);
-        match kind {
-            Some(kind) => Error::Dial { address, phase, kind, reason, hint: String::new() },
-            None if self.proxy.is_some() => self.error(None, Phase::Proxy, reason, PROXY_DOWN),
-            None => self.error(
-                None,
-                phase,
-                reason,
-                "; does DNS answer on this machine, and is this the name of a running istiod? \
-                 (a VM outside the cluster's DNS needs it in /etc/hosts)",
-            ),
-        }
-    }
-}
-
 impl Inner {
-    async fn resolve(&self, target: &Target<'_>) -> Result<Vec<SocketAddr>, Error> {
-        let (host, port) = match &target.proxy {
-            Some(proxy) => (proxy.host.as_str(), proxy.port.as_str()),
-            None => (target.host, target.port),
+    /// Whom to trust there, and under which name; nobody in plain text.
+    async fn trust(&self, aim: &Aim<'_>) -> Result<Option<TargetTls>, Error> {
+        let (Transport::Tls(tls), Some(reader)) = (&self.config.transport, &self.roots) else {
+            return Ok(None);
         };
-        let port: u16 = port.parse().map_err(|_| {
-            target.error(None, Phase::Address, format!("{port:?} is no port number"), "; write host:port")
+        let name = name::server_name(aim.address, tls.server_name.as_deref());
+        let server = ServerName::try_from(name.clone()).map_err(|e| {
+            let reason = format!("{name:?} cannot be a server's name: {e}");
+            invalid(aim.address, reason, "; set ISTIOD_SAN to a DNS name or an IP address")
         })?;
-        // As in Go, no host means this machine.
-        let host = if host.is_empty() { "localhost" } else { host };
-        if let Ok(ip) = host.parse() {
-            // A literal needs no resolver thread.
-            return Ok(vec![SocketAddr::new(ip, port)]);
-        }
-        let found = lane::look_up(host, port)
-            .await
-            .map_err(|e| target.unresolved(format!("{host}: {e}"), Kind::of_io(&e)))?;
-        let addresses = interleave(order(found, self.config.shuffle).into_iter());
-        if addresses.is_empty() {
-            return Err(target.unresolved(format!("{host} has no address"), None));
-        }
-        Ok(addresses)
+        Ok(Some(TargetTls { name, server, roots: reader.look().await? }))
     }
 
     /// First connection that is complete wins. The next address starts when one fails, or when one is
@@ -352,13 +262,13 @@ impl Inner {
             if running.is_empty() || Instant::now() >= progress.get().1 {
                 match waiting.next() {
                     Some(peer) => {
-                        progress.enter(target.first());
+                        progress.enter(target.aim.first());
                         progress.next_at(Instant::now() + NEXT_ADDRESS);
                         running.push(self.dial(target, peer, progress));
                     }
                     None if running.is_empty() => {
                         return Err(failed.unwrap_or_else(|| {
-                            target.error(None, Phase::Resolve, "no address".to_owned(), "")
+                            target.aim.error(None, Phase::Resolve, "no address".to_owned(), "")
                         }));
                     }
                     // All are on their way; only the overall bound ends this.
@@ -387,11 +297,11 @@ impl Inner {
         peer: SocketAddr,
         progress: &Progress,
     ) -> Result<Connection, Error> {
-        let fail = |phase, reason: String, hint: &str| target.error(Some(peer), phase, reason, hint);
+        let fail = |phase, reason: String, hint: &str| target.aim.error(Some(peer), phase, reason, hint);
         let started = Instant::now();
         let mut io = TcpStream::connect(peer).await.map_err(|e| {
             let own = Kind::of_io(&e);
-            if target.proxy.is_some() && own.is_none() {
+            if target.aim.proxy.is_some() && own.is_none() {
                 return fail(Phase::Proxy, e.to_string(), PROXY_DOWN);
             }
             let hint = match e.kind() {
@@ -405,14 +315,14 @@ impl Inner {
         // It is alive; its handshake may take a little longer.
         progress.next_at(started + NEXT_HANDSHAKE);
         tune(&io, self.config.user_timeout);
-        if let Some(proxy) = &target.proxy {
+        if let Some(proxy) = &target.aim.proxy {
             progress.enter(Phase::Proxy);
-            proxy.tunnel(&mut io, target.address).await.map_err(|e| {
+            proxy.tunnel(&mut io, target.aim.address).await.map_err(|e| {
                 fail(Phase::Proxy, e.to_string(), "; set NO_PROXY for istiod if it is reached directly")
             })?;
         }
         let Some(tls) = &target.tls else {
-            let authority = target.address.to_owned();
+            let authority = target.aim.address.to_owned();
             return Ok(Connection { io: Stream::Plain(io), peer, authority, scheme: "http" });
         };
         progress.enter(Phase::Tls);
@@ -443,7 +353,7 @@ impl Inner {
                 client::watched(tls.roots.clone(), identity.clone(), settings.compliance, seen.clone())
             }
         };
-        let config = made.map_err(|e| target.error(Some(peer), Phase::Tls, e.to_string(), ""))?;
+        let config = made.map_err(|e| target.aim.error(Some(peer), Phase::Tls, e.to_string(), ""))?;
         let connector = TlsConnector::from(Arc::new(config));
         let io = BufReader::with_capacity(READ_AHEAD, io);
         let shaken = connector.connect(tls.server.clone(), io).await;
@@ -461,13 +371,17 @@ impl Inner {
                 }
                 None => String::new(),
             };
-            let error =
-                target.error(Some(peer), Phase::Tls, inner.map_or_else(|| e.to_string(), tls_reason), hint);
+            let error = target.aim.error(
+                Some(peer),
+                Phase::Tls,
+                inner.map_or_else(|| e.to_string(), tls_reason),
+                hint,
+            );
             of_kind(error, inner.map_or(Kind::TlsFailed, tls_kind))
         })?;
         if io.get_ref().1.alpn_protocol() != Some(b"h2") {
             let hint = "; the server must negotiate HTTP/2 (ALPN h2)";
-            return Err(target.error(
+            return Err(target.aim.error(
                 Some(peer),
                 Phase::Tls,
                 "no application protocol chosen".to_owned(),
@@ -486,14 +400,6 @@ fn of_kind(mut error: Error, known: Kind) -> Error {
     error
 }
 
-/// In the resolver's order, or in one of our own, so that not every agent of a mesh goes to the first.
-fn order(mut found: Vec<SocketAddr>, shuffle: bool) -> Vec<SocketAddr> {
-    if shuffle {
-        found.shuffle(&mut rand::rng());
-    }
-    found
-}
-
 /// Small writes leave at once; a peer that vanished is noticed even on an idle connection, and while bytes wait for
 /// its acknowledgement. Failures to set any only cost that.
 fn tune(io: &TcpStream, user_timeout: Option<Duration>) {
@@ -503,26 +409,6 @@ fn tune(io: &TcpStream, user_timeout: Option<Duration>) {
     let _ = io.set_nodelay(true);
     let keepalive = TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE);
     let _ = SockRef::from(io).set_tcp_keepalive(&keepalive);
-}
-
-/// Families in turn, beginning with the resolver's first choice, duplicates dropped.
-fn interleave(found: impl Iterator<Item = SocketAddr>) -> Vec<SocketAddr> {
-    let mut all = Vec::new();
-    for address in found {
-        if !all.contains(&address) {
-            all.push(address);
-        }
-    }
-    let Some(first_v4) = all.first().map(SocketAddr::is_ipv4) else { return all };
-    let (first, second): (Vec<_>, Vec<_>) = all.into_iter().partition(|a| a.is_ipv4() == first_v4);
-    let (mut first, mut second) = (first.into_iter(), second.into_iter());
-    let mut out = Vec::new();
-    loop {
-        match (first.next(), second.next()) {
-            (None, None) => return out,
-            (a, b) => out.extend(a.into_iter().chain(b)),
-        }
-    }
 }
 
 #[cfg(test)]

@@ -15,6 +15,7 @@ use http::{HeaderValue, Method, Request};
 use tonic::Status;
 
 use super::protocol::Protocol;
+use crate::base::both::both;
 use crate::base::lane;
 use crate::istiod::auth::{CallHeaders, TokenSource, claims};
 use crate::istiod::{Connection, Connector, Error, Stream};
@@ -161,8 +162,10 @@ pub(super) async fn open(
     protocol: Protocol,
     late: &(dyn Fn(Error) + Send + Sync),
 ) -> Result<Link, Unopened> {
-    let connection = upstream.connect_told(late).await?;
-    let token = tokens.token().await.map_err(|e| Status::unauthenticated(e.to_string()))?;
+    let connection = async { upstream.connect_told(late).await.map_err(Unopened::from) };
+    let token =
+        async { tokens.token().await.map_err(|e| Unopened::from(Status::unauthenticated(e.to_string()))) };
+    let (connection, token) = both(connection, token).await?;
     let uri = http::Uri::builder()
         .scheme(connection.scheme)
         .authority(connection.authority.as_str())

@@ -7,7 +7,8 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use tokio::time::{Instant, timeout_at};
 
-use super::{Connection, Connector, Progress, Target};
+use super::{Aim, Connection, Connector, Progress, Target};
+use crate::base::both::both;
 use crate::istiod::{Error, Phase};
 use crate::tls::client::Seen;
 
@@ -44,14 +45,15 @@ impl Connector {
         let inner = &*self.inner;
         let until = Instant::now() + limit;
         let timeout = |phase| Error::Timeout { address: inner.config.address.clone(), after: limit, phase };
-        let target = timeout_at(until, Target::new(inner)).await.map_err(|_| timeout(Phase::Address))??;
-        let resolved = timeout_at(until, inner.resolve(&target)).await;
-        let addresses = resolved.map_err(|_| timeout(Phase::Resolve))??;
+        let aim = Aim::new(&inner.config)?;
+        let found = timeout_at(until, both(inner.trust(&aim), aim.resolve())).await;
+        let (tls, addresses) = found.map_err(|_| timeout(Phase::Resolve))??;
         let dials = addresses.into_iter().map(|address| async move {
             let seen = Arc::new(Seen::default());
             let progress = Progress(Mutex::new((Phase::Connect, Instant::now())));
             let dial = async {
-                let target = Target { seen: Some(seen.clone()), ..Target::new(inner).await? };
+                let aim = Aim::new(&inner.config)?;
+                let target = Target { tls: inner.trust(&aim).await?, aim, seen: Some(seen.clone()) };
                 inner.dial(&target, address, &progress).await
             };
             let outcome = match timeout_at(until, dial).await {
@@ -62,7 +64,7 @@ impl Connector {
             Peer { address, reached, outcome, chain: seen.chain() }
         });
         let peers = join_all(dials).await;
-        let server_name = target.tls.as_ref().map(|tls| tls.name.clone());
+        let server_name = tls.map(|tls| tls.name);
         let roots = inner.roots.as_ref().map(|roots| roots.name()).unwrap_or_default();
         Ok(Look { server_name, roots, peers })
     }

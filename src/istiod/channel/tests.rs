@@ -233,7 +233,8 @@ async fn a_key_that_this_machine_does_not_give_is_no_broken_file() {
     let root = dir.path().join("root.pem");
     std::fs::write(&root, &pki.root_pem).unwrap();
     let connector = Connector::new(config("127.0.0.1:1", &root, Some("istiod"))).unwrap();
-    let target = Target::new(&connector.inner).await.unwrap();
+    let aim = Aim::new(connector.config()).unwrap();
+    let target = Target { aim, tls: None, seen: None };
     for (number, kind) in [(24, Kind::OpenFiles), (13, Kind::CertificateFiles)] {
         let files = ClientFiles { cert: "cert.pem".into(), key: "key.pem".into() };
         let read = Read::without_key(&pki.leaf(&[], false).0, std::io::Error::from_raw_os_error(number));
@@ -379,7 +380,8 @@ async fn a_silent_address_does_not_hold_up_the_next() {
     config.connect_timeout = Duration::from_secs(60);
     let connector = Connector::new(config).unwrap();
     let acceptor = pki.acceptor(&["istiod"], &[b"h2"], false);
-    let target = Target::new(&connector.inner).await.unwrap();
+    let aim = Aim::new(connector.config()).unwrap();
+    let target = Target { tls: connector.inner.trust(&aim).await.unwrap(), aim, seen: None };
     let progress = Progress(Mutex::new((Phase::Connect, Instant::now())));
     let all = vec![silent.local_addr().unwrap(), closed, good.local_addr().unwrap()];
     let (_, made) = tokio::join!(serve(&good, &acceptor), async {
@@ -422,24 +424,6 @@ async fn the_proxy_is_asked_for_a_tunnel() {
             made => panic!("{answer}: {made:?}"),
         }
     }
-}
-
-#[test]
-fn families_take_turns() {
-    let parse = |all: &[&str]| all.iter().map(|a| a.parse().unwrap()).collect::<Vec<SocketAddr>>();
-    let found = parse(&["[::1]:1", "[::2]:1", "1.1.1.1:1", "[::1]:1", "1.1.1.2:1", "1.1.1.3:1"]);
-    let turns = parse(&["[::1]:1", "1.1.1.1:1", "[::2]:1", "1.1.1.2:1", "1.1.1.3:1"]);
-    assert_eq!(interleave(found.into_iter()), turns);
-}
-
-#[test]
-fn a_random_order_has_the_same_addresses() {
-    let all: Vec<SocketAddr> = (1..=40).map(|n| SocketAddr::from(([10, 0, 0, n], 15012))).collect();
-    assert_eq!(order(all.clone(), false), all);
-    let mut mixed = order(all.clone(), true);
-    assert_ne!(mixed, all, "once in 10^47 it is");
-    mixed.sort_unstable();
-    assert_eq!(mixed, all);
 }
 
 #[tokio::test]
