@@ -15,6 +15,7 @@ own, 20 times a second; afterwards a new client must be given the workload's cer
 import argparse
 import json
 import os
+import signal
 import sys
 import threading
 import time
@@ -23,7 +24,7 @@ from dataclasses import asdict, dataclass
 from . import h2
 from . import neighbours, on_answers, on_ca, on_callers, on_dns, on_files, on_frames, on_images, on_istiod, on_kube, on_shares, on_sockets, on_status, on_the_log, on_tiny_fields, on_tls, on_tokens  # noqa: F401  (they register their attacks)
 from .registry import ATTACKS, Size
-from .world import KUBELET, SDS, World, get
+from .world import KUBELET, SDS, World, get, sweep
 
 SHORT = Size(seconds=2, connections=600, sockets=500, streams=2000)
 LONG = Size(seconds=20, connections=2000, sockets=5000, streams=20_000)
@@ -161,6 +162,24 @@ def line(result):
             f"{result.fds_peak} > {result.fds_after}; log {result.log_bytes} B" + (f"; {result.why}" if result.why else ""))
 
 
+def all_of(chosen, both, size, rest):
+    """Every attack against each of both; gives the figures, and how many the first has not held."""
+    results, lost = [], 0
+    for attack in chosen:
+        for which, worlds in both:
+            result = play(attack, worlds, size, rest)
+            result.name = which + result.name
+            print(line(result), flush=True)
+            lost += not result.held and not which
+            results.append(asdict(result))
+    return results, lost
+
+
+def end(number, _frame):
+    signal.signal(number, signal.SIG_IGN)
+    sys.exit(128 + number)
+
+
 def main():
     flags = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     flags.add_argument("--agent", required=True)
@@ -185,19 +204,22 @@ def main():
     if os.geteuid():
         print("the attacks need root: they make a network namespace", file=sys.stderr)
         return 2
+    device = sweep()
+    if device:
+        print(f"{KUBELET} is on {device}: another run is under way; wait for its end, or give this one another network "
+              "(ATTACK_NET=10.214)", file=sys.stderr)
+        return 2
+    # As after SIGINT, the network that was made is taken away.
+    for ends in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(ends, end)
     size = SHORT if given.short else LONG
-    results, lost = [], 0
     both = [(which, Worlds(agent, given.istiod, given.short and not given.peer))
             for which, agent in (("", given.agent), ("peer: ", given.peer)) if agent]
-    for attack in chosen:
-        for which, worlds in both:
-            result = play(attack, worlds, size, given.rest)
-            result.name = which + result.name
-            print(line(result), flush=True)
-            lost += not result.held and not which
-            results.append(asdict(result))
-    for _, worlds in both:
-        worlds.close()
+    try:
+        results, lost = all_of(chosen, both, size, given.rest)
+    finally:
+        for _, worlds in both:
+            worlds.close()
     if given.json:
         with open(given.json, "w") as out:
             json.dump(results, out, indent=1)

@@ -203,6 +203,23 @@ def listener_in(namespace, address):
     return inside(namespace, lambda: socket.create_server(address, backlog=1024))
 
 
+def sweep():
+    """Takes away what runs that were killed have left, and gives the device that has this run's addresses, if there is one."""
+    for place in Path("/run/netns").glob("attack-*"):
+        owner = place.name.removeprefix("attack-")
+        if not owner.isdigit() or Path(f"/proc/{owner}").exists():
+            continue
+        print(f"taking away {place.name}, which a run that was killed has left", file=sys.stderr)
+        inside_it = subprocess.run(["ip", "netns", "pids", place.name], check=False, capture_output=True, text=True)
+        for pid in inside_it.stdout.split():
+            os.kill(int(pid), signal.SIGKILL)
+        for device in Path("/sys/class/net").glob(f"ao{int(owner) % 100000}x*"):
+            subprocess.run(["ip", "link", "del", device.name], check=False, stderr=subprocess.DEVNULL)
+        subprocess.run(["ip", "netns", "del", place.name], check=False, stderr=subprocess.DEVNULL)
+    held = subprocess.run(["ip", "-o", "addr", "show", "to", KUBELET], check=False, capture_output=True, text=True)
+    return held.stdout.split()[1] if held.stdout else None
+
+
 class World:
     def __init__(self, agent, istiod, descriptors=None, env=None, ready=True, envoy=None, resources=None, modules=False,
                  out=False, silent_names=False, probers=None, flags=(), folders=(), istiod_flags=(), before=None):
