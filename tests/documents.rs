@@ -22,6 +22,7 @@ const DOCUMENTS: &[&str] = &[
 /// Read by scripts, tests, istiod or Istio's start script, and not by the agent.
 const OTHERS: &[&str] = &[
     "AGENT_BIN",
+    "ATTACK_NET",
     "CARGO_HOME",
     "CA_TIMEOUT",
     "ENABLE_NATIVE_SIDECARS",
