@@ -148,6 +148,7 @@ impl Config {
         else {
             return Err(wrong.0);
         };
+        let xds = parts::xds(sources, &istiod, mounted);
         Ok(Arc::new(Self {
             node_type: sources.node_type.clone(),
             all_ipv6,
@@ -156,7 +157,7 @@ impl Config {
             identity: parts::identity::identity(sources, &plan, tokens),
             ca,
             istiod,
-            xds: parts::xds(sources),
+            xds,
             trust_bundle: s.flag(var::PROXY_CONFIG_XDS_AGENT),
             envoy: parts::envoy::Envoy {
                 presence,

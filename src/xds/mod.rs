@@ -107,6 +107,8 @@ pub struct Config {
     pub max_request: u64,
     /// Pings on both legs.
     pub keepalive: Keepalive,
+    /// Istiod knows this proxy by its token: what is wrong with that is told beside a way that fails.
+    pub needs_token: bool,
     /// How long a stream is held while istiod is away (`XDS_HOLD_TIMEOUT`, default 10 minutes; zero
     /// fails each stream at once, as the Go agent does).
     pub hold: Duration,
@@ -132,6 +134,7 @@ impl Config {
             max_streams: 100_000,
             max_request: 64 << 20,
             keepalive: Keepalive::default(),
+            needs_token: false,
             hold: Duration::from_secs(600),
             spread: None,
             stall: None,

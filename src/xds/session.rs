@@ -30,7 +30,6 @@ use crate::base::quote::cut;
 use crate::base::seldom::Seldom;
 use crate::base::tasks::{Panicked, Stop, caught};
 use crate::istiod;
-use crate::istiod::auth::root_cause;
 use crate::net::grpc;
 use crate::trouble::Report;
 
@@ -209,9 +208,7 @@ impl EnvoyStream<'_> {
         let shared = self.stream.shared;
         let attempt = shared.memory.as_ref().map_or(0, |memory| memory.next_stream());
         self.stream.attempt.store(attempt, Ordering::Relaxed);
-        let late = |error: istiod::Error| {
-            shared.troubles.failed(root_cause(error.report(), &*shared.tokens));
-        };
+        let late = |error: istiod::Error| shared.told(error.report());
         let (way, tokens) = (&*shared.upstream, &*shared.tokens);
         let open = upstream::open(way, tokens, &shared.headers, self.stream.protocol, &late);
         self.or_gone(open).await

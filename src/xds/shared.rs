@@ -21,7 +21,7 @@ use super::{Config, Parts, trouble, types};
 use crate::base::heap::Passing;
 use crate::base::seldom::Seldom;
 use crate::base::tasks::Stop;
-use crate::istiod::auth::{CallHeaders, TokenSource, root_cause};
+use crate::istiod::auth::{CallHeaders, TokenSource, beside, root_cause};
 use crate::trouble::{Report, Reporter};
 
 /// Streams that stand side by side: each target of a proxyless client has one.
@@ -172,9 +172,16 @@ impl Shared {
         self.hold.lock().expect("no panic holds this lock").due()
     }
 
+    /// Tells why an attempt fails, and what is wrong with the token beside a way that fails.
+    pub(super) fn told(&self, report: Report) {
+        let report = root_cause(report, &*self.tokens);
+        let token = beside(&report, &*self.tokens).filter(|_| self.config.needs_token);
+        self.troubles.failed(report, token);
+    }
+
     /// Counts a failed attempt and gives the delay until the next.
     pub(super) fn failed(&self, status: &Status, report: Report) -> Duration {
-        self.troubles.failed(root_cause(report, &*self.tokens));
+        self.told(report);
         let (delay, failures) = {
             let mut hold = self.hold.lock().expect("no panic holds this lock");
             (hold.failed(status), hold.failures())
@@ -218,7 +225,7 @@ impl Shared {
 
     /// Istiod ended a stream in a way that trying again in silence does not mend.
     pub(super) fn answered_badly(&self, status: &Status) {
-        self.troubles.failed(root_cause(trouble::ended(self.upstream.address(), status), &*self.tokens));
+        self.told(trouble::ended(self.upstream.address(), status));
         self.hold.lock().expect("no panic holds this lock").reset();
         self.state.upstream_down(Some(status.message().to_owned()));
     }

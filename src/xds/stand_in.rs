@@ -37,7 +37,6 @@ use super::{trouble, types};
 use crate::base::seldom::Seldom;
 use crate::base::tasks::Stop;
 use crate::istiod;
-use crate::istiod::auth::root_cause;
 use crate::net::grpc;
 use crate::replay::StandIn;
 use crate::replay::read::Unread;
@@ -354,7 +353,7 @@ async fn dial(shared: &Shared, protocol: super::Protocol, tried: &AtomicU64) -> 
         hold::wait(due, &mut wake, &*shared.upstream).await;
     }
     tried.store(*shared.wake.borrow(), Ordering::Relaxed);
-    let late = |error: istiod::Error| shared.troubles.failed(root_cause(error.report(), &*shared.tokens));
+    let late = |error: istiod::Error| shared.told(error.report());
     upstream::open(&*shared.upstream, &*shared.tokens, &shared.headers, protocol, &late).await
 }
 

@@ -57,7 +57,7 @@ impl<'a> Stream<'a> {
     /// Says that istiod has not answered yet; nothing once it has.
     pub(super) fn told_silent(&self) {
         if !self.committed.load(Ordering::Relaxed) {
-            self.shared.troubles.failed(trouble::silent(self.shared.upstream.address()));
+            self.shared.told(trouble::silent(self.shared.upstream.address()));
         }
     }
 }

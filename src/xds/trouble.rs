@@ -30,6 +30,8 @@ const REASON: usize = 1000;
 #[derive(Debug)]
 pub(super) struct Troubles {
     way: Reporter,
+    /// What is wrong with the token while the way is.
+    token: Reporter,
     // Bounded as the types of the state are: a name that is not there is not recorded.
     types: Mutex<BTreeMap<String, Reporter>>,
     ends: Mutex<VecDeque<Instant>>,
@@ -38,11 +40,12 @@ pub(super) struct Troubles {
 
 impl Troubles {
     pub(super) fn new(way: Reporter) -> Self {
-        Self { way, types: Mutex::default(), ends: Mutex::default(), wordless: AtomicU32::new(0) }
+        let token = way.sibling();
+        Self { way, token, types: Mutex::default(), ends: Mutex::default(), wordless: AtomicU32::new(0) }
     }
 
-    /// An attempt to reach istiod failed.
-    pub(super) fn failed(&self, report: Report) {
+    /// An attempt to reach istiod failed; `token`: what is wrong with that besides.
+    pub(super) fn failed(&self, report: Report, token: Option<Report>) {
         // Istiod's word comes after the handshake, and is lost where the connection is reset behind it.
         let refused = self.way.kind() == Some(Kind::ClientCertificateRefused);
         if refused && report.kind == Kind::IstiodCloses && report.detail.contains(BROKEN) {
@@ -52,12 +55,28 @@ impl Troubles {
         } else {
             self.wordless.store(0, Ordering::Relaxed);
         }
+        let is_good = token.is_none();
+        // In this order what is told already is not told anew.
+        token.into_iter().for_each(|token| self.token.report(token));
         self.way.report(report);
+        if is_good {
+            self.token.end();
+        }
     }
 
     /// Istiod has answered on a stream.
     pub(super) fn answered(&self) {
-        self.way.end_if(|kind| kind != Kind::IstiodCloses);
+        self.token.end();
+        // Where streams ended that had brought something, too, another one that does so mends nothing yet.
+        let again = self.ended() + 1 >= ENDS;
+        self.way.end_if(|kind| !(again && kind == Kind::IstiodCloses));
+    }
+
+    // Streams that had brought something and ended of late.
+    fn ended(&self) -> usize {
+        let mut ends = self.ends.lock().expect("no panic holds this lock");
+        ends.retain(|at| at.elapsed() < WINDOW);
+        ends.len()
     }
 
     /// A stream has lived for [`SETTLED`].
@@ -211,7 +230,7 @@ mod tests {
         let list = List::default();
         let troubles = Troubles::new(list.reporter("xdsproxy"));
         let kind = |text: &str| {
-            troubles.failed(ended("istiod:15012", &Status::unavailable(text)));
+            troubles.failed(ended("istiod:15012", &Status::unavailable(text)), None);
             list.verdict().unwrap().kind
         };
         let (word, none) = (
@@ -245,6 +264,10 @@ mod tests {
         assert!(list.verdict().is_some(), "an answer alone was there each time");
         troubles.settled();
         assert_eq!(list.verdict(), None);
+        troubles.failed(ended("istiod:15012", &gone), None);
+        assert_eq!(list.verdict().unwrap().kind, Kind::IstiodCloses);
+        troubles.answered();
+        assert_eq!(list.verdict(), None, "no stream had brought anything until now");
     }
 
     #[test]

@@ -15,7 +15,6 @@ use http::{HeaderValue, Method, Request};
 use tonic::Status;
 
 use super::protocol::Protocol;
-use crate::base::both::both;
 use crate::base::lane;
 use crate::istiod::auth::{CallHeaders, TokenSource, claims};
 use crate::istiod::{Connection, Connector, Error, Stream};
@@ -162,10 +161,15 @@ pub(super) async fn open(
     protocol: Protocol,
     late: &(dyn Fn(Error) + Send + Sync),
 ) -> Result<Link, Unopened> {
-    let connection = async { upstream.connect_told(late).await.map_err(Unopened::from) };
-    let token =
-        async { tokens.token().await.map_err(|e| Unopened::from(Status::unauthenticated(e.to_string()))) };
-    let (connection, token) = both(connection, token).await?;
+    let connection = match upstream.connect_told(late).await {
+        Ok(connection) => connection,
+        Err(error) => {
+            // Told beside it: it has to be good when istiod is back.
+            tokens.look().await;
+            return Err(error.into());
+        }
+    };
+    let token = tokens.token().await.map_err(|e| Status::unauthenticated(e.to_string()))?;
     let uri = http::Uri::builder()
         .scheme(connection.scheme)
         .authority(connection.authority.as_str())

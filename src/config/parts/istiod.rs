@@ -62,6 +62,14 @@ pub(crate) struct Upstream {
     pub headers: CallHeaders,
 }
 
+impl Upstream {
+    /// Whether there is none that istiod could know this proxy by, where it asks.
+    #[must_use]
+    pub(crate) fn shows_no_certificate(&self) -> bool {
+        matches!(&self.connection.transport, Transport::Tls(tls) if tls.client.is_none())
+    }
+}
+
 /// The way to istiod.
 ///
 /// # Errors

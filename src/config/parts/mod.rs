@@ -195,9 +195,9 @@ pub(crate) fn keepalive(s: &Settings) -> xds::Keepalive {
     xds::Keepalive { interval: interval.max(floor), timeout: s.duration(var::GRPC_KEEPALIVE_TIMEOUT) }
 }
 
-/// The relay.
+/// The relay, whose way to istiod is this.
 #[must_use]
-pub(crate) fn xds(config: &Sources) -> xds::Config {
+pub(crate) fn xds(config: &Sources, way: &istiod::Upstream, file_mounted: bool) -> xds::Config {
     let s = &config.settings;
     let mut out = xds::Config::new(config.config_path().join("XDS"));
     let streams = u32::try_from(s.int(var::ISTIO_GPRC_MAXSTREAMS)).unwrap_or_default();
@@ -205,6 +205,7 @@ pub(crate) fn xds(config: &Sources) -> xds::Config {
     out.max_streams = if streams == 0 { out.max_streams } else { streams };
     out.max_request = u64::try_from(s.int(var::ISTIO_GPRC_MAXRECVMSGSIZE)).unwrap_or(out.max_request);
     out.keepalive = keepalive(s);
+    out.needs_token = !file_mounted && way.shows_no_certificate();
     out.hold = s.duration(var::XDS_HOLD_TIMEOUT);
     out.spread = spread(s).0;
     // An unknown word has ended the start.

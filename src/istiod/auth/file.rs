@@ -179,6 +179,10 @@ impl TokenSource for TokenFile {
         })
     }
 
+    fn look(&self) -> BoxFuture<'_, ()> {
+        Box::pin(async { drop(self.token().await) })
+    }
+
     fn trouble(&self) -> Option<Report> {
         let path = self.path.display();
         // As it was read last: whoever asks has just used it.

@@ -61,7 +61,12 @@ pub trait TokenSource: Send + Sync + fmt::Debug {
     /// The token to send now; `None` sends no header.
     fn token(&self) -> BoxFuture<'_, Result<Option<Token>, Error>>;
 
-    /// What is wrong with the token now, as far as can be seen from here.
+    /// Looks at the token anew, for [`Self::trouble`], where that takes no call.
+    fn look(&self) -> BoxFuture<'_, ()> {
+        Box::pin(std::future::ready(()))
+    }
+
+    /// What is wrong with the token, as it was when it was used or looked at last.
     fn trouble(&self) -> Option<Report> {
         None
     }

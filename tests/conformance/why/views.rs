@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use envoy_types::pb::envoy::service::discovery::v3::DiscoveryRequest;
+use envoy_types::pb::envoy::service::discovery::v3::{DiscoveryRequest, DiscoveryResponse};
 use mock_istiod::jwt::Expiry;
 use serde_json::{Value, json};
 
 use super::CLUSTER;
 use crate::support::agent::{Builder, Envoy, TOKEN};
-use crate::support::client::{Pem, node, secret_request, secrets};
+use crate::support::client::{Duplex, Pem, node, secret_request, secrets};
 use crate::support::commands::Said;
 use crate::support::{Code, Fault, MockIstiod, TestAgent, Token, eventually, root_for};
 
@@ -42,6 +42,17 @@ fn first_request() -> DiscoveryRequest {
         type_url: CLUSTER.to_owned(),
         ..DiscoveryRequest::default()
     }
+}
+
+/// A stream that waits for istiod: of failures in a row Envoy is given the first.
+async fn held(agent: &mut TestAgent) -> Duplex<DiscoveryRequest, DiscoveryResponse> {
+    let client = agent.xds().await;
+    let mut first = client.ads();
+    first.send(&first_request());
+    first.next().await.expect_err("it fails");
+    let stream = client.ads();
+    stream.send(&first_request());
+    stream
 }
 
 async fn until(agent: &TestAgent, what: &str, good: impl Fn(&Value) -> bool) -> Value {
@@ -100,25 +111,63 @@ async fn a_token_that_is_no_good_is_told_beside_an_istiod_that_is_away() {
     }
 }
 
-/// Istiod knows it by a certificate.
+/// The certificate is good for long, so the CA is not asked.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_token_that_ends_while_istiod_is_away_is_told_before_the_ca_is_asked() {
+    let mock = MockIstiod::start().await;
+    let mut agent = well(&mock).start();
+    agent.wait_log("generated new workload certificate").await;
+    mock.down().await;
+    let _held = held(&mut agent).await;
+    let short = Token { expires: Expiry::In(Duration::from_secs(3)), ..Token::of("ns", "sa") }.sign();
+    agent.put(TOKEN, short);
+    let both = ["TokenExpired", "ConnectionRefused"];
+    let json = until(&agent, "the token ends", |json| kinds(json).starts_with(&both)).await;
+    let doctor = agent.run(&["doctor", "--json"]).await.json();
+    assert_eq!((&json["verdict"]["kind"], &doctor["verdict"]["kind"]), (&json!(both[0]), &json!(both[0])));
+    agent.put(TOKEN, mock.mint("ns", "sa"));
+    until(&agent, "the token is good", |json| !kinds(json).contains(&both[0])).await;
+    mock.up().await.expect("the port is ours");
+    until(&agent, "the way is good", |json| !kinds(json).contains(&both[1])).await;
+    agent.stop().await;
+}
+
+/// The document shows it before Envoy has the answer.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_istiod_that_closed_is_well_as_soon_as_it_has_brought_something() {
+    let mock = MockIstiod::start().await;
+    mock.ads().always(vec![Fault::refuse(Code::Unavailable)]);
+    let mut agent = well(&mock).start();
+    let mut stream = held(&mut agent).await;
+    until(&agent, "it closes", |json| kinds(json).contains(&"IstiodCloses")).await;
+    mock.ads().always(Vec::new());
+    stream.next().await.expect("the held stream is answered");
+    let json = document(&agent).await;
+    assert!(!kinds(&json).contains(&"IstiodCloses"), "{json}");
+    agent.stop().await;
+}
+
+/// Istiod knows it by a certificate, or it needs none of istiod's.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_token_that_nobody_needs_is_not_told_of() {
     let mock = MockIstiod::start().await;
     let pair = mock.issue(&mock.identity("ns", "sa"), HOUR);
     mock.down().await;
-    let mut agent = well(&mock)
-        .env("PROV_CERT", "etc/certs")
-        .env("OUTPUT_CERTS", "etc/certs")
-        .file("etc/certs/cert-chain.pem", pair.chain)
-        .file_mode("etc/certs/key.pem", pair.key, 0o600)
-        .file("etc/certs/root-cert.pem", mock.root_pem())
-        .without_file(TOKEN)
-        .start();
-    let stream = agent.xds().await.ads();
-    stream.send(&first_request());
-    let json = until(&agent, "istiod is away", |json| kinds(json).contains(&"ConnectionRefused")).await;
-    assert!(!kinds(&json).contains(&"TokenMissing"), "{json}");
-    agent.stop().await;
+    let files = || {
+        well(&mock)
+            .file("etc/certs/cert-chain.pem", pair.chain.clone())
+            .file_mode("etc/certs/key.pem", pair.key.clone(), 0o600)
+            .file("etc/certs/root-cert.pem", mock.root_pem())
+            .without_file(TOKEN)
+    };
+    let shown = files().env("PROV_CERT", "etc/certs").env("OUTPUT_CERTS", "etc/certs");
+    for builder in [shown, files().env("FILE_MOUNTED_CERTS", "true")] {
+        let mut agent = builder.start();
+        let _held = held(&mut agent).await;
+        let json = until(&agent, "istiod is away", |json| kinds(json).contains(&"ConnectionRefused")).await;
+        assert!(!kinds(&json).contains(&"TokenMissing"), "{json}");
+        agent.stop().await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
