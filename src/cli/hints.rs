@@ -5,12 +5,12 @@ use clap::{Arg, ValueHint};
 
 use super::{COMMANDS, vm};
 use crate::base::logging::SCOPES;
+use crate::envoy::command;
 
 /// Names behind `completion`.
 pub(super) const SHELLS: [&str; 4] = ["bash", "zsh", "fish", "powershell"];
 
 const LEVELS: [&str; 6] = ["debug", "info", "warn", "error", "fatal", "none"];
-const ENVOY_LEVELS: [&str; 7] = ["trace", "debug", "info", "warning", "error", "critical", "off"];
 const ROLES: [&str; 5] = ["sidecar", "router", "waypoint", "ztunnel", "agentgateway"];
 const METHODS: [&str; 4] = ["GET", "POST", "PUT", "DELETE"];
 /// What people ask of Envoy's admin port and of the agent's own.
@@ -41,7 +41,7 @@ pub(super) fn flag(command: &str, name: &str, arg: Arg) -> Arg {
         }
         (_, "log_caller") => values(arg, SCOPES.iter().chain(&["all"])),
         (_, "log_target") => arg.value_hint(ValueHint::FilePath),
-        ("proxy", "proxyLogLevel" | "proxyComponentLogLevel") => values(arg, ENVOY_LEVELS),
+        ("proxy", "proxyLogLevel" | "proxyComponentLogLevel") => values(arg, command::LEVELS),
         ("proxy", "meshConfig" | "templateFile" | "outlierLogPath") => arg.value_hint(ValueHint::FilePath),
         ("request", "debug-port") => values(arg, ["15000", "15004", "15020", "15021"]),
         ("version", "output") => values(arg, ["json", "yaml", "full", "full-json"]),

@@ -155,8 +155,13 @@ impl Layers<'_> {
             self.take("--concurrency", laid);
         }
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        let unset = self.mesh.proxy.concurrency.as_ref().is_none_or(|c| c.value == 0);
-        if unset && u64::try_from(limit).unwrap_or(0) < cores as u64 {
+        let threads = self.mesh.proxy.concurrency.as_ref().map_or(0, |c| c.value);
+        if threads < 0 {
+            self.warnings.push(format!(
+                "concurrency={threads} of the proxy config, ISTIO_CPU_LIMIT or --concurrency is below zero and counts as 0: Envoy \
+                 has a worker thread for each of the {cores} CPUs; write how many it is to have, or leave it out"
+            ));
+        } else if threads == 0 && u64::try_from(limit).unwrap_or(0) < cores as u64 {
             // No warning: every start without a limit would begin with one.
             tracing::info!(
                 "concurrency is set to 0, which will use a thread per CPU on the host ({cores}); the CPU limit is {limit}. \

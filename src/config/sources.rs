@@ -137,6 +137,7 @@ pub(crate) fn gather(
     compliance(&settings, &mut errors, &mut warnings);
     errors.extend(words(&settings));
     warnings.extend(parts::spread(&settings).1);
+    warnings.extend(parts::identity::without_validity(&settings));
     // istiod is told of the template in the proxy config, wherever it was named.
     if let Some(path) = flags.get("templateFile").filter(|path| !path.is_empty())
         && mesh.proxy.custom_config_file.is_empty()
@@ -169,6 +170,7 @@ pub(crate) fn gather(
         root: root.to_owned(),
         warnings,
     };
+    sources.warnings.extend(parts::envoy::refused(&sources));
     // A value that is refused has its default here, which may be another's port.
     if errors.is_empty() {
         sources.warnings.extend(parts::ports::shared(&sources));

@@ -140,6 +140,9 @@ fn epoch_arguments(epoch: &Epoch<'_>) -> Vec<OsString> {
     args
 }
 
+/// The levels that Envoy knows; `warn` is another word for the third but last.
+pub(crate) const LEVELS: [&str; 7] = ["trace", "debug", "info", "warning", "error", "critical", "off"];
+
 /// `-l` and `--component-log-level`; empty: not given.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LogLevels {

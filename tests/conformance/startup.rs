@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::support::agent::{ROOT, SDS, TOKEN, XDS};
+use crate::support::agent::{Envoy, ROOT, SDS, TOKEN, XDS};
 use crate::support::client::{Pem, ack, secret_request, secrets};
 use crate::support::{MockIstiod, TestAgent, eventually};
 
@@ -58,6 +58,49 @@ async fn what_the_start_has_left_below_the_stack_does_not_stay() {
     })
     .await;
     agent.stop().await;
+}
+
+#[tokio::test]
+async fn what_envoy_will_refuse_is_told_before_it_is_started() {
+    let mock = MockIstiod::start().await;
+    let level = TestAgent::with().istiod(&mock).arg("--proxyLogLevel=banana,http:debug");
+    let file = TestAgent::with().istiod(&mock).proxy_config("customConfigFile", "own.yaml");
+    for (builder, words) in [
+        (
+            level,
+            ["--proxyLogLevel=banana: ", "write one of trace, debug, info, warning, error, critical, off"],
+        ),
+        (file, ["customConfigFile of the proxy config: own.yaml: No such file", "write the file"]),
+    ] {
+        let mut agent = builder.envoy(Envoy::Real).start();
+        // As Envoy ends.
+        assert_eq!(agent.wait_exit().await.code(), Some(1));
+        let log = agent.log().text();
+        let told = log.lines().position(|line| words.iter().all(|word| line.contains(word)));
+        let started = log.lines().position(|line| line.contains("Envoy command: ["));
+        assert!(told.expect(&log) < started.expect(&log), "{log}");
+    }
+}
+
+#[tokio::test]
+async fn numbers_that_mean_their_defaults_are_told_with_what_they_mean() {
+    let mock = MockIstiod::start().await;
+    for (builder, words) in [
+        (TestAgent::with().env("SECRET_TTL", "-5m"), ["SECRET_TTL=-5m asks", "leave it out"]),
+        (TestAgent::with().env("SECRET_TTL", "300ms"), ["SECRET_TTL=300ms asks", "leave it out"]),
+        (
+            TestAgent::with().proxy_config("concurrency", -2),
+            ["concurrency=-2 of the proxy config", "counts as 0"],
+        ),
+        (TestAgent::with().arg("--concurrency=-3"), ["concurrency=-3", "leave it out"]),
+    ] {
+        let mut agent = builder.istiod(&mock).start();
+        agent.wait_log("generated new workload certificate").await;
+        let log = agent.log().text();
+        let told = |line: &str| line.contains("\twarn\t") && words.iter().all(|word| line.contains(word));
+        assert_eq!(log.lines().filter(|line| told(line)).count(), 1, "{words:?}: {log}");
+        agent.stop().await;
+    }
 }
 
 #[tokio::test]

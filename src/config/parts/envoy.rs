@@ -97,6 +97,38 @@ fn file(config: &Sources) -> ConfigFile {
     ConfigFile::Generated(crate::base::path::cleaned(&config.config_path().join(name)))
 }
 
+// And what of them means nothing.
+fn levels(config: &Sources) -> (LogLevels, Vec<String>) {
+    let flag = |name| config.flags.or_default(args::PROXY, name);
+    LogLevels::parse(flag("proxyLogLevel"), flag("proxyComponentLogLevel"))
+}
+
+/// What Envoy will refuse to start with, told before anything is bound. It is for Envoy, or for what stands in its place,
+/// to refuse it: the status of its end is what scripts know.
+#[must_use]
+pub(crate) fn refused(config: &Sources) -> Vec<String> {
+    if !matches!(presence(config), Ok(Presence::Own)) {
+        return Vec::new();
+    }
+    let level = Some(levels(config).0.base).filter(|level| {
+        !["", "warn"].contains(&level.as_str()) && !command::LEVELS.contains(&level.as_str())
+    });
+    let level = level.map(|level| {
+        format!(
+            "--proxyLogLevel={level}: Envoy knows no such level and will not start; write one of {}",
+            command::LEVELS.join(", ")
+        )
+    });
+    let custom = &config.mesh.proxy.custom_config_file;
+    let custom = if custom.is_empty() { None } else { std::fs::metadata(config.path(custom)).err() }.map(|why| {
+        format!(
+            "customConfigFile of the proxy config: {custom}: {why}: Envoy will not start without it; write the file, or take the field \
+             away to have a configuration made"
+        )
+    });
+    level.into_iter().chain(custom).collect()
+}
+
 fn override_json(config: &Sources) -> Option<String> {
     let (path, read) = override_read(config)?;
     match read {
@@ -146,10 +178,7 @@ pub(crate) fn process(config: &Sources, root: bool) -> Result<envoy::Config, Err
             "drain time only supports durations to seconds precision: drainDuration is {drain:?}"
         )));
     }
-    let (log, warnings) = LogLevels::parse(
-        config.flags.or_default(args::PROXY, "proxyLogLevel"),
-        config.flags.or_default(args::PROXY, "proxyComponentLogLevel"),
-    );
+    let (log, warnings) = levels(config);
     warnings.iter().for_each(|w| tracing::warn!("{w}"));
     let port = |key, default: u16| u16::try_from(s.int(key)).unwrap_or(default);
     let arguments = Options {

@@ -8,7 +8,7 @@ use super::{Error, Sources, keepalive};
 use crate::base::files::Watches;
 use crate::base::{handover, uds};
 use crate::ca::csr::spiffe_id;
-use crate::config::env::var;
+use crate::config::env::{Settings, var};
 use crate::istiod::auth::MetadataServer;
 use crate::proto::mesh::private_key_provider::Provider as Given;
 use crate::sds::{self, KeyAccelerator, PrivateKeyProvider};
@@ -197,6 +197,17 @@ pub(crate) fn tokens(config: &Sources) -> Result<Tokens, Error> {
 pub(crate) struct NoUid {
     text: String,
     bad: String,
+}
+
+/// What is odd about `SECRET_TTL`: a CA is asked in whole seconds.
+#[must_use]
+pub(crate) fn without_validity(settings: &Settings) -> Option<String> {
+    let given =
+        settings.env().get("SECRET_TTL").filter(|_| settings.duration(var::SECRET_TTL).as_secs() == 0)?;
+    Some(format!(
+        "SECRET_TTL={given} asks for certificates of no validity: istiod gives its own default then (24h0m0s), and another CA may \
+         refuse; write how long they are to live, or leave it out"
+    ))
 }
 
 /// `SDS_ALLOWED_UIDS`; `None`: everybody.
