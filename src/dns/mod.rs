@@ -87,7 +87,8 @@ pub(crate) enum Error {
     Address(String),
     /// A port cannot be had.
     #[error(
-        "failed to start local DNS server: cannot listen on {network} {address}: another process may hold it (DNS_PROXY_ADDR)"
+        "failed to start local DNS server: cannot listen on {network} {address} (DNS_PROXY_ADDR): {}",
+        why_not(source)
     )]
     Bind {
         /// `udp` or `tcp`.
@@ -98,4 +99,19 @@ pub(crate) enum Error {
         /// Why.
         source: std::io::Error,
     },
+}
+
+// What is behind it, and what to do.
+fn why_not(source: &std::io::Error) -> &'static str {
+    use std::io::ErrorKind as E;
+    match source.kind() {
+        E::AddrNotAvailable => {
+            "this machine has no such address; write one that it has, or leave the variable out (localhost:15053)"
+        }
+        E::PermissionDenied => "the port is for root; write one above 1023",
+        E::AddrInUse => "another process has it; end that one, or write another port",
+        _ => {
+            "another process may hold it, or its host is none of this machine's; write an address of this machine"
+        }
+    }
 }

@@ -156,9 +156,18 @@ fn unblocking<S>(socket: S, set: fn(&S, bool) -> std::io::Result<()>) -> std::io
 /// Whether a server could listen there.
 ///
 /// # Errors
-/// When it is no `host:port`.
+/// When it is no `host:port`, or of an address that this machine does not have. Names are not looked up.
 pub(crate) fn check(address: &str) -> Result<(), Error> {
-    addresses(address, &[]).map(drop)
+    let hosts = addresses(address, &[])?.into_iter();
+    for ip in hosts.filter_map(|(host, _)| host.parse::<IpAddr>().ok()) {
+        // Any port: whether its own is free is another matter.
+        if let Err(source) = std::net::UdpSocket::bind((ip, 0))
+            && source.kind() == std::io::ErrorKind::AddrNotAvailable
+        {
+            return Err(Error::Bind { network: "udp", address: address.to_owned(), source });
+        }
+    }
+    Ok(())
 }
 
 // `localhost` is taken in the families that the nameservers have.

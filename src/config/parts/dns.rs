@@ -27,11 +27,11 @@ pub(crate) fn enabled(config: &Sources) -> bool {
 /// The server, if there is one.
 ///
 /// # Errors
-/// When its address is none.
+/// When its address is none, or none of this machine's.
 pub(crate) fn checked(config: &Sources, root: bool) -> Result<Option<Dns>, Error> {
     let server = server(config, root);
     match server.as_ref().map(|dns| dns::check(&dns.server.address)) {
-        Some(Err(why)) => Err(Error::new(why.to_string())),
+        Some(Err(why)) => Err(Error::new(crate::base::error::chain(&why))),
         _ => Ok(server),
     }
 }

@@ -151,9 +151,16 @@ async fn doctor_refuses_what_the_start_refuses() {
     refused(without.env("ISTIO_META_DNS_CAPTURE", "maybe"), "DNS_CAPTURE").await;
     refused(well(&mock).env("ISTIO_META_DNS_CAPTURE", "maybe"), "DNS_CAPTURE").await;
     // Nor is anything bound before that is told.
-    for address in ["foo", "127.0.0.1:99999"] {
+    for (address, why) in [
+        ("foo", "host:port"),
+        ("127.0.0.1:99999", "host:port"),
+        (
+            "203.0.113.7:15053",
+            "203.0.113.7:15053 (DNS_PROXY_ADDR): this machine has no such address; write one that it has",
+        ),
+    ] {
         let dns = well(&mock).env("ISTIO_META_DNS_CAPTURE", "true").env("DNS_PROXY_ADDR", address);
-        refused(dns, "DNS_PROXY_ADDR").await;
+        refused(dns, why).await;
     }
     // A setting that lacks is no missing root, and hides none.
     let vault = || well(&mock).env("CA_PROVIDER", "VaultCA");
