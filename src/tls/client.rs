@@ -40,6 +40,8 @@ pub(crate) struct ClientFiles {
     pub cert: PathBuf,
     /// PEM key.
     pub key: PathBuf,
+    /// The agent itself writes them, as soon as it has a certificate.
+    pub written: bool,
 }
 
 /// A configuration that speaks HTTP/2 only, verifies the server against `roots`, and shows
@@ -229,6 +231,13 @@ impl Identity {
         cert.as_ref().err().or(key.as_ref().err()).and_then(Kind::of_io)
     }
 
+    // As at the first start of a machine: there is nothing to repair.
+    fn is_to_come(&self) -> bool {
+        let gone =
+            |error: Option<&std::io::Error>| error.is_some_and(|e| e.kind() == std::io::ErrorKind::NotFound);
+        self.files.written && gone(self.read.cert.as_ref().err()) && gone(self.read.key.as_ref().err())
+    }
+
     fn examine(&self, now: SystemTime) -> Offer {
         let cert = self.files.cert.display();
         let pem = match &self.read.cert {
@@ -311,6 +320,10 @@ impl ResolvesClientCert for Identity {
     fn resolve(&self, _hints: &[&[u8]], _schemes: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
         match self.examine(self.clock.now()) {
             Offer::Usable(pair) => Some(Arc::new(pair)),
+            Offer::Without(why) if self.is_to_come() => {
+                tracing::debug!(target: "security", "{why}; it is written when there is one");
+                None
+            }
             Offer::Without(why) => {
                 if let Some(more) = WITHOUT.may() {
                     tracing::warn!(target: "security", "{why}; connecting without a client certificate{more}");

@@ -113,8 +113,17 @@ async fn each_cause_has_its_kind() {
 async fn a_healthy_start_warns_of_nothing() {
     let mock = MockIstiod::start().await;
     // As in a pod without a limit.
-    let mut agent =
-        TestAgent::with().istiod(&mock).arg("--log_as_json").proxy_config("concurrency", 0).start();
+    let pod = TestAgent::with().istiod(&mock).proxy_config("concurrency", 0);
+    // As on a machine that has no certificate yet.
+    let machine =
+        TestAgent::with().istiod(&mock).env("PROV_CERT", "etc/certs").env("OUTPUT_CERTS", "./etc/certs/");
+    for builder in [pod, machine.file("etc/certs/root-cert.pem", mock.root_pem())] {
+        warns_of_nothing(builder).await;
+    }
+}
+
+async fn warns_of_nothing(builder: Builder) {
+    let mut agent = builder.arg("--log_as_json").start();
     agent.wait_ready().await;
     agent.wait_log("generated new workload certificate").await;
     let document = agentz(&agent).await;

@@ -50,7 +50,11 @@ impl World {
             transport: Transport::Tls(Tls {
                 roots: Roots::File(self.path("root.pem")),
                 server_name: None,
-                client: Some(ClientFiles { cert: self.path("cert-chain.pem"), key: self.path("key.pem") }),
+                client: Some(ClientFiles {
+                    cert: self.path("cert-chain.pem"),
+                    key: self.path("key.pem"),
+                    written: false,
+                }),
                 compliance: Compliance::None,
             }),
             connect_timeout: Duration::from_secs(20),

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::{Error, Sources};
+use crate::base::path::cleaned;
 use crate::ca::provider::Calls;
 use crate::ca::vault;
 use crate::config::env::{Key, kinds, var};
@@ -53,6 +54,14 @@ fn provided(config: &Sources) -> Option<PathBuf> {
     config.settings.some_text(var::PROV_CERT).map(|dir| config.path(dir))
 }
 
+// The certificate in `PROV_CERT`; mostly it is the agent's own of last time.
+fn shown(config: &Sources) -> Option<ClientFiles> {
+    let dir = provided(config)?;
+    let output = config.settings.some_text(var::OUTPUT_CERTS).map(|dir| config.path(dir));
+    let written = output.is_some_and(|output| cleaned(&output) == cleaned(&dir));
+    Some(ClientFiles { cert: dir.join("cert-chain.pem"), key: dir.join("key.pem"), written })
+}
+
 /// The way to istiod, for the config path.
 #[derive(Debug, Clone)]
 pub(crate) struct Upstream {
@@ -92,12 +101,12 @@ pub(crate) fn xds(config: &Sources, file_mounted: bool) -> Result<istiod::Config
         );
         Transport::Plaintext
     } else {
-        let client = match provided(config) {
-            Some(dir) => Some(ClientFiles { cert: dir.join("cert-chain.pem"), key: dir.join("key.pem") }),
+        let client = match shown(config) {
+            Some(files) => Some(files),
             None if file_mounted => {
                 let cert = meta(config, "ISTIO_META_TLS_CLIENT_CERT_CHAIN");
                 let key = meta(config, "ISTIO_META_TLS_CLIENT_KEY");
-                cert.zip(key).map(|(cert, key)| ClientFiles { cert, key })
+                cert.zip(key).map(|(cert, key)| ClientFiles { cert, key, written: false })
             }
             None => None,
         };
@@ -209,8 +218,7 @@ pub(crate) fn ca(config: &Sources) -> Result<istiod::Config, Error> {
             roots: ca_roots(config)?,
             // Only a CA that is istiod itself goes by istiod's name.
             server_name: s.some_text(var::ISTIOD_SAN).filter(|_| own.is_none()).map(str::to_owned),
-            client: provided(config)
-                .map(|dir| ClientFiles { cert: dir.join("cert-chain.pem"), key: dir.join("key.pem") }),
+            client: shown(config),
             compliance: compliance(config),
         })
     };

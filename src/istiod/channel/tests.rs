@@ -184,7 +184,7 @@ async fn the_client_certificate_is_examined_at_each_handshake() {
     let listener = TcpListener::bind(LOOPBACK).await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
     let acceptor = pki.acceptor(&["istiod"], &[b"h2"], true);
-    let files = ClientFiles { cert: path("cert.pem"), key: path("key.pem") };
+    let files = ClientFiles { cert: path("cert.pem"), key: path("key.pem"), written: false };
     let connector =
         Connector::new(with_client(config(&address, &path("root.pem"), Some("istiod")), files)).unwrap();
 
@@ -236,7 +236,7 @@ async fn a_key_that_this_machine_does_not_give_is_no_broken_file() {
     let aim = Aim::new(connector.config()).unwrap();
     let target = Target { aim, tls: None, seen: None };
     for (number, kind) in [(24, Kind::OpenFiles), (13, Kind::CertificateFiles)] {
-        let files = ClientFiles { cert: "cert.pem".into(), key: "key.pem".into() };
+        let files = ClientFiles { cert: "cert.pem".into(), key: "key.pem".into(), written: false };
         let read = Read::without_key(&pki.leaf(&[], false).0, std::io::Error::from_raw_os_error(number));
         let identity = Identity::new(files, read, connector.inner.clock.clone());
         let peer = "127.0.0.1:1".parse().unwrap();
