@@ -17,6 +17,11 @@ pub(crate) fn raise() {
     }
 }
 
+/// How many files this process, and a program that it starts, may have open.
+pub(crate) fn limit() -> Option<u64> {
+    getrlimit(Resource::Nofile).current
+}
+
 /// The soft limit for a program that is started, if it differs from this one's.
 pub(crate) fn given() -> Option<u64> {
     GIVEN.get().and_then(|given| given.current)

@@ -43,6 +43,24 @@ async fn doctor_tells_that_the_ca_issues_another_identity_than_was_asked_for() {
     }
 }
 
+/// Envoy itself aborts, over an assertion, with 24; or ends with 1.
+#[tokio::test]
+async fn an_envoy_that_may_open_too_few_files_is_told_so() {
+    let mock = MockIstiod::start().await;
+    let words = ["sh", "-c", "ulimit -n 40 && exec \"$@\"", "sh"].map(ToOwned::to_owned);
+    for status in [134, 1] {
+        let ends = serde_json::json!({"after": 0.0, "status": status});
+        let mut agent = TestAgent::with().istiod(&mock).before(&words).fake("exit", ends).start();
+        assert_eq!(agent.wait_exit().await.code(), Some(status));
+        let log = agent.log().text();
+        let last = log.lines().last().unwrap_or_default();
+        assert!(
+            last.contains("verdict: OpenFiles; raise the limit of open files, which is 40 here"),
+            "{log}"
+        );
+    }
+}
+
 /// As the injector has it: the image read-only, a writable volume where the agent writes, user 1337, no capabilities.
 #[tokio::test]
 async fn doctor_works_in_a_read_only_root_as_the_proxys_user() {

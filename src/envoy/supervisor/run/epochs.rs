@@ -7,6 +7,7 @@ use tokio::time::Instant;
 use super::taken::{self, Taken};
 use super::{Epoch, Run, SOON, executing, judging};
 use crate::base::lane::Lane;
+use crate::base::open_files;
 use crate::envoy::drain::{self, Phase};
 use crate::envoy::process::{self, Exit, Written};
 use crate::envoy::restart::{self, Kind};
@@ -21,6 +22,9 @@ static LOOKS: Lane = Lane::new("taken ports", 1);
 const LOOK: Duration = Duration::from_secs(2);
 /// A program that cannot run here has crashed by then, and no Envoy that can has.
 const AT_ONCE: Duration = Duration::from_millis(100);
+/// An Envoy without a listener (1.40, two workers) aborts where it may open 32 files, and runs with 40; it takes more with
+/// each listener and worker.
+const FEW: u64 = 64;
 
 impl Run {
     pub(super) fn carry_out(&mut self, action: restart::Action) -> bool {
@@ -251,6 +255,17 @@ impl Run {
     fn crash(&self, exit: &Exit, ran: Duration) -> Report {
         if let Some(Taken { kind, text }) = &self.taken {
             return Report::new(*kind, format!("Envoy ended by itself after {ran:.1?}: {exit}; {text}"));
+        }
+        // All that it says is that something is not there which it takes for granted.
+        let aborted = matches!(exit, Exit::Signal { signal: 6, .. } | Exit::Status(134));
+        if (aborted || matches!(exit, Exit::Status(1)) && ran < SOON)
+            && let Some(limit) = open_files::limit().filter(|limit| *limit < FEW)
+        {
+            let text = format!("Envoy ended by itself after {ran:.1?}: {exit}");
+            return Report::new(trouble::Kind::OpenFiles, text).hint(format!(
+                "raise the limit of open files, which is {limit} here and too low for most Envoys (ulimit -n, LimitNOFILE= in the \
+                 systemd unit)"
+            ));
         }
         match exit {
             Exit::NotStarted(why) => {
