@@ -97,6 +97,8 @@ fn file_resources(path: &Path) -> Result<Vec<Resource>, Error> {
 /// # Errors
 /// When the folder cannot be read or watched at the beginning.
 pub fn follow(folder: &Path, store: Store) -> Result<impl Future<Output = ()> + Send + 'static, Error> {
+    // Told before what would be wrong with a watch of it.
+    sorted(folder)?;
     let (changed, mut changes) = mpsc::channel(1);
     // One waiting note is enough, so a full channel is no loss.
     let note = move |_: notify::Result<notify::Event>| {

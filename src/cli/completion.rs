@@ -35,8 +35,17 @@ pub(super) fn run(command: &Command, parsed: &Parsed) -> u8 {
             let dir = parsed.positional.get(1).map_or(".", String::as_str);
             // Given, so that the same sources make the same pages.
             let date = parsed.positional.get(2).map_or("", String::as_str);
-            return man(Path::new(dir), date)
-                .map_or_else(|e| fail(&format!("man pages into {dir}: {e}"), None), |()| 0);
+            return man(Path::new(dir), date).map_or_else(
+                |e| {
+                    fail(
+                        &format!(
+                            "man pages into {dir}: {e}; name a folder that is there and can be written to"
+                        ),
+                        None,
+                    )
+                },
+                |()| 0,
+            );
         }
         // As of the Go agent's library: the help, and 0.
         Some(other) => {

@@ -84,6 +84,13 @@ fn other_shells_and_pages_know_every_command_and_no_hidden_one() {
         String::from_utf8(output.stdout).unwrap()
     };
     run(&["completion", "man", "."]);
+    let lost = Command::new(agent_bin())
+        .args(["completion", "man", "none"])
+        .current_dir(dir.path())
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&lost.stderr).into_owned();
+    assert!(said.contains("man pages into none: No such file") && said.contains("name a folder"), "{said}");
     let help = run(&["--help"]);
     let commands: Vec<&str> = help
         .lines()
