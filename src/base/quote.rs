@@ -6,10 +6,27 @@ use std::borrow::Cow;
 /// Longest name from outside that is shown whole, in bytes; Kubernetes' own names have 253 at most.
 const SHOWN: usize = 256;
 
-/// A name or text from outside as it may stand in a log line or an error: a long one is cut, and says so.
+/// A name or text from outside as it may stand in a log line or an error: a long one is cut, and says so; it stays in its
+/// line.
 #[must_use]
 pub(crate) fn shown(text: &str) -> Cow<'_, str> {
-    cut(text, SHOWN)
+    plain(cut(text, SHOWN), &[])
+}
+
+/// The text with its control characters escaped, but for some: a terminal would do as they say, and a line could be made
+/// up.
+#[must_use]
+pub(crate) fn plain<'a>(text: impl Into<Cow<'a, str>>, but: &[char]) -> Cow<'a, str> {
+    let text = text.into();
+    let bad = |c: char| c.is_control() && !but.contains(&c);
+    if !text.contains(bad) {
+        return text;
+    }
+    let mut out = String::with_capacity(text.len() + 8);
+    for c in text.chars() {
+        if bad(c) { out.extend(c.escape_default()) } else { out.push(c) }
+    }
+    Cow::Owned(out)
 }
 
 /// A text from outside, cut to `most` bytes if it is longer.
@@ -96,6 +113,7 @@ mod tests {
         assert_eq!(shown("name"), "name");
         assert_eq!(super::cut("four", 4), "four");
         assert_eq!(super::cut("four", 3), "fou... (4 bytes)");
+        assert_eq!(shown("a\nb\u{1b}c"), "a\\nb\\u{1b}c");
         let cut = shown(&"é".repeat(1000)).into_owned();
         assert!(cut.ends_with("... (2000 bytes)") && cut.len() < 300, "{cut}");
     }

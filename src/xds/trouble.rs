@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use tonic::{Code, Status};
 
 use super::types;
+use crate::base::quote::plain;
 use crate::istiod::{code_name, refused_late};
 use crate::trouble::{Kind, Report, Reporter, What};
 
@@ -163,7 +164,7 @@ fn hint(reason: &str) -> &'static str {
 }
 
 fn said(status: &Status) -> String {
-    let text = status.message();
+    let text = plain(status.message(), &[]);
     if text.is_empty() {
         code_name(status.code()).to_owned()
     } else {
@@ -268,6 +269,14 @@ mod tests {
         assert_eq!(list.verdict().unwrap().kind, Kind::IstiodCloses);
         troubles.answered();
         assert_eq!(list.verdict(), None, "no stream had brought anything until now");
+    }
+
+    #[test]
+    fn what_istiod_says_stays_in_its_line() {
+        for status in [Status::unavailable("a\nb\u{1b}[2J"), Status::internal("a\nb\u{1b}[2J")] {
+            let report = ended("i:1", &status);
+            assert!(report.detail.ends_with(": a\\nb\\u{1b}[2J"), "{}", report.detail);
+        }
     }
 
     #[test]

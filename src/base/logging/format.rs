@@ -7,6 +7,8 @@ use jiff::Timestamp;
 use tracing::Event;
 use tracing::field::{Field, Visit};
 
+use crate::base::quote::plain;
+
 /// What a line starts with.
 pub(super) struct Line<'a> {
     pub(super) level: &'static str,
@@ -33,7 +35,7 @@ fn text(out: &mut Vec<u8>, line: &Line<'_>, event: &Event<'_>, time: &str) -> st
     }
     let mut parts = Parts::default();
     event.record(&mut parts);
-    out.extend_from_slice(parts.message.as_bytes());
+    out.extend_from_slice(printable(&parts.message).as_bytes());
     for (n, (name, value)) in parts.labels.iter().enumerate() {
         let shown = match value {
             serde_json::Value::String(text) => text.clone(),
@@ -42,9 +44,14 @@ fn text(out: &mut Vec<u8>, line: &Line<'_>, event: &Event<'_>, time: &str) -> st
             }
             other => other.to_string(),
         };
-        write!(out, "{}{name}={shown}", if n == 0 { '\t' } else { ' ' })?;
+        write!(out, "{}{name}={}", if n == 0 { '\t' } else { ' ' }, printable(&shown))?;
     }
     Ok(())
+}
+
+// Texts of several lines are meant.
+fn printable(text: &str) -> std::borrow::Cow<'_, str> {
+    plain(text, &['\n', '\t'])
 }
 
 fn json(out: &mut Vec<u8>, line: &Line<'_>, event: &Event<'_>, time: &str) -> std::io::Result<()> {
@@ -159,6 +166,11 @@ impl Visit for Parts {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_terminal_is_told_nothing() {
+        assert_eq!(printable("a\u{1b}[31m\r\u{9b}b\n\tc"), "a\\u{1b}[31m\\r\\u{9b}b\n\tc");
+    }
 
     #[test]
     fn durations_read_as_go_prints_them() {
