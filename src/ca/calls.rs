@@ -17,6 +17,7 @@ use super::attempts::{Attempts, Failed, watched};
 use super::unary::UnaryConnection;
 use crate::base::both::both;
 use crate::base::metrics::Metrics;
+use crate::base::quote::{cut, plain};
 use crate::istiod::auth::{CallHeaders, TokenSource, beside, root_cause};
 use crate::istiod::{self, Connector, Transport};
 use crate::trouble::{Report, Reporter};
@@ -24,6 +25,9 @@ use crate::trouble::{Report, Reporter};
 /// Codes worth another attempt within one call. Not Canceled and DeadlineExceeded: the Go agent lists
 /// them, but its library refuses to retry them.
 const RETRIED: [Code; 4] = [Code::ResourceExhausted, Code::Aborted, Code::Internal, Code::Unavailable];
+
+/// Longest text of a CA that is told.
+const CAUSE: usize = 2048;
 
 /// How calls reach a CA.
 #[derive(Debug, Clone)]
@@ -208,6 +212,8 @@ impl Caller {
     }
 
     fn refused(&self, status: Status) -> Failed {
+        // It is kept, and told in several places.
+        let status = Status::new(status.code(), plain(cut(status.message(), CAUSE), &[]));
         let retry = RETRIED.contains(&status.code());
         let hint = hint(&status);
         let error = Error::Status { endpoint: self.endpoint().to_owned(), status: Box::new(status), hint };

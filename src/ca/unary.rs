@@ -18,7 +18,7 @@ use tonic::{Code, Status};
 use crate::base::heap;
 use crate::base::wire::has_few_fields;
 use crate::istiod::Stream;
-use crate::net::grpc::{FRAME, code_of_http, code_of_reset, framed, status_in, unframed};
+use crate::net::grpc::{FRAME, HEADERS, code_of_http, code_of_reset, framed, status_in, unframed};
 
 /// An answer above this, in bytes or in fields, is not a certificate chain.
 const MAX_ANSWER: usize = 4 << 20;
@@ -38,6 +38,7 @@ impl UnaryConnection {
         let (send, connection) = h2::client::Builder::new()
             .enable_push(false)
             .max_send_buffer_size(64 << 10)
+            .max_header_list_size(HEADERS)
             .handshake(connection.io)
             .await
             .map_err(|e| status_of(&e))?;
@@ -245,6 +246,18 @@ mod tests {
         let large = [&[0x0a, 0x80, 0x80, 0x40][..], &[b'a'; 1 << 20]].concat();
         assert_eq!(answer(&large, 3).await, Code::Ok);
         assert_eq!(answer(&large, 4).await, Code::ResourceExhausted);
+    }
+
+    #[tokio::test]
+    async fn trailers_are_bounded() {
+        let said = |length: usize| {
+            let code = ("grpc-status".parse().unwrap(), HeaderValue::from_static("7"));
+            let text = ("grpc-message".parse().unwrap(), HeaderValue::from_str(&"w".repeat(length)).unwrap());
+            // Of what is too long the rest is not read.
+            Some(HeaderMap::from_iter([text, code]))
+        };
+        assert_eq!(code("application/grpc", None, said(200_000)).await, Code::PermissionDenied);
+        assert_ne!(code("application/grpc", None, said(300_000)).await, Code::PermissionDenied);
     }
 
     #[tokio::test]

@@ -23,6 +23,10 @@ use crate::base::quote::shown;
 /// Frame of a message: flag and length.
 pub(crate) const FRAME: usize = 5;
 
+/// Largest list of headers, or of trailers, that is read of istiod or a CA, as the library of the Go agent would take
+/// 16 MiB: statuses with details are a few KiB.
+pub(crate) const HEADERS: u32 = 256 * 1024;
+
 /// With which a server says when it may be tried again (gRPC's proposal A6).
 pub(crate) const PUSHBACK: &str = "grpc-retry-pushback-ms";
 

@@ -36,6 +36,7 @@ use std::time::Instant;
 use tokio::sync::Notify;
 
 use crate::base::clock::{Clock, System};
+use crate::base::quote::cut;
 
 pub(crate) use entry::rfc3339;
 pub(crate) use entry::{Report, Trouble};
@@ -46,6 +47,9 @@ pub(crate) use say::span;
 
 use entry::Held;
 use history::History;
+
+/// Longest detail that is kept, in bytes: others may have a part in it, and it is told in many places, again and again.
+const DETAIL: usize = 4096;
 
 /// The list. Clones share it.
 #[derive(Clone)]
@@ -172,7 +176,10 @@ impl Reporter {
 
     /// Begins a trouble, or counts it once more, or replaces it by another.
     pub fn report(&self, report: impl Into<Report>) {
-        let report = report.into();
+        let mut report = report.into();
+        if report.detail.len() > DETAIL {
+            report.detail = cut(&report.detail, DETAIL).into_owned();
+        }
         let now = self.list.0.clock.now();
         let mut state = self.list.lock();
         let known = state.held.values().any(|held| held.report.same(&report));

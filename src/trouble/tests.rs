@@ -169,3 +169,18 @@ fn what_the_system_says_decides_what_to_do() {
         assert!(report.hint_text().contains(word), "{detail}: {}", report.hint_text());
     }
 }
+
+#[test]
+fn a_detail_is_kept_to_a_bound() {
+    let list = Troubles::default();
+    let reporter = list.reporter("xdsproxy");
+    for _ in 0..2 {
+        reporter.report(Report::new(Kind::IstiodCloses, "\u{fffd}".repeat(80_000)));
+        let detail = list.verdict().unwrap().detail;
+        assert!(
+            detail.ends_with("... (240000 bytes)") && detail.len() < DETAIL + 30,
+            "{} bytes",
+            detail.len()
+        );
+    }
+}

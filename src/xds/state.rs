@@ -9,6 +9,7 @@ use super::protocol::Protocol;
 use super::scan::Facts;
 use super::types;
 use crate::base::clock::Clock;
+use crate::base::quote::cut;
 
 mod view;
 
@@ -16,6 +17,8 @@ pub(crate) use view::{Freshness, Nack, Snapshot, StreamView, Timeline, TypeView,
 
 /// Types kept apart; a mesh has about ten, and the names come from outside.
 const TYPES: usize = 64;
+/// Longest cause that is kept of an end.
+const CAUSE: usize = 2048;
 /// Rejections kept.
 const NACKS: usize = 32;
 
@@ -184,8 +187,8 @@ impl RelayState {
             let up = &mut inner.upstream;
             up.connected_since = None;
             up.down_since.get_or_insert(unix(now));
-            if why.is_some() {
-                up.last_error = why;
+            if let Some(why) = why {
+                up.last_error = Some(cut(&why, CAUSE).into_owned());
             }
         });
     }

@@ -18,6 +18,7 @@ use super::protocol::Protocol;
 use crate::base::lane;
 use crate::istiod::auth::{CallHeaders, TokenSource, claims};
 use crate::istiod::{Connection, Connector, Error, Stream};
+use crate::net::grpc::HEADERS;
 use crate::net::io::{Reads, Tracked, tracked};
 use crate::trouble::Report;
 
@@ -82,9 +83,6 @@ const WINDOW: u32 = 256 * 1024;
 const FRAME: u32 = 64 * 1024;
 /// Bytes of requests queued inside the HTTP/2 library at most.
 const SEND_BUFFER: usize = 64 * 1024;
-/// Largest header list accepted, as the library of the Go agent would take 16 MiB: statuses with details
-/// are a few KiB.
-const HEADER_LIST: u32 = 256 * 1024;
 /// What small DATA frames that nobody has read yet may weigh together, where each weighs what it lacks to 256 bytes:
 /// windows count bytes, and a frame takes about 300 bytes of memory however few it brings. Above this the HTTP/2
 /// library ends the connection, so a reader that is merely slow must never get there: with a window full of frames of
@@ -193,7 +191,7 @@ pub(super) async fn open(
         .initial_connection_window_size(WINDOW)
         .max_frame_size(FRAME)
         .max_send_buffer_size(SEND_BUFFER)
-        .max_header_list_size(HEADER_LIST)
+        .max_header_list_size(HEADERS)
         .data_frame_budget(FRAME_BUDGET)
         .enable_push(false)
         .handshake::<_, Bytes>(io)
