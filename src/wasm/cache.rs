@@ -35,6 +35,9 @@ const PATIENCE: Duration = Duration::from_secs(10);
 static GONE: Seldom = Seldom::new(30);
 static STUCK: Seldom = Seldom::new(30);
 
+/// So many resources of a URL are remembered; with one more all are forgotten, and each counts as one that has never asked.
+const RESOURCES: usize = 1024;
+
 /// What a module is found by.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Key {
@@ -68,6 +71,16 @@ struct Known {
     key: Option<Key>,
     /// By resource: its version when it last asked.
     versions: HashMap<String, String>,
+}
+
+impl Known {
+    /// Remembers the resource's version; gives the one before.
+    fn note(&mut self, asker: Asker<'_>) -> Option<String> {
+        if self.versions.len() >= RESOURCES && !self.versions.contains_key(asker.resource) {
+            self.versions.clear();
+        }
+        self.versions.insert(asker.resource.to_owned(), asker.version.to_owned())
+    }
 }
 
 #[derive(Default)]
@@ -116,7 +129,7 @@ impl Cache {
     pub(super) fn recall(&self, asker: Asker<'_>, any_version: bool) -> Option<String> {
         let mut state = self.state();
         let known = state.urls.get_mut(asker.url)?;
-        let before = known.versions.insert(asker.resource.to_owned(), asker.version.to_owned());
+        let before = known.note(asker);
         // Who has never asked counts as one that asked without a version, as in the Go agent.
         let same = any_version || before.unwrap_or_default() == asker.version;
         known.key.as_ref().filter(|_| same).map(|key| key.checksum.clone())
@@ -266,7 +279,7 @@ impl Contents {
         }
         let known = self.urls.entry(asker.url.to_owned()).or_default();
         known.key = Some(key.clone());
-        known.versions.insert(asker.resource.to_owned(), asker.version.to_owned());
+        known.note(asker);
     }
 }
 

@@ -10,13 +10,14 @@ use std::time::Duration;
 use bytes::Bytes;
 use envoy_types::pb::envoy::config::core::v3::async_data_source::Specifier as Code;
 use envoy_types::pb::envoy::config::core::v3::data_source::Specifier;
-use envoy_types::pb::envoy::config::core::v3::{AsyncDataSource, DataSource};
+use envoy_types::pb::envoy::config::core::v3::{AsyncDataSource, DataSource, RemoteDataSource};
 use envoy_types::pb::envoy::extensions::wasm::v3::plugin_config::Vm;
 use envoy_types::pb::envoy::extensions::wasm::v3::{FailurePolicy, PluginConfig};
 use prost::{DecodeError, Message};
 use zeroize::Zeroizing;
 
 use super::typed_struct::{self, Error as StructError};
+use crate::base::quote::shown;
 use crate::base::wire;
 
 const EXTENSION: &str = "type.googleapis.com/envoy.config.core.v3.TypedExtensionConfig";
@@ -37,6 +38,8 @@ const ANY_TYPE: u32 = 1;
 const ANY_VALUE: u32 = 2;
 const TYPED_CONFIG: u32 = 2;
 const CODE: [u32; 3] = [1, 3, 3];
+const LOCAL: u32 = 1;
+const REMOTE: u32 = 2;
 const ENVIRONMENT: [u32; 3] = [1, 3, 7];
 const KEY_VALUES: u32 = 2;
 
@@ -44,6 +47,13 @@ const KEY_VALUES: u32 = 2;
 const TIMEOUT: Duration = Duration::from_secs(5);
 /// Longest limit of a fetch: nobody waits longer for a module, and no clock counts all that the field can hold.
 const LONGEST: Duration = Duration::from_secs(3600);
+
+/// Longest filter that is decoded, in bytes: one of millions of tiny fields takes forty times its bytes. What Kubernetes
+/// holds of one object is hardly longer.
+const FILTER: usize = 1 << 20;
+/// Longest name of an extension config, and version of its resource, that asks for a module, in bytes: both are kept, and
+/// told. Those of istiod have a few hundred.
+const TEXT: usize = 1024;
 
 /// When a module that is there already is good enough.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -168,6 +178,9 @@ pub enum Unreadable {
     /// No code.
     #[error("extension config {0:?}: the Wasm filter names no code, remote or local")]
     NoCode(String),
+    /// Longer than anybody writes it.
+    #[error("extension config {0:?}: its {1} has {2} bytes, more than {3}")]
+    Long(String, &'static str, usize, usize),
 }
 
 /// Judges a resource: an `Any` as it is on the wire.
@@ -178,14 +191,24 @@ pub fn judge(resource: &Bytes) -> Result<Decision, Unreadable> {
     let broken = |what: &str, source| Unreadable::Message { what: what.to_owned(), source };
     let any = Any::decode(resource.clone()).map_err(|e| broken("a resource", e))?;
     if any.type_url != EXTENSION {
-        return Err(Unreadable::Type(any.type_url));
+        return Err(Unreadable::Type(shown(&any.type_url).into_owned()));
     }
     let extension = Extension::decode(any.value).map_err(|e| broken("an extension config", e))?;
-    let name = extension.name;
+    // What is told of it.
+    let name = shown(&extension.name).into_owned();
     let config = extension.typed_config.ok_or_else(|| Unreadable::NoConfig(name.clone()))?;
     let (network, wasm) = match config.type_url.as_str() {
         HTTP => (false, config.value),
         NETWORK => (true, config.value),
+        STRUCT if config.value.len() > FILTER => {
+            let of = wire::last(&config.value, ANY_TYPE)
+                .map_err(|e| broken("a TypedStruct", e))?
+                .unwrap_or_default();
+            if of != HTTP.as_bytes() && of != NETWORK.as_bytes() {
+                return Ok(Decision::Untouched);
+            }
+            return Err(Unreadable::Long(name, "filter", config.value.len(), FILTER));
+        }
         STRUCT => {
             let inner =
                 typed_struct::inner(&config.value).map_err(|e| Unreadable::NoStruct(name.clone(), e))?;
@@ -199,6 +222,13 @@ pub fn judge(resource: &Bytes) -> Result<Decision, Unreadable> {
         }
         _ => return Ok(Decision::Untouched),
     };
+    if wasm.len() > FILTER {
+        // Code that is in the filter itself may be as long as it likes.
+        if has_local_code(&wasm).map_err(|e| broken(&format!("Wasm filter {name:?}"), e))? {
+            return Ok(Decision::Untouched);
+        }
+        return Err(Unreadable::Long(name, "filter", wasm.len(), FILTER));
+    }
     let filter = Wasm::decode(wasm.clone()).map_err(|e| broken(&format!("Wasm filter {name:?}"), e))?;
     let missing = || Unreadable::NoCode(name.clone());
     let plugin = filter.config.ok_or_else(missing)?;
@@ -210,14 +240,15 @@ pub fn judge(resource: &Bytes) -> Result<Decision, Unreadable> {
         Some(Code::Remote(remote)) => remote,
     };
     let mut variables = vm.environment_variables.map(|e| e.key_values).unwrap_or_default();
-    let timeout = remote.http_uri.as_ref().and_then(|uri| uri.timeout.as_ref());
-    let timeout = timeout.map_or(TIMEOUT, |t| {
-        let seconds = u64::try_from(t.seconds).unwrap_or(0);
-        LONGEST
-            .min(Duration::new(seconds, if t.seconds < 0 { 0 } else { u32::try_from(t.nanos).unwrap_or(0) }))
-    });
+    let timeout = limit(&remote);
+    let version = variables.remove(VERSION).unwrap_or_default();
+    for (what, length) in [("name", extension.name.len()), ("version", version.len())] {
+        if length > TEXT {
+            return Err(Unreadable::Long(name, what, length, TEXT));
+        }
+    }
     let wanted = Wanted {
-        resource: name,
+        resource: extension.name,
         url: remote.http_uri.map(|uri| uri.uri),
         // istiod sends the word where the plugin has none, since Envoy insists on a value.
         checksum: if remote.sha256 == "nil" { String::new() } else { remote.sha256 },
@@ -232,9 +263,32 @@ pub fn judge(resource: &Bytes) -> Result<Decision, Unreadable> {
             Some("Always") => Policy::Always,
             _ => Policy::Unspecified,
         },
-        version: variables.remove(VERSION).unwrap_or_default(),
+        version,
     };
     Ok(Decision::Remote(Box::new(Filter { wanted, open, network, resource: resource.clone(), wasm })))
+}
+
+// How long a fetch may take.
+fn limit(remote: &RemoteDataSource) -> Duration {
+    let timeout = remote.http_uri.as_ref().and_then(|uri| uri.timeout.as_ref());
+    timeout.map_or(TIMEOUT, |t| {
+        let seconds = u64::try_from(t.seconds).unwrap_or(0);
+        LONGEST
+            .min(Duration::new(seconds, if t.seconds < 0 { 0 } else { u32::try_from(t.nanos).unwrap_or(0) }))
+    })
+}
+
+fn has_local_code(wasm: &Bytes) -> Result<bool, DecodeError> {
+    let mut inner = wasm.clone();
+    for tag in CODE {
+        inner = wire::merged(&inner, tag)?.unwrap_or_default();
+    }
+    // Of the two forms the last one counts.
+    let mut last = None;
+    for form in wire::each(&inner) {
+        last = Some(form?.tag).filter(|tag| [LOCAL, REMOTE].contains(tag)).or(last);
+    }
+    Ok(last == Some(LOCAL))
 }
 
 #[expect(deprecated, reason = "istiod still sends the older field")]

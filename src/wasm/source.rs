@@ -3,12 +3,17 @@
 use super::oci::{BadReference, Reference};
 use crate::fetch::url::{check, shown};
 
+/// Longest URL, in bytes. Those that are signed have two kB; what a URL has brought is kept by it.
+const LONGEST: usize = 16 << 10;
+
 /// A URL that names no module.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum BadUrl {
     /// The URL is shown without user and query.
     #[error("fail to parse Wasm module fetch url: {url:?}: {wrong}")]
     Url { url: String, wrong: &'static str },
+    #[error("a Wasm module fetch url of {0} bytes is longer than {LONGEST}")]
+    Long(usize),
     #[error("unsupported Wasm module downloading URL scheme: {0}")]
     Scheme(String),
     #[error("could not parse url in image reference: {0}")]
@@ -26,6 +31,9 @@ pub(super) enum Source {
 
 impl Source {
     pub(super) fn parse(url: &str) -> Result<Self, BadUrl> {
+        if url.len() > LONGEST {
+            return Err(BadUrl::Long(url.len()));
+        }
         let bad = |wrong| BadUrl::Url { url: shown(url), wrong };
         check(url).map_err(bad)?;
         let Some((scheme, rest)) = url.split_once(':') else {
@@ -97,6 +105,7 @@ mod tests {
             ("mailto:a", "unsupported"),
             ("oci:a", "fail to parse"),
             ("oci://R.io/UPPER", "could not parse url in image reference"),
+            (&format!("http://a/{}", "b".repeat(LONGEST)), "of 16393 bytes is longer than 16384"),
         ] {
             let error = name(bad).unwrap_err();
             assert!(error.to_string().contains(said), "{error}");

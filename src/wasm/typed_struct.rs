@@ -17,6 +17,7 @@ use prost::encoding::{WireType, encode_key, encode_varint};
 use prost_types::value::Kind as Json;
 use prost_types::{Struct, Value};
 
+use crate::base::quote::shown;
 use crate::base::wire;
 use schema::{Field, Kind, Message};
 
@@ -60,7 +61,8 @@ impl Inner {
 }
 
 fn at(path: &str, name: &str) -> String {
-    if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") }
+    let name = shown(name);
+    if path.is_empty() { name.into_owned() } else { format!("{path}.{name}") }
 }
 
 fn message(of: &Message, object: &Struct, path: &str) -> Result<Vec<u8>, Error> {

@@ -23,7 +23,8 @@ use crate::base::wire;
 const NAME: &str = "conversion of an extension config";
 
 /// Conversions under way on a stream at most, and bytes of their responses where it is more than one. An istiod that is
-/// well has a few kB in a response, and waits for a registry half a minute. What is converted takes a few times its bytes.
+/// well has a few kB in a response, and waits for a registry half a minute. What is converted takes a few times its bytes;
+/// the names that have passed meanwhile count, too.
 const MOST: usize = 128;
 const HELD: usize = 4 << 20;
 
@@ -65,8 +66,10 @@ impl Conversions {
     pub(super) fn begin(&mut self, nonce: String, response: Bytes) -> Result<(), Crowded> {
         let Some(convert) = self.convert.clone() else { return Ok(()) };
         let length = response.len();
-        if self.count >= MOST || (self.count > 0 && self.held + length > HELD) {
-            return Err(Crowded { count: self.count, held: self.held });
+        // Names are remembered as long as anything is under way.
+        let held = self.held + self.order.weight();
+        if self.count >= MOST || (self.count > 0 && held + length > HELD) {
+            return Err(Crowded { count: self.count, held });
         }
         self.count += 1;
         self.held += length;
@@ -117,6 +120,12 @@ impl Order {
         self.next += 1;
         self.open.push(self.next);
         self.next
+    }
+
+    /// Bytes of the names that are remembered, each with its place.
+    fn weight(&self) -> usize {
+        const PLACE: usize = 64;
+        self.passed.keys().map(|name| name.len() + PLACE).sum()
     }
 
     // Names matter only while an older response is still being converted.

@@ -15,6 +15,7 @@ use super::protocol::Protocol;
 use super::types;
 use crate::base::error::BoxError;
 use crate::base::lane::Lane;
+use crate::base::quote::shown;
 use crate::base::wire;
 
 /// Handles one type.
@@ -89,7 +90,8 @@ fn take(tap: &dyn Tap, protocol: Protocol, response: Bytes) -> Option<Result<(),
         Err(error) => return Some(Err(error.into())),
     };
     if first.type_url != tap.type_url() {
-        return Some(Err(Mismatch { got: first.type_url, want: tap.type_url() }.into()));
+        let got = shown(&first.type_url).into_owned();
+        return Some(Err(Mismatch { got, want: tap.type_url() }.into()));
     }
     Some(tap.apply(first.value))
 }
@@ -290,6 +292,9 @@ mod tests {
         assert!(take(&*tap, Protocol::Sotw, sotw(vec![])).is_none());
         let foreign = Any { type_url: types::LISTENER.to_owned(), value: Bytes::new() };
         assert!(matches!(take(&*tap, Protocol::Sotw, sotw(vec![foreign])), Some(Err(_))));
+        let long = Any { type_url: "\u{1}".repeat(100_000), value: Bytes::new() };
+        let why = take(&*tap, Protocol::Sotw, sotw(vec![long])).unwrap().unwrap_err().to_string();
+        assert!(why.contains("(100000 bytes)") && why.len() < 2000, "{why}");
         let broken = Any { value: Bytes::from_static(&[0xff, 0xff]), ..pushed(&[]) };
         assert!(matches!(take(&*tap, Protocol::Sotw, sotw(vec![broken])), Some(Err(_))));
         let bodyless = DeltaResources { resources: vec![DeltaResource { resource: None }] };

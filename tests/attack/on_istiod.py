@@ -262,13 +262,13 @@ def serve(listener, play, over, called):
         threading.Thread(target=one, args=(io,), daemon=True).start()
 
 
-def ask(world, over, patience):
+def ask(world, over, patience, path=h2.ADS_PATH):
     """Envoy, which comes again whenever its stream has ended, or nothing has come for so many seconds."""
     first = message((1, b"\x0a\x20sidecar~10.213.0.2~pod.ns~ns.svc"), (4, CLUSTER.encode()))
     while not over.is_set():
         try:
             with Conn(world.dir / XDS, timeout=patience) as conn:
-                conn.send(frame(HEADERS, END_HEADERS, 1, h2.request(h2.ADS_PATH)), frame(DATA, 0, 1, first))
+                conn.send(frame(HEADERS, END_HEADERS, 1, h2.request(path)), frame(DATA, 0, 1, first))
                 while not over.is_set():
                     kind, flags, _, payload = conn.read()
                     if kind == DATA and payload:
@@ -280,13 +280,13 @@ def ask(world, over, patience):
             time.sleep(0.05)
 
 
-def under(world, size, mood, patience=1):
+def under(world, size, mood, patience=1, path=h2.ADS_PATH):
     """While this lasts istiod is like that."""
     over, called = threading.Event(), threading.Event()
     listener = listener_in(world.name, ("127.0.0.1", PORT))
     listener.settimeout(0.2)
     threads = [threading.Thread(target=serve, args=(listener, mood, over, called), daemon=True),
-               threading.Thread(target=ask, args=(world, over, patience), daemon=True)]
+               threading.Thread(target=ask, args=(world, over, patience, path), daemon=True)]
     for thread in threads:
         thread.start()
     try:

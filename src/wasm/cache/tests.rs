@@ -119,3 +119,22 @@ async fn without_its_folder_nothing_is_stored() {
     assert_eq!(error.kind(), io::ErrorKind::NotFound);
     assert_eq!((cache.count(), std::fs::read_dir(dir.path()).unwrap().count()), (0, 0));
 }
+
+#[tokio::test]
+async fn of_a_url_so_many_resources_are_remembered() {
+    let (cache, _dir) = cache(Duration::from_secs(60));
+    cache.store(&key("aa"), NEW, download(&cache)).await.unwrap();
+    let versions = |cache: &Cache| cache.state().urls[NEW.url].versions.len();
+    for n in 2..=RESOURCES {
+        cache.recall(Asker { resource: &format!("f{n}"), ..NEW }, true);
+        assert_eq!(versions(&cache), n);
+    }
+    assert!(cache.recall(NEW, false).is_some(), "it is among them");
+    assert!(
+        cache.recall(Asker { resource: "one more", ..NEW }, true).is_some(),
+        "what the URL is stays known"
+    );
+    assert_eq!(versions(&cache), 1);
+    assert_eq!(cache.recall(NEW, false), None, "as if it had never asked");
+    assert!(cache.find(&key("aa"), NEW).await.is_some());
+}

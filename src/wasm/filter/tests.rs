@@ -1,6 +1,6 @@
 use std::collections::HashMap;
 
-use envoy_types::pb::envoy::config::core::v3::{HttpUri, RemoteDataSource};
+use envoy_types::pb::envoy::config::core::v3::HttpUri;
 use envoy_types::pb::envoy::extensions::filters::http::rbac::v3::Rbac as HttpRbac;
 use envoy_types::pb::envoy::extensions::filters::network::rbac::v3::Rbac as NetworkRbac;
 use envoy_types::pb::envoy::extensions::wasm::v3::{EnvironmentVariables, VmConfig};
@@ -191,4 +191,49 @@ fn what_cannot_be_read_is_refused() {
         let error = judge(&resource).unwrap_err().to_string();
         assert!(error.contains(said), "{error}");
     }
+}
+
+#[test]
+fn what_nobody_writes_so_long_is_refused_in_few_words() {
+    let long = "n".repeat(TEXT + 1);
+    let of = |name: &str, kind: &str, value: &[u8]| -> Bytes {
+        let config = Some(Any { type_url: kind.to_owned(), value: value.to_vec().into() });
+        let value = Extension { name: name.to_owned(), typed_config: config }.encode_to_vec().into();
+        Any { type_url: EXTENSION.to_owned(), value }.encode_to_vec().into()
+    };
+    let remote = |variables: &[(&str, &str)]| Wasm { config: Some(plugin(vm(variables))) }.encode_to_vec();
+    assert!(matches!(
+        judge(&of(&long[1..], HTTP, &remote(&[(VERSION, &long[1..])]))),
+        Ok(Decision::Remote(_))
+    ));
+    let struct_of =
+        |kind: &str| [&[0x0a, u8::try_from(kind.len()).unwrap()], kind.as_bytes(), &padding(2)].concat();
+    for (resource, said) in [
+        (of(&long, HTTP, &remote(&[])), "name has 1025 bytes, more than 1024"),
+        (of("f1", HTTP, &remote(&[(VERSION, &long)])), "version has 1025 bytes"),
+        (of("f1", NETWORK, &[remote(&[]), padding(9)].concat()), "filter has "),
+        (of("f1", STRUCT, &struct_of(HTTP)), "filter has "),
+        (of(&long, HTTP, &[]), "names no code"),
+        (Any { type_url: long.clone(), value: Bytes::new() }.encode_to_vec().into(), "mismatched"),
+    ] {
+        let error = judge(&resource).unwrap_err().to_string();
+        assert!(error.contains(said) && error.len() < 500, "{error}");
+    }
+    // Envoy's own affair.
+    let local = AsyncDataSource { specifier: Some(Code::Local(DataSource::default())) };
+    let local = Wasm { config: Some(plugin(VmConfig { code: Some(local), ..vm(&[]) })) }.encode_to_vec();
+    for resource in [
+        of(&long, HTTP, &[local, padding(9)].concat()),
+        of(&long, STRUCT, &struct_of(HTTP_RBAC)),
+        of(&long, HTTP_RBAC, &padding(1)),
+    ] {
+        assert!(matches!(judge(&resource), Ok(Decision::Untouched)));
+    }
+}
+
+// A field of so many bytes that a filter with it is too long.
+fn padding(tag: u32) -> Vec<u8> {
+    let mut out = Vec::new();
+    wire::put(&mut out, tag, &vec![0; FILTER]);
+    out
 }

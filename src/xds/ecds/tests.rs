@@ -158,3 +158,20 @@ async fn where_much_is_being_converted_the_next_response_is_refused() {
         all.begin("next".to_owned(), response).unwrap();
     }
 }
+
+#[tokio::test]
+async fn names_that_have_passed_count_as_long_as_anything_is_under_way() {
+    let hanging = Arc::new(Hanging(tokio::sync::watch::Sender::new(())));
+    let mut all = Conversions::new(Protocol::Sotw, Some(hanging.clone()));
+    all.begin("slow".to_owned(), sotw("1", &["a"])).unwrap();
+    let newer = all.order.begin();
+    all.order.finish(newer, Protocol::Sotw, sotw("2", &[&"b".repeat(HELD)]));
+    all.order.ended(newer);
+    assert!(all.begin("late".to_owned(), sotw("3", &["c"])).is_err());
+    while all.count > 0 {
+        hanging.0.send_replace(());
+        let _ = std::future::poll_fn(|cx| Poll::Ready(all.poll(cx))).await;
+        tokio::task::yield_now().await;
+    }
+    all.begin("next".to_owned(), sotw("4", &["c"])).unwrap();
+}
