@@ -1,13 +1,14 @@
 //! Files to be read, whose place a named pipe may have taken.
 //!
 //! To open such a pipe and to read from it means to wait for whoever writes, without an end, and a thread that waits so waits
-//! on when the file is back in its place. So a pipe is waited for no longer than the path leads to it. All of this blocks, as
-//! any read does: it is for threads ([`super::lane`]).
+//! on when the file is back in its place. So a pipe is waited for no longer than the path leads to it, or for a given time.
+//! All of this blocks, as any read does: it is for threads ([`super::lane`]), or for those that have nothing else to do yet.
 
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, Read};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::OFlags;
@@ -22,13 +23,15 @@ pub(crate) struct Source {
     file: File,
     /// Where it was found, if it is a pipe.
     pipe: Option<PathBuf>,
+    /// How long each of its pieces is waited for then; without it, as long as it stands there.
+    patience: Option<Duration>,
 }
 
 /// Opens it, at the other end of a pipe when somebody has written or gone.
 ///
 /// # Errors
-/// As the file system says.
-pub(crate) fn open(path: &Path) -> io::Result<Source> {
+/// As the file system says; [`io::ErrorKind::TimedOut`] where nobody has written for as long as `patience`.
+pub(crate) fn open(path: &Path, patience: Option<Duration>) -> io::Result<Source> {
     let flags = OFlags::NONBLOCK.bits().cast_signed();
     loop {
         let file = match OpenOptions::new().read(true).custom_flags(flags).open(path) {
@@ -37,33 +40,11 @@ pub(crate) fn open(path: &Path) -> io::Result<Source> {
             opened => opened?,
         };
         let pipe = file.metadata()?.file_type().is_fifo().then(|| path.to_owned());
-        let source = Source { file, pipe };
+        let source = Source { file, pipe, patience };
         if source.wait()? {
             return Ok(source);
         }
     }
-}
-
-/// All of it.
-///
-/// # Errors
-/// As the file system says.
-pub(crate) fn read(path: &Path) -> io::Result<Vec<u8>> {
-    let mut source = open(path)?;
-    // A buffer that grows would leave copies of a key behind. A file may be larger than all memory.
-    let mut content = Vec::new();
-    content.try_reserve_exact(usize::try_from(source.metadata()?.len()).unwrap_or_default())?;
-    source.read_to_end(&mut content)?;
-    Ok(content)
-}
-
-/// All of it, as text.
-///
-/// # Errors
-/// As the file system says; [`io::ErrorKind::InvalidData`] where it is none.
-pub(crate) fn text(path: &Path) -> io::Result<String> {
-    String::from_utf8(read(path)?)
-        .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error.utf8_error()))
 }
 
 impl Source {
@@ -79,6 +60,7 @@ impl Source {
     fn wait(&self) -> io::Result<bool> {
         let Some(path) = &self.pipe else { return Ok(true) };
         let own = self.metadata()?;
+        let until = self.patience.map(|patience| (patience, Instant::now() + patience));
         loop {
             let mut fds = [PollFd::new(&self.file, PollFlags::IN)];
             if rustix::io::retry_on_intr(|| poll(&mut fds, Some(&LOOK)))? > 0 {
@@ -87,6 +69,12 @@ impl Source {
             let same = |there: Metadata| (there.dev(), there.ino()) == (own.dev(), own.ino());
             if !std::fs::metadata(path).is_ok_and(same) {
                 return Ok(false);
+            }
+            if let Some((patience, until)) = until
+                && Instant::now() >= until
+            {
+                let why = format!("it is a pipe, into which nobody has written for {patience:?}");
+                return Err(io::Error::new(io::ErrorKind::TimedOut, why));
             }
         }
     }
@@ -129,6 +117,10 @@ mod tests {
     use super::*;
     use std::io::Write;
     use std::thread::{JoinHandle, spawn};
+
+    fn read(path: &Path) -> io::Result<Vec<u8>> {
+        crate::base::bounded::read(path, 1 << 20)
+    }
 
     // A pipe, who reads from it, and its end for writing.
     fn read_from_a_pipe(path: &Path) -> (JoinHandle<io::Result<Vec<u8>>>, File) {

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use super::node::{ClusterName, pilot_san};
+use crate::base::bounded;
 use crate::bootstrap::{
     self, ClientTls, Keepalive, Node, Options, RemoteService, StatsMatcher, TlsMode, Tracer, params, template,
 };
@@ -56,7 +57,7 @@ pub(crate) fn render(
         let document = bootstrap::generate(options)?;
         return Ok(serde_json::to_vec_pretty(&document).unwrap_or_default());
     };
-    let read = std::fs::read(path).map_err(|source| Error::Read { path: path.to_owned(), source })?;
+    let read = bounded::given(path).map_err(|source| Error::Read { path: path.to_owned(), source })?;
     let text = String::from_utf8_lossy(&read);
     let data = params::all(options)?;
     let fail = |source| Error::Template { path: path.to_owned(), source };

@@ -19,7 +19,7 @@ use super::go;
 use super::jsonpb::Fault;
 use super::mesh::Effective;
 use super::release::Release;
-use super::{unknown, validate, yaml};
+use super::{unknown, validate};
 use crate::base::bounded;
 use crate::config::env::var;
 
@@ -108,7 +108,7 @@ impl Layers<'_> {
         if name.is_empty() {
             return;
         }
-        let text = match bounded::read(&root.join(name), yaml::BYTES as u64) {
+        let text = match bounded::given(&root.join(name)) {
             Ok(bytes) => bytes,
             Err(e) if e.kind() == ErrorKind::NotFound => return,
             Err(e) if e.kind() == ErrorKind::FileTooLarge => {

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use crate::base::bounded;
 use crate::base::quote::unquote;
 
 /// Labels file, relative to the working directory.
@@ -60,7 +61,7 @@ fn ignored(path: &Path, error: &Error) -> String {
 }
 
 fn entries(path: &Path) -> Result<Option<BTreeMap<String, String>>, Error> {
-    let read = std::fs::read(path).map_err(|source| Error::Read { path: path.to_owned(), source });
+    let read = bounded::given(path).map_err(|source| Error::Read { path: path.to_owned(), source });
     match read.and_then(|bytes| parse(&String::from_utf8_lossy(&bytes))) {
         Ok(entries) => Ok(Some(entries)),
         Err(Error::Read { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(None),

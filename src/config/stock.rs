@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use super::parts::at;
+use crate::base::bounded;
 use crate::bootstrap::{self, Node, Options, RemoteService, Tracer, params, template};
 
 /// Where the Go agents' images have their template.
@@ -41,7 +42,7 @@ pub(super) fn look(path: &Path, env: &BTreeMap<String, String>) -> Found {
     if !path.is_file() {
         return Found::Nothing;
     }
-    match std::fs::read(path) {
+    match bounded::given(path) {
         Ok(text) => judge(&String::from_utf8_lossy(&text), env),
         Err(e) => Found::Useless(e.to_string()),
     }

@@ -13,11 +13,11 @@ use tokio::time::timeout;
 use super::upstream::{self, Transport, Upstream};
 use super::wire::{self, Query, Rcode, Screened};
 use super::{Config, Current, Error, resolv};
+use crate::base::bounded;
 use crate::base::errno;
 use crate::base::handover;
 use crate::base::lane::Lane;
 use crate::base::metrics::Metrics;
-use crate::base::reading;
 use crate::base::tasks::{Set, Stop, TaskResult};
 use crate::net::accept::{self, Acceptor, Came};
 use crate::net::datagram::{Asked, Socket};
@@ -78,7 +78,7 @@ pub(crate) async fn bind(
     metrics: &Metrics,
     trouble: Reporter,
 ) -> Result<Bound, Error> {
-    let text = std::fs::read(&config.resolv_conf)
+    let text = bounded::given(&config.resolv_conf)
         .map_err(|source| Error::ResolvConf { path: config.resolv_conf.clone(), source })?;
     let resolv = resolv::parse(&String::from_utf8_lossy(&text));
     let mut sockets = Vec::new();
@@ -292,7 +292,7 @@ impl Shared {
 
 // Takes over what resolv.conf says from now on. It is a mount of its own in a pod, whose folder tells nothing.
 async fn follow(path: PathBuf, mut known: Vec<u8>, shared: Arc<Shared>) {
-    let look = |path: PathBuf| READS.run(move || reading::read(&path));
+    let look = |path: PathBuf| READS.run(move || bounded::usual(&path));
     loop {
         tokio::time::sleep(LOOK).await;
         let Ok(Ok(now)) = look(path.clone()).await else { continue };

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::Check;
+use crate::base::bounded;
 use crate::config::env::Env;
 use crate::config::unknown::{self, Unknown};
 use crate::config::{Sources, parts, pod, report};
@@ -59,7 +60,7 @@ pub(super) fn checks(
     }
     if let Ok(config) = loaded {
         let file = parts::files::mesh(config);
-        if let Ok(text) = std::fs::read_to_string(root.join(file)) {
+        if let Ok(text) = bounded::given_text(&root.join(file)) {
             add(file, unknown::mesh_fields(&text));
         }
     }

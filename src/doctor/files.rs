@@ -7,6 +7,7 @@ use std::time::SystemTime;
 use rustix::fs::{Access, AtFlags, CWD};
 
 use super::{Check, Scene};
+use crate::base::bounded;
 use crate::config::{Sources, parts};
 use crate::istiod::{Roots, Transport};
 use crate::tls::cert;
@@ -63,7 +64,7 @@ fn roots(scene: &Scene) -> Vec<Check> {
 
 fn root_file(whose: &str, path: &Path, now: SystemTime) -> Check {
     let shown = path.display();
-    let bytes = match std::fs::read(path) {
+    let bytes = match bounded::given(path) {
         Ok(bytes) => bytes,
         Err(e) if e.kind() == io::ErrorKind::NotFound => {
             return Check::fail(
@@ -154,7 +155,7 @@ fn pair(cert_file: &Path, key_file: &Path, now: SystemTime) -> Pair {
         let state = if e.kind() == io::ErrorKind::NotFound { State::Missing } else { State::Bad };
         fail(state, format!("{}: {e}", path.display()))
     };
-    let read = |path: &Path| std::fs::read(path).map(zeroize::Zeroizing::new);
+    let read = |path: &Path| bounded::given(path).map(zeroize::Zeroizing::new);
     let (chain, key) = match (read(cert_file), read(key_file)) {
         (Ok(chain), Ok(key)) => (chain, key),
         (Err(e), _) => return unread(cert_file, &e),

@@ -20,9 +20,9 @@ use zeroize::Zeroizing;
 
 use super::answer::{Event, List, Object};
 use crate::base::backoff::{Backoff, Jitter, Policy};
+use crate::base::bounded;
 use crate::base::error::chain;
 use crate::base::lane::Lane;
-use crate::base::reading;
 use crate::fetch::{self, Dialer, Get, Reply, Tls};
 
 static FILES: Lane = Lane::new("the service account's files", 2);
@@ -346,7 +346,7 @@ impl Api {
             self.base
         );
         let (ca, token) = (self.ca.clone(), self.token.clone());
-        let read = move || (reading::read(&ca), reading::text(&token).map(Zeroizing::new));
+        let read = move || (bounded::usual(&ca), bounded::usual(&token).map(Zeroizing::new));
         let (ca, token) = FILES.within(READ, read).await.map_err(|e| self.broken(Why::Disk(e)))?;
         let ca = ca.map_err(|source| self.broken(Why::Ca { path: self.ca.clone(), source }))?;
         let token = token.map_err(|source| self.broken(Why::Token { path: self.token.clone(), source }))?;
@@ -355,6 +355,7 @@ impl Api {
             return Err(self.broken(Why::NoCa(self.ca.clone())));
         }
         let no_token = || self.broken(Why::NoToken(self.token.clone()));
+        let token = std::str::from_utf8(&token).map_err(|_| no_token())?;
         let token = Some(token.trim()).filter(|token| !token.is_empty()).ok_or_else(no_token)?;
         let bearer = Zeroizing::new(format!("Bearer {token}"));
         let mut bearer = HeaderValue::from_str(&bearer).map_err(|_| no_token())?;

@@ -18,7 +18,7 @@ pub(super) use writer::{Content, Writer};
 
 use super::seal::Seal;
 use crate::base::path::cleaned;
-use crate::base::{place, reading};
+use crate::base::{bounded, place};
 
 /// Where and how.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -131,7 +131,7 @@ fn beside(
     mode: u32,
     sync: impl Fn(&File) -> io::Result<()>,
 ) -> io::Result<Option<(NamedTempFile, Old)>> {
-    let old = reading::read(path).ok().map(Zeroizing::new);
+    let old = bounded::usual(path).ok().map(Zeroizing::new);
     if old.as_ref().is_some_and(|old| old.as_slice() == content) {
         return Ok(None);
     }

@@ -19,9 +19,9 @@ use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 
 use super::provider::{Compliance, provider};
 use super::verify::{Anchors, Verifier};
+use crate::base::bounded;
 use crate::base::clock::Clock;
 use crate::base::lane::Lane;
-use crate::base::reading;
 use crate::base::seldom::Seldom;
 use crate::trouble::{Kind, span};
 
@@ -166,7 +166,7 @@ impl Read {
     /// Reads both, on a thread: a disk that does not answer within [`PATIENCE`] holds none of them.
     pub(crate) async fn of(files: &ClientFiles) -> Self {
         let (cert, key) = (files.cert.clone(), files.key.clone());
-        let read = move || Self { cert: reading::read(&cert), key: reading::read(&key).map(Into::into) };
+        let read = move || Self { cert: bounded::usual(&cert), key: bounded::usual(&key).map(Into::into) };
         FILES.within(PATIENCE, read).await.unwrap_or_else(|error| {
             let same = std::io::Error::new(error.kind(), error.to_string());
             Self { cert: Err(error), key: Err(same) }

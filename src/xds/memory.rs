@@ -57,6 +57,13 @@ pub struct Config {
     pub left: Option<Bytes>,
 }
 
+impl Config {
+    // Names and versions stand beside what is compressed.
+    fn largest_file(&self) -> u64 {
+        self.most.max(LARGEST).saturating_mul(2) as u64
+    }
+}
+
 /// The file that outlives the agent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Disk {

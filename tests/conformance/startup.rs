@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::support::agent::{Envoy, ROOT, SDS, TOKEN, XDS};
+use crate::support::agent::{Builder, Envoy, ROOT, SDS, TOKEN, XDS};
 use crate::support::client::{Pem, ack, secret_request, secrets};
 use crate::support::{MockIstiod, TestAgent, eventually};
 
@@ -242,4 +242,57 @@ async fn everything_that_is_wrong_is_told_at_once_and_nothing_is_bound() {
     assert!(last.contains("verdict: ConfigInvalid"), "{log}");
     assert!(!agent.path(XDS).exists() && !agent.path(SDS).exists(), "nothing is bound");
     agent.assert_clean().await;
+}
+
+/// What is in the place of a file: a pipe into which nobody writes, and a device without an end.
+const PIPE: &str = "mkfifo";
+const DEVICE: &str = "ln -s /dev/zero";
+
+/// `file`: what settings name, made of that before the agent starts; `said` is what it says then.
+async fn odd_file(mock: &MockIstiod, file: &str, made: &str, ends: bool, said: &str) {
+    let (folder, _) = file.rsplit_once('/').unwrap();
+    // What fills the memory does not fill this machine's.
+    let script = format!("mkdir -p {folder}; {made} {file}; ulimit -v 8000000; exec \"$@\"");
+    let named = |b: Builder| match file {
+        "o/override" => b.env("ISTIO_BOOTSTRAP_OVERRIDE", file),
+        "o/template" => b.arg("--templateFile=o/template"),
+        "o/mesh" => b.arg("--meshConfig=o/mesh"),
+        _ => b,
+    };
+    let mut agent = named(TestAgent::with().istiod(mock)).within(&["sh", "-c", &script, "sh"]).start();
+    agent.wait_log(said).await;
+    if ends {
+        assert_eq!(agent.wait_exit().await.code(), Some(255), "{file} {made}");
+    } else {
+        agent.wait_ready().await;
+        agent.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn a_pipe_or_a_device_in_a_files_place_neither_holds_up_the_start_nor_fills_the_memory() {
+    let mock = MockIstiod::start().await;
+    let unwritten = "it is a pipe, into which nobody has written";
+    tokio::join!(
+        odd_file(&mock, "etc/istio/pod/labels", PIPE, false, "etc/istio/pod/labels is ignored"),
+        odd_file(&mock, "etc/istio/pod/annotations", DEVICE, false, "etc/istio/pod/annotations is ignored"),
+        odd_file(&mock, "o/override", DEVICE, false, "Envoy starts without it"),
+        odd_file(&mock, "o/template", PIPE, true, unwritten),
+        odd_file(&mock, "o/mesh", PIPE, true, unwritten),
+    );
+}
+
+#[tokio::test]
+async fn a_device_in_the_place_of_a_written_certificate_is_replaced() {
+    let mock = MockIstiod::start().await;
+    let script = "mkdir out; ln -s /dev/zero out/cert-chain.pem; ulimit -v 8000000; exec \"$@\"";
+    let agent = TestAgent::with().istiod(&mock).env("OUTPUT_CERTS", "out");
+    let agent = agent.within(&["sh", "-c", script, "sh"]).start();
+    let path = agent.path("out/cert-chain.pem");
+    eventually("the chain is written", || async {
+        let there = std::fs::symlink_metadata(&path).is_ok_and(|meta| meta.is_file());
+        (there && std::fs::read_to_string(&path).is_ok_and(|text| text.contains("CERTIFICATE"))).then_some(())
+    })
+    .await;
+    agent.stop().await;
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{Error, Sources};
+use crate::base::bounded;
 use crate::base::error::BoxError;
 use crate::base::place::{self, Mode};
 use crate::bootstrap::{self, Locality, Node, grpc};
@@ -144,7 +145,7 @@ fn override_json(config: &Sources) -> Option<String> {
 fn override_read(config: &Sources) -> Option<(&str, Result<serde_json::Value, BoxError>)> {
     let path = config.settings.some_text(var::ISTIO_BOOTSTRAP_OVERRIDE)?;
     let read = || {
-        let text = std::fs::read_to_string(config.path(path))?;
+        let text = bounded::given_text(&config.path(path))?;
         let text = command::override_text(&text, config.settings.text(var::HOST_IP));
         Ok(crate::config::yaml::to_json(&text)?)
     };

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::{Error, Sources};
+use crate::base::bounded;
 use crate::base::path::cleaned;
 use crate::ca::provider::Calls;
 use crate::ca::vault;
@@ -274,7 +275,7 @@ pub(crate) fn vault(config: &Sources) -> Result<vault::Config, Error> {
     let roots = match s.text(var::VAULT_TLS_ROOT_CERT) {
         "" => Vec::new(),
         pem if pem.contains("-----BEGIN") => pem.as_bytes().to_vec(),
-        path => std::fs::read(config.path(path)).map_err(|e| {
+        path => bounded::given(&config.path(path)).map_err(|e| {
             Error::new(format!(
                 "VAULT_TLS_ROOT_CERT={path}: neither a certificate in PEM nor a file with one: {e}"
             ))

@@ -1,11 +1,13 @@
 //! Google: the metadata server, or what `GCP_METADATA` says in its place.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use futures_util::stream::{self, StreamExt};
 
 use super::http::get;
 use super::{GoogleProject, Known, Servers};
+use crate::base::bounded;
 use crate::bootstrap::Locality;
 use crate::config::node::Platform;
 
@@ -43,7 +45,7 @@ pub(super) async fn describe(known: &Known, servers: &Servers) -> Platform {
     }
     let zone = match metadata.get("gcp_zone") {
         Some(zone) => Some(zone.clone()),
-        None => match zone_of_search(&std::fs::read_to_string(servers.resolv).unwrap_or_default()) {
+        None => match zone_of_search(&bounded::given_text(Path::new(servers.resolv)).unwrap_or_default()) {
             Some(zone) => Some(zone),
             None => zone(host).await,
         },

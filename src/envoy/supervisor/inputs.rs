@@ -8,8 +8,8 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use crate::base::bounded;
 use crate::base::lane::Lane;
-use crate::base::reading;
 use crate::envoy::guard::Program;
 use crate::envoy::process::Written;
 use crate::envoy::{Bootstrap, Config, ConfigFile, Error, restart};
@@ -58,7 +58,7 @@ impl Inputs {
         hash.write(text.as_deref().unwrap_or_default());
         for file in &self.files {
             // Missing or unreadable files are skipped, as the historic agents did.
-            hash.write(&reading::read(file).unwrap_or_default());
+            hash.write(&bounded::usual(file).unwrap_or_default());
             hash.write_u8(0);
         }
         Ok(Found { text, id: hash.finish() })

@@ -142,7 +142,7 @@ fn silent() -> std::io::Error {
 }
 
 fn text(path: &Path) -> std::io::Result<Zeroizing<String>> {
-    let file = reading::open(path)?;
+    let file = reading::open(path, None)?;
     let size = file.metadata()?.len().min(MAX_TOKEN);
     // Sized once: a buffer that grows would leave copies of the token behind.
     let mut bytes = Zeroizing::new(Vec::with_capacity(usize::try_from(size).unwrap_or(0) + 32));

@@ -8,6 +8,7 @@ use std::time::Duration;
 use serde::Deserialize;
 use serde_json::Value;
 
+use crate::base::bounded;
 use crate::base::lane::Lane;
 
 static LOOKS: Lane = Lane::new("gRPC bootstrap", 1);
@@ -93,7 +94,7 @@ impl Named {
 }
 
 fn load(path: &Path) -> Result<Vec<String>, String> {
-    let text = std::fs::read(path).map_err(|e| e.to_string())?;
+    let text = bounded::usual(path).map_err(|e| e.to_string())?;
     // As Go reads a structure: null has nothing in it, a list is none.
     let document: Value = serde_json::from_slice(&text).map_err(|e| e.to_string())?;
     if !document.is_object() && !document.is_null() {

@@ -12,10 +12,10 @@ use tokio::time::Instant;
 
 use super::{Disk, Memory, unix};
 use crate::base::backoff::{Backoff, Jitter, Policy};
+use crate::base::bounded;
 use crate::base::error::chain;
 use crate::base::lane::Lane;
 use crate::base::place::{self, Mode as FileMode};
-use crate::base::reading;
 use crate::replay::disk;
 use crate::trouble::{Kind, Report};
 use crate::xds::types;
@@ -48,7 +48,7 @@ impl Memory {
         let read = DISK.within(LOAD, move || {
             // As large as the file itself, each.
             place::sweep(file.parent().unwrap_or(Path::new("")), &[place::name(&file).as_str()]);
-            let bytes = match reading::read(&file) {
+            let bytes = match bounded::read(&file, memory.config.largest_file()) {
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
                 bytes => bytes.map_err(|e| e.to_string())?,
             };
@@ -101,9 +101,9 @@ impl Memory {
         let owner = self.owner.get().cloned();
         let owner =
             owner.ok_or_else(|| std::io::Error::other("the last good configuration was not read yet"))?;
-        let most = self.config.most;
+        let (most, largest) = (self.config.most, self.config.largest_file());
         let read = move || {
-            let bytes = match reading::read(&file) {
+            let bytes = match bounded::read(&file, largest) {
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
                 bytes => bytes?,
             };
