@@ -6,11 +6,10 @@ use std::borrow::Cow;
 /// Longest name from outside that is shown whole, in bytes; Kubernetes' own names have 253 at most.
 const SHOWN: usize = 256;
 
-/// A name or text from outside as it may stand in a log line or an error: a long one is cut, and says so; it stays in its
-/// line.
+/// A name or text from outside as it may stand in a log line or an error: a long one is cut, and says so; see [`plain`].
 #[must_use]
 pub(crate) fn shown(text: &str) -> Cow<'_, str> {
-    plain(cut(text, SHOWN), &[])
+    cut(text, SHOWN)
 }
 
 /// The text with its control characters escaped, but for some: a terminal would do as they say, and a line could be made
@@ -29,14 +28,14 @@ pub(crate) fn plain<'a>(text: impl Into<Cow<'a, str>>, but: &[char]) -> Cow<'a, 
     Cow::Owned(out)
 }
 
-/// A text from outside, cut to `most` bytes if it is longer.
+/// A text from outside, cut to `most` bytes if it is longer; see [`plain`].
 #[must_use]
 pub(crate) fn cut(text: &str, most: usize) -> Cow<'_, str> {
     if text.len() <= most {
-        return Cow::Borrowed(text);
+        return plain(text, &[]);
     }
     let end = text.floor_char_boundary(most);
-    Cow::Owned(format!("{}... ({} bytes)", &text[..end], text.len()))
+    Cow::Owned(format!("{}... ({} bytes)", plain(&text[..end], &[]), text.len()))
 }
 
 /// Go's `strconv.Unquote`: double quotes with escapes, back quotes as they are, or one character in single
@@ -116,6 +115,12 @@ mod tests {
         assert_eq!(shown("a\nb\u{1b}c"), "a\\nb\\u{1b}c");
         let cut = shown(&"é".repeat(1000)).into_owned();
         assert!(cut.ends_with("... (2000 bytes)") && cut.len() < 300, "{cut}");
+    }
+
+    #[test]
+    fn no_text_makes_a_line_of_its_own_or_moves_a_terminal() {
+        assert_eq!(shown("a\n2026 error\u{1b}[2J\u{9b}é"), "a\\n2026 error\\u{1b}[2J\\u{9b}é");
+        assert_eq!(super::cut("\r\n", 1), "\\r... (2 bytes)");
     }
 
     #[test]

@@ -17,7 +17,7 @@ use super::attempts::{Attempts, Failed, watched};
 use super::unary::UnaryConnection;
 use crate::base::both::both;
 use crate::base::metrics::Metrics;
-use crate::base::quote::{cut, plain};
+use crate::base::quote::cut;
 use crate::istiod::auth::{CallHeaders, TokenSource, beside, root_cause};
 use crate::istiod::{self, Connector, Transport};
 use crate::trouble::{Report, Reporter};
@@ -213,7 +213,7 @@ impl Caller {
 
     fn refused(&self, status: Status) -> Failed {
         // It is kept, and told in several places.
-        let status = Status::new(status.code(), plain(cut(status.message(), CAUSE), &[]));
+        let status = Status::new(status.code(), cut(status.message(), CAUSE));
         let retry = RETRIED.contains(&status.code());
         let hint = hint(&status);
         let error = Error::Status { endpoint: self.endpoint().to_owned(), status: Box::new(status), hint };

@@ -44,6 +44,7 @@ use tokio::time::{MissedTickBehavior, interval};
 use crate::base::clock::Clock;
 use crate::base::error::BoxError;
 use crate::base::metrics::Metrics;
+use crate::base::quote::cut;
 use crate::base::tasks::Stop;
 use crate::trouble::{Kind, Reporter};
 
@@ -51,6 +52,9 @@ pub(crate) use config::Refused;
 pub use config::{Config, Method};
 pub(crate) use judge::{AppHealth, Judge};
 use prober::Prober;
+
+/// So much of why a probe failed is shown.
+const CAUSE: usize = 1024;
 
 /// Asks whether Envoy is ready; the error says what is missing. Has limits of its
 /// own, which the probe's time-out does not touch.
@@ -221,7 +225,9 @@ impl Checker {
     fn take(&mut self, outcome: Outcome, asked: bool) {
         self.probes.with_label_values(&[outcome.label()]).inc();
         let healthy = outcome == Outcome::Healthy;
-        let reason = outcome.reason();
+        let words = outcome.reason();
+        // An application's words may be as long as its head; istiod is given them as they are.
+        let reason = words.as_deref().map(|words| cut(words, CAUSE).into_owned());
         let change = self.judge.record(healthy);
         let state = change.unwrap_or(self.handle.status().state);
         match &reason {
@@ -252,10 +258,10 @@ impl Checker {
                 (self.report)(None);
             }
             Some(_) => {
-                let why = reason.unwrap_or_default();
                 self.state.with_label_values::<&str>(&[]).set(0);
+                let why = reason.unwrap_or_default();
                 tracing::info!(target: "healthcheck", "the application is not healthy: {why}");
-                (self.report)(Some(why));
+                (self.report)(Some(words.unwrap_or_default()));
             }
         }
     }

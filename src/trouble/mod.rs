@@ -28,6 +28,7 @@ mod say;
 #[cfg(test)]
 mod tests;
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -177,8 +178,8 @@ impl Reporter {
     /// Begins a trouble, or counts it once more, or replaces it by another.
     pub fn report(&self, report: impl Into<Report>) {
         let mut report = report.into();
-        if report.detail.len() > DETAIL {
-            report.detail = cut(&report.detail, DETAIL).into_owned();
+        if let Cow::Owned(shown) = cut(&report.detail, DETAIL) {
+            report.detail = shown;
         }
         let now = self.list.0.clock.now();
         let mut state = self.list.lock();

@@ -7,7 +7,7 @@ from . import h2
 from .h2 import DATA, END_HEADERS, HEADERS, Conn, frame, message, varint
 from .on_istiod import TYPE, WORLD, ask, response, under
 from .registry import attack
-from .world import ATTACKERS, SDS, STATUS, XDS, get, inside, send_on
+from .world import ATTACKERS, SDS, STATUS, XDS, get, inside, listener_in, send_on
 
 
 # What comes some dozen times a second needs so long to be too much.
@@ -125,3 +125,47 @@ def probes(world, size):
             get(ATTACKERS[n % 64], f"/app-health/n{n % 20}/livez")
         except OSError:
             pass
+
+
+HEALTH_PORT = 9090
+CHECKED = {"proxy": {"readinessProbe": {"periodSeconds": 1, "timeoutSeconds": 1, "grpc": {"port": HEALTH_PORT}}}}
+FORGED = "\n2026-01-01T00:00:00.000000Z\terror\tforged"
+
+
+def health(io, n):
+    """Answers one question: well and not well in turn, with a text that looks like a line of the log."""
+    with io:
+        io.settimeout(2)
+        io.recv(4096)
+        io.sendall(frame(h2.SETTINGS, 0, 0))
+        good = h2.field(":status", "200") + h2.field("content-type", "application/grpc")
+        words = f"{n}%1b[2J{FORGED}".replace("\n", "%0a").replace("\t", "%09") + "x" * 12_000
+        if n % 2:
+            io.sendall(frame(HEADERS, END_HEADERS, 1, good) + frame(DATA, 0, 1, h2.framed(b"\x08\x01")))
+            io.sendall(frame(HEADERS, END_HEADERS | h2.END_STREAM, 1, h2.field("grpc-status", "0")))
+        else:
+            status = h2.field("grpc-status", "14") + h2.field("grpc-message", words)
+            io.sendall(frame(HEADERS, END_HEADERS | h2.END_STREAM, 1, good + status))
+        while io.recv(4096):
+            pass
+
+
+@attack("log of an application's words", "an application that is well and not well in turn, with reasons that are lines of a log",
+        world=CHECKED)
+def words(world, size):
+    server, asked = listener_in(world.name, ("0.0.0.0", HEALTH_PORT)), 0
+    server.settimeout(0.2)
+    end = time.monotonic() + size.seconds
+    with server:
+        # A failure and a success at least.
+        while time.monotonic() < end or asked < 3 and time.monotonic() < end + 30:
+            try:
+                health(server.accept()[0], asked)
+                asked += 1
+            except OSError:
+                pass
+    log = world.log.read_text(errors="replace")
+    if asked < 3 or "NotFound" not in log and "Unavailable" not in log:
+        raise AssertionError(f"the application was asked {asked} times, and its words are in no line")
+    if FORGED in log or "\x1b" in log:
+        raise AssertionError("an application's words are a line of the log")

@@ -222,7 +222,7 @@ def sweep():
 
 class World:
     def __init__(self, agent, istiod, descriptors=None, env=None, ready=True, envoy=None, resources=None, modules=False,
-                 out=False, silent_names=False, probers=None, flags=(), folders=(), istiod_flags=(), before=None):
+                 out=False, silent_names=False, probers=None, flags=(), folders=(), istiod_flags=(), before=None, proxy=None):
         self.envoy_binary = envoy or str(ROOT / "tests/support/fake_envoy.py")
         self.name = f"attack-{os.getpid()}"
         self.outer = None
@@ -233,6 +233,7 @@ class World:
         self.resources, self.modules = resources, modules
         self.silent_names, self.probers = silent_names, probers or {}
         self.flags, self.istiod_flags, self.before = flags, istiod_flags, before
+        self.proxy = proxy or {}
         soft = min(65536, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
         try:
@@ -308,7 +309,7 @@ class World:
             self.before(self)
         config = {
             "discoveryAddress": "localhost:15012", "statusPort": STATUS, "proxyAdminPort": ADMIN,
-            "binaryPath": self.envoy_binary, "terminationDrainDuration": "1s",
+            "binaryPath": self.envoy_binary, "terminationDrainDuration": "1s", **self.proxy,
         }
         probers = {"/app-health/app/livez": {"httpGet": {"path": "/", "port": APP}, "timeoutSeconds": 1},
                    **self.probers}
