@@ -11,6 +11,7 @@
 //! | `wire` | pure: which messages are queries, and replies of the records we know |
 //! | `resolv` | `resolv.conf` |
 //! | `upstream` | asking the nameservers |
+//! | `itself` | nameservers that lead back here |
 //! | `servers`, `cache` | which of them to ask first, and answers that are kept; opt-in |
 //! | `server` | sockets, their limits and the handler |
 //!
@@ -26,6 +27,7 @@
 //! Uses only what every part may use.
 
 mod cache;
+mod itself;
 pub(crate) mod resolv;
 mod server;
 mod servers;

@@ -1,5 +1,7 @@
 //! `resolv.conf`: nameservers and the first search domain.
 
+use std::net::{IpAddr, Ipv6Addr};
+
 /// What the server uses of the file.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Resolv {
@@ -27,6 +29,16 @@ pub fn parse(text: &str) -> Resolv {
         }
     }
     out
+}
+
+/// An address, an IPv6 one also with a zone (`fe80::1%eth0`), which is left out.
+pub(super) fn ip(text: &str) -> Option<IpAddr> {
+    match text.split_once('%') {
+        None => text.parse().ok(),
+        Some((address, zone)) => {
+            address.parse::<Ipv6Addr>().ok().filter(|_| !zone.is_empty()).map(IpAddr::from)
+        }
+    }
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@ use tokio::net::{TcpListener, TcpStream, UdpSocket};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
+use super::itself::Itself;
 use super::upstream::{self, Transport, Upstream};
 use super::wire::{self, Query, Rcode, Screened};
 use super::{Config, Current, Error, resolv};
@@ -81,7 +82,7 @@ pub(crate) async fn bind(
     let text = bounded::given(&config.resolv_conf)
         .map_err(|source| Error::ResolvConf { path: config.resolv_conf.clone(), source })?;
     let resolv = resolv::parse(&String::from_utf8_lossy(&text));
-    let mut sockets = Vec::new();
+    let mut sockets: Vec<(Socket, TcpListener)> = Vec::new();
     for (host, port) in addresses(&config.address, &resolv.nameservers)? {
         let failed = |network, source| Error::Bind { network, address: config.address.clone(), source };
         let udp = udp_socket(&host, port).await.map_err(|e| failed("udp", e))?;
@@ -89,6 +90,8 @@ pub(crate) async fn bind(
         sockets.push((udp, tcp));
     }
     tracing::info!(target: "dns", "local DNS server listens on {}", config.address);
+    let places = sockets.iter().filter_map(|(_, tcp)| tcp.local_addr().ok());
+    let itself = Itself::at(places, upstream::PORT);
     let requests = metrics.counter("dns_requests_total", "DNS queries taken.", &[]);
     let most = accept::bound(FORWARDS);
     let shared = Shared {
@@ -96,7 +99,7 @@ pub(crate) async fn bind(
         search: RwLock::new(resolv.search),
         resolv_conf: config.adaptive.then(|| config.resolv_conf.clone()),
         before_sync: config.before_sync,
-        upstream: Upstream::new(resolv.nameservers, config, metrics, trouble),
+        upstream: Upstream::new(resolv.nameservers, itself, config, metrics, trouble),
         forwards: Semaphore::new(most),
         most,
         requests,
@@ -180,7 +183,7 @@ fn addresses(address: &str, nameservers: &[String]) -> Result<Vec<(String, u16)>
         return Err(bad());
     }
     let host = bracketed.unwrap_or(host);
-    let ips: Vec<IpAddr> = nameservers.iter().filter_map(|n| ip(n)).collect();
+    let ips: Vec<IpAddr> = nameservers.iter().filter_map(|n| resolv::ip(n)).collect();
     if host != "localhost" || ips.is_empty() {
         return Ok(vec![(host.to_owned(), port)]);
     }
@@ -192,16 +195,6 @@ fn addresses(address: &str, nameservers: &[String]) -> Result<Vec<(String, u16)>
         out.push((Ipv6Addr::LOCALHOST.to_string(), port));
     }
     Ok(out)
-}
-
-/// An address, an IPv6 one also with a zone (`fe80::1%eth0`), which is left out.
-fn ip(text: &str) -> Option<IpAddr> {
-    match text.split_once('%') {
-        None => text.parse().ok(),
-        Some((address, zone)) => {
-            address.parse::<Ipv6Addr>().ok().filter(|_| !zone.is_empty()).map(IpAddr::from)
-        }
-    }
 }
 
 impl Bound {

@@ -14,13 +14,14 @@ use tokio::net::{TcpStream, UdpSocket};
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::cache::Cache;
+use super::itself::Itself;
 use super::servers::Servers;
 use super::{Config, wire};
 use crate::base::lane;
 use crate::base::metrics::Metrics;
 use crate::trouble::{Kind, Report, Reporter};
 
-const PORT: u16 = 53;
+pub(super) const PORT: u16 = 53;
 /// So many queries in a row that no server answers are no lost packet.
 const SILENT: u32 = 3;
 
@@ -50,6 +51,7 @@ impl Transport {
 /// The nameservers.
 pub(super) struct Upstream {
     servers: Mutex<Servers>,
+    itself: Itself,
     /// `DNS_FORWARD_ADAPTIVE`.
     adaptive: bool,
     cache: Option<Mutex<Cache>>,
@@ -66,11 +68,18 @@ pub(super) struct Upstream {
 
 impl Upstream {
     /// Knows the servers; connects to nobody yet.
-    pub(super) fn new(servers: Vec<String>, config: &Config, metrics: &Metrics, trouble: Reporter) -> Self {
+    pub(super) fn new(
+        servers: Vec<String>,
+        itself: Itself,
+        config: &Config,
+        metrics: &Metrics,
+        trouble: Reporter,
+    ) -> Self {
         Self {
             unanswered: AtomicU32::new(0),
             trouble,
-            servers: Mutex::new(Servers::new(servers)),
+            servers: Mutex::new(Servers::new(itself.without(servers))),
+            itself,
             adaptive: config.adaptive,
             cache: Cache::new(config.cache).map(Mutex::new),
             kept: metrics.counter(
@@ -101,6 +110,7 @@ impl Upstream {
 
     /// Others from now on.
     pub(super) fn renew(&self, servers: Vec<String>) {
+        let servers = self.itself.without(servers);
         self.known().renew(servers);
     }
 
@@ -226,7 +236,10 @@ impl Upstream {
             return;
         }
         let servers = self.known().all().join(", ");
-        let detail = if servers.is_empty() {
+        let detail = if servers.is_empty() && self.itself.found() {
+            "resolv.conf names no nameserver but this agent itself: the machine's own belong into /var/lib/istio/resolv.conf"
+                .to_owned()
+        } else if servers.is_empty() {
             "resolv.conf names no nameserver that names outside the mesh could be asked of".to_owned()
         } else {
             format!("no nameserver of resolv.conf answers ({servers})")
@@ -376,7 +389,16 @@ mod tests {
         };
         change(&mut config);
         let troubles = Troubles::default();
-        (Upstream::new(Vec::new(), &config, &Metrics::default(), troubles.reporter("dns")), troubles)
+        (
+            Upstream::new(
+                Vec::new(),
+                Itself::default(),
+                &config,
+                &Metrics::default(),
+                troubles.reporter("dns"),
+            ),
+            troubles,
+        )
     }
 
     fn query() -> Vec<u8> {

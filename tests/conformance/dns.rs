@@ -551,6 +551,30 @@ async fn nameservers_that_do_not_answer_are_told_until_one_does() {
     dns.world.agent.wait_log("over: DnsUpstreamFailed").await;
 }
 
+/// As on a machine whose programs ask the agent, and whose own nameservers nobody has written down.
+#[tokio::test]
+async fn a_resolv_conf_that_names_the_agent_itself_is_told_and_no_query_goes_round() {
+    // Only its address is needed.
+    let Some(nameserver) = Nameserver::start().await else { return };
+    let ip = nameserver.ip;
+    drop(nameserver);
+    let resolv = format!("nameserver {ip}\n");
+    // At this port an Envoy of the agent's would be another user's.
+    let with =
+        |b| serving(b, 53, &resolv).env("DNS_PROXY_ADDR", format!("{ip}:53")).env("ENVOY_EXTERNAL", "true");
+    let mut world = World::with(with).await;
+    world.agent.wait_log(&format!("names this DNS server itself ({ip})")).await;
+    let udp = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    udp.connect((ip, 53)).await.unwrap();
+    let client = Client { port: 53, udp };
+    for id in 1..=3 {
+        assert_eq!(rcode(&client.ask(&query(id, "example.com", A)).await), SERV_FAIL);
+    }
+    super::why::beside::told(&world.agent, "DnsUpstreamFailed", "no nameserver but this agent itself").await;
+    assert_eq!(world.agent.metric("istio_agent_dns_requests_total").await, Some(3.0), "none came back");
+    world.agent.stop().await;
+}
+
 #[tokio::test]
 async fn names_are_answered_throughout_an_upgrade() {
     let Some(nameserver) = Nameserver::start().await else { return };
