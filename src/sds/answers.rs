@@ -1,5 +1,6 @@
 //! The body of a call's answer: messages as they come, then the status.
 
+use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -13,7 +14,10 @@ use tonic::Status;
 use crate::net::grpc;
 
 /// A stream's next message with its frame, or its end; and what comes after it.
-pub(super) type Turn = BoxFuture<'static, (Option<Result<Bytes, Status>>, Box<dyn Talk>)>;
+pub(super) type Turn = BoxFuture<'static, (Option<Result<Pieces, Status>>, Box<dyn Talk>)>;
+
+/// A message with its frame, in pieces, of which there is one at least.
+pub(super) type Pieces = VecDeque<Bytes>;
 
 /// Whoever has the messages of a stream.
 pub(super) trait Talk: Send {
@@ -25,7 +29,8 @@ pub(super) struct Answers(State);
 
 enum State {
     Over,
-    One(Bytes),
+    /// Pieces of a message, and who has the next one.
+    Rest(Pieces, Option<Box<dyn Talk>>),
     Last(HeaderMap),
     Talk(Turn),
 }
@@ -37,13 +42,24 @@ impl Answers {
     }
 
     /// One message with its frame, and all is well.
-    pub(super) fn one(message: Bytes) -> Self {
-        Self(State::One(message))
+    pub(super) fn one(message: Pieces) -> Self {
+        Self(State::Rest(message, None))
     }
 
     pub(super) fn many(talk: Box<dyn Talk>) -> Self {
         Self(State::Talk(talk.turn()))
     }
+}
+
+// The first piece, and what is after it.
+fn piece(mut pieces: Pieces, talk: Option<Box<dyn Talk>>) -> (State, Option<Frame<Bytes>>) {
+    let first = pieces.pop_front().unwrap_or_default();
+    let next = match talk {
+        talk if !pieces.is_empty() => State::Rest(pieces, talk),
+        Some(talk) => State::Talk(talk.turn()),
+        None => State::Last(grpc::trailers(&Status::ok(""))),
+    };
+    (next, Some(Frame::data(first)))
 }
 
 impl Body for Answers {
@@ -56,14 +72,11 @@ impl Body for Answers {
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
         let (next, frame) = match &mut self.0 {
             State::Talk(turn) => match ready!(turn.as_mut().poll(cx)) {
-                (Some(Ok(message)), talk) => (State::Talk(talk.turn()), Some(Frame::data(message))),
+                (Some(Ok(message)), talk) => piece(message, Some(talk)),
                 (Some(Err(status)), _) => (State::Over, Some(Frame::trailers(grpc::trailers(&status)))),
                 (None, _) => (State::Over, Some(Frame::trailers(grpc::trailers(&Status::ok(""))))),
             },
-            State::One(message) => {
-                let message = std::mem::take(message);
-                (State::Last(grpc::trailers(&Status::ok(""))), Some(Frame::data(message)))
-            }
+            State::Rest(pieces, talk) => piece(std::mem::take(pieces), talk.take()),
             State::Last(trailers) => (State::Over, Some(Frame::trailers(std::mem::take(trailers)))),
             State::Over => (State::Over, None),
         };

