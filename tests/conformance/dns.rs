@@ -570,7 +570,12 @@ async fn a_resolv_conf_that_names_the_agent_itself_is_told_and_no_query_goes_rou
     for id in 1..=3 {
         assert_eq!(rcode(&client.ask(&query(id, "example.com", A)).await), SERV_FAIL);
     }
-    super::why::beside::told(&world.agent, "DnsUpstreamFailed", "no nameserver but this agent itself").await;
+    eventually("DnsUpstreamFailed, with its cause", || async {
+        let document = world.agent.get("/debug/agentz").await.ok()?.text();
+        let told = ["DnsUpstreamFailed", "no nameserver but this agent itself"];
+        told.iter().all(|word| document.contains(word)).then_some(())
+    })
+    .await;
     assert_eq!(world.agent.metric("istio_agent_dns_requests_total").await, Some(3.0), "none came back");
     world.agent.stop().await;
 }
