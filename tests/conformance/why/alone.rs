@@ -59,7 +59,12 @@ async fn doctor_calls_nothing_healthy_that_came_to_no_end() {
     assert_eq!((&json["healthy"], &json["unfinished"]), (&json!(false), &json!(["configuration"])), "{json}");
     // What needs no configuration is looked at all the same.
     assert!(!["late", ""].contains(&state(&json, "limits")), "{json}");
-    ends(&made, 1, "not finished: files, bootstrap");
+    ends(
+        &made,
+        1,
+        "ConfigInvalid: failed to generate bootstrap config: cannot read the template template.json: it is a pipe",
+    );
+    assert!(made.stdout.contains("late  files"), "{}", made.stdout);
 }
 
 #[tokio::test]
