@@ -11,6 +11,9 @@ own, 20 times a second; afterwards a new client must be given the workload's cer
   (the short form, which is for debug builds, does not judge what is given back);
 - no descriptor and no thread is left, and the log has grown by less than 64 kB a minute beyond what a line a second is;
 - certificates are given during (where the attack is not on the one who gives them) and after it.
+
+In the short form an attack that only lost probes is tried once more: in its two seconds, a machine that stands still for one
+loses as many.
 """
 import argparse
 import json
@@ -28,6 +31,7 @@ from .world import KUBELET, SDS, World, get, sweep
 
 SHORT = Size(seconds=2, connections=600, sockets=500, streams=2000)
 LONG = Size(seconds=20, connections=2000, sockets=5000, streams=20_000)
+PROBES_LOST = "probes are lost"
 PROBES = ("/healthz/ready", "/app-health/app/livez")
 PAUSE = 0.05
 MEMORY_KB, KEPT_KB, LOG_BYTES = 32 * 1024, 8 * 1024, 64 * 1024
@@ -137,7 +141,7 @@ def play(attack, worlds, size, rest):
             time.sleep(0.2)
         grown -= log
         if watch.asked and watch.answered < 0.99 * watch.asked:
-            trouble.append("probes are lost")
+            trouble.append(PROBES_LOST)
         if watch.rss - rss > MEMORY_KB:
             trouble.append("memory grows")
         if after - rss >= kept:
@@ -168,6 +172,9 @@ def all_of(chosen, both, size, rest):
     for attack in chosen:
         for which, worlds in both:
             result = play(attack, worlds, size, rest)
+            if size is SHORT and result.why == PROBES_LOST:
+                print(f"{line(result)}; tried again", flush=True)
+                result = play(attack, worlds, size, rest)
             result.name = which + result.name
             print(line(result), flush=True)
             lost += not result.held and not which
