@@ -1,0 +1,58 @@
+//! What `resolv.conf` says, and what becomes of it.
+
+use super::*;
+
+#[tokio::test]
+async fn resolv_conf_is_read_again_when_it_changes() {
+    for parallel in ["false", "true"] {
+        let (Some(old), Some(new)) = (Nameserver::start().await, Nameserver::start().await) else { return };
+        read_again(&old, &new, parallel).await;
+    }
+}
+
+async fn read_again(old: &Nameserver, new: &Nameserver, parallel: &str) {
+    let wanted = |b: Builder| b.env(ADAPTIVE.0, ADAPTIVE.1).env("DNS_FORWARD_PARALLEL", parallel);
+    let mut dns = start_with(&[old], wanted).await;
+    dns.tell(&table("1", "shop.ns.svc.cluster.local", "10.0.0.1")).await;
+    // In its place, as a mount is written.
+    let path = dns.world.agent.path("resolv.conf");
+    std::fs::write(&path, "search a.b\n").unwrap();
+    dns.world.agent.wait_log("names no nameserver any more").await;
+    std::fs::write(&path, format!("nameserver {}\nsearch other\n", new.ip)).unwrap();
+    dns.world.agent.wait_log("has changed: resolvers are").await;
+    let sent = query(1, "www.example.com", A);
+    let (reply, _) = tokio::join!(dns.client.ask(&sent), new.answer(|query| vec![bare(query, 3)]));
+    assert_eq!(reply, bare(&sent, 3));
+    // The search domain is the new one, too.
+    let known = dns.client.ask(&query(2, "shop.ns.svc.cluster.local.other", A)).await;
+    assert_eq!((rcode(&known), answers(&known)), (NO_ERROR, 2), "an alias and an address");
+    dns.world.agent.stop().await;
+}
+
+#[tokio::test]
+async fn a_resolv_conf_that_names_the_agent_itself_is_told_and_no_query_goes_round() {
+    // Only its address is needed.
+    let Some(nameserver) = Nameserver::start().await else { return };
+    let ip = nameserver.ip;
+    drop(nameserver);
+    let resolv = format!("nameserver {ip}\n");
+    // At this port an Envoy of the agent's would be another user's.
+    let with =
+        |b| serving(b, 53, &resolv).env("DNS_PROXY_ADDR", format!("{ip}:53")).env("ENVOY_EXTERNAL", "true");
+    let mut world = World::with(with).await;
+    world.agent.wait_log(&format!("names this DNS server itself ({ip})")).await;
+    let udp = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    udp.connect((ip, 53)).await.unwrap();
+    let client = Client { port: 53, udp };
+    for id in 1..=3 {
+        assert_eq!(rcode(&client.ask(&query(id, "example.com", A)).await), SERV_FAIL);
+    }
+    eventually("DnsUpstreamFailed, with its cause", || async {
+        let document = world.agent.get("/debug/agentz").await.ok()?.text();
+        let told = ["DnsUpstreamFailed", "no nameserver but this agent itself"];
+        told.iter().all(|word| document.contains(word)).then_some(())
+    })
+    .await;
+    assert_eq!(world.agent.metric("istio_agent_dns_requests_total").await, Some(3.0), "none came back");
+    world.agent.stop().await;
+}
