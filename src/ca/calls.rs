@@ -14,7 +14,7 @@ use tonic::{Code, Status};
 
 use super::Error;
 use super::attempts::{Attempts, Failed, watched};
-use super::unary::UnaryConnection;
+use super::unary::{Broken, UnaryConnection};
 use crate::base::both::both;
 use crate::base::metrics::Metrics;
 use crate::base::quote::cut;
@@ -183,14 +183,14 @@ impl Caller {
         let session = talk.session.insert(session);
         talk.sent = true;
         let left = until.saturating_duration_since(Instant::now());
-        session.call(method.path, metadata, message, left).await.map_err(|s| self.refused(s))
+        session.call(method.path, metadata, message, left).await.map_err(|e| self.broken(e))
     }
 
     async fn open(&self, until: Instant) -> Result<UnaryConnection, Failed> {
         let late = |error: istiod::Error| self.tell(error.report());
         let connection = self.config.connector.connect_by(until, &late).await;
         let connection = connection.map_err(|e| self.unreachable(e))?;
-        UnaryConnection::open(connection).await.map_err(|status| self.refused(status))
+        UnaryConnection::open(connection).await.map_err(|e| self.broken(e))
     }
 
     async fn metadata(&self, method: Method<'_>, number: u32) -> Result<HeaderMap, Status> {
@@ -209,6 +209,17 @@ impl Caller {
             headers.insert("x-retry-attempt", number.into());
         }
         Ok(headers)
+    }
+
+    fn broken(&self, broken: Broken) -> Failed {
+        match broken {
+            Broken::Answered(status) | Broken::TooLarge(status) => self.refused(status),
+            Broken::Transport(status) => {
+                let retry = RETRIED.contains(&status.code());
+                let error = Error::Broke { endpoint: self.endpoint().to_owned(), status: Box::new(status) };
+                Failed { error, retry }
+            }
+        }
     }
 
     fn refused(&self, status: Status) -> Failed {

@@ -55,6 +55,14 @@ pub(crate) enum Error {
         /// The usual cause of this answer, starting with `; `, or empty.
         hint: &'static str,
     },
+    /// The connection ended before there was an answer.
+    #[error("create certificate: {endpoint}: {}: {}", code_name(status.code()), status.message())]
+    Broke {
+        /// Where the request went.
+        endpoint: String,
+        /// How, as gRPC maps it.
+        status: Box<tonic::Status>,
+    },
     /// No answer in time.
     #[error("create certificate: {endpoint} gave no answer within {}", span(*after))]
     Deadline {
@@ -91,7 +99,9 @@ impl Error {
     pub(crate) fn report(&self) -> Report {
         match self {
             Self::Unsent(error) => error.report(),
-            Self::Status { endpoint, status, .. } if refused_late(status.message()) => {
+            Self::Status { endpoint, status, .. } | Self::Broke { endpoint, status }
+                if refused_late(status.message()) =>
+            {
                 let detail = format!("create certificate: {endpoint}: {}", status.message());
                 Report::new(Kind::ClientCertificateRefused, detail).about(endpoint.clone())
             }
@@ -99,6 +109,10 @@ impl Error {
                 let code = code_name(status.code());
                 let detail = format!("create certificate: {endpoint}: {code}: {}", status.message());
                 Report::new(Kind::CertificateRefused, detail).hint(*hint).code(code).about(code)
+            }
+            Self::Broke { endpoint, status } => {
+                let report = Report::new(Kind::CertificateNotAnswered, self.to_string());
+                report.code(code_name(status.code())).about(endpoint.clone())
             }
             Self::Deadline { endpoint, .. } => {
                 Report::new(Kind::CertificateNotAnswered, self.to_string()).about(endpoint.clone())
@@ -118,7 +132,7 @@ impl Error {
     #[must_use]
     pub(crate) fn label(&self) -> &'static str {
         match self {
-            Self::Status { status, .. } => code_name(status.code()),
+            Self::Status { status, .. } | Self::Broke { status, .. } => code_name(status.code()),
             Self::Deadline { .. } => "deadline",
             Self::Answer { .. } => "answer",
             Self::Connect { .. } => "connect",

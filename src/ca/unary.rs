@@ -33,7 +33,7 @@ pub(super) struct UnaryConnection {
 
 impl UnaryConnection {
     /// Speaks HTTP/2 on a fresh connection.
-    pub(super) async fn open(connection: crate::istiod::Connection) -> Result<Self, Status> {
+    pub(super) async fn open(connection: crate::istiod::Connection) -> Result<Self, Broken> {
         let base = format!("{}://{}", connection.scheme, connection.authority);
         let (send, connection) = h2::client::Builder::new()
             .enable_push(false)
@@ -41,7 +41,7 @@ impl UnaryConnection {
             .max_header_list_size(HEADERS)
             .handshake(connection.io)
             .await
-            .map_err(|e| status_of(&e))?;
+            .map_err(|e| Broken::Transport(status_of(&e)))?;
         Ok(Self { send, connection, base, alive: true })
     }
 
@@ -50,17 +50,18 @@ impl UnaryConnection {
         self.alive
     }
 
-    /// One call. The answer is the message's bytes; any failure is a status, as gRPC maps them.
+    /// One call. The answer is the message's bytes; any failure has a status, as gRPC maps them.
     pub(super) async fn call(
         &mut self,
         path: &str,
         metadata: HeaderMap,
         message: Bytes,
         timeout: Duration,
-    ) -> Result<Bytes, Status> {
-        let mut request = Request::post(format!("{}{path}", self.base))
-            .body(())
-            .map_err(|e| Status::internal(format!("cannot form the request: {e}")))?;
+    ) -> Result<Bytes, Broken> {
+        let unformed =
+            |e: String| Broken::Answered(Status::internal(format!("cannot form the request: {e}")));
+        let mut request =
+            Request::post(format!("{}{path}", self.base)).body(()).map_err(|e| unformed(e.to_string()))?;
         *request.headers_mut() = metadata;
         let fixed = [
             ("te", HeaderValue::from_static("trailers")),
@@ -70,7 +71,7 @@ impl UnaryConnection {
             (
                 "grpc-timeout",
                 HeaderValue::from_str(&format!("{}m", timeout.as_millis().clamp(1, 99_999_999)))
-                    .map_err(|e| Status::internal(e.to_string()))?,
+                    .map_err(|e| unformed(e.to_string()))?,
             ),
         ];
         for (name, value) in fixed {
@@ -91,14 +92,8 @@ impl UnaryConnection {
                 }
             }
         };
-        match done {
-            Ok(message) => Ok(message),
-            Err(Broken::Answered(status)) => Err(status),
-            Err(Broken::Transport(status)) => {
-                self.alive = false;
-                Err(status)
-            }
-        }
+        self.alive &= matches!(done, Ok(_) | Err(Broken::Answered(_)));
+        done
     }
 
     /// Says goodbye, as far as the socket takes it at once, which it does as a rule: the certificate that was
@@ -111,9 +106,14 @@ impl UnaryConnection {
     }
 }
 
-/// What went wrong: the server said so, or it could not.
-enum Broken {
+/// What went wrong.
+#[derive(Debug)]
+pub(super) enum Broken {
+    /// The server said so, or what it said is none.
     Answered(Status),
+    /// The same, and more is still to come on this connection than anybody wants.
+    TooLarge(Status),
+    /// It could not say anything.
     Transport(Status),
 }
 
@@ -141,7 +141,7 @@ async fn exchange(send: SendRequest<Bytes>, request: Request<()>, message: Bytes
         let chunk = chunk.map_err(transport)?;
         body.flow_control().release_capacity(chunk.len()).map_err(transport)?;
         if bytes.len() + chunk.len() > MAX_ANSWER + FRAME {
-            return Err(Broken::Transport(Status::resource_exhausted("the answer is larger than 4 MB")));
+            return Err(Broken::TooLarge(Status::resource_exhausted("the answer is larger than 4 MB")));
         }
         bytes.extend_from_slice(&chunk);
     }
@@ -228,7 +228,10 @@ mod tests {
             let asked = Bytes::from_static(b"x");
             let outcome = connection.call("/a.B/C", HeaderMap::new(), asked, Duration::from_secs(30)).await;
             connection.close();
-            outcome.map_or_else(|status| status.code(), |_| Code::Ok)
+            match outcome {
+                Ok(_) => Code::Ok,
+                Err(Broken::Answered(s) | Broken::TooLarge(s) | Broken::Transport(s)) => s.code(),
+            }
         };
         tokio::join!(server, client).1
     }

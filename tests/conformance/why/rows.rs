@@ -107,6 +107,9 @@ pub(super) const ROWS: &[Row] = &[
         &["RESOURCE_EXHAUSTED"],
         |b, m| ca(b, m, Fault::exhausted()),
     ),
+    row("CA: breaks the connection", &["CertificateNotAnswered"], &["connection broke"], |b, m| {
+        ca(b, m, Fault::Drop)
+    }),
     row("CA: silent", &["CertificateNotAnswered"], &["no answer", "not answer"], |b, m| {
         ca(b, m, Fault::HalfOpen)
     }),
