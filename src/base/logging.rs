@@ -13,6 +13,7 @@ mod target;
 
 use std::fs::OpenOptions;
 use std::io;
+use std::os::unix::fs::FileTypeExt;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard};
 use std::time::{Duration, Instant};
@@ -287,12 +288,13 @@ fn open(target: &str) -> Result<Sink, Error> {
     match target {
         "stdout" => Ok(Sink::Stdout(io::stdout())),
         "stderr" => Ok(Sink::Stderr(io::stderr())),
-        path => OpenOptions::new()
-            .append(true)
-            .create(true)
-            .open(path)
-            .map(Sink::File)
-            .map_err(|source| Error::Target { path: path.to_owned(), source }),
+        path => {
+            // To open a pipe's end for writing means to wait for whoever reads, without an end and without a word. The
+            // other end with it, lines wait in the pipe, and those that do not fit as for any reader that stands still.
+            let pipe = std::fs::metadata(path).is_ok_and(|there| there.file_type().is_fifo());
+            let opened = OpenOptions::new().read(pipe).append(true).create(true).open(path);
+            opened.map(Sink::File).map_err(|source| Error::Target { path: path.to_owned(), source })
+        }
     }
 }
 

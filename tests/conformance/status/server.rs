@@ -150,7 +150,6 @@ async fn a_log_that_nobody_reads_holds_nothing_up() {
     let path = dir.path().join("log");
     let made = std::process::Command::new("mkfifo").arg(&path).status().unwrap();
     assert!(made.success());
-    let reader = tokio::net::unix::pipe::OpenOptions::new().open_receiver(&path).unwrap();
     let mock = MockIstiod::start().await;
     let builder = TestAgent::with()
         .arg(format!("--log_target={}", path.display()))
@@ -162,6 +161,12 @@ async fn a_log_that_nobody_reads_holds_nothing_up() {
     for _ in 0..1000 {
         assert_eq!(agent.get("/healthz/ready").await.unwrap().status, 503);
     }
+    // Whoever comes late finds what there was room for, from the start on.
+    let reader = tokio::net::unix::pipe::OpenOptions::new().open_receiver(&path).unwrap();
+    reader.readable().await.unwrap();
+    let mut first = [0; 4096];
+    let length = reader.try_read(&mut first).unwrap();
+    let first = String::from_utf8_lossy(&first[..length]);
+    assert!(first.contains("FLAG: --concurrency"), "{first}");
     agent.stop().await;
-    drop(reader);
 }
