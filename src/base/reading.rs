@@ -47,6 +47,19 @@ pub(crate) fn open(path: &Path, patience: Option<Duration>) -> io::Result<Source
     }
 }
 
+/// Whether it can be opened: a pipe without waiting for whoever writes.
+///
+/// # Errors
+/// As the file system says.
+pub(crate) fn opens(path: &Path) -> io::Result<()> {
+    let flags = OFlags::NONBLOCK.bits().cast_signed();
+    match OpenOptions::new().read(true).custom_flags(flags).open(path) {
+        // A lease on it is somebody's who has opened it.
+        Err(error) if error.kind() != io::ErrorKind::WouldBlock => Err(error),
+        _ => Ok(()),
+    }
+}
+
 impl Source {
     /// As [`File::metadata`].
     ///
@@ -133,6 +146,15 @@ mod tests {
             }
             std::thread::yield_now();
         }
+    }
+
+    #[test]
+    fn to_see_whether_a_pipe_opens_is_not_to_wait_for_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("pipe");
+        assert_eq!(opens(&path).unwrap_err().kind(), io::ErrorKind::NotFound);
+        pipe::make(&path);
+        opens(&path).unwrap();
     }
 
     #[test]

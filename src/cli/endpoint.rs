@@ -19,7 +19,7 @@ pub(super) fn config(env: &Env) -> Option<Arc<Sources>> {
 
 /// As [`config()`], for an agent whose working directory is `dir`.
 pub(super) fn config_in(dir: &Path, env: &Env) -> Option<Arc<Sources>> {
-    let annotations = pod::read(Path::new(pod::ANNOTATIONS)).unwrap_or_default();
+    let annotations = pod::read(&dir.join(pod::ANNOTATIONS)).unwrap_or_default();
     // What the agent says of its configuration is in the agent's log.
     tracing::subscriber::with_default(tracing::subscriber::NoSubscriber::new(), || {
         config::read_within(Parsed::default(), env, dir, |key| annotations.get(key).cloned(), Duration::ZERO)

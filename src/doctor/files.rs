@@ -7,7 +7,7 @@ use std::time::SystemTime;
 use rustix::fs::{Access, AtFlags, CWD};
 
 use super::{Check, Scene};
-use crate::base::bounded;
+use crate::base::{bounded, reading};
 use crate::config::{Sources, parts};
 use crate::istiod::{Roots, Transport};
 use crate::tls::cert;
@@ -177,7 +177,7 @@ fn pair(cert_file: &Path, key_file: &Path, now: SystemTime) -> Pair {
 /// Files that flags and variables name.
 fn named(config: &Sources) -> Vec<Check> {
     let unreadable = |(what, path): (&str, PathBuf)| {
-        let error = std::fs::File::open(&path).err()?;
+        let error = reading::opens(&path).err()?;
         let missing = error.kind() == io::ErrorKind::NotFound;
         let said = format!("{what}: {}: {error}", path.display());
         let hint = if missing { "is it mounted?" } else { "make it readable for the agent's user" };
