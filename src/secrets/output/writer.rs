@@ -158,6 +158,7 @@ impl Writer {
             self.waits = true;
             self.begin(self.grace);
         } else if self.look.is_some_and(|at| at <= now) {
+            self.look = None;
             self.waits = true;
             self.begin(Duration::ZERO);
         }
@@ -186,10 +187,10 @@ impl Writer {
     }
 
     fn begin(&mut self, grace: Duration) {
-        self.look = None;
         if self.running.is_some() || !std::mem::take(&mut self.waits) {
             return;
         }
+        self.look = None;
         let (config, content) = (Arc::clone(&self.config), self.latest.clone());
         self.retry = None;
         self.begun = Some(Instant::now());
@@ -259,6 +260,26 @@ mod tests {
     use super::*;
     use crate::base::lane::scarce::NoThreads;
     use crate::trouble::Troubles;
+
+    #[tokio::test]
+    async fn a_look_that_was_put_off_outlives_the_end_of_the_write_before_it() {
+        let (troubles, dir) = (Troubles::default(), tempfile::tempdir().unwrap());
+        let config = Config { dir: dir.path().to_owned(), mode: 0o600, seal: None };
+        let mut writer = Writer::new(config, troubles.reporter("cache"));
+        writer.grace = Duration::from_secs(30);
+        let roots = Some(Arc::new(Roots { pem: b"roots".to_vec() }));
+        let content = Content { identity: None, roots };
+        writer.write(content.clone());
+        // It has ended, which is not heard before somebody has taken the file away and asked again.
+        let written = dir.path().join("root-cert.pem");
+        std::fs::remove_file(&written).unwrap();
+        writer.look(content);
+        writer.progress().await;
+        let due = writer.wake().expect("the look is still to come");
+        writer.tick(due);
+        writer.progress().await;
+        assert!(written.exists());
+    }
 
     #[tokio::test]
     async fn no_thread_to_write_on_is_not_the_folders_fault() {
