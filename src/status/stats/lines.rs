@@ -10,8 +10,10 @@ const EOF: &[u8] = b"# EOF";
 /// One part's body on its way.
 #[derive(Debug, Default)]
 pub struct Lines {
-    /// Whether `# EOF` lines are dropped, because another part follows.
+    /// Whether `# EOF` lines are dropped, and the blank ones behind them, because another part follows.
     strip_eof: bool,
+    /// The line before was such an end.
+    ended: bool,
     /// The start of a line whose end has not come.
     held: Vec<u8>,
     /// The last byte passed on was no line end.
@@ -22,7 +24,7 @@ impl Lines {
     /// For a part that is not the last of an OpenMetrics exposition (`strip_eof`), or any other.
     #[must_use]
     pub fn new(strip_eof: bool) -> Self {
-        Self { strip_eof, held: Vec::new(), inside: false }
+        Self { strip_eof, ended: false, held: Vec::new(), inside: false }
     }
 
     /// Takes a piece and passes on what is complete.
@@ -31,6 +33,7 @@ impl Lines {
             self.held.extend_from_slice(piece);
             if self.held.len() > LONGEST {
                 self.inside = true;
+                self.ended = false;
                 out(&std::mem::take(&mut self.held));
             }
             return;
@@ -39,10 +42,12 @@ impl Lines {
         if self.inside || !self.held.is_empty() {
             let (end, more) = lines.split_at(memchr::memchr(b'\n', lines).unwrap_or(last) + 1);
             self.held.extend_from_slice(end);
-            if !self.dropped(&self.held) {
-                out(&self.held);
+            let mut line = std::mem::take(&mut self.held);
+            if !self.drops(&line) {
+                out(&line);
             }
-            self.held.clear();
+            line.clear();
+            self.held = line;
             // The end of a line that was passed on unfinished was not the start of one; the next is.
             self.inside = false;
             lines = more;
@@ -55,32 +60,46 @@ impl Lines {
         self.held.extend_from_slice(rest);
     }
 
-    fn dropped(&self, line: &[u8]) -> bool {
-        self.strip_eof && !self.inside && line.trim_ascii_end() == EOF
+    // Of a line, or of its end where its start was passed on.
+    fn drops(&mut self, line: &[u8]) -> bool {
+        let text = line.trim_ascii_end();
+        let dropped = self.strip_eof && !self.inside && (text == EOF || (self.ended && text.is_empty()));
+        self.ended = dropped;
+        dropped
     }
 
-    fn without_eof(&self, lines: &[u8], out: &mut impl FnMut(&[u8])) {
-        let mut from = 0;
-        for at in memchr::memmem::find_iter(lines, EOF) {
-            let end = memchr::memchr(b'\n', &lines[at..]).map_or(lines.len(), |n| at + n + 1);
-            let starts_line = at == 0 || lines[at - 1] == b'\n';
-            if starts_line && self.dropped(&lines[at..end]) {
-                if at > from {
-                    out(&lines[from..at]);
+    fn without_eof(&mut self, mut lines: &[u8], out: &mut impl FnMut(&[u8])) {
+        loop {
+            while self.ended && !lines.is_empty() {
+                let end = line_end(lines, 0);
+                if !self.drops(&lines[..end]) {
+                    break;
                 }
-                from = end;
+                lines = &lines[end..];
             }
+            let starts_line = |at: usize| at == 0 || lines[at - 1] == b'\n';
+            let found = memchr::memmem::find_iter(lines, EOF).filter(|at| starts_line(*at));
+            let Some((at, end)) =
+                found.map(|at| (at, line_end(lines, at))).find(|(at, end)| self.drops(&lines[*at..*end]))
+            else {
+                break;
+            };
+            if at > 0 {
+                out(&lines[..at]);
+            }
+            lines = &lines[end..];
         }
-        if from < lines.len() {
-            out(&lines[from..]);
+        if !lines.is_empty() {
+            out(lines);
         }
     }
 
     /// The body has ended as it should: what is held is the last line, or the rest of it, which may be nothing.
     #[must_use]
-    pub fn end(self) -> Option<Vec<u8>> {
+    pub fn end(mut self) -> Option<Vec<u8>> {
         let none = self.held.is_empty() && !self.inside;
-        if none || self.dropped(&self.held) { None } else { Some(self.held) }
+        let line = std::mem::take(&mut self.held);
+        if none || self.drops(&line) { None } else { Some(line) }
     }
 
     /// Whether what was passed on so far ends inside a line.
@@ -94,6 +113,10 @@ impl Lines {
     pub fn cut(self) -> bool {
         !self.held.is_empty() || self.inside
     }
+}
+
+fn line_end(lines: &[u8], from: usize) -> usize {
+    memchr::memchr(b'\n', &lines[from..]).map_or(lines.len(), |n| from + n + 1)
 }
 
 #[cfg(test)]
@@ -125,6 +148,14 @@ mod tests {
     }
 
     #[test]
+    fn blank_lines_behind_it_go_with_it() {
+        assert_eq!(pass(&[b"a 1\n# EOF \r\n\n \r\n"], true, true), b"a 1\n");
+        assert_eq!(pass(&[b"\na 1\n\n# EOF\n", b" ", b"\t"], true, true), b"\na 1\n\n");
+        assert_eq!(pass(&[b"# EOF\n\n", b"\n b 2\n\n"], true, true), b" b 2\n\n");
+        assert_eq!(pass(&[b"a 1\n# EOF\n\n"], false, true), b"a 1\n# EOF\n\n");
+    }
+
+    #[test]
     fn half_a_line_is_not_passed_on_when_cut() {
         assert_eq!(pass(&[b"a 1\nb 12"], false, false), b"a 1\n");
         assert_eq!(pass(&[b"a 1\nb 12"], false, true), b"a 1\nb 12");
@@ -146,7 +177,15 @@ mod tests {
                 if !strip {
                     prop_assert_eq!(&whole, text.as_bytes());
                 }
-                let expected: Vec<&str> = text.split_inclusive('\n').filter(|l| !strip || l.trim_ascii_end() != "# EOF").collect();
+                let mut ended = false;
+                let expected: Vec<&str> = text
+                    .split_inclusive('\n')
+                    .filter(|line| {
+                        let text = line.trim_ascii_end();
+                        ended = strip && (text == "# EOF" || (ended && text.is_empty()));
+                        !ended
+                    })
+                    .collect();
                 prop_assert_eq!(String::from_utf8(whole).unwrap(), expected.concat());
             }
         }
