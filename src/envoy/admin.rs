@@ -231,7 +231,7 @@ impl Open {
 
 /// Finds what counts as an open connection, and requests; `None` when the text is empty.
 ///
-/// Counted are `listener.<address>.downstream_cx_active` of the listeners that are neither Envoy's own
+/// Counted are the `listener.` lines (Envoy was asked for `downstream_cx_active`) of the listeners that are neither Envoy's own
 /// (status, Prometheus, admin; IPv4 wildcards only, as in the Go agent; those behind TLS in both families), nor internal, nor a worker's
 /// share of one that is counted anyway. `http.` lines never count.
 #[must_use]
@@ -260,7 +260,6 @@ pub(crate) fn open(text: &str, own_ports: &[u16], secure_ports: &[u16]) -> Optio
             continue;
         }
         let foreign = name.starts_with("listener.")
-            && name.ends_with(".downstream_cx_active")
             && !name.contains("worker_")
             && !name.starts_with("listener.envoy_internal_")
             && name != "listener.admin.downstream_cx_active"

@@ -36,6 +36,8 @@ fn odd_lines_are_skipped() {
     }
     assert_eq!(count("listener.0.0.0.0_80.downstream_cx_active: 18446744073709551616\n", OWN), Some(0));
     assert_eq!(count("listener.a.downstream_cx_active:  2 \r\n", OWN), Some(2));
+    // Whatever Envoy answers to the question counts, as in the Go agent.
+    assert_eq!(count("listener.a.other: 3\nlistener.b: 4\n", OWN), Some(7));
 }
 
 /// Serves one connection with `answer`, gives the port and the request's text.
