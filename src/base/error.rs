@@ -39,6 +39,15 @@ pub(crate) fn chain(error: &(dyn Error + 'static)) -> String {
     text
 }
 
+/// What the system says, as Go and the C library have it: "no such file or directory", without Rust's "(os error 2)".
+pub(crate) fn in_words(error: &std::io::Error) -> String {
+    let text = error.to_string();
+    match text.find(" (os error") {
+        Some(at) => text[..at].to_lowercase(),
+        None => text,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -12,7 +12,7 @@ use ::http::{Request, header};
 use bytes::Bytes;
 use tokio::net::TcpStream;
 
-use crate::base::error::{BoxError, chain};
+use crate::base::error::{BoxError, chain, in_words};
 use crate::net::{http, percent};
 
 /// The tenth answer that redirects is the last.
@@ -51,8 +51,8 @@ pub(super) enum Failure {
     LookUp { host: String, source: std::io::Error },
     #[error("lookup {0}: no address")]
     NoAddress(String),
-    #[error("dial tcp {0}; does something listen there?")]
-    Dial(#[source] std::io::Error),
+    #[error("dial tcp {}; does something listen there?", in_words(.0))]
+    Dial(std::io::Error),
     #[error(transparent)]
     Http(#[from] http::Error),
     #[error("the answer's gzip is broken: {0}")]

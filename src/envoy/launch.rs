@@ -26,6 +26,7 @@ use std::time::Duration;
 
 use rustix::process::{Gid, Signal, Uid};
 
+use crate::base::error::in_words;
 use crate::base::lane::Lane;
 use crate::base::open_files;
 
@@ -83,7 +84,7 @@ enum Never {}
 enum NotEnvoy {
     #[error("{0}")]
     Arguments(&'static str),
-    #[error("{program}: {}", plain(.source))]
+    #[error("{program}: {}", in_words(.source))]
     Program { program: String, source: io::Error },
     #[error("cannot run as user {uid}:{gid}: {source}")]
     User { uid: u32, gid: u32, source: rustix::io::Errno },
@@ -235,15 +236,6 @@ fn header(path: &Path) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-// "no such file or directory" without Rust's "(os error 2)".
-fn plain(error: &io::Error) -> String {
-    let text = error.to_string();
-    match text.find(" (os error") {
-        Some(at) => text[..at].to_lowercase(),
-        None => text,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -290,7 +282,7 @@ mod tests {
     fn programs_are_found_as_exec_would() {
         assert!(look_up("sh").is_ok());
         assert!(look_up("no-such-program-anywhere").unwrap_err().to_string().contains("$PATH"));
-        assert_eq!(plain(&look_up("./no/such").unwrap_err()), "no such file or directory");
+        assert_eq!(in_words(&look_up("./no/such").unwrap_err()), "no such file or directory");
         assert!(look_up("/tmp").unwrap_err().to_string().contains("directory"));
     }
 }

@@ -53,7 +53,11 @@ async fn run_does_not_start_the_command_before_the_proxy_is_ready() {
     let output = done(&mut command(&words)).await;
     assert_eq!(output.status.code(), Some(255));
     let said = text(&output.stderr);
-    assert!(said.contains("touch was not started") && said.contains("Connection refused"), "{said}");
+    assert!(
+        said.contains("touch was not started")
+            && said.contains(": connection refused; does something listen there?"),
+        "{said}"
+    );
     assert!(!begun.exists());
 }
 
