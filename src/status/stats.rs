@@ -94,10 +94,10 @@ const LIMIT: &str = "x-prometheus-scrape-timeout-seconds";
 const HEAD_START: Duration = Duration::from_millis(500);
 
 /// The applications are asked once Envoy's head is there, as in the Go agent, so that on a node of few cores
-/// the two do not render their metrics against each other; but after this at the latest, or a twentieth of
-/// the scraper's limit, so that an Envoy that hangs costs the application's part nothing. A head that comes
-/// sooner, or a refusal, is waited for and no longer.
-const ENVOY_FIRST: Duration = Duration::from_millis(250);
+/// the two do not render their metrics against each other; but after this at the latest, or where the scraper
+/// has a limit after a twentieth of that and a quarter of this, so that an Envoy that hangs costs the
+/// application's part nothing. A head that comes sooner, or a refusal, is waited for and no longer.
+const ENVOY_FIRST: Duration = Duration::from_secs(1);
 
 /// Most bytes of one application's body where there are several (Istio 1.31's number)...
 const LONGEST_OF_SEVERAL: u64 = 10 * 1024 * 1024;
@@ -170,7 +170,7 @@ impl Merger {
         };
         let apps = self.apps(&app_headers, limit, of);
         let mut envoy = std::pin::pin!(envoy);
-        let first = limit.map_or(ENVOY_FIRST, |limit| ENVOY_FIRST.min(limit / 20));
+        let first = limit.map_or(ENVOY_FIRST, |limit| (ENVOY_FIRST / 4).min(limit / 20));
         let early = tokio::time::timeout(first, &mut envoy).await;
         let (envoy, (apps, turn)) = match early {
             Ok(envoy) => (envoy, apps.await),
