@@ -12,7 +12,6 @@ use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, Server
 use rustls::client::{ClientConfig, Resumption};
 use rustls::crypto::CryptoProvider;
 use rustls::{DigitallySignedStruct, Error, SignatureScheme};
-use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
 
 use crate::base::lane::Lane;
@@ -91,7 +90,7 @@ impl Tls {
                     _ => rustls::RootCertStore::empty(),
                 };
                 roots.add_parsable_certificates(
-                    CertificateDer::pem_slice_iter(&self.more).filter_map(Result::ok),
+                    crate::tls::cert::each_cert(&self.more).filter_map(Result::ok),
                 );
                 builder.with_root_certificates(roots).with_no_client_auth()
             }

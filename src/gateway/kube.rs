@@ -12,8 +12,6 @@ use bytes::Bytes;
 use futures_util::{Stream, StreamExt, stream};
 use http::{HeaderMap, HeaderValue, StatusCode, header};
 use rustls::crypto::CryptoProvider;
-use rustls_pki_types::CertificateDer;
-use rustls_pki_types::pem::PemObject;
 use tokio::sync::{Semaphore, SemaphorePermit, mpsc};
 use tokio::time::{Instant, timeout, timeout_at};
 use zeroize::Zeroizing;
@@ -351,7 +349,7 @@ impl Api {
         let ca = ca.map_err(|source| self.broken(Why::Ca { path: self.ca.clone(), source }))?;
         let token = token.map_err(|source| self.broken(Why::Token { path: self.token.clone(), source }))?;
         // Whoever is sent none refuses it, and would be blamed for that; a server whose issuer is in no file, too.
-        if CertificateDer::pem_slice_iter(&ca).filter_map(Result::ok).next().is_none() {
+        if crate::tls::cert::each_cert(&ca).all(|der| der.is_err()) {
             return Err(self.broken(Why::NoCa(self.ca.clone())));
         }
         let no_token = || self.broken(Why::NoToken(self.token.clone()));

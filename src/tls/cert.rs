@@ -2,9 +2,13 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use memchr::memmem;
 use rustls_pki_types::pem::{self, PemObject};
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
+
+/// Where a block begins that is not the first thing in a text.
+const BEGIN: &[u8] = b"\n-----BEGIN ";
 
 /// What is wrong with PEM or DER input.
 #[derive(Debug, thiserror::Error)]
@@ -149,11 +153,23 @@ impl Readable {
     }
 }
 
+/// The certificates of a bundle, and what cannot be read of it: each begin line begins anew, so a block without an end
+/// hides no other.
+pub(crate) fn each_cert(text: &[u8]) -> impl Iterator<Item = Result<CertificateDer<'static>, pem::Error>> {
+    let mut rest = text;
+    let sections = std::iter::from_fn(move || {
+        let (section, after) = rest.split_at(memmem::find(rest, BEGIN).map_or(rest.len(), |at| at + 1));
+        rest = after;
+        (!section.is_empty()).then_some(section)
+    });
+    sections.flat_map(CertificateDer::pem_slice_iter)
+}
+
 /// Keeps what is readable of a bundle: one bad block must not take the trust of all others away.
 #[must_use]
 pub fn readable_certs(text: &[u8]) -> Readable {
     let mut out = Readable::default();
-    for der in CertificateDer::pem_slice_iter(text) {
+    for der in each_cert(text) {
         out.unfinished = matches!(der, Err(rustls_pki_types::pem::Error::MissingSectionEnd { .. }));
         let parsed = der.map_err(|e| said(&e)).and_then(|der| parse_der(&der).map(|_| der));
         match parsed {

@@ -144,8 +144,7 @@ impl ServerCertVerifier for Watch {
 /// The certificates of a PEM text that can be trusted; blocks that cannot are passed over.
 #[must_use]
 pub fn roots_of(pem: &[u8]) -> Anchors {
-    // A block of broken base64 ends nothing: the iterator goes on behind it.
-    Anchors::of(CertificateDer::pem_slice_iter(pem).filter_map(Result::ok))
+    Anchors::of(super::cert::each_cert(pem).filter_map(Result::ok))
 }
 
 /// The system's pool, about 150 certificates, read anew at each call and never kept.

@@ -7,6 +7,7 @@ use rustls_pki_types::PrivateKeyDer;
 
 use super::streams::served;
 use crate::support::agent::ROOT;
+use crate::support::client::{Pem, secret_request, secrets};
 use crate::support::{MockIstiod, TestAgent};
 
 /// The name that agents expect.
@@ -67,4 +68,19 @@ async fn a_server_that_is_itself_in_the_root_file_is_accepted_and_no_other_that_
     let mut deceived = agent(&mock, &certificate.pem());
     deceived.wait_log("none of the roots in").await;
     deceived.stop().await;
+}
+
+/// As somebody leaves it who appends to a file that was cut.
+#[tokio::test]
+async fn a_block_without_an_end_hides_no_root_behind_it() {
+    let mock = MockIstiod::start().await;
+    let cut = "-----BEGIN CERTIFICATE-----\nMIIB\n";
+    let mut agent = agent(&mock, cut);
+    served(&mut agent).await;
+    let client = agent.sds().await;
+    let mut stream = client.stream_secrets();
+    stream.send(&secret_request(&format!("file-root:{ROOT}")));
+    let (_, roots) = secrets(&stream.next().await.unwrap()).remove(0);
+    assert_eq!(roots, Pem::Roots(mock.root_pem()));
+    agent.stop().await;
 }
