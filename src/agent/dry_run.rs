@@ -28,11 +28,11 @@ const VALIDATION: Duration = Duration::from_secs(30);
 /// What would have refused the start, and what Envoy says against the bootstrap.
 pub(crate) async fn dry_run(config: &Config) -> Result<Vec<u8>, Error> {
     refusals(config).await?;
-    let mode = match &config.identity.socket {
+    let mode = if config.identity.owns_socket_already() {
         // It is our own, of the agent whose place is to be taken.
-        Some(_) if config.identity.owns_socket_already() => Mode::Own,
-        Some(socket) => probe::look(socket).await.map_err(said)?,
-        None => Mode::Own,
+        Mode::Own
+    } else {
+        probe::look(&config.identity.socket).await.map_err(said)?
     };
     let socket = &config.identity.credential_socket;
     let mut text = bootstrap_text(&config.envoy.bootstrap, socket, mode).await?;

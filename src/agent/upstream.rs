@@ -40,11 +40,11 @@ pub(super) async fn prepare(common: &Common, heir: Option<&Heir>) -> Result<Upst
     // An RSA key takes longest of all, so it is begun at once; whoever goes on with a certificate needs none now.
     let needed = signs && !heir.is_some_and(Heir::has_certificate);
     let first_key = needed.then(|| FirstKey::begin(identity.key.clone()));
-    let mode = match &identity.socket {
+    let mode = if identity.owns_socket_already() {
         // Nobody but ourselves is at the other end.
-        Some(_) if identity.owns_socket_already() => Mode::Own,
-        Some(socket) => probe::workload(socket).await.map_err(said)?,
-        None => Mode::Own,
+        Mode::Own
+    } else {
+        probe::workload(&identity.socket).await.map_err(said)?
     };
     let tokens = tokens::source(identity, clock);
     let trouble = Arc::new(troubles.reporter("citadelclient"));

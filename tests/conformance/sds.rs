@@ -6,6 +6,7 @@ use std::time::Duration;
 use envoy_types::pb::envoy::service::discovery::v3::{DeltaDiscoveryRequest, DiscoveryRequest};
 use envoy_types::pb::google::rpc::Status as Detail;
 use rustix::process::Signal;
+use tokio::io::AsyncWriteExt;
 
 use crate::support::agent::SDS;
 use crate::support::client::{EnvoyClient, Pem, ack, node, secret_request, secrets};
@@ -114,6 +115,32 @@ async fn a_removed_socket_is_bound_again() {
     ask(&client, "default").await.unwrap();
     drop(client);
     agent.stop().await;
+}
+
+/// Whoever gives the workload its identity gives it without Envoy, too: no certificate of istiod beside his.
+#[tokio::test]
+async fn who_owns_the_workloads_socket_counts_without_envoy_too() {
+    let mock = MockIstiod::start().await;
+    let dir = tempfile::Builder::new().prefix("agent-").tempdir().unwrap();
+    let socket = dir.path().join(SDS);
+    std::fs::create_dir_all(socket.parent().unwrap()).unwrap();
+    let theirs = tokio::net::UnixListener::bind(&socket).unwrap();
+    tokio::spawn(async move {
+        let mut clients = Vec::new();
+        while let Ok((mut client, _)) = theirs.accept().await {
+            client.write_all(b"\0\0\0\x04\0\0\0\0\0").await.unwrap();
+            clients.push(client);
+        }
+    });
+    let mut agent = builder(&mock).env("DISABLE_ENVOY", "true").start_in(dir);
+    agent.wait_log("is served by somebody else").await;
+    let _stream = agent.xds().await.ads();
+    eventually("the start is over", || async { mock.record().ads_streams().pop() }).await;
+    assert!(mock.record().ca_calls().is_empty());
+    assert!(socket.exists(), "it is theirs");
+    let mut demanding =
+        builder(&mock).env("DISABLE_ENVOY", "true").env("WORKLOAD_IDENTITY_SOCKET_FILE", "spire").start();
+    assert_eq!(demanding.wait_exit().await.code(), Some(255));
 }
 
 #[tokio::test]

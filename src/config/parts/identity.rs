@@ -34,8 +34,8 @@ pub(crate) struct Identity {
     pub file_mounted: bool,
     /// Kind of key.
     pub key: KeyOptions,
-    /// The look at the workload's socket; none where there is no Envoy to serve.
-    pub socket: Option<probe::Config>,
+    /// The look at the workload's socket; without Envoy too, for who owns it gives the certificates.
+    pub socket: probe::Config,
     /// Socket of a third party's credential server.
     pub credential_socket: PathBuf,
     /// Where tokens come from.
@@ -169,8 +169,7 @@ pub(crate) fn workload_socket(config: &Sources) -> probe::Config {
 #[must_use]
 pub(crate) fn may_be_external(config: &Sources) -> bool {
     let socket = workload_socket(config);
-    !config.settings.flag(var::DISABLE_ENVOY)
-        && (socket.file != probe::DEFAULT_SOCKET || socket.dir.join(socket.file).exists())
+    socket.file != probe::DEFAULT_SOCKET || socket.dir.join(socket.file).exists()
 }
 
 /// Where tokens come from.
@@ -279,7 +278,7 @@ pub(crate) fn identity(config: &Sources, plan: &Plan, tokens: Tokens) -> Identit
     Identity {
         file_mounted: plan.file_mounted,
         key: key_options(config),
-        socket: (!proxyless).then(|| workload_socket(config)),
+        socket: workload_socket(config),
         credential_socket: config.path(CREDENTIAL_SOCKET),
         tokens,
         trust_domain: s.text(var::TRUST_DOMAIN).to_owned(),
