@@ -16,9 +16,17 @@ impl Manager {
     pub(super) fn wanted(&self) -> bool {
         let certificate = self.provider(&ResourceName::Default) == Origin::Ca;
         if self.workload.current.is_none() {
-            return certificate || self.provider(&ResourceName::RootCa) == Origin::Ca;
+            return certificate || self.roots_wanted();
         }
         certificate && (self.asked || self.output.is_some())
+    }
+
+    // Of a certificate that nobody serves. Before anybody asks for them the Go agent goes on to the roots only when it has
+    // read the pair that lies in files.
+    fn roots_wanted(&self) -> bool {
+        let waited_for = || self.waiting.iter().any(|waiter| waiter.name == ResourceName::RootCa);
+        self.provider(&ResourceName::RootCa) == Origin::Ca
+            && (self.files.loaded(&ResourceName::Default).is_some() || waited_for())
     }
 
     pub(super) fn attempt(&mut self) -> Option<Running> {

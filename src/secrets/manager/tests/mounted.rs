@@ -216,3 +216,18 @@ async fn what_is_over_when_a_slow_disk_was_read_is_not_used() {
     let (found, _) = left_on_a_slow_disk(Duration::from_secs(20), Duration::from_secs(21)).await;
     assert_eq!(found, None);
 }
+
+#[tokio::test(start_paused = true)]
+async fn roots_beside_a_pair_that_cannot_be_read_are_asked_for_when_somebody_wants_them() {
+    let world = World::with(Act::Issue(DAY), |dir, config| {
+        std::fs::create_dir(dir.join("certs")).unwrap();
+        std::fs::write(dir.join("certs/cert-chain.pem"), "x").unwrap();
+        std::fs::write(dir.join("certs/key.pem"), "y").unwrap();
+        config
+    });
+    assert!(world.fetch(ResourceName::Default).await.is_err());
+    world.pass(Duration::from_secs(60)).await;
+    assert_eq!(world.ca.calls(), 0, "a certificate that nobody would be given");
+    assert_eq!(world.roots().await.0, world.ca.root().trim_end());
+    assert_eq!(world.ca.calls(), 1);
+}
