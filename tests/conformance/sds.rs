@@ -1,12 +1,12 @@
 //! The secret discovery service: what the Go agent gets wrong, files as they change, other servers' sockets.
 
+use std::io::Write;
 use std::path::Path;
 use std::time::Duration;
 
 use envoy_types::pb::envoy::service::discovery::v3::{DeltaDiscoveryRequest, DiscoveryRequest};
 use envoy_types::pb::google::rpc::Status as Detail;
 use rustix::process::Signal;
-use tokio::io::AsyncWriteExt;
 
 use crate::support::agent::SDS;
 use crate::support::client::{EnvoyClient, Pem, ack, node, secret_request, secrets};
@@ -124,11 +124,11 @@ async fn who_owns_the_workloads_socket_counts_without_envoy_too() {
     let dir = tempfile::Builder::new().prefix("agent-").tempdir().unwrap();
     let socket = dir.path().join(SDS);
     std::fs::create_dir_all(socket.parent().unwrap()).unwrap();
-    let theirs = tokio::net::UnixListener::bind(&socket).unwrap();
-    tokio::spawn(async move {
+    let theirs = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    std::thread::spawn(move || {
         let mut clients = Vec::new();
-        while let Ok((mut client, _)) = theirs.accept().await {
-            client.write_all(b"\0\0\0\x04\0\0\0\0\0").await.unwrap();
+        while let Ok((mut client, _)) = theirs.accept() {
+            client.write_all(b"\0\0\0\x04\0\0\0\0\0").unwrap();
             clients.push(client);
         }
     });
