@@ -8,6 +8,8 @@ mod index;
 mod message;
 mod page;
 
+use std::net::IpAddr;
+
 use bytes::Bytes;
 use prost::DecodeError;
 use rand::seq::SliceRandom;
@@ -71,7 +73,7 @@ impl Scope {
 pub(crate) enum BadTable {
     #[error("{0}")]
     Message(#[from] DecodeError),
-    #[error("a host of the name table has more than {} addresses and names", message::MOST)]
+    #[error("a host of the name table has more than {} addresses and names, or {} MB", message::MOST, message::LONGEST >> 20)]
     Host,
 }
 
@@ -123,13 +125,12 @@ impl Table {
             }
             None
         })?;
-        let mut addresses = self.source.host_at(at)?.info().addresses();
-        addresses.retain(|ip| ip.is_ipv4() == (query.qtype == wire::A));
+        let of_type = |ip: &IpAddr| ip.is_ipv4() == (query.qtype == wire::A);
+        let mut addresses: Vec<IpAddr> = self.source.addresses_at(at).filter(of_type).collect();
         if addresses.is_empty() {
             return Some(Vec::new());
         }
-        addresses.shuffle(&mut rand::rng());
-        addresses.truncate(MOST);
+        let (addresses, _) = addresses.partial_shuffle(&mut rand::rng(), MOST);
         let mut out = Vec::with_capacity(addresses.len() + 1);
         let mut owner = query.owner().to_vec();
         if let Some(target) = inner {
@@ -137,7 +138,7 @@ impl Table {
             out.push(Record { owner, data: Data::Cname(target.clone()) });
             owner = target;
         }
-        out.extend(addresses.into_iter().map(|ip| Record { owner: owner.clone(), data: Data::Address(ip) }));
+        out.extend(addresses.iter().map(|ip| Record { owner: owner.clone(), data: Data::Address(*ip) }));
         Some(out)
     }
 }

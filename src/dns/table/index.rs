@@ -134,7 +134,7 @@ fn text(source: &Source, slot: Slot) -> String {
         }
         return name;
     }
-    let mut names = source.host_at(slot.at).unwrap_or_default().names(&source.scope);
+    let mut names = source.brief_at(slot.at).unwrap_or_default().names(&source.scope);
     let form = usize::try_from(slot.form).unwrap_or(usize::MAX);
     if form < names.len() { names.swap_remove(form) } else { String::new() }
 }

@@ -44,6 +44,7 @@ impl NameInfo {
 /// Where things stand: a host in the message, what is known of it in the host, and there each of `alt_hosts`.
 const HOST: u32 = 1;
 const INFO: u32 = 2;
+const ADDRESS: u32 = 1;
 const ALT_HOST: u32 = 5;
 
 /// A host's own name, read without what is known of the host.
@@ -89,8 +90,28 @@ pub(super) struct Source {
     pub scope: Scope,
 }
 
+/// What a host's own names are made of, however many addresses and other names it has.
+#[derive(Clone, PartialEq, prost::Message)]
+struct Brief {
+    #[prost(string, tag = "1")]
+    name: String,
+    #[prost(message, optional, tag = "2")]
+    info: Option<BriefInfo>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct BriefInfo {
+    #[prost(string, tag = "2")]
+    registry: String,
+    #[prost(string, tag = "3")]
+    shortname: String,
+    #[prost(string, tag = "4")]
+    namespace: String,
+}
+
 impl Source {
-    /// Whether no host has more addresses and names than [`MOST`]. Bytes that are no such message have none.
+    /// Whether no host has more addresses and names than [`MOST`], nor takes more than [`LONGEST`]. Bytes that are no such
+    /// message have none.
     pub(super) fn has_small_hosts(&self) -> bool {
         bodies(&self.body, HOST).all(is_small)
     }
@@ -120,6 +141,26 @@ impl Source {
         Host::decode_length_delimited(host).ok()
     }
 
+    /// The addresses of that host; a query asks for nothing else, and a host may have many.
+    pub(super) fn addresses_at(&self, at: u32) -> impl Iterator<Item = IpAddr> {
+        let host = usize::try_from(at).ok().and_then(|at| inside(self.body.get(at..)?));
+        let fields = bodies(host.unwrap_or_default(), INFO).flat_map(|info| bodies(info, ADDRESS));
+        fields.filter_map(|ip| std::str::from_utf8(ip).ok()?.parse().ok())
+    }
+
+    /// That host without its addresses and its `alt_hosts`.
+    pub(super) fn brief_at(&self, at: u32) -> Option<Host> {
+        let host = self.body.get(usize::try_from(at).ok()?..)?;
+        let Brief { name, info } = Brief::decode_length_delimited(host).ok()?;
+        let whole = |BriefInfo { registry, shortname, namespace }| NameInfo {
+            registry,
+            shortname,
+            namespace,
+            ..NameInfo::default()
+        };
+        Some(Host { name, info: info.map(whole) })
+    }
+
     /// Its own name, however many others it has.
     pub(super) fn name_at(&self, at: u32) -> Option<String> {
         let host = self.body.get(usize::try_from(at).ok()?..)?;
@@ -144,9 +185,14 @@ impl Source {
 /// Addresses and names of one host at most: each takes a hundred bytes while the table is read, or ten times its own.
 pub(super) const MOST: usize = 100_000;
 
+/// What a host takes at most, in bytes: its names are put together in five forms, and 100,000 addresses take 1.7 MB.
+pub(super) const LONGEST: usize = 2 << 20;
+
 // A name and what is known of it, of which the parts would be put together if it were there twice.
 fn is_small(host: &[u8]) -> bool {
-    has_few_fields(host, 3) && bodies(host, INFO).all(|info| has_few_fields(info, MOST))
+    host.len() <= LONGEST
+        && has_few_fields(host, 3)
+        && bodies(host, INFO).all(|info| has_few_fields(info, MOST))
 }
 
 // What the message fields of this number hold, up to where the bytes are no message.

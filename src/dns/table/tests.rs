@@ -298,3 +298,27 @@ fn the_namespace_is_taken_off_a_domain_once() {
         assert_eq!(Scope::new("ns", domain).domain, rest, "{domain}");
     }
 }
+
+#[test]
+fn a_host_may_take_two_megabytes_and_no_more() {
+    let of = |length: usize| {
+        let host = info(&["9.9.9.9"], KUBERNETES, &"s".repeat(length), "ns1");
+        let body = NameTable { table: [("a.ns1.svc.cluster.local".to_owned(), host)].into() }.encode_to_vec();
+        Table::decode(body.into(), &Scope::new("ns1", "ns1.svc.cluster.local"))
+    };
+    assert!(of(2_000_000).is_ok());
+    assert!(matches!(of(2_200_000).unwrap_err(), BadTable::Host));
+}
+
+#[test]
+fn of_a_host_that_is_asked_for_only_the_addresses_are_read() {
+    let ips: Vec<String> = (0..10_000).map(|n| format!("10.0.{}.{}", n / 256, n % 256)).collect();
+    let ips: Vec<&str> = ips.iter().map(String::as_str).chain(["no address", "2001:db8::1"]).collect();
+    let table = table(&[("web.ns1.svc.cluster.local", info(&ips, KUBERNETES, "web", "ns1"))]);
+    let before = message::tests::READ.get();
+    for name in ["web.ns1.svc.cluster.local.", "web.", "web.ns1.", "web.ns1.svc."] {
+        assert_eq!(ask(&table, name, wire::A).unwrap().len(), MOST, "{name}");
+        assert_eq!(ask(&table, name, wire::AAAA).unwrap().len(), 1, "{name}");
+    }
+    assert_eq!(message::tests::READ.get(), before);
+}
