@@ -213,7 +213,9 @@ impl Caller {
 
     fn broken(&self, broken: Broken) -> Failed {
         match broken {
-            Broken::Answered(status) | Broken::TooLarge(status) => self.refused(status),
+            Broken::Answered(status) => self.refused(status),
+            // It would bring as much again.
+            Broken::Unusable(why) => Failed { error: self.unusable(why), retry: false },
             Broken::Transport(status) => {
                 let retry = RETRIED.contains(&status.code());
                 let error = Error::Broke { endpoint: self.endpoint().to_owned(), status: Box::new(status) };

@@ -23,6 +23,7 @@ use crate::net::grpc::{FRAME, HEADERS, code_of_http, code_of_reset, framed, stat
 /// An answer above this, in bytes or in fields, is not a certificate chain.
 const MAX_ANSWER: usize = 4 << 20;
 const MAX_FIELDS: usize = 4096;
+
 /// An open connection.
 pub(super) struct UnaryConnection {
     send: SendRequest<Bytes>,
@@ -92,6 +93,7 @@ impl UnaryConnection {
                 }
             }
         };
+        // Of an answer that cannot be used the rest may still be on its way.
         self.alive &= matches!(done, Ok(_) | Err(Broken::Answered(_)));
         done
     }
@@ -111,8 +113,8 @@ impl UnaryConnection {
 pub(super) enum Broken {
     /// The server said so, or what it said is none.
     Answered(Status),
-    /// The same, and more is still to come on this connection than anybody wants.
-    TooLarge(Status),
+    /// There is an answer that cannot be used: to ask again would bring another of its kind.
+    Unusable(String),
     /// It could not say anything.
     Transport(Status),
 }
@@ -141,13 +143,13 @@ async fn exchange(send: SendRequest<Bytes>, request: Request<()>, message: Bytes
         let chunk = chunk.map_err(transport)?;
         body.flow_control().release_capacity(chunk.len()).map_err(transport)?;
         if bytes.len() + chunk.len() > MAX_ANSWER + FRAME {
-            return Err(Broken::TooLarge(Status::resource_exhausted("the answer is larger than 4 MB")));
+            return Err(Broken::Unusable("it is larger than 4 MB".to_owned()));
         }
         bytes.extend_from_slice(&chunk);
     }
     let trailers = body.trailers().await.map_err(transport)?;
     match trailers.as_ref().and_then(status_in) {
-        Some(status) if status.code() == Code::Ok => unframe(bytes.freeze()).map_err(Broken::Answered),
+        Some(status) if status.code() == Code::Ok => unframe(bytes.freeze()),
         Some(status) => Err(Broken::Answered(status)),
         None => {
             // As Go's library: a body that ends the stream is an answer that was cut off, and asked for again.
@@ -167,12 +169,13 @@ fn empty() -> Broken {
 }
 
 /// The one message of an answer.
-fn unframe(bytes: Bytes) -> Result<Bytes, Status> {
+fn unframe(bytes: Bytes) -> Result<Bytes, Broken> {
     heap::freed(bytes.len());
-    let message = unframed(bytes)
-        .map_err(|why| Status::internal(format!("the answer is not one gRPC message: {why}")))?;
+    let message = unframed(bytes).map_err(|why| {
+        Broken::Answered(Status::internal(format!("the answer is not one gRPC message: {why}")))
+    })?;
     if !has_few_fields(&message, MAX_FIELDS) {
-        return Err(Status::resource_exhausted(format!("the answer has more than {MAX_FIELDS} entries")));
+        return Err(Broken::Unusable(format!("it has more than {MAX_FIELDS} entries")));
     }
     Ok(message)
 }
@@ -200,6 +203,15 @@ mod tests {
 
     /// The code of an answer with this type, a message if there is one, and these trailers if there are any.
     async fn code(kind: &'static str, message: Option<&'static [u8]>, trailers: Option<HeaderMap>) -> Code {
+        outcome(kind, message, trailers).await.unwrap()
+    }
+
+    /// Its code, or why it cannot be used.
+    async fn outcome(
+        kind: &'static str,
+        message: Option<&'static [u8]>,
+        trailers: Option<HeaderMap>,
+    ) -> Result<Code, String> {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let peer = listener.local_addr().unwrap();
         let server = async {
@@ -229,8 +241,9 @@ mod tests {
             let outcome = connection.call("/a.B/C", HeaderMap::new(), asked, Duration::from_secs(30)).await;
             connection.close();
             match outcome {
-                Ok(_) => Code::Ok,
-                Err(Broken::Answered(s) | Broken::TooLarge(s) | Broken::Transport(s)) => s.code(),
+                Ok(_) => Ok(Code::Ok),
+                Err(Broken::Answered(status) | Broken::Transport(status)) => Ok(status.code()),
+                Err(Broken::Unusable(why)) => Err(why),
             }
         };
         tokio::join!(server, client).1
@@ -242,13 +255,13 @@ mod tests {
             Some(HeaderMap::from_iter([("grpc-status".parse().unwrap(), HeaderValue::from_static("0"))]));
         let answer = |entry: &[u8], count: usize| {
             let all: &'static [u8] = framed(&entry.repeat(count)).unwrap().to_vec().leak();
-            code("application/grpc", Some(all), good.clone())
+            outcome("application/grpc", Some(all), good.clone())
         };
-        assert_eq!(answer(&[0x0a, 0], MAX_FIELDS).await, Code::Ok);
-        assert_eq!(answer(&[0x0a, 0], MAX_FIELDS + 1).await, Code::ResourceExhausted);
+        assert_eq!(answer(&[0x0a, 0], MAX_FIELDS).await, Ok(Code::Ok));
+        assert_eq!(answer(&[0x0a, 0], MAX_FIELDS + 1).await, Err("it has more than 4096 entries".to_owned()));
         let large = [&[0x0a, 0x80, 0x80, 0x40][..], &[b'a'; 1 << 20]].concat();
-        assert_eq!(answer(&large, 3).await, Code::Ok);
-        assert_eq!(answer(&large, 4).await, Code::ResourceExhausted);
+        assert_eq!(answer(&large, 3).await, Ok(Code::Ok));
+        assert_eq!(answer(&large, 4).await, Err("it is larger than 4 MB".to_owned()));
     }
 
     #[tokio::test]

@@ -122,6 +122,9 @@ pub(super) const ROWS: &[Row] = &[
     row("CA: empty chain", &["CertificateUnusable"], &["certificate", "CertChain"], |b, m| {
         ca(b, m, Fault::EmptyChain)
     }),
+    row("CA: too much", &["CertificateUnusable"], &["more than 4096 entries"], |b, m| {
+        ca(b, m, Fault::Chain(vec!["junk".to_owned(); 5000]))
+    }),
     row("CA: for another key", &["CertificateUnusable"], &["key"], |b, m| ca(b, m, Fault::WrongKey)),
     row("CA: in the wrong order", &["CertificateUnusable"], &["order"], |b, m| ca(b, m, Fault::WrongOrder)),
     row("CA: expired already", &["CertificateUnusable", "ClockWrong"], &["expired"], |b, m| {
