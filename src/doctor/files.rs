@@ -166,7 +166,7 @@ fn pair(cert_file: &Path, key_file: &Path, now: SystemTime) -> Pair {
         Err(e) => return fail(State::Bad, e.to_string()),
     };
     let Some(leaf) = certs.first() else { return fail(State::Bad, "no certificate".to_owned()) };
-    let said = format!("{}: {}", cert_file.display(), leaf.uris.join(", "));
+    let said = format!("{}: {}", cert_file.display(), leaf.names().join(", "));
     if leaf.not_after < now {
         return fail(State::Expired, format!("it expired {} ago", super::token::ago(now, leaf.not_after)));
     }

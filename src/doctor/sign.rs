@@ -108,7 +108,7 @@ fn issued(entries: &[String], spki: &[u8], now: SystemTime) -> Result<Cert, Chec
 // The CA has signed, for `identity` or for somebody else.
 fn signed(cert: &Cert, identity: &str, now: SystemTime, took: Duration) -> Check {
     let left = cert.not_after.duration_since(now).unwrap_or_default();
-    let (whom, span, took) = (cert.uris.join(", "), crate::trouble::span(left), took.as_millis());
+    let (whom, span, took) = (cert.names().join(", "), crate::trouble::span(left), took.as_millis());
     let signed = format!("the CA signed a throw-away key for {whom}, valid for {span}, in {took} ms");
     if cert.uris.iter().any(|uri| uri == identity) {
         return Check::ok(NAME, signed);

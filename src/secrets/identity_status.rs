@@ -39,7 +39,7 @@ impl IdentityStatus {
 pub(crate) struct Certificate {
     /// Serial number in hexadecimal.
     pub serial: String,
-    /// URI names.
+    /// URI names, as they are told.
     pub identities: Vec<String>,
     /// Start of validity.
     pub not_before: SystemTime,

@@ -281,7 +281,7 @@ impl Manager {
             asked: self.used(),
             certificate: self.workload.current.as_ref().map(|c| Certificate {
                 serial: c.issued.leaf.serial.clone(),
-                identities: c.issued.leaf.uris.clone(),
+                identities: c.issued.leaf.names(),
                 not_before: c.issued.leaf.not_before,
                 not_after: c.issued.leaf.not_after,
                 renewal: c.renewal,

@@ -80,7 +80,7 @@ pub(super) fn load(config: &Config, identity: &str, now: SystemTime) -> Result<O
     cert::check_pair(&chain, &key)?;
     let leaf = cert::parse_chain(&chain)?.swap_remove(0);
     if !leaf.uris.iter().any(|uri| uri == identity) {
-        return Err(Unfit::Identity { found: leaf.uris.join(", "), wanted: identity.to_owned() });
+        return Err(Unfit::Identity { found: leaf.names().join(", "), wanted: identity.to_owned() });
     }
     // One that is not valid yet was valid when it was written: a machine without a battery boots with its clock behind,
     // and peers judge by theirs.

@@ -7,6 +7,8 @@ use rustls_pki_types::pem::{self, PemObject};
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
 
+use crate::base::quote::cut;
+
 /// Where a block begins that is not the first thing in a text.
 const BEGIN: &[u8] = b"\n-----BEGIN ";
 
@@ -56,6 +58,21 @@ pub struct Cert {
     pub spki: Vec<u8>,
     /// Serial number in hexadecimal.
     pub serial: String,
+}
+
+/// Of the names of a certificate so many are told. A workload has one.
+const TOLD: usize = 4;
+/// And so much of each, in bytes: namespace, account and trust domain of the longest kind are 600.
+const LONGEST: usize = 1024;
+
+impl Cert {
+    /// Its URI names for people: a CA may write as many as it likes, and whatever it likes into them.
+    #[must_use]
+    pub fn names(&self) -> Vec<String> {
+        let more = self.uris.len().saturating_sub(TOLD);
+        let told = self.uris.iter().take(TOLD).map(|uri| cut(uri, LONGEST).into_owned());
+        told.chain((more > 0).then(|| format!("and {more} more"))).collect()
+    }
 }
 
 /// Reads every certificate of a PEM text; other block kinds and text between blocks are passed over.
@@ -188,6 +205,26 @@ pub fn readable_certs(text: &[u8]) -> Readable {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn of_the_names_of_a_certificate_a_few_are_told_in_one_line() {
+        let params = |uris: &[String]| {
+            let mut params = rcgen::CertificateParams::default();
+            let name = |uri: &String| rcgen::SanType::URI(uri.as_str().try_into().unwrap());
+            params.subject_alt_names = uris.iter().map(name).collect();
+            params.self_signed(&rcgen::KeyPair::generate().unwrap()).unwrap()
+        };
+        let names = |uris: &[String]| parse_der(params(uris).der()).unwrap().names();
+        assert_eq!(names(&["spiffe://a/ns/b/sa/c".to_owned()]), ["spiffe://a/ns/b/sa/c"]);
+        let many: Vec<_> = (0..1000).map(|n| format!("spiffe://a/{n}")).collect();
+        assert_eq!(
+            names(&many).join(", "),
+            "spiffe://a/0, spiffe://a/1, spiffe://a/2, spiffe://a/3, and 996 more"
+        );
+        let long = names(&[format!("spiffe://a/{}", "x".repeat(100_000)), "a\n\u{1b}[31m".to_owned()]);
+        assert!(long[0].len() < 1100 && long[0].ends_with("(100011 bytes)"), "{}", long[0]);
+        assert_eq!(long[1], "a\\n\\u{1b}[31m");
+    }
 
     #[test]
     fn what_is_wrong_with_pem_is_text() {

@@ -75,7 +75,7 @@ impl Manager {
         let now = self.clock.now();
         let leaf = &issued.leaf;
         let left = rotation::span(leaf.not_after.duration_since(now).unwrap_or_default());
-        let names = leaf.uris.join(", ");
+        let names = leaf.names().join(", ");
         // The Go agent's words and labels; durations in nanoseconds, which the log shows as it does.
         tracing::info!(target: "cache",
             resourceName = "default",
