@@ -134,9 +134,10 @@ impl Troubles {
     }
 }
 
-/// For an answer that is no HTTP/2, on a connection without TLS.
-const PLAIN: &str = "the port seems to speak TLS and is called in plain text: write MUTUAL_TLS for controlPlaneAuthPolicy, or name the \
-                     port for plain text (15010)";
+/// For an answer that is no HTTP/2.
+const FOREIGN: &str = "what answers speaks no HTTP/2: is this istiod's port, and is there a proxy in between that speaks HTTP/1.1? With \
+                       controlPlaneAuthPolicy NONE the port may speak TLS and is called in plain text: write MUTUAL_TLS, or name the \
+                       port for plain text (15010)";
 
 /// What usually is behind a rejection of Envoy's; empty: nothing is known.
 fn hint(reason: &str) -> &'static str {
@@ -174,8 +175,8 @@ fn said(status: &Status) -> String {
 
 fn closes(address: &str, status: &Status) -> Report {
     let detail = format!("{address} ends the stream of configuration again and again: {}", said(status));
-    let plain = status.message().contains("frame with invalid size");
-    Report::new(Kind::IstiodCloses, detail).about(address).hint(if plain { PLAIN } else { "" })
+    let foreign = status.message().contains("frame with invalid size");
+    Report::new(Kind::IstiodCloses, detail).about(address).hint(if foreign { FOREIGN } else { "" })
 }
 
 /// What to do about a refusal; empty: its kind says it.
@@ -277,6 +278,15 @@ mod tests {
             let report = ended("i:1", &status);
             assert!(report.detail.ends_with(": a\\nb\\u{1b}[2J"), "{}", report.detail);
         }
+    }
+
+    #[test]
+    fn an_answer_that_is_no_http_2_is_not_always_tls_that_was_called_in_plain_text() {
+        let list = List::default();
+        let troubles = Troubles::new(list.reporter("xdsproxy"));
+        troubles.failed(ended("i:1", &Status::unavailable("error detected: frame with invalid size")), None);
+        let hint = list.verdict().unwrap().hint;
+        assert!(hint.contains("HTTP/1.1") && hint.contains("plain text"), "{hint}");
     }
 
     #[test]
