@@ -6,8 +6,11 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use crate::base::lane::Lane;
+use crate::base::seldom::Seldom;
 
 pub(super) static LOOKS: Lane = Lane::new("looking for the revocation list", 1);
+/// It is looked for with each root that a client asks for.
+static LEFT_OUT: Seldom = Seldom::new(10);
 /// A file system that takes longer changes nothing: what was last seen counts.
 const GRACE: Duration = Duration::from_millis(if cfg!(test) { 60_000 } else { 50 });
 
@@ -88,8 +91,10 @@ impl Revoked {
             }
             Ok(Err(error)) if error.kind() == ErrorKind::NotFound => self.set(false),
             Ok(Err(error)) => {
-                let path = self.path.as_deref().unwrap_or(Path::new("")).display();
-                tracing::warn!(target: "sds", "the revocation list {path} is left out: {error}");
+                if let Some(more) = LEFT_OUT.may() {
+                    let path = self.path.as_deref().unwrap_or(Path::new("")).display();
+                    tracing::warn!(target: "sds", "the revocation list {path} is left out: {error}{more}");
+                }
                 self.set(false);
             }
         }

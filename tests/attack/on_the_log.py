@@ -112,6 +112,17 @@ def refusals(world, size):
             pass
 
 
+# A file in the place of the list's folder.
+NO_FOLDER = "mount -t tmpfs tmpfs /run && mkdir -p /var/run/secrets/istio && touch /var/run/secrets/istio/crl"
+
+
+@attack("log of a revocation list", "roots that are asked for again and again, where nobody can look for the list", world={"shell": NO_FOLDER})
+def revoked(world, size):
+    end = time.monotonic() + size.seconds
+    while time.monotonic() < end:
+        h2.served(world.dir / SDS, 1, b"ROOTCA")
+
+
 LONG = {f"/app-health/n{n}/livez": {"httpGet": {"host": "127.0.0.1", "path": "/" + "p" * 3000, "port": 1}, "timeoutSeconds": 1}
         for n in range(20)}
 

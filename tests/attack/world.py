@@ -222,7 +222,8 @@ def sweep():
 
 class World:
     def __init__(self, agent, istiod, descriptors=None, env=None, ready=True, envoy=None, resources=None, modules=False,
-                 out=False, silent_names=False, probers=None, flags=(), folders=(), istiod_flags=(), before=None, proxy=None):
+                 out=False, silent_names=False, probers=None, flags=(), folders=(), istiod_flags=(), before=None, proxy=None,
+                 shell=None):
         self.envoy_binary = envoy or str(ROOT / "tests/support/fake_envoy.py")
         self.name = f"attack-{os.getpid()}"
         self.outer = None
@@ -233,7 +234,7 @@ class World:
         self.resources, self.modules = resources, modules
         self.silent_names, self.probers = silent_names, probers or {}
         self.flags, self.istiod_flags, self.before = flags, istiod_flags, before
-        self.proxy = proxy or {}
+        self.proxy, self.shell = proxy or {}, shell
         soft = min(65536, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
         try:
@@ -330,6 +331,9 @@ class World:
             self.hole.bind((SILENT, 53))
             (self.dir / "resolv.conf").write_text(f"nameserver {SILENT}\noptions timeout:5 attempts:5\n")
             words = ["sh", "-c", f"mount --bind {self.dir}/resolv.conf /etc/resolv.conf && exec \"$@\"", "sh", *words]
+        if self.shell:
+            # Before the agent, in its mount namespace.
+            words = ["sh", "-c", f"{self.shell} && exec \"$@\"", "sh", *words]
         if descriptors:
             words = ["sh", "-c", f"ulimit -n {descriptors}; exec \"$@\"", "sh", *words]
         self.log = self.dir / "agent.log"
