@@ -18,7 +18,7 @@ def table(name, *fields):
     return response(NAMES, part(2, resource(NAMES, part(1, part(1, name) + part(2, info)))))
 
 
-def once(message, then=lambda: None):
+def pushed(message, then=lambda: None):
     """An istiod that pushes it three times, which takes a while each, and does nothing more."""
     def play(call):
         call.accept()
@@ -38,10 +38,10 @@ LONG = {
 for name, fields in LONG.items():
     @attack(f"istiod pushes a host of {name}", "a name table whose one host has 23 MB of names", world=TABLES, short=False, readiness=False)
     def hostile(world, size, fields=fields):
-        bounded(world, lambda: under(world, size, once(table(HOST, *fields())), patience=5))
+        bounded(world, lambda: under(world, size, pushed(table(HOST, *fields())), patience=5))
 
 
-@attack("DNS queries for a host of 90,000 addresses", "two thousand a second", world=TABLES, readiness=False)
+@attack("DNS queries for a host of 90,000 addresses", "two thousand a second", world=TABLES, short=False, readiness=False)
 def queries(world, size):
     addresses = [part(1, b"10.%d.%d.%d" % (n >> 16, n >> 8 & 255, n & 255)) for n in range(90_000)]
     asked = query(7, HOST)
@@ -55,4 +55,4 @@ def queries(world, size):
                     io.sendto(asked, (POD, PORT))
                 time.sleep(0.01)
 
-    under(world, size, once(table(HOST, *addresses), flood), patience=5)
+    under(world, size, pushed(table(HOST, *addresses), flood), patience=5)
