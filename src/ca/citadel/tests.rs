@@ -265,7 +265,8 @@ async fn metadata_that_cannot_be_sent_fails_before_it_leaves() {
     let error = world.sign(&client).await.unwrap_err();
     assert!(error.to_string().contains("\"a b\""), "{error}");
     assert!(matches!(error, Error::Unsent(_)), "{error:?}");
-    assert!(world.istiod.record().connections().is_empty());
+    // There may be a connection, which is made meanwhile.
+    assert!(world.attempts().is_empty());
 }
 
 #[tokio::test]

@@ -116,6 +116,20 @@ fn what_is_no_query_is_ignored_or_refused() {
     assert_eq!(rcode(screen(&good[..good.len() - 1])), 1);
 }
 
+#[test]
+fn records_beside_the_question_are_passed_over_whatever_they_hold() {
+    let mut message = query("a.b", A);
+    message[11] = 1;
+    // A record of the root, of this type, with this data.
+    let with = |kind: u8, data: &[u8]| {
+        let length = u8::try_from(data.len()).unwrap();
+        [&message[..], &[0, 0, kind, 4, 0xd0, 0, 0, 0, 0, 0, length], data].concat()
+    };
+    for odd in [with(41, &[0, 10, 0, 8, 1]), with(1, &[10, 0, 0])] {
+        assert_eq!(asked(&odd).host(), "a.b.");
+    }
+}
+
 proptest::proptest! {
     #[test]
     fn any_bytes_are_survived(bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..200)) {
