@@ -218,15 +218,15 @@ impl Caller {
             Broken::Unusable(why) => Failed { error: self.unusable(why), retry: false },
             Broken::Transport(status) => {
                 let retry = RETRIED.contains(&status.code());
-                let error = Error::Broke { endpoint: self.endpoint().to_owned(), status: Box::new(status) };
-                Failed { error, retry }
+                // A farewell may carry a text of the server's.
+                let status = Box::new(short(&status));
+                Failed { error: Error::Broke { endpoint: self.endpoint().to_owned(), status }, retry }
             }
         }
     }
 
     fn refused(&self, status: Status) -> Failed {
-        // It is kept, and told in several places.
-        let status = Status::new(status.code(), cut(status.message(), CAUSE));
+        let status = short(&status);
         let retry = RETRIED.contains(&status.code());
         let hint = hint(&status);
         let error = Error::Status { endpoint: self.endpoint().to_owned(), status: Box::new(status), hint };
@@ -239,6 +239,11 @@ impl Caller {
         let error = Error::Connect { endpoint: self.endpoint().to_owned(), source: Box::new(error) };
         Failed { error, retry }
     }
+}
+
+// It is kept, and told in several places.
+fn short(status: &Status) -> Status {
+    Status::new(status.code(), cut(status.message(), CAUSE))
 }
 
 /// What usually is behind a code.
