@@ -246,6 +246,16 @@ impl Shared {
         let _ = timeout(QUIET, answered).await;
     }
 
+    // As `handle`, and then the others' turn if it took long.
+    async fn turn(&self, message: &[u8], limit: impl Fn(&Query) -> usize) -> Next {
+        let started = Instant::now();
+        let next = self.handle(message, limit);
+        if started.elapsed() > TURN {
+            tokio::task::yield_now().await;
+        }
+        next
+    }
+
     fn handle(&self, message: &[u8], limit: impl Fn(&Query) -> usize) -> Next {
         let query = match wire::screen(message) {
             Screened::Ignore => return Next::Nothing,
@@ -325,12 +335,7 @@ async fn udp(socket: Arc<Socket>, shared: Arc<Shared>) {
             }
         };
         let message = wire::mended(&buffer[..length]);
-        let started = Instant::now();
-        let next = shared.handle(&message, Query::udp_limit);
-        if started.elapsed() > TURN {
-            tokio::task::yield_now().await;
-        }
-        match next {
+        match shared.turn(&message, Query::udp_limit).await {
             Next::Nothing => {}
             Next::Reply(reply) => send(&socket, &reply, asked).await,
             Next::Forward(query) => {
@@ -394,7 +399,7 @@ async fn connection(
         let Ok(Ok(message)) = timeout(wait, upstream::read(&mut stream)).await else { return };
         progress.enter(Phase::Busy);
         let message = wire::mended(&message);
-        let reply = match shared.handle(&message, |_| usize::from(u16::MAX)) {
+        let reply = match shared.turn(&message, |_| usize::from(u16::MAX)).await {
             Next::Nothing => None,
             Next::Reply(reply) => Some(reply),
             Next::Forward(query) => Some(shared.forward(&message, &query, Transport::Tcp).await),
