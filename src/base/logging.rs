@@ -292,7 +292,9 @@ fn open(target: &str) -> Result<Sink, Error> {
             // To open a pipe's end for writing means to wait for whoever reads, without an end and without a word. The
             // other end with it, lines wait in the pipe, and those that do not fit as for any reader that stands still.
             let pipe = std::fs::metadata(path).is_ok_and(|there| there.file_type().is_fifo());
-            let opened = OpenOptions::new().read(pipe).append(true).create(true).open(path);
+            let open = |read| OpenOptions::new().read(read).append(true).create(true).open(path);
+            // One that may only be written to has its reader waited for.
+            let opened = if pipe { open(true).or_else(|_| open(false)) } else { open(false) };
             opened.map(Sink::File).map_err(|source| Error::Target { path: path.to_owned(), source })
         }
     }
