@@ -526,7 +526,6 @@ async fn nameservers_that_do_not_answer_are_told_until_one_does() {
     dns.world.agent.wait_log("over: DnsUpstreamFailed").await;
 }
 
-/// As on a machine whose programs ask the agent, and whose own nameservers nobody has written down.
 #[tokio::test]
 async fn names_are_answered_throughout_an_upgrade() {
     let Some(nameserver) = Nameserver::start().await else { return };

@@ -29,6 +29,7 @@ async fn read_again(old: &Nameserver, new: &Nameserver, parallel: &str) {
     dns.world.agent.stop().await;
 }
 
+/// As on a machine whose programs ask the agent, and whose own nameservers nobody has written down.
 #[tokio::test]
 async fn a_resolv_conf_that_names_the_agent_itself_is_told_and_no_query_goes_round() {
     // Only its address is needed.
