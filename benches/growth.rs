@@ -170,7 +170,7 @@ fn empty() -> [Curve; 7] {
         Curve::new(
             "SDS names, a stream each (roots in files)",
             "names",
-            &[1, 10, 100, 1_000],
+            &[1, 10, 100, 300, 1_000],
             &[("agent CPU (ms)", 1.0), ("anonymous over idle (MB)", 0.5)],
         ),
         Curve::new(
@@ -188,7 +188,7 @@ fn empty() -> [Curve; 7] {
         Curve::new(
             "SDS streams for the workload's certificate",
             "streams",
-            &[10, 100, 1_000, 5_000],
+            &[10, 100, 1_000, 2_500, 5_000],
             &[("agent CPU (ms)", 1.0), ("anonymous over idle (MB)", 0.5)],
         ),
     ]
