@@ -7,7 +7,7 @@
 //! | `uds` | unix sockets: their files, modes and owners |
 //! | `files`, `disk`, `bounded`, `up_to`, `reading`, `place`, `path` | watching files, reading with a deadline and a bound, replacing a file as a whole, clean paths |
 //! | `logging`, `metrics`, `error`, `quote`, `seldom`, `nearest` | what people and programs are told |
-//! | `process`, `open_files`, `errno`, `netlink`, `heap`, `notify`, `handover` | the kernel, the allocator, the service manager, and a program that takes over |
+//! | `process`, `open_files`, `errno`, `netlink`, `cgroup`, `heap`, `notify`, `handover` | the kernel, the allocator, the service manager, and a program that takes over |
 //! | `wire` | reading and editing an encoded message field by field |
 //!
 //! Uses no other module of this crate.
@@ -16,6 +16,7 @@ pub(crate) mod backoff;
 pub(crate) mod both;
 pub(crate) mod bounded;
 pub(crate) mod build_info;
+pub(crate) mod cgroup;
 pub(crate) mod clock;
 pub(crate) mod disk;
 pub(crate) mod errno;
