@@ -18,6 +18,7 @@ pub(super) fn serve(common: &Common, upstream: Upstream, bound: Bound, envoy: &e
     let Common { config, clock, metrics, troubles, tasks, started, watches } = common;
     until(&tasks.status, "log", crate::base::logging::attend());
     until(&tasks.status, "log failures", log_failures(troubles.reporter("default")));
+    until(&tasks.status, "memory", crate::base::pressure::attend(config.memory));
     until(&tasks.status, "troubles", {
         let troubles = troubles.clone();
         async move { troubles.attend().await }

@@ -113,6 +113,8 @@ const SETTLE: Duration = Duration::from_secs(5);
 
 static NOW: AtomicUsize = AtomicUsize::new(0);
 static MOST: AtomicUsize = AtomicUsize::new(0);
+/// Somebody has joined a burst.
+static MORE: Notify = Notify::const_new();
 /// A thread is about to give the heap back: bursts that come one after the other need no more than one.
 static BEGUN: AtomicBool = AtomicBool::new(false);
 
@@ -125,7 +127,11 @@ impl Crowd {
     /// One more.
     #[must_use]
     pub(crate) fn join() -> Self {
-        MOST.fetch_max(NOW.fetch_add(1, Relaxed) + 1, Relaxed);
+        let now = NOW.fetch_add(1, Relaxed) + 1;
+        MOST.fetch_max(now, Relaxed);
+        if now >= BURST {
+            MORE.notify_one();
+        }
         Self(())
     }
 }
@@ -142,6 +148,17 @@ impl Drop for Crowd {
             settle();
         }
     }
+}
+
+/// Waits until somebody joins a burst, or has since the last call. For one caller.
+pub(crate) async fn joined() {
+    MORE.notified().await;
+}
+
+/// Gives back what is free of the heap, now: in a thread, for milliseconds in which others may wait for memory. Where there
+/// is no thread for it, it stays.
+pub(crate) async fn trim() {
+    let _ = LANE.run(give_back::heap).await;
 }
 
 /// So many bytes, which were no part of the relay's stream, are or will soon be free (a message that is read whole, names that

@@ -7,7 +7,7 @@
 //! | `uds` | unix sockets: their files, modes and owners |
 //! | `files`, `disk`, `bounded`, `up_to`, `reading`, `place`, `path` | watching files, reading with a deadline and a bound, replacing a file as a whole, clean paths |
 //! | `logging`, `metrics`, `error`, `quote`, `seldom`, `nearest` | what people and programs are told |
-//! | `process`, `open_files`, `errno`, `netlink`, `cgroup`, `heap`, `notify`, `handover` | the kernel, the allocator, the service manager, and a program that takes over |
+//! | `process`, `open_files`, `errno`, `netlink`, `cgroup`, `heap`, `pressure`, `notify`, `handover` | the kernel, the allocator, the service manager, and a program that takes over |
 //! | `wire` | reading and editing an encoded message field by field |
 //!
 //! Uses no other module of this crate.
@@ -36,6 +36,7 @@ pub(crate) mod on_purpose;
 pub(crate) mod open_files;
 pub(crate) mod path;
 pub(crate) mod place;
+pub(crate) mod pressure;
 pub(crate) mod process;
 pub(crate) mod quote;
 pub(crate) mod reading;

@@ -52,6 +52,8 @@ pub(crate) struct Config {
     pub all_ipv6: bool,
     /// `NO_CORE_DUMPS`.
     pub no_core_dumps: bool,
+    /// `GOMEMLIMIT`, in bytes.
+    pub memory: Option<u64>,
     /// What TLS is made of.
     pub crypto: Arc<CryptoProvider>,
     /// Certificates: where they come from, the key, the secret manager, the SDS sockets.
@@ -153,6 +155,7 @@ impl Config {
             node_type: sources.node_type.clone(),
             all_ipv6,
             no_core_dumps: s.flag(var::NO_CORE_DUMPS),
+            memory: parts::memory::limit(s).0,
             crypto: provider::provider(parts::istiod::compliance(sources)).0,
             identity: parts::identity::identity(sources, &plan, tokens),
             ca,

@@ -110,7 +110,7 @@ pub(crate) fn without_effect(config: &Sources) -> Vec<String> {
     let old = args::PROXY.iter().filter(|f| f.old && f.help.contains("without effect"));
     let old = old.filter(|f| config.flags.get(f.name).is_some()).map(|f| format!("--{}", f.name));
     // Those the injector always sets are in every pod.
-    let everywhere = ["GOMEMLIMIT", "GOMAXPROCS", "TOKEN_AUDIENCES"];
+    let everywhere = ["GOMAXPROCS", "TOKEN_AUDIENCES"];
     let without = WITHOUT_EFFECT.iter().filter(|n| !everywhere.contains(n));
     let without = without.filter(|n| s.env().get(n).is_some()).map(|n| (*n).to_owned());
     let mut names: Vec<String> = old.chain(without).collect();

@@ -137,6 +137,7 @@ pub(crate) fn gather(
     compliance(&settings, &mut errors, &mut warnings);
     errors.extend(words(&settings));
     warnings.extend(parts::spread(&settings).1);
+    warnings.extend(parts::memory::limit(&settings).1);
     warnings.extend(parts::identity::without_validity(&settings));
     // istiod is told of the template in the proxy config, wherever it was named.
     if let Some(path) = flags.get("templateFile").filter(|path| !path.is_empty())

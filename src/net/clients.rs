@@ -107,6 +107,13 @@ impl Clients {
         drop(socket);
         self.places.evict();
     }
+
+    /// Memory is short: those that are worth least end.
+    pub(crate) fn shed(&self) {
+        if !self.places.shed() {
+            self.table.shed();
+        }
+    }
 }
 
 impl Client {

@@ -104,7 +104,11 @@ struct Taken<K> {
 impl<K: Origin> Taken<K> {
     /// Whether it may be ended for another that asks.
     fn must_ask_again(&self) -> bool {
-        self.asking && !self.origin.is_own()
+        self.asking && self.is_anothers()
+    }
+
+    fn is_anothers(&self) -> bool {
+        !self.origin.is_own()
     }
 }
 
@@ -147,7 +151,7 @@ impl<K: Origin> Places<K> {
             let least = u8::from(spare && !origin.is_own());
             let made = match blamed {
                 Some(blamed) => table.make_room(|_| true, &blamed, &origin, least),
-                None => table.evict(|taken| !taken.origin.is_own(), least),
+                None => table.evict(Taken::is_anothers, least),
             };
             if !made {
                 return None;
@@ -164,7 +168,25 @@ impl<K: Origin> Places<K> {
     pub(crate) fn evict(&self) -> bool {
         let mut table = self.table();
         let least = table.bounds.least();
-        table.evict(|taken| !taken.origin.is_own(), least)
+        table.evict(Taken::is_anothers, least)
+    }
+
+    /// Memory is short: ends all that rest or let others wait, and where there is none, half of whoever has most; tells
+    /// whether there was one.
+    pub(crate) fn shed(&self) -> bool {
+        let mut table = self.table();
+        let mut ended = false;
+        while table.evict(Taken::is_anothers, STANDS) {
+            ended = true;
+        }
+        let few = few(table.bounds.all, 8);
+        if let Some(blamed) = table.blamed(|count| count.all, few).filter(|_| !ended) {
+            let (least, half) = (table.bounds.least(), table.counts[&blamed].all.div_ceil(2));
+            for _ in 0..half {
+                ended |= table.evict(|taken| taken.origin == blamed, least);
+            }
+        }
+        ended
     }
 
     /// Every connection that has a place.

@@ -16,6 +16,7 @@ use super::clients::{Client, Clients};
 use super::kept::Keeper;
 use super::unix;
 use crate::base::files::Watches;
+use crate::base::pressure::Short;
 use crate::base::tasks::{Set, Stop};
 use crate::base::uds::{self, Bound};
 
@@ -122,13 +123,14 @@ impl<S: Serve> Socket<S> {
         let (listener, file) = bound.into_parts();
         let (place, path) = (file.place(), self.keeper.path().to_owned());
         let mut missed = pin!(self.keeper.missed(&place, |path| self.server.tell(path, &News::Taken)));
-        let mut acceptor = Acceptor::new(self.label);
+        let (mut acceptor, mut short) = (Acceptor::new(self.label), Short::new());
         loop {
             tokio::select! {
                 biased;
                 () = stop.cancelled() => return,
                 () = self.connections.ended() => {}
                 () = &mut missed => return self.server.tell(&path, &News::Removed),
+                () = short.told() => self.clients.shed(),
                 // The last: there may always be another client.
                 came = acceptor.next(&listener) => match came {
                     Ok(Came::In(socket, _)) if !self.server.admits(&socket) => drop(socket),

@@ -4,11 +4,15 @@
 //! streams of whoever has most is ended: its client comes again, and a flood never keeps anybody else out. The agent's
 //! own Envoy makes room for nobody, and each of the others for it.
 
+use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use super::places::Origin;
 use super::progress::Progress;
+
+/// Whoever has no more is not to blame where memory is short: a proxyless client has 64 at most, and mostly one.
+const FEW: usize = 64;
 
 /// How many streams there are. Clones share them.
 #[derive(Debug, Clone)]
@@ -80,6 +84,12 @@ impl<K: Origin + Copy> Streams<K> {
         table.less(origin, 1);
     }
 
+    /// Memory is short: whoever has most streams, and many, loses half of its connections: those with most first, of
+    /// equals the latest.
+    pub(crate) fn shed(&self) {
+        self.table().shed();
+    }
+
     /// The connection is gone.
     pub(crate) fn forget(&self, id: u64) {
         self.table().remove(id);
@@ -112,10 +122,25 @@ impl<K: Origin + Copy> Table<K> {
         }
         let theirs = self.connections.iter().filter(|(_, c)| c.origin == blamed);
         let Some((&id, _)) = theirs.max_by_key(|(_, c)| c.streams) else { return false };
+        self.cut(id);
+        true
+    }
+
+    fn cut(&mut self, id: u64) {
         if let Some(progress) = self.remove(id).and_then(|c| c.progress.upgrade()) {
             progress.cut();
         }
-        true
+    }
+
+    /// Ends half of the connections with streams of whoever has most streams, and many.
+    fn shed(&mut self) {
+        let others = self.of.iter().filter(|(origin, _)| !origin.is_own());
+        let Some((&blamed, _)) = others.max_by_key(|(_, n)| **n).filter(|(_, n)| **n > FEW) else { return };
+        let theirs = self.connections.iter().filter(|(_, c)| c.origin == blamed && c.streams > 0);
+        let mut theirs: Vec<_> = theirs.map(|(&id, c)| (Reverse(c.streams), Reverse(id))).collect();
+        theirs.sort_unstable();
+        theirs.truncate(theirs.len().div_ceil(2));
+        theirs.into_iter().for_each(|(_, Reverse(id))| self.cut(id));
     }
 }
 
@@ -188,5 +213,29 @@ mod tests {
         assert_eq!([streams.begin(a), streams.begin(b), streams.begin(c)], [Ok(()), Ok(()), Err(2)]);
         streams.forget(a);
         assert_eq!(streams.begin(c), Ok(()));
+    }
+
+    #[test]
+    fn when_memory_is_short_who_has_most_loses_half_of_its_connections() {
+        let streams = Streams::new(2000);
+        let all = |name: &'static str, counts: &[usize]| -> Vec<Arc<Progress>> {
+            let one_with = |count: &usize| {
+                let progress = one();
+                let id = streams.connection(name, &progress);
+                (0..*count).for_each(|_| assert_eq!(streams.begin(id), Ok(())));
+                progress
+            };
+            counts.iter().map(one_with).collect()
+        };
+        let (envoy, flood) = (all(OWN, &[200]), all("flood", &[40, 50, 50, 20, 0]));
+        let (other, few) = (all("other", &[70]), all("few", &[FEW]));
+        let shed = || {
+            streams.shed();
+            let cut = [&envoy, &flood, &other, &few].into_iter().flatten().map(|p| u8::from(p.is_cut()));
+            cut.collect::<Vec<_>>()
+        };
+        assert_eq!(shed(), [0, 0, 1, 1, 0, 0, 0, 0], "of four with streams those with most");
+        assert_eq!(shed(), [0, 0, 1, 1, 0, 0, 1, 0], "then another has most");
+        assert_eq!(shed(), shed(), "those with few are not to blame");
     }
 }

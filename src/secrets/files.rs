@@ -64,6 +64,9 @@ const MAX_RESOURCES: usize = 8192;
 /// overview, trouble).
 const MAX_NAMES: usize = 768 << 10;
 
+/// Whoever has asked for a resource follows it after so long.
+const ASKED: Duration = Duration::from_secs(1);
+
 /// Names that take more than this together, in bytes, are a crowd: those that nobody follows and nothing was ever read of are
 /// forgotten with the next slow check, not after [`IDLE`].
 const CROWD: usize = MAX_NAMES / 8;
@@ -337,21 +340,9 @@ impl Store {
     ) -> (Vec<Event>, u32) {
         if now >= self.slow {
             self.slow = now + SLOW_CHECK;
-            let (is_crowd, before) = (self.names > CROWD, self.names);
-            let left = self.entries.extract_if(.., |name, entry| {
-                if followers(name) > 0 || !entry.waiting.is_empty() {
-                    entry.followed = now;
-                }
-                let idle = if is_crowd && entry.loaded.is_none() { SLOW_CHECK } else { IDLE };
-                !is_configured(name) && now.duration_since(entry.followed) >= idle
-            });
-            for (name, entry) in left.collect::<Vec<_>>() {
-                self.names -= name.to_string().len();
-                self.held -= entry.size;
-                self.settle(&name);
-            }
-            self.watch().await;
-            heap::freed((before - self.names) * HELD_TIMES);
+            let is_crowd = self.names > CROWD;
+            let idle = |entry: &Entry| if is_crowd && entry.loaded.is_none() { SLOW_CHECK } else { IDLE };
+            self.forget_idle(now, idle, followers).await;
             return (self.look_all().await, self.refuse(now));
         }
         let due: Vec<_> = self
@@ -360,6 +351,35 @@ impl Store {
             .map(|(n, _)| n.clone())
             .collect();
         (self.look_each(&due, now).await, self.refuse(now))
+    }
+
+    /// Memory is short: nothing stays that nobody follows.
+    pub(super) async fn shed(&mut self, followers: impl Fn(&ResourceName) -> usize) {
+        self.forget_idle(Instant::now(), |_| ASKED, followers).await;
+    }
+
+    // Those that nobody has followed for as long as `idle` says.
+    async fn forget_idle(
+        &mut self,
+        now: Instant,
+        idle: impl Fn(&Entry) -> Duration,
+        followers: impl Fn(&ResourceName) -> usize,
+    ) {
+        let before = self.names;
+        let left = self.entries.extract_if(.., |name, entry| {
+            let is_followed = followers(name) > 0 || !entry.waiting.is_empty();
+            if is_followed {
+                entry.followed = now;
+            }
+            !is_configured(name) && !is_followed && now.duration_since(entry.followed) >= idle(entry)
+        });
+        for (name, entry) in left.collect::<Vec<_>>() {
+            self.names -= name.to_string().len();
+            self.held -= entry.size;
+            self.settle(&name);
+        }
+        self.watch().await;
+        heap::freed((before - self.names) * HELD_TIMES);
     }
 
     async fn look_each(&mut self, names: &[ResourceName], now: Instant) -> Vec<Event> {

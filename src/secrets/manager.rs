@@ -28,6 +28,7 @@ use super::workload::Workload;
 use super::{Config, Error, Fetched, Kept, ResourceName, SecretSource};
 use crate::base::clock::Clock;
 use crate::base::error::chain;
+use crate::base::pressure::Short;
 use crate::base::tasks::{Stop, TaskResult};
 use crate::ca::CaClient;
 use crate::ca::csr::Key;
@@ -192,6 +193,7 @@ impl Manager {
             self.begin(ResourceName::RootCa).await;
         }
         self.output_restored();
+        let mut short = Short::new();
         loop {
             if running.is_none() {
                 running = self.attempt();
@@ -206,6 +208,7 @@ impl Manager {
                     self.come_back_all().await;
                     self.finished(outcome);
                 }
+                () = short.told() => self.shed().await,
                 Some(command) = self.commands.recv() => {
                     let commands = self.and_waiting(command);
                     self.fetch(commands).await;
@@ -256,13 +259,25 @@ impl Manager {
         let (events, refused) = self.files.tick(mono, |name| board.followers(name)).await;
         (0..refused).for_each(|_| self.metrics.file_failed());
         self.file_events(events).await;
+        self.sweep();
+        for output in [&mut self.output, &mut self.persist].into_iter().flatten() {
+            output.tick(mono);
+        }
+    }
+
+    // Memory is short.
+    async fn shed(&mut self) {
+        let board = &self.board;
+        self.files.shed(|name| board.followers(name)).await;
+        self.sweep();
+    }
+
+    // What is known of names goes with them.
+    fn sweep(&mut self) {
         let files = &self.files;
         let configured = |n: &ResourceName| matches!(n, ResourceName::Default | ResourceName::RootCa);
         self.board.sweep(|name| configured(name) || files.holds(name));
         self.troubles.files_left(|name| configured(name) || files.holds(name));
-        for output in [&mut self.output, &mut self.persist].into_iter().flatten() {
-            output.tick(mono);
-        }
     }
 
     async fn come_back_all(&mut self) {

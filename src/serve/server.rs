@@ -30,6 +30,7 @@ use super::watched::{ConnState, Watched, overdue};
 use super::{Limits, Site, rules};
 use crate::base::errno;
 use crate::base::handover;
+use crate::base::pressure::Short;
 use crate::base::slack;
 use crate::base::tasks::{Panicked, Set, Stop, TaskResult, caught};
 use crate::net::accept::{Acceptor, Came};
@@ -111,7 +112,7 @@ pub(crate) async fn serve<S: Site>(
     let bounds = Bounds { all: most, share: most, asking: limits.asking.min(most), spare_busy: false };
     let places = [Places::new(bounds), Places::new(Bounds { share: most / 2, ..bounds })];
     let heads = Arc::new(Heads::new(HEADS));
-    let mut acceptor = Acceptor::new(S::NAMES.listener);
+    let (mut acceptor, mut short) = (Acceptor::new(S::NAMES.listener), Short::new());
     let mut sweep = pin!(sleep_until(next_sweep()));
     let mut unread = 0;
     loop {
@@ -123,6 +124,9 @@ pub(crate) async fn serve<S: Site>(
             () = &mut sweep, if !tasks.is_empty() => {
                 places.iter().for_each(|p| close_overdue::<S>(p, limits.idle));
                 sweep.set(sleep_until(next_sweep()));
+            }
+            () = short.told() => {
+                places.iter().for_each(|side| _ = side.shed());
             }
             came = next(&mut acceptor, listener.as_ref()) => match came {
                 Ok(Came::In(io, peer)) => {

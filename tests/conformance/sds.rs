@@ -66,6 +66,28 @@ async fn what_ends_the_go_agent_is_answered() {
     assert_eq!(agent.metric("istio_agent_pilot_total_xds_rejects{type=\"sds\"}").await, Some(1.0));
 }
 
+/// Injectors set the container's limit. What a client asks for is not what the agent is killed for.
+#[tokio::test]
+async fn a_large_file_that_does_not_fit_into_the_memory_is_not_read() {
+    let mock = MockIstiod::start().await;
+    let refused = async |limit: &str| {
+        let mut agent = builder(&mock).env("GOMEMLIMIT", limit).start();
+        let block = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
+        agent.put("large.pem", block.repeat((12 << 20) / block.len()));
+        let client = agent.sds().await;
+        let large = ask(&client, "file-root:large.pem").await.unwrap_err();
+        let small = ask(&client, "file-root:var/run/secrets/istio/root-cert.pem").await.unwrap();
+        assert_eq!(small, Pem::Roots(mock.root_pem()));
+        ask(&client, "default").await.unwrap();
+        agent.stop().await;
+        large.message().to_owned()
+    };
+    let (without, with) = tokio::join!(refused("28MiB"), refused("1GiB"));
+    assert!(without.contains("memory is short"), "{without}");
+    // It is no certificate; to find that out takes an unoptimised build long.
+    assert!(!with.contains("memory is short"), "{with}");
+}
+
 #[tokio::test]
 async fn a_new_root_comes_before_the_certificate() {
     let mock = MockIstiod::start().await;

@@ -120,6 +120,7 @@ variables! {
     go WHO SERVICE_ACCOUNT: Text = "", "service account of the identity";
     go WHO HOST_IP: Text = "", "replaces $(HOST_IP) in tracer addresses and in the bootstrap override";
     go WHO ISTIO_CPU_LIMIT: Int = "0", "CPU limit in cores; Envoy's threads where concurrency is unset";
+    go WHO GOMEMLIMIT: Text = "", "memory of the agent itself (bytes, or as 64MiB), near which connections that are worth least are closed; off or empty: its control group's limit alone counts";
     go WHO TRUST_DOMAIN: Text = "cluster.local", "SPIFFE trust domain of the identity";
     go WHO ISTIO_META_CLUSTER_ID: Text = "", "cluster id sent with every call to istiod";
     go WHO CLOUD_PLATFORM: Text = "", "aws, azure, gcp or none; anything else: found out";
@@ -311,7 +312,6 @@ pub(crate) const OLDER: &[(&str, &str)] = &[
 pub(crate) const WITHOUT_EFFECT: &[&str] = &[
     "ENABLE_VTPROTOBUF",
     "GOMAXPROCS",
-    "GOMEMLIMIT",
     "ISTIO_ENABLE_CONTROLLER_QUEUE_METRICS",
     "RESOLVE_HOSTNAME_GATEWAYS",
     "TOKEN_AUDIENCES",

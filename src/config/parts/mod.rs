@@ -11,6 +11,7 @@ pub(crate) mod health;
 pub(crate) mod identity;
 pub(crate) mod iptables;
 pub(crate) mod istiod;
+pub(crate) mod memory;
 pub(crate) mod ports;
 pub(crate) mod status;
 pub(crate) mod sts;

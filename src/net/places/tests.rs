@@ -343,3 +343,30 @@ async fn a_long_head_counts_until_its_connection_ends() {
     relieve(&heads, std::slice::from_ref(&places));
     assert_eq!(cut(&all.each_ref()), [false, false, true, false]);
 }
+
+#[tokio::test(start_paused = true)]
+async fn when_memory_is_short_those_that_stand_or_rest_go_and_then_half_of_who_has_most() {
+    let places = Places::new(Bounds { all: 32, share: 32, asking: 32, spare_busy: false });
+    let (idle, stalled, envoy, prober) = (one(), one(), one(), one());
+    let flood: Vec<_> = (0..8).map(|_| one()).collect();
+    let named = [("a", &idle), ("b", &stalled), (OWN, &envoy), ("kubelet", &prober)];
+    let all = named.into_iter().chain(flood.iter().map(|p| ("flood", p)));
+    let held: Vec<_> = all.map(|(name, p)| places.take(name, p).unwrap()).collect();
+    idle.enter(Phase::Idle);
+    envoy.enter(Phase::Idle);
+    stalled.enter(Phase::Busy);
+    stalled.wrote(false);
+    tokio::time::advance(GRACE).await;
+    // They go on taking what they are given.
+    flood.iter().for_each(|p| p.enter(Phase::Idle));
+    prober.enter(Phase::Idle);
+    assert!(places.shed());
+    assert_eq!(cut(&[&idle, &stalled, &envoy, &prober, &flood[0]]), [true, true, false, false, false]);
+    let left = || flood.iter().filter(|p| !p.is_cut()).count();
+    for few in [4, 4] {
+        places.shed();
+        assert_eq!((left(), prober.is_cut()), (few, false), "those with few are not to blame");
+    }
+    drop(held);
+    assert!(!places.shed());
+}

@@ -35,7 +35,7 @@ impl Wanted {
         if stamp.is_some() && stamp == self.bad {
             return Found { read: Err(Unreadable::Still), usable: self.source.usable(), stamp };
         }
-        let mut found = read(&self.source, self.known, !self.bounded);
+        let mut found = read(&self.source, self.known, self.bounded);
         if let Ok(Read::New { loaded, .. }) = &found
             && self.bounded
         {

@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use zeroize::Zeroizing;
 
 use crate::base::bounded;
+use crate::base::pressure;
 use crate::base::quote::shown;
 use crate::base::seldom::Seldom;
 use crate::secrets::{Identity, Roots};
@@ -98,6 +99,8 @@ pub(in crate::secrets) enum Unreadable {
     Roots { path: PathBuf, why: String },
     #[error("with it the file resources in use would take more than {0} bytes")]
     TooMuch(usize),
+    #[error("memory is short, and {0} bytes more would have the process killed")]
+    NoRoom(u64),
     #[error("its file system does not answer")]
     Silent,
     /// They are as they were when they could not be read.
@@ -105,18 +108,23 @@ pub(in crate::secrets) enum Unreadable {
     Still,
 }
 
-/// Reads a source; `known` is the hash of what is loaded. `both`: a key must belong to a chain that is known, too.
-pub(super) fn read(source: &Source, known: Option<u64>, both: bool) -> Result<Read, Unreadable> {
+/// Reads a source; `known` is the hash of what is loaded. `clients`: somebody has asked for it by its path. Of others a key must
+/// belong to a chain that is known, too, and there is always room for them.
+pub(super) fn read(source: &Source, known: Option<u64>, clients: bool) -> Result<Read, Unreadable> {
     let length = |path: PathBuf| std::fs::metadata(path).map_or(0, |meta| meta.len());
-    let is_large = source.paths().into_iter().map(length).fold(0, u64::saturating_add) > LARGE;
+    let length = source.paths().into_iter().map(length).fold(0, u64::saturating_add);
     // What stands still here holds a thread, as it would without.
-    let _one = is_large.then(|| ONE.lock().unwrap_or_else(PoisonError::into_inner));
+    let _one = (length > LARGE).then(|| ONE.lock().unwrap_or_else(PoisonError::into_inner));
+    // It is held as it lies there and as it is served.
+    if clients && (LARGE..=MAX_BYTES).contains(&length) && !pressure::has_room(2 * length) {
+        return Err(Unreadable::NoRoom(length));
+    }
     match source {
         Source::Pair { cert, key } => {
             let chain = bytes(cert)?;
             let hash = hash_of(&chain);
             let same = known == Some(hash);
-            if same && !both {
+            if same && clients {
                 return Ok(Read::Same);
             }
             let key_pem = Zeroizing::new(bytes(key)?);

@@ -466,6 +466,24 @@ async fn of_a_crowd_of_names_those_that_nothing_was_read_of_go_first() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn when_memory_is_short_nothing_stays_that_nobody_follows() {
+    let mut world = World::roots();
+    world.put("ca.pem", Authority::new("root", 1).root_pem());
+    let names = ["left", "followed", "asked"].map(|name| ResourceName::FileRoot(name.to_owned()));
+    for (n, name) in names.iter().enumerate() {
+        if n == 2 {
+            tokio::time::advance(ASKED).await;
+        }
+        world.store.follow(name, Source::Roots(world.dir.path().join("ca.pem"))).unwrap();
+    }
+    world.store.follow(&ResourceName::RootCa, world.source.clone()).unwrap();
+    world.store.look_all().await;
+    world.store.shed(|name| usize::from(*name == names[1])).await;
+    assert_eq!(names.each_ref().map(|name| world.store.loaded(name).is_some()), [false, true, true]);
+    assert!(world.store.holds(&ResourceName::RootCa), "the mesh's own stays");
+}
+
+#[tokio::test(start_paused = true)]
 async fn what_is_loaded_is_bounded_in_bytes_too() {
     let mut world = World::roots();
     // A bundle of a megabyte, by as many spellings of its path as somebody likes.

@@ -1,0 +1,180 @@
+//! Short of memory: whoever holds what clients cost is told to give up what is worth least.
+//!
+//! Each thing that a client can make the agent hold has a bound of its own. All bounds together are more than a small
+//! container has, and a kernel that finds no page kills the agent, or Envoy beside it. So while a crowd is there
+//! ([`heap::Crowd`]), the memory of the control group is looked at when somebody joins it, at most every [`TICK`]: where
+//! little is left, and the agent has much of what is used, free heap is given back; and where that is not enough, whoever
+//! has a [`Short`] is told, each [`TICK`] anew until there is room. An agent without a crowd looks at nothing, and so
+//! does one whose group has no limit.
+
+use std::fs::read_to_string;
+use std::sync::{LazyLock, OnceLock};
+use std::time::Duration;
+
+use prometheus::{IntCounterVec, Opts};
+use tokio::sync::watch;
+use tokio::time::sleep;
+
+use super::cgroup::{Group, Memory};
+use super::heap;
+use super::seldom::Seldom;
+
+/// Between two looks. What floods add in it, some 10 MB, must fit into what is left.
+const TICK: Duration = Duration::from_millis(100);
+/// After so many words in a row it is not the newest clients that have the memory ...
+const OFTEN: u32 = 50;
+/// ... and those who are left are asked less often.
+const LATER: Duration = Duration::from_secs(1);
+/// Bytes of anonymous memory: an agent that has less is not what fills its group. Without clients it has a tenth.
+const MUCH: u64 = 24 << 20;
+
+/// The process's own, in bytes.
+static LIMIT: OnceLock<u64> = OnceLock::new();
+static WORD: LazyLock<watch::Sender<()>> = LazyLock::new(|| watch::Sender::new(()));
+static LINES: Seldom = Seldom::new(4);
+
+static TIMES: LazyLock<IntCounterVec> = LazyLock::new(|| {
+    let opts =
+        Opts::new("memory_shortages_total", "Looks at which connections were closed for want of memory.");
+    IntCounterVec::new(opts, &[]).expect("a constant name")
+});
+
+/// What is counted here, for the registry.
+pub(crate) fn shortages() -> IntCounterVec {
+    TIMES.clone()
+}
+
+/// Hears that memory is short.
+#[derive(Debug)]
+pub(crate) struct Short(watch::Receiver<()>);
+
+impl Short {
+    /// From now on.
+    pub(crate) fn new() -> Self {
+        Self(WORD.subscribe())
+    }
+
+    /// Waits for the next word; of several that have come meanwhile, there is one.
+    pub(crate) async fn told(&mut self) {
+        // Who says it is there as long as the process.
+        let _ = self.0.changed().await;
+    }
+}
+
+/// Bytes below which little is left.
+fn little(limit: u64) -> u64 {
+    (limit / 6).clamp(6 << 20, 32 << 20)
+}
+
+/// What there is, `more` bytes included, where it is too little: of the process's own limit, or of the group's.
+fn shortage(
+    own: u64,
+    more: u64,
+    limit: Option<u64>,
+    group: impl FnOnce() -> Option<Memory>,
+) -> Option<Memory> {
+    // What the group has takes longer to read.
+    if own + more < MUCH {
+        return None;
+    }
+    let is_short = |memory: &Memory| memory.left() < little(memory.limit) + more;
+    let alone = limit.map(|limit| Memory { limit, used: own });
+    alone.filter(is_short).or_else(|| group().filter(is_short))
+}
+
+fn look(more: u64) -> Option<Memory> {
+    shortage(own(), more, LIMIT.get().copied(), || Group::own()?.memory())
+}
+
+/// Whether so many bytes more leave enough; for them, what is free of the heap is given back. For a thread that others do
+/// not wait for: that takes milliseconds.
+pub(crate) fn has_room(bytes: u64) -> bool {
+    look(bytes).is_none() || (give_back::heap() && look(bytes).is_none())
+}
+
+/// This process's anonymous memory, in bytes.
+fn own() -> u64 {
+    anonymous(&read_to_string("/proc/self/statm").unwrap_or_default())
+}
+
+/// That of `/proc/self/statm`, which counts pages: all, those that are resident, and of these the ones of files.
+fn anonymous(statm: &str) -> u64 {
+    let mut pages = statm.split(' ').skip(1).map(|word| word.parse::<u64>().unwrap_or_default());
+    let (resident, of_files) = (pages.next().unwrap_or_default(), pages.next().unwrap_or_default());
+    resident.saturating_sub(of_files) * u64::try_from(rustix::param::page_size()).unwrap_or(4096)
+}
+
+/// Watches, for as long as the agent lives; `limit` is its own, in bytes, beside that of its group.
+pub(crate) async fn attend(limit: Option<u64>) {
+    if let Some(limit) = limit {
+        LIMIT.get_or_init(|| limit);
+    }
+    loop {
+        heap::joined().await;
+        let mut rounds = 0;
+        while look(0).is_some() {
+            heap::trim().await;
+            let Some(memory) = look(0) else { break };
+            TIMES.with_label_values(&[] as &[&str]).inc();
+            tell(memory);
+            WORD.send_replace(());
+            rounds += 1;
+            sleep(if rounds < OFTEN { TICK } else { LATER }).await;
+        }
+        sleep(TICK).await;
+    }
+}
+
+fn tell(memory: Memory) {
+    let mb = |bytes: u64| bytes / 1_000_000;
+    if let Some(more) = LINES.may() {
+        tracing::warn!(
+            "memory is short: {} MB left of {} MB, and the agent has {} MB: connections that are worth least are \
+             closed until there is room; find out which client has so many, or raise the container's memory limit{more}",
+            mb(memory.left()),
+            mb(memory.limit),
+            mb(own())
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GROUP: u64 = 64 << 20;
+
+    #[test]
+    fn little_left_is_short_where_much_is_the_agents() {
+        let memory = |left: u64| Memory { limit: GROUP, used: GROUP - left };
+        let of_group = |own, more, left| shortage(own, more, None, || Some(memory(left)));
+        let enough = little(GROUP);
+        assert_eq!(of_group(MUCH, 0, enough - 1), Some(memory(enough - 1)));
+        assert_eq!(of_group(MUCH, 0, enough), None);
+        assert_eq!(of_group(MUCH - 1, 0, 0), None, "others have it");
+        assert_eq!(shortage(1 << 40, 0, None, || None), None, "there is no limit");
+        assert_eq!((little(32 << 20), little(4 << 30)), (6 << 20, 32 << 20));
+        // What is about to be read.
+        assert_eq!(of_group(0, MUCH, enough + MUCH), None);
+        assert_eq!(of_group(0, MUCH, enough + MUCH - 1), Some(memory(enough + MUCH - 1)));
+        assert_eq!(of_group(0, MUCH - 1, 0), None, "an agent that has little may read what it likes");
+    }
+
+    #[test]
+    fn its_own_limit_counts_beside_the_groups() {
+        let group = Memory { limit: 1 << 30, used: 0 };
+        let of_own = |own| shortage(own, 0, Some(48 << 20), || Some(group));
+        assert_eq!(of_own(40 << 20), None);
+        assert_eq!(of_own((40 << 20) + 1).map(|memory| memory.limit), Some(48 << 20));
+        let full = Memory { limit: GROUP, used: GROUP };
+        assert_eq!(shortage(MUCH, 0, Some(1 << 30), || Some(full)), Some(full));
+    }
+
+    #[test]
+    fn what_is_not_of_files_is_its_own() {
+        let page = u64::try_from(rustix::param::page_size()).unwrap();
+        assert_eq!(anonymous("90000 3000 1200 5 0 700 0\n"), 1800 * page);
+        assert_eq!(anonymous(""), 0);
+        assert!(own() > 0);
+    }
+}
