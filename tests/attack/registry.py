@@ -25,6 +25,8 @@ class Attack:
     identity: bool = True
     # Whether the short form plays it, too: of attacks that differ little one is enough.
     short: bool = True
+    # Megabytes that the agent may take above what it had.
+    memory: int = 32
 
 
 ATTACKS = []

@@ -99,7 +99,7 @@ pub(in crate::secrets) enum Unreadable {
     Roots { path: PathBuf, why: String },
     #[error("with it the file resources in use would take more than {0} bytes")]
     TooMuch(usize),
-    #[error("memory is short, and {0} bytes more would have the process killed")]
+    #[error("its {0} bytes do not fit into the memory that is left; raise the container's memory limit or GOMEMLIMIT")]
     NoRoom(u64),
     #[error("its file system does not answer")]
     Silent,
