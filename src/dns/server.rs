@@ -1,6 +1,6 @@
 //! The sockets: one UDP and one TCP an address.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
@@ -17,7 +17,7 @@ use super::{Config, Current, Error, resolv};
 use crate::base::bounded;
 use crate::base::errno;
 use crate::base::handover;
-use crate::base::lane::Lane;
+use crate::base::lane::{self, Lane};
 use crate::base::metrics::Metrics;
 use crate::base::tasks::{Set, Stop, TaskResult};
 use crate::net::accept::{self, Acceptor, Came};
@@ -107,19 +107,19 @@ pub(crate) async fn bind(
     Ok(Bound { sockets, known: text, shared: Arc::new(shared) })
 }
 
-/// All addresses of both families.
-const ALL: &str = "::";
-
-// An empty host is all addresses: of both families, or of IPv4 where the kernel has no other.
-async fn bound<'a, S, F>(host: &'a str, bind: impl Fn(&'a str) -> F) -> std::io::Result<S>
+// Of the addresses of a name the first of IPv4, else the first: what the DNS capture of IPv4 redirects to. An empty host
+// is all addresses: of both families, or of IPv4 where the kernel has no other.
+async fn bound<S, F>(host: &str, port: u16, bind: impl Fn(SocketAddr) -> F) -> std::io::Result<S>
 where
     F: Future<Output = std::io::Result<S>>,
 {
     if !host.is_empty() {
-        return bind(host).await;
+        let all = lane::look_up(host, port).await?;
+        let first = all.iter().find(|at| at.is_ipv4()).or(all.first()).copied();
+        return bind(first.ok_or(std::io::ErrorKind::NotFound)?).await;
     }
-    match bind(ALL).await {
-        Err(error) if errno::no_family(&error) => bind("0.0.0.0").await,
+    match bind((Ipv6Addr::UNSPECIFIED, port).into()).await {
+        Err(error) if errno::no_family(&error) => bind((Ipv4Addr::UNSPECIFIED, port).into()).await,
         other => other,
     }
 }
@@ -128,7 +128,7 @@ async fn udp_socket(host: &str, port: u16) -> std::io::Result<Socket> {
     let key = key("udp", host, port);
     let socket = match handover::take(&key) {
         Some((_, fd)) => UdpSocket::from_std(unblocking(fd.into(), std::net::UdpSocket::set_nonblocking)?)?,
-        None => bound(host, |host| UdpSocket::bind((host, port))).await?,
+        None => bound(host, port, UdpSocket::bind).await?,
     };
     handover::offer(key, "", &socket);
     Socket::new(socket)
@@ -140,7 +140,7 @@ async fn tcp_socket(host: &str, port: u16) -> std::io::Result<TcpListener> {
         Some((_, fd)) => {
             TcpListener::from_std(unblocking(fd.into(), std::net::TcpListener::set_nonblocking)?)?
         }
-        None => bound(host, |host| TcpListener::bind((host, port))).await?,
+        None => bound(host, port, TcpListener::bind).await?,
     };
     handover::offer(key, "", &socket);
     Ok(socket)
@@ -148,7 +148,7 @@ async fn tcp_socket(host: &str, port: u16) -> std::io::Result<TcpListener> {
 
 // By what a socket is known to the program that takes over.
 fn key(network: &str, host: &str, port: u16) -> String {
-    format!("dns {network} {} {port}", if host.is_empty() { ALL } else { host })
+    format!("dns {network} {} {port}", if host.is_empty() { "::" } else { host })
 }
 
 fn unblocking<S>(socket: S, set: fn(&S, bool) -> std::io::Result<()>) -> std::io::Result<S> {
@@ -453,16 +453,16 @@ mod tests {
     #[tokio::test]
     async fn a_kernel_without_ipv6_has_all_addresses_of_ipv4() {
         // What each address is answered; the one that was taken.
-        let taken = async |host: &'static str, errors: &[(&str, i32)]| {
-            bound(host, async |to| match errors.iter().find(|(at, _)| *at == to) {
+        let taken = async |host: &str, errors: &[(&str, i32)]| {
+            bound(host, 53, async |to| match errors.iter().find(|(at, _)| *at == to.ip().to_string()) {
                 Some((_, error)) => Err(std::io::Error::from_raw_os_error(*error)),
-                None => Ok(to),
+                None => Ok(to.to_string()),
             })
             .await
             .map_err(|e| e.raw_os_error().unwrap())
         };
-        assert_eq!(taken("", &[]).await, Ok("::"));
-        assert_eq!(taken("", &[("::", 97)]).await, Ok("0.0.0.0"));
+        assert_eq!(taken("", &[]).await.unwrap(), "[::]:53");
+        assert_eq!(taken("", &[("::", 97)]).await.unwrap(), "0.0.0.0:53");
         assert_eq!(taken("", &[("::", 98)]).await, Err(98), "somebody has it");
         assert_eq!(taken("::", &[("::", 97)]).await, Err(97), "asked for by its name");
         assert_eq!(addresses(":53", &[]).unwrap(), [(String::new(), 53)]);

@@ -57,3 +57,31 @@ async fn a_resolv_conf_that_names_the_agent_itself_is_told_and_no_query_goes_rou
     assert_eq!(world.agent.metric("istio_agent_dns_requests_total").await, Some(3.0), "none came back");
     world.agent.stop().await;
 }
+
+/// DNS capture of IPv4 leads to the port on 127.0.0.1, whatever else the name has.
+#[tokio::test]
+async fn a_host_name_with_both_families_is_taken_in_ipv4() {
+    if !root_for("a resolv.conf and hosts of its own") {
+        return;
+    }
+    let mounts = "mount --bind hosts /etc/hosts && mount --bind resolv.conf /etc/resolv.conf && exec \"$@\"";
+    let words = ["unshare", "--mount", "sh", "-c", mounts, "sh"].map(ToOwned::to_owned);
+    // The first as where no nameserver has an address.
+    for (host, resolv) in [("localhost", ""), ("both.test", "nameserver 192.0.2.1\n")] {
+        let port = free_port();
+        let with = |b: Builder| {
+            b.env("ISTIO_META_DNS_CAPTURE", "true")
+                .env("DNS_PROXY_ADDR", format!("{host}:{port}"))
+                .file("hosts", format!("::1 localhost {host}\n127.0.0.1 localhost {host}\n"))
+                .file("resolv.conf", resolv)
+                .before(&words)
+        };
+        let mut world = World::with(with).await;
+        world.agent.wait_log("local DNS server listens on").await;
+        let client = Client::to(port).await;
+        let asked = query(1, "shop.ns.svc.cluster.local", A);
+        assert_eq!(rcode(&client.ask(&asked).await), SERV_FAIL, "{host}: no table yet");
+        assert_eq!(rcode(&client.ask_tcp(&asked).await), SERV_FAIL, "{host}: no table yet");
+        world.agent.stop().await;
+    }
+}
