@@ -10,6 +10,7 @@ use tokio::process::Command;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::super::Outcome;
+use crate::base::error::in_words;
 use crate::base::lane::Lane;
 
 /// A killed command is gone at once, unless the kernel holds it in a disk's queue; it is not waited for
@@ -39,7 +40,7 @@ pub(super) async fn probe(command: &[String], limit: Duration) -> Outcome {
                 "exec: {program:?} is not read from its disk within {limit:?}"
             ));
         }
-        Err(error) => return Outcome::Unhealthy(format!("exec: {program:?}: {error}")),
+        Err(error) => return Outcome::Unhealthy(format!("exec: {program:?}: {}", in_words(&error))),
     };
     match timeout_at(until, child.wait()).await {
         Ok(Ok(status)) => verdict(status),
