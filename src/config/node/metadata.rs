@@ -28,10 +28,12 @@ enum Kind {
     Ports,
     /// The proxy config; the agent's own is shown, but another type is refused.
     Object,
+    /// Whatever is given; the agent's own is shown.
+    Own,
 }
 
 const FIELDS: &[(&str, Kind)] = {
-    use Kind::{Flag, List, Number, Object, Ports, Text, Texts};
+    use Kind::{Flag, List, Number, Object, Own, Ports, Text, Texts};
     &[
         ("PROXY_CONFIG", Object),
         ("ISTIO_VERSION", Text),
@@ -39,7 +41,7 @@ const FIELDS: &[(&str, Kind)] = {
         ("LABELS", Texts),
         ("STATIC_LABELS", Texts),
         ("ANNOTATIONS", Texts),
-        ("INSTANCE_IPS", Text),
+        ("INSTANCE_IPS", Own),
         ("NAME", Text),
         ("NAMESPACE", Text),
         ("SERVICE_ACCOUNT", Text),
@@ -149,6 +151,7 @@ fn read(kind: Kind, value: &Value) -> Result<Value, &'static str> {
         },
         Kind::Object if value.is_object() && jsonpb::read(&PROXY, value).is_ok() => Ok(value.clone()),
         Kind::Object => Err("wanted a proxy config"),
+        Kind::Own => Ok(Value::Null),
         Kind::Ports => ports(value.as_str().unwrap_or_default()),
     }
 }

@@ -164,6 +164,16 @@ fn a_wrong_type_is_refused_with_its_name() {
 }
 
 #[test]
+fn addresses_of_any_type_give_way_to_the_agents_own() {
+    for value in
+        [r#"{"INSTANCE_IPS":["10.0.0.9"]}"#, r#"{"INSTANCE_IPS":9}"#, r#"{"instance_ips":"10.0.0.9"}"#]
+    {
+        let own = Given::env(&[]).metadata()["INSTANCE_IPS"].clone();
+        assert_eq!(Given::env(&[("ISTIO_METAJSON_X", value)]).metadata()["INSTANCE_IPS"], own, "{value}");
+    }
+}
+
+#[test]
 fn labels_come_from_the_file_over_fixed_ones() {
     let mut given = Given::env(&[("ISTIO_METAJSON_LABELS", r#"{"app":"fixed","v":"1","n":2}"#)]);
     given.platform.labels = map(&[("v", "machine")]);
