@@ -99,7 +99,9 @@ pub(in crate::secrets) enum Unreadable {
     Roots { path: PathBuf, why: String },
     #[error("with it the file resources in use would take more than {0} bytes")]
     TooMuch(usize),
-    #[error("its {0} bytes do not fit into the memory that is left; raise the container's memory limit or GOMEMLIMIT")]
+    #[error(
+        "its {0} bytes do not fit into the memory that is left; raise the container's memory limit or GOMEMLIMIT"
+    )]
     NoRoom(u64),
     #[error("its file system does not answer")]
     Silent,
