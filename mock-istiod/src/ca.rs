@@ -112,6 +112,11 @@ fn answer(
                 leaf.not_after = SystemTime::now() - *ago;
                 leaf.not_before = leaf.not_after - CLOCK_SKEW;
             }
+            Fault::Future(until) => {
+                let begins = SystemTime::now() + *until;
+                leaf.not_after += begins.duration_since(leaf.not_before).unwrap_or_default();
+                leaf.not_before = begins;
+            }
             Fault::WrongSan(uri) => leaf.uris = vec![uri.clone()],
             Fault::WrongKey => spoilt_key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).ok(),
             _ => {}

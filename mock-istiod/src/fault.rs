@@ -35,6 +35,8 @@ pub enum Fault {
     ShortLife(Duration),
     /// The certificate ended so long ago.
     Expired(Duration),
+    /// The certificate begins in so long.
+    Future(Duration),
     /// The certificate carries this URI instead of the caller's identity.
     WrongSan(String),
     /// The certificate is for another key.
@@ -114,6 +116,9 @@ impl FromStr for Fault {
             }
             "expired" => {
                 Self::Expired(duration(need()?).ok_or_else(|| wrong("needs a time, as in 500ms or 2s"))?)
+            }
+            "future" => {
+                Self::Future(duration(need()?).ok_or_else(|| wrong("needs a time, as in 500ms or 2s"))?)
             }
             "wrong-san" => Self::WrongSan(need()?.to_owned()),
             "wrong-key" => Self::WrongKey,

@@ -14,6 +14,7 @@ use crate::base::clock::Clock;
 use crate::ca::CaClient;
 use crate::ca::csr::{self, Effort, Key, KeyOptions};
 use crate::tls::cert::{self, Cert};
+use crate::trouble::rfc3339;
 
 type Made = Result<Key, csr::Error>;
 
@@ -173,6 +174,11 @@ pub(crate) enum BadAnswer {
         super::rotation::span(*.0)
     )]
     Expired(Duration),
+    #[error(
+        "its certificate is valid only from {} on, and by this machine's clock it is {}: check both clocks",
+        rfc3339(*begins), rfc3339(*now)
+    )]
+    NotYet { begins: SystemTime, now: SystemTime },
 }
 
 /// Reads a CA's answer, and refuses what Envoy or a peer would refuse: garbage, a certificate for

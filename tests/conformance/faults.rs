@@ -258,6 +258,22 @@ async fn faults_at_a_renewal() {
     all(at_renewal).await;
 }
 
+/// The first one is served all the same: there is nothing to keep, and the clock that is wrong may be ours.
+#[tokio::test]
+async fn a_certificate_that_begins_later_takes_the_place_of_none_that_is_good() {
+    at_renewal(&row("not valid yet", Cause::Answer(|| Fault::Future(LIFE / 2)), &["valid only from"])).await;
+}
+
+#[tokio::test]
+async fn a_certificate_without_an_identity_is_told_as_such() {
+    let mock = MockIstiod::start().await;
+    mock.ca().always(vec![Fault::WrongSan(String::new())]);
+    let mut agent = builder(&mock).start();
+    let client = agent.sds().await;
+    ask(&client, "default").await.unwrap();
+    agent.wait_log("the CA issued a certificate without one").await;
+}
+
 #[tokio::test]
 async fn another_identity_is_the_cas_to_decide() {
     let mock = MockIstiod::start().await;

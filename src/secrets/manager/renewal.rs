@@ -5,9 +5,10 @@ use std::sync::Arc;
 use tokio::time::Instant;
 
 use super::asking::Origin;
+use super::troubles::is_ahead;
 use super::{Manager, Running};
 use crate::base::error::chain;
-use crate::secrets::request::{Attempt, Failure, Issued};
+use crate::secrets::request::{Attempt, BadAnswer, Failure, Issued};
 use crate::secrets::{Error, ResourceName, Roots, Secret, bundle, rotation};
 use crate::trouble::What;
 
@@ -56,6 +57,7 @@ impl Manager {
     pub(super) fn finished(&mut self, outcome: Result<Issued, Failure>) {
         let mono = Instant::now();
         let early = std::mem::take(&mut self.asked_early);
+        let outcome = outcome.and_then(|issued| self.begun(issued));
         if early {
             self.metrics.early(if outcome.is_ok() { "issued" } else { "failed" });
         }
@@ -69,6 +71,21 @@ impl Manager {
                 self.refused(Arc::new(error), mono);
             }
         }
+    }
+
+    /// One that begins later, which peers refuse, takes the place of none that is good until long after that. Whichever
+    /// clock is wrong: by the CA's it is then that time by now.
+    fn begun(&self, issued: Issued) -> Result<Issued, Failure> {
+        let now = self.clock.now();
+        let begins = issued.leaf.not_before;
+        let outlasts = |current: &Issued| {
+            let spare = current.life(now).0 / 8;
+            !is_ahead(current.leaf.not_before, now) && current.leaf.not_after > begins + spare
+        };
+        if is_ahead(begins, now) && self.workload.valid(now).is_some_and(|c| outlasts(&c.issued)) {
+            return Err(Error::Refused(BadAnswer::NotYet { begins, now }).into());
+        }
+        Ok(issued)
     }
 
     pub(super) fn renewed(&mut self, issued: Issued, mono: Instant) {
@@ -86,6 +103,7 @@ impl Manager {
             "generated new workload certificate");
         self.config.trouble.note(What::Certificate, format!("issued, valid for {left}, identity {names}"));
         if !leaf.uris.contains(&self.config.identity) {
+            let names = if names.is_empty() { "a certificate without one" } else { &names };
             tracing::warn!(target: "cache",
                 "asked for identity {}, the CA issued {names}, which is what peers see; if that is not intended, check TRUST_DOMAIN, POD_NAMESPACE and SERVICE_ACCOUNT",
                 self.config.identity);

@@ -86,11 +86,16 @@ fn kind_of(error: &Error) -> Kind {
 /// What to do about it, where the kind's own hint is about something else.
 fn hint_of(error: &Error) -> &'static str {
     match error {
-        Error::Refused(BadAnswer::Expired(_)) => {
+        Error::Refused(BadAnswer::Expired(_) | BadAnswer::NotYet { .. }) => {
             "compare the CA's clock with this machine's and set the one that is wrong"
         }
         _ => "",
     }
+}
+
+/// Whether a certificate that begins then is not valid yet, by more than clocks differ.
+pub(super) fn is_ahead(begins: SystemTime, now: SystemTime) -> bool {
+    begins.duration_since(now).is_ok_and(|by| by > CLOCKS)
 }
 
 impl Manager {
@@ -119,8 +124,8 @@ impl Manager {
     /// A certificate that is used and begins later: it is served, as by the Go agent, and peers refuse it.
     pub(super) fn too_soon(&mut self) {
         let begins = self.workload.current.as_ref().map(|current| current.issued.leaf.not_before);
-        let ahead = |begins: &SystemTime| begins.duration_since(self.clock.now()).is_ok_and(|by| by > CLOCKS);
-        let Some(begins) = begins.filter(ahead).filter(|_| self.used()) else {
+        let now = self.clock.now();
+        let Some(begins) = begins.filter(|begins| is_ahead(*begins, now)).filter(|_| self.used()) else {
             self.troubles.not_yet.end();
             self.troubles.begins = None;
             return;

@@ -28,6 +28,22 @@ async fn a_certificate_of_a_day_to_come_is_served_and_told() {
     assert_eq!(troubles.verdict(), None);
 }
 
+#[tokio::test(start_paused = true)]
+async fn one_of_a_day_to_come_takes_the_place_of_none_that_is_good_then() {
+    let world = World::new(Act::Issue(DAY));
+    let (first, _updates) = world.identity().await;
+    let hour = Duration::from_secs(3600);
+    world.ca.act(Act::Future(hour));
+    world.pass(DAY * 5 / 8).await;
+    let calls = world.ca.calls();
+    assert!((2..150).contains(&calls), "{calls} requests");
+    assert_eq!(world.identity().await.0, first);
+    assert!(world.handle.status().last_error.contains("valid only from"));
+    // By the CA's clock it is about to end.
+    world.pass(DAY * 3 / 8 - hour).await;
+    assert_ne!(world.identity().await.0, first);
+}
+
 /// Nobody can have started this program then.
 #[tokio::test(start_paused = true)]
 async fn a_clock_that_is_behind_by_years_is_what_is_wrong() {
