@@ -16,7 +16,7 @@ use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep_until, timeout_at};
 use tokio_rustls::TlsConnector;
 
-use super::error::{tcp_kind, tls_hint, tls_kind, tls_reason};
+use super::error::{broken_kind, tcp_kind, tls_hint, tls_kind, tls_reason};
 use super::{Config, Error, Phase, Stream, Transport, name, roots};
 use crate::base::both::both;
 use crate::base::clock::{self, Clock};
@@ -377,7 +377,7 @@ impl Inner {
                 inner.map_or_else(|| e.to_string(), tls_reason),
                 hint,
             );
-            of_kind(error, inner.map_or(Kind::TlsFailed, tls_kind))
+            of_kind(error, inner.map_or_else(|| broken_kind(&e), tls_kind))
         })?;
         if io.get_ref().1.alpn_protocol() != Some(b"h2") {
             let hint = "; the server must negotiate HTTP/2 (ALPN h2)";

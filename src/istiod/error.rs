@@ -146,6 +146,15 @@ pub(super) fn tcp_kind(error: &std::io::Error) -> Kind {
     }
 }
 
+/// What a connection is that breaks within its TLS handshake.
+pub(super) fn broken_kind(error: &std::io::Error) -> Kind {
+    match error.kind() {
+        // Of what was sent nothing has arrived: as silent as a peer that the dial has given up by its own clock.
+        std::io::ErrorKind::TimedOut => Kind::IstiodSilent,
+        _ => Kind::TlsFailed,
+    }
+}
+
 /// What a failed TLS handshake is.
 pub(super) fn tls_kind(error: &rustls::Error) -> Kind {
     use rustls::{AlertDescription as Alert, CertificateError as Cert, Error};
