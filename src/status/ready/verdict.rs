@@ -27,7 +27,7 @@ pub(super) fn all(
 }
 
 /// That no Envoy runs follows from what was told of its end.
-fn is_known(report: &Report, told: &[Kind]) -> bool {
+pub(super) fn is_known(report: &Report, told: &[Kind]) -> bool {
     let ends = [Kind::BootstrapRejected, Kind::PortTaken, Kind::EnvoyCrashed];
     report.kind == Kind::EnvoyNotStarted && told.iter().any(|kind| ends.contains(kind))
 }

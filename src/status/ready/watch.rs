@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use super::Readiness;
+use super::{Readiness, verdict};
 use crate::base::slack;
 use crate::status::Agent;
 use crate::trouble::{Kind, Severity};
@@ -38,13 +38,9 @@ async fn look(readiness: &Readiness, agent: &dyn Agent) -> bool {
         return true;
     };
     // What follows from something that was told needs no line of its own.
-    let told = trouble.kind().is_none()
-        && trouble
-            .list()
-            .snapshot()
-            .iter()
-            .any(|t| t.kind <= report.kind && t.kind.severity() == Severity::Broken);
-    if !told {
+    let told: Vec<Kind> = trouble.list().snapshot().iter().map(|t| t.kind).collect();
+    let above = |kind: &Kind| *kind <= report.kind && kind.severity() == Severity::Broken;
+    if !(trouble.kind().is_none() && told.iter().any(above) || verdict::is_known(&report, &told)) {
         trouble.report(report);
     }
     false

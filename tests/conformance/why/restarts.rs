@@ -79,6 +79,19 @@ async fn an_envoy_that_is_killed_again_and_again_is_told_until_it_lives() {
     agent.stop().await;
 }
 
+/// The agent looks by itself, too: 20 s after its start, when the pause before the next attempt is longer than that look is late.
+#[tokio::test]
+async fn between_two_crashes_the_crash_is_the_cause_though_nobody_probes() {
+    let mock = MockIstiod::start().await;
+    let ends = serde_json::json!({"after": 0.1, "status": 7});
+    let mut agent = TestAgent::with().istiod(&mock).env("ENVOY_RECOVERY", "true").fake("exit", ends).start();
+    agent.wait_log("Envoy is restarted in 12.8s").await;
+    agent.wait_log("Envoy is restarted in 25.6s").await;
+    let document = agent.get("/debug/agentz").await.unwrap().text();
+    assert!(!agent.log().contains("is not running") && !document.contains("EnvoyNotStarted"), "{document}");
+    agent.stop().await;
+}
+
 #[tokio::test]
 async fn an_envoy_that_stands_still_is_told_though_it_was_ready() {
     let mock = MockIstiod::start().await;
