@@ -94,7 +94,8 @@ async fn other_signals_do_nothing() {
 #[tokio::test]
 async fn a_log_at_the_size_that_a_file_may_have_ends_nothing() {
     let mock = MockIstiod::start().await;
-    let script = "head -c 99990 /dev/zero >log; exec >>log 2>&1; exec prlimit --fsize=100000 \"$@\"";
+    let script =
+        "head -c 99990 /dev/zero >log; exec >>log 2>&1; exec prlimit --fsize=100000:unlimited \"$@\"";
     let words: Vec<String> = ["sh", "-c", script, "sh"].map(str::to_owned).into();
     let mut agent = TestAgent::with().istiod(&mock).before(&words).start();
     agent.wait_ready().await;
@@ -106,7 +107,8 @@ async fn a_log_at_the_size_that_a_file_may_have_ends_nothing() {
     };
     let page = crate::support::eventually("the trouble", told).await.text();
     assert!(page.contains("the log cannot be written"), "{page}");
-    std::fs::File::options().write(true).open(agent.path("log")).unwrap().set_len(0).unwrap();
+    let more = ["--fsize=unlimited", "--pid", &agent.pid().as_raw_pid().to_string()];
+    assert!(std::process::Command::new("prlimit").args(more).status().unwrap().success());
     let over = async || {
         // Each is a change, and a line.
         agent.post("/logging?sds=debug").await.ok()?;
@@ -114,6 +116,13 @@ async fn a_log_at_the_size_that_a_file_may_have_ends_nothing() {
         told().await.is_none().then_some(())
     };
     crate::support::eventually("its end", over).await;
+    let log = std::fs::read(agent.path("log")).unwrap();
+    assert_eq!(
+        log[100_000],
+        b'\n',
+        "the line that was cut stays by itself: {}",
+        log[99_990..].escape_ascii()
+    );
     agent.stop().await;
 }
 

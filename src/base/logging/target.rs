@@ -48,8 +48,8 @@ impl Sink {
     }
 
     /// Writes as much as there is room for; how much that was. What cannot be written for another reason is
-    /// given up, and the reason kept in `error`: somebody else has to say so.
-    fn write(&self, bytes: &[u8], patient: bool, error: &mut Option<Errno>) -> usize {
+    /// given up, and the reason kept in `state`: somebody else has to say so.
+    fn write(&self, bytes: &[u8], patient: bool, state: &mut State) -> usize {
         let mut done = 0;
         while done < bytes.len() {
             if !patient && !self.has_room(Duration::ZERO) {
@@ -59,20 +59,28 @@ impl Sink {
             match rustix::io::write(self.fd(), piece) {
                 Ok(n) => {
                     done += n;
-                    *error = None;
+                    *state = State { error: None, open: piece.get(..n).is_some_and(|p| !p.ends_with(b"\n")) };
                 }
                 Err(Errno::INTR) => {}
                 // Somebody has made it non-blocking for all who share it.
                 Err(Errno::AGAIN) if patient => drop(self.has_room(Duration::from_secs(1))),
                 Err(Errno::AGAIN) => break,
                 Err(why) => {
-                    *error = Some(why);
+                    state.error = Some(why);
                     return bytes.len();
                 }
             }
         }
         done
     }
+}
+
+/// What has become of the last write.
+#[derive(Default)]
+struct State {
+    error: Option<Errno>,
+    /// It ended within a line.
+    open: bool,
 }
 
 /// A sink and what waits for it.
@@ -82,12 +90,12 @@ pub(super) struct Target {
     kept: Vec<u8>,
     /// Lines are kept until they may be written together.
     held: bool,
-    error: Option<Errno>,
+    state: State,
 }
 
 impl Target {
     pub(super) fn new(sink: Sink, patient: bool) -> Self {
-        Self { sink, patient, kept: Vec::new(), held: false, error: None }
+        Self { sink, patient, kept: Vec::new(), held: false, state: State::default() }
     }
 
     /// Keeps the lines that come from now on, as long as there are no more than [`KEPT`]; or no longer.
@@ -104,6 +112,10 @@ impl Target {
             self.kept.extend_from_slice(line);
             return true;
         }
+        if self.state.open && self.state.error.is_some() && self.drained() {
+            // The rest of the line before was given up, as on a disk that was full.
+            self.kept.push(b'\n');
+        }
         if !self.drain() {
             let room = self.kept.len() + line.len() <= KEPT;
             if room {
@@ -111,7 +123,7 @@ impl Target {
             }
             return room;
         }
-        let done = self.sink.write(line, self.patient, &mut self.error);
+        let done = self.sink.write(line, self.patient, &mut self.state);
         // A line that was begun is ended, however long it is.
         self.kept.extend_from_slice(&line[done..]);
         true
@@ -119,7 +131,7 @@ impl Target {
 
     /// Why the last write failed; `None`: it did not.
     pub(super) fn error(&self) -> Option<Errno> {
-        self.error
+        self.state.error
     }
 
     /// Whether nothing is kept.
@@ -135,7 +147,7 @@ impl Target {
     /// Writes what was kept, as far as there is room; whether nothing is left.
     pub(super) fn drain(&mut self) -> bool {
         if !self.kept.is_empty() {
-            let done = self.sink.write(&self.kept, self.patient, &mut self.error);
+            let done = self.sink.write(&self.kept, self.patient, &mut self.state);
             self.kept.drain(..done);
             if self.drained() {
                 self.kept = Vec::new();
