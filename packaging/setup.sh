@@ -30,6 +30,12 @@ fi
 if [ ! -e /usr/lib/systemd/system/istio.service ]; then
     cp -p /usr/share/pilot-agent/istio.service /usr/lib/systemd/system/istio.service
 fi
+# What somebody has put there by hand is used in place of ours, by the PATH's order and by systemd's.
+for place in /usr/local/bin/pilot-agent /etc/systemd/system/istio.service; do
+    if [ -f "$place" ] && [ ! -L "$place" ]; then
+        echo "pilot-agent: $place goes before what this package has: remove it, unless it is meant" >&2
+    fi
+done
 if [ ! -x /usr/local/bin/envoy ] && [ ! -x /usr/bin/envoy ]; then
     echo "pilot-agent: there is no Envoy in /usr/local/bin/envoy: install the package envoy, or put Istio's there" >&2
 fi

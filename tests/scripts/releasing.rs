@@ -476,8 +476,16 @@ fn a_release_that_finds_the_disk_full_leaves_what_was_there() {
     for folder in ["small", "packaging"] {
         std::fs::create_dir(scripts.path(folder)).unwrap();
     }
-    for name in ["aside.sh", "back.sh", "setup.sh", "takedown.sh", "empty.sh", "purge.sh", "envoy-copyright"]
-    {
+    for name in [
+        "aside.sh",
+        "back.sh",
+        "setup.sh",
+        "takedown.sh",
+        "unmask.sh",
+        "empty.sh",
+        "purge.sh",
+        "envoy-copyright",
+    ] {
         std::fs::write(scripts.path("packaging").join(name), "").unwrap();
     }
     for name in ["LICENSE", "NOTICE"] {
