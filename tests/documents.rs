@@ -234,6 +234,44 @@ fn variables_are_in_the_table() {
 }
 
 #[test]
+fn families_of_our_own_stand_in_the_table() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let own = read("src/status/own.rs");
+    let gos: Vec<&str> =
+        own.split("const GO: ").nth(1).and_then(|rest| rest.split("];").next()).unwrap().split('"').collect();
+    let table = read("docs/OPERATIONS.md");
+    let mut made = BTreeSet::new();
+    let mut folders = vec![root.join("src")];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
+            let name = entry.file_name().unwrap().to_string_lossy().into_owned();
+            if entry.is_dir() {
+                folders.extend((name != "tests").then_some(entry));
+            } else if name.ends_with(".rs") && name != "tests.rs" {
+                made.extend(families(&std::fs::read_to_string(entry).unwrap()));
+            }
+        }
+    }
+    assert!(made.len() > 50, "only {} families were found: is the reader of sources broken?", made.len());
+    let missing: Vec<_> = made
+        .iter()
+        .filter(|name| !gos.contains(&name.as_str()) && !table.contains(&format!("| `istio_agent_{name}` |")))
+        .collect();
+    assert!(missing.is_empty(), "not in docs/OPERATIONS.md (src/trouble/operations.rs): {missing:?}");
+}
+
+// The names that families are made with.
+fn families(source: &str) -> Vec<String> {
+    ["counter(", "gauge(", "histogram(", "Opts::new("]
+        .iter()
+        .flat_map(|call| source.split(call).skip(1))
+        .filter_map(|rest| rest.trim_start().strip_prefix('"')?.split_once('"'))
+        .filter(|(_, rest)| rest.starts_with(','))
+        .map(|(name, _)| name.to_owned())
+        .collect()
+}
+
+#[test]
 fn metrics_have_the_names_of_the_code() {
     // Where the agent's metrics are made.
     let code = Command::new("grep")

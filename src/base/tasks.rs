@@ -206,7 +206,7 @@ impl Group {
 }
 
 static PANICS: LazyLock<IntCounterVec> = LazyLock::new(|| {
-    let opts = Opts::new("agent_task_panics_total", "Panics in the work for one connection or stream.");
+    let opts = Opts::new("task_panics_total", "Panics in the work for one connection or stream.");
     IntCounterVec::new(opts, &["task"]).expect("a constant name")
 });
 

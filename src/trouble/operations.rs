@@ -20,7 +20,7 @@ Wherever you look first, the cause stands there under the same name:
 | `pilot-agent status` | the running agent on one screen, the verdict as the last line; `--json`, `--watch` |
 | `pilot-agent doctor` | everything a start needs, with or without an agent, the verdict as the last line; `--json`, `--sign`. It goes by its own variables and working directory: in a pod those of the agent, on a virtual machine ask `pilot-agent vm check` |
 | `pilot-agent wait` | prints the cause each time it changes, and when it gives up |
-| metrics | `istio_agent_trouble{kind,severity}`, with `METRICS_DETAILS=true`; alerts: `deploy/prometheus-rules.yaml` |
+| metrics | `istio_agent_trouble{kind,severity}`, with `METRICS_DETAILS=true`; all families stand below, alerts in `deploy/prometheus-rules.yaml` |
 | the end | the last line before an exit status other than 0: `...; verdict: KIND: cause; what to do` |
 
 Of several troubles the topmost in the table is the verdict: it explains those below it, so repair it first. `broken` keeps the
@@ -82,6 +82,47 @@ is one), `since`, `seconds` (how long) and `count`.
 | `troubles` | what a running agent reports |
 ";
 
+// Those of the Go agent are listed in `status/own.rs`; tests/documents.rs finds a family that stands in no row.
+const METRICS: &str = "
+## Metrics
+
+The status port's `/stats/prometheus` has the Go agent's families under their names, and `istio_agent_xds_config_state`. The others of this
+table are there with `METRICS_DETAILS=true`. A family appears with its first sample. A `timestamp` is in seconds since 1970.
+
+| family | labels | counts or shows |
+|---|---|---|
+| `istio_agent_trouble` | `kind`, `severity` | what is wrong now (the table above); no sample: nothing |
+| `istio_agent_xds_config_state` | `type`, `state` | 1 for the state of each type's configuration: never, sent, synced, stale, rejected |
+| `istio_agent_xds_nacks` | `type` | configuration that Envoy rejected |
+| `istio_agent_xds_dials` | `result`: opened, failed | attempts to open a stream to istiod |
+| `istio_agent_xds_held_streams` | | Envoy's streams that wait now while istiod is dialled |
+| `istio_agent_xds_holds` | `result` | Envoy's streams that were held, by how it ended |
+| `istio_agent_xds_stalls` | `leg`: Envoy, istiod | times that bytes waited for ten seconds and a leg of the relay did not move |
+| `istio_agent_xds_aged_streams` | | streams to istiod that `XDS_STREAM_MAX_AGE` ended |
+| `istio_agent_xds_replay_serving` | | Envoy's streams that are answered from memory now (`XDS_REPLAY`) |
+| `istio_agent_xds_replay_streams` | `result`: ended, handed over | Envoy's streams that were answered from memory |
+| `istio_agent_xds_replay_bytes` | `of`: config, memory | the last good configuration: its own size, and what it takes |
+| `istio_agent_xds_replay_resources` | | resources of the last good configuration |
+| `istio_agent_cert_expiry_timestamp_seconds` | `resource_name` | end of the workload certificate's validity |
+| `istio_agent_cert_last_success_timestamp_seconds` | `resource_name` | when the CA has last issued one |
+| `istio_agent_cert_renewal_failures_total` | `reason` | attempts to get one that failed, by gRPC code or cause |
+| `istio_agent_cert_early_renewals_total` | `result`: issued, failed | asked for before they were due (`RENEWAL_EARLY`) |
+| `istio_agent_sds_streams` | | open streams on the SDS sockets |
+| `istio_agent_sds_refused_peers_total` | | clients that `SDS_ALLOWED_UIDS` does not name |
+| `istio_agent_sts_token_exchanges_total` | `result`: ok, failed | token exchanges of `--stsPort` |
+| `istio_agent_dns_kept_answers_total` | `kind`: fresh, stale | queries answered from what was kept (`DNS_CACHE_MAX_TTL`, `DNS_SERVE_STALE`) |
+| `istio_agent_app_healthy` | | 1 while istiod was last told that the application is healthy (VMs) |
+| `istio_agent_app_health_probes_total` | `result`: healthy, unhealthy, unknown | health probes of the application |
+| `istio_agent_envoy_restarts_total` | `cause`: recovery, hot_restart | Envoys started after the first |
+| `istio_agent_envoy_drain_open_connections` | | connections at the last look of a drain that waits for none |
+| `istio_agent_envoy_drain_open_requests` | | requests under way then (`DRAIN_COUNT_REQUESTS`) |
+| `istio_agent_upgrades_total` | `result`: done, refused, fell back | attempts to replace the agent in its process (`AGENT_UPGRADE`) |
+| `istio_agent_scrape_failure_reasons_total` | `type`, `reason` | parts of a scrape that failed or were cut |
+| `istio_agent_accept_failures_total` | `listener` | connections that could not be accepted |
+| `istio_agent_log_lines_lost_total` | | lines of the log that nobody read in time |
+| `istio_agent_task_panics_total` | `task` | defects of the agent that ended the work for one connection or stream: report them |
+";
+
 fn page() -> String {
     let mut out = HEAD.to_owned();
     let cell = |text: &str| text.replace('|', "\\|").replace('<', "&lt;");
@@ -92,6 +133,7 @@ fn page() -> String {
         };
         let _ = writeln!(out, "| `{kind}` | {severity} | {} | {} |", cell(kind.summary()), cell(kind.hint()));
     }
+    out.push_str(METRICS);
     out.push_str(JSON);
     out
 }

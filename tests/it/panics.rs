@@ -64,7 +64,7 @@ async fn a_panic_in_any_loop_ends_the_agent_with_its_name() {
 }
 
 async fn panics(agent: &TestAgent, task: &str) {
-    let counted = format!("istio_agent_agent_task_panics_total{{task=\"{task}\"}}");
+    let counted = format!("istio_agent_task_panics_total{{task=\"{task}\"}}");
     eventually("the panic is counted", || async { agent.metric(&counted).await.filter(|n| *n == 1.0) }).await;
     assert!(
         agent.log().contains(&format!("a defect in the agent ended one {task}: panic at src/")),
