@@ -137,8 +137,6 @@ impl Group {
         };
         #[expect(clippy::disallowed_methods, reason = "the one place where tasks are spawned")]
         let handle = tokio::spawn(report);
-        // A task that ended between spawn and here has found nothing to remove; `sweep` drops it.
-        tasks.running.retain(|_, (_, h)| !h.is_finished());
         tasks.running.insert(id, (name, handle));
     }
 
