@@ -291,16 +291,46 @@ fn root(what: &'static str, candidates: &[PathBuf], whose: Whose<'_>, now: Syste
     }
 }
 
+// The certificate of an earlier start, by which istiod may know this machine without a token.
+enum Earlier {
+    None,
+    Good,
+    // It would not be shown, and why.
+    Useless(String),
+}
+
+fn earlier(places: &Places, env: &BTreeMap<String, String>, whose: Whose<'_>, now: SystemTime) -> Earlier {
+    let Some(dir) = env.get("PROV_CERT").filter(|dir| !dir.is_empty()) else { return Earlier::None };
+    let [key, chain] = ["key.pem", "cert-chain.pem"].map(|name| places.at(&Path::new(dir).join(name)));
+    if !key.exists() || !chain.exists() {
+        return Earlier::None;
+    }
+    if let Some(why) = [&key, &chain].into_iter().find_map(|place| unread(whose, place)) {
+        return Earlier::Useless(why);
+    }
+    let shown = chain.display();
+    match std::fs::read(&chain).map(|text| cert::parse_chain(&text)) {
+        Err(e) => Earlier::Useless(format!("{shown}: {e}")),
+        Ok(Err(e)) => Earlier::Useless(format!("{shown}: {e}")),
+        Ok(Ok(certs)) if certs.first().is_none_or(|leaf| leaf.not_after <= now) => {
+            Earlier::Useless(format!("{shown} has expired"))
+        }
+        Ok(Ok(_)) => Earlier::Good,
+    }
+}
+
 fn token(places: &Places, env: &BTreeMap<String, String>, whose: Whose<'_>, now: SystemTime) -> Line {
     let from = places.token.clone().unwrap_or_else(|| TOKEN.into());
     let place = places.at(&from);
     let shown = place.display();
-    let known = env.get("PROV_CERT").filter(|dir| !dir.is_empty()).is_some_and(|dir| {
-        places.at(&Path::new(dir).join("key.pem")).exists()
-            && places.at(&Path::new(dir).join("cert-chain.pem")).exists()
-    });
+    let earlier = earlier(places, env, whose, now);
+    let known = matches!(earlier, Earlier::Good);
     let bad = if known { Grade::Warn } else { Grade::Fail };
-    let instead = if known { "; the certificate of an earlier start is shown instead" } else { "" };
+    let instead = match earlier {
+        Earlier::None => String::new(),
+        Earlier::Good => "; the certificate of an earlier start is shown instead".to_owned(),
+        Earlier::Useless(why) => format!("; the certificate of an earlier start is of no use: {why}"),
+    };
     let text = match std::fs::read_to_string(&place) {
         Ok(text) => text,
         Err(e) if e.kind() == ErrorKind::NotFound => {
@@ -366,6 +396,11 @@ fn unit(places: &Places) -> Line {
     let dirs = ["./etc/systemd/system", "./lib/systemd/system", "./usr/lib/systemd/system"];
     let found = dirs.iter().map(|dir| places.at(Path::new(dir)).join("istio.service")).find(|p| p.exists());
     match found {
+        // Left by the removal of some package, or made by hand: it starts nothing.
+        Some(place) if std::fs::read_link(&place).is_ok_and(|to| to == Path::new("/dev/null")) => {
+            let said = "is masked (a link to /dev/null), so it cannot be started: systemctl unmask istio";
+            line(Grade::Warn, "unit", format!("{} {said}", place.display()))
+        }
         Some(place) => line(Grade::Ok, "unit", place.display().to_string()),
         None => line(
             Grade::Warn,

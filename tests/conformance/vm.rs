@@ -170,6 +170,12 @@ async fn check_gives_a_line_for_each_thing() {
     // Without CA_ADDR the default is asked, which no resolver here knows.
     assert!(text.contains("ca          istiod.istio-system.svc:15012"), "{text}");
 
+    // There, and yet none that systemd would start.
+    std::fs::create_dir_all(at("etc/systemd/system")).unwrap();
+    std::os::unix::fs::symlink("/dev/null", at("etc/systemd/system/istio.service")).unwrap();
+    let text = said(&check(&env[..2]));
+    assert!(text.contains("warn  unit        ./etc/systemd/system/istio.service is masked"), "{text}");
+
     // A setting that cannot be used hides nothing else.
     std::fs::remove_file(at("var/run/secrets/tokens/istio-token")).unwrap();
     let output = check(&[("EXEC_USER", "nobody-of-this-name"), ("ISTIO_SVC_IP", "vm.example")]);
@@ -188,6 +194,14 @@ async fn check_gives_a_line_for_each_thing() {
     ] {
         assert!(text.contains(line), "{line}: {text}");
     }
+
+    // Nor does a certificate that istiod would not be shown stand for the token.
+    for name in ["key.pem", "cert-chain.pem"] {
+        std::fs::write(at("etc/certs").join(name), "half a file").unwrap();
+    }
+    let text = said(&check(&env[..2]));
+    assert!(text.contains("FAIL  token"), "{text}");
+    assert!(text.contains("an earlier start is of no use: ./etc/certs/cert-chain.pem: "), "{text}");
 }
 
 /// As the package's `sidecar.env` promises.
