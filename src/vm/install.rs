@@ -100,14 +100,23 @@ pub(crate) fn items(dir: &Path, places: &Places) -> Result<Vec<Item>, Vec<String
         }
     }
     if !PACKAGED.iter().any(|place| places.at(Path::new(place)).exists()) {
-        let own = std::env::current_exe().ok().and_then(|path| path.to_str().map(str::to_owned));
-        let content = UNIT.replace(BINARY, own.as_deref().unwrap_or(BINARY)).into_bytes();
+        let content = UNIT.replace(BINARY, &program(places)).into_bytes();
         match Item::at(places, &places.unit, 0o644, false) {
             Ok(item) => items.push(Item { content, ..item }),
             Err(why) => errors.push(why.to_string()),
         }
     }
     if errors.is_empty() { Ok(items) } else { Err(errors) }
+}
+
+// Where the unit will find this program. A root file system in the making may have it elsewhere than it lies here, and where
+// /proc is not mounted nobody tells where that is.
+fn program(places: &Places) -> String {
+    let own = std::env::current_exe().ok().and_then(|path| path.to_str().map(str::to_owned));
+    let usual = ["/usr/local/bin/pilot-agent", BINARY].map(str::to_owned);
+    let is_there = |path: &&String| places.at(Path::new(&format!(".{path}"))).symlink_metadata().is_ok();
+    let found = own.iter().chain(&usual).find(is_there).cloned();
+    found.or(own).unwrap_or_else(|| BINARY.to_owned())
 }
 
 // What would keep the agent from starting; the token is istiod's to judge.

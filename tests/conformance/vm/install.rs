@@ -122,6 +122,9 @@ async fn install_follows_links_inside_the_root() {
     std::fs::rename(at("etc/hosts"), at("etc/hosts.real")).unwrap();
     symlink("hosts.real", at("etc/hosts")).unwrap();
     symlink("/dev/null", at("etc/systemd/system/istio.service")).unwrap();
+    // Not where the program lies that runs.
+    std::fs::create_dir_all(at("usr/local/bin")).unwrap();
+    std::fs::write(at("usr/local/bin/pilot-agent"), "").unwrap();
 
     let refused = machine.install();
     assert_eq!(refused.status.code(), Some(255));
@@ -140,7 +143,7 @@ async fn install_follows_links_inside_the_root() {
     let read = |path: &str| std::fs::read_to_string(at(path)).unwrap();
     assert!(read("etc/istio/envoy/cluster.env").contains("CANONICAL_SERVICE"));
     assert!(read("etc/hosts.real").contains("192.0.2.9 istiod"));
-    assert!(read("etc/systemd/system/istio.service").contains("ExecStart="));
+    assert!(read("etc/systemd/system/istio.service").contains("ExecStart=/usr/local/bin/pilot-agent vm run"));
     assert!(at("run/secrets/tokens/istio-token").is_file(), "the token went elsewhere");
     if rustix::process::geteuid().is_root() {
         for (path, uid) in
