@@ -338,12 +338,17 @@ pub(crate) fn log_file(folder: &Folder, name: &str, owner: &Account) -> io::Resu
         return Err(io::Error::other("this is no plain file of one name"));
     }
     fchown(&file, Some(owner.uid), Some(owner.gid))?;
+    // With TPROXY the agent is root, and what rotates the log is the proxy's user, who is of its group.
+    if owner.uid == 0 {
+        file.set_permissions(std::fs::Permissions::from_mode(0o660))?;
+    }
     Ok(file)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::fs::MetadataExt;
 
     fn rooted(root: &Path) -> Places {
         Places::new(|flag| (flag == "root").then(|| root.to_owned()), &Default::default())
@@ -444,6 +449,22 @@ mod tests {
         item.put(&places, Some(&owner)).unwrap();
         assert_eq!(std::fs::read(victim.join("istio-token")).unwrap(), b"a.b.c");
         assert_eq!(std::fs::read_dir(&victim).unwrap().count(), 1, "something is left beside it");
+    }
+
+    #[test]
+    fn a_log_of_roots_can_be_rotated_by_the_proxys_group() {
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let folder = folders(&rooted(dir.path()), Path::new("./log"), None).unwrap();
+        for (name, uid, expected) in [("root.log", 0, 0o660), ("proxy.log", 1337, 0o640)] {
+            let owner = Account { name: "proxy".to_owned(), uid, gid: 1338 };
+            log_file(&folder, name, &owner).unwrap();
+            let about = dir.path().join("log").join(name).metadata().unwrap();
+            let mode = about.permissions().mode() & 0o7777;
+            assert_eq!((about.uid(), about.gid(), mode), (uid, 1338, expected), "{name}");
+        }
     }
 
     #[test]
