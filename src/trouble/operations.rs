@@ -119,6 +119,7 @@ table are there with `METRICS_DETAILS=true`. A family appears with its first sam
 | `istio_agent_upgrades_total` | `result`: done, refused, fell back | attempts to replace the agent in its process (`AGENT_UPGRADE`) |
 | `istio_agent_scrape_failure_reasons_total` | `type`, `reason` | parts of a scrape that failed or were cut |
 | `istio_agent_accept_failures_total` | `listener` | connections that could not be accepted |
+| `istio_agent_memory_shortages_total` | | times in which connections were closed for want of memory (`GOMEMLIMIT`, or the control group's limit) |
 | `istio_agent_log_lines_lost_total` | | lines of the log that nobody read in time |
 | `istio_agent_task_panics_total` | `task` | defects of the agent that ended the work for one connection or stream: report them |
 ";
