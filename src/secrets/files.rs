@@ -13,6 +13,7 @@
 //! [`AT_ONCE`] on one thread; where that takes too long, each is read on a thread of its own, which tells the one that
 //! hangs from the others.
 
+mod entry;
 mod look;
 mod read;
 
@@ -29,7 +30,8 @@ use crate::base::backoff::{Jitter, Policy};
 use crate::base::disk::{Looks, Watching};
 use crate::base::files::Watches;
 use crate::base::heap;
-use look::{Found, Stamp, Wanted};
+use entry::{Entry, Trouble};
+use look::Found;
 use read::Read;
 
 pub(super) use read::{Loaded, Source, Unreadable, bytes};
@@ -108,43 +110,8 @@ pub(super) enum Event {
 
 pub(super) type Reply = oneshot::Sender<Result<Fetched, Arc<Error>>>;
 
-#[derive(Debug)]
-struct Entry {
-    source: Source,
-    looks: Looks<Found>,
-    loaded: Option<Loaded>,
-    /// What `loaded` takes of [`MAX_LOADED`].
-    size: usize,
-    /// Hash of the bytes that `loaded` was made of.
-    hash: u64,
-    /// Hash of bytes that look cut off; taken as they are if they stay.
-    unfinished: Option<u64>,
-    /// Of files that could not be read, and whether they could not twice: a change right after the first may not show.
-    bad: Option<Stamp>,
-    bad_again: bool,
-    trouble: Option<Trouble>,
-    waiting: Vec<(Instant, Reply)>,
-    followed: Instant,
-}
-
 /// Of which group they are, and what was found for each.
 type Together = (u64, Vec<Found>);
-
-#[derive(Debug)]
-struct Trouble {
-    since: Instant,
-    /// Since when there is nothing to be read, of a configured one.
-    gone: Option<Instant>,
-    report: Instant,
-    next: Instant,
-    tries: u32,
-    reason: String,
-    reported: bool,
-    /// Told early: nothing was ever read.
-    suspected: bool,
-    /// Also that it is gone, which is told whatever was told before.
-    reported_gone: bool,
-}
 
 /// Names with what is wrong with each (empty: nothing), always as of now.
 pub(crate) type Overview = Arc<Mutex<BTreeMap<String, String>>>;
@@ -257,20 +224,7 @@ impl Store {
         self.names += length;
         // Another source took this one's place: its own watches go with the next slow check.
         self.unwatched.extend(source.paths());
-        let entry = Entry {
-            source,
-            looks: Looks::default(),
-            loaded: None,
-            size: 0,
-            hash: 0,
-            unfinished: None,
-            bad: None,
-            bad_again: false,
-            trouble: None,
-            waiting: Vec::new(),
-            followed: now,
-        };
-        if let Some(other) = self.entries.insert(name.clone(), entry) {
+        if let Some(other) = self.entries.insert(name.clone(), Entry::new(source, now)) {
             self.held -= other.size;
         }
         Ok(())
@@ -520,17 +474,7 @@ impl Store {
         let retry = self.retry;
         // A disk that is slow may be well.
         let early = is_configured(name) && entry.loaded.is_none() && !silent && !entry.is_suspected();
-        let trouble = entry.trouble.get_or_insert_with(|| Trouble {
-            since: now,
-            gone: None,
-            report: now + PATIENCE,
-            next: now,
-            tries: 0,
-            reason: String::new(),
-            reported: false,
-            suspected: false,
-            reported_gone: false,
-        });
+        let trouble = entry.trouble.get_or_insert_with(|| Trouble::new(now));
         if trouble.reason != reason {
             tracing::debug!(target: "cache", "{name} cannot be loaded yet: {reason}");
             trouble.reason = reason;
@@ -557,51 +501,9 @@ impl Store {
     }
 }
 
-impl Entry {
-    fn is_suspected(&self) -> bool {
-        self.trouble.as_ref().is_some_and(|trouble| trouble.suspected)
-    }
-
-    fn wanted(&self, name: &ResourceName) -> Wanted {
-        let known = self.loaded.is_some().then_some(self.hash);
-        let bad = self.bad.clone().filter(|_| self.bad_again);
-        Wanted { source: self.source.clone(), known, size: self.size, bounded: !is_configured(name), bad }
-    }
-
-    // What is wrong, with files of this stamp.
-    fn wrong(&mut self, error: &Unreadable, stamp: Option<Stamp>) -> String {
-        match (error, &self.trouble) {
-            (Unreadable::Still, Some(trouble)) => return trouble.reason.clone(),
-            // What they hold is of no use, and stays so.
-            (Unreadable::Pair { .. } | Unreadable::Roots { .. } | Unreadable::TooLong(_), _) => {
-                self.bad_again = stamp.is_some() && self.bad == stamp;
-                self.bad = stamp;
-            }
-            // Another time there is room, a descriptor, or a disk that answers.
-            _ => self.bad = None,
-        }
-        error.to_string()
-    }
-}
-
 /// The configured ones are the mesh's, and no client's: they are neither bounded nor forgotten.
 fn is_configured(name: &ResourceName) -> bool {
     matches!(name, ResourceName::Default | ResourceName::RootCa)
-}
-
-impl Trouble {
-    fn is_told(&self) -> bool {
-        if self.gone.is_some() { self.reported_gone } else { self.reported }
-    }
-
-    // Once reported, changes and the slow check are what brings news.
-    fn wake(&self) -> Instant {
-        if self.is_told() {
-            self.since + Duration::from_secs(365 * 86_400)
-        } else {
-            self.next.min(self.report)
-        }
-    }
 }
 
 fn failure(name: &ResourceName, reason: &str) -> Error {
