@@ -62,6 +62,8 @@ pub(crate) struct Client {
     table: Streams<Process>,
     id: u64,
     share: Arc<Share>,
+    /// Whether it is the agent's own Envoy.
+    pub(crate) is_own: bool,
 }
 
 /// A stream of a connection, until it is dropped.
@@ -86,8 +88,8 @@ impl Clients {
         let progress = Arc::new(Progress::new(self.heads.clone()));
         let place = self.places.take(origin, &progress)?;
         let (table, id) = (self.table.clone(), self.table.connection(origin, &progress));
-        let share = self.share(origin);
-        Some(Arc::new(Client { progress, place, streams: AtomicUsize::new(0), table, id, share }))
+        let (share, is_own) = (self.share(origin), origin.is_own);
+        Some(Arc::new(Client { progress, place, streams: AtomicUsize::new(0), table, id, share, is_own }))
     }
 
     // What all connections of a process hold together; as many as there are connections at most.

@@ -14,6 +14,7 @@
 //! | `interim` | a connection on which answers before the one that counts come slowly |
 //! | `kept` | a unix socket that is bound again when its file is removed |
 //! | `own` | which clients are the agent's own Envoy |
+//! | `paced` | work of many connections, a piece a round while they keep the thread busy |
 //! | `percent` | percent-encoding, with Go's strictness |
 //! | `places` | a bound of connections, and who makes room at the bound |
 //! | `proxy` | HTTP proxies: whom they are for, and tunnels through them |
@@ -39,6 +40,7 @@ pub(crate) mod interim;
 pub(crate) mod io;
 pub(crate) mod kept;
 pub(crate) mod own;
+pub(crate) mod paced;
 pub(crate) mod percent;
 pub(crate) mod places;
 pub(crate) mod progress;

@@ -14,6 +14,7 @@ use tokio::net::UnixStream;
 use super::accept::{Acceptor, Came};
 use super::clients::{Client, Clients};
 use super::kept::Keeper;
+use super::paced::Paced;
 use super::unix;
 use crate::base::files::Watches;
 use crate::base::pressure::Short;
@@ -69,6 +70,8 @@ pub(crate) struct Socket<S> {
     label: &'static str,
     keeper: Keeper,
     clients: Clients,
+    /// Of all but the own Envoy.
+    strangers: Paced,
     connections: Set,
 }
 
@@ -83,7 +86,7 @@ impl<S: Serve> Socket<S> {
         [label, connection]: [&'static str; 2],
     ) -> Self {
         let (keeper, clients) = (Keeper::new(path, watches), Clients::new(streams));
-        Self { server, label, keeper, clients, connections: Set::new(connection) }
+        Self { server, label, keeper, clients, strangers: Paced::new(), connections: Set::new(connection) }
     }
 
     /// Serves until `stop`, and gives connections so long to end after it. `bound` is the socket where it is bound
@@ -139,7 +142,8 @@ impl<S: Serve> Socket<S> {
                         match unix::Stream::new(socket) {
                             Ok(io) => {
                                 let work = self.server.connection(io, client.clone());
-                                client.progress.served_by(self.connections.spawn(work));
+                                let paced = (!client.is_own).then(|| self.strangers.clone());
+                                client.progress.served_by(self.connections.spawn(Paced::work(paced, work)));
                             }
                             Err(error) => tracing::debug!("a connection to {} is given up: {error}", path.display()),
                         }
