@@ -8,6 +8,7 @@ use super::common::Common;
 use super::document::Face;
 use super::upstream::Upstream;
 use super::{health, systemd, wasm};
+use crate::base::pressure::{self, Shortage};
 use crate::base::tasks::{Group, Stop};
 use crate::base::uds;
 use crate::trouble::{Kind, Reporter};
@@ -18,7 +19,8 @@ pub(super) fn serve(common: &Common, upstream: Upstream, bound: Bound, envoy: &e
     let Common { config, clock, metrics, troubles, tasks, started, watches } = common;
     until(&tasks.status, "log", crate::base::logging::attend());
     until(&tasks.status, "log failures", log_failures(troubles.reporter("default")));
-    until(&tasks.status, "memory", crate::base::pressure::attend(config.memory));
+    let short = troubles.reporter("default");
+    until(&tasks.status, "memory", pressure::attend(config.memory, move |shortage| memory(&short, shortage)));
     until(&tasks.status, "troubles", {
         let troubles = troubles.clone();
         async move { troubles.attend().await }
@@ -91,6 +93,14 @@ async fn log_failures(trouble: Reporter) {
             }
             None => trouble.end(),
         }
+    }
+}
+
+/// Clients whose connections are closed do not know why.
+fn memory(trouble: &Reporter, shortage: Option<Shortage>) {
+    match shortage {
+        Some(shortage) => trouble.report((Kind::MemoryShort, shortage.to_string())),
+        None => trouble.end(),
     }
 }
 

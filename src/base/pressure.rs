@@ -7,17 +7,17 @@
 //! has a [`Short`] is told, each [`TICK`] anew until there is room. An agent without a crowd looks at nothing, and so
 //! does one whose group has no limit.
 
+use std::fmt;
 use std::fs::read_to_string;
 use std::sync::{LazyLock, OnceLock};
 use std::time::Duration;
 
 use prometheus::{IntCounterVec, Opts};
 use tokio::sync::watch;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep, timeout_at};
 
 use super::cgroup::{Group, Memory};
 use super::heap;
-use super::seldom::Seldom;
 
 /// Between two looks. What floods add in it, some 10 MB, must fit into what is left.
 const TICK: Duration = Duration::from_millis(100);
@@ -25,13 +25,14 @@ const TICK: Duration = Duration::from_millis(100);
 const OFTEN: u32 = 50;
 /// ... and those who are left are asked less often.
 const LATER: Duration = Duration::from_secs(1);
+/// Without a shortage for so long it is over: a client that comes back at once does not make two lines each time.
+const OVER: Duration = Duration::from_secs(30);
 /// Bytes of anonymous memory: an agent that has less is not what fills its group. Without clients it has a tenth.
 const MUCH: u64 = 24 << 20;
 
 /// The process's own, in bytes.
 static LIMIT: OnceLock<u64> = OnceLock::new();
 static WORD: LazyLock<watch::Sender<()>> = LazyLock::new(|| watch::Sender::new(()));
-static LINES: Seldom = Seldom::new(4);
 
 static TIMES: LazyLock<IntCounterVec> = LazyLock::new(|| {
     let opts =
@@ -104,42 +105,72 @@ fn anonymous(statm: &str) -> u64 {
     resident.saturating_sub(of_files) * u64::try_from(rustix::param::page_size()).unwrap_or(4096)
 }
 
-/// Watches, for as long as the agent lives; `limit` is its own, in bytes, beside that of its group.
-pub(crate) async fn attend(limit: Option<u64>) {
+/// What there is while it is short.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Shortage {
+    memory: Memory,
+    /// Bytes of it that are this process's.
+    own: u64,
+}
+
+impl fmt::Display for Shortage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mb = |bytes: u64| bytes / 1_000_000;
+        let Self { memory, own } = self;
+        write!(
+            f,
+            "memory is short: {} MB left of {} MB, and the agent has {} MB: connections that are worth least are closed \
+             until there is room",
+            mb(memory.left()),
+            mb(memory.limit),
+            mb(*own)
+        )
+    }
+}
+
+/// Watches, for as long as the agent lives; `limit` is its own, in bytes, beside that of its group. `say` is told of each
+/// shortage, and, once there was none for a while, of its end.
+pub(crate) async fn attend(limit: Option<u64>, say: impl Fn(Option<Shortage>)) {
     if let Some(limit) = limit {
         LIMIT.get_or_init(|| limit);
     }
+    watch(heap::joined, || look(0), say).await;
+}
+
+async fn watch(joined: impl AsyncFn(), look: impl Fn() -> Option<Memory>, say: impl Fn(Option<Shortage>)) {
+    let mut ends: Option<Instant> = None;
     loop {
-        heap::joined().await;
+        let came = match ends {
+            None => Ok(joined().await),
+            Some(at) => timeout_at(at, joined()).await,
+        };
         let mut rounds = 0;
-        while look(0).is_some() {
+        while came.is_ok() && look().is_some() {
             heap::trim().await;
-            let Some(memory) = look(0) else { break };
+            let Some(memory) = look() else { break };
             TIMES.with_label_values(&[] as &[&str]).inc();
-            tell(memory);
+            say(Some(Shortage { memory, own: own() }));
             WORD.send_replace(());
             rounds += 1;
             sleep(if rounds < OFTEN { TICK } else { LATER }).await;
+            ends = Some(Instant::now() + OVER);
+        }
+        if ends.is_some_and(|at| at <= Instant::now()) {
+            say(None);
+            ends = None;
         }
         sleep(TICK).await;
     }
 }
 
-fn tell(memory: Memory) {
-    let mb = |bytes: u64| bytes / 1_000_000;
-    if let Some(more) = LINES.may() {
-        tracing::warn!(
-            "memory is short: {} MB left of {} MB, and the agent has {} MB: connections that are worth least are \
-             closed until there is room; find out which client has so many, or raise the container's memory limit{more}",
-            mb(memory.left()),
-            mb(memory.limit),
-            mb(own())
-        );
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::cell::{Cell, RefCell};
+    use std::future::pending;
+    use std::pin::pin;
+
+    use tokio::time::timeout;
+
     use super::*;
 
     const GROUP: u64 = 64 << 20;
@@ -168,6 +199,53 @@ mod tests {
         assert_eq!(of_own((40 << 20) + 1).map(|memory| memory.limit), Some(48 << 20));
         let full = Memory { limit: GROUP, used: GROUP };
         assert_eq!(shortage(MUCH, 0, Some(1 << 30), || Some(full)), Some(full));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_shortage_is_told_while_it_lasts_and_its_end_once_nothing_came_for_a_while() {
+        let memory = Memory { limit: GROUP, used: GROUP };
+        let (short, told) = (Cell::new(true), RefCell::new(Vec::new()));
+        let look = || short.get().then_some(memory);
+        let say = |shortage: Option<Shortage>| told.borrow_mut().push(shortage.map(|it| it.memory));
+        let mut heard = Short::new();
+        // A crowd that never stops coming.
+        let mut watched = pin!(watch(async || sleep(TICK).await, look, say));
+        let mut for_a_while = async |time| timeout(time, &mut watched).await.expect_err("it never ends");
+        for_a_while(TICK * 10).await;
+        assert!(told.borrow().len() > 1 && told.take().iter().all(|it| *it == Some(memory)), "each time");
+        timeout(TICK, heard.told()).await.expect("who has a word is told");
+        short.set(false);
+        for_a_while(OVER / 2).await;
+        assert_eq!(told.take(), [], "it may come back");
+        for_a_while(OVER).await;
+        assert_eq!(told.take(), [None], "once");
+        short.set(true);
+        for_a_while(TICK * 4).await;
+        assert_eq!(told.take().first(), Some(&Some(memory)), "again");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_end_is_told_where_nobody_comes_any_more() {
+        let (short, told) = (Cell::new(true), RefCell::new(Vec::new()));
+        let came = Cell::new(false);
+        let joined = async || {
+            if came.replace(true) {
+                pending().await
+            }
+        };
+        let look = || short.replace(false).then_some(Memory { limit: GROUP, used: GROUP });
+        let say = |shortage: Option<Shortage>| told.borrow_mut().push(shortage.is_some());
+        // The second look is after what is free was given back.
+        assert!(timeout(OVER * 2, watch(joined, look, say)).await.is_err());
+        assert_eq!(told.take(), [] as [bool; 0], "what was free was enough");
+
+        let left = Cell::new(2_u32);
+        let look = || {
+            left.replace(left.get().saturating_sub(1)).gt(&0).then_some(Memory { limit: GROUP, used: GROUP })
+        };
+        came.set(false);
+        assert!(timeout(OVER * 2, watch(joined, look, say)).await.is_err());
+        assert_eq!(told.take(), [true, false]);
     }
 
     #[test]

@@ -268,6 +268,9 @@ kinds! {
         "nothing needs to be done; who asked for it stands in the log";
 
     // Beside the proxy.
+    MemoryShort Degraded
+        "memory is short, and connections of clients are closed until there is room",
+        "find out which client has so many connections or streams, or raise the container's memory limit (or GOMEMLIMIT, where it is the smaller one); Envoy's own stay";
     ServingFromMemory Degraded
         "Envoy is given the last good configuration from the agent's memory, because istiod cannot be reached",
         "repair what stands above; changes of the mesh do not arrive until then (XDS_REPLAY)";
