@@ -141,11 +141,14 @@ async fn watch(joined: impl AsyncFn(), look: impl Fn() -> Option<Memory>, say: i
     let mut ends: Option<Instant> = None;
     loop {
         let came = match ends {
-            None => Ok(joined().await),
-            Some(at) => timeout_at(at, joined()).await,
+            None => {
+                joined().await;
+                true
+            }
+            Some(at) => timeout_at(at, joined()).await.is_ok(),
         };
         let mut rounds = 0;
-        while came.is_ok() && look().is_some() {
+        while came && look().is_some() {
             heap::trim().await;
             let Some(memory) = look() else { break };
             TIMES.with_label_values(&[] as &[&str]).inc();
