@@ -218,8 +218,11 @@ async fn names_are_answered_from_the_newest_table() {
     dns.client.send(&query(11, host, A)).await;
     nameserver.answer(|query| vec![bare(query, 3)]).await;
     assert_eq!(rcode(&dns.client.receive().await), 3, "the old table is gone whole");
+    dns.tell(&table("3", "vm.ns.svc.cluster.local", "fe80::9%eth0")).await;
+    let reply = dns.client.ask(&query(12, "vm", AAAA)).await;
+    assert!(answers(&reply) == 1 && reply.ends_with(&[0, 9]), "an address's zone is of its own machine only");
     drop(dns.envoy);
-    assert_eq!(answers(&dns.client.ask(&query(12, "other", A)).await), 1, "and the last one stays");
+    assert_eq!(answers(&dns.client.ask(&query(13, "vm", AAAA)).await), 1, "and the last one stays");
 }
 
 #[tokio::test]

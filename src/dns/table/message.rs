@@ -10,6 +10,7 @@ use prost::{DecodeError, Message};
 
 use super::Scope;
 use crate::base::wire::{each, has_few_fields};
+use crate::dns::resolv;
 
 /// `istio.networking.nds.v1.NameTable`.
 #[cfg(test)]
@@ -37,7 +38,7 @@ pub(super) struct NameInfo {
 impl NameInfo {
     /// In the message's order; texts that are no addresses are left out.
     pub(super) fn addresses(&self) -> Vec<IpAddr> {
-        self.ips.iter().filter_map(|ip| ip.parse().ok()).collect()
+        self.ips.iter().filter_map(|ip| resolv::ip(ip)).collect()
     }
 }
 
@@ -71,7 +72,7 @@ impl Host {
 
     /// Whether it has any address.
     pub(super) fn answers(&self) -> bool {
-        self.info.as_ref().is_some_and(|info| info.ips.iter().any(|ip| ip.parse::<IpAddr>().is_ok()))
+        self.info.as_ref().is_some_and(|info| info.ips.iter().any(|ip| resolv::ip(ip).is_some()))
     }
 
     /// The names it is found by, in lower case, its own first.
@@ -145,7 +146,7 @@ impl Source {
     pub(super) fn addresses_at(&self, at: u32) -> impl Iterator<Item = IpAddr> {
         let host = usize::try_from(at).ok().and_then(|at| inside(self.body.get(at..)?));
         let fields = bodies(host.unwrap_or_default(), INFO).flat_map(|info| bodies(info, ADDRESS));
-        fields.filter_map(|ip| std::str::from_utf8(ip).ok()?.parse().ok())
+        fields.filter_map(|ip| resolv::ip(std::str::from_utf8(ip).ok()?))
     }
 
     /// That host without its addresses and its `alt_hosts`.

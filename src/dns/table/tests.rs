@@ -88,6 +88,14 @@ fn a_known_host_without_such_addresses_is_empty() {
 }
 
 #[test]
+fn an_address_with_a_zone_is_told_without_it() {
+    let zoned = info(&["fe80::1%eth0", "fe80::2%", "10.0.0.1%2"], "External", "", "");
+    let t = table(&[("vm.example", zoned)]);
+    assert_eq!(ask(&t, "vm.example.", wire::AAAA).unwrap(), ["vm.example. fe80::1"]);
+    assert_eq!(ask(&t, "vm.example.", wire::A), Some(Vec::new()));
+}
+
+#[test]
 fn the_search_domain_is_seen_through() {
     let t = mesh();
     let s = "ns1.svc.cluster.local.";
