@@ -209,14 +209,20 @@ fn frame(message: &CheckRequest) -> Bytes {
     out.into()
 }
 
+// Its own type, maybe with the name of a format (`+proto`) or parameters; not `application/grpc-web`, which is another protocol.
+fn is_grpc(kind: &[u8]) -> bool {
+    let rest = kind.strip_prefix(b"application/grpc");
+    rest.is_some_and(|rest| matches!(rest.first(), None | Some(b'+' | b';')))
+}
+
 async fn answer(response: ::http::Response<h2::RecvStream>) -> Result<i32, Failure> {
     let nonsense = |why: &str| Failure::Nonsense(why.to_owned());
     let (head, mut body) = response.into_parts();
-    if head.status != StatusCode::OK {
-        return Err(Failure::Nonsense(format!("it answered {}", head.status)));
-    }
     let kind = head.headers.get(header::CONTENT_TYPE).map_or(&b""[..], HeaderValue::as_bytes);
-    if !kind.starts_with(b"application/grpc") {
+    if !is_grpc(kind) {
+        if head.status != StatusCode::OK {
+            return Err(Failure::Nonsense(format!("it answered {}", head.status)));
+        }
         return Err(Failure::Nonsense(format!("it answered in {}, no gRPC", String::from_utf8_lossy(kind))));
     }
     let mut bytes = Vec::new();
@@ -273,6 +279,41 @@ fn listening(stream: TcpStream, spoke: Arc<AtomicBool>) -> impl AsyncRead + Asyn
 mod tests {
     use super::*;
     use crate::fetch::fake::spawn;
+
+    // What a call comes to where the head of the answer is this one.
+    async fn answered(status: u16, kind: &'static str) -> Result<i32, Failure> {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let app = spawn(async move {
+            let mut http2 = h2::server::handshake(listener.accept().await.unwrap().0).await.unwrap();
+            while let Some(Ok((_, mut respond))) = http2.accept().await {
+                let head = ::http::Response::builder().status(status).header(header::CONTENT_TYPE, kind);
+                let mut body = respond.send_response(head.body(()).unwrap(), false).unwrap();
+                body.send_data(Bytes::from_static(b"\0\0\0\0\x02\x08\x01"), false).unwrap();
+                let code = (header::HeaderName::from_static("grpc-status"), HeaderValue::from_static("0"));
+                body.send_trailers([code].into_iter().collect()).unwrap();
+            }
+        });
+        let dialer = Dialer::default();
+        let call =
+            Call { dialer: &dialer, name: None, host: "127.0.0.1", port, service: "", user_agent: None };
+        let got = call.run(Instant::now() + Duration::from_secs(30)).await;
+        app.abort();
+        got
+    }
+
+    #[tokio::test]
+    async fn the_type_says_whether_it_is_grpc_and_the_status_nothing() {
+        for (status, kind) in
+            [(200, "application/grpc"), (200, "application/grpc+proto"), (404, "application/grpc;a=b")]
+        {
+            assert_eq!(answered(status, kind).await, Ok(SERVING), "{status} {kind}");
+        }
+        for (status, kind) in [(200, "application/grpc-web"), (200, "application/grpcx"), (503, "text/html")]
+        {
+            assert!(matches!(answered(status, kind).await, Err(Failure::Nonsense(_))), "{status} {kind}");
+        }
+    }
 
     #[tokio::test]
     async fn a_very_long_word_is_not_read() {
