@@ -3,7 +3,7 @@
 use std::io::ErrorKind;
 
 use serde_json::json;
-use tokio::io::AsyncWriteExt;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
@@ -15,6 +15,7 @@ use crate::support::{MockIstiod, TestAgent, free_port, http};
 fn probing(port: u16, action: &str) -> Builder {
     let probe = match action {
         "http" => json!({"httpGet": {"path": "/hello?x", "port": port}, "timeoutSeconds": 5}),
+        "https" => json!({"httpGet": {"port": port, "scheme": "HTTPS"}, "timeoutSeconds": 20}),
         _ => json!({"tcpSocket": {"port": port}, "timeoutSeconds": 5}),
     };
     TestAgent::with().env("ISTIO_KUBE_APP_PROBERS", json!({"/app-health/app/livez": probe}).to_string())
@@ -49,6 +50,33 @@ async fn a_port_that_nobody_listens_on_fails_its_probe() {
     let mock = MockIstiod::start().await;
     let agent = serving(&mock, probing(free_port(), "tcp")).await;
     assert_eq!(agent.get("/app-health/app/livez").await.unwrap().status, 500);
+    agent.stop().await;
+}
+
+#[tokio::test]
+async fn an_application_that_has_only_suites_of_cbc_is_not_reached() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let mock = MockIstiod::start().await;
+    let agent = serving(&mock, probing(listener.local_addr().unwrap().port(), "https")).await;
+    let offered = async {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        let mut record = [0; 5];
+        stream.read_exact(&mut record).await.unwrap();
+        let mut hello = vec![0; usize::from(u16::from_be_bytes([record[3], record[4]]))];
+        stream.read_exact(&mut hello).await.unwrap();
+        // Nothing in common: the alert handshake_failure.
+        stream.write_all(&[21, 3, 3, 0, 2, 2, 40]).await.unwrap();
+        // Behind the message's head, version and random: the session, then the suites.
+        let session = &hello[4 + 2 + 32..];
+        let suites = &session[1 + usize::from(session[0])..];
+        let length = usize::from(u16::from_be_bytes([suites[0], suites[1]]));
+        suites[2..2 + length].chunks(2).map(|s| u16::from_be_bytes([s[0], s[1]])).collect::<Vec<_>>()
+    };
+    let (reply, offered) = tokio::join!(agent.get("/app-health/app/livez"), offered);
+    assert_eq!(reply.unwrap().status, 500);
+    // ECDHE with AES-GCM is there, with AES-CBC and SHA-1 it is not.
+    assert!(offered.contains(&0xc02f), "{offered:x?}");
+    assert!([0xc009, 0xc00a, 0xc013, 0xc014].iter().all(|cbc| !offered.contains(cbc)), "{offered:x?}");
     agent.stop().await;
 }
 
@@ -131,8 +159,7 @@ async fn one_address_does_not_have_all_probes_of_a_path() {
         }
     };
     let mut said = String::new();
-    let (answer, ()) =
-        tokio::join!(tokio::io::AsyncReadExt::read_to_string(&mut kubelet, &mut said), answering);
+    let (answer, ()) = tokio::join!(kubelet.read_to_string(&mut said), answering);
     assert!(answer.is_ok() && said.starts_with("HTTP/1.1 200 "), "{answer:?} {said}");
     let waits = |one: &TcpStream| one.try_read(&mut [0]).is_err_and(|e| e.kind() == ErrorKind::WouldBlock);
     assert!(flood.iter().all(waits), "the flood's were answered first");
