@@ -6,6 +6,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use prometheus::IntCounterVec;
+use socket2::{Domain, Type};
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
@@ -33,6 +34,8 @@ const FORWARDS: usize = 512;
 /// Connections at once; above, the one that is worth least makes room (`net::places`), so whoever asks is answered
 /// however many say nothing. None is kept idle longer than [`IDLE`].
 const CONNECTIONS: usize = 128;
+/// Connections that the kernel keeps until they are accepted.
+const BACKLOG: i32 = 1024;
 /// Until the first query of a connection, and until a reply is taken.
 const FIRST: Duration = Duration::from_secs(2);
 /// Between two queries of a connection.
@@ -108,27 +111,46 @@ pub(crate) async fn bind(
 }
 
 // Of the addresses of a name the first of IPv4, else the first: what the DNS capture of IPv4 redirects to. An empty host
-// is all addresses: of both families, or of IPv4 where the kernel has no other.
-async fn bound<S, F>(host: &str, port: u16, bind: impl Fn(SocketAddr) -> F) -> std::io::Result<S>
-where
-    F: Future<Output = std::io::Result<S>>,
-{
-    if !host.is_empty() {
+// is all addresses: of both families, or of IPv4 where the kernel has no other. So is `0.0.0.0`, as Go listens there.
+async fn bound<S>(
+    host: &str,
+    port: u16,
+    bind: impl Fn(SocketAddr) -> std::io::Result<S>,
+) -> std::io::Result<S> {
+    if !host.is_empty() && host.parse() != Ok(Ipv4Addr::UNSPECIFIED) {
         let all = lane::look_up(host, port).await?;
         let first = all.iter().find(|at| at.is_ipv4()).or(all.first()).copied();
-        return bind(first.ok_or(std::io::ErrorKind::NotFound)?).await;
+        return bind(first.ok_or(std::io::ErrorKind::NotFound)?);
     }
-    match bind((Ipv6Addr::UNSPECIFIED, port).into()).await {
-        Err(error) if errno::no_family(&error) => bind((Ipv4Addr::UNSPECIFIED, port).into()).await,
+    match bind((Ipv6Addr::UNSPECIFIED, port).into()) {
+        Err(error) if errno::no_family(&error) => bind((Ipv4Addr::UNSPECIFIED, port).into()),
         other => other,
     }
+}
+
+// Where it is that of all addresses, then of both families, however the machine is set up.
+fn opened(at: SocketAddr, kind: Type) -> std::io::Result<socket2::Socket> {
+    let socket = socket2::Socket::new(Domain::for_address(at), kind, None)?;
+    if at.is_ipv6() && at.ip().is_unspecified() {
+        socket.set_only_v6(false)?;
+    }
+    socket.set_reuse_address(kind == Type::STREAM)?;
+    socket.set_nonblocking(true)?;
+    socket.bind(&at.into())?;
+    Ok(socket)
+}
+
+fn listening(at: SocketAddr) -> std::io::Result<TcpListener> {
+    let socket = opened(at, Type::STREAM)?;
+    socket.listen(BACKLOG)?;
+    TcpListener::from_std(socket.into())
 }
 
 async fn udp_socket(host: &str, port: u16) -> std::io::Result<Socket> {
     let key = key("udp", host, port);
     let socket = match handover::take(&key) {
         Some((_, fd)) => UdpSocket::from_std(unblocking(fd.into(), std::net::UdpSocket::set_nonblocking)?)?,
-        None => bound(host, port, UdpSocket::bind).await?,
+        None => bound(host, port, |at| UdpSocket::from_std(opened(at, Type::DGRAM)?.into())).await?,
     };
     handover::offer(key, "", &socket);
     Socket::new(socket)
@@ -140,7 +162,7 @@ async fn tcp_socket(host: &str, port: u16) -> std::io::Result<TcpListener> {
         Some((_, fd)) => {
             TcpListener::from_std(unblocking(fd.into(), std::net::TcpListener::set_nonblocking)?)?
         }
-        None => bound(host, port, TcpListener::bind).await?,
+        None => bound(host, port, listening).await?,
     };
     handover::offer(key, "", &socket);
     Ok(socket)
@@ -454,7 +476,7 @@ mod tests {
     async fn a_kernel_without_ipv6_has_all_addresses_of_ipv4() {
         // What each address is answered; the one that was taken.
         let taken = async |host: &str, errors: &[(&str, i32)]| {
-            bound(host, 53, async |to| match errors.iter().find(|(at, _)| *at == to.ip().to_string()) {
+            bound(host, 53, |to| match errors.iter().find(|(at, _)| *at == to.ip().to_string()) {
                 Some((_, error)) => Err(std::io::Error::from_raw_os_error(*error)),
                 None => Ok(to.to_string()),
             })
@@ -463,6 +485,8 @@ mod tests {
         };
         assert_eq!(taken("", &[]).await.unwrap(), "[::]:53");
         assert_eq!(taken("", &[("::", 97)]).await.unwrap(), "0.0.0.0:53");
+        assert_eq!(taken("0.0.0.0", &[]).await.unwrap(), "[::]:53");
+        assert_eq!(taken("0.0.0.0", &[("::", 97)]).await.unwrap(), "0.0.0.0:53");
         assert_eq!(taken("", &[("::", 98)]).await, Err(98), "somebody has it");
         assert_eq!(taken("::", &[("::", 97)]).await, Err(97), "asked for by its name");
         assert_eq!(addresses(":53", &[]).unwrap(), [(String::new(), 53)]);

@@ -305,9 +305,12 @@ async fn a_server_on_a_wildcard_address_answers_from_the_one_that_was_asked() {
     if !root_for("a resolv.conf of its own") {
         return;
     }
-    for (host, at, of) in
-        [("0.0.0.0", "127.0.0.2", "0.0.0.0:0"), ("", "127.0.0.2", "0.0.0.0:0"), ("[::]", "::1", "[::1]:0")]
-    {
+    for (host, at, of) in [
+        ("0.0.0.0", "127.0.0.2", "0.0.0.0:0"),
+        ("0.0.0.0", "::1", "[::1]:0"),
+        ("", "127.0.0.2", "0.0.0.0:0"),
+        ("[::]", "::1", "[::1]:0"),
+    ] {
         let port = free_port();
         let with = |b| serving(b, port, "").env("DNS_PROXY_ADDR", format!("{host}:{port}"));
         let mut world = World::with(with).await;
