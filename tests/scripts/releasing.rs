@@ -192,6 +192,65 @@ fn an_rpm_restarts_at_an_upgrade_and_not_in_the_place_of_istios() {
     assert!(calls().contains("try-restart"));
 }
 
+/// `run(&[script, arguments ...])` runs a script of the deb in a root of its own, and gives what Debian's helper is told there.
+fn deb(scripts: Scripts) -> (Scripts, impl Fn(&[&str]) -> String) {
+    let scripts = scripts.program("dpkg-deb", "for last; do :; done; echo new >$last");
+    let output = scripts.run("packages", &[]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let root = scripts.path("root");
+    for folder in ["run", "usr/bin", "usr/local/bin", "usr/lib/systemd/system", "var/lib/istio/envoy"] {
+        std::fs::create_dir_all(root.join(folder)).unwrap();
+    }
+    std::fs::write(root.join("usr/lib/systemd/system/istio.service"), "").unwrap();
+    let scripts = ["chown", "getent", "dpkg-query"].into_iter().fold(scripts, |s, name| s.program(name, ""));
+    let path = format!("{}:/usr/bin:/bin", scripts.path("bin").display());
+    let folder = scripts.path("target/package/deb");
+    let run = move |words: &[&str]| {
+        let content = std::fs::read_to_string(folder.join(words[0])).unwrap();
+        // Absolute paths are those of the machine.
+        let inside = [" /", "=/", ">/"].iter().fold(content, |text, before| {
+            text.replace(before, &format!("{}{}/", &before[..1], root.display()))
+        });
+        let inside = inside.replace("#DEBHELPER#", "echo \"$1 $2\"");
+        let inside = inside.replace(&format!("{}/dev/null", root.display()), "/dev/null");
+        let done = Command::new("sh").args(["-ec", &inside]).args(words).env("PATH", &path).output().unwrap();
+        assert!(done.status.success(), "{words:?}: {}", text(&done.stderr));
+        text(&done.stdout)
+    };
+    (scripts, run)
+}
+
+/// `dpkg -i` unpacks a package of which something is missing that it needs, and it may be removed as it is.
+#[test]
+fn a_deb_that_was_never_configured_leaves_istios_settings_in_their_place() {
+    let (scripts, run) = deb(with_dist());
+    for name in ["sidecar.env", "cluster.env"] {
+        std::fs::write(scripts.path("root/var/lib/istio/envoy").join(name), "theirs").unwrap();
+    }
+    let names = || sorted(scripts.files("root/var/lib/istio/envoy"));
+    run(&["preinst", "install"]);
+    assert_eq!(names(), ["cluster.env.before-pilot-agent", "sidecar.env.before-pilot-agent"]);
+    run(&["postrm", "remove"]);
+    assert_eq!(names(), ["cluster.env", "sidecar.env"]);
+}
+
+/// The helper restarts what it is told the version of.
+#[test]
+fn a_deb_restarts_at_an_upgrade_and_not_in_the_place_of_istios() {
+    let (_scripts, run) = deb(with_dist());
+    run(&["preinst", "install"]);
+    assert_eq!(run(&["postinst", "configure", ""]), "configure \n");
+    // Removed, Istio's installed, and this one again: its settings were left.
+    run(&["preinst", "install", "1"]);
+    assert_eq!(run(&["postinst", "configure", "1"]), "configure \n");
+    // One that was given up leaves nothing for a later upgrade.
+    run(&["preinst", "install", "1"]);
+    for _ in 0..2 {
+        run(&["preinst", "upgrade", "1"]);
+        assert_eq!(run(&["postinst", "configure", "1"]), "configure 1\n");
+    }
+}
+
 #[test]
 fn a_package_gives_away_no_folder_that_a_link_of_the_proxys_leads_to() {
     if !root_for("the owners of folders") {
