@@ -36,6 +36,11 @@ for place in /usr/local/bin/pilot-agent /etc/systemd/system/istio.service; do
         echo "pilot-agent: $place goes before what this package has: remove it, unless it is meant" >&2
     fi
 done
-if [ ! -x /usr/local/bin/envoy ] && [ ! -x /usr/bin/envoy ]; then
+# Of an Envoy that another package has in /usr/bin nobody but this one makes the link; and Istio's package, which came and
+# went, took with it the one that ours had made.
+if [ -x /usr/bin/envoy ] && [ ! -e /usr/local/bin/envoy ] && [ ! -L /usr/local/bin/envoy ]; then
+    ln -s /usr/bin/envoy /usr/local/bin/envoy
+fi
+if [ ! -x /usr/local/bin/envoy ]; then
     echo "pilot-agent: there is no Envoy in /usr/local/bin/envoy: install the package envoy, or put Istio's there" >&2
 fi

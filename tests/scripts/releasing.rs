@@ -252,6 +252,17 @@ fn a_deb_restarts_at_an_upgrade_and_not_in_the_place_of_istios() {
 }
 
 #[test]
+fn an_envoy_of_any_package_is_where_the_agent_looks() {
+    let (scripts, run) = deb(with_dist());
+    let link = scripts.path("root/usr/local/bin/envoy");
+    run(&["postinst", "configure"]);
+    assert!(!link.is_symlink(), "there is none");
+    let scripts = scripts.executable("root/usr/bin/envoy", "");
+    run(&["postinst", "configure"]);
+    assert_eq!(std::fs::read_link(&link).unwrap(), scripts.path("root/usr/bin/envoy"));
+}
+
+#[test]
 fn a_package_gives_away_no_folder_that_a_link_of_the_proxys_leads_to() {
     if !root_for("the owners of folders") {
         return;
