@@ -311,10 +311,14 @@ impl Labels {
         Self { all, fixed, shared }
     }
 
-    // The label's locality; its tidied text is kept under the old label's name.
+    // The label's locality; its tidied text is kept under the old label's name. The new label counts as soon as it is
+    // there: empty, it asks for the platform's.
     fn locality(&mut self) -> Option<Locality> {
-        let of = |key: &str| self.all.get(key).filter(|v| !v.is_empty());
+        let of = |key: &str| self.all.get(key);
         let text = of("topology.istio.io/locality").or_else(|| of("istio-locality"))?;
+        if text.is_empty() {
+            return None;
+        }
         let text = if text.contains('/') { text.clone() } else { text.replace('.', "/") };
         self.all.insert("istio-locality".to_owned(), text.clone());
         if self.shared {

@@ -296,3 +296,20 @@ async fn a_device_in_the_place_of_a_written_certificate_is_replaced() {
     .await;
     agent.stop().await;
 }
+
+#[tokio::test]
+async fn a_locality_label_that_is_empty_hides_the_old_one() {
+    let mock = MockIstiod::start().await;
+    let labels = "istio-locality=\"eu.west\"\ntopology.istio.io/locality=\"\"\n";
+    let mut agent = TestAgent::with().istiod(&mock).file("etc/istio/pod/labels", labels).start();
+    agent.wait_ready().await;
+    let text = std::fs::read_to_string(agent.path("etc/istio/proxy/envoy-rev.json")).unwrap();
+    let bootstrap: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let node = &bootstrap["node"];
+    // Nothing is known of the machine, and nothing is tidied.
+    assert_eq!(
+        (&node["locality"], &node["metadata"]["LABELS"]["istio-locality"]),
+        (&serde_json::json!({}), &"eu.west".into())
+    );
+    agent.stop().await;
+}

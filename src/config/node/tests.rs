@@ -203,6 +203,13 @@ fn a_locality_label_beats_the_platform() {
     given.env.clear();
     given.json.clear();
     assert_eq!(given.build().unwrap().locality.region, "elsewhere");
+    // The new label is there, so the old one does not count.
+    given.labels = Some(map(&[("topology.istio.io/locality", ""), ("istio-locality", "r.z")]));
+    let node = given.build().unwrap();
+    assert_eq!(
+        (node.locality.region.as_str(), &node.typed["LABELS"]["istio-locality"]),
+        ("elsewhere", &json!("r.z"))
+    );
 }
 
 #[test]
