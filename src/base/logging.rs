@@ -266,6 +266,10 @@ impl Lines {
     fn new(options: &Options) -> Result<Self, Error> {
         let levels = Levels::parse(&options.output_level)?;
         Levels::parse(&options.stacktrace_level)?;
+        // The other list may be empty, since it is added to a built-in one.
+        if options.stacktrace_level.is_empty() {
+            return Err(Error::Level(String::new()));
+        }
         let named: Vec<&str> = options.caller.split(',').collect();
         let callers = Callers {
             all: named.contains(&"all"),

@@ -137,6 +137,7 @@ fn errors_end_with_255_and_stand_on_standard_error() {
         (&["proxy", "gateway"], "Error: invalid proxy Type: gateway"),
         (&["proxy", "--concurrency=two"], "Error: invalid argument \"two\" for \"--concurrency\" flag"),
         (&["proxy", "--log_output_level=INFO"], "Error: invalid output level 'INFO'"),
+        (&["proxy", "--log_stacktrace_level="], "Error: invalid output level ''"),
         (&["--unknown", "proxy", "sidecar"], "Error: unknown command \"sidecar\""),
         (&["collateral"], "Error: this build is not compiled with collateral support"),
         (&["completion", "bash", "x"], "Error: unknown command \"x\" for \"pilot-agent completion bash\""),
