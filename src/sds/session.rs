@@ -81,10 +81,14 @@ impl Session {
             return Action::Stale;
         }
         let added: Vec<String> = once(&request.names).into_iter().filter(|n| !held.contains(n)).collect();
-        // Of the other types the Go agent tells also that there is less: with nothing.
+        // Of the other types the Go agent tells also that there is less: with all that is left.
         let less = !NAMED_TYPES.contains(&request.type_url.as_str()) && !held.is_subset(&wanted);
         self.names = Some(wanted);
-        if added.is_empty() && !less { Action::Nothing } else { Action::Respond(added) }
+        match (added.is_empty(), less) {
+            (false, _) => Action::Respond(added),
+            (true, true) => Action::Respond(once(&request.names)),
+            (true, false) => Action::Nothing,
+        }
     }
 
     /// A request of a delta stream. Names asked for again are sent again, as the protocol wants.
@@ -214,7 +218,7 @@ mod tests {
         let of = |names: &[&str], nonce| Request { type_url: ack.type_url.clone(), ..ask(names, nonce) };
         walk(vec![
             (named, respond(&["default", "ROOTCA"])),
-            (of(&["default"], "n1"), respond(&[])),
+            (of(&["default"], "n1"), respond(&["default"])),
             (of(&["default"], "n2"), Nothing),
             (of(&["ROOTCA"], "n2"), respond(&["ROOTCA"])),
             (of(&[], "n3"), respond(&[])),
