@@ -30,8 +30,11 @@ fn blocks(text: &str) -> impl Iterator<Item = &str> {
 #[must_use]
 pub(crate) fn readable(entries: Vec<String>) -> (Vec<String>, usize) {
     let all = entries.len();
-    let good: Vec<String> =
-        entries.into_iter().filter(|e| crate::tls::cert::parse_chain(e.as_bytes()).is_ok()).collect();
+    let whole = |entry: &String| {
+        let read = crate::tls::cert::readable_certs(entry.as_bytes());
+        read.dropped == 0 && !read.pem.is_empty()
+    };
+    let good: Vec<String> = entries.into_iter().filter(whole).collect();
     let dropped = all - good.len();
     (good, dropped)
 }
@@ -64,5 +67,18 @@ mod tests {
         let (good, dropped) = readable(vec!["x".to_owned(), block("!"), String::new()]);
         assert!(good.is_empty());
         assert_eq!(dropped, 3);
+    }
+
+    #[test]
+    fn what_was_joined_without_a_line_break_is_no_junk() {
+        let one = || {
+            let key = rcgen::KeyPair::generate().unwrap();
+            rcgen::CertificateParams::default().self_signed(&key).unwrap().pem()
+        };
+        let joined = format!("{}{}", one().trim_end(), one());
+        let (good, dropped) = readable(vec![joined.clone()]);
+        assert_eq!((good.as_slice(), dropped), ([joined.clone()].as_slice(), 0));
+        assert_eq!(merge([joined.as_str()]).matches(END).count(), 2);
+        assert!(!merge([joined.as_str()]).contains("----------"));
     }
 }

@@ -9,8 +9,10 @@ use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
 
 use crate::base::quote::cut;
 
-/// Where a block begins that is not the first thing in a text.
-const BEGIN: &[u8] = b"\n-----BEGIN ";
+/// Where a block begins: at the start of a line.
+const BEGIN: &[u8] = b"-----BEGIN ";
+/// Where it begins when files were joined of which the first has no line break at its end: behind the last block's end.
+const JOINED: &[u8] = b"----------BEGIN ";
 
 /// What is wrong with PEM or DER input.
 #[derive(Debug, thiserror::Error)]
@@ -18,6 +20,9 @@ pub enum Error {
     /// Not PEM, or a block that is not what it says.
     #[error("not readable as PEM: {0}")]
     Pem(String),
+    /// Envoy reads no such text.
+    #[error("a block begins on the line where another ends: a line break is missing between them")]
+    Joined,
     /// No certificate in the text.
     #[error("no certificate in it")]
     Empty,
@@ -80,6 +85,9 @@ impl Cert {
 /// # Errors
 /// When the text is not PEM, holds no certificate, or one of them does not parse.
 pub fn parse_chain(pem: &[u8]) -> Result<Vec<Cert>, Error> {
+    if memmem::find(pem, JOINED).is_some() {
+        return Err(Error::Joined);
+    }
     let mut certs = Vec::new();
     for (index, der) in CertificateDer::pem_slice_iter(pem).enumerate() {
         let der = der.map_err(|e| Error::Pem(said(&e)))?;
@@ -171,11 +179,13 @@ impl Readable {
 }
 
 /// The certificates of a bundle, and what cannot be read of it: each begin line begins anew, so a block without an end
-/// hides no other.
+/// hides no other, nor does one whose end has the next one's beginning on its line.
 pub(crate) fn each_cert(text: &[u8]) -> impl Iterator<Item = Result<CertificateDer<'static>, pem::Error>> {
     let mut rest = text;
     let sections = std::iter::from_fn(move || {
-        let (section, after) = rest.split_at(memmem::find(rest, BEGIN).map_or(rest.len(), |at| at + 1));
+        let mut begins = memmem::find_iter(rest, BEGIN);
+        let next = begins.find(|at| rest[..*at].ends_with(b"\n") || rest[..*at].ends_with(b"-----"));
+        let (section, after) = rest.split_at(next.unwrap_or(rest.len()));
         rest = after;
         (!section.is_empty()).then_some(section)
     });
@@ -233,5 +243,20 @@ mod tests {
         assert_eq!(cut, "not readable as PEM: the end of a section is missing: CERTIFICATE");
         let bad = of("-----BEGIN CERTIFICATE\nMIIB\n");
         assert_eq!(bad, "not readable as PEM: a section does not begin as it must");
+    }
+
+    /// As `cat` makes it of files of which the first has no line break at its end.
+    #[test]
+    fn roots_that_were_joined_without_a_line_break_all_count_and_a_chain_does_not() {
+        let one = || {
+            let key = rcgen::KeyPair::generate().unwrap();
+            rcgen::CertificateParams::default().self_signed(&key).unwrap().pem()
+        };
+        let (a, b, c) = (one(), one(), one());
+        let joined = format!("{}{}{c}", a.trim_end(), b.trim_end());
+        let readable = readable_certs(joined.as_bytes());
+        assert_eq!((readable.pem, readable.dropped), (format!("{a}{b}{c}").replace('\r', ""), 0));
+        assert!(matches!(parse_chain(joined.as_bytes()), Err(Error::Joined)));
+        assert_eq!(parse_chain(format!("{a}{b}").as_bytes()).unwrap().len(), 2);
     }
 }

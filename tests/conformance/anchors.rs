@@ -84,3 +84,19 @@ async fn a_block_without_an_end_hides_no_root_behind_it() {
     assert_eq!(roots, Pem::Roots(mock.root_pem()));
     agent.stop().await;
 }
+
+/// As `cat` makes it of two files of which the first has no line break at its end.
+#[tokio::test]
+async fn a_root_behind_one_without_a_line_break_counts() {
+    let mock = MockIstiod::start().await;
+    let other = CertificateParams::default().self_signed(&KeyPair::generate().unwrap()).unwrap().pem();
+    let other = other.replace('\r', "");
+    let mut agent = agent(&mock, other.trim_end());
+    served(&mut agent).await;
+    let client = agent.sds().await;
+    let mut stream = client.stream_secrets();
+    stream.send(&secret_request(&format!("file-root:{ROOT}")));
+    let (_, roots) = secrets(&stream.next().await.unwrap()).remove(0);
+    assert_eq!(roots, Pem::Roots(format!("{other}{}", mock.root_pem())));
+    agent.stop().await;
+}
