@@ -230,7 +230,7 @@ impl Target<'_> {
 struct TargetTls {
     name: String,
     server: ServerName<'static>,
-    roots: Arc<crate::tls::verify::Anchors>,
+    roots: Arc<crate::tls::anchors::Anchors>,
 }
 
 impl Inner {

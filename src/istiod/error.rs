@@ -3,6 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
+use crate::tls::anchors::{self, Unvouched};
 use crate::trouble::{Kind, Report, span};
 
 /// The part of a dial that failed.
@@ -161,6 +162,7 @@ pub(super) fn tls_kind(error: &rustls::Error) -> Kind {
     match error {
         Error::InvalidCertificate(cert) => match cert {
             Cert::UnknownIssuer | Cert::BadSignature => Kind::RootDoesNotSign,
+            Cert::Other(why) if unvouched(why) => Kind::RootDoesNotSign,
             Cert::NotValidForName | Cert::NotValidForNameContext { .. } => Kind::ServerNameMismatch,
             Cert::Expired | Cert::ExpiredContext { .. } => Kind::ServerCertificateExpired,
             Cert::NotValidYet | Cert::NotValidYetContext { .. } => Kind::ServerCertificateNotYetValid,
@@ -215,9 +217,12 @@ pub(super) fn tls_reason(error: &rustls::Error) -> String {
     format!("invalid peer certificate: {what}")
 }
 
+fn unvouched(why: &rustls::OtherError) -> bool {
+    why.0.is::<Unvouched>()
+}
+
 fn date(at: rustls_pki_types::UnixTime) -> String {
-    let seconds = i64::try_from(at.as_secs()).unwrap_or(i64::MAX);
-    jiff::Timestamp::from_second(seconds).map_or_else(|_| format!("{seconds} (UNIX)"), |at| at.to_string())
+    anchors::date(i64::try_from(at.as_secs()).unwrap_or(i64::MAX))
 }
 
 /// What usually helps against a failed TLS handshake.
@@ -228,6 +233,9 @@ pub(super) fn tls_hint(error: &rustls::Error, roots: &str, name: &str) -> String
             format!(
                 "; none of the roots in {roots} has signed the server's certificate: is it the root of this istiod?"
             )
+        }
+        Error::InvalidCertificate(Cert::Other(why)) if unvouched(why) => {
+            format!("; look at the roots in {roots} and at the clock of this machine")
         }
         Error::InvalidCertificate(Cert::NotValidForName | Cert::NotValidForNameContext { .. }) => {
             format!("; the server's certificate is not for {name:?}: set ISTIOD_SAN to a name that it has")

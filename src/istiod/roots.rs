@@ -13,8 +13,8 @@ use super::{Error, Roots};
 use crate::base::bounded;
 use crate::base::lane::Lane;
 use crate::base::seldom::Seldom;
+use crate::tls::anchors::Anchors;
 use crate::tls::client;
-use crate::tls::verify::Anchors;
 use crate::trouble::{Report, Reporter};
 
 /// Above this a root file is refused rather than read: the largest public bundles have 250 KB.

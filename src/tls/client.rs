@@ -17,8 +17,9 @@ use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, SignatureAlgori
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 
+use super::anchors::Anchors;
 use super::provider::{Compliance, provider};
-use super::verify::{Anchors, Verifier};
+use super::verify::Verifier;
 use crate::base::bounded;
 use crate::base::clock::Clock;
 use crate::base::lane::Lane;

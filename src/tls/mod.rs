@@ -2,6 +2,7 @@
 //!
 //! `provider.rs` is the only file that names the crypto crate's rustls provider.
 
+pub(crate) mod anchors;
 pub(crate) mod cert;
 pub(crate) mod client;
 pub(crate) mod keys;

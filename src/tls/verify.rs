@@ -3,87 +3,36 @@
 //! * A certificate that is itself in the root file, byte for byte, whether it may sign others or not. Its dates, its
 //!   name and its purpose count all the same. What in the file may not sign others is pinned so and nothing else:
 //!   it vouches for itself alone.
+//! * A certificate for any purpose (`anyExtendedKeyUsage`), a server's or one between it and its root.
 //! * A certificate that is a CA's as well (`CA:TRUE`), signed by a root of the file. The library refuses every such
 //!   one before it looks at the chain, so it is shown one with that single bit taken back; where it then asks
 //!   whether the issuer has signed that, the bytes that were signed are put back. So names, dates, purposes,
 //!   constraints and the chain are still the library's judgement.
 
+use std::cell::Cell;
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use aws_lc_rs::digest::{SHA256, digest};
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::client::{verify_server_cert_signed_by_trust_anchor, verify_server_name};
+use rustls::client::verify_server_name;
 use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
 use rustls::server::ParsedCertificate;
-use rustls::{CertificateError, DigitallySignedStruct, Error, OtherError, RootCertStore, SignatureScheme};
+use rustls::{
+    CertificateError, DigitallySignedStruct, Error, ExtendedKeyPurpose, OtherError, SignatureScheme,
+};
 use rustls_pki_types::{
     AlgorithmIdentifier, CertificateDer, InvalidSignature, ServerName, SignatureVerificationAlgorithm,
     UnixTime,
 };
-use x509_parser::prelude::{FromDer, X509Certificate, X509Version};
+use webpki::{
+    EndEntityCert, ExtendedKeyUsageValidator, KeyPurposeId, KeyPurposeIdIter, KeyUsage, VerifiedPath,
+};
+use x509_parser::prelude::{FromDer, X509Certificate};
 use x509_parser::public_key::PublicKey;
 
+use super::anchors::{Anchors, Unvouched};
 use crate::base::seldom::Seldom;
-
-/// What a connection trusts.
-pub struct Anchors {
-    /// Those that may sign others.
-    signers: RootCertStore,
-    /// SHA-256 of every certificate of the file: in bytes a fraction of the certificates.
-    pinned: Vec<[u8; 32]>,
-}
-
-impl fmt::Debug for Anchors {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Anchors")
-            .field("signers", &self.signers.len())
-            .field("pinned", &self.pinned.len())
-            .finish()
-    }
-}
-
-/// Nothing of it is pinned.
-impl From<RootCertStore> for Anchors {
-    fn from(signers: RootCertStore) -> Self {
-        Self { signers, pinned: Vec::new() }
-    }
-}
-
-impl Anchors {
-    /// Of the certificates of a file; what cannot be read is passed over.
-    #[must_use]
-    pub fn of<'a>(certificates: impl Iterator<Item = CertificateDer<'a>>) -> Self {
-        let mut all = Self { signers: RootCertStore::empty(), pinned: Vec::new() };
-        for der in certificates {
-            let Ok((_, parsed)) = X509Certificate::from_der(&der) else { continue };
-            // As in Go: only the first version of certificates has no way of saying whether it signs.
-            let signs = parsed.version() == X509Version::V1 || parsed.is_ca();
-            let hash = hash(&der);
-            if !signs || all.signers.add(der.into_owned()).is_ok() {
-                all.pinned.push(hash);
-            }
-        }
-        all
-    }
-
-    /// Whether nobody is trusted.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.signers.is_empty() && self.pinned.is_empty()
-    }
-
-    fn pins(&self, der: &[u8]) -> bool {
-        self.pinned.contains(&hash(der))
-    }
-}
-
-fn hash(der: &[u8]) -> [u8; 32] {
-    let mut out = [0; 32];
-    out.copy_from_slice(digest(&SHA256, der).as_ref());
-    out
-}
 
 /// Verifies servers against [`Anchors`].
 #[derive(Debug)]
@@ -107,16 +56,106 @@ impl Verifier {
         now: UnixTime,
         algorithms: &[&dyn SignatureVerificationAlgorithm],
     ) -> Result<(), Error> {
-        let leaf = ParsedCertificate::try_from(leaf)?;
-        verify_server_cert_signed_by_trust_anchor(
-            &leaf,
-            &self.anchors.signers,
-            intermediates,
-            now,
-            algorithms,
-        )?;
-        verify_server_name(&leaf, name)
+        let unvouched: Cell<Option<Unvouched>> = Cell::new(None);
+        // Another root may have signed it, too: the search goes on.
+        let vouched = |path: &VerifiedPath<'_>| {
+            let between = path.intermediate_certificates().map(webpki::Cert::der);
+            self.anchors.vouches(path.anchor(), between, now).map_err(|why| {
+                unvouched.set(Some(why));
+                webpki::Error::UnknownIssuer
+            })
+        };
+        let parsed = EndEntityCert::try_from(leaf).map_err(refusal)?;
+        parsed
+            .verify_for_usage(
+                algorithms,
+                &self.anchors.signers,
+                intermediates,
+                now,
+                Serves,
+                None,
+                Some(&vouched),
+            )
+            .map_err(|said| match (said, unvouched.get()) {
+                (webpki::Error::UnknownIssuer, Some(why)) => other(why),
+                (said, _) => refusal(said),
+            })?;
+        verify_server_name(&ParsedCertificate::try_from(leaf)?, name)
     }
+}
+
+/// For servers, or for anything: Go's verifier takes both, the library the first only.
+struct Serves;
+
+/// `anyExtendedKeyUsage`, 2.5.29.37.0.
+const ANY: KeyPurposeId<'static> = KeyPurposeId::new(&[0x55, 0x1d, 0x25, 0x00]);
+/// `id-kp-serverAuth`, 1.3.6.1.5.5.7.3.1.
+const SERVER: KeyPurposeId<'static> = KeyPurposeId::new(&[0x2b, 0x06, 0x01, 0x05, 0x05, 0x07, 0x03, 0x01]);
+
+impl ExtendedKeyUsageValidator for Serves {
+    fn validate(&self, purposes: KeyPurposeIdIter<'_, '_>) -> Result<(), webpki::Error> {
+        let mut present = Vec::new();
+        for purpose in purposes {
+            let purpose = purpose?;
+            if purpose == SERVER || purpose == ANY {
+                return Ok(());
+            }
+            present.push(purpose.to_decoded_oid());
+        }
+        // Whoever names no purpose is for all.
+        if present.is_empty() {
+            return Ok(());
+        }
+        let required = KeyUsage::server_auth();
+        Err(webpki::Error::RequiredEkuNotFoundContext(webpki::RequiredEkuNotFoundContext {
+            required,
+            present,
+        }))
+    }
+}
+
+/// What the library's refusal is called by the one above it; what that has no name for keeps its own words.
+fn refusal(said: webpki::Error) -> Error {
+    use webpki::Error as Said;
+    Error::InvalidCertificate(match said {
+        Said::BadDer | Said::BadDerTime | Said::TrailingData(_) => CertificateError::BadEncoding,
+        Said::CertNotValidYet { time, not_before } => {
+            CertificateError::NotValidYetContext { time, not_before }
+        }
+        Said::CertExpired { time, not_after } => CertificateError::ExpiredContext { time, not_after },
+        Said::InvalidCertValidity => CertificateError::Expired,
+        Said::UnknownIssuer => CertificateError::UnknownIssuer,
+        Said::InvalidSignatureForPublicKey => CertificateError::BadSignature,
+        Said::UnsupportedSignatureAlgorithmContext(it) => {
+            CertificateError::UnsupportedSignatureAlgorithmContext {
+                signature_algorithm_id: it.signature_algorithm_id,
+                supported_algorithms: it.supported_algorithms,
+            }
+        }
+        Said::UnsupportedSignatureAlgorithmForPublicKeyContext(it) => {
+            CertificateError::UnsupportedSignatureAlgorithmForPublicKeyContext {
+                signature_algorithm_id: it.signature_algorithm_id,
+                public_key_algorithm_id: it.public_key_algorithm_id,
+            }
+        }
+        Said::RequiredEkuNotFoundContext(it) => CertificateError::InvalidPurposeContext {
+            required: ExtendedKeyPurpose::ServerAuth,
+            presented: it.present.into_iter().map(purpose).collect(),
+        },
+        said => return other(said),
+    })
+}
+
+fn purpose(oid: Vec<usize>) -> ExtendedKeyPurpose {
+    if oid == KeyUsage::CLIENT_AUTH_REPR {
+        ExtendedKeyPurpose::ClientAuth
+    } else {
+        ExtendedKeyPurpose::Other(oid)
+    }
+}
+
+fn other(why: impl std::error::Error + Send + Sync + 'static) -> Error {
+    Error::InvalidCertificate(CertificateError::Other(OtherError(Arc::new(why))))
 }
 
 /// Each stream of a client is a connection, and each connection a handshake.
@@ -191,7 +230,7 @@ fn why_bad(said: Error, leaf: &CertificateDer<'_>) -> Error {
         (Error::InvalidCertificate(CertificateError::BadSignature), Some(PublicKey::RSA(key)))
             if key.key_size() < LEAST =>
         {
-            Error::InvalidCertificate(CertificateError::Other(OtherError(Arc::new(Weak(key.key_size())))))
+            other(Weak(key.key_size()))
         }
         _ => said,
     }

@@ -100,3 +100,37 @@ async fn a_root_behind_one_without_a_line_break_counts() {
     assert_eq!(roots, Pem::Roots(format!("{other}{}", mock.root_pem())));
     agent.stop().await;
 }
+
+/// What a root says of itself counts, as for Go and for Envoy.
+#[tokio::test]
+async fn a_root_that_has_expired_vouches_for_nobody() {
+    let mock = MockIstiod::start().await;
+    let (root_key, key) = (KeyPair::generate().unwrap(), KeyPair::generate().unwrap());
+    let mut root = CertificateParams::default();
+    root.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    root.not_after = rcgen::date_time_ymd(2020, 1, 2);
+    let pem = root.self_signed(&root_key).unwrap().pem();
+    let certificate = params(NAME, false).signed_by(&key, &Issuer::new(root, root_key)).unwrap();
+    present(&mock, &certificate, &key);
+    let mut agent = agent(&mock, &pem);
+    agent.wait_log("the root that signed it has expired at 2020-01-02T00:00:00Z").await;
+    assert!(mock.record().ca_calls().is_empty(), "nothing is sent to it");
+    agent.stop().await;
+}
+
+/// As companies' authorities write it.
+#[tokio::test]
+async fn a_server_certificate_for_any_purpose_is_accepted() {
+    let mock = MockIstiod::start().await;
+    let (root_key, key) = (KeyPair::generate().unwrap(), KeyPair::generate().unwrap());
+    let mut root = CertificateParams::default();
+    root.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let pem = root.self_signed(&root_key).unwrap().pem();
+    let mut any = params(NAME, false);
+    any.extended_key_usages = vec![ExtendedKeyUsagePurpose::Any];
+    let certificate = any.signed_by(&key, &Issuer::new(root, root_key)).unwrap();
+    present(&mock, &certificate, &key);
+    let mut agent = agent(&mock, &pem);
+    served(&mut agent).await;
+    agent.stop().await;
+}

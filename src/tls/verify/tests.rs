@@ -106,3 +106,101 @@ fn a_key_that_is_too_short_is_named() {
     let (strong, _) = root();
     assert_eq!(why_bad(bad(), strong.der()), bad());
 }
+
+/// A root that is as `change` makes it, and what it has signed: a server's certificate, or one between them that has.
+fn vouched(change: impl FnOnce(&mut CertificateParams), between: bool) -> Result<(), Error> {
+    signed(change, between.then_some(|_: &mut CertificateParams| {}))
+}
+
+fn signed(
+    change: impl FnOnce(&mut CertificateParams),
+    between: Option<impl FnOnce(&mut CertificateParams)>,
+) -> Result<(), Error> {
+    let key = KeyPair::generate().unwrap();
+    let mut it = params("root", true);
+    it.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    it.subject_alt_names.clear();
+    change(&mut it);
+    let root = it.self_signed(&key).unwrap();
+    let issuer = Issuer::new(it, key);
+    let leaf_key = KeyPair::generate().unwrap();
+    let leaf = params(NAME, false);
+    let Some(between) = between else {
+        return judge(&[&root], &leaf.signed_by(&leaf_key, &issuer).unwrap());
+    };
+    let inter_key = KeyPair::generate().unwrap();
+    let mut inter = params("between", true);
+    between(&mut inter);
+    let inter_cert = inter.signed_by(&inter_key, &issuer).unwrap();
+    let leaf = leaf.signed_by(&leaf_key, &Issuer::new(inter, inter_key)).unwrap();
+    let anchors = Anchors::of(std::iter::once(root.der().clone()));
+    let verifier = Verifier::new(Arc::new(anchors), provider(Compliance::None).0);
+    let now = UnixTime::now();
+    verifier
+        .verify_server_cert(leaf.der(), &[inter_cert.der().clone()], &NAME.try_into().unwrap(), &[], now)
+        .map(|_| ())
+}
+
+#[test]
+fn a_root_vouches_as_far_as_it_says() {
+    vouched(|_| {}, false).unwrap();
+    vouched(|_| {}, true).unwrap();
+    let why = |change: fn(&mut CertificateParams), between| match vouched(change, between).unwrap_err() {
+        Error::InvalidCertificate(CertificateError::Other(why)) => why.to_string(),
+        other => other.to_string(),
+    };
+    let old = why(|it| it.not_after = rcgen::date_time_ymd(2020, 1, 2), false);
+    assert!(old.starts_with("the root that signed it has expired at 2020-01-02T00:00:00Z"), "{old}");
+    let early = why(|it| it.not_before = rcgen::date_time_ymd(4000, 1, 2), false);
+    assert!(early.starts_with("the root that signed it is not valid yet: it is from 4000-01-02"), "{early}");
+    let short: fn(&mut CertificateParams) = |it| it.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+    vouched(short, false).unwrap();
+    assert!(why(short, true).contains("allows 0 certificates between"), "{}", why(short, true));
+    let client: fn(&mut CertificateParams) =
+        |it| it.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+    let crl: fn(&mut CertificateParams) = |it| it.key_usages = vec![rcgen::KeyUsagePurpose::CrlSign];
+    for no_signer in [client, crl] {
+        assert!(why(no_signer, false).contains("UnknownIssuer"), "{}", why(no_signer, false));
+    }
+    for signer in [ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::Any] {
+        vouched(|it| it.extended_key_usages = vec![signer.clone()], true).unwrap();
+        signed(|_| {}, Some(|it: &mut CertificateParams| it.extended_key_usages = vec![signer])).unwrap();
+    }
+    let idle = |it: &mut CertificateParams| it.key_usages = vec![rcgen::KeyUsagePurpose::DigitalSignature];
+    let idle = signed(|_| {}, Some(idle)).unwrap_err().to_string();
+    assert!(idle.contains("may sign others"), "{idle}");
+}
+
+/// A renewed root is written beside the old one, with the same name and key.
+#[test]
+fn of_two_roots_of_one_name_the_one_that_still_is_valid_counts() {
+    let key = KeyPair::generate().unwrap();
+    let mut it = params("root", true);
+    it.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let new = it.self_signed(&key).unwrap();
+    it.not_after = rcgen::date_time_ymd(2020, 1, 2);
+    let old = it.self_signed(&key).unwrap();
+    let leaf = params(NAME, false).signed_by(&KeyPair::generate().unwrap(), &Issuer::new(it, key)).unwrap();
+    judge(&[&old, &new], &leaf).unwrap();
+    judge(&[&new, &old], &leaf).unwrap();
+    judge(&[&old], &leaf).unwrap_err();
+}
+
+#[test]
+fn a_certificate_for_any_purpose_is_a_servers_too() {
+    use ExtendedKeyUsagePurpose::{Any, ClientAuth, ServerAuth};
+    let (root_cert, root_key) = root();
+    let with = |purposes: &[ExtendedKeyUsagePurpose]| {
+        let mut it = params(NAME, false);
+        it.extended_key_usages = purposes.to_vec();
+        judge(&[&root_cert], &it.signed_by(&KeyPair::generate().unwrap(), &root_key).unwrap())
+    };
+    with(&[Any]).unwrap();
+    with(&[ClientAuth, Any]).unwrap();
+    with(&[ClientAuth, ServerAuth]).unwrap();
+    let refused = with(&[ClientAuth]).unwrap_err();
+    assert!(
+        matches!(&refused, Error::InvalidCertificate(CertificateError::InvalidPurposeContext { .. })),
+        "{refused}"
+    );
+}
