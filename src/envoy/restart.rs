@@ -12,7 +12,8 @@
 //!
 //! An abnormal end of one of several epochs: with recovery all are killed and one starts anew, since the
 //! survivors wait for a partner that is gone; without it the others live on and only the last one's end
-//! is the agent's. A clean end is never answered by a new start.
+//! is the agent's. Of one that could not even be executed (a full disk, a program that is not there) the others
+//! know nothing: they live on, and it is tried again, after 51 s at most. A clean end is never answered by a new start.
 //!
 //! Epoch numbers are "highest running + 1", not a mere count: Envoy finds its predecessor by number.
 
@@ -30,6 +31,9 @@ pub(crate) const STABLE: Duration = Duration::from_secs(600);
 
 /// Restarts after a death for lack of memory: what ran out once will again.
 const MEMORY_BUDGET: u32 = 1;
+
+/// The delay before an epoch is tried again beside one that serves doubles so often.
+const DOUBLED: u32 = 8;
 
 /// What to do when the configuration changes or Envoy dies.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -70,6 +74,8 @@ pub(crate) enum Kind {
     Memory,
     /// Anything else.
     Abnormal,
+    /// It was never executed.
+    NotStarted,
     /// Killed by the agent itself to make room for a fresh start.
     Aborted,
 }
@@ -85,6 +91,8 @@ pub(crate) enum Action {
     KillAll,
     /// Ask again ([`Core::retry`]) after this delay.
     RetryIn(Duration),
+    /// Another serves: desire again after this delay.
+    AgainIn(Duration),
     /// Nothing runs and nothing will be started.
     End,
 }
@@ -100,6 +108,8 @@ pub(crate) struct Core {
     /// A fresh start is due once all have ended.
     retry_due: bool,
     exhausted: bool,
+    /// Epochs in a row that could not be executed beside another.
+    not_started: u32,
 }
 
 impl Core {
@@ -114,6 +124,7 @@ impl Core {
             memory_budget: MEMORY_BUDGET,
             retry_due: false,
             exhausted: false,
+            not_started: 0,
         }
     }
 
@@ -178,7 +189,14 @@ impl Core {
             self.budget = BUDGET;
             self.memory_budget = MEMORY_BUDGET;
         }
-        let bad = matches!(kind, Kind::Abnormal | Kind::Memory);
+        if kind == Kind::NotStarted && !self.active.is_empty() && !self.retry_due {
+            self.settle();
+            let delay = FIRST_DELAY * 2u32.pow(self.not_started.min(DOUBLED));
+            self.not_started += 1;
+            return Action::AgainIn(delay);
+        }
+        self.not_started = 0;
+        let bad = matches!(kind, Kind::Abnormal | Kind::Memory | Kind::NotStarted);
         if self.config.recovery && bad && !self.retry_due && !self.exhausted {
             if kind == Kind::Memory && self.memory_budget == 0 {
                 self.exhausted = true;

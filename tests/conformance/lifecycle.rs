@@ -502,6 +502,36 @@ async fn hot_restarts_under_traffic_fail_no_request() {
     assert!(log.contains("epoch 5 takes over"), "{log}");
 }
 
+// A full disk, or a program that is being replaced, when a certificate has changed.
+#[tokio::test]
+async fn an_epoch_that_cannot_be_started_leaves_the_one_that_serves_and_is_tried_again() {
+    let mock = MockIstiod::start().await;
+    let mesh = Loop::serve(&mock);
+    let agent = TestAgent::with().istiod(&mock).envoy(Envoy::Real).hot_restarts();
+    let mut agent = agent.env("ENVOY_RECOVERY", "true").start();
+    agent.wait_ready().await;
+    eventually("traffic", || async { mesh.ask(&mock).await.ok() }).await;
+    // Nothing can be written under the name of its file.
+    let file = agent.path("etc/istio/proxy/envoy-rev1.json");
+    std::fs::create_dir(&file).unwrap();
+    assert_eq!(agent.post("/debug/hot_restart").await.expect("an answer").text(), "OK");
+    agent.wait_log("its next epoch is tried again in 400ms").await;
+    mesh.ask(&mock).await.expect("the one before serves on");
+    assert!(!agent.log().contains("was killed by the agent"), "{}", agent.log().text());
+    std::fs::remove_dir(&file).unwrap();
+    eventually("the next one is live", || async {
+        let reply = http::get(agent.ports().admin, "/server_info").await.ok()?;
+        let info: serde_json::Value = serde_json::from_slice(&reply.body).ok()?;
+        (info["state"] == "LIVE" && info["command_line_options"]["restart_epoch"] == 1).then_some(())
+    })
+    .await;
+    mesh.ask(&mock).await.expect("it serves");
+    // Though the one before has ended meanwhile.
+    agent.wait_log("over: EnvoyNotStarted").await;
+    let log = agent.stop().await;
+    assert!(!log.contains("for a fresh start"), "{log}");
+}
+
 // Who shares the folder with the agent plants a link where its next file would be.
 #[tokio::test]
 async fn planted_links_lead_nowhere() {

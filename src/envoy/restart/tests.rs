@@ -71,6 +71,26 @@ fn recovery_kills_the_others_and_starts_anew() {
 }
 
 #[test]
+fn one_that_was_never_executed_leaves_the_others_and_is_tried_again() {
+    for recovery in [false, true] {
+        let mut core = core(true, recovery);
+        assert_eq!(core.desire(2), Action::Start(1));
+        assert_eq!(core.ended(1, Kind::NotStarted, SHORT), Action::AgainIn(FIRST_DELAY));
+        for doubled in [1, 2, 3, 4, 5, 6, 7, 8, 8, 8, 8, 8] {
+            assert_eq!(core.desire(2), Action::Start(1));
+            let delay = FIRST_DELAY * 2u32.pow(doubled);
+            assert_eq!(core.ended(1, Kind::NotStarted, SHORT), Action::AgainIn(delay));
+        }
+        assert_eq!(core.desire(2), Action::Start(1));
+        assert_eq!(core.ended(0, Kind::Orderly, SHORT), Action::None);
+        assert_eq!(core.desire(3), Action::Start(2));
+        assert_eq!(core.ended(2, Kind::NotStarted, SHORT), Action::AgainIn(FIRST_DELAY));
+        let end = if recovery { Action::RetryIn(FIRST_DELAY) } else { Action::End };
+        assert_eq!(core.ended(1, Kind::NotStarted, SHORT), end, "nothing serves");
+    }
+}
+
+#[test]
 fn the_budget_is_ten_and_doubles_the_delay() {
     let mut core = core(false, true);
     let mut delays = Vec::new();
@@ -126,7 +146,7 @@ proptest! {
     #[test]
     fn any_sequence_stays_consistent(
         hot in any::<bool>(), recovery in any::<bool>(),
-        steps in prop::collection::vec((0u8..4, 0u64..4, 0usize..4), 0..60),
+        steps in prop::collection::vec((0u8..4, 0u64..5, 0usize..4), 0..60),
     ) {
         let mut core = core(hot, recovery);
         let (mut waiting, mut over) = (false, false);
@@ -140,7 +160,8 @@ proptest! {
                 _ if before.is_empty() => Action::None,
                 _ => {
                     let epoch = before[which % before.len()];
-                    let kind = [Kind::Orderly, Kind::Abnormal, Kind::Memory, Kind::Aborted][usize::try_from(id).unwrap()];
+                    let kinds = [Kind::Orderly, Kind::Abnormal, Kind::Memory, Kind::Aborted, Kind::NotStarted];
+                    let kind = kinds[usize::try_from(id).unwrap()];
                     core.ended(epoch, kind, SHORT)
                 }
             };
@@ -154,6 +175,10 @@ proptest! {
                     prop_assert!(recovery && core.active().is_empty());
                     prop_assert!(delay <= FIRST_DELAY * 512);
                     waiting = true;
+                }
+                Action::AgainIn(delay) => {
+                    prop_assert!(!core.active().is_empty());
+                    prop_assert!(delay <= FIRST_DELAY * 256);
                 }
                 Action::KillAll => prop_assert!(recovery && !core.active().is_empty()),
                 Action::End => { prop_assert!(core.active().is_empty()); over = true }

@@ -322,9 +322,7 @@ impl Run {
         }
         if self.retry_at.is_some_and(|at| at <= now) {
             self.retry_at = None;
-            let action = self.core.retry();
-            self.restarts.with_label_values(&["recovery"]).inc();
-            if self.carry_out(action) {
+            if self.retry() {
                 return true;
             }
         }
@@ -335,5 +333,16 @@ impl Run {
             self.live = Some(Box::pin(async move { client.live().await }));
         }
         self.tell(drain::Event::Tick)
+    }
+
+    // Beside an Envoy that serves it is a hot restart.
+    fn retry(&mut self) -> bool {
+        if !self.epochs.is_empty() {
+            self.reload(false);
+            return false;
+        }
+        let action = self.core.retry();
+        self.restarts.with_label_values(&["recovery"]).inc();
+        self.carry_out(action)
     }
 }

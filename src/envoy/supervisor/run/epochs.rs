@@ -56,6 +56,11 @@ impl Run {
                 self.retry_at = Some(Instant::now() + delay);
                 false
             }
+            restart::Action::AgainIn(delay) => {
+                tracing::warn!("Envoy goes on as it is; its next epoch is tried again in {delay:?}");
+                self.retry_at = Some(Instant::now() + delay);
+                false
+            }
             restart::Action::End => self.tell(drain::Event::Gone),
         }
     }
@@ -176,7 +181,9 @@ impl Run {
         }
         self.tidy(number);
         let ran = epoch.started.elapsed();
-        self.settled_at = None;
+        if !exit.orderly() || self.epochs.is_empty() {
+            self.settled_at = None;
+        }
         let running = self.machine.phase() == Phase::Running;
         self.report(number, &exit, epoch.aborted, ran);
         if running && !exit.orderly() && ran < SOON && self.epochs.is_empty() {
@@ -193,6 +200,7 @@ impl Run {
             _ if epoch.aborted => Kind::Aborted,
             exit if exit.orderly() => Kind::Orderly,
             exit if exit.killed() => Kind::Memory,
+            Exit::NotStarted(_) => Kind::NotStarted,
             _ => Kind::Abnormal,
         };
         self.aborted = epoch.aborted;
