@@ -239,3 +239,25 @@ async fn whoever_takes_the_place_of_a_drained_one_is_drained() {
     assert_eq!(drains(), 2);
     scene.assert_clean();
 }
+
+#[tokio::test]
+async fn whoever_is_about_to_take_over_from_a_drained_one_is_drained() {
+    let mut scene = Scene::new(&format!("{NOTES}exec sleep 1000"));
+    let admin = live_admin(scene.path("starts")).await;
+    scene.config.admin.port = admin.port;
+    scene.config.restart.hot_restart = true;
+    let (supervisor, handle) = scene.supervisor();
+    let drains = || admin.seen().iter().filter(|line| *line == DRAIN_NOW).count();
+    let act = async {
+        eventually("epoch 0", || (starts(&scene) == ["0"]).then_some(())).await;
+        handle.reload(true);
+        eventually("epoch 1", || (starts(&scene) == ["0", "1"]).then_some(())).await;
+        // Whoever of them answered.
+        handle.drain_now().await;
+        eventually("the newest is drained once it is live", || (drains() == 2).then_some(())).await;
+        handle.stop(Reason::Signal("terminated"));
+    };
+    ends_well(supervisor, act).await;
+    assert_eq!(drains(), 2);
+    scene.assert_clean();
+}

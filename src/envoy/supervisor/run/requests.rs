@@ -14,7 +14,7 @@ impl Run {
         let News { drained, reload, stop } = self.asked.take();
         // Once the end has begun it goes, which tells whoever waits that the agent stops.
         let replacement = self.asked.replacement();
-        if drained && self.tell(drain::Event::Drained) {
+        if drained && self.drained() {
             return true;
         }
         if self.machine.phase() != Phase::Running {
@@ -30,6 +30,17 @@ impl Run {
             self.reload(force);
         }
         false
+    }
+
+    // Who answered was the one before, if its successor has yet to take over.
+    fn drained(&mut self) -> bool {
+        if !self.machine.is_drained()
+            && self.epochs.len() > 1
+            && let Some(newest) = self.epochs.keys().next_back()
+        {
+            self.drain_again(*newest);
+        }
+        self.tell(drain::Event::Drained)
     }
 
     fn stop(&mut self, reason: Reason) -> bool {
