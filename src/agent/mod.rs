@@ -177,7 +177,9 @@ async fn supervisor(
     };
     let (supervisor, handle) = made.map_err(said)?;
     let trouble = Arc::new(common.troubles.reporter("default"));
-    Ok((supervisor.with_trouble(trouble).with_watches(common.watches.clone()), handle))
+    let upstream = relay.handle();
+    let supervisor = supervisor.with_trouble(trouble).with_watches(common.watches.clone());
+    Ok((supervisor.with_upstream(move || upstream.is_away()), handle))
 }
 
 /// Lets every task that can go on do so once. The start never waits for the certificate, and so would hold the one

@@ -53,7 +53,11 @@ pub struct Supervisor {
     metrics: Metrics,
     trouble: Arc<Reporter>,
     watches: Watches,
+    is_away: IsAway,
 }
+
+/// Whether another Envoy would have no configuration, since istiod is away.
+type IsAway = Box<dyn Fn() -> bool + Send + Sync>;
 
 /// What is kept for an Envoy that somebody else runs.
 struct External {
@@ -181,6 +185,7 @@ impl Supervisor {
                 metrics: metrics.clone(),
                 trouble: Arc::default(),
                 watches: Watches::default(),
+                is_away: Box::new(|| false),
             },
             handle,
         )
@@ -200,6 +205,13 @@ impl Supervisor {
         self
     }
 
+    /// Starts no epoch beside one that serves while `is_away`.
+    #[must_use]
+    pub(crate) fn with_upstream(mut self, is_away: impl Fn() -> bool + Send + Sync + 'static) -> Self {
+        self.is_away = Box::new(is_away);
+        self
+    }
+
     /// What it tells: whoever holds this keeps the trouble on the list when Envoy has ended.
     #[must_use]
     pub fn trouble(&self) -> Arc<Reporter> {
@@ -211,7 +223,9 @@ impl Supervisor {
     /// Call it on the main thread (see [`super::launch`]).
     pub async fn run(mut self) -> Outcome {
         let Some(envoy) = self.envoy.take() else { return self.run_idle().await };
-        run::Run::new(envoy, self.asked, self.state, &self.metrics, self.trouble, self.watches).run().await
+        let mut run = run::Run::new(envoy, self.asked, self.state, &self.metrics, self.trouble, self.watches);
+        run.is_away = self.is_away;
+        run.run().await
     }
 
     async fn run_idle(self) -> Outcome {

@@ -465,6 +465,15 @@ async fn the_modes_of_what_is_written() {
     agent.stop().await;
 }
 
+async fn is_live(agent: &TestAgent, epoch: u32) {
+    eventually("the new epoch is live", || async {
+        let reply = http::get(agent.ports().admin, "/server_info").await.ok()?;
+        let info: serde_json::Value = serde_json::from_slice(&reply.body).ok()?;
+        (info["state"] == "LIVE" && info["command_line_options"]["restart_epoch"] == epoch).then_some(())
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn hot_restarts_under_traffic_fail_no_request() {
     let mock = Arc::new(MockIstiod::start().await);
@@ -487,12 +496,7 @@ async fn hot_restarts_under_traffic_fail_no_request() {
     }
     for epoch in 1..=5 {
         assert_eq!(agent.post("/debug/hot_restart").await.expect("an answer").text(), "OK");
-        eventually("the new epoch is live", || async {
-            let reply = http::get(agent.ports().admin, "/server_info").await.ok()?;
-            let info: serde_json::Value = serde_json::from_slice(&reply.body).ok()?;
-            (info["state"] == "LIVE" && info["command_line_options"]["restart_epoch"] == epoch).then_some(())
-        })
-        .await;
+        is_live(&agent, epoch).await;
     }
     halt.store(true, Ordering::SeqCst);
     let answered: u32 = clients.join_all().await.into_iter().sum();
@@ -519,17 +523,34 @@ async fn an_epoch_that_cannot_be_started_leaves_the_one_that_serves_and_is_tried
     mesh.ask(&mock).await.expect("the one before serves on");
     assert!(!agent.log().contains("was killed by the agent"), "{}", agent.log().text());
     std::fs::remove_dir(&file).unwrap();
-    eventually("the next one is live", || async {
-        let reply = http::get(agent.ports().admin, "/server_info").await.ok()?;
-        let info: serde_json::Value = serde_json::from_slice(&reply.body).ok()?;
-        (info["state"] == "LIVE" && info["command_line_options"]["restart_epoch"] == 1).then_some(())
-    })
-    .await;
+    is_live(&agent, 1).await;
     mesh.ask(&mock).await.expect("it serves");
     // Though the one before has ended meanwhile.
     agent.wait_log("over: EnvoyNotStarted").await;
     let log = agent.stop().await;
     assert!(!log.contains("for a fresh start"), "{log}");
+}
+
+// It would not be ready, though the one before serves.
+#[tokio::test]
+async fn no_epoch_takes_over_while_it_would_have_no_configuration() {
+    let mock = MockIstiod::start().await;
+    let mesh = Loop::serve(&mock);
+    let mut agent = TestAgent::with().istiod(&mock).envoy(Envoy::Real).hot_restarts().start();
+    agent.wait_ready().await;
+    eventually("traffic", || async { mesh.ask(&mock).await.ok() }).await;
+    mock.down().await;
+    agent.wait_log("so Envoy's stream is held while the agent dials").await;
+    assert_eq!(agent.post("/debug/hot_restart").await.expect("an answer").text(), "OK");
+    agent.wait_log("its next epoch waits until istiod is back").await;
+    assert!(agent.get("/healthz/ready").await.expect("an answer").status.is_success());
+    mesh.ask(&mock).await.expect("the one before serves on");
+    mock.up().await.unwrap();
+    agent.wait_log("epoch 1 takes over").await;
+    is_live(&agent, 1).await;
+    mesh.ask(&mock).await.expect("it serves");
+    let log = agent.stop().await;
+    assert!(!log.contains("epoch 2"), "one was asked for: {log}");
 }
 
 // Who shares the folder with the agent plants a link where its next file would be.

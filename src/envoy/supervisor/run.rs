@@ -29,7 +29,7 @@ use self::preparing::{For, Starting};
 use super::handle::Asked;
 use super::inputs::Looked;
 use super::watch::FileWatch;
-use super::{Envoy, RunState};
+use super::{Envoy, IsAway, RunState};
 use crate::base::error::chain;
 use crate::base::files::Watches;
 use crate::base::metrics::Metrics;
@@ -122,6 +122,7 @@ pub(super) struct Run {
     held: Option<admin::Open>,
     trouble: Arc<Reporter>,
     watches: Watches,
+    pub(super) is_away: IsAway,
 }
 
 async fn maybe<F: Future + Unpin>(slot: &mut Option<F>) -> F::Output {
@@ -206,6 +207,7 @@ impl Run {
             held: None,
             trouble,
             watches,
+            is_away: Box::new(|| false),
         }
     }
 
@@ -338,7 +340,11 @@ impl Run {
     // Beside an Envoy that serves it is a hot restart.
     fn retry(&mut self) -> bool {
         if !self.epochs.is_empty() {
-            self.reload(false);
+            let force = self.reload_again == Some(true);
+            if !self.postponed(force) {
+                self.reload_again = None;
+                self.reload(force);
+            }
             return false;
         }
         let action = self.core.retry();

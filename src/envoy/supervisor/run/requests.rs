@@ -1,5 +1,7 @@
 //! What others ask for: a stop, a new configuration, the next epoch once the last one is live.
 
+use std::time::Duration;
+
 use tokio::time::Instant;
 
 use super::preparing::For;
@@ -8,6 +10,9 @@ use crate::envoy::drain::{self, Phase};
 use crate::envoy::supervisor::RunState;
 use crate::envoy::supervisor::handle::News;
 use crate::envoy::{Reason, admin, restart};
+
+/// How often it is looked whether istiod is back.
+const AWAY: Duration = Duration::from_secs(2);
 
 impl Run {
     pub(super) fn requested(&mut self) -> bool {
@@ -36,9 +41,9 @@ impl Run {
     fn drained(&mut self) -> bool {
         if !self.machine.is_drained()
             && self.epochs.len() > 1
-            && let Some(newest) = self.epochs.keys().next_back()
+            && let Some(newest) = self.epochs.keys().next_back().copied()
         {
-            self.drain_again(*newest);
+            self.drain_again(newest);
         }
         self.tell(drain::Event::Drained)
     }
@@ -60,7 +65,23 @@ impl Run {
         self.tell(event)
     }
 
+    /// Another Envoy would not be ready before istiod is back, and would have the admin port of the one that serves.
+    pub(super) fn postponed(&mut self, force: bool) -> bool {
+        if self.epochs.is_empty() || !(self.is_away)() {
+            return false;
+        }
+        if self.reload_again.is_none() {
+            tracing::info!("Envoy goes on as it is; its next epoch waits until istiod is back");
+        }
+        self.reload_again = Some(force || self.reload_again == Some(true));
+        self.retry_at = Some(Instant::now() + AWAY);
+        true
+    }
+
     pub(super) fn reload(&mut self, force: bool) {
+        if self.postponed(force) {
+            return;
+        }
         // One after the other: an epoch that has to show that it serves is left alone until then.
         if self.is_replacing() {
             // Of those that wait together the first is told.
