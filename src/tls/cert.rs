@@ -259,4 +259,33 @@ mod tests {
         assert!(matches!(parse_chain(joined.as_bytes()), Err(Error::Joined)));
         assert_eq!(parse_chain(format!("{a}{b}").as_bytes()).unwrap().len(), 2);
     }
+
+    // Keys in PKCS #8, made for this test.
+    const RSA_1024: &str = "MIICWwIBAAKBgQC5vsLpatwMeEGpjkqMM7zW7Dkl21oynngJcRPd4++1Hu6JjhQSfgYJ9zm8dSEUuwdow9QXu1h6GWHPwjwz \
+         khDrsJ0V5zDysIfTFmvlZ/Sp3gQ0scGbn9maw8zCJ/8B6KE1cyeEXtz3by8Qvgi1TMcnj504xt6E672RGusuEK+xMwIDAQAB \
+         AoGADlRpNRjJYSzl4+7WUXqsVuhigEkr7DvNhuzyW2v6Uj7QqEwNwF94l8w66A8hPjgvmiWBd1M8wC61HRIfEttx8ptIErst \
+         KUEbSGtez7e5CRG9HVYyDoSEwpH0viP11OZUMdrZJH5rl0ky7aUBzRCB1MYQeijyeYIy+1/bfJhrAgECQQDaeBWs6aegnddv \
+         vsdV3eyp4kK68ZWYSL/swmIEOqxoBvyqN3WQoajiu8FuaB5ICo6YAre+JjnlkPzzXBL8SednAkEA2aeIKhTXTUD+jgGejMjt \
+         RAWjNtfi3HaSZhAKosF0e0f8EumcMd95Pik95YdfAL3zTTYJd+Cs0BLHDHo4203EVQJAJuAji0dwysYLphjew8rf6EMY+Mcw \
+         hY68iFb2tiXys/g6UdfYlcoOkXozq3/fk5Y9VZN2OuH2f4FTYcLKphZIlQJAP626MsWiMCIB1741iu8GK86Sb+s9nk66ik3L \
+         Ls72q1LmNwpN/nFpYXxjdZHjg64PTtmub3o2VTIJNmdT1yWreQJAE34GJcqHG8BCkq5Q3aZVhaKpmzsOVIeZHsiml+BxH0p8 \
+         /cnsO9iUsZegH0dPMLs8Wb5+iirDFllDA8sQ7obXug==";
+    const P_224: &str = "MHgCAQAwEAYHKoZIzj0CAQYFK4EEACEEYTBfAgEBBByFd5d680ogzje2GW/fCfSmftJqqwQgXtmbKOSgoTwDOgAEv5qi2u5w \
+         /IobGFLoHvNCwBi5ol4Ftjm7Tpi0o4kQDfKJkgAKlA7K+qPKm6UQ45OjrGttHRVLaO8=";
+
+    #[test]
+    fn a_key_that_envoy_refuses_is_named_and_makes_no_pair() {
+        let key = rcgen::KeyPair::generate().unwrap();
+        let chain = rcgen::CertificateParams::default().self_signed(&key).unwrap().pem();
+        let refused = |key: &str| check_pair(chain.as_bytes(), key.as_bytes()).unwrap_err();
+        check_pair(chain.as_bytes(), key.serialize_pem().as_bytes()).unwrap();
+        let of = |der: &str| format!("-----BEGIN PRIVATE KEY-----\n{der}\n-----END PRIVATE KEY-----\n");
+        let other = key.serialize_pem().replace("PRIVATE KEY", "RSA PRIVATE KEY");
+        for pem in [of(RSA_1024), of(P_224), other] {
+            assert!(matches!(refused(&pem), Error::Key(_)), "{}", refused(&pem));
+        }
+        // A key of another pair is read, and does not fit.
+        let strange = rcgen::KeyPair::generate().unwrap().serialize_pem();
+        assert!(matches!(refused(&strange), Error::Mismatch));
+    }
 }
