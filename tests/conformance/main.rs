@@ -23,6 +23,7 @@ mod faults;
 mod gateway;
 mod heal;
 mod health;
+mod hot_restarts;
 mod lifecycle;
 mod mounted;
 mod orphans;

@@ -10,6 +10,7 @@ mod copied;
 mod fetching;
 mod machine;
 mod makefile;
+mod packages;
 mod rehearsal;
 mod releasing;
 mod reports;

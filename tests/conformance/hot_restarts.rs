@@ -1,0 +1,97 @@
+//! The next Envoy takes over from the one that serves, or does not come to take anything away.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use mock_istiod::MockIstiod;
+
+use crate::support::mesh::Loop;
+use crate::support::{Envoy, TestAgent, eventually, http};
+
+async fn is_live(agent: &TestAgent, epoch: u32) {
+    eventually("the new epoch is live", || async {
+        let reply = http::get(agent.ports().admin, "/server_info").await.ok()?;
+        let info: serde_json::Value = serde_json::from_slice(&reply.body).ok()?;
+        (info["state"] == "LIVE" && info["command_line_options"]["restart_epoch"] == epoch).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn hot_restarts_under_traffic_fail_no_request() {
+    let mock = Arc::new(MockIstiod::start().await);
+    let mesh = Loop::serve(&mock);
+    let mut agent = TestAgent::with().istiod(&mock).envoy(Envoy::Real).hot_restarts().start();
+    agent.wait_ready().await;
+    eventually("traffic", || async { mesh.ask(&mock).await.ok() }).await;
+    let halt = Arc::new(AtomicBool::new(false));
+    let mut clients = tokio::task::JoinSet::new();
+    for _ in 0..4 {
+        let (mock, halt) = (mock.clone(), halt.clone());
+        clients.spawn(async move {
+            let mut answered = 0_u32;
+            while !halt.load(Ordering::SeqCst) {
+                mesh.ask(&mock).await.expect("no request fails");
+                answered += 1;
+            }
+            answered
+        });
+    }
+    for epoch in 1..=5 {
+        assert_eq!(agent.post("/debug/hot_restart").await.expect("an answer").text(), "OK");
+        is_live(&agent, epoch).await;
+    }
+    halt.store(true, Ordering::SeqCst);
+    let answered: u32 = clients.join_all().await.into_iter().sum();
+    assert!(answered > 100, "{answered} requests");
+    eprintln!("{answered} requests over 5 hot restarts, none failed");
+    let log = agent.stop().await;
+    assert!(log.contains("epoch 5 takes over"), "{log}");
+}
+
+// A full disk, or a program that is being replaced, when a certificate has changed.
+#[tokio::test]
+async fn an_epoch_that_cannot_be_started_leaves_the_one_that_serves_and_is_tried_again() {
+    let mock = MockIstiod::start().await;
+    let mesh = Loop::serve(&mock);
+    let agent = TestAgent::with().istiod(&mock).envoy(Envoy::Real).hot_restarts();
+    let mut agent = agent.env("ENVOY_RECOVERY", "true").start();
+    agent.wait_ready().await;
+    eventually("traffic", || async { mesh.ask(&mock).await.ok() }).await;
+    // Nothing can be written under the name of its file.
+    let file = agent.path("etc/istio/proxy/envoy-rev1.json");
+    std::fs::create_dir(&file).unwrap();
+    assert_eq!(agent.post("/debug/hot_restart").await.expect("an answer").text(), "OK");
+    agent.wait_log("its next epoch is tried again in 400ms").await;
+    mesh.ask(&mock).await.expect("the one before serves on");
+    assert!(!agent.log().contains("was killed by the agent"), "{}", agent.log().text());
+    std::fs::remove_dir(&file).unwrap();
+    is_live(&agent, 1).await;
+    mesh.ask(&mock).await.expect("it serves");
+    // Though the one before has ended meanwhile.
+    agent.wait_log("over: EnvoyNotStarted").await;
+    let log = agent.stop().await;
+    assert!(!log.contains("for a fresh start"), "{log}");
+}
+
+// It would not be ready, though the one before serves.
+#[tokio::test]
+async fn no_epoch_takes_over_while_it_would_have_no_configuration() {
+    let mock = MockIstiod::start().await;
+    let mesh = Loop::serve(&mock);
+    let mut agent = TestAgent::with().istiod(&mock).envoy(Envoy::Real).hot_restarts().start();
+    agent.wait_ready().await;
+    eventually("traffic", || async { mesh.ask(&mock).await.ok() }).await;
+    mock.down().await;
+    agent.wait_log("so Envoy's stream is held while the agent dials").await;
+    assert_eq!(agent.post("/debug/hot_restart").await.expect("an answer").text(), "OK");
+    agent.wait_log("its next epoch waits until istiod is back").await;
+    assert!(agent.get("/healthz/ready").await.expect("an answer").status.is_success());
+    mesh.ask(&mock).await.expect("the one before serves on");
+    mock.up().await.unwrap();
+    agent.wait_log("epoch 1 takes over").await;
+    is_live(&agent, 1).await;
+    mesh.ask(&mock).await.expect("it serves");
+    let log = agent.stop().await;
+    assert!(!log.contains("epoch 2"), "one was asked for: {log}");
+}

@@ -1,0 +1,234 @@
+//! Packages: whole, and beside those of others.
+
+use std::process::Command;
+
+use crate::copied::{ROOT, Scripts, sorted, text};
+use crate::releasing::with_dist;
+use crate::support::root_for;
+
+#[test]
+fn packages_are_made_where_there_is_no_dpkg() {
+    let scripts = with_dist().only(&[
+        "bash",
+        "env",
+        "dirname",
+        "sed",
+        "ls",
+        "mktemp",
+        "rm",
+        "mkdir",
+        "cp",
+        "date",
+        "cat",
+        "install",
+        "gzip",
+        "du",
+        "cut",
+        "find",
+        "md5sum",
+        "sort",
+        "touch",
+        "chmod",
+        "realpath",
+        "mv",
+        "grep",
+        "tail",
+        "xargs",
+        "sha256sum",
+        "uname",
+    ]);
+    let output = scripts.run("packages", &[]);
+    let said = text(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    assert_eq!(said, "packages: the deb with Envoy is left out: no dpkg-deb here\n");
+    let left = scripts.files("dist");
+    let of = |kind: &str| left.iter().filter(|name| name.ends_with(kind)).count();
+    assert_eq!(
+        (of(".rpm"), of(".deb"), of("SHA256SUMS")),
+        (2, 1, 1),
+        "of the agent both, of Envoy an rpm: {left:?}"
+    );
+}
+
+#[test]
+fn an_rpm_that_goes_leaves_no_folder_with_nothing_in_it() {
+    let scripts = with_dist().program("dpkg-deb", "for last; do :; done; echo new >$last");
+    let output = scripts.run("packages", &[]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let setup = std::fs::read_to_string(format!("{ROOT}/packaging/setup.sh")).unwrap();
+    let list = setup.split("for dir in ").nth(1).unwrap().split(';').next().unwrap();
+    let mut folders: Vec<&str> = list.split_whitespace().filter(|word| word.starts_with('/')).collect();
+    assert!(folders.len() > 7, "{folders:?}");
+    // Of the package's own files, those that no other package has.
+    folders.extend(["/etc/istio/envoy", "/usr/share/pilot-agent", "/usr/share/licenses/pilot-agent"]);
+    let root = scripts.path("root");
+    let at = |folder: &str| root.join(folder.trim_start_matches('/'));
+    let postun = std::fs::read_to_string(scripts.path("target/package/rpm/postun")).unwrap();
+    let inside = postun.replace(" /", &format!(" {}/", root.display()));
+    let goes = |how: &str| {
+        folders.iter().for_each(|folder| std::fs::create_dir_all(at(folder)).unwrap());
+        let done = Command::new("sh").args(["-ec", &inside, "postun", how]).output().unwrap();
+        assert!(done.status.success() && done.stderr.is_empty(), "{}", text(&done.stderr));
+    };
+    goes("1");
+    assert!(folders.iter().all(|folder| at(folder).exists()), "an upgrade takes nothing");
+    std::fs::write(at("/var/lib/istio/data").join("kept"), "").unwrap();
+    goes("0");
+    let left: Vec<&&str> = folders.iter().filter(|folder| at(folder).exists()).collect();
+    assert_eq!(left, [&"/var/lib/istio", &"/var/lib/istio/data"]);
+    // Istio's own package, which took over, has some of the same.
+    std::fs::create_dir_all(at("/usr/local/bin")).unwrap();
+    std::fs::write(at("/usr/local/bin/istio-start.sh"), "").unwrap();
+    goes("0");
+    assert!(folders.iter().all(|folder| at(folder).exists()));
+}
+
+#[test]
+fn an_rpm_restarts_at_an_upgrade_and_not_in_the_place_of_istios() {
+    let scripts = with_dist().program("dpkg-deb", "for last; do :; done; echo new >$last");
+    let output = scripts.run("packages", &[]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let root = scripts.path("root");
+    for folder in ["run/systemd/system", "etc/istio", "usr/lib/systemd/system", "usr/share/pilot-agent"] {
+        std::fs::create_dir_all(root.join(folder)).unwrap();
+    }
+    std::fs::write(root.join("usr/share/pilot-agent/istio.service"), "").unwrap();
+    let called = scripts.path("called");
+    let notes = format!("echo ${{0##*/}} $* >>'{}'", called.display());
+    let programs =
+        ["systemctl", "chown", "getent"].into_iter().fold(scripts, |s, name| s.program(name, &notes));
+    let path = format!("{}:/usr/bin:/bin", programs.path("bin").display());
+    let run = |script: &str, how: &str| {
+        let content = std::fs::read_to_string(programs.path("target/package/rpm").join(script)).unwrap();
+        // Absolute paths are those of the machine.
+        let inside = [" /", "=/"].iter().fold(content, |text, before| {
+            text.replace(before, &format!("{}{}/", &before[..1], root.display()))
+        });
+        let done =
+            Command::new("sh").args(["-ec", &inside, script, how]).env("PATH", &path).output().unwrap();
+        assert!(done.status.success(), "{script}: {}", text(&done.stderr));
+    };
+    let calls = || {
+        let said = std::fs::read_to_string(&called).unwrap();
+        std::fs::remove_file(&called).unwrap();
+        said
+    };
+    run("pre", "1");
+    run("posttrans", "0");
+    let first = calls();
+    assert!(first.contains("systemctl daemon-reload") && !first.contains("try-restart"), "{first}");
+    for _ in 0..2 {
+        run("pre", "2");
+        run("posttrans", "0");
+        assert!(calls().contains("systemctl try-restart istio.service"));
+    }
+    // A first installation that was given up leaves nothing for a later upgrade.
+    run("pre", "1");
+    run("pre", "2");
+    run("posttrans", "0");
+    assert!(calls().contains("try-restart"));
+}
+
+/// `run(&[script, arguments ...])` runs a script of the deb in a root of its own, and gives what Debian's helper is told there.
+fn deb(scripts: Scripts) -> (Scripts, impl Fn(&[&str]) -> String) {
+    let scripts = scripts.program("dpkg-deb", "for last; do :; done; echo new >$last");
+    let output = scripts.run("packages", &[]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let root = scripts.path("root");
+    for folder in ["run", "usr/bin", "usr/local/bin", "usr/lib/systemd/system", "var/lib/istio/envoy"] {
+        std::fs::create_dir_all(root.join(folder)).unwrap();
+    }
+    std::fs::write(root.join("usr/lib/systemd/system/istio.service"), "").unwrap();
+    let scripts = ["chown", "getent", "dpkg-query"].into_iter().fold(scripts, |s, name| s.program(name, ""));
+    let path = format!("{}:/usr/bin:/bin", scripts.path("bin").display());
+    let folder = scripts.path("target/package/deb");
+    let run = move |words: &[&str]| {
+        let content = std::fs::read_to_string(folder.join(words[0])).unwrap();
+        // Absolute paths are those of the machine.
+        let inside = [" /", "=/", ">/"].iter().fold(content, |text, before| {
+            text.replace(before, &format!("{}{}/", &before[..1], root.display()))
+        });
+        let inside = inside.replace("#DEBHELPER#", "echo \"$1 $2\"");
+        let inside = inside.replace(&format!("{}/dev/null", root.display()), "/dev/null");
+        let done = Command::new("sh").args(["-ec", &inside]).args(words).env("PATH", &path).output().unwrap();
+        assert!(done.status.success(), "{words:?}: {}", text(&done.stderr));
+        text(&done.stdout)
+    };
+    (scripts, run)
+}
+
+/// `dpkg -i` unpacks a package of which something is missing that it needs, and it may be removed as it is.
+#[test]
+fn a_deb_that_was_never_configured_leaves_istios_settings_in_their_place() {
+    let (scripts, run) = deb(with_dist());
+    for name in ["sidecar.env", "cluster.env"] {
+        std::fs::write(scripts.path("root/var/lib/istio/envoy").join(name), "theirs").unwrap();
+    }
+    let names = || sorted(scripts.files("root/var/lib/istio/envoy"));
+    run(&["preinst", "install"]);
+    assert_eq!(names(), ["cluster.env.before-pilot-agent", "sidecar.env.before-pilot-agent"]);
+    run(&["postrm", "remove"]);
+    assert_eq!(names(), ["cluster.env", "sidecar.env"]);
+}
+
+/// The helper restarts what it is told the version of.
+#[test]
+fn a_deb_restarts_at_an_upgrade_and_not_in_the_place_of_istios() {
+    let (_scripts, run) = deb(with_dist());
+    run(&["preinst", "install"]);
+    assert_eq!(run(&["postinst", "configure", ""]), "configure \n");
+    // Removed, Istio's installed, and this one again: its settings were left.
+    run(&["preinst", "install", "1"]);
+    assert_eq!(run(&["postinst", "configure", "1"]), "configure \n");
+    // One that was given up leaves nothing for a later upgrade.
+    run(&["preinst", "install", "1"]);
+    for _ in 0..2 {
+        run(&["preinst", "upgrade", "1"]);
+        assert_eq!(run(&["postinst", "configure", "1"]), "configure 1\n");
+    }
+}
+
+#[test]
+fn an_envoy_of_any_package_is_where_the_agent_looks() {
+    let (scripts, run) = deb(with_dist());
+    let link = scripts.path("root/usr/local/bin/envoy");
+    run(&["postinst", "configure"]);
+    assert!(!link.is_symlink(), "there is none");
+    let scripts = scripts.executable("root/usr/bin/envoy", "");
+    run(&["postinst", "configure"]);
+    assert_eq!(std::fs::read_link(&link).unwrap(), scripts.path("root/usr/bin/envoy"));
+}
+
+#[test]
+fn a_package_gives_away_no_folder_that_a_link_of_the_proxys_leads_to() {
+    if !root_for("the owners of folders") {
+        return;
+    }
+    let scripts = Scripts::new().program("getent", "");
+    let root = scripts.path("root");
+    for folder in
+        ["secret", "var/lib/istio", "etc/istio", "usr/lib/systemd/system", "usr/local/bin", "usr/bin"]
+    {
+        std::fs::create_dir_all(root.join(folder)).unwrap();
+    }
+    for file in ["usr/lib/systemd/system/istio.service", "usr/local/bin/envoy"] {
+        std::fs::write(root.join(file), "").unwrap();
+    }
+    let secret = root.join("secret");
+    std::os::unix::fs::symlink(&secret, root.join("var/lib/istio/data")).unwrap();
+    let setup = std::fs::read_to_string(format!("{ROOT}/packaging/setup.sh")).unwrap();
+    let inside = [" /", "=/"]
+        .iter()
+        .fold(setup, |text, before| text.replace(before, &format!("{}{}/", &before[..1], root.display())));
+    // The proxy's user is one that every machine has.
+    let inside = inside.replace("istio-proxy:istio-proxy", "65534:65534");
+    let path = format!("{}:/usr/bin:/bin", scripts.path("bin").display());
+    let done = Command::new("sh").args(["-ec", &inside]).env("PATH", path).output().unwrap();
+    assert!(done.status.success(), "{}", text(&done.stderr));
+    let owner =
+        |path: &std::path::Path| std::os::unix::fs::MetadataExt::uid(&std::fs::metadata(path).unwrap());
+    assert_eq!(owner(&secret), 0, "the proxy's user was given a folder of root's");
+    for folder in ["var/lib/istio", "var/lib/istio/envoy", "etc/istio/proxy", "etc/certs", "var/log/istio"] {
+        assert_eq!(owner(&root.join(folder)), 65534, "{folder}");
+    }
+}
