@@ -6,7 +6,6 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use prometheus::IntCounterVec;
-use socket2::{Domain, Type};
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
@@ -16,13 +15,13 @@ use super::upstream::{self, Transport, Upstream};
 use super::wire::{self, Query, Rcode, Screened};
 use super::{Config, Current, Error, resolv};
 use crate::base::bounded;
-use crate::base::errno;
 use crate::base::handover;
 use crate::base::lane::{self, Lane};
 use crate::base::metrics::Metrics;
 use crate::base::tasks::{Set, Stop, TaskResult};
 use crate::net::accept::{self, Acceptor, Came};
 use crate::net::datagram::{Asked, Socket};
+use crate::net::listen;
 use crate::net::places::{Bounds, Place, Places};
 use crate::net::progress::{Heads, Phase, Progress};
 use crate::trouble::Reporter;
@@ -34,7 +33,7 @@ const FORWARDS: usize = 512;
 /// Connections at once; above, the one that is worth least makes room (`net::places`), so whoever asks is answered
 /// however many say nothing. None is kept idle longer than [`IDLE`].
 const CONNECTIONS: usize = 128;
-/// Connections that the kernel keeps until they are accepted.
+/// Connections that the kernel keeps until they are accepted: the runtime's own figure.
 const BACKLOG: i32 = 1024;
 /// Until the first query of a connection, and until a reply is taken.
 const FIRST: Duration = Duration::from_secs(2);
@@ -122,35 +121,14 @@ async fn bound<S>(
         let first = all.iter().find(|at| at.is_ipv4()).or(all.first()).copied();
         return bind(first.ok_or(std::io::ErrorKind::NotFound)?);
     }
-    match bind((Ipv6Addr::UNSPECIFIED, port).into()) {
-        Err(error) if errno::no_family(&error) => bind((Ipv4Addr::UNSPECIFIED, port).into()),
-        other => other,
-    }
-}
-
-// Where it is that of all addresses, then of both families, however the machine is set up.
-fn opened(at: SocketAddr, kind: Type) -> std::io::Result<socket2::Socket> {
-    let socket = socket2::Socket::new(Domain::for_address(at), kind, None)?;
-    if at.is_ipv6() && at.ip().is_unspecified() {
-        socket.set_only_v6(false)?;
-    }
-    socket.set_reuse_address(kind == Type::STREAM)?;
-    socket.set_nonblocking(true)?;
-    socket.bind(&at.into())?;
-    Ok(socket)
-}
-
-fn listening(at: SocketAddr) -> std::io::Result<TcpListener> {
-    let socket = opened(at, Type::STREAM)?;
-    socket.listen(BACKLOG)?;
-    TcpListener::from_std(socket.into())
+    listen::everywhere(port, bind)
 }
 
 async fn udp_socket(host: &str, port: u16) -> std::io::Result<Socket> {
     let key = key("udp", host, port);
     let socket = match handover::take(&key) {
         Some((_, fd)) => UdpSocket::from_std(unblocking(fd.into(), std::net::UdpSocket::set_nonblocking)?)?,
-        None => bound(host, port, |at| UdpSocket::from_std(opened(at, Type::DGRAM)?.into())).await?,
+        None => bound(host, port, listen::udp).await?,
     };
     handover::offer(key, "", &socket);
     Socket::new(socket)
@@ -162,7 +140,7 @@ async fn tcp_socket(host: &str, port: u16) -> std::io::Result<TcpListener> {
         Some((_, fd)) => {
             TcpListener::from_std(unblocking(fd.into(), std::net::TcpListener::set_nonblocking)?)?
         }
-        None => bound(host, port, listening).await?,
+        None => bound(host, port, |at| listen::tcp(at, BACKLOG)).await?,
     };
     handover::offer(key, "", &socket);
     Ok(socket)

@@ -13,6 +13,7 @@
 //! | `http` | one request over one plain connection, its answer read whole |
 //! | `interim` | a connection on which answers before the one that counts come slowly |
 //! | `kept` | a unix socket that is bound again when its file is removed |
+//! | `listen` | opens ports, on all addresses of both families where all are meant |
 //! | `own` | which clients are the agent's own Envoy |
 //! | `paced` | work of many connections, a piece a round while they keep the thread busy |
 //! | `percent` | percent-encoding, with Go's strictness |
@@ -39,6 +40,7 @@ pub(crate) mod http;
 pub(crate) mod interim;
 pub(crate) mod io;
 pub(crate) mod kept;
+pub(crate) mod listen;
 pub(crate) mod own;
 pub(crate) mod paced;
 pub(crate) mod percent;

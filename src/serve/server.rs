@@ -8,7 +8,7 @@
 
 use std::convert::Infallible;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +19,6 @@ use http_body_util::BodyExt;
 use hyper::body::{Body as _, Incoming};
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
-use socket2::{Domain, Protocol, Socket, Type};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
@@ -28,20 +27,20 @@ use tokio::time::{Instant, sleep_until};
 use super::respond::{Answer, error};
 use super::watched::{ConnState, Watched, overdue};
 use super::{Limits, Site, rules};
-use crate::base::errno;
 use crate::base::handover;
 use crate::base::pressure::Short;
 use crate::base::slack;
 use crate::base::tasks::{Panicked, Set, Stop, TaskResult, caught};
 use crate::net::accept::{Acceptor, Came};
 use crate::net::fair::Caller;
+use crate::net::listen;
 use crate::net::places::{Bounds, Place, Places, relieve};
 use crate::net::progress::{Heads, Phase};
 
 /// Bytes of all heads together, unfinished ones and those whose buffers are kept: three of the largest. A usual one has
 /// half a kB. Buffers are up to twice as large as what is in them.
 pub(super) const HEADS: u64 = 3 << 20;
-/// Clients that the kernel keeps until they are accepted; it has its own bound (`net.core.somaxconn`).
+/// Clients that the kernel keeps until they are accepted.
 const BACKLOG: i32 = 4096;
 /// Go's limit of a request head (`DefaultMaxHeaderBytes`, 1 MiB, with the same slack of 4 kB).
 const HEAD_BYTES: usize = (1 << 20) + 4096;
@@ -78,24 +77,8 @@ pub(crate) fn listen(addr: SocketAddr) -> io::Result<TcpListener> {
 }
 
 fn bind(addr: SocketAddr) -> io::Result<TcpListener> {
-    match open(addr) {
-        Err(error) if addr.ip().is_unspecified() && errno::no_family(&error) => {
-            open(SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), addr.port()))
-        }
-        other => other,
-    }
-}
-
-fn open(addr: SocketAddr) -> io::Result<TcpListener> {
-    let socket = Socket::new(Domain::for_address(addr), Type::STREAM, Some(Protocol::TCP))?;
-    if addr.is_ipv6() {
-        socket.set_only_v6(false)?;
-    }
-    socket.set_reuse_address(true)?;
-    socket.set_nonblocking(true)?;
-    socket.bind(&addr.into())?;
-    socket.listen(BACKLOG)?;
-    TcpListener::from_std(socket.into())
+    let open = |addr| listen::tcp(addr, BACKLOG);
+    if addr.ip() == Ipv6Addr::UNSPECIFIED { listen::everywhere(addr.port(), open) } else { open(addr) }
 }
 
 /// Serves until `stop`; takes no new connection from `closing` on.
@@ -379,6 +362,7 @@ async fn answered<S: Site>(io: Watched, peer: SocketAddr, state: Arc<ConnState>,
 
 #[cfg(test)]
 mod tests {
+    use std::net::Ipv4Addr;
     use std::sync::Mutex;
     use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
