@@ -11,14 +11,13 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use futures_util::FutureExt;
 use h2::client::{Connection, SendRequest};
-use http::header::CONTENT_TYPE;
 use http::{HeaderMap, HeaderValue, Request, StatusCode};
 use tonic::{Code, Status};
 
 use crate::base::heap;
 use crate::base::wire::has_few_fields;
 use crate::istiod::Stream;
-use crate::net::grpc::{FRAME, HEADERS, code_of_http, code_of_reset, framed, status_in, unframed};
+use crate::net::grpc::{FRAME, HEADERS, code_of_http, code_of_reset, framed, is_grpc, status_in, unframed};
 
 /// An answer above this, in bytes or in fields, is not a certificate chain.
 const MAX_ANSWER: usize = 4 << 20;
@@ -160,10 +159,6 @@ async fn exchange(send: SendRequest<Bytes>, request: Request<()>, message: Bytes
     }
 }
 
-fn is_grpc(headers: &HeaderMap) -> bool {
-    headers.get(CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"application/grpc"))
-}
-
 fn empty() -> Broken {
     Broken::Answered(Status::internal("the answer has a status and no message"))
 }
@@ -279,7 +274,7 @@ mod tests {
     #[tokio::test]
     async fn an_answer_without_a_status_has_the_code_of_gos_library() {
         let message: Option<&[u8]> = Some(&[0, 0, 0, 0, 0]);
-        let other = HeaderMap::from_iter([(CONTENT_TYPE, HeaderValue::from_static("x"))]);
+        let other = HeaderMap::from_iter([(http::header::CONTENT_TYPE, HeaderValue::from_static("x"))]);
         assert_eq!(code("application/grpc", message, None).await, Code::Internal);
         assert_eq!(code("application/grpc", message, Some(other)).await, Code::Unknown);
         assert_eq!(code("application/grpc", None, None).await, Code::Unknown);

@@ -19,6 +19,7 @@ use tokio_util::io::InspectReader;
 
 use super::Dialer;
 use crate::base::error::chain;
+use crate::net::grpc::is_grpc;
 use crate::net::interim::Slowed;
 use crate::net::percent;
 
@@ -209,20 +210,14 @@ fn frame(message: &CheckRequest) -> Bytes {
     out.into()
 }
 
-// Its own type, maybe with the name of a format (`+proto`) or parameters; not `application/grpc-web`, which is another protocol.
-fn is_grpc(kind: &[u8]) -> bool {
-    let rest = kind.strip_prefix(b"application/grpc");
-    rest.is_some_and(|rest| matches!(rest.first(), None | Some(b'+' | b';')))
-}
-
 async fn answer(response: ::http::Response<h2::RecvStream>) -> Result<i32, Failure> {
     let nonsense = |why: &str| Failure::Nonsense(why.to_owned());
     let (head, mut body) = response.into_parts();
-    let kind = head.headers.get(header::CONTENT_TYPE).map_or(&b""[..], HeaderValue::as_bytes);
-    if !is_grpc(kind) {
+    if !is_grpc(&head.headers) {
         if head.status != StatusCode::OK {
             return Err(Failure::Nonsense(format!("it answered {}", head.status)));
         }
+        let kind = head.headers.get(header::CONTENT_TYPE).map_or(&b""[..], HeaderValue::as_bytes);
         return Err(Failure::Nonsense(format!("it answered in {}, no gRPC", String::from_utf8_lossy(kind))));
     }
     let mut bytes = Vec::new();

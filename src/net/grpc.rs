@@ -173,6 +173,14 @@ pub(crate) enum Refused {
     Grpc(Status),
 }
 
+/// Whether these are headers of gRPC: its own type, maybe with the name of a format (`+proto`) or parameters. Not
+/// `application/grpc-web`, which is another protocol.
+pub(crate) fn is_grpc(headers: &HeaderMap) -> bool {
+    let kind = headers.get(CONTENT_TYPE).map(HeaderValue::as_bytes).unwrap_or_default();
+    let rest = kind.strip_prefix(b"application/grpc".as_slice());
+    rest.is_some_and(|rest| matches!(rest.first(), None | Some(b'+' | b';')))
+}
+
 /// What every server looks at first: the time until which a call may last, `None` without a bound.
 ///
 /// # Errors
@@ -181,9 +189,7 @@ pub(crate) fn admitted(method: &Method, headers: &HeaderMap) -> Result<Option<In
     if method != Method::POST {
         return Err(Refused::Http(StatusCode::METHOD_NOT_ALLOWED));
     }
-    let kind = headers.get(CONTENT_TYPE).map(HeaderValue::as_bytes).unwrap_or_default();
-    let rest = kind.strip_prefix(b"application/grpc".as_slice());
-    if !rest.is_some_and(|rest| matches!(rest.first(), None | Some(b'+' | b';'))) {
+    if !is_grpc(headers) {
         return Err(Refused::Http(StatusCode::UNSUPPORTED_MEDIA_TYPE));
     }
     if let Err((name, why)) = binary(headers) {

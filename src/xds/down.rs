@@ -25,6 +25,7 @@ use super::{end_status, tap, types};
 use crate::base::heap;
 use crate::base::quote::{cut, shown};
 use crate::base::seldom::Seldom;
+use crate::net::grpc::is_grpc;
 
 /// Istiod can cause these as fast as it can send.
 static SKIPPED: Seldom = Seldom::new(60);
@@ -107,11 +108,10 @@ async fn accepted(reply: &mut Reply, mut response: Answer) -> Result<RecvStream,
     };
     let (parts, mut body) = answer.into_parts();
     let content_type = parts.headers.get(http::header::CONTENT_TYPE).and_then(|v| v.to_str().ok());
-    let grpc = content_type.is_some_and(|t| t.starts_with("application/grpc"));
     if let Some(status) = end_status::of_head(&parts.headers, &mut body) {
         return Err(Ended::istiod(status));
     }
-    if parts.status != http::StatusCode::OK || !grpc {
+    if parts.status != http::StatusCode::OK || !is_grpc(&parts.headers) {
         return Err(Ended::istiod(end_status::of_http(parts.status, content_type)));
     }
     Ok(body)
