@@ -44,6 +44,8 @@ pub(crate) enum Unvouched {
     Deep { allowed: u32, there: usize },
     #[error("a certificate between it and its root is not one that may sign others (key usage)")]
     NoSigner,
+    #[error("a certificate between it and its root cannot be read")]
+    Unreadable,
 }
 
 /// As people read it.
@@ -105,7 +107,7 @@ impl Anchors {
     ) -> Result<(), Unvouched> {
         let mut count = 0;
         for der in between {
-            let parsed = X509Certificate::from_der(&der).map_err(|_| Unvouched::NoSigner)?.1;
+            let parsed = X509Certificate::from_der(&der).map_err(|_| Unvouched::Unreadable)?.1;
             if !may_sign(&parsed) {
                 return Err(Unvouched::NoSigner);
             }

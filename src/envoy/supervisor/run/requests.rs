@@ -65,7 +65,8 @@ impl Run {
         self.tell(event)
     }
 
-    /// Another Envoy would not be ready before istiod is back, and would have the admin port of the one that serves.
+    /// Another Envoy would not be ready before istiod is back, and would have the admin port of the one that serves. The wait
+    /// has no end of its own, since that one goes on; a stop ends it, and istiod's absence is a trouble.
     pub(super) fn postponed(&mut self, force: bool) -> bool {
         if self.epochs.is_empty() || !(self.is_away)() {
             return false;
