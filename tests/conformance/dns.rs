@@ -54,12 +54,12 @@ pub(super) fn rcode(reply: &[u8]) -> u8 {
     reply[3] & 0x0f
 }
 
-fn answers(reply: &[u8]) -> u16 {
+pub(super) fn answers(reply: &[u8]) -> u16 {
     u16::from_be_bytes([reply[6], reply[7]])
 }
 
 /// A nameserver of its own, at port 53 of a loopback address nobody else has.
-struct Nameserver {
+pub(super) struct Nameserver {
     ip: Ipv4Addr,
     udp: UdpSocket,
     tcp: TcpListener,
@@ -154,11 +154,11 @@ pub(super) fn serving(builder: Builder, port: u16, resolv: &str) -> Builder {
         .before(&["unshare", "--mount", "sh", "-c", bind, "sh"].map(ToOwned::to_owned))
 }
 
-struct Dns {
-    world: World,
+pub(super) struct Dns {
+    pub(super) world: World,
     envoy: Sotw,
     istiod: mock_istiod::AdsStream,
-    client: Client,
+    pub(super) client: Client,
 }
 
 /// An agent that has asked for its name table.
@@ -166,7 +166,7 @@ async fn start(nameservers: &[&Nameserver]) -> Dns {
     start_with(nameservers, |b| b).await
 }
 
-async fn start_with(nameservers: &[&Nameserver], change: impl Fn(Builder) -> Builder) -> Dns {
+pub(super) async fn start_with(nameservers: &[&Nameserver], change: impl Fn(Builder) -> Builder) -> Dns {
     let port = free_port();
     let lines: String = nameservers.iter().map(|n| format!("nameserver {}\n", n.ip)).collect();
     let resolv = format!("{lines}search ns.svc.cluster.local svc.cluster.local\n");
@@ -179,7 +179,7 @@ async fn start_with(nameservers: &[&Nameserver], change: impl Fn(Builder) -> Bui
 }
 
 impl Dns {
-    async fn tell(&mut self, table: &DiscoveryResponse) {
+    pub(super) async fn tell(&mut self, table: &DiscoveryResponse) {
         self.istiod.responses.sotw(table).await.unwrap();
         let answer = request(&mut self.istiod).await;
         assert_eq!((answer.type_url.as_str(), answer.nonce.as_str()), (NDS, table.nonce.as_str()));

@@ -25,6 +25,7 @@ mod heal;
 mod health;
 mod hot_restarts;
 mod lifecycle;
+mod memory;
 mod mounted;
 mod orphans;
 mod outlive;
