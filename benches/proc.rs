@@ -35,6 +35,68 @@ pub(crate) struct Shared {
     pub tables: u64,
 }
 
+/// What is resident, by what it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Part {
+    /// The binary's functions.
+    Code,
+    /// Its constants and tables that are as in the file.
+    Constants,
+    /// What the loader or the process has written in the binary's pages: addresses, variables.
+    Relocated,
+    /// Heap and other memory that was asked for.
+    Heap,
+    /// The main thread's stack.
+    Stack,
+    /// Code and data of shared libraries, other files, and the kernel's own page.
+    Libraries,
+}
+
+impl Part {
+    /// All of them, as a reader calls them.
+    pub(crate) const ALL: [(Self, &'static str); 6] = [
+        (Self::Code, "code"),
+        (Self::Constants, "constants"),
+        (Self::Relocated, "relocated data and variables"),
+        (Self::Heap, "heap"),
+        (Self::Stack, "stack"),
+        (Self::Libraries, "libraries"),
+    ];
+}
+
+/// The parts of `smaps` of a process with this executable, in bytes.
+fn parts(smaps: &str, executable: &str) -> Vec<(Part, u64)> {
+    let (mut all, mut at) = (Vec::new(), (Part::Heap, false));
+    for line in smaps.lines() {
+        let mut words = line.split_whitespace();
+        let (first, second) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
+        let kb = || second.parse::<u64>().unwrap_or(0) * 1024;
+        match first {
+            "Rss:" => all.push((at.0, kb())),
+            // Of these pages the file is no longer the source.
+            "Anonymous:" if at.1 => {
+                if let Some((_, rss)) = all.last_mut() {
+                    *rss = rss.saturating_sub(kb());
+                }
+                all.push((Part::Relocated, kb()));
+            }
+            _ if !first.ends_with(':') => {
+                at = match words.nth(3).unwrap_or_default() {
+                    path if path == executable => {
+                        (if second.contains('x') { Part::Code } else { Part::Constants }, true)
+                    }
+                    "" | "[heap]" => (Part::Heap, false),
+                    "[stack]" => (Part::Stack, false),
+                    name if name.starts_with("[anon") => (Part::Heap, false),
+                    _ => (Part::Libraries, false),
+                }
+            }
+            _ => {}
+        }
+    }
+    all
+}
+
 /// Memory that the kernel holds for TCP sockets of this machine, in bytes.
 pub(crate) fn socket_memory() -> u64 {
     let text = fs::read_to_string("/proc/net/sockstat").unwrap_or_default();
@@ -61,6 +123,14 @@ impl Proc {
         let text = fs::read_to_string(format!("/proc/{}/status", self.id)).unwrap_or_default();
         let bytes = |name: &str| field(&text, name) * 1024;
         Memory { rss: bytes("VmRSS:"), anon: bytes("RssAnon:"), peak: bytes("VmHWM:") }
+    }
+
+    /// What is resident now, by what it is, in bytes, in the order of [`Part::ALL`].
+    pub(crate) fn parts(self) -> [u64; 6] {
+        let read = |name: &str| fs::read_to_string(format!("/proc/{}/{name}", self.id)).unwrap_or_default();
+        let executable = fs::read_link(format!("/proc/{}/exe", self.id)).unwrap_or_default();
+        let all = parts(&read("smaps"), &executable.to_string_lossy());
+        Part::ALL.map(|(part, _)| all.iter().filter(|(of, _)| *of == part).map(|(_, bytes)| bytes).sum())
     }
 
     /// What it shares with others of its kind.

@@ -6,6 +6,7 @@ use std::time::Duration;
 use mock_istiod::MockIstiod;
 
 use crate::agent::{Agent, Setup};
+use crate::proc::Part;
 use crate::table::{Row, Value};
 
 fn ms(d: Duration) -> f64 {
@@ -112,6 +113,7 @@ pub(crate) async fn idle(
     let istiod = MockIstiod::start().await;
     let none = || vec![Vec::new(); binaries.len()];
     let (mut rss, mut anon, mut threads) = (none(), none(), none());
+    let mut parts = Part::ALL.map(|_| none());
     for run in 1..=runs {
         for (n, binary) in binaries.iter().enumerate() {
             let agent =
@@ -127,14 +129,20 @@ pub(crate) async fn idle(
             let mb = |bytes: u64| bytes as f64 / 1e6;
             rss[n].push(mb(memory.rss));
             anon[n].push(mb(memory.anon));
+            for (part, bytes) in parts.iter_mut().zip(agent.proc().parts()) {
+                part[n].push(mb(bytes));
+            }
             threads[n].push(f64::from(u32::try_from(agent.proc().threads()).unwrap_or(0)));
         }
     }
     eprintln!();
     let of = |all: Vec<Vec<f64>>| all.into_iter().map(Value::of).collect();
-    Ok(vec![
+    let mut rows = vec![
         row("resident", of(rss), "≤ 8"),
         row("anonymous", of(anon), "≤ 3"),
         row("threads", of(threads), "–"),
-    ])
+    ];
+    let of_parts = Part::ALL.iter().zip(parts);
+    rows.extend(of_parts.map(|((_, what), all)| row(&format!("resident: {what}"), of(all), "–")));
+    Ok(rows)
 }

@@ -12,6 +12,8 @@ use crate::agent::{Agent, Setup};
 use crate::table::{Row, Value};
 use crate::web::{Answer, Caller, Web};
 
+/// No coding of the content.
+const PLAIN: &str = "identity";
 /// The application whose metrics are merged.
 const SERIES: usize = 100_000;
 const PROBE: &str = "/app-health/app/livez";
@@ -137,7 +139,7 @@ pub(crate) async fn all(binaries: &[PathBuf], runs: usize) -> Result<Vec<Row>, S
     let mut rows = Rows::default();
     for binary in binaries {
         let pod = Pod::start(binary, &istiod, Scale::Application(SERIES)).await?;
-        let scrapes = scrapes(&pod, runs).await?;
+        let scrapes = scrapes(&pod, runs, PLAIN).await?;
         let of = |f: fn(&Scrape) -> f64| Value::of(scrapes.iter().map(f).collect());
         rows.add(
             "100k series: scrape (ms; direct: the application alone)",
@@ -147,16 +149,22 @@ pub(crate) async fn all(binaries: &[PathBuf], runs: usize) -> Result<Vec<Row>, S
         );
         rows.add("100k series: agent CPU (ms/MB)", of(|s| s.cpu / s.bytes), None, "≤ peer");
         rows.add("100k series: peak over idle (MB)", of(|s| s.peak), None, "≤ 2");
+        for (coding, target) in [("gzip", "≤ 20"), ("zstd", "–")] {
+            let scrapes = self::scrapes(&pod, runs, coding).await?;
+            let of = |f: fn(&Scrape) -> f64| Value::of(scrapes.iter().map(f).collect());
+            rows.add(&format!("100k series in {coding}: agent CPU (ms)"), of(|s| s.cpu), None, target);
+            rows.add(&format!("100k series in {coding}: size (MB)"), of(|s| s.bytes), None, "–");
+        }
         requests(&pod, runs, &mut rows).await?;
         drop(pod);
         let pod = Pod::start(binary, &istiod, Scale::Envoy).await?;
-        let scrapes = self::scrapes(&pod, runs).await?;
+        let scrapes = self::scrapes(&pod, runs, PLAIN).await?;
         let of = |f: fn(&Scrape) -> f64| Value::of(scrapes.iter().map(f).collect());
         rows.add("10 MB of Envoy's: MB/s", of(|s| s.bytes / s.time * 1e3), None, "≥ 82–98");
         rows.add("10 MB of Envoy's: agent CPU (ms)", of(|s| s.cpu), None, "≤ 14–20");
         rows.add("10 MB of Envoy's: peak over idle (MB)", of(|s| s.peak), None, "≤ 2");
         let held = OneCore::with(pod.agent.proc().id).map_err(|e| e.to_string())?;
-        let scrapes = self::scrapes(&pod, runs).await?;
+        let scrapes = self::scrapes(&pod, runs, PLAIN).await?;
         let cpu = Value::of(scrapes.iter().map(|s| s.cpu).collect());
         rows.add("10 MB of Envoy's, client and Envoy on the agent's core: agent CPU (ms)", cpu, None, "≤ 4");
         drop((held, pod));
@@ -166,7 +174,7 @@ pub(crate) async fn all(binaries: &[PathBuf], runs: usize) -> Result<Vec<Row>, S
 }
 
 #[expect(clippy::cast_precision_loss, reason = "sizes are far below 2^53")]
-async fn scrapes(pod: &Pod, runs: usize) -> Result<Vec<Scrape>, String> {
+async fn scrapes(pod: &Pod, runs: usize, coding: &str) -> Result<Vec<Scrape>, String> {
     let proc = pod.agent.proc();
     let idle = proc.memory().rss;
     let mut out = Vec::new();
@@ -174,12 +182,12 @@ async fn scrapes(pod: &Pod, runs: usize) -> Result<Vec<Scrape>, String> {
     for run in 0..=runs {
         let begin = Instant::now();
         let app = Caller::connect(pod.app.port).await.map_err(|e| e.to_string())?;
-        app.fetch("/metrics").await.map_err(|e| format!("the application's metrics: {e}"))?;
+        app.fetch("/metrics", PLAIN).await.map_err(|e| format!("the application's metrics: {e}"))?;
         let direct = begin.elapsed().as_secs_f64() * 1e3;
         proc.reset_peak();
         let (cpu, begin) = (proc.cpu(), Instant::now());
-        let bytes =
-            pod.caller().await?.fetch("/stats/prometheus").await.map_err(|e| format!("scrape: {e}"))?;
+        let scrape = pod.caller().await?.fetch("/stats/prometheus", coding).await;
+        let bytes = scrape.map_err(|e| format!("scrape: {e}"))?;
         let time = begin.elapsed().as_secs_f64() * 1e3;
         let cpu = (proc.cpu() - cpu).as_secs_f64() * 1e3;
         let peak = proc.memory().peak.saturating_sub(idle) as f64 / 1e6;
@@ -196,7 +204,7 @@ pub(crate) async fn scrape_of(binary: &Path, series: usize) -> Result<[f64; 3], 
     let istiod = MockIstiod::start().await;
     let pod = Pod::start(binary, &istiod, Scale::Application(series)).await?;
     let _held = OneCore::with(pod.agent.proc().id).map_err(|e| e.to_string())?;
-    let mut scrapes = scrapes(&pod, 3).await?;
+    let mut scrapes = scrapes(&pod, 3, PLAIN).await?;
     let mut middle = |of: fn(&Scrape) -> f64| {
         scrapes.sort_by(|a, b| of(a).total_cmp(&of(b)));
         scrapes.get(1).map_or(f64::NAN, of)

@@ -131,9 +131,11 @@ impl Caller {
         tokio::time::timeout(LIMIT, exchange).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
     }
 
-    /// Asks for a page of any length, as Prometheus does; the bytes that came.
-    pub(crate) async fn fetch(mut self, path: &str) -> io::Result<u64> {
-        let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
+    /// Asks for a page of any length, as Prometheus does, in a coding of its content; the bytes that came.
+    pub(crate) async fn fetch(mut self, path: &str, coding: &str) -> io::Result<u64> {
+        let request = format!(
+            "GET {path} HTTP/1.1\r\nHost: localhost\r\nAccept-Encoding: {coding}\r\nConnection: close\r\n\r\n"
+        );
         let exchange = async {
             self.0.write_all(request.as_bytes()).await?;
             let (mut total, mut buffer) = (0, vec![0; 64 * 1024]);
