@@ -37,9 +37,9 @@ for place in /usr/local/bin/pilot-agent /etc/systemd/system/istio.service; do
     fi
 done
 # Of an Envoy that another package has in /usr/bin nobody but this one makes the link; and Istio's package, which came and
-# went, took with it the one that ours had made.
+# went, took with it the one that ours had made. It is a relative one, by which takedown.sh knows it.
 if [ -x /usr/bin/envoy ] && [ ! -e /usr/local/bin/envoy ] && [ ! -L /usr/local/bin/envoy ]; then
-    ln -s /usr/bin/envoy /usr/local/bin/envoy
+    ln -s ../../bin/envoy /usr/local/bin/envoy
 fi
 if [ ! -x /usr/local/bin/envoy ]; then
     echo "pilot-agent: there is no Envoy in /usr/local/bin/envoy: install the package envoy, or put Istio's there" >&2

@@ -189,14 +189,29 @@ fn a_deb_restarts_at_an_upgrade_and_not_in_the_place_of_istios() {
 }
 
 #[test]
-fn an_envoy_of_any_package_is_where_the_agent_looks() {
-    let (scripts, run) = deb(with_dist());
-    let link = scripts.path("root/usr/local/bin/envoy");
+fn an_envoy_of_any_package_is_where_the_agent_looks_as_long_as_the_agent_is_there() {
+    let (mut scripts, run) = deb(with_dist());
+    let (link, envoy) = (scripts.path("root/usr/local/bin/envoy"), scripts.path("root/usr/bin/envoy"));
     run(&["postinst", "configure"]);
     assert!(!link.is_symlink(), "there is none");
-    let scripts = scripts.executable("root/usr/bin/envoy", "");
-    run(&["postinst", "configure"]);
-    assert_eq!(std::fs::read_link(&link).unwrap(), scripts.path("root/usr/bin/envoy"));
+    for (gone, how) in [(false, "remove"), (false, "purge"), (true, "purge")] {
+        scripts = scripts.executable("root/usr/bin/envoy", "");
+        run(&["postinst", "configure"]);
+        assert_eq!(std::fs::canonicalize(&link).unwrap(), std::fs::canonicalize(&envoy).unwrap());
+        if gone {
+            std::fs::remove_file(&envoy).unwrap();
+        }
+        run(&["postrm", how]);
+        assert!(!link.is_symlink(), "{how}: the link stays");
+    }
+    // One that the package with Envoy has made, or somebody by hand; and Istio's Envoy.
+    std::os::unix::fs::symlink(&envoy, &link).unwrap();
+    run(&["postrm", "purge"]);
+    assert!(link.is_symlink(), "another's link was taken");
+    std::fs::remove_file(&link).unwrap();
+    std::fs::write(&link, "").unwrap();
+    run(&["postrm", "purge"]);
+    assert!(link.exists(), "a file was taken");
 }
 
 #[test]
