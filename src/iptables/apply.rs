@@ -6,8 +6,11 @@
 //! rules or its new ones and never none. A run that is killed between the two leaves a pod without
 //! traffic; the next run knows the guardrails by their mark, finishes the work and removes them.
 
+use std::collections::BTreeSet;
+
 use super::change::{self, Guards, Jumps};
 use super::detect::{self, Backend, Choice};
+use super::earlier;
 use super::error::Error;
 use super::model::{Family, OUR_CHAINS, Rule, Table};
 use super::restore;
@@ -30,10 +33,12 @@ struct Side<'a> {
 }
 
 /// What became of rules that other settings made; routes and addresses depend on it.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Others {
     /// An apply took some away.
     pub gone: bool,
+    /// The marks by which TPROXY's rules knew packets.
+    pub marks: BTreeSet<u32>,
     /// A clean-up left TPROXY rules, which need the policy rule and the route.
     pub tproxy: bool,
     /// A clean-up left IPv6 rules, which need the `::6` address.
@@ -70,6 +75,7 @@ pub(crate) fn run(
     // What is left of a family that is off goes without --reconcile only if the other one is new as well.
     let all_new = !sides[0].backend.state.has_ours();
     for side in &sides {
+        others.marks.extend(side.marks());
         let changed = if settings.cleanup_only {
             side.clean_up(runner, settings.reconcile, &mut others)
         } else {
@@ -84,19 +90,29 @@ pub(crate) fn run(
 }
 
 /// Takes away whatever an earlier run left in iptables, for a run that makes its rules elsewhere.
-pub(crate) fn remove_leftovers(runner: &mut dyn Runner, rules: &[Rule], names: &Names) {
+pub(crate) fn remove_leftovers(runner: &mut dyn Runner, rules: &[Rule], names: &Names) -> Others {
+    let mut gone = Others::default();
     for family in [Family::V4, Family::V6] {
         let Some(Choice { backend, others }) = detect::leftovers(runner, family, None) else { continue };
         let side = Side { family, backend, others, rules, names };
+        gone.gone = true;
+        gone.marks.extend(side.marks());
         for backend in std::iter::once(&side.backend).chain(&side.others) {
-            if let Err(reason) = side.remove(runner, backend, Jumps::All) {
+            if let Err(reason) = side.remove(runner, backend, Jumps::Known) {
                 tracing::error!("{reason}");
             }
         }
     }
+    gone
 }
 
 impl Side<'_> {
+    // By which rules of TPROXY know packets here.
+    fn marks(&self) -> BTreeSet<u32> {
+        let sets = std::iter::once(&self.backend).chain(&self.others);
+        sets.flat_map(|backend| earlier::marks(&backend.state, self.names)).collect()
+    }
+
     // Whether anything had to be changed.
     fn bring_about(
         &self,

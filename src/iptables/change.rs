@@ -1,11 +1,13 @@
 //! The documents that remove rules, restore the old ones, and block traffic meanwhile. Pure.
 
+use std::collections::BTreeSet;
 use std::fmt::Write;
 
+use super::earlier::Earlier;
 use super::model::{Family, Rule, Table};
 use super::restore;
 use super::state::{self, Saved, SavedTables, is_ours};
-use super::verify::{self, Names};
+use super::verify::{self, Condition, Names};
 
 /// While rules are rebuilt TCP and UDP are dropped, so that nothing passes by the proxy.
 const GUARDS: [(&str, &str); 6] = [
@@ -93,7 +95,8 @@ pub(crate) fn lower_guardrails(there: Guards) -> String {
 pub enum Jumps {
     /// All of them, whoever made them: a rebuild starts from nothing.
     All,
-    /// Those that some release of ours makes; a user's own jump stays and keeps its chain, emptied.
+    /// Those that some release of ours makes with any options, and the rules for excluded interfaces; a user's own
+    /// jump stays and keeps its chain, emptied.
     Known,
 }
 
@@ -103,20 +106,30 @@ pub fn removal(state: &SavedTables, rules: &[Rule], family: Family, names: &Name
     let mut text = String::new();
     for table in Table::ALL {
         let name = table.name();
-        let known = known_jumps(rules, family, table, names);
-        let (go, stay): (Vec<_>, Vec<_>) = outside_rules(state, name)
-            .into_iter()
-            .filter(|(chain, rule)| {
-                rule.target().is_some_and(is_ours)
-                    || known.contains(&canonical(rule, names))
-                    || is_mark_rule(table, chain, rule)
-            })
-            .partition(|(chain, rule)| {
-                jumps == Jumps::All
-                    || known.contains(&canonical(rule, names))
-                    || is_mark_rule(table, chain, rule)
-                    || is_historic_jump(chain, rule)
-            });
+        let mut known = known_rules(rules, family, table, names);
+        let earlier = Earlier::of(state, table, names);
+        let mut once = BTreeSet::new();
+        let mut goes = |chain: &str, rule: &Saved| {
+            if let Some(at) = known.iter().position(|(c, k)| *c == chain && *k == canonical(rule, names)) {
+                // A user's rule may be equal to one that leads to no chain of ours; each of ours takes one away.
+                if !leads_to_ours(rule) {
+                    known.swap_remove(at);
+                    once.insert((chain.to_owned(), rule.text.clone()));
+                }
+                return true;
+            }
+            match jumps {
+                _ if earlier.is_ours(chain, rule) => true,
+                Jumps::All => leads_to_ours(rule),
+                Jumps::Known => {
+                    is_historic_jump(chain, rule)
+                        || (earlier.is_excluded(chain, rule)
+                            && once.insert((chain.to_owned(), rule.text.clone())))
+                }
+            }
+        };
+        let (go, stay): (Vec<_>, Vec<_>) =
+            outside_rules(state, name).into_iter().partition(|(chain, rule)| goes(chain, rule));
         let chains = state.our_chains(name);
         if go.is_empty() && chains.is_empty() {
             continue;
@@ -138,7 +151,7 @@ pub fn removal(state: &SavedTables, rules: &[Rule], family: Family, names: &Name
     text
 }
 
-fn canonical(rule: &Saved, names: &Names) -> Vec<(bool, String, String)> {
+fn canonical(rule: &Saved, names: &Names) -> Vec<Condition> {
     verify::canonical(&rule.words, names)
 }
 
@@ -151,37 +164,28 @@ fn outside_rules<'a>(state: &'a SavedTables, table: &str) -> Vec<(&'a str, &'a S
 }
 
 // What the current options put into built-in chains, jumps or not.
-fn known_jumps(
+fn known_rules(
     rules: &[Rule],
     family: Family,
     table: Table,
     names: &Names,
-) -> Vec<Vec<(bool, String, String)>> {
+) -> Vec<(&'static str, Vec<Condition>)> {
     restore::of_family(rules, family)
         .filter(|r| r.table == table && !is_ours(r.chain))
-        .map(|r| verify::canonical(&restore::words(r), names))
+        .map(|r| (r.chain, verify::canonical(&restore::words(r), names)))
         .collect()
+}
+
+fn leads_to_ours(rule: &Saved) -> bool {
+    rule.target().is_some_and(is_ours)
 }
 
 // Jumps of other options or releases: without conditions, or on the protocol or conntrack state alone.
 // A condition on an interface or an address may be the user's.
 fn is_historic_jump(chain: &str, rule: &Saved) -> bool {
     matches!(chain, "PREROUTING" | "OUTPUT")
+        && leads_to_ours(rule)
         && !rule.words.iter().any(|w| matches!(w.as_str(), "-i" | "-o" | "-s" | "-d"))
-}
-
-// What TPROXY options put into the built-in chains of mangle beside jumps: saving, restoring and setting
-// the mark, and the return of marked packets on the loopback device. Nobody else's rules look like these
-// in a pod.
-fn is_mark_rule(table: Table, chain: &str, rule: &Saved) -> bool {
-    let has = |word: &str| rule.words.iter().any(|w| w == word);
-    let marks = match rule.target() {
-        Some("CONNMARK") => has("--save-mark") || has("--restore-mark"),
-        Some("MARK") => has("0x53a/0xffffffff"),
-        Some("RETURN") => has("--mark") && has("-o") && has("lo"),
-        _ => false,
-    };
-    table == Table::Mangle && matches!(chain, "PREROUTING" | "OUTPUT") && marks
 }
 
 /// Whether a rule is there that may be a guardrail; which, only the counters tell.

@@ -54,12 +54,12 @@ async fn programme(settings: &Settings, path: &str, env: &BTreeMap<String, Strin
         let mut runner = Real { path: path.to_owned(), sandbox, ending };
         let mut others = Others::default();
         if settings.native_nftables {
-            native::run(&mut runner, settings, &resolved, &rules, &host.names)?;
+            others = native::run(&mut runner, settings, &resolved, &rules, &host.names)?;
         } else if settings.dry_run {
             dry::run(settings, &resolved, &rules);
         } else {
             others = apply::run(&mut runner, settings, &resolved, &rules, &host.names)?;
-            native::remove_leftovers(&mut runner);
+            others.gone |= native::remove_leftovers(&mut runner);
         }
         if settings.dry_run {
             tracing::info!("dry run: addresses, policy rules and routes stay as they are");
@@ -98,7 +98,7 @@ fn beside(
     settings: &Settings,
     o: &Options,
     wanted: Result<Things, Setting>,
-    others: Others,
+    mut others: Others,
 ) -> Result<(), Error> {
     let wanted = wanted?;
     let removes = settings.cleanup_only || settings.reconcile || others.gone;
@@ -108,11 +108,18 @@ fn beside(
     let side = Side::open().map_err(|source| Error::Routes { step: "netlink", source })?;
     let wanted =
         if settings.cleanup_only { Things { address: others.v6, ..Things::default() } } else { wanted };
-    if removes {
-        let table = number("InboundTProxyRouteTable", &o.tproxy_table).ok().filter(|_| !others.tproxy);
-        side.remove(table, wanted);
+    if !settings.cleanup_only {
+        side.add(wanted)?;
     }
-    if settings.cleanup_only { Ok(()) } else { side.add(wanted) }
+    if removes && !wanted.address {
+        side.remove_address();
+    }
+    if removes && !others.tproxy {
+        let named = number("InboundTProxyRouteTable", &o.tproxy_table).ok();
+        others.marks.extend(number("InboundTProxyMark", &o.tproxy_mark));
+        side.remove_tproxy(named, &others.marks, wanted);
+    }
+    Ok(())
 }
 
 async fn validate(settings: &Settings, resolved: &Resolved) -> Result<u8, Error> {

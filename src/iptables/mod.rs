@@ -2,8 +2,8 @@
 //!
 //! [`settings`] holds what the user asked for and derives checked [`options`]; [`rules`] turns them into
 //! a list of [`model::Rule`]s, purely; [`restore`] prints them for `iptables-restore`, [`nft`] for `nft`.
-//! [`state`] reads what the kernel holds, [`verify`] compares, [`change`] and [`undo`] make the documents
-//! that get from one to the other. What touches the kernel is thin: [`detect`], [`apply`], [`native`] behind
+//! [`state`] reads what the kernel holds, [`verify`] compares, [`earlier`] tells what of it other settings made, [`change`]
+//! and [`undo`] make the documents that get from one to the other. What touches the kernel is thin: [`detect`], [`apply`], [`native`] behind
 //! [`run::Runner`] ([`exec`] is one program's run), [`net`] over netlink, [`probe`] for the validation. [`command`] is the whole of it,
 //! with signals held back ([`hold`]) while rules change.
 //!
@@ -17,10 +17,10 @@ pub(crate) mod change;
 pub(crate) mod command;
 pub(crate) mod detect;
 pub(crate) mod dry;
+mod earlier;
 pub(crate) mod error;
 pub(crate) mod exec;
 pub(crate) mod hold;
-pub(crate) mod interfaces;
 pub(crate) mod look;
 pub(crate) mod model;
 pub(crate) mod native;

@@ -2,8 +2,9 @@
 //!
 //! The Go agent adds the policy rule anew at each run, never removes any of it, and adds it even when it
 //! was asked to clean up. Here each thing is looked for first; a clean-up takes all of it away, and a
-//! reconcile what the new settings have no use for.
+//! reconcile what the new settings have no use for, also in a table that earlier settings named.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
@@ -14,7 +15,7 @@ use netlink_packet_route::address::{AddressAttribute, AddressHeaderFlags, Addres
 use netlink_packet_route::route::{
     RouteAddress, RouteAttribute, RouteMessage, RouteProtocol, RouteScope, RouteType,
 };
-use netlink_packet_route::rule::{RuleAction, RuleAttribute, RuleMessage};
+use netlink_packet_route::rule::{RuleAction, RuleAttribute, RuleHeader, RuleMessage};
 use rustix::io::Errno;
 
 use super::error::Error;
@@ -81,7 +82,8 @@ impl Side {
             tracing::info!("Added ::6 address on the loopback iface");
         }
         for (v6, t) in things.tproxy() {
-            if !self.marks(v6, t.table).map_err(step("failed to list netlink rules"))?.contains(&t.mark) {
+            let rules = self.rules(v6).map_err(step("failed to list netlink rules"))?;
+            if !rules.iter().any(|rule| plain(rule) == Some(t)) {
                 self.change(Kind::NewRule, &policy(v6, t), true)
                     .map_err(step("failed to configure netlink rule"))?;
             }
@@ -107,63 +109,112 @@ impl Side {
         tracing::warn!("the ::6 address is still tentative; Envoy cannot bind it yet");
     }
 
-    /// Takes away what runs with whatever settings added, apart from `keep`: the `::6` address, and the
-    /// policy rules, of any mark and however often, and the route that belong to `table`. What is not there
-    /// is passed over; what cannot be removed is logged, and the rest is still tried.
-    pub(crate) fn remove(&self, table: Option<u32>, keep: Things) {
-        let log = |what: &str, result: io::Result<()>| {
-            if let Err(e) = result {
-                tracing::warn!("failed to remove {what}: {e}");
-            }
-        };
-        if !keep.address {
-            log("the ::6 address", self.change(Kind::DelAddress, &passthrough(), false));
-        }
-        let Some(table) = table else { return };
+    /// Takes the `::6` address away.
+    pub(crate) fn remove_address(&self) {
+        log("the ::6 address", self.change(Kind::DelAddress, &passthrough(), false).map(drop));
+    }
+
+    /// Takes away the policy rules and the routes that runs with whatever settings added, apart from `keep`: in
+    /// the table that is `named` the rules of any mark, in others those of `marks`, which are ours. What
+    /// cannot be removed is logged, and the rest is still tried.
+    pub(crate) fn remove_tproxy(&self, named: Option<u32>, marks: &BTreeSet<u32>, keep: Things) {
         for (v6, kept) in [(false, keep.v4), (true, keep.v6)] {
-            log("policy rules", self.remove_rules(v6, table, kept));
-            if kept.is_none() {
-                let route = local_route(v6, table);
-                log("the local route", self.change(Kind::DelRoute, &route, false));
+            match self.rules(v6) {
+                Ok(rules) => {
+                    for (table, known) in tables(&rules, named, marks) {
+                        log("policy rules", self.empty(v6, table, known, kept, &rules));
+                    }
+                }
+                Err(e) => log("policy rules", Err(e)),
             }
         }
     }
 
-    fn remove_rules(&self, v6: bool, table: u32, keep: Option<Tproxy>) -> io::Result<()> {
-        for mark in self.marks(v6, table)? {
-            let rule = Tproxy { mark, table };
-            if keep != Some(rule) {
-                self.change(Kind::DelRule, &policy(v6, rule), false)?;
+    // The route, and then what leads to it. Of a table that nobody named only the route tells that it is ours.
+    fn empty(
+        &self,
+        v6: bool,
+        table: u32,
+        known: bool,
+        kept: Option<Tproxy>,
+        rules: &[RuleMessage],
+    ) -> io::Result<()> {
+        if kept.is_none_or(|t| t.table != table) {
+            let had = self.change(Kind::DelRoute, &local_route(v6, table), false);
+            if !known && !matches!(had, Ok(true)) {
+                return had.map(drop);
+            }
+            log("the local route", had.map(drop));
+        }
+        for rule in rules {
+            if plain(rule).is_some_and(|t| t.table == table && Some(t) != kept) {
+                self.change(Kind::DelRule, rule, false)?;
             }
         }
         Ok(())
     }
 
-    // The marks that policy rules look up in `table`, one for each rule.
-    fn marks(&self, v6: bool, table: u32) -> io::Result<Vec<u32>> {
+    // All policy rules of a family.
+    fn rules(&self, v6: bool) -> io::Result<Vec<RuleMessage>> {
         let mut ask = RuleMessage::default();
         ask.header.family = family(v6);
-        let rules = self.0.dump(Kind::GetRule, &ask, RuleMessage::parse)?;
-        let mark = |rule: RuleMessage| {
-            let extended = rule.attributes.contains(&RuleAttribute::Table(table));
-            let mark = rule.attributes.iter().find_map(|a| match a {
-                RuleAttribute::FwMark(mark) => Some(*mark),
-                _ => None,
-            });
-            let looks =
-                rule.header.family == family(v6) && (extended || u32::from(rule.header.table) == table);
-            mark.filter(|_| looks)
-        };
-        Ok(rules.into_iter().filter_map(mark).collect())
+        let mut rules = self.0.dump(Kind::GetRule, &ask, RuleMessage::parse)?;
+        rules.retain(|rule| rule.header.family == family(v6));
+        Ok(rules)
     }
 
-    fn change(&self, kind: Kind, message: &impl Emitable, add: bool) -> io::Result<()> {
+    // Whether anything changed.
+    fn change(&self, kind: Kind, message: &impl Emitable, add: bool) -> io::Result<bool> {
         let tolerated: &[Errno] = if add { &ALREADY } else { &GONE };
         match self.0.change(kind, message, if add { NLM_F_CREATE | NLM_F_EXCL } else { 0 }) {
-            Err(e) if Errno::from_io_error(&e).is_some_and(|e| tolerated.contains(&e)) => Ok(()),
-            other => other,
+            Ok(()) => Ok(true),
+            Err(e) if Errno::from_io_error(&e).is_some_and(|e| tolerated.contains(&e)) => Ok(false),
+            Err(e) => Err(e),
         }
     }
+}
+
+fn log(what: &str, result: io::Result<()>) {
+    if let Err(e) = result {
+        tracing::warn!("failed to remove {what}: {e}");
+    }
+}
+
+// The tables to look at, and whether they are ours for certain. One that somebody else's rule leads to as well
+// is left alone, unless it was named.
+fn tables(rules: &[RuleMessage], named: Option<u32>, marks: &BTreeSet<u32>) -> BTreeMap<u32, bool> {
+    let ours = |rule: &RuleMessage| plain(rule).is_some_and(|t| marks.contains(&t.mark));
+    let mut found: BTreeMap<u32, bool> =
+        rules.iter().filter(|rule| ours(rule)).map(|rule| (table_of(rule), false)).collect();
+    found.retain(|table, _| rules.iter().all(|rule| ours(rule) || table_of(rule) != *table));
+    found.extend(named.map(|table| (table, true)));
+    found
+}
+
+fn table_of(rule: &RuleMessage) -> u32 {
+    let extended = rule.attributes.iter().find_map(|a| match a {
+        RuleAttribute::Table(table) => Some(*table),
+        _ => None,
+    });
+    extended.unwrap_or_else(|| u32::from(rule.header.table))
+}
+
+// Mark and table of a rule that has no other condition, as ours have none.
+fn plain(rule: &RuleMessage) -> Option<Tproxy> {
+    let RuleHeader { dst_len: 0, src_len: 0, tos: 0, action: RuleAction::ToTable, flags, .. } = &rule.header
+    else {
+        return None;
+    };
+    let mut mark = None;
+    for attribute in &rule.attributes {
+        match attribute {
+            RuleAttribute::FwMark(value) => mark = Some(*value),
+            RuleAttribute::FwMask(u32::MAX) | RuleAttribute::SuppressPrefixLen(u32::MAX) => {}
+            RuleAttribute::Table(_) | RuleAttribute::Priority(_) | RuleAttribute::Protocol(_) => {}
+            _ => return None,
+        }
+    }
+    mark.filter(|_| flags.is_empty()).map(|mark| Tproxy { mark, table: table_of(rule) })
 }
 
 impl Things {

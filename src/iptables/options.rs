@@ -6,6 +6,8 @@ use super::error;
 
 /// The port of the agent's DNS proxy, where captured DNS goes.
 pub(crate) const DNS_PORT: &str = "15053";
+/// Mark of inbound traffic, unless `-t` says another (the Go agent's default).
+pub(crate) const INBOUND_MARK: u32 = 1337;
 /// Mark of outbound traffic that a TPROXY sidecar sends to itself (the Go agent's constant).
 pub(crate) const OUTBOUND_MARK: &str = "1338";
 /// Address from which Envoy's inbound pass-through cluster connects (IPv4).

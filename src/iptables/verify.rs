@@ -23,7 +23,8 @@ pub struct Names {
     pub services: BTreeMap<String, String>,
 }
 
-type Condition = (bool, String, String);
+/// Negated, option, value.
+pub(crate) type Condition = (bool, String, String);
 
 /// What is wanted of one family: (table, chain) → rules in final order, inserts carried out.
 #[must_use]

@@ -182,7 +182,13 @@ fn a_users_rule_equal_to_one_of_ours_stays() {
         let once = world.everything();
         world.apply(&options, 0);
         assert_eq!(world.everything(), once);
-        world.apply(&format!("{options} --cleanup-only"), 0);
+        for more in ["-o 9999", "", "-m TPROXY"] {
+            world.apply(&format!("{options} {more} --reconcile"), 0);
+            world.apply(&format!("{options} {more} --cleanup-only"), 0);
+            assert_eq!(world.everything(), before, "{backend:?}, {more}");
+            world.apply(&options, 0);
+        }
+        world.apply("--cleanup-only --reconcile", 0);
         assert_eq!(world.everything(), before, "{backend:?}");
     }
 }

@@ -10,6 +10,7 @@
 //! | this one | a matrix of options: applied, applied again, compared, taken away |
 //! | `random` | the same for random options |
 //! | `better` | what the Go agent does wrong |
+//! | `earlier` | what earlier settings made, and what only looks like it |
 //! | `killed` | runs that are cut short |
 //! | `surface` | exit statuses, dry run, locks, the validation |
 //! | `traffic` | real connections through a real Envoy |
@@ -24,6 +25,7 @@ mod support;
 
 mod better;
 mod dropped;
+mod earlier;
 mod half_open;
 mod killed;
 mod random;

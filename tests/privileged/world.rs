@@ -327,8 +327,8 @@ impl World {
 
     /// Rules, policy rules, routes of other tables and addresses.
     pub fn everything(&self) -> String {
-        let net =
-            "ip rule; ip -6 rule; ip route show table 133; ip -6 route show table 133; ip -o addr show lo";
+        let net = "ip rule; ip -6 rule; for v in -4 -6; do ip $v route show table all | grep '^local default'; done; \
+                   ip -o addr show lo";
         let net = self.inside(&format!(
             "{{ {net}; }} 2>/dev/null | sed 's/valid_lft.*//; s/ tentative//; s/^[0-9]*:[ \t]*//'"
         ));

@@ -7,7 +7,6 @@ use crate::cli::{fail, istio_iptables};
 use crate::config::args;
 use crate::config::env::Env;
 use crate::config::parts::iptables;
-use crate::iptables::interfaces;
 use crate::iptables::run::Runner;
 use crate::vm::places::Places;
 
@@ -20,12 +19,8 @@ pub(super) fn clean(places: &Places, env: &Env) -> u8 {
     // Other settings might be refused, and then nothing would be removed.
     let keep =
         ["PATH", "ISTIO_INBOUND_TPROXY_MARK", "ISTIO_INBOUND_TPROXY_ROUTE_TABLE", "KUBE_VIRT_INTERFACES"];
-    let mut env: BTreeMap<String, String> =
+    let env: BTreeMap<String, String> =
         variables.0.into_iter().filter(|(n, _)| keep.contains(&n.as_str())).collect();
-    // Rules for single interfaces are found only by who knows them; the file may be gone, or say something else by now.
-    let mut apart = interfaces::look(&mut runner(env.get("PATH").cloned().unwrap_or_default()));
-    let told = env.remove("KUBE_VIRT_INTERFACES").unwrap_or_default();
-    apart.kube_virt.extend(told.split(',').filter(|name| !name.is_empty()).map(str::to_owned));
     let mut flags: Vec<String> =
         ["--cleanup-only", "--reconcile", "--redirect-dns", "--istio-inbound-interception-mode=TPROXY"]
             .map(str::to_owned)
@@ -34,19 +29,6 @@ pub(super) fn clean(places: &Places, env: &Env) -> u8 {
     let programs = runner(env.get("PATH").cloned().unwrap_or_default());
     if !has_iptables(&programs) && programs.exists("nft") {
         flags.push("--native-nftables".to_owned());
-    }
-    if apart.ranges.is_empty() {
-        apart.ranges.insert("*".to_owned());
-    }
-    for (flag, values) in [
-        ("kube-virt-interfaces", &apart.kube_virt),
-        ("istio-service-cidr", &apart.ranges),
-        ("istio-exclude-interfaces", &apart.excluded),
-    ] {
-        if !values.is_empty() {
-            let values: Vec<&str> = values.iter().map(String::as_str).collect();
-            flags.push(format!("--{flag}={}", values.join(",")));
-        }
     }
     let env = super::environment(&env);
     match args::parse(&flags, iptables::FLAGS, false) {
