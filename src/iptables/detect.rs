@@ -198,6 +198,13 @@ fn look(runner: &mut dyn Runner, name: &str) -> Result<Seen, Error> {
         nft = true;
         version = version.or(Some((0, 0, 0)));
     }
+    for line in out.stdout.lines().filter(|line| line.contains("is incompatible, use 'nft' tool")) {
+        tracing::warn!(
+            "{save}: {}: nft has put rules into it that iptables cannot read, so rules of an earlier run in that table \
+             are neither seen nor removed; move nft's to a table of another name, or use --native-nftables",
+            line.trim_start_matches('#').trim()
+        );
+    }
     let state = SavedTables::parse(&out.stdout);
     let guards = if change::may_be_guarded(&state) {
         guards(runner, name).map_or_else(|_| Guards::read(&out.stdout), |(_, guards)| guards)

@@ -166,3 +166,19 @@ fn rules_about_marks_of_others_stay() {
         assert_eq!(world.everything(), before, "{backend:?}: vm clean where nothing is");
     }
 }
+
+#[test]
+fn a_table_that_iptables_cannot_read_is_told() {
+    let Some(world) = World::new(Backend::Nft, V4) else { return };
+    world.inside(
+        "nft add table ip nat; nft 'add chain ip nat OUTPUT { type nat hook output priority -100; }'",
+    );
+    world.inside("nft 'add rule ip nat OUTPUT fib daddr type local ct id 5 counter'");
+    for (options, status) in [("", 0), ("", 1), ("--cleanup-only", 0)] {
+        let said = world.apply(&format!("{SIDECAR} {options}"), status);
+        assert!(
+            said.contains("rules of an earlier run in that table are neither seen nor removed"),
+            "{said}"
+        );
+    }
+}
