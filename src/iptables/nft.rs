@@ -65,9 +65,8 @@ fn condition(m: &Match, proto: Proto) -> String {
     let ip = |cidr: &str| if cidr.contains(':') { "ip6" } else { "ip" };
     let p = proto.name();
     match m {
-        // Quoted: an interface may be named like a word of nft's language.
-        Match::In(name) => format!("iifname \"{name}\""),
-        Match::Out(name) => format!("oifname \"{name}\""),
+        Match::In(name) => format!("iifname {}", interface(name)),
+        Match::Out(name) => format!("oifname {}", interface(name)),
         Match::Proto(p) => format!("meta l4proto {}", p.name()),
         Match::Src(cidr) => format!("{} saddr {cidr}", ip(cidr)),
         Match::Dst { not, cidr } => format!("{} daddr {}{cidr}", ip(cidr), neq(not)),
@@ -80,6 +79,11 @@ fn condition(m: &Match, proto: Proto) -> String {
         Match::Mark { not, mark } => format!("meta mark {}{mark}", neq(not)),
         Match::ConnMark(mark) => format!("ct mark {mark}"),
     }
+}
+
+// Quoted: it may be named like a word of nft's language. `eth+` is every name that begins so, as for iptables.
+fn interface(name: &str) -> String {
+    name.strip_suffix('+').map_or_else(|| format!("\"{name}\""), |stem| format!("\"{stem}*\""))
 }
 
 fn verdict(rule: &Rule) -> String {

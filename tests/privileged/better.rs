@@ -318,7 +318,12 @@ fn nor_do_rules_of_iptables_stand_beside_native_ones() {
 #[test]
 fn native_rules_take_any_interface_name() {
     let Some(world) = World::new(Backend::Nft, V4) else { return };
-    world.apply("-u 1337 -i * -b * -c ip,counter -k tcp,net-1 --native-nftables", 0);
+    world.apply("-u 1337 -i * -b * -c ip,counter,eth+ -k tcp,net-1 --native-nftables", 0);
+    let rules = world.everything();
+    assert!(
+        rules.contains("iifname \"eth*\" counter") && rules.contains("oifname \"eth*\" counter"),
+        "{rules}"
+    );
 }
 
 #[test]
