@@ -38,9 +38,12 @@ impl Common {
         let metrics = Metrics::new();
         let troubles = Troubles::new(clock.clone());
         troubles.note(What::Started, "the agent");
-        for counted in
-            [crate::base::tasks::panics(), crate::net::accept::failures(), crate::base::pressure::shortages()]
-        {
+        for counted in [
+            crate::base::tasks::panics(),
+            crate::net::accept::failures(),
+            crate::net::paced::turns(),
+            crate::base::pressure::shortages(),
+        ] {
             metrics.register(Box::new(counted)).map_err(said)?;
         }
         crate::trouble::export(&troubles, &metrics);

@@ -8,10 +8,11 @@
 
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::task::ready;
 use std::time::{Duration, Instant};
 
+use prometheus::{IntCounterVec, Opts};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::yield_now;
 
@@ -20,12 +21,24 @@ const AT_ONCE: u32 = 8;
 /// After so long without a piece a new row begins.
 const PAUSE: Duration = Duration::from_millis(1);
 
+static TURNS: LazyLock<IntCounterVec> = LazyLock::new(|| {
+    let help = "Pieces of clients' work that were done in turn, since they left no pause, by listener.";
+    IntCounterVec::new(Opts::new("socket_turns_total", help), &["listener"]).expect("a constant name")
+});
+
+/// What is counted here, for the registry.
+pub(crate) fn turns() -> IntCounterVec {
+    TURNS.clone()
+}
+
 /// The line of one socket. Clones share it.
 #[derive(Debug, Clone)]
 pub(crate) struct Paced(Arc<Line>);
 
 #[derive(Debug)]
 struct Line {
+    /// Of the socket, for the metric: `sds`, `xds`.
+    name: &'static str,
     /// Whose turn it is. As many wait as there are connections; each round ends one's wait, and so does the end of its
     /// connection.
     first: Arc<Semaphore>,
@@ -39,10 +52,10 @@ struct Row {
 }
 
 impl Paced {
-    /// Without anybody in it.
-    pub(crate) fn new() -> Self {
+    /// Without anybody in it; `name` is for the metric.
+    pub(crate) fn new(name: &'static str) -> Self {
         let row = Row { pieces: 0, last: Instant::now() };
-        Self(Arc::new(Line { first: Arc::new(Semaphore::new(1)), row: Mutex::new(row) }))
+        Self(Arc::new(Line { name, first: Arc::new(Semaphore::new(1)), row: Mutex::new(row) }))
     }
 
     /// `work`, of which each piece takes its turn in a line, if there is one.
@@ -58,7 +71,9 @@ impl Paced {
                 Some(turn) => Some(ready!(turn.as_mut().poll(cx))),
                 None => None,
             };
-            waiting = None;
+            if waiting.take().is_some() {
+                TURNS.with_label_values(&[line.name]).inc();
+            }
             let done = work.as_mut().poll(cx);
             line.did_one();
             done
@@ -149,7 +164,10 @@ mod tests {
 
     #[tokio::test]
     async fn between_two_turns_of_somebody_else_few_pieces_are_done() {
-        let most = with(Some(Paced::new()), async |crowd| crowd.most_in_one_of(1000).await).await;
+        let turns = || TURNS.with_label_values(&["between turns"]).get();
+        let most =
+            with(Some(Paced::new("between turns")), async |crowd| crowd.most_in_one_of(1000).await).await;
+        assert!(turns() > 100, "{}", turns());
         assert!((1..=AT_ONCE + 2).contains(&most), "{most}");
         let without = with(None, async |crowd| crowd.most_in_one_of(1000).await).await;
         assert!(without >= 61, "{without}: this test sees nothing");
@@ -157,7 +175,7 @@ mod tests {
 
     #[tokio::test]
     async fn each_has_as_many_turns_as_the_others() {
-        let pieces = with(Some(Paced::new()), async |crowd| {
+        let pieces = with(Some(Paced::new("as many")), async |crowd| {
             while crowd.done() < 50 * 100 {
                 yield_now().await;
             }
@@ -170,7 +188,7 @@ mod tests {
 
     #[tokio::test]
     async fn who_ends_while_it_waits_holds_up_nobody() {
-        with(Some(Paced::new()), async |crowd| {
+        with(Some(Paced::new("an end")), async |crowd| {
             crowd.most_in_one_of(10).await;
             // All but the last, whoever is first in the line.
             crowd.tasks[..CLIENTS - 1].iter().for_each(AbortHandle::abort);

@@ -86,7 +86,8 @@ impl<S: Serve> Socket<S> {
         [label, connection]: [&'static str; 2],
     ) -> Self {
         let (keeper, clients) = (Keeper::new(path, watches), Clients::new(streams));
-        Self { server, label, keeper, clients, strangers: Paced::new(), connections: Set::new(connection) }
+        let (strangers, connections) = (Paced::new(label), Set::new(connection));
+        Self { server, label, keeper, clients, strangers, connections }
     }
 
     /// Serves until `stop`, and gives connections so long to end after it. `bound` is the socket where it is bound

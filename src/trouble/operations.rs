@@ -114,11 +114,13 @@ table are there with `METRICS_DETAILS=true`. A family appears with its first sam
 | `istio_agent_app_healthy` | | 1 while istiod was last told that the application is healthy (VMs) |
 | `istio_agent_app_health_probes_total` | `result`: healthy, unhealthy, unknown | health probes of the application |
 | `istio_agent_envoy_restarts_total` | `cause`: recovery, hot_restart | Envoys started after the first |
+| `istio_agent_envoy_hot_restart_waiting` | | 1 while a hot restart that was asked for waits for istiod, or for the Envoy before it |
 | `istio_agent_envoy_drain_open_connections` | | connections at the last look of a drain that waits for none |
 | `istio_agent_envoy_drain_open_requests` | | requests under way then (`DRAIN_COUNT_REQUESTS`) |
 | `istio_agent_upgrades_total` | `result`: done, refused, fell back | attempts to replace the agent in its process (`AGENT_UPGRADE`) |
 | `istio_agent_scrape_failure_reasons_total` | `type`, `reason` | parts of a scrape that failed or were cut |
 | `istio_agent_accept_failures_total` | `listener` | connections that could not be accepted |
+| `istio_agent_socket_turns_total` | `listener`: sds, xds | pieces of work of a unix socket's clients, not of Envoy, that waited for their turn because they left no pause: some client floods the socket |
 | `istio_agent_memory_shortages_total` | | times in which connections were closed for want of memory (`GOMEMLIMIT`, or the control group's limit) |
 | `istio_agent_log_lines_lost_total` | | lines of the log that nobody read in time |
 | `istio_agent_task_panics_total` | `task` | defects of the agent that ended the work for one connection or stream: report them |

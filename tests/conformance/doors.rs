@@ -1,4 +1,5 @@
-//! What stands before both sockets: who is let in, which calls are calls, and how long names are told.
+//! What stands before both sockets: who is let in, which calls are calls, how long names are told, and that whoever floods
+//! is seen.
 
 use std::time::Duration;
 
@@ -488,5 +489,22 @@ async fn the_memory_of_a_flood_of_streams_is_given_back() {
     assert!(peak > before + 8 * 1024, "{before} kB before, {peak} kB with 5,000 streams");
     drop(open);
     eventually("the memory is back", || async { (resident(&agent) < before + 8 * 1024).then_some(()) }).await;
+    agent.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn clients_that_leave_no_pause_are_counted() {
+    let mock = MockIstiod::start().await;
+    let mut agent = TestAgent::with().istiod(&mock).env("METRICS_DETAILS", "true").start();
+    agent.wait_ready().await;
+    let turns = "istio_agent_socket_turns_total{listener=\"sds\"}";
+    assert_eq!(agent.metric(turns).await, None, "nobody has come");
+    let mut clients = JoinSet::new();
+    for _ in 0..32 {
+        let client = agent.sds().await;
+        clients.spawn(async move { while client.fetch_secrets(&secret_request("ROOTCA")).await.is_ok() {} });
+    }
+    eventually("their turns are counted", || agent.metric(turns)).await;
+    clients.shutdown().await;
     agent.stop().await;
 }

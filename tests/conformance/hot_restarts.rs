@@ -74,23 +74,33 @@ async fn an_epoch_that_cannot_be_started_leaves_the_one_that_serves_and_is_tried
     assert!(!log.contains("for a fresh start"), "{log}");
 }
 
+async fn shows_waiting(agent: &TestAgent, waiting: f64) {
+    eventually("it is shown whether one waits", async || {
+        (agent.metric("istio_agent_envoy_hot_restart_waiting").await == Some(waiting)).then_some(())
+    })
+    .await;
+}
+
 // It would not be ready, though the one before serves.
 #[tokio::test]
 async fn no_epoch_takes_over_while_it_would_have_no_configuration() {
     let mock = MockIstiod::start().await;
     let mesh = Loop::serve(&mock);
-    let mut agent = TestAgent::with().istiod(&mock).envoy(Envoy::Real).hot_restarts().start();
+    let agent = TestAgent::with().istiod(&mock).envoy(Envoy::Real).hot_restarts();
+    let mut agent = agent.env("METRICS_DETAILS", "true").start();
     agent.wait_ready().await;
     eventually("traffic", || async { mesh.ask(&mock).await.ok() }).await;
     mock.down().await;
     agent.wait_log("so Envoy's stream is held while the agent dials").await;
     assert_eq!(agent.post("/debug/hot_restart").await.expect("an answer").text(), "OK");
     agent.wait_log("its next epoch waits until istiod is back").await;
+    shows_waiting(&agent, 1.0).await;
     assert!(agent.get("/healthz/ready").await.expect("an answer").status.is_success());
     mesh.ask(&mock).await.expect("the one before serves on");
     mock.up().await.unwrap();
     agent.wait_log("epoch 1 takes over").await;
     is_live(&agent, 1).await;
+    shows_waiting(&agent, 0.0).await;
     mesh.ask(&mock).await.expect("it serves");
     let log = agent.stop().await;
     assert!(!log.contains("epoch 2"), "one was asked for: {log}");

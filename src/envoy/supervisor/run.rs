@@ -6,6 +6,7 @@ mod epochs;
 mod executing;
 mod guarding;
 mod judging;
+mod meters;
 mod outcome;
 mod preparing;
 mod replacing;
@@ -21,10 +22,10 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
-use prometheus::{IntCounterVec, IntGaugeVec};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use self::meters::Meters;
 use self::preparing::{For, Starting};
 use super::handle::Asked;
 use super::inputs::Looked;
@@ -115,9 +116,7 @@ pub(super) struct Run {
     suspect: Option<judging::Suspect>,
     /// When an Envoy that was started again has lived long enough.
     settled_at: Option<Instant>,
-    restarts: IntCounterVec,
-    open: IntGaugeVec,
-    requests: IntGaugeVec,
+    meters: Meters,
     // At the last poll.
     held: Option<admin::Open>,
     trouble: Arc<Reporter>,
@@ -189,21 +188,7 @@ impl Run {
             taken: None,
             suspect: None,
             settled_at: None,
-            restarts: metrics.counter(
-                "envoy_restarts_total",
-                "Envoys started after the first, by cause.",
-                &["cause"],
-            ),
-            open: metrics.gauge(
-                "envoy_drain_open_connections",
-                "Connections that Envoy's listeners held at the last poll of an exit-on-zero drain.",
-                &[],
-            ),
-            requests: metrics.gauge(
-                "envoy_drain_open_requests",
-                "Requests under way at the last poll of an exit-on-zero drain (DRAIN_COUNT_REQUESTS).",
-                &[],
-            ),
+            meters: Meters::new(metrics),
             held: None,
             trouble,
             watches,
@@ -231,6 +216,7 @@ impl Run {
         }
         while !over {
             self.keep();
+            self.meters.waits(self.reload_again.is_some() || self.pending.is_some());
             over = self.step().await;
         }
         self.judge().await;
@@ -348,7 +334,7 @@ impl Run {
             return false;
         }
         let action = self.core.retry();
-        self.restarts.with_label_values(&["recovery"]).inc();
+        self.meters.restart("recovery");
         self.carry_out(action)
     }
 }

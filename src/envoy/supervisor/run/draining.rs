@@ -73,13 +73,12 @@ impl Run {
     pub(super) fn counted(&mut self, counted: Result<Option<admin::Open>, admin::Error>) -> bool {
         match counted {
             Ok(open) => {
-                let number = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
                 let shown = open.as_ref().map_or(0, admin::Open::connections);
-                self.open.with_label_values::<&str>(&[]).set(number(shown));
+                self.meters.open(shown);
                 let mut requests = String::new();
                 if self.machine.counts_requests() {
                     let n = open.as_ref().map_or(0, |open| open.requests);
-                    self.requests.with_label_values::<&str>(&[]).set(number(n));
+                    self.meters.requests(n);
                     requests = format!(", {n} requests under way");
                 }
                 match open.as_ref().map(|open| (open.connections(), open.holders())) {

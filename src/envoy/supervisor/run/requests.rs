@@ -66,7 +66,7 @@ impl Run {
     }
 
     /// Another Envoy would not be ready before istiod is back, and would have the admin port of the one that serves. The wait
-    /// has no end of its own, since that one goes on; a stop ends it, and istiod's absence is a trouble.
+    /// has no end of its own, since that one goes on; a stop ends it, istiod's absence is a trouble, and a gauge shows the wait.
     pub(super) fn postponed(&mut self, force: bool) -> bool {
         if self.epochs.is_empty() || !(self.is_away)() {
             return false;
@@ -115,7 +115,7 @@ impl Run {
         match action {
             restart::Action::Start(epoch) => {
                 tracing::info!("Envoy's configuration has changed: epoch {epoch} takes over");
-                self.restarts.with_label_values(&["hot_restart"]).inc();
+                self.meters.restart("hot_restart");
                 let now = Instant::now();
                 let limit = LIVE_LIMIT.max(self.envoy.config.restart.parent_shutdown + LIVE_POLL);
                 self.pending = Some(Pending { epoch, next_check: now, until: now + limit });
