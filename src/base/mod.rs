@@ -21,6 +21,8 @@ pub(crate) mod clock;
 pub(crate) mod disk;
 pub(crate) mod errno;
 pub(crate) mod error;
+#[cfg(test)]
+pub(crate) mod eventually;
 pub(crate) mod files;
 pub(crate) mod go_duration;
 pub(crate) mod handover;

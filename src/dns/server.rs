@@ -417,6 +417,7 @@ async fn connection(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::base::eventually::eventually;
     use crate::dns::cache;
     use crate::trouble::Troubles;
 
@@ -441,9 +442,8 @@ mod tests {
         let (shared, stop) = (bound.shared.clone(), Stop::new());
         let served = bound.serve(stop.clone());
         let changed = async {
-            while shared.search.read().unwrap().as_deref() != Some("new") {
-                tokio::time::sleep(GLANCE).await;
-            }
+            eventually("it is read again", async || shared.search.read().unwrap().as_deref() == Some("new"))
+                .await;
             stop.cancel();
         };
         let both = futures_util::future::join(served, changed);

@@ -5,6 +5,7 @@ use tokio::net::TcpStream;
 use tokio::time::Instant;
 
 use super::*;
+use crate::base::eventually::eventually;
 use crate::status::fake::{Fake, envoy, exchange, spawn, start, with_envoy};
 
 #[test]
@@ -70,9 +71,7 @@ async fn quit_answers_before_the_agent_is_told() {
         let got = served.ask("POST", "/quitquitquit", "Content-Length: 0\r\n").await;
         assert_eq!((got.status, got.text().as_str()), (200, "OK"));
         // The answer was read to its end, so it was written; the word to the agent follows at once.
-        while served.agent.quits.load(Relaxed) == before {
-            tokio::task::yield_now().await;
-        }
+        eventually("the agent is told", async || served.agent.quits.load(Relaxed) > before).await;
     }
     assert_eq!(served.agent.quits.load(Relaxed), 20);
 }
@@ -85,9 +84,7 @@ async fn closing_refuses_new_connections_and_keeps_the_kept() {
     let ask = "GET /healthz/ready HTTP/1.1\r\nHost: a\r\n\r\n";
     assert_eq!(exchange(&mut kept, ask, false).await.status, 200);
     served.closing.cancel();
-    while TcpStream::connect(served.addr).await.is_ok() {
-        tokio::task::yield_now().await;
-    }
+    eventually("nobody is let in", async || TcpStream::connect(served.addr).await.is_err()).await;
     assert_eq!(exchange(&mut kept, ask, false).await.status, 200);
     served.stop.cancel();
     assert_eq!(kept.read(&mut [0; 1]).await.unwrap(), 0, "an idle connection ends with the server");
@@ -113,9 +110,7 @@ async fn a_busy_port_is_named_and_taken_later() {
         Stop::new(),
         stop.clone(),
     ));
-    while TcpStream::connect(("127.0.0.1", port)).await.is_err() {
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    eventually("it is taken", async || TcpStream::connect(("127.0.0.1", port)).await.is_ok()).await;
     stop.cancel();
     task.await.unwrap().unwrap();
 }

@@ -10,6 +10,7 @@ use tokio::io::AsyncWriteExt;
 use super::receive::tests::gzip;
 use super::tar::tests::archive;
 use super::*;
+use crate::base::eventually::eventually;
 use crate::fetch::fake::Web as Server;
 
 const ONE: &[u8] = b"\0asm\x01\0\0\0one";
@@ -496,9 +497,7 @@ async fn what_a_killed_agent_has_left_of_a_download_is_removed() {
     let other = plant("download.0123456789abcde8.new", std::time::UNIX_EPOCH);
     let stop = Stop::new();
     let gone = async {
-        while left.exists() {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+        eventually("it is removed", async || !left.exists()).await;
         stop.cancel();
     };
     let purging = rig.converter.purge(stop.clone(), || std::future::ready(Ok(Vec::new())));

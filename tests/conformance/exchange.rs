@@ -11,7 +11,7 @@ use crate::support::agent::{Builder, TOKEN};
 use crate::support::client::{Pem, secret_request, secrets};
 use crate::support::google::Google;
 use crate::support::web::{self, Web};
-use crate::support::{EnvoyClient, Fault, MockIstiod, TestAgent, eventually};
+use crate::support::{EnvoyClient, Fault, MockIstiod, TestAgent, eventually, eventually_within};
 
 /// The names of the certificate that is served, when one is.
 async fn served(client: &EnvoyClient) -> Option<Vec<String>> {
@@ -147,13 +147,10 @@ async fn whatever_is_in_googles_place_is_told_and_outlived() {
     let left = || std::fs::read_to_string(google.path("faults")).unwrap_or_default().lines().count();
     let mut agent = builder(&mock, &google).example("exchange.env").start();
     let client = agent.sds().await;
-    tokio::time::timeout(Duration::from_secs(90), async {
-        while served(&client).await.is_none() || left() > 0 {
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
+    eventually_within(Duration::from_secs(90), "no fault is left, and a certificate is served", async || {
+        (served(&client).await.is_some() && left() == 0).then_some(())
     })
-    .await
-    .unwrap_or_else(|_| panic!("{} faults are left:\n{}", left(), agent.log().text()));
+    .await;
     let text = agent.log().text();
     for (fault, said) in faults {
         assert!(text.contains(said), "{fault} is not told:\n{text}");

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use crate::support::agent::{ROOT, TOKEN};
 use crate::support::client::{EnvoyClient, Pem, secret_request, secrets};
-use crate::support::{Code, Fault, MockIstiod, SmallDisk, TestAgent, Token, root_for};
+use crate::support::{Code, Fault, MockIstiod, SmallDisk, TestAgent, Token, eventually_within, root_for};
 
 /// Without [`ATTEMPT`], a call that hangs is given up after 30 s, and the one after it may have begun before the
 /// cause was gone.
@@ -150,16 +150,8 @@ fn builder(mock: &MockIstiod) -> crate::support::agent::Builder {
         .env("SECRET_GRACE_PERIOD_RATIO_JITTER", "0")
 }
 
-async fn eventually<T, F: Future<Output = Option<T>>>(what: &str, mut check: impl FnMut() -> F) -> T {
-    let looked = async {
-        loop {
-            if let Some(found) = check().await {
-                return found;
-            }
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
-    };
-    tokio::time::timeout(LIMIT, looked).await.unwrap_or_else(|_| panic!("never came true: {what}"))
+async fn eventually<T, F: Future<Output = Option<T>>>(what: &str, check: impl FnMut() -> F) -> T {
+    eventually_within(LIMIT, what, check).await
 }
 
 async fn told(row: &Row, agent: &mut TestAgent) {

@@ -1,7 +1,6 @@
 //! Envoy's life as it is seen from outside: exit status, drains, quits, orphans, leftovers.
 
 use std::os::unix::fs::PermissionsExt;
-use std::time::Duration;
 
 use mock_istiod::MockIstiod;
 use rustix::process::Signal;
@@ -163,11 +162,14 @@ async fn a_storm_of_signals_and_senseless_stats_leave_a_few_lines() {
     let stats = format!("listener.0.0.0.0_8080.downstream_cx_active: 2\n{}", "no stat\n".repeat(1000));
     let mut agent = counting(&mock, &stats).start();
     serving(&agent).await;
-    while !agent.log().contains("Envoy is killed") {
-        agent.signal(Signal::TERM);
-        agent.signal(Signal::INT);
-        tokio::time::sleep(Duration::from_millis(2)).await;
-    }
+    eventually("Envoy is killed", async || {
+        for _ in 0..5 {
+            agent.signal(Signal::TERM);
+            agent.signal(Signal::INT);
+        }
+        agent.log().contains("Envoy is killed").then_some(())
+    })
+    .await;
     assert_eq!(code(agent.wait_exit().await), 0);
     let log = agent.log().text();
     let of = |part: &str| log.lines().filter(|line| line.contains(part)).count();

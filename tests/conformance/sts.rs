@@ -13,7 +13,7 @@ use tokio::task::JoinSet;
 use crate::support::google::Google;
 use crate::support::http::{Reply, call_with, get};
 use crate::support::web::{self, Gate, Rough, Web};
-use crate::support::{MockIstiod, TestAgent, free_port};
+use crate::support::{MockIstiod, TestAgent, eventually, free_port};
 
 const FORM: (&str, &str) = ("content-type", "application/x-www-form-urlencoded");
 
@@ -142,9 +142,7 @@ async fn a_thousand_callers_cause_one_exchange() {
         callers.spawn(async move { ask(port, "S3CRET-SUBJECT").await });
     }
     // Let go once it has arrived; the others find the same exchange or its result.
-    while endpoint.asked.load(SeqCst) == before {
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    eventually("the endpoint is asked", async || (endpoint.asked.load(SeqCst) > before).then_some(())).await;
     endpoint.says(200, json!({"access_token": "S3CRET-ACCESS-$N", "expires_in": 3600, "token_type": "N_A"}));
     let mut seen = std::collections::BTreeSet::new();
     while let Some(answer) = callers.join_next().await {

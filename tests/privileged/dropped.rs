@@ -8,7 +8,7 @@ use envoy_types::pb::envoy::service::discovery::v3::DiscoveryRequest;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use serde_json::Value;
 
-use crate::support::{MockIstiod, TestAgent};
+use crate::support::{MockIstiod, TestAgent, eventually_within};
 use crate::world::{Backend, World};
 
 const CDS: &str = "type.googleapis.com/envoy.config.cluster.v3.Cluster";
@@ -65,16 +65,11 @@ fn text(document: &Value) -> String {
 }
 
 async fn until(agent: &TestAgent, what: &str, good: impl Fn(&Value) -> bool) {
-    let told = async {
-        loop {
-            let text = agent.get("/debug/agentz").await.map(|r| r.text()).unwrap_or_default();
-            if serde_json::from_str(&text).is_ok_and(|document| good(&document)) {
-                return;
-            }
-            tokio::time::sleep(std::time::Duration::from_millis(100)).await;
-        }
-    };
-    tokio::time::timeout(LIMIT, told).await.unwrap_or_else(|_| panic!("{what} in {}", agent.log().text()));
+    eventually_within(LIMIT, what, async || {
+        let text = agent.get("/debug/agentz").await.ok()?.text();
+        serde_json::from_str(&text).is_ok_and(|document| good(&document)).then_some(())
+    })
+    .await;
 }
 
 async fn look(address: &str, kind: &str, word: &str) {

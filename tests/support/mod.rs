@@ -35,7 +35,19 @@ pub const LIMIT: Duration = Duration::from_secs(30);
 ///
 /// # Panics
 /// With `what` after [`LIMIT`].
-pub async fn eventually<T, F: Future<Output = Option<T>>>(what: &str, mut check: impl FnMut() -> F) -> T {
+pub async fn eventually<T, F: Future<Output = Option<T>>>(what: &str, check: impl FnMut() -> F) -> T {
+    eventually_within(LIMIT, what, check).await
+}
+
+/// As [`eventually`], for what may take longer.
+///
+/// # Panics
+/// With `what` after `limit`.
+pub async fn eventually_within<T, F: Future<Output = Option<T>>>(
+    limit: Duration,
+    what: &str,
+    mut check: impl FnMut() -> F,
+) -> T {
     let looked = async {
         loop {
             if let Some(found) = check().await {
@@ -44,7 +56,7 @@ pub async fn eventually<T, F: Future<Output = Option<T>>>(what: &str, mut check:
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     };
-    tokio::time::timeout(LIMIT, looked).await.unwrap_or_else(|_| panic!("never came true: {what}"))
+    tokio::time::timeout(limit, looked).await.unwrap_or_else(|_| panic!("never came true: {what}"))
 }
 
 /// A setting of the run itself.

@@ -14,6 +14,7 @@ use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status, Streaming};
 
 use super::*;
+use crate::base::eventually::eventually;
 use crate::base::tasks::Group;
 use crate::sds::revoked::{FOUND, LOOKS};
 use crate::sds::stream::LONGEST;
@@ -376,12 +377,8 @@ async fn the_end_of_a_stream_unsubscribes() {
     assert_eq!(source.followers(), 1);
     assert_eq!(world.count("sds_streams"), 1.0);
     drop(stream);
-    let gone = async {
-        while source.followers() > 0 || world.count("sds_streams") > 0.0 {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    };
-    tokio::time::timeout(Duration::from_secs(20), gone).await.expect("the stream lingers");
+    let is_gone = async || source.followers() == 0 && world.count("sds_streams") == 0.0;
+    eventually("the stream is gone", is_gone).await;
 }
 
 #[tokio::test]
@@ -402,12 +399,7 @@ async fn a_removed_socket_is_bound_again_and_open_streams_stay() {
     stream.send(request(&["default"], "")).await;
     stream.next().await.unwrap();
     std::fs::remove_file(&world.path).unwrap();
-    let again = async {
-        while !world.path.exists() {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    };
-    tokio::time::timeout(Duration::from_secs(20), again).await.expect("never bound again");
+    eventually("it is bound again", async || world.path.exists()).await;
     let mut other = world.stream().await;
     other.send(request(&["default"], "")).await;
     other.next().await.unwrap();
@@ -425,12 +417,7 @@ async fn clients_that_come_without_end_hold_up_nothing_else() {
         let moved = moved.clone();
         std::thread::spawn(move || while std::os::unix::net::UnixStream::connect(&moved).is_ok() {});
     }
-    let again = async {
-        while !world.path.exists() {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    };
-    tokio::time::timeout(Duration::from_secs(20), again).await.expect("never bound again");
+    eventually("it is bound again", async || world.path.exists()).await;
 }
 
 #[tokio::test]
@@ -473,11 +460,6 @@ async fn a_socket_that_cannot_be_bound_is_tried_again() {
     let group = Group::new();
     group.run("sds", server.run(group.token()));
     std::fs::remove_dir(path.join("in the way")).unwrap();
-    let bound = async {
-        while tokio::net::UnixStream::connect(&path).await.is_err() {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    };
-    tokio::time::timeout(Duration::from_secs(20), bound).await.expect("never bound");
+    eventually("it is bound", async || tokio::net::UnixStream::connect(&path).await.is_ok()).await;
     group.stop(Duration::from_secs(5)).await;
 }

@@ -1,6 +1,7 @@
 //! A relay between a test that plays Envoy and a test that plays istiod.
 
 use super::*;
+use crate::base::eventually::eventually;
 
 pub(super) const CDS: &str = "type.googleapis.com/envoy.config.cluster.v3.Cluster";
 pub(super) const SOON: Duration = Duration::from_secs(10);
@@ -194,11 +195,7 @@ impl Rig {
     }
 
     pub(super) async fn eventually(&self, what: &str, holds: impl Fn() -> bool) {
-        let until = tokio::time::Instant::now() + SOON;
-        while !holds() {
-            assert!(tokio::time::Instant::now() < until, "{what} did not come to be");
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+        eventually(what, async || holds()).await;
     }
 }
 

@@ -1,12 +1,10 @@
 //! What is held is bound by what Envoy asks for, not by what the namespace holds.
 
-use std::time::Duration;
-
 use mock_istiod::apiserver::ApiServer;
 
 use super::{SOCKET, fields, from_api, is, next, pair};
 use crate::support::client::secret_request;
-use crate::support::{LIMIT, MockIstiod, TestAgent};
+use crate::support::{LIMIT, MockIstiod, TestAgent, eventually_within};
 
 /// What three secrets of two thousand may take, kB.
 const ALLOWED: u64 = 3 << 10;
@@ -74,12 +72,10 @@ async fn a_secret_without_room_is_served_once_others_have_made_some() {
     api.put("s0-cacert", &[("ca.crt", mock.root_pem().as_bytes())]);
     next(&mut streams[0]).await;
     // It is looked for with the round of half a minute.
-    let over = async {
-        while !agent.log().contains("over: GatewaySecret s32-cacert") {
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
-    };
-    tokio::time::timeout(LIMIT * 3, over).await.expect("there is room, and it is not served");
+    eventually_within(LIMIT * 3, "there is room", async || {
+        agent.log().contains("over: GatewaySecret s32-cacert").then_some(())
+    })
+    .await;
     next(&mut last).await;
     agent.stop().await;
 }

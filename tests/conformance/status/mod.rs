@@ -12,7 +12,7 @@ use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 
 use crate::support::agent::Builder;
-use crate::support::{MockIstiod, TestAgent};
+use crate::support::{LIMIT, MockIstiod, TestAgent};
 
 /// An application: gives the same answer to every request and remembers the heads and where they came from.
 struct App {
@@ -58,9 +58,12 @@ fn ok(body: &str) -> String {
 /// An agent whose status server answers.
 async fn serving(mock: &MockIstiod, builder: Builder) -> TestAgent {
     let mut agent = builder.istiod(mock).start();
-    while agent.get("/nothing").await.is_err() {
-        agent.assert_running();
-        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
-    }
+    let answers = async {
+        while agent.get("/nothing").await.is_err() {
+            agent.assert_running();
+            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(LIMIT, answers).await.expect("the status server answers");
     agent
 }

@@ -11,6 +11,8 @@ use pilot_agent::testing::envoy::{self, ConfigFile, Handle, Supervisor, admin, c
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
+use crate::support::eventually_within;
+
 /// The agent's binary, which turns into Envoy in the child.
 pub const LAUNCHER: &str = env!("CARGO_BIN_EXE_pilot-agent");
 
@@ -81,15 +83,7 @@ pub fn write_executable(path: &Path, text: &str) {
 
 /// Waits until `check` gives something.
 pub async fn eventually<T>(what: &str, mut check: impl FnMut() -> Option<T>) -> T {
-    let waited = async {
-        loop {
-            if let Some(found) = check() {
-                return found;
-            }
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-    };
-    tokio::time::timeout(LONG, waited).await.unwrap_or_else(|_| panic!("never happened: {what}"))
+    eventually_within(LONG, what, || std::future::ready(check())).await
 }
 
 /// Waits for a file that a script wrote whole (it ends with a newline).

@@ -7,11 +7,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use pilot_agent::testing::base::tasks::{Group, Stop};
-use pilot_agent::testing::envoy::{ConfigFile, Reason};
+use pilot_agent::testing::envoy::{ConfigFile, Reason, RunState, admin};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
-use crate::support::envoy_bin;
+use crate::support::{envoy_bin, eventually_within};
 
 use super::fake::{LONG, Scene, eventually};
 
@@ -140,12 +140,14 @@ async fn live(port: u16) -> bool {
 }
 
 async fn until_live(port: u16) {
-    let waiting = async {
-        while !live(port).await {
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
-    };
-    tokio::time::timeout(LONG, waiting).await.expect("Envoy serves");
+    eventually_within(LONG, "Envoy serves", async || live(port).await.then_some(())).await;
+}
+
+async fn until_epoch(client: &admin::Client, wanted: u64) {
+    eventually_within(LONG, &format!("epoch {wanted} is live"), async || {
+        (client.live().await.ok() == Some((true, wanted))).then_some(())
+    })
+    .await;
 }
 
 struct Real {
@@ -206,21 +208,14 @@ async fn five_hot_restarts_fail_no_request() {
     let (supervisor, handle) = real.scene.with_text(text);
     let halt = Stop::new();
     let group = real.group.clone();
-    let client = pilot_agent::testing::envoy::admin::Client::new(real.scene.config.admin.clone());
+    let client = admin::Client::new(real.scene.config.admin.clone());
     let act = async {
         until_live(listener).await;
         let counts = load(&group, listener, 10, &halt);
         for epoch in 1..=5u64 {
             version.store(epoch, Ordering::SeqCst);
             handle.reload(false);
-            let waiting = async {
-                while client.live().await.ok() != Some((true, epoch)) {
-                    tokio::time::sleep(Duration::from_millis(50)).await;
-                }
-            };
-            tokio::time::timeout(LONG, waiting)
-                .await
-                .unwrap_or_else(|_| panic!("epoch {epoch} is never live"));
+            until_epoch(&client, epoch).await;
         }
         halt.cancel();
         eventually("the clients end", || (!group.running().contains(&"client".to_owned())).then_some(()))
@@ -245,21 +240,16 @@ async fn a_crash_after_a_hot_restart_recovers() {
     let (admin, listener, app) = (real.admin, real.listener, real.app);
     let (supervisor, handle) = real.scene.with_text(move || bootstrap(admin, listener, app, 0));
     let mut states = handle.watch();
-    let client = pilot_agent::testing::envoy::admin::Client::new(real.scene.config.admin.clone());
-    let until_epoch = async |wanted| {
-        while client.live().await.ok() != Some((true, wanted)) {
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
-    };
+    let client = admin::Client::new(real.scene.config.admin.clone());
     let act = async {
-        until_epoch(0).await;
+        until_epoch(&client, 0).await;
         handle.reload(true);
-        until_epoch(1).await;
+        until_epoch(&client, 1).await;
         let pid = eventually("the new epoch's pid", || pid_with(&real.scene, "envoy-rev1.json")).await;
         let pid = rustix::process::Pid::from_raw(pid.trim().parse().unwrap()).unwrap();
         rustix::process::kill_process(pid, rustix::process::Signal::SEGV).unwrap();
-        states.wait_for(|s| *s == pilot_agent::testing::envoy::RunState::Recovering).await.unwrap();
-        until_epoch(0).await;
+        states.wait_for(|s| *s == RunState::Recovering).await.unwrap();
+        until_epoch(&client, 0).await;
         until_live(listener).await;
         handle.quit();
     };
