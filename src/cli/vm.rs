@@ -29,6 +29,7 @@ use crate::iptables::exec::Ending;
 use crate::iptables::run::{Real, Runner};
 use crate::vm::accounts::{Account, Accounts};
 use crate::vm::check;
+use crate::vm::folders;
 use crate::vm::install;
 use crate::vm::links::Folder;
 use crate::vm::places::{Places, TOKEN};
@@ -280,7 +281,7 @@ fn hand_over(places: &Places, plan: &Plan) -> Result<Command, AtPath> {
         for path in ["./etc/istio/proxy", "./var/run/secrets", "./var/lib/istio/data"].map(Path::new) {
             let place = places.at(path);
             if !place.is_dir() {
-                install::folders(places, path, user).map_err(AtPath::at(place))?;
+                folders::make(places, path, user).map_err(AtPath::at(place))?;
             }
         }
     }
@@ -293,9 +294,9 @@ fn hand_over(places: &Places, plan: &Plan) -> Result<Command, AtPath> {
     if let (Some(dir), Some(user)) = (&plan.logs, user) {
         let place = places.at(dir);
         let open = |folder: &Folder, name: &str| {
-            install::log_file(folder, name, user).map_err(AtPath::at(place.join(name)))
+            folders::log_file(folder, name, user).map_err(AtPath::at(place.join(name)))
         };
-        let files = install::folders(places, dir, Some(user))
+        let files = folders::make(places, dir, Some(user))
             .map_err(AtPath::at(&place))
             .and_then(|folder| Ok((open(&folder, "istio.err.log")?, open(&folder, "istio.log")?, &place)));
         match files {

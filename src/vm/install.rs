@@ -3,16 +3,15 @@
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, Write};
-use std::os::unix::fs::{PermissionsExt, fchown};
+use std::os::unix::fs::fchown;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{Mode, OFlags};
-use rustix::io::Errno;
 
 use super::accounts::Account;
-use super::envfile;
 use super::links::Folder;
 use super::places::{Places, TOKEN};
+use super::{envfile, folders, hosts};
 use crate::base::error::AtPath;
 use crate::base::place;
 use crate::tls::cert;
@@ -81,8 +80,8 @@ pub(crate) fn items(dir: &Path, places: &Places) -> Result<Vec<Item>, Vec<String
         };
         match std::fs::read(&from) {
             Ok(content) if name == "hosts" => {
-                errors.extend(odd_hosts(&from.display().to_string(), &content));
-                match hosts(&item.target, &content) {
+                errors.extend(hosts::odd(&from.display().to_string(), &content));
+                match hosts::merged(&item.target, &content) {
                     Ok(content) => items.push(Item { content, adds: true, ..item }),
                     Err(e) => errors.push(format!("{}: {e}", item.place.display())),
                 }
@@ -128,57 +127,6 @@ fn faults(name: &str, from: &str, content: &[u8]) -> Vec<String> {
         }
         _ => Vec::new(),
     }
-}
-
-// A line that would not be one of `/etc/hosts`, where it would spoil what the machine knows.
-fn odd_hosts(from: &str, content: &[u8]) -> Vec<String> {
-    let text = String::from_utf8_lossy(content);
-    let odd = text.lines().enumerate().filter_map(|(at, line)| {
-        let mut words = line.split('#').next().unwrap_or_default().split_whitespace();
-        let address = words.next()?;
-        let why = if address.parse::<std::net::IpAddr>().is_err() {
-            format!("{address:?} is no IP address")
-        } else if words.next().is_none() {
-            format!("no name follows {address}")
-        } else {
-            return None;
-        };
-        Some(format!("{from}:{}: {why}; a line is an address and names", at + 1))
-    });
-    odd.collect()
-}
-
-// The machine's hosts with those of the folder. Whoever looks a name up takes the first line that has it: an older line loses
-// the names, and goes when it has no other.
-fn hosts(place: &Path, wanted: &[u8]) -> io::Result<Vec<u8>> {
-    let now = match std::fs::read_to_string(place) {
-        Err(e) if e.kind() == io::ErrorKind::NotFound => String::new(),
-        other => other?,
-    };
-    let wanted = String::from_utf8_lossy(wanted);
-    let names = |line: &str| -> Vec<String> {
-        let line = line.split('#').next().unwrap_or_default();
-        line.split_whitespace().skip(1).map(str::to_owned).collect()
-    };
-    let new: Vec<&str> = wanted.lines().map(str::trim).filter(|line| !names(line).is_empty()).collect();
-    let taken: Vec<String> = new.iter().flat_map(|line| names(line)).collect();
-    let is_taken = |name: &String| taken.iter().any(|other| other.eq_ignore_ascii_case(name));
-    let rest = |line: &str| {
-        let theirs = names(line);
-        if new.contains(&line) || !theirs.iter().any(is_taken) {
-            return Some(line.to_owned());
-        }
-        let left: Vec<String> = theirs.into_iter().filter(|name| !is_taken(name)).collect();
-        let address = line.split_whitespace().next().unwrap_or_default();
-        let comment = line.split_once('#').map(|(_, comment)| format!(" #{comment}")).unwrap_or_default();
-        (!left.is_empty()).then(|| format!("{address} {}{comment}", left.join(" ")))
-    };
-    let mut lines: Vec<String> = now.lines().filter_map(rest).collect();
-    let missing = new.iter().filter(|line| !now.lines().any(|there| there == **line));
-    lines.extend(missing.map(|line| (*line).to_owned()));
-    let mut text = lines.join("\n");
-    text.push('\n');
-    Ok(text.into_bytes())
 }
 
 impl Item {
@@ -234,7 +182,7 @@ impl Item {
         let proxy = owner.map(|account| account.uid);
         let owner = owner.filter(|_| self.ours);
         let base = places.base();
-        let mut make = |above: &Folder, name: &OsStr, last| made(&base, above, name, last, owner);
+        let mut make = |above: &Folder, name: &OsStr, last| folders::made(&base, above, name, last, owner);
         let (folder, name) = if self.masked {
             let above = self.path.parent().unwrap_or(Path::new(""));
             (places.folder(above, proxy, &mut make)?, self.path.file_name().unwrap_or_default().to_owned())
@@ -277,98 +225,12 @@ fn within(small: &[u8], large: &[u8]) -> bool {
     lines(small).all(|line| lines(large).any(|other| other == line))
 }
 
-/// From these names on folders are the proxy's; those above them are the system's.
-const OWN: [&str; 3] = ["istio", "secrets", "certs"];
-
-/// The folder at `path`, held open, and those that are missing made. The last one becomes the owner's, and those from [`OWN`]
-/// on. Where the proxy owns a folder it may put a link in the place of one that was just made: each is opened by its
-/// name in the one above it, and no link of the owner's is followed.
-///
-/// # Errors
-/// The system's, and a link of the owner's on the way.
-pub(crate) fn folders(places: &Places, path: &Path, owner: Option<&Account>) -> io::Result<Folder> {
-    let base = places.base();
-    let mut make = |above: &Folder, name: &OsStr, last| made(&base, above, name, last, owner);
-    places.folder(path, owner.map(|account| account.uid), &mut make)
-}
-
-// One folder of those that are missing.
-fn made(
-    base: &Path,
-    above: &Folder,
-    name: &OsStr,
-    last: bool,
-    owner: Option<&Account>,
-) -> io::Result<Option<File>> {
-    let (folder, is_new) = folder(above.handle()?, name)?;
-    let made = above.path.join(name);
-    let below = made.strip_prefix(base).unwrap_or(&made);
-    let theirs = last || below.iter().any(|name| OWN.iter().any(|own| name == *own));
-    match owner.filter(|_| is_new) {
-        Some(account) if theirs => fchown(&folder, Some(account.uid), Some(account.gid))?,
-        // Whoever is careful with the umask would shut the system's folders to the proxy.
-        Some(_) => folder.set_permissions(std::fs::Permissions::from_mode(0o755))?,
-        None => {}
-    }
-    Ok(Some(folder))
-}
-
-// The folder of this name, and whether it is new.
-fn folder(above: &File, name: &OsStr) -> io::Result<(File, bool)> {
-    let is_new = match rustix::fs::mkdirat(above, name, Mode::from_raw_mode(0o777)) {
-        Err(Errno::EXIST) => false,
-        made => made.map(|()| true)?,
-    };
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    Ok((rustix::fs::openat(above, name, flags, Mode::empty())?.into(), is_new))
-}
-
-/// A log file for the agent, as its user would open it: appended to, no link followed.
-///
-/// # Errors
-/// The system's, and when the place is taken by something that is no plain file of one name.
-pub(crate) fn log_file(folder: &Folder, name: &str, owner: &Account) -> io::Result<File> {
-    use std::os::unix::fs::MetadataExt;
-    let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE | OFlags::CLOEXEC;
-    let flags = flags | OFlags::NOFOLLOW | OFlags::NONBLOCK;
-    let mode = Mode::from_raw_mode(0o640);
-    let file = File::from(rustix::fs::openat(folder.handle()?, name, flags, mode)?);
-    let about = file.metadata()?;
-    if !about.is_file() || about.nlink() != 1 {
-        return Err(io::Error::other("this is no plain file of one name"));
-    }
-    fchown(&file, Some(owner.uid), Some(owner.gid))?;
-    // With TPROXY the agent is root, and what rotates the log is the proxy's user, who is of its group.
-    if owner.uid == 0 {
-        file.set_permissions(std::fs::Permissions::from_mode(0o660))?;
-    }
-    Ok(file)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::fs::MetadataExt;
 
     fn rooted(root: &Path) -> Places {
         Places::new(|flag| (flag == "root").then(|| root.to_owned()), &Default::default())
-    }
-
-    #[test]
-    fn a_hosts_file_gains_the_new_line_and_loses_the_old_one() {
-        let dir = tempfile::tempdir().unwrap();
-        let place = dir.path().join("hosts");
-        std::fs::write(&place, "127.0.0.1 localhost\n192.0.2.1 istiod.istio-system.svc\n").unwrap();
-        let merged = hosts(&place, b"192.0.2.9 istiod.istio-system.svc\n").unwrap();
-        assert_eq!(merged, b"127.0.0.1 localhost\n192.0.2.9 istiod.istio-system.svc\n");
-        std::fs::write(&place, &merged).unwrap();
-        assert_eq!(hosts(&place, b"192.0.2.9 istiod.istio-system.svc\n").unwrap(), merged);
-        let old = "192.0.2.1  istiod.istio-system.svc istiod\tIstiod.Istio-System.svc # east\n::1 localhost # istiod\n";
-        std::fs::write(&place, old).unwrap();
-        assert_eq!(
-            String::from_utf8(hosts(&place, b"192.0.2.9 istiod.istio-system.svc\n").unwrap()).unwrap(),
-            "192.0.2.1 istiod # east\n::1 localhost # istiod\n192.0.2.9 istiod.istio-system.svc\n"
-        );
     }
 
     #[test]
@@ -392,36 +254,6 @@ mod tests {
         ] {
             assert_eq!(step(there, adds), expected, "{there:?} {adds}");
         }
-    }
-
-    #[test]
-    fn a_line_that_is_none_of_a_hosts_file_is_named() {
-        let told = odd_hosts("d/hosts", b"# by a tool\n192.0.2.9 istiod # up\n\nnot an ip line\nfd00::1\n");
-        assert_eq!(
-            told,
-            [
-                "d/hosts:4: \"not\" is no IP address; a line is an address and names",
-                "d/hosts:5: no name follows fd00::1; a line is an address and names",
-            ]
-        );
-    }
-
-    #[test]
-    fn folders_are_made_one_in_the_other_and_no_link_is_followed() {
-        let dir = tempfile::tempdir().unwrap();
-        let base = dir.path();
-        let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
-        let owner = Account { name: "proxy".to_owned(), uid, gid };
-        folders(&rooted(base), Path::new("./a/b/istio/proxy"), Some(&owner)).unwrap();
-        let mode = |path: &str| base.join(path).metadata().unwrap().permissions().mode() & 0o7777;
-        assert_eq!((mode("a"), mode("a/b")), (0o755, 0o755), "whatever the umask is");
-        assert!(base.join("a/b/istio/proxy").is_dir());
-        // Put in the place of a folder that was just made.
-        let theirs = File::open(base.join("a")).unwrap();
-        std::os::unix::fs::symlink(base.join("a/b"), base.join("a/link")).unwrap();
-        assert!(folder(&theirs, OsStr::new("link")).is_err());
-        let (there, is_new) = folder(&theirs, OsStr::new("b")).unwrap();
-        assert!(!is_new && there.metadata().unwrap().is_dir());
     }
 
     #[test]
@@ -449,22 +281,6 @@ mod tests {
         item.put(&places, Some(&owner)).unwrap();
         assert_eq!(std::fs::read(victim.join("istio-token")).unwrap(), b"a.b.c");
         assert_eq!(std::fs::read_dir(&victim).unwrap().count(), 1, "something is left beside it");
-    }
-
-    #[test]
-    fn a_log_of_roots_can_be_rotated_by_the_proxys_group() {
-        if !rustix::process::geteuid().is_root() {
-            return;
-        }
-        let dir = tempfile::tempdir().unwrap();
-        let folder = folders(&rooted(dir.path()), Path::new("./log"), None).unwrap();
-        for (name, uid, expected) in [("root.log", 0, 0o660), ("proxy.log", 1337, 0o640)] {
-            let owner = Account { name: "proxy".to_owned(), uid, gid: 1338 };
-            log_file(&folder, name, &owner).unwrap();
-            let about = dir.path().join("log").join(name).metadata().unwrap();
-            let mode = about.permissions().mode() & 0o7777;
-            assert_eq!((about.uid(), about.gid(), mode), (uid, 1338, expected), "{name}");
-        }
     }
 
     #[test]

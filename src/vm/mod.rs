@@ -2,7 +2,8 @@
 //!
 //! [`envfile`] reads `sidecar.env` and `cluster.env`, [`plan`] derives from them what Istio's `istio-start.sh` does:
 //! the environment, the command line, the user, the rules; both are pure. [`rights`] asks the kernel as that user. [`install`] puts the files of
-//! `istioctl x workload entry configure` in their places, [`check`] looks at a machine and gives a line for each thing.
+//! `istioctl x workload entry configure` in their places ([`places`]), lines of `/etc/hosts` among them ([`hosts`]), and the folders
+//! for them ([`folders`]); [`links`] keeps all of it inside the root. [`check`] looks at a machine and gives a line for each thing.
 //! The command itself (`cli/vm.rs`) applies the rules and executes the agent under its user.
 //!
 //! Promises: the files are read as text, nothing in them is executed; all faults are reported together, before anything
@@ -14,6 +15,8 @@
 pub(crate) mod accounts;
 pub(crate) mod check;
 pub(crate) mod envfile;
+pub(crate) mod folders;
+mod hosts;
 pub(crate) mod install;
 pub(crate) mod links;
 pub(crate) mod places;

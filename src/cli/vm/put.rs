@@ -8,6 +8,7 @@ use crate::cli::{FAILED, fail, request};
 use crate::config;
 use crate::config::args::Parsed;
 use crate::vm::accounts::Accounts;
+use crate::vm::folders;
 use crate::vm::install::{self, Step};
 use crate::vm::places::Places;
 use crate::vm::plan;
@@ -69,7 +70,7 @@ pub(super) fn put(places: &Places, parsed: &Parsed) -> u8 {
         }
     }
     // The unit may write below it and not make it.
-    if let Err(e) = install::folders(places, Path::new(plan::LOGS), owner.as_ref()) {
+    if let Err(e) = folders::make(places, Path::new(plan::LOGS), owner.as_ref()) {
         return fail(&format!("{}: {e}", places.at(Path::new(plan::LOGS)).display()), None);
     }
     let root = if places.root == Path::new(".") {
