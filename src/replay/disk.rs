@@ -16,7 +16,7 @@ use aws_lc_rs::digest::{Context, SHA256, SHA256_OUTPUT_LEN, digest};
 use bytes::Buf;
 
 use super::blocks::{Blocks, number, size};
-use super::store::Set;
+use super::set::Set;
 use super::{Mode, Store};
 
 const MAGIC: &[u8] = b"pilot-agent last good configuration 1\n";

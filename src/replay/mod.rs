@@ -5,6 +5,8 @@
 //! |---|---|
 //! | `read` | what a message of the discovery protocol says, without decoding what is in its resources |
 //! | `blocks` | bytes of resources, compressed in blocks |
+//! | `set` | the resources of one type, by name |
+//! | `asked` | what Envoy has asked for, and what of that has yet to come |
 //! | `store` | what Envoy has accepted, by type and name |
 //! | `disk` | the store as a file that is whole or not there |
 //! | `stand_in` | one stream of Envoy's answered from the store, and how it is handed over to istiod |
@@ -20,9 +22,11 @@
 //!
 //! Uses only what every part may use.
 
+mod asked;
 mod blocks;
 pub(crate) mod disk;
 pub(crate) mod read;
+mod set;
 mod stand_in;
 mod store;
 mod strip;

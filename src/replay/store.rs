@@ -1,12 +1,14 @@
 //! What Envoy has accepted, by type and name.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::blocks::{Blocks, Place};
-use super::read::{self, ENTRY, HELD, Request, Response, Unread, weight};
+use super::asked::Stream;
+use super::blocks::Place;
+use super::read::{self, ENTRY, HELD, Request, Response, Unread};
+use super::set::Set;
 use super::{CLUSTER, LISTENER, Mode};
 
 /// What a response that waits for Envoy's answer counts for at least, in bytes: a thousand of them wait at most where little
@@ -26,45 +28,6 @@ pub struct Store {
     spoiled: Option<u64>,
     overflowed: bool,
     changes: u64,
-}
-
-/// What there is of one type.
-#[derive(Debug, Clone, Default)]
-pub(super) struct Set {
-    pub(super) version: String,
-    pub(super) names: BTreeMap<Box<str>, Place>,
-    pub(super) blocks: Blocks,
-}
-
-// The stream that feeds it.
-#[derive(Debug)]
-struct Stream {
-    id: u64,
-    mode: Mode,
-    asked: BTreeMap<String, Asked>,
-    // What has come, at most, since all that is held was weighed.
-    unweighed: usize,
-}
-
-impl Stream {
-    // What its names take, with an entry for each.
-    fn weight(&self) -> usize {
-        self.asked.iter().map(|(of, asked)| weight(of) + asked.weight()).sum()
-    }
-}
-
-#[derive(Debug, Default)]
-struct Asked {
-    // All there are, whatever their names.
-    all: bool,
-    names: BTreeSet<String>,
-    // What Envoy had when it asked first; taken by the first response, which brings what it had not.
-    had: Option<BTreeSet<String>>,
-    // What Envoy had and is not here: it came with a stream that was not noted. An empty name: the type as a whole (SotW),
-    // which the first response brings.
-    missing: BTreeSet<String>,
-    // With what each takes, in bytes.
-    waiting: VecDeque<(usize, Response)>,
 }
 
 impl Store {
@@ -316,79 +279,6 @@ impl Store {
         let (names, places): (Vec<String>, Vec<Place>) =
             names.filter_map(|name| Some((name.to_owned(), *set.names.get(name)?))).unzip();
         Ok(names.into_iter().zip(set.blocks.read(&places)?).collect())
-    }
-}
-
-impl Asked {
-    fn weight(&self) -> usize {
-        let names = self.names.iter().chain(self.had.iter().flatten()).chain(&self.missing);
-        names.map(weight).sum()
-    }
-
-    fn delta(&mut self, request: &Request, first: bool, kept: Option<&Set>) {
-        self.names.extend(request.names.iter().cloned());
-        if first {
-            self.all = request.names.is_empty() || request.names.iter().any(|name| name == "*");
-            let had = request.has.iter().map(|(name, _)| name);
-            let is_here = |name: &str| kept.is_some_and(|set| set.names.contains_key(name));
-            let missing =
-                had.clone().filter(|name| !is_here(name) && (self.all || self.names.contains(*name)));
-            self.missing = missing.cloned().collect();
-            self.had = Some(had.cloned().collect());
-        }
-        for name in &request.dropped {
-            self.names.remove(name);
-            self.missing.remove(name);
-        }
-    }
-
-    fn sotw(&mut self, request: &Request, first: bool, kept: Option<&Set>) {
-        if first {
-            self.all = request.names.is_empty();
-            self.missing.extend((kept.is_none() && !request.version.is_empty()).then(String::new));
-        }
-        self.names = request.names.iter().cloned().collect();
-    }
-}
-
-impl Set {
-    fn put(&mut self, name: &str, body: &[u8]) -> std::io::Result<()> {
-        let place = self.blocks.put(body)?;
-        if let Some(old) = self.names.insert(name.into(), place) {
-            self.blocks.free(old);
-        }
-        Ok(())
-    }
-
-    fn remove(&mut self, name: &str) {
-        if let Some(old) = self.names.remove(name) {
-            self.blocks.free(old);
-        }
-    }
-
-    fn retain(&mut self, keep: impl Fn(&str) -> bool) {
-        let Self { names, blocks, .. } = self;
-        names.retain(|name, place| {
-            let keep = keep(name);
-            if !keep {
-                blocks.free(*place);
-            }
-            keep
-        });
-    }
-
-    fn settle(&mut self) -> std::io::Result<()> {
-        self.blocks.settle()?;
-        if !self.blocks.is_wasteful() {
-            return Ok(());
-        }
-        let places: Vec<Place> = self.names.values().copied().collect();
-        let all = self.blocks.read(&places)?;
-        self.blocks = Blocks::default();
-        for (place, body) in self.names.values_mut().zip(all) {
-            *place = self.blocks.put(&body)?;
-        }
-        self.blocks.settle()
     }
 }
 
