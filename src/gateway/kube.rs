@@ -1,9 +1,11 @@
 //! The API server: one secret of one namespace, listed and then watched by its name.
 //!
 //! A watch is resumed where it ended (its resource version); one that the server no longer knows (410) begins
-//! with a list. The token is read for each request, as the kubelet rotates it; the CA's file likewise.
+//! with a list ([`mod@keep`]). The token is read for each request, as the kubelet rotates it; the CA's file likewise.
 
-use std::io;
+mod error;
+mod keep;
+
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,12 +18,13 @@ use tokio::sync::{Semaphore, SemaphorePermit, mpsc};
 use tokio::time::{Instant, timeout, timeout_at};
 use zeroize::Zeroizing;
 
-use super::answer::{Event, List, Object};
-use crate::base::backoff::{Backoff, Jitter, Policy};
+pub(super) use self::error::{Error, Why};
+pub(super) use self::keep::Held;
+use self::keep::{Ended, Server, keep};
+use super::answer::{Event, List};
 use crate::base::bounded;
-use crate::base::error::chain;
 use crate::base::lane::Lane;
-use crate::fetch::{self, Dialer, Get, Reply, Tls};
+use crate::fetch::{Dialer, Get, Reply, Tls};
 
 static FILES: Lane = Lane::new("the service account's files", 2);
 /// How long they may take to be read.
@@ -32,10 +35,6 @@ const TIME: Duration = Duration::from_secs(30);
 const WATCH: Duration = Duration::from_secs(300);
 /// ... and what is waited for it: a watch on which nothing comes for longer is half open.
 const SILENCE: Duration = Duration::from_secs(330);
-/// Between two watches at least.
-const PAUSE: Duration = Duration::from_secs(1);
-/// A watch that lasted so long was accepted: an answer is waited for half as long.
-const LIVED: Duration = Duration::from_secs(60);
 /// A list of one secret, or one event: the server allows a secret 1 MiB, which is more in base64.
 const LONGEST: usize = 4 << 20;
 /// Most secrets are smaller; those that are not are gathered so many at a time, whoever follows them.
@@ -64,65 +63,6 @@ impl std::fmt::Debug for Api {
     }
 }
 
-/// Why the API server cannot be asked. A secret's content is in none.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum Error {
-    /// The version that was asked for is known no more.
-    #[error("410")]
-    Gone,
-    #[error(
-        "not allowed to {verb} secrets in namespace {namespace}: give the gateway's service account a Role with the \
-         verbs get, list and watch on secrets there"
-    )]
-    Forbidden { verb: &'static str, namespace: String },
-    #[error("API server {base}: {why}")]
-    Broken { base: String, why: Why },
-}
-
-/// What is wrong between the server and the agent.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum Why {
-    #[error("{}", chain(.0))]
-    Fetch(#[source] fetch::Error),
-    #[error("{0}")]
-    Disk(io::Error),
-    // What the library says may repeat a part of it.
-    #[error("its list cannot be read")]
-    List,
-    #[error("an event cannot be read")]
-    Event,
-    #[error("an event is longer than 4 MiB")]
-    Long,
-    #[error("an event is not whole within 30 s")]
-    Slow,
-    #[error("no answer within 30 s")]
-    Silent,
-    #[error("the watch ended with code {0}")]
-    Watch(u16),
-    #[error("cannot read its CA {}: {source}", path.display())]
-    Ca { path: PathBuf, source: io::Error },
-    #[error("cannot read the token {}: {source}", path.display())]
-    Token { path: PathBuf, source: io::Error },
-    #[error("{} holds no token", .0.display())]
-    NoToken(PathBuf),
-    #[error("its CA {} holds no certificate", .0.display())]
-    NoCa(PathBuf),
-    #[error("it refuses the service account's token (401); it is read again for the next try")]
-    Unauthorized,
-    #[error("HTTP status {0}")]
-    Status(u16),
-}
-
-/// What is known of a secret.
-pub(super) enum Held {
-    /// It does not exist.
-    Absent,
-    /// It cannot be asked for.
-    Failed(Error),
-    /// Its fields.
-    Secret(Object),
-}
-
 /// The turn of a large event: room for it, until it must be whole.
 struct Turn {
     until: Instant,
@@ -135,51 +75,6 @@ impl Turn {
         let place = LARGE.acquire().await.expect("it is never closed");
         Self { until: Instant::now() + TIME, _place: place }
     }
-}
-
-/// How a watch ended.
-enum Ended {
-    /// In order, or by a break: to be resumed.
-    Resume,
-    /// What it would be resumed from is gone.
-    Stale,
-}
-
-/// How soon the server is asked again.
-struct Pace(Backoff);
-
-impl Pace {
-    fn new() -> Self {
-        let policy = Policy::new(PAUSE, Duration::from_secs(30), 2.0, Jitter::PlusMinus(0.2));
-        Self(Backoff::new(policy.expect("bounds are in order")))
-    }
-
-    /// After a list that failed, or a watch that ended, either of which took so long. A list that succeeds says nothing
-    /// of the watch that follows: where only that fails, the tries grow rarer all the same.
-    fn after(&mut self, outcome: &Result<Ended, Error>, took: Duration) -> Duration {
-        if took >= LIVED || matches!(outcome, Ok(Ended::Resume)) {
-            self.0.reset();
-        }
-        match outcome {
-            Ok(Ended::Resume) => PAUSE.saturating_sub(took),
-            Ok(Ended::Stale) | Err(_) => self.0.next_delay(),
-        }
-    }
-}
-
-/// Who has the secrets.
-trait Server: Sync {
-    /// What is known of the secret, and the version to watch it from.
-    fn list(&self, secret: &str) -> impl Future<Output = Result<(Held, String), Error>> + Send;
-
-    /// Watches it until that ends; `from` goes on with what was seen.
-    fn follow(
-        &self,
-        secret: &str,
-        from: &mut String,
-        at: usize,
-        tell: &mpsc::Sender<(usize, Held)>,
-    ) -> impl Future<Output = Result<Ended, Error>> + Send;
 }
 
 impl Server for Api {
@@ -220,52 +115,6 @@ impl Server for Api {
             Some((piece, reply))
         });
         self.events(std::pin::pin!(pieces), secret, from, at, tell).await
-    }
-}
-
-/// Lists the secret and watches it, anew after `resync`, if that is not zero.
-async fn keep(
-    server: &impl Server,
-    resync: Duration,
-    secret: &str,
-    at: usize,
-    tell: mpsc::Sender<(usize, Held)>,
-) {
-    let mut pace = Pace::new();
-    let mut version: Option<String> = None;
-    let mut listed = Instant::now();
-    loop {
-        let due = !resync.is_zero() && listed.elapsed() >= resync;
-        let began = Instant::now();
-        let outcome = match version.take().filter(|_| !due) {
-            None => match server.list(secret).await {
-                Ok((held, from)) => {
-                    listed = Instant::now();
-                    version = Some(from);
-                    if tell.send((at, held)).await.is_err() {
-                        return;
-                    }
-                    continue;
-                }
-                Err(why) => Err(why),
-            },
-            Some(mut from) => {
-                let ended = server.follow(secret, &mut from, at, &tell).await;
-                if !matches!(ended, Ok(Ended::Stale)) {
-                    version = Some(from);
-                }
-                ended
-            }
-        };
-        let pause = pace.after(&outcome, began.elapsed());
-        if let Err(why) = outcome {
-            if tell.send((at, Held::Failed(why))).await.is_err() {
-                return;
-            }
-            // What is asked anew may be another server's; a list is never wrong.
-            version = None;
-        }
-        tokio::time::sleep(pause).await;
     }
 }
 
@@ -383,8 +232,7 @@ impl Api {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-
+    use super::keep::PAUSE;
     use super::*;
 
     fn api() -> Api {
@@ -431,55 +279,6 @@ mod tests {
             piece
         });
         Box::pin(sent.chain(stream::pending()))
-    }
-
-    /// A server whose lists are in order, and each of whose watches ends in this way, after so many seconds.
-    struct Scripted {
-        ends: fn() -> Result<Ended, Error>,
-        after: u64,
-        lists: AtomicUsize,
-    }
-
-    impl Server for Scripted {
-        async fn list(&self, _: &str) -> Result<(Held, String), Error> {
-            self.lists.fetch_add(1, Relaxed);
-            Ok((Held::Absent, "1".into()))
-        }
-
-        async fn follow(
-            &self,
-            _: &str,
-            _: &mut String,
-            _: usize,
-            _: &mpsc::Sender<(usize, Held)>,
-        ) -> Result<Ended, Error> {
-            tokio::time::sleep(Duration::from_secs(self.after)).await;
-            (self.ends)()
-        }
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_watch_that_is_refused_after_each_list_is_tried_ever_more_rarely() {
-        let lists = async |ends, after| {
-            let server = Scripted { ends, after, lists: AtomicUsize::new(0) };
-            let (tell, mut told) = mpsc::channel(8);
-            let kept = keep(&server, Duration::ZERO, "own", 0, tell);
-            let heard = async { while told.recv().await.is_some() {} };
-            let hour = Duration::from_secs(3600);
-            assert!(timeout(hour, async { tokio::join!(kept, heard) }).await.is_err(), "it has ended");
-            server.lists.into_inner()
-        };
-        let forbidden = || Err(Error::Forbidden { verb: "watch", namespace: "ns".into() });
-        for refused in [|| Ok(Ended::Stale), forbidden] {
-            let often = lists(refused, 0).await;
-            assert!(
-                (100..170).contains(&often),
-                "{often} lists in an hour, the pauses between them are 30 s"
-            );
-        }
-        // One that was accepted is taken up again soon.
-        assert!(lists(|| Ok(Ended::Stale), 90).await >= 3600 / 92);
-        assert_eq!(lists(|| Ok(Ended::Resume), 0).await, 1);
     }
 
     #[tokio::test(start_paused = true)]

@@ -15,7 +15,7 @@
 //! |---|---|
 //! | `read` | from the fields of a secret to what is served; no IO |
 //! | `follow` | one name: its secret, its fallback, what is published |
-//! | `kube` | the API server: list, watch, and what can go wrong there |
+//! | `kube`, `kube/keep` | the API server: how it is asked, and one secret listed and then watched |
 //! | `answer` | what it sends |
 //! | `folder` | the folder |
 //!
