@@ -12,11 +12,13 @@
 //! | `manifest` | manifests and which layer holds the module; pure |
 //! | `challenge` | what a registry asks for, and which token servers are safe to ask; pure |
 //! | `credentials` | Docker config files; pure |
+//! | `machine` | those of the machine |
 //! | `registry`, `error` | the exchange itself, and why it fails |
 
 mod challenge;
 mod credentials;
 mod error;
+mod machine;
 mod manifest;
 mod reference;
 mod registry;

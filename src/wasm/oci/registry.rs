@@ -10,22 +10,16 @@ use zeroize::{ZeroizeOnDrop, Zeroizing};
 use super::challenge::{Challenge, UnsafeRealm, refuse_unsafe};
 use super::credentials::{self, BadConfig, Credentials};
 use super::error::{BadToken, Error};
+use super::machine::of_machine;
 use super::manifest::{ACCEPT, Image, LONGEST, Layer, Manifest};
 use super::reference::{DOCKER_HUB, Reference};
 use crate::base::backoff::{Jitter, Policy};
-use crate::base::lane::Lane;
-use crate::base::seldom::Seldom;
 use crate::fetch::{Dialer, Get, Reply};
 use crate::net::percent;
 use crate::wasm::download::{Web, receive};
 use crate::wasm::filter::Secret;
 use crate::wasm::receive::{Form, Received};
 
-static FILES: Lane = Lane::new("registry credentials", 2);
-/// How long they may take to be read.
-const READ: Duration = Duration::from_secs(5);
-/// They are read for each image.
-static UNUSABLE: Seldom = Seldom::new(10);
 /// Tries of one request, and the pauses between them (1 s, 3 s, ±10 %): those of the client library of
 /// the Go agent.
 const TRIES: u32 = 3;
@@ -350,37 +344,6 @@ fn authorization(scheme: &str, value: &Zeroizing<String>) -> Result<HeaderValue,
     let mut value = HeaderValue::from_str(&text).map_err(|_| Error::Credentials)?;
     value.set_sensitive(true);
     Ok(value)
-}
-
-// The first file that exists counts, and nobody is named where it cannot be used.
-async fn of_machine(web: &Web, keys: &[String]) -> Credentials {
-    let files = web.config().credentials.clone();
-    let read = move || {
-        let file = files.into_iter().find(|file| file.is_file())?;
-        let text = std::fs::read_to_string(&file).map(Zeroizing::new);
-        Some((file, text))
-    };
-    let (file, text) = match FILES.within(READ, read).await {
-        Ok(Some(read)) => read,
-        Ok(None) => return Credentials::default(),
-        Err(error) => {
-            if let Some(more) = UNUSABLE.may() {
-                tracing::warn!(target: "wasm", "{error}{more}");
-            }
-            return Credentials::default();
-        }
-    };
-    let unusable = |why: &dyn std::error::Error| {
-        if let Some(more) = UNUSABLE.may() {
-            tracing::warn!(target: "wasm", "registry credentials in {} cannot be used: {why}{more}", file.display());
-        }
-        Credentials::default()
-    };
-    match text.map(|text| credentials::find(&text, keys)) {
-        Ok(Ok(found)) => found,
-        Ok(Err(error)) => unusable(&error),
-        Err(error) => unusable(&error),
-    }
 }
 
 #[cfg(test)]
