@@ -1,6 +1,7 @@
 //! The loop: one thing at a time, told to the two pure machines, their answers carried out.
 
 mod adopting;
+mod crashes;
 mod draining;
 mod epochs;
 mod executing;

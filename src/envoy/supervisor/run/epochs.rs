@@ -4,10 +4,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::taken::{self, Taken};
 use super::{Epoch, Run, SOON, executing, judging};
-use crate::base::lane::Lane;
-use crate::base::open_files;
 use crate::envoy::drain::{self, Phase};
 use crate::envoy::process::{self, Exit, Written};
 use crate::envoy::restart::{self, Kind};
@@ -15,16 +12,7 @@ use crate::envoy::supervisor::RunState;
 use crate::envoy::supervisor::inputs::Ready;
 use crate::envoy::{command, shared};
 use crate::net::own::Own;
-use crate::trouble::{self, Report, What};
-
-/// Who holds a port is in /proc, Envoy's other ports are in its bootstrap; a healthy disk gives both at once.
-static LOOKS: Lane = Lane::new("taken ports", 1);
-const LOOK: Duration = Duration::from_secs(2);
-/// A program that cannot run here has crashed by then, and no Envoy that can has.
-const AT_ONCE: Duration = Duration::from_millis(100);
-/// An Envoy without a listener (1.40, two workers) aborts where it may open 32 files, and runs with 40; it takes more with
-/// each listener and worker.
-const FEW: u64 = 64;
+use crate::trouble::What;
 
 impl Run {
     pub(super) fn carry_out(&mut self, action: restart::Action) -> bool {
@@ -238,75 +226,6 @@ impl Run {
                 tracing::warn!("cannot tell whether epoch {number} blocks the next one: {error}");
             }
         }
-    }
-
-    fn report(&self, number: u32, exit: &Exit, aborted: bool, ran: Duration) {
-        let which = if self.envoy.config.restart.hot_restart {
-            format!("Envoy epoch {number}")
-        } else {
-            "Envoy".to_owned()
-        };
-        if aborted {
-            tracing::info!("{which} was killed by the agent after {ran:.1?}");
-        } else if *exit == Exit::Status(0) {
-            tracing::info!("{which} exited normally after {ran:.1?}");
-        } else if matches!(exit, Exit::NotStarted(_)) {
-            tracing::error!("{which} exited with error: {exit}");
-        } else {
-            tracing::error!("{which} exited with error: {exit} (after {ran:.1?})");
-        }
-        if !aborted && exit.killed() {
-            tracing::warn!("Envoy may have been out of memory killed. Check memory usage and limits.");
-        }
-    }
-
-    fn crash(&self, exit: &Exit, ran: Duration) -> Report {
-        if let Some(Taken { kind, text }) = &self.taken {
-            return Report::new(*kind, format!("Envoy ended by itself after {ran:.1?}: {exit}; {text}"));
-        }
-        // All that it says is that something is not there which it takes for granted.
-        let aborted = matches!(exit, Exit::Signal { signal: 6, .. } | Exit::Status(134));
-        if (aborted || matches!(exit, Exit::Status(1)) && ran < SOON)
-            && let Some(limit) = open_files::limit().filter(|limit| *limit < FEW)
-        {
-            let text = format!("Envoy ended by itself after {ran:.1?}: {exit}");
-            return Report::new(trouble::Kind::OpenFiles, text).hint(format!(
-                "raise the limit of open files, which is {limit} here and too low for most Envoys (ulimit -n, LimitNOFILE= in the \
-                 systemd unit)"
-            ));
-        }
-        match exit {
-            Exit::NotStarted(why) => {
-                let kind = trouble::Kind::of_start(why).unwrap_or(trouble::Kind::EnvoyNotStarted);
-                Report::new(kind, format!("Envoy was not started: it could not be executed: {why}"))
-            }
-            Exit::Status(1) if ran < SOON => Report::new(
-                trouble::Kind::EnvoyCrashed,
-                format!("Envoy ended by itself after {ran:.1?}: {exit}, before it was initialised"),
-            )
-            .hint(
-                "Envoy's lines above say why; so early this mostly is a bootstrap that it refuses, or a port that is taken: \
-                 pilot-agent proxy --dry-run has Envoy judge the bootstrap",
-            ),
-            Exit::Signal { signal: 4 | 7 | 11, .. } if ran < AT_ONCE => Report::new(
-                trouble::Kind::EnvoyCrashed,
-                format!("Envoy ended by itself after {ran:.1?}: {exit}"),
-            )
-            .hint("is its file whole, and for this processor and its C library? Copy it anew, with its checksum"),
-            exit => Report::new(trouble::Kind::EnvoyCrashed, format!("Envoy ended by itself after {ran:.1?}: {exit}")),
-        }
-    }
-
-    // Envoy itself says only that the address is in use.
-    async fn port_taken(&self, exit: &Exit, number: u32) -> Option<Taken> {
-        let Exit::Status(_) = exit else { return None };
-        let admin = self.envoy.config.admin.port;
-        let path = self.envoy.path(number);
-        let looked = LOOKS.within(LOOK, move || taken::look(admin, &path)).await;
-        looked.unwrap_or_else(|error| {
-            tracing::warn!("nobody looked for who holds Envoy's ports: {error}");
-            None
-        })
     }
 }
 
