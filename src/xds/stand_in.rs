@@ -4,6 +4,8 @@
 //! or nothing. So an istiod that accepts and is silent, or refuses late, is as good as one that is away, and Envoy
 //! never sees a stream end because of it. What memory answers is at [`crate::replay`].
 
+mod asking;
+
 use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
@@ -13,13 +15,13 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures_util::FutureExt;
-use futures_util::future::{self, BoxFuture, Either};
-use h2::{Reason, SendStream};
+use futures_util::future::BoxFuture;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tonic::Status;
 
+use self::asking::Heard;
+pub(super) use self::asking::ask;
 use super::end_status::{self, Class};
 use super::ended::{Ended, Leg, stalled};
 use super::frames::frame_bytes;
@@ -42,9 +44,6 @@ use crate::replay::StandIn;
 use crate::replay::read::Unread;
 use crate::trouble::Report;
 
-/// How long istiod may take from the opened stream to the beginning of its answer. Its first push comes after a
-/// second or two in a large mesh.
-const ANSWER: Duration = Duration::from_secs(20);
 /// A client may reject without pause.
 static REJECTED: Seldom = Seldom::new(10);
 
@@ -53,9 +52,6 @@ pub(super) struct Answered {
     pub(super) link: Link,
     pub(super) attempt: u64,
 }
-
-/// A way on which istiod answers, and what it was not told yet: frames, the first of them perhaps a part.
-pub(super) type Heard = (Link, VecDeque<Bytes>);
 
 // Where the way to istiod stands.
 enum Way<'a> {
@@ -355,80 +351,6 @@ async fn dial(shared: &Shared, protocol: super::Protocol, tried: &AtomicU64) -> 
     tried.store(*shared.wake.borrow(), Ordering::Relaxed);
     let late = |error: istiod::Error| shared.told(error.report());
     upstream::open(&*shared.upstream, &*shared.tokens, &shared.headers, protocol, &late).await
-}
-
-/// Sends the requests and whatever follows, until the answer begins; gives what was not sent until then.
-pub(super) async fn ask(
-    link: Link,
-    mut unsent: VecDeque<Bytes>,
-    mut more: mpsc::Receiver<Vec<Bytes>>,
-) -> Result<Heard, Status> {
-    let Link { mut driver, mut sink, mut response, ping, reads, peer, token_expires } = link;
-    let answer = {
-        let mut sending = pin!(send(&mut sink, &mut unsent, &mut more));
-        let mut sends = true;
-        let mut late = pin!(tokio::time::sleep(ANSWER));
-        let failed = loop {
-            tokio::select! {
-                biased;
-                answer = &mut response => break Err(answer),
-                ended = &mut driver => break Ok(match ended {
-                    Err(error) => end_status::of_upstream(&error).0,
-                    Ok(()) => Status::unavailable("error reading from server: EOF"),
-                }),
-                // What went wrong is told by the answer or the connection.
-                _ = &mut sending, if sends => sends = false,
-                () = &mut late => break Ok(Status::unavailable(format!("no answer within {ANSWER:?}"))),
-            }
-        };
-        match failed {
-            Err(answer) => answer.map_err(|e| end_status::of_upstream(&e).0)?,
-            // What the driver has just read may be the answer.
-            Ok(status) => (&mut response).now_or_never().and_then(Result::ok).ok_or(status)?,
-        }
-    };
-    let (parts, mut body) = answer.into_parts();
-    if let Some(status) = end_status::of_head(&parts.headers, &mut body) {
-        return Err(status);
-    }
-    if parts.status != http::StatusCode::OK {
-        let content_type = parts.headers.get(http::header::CONTENT_TYPE).and_then(|v| v.to_str().ok());
-        return Err(end_status::of_http(parts.status, content_type));
-    }
-    while let Ok(frames) = more.try_recv() {
-        unsent.extend(frames);
-    }
-    let answer = http::Response::from_parts(parts, body);
-    let response = Either::Right(future::ready(Ok(answer)));
-    Ok((Link { driver, sink, response, ping, reads, peer, token_expires }, unsent))
-}
-
-// What was sent of it is gone from `unsent`, wherever this is left off.
-async fn send(
-    sink: &mut SendStream<Bytes>,
-    unsent: &mut VecDeque<Bytes>,
-    more: &mut mpsc::Receiver<Vec<Bytes>>,
-) -> Result<(), h2::Error> {
-    loop {
-        while let Some(frame) = unsent.front_mut() {
-            sink.reserve_capacity(frame.len());
-            let room = match sink.capacity() {
-                0 => match poll_fn(|cx| sink.poll_capacity(cx)).await {
-                    Some(room) => room?,
-                    None => return Err(Reason::CANCEL.into()),
-                },
-                room => room,
-            };
-            sink.send_data(frame.split_to(room.min(frame.len())), false)?;
-            if frame.is_empty() {
-                unsent.pop_front();
-            }
-        }
-        match more.recv().await {
-            Some(frames) => unsent.extend(frames),
-            None => return Ok(()),
-        }
-    }
 }
 
 // Begins to tell Envoy the next of what memory has for it, if nothing is being told. Until it is known what that is,
