@@ -6,6 +6,7 @@
 //! asks the [`Glance`] that each change leaves.
 
 mod file;
+mod serving;
 
 use std::path::PathBuf;
 use std::pin::pin;
@@ -21,21 +22,18 @@ use tokio::sync::{mpsc, oneshot};
 use tonic::{Code, Status};
 
 use self::file::File;
+pub(super) use self::serving::Serving;
 use super::protocol::Protocol;
-use super::types;
 use crate::base::clock::Clock;
 use crate::base::heap::Passing;
 use crate::base::lane::Lane;
 use crate::base::seldom::Seldom;
 use crate::base::tasks::{Stop, guarded};
-use crate::replay::{Mode, StandIn, Store, disk};
+use crate::replay::{Mode, Store, disk};
 use crate::trouble::{Kind, Report, Reporter};
 
 /// Noting waits for no disk.
 static WORK: Lane = Lane::new("last good configuration", 2);
-/// One Envoy is answered at a time, and one that was replaced may have left an answer behind.
-static ANSWERS: Lane = Lane::new("answer from memory", 2);
-
 const NONE: [&str; 0] = [];
 
 /// Istiod can cause these.
@@ -77,9 +75,6 @@ pub struct Disk {
 const LAST: Duration = Duration::from_secs(2);
 /// How often the age is looked at while Envoy is served: the clock may be set, and goes on while a machine sleeps.
 const LOOK: Duration = Duration::from_secs(60);
-/// How long a stream waits for what was before it, a slow disk included.
-const CATCH_UP: Duration = Duration::from_secs(2);
-
 /// The store, and the way to it.
 pub(super) struct Memory {
     config: Config,
@@ -452,74 +447,6 @@ impl Memory {
         }
     }
 
-    /// Whether a stream of this form could be answered, everything before it taken into account.
-    pub(super) async fn can_serve(&self, protocol: Protocol) -> bool {
-        if self.refused.load(Relaxed) {
-            return false;
-        }
-        let (done, flushed) = oneshot::channel();
-        let caught_up = async { self.events.send(Event::Flush(done)).is_ok() && flushed.await.is_ok() };
-        if tokio::time::timeout(CATCH_UP, caught_up).await != Ok(true) || self.left() == Some(Duration::ZERO)
-        {
-            return false;
-        }
-        let Glance { whole, mode, .. } = self.glance();
-        whole && mode == Some(protocol.mode())
-    }
-
-    /// Whether there is anything to stand in with.
-    pub(super) fn is_whole(&self) -> bool {
-        !self.refused.load(Relaxed) && self.left() != Some(Duration::ZERO) && self.glance().whole
-    }
-
-    /// Whether [`Self::answer`] would have anything to say.
-    pub(super) fn has_answer(&self, envoy: &StandIn) -> bool {
-        envoy.is_due() && self.glance().whole
-    }
-
-    /// The next answer of the stand-in, which is given back with it; none any more where what it answers from was lost
-    /// meanwhile. A thread unpacks it; where the system gives none it is done here, and Envoy has its answer.
-    pub(super) async fn answer(
-        self: &Arc<Self>,
-        envoy: StandIn,
-    ) -> std::io::Result<(StandIn, Option<Bytes>)> {
-        let envoy = Arc::new(Mutex::new(Some(envoy)));
-        let (memory, of) = (self.clone(), envoy.clone());
-        match ANSWERS.run(move || memory.answer_now(&of)).await {
-            Ok(Some(answered)) => answered,
-            Ok(None) => Err(std::io::Error::other("it was answered already")),
-            Err(error) => self.answer_now(&envoy).unwrap_or(Err(error)),
-        }
-    }
-
-    /// The extension configs that are kept, each as it came in a response; also those that only the file has, which may be
-    /// what the next agent begins with.
-    ///
-    /// # Errors
-    /// When it cannot be told which there are.
-    pub(super) async fn extensions(self: Arc<Self>) -> std::io::Result<Vec<Bytes>> {
-        let memory = self.clone();
-        let read = move || {
-            let store = memory.store().shared();
-            store.all(types::ECDS)
-        };
-        let mut kept = ANSWERS.run(read).await??;
-        if !self.glance().whole || self.is_behind() {
-            kept.extend(self.in_file().await?);
-        }
-        Ok(kept)
-    }
-
-    // `None`: another thread has begun to, and not ended.
-    fn answer_now(
-        &self,
-        envoy: &Mutex<Option<StandIn>>,
-    ) -> Option<std::io::Result<(StandIn, Option<Bytes>)>> {
-        let mut envoy = envoy.lock().expect("no panic holds this lock").take()?;
-        let answer = self.whole().map_or(Ok(None), |store| envoy.answer(&store));
-        Some(answer.map(|answer| (envoy, answer)))
-    }
-
     /// Istiod has answered on a stream, which lives until [`Self::ended`].
     pub(super) fn answered(&self) {
         self.refused.store(false, Relaxed);
@@ -534,41 +461,6 @@ impl Memory {
             self.refused.store(true, Relaxed);
         }
         !refused && !self.refused.load(Relaxed)
-    }
-
-    /// Envoy is answered from memory from now on.
-    pub(super) fn serve(self: &Arc<Self>, address: &str) -> Serving {
-        let Glance { resources, .. } = self.glance();
-        let since = crate::trouble::rfc3339(self.clock.now());
-        let text = format!(
-            "Envoy is served from memory since {since} ({resources} resources), because {address} cannot be reached"
-        );
-        let trouble = self.trouble.lock().expect("no panic holds this lock").sibling();
-        trouble.report(Report::new(Kind::ServingFromMemory, text));
-        self.meters.serving.with_label_values(&NONE).inc();
-        Serving { memory: self.clone(), trouble, result: "ended" }
-    }
-}
-
-/// A stream that is answered from memory.
-pub(super) struct Serving {
-    memory: Arc<Memory>,
-    trouble: Reporter,
-    result: &'static str,
-}
-
-impl Serving {
-    /// Istiod has it now.
-    pub(super) fn handed_over(mut self) {
-        self.result = "handed over";
-    }
-}
-
-impl Drop for Serving {
-    fn drop(&mut self) {
-        self.trouble.end();
-        self.memory.meters.serving.with_label_values(&NONE).dec();
-        self.memory.meters.streams.with_label_values(&[self.result]).inc();
     }
 }
 

@@ -15,6 +15,7 @@ use crate::base::reading::pipe;
 use crate::base::tasks::Group;
 use crate::istiod::auth::{CallHeaders, Token, TokenSource};
 use crate::istiod::{Connection, Error};
+use crate::replay::StandIn;
 use crate::replay::read::{Request, Response, write_request, write_response};
 use crate::trouble::Troubles;
 use crate::xds::{Parts, Upstream, types};
