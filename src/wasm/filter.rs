@@ -5,6 +5,7 @@
 //! code is a local file, variables that istiod meant for the agent are gone (one is a pull secret), and a
 //! filter that came as a struct is a message.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -188,7 +189,6 @@ pub enum Unreadable {
 /// # Errors
 /// When the response is to be refused.
 pub fn judge(resource: &Bytes) -> Result<Decision, Unreadable> {
-    let broken = |what: &str, source| Unreadable::Message { what: what.to_owned(), source };
     let any = Any::decode(resource.clone()).map_err(|e| broken("a resource", e))?;
     if any.type_url != EXTENSION {
         return Err(Unreadable::Type(shown(&any.type_url).into_owned()));
@@ -197,31 +197,7 @@ pub fn judge(resource: &Bytes) -> Result<Decision, Unreadable> {
     // What is told of it.
     let name = shown(&extension.name).into_owned();
     let config = extension.typed_config.ok_or_else(|| Unreadable::NoConfig(name.clone()))?;
-    let (network, wasm) = match config.type_url.as_str() {
-        HTTP => (false, config.value),
-        NETWORK => (true, config.value),
-        STRUCT if config.value.len() > FILTER => {
-            let of = wire::last(&config.value, ANY_TYPE)
-                .map_err(|e| broken("a TypedStruct", e))?
-                .unwrap_or_default();
-            if of != HTTP.as_bytes() && of != NETWORK.as_bytes() {
-                return Ok(Decision::Untouched);
-            }
-            return Err(Unreadable::Long(name, "filter", config.value.len(), FILTER));
-        }
-        STRUCT => {
-            let inner =
-                typed_struct::inner(&config.value).map_err(|e| Unreadable::NoStruct(name.clone(), e))?;
-            let network = match inner.type_url.as_str() {
-                HTTP => false,
-                NETWORK => true,
-                _ => return Ok(Decision::Untouched),
-            };
-            let wasm = inner.wasm().map_err(|e| Unreadable::Struct(name.clone(), e))?;
-            (network, wasm)
-        }
-        _ => return Ok(Decision::Untouched),
-    };
+    let Some((network, wasm)) = concrete(config, &name)? else { return Ok(Decision::Untouched) };
     if wasm.len() > FILTER {
         // Code that is in the filter itself may be as long as it likes.
         if has_local_code(&wasm).map_err(|e| broken(&format!("Wasm filter {name:?}"), e))? {
@@ -239,16 +215,60 @@ pub fn judge(resource: &Bytes) -> Result<Decision, Unreadable> {
         Some(Code::Local(_)) => return Ok(Decision::Untouched),
         Some(Code::Remote(remote)) => remote,
     };
-    let mut variables = vm.environment_variables.map(|e| e.key_values).unwrap_or_default();
+    let variables = vm.environment_variables.map(|e| e.key_values).unwrap_or_default();
+    let wanted = wanted(extension.name, remote, variables)
+        .map_err(|(what, length)| Unreadable::Long(name, what, length, TEXT))?;
+    Ok(Decision::Remote(Box::new(Filter { wanted, open, network, resource: resource.clone(), wasm })))
+}
+
+fn broken(what: &str, source: DecodeError) -> Unreadable {
+    Unreadable::Message { what: what.to_owned(), source }
+}
+
+// Whether it is for connections, and the Wasm message, which may have come as a struct; `None`: another filter.
+fn concrete(config: Any, name: &str) -> Result<Option<(bool, Bytes)>, Unreadable> {
+    Ok(match config.type_url.as_str() {
+        HTTP => Some((false, config.value)),
+        NETWORK => Some((true, config.value)),
+        STRUCT if config.value.len() > FILTER => {
+            let of = wire::last(&config.value, ANY_TYPE)
+                .map_err(|e| broken("a TypedStruct", e))?
+                .unwrap_or_default();
+            if of == HTTP.as_bytes() || of == NETWORK.as_bytes() {
+                return Err(Unreadable::Long(name.to_owned(), "filter", config.value.len(), FILTER));
+            }
+            None
+        }
+        STRUCT => {
+            let inner =
+                typed_struct::inner(&config.value).map_err(|e| Unreadable::NoStruct(name.to_owned(), e))?;
+            let network = match inner.type_url.as_str() {
+                HTTP => false,
+                NETWORK => true,
+                _ => return Ok(None),
+            };
+            let wasm = inner.wasm().map_err(|e| Unreadable::Struct(name.to_owned(), e))?;
+            Some((network, wasm))
+        }
+        _ => None,
+    })
+}
+
+// What is to be fetched; what is too long, and its bytes, where something is.
+fn wanted(
+    resource: String,
+    remote: RemoteDataSource,
+    mut variables: HashMap<String, String>,
+) -> Result<Wanted, (&'static str, usize)> {
     let timeout = limit(&remote);
     let version = variables.remove(VERSION).unwrap_or_default();
-    for (what, length) in [("name", extension.name.len()), ("version", version.len())] {
+    for (what, length) in [("name", resource.len()), ("version", version.len())] {
         if length > TEXT {
-            return Err(Unreadable::Long(name, what, length, TEXT));
+            return Err((what, length));
         }
     }
-    let wanted = Wanted {
-        resource: extension.name,
+    Ok(Wanted {
+        resource,
         url: remote.http_uri.map(|uri| uri.uri),
         // istiod sends the word where the plugin has none, since Envoy insists on a value.
         checksum: if remote.sha256 == "nil" { String::new() } else { remote.sha256 },
@@ -264,8 +284,7 @@ pub fn judge(resource: &Bytes) -> Result<Decision, Unreadable> {
             _ => Policy::Unspecified,
         },
         version,
-    };
-    Ok(Decision::Remote(Box::new(Filter { wanted, open, network, resource: resource.clone(), wasm })))
+    })
 }
 
 // How long a fetch may take.

@@ -1,5 +1,3 @@
-use std::collections::HashMap;
-
 use envoy_types::pb::envoy::config::core::v3::HttpUri;
 use envoy_types::pb::envoy::extensions::filters::http::rbac::v3::Rbac as HttpRbac;
 use envoy_types::pb::envoy::extensions::filters::network::rbac::v3::Rbac as NetworkRbac;
