@@ -107,14 +107,7 @@ pub(crate) fn gather(
 ) -> (Arc<Sources>, Vec<String>) {
     let (mut settings, mut warnings) = Settings::read(env);
     let mut errors = Vec::new();
-    let mut node_type = flags.positional.first().cloned().unwrap_or_else(|| "sidecar".to_owned());
-    if node_type == "ingress" {
-        warnings.push("the role ingress of old releases is a router today: write proxy router".to_owned());
-        "router".clone_into(&mut node_type);
-    }
-    if !TYPES.contains(&node_type.as_str()) {
-        errors.push(format!("invalid proxy Type: {node_type}; it is one of {}", TYPES.join(", ")));
-    }
+    let node_type = node_type(&flags, &mut errors, &mut warnings);
     warnings.extend(flags.unknown.iter().map(|flag| tolerated(flag)));
     let passed_over = flags.passed_over.iter();
     warnings.extend(
@@ -139,13 +132,7 @@ pub(crate) fn gather(
     warnings.extend(parts::spread(&settings).1);
     warnings.extend(parts::memory::limit(&settings).1);
     warnings.extend(parts::identity::without_validity(&settings));
-    // istiod is told of the template in the proxy config, wherever it was named.
-    if let Some(path) = flags.get("templateFile").filter(|path| !path.is_empty())
-        && mesh.proxy.custom_config_file.is_empty()
-        && let Err(faults) = mesh.set("proxyBootstrapTemplatePath", path.into())
-    {
-        errors.extend(faults.iter().map(|fault| format!("--templateFile={path}: {fault}")));
-    }
+    errors.extend(named_template(&flags, &mut mesh));
     let unnamed = settings.some_text(var::ISTIO_BOOTSTRAP).is_none()
         && mesh.proxy.proxy_bootstrap_template_path.is_empty()
         && mesh.proxy.custom_config_file.is_empty();
@@ -177,6 +164,26 @@ pub(crate) fn gather(
         sources.warnings.extend(parts::ports::shared(&sources));
     }
     (Arc::new(sources), errors)
+}
+
+fn node_type(flags: &Parsed, errors: &mut Vec<String>, warnings: &mut Vec<String>) -> String {
+    let mut named = flags.positional.first().cloned().unwrap_or_else(|| "sidecar".to_owned());
+    if named == "ingress" {
+        warnings.push("the role ingress of old releases is a router today: write proxy router".to_owned());
+        "router".clone_into(&mut named);
+    }
+    if !TYPES.contains(&named.as_str()) {
+        errors.push(format!("invalid proxy Type: {named}; it is one of {}", TYPES.join(", ")));
+    }
+    named
+}
+
+// istiod is told of the template in the proxy config, wherever it was named.
+fn named_template(flags: &Parsed, mesh: &mut Effective) -> Vec<String> {
+    let named = flags.get("templateFile").filter(|path| !path.is_empty());
+    let Some(path) = named.filter(|_| mesh.proxy.custom_config_file.is_empty()) else { return Vec::new() };
+    let faults = mesh.set("proxyBootstrapTemplatePath", path.into()).err().unwrap_or_default();
+    faults.iter().map(|fault| format!("--templateFile={path}: {fault}")).collect()
 }
 
 // Words that are none of those a variable knows.

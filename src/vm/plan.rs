@@ -47,8 +47,6 @@ pub(crate) struct Plan {
 pub(crate) fn plan(mut env: BTreeMap<String, String>, machine: &Machine) -> Result<Plan, Vec<String>> {
     let mut errors = Vec::new();
     let mut warnings = Vec::new();
-    // Bash's ${X:-default}: an empty value is none.
-    let some = |env: &BTreeMap<String, String>, name: &str| env.get(name).filter(|v| !v.is_empty()).cloned();
     let or = |env: &BTreeMap<String, String>, name: &str, default: &str| {
         some(env, name).unwrap_or_else(|| default.to_owned())
     };
@@ -74,25 +72,7 @@ pub(crate) fn plan(mut env: BTreeMap<String, String>, machine: &Machine) -> Resu
             "this machine has no address that others can reach, and ISTIO_SVC_IP names none".to_owned(),
         ),
     }
-    // Names and values of old sidecar.env files.
-    if some(&env, "ISTIO_LOCAL_EXCLUDE_PORTS").is_none()
-        && let Some(ports) = some(&env, "ISTIO_INBOUND_EXCLUDE_PORTS")
-    {
-        warnings.push(
-            "ISTIO_INBOUND_EXCLUDE_PORTS is the old name of ISTIO_LOCAL_EXCLUDE_PORTS and is used as such: write the new one"
-                .to_owned(),
-        );
-        env.insert("ISTIO_LOCAL_EXCLUDE_PORTS".into(), ports);
-    }
-    let secure = pilot.as_ref().is_none_or(|pilot| pilot.ends_with(":15012"));
-    if secure && or(&env, "ISTIO_CP_AUTH", "") == "NONE" {
-        warnings.push(
-            "ISTIO_CP_AUTH=NONE would mean plain text towards port 15012, which only speaks TLS: MUTUAL_TLS is used; take the \
-             variable away"
-                .to_owned(),
-        );
-        env.insert("ISTIO_CP_AUTH".into(), "MUTUAL_TLS".to_owned());
-    }
+    old_settings(&mut env, pilot.as_deref(), &mut warnings);
     let config = some(&env, "PROXY_CONFIG").unwrap_or_else(|| {
         let service = or(&env, "ISTIO_SERVICE", "rawvm");
         let policy = or(&env, "ISTIO_CP_AUTH", "MUTUAL_TLS");
@@ -123,6 +103,33 @@ pub(crate) fn plan(mut env: BTreeMap<String, String>, machine: &Machine) -> Resu
     Ok(Plan { env, words, become_user, rules, logs, warnings })
 }
 
+// Bash's ${X:-default}: an empty value is none.
+fn some(env: &BTreeMap<String, String>, name: &str) -> Option<String> {
+    env.get(name).filter(|value| !value.is_empty()).cloned()
+}
+
+// Names and values of old sidecar.env files.
+fn old_settings(env: &mut BTreeMap<String, String>, pilot: Option<&str>, warnings: &mut Vec<String>) {
+    if some(env, "ISTIO_LOCAL_EXCLUDE_PORTS").is_none()
+        && let Some(ports) = some(env, "ISTIO_INBOUND_EXCLUDE_PORTS")
+    {
+        warnings.push(
+            "ISTIO_INBOUND_EXCLUDE_PORTS is the old name of ISTIO_LOCAL_EXCLUDE_PORTS and is used as such: write the new one"
+                .to_owned(),
+        );
+        env.insert("ISTIO_LOCAL_EXCLUDE_PORTS".into(), ports);
+    }
+    let secure = pilot.is_none_or(|pilot| pilot.ends_with(":15012"));
+    if secure && some(env, "ISTIO_CP_AUTH").as_deref() == Some("NONE") {
+        warnings.push(
+            "ISTIO_CP_AUTH=NONE would mean plain text towards port 15012, which only speaks TLS: MUTUAL_TLS is used; take the \
+             variable away"
+                .to_owned(),
+        );
+        env.insert("ISTIO_CP_AUTH".into(), "MUTUAL_TLS".to_owned());
+    }
+}
+
 // With TPROXY the agent must be root, and only its group tells its packets from others'.
 fn account(name: &str, tproxy: bool, machine: &Machine, errors: &mut Vec<String>) -> Option<Account> {
     let Some(account) = machine.accounts.user(name) else {
@@ -149,13 +156,12 @@ fn exclusions(
 ) -> Vec<String> {
     // Replaced whole where rules of other settings are there, so traffic never passes beside Envoy.
     let mut flags = vec!["--reconcile".to_owned()];
-    let set = |name: &str| env.get(name).is_some_and(|v| !v.is_empty());
     // Root is everybody's user; its packets must not all pass.
     let user = if tproxy { machine.accounts.user(USER).map(|user| user.uid) } else { Some(account.uid) };
-    if !set("PROXY_UID") {
+    if some(env, "PROXY_UID").is_none() {
         flags.extend(user.map(|uid| format!("--proxy-uid={uid}")));
     }
-    if !set("PROXY_GID") {
+    if some(env, "PROXY_GID").is_none() {
         flags.push(format!("--proxy-gid={}", account.gid));
     }
     flags
