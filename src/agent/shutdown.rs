@@ -63,20 +63,7 @@ pub(super) async fn supervise(
     let verdict = troubles.verdict();
     stages.close();
     let mut cut: Vec<String> = Some(outcome.cut.clone()).filter(|cut| !cut.is_empty()).into_iter().collect();
-    for (name, group, limit) in [
-        ("xds", &stages.xds, STAGE),
-        ("dns", &stages.dns, STAGE),
-        ("sds", &stages.sds, STAGE),
-        ("secrets", &stages.secrets, STAGE),
-        // Callers whose tokens are being exchanged are waited for.
-        ("token service", &stages.sts, STAGE * 2),
-        ("status", &stages.status, STAGE),
-    ] {
-        for task in group.stop(limit).await {
-            cut.push(format!("task {task}"));
-            tracing::warn!("the {name} stage did not end within {limit:?}: task {task} was cut off");
-        }
-    }
+    cut.extend(stop(&stages).await.into_iter().map(|task| format!("task {task}")));
     let cut = if cut.is_empty() { "nothing".to_owned() } else { cut.join(", ") };
     tracing::info!(
         "report: status {}, ran {:.1?}, Envoy {:.1?}, parts ended in {:.1?}, cut off: {cut}",
@@ -94,6 +81,26 @@ pub(super) async fn supervise(
         }
     }
     outcome.exit_code
+}
+
+// One part after the other; gives the tasks that were cut off.
+async fn stop(stages: &Stages) -> Vec<String> {
+    let mut cut = Vec::new();
+    for (name, group, limit) in [
+        ("xds", &stages.xds, STAGE),
+        ("dns", &stages.dns, STAGE),
+        ("sds", &stages.sds, STAGE),
+        ("secrets", &stages.secrets, STAGE),
+        // Callers whose tokens are being exchanged are waited for.
+        ("token service", &stages.sts, STAGE * 2),
+        ("status", &stages.status, STAGE),
+    ] {
+        for task in group.stop(limit).await {
+            tracing::warn!("the {name} stage did not end within {limit:?}: task {task} was cut off");
+            cut.push(task);
+        }
+    }
+    cut
 }
 
 async fn next(upgrades: &mut Option<Upgrades>) -> Program {

@@ -140,45 +140,16 @@ pub(crate) fn domain(flag: &str, namespace: &str) -> String {
 /// # Errors
 /// When a metadata field that has a type was given something else.
 pub fn build(inputs: &Inputs<'_>) -> Result<Node, Error> {
-    let env = |key: &str| inputs.env.get(key).map(String::as_str);
     let mut raw = raw(inputs);
     let mut typed = metadata::decode(&raw, inputs.release)?;
 
-    let mut set = |key: &str, value: Value| drop(typed.insert(key.to_owned(), value));
-    for (key, variable) in
-        [("NAME", "POD_NAME"), ("NAMESPACE", "POD_NAMESPACE"), ("SERVICE_ACCOUNT", "SERVICE_ACCOUNT")]
-    {
-        if let Some(value) = env(variable) {
-            set(key, json!(value));
-        }
-    }
-    set("PROXY_CONFIG", inputs.proxy_config.clone());
     let mut addresses: Vec<String> = Vec::new();
     for address in inputs.addresses {
         if !addresses.contains(address) {
             addresses.push(address.clone());
         }
     }
-    set("INSTANCE_IPS", json!(addresses.join(",")));
-    if inputs.sts_port != 0 {
-        set("STS_PORT", json!(inputs.sts_port.to_string()));
-    }
-    set("ENVOY_STATUS_PORT", json!(inputs.envoy_status_port));
-    set("ENVOY_PROMETHEUS_PORT", json!(inputs.envoy_prometheus_port));
-    for (key, port) in SECURE_PORTS.into_iter().zip(inputs.secure_ports) {
-        set(key.name(), json!(port));
-    }
-    if inputs.release != Release::V1_30 && !inputs.dns_address.is_empty() {
-        set("DNS_PROXY_ADDR", json!(inputs.dns_address));
-    }
-    set("EXIT_ON_ZERO_ACTIVE_CONNECTIONS", metadata::flag(inputs.exit_on_zero_connections));
-    set("ENVOY_SKIP_DEPRECATED_LOGS", metadata::flag(inputs.skip_deprecated_logs));
-    set("WORKLOAD_IDENTITY_SOCKET_FILE", json!(inputs.workload_socket_file));
-    set("OUTLIER_LOG_PATH", json!(inputs.outlier_log_path));
-    set("PILOT_SAN", inputs.pilot_san.map_or(Value::Null, |san| json!([san])));
-    if !inputs.platform.metadata.is_empty() {
-        set("PLATFORM_METADATA", json!(inputs.platform.metadata));
-    }
+    own_fields(inputs, &addresses, &mut typed);
     if metadata::is_empty(typed.get("ISTIO_VERSION").unwrap_or(&Value::Null)) {
         typed.insert("ISTIO_VERSION".into(), json!(inputs.release.version()));
     }
@@ -215,6 +186,40 @@ pub fn build(inputs: &Inputs<'_>) -> Result<Node, Error> {
         typed,
         raw,
     })
+}
+
+// What the agent knows itself, whatever was given under these names.
+fn own_fields(inputs: &Inputs<'_>, addresses: &[String], typed: &mut Map<String, Value>) {
+    let env = |key: &str| inputs.env.get(key).map(String::as_str);
+    let mut set = |key: &str, value: Value| drop(typed.insert(key.to_owned(), value));
+    for (key, variable) in
+        [("NAME", "POD_NAME"), ("NAMESPACE", "POD_NAMESPACE"), ("SERVICE_ACCOUNT", "SERVICE_ACCOUNT")]
+    {
+        if let Some(value) = env(variable) {
+            set(key, json!(value));
+        }
+    }
+    set("PROXY_CONFIG", inputs.proxy_config.clone());
+    set("INSTANCE_IPS", json!(addresses.join(",")));
+    if inputs.sts_port != 0 {
+        set("STS_PORT", json!(inputs.sts_port.to_string()));
+    }
+    set("ENVOY_STATUS_PORT", json!(inputs.envoy_status_port));
+    set("ENVOY_PROMETHEUS_PORT", json!(inputs.envoy_prometheus_port));
+    for (key, port) in SECURE_PORTS.into_iter().zip(inputs.secure_ports) {
+        set(key.name(), json!(port));
+    }
+    if inputs.release != Release::V1_30 && !inputs.dns_address.is_empty() {
+        set("DNS_PROXY_ADDR", json!(inputs.dns_address));
+    }
+    set("EXIT_ON_ZERO_ACTIVE_CONNECTIONS", metadata::flag(inputs.exit_on_zero_connections));
+    set("ENVOY_SKIP_DEPRECATED_LOGS", metadata::flag(inputs.skip_deprecated_logs));
+    set("WORKLOAD_IDENTITY_SOCKET_FILE", json!(inputs.workload_socket_file));
+    set("OUTLIER_LOG_PATH", json!(inputs.outlier_log_path));
+    set("PILOT_SAN", inputs.pilot_san.map_or(Value::Null, |san| json!([san])));
+    if !inputs.platform.metadata.is_empty() {
+        set("PLATFORM_METADATA", json!(inputs.platform.metadata));
+    }
 }
 
 fn id(inputs: &Inputs<'_>) -> String {

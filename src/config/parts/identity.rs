@@ -264,15 +264,6 @@ pub(crate) fn identity(config: &Sources, plan: &Plan, tokens: Tokens) -> Identit
         own.push(config.config_path().join("SDS"));
     }
     let sockets = if proxyless { Default::default() } else { [own, vec![config.path(FILES_SOCKET)]] };
-    let given = config.mesh.proxy.private_key_provider.as_ref().and_then(|p| p.provider.as_ref());
-    let private_key_provider = given.map(|given| {
-        let (provider, poll_delay, fallback) = match given {
-            Given::Cryptomb(c) => (KeyAccelerator::CryptoMb, c.poll_delay.as_ref(), c.fallback.as_ref()),
-            Given::Qat(q) => (KeyAccelerator::Qat, q.poll_delay.as_ref(), q.fallback.as_ref()),
-        };
-        let poll_delay = Sources::span(poll_delay);
-        PrivateKeyProvider { provider, poll_delay, fallback: fallback.is_some_and(|f| f.value) }
-    });
     let pings = keepalive(&config.settings).downstream();
     let crl = config.settings.flag(var::PILOT_ENABLE_CA_CRL).then(|| PathBuf::from(CRL));
     Identity {
@@ -283,13 +274,23 @@ pub(crate) fn identity(config: &Sources, plan: &Plan, tokens: Tokens) -> Identit
         tokens,
         trust_domain: s.text(var::TRUST_DOMAIN).to_owned(),
         manager,
-        private_key_provider,
+        private_key_provider: private_key_provider(config),
         crl,
         // A list that cannot be read has ended the start.
         allowed: uids(s.text(var::SDS_ALLOWED_UIDS)).unwrap_or_default(),
         keepalive: (pings.interval, pings.timeout),
         sockets,
     }
+}
+
+fn private_key_provider(config: &Sources) -> Option<PrivateKeyProvider> {
+    let given = config.mesh.proxy.private_key_provider.as_ref()?;
+    let (provider, poll_delay, fallback) = match given.provider.as_ref()? {
+        Given::Cryptomb(c) => (KeyAccelerator::CryptoMb, c.poll_delay.as_ref(), c.fallback.as_ref()),
+        Given::Qat(q) => (KeyAccelerator::Qat, q.poll_delay.as_ref(), q.fallback.as_ref()),
+    };
+    let poll_delay = Sources::span(poll_delay);
+    Some(PrivateKeyProvider { provider, poll_delay, fallback: fallback.is_some_and(|f| f.value) })
 }
 
 impl Identity {
