@@ -13,6 +13,8 @@
 //! Uses no other module of this crate.
 
 pub(crate) mod backoff;
+#[cfg(test)]
+pub(crate) mod beside;
 pub(crate) mod both;
 pub(crate) mod bounded;
 pub(crate) mod build_info;

@@ -372,6 +372,7 @@ pub(super) async fn read(stream: &mut TcpStream) -> io::Result<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::base::beside::turns_of_others;
     use crate::dns::cache;
     use crate::trouble::Troubles;
 
@@ -438,7 +439,7 @@ mod tests {
         let client = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         client.connect(server.local_addr().unwrap()).await.unwrap();
         server.connect(client.local_addr().unwrap()).await.unwrap();
-        let (message, mut other, mut turns) = (query(), query(), 0);
+        let (message, mut other) = (query(), query());
         other[0] = 1;
         // More than a turn brings, and less than the socket holds; ours is the last.
         for _ in 0..200 {
@@ -447,13 +448,7 @@ mod tests {
         server.send(&message).await.unwrap();
         client.readable().await.unwrap();
         let replied = receive(&client, &message, 512, Instant::now() + Duration::from_secs(60));
-        let others = async {
-            loop {
-                turns += 1;
-                tokio::task::yield_now().await;
-            }
-        };
-        let reply = tokio::select! { biased; reply = replied => reply, () = others => unreachable!() };
+        let (reply, turns) = turns_of_others(replied).await;
         assert_eq!(reply.unwrap(), message);
         assert!(turns > 0);
         // What comes without a pause comes after the limit, too.

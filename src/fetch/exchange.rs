@@ -328,6 +328,7 @@ mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     use super::*;
+    use crate::base::beside::turns_of_others;
     use crate::fetch::fake::spawn;
 
     // Whether a head of so many bytes is taken over HTTP/2 where there is that much room.
@@ -356,7 +357,6 @@ mod tests {
         let (headers, body) = (HeaderMap::new(), Bytes::new());
         let sent =
             Sent { url: &url, headers: &headers, host: &host, body: &body, close: true, buffer: 1 << 20 };
-        let turns = std::cell::Cell::new(0);
         let (ours, mut theirs) = tokio::io::duplex(answers.len());
         let ask = async { h1_send(h1(Box::new(ours), sent.buffer).await?, &sent, None).await };
         let server = async {
@@ -364,21 +364,13 @@ mod tests {
             theirs.write_all(&answers).await.unwrap();
             std::future::pending().await
         };
-        let others = async {
-            loop {
-                turns.set(turns.get() + 1);
-                tokio::task::yield_now().await;
-            }
+        let asked = async {
+            tokio::select! { biased; answer = ask => answer.unwrap(), () = server => unreachable!() }
         };
-        let (head, _) = tokio::select! {
-            biased;
-            answer = ask => answer.unwrap(),
-            () = server => unreachable!(),
-            () = others => unreachable!(),
-        };
+        let ((head, _), turns) = turns_of_others(asked).await;
         assert_eq!(head.status, 204);
         // 1.8 MB, 16 kB a turn.
-        assert!(turns.get() >= 100, "{}", turns.get());
+        assert!(turns >= 100, "{turns}");
     }
 
     #[tokio::test]
@@ -391,7 +383,6 @@ mod tests {
         let (headers, body) = (HeaderMap::new(), Bytes::new());
         let sent =
             Sent { url: &url, headers: &headers, host: &host, body: &body, close: true, buffer: 1 << 20 };
-        let turns = std::cell::Cell::new(0);
         let (ours, mut theirs) = tokio::io::duplex(answers.len());
         let server = async {
             // HEADERS of stream 1, the request.
@@ -402,21 +393,17 @@ mod tests {
             theirs.write_all(&answers).await.unwrap();
             std::future::pending().await
         };
-        let others = async {
-            loop {
-                turns.set(turns.get() + 1);
-                tokio::task::yield_now().await;
+        let asked = async {
+            tokio::select! {
+                biased;
+                () = server => unreachable!(),
+                answer = h2_send(Box::new(ours), &sent) => answer.unwrap(),
             }
         };
-        let (head, _) = tokio::select! {
-            biased;
-            () = server => unreachable!(),
-            answer = h2_send(Box::new(ours), &sent) => answer.unwrap(),
-            () = others => unreachable!(),
-        };
+        let ((head, _), turns) = turns_of_others(asked).await;
         assert_eq!(head.status, 204);
         // 1.4 MB.
-        assert!(turns.get() >= 300, "{}", turns.get());
+        assert!(turns >= 300, "{turns}");
     }
 
     #[tokio::test]

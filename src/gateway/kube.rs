@@ -234,6 +234,7 @@ impl Api {
 mod tests {
     use super::keep::PAUSE;
     use super::*;
+    use crate::base::beside::turns_of_others;
 
     fn api() -> Api {
         Api {
@@ -308,21 +309,10 @@ mod tests {
         let ends = Bytes::from(vec![b'\n'; 100_000]);
         let pieces = bytes.chain([ends, both.clone().into()]);
         let (tell, mut told) = mpsc::channel(8);
-        let (mut from, mut turns) = ("4".to_owned(), 0);
-        let api = api();
-        let others = async {
-            loop {
-                turns += 1;
-                tokio::task::yield_now().await;
-            }
-        };
-        tokio::select! {
-            biased;
-            ended = api.events(stream::iter(pieces), "own", &mut from, 0, &tell) => {
-                assert!(matches!(ended, Ok(Ended::Resume)));
-            }
-            () = others => unreachable!(),
-        }
+        let (mut from, api) = ("4".to_owned(), api());
+        let watch = api.events(stream::iter(pieces), "own", &mut from, 0, &tell);
+        let (ended, turns) = turns_of_others(watch).await;
+        assert!(matches!(ended, Ok(Ended::Resume)));
         assert_eq!(from, "6");
         assert_eq!(std::iter::from_fn(|| told.try_recv().ok()).count(), 4);
         assert!(turns >= 100, "{turns}");

@@ -203,9 +203,13 @@ mod tests {
         Program::new("sh", &["-c", script])
     }
 
-    fn gone(pid: &str) -> bool {
-        let state = std::fs::read_to_string(format!("/proc/{}/stat", pid.trim())).unwrap_or_default();
-        state.is_empty() || state.contains(") Z ")
+    fn ends(pid: &str) {
+        let until = Instant::now() + Duration::from_secs(60);
+        let state = || std::fs::read_to_string(format!("/proc/{}/stat", pid.trim())).unwrap_or_default();
+        while !(state().is_empty() || state().contains(") Z ")) {
+            assert!(Instant::now() < until, "{pid} lives on");
+            thread::sleep(Duration::from_millis(5));
+        }
     }
 
     #[test]
@@ -221,9 +225,7 @@ mod tests {
     fn what_it_leaves_behind_holds_nobody_up() {
         let out = execute(&sh("sleep 1000 & echo $!"), None, &mut Ending::default()).unwrap();
         assert_eq!(out.status, 0);
-        while !gone(&out.stdout) {
-            thread::sleep(Duration::from_millis(5));
-        }
+        ends(&out.stdout);
     }
 
     #[test]
@@ -232,8 +234,6 @@ mod tests {
         let out = execute(&sh("sleep 1000 & echo $!; wait"), None, &mut ending).unwrap();
         assert_eq!(out.status, 137);
         assert!(out.complaint().contains("killed, since it did not end"), "{}", out.complaint());
-        while !gone(&out.stdout) {
-            thread::sleep(Duration::from_millis(5));
-        }
+        ends(&out.stdout);
     }
 }

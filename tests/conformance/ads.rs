@@ -313,12 +313,7 @@ async fn a_stopped_reader_bounds_the_memory() {
     let (mut envoy, istiod) = world.sotw().await;
     istiod.responses.sotw(&answer(CDS, "0", 1)).await.unwrap();
     envoy.next().await.unwrap();
-    let pid = world.agent.pid().as_raw_nonzero();
-    let rss = || {
-        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
-        let line = status.lines().find(|l| l.starts_with("VmRSS")).unwrap();
-        line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap()
-    };
+    let rss = || world.agent.memory("VmRSS");
     let before = rss();
     // The client's own window is 64 KB: everything above waits in istiod if the relay holds no more than
     // its windows.

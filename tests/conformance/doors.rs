@@ -451,12 +451,6 @@ async fn without_descriptors_clients_are_refused_and_later_served() {
     agent.stop().await;
 }
 
-fn resident(agent: &TestAgent) -> u64 {
-    let status = std::fs::read_to_string(format!("/proc/{}/status", agent.pid().as_raw_pid())).unwrap();
-    let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
-    line.split_whitespace().nth(1).unwrap().parse().unwrap()
-}
-
 #[tokio::test]
 async fn the_memory_of_a_flood_of_streams_is_given_back() {
     let mock = MockIstiod::start().await;
@@ -465,10 +459,8 @@ async fn the_memory_of_a_flood_of_streams_is_given_back() {
     let mut stream = client.stream_secrets();
     stream.send(&secret_request("default"));
     stream.next().await.unwrap();
-    let before = resident(&agent);
-    let message = secret_request("default").encode_to_vec();
-    let length = u32::try_from(message.len()).unwrap();
-    let message = bytes::Bytes::from([&[0][..], &length.to_be_bytes(), &message].concat());
+    let before = agent.memory("VmRSS");
+    let message = message(&secret_request("default"));
     let io = UnixStream::connect(agent.path(SDS)).await.unwrap();
     let (send, connection) =
         h2::client::Builder::new().initial_connection_window_size(1 << 30).handshake(io).await.unwrap();
@@ -485,10 +477,10 @@ async fn the_memory_of_a_flood_of_streams_is_given_back() {
         assert!(answer.data().await.unwrap().is_ok());
         open.push((body, answer));
     }
-    let peak = resident(&agent);
+    let peak = agent.memory("VmRSS");
     assert!(peak > before + 8 * 1024, "{before} kB before, {peak} kB with 5,000 streams");
     drop(open);
-    eventually("the memory is back", || async { (resident(&agent) < before + 8 * 1024).then_some(()) }).await;
+    eventually("the memory is back", || async { (agent.memory("VmRSS") < before + 8 * 1024).then_some(()) }).await;
     agent.stop().await;
 }
 

@@ -69,13 +69,6 @@ async fn ask(port: u16, subject: &str) -> (u16, Value) {
     (reply.status.as_u16(), serde_json::from_slice(&reply.body).unwrap())
 }
 
-/// Anonymous memory of the agent, in kB.
-fn memory(agent: &TestAgent) -> usize {
-    let status = std::fs::read_to_string(format!("/proc/{}/status", agent.pid().as_raw_pid())).unwrap();
-    let line = status.lines().find(|line| line.starts_with("RssAnon:")).unwrap();
-    line.split_whitespace().nth(1).unwrap().parse().unwrap()
-}
-
 #[tokio::test]
 async fn half_of_a_request_takes_little_memory() {
     const HALVES: usize = 600;
@@ -87,7 +80,7 @@ async fn half_of_a_request_takes_little_memory() {
     let mut agent = passthrough(&mock, port, &url).start();
     agent.wait_ready().await;
     assert_eq!(ask(port, "first").await.0, 200);
-    let before = memory(&agent);
+    let before = agent.memory("RssAnon");
     let half = format!(
         "POST /token HTTP/1.1\r\nHost: localhost\r\n{}: {}\r\nContent-Length: 60000\r\n\r\ngrant_type=",
         FORM.0, FORM.1
@@ -100,7 +93,7 @@ async fn half_of_a_request_takes_little_memory() {
     }
     // Whoever comes after them all is answered after all were read.
     assert_eq!(ask(port, "last").await.0, 200);
-    let each = memory(&agent).saturating_sub(before) / HALVES;
+    let each = agent.memory("RssAnon").saturating_sub(before) / HALVES;
     println!("{each} kB for half of a request");
     assert!(each < 27, "{each} kB for half of a request");
     // Each of them may still go on: 60,000 bytes in all.

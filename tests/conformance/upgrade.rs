@@ -42,11 +42,6 @@ fn descriptors(agent: &TestAgent) -> usize {
     std::fs::read_dir(format!("/proc/{}/fd", agent.pid().as_raw_nonzero())).unwrap().count()
 }
 
-fn memory(agent: &TestAgent) -> String {
-    let status = std::fs::read_to_string(format!("/proc/{}/status", agent.pid().as_raw_nonzero())).unwrap();
-    status.lines().find(|line| line.starts_with("VmRSS")).unwrap_or_default().to_owned()
-}
-
 fn times(agent: &TestAgent, part: &str) -> usize {
     agent.log().text().matches(part).count()
 }
@@ -388,7 +383,7 @@ async fn a_real_envoy_serves_throughout() {
         let said = agent.run(&["upgrade"]).await;
         assert_eq!(said.code, Some(0), "{said:?}\n{}", agent.log().text());
         if n % 10 == 0 {
-            eprintln!("upgrade {n}: {} descriptors, {}", descriptors(&agent), memory(&agent));
+            eprintln!("upgrade {n}: {} descriptors, {} kB", descriptors(&agent), agent.memory("VmRSS"));
         }
         traffic.goes_on(20).await;
         let value = format!("push {n}");

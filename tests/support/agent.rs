@@ -96,6 +96,14 @@ impl TestAgent {
         self.pid
     }
 
+    /// What the kernel says it has of `VmRSS`, `RssAnon` and their like, in kB.
+    pub fn memory(&self, of: &str) -> usize {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid.as_raw_pid()));
+        let status = status.expect("it runs");
+        let line = status.lines().find(|line| line.starts_with(of)).expect("the kernel tells it");
+        line.split_whitespace().nth(1).expect("a number").parse().expect("a number")
+    }
+
     pub fn started(&self) -> Instant {
         self.started
     }

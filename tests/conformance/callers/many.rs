@@ -19,10 +19,7 @@ struct Size {
 
 fn size(agent: &TestAgent) -> Size {
     let proc = format!("/proc/{}", agent.pid().as_raw_pid());
-    let status = std::fs::read_to_string(format!("{proc}/status")).unwrap();
-    let line = status.lines().find(|line| line.starts_with("RssAnon")).unwrap();
-    let anon = line.split_whitespace().nth(1).unwrap().parse().unwrap();
-    Size { anon, descriptors: std::fs::read_dir(format!("{proc}/fd")).unwrap().count() }
+    Size { anon: agent.memory("RssAnon"), descriptors: std::fs::read_dir(format!("{proc}/fd")).unwrap().count() }
 }
 
 async fn streams(agent: &TestAgent) -> u64 {

@@ -4,16 +4,10 @@ use mock_istiod::apiserver::ApiServer;
 
 use super::{SOCKET, fields, from_api, is, next, pair};
 use crate::support::client::secret_request;
-use crate::support::{LIMIT, MockIstiod, TestAgent, eventually_within};
+use crate::support::{LIMIT, MockIstiod, eventually_within};
 
 /// What three secrets of two thousand may take, kB.
-const ALLOWED: u64 = 3 << 10;
-
-fn memory(agent: &TestAgent, field: &str) -> u64 {
-    let text = std::fs::read_to_string(format!("/proc/{}/status", agent.pid().as_raw_pid())).unwrap();
-    let line = text.lines().find(|line| line.starts_with(field)).unwrap();
-    line.split_whitespace().nth(1).unwrap().parse().unwrap()
-}
+const ALLOWED: usize = 3 << 10;
 
 #[tokio::test]
 async fn three_secrets_of_two_thousand_take_little() {
@@ -26,7 +20,7 @@ async fn three_secrets_of_two_thousand_take_little() {
     let mut agent = from_api(&mock, &api).start();
     let client = agent.client(SOCKET).await;
     agent.wait_ready().await;
-    let (idle, all) = (memory(&agent, "RssAnon:"), memory(&agent, "VmRSS:"));
+    let (idle, all) = (agent.memory("RssAnon"), agent.memory("VmRSS"));
     let mut streams = Vec::new();
     for n in [7, 700, 1700] {
         let mut stream = client.stream_secrets();
@@ -41,7 +35,7 @@ async fn three_secrets_of_two_thousand_take_little() {
     for stream in &mut streams {
         assert!(is(&next(stream).await, &two));
     }
-    let (held, whole) = (memory(&agent, "RssAnon:"), memory(&agent, "VmRSS:"));
+    let (held, whole) = (agent.memory("RssAnon"), agent.memory("VmRSS"));
     println!("3 of 2,000 secrets: {idle} kB, then {held} kB of memory; {all} kB, then {whole} kB resident");
     assert!(held < idle + ALLOWED, "{idle} kB, then {held} kB");
     assert!(api.asked().iter().all(|target| target.contains("fieldSelector=metadata.name")));

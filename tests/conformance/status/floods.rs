@@ -70,12 +70,6 @@ async fn attack(kind: Kind, port: u16, from: [u8; 4]) -> std::io::Result<()> {
     Ok(())
 }
 
-fn rss(agent: &TestAgent) -> usize {
-    let status = std::fs::read_to_string(format!("/proc/{}/status", agent.pid().as_raw_pid())).unwrap();
-    let line = status.lines().find(|l| l.starts_with("VmRSS")).unwrap();
-    line.split_whitespace().nth(1).unwrap().parse().unwrap()
-}
-
 async fn withstands(kind: Kind, many_addresses: bool) {
     let app =
         App::start("127.0.0.1", ok(&"a_metric_of_the_application{with=\"labels\"} 1\n".repeat(80_000))).await;
@@ -85,7 +79,7 @@ async fn withstands(kind: Kind, many_addresses: bool) {
     let mut agent = serving(&mock, builder).await;
     agent.wait_ready().await;
     agent.get("/stats/prometheus").await.unwrap();
-    let before = rss(&agent);
+    let before = agent.memory("VmRSS");
     let port = agent.ports().status;
     let mut hostile = JoinSet::new();
     // These need the network's whole width for each.
@@ -109,7 +103,7 @@ async fn withstands(kind: Kind, many_addresses: bool) {
             Ok(_) => answered += 1,
             Err(error) => println!("{kind:?}: probe {n}: {error}"),
         }
-        most = most.max(rss(&agent));
+        most = most.max(agent.memory("VmRSS"));
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     hostile.shutdown().await;
