@@ -89,6 +89,14 @@ MOODS = {
 }
 
 
+def asked_for(world, seconds):
+    """Asks for a certificate for so long."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        h2.served(world.dir / SDS, 1)
+        time.sleep(0.2)
+
+
 def hostile_for(world, mood, play):
     """Answers each connection so as long as this is played."""
     CA["over"], CA["mood"] = threading.Event(), mood
@@ -106,10 +114,4 @@ for name, mood in MOODS.items():
     @attack(f"CA sends {name}", "a CA that means ill, while the certificate has to be renewed", world=WORLD, identity=False,
             short=name == "PING")
     def hostile(world, size, mood=mood):
-        def play():
-            end = time.monotonic() + max(size.seconds, 15)
-            while time.monotonic() < end:
-                h2.served(world.dir / SDS, 1)
-                time.sleep(0.2)
-
-        hostile_for(world, lambda io: mood(Call(io, CA["over"])), play)
+        hostile_for(world, lambda io: mood(Call(io, CA["over"])), lambda: asked_for(world, max(size.seconds, 15)))

@@ -1,16 +1,15 @@
 """An istiod and a CA that mean ill by what they write: names of megabytes, ever new ones, statuses without measure."""
 import itertools
-import time
 from dataclasses import replace
 
 from . import h2
 from .h2 import CONTINUATION, END_HEADERS, END_STREAM, HEADERS, frame, framed, part, pieces
-from .on_ca import CA, hostile_for
+from .on_ca import CA, asked_for, hostile_for
 from .on_ca import WORLD as OF_CA
 from .on_istiod import HEAD, ROOM, TYPE, WORLD, Call, under
 from .on_tiny_fields import BUNDLE, CONFIG, MODULES, WASM, bounded
 from .registry import attack
-from .world import POD, SDS
+from .world import POD
 
 LONG = 10_000_000
 HOST = b"http://%s:8081/" % POD.encode()
@@ -102,13 +101,7 @@ def ended(code, message, each):
 for code, name in (("7", "a refusal"), ("13", "an error")):
     @attack(f"CA sends {name} of megabytes", "a status as long as it may be", world=OF_CA, identity=False, short=False)
     def refused(world, size, play=ended(code, "w" * 3_000_000, h2.PIECE)):
-        def ask():
-            end = time.monotonic() + max(size.seconds, 40)
-            while time.monotonic() < end:
-                h2.served(world.dir / SDS, 1)
-                time.sleep(0.2)
-
-        hostile_for(world, lambda io: play(Call(io, CA["over"])), ask)
+        hostile_for(world, lambda io: play(Call(io, CA["over"])), lambda: asked_for(world, max(size.seconds, 40)))
 
 
 @attack("log of long statuses", "an istiod that ends each stream with a status as long as it may be", world=WORLD, short=False)
