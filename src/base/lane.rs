@@ -286,6 +286,33 @@ pub(crate) async fn look_up(host: &str, port: u16) -> io::Result<Vec<SocketAddr>
         .await?
 }
 
+/// Why there is no answer of [`look_up_here`].
+#[derive(Debug)]
+pub(crate) enum NoAnswer {
+    /// The system gives no thread.
+    Thread(io::Error),
+    /// It takes longer.
+    Late,
+    /// The resolver's.
+    LookUp(io::Error),
+}
+
+/// The resolver's addresses, waited for here, on this thread, and no longer than `limit`: for who has nothing else to do.
+/// The resolver cannot be cancelled; its thread may outlive the limit.
+///
+/// # Errors
+/// [`NoAnswer`].
+pub(crate) fn look_up_here(
+    name: impl ToSocketAddrs + Send + 'static,
+    limit: Duration,
+) -> Result<Vec<SocketAddr>, NoAnswer> {
+    let (found, wait) = std::sync::mpsc::channel();
+    let thread = std::thread::Builder::new().name("look-up".to_owned());
+    let look = move || drop(found.send(name.to_socket_addrs().map(Iterator::collect)));
+    thread.spawn(look).map_err(NoAnswer::Thread)?;
+    wait.recv_timeout(limit).map_err(|_| NoAnswer::Late)?.map_err(NoAnswer::LookUp)
+}
+
 /// Why there are no addresses. The resolver calls a name unknown where it could open neither its files nor a socket, and
 /// does not say so.
 fn cause(said: io::Error) -> io::Error {

@@ -1,10 +1,10 @@
 //! The statsd address as Envoy needs it: an IP address and a port.
 
-use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
-use std::sync::mpsc;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use super::validate::split_host_port;
+use crate::base::lane::{NoAnswer, look_up_here};
 
 /// How long a look-up may take before the start goes on without statsd; the Go agent's number.
 const LIMIT: Duration = Duration::from_secs(15);
@@ -45,19 +45,14 @@ pub(super) fn resolve(address: &str, patience: Duration) -> Result<String, Error
     if limit.is_zero() {
         return Err(Error::Unasked { host: host.to_owned() });
     }
-    // The system's resolver blocks and cannot be cancelled; its thread may outlive the limit, once.
-    let (found, wait) = mpsc::channel();
-    let name = host.to_owned();
-    let thread = std::thread::Builder::new().name("statsd".to_owned());
-    thread
-        .spawn(move || {
-            let _ = found.send((name.as_str(), port).to_socket_addrs().map(Iterator::collect::<Vec<_>>));
-        })
-        .map_err(|source| Error::Thread { host: host.to_owned(), source })?;
-    let all = wait
-        .recv_timeout(limit)
-        .map_err(|_| Error::Late { host: host.to_owned(), limit })?
-        .map_err(|source| Error::LookUp { host: host.to_owned(), source })?;
+    let all = look_up_here((host.to_owned(), port), limit).map_err(|why| {
+        let host = host.to_owned();
+        match why {
+            NoAnswer::Thread(source) => Error::Thread { host, source },
+            NoAnswer::Late => Error::Late { host, limit },
+            NoAnswer::LookUp(source) => Error::LookUp { host, source },
+        }
+    })?;
     choose(&all).map(|a| a.to_string()).ok_or_else(|| Error::Empty(host.to_owned()))
 }
 

@@ -2,9 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
-use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::net::TcpStream;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc;
 use std::time::{Duration, SystemTime};
 
 use rustix::fs::Access;
@@ -13,6 +12,7 @@ use super::accounts::Account;
 use super::places::{MOUNTED_ROOT, Places, TOKEN};
 use super::plan::Plan;
 use super::rights::{no_room, refusal};
+use crate::base::lane::{NoAnswer, look_up_here};
 use crate::istiod::auth::claims;
 use crate::istiod::{Roots, Transport};
 use crate::tls::cert;
@@ -363,24 +363,16 @@ fn token(places: &Places, env: &BTreeMap<String, String>, whose: Whose<'_>, now:
 }
 
 fn reach(what: &'static str, address: &str) -> Line {
-    let owned = address.to_owned();
-    let (tell, told) = mpsc::channel();
-    // A resolver cannot be told a limit; a thread that hangs in it ends with the process.
-    std::thread::spawn(move || {
-        tell.send(owned.to_socket_addrs().map(|all| all.collect::<Vec<SocketAddr>>()))
-    });
-    let all = match told.recv_timeout(LIMIT) {
-        Err(_) => {
-            return line(Grade::Fail, what, format!("{address}: the name is not resolved within {LIMIT:?}"));
+    let all = match look_up_here(address.to_owned(), LIMIT) {
+        Ok(all) => all,
+        Err(why) => {
+            let why = match why {
+                NoAnswer::Thread(e) => format!("the name is not resolved: {e}"),
+                NoAnswer::Late => format!("the name is not resolved within {LIMIT:?}"),
+                NoAnswer::LookUp(e) => format!("{e}; is the line of the file hosts in /etc/hosts?"),
+            };
+            return line(Grade::Fail, what, format!("{address}: {why}"));
         }
-        Ok(Err(e)) => {
-            return line(
-                Grade::Fail,
-                what,
-                format!("{address}: {e}; is the line of the file hosts in /etc/hosts?"),
-            );
-        }
-        Ok(Ok(all)) => all,
     };
     let mut last = "the name has no address".to_owned();
     for one in &all {

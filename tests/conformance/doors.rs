@@ -480,7 +480,8 @@ async fn the_memory_of_a_flood_of_streams_is_given_back() {
     let peak = agent.memory("VmRSS");
     assert!(peak > before + 8 * 1024, "{before} kB before, {peak} kB with 5,000 streams");
     drop(open);
-    eventually("the memory is back", || async { (agent.memory("VmRSS") < before + 8 * 1024).then_some(()) }).await;
+    eventually("the memory is back", || async { (agent.memory("VmRSS") < before + 8 * 1024).then_some(()) })
+        .await;
     agent.stop().await;
 }
 

@@ -19,7 +19,10 @@ struct Size {
 
 fn size(agent: &TestAgent) -> Size {
     let proc = format!("/proc/{}", agent.pid().as_raw_pid());
-    Size { anon: agent.memory("RssAnon"), descriptors: std::fs::read_dir(format!("{proc}/fd")).unwrap().count() }
+    Size {
+        anon: agent.memory("RssAnon"),
+        descriptors: std::fs::read_dir(format!("{proc}/fd")).unwrap().count(),
+    }
 }
 
 async fn streams(agent: &TestAgent) -> u64 {
