@@ -38,7 +38,7 @@ struct Table {
 struct Group {
     by: Caller,
     held: usize,
-    // In the order of arrival.
+    // In the order of arrival. A connection waits with one at a time, and those are bounded.
     waiting: VecDeque<(u64, oneshot::Sender<Slot>)>,
 }
 
