@@ -98,13 +98,17 @@ impl Heads {
 /// # Errors
 /// When it is coded otherwise than in chunks, or its length is a list.
 pub(crate) fn check(headers: &HeaderMap) -> Result<(), Framing> {
+    let listed = headers.get_all(header::CONTENT_LENGTH).iter().any(|v| v.as_bytes().contains(&b','));
+    if is_coded(headers) || listed { Err(Framing) } else { Ok(()) }
+}
+
+/// Whether a body is coded otherwise than in chunks. Where chunks are the last of its codings the library undoes them alone.
+pub(crate) fn is_coded(headers: &HeaderMap) -> bool {
     let mut codings = headers.get_all(header::TRANSFER_ENCODING).iter();
-    let listed = || headers.get_all(header::CONTENT_LENGTH).iter().any(|v| v.as_bytes().contains(&b','));
     match (codings.next(), codings.next()) {
-        (None, _) if listed() => Err(Framing),
-        (None, _) => Ok(()),
-        (Some(coding), None) if coding.as_bytes().eq_ignore_ascii_case(b"chunked") => Ok(()),
-        _ => Err(Framing),
+        (None, _) => false,
+        (Some(coding), None) => !coding.as_bytes().eq_ignore_ascii_case(b"chunked"),
+        _ => true,
     }
 }
 

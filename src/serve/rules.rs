@@ -4,6 +4,7 @@ use http::{HeaderValue, Method, Request, StatusCode, Version, header};
 
 use super::path;
 use super::respond::{Answer, TEXT, page, status};
+use crate::net::framing;
 
 /// What Go's server answers before any handler sees it, and hyper lets pass.
 pub(super) fn malformed<B>(request: &Request<B>) -> Option<Answer> {
@@ -17,6 +18,9 @@ pub(super) fn malformed<B>(request: &Request<B>) -> Option<Answer> {
     // What Go finds while it reads a head, and for which it gives no reason, comes before what it looks at then.
     if !whole || another.is_some() || path::decode(path).is_none() && !only_bad_utf8(path) {
         return bad("");
+    }
+    if framing::is_coded(request.headers()) {
+        return Some(page(StatusCode::NOT_IMPLEMENTED, TEXT, "Unsupported transfer encoding"));
     }
     match host {
         None if request.version() == Version::HTTP_11 && !connect && !preface => {

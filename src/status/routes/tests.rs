@@ -116,6 +116,8 @@ async fn heads_that_go_takes_and_nobody_sends() {
         "HTTP/1.2\r\nHost: a",
         "HTTP/1.9\r\nHost: a",
         "HTTP/2.0\r\nHost: a",
+        "HTTP/1.0\r\nTransfer-Encoding: chunked",
+        "HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip",
     ] {
         assert_eq!(status(format!("GET /x {odd}\r\n\r\n")).await, "400", "{odd}");
     }

@@ -28,6 +28,32 @@ async fn pages_that_are_there_and_those_that_are_not() {
 }
 
 #[tokio::test]
+async fn a_body_whose_coding_nobody_undoes_is_refused() {
+    let mock = MockIstiod::start().await;
+    let agent = serving(&mock, TestAgent::with()).await;
+    let body = "3\r\nabc\r\n0\r\n\r\n";
+    for (fields, status) in [
+        ("Transfer-Encoding: chunked", "404 Not Found"),
+        ("Transfer-Encoding: gzip, chunked", "501 Not Implemented"),
+        ("Transfer-Encoding: chunked, chunked", "501 Not Implemented"),
+        ("Transfer-Encoding: gzip\r\nTransfer-Encoding: chunked", "501 Not Implemented"),
+        ("Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked", "501 Not Implemented"),
+    ] {
+        let mut stream = TcpStream::connect(("127.0.0.1", agent.ports().status)).await.unwrap();
+        let follows = "GET /x HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n";
+        let ask = format!("POST /x HTTP/1.1\r\nHost: a\r\n{fields}\r\n\r\n{body}{follows}");
+        stream.write_all(ask.as_bytes()).await.unwrap();
+        let mut said = String::new();
+        stream.read_to_string(&mut said).await.unwrap();
+        assert!(said.starts_with(&format!("HTTP/1.1 {status}\r\n")), "{fields}: {said}");
+        let refused = status.starts_with("501");
+        assert_eq!(said.matches("HTTP/1.1 ").count(), if refused { 1 } else { 2 }, "{fields}: {said}");
+        assert_eq!(said.ends_with("\r\n\r\nUnsupported transfer encoding"), refused, "{fields}: {said}");
+    }
+    agent.stop().await;
+}
+
+#[tokio::test]
 async fn quit_gives_its_answer_and_then_ends() {
     let mock = MockIstiod::start().await;
     // Several, for the end of the process races with the answer on its way.
