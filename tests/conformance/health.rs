@@ -1,5 +1,7 @@
 //! Health of the application on a VM: probed by the agent, told to istiod on the discovery stream.
 
+use std::sync::{Arc, Mutex};
+
 use envoy_types::pb::envoy::service::discovery::v3::DeltaDiscoveryRequest;
 use serde_json::{Value, json};
 
@@ -99,6 +101,34 @@ async fn the_query_of_a_probe_is_shown_nowhere() {
     assert!(!page.contains("s3cret"), "{page}");
     let log = world.agent.stop().await;
     assert!(log.contains("/h?...: ") && !log.contains("s3cret"), "{log}");
+}
+
+#[tokio::test]
+async fn a_probe_says_nothing_of_a_body_that_it_has_not() {
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let notes = seen.clone();
+    let app = Web::start(move |head, _| {
+        notes.lock().unwrap().push(head.headers);
+        async { answer(200, &json!({})) }
+    })
+    .await;
+    // An application would wait for the body, and the probe for it.
+    let headers =
+        [("Content-Length", "5"), ("Trailer", "X-A"), ("Transfer-Encoding", "chunked"), ("X-A", "b")];
+    let headers = headers.map(|(name, value)| json!({"name": name, "value": value}));
+    let probe = json!({"periodSeconds": 1, "httpGet": {"port": app.port, "httpHeaders": headers}});
+    let mut world = World::with(probing(probe)).await;
+    let (envoy, mut istiod) = world.sotw().await;
+    envoy.send(&ask(LDS));
+    assert_eq!(request(&mut istiod).await.type_url, LDS);
+    // At first Envoy may not be ready.
+    while report(&mut istiod).await.is_some() {}
+    let head = seen.lock().unwrap().remove(0);
+    assert_eq!(head["x-a"], "b");
+    for left_out in ["content-length", "trailer", "transfer-encoding"] {
+        assert!(!head.contains_key(left_out), "{head:?}");
+    }
+    world.agent.stop().await;
 }
 
 #[tokio::test]
