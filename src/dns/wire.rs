@@ -344,7 +344,7 @@ pub(crate) fn encode(text: &str) -> Option<Vec<u8>> {
 }
 
 impl Query {
-    /// The name in lower case with a final dot. Bytes that no host has are shown so that none matches.
+    /// The name in lower case with a final dot. Bytes that no host has are shown so that none matches, as in the Go agent.
     #[must_use]
     pub fn host(&self) -> String {
         let mut out = String::with_capacity(self.name.len() + 1);
@@ -353,7 +353,9 @@ impl Query {
             let (label, tail) = tail.split_at(usize::from(*length).min(tail.len()));
             for byte in label {
                 match byte {
-                    b'.' | b'\\' => out.extend(['\\', char::from(*byte)]),
+                    b'.' | b'\\' | b' ' | b'\'' | b'@' | b';' | b'(' | b')' | b'"' => {
+                        out.extend(['\\', char::from(*byte)]);
+                    }
                     0x21..=0x7e => out.push(char::from(*byte)),
                     other => out.push_str(&format!("\\{other:03}")),
                 }

@@ -258,6 +258,19 @@ async fn what_is_not_known_goes_on_and_comes_back_byte_for_byte() {
 }
 
 #[tokio::test]
+async fn a_name_that_no_host_can_have_is_asked_of_the_nameserver() {
+    let Some(nameserver) = Nameserver::start().await else { return };
+    let mut dns = start(&[&nameserver]).await;
+    for (nonce, host) in [("1", "a(b.ns"), ("2", "a@b.ns"), ("3", "a\"b.ns")] {
+        dns.tell(&table(nonce, host, "10.0.0.1")).await;
+        let sent = query(7, host, A);
+        dns.client.send(&sent).await;
+        assert_eq!(nameserver.answer(|query| vec![bare(query, 3)]).await, sent);
+        assert_eq!(rcode(&dns.client.receive().await), 3, "{host}");
+    }
+}
+
+#[tokio::test]
 async fn without_a_limit_a_query_has_that_of_the_go_agents_library() {
     let Some(nameserver) = Nameserver::start().await else { return };
     let mut dns = start_with(&[&nameserver], |b| b.env("DNS_FORWARD_TIMEOUT", "0")).await;
