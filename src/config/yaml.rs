@@ -194,6 +194,9 @@ impl<'a> Reader<'a> {
                     "tabs disallowed within this context (block indentation)" => Some(Left::Tabbed(line)),
                     "tab cannot be used as indentation" => Some(Left::QuotedTab(line)),
                     "':' must be followed by a valid YAML whitespace" => Some(Left::Tab(line, column)),
+                    "while parsing a quoted scalar, found unknown escape character" => {
+                        Some(Left::Apostrophe(line, column))
+                    }
                     _ => None,
                 };
                 Err(Error { text: format!("line {line}: {}", error.info()), left })
@@ -330,6 +333,18 @@ mod tests {
             assert!(again <= text.matches('\t').count(), "{text:?}: read again {again} times");
         }
         assert_eq!(lines("a\r\n\rb\n\nc\r").collect::<Vec<_>>(), ["a\r\n", "\r", "b\n", "\n", "c\r"]);
+    }
+
+    #[test]
+    fn escapes_are_those_of_the_go_agent_and_of_json() {
+        let read = |text: &str| to_json(text).map(|value| value["a"].clone());
+        assert_eq!(read(r#"a: "it\'s \\'\' so\x41\'""#), Ok(json!("it's \\'' soA'")));
+        let text = "b: \"\\'\"\n\u{e9}: 1\na: [\n\"\u{e9}\\'\n  x\", 'y\\']";
+        assert_eq!(read(text), Ok(json!(["\u{e9}' x", "y\\"])));
+        assert_eq!(read(r#"{"a": "\/\u00e9"}"#), Ok(json!("/\u{e9}")));
+        for bad in [r#"a: "\q\'""#, r#"a: "\'\q""#, r#"a: "\q" # \'"#, r"a: 'it\'s'"] {
+            assert!(read(bad).is_err(), "{bad}");
+        }
     }
 
     #[test]

@@ -35,16 +35,21 @@ fn the_bootstrap_is_on_standard_output_and_nothing_is_left_behind() {
     std::fs::create_dir_all(&roots).unwrap();
     std::fs::write(roots.join("root-cert.pem"), root()).unwrap();
     let before = tree(dir.path());
-    let config =
-        r#"{"binaryPath": "/nope/envoy", "proxyMetadata": {"MY_PASSWORD": "hunter2"}, "statusPort": 15999}"#;
+    let config = r#"{"binaryPath": "/nope/envoy", "proxyMetadata": {"MY_PASSWORD": "hunter2", "NOTE": "it\'s mine"},
+        "statusPort": 15999}"#;
     let output = dry_run(dir.path(), config);
     let stderr = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(0), "{stderr}");
     let bootstrap: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert!(bootstrap["node"]["id"].as_str().unwrap().contains("~web-1.shop~shop.svc.cluster.local"));
-    for shown in
-        ["Effective config: ", "statusPort: 15999", "MY_PASSWORD: \"<redacted>\"", "was not validated"]
-    {
+    for shown in [
+        "Effective config: ",
+        "statusPort: 15999",
+        "MY_PASSWORD: \"<redacted>\"",
+        // Not JSON; YAML as the Go agent reads it.
+        "NOTE: \"it's mine\"",
+        "was not validated",
+    ] {
         assert!(stderr.contains(shown), "{shown} in {stderr}");
     }
     assert!(!stderr.contains("hunter2"), "{stderr}");

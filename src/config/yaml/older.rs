@@ -1,5 +1,6 @@
 //! What the parser refuses and the Go agent's, which knows YAML 1.1, does not: white space that means nothing where it
-//! stands. Where the parser ends for it, it is put as the parser wants it, and the text is read again.
+//! stands, and `\'` in double quotes. Where the parser ends for it, it is put as the parser wants it, and the text is read
+//! again.
 
 /// What a line is moved by beyond the widest indentation there is, in columns.
 const MOVE: usize = 8;
@@ -17,6 +18,8 @@ pub(super) enum Left {
     QuotedTab(usize),
     /// A tab alone between a colon and its value: line, and column of the value.
     Tab(usize, usize),
+    /// An apostrophe behind a backslash: line and column where its quotes begin.
+    Apostrophe(usize, usize),
 }
 
 /// With their ends, as the parser counts them: a carriage return ends one, too.
@@ -43,7 +46,8 @@ pub(super) fn help(text: &str, left: Left, right: &str) -> Option<String> {
     | Left::Quoted(line)
     | Left::Tabbed(line)
     | Left::QuotedTab(line)
-    | Left::Tab(line, _)) = left;
+    | Left::Tab(line, _)
+    | Left::Apostrophe(line, _)) = left;
     let start = lines(text).take(line.checked_sub(1)?).map(str::len).sum();
     let (before, rest) = text.split_at_checked(start)?;
     match left {
@@ -73,5 +77,27 @@ pub(super) fn help(text: &str, left: Left, right: &str) -> Option<String> {
             let bare = key.trim_end_matches('\t');
             (bare.len() < key.len()).then(|| format!("{before}{bare} {value}"))
         }
+        Left::Apostrophe(_, column) => {
+            let (at, quote) = rest.char_indices().nth(column)?;
+            let (head, scalar) = rest.split_at(at + quote.len_utf8());
+            let bare = bare_apostrophes(scalar);
+            (bare.len() < scalar.len()).then(|| format!("{before}{head}{bare}"))
+        }
     }
+}
+
+/// A text without the backslashes that stand before apostrophes, up to the end of the double quotes that it begins within.
+fn bare_apostrophes(scalar: &str) -> String {
+    let mut out = String::with_capacity(scalar.len());
+    let mut rest = scalar;
+    while let Some(at) = rest.find(['\\', '"']).filter(|&at| rest[at..].starts_with('\\')) {
+        let (before, escape) = rest.split_at(at);
+        let mut escaped = escape.chars();
+        let pair = (escaped.next(), escaped.next());
+        rest = escaped.as_str();
+        out.push_str(before);
+        out.push_str(&escape[usize::from(pair.1 == Some('\''))..escape.len() - rest.len()]);
+    }
+    out.push_str(rest);
+    out
 }
