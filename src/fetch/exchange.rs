@@ -16,7 +16,7 @@ use hyper_util::rt::TokioIo;
 use tokio::time::Instant;
 
 use super::conn::Stream;
-use super::{Dialer, Error, Io, PIECE, Url};
+use super::{Dialer, Error, Io, PIECE, Url, refused};
 use crate::net::framing;
 use crate::net::interim::{Slowed, Waiting};
 use crate::net::proxy::Proxy;
@@ -26,6 +26,9 @@ type H1Conn = Pin<Box<http1::Connection<TokioIo<Slowed<Box<dyn Stream>>>, Full<B
 const FRAMES: usize = 4096;
 
 type H2Conn = Pin<Box<h2::client::Connection<Slowed<Box<dyn Stream>>>>>;
+
+/// A request that a server refuses is made so often.
+const TRIES: u32 = 4;
 
 /// Read on at most this much to make a kept connection usable again.
 const REST: usize = 256 * 1024;
@@ -116,11 +119,18 @@ pub(crate) async fn send(
     {
         return Ok(answer);
     }
-    let Io { stream, h2, proxy } = dialer.dial(sent.url).await?;
-    if h2 {
-        return h2_send(stream, sent).await;
+    let mut tries = TRIES;
+    loop {
+        let Io { stream, h2, proxy } = dialer.dial(sent.url).await?;
+        if !h2 {
+            return h1_send(h1(stream, sent.buffer).await?, sent, proxy.as_ref()).await;
+        }
+        tries -= 1;
+        match h2_send(stream, sent).await {
+            Err(Error::H2(error)) if tries > 0 && refused(&error) => {}
+            answer => return answer,
+        }
     }
-    h1_send(h1(stream, sent.buffer).await?, sent, proxy.as_ref()).await
 }
 
 async fn h1(stream: Box<dyn Stream>, buffer: usize) -> Result<H1, Error> {

@@ -2,7 +2,7 @@
 //!
 //! Spoken with `h2` itself: one call on one connection does not need a channel, its tasks and its pool.
 //! A server that cannot be reached is dialled again until the deadline, as the Go library's blocking dial does.
-//! One that has begun to speak HTTP/2 gets no second try: its answer counts.
+//! One that has begun to speak HTTP/2 gets no second try, its answer counts, unless that is that it did not take the call.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -17,7 +17,7 @@ use tokio::net::TcpStream;
 use tokio::time::Instant;
 use tokio_util::io::InspectReader;
 
-use super::Dialer;
+use super::{Dialer, refused};
 use crate::base::error::chain;
 use crate::net::grpc::is_grpc;
 use crate::net::interim::Slowed;
@@ -130,6 +130,7 @@ impl Call<'_> {
             Err(error) => return Tried::NotYet(format!("cannot connect: {error}")),
         };
         match self.call(listening(stream, spoke.clone()), until).await {
+            Err(Failure::Unreached(why)) => Tried::NotYet(why),
             Err(Failure::Nonsense(why)) if !spoke.load(Relaxed) => {
                 Tried::NotYet(format!("it does not speak gRPC: {why}"))
             }
@@ -142,7 +143,10 @@ impl Call<'_> {
         stream: impl AsyncRead + AsyncWrite + Unpin,
         until: Instant,
     ) -> Result<i32, Failure> {
-        let failed = |e: h2::Error| Failure::Nonsense(chain(&e));
+        let failed = |e: h2::Error| {
+            let why = chain(&e);
+            if refused(&e) { Failure::Unreached(why) } else { Failure::Nonsense(why) }
+        };
         let stream = Slowed::of_frames(stream, TURN);
         let handshake =
             h2::client::Builder::new().max_header_list_size(HEADERS).handshake::<_, Bytes>(stream);

@@ -214,6 +214,8 @@ impl<'a> Get<'a> {
             Some(agent) => drop(self.headers.insert(header::USER_AGENT, agent)),
         }
         let first = self.url.clone();
+        // One that is the address's own does not go along to another port.
+        self.host.take_if(|host| host.as_bytes() == first.authority().as_bytes());
         let own_referer = self.headers.contains_key(header::REFERER);
         for _ in 0..REQUESTS {
             let host = match &self.host {
@@ -238,7 +240,9 @@ impl<'a> Get<'a> {
                 return Ok(Reply::new(head, exchange, unzip));
             }
             exchange.finish(self.kept).await;
-            if !own_referer && (!self.url.https || next.https) {
+            if self.url.https && !next.https && !own_referer {
+                self.headers.remove(header::REFERER);
+            } else if !own_referer {
                 let from = HeaderValue::from_str(&self.url.to_string()).map_err(http::Error::from)?;
                 self.headers.insert(header::REFERER, from);
             }
@@ -268,6 +272,12 @@ impl<'a> Get<'a> {
         headers.insert(header::AUTHORIZATION, value);
         Ok(Cow::Owned(headers))
     }
+}
+
+/// Whether a server said of an HTTP/2 request that nothing was done for it (RFC 9113, 8.7): it may be made again. Go's client
+/// does that.
+fn refused(error: &h2::Error) -> bool {
+    error.is_remote() && error.reason() == Some(h2::Reason::REFUSED_STREAM)
 }
 
 const AGENT: &str = concat!("pilot-agent/", env!("CARGO_PKG_VERSION"));

@@ -1,7 +1,7 @@
 use std::io::Write as _;
 use std::time::Duration;
 
-use tokio::io::AsyncWriteExt as _;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use super::*;
 use crate::fetch::fake::{Web, http};
@@ -186,30 +186,103 @@ async fn a_kept_connection_closed_by_the_other_side_costs_nothing() {
     assert_eq!(second.unwrap(), "second");
 }
 
-// Answers one request over TLS, and closes the socket without TLS's own last word, behind `more`.
-async fn closed_after(answer: &'static str, more: &'static [u8]) -> Result<String, Error> {
-    let crypto = std::sync::Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+fn crypto() -> std::sync::Arc<rustls::crypto::CryptoProvider> {
+    std::sync::Arc::new(rustls::crypto::aws_lc_rs::default_provider())
+}
+
+fn acceptor(alpn: &[&str]) -> tokio_rustls::TlsAcceptor {
     let made = rcgen::generate_simple_self_signed(vec!["nobody.example".to_owned()]).unwrap();
     let key = rustls_pki_types::PrivatePkcs8KeyDer::from(made.signing_key.serialize_der());
-    let config = rustls::ServerConfig::builder_with_provider(crypto.clone())
+    let mut config = rustls::ServerConfig::builder_with_provider(crypto())
         .with_safe_default_protocol_versions()
         .unwrap()
         .with_no_client_auth()
         .with_single_cert(vec![made.cert.der().clone()], key.into())
         .unwrap();
+    config.alpn_protocols = alpn.iter().map(|name| name.as_bytes().to_vec()).collect();
+    std::sync::Arc::new(config).into()
+}
+
+fn any_server(http2: bool) -> Dialer {
+    let tls = Some(std::sync::Arc::new(Tls::new(crypto(), http2, Trust::Anybody)));
+    Dialer { tls, ..Dialer::default() }
+}
+
+#[tokio::test]
+async fn a_redirect_tells_plain_http_no_referer_and_a_host_of_its_own_stays() {
+    let plain = Web::start(|_| http(200, "", "plain")).await;
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let own = listener.local_addr().unwrap();
+    let to = plain.addr;
+    let secure = fake::spawn(async move {
+        let mut tls = acceptor(&[]).accept(listener.accept().await.unwrap().0).await.unwrap();
+        let head = crate::net::http::head(&mut tls).await.unwrap();
+        tls.write_all(&http(302, &format!("Location: http://{to}/\r\n"), "")).await.unwrap();
+        tls.shutdown().await.unwrap();
+        head
+    });
+    let first = Web::start(move |_| http(302, &format!("Location: https://{own}/\r\n"), "")).await;
+    let url = format!("http://{}/", first.addr);
+    let dialer = any_server(false);
+    let mut got = Get::new(&url).unwrap().dialer(&dialer).send().await.unwrap();
+    assert_eq!(got.text(1000).await.unwrap(), "plain");
+    let (between, last) = (secure.await.unwrap(), plain.heads().remove(0));
+    assert!(between.contains(&format!("Referer: {url}\r\n")), "{between}");
+    assert!(!last.contains("Referer"), "{last}");
+
+    let away = Web::start(move |_| http(302, &format!("Location: //{to}/\r\n"), "")).await;
+    let url = format!("http://{}/", away.addr);
+    for (host, then) in [(away.addr.to_string(), to.to_string()), ("a.b".to_owned(), "a.b".to_owned())] {
+        let get = Get::new(&url).unwrap().host(Some(HeaderValue::from_str(&host).unwrap()));
+        get.send().await.unwrap();
+        let head = plain.heads().pop().unwrap();
+        assert!(head.contains(&format!("Host: {then}\r\n")), "{host}: {head}");
+    }
+}
+
+#[tokio::test]
+async fn what_a_server_refuses_is_asked_anew_and_fields_of_a_connection_are_passed_over() {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("https://{}/", listener.local_addr().unwrap());
+    let server = fake::spawn(async move {
+        let acceptor = acceptor(&["h2"]);
+        // RST_STREAM with REFUSED_STREAM; HEADERS with 204 and a literal, at the stream's end.
+        for answer in [
+            &b"\0\0\x04\x03\0\0\0\0\x01\0\0\0\x07"[..],
+            b"\0\0\x13\x01\x05\0\0\0\x01\x89\x40\x0aconnection\x05close",
+        ] {
+            let mut tls = acceptor.accept(listener.accept().await.unwrap().0).await.unwrap();
+            let mut read = Vec::new();
+            // HEADERS of stream 1, the request.
+            while memchr::memmem::find(&read, b"\x01\x05\0\0\0\x01").is_none() {
+                tls.read_buf(&mut read).await.unwrap();
+            }
+            tls.write_all(b"\0\0\0\x04\0\0\0\0\0").await.unwrap();
+            tls.write_all(answer).await.unwrap();
+            tls.flush().await.unwrap();
+            while tls.read_buf(&mut read).await.is_ok_and(|n| n > 0) {}
+        }
+    });
+    let dialer = any_server(true);
+    let got = Get::new(&url).unwrap().dialer(&dialer).send().await.unwrap();
+    assert_eq!(got.status(), 204);
+    drop(got);
+    server.await.unwrap();
+}
+
+// Answers one request over TLS, and closes the socket without TLS's own last word, behind `more`.
+async fn closed_after(answer: &'static str, more: &'static [u8]) -> Result<String, Error> {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("https://{}/", listener.local_addr().unwrap());
     let server = fake::spawn(async move {
         let (stream, _) = listener.accept().await.unwrap();
-        let mut tls =
-            tokio_rustls::TlsAcceptor::from(std::sync::Arc::new(config)).accept(stream).await.unwrap();
+        let mut tls = acceptor(&[]).accept(stream).await.unwrap();
         crate::net::http::head(&mut tls).await.unwrap();
         tls.write_all(answer.as_bytes()).await.unwrap();
         tls.flush().await.unwrap();
         tls.into_inner().0.write_all(more).await.unwrap();
     });
-    let tls = Some(std::sync::Arc::new(Tls::new(crypto, false, Trust::Anybody)));
-    let dialer = Dialer { tls, ..Dialer::default() };
+    let dialer = any_server(false);
     let got = async { Get::new(&url)?.dialer(&dialer).send().await?.text(1000).await }.await;
     server.await.unwrap();
     got

@@ -14,6 +14,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::task::coop::poll_proceed;
 
 use super::framing::Heads;
+use super::hop::Fields;
 
 /// Bytes of a turn, and of one read: more than heads have, but for those that mean ill. It is some nine hundred of the shortest
 /// interim answers.
@@ -42,14 +43,20 @@ impl Waiting {
     }
 }
 
-/// A connection whose heads are read in turns, and put as the HTTP library takes them ([`super::framing`]).
+/// What the heads on a connection are made of.
+#[derive(Debug)]
+enum Made {
+    Lines(Heads),
+    Frames(Fields),
+}
+
+/// A connection whose heads are read in turns, and put as the HTTP library takes them ([`super::framing`], [`super::hop`]).
 pub(crate) struct Slowed<S> {
     inner: S,
     waiting: Waiting,
     /// Units for what was read.
     owes: usize,
-    /// Of HTTP/1.
-    heads: Option<Heads>,
+    heads: Made,
     /// Bytes of a turn.
     turn: usize,
 }
@@ -57,22 +64,20 @@ pub(crate) struct Slowed<S> {
 impl<S> Slowed<S> {
     pub(crate) fn new(inner: S) -> (Self, Waiting) {
         let waiting = Waiting::default();
-        (
-            Self { inner, waiting: waiting.clone(), owes: 0, heads: Some(Heads::default()), turn: TURN },
-            waiting,
-        )
+        let heads = Made::Lines(Heads::default());
+        (Self { inner, waiting: waiting.clone(), owes: 0, heads, turn: TURN }, waiting)
     }
 
     /// A connection of HTTP/2, of which a turn brings so many bytes: of bodies, too, their frames are mixed.
     pub(crate) fn of_frames(inner: S, turn: usize) -> Self {
         let waiting = Waiting::default();
         waiting.set(true);
-        Self { inner, waiting, owes: 0, heads: None, turn }
+        Self { inner, waiting, owes: 0, heads: Made::Frames(Fields::default()), turn }
     }
 
     // A request, whose answer is yet to come.
     fn asks(&mut self) {
-        if let Some(heads) = &mut self.heads {
+        if let Made::Lines(heads) = &mut self.heads {
             *heads = Heads::default();
         }
     }
@@ -103,8 +108,9 @@ impl<S: AsyncRead + Unpin> AsyncRead for Slowed<S> {
         let mut part = ReadBuf::new(buf.initialize_unfilled_to(room));
         ready!(Pin::new(&mut self.inner).poll_read(cx, &mut part))?;
         let read = part.filled().len();
-        if let Some(heads) = &mut self.heads {
-            heads.pass(part.filled_mut());
+        match &mut self.heads {
+            Made::Lines(heads) => heads.pass(part.filled_mut()),
+            Made::Frames(fields) => fields.pass(part.filled_mut()),
         }
         buf.advance(read);
         self.owes = (read * UNITS).div_ceil(self.turn);

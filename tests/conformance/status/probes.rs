@@ -16,6 +16,7 @@ fn probing(port: u16, action: &str) -> Builder {
     let probe = match action {
         "http" => json!({"httpGet": {"path": "/hello?x", "port": port}, "timeoutSeconds": 5}),
         "https" => json!({"httpGet": {"port": port, "scheme": "HTTPS"}, "timeoutSeconds": 20}),
+        "grpc" => json!({"grpc": {"port": port}, "timeoutSeconds": 20}),
         _ => json!({"tcpSocket": {"port": port}, "timeoutSeconds": 5}),
     };
     TestAgent::with().env("ISTIO_KUBE_APP_PROBERS", json!({"/app-health/app/livez": probe}).to_string())
@@ -50,6 +51,85 @@ async fn a_port_that_nobody_listens_on_fails_its_probe() {
     let mock = MockIstiod::start().await;
     let agent = serving(&mock, probing(free_port(), "tcp")).await;
     assert_eq!(agent.get("/app-health/app/livez").await.unwrap().status, 500);
+    agent.stop().await;
+}
+
+/// A frame of HTTP/2.
+fn frame(kind: u8, flags: u8, stream: u8, payload: &[u8]) -> Vec<u8> {
+    let length = u8::try_from(payload.len()).unwrap();
+    [&[0, 0, length, kind, flags, 0, 0, 0, stream][..], payload].concat()
+}
+
+/// A field of a header block, as it stands.
+fn field(name: &str, value: &str) -> Vec<u8> {
+    let text = |text: &str| [&[u8::try_from(text.len()).unwrap()][..], text.as_bytes()].concat();
+    [vec![0], text(name), text(value)].concat()
+}
+
+/// What a health service that is well says, with one more field in its head and in its end.
+fn serving_with(name: &str, value: &str) -> Vec<u8> {
+    let more = field(name, value);
+    let head = [vec![0x88], field("content-type", "application/grpc"), more.clone()].concat();
+    let end = [field("grpc-status", "0"), more].concat();
+    [frame(1, 4, 1, &head), frame(0, 0, 1, b"\0\0\0\0\x02\x08\x01"), frame(1, 5, 1, &end)].concat()
+}
+
+/// Answers the calls of a health service that come next, each on a connection of its own, with these frames.
+async fn answers(listener: &TcpListener, with: &[Vec<u8>]) {
+    for frames in with {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        stream.write_all(&frame(4, 0, 0, &[])).await.unwrap();
+        let mut read = Vec::new();
+        // The end of the stream: of the frame of data that holds an empty request.
+        while !read.windows(9).any(|head| head == [0, 0, 5, 0, 1, 0, 0, 0, 1]) {
+            assert_ne!(stream.read_buf(&mut read).await.unwrap(), 0, "it has left");
+        }
+        stream.write_all(frames).await.unwrap();
+        // Until it leaves.
+        while stream.read_buf(&mut read).await.is_ok_and(|n| n > 0) {}
+    }
+}
+
+async fn asked(agent: &TestAgent, listener: &TcpListener, with: &[Vec<u8>]) -> u16 {
+    let answering = async {
+        answers(listener, with).await;
+        std::future::pending().await
+    };
+    let reply = tokio::select! {
+        reply = agent.get("/app-health/app/livez") => reply,
+        () = answering => unreachable!(),
+    };
+    reply.unwrap().status.as_u16()
+}
+
+#[tokio::test]
+async fn an_application_that_sends_fields_of_a_connection_over_http2_is_well() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let mock = MockIstiod::start().await;
+    let agent = serving(&mock, probing(listener.local_addr().unwrap().port(), "grpc")).await;
+    for (name, value) in [
+        ("x-connection", "close"),
+        ("connection", "close"),
+        ("keep-alive", "timeout=5"),
+        ("proxy-connection", "keep-alive"),
+        ("transfer-encoding", "chunked"),
+        // Of a web server behind another one.
+        ("upgrade", "h2,h2c"),
+    ] {
+        assert_eq!(asked(&agent, &listener, &[serving_with(name, value)]).await, 200, "{name}");
+    }
+    agent.stop().await;
+}
+
+#[tokio::test]
+async fn a_probe_that_a_server_did_not_take_is_made_again() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let mock = MockIstiod::start().await;
+    let agent = serving(&mock, probing(listener.local_addr().unwrap().port(), "grpc")).await;
+    let (refused, ended) = (frame(3, 0, 1, &[0, 0, 0, 7]), frame(3, 0, 1, &[0, 0, 0, 2]));
+    let well = serving_with("x", "y");
+    assert_eq!(asked(&agent, &listener, &[refused, well]).await, 200);
+    assert_eq!(asked(&agent, &listener, &[ended]).await, 500, "one that it took and gave up is not");
     agent.stop().await;
 }
 
