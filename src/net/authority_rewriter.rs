@@ -40,7 +40,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::task::coop::poll_proceed;
 
-mod block;
+pub(super) mod block;
 
 use block::Blocks;
 

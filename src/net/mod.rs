@@ -62,7 +62,9 @@ pub mod fuzz {
     use percent_encoding::percent_decode;
     use tonic::Status;
 
+    use super::authority_rewriter::block::plain;
     use super::grpc;
+    use super::hop::Fields;
 
     /// Headers of a call or of its end, by pairs, and a body: each is read or refused, and what is written can be
     /// read again.
@@ -85,4 +87,31 @@ pub mod fuzz {
         assert_eq!(told.message(), text);
         let _ = grpc::unknown(&text, |service| service == "a.B");
     }
+
+    /// A header block of an answer in HTTP/2, cut at each `cut` bytes: another reader finds the same fields in what
+    /// becomes of it, but for names of the connection's own, however it was cut.
+    pub fn block(block: &[u8], cut: usize) {
+        let Ok(length) = u16::try_from(block.len()) else { return };
+        let [high, low] = length.to_be_bytes();
+        let frame = [&[0, high, low, 1, 4, 0, 0, 0, 1], block].concat();
+        let (mut whole, mut pieces) = (frame.clone(), frame.clone());
+        Fields::default().pass(&mut whole);
+        let mut fields = Fields::default();
+        pieces.chunks_mut(cut.max(1)).for_each(|piece| fields.pass(piece));
+        assert_eq!(whole, pieces);
+        let (head, renamed) = whole.split_at(9);
+        assert_eq!(head, &frame[..9]);
+        let fields = |block: &[u8]| fluke_hpack::Decoder::new().decode(&plain(block).ok()?).ok();
+        let Some(before) = fields(block) else { return };
+        let after = fields(renamed).expect("it could be read before");
+        assert_eq!(before.len(), after.len());
+        for ((name, value), (new, same)) in before.iter().zip(&after) {
+            assert_eq!(value, same);
+            assert!(name == new || OF_A_CONNECTION.contains(&name.as_slice()), "{}", name.escape_ascii());
+            assert_eq!(name.len(), new.len());
+        }
+    }
+
+    const OF_A_CONNECTION: [&[u8]; 5] =
+        [b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"];
 }

@@ -140,7 +140,7 @@ fn integer(value: usize, prefix: u8, into: &mut Vec<u8>) {
 // A block with no text in the Huffman code, by its shape: complete integers and texts, table sizes within bounds. The
 // decoder takes the shape for granted in places where it must not (a cut size update makes it panic, and any size is
 // taken), and makes its table of the code anew for each text: 15 µs for a text of one byte, 2 s for a block of them.
-pub(super) fn plain(block: &[u8]) -> Result<Cow<'_, [u8]>, &'static str> {
+pub(in crate::net) fn plain(block: &[u8]) -> Result<Cow<'_, [u8]>, &'static str> {
     const CUT: &str = "a header block is cut";
     let mut rest = block;
     // What was written anew of the first `done` bytes.
