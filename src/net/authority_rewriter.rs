@@ -42,11 +42,11 @@ use tokio::task::coop::poll_proceed;
 
 pub(super) mod block;
 
+use super::frame::{CONTINUATION, END_HEADERS, HEADER, HEADERS};
 use block::Blocks;
 
 /// What a client says first.
 const PREFACE: usize = 24;
-const HEADER: usize = 9;
 /// Read at once while a header block is being gathered.
 const CHUNK: usize = 4096;
 /// Largest header block gathered; the server's own limit on header lists is about the same.
@@ -67,10 +67,6 @@ const COST: usize = 8;
 const FRAMES: usize = 32;
 /// What a read costs whose frames are not looked at.
 const UNSEEN: usize = 64;
-
-const HEADERS: u8 = 1;
-const CONTINUATION: u8 = 9;
-const END_HEADERS: u8 = 4;
 
 /// Wraps an accepted connection. Writes pass through.
 #[derive(Debug)]

@@ -8,6 +8,8 @@
 //!
 //! What cannot be read is left to the library, which has the better error.
 
+use super::frame::{CONTINUATION, HEADER, HEADERS, PADDED, PRIORITIES, PRIORITY};
+
 /// A name as it stands in a block, as it is and in the Huffman code, and what its last byte becomes.
 const NAMES: [(&[u8], u8); 10] = [
     (b"connection", b'm'),
@@ -26,12 +28,6 @@ const LONGEST: usize = 17;
 /// `transfer-encoding` and `if-modified-since` in the static table (RFC 7541, appendix A).
 const CODING: u8 = 57;
 const SINCE: u8 = 40;
-
-const HEADER: usize = 9;
-const HEADERS: u8 = 1;
-const CONTINUATION: u8 = 9;
-const PADDED: u8 = 8;
-const PRIORITY: u8 = 0x20;
 
 /// Follows the frames of a connection as their bytes come.
 #[derive(Debug, Default)]
@@ -116,7 +112,7 @@ impl Fields {
             HEADERS => {
                 self.at = At::Field;
                 self.padded = flags & PADDED != 0;
-                let priority = if flags & PRIORITY == 0 { 0 } else { 5 };
+                let priority = if flags & PRIORITY == 0 { 0 } else { PRIORITIES };
                 (priority, length.saturating_sub(priority + usize::from(self.padded)), 0)
             }
             CONTINUATION => (0, length, 0),

@@ -10,6 +10,7 @@
 //! | `datagram` | a UDP socket whose answers come from the address that was asked |
 //! | `fair` | slots that no client has all of, and who is next |
 //! | `framing` | how an answer's head is put, and where its body ends, as Go's client takes it |
+//! | `frame` | numbers of HTTP/2's frames |
 //! | `hop` | fields of a connection in answers of HTTP/2, which Go's client passes over |
 //! | `http` | one request over one plain connection, its answer read whole |
 //! | `interim` | a connection on which answers before the one that counts come slowly |
@@ -35,6 +36,7 @@ pub(crate) mod authority_rewriter;
 pub(crate) mod clients;
 pub(crate) mod datagram;
 pub(crate) mod fair;
+mod frame;
 pub(crate) mod framing;
 pub(crate) mod grpc;
 mod hop;

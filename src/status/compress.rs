@@ -12,8 +12,8 @@ use crate::serve::respond::{Answer, Body, Content};
 const MINIMUM: usize = 1024;
 /// One write's worth.
 const PIECE: usize = 16 * 1024;
-/// Metrics repeat whole lines, so that looking longer for repetitions finds few more: 6, the library's usual level, takes 1.5 to
-/// 5 times as much of the one thread (benches/README.md).
+/// Metrics repeat whole lines, so that looking longer for repetitions finds few more: 6, the library's usual level, takes 1.8 to
+/// 4 times as much of the one thread (benches/README.md).
 const GZIP_LEVEL: u32 = 2;
 /// zstd's fastest level. Its window is made smaller (128 kB, not 512 kB): what is gained beyond does not
 /// pay for the memory, which a scrape would leave behind.

@@ -7,12 +7,8 @@ use bytes::{BufMut, BytesMut};
 use fluke_hpack::Decoder;
 use httlib_huffman::DecoderSpeed;
 
-use super::{CONTINUATION, END_HEADERS, HEADERS};
+use crate::net::frame::{CONTINUATION, END_HEADERS, HEADERS, PADDED, PRIORITIES, PRIORITY};
 
-const PADDED: u8 = 8;
-const PRIORITY: u8 = 0x20;
-/// Bytes of the priority fields.
-const PRIORITIES: usize = 5;
 /// What stands in for an authority that the server would refuse.
 const INSTEAD: &[u8] = b"localhost";
 /// Size of the table that HTTP/2 peers begin with, and the most a client may use, since the servers
