@@ -10,17 +10,20 @@
 
 use super::frame::{CONTINUATION, HEADER, HEADERS, PADDED, PRIORITIES, PRIORITY};
 
-/// A name as it stands in a block, as it is and in the Huffman code, and what its last byte becomes.
-const NAMES: [(&[u8], u8); 10] = [
+/// A name as it stands in a block, and what its last byte becomes.
+const PLAIN: [(&[u8], u8); 5] = [
     (b"connection", b'm'),
-    (b"\x21\xea\xa8\xa4\x49\x8f\x57", 0x4f),
     (b"keep-alive", b'c'),
-    (b"\xea\x52\xd6\xb0\xe8\x37\x72\xff", 0x7f),
     (b"proxy-connection", b'm'),
-    (b"\xae\xc3\xf9\xf4\xb1\x0f\x55\x45\x22\x4c\x7a\xbf", 0x7f),
     (b"transfer-encoding", b'm'),
-    (b"\x4d\x83\xa9\x12\x96\xc5\x8b\x51\x0f\x21\xaa\x9b", 0xa7),
     (b"upgrade", b'c'),
+];
+/// The same in the Huffman code (RFC 7541, appendix B).
+const CODED: [(&[u8], u8); 5] = [
+    (b"\x21\xea\xa8\xa4\x49\x8f\x57", 0x4f),
+    (b"\xea\x52\xd6\xb0\xe8\x37\x72\xff", 0x7f),
+    (b"\xae\xc3\xf9\xf4\xb1\x0f\x55\x45\x22\x4c\x7a\xbf", 0x7f),
+    (b"\x4d\x83\xa9\x12\x96\xc5\x8b\x51\x0f\x21\xaa\x9b", 0xa7),
     (b"\xb6\xb9\xac\x1c\x85", 0x84),
 ];
 /// No name above is longer.
@@ -61,18 +64,29 @@ enum At {
     },
     /// Another one of a length of which so much is known, in so many bits beyond the first.
     Longer {
-        name: bool,
+        text: Text,
         length: usize,
         bits: u32,
     },
     Name {
+        coded: bool,
         left: usize,
         got: usize,
-        text: [u8; LONGEST],
+        name: [u8; LONGEST],
     },
     Value {
         left: usize,
     },
+}
+
+/// What a text of a block is.
+#[derive(Debug, Clone, Copy)]
+enum Text {
+    /// A name, in the Huffman code or as it is.
+    Name {
+        coded: bool,
+    },
+    Value,
 }
 
 impl Fields {
@@ -140,28 +154,32 @@ impl At {
                 }
                 if ends { Self::Length { name: false } } else { Self::Named { second: false } }
             }
-            Self::Length { name } => match usize::from(now & 0x7f) {
-                0x7f => Self::Longer { name, length: 0x7f, bits: 0 },
-                length => Self::text(name, length),
-            },
-            Self::Longer { name, length, bits } => {
+            Self::Length { name } => {
+                let text = if name { Text::Name { coded: now & 0x80 != 0 } } else { Text::Value };
+                match usize::from(now & 0x7f) {
+                    0x7f => Self::Longer { text, length: 0x7f, bits: 0 },
+                    length => Self::text(text, length),
+                }
+            }
+            Self::Longer { text, length, bits } => {
                 let length = length.saturating_add(usize::from(now & 0x7f) << bits);
                 // Nothing in a block is longer.
                 if ends || bits >= 21 {
-                    Self::text(name, length)
+                    Self::text(text, length)
                 } else {
-                    Self::Longer { name, length, bits: bits + 7 }
+                    Self::Longer { text, length, bits: bits + 7 }
                 }
             }
-            Self::Name { left, got, mut text } => {
-                if let Some(place) = text.get_mut(got) {
+            Self::Name { coded, left, got, mut name } => {
+                if let Some(place) = name.get_mut(got) {
                     *place = now;
                 }
                 let (left, got) = (left - 1, got + 1);
                 if left > 0 {
-                    return Self::Name { left, got, text };
+                    return Self::Name { coded, left, got, name };
                 }
-                if let Some((_, last)) = NAMES.iter().find(|(name, _)| text.get(..got) == Some(*name)) {
+                let known = if coded { CODED } else { PLAIN };
+                if let Some((_, last)) = known.iter().find(|(known, _)| name.get(..got) == Some(*known)) {
                     *byte = *last;
                 }
                 Self::Length { name: false }
@@ -193,12 +211,12 @@ impl At {
         }
     }
 
-    fn text(name: bool, length: usize) -> Self {
-        match (name, length) {
-            (true, 0) => Self::Length { name: false },
-            (false, 0) => Self::Field,
-            (true, left) => Self::Name { left, got: 0, text: [0; LONGEST] },
-            (false, left) => Self::Value { left },
+    fn text(text: Text, length: usize) -> Self {
+        match (text, length) {
+            (Text::Name { .. }, 0) => Self::Length { name: false },
+            (Text::Value, 0) => Self::Field,
+            (Text::Name { coded }, left) => Self::Name { coded, left, got: 0, name: [0; LONGEST] },
+            (Text::Value, left) => Self::Value { left },
         }
     }
 }
@@ -211,14 +229,14 @@ mod tests {
 
     #[test]
     fn both_forms_of_a_name_become_one() {
-        for pair in NAMES.chunks(2) {
+        for (plain, coded) in PLAIN.into_iter().zip(CODED) {
             let renamed = |(name, last): (&[u8], u8)| [&name[..name.len() - 1], &[last]].concat();
             let mut decoded = Vec::new();
-            httlib_huffman::decode(pair[1].0, &mut decoded, DecoderSpeed::FourBits).unwrap();
-            assert_eq!(decoded, pair[0].0);
+            httlib_huffman::decode(coded.0, &mut decoded, DecoderSpeed::FourBits).unwrap();
+            assert_eq!(decoded, plain.0);
             decoded.clear();
-            httlib_huffman::decode(&renamed(pair[1]), &mut decoded, DecoderSpeed::FourBits).unwrap();
-            assert_eq!(decoded, renamed(pair[0]));
+            httlib_huffman::decode(&renamed(coded), &mut decoded, DecoderSpeed::FourBits).unwrap();
+            assert_eq!(decoded, renamed(plain));
         }
     }
 
@@ -239,6 +257,11 @@ mod tests {
             (
                 b"\x00\x01a\x0aconnection\x00\x0bconnections\x00",
                 b"\x00\x01a\x0aconnection\x00\x0bconnections\x00",
+            ),
+            // What is a name only in the other form.
+            (
+                b"\x00\x87upgrade\x01x\x00\x05\xb6\xb9\xac\x1c\x85\x01x",
+                b"\x00\x87upgrade\x01x\x00\x05\xb6\xb9\xac\x1c\x85\x01x",
             ),
             (b"\x3f\xe1\x1f\x40\x0aconnection\x01x", b"\x3f\xe1\x1f\x40\x0aconnectiom\x01x"),
             (
@@ -294,6 +317,8 @@ mod tests {
 
     // What header blocks are made of, and what looks like it.
     const PARTS: &[&[u8]] = &[
+        b"\x87upgrade",
+        b"\x05\xb6\xb9\xac\x1c\x85",
         b"\x0aconnection",
         b"\x85\xb6\xb9\xac\x1c\x85",
         b"\x07upgrade",
