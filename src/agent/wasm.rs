@@ -66,6 +66,10 @@ impl Convert for Conversion {
             map_resources(protocol, &response, |resource| Ok(converted.next().unwrap_or(resource)))
         })
     }
+
+    fn dropped(&self) {
+        self.0.dropped();
+    }
 }
 
 #[cfg(test)]

@@ -148,6 +148,12 @@ impl Failing {
         }
     }
 
+    /// Nothing is wrong with any but what conversion `by`, or a newer one, has told.
+    fn whole(&mut self, by: u64) {
+        self.whole = self.whole.max(by);
+        self.keep(|_, told| told >= by);
+    }
+
     fn ended(&mut self, by: u64) {
         self.under_way.remove(&by);
         let oldest = self.under_way.first().copied().unwrap_or(u64::MAX);
@@ -252,6 +258,13 @@ impl Converter {
         names.iter().for_each(|gone| failing.settle(gone, by));
     }
 
+    /// There are no extensions any more.
+    pub(crate) fn dropped(&self) {
+        let mut failing = self.failing();
+        let by = failing.begin();
+        failing.whole(by);
+    }
+
     /// Removes unused modules from time to time, until `stop`. `kept` tells which extension configs are kept for a later
     /// Envoy; their modules are in use.
     pub(crate) async fn purge<F: Future<Output = io::Result<Vec<Bytes>>>>(
@@ -313,9 +326,7 @@ impl Converter {
             return Err(refused);
         }
         if whole {
-            let mut failing = self.failing();
-            failing.whole = failing.whole.max(by);
-            failing.keep(|_, told| told >= by);
+            self.failing().whole(by);
         }
         Ok(converted)
     }

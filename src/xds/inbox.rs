@@ -28,6 +28,7 @@ use super::scan::{Facts, Malformed};
 use super::sink::{Broken, Sink};
 use super::state::Answer;
 use super::stream::Stream;
+use super::subscribed::Subscribed;
 use super::{end_status, types};
 use crate::base::quote::{cut, shown};
 use crate::base::seldom::Seldom;
@@ -48,6 +49,7 @@ const REPLAY: usize = 4 << 20;
 pub(super) struct Inbox {
     body: RecvStream,
     gate: Gate<Requests>,
+    subscribed: Subscribed,
     // Read, and not yet sent.
     pending: VecDeque<Item>,
     // Window to give back to Envoy once `pending` is empty.
@@ -84,6 +86,7 @@ impl Inbox {
         Self {
             body,
             gate: Gate::new(Requests { protocol, limit, listeners_asked: false }),
+            subscribed: Subscribed::default(),
             pending: VecDeque::new(),
             owed: 0,
             failed: None,
@@ -415,6 +418,10 @@ fn ended(stream: &Stream<'_>, inbox: &mut Inbox, end: &End) {
     let short = types::short(type_url);
     tracing::debug!(target: "xdsproxy", stream = stream.id, "request {short} of {} bytes, nonce {}",
         end.length, end.facts.nonce);
+    // What one client of many has, or has dropped, tells nothing of the others.
+    if !inbox.proxyless && inbox.subscribed.begins(&end.facts) {
+        shared.begins_anew();
+    }
     match shared.state.request(type_url, &end.facts) {
         Answer::Nack { fresh, count, version } => {
             shared.meters.nack(short);
@@ -438,6 +445,9 @@ fn ended(stream: &Stream<'_>, inbox: &mut Inbox, end: &End) {
         }
         Answer::None if type_url == types::LISTENER && end.facts.is_bare() => shared.configured(false),
         Answer::None => {}
+    }
+    if !inbox.proxyless && inbox.subscribed.drops(stream.protocol, type_url, &end.facts) {
+        shared.dropped(type_url);
     }
     if type_url == types::LISTENER && !stream.first_listeners.swap(true, Ordering::Relaxed) {
         inbox.follow(shared.own(stream.protocol).into_iter());

@@ -68,6 +68,7 @@ mod spread;
 mod stand_in;
 pub(crate) mod state;
 mod stream;
+mod subscribed;
 pub(crate) mod tap;
 mod trouble;
 pub mod types;

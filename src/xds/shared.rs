@@ -207,6 +207,20 @@ impl Shared {
         self.hold.lock().expect("no panic holds this lock").configured(is);
     }
 
+    /// An Envoy has come that has nothing, and so has rejected nothing.
+    pub(super) fn begins_anew(&self) {
+        self.state.begins_anew();
+        self.troubles.begins_anew();
+        self.convert.iter().for_each(|convert| convert.dropped());
+    }
+
+    /// Envoy asks for nothing of this type any more.
+    pub(super) fn dropped(&self, type_url: &str) {
+        self.state.dropped(type_url);
+        self.troubles.accepted(type_url);
+        self.convert.iter().filter(|_| type_url == types::ECDS).for_each(|convert| convert.dropped());
+    }
+
     /// A held stream is that of an Envoy without a configuration.
     pub(super) fn starts(&self) {
         if self.hold.lock().expect("no panic holds this lock").starts()

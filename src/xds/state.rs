@@ -106,7 +106,9 @@ impl RelayState {
                 return Answer::None;
             }
             if !facts.rejected {
-                if facts.nonce != kind.nonce {
+                // With the older protocol each change of what is asked for names the last response again, one that was
+                // rejected, too.
+                if facts.nonce != kind.nonce || kind.answered == Some(false) {
                     return Answer::None;
                 }
                 kind.answered = Some(true);
@@ -123,6 +125,23 @@ impl RelayState {
             let (fresh, count) = nack(&mut inner.nacks, type_url, facts, &version, unix(now));
             Answer::Nack { fresh, count, version }
         })
+    }
+
+    /// Envoy asks for nothing of this type any more, so it has all that it wants of it.
+    pub(super) fn dropped(&self, type_url: &str) {
+        self.with(|inner, _| {
+            if let Some(kind) = inner.types.get_mut(type_url).filter(|kind| kind.answered == Some(false)) {
+                kind.answered = Some(true);
+            }
+        });
+    }
+
+    /// A new Envoy has rejected nothing yet.
+    pub(super) fn begins_anew(&self) {
+        self.with(|inner, _| {
+            let rejected = inner.types.values_mut().filter(|kind| kind.answered == Some(false));
+            rejected.for_each(|kind| kind.answered = None);
+        });
     }
 
     /// A response has come.

@@ -46,6 +46,9 @@ pub trait Convert: Send + Sync + fmt::Debug {
     /// # Errors
     /// The reason of the rejection that istiod is sent; nothing is forwarded then.
     fn convert(&self, protocol: Protocol, response: Bytes) -> BoxFuture<'static, Result<Bytes, BoxError>>;
+
+    /// Envoy has none of them any more, and asks for none.
+    fn dropped(&self) {}
 }
 
 /// A resource's body, as both protocols carry it.

@@ -125,7 +125,15 @@ impl Troubles {
         reporter.report(report.hint(hint(&reason)));
     }
 
-    /// The last response of a type was taken.
+    /// A new Envoy has rejected nothing yet. What the agent itself has rejected stays until istiod sends it again.
+    pub(super) fn begins_anew(&self) {
+        let mut types = self.types.lock().expect("no panic holds this lock");
+        types
+            .extract_if(.., |type_url, _| types::for_envoy(type_url))
+            .for_each(|(_, reporter)| reporter.end());
+    }
+
+    /// The last response of a type was taken, or Envoy asks for nothing of it any more.
     pub(super) fn accepted(&self, type_url: &str) {
         let reporter = self.types.lock().expect("no panic holds this lock").remove(type_url);
         if let Some(reporter) = reporter {

@@ -32,6 +32,7 @@ mod outlive;
 mod page;
 mod policy;
 mod readme;
+mod rejections;
 mod release;
 mod replay;
 mod sds;
