@@ -1,5 +1,6 @@
 //! Channels between parts that do not know each other: the trust bundle from istiod's config to the secret
-//! manager, the name table to the DNS server, and changed token and root files to streams that are held.
+//! manager, the name table to the DNS server, and changed token and root files to streams that are held and to requests to
+//! the CA that fail.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -100,7 +101,7 @@ impl Wires {
         let paths = std::iter::once(token)
             .chain(connector.root_file())
             .collect::<std::collections::BTreeSet<PathBuf>>();
-        let (waker, connector) = (self.waker, connector.clone());
+        let (waker, connector, secrets) = (self.waker, connector.clone(), secrets.clone());
         let stop = stages.xds.token();
         stages.xds.lasting("token and root files", async move {
             watching.set(paths).await;
@@ -109,6 +110,7 @@ impl Wires {
                     () = stop.cancelled() => return,
                     () = watching.news() => {
                         waker.send_modify(|n| *n = n.wrapping_add(1));
+                        secrets.mended();
                         connector.look_at_roots().await;
                     }
                     () = tokio::time::sleep(AGAIN), if watching.blind() => {}

@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio::time::Instant;
 
 use super::board::Board;
@@ -44,6 +44,7 @@ const QUEUE: usize = 256;
 pub(crate) struct Handle {
     commands: mpsc::Sender<Command>,
     bundle: watch::Sender<Vec<String>>,
+    mended: Arc<Notify>,
     status: Arc<Mutex<IdentityStatus>>,
     kept: Arc<Mutex<Option<Kept>>>,
 }
@@ -63,6 +64,12 @@ impl Handle {
             *old = pem;
             new
         });
+    }
+
+    /// What a request to the CA needs has changed, a token or a root: where requests fail, the next one need not wait as
+    /// long as it would.
+    pub(crate) fn mended(&self) {
+        self.mended.notify_one();
     }
 
     /// The trust bundle as it came last.
@@ -104,6 +111,7 @@ pub(crate) struct Manager {
     metrics: Metrics,
     commands: mpsc::Receiver<Command>,
     bundle_news: watch::Receiver<Vec<String>>,
+    mended: Arc<Notify>,
     status: Arc<Mutex<IdentityStatus>>,
     kept: Arc<Mutex<Option<Kept>>>,
     board: Board,
@@ -144,6 +152,7 @@ impl Manager {
         let (bundle, bundle_news) = watch::channel(config.bundle.clone());
         let (known, _) = super::bundle::readable(std::mem::take(&mut config.bundle));
         let status = Arc::new(Mutex::new(IdentityStatus::default()));
+        let mended = Arc::<Notify>::default();
         if config.eager && ca.is_some() && config.first_key.is_none() && config.kept.is_none() {
             config.first_key = Some(FirstKey::begin(config.key.clone()));
         }
@@ -154,6 +163,7 @@ impl Manager {
             workload: Workload::new(config.grace_ratio, config.grace_jitter),
             commands: queue,
             bundle_news,
+            mended: Arc::clone(&mended),
             status: Arc::clone(&status),
             board: Board::default(),
             bundle: known,
@@ -175,7 +185,7 @@ impl Manager {
             ca,
             clock,
         };
-        (Handle { commands, bundle, status, kept: manager.kept.clone() }, manager)
+        (Handle { commands, bundle, mended, status, kept: manager.kept.clone() }, manager)
     }
 
     /// Runs until `stop`.
@@ -214,6 +224,7 @@ impl Manager {
                     self.fetch(commands).await;
                 }
                 Ok(()) = self.bundle_news.changed() => self.bundle_changed(),
+                () = self.mended.notified() => self.workload.mended(Instant::now()),
                 () = self.files.changed() => {
                     let events = self.files.look_all().await;
                     self.file_events(events).await;

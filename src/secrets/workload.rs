@@ -125,6 +125,13 @@ impl Workload {
         self.not_before = self.not_before.min(earliest.max(mono));
     }
 
+    /// The cause of failures may be gone.
+    pub(super) fn mended(&mut self, mono: Instant) {
+        if self.failures() > 0 {
+            self.hurry(mono);
+        }
+    }
+
     /// A good answer.
     pub(super) fn succeeded(&mut self, issued: Issued, mono: Instant) {
         self.ended = Some(mono);

@@ -273,6 +273,29 @@ async fn after_expiry_there_is_an_error_and_a_prompt_retry() {
     assert!(before.elapsed() <= Duration::from_secs(6), "the request did not hurry the retry");
 }
 
+/// A good token takes the place of one that has expired: nobody waits out a minute for that.
+#[tokio::test(start_paused = true)]
+async fn what_may_mend_it_hurries_a_request_that_fails_and_no_other() {
+    let world = World::new(Act::Issue(DAY));
+    let (mut last, mut updates) = world.identity().await;
+    world.handle.mended();
+    world.pass(Duration::from_secs(60)).await;
+    assert_eq!(world.ca.calls(), 1, "nothing was wrong");
+    // Pauses are drawn up to a minute: of several in a row one would be long.
+    for _ in 0..6 {
+        world.ca.act(Act::Refuse(tonic::Code::Unauthenticated));
+        world.pass(DAY / 2).await;
+        world.pass(Duration::from_secs(600)).await;
+        assert!(matches!(news(&mut updates).await, Some(Change::Failed(_))));
+        world.ca.act(Act::Issue(DAY));
+        world.handle.mended();
+        world.pass(Duration::from_secs(6)).await;
+        let Some(Change::Updated(secret)) = news(&mut updates).await else { panic!("it was not hurried") };
+        let before = std::mem::replace(&mut last, chain_of(&secret));
+        assert_ne!(before, last);
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn renewal_needs_somebody_who_asked_once_or_a_file_that_is_read() {
     let world = World::new(Act::Issue(DAY));
