@@ -9,8 +9,8 @@ use crate::ca::CaClient;
 use crate::ca::{provider, vault};
 use crate::config::parts::Error;
 use crate::config::parts::ca::{Signer, Way};
-use crate::istiod::Connector;
 use crate::istiod::auth::{AccessToken, TokenSource};
+use crate::istiod::{Connector, RootFiles};
 use crate::sts::Exchanging;
 use crate::trouble::Reporter;
 
@@ -23,6 +23,7 @@ pub(crate) async fn client(
     tokens: Arc<dyn TokenSource>,
     metrics: &Metrics,
     clock: &Arc<dyn Clock>,
+    roots: &RootFiles,
     trouble: &Arc<Reporter>,
 ) -> Result<Option<Arc<dyn CaClient>>, Error> {
     let own: Arc<dyn TokenSource> = match &signer.exchange {
@@ -44,7 +45,7 @@ pub(crate) async fn client(
     };
     let (attempt_timeout, total_timeout) = signer.limits;
     let calls = provider::Calls {
-        connector: Connector::with_clock(connection.clone(), clock.clone()).map_err(said)?,
+        connector: Connector::sharing(connection.clone(), clock.clone(), roots).map_err(said)?,
         tokens,
         headers: signer.headers.clone(),
         attempt_timeout,

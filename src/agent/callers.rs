@@ -20,6 +20,7 @@ use crate::base::metrics::Metrics;
 use crate::base::tasks::{Group, Stop, caught};
 use crate::ca::csr::spiffe_id;
 use crate::config::{Config, parts};
+use crate::istiod::RootFiles;
 use crate::istiod::auth::{Error, Token, TokenSource, claims};
 use crate::sds::Callers;
 use crate::secrets::{self, Fetched, Manager, Mounted, ResourceName, SecretSource, name};
@@ -136,7 +137,9 @@ impl ByToken {
         let metrics = Metrics::new();
         let signer = self.config.ca.as_ref().map_err(|e| Unserved::Ca(e.clone()))?;
         let signer = signer.as_ref().ok_or(Unserved::NoCa)?;
-        let ca = super::ca::client(signer, tokens, &metrics, &self.clock, &Arc::default()).await;
+        let ca =
+            super::ca::client(signer, tokens, &metrics, &self.clock, &RootFiles::default(), &Arc::default())
+                .await;
         let ca = ca?.ok_or(Unserved::NoCa)?;
         let mut config = self.config.identity.secrets();
         config.identity = identity;

@@ -14,8 +14,8 @@ use crate::config::Config;
 use crate::config::parts::Error;
 use crate::config::parts::envoy::Bootstrap;
 use crate::envoy::validate::{Verdict, validate};
-use crate::istiod::Connector;
 use crate::istiod::auth::Mock;
+use crate::istiod::{Connector, RootFiles};
 use crate::secrets::probe::{self, Mode};
 use crate::trouble::Kind;
 
@@ -47,7 +47,15 @@ pub(crate) async fn dry_run(config: &Config) -> Result<Vec<u8>, Error> {
 async fn refusals(config: &Config) -> Result<(), Error> {
     if let Some(signer) = config.ca.clone()? {
         let clock: Arc<dyn Clock> = Arc::new(System);
-        super::ca::client(&signer, Arc::new(Mock), &Metrics::new(), &clock, &Arc::default()).await?;
+        super::ca::client(
+            &signer,
+            Arc::new(Mock),
+            &Metrics::new(),
+            &clock,
+            &RootFiles::default(),
+            &Arc::default(),
+        )
+        .await?;
     }
     Connector::new(config.istiod.connection.clone()).map_err(said).map(drop)
 }

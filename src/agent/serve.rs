@@ -30,7 +30,7 @@ pub(super) fn serve(common: &Common, upstream: Upstream, bound: Bound, envoy: &e
         tasks.dns.lasting("dns", server.serve(tasks.dns.token()));
     }
     let names = bound.wires.names.clone();
-    bound.wires.spawn(tasks, config, &upstream.connector, &bound.identity, watches);
+    bound.wires.spawn(tasks, config, &upstream.roots, &bound.identity, watches);
     if let Some(refresh) = upstream.tokens.refresh {
         let stop = tasks.secrets.token();
         tasks.secrets.lasting("token", async move { refresh.refresh(stop).await });

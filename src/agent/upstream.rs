@@ -8,7 +8,7 @@ use super::upgrade::Heir;
 use super::{ca, said};
 use crate::ca::CaClient;
 use crate::config::parts::Error;
-use crate::istiod::Connector;
+use crate::istiod::{Connector, RootFiles};
 use crate::secrets::FirstKey;
 use crate::secrets::probe::{self, Mode};
 use crate::trouble::Reporter;
@@ -23,6 +23,8 @@ pub(super) struct Upstream {
     pub ca: Option<Arc<dyn CaClient>>,
     /// The way to istiod.
     pub connector: Connector,
+    /// The roots that it and the CA's client trust.
+    pub roots: RootFiles,
     /// What is told of certificates.
     pub trouble: Arc<Reporter>,
     /// A key that is being made for the first certificate.
@@ -48,13 +50,13 @@ pub(super) async fn prepare(common: &Common, heir: Option<&Heir>) -> Result<Upst
     };
     let tokens = tokens::source(identity, clock);
     let trouble = Arc::new(troubles.reporter("citadelclient"));
+    let roots = RootFiles::telling(troubles.reporter("security"));
     let ca = match (signs && mode == Mode::Own).then(|| config.ca.clone()).transpose()?.flatten() {
-        Some(signer) => ca::client(&signer, tokens.source.clone(), metrics, clock, &trouble).await?,
+        Some(signer) => ca::client(&signer, tokens.source.clone(), metrics, clock, &roots, &trouble).await?,
         None => None,
     };
-    let roots = troubles.reporter("security");
-    let connector = Connector::telling(config.istiod.connection.clone(), clock.clone(), roots)
+    let connector = Connector::sharing(config.istiod.connection.clone(), clock.clone(), &roots)
         .map_err(|e| said(e).after("failed to start xds proxy"))?;
     let first_key = first_key.filter(|_| ca.is_some());
-    Ok(Upstream { mode, tokens, ca, connector, trouble, first_key })
+    Ok(Upstream { mode, tokens, ca, connector, roots, trouble, first_key })
 }

@@ -17,7 +17,7 @@ use crate::base::disk::Watching;
 use crate::base::files::Watches;
 use crate::config::Config;
 use crate::dns;
-use crate::istiod::Connector;
+use crate::istiod::RootFiles;
 use crate::secrets;
 use crate::xds::{Tap, TrustBundle};
 
@@ -73,12 +73,12 @@ impl Wires {
 
     /// Starts what moves things along the channels.
     ///
-    /// `connector`: the way to istiod, whose root file is followed.
+    /// `roots`: their files are followed.
     pub(super) fn spawn(
         self,
         stages: &Stages,
         config: &Config,
-        connector: &Connector,
+        roots: &RootFiles,
         secrets: &secrets::Handle,
         watches: &Watches,
     ) {
@@ -98,10 +98,9 @@ impl Wires {
         }
         let mut watching = Watching::new(watches, QUIET);
         let token = config.identity.tokens.path.clone();
-        let paths = std::iter::once(token)
-            .chain(connector.root_file())
-            .collect::<std::collections::BTreeSet<PathBuf>>();
-        let (waker, connector, secrets) = (self.waker, connector.clone(), secrets.clone());
+        let paths =
+            std::iter::once(token).chain(roots.files()).collect::<std::collections::BTreeSet<PathBuf>>();
+        let (waker, roots, secrets) = (self.waker, roots.clone(), secrets.clone());
         let stop = stages.xds.token();
         stages.xds.lasting("token and root files", async move {
             watching.set(paths).await;
@@ -111,7 +110,7 @@ impl Wires {
                     () = watching.news() => {
                         waker.send_modify(|n| *n = n.wrapping_add(1));
                         secrets.mended();
-                        connector.look_at_roots().await;
+                        roots.look().await;
                     }
                     () = tokio::time::sleep(AGAIN), if watching.blind() => {}
                 }

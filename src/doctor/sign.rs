@@ -12,6 +12,7 @@ use crate::base::metrics::Metrics;
 use crate::ca::CaClient;
 use crate::ca::csr::{self, Effort};
 use crate::config::parts::identity::{self, Fetcher};
+use crate::istiod::RootFiles;
 use crate::istiod::auth::{Mock, TokenFile, TokenSource};
 use crate::secrets;
 use crate::tls::cert::{self, Cert};
@@ -77,7 +78,9 @@ async fn prepare(scene: &Scene) -> Result<(Arc<dyn CaClient>, secrets::Config), 
     let mounted = || Check::skip(NAME, "certificates are mounted, no CA is asked");
     let first = || Check::skip(NAME, "the configuration and the roots above come first");
     let signer = scene.ca.as_ref().map_err(|_| first())?.as_ref().ok_or_else(mounted)?;
-    let client = agent::ca_client(signer, tokens, &Metrics::new(), &clock, &Arc::default()).await;
+    let client =
+        agent::ca_client(signer, tokens, &Metrics::new(), &clock, &RootFiles::default(), &Arc::default())
+            .await;
     let client = client.map_err(|_| first())?.ok_or_else(mounted)?;
     match scene.plan.as_ref().zip(identity::tokens(config).ok()) {
         Some((plan, tokens)) => Ok((client, identity::identity(config, plan, tokens).secrets())),

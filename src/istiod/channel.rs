@@ -17,12 +17,12 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 use tokio_rustls::TlsConnector;
 
 use super::error::{broken_kind, tcp_kind, tls_hint, tls_kind, tls_reason};
-use super::{Config, Error, Phase, Stream, Transport, name, roots};
+use super::{Config, Error, Phase, RootFiles, Stream, Transport, name, roots};
 use crate::base::both::both;
 use crate::base::clock::{self, Clock};
 use crate::net::proxy::Proxy;
 use crate::tls::client::{self, Identity, Read, Seen};
-use crate::trouble::{Kind, Reporter};
+use crate::trouble::Kind;
 
 use aim::{Aim, PROXY_DOWN, invalid};
 pub(crate) use look::{Look, Peer};
@@ -76,26 +76,22 @@ impl Connector {
         Self::with_clock(config, Arc::new(clock::System))
     }
 
-    /// As [`Connector::with_clock`]; `trouble` is told while a root file is of no use and the last good roots stay in use.
-    ///
-    /// # Errors
-    /// As [`Connector::new`].
-    pub(crate) fn telling(config: Config, clock: Arc<dyn Clock>, trouble: Reporter) -> Result<Self, Error> {
-        Self::made(config, clock, Some(trouble))
-    }
-
     /// As [`Connector::new`], with dates (of client certificates) from `clock`.
     ///
     /// # Errors
     /// As [`Connector::new`].
     pub(crate) fn with_clock(config: Config, clock: Arc<dyn Clock>) -> Result<Self, Error> {
-        Self::made(config, clock, None)
+        Self::sharing(config, clock, &RootFiles::default())
     }
 
-    fn made(config: Config, clock: Arc<dyn Clock>, trouble: Option<Reporter>) -> Result<Self, Error> {
+    /// As [`Connector::with_clock`], with roots that others trust as well.
+    ///
+    /// # Errors
+    /// As [`Connector::new`].
+    pub(crate) fn sharing(config: Config, clock: Arc<dyn Clock>, files: &RootFiles) -> Result<Self, Error> {
         let roots = match &config.transport {
             Transport::Plaintext => None,
-            Transport::Tls(tls) => Some(Arc::new(roots::Reader::new(tls.roots.clone(), trouble))),
+            Transport::Tls(tls) => Some(files.reader(&tls.roots)),
         };
         if let Some(reader) = roots.as_ref().filter(|reader| reader.file().is_some()) {
             reader.read()?;
@@ -107,20 +103,6 @@ impl Connector {
     #[must_use]
     pub(crate) fn config(&self) -> &Config {
         &self.inner.config
-    }
-
-    /// The root file in use, where it is a file.
-    #[must_use]
-    pub(crate) fn root_file(&self) -> Option<std::path::PathBuf> {
-        self.inner.roots.as_ref().and_then(|reader| reader.file())
-    }
-
-    /// Looks at the root file now, so that what is wrong with it is told, or over, before a dial needs it.
-    pub(crate) async fn look_at_roots(&self) {
-        if let Some(reader) = &self.inner.roots {
-            // Without roots no dial succeeds, and says so.
-            drop(reader.look().await);
-        }
     }
 
     /// Whether the name is resolved on this machine, and not by a proxy.

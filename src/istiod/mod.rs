@@ -27,6 +27,7 @@ pub use channel::Connection;
 pub(crate) use channel::{Connector, Look, Peer};
 pub use error::Error;
 pub(crate) use error::{Phase, code_name, refused_late};
+pub(crate) use roots::RootFiles;
 pub use stream::Stream;
 
 use std::fmt;

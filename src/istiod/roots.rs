@@ -28,6 +28,54 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// Files may change as often as they like.
 static CHANGES: Seldom = Seldom::new(60);
 
+/// The roots in use. Whoever trusts the same ones, istiod's stream and its CA mostly, reads them by one reader, so that what
+/// is wrong with them is told once.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct RootFiles(Arc<Shared>);
+
+#[derive(Debug, Default)]
+struct Shared {
+    trouble: Option<Reporter>,
+    readers: Mutex<Vec<Arc<Reader>>>,
+}
+
+impl RootFiles {
+    /// None yet; `trouble` is told while a file is of no use and the last good roots stay in use.
+    #[must_use]
+    pub(crate) fn telling(trouble: Reporter) -> Self {
+        Self(Arc::new(Shared { trouble: Some(trouble), readers: Mutex::default() }))
+    }
+
+    pub(super) fn reader(&self, roots: &Roots) -> Arc<Reader> {
+        let mut readers = self.0.readers.lock().expect("no panic holds this lock");
+        if let Some(known) = readers.iter().find(|reader| reader.roots == *roots) {
+            return known.clone();
+        }
+        let trouble = self.0.trouble.as_ref().map(Reporter::sibling);
+        let reader = Arc::new(Reader::new(roots.clone(), trouble));
+        readers.push(reader.clone());
+        reader
+    }
+
+    fn readers(&self) -> Vec<Arc<Reader>> {
+        self.0.readers.lock().expect("no panic holds this lock").clone()
+    }
+
+    /// Those that are files.
+    #[must_use]
+    pub(crate) fn files(&self) -> Vec<PathBuf> {
+        self.readers().iter().filter_map(|reader| reader.file()).collect()
+    }
+
+    /// Looks at them now, so that what is wrong with one is told, or over, before a dial needs it.
+    pub(crate) async fn look(&self) {
+        for reader in self.readers() {
+            // Without roots no dial succeeds, and says so.
+            drop(reader.look().await);
+        }
+    }
+}
+
 /// Reads roots and remembers the last good ones.
 #[derive(Debug)]
 pub(super) struct Reader {

@@ -456,4 +456,26 @@ async fn a_root_file_that_is_missing_for_a_while_stops_nothing() {
     eventually("the end of the trouble, long before a dial needs the file", over).await;
     eventually("the renewal", || async { ask(&client, "default").await.ok().filter(|now| *now != first) })
         .await;
+    // Istiod and its CA are trusted by the same file.
+    let log = agent.log().text();
+    for words in ["cannot read root certificates", "over: RootMissing"] {
+        assert_eq!(log.matches(words).count(), 1, "{words}: {log}");
+    }
+}
+
+#[tokio::test]
+async fn a_root_of_the_ca_alone_is_missed_and_found_as_istiods_is() {
+    const OWN: &str = "var/run/secrets/ca/root.pem";
+    let mock = MockIstiod::start().await;
+    let mut agent = builder(&mock).env("CA_ROOT_CA", OWN).file(OWN, mock.root_pem()).start();
+    let client = agent.sds().await;
+    ask(&client, "default").await.unwrap();
+    let told = async || {
+        agent.get("/debug/agentz").await.ok().is_some_and(|page| page.text().contains("\"RootMissing\""))
+    };
+    // No dial is near.
+    std::fs::remove_file(agent.path(OWN)).unwrap();
+    eventually("the trouble", async || told().await.then_some(())).await;
+    agent.put(OWN, mock.root_pem());
+    eventually("its end", async || (!told().await).then_some(())).await;
 }
