@@ -30,13 +30,13 @@ pub(super) fn serve(common: &Common, upstream: Upstream, bound: Bound, envoy: &e
         tasks.dns.lasting("dns", server.serve(tasks.dns.token()));
     }
     let names = bound.wires.names.clone();
-    bound.wires.spawn(tasks, config, &upstream.roots, &bound.identity, watches);
+    let xds = bound.xds.0.handle();
+    bound.wires.spawn(tasks, config, &upstream.roots, &bound.identity, &xds, watches);
     if let Some(refresh) = upstream.tokens.refresh {
         let stop = tasks.secrets.token();
         tasks.secrets.lasting("token", async move { refresh.refresh(stop).await });
     }
     let (xds_server, xds_bound) = bound.xds;
-    let xds = xds_server.handle();
     sockets(&tasks.sds, bound.sds, bound.more_sds);
     relay(&tasks.xds, xds_server, xds_bound);
     if let Some(modules) = &bound.modules {

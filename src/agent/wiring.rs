@@ -19,7 +19,7 @@ use crate::config::Config;
 use crate::dns;
 use crate::istiod::RootFiles;
 use crate::secrets;
-use crate::xds::{Tap, TrustBundle};
+use crate::xds::{self, Tap, TrustBundle};
 
 /// A burst of file events counts once.
 const QUIET: Duration = Duration::from_millis(50);
@@ -80,6 +80,7 @@ impl Wires {
         config: &Config,
         roots: &RootFiles,
         secrets: &secrets::Handle,
+        xds: &xds::Handle,
         watches: &Watches,
     ) {
         if let Some(mut bundle) = self.bundle {
@@ -100,7 +101,7 @@ impl Wires {
         let token = config.identity.tokens.path.clone();
         let paths =
             std::iter::once(token).chain(roots.files()).collect::<std::collections::BTreeSet<PathBuf>>();
-        let (waker, roots, secrets) = (self.waker, roots.clone(), secrets.clone());
+        let (waker, roots, secrets, xds) = (self.waker, roots.clone(), secrets.clone(), xds.clone());
         let stop = stages.xds.token();
         stages.xds.lasting("token and root files", async move {
             watching.set(paths).await;
@@ -111,6 +112,7 @@ impl Wires {
                         waker.send_modify(|n| *n = n.wrapping_add(1));
                         secrets.mended();
                         roots.look().await;
+                        xds.token_changed().await;
                     }
                     () = tokio::time::sleep(AGAIN), if watching.blind() => {}
                 }

@@ -60,6 +60,14 @@ impl Handle {
         self.0.state.snapshot()
     }
 
+    /// The token's file has changed: what was wrong with it may be over, though istiod, which is silent, has no part in that.
+    pub(crate) async fn token_changed(&self) {
+        self.0.tokens.look().await;
+        if self.0.tokens.trouble().is_none() {
+            self.0.troubles.token_is_good();
+        }
+    }
+
     /// The last good configuration for a successor in this process, where it is kept and whole.
     #[must_use]
     pub(crate) fn kept(&self) -> Option<Vec<u8>> {

@@ -65,6 +65,11 @@ impl Troubles {
         }
     }
 
+    /// There is nothing wrong with the token any more, however the way is.
+    pub(super) fn token_is_good(&self) {
+        self.token.end();
+    }
+
     /// Istiod has answered on a stream.
     pub(super) fn answered(&self) {
         self.token.end();

@@ -479,3 +479,21 @@ async fn a_root_of_the_ca_alone_is_missed_and_found_as_istiods_is() {
     agent.put(OWN, mock.root_pem());
     eventually("its end", async || (!told().await).then_some(())).await;
 }
+
+/// A stream on which istiod is silent does not end, so no other attempt tells that the token is good.
+#[tokio::test]
+async fn a_token_that_was_repaired_is_no_trouble_beside_an_istiod_that_is_silent() {
+    let mock = MockIstiod::start().await;
+    mock.ads().always(vec![Fault::HalfOpen]);
+    let mut agent = builder(&mock).file(TOKEN, expired_token()).start();
+    let _secrets = agent.sds().await;
+    let ads = agent.xds().await.ads();
+    ads.send(&super::ads::ask(super::ads::CDS));
+    let kinds = async || {
+        let page = agent.get("/debug/agentz").await.ok()?.text();
+        Some(["IstiodSilent", "TokenExpired"].map(|kind| page.contains(&format!("\"kind\": \"{kind}\""))))
+    };
+    eventually("both", async || (kinds().await? == [true, true]).then_some(())).await;
+    agent.put(TOKEN, mock.mint("ns", "sa"));
+    eventually("one is over", async || (kinds().await? == [true, false]).then_some(())).await;
+}
