@@ -6,6 +6,7 @@ import threading
 
 from .registry import ATTACKS, attack
 from .world import ROOT, eventually
+from .on_dns import CAPTURE
 from .on_shares import told
 
 # What each of these holds is of another kind: pages and scrapes for slow readers, streams, messages, names, files, heads.
@@ -50,11 +51,11 @@ def everything(world, size):
         raise AssertionError("; ".join(wrong))
 
 
-@attack("all that takes time at once", "attacks in processes of their own, none of which waits for another", short=False)
-def busy(world, size):
+def apart(world, size, names):
+    """Plays these attacks, each in a process of its own: none waits for another."""
     # Children of a fork have the world as it is.
     process = multiprocessing.get_context("fork").Process
-    processes = [process(name=one.name, target=one.run, args=(world, size)) for one in chosen(BUSY)]
+    processes = [process(name=one.name, target=one.run, args=(world, size)) for name in names for one in chosen([name])]
     try:
         for one in processes:
             one.start()
@@ -67,3 +68,14 @@ def busy(world, size):
     wrong = [one.name for one in processes if one.exitcode != 0]
     if wrong:
         raise AssertionError(f"failed or never ended: {wrong}")
+
+
+@attack("all that takes time at once", "attacks in processes of their own, none of which waits for another", short=False)
+def busy(world, size):
+    apart(world, size, BUSY)
+
+
+@attack("DNS over TCP and half bodies at once", "two who ask for names without end, and one at the status port, in processes of their own",
+        world={"env": CAPTURE, "ready": False}, readiness=False, short=False)
+def names(world, size):
+    apart(world, size, ["DNS over TCP queries without end"] * 2 + ["status half a body, many addresses"])

@@ -5,7 +5,7 @@ import time
 
 from . import h2
 from .registry import attack
-from .world import ATTACKERS, DNS, POD, connect
+from .world import ATTACKERS, DNS, POD, connect, send_on
 
 CAPTURE = {"ISTIO_META_DNS_CAPTURE": "true", "DNS_PROXY_ADDR": f"0.0.0.0:{DNS}"}
 # On this port names are asked of the resolvers while there is no name table. An Envoy would be another user's there.
@@ -166,3 +166,19 @@ for name, sent, why in (
     @attack(f"DNS over TCP {name}", why, world={"env": CAPTURE, "ready": False}, readiness=False, short=name in ("silent", "unread"))
     def it(world, size, play=held(sent)):
         play(world, size)
+
+
+@attack("DNS over TCP queries without end", "queries by the hundred on each of hundreds of connections, that come again",
+        world={"env": CAPTURE, "ready": False}, readiness=False, short=False)
+def endless(world, size):
+    held, end = [], time.monotonic() + size.seconds
+    while time.monotonic() < end:
+        while len(held) < size.connections // 8 and time.monotonic() < end:
+            try:
+                held.append(connect(ATTACKERS[len(held) % 64], DNS, timeout=0.5))
+                held[-1].setblocking(False)
+            except OSError:
+                break
+        send_on(held, FRAMED * 500)
+    for io in held:
+        io.close()
