@@ -28,9 +28,6 @@ const SERVICES: u32 = 5000;
 const CHANGES: u32 = 500;
 /// The store is filled beside the stream; after that it has been.
 const SETTLED: Duration = Duration::from_secs(2);
-/// And after that what it took to fill it has gone back to the kernel: a second without bytes, and up to a point of the
-/// agent's grid of timers more (4.1 s).
-const GIVEN_BACK: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(5);
 const MODES: [&str; 2] = ["off", "memory"];
 
@@ -145,7 +142,6 @@ async fn run(
     of.large.push(push(&mut pair, all, "all").await?);
     tokio::time::sleep(SETTLED).await;
     of.cpu.push((proc.cpu() - before).as_secs_f64() * 1e3 / (all.len() as f64 / 1e6));
-    tokio::time::sleep(GIVEN_BACK).await;
     of.held.push(proc.memory().anon as f64);
     let before = proc.cpu();
     let mut times = Vec::new();

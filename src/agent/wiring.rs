@@ -111,8 +111,15 @@ impl Wires {
                     () = watching.news() => {
                         waker.send_modify(|n| *n = n.wrapping_add(1));
                         secrets.mended();
-                        roots.look().await;
-                        xds.token_changed().await;
+                        let looks = async {
+                            roots.look().await;
+                            xds.token_changed().await;
+                        };
+                        // A disk that hangs holds them up for seconds.
+                        tokio::select! {
+                            () = stop.cancelled() => return,
+                            () = looks => {}
+                        }
                     }
                     () = tokio::time::sleep(AGAIN), if watching.blind() => {}
                 }

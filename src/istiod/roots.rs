@@ -36,6 +36,7 @@ pub(crate) struct RootFiles(Arc<Shared>);
 #[derive(Debug, Default)]
 struct Shared {
     trouble: Option<Reporter>,
+    // Istiod's and the CA's: two at most.
     readers: Mutex<Vec<Arc<Reader>>>,
 }
 

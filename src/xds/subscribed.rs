@@ -6,7 +6,8 @@ use std::collections::BTreeMap;
 use super::protocol::Protocol;
 use super::scan::Facts;
 
-/// Types kept apart; Envoy asks for about ten, and the names come from outside.
+/// Types kept apart; Envoy asks for about ten, and their names, of up to 4 KB, come from outside. Envoy has one stream at a
+/// time: 256 KB at most.
 const TYPES: usize = 64;
 
 /// What one stream asks for by name.
