@@ -22,14 +22,23 @@ def swapped(world, over):
         fresh.mkdir()
         for field in ("tls.crt", "tls.key", "ca.crt"):
             to = fresh / field
-            match n % 7:
-                case 0: to.symlink_to(field)
-                case 1: os.mkfifo(to)
-                case 2: to.mkdir()
-                case 3: to.symlink_to("/dev/zero")
-                case 4: os.truncate(os.open(to, os.O_CREAT | os.O_WRONLY), 1 << 40) if n % 49 == 4 else to.write_bytes(b"\0" * 2_000_000)
-                case 5: to.symlink_to("/dev/full")
-                case _: to.write_bytes(certificate * (n % 500))
+            kind = n % 7
+            if kind == 0:
+                to.symlink_to(field)
+            elif kind == 1:
+                os.mkfifo(to)
+            elif kind == 2:
+                to.mkdir()
+            elif kind == 3:
+                to.symlink_to("/dev/zero")
+            elif kind == 4 and n % 49 == 4:
+                os.truncate(os.open(to, os.O_CREAT | os.O_WRONLY), 1 << 40)
+            elif kind == 4:
+                to.write_bytes(b"\0" * 2_000_000)
+            elif kind == 5:
+                to.symlink_to("/dev/full")
+            else:
+                to.write_bytes(certificate * (n % 500))
         (fresh / "\x1b[31m\n\r\0x01".replace("\0", "")).write_bytes(b"")
         old = gateway / f".old{n}"
         try:

@@ -230,3 +230,24 @@ fn a_clone_has_the_bytes_that_were_committed() {
     let cloned = |name: &str| std::fs::read_to_string(scratch.path().join("there").join(name)).unwrap();
     assert_eq!((cloned("script").as_str(), cloned("seed").as_str()), (unix, "GET / HTTP/1.1\r\n"));
 }
+
+/// check-machine takes 3.9, which Debian 11 has.
+#[test]
+fn the_oldest_python_that_is_taken_reads_every_program() {
+    let check = r#"
+import ast, sys
+from pathlib import Path
+read = 0
+for path in (p for top in ("benches", "conformance", "examples", "scripts", "tests") for p in Path(sys.argv[1], top).rglob("*")):
+    if not path.is_file() or (path.suffix != ".py" and not path.read_bytes().startswith(b'#!/usr/bin/env python3')):
+        continue
+    read += 1
+    try:
+        ast.parse(path.read_bytes(), feature_version=(3, 9))
+    except SyntaxError as error:
+        print(f"{path}:{error.lineno}: {error.msg}")
+print(f"{read} programs" if read < 50 else "read")
+"#;
+    let output = Command::new("python3").args(["-c", check, ROOT]).output().expect("python3");
+    assert_eq!(text(&output.stdout), "read\n", "{}", text(&output.stderr));
+}
