@@ -1,6 +1,7 @@
 //! Builds, images and releases: whole, of what was pinned, or not there.
 
 use std::process::Command;
+use std::time::{Duration, UNIX_EPOCH};
 
 use crate::copied::{ROOT, Scripts, sorted, text, with_wheel};
 use crate::support::{SmallDisk, root_for};
@@ -32,6 +33,21 @@ fn an_archive_inside_of_another_project_is_not_of_that_ones_commit() {
     // A folder in a clone, a file in a further working tree.
     std::fs::write(scripts.path(".git"), "gitdir: elsewhere").unwrap();
     assert_eq!(told(&scripts), "PILOT_AGENT_REVISION=0123abcd\nPILOT_AGENT_BUILD_STATUS=Clean\n");
+}
+
+/// Else its packages, man pages and images would be of another project's day, or of 1970, which lintian takes for an error.
+#[test]
+fn an_archive_has_the_date_of_its_own_commit() {
+    let scripts = Scripts::new().program("git", "echo 4711");
+    let cargo = std::fs::File::options().append(true).open(scripts.path("Cargo.toml")).unwrap();
+    cargo.set_modified(UNIX_EPOCH + Duration::from_secs(1_700_000_000)).unwrap();
+    let told = |scripts: &Scripts| text(&scripts.run("epoch", &[]).stdout);
+    assert_eq!(told(&scripts), "1700000000\n");
+    std::fs::write(scripts.path(".git"), "gitdir: elsewhere").unwrap();
+    assert_eq!(told(&scripts), "4711\n");
+    let scripts = scripts.program("git", "exit 128");
+    assert_eq!(told(&scripts), "1700000000\n");
+    assert_eq!(told(&scripts.env("SOURCE_DATE_EPOCH", "1")), "1\n");
 }
 
 /// A copy with a `dist/` and programs that make the packages and root file systems.
