@@ -54,7 +54,8 @@ pub(super) fn made(
 
 // The folder of this name, and whether it is new.
 fn folder(above: &File, name: &OsStr) -> io::Result<(File, bool)> {
-    let is_new = match rustix::fs::mkdirat(above, name, Mode::from_raw_mode(0o777)) {
+    // With the umask of whoever is not careful everybody could put a root of his own into it.
+    let is_new = match rustix::fs::mkdirat(above, name, Mode::from_raw_mode(0o755)) {
         Err(Errno::EXIST) => false,
         made => made.map(|()| true)?,
     };

@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, Write};
-use std::os::unix::fs::fchown;
+use std::os::unix::fs::{MetadataExt, fchown};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{Mode, OFlags};
@@ -156,14 +156,17 @@ impl Item {
         if self.masked { "is masked (a link to /dev/null)" } else { "is there with other content" }
     }
 
-    /// What would become of it.
+    /// What would become of it. One that holds the same and that `owner` may not read (root has copied it there) is written anew.
     #[must_use]
-    pub(crate) fn step(&self) -> Step {
+    pub(crate) fn step(&self, owner: Option<&Account>) -> Step {
         if self.masked {
             return Step::Overwrite;
         }
         match std::fs::read(&self.target) {
-            Ok(there) if there == self.content => Step::Keep,
+            Ok(there) if there == self.content => match owner.filter(|_| self.ours) {
+                Some(account) if shut(&self.target, account) => Step::Create,
+                _ => Step::Keep,
+            },
             Ok(there) if comments(&there) || (self.adds && within(&there, &self.content)) => Step::Create,
             Err(e) if e.kind() == io::ErrorKind::NotFound => Step::Create,
             _ => Step::Overwrite,
@@ -214,6 +217,18 @@ fn over_a_mount(folder: &File, name: &OsStr, content: &[u8]) -> io::Result<()> {
     file.sync_all()
 }
 
+// By its mode alone: a folder on the way that is shut is not opened by writing the file anew.
+fn shut(place: &Path, account: &Account) -> bool {
+    place.metadata().is_ok_and(|about| {
+        let theirs = match (about.uid() == account.uid, about.gid() == account.gid) {
+            (true, _) => 0o400,
+            (false, true) => 0o040,
+            (false, false) => 0o004,
+        };
+        about.mode() & theirs == 0
+    })
+}
+
 // As the package's own cluster.env is.
 fn comments(text: &[u8]) -> bool {
     text.split(|byte| *byte == b'\n').map(<[u8]>::trim_ascii).all(|line| line.is_empty() || line[0] == b'#')
@@ -240,7 +255,7 @@ mod tests {
             let place = dir.path().join("file");
             std::fs::write(&place, there).unwrap();
             let content = b"a b\nc d\n".to_vec();
-            Item { adds, mode: 0o644, ..Item::secret(&rooted(dir.path()), &place, content) }.step()
+            Item { adds, mode: 0o644, ..Item::secret(&rooted(dir.path()), &place, content) }.step(None)
         };
         for (there, adds, expected) in [
             ("a b\nc d\n", false, Step::Keep),

@@ -110,7 +110,8 @@ pub(crate) fn walk(
         };
         if !trusts(about.uid()) {
             return Err(io::Error::other(format!(
-                "{} is a link of user {}, who could choose what root reads and writes: make it a link of root's",
+                "{0} is a link of user {1}, who could choose what root reads and writes: make it a link of root's (if it leads \
+                 where it should: chown -h root {0})",
                 next.display(),
                 about.uid()
             )));

@@ -36,7 +36,7 @@ pub(super) fn put(places: &Places, parsed: &Parsed) -> u8 {
     if let Ok(Err(e)) = std::fs::read_to_string(&mesh).map(|text| config::yaml::to_json(&text)) {
         errors.push(format!("{}: {e}", mesh.display()));
     }
-    let other: Vec<_> = items.iter().filter(|item| item.step() == Step::Overwrite).collect();
+    let other: Vec<_> = items.iter().filter(|item| item.step(owner.as_ref()) == Step::Overwrite).collect();
     let sure = parsed.is_true(FLAGS, "yes");
     let asks = !sure && std::io::stdin().is_terminal();
     if !sure && !asks {
@@ -51,7 +51,7 @@ pub(super) fn put(places: &Places, parsed: &Parsed) -> u8 {
     }
     for item in &items {
         let place = item.place.display();
-        let step = item.step();
+        let step = item.step(owner.as_ref());
         let said = match step {
             Step::Keep => format!("unchanged   {place}\n"),
             Step::Overwrite if asks && !yes(&format!("{place} {}: overwrite it? [y/N] ", item.other())) => {

@@ -106,6 +106,27 @@ async fn install_puts_files_in_place_and_asks_before_it_overwrites() {
     assert_eq!(std::fs::read_to_string(at("etc/istio/config/mesh")).unwrap(), "defaultConfig: {}\n");
 }
 
+/// As root copies it by hand; `vm check` says that the agent may not read it and to do as vm install does.
+#[tokio::test]
+async fn install_gives_the_agents_user_what_root_had_copied_there() {
+    use std::os::unix::fs::MetadataExt;
+    if !root_for("files of another user") {
+        return;
+    }
+    let machine = Machine::new().await;
+    machine.with_user();
+    let (from, token) =
+        (machine.from.path().join("istio-token"), machine.at("var/run/secrets/tokens/istio-token"));
+    std::fs::create_dir_all(token.parent().unwrap()).unwrap();
+    std::fs::copy(from, &token).unwrap();
+    std::fs::set_permissions(&token, std::fs::Permissions::from_mode(0o600)).unwrap();
+    let done = machine.install();
+    assert_eq!(done.status.code(), Some(0), "{}", said(&done));
+    let about = std::fs::metadata(&token).unwrap();
+    assert_eq!((about.uid(), about.mode() & 0o777), (1337, 0o600), "{}", said(&done));
+    assert!(said(&machine.install()).contains(&format!("unchanged   {}", token.display())));
+}
+
 // Links are read as the prepared root will read them, and stay links.
 #[tokio::test]
 async fn install_follows_links_inside_the_root() {
@@ -172,4 +193,26 @@ async fn install_looks_at_every_place_before_it_writes() {
         assert!(said(&refused).contains(part), "{part}: {}", said(&refused));
     }
     assert!(!machine.at("etc/certs").exists(), "something was installed");
+}
+
+/// Roots and tokens lie in these folders: whoever may write there chooses whom the machine trusts.
+#[tokio::test]
+async fn install_makes_no_folder_that_everybody_may_write_to() {
+    let machine = Machine::new().await;
+    machine.with_user();
+    let mut command = Command::new("sh");
+    command.args(["-c", "umask 000; exec \"$0\" vm install \"$@\""]).arg(agent_bin()).args(machine.flags());
+    let done = command
+        .current_dir(machine.root.path())
+        .env_clear()
+        .stdin(std::process::Stdio::null())
+        .output()
+        .unwrap();
+    assert_eq!(done.status.code(), Some(0), "{}", said(&done));
+    for folder in
+        ["etc/certs", "etc/istio/config", "var/lib/istio/envoy", "var/run/secrets/tokens", "var/log/istio"]
+    {
+        let mode = std::fs::metadata(machine.at(folder)).expect(folder).permissions().mode();
+        assert_eq!(mode & 0o022, 0, "{folder} has the mode {mode:o}");
+    }
 }
