@@ -194,5 +194,6 @@ descriptors:  ## compile mock-istiod's protobuf descriptors anew (after a change
 	@touch mock-istiod/proto/descriptors.bin
 	UPDATE_DESCRIPTORS=1 cargo test --locked -p mock-istiod --test descriptors
 
-clean:  ## take away what was built and fetched: target, dist, .envoy, .tools
-	rm -rf target dist "$(PA_ENVOY)" "$(PA_TOOLS)"
+# In this folder only: one that PA_TOOLS or PA_ENVOY names may have more in it, and others may use it.
+clean:  ## take away what was built and fetched in this folder: target, fuzz/target, dist, .envoy, .tools
+	rm -rf target fuzz/target dist .envoy .tools

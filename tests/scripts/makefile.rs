@@ -152,3 +152,30 @@ fn an_envoy_is_there_before_minutes_are_spent_on_a_build() {
         assert!(envoy < built, "{target}: {said}");
     }
 }
+
+/// A folder that somebody names, and shares, is not taken away.
+#[test]
+fn clean_takes_away_what_is_in_this_folder() {
+    let scratch = tempfile::tempdir().unwrap();
+    std::fs::copy(format!("{ROOT}/Makefile"), scratch.path().join("clone.mk")).unwrap();
+    for folder in
+        ["here/target", "here/fuzz/target", "here/.tools", "here/.envoy", "here/fuzz/seeds", "shared"]
+    {
+        std::fs::create_dir_all(scratch.path().join(folder)).unwrap();
+    }
+    let done = Command::new("make")
+        .args(["-f", "../clone.mk", "clean"])
+        .current_dir(scratch.path().join("here"))
+        .env("PA_TOOLS", scratch.path().join("shared"))
+        .env("PA_ENVOY", scratch.path().join("shared"))
+        .env_remove("MAKEFLAGS")
+        .status()
+        .expect("make can be started");
+    assert!(done.success() && scratch.path().join("shared").is_dir(), "what others use is gone");
+    let left =
+        std::fs::read_dir(scratch.path().join("here")).unwrap().map(|entry| entry.unwrap().file_name());
+    assert_eq!(left.collect::<Vec<_>>(), ["fuzz"]);
+    let left =
+        std::fs::read_dir(scratch.path().join("here/fuzz")).unwrap().map(|entry| entry.unwrap().file_name());
+    assert_eq!(left.collect::<Vec<_>>(), ["seeds"]);
+}
