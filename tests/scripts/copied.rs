@@ -17,10 +17,10 @@ pub(crate) struct Scripts {
 impl Scripts {
     pub(crate) fn new() -> Self {
         let dir = tempfile::tempdir().expect("a scratch directory");
-        for folder in ["scripts/pins", "bin", "wheels"] {
+        for folder in ["scripts/pins", "bin", "wheels", ".cargo"] {
             std::fs::create_dir_all(dir.path().join(folder)).unwrap();
         }
-        for name in ["Cargo.toml", "rust-toolchain.toml"] {
+        for name in ["Cargo.toml", "rust-toolchain.toml", ".cargo/config.toml"] {
             std::fs::copy(format!("{ROOT}/{name}"), dir.path().join(name)).unwrap();
         }
         for folder in ["scripts", "scripts/pins"] {
