@@ -50,6 +50,49 @@ fn an_archive_has_the_date_of_its_own_commit() {
     assert_eq!(told(&scripts.env("SOURCE_DATE_EPOCH", "1")), "1\n");
 }
 
+/// MIT asks for its words beside the binary, also where the crate does not bring them.
+#[test]
+fn every_crate_in_the_binary_has_the_text_of_its_licence() {
+    let scripts = Scripts::new().program("cargo", "cat metadata.json");
+    let made = |license: &str| {
+        let of = |name: &str, license: &str| {
+            std::fs::create_dir_all(scripts.path(name)).unwrap();
+            let manifest = scripts.path(name).join("Cargo.toml");
+            serde_json::json!({ "id": name, "name": name, "version": "1.0.0", "license": license, "source": "registry",
+                "authors": ["Somebody"], "repository": null, "manifest_path": manifest, "targets": [] })
+        };
+        let names: Vec<String> = (0..60).map(|n| format!("crate{n}")).collect();
+        let mut packages: Vec<_> = names.iter().map(|name| of(name, "MIT OR Apache-2.0")).collect();
+        std::fs::write(scripts.path("crate1/LICENSE"), "its own words").unwrap();
+        packages.push(of("pilot-agent", "Apache-2.0"));
+        packages[0]["license"] = license.into();
+        packages[60]["source"] = serde_json::Value::Null;
+        let edges: Vec<_> = names
+            .iter()
+            .map(|name| serde_json::json!({ "pkg": name, "dep_kinds": [{ "kind": null }] }))
+            .collect();
+        let mut nodes: Vec<_> =
+            names.iter().map(|name| serde_json::json!({ "id": name, "deps": [] })).collect();
+        nodes.push(serde_json::json!({ "id": "pilot-agent", "deps": edges }));
+        let all = serde_json::json!({ "packages": packages, "resolve": { "nodes": nodes } });
+        std::fs::write(scripts.path("metadata.json"), all.to_string()).unwrap();
+    };
+    made("MIT");
+    let told = scripts.run("licences", &[]);
+    assert!(told.status.success(), "{}", text(&told.stderr));
+    let told = text(&told.stdout);
+    assert!(told.contains("crate1 1.0.0 (LICENSE)\n") && told.contains("its own words"), "{told}");
+    assert!(
+        told.contains("crate0 1.0.0, ") && told.contains("Copyright (c) Somebody\n\nPermission is"),
+        "{told}"
+    );
+    made("BSD-3-Clause");
+    let told = scripts.run("licences", &[]);
+    assert!(!told.status.success());
+    let told = text(&told.stderr);
+    assert_eq!(told, "licences: crate0 1.0.0 (BSD-3-Clause) comes without its licence's text\n");
+}
+
 /// A copy with a `dist/` and programs that make the packages and root file systems.
 pub(crate) fn with_dist() -> Scripts {
     let version = env!("CARGO_PKG_VERSION");
