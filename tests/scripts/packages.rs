@@ -204,7 +204,17 @@ fn an_envoy_of_any_package_is_where_the_agent_looks_as_long_as_the_agent_is_ther
         run(&["postrm", how]);
         assert!(!link.is_symlink(), "{how}: the link stays");
     }
-    // One that the package with Envoy has made, or somebody by hand; and Istio's Envoy.
+    // The package with Envoy comes after the agent's, and stays when that one goes.
+    let scripts = scripts.executable("root/usr/bin/envoy", "");
+    run(&["postinst", "configure"]);
+    let own = std::fs::read_to_string(format!("{ROOT}/packaging/envoy-link.sh")).unwrap();
+    let root = format!("{}/", scripts.path("root").display());
+    let own = [" /", "=/"].iter().fold(own, |text, at| text.replace(at, &format!("{}{root}", &at[..1])));
+    assert!(Command::new("sh").args(["-ec", &own]).status().unwrap().success());
+    run(&["postrm", "purge"]);
+    assert_eq!(std::fs::canonicalize(&link).unwrap(), std::fs::canonicalize(&envoy).unwrap());
+    std::fs::remove_file(&link).unwrap();
+    // One that somebody has made by hand; and Istio's Envoy.
     std::os::unix::fs::symlink(&envoy, &link).unwrap();
     run(&["postrm", "purge"]);
     assert!(link.is_symlink(), "another's link was taken");
