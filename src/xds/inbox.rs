@@ -116,6 +116,11 @@ impl Inbox {
         self.proxyless
     }
 
+    /// Its client counts as one that is no Envoy, whatever it says.
+    pub(super) fn is_no_envoy(&mut self) {
+        (self.proxyless, self.beginning) = (true, None);
+    }
+
     /// Whether the client is one, as far as it has been read.
     pub(super) fn proxyless(&self) -> bool {
         self.proxyless

@@ -248,7 +248,7 @@ fn begin(
         Ok(using) => using,
         Err(status) => return Reply::new(respond).finish(&status),
     };
-    let work = dispatch(shared.clone(), request, respond, stop.clone());
+    let work = dispatch(shared.clone(), client.is_own, request, respond, stop.clone());
     streams.spawn(async move {
         let _using = using;
         work.await;
@@ -297,6 +297,7 @@ async fn farewell(http2: &mut Http2, streams: &mut Set) {
 
 async fn dispatch(
     shared: Arc<Shared>,
+    own: bool,
     request: Request<RecvStream>,
     mut respond: SendResponse<Bytes>,
     stop: Stop,
@@ -317,7 +318,7 @@ async fn dispatch(
     let path = request.uri().path();
     // On the heap: a call that is refused takes no room for a session.
     if let Some(protocol) = Protocol::of(path) {
-        Box::pin(session::serve(shared, protocol, request.into_body(), respond, until, stop)).await;
+        Box::pin(session::serve(shared, protocol, own, request.into_body(), respond, until, stop)).await;
     } else if reflection::is(path) {
         Box::pin(reflection::serve(request.into_body(), respond, until, stop)).await;
     } else {

@@ -43,20 +43,25 @@ const FIRST_REQUEST: Duration = Duration::from_secs(1);
 /// there before.
 const PROXYLESS_HOLD: Duration = Duration::from_secs(10);
 
-/// Serves one stream to its end, `until` the client's own bound at most. `stop` is the server's.
+/// Serves one stream to its end, `until` the client's own bound at most. `own`: it is the agent's own Envoy's. `stop` is
+/// the server's.
 pub(super) async fn serve(
     shared: Arc<Shared>,
     protocol: Protocol,
+    own: bool,
     body: RecvStream,
     respond: SendResponse<Bytes>,
     until: Option<Instant>,
     stop: Stop,
 ) {
     let queue = Arc::new(Queue::default());
-    let (id, replaced, overlaps) = shared.register(protocol, &queue, &stop);
+    let (id, replaced, overlaps) = shared.register(protocol, own, &queue, &stop);
     let _registered = Registered { shared: &shared, id };
     let held = shared.holds().then(|| Held::new(&shared, id));
     let mut inbox = Inbox::new(body, protocol, shared.config.max_request, held.is_some());
+    if overlaps && !own && shared.has_own() {
+        inbox.is_no_envoy();
+    }
     // Where it matters who is asking, the first request is waited for, which comes at once.
     let proxyless = (overlaps || held.is_some()) && inbox.is_proxyless(FIRST_REQUEST).await;
     if overlaps || proxyless {

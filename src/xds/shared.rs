@@ -65,6 +65,8 @@ struct Registered {
     protocol: Protocol,
     queue: Arc<Queue>,
     stop: Stop,
+    // Of the agent's own Envoy.
+    own: bool,
     // Of a client that is no Envoy, whose streams may stand side by side.
     proxyless: bool,
 }
@@ -101,11 +103,17 @@ impl Shared {
     }
 
     /// Notes a stream; gives its ID, its stop, and whether there is an older one.
-    pub(super) fn register(&self, protocol: Protocol, queue: &Arc<Queue>, stop: &Stop) -> (u64, Stop, bool) {
+    pub(super) fn register(
+        &self,
+        protocol: Protocol,
+        own: bool,
+        queue: &Arc<Queue>,
+        stop: &Stop,
+    ) -> (u64, Stop, bool) {
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         let mine = stop.child_token();
         let stop = mine.clone();
-        let new = Registered { id, protocol, queue: queue.clone(), stop, proxyless: false };
+        let new = Registered { id, protocol, queue: queue.clone(), stop, own, proxyless: false };
         let mut all = self.registered.lock().expect("no panic holds this lock");
         let overlaps = !all.is_empty();
         all.push(new);
@@ -145,6 +153,12 @@ impl Shared {
         if let Some(left) = all.last().filter(|left| left.id < id) {
             self.state.stream_opened(left.id, left.protocol);
         }
+    }
+
+    /// Whether the agent's own Envoy has a stream: others stand beside it, as those of proxyless clients do.
+    pub(super) fn has_own(&self) -> bool {
+        let all = self.registered.lock().expect("no panic holds this lock");
+        all.iter().any(|r| r.own && !r.stop.is_cancelled())
     }
 
     /// Whether another stream is open beside this one, which has a way of its own.

@@ -17,7 +17,8 @@ use super::ads::{CDS, World, answer, ask, ended, request};
 use crate::support::agent::{SDS, XDS};
 use crate::support::builder::Builder;
 use crate::support::client::{node, secret_request};
-use crate::support::{Code, LIMIT, MockIstiod, TestAgent, eventually};
+use crate::support::mesh::Loop;
+use crate::support::{Code, Envoy, LIMIT, MockIstiod, TestAgent, eventually};
 
 const CALLS: [(&str, &str); 2] = [
     (SDS, "/envoy.service.secret.v3.SecretDiscoveryService/StreamSecrets"),
@@ -349,6 +350,32 @@ async fn streams_of_proxyless_clients_stand_side_by_side() {
         istiod.responses.sotw(&answer(CDS, "2", 10)).await.unwrap();
         assert_eq!(envoy.next().await.unwrap().nonce, "2");
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn streams_of_strangers_stand_beside_the_own_envoys() {
+    let mock = MockIstiod::start().await;
+    let mesh = Loop::serve(&mock);
+    let mut agent = TestAgent::with().istiod(&mock).envoy(Envoy::Real).start();
+    agent.wait_ready().await;
+    let client = agent.xds().await;
+    let mut strangers = Vec::new();
+    for _ in 0..2 {
+        let mut stream = client.ads();
+        let node = Some(node("sidecar~127.0.0.1~pod.ns~ns.svc.cluster.local"));
+        stream.send(&DiscoveryRequest { node, ..ask(CDS) });
+        stream.next().await.expect("what Envoy is given");
+        strangers.push(stream);
+    }
+    mesh.push(&mock, "two");
+    eventually("a push arrives", || async {
+        let reply = mesh.ask(&mock).await.ok()?;
+        (reply.headers.get("x-config")? == "two").then_some(())
+    })
+    .await;
+    assert_eq!(mock.record().ads_streams().len(), 3, "Envoy has not come again");
+    drop(strangers);
+    agent.stop().await;
 }
 
 #[tokio::test]
