@@ -197,18 +197,18 @@ impl<K: Origin> Places<K> {
 
 impl<K: Origin> Place<K> {
     /// From now on it counts as one that asks; ends another such one where there are too many, and one that stands
-    /// still where there are half as many.
-    pub(crate) fn asks(&self) {
+    /// still where there are half as many. Whether it has ended one: that is gone when its task has had its turn.
+    pub(crate) fn asks(&self) -> bool {
         let mut table = self.places.table();
         let bounds = table.bounds;
         let own = table.taken.get(&self.id).filter(|own| !own.asking).map(|own| own.origin.clone());
-        if let Some(own) = own {
+        let ended = own.is_some_and(|own| {
             if table.asking >= bounds.asking {
-                table.evict_asking(&own, bounds.least());
-            } else if table.asking >= bounds.asking.div_ceil(2) {
-                table.evict_asking(&own, STANDS);
+                table.evict_asking(&own, bounds.least())
+            } else {
+                table.asking >= bounds.asking.div_ceil(2) && table.evict_asking(&own, STANDS)
             }
-        }
+        });
         let table = &mut *table;
         if let Some(own) = table.taken.get_mut(&self.id).filter(|own| !own.asking) {
             own.asking = true;
@@ -217,6 +217,7 @@ impl<K: Origin> Place<K> {
                 count.asking += 1;
             }
         }
+        ended
     }
 }
 
@@ -237,12 +238,10 @@ impl<K: Origin> Table<K> {
 
     // Ends one that asks, for one of `origin`, and is worth ending at least so much: of the origin that has most of them, so
     // that an old one of somebody else does not go for each that a flood adds.
-    fn evict_asking(&mut self, origin: &K, least: u8) {
+    fn evict_asking(&mut self, origin: &K, least: u8) -> bool {
         let blamed = self.blamed(|count| count.asking, few(self.bounds.asking, FEW));
         let ended = blamed.is_some_and(|blamed| self.make_room(|taken| taken.asking, &blamed, origin, least));
-        if !ended {
-            self.evict(Taken::must_ask_again, least);
-        }
+        ended || self.evict(Taken::must_ask_again, least)
     }
 
     // Ends one of the origin that is to blame, for one of `origin`. What it is doing goes after what others do not use, but

@@ -205,7 +205,10 @@ async fn connection<S: Site>(
             _ => return,
         },
     }
-    place.asks();
+    // Of thousands that ask in one moment each would hold what an answer needs before one that made room is gone.
+    if place.asks() {
+        tokio::task::yield_now().await;
+    }
     // Its place outlives this, and is given up with what became of it.
     Box::pin(answered(io, peer, state.clone(), site, stop)).await;
 }
@@ -369,6 +372,7 @@ mod tests {
     use bytes::{Bytes, BytesMut};
 
     use super::*;
+    use crate::base::eventually::eventually;
     use crate::serve::Names;
     use crate::serve::respond::status;
 
@@ -438,6 +442,71 @@ mod tests {
             let turns = site.answered.lock().unwrap().clone();
             assert!(turns.windows(2).all(|two| two[0] < two[1]), "{turns:?}");
         }
+    }
+
+    /// Never answers; notes how many requests it has at a time, and connections.
+    #[derive(Default)]
+    struct Holding {
+        connections: AtomicUsize,
+        now: AtomicUsize,
+        most: AtomicUsize,
+    }
+
+    /// A request, until it is dropped.
+    struct Held(Arc<Holding>);
+
+    impl Drop for Held {
+        fn drop(&mut self) {
+            self.0.now.fetch_sub(1, Relaxed);
+        }
+    }
+
+    impl Site for Holding {
+        const NAMES: Names = Names { server: "", listener: "", connection: "", request: "" };
+
+        async fn answer(
+            self: &Arc<Self>,
+            _: &Request<()>,
+            _: &mut Incoming,
+            _: SocketAddr,
+            _: &Arc<ConnState>,
+        ) -> Answer {
+            self.most.fetch_max(self.now.fetch_add(1, Relaxed) + 1, Relaxed);
+            let _held = Held(self.clone());
+            std::future::pending().await
+        }
+
+        fn connections(&self, now: usize) {
+            self.connections.store(now, Relaxed);
+        }
+    }
+
+    #[tokio::test]
+    async fn those_that_ask_in_one_moment_are_not_all_there_at_a_time() {
+        const ALL: usize = 200;
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (site, stop) = (Arc::new(Holding::default()), Stop::new());
+        let limits = Limits { connections: ALL, asking: 4, idle: None };
+        let served = serve(Some(listener), site.clone(), limits, Stop::new(), stop.clone());
+        let asked = async {
+            let mut clients = Vec::new();
+            for _ in 0..ALL {
+                clients.push(TcpStream::connect(address).await.unwrap());
+            }
+            eventually("all are let in", async || site.connections.load(Relaxed) == ALL).await;
+            for client in &clients {
+                client.try_write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n").unwrap();
+            }
+            let waits = |client: &&TcpStream| {
+                client.try_read(&mut [0; 1]).is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
+            };
+            eventually("the others are gone", async || clients.iter().filter(waits).count() == 4).await;
+            stop.cancel();
+        };
+        let (served, ()) = tokio::join!(served, asked);
+        served.unwrap();
+        assert!(site.most.load(Relaxed) <= 4, "{}", site.most.load(Relaxed));
     }
 
     #[tokio::test]

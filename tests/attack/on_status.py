@@ -1,10 +1,12 @@
 """Attacks on the status port."""
+import multiprocessing
 import socket
 import threading
 import time
+from pathlib import Path
 
 from .registry import attack
-from .world import ATTACKERS, KUBELET, POD, STATUS, connect, inside, send_on
+from .world import ATTACKERS, KUBELET, POD, STATUS, connect, eventually, inside, send_on
 
 
 def hold(world, amount, sent, many, seconds, refresh=True):
@@ -127,6 +129,33 @@ def reads(world, size):
                 held.remove(one)
     for io, _ in held:
         io.close()
+
+
+def peak(world):
+    """The most kilobytes that were resident."""
+    status = Path(f"/proc/{world.pid}/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0])
+
+
+@attack("status half heads given up at once", "thousands of clients in the midst of a head, which end in one moment")
+def given_up(world, size):
+    # The peak counts from here on.
+    Path(f"/proc/{world.pid}/clear_refs").write_text("5")
+    before, few, end = peak(world), world.figures()[1] + 50, time.monotonic() + size.seconds
+    while time.monotonic() < end:
+        # Its end closes all of them.
+        client = multiprocessing.get_context("fork").Process(
+            target=hold, args=(world, 2 * size.connections, b"GET /healthz/ready HTTP/1.1\r\nHost: a\r\nX-A: ", True, 60))
+        client.start()
+        try:
+            eventually("its connections are there", lambda: world.figures()[1] > few + size.connections)
+            time.sleep(1)
+        finally:
+            client.kill()
+            client.join()
+        eventually("they are gone", lambda: world.figures()[1] < few)
+    if peak(world) - before > 16 * 1024:
+        raise AssertionError(f"memory has grown by {(peak(world) - before) >> 10} MB for a moment")
 
 
 def slow_to_ask():

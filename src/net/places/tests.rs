@@ -105,7 +105,7 @@ fn answers_and_idlers(
     let origins = std::iter::repeat_n("scraper", answers).chain(others.iter().copied());
     let held: Vec<_> =
         origins.zip(busy.iter().chain(&idle)).map(|(from, p)| places.take(from, p).unwrap()).collect();
-    held.iter().for_each(Place::asks);
+    held.iter().for_each(|place| _ = place.asks());
     busy.iter().for_each(|p| p.enter(Phase::Busy));
     idle.iter().for_each(|p| p.enter(Phase::Idle));
     ([busy, idle], held)
@@ -203,7 +203,7 @@ async fn few_connections_are_few_however_few_there_may_be() {
     for p in &kubelet {
         held.push(places.take("kubelet", p).unwrap());
     }
-    held.iter().for_each(Place::asks);
+    held.iter().for_each(|place| _ = place.asks());
     first.enter(Phase::Waiting);
     kubelet.iter().for_each(|p| p.enter(Phase::Waiting));
     tokio::time::advance(Duration::from_secs(2)).await;
@@ -258,7 +258,7 @@ async fn the_own_one_is_let_in_by_a_crowd_of_busy_strangers_and_stays() {
     assert!(places.take("i", &one()).is_none(), "strangers do not make place for each other");
     held.push(places.take(OWN, &envoy[1]).unwrap());
     assert_eq!(crowd.iter().filter(|p| p.is_cut()).count(), 1);
-    held.iter().for_each(Place::asks);
+    held.iter().for_each(|place| _ = place.asks());
     assert!(!places.evict(), "all others have streams");
     assert_eq!(cut(&[&envoy[0], &envoy[1]]), [false, false], "nor does the own one for them");
 }
