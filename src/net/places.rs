@@ -13,7 +13,7 @@
 //! those that have. One origin (an address, a process) that has more than its share makes room for itself, and
 //! at the bound the origin with the most does. The agent's own Envoy ([`Origin::is_own`]) makes room for nobody.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::Hash;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -83,7 +83,8 @@ struct Table<K> {
     counts: HashMap<K, Count>,
     /// Who was answered, and how often.
     known: HashMap<K, u8>,
-    asking: usize,
+    /// Those that have asked: mostly few of many.
+    asking: BTreeSet<u64>,
 }
 
 /// Connections of one origin.
@@ -94,6 +95,13 @@ struct Count {
     asking: usize,
 }
 
+/// Which connections are looked at.
+#[derive(Debug, Clone, Copy)]
+enum Of {
+    All,
+    Asking,
+}
+
 #[derive(Debug)]
 struct Taken<K> {
     origin: K,
@@ -102,11 +110,6 @@ struct Taken<K> {
 }
 
 impl<K: Origin> Taken<K> {
-    /// Whether it may be ended for another that asks.
-    fn must_ask_again(&self) -> bool {
-        self.asking && self.is_anothers()
-    }
-
     fn is_anothers(&self) -> bool {
         !self.origin.is_own()
     }
@@ -123,7 +126,7 @@ pub(crate) struct Place<K: Origin> {
 impl<K: Origin> Places<K> {
     pub(crate) fn new(bounds: Bounds) -> Self {
         let (taken, counts, known) = (BTreeMap::new(), HashMap::new(), HashMap::new());
-        Self(Arc::new(Mutex::new(Table { bounds, next: 0, taken, counts, known, asking: 0 })))
+        Self(Arc::new(Mutex::new(Table { bounds, next: 0, taken, counts, known, asking: BTreeSet::new() })))
     }
 
     fn table(&self) -> MutexGuard<'_, Table<K>> {
@@ -142,7 +145,7 @@ impl<K: Origin> Places<K> {
         let own = table.counts.get(&origin).map_or(0, |count| count.all);
         if own >= table.bounds.share {
             let least = table.bounds.least();
-            if !table.evict(|taken| taken.origin == origin, least) {
+            if !table.evict(Of::All, |taken| taken.origin == origin, least) {
                 return None;
             }
         } else if table.taken.len() >= table.bounds.all {
@@ -150,8 +153,8 @@ impl<K: Origin> Places<K> {
             let spare = table.bounds.spare_busy && blamed.as_ref().is_none_or(|blamed| *blamed == origin);
             let least = u8::from(spare && !origin.is_own());
             let made = match blamed {
-                Some(blamed) => table.make_room(|_| true, &blamed, &origin, least),
-                None => table.evict(Taken::is_anothers, least),
+                Some(blamed) => table.make_room(Of::All, &blamed, &origin, least),
+                None => table.evict(Of::All, Taken::is_anothers, least),
             };
             if !made {
                 return None;
@@ -168,7 +171,7 @@ impl<K: Origin> Places<K> {
     pub(crate) fn evict(&self) -> bool {
         let mut table = self.table();
         let least = table.bounds.least();
-        table.evict(Taken::is_anothers, least)
+        table.evict(Of::All, Taken::is_anothers, least)
     }
 
     /// Memory is short: ends all that rest or let others wait, and where there is none, half of whoever has most; tells
@@ -176,14 +179,14 @@ impl<K: Origin> Places<K> {
     pub(crate) fn shed(&self) -> bool {
         let mut table = self.table();
         let mut ended = false;
-        while table.evict(Taken::is_anothers, STANDS) {
+        while table.evict(Of::All, Taken::is_anothers, STANDS) {
             ended = true;
         }
         let few = few(table.bounds.all, 8);
         if let Some(blamed) = table.blamed(|count| count.all, few).filter(|_| !ended) {
             let (least, half) = (table.bounds.least(), table.counts[&blamed].all.div_ceil(2));
             for _ in 0..half {
-                ended |= table.evict(|taken| taken.origin == blamed, least);
+                ended |= table.evict(Of::All, |taken| taken.origin == blamed, least);
             }
         }
         ended
@@ -203,16 +206,16 @@ impl<K: Origin> Place<K> {
         let bounds = table.bounds;
         let own = table.taken.get(&self.id).filter(|own| !own.asking).map(|own| own.origin.clone());
         let ended = own.is_some_and(|own| {
-            if table.asking >= bounds.asking {
+            if table.asking.len() >= bounds.asking {
                 table.evict_asking(&own, bounds.least())
             } else {
-                table.asking >= bounds.asking.div_ceil(2) && table.evict_asking(&own, STANDS)
+                table.asking.len() >= bounds.asking.div_ceil(2) && table.evict_asking(&own, STANDS)
             }
         });
         let table = &mut *table;
         if let Some(own) = table.taken.get_mut(&self.id).filter(|own| !own.asking) {
             own.asking = true;
-            table.asking += 1;
+            table.asking.insert(self.id);
             if let Some(count) = table.counts.get_mut(&own.origin) {
                 count.asking += 1;
             }
@@ -240,28 +243,35 @@ impl<K: Origin> Table<K> {
     // that an old one of somebody else does not go for each that a flood adds.
     fn evict_asking(&mut self, origin: &K, least: u8) -> bool {
         let blamed = self.blamed(|count| count.asking, few(self.bounds.asking, FEW));
-        let ended = blamed.is_some_and(|blamed| self.make_room(|taken| taken.asking, &blamed, origin, least));
-        ended || self.evict(Taken::must_ask_again, least)
+        let ended = blamed.is_some_and(|blamed| self.make_room(Of::Asking, &blamed, origin, least));
+        ended || self.evict(Of::Asking, Taken::is_anothers, least)
     }
 
     // Ends one of the origin that is to blame, for one of `origin`. What it is doing goes after what others do not use, but
     // for one of its own.
-    fn make_room(&mut self, among: impl Fn(&Taken<K>) -> bool, blamed: &K, origin: &K, least: u8) -> bool {
-        let theirs = |taken: &Taken<K>| among(taken) && taken.origin == *blamed;
+    fn make_room(&mut self, of: Of, blamed: &K, origin: &K, least: u8) -> bool {
+        let theirs = |taken: &Taken<K>| taken.origin == *blamed;
         // Others are not worth so much, and of them the clock need not be asked.
         let rests = |p: Arc<Progress>| matches!(p.phase(), Phase::New | Phase::Head | Phase::Idle);
-        let others = |taken: &Taken<K>| {
-            among(taken) && !taken.origin.is_own() && taken.progress.upgrade().is_some_and(rests)
+        let others = |taken: &Taken<K>| taken.is_anothers() && taken.progress.upgrade().is_some_and(rests);
+        self.evict(of, theirs, least.max(1))
+            || (blamed != origin && self.evict(of, others, least.max(IDLE)))
+            || (least == 0 && self.evict(of, theirs, 0))
+    }
+
+    // In the order in which they came.
+    fn each(&self, of: Of) -> impl Iterator<Item = (&u64, &Taken<K>)> {
+        let (all, asking) = match of {
+            Of::All => (Some(self.taken.iter()), None),
+            Of::Asking => (None, Some(self.asking.iter().filter_map(|id| self.taken.get_key_value(id)))),
         };
-        self.evict(theirs, least.max(1))
-            || (blamed != origin && self.evict(others, least.max(IDLE)))
-            || (least == 0 && self.evict(theirs, 0))
+        all.into_iter().flatten().chain(asking.into_iter().flatten())
     }
 
     // Of those that are worth ending at least so much.
-    fn evict(&mut self, among: impl Fn(&Taken<K>) -> bool, least: u8) -> bool {
+    fn evict(&mut self, of: Of, among: impl Fn(&Taken<K>) -> bool, least: u8) -> bool {
         let mut worst: Option<((u8, Duration), u64, Arc<Progress>)> = None;
-        for (id, taken) in self.taken.iter().filter(|(_, taken)| among(taken)) {
+        for (id, taken) in self.each(of).filter(|(_, taken)| among(taken)) {
             let Some(progress) = taken.progress.upgrade() else { continue };
             let worth = worth(&progress, || self.trusts(&taken.origin));
             let unfinished = worth.0 == UNFINISHED && progress.is_unanswered();
@@ -316,7 +326,7 @@ impl<K: Origin> Table<K> {
         if taken.progress.upgrade().is_some_and(|progress| progress.phase() == Phase::Idle) {
             self.was_answered(&taken.origin);
         }
-        self.asking -= usize::from(taken.asking);
+        self.asking.remove(&id);
         if let Some(count) = self.counts.get_mut(&taken.origin) {
             count.all -= 1;
             count.asking -= usize::from(taken.asking);
