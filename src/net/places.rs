@@ -6,8 +6,8 @@
 //! response in the making. So a flood of any one kind gives way to a client that sends a request and reads the
 //! response, which takes milliseconds where the flood takes seconds.
 //!
-//! Where places are few and newcomers many, a client may not have come to sending before its turn to go: one whose
-//! requests were answered before is spared for a moment as long as there is one of a stranger.
+//! Where places are few and newcomers many, a client may not have come to sending, or its request to a slot, before its turn
+//! to go: one whose requests were answered before is spared for a moment as long as there is one of a stranger.
 //!
 //! There are two bounds: one of all connections, which cost little as long as they have not asked, and one of
 //! those that have. One origin (an address, a process) that has more than its share makes room for itself, and
@@ -378,7 +378,7 @@ fn worth(progress: &Progress, trusted: impl Fn() -> bool) -> (u8, Duration) {
         _ if stood >= GRACE => (5, stood),
         Phase::Body if here >= LATE => (STANDS, here),
         Phase::Waiting if long => (3, here),
-        Phase::New | Phase::Head if trusted() => (SPARED, unanswered),
+        Phase::New | Phase::Head | Phase::Waiting if trusted() => (SPARED, unanswered),
         // All of them wait for their client, or behind one.
         _ => (2, unanswered),
     }

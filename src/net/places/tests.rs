@@ -168,6 +168,30 @@ async fn a_prober_that_has_not_come_to_asking_outlasts_strangers() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_prober_whose_request_waits_outlasts_those_of_strangers() {
+    let places = Places::new(Bounds { all: 128, share: 128, asking: 4, spare_busy: false });
+    answered(&places, "kubelet", 1);
+    let (kubelet, mut held) = (one(), Vec::new());
+    let mut waits = |origin, progress: &Arc<Progress>| {
+        let place = places.take(origin, progress).unwrap();
+        place.asks();
+        progress.enter(Phase::Waiting);
+        held.push(place);
+    };
+    waits("kubelet", &kubelet);
+    tokio::time::advance(Duration::from_millis(5)).await;
+    let strangers: Vec<_> = (0..9).map(|_| one()).collect();
+    for (origin, progress) in ["a", "b", "c", "d", "e", "f", "g", "h"].iter().zip(&strangers) {
+        waits(origin, progress);
+    }
+    assert!(!kubelet.is_cut() && strangers[..5].iter().all(|p| p.is_cut()));
+    // Not for ever.
+    tokio::time::advance(GRACE).await;
+    waits("i", &strangers[8]);
+    assert!(kubelet.is_cut());
+}
+
+#[tokio::test(start_paused = true)]
 async fn who_asks_and_then_floods_is_a_stranger_again() {
     let places = Places::new(Bounds { all: 8, share: 8, asking: 8, spare_busy: false });
     answered(&places, "kubelet", 20);
