@@ -22,9 +22,10 @@ use super::errno::no_descriptor;
 use super::tasks::guarded;
 use super::{hosts, open_files};
 
-/// Look-ups of names. Istiod, an application's host, a registry and a resolver's own name are asked for at once by
-/// an agent that is busy; more only come up when the resolver does not answer.
-static NAMES: Lane = Lane::new("name look-ups", 8);
+/// Look-ups of the names that the proxy hangs on: istiod's, a CA's, an API server's, a resolver's own. What modules,
+/// applications and callers of the token service name has lanes of its own: a resolver may answer for the cluster and be
+/// silent about the world.
+pub(crate) static NAMES: Lane = Lane::new("name look-ups", 8);
 
 /// The system gives no thread.
 #[derive(Debug, thiserror::Error)]
@@ -250,6 +251,28 @@ impl Lane {
         };
         self.within(limit, start).await?
     }
+
+    /// The addresses of `host`; a literal needs no thread.
+    ///
+    /// # Errors
+    /// The resolver's; the system's where no descriptor is left for it.
+    pub(crate) async fn look_up(&'static self, host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
+        if let Ok(ip) = host.parse::<IpAddr>() {
+            return Ok(vec![SocketAddr::new(ip, port)]);
+        }
+        if let Some((ip, scope)) = zoned(host) {
+            return Ok(vec![SocketAddrV6::new(ip, port, 0, scope).into()]);
+        }
+        let host = host.to_owned();
+        let look = move || {
+            let listed = hosts::of_absolute(Path::new(hosts::FILE), &host);
+            if !listed.is_empty() {
+                return Ok(listed.into_iter().map(|ip| SocketAddr::new(ip, port)).collect());
+            }
+            (host.as_str(), port).to_socket_addrs().map(Iterator::collect).map_err(cause)
+        };
+        self.run(look).await?
+    }
 }
 
 /// An IPv6 address with a zone, which is an interface's number or name: `fe80::1%2`, `fe80::1%eth0`.
@@ -261,29 +284,6 @@ fn zoned(host: &str) -> Option<(Ipv6Addr, u32)> {
         rustix::net::netdevice::name_to_index(&socket, zone).ok()
     });
     Some((address, index?))
-}
-
-/// The addresses of `host`; a literal needs no thread.
-///
-/// # Errors
-/// The resolver's; the system's where no descriptor is left for it.
-pub(crate) async fn look_up(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
-    if let Ok(ip) = host.parse::<IpAddr>() {
-        return Ok(vec![SocketAddr::new(ip, port)]);
-    }
-    if let Some((ip, scope)) = zoned(host) {
-        return Ok(vec![SocketAddrV6::new(ip, port, 0, scope).into()]);
-    }
-    let host = host.to_owned();
-    NAMES
-        .run(move || {
-            let listed = hosts::of_absolute(Path::new(hosts::FILE), &host);
-            if !listed.is_empty() {
-                return Ok(listed.into_iter().map(|ip| SocketAddr::new(ip, port)).collect());
-            }
-            (host.as_str(), port).to_socket_addrs().map(Iterator::collect).map_err(cause)
-        })
-        .await?
 }
 
 /// Why there is no answer of [`look_up_here`].
@@ -371,11 +371,18 @@ mod tests {
 
     #[tokio::test]
     async fn names_and_literals_are_looked_up() {
-        assert_eq!(look_up("::1", 7).await.unwrap(), ["[::1]:7".parse().unwrap()]);
+        assert_eq!(NAMES.look_up("::1", 7).await.unwrap(), ["[::1]:7".parse().unwrap()]);
         for zone in ["fe80::1%1", "fe80::1%lo"] {
-            assert_eq!(look_up(zone, 7).await.unwrap(), ["[fe80::1%1]:7".parse().unwrap()]);
+            assert_eq!(NAMES.look_up(zone, 7).await.unwrap(), ["[fe80::1%1]:7".parse().unwrap()]);
         }
-        assert!(look_up("localhost", 7).await.unwrap().iter().all(|a| a.ip().is_loopback() && a.port() == 7));
-        assert!(look_up("no such name", 7).await.is_err());
+        assert!(
+            NAMES
+                .look_up("localhost", 7)
+                .await
+                .unwrap()
+                .iter()
+                .all(|a| a.ip().is_loopback() && a.port() == 7)
+        );
+        assert!(NAMES.look_up("no such name", 7).await.is_err());
     }
 }

@@ -19,6 +19,7 @@ use zeroize::Zeroizing;
 use super::attempts::{Attempts, Failed, watched};
 use super::{CaClient, Error};
 use crate::base::error::chain;
+use crate::base::lane;
 use crate::base::metrics::Metrics;
 use crate::fetch::url::{Url, shown};
 use crate::fetch::{Dialer, Get, Proxies, Tls};
@@ -142,7 +143,7 @@ impl Client {
             login,
             sign,
             endpoint: authority,
-            dialer: Dialer { tls, source: None, proxies: config.proxies.clone() },
+            dialer: Dialer { tls, proxies: config.proxies.clone(), names: &lane::NAMES, ..Dialer::default() },
             attempts: Attempts::new(config.attempt_timeout, config.total_timeout, metrics),
             tokens,
             trouble,

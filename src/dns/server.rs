@@ -117,7 +117,7 @@ async fn bound<S>(
     bind: impl Fn(SocketAddr) -> std::io::Result<S>,
 ) -> std::io::Result<S> {
     if !host.is_empty() && host.parse() != Ok(Ipv4Addr::UNSPECIFIED) {
-        let all = lane::look_up(host, port).await?;
+        let all = lane::NAMES.look_up(host, port).await?;
         let first = all.iter().find(|at| at.is_ipv4()).or(all.first()).copied();
         return bind(first.ok_or(std::io::ErrorKind::NotFound)?);
     }

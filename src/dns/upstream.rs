@@ -340,7 +340,7 @@ fn malformed() -> io::Error {
 
 async fn address(server: &str) -> io::Result<SocketAddr> {
     let none = || io::Error::new(io::ErrorKind::NotFound, "the resolver's name has no address");
-    lane::look_up(server, PORT).await?.into_iter().next().ok_or_else(none)
+    lane::NAMES.look_up(server, PORT).await?.into_iter().next().ok_or_else(none)
 }
 
 async fn udp(server: &str) -> io::Result<UdpSocket> {

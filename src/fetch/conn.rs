@@ -14,7 +14,7 @@ use tokio::net::{TcpSocket, TcpStream};
 use tokio_rustls::TlsConnector;
 
 use super::{Error, Tls, Url, records};
-use crate::base::lane;
+use crate::base::lane::Lane;
 use crate::net::proxy::Proxy;
 
 /// A connection of either kind.
@@ -51,8 +51,11 @@ const HANDSHAKE: Duration = Duration::from_secs(10);
 /// Go's wait before another address is tried beside one that is silent (RFC 6555, 300 ms).
 const NEXT: Duration = Duration::from_millis(300);
 
+/// Look-ups of names that others have chosen: servers of modules, and where an application leads a scrape.
+static NAMES: Lane = Lane::new("names of others", 8);
+
 /// How to connect.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub(crate) struct Dialer {
     /// The address to leave from, which marks a probe; `None`: whatever the kernel takes.
     pub(crate) source: Option<IpAddr>,
@@ -60,6 +63,14 @@ pub(crate) struct Dialer {
     pub(crate) tls: Option<Arc<Tls>>,
     /// For what is not next door.
     pub(crate) proxies: Proxies,
+    /// Where names are looked up: one that is not answered holds up the others of its lane.
+    pub(crate) names: &'static Lane,
+}
+
+impl Default for Dialer {
+    fn default() -> Self {
+        Self { source: None, tls: None, proxies: Proxies::default(), names: &NAMES }
+    }
 }
 
 impl Dialer {
@@ -91,7 +102,7 @@ impl Dialer {
             // The order is that of RFC 6724, which Go and C libraries follow.
             vec![Ipv6Addr::LOCALHOST.into(), Ipv4Addr::LOCALHOST.into()]
         } else {
-            lane::look_up(host, 0).await?.into_iter().map(|addr| addr.ip()).collect()
+            self.names.look_up(host, 0).await?.into_iter().map(|addr| addr.ip()).collect()
         };
         if let Some(source) = self.source {
             ips.retain(|ip| ip.is_ipv4() == source.is_ipv4());

@@ -23,7 +23,7 @@ pub(super) use self::keep::Held;
 use self::keep::{Ended, Server, keep};
 use super::answer::{Event, List};
 use crate::base::bounded;
-use crate::base::lane::Lane;
+use crate::base::lane::{self, Lane};
 use crate::fetch::{Dialer, Get, Reply, Tls};
 
 static FILES: Lane = Lane::new("the service account's files", 2);
@@ -211,8 +211,8 @@ impl Api {
             (header::AUTHORIZATION, bearer),
             (header::ACCEPT, HeaderValue::from_static("application/json")),
         ]);
-        let dialer =
-            Dialer { tls: Some(Arc::new(Tls::with_roots(self.crypto.clone(), ca))), ..Dialer::default() };
+        let tls = Some(Arc::new(Tls::with_roots(self.crypto.clone(), ca)));
+        let dialer = Dialer { tls, names: &lane::NAMES, ..Dialer::default() };
         let get = Get::new(&url).map_err(|e| self.broken(Why::Fetch(e)))?.headers(headers);
         let sent = get.dialer(&dialer).keep(None).buffer(USUAL).follow(|_, _| false).send().await;
         let reply = sent.map_err(|e| self.broken(Why::Fetch(e)))?;

@@ -12,10 +12,14 @@ use std::time::Duration;
 use rustls::crypto::CryptoProvider;
 
 use super::{Config, Method, Outcome};
+use crate::base::lane::Lane;
 use crate::fetch::{Dialer, Tls, Trust};
 
 /// What every probe says it is.
 const USER_AGENT: &str = "istio-probe/1.0";
+
+/// Look-ups of the application's host, of which a probe begins one.
+static NAMES: Lane = Lane::new("the application's host", 2);
 
 pub(super) struct Prober {
     method: Method,
@@ -32,8 +36,8 @@ impl Prober {
         let tls = Some(Arc::new(Tls::new(crypto, false, Trust::System)));
         Self {
             method: config.method.clone(),
-            marked: Dialer { source: Some(source), tls, ..Dialer::default() },
-            plain: Dialer::default(),
+            marked: Dialer { source: Some(source), tls, names: &NAMES, ..Dialer::default() },
+            plain: Dialer { names: &NAMES, ..Dialer::default() },
         }
     }
 

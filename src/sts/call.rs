@@ -12,6 +12,7 @@ use zeroize::Zeroizing;
 
 use super::broker::Fault;
 use crate::base::error::chain;
+use crate::base::lane::Lane;
 use crate::fetch::url::shown;
 use crate::fetch::{self, Dialer, Get, Kept, Tls, Trust};
 
@@ -21,6 +22,9 @@ const PAUSE: Duration = Duration::from_millis(10);
 const TIME: Duration = Duration::from_secs(5);
 /// No answer with a token is longer, in bytes: a token goes into a header. Each caller may cause one to be read.
 const ANSWER: usize = 128 << 10;
+
+/// Look-ups of endpoints' names.
+static NAMES: Lane = Lane::new("names of token endpoints", 4);
 
 /// Calls endpoints. Connections are kept between calls; there is no HTTP proxy on this way, as in the Go agent.
 pub(super) struct Client {
@@ -51,7 +55,7 @@ enum Tried {
 impl Client {
     pub(super) fn new(crypto: Arc<CryptoProvider>) -> Self {
         let tls = Some(Arc::new(Tls::new(crypto, false, Trust::System)));
-        Self { dialer: Dialer { tls, ..Dialer::default() }, kept: Kept::default() }
+        Self { dialer: Dialer { tls, names: &NAMES, ..Dialer::default() }, kept: Kept::default() }
     }
 
     /// The answer's members.

@@ -85,9 +85,9 @@ impl Web {
     pub(super) fn new(config: Config, crypto: Arc<CryptoProvider>) -> Self {
         let proxies = &config.proxies;
         let dialer = |trust| Dialer {
-            source: None,
             tls: Some(Arc::new(Tls::new(crypto.clone(), false, trust))),
             proxies: proxies.clone(),
+            ..Dialer::default()
         };
         Self {
             verified: dialer(Trust::System),

@@ -49,7 +49,7 @@ pub trait Upstream: Send + Sync + fmt::Debug {
             let Some((host, port)) = self.address().rsplit_once(':') else { return BTreeSet::new() };
             let host = host.trim_start_matches('[').trim_end_matches(']');
             let Ok(port) = port.parse() else { return BTreeSet::new() };
-            lane::look_up(host, port).await.map(|all| all.into_iter().collect()).unwrap_or_default()
+            lane::NAMES.look_up(host, port).await.map(|all| all.into_iter().collect()).unwrap_or_default()
         })
     }
 }

@@ -5,6 +5,7 @@
 
 mod resolv_conf;
 
+use std::collections::HashSet;
 use std::net::Ipv4Addr;
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -60,14 +61,14 @@ pub(super) fn answers(reply: &[u8]) -> u16 {
 
 /// A nameserver of its own, at port 53 of a loopback address nobody else has.
 pub(super) struct Nameserver {
-    ip: Ipv4Addr,
+    pub(super) ip: Ipv4Addr,
     udp: UdpSocket,
     tcp: TcpListener,
 }
 
 impl Nameserver {
     /// Nothing where port 53 cannot be had.
-    async fn start() -> Option<Self> {
+    pub(super) async fn start() -> Option<Self> {
         static NEXT: AtomicU8 = AtomicU8::new(1);
         if !root_for("a nameserver at port 53") {
             return None;
@@ -93,6 +94,15 @@ impl Nameserver {
             self.udp.send_to(&reply, from).await.unwrap();
         }
         buffer
+    }
+
+    /// Waits until so many resolvers have asked; none is answered.
+    pub(super) async fn asked_by(&self, resolvers: usize) {
+        let mut asked = HashSet::new();
+        while asked.len() < resolvers {
+            let received = tokio::time::timeout(LIMIT, self.udp.recv_from(&mut [0; 4096])).await;
+            asked.insert(received.expect("no query came").unwrap().1);
+        }
     }
 }
 

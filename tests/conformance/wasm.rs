@@ -27,6 +27,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use super::ads::{CDS, Delta, World, answer, ask, ended, request};
+use super::dns::Nameserver;
 use super::replay::{LDS, answer_delta, ask_delta, delta, resource};
 use crate::support::builder::Builder;
 use crate::support::{eventually, root_for};
@@ -324,6 +325,26 @@ async fn a_slow_download_holds_up_nothing_and_never_overtakes() {
     let both = [modules.filter("f", "/slow", |_, _| {}), modules.filter("g", "/two", |_, _| {})];
     istiod.responses.sotw(&push("newest", both.to_vec())).await.unwrap();
     assert_eq!(envoy.next().await.unwrap().nonce, "newest", "the old one has not come in between");
+}
+
+/// As in a cluster whose resolver answers for the cluster and is silent about the world.
+#[tokio::test]
+async fn a_registry_whose_name_is_not_answered_holds_up_nobody_on_the_way_to_istiod() {
+    let Some(nameserver) = Nameserver::start().await else { return };
+    let resolv = format!("nameserver {}\noptions timeout:30 attempts:5\n", nameserver.ip);
+    let mounts = format!("mount --bind resolv.conf /etc/resolv.conf && {FOLDER}");
+    let words = ["unshare", "--mount", "sh", "-c", &mounts, "sh"].map(ToOwned::to_owned);
+    let mut world = World::with(|b| b.before(&words).file("resolv.conf", resolv)).await;
+    let (envoy, istiod) = world.sotw().await;
+    let module = |nth| remote(&format!("m{nth}"), "http://registry.test./m".to_owned(), |_, _| {});
+    istiod.responses.sotw(&push("n1", (0..32).map(module).collect())).await.unwrap();
+    nameserver.asked_by(8).await;
+    // Each look-up takes minutes, whoever still waits for it.
+    drop(envoy);
+    let (envoy, mut istiod) = world.sotw().await;
+    envoy.send(&ask(CDS));
+    assert_eq!(request(&mut istiod).await.type_url, CDS);
+    world.agent.stop().await;
 }
 
 #[tokio::test]

@@ -100,7 +100,8 @@ impl<'a> Aim<'a> {
             // A literal needs no resolver thread.
             return Ok(vec![SocketAddr::new(ip, port)]);
         }
-        let found = lane::look_up(host, port)
+        let found = lane::NAMES
+            .look_up(host, port)
             .await
             .map_err(|e| self.unresolved(format!("{host}: {e}"), Kind::of_io(&e)))?;
         let addresses = interleave(order(found, self.shuffle).into_iter());
