@@ -13,6 +13,7 @@ use zeroize::Zeroizing;
 use super::request::Ask;
 use crate::base::clock::Clock;
 use crate::base::metrics::Metrics;
+use crate::base::seldom::Seldom;
 use crate::base::tasks::{Group, caught};
 use crate::trouble::{Kind, Report, Reporter};
 
@@ -23,6 +24,9 @@ const KEPT: usize = 64;
 /// Exchanges under way at a time, each for another subject token or scope, of those that were given no token yet: who was
 /// given one is not held up by a crowd that asks an endpoint in vain, and there are no more of them than tokens are kept.
 const FLIGHTS: usize = 32;
+
+/// Any process of the pod can be refused as often as it likes.
+static REFUSED: Seldom = Seldom::new(10);
 
 /// How long exchanges that are under way at the end are waited for: the Go agent waits without a limit, and an endpoint
 /// that hangs would hold up the end for 50 s.
@@ -153,17 +157,23 @@ impl Handle {
         })
     }
 
-    /// `known`: the caller had a token before.
+    /// `known`: the caller had a token before. What is no trouble of the service's ([`Self::trouble`]) is in the log only.
     fn note(&self, error: Option<&Fault>, known: bool) {
         let mut state = lock(&self.0.state);
         state.exchanges += 1;
         state.failures += u64::from(error.is_some());
         state.works |= error.is_none();
         state.last_error = error.map(|e| e.why.clone());
-        if error.is_none_or(|fault| known || !fault.refused || !state.works) {
+        let of_the_service = error.is_none_or(|fault| known || !fault.refused || !state.works);
+        if of_the_service {
             state.trouble = state.last_error.clone();
         }
         match error {
+            Some(fault) if !of_the_service => {
+                if let Some(more) = REFUSED.may() {
+                    tracing::info!(target: "security", "a caller gets no token: {fault}{more}");
+                }
+            }
             Some(fault) => {
                 tracing::debug!(target: "security", "{fault}");
                 let kind = Kind::of_start(&fault.why).unwrap_or(Kind::TokensNotExchanged);

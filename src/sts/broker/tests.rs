@@ -31,6 +31,10 @@ impl Exchanger for Double {
 }
 
 fn rig(life: u64) -> (Double, Arc<Broker>) {
+    rig_with(life, Reporter::default())
+}
+
+fn rig_with(life: u64, trouble: Reporter) -> (Double, Arc<Broker>) {
     let clock = Fixed::at(SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000));
     let double = Double {
         clock: clock.clone(),
@@ -39,7 +43,7 @@ fn rig(life: u64) -> (Double, Arc<Broker>) {
         fault: Arc::new(Mutex::new(Fault::new("no"))),
         go: watch::channel(true).0,
     };
-    let handle = Handle::new(1, "test", Reporter::default());
+    let handle = Handle::new(1, "test", trouble);
     let broker =
         Broker::new(Box::new(double.clone()), Arc::new(clock), Group::new(), &Metrics::new(), handle);
     (double, broker)
@@ -121,7 +125,14 @@ async fn a_token_is_not_given_up_to_make_room_for_its_successor() {
 
 #[tokio::test]
 async fn a_caller_that_is_refused_is_no_trouble_of_a_service_that_works() {
-    let (double, broker) = rig(200);
+    let troubles = crate::trouble::Troubles::default();
+    let (double, broker) = rig_with(200, troubles.reporter("sts"));
+    // Whatever looks at it sees the same.
+    let trouble = || {
+        let (one, other) = (broker.handle.trouble(), troubles.verdict().map(|trouble| trouble.detail));
+        assert_eq!(one, other);
+        one
+    };
     let fails = |fault: &Fault| {
         *lock(&double.life) = None;
         *lock(&double.fault) = fault.clone();
@@ -129,23 +140,23 @@ async fn a_caller_that_is_refused_is_no_trouble_of_a_service_that_works() {
     let (refused, broken) = (Fault::refusal("403"), Fault::new("503"));
     fails(&refused);
     assert_eq!(get(&broker, "junk").await, Err(refused.clone()));
-    assert_eq!(broker.handle.trouble().as_deref(), Some("403"), "nobody has got a token");
+    assert_eq!(trouble().as_deref(), Some("403"), "nobody has got a token");
     *lock(&double.life) = Some(200);
     get(&broker, "a").await.unwrap();
-    assert_eq!(broker.handle.trouble(), None);
+    assert_eq!(trouble(), None);
     fails(&refused);
     assert_eq!(get(&broker, "junk").await, Err(refused.clone()));
-    assert_eq!(broker.handle.trouble(), None);
+    assert_eq!(trouble(), None);
     assert_eq!(broker.handle.status()["failures"], 2);
     assert_eq!(broker.handle.status()["lastError"], "403", "it is told nevertheless");
     fails(&broken);
     assert_eq!(get(&broker, "junk").await, Err(broken));
-    assert_eq!(broker.handle.trouble().as_deref(), Some("503"), "that is the service's");
+    assert_eq!(trouble().as_deref(), Some("503"), "that is the service's");
     fails(&refused);
     assert_eq!(get(&broker, "junk").await, Err(refused.clone()));
-    assert_eq!(broker.handle.trouble().as_deref(), Some("503"), "and it is not over by a refusal");
+    assert_eq!(trouble().as_deref(), Some("503"), "and it is not over by a refusal");
     get(&broker, "a").await.unwrap();
-    assert_eq!(broker.handle.trouble().as_deref(), Some("403"), "one that it served is refused");
+    assert_eq!(trouble().as_deref(), Some("403"), "one that it served is refused");
 }
 
 #[tokio::test]
