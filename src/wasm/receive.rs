@@ -181,7 +181,9 @@ impl Receiver {
         // Without its folder a module cannot be stored, but whether it could be had is still told: the
         // bytes go where any may be put.
         let place = |dir| place::beside(dir, DOWNLOAD, Mode::Masked(0o644));
-        let file = Beside::of(place(dir).or_else(|_| place(Path::new("/tmp")))?);
+        // Where that fails, too, it is its own folder that somebody has to repair.
+        let file = place(dir).or_else(|why| place(Path::new("/tmp")).map_err(|_| why))?;
+        let file = Beside::of(file);
         let (stage, packed) = match form {
             Form::Any => (Stage::Look(Vec::new()), Some(sha256())),
             Form::Plain => (Stage::Plain, None),
