@@ -53,17 +53,19 @@ use crate::envoy::{Handle, Supervisor};
 use crate::secrets::probe::{self, Mode};
 use crate::trouble::Kind;
 use crate::xds;
+pub(crate) use signals::Early;
 use upgrade::{Door, Heir, Upgrades};
 
-/// Runs the agent to its end; gives the process's exit status. `heir`: it takes the place of another in this process.
+/// Runs the agent to its end; gives the process's exit status. `heir`: it takes the place of another in this process;
+/// `early`: what ends it until its own handlers are there.
 ///
 /// # Errors
 /// When the start is refused: nothing was told yet.
-pub(crate) async fn run(config: Arc<Config>, heir: Option<Heir>) -> Result<u8, Error> {
+pub(crate) async fn run(config: Arc<Config>, heir: Option<Heir>, early: Early) -> Result<u8, Error> {
     let limit = heir.as_ref().and(config.upgrade.as_ref()).map(|upgrade| upgrade.limit);
     // On the heap: what the start needs is given back once it serves. On the stack it would stay in memory for good,
     // three times over, once for each frame that such a future passes through.
-    let begin = Box::pin(begin(config, limit.and(heir.as_ref())));
+    let begin = Box::pin(begin(config, limit.and(heir.as_ref()), &early));
     let begun = match limit {
         // Somebody else can serve if this does not.
         Some(limit) => tokio::time::timeout(limit, begin).await.unwrap_or_else(|_| {
@@ -72,7 +74,8 @@ pub(crate) async fn run(config: Arc<Config>, heir: Option<Heir>) -> Result<u8, E
         }),
         None => begin.await,
     };
-    let Begun { common, supervisor, envoy, signals, upgrades } = *begun?;
+    let Start::Serves(begun) = begun? else { return Ok(0) };
+    let Begun { common, supervisor, envoy, signals, upgrades } = *begun;
     if let Some(heir) = heir {
         if let Some(stop) = heir.stop() {
             shutdown::begin(&common.tasks, &envoy, signals::Signals::named(stop));
@@ -92,11 +95,27 @@ struct Begun {
     upgrades: Option<Upgrades>,
 }
 
-async fn begin(config: Arc<Config>, heir: Option<&Heir>) -> Result<Box<Begun>, Error> {
+/// What a start has come to.
+enum Start {
+    Serves(Box<Begun>),
+    /// Somebody has ended it before anything was bound.
+    GivenUp,
+}
+
+async fn begin(config: Arc<Config>, heir: Option<&Heir>, early: &Early) -> Result<Start, Error> {
     let common = Common::new(config)?;
-    let mut signals =
-        signals::Signals::install().map_err(|e| Error::new(format!("signals: {e}")).of(Kind::PartFailed))?;
-    let mut upstream = upstream::prepare(&common, heir).await?;
+    let signals = signals::Signals::install(early);
+    let mut signals = signals.map_err(|e| Error::new(format!("signals: {e}")).of(Kind::PartFailed))?;
+    // Another server on the workload's socket may be waited for.
+    let mut upstream = tokio::select! {
+        biased;
+        prepared = upstream::prepare(&common, heir) => prepared?,
+        // Who takes the place of another ends what that one has begun, and so has to serve first.
+        reason = signals.next(), if heir.is_none() => {
+            tracing::info!("{reason}: the start is given up");
+            return Ok(Start::GivenUp);
+        }
+    };
     let bound = bind::bind(&common, &mut upstream, heir).await?;
     let (supervisor, envoy) = supervisor(&common, upstream.mode, &bound.xds.0, heir).await?;
     let_others_run().await;
@@ -106,7 +125,7 @@ async fn begin(config: Arc<Config>, heir: Option<&Heir>) -> Result<Box<Begun>, E
     // one turn to find the connection open, one to speak on it.
     let_others_run().await;
     let_others_run().await;
-    Ok(Box::new(Begun { common, supervisor, envoy, signals, upgrades }))
+    Ok(Start::Serves(Box::new(Begun { common, supervisor, envoy, signals, upgrades })))
 }
 
 /// How this program is replaced by another, where that is wanted.

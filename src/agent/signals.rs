@@ -2,9 +2,13 @@
 //! leaves Envoy behind).
 
 use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use futures_util::FutureExt;
 use rustix::process::Signal as Raw;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
+use signal_hook::flag::register_conditional_shutdown;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::envoy::Reason;
@@ -25,6 +29,28 @@ const IGNORED: [SignalKind; 8] = [
 /// `/quitquitquit`, as one program tells the next. One that does not know it ends in order, as on SIGTERM.
 const QUIT_AT_ONCE: &str = "quitquitquit";
 
+/// What the Go agent ends with where a signal comes before it has asked for any.
+const TOO_EARLY: i32 = 2;
+
+/// Ends the process on a signal as long as there are no [`Signals`]: the configuration is read before, which looks up
+/// names and asks the platform, for seconds where nobody answers. Of any other process the kernel does that; of the first
+/// of a container it passes a signal over that nobody handles, and the pod is killed when its grace period is over.
+pub(crate) struct Early(Arc<AtomicBool>);
+
+impl Early {
+    /// From now on.
+    pub(crate) fn watched() -> Self {
+        let is_first = std::process::id() == 1;
+        let armed = Arc::new(AtomicBool::new(is_first));
+        let signals = [SIGTERM, SIGINT, SIGHUP, SIGQUIT];
+        for signal in signals.into_iter().filter(|_| is_first) {
+            // Without it everything is as it was.
+            let _ = register_conditional_shutdown(signal, TOO_EARLY, Arc::clone(&armed));
+        }
+        Self(armed)
+    }
+}
+
 /// Handlers, installed before anything is bound so that no signal is lost in between.
 pub(super) struct Signals {
     terminate: Signal,
@@ -38,8 +64,8 @@ pub(super) struct Signals {
 }
 
 impl Signals {
-    /// Installs the handlers.
-    pub(super) fn install() -> io::Result<Self> {
+    /// Installs the handlers, in the place of those of the start.
+    pub(super) fn install(early: &Early) -> io::Result<Self> {
         let all = Self {
             terminate: signal(SignalKind::terminate())?,
             interrupt: signal(SignalKind::interrupt())?,
@@ -48,6 +74,7 @@ impl Signals {
             _ignored: IGNORED.iter().map(|kind| signal(*kind)).collect::<io::Result<_>>()?,
             upgrade: Some(signal(SignalKind::user_defined2())?),
         };
+        early.0.store(false, Ordering::SeqCst);
         if crate::base::handover::passing() {
             // Those that came between two programs.
             crate::base::handover::unblock_signals();

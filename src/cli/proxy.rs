@@ -6,7 +6,7 @@ use std::sync::Arc;
 use tokio::runtime::Runtime;
 
 use super::{logging_options, request, tell};
-use crate::agent::upgrade;
+use crate::agent::{Early, upgrade};
 use crate::base::error::BoxError;
 use crate::base::{build_info, error, heap, logging, open_files};
 use crate::config::args::{self, Flag, Parsed};
@@ -20,6 +20,7 @@ pub(super) fn run(parsed: Parsed, env: &Env) -> u8 {
     if parsed.is_true(args::PROXY, args::DRY_RUN) {
         return dry_run(parsed, env);
     }
+    let early = Early::watched();
     // `vm run` starts /proc/self/exe; people look for the agent's name.
     if std::fs::read("/proc/self/comm").is_ok_and(|name| name == b"exe\n") {
         let _ = rustix::thread::set_name(c"pilot-agent");
@@ -32,7 +33,7 @@ pub(super) fn run(parsed: Parsed, env: &Env) -> u8 {
         // Whoever stops reading the log must not stop the agent.
         logs.patient = false;
         let started = prepare(parsed, env, &logs).and_then(|(_, config, runtime)| {
-            let status = runtime.block_on(crate::agent::run(config, heir));
+            let status = runtime.block_on(crate::agent::run(config, heir, early));
             // A name look-up or a disk that hangs in a thread of its own must not hold up the end.
             runtime.shutdown_background();
             status.map_err(|e| refused(&e, logs.as_json))

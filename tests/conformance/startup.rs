@@ -2,9 +2,15 @@
 
 use std::time::Duration;
 
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::dns::Nameserver;
 use crate::support::agent::{Builder, Envoy, ROOT, SDS, TOKEN, XDS};
 use crate::support::client::{Pem, ack, secret_request, secrets};
 use crate::support::{MockIstiod, TestAgent, eventually};
+
+/// A resolver of the test's own.
+const WITH_RESOLVER: &str = "mount --bind resolv.conf /etc/resolv.conf && exec \"$@\"";
 
 #[tokio::test]
 async fn the_first_certificate_is_what_istiod_signed() {
@@ -121,6 +127,37 @@ async fn what_is_left_at_the_sockets_places_is_replaced() {
     stream.next().await.unwrap();
     drop((stream, client));
     agent.stop().await;
+}
+
+#[tokio::test]
+async fn a_start_that_waits_for_others_ends_on_a_signal() {
+    let mock = MockIstiod::start().await;
+    let mut agent = TestAgent::with().istiod(&mock).env("WORKLOAD_SOCKET_WAIT", "10m").start();
+    agent.wait_log("for another SDS server").await;
+    let log = agent.stop().await;
+    assert!(log.contains("received signal: terminated: the start is given up"), "{log}");
+}
+
+/// The kernel passes a signal over that the first process of a container does not handle.
+#[tokio::test]
+async fn the_first_process_of_a_container_ends_on_a_signal_before_it_has_read_its_configuration() {
+    let Some(nameserver) = Nameserver::start().await else { return };
+    let mock = MockIstiod::start().await;
+    let words = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", WITH_RESOLVER, "sh"];
+    let resolv = format!("nameserver {}\noptions timeout:30 attempts:5\n", nameserver.ip);
+    let mut agent = TestAgent::with()
+        .istiod(&mock)
+        .before(&words.map(ToOwned::to_owned))
+        .file("resolv.conf", resolv)
+        .proxy_config("statsdUdpAddress", "statsd.test.:8125")
+        .start();
+    nameserver.asked_by(1).await;
+    let pid = agent.pid().as_raw_pid();
+    let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
+    let first = children.split_whitespace().next().and_then(|child| Pid::from_raw(child.parse().ok()?));
+    kill_process(first.expect("it runs"), Signal::TERM).unwrap();
+    assert_eq!(agent.wait_exit().await.code(), Some(2), "as the Go agent");
+    agent.assert_clean().await;
 }
 
 #[tokio::test]
