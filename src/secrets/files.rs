@@ -102,7 +102,8 @@ pub(super) enum Event {
     Loaded(ResourceName, Loaded),
     /// What was reported is over, and the content is what is known.
     Mended(ResourceName),
-    /// There has been no usable content from the start, for [`MISSING`]: whoever waits goes on waiting.
+    /// There has been no usable content from the start, for [`MISSING`], or there is none for another reason than was told:
+    /// whoever waits goes on waiting.
     Suspect { name: ResourceName, error: Arc<Error> },
     /// The content has been unusable for [`PATIENCE`]; `gone`: there is no file to be read.
     Troubled { name: ResourceName, error: Arc<Error>, gone: bool },
@@ -473,9 +474,10 @@ impl Store {
         };
         let retry = self.retry;
         // A disk that is slow may be well.
-        let early = is_configured(name) && entry.loaded.is_none() && !silent && !entry.is_suspected();
+        let early = is_configured(name) && entry.loaded.is_none() && !silent;
         let trouble = entry.trouble.get_or_insert_with(|| Trouble::new(now));
-        if trouble.reason != reason {
+        let is_new = trouble.reason != reason;
+        if is_new {
             tracing::debug!(target: "cache", "{name} cannot be loaded yet: {reason}");
             trouble.reason = reason;
         }
@@ -492,8 +494,10 @@ impl Store {
             let error = Arc::new(failure(name, &trouble.reason));
             return Some(Event::Troubled { name: name.clone(), error, gone });
         }
-        if early && !gone && !trouble.is_told() && now >= trouble.since + MISSING {
-            trouble.suspected = true;
+        let is_known = trouble.is_told() || trouble.suspected;
+        let is_late = early && !gone && now >= trouble.since + MISSING;
+        if (is_known && is_new) || (!is_known && is_late) {
+            trouble.suspected |= is_late;
             let error = Arc::new(failure(name, &trouble.reason));
             return Some(Event::Suspect { name: name.clone(), error });
         }

@@ -62,11 +62,6 @@ impl Entry {
             followed: now,
         }
     }
-
-    pub(super) fn is_suspected(&self) -> bool {
-        self.trouble.as_ref().is_some_and(|trouble| trouble.suspected)
-    }
-
     pub(super) fn wanted(&self, name: &ResourceName) -> Wanted {
         let known = self.loaded.is_some().then_some(self.hash);
         let bad = self.bad.clone().filter(|_| self.bad_again);

@@ -102,6 +102,27 @@ fn chain(event: &Event) -> &str {
 }
 
 #[tokio::test(start_paused = true)]
+async fn what_is_wrong_now_is_told_where_something_else_was_wrong_before() {
+    let mut world = World::pair();
+    let other = pair();
+    world.put_pair(&pair());
+    assert!(matches!(world.follow().await, Some(Event::Loaded(..))));
+    world.put("cert.pem", &other.chain[..100]);
+    assert!(world.store.look_all().await.is_empty(), "it may be on its way");
+    let Event::Troubled { error: first, .. } = world.later().await else { panic!("it is told") };
+    world.put("cert.pem", &other.chain);
+    let events = world.store.look_all().await;
+    let [Event::Suspect { error: second, .. }] = &events[..] else { panic!("{events:?}") };
+    assert!(
+        second.to_string().contains("key") && first.to_string() != second.to_string(),
+        "{first}, {second}"
+    );
+    assert!(world.store.look_all().await.is_empty(), "once");
+    world.put("key.pem", &other.key);
+    assert!(matches!(world.store.look_all().await[..], [Event::Loaded(..)]));
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_large_file_of_no_use_is_read_again_when_it_has_changed() {
     let mut world = World::roots();
     let good = pair().chain;

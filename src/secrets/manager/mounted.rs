@@ -45,7 +45,7 @@ impl Manager {
                 Event::Loaded(name, loaded) => self.file_loaded(&name, loaded),
                 Event::Mended(name) => self.troubles.file_good(&name),
                 Event::Suspect { name, error } => {
-                    self.troubles.file_bad(&self.config.trouble, &name, &chain(error.as_ref()), &error);
+                    self.file_bad(&name, &error);
                 }
                 Event::Troubled { name, error, gone } => self.file_troubled(&name, error, gone).await,
             }
@@ -113,17 +113,19 @@ impl Manager {
                 let _ = waiter.reply.send(Err(Arc::clone(&error)));
             }
         }
-        if had {
-            let text =
-                format!("{text}; the last good content stays in use, the file is read again when it changes");
-            self.troubles.file_bad(&self.config.trouble, name, &text, &error);
-            if self.board.followers(name) > 0 {
-                self.metrics.file_failed();
-                self.board.fail(name, &error);
-            }
-        } else {
-            self.troubles.file_bad(&self.config.trouble, name, &text, &error);
+        self.file_bad(name, &error);
+        if had && self.board.followers(name) > 0 {
+            self.metrics.file_failed();
+            self.board.fail(name, &error);
         }
+    }
+
+    fn file_bad(&mut self, name: &ResourceName, error: &Error) {
+        let mut text = chain(error);
+        if self.files.loaded(name).is_some() {
+            text.push_str("; the last good content stays in use, the file is read again when it changes");
+        }
+        self.troubles.file_bad(&self.config.trouble, name, &text, error);
     }
 
     // What the CA has issued, in the place of files. It is not renewed while they are served, so it may be over: then
