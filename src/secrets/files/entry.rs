@@ -62,6 +62,7 @@ impl Entry {
             followed: now,
         }
     }
+
     pub(super) fn wanted(&self, name: &ResourceName) -> Wanted {
         let known = self.loaded.is_some().then_some(self.hash);
         let bad = self.bad.clone().filter(|_| self.bad_again);
