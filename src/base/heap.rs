@@ -14,6 +14,7 @@
 //! was up, 6 were code and constants that only the start needs, or a renewal, or a push.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::thread;
 use std::time::Duration;
 
 use tokio::sync::Notify;
@@ -106,6 +107,17 @@ impl Passing {
     }
 }
 
+/// Does once, on a thread of its own, what takes many small pieces of memory, and waits for it. glibc keeps up to 7 freed
+/// pieces of each of 64 sizes for the thread that freed them, and with these in between the rest does not become whole
+/// again: what the main thread holds later would lie scattered over it. A thread's go when it ends.
+pub(crate) fn aside<T: Send>(job: impl Fn() -> T + Sync) -> T {
+    thread::scope(|scope| match thread::Builder::new().name("aside".to_owned()).spawn_scoped(scope, &job) {
+        Ok(aside) => aside.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
+        // Where there is no thread, memory is what it costs.
+        Err(_) => job(),
+    })
+}
+
 /// Streams and connections of which so many together are a burst: a scrape under way holds up to 100 KB, a stream 10.
 const BURST: usize = 32;
 /// Those that end after the first hundreds mostly do so at once.
@@ -174,7 +186,7 @@ fn settle() {
         return;
     }
     let trim = || {
-        std::thread::sleep(SETTLE);
+        thread::sleep(SETTLE);
         BEGUN.store(false, Relaxed);
         give_back::heap();
     };
@@ -199,6 +211,13 @@ mod tests {
     fn churn() {
         let buffers: Vec<Vec<u8>> = (0..16).map(|_| vec![1; 32 * 1024]).collect();
         std::hint::black_box(&buffers);
+    }
+
+    #[test]
+    fn what_is_done_aside_is_done_on_another_thread_and_its_panic_goes_on() {
+        let here = thread::current().id();
+        assert_ne!(aside(|| thread::current().id()), here);
+        assert!(std::panic::catch_unwind(|| aside(|| -> () { panic!("as it does") })).is_err());
     }
 
     fn asked_for(passing: &Passing) -> bool {

@@ -7,21 +7,27 @@ const SHORTEST: usize = 4;
 /// swapped with its neighbour, two of them in words of ten letters and more. Case does not count as a difference
 /// of its own; a word that is known gives nothing.
 #[must_use]
-pub(crate) fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+pub(crate) fn nearest<'a>(
+    word: &str,
+    known: impl IntoIterator<Item = &'a str, IntoIter: Clone>,
+) -> Option<&'a str> {
+    let known = known.into_iter();
     let length = word.chars().count();
     let allowed = match length {
         0..SHORTEST => return None,
         SHORTEST..10 => 1,
         _ => 2,
     };
+    // Most are.
+    if known.clone().any(|candidate| candidate == word) {
+        return None;
+    }
     let lower = word.to_lowercase();
-    let letters = Letters::of(&lower);
+    let (letters, length) = (Letters::of(&lower), lower.chars().count());
     let mut best = None;
     for candidate in known {
-        if candidate == word {
-            return None;
-        }
-        if letters.apart(&Letters::of(candidate)) > 2 * allowed {
+        let longer_or_shorter = candidate.is_ascii() && candidate.len().abs_diff(length) > allowed;
+        if longer_or_shorter || letters.apart(&Letters::of(candidate)) > 2 * allowed {
             continue;
         }
         let distance = strsim::osa_distance(&lower, &candidate.to_lowercase());

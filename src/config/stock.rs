@@ -8,13 +8,14 @@
 //! older releases had less. A template for version 2 of Envoy's API, or one that gives no JSON, is passed over with a
 //! warning: no supported Envoy could start with it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::borrow::Cow;
+use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
 use super::parts::at;
-use crate::base::bounded;
+use crate::base::{bounded, heap};
 use crate::bootstrap::{self, Node, Options, RemoteService, Tracer, params, template};
 
 /// Where the Go agents' images have their template.
@@ -55,7 +56,7 @@ pub(super) fn own(
     warnings: &mut Vec<String>,
 ) -> Option<PathBuf> {
     let place = at(root, PLACE);
-    match look(&place, env) {
+    match heap::aside(|| look(&place, env)) {
         Found::Nothing => None,
         Found::Stock => {
             tracing::info!(
@@ -128,14 +129,17 @@ fn samples() -> [Options; 2] {
     [plain, collectors]
 }
 
+/// A value and the way to it. In an image of Istio's each start looks at two thousand of them.
+type Leaf<'a> = (Vec<Cow<'a, str>>, String);
+
 /// The first thing in `given` that is not in `known`.
 fn foreign(given: &Value, known: &Value) -> Option<String> {
     let (mut there, mut here) = (Vec::new(), Vec::new());
     leaves(known, &mut Vec::new(), &mut there);
     leaves(given, &mut Vec::new(), &mut here);
-    let paths: BTreeSet<&[String]> = there.iter().flat_map(|(p, _)| (1..=p.len()).map(|n| &p[..n])).collect();
-    let values: BTreeSet<&(Vec<String>, String)> = there.iter().collect();
+    let values: HashSet<&Leaf<'_>> = there.iter().collect();
     let (path, value) = here.iter().find(|leaf| !values.contains(leaf) && !was_so(&leaf.0, &leaf.1))?;
+    let paths: HashSet<_> = there.iter().flat_map(|(p, _)| (1..=p.len()).map(|n| &p[..n])).collect();
     Some(match (1..=path.len()).find(|n| !paths.contains(&path[..*n])) {
         Some(unknown) => path[..unknown].join("."),
         None => format!("{} = {value}", path.join(".")),
@@ -144,7 +148,7 @@ fn foreign(given: &Value, known: &Value) -> Option<String> {
 
 /// What stock templates of older releases had otherwise: expressions of stats tags, layers of runtime flags, the way
 /// to istiod before all went by the agent, the agent's older socket, options that have moved, the compressor's forms.
-fn was_so(path: &[String], value: &str) -> bool {
+fn was_so(path: &[Cow<'_, str>], value: &str) -> bool {
     let path = path.join(".");
     let under = |prefixes: &[&str]| prefixes.iter().any(|p| path.starts_with(p));
     under(&[
@@ -169,11 +173,11 @@ fn was_so(path: &[String], value: &str) -> bool {
 }
 
 /// Every value with the way to it; members of lists are known by their names, so that their order does not count.
-fn leaves(value: &Value, path: &mut Vec<String>, into: &mut Vec<(Vec<String>, String)>) {
+fn leaves<'a>(value: &'a Value, path: &mut Vec<Cow<'a, str>>, into: &mut Vec<Leaf<'a>>) {
     match value {
         Value::Object(members) if !members.is_empty() => {
             for (name, member) in members {
-                path.push(name.clone());
+                path.push(Cow::Borrowed(name));
                 leaves(member, path, into);
                 path.pop();
             }
@@ -182,7 +186,7 @@ fn leaves(value: &Value, path: &mut Vec<String>, into: &mut Vec<(Vec<String>, St
         Value::Null => {}
         Value::Array(list) => {
             for (place, member) in list.iter().enumerate() {
-                path.push(name_of(member).unwrap_or_else(|| place.to_string()));
+                path.push(name_of(member).unwrap_or_else(|| Cow::Owned(place.to_string())));
                 leaves(member, path, into);
                 path.pop();
             }
@@ -192,13 +196,13 @@ fn leaves(value: &Value, path: &mut Vec<String>, into: &mut Vec<(Vec<String>, St
 }
 
 /// Listeners by their port, as older releases gave them no name; patterns by themselves.
-fn name_of(member: &Value) -> Option<String> {
+fn name_of(member: &Value) -> Option<Cow<'_, str>> {
     if let Some(port) = member.pointer("/address/socket_address/port_value") {
-        return Some(port.to_string());
+        return Some(Cow::Owned(port.to_string()));
     }
     let named = ["name", "tag_name", "priority"].iter().find_map(|key| member.get(key)?.as_str());
     let pattern = ["prefix", "suffix", "safe_regex"].iter().any(|key| member.get(key).is_some());
-    named.map(str::to_owned).or_else(|| pattern.then(|| member.to_string()))
+    named.map(Cow::Borrowed).or_else(|| pattern.then(|| Cow::Owned(member.to_string())))
 }
 
 #[cfg(test)]
