@@ -10,6 +10,7 @@
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashSet};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
@@ -129,21 +130,34 @@ fn samples() -> [Options; 2] {
     [plain, collectors]
 }
 
-/// A value and the way to it. In an image of Istio's each start looks at two thousand of them.
-type Leaf<'a> = (Vec<Cow<'a, str>>, String);
-
 /// The first thing in `given` that is not in `known`.
 fn foreign(given: &Value, known: &Value) -> Option<String> {
-    let (mut there, mut here) = (Vec::new(), Vec::new());
-    leaves(known, &mut Vec::new(), &mut there);
-    leaves(given, &mut Vec::new(), &mut here);
-    let values: HashSet<&Leaf<'_>> = there.iter().collect();
-    let (path, value) = here.iter().find(|leaf| !values.contains(leaf) && !was_so(&leaf.0, &leaf.1))?;
-    let paths: HashSet<_> = there.iter().flat_map(|(p, _)| (1..=p.len()).map(|n| &p[..n])).collect();
-    Some(match (1..=path.len()).find(|n| !paths.contains(&path[..*n])) {
+    let mut there = HashSet::new();
+    each(known, &mut Vec::new(), &mut |path, value| {
+        there.insert(mark(path, value));
+        None::<()>
+    });
+    let (path, value) = each(given, &mut Vec::new(), &mut |path, value| {
+        let is_new = !there.contains(&mark(path, value)) && !was_so(path, &value.to_string());
+        is_new.then(|| (path.iter().map(ToString::to_string).collect::<Vec<_>>(), value.to_string()))
+    })?;
+    let mut ways = HashSet::new();
+    each(known, &mut Vec::new(), &mut |path, _| {
+        ways.extend((1..=path.len()).map(|n| path[..n].join("\0")));
+        None::<()>
+    });
+    Some(match (1..=path.len()).find(|n| !ways.contains(&path[..*n].join("\0"))) {
         Some(unknown) => path[..unknown].join("."),
         None => format!("{} = {value}", path.join(".")),
     })
+}
+
+/// Stands for a value and the way to it. An agent in one of Istio's images has four thousand of them at each start, so they
+/// are not kept; two are never alike by chance.
+fn mark(path: &[Cow<'_, str>], value: &Value) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    (path, value).hash(&mut hasher);
+    hasher.finish()
 }
 
 /// What stock templates of older releases had otherwise: expressions of stats tags, layers of runtime flags, the way
@@ -172,26 +186,29 @@ fn was_so(path: &[Cow<'_, str>], value: &str) -> bool {
             .any(|key| path.ends_with(key))
 }
 
-/// Every value with the way to it; members of lists are known by their names, so that their order does not count.
-fn leaves<'a>(value: &'a Value, path: &mut Vec<Cow<'a, str>>, into: &mut Vec<Leaf<'a>>) {
+/// What `found` gives for the first value of which it gives anything, with the way to it; members of lists are known by
+/// their names, so that their order does not count.
+fn each<'a, T>(
+    value: &'a Value,
+    path: &mut Vec<Cow<'a, str>>,
+    found: &mut impl FnMut(&[Cow<'a, str>], &'a Value) -> Option<T>,
+) -> Option<T> {
+    let mut below = |name, member| {
+        path.push(name);
+        let out = each(member, path, found);
+        path.pop();
+        out
+    };
     match value {
         Value::Object(members) if !members.is_empty() => {
-            for (name, member) in members {
-                path.push(Cow::Borrowed(name));
-                leaves(member, path, into);
-                path.pop();
-            }
+            members.iter().find_map(|(name, member)| below(Cow::Borrowed(name), member))
         }
         // An empty list is what a condition has left of one.
-        Value::Null => {}
-        Value::Array(list) => {
-            for (place, member) in list.iter().enumerate() {
-                path.push(name_of(member).unwrap_or_else(|| Cow::Owned(place.to_string())));
-                leaves(member, path, into);
-                path.pop();
-            }
-        }
-        other => into.push((path.clone(), other.to_string())),
+        Value::Null => None,
+        Value::Array(list) => list.iter().enumerate().find_map(|(place, member)| {
+            below(name_of(member).unwrap_or_else(|| Cow::Owned(place.to_string())), member)
+        }),
+        other => found(path, other),
     }
 }
 
