@@ -86,11 +86,13 @@ fn every_crate_in_the_binary_has_the_text_of_its_licence() {
         told.contains("crate0 1.0.0, ") && told.contains("Copyright (c) Somebody\n\nPermission is"),
         "{told}"
     );
-    made("BSD-3-Clause");
-    let told = scripts.run("licences", &[]);
-    assert!(!told.status.success());
-    let told = text(&told.stderr);
-    assert_eq!(told, "licences: crate0 1.0.0 (BSD-3-Clause) comes without its licence's text\n");
+    for other in ["BSD-3-Clause", "MIT AND BSD-3-Clause"] {
+        made(other);
+        let told = scripts.run("licences", &[]);
+        assert!(!told.status.success());
+        let told = text(&told.stderr);
+        assert_eq!(told, format!("licences: crate0 1.0.0 ({other}) comes without its licence's text\n"));
+    }
 }
 
 /// A copy with a `dist/` and programs that make the packages and root file systems.
