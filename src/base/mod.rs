@@ -6,7 +6,7 @@
 //! | `backoff`, `slack`, `clock`, `go_duration` | when: the next attempt, timers that fire together, the date, durations in text |
 //! | `uds` | unix sockets: their files, modes and owners |
 //! | `files`, `disk`, `bounded`, `up_to`, `reading`, `place`, `path` | watching files, reading with a deadline and a bound, replacing a file as a whole, clean paths |
-//! | `logging`, `metrics`, `error`, `quote`, `seldom`, `nearest` | what people and programs are told |
+//! | `logging`, `metrics`, `error`, `quote`, `seldom`, `nearest`, `sha256` | what people and programs are told |
 //! | `process`, `open_files`, `errno`, `netlink`, `cgroup`, `heap`, `pressure`, `notify`, `handover` | the kernel, the allocator, the service manager, and a program that takes over |
 //! | `wire` | reading and editing an encoded message field by field |
 //!
@@ -47,6 +47,7 @@ pub(crate) mod reading;
 #[cfg(test)]
 pub(crate) mod recordings;
 pub(crate) mod seldom;
+pub(crate) mod sha256;
 pub(crate) mod slack;
 pub(crate) mod tasks;
 pub(crate) mod uds;

@@ -24,6 +24,7 @@ use super::receive::{Beside, DOWNLOAD};
 use crate::base::lane::Lane;
 use crate::base::place;
 use crate::base::seldom::Seldom;
+use crate::base::sha256;
 
 /// One for each download that a push usually brings.
 static LOOKS: Lane = Lane::new("looking for modules", 4);
@@ -191,7 +192,7 @@ impl Cache {
     }
 
     fn put(&self, key: &Key, asker: Asker<'_>, download: Beside, now: Instant) -> io::Result<PathBuf> {
-        let folder = self.dir().join(super::sha256_hex(key.name.as_bytes()));
+        let folder = self.dir().join(sha256::of(key.name.as_bytes()));
         // One level only: the folder above belongs to whoever mounts it.
         match DirBuilder::new().mode(0o755).create(&folder) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),

@@ -16,6 +16,7 @@ use tempfile::NamedTempFile;
 use super::tar::{self, Pick, Tar};
 use crate::base::lane;
 use crate::base::place::{self, Mode};
+use crate::base::sha256;
 use crate::fetch::{self, Gunzip};
 
 /// What every module begins with.
@@ -164,12 +165,8 @@ pub(super) struct Receiver {
     broken: Option<BadArchive>,
 }
 
-fn sha256() -> digest::Context {
+fn new_sum() -> digest::Context {
     digest::Context::new(&digest::SHA256)
-}
-
-fn hex(sum: &digest::Digest) -> String {
-    super::hex(sum.as_ref())
 }
 
 impl Receiver {
@@ -185,14 +182,14 @@ impl Receiver {
         let file = place(dir).or_else(|why| place(Path::new("/tmp")).map_err(|_| why))?;
         let file = Beside::of(file);
         let (stage, packed) = match form {
-            Form::Any => (Stage::Look(Vec::new()), Some(sha256())),
+            Form::Any => (Stage::Look(Vec::new()), Some(new_sum())),
             Form::Plain => (Stage::Plain, None),
             Form::Layer(name) => {
                 let tar = Stage::Tar(Box::new(Tar::new(Pick::Named(name))), Box::new(Stage::Plain));
-                (Stage::Gzip(Box::new(Gunzip::new()), 0, Box::new(tar)), Some(sha256()))
+                (Stage::Gzip(Box::new(Gunzip::new()), 0, Box::new(tar)), Some(new_sum()))
             }
         };
-        let sink = Sink { file, sum: sha256(), head: Vec::new(), length: 0, limit };
+        let sink = Sink { file, sum: new_sum(), head: Vec::new(), length: 0, limit };
         Ok(Self { stage, sink, packed, arrived: 0, broken: None })
     }
 
@@ -239,8 +236,8 @@ impl Receiver {
                 Err(Broken::Packed(why)) => self.broken = Some(why),
             }
         }
-        let unpacked = hex(&self.sink.sum.finish());
-        let packed = self.packed.map_or_else(|| unpacked.clone(), |sum| hex(&sum.finish()));
+        let unpacked = sha256::written(&self.sink.sum.finish());
+        let packed = self.packed.map_or_else(|| unpacked.clone(), |sum| sha256::written(&sum.finish()));
         self.sink.file.file()?.flush()?;
         let module =
             self.broken.is_none() && self.sink.length >= SHORTEST && self.sink.head.starts_with(MAGIC);

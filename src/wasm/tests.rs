@@ -11,6 +11,7 @@ use super::receive::tests::gzip;
 use super::tar::tests::archive;
 use super::*;
 use crate::base::eventually::eventually;
+use crate::base::sha256;
 use crate::fetch::fake::Web as Server;
 
 const ONE: &[u8] = b"\0asm\x01\0\0\0one";
@@ -104,14 +105,14 @@ async fn checksums_are_of_what_comes_out() {
     let rig = rig(|_| {});
     let url = format!("http://{}/m", server.addr);
     let with = |checksum: &str| Wanted { checksum: checksum.to_owned(), ..wanted(&url) };
-    let error = rig.get(&with(&sha256_hex(&packed))).await.unwrap_err();
+    let error = rig.get(&with(&sha256::of(&packed))).await.unwrap_err();
     assert!(error.contains("does not match"), "{error}");
     super::receive::tests::gone(rig.dir.path());
-    assert!(rig.get(&with(&sha256_hex(ONE))).await.is_ok());
+    assert!(rig.get(&with(&sha256::of(ONE))).await.is_ok());
     let seen = server.heads().len();
-    assert!(rig.get(&with(&sha256_hex(ONE))).await.is_ok());
+    assert!(rig.get(&with(&sha256::of(ONE))).await.is_ok());
     assert_eq!(server.heads().len(), seen, "there already");
-    assert!(rig.get(&with(&sha256_hex(TWO))).await.is_err());
+    assert!(rig.get(&with(&sha256::of(TWO))).await.is_err());
     assert_eq!(server.heads().len(), seen + 1, "asked for all the same");
 }
 
@@ -207,12 +208,12 @@ fn registry(manifest: String, index: Option<String>, blobs: Vec<Vec<u8>>) -> imp
         let found = |text: &str| answer(200, "Content-Type: application/x\r\n", text.as_bytes());
         if let Some(name) = path.strip_prefix("/v2/team/plug/manifests/") {
             return match &index {
-                Some(index) if name == "v1" || name.ends_with(&sha256_hex(index.as_bytes())) => found(index),
-                _ if name == "v1" || name.ends_with(&sha256_hex(manifest.as_bytes())) => found(&manifest),
+                Some(index) if name == "v1" || name.ends_with(&sha256::of(index.as_bytes())) => found(index),
+                _ if name == "v1" || name.ends_with(&sha256::of(manifest.as_bytes())) => found(&manifest),
                 _ => answer(404, "", b""),
             };
         }
-        let blob = blobs.iter().find(|b| path.ends_with(&format!("/blobs/sha256:{}", sha256_hex(b))));
+        let blob = blobs.iter().find(|b| path.ends_with(&format!("/blobs/sha256:{}", sha256::of(b))));
         blob.map_or_else(|| answer(404, "", b""), |blob| answer(200, "", blob))
     }
 }
@@ -220,7 +221,7 @@ fn registry(manifest: String, index: Option<String>, blobs: Vec<Vec<u8>>) -> imp
 fn manifest(kind: &str, layers: &[(&str, &[u8])]) -> String {
     let layers: Vec<_> = layers
         .iter()
-        .map(|(kind, blob)| json!({"mediaType": kind, "size": blob.len(), "digest": format!("sha256:{}", sha256_hex(blob))}))
+        .map(|(kind, blob)| json!({"mediaType": kind, "size": blob.len(), "digest": format!("sha256:{}", sha256::of(blob))}))
         .collect();
     json!({"schemaVersion": 2, "mediaType": kind, "layers": layers}).to_string()
 }
@@ -232,7 +233,7 @@ const LAYER: &str = "application/vnd.oci.image.layer.v1.tar+gzip";
 async fn images_are_known_by_their_manifest() {
     let layer = gzip(&archive(&[("./plugin.wasm", ONE)]));
     let text = manifest(OCI, &[(LAYER, &layer)]);
-    let sum = sha256_hex(text.as_bytes());
+    let sum = sha256::of(text.as_bytes());
     let server = Server::start(registry(text, None, vec![layer])).await;
     let rig = rig(|_| {});
     let url = format!("oci://{}/team/plug:v1", server.addr);
@@ -246,7 +247,7 @@ async fn images_are_known_by_their_manifest() {
     let changed = Wanted { policy: Policy::Always, version: "2".to_owned(), ..wanted(&url) };
     assert_eq!(rig.get(&changed).await.unwrap(), file);
     assert_eq!(server.heads().len(), seen + 2, "a tag that has not moved costs the manifest only");
-    let error = rig.get(&Wanted { checksum: sha256_hex(ONE), ..wanted(&url) }).await.unwrap_err();
+    let error = rig.get(&Wanted { checksum: sha256::of(ONE), ..wanted(&url) }).await.unwrap_err();
     assert!(error.contains("does not match"), "{error}");
 }
 
@@ -254,10 +255,10 @@ async fn images_are_known_by_their_manifest() {
 async fn an_index_can_be_pinned() {
     let layer = gzip(&archive(&[("plugin.wasm", ONE)]));
     let text = manifest(OCI, &[(LAYER, &layer)]);
-    let child = json!({"digest": format!("sha256:{}", sha256_hex(text.as_bytes()))});
+    let child = json!({"digest": format!("sha256:{}", sha256::of(text.as_bytes()))});
     let index =
         json!({"mediaType": "application/vnd.oci.image.index.v1+json", "manifests": [child]}).to_string();
-    let sum = sha256_hex(index.as_bytes());
+    let sum = sha256::of(index.as_bytes());
     let server = Server::start(registry(text, Some(index), vec![layer])).await;
     let rig = rig(|_| {});
     let url = format!("oci://{}/team/plug@sha256:{sum}", server.addr);

@@ -52,6 +52,15 @@ fn what_any_release_had_is_passed_over() {
 }
 
 #[test]
+fn one_of_a_known_sum_is_not_looked_at_any_further() {
+    let env = BTreeMap::new();
+    let odd = b"no template at all";
+    assert!(matches!(told(odd, &RELEASED, &env), Found::Useless(_)));
+    assert_eq!(told(odd, &[RELEASED[0], &sha256::of(odd)], &env), Found::Stock);
+    assert_eq!(told(stock().to_string().as_bytes(), &[], &env), Found::Stock);
+}
+
+#[test]
 fn what_no_release_had_is_somebodys_own() {
     type Change = fn(&mut Value);
     let changes: [(Change, &str); 6] = [

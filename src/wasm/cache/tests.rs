@@ -23,7 +23,7 @@ fn cache(expiry: Duration) -> (Cache, tempfile::TempDir) {
 async fn a_module_is_found_by_name_and_checksum_only() {
     let (cache, dir) = cache(Duration::from_secs(60));
     let file = cache.store(&key("aa"), NEW, download(&cache)).await.unwrap();
-    let folder = crate::wasm::sha256_hex(b"oci://r.io/a");
+    let folder = sha256::of(b"oci://r.io/a");
     assert_eq!(file, dir.path().join(folder).join("aa.wasm"));
     assert_eq!(std::fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o644);
     assert_eq!(cache.find(&key("aa"), NEW).await, Some(file.clone()));

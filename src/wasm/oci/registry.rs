@@ -14,6 +14,7 @@ use super::machine::of_machine;
 use super::manifest::{ACCEPT, Image, LONGEST, Layer, Manifest};
 use super::reference::{DOCKER_HUB, Reference};
 use crate::base::backoff::{Jitter, Policy};
+use crate::base::sha256;
 use crate::fetch::{Dialer, Get, Reply};
 use crate::net::percent;
 use crate::wasm::download::{Web, receive};
@@ -146,7 +147,7 @@ impl<'a> Registry<'a> {
         let kind = reply.headers().get(header::CONTENT_TYPE).cloned();
         let body = timeout_at(self.until, self.web.document(&mut reply, LONGEST)).await;
         let body = body.map_err(|_| Error::Late(path))?.map_err(Error::Body)?;
-        let digest = crate::wasm::sha256_hex(&body);
+        let digest = sha256::of(&body);
         if let Some(wanted) = identifier.strip_prefix("sha256:")
             && wanted != digest
         {

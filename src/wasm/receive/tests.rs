@@ -3,7 +3,7 @@ use std::io::Read;
 use proptest::prelude::*;
 
 use super::*;
-use crate::wasm::sha256_hex;
+use crate::base::sha256;
 use crate::wasm::tar::tests::archive;
 
 pub(in crate::wasm) fn gzip(bytes: &[u8]) -> Vec<u8> {
@@ -41,8 +41,8 @@ fn whatever_a_module_is_packed_in_it_comes_out() {
         for piece in [1, 300, 1 << 20] {
             let (received, content) = receive(&bytes, Form::Any, 1 << 20, piece).unwrap();
             assert!(received.module && content == MODULE);
-            assert_eq!(received.checksum, sha256_hex(MODULE));
-            assert_eq!(received.packed, sha256_hex(&bytes));
+            assert_eq!(received.checksum, sha256::of(MODULE));
+            assert_eq!(received.packed, sha256::of(&bytes));
         }
     }
 }
@@ -58,12 +58,12 @@ fn what_cannot_be_unpacked_is_no_module_and_known_by_its_own_checksum() {
     for bytes in [cut, deep, [gzip(MODULE), b"tail".to_vec()].concat()] {
         let (received, _) = receive(&bytes, Form::Any, 1 << 20, 1 << 20).unwrap();
         assert!(!received.module && received.entry.is_err());
-        assert_eq!(received.checksum, sha256_hex(&bytes));
+        assert_eq!(received.checksum, sha256::of(&bytes));
     }
     for bytes in [&b"junk"[..], b"", &MODULE[..5], b"\x1f"] {
         let (received, _) = receive(bytes, Form::Any, 100, 1).unwrap();
         assert!(!received.module);
-        assert_eq!(received.checksum, sha256_hex(bytes));
+        assert_eq!(received.checksum, sha256::of(bytes));
     }
 }
 
@@ -92,7 +92,7 @@ fn layers_have_one_file_that_counts() {
     let layer = gzip(&archive(&[("other", b"no"), ("./plugin.wasm", MODULE)]));
     let (received, content) = receive(&layer, form, 1 << 20, 10).unwrap();
     assert!(received.module && received.entry == Ok(true) && content == MODULE);
-    assert_eq!(received.packed, sha256_hex(&layer));
+    assert_eq!(received.packed, sha256::of(&layer));
     let without = receive(&gzip(&archive(&[("other", b"no")])), form, 1 << 20, 10).unwrap().0;
     assert_eq!((without.entry, without.module), (Ok(false), false));
     assert!(receive(MODULE, form, 1 << 20, 10).unwrap().0.entry.is_err(), "not packed");
