@@ -124,6 +124,7 @@ fn is_default(option: &str, value: &str) -> bool {
         "--on-ip" => matches!(value, "0.0.0.0" | "::"),
         "-s" | "-d" => matches!(value, "0.0.0.0/0" | "::/0"),
         "--dport" | "--sport" => value == "0:65535",
+        "-i" | "-o" => value == "+",
         _ => false,
     }
 }
@@ -135,12 +136,17 @@ fn canonical_value(option: &str, value: &str, names: &Names) -> String {
             let (mark, mask) = value.split_once('/').unwrap_or((value, "0xffffffff"));
             format!("{}/{}", number(mark), number(mask))
         }
-        "--uid-owner" => names.users.get(value).cloned().unwrap_or_else(|| range(value, '-', number)),
-        "--gid-owner" => names.groups.get(value).cloned().unwrap_or_else(|| range(value, '-', number)),
+        "--uid-owner" => owner(value, &names.users),
+        "--gid-owner" => owner(value, &names.groups),
         "--dport" | "--sport" | "--to-ports" | "--on-port" => ports(value, names),
         "--dports" => value.split(',').map(|p| ports(p, names)).collect::<Vec<_>>().join(","),
         _ => value.to_owned(),
     }
+}
+
+// Ranges may be given with either sign, and are printed with a dash.
+fn owner(value: &str, names: &BTreeMap<String, String>) -> String {
+    names.get(value).cloned().unwrap_or_else(|| range(&value.replace(':', "-"), '-', number))
 }
 
 fn ports(value: &str, names: &Names) -> String {
@@ -220,6 +226,8 @@ mod tests {
             ("-p tcp --dport :65535 -j Y", "-p tcp -m tcp -j Y"),
             ("-p tcp --dport 010 -j Y", "-p tcp -m tcp --dport 8 -j Y"),
             ("-m owner --uid-owner 010-0x10 -j Y", "-m owner --uid-owner 8-16 -j Y"),
+            ("-m owner ! --gid-owner 1337:1340 -j Y", "-m owner ! --gid-owner 1337-1340 -j Y"),
+            ("-i + -d 10.0.0.0/8 -j Y", "-d 10.0.0.0/8 -j Y"),
             ("-j REDIRECT --to-port 15053", "-j REDIRECT --to-ports 15053"),
             (
                 "-m connmark --mark 1337 -j CONNMARK --restore-mark",
