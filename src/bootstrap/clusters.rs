@@ -76,9 +76,6 @@ pub(crate) fn all(options: &Options) -> Result<Vec<Value>, Error> {
         list.push(Cluster::pipe("sds-files-grpc", FILES_UDS));
     }
     list.push(xds(&options.config_path));
-    if options.self_discovery() {
-        list.push(own());
-    }
     list.extend(tracer(options)?);
     let service = |service: &Option<RemoteService>, name, used| match service {
         Some(service) if !service.address.is_empty() => remote(options, service, name, used).map(Some),
@@ -86,6 +83,9 @@ pub(crate) fn all(options: &Options) -> Result<Vec<Value>, Error> {
     };
     list.extend(service(&options.metrics_service, "envoy_metrics_service_address", METRICS)?);
     list.extend(service(&options.access_log_service, "envoy_accesslog_service_address", ACCESS_LOG)?);
+    if options.self_discovery() {
+        list.push(own());
+    }
     Ok(list.into_iter().map(|c| Value::Object(c.0)).collect())
 }
 
