@@ -202,11 +202,14 @@ impl Reader {
     fn double(&mut self, value: &Value, at: &str) -> Option<Value> {
         let read = match value {
             Value::Number(number) => number.as_f64(),
+            // JSON has no such numbers; protobuf writes them as these texts.
+            Value::String(text) if matches!(text.as_str(), "NaN" | "Infinity" | "-Infinity") => {
+                return Some(value.clone());
+            }
             // As JSON writes a number.
             Value::String(text) => serde_json::from_str(text).ok(),
             _ => None,
         };
-        // A double that JSON cannot show can only be NaN or an infinity, which no field of ours can mean.
         match read.filter(|f| f.is_finite()) {
             Some(f) if f.fract() == 0.0 && f.abs() < 1e15 =>
             {
@@ -327,6 +330,8 @@ mod tests {
         assert_eq!(ok(json!({"statusPort": " 15888\n"})), json!({"statusPort": 15888}));
         assert_eq!(ok(json!({"concurrency": "null"})), json!({"concurrency": 0}));
         assert_eq!(ok(json!({"tracing": {"sampling": "5e-1"}})), json!({"tracing": {"sampling": 0.5}}));
+        let endless = json!({"tracing": {"sampling": "-Infinity"}});
+        assert_eq!(ok(endless.clone()), endless);
         assert_eq!(
             ok(json!({"proxyMetadata": {"B": null, "A": "x"}})),
             json!({"proxyMetadata": {"A": "x", "B": ""}})
