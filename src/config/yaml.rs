@@ -54,12 +54,22 @@ pub fn to_json(text: &str) -> Result<Value, Error> {
     if !text.chars().all(readable) {
         return Err(Error::new("control characters are not allowed"));
     }
+    if other_version(text) {
+        return Err(Error::new("found incompatible YAML document; write no %YAML line, or 1.1"));
+    }
     read(text).0
 }
 
 // What may stand in a text of YAML.
 fn readable(c: char) -> bool {
     !c.is_control() && !matches!(c, '\u{fffe}' | '\u{ffff}') || matches!(c, '\t' | '\n' | '\r' | '\u{85}')
+}
+
+// Whether a directive above the first document names a version that the Go agent's parser does not read.
+fn other_version(text: &str) -> bool {
+    let head = lines(text).map(str::trim_end).take_while(|l| l.is_empty() || l.starts_with(['%', '#']));
+    let mut named = head.filter_map(|line| line.strip_prefix("%YAML")?.split_whitespace().next());
+    named.any(|version| version != "1.1")
 }
 
 /// What is read, and how often the text was read again for it.
@@ -440,6 +450,13 @@ mod tests {
             json!({"a": {"b": [true, null]}})
         );
         assert_eq!(to_json("1: a\ntrue: b").unwrap(), json!({"1": "a", "true": "b"}));
+    }
+
+    #[test]
+    fn a_version_is_1_1_where_one_is_named() {
+        assert_eq!(to_json("# c\n%YAML 1.1 # c\n---\na: yes\n").unwrap(), json!({"a": true}));
+        assert!(to_json("%YAML 1.2\n---\na: 1\n").unwrap_err().to_string().contains("incompatible"));
+        assert_eq!(to_json("---\na: 1\n...\n%YAML 1.2\n---\nb: 2\n").unwrap(), json!({"a": 1}));
     }
 
     #[test]
