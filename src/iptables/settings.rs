@@ -178,7 +178,8 @@ pub fn resolve(s: &Settings, host: &Host) -> Result<Resolved, Setting> {
     match one_word_each(&options) {
         // No rule is made of them.
         _ if s.skip_rule_apply => {}
-        Err(reason) if s.dry_run => warnings.push(reason.to_string()),
+        // A clean-up takes away what the kernel shows, in the kernel's words.
+        Err(reason) if s.dry_run || s.cleanup_only => warnings.push(reason.to_string()),
         checked => checked?,
     }
     Ok(Resolved { options, host_ip, force, proxy_ids: [uid, gid], warnings })
@@ -363,6 +364,19 @@ mod tests {
         assert_eq!(resolved.proxy_ids, ["1337,", "1337,"], "shown as given");
         let settings = Settings { loopback_cidr: String::new(), ..settings };
         assert!(resolve(&settings, &host).is_err(), "this is judged in any case");
+    }
+
+    #[test]
+    fn a_clean_up_goes_on_with_words_that_no_rule_may_be_made_of() {
+        let settings = Settings {
+            loopback_cidr: "127.0.0.1/32".to_owned(),
+            inbound_ports: "80 81".to_owned(),
+            inbound_capture_port: "15006".to_owned(),
+            ..Settings::default()
+        };
+        let refused = resolve(&settings, &host()).unwrap_err();
+        let settings = Settings { cleanup_only: true, ..settings };
+        assert_eq!(resolve(&settings, &host()).unwrap().warnings, [refused.to_string()]);
     }
 
     #[test]
