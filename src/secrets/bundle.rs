@@ -14,13 +14,15 @@ pub fn merge<'a>(texts: impl IntoIterator<Item = &'a str>) -> String {
     set.into_iter().collect::<Vec<_>>().join("\n")
 }
 
-/// Each certificate block's text, one newline stripped on either side.
+/// Each certificate block's text with the rest of its last line, one newline stripped on either side.
 fn blocks(text: &str) -> impl Iterator<Item = &str> {
     let mut rest = text;
     std::iter::from_fn(move || {
         let end = rest.find(END)? + END.len();
-        let (block, after) = rest.split_at(end);
+        let line = rest[end..].find('\n').filter(|at| rest[end..][..*at].trim().is_empty());
+        let (block, after) = rest.split_at(line.map_or(end, |at| end + at + 1));
         rest = after;
+        let block = block.strip_suffix('\n').unwrap_or(block);
         Some(block.strip_prefix('\n').unwrap_or(block))
     })
 }
@@ -60,6 +62,16 @@ mod tests {
     fn text_before_a_block_stays_with_it() {
         let text = format!("# one\n{}\n# two\n{}\ntail", block("a"), block("b"));
         assert_eq!(merge([text.as_str()]), format!("# one\n{}\n# two\n{}", block("a"), block("b")));
+    }
+
+    /// As Go's reader of PEM takes them apart.
+    #[test]
+    fn what_ends_a_blocks_last_line_belongs_to_it() {
+        let (a, b) = (block("a"), block("b"));
+        assert_eq!(merge([format!("{b}\r\n{a}\r\n").as_str()]), format!("{a}\r\n{b}\r"));
+        assert_eq!(merge([format!("{b}  \n{a} \t\n").as_str()]), format!("{a} \t\n{b}  "));
+        assert_eq!(merge([format!("{a}\n\n\n{b}\n\n").as_str()]), format!("\n{b}\n{a}"));
+        assert_eq!(merge([format!("{b} text\n{a}\n").as_str()]), format!(" text\n{a}\n{b}"));
     }
 
     #[test]
