@@ -5,11 +5,12 @@ pub(super) use crate::net::proxy::split;
 /// The default name of istiod, for agents that reach it as some form of `localhost`.
 const ISTIOD: &str = "istiod.istio-system.svc";
 
-/// The TLS server name: `over` if set; else the host, where any `localhost` stands for istiod.
+/// The TLS server name: `over` if set, of which a port does not count; else the host, where any `localhost` stands for
+/// istiod.
 #[must_use]
 pub(super) fn server_name(address: &str, over: Option<&str>) -> String {
     if let Some(name) = over.filter(|n| !n.is_empty()) {
-        return name.to_owned();
+        return split(name).map_or(name, |(host, _)| host).to_owned();
     }
     let host = split(address).map_or(address, |(host, _)| host);
     if host.contains("localhost") { ISTIOD.to_owned() } else { host.to_owned() }
@@ -36,6 +37,9 @@ mod tests {
             ("10.0.0.1:15012", Some("istiod.x.svc"), "istiod.x.svc"),
             ("localhost:15012", Some("istiod.x.svc"), "istiod.x.svc"),
             ("localhost:15012", Some(""), ISTIOD),
+            ("localhost:15012", Some("istiod.x.svc:15012"), "istiod.x.svc"),
+            ("localhost:15012", Some("[fd00::1]:15012"), "fd00::1"),
+            ("localhost:15012", Some("fd00::1"), "fd00::1"),
             ("istiod-without-port", None, "istiod-without-port"),
         ] {
             assert_eq!(server_name(address, over), name, "{address}");
