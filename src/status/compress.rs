@@ -52,7 +52,8 @@ fn quality(accepted: &str, coding: &str) -> f64 {
         return 0.0;
     };
     let last = params.rsplit(';').next().unwrap_or("").trim();
-    let q = last.strip_prefix("q=").map_or(1.0, |q| q.parse::<f64>().unwrap_or(0.0));
+    let q = last.strip_prefix(['q', 'Q']).and_then(|rest| rest.strip_prefix('='));
+    let q = q.map_or(1.0, |q| q.parse::<f64>().unwrap_or(0.0));
     if q.is_nan() { 0.0 } else { q.clamp(0.0, 1.0) }
 }
 

@@ -26,6 +26,7 @@ fn the_choice() {
         ("gzip, zstd", Coding::Zstd),
         ("deflate, gzip;q=1.0, zstd;q=0.5", Coding::Gzip),
         ("gzip;q=0", Coding::None),
+        ("gzip;Q=0", Coding::None),
         ("gzip;q=7, zstd;q=1", Coding::Zstd),
         ("gzip;q=-1", Coding::None),
         ("gzip;q=x", Coding::None),
