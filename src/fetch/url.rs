@@ -399,6 +399,7 @@ mod tests {
             ("ftp://h", "/"),
             ("//h/p", "/p"),
             ("/a b", "/a%20b"),
+            ("/a?b c\"\u{e4}", "/a?b%20c%22%C3%A4"),
         ] {
             assert_eq!(target_of(from).unwrap(), to, "{from}");
         }
