@@ -221,6 +221,8 @@ mod tests {
     fn beside_a_list_of_one_port_and_path_win() {
         let of = |more: &str| read(&format!(r#"{{{more}"targets":[{{"port":"1","path":"/a"}}]}}"#));
         assert_eq!(of(""), one("1", "/a"));
+        // The Go agent has the default for a longer list only, and asks for `/` here.
+        assert_eq!(read(r#"{"targets":[{"port":"1"}]}"#), one("1", "/metrics"));
         assert_eq!(of(r#""port":"3","path":"/b","#), one("3", "/b"));
         assert_eq!(of(r#""port":"3","#), one("3", "/a"));
         assert_eq!(of(r#""path":"/b","#), one("1", "/b"));
