@@ -22,9 +22,10 @@ pub(super) async fn is_there(host: &str) -> bool {
     answer.is_some_and(|a| a.headers.get(FLAVOR.0).is_some_and(|flavor| flavor == FLAVOR.1))
 }
 
+// What is there and empty is known to be so. Attributes are somebody's own text.
 async fn value(host: &str, path: &str) -> Option<String> {
-    let answer = get(host, &format!("/computeMetadata/v1/{path}"), &[FLAVOR]).await;
-    answer?.text().filter(|text| !text.is_empty())
+    let answer = get(host, &format!("/computeMetadata/v1/{path}"), &[FLAVOR]).await?;
+    if path.starts_with("instance/attributes/") { answer.untrimmed() } else { answer.text() }
 }
 
 // `projects/<number>/zones/<zone>`
@@ -137,8 +138,10 @@ fn zone_of_search(resolv: &str) -> Option<String> {
     })
 }
 
+// `<country>-<region>-<zone>`; anything else is no place.
 fn locality(zone: &str) -> Locality {
-    match zone.rsplit_once('-') {
+    let three = zone.split('-').count() == 3 && zone.split('-').all(|part| !part.is_empty());
+    match zone.rsplit_once('-').filter(|_| three) {
         Some((region, _)) => {
             Locality { region: region.to_owned(), zone: zone.to_owned(), sub_zone: String::new() }
         }
@@ -176,6 +179,8 @@ mod tests {
         );
         assert_eq!(zone_of_search("search eu-west1.c.proj.internal c.proj.internal"), None);
         assert_eq!(locality("eu-west1-b").region, "eu-west1");
-        assert_eq!(locality("nozone"), Locality::default());
+        for no_zone in ["nozone", "eu-west1", "a-b-c-d", "eu--b", "", "-a-b"] {
+            assert_eq!(locality(no_zone), Locality::default(), "{no_zone}");
+        }
     }
 }

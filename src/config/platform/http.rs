@@ -24,7 +24,11 @@ pub(super) struct Answer {
 impl Answer {
     /// The body of a 200, without space around it.
     pub(super) fn text(&self) -> Option<String> {
-        (self.status == StatusCode::OK).then(|| self.body.trim().to_owned())
+        self.untrimmed().map(|text| text.trim().to_owned())
+    }
+
+    pub(super) fn untrimmed(&self) -> Option<String> {
+        (self.status == StatusCode::OK).then(|| self.body.clone())
     }
 }
 

@@ -102,6 +102,22 @@ async fn google_is_recognised_by_its_header() {
 }
 
 #[tokio::test]
+async fn what_google_says_and_leaves_empty_is_known_and_attributes_stay_as_they_are() {
+    let paths = &[
+        ("GET /", ""),
+        ("GET /computeMetadata/v1/project/project-id", " p\n"),
+        ("GET /computeMetadata/v1/instance/attributes/cluster-location", ""),
+        ("GET /computeMetadata/v1/instance/attributes/cluster-name", " c\n"),
+        ("GET /computeMetadata/v1/instance/zone", "projects/1/zones/eu-a-b"),
+    ];
+    let server = Server::new(Some(paths), "Metadata-Flavor: Google\r\n").await;
+    let platform = asked(&[], &[], &server.servers()).await;
+    let of = |key: &str| platform.metadata[key].as_str();
+    assert_eq!([of("gcp_project"), of("gcp_location"), of("gcp_gke_cluster_name")], ["p", "", " c\n"]);
+    assert_eq!(platform.locality.region, "eu-a");
+}
+
+#[tokio::test]
 async fn nobody_there_and_nobody_answering_are_both_no_platform() {
     let none =
         Servers { v4: "127.0.0.1:1".into(), v6: "[::1]:1".into(), vendor: "/dev/null", resolv: "/dev/null" };
