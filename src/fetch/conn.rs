@@ -95,7 +95,8 @@ impl Dialer {
 
     async fn addresses(&self, host: &str) -> io::Result<Vec<IpAddr>> {
         if let Ok(ip) = host.parse::<IpAddr>() {
-            return Ok(vec![ip]);
+            // As Go dials: ::ffff:10.0.0.1 is an IPv4 address, and so within reach of an IPv4 source.
+            return Ok(vec![ip.to_canonical()]);
         }
         let mut ips: Vec<IpAddr> = if host.eq_ignore_ascii_case("localhost") {
             // Asking the resolver would take a thread, which costs more memory than all else here.
@@ -174,6 +175,8 @@ mod tests {
         let dialer = Dialer { source: Some(source), ..Dialer::default() };
         let stream = dialer.tcp("127.0.0.1", listener.local_addr().unwrap().port()).await.unwrap();
         assert_eq!(stream.local_addr().unwrap().ip(), source);
+        let mapped = dialer.tcp("::ffff:127.0.0.1", listener.local_addr().unwrap().port()).await.unwrap();
+        assert_eq!(mapped.local_addr().unwrap().ip(), source);
         assert_eq!(socket2::SockRef::from(&stream).linger().unwrap(), None);
     }
 }
