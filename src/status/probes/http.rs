@@ -7,6 +7,7 @@ use super::{Prober, Unanswered, limit};
 use crate::base::error::BoxError;
 use crate::fetch::Get;
 use crate::fetch::url::shown;
+use crate::net::proxy::split;
 use crate::serve::respond::{Answer, page, status};
 
 /// As much of a body as goes back to the kubelet, which shows it in the event of a failed probe.
@@ -86,12 +87,10 @@ fn passed_on(headers: &HeaderMap) -> HeaderMap {
 /// The kubelet's Host, with the application's port where it names ours.
 fn host(headers: &HeaderMap, status_port: u16, port: i32) -> Option<HeaderValue> {
     let value = headers.get(header::HOST).filter(|v| !v.is_empty())?;
-    let ours = value.to_str().ok().and_then(|text| text.rsplit_once(':'));
-    match ours {
-        Some((name, found))
-            // As a number, with zeros before it or a sign, as the Go agent reads it.
-            if found.parse() == Ok(i64::from(status_port)) && (!name.contains(':') || name.ends_with(']')) =>
-        {
+    match value.to_str().ok().and_then(split) {
+        // As a number, with zeros before it or a sign, as the Go agent reads it.
+        Some((name, found)) if found.parse() == Ok(i64::from(status_port)) => {
+            let name = if name.contains(':') { format!("[{name}]") } else { name.to_owned() };
             HeaderValue::from_str(&format!("{name}:{port}")).ok()
         }
         _ => Some(value.clone()),
@@ -126,7 +125,8 @@ mod tests {
             assert_eq!(to(ours).as_deref(), Some("a:8080"), "{ours}");
         }
         assert_eq!(to("[fd00::9]:15020").as_deref(), Some("[fd00::9]:8080"));
-        for same in ["a", "a:9999", "a:x", "[fd00::9]", "fd00::9:15020", "a:"] {
+        assert_eq!(to("[a]:15020").as_deref(), Some("a:8080"));
+        for same in ["a", "a:9999", "a:x", "[fd00::9]", "fd00::9:15020", "::1]:15020", "[::1:15020", "a:"] {
             assert_eq!(to(same).as_deref(), Some(same));
         }
         assert_eq!(to(""), None);
