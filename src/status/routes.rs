@@ -1,10 +1,11 @@
 //! From a request to its handler: Host and path rules, who may ask, methods.
 
+use std::borrow::Cow;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::{HeaderValue, Method, Request, StatusCode, header};
+use http::{HeaderMap, HeaderValue, Method, Request, StatusCode, header};
 use hyper::body::Incoming;
 
 use super::shared::Shared;
@@ -105,7 +106,7 @@ async fn dispatch(
         },
         ["app-health" | "app-lifecycle", ..] => {
             let path = path::decode(raw).unwrap_or_else(|| raw.to_owned());
-            shared.probes.answer(&path, request.headers(), conn).await
+            shared.probes.answer(&path, &addressed(request), conn).await
         }
         ["logging"] if !peer.local => only_local(),
         ["logging"] if foreign(request) => misdirected(),
@@ -143,6 +144,18 @@ fn with_query<B>(path: &str, request: &Request<B>) -> String {
 
 fn only_local() -> Answer {
     error(StatusCode::FORBIDDEN, "Only requests from localhost are allowed")
+}
+
+/// A request's headers. A whole address in its first line names the host before `Host` does.
+fn addressed(request: &Request<()>) -> Cow<'_, HeaderMap> {
+    let authority = request.uri().authority().map(http::uri::Authority::as_str);
+    let host = authority.map(|all| all.rsplit_once('@').map_or(all, |(_, host)| host));
+    let Some(host) = host.and_then(|host| HeaderValue::from_str(host).ok()) else {
+        return Cow::Borrowed(request.headers());
+    };
+    let mut headers = request.headers().clone();
+    headers.insert(header::HOST, host);
+    Cow::Owned(headers)
 }
 
 /// Whether the `Host` names another place than this machine: a page of some web site whose name was made to lead

@@ -226,3 +226,14 @@ fn others_are_kept_out_before_anything_else_is_looked_at() {
     assert_eq!(control(Peer { local: true }, &Method::GET).unwrap().status(), 405);
     assert!(control(Peer { local: true }, &Method::POST).is_none());
 }
+
+#[test]
+fn an_address_in_the_first_line_names_the_host_before_the_header_does() {
+    let host = |target: &str| {
+        let request = Request::builder().uri(target).header(header::HOST, "a:1").body(()).unwrap();
+        addressed(&request)[header::HOST].to_str().unwrap().to_owned()
+    };
+    assert_eq!(host("/app-health/a/livez"), "a:1");
+    assert_eq!(host("http://b:2/app-health/a/livez"), "b:2");
+    assert_eq!(host("http://user@b/app-health/a/livez"), "b");
+}
