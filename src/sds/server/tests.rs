@@ -220,10 +220,15 @@ async fn a_refusal_as_first_message_is_counted() {
     let world = World::new();
     let mut stream = world.stream().await;
     let detail = Some(RpcStatus { message: "bad".to_owned(), ..RpcStatus::default() });
-    stream.send(DiscoveryRequest { error_detail: detail, ..request(&["default"], "n") }).await;
+    // Whatever type it names: a client's words make no series.
+    for type_url in [request(&[], "").type_url, "of/another.Type".to_owned()] {
+        let refusal =
+            DiscoveryRequest { error_detail: detail.clone(), type_url, ..request(&["default"], "n") };
+        stream.send(refusal).await;
+    }
     stream.send(request(&["default"], "")).await;
     stream.next().await.unwrap();
-    assert_eq!(world.count("pilot_total_xds_rejects"), 1.0);
+    assert_eq!(world.count("pilot_total_xds_rejects"), 2.0);
 }
 
 fn delta(subscribe: &[&str], unsubscribe: &[&str]) -> DeltaDiscoveryRequest {
