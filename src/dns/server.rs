@@ -11,6 +11,7 @@ use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
 use super::itself::Itself;
+use super::resolv::Search;
 use super::upstream::{self, Transport, Upstream};
 use super::wire::{self, Query, Rcode, Screened};
 use super::{Config, Current, Error, resolv};
@@ -60,7 +61,7 @@ pub(crate) struct Bound {
 
 struct Shared {
     table: Current,
-    search: RwLock<Option<String>>,
+    search: RwLock<Option<Search>>,
     /// Looked at again and again, where that is wanted.
     resolv_conf: Option<PathBuf>,
     before_sync: bool,
@@ -277,7 +278,7 @@ impl Shared {
         if !matches!(query.qtype, wire::A | wire::AAAA) {
             return Next::Forward(query);
         }
-        match table.answer(&query, self.search.read().unwrap_or_else(PoisonError::into_inner).as_deref()) {
+        match table.answer(&query, self.search.read().unwrap_or_else(PoisonError::into_inner).as_ref()) {
             Some(records) => Next::Reply(query.reply(message, Rcode::NoError, &records, limit(&query))),
             None => Next::Forward(query),
         }
@@ -472,8 +473,10 @@ mod tests {
         let (shared, stop) = (bound.shared.clone(), Stop::new());
         let served = bound.serve(stop.clone());
         let changed = async {
-            eventually("it is read again", async || shared.search.read().unwrap().as_deref() == Some("new"))
-                .await;
+            eventually("it is read again", async || {
+                *shared.search.read().unwrap() == Some(Search::new("new"))
+            })
+            .await;
             stop.cancel();
         };
         let both = futures_util::future::join(served, changed);

@@ -14,6 +14,7 @@ use bytes::Bytes;
 use prost::DecodeError;
 use rand::seq::SliceRandom;
 
+use super::resolv::Search;
 use super::wire::{self, Data, Query, Record};
 use index::Index;
 use message::{NameInfo, Source};
@@ -98,13 +99,11 @@ impl Table {
     }
 
     // The host of a name, and the name that the search domain was appended to.
-    fn find(&self, name: &str, search: Option<&str>) -> Option<(u32, Option<String>)> {
+    fn find(&self, name: &str, search: Option<&Search>) -> Option<(u32, Option<String>)> {
         let own = self.index.find(&self.source, name);
         let appended = search.and_then(|search| {
-            let inner = name.strip_suffix('.')?.strip_suffix(search)?;
-            let doubled = inner.strip_suffix('.').is_some_and(|i| i.ends_with(search));
-            let found = || self.index.find(&self.source, inner);
-            let at = (inner.ends_with('.') && !doubled).then(found).flatten()?;
+            let inner = search.inner(name)?;
+            let at = self.index.find(&self.source, inner)?;
             (own != Some(at)).then(|| (at, Some(inner.to_owned())))
         });
         appended.or_else(|| own.map(|at| (at, None)))
@@ -112,7 +111,7 @@ impl Table {
 
     /// What `query` has for answers; `None`: the host is not ours. No answers: it has no such addresses.
     #[must_use]
-    pub(crate) fn answer(&self, query: &Query, search: Option<&str>) -> Option<Vec<Record>> {
+    pub(crate) fn answer(&self, query: &Query, search: Option<&Search>) -> Option<Vec<Record>> {
         let host = query.host();
         let (at, inner) = self.find(&host, search).or_else(|| {
             let mut stem = host.as_str();
@@ -150,7 +149,7 @@ pub mod fuzz {
 
     use serde_json::{Map, Value};
 
-    use super::{Bytes, Page, Scope, Table};
+    use super::{Bytes, Page, Scope, Search, Table};
 
     /// istiod's message: refused as a whole, or each of its names is looked for and shown.
     pub fn names(body: &[u8]) {
@@ -162,7 +161,7 @@ pub mod fuzz {
             serde_json::from_slice(&page.collect::<Vec<_>>().concat()).expect("a page is JSON");
         for name in page.get("table").and_then(Value::as_object).into_iter().flat_map(Map::keys) {
             for name in [name.to_lowercase(), format!("{name}.ns1.svc.cluster.local.")] {
-                let found = table.find(&name, Some("ns1.svc.cluster.local."));
+                let found = table.find(&name, Some(&Search::new("ns1.svc.cluster.local")));
                 assert!(
                     found.is_none_or(|(at, _)| table.source.host_at(at).is_some_and(|host| host.answers()))
                 );

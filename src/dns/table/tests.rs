@@ -57,7 +57,9 @@ fn ask(table: &Table, name: &str, qtype: u16) -> Option<Vec<String>> {
         Data::Address(ip) => format!("{} {ip}", text(&r.owner)),
         Data::Cname(to) => format!("{} -> {}", text(&r.owner), text(&to)),
     };
-    table.answer(&query, Some("ns1.svc.cluster.local")).map(|all| all.into_iter().map(shown).collect())
+    table
+        .answer(&query, Some(&Search::new("ns1.svc.cluster.local")))
+        .map(|all| all.into_iter().map(shown).collect())
 }
 
 #[test]
