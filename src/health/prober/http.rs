@@ -62,6 +62,8 @@ fn sent(configured: &[(String, String)]) -> Result<(HeaderMap, Option<HeaderValu
     for (name, value) in configured {
         let bad = |what| BadHeader { name: name.clone(), what };
         let key: HeaderName = name.parse().map_err(|_| bad("name"))?;
+        // Blanks around a value are not part of it.
+        let value = value.trim_matches([' ', '\t']);
         headers.append(key, HeaderValue::from_str(value).map_err(|_| bad("value"))?);
     }
     let host = headers.get(header::HOST).filter(|host| !host.is_empty()).cloned();
@@ -96,6 +98,7 @@ mod tests {
         let of_a_body = of(&[("content-length", "5"), ("Transfer-Encoding", "chunked"), ("TRAILER", "a")]);
         assert_eq!(of_a_body.unwrap().0.len(), 1, "the agent's name");
         assert!(of(&[("a b", "")]).unwrap_err().to_string().contains("name"));
+        assert_eq!(of(&[("a", " b c\t ")]).unwrap().0["a"], "b c");
         assert!(of(&[("a", "secret\n")]).unwrap_err().to_string().contains("value"));
         assert!(!of(&[("a", "secret\n")]).unwrap_err().to_string().contains("secret"));
     }
