@@ -2,6 +2,7 @@
 
 use super::oci::{BadReference, Reference};
 use crate::fetch::url::{check, shown};
+use crate::net::percent;
 
 /// Longest URL, in bytes. Those that are signed have two kB; what a URL has brought is kept by it.
 const LONGEST: usize = 16 << 10;
@@ -45,7 +46,12 @@ impl Source {
                 let rest = rest.strip_prefix("//").ok_or_else(|| bad("no registry"))?;
                 // Neither query nor fragment belongs to a reference.
                 let rest = rest.split(['?', '#']).next().unwrap_or_default();
-                Ok(Self::Image(Reference::parse(rest)?))
+                let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
+                // Nor does a user; credentials come from a pull secret.
+                let user = authority.rsplit_once('@').filter(|_| !path.is_empty());
+                let host = user.map_or(authority, |(_, host)| host);
+                let path = percent::decode_text(path).ok_or_else(|| bad("a broken escape"))?;
+                Ok(Self::Image(Reference::parse(&format!("{host}{path}"))?))
             }
             other => Err(BadUrl::Scheme(other.to_owned())),
         }
@@ -88,6 +94,7 @@ mod tests {
         assert_eq!(name("http://a/b?c").unwrap(), "http://a/b?c");
         assert_eq!(name("oci://localhost:8088/team/plug:v1").unwrap(), "oci://localhost:8088/team/plug");
         assert_eq!(name("oci://docker.io/xy").unwrap(), "oci://index.docker.io/library/xy");
+        assert_eq!(name("oci://user:word@r.io/team/plug%3Av1").unwrap(), "oci://r.io/team/plug");
         let pinned = format!("oci://r.io/ab@sha256:{}", "0".repeat(64));
         assert_eq!(name(&pinned).unwrap(), "oci://r.io/ab");
         assert!(Source::parse(&pinned).unwrap().is_pinned());

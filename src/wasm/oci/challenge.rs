@@ -57,7 +57,7 @@ fn parameter(mut text: &str, wanted: &str) -> Option<String> {
 #[error("rejected unsafe bearer realm: {0:?}")]
 pub(in crate::wasm) struct UnsafeRealm(String);
 
-/// Looks at every quoted realm of a header's value.
+/// Looks at every quoted realm of a header's value, and at the one that would be followed, however it is written.
 ///
 /// # Errors
 /// When one of them must not be asked.
@@ -67,14 +67,17 @@ pub(super) fn refuse_unsafe(header: &str) -> Result<(), UnsafeRealm> {
     if lower.trim_start().starts_with("basic") && !lower.contains("bearer") {
         return Ok(());
     }
-    for (at, found) in lower.match_indices("realm=\"") {
-        let value = &header[at + found.len()..];
-        let Some((realm, _)) = value.split_once('"') else { continue };
-        if !is_safe(realm) {
-            return Err(UnsafeRealm(realm.chars().take(200).collect()));
-        }
+    let quoted = lower.match_indices("realm=\"").filter_map(|(at, found)| {
+        header[at + found.len()..].split_once('"').map(|(realm, _)| realm.to_owned())
+    });
+    let followed = match Challenge::parse(header) {
+        Some(Challenge::Bearer { realm, .. }) => Some(realm),
+        _ => None,
+    };
+    match quoted.chain(followed).find(|realm| !is_safe(realm)) {
+        Some(realm) => Err(UnsafeRealm(realm.chars().take(200).collect())),
+        None => Ok(()),
     }
-    Ok(())
 }
 
 fn is_safe(realm: &str) -> bool {
@@ -137,12 +140,19 @@ mod tests {
             let error = refuse_unsafe(&header).unwrap_err().to_string();
             assert!(error.starts_with("rejected unsafe bearer realm: "), "{error}");
         }
+        // None of them is followed for want of quotes.
+        for unquoted in [
+            "Bearer realm=http://10.0.0.1/",
+            "Bearer realm = \"http://10.0.0.1/\"",
+            "Bearer realm=\"http://10.0.0.1/",
+        ] {
+            assert!(refuse_unsafe(unquoted).is_err(), "{unquoted}");
+        }
         for fine in [
             "Bearer realm=\"https://auth.docker.io/token\",service=\"registry.docker.io\"",
             "Bearer realm=\"http://8.8.8.8/\"",
             "Basic realm=\"The registry\"",
-            // Not quoted: not seen, as in the Go agent.
-            "Bearer realm=http://10.0.0.1/",
+            "Bearer realm=http://8.8.8.8/",
         ] {
             assert_eq!(refuse_unsafe(fine), Ok(()), "{fine}");
         }

@@ -111,7 +111,9 @@ impl Manifest {
         let content_type = content_type.split(';').next().unwrap_or_default().trim();
         let document: Document = serde_json::from_slice(body)?;
         let kinds = [content_type, document.media_type.as_str()];
-        if kinds.iter().any(|kind| kind.starts_with(SCHEMA_1)) || document.schema_version == 1 {
+        // Its number alone says nothing where there are layers.
+        let old = document.schema_version == 1 && document.layers.0.is_empty();
+        if old || kinds.iter().any(|kind| kind.starts_with(SCHEMA_1)) {
             return Err(BadManifest::Schema1);
         }
         let hex = |digest: &str| {
@@ -229,6 +231,8 @@ mod tests {
         let kind = "application/vnd.docker.distribution.manifest.v1+prettyjws";
         assert!(matches!(Manifest::parse(b"{}", kind), Err(BadManifest::Schema1)));
         assert!(matches!(Manifest::parse(b"{\"schemaVersion\":1}", ""), Err(BadManifest::Schema1)));
+        let layered = json!({"schemaVersion": 1, "layers": [{"digest": digest(1)}]}).to_string();
+        assert!(matches!(Manifest::parse(layered.as_bytes(), ""), Ok(Manifest::Image(_))));
         assert!(Manifest::parse(b"{", "").is_err());
         let many = |n: usize| json!({"layers": vec![json!({"digest": digest(1)}); n]}).to_string();
         assert!(Manifest::parse(many(ENTRIES).as_bytes(), "").is_ok());

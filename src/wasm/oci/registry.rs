@@ -46,6 +46,8 @@ pub(in crate::wasm) struct Registry<'a> {
     /// Scheme and host, once known.
     base: String,
     authorization: Option<HeaderValue>,
+    /// Realm and service of the token server, where the registry has one.
+    bearer: Option<(String, String)>,
 }
 
 /// An image as the registry has it.
@@ -88,6 +90,7 @@ impl<'a> Registry<'a> {
                 .expect("constants that can be meant"),
             base: String::new(),
             authorization: None,
+            bearer: None,
         })
     }
 
@@ -161,17 +164,19 @@ impl<'a> Registry<'a> {
     async fn open(&mut self) -> Result<(), Error> {
         let (base, reply) = self.ping().await?;
         self.base = base;
-        let bearer = match reply.status() {
+        self.bearer = match reply.status() {
             StatusCode::OK => None,
             StatusCode::UNAUTHORIZED => match challenges(reply.headers())?.into_iter().next() {
                 Some(Challenge::Bearer { realm, service }) => Some((realm, service)),
                 Some(Challenge::Basic) => None,
-                None => return Err(Error::Authentication),
+                None if wants_token(reply.headers()) => return Err(Error::Authentication),
+                // Some refuse this address to everybody and give the rest; what they want is tried as Basic.
+                None => None,
             },
             status => return Err(Error::Status { url: format!("{}/v2/", self.base), status }),
         };
-        self.authorization = match bearer {
-            Some((realm, service)) => Some(authorization("Bearer", &self.token(&realm, &service).await?)?),
+        self.authorization = match &self.bearer {
+            Some((realm, service)) => Some(authorization("Bearer", &self.token(realm, service).await?)?),
             None => self.credentials.basic.as_ref().map(|b| authorization("Basic", b)).transpose()?,
         };
         Ok(())
@@ -276,7 +281,16 @@ impl<'a> Registry<'a> {
         if let Some(authorization) = &self.authorization {
             headers.insert(header::AUTHORIZATION, authorization.clone());
         }
-        let reply = self.get(&url, &headers).await?;
+        let mut reply = self.get(&url, &headers).await?;
+        // A token may have ended while the image was on its way: another one is asked for, once.
+        if reply.status() == StatusCode::UNAUTHORIZED
+            && !challenges(reply.headers())?.is_empty()
+            && let Some((realm, service)) = &self.bearer
+        {
+            let token = self.token(realm, service).await?;
+            headers.insert(header::AUTHORIZATION, authorization("Bearer", &token)?);
+            reply = self.get(&url, &headers).await?;
+        }
         match reply.status() {
             StatusCode::OK => Ok(reply),
             StatusCode::UNAUTHORIZED => {
@@ -338,6 +352,12 @@ fn challenges(headers: &HeaderMap) -> Result<Vec<Challenge>, UnsafeRealm> {
     let texts: Vec<_> = values.iter().map(|v| String::from_utf8_lossy(v.as_bytes()).into_owned()).collect();
     texts.iter().try_for_each(|text| refuse_unsafe(text))?;
     Ok(texts.iter().filter_map(|text| Challenge::parse(text)).collect())
+}
+
+/// Whether a token is wanted, though where from is not said.
+fn wants_token(headers: &HeaderMap) -> bool {
+    let mut values = headers.get_all(header::WWW_AUTHENTICATE).iter();
+    values.any(|value| value.as_bytes().get(..6).is_some_and(|s| s.eq_ignore_ascii_case(b"bearer")))
 }
 
 fn authorization(scheme: &str, value: &Zeroizing<String>) -> Result<HeaderValue, Error> {
@@ -473,6 +493,55 @@ mod tests {
         let pulling = tokio::time::timeout(Duration::from_secs(20), registry.module(&pulled));
         let why = pulling.await.expect("it ends").err().unwrap();
         assert!(why.to_string().contains("deadline exceeded"), "{why}");
+    }
+
+    async fn at<'a>(web: &'a Web, reference: &'a Reference, server: &Server) -> Registry<'a> {
+        let (secret, until) =
+            (Secret::Given("{}".to_owned().into()), Instant::now() + Duration::from_secs(20));
+        let mut registry = Registry::new(web, reference, &secret, until).await.unwrap();
+        registry.base = format!("http://{}", server.addr);
+        registry
+    }
+
+    #[tokio::test]
+    async fn a_token_that_has_ended_is_replaced_once() {
+        let server = Server::start(|head| {
+            if head.starts_with("GET /token") {
+                page(200, "", "{\"token\": \"new\"}")
+            } else if head.contains("Bearer new") && head.contains("/good") {
+                page(200, "", "layer")
+            } else {
+                page(401, "WWW-Authenticate: Bearer realm=\"https://r.io/t\"\r\n", "")
+            }
+        })
+        .await;
+        let (web, reference) = (web(), Reference::parse("r.io/team/plug").unwrap());
+        let mut registry = at(&web, &reference, &server).await;
+        registry.authorization = Some(HeaderValue::from_static("Bearer old"));
+        assert!(
+            matches!(registry.ask("/good", None).await, Err(Error::Unauthorized(_))),
+            "Basic has one try"
+        );
+        registry.bearer = Some((format!("{}/token", registry.base), String::new()));
+        assert_eq!(registry.ask("/good", None).await.unwrap().status(), StatusCode::OK);
+        assert!(matches!(registry.ask("/bad", None).await, Err(Error::Unauthorized(_))));
+        assert_eq!(server.heads().len(), 1 + 3 + 3);
+    }
+
+    #[tokio::test]
+    async fn a_registry_that_refuses_its_root_without_a_word_is_asked_all_the_same() {
+        for (said, opens) in [
+            ("", true),
+            ("WWW-Authenticate: Negotiate\r\n", true),
+            ("WWW-Authenticate: Bearer\r\n", false),
+            ("WWW-Authenticate: Bearer service=\"s\"\r\n", false),
+            ("WWW-Authenticate: Bearer realm=http://127.0.0.1/\r\n", false),
+        ] {
+            let server = Server::start(move |_| page(401, said, "")).await;
+            let (web, reference) = (web(), Reference::parse(&format!("{}/plug", server.addr)).unwrap());
+            let mut registry = at(&web, &reference, &server).await;
+            assert_eq!(registry.open().await.is_ok(), opens, "{said}");
+        }
     }
 
     #[tokio::test]
