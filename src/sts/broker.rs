@@ -8,6 +8,7 @@ use futures_util::future::BoxFuture;
 use prometheus::IntCounterVec;
 use serde_json::{Value, json};
 use tokio::sync::watch;
+use tokio::time::Instant;
 use zeroize::Zeroizing;
 
 use super::request::Ask;
@@ -24,6 +25,10 @@ const KEPT: usize = 64;
 /// Exchanges under way at a time, each for another subject token or scope, of those that were given no token yet: who was
 /// given one is not held up by a crowd that asks an endpoint in vain, and there are no more of them than tokens are kept.
 const FLIGHTS: usize = 32;
+
+/// A failure after which nobody has asked for so long says nothing of the service any more: while it took readiness
+/// away, nobody might ever ask again. Envoy, which waits for a token, asks for each request.
+const LASTS: Duration = Duration::from_secs(300);
 
 /// Any process of the pod can be refused as often as it likes.
 static REFUSED: Seldom = Seldom::new(10);
@@ -120,8 +125,8 @@ struct Tally {
     exchanges: u64,
     failures: u64,
     last_error: Option<String>,
-    /// Why the service gives no tokens; not why one caller got none.
-    trouble: Option<String>,
+    /// Why the service gives no tokens, and since when that has been the last word; not why one caller got none.
+    trouble: Option<(String, Instant)>,
     /// Somebody got a token.
     works: bool,
 }
@@ -137,11 +142,12 @@ impl Handle {
         self.0.plugin
     }
 
-    /// Why no tokens can be exchanged; `None` when they can. Where the service has given tokens, a caller that it refuses
-    /// and never gave one says nothing of it: any process of the pod can be that.
+    /// Why no tokens can be exchanged; `None` when they can, or when nobody has asked for [`LASTS`]. Where the service has
+    /// given tokens, a caller that it refuses and never gave one says nothing of it: any process of the pod can be that.
     #[must_use]
     pub(crate) fn trouble(&self) -> Option<String> {
-        lock(&self.0.state).trouble.clone()
+        let state = lock(&self.0.state);
+        state.trouble.as_ref().filter(|(_, last)| last.elapsed() < LASTS).map(|(why, _)| why.clone())
     }
 
     /// For the status document.
@@ -166,7 +172,7 @@ impl Handle {
         state.last_error = error.map(|e| e.why.clone());
         let of_the_service = error.is_none_or(|fault| known || !fault.refused || !state.works);
         if of_the_service {
-            state.trouble = state.last_error.clone();
+            state.trouble = state.last_error.clone().map(|why| (why, Instant::now()));
         }
         match error {
             Some(fault) if !of_the_service => {

@@ -159,6 +159,22 @@ async fn a_caller_that_is_refused_is_no_trouble_of_a_service_that_works() {
     assert_eq!(trouble().as_deref(), Some("403"), "one that it served is refused");
 }
 
+/// While it takes readiness away, nobody might ask again.
+#[tokio::test(start_paused = true)]
+async fn a_failure_after_which_nobody_asks_is_over_by_itself() {
+    let (double, broker) = rig(200);
+    let of_the_service = Fault::new("503");
+    *lock(&double.life) = None;
+    *lock(&double.fault) = of_the_service.clone();
+    for _ in 0..2 {
+        assert_eq!(get(&broker, "a").await, Err(of_the_service.clone()));
+        tokio::time::advance(LASTS - Duration::from_secs(1)).await;
+        assert_eq!(broker.handle.trouble().as_deref(), Some("503"), "somebody has asked lately");
+    }
+    tokio::time::advance(Duration::from_secs(1)).await;
+    assert_eq!(broker.handle.trouble(), None);
+}
+
 #[tokio::test]
 async fn what_is_kept_and_what_is_under_way_is_bounded() {
     let (double, broker) = rig(3600);
