@@ -9,7 +9,13 @@ fuzz_target!(|bytes: &[u8]| {
     let read = parse(&text);
     assert!(read.nameservers.iter().all(|n| !n.is_empty() && !n.contains(char::is_whitespace)));
     if let Some(search) = &read.search {
-        assert!(!search.is_empty() && !search.starts_with('.') && !search.ends_with('.'));
+        let names = text.split_whitespace().map(str::to_lowercase);
+        for name in names.clone().chain(names.map(|name| format!("a.{name}."))) {
+            let inner = search.inner(&name);
+            assert!(inner.is_none_or(|inner| inner.ends_with('.')
+                && inner.len() < name.len()
+                && name.starts_with(inner)));
+        }
     }
     assert_eq!(parse(&text), read);
 });

@@ -27,7 +27,8 @@ impl Search {
 
     /// What the domain was appended to. Names that end with the domain themselves, as it is written, have no form
     /// with it: with capitals, or a dot at its end, none does.
-    pub(super) fn inner<'a>(&self, name: &'a str) -> Option<&'a str> {
+    #[must_use]
+    pub fn inner<'a>(&self, name: &'a str) -> Option<&'a str> {
         let inner = name.strip_suffix(self.suffix.as_str())?;
         let host = inner.strip_suffix('.')?;
         (!host.ends_with(self.written.as_str())).then_some(inner)
