@@ -19,8 +19,10 @@ fn blocks(text: &str) -> impl Iterator<Item = &str> {
     let mut rest = text;
     std::iter::from_fn(move || {
         let end = rest.find(END)? + END.len();
-        let line = rest[end..].find('\n').filter(|at| rest[end..][..*at].trim().is_empty());
-        let (block, after) = rest.split_at(line.map_or(end, |at| end + at + 1));
+        // No further than blanks go: of ends without a line between them each would look through all that follow.
+        let blank = rest[end..].trim_start_matches([' ', '\t', '\r']);
+        let line = blank.starts_with('\n').then(|| rest.len() - blank.len() + 1);
+        let (block, after) = rest.split_at(line.unwrap_or(end));
         rest = after;
         let block = block.strip_suffix('\n').unwrap_or(block);
         Some(block.strip_prefix('\n').unwrap_or(block))
@@ -72,6 +74,7 @@ mod tests {
         assert_eq!(merge([format!("{b}  \n{a} \t\n").as_str()]), format!("{a} \t\n{b}  "));
         assert_eq!(merge([format!("{a}\n\n\n{b}\n\n").as_str()]), format!("\n{b}\n{a}"));
         assert_eq!(merge([format!("{b} text\n{a}\n").as_str()]), format!(" text\n{a}\n{b}"));
+        assert_eq!(merge([format!("{b}{a} ").as_str()]), format!("{a}\n{b}"));
     }
 
     #[test]

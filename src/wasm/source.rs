@@ -47,8 +47,9 @@ impl Source {
                 // Neither query nor fragment belongs to a reference.
                 let rest = rest.split(['?', '#']).next().unwrap_or_default();
                 let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
-                // Nor does a user; credentials come from a pull secret.
-                let user = authority.rsplit_once('@').filter(|_| !path.is_empty());
+                // Nor does a user; credentials come from a pull secret. Without a path it may be a digest that follows.
+                let digest = |host: &str| path.is_empty() && host.starts_with("sha256:");
+                let user = authority.rsplit_once('@').filter(|(_, host)| !digest(host));
                 let host = user.map_or(authority, |(_, host)| host);
                 let path = percent::decode_text(path).ok_or_else(|| bad("a broken escape"))?;
                 Ok(Self::Image(Reference::parse(&format!("{host}{path}"))?))
@@ -95,6 +96,18 @@ mod tests {
         assert_eq!(name("oci://localhost:8088/team/plug:v1").unwrap(), "oci://localhost:8088/team/plug");
         assert_eq!(name("oci://docker.io/xy").unwrap(), "oci://index.docker.io/library/xy");
         assert_eq!(name("oci://user:word@r.io/team/plug%3Av1").unwrap(), "oci://r.io/team/plug");
+        assert_eq!(name("oci://user:word@plug").unwrap(), "oci://index.docker.io/library/plug");
+        for bad in [
+            "oci://user:hunter2@",
+            "oci://user:hunter2@r.io/",
+            "oci://user:hunter2@r.io/A",
+            "oci://user:hunter2@r.io/%",
+        ] {
+            let error = name(bad).unwrap_err().to_string();
+            assert!(!error.contains("hunter2"), "{error}");
+        }
+        let by_digest = format!("oci://plug@sha256:{}", "0".repeat(64));
+        assert!(Source::parse(&by_digest).unwrap().is_pinned());
         let pinned = format!("oci://r.io/ab@sha256:{}", "0".repeat(64));
         assert_eq!(name(&pinned).unwrap(), "oci://r.io/ab");
         assert!(Source::parse(&pinned).unwrap().is_pinned());
