@@ -291,6 +291,7 @@ async fn response_ended(stream: &Stream<'_>, end: End, conversions: &mut Convers
         };
         let Some(applied) = applied else { return };
         let error = applied.err().map(|why| why.to_string());
+        shared.state.taken(&type_url, &nonce, error.is_some());
         match &error {
             Some(reason) => shared.troubles.rejected("the agent", &type_url, &end.facts.version, &[], reason),
             None => shared.troubles.accepted(&type_url),
@@ -313,6 +314,7 @@ fn refusal(stream: &Stream<'_>, nonce: &str, reason: &str) -> Own {
     if let Some(more) = REFUSED.may_hold(shown.len()) {
         tracing::warn!(target: "xdsproxy", "refused ECDS from istiod: {shown}{more}");
     }
+    stream.shared.state.taken(types::ECDS, nonce, true);
     let version = stream.shared.ecds_version.lock().expect("no panic holds this lock").clone();
     let frame = stream.protocol.answer(types::ECDS, &version, nonce, Some(reason));
     Own { type_url: types::ECDS, frame, health: false }

@@ -127,6 +127,20 @@ impl RelayState {
         })
     }
 
+    /// The agent has taken a response itself, or refused it; what answers it is no request of Envoy's.
+    pub(super) fn taken(&self, type_url: &str, nonce: &str, refused: bool) {
+        self.with(|inner, now| {
+            let Some(kind) = inner.types.get_mut(type_url).filter(|kind| kind.nonce == nonce) else { return };
+            kind.requests += 1;
+            kind.answered = Some(!refused);
+            if refused {
+                kind.rejected += 1;
+            } else {
+                kind.last_accepted = Some(now);
+            }
+        });
+    }
+
     /// Envoy asks for nothing of this type any more, so it has all that it wants of it.
     pub(super) fn dropped(&self, type_url: &str) {
         self.with(|inner, _| {

@@ -50,6 +50,22 @@ fn a_type_goes_from_never_over_sent_to_synced_rejected_and_stale() {
 }
 
 #[test]
+fn what_the_agent_takes_itself_is_in_step_and_what_it_refuses_is_not() {
+    let (state, _) = state();
+    state.upstream_live();
+    state.response("nds", &facts("1", None), 10);
+    state.taken("nds", "0", false);
+    assert_eq!(now(&state), Freshness::Sent, "an answer to an older response");
+    state.taken("nds", "1", false);
+    assert_eq!(now(&state), Freshness::Synced);
+    state.response("nds", &facts("2", None), 10);
+    state.taken("nds", "2", true);
+    assert_eq!(now(&state), Freshness::Rejected);
+    let view = &state.snapshot().types[0];
+    assert_eq!((view.requests, view.rejected), (2, 1));
+}
+
+#[test]
 fn repeated_rejections_are_folded_and_bounded() {
     let (state, _) = state();
     let fresh = (0..100)
