@@ -110,7 +110,10 @@ fn istiod(out: &mut String, u: &Value) {
         line(
             out,
             "",
-            &format!("{:<9} {:<9} {:>9} {:>12} {:>9}", "type", "state", "resources", "last push", "rejected"),
+            &format!(
+                "{:<9} {:<9} {:>12} {:>15} {:>9}",
+                "type", "state", "last push", "resources in it", "rejected"
+            ),
         );
     }
     for t in types {
@@ -119,11 +122,11 @@ fn istiod(out: &mut String, u: &Value) {
             None => "never".to_owned(),
         };
         let text = format!(
-            "{:<9} {:<9} {:>9} {:>12} {:>9}",
+            "{:<9} {:<9} {:>12} {:>15} {:>9}",
             word(&t["name"]),
             word(&t["state"]),
-            word(&t["resources"]),
             pushed,
+            word(&t["resources"]),
             word(&t["rejected"])
         );
         line(out, "", &text);

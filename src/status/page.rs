@@ -205,14 +205,14 @@ fn configuration(out: &mut String, document: &Value) {
     if types.is_empty() {
         return;
     }
-    out.push_str("<section><h2>Configuration</h2><table><tr><th>Type<th>State<th>Resources<th>Pushes<th>Rejected<th>Last push</tr>");
+    out.push_str("<section><h2>Configuration</h2><table><tr><th>Type<th>State<th>Last push<th>Resources in it<th>Pushes<th>Rejected</tr>");
     for kind in types {
         let age = kind["responseAgeSeconds"]
             .as_u64()
             .map_or_else(|| "never".to_owned(), |s| format!("{} ago", span(s)));
         let _ = write!(
             out,
-            "<tr><td>{}<td class={}>{}<td>{}<td>{}<td>{}<td>{age}</tr>",
+            "<tr><td>{}<td class={}>{}<td>{age}<td>{}<td>{}<td>{}</tr>",
             escaped(text(&kind["name"])),
             escaped(text(&kind["state"])),
             escaped(text(&kind["state"])),

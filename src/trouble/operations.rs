@@ -60,7 +60,7 @@ is one), `since`, `seconds` (how long) and `count`.
 | `agent` | `version`, `follows` (Istio release), `type` (node type), `startedAt`, `uptimeSeconds` |
 | `identity` | `certificate` (`identities`, `serial`, `notBefore`, `notAfter`, `renewal`, `secondsLeft`), `failures` in a row, `lastError`, `files` (pairs of a name and its trouble), `trustBundle` (whether istiod sent one), `outputError` (OUTPUT_CERTS) |
 | `istiod` | `address`, `peer` (address that answered), `connectedSince`, `downSince`, `failures`, `lastError`, `tokenExpires`, and `types` and `rejections` |
-| `istiod.types` | of each type: `name`, `typeUrl`, `state`, `version`, `resources`, `responses`, `rejected`, `lastPush`, `lastPushAgeSeconds` |
+| `istiod.types` | of each type: `name`, `typeUrl`, `state`, `version`, `resources` (in the last push: with the delta protocol those that changed), `responses`, `rejected`, `lastPush`, `lastPushAgeSeconds` |
 | `istiod.rejections` | what Envoy rejects: `name`, `typeUrl`, `resources` (names), `message`, `version`, `first`, `last`, `count` |
 | `envoy` | `process` (what the agent knows), `restarts`, `version`, `build`, `state`, `uptimeSeconds`, or `error` |
 | `application` | a VM's health check: `method`, `state`, `since`, `probes`, `lastError`; null without one |
