@@ -1,5 +1,6 @@
 //! The signals the agent ends on. SIGHUP and SIGQUIT end it in order too (the Go agent dies of them and
-//! leaves Envoy behind).
+//! leaves Envoy behind). A SIGHUP that whoever started the agent has it ignore, as `nohup` does, is ignored, here and in
+//! Envoy.
 
 use std::io;
 use std::sync::Arc;
@@ -11,6 +12,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::flag::register_conditional_shutdown;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
+use crate::base::process::ignores;
 use crate::envoy::Reason;
 
 /// What Go's runtime takes for whoever asks for it, and so away from the kernel.
@@ -43,7 +45,8 @@ impl Early {
         let is_first = std::process::id() == 1;
         let armed = Arc::new(AtomicBool::new(is_first));
         let signals = [SIGTERM, SIGINT, SIGHUP, SIGQUIT];
-        for signal in signals.into_iter().filter(|_| is_first) {
+        for signal in signals.into_iter().filter(|signal| is_first && !(*signal == SIGHUP && ignores(SIGHUP)))
+        {
             // Without it everything is as it was.
             let _ = register_conditional_shutdown(signal, TOO_EARLY, Arc::clone(&armed));
         }
@@ -55,7 +58,8 @@ impl Early {
 pub(super) struct Signals {
     terminate: Signal,
     interrupt: Signal,
-    hangup: Signal,
+    /// `None`: ignored.
+    hangup: Option<Signal>,
     quit: Signal,
     // Held so that they do nothing, as in the Go agent: their default action would end the process.
     _ignored: Vec<Signal>,
@@ -69,7 +73,7 @@ impl Signals {
         let all = Self {
             terminate: signal(SignalKind::terminate())?,
             interrupt: signal(SignalKind::interrupt())?,
-            hangup: signal(SignalKind::hangup())?,
+            hangup: (!ignores(SIGHUP)).then(|| signal(SignalKind::hangup())).transpose()?,
             quit: signal(SignalKind::quit())?,
             _ignored: IGNORED.iter().map(|kind| signal(*kind)).collect::<io::Result<_>>()?,
             upgrade: Some(signal(SignalKind::user_defined2())?),
@@ -101,7 +105,7 @@ impl Signals {
         tokio::select! {
             _ = self.terminate.recv() => "terminated",
             _ = self.interrupt.recv() => "interrupt",
-            _ = self.hangup.recv() => "hangup",
+            () = came(&mut self.hangup) => "hangup",
             _ = self.quit.recv() => "quit",
         }
     }
@@ -122,6 +126,15 @@ impl Signals {
         }
         let known = ["interrupt", "hangup", "quit"].into_iter().find(|known| *known == name);
         Reason::Signal(known.unwrap_or("terminated"))
+    }
+}
+
+async fn came(signal: &mut Option<Signal>) {
+    match signal {
+        Some(signal) => {
+            signal.recv().await;
+        }
+        None => std::future::pending().await,
     }
 }
 

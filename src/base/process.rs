@@ -1,4 +1,4 @@
-//! What the kernel tells of other processes.
+//! What the kernel tells of processes, others and this one.
 
 /// The parent of `pid`, as long as both exist. Read from `/proc`, where nothing stands still.
 pub(crate) fn parent(pid: i32) -> Option<i32> {
@@ -10,4 +10,31 @@ pub(crate) fn parent(pid: i32) -> Option<i32> {
 pub fn parent_in(stat: &str) -> Option<i32> {
     // The name stands in brackets and may hold any byte.
     stat.rsplit_once(") ")?.1.split(' ').nth(1)?.parse().ok()
+}
+
+/// Whether this process ignores `signal`: before it has a handler of its own, because whoever started it wants that, as `nohup`
+/// does with SIGHUP. What it starts then ignores it too.
+pub(crate) fn ignores(signal: i32) -> bool {
+    std::fs::read_to_string("/proc/self/status").is_ok_and(|status| ignored_in(&status, signal))
+}
+
+fn ignored_in(status: &str, signal: i32) -> bool {
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
+    // The first signal is the lowest bit.
+    u32::try_from(signal - 1).ok().and_then(|bit| mask.checked_shr(bit)).is_some_and(|rest| rest & 1 == 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::ignored_in;
+
+    #[test]
+    fn the_mask_is_read_bit_by_bit() {
+        let status =
+            "Name:\tx\nSigBlk:\t0000000000000002\nSigIgn:\t8000000000001001\nSigCgt:\t00000001ffffffff\n";
+        let ignored: Vec<i32> = (-1..=66).filter(|signal| ignored_in(status, *signal)).collect();
+        assert_eq!(ignored, [1, 13, 64]);
+        assert!(!ignored_in("", 1) && !ignored_in("SigIgn:\tx\n", 1));
+    }
 }

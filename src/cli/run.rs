@@ -15,6 +15,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use super::{endpoint, http, wait};
 use crate::base::error::BoxError;
 use crate::base::logging;
+use crate::base::process::ignores;
 use crate::config::args::Parsed;
 use crate::config::env::Env;
 use crate::config::go;
@@ -118,11 +119,10 @@ struct Signals(Vec<(i32, Signal)>);
 
 impl Signals {
     fn install() -> std::io::Result<Self> {
-        SIGNALS
-            .iter()
-            .map(|kind| Ok((kind.as_raw_value(), signal(*kind)?)))
-            .collect::<Result<_, _>>()
-            .map(Self)
+        // What whoever started us has us ignore as `nohup` does, the command ignores too.
+        let hangup = SignalKind::hangup();
+        let taken = SIGNALS.iter().filter(|kind| **kind != hangup || !ignores(hangup.as_raw_value()));
+        taken.map(|kind| Ok((kind.as_raw_value(), signal(*kind)?))).collect::<Result<_, _>>().map(Self)
     }
 
     /// The number of the next signal.

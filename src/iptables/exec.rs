@@ -43,14 +43,13 @@ const MOST: usize = 64 << 20;
 pub(crate) struct Ending(Arc<AtomicBool>, Option<Instant>);
 
 impl Ending {
-    /// Set by SIGTERM, SIGINT and SIGHUP from now on.
+    /// Set by what asks for an end ([`super::hold::signals`]) from now on.
     ///
     /// # Errors
     /// The system's.
     pub(crate) fn watched() -> io::Result<Self> {
-        use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
         let asked = Arc::new(AtomicBool::new(false));
-        for signal in [SIGTERM, SIGINT, SIGHUP] {
+        for signal in super::hold::signals() {
             signal_hook::flag::register(signal, Arc::clone(&asked))?;
         }
         Ok(Self(asked, None))

@@ -3,12 +3,22 @@
 //! ([`super::exec`]).
 
 use std::io;
+use std::task::Poll;
 
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// Holds back SIGTERM, SIGINT and SIGHUP from its creation to the end of the process.
+use crate::base::process::ignores;
+
+/// What asks for an end. Not a SIGHUP or SIGINT that whoever started us has us ignore, as `nohup` does and as a shell does for
+/// what it leaves in the background.
+pub(super) fn signals() -> impl Iterator<Item = i32> {
+    [SIGTERM, SIGINT, SIGHUP].into_iter().filter(|signal| *signal == SIGTERM || !ignores(*signal))
+}
+
+/// Holds them back from its creation to the end of the process.
 #[derive(Debug)]
-pub(crate) struct Hold([(i32, Signal); 3]);
+pub(crate) struct Hold(Vec<(i32, Signal)>);
 
 impl Hold {
     /// Begins.
@@ -16,18 +26,21 @@ impl Hold {
     /// # Errors
     /// The system's.
     pub(crate) fn begin() -> io::Result<Self> {
-        let of = |kind: SignalKind| signal(kind).map(|s| (kind.as_raw_value(), s));
-        let [term, int, hup] = [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup()];
-        Ok(Self([of(term)?, of(int)?, of(hup)?]))
+        signals()
+            .map(|number| Ok((number, signal(SignalKind::from_raw(number))?)))
+            .collect::<Result<_, _>>()
+            .map(Self)
     }
 
     /// Resolves to the number of the first signal that came since, or comes.
     pub(crate) async fn asked(&mut self) -> i32 {
-        let [term, int, hup] = &mut self.0;
-        tokio::select! {
-            _ = term.1.recv() => term.0,
-            _ = int.1.recv() => int.0,
-            _ = hup.1.recv() => hup.0,
-        }
+        std::future::poll_fn(|context| {
+            let came = self
+                .0
+                .iter_mut()
+                .find_map(|(number, signal)| signal.poll_recv(context).is_ready().then_some(*number));
+            came.map_or(Poll::Pending, Poll::Ready)
+        })
+        .await
     }
 }

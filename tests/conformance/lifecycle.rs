@@ -71,6 +71,23 @@ async fn hangup_and_quit_end_in_order() {
     }
 }
 
+/// `nohup pilot-agent ... &`: the terminal's end is not the agent's, nor its Envoy's.
+#[tokio::test]
+async fn a_hangup_that_is_ignored_from_the_start_ends_nothing() {
+    let mock = MockIstiod::start().await;
+    let mut agent = TestAgent::with().istiod(&mock).before(&["nohup".to_owned()]).start();
+    agent.wait_ready().await;
+    for pid in [agent.pid(), agent.envoy().expect("an Envoy")] {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", pid.as_raw_pid())).unwrap();
+        let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap().trim();
+        assert_eq!(u64::from_str_radix(mask, 16).unwrap() & 1, 1, "{pid:?} ignores SIGHUP: {status}");
+    }
+    agent.signal(Signal::HUP);
+    agent.wait_ready().await;
+    assert_eq!(asked(&agent), [""; 0]);
+    agent.stop().await;
+}
+
 #[tokio::test]
 async fn other_signals_do_nothing() {
     let mock = MockIstiod::start().await;
@@ -81,6 +98,22 @@ async fn other_signals_do_nothing() {
     for signal in [Signal::USR1, Signal::USR2, Signal::WINCH, Signal::PIPE].into_iter().chain(rare) {
         agent.signal(signal);
     }
+    agent.wait_ready().await;
+    agent.assert_running();
+    agent.stop().await;
+}
+
+/// `pilot-agent proxy | head`: what stands at the other end of the pipe is no reason to die and to leave Envoy behind.
+#[tokio::test]
+async fn a_log_whose_reader_has_gone_ends_nothing() {
+    let mock = MockIstiod::start().await;
+    let script = "mkfifo pipe; head -n 1 pipe >first & exec \"$@\" >pipe 2>&1";
+    let words: Vec<String> = ["sh", "-c", script, "sh"].map(str::to_owned).into();
+    let mut agent = TestAgent::with().istiod(&mock).before(&words).start();
+    agent.wait_ready().await;
+    assert!(std::fs::read_to_string(agent.path("first")).unwrap().contains("FLAG: "));
+    let text = agent.post("/logging?level=debug").await.unwrap().text();
+    assert!(text.contains("debug"), "{text}");
     agent.wait_ready().await;
     agent.assert_running();
     agent.stop().await;
