@@ -29,7 +29,7 @@ fn flag_type(flag: &Flag) -> &'static str {
     match flag.kind {
         args::Kind::Text => "text",
         args::Kind::Bool => "boolean",
-        args::Kind::Int(32) => "integer, 32 bits",
+        args::Kind::Int(32) | args::Kind::Decimal(_) => "integer, 32 bits",
         args::Kind::Int(_) => "integer",
         args::Kind::Uint(_) => "port",
         args::Kind::Duration => "duration",

@@ -68,7 +68,7 @@ fn argument(command: &str, flag: &Flag) -> Arg {
         Kind::Bool => arg.action(ArgAction::SetTrue),
         kind => {
             let name = match kind {
-                Kind::Int(_) | Kind::Uint(_) => "number",
+                Kind::Int(_) | Kind::Decimal(_) | Kind::Uint(_) => "number",
                 Kind::Duration => "duration",
                 _ => "text",
             };

@@ -450,6 +450,7 @@ mod tests {
             args::parse(&words, args::LOGGING, false)
         };
         assert!(of(&["--vklog=9", "--log_stacktrace_level=default:error"]).is_ok());
+        assert!(of(&["--vklog=08"]).is_ok() && of(&["--vklog=0x8"]).is_err());
         assert!(of(&["--vklog=many"]).is_err());
         let bad = of(&["--log_stacktrace_level=default:loud"]).unwrap();
         assert!(logging::init(&logging_options(&bad)).is_err());

@@ -15,6 +15,8 @@ pub(crate) enum Kind {
     Bool,
     /// An integer of so many bits.
     Int(u32),
+    /// A decimal integer of so many bits: a zero in front is no base.
+    Decimal(u32),
     /// An unsigned integer of so many bits.
     Uint(u32),
     /// A Go duration.
@@ -280,6 +282,18 @@ fn short_flags(
     Ok(())
 }
 
+/// The value as pflag shows it again: a number without its base, a boolean as a word.
+pub(crate) fn shown(kind: Kind, value: &str) -> String {
+    let number = match kind {
+        Kind::Bool => return go::boolean(value).map_or_else(|| value.to_owned(), |on| on.to_string()),
+        Kind::Int(bits) => go::integer(value, bits),
+        Kind::Decimal(bits) => go::decimal(value, bits),
+        Kind::Uint(bits) => go::integer(value, bits + 1),
+        Kind::Text | Kind::Duration | Kind::Array => return value.to_owned(),
+    };
+    number.map_or_else(|_| value.to_owned(), |number| number.to_string())
+}
+
 fn check(flag: &Flag, value: &str) -> Result<(), Error> {
     let source: BoxError = match flag.kind {
         Kind::Text | Kind::Array => return Ok(()),
@@ -288,6 +302,10 @@ fn check(flag: &Flag, value: &str) -> Result<(), Error> {
             None => format!("strconv.ParseBool: parsing {value:?}: invalid syntax").into(),
         },
         Kind::Int(bits) => match go::integer(value, bits) {
+            Ok(_) => return Ok(()),
+            Err(reason) => reason.into(),
+        },
+        Kind::Decimal(bits) => match go::decimal(value, bits) {
             Ok(_) => return Ok(()),
             Err(reason) => reason.into(),
         },
@@ -332,7 +350,7 @@ pub(crate) const LOGGING: &[Flag] = &[
     Flag::new("log_target", Kind::Array, "stdout", "stdout, stderr or a file to append to; may be repeated"),
     Flag::new(
         "vklog",
-        Kind::Int(32),
+        Kind::Decimal(32),
         "0",
         "verbosity of the Kubernetes library; accepted, there is none here",
     ),

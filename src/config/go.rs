@@ -36,6 +36,18 @@ const RANGE: &str = "value out of range";
 /// # Errors
 /// When it is no integer or does not fit `bits`.
 pub(crate) fn integer(text: &str, bits: u32) -> Result<i64, NoInteger> {
+    read(text, bits, true)
+}
+
+/// The same in decimal only: `08` is 8, and there are no prefixes and no underscores.
+///
+/// # Errors
+/// As [`integer`].
+pub(crate) fn decimal(text: &str, bits: u32) -> Result<i64, NoInteger> {
+    read(text, bits, false)
+}
+
+fn read(text: &str, bits: u32, any_base: bool) -> Result<i64, NoInteger> {
     let no = |why| NoInteger { text: text.to_owned(), why };
     let syntax = || no("invalid syntax");
     let range = || no(RANGE);
@@ -45,7 +57,9 @@ pub(crate) fn integer(text: &str, bits: u32) -> Result<i64, NoInteger> {
         _ => (false, text),
     };
     let lower = digits.to_ascii_lowercase();
-    let (radix, body) = if let Some(hex) = lower.strip_prefix("0x") {
+    let (radix, body) = if !any_base {
+        (10, lower.as_str())
+    } else if let Some(hex) = lower.strip_prefix("0x") {
         (16, hex)
     } else if let Some(octal) = lower.strip_prefix("0o") {
         (8, octal)
@@ -58,7 +72,11 @@ pub(crate) fn integer(text: &str, bits: u32) -> Result<i64, NoInteger> {
     };
     // Between digits, or between the prefix and a digit.
     let led = radix != 10;
-    if body.ends_with('_') || body.contains("__") || (body.starts_with('_') && !led) {
+    if (!any_base && body.contains('_'))
+        || body.ends_with('_')
+        || body.contains("__")
+        || (body.starts_with('_') && !led)
+    {
         return Err(syntax());
     }
     let bare = body.replace('_', "");
@@ -101,6 +119,10 @@ mod tests {
         );
         for bad in ["_1", "1_", "1__0", "0x_", "0_", "08"] {
             assert!(integer(bad, 64).is_err(), "{bad}");
+        }
+        assert_eq!((decimal("08", 32), decimal("-010", 32), decimal("+3", 32)), (Ok(8), Ok(-10), Ok(3)));
+        for bad in ["0x8", "0o7", "0b1", "1_0", "", "-", "3000000000"] {
+            assert!(decimal(bad, 32).is_err(), "{bad}");
         }
         assert!(integer("abc", 64).unwrap_err().to_string().ends_with("invalid syntax"));
         assert!(integer("3000000000", 32).unwrap_err().to_string().ends_with("value out of range"));

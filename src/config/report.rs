@@ -148,14 +148,19 @@ pub(crate) fn variables(config: &Sources) -> Vec<String> {
 pub(crate) fn flags(parsed: &super::args::Parsed, table: &[Flag]) -> Vec<String> {
     let mut shown: Vec<&Flag> = table.iter().filter(|f| !f.old || parsed.get(f.name).is_some()).collect();
     shown.sort_by_key(|f| f.name);
-    let line = |f: &&Flag| match (f.kind, secret(f.name)) {
+    // The plug-in has a name, and no token.
+    let hidden = |name: &str| secret(name) && name != "tokenManagerPlugin";
+    let line = |f: &&Flag| match (f.kind, hidden(f.name)) {
         (_, true) if parsed.get(f.name).is_some() => format!("FLAG: --{}={REDACTED:?}", f.name),
         (super::args::Kind::Array, _) => {
             let all = parsed.all(f.name);
             let all = if all.is_empty() { vec![f.default] } else { all };
             format!("FLAG: --{}=\"[{}]\"", f.name, all.join(","))
         }
-        _ => format!("FLAG: --{}={:?}", f.name, without_users(f.name, parsed.or_default(table, f.name))),
+        (kind, _) => {
+            let value = super::args::shown(kind, parsed.or_default(table, f.name));
+            format!("FLAG: --{}={:?}", f.name, without_users(f.name, &value))
+        }
     };
     shown.iter().map(line).collect()
 }
@@ -289,14 +294,19 @@ mod tests {
     #[test]
     fn flags_are_sorted_quoted_and_redacted() {
         let table: Vec<Flag> = args::PROXY.iter().chain(args::LOGGING).copied().collect();
-        let words =
-            ["--domain=a\"b", "--lightstepAccessToken", "hunter2", "--log_target=x", "--log_target=y"];
-        let parsed = args::parse(&words.map(str::to_owned), &table, true).unwrap();
+        let words = "--domain=a\"b --lightstepAccessToken hunter2 --log_target=x --log_target=y \
+                     --concurrency=0x10 --profiling=T --vklog=08 --tokenManagerPlugin=P";
+        let words: Vec<String> = words.split(' ').map(str::to_owned).collect();
+        let parsed = args::parse(&words, &table, true).unwrap();
         let lines = flags(&parsed, &table);
         assert!(lines.is_sorted(), "{lines:#?}");
         for line in [
             "FLAG: --domain=\"a\\\"b\"",
             "FLAG: --log_target=\"[x,y]\"",
+            "FLAG: --concurrency=\"16\"",
+            "FLAG: --profiling=\"true\"",
+            "FLAG: --vklog=\"8\"",
+            "FLAG: --tokenManagerPlugin=\"P\"",
             "FLAG: --lightstepAccessToken=\"<redacted>\"",
         ] {
             assert!(lines.iter().any(|l| l == line), "{line} in {lines:#?}");
