@@ -9,6 +9,8 @@ use std::io::Read as _;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use ::http::{Request, header};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use tokio::net::TcpStream;
 
@@ -81,12 +83,15 @@ pub(super) async fn exchange(method: &str, url: &str, body: &str) -> Result<Repl
     let mut method = if method.is_empty() { "GET".to_owned() } else { method.to_owned() };
     let mut body = body.to_owned();
     let mut url = Url::parse(url)?;
+    let mut from: Option<Url> = None;
     for _ in 0..REDIRECTS {
         let failed = |source| Error::Exchange { what: format!("{method} {url}"), source };
-        let (reply, location) = once(&method, &url, &body).await.map_err(failed)?;
+        let (reply, location) = once(&method, &url, from.as_ref(), &body).await.map_err(failed)?;
         let follow = matches!(reply.status, 301 | 302 | 303 | 307 | 308);
         let Some(location) = location.filter(|_| follow) else { return Ok(reply) };
-        url = url.join(&location).map_err(|source| Error::Location { location: location.clone(), source })?;
+        let next =
+            url.join(&location).map_err(|source| Error::Location { location: location.clone(), source })?;
+        from = Some(std::mem::replace(&mut url, next));
         if reply.status < 307 {
             if method != "GET" && method != "HEAD" {
                 method = "GET".to_owned();
@@ -97,17 +102,27 @@ pub(super) async fn exchange(method: &str, url: &str, body: &str) -> Result<Repl
     Err(Error::Redirects(format!("{method} {url}")))
 }
 
-async fn once(method: &str, url: &Url, body: &str) -> Result<(Reply, Option<String>), Failure> {
+async fn once(
+    method: &str,
+    url: &Url,
+    from: Option<&Url>,
+    body: &str,
+) -> Result<(Reply, Option<String>), Failure> {
     let verb =
         ::http::Method::from_bytes(method.as_bytes()).map_err(|_| Failure::Method(method.to_owned()))?;
-    let request = Request::builder()
+    let mut request = Request::builder()
         .method(verb)
         .uri(&url.target)
         .header(header::HOST, &url.authority)
         .header(header::USER_AGENT, "Go-http-client/1.1")
-        .header(header::ACCEPT_ENCODING, "gzip")
-        .body(Bytes::from(body.to_owned()))
-        .map_err(Failure::Request)?;
+        .header(header::ACCEPT_ENCODING, "gzip");
+    if let Some(from) = from {
+        request = request.header(header::REFERER, from.to_string().trim_matches('"'));
+    }
+    if let Some(user) = &url.user {
+        request = request.header(header::AUTHORIZATION, format!("Basic {}", STANDARD.encode(user)));
+    }
+    let request = request.body(Bytes::from(body.to_owned())).map_err(Failure::Request)?;
     let io = connect(url).await?;
     let answer = http::exchange(io, request, usize::MAX).await;
     let (head, body) = answer?.into_parts();
@@ -144,12 +159,25 @@ async fn connect(url: &Url) -> Result<TcpStream, Failure> {
 }
 
 /// What is needed of a URL.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 struct Url {
+    /// `name:password`, decoded; shown nowhere.
+    user: Option<Vec<u8>>,
     authority: String,
     host: String,
     port: u16,
     target: String,
+}
+
+/// `url` as it may be shown, in quotes.
+pub(super) fn shown(url: &str) -> String {
+    Url::parse(url).map_or_else(|_| format!("{url:?}"), |url| url.to_string())
+}
+
+impl std::fmt::Debug for Url {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::fmt::Display::fmt(self, f)
+    }
 }
 
 impl std::fmt::Display for Url {
@@ -173,7 +201,10 @@ impl Url {
         };
         let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
         let (authority, rest) = rest.split_at(end);
-        let authority = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
+        let (user, authority) = match authority.rsplit_once('@') {
+            Some((user, host)) => (Some(credentials(user).map_err(|why| bad(&why.to_string()))?), host),
+            None => (None, authority),
+        };
         let (host, port) = match authority.strip_prefix('[') {
             Some(inner) => {
                 let (host, after) = inner.split_once(']').ok_or_else(|| bad("missing ']' in host"))?;
@@ -186,6 +217,7 @@ impl Url {
             return Err(bad("http: no Host in request URL"));
         }
         Ok(Self {
+            user,
             authority: authority.to_owned(),
             host: host.to_owned(),
             port,
@@ -213,8 +245,19 @@ impl Url {
             let query = query.map(|q| format!("?{q}")).unwrap_or_default();
             format!("http://{}{}{query}", self.authority, without_dots(path))
         };
-        Self::parse(&whole)
+        let mut there = Self::parse(&whole)?;
+        // What is relative is asked by the same user.
+        if scheme.is_none() && !location.starts_with("//") {
+            there.user.clone_from(&self.user);
+        }
+        Ok(there)
     }
+}
+
+// Of `name:password`, each escaped for itself; without a password it is empty.
+fn credentials(user: &str) -> Result<Vec<u8>, percent::Broken> {
+    let (name, password) = user.split_once(':').unwrap_or((user, ""));
+    Ok([&percent::decode(name)?, b":" as &[u8], &percent::decode(password)?].concat())
 }
 
 // RFC 3986, 5.2.4; only redirects are resolved, a path as typed keeps its dots.

@@ -109,7 +109,8 @@ async fn ask(url: &str, limit: Duration) -> Result<(), NotReady> {
     let reply = if limit.is_zero() {
         exchange.await
     } else {
-        let late = || plain(format!("Get {url:?}: no whole answer within {} ms", limit.as_millis()));
+        let late =
+            || plain(format!("Get {}: no whole answer within {} ms", http::shown(url), limit.as_millis()));
         timeout(limit, exchange).await.map_err(|_| late())?
     }
     .map_err(|e| plain(e.to_string()))?;

@@ -3,9 +3,14 @@
 use std::process::{Output, Stdio};
 use std::time::Duration;
 
+use bytes::Bytes;
+use http::Response;
+use http::header::{AUTHORIZATION, LOCATION, REFERER};
+use http_body_util::Full;
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::process::Command;
 
+use crate::support::web::Web;
 use crate::support::{LIMIT, MockIstiod, TestAgent, agent_bin, eventually, free_port, root_for};
 
 fn command(args: &[&str]) -> Command {
@@ -82,6 +87,11 @@ async fn run_hands_signals_on_and_shows_a_death_by_signal() {
         assert_eq!(ended.code(), Some(status), "{script}");
         std::fs::remove_file(&begun).unwrap();
     }
+    // What `nohup` has us ignore, the command ignores.
+    let mut nohup = Command::new("nohup");
+    nohup.arg(agent_bin()).args(["run", "--port", &port, "--", "grep", "SigIgn", "/proc/self/status"]);
+    let output = done(nohup.env_clear().env("PATH", "/usr/bin:/bin").stdin(Stdio::null())).await;
+    assert!(text(&output.stdout).trim().ends_with('1'), "{output:?}");
     for (program, status) in [("/no/such/program", 127), ("/etc/passwd", 126)] {
         let output = done(&mut command(&["run", "--port", &port, "--", program])).await;
         assert_eq!(output.status.code(), Some(status), "{program}: {}", text(&output.stderr));
@@ -154,4 +164,32 @@ async fn slips_in_flags_variables_and_fields_are_told() {
         assert!(said.contains(line), "{line} in {said}");
     }
     assert!(!said.contains("secret-value") && !said.contains("future is unknown"), "{said}");
+}
+
+/// As Go's client does: credentials of the URL go along, a redirect tells where it came from, and neither is told of a failure.
+#[tokio::test]
+async fn a_user_in_the_url_of_wait_is_sent_and_shown_nowhere() {
+    let web = Web::start(|head, _| async move {
+        let of =
+            |name| head.headers.get(name).map(|value: &http::HeaderValue| value.to_str().unwrap().to_owned());
+        // us@er:pw
+        let known = of(AUTHORIZATION).as_deref() == Some("Basic dXNAZXI6cHc=");
+        let from =
+            of(REFERER).is_some_and(|from| from.starts_with("http://localhost:") && from.ends_with("/first"));
+        let answer = Response::builder();
+        let answer = match head.uri.path() {
+            "/first" if known => answer.status(302).header(LOCATION, "/second"),
+            "/second" if known && from => answer.status(200),
+            _ => answer.status(401),
+        };
+        answer.body(Full::new(Bytes::new())).unwrap()
+    })
+    .await;
+    for (user, code) in [("us%40er:pw", 0), ("other:secret", 255)] {
+        let url = format!("--url=http://{user}@localhost:{}/first", web.port);
+        let output = done(&mut command(&["wait", &url, "--timeoutSeconds=2", "--periodMillis=50"])).await;
+        let said = text(&output.stdout) + &text(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{said}");
+        assert!(!said.contains("pw") && !said.contains("secret"), "{said}");
+    }
 }

@@ -51,3 +51,18 @@ fn redirects_lead_where_they_say() {
     }
     assert!(here.join("ftp://x/").is_err());
 }
+
+#[test]
+fn a_user_in_a_url_stays_with_its_server_and_is_shown_nowhere() {
+    let here = Url::parse("http://us%40er:p%3Aw@localhost:1/x").unwrap();
+    assert_eq!(here.user.as_deref(), Some(&b"us@er:p:w"[..]));
+    assert_eq!(Url::parse("http://u@h/").unwrap().user.as_deref(), Some(&b"u:"[..]));
+    assert_eq!(here.join("y").unwrap().user, here.user);
+    for elsewhere in ["http://localhost:1/y", "//localhost:1/y"] {
+        assert_eq!(here.join(elsewhere).unwrap().user, None, "{elsewhere}");
+    }
+    for text in [here.to_string(), format!("{here:?}"), shown("http://us%40er:p%3Aw@localhost:1/x")] {
+        assert_eq!(text, "\"http://localhost:1/x\"");
+    }
+    assert!(Url::parse("http://%zz@h/").is_err());
+}
