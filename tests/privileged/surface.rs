@@ -59,6 +59,28 @@ fn a_program_that_hangs_holds_up_no_end_and_leaves_nothing() {
     assert_eq!(world.everything(), before);
 }
 
+/// `nohup pilot-agent istio-iptables ...`: the terminal's end cuts no run short.
+#[test]
+fn a_hangup_that_is_ignored_from_the_start_ends_no_run() {
+    let Some(world) = World::new(Backend::Nft, V4) else { return };
+    let begun = world.path("begun");
+    world.shim("iptables-nft-save", &format!(": >{}; /bin/sleep 0.5; exec @REAL@ \"$@\"", begun.display()));
+    let words: Vec<&str> = ["istio-iptables"].into_iter().chain(SIDECAR.split_whitespace()).collect();
+    let agent = world.command_of(&words);
+    let mut nohup = std::process::Command::new("/usr/bin/nohup");
+    nohup.arg(agent.get_program()).args(agent.get_args());
+    let mut agent = nohup
+        .stdin(std::process::Stdio::null())
+        .stdout(std::process::Stdio::null())
+        .stderr(std::process::Stdio::null())
+        .spawn()
+        .expect("nohup runs");
+    world.wait_for("the first look", || begun.exists());
+    let pid = rustix::process::Pid::from_raw(i32::try_from(agent.id()).expect("an ID")).expect("an ID");
+    rustix::process::kill_process(pid, rustix::process::Signal::HUP).expect("not waited for yet");
+    assert_eq!(agent.wait().expect("our child").code(), Some(0));
+}
+
 #[test]
 fn without_an_address_nothing_is_done() {
     let Some(world) = World::new(Backend::Nft, &["169.254.7.2/16"]) else { return };
