@@ -9,7 +9,7 @@ use std::time::Duration;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use prometheus::{HistogramVec, IntCounterVec};
 use rand::seq::SliceRandom;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest};
 use tokio::net::{TcpStream, UdpSocket};
 use tokio::time::{Instant, timeout, timeout_at};
 
@@ -311,7 +311,7 @@ async fn receive(socket: &UdpSocket, message: &[u8], size: usize, until: Instant
     loop {
         let ready = async {
             tokio::task::consume_budget().await;
-            socket.readable().await
+            something(socket).await
         };
         timeout_at(until, ready).await??;
         if Instant::now() >= until {
@@ -330,6 +330,24 @@ async fn receive(socket: &UdpSocket, message: &[u8], size: usize, until: Instant
         // Another ID belongs to an earlier question.
         if wire::id(&got) == wire::id(message) {
             return Ok(got.into_owned());
+        }
+    }
+}
+
+// Until there is a datagram. That nobody listens there is an error of the socket, which does not make it readable.
+async fn something(socket: &UdpSocket) -> io::Result<()> {
+    loop {
+        let ready = socket.ready(Interest::READABLE | Interest::ERROR).await?;
+        if ready.is_error() {
+            if let Some(error) = socket.take_error()? {
+                return Err(error);
+            }
+            // Told already: it is not to wake anybody again.
+            let _told =
+                socket.try_io(Interest::ERROR, || io::Result::<()>::Err(io::ErrorKind::WouldBlock.into()));
+        }
+        if ready.is_readable() || ready.is_read_closed() {
+            return Ok(());
         }
     }
 }
@@ -455,6 +473,19 @@ mod tests {
         server.send(&message).await.unwrap();
         client.readable().await.unwrap();
         let late = receive(&client, &message, 512, Instant::now()).await;
+        assert_eq!(late.unwrap_err().kind(), io::ErrorKind::TimedOut);
+    }
+
+    #[tokio::test]
+    async fn a_nameserver_that_nobody_runs_is_known_at_once() {
+        let gone = UdpSocket::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+        let client = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        client.connect(gone).await.unwrap();
+        client.send(&query()).await.unwrap();
+        let refused = receive(&client, &query(), 512, Instant::now() + Duration::from_secs(60)).await;
+        assert_eq!(refused.unwrap_err().kind(), io::ErrorKind::ConnectionRefused);
+        // The error is told once: whoever waits again waits for a datagram.
+        let late = receive(&client, &query(), 512, Instant::now() + Duration::from_millis(20)).await;
         assert_eq!(late.unwrap_err().kind(), io::ErrorKind::TimedOut);
     }
 
