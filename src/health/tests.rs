@@ -210,7 +210,7 @@ async fn commands_are_judged_by_their_status() {
     let unhealthy = |why: &str| Outcome::Unhealthy(why.to_owned());
     assert_eq!(once(exec(&["true"]), limit).await, Outcome::Healthy);
     assert_eq!(once(exec(&["sh", "-c", "exit 3"]), limit).await, unhealthy("exit status 3"));
-    assert_eq!(once(exec(&["sh", "-c", "kill -9 $$"]), limit).await, unhealthy("signal: 9"));
+    assert_eq!(once(exec(&["sh", "-c", "kill -9 $$"]), limit).await, unhealthy("signal: killed"));
     assert_eq!(
         once(exec(&["sleep", "60"]), Duration::from_secs(2)).await,
         unhealthy("command timeout exceeded: signal: killed")

@@ -60,14 +60,50 @@ fn verdict(status: ExitStatus) -> Outcome {
     }
     Outcome::Unhealthy(match (status.code(), status.signal()) {
         (Some(code), _) => format!("exit status {code}"),
-        (None, Some(signal)) => format!("signal: {signal}"),
+        (None, Some(signal)) => {
+            let core = if status.core_dumped() { " (core dumped)" } else { "" };
+            format!("signal: {}{core}", signal_name(signal))
+        }
         (None, None) => status.to_string(),
     })
+}
+
+// As the C library calls those that end a command.
+fn signal_name(signal: i32) -> String {
+    match signal {
+        1 => "hangup",
+        2 => "interrupt",
+        3 => "quit",
+        4 => "illegal instruction",
+        6 => "aborted",
+        8 => "floating point exception",
+        9 => "killed",
+        11 => "segmentation fault",
+        13 => "broken pipe",
+        14 => "alarm clock",
+        15 => "terminated",
+        other => return format!("signal {other}"),
+    }
+    .to_owned()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn ends_have_the_words_that_istiod_has_always_shown() {
+        for (raw, words) in [
+            (3 << 8, "exit status 3"),
+            (9, "signal: killed"),
+            (15, "signal: terminated"),
+            (11 | 0x80, "signal: segmentation fault (core dumped)"),
+            (40, "signal: signal 40"),
+        ] {
+            let outcome = verdict(ExitStatus::from_raw(raw));
+            assert!(matches!(&outcome, Outcome::Unhealthy(why) if why == words), "{outcome:?}");
+        }
+    }
 
     #[tokio::test]
     async fn what_a_slow_disk_takes_is_not_given_to_the_command_again() {
