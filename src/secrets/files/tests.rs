@@ -236,6 +236,16 @@ async fn removed_files_leave_what_was_read() {
 }
 
 #[tokio::test]
+async fn what_is_written_again_as_it_was_is_not_sent_again() {
+    let mut world = World::pair();
+    let one = pair();
+    world.put_pair(&one);
+    world.follow().await;
+    world.put_pair(&one);
+    assert!(world.store.look_all().await.is_empty());
+}
+
+#[tokio::test]
 async fn in_place_writing_in_pieces_gives_the_whole() {
     use std::io::Write;
     let mut world = World::pair();
