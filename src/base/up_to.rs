@@ -22,6 +22,15 @@ impl<'de, T: Deserialize<'de>, const N: usize> Deserialize<'de> for UpTo<T, N> {
     }
 }
 
+/// As Go reads it: `null` is what a field has that is not there.
+pub(crate) fn null_is_none<'de, T, D>(document: D) -> Result<T, D::Error>
+where
+    T: Deserialize<'de> + Default,
+    D: Deserializer<'de>,
+{
+    Ok(Option::deserialize(document)?.unwrap_or_default())
+}
+
 struct Taken<T, const N: usize>(PhantomData<T>);
 
 impl<'de, T: Deserialize<'de>, const N: usize> Visitor<'de> for Taken<T, N> {

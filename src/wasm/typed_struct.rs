@@ -204,7 +204,7 @@ fn base64(text: &str) -> Option<Vec<u8>> {
         GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent);
     let alphabet =
         if text.contains(['-', '_']) { base64::alphabet::URL_SAFE } else { base64::alphabet::STANDARD };
-    GeneralPurpose::new(&alphabet, LENIENT).decode(text).ok()
+    GeneralPurpose::new(&alphabet, LENIENT).decode(text.replace(['\r', '\n'], "")).ok()
 }
 
 /// Seconds with at most nine decimals and an `s`; protobuf's limit is 10,000 years.

@@ -9,6 +9,8 @@ use base64::engine::general_purpose::STANDARD;
 use serde::Deserialize;
 use zeroize::{ZeroizeOnDrop, Zeroizing};
 
+use crate::base::up_to::null_is_none;
+
 /// What a registry or its token server is shown. Never printed.
 #[derive(Default)]
 pub(super) struct Credentials {
@@ -35,21 +37,21 @@ pub(in crate::wasm) enum BadConfig {
 
 #[derive(Deserialize)]
 struct Document {
-    #[serde(default)]
-    auths: BTreeMap<String, Entry>,
+    #[serde(default, deserialize_with = "null_is_none")]
+    auths: BTreeMap<String, Option<Entry>>,
 }
 
 #[derive(Deserialize, ZeroizeOnDrop)]
 struct Entry {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_is_none")]
     username: String,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_is_none")]
     password: String,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_is_none")]
     auth: String,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_is_none")]
     identitytoken: String,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_is_none")]
     registrytoken: String,
 }
 
@@ -58,27 +60,38 @@ pub(super) fn find(document: &str, keys: &[String]) -> Result<Credentials, BadCo
     if document.trim() == "null" {
         return Err(BadConfig::Null);
     }
-    let document: Document = serde_json::from_str(document)
-        .map_err(|e| BadConfig::Syntax { line: e.line(), column: e.column() })?;
+    let refused = |e: &serde_json::Error| BadConfig::Syntax { line: e.line(), column: e.column() };
+    // A list would pass for a document without fields.
+    if !document.trim_start().starts_with('{') {
+        return Err(BadConfig::Syntax { line: 1, column: 1 });
+    }
+    // What follows the document is not looked at, as by Docker itself.
+    let mut reader = serde_json::Deserializer::from_str(document);
+    let document = Document::deserialize(&mut reader).map_err(|e| refused(&e))?;
     let exact = keys.iter().find_map(|key| document.auths.get(key));
     let entry = exact.or_else(|| {
         keys.iter()
             .find_map(|key| document.auths.iter().find(|(known, _)| hostname(known) == key).map(|(_, e)| e))
     });
-    let Some(entry) = entry else { return Ok(Credentials::default()) };
-    let basic = if entry.auth.is_empty() {
-        let named = !entry.username.is_empty() || !entry.password.is_empty();
-        named.then(|| Zeroizing::new(STANDARD.encode(format!("{}:{}", entry.username, entry.password))))
+    let Some(entry) = entry.and_then(Option::as_ref) else { return Ok(Credentials::default()) };
+    let pair = if entry.auth.is_empty() {
+        Zeroizing::new(format!("{}:{}", entry.username, entry.password).into_bytes())
     } else {
-        let plain = STANDARD.decode(entry.auth.trim()).map(Zeroizing::new);
-        let plain = plain.map_err(|_| BadConfig::Base64)?;
+        // Tools that encode by the line leave the line breaks in.
+        let text = Zeroizing::new(entry.auth.trim().replace(['\r', '\n'], ""));
+        let mut plain =
+            STANDARD.decode(text.as_bytes()).map(Zeroizing::new).map_err(|_| BadConfig::Base64)?;
         if !plain.contains(&b':') {
             return Err(BadConfig::UserPassword);
         }
         // Some tools pad the password with zeros.
         let end = plain.iter().rposition(|b| *b != 0).map_or(0, |at| at + 1);
-        Some(Zeroizing::new(STANDARD.encode(&plain[..end])))
+        plain.truncate(end);
+        plain
     };
+    // Half a pair is nobody: a registry would refuse it what everybody may have.
+    let whole = pair.iter().position(|b| *b == b':').is_some_and(|at| at > 0 && at + 1 < pair.len());
+    let basic = whole.then(|| Zeroizing::new(STANDARD.encode(pair.as_slice())));
     let some = |text: &String| Some(text.clone()).filter(|t| !t.is_empty()).map(Zeroizing::new);
     Ok(Credentials { basic, identity: some(&entry.identitytoken), registry: some(&entry.registrytoken) })
 }
@@ -105,14 +118,29 @@ mod tests {
             "r.io": {"username": "u", "password": "p"},
             "r.io/team/x": {"auth": "dTpxAAA="},
             "https://index.docker.io/v1/": {"auth": "aDpi"},
-            "https://old.io/v1/": {"username": "o"}}, "credsStore": "x"}"#;
+            "https://old.io/v1/": {"username": "o", "password": "p"}}, "credsStore": "x"}"#;
         assert_eq!(basic(document, &["r.io"]).as_deref(), Some("u:p"));
         assert_eq!(basic(document, &["r.io/team/x", "r.io"]).as_deref(), Some("u:q"));
         assert_eq!(basic(document, &["r.io/other", "r.io"]).as_deref(), Some("u:p"));
         assert_eq!(basic(document, &["https://index.docker.io/v1/"]).as_deref(), Some("h:b"));
-        assert_eq!(basic(document, &["old.io"]).as_deref(), Some("o:"));
+        assert_eq!(basic(document, &["old.io"]).as_deref(), Some("o:p"));
         assert_eq!(basic(document, &["else.io"]), None);
         assert_eq!(basic("{}", &["r.io"]), None);
+        for nobody in [
+            r#"{"auths": null}"#,
+            r#"{"auths": {"r.io": null}}"#,
+            r#"{"auths": {"r.io": {"username": "u"}}}"#,
+            r#"{"auths": {"r.io": {"password": "p"}}}"#,
+            r#"{"auths": {"r.io": {"auth": "dTo="}}}"#,
+            r#"{"auths": {"r.io": {"auth": "OnA="}}}"#,
+            r#"{"auths": {"r.io": {"username": null, "password": null, "auth": null}}}"#,
+        ] {
+            assert_eq!(basic(nobody, &["r.io"]), None, "{nobody}");
+        }
+        let other = r#"{"auths": {"other.io": {"auth": "!"}, "r.io": {"auth": "dTpx"}}, "HttpHeaders": 1}"#;
+        assert_eq!(basic(other, &["r.io"]).as_deref(), Some("u:q"));
+        let wrapped = r#"{"auths": {"r.io": {"auth": "dT\r\npx\n"}}} and more"#;
+        assert_eq!(basic(wrapped, &["r.io"]).as_deref(), Some("u:q"));
         let tokens = r#"{"auths": {"r.io": {"identitytoken": "i", "registrytoken": "t"}}}"#;
         let found = find(tokens, &["r.io".to_owned()]).unwrap();
         assert_eq!((found.identity.unwrap().as_str(), found.registry.unwrap().as_str()), ("i", "t"));
@@ -124,6 +152,7 @@ mod tests {
             "null",
             "",
             "s3cret",
+            "[]",
             r#"{"auths": {"r.io": "s3cret"}}"#,
             r#"{"auths": {"r.io": {"auth": "s3cret!"}}}"#,
             r#"{"auths": {"r.io": {"auth": "czNjcmV0"}}}"#,

@@ -7,7 +7,7 @@ use serde::Deserialize;
 
 use super::reference::is_digest;
 use crate::base::quote::shown;
-use crate::base::up_to::UpTo;
+use crate::base::up_to::{UpTo, null_is_none};
 use crate::wasm::receive::Form;
 
 /// What is asked for: images and indexes, of Docker and of OCI.
@@ -82,9 +82,9 @@ struct Document {
     media_type: String,
     #[serde(default)]
     schema_version: i64,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_is_none")]
     layers: UpTo<Descriptor, ENTRIES>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_is_none")]
     manifests: UpTo<Descriptor, ENTRIES>,
 }
 
@@ -204,6 +204,8 @@ mod tests {
         assert_eq!(good(&image("", &[("c", 1), (WASM_LAYER, 2)])), [("02".into(), Form::Plain)]);
         assert_eq!(good(&image(oci, &[(WASM_LAYER, 1)])), []);
         assert!(matches!(image(oci, &[]).ways(), Err(BadManifest::NoLayers)));
+        let null = Manifest::parse(br#"{"schemaVersion": 2, "layers": null}"#, oci).unwrap();
+        assert!(matches!(null, Manifest::Image(image) if matches!(image.ways(), Err(BadManifest::NoLayers))));
     }
 
     #[test]
