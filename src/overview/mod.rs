@@ -185,7 +185,8 @@ fn age(value: &Value, now: SystemTime) -> Value {
 }
 
 fn rfc3339(at: SystemTime) -> String {
-    jiff::Timestamp::try_from(at).map_or_else(|_| String::new(), |t| format!("{t:.0}"))
+    // 99991231235959Z, which means no end, is a day later than what can be told.
+    format!("{:.0}", jiff::Timestamp::try_from(at).unwrap_or(jiff::Timestamp::MAX))
 }
 
 #[cfg(test)]

@@ -30,6 +30,18 @@ fn answers(verdict: Value, ready: Result<(), ask::Error>) -> Answers {
 }
 
 #[test]
+fn a_certificate_without_an_end_has_a_date() {
+    let mut given = answers(Value::Null, Ok(()));
+    let certificate = &mut given.agentz["identity"]["certificate"];
+    assert_eq!(certificate["notAfter"], 4600);
+    // 99991231235959Z, as RFC 5280 writes that there is none.
+    certificate["notAfter"] = json!(253_402_300_799_u64);
+    let d = document(&given, UNIX_EPOCH);
+    assert_eq!(d["identity"]["certificate"]["notAfter"], "9999-12-30T22:00:00Z");
+    assert!(screen(&d).contains("valid until 9999-12-"), "{}", screen(&d));
+}
+
+#[test]
 fn the_documented_form_has_dates_spans_and_a_verdict() {
     let now = UNIX_EPOCH + Duration::from_secs(1100);
     let d = document(&answers(Value::Null, Ok(())), now);

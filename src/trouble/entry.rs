@@ -194,7 +194,8 @@ impl Serialize for Trouble {
 
 /// A time in UTC to the second.
 pub(crate) fn rfc3339(at: SystemTime) -> String {
-    jiff::Timestamp::try_from(at).map_or_else(|_| String::new(), |t| format!("{t:.0}"))
+    // 99991231235959Z, which means no end, is a day later than what can be told.
+    format!("{:.0}", jiff::Timestamp::try_from(at).unwrap_or(jiff::Timestamp::MAX))
 }
 
 /// One entry a trouble, by kind (the order of causes), then by age.
