@@ -20,7 +20,7 @@ use tokio::sync::oneshot::{Receiver, channel};
 
 use super::errno::no_descriptor;
 use super::tasks::guarded;
-use super::{hosts, open_files};
+use super::{hosts, open_files, spare};
 
 /// Look-ups of the names that the proxy hangs on: istiod's, a CA's, an API server's, a resolver's own. What modules,
 /// applications and callers of the token service name has lanes of its own: a resolver may answer for the cluster and be
@@ -41,7 +41,7 @@ impl NoThread {
     }
 }
 
-/// Begins `job` on a thread of its own. Its result will arrive; nothing does when it panics.
+/// Begins `job` on a thread of its own, or on the [`spare`] one. Its result will arrive; nothing does when it panics.
 ///
 /// # Errors
 /// When the system gives no thread.
@@ -49,25 +49,22 @@ pub(crate) fn begin<T: Send + 'static>(
     purpose: &str,
     job: impl FnOnce() -> T + Send + 'static,
 ) -> io::Result<Receiver<T>> {
-    #[cfg(test)]
-    scarce::check().map_err(|why| NoThread::of(purpose, why))?;
     let (done, answer) = channel();
-    let thread = std::thread::Builder::new().name(purpose.to_owned());
     let named = purpose.to_owned();
     #[cfg(test)]
     let counted = under_way::Counted::new();
-    let begun = thread.spawn(move || {
+    let job = move || {
         #[cfg(test)]
         let _counted = counted;
         if let Ok(result) = guarded(&named, job) {
             // Whoever asked may be gone.
             drop(done.send(result));
         }
-    });
-    let begun = begun.map_err(|why| NoThread::of(purpose, why))?;
+    };
+    let begun = spare::start(purpose, Box::new(job)).map_err(|why| NoThread::of(purpose, why))?;
     // A paused clock must stand still meanwhile, as it does for the runtime's own threads.
     #[cfg(test)]
-    if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+    if let (Some(begun), Ok(runtime)) = (begun, tokio::runtime::Handle::try_current()) {
         runtime.spawn_blocking(|| begun.join());
     }
     #[cfg(not(test))]
@@ -140,7 +137,7 @@ pub(crate) mod scarce {
         }
     }
 
-    pub(super) fn check() -> io::Result<()> {
+    pub(crate) fn check() -> io::Result<()> {
         if NONE.get() { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(()) }
     }
 }

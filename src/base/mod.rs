@@ -49,6 +49,7 @@ pub(crate) mod recordings;
 pub(crate) mod seldom;
 pub(crate) mod sha256;
 pub(crate) mod slack;
+pub(crate) mod spare;
 pub(crate) mod tasks;
 pub(crate) mod uds;
 pub(crate) mod up_to;

@@ -8,7 +8,7 @@ use tokio::runtime::Runtime;
 use super::{logging_options, request, tell};
 use crate::agent::{Early, upgrade};
 use crate::base::error::BoxError;
-use crate::base::{build_info, error, heap, logging, open_files};
+use crate::base::{build_info, error, heap, logging, open_files, spare};
 use crate::config::args::{self, Flag, Parsed};
 use crate::config::env::Env;
 use crate::config::parts::Error;
@@ -28,6 +28,7 @@ pub(super) fn run(parsed: Parsed, env: &Env) -> u8 {
     // Before anything that is sized by it.
     open_files::raise();
     heap::share();
+    spare::keep();
     upgrade::guarded(|heir| {
         let mut logs = logging_options(&parsed);
         // Whoever stops reading the log must not stop the agent.

@@ -180,21 +180,35 @@ pub(crate) async fn generate_off_runtime(options: &KeyOptions, effort: Effort) -
     let mut begun = Err(Error::NoThread);
     for _ in 0..threads {
         let (done, options) = (done.clone(), options.clone());
-        let thread = std::thread::Builder::new().name("keygen".to_owned()).stack_size(256 * 1024).spawn({
-            let starting = Starting::new();
-            move || {
-                let _ = aws_lc_rs::rand::fill(&mut [0]);
-                drop(starting);
-                // The loser of a race finds nobody listening.
-                let _ = done.try_send(generate(&options));
-            }
+        let starting = Starting::new();
+        let thread = keygen(move || {
+            let _ = aws_lc_rs::rand::fill(&mut [0]);
+            drop(starting);
+            // The loser of a race finds nobody listening.
+            let _ = done.try_send(generate(&options));
         });
         // One is enough.
-        begun = begun.or(thread.map(drop).map_err(|_| Error::NoThread));
+        begun = begun.or(thread.map_err(|_| Error::NoThread));
     }
     drop(done);
-    begun?;
-    first(made).await
+    match (begun, &options.algorithm) {
+        (Ok(()), _) => first(made).await,
+        // Where the pod has used up its processes, a certificate that ends is worse than a moment in which nobody else has
+        // a turn. Sizes that would take seconds wait for a thread.
+        (Err(_), Algorithm::Rsa(..=IN_PLACE_BITS)) => generate(options),
+        (Err(none), _) => Err(none),
+    }
+}
+
+/// The largest RSA key that may be made between two turns of everybody else: a few hundred milliseconds at most.
+const IN_PLACE_BITS: i64 = 3072;
+
+// Begins `job` on a thread.
+fn keygen(job: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
+    #[cfg(test)]
+    crate::base::lane::scarce::check()?;
+    let thread = std::thread::Builder::new().name("keygen".to_owned()).stack_size(256 * 1024);
+    thread.spawn(job).map(drop)
 }
 
 // The first key; where there is none, why.
@@ -443,6 +457,17 @@ mod tests {
     async fn a_race_gives_one_key() {
         let key = generate_off_runtime(&KeyOptions::default(), Effort::Race).await.unwrap();
         assert_eq!(format!("{key:?}"), "Key(RSA ..)");
+    }
+
+    #[tokio::test]
+    async fn without_a_thread_keys_that_are_soon_made_are_made_all_the_same() {
+        let _none = crate::base::lane::scarce::NoThreads::from_now_on();
+        let made = async |bits| {
+            let options = KeyOptions { algorithm: Algorithm::Rsa(bits), pkcs8: false };
+            generate_off_runtime(&options, Effort::Race).await.map(|key| format!("{key:?}"))
+        };
+        assert_eq!(made(2048).await.as_deref(), Ok("Key(RSA ..)"));
+        assert_eq!(made(4096).await, Err(Error::NoThread));
     }
 
     #[tokio::test]

@@ -25,7 +25,7 @@ import time
 from dataclasses import asdict, dataclass
 
 from . import h2
-from . import neighbours, on_answers, on_ca, on_callers, on_dns, on_files, on_frames, on_images, on_istiod, on_kube, at_once, on_names, on_shares, on_sockets, on_status, on_the_log, on_tiny_fields, on_tls, on_tokens, on_words  # noqa: F401  (they register their attacks)
+from . import neighbours, on_answers, on_ca, on_callers, on_dns, on_files, on_frames, on_images, on_istiod, on_kube, on_limits, at_once, on_names, on_shares, on_sockets, on_status, on_the_log, on_tiny_fields, on_tls, on_tokens, on_words  # noqa: F401  (they register their attacks)
 from .registry import ATTACKS, Size
 from .world import KUBELET, SDS, World, get, sweep
 

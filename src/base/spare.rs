@@ -1,0 +1,128 @@
+//! A thread that is kept for the moment in which the system gives no other.
+//!
+//! A pod's processes share one limit. Where the application has used it up, a token, roots and a name could not be read
+//! any more and the certificate would run out: each of these reads has a thread of its own, since it may hang. They take
+//! turns on this one then. Where one of them hangs the others are told that there is no thread, and come again.
+
+use std::io;
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread::{Builder, JoinHandle};
+use std::time::{Duration, Instant};
+
+/// What is done on a thread.
+pub(super) type Job = Box<dyn FnOnce() + Send>;
+
+static KEPT: OnceLock<Spare> = OnceLock::new();
+
+/// Keeps one from now on, if there is one: to be called once, early, by a process that is to live long.
+pub(crate) fn keep() {
+    if let Ok(spare) = Spare::new() {
+        // A second one ends with its sender.
+        let _ = KEPT.set(spare);
+    }
+}
+
+/// Does `job` on a thread of this name, or on the one that is kept.
+///
+/// # Errors
+/// When the system gives none, and that one hangs or is not kept.
+pub(super) fn start(name: &str, job: Job) -> io::Result<Option<JoinHandle<()>>> {
+    start_beside(KEPT.get(), name, job)
+}
+
+fn start_beside(spare: Option<&Spare>, name: &str, job: Job) -> io::Result<Option<JoinHandle<()>>> {
+    // A closure that no thread was given to is dropped: so it only has a key to the job.
+    let job = Arc::new(Mutex::new(Some(job)));
+    let take = |job: &Mutex<Option<Job>>| held(job).take();
+    let theirs = Arc::clone(&job);
+    let spawned = scarce().and_then(|()| {
+        Builder::new().name(name.to_owned()).spawn(move || {
+            let job = take(&theirs);
+            if let Some(job) = job {
+                job();
+            }
+        })
+    });
+    let Err(why) = spawned else { return spawned.map(Some) };
+    match (spare, take(&job)) {
+        (Some(spare), Some(job)) => spare.takes(job).then_some(None).ok_or(why),
+        _ => Err(why),
+    }
+}
+
+fn scarce() -> io::Result<()> {
+    #[cfg(test)]
+    super::lane::scarce::check()?;
+    Ok(())
+}
+
+/// So many may wait for their turn.
+const ROW: usize = 16;
+/// A job that takes longer hangs: nobody stands in the row behind it.
+const LONG: Duration = Duration::from_secs(1);
+
+/// The thread; it ends when this is dropped and its jobs are done.
+#[derive(Debug)]
+struct Spare {
+    row: SyncSender<Job>,
+    /// When the job that it is at was begun.
+    since: Arc<Mutex<Option<Instant>>>,
+}
+
+impl Spare {
+    fn new() -> io::Result<Self> {
+        let (row, jobs) = sync_channel::<Job>(ROW);
+        let since = Arc::new(Mutex::new(None));
+        let begun = Arc::clone(&since);
+        Builder::new().name("spare".to_owned()).spawn(move || {
+            for job in jobs {
+                *held(&begun) = Some(Instant::now());
+                job();
+                *held(&begun) = None;
+            }
+        })?;
+        Ok(Self { row, since })
+    }
+
+    fn takes(&self, job: Job) -> bool {
+        let hangs = held(&self.since).is_some_and(|at| at.elapsed() >= LONG);
+        !hangs && self.row.try_send(job).is_ok()
+    }
+}
+
+fn held<T>(lock: &Mutex<T>) -> MutexGuard<'_, T> {
+    lock.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc::channel;
+
+    #[test]
+    fn what_no_thread_is_given_for_takes_turns_on_the_spare_one() {
+        let _none = crate::base::lane::scarce::NoThreads::from_now_on();
+        let spare = Spare::new().unwrap();
+        let start =
+            |job: Job| start_beside(Some(&spare), "test", job).map(|thread| assert!(thread.is_none()));
+        let (begun, begins) = channel();
+        let (let_go, hold) = channel::<()>();
+        start(Box::new(move || {
+            begun.send(0).unwrap();
+            let _ = hold.recv();
+            begun.send(1).unwrap();
+        }))
+        .unwrap();
+        assert_eq!(begins.recv(), Ok(0));
+        let (second, is_done) = channel();
+        start(Box::new(move || second.send(()).unwrap())).unwrap();
+        // As if the first one had begun long ago.
+        *held(&spare.since) = Instant::now().checked_sub(LONG);
+        assert!(start(Box::new(|| {})).is_err());
+        drop(let_go);
+        assert_eq!((begins.recv(), is_done.recv()), (Ok(1), Ok(())));
+        start(Box::new(|| {})).unwrap();
+        assert!(start_beside(None, "test", Box::new(|| {})).is_err());
+    }
+}
