@@ -35,3 +35,8 @@ def processes(world, size):
         for other in others:
             other.kill()
             other.wait()
+
+
+@attack("no /proc", "an agent in a bare root file system", world={"shell": "umount -l /proc && mount -t tmpfs -o ro none /proc"})
+def bare(world, size):
+    time.sleep(size.seconds)

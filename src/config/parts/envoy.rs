@@ -1,5 +1,7 @@
 //! Envoy's process: arguments, user, admin port, drain, restart.
 
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -130,6 +132,12 @@ pub(crate) fn refused(config: &Sources) -> Vec<String> {
     level.into_iter().chain(custom).collect()
 }
 
+/// This program, to be started again. Where no /proc is mounted (a bare chroot), by the path that it was started by.
+fn own_program() -> PathBuf {
+    let own = PathBuf::from("/proc/self/exe");
+    if own.exists() { own } else { OsStr::from_bytes(rustix::param::linux_execfn().to_bytes()).into() }
+}
+
 fn override_json(config: &Sources) -> Option<String> {
     let (path, read) = override_read(config)?;
     match read {
@@ -203,7 +211,7 @@ pub(crate) fn process(config: &Sources, root: bool) -> Result<envoy::Config, Err
     let watched = s.text(var::ENVOY_RESTART_ON_FILES).split(',').filter(|p| !p.is_empty());
     Ok(envoy::Config {
         binary: proxy.binary_path.clone(),
-        launcher: "/proc/self/exe".into(),
+        launcher: own_program(),
         arguments,
         extra_env: if fips { vec![("GRPC_SSL_CIPHER_SUITES".to_owned(), suites.to_owned())] } else { vec![] },
         user: (root && s.text(var::DNS_PROXY_ADDR).ends_with(":53")).then_some(ENVOY_USER),
