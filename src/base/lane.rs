@@ -111,36 +111,8 @@ pub(crate) mod under_way {
     }
 }
 
-/// Tests of what becomes of work where the system gives no thread.
 #[cfg(test)]
-pub(crate) mod scarce {
-    use std::cell::Cell;
-    use std::io;
-
-    thread_local! {
-        static NONE: Cell<bool> = const { Cell::new(false) };
-    }
-
-    /// As long as it lives, nothing that is begun on the thread that made it gets another.
-    pub(crate) struct NoThreads(());
-
-    impl NoThreads {
-        pub(crate) fn from_now_on() -> Self {
-            NONE.set(true);
-            Self(())
-        }
-    }
-
-    impl Drop for NoThreads {
-        fn drop(&mut self) {
-            NONE.set(false);
-        }
-    }
-
-    pub(crate) fn check() -> io::Result<()> {
-        if NONE.get() { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(()) }
-    }
-}
+pub(crate) use super::spare::scarce;
 
 /// Does `job` on a thread and waits for it here, on this one, but no longer than `limit`: for files that go when their
 /// owner does, at the end of a process. Where there is no thread it is done in place.

@@ -53,7 +53,7 @@ fn start_beside(spare: Option<&Spare>, name: &str, job: Job) -> io::Result<Optio
 
 fn scarce() -> io::Result<()> {
     #[cfg(test)]
-    super::lane::scarce::check()?;
+    scarce::check()?;
     Ok(())
 }
 
@@ -95,6 +95,37 @@ fn held<T>(lock: &Mutex<T>) -> MutexGuard<'_, T> {
     lock.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Tests of what becomes of work where the system gives no thread.
+#[cfg(test)]
+pub(crate) mod scarce {
+    use std::cell::Cell;
+    use std::io;
+
+    thread_local! {
+        static NONE: Cell<bool> = const { Cell::new(false) };
+    }
+
+    /// As long as it lives, nothing that is begun on the thread that made it gets another.
+    pub(crate) struct NoThreads(());
+
+    impl NoThreads {
+        pub(crate) fn from_now_on() -> Self {
+            NONE.set(true);
+            Self(())
+        }
+    }
+
+    impl Drop for NoThreads {
+        fn drop(&mut self) {
+            NONE.set(false);
+        }
+    }
+
+    pub(crate) fn check() -> io::Result<()> {
+        if NONE.get() { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(()) }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -102,7 +133,7 @@ mod tests {
 
     #[test]
     fn what_no_thread_is_given_for_takes_turns_on_the_spare_one() {
-        let _none = crate::base::lane::scarce::NoThreads::from_now_on();
+        let _none = scarce::NoThreads::from_now_on();
         let spare = Spare::new().unwrap();
         let start =
             |job: Job| start_beside(Some(&spare), "test", job).map(|thread| assert!(thread.is_none()));
