@@ -23,6 +23,12 @@ pub(crate) fn is_behind(now: SystemTime) -> bool {
     now < UNIX_EPOCH + EARLIEST
 }
 
+/// A time in UTC to the second. 99991231235959Z, which means no end, is a day later than what can be told: the last
+/// time that can be stands for it.
+pub(crate) fn rfc3339(at: SystemTime) -> String {
+    format!("{:.0}", jiff::Timestamp::try_from(at).unwrap_or(jiff::Timestamp::MAX))
+}
+
 /// The machine's clock.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct System;

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 /// What is done on a thread.
 pub(super) type Job = Box<dyn FnOnce() + Send>;
 
+// Nobody joins it: it waits for work as long as the process lives, and what panics there is told by the job itself.
 static KEPT: OnceLock<Spare> = OnceLock::new();
 
 /// Keeps one from now on, if there is one: to be called once, early, by a process that is to live long.

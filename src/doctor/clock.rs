@@ -18,7 +18,7 @@ pub(super) fn check(
     chains: &[Vec<Cert>],
     date: Option<&str>,
 ) -> Check {
-    let said = format!("it is {} by this machine", super::report::rfc3339(now));
+    let said = format!("it is {} by this machine", crate::base::clock::rfc3339(now));
     if let Some(theirs) = date.and_then(http_date) {
         let (behind, ahead) = (theirs.duration_since(now), now.duration_since(theirs));
         for (off, word) in [(behind, "behind"), (ahead, "ahead of")] {

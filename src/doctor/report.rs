@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 
 use super::running::{self, Running};
 use crate::base::build_info;
+use crate::base::clock::rfc3339;
 use crate::trouble::{Kind, Severity};
 
 /// How a check ended.
@@ -281,11 +282,6 @@ impl Report {
             "troubles": self.troubles,
         })
     }
-}
-
-pub(super) fn rfc3339(at: SystemTime) -> String {
-    // 99991231235959Z, which means no end, is a day later than what can be told.
-    format!("{:.0}", jiff::Timestamp::try_from(at).unwrap_or(jiff::Timestamp::MAX))
 }
 
 #[cfg(test)]

@@ -157,8 +157,8 @@ fn tls(who: &str, look: &Look, now: SystemTime) -> Check {
             check.said.push_str(&format!(
                 " (shown: a certificate for {}, valid {} to {}, signed in the end by {issuer}; trusted: {})",
                 if names.is_empty() { "no name".to_owned() } else { names.join(", ") },
-                super::report::rfc3339(leaf.not_before),
-                super::report::rfc3339(leaf.not_after),
+                crate::base::clock::rfc3339(leaf.not_before),
+                crate::base::clock::rfc3339(leaf.not_after),
                 look.roots
             ));
         }

@@ -11,6 +11,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
 
+use crate::base::clock::rfc3339;
+
 pub(crate) use ask::{Answers, Error, agentz, gather};
 pub(crate) use screen::screen;
 
@@ -182,11 +184,6 @@ fn left(value: &Value, now: SystemTime) -> Value {
 
 fn age(value: &Value, now: SystemTime) -> Value {
     moment(value).map_or(Value::Null, |at| now.duration_since(at).unwrap_or_default().as_secs().into())
-}
-
-fn rfc3339(at: SystemTime) -> String {
-    // 99991231235959Z, which means no end, is a day later than what can be told.
-    format!("{:.0}", jiff::Timestamp::try_from(at).unwrap_or(jiff::Timestamp::MAX))
 }
 
 #[cfg(test)]

@@ -10,11 +10,10 @@ use zeroize::Zeroizing;
 
 use super::metrics::Metrics;
 use super::{Error, Identity};
-use crate::base::clock::Clock;
+use crate::base::clock::{Clock, rfc3339};
 use crate::ca::CaClient;
 use crate::ca::csr::{self, Effort, Key, KeyOptions};
 use crate::tls::cert::{self, Cert};
-use crate::trouble::rfc3339;
 
 type Made = Result<Key, csr::Error>;
 

@@ -7,6 +7,7 @@ use serde::Serialize;
 use serde::ser::SerializeMap;
 
 use super::Kind;
+use crate::base::clock::rfc3339;
 
 /// What a part says about a trouble.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -190,12 +191,6 @@ impl Serialize for Trouble {
         map.serialize_entry("count", &self.count)?;
         map.end()
     }
-}
-
-/// A time in UTC to the second.
-pub(crate) fn rfc3339(at: SystemTime) -> String {
-    // 99991231235959Z, which means no end, is a day later than what can be told.
-    format!("{:.0}", jiff::Timestamp::try_from(at).unwrap_or(jiff::Timestamp::MAX))
 }
 
 /// One entry a trouble, by kind (the order of causes), then by age.

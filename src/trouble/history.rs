@@ -6,7 +6,7 @@ use std::time::SystemTime;
 use serde::Serialize;
 use serde::ser::SerializeMap;
 
-use super::entry::rfc3339;
+use crate::base::clock::rfc3339;
 
 /// So many events are kept; the oldest go, but the first few, which are the start.
 const MOST: usize = 64;

@@ -39,7 +39,6 @@ use tokio::sync::Notify;
 use crate::base::clock::{Clock, System};
 use crate::base::quote::cut;
 
-pub(crate) use entry::rfc3339;
 pub(crate) use entry::{Report, Trouble};
 pub(crate) use export::export;
 pub(crate) use history::{Event, What};

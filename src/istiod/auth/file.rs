@@ -14,7 +14,7 @@ use zeroize::Zeroizing;
 
 use super::claims::{self, Claims};
 use super::{Error, Token, TokenSource};
-use crate::base::clock::Clock;
+use crate::base::clock::{Clock, rfc3339};
 use crate::base::lane::Lane;
 use crate::base::reading;
 use crate::base::seldom::Seldom;
@@ -197,7 +197,7 @@ impl TokenSource for TokenFile {
             }
             Condition::Empty => (Kind::TokenMalformed, format!("the token {path} is empty")),
             Condition::Expired(at) => {
-                (Kind::TokenExpired, format!("the token in {path} has expired, at {}", date(at)))
+                (Kind::TokenExpired, format!("the token in {path} has expired, at {}", rfc3339(at)))
             }
             Condition::WrongAudience(has) => (
                 Kind::TokenWrongAudience,
@@ -210,17 +210,13 @@ impl TokenSource for TokenFile {
                 Kind::ClockWrong,
                 format!(
                     "the token in {path} was issued at {}, but this machine's clock says {}",
-                    date(at),
-                    date(self.clock.now())
+                    rfc3339(at),
+                    rfc3339(self.clock.now())
                 ),
             ),
         };
         Some(report.into())
     }
-}
-
-fn date(at: SystemTime) -> String {
-    jiff::Timestamp::try_from(at).map(|t| format!("{t:.0}")).unwrap_or_default()
 }
 
 #[cfg(test)]

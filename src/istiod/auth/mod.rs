@@ -89,7 +89,7 @@ pub(crate) fn root_cause(report: Report, tokens: &dyn TokenSource) -> Report {
             let token = tokens.trouble().map(|token| token.kind);
             let expired = report.kind == Kind::ServerCertificateExpired && token == Some(Kind::TokenExpired);
             if clock::is_behind(now) || expired || token == Some(Kind::ClockWrong) {
-                let shown = jiff::Timestamp::try_from(now).map(|t| format!("{t:.0}")).unwrap_or_default();
+                let shown = clock::rfc3339(now);
                 let detail = format!(
                     "this machine's clock says {shown}, which istiod's certificate and the token contradict: {}",
                     report.detail

@@ -6,14 +6,14 @@ use std::time::{Duration, SystemTime};
 
 use super::Manager;
 use super::asking::Origin;
-use crate::base::clock;
+use crate::base::clock::{self, rfc3339};
 use crate::base::error::chain;
 use crate::ca::csr;
 use crate::secrets::files::Source;
 use crate::secrets::request::BadAnswer;
 use crate::secrets::{Error, ResourceName};
 use crate::tls::keys;
-use crate::trouble::{Kind, Report, Reporter, rfc3339};
+use crate::trouble::{Kind, Report, Reporter};
 
 /// By so much the clocks of two machines may differ that are both kept right, where a CA dates nothing back (istiod does, by
 /// two minutes).

@@ -91,7 +91,7 @@ impl Memory {
     /// Envoy is answered from memory from now on.
     pub(in crate::xds) fn serve(self: &Arc<Self>, address: &str) -> Serving {
         let Glance { resources, .. } = self.glance();
-        let since = crate::trouble::rfc3339(self.clock.now());
+        let since = crate::base::clock::rfc3339(self.clock.now());
         let text = format!(
             "Envoy is served from memory since {since} ({resources} resources), because {address} cannot be reached"
         );

@@ -71,7 +71,8 @@ async fn of_a_later_certificate_its_own_beginning_is_told() {
         config
     });
     world.identity().await;
-    let begins = || world.handle.status().certificate.map(|c| crate::trouble::rfc3339(c.not_before)).unwrap();
+    let begins =
+        || world.handle.status().certificate.map(|c| crate::base::clock::rfc3339(c.not_before)).unwrap();
     // This machine's clock is set back by a week, and the CA's is right.
     world.clock.set(world.clock.now() - DAY * 7);
     world.ca.act(Act::Future(DAY * 7));
