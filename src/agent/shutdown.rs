@@ -30,6 +30,12 @@ pub(super) async fn supervise(
     let mut refused = false;
     let started = Instant::now();
     let part = troubles.reporter("default");
+    // What ended the agent, where that was not Envoy: no other trouble of this moment is the verdict then.
+    let mut cause = None;
+    let mut ends = |report: Report| {
+        part.report(report.clone());
+        cause.get_or_insert(report);
+    };
     let mut outcome = loop {
         tokio::select! {
             outcome = &mut run => break outcome,
@@ -39,18 +45,18 @@ pub(super) async fn supervise(
                 if let Some(upgrades) = &mut upgrades
                     && let Some(why) = upgrades.pass(program, || signals.pending()).await
                 {
-                    part.report(Report::new(Kind::PartFailed, why.clone()));
+                    ends(Report::new(Kind::PartFailed, why.clone()));
                     begin(&stages, envoy, Reason::Failure(why));
                 }
             }
             failure = failed(&stages) => {
-                part.report(Report::new(Kind::PartFailed, failure.to_string()).about(failure.task.clone()));
+                ends(Report::new(Kind::PartFailed, failure.to_string()).about(failure.task.clone()));
                 begin(&stages, envoy, Reason::Failure(failure.to_string()));
             }
             // The service cannot do what it was started for: a start that is refused late.
             failure = stages.sts.failed() => {
                 refused = true;
-                part.report(Report::new(Kind::TokensNotExchanged, failure.to_string()));
+                ends(Report::new(Kind::TokensNotExchanged, failure.to_string()));
                 begin(&stages, envoy, Reason::Failure(failure.to_string()));
             }
         }
@@ -60,7 +66,7 @@ pub(super) async fn supervise(
     }
     let ending = Instant::now();
     // Before the parts take their troubles with them.
-    let verdict = troubles.verdict();
+    let verdict = cause.or_else(|| troubles.verdict().map(Report::from));
     stages.close();
     let mut cut: Vec<String> = Some(outcome.cut.clone()).filter(|cut| !cut.is_empty()).into_iter().collect();
     cut.extend(stop(&stages).await.into_iter().map(|task| format!("task {task}")));
@@ -76,7 +82,7 @@ pub(super) async fn supervise(
         tracing::info!("{}", outcome.reason);
     } else {
         match verdict {
-            Some(verdict) => tracing::error!("{}", Report::from(verdict).last_line(&outcome.reason)),
+            Some(verdict) => tracing::error!("{}", verdict.last_line(&outcome.reason)),
             None => tracing::error!("{}", outcome.reason),
         }
     }

@@ -285,6 +285,26 @@ async fn what_cannot_work_is_refused_at_the_start() {
     said_by(&agent, "status server").await;
 }
 
+/// Whatever else is wrong at that moment: the last line names what ended the agent.
+#[tokio::test]
+async fn the_last_line_names_the_service_that_could_not_be_started() {
+    let mock = MockIstiod::start().await;
+    let port = free_port().to_string();
+    let nobody = format!("127.0.0.1:{}", free_port());
+    let builder = TestAgent::with().istiod(&mock).example("tokens-google.env").env("CLOUD_PLATFORM", "none");
+    mock.down().await;
+    let mut agent =
+        builder.env("GCP_METADATA", "").env("GCE_METADATA_HOST", &nobody).arg("--stsPort").arg(port).start();
+    assert_eq!(agent.wait_exit().await.code(), Some(255));
+    said_by(&agent, "verdict: ").await;
+    let log = agent.log().text();
+    let last = log.lines().rfind(|line| line.contains("verdict: ")).unwrap();
+    assert!(
+        last.contains("no Google project number") && last.contains("verdict: TokensNotExchanged"),
+        "{last}"
+    );
+}
+
 /// Envoy calls a gRPC service (rate limits) with `sts_service` credentials, and the service sees our token.
 #[tokio::test]
 async fn envoy_gets_its_tokens_through_us() {
