@@ -12,6 +12,26 @@ pub(crate) fn shown(text: &str) -> Cow<'_, str> {
     cut(text, SHOWN)
 }
 
+/// What stands for a secret.
+pub(crate) const REDACTED: &str = "<redacted>";
+
+/// Without the users and passwords of the URLs in it.
+#[must_use]
+pub(crate) fn without_users(text: &str) -> String {
+    let mut parts = text.split("://");
+    let mut out = parts.next().unwrap_or_default().to_owned();
+    for rest in parts {
+        let end = rest.find(|c: char| "/?#,;\"'".contains(c) || c.is_whitespace()).unwrap_or(rest.len());
+        let (authority, path) = rest.split_at(end);
+        out.push_str("://");
+        match authority.rsplit_once('@') {
+            Some((_, host)) => out.extend([REDACTED, "@", host, path]),
+            None => out.push_str(rest),
+        }
+    }
+    out
+}
+
 /// The text with its control characters escaped, but for some: a terminal would do as they say, and a line could be made
 /// up.
 #[must_use]

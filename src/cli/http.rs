@@ -15,6 +15,7 @@ use bytes::Bytes;
 use tokio::net::TcpStream;
 
 use crate::base::error::{BoxError, chain, in_words};
+use crate::base::quote::without_users;
 use crate::net::{http, percent};
 
 /// The tenth answer that redirects is the last.
@@ -89,8 +90,9 @@ pub(super) async fn exchange(method: &str, url: &str, body: &str) -> Result<Repl
         let (reply, location) = once(&method, &url, from.as_ref(), &body).await.map_err(failed)?;
         let follow = matches!(reply.status, 301 | 302 | 303 | 307 | 308);
         let Some(location) = location.filter(|_| follow) else { return Ok(reply) };
-        let next =
-            url.join(&location).map_err(|source| Error::Location { location: location.clone(), source })?;
+        let next = url
+            .join(&location)
+            .map_err(|source| Error::Location { location: without_users(&location), source })?;
         from = Some(std::mem::replace(&mut url, next));
         if reply.status < 307 {
             if method != "GET" && method != "HEAD" {
@@ -171,7 +173,7 @@ struct Url {
 
 /// `url` as it may be shown, in quotes.
 pub(super) fn shown(url: &str) -> String {
-    Url::parse(url).map_or_else(|_| format!("{url:?}"), |url| url.to_string())
+    Url::parse(url).map_or_else(|_| format!("{:?}", without_users(url)), |url| url.to_string())
 }
 
 impl std::fmt::Debug for Url {
@@ -188,7 +190,7 @@ impl std::fmt::Display for Url {
 
 impl Url {
     fn parse(text: &str) -> Result<Self, NoUrl> {
-        let bad = |why: &str| NoUrl { text: text.to_owned(), why: why.to_owned() };
+        let bad = |why: &str| NoUrl { text: without_users(text), why: why.to_owned() };
         if text.bytes().any(|b| b < 0x20 || b == 0x7f) {
             return Err(bad("net/url: invalid control character in URL"));
         }

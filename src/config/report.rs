@@ -5,9 +5,8 @@ use serde_json::Value;
 use super::Sources;
 use super::args::{self, Flag};
 use super::env::{REDIRECT, VARS, WITHOUT_EFFECT, var};
+use crate::base::quote::{self, REDACTED};
 
-/// In place of a secret.
-const REDACTED: &str = "<redacted>";
 /// Holds whole HTTP requests.
 const PROBERS: &str = "ISTIO_KUBE_APP_PROBERS";
 /// Parts of names whose values are secrets.
@@ -45,18 +44,7 @@ fn without_users(name: &str, text: &str) -> String {
         let scheme = user.split_once("://").map(|(scheme, _)| format!("{scheme}://")).unwrap_or_default();
         return format!("{scheme}{REDACTED}@{host}");
     }
-    let mut parts = text.split("://");
-    let mut out = parts.next().unwrap_or_default().to_owned();
-    for rest in parts {
-        let end = rest.find(|c: char| "/?#,;\"'".contains(c) || c.is_whitespace()).unwrap_or(rest.len());
-        let (authority, path) = rest.split_at(end);
-        out.push_str("://");
-        match authority.rsplit_once('@') {
-            Some((_, host)) => out.extend([REDACTED, "@", host, path]),
-            None => out.push_str(rest),
-        }
-    }
-    out
+    quote::without_users(text)
 }
 
 fn redacted(name: &str, value: &Value) -> Value {

@@ -65,4 +65,10 @@ fn a_user_in_a_url_stays_with_its_server_and_is_shown_nowhere() {
         assert_eq!(text, "\"http://localhost:1/x\"");
     }
     assert!(Url::parse("http://%zz@h/").is_err());
+    for bad in
+        ["https://u:hunter2@h/", "http://u:hunter2%zz@h/", "http://u:hunter2@h:port/", "http://u:hunter2@/"]
+    {
+        let error = Url::parse(bad).unwrap_err().to_string();
+        assert!(!error.contains("hunter2") && error.contains("://<redacted>@"), "{error}");
+    }
 }
