@@ -8,7 +8,6 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use rustls_pki_types::ServerName;
-use socket2::{Domain, Protocol, Socket, Type};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio_rustls::TlsConnector;
@@ -123,13 +122,12 @@ impl Dialer {
                 format!("probes leave from {source}, which cannot reach {addr}"),
             ));
         }
-        let socket = Socket::new(Domain::for_address(addr), Type::STREAM, Some(Protocol::TCP))?;
-        socket.set_nonblocking(true)?;
-        socket.set_tcp_nodelay(true)?;
-        socket.bind(&SocketAddr::new(source, 0).into())?;
+        let socket = if addr.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+        socket.set_nodelay(true)?;
+        socket.bind(SocketAddr::new(source, 0))?;
         // Without the second of lingering that the kubelet's own probes have: it blocks the thread that closes, and an
         // application whose queue is full has each of its probes wait for all of it.
-        TcpSocket::from_std_stream(socket.into()).connect(addr).await
+        socket.connect(addr).await
     }
 
     pub(crate) async fn dial(&self, url: &Url) -> Result<Io, Error> {
