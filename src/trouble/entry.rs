@@ -9,6 +9,10 @@ use serde::ser::SerializeMap;
 use super::Kind;
 use crate::base::clock::rfc3339;
 
+/// Ends the hint of what is tried again, and of what has ended the agent.
+const RETRIES: &str = "; the agent tries again by itself";
+const START_AGAIN: &str = ", and start the agent again";
+
 /// What a part says about a trouble.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Report {
@@ -67,13 +71,23 @@ impl Report {
         self.hint.as_deref().unwrap_or(self.kind.hint_for(&self.detail))
     }
 
+    /// As it is told where the agent ends by it: nobody tries again then.
+    #[must_use]
+    pub(crate) fn ending(self) -> Self {
+        let hint = match self.hint_text().strip_suffix(RETRIES) {
+            Some(first) => format!("{first}{START_AGAIN}"),
+            None => return self,
+        };
+        self.hint(hint)
+    }
+
     /// The last line before an end that nobody asked for: what ended it, and the verdict with what to do.
     #[must_use]
     pub(crate) fn last_line(&self, reason: &str) -> String {
-        let Self { kind, detail, .. } = self;
+        let report = self.clone().ending();
+        let (kind, detail, hint) = (report.kind, &report.detail, report.hint_text());
         // Every problem stands on a line of its own; so does the verdict then.
         let between = if reason.contains('\n') { "\n" } else { "; " };
-        let hint = self.hint_text();
         if detail.contains(reason) || reason.contains(detail.as_str()) {
             return format!("{reason}{between}verdict: {kind}; {hint}");
         }

@@ -147,6 +147,19 @@ fn the_last_line_says_the_cause_once() {
 }
 
 #[test]
+fn an_agent_that_ends_does_not_say_that_it_tries_again() {
+    for kind in [Kind::Processes, Kind::DiskFull, Kind::StatusPortTaken] {
+        let report = Report::new(kind, "why");
+        assert!(report.line().ends_with("; the agent tries again by itself"), "{kind}");
+        let last = report.last_line("Envoy was not started");
+        assert!(last.ends_with(", and start the agent again") && !last.contains("by itself"), "{last}");
+        assert_eq!(report.clone().ending().about("x").last_line("why"), report.last_line("why"));
+    }
+    let other = Report::new(Kind::RootMissing, "why").ending();
+    assert_eq!(other.hint, None, "what says nothing of it stays as it is");
+}
+
+#[test]
 fn what_the_system_says_decides_what_to_do() {
     for (kind, detail, word) in [
         (Kind::RootBroken, "root.pem: Permission denied (os error 13)", "right to read"),

@@ -94,6 +94,28 @@ async fn a_start_on_a_full_disk_is_refused_with_its_cause() {
     assert_eq!(json["verdict"]["kind"], "DiskFull", "{json}");
 }
 
+/// One process of this user there may be, and that is the agent.
+const ALONE: &str = "touch agent && mount --bind \"$1\" agent && shift && \
+    exec prlimit --nproc=1 setpriv --reuid=61235 --regid=61235 --clear-groups ./agent \"$@\"";
+
+#[tokio::test]
+async fn a_start_that_ends_for_want_of_processes_does_not_say_that_it_is_tried_again() {
+    if !root_for("another user than root") {
+        return;
+    }
+    let mock = MockIstiod::start().await;
+    let before = ["unshare", "--mount", "sh", "-c", ALONE, "sh"].map(ToOwned::to_owned);
+    let mut agent = TestAgent::with().istiod(&mock).before(&before).owner(61_235).start();
+    assert_eq!(agent.wait_exit().await.code(), Some(1));
+    agent.wait_log("; verdict: Processes").await;
+    let log = agent.log().text();
+    let mut ends = log.lines().filter(|line| line.contains("\tEnvoy was not started")).peekable();
+    assert!(ends.peek().is_some(), "{log}");
+    for line in ends {
+        assert!(line.ends_with("uses it up, and start the agent again"), "{line}");
+    }
+}
+
 #[tokio::test]
 async fn flags_that_cannot_be_read_end_with_the_verdict() {
     for flag in ["--concurrency=abc", "--log_output_level=loud"] {

@@ -59,7 +59,10 @@ impl Run {
         match exit {
             Exit::NotStarted(why) => {
                 let kind = Kind::of_start(why).unwrap_or(Kind::EnvoyNotStarted);
-                Report::new(kind, format!("Envoy was not started: it could not be executed: {why}"))
+                let report =
+                    Report::new(kind, format!("Envoy was not started: it could not be executed: {why}"));
+                let ends = self.epochs.is_empty() && !self.envoy.config.restart.recovery;
+                if ends { report.ending() } else { report }
             }
             Exit::Status(1) if ran < SOON => {
                 Report::new(Kind::EnvoyCrashed, format!("{ended}, before it was initialised")).hint(
