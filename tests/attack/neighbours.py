@@ -220,26 +220,28 @@ def few(world, size):
     hold(world, 200, b"G", False, size.seconds)
 
 
+# In the agent's own namespace: where mounts are private, nothing that is mounted elsewhere gets there.
+FULL = ('cp -a "$1" "$1.kept" && mount -t tmpfs -o size=64k,mode=0777 tmpfs "$1" && cp -a "$1.kept/." "$1" && '
+        'cat /dev/zero > "$1/filler"; test -s "$1/filler"')
+
+
 def disk(world):
-    folder = world.dir / "out"
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k,mode=0777", "tmpfs", folder], check=True)
-    world.mounted = True
-    with (folder / "filler").open("wb", buffering=0) as filler:
-        try:
-            while True:
-                filler.write(b"\0" * 512)
-        except OSError:
-            pass
+    """What is in the folder of OUTPUT_CERTS, on a disk without room, as the agent sees it."""
+    run("nsenter", f"--mount=/proc/{world.pid}/ns/mnt", "sh", "-c", FULL, "sh", str(world.dir / "out"))
 
 
-@attack("full disk", "OUTPUT_CERTS and Envoy's folder on a disk without room", world={"env": {"OUTPUT_CERTS": "out"}, "out": True})
+@attack("full disk", "OUTPUT_CERTS on a disk without room, while certificates are renewed", world={
+    "env": {"OUTPUT_CERTS": "out", "SECRET_TTL": "8s"}, "out": True, "istiod_flags": ["--ttl", "8s"]})
 def full(world, size):
     disk(world)
-    end = time.monotonic() + size.seconds
+    # At half its life a certificate is renewed.
+    end = time.monotonic() + max(size.seconds, 7)
     while time.monotonic() < end:
         if not h2.served(world.dir / SDS, 5):
             raise AssertionError("a full disk keeps certificates from Envoy")
         time.sleep(0.2)
+    if "No space left" not in world.log.read_text(errors="replace"):
+        raise AssertionError("the agent has not met the full disk")
 
 
 FOLDERS = ["var/run/secrets/tokens", "var/run/secrets/istio", "var/run/secrets/workload-spiffe-uds", "etc/istio/proxy", "out"]

@@ -230,7 +230,7 @@ class World:
         self.dir = Path(tempfile.mkdtemp(prefix="attack-"))
         os.chmod(self.dir, 0o755)
         self.processes = []
-        self.mounted, self.servers = False, []
+        self.servers = []
         self.resources, self.modules = resources, modules
         self.silent_names, self.probers = silent_names, probers or {}
         self.flags, self.istiod_flags, self.before = flags, istiod_flags, before
@@ -371,8 +371,6 @@ class World:
             except subprocess.TimeoutExpired:
                 child.kill()
                 child.wait()
-        if self.mounted:
-            subprocess.run(["umount", "-l", self.dir / "out"], check=False)
         if hasattr(self, "hole"):
             self.hole.close()
         if hasattr(self, "istiod_log"):
