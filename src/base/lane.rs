@@ -19,6 +19,7 @@ use tokio::sync::Semaphore;
 use tokio::sync::oneshot::{Receiver, channel};
 
 use super::errno::no_descriptor;
+use super::handover::{block_signals, unblock_signals};
 use super::tasks::guarded;
 use super::{hosts, open_files, spare};
 
@@ -214,7 +215,11 @@ impl Lane {
         let runtime = tokio::runtime::Handle::current();
         let start = move || {
             let _inside = runtime.enter();
-            let child = command.spawn()?;
+            // It would inherit what this thread has blocked.
+            unblock_signals();
+            let child = command.spawn();
+            block_signals();
+            let child = child?;
             open_files::give_back(child.id());
             Ok(child)
         };
@@ -317,6 +322,16 @@ mod tests {
     async fn a_paused_clock_waits_for_a_thread() {
         let slow = || std::thread::sleep(Duration::from_millis(50));
         assert!(tokio::time::timeout(Duration::from_secs(1), begin("test", slow).unwrap()).await.is_ok());
+    }
+
+    #[tokio::test]
+    async fn a_program_begins_with_no_signal_blocked() {
+        static LANE: Lane = Lane::new("test", 1);
+        let mut command = Command::new("grep");
+        command.args(["SigBlk", "/proc/self/status"]).stdout(std::process::Stdio::piped());
+        let child = LANE.spawn(Duration::from_secs(60), command).await.unwrap();
+        let said = child.wait_with_output().await.unwrap();
+        assert_eq!(String::from_utf8_lossy(&said.stdout), "SigBlk:\t0000000000000000\n");
     }
 
     #[tokio::test(start_paused = true)]

@@ -3,12 +3,17 @@
 //! A pod's processes share one limit. Where the application has used it up, a token, roots and a name could not be read
 //! any more and the certificate would run out: each of these reads has a thread of its own, since it may hang. They take
 //! turns on this one then. Where one of them hangs the others are told that there is no thread, and come again.
+//!
+//! Neither this thread nor those of jobs take signals: one that comes between two programs ([`super::handover`]) waits for
+//! the next, as the main thread has it, and would be lost with a thread that had taken it.
 
 use std::io;
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
+
+use super::handover::block_signals;
 
 /// What is done on a thread.
 pub(super) type Job = Box<dyn FnOnce() + Send>;
@@ -39,6 +44,7 @@ fn start_beside(spare: Option<&Spare>, name: &str, job: Job) -> io::Result<Optio
     let theirs = Arc::clone(&job);
     let spawned = scarce().and_then(|()| {
         Builder::new().name(name.to_owned()).spawn(move || {
+            block_signals();
             let job = take(&theirs);
             if let Some(job) = job {
                 job();
@@ -77,6 +83,7 @@ impl Spare {
         let since = Arc::new(Mutex::new(None));
         let begun = Arc::clone(&since);
         Builder::new().name("spare".to_owned()).spawn(move || {
+            block_signals();
             for job in jobs {
                 *held(&begun) = Some(Instant::now());
                 job();
@@ -131,6 +138,26 @@ pub(crate) mod scarce {
 mod tests {
     use super::*;
     use std::sync::mpsc::channel;
+
+    use nix::sys::signal::{SigSet, Signal};
+
+    #[test]
+    fn no_thread_takes_a_signal_that_is_meant_for_the_next_program() {
+        let (told, masks) = channel();
+        let look = || {
+            let told = told.clone();
+            Box::new(move || told.send(SigSet::thread_get_mask().unwrap()).unwrap())
+        };
+        start_beside(None, "test", look()).unwrap();
+        let spare = Spare::new().unwrap();
+        assert!(spare.takes(look()));
+        for mask in masks.iter().take(2) {
+            for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGQUIT, Signal::SIGUSR2]
+            {
+                assert!(mask.contains(signal), "{signal}");
+            }
+        }
+    }
 
     #[test]
     fn what_no_thread_is_given_for_takes_turns_on_the_spare_one() {

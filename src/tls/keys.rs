@@ -208,6 +208,11 @@ fn keygen(job: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
     #[cfg(test)]
     crate::base::lane::scarce::check()?;
     let thread = std::thread::Builder::new().name("keygen".to_owned()).stack_size(256 * 1024);
+    // As of every other thread: the main one has the signals.
+    let job = move || {
+        crate::base::handover::block_signals();
+        job();
+    };
     thread.spawn(job).map(drop)
 }
 
