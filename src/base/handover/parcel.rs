@@ -7,6 +7,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{FileType, MemfdFlags, SealFlags};
+use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recv, recvmsg, send, sendmsg, socketpair,
@@ -118,7 +119,12 @@ const SEALS: SealFlags =
 /// # Errors
 /// The system's.
 pub(crate) fn sealed(name: &str, bytes: &[u8]) -> io::Result<OwnedFd> {
-    let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    // A machine may refuse memory that could be executed (`vm.memfd_noexec=2`); kernels before 6.3 do not know the flag.
+    let fd = match rustix::fs::memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL) {
+        Err(Errno::INVAL) => rustix::fs::memfd_create(name, flags)?,
+        made => made?,
+    };
     let mut file = File::from(fd);
     file.write_all(bytes)?;
     rustix::fs::fcntl_add_seals(&file, SEALS)?;
@@ -163,6 +169,11 @@ mod tests {
         let (_, secret) = got.remove("a secret").unwrap();
         for _ in 0..2 {
             assert_eq!(*read_sealed(&secret).unwrap(), b"hush");
+        }
+        let mode = rustix::fs::fstat(&secret).unwrap().st_mode;
+        // Where the kernel knows of that.
+        if rustix::fs::memfd_create("known", MemfdFlags::NOEXEC_SEAL).is_ok() {
+            assert_eq!(mode & 0o111, 0, "nobody executes it");
         }
         assert!(File::from(secret).write_all(b"x").is_err());
         assert!(got.is_empty());
