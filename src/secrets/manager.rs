@@ -255,8 +255,13 @@ impl Manager {
         let output = [&self.output, &self.persist].into_iter().flatten().filter_map(Writer::wake).min();
         let all = waiting.chain(workload).chain(self.files.wake()).chain(output);
         let life = self.workload.current.as_ref().map(|c| c.issued.life(now).0);
-        let early =
-            self.early.as_ref().filter(|_| !running).zip(life).map(|(early, life)| early.wake(life, mono));
+        // Of files in its place nobody asks for another, and a moment that has gone by would be waited for without a pause.
+        let early = self
+            .early
+            .as_ref()
+            .filter(|_| !running && self.wanted())
+            .zip(life)
+            .map(|(early, life)| early.wake(life, mono));
         let all = all.chain(early.map(|at| at.max(self.workload.not_before())));
         all.min().unwrap_or_else(|| mono + Duration::from_secs(3600))
     }

@@ -36,6 +36,49 @@ async fn trouble_on_the_way_to_istiod_brings_a_renewal_forward_and_its_failures_
     assert!(world.metric("cert_early_renewals_total", "issued") >= 1.0);
 }
 
+/// Counts the looks at it: the manager looks each time that it wakes.
+#[derive(Debug)]
+struct Counted(Fixed, std::sync::atomic::AtomicUsize);
+
+impl Clock for Counted {
+    fn now(&self) -> SystemTime {
+        self.1.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        self.0.now()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn files_that_take_the_place_of_what_was_to_be_renewed_early_leave_the_manager_idle() {
+    let list = Troubles::default();
+    let trouble = list.reporter("xdsproxy");
+    let (dir, clock, registry) =
+        (tempfile::tempdir().unwrap(), Fixed::at(SystemTime::now()), Registry::new());
+    let ca = FakeCa::new(clock.clone());
+    ca.act(Act::Issue(DAY));
+    let config = Config { early: true, trouble: Arc::new(list.reporter("ca")), ..config(dir.path()) };
+    let counted = Arc::new(Counted(clock.clone(), 0.into()));
+    let (handle, manager) = Manager::new(config, Some(Arc::new(ca.clone())), &registry, counted.clone());
+    let group = crate::base::tasks::Group::new();
+    group.spawn("secrets", manager.run(group.token()));
+    let world = World { dir, ca, clock, handle, registry, group };
+    let (first, _) = world.identity().await;
+    world.ca.act(Act::Unreachable);
+    trouble.report((Kind::ConnectionRefused, "refused"));
+    world.pass(DAY / 8).await;
+    assert!(world.ca.calls() > 1, "it is renewed early");
+    let folder = world.dir.path().join("certs");
+    std::fs::create_dir(&folder).unwrap();
+    let pair = mock_istiod::Authority::new("files", 1).pair(&mock_istiod::Leaf::workload(ID, 2 * DAY));
+    std::fs::write(folder.join("cert-chain.pem"), &pair.chain).unwrap();
+    std::fs::write(folder.join("key.pem"), &pair.key).unwrap();
+    world.pass(60 * MINUTE).await;
+    assert_ne!(world.identity().await.0, first);
+    settle().await;
+    let before = counted.1.load(std::sync::atomic::Ordering::Relaxed);
+    settle().await;
+    assert_eq!(counted.1.load(std::sync::atomic::Ordering::Relaxed), before, "it wakes without a pause");
+}
+
 #[tokio::test(start_paused = true)]
 async fn without_the_switch_nothing_is_brought_forward() {
     let list = Troubles::default();
