@@ -165,7 +165,8 @@ impl Upstream {
                     }
                 }
             }
-            one *= 2;
+            // More than the limit it never has.
+            one = one.saturating_mul(2);
             tokio::time::sleep_until((round + ROUND).min(until)).await;
         }
     }
@@ -296,7 +297,7 @@ async fn exchange(
             timeout_at(until, write(&mut stream, message)).await??;
             let reply = timeout_at(until, read(&mut stream)).await??;
             let reply = wire::mended_reply(&reply);
-            if wire::well_formed(&reply) && wire::id(&reply) == wire::id(message) {
+            if wire::well_formed(&reply) && wire::is_reply(&reply, message) {
                 Ok(reply.into_owned())
             } else {
                 Err(malformed())
@@ -327,8 +328,8 @@ async fn receive(socket: &UdpSocket, message: &[u8], size: usize, until: Instant
         if !wire::well_formed(&got) {
             return Err(malformed());
         }
-        // Another ID belongs to an earlier question.
-        if wire::id(&got) == wire::id(message) {
+        // Any other belongs to an earlier question, or to nobody's.
+        if wire::is_reply(&got, message) {
             return Ok(got.into_owned());
         }
     }
@@ -449,6 +450,17 @@ mod tests {
         // That an answer was cut says nothing of what is there.
         kept().answered(&query(), &cut, Instant::now());
         assert_eq!(upstream.forward(&query(), Transport::Tcp).await, Some(large));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn nameservers_that_refuse_at_once_are_asked_for_as_long_as_the_limit_says() {
+        let limit = Duration::from_secs(600);
+        let (upstream, _troubles) = upstream(|config| (config.adaptive, config.timeout) = (true, limit));
+        // A socket refuses to be connected there at once.
+        upstream.renew(vec!["255.255.255.255".to_owned()]);
+        let began = Instant::now();
+        assert_eq!(upstream.forward(&query(), Transport::Udp(512)).await, None);
+        assert!(began.elapsed() >= limit, "{:?}", began.elapsed());
     }
 
     #[tokio::test]

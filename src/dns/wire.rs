@@ -149,6 +149,21 @@ pub fn well_formed(message: &[u8]) -> bool {
     walk().is_some()
 }
 
+/// Whether a reply is to this query: it has its number, and its question, if it repeats one. Letters may come back in
+/// another case, and of a question that was cut off the type is 0.
+#[must_use]
+pub(crate) fn is_reply(reply: &[u8], query: &[u8]) -> bool {
+    let question = |message: &[u8]| {
+        let end = skip_name(message, HEADER)?;
+        Some((message.get(HEADER..end)?.to_ascii_lowercase(), u16_at(message, end)?))
+    };
+    let same = || match (question(reply), question(query)) {
+        (Some((name, kind)), Some((asked, wanted))) => name == asked && [0, wanted].contains(&kind),
+        _ => false,
+    };
+    id(reply) == id(query) && (u16_at(reply, 4) == Some(0) || same())
+}
+
 /// Where the times of a reply's records are, those of OPT left out.
 #[must_use]
 pub(crate) fn ttls(message: &[u8]) -> Option<Vec<usize>> {

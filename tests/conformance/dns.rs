@@ -247,7 +247,10 @@ async fn what_is_not_known_goes_on_and_comes_back_byte_for_byte() {
             .answer(|query| {
                 let mut other = bare(query, 0);
                 other[0] ^= 0xff;
-                vec![other, bare(query, 5)]
+                // Whoever guesses a number does not know what was asked.
+                let mut guessed = bare(query, 0);
+                guessed[13] ^= 1;
+                vec![other, guessed, bare(query, 5)]
             })
             .await;
         assert_eq!(seen, sent, "unchanged");
