@@ -81,16 +81,37 @@ pub(super) fn refuse_unsafe(header: &str) -> Result<(), UnsafeRealm> {
 }
 
 fn is_safe(realm: &str) -> bool {
-    let Ok(url) = Url::parse(realm) else { return false };
-    let host = url.host.trim_end_matches('.').to_ascii_lowercase();
-    if matches!(host.as_str(), "localhost" | "metadata.google.internal") {
+    Url::parse(realm).is_ok_and(|url| is_outside(&url.host))
+}
+
+/// Whether a token server may lead from the one address to the other: credentials go along on its own host, and what is
+/// inside answers whoever asks.
+pub(super) fn may_lead(from: &Url, to: &Url) -> bool {
+    from.host == to.host || is_outside(&to.host)
+}
+
+fn is_outside(host: &str) -> bool {
+    let host = host.trim_end_matches('.').to_ascii_lowercase();
+    if matches!(host.as_str(), "localhost" | "metadata.google.internal") || host.ends_with(".localhost") {
         return false;
     }
-    let Ok(ip) = host.split('%').next().unwrap_or_default().parse::<IpAddr>() else { return true };
+    let Ok(ip) = host.split('%').next().unwrap_or_default().parse::<IpAddr>() else {
+        return !is_number(&host);
+    };
     match ip.to_canonical() {
-        IpAddr::V4(ip) => !(ip.is_private() || ip.is_loopback() || ip.is_link_local()),
-        IpAddr::V6(ip) => !(is_unique_local(ip) || ip.is_loopback() || ip.is_unicast_link_local()),
+        IpAddr::V4(ip) => !(ip.is_private() || ip.is_loopback() || ip.is_link_local() || ip.is_unspecified()),
+        IpAddr::V6(ip) => {
+            !(is_unique_local(ip) || ip.is_loopback() || ip.is_unicast_link_local() || ip.is_unspecified())
+        }
     }
+}
+
+// What the C library takes for an IPv4 address though nobody writes one so: 127.1, 0x7f000001, 2130706433. No name ends
+// with a number.
+fn is_number(host: &str) -> bool {
+    let last = host.rsplit('.').next().unwrap_or_default();
+    let hex = last.strip_prefix("0x").is_some_and(|rest| rest.bytes().all(|b| b.is_ascii_hexdigit()));
+    hex || (!last.is_empty() && last.bytes().all(|b| b.is_ascii_digit()))
 }
 
 fn is_unique_local(ip: Ipv6Addr) -> bool {
@@ -131,6 +152,13 @@ mod tests {
             "http://[fd00::1]/",
             "http://[fe80::1]/",
             "http://[::ffff:10.0.0.1]/",
+            "http://0.0.0.0:15000/",
+            "http://[::]/",
+            "http://127.1/",
+            "http://2130706433/",
+            "http://0x7f000001/",
+            "http://0177.0.0.1/",
+            "http://a.localhost./",
             "file:///etc/passwd",
             "ftp://a.io/",
             "https://",
@@ -153,8 +181,12 @@ mod tests {
             "Bearer realm=\"http://8.8.8.8/\"",
             "Basic realm=\"The registry\"",
             "Bearer realm=http://8.8.8.8/",
+            "Bearer realm=\"https://0xauth.io/\"",
         ] {
             assert_eq!(refuse_unsafe(fine), Ok(()), "{fine}");
         }
+        let may = |to: &str| may_lead(&Url::parse("https://good.io/t").unwrap(), &Url::parse(to).unwrap());
+        assert!(may("https://good.io/u") && may("https://other.io/"));
+        assert!(!may("http://169.254.169.254/latest") && !may("http://127.1:15000/"));
     }
 }

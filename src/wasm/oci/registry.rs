@@ -7,7 +7,7 @@ use serde::Deserialize;
 use tokio::time::{Instant, sleep_until, timeout_at};
 use zeroize::{ZeroizeOnDrop, Zeroizing};
 
-use super::challenge::{Challenge, UnsafeRealm, refuse_unsafe};
+use super::challenge::{Challenge, UnsafeRealm, may_lead, refuse_unsafe};
 use super::credentials::{self, BadConfig, Credentials};
 use super::error::{BadToken, Error};
 use super::machine::of_machine;
@@ -15,7 +15,7 @@ use super::manifest::{ACCEPT, Image, LONGEST, Layer, Manifest};
 use super::reference::{DOCKER_HUB, Reference};
 use crate::base::backoff::{Jitter, Policy};
 use crate::base::sha256;
-use crate::fetch::{Dialer, Get, Reply};
+use crate::fetch::{self, Dialer, Get, Reply};
 use crate::net::percent;
 use crate::wasm::download::{Web, receive};
 use crate::wasm::filter::Secret;
@@ -254,7 +254,8 @@ impl<'a> Registry<'a> {
                 if let Some(basic) = &self.credentials.basic {
                     headers.insert(header::AUTHORIZATION, authorization("Basic", basic)?);
                 }
-                self.get(&format!("{realm}{joint}{}", percent::pairs(wanted)), &headers).await
+                let url = format!("{realm}{joint}{}", percent::pairs(wanted));
+                self.tried(&url, || Ok(Get::new(&url)?.headers(headers.clone()).follow(may_lead))).await
             }
         };
         let mut reply = reply?;
@@ -303,10 +304,17 @@ impl<'a> Registry<'a> {
 
     // One GET, tried again where the failure may be temporary.
     async fn get(&self, url: &str, headers: &HeaderMap) -> Result<Reply, Error> {
+        self.tried(url, || Ok(Get::new(url)?.headers(headers.clone()))).await
+    }
+
+    async fn tried(
+        &self,
+        url: &str,
+        get: impl Fn() -> Result<Get<'a>, fetch::Error> + Send,
+    ) -> Result<Reply, Error> {
         let mut tries = 0;
         loop {
-            let get = Get::new(url).map_err(Error::Url)?;
-            let get = get.headers(headers.clone()).dialer(self.dialer).keep(None);
+            let get = get().map_err(Error::Url)?.dialer(self.dialer).keep(None);
             let result = self.within(url, get).await;
             tries += 1;
             let again = match &result {
