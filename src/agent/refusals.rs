@@ -26,6 +26,9 @@ pub(super) fn kind_of(error: &(dyn Error + 'static)) -> Kind {
         }
         next = cause.source();
     }
+    if let Some(probe::Error::Name(_)) = error.downcast_ref() {
+        return Kind::ConfigInvalid;
+    }
     // What is left of these are folders that are missing, no folders, or somebody else's.
     let writes = matches!(error.downcast_ref(), Some(envoy::Error::Write { .. }));
     if writes || error.is::<uds::Error>() || error.is::<probe::Error>() {
@@ -55,6 +58,7 @@ mod tests {
         assert_eq!(kind_of(&envoy::Error::NoBinary), Kind::EnvoyNotStarted);
         assert_eq!(kind_of(&io::Error::from(io::ErrorKind::AddrInUse)), Kind::PortTaken);
         assert_eq!(kind_of(&std::fmt::Error), Kind::ConfigInvalid);
+        assert_eq!(kind_of(&probe::Error::Name("a/b".into())), Kind::ConfigInvalid);
         let reason = io::Error::from_raw_os_error(2).to_string();
         let roots = istiod::Error::Roots { path: "/no/such".into(), reason };
         assert_eq!(kind_of(&roots), Kind::RootMissing);

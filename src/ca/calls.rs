@@ -248,9 +248,12 @@ fn short(status: &Status) -> Status {
 
 /// What usually is behind a code.
 fn hint(status: &Status) -> &'static str {
+    if istiod::auth::hint_for(status.message()).is_some() {
+        return "; nothing was sent, for want of a token: does what it comes from (the metadata server, a token endpoint) answer this machine?";
+    }
     match status.code() {
         Code::Unauthenticated => {
-            "; istiod accepted neither the token nor a client certificate: is the token there, fresh, for istiod's audience, and of this cluster?"
+            "; the CA accepted neither the token nor a client certificate: is the token there, fresh, for its audience (istiod's: istio-ca), and of this cluster?"
         }
         Code::PermissionDenied => "; the CA does not issue for this identity",
         Code::InvalidArgument => "; does SECRET_TTL ask for more than istiod's MAX_WORKLOAD_CERT_TTL?",

@@ -20,7 +20,7 @@ built-in defaults, flags of old releases, the mesh file (`--meshConfig`), `PROXY
 and ends without binding anything.
 
 A variable that cannot be read (`abc` for a number) gives a warning and keeps its default; set but empty is empty for text.
-Everything else that is wrong is shown at once, one line each with its source, and ends the start with 255.
+Everything else that is wrong is shown at once, one line each with its source, and ends the start with 255 (with 1 where the folder of `PROV_CERT` has no root).
 
 Booleans: `1 t T TRUE true True 0 f F FALSE false False`. Durations: `300ms`, `1.5h`, `2h45m`.
 ";

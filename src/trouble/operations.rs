@@ -58,7 +58,7 @@ is one), `since`, `seconds` (how long) and `count`.
 | `ready`, `notReady` | readiness, and its reasons as text |
 | `verdict`, `troubles` | the topmost trouble, and all of them |
 | `agent` | `version`, `follows` (Istio release), `type` (node type), `startedAt`, `uptimeSeconds` |
-| `identity` | `certificate` (`identities`, `serial`, `notBefore`, `notAfter`, `renewal`, `secondsLeft`), `failures` in a row, `lastError`, `files` (pairs of a name and its trouble), `trustBundle` (whether istiod sent one), `outputError` (OUTPUT_CERTS) |
+| `identity` | `certificate` (`identities`, `serial`, `notBefore`, `notAfter`, `renewal`, `secondsLeft`), `failures` in a row, `lastError`, `files` (pairs of a name and its trouble), `trustBundle` (how many entries istiod sent), `outputError` (OUTPUT_CERTS) |
 | `istiod` | `address`, `peer` (address that answered), `connectedSince`, `downSince`, `failures`, `lastError`, `tokenExpires`, and `types` and `rejections` |
 | `istiod.types` | of each type: `name`, `typeUrl`, `state`, `version`, `resources` (in the last push: with the delta protocol those that changed), `responses`, `rejected`, `lastPush`, `lastPushAgeSeconds` |
 | `istiod.rejections` | what Envoy rejects: `name`, `typeUrl`, `resources` (names), `message`, `version`, `first`, `last`, `count` |

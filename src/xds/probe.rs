@@ -44,7 +44,7 @@ pub(crate) enum Refused {
 
 /// What to do about istiod's refusal; empty: nothing more than about any.
 pub(crate) fn hint(status: &Status) -> &'static str {
-    trouble::refusal_hint(status.code())
+    trouble::refusal_hint(status)
 }
 
 /// Opens a stream and waits for istiod's reaction, for `limit` at most.

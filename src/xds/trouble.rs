@@ -9,7 +9,7 @@ use tonic::{Code, Status};
 
 use super::types;
 use crate::base::quote::plain;
-use crate::istiod::{code_name, refused_late};
+use crate::istiod::{auth, code_name, refused_late};
 use crate::trouble::{Kind, Report, Reporter, What};
 
 /// An istiod that has taken the stream and says nothing for so long is told of. Its first answer comes when the
@@ -193,8 +193,11 @@ fn closes(address: &str, status: &Status) -> Report {
 }
 
 /// What to do about a refusal; empty: its kind says it.
-pub(super) fn refusal_hint(code: Code) -> &'static str {
-    match code {
+pub(super) fn refusal_hint(status: &Status) -> &'static str {
+    if let Some(hint) = auth::hint_for(status.message()) {
+        return hint;
+    }
+    match status.code() {
         Code::ResourceExhausted => {
             "istiod is overloaded or limits how many proxies connect at a time (PILOT_MAX_REQUESTS_PER_SECOND); the agent \
              tries again by itself, more slowly"
@@ -224,7 +227,7 @@ pub(super) fn ended(address: &str, status: &Status) -> Report {
         )
         .about(address)
         .code(code)
-        .hint(refusal_hint(status.code())),
+        .hint(refusal_hint(status)),
     }
 }
 
@@ -300,6 +303,13 @@ mod tests {
         troubles.failed(ended("i:1", &Status::unavailable("error detected: frame with invalid size")), None);
         let hint = list.verdict().unwrap().hint;
         assert!(hint.contains("HTTP/1.1") && hint.contains("plain text"), "{hint}");
+    }
+
+    #[test]
+    fn a_token_that_cannot_be_had_is_nothing_that_istiod_said() {
+        let error = auth::Error::new("metadata server h: Network is unreachable").to_string();
+        assert!(refusal_hint(&Status::unauthenticated(error)).starts_with("nothing was sent"));
+        assert!(refusal_hint(&Status::unauthenticated("x")).starts_with("istiod accepted neither"));
     }
 
     #[test]

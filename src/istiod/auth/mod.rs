@@ -49,6 +49,15 @@ impl fmt::Debug for Token {
 #[error("transport: per-RPC creds failed due to error: {0}")]
 pub struct Error(#[source] Arc<dyn std::error::Error + Send + Sync>);
 
+/// What to do where a call ended with the text of an [`enum@Error`]: nobody at the other end has said anything then.
+#[must_use]
+pub(crate) fn hint_for(message: &str) -> Option<&'static str> {
+    message.starts_with("transport: per-RPC creds failed").then_some(
+        "nothing was sent, for want of a token: does what it comes from (the metadata server, a token endpoint) answer this \
+         machine?",
+    )
+}
+
 impl Error {
     /// Because of `cause`.
     pub fn new(cause: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {

@@ -89,6 +89,11 @@ fn hint_of(error: &Error) -> &'static str {
         Error::Refused(BadAnswer::Expired(_) | BadAnswer::NotYet { .. }) => {
             "compare the CA's clock with this machine's and set the one that is wrong"
         }
+        Error::Request(csr::Error::Key(
+            keys::Error::TooSmall(_) | keys::Error::TooLarge(_) | keys::Error::Unsupported(_),
+        )) => {
+            "no CA was asked: set WORKLOAD_RSA_KEY_SIZE to 2048, 3072 or 4096, or ECC_SIGNATURE_ALGORITHM to ECDSA, and start the agent anew"
+        }
         _ => "",
     }
 }
@@ -212,5 +217,7 @@ mod tests {
         let of = |error| kind_of(&Error::Request(csr::Error::Key(error)));
         assert_eq!(of(keys::Error::NoThread), Kind::Processes);
         assert_eq!(of(keys::Error::Crypto("RSA")), Kind::CertificateUnusable);
+        let hint = hint_of(&Error::Request(csr::Error::Key(keys::Error::TooSmall(512))));
+        assert!(hint.contains("WORKLOAD_RSA_KEY_SIZE"), "nor is it one for what a CA answers: {hint}");
     }
 }
