@@ -64,6 +64,8 @@ pub(crate) struct Client {
     share: Arc<Share>,
     /// Whether it is the agent's own Envoy.
     pub(crate) is_own: bool,
+    /// Which process of that it is.
+    pub(crate) own: Option<i32>,
 }
 
 /// A stream of a connection, until it is dropped.
@@ -89,7 +91,9 @@ impl Clients {
         let place = self.places.take(origin, &progress)?;
         let (table, id) = (self.table.clone(), self.table.connection(origin, &progress));
         let (share, is_own) = (self.share(origin), origin.is_own);
-        Some(Arc::new(Client { progress, place, streams: AtomicUsize::new(0), table, id, share, is_own }))
+        let own = origin.pid.filter(|_| is_own);
+        let streams = AtomicUsize::new(0);
+        Some(Arc::new(Client { progress, place, streams, table, id, share, is_own, own }))
     }
 
     // What all connections of a process hold together; as many as there are connections at most.

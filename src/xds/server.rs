@@ -248,7 +248,7 @@ fn begin(
         Ok(using) => using,
         Err(status) => return Reply::new(respond).finish(&status),
     };
-    let work = dispatch(shared.clone(), client.is_own, request, respond, stop.clone());
+    let work = dispatch(shared.clone(), client.own, request, respond, stop.clone());
     streams.spawn(async move {
         let _using = using;
         work.await;
@@ -297,7 +297,7 @@ async fn farewell(http2: &mut Http2, streams: &mut Set) {
 
 async fn dispatch(
     shared: Arc<Shared>,
-    own: bool,
+    own: Option<i32>,
     request: Request<RecvStream>,
     mut respond: SendResponse<Bytes>,
     stop: Stop,

@@ -43,12 +43,12 @@ const FIRST_REQUEST: Duration = Duration::from_secs(1);
 /// there before.
 const PROXYLESS_HOLD: Duration = Duration::from_secs(10);
 
-/// Serves one stream to its end, `until` the client's own bound at most. `own`: it is the agent's own Envoy's. `stop` is
+/// Serves one stream to its end, `until` the client's own bound at most. `own`: it is this process's, the agent's own Envoy. `stop` is
 /// the server's.
 pub(super) async fn serve(
     shared: Arc<Shared>,
     protocol: Protocol,
-    own: bool,
+    own: Option<i32>,
     body: RecvStream,
     respond: SendResponse<Bytes>,
     until: Option<Instant>,
@@ -59,7 +59,7 @@ pub(super) async fn serve(
     let _registered = Registered { shared: &shared, id };
     let held = shared.holds().then(|| Held::new(&shared, id));
     let mut inbox = Inbox::new(body, protocol, shared.config.max_request, held.is_some());
-    if overlaps && !own && shared.has_own() {
+    if overlaps && own.is_none() && shared.has_own() {
         inbox.is_no_envoy();
     }
     // Where it matters who is asking, the first request is waited for, which comes at once.

@@ -65,8 +65,8 @@ struct Registered {
     protocol: Protocol,
     queue: Arc<Queue>,
     stop: Stop,
-    // Of the agent's own Envoy.
-    own: bool,
+    // Of the agent's own Envoy: of which process.
+    own: Option<i32>,
     // Of a client that is no Envoy, whose streams may stand side by side.
     proxyless: bool,
 }
@@ -106,7 +106,7 @@ impl Shared {
     pub(super) fn register(
         &self,
         protocol: Protocol,
-        own: bool,
+        own: Option<i32>,
         queue: &Arc<Queue>,
         stop: &Stop,
     ) -> (u64, Stop, bool) {
@@ -122,7 +122,8 @@ impl Shared {
     }
 
     /// A stream turns out to be of a client that is no Envoy, or not. Envoy has one: the older ones are told
-    /// to end.
+    /// to end. But for those of another process of the agent's own: in a hot restart the epoch that is replaced lives on for
+    /// a while, opens its stream anew when it ends, and would end that of the new one, and so on.
     pub(super) fn settle(&self, id: u64, proxyless: bool) {
         let mut all = self.registered.lock().expect("no panic holds this lock");
         if proxyless {
@@ -137,7 +138,10 @@ impl Shared {
             }
             return;
         }
-        for older in all.iter().filter(|r| r.id < id && !r.proxyless && !r.stop.is_cancelled()) {
+        let own = all.iter().find(|r| r.id == id).and_then(|r| r.own);
+        let is_other_epoch = |r: &Registered| own.zip(r.own).is_some_and(|(new, old)| new != old);
+        let replaced = |r: &&Registered| r.id < id && !r.proxyless && !is_other_epoch(r);
+        for older in all.iter().filter(replaced).filter(|r| !r.stop.is_cancelled()) {
             if let Some(more) = OVERLAPPING.may() {
                 tracing::warn!(target: "xdsproxy", "registered overlapping stream; closing previous{more}");
             }
@@ -158,7 +162,7 @@ impl Shared {
     /// Whether the agent's own Envoy has a stream: others stand beside it, as those of proxyless clients do.
     pub(super) fn has_own(&self) -> bool {
         let all = self.registered.lock().expect("no panic holds this lock");
-        all.iter().any(|r| r.own && !r.stop.is_cancelled())
+        all.iter().any(|r| r.own.is_some() && !r.stop.is_cancelled())
     }
 
     /// Whether another stream is open beside this one, which has a way of its own.

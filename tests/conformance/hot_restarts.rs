@@ -41,6 +41,9 @@ async fn hot_restarts_under_traffic_fail_no_request() {
         assert_eq!(agent.post("/debug/hot_restart").await.expect("an answer").text(), "OK");
         is_live(&agent, epoch).await;
     }
+    // None ends that of the one before it, which lives on for a minute and would come again.
+    assert_eq!(mock.record().ads_streams().len(), 6, "a stream for each epoch");
+    assert!(!agent.log().contains("overlapping stream"), "{}", agent.log().text());
     halt.store(true, Ordering::SeqCst);
     let answered: u32 = clients.join_all().await.into_iter().sum();
     assert!(answered > 100, "{answered} requests");
