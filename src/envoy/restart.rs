@@ -128,10 +128,11 @@ impl Core {
         }
     }
 
-    /// Restarts that are left.
+    /// Restarts that are left beside the one that comes, for people.
     #[must_use]
-    pub(crate) fn budget(&self) -> u32 {
-        self.budget
+    pub(crate) fn left(&self) -> String {
+        let memory = if self.memory_budget == 0 { ", none where memory runs out again" } else { "" };
+        format!("{} more attempts after that{memory}", self.budget)
     }
 
     /// Recovery gave up: the last end was abnormal and no restart is left.

@@ -116,7 +116,7 @@ fn the_budget_refills_on_change_and_after_a_stable_run() {
         }
         if refill {
             let _ = core.desire(2);
-            assert_eq!(core.budget(), BUDGET);
+            assert_eq!(core.left(), format!("{BUDGET} more attempts after that"));
         } else {
             assert_eq!(core.ended(0, Kind::Abnormal, STABLE), Action::RetryIn(FIRST_DELAY));
             assert_eq!(core.retry(), Action::Start(0));
@@ -128,6 +128,10 @@ fn the_budget_refills_on_change_and_after_a_stable_run() {
 fn out_of_memory_is_answered_once() {
     let mut core = core(false, true);
     assert!(matches!(core.ended(0, Kind::Memory, SHORT), Action::RetryIn(_)));
+    assert_eq!(
+        core.left(),
+        format!("{} more attempts after that, none where memory runs out again", BUDGET - 1)
+    );
     assert_eq!(core.retry(), Action::Start(0));
     assert_eq!(core.ended(0, Kind::Memory, SHORT), Action::End);
     assert!(core.exhausted());

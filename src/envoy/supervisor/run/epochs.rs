@@ -34,10 +34,7 @@ impl Run {
                 })
             }
             restart::Action::RetryIn(delay) => {
-                tracing::warn!(
-                    "Envoy is restarted in {delay:?} ({} more attempts after that)",
-                    self.core.budget()
-                );
+                tracing::warn!("Envoy is restarted in {delay:?} ({})", self.core.left());
                 let _ = self.state.send(RunState::Recovering);
                 // It starts with the configuration of that moment.
                 self.reload_again = None;
