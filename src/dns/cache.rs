@@ -65,8 +65,10 @@ impl Cache {
 
     /// A nameserver has answered.
     pub(super) fn answered(&mut self, query: &[u8], reply: &[u8], now: Instant) {
-        // A longer one came over TCP, where it may have 64 kB: as many of those would be 64 MB.
-        let Some(key) = key(query).filter(|_| query.len() <= wire::UDP_MIN) else { return };
+        // A longer one came over TCP, where it may have 64 kB: as many of those would be 64 MB. And a reply that does not say
+        // what it answers may be anybody's who guessed a number.
+        let worth_it = query.len() <= wire::UDP_MIN && wire::repeats_question(reply);
+        let Some(key) = key(query).filter(|_| worth_it) else { return };
         let ttl = wire::ttls(reply).filter(|_| wire::is_whole_answer(reply) && reply.len() <= LARGEST);
         let least = ttl.and_then(|places| places.iter().filter_map(|at| wire::ttl_at(reply, *at)).min());
         let Some(least) = least.filter(|ttl| *ttl > 0) else {
@@ -153,6 +155,24 @@ mod tests {
             cache.answered(&query(1), &reply([0, 0], rcode, 0), now);
             assert_eq!(cache.stale(&query(7), now), None, "rcode {rcode}");
         }
+    }
+
+    #[tokio::test]
+    async fn a_reply_without_its_question_changes_nothing() {
+        let now = Instant::now();
+        let mut cache = Cache::new(Config { fresh: S(60), stale: S(60) }).unwrap();
+        let bare = |records: u8| {
+            let mut out = reply([20, 20], 0, records);
+            out.drain(12..19);
+            out[5] = 0;
+            out
+        };
+        assert!(wire::well_formed(&bare(0)));
+        cache.answered(&query(1), &bare(2), now);
+        assert_eq!(cache.stale(&query(7), now), None);
+        cache.answered(&query(1), &reply([20, 20], 0, 2), now);
+        cache.answered(&query(1), &bare(0), now);
+        assert!(cache.fresh(&query(7), now).is_some());
     }
 
     #[tokio::test]

@@ -161,7 +161,13 @@ pub(crate) fn is_reply(reply: &[u8], query: &[u8]) -> bool {
         (Some((name, kind)), Some((asked, wanted))) => name == asked && [0, wanted].contains(&kind),
         _ => false,
     };
-    id(reply) == id(query) && (u16_at(reply, 4) == Some(0) || same())
+    id(reply) == id(query) && (!repeats_question(reply) || same())
+}
+
+/// Whether a reply says what it answers.
+#[must_use]
+pub(crate) fn repeats_question(reply: &[u8]) -> bool {
+    u16_at(reply, 4) != Some(0)
 }
 
 /// Where the times of a reply's records are, those of OPT left out.
