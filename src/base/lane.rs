@@ -238,15 +238,41 @@ impl Lane {
             return Ok(vec![SocketAddrV6::new(ip, port, 0, scope).into()]);
         }
         let host = host.to_owned();
-        let look = move || {
-            let listed = hosts::of_absolute(Path::new(hosts::FILE), &host);
-            if !listed.is_empty() {
-                return Ok(listed.into_iter().map(|ip| SocketAddr::new(ip, port)).collect());
-            }
-            (host.as_str(), port).to_socket_addrs().map(Iterator::collect).map_err(cause)
-        };
-        self.run(look).await?
+        self.run(move || resolve(&host, port)).await?
     }
+}
+
+// The resolver's addresses, but for what it knows otherwise than the Go agent.
+fn resolve(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
+    if let Ok(ip) = host.parse::<IpAddr>() {
+        return Ok(vec![SocketAddr::new(ip, port)]);
+    }
+    if is_number(host) {
+        return Err(io::Error::new(
+            io::ErrorKind::NotFound,
+            "no such host (an IPv4 address is four decimal numbers)",
+        ));
+    }
+    let listed = hosts::of_absolute(Path::new(hosts::FILE), host);
+    if !listed.is_empty() {
+        return Ok(listed.into_iter().map(|ip| SocketAddr::new(ip, port)).collect());
+    }
+    (host, port).to_socket_addrs().map(Iterator::collect).map_err(cause)
+}
+
+/// Whether the C library takes a text for an IPv4 address that nobody else does: `0x7f.1`, `127.1`, `2130706433`,
+/// `0177.0.0.1`. Who looks whether a name is an address inside would be passed by.
+fn is_number(host: &str) -> bool {
+    let parts: Vec<&str> = host.split('.').collect();
+    let number = |part: &&str| {
+        let (digits, radix) = match part.strip_prefix('0') {
+            Some(rest) if rest.starts_with(['x', 'X']) => (&rest[1..], 16),
+            Some(rest) if !rest.is_empty() => (rest, 8),
+            _ => (*part, 10),
+        };
+        !digits.starts_with('+') && u32::from_str_radix(digits, radix).is_ok()
+    };
+    parts.len() <= 4 && parts.iter().all(number)
 }
 
 /// An IPv6 address with a zone, which is an interface's number or name: `fe80::1%2`, `fe80::1%eth0`.
@@ -276,13 +302,11 @@ pub(crate) enum NoAnswer {
 ///
 /// # Errors
 /// [`NoAnswer`].
-pub(crate) fn look_up_here(
-    name: impl ToSocketAddrs + Send + 'static,
-    limit: Duration,
-) -> Result<Vec<SocketAddr>, NoAnswer> {
+pub(crate) fn look_up_here(host: &str, port: u16, limit: Duration) -> Result<Vec<SocketAddr>, NoAnswer> {
     let (found, wait) = std::sync::mpsc::channel();
     let thread = std::thread::Builder::new().name("look-up".to_owned());
-    let look = move || drop(found.send(name.to_socket_addrs().map(Iterator::collect)));
+    let host = host.to_owned();
+    let look = move || drop(found.send(resolve(&host, port)));
     thread.spawn(look).map_err(NoAnswer::Thread)?;
     wait.recv_timeout(limit).map_err(|_| NoAnswer::Late)?.map_err(NoAnswer::LookUp)
 }
@@ -368,5 +392,19 @@ mod tests {
                 .all(|a| a.ip().is_loopback() && a.port() == 7)
         );
         assert!(NAMES.look_up("no such name", 7).await.is_err());
+    }
+
+    #[tokio::test]
+    async fn numbers_of_the_c_library_are_no_addresses() {
+        for number in ["0x7f.1", "0X7F000001", "127.1", "2130706433", "0177.0.0.1", "127.0.0.01", "1", "0"] {
+            let error = NAMES.look_up(number, 7).await.expect_err(number);
+            assert!(error.to_string().starts_with("no such host"), "{number}: {error}");
+            assert!(look_up_here(number, 7, Duration::from_secs(20)).is_err(), "{number}");
+        }
+        let literal = look_up_here("127.0.0.1", 7, Duration::from_secs(20)).unwrap();
+        assert_eq!(literal, ["127.0.0.1:7".parse().unwrap()]);
+        for name in ["", "a.1", "0x", "0x.1", "08", "1.2.3.4.5", "127.1.", "+1", "4294967296", "-1"] {
+            assert!(!is_number(name), "{name}");
+        }
     }
 }

@@ -15,6 +15,7 @@ use bytes::Bytes;
 use tokio::net::TcpStream;
 
 use crate::base::error::{BoxError, chain, in_words};
+use crate::base::lane;
 use crate::base::quote::without_users;
 use crate::net::{http, percent};
 
@@ -145,9 +146,8 @@ async fn once(
 }
 
 async fn connect(url: &Url) -> Result<TcpStream, Failure> {
-    let found = tokio::net::lookup_host((url.host.as_str(), url.port)).await;
-    let mut found: Vec<SocketAddr> =
-        found.map_err(|source| Failure::LookUp { host: url.host.clone(), source })?.collect();
+    let found = lane::NAMES.look_up(&url.host, url.port).await;
+    let mut found = found.map_err(|source| Failure::LookUp { host: url.host.clone(), source })?;
     if url.host == "localhost" {
         // The C library gives one line of the hosts file unless /etc/host.conf says `multi on`.
         let both = [IpAddr::from(Ipv4Addr::LOCALHOST), IpAddr::from(Ipv6Addr::LOCALHOST)];
@@ -214,7 +214,9 @@ impl Url {
             }
             None => authority.split_once(':').unwrap_or((authority, "")),
         };
-        let port = if port.is_empty() { 80 } else { port.parse().map_err(|_| bad("invalid port"))? };
+        // `parse` takes a plus sign, Go does not.
+        let number = |port: &str| port.parse().ok().filter(|_| !port.starts_with('+'));
+        let port = if port.is_empty() { 80 } else { number(port).ok_or_else(|| bad("invalid port"))? };
         if host.is_empty() {
             return Err(bad("http: no Host in request URL"));
         }

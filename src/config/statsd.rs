@@ -38,14 +38,16 @@ pub(super) fn resolve(address: &str, patience: Duration) -> Result<String, Error
     let (host, port) = split_host_port(address).map_err(unsplit)?;
     let digits = port.bytes().all(|b| b.is_ascii_digit());
     let port: u16 = port.parse().ok().filter(|_| digits).ok_or_else(|| Error::Port(port.to_owned()))?;
-    if let Ok(ip) = host.parse::<IpAddr>() {
+    // A zone is left out, as in the Go agent.
+    let bare = host.split_once('%').filter(|(address, zone)| address.contains(':') && !zone.is_empty());
+    if let Ok(ip) = bare.map_or(host, |(address, _)| address).parse::<IpAddr>() {
         return Ok(SocketAddr::new(ip.to_canonical(), port).to_string());
     }
     let limit = patience.min(LIMIT);
     if limit.is_zero() {
         return Err(Error::Unasked { host: host.to_owned() });
     }
-    let all = look_up_here((host.to_owned(), port), limit).map_err(|why| {
+    let all = look_up_here(host, port, limit).map_err(|why| {
         let host = host.to_owned();
         match why {
             NoAnswer::Thread(source) => Error::Thread { host, source },
@@ -84,6 +86,7 @@ mod tests {
         assert_eq!(resolve("[fd00::1]:9125").unwrap(), "[fd00::1]:9125");
         assert_eq!(resolve("[FD00:0::1]:09125").unwrap(), "[fd00::1]:9125");
         assert_eq!(resolve("[::ffff:10.0.0.1]:9125").unwrap(), "10.0.0.1:9125");
+        assert_eq!(resolve("[fe80::1%eth0]:9125").unwrap(), "[fe80::1]:9125");
         for bad in ["10.0.0.1:+9125", "stats.test", "stats.test:http", "stats.test:70000", "::1:9"] {
             assert!(resolve(bad).is_err(), "{bad}");
         }

@@ -363,7 +363,11 @@ fn token(places: &Places, env: &BTreeMap<String, String>, whose: Whose<'_>, now:
 }
 
 fn reach(what: &'static str, address: &str) -> Line {
-    let all = match look_up_here(address.to_owned(), LIMIT) {
+    let (host, port) = address.rsplit_once(':').unwrap_or((address, ""));
+    let Ok(port) = port.parse() else {
+        return line(Grade::Fail, what, format!("{address}: this is no host:port"));
+    };
+    let all = match look_up_here(host.trim_matches(['[', ']']), port, LIMIT) {
         Ok(all) => all,
         Err(why) => {
             let why = match why {

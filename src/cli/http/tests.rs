@@ -30,8 +30,15 @@ fn urls_are_taken_apart() {
     let url = Url::parse("http://[::1]:15021/x").unwrap();
     assert_eq!((url.host.as_str(), url.port, url.authority.as_str()), ("::1", 15021, "[::1]:15021"));
     assert_eq!(Url::parse("http://localhost").unwrap().port, 80);
-    for bad in ["ftp://localhost/x", "localhost:1/x", "http://", "http://a:b/", "http://a/\n", "http://[::1/"]
-    {
+    for bad in [
+        "ftp://localhost/x",
+        "localhost:1/x",
+        "http://",
+        "http://a:b/",
+        "http://a:+1/",
+        "http://a/\n",
+        "http://[::1/",
+    ] {
         assert!(Url::parse(bad).is_err(), "{bad}");
     }
 }
@@ -70,5 +77,26 @@ fn a_user_in_a_url_stays_with_its_server_and_is_shown_nowhere() {
     {
         let error = Url::parse(bad).unwrap_err().to_string();
         assert!(!error.contains("hunter2") && error.contains("://<redacted>@"), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn a_status_below_100_is_no_answer_and_that_to_connect_has_no_body() {
+    use tokio::io::AsyncWriteExt as _;
+    let ask = async |method: &str, status: &str| {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}/x", listener.local_addr().unwrap());
+        let answer = format!("HTTP/1.1 {status} X\r\nContent-Length: 3\r\n\r\nabc");
+        let serve = async {
+            let (mut io, _) = listener.accept().await.unwrap();
+            let _ = crate::net::http::head(&mut io).await;
+            let _ = io.write_all(answer.as_bytes()).await;
+        };
+        tokio::join!(exchange(method, &url, ""), serve).0.map(|reply| reply.body)
+    };
+    assert_eq!(ask("GET", "200").await.unwrap(), b"abc");
+    assert_eq!(ask("CONNECT", "200").await.unwrap(), b"");
+    for status in ["099", "000"] {
+        assert!(ask("GET", status).await.is_err(), "{status}");
     }
 }
