@@ -53,6 +53,10 @@ impl Url {
         let (host, port) = match authority.strip_prefix('[') {
             Some(rest) => {
                 let (host, port) = rest.split_once(']').ok_or(bad("a bracket is not closed"))?;
+                // Of a zone the sign itself is escaped.
+                if host.split_once('%').is_some_and(|(_, zone)| !zone.starts_with("25")) {
+                    return Err(bad("a broken escape"));
+                }
                 (host, port)
             }
             None => match authority.find(':') {
@@ -74,9 +78,10 @@ impl Url {
         if !authority.starts_with('[') && !escapes_of_names(host) {
             return Err(bad("a broken escape"));
         }
+        let host = if authority.starts_with('[') { host.replacen("%25", "%", 1) } else { host.to_owned() };
         Ok(Self {
             https,
-            host: host.to_owned(),
+            host,
             explicit_port,
             target: sent(target).ok_or(bad("a broken escape"))?,
             user,
@@ -164,9 +169,12 @@ impl Url {
         self.explicit_port.unwrap_or(if self.https { 443 } else { 80 })
     }
 
-    /// Host and port as they stand in the `Host` header.
+    /// Host and port as they stand in the `Host` header, where nobody has an interface's name.
     pub(crate) fn authority(&self) -> String {
-        let host = if self.host.contains(':') { format!("[{}]", self.host) } else { self.host.clone() };
+        let host = match self.host.split('%').next() {
+            Some(address) if self.host.contains(':') => format!("[{address}]"),
+            _ => self.host.clone(),
+        };
         match self.explicit_port {
             Some(port) => format!("{host}:{port}"),
             None => host,
@@ -364,6 +372,8 @@ mod tests {
         );
         assert_eq!(url.authority(), "localhost:15090");
         assert_eq!(Url::parse("https://[::1]/x#y").unwrap().to_string(), "https://[::1]/x");
+        let zoned = Url::parse("http://[fe80::1%25eth0]:080/").unwrap();
+        assert_eq!((zoned.host.as_str(), zoned.authority().as_str()), ("fe80::1%eth0", "[fe80::1]:80"));
         assert_eq!(Url::parse("http://a").unwrap().target, "/");
         assert_eq!(Url::parse("http://a?b").unwrap().target, "/?b");
         assert_eq!(Url::parse("http://a/é b").unwrap().target, "/%C3%A9%20b");
@@ -378,6 +388,7 @@ mod tests {
             "http://a:99999/",
             "http://localhost:9090metrics",
             "http://[::1/",
+            "http://[::1%lo]/",
             "http://a/%zz",
             "http://a b/",
             "http://a/\u{1}",
