@@ -3,13 +3,13 @@
 //! Helpers (`credsStore`, `credHelpers`) are programs that the agent's image does not have; they are not run.
 
 use std::collections::BTreeMap;
+use std::fmt;
+use std::marker::PhantomData;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use serde::Deserialize;
-use zeroize::{ZeroizeOnDrop, Zeroizing};
-
-use crate::base::up_to::null_is_none;
+use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
+use zeroize::{Zeroize, ZeroizeOnDrop, Zeroizing};
 
 /// What a registry or its token server is shown. Never printed.
 #[derive(Default)]
@@ -35,24 +35,85 @@ pub(in crate::wasm) enum BadConfig {
     UserPassword,
 }
 
-#[derive(Deserialize)]
+#[derive(Default)]
 struct Document {
-    #[serde(default, deserialize_with = "null_is_none")]
     auths: BTreeMap<String, Option<Entry>>,
 }
 
-#[derive(Deserialize, ZeroizeOnDrop)]
+#[derive(Default, ZeroizeOnDrop)]
 struct Entry {
-    #[serde(default, deserialize_with = "null_is_none")]
     username: String,
-    #[serde(default, deserialize_with = "null_is_none")]
     password: String,
-    #[serde(default, deserialize_with = "null_is_none")]
     auth: String,
-    #[serde(default, deserialize_with = "null_is_none")]
     identitytoken: String,
-    #[serde(default, deserialize_with = "null_is_none")]
     registrytoken: String,
+}
+
+/// An object as Docker's own library reads it: names in any case; of equal ones each counts, in their order.
+trait Object: Default {
+    /// Reads the value of the field `name`, which is in small letters.
+    fn field<'de, A: MapAccess<'de>>(&mut self, name: &str, map: &mut A) -> Result<(), A::Error>;
+}
+
+impl Object for Document {
+    fn field<'de, A: MapAccess<'de>>(&mut self, name: &str, map: &mut A) -> Result<(), A::Error> {
+        if name != "auths" {
+            return map.next_value::<IgnoredAny>().map(drop);
+        }
+        match map.next_value()? {
+            Some(more) => self.auths.extend::<BTreeMap<_, _>>(more),
+            None => self.auths.clear(),
+        }
+        Ok(())
+    }
+}
+
+impl Object for Entry {
+    fn field<'de, A: MapAccess<'de>>(&mut self, name: &str, map: &mut A) -> Result<(), A::Error> {
+        let field = match name {
+            "username" => &mut self.username,
+            "password" => &mut self.password,
+            "auth" => &mut self.auth,
+            "identitytoken" => &mut self.identitytoken,
+            "registrytoken" => &mut self.registrytoken,
+            _ => return map.next_value::<IgnoredAny>().map(drop),
+        };
+        if let Some(text) = map.next_value()? {
+            field.zeroize();
+            *field = text;
+        }
+        Ok(())
+    }
+}
+
+struct Read<T>(PhantomData<T>);
+
+impl<'de, T: Object> Visitor<'de> for Read<T> {
+    type Value = T;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<T, A::Error> {
+        let mut out = T::default();
+        while let Some(name) = map.next_key::<String>()? {
+            out.field(&name.to_ascii_lowercase(), &mut map)?;
+        }
+        Ok(out)
+    }
+}
+
+impl<'de> Deserialize<'de> for Document {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        from.deserialize_map(Read(PhantomData))
+    }
+}
+
+impl<'de> Deserialize<'de> for Entry {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        from.deserialize_map(Read(PhantomData))
+    }
 }
 
 /// The credentials for the first of `keys` that the document knows; without any, nobody is named.
@@ -61,10 +122,6 @@ pub(super) fn find(document: &str, keys: &[String]) -> Result<Credentials, BadCo
         return Err(BadConfig::Null);
     }
     let refused = |e: &serde_json::Error| BadConfig::Syntax { line: e.line(), column: e.column() };
-    // A list would pass for a document without fields.
-    if !document.trim_start().starts_with('{') {
-        return Err(BadConfig::Syntax { line: 1, column: 1 });
-    }
     // What follows the document is not looked at, as by Docker itself.
     let mut reader = serde_json::Deserializer::from_str(document);
     let document = Document::deserialize(&mut reader).map_err(|e| refused(&e))?;
@@ -141,6 +198,11 @@ mod tests {
         assert_eq!(basic(other, &["r.io"]).as_deref(), Some("u:q"));
         let wrapped = r#"{"auths": {"r.io": {"auth": "dT\r\npx\n"}}} and more"#;
         assert_eq!(basic(wrapped, &["r.io"]).as_deref(), Some("u:q"));
+        let twice = r#"{"auths": {"r.io": {"auth": "dTpx"}, "a.io": {"auth": "aDpi"}},
+            "Auths": {"r.io": {"Username": "x", "password": "p", "username": "y", "USERNAME": null}}}"#;
+        assert_eq!(basic(twice, &["r.io"]).as_deref(), Some("y:p"));
+        assert_eq!(basic(twice, &["a.io"]).as_deref(), Some("h:b"));
+        assert_eq!(basic(r#"{"auths": {"r.io": {"auth": "dTpx"}}, "auths": null}"#, &["r.io"]), None);
         let tokens = r#"{"auths": {"r.io": {"identitytoken": "i", "registrytoken": "t"}}}"#;
         let found = find(tokens, &["r.io".to_owned()]).unwrap();
         assert_eq!((found.identity.unwrap().as_str(), found.registry.unwrap().as_str()), ("i", "t"));
