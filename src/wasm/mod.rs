@@ -446,7 +446,7 @@ impl Converter {
                 }
                 // Whoever pins an index means what it leads to.
                 let known_as = self.check(url, expected.as_deref(), &manifest.digests())?;
-                let received = registry.module(&manifest).await.map_err(Failure::Image)?;
+                let received = registry.module(manifest).await.map_err(Failure::Image)?;
                 self.keep(&key(&known_as), asker, received).await
             }
         }

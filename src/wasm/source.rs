@@ -95,6 +95,7 @@ mod tests {
         assert_eq!(name("http://a/b?c").unwrap(), "http://a/b?c");
         assert_eq!(name("oci://localhost:8088/team/plug:v1").unwrap(), "oci://localhost:8088/team/plug");
         assert_eq!(name("oci://docker.io/xy").unwrap(), "oci://index.docker.io/library/xy");
+        assert_eq!(name("OCI://docker.io/xy").unwrap(), "oci://index.docker.io/library/xy");
         assert_eq!(name("oci://user:word@r.io/team/plug%3Av1").unwrap(), "oci://r.io/team/plug");
         assert_eq!(name("oci://user:word@plug").unwrap(), "oci://index.docker.io/library/plug");
         for bad in [

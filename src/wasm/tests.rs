@@ -287,6 +287,29 @@ async fn images_without_a_module_say_what_was_tried() {
 }
 
 #[tokio::test]
+async fn a_manifest_that_cannot_be_read_is_found_out_about_behind_its_checksum() {
+    for (kind, label) in
+        [(OCI, "download_failure"), ("application/vnd.oci.image.index.v1+json", "manifest_failure")]
+    {
+        let server = Server::start(move |head| match path(head) {
+            "/v2/" => answer(200, "", b""),
+            _ => answer(200, &format!("Content-Type: {kind}\r\n"), b"{"),
+        })
+        .await;
+        let (rig, url) = (rig(|_| {}), format!("oci://{}/team/plug:v1", server.addr));
+        let failure = rig.converter.module(&wanted(&url)).await.unwrap_err();
+        assert_eq!(failure.label(), Some(label), "{failure}");
+        let pinned = Wanted { checksum: sha256::of(ONE), ..wanted(&url) };
+        let failure = rig.converter.module(&pinned).await.unwrap_err();
+        assert_eq!(
+            failure.label(),
+            Some(if kind == OCI { "checksum_mismatched" } else { label }),
+            "{failure}"
+        );
+    }
+}
+
+#[tokio::test]
 async fn a_layer_that_is_not_what_its_digest_says_is_refused() {
     let (layer, other) = (gzip(&archive(&[("plugin.wasm", ONE)])), gzip(&archive(&[("plugin.wasm", TWO)])));
     let text = manifest(OCI, &[(LAYER, &layer)]);

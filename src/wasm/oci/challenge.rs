@@ -40,22 +40,45 @@ impl Challenge {
 fn parameter(mut text: &str, wanted: &str) -> Option<String> {
     while let Some((name, rest)) = text.split_once('=') {
         let (value, after) = match rest.strip_prefix('"') {
-            Some(quoted) => quoted.split_once('"').unwrap_or((quoted, "")),
-            None => rest.split_once(',').map_or((rest, ""), |(value, after)| (value.trim_end(), after)),
+            Some(quoted) => unquoted(quoted),
+            None => {
+                let (value, after) = rest.split_once(',').unwrap_or((rest, ""));
+                (value.trim_end().to_owned(), after)
+            }
         };
         let name = name.trim().trim_start_matches(',').trim();
         if name.eq_ignore_ascii_case(wanted) {
-            return Some(value.to_owned());
+            return Some(value);
         }
         text = after;
     }
     None
 }
 
+// What stands before the closing quote, without the backslashes that keep a quote or a backslash, and what follows it.
+fn unquoted(text: &str) -> (String, &str) {
+    let mut value = String::new();
+    let mut chars = text.char_indices();
+    while let Some((at, c)) = chars.next() {
+        match c {
+            '"' => return (value, &text[at + 1..]),
+            '\\' => value.extend(chars.next().map(|(_, c)| c)),
+            c => value.push(c),
+        }
+    }
+    (value, "")
+}
+
 /// A token server that must not be asked; shown is the beginning of its address.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("rejected unsafe bearer realm: {0:?}")]
 pub(in crate::wasm) struct UnsafeRealm(String);
+
+impl UnsafeRealm {
+    pub(super) fn of(realm: &str) -> Self {
+        Self(realm.chars().take(200).collect())
+    }
+}
 
 /// Looks at every quoted realm of a header's value, and at the one that would be followed, however it is written.
 ///
@@ -75,43 +98,41 @@ pub(super) fn refuse_unsafe(header: &str) -> Result<(), UnsafeRealm> {
         _ => None,
     };
     match quoted.chain(followed).find(|realm| !is_safe(realm)) {
-        Some(realm) => Err(UnsafeRealm(realm.chars().take(200).collect())),
+        Some(realm) => Err(UnsafeRealm::of(&realm)),
         None => Ok(()),
     }
 }
 
 fn is_safe(realm: &str) -> bool {
-    Url::parse(realm).is_ok_and(|url| is_outside(&url.host))
+    let Ok(url) = Url::parse(realm) else { return false };
+    let host = url.host.trim_end_matches('.').to_ascii_lowercase();
+    let near = matches!(host.as_str(), "localhost" | "metadata.google.internal") || host.ends_with(".localhost");
+    !near && !is_inside(&host)
 }
 
-/// Whether a token server may lead from the one address to the other: credentials go along on its own host, and what is
-/// inside answers whoever asks.
-pub(super) fn may_lead(from: &Url, to: &Url) -> bool {
-    from.host == to.host || is_outside(&to.host)
+/// Whether a token may be asked for there, by who speaks to `registry` (as written, with its port) in TLS or not: the user
+/// and password go along.
+pub(super) fn may_give_tokens(url: &Url, registry: &str, secure: bool) -> bool {
+    (url.https || !secure) && (url.authority() == registry || !is_inside(&url.host))
 }
 
-fn is_outside(host: &str) -> bool {
-    let host = host.trim_end_matches('.').to_ascii_lowercase();
-    if matches!(host.as_str(), "localhost" | "metadata.google.internal") || host.ends_with(".localhost") {
-        return false;
-    }
-    let Ok(ip) = host.split('%').next().unwrap_or_default().parse::<IpAddr>() else {
-        return !is_number(&host);
-    };
+/// Whether a host is an address of the machine, the cluster or the cloud; a name may lead anywhere.
+pub(super) fn is_inside(host: &str) -> bool {
+    let Ok(ip) = host.split('%').next().unwrap_or_default().parse::<IpAddr>() else { return false };
     match ip.to_canonical() {
-        IpAddr::V4(ip) => !(ip.is_private() || ip.is_loopback() || ip.is_link_local() || ip.is_unspecified()),
+        IpAddr::V4(ip) => {
+            let nearby = ip.octets()[..3] == [224, 0, 0];
+            ip.is_private() || ip.is_loopback() || ip.is_link_local() || ip.is_unspecified() || nearby
+        }
         IpAddr::V6(ip) => {
-            !(is_unique_local(ip) || ip.is_loopback() || ip.is_unicast_link_local() || ip.is_unspecified())
+            let nearby = ip.octets()[0] == 0xff && ip.octets()[1] & 0x0f == 2;
+            is_unique_local(ip)
+                || ip.is_loopback()
+                || ip.is_unicast_link_local()
+                || ip.is_unspecified()
+                || nearby
         }
     }
-}
-
-// What the C library takes for an IPv4 address though nobody writes one so: 127.1, 0x7f000001, 2130706433. No name ends
-// with a number.
-fn is_number(host: &str) -> bool {
-    let last = host.rsplit('.').next().unwrap_or_default();
-    let hex = last.strip_prefix("0x").is_some_and(|rest| rest.bytes().all(|b| b.is_ascii_hexdigit()));
-    hex || (!last.is_empty() && last.bytes().all(|b| b.is_ascii_digit()))
 }
 
 fn is_unique_local(ip: Ipv6Addr) -> bool {
@@ -133,8 +154,26 @@ mod tests {
             bearer("https://a/t", "r.io, x")
         );
         assert_eq!(Challenge::parse("bearer service=s, realm=http://a"), bearer("http://a", "s"));
+        assert_eq!(
+            Challenge::parse(r#"Bearer service="a \"b\\",realm="https://a/t?x=\"y\"""#),
+            bearer("https://a/t?x=\"y\"", "a \"b\\")
+        );
         for none in ["", "Bearer", "Bearer service=\"x\"", "Negotiate x", "Bearer realm=\"\""] {
             assert_eq!(Challenge::parse(none), None, "{none:?}");
+        }
+    }
+
+    #[test]
+    fn tokens_are_asked_for_in_tls_where_the_registry_speaks_it() {
+        let may = |url: &str, secure| may_give_tokens(&Url::parse(url).unwrap(), "10.0.0.1:5000", secure);
+        for (url, in_tls, plain) in [
+            ("https://auth.io/t", true, true),
+            ("http://auth.io/t", false, true),
+            ("https://10.0.0.1:5000/t", true, true),
+            ("https://10.0.0.1/t", false, false),
+            ("http://10.0.0.1:5000/t", false, true),
+        ] {
+            assert_eq!((may(url, true), may(url, false)), (in_tls, plain), "{url}");
         }
     }
 
@@ -152,12 +191,9 @@ mod tests {
             "http://[fd00::1]/",
             "http://[fe80::1]/",
             "http://[::ffff:10.0.0.1]/",
-            "http://0.0.0.0:15000/",
+            "http://0.0.0.0/",
             "http://[::]/",
-            "http://127.1/",
-            "http://2130706433/",
-            "http://0x7f000001/",
-            "http://0177.0.0.1/",
+            "http://[ff02::1]/",
             "http://a.localhost./",
             "file:///etc/passwd",
             "ftp://a.io/",
@@ -181,12 +217,8 @@ mod tests {
             "Bearer realm=\"http://8.8.8.8/\"",
             "Basic realm=\"The registry\"",
             "Bearer realm=http://8.8.8.8/",
-            "Bearer realm=\"https://0xauth.io/\"",
         ] {
             assert_eq!(refuse_unsafe(fine), Ok(()), "{fine}");
         }
-        let may = |to: &str| may_lead(&Url::parse("https://good.io/t").unwrap(), &Url::parse(to).unwrap());
-        assert!(may("https://good.io/u") && may("https://other.io/"));
-        assert!(!may("http://169.254.169.254/latest") && !may("http://127.1:15000/"));
     }
 }

@@ -105,6 +105,12 @@ struct Platform {
     os: String,
 }
 
+/// Whether what comes with this `Content-Type` is meant to be an image, and no index or older form.
+pub(super) fn names_image(content_type: &str) -> bool {
+    let content_type = content_type.split(';').next().unwrap_or_default().trim();
+    !INDEXES.contains(&content_type) && !content_type.starts_with(SCHEMA_1)
+}
+
 impl Manifest {
     /// Reads what came with this `Content-Type`.
     pub(super) fn parse(body: &[u8], content_type: &str) -> Result<Self, BadManifest> {

@@ -7,15 +7,16 @@ use serde::Deserialize;
 use tokio::time::{Instant, sleep_until, timeout_at};
 use zeroize::{ZeroizeOnDrop, Zeroizing};
 
-use super::challenge::{Challenge, UnsafeRealm, may_lead, refuse_unsafe};
+use super::challenge::{Challenge, UnsafeRealm, is_inside, may_give_tokens, refuse_unsafe};
 use super::credentials::{self, BadConfig, Credentials};
 use super::error::{BadToken, Error};
 use super::machine::of_machine;
-use super::manifest::{ACCEPT, Image, LONGEST, Layer, Manifest};
+use super::manifest::{ACCEPT, BadManifest, Image, LONGEST, Layer, Manifest, names_image};
 use super::reference::{DOCKER_HUB, Reference};
 use crate::base::backoff::{Jitter, Policy};
 use crate::base::sha256;
-use crate::fetch::{self, Dialer, Get, Reply};
+use crate::fetch::url::Url;
+use crate::fetch::{Dialer, Get, Reply};
 use crate::net::percent;
 use crate::wasm::download::{Web, receive};
 use crate::wasm::filter::Secret;
@@ -56,7 +57,9 @@ pub(in crate::wasm) struct Pulled {
     pub(in crate::wasm) digest: String,
     /// Of the index that led to it.
     index: Option<String>,
-    image: Image,
+    /// One that cannot be read is found out about when the module is wanted, as by the library of the Go agent: its
+    /// digest comes first.
+    image: Result<Image, BadManifest>,
 }
 
 impl Pulled {
@@ -99,23 +102,26 @@ impl<'a> Registry<'a> {
         let failed = |error| Error::Manifest(Box::new(error));
         self.open().await.map_err(failed)?;
         let (digest, manifest) = self.read_manifest(&self.reference.identifier()).await.map_err(failed)?;
-        match manifest {
-            Manifest::Image(image) => Ok(Pulled { digest, index: None, image }),
-            Manifest::Index(child) => {
-                let found = self.read_manifest(&format!("sha256:{child}")).await;
-                let (child, manifest) = found.map_err(|error| Error::Image(Box::new(error)))?;
-                match manifest {
-                    Manifest::Image(image) => Ok(Pulled { digest: child, index: Some(digest), image }),
-                    Manifest::Index(_) => Err(Error::Image(Box::new(Error::Nested))),
-                }
-            }
-        }
+        let child = match manifest {
+            Ok(Manifest::Index(child)) => child,
+            Ok(Manifest::Image(image)) => return Ok(Pulled { digest, index: None, image: Ok(image) }),
+            Err(why) => return Ok(Pulled { digest, index: None, image: Err(why) }),
+        };
+        let within = |error: Error| Error::Image(Box::new(error));
+        let found = self.read_manifest(&format!("sha256:{child}")).await;
+        let (child, manifest) = found.map_err(within)?;
+        let image = match manifest {
+            Ok(Manifest::Index(_)) => return Err(within(Error::Nested)),
+            Ok(Manifest::Image(image)) => Ok(image),
+            Err(why) => Err(why),
+        };
+        Ok(Pulled { digest: child, index: Some(digest), image })
     }
 
     /// The image's module, on the disk.
-    pub(in crate::wasm) async fn module(&self, pulled: &Pulled) -> Result<Received, Error> {
-        let mut reasons = Vec::new();
-        for way in pulled.image.ways()? {
+    pub(in crate::wasm) async fn module(&self, pulled: Pulled) -> Result<Received, Error> {
+        let (image, mut reasons) = (pulled.image?, Vec::new());
+        for way in image.ways()? {
             match way {
                 Err(why) => reasons.push(why.into()),
                 Ok((layer, form)) => match self.layer(layer, form).await {
@@ -144,7 +150,11 @@ impl<'a> Registry<'a> {
         }
     }
 
-    async fn read_manifest(&self, identifier: &str) -> Result<(String, Manifest), Error> {
+    // The inner error: of an image that cannot be read.
+    async fn read_manifest(
+        &self,
+        identifier: &str,
+    ) -> Result<(String, Result<Manifest, BadManifest>), Error> {
         let path = format!("/v2/{}/manifests/{identifier}", self.reference.repository());
         let mut reply = self.ask(&path, Some(ACCEPT)).await?;
         let kind = reply.headers().get(header::CONTENT_TYPE).cloned();
@@ -157,7 +167,10 @@ impl<'a> Registry<'a> {
             return Err(Error::Digest { found: digest, wanted: identifier.to_owned() });
         }
         let kind = kind.as_ref().and_then(|kind| kind.to_str().ok()).unwrap_or_default();
-        Ok((digest, Manifest::parse(&body, kind)?))
+        match Manifest::parse(&body, kind) {
+            Err(why) if !names_image(kind) => Err(why.into()),
+            manifest => Ok((digest, manifest)),
+        }
     }
 
     /// Finds out how the registry is spoken to and gets the right to pull.
@@ -167,7 +180,12 @@ impl<'a> Registry<'a> {
         self.bearer = match reply.status() {
             StatusCode::OK => None,
             StatusCode::UNAUTHORIZED => match challenges(reply.headers())?.into_iter().next() {
-                Some(Challenge::Bearer { realm, service }) => Some((realm, service)),
+                Some(Challenge::Bearer { realm, service }) => {
+                    if !Url::parse(&realm).is_ok_and(|url| self.gives_tokens()(&url)) {
+                        return Err(UnsafeRealm::of(&realm).into());
+                    }
+                    Some((realm, service))
+                }
                 Some(Challenge::Basic) => None,
                 None if wants_token(reply.headers()) => return Err(Error::Authentication),
                 // Some refuse this address to everybody and give the rest; what they want is tried as Basic.
@@ -231,6 +249,12 @@ impl<'a> Registry<'a> {
         }
     }
 
+    /// Which addresses may be asked for a token.
+    fn gives_tokens(&self) -> impl Fn(&Url) -> bool + Clone + Send + Sync + 'static {
+        let (registry, secure) = (self.reference.registry().to_owned(), self.base.starts_with("https://"));
+        move |url| may_give_tokens(url, &registry, secure)
+    }
+
     async fn token(&self, realm: &str, service: &str) -> Result<Zeroizing<String>, Error> {
         if let Some(token) = &self.credentials.registry {
             return Ok(token.clone());
@@ -255,7 +279,8 @@ impl<'a> Registry<'a> {
                     headers.insert(header::AUTHORIZATION, authorization("Basic", basic)?);
                 }
                 let url = format!("{realm}{joint}{}", percent::pairs(wanted));
-                self.tried(&url, || Ok(Get::new(&url)?.headers(headers.clone()).follow(may_lead))).await
+                let may = self.gives_tokens();
+                self.get_through(&url, &headers, move |_, next| may(next)).await
             }
         };
         let mut reply = reply?;
@@ -273,6 +298,7 @@ impl<'a> Registry<'a> {
     }
 
     /// Something of the registry, which must be there.
+    // It leads nowhere inside: where a registry says that something lies, it could have anything asked for.
     async fn ask(&self, path: &str, accept: Option<&'static str>) -> Result<Reply, Error> {
         let url = format!("{}{path}", self.base);
         let mut headers = HeaderMap::new();
@@ -282,7 +308,7 @@ impl<'a> Registry<'a> {
         if let Some(authorization) = &self.authorization {
             headers.insert(header::AUTHORIZATION, authorization.clone());
         }
-        let mut reply = self.get(&url, &headers).await?;
+        let mut reply = self.get_there(&url, &headers).await?;
         // A token may have ended while the image was on its way: another one is asked for, once.
         if reply.status() == StatusCode::UNAUTHORIZED
             && !challenges(reply.headers())?.is_empty()
@@ -290,7 +316,7 @@ impl<'a> Registry<'a> {
         {
             let token = self.token(realm, service).await?;
             headers.insert(header::AUTHORIZATION, authorization("Bearer", &token)?);
-            reply = self.get(&url, &headers).await?;
+            reply = self.get_there(&url, &headers).await?;
         }
         match reply.status() {
             StatusCode::OK => Ok(reply),
@@ -304,17 +330,23 @@ impl<'a> Registry<'a> {
 
     // One GET, tried again where the failure may be temporary.
     async fn get(&self, url: &str, headers: &HeaderMap) -> Result<Reply, Error> {
-        self.tried(url, || Ok(Get::new(url)?.headers(headers.clone()))).await
+        self.get_through(url, headers, |_, _| true).await
     }
 
-    async fn tried(
+    async fn get_there(&self, url: &str, headers: &HeaderMap) -> Result<Reply, Error> {
+        self.get_through(url, headers, |first, next| first.host == next.host || !is_inside(&next.host)).await
+    }
+
+    async fn get_through(
         &self,
         url: &str,
-        get: impl Fn() -> Result<Get<'a>, fetch::Error> + Send,
+        headers: &HeaderMap,
+        follow: impl Fn(&Url, &Url) -> bool + Clone + Send + Sync + 'static,
     ) -> Result<Reply, Error> {
         let mut tries = 0;
         loop {
-            let get = get().map_err(Error::Url)?.dialer(self.dialer).keep(None);
+            let get = Get::new(url).map_err(Error::Url)?;
+            let get = get.headers(headers.clone()).dialer(self.dialer).keep(None).follow(follow.clone());
             let result = self.within(url, get).await;
             tries += 1;
             let again = match &result {
@@ -376,194 +408,4 @@ fn authorization(scheme: &str, value: &Zeroizing<String>) -> Result<HeaderValue,
 }
 
 #[cfg(test)]
-mod tests {
-    use std::sync::Arc;
-
-    use super::*;
-    use crate::fetch::fake::{Web as Server, http as page};
-    use crate::wasm::Config;
-
-    fn web() -> Web {
-        let config = Config {
-            dir: "/nonexistent".into(),
-            expiry: Duration::ZERO,
-            purge_interval: Duration::ZERO,
-            http_timeout: Duration::ZERO,
-            http_attempts: 0,
-            insecure: Vec::new(),
-            max_size: 0,
-            credentials: Vec::new(),
-            proxies: crate::fetch::Proxies::default(),
-        };
-        Web::new(config, Arc::new(rustls::crypto::aws_lc_rs::default_provider()))
-    }
-
-    async fn token(secret: &str, realm: &str) -> Result<String, Error> {
-        let (web, reference) = (web(), Reference::parse("r.io/team/plug").unwrap());
-        let secret = Secret::Given(secret.to_owned().into());
-        let until = Instant::now() + Duration::from_secs(20);
-        let registry = Registry::new(&web, &reference, &secret, until).await?;
-        registry.token(realm, "the service").await.map(|token| token.to_string())
-    }
-
-    #[tokio::test]
-    async fn tokens_are_asked_for_as_the_credentials_say() {
-        let server = Server::start(|head| {
-            if head.starts_with("POST") {
-                page(200, "", "{\"access_token\": \"posted\"}")
-            } else {
-                page(200, "", "{\"token\": \"got\"}")
-            }
-        })
-        .await;
-        let realm = format!("http://{}/token?a=b", server.addr);
-        let of = |entry: &str| format!("{{\"auths\": {{\"r.io\": {entry}}}}}");
-        assert_eq!(token("{}", &realm).await.unwrap(), "got");
-        let head = server.heads().remove(0).to_lowercase();
-        let target = "get /token?a=b&scope=repository%3ateam%2fplug%3apull&service=the%20service http/1.1";
-        assert!(head.starts_with(target) && !head.contains("authorization"), "{head}");
-        assert_eq!(token(&of("{\"username\": \"u\", \"password\": \"p\"}"), &realm).await.unwrap(), "got");
-        assert!(server.heads()[1].contains("Authorization: Basic dTpw"), "{}", server.heads()[1]);
-        assert_eq!(token(&of("{\"identitytoken\": \"i\"}"), &realm).await.unwrap(), "posted");
-        assert_eq!(token(&of("{\"registrytoken\": \"mine\"}"), &realm).await.unwrap(), "mine");
-        assert_eq!(server.heads().len(), 3);
-    }
-
-    #[tokio::test]
-    async fn a_registry_that_is_no_neighbour_is_asked_in_plain_http_only_after_nonsense() {
-        use tokio::io::{AsyncReadExt, AsyncWriteExt};
-        for answers in [true, false] {
-            let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-            let port = listener.local_addr().unwrap().port();
-            let mut server = crate::base::tasks::Set::new("test server");
-            server.spawn(async move {
-                let mut asked_plainly = false;
-                while let Ok(Ok((mut stream, _))) =
-                    tokio::time::timeout(Duration::from_secs(2), listener.accept()).await
-                {
-                    let mut first = [0; 1];
-                    let _ = stream.read_exact(&mut first).await;
-                    if first[0] != 0x16 {
-                        asked_plainly = true;
-                        let _ = stream.read(&mut [0; 4096]).await;
-                        let _ = stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n").await;
-                        break;
-                    }
-                    if answers {
-                        let _ = stream.read(&mut [0; 4096]).await;
-                        let _ = stream.write_all(b"SSH-2.0-nonsense\r\n").await;
-                    }
-                }
-                asked_plainly
-            });
-            // This machine by a name that no neighbour has.
-            let reference = Reference::parse(&format!("0x7f000001:{port}/plug")).unwrap();
-            assert!(!reference.may_be_plain());
-            let (web, secret) = (web(), Secret::Given("{}".to_owned().into()));
-            let registry = Registry::new(&web, &reference, &secret, Instant::now() + Duration::from_secs(20))
-                .await
-                .unwrap();
-            assert_eq!(registry.ping().await.is_ok(), answers);
-            assert_eq!(
-                std::future::poll_fn(|cx| server.poll_next(cx)).await,
-                answers,
-                "without an answer plain HTTP is not tried"
-            );
-        }
-    }
-
-    #[tokio::test]
-    async fn a_disk_that_does_not_answer_is_waited_for_no_longer_than_the_registry() {
-        use crate::wasm::download::STORE;
-        let server = Server::start(|_| page(200, "", "layer")).await;
-        let (web, reference) = (web(), Reference::parse("r.io/team/plug").unwrap());
-        let (secret, until) =
-            (Secret::Given("{}".to_owned().into()), Instant::now() + Duration::from_millis(300));
-        let mut registry = Registry::new(&web, &reference, &secret, until).await.unwrap();
-        registry.base = format!("http://{}", server.addr);
-        // As many as may be stored at a time stand still.
-        let mut held = Vec::new();
-        for _ in 0..4 {
-            let (let_go, hold) = std::sync::mpsc::channel::<()>();
-            let mut storing = Box::pin(STORE.run(move || {
-                let _ = hold.recv();
-            }));
-            assert!(futures_util::poll!(&mut storing).is_pending());
-            held.push((let_go, storing));
-        }
-        let manifest = r#"{"schemaVersion": 2, "mediaType": "application/vnd.oci.image.manifest.v1+json",
-            "layers": [{"mediaType": "application/vnd.oci.image.layer.v1.tar+gzip", "digest": "sha256:DIGEST"}]}"#;
-        let manifest = manifest.replace("DIGEST", &"0".repeat(64));
-        let Manifest::Image(image) = Manifest::parse(manifest.as_bytes(), "").unwrap() else {
-            panic!("an index")
-        };
-        let pulled = Pulled { digest: String::new(), index: None, image };
-        let pulling = tokio::time::timeout(Duration::from_secs(20), registry.module(&pulled));
-        let why = pulling.await.expect("it ends").err().unwrap();
-        assert!(why.to_string().contains("deadline exceeded"), "{why}");
-    }
-
-    async fn at<'a>(web: &'a Web, reference: &'a Reference, server: &Server) -> Registry<'a> {
-        let (secret, until) =
-            (Secret::Given("{}".to_owned().into()), Instant::now() + Duration::from_secs(20));
-        let mut registry = Registry::new(web, reference, &secret, until).await.unwrap();
-        registry.base = format!("http://{}", server.addr);
-        registry
-    }
-
-    #[tokio::test]
-    async fn a_token_that_has_ended_is_replaced_once() {
-        let server = Server::start(|head| {
-            if head.starts_with("GET /token") {
-                page(200, "", "{\"token\": \"new\"}")
-            } else if head.contains("Bearer new") && head.contains("/good") {
-                page(200, "", "layer")
-            } else {
-                page(401, "WWW-Authenticate: Bearer realm=\"https://r.io/t\"\r\n", "")
-            }
-        })
-        .await;
-        let (web, reference) = (web(), Reference::parse("r.io/team/plug").unwrap());
-        let mut registry = at(&web, &reference, &server).await;
-        registry.authorization = Some(HeaderValue::from_static("Bearer old"));
-        assert!(
-            matches!(registry.ask("/good", None).await, Err(Error::Unauthorized(_))),
-            "Basic has one try"
-        );
-        registry.bearer = Some((format!("{}/token", registry.base), String::new()));
-        assert_eq!(registry.ask("/good", None).await.unwrap().status(), StatusCode::OK);
-        assert!(matches!(registry.ask("/bad", None).await, Err(Error::Unauthorized(_))));
-        assert_eq!(server.heads().len(), 1 + 3 + 3);
-    }
-
-    #[tokio::test]
-    async fn a_registry_that_refuses_its_root_without_a_word_is_asked_all_the_same() {
-        for (said, opens) in [
-            ("", true),
-            ("WWW-Authenticate: Negotiate\r\n", true),
-            ("WWW-Authenticate: Bearer\r\n", false),
-            ("WWW-Authenticate: Bearer service=\"s\"\r\n", false),
-            ("WWW-Authenticate: Bearer realm=http://127.0.0.1/\r\n", false),
-        ] {
-            let server = Server::start(move |_| page(401, said, "")).await;
-            let (web, reference) = (web(), Reference::parse(&format!("{}/plug", server.addr)).unwrap());
-            let mut registry = at(&web, &reference, &server).await;
-            assert_eq!(registry.open().await.is_ok(), opens, "{said}");
-        }
-    }
-
-    #[tokio::test]
-    async fn a_token_server_that_gives_none_is_named() {
-        let server = Server::start(|head| match head.split(' ').nth(1).unwrap_or_default() {
-            path if path.starts_with("/empty") => page(200, "", "{}"),
-            path if path.starts_with("/text") => page(200, "", "s3cret"),
-            _ => page(403, "", ""),
-        })
-        .await;
-        for (path, said) in [("empty", "no token"), ("text", "not the JSON"), ("else", "403")] {
-            let error = token("{}", &format!("http://{}/{path}", server.addr)).await.unwrap_err();
-            let error = error.to_string();
-            assert!(error.contains(said) && !error.contains("s3cret"), "{error}");
-        }
-    }
-}
+mod tests;
