@@ -210,6 +210,7 @@ impl Types {
                 ".google.protobuf.BoolValue" => "Kind::Wrapped(&Kind::Bool)".to_owned(),
                 ".google.protobuf.Int32Value" => "Kind::Wrapped(&Kind::Int32)".to_owned(),
                 ".google.protobuf.Int64Value" => "Kind::Wrapped(&Kind::Int64)".to_owned(),
+                ".google.protobuf.UInt32Value" => "Kind::Wrapped(&Kind::Uint32)".to_owned(),
                 name => format!("Kind::Message(&{})", ident(name)),
             },
             other => return Err(format!("{}: {other:?} has no reader", field.name()).into()),

@@ -31,6 +31,15 @@ pub struct Effective {
 
 /// Fields that 1.30 passes over, in both spellings.
 const NEW_IN_31: [&str; 2] = ["connectionSettings", "connection_settings"];
+/// Those of a mesh file.
+const NEW_IN_31_MESH: [&str; 6] = [
+    "defaultTrafficPolicy",
+    "default_traffic_policy",
+    "serviceEntryVisibility",
+    "service_entry_visibility",
+    "zoneAwareLbSetting",
+    "zone_aware_lb_setting",
+];
 
 /// The agent's status server, unless said otherwise.
 pub(super) const STATUS_PORT: i32 = 15020;
@@ -80,7 +89,8 @@ impl Effective {
     /// # Errors
     /// Every fault of the file, also where the agent uses nothing of it.
     pub fn overlay_mesh(&mut self, text: &str) -> Result<Object, Vec<Fault>> {
-        let document = parse(text)?;
+        let mut document = parse(text)?;
+        self.forget(&mut document, &NEW_IN_31_MESH);
         let mesh = jsonpb::read(&MESH, &document)?;
         // Only this spelling takes effect; `default_config` is read and then dropped.
         if let Some(proxy) = document.get("defaultConfig") {
@@ -97,14 +107,19 @@ impl Effective {
         self.lay(&json!({ field: value }))
     }
 
+    // What 1.30 does not know is not judged where 1.30 is followed.
+    fn forget(&self, document: &mut Value, new: &[&str]) {
+        if self.release == Release::V1_30
+            && let Some(object) = document.as_object_mut()
+        {
+            new.iter().for_each(|field| drop(object.remove(*field)));
+        }
+    }
+
     fn lay(&mut self, overlay: &Value) -> Result<(), Vec<Fault>> {
         let mut overlay = std::borrow::Cow::Borrowed(overlay);
-        if self.release == Release::V1_30 && overlay.is_object() {
-            overlay
-                .to_mut()
-                .as_object_mut()
-                .into_iter()
-                .for_each(|o| NEW_IN_31.iter().for_each(|f| drop(o.remove(*f))));
+        if self.release == Release::V1_30 {
+            self.forget(overlay.to_mut(), &NEW_IN_31);
         }
         let read = jsonpb::read(&PROXY, &overlay)?;
         if let Some(span) =
@@ -283,6 +298,21 @@ mod tests {
         assert_eq!(e.to_json(), before);
     }
 
+    #[test]
+    fn what_1_31_has_new_in_a_mesh_file_is_judged_where_1_31_is_followed() {
+        for bad in [
+            "zoneAwareLbSetting: {enabled: 'yes'}",
+            "zone_aware_lb_setting: 5",
+            "defaultTrafficPolicy: {connectionPool: {tcp: {maxConnections: x}}}",
+            "defaultTrafficPolicy: {outlierDetection: {interval: 5}}",
+            "serviceEntryVisibility: {defaultVisibility: ALL}",
+            "serviceEntryVisibility: {policies: [{matchingRules: [{namespaceSelector: {matchLabels: [a]}}]}]}",
+        ] {
+            assert_eq!(Effective::new().overlay_mesh(bad).map_err(|faults| faults.len()), Err(1), "{bad}");
+            assert_eq!(Effective::of(Release::V1_30).overlay_mesh(bad).unwrap(), Object::new(), "{bad}");
+        }
+    }
+
     // What 1.30's MeshConfig holds beside the oldest fields: a wrong type anywhere refuses the file as a whole, and a name
     // that it does not have is passed over.
     #[test]
@@ -291,6 +321,9 @@ mod tests {
         let provider = |text: &str| format!("extensionProviders: [{{name: p, {text}}}]");
         for good in [
             "{hboneIdleTimeout: 1h, compliancePolicy: 5, outboundTrafficPolicy: {tls: {mode: SIMPLE, sni: a}}}".to_owned(),
+            "serviceEntryVisibility: {defaultVisibility: NAMESPACE, applyToSidecars: true, policies: [{visibility: NONE, \
+                matchingRules: [{namespaceSelector: {matchLabels: {a: b}}}]}]}"
+                .to_owned(),
             "serviceScopeConfigs: [{scope: GLOBAL, namespaceSelector: {matchLabels: {a: b}}}]".to_owned(),
             provider("zipkin: {path: /x, timeout: 1s, traceContextOption: USE_B3, headers: [{name: a, envName: B}]}"),
             provider("opentelemetry: {grpc: {timeout: 1s}, serviceAttributeEnrichment: ISTIO_CANONICAL}"),

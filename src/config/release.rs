@@ -2,7 +2,7 @@
 //!
 //! The rest of 1.31 is additive and needs no choice. With `ISTIO_COMPAT_VERSION=1.30` what 1.31 refuses
 //! at start is taken as 1.30 took it (addresses of the application's metrics, `connectionSettings`,
-//! `ISTIO_META_ENABLE_SELF_DISCOVERY`), and istiod is told 1.30's version and metadata.
+//! the new fields of a mesh file, `ISTIO_META_ENABLE_SELF_DISCOVERY`), and istiod is told 1.30's version and metadata.
 
 use crate::base::build_info;
 

@@ -1,6 +1,8 @@
 //! What the Go agent checks in the rest of a mesh file. Neither agent uses any of it, but a file that istiod would refuse
 //! ends the start.
 
+mod traffic;
+
 use serde_json::Value;
 
 use super::{Fault, Object, Problems, are_labels, in_range, is_label};
@@ -49,6 +51,12 @@ pub fn mesh(document: &Object) -> Vec<Fault> {
     }
     if let Some(setting) = document.get("localityLbSetting") {
         locality(&mut p, setting);
+    }
+    if let Some(setting) = document.get("zoneAwareLbSetting") {
+        traffic::zones(&mut p, setting);
+    }
+    if let Some(policy) = document.get("defaultTrafficPolicy") {
+        traffic::policy(&mut p, policy);
     }
     p.0
 }
@@ -107,16 +115,20 @@ fn locality(p: &mut Problems, setting: &Value) {
         places(p, at, weights.iter().map(|(place, _)| *place));
     }
     places(p, at, distribute.iter().map(|rule| text(rule, "from")));
-    for rule in &failover {
+    regions(p, at, "locality lb", &failover);
+}
+
+fn regions(p: &mut Problems, at: &str, what: &str, failover: &[&Value]) {
+    for rule in failover {
         let (from, to) = (text(rule, "from"), text(rule, "to"));
         if from == to {
-            p.add(at, format!("locality lb failover settings must specify different regions: {from:?}"));
+            p.add(at, format!("{what} failover settings must specify different regions: {from:?}"));
         }
         if from.contains('/') || to.contains('/') {
-            p.add(at, "locality lb failover only specify region");
+            p.add(at, format!("{what} failover only specify region"));
         }
         if from.contains('*') || to.contains('*') {
-            p.add(at, "locality lb failover region should not contain '*' wildcard");
+            p.add(at, format!("{what} failover region should not contain '*' wildcard"));
         }
     }
 }

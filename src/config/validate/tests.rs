@@ -127,6 +127,9 @@ fn a_mesh_file_is_judged_as_a_whole() {
         "serviceSettings: [{hosts: ['*', '*.a', '*-a.b', web., a.b.c.]}]",
         "localityLbSetting: {distribute: [{from: a, to: {b/c: 50, b/d: 50}}], failoverPriority: [x]}",
         "localityLbSetting: {failover: [{from: a, to: b}], failoverPriority: [x]}",
+        "zoneAwareLbSetting: {enabled: true, failover: [{from: a, to: b}], failoverPriority: [x]}",
+        "defaultTrafficPolicy: {connectionPool: {tcp: {idleTimeout: 0s, tcpKeepalive: {time: 1s}}, http: {h2UpgradePolicy: UPGRADE}}}",
+        "defaultTrafficPolicy: {outlierDetection: {consecutiveLocalOriginFailures: 1, splitExternalLocalOriginErrors: true}}",
     ] {
         assert_eq!(judge(good), [""; 0], "{good}");
     }
@@ -159,6 +162,28 @@ fn a_mesh_file_is_judged_as_a_whole() {
         ("localityLbSetting: {failover: [{from: a/b, to: c}]}", "only specify region"),
         ("localityLbSetting: {failover: [{from: '*', to: c}]}", "should not contain '*'"),
         ("localityLbSetting: {failover: [{from: a, to: a}]}", "different regions"),
+        ("zoneAwareLbSetting: {failover: [{from: a, to: a}]}", "zone aware lb failover settings"),
+        (
+            "zoneAwareLbSetting: {failoverPriority: [topology.kubernetes.io/zone]}",
+            "must not use topology label 'topology.kubernetes.io/zone'",
+        ),
+        ("defaultTrafficPolicy: {connectionPool: {}}", "at least one field"),
+        (
+            "defaultTrafficPolicy: {connectionPool: {http: {maxRetries: -1}}}",
+            "http.maxRetries: must be non-negative",
+        ),
+        ("defaultTrafficPolicy: {connectionPool: {http: {idleTimeout: 0s}}}", "greater than 1ms"),
+        (
+            "defaultTrafficPolicy: {connectionPool: {http: {h2UpgradePolicy: UPGRADE, useClientProtocol: true}}}",
+            "use client protocol",
+        ),
+        ("defaultTrafficPolicy: {connectionPool: {tcp: {idleTimeout: 1500us}}}", "ms precision"),
+        (
+            "defaultTrafficPolicy: {connectionPool: {tcp: {tcpKeepalive: {interval: -1s}}}}",
+            "greater than 1ms",
+        ),
+        ("defaultTrafficPolicy: {outlierDetection: {consecutiveLocalOriginFailures: 1}}", "is set to false"),
+        ("defaultTrafficPolicy: {outlierDetection: {minHealthPercent: 101}}", "not in range 0..100"),
     ] {
         let got = judge(text);
         assert!(got.iter().any(|g| g.contains(line)), "{text}: {got:#?}");
