@@ -470,6 +470,9 @@ mod tests {
                 "{{ .config.Tracing.GetZipkin.Address }} <{{ .config.Tracing.GetDatadog.GetAddress }}>",
                 "z:9411 <>",
             ),
+            // Go has no methods on the outermost one, and oneofs as a field of their own.
+            ("{{ .config.GetStatusPort }} {{ .config.Tracing.Zipkin.Address }}", "0 z:9411"),
+            ("{{ .config.ProxyHeaders.GetServer.GetDisabled.GetValue }}", "false"),
             ("{{ .config.EnvoyMetricsService }}{{ with .config.EnvoyMetricsService }}x{{ end }}", "<nil>"),
             (
                 "<{{ .config.EnvoyMetricsService.GetTlsSettings.GetMode }}> {{ toJSON .config.Image }}",
@@ -482,6 +485,16 @@ mod tests {
         ];
         check(&options, &table);
         let data = all(&options).unwrap();
+        for method in [
+            "DrainDuration.AsDuration",
+            "DrainDuration.String",
+            "ControlPlaneAuthPolicy.Number",
+            "ClusterName",
+        ] {
+            let fault = template::render(&format!("{{{{ .config.{method} }}}}"), &data, &BTreeMap::new());
+            let fault = fault.expect_err(method).to_string();
+            assert!(fault.contains(method.rsplit('.').next().unwrap()), "{fault}");
+        }
         let fault = template::render("{{ .config.EnvoyMetricsService.Address }}", &data, &BTreeMap::new());
         assert!(
             fault

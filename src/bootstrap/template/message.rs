@@ -11,6 +11,9 @@ use crate::proto::schema::{Enum, Field, Kind, Message, Shape};
 const WRAPPER: &[Field] =
     &[Field { json: "value", name: "value", shape: Shape::One, kind: Kind::Int64, oneof: -1 }];
 static NUMBER: Message = Message { name: "google.protobuf.Int64Value", fields: WRAPPER };
+const SWITCH: &[Field] =
+    &[Field { json: "value", name: "value", shape: Shape::One, kind: Kind::Bool, oneof: -1 }];
+static BOOLEAN: Message = Message { name: "google.protobuf.BoolValue", fields: SWITCH };
 const SPAN: &[Field] = &[
     Field { json: "seconds", name: "seconds", shape: Shape::One, kind: Kind::Int64, oneof: -1 },
     Field { json: "nanos", name: "nanos", shape: Shape::One, kind: Kind::Int32, oneof: -1 },
@@ -56,6 +59,7 @@ fn one(kind: Kind, json: Option<&Json>) -> Value {
         (Kind::Duration, Some(json)) => duration(json),
         (Kind::Duration, None) => Value::Unset(&DURATION),
         (Kind::Wrapped(inner), Some(json)) => wrapped(*inner, json),
+        (Kind::Wrapped(Kind::Bool), None) => Value::Unset(&BOOLEAN),
         (Kind::Wrapped(_), None) => Value::Unset(&NUMBER),
         (Kind::Struct, json) => json.map_or(Value::Nil, Value::from_json),
     }
