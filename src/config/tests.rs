@@ -303,3 +303,29 @@ fn a_mesh_file_that_is_no_text_file_is_not_read_whole() {
     let errors = start(&[flag.as_str()], &Env::of(&[]), root.path(), "").unwrap_err().join("\n");
     assert!(errors.contains("failed to read mesh config file") && errors.contains("larger than"), "{errors}");
 }
+
+#[test]
+fn sizes_below_zero_and_numbers_in_hexadecimal_are_the_defaults() {
+    use super::parts;
+    let sizes = |value| {
+        let names =
+            ["ISTIO_GPRC_MAXRECVMSGSIZE", "ISTIO_GPRC_MAXSTREAMS", "ISTIO_WASM_MAX_BINARY_SIZE_BYTES"];
+        // In plain text, which needs no root.
+        let plain = ("PROXY_CONFIG", "controlPlaneAuthPolicy: NONE");
+        let config = with(&[&names.map(|name| (name, value))[..], &[plain]].concat()).unwrap();
+        let way = parts::istiod::upstream(&config, false).unwrap();
+        let xds = parts::xds(&config, &way, false);
+        (xds.max_request, xds.max_streams, parts::wasm::converter(&config).unwrap().max_size)
+    };
+    assert_eq!(sizes("-1"), (64 << 20, 100_000, 256 << 20));
+    assert_eq!(sizes("7"), (7, 7, 7));
+    for odd in ["0x1p-1", "0_1.5", "inf", "NaN"] {
+        let config = with(&[("SECRET_GRACE_PERIOD_RATIO", odd)]).unwrap();
+        assert!(config.warnings.iter().any(|w| w.contains("SECRET_GRACE_PERIOD_RATIO")), "{odd}");
+        assert_eq!(
+            config.settings.float(var::SECRET_GRACE_PERIOD_RATIO).to_bits(),
+            0.5_f64.to_bits(),
+            "{odd}"
+        );
+    }
+}

@@ -207,6 +207,18 @@ mod tests {
     }
 
     #[test]
+    fn a_blank_around_an_element_is_no_difference() {
+        let names = Names::default();
+        let rule = |option: &str, value: &str| canonical(&[option.to_owned(), value.to_owned()], &names);
+        for option in ["--dport", "--uid-owner", "--gid-owner", "--to-ports", "-o", "--tproxy-mark"] {
+            for given in ["80 ", " 80", "80\t"] {
+                assert_eq!(rule(option, given), rule(option, "80"), "{option} {given:?}");
+            }
+        }
+        assert_eq!(rule("--dports", "80 ,81 "), rule("--dports", "80,81"));
+    }
+
+    #[test]
     fn spellings_of_the_kernel_are_understood() {
         for (given, printed) in [
             (

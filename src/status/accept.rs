@@ -229,6 +229,14 @@ mod tests {
         );
     }
 
+    #[test]
+    fn a_value_in_pieces_or_in_a_charset_of_its_own_is_not_put_together() {
+        for kind in ["version*=utf-8''1.0.0", "version*0=1.0; version*1=.0"] {
+            let read = Media::parse(&format!("{OPEN_METRICS}; {kind}")).unwrap();
+            assert_eq!((read.is_open_metrics(), read.param("version")), (true, None), "{kind}");
+        }
+    }
+
     // As long as a head may be: in the square of its length each would take minutes of the one thread there is. Its end is all
     // that a test can tell without a clock.
     #[test]

@@ -175,8 +175,9 @@ impl Drop for Served {
     }
 }
 
-const CONFIGURED: &str = "cluster_manager.cds.update_success: 1\nlistener_manager.lds.update_success: 1\n";
-const LIVE: &str = "server.state: 0\nlistener_manager.workers_started: 1\n";
+pub(super) const CONFIGURED: &str =
+    "cluster_manager.cds.update_success: 1\nlistener_manager.lds.update_success: 1\n";
+pub(super) const LIVE: &str = "server.state: 0\nlistener_manager.workers_started: 1\n";
 
 pub(super) async fn envoy() -> Web {
     Web::start(|head| http(200, "", if head.contains("cluster_manager") { CONFIGURED } else { LIVE })).await

@@ -238,3 +238,14 @@ fn service_clusters() {
     assert_eq!(of(&ClusterName::CanonicalNameAndNamespace, &all[..2], "w", "n"), "k.n");
     assert_eq!(of(&ClusterName::CanonicalNameAndNamespace, &[], "w", ""), "w");
 }
+
+#[test]
+fn metadata_in_json_that_half_of_a_letter_or_an_endless_number_spoils_is_ignored() {
+    for odd in [r#"{"a": "\ud800", "b": 1}"#, r#"{"a": 1e400, "b": 1}"#] {
+        assert!(
+            super::fault("ISTIO_METAJSON_X", odd).is_some_and(|line| line.contains("is ignored")),
+            "{odd}"
+        );
+    }
+    assert_eq!(super::fault("ISTIO_METAJSON_X", r#"{"a": "\ud83d\ude00", "b": 1e300}"#), None);
+}

@@ -128,3 +128,10 @@ fn who_holds_what_is_named_and_requests_are_counted_beside() {
     let many = Open { listeners: (0..9).map(|n| (format!("l{n}"), 1)).collect(), requests: 0 };
     assert_eq!(many.holders(), "l0 (1), l1 (1), l2 (1), l3 (1), l4 (1), 4 more");
 }
+
+#[tokio::test]
+async fn a_drain_follows_no_redirect() {
+    let (port, _seen, _group) =
+        serve("HTTP/1.1 302 X\r\nlocation: /drained\r\ncontent-length: 0\r\n\r\n").await;
+    assert_eq!(client(port).drain_listeners(true, Duration::from_secs(5)).await.unwrap(), 302);
+}

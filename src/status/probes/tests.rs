@@ -102,6 +102,7 @@ async fn statuses_and_bodies() {
         "SSH-2.0".to_owned(),
         "HTTP/1.2 200 OK".to_owned(),
         "HTTP/1.1 101 X".to_owned(),
+        "HTTP/1.1 099 X".to_owned(),
         format!("HTTP/1.1 200 OK\r\n{many}"),
     ] {
         let app = Web::start(move |_| format!("{odd}\r\n\r\n").into_bytes()).await;

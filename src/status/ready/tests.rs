@@ -1,6 +1,6 @@
 use std::sync::atomic::Ordering::Relaxed;
 
-use crate::status::fake::{envoy, start, with_envoy};
+use crate::status::fake::{CONFIGURED, LIVE, Web, envoy, http, start, with_envoy};
 use crate::trouble::{Kind, Report};
 
 #[tokio::test]
@@ -74,4 +74,22 @@ async fn strict_mode_takes_readiness_away() {
             vec![Report::new(Kind::CertificateExpired, "the identity has expired")];
         assert_eq!(served.get("/healthz/ready").await.status, status);
     }
+}
+
+#[tokio::test]
+async fn a_question_that_is_closed_without_an_answer_is_asked_with_the_next_probe() {
+    let asked = std::sync::atomic::AtomicUsize::new(0);
+    // An empty line is no head of an answer.
+    let web = Web::start(move |head| match asked.fetch_add(1, Relaxed) {
+        1 => b"\r\n".to_vec(),
+        _ => http(200, "", if head.contains("cluster_manager") { CONFIGURED } else { LIVE }),
+    })
+    .await;
+    let served = start(with_envoy(&web));
+    let got = served.get("/healthz/ready").await;
+    assert!(
+        got.status == 503 && got.header("x-not-ready").is_some_and(|why| why.contains("EnvoyAdminSilent"))
+    );
+    assert_eq!(served.get("/healthz/ready").await.status, 200);
+    assert_eq!(web.heads().len(), 3);
 }
