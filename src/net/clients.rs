@@ -22,25 +22,25 @@ const CONNECTIONS: usize = 320;
 /// A connection that does not finish HTTP/2's opening in this time is closed (the Go library's figure).
 pub(crate) const HANDSHAKE: Duration = Duration::from_secs(120);
 
-/// A process: its ID, where it is of our namespace, its user, and whether it is the agent's own Envoy.
+/// A process: its ID, where it is of our namespace, its user, and which of the agent's own Envoys it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Process {
     pid: Option<i32>,
     uid: Option<u32>,
-    is_own: bool,
+    own: Option<u64>,
 }
 
 impl Process {
     fn of(socket: &UnixStream) -> Self {
         let peer = socket.peer_cred().ok();
         let pid = peer.and_then(|p| p.pid());
-        Self { pid, uid: peer.map(|p| p.uid()), is_own: pid.is_some_and(own::is) }
+        Self { pid, uid: peer.map(|p| p.uid()), own: pid.and_then(own::which) }
     }
 }
 
 impl Origin for Process {
     fn is_own(&self) -> bool {
-        self.is_own
+        self.own.is_some()
     }
 }
 
@@ -64,8 +64,8 @@ pub(crate) struct Client {
     share: Arc<Share>,
     /// Whether it is the agent's own Envoy.
     pub(crate) is_own: bool,
-    /// Which process of that it is.
-    pub(crate) own: Option<i32>,
+    /// Which one: a later epoch has a higher number.
+    pub(crate) own: Option<u64>,
 }
 
 /// A stream of a connection, until it is dropped.
@@ -90,8 +90,7 @@ impl Clients {
         let progress = Arc::new(Progress::new(self.heads.clone()));
         let place = self.places.take(origin, &progress)?;
         let (table, id) = (self.table.clone(), self.table.connection(origin, &progress));
-        let (share, is_own) = (self.share(origin), origin.is_own);
-        let own = origin.pid.filter(|_| is_own);
+        let (share, own, is_own) = (self.share(origin), origin.own, origin.is_own());
         let streams = AtomicUsize::new(0);
         Some(Arc::new(Client { progress, place, streams, table, id, share, is_own, own }))
     }
@@ -103,7 +102,7 @@ impl Clients {
             return share;
         }
         shares.retain(|_, share| share.strong_count() > 0);
-        let share = Arc::new(Share::new(origin.is_own));
+        let share = Arc::new(Share::new(origin.is_own()));
         shares.insert(origin, Arc::downgrade(&share));
         share
     }

@@ -6,6 +6,7 @@
 //! is known by its ancestors; one that somebody else has started (`ENVOY_EXTERNAL`) is a client as any other.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 
 use crate::base::process;
@@ -13,8 +14,9 @@ use crate::base::process;
 /// A wrapper script that starts a script that starts Envoy.
 const GENERATIONS: usize = 4;
 
-/// Processes, and how often each was named.
-static RUNNING: Mutex<BTreeMap<i32, usize>> = Mutex::new(BTreeMap::new());
+/// Processes: how often each was named, and which of all it was.
+static RUNNING: Mutex<BTreeMap<i32, (usize, u64)>> = Mutex::new(BTreeMap::new());
+static NAMED: AtomicU64 = AtomicU64::new(0);
 
 /// A process that is the agent's own until this is dropped.
 #[derive(Debug)]
@@ -23,7 +25,8 @@ pub(crate) struct Own(i32);
 impl Own {
     /// This process, and what it starts.
     pub(crate) fn process(pid: i32) -> Self {
-        *RUNNING.lock().unwrap_or_else(PoisonError::into_inner).entry(pid).or_default() += 1;
+        let first = || (0, NAMED.fetch_add(1, Relaxed));
+        RUNNING.lock().unwrap_or_else(PoisonError::into_inner).entry(pid).or_insert_with(first).0 += 1;
         Self(pid)
     }
 }
@@ -31,7 +34,7 @@ impl Own {
 impl Drop for Own {
     fn drop(&mut self) {
         let mut running = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(times) = running.get_mut(&self.0) {
+        if let Some((times, _)) = running.get_mut(&self.0) {
             *times -= 1;
             if *times == 0 {
                 running.remove(&self.0);
@@ -40,17 +43,17 @@ impl Drop for Own {
     }
 }
 
-/// Whether this process, or one that has started it, is ours.
-pub(super) fn is(pid: i32) -> bool {
+/// Which of our Envoys this process, or one that has started it, is: a later one has a higher number. `None`: it is none.
+pub(super) fn which(pid: i32) -> Option<u64> {
     let mut at = Some(pid);
     for _ in 0..GENERATIONS {
-        let Some(pid) = at.filter(|pid| *pid > 1) else { return false };
-        if RUNNING.lock().unwrap_or_else(PoisonError::into_inner).contains_key(&pid) {
-            return true;
+        let pid = at.filter(|pid| *pid > 1)?;
+        if let Some((_, number)) = RUNNING.lock().unwrap_or_else(PoisonError::into_inner).get(&pid) {
+            return Some(*number);
         }
         at = process::parent(pid);
     }
-    false
+    None
 }
 
 #[cfg(test)]
@@ -61,11 +64,13 @@ mod tests {
     fn who_was_started_by_an_own_process_is_own() {
         let pid = i32::try_from(std::process::id()).unwrap();
         let parent = process::parent(pid).unwrap();
-        assert!(!is(pid) && !is(0) && !is(1));
+        assert_eq!([which(pid), which(0), which(1)], [None; 3]);
         let again = Own::process(parent);
         drop(Own::process(parent));
-        assert!(is(parent) && is(pid));
-        drop(again);
-        assert!(!is(parent) && !is(pid));
+        assert!(which(parent).is_some() && which(parent) == which(pid));
+        let later = Own::process(pid);
+        assert!(which(pid) > which(parent), "the one that was named later");
+        drop((again, later));
+        assert_eq!([which(parent), which(pid)], [None; 2]);
     }
 }

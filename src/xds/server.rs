@@ -297,7 +297,7 @@ async fn farewell(http2: &mut Http2, streams: &mut Set) {
 
 async fn dispatch(
     shared: Arc<Shared>,
-    own: Option<i32>,
+    own: Option<u64>,
     request: Request<RecvStream>,
     mut respond: SendResponse<Bytes>,
     stop: Stop,

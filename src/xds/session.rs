@@ -43,12 +43,12 @@ const FIRST_REQUEST: Duration = Duration::from_secs(1);
 /// there before.
 const PROXYLESS_HOLD: Duration = Duration::from_secs(10);
 
-/// Serves one stream to its end, `until` the client's own bound at most. `own`: it is this process's, the agent's own Envoy. `stop` is
+/// Serves one stream to its end, `until` the client's own bound at most. `own`: it is that one's of the agent's own Envoys. `stop` is
 /// the server's.
 pub(super) async fn serve(
     shared: Arc<Shared>,
     protocol: Protocol,
-    own: Option<i32>,
+    own: Option<u64>,
     body: RecvStream,
     respond: SendResponse<Bytes>,
     until: Option<Instant>,

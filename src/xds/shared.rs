@@ -65,10 +65,25 @@ struct Registered {
     protocol: Protocol,
     queue: Arc<Queue>,
     stop: Stop,
-    // Of the agent's own Envoy: of which process.
-    own: Option<i32>,
+    // Of the agent's own Envoy: of which, by the order of their start.
+    own: Option<u64>,
     // Of a client that is no Envoy, whose streams may stand side by side.
     proxyless: bool,
+}
+
+impl Registered {
+    // Whether this stream of an Envoy ends that one.
+    fn replaces(&self, old: &Self) -> bool {
+        let is_other_epoch = self.own.zip(old.own).is_some_and(|(new, old)| new != old);
+        old.id < self.id && !old.proxyless && !is_other_epoch && !old.stop.is_cancelled()
+    }
+}
+
+// Whether the last good configuration is that of stream `id`: not where the agent's own Envoy has one beside it, or a later
+// epoch of it.
+fn is_noted(all: &[Registered], id: u64) -> bool {
+    let mine = all.iter().find(|r| r.id == id).and_then(|r| r.own);
+    all.iter().filter(|r| r.id != id && !r.stop.is_cancelled()).all(|r| r.own <= mine)
 }
 
 impl Shared {
@@ -106,7 +121,7 @@ impl Shared {
     pub(super) fn register(
         &self,
         protocol: Protocol,
-        own: Option<i32>,
+        own: Option<u64>,
         queue: &Arc<Queue>,
         stop: &Stop,
     ) -> (u64, Stop, bool) {
@@ -138,10 +153,8 @@ impl Shared {
             }
             return;
         }
-        let own = all.iter().find(|r| r.id == id).and_then(|r| r.own);
-        let is_other_epoch = |r: &Registered| own.zip(r.own).is_some_and(|(new, old)| new != old);
-        let replaced = |r: &&Registered| r.id < id && !r.proxyless && !is_other_epoch(r);
-        for older in all.iter().filter(replaced).filter(|r| !r.stop.is_cancelled()) {
+        let Some(new) = all.iter().find(|r| r.id == id) else { return };
+        for older in all.iter().filter(|old| new.replaces(old)) {
             if let Some(more) = OVERLAPPING.may() {
                 tracing::warn!(target: "xdsproxy", "registered overlapping stream; closing previous{more}");
             }
@@ -163,6 +176,11 @@ impl Shared {
     pub(super) fn has_own(&self) -> bool {
         let all = self.registered.lock().expect("no panic holds this lock");
         all.iter().any(|r| r.own.is_some() && !r.stop.is_cancelled())
+    }
+
+    /// Whether the last good configuration is that of this stream.
+    pub(super) fn is_noted(&self, id: u64) -> bool {
+        is_noted(&self.registered.lock().expect("no panic holds this lock"), id)
     }
 
     /// Whether another stream is open beside this one, which has a way of its own.
@@ -291,4 +309,37 @@ impl Shared {
 
 fn report(protocol: Protocol, unhealthy: Option<&str>) -> Own {
     Own { type_url: types::HEALTH, frame: protocol.health(unhealthy), health: true }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stream(id: u64, own: Option<u64>) -> Registered {
+        let (queue, stop) = (Arc::default(), Stop::new());
+        Registered { id, protocol: Protocol::Sotw, queue, stop, own, proxyless: false }
+    }
+
+    #[test]
+    fn an_epoch_ends_its_own_stream_and_strangers_those_of_strangers() {
+        for (new, old, ends) in [
+            (Some(1), Some(1), true),
+            (Some(2), Some(1), false),
+            (Some(1), Some(2), false),
+            (None, None, true),
+            (Some(1), None, true),
+        ] {
+            assert_eq!(stream(2, new).replaces(&stream(1, old)), ends, "{new:?} {old:?}");
+            assert!(!stream(1, new).replaces(&stream(2, old)), "a later one");
+        }
+    }
+
+    #[test]
+    fn of_streams_side_by_side_that_of_the_latest_epoch_is_noted() {
+        let all = [stream(1, None), stream(2, Some(7)), stream(3, Some(6)), stream(4, None)];
+        assert_eq!([1, 2, 3, 4].map(|id| is_noted(&all, id)), [false, true, false, false]);
+        all[1].stop.cancel();
+        assert_eq!([1, 2, 3, 4].map(|id| is_noted(&all, id)), [false, true, true, false]);
+        assert!(is_noted(&[stream(1, None), stream(2, None)], 2), "where all are somebody else's");
+    }
 }

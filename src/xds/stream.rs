@@ -38,7 +38,8 @@ impl<'a> Stream<'a> {
     /// What notes this stream for the last good configuration, where that is kept.
     pub(super) fn recorder(&self, of: fn(&'a Memory, u64, Protocol) -> Recorder<'a>) -> Option<Recorder<'a>> {
         let attempt = self.attempt.load(Ordering::Relaxed);
-        let memory = self.shared.memory.as_deref().filter(|_| attempt > 0)?;
+        let is_noted = || attempt > 0 && self.shared.is_noted(self.id);
+        let memory = self.shared.memory.as_deref().filter(|_| is_noted())?;
         Some(of(memory, attempt, self.protocol))
     }
 
