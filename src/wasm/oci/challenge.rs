@@ -106,7 +106,8 @@ pub(super) fn refuse_unsafe(header: &str) -> Result<(), UnsafeRealm> {
 fn is_safe(realm: &str) -> bool {
     let Ok(url) = Url::parse(realm) else { return false };
     let host = url.host.trim_end_matches('.').to_ascii_lowercase();
-    let near = matches!(host.as_str(), "localhost" | "metadata.google.internal") || host.ends_with(".localhost");
+    let near =
+        matches!(host.as_str(), "localhost" | "metadata.google.internal") || host.ends_with(".localhost");
     !near && !is_inside(&host)
 }
 
