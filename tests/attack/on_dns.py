@@ -1,9 +1,13 @@
 """Attacks on the DNS proxy, over datagrams and over connections."""
+import itertools
 import socket
 import threading
 import time
 
 from . import h2
+from .h2 import framed, part, pieces
+from .on_istiod import ROOM, TYPE, under
+from .on_istiod import WORLD as HOSTILE
 from .registry import attack
 from .world import ATTACKERS, DNS, POD, connect, send_on
 
@@ -182,3 +186,85 @@ def endless(world, size):
         send_on(held, FRAMED * 500)
     for io in held:
         io.close()
+
+
+NAMES = TYPE + "istio.networking.nds.v1.NameTable"
+HOSTS, CLIENTS, EVERY = 2000, 20, 0.05
+
+
+def host(n):
+    return b"host-%d.ns.svc.cluster.local" % n
+
+
+def entry(n, address):
+    return part(1, part(1, host(n)) + part(2, part(1, address)))
+
+
+def tables(call, there):
+    """Twenty name tables a second, in each of which the first host has a later address; says when some are there."""
+    rest = b"".join(entry(n, b"10.1.%d.%d" % divmod(n, 256)) for n in range(1, HOSTS))
+
+    def stream():
+        for n in itertools.count(1):
+            table = part(1, NAMES.encode()) + part(2, entry(0, b"10.2.%d.%d" % divmod(n, 256)) + rest)
+            yield from pieces(framed(part(1, b"%d" % n) + part(2, table) + part(4, NAMES.encode()) + part(5, b"n")))
+            time.sleep(EVERY)
+            if n == 5:
+                there.set()
+
+    call.accept()
+    call.pour(stream(), ROOM)
+
+
+def exchange(io, over_tcp, asked):
+    """What answers it."""
+    if not over_tcp:
+        io.send(asked)
+        return io.recv(65536)
+    io.sendall(len(asked).to_bytes(2, "big") + asked)
+    got = b""
+    while len(got) < 2 or len(got) < 2 + int.from_bytes(got[:2], "big"):
+        piece = io.recv(65536)
+        if not piece:
+            raise ConnectionError("closed")
+        got += piece
+    return got[2:]
+
+
+def client(number, there, over, figures, wrong):
+    """Asks again and again: each name has an address in each table, and that of the first never goes back."""
+    over_tcp, last = number % 2, b""
+    there.wait()
+    while not over.is_set():
+        try:
+            with connect(ATTACKERS[number % 64], DNS) if over_tcp else socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as io:
+                io.settimeout(2)
+                if not over_tcp:
+                    io.connect((POD, DNS))
+                # No connection takes more than 128.
+                for n in range(100):
+                    if over.is_set():
+                        return
+                    got = exchange(io, over_tcp, query(n, host(n % 2 * (number + 1))))
+                    address, figures[number] = got[-4:], figures[number] + 1
+                    if got[3] & 15 or got[6:8] != b"\0\1" or n % 2 == 0 and address < last:
+                        wrong.append(got[:8] + address)
+                    last = address if n % 2 == 0 else last
+                    time.sleep(0.01)
+        except OSError as error:
+            wrong.append(error)
+
+
+@attack("DNS tables that change", "twenty name tables a second, while clients ask over both", readiness=False,
+        world={"env": {**HOSTILE["env"], **CAPTURE}, "ready": False})
+def changing(world, size):
+    there, over, figures, wrong = threading.Event(), threading.Event(), [0] * CLIENTS, []
+    for n in range(CLIENTS):
+        threading.Thread(target=client, args=(n, there, over, figures, wrong), daemon=True).start()
+    try:
+        under(world, size, lambda call: tables(call, there), patience=60)
+    finally:
+        over.set()
+        there.set()
+    if wrong or not sum(figures):
+        raise AssertionError(f"{len(wrong)} of {sum(figures)} answers are wrong: {wrong[:3]}")

@@ -150,6 +150,28 @@ def unknown_frames(call):
         call.send(frame(0x42, 0xff, 0) * 4000)
 
 
+def empty_continuations(call):
+    call.send(frame(HEADERS, 0, call.stream, HEAD))
+    while call.on():
+        call.send(frame(CONTINUATION, 0, call.stream) * 4000)
+
+
+def window_games(call):
+    """All streams' windows are closed and opened as wide as can be, and opened by a byte."""
+    call.accept()
+    closed, wide = (frame(SETTINGS, 0, 0, b"\0\4" + size.to_bytes(4, "big")) for size in (0, 2**31 - 1 - 65_535))
+    byte = frame(WINDOW, 0, 0, b"\0\0\0\1")
+    while call.on():
+        call.send((closed + byte + wide) * 200)
+        time.sleep(0.001)
+
+
+def reset_again(call):
+    call.accept()
+    while call.on():
+        call.send(frame(RST, 0, call.stream, b"\0\0\0\x08") * 4000)
+
+
 def reset(call):
     call.send(frame(RST, 0, call.stream, b"\0\0\0\x07"))
 
@@ -237,7 +259,8 @@ MOODS = {
     "trust bundles": many(lambda _: TYPE + "istio.mesh.v1alpha1.ProxyConfig", 9000),
     "extension configs": many(lambda _: TYPE + "envoy.config.core.v3.TypedExtensionConfig", 5000), "silent": silence,
     "interim answers": interim, "endless trailers": endless_trailers, "padding": padding, "farewells": farewells,
-    "unknown frames": unknown_frames,
+    "unknown frames": unknown_frames, "empty CONTINUATION": empty_continuations, "window games": window_games,
+    "RST_STREAM": reset_again,
 }
 # The others differ little from these.
 SHORT = ("small responses", "bytes", "unknown types", "extension configs", "large status", "resets", "SETTINGS")
