@@ -40,6 +40,14 @@ const SEAL: &str =
 /// For a file that anybody may read elsewhere.
 const RIGHTS: &str = "give the agent's user the right to read the file and to enter its folders (user 1337 in a pod, istio-proxy on a VM)";
 
+/// How a file is told of that never comes.
+const SILENCE: &str = "disk does not answer within";
+/// For one that links do not lead to.
+const CIRCLE: &str = "the links of its path lead in a circle: mount or write the file itself";
+/// For one whose content never comes.
+const SILENT: &str = "look at the volume that it is on, and at what is in its place: a network file system whose server is away and a \
+                      named pipe are waited for";
+
 /// For an Envoy that cannot be executed, by what the system says.
 const BINARY: [(&str, &str); 3] = [
     ("it is a directory", "binaryPath of the proxy config names a folder: write the path of Envoy itself"),
@@ -333,7 +341,9 @@ impl Kind {
             return self.hint();
         }
         match numbered(detail) {
+            None if detail.contains(SILENCE) => SILENT,
             Some(Errno::ISDIR) => FOLDER,
+            Some(Errno::LOOP) => CIRCLE,
             Some(Errno::ACCESS | Errno::PERM) if self != Self::TokenUnreadable => RIGHTS,
             _ => self.hint(),
         }

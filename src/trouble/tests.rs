@@ -171,6 +171,13 @@ fn what_the_system_says_decides_what_to_do() {
             "a folder is in the file's place",
         ),
         (Kind::TokenUnreadable, "token: Permission denied (os error 13)", "fsGroup"),
+        (
+            Kind::TokenUnreadable,
+            "token: its disk does not answer within 2s; istiod answers: no",
+            "named pipe",
+        ),
+        (Kind::TokenUnreadable, "token: Too many levels of symbolic links (os error 40)", "in a circle"),
+        (Kind::RootBroken, "root.pem: Too many levels of symbolic links (os error 40)", "in a circle"),
         (Kind::EnvoyNotStarted, "/usr/bin: it is a directory", "names a folder"),
         (Kind::EnvoyNotStarted, "envoy: permission denied", "make it executable"),
         (Kind::EnvoyNotStarted, "envoy: no such file or directory", "loader"),
