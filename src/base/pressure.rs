@@ -27,8 +27,9 @@ const OFTEN: u32 = 50;
 const LATER: Duration = Duration::from_secs(1);
 /// Without a shortage for so long it is over: a client that comes back at once does not make two lines each time.
 const OVER: Duration = Duration::from_secs(30);
-/// Bytes of anonymous memory: an agent that has less is not what fills its group. Without clients it has a tenth.
-const MUCH: u64 = 24 << 20;
+/// Bytes of anonymous memory: an agent that has less is not what fills its group, whatever that may have. Without clients it
+/// has a fifth.
+const SOME: u64 = 12 << 20;
 
 /// The process's own, in bytes.
 static LIMIT: OnceLock<u64> = OnceLock::new();
@@ -62,9 +63,14 @@ impl Short {
     }
 }
 
-/// Bytes below which little is left.
+/// Bytes below which little is left. Of a small group it is more: what comes in a [`TICK`] does not shrink with it.
 fn little(limit: u64) -> u64 {
-    (limit / 6).clamp(6 << 20, 32 << 20)
+    (limit / 6).clamp((limit / 4).clamp(6 << 20, 12 << 20), 32 << 20)
+}
+
+/// Bytes of which a part is the agent's that has to do with what fills its group.
+fn much(limit: u64) -> u64 {
+    (limit / 3).clamp(SOME, 2 * SOME)
 }
 
 /// What there is, `more` bytes included, where it is too little: of the process's own limit, or of the group's.
@@ -75,10 +81,11 @@ fn shortage(
     group: impl FnOnce() -> Option<Memory>,
 ) -> Option<Memory> {
     // What the group has takes longer to read.
-    if own + more < MUCH {
+    if own + more < SOME {
         return None;
     }
-    let is_short = |memory: &Memory| memory.left() < little(memory.limit) + more;
+    let is_short =
+        |memory: &Memory| memory.left() < little(memory.limit) + more && own + more >= much(memory.limit);
     let alone = limit.map(|limit| Memory { limit, used: own });
     alone.filter(is_short).or_else(|| group().filter(is_short))
 }
@@ -182,26 +189,44 @@ mod tests {
     fn little_left_is_short_where_much_is_the_agents() {
         let memory = |left: u64| Memory { limit: GROUP, used: GROUP - left };
         let of_group = |own, more, left| shortage(own, more, None, || Some(memory(left)));
-        let enough = little(GROUP);
-        assert_eq!(of_group(MUCH, 0, enough - 1), Some(memory(enough - 1)));
-        assert_eq!(of_group(MUCH, 0, enough), None);
-        assert_eq!(of_group(MUCH - 1, 0, 0), None, "others have it");
+        let (enough, much) = (little(GROUP), much(GROUP));
+        assert_eq!(of_group(much, 0, enough - 1), Some(memory(enough - 1)));
+        assert_eq!(of_group(much, 0, enough), None);
+        assert_eq!(of_group(much - 1, 0, 0), None, "others have it");
         assert_eq!(shortage(1 << 40, 0, None, || None), None, "there is no limit");
-        assert_eq!((little(32 << 20), little(4 << 30)), (6 << 20, 32 << 20));
         // What is about to be read.
-        assert_eq!(of_group(0, MUCH, enough + MUCH), None);
-        assert_eq!(of_group(0, MUCH, enough + MUCH - 1), Some(memory(enough + MUCH - 1)));
-        assert_eq!(of_group(0, MUCH - 1, 0), None, "an agent that has little may read what it likes");
+        assert_eq!(of_group(0, much, enough + much), None);
+        assert_eq!(of_group(0, much, enough + much - 1), Some(memory(enough + much - 1)));
+        assert_eq!(of_group(0, much - 1, 0), None, "an agent that has little may read what it likes");
+    }
+
+    #[test]
+    fn a_small_group_needs_more_of_it_left() {
+        const MB: u64 = 1 << 20;
+        for (limit, left, own) in [
+            (16, 6, 12),
+            (32, 8, 12),
+            (40, 10, 13),
+            (64, 12, 21),
+            (96, 16, 24),
+            (128, 21, 24),
+            (4096, 32, 24),
+        ] {
+            assert_eq!((little(limit * MB) / MB, much(limit * MB) / MB), (left, own), "{limit} MB");
+        }
+        // A flood adds some 10 MB in a tick, beside what the kernel needs for it and Envoy has.
+        let memory = Memory { limit: 40 * MB, used: 31 * MB };
+        assert_eq!(shortage(15 * MB, 0, None, || Some(memory)), Some(memory));
     }
 
     #[test]
     fn its_own_limit_counts_beside_the_groups() {
         let group = Memory { limit: 1 << 30, used: 0 };
         let of_own = |own| shortage(own, 0, Some(48 << 20), || Some(group));
-        assert_eq!(of_own(40 << 20), None);
-        assert_eq!(of_own((40 << 20) + 1).map(|memory| memory.limit), Some(48 << 20));
+        assert_eq!(of_own(36 << 20), None);
+        assert_eq!(of_own((36 << 20) + 1).map(|memory| memory.limit), Some(48 << 20));
         let full = Memory { limit: GROUP, used: GROUP };
-        assert_eq!(shortage(MUCH, 0, Some(1 << 30), || Some(full)), Some(full));
+        assert_eq!(shortage(2 * SOME, 0, Some(1 << 30), || Some(full)), Some(full));
     }
 
     #[tokio::test(start_paused = true)]

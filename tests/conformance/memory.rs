@@ -8,7 +8,7 @@ use crate::support::eventually;
 
 /// Some 28 MB of the agent's once they are held.
 const HOSTS: usize = 200_000;
-/// So that a sixth of it, 6 MB at least, is not left.
+/// So that a quarter of it is not left.
 const LIMIT: &str = "30MiB";
 /// It looks while so many are there.
 const STREAMS: usize = 40;
