@@ -18,6 +18,16 @@ pub fn delay(created: SystemTime, expiry: SystemTime, ratio: f64, jitter: f64, d
     if left.is_nan() { Duration::ZERO } else { life.saturating_sub(life.mul_f64(left)) }
 }
 
+/// By so much the clocks of two machines may differ that are both kept right, where a CA dates nothing back (istiod does, by
+/// two minutes).
+const CLOCKS: Duration = Duration::from_secs(5);
+
+/// Whether a certificate that begins then is not valid yet, by more than clocks differ.
+#[must_use]
+pub(super) fn is_ahead(begins: SystemTime, now: SystemTime) -> bool {
+    begins.duration_since(now).is_ok_and(|by| by > CLOCKS)
+}
+
 /// A number for `draw`.
 #[must_use]
 pub fn draw() -> f64 {

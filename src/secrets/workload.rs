@@ -139,12 +139,18 @@ impl Workload {
         self.backoff.reset();
         self.last_error = None;
         let expiry = issued.leaf.not_after;
-        let delay = rotation::delay(issued.created, expiry, self.ratio, self.jitter, rotation::draw());
+        // One that peers refuse until later is no good one: the CA's clock may be set before that.
+        let is_ahead = rotation::is_ahead(issued.leaf.not_before, issued.created);
+        let delay = if is_ahead {
+            Duration::ZERO
+        } else {
+            rotation::delay(issued.created, expiry, self.ratio, self.jitter, rotation::draw())
+        };
         let life = expiry.duration_since(issued.created).unwrap_or_default();
         let spaced = if delay < SPACING {
             // Never so far apart that a short life runs out in between.
             let wait = self.spacing.next_delay().min((life / 2).max(SPACING / 2));
-            if self.spacing.failures() == 1 {
+            if self.spacing.failures() == 1 && !is_ahead {
                 tracing::warn!(target: "cache",
                     "the new certificate is due for renewal after {} already (valid for {}, ratio {}): \
                      keeping at least {wait:?} between two requests; check SECRET_GRACE_PERIOD_RATIO, \
@@ -164,6 +170,14 @@ impl Workload {
             expiry_told: false,
             near_draw: rotation::draw().abs(),
         });
+    }
+
+    /// An answer that is no better than the current one: a better one is asked for later.
+    pub(super) fn kept(&mut self, mono: Instant) {
+        self.ended = Some(mono);
+        self.backoff.reset();
+        self.last_error = None;
+        self.not_before = mono + self.spacing.next_delay();
     }
 
     /// One from before the restart: good, and to be renewed at `renewal`.

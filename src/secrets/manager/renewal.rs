@@ -5,10 +5,10 @@ use std::sync::Arc;
 use tokio::time::Instant;
 
 use super::asking::Origin;
-use super::troubles::is_ahead;
 use super::{Manager, Running};
 use crate::base::error::chain;
 use crate::secrets::request::{Attempt, BadAnswer, Failure, Issued};
+use crate::secrets::rotation::is_ahead;
 use crate::secrets::{Error, ResourceName, Roots, Secret, bundle, rotation};
 use crate::trouble::What;
 
@@ -62,6 +62,7 @@ impl Manager {
             self.metrics.early(if outcome.is_ok() { "issued" } else { "failed" });
         }
         match outcome {
+            Ok(issued) if self.is_no_better(&issued) => self.kept(mono),
             Ok(issued) => self.renewed(issued, mono),
             Err(Failure { error, unused }) => {
                 self.unused_key = unused;
@@ -86,6 +87,26 @@ impl Manager {
             return Err(Error::Refused(BadAnswer::NotYet { begins, now }).into());
         }
         Ok(issued)
+    }
+
+    /// Whether it begins later, and the one in use, which does so as well, is valid sooner and for long after that.
+    fn is_no_better(&self, issued: &Issued) -> bool {
+        let now = self.clock.now();
+        let begins = issued.leaf.not_before;
+        let is_sooner = |current: &Issued| {
+            let leaf = &current.leaf;
+            let life = leaf.not_after.duration_since(leaf.not_before).unwrap_or_default();
+            is_ahead(leaf.not_before, now) && leaf.not_before <= begins && leaf.not_after > begins + life / 8
+        };
+        is_ahead(begins, now) && self.workload.valid(now).is_some_and(|c| is_sooner(&c.issued))
+    }
+
+    fn kept(&mut self, mono: Instant) {
+        self.config.trouble.end();
+        self.workload.kept(mono);
+        for waiter in std::mem::take(&mut self.waiting) {
+            self.answer(&waiter.name, waiter.reply);
+        }
     }
 
     pub(super) fn renewed(&mut self, issued: Issued, mono: Instant) {

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use super::Manager;
 use super::asking::Origin;
@@ -11,13 +11,10 @@ use crate::base::error::chain;
 use crate::ca::csr;
 use crate::secrets::files::Source;
 use crate::secrets::request::BadAnswer;
+use crate::secrets::rotation::is_ahead;
 use crate::secrets::{Error, ResourceName};
 use crate::tls::keys;
 use crate::trouble::{Kind, Report, Reporter};
-
-/// By so much the clocks of two machines may differ that are both kept right, where a CA dates nothing back (istiod does, by
-/// two minutes).
-const CLOCKS: Duration = Duration::from_secs(5);
 
 /// One reporter for each thing that can be wrong on its own.
 #[derive(Debug)]
@@ -96,11 +93,6 @@ fn hint_of(error: &Error) -> &'static str {
         }
         _ => "",
     }
-}
-
-/// Whether a certificate that begins then is not valid yet, by more than clocks differ.
-pub(super) fn is_ahead(begins: SystemTime, now: SystemTime) -> bool {
-    begins.duration_since(now).is_ok_and(|by| by > CLOCKS)
 }
 
 impl Manager {
@@ -204,7 +196,7 @@ mod tests {
 
     #[test]
     fn an_answer_of_the_past_sends_people_to_the_clocks() {
-        let expired = Error::Refused(BadAnswer::Expired(Duration::from_secs(60)));
+        let expired = Error::Refused(BadAnswer::Expired(std::time::Duration::from_secs(60)));
         let report = Report::new(kind_of(&expired), "").hint(hint_of(&expired));
         assert!(report.hint_text().contains("clock"), "{report:?}");
         let other = Error::Refused(BadAnswer::OtherKey);

@@ -28,6 +28,24 @@ async fn a_certificate_of_a_day_to_come_is_served_and_told() {
     assert_eq!(troubles.verdict(), None);
 }
 
+/// Peers refuse it for hours, and the CA's clock may be set meanwhile.
+#[tokio::test(start_paused = true)]
+async fn while_one_of_a_day_to_come_is_all_there_is_the_ca_is_asked_again() {
+    let hour = Duration::from_secs(3600);
+    let world = World::new(Act::Future(hour * 2));
+    let (first, _updates) = world.identity().await;
+    world.pass(hour).await;
+    let calls = world.ca.calls();
+    assert!((12..25).contains(&calls), "{calls} requests");
+    world.ca.act(Act::Issue(DAY));
+    world.pass(Duration::from_secs(330)).await;
+    assert!(world.handle.status().certificate.is_some_and(|c| c.not_before <= world.clock.now()));
+    assert_ne!(world.identity().await.0, first);
+    let calls = world.ca.calls();
+    world.pass(hour).await;
+    assert_eq!(world.ca.calls(), calls, "a good one is renewed in its time");
+}
+
 #[tokio::test(start_paused = true)]
 async fn one_of_a_day_to_come_takes_the_place_of_none_that_is_good_then() {
     let world = World::new(Act::Issue(DAY));
@@ -80,7 +98,8 @@ async fn of_a_later_certificate_its_own_beginning_is_told() {
     world.pass(Duration::from_secs(60)).await;
     let told = troubles.verdict().expect("told");
     assert!(told.detail.contains(&first), "{told:?}, not {first}");
-    world.pass(DAY * 2 / 3).await;
+    // By the CA's clock it is about to end.
+    world.pass(DAY * 15 / 16).await;
     assert_ne!(begins(), first);
     let told = troubles.verdict().expect("told");
     assert!(told.detail.contains(&begins()), "{told:?}, not {}", begins());
