@@ -180,7 +180,7 @@ impl Down<'_> {
             }
             Event::Aged => {
                 self.stream.shared.meters.aged();
-                Err(Ended { by: Leg::Agent, status: Status::unavailable(AGED), class: Class::Expected })
+                Err(Ended::new(Leg::Agent, Status::unavailable(AGED), Class::Expected))
             }
         }
     }

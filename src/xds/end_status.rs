@@ -96,6 +96,13 @@ pub(super) fn of_upstream(error: &h2::Error) -> (Status, Class) {
     (Status::unavailable(format!("connection error: {error}")), Class::Unexpected)
 }
 
+/// Whether the server has sent the stream away unseen: by a reset that says so, or with all that it has not begun.
+#[must_use]
+pub(super) fn is_untouched(error: &h2::Error) -> bool {
+    let word = if error.is_go_away() { h2::Reason::NO_ERROR } else { h2::Reason::REFUSED_STREAM };
+    error.is_remote() && error.reason() == Some(word)
+}
+
 fn of_io(error: &io::Error) -> (Status, Class) {
     use io::ErrorKind::{BrokenPipe, NotConnected, UnexpectedEof};
     // The end of the connection is seen as a broken pipe by streams that are still open.

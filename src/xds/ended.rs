@@ -35,22 +35,28 @@ pub(super) struct Ended {
     pub(super) by: Leg,
     pub(super) status: Status,
     pub(super) class: Class,
+    /// Istiod has sent the stream away before it looked at it (an end in order, as HTTP/2 has it).
+    pub(super) untouched: bool,
 }
 
 impl Ended {
+    pub(super) fn new(by: Leg, status: Status, class: Class) -> Self {
+        Self { by, status, class, untouched: false }
+    }
+
     pub(super) fn istiod(status: Status) -> Self {
         let class = end_status::class(&status);
-        Self { by: Leg::Istiod, status, class }
+        Self::new(Leg::Istiod, status, class)
     }
 
     pub(super) fn istiod_failed(error: &h2::Error) -> Self {
         let (status, class) = end_status::of_upstream(error);
-        Self { by: Leg::Istiod, status, class }
+        Self { untouched: end_status::is_untouched(error), ..Self::new(Leg::Istiod, status, class) }
     }
 
     pub(super) fn envoy(status: Status) -> Self {
         let class = end_status::class(&status);
-        Self { by: Leg::Envoy, status, class }
+        Self::new(Leg::Envoy, status, class)
     }
 }
 
@@ -66,5 +72,5 @@ pub(super) fn of_gate(error: &Error) -> Status {
 /// A leg has stood still for longer than is allowed.
 pub(super) fn stalled(by: Leg, after: Duration) -> Ended {
     let text = format!("{} has stood still for {after:?} (XDS_STALL_TIMEOUT)", by.name());
-    Ended { by, status: Status::unavailable(text), class: Class::Unexpected }
+    Ended::new(by, Status::unavailable(text), Class::Unexpected)
 }

@@ -44,6 +44,8 @@ const CAUSE: usize = 2048;
 /// Requests kept for another attempt at most, in bytes; a stream that has sent more cannot be held any
 /// further when its upstream fails. First requests of a large mesh are about 1 MB.
 const REPLAY: usize = 4 << 20;
+/// Of any client's stream that is not held: the first requests of most.
+const LITTLE: usize = 8 << 10;
 
 /// What Envoy sends on one stream.
 pub(super) struct Inbox {
@@ -58,6 +60,7 @@ pub(super) struct Inbox {
     // Sent, and kept while it may have to be sent again.
     replay: Option<Pieces>,
     replay_length: usize,
+    most: usize,
     ended: bool,
     // After a hand-over: what must not reach istiod.
     strip: Option<(Strip, Messages)>,
@@ -81,7 +84,7 @@ enum Item {
 }
 
 impl Inbox {
-    /// Of a stream that has just been opened. `movable`: it may have to change its upstream.
+    /// Of a stream that has just been opened. `movable`: it may have to change its upstream, however much it has sent.
     pub(super) fn new(body: RecvStream, protocol: Protocol, limit: u64, movable: bool) -> Self {
         Self {
             body,
@@ -90,8 +93,9 @@ impl Inbox {
             pending: VecDeque::new(),
             owed: 0,
             failed: None,
-            replay: movable.then(Pieces::default),
+            replay: Some(Pieces::default()),
             replay_length: 0,
+            most: if movable { REPLAY } else { LITTLE },
             ended: false,
             strip: None,
             beginning: Some(BytesMut::new()),
@@ -214,7 +218,7 @@ impl Inbox {
     fn keep(&mut self, bytes: &Bytes) {
         let Some(kept) = &mut self.replay else { return };
         self.replay_length += bytes.len();
-        if self.replay_length > REPLAY {
+        if self.replay_length > self.most {
             self.replay = None;
         } else {
             kept.push(bytes.clone());

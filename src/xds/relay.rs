@@ -86,19 +86,19 @@ pub(super) async fn exchange(
                     }
                 },
                 () = &mut last_words, if verdict.is_some() => break verdict.take().expect("just seen"),
-                () = &mut alive => break Ended {
-                    by: Leg::Istiod,
-                    status: Status::unavailable("keepalive ping failed to receive ACK within timeout"),
-                    class: Class::Unexpected,
-                },
+                () = &mut alive => break Ended::new(
+                    Leg::Istiod,
+                    Status::unavailable("keepalive ping failed to receive ACK within timeout"),
+                    Class::Unexpected,
+                ),
                 heard = &mut settings, if speechless => {
                     speechless = false;
                     if !heard {
-                        break Ended {
-                            by: Leg::Istiod,
-                            status: Status::unavailable("the server accepted the connection but does not speak HTTP/2"),
-                            class: Class::Unexpected,
-                        };
+                        break Ended::new(
+                            Leg::Istiod,
+                            Status::unavailable("the server accepted the connection but does not speak HTTP/2"),
+                            Class::Unexpected,
+                        );
                     }
                 }
                 () = &mut silent, if waits => {
@@ -112,7 +112,7 @@ pub(super) async fn exchange(
                     }
                 }
                 () = &mut late => break Ended::envoy(grpc::exceeded()),
-                () = stop.cancelled() => break Ended { by: Leg::Agent, status: Status::ok(""), class: Class::Expected },
+                () = stop.cancelled() => break Ended::new(Leg::Agent, Status::ok(""), Class::Expected),
             }
         }
     };

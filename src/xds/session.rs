@@ -58,7 +58,8 @@ pub(super) async fn serve(
     let (id, replaced, overlaps) = shared.register(protocol, own, &queue, &stop);
     let _registered = Registered { shared: &shared, id };
     let held = shared.holds().then(|| Held::new(&shared, id));
-    let mut inbox = Inbox::new(body, protocol, shared.config.max_request, held.is_some());
+    let mut inbox =
+        Inbox::new(body, protocol, shared.config.max_request, own.is_some() || held.is_some());
     if overlaps && own.is_none() && shared.has_own() {
         inbox.is_no_envoy();
     }
@@ -88,6 +89,7 @@ pub(super) async fn serve(
         reply: &mut reply,
         ends_at: held.as_ref().map(|_| Instant::now() + hold),
         replaced,
+        again: false,
     };
     let status = match caught("xds stream", session.run(&stop)).await {
         Ok(status) => status,
@@ -124,7 +126,7 @@ impl Drop for Open<'_> {
             memory.ended();
         }
         if !self.ended {
-            let ended = Ended { by: Leg::Agent, status: Status::ok(""), class: Class::Expected };
+            let ended = Ended::new(Leg::Agent, Status::ok(""), Class::Expected);
             count(shared, &ended);
             down(shared, self.stream.id, None);
         }
@@ -148,6 +150,8 @@ struct EnvoyStream<'a> {
     // Set when the stream may be held, and then the end of that.
     ends_at: Option<Instant>,
     replaced: Stop,
+    // It was tried again, since istiod had not looked at it.
+    again: bool,
 }
 
 impl EnvoyStream<'_> {
@@ -241,13 +245,18 @@ impl EnvoyStream<'_> {
         if self.may_go_on(&status, report, roots || holdable(&status)) {
             return ControlFlow::Continue(());
         }
-        ControlFlow::Break((Ended { by: Leg::Istiod, status, class: Class::Unexpected }, "told"))
+        ControlFlow::Break((Ended::new(Leg::Istiod, status, Class::Unexpected), "told"))
     }
 
     // A stream to istiod has ended: where it had brought nothing yet, the next attempt may take its place.
-    fn relayed(&self, ended: Ended) -> ControlFlow<Over> {
+    fn relayed(&mut self, ended: Ended) -> ControlFlow<Over> {
         let shared = self.stream.shared;
         let committed = self.stream.committed.load(Ordering::Relaxed);
+        if ended.untouched && !committed && !self.again && self.inbox.movable() {
+            self.again = true;
+            tracing::debug!(target: "xdsproxy", stream = self.stream.id, "tried again: {}", ended.status.message());
+            return ControlFlow::Continue(());
+        }
         count(shared, &ended);
         if let Some(memory) = &shared.memory
             && ended.by == Leg::Istiod
@@ -339,7 +348,7 @@ impl EnvoyStream<'_> {
             biased;
             gone = poll_fn(|cx| reply.poll_gone(cx)) => Err(Ended::envoy(gone)),
             () = self.replaced.cancelled() => {
-                Err(Ended { by: Leg::Agent, status: Status::ok(""), class: Class::Expected })
+                Err(Ended::new(Leg::Agent, Status::ok(""), Class::Expected))
             }
             () = grpc::over(until) => Err(Ended::envoy(grpc::exceeded())),
             done = work => Ok(done),

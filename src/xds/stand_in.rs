@@ -182,7 +182,7 @@ pub(super) async fn run(sides: Sides<'_>, memory: &Arc<Memory>) -> Result<Answer
 async fn over(until: Option<Instant>, replaced: &Stop, memory: &Memory) -> Ended {
     tokio::select! {
         biased;
-        () = replaced.cancelled() => Ended { by: Leg::Agent, status: Status::ok(""), class: Class::Expected },
+        () = replaced.cancelled() => Ended::new(Leg::Agent, Status::ok(""), Class::Expected),
         () = grpc::over(until) => Ended::envoy(grpc::exceeded()),
         () = memory.too_old() => too_old(),
     }
@@ -287,7 +287,7 @@ fn hand_over(
 
 fn too_old() -> Ended {
     let status = Status::unavailable("the last good configuration is too old (XDS_REPLAY_MAX_AGE)");
-    Ended { by: Leg::Agent, status, class: Class::Unexpected }
+    Ended::new(Leg::Agent, status, Class::Unexpected)
 }
 
 fn too_large(length: u64) -> Ended {
@@ -335,7 +335,7 @@ fn failed(
     if memory.judge(status) && holdable {
         return Ok(());
     }
-    Err(Ended { by: Leg::Istiod, status: status.clone(), class: Class::Unexpected })
+    Err(Ended::new(Leg::Istiod, status.clone(), Class::Unexpected))
 }
 
 // `tried`: which change of token and root files the dial before this has seen. What has changed since is reason to hurry.

@@ -200,7 +200,11 @@ async fn a_stall_in_several_waits_is_counted_once_when_it_ends_the_stream() {
     let mut config = Config::new(PathBuf::new());
     config.stall = Some(Duration::from_secs(5));
     let parts = Parts {
-        upstream: Arc::new(Way { address: String::new(), open: AtomicBool::new(false) }),
+        upstream: Arc::new(Way {
+            address: String::new(),
+            open: AtomicBool::new(false),
+            away: Arc::default(),
+        }),
         tokens: Arc::new(Tokens),
         headers: CallHeaders::default(),
         taps: Vec::new(),

@@ -51,8 +51,8 @@ async fn five_hundred_agents_come_back_spread_out() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
     let (sender, mut streams) = mpsc::unbounded_channel();
-    group.run("istiod", accept(listener, sender, group.clone()));
-    let way = Arc::new(Way { address, open: AtomicBool::new(true) });
+    group.run("istiod", accept(listener, sender, group.clone(), Arc::default()));
+    let way = Arc::new(Way { address, open: AtomicBool::new(true), away: Arc::default() });
     let (_news, wake) = watch::channel(0);
     let mut handles = Vec::new();
     for n in 0..AGENTS {

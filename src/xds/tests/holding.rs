@@ -54,6 +54,32 @@ async fn a_refused_token_is_told_once_and_then_tried_with_the_same_requests() {
 }
 
 #[tokio::test]
+async fn a_stream_that_istiod_has_not_looked_at_is_tried_again_at_once_and_once() {
+    let mut rig = Rig::new().await;
+    for away in [false, true] {
+        rig.way.away.store(away, Ordering::SeqCst);
+        let mut envoy = rig.envoy(Protocol::Sotw).await;
+        envoy.send(&request(CDS)).await;
+        if !away {
+            rig.istiod().await.respond.send_reset(h2::Reason::REFUSED_STREAM);
+        }
+        let mut istiod = rig.istiod().await;
+        assert_eq!(istiod.request().await, request(CDS));
+        let sent = response(CDS, "1", &[1]);
+        istiod.push(&sent).await;
+        assert_eq!(envoy.response().await, sent);
+    }
+    assert!(!rig.way.away.load(Ordering::SeqCst));
+    assert_eq!(rig.metric("istiod_connection_terminations", Some("error")), 0.0);
+    // Whoever is refused again is told.
+    let mut envoy = rig.envoy(Protocol::Sotw).await;
+    for _ in 0..2 {
+        rig.istiod().await.respond.send_reset(h2::Reason::REFUSED_STREAM);
+    }
+    assert_eq!(envoy.status().await.0, Code::Unavailable);
+}
+
+#[tokio::test]
 async fn a_hold_ends_and_envoy_is_told_then() {
     let rig = Rig::with(|c| c.hold = Duration::from_millis(50)).await;
     rig.way.open.store(false, Ordering::SeqCst);

@@ -11,6 +11,8 @@ pub(super) const SOON: Duration = Duration::from_secs(10);
 pub(super) struct Way {
     pub(super) address: String,
     pub(super) open: AtomicBool,
+    /// The next connection is sent away as one that comes while istiod ends in order.
+    pub(super) away: Arc<AtomicBool>,
 }
 
 impl Upstream for Way {
@@ -89,8 +91,9 @@ impl Rig {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
         let (sender, streams) = mpsc::unbounded_channel();
-        group.run("istiod", accept(listener, sender, group.clone()));
-        let way = Arc::new(Way { address, open: AtomicBool::new(true) });
+        let away = Arc::new(AtomicBool::new(false));
+        group.run("istiod", accept(listener, sender, group.clone(), away.clone()));
+        let way = Arc::new(Way { address, open: AtomicBool::new(true), away });
         let mut config = Config::new(socket.clone());
         change(&mut config);
         let (news, wake) = watch::channel(0);
@@ -199,9 +202,25 @@ impl Rig {
     }
 }
 
-pub(super) async fn accept(listener: TcpListener, streams: mpsc::UnboundedSender<Istiod>, group: Group) {
+/// No settings, and GOAWAY without an error, with no stream that was begun.
+const AWAY: &[u8] = b"\0\0\0\x04\0\0\0\0\0\0\0\x08\x07\0\0\0\0\0\0\0\0\0\0\0\0\0";
+
+pub(super) async fn accept(
+    listener: TcpListener,
+    streams: mpsc::UnboundedSender<Istiod>,
+    group: Group,
+    away: Arc<AtomicBool>,
+) {
     loop {
-        let (io, _) = listener.accept().await.unwrap();
+        let (mut io, _) = listener.accept().await.unwrap();
+        if away.swap(false, Ordering::SeqCst) {
+            tokio::io::AsyncWriteExt::write_all(&mut io, AWAY).await.unwrap();
+            // Nothing of what comes is lost by an end that resets the connection.
+            group.run("istiod that ends", async move {
+                let _ = tokio::io::copy(&mut io, &mut tokio::io::sink()).await;
+            });
+            continue;
+        }
         let streams = streams.clone();
         group.run("istiod connection", async move {
             let http2 = h2::server::Builder::new()

@@ -225,7 +225,7 @@ async fn refuses_in_one_breath() -> (Way, Group) {
             io.shutdown().await.unwrap();
         }
     });
-    (Way { address, open: AtomicBool::new(true) }, group)
+    (Way { address, open: AtomicBool::new(true), away: Arc::default() }, group)
 }
 
 #[tokio::test]
