@@ -227,7 +227,11 @@ impl Manager {
         } else if self.workload.valid(now).is_none() {
             self.workload.hurry(mono);
             None
-        } else if self.workload.due(now, mono) && self.workload.failures() == 0 && !self.workload.restored {
+        } else if self.workload.due(now, mono)
+            && mono >= self.workload.not_before()
+            && self.workload.failures() == 0
+            && !self.workload.restored
+        {
             // Nobody had asked, so it was not renewed: the new one is a moment away.
             Some(mono + SOFT_WAIT)
         } else {

@@ -37,6 +37,9 @@ async fn while_one_of_a_day_to_come_is_all_there_is_the_ca_is_asked_again() {
     world.pass(hour).await;
     let calls = world.ca.calls();
     assert!((12..25).contains(&calls), "{calls} requests");
+    let asked = tokio::time::Instant::now();
+    assert_eq!(world.identity().await.0, first, "none is valid sooner");
+    assert_eq!(asked.elapsed(), Duration::ZERO, "nobody waits for a better one");
     world.ca.act(Act::Issue(DAY));
     world.pass(Duration::from_secs(330)).await;
     assert!(world.handle.status().certificate.is_some_and(|c| c.not_before <= world.clock.now()));
