@@ -78,11 +78,7 @@ pub(crate) fn parse(text: &str) -> Result<Signed, Bad> {
         };
         let whole: u128 = if whole.is_empty() { 0 } else { whole.parse().map_err(|_| invalid())? };
         nanos = nanos.checked_add(whole.checked_mul(scale).ok_or_else(invalid)?).ok_or_else(invalid)?;
-        let mut part = scale;
-        for digit in fraction.bytes().take(18) {
-            part /= 10;
-            nanos += u128::from(digit - b'0') * part;
-        }
+        nanos += part(fraction, scale);
     }
     let limit = u128::from(i64::MAX.unsigned_abs()) + u128::from(negative);
     if nanos > limit {
@@ -90,6 +86,24 @@ pub(crate) fn parse(text: &str) -> Result<Signed, Bad> {
     }
     let nanos = u64::try_from(nanos).map_err(|_| invalid())?;
     Ok(Signed { negative: negative && nanos > 0, span: Duration::from_nanos(nanos) })
+}
+
+// As Go counts it, in double precision: with many digits the last nanosecond depends on that.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_precision_loss,
+    clippy::cast_sign_loss,
+    reason = "what is cut off is less than a nanosecond"
+)]
+fn part(fraction: &str, scale: u128) -> u128 {
+    let (mut digits, mut fold) = (0_u64, 1.0);
+    for digit in fraction.bytes().map(|digit| u64::from(digit - b'0')) {
+        let next = digits.checked_mul(10).and_then(|all| all.checked_add(digit));
+        let Some(next) = next.filter(|next| *next <= 1 << 63) else { break };
+        digits = next;
+        fold *= 10.0;
+    }
+    (digits as f64 * (scale as f64 / fold)) as u128
 }
 
 /// A span of time with a sign.
@@ -142,5 +156,9 @@ mod tests {
         assert_eq!(nanos("-9223372036854775809ns"), None);
         assert_eq!(parse("-0s").unwrap(), Signed::default());
         assert_eq!(nanos("1h.5m"), Some(3_630_000_000_000));
+        assert_eq!(nanos("0.333333333333333333h"), Some(1_199_999_999_999));
+        assert_eq!(nanos("0.99999999999999999999999999s"), Some(1_000_000_000));
+        assert_eq!(nanos("0.3333333333333333333333333h"), Some(1_200_000_000_000));
+        assert_eq!(nanos(".123456789123456789h"), Some(444_444_440_844));
     }
 }
