@@ -314,8 +314,12 @@ pub fn name_servers(text: &str) -> (Vec<Ipv4Addr>, Vec<Ipv6Addr>) {
             continue;
         }
         let address = words.next().unwrap_or_default();
-        let address = address.split_once('%').map_or(address, |(a, _)| a);
-        match address.parse::<IpAddr>() {
+        let read = match address.split_once('%') {
+            None => address.parse(),
+            Some((_, "")) => continue,
+            Some((address, _)) => address.parse().map(IpAddr::V6),
+        };
+        match read {
             Ok(IpAddr::V4(a)) => v4.push(a),
             Ok(IpAddr::V6(a)) => v6.push(a),
             Err(_) => {}
@@ -339,7 +343,7 @@ mod tests {
     #[test]
     fn servers_are_read_as_the_go_agent_does() {
         let (v4, v6) = name_servers(
-            "# c\nnameserver 10.0.0.1 # x\nnameserver fe80::1%eth0\nnameserver nonsense\nnameserver\n  \
+            "# c\nnameserver 10.0.0.1 # x\nnameserver fe80::1%eth0\nnameserver 10.0.0.5%eth0\nnameserver fe80::2%\nnameserver nonsense\nnameserver\n  \
              nameserver 10.0.0.2\nNAMESERVER 10.0.0.4\n",
         );
         assert_eq!(v4, ["10.0.0.1".parse::<Ipv4Addr>().unwrap(), "10.0.0.2".parse().unwrap()]);

@@ -117,6 +117,10 @@ fn a_dry_run_writes_its_file_and_starts_nothing() {
     let Some(world) = World::new(Backend::Nft, V4) else { return };
     world.set("DRY_RUN_FILE_PATH", "/nowhere/rules.txt");
     world.apply(&format!("{SIDECAR} --dry-run"), 0);
+    let file = world.path("rules.txt");
+    world.set("DRY_RUN_FILE_PATH", &file.display().to_string());
+    world.apply(&format!("{SIDECAR} -x 10/8 --dry-run"), 1);
+    assert!(!file.exists());
 }
 
 /// What VM scripts and init containers of 0.8 to 1.8 call, by the names they had, with the arguments of 0.8.
