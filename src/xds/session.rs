@@ -58,8 +58,7 @@ pub(super) async fn serve(
     let (id, replaced, overlaps) = shared.register(protocol, own, &queue, &stop);
     let _registered = Registered { shared: &shared, id };
     let held = shared.holds().then(|| Held::new(&shared, id));
-    let mut inbox =
-        Inbox::new(body, protocol, shared.config.max_request, own.is_some() || held.is_some());
+    let mut inbox = Inbox::new(body, protocol, shared.config.max_request, own.is_some() || held.is_some());
     if overlaps && own.is_none() && shared.has_own() {
         inbox.is_no_envoy();
     }
