@@ -49,7 +49,7 @@ impl fmt::Debug for Token {
 #[error("transport: per-RPC creds failed due to error: {0}")]
 pub struct Error(#[source] Arc<dyn std::error::Error + Send + Sync>);
 
-/// What to do where a call ended with the text of an [`enum@Error`]: nobody at the other end has said anything then.
+/// What to do where a call ended with the text of an [`struct@Error`]: nobody at the other end has said anything then.
 #[must_use]
 pub(crate) fn hint_for(message: &str) -> Option<&'static str> {
     message.starts_with("transport: per-RPC creds failed").then_some(
