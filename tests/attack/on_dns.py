@@ -104,19 +104,24 @@ QUERY = query(7, b"somebody.test")
 FRAMED = len(QUERY).to_bytes(2, "big") + QUERY
 
 
+def read_answer(io):
+    """The next message over a connection."""
+    got = b""
+    while len(got) < 2 or len(got) < 2 + int.from_bytes(got[:2], "big"):
+        piece = io.recv(65536)
+        if not piece:
+            raise ConnectionError("closed without an answer")
+        got += piece
+    return got[2:]
+
+
 def asked():
     """Whether a query over a connection is answered (without a name table: that it failed), from the same address as
     the flood: in a pod all have one. In 5 s, as long as a resolver of libc waits: where the kernel had no place for a
     connection, it is tried again after one second and after three."""
     with connect(ATTACKERS[0], DNS, timeout=5) as io:
         io.sendall(FRAMED)
-        got = b""
-        while len(got) < 2 or len(got) < 2 + int.from_bytes(got[:2], "big"):
-            piece = io.recv(4096)
-            if not piece:
-                raise ConnectionError("closed without an answer")
-            got += piece
-    return got[2:4] == QUERY[:2]
+        return read_answer(io)[:2] == QUERY[:2]
 
 
 LEAST = 5
@@ -222,13 +227,7 @@ def exchange(io, over_tcp, asked):
         io.send(asked)
         return io.recv(65536)
     io.sendall(len(asked).to_bytes(2, "big") + asked)
-    got = b""
-    while len(got) < 2 or len(got) < 2 + int.from_bytes(got[:2], "big"):
-        piece = io.recv(65536)
-        if not piece:
-            raise ConnectionError("closed")
-        got += piece
-    return got[2:]
+    return read_answer(io)
 
 
 def client(number, there, over, figures, wrong):
