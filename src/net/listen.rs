@@ -26,8 +26,8 @@ pub(crate) fn everywhere<S>(port: u16, open: impl Fn(SocketAddr) -> io::Result<S
 /// The system's.
 pub(crate) fn tcp(at: SocketAddr, backlog: i32) -> io::Result<TcpListener> {
     let socket = socket(at, Type::STREAM)?;
-    // A port that was ours a moment ago is free.
-    socket.set_reuse_address(true)?;
+    // A port that was ours a moment ago is free. A sandbox that refuses the option has a port all the same.
+    let _ = socket.set_reuse_address(true);
     socket.bind(&at.into())?;
     socket.listen(backlog)?;
     TcpListener::from_std(socket.into())
@@ -46,7 +46,11 @@ pub(crate) fn udp(at: SocketAddr) -> io::Result<UdpSocket> {
 fn socket(at: SocketAddr, kind: Type) -> io::Result<Socket> {
     let socket = Socket::new(Domain::for_address(at), kind, None)?;
     if at.is_ipv6() {
-        socket.set_only_v6(false)?;
+        // Where the option is refused it may be as it should be.
+        socket.set_only_v6(false).or_else(|error| match socket.only_v6() {
+            Ok(false) => Ok(()),
+            _ => Err(error),
+        })?;
     }
     socket.set_nonblocking(true)?;
     Ok(socket)
