@@ -16,6 +16,7 @@ use crate::istiod::RootFiles;
 use crate::istiod::auth::{Mock, TokenFile, TokenSource};
 use crate::secrets;
 use crate::tls::cert::{self, Cert};
+use crate::tls::chain;
 use crate::trouble::Kind;
 
 const NAME: &str = "sign";
@@ -39,7 +40,10 @@ pub(super) async fn checks(scene: &Scene, asked: bool) -> Check {
     let work = async {
         let key = csr::generate_off_runtime(&secrets.key, Effort::Race).await.map_err(|e| e.to_string())?;
         let request = csr::request(&key, &secrets.identity).map_err(|e| e.to_string())?;
-        let answer = client.sign(&request, secrets.ttl).await;
+        let answer = match client.sign(&request, secrets.ttl).await {
+            Ok(entries) => client.root_bundle().await.map(|roots| (entries, roots)),
+            Err(error) => Err(error),
+        };
         Ok::<_, String>((answer, key.spki()))
     };
     let (answer, spki) = match tokio::time::timeout(limit, work).await {
@@ -55,10 +59,11 @@ pub(super) async fn checks(scene: &Scene, asked: bool) -> Check {
     };
     let took = started.elapsed();
     match answer {
-        Ok(entries) => {
-            let issued = issued(&entries, &spki, scene.now);
-            issued.map_or_else(|defect| defect, |cert| signed(&cert, &secrets.identity, scene.now, took))
-        }
+        Ok((entries, roots)) => match issued(&entries, &spki, scene.now) {
+            Ok(cert) => refusable(&entries, &roots, scene.now)
+                .unwrap_or_else(|| signed(&cert, &secrets.identity, scene.now, took)),
+            Err(defect) => defect,
+        },
         Err(error) => refused(&error),
     }
 }
@@ -106,6 +111,19 @@ fn issued(entries: &[String], spki: &[u8], now: SystemTime) -> Result<Cert, Chec
         return Err(unusable(&format!("the certificate that the CA issued expired {ago} ago")));
     }
     Ok(cert)
+}
+
+// What peers have against the chain, which the agent serves all the same.
+fn refusable(entries: &[String], roots: &[String], now: SystemTime) -> Option<Check> {
+    let read = |pem: &String| cert::parse_chain(pem.as_bytes()).unwrap_or_default();
+    let certs: Vec<Cert> = entries.iter().flat_map(read).collect();
+    let mut anchors: Vec<Cert> = roots.iter().flat_map(read).collect();
+    if anchors.is_empty() {
+        anchors = entries.last().map(read).unwrap_or_default();
+    }
+    let flaw = chain::flaw(&certs, &anchors, now)?;
+    let said = format!("peers refuse the chain of the certificate that the CA issued: {flaw}");
+    Some(Check::warn(NAME, said, Kind::CertificateChain.hint()))
 }
 
 // The CA has signed, for `identity` or for somebody else.

@@ -26,6 +26,8 @@ pub(super) enum Act {
     Entries(Vec<&'static str>),
     OutOfOrder,
     NewRoot,
+    /// Its chain and root are those of another CA of the same name.
+    OtherSigner,
 }
 
 pub(super) const DAY: Duration = Duration::from_secs(86_400);
@@ -117,10 +119,10 @@ impl FakeCa {
             Act::OtherIdentity => leaf.uris = vec!["spiffe://other/ns/x/sa/y".to_owned()],
             _ => {}
         }
-        let certificate = if matches!(act, Act::WrongKey) {
-            authority.pair(&leaf).chain
-        } else {
-            authority.sign(&asked, &leaf)
+        let certificate = match act {
+            Act::WrongKey => authority.pair(&leaf).chain,
+            Act::OtherSigner => Authority::new("cluster.local", 1).sign(&asked, &leaf),
+            _ => authority.sign(&asked, &leaf),
         };
         let mut entries = vec![certificate];
         entries.extend(authority.intermediates().map(ToOwned::to_owned));

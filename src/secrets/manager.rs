@@ -305,6 +305,7 @@ impl Manager {
 
     fn report(&mut self) -> TaskResult {
         self.too_soon();
+        self.chain_refused();
         self.missed();
         self.mounted_over();
         let unfit = self.unfit()?;

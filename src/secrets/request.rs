@@ -173,6 +173,8 @@ pub(crate) enum BadAnswer {
         super::rotation::span(*.0)
     )]
     Expired(Duration),
+    #[error("its certificate ends ({}) before it begins ({})", rfc3339(*ends), rfc3339(*begins))]
+    Never { begins: SystemTime, ends: SystemTime },
     #[error(
         "its certificate is valid only from {} on, and by this machine's clock it is {}: check both clocks",
         rfc3339(*begins), rfc3339(*now)
@@ -181,10 +183,10 @@ pub(crate) enum BadAnswer {
 }
 
 /// Reads a CA's answer, and refuses what Envoy or a peer would refuse: garbage, a certificate for
-/// another key, an expired certificate, no root.
+/// another key, one that has expired or is never valid, no root.
 ///
 /// The order of what follows the leaf is not looked at: Envoy's library, as others, looks for issuers in all that a
-/// peer has sent. Text in which there is no certificate is passed over by every reader of PEM.
+/// peer has sent. Whether there is a way to a root at all is told where it is served (`manager/troubles.rs`). Text in which there is no certificate is passed over by every reader of PEM.
 ///
 /// The identity is not compared: istiod decides it (its trust domain may differ from `TRUST_DOMAIN`);
 /// the caller says so in the log.
@@ -220,6 +222,9 @@ pub(super) fn read_answer(
             Some(at) => BadAnswer::LeafLater(at + 1),
             None => BadAnswer::OtherKey,
         });
+    }
+    if leaf.not_after < leaf.not_before {
+        return Err(BadAnswer::Never { begins: leaf.not_before, ends: leaf.not_after });
     }
     if leaf.not_after <= now {
         let since = now.duration_since(leaf.not_after).unwrap_or_default();
@@ -284,6 +289,16 @@ mod tests {
         }
         let wrong = read(&pair, &[&intermediate, leaf, &root]).unwrap_err();
         assert!(matches!(wrong, BadAnswer::LeafLater(2)), "{wrong}");
+    }
+
+    #[test]
+    fn what_is_never_valid_is_refused() {
+        let authority = Authority::new("cluster.local", 0);
+        let mut leaf = Leaf::workload("spiffe://cluster.local/ns/a/sa/b", DAY);
+        leaf.not_before = leaf.not_after + DAY;
+        let pair = authority.pair(&leaf);
+        let wrong = read(&pair, &[&pair.chain, authority.root_pem()]).unwrap_err();
+        assert!(matches!(wrong, BadAnswer::Never { .. }), "{wrong}");
     }
 
     #[test]

@@ -4,6 +4,7 @@
 
 pub(crate) mod anchors;
 pub(crate) mod cert;
+pub(crate) mod chain;
 pub(crate) mod client;
 pub(crate) mod keys;
 pub(crate) mod provider;

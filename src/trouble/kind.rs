@@ -244,6 +244,9 @@ kinds! {
     CertificateNotYetValid Broken
         "this workload's certificate is not valid yet by this machine's clock",
         "compare the CA's clock with this machine's and set the one that is wrong; peers refuse the certificate until it is valid";
+    CertificateChain Degraded
+        "the chain of this workload's certificate is one that peers refuse",
+        "repair the CA: its signing certificate (istiod: the secret cacerts) must be in date and signed by the root that it sends; the certificate is served as it is until the CA issues another";
     CertificateExpired Broken
         "this workload's certificate has expired and could not be renewed",
         "repair what stands above; connections of this workload are refused by its peers until then";

@@ -158,6 +158,7 @@ impl Manager {
             tracing::info!(target: "cache", "trust bundle updated: {} entries{more}", good.len());
         }
         self.bundle = good;
+        self.troubles.chain_changed();
         let announced = self.board.changes(&ResourceName::RootCa);
         if let Some(roots @ Loaded::Roots(_)) = self.files.loaded(&ResourceName::RootCa).cloned() {
             self.file_loaded(&ResourceName::RootCa, roots);

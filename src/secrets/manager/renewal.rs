@@ -133,6 +133,7 @@ impl Manager {
         self.config.trouble.end();
         let first = self.workload.current.is_none();
         self.workload.succeeded(issued, mono);
+        self.troubles.chain_changed();
         // The root goes first: a peer's new certificate must not arrive before its anchor.
         let mut new_root = false;
         if self.provider(&ResourceName::RootCa) == Origin::Ca {

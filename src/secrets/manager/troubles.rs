@@ -1,8 +1,9 @@
 //! What the manager tells of troubles: the certificate and each file.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use super::Manager;
 use super::asking::Origin;
@@ -13,8 +14,13 @@ use crate::secrets::files::Source;
 use crate::secrets::request::BadAnswer;
 use crate::secrets::rotation::is_ahead;
 use crate::secrets::{Error, ResourceName};
+use crate::tls::cert::{each_cert, parse_der};
+use crate::tls::chain::flaw;
 use crate::tls::keys;
 use crate::trouble::{Kind, Report, Reporter};
+
+/// What has no end is looked at again after this.
+const NEVER: Duration = Duration::from_secs(86_400);
 
 /// One reporter for each thing that can be wrong on its own.
 #[derive(Debug)]
@@ -25,6 +31,10 @@ pub(super) struct Troubles {
     not_yet: Reporter,
     /// From when on the one is valid that this was told of.
     begins: Option<SystemTime>,
+    /// Its chain does not lead to a root.
+    chain: Reporter,
+    /// In which time nothing of what was found of the chain changes.
+    judged: Option<Range<SystemTime>>,
     /// The mounted one is over, which nobody here can change.
     over: Reporter,
     /// When the mounted one ends.
@@ -43,12 +53,19 @@ impl Troubles {
             certificate: of.sibling(),
             not_yet: of.sibling(),
             begins: None,
+            chain: of.sibling(),
+            judged: None,
             over: of.sibling(),
             mounted_ends: None,
             told_over: None,
             near_expiry: of.sibling(),
             files: HashMap::new(),
         }
+    }
+
+    /// Another certificate, or other roots: the chain has to be looked at.
+    pub(super) fn chain_changed(&mut self) {
+        self.judged = None;
     }
 
     pub(super) fn file_good(&mut self, name: &ResourceName) {
@@ -137,6 +154,40 @@ impl Manager {
                 "the CA issued a certificate that is valid only from {begins} on, and by this machine's clock it is {now}"
             );
             self.troubles.not_yet.report(Report::new(kind, text));
+        }
+    }
+
+    /// A chain that peers refuse: it is served, as by the Go agent.
+    pub(super) fn chain_refused(&mut self) {
+        let now = self.clock.now();
+        let Some(issued) = self.workload.current.as_ref().map(|c| &c.issued).filter(|_| self.used()) else {
+            self.troubles.chain.end();
+            self.troubles.judged = None;
+            return;
+        };
+        if self.troubles.judged.as_ref().is_some_and(|time| time.contains(&now)) {
+            return;
+        }
+        let read =
+            |text: &[u8]| each_cert(text).filter_map(|der| parse_der(&der.ok()?).ok()).collect::<Vec<_>>();
+        let (certs, mut roots) = (read(&issued.identity.chain), read(issued.root.as_bytes()));
+        let mut found = flaw(&certs, &roots, now);
+        // The bundle may be large, and is hardly ever what matters.
+        if found.is_some() && !self.bundle.is_empty() {
+            roots.extend(self.bundle.iter().flat_map(|entry| read(entry.as_bytes())));
+            found = flaw(&certs, &roots, now);
+        }
+        let dates = certs.iter().chain(&roots).flat_map(|cert| [cert.not_before, cert.not_after]);
+        let (gone, to_come): (Vec<_>, Vec<_>) = dates.partition(|date| *date <= now);
+        let from = gone.into_iter().max().unwrap_or(SystemTime::UNIX_EPOCH);
+        let to = to_come.into_iter().min().unwrap_or(now + NEVER);
+        self.troubles.judged = Some(from..to);
+        match found {
+            Some(flaw) => {
+                let text = format!("peers refuse the chain of the certificate that the CA issued: {flaw}");
+                self.troubles.chain.report(Report::new(Kind::CertificateChain, text));
+            }
+            None => self.troubles.chain.end(),
         }
     }
 

@@ -118,3 +118,49 @@ async fn near_the_end_a_fault_of_our_own_is_told_and_others_are_not() {
         assert!(!list.any(|k| k == Kind::IdentityNearExpiry));
     }
 }
+
+/// It is served, as by the Go agent, and peers refuse it.
+#[tokio::test(start_paused = true)]
+async fn a_chain_with_a_gap_is_served_and_told_until_it_has_none() {
+    let troubles = Arc::new(crate::trouble::Troubles::default());
+    let world = World::with(Act::OtherSigner, |_, mut config| {
+        config.trouble = troubles.reporter("cache").into();
+        config
+    });
+    let (first, _updates) = world.identity().await;
+    until("it is told", || troubles.verdict().is_some()).await;
+    let told = troubles.verdict().unwrap();
+    assert_eq!(told.kind, crate::trouble::Kind::CertificateChain, "{told:?}");
+    assert!(told.detail.contains("it has a gap"), "{told:?}");
+    // The next one is no better, and the one after it is.
+    world.pass(DAY * 9 / 16).await;
+    let (second, _updates) = world.identity().await;
+    assert_ne!(first, second);
+    let lines = || troubles.events().into_iter().filter(|e| e.what == crate::trouble::What::Trouble).count();
+    assert_eq!(lines(), 1, "{:?}", troubles.events());
+    world.ca.act(Act::Issue(DAY));
+    world.pass(DAY * 9 / 16).await;
+    assert_ne!(world.identity().await.0, second);
+    assert_eq!(troubles.verdict(), None);
+}
+
+/// The intermediate is good for ten years, the certificate in use for longer.
+#[tokio::test(start_paused = true)]
+async fn a_chain_that_ends_before_its_certificate_is_told_when_it_does() {
+    let troubles = Arc::new(crate::trouble::Troubles::default());
+    let world = World::with(Act::Issue(DAY * 40_000), |_, mut config| {
+        config.trouble = troubles.reporter("cache").into();
+        config
+    });
+    world.identity().await;
+    settle().await;
+    assert_eq!(troubles.verdict(), None);
+    world.clock.advance(DAY * 3651);
+    world.pass(Duration::from_secs(60)).await;
+    let told = troubles.verdict().expect("told");
+    assert_eq!(told.kind, crate::trouble::Kind::CertificateChain, "{told:?}");
+    assert!(told.detail.contains(" expired at "), "{told:?}");
+    world.clock.set(SystemTime::now());
+    world.pass(Duration::from_secs(60)).await;
+    assert_eq!(troubles.verdict(), None);
+}
