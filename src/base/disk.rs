@@ -72,6 +72,8 @@ pub(crate) struct Watching {
     paths: BTreeSet<PathBuf>,
     watches: Watches,
     quiet: Duration,
+    /// As of [`Watcher::with_above`].
+    above: bool,
     grace: Duration,
     failures: u64,
     /// Those of this watcher that are in `failures`.
@@ -85,7 +87,15 @@ impl Watching {
         let here = Some(Watcher::new(watches, quiet));
         let (away, paths) = (None, BTreeSet::new());
         let watches = watches.clone();
-        Self { here, away, paths, watches, quiet, grace: GRACE, failures: 0, counted: 0 }
+        Self { here, away, paths, watches, quiet, above: false, grace: GRACE, failures: 0, counted: 0 }
+    }
+
+    /// As [`Watcher::with_above`].
+    #[must_use]
+    pub(crate) fn with_above(mut self) -> Self {
+        self.above = true;
+        self.here = self.here.map(Watcher::with_above);
+        self
     }
 
     /// As [`Watcher::set`]; `false`: not now, since an earlier job is overdue or there is no thread.
@@ -116,7 +126,8 @@ impl Watching {
             Some(watcher) => (watcher, None),
             None => {
                 self.counted = 0;
-                (Watcher::new(&self.watches, self.quiet), Some(self.paths.clone()))
+                let new = Watcher::new(&self.watches, self.quiet);
+                (if self.above { new.with_above() } else { new }, Some(self.paths.clone()))
             }
         };
         let job = move || {

@@ -34,6 +34,8 @@ pub(crate) struct Watcher {
     member: Member,
     failures: u64,
     blind: bool,
+    /// Whether a folder above that is moved is news.
+    above: bool,
 }
 
 impl Watcher {
@@ -41,7 +43,15 @@ impl Watcher {
     #[must_use]
     pub(crate) fn new(watches: &Watches, quiet: Duration) -> Self {
         let (paths, member) = (BTreeSet::new(), watches.join());
-        Self { paths, quiet, quiet_until: None, member, failures: 0, blind: false }
+        Self { paths, quiet, quiet_until: None, member, failures: 0, blind: false, above: false }
+    }
+
+    /// Also watches whether a folder on the way is moved, at a watch for each: for few paths. Nothing else that happens in
+    /// those is an event.
+    #[must_use]
+    pub(crate) fn with_above(mut self) -> Self {
+        self.above = true;
+        self
     }
 
     /// Watches exactly these paths from now on.
@@ -87,7 +97,10 @@ impl Watcher {
         for path in &self.paths {
             ways.trace(path);
         }
-        self.member.only(ways.names, &ways.folders);
+        let above: BTreeSet<PathBuf> =
+            ways.passed.into_iter().filter(|f| self.above && !ways.folders.contains(f)).collect();
+        self.member.only(ways.names, &ways.folders, &above);
+        self.member.place_above(above);
         let failed = self.member.place(ways.folders);
         self.failures += failed;
         self.blind = failed > 0;

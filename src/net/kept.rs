@@ -21,7 +21,7 @@ use crate::base::uds::{self, Bound, Found, Place, Unpolled};
 const QUIET: Duration = Duration::from_millis(25);
 
 /// How often the socket's file is looked at without a report: while it is another server's, which may end without one;
-/// where nothing is reported; and elsewhere, for what happens to the folders above.
+/// where nothing is reported; and elsewhere, for what is mounted over the folders above, of which nobody is told.
 const LOOKS: [Duration; 3] = [Duration::from_secs(2), Duration::from_secs(20), Duration::from_secs(300)];
 
 /// How long a bind is waited for before the folder counts as one that does not answer.
@@ -47,7 +47,7 @@ impl Keeper {
         let (looks, binds) = (Looks::default(), Looks::patient(BINDS));
         let policy = Policy::new(Duration::from_secs(1), Duration::from_secs(16), 2.0, Jitter::None);
         let backoff = Backoff::new(policy.expect("bounds are in order"));
-        Self { path, looks, binds, watching: Watching::new(watches, QUIET), backoff }
+        Self { path, looks, binds, watching: Watching::new(watches, QUIET).with_above(), backoff }
     }
 
     /// Where the socket is.

@@ -139,6 +139,31 @@ async fn a_removed_socket_is_bound_again() {
     agent.stop().await;
 }
 
+/// As a volume is that somebody puts elsewhere: the folder of the socket stays as it is, under another name.
+#[tokio::test]
+async fn a_socket_is_bound_again_when_a_folder_far_above_is_replaced() {
+    let mock = MockIstiod::start().await;
+    let mut agent = builder(&mock).start();
+    drop(agent.sds().await);
+    for (round, folder) in ["var", "var/run/secrets", "var/run"].into_iter().enumerate() {
+        // The look that the socket begins with is over.
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        let away = agent.path(&format!("away-{round}"));
+        std::fs::rename(agent.path(folder), &away).unwrap();
+        let again =
+            eventually("the socket is bound again", || async { agent.path(SDS).exists().then_some(()) });
+        again.await;
+        ask(&agent.sds().await, "default").await.unwrap();
+        // What else lies there is for the rest of the test.
+        for below in ["run/secrets/istio", "secrets/istio", "istio"] {
+            if away.join(below).exists() {
+                let _ = std::fs::rename(away.join(below), agent.path("var/run/secrets/istio"));
+            }
+        }
+    }
+    agent.stop().await;
+}
+
 /// Whoever gives the workload its identity gives it without Envoy, too: no certificate of istiod beside his.
 #[tokio::test]
 async fn who_owns_the_workloads_socket_counts_without_envoy_too() {

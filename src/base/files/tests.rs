@@ -25,6 +25,19 @@ impl World {
     }
 }
 
+impl World {
+    // What has happened is told, and then nothing more.
+    async fn silent(&mut self) {
+        for _ in 0..50 {
+            let report = tokio::time::timeout(Duration::from_millis(20), self.watcher.changed());
+            if report.await.is_err() {
+                return;
+            }
+        }
+        panic!("there is always news");
+    }
+}
+
 fn replace(path: &Path, text: &str) {
     let beside = path.with_extension("new");
     fs::write(&beside, text).unwrap();
@@ -225,4 +238,45 @@ async fn a_list_that_is_given_up_is_made_anew() {
     tokio::time::timeout(Duration::from_secs(20), world.watcher.changed()).await.expect("a report");
     world.seen("change", |d| replace(&d.join("f"), "2")).await;
     assert!(!world.watcher.blind());
+}
+
+#[tokio::test]
+async fn a_folder_above_that_is_moved_is_news_where_that_is_wanted_and_nothing_else_in_it_is() {
+    let make = |d: &Path| {
+        fs::create_dir_all(d.join("a/b/c")).unwrap();
+        fs::write(d.join("a/b/c/f"), "1").unwrap();
+    };
+    let mut world = World::new(make, "a/b/c/f");
+    world.watcher = Watcher::new(&Watches::default(), Duration::from_millis(1)).with_above();
+    world.watcher.set(BTreeSet::from([world.dir.path().join("a/b/c/f")]));
+    for round in 0..3 {
+        for above in ["a", "a/b"] {
+            let away = format!("away {round} {}", above.len());
+            world.seen("moving", |d| fs::rename(d.join(above), d.join(&away)).unwrap()).await;
+            world.seen("another in its place", |d| make(d)).await;
+            world.seen("a file in it", |d| fs::write(d.join("a/b/c/f"), "2").unwrap()).await;
+            world.silent().await;
+            // Of what happens beside the way the kernel tells nothing at all.
+            for beside in ["a/x", "a/b/x", "x"] {
+                fs::write(world.dir.path().join(beside), "").unwrap();
+                fs::remove_file(world.dir.path().join(beside)).unwrap();
+            }
+            let silence = tokio::time::timeout(Duration::from_millis(20), world.watcher.member.events());
+            assert!(silence.await.is_err(), "{above}");
+        }
+    }
+    assert_eq!(world.watcher.failures(), 0);
+}
+
+#[tokio::test]
+async fn a_watched_folder_that_is_moved_is_news_once() {
+    let make =
+        |d: &Path| fs::create_dir_all(d.join("a")).and_then(|()| fs::write(d.join("a/f"), "1")).unwrap();
+    let mut world = World::new(make, "a/f");
+    for round in 0..3 {
+        world.seen("moving", |d| fs::rename(d.join("a"), d.join(format!("away {round}"))).unwrap()).await;
+        world.silent().await;
+        world.seen("another in its place", make).await;
+        world.silent().await;
+    }
 }

@@ -37,6 +37,9 @@ const CHANGES: WatchFlags = WatchFlags::ATTRIB
     .union(WatchFlags::MOVE_SELF)
     .union(WatchFlags::ONLYDIR);
 
+/// What makes it another folder than its path leads to. What happens in it is no event.
+const MOVES: WatchFlags = WatchFlags::MOVE_SELF.union(WatchFlags::ONLYDIR).union(WatchFlags::MASK_ADD);
+
 /// After these a folder of that name may be another one.
 const REPLACES: ReadFlags = ReadFlags::CREATE
     .union(ReadFlags::DELETE)
@@ -70,6 +73,8 @@ struct Kernel {
 #[derive(Debug)]
 struct Folder {
     watch: i32,
+    /// What happens in it is told, too.
+    whole: bool,
     users: BTreeSet<u64>,
 }
 
@@ -131,26 +136,48 @@ impl Member {
         }
     }
 
-    /// Is told of these from now on, and leaves other folders than these, and those that may be others now.
-    pub(super) fn only(&self, names: HashSet<PathBuf>, folders: &BTreeSet<PathBuf>) {
+    /// Is told of these from now on, and leaves other folders than these, and those that may be others now. `above` are
+    /// those of which only moves are of interest.
+    pub(super) fn only(
+        &self,
+        names: HashSet<PathBuf>,
+        folders: &BTreeSet<PathBuf>,
+        above: &BTreeSet<PathBuf>,
+    ) {
         let mut state = self.watches.lock();
         let state = &mut *state;
         let Some(interests) = state.members.get_mut(&self.id) else { return };
         interests.names = names;
         let lost = std::mem::take(&mut interests.lost);
         let Some(kernel) = &mut state.kernel else { return };
-        kernel.leave(self.id, |folder| lost.contains(folder) || !folders.contains(folder));
+        // With a folder all below it are others.
+        let is_lost = |folder: &Path| folder.ancestors().any(|above| lost.contains(above));
+        kernel.leave(self.id, |path, folder| {
+            is_lost(path) || !(folders.contains(path) || above.contains(path) && !folder.whole)
+        });
         // Who needs nothing keeps no descriptor.
         state.kernel.take_if(|kernel| kernel.folders.is_empty() && folders.is_empty());
     }
 
     /// Watches these folders; those that are watched already stay as they are. Gives how many could not be.
-    pub(super) fn place(&self, mut folders: BTreeSet<PathBuf>) -> u64 {
+    pub(super) fn place(&self, folders: BTreeSet<PathBuf>) -> u64 {
+        self.add(folders, CHANGES)
+    }
+
+    /// Watches whether these folders are moved, and nothing in them. Whether each could be is nobody's concern: all that is
+    /// seen so is found by a look, too.
+    pub(super) fn place_above(&self, folders: BTreeSet<PathBuf>) {
+        self.add(folders, MOVES);
+    }
+
+    fn add(&self, mut folders: BTreeSet<PathBuf>, what: WatchFlags) -> u64 {
         if folders.is_empty() {
             return 0;
         }
         let (list, strays) = {
             let mut state = self.watches.lock();
+            // The ends of watches that were left are no news.
+            state.read();
             let kernel = match state.kernel.take().map_or_else(Kernel::new, Ok) {
                 Ok(kernel) => state.kernel.insert(kernel),
                 Err(error) => {
@@ -158,18 +185,21 @@ impl Member {
                     return 1;
                 }
             };
-            folders.retain(|f| kernel.folders.get(f).is_none_or(|folder| !folder.users.contains(&self.id)));
+            folders.retain(|f| {
+                let known = kernel.folders.get(f).filter(|folder| folder.users.contains(&self.id));
+                known.is_none_or(|folder| what == CHANGES && !folder.whole)
+            });
             (kernel.list.clone(), kernel.strays)
         };
         let (mut placed, mut failed) = (Vec::new(), 0);
         for folder in folders {
-            match inotify::add_watch(&*list, &folder, CHANGES) {
+            match inotify::add_watch(&*list, &folder, what) {
                 Ok(watch) => {
                     let mut state = self.watches.lock();
                     let kernel = state.kernel.as_mut().filter(|kernel| Arc::ptr_eq(&kernel.list, &list));
                     // Else it was closed meanwhile, of which everybody is told.
                     if let Some(kernel) = kernel {
-                        kernel.enter(&folder, watch, self.id);
+                        kernel.enter(&folder, watch, what == CHANGES, self.id);
                         placed.push(folder);
                     }
                 }
@@ -233,7 +263,7 @@ impl Drop for Member {
         let mut state = self.watches.lock();
         state.members.remove(&self.id);
         if let Some(kernel) = &mut state.kernel {
-            kernel.leave(self.id, |_| true);
+            kernel.leave(self.id, |_, _| true);
         }
         state.kernel.take_if(|kernel| kernel.folders.is_empty());
     }
@@ -292,20 +322,21 @@ impl Kernel {
     }
 
     /// A watch was placed: another one than the folder had, if it is another folder now.
-    fn enter(&mut self, path: &Path, watch: i32, user: u64) {
-        let folder =
-            self.folders.entry(path.to_owned()).or_insert_with(|| Folder { watch, users: BTreeSet::new() });
+    fn enter(&mut self, path: &Path, watch: i32, whole: bool, user: u64) {
+        let new = || Folder { watch, whole, users: BTreeSet::new() };
+        let folder = self.folders.entry(path.to_owned()).or_insert_with(new);
         folder.users.insert(user);
         let old = std::mem::replace(&mut folder.watch, watch);
+        folder.whole = whole || (folder.whole && old == watch);
         if old != watch {
             self.end(old);
         }
     }
 
-    fn leave(&mut self, user: u64, which: impl Fn(&Path) -> bool) {
+    fn leave(&mut self, user: u64, which: impl Fn(&Path, &Folder) -> bool) {
         let mut ended = Vec::new();
         self.folders.retain(|path, folder| {
-            if which(path) && folder.users.remove(&user) && folder.users.is_empty() {
+            if which(path, folder) && folder.users.remove(&user) && folder.users.is_empty() {
                 ended.push(folder.watch);
             }
             !folder.users.is_empty()
