@@ -62,7 +62,8 @@ pub(super) struct Asker<'a> {
 }
 
 struct Module {
-    file: PathBuf,
+    // One of its own for each download that was stored.
+    file: Arc<PathBuf>,
     used: Instant,
 }
 
@@ -144,16 +145,16 @@ impl Cache {
             let module = state.modules.get_mut(key)?;
             // So that it is not removed now.
             module.used = Instant::now();
-            module.file.clone()
+            Arc::clone(&module.file)
         };
-        let looked_at = file.clone();
+        let looked_at = Arc::clone(&file);
         match LOOKS.within(PATIENCE, move || looked_at.is_file()).await {
             Ok(true) => {}
             Ok(false) => {
                 if let Some(more) = GONE.may() {
                     tracing::warn!(target: "wasm", "{} is gone: fetching it again{more}", file.display());
                 }
-                self.state().modules.remove(key);
+                self.forget(key, &file);
                 return None;
             }
             Err(error) => {
@@ -168,7 +169,15 @@ impl Cache {
         if there {
             state.remember(key, asker);
         }
-        there.then_some(file)
+        there.then(|| file.to_path_buf())
+    }
+
+    // Another task may have stored it anew since the file was looked at.
+    fn forget(&self, key: &Key, file: &Arc<PathBuf>) {
+        let mut state = self.state();
+        if state.modules.get(key).is_some_and(|module| Arc::ptr_eq(&module.file, file)) {
+            state.modules.remove(key);
+        }
     }
 
     /// Puts a download in its place; one that another task has put there meanwhile stays.
@@ -203,7 +212,7 @@ impl Cache {
         download.as_file().set_permissions(Permissions::from_mode(0o644))?;
         download.persist(&file)?;
         let mut state = self.state();
-        state.modules.insert(key.clone(), Module { file: file.clone(), used: now });
+        state.modules.insert(key.clone(), Module { file: Arc::new(file.clone()), used: now });
         state.remember(key, asker);
         Ok(file)
     }
@@ -237,7 +246,7 @@ impl Cache {
     // Files of modules that nobody has asked for within the expiry.
     fn old(&self, now: Instant) -> Vec<PathBuf> {
         let is_old = |module: &&Module| now.saturating_duration_since(module.used) > self.inner.expiry;
-        self.state().modules.values().filter(is_old).map(|module| module.file.clone()).collect()
+        self.state().modules.values().filter(is_old).map(|module| module.file.to_path_buf()).collect()
     }
 
     fn remove_unused(&self, now: Instant, configs: &[Bytes]) {
@@ -250,12 +259,12 @@ impl Cache {
         let named: Vec<PathBuf> = self.old(now).into_iter().filter(is_named).collect();
         let old: Vec<_> = {
             let mut state = self.state();
-            state.modules.values_mut().filter(|m| named.contains(&m.file)).for_each(|m| m.used = now);
+            state.modules.values_mut().filter(|m| named.contains(&*m.file)).for_each(|m| m.used = now);
             let is_old = |module: &Module| now.saturating_duration_since(module.used) > expiry;
             state.modules.extract_if(|_, module| is_old(module)).collect()
         };
         for (key, module) in old {
-            match std::fs::remove_file(&module.file) {
+            match std::fs::remove_file(&*module.file) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => {
                     if let Some(more) = STUCK.may() {
                         tracing::error!(target: "wasm", "{} cannot be removed: {error}{more}", module.file.display());

@@ -138,3 +138,15 @@ async fn of_a_url_so_many_resources_are_remembered() {
     assert_eq!(cache.recall(NEW, false), None, "as if it had never asked");
     assert!(cache.find(&key("aa"), NEW).await.is_some());
 }
+
+#[tokio::test]
+async fn who_saw_that_a_file_is_gone_takes_nothing_from_who_stored_it_anew() {
+    let (cache, _dir) = cache(Duration::from_secs(60));
+    let file = cache.store(&key("aa"), NEW, download(&cache)).await.unwrap();
+    let seen = Arc::clone(&cache.state().modules[&key("aa")].file);
+    // Two look at once; the first has fetched it before the second has its answer.
+    std::fs::remove_file(&file).unwrap();
+    cache.store(&key("aa"), NEW, download(&cache)).await.unwrap();
+    cache.forget(&key("aa"), &seen);
+    assert_eq!(cache.find(&key("aa"), NEW).await, Some(file));
+}
