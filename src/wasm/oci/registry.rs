@@ -207,11 +207,11 @@ impl<'a> Registry<'a> {
         let at = |scheme: &str| format!("{scheme}://{host}");
         let (secure, plain) = (at("https"), at("http"));
         if !self.reference.may_be_plain() {
-            return match self.get(&format!("{secure}/v2/"), &HeaderMap::new()).await {
+            return match self.get_there(&format!("{secure}/v2/"), &HeaderMap::new()).await {
                 Ok(reply) => Ok((secure, reply)),
                 Err(failed) if failed.is_plain() => {
                     tracing::debug!(target: "wasm", "{host} does not speak TLS ({failed}): plain HTTP is tried");
-                    let reply = self.get(&format!("{plain}/v2/"), &HeaderMap::new()).await;
+                    let reply = self.get_there(&format!("{plain}/v2/"), &HeaderMap::new()).await;
                     reply.map(|reply| (plain, reply))
                 }
                 Err(failed) => Err(failed),
@@ -219,7 +219,7 @@ impl<'a> Registry<'a> {
         }
         let (secure_url, plain_url) = (format!("{secure}/v2/"), format!("{plain}/v2/"));
         let none = HeaderMap::new();
-        let mut over_tls = std::pin::pin!(self.get(&secure_url, &none));
+        let mut over_tls = std::pin::pin!(self.get_there(&secure_url, &none));
         let mut why = tokio::select! {
             answer = &mut over_tls => match answer {
                 Ok(reply) => return Ok((secure, reply)),
@@ -227,7 +227,7 @@ impl<'a> Registry<'a> {
             },
             () = tokio::time::sleep(PLAIN_AFTER) => None,
         };
-        let mut over_plain = std::pin::pin!(self.get(&plain_url, &none));
+        let mut over_plain = std::pin::pin!(self.get_there(&plain_url, &none));
         let mut plain_why = None;
         loop {
             tokio::select! {
@@ -328,15 +328,12 @@ impl<'a> Registry<'a> {
         }
     }
 
-    // One GET, tried again where the failure may be temporary.
-    async fn get(&self, url: &str, headers: &HeaderMap) -> Result<Reply, Error> {
-        self.get_through(url, headers, |_, _| true).await
-    }
-
+    // Leads nowhere inside.
     async fn get_there(&self, url: &str, headers: &HeaderMap) -> Result<Reply, Error> {
         self.get_through(url, headers, |first, next| first.host == next.host || !is_inside(&next.host)).await
     }
 
+    // One GET, tried again where the failure may be temporary.
     async fn get_through(
         &self,
         url: &str,

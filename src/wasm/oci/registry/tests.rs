@@ -175,6 +175,18 @@ async fn a_redirect_leads_to_no_address_inside_but_the_registrys_own() {
 }
 
 #[tokio::test]
+async fn a_registrys_root_leads_nowhere_inside_either() {
+    let inside = Server::start(|_| page(200, "", "")).await;
+    let elsewhere = format!("Location: http://127.0.0.1:{}/v2/\r\n", inside.addr.port());
+    let server = Server::start(move |_| page(302, &elsewhere, "")).await;
+    let (web, reference) =
+        (web(), Reference::parse(&format!("localhost:{}/plug", server.addr.port())).unwrap());
+    let mut registry = at(&web, &reference, &server).await;
+    assert!(registry.open().await.is_err());
+    assert!(inside.heads().is_empty(), "{:?}", inside.heads());
+}
+
+#[tokio::test]
 async fn a_token_server_leads_nowhere_inside() {
     let server = Server::start(|head| {
         let port =
