@@ -44,7 +44,7 @@ fn a_spread_that_cannot_be_meant_gives_one_warning() {
         ("0s", None, None),
         ("90s", Some(90), None),
         ("10m", Some(600), None),
-        ("-90s", None, Some("expecting 0s to 10m, defaulting to 0s")),
+        ("-90s", None, Some("expecting zero or more, defaulting to 0s")),
         ("10m1s", Some(600), Some("expecting 0s to 10m, defaulting to 10m")),
         ("soon", None, Some("expecting a duration, defaulting to 0s")),
     ];

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::table::Var;
 use super::{Env, Key, Kind, REDIRECT, VARS, kinds};
 use crate::config::go;
 
@@ -31,6 +32,33 @@ enum Value {
 /// Characters of a bad value that a warning shows.
 const SHOWN: usize = 100;
 
+/// Of these nothing is no amount either.
+const ABOVE_ZERO: [&str; 2] = ["AGENT_UPGRADE_TIMEOUT", "XDS_REPLAY_MAX_BYTES"];
+
+/// What is wrong with a value that is one of its kind. The Go agent takes what is below zero for what it is; of none of our
+/// own that is an amount.
+fn wrong(var: &Var, value: &Value) -> Option<&'static str> {
+    let sign = match value {
+        Value::Int(value) => value.signum(),
+        Value::Duration(value) => value.nanos().signum(),
+        _ => return None,
+    };
+    match sign {
+        -1 if var.ours => Some("zero or more"),
+        0 if ABOVE_ZERO.contains(&var.name) => Some("more than zero"),
+        _ => None,
+    }
+}
+
+fn expected(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Bool => "true/false",
+        Kind::Int => "an integer",
+        Kind::Float => "a floating-point value",
+        Kind::Duration | Kind::Text => "a duration",
+    }
+}
+
 fn read(kind: Kind, text: &str) -> Option<Value> {
     match kind {
         Kind::Text => Some(Value::Text(text.to_owned())),
@@ -57,26 +85,19 @@ impl Settings {
         let mut values = Vec::with_capacity(VARS.len());
         for v in VARS {
             let default = read(v.kind, v.default).expect("defaults of the table are of their type");
-            let value = match env.get(v.name) {
-                None => default,
-                Some(text) => read(v.kind, text).unwrap_or_else(|| {
-                    if v.part == REDIRECT {
-                        return default;
-                    }
-                    let expected = match v.kind {
-                        Kind::Bool => "true/false",
-                        Kind::Int => "an integer",
-                        Kind::Float => "a floating-point value",
-                        Kind::Duration | Kind::Text => "a duration",
-                    };
-                    let shown: String = text.chars().take(SHOWN).collect();
-                    warnings.push(format!(
-                        "Invalid environment variable value `{shown}` for {}, expecting {expected}, defaulting to {}",
-                        v.name, v.default
-                    ));
-                    default
-                }),
-            };
+            let text = env.get(v.name);
+            let value = text.and_then(|text| read(v.kind, text));
+            let wrong = value.as_ref().map_or(Some(expected(v.kind)), |value| wrong(v, value));
+            if let Some((text, expected)) = text.zip(wrong)
+                && v.part != REDIRECT
+            {
+                let shown: String = text.chars().take(SHOWN).collect();
+                warnings.push(format!(
+                    "Invalid environment variable value `{shown}` for {}, expecting {expected}, defaulting to {}",
+                    v.name, v.default
+                ));
+            }
+            let value = value.filter(|_| wrong.is_none()).unwrap_or(default);
             values.push(value);
         }
         (Self { env: env.clone(), values }, warnings)
@@ -154,5 +175,25 @@ impl Settings {
     pub(crate) fn shown(&self, name: &str) -> String {
         let place = VARS.iter().position(|v| v.name == name).expect("a row of the table");
         format!("{:?}", self.values[place])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_no_amount_can_be_is_told_at_the_start_and_is_the_default() {
+        for var in VARS.iter().filter(|var| var.ours && matches!(var.kind, Kind::Int | Kind::Duration)) {
+            let below = if var.kind == Kind::Int { "-1" } else { "-1s" };
+            let (settings, warnings) = Settings::read(&Env::of(&[(var.name, below)]));
+            let told = format!("value `{below}` for {}, expecting zero or more", var.name);
+            assert!(warnings.len() == 1 && warnings[0].contains(&told), "{warnings:?}");
+            assert_eq!(settings.shown(var.name), format!("{:?}", read(var.kind, var.default).unwrap()));
+            let (_, warnings) = Settings::read(&Env::of(&[(var.name, "0")]));
+            assert_eq!(warnings.len(), usize::from(ABOVE_ZERO.contains(&var.name)), "{warnings:?}");
+        }
+        let theirs = Settings::read(&Env::of(&[("SECRET_TTL", "-1s"), ("ISTIO_GPRC_MAXSTREAMS", "-1")]));
+        assert!(theirs.1.is_empty(), "{:?}", theirs.1);
     }
 }

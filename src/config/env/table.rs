@@ -33,7 +33,6 @@ pub(crate) struct Var {
     /// Which part it belongs to, as docs/CONFIG.md groups them.
     pub part: &'static str,
     /// The Go agent has no such variable.
-    #[cfg_attr(not(test), allow(dead_code, reason = "likewise"))]
     pub ours: bool,
 }
 

@@ -164,9 +164,6 @@ pub(crate) fn spread(s: &Settings) -> (Option<Duration>, Option<String>) {
             "Invalid environment variable value `{text}` for {name}, expecting 0s to 10m, defaulting to {used}"
         ))
     };
-    if value.negative {
-        return (None, bad("0s"));
-    }
     if s.duration(var::XDS_HOLD_TIMEOUT).is_zero() {
         return (
             None,
