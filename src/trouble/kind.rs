@@ -40,6 +40,10 @@ const SEAL: &str =
 /// For a file that anybody may read elsewhere.
 const RIGHTS: &str = "give the agent's user the right to read the file and to enter its folders (user 1337 in a pod, istio-proxy on a VM)";
 
+/// For a file that rights do not keep from being replaced.
+const FIXED: &str = "the file or its folder is immutable (lsattr shows it, chattr -i takes it back), or the file is somebody else's in a \
+                     folder with the sticky bit: rights do not mend that";
+
 /// How a file is told of that never comes.
 const SILENCE: &str = "disk does not answer within";
 /// For one that links do not lead to.
@@ -339,6 +343,11 @@ impl Kind {
         }
         if self == Self::OutputCertsFailed && detail.contains("(IDENTITY_PERSIST_KEY)") {
             return SEAL;
+        }
+        if matches!(self, Self::SocketFolder | Self::OutputCertsFailed)
+            && numbered(detail) == Some(Errno::PERM)
+        {
+            return FIXED;
         }
         if !matches!(self, Self::TokenUnreadable | Self::RootMissing | Self::RootBroken) {
             return self.hint();

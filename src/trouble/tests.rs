@@ -183,6 +183,9 @@ fn what_the_system_says_decides_what_to_do() {
         (Kind::EnvoyNotStarted, "envoy: no such file or directory", "loader"),
         (Kind::EnvoyNotStarted, "envoy: exec format error", "for this processor"),
         (Kind::CertificateFiles, "cert.pem with key.pem: it expired 1h0m0s ago", "has to renew it"),
+        (Kind::SocketFolder, "failed to write x: Operation not permitted (os error 1)", "immutable"),
+        (Kind::OutputCertsFailed, "cannot write x: Operation not permitted (os error 1)", "immutable"),
+        (Kind::OutputCertsFailed, "cannot write x: Permission denied (os error 13)", "writable"),
         (Kind::OutputCertsFailed, "k (IDENTITY_PERSIST_KEY): it has 5 bytes", "32 bytes"),
     ] {
         let report = Report::new(kind, detail);
