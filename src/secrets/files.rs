@@ -34,7 +34,7 @@ use entry::{Entry, Trouble};
 use look::Found;
 use read::Read;
 
-pub(super) use read::{Loaded, Source, Unreadable, bytes};
+pub(super) use read::{Loaded, Source, Unreadable, bytes, half};
 
 /// How long an unreadable file is read again before that is reported; the Go agent's bound.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);

@@ -118,6 +118,8 @@ pub(crate) struct Manager {
     files: Store,
     /// Of `default` and of `ROOTCA`.
     mounts: [Mount; 2],
+    /// What is mounted was looked at once.
+    looked: bool,
     workload: Workload,
     bundle: Vec<String>,
     waiting: Vec<Waiter>,
@@ -160,6 +162,7 @@ impl Manager {
             metrics: Metrics::new(metrics, Arc::clone(&clock)),
             files: Store::new(config.file_debounce, &config.watches),
             mounts: Default::default(),
+            looked: false,
             workload: Workload::new(config.grace_ratio, config.grace_jitter),
             commands: queue,
             bundle_news,

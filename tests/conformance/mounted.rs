@@ -157,3 +157,25 @@ async fn a_revoked_certificate_is_refused_by_envoy() {
         agent.stop().await;
     }
 }
+
+/// The CA takes over, as with the Go agent, which says nothing of it.
+#[tokio::test]
+async fn a_mounted_pair_that_cannot_be_used_is_named() {
+    let mock = MockIstiod::start().await;
+    let pair = || mock.issue(&mock.identity("ns", "sa"), Duration::from_secs(3600));
+    let builder = || TestAgent::with().istiod(&mock).env("OUTPUT_CERTS", "out").file("out/.keep", "");
+    for (other, why) in
+        [("etc/certs/key.pem/in", "key.pem: a folder is in its place"), (KEY, "key.pem: it is empty")]
+    {
+        let mut agent = builder().file(CERT, pair().chain).file(other, "").start();
+        agent
+            .wait_log(&format!("the mounted certificate is not used, and the CA is asked: ./etc/certs/{why}"))
+            .await;
+        eventually("the CA's", || async { std::fs::read(agent.path("out/cert-chain.pem")).ok() }).await;
+        agent.stop().await;
+    }
+    let agent = builder().start();
+    eventually("the CA's", || async { std::fs::read(agent.path("out/cert-chain.pem")).ok() }).await;
+    assert!(!agent.log().contains("the mounted certificate"));
+    agent.stop().await;
+}

@@ -56,6 +56,22 @@ impl Source {
     }
 }
 
+/// Why a pair is not used of which something is there: what is wrong with the first file that is to blame.
+pub(in crate::secrets) fn half(cert: &Path, key: &Path) -> Option<String> {
+    let wrong = |path: &Path| match std::fs::metadata(path) {
+        Err(error) => Some(error.to_string()),
+        Ok(meta) if meta.is_dir() => Some("a folder is in its place".to_owned()),
+        Ok(meta) if !meta.is_file() => Some("it is no file".to_owned()),
+        Ok(meta) if meta.len() == 0 => Some("it is empty".to_owned()),
+        Ok(_) => File::open(path).err().map(|error| error.to_string()),
+    };
+    let there = |path: &Path| std::fs::symlink_metadata(path).is_ok();
+    if !there(cert) && !there(key) {
+        return None;
+    }
+    [cert, key].into_iter().find_map(|path| Some(format!("{}: {}", path.display(), wrong(path)?)))
+}
+
 /// What was read; followers hold the same.
 #[derive(Debug, Clone)]
 pub(in crate::secrets) enum Loaded {

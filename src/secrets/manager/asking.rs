@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use super::{Command, Manager};
 use crate::base::disk::Looks;
-use crate::secrets::files::{Reply, Source};
+use crate::secrets::files::{Reply, Source, half};
 use crate::secrets::name::SYSTEM;
 use crate::secrets::{Error, ResourceName};
 
@@ -27,12 +27,15 @@ const FRESH: Duration = Duration::from_millis(10);
 /// mount may hang.
 #[derive(Debug)]
 pub(super) struct Mount {
-    looks: Looks<[Option<bool>; 2]>,
+    looks: Looks<Found>,
     /// Whether they are there, by the last look that has ended.
     there: Option<bool>,
     /// When that was.
     at: Option<Instant>,
 }
+
+/// What a look finds: of which name the files are there to be used, and why a pair that is half there is not.
+type Found = ([Option<bool>; 2], Option<String>);
 
 impl Default for Mount {
     fn default() -> Self {
@@ -100,8 +103,18 @@ impl Manager {
         let mounted = &self.config.mounted;
         let together = mounted.cert.parent() == mounted.root.parent();
         let sources = [ResourceName::Default, ResourceName::RootCa].map(|name| self.mounted(&name));
-        let look = move || [0, 1].map(|i| (i == asked || together).then(|| sources[i].usable()));
+        let (cert, key) = (mounted.cert.clone(), mounted.key.clone());
+        let look = move || {
+            let usable = [0, 1].map(|i| (i == asked || together).then(|| sources[i].usable()));
+            (usable, if usable[0] == Some(false) { half(&cert, &key) } else { None })
+        };
         let found = self.mounts[asked].looks.run(look).await;
+        let (found, half) = found.unzip();
+        // Later somebody may be writing them.
+        let first = !std::mem::replace(&mut self.looked, true);
+        if let Some(why) = half.flatten().filter(|_| first && self.ca.is_some()) {
+            tracing::warn!(target: "cache", "the mounted certificate is not used, and the CA is asked: {why}");
+        }
         if found.is_none() && self.ca.is_none() {
             self.mounts[asked].there = None;
             self.mounts[asked].at = None;
