@@ -104,15 +104,15 @@ impl Manager {
         let together = mounted.cert.parent() == mounted.root.parent();
         let sources = [ResourceName::Default, ResourceName::RootCa].map(|name| self.mounted(&name));
         let (cert, key) = (mounted.cert.clone(), mounted.key.clone());
+        // Later somebody may be writing them.
+        let first = !std::mem::replace(&mut self.looked, true) && self.ca.is_some();
         let look = move || {
             let usable = [0, 1].map(|i| (i == asked || together).then(|| sources[i].usable()));
-            (usable, if usable[0] == Some(false) { half(&cert, &key) } else { None })
+            (usable, if first && usable[0] == Some(false) { half(&cert, &key) } else { None })
         };
         let found = self.mounts[asked].looks.run(look).await;
         let (found, half) = found.unzip();
-        // Later somebody may be writing them.
-        let first = !std::mem::replace(&mut self.looked, true);
-        if let Some(why) = half.flatten().filter(|_| first && self.ca.is_some()) {
+        if let Some(why) = half.flatten() {
             tracing::warn!(target: "cache", "the mounted certificate is not used, and the CA is asked: {why}");
         }
         if found.is_none() && self.ca.is_none() {
