@@ -242,6 +242,10 @@ impl<R: Rules> Gate<R> {
                 refuse(current, self.rules.limit())?;
                 continue;
             }
+            if current.left == 0 {
+                // Before it goes on: whoever reads it could not make anything of it either.
+                current.scanner.check()?;
+            }
             step(current, &self.rules);
             match current.verdict {
                 Verdict::Pass => {

@@ -136,16 +136,25 @@ impl Scanner {
         Ok(())
     }
 
-    /// At the end of the message.
+    /// At the end of the message, before [`Scanner::finish`] where the message is to be kept back if it is none.
     ///
     /// # Errors
     /// When it ends inside a field.
-    pub fn finish(mut self) -> Result<Facts, Malformed> {
+    pub(crate) fn check(&mut self) -> Result<(), Malformed> {
         self.leave_finished()?;
         let clean = matches!(self.state, Expected::Tag) && self.shift == 0;
         if !clean || !self.levels.is_empty() {
             return Err(Malformed::Length);
         }
+        Ok(())
+    }
+
+    /// At the end of the message.
+    ///
+    /// # Errors
+    /// When it ends inside a field.
+    pub fn finish(mut self) -> Result<Facts, Malformed> {
+        self.check()?;
         Ok(self.facts)
     }
 

@@ -142,6 +142,24 @@ fn compression_flags_and_bad_bytes_end_the_stream() {
 }
 
 #[test]
+fn of_what_is_none_nothing_goes_on_and_all_that_came_before_does() {
+    for end in [&b"\xff"[..], b"\x2a\x05n", b"\x0b"] {
+        let good = framed(&response(CDS, CDS, &[10]));
+        let bad = framed(&[&response(CDS, CDS, &[10])[..], end].concat());
+        let (mut gate, mut out) = (responses(), Vec::new());
+        let refused = gate.push(&Bytes::from([&good[..], &bad].concat()), &mut out);
+        assert!(matches!(refused, Err(Error::Malformed(_))), "{refused:?}");
+        let passed = out.iter().filter_map(|o| if let Out::Bytes(b) = o { Some(&b[..]) } else { None });
+        assert_eq!(passed.collect::<Vec<_>>().concat(), good, "{end:?}");
+        let mut requests =
+            Gate::new(Requests { protocol: Protocol::Sotw, limit: 4 << 20, listeners_asked: false });
+        out.clear();
+        assert!(matches!(requests.push(&Bytes::from(bad), &mut out), Err(Error::Malformed(_))));
+        assert_eq!(out, []);
+    }
+}
+
+#[test]
 fn a_request_above_the_limit_is_named_wherever_its_type_stands() {
     let rules = || Requests { protocol: Protocol::Sotw, limit: 1000, listeners_asked: false };
     let names = vec!["n".repeat(100); 50];
