@@ -33,9 +33,17 @@ pub(crate) const PUSHBACK: &str = "grpc-retry-pushback-ms";
 /// The status in headers or trailers, with its details and the delay before another try; `None` where there is none. Binary metadata that is no
 /// base64 makes it Internal, in the words of Go's client.
 pub(crate) fn status_in(headers: &HeaderMap) -> Option<Status> {
-    let code = Code::from_bytes(headers.get("grpc-status")?.as_bytes());
+    headers.get("grpc-status").map(|code| status(headers, Code::from_bytes(code.as_bytes())))
+}
+
+/// As [`status_in`], of what ends an answer: without a status of its own it is Unknown, as in Go's client.
+pub(crate) fn status_at_end(headers: &HeaderMap) -> Status {
+    status_in(headers).unwrap_or_else(|| status(headers, Code::Unknown))
+}
+
+fn status(headers: &HeaderMap, code: Code) -> Status {
     if let Err((name, why)) = binary(headers) {
-        return Some(Status::internal(format!("transport: malformed {name}: {why}")));
+        return Status::internal(format!("transport: malformed {name}: {why}"));
     }
     let message = headers.get("grpc-message").map(HeaderValue::as_bytes).unwrap_or_default();
     let message = percent_decode(message).decode_utf8_lossy();
@@ -45,7 +53,7 @@ pub(crate) fn status_in(headers: &HeaderMap) -> Option<Status> {
     if let Some(value) = pushback {
         status.metadata_mut().insert(PUSHBACK, value);
     }
-    Some(status)
+    status
 }
 
 /// What the gRPC specification says must be encoded in a status' text: what is not printable ASCII, and `%`.

@@ -25,7 +25,7 @@ use super::{end_status, tap, types};
 use crate::base::heap;
 use crate::base::quote::{cut, shown};
 use crate::base::seldom::Seldom;
-use crate::net::grpc::is_grpc;
+use crate::net::grpc::{is_grpc, status_at_end};
 
 /// Istiod can cause these as fast as it can send.
 static SKIPPED: Seldom = Seldom::new(60);
@@ -113,6 +113,9 @@ async fn accepted(reply: &mut Reply, mut response: Answer) -> Result<RecvStream,
     }
     if parts.status != http::StatusCode::OK || !is_grpc(&parts.headers) {
         return Err(Ended::istiod(end_status::of_http(parts.status, content_type)));
+    }
+    if body.is_end_stream() {
+        return Err(Ended::istiod(status_at_end(&parts.headers)));
     }
     Ok(body)
 }
@@ -244,10 +247,9 @@ fn commit(stream: &Stream<'_>) {
 fn finished(trailers: Result<Option<http::HeaderMap>, h2::Error>, whole: bool) -> Ended {
     let status = match trailers {
         Err(error) => return Ended::istiod_failed(&error),
-        Ok(trailers) => trailers.and_then(|t| end_status::of_trailers(&t)),
+        Ok(Some(trailers)) => status_at_end(&trailers),
+        Ok(None) => Status::internal("server closed the stream without sending trailers"),
     };
-    let status =
-        status.unwrap_or_else(|| Status::internal("server closed the stream without sending trailers"));
     if status.code() == tonic::Code::Ok && !whole {
         // Never let half a message end as a good stream.
         return Ended::istiod(Status::internal("unexpected EOF: the stream ended inside a message"));

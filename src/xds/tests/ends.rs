@@ -22,6 +22,19 @@ async fn each_status_reaches_envoy_and_is_counted() {
 }
 
 #[tokio::test]
+async fn an_end_without_a_code_is_unknown_and_its_text_goes_on() {
+    let mut rig = Rig::with(|c| c.hold = Duration::ZERO).await;
+    for answered in [false, true] {
+        let (mut envoy, mut istiod) = rig.pair(Protocol::Sotw).await;
+        if answered {
+            istiod.open();
+        }
+        istiod.end_with(None);
+        assert_eq!(envoy.status().await, (Code::Unknown, "by script".to_owned()), "{answered}");
+    }
+}
+
+#[tokio::test]
 async fn a_message_cut_upstream_never_ends_as_a_good_one() {
     let mut rig = Rig::new().await;
     let (mut envoy, mut istiod) = rig.pair(Protocol::Sotw).await;

@@ -309,9 +309,16 @@ impl Istiod {
         tokio::time::timeout(SOON, rest).await.expect("the upstream stream ends");
     }
 
-    pub(super) fn end(mut self, code: Code) {
+    pub(super) fn end(self, code: Code) {
+        self.end_with(Some(code));
+    }
+
+    /// Without a code: of trailers that say why and not what.
+    pub(super) fn end_with(mut self, code: Option<Code>) {
         let mut trailers = http::HeaderMap::new();
-        trailers.insert("grpc-status", http::HeaderValue::from(code as i32));
+        if let Some(code) = code {
+            trailers.insert("grpc-status", http::HeaderValue::from(code as i32));
+        }
         trailers.insert("grpc-message", http::HeaderValue::from_static("by%20script"));
         match &mut self.stream {
             Some(stream) => stream.send_trailers(trailers).unwrap(),
