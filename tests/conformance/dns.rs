@@ -271,6 +271,21 @@ async fn what_is_not_known_goes_on_and_comes_back_byte_for_byte() {
 }
 
 #[tokio::test]
+async fn what_a_nameserver_answers_is_not_judged() {
+    let Some(nameserver) = Nameserver::start().await else { return };
+    let mut dns = start(&[&nameserver]).await;
+    dns.tell(&table("1", "shop.ns.svc.cluster.local", "10.0.0.1")).await;
+    // Signed; answered with an address of three bytes, and with more behind it.
+    let (signed, odd) = (b"\0\0\xfa\0\xff\0\0\0\0\0\0", b"\xc0\x0c\0\x01\0\x01\0\0\0\x3c\0\x03\x0a\0\0more");
+    let plain = query(9, "www.example.com", TXT);
+    let reply = [&bare(&plain, 0)[..7], &[1], &plain[8..], odd].concat();
+    let sent = [&plain[..11], &[1], &plain[12..], signed].concat();
+    dns.client.send(&sent).await;
+    assert_eq!(nameserver.answer(|_| vec![reply.clone()]).await, sent);
+    assert_eq!(dns.client.receive().await, reply);
+}
+
+#[tokio::test]
 async fn a_name_that_no_host_can_have_is_asked_of_the_nameserver() {
     let Some(nameserver) = Nameserver::start().await else { return };
     let mut dns = start(&[&nameserver]).await;
