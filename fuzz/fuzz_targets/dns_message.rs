@@ -11,7 +11,7 @@ fuzz_target!(|input: (u8, &[u8])| {
     let message = &*wire::mended(message);
     let query = match wire::screen(message) {
         Screened::Ignore => return,
-        Screened::Refuse(reply) | Screened::Unasked(reply) => {
+        Screened::Refuse(reply) => {
             assert!(wire::well_formed(&reply) && wire::id(&reply) == wire::id(message));
             return;
         }

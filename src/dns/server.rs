@@ -261,10 +261,6 @@ impl Shared {
         let query = match wire::screen(message) {
             Screened::Ignore => return Next::Nothing,
             Screened::Refuse(reply) => return Next::Reply(reply),
-            Screened::Unasked(reply) => {
-                self.requests.with_label_values::<&str>(&[]).inc();
-                return Next::Reply(reply);
-            }
             Screened::Ask(query) => query,
         };
         self.requests.with_label_values::<&str>(&[]).inc();

@@ -43,6 +43,8 @@ pub enum Rcode {
     ServFail = 2,
     /// Not an operation we know.
     NotImp = 4,
+    /// Not for us.
+    Refused = 5,
 }
 
 /// A query that may be answered.
@@ -64,8 +66,6 @@ pub enum Screened {
     Ignore,
     /// Send this.
     Refuse(Vec<u8>),
-    /// Send this: it announces a question and ends before it, and counts as a query all the same.
-    Unasked(Vec<u8>),
     /// Answer.
     Ask(Query),
 }
@@ -228,8 +228,8 @@ pub(crate) fn is_failure(message: &[u8]) -> bool {
 }
 
 /// A query that ends before all is there that its header announces, as the Go agent's library understands it: at the end
-/// of a record, or of the question, the rest was never meant, and a question without a whole class, or without a type, has
-/// 0 for it.
+/// of a record, or of the question, the rest was never meant, and a question without a class, or without a type, has 0 for
+/// it.
 #[must_use]
 pub fn mended(message: &[u8]) -> Cow<'_, [u8]> {
     let accepted = |at, most| u16_at(message, at).is_some_and(|n| n <= most);
@@ -260,7 +260,8 @@ fn mend(message: &[u8]) -> Option<Vec<u8>> {
             let end = skip_name(message, at)?;
             missing = match message.len().checked_sub(end)? {
                 0 => 4,
-                1 => return None,
+                // Half a type, or half a class.
+                1 | 3 => return None,
                 rest => 4_usize.saturating_sub(rest),
             };
             at = end + 4 - missing;
@@ -277,8 +278,7 @@ fn mend(message: &[u8]) -> Option<Vec<u8>> {
         return None;
     }
     let mut out = message.to_vec();
-    // Half a class is none.
-    out.truncate(at - usize::from(missing == 1));
+    out.truncate(at);
     out.resize(at + missing, 0);
     for (count, at) in there.into_iter().zip([4, 6, 8, 10]) {
         out[at..at + 2].copy_from_slice(&count.to_be_bytes());
@@ -306,7 +306,8 @@ pub fn screen(message: &[u8]) -> Screened {
         return refuse();
     }
     if message.len() == HEADER {
-        return Screened::Unasked(header(message, QR | copied(flags), Rcode::ServFail));
+        // It announces a question and asks none.
+        return Screened::Refuse(header(message, QR | copied(flags), Rcode::Refused));
     }
     let Some((name, end)) = question_name(message) else { return refuse() };
     let (Some(qtype), Some(_class)) = (u16_at(message, end), u16_at(message, end + 2)) else {
