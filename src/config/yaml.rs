@@ -57,7 +57,18 @@ pub fn to_json(text: &str) -> Result<Value, Error> {
     if other_version(text) {
         return Err(Error::new("found incompatible YAML document; write no %YAML line, or 1.1"));
     }
-    read(text).0
+    read(&marks_inside(text)).0
+}
+
+/// Stands for a byte order mark inside the text, where the parser wants none; no text holds it (`readable`).
+const MARK_INSIDE: &str = "\u{fffe}";
+
+fn marks_inside(text: &str) -> Cow<'_, str> {
+    let start = text.len() - text.trim_start_matches('\u{feff}').len();
+    match text[start..].contains('\u{feff}') {
+        true => Cow::Owned(text[..start].to_owned() + &text[start..].replace('\u{feff}', MARK_INSIDE)),
+        false => Cow::Borrowed(text),
+    }
 }
 
 // What may stand in a text of YAML.
@@ -207,6 +218,10 @@ impl<'a> Reader<'a> {
                     "while parsing a quoted scalar, found unknown escape character" => {
                         Some(Left::Apostrophe(line, column))
                     }
+                    "comments must be separated from other tokens by whitespace" => {
+                        Some(Left::Comment(line, column))
+                    }
+                    "misplaced bracket" => Some(Left::Bracket(line, column)),
                     _ => None,
                 };
                 Err(Error { text: format!("line {line}: {}", error.info()), left })
@@ -214,9 +229,13 @@ impl<'a> Reader<'a> {
         }
     }
 
-    // A block of text whose last line has no end has none there either; the parser adds one.
+    // As it was written. A block of text whose last line has no end has none there either; the parser adds one.
     fn closed(&self, event: Event<'a>, span: Span) -> Event<'a> {
         match event {
+            Event::Scalar(text, style, anchor, tag) if text.contains(MARK_INSIDE) => {
+                let text = text.replace(MARK_INSIDE, "\u{feff}").into();
+                self.closed(Event::Scalar(text, style, anchor, tag), span)
+            }
             Event::Scalar(text, style @ (ScalarStyle::Literal | ScalarStyle::Folded), anchor, tag)
                 if self.open == Some(span.end.index()) =>
             {

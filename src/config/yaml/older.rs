@@ -1,5 +1,5 @@
 //! What the parser refuses and the Go agent's, which knows YAML 1.1, does not: white space that means nothing where it
-//! stands, and `\'` in double quotes. Where the parser ends for it, it is put as the parser wants it, and the text is read
+//! stands or is not there before a comment, `\'` in double quotes, and a bracket too many. Where the parser ends for it, it is put as the parser wants it, and the text is read
 //! again.
 
 /// What a line is moved by beyond the widest indentation there is, in columns.
@@ -20,6 +20,10 @@ pub(super) enum Left {
     Tab(usize, usize),
     /// An apostrophe behind a backslash: line and column where its quotes begin.
     Apostrophe(usize, usize),
+    /// A comment right behind quotes or brackets: line and column of its `#`.
+    Comment(usize, usize),
+    /// A bracket that closes what is closed: line and column.
+    Bracket(usize, usize),
 }
 
 /// With their ends, as the parser counts them: a carriage return ends one, too.
@@ -47,7 +51,9 @@ pub(super) fn help(text: &str, left: Left, right: &str) -> Option<String> {
     | Left::Tabbed(line)
     | Left::QuotedTab(line)
     | Left::Tab(line, _)
-    | Left::Apostrophe(line, _)) = left;
+    | Left::Apostrophe(line, _)
+    | Left::Comment(line, _)
+    | Left::Bracket(line, _)) = left;
     let start = lines(text).take(line.checked_sub(1)?).map(str::len).sum();
     let (before, rest) = text.split_at_checked(start)?;
     match left {
@@ -83,7 +89,25 @@ pub(super) fn help(text: &str, left: Left, right: &str) -> Option<String> {
             let bare = bare_apostrophes(scalar);
             (bare.len() < scalar.len()).then(|| format!("{before}{head}{bare}"))
         }
+        Left::Comment(_, column) => {
+            let (at, _) = rest.char_indices().nth(column)?;
+            let (value, comment) = rest.split_at(at);
+            comment.starts_with('#').then(|| format!("{before}{value} {comment}"))
+        }
+        Left::Bracket(_, column) => {
+            let (at, _) = rest.char_indices().nth(column)?;
+            let (document, more) = text.split_at(start + at);
+            (more.starts_with(['}', ']']) && in_brackets(text)).then(|| document.to_owned())
+        }
     }
+}
+
+/// Whether the first document is one in brackets: what follows the last of them is no part of it.
+fn in_brackets(text: &str) -> bool {
+    let bare = |line| str::trim_start_matches(line, ['\u{feff}', ' ', '\t']);
+    let words = lines(text).map(|line| bare(bare(line).strip_prefix("---").unwrap_or(line)).trim_end());
+    let mut words = words.filter(|line| !line.is_empty() && !line.starts_with(['#', '%']));
+    words.next().is_some_and(|line| line.starts_with(['{', '[']))
 }
 
 /// A text without the backslashes that stand before apostrophes, up to the end of the double quotes that it begins within.
@@ -100,4 +124,58 @@ fn bare_apostrophes(scalar: &str) -> String {
     }
     out.push_str(rest);
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::config::yaml::to_json;
+    use serde_json::json;
+
+    #[test]
+    fn a_bracket_too_many_ends_the_document() {
+        for text in
+            ["{\"a\":1}}", "{\"a\":1}\n}\n", "--- # c\n{a: 1}]}", "{a: 1}\n...\n}", "\u{feff}{a: 1}\nb: ]"]
+        {
+            assert_eq!(to_json(text), Ok(json!({"a": 1})), "{text}");
+        }
+        for bad in ["a: {b: 1}}", "a: 1\n}", "{\"a\":[1]]}", "a: {\n}}\n", "# {\na: 1\n}", "}"] {
+            assert!(to_json(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_comment_may_follow_quotes_and_brackets_without_a_blank() {
+        let text = "a: \"b\"#c\nd: {}#e\nf: ['g'#h\n]#\ni: |#j\n  k\nl: m#n\n";
+        assert_eq!(to_json(text), Ok(json!({"a": "b", "d": {}, "f": ["g"], "i": "k\n", "l": "m#n"})));
+    }
+
+    #[test]
+    fn a_byte_order_mark_inside_is_a_letter() {
+        for (text, value) in [
+            ("\u{feff}a: x\u{feff}y", json!({"a": "x\u{feff}y"})),
+            ("# c\u{feff}\na: 1", json!({"a": 1})),
+            ("a: 1\n\u{feff}b: 2", json!({"a": 1, "\u{feff}b": 2})),
+            ("a: |\n  x\u{feff}\nb: \"\u{feff}\"", json!({"a": "x\u{feff}\n", "b": "\u{feff}"})),
+            ("\u{feff}\u{feff}a: 1", json!({"a": 1})),
+        ] {
+            assert_eq!(to_json(text), Ok(value), "{text:?}");
+        }
+        assert!(to_json("a: \u{fffe}").is_err());
+    }
+
+    // What the two parsers read differently, and is left so.
+    #[test]
+    fn what_nobody_writes_in_yaml_is_read_as_json_or_refused() {
+        for (text, value) in [
+            ("{\"a\"\n:1}", json!({"a": 1})),
+            ("\t# c\n", json!(null)),
+            ("...\na: 1", json!({"a": 1})),
+            ("a: \"x\u{2028}y\u{85}z\"", json!({"a": "x\u{2028}y\u{85}z"})),
+        ] {
+            assert_eq!(to_json(text), Ok(value), "{text:?}");
+        }
+        for bad in ["a: b\n'c'|", ".nan: 1", "[-, b]"] {
+            assert!(to_json(bad).is_err(), "{bad}");
+        }
+    }
 }
