@@ -11,8 +11,8 @@ use serde_json::{Map, Number, Value};
 use super::go;
 use crate::proto::schema::{Enum, Field, Kind, Message, Shape};
 
-/// What may stand around a value in JSON.
-const JSON_SPACE: [char; 4] = [' ', '\t', '\r', '\n'];
+/// What may stand around a number in quotes. Of the other blanks of JSON the Go agent reads the escapes, which are none.
+const BLANK: char = ' ';
 
 /// A JSON object.
 pub(crate) type Object = Map<String, Value>;
@@ -173,8 +173,8 @@ impl Reader {
         let number = match value {
             Value::Number(number) => number.clone(),
             // In quotes `null` does not leave the field alone.
-            Value::String(text) if text.trim_matches(JSON_SPACE) == "null" => Number::from(0),
-            Value::String(text) => match plain_integer(text.trim_matches(JSON_SPACE)) {
+            Value::String(text) if text.trim_matches(BLANK) == "null" => Number::from(0),
+            Value::String(text) => match plain_integer(text.trim_matches(BLANK)) {
                 Some(number) => number,
                 None => {
                     self.fault(at, format!("{text:?} is no {go_type}; write a whole number"));
@@ -207,7 +207,7 @@ impl Reader {
                 return Some(value.clone());
             }
             // As JSON writes a number.
-            Value::String(text) => serde_json::from_str(text).ok(),
+            Value::String(text) if !text.contains(['\t', '\r', '\n']) => serde_json::from_str(text).ok(),
             _ => None,
         };
         match read.filter(|f| f.is_finite()) {
@@ -327,7 +327,7 @@ mod tests {
             json!({"drainDuration": "81s", "statusPort": 15888})
         );
         assert_eq!(ok(json!({"configPath": null, "concurrency": "2"})), json!({"concurrency": 2}));
-        assert_eq!(ok(json!({"statusPort": " 15888\n"})), json!({"statusPort": 15888}));
+        assert_eq!(ok(json!({"statusPort": " 15888 "})), json!({"statusPort": 15888}));
         assert_eq!(ok(json!({"concurrency": "null"})), json!({"concurrency": 0}));
         assert_eq!(ok(json!({"tracing": {"sampling": "5e-1"}})), json!({"tracing": {"sampling": 0.5}}));
         let endless = json!({"tracing": {"sampling": "-Infinity"}});
@@ -358,8 +358,12 @@ mod tests {
             "proxyAdminPort": 4_294_967_296_i64, "tracing": [], "fileFlushMinSizeKb": -1, "configPath": 5,
             "fileFlushInterval": 5, "statNameLength": "1.5e4", "interceptionMode": 1.5,
         });
-        for no_number in [".5", "5.", "+5", "inf", "5 5", ""] {
+        for no_number in [".5", "5.", "+5", "inf", "5 5", "", "5\n"] {
             assert!(read(&PROXY, &json!({"tracing": {"sampling": no_number}})).is_err(), "{no_number:?}");
+        }
+        // A block of text in YAML has a line end, of which the Go agent reads the escape.
+        for no_number in ["15888\n", "\t15888", "15888\r"] {
+            assert!(read(&PROXY, &json!({"statusPort": no_number})).is_err(), "{no_number:?}");
         }
         let faults = read(&PROXY, &bad).unwrap_err();
         assert_eq!(faults.len(), 14, "{faults:#?}");
