@@ -20,6 +20,8 @@ enum Kind {
     Number,
     /// Text that is a boolean; shown as `"true"` or left out.
     Flag,
+    /// The same, or nothing.
+    MaybeFlag,
     /// An object of texts.
     Texts,
     /// A list of texts.
@@ -33,7 +35,7 @@ enum Kind {
 }
 
 const FIELDS: &[(&str, Kind)] = {
-    use Kind::{Flag, List, Number, Object, Own, Ports, Text, Texts};
+    use Kind::{Flag, List, MaybeFlag, Number, Object, Own, Ports, Text, Texts};
     &[
         ("PROXY_CONFIG", Object),
         ("ISTIO_VERSION", Text),
@@ -82,7 +84,7 @@ const FIELDS: &[(&str, Kind)] = {
         ("ENVOY_STATUS_PORT", Number),
         ("ENVOY_PROMETHEUS_PORT", Number),
         ("EXIT_ON_ZERO_ACTIVE_CONNECTIONS", Flag),
-        ("METADATA_DISCOVERY", Flag),
+        ("METADATA_DISCOVERY", MaybeFlag),
         ("ENVOY_SKIP_DEPRECATED_LOGS", Flag),
         ("WORKLOAD_IDENTITY_SOCKET_FILE", Text),
         ("PILOT_SAN", List),
@@ -135,7 +137,7 @@ fn read(kind: Kind, value: &Value) -> Result<Value, &'static str> {
         Kind::Text => Err("wanted text"),
         Kind::Number if value.is_i64() => Ok(value.clone()),
         Kind::Number => Err("wanted a whole number, not text"),
-        Kind::Flag => match value.as_str().and_then(boolean) {
+        Kind::Flag | Kind::MaybeFlag => match value.as_str().and_then(boolean) {
             Some(on) => Ok(flag(on)),
             None => Err("wanted the text true or false"),
         },
@@ -146,7 +148,9 @@ fn read(kind: Kind, value: &Value) -> Result<Value, &'static str> {
             _ => Err("wanted an object whose members are text"),
         },
         Kind::List => match value {
-            Value::Array(items) if items.iter().all(Value::is_string) => Ok(value.clone()),
+            Value::Array(items) if items.iter().all(|v| v.is_string() || v.is_null()) => {
+                Ok(items.iter().map(|v| v.as_str().unwrap_or_default()).collect())
+            }
             _ => Err("wanted a list of texts"),
         },
         Kind::Object if value.is_object() && jsonpb::read(&PROXY, value).is_ok() => Ok(value.clone()),

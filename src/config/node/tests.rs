@@ -153,6 +153,8 @@ fn a_wrong_type_is_refused_with_its_name() {
         ("ISTIO_METAJSON_X", r#"{"OWNER":1}"#),
         ("ISTIO_METAJSON_X", r#"{"LABELS":{"a":1}}"#),
         ("ISTIO_METAJSON_X", r#"{"PILOT_SAN":"x"}"#),
+        ("ISTIO_METAJSON_X", r#"{"DNS_CAPTURE":null}"#),
+        ("ISTIO_METAJSON_X", r#"{"METADATA_DISCOVERY":true}"#),
         ("ISTIO_METAJSON_X", r#"{"PROXY_CONFIG":{"statusPort":"x"}}"#),
     ] {
         let error = Given::env(&[(key, value)]).build().unwrap_err();
@@ -161,6 +163,23 @@ fn a_wrong_type_is_refused_with_its_name() {
     let error = Given::env(&[("ISTIO_META_owner", "x"), ("ISTIO_META_enable_HBONE", "maybe")]).build();
     let Err(Error::Field { field, key, .. }) = error else { panic!("{error:?}") };
     assert_eq!((field, key.as_str()), ("ENABLE_HBONE", "enable_HBONE"));
+}
+
+#[test]
+fn what_says_nothing_is_no_wrong_type() {
+    let given =
+        [("ISTIO_METAJSON_X", r#"{"METADATA_DISCOVERY":null,"PILOT_SAN":[null,"a"],"LABELS":{"b":null}}"#)];
+    let metadata = Given::env(&given).metadata();
+    assert_eq!(metadata["METADATA_DISCOVERY"], "false", "the agent's own");
+    assert_eq!(metadata["PILOT_SAN"], json!([null, "a"]), "as it was given");
+}
+
+#[test]
+fn letters_that_only_look_like_others_are_others() {
+    let metadata =
+        Given::env(&[("ISTIO_META_NETWOR\u{212a}", "x"), ("ISTIO_META_\u{17f}TS_PORT", "y")]).metadata();
+    assert!(!metadata.contains_key("NETWORK") && !metadata.contains_key("STS_PORT"));
+    assert_eq!(metadata["NETWOR\u{212a}"], "x");
 }
 
 #[test]
