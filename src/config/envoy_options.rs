@@ -180,7 +180,9 @@ fn remote(given: &mesh::RemoteService, node: &Node) -> RemoteService {
 }
 
 fn keepalive(given: &TcpKeepalive) -> Keepalive {
-    let seconds = |d: &Option<pbjson_types::Duration>| d.as_ref().map_or(0, |d| d.seconds);
+    // Envoy refuses what 32 bits do not hold.
+    let seconds =
+        |d: &Option<pbjson_types::Duration>| d.as_ref().map_or(0, |d| d.seconds.min(i64::from(u32::MAX)));
     Keepalive { probes: given.probes, time: seconds(&given.time), interval: seconds(&given.interval) }
 }
 
