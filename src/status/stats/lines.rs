@@ -18,13 +18,15 @@ pub struct Lines {
     held: Vec<u8>,
     /// The last byte passed on was no line end.
     inside: bool,
+    /// The last line passed on was the end of an exposition.
+    whole: bool,
 }
 
 impl Lines {
     /// For a part that is not the last of an OpenMetrics exposition (`strip_eof`), or any other.
     #[must_use]
     pub fn new(strip_eof: bool) -> Self {
-        Self { strip_eof, ended: false, held: Vec::new(), inside: false }
+        Self { strip_eof, ..Self::default() }
     }
 
     /// Takes a piece and passes on what is complete.
@@ -33,7 +35,7 @@ impl Lines {
             self.held.extend_from_slice(piece);
             if self.held.len() > LONGEST {
                 self.inside = true;
-                self.ended = false;
+                (self.ended, self.whole) = (false, false);
                 out(&std::mem::take(&mut self.held));
             }
             return;
@@ -43,6 +45,7 @@ impl Lines {
             let (end, more) = lines.split_at(memchr::memchr(b'\n', lines).unwrap_or(last) + 1);
             self.held.extend_from_slice(end);
             let mut line = std::mem::take(&mut self.held);
+            self.whole = !self.inside && is_eof(&line);
             if !self.drops(&line) {
                 out(&line);
             }
@@ -51,6 +54,9 @@ impl Lines {
             // The end of a line that was passed on unfinished was not the start of one; the next is.
             self.inside = false;
             lines = more;
+        }
+        if let Some(body) = lines.strip_suffix(b"\n") {
+            self.whole = is_eof(&body[memchr::memrchr(b'\n', body).map_or(0, |at| at + 1)..]);
         }
         if self.strip_eof {
             self.without_eof(lines, &mut out);
@@ -62,8 +68,8 @@ impl Lines {
 
     // Of a line, or of its end where its start was passed on.
     fn drops(&mut self, line: &[u8]) -> bool {
-        let text = line.trim_ascii_end();
-        let dropped = self.strip_eof && !self.inside && (text == EOF || (self.ended && text.is_empty()));
+        let blank = line.trim_ascii_end().is_empty();
+        let dropped = self.strip_eof && !self.inside && (is_eof(line) || (self.ended && blank));
         self.ended = dropped;
         dropped
     }
@@ -102,6 +108,12 @@ impl Lines {
         if none || self.drops(&line) { None } else { Some(line) }
     }
 
+    /// Whether the exposition has come to its end, though the body may go on or break off.
+    #[must_use]
+    pub fn is_whole(&self) -> bool {
+        self.whole && self.held.is_empty()
+    }
+
     /// Whether what was passed on so far ends inside a line.
     #[must_use]
     pub fn is_inside(&self) -> bool {
@@ -113,6 +125,10 @@ impl Lines {
     pub fn cut(self) -> bool {
         !self.held.is_empty() || self.inside
     }
+}
+
+fn is_eof(line: &[u8]) -> bool {
+    line.trim_ascii_end() == EOF
 }
 
 fn line_end(lines: &[u8], from: usize) -> usize {
@@ -145,6 +161,32 @@ mod tests {
         assert_eq!(pass(&[b"a 1\n# E", b"OF"], true, true), b"a 1\n");
         assert_eq!(pass(&[b"a 1\n# EOF\n"], false, true), b"a 1\n# EOF\n");
         assert_eq!(pass(&[b"# EOFX\nx # EOF\n# EOF\nb 2\n"], true, true), b"# EOFX\nx # EOF\nb 2\n");
+    }
+
+    #[test]
+    fn an_exposition_is_whole_once_its_end_has_come() {
+        let whole = |pieces: &[&[u8]]| {
+            let mut lines = Lines::new(false);
+            pieces.iter().for_each(|piece| lines.feed(piece, |_| {}));
+            lines.is_whole()
+        };
+        for pieces in
+            [&[b"a 1\n# EOF\n" as &[u8]] as &[&[u8]], &[b"# EOF\n"], &[b"a 1\n# E", b"OF\n"], &[b"# EOF\r\n"]]
+        {
+            assert!(whole(pieces), "{pieces:?}");
+        }
+        let long = [b'x'; LONGEST + 1];
+        for pieces in [
+            &[b"a 1\n" as &[u8]] as &[&[u8]],
+            &[b"# EOF"],
+            &[b"# EOF\nb 2\n"],
+            &[b"# EOF\n", b"b"],
+            &[b"x # EOF\n"],
+            &[&long, b"# EOF\n"],
+            &[b"# EOF\n", &long],
+        ] {
+            assert!(!whole(pieces), "{}", pieces.len());
+        }
     }
 
     #[test]

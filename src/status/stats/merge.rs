@@ -116,6 +116,10 @@ impl Merging {
             tracing::warn!("{kind} metrics are cut after {bytes} bytes: {url}: {why}{more}");
         }
         merger.failed(kind, &part.url, failure);
+        if self.open_metrics && self.parts.is_empty() && part.lines.is_whole() {
+            // All that was to come has come, and nothing may follow it.
+            return;
+        }
         if part.lines.is_inside() {
             // What follows must not become part of it.
             self.out.push(b'\n');

@@ -111,6 +111,23 @@ async fn a_body_that_is_cut_is_counted_and_what_follows_stays_readable() {
 }
 
 #[tokio::test]
+async fn nothing_follows_the_end_of_an_exposition_whose_body_breaks_off() {
+    let head = "HTTP/1.1 200 OK\r\nContent-Type: application/openmetrics-text\r\n";
+    for answer in [
+        format!("{head}Content-Length: 1000\r\n\r\n{OPEN}"),
+        format!("{head}Transfer-Encoding: chunked\r\n\r\n{:x}\r\n{OPEN}\r\n", OPEN.len()),
+    ] {
+        let envoy = envoy().await;
+        let app = Web::start(move |_| answer.clone().into_bytes()).await;
+        for details in [false, true] {
+            let served = merging(Some(&envoy), vec![target(&app, "/")], |c| c.details = details);
+            assert_eq!(rest(&served.get("/metrics").await.text()), format!("{ENVOY}{OPEN}"));
+            assert_eq!(failures(&served.get("/metrics").await.text()), ["{type=\"application\"} 1"]);
+        }
+    }
+}
+
+#[tokio::test]
 async fn a_limit_of_bytes_ends_a_part_at_a_line() {
     let app = Web::start(|_| http(200, "", &"app_x 1\n".repeat(100))).await;
     let served = merging(None, vec![target(&app, "/")], |c| c.limit = Some(20));
