@@ -246,6 +246,13 @@ impl<'a> Get<'a> {
                 let from = HeaderValue::from_str(&self.url.to_string()).map_err(http::Error::from)?;
                 self.headers.insert(header::REFERER, from);
             }
+            // What told of a body tells nothing where the body is left behind.
+            if head.status.as_u16() <= 303 {
+                use header::{CONTENT_ENCODING, CONTENT_LANGUAGE, CONTENT_LOCATION, CONTENT_TYPE};
+                for name in [CONTENT_ENCODING, CONTENT_LANGUAGE, CONTENT_LOCATION, CONTENT_TYPE] {
+                    self.headers.remove(name);
+                }
+            }
             if next.host != first.host {
                 for name in [header::AUTHORIZATION, header::COOKIE, header::WWW_AUTHENTICATE] {
                     self.headers.remove(name);

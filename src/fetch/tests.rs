@@ -241,6 +241,23 @@ async fn a_redirect_tells_plain_http_no_referer_and_a_host_of_its_own_stays() {
 }
 
 #[tokio::test]
+async fn what_tells_of_a_body_is_left_behind_with_it() {
+    let last = Web::start(|_| http(200, "", "")).await;
+    for (status, kept) in [(301, false), (302, false), (303, false), (307, true), (308, true)] {
+        let to = last.addr;
+        let first = Web::start(move |_| http(status, &format!("Location: http://{to}/\r\n"), "")).await;
+        let mut headers = HeaderMap::new();
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("a/b"));
+        headers.insert(header::RANGE, HeaderValue::from_static("bytes=0-1"));
+        Get::new(&format!("http://{}/", first.addr)).unwrap().headers(headers).send().await.unwrap();
+        assert!(first.heads()[0].to_lowercase().contains("content-type: a/b\r\n"), "{status}");
+        let head = last.heads().pop().unwrap().to_lowercase();
+        assert!(head.contains("range: bytes=0-1\r\n"), "{status}: {head}");
+        assert_eq!(head.contains("content-type"), kept, "{status}: {head}");
+    }
+}
+
+#[tokio::test]
 async fn what_a_server_refuses_is_asked_anew_and_fields_of_a_connection_are_passed_over() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("https://{}/", listener.local_addr().unwrap());

@@ -144,10 +144,12 @@ impl Url {
         let (path, query) =
             self.target.split_once('?').map_or((self.target.as_str(), None), |(p, q)| (p, Some(q)));
         let reference = reference.split('#').next().unwrap_or("");
+        // Dots of a path go once anything follows from it.
         let target = if reference.is_empty() {
-            query.map_or_else(|| path.to_owned(), |q| format!("{path}?{q}"))
+            let path = without_dots(path);
+            query.map_or_else(|| path.clone(), |q| format!("{path}?{q}"))
         } else if reference.starts_with('?') {
-            format!("{path}{reference}")
+            format!("{}{reference}", without_dots(path))
         } else {
             let (new, query) = reference.split_once('?').map_or((reference, None), |(p, q)| (p, Some(q)));
             let merged = if new.starts_with('/') {
@@ -433,6 +435,9 @@ mod tests {
         assert_eq!(to("///g/x"), "http://h:1///g/x");
         assert_eq!(to("https://h:2"), "https://h:2/");
         assert_eq!(to("#f"), "http://h:1/a/b?q");
+        let dots = Url::parse("http://h/a/../m/?q").unwrap();
+        assert_eq!(dots.join("?z").unwrap().to_string(), "http://h/m/?z");
+        assert_eq!(dots.join("#f").unwrap().to_string(), "http://h/m/?q");
         for bad in [":", "%zz", "http://a:x/", "a\u{7f}"] {
             assert_eq!(to(bad), "bad", "{bad:?}");
         }
