@@ -5,11 +5,10 @@ mod strings;
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 use super::Fault;
 use super::text;
-use super::value::{Value, go_json};
+use super::value::{Value, go_json, raw_json};
 
 const KNOWN: &[&str] = &[
     // Go's
@@ -177,11 +176,13 @@ fn own(name: &str, a: &[Value]) -> Option<Answer> {
         ("gt", [l, r]) => compare(l, r, false).map(|o| Value::Bool(o == Ordering::Greater)),
         ("ge", [l, r]) => compare(l, r, false).map(|o| Value::Bool(o != Ordering::Less)),
         ("toJSON", [v]) => Ok(Value::Text(text::to_json(v))),
-        ("toJson" | "toRawJson", [v]) => Ok(Value::Text(go_json(&v.to_json()))),
+        ("toJson", [v]) => Ok(Value::Text(go_json(&v.to_json()))),
+        ("toRawJson", [v]) => Ok(Value::Text(raw_json(&v.to_json()))),
         ("toPrettyJson", [v]) => Ok(Value::Text(text::pretty_json(v))),
-        ("fromJson", [v]) => string(v).and_then(|t| {
-            serde_json::from_str(&t).map(|json| Value::from_json(&json)).map_err(|e| Arc::new(e).into())
-        }),
+        // What is no JSON is nothing.
+        ("fromJson", [v]) => {
+            string(v).map(|t| serde_json::from_str(&t).map_or(Value::Nil, |json| Value::from_json(&json)))
+        }
         ("default", [otherwise, v]) => Ok(if v.truth() { v } else { otherwise }.clone()),
         ("default", [otherwise]) => Ok(otherwise.clone()),
         ("empty", [v]) => Ok(Value::Bool(!v.truth())),
@@ -192,8 +193,8 @@ fn own(name: &str, a: &[Value]) -> Option<Answer> {
         ("fail", [why]) => Err(Fault::Said(string(why).unwrap_or_default())),
         ("required", [why, v]) if !v.truth() => Err(Fault::Said(string(why).unwrap_or_default())),
         ("required", [_, v]) => Ok(v.clone()),
-        ("kindOf", [v]) => Ok(Value::text(v.kind())),
-        ("kindIs", [kind, v]) => string(kind).map(|k| Value::Bool(k == v.kind())),
+        ("kindOf", [v]) => Ok(Value::text(v.go_kind())),
+        ("kindIs", [kind, v]) => string(kind).map(|k| Value::Bool(k == v.go_kind())),
         _ => return None,
     })
 }
@@ -283,14 +284,15 @@ fn numbers(name: &str, a: &[Value]) -> Option<Answer> {
         Value::Int(n) | Value::Named(_, n) => *n,
         #[expect(clippy::cast_possible_truncation, reason = "cut towards zero, as Sprig does")]
         Value::Float(n) => *n as i64,
-        Value::Text(text) => text.parse().unwrap_or(0),
+        Value::Text(text) => whole_of(text).unwrap_or(0),
         Value::Bool(on) => i64::from(*on),
         _ => 0,
     };
     let numbers: Vec<i64> = a.iter().map(whole).collect();
     let of = |n: Option<i64>| n.map(Value::Int).ok_or(Fault::Plain("the number is out of range"));
     Some(match (name, numbers.as_slice()) {
-        ("int" | "int64" | "atoi", [n]) => Ok(Value::Int(*n)),
+        ("int" | "int64", [n]) => Ok(Value::Int(*n)),
+        ("atoi", [_]) => string(&a[0]).map(|text| Value::Int(text.parse().unwrap_or(0))),
         ("float64", [_]) => Ok(Value::Float(match &a[0] {
             Value::Float(n) => *n,
             Value::Text(text) => text.parse().unwrap_or(0.0),
@@ -310,4 +312,38 @@ fn numbers(name: &str, a: &[Value]) -> Option<Answer> {
         ("until", [n @ 0..=100_000]) => Ok(Value::List((0..*n).map(Value::Int).collect())),
         _ => return None,
     })
+}
+
+/// A whole number in a text, as Sprig reads it: a prefix names its base, and what is behind a point is cut off.
+fn whole_of(text: &str) -> Option<i64> {
+    let digits = |text: &str| text.bytes().all(|b| b.is_ascii_digit());
+    let bare = |text: &str| text.strip_prefix(['+', '-']).unwrap_or(text).to_owned();
+    let text = match text.split_once('.') {
+        Some((whole, cut)) if digits(&bare(whole)) && digits(cut) => match bare(whole).is_empty() {
+            true => "0",
+            false => whole,
+        },
+        _ => text,
+    };
+    let (sign, number) = match text.strip_prefix('-') {
+        Some(number) => (-1, number),
+        None => (1, text.strip_prefix('+').unwrap_or(text)),
+    };
+    let based = |prefixes: [&str; 2]| prefixes.iter().find_map(|prefix| number.strip_prefix(prefix));
+    let (base, number) = if let Some(number) = based(["0x", "0X"]) {
+        (16, number.strip_prefix('_').unwrap_or(number))
+    } else if let Some(number) = based(["0b", "0B"]) {
+        (2, number.strip_prefix('_').unwrap_or(number))
+    } else if let Some(number) = based(["0o", "0O"]) {
+        (8, number.strip_prefix('_').unwrap_or(number))
+    } else if number.len() > 1 && number.starts_with('0') {
+        (8, number)
+    } else {
+        (10, number)
+    };
+    let joined = !number.starts_with('_') && !number.ends_with('_') && !number.contains("__");
+    let plain = number.replace('_', "");
+    let read = joined && plain.bytes().all(|b| b.is_ascii_hexdigit());
+    let read = read.then(|| i128::from_str_radix(&plain, base).ok())??;
+    i64::try_from(sign * read).ok()
 }

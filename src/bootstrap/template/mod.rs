@@ -84,9 +84,6 @@ pub enum Fault {
     /// A count below zero.
     #[error("{0} is negative")]
     Negative(i64),
-    /// Text that is no JSON.
-    #[error(transparent)]
-    Json(#[from] std::sync::Arc<serde_json::Error>),
     /// A literal that cannot be read.
     #[error("bad string {0}")]
     Quoted(String),

@@ -84,6 +84,22 @@ fn renders_as_go_does() {
         ("{{ or .off .missing \"last\" }}", "last"),
         ("{{ or .name (fail \"never\") }}", "web"),
         ("{{ (fromJson \"{\\\"a\\\":[1]}\").a }}", "[1]"),
+        (
+            "{{ kindOf .list }} {{ kindOf .none }} {{ kindIs \"map\" .map }} {{ kindOf .config }}",
+            "slice invalid true ptr",
+        ),
+        ("{{ fromJson \"{\" }} {{ fromJson .name | default 1 }}", "<no value> 1"),
+        ("{{ toRawJson \"<&>\\u2028\\\\u003c\" }} {{ toJson \"<\" }}", "\"<&>\\u2028\\\\u003c\" \"\\u003c\""),
+        ("{{ toStrings .n }}{{ toStrings .none }}{{ sortAlpha .name }}{{ has 1 .none }}", "[3][][web]false"),
+        (
+            "{{ int \"0x10\" }} {{ int \"010\" }} {{ int \"1.9\" }} {{ int \"-.5\" }} {{ add \"1_000\" \"0b11\" }} {{ int \"-0o17\" }}",
+            "16 8 1 0 1003 -15",
+        ),
+        (
+            "{{ int \"1__0\" }}{{ int \"08\" }}{{ int \" 5\" }}{{ int \"1e3\" }}{{ int \"1.5.2\" }}{{ int \"\" }}",
+            "000000",
+        ),
+        ("{{ atoi \"010\" }} {{ atoi \"1.5\" }} {{ atoi \"+5\" }} {{ atoi \"0x10\" }}", "10 0 5 0"),
         ("{{ trunc 2 .name }}{{ replace \"e\" \"3\" .name }}{{ b64enc .name }}", "wew3bd2Vi"),
     ] {
         assert_eq!(shown(template).as_deref(), Ok(wanted), "{template}");

@@ -132,6 +132,17 @@ impl Value {
         }
     }
 
+    /// What Go's reflection calls its kind.
+    #[must_use]
+    pub(super) fn go_kind(&self) -> &'static str {
+        match self {
+            Self::Nil => "invalid",
+            Self::List(_) => "slice",
+            Self::Record(_) | Self::Unset(_) => "ptr",
+            other => other.kind(),
+        }
+    }
+
     /// As Go's `%v` prints it; a record has no such form here.
     pub fn print(&self) -> Result<String, Fault> {
         Ok(match self {
@@ -227,6 +238,13 @@ pub(crate) fn go_json(json: &Json) -> String {
     let mut sorted = json.clone();
     sorted.sort_all_objects();
     escape(&sorted.to_string())
+}
+
+/// The same with `<`, `>` and `&` as they are.
+pub(super) fn raw_json(json: &Json) -> String {
+    let mut sorted = json.clone();
+    sorted.sort_all_objects();
+    sorted.to_string().replace('\u{2028}', "\\u2028").replace('\u{2029}', "\\u2029")
 }
 
 /// What Go's encoder escapes beyond JSON's own rules; only strings can hold these characters.

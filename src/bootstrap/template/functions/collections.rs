@@ -42,6 +42,7 @@ pub(super) fn call(name: &str, a: &[Value]) -> Option<Answer> {
         }
         ("reverse", [Value::List(items)]) => Ok(Value::List(items.iter().rev().cloned().collect())),
         ("has", [one, Value::List(items)]) => Ok(Value::Bool(items.contains(one))),
+        ("has", [_, Value::Nil]) => Ok(Value::Bool(false)),
         ("without", [Value::List(items), gone @ ..]) => {
             Ok(Value::List(items.iter().filter(|v| !gone.contains(v)).cloned().collect()))
         }
@@ -54,6 +55,10 @@ pub(super) fn call(name: &str, a: &[Value]) -> Option<Answer> {
                 Value::texts(&texts)
             })
         }
+        // One of which there could be more counts as a list of one.
+        ("toStrings", [Value::Nil]) => Ok(Value::List(Vec::new())),
+        ("toStrings", [one]) => loose(one).map(|one| Value::texts(&[one])),
+        ("sortAlpha", [one]) => one.print().map(|one| Value::texts(&[one])),
         _ => return maps(name, a),
     })
 }
