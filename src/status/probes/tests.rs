@@ -93,6 +93,8 @@ async fn statuses_and_bodies() {
     let served = probing(&http_get(app.addr.port(), ""), |_| {});
     let got = ask(&served, KUBELET).await;
     assert_eq!((got.status, got.text().as_str()), (200, "abc"), "a cut body keeps its status");
+    let app = Web::start(|_| b"HTTP/1.1 204 X\r\nContent-Length: 0x1\r\n\r\n".to_vec()).await;
+    assert_eq!(ask(&probing(&http_get(app.addr.port(), ""), |_| {}), KUBELET).await.status, 204);
     let app = Web::start(|_| http(200, "", "fine")).await;
     let odd = format!("{{\"httpGet\":{{\"path\":\"/a\\u0001\",\"port\":{}}}}}", app.addr.port());
     assert_eq!(ask(&probing(&odd, |_| {}), KUBELET).await.status, 500, "no address has control characters");

@@ -47,6 +47,7 @@ async fn paths_hosts_and_heads() {
         ("/x/../app-lifecycle", "/app-lifecycle/"),
         ("/%61pp-health", "/app-health/"),
         ("/app-lifecycle", "/app-lifecycle/"),
+        ("//a%ffb|c", "/a%ffb|c"),
     ] {
         let got = served.ask("POST", from, "Content-Length: 0\r\n").await;
         assert_eq!((got.status, got.header("location")), (307, Some(to)), "{from}");
@@ -124,6 +125,10 @@ async fn heads_that_go_takes_and_nobody_sends() {
     for odd in ["/<", "/>", "/`", "/x?<", "/x?>", "/x?\""] {
         assert_eq!(status(format!("GET {odd} HTTP/1.1\r\nHost: a\r\n\r\n")).await, "400", "{odd}");
     }
+    assert_eq!(status("GET http:///debug/ HTTP/1.1\r\nHost: a\r\n\r\n".to_owned()).await, "400");
+    let connect =
+        exchange(&mut served.connect().await, "CONNECT /metrics HTTP/1.1\r\nHost: a\r\n\r\n", false).await;
+    assert_eq!((connect.status, connect.text().as_str()), (200, ""));
     let plain = status("GET /debug/ HTTP/1.1\r\nHost: a\r\n\r\n".to_owned()).await;
     for odd in ["GET /debug/#x", "\r\nGET /debug/"] {
         assert_eq!(status(format!("{odd} HTTP/1.1\r\nHost: a\r\n\r\n")).await, plain, "{odd}");
