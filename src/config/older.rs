@@ -64,7 +64,7 @@ pub(super) fn hot_restart(
         && !settings.default_of(var::ENVOY_PARENT_SHUTDOWN_DURATION, span)
     {
         warnings.push(format!(
-            "parentShutdownDuration={span} is passed over: no duration; write for instance 60s, or ENVOY_PARENT_SHUTDOWN_DURATION"
+            "parentShutdownDuration={span} is passed over: no duration of zero or more; write for instance 60s, or ENVOY_PARENT_SHUTDOWN_DURATION"
         ));
     }
     if flag.is_some() && root.join(CHAIN).exists() {

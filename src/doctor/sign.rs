@@ -1,5 +1,6 @@
 //! The whole way of a certificate: a key that is thrown away is signed by the CA.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -60,7 +61,7 @@ pub(super) async fn checks(scene: &Scene, asked: bool) -> Check {
     let took = started.elapsed();
     match answer {
         Ok((entries, roots)) => match issued(&entries, &spki, scene.now) {
-            Ok(cert) => refusable(&entries, &roots, scene.now)
+            Ok(cert) => refusable(&entries, &roots, &secrets.mounted.root, scene.now)
                 .unwrap_or_else(|| signed(&cert, &secrets.identity, scene.now, took)),
             Err(defect) => defect,
         },
@@ -113,16 +114,22 @@ fn issued(entries: &[String], spki: &[u8], now: SystemTime) -> Result<Cert, Chec
     Ok(cert)
 }
 
-// What peers have against the chain, which the agent serves all the same.
-fn refusable(entries: &[String], roots: &[String], now: SystemTime) -> Option<Check> {
+// What peers have against the chain, which the agent serves all the same. Mounted roots are served beside the CA's.
+fn refusable(entries: &[String], roots: &[String], mounted: &Path, now: SystemTime) -> Option<Check> {
     let read = |pem: &String| cert::parse_chain(pem.as_bytes()).unwrap_or_default();
     let certs: Vec<Cert> = entries.iter().flat_map(read).collect();
     let mut anchors: Vec<Cert> = roots.iter().flat_map(read).collect();
     if anchors.is_empty() {
         anchors = entries.last().map(read).unwrap_or_default();
     }
+    let mounted =
+        std::fs::read(mounted).ok().and_then(|pem| cert::parse_chain(&pem).ok()).unwrap_or_default();
+    anchors.extend(chain::concerned(mounted, &certs));
     let flaw = chain::flaw(&certs, &anchors, now)?;
-    let said = format!("peers refuse the chain of the certificate that the CA issued: {flaw}");
+    let said = format!(
+        "peers refuse the chain of the certificate that the CA issued: {flaw} (further roots that istiod may send with \
+         the configuration are not known here)"
+    );
     Some(Check::warn(NAME, said, Kind::CertificateChain.hint()))
 }
 

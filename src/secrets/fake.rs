@@ -41,6 +41,7 @@ pub(super) struct FakeCa {
 
 struct Inner {
     authority: Authority,
+    other: Authority,
     act: Act,
     calls: usize,
     keys: Vec<Vec<u8>>,
@@ -56,6 +57,7 @@ impl FakeCa {
     pub(super) fn new(clock: Fixed) -> Self {
         let state = Inner {
             authority: Authority::new("cluster.local", 1),
+            other: Authority::new("cluster.local", 0),
             act: Act::Issue(DAY),
             calls: 0,
             keys: Vec::new(),
@@ -78,6 +80,11 @@ impl FakeCa {
 
     pub(super) fn root(&self) -> String {
         self.state.lock().unwrap().authority.root_pem().to_owned()
+    }
+
+    /// Of whom signs for [`Act::OtherSigner`].
+    pub(super) fn other_root(&self) -> String {
+        self.state.lock().unwrap().other.root_pem().to_owned()
     }
 
     fn answer(&self, csr: &str) -> Result<Option<Vec<String>>, Error> {
@@ -121,7 +128,7 @@ impl FakeCa {
         }
         let certificate = match act {
             Act::WrongKey => authority.pair(&leaf).chain,
-            Act::OtherSigner => Authority::new("cluster.local", 1).sign(&asked, &leaf),
+            Act::OtherSigner => state.other.sign(&asked, &leaf),
             _ => authority.sign(&asked, &leaf),
         };
         let mut entries = vec![certificate];

@@ -1,13 +1,16 @@
 //! Whether a chain leads from its first certificate to a root, in the eyes of those whom it is shown to.
 //!
-//! Told is only what every peer refuses: a signature that nobody in sight has made, dates, a signer that is no CA, and
+//! Told is only what Envoy refuses: a signature that nobody in sight has made, dates, a signer that is no CA, and
 //! extensions that are critical and that nobody knows. The order does not count, and where there are two ways to a root
-//! one that is good is enough. A signature by an algorithm that this build does not know is taken for good.
+//! one that is good is enough. A signature by an algorithm or a size of key that this build does not know is taken for
+//! good.
 
+use std::ops::RangeInclusive;
 use std::time::{Duration, SystemTime};
 
 use x509_parser::asn1_rs::Any;
-use x509_parser::prelude::{FromDer, X509Certificate, X509Version};
+use x509_parser::prelude::{FromDer, X509Certificate, X509Name, X509Version};
+use x509_parser::public_key::PublicKey;
 
 use super::cert::Cert;
 use super::provider::{Compliance, provider};
@@ -29,6 +32,8 @@ pub(crate) enum Flaw {
     Critical(String, String),
 }
 
+/// Bits of RSA keys that the library of TLS judges; Envoy takes smaller ones, too.
+const SIZES: RangeInclusive<usize> = 2048..=8192;
 /// So many signatures are looked at; what is not found by then is not spoken of.
 const LOOKS: usize = 64;
 /// Bytes of a certificate's name that are told.
@@ -67,15 +72,32 @@ pub(crate) fn flaw(chain: &[Cert], roots: &[Cert], now: SystemTime) -> Option<Fl
     search.up(leaf).err()
 }
 
+/// Those of `roots` that may have signed one of `chain`, by their names: of thousands hardly any is to be looked at.
+pub(crate) fn concerned(roots: Vec<Cert>, chain: &[Cert]) -> impl Iterator<Item = Cert> {
+    let plain = |name: &[u8]| X509Name::from_der(name).ok().map(|(_, name)| plain(&name));
+    let issuers: Vec<_> = chain.iter().filter_map(|cert| plain(&cert.issuer)).collect();
+    roots.into_iter().filter(move |root| plain(&root.subject).is_some_and(|name| issuers.contains(&name)))
+}
+
+/// A name as Envoy's library compares it: neither the kind of its texts counts, nor ASCII case, nor how many blanks there
+/// are. The signature decides.
+fn plain(name: &X509Name<'_>) -> String {
+    let words: Vec<_> = name.to_string().split_whitespace().map(str::to_ascii_lowercase).collect();
+    words.join(" ")
+}
+
 struct Link<'a> {
     cert: &'a Cert,
     parsed: X509Certificate<'a>,
+    subject: String,
+    issuer: String,
 }
 
 impl<'a> Link<'a> {
     fn of(cert: &'a Cert) -> Option<Self> {
         let (_, parsed) = X509Certificate::from_der(&cert.der).ok()?;
-        Some(Self { cert, parsed })
+        let (subject, issuer) = (plain(parsed.subject()), plain(parsed.issuer()));
+        Some(Self { cert, parsed, subject, issuer })
     }
 
     /// For people. A workload has no name of this kind.
@@ -107,6 +129,11 @@ impl<'a> Link<'a> {
 
     /// Whether the other one's key has signed this one; nothing where that cannot be judged.
     fn is_signed_by(&self, other: &Self) -> Option<bool> {
+        if let Ok(PublicKey::RSA(key)) = other.parsed.public_key().parsed()
+            && !SIZES.contains(&key.key_size())
+        {
+            return None;
+        }
         let body: &[u8] = self.parsed.tbs_certificate.as_ref();
         // SEQUENCE { body, SEQUENCE algorithm, BIT STRING signature }, and SEQUENCE { SEQUENCE algorithm, BIT STRING key }.
         let (_, whole) = Any::from_der(&self.cert.der).ok()?;
@@ -143,7 +170,7 @@ impl<'a> Search<'a> {
         let mut first = None;
         let (roots, chain) = (self.roots, self.chain);
         for (at, above) in roots.iter().map(|root| (None, root)).chain(chain.iter().enumerate().map(some)) {
-            if above.cert.subject != from.cert.issuer || at.is_some_and(|at| self.seen[at]) {
+            if above.subject != from.issuer || at.is_some_and(|at| self.seen[at]) {
                 continue;
             }
             if self.looks == 0 {

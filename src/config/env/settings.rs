@@ -160,10 +160,11 @@ impl Settings {
         }
     }
 
-    /// A value of any type from an old source, in the place of an unset variable; whether it could be read.
+    /// A value of any type from an old source, in the place of an unset variable; whether it could be read and can be meant.
     pub(crate) fn default_of<T>(&mut self, key: Key<T>, text: &str) -> bool {
         let var = &VARS[key.place];
-        let Some(value) = read(var.kind, text) else { return false };
+        let value = read(var.kind, text).filter(|value| wrong(var, value).is_none());
+        let Some(value) = value else { return false };
         if self.env.get(var.name).is_none() {
             self.values[key.place] = value;
         }
@@ -195,5 +196,9 @@ mod tests {
         }
         let theirs = Settings::read(&Env::of(&[("SECRET_TTL", "-1s"), ("ISTIO_GPRC_MAXSTREAMS", "-1")]));
         assert!(theirs.1.is_empty(), "{:?}", theirs.1);
+        let (mut settings, _) = Settings::read(&Env::of(&[]));
+        let key = crate::config::env::var::ENVOY_PARENT_SHUTDOWN_DURATION;
+        assert_eq!((settings.default_of(key, "-1s"), settings.default_of(key, "1s")), (false, true));
+        assert_eq!(settings.duration(key), Duration::from_secs(1));
     }
 }

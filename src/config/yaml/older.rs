@@ -56,6 +56,9 @@ pub(super) fn help(text: &str, left: Left, right: &str) -> Option<String> {
     | Left::Bracket(line, _)) = left;
     let start = lines(text).take(line.checked_sub(1)?).map(str::len).sum();
     let (before, rest) = text.split_at_checked(start)?;
+    // Byte order marks at the start have no column.
+    let marks = rest.chars().take_while(|c| *c == '\u{feff}').count();
+    let place = |column| rest.char_indices().nth(column + marks);
     match left {
         Left::Line(_) if rest.starts_with(right) => None,
         Left::Line(_) => Some(format!("{before}{right}{rest}")),
@@ -78,24 +81,24 @@ pub(super) fn help(text: &str, left: Left, right: &str) -> Option<String> {
             tab.then(|| format!("{before}{right}{bare}"))
         }
         Left::Tab(_, column) => {
-            let (at, _) = rest.char_indices().nth(column)?;
+            let (at, _) = place(column)?;
             let (key, value) = rest.split_at(at);
             let bare = key.trim_end_matches('\t');
             (bare.len() < key.len()).then(|| format!("{before}{bare} {value}"))
         }
         Left::Apostrophe(_, column) => {
-            let (at, quote) = rest.char_indices().nth(column)?;
+            let (at, quote) = place(column)?;
             let (head, scalar) = rest.split_at(at + quote.len_utf8());
             let bare = bare_apostrophes(scalar);
             (bare.len() < scalar.len()).then(|| format!("{before}{head}{bare}"))
         }
         Left::Comment(_, column) => {
-            let (at, _) = rest.char_indices().nth(column)?;
+            let (at, _) = place(column)?;
             let (value, comment) = rest.split_at(at);
             comment.starts_with('#').then(|| format!("{before}{value} {comment}"))
         }
         Left::Bracket(_, column) => {
-            let (at, _) = rest.char_indices().nth(column)?;
+            let (at, _) = place(column)?;
             let (document, more) = text.split_at(start + at);
             (more.starts_with(['}', ']']) && in_brackets(text)).then(|| document.to_owned())
         }
@@ -133,9 +136,14 @@ mod tests {
 
     #[test]
     fn a_bracket_too_many_ends_the_document() {
-        for text in
-            ["{\"a\":1}}", "{\"a\":1}\n}\n", "--- # c\n{a: 1}]}", "{a: 1}\n...\n}", "\u{feff}{a: 1}\nb: ]"]
-        {
+        for text in [
+            "{\"a\":1}}",
+            "{\"a\":1}\n}\n",
+            "--- # c\n{a: 1}]}",
+            "{a: 1}\n...\n}",
+            "\u{feff}{a: 1}\nb: ]",
+            "\u{feff}{\"a\": 1}}",
+        ] {
             assert_eq!(to_json(text), Ok(json!({"a": 1})), "{text}");
         }
         for bad in ["a: {b: 1}}", "a: 1\n}", "{\"a\":[1]]}", "a: {\n}}\n", "# {\na: 1\n}", "}"] {
@@ -147,6 +155,15 @@ mod tests {
     fn a_comment_may_follow_quotes_and_brackets_without_a_blank() {
         let text = "a: \"b\"#c\nd: {}#e\nf: ['g'#h\n]#\ni: |#j\n  k\nl: m#n\n";
         assert_eq!(to_json(text), Ok(json!({"a": "b", "d": {}, "f": ["g"], "i": "k\n", "l": "m#n"})));
+    }
+
+    #[test]
+    fn a_byte_order_mark_at_the_start_moves_nothing() {
+        for text in ["\u{feff}a: \"b\"#c", "\u{feff}a\t: b", "\u{feff}{a: b}]", "\u{feff}\u{feff}a: \"b\"#c"]
+        {
+            assert_eq!(to_json(text), Ok(json!({"a": "b"})), "{text:?}");
+        }
+        assert_eq!(to_json("\u{feff}a: \"b\\'\""), Ok(json!({"a": "b'"})));
     }
 
     #[test]

@@ -55,6 +55,7 @@ impl Manager {
 
     pub(super) fn file_loaded(&mut self, name: &ResourceName, loaded: Loaded) {
         self.troubles.file_good(name);
+        self.troubles.chain_changed();
         let secret = match loaded {
             Loaded::Pair(identity) => {
                 if *name == ResourceName::Default {
@@ -131,6 +132,7 @@ impl Manager {
     // What the CA has issued, in the place of files. It is not renewed while they are served, so it may be over: then
     // theirs stays until the CA has answered.
     fn taken_over(&mut self, name: &ResourceName) {
+        self.troubles.chain_changed();
         let usable = match name {
             ResourceName::Default => self.workload.valid(self.clock.now()).is_some(),
             _ => self.workload.current.is_some(),

@@ -10,12 +10,12 @@ use super::asking::Origin;
 use crate::base::clock::{self, rfc3339};
 use crate::base::error::chain;
 use crate::ca::csr;
-use crate::secrets::files::Source;
+use crate::secrets::files::{Loaded, Source};
 use crate::secrets::request::BadAnswer;
 use crate::secrets::rotation::is_ahead;
 use crate::secrets::{Error, ResourceName};
 use crate::tls::cert::{each_cert, parse_der};
-use crate::tls::chain::flaw;
+use crate::tls::chain::{concerned, flaw};
 use crate::tls::keys;
 use crate::trouble::{Kind, Report, Reporter};
 
@@ -172,9 +172,13 @@ impl Manager {
             |text: &[u8]| each_cert(text).filter_map(|der| parse_der(&der.ok()?).ok()).collect::<Vec<_>>();
         let (certs, mut roots) = (read(&issued.identity.chain), read(issued.root.as_bytes()));
         let mut found = flaw(&certs, &roots, now);
-        // The bundle may be large, and is hardly ever what matters.
-        if found.is_some() && !self.bundle.is_empty() {
-            roots.extend(self.bundle.iter().flat_map(|entry| read(entry.as_bytes())));
+        // The bundle may be large, and is hardly ever what matters. What is mounted is served as well.
+        if found.is_some() {
+            let mut more: Vec<_> = self.bundle.iter().flat_map(|entry| read(entry.as_bytes())).collect();
+            if let Some(Loaded::Roots(mounted)) = self.files.loaded(&ResourceName::RootCa) {
+                more.extend(read(&mounted.pem));
+            }
+            roots.extend(concerned(more, &certs));
             found = flaw(&certs, &roots, now);
         }
         let dates = certs.iter().chain(&roots).flat_map(|cert| [cert.not_before, cert.not_after]);

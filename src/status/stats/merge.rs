@@ -116,8 +116,8 @@ impl Merging {
             tracing::warn!("{kind} metrics are cut after {bytes} bytes: {url}: {why}{more}");
         }
         merger.failed(kind, &part.url, failure);
-        if self.open_metrics && self.parts.is_empty() && part.lines.is_whole() {
-            // All that was to come has come, and nothing may follow it.
+        if self.open_metrics && !self.several && self.parts.is_empty() && part.lines.is_whole() {
+            // All that was to come has come, and nothing may follow it. Of several the last one's end is ours.
             return;
         }
         if part.lines.is_inside() {

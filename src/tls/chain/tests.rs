@@ -133,13 +133,67 @@ fn a_chain_of_thousands_is_looked_at_for_a_moment_only() {
 
 #[test]
 fn keys_of_all_kinds_are_judged() {
-    for kind in [&rcgen::PKCS_ECDSA_P384_SHA384, &rcgen::PKCS_ED25519, &rcgen::PKCS_ECDSA_P256_SHA256] {
+    let kinds = [
+        &rcgen::PKCS_ECDSA_P384_SHA384,
+        &rcgen::PKCS_ED25519,
+        &rcgen::PKCS_ECDSA_P256_SHA256,
+        &rcgen::PKCS_RSA_SHA256,
+    ];
+    for kind in kinds {
         let key = KeyPair::generate_for(kind).unwrap();
         assert!(!key.der_bytes().is_empty());
         let params = params("root");
         let cert = parse_der(params.self_signed(&key).unwrap().der()).unwrap();
         let root = Ca { cert, issuer: Issuer::new(params, key) };
         assert_eq!(said(&[&leaf(&root)], &[&root.cert]), "");
-        assert!(said(&[&leaf(&root)], &[&ca("root", None).cert]).starts_with("it has a gap"));
+        let other =
+            parse_der(self::params("root").self_signed(&KeyPair::generate_for(kind).unwrap()).unwrap().der())
+                .unwrap();
+        assert!(said(&[&leaf(&root)], &[&other]).starts_with("it has a gap"));
     }
+}
+
+/// In place of ECDSA with SHA-256 with SHA-224, which no signature here is of.
+fn with_sha224(cert: &Cert) -> Cert {
+    let (known, unknown) = ([0x2a, 0x86, 0x48, 0xce, 0x3d, 4, 3, 2], [0x2a, 0x86, 0x48, 0xce, 0x3d, 4, 3, 1]);
+    let mut der = cert.der.clone();
+    for at in 0..der.len() - known.len() {
+        if der[at..at + known.len()] == known {
+            der[at..at + known.len()].copy_from_slice(&unknown);
+        }
+    }
+    parse_der(&der).unwrap()
+}
+
+#[test]
+fn what_cannot_be_judged_is_taken_for_good() {
+    let root = ca("root", None);
+    let leaf = leaf(&root);
+    assert_eq!(said(&[&with_sha224(&leaf)], &[&root.cert]), "");
+    let mut broken = leaf.der.clone();
+    *broken.last_mut().unwrap() ^= 1;
+    assert!(said(&[&parse_der(&broken).unwrap()], &[&root.cert]).starts_with("it has a gap"));
+}
+
+#[test]
+fn names_are_compared_as_envoys_library_does() {
+    let root = ca("The root", None);
+    let mut other = params("");
+    let printed = rcgen::string::PrintableString::try_from("the  ROOT").unwrap();
+    other.distinguished_name.push(DnType::CommonName, rcgen::DnValue::PrintableString(printed));
+    other.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let written = parse_der(other.self_signed(root.issuer.key()).unwrap().der()).unwrap();
+    assert_ne!(written.subject, root.cert.subject);
+    let leaf = leaf(&root);
+    assert_eq!(said(&[&leaf], &[&written]), "");
+    let roots = vec![ca("another", None).cert, written.clone()];
+    assert_eq!(concerned(roots, std::slice::from_ref(&leaf)).collect::<Vec<_>>(), [written]);
+}
+
+#[test]
+fn a_root_may_stand_in_the_chain_too() {
+    let root = ca("root", None);
+    let below = ca("below", Some(&root));
+    assert_eq!(said(&[&leaf(&below), &below.cert, &root.cert], &[&root.cert]), "");
+    assert_eq!(said(&[&leaf(&root), &root.cert], &[&root.cert]), "");
 }

@@ -144,6 +144,33 @@ async fn a_chain_with_a_gap_is_served_and_told_until_it_has_none() {
     assert_eq!(troubles.verdict(), None);
 }
 
+/// What is served beside the CA's own root counts, from the mesh and from a file.
+#[tokio::test(start_paused = true)]
+async fn a_root_of_the_mesh_or_of_a_file_closes_the_gap() {
+    for mounted in [false, true] {
+        let troubles = Arc::new(crate::trouble::Troubles::default());
+        let mut file = None;
+        let world = World::with(Act::OtherSigner, |_, mut config| {
+            config.trouble = troubles.reporter("cache").into();
+            file = Some(config.mounted.root.clone());
+            config
+        });
+        world.identity().await;
+        until("it is told", || troubles.verdict().is_some()).await;
+        let other = world.ca.other_root();
+        if mounted {
+            let file = file.unwrap();
+            std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+            std::fs::write(&file, other).unwrap();
+            let _ = world.roots().await;
+        } else {
+            world.handle.update_trust_bundle(vec![other]);
+        }
+        world.pass(Duration::from_secs(60)).await;
+        until("it is over", || troubles.verdict().is_none()).await;
+    }
+}
+
 /// The intermediate is good for ten years, the certificate in use for longer.
 #[tokio::test(start_paused = true)]
 async fn a_chain_that_ends_before_its_certificate_is_told_when_it_does() {

@@ -128,6 +128,15 @@ async fn nothing_follows_the_end_of_an_exposition_whose_body_breaks_off() {
 }
 
 #[tokio::test]
+async fn of_several_the_end_is_ours_wherever_the_last_one_is_cut() {
+    let open = |text| Web::start(move |_| http(200, "Content-Type: application/openmetrics-text\r\n", text));
+    let (first, last) = (open("b 1\n# EOF\n").await, open("a 1\n# EOF\n\n").await);
+    let served = merging(None, vec![target(&first, "/"), target(&last, "/")], |c| c.limit = Some(10));
+    let got = rest(&served.get("/metrics").await.text());
+    assert!(got.ends_with("# EOF\n") && got.matches("# EOF").count() == 1, "{got}");
+}
+
+#[tokio::test]
 async fn a_limit_of_bytes_ends_a_part_at_a_line() {
     let app = Web::start(|_| http(200, "", &"app_x 1\n".repeat(100))).await;
     let served = merging(None, vec![target(&app, "/")], |c| c.limit = Some(20));
