@@ -211,9 +211,21 @@ fn start(places: &Places, env: &Env) -> u8 {
         Err(errors) => return all(&errors),
     };
     if let Some(flags) = &plan.rules {
+        // Whoever asks for an end while the rules are made means the agent, too, and what is executed forgets it.
+        let ending = match Ending::watched() {
+            Ok(ending) => ending,
+            Err(error) => return fail(&format!("signals: {error}"), None),
+        };
         let status = rules(flags, &environment(&plan.env));
         if status != 0 {
             return status;
+        }
+        if ending.asked() {
+            tracing::info!(
+                "asked to end while the rules were made: the agent is not started; pilot-agent vm clean takes the rules away"
+            );
+            logging::flush();
+            return 0;
         }
     }
     if let Some(Account { name, uid, gid }) = &plan.become_user {

@@ -160,6 +160,22 @@ fn said(world: &World, words: &[&str]) -> (Option<i32>, String) {
     (out.status.code(), text)
 }
 
+#[test]
+fn whoever_ends_it_while_the_rules_are_made_gets_no_agent() {
+    let Some(world) = World::new(Backend::Nft, &["10.77.14.2/24"]) else { return };
+    machine(&world);
+    world.shim("iptables-nft-restore", "PATH=/usr/bin:/bin; kill -TERM $PPID; exec @REAL@ \"$@\"");
+    let (root, out) = (world.path("vm"), world.path("out"));
+    let mut run = world.command_of(&["vm", "run", "--root", root.to_str().unwrap()]);
+    let mut run = run.stdout(std::fs::File::create(&out).unwrap()).stderr(Stdio::null()).spawn().unwrap();
+    let stat = format!("/proc/{}/stat", run.id());
+    world.wait_for("it ends", || std::fs::read_to_string(&stat).is_ok_and(|stat| stat.contains(") Z ")));
+    let (status, text) = (run.wait().unwrap(), std::fs::read_to_string(&out).unwrap());
+    assert!(status.success(), "{text}");
+    assert!(text.contains("asked to end while the rules were made: the agent is not started"), "{text}");
+    assert!(!text.contains("Effective config"), "{text}");
+}
+
 fn set_mode(path: &Path, mode: u32) {
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
 }
