@@ -6,6 +6,7 @@
 //! whatever the command's status was; not when the command was never started, because the next attempt of the
 //! container needs the proxy.
 
+use std::pin::pin;
 use std::process::ExitStatus;
 use std::time::Duration;
 
@@ -55,11 +56,15 @@ pub(super) fn run(parsed: &Parsed, env: &Env) -> Result<u8, BoxError> {
     http::block_on(async move {
         let mut signals = Signals::install().map_err(|e| format!("signals: {e}"))?;
         let url = format!("http://localhost:{port}/healthz/ready");
-        tokio::select! {
-            ready = wait::until_ready(&url, None, limit, PERIOD, REQUEST) => {
-                ready.map_err(|e| format!("{program} was not started: {e}"))?;
+        let mut ready = pin!(wait::until_ready(&url, None, limit, PERIOD, REQUEST));
+        loop {
+            tokio::select! {
+                ready = &mut ready => break ready.map_err(|e| format!("{program} was not started: {e}"))?,
+                // That of a window's size ends nobody who does not wait for it.
+                number = signals.next() => if number != SignalKind::window_change().as_raw_value() {
+                    return Ok(killed(number));
+                },
             }
-            number = signals.next() => return Ok(killed(number)),
         }
         let mut child = match Command::new(program).args(arguments).spawn() {
             Ok(child) => child,
