@@ -337,9 +337,10 @@ impl Memory {
     async fn take_over(&self, owner: &Arc<str>) -> bool {
         let inherited = self.inherited.lock().expect("no panic holds this lock").take();
         let Some(bytes) = inherited else { return false };
-        let (owner, now, most) = (owner.clone(), unix(self.clock.now()), self.config.most);
+        let (owner, most) = (owner.clone(), self.config.most);
         let read = WORK.run(move || {
-            let read = disk::read(&bytes, &owner, now, u64::MAX, most);
+            // Whatever the clock has been set to since.
+            let read = disk::read(&bytes, &owner, u64::MAX, u64::MAX, most);
             read.map_err(|refused| refused.to_string())
         });
         match read.await.unwrap_or_else(|error| Err(error.to_string())) {

@@ -33,7 +33,7 @@ enum Value {
 const SHOWN: usize = 100;
 
 /// Of these nothing is no amount either.
-const ABOVE_ZERO: [&str; 2] = ["AGENT_UPGRADE_TIMEOUT", "XDS_REPLAY_MAX_BYTES"];
+const ABOVE_ZERO: [&str; 3] = ["AGENT_UPGRADE_TIMEOUT", "XDS_REPLAY_MAX_AGE", "XDS_REPLAY_MAX_BYTES"];
 
 /// What is wrong with a value that is one of its kind. The Go agent takes what is below zero for what it is; of none of our
 /// own that is an amount.

@@ -161,7 +161,7 @@ variables! {
     ours ENVOY ENVOY_RECOVERY: Bool = "false", "start Envoy again after an abnormal end: ten tries, 200 ms doubling; once when memory ran out";
     ours ENVOY ENVOY_HOT_RESTART: Bool = "false", "replace Envoy by a new epoch, without a lost request, when its configuration changes";
     ours ENVOY AGENT_UPGRADE: Bool = "false", "the agent may be replaced by a new version while Envoy runs on: by pilot-agent upgrade (socket UPGRADE in configPath, for root and the agent's user) and SIGUSR2";
-    ours ENVOY AGENT_UPGRADE_TIMEOUT: Duration = "30s", "how long a new program may take to be tried, and as long again until it serves; then the old one goes on";
+    ours ENVOY AGENT_UPGRADE_TIMEOUT: Duration = "30s", "how long a new program may take to be tried, and as long again until it serves; then the old one goes on; more than 0";
     ours ENVOY ENVOY_PARENT_SHUTDOWN_DURATION: Duration = "60s", "hot restart: how long the replaced epoch lives on; more than drainDuration";
     ours ENVOY ENVOY_RESTART_ON_FILES: Text = "", "hot restart: files, separated by commas, whose change starts a new epoch";
     go ENVOY WORKLOAD_IDENTITY_SOCKET_FILE: Text = "socket", "file name of the workload SDS socket";
@@ -178,8 +178,8 @@ variables! {
     ours XDS XDS_REPLAY: Text = "off", "keep the last configuration that Envoy has accepted, for an Envoy that starts while istiod is away: off, memory, or disk (over a restart of agent and machine, too)";
     ours XDS XDS_REPLAY_AFTER: Duration = "1s", "how long istiod is waited for before Envoy is answered from memory; a connection that fails ends the wait";
     ours XDS XDS_REPLAY_DIR: Text = "", "folder of XDS_REPLAY=disk and IDENTITY_PERSIST; empty: last-good in configPath";
-    ours XDS XDS_REPLAY_MAX_AGE: Duration = "24h", "a configuration on disk that istiod has not confirmed for so long is not used any more";
-    ours XDS XDS_REPLAY_MAX_BYTES: Int = "67108864", "compressed bytes of it at most; a larger configuration is not kept";
+    ours XDS XDS_REPLAY_MAX_AGE: Duration = "24h", "a configuration on disk that istiod has not confirmed for so long is not used any more; more than 0";
+    ours XDS XDS_REPLAY_MAX_BYTES: Int = "67108864", "compressed bytes of it at most; a larger configuration is not kept; more than 0";
     ours XDS XDS_STALL_TIMEOUT: Duration = "5m", "end a stream on which less than 16 KB move in so long though more wait; 0: only report it";
     go CERT CA_ADDR: Text = "", "address of the CA; empty: istiod";
     go CERT CA_PROVIDER: Text = "Citadel", "Citadel (or Istiod), GkeWorkloadCertificate for mounted certificates, GoogleCA, GoogleCAS, VaultCA";

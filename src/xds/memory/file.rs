@@ -164,7 +164,11 @@ pub(super) struct File {
 impl File {
     /// Of a store that was just read.
     pub(super) fn new(memory: Arc<Memory>, owner: Arc<str>) -> Self {
-        let confirm = memory.config.disk.as_ref().map(|disk| disk.max_age / CONFIRM);
+        let confirm = memory
+            .config
+            .disk
+            .as_ref()
+            .map(|disk| (disk.max_age / CONFIRM).max(SETTLE.min(disk.max_age / 2)));
         let again = Policy::new(SETTLE, AGAIN, 2.0, Jitter::None).expect("constants make sense");
         let failures = Backoff::new(again);
         Self { memory, owner, confirm, due: None, writing: None, failures, pause: SETTLE }

@@ -302,6 +302,21 @@ async fn what_was_handed_over_is_in_the_file_too() {
 }
 
 #[tokio::test]
+async fn what_is_handed_over_is_taken_whatever_the_clock_was_set_to() {
+    let ahead = crate::base::clock::Fixed::at(SystemTime::now() + Duration::from_secs(3600));
+    let memory = memory(PathBuf::new(), Arc::new(ahead), &Troubles::default());
+    brings(&memory, 1);
+    memory.ended();
+    let mut inbox = memory.inbox.lock().unwrap().take().unwrap();
+    memory.apply(std::iter::from_fn(|| inbox.try_recv().ok()).collect());
+    memory.owner.set("me".into()).unwrap();
+    let left = Some(memory.kept().unwrap().into());
+    let config = Config { after: Duration::ZERO, most: 1 << 20, disk: None, left };
+    let next = Memory::new(config, &parts(Arc::new(System), &Troubles::default()), Arc::default());
+    assert!(next.take_over(&"me".into()).await && next.is_whole());
+}
+
+#[tokio::test]
 async fn where_there_is_no_thread_nothing_is_lost() {
     let memory = memory(PathBuf::new(), Arc::new(System), &Troubles::default());
     brings(&memory, 1);
