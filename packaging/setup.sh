@@ -19,7 +19,10 @@ done
 # Where scripts look for the two files and for the binary.
 for name in sidecar.env cluster.env; do
     link=/var/lib/istio/envoy/$name
-    if [ ! -e "$link" ] && [ ! -L "$link" ]; then ln -s "/etc/istio/envoy/$name" "$link"; fi
+    # Where /etc/istio leads to /var/lib/istio a link would lead to itself, and one of an earlier version does.
+    if [ /etc/istio/envoy -ef /var/lib/istio/envoy ]; then
+        if [ -L "$link" ] && [ ! -e "$link" ]; then rm -f "$link"; fi
+    elif [ ! -e "$link" ] && [ ! -L "$link" ]; then ln -s "/etc/istio/envoy/$name" "$link"; fi
 done
 if [ ! -e /usr/local/bin/pilot-agent ] && [ ! -L /usr/local/bin/pilot-agent ]; then
     mkdir -p /usr/local/bin

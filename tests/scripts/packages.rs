@@ -224,6 +224,51 @@ fn an_envoy_of_any_package_is_where_the_agent_looks_as_long_as_the_agent_is_ther
     assert!(link.exists(), "a file was taken");
 }
 
+// Runs what both packages run, in a root of its own.
+fn set_up(scripts: &Scripts, root: &std::path::Path) {
+    let setup = std::fs::read_to_string(format!("{ROOT}/packaging/setup.sh")).unwrap();
+    let inside = [" /", "=/"]
+        .iter()
+        .fold(setup, |text, before| text.replace(before, &format!("{}{}/", &before[..1], root.display())));
+    // The proxy's user is one that every machine has.
+    let inside = inside.replace("istio-proxy:istio-proxy", "65534:65534");
+    let path = format!("{}:/usr/bin:/bin", scripts.path("bin").display());
+    let done = Command::new("sh").args(["-ec", &inside]).env("PATH", path).output().unwrap();
+    assert!(done.status.success(), "{}", text(&done.stderr));
+}
+
+#[test]
+fn no_link_to_settings_leads_to_itself() {
+    if !root_for("the owners of folders") {
+        return;
+    }
+    use std::os::unix::fs::symlink;
+    for linked in [true, false] {
+        let scripts = Scripts::new().program("getent", "");
+        let root = scripts.path("root");
+        for folder in ["var/lib/istio/envoy", "usr/lib/systemd/system", "usr/local/bin", "usr/bin"] {
+            std::fs::create_dir_all(root.join(folder)).unwrap();
+        }
+        for file in ["usr/lib/systemd/system/istio.service", "usr/local/bin/envoy"] {
+            std::fs::write(root.join(file), "").unwrap();
+        }
+        let settings = |name: &str| root.join("var/lib/istio/envoy").join(name);
+        if linked {
+            // Istio's own layout. The operator has deleted both files, and an earlier version has made a link for one.
+            std::fs::create_dir(root.join("etc")).unwrap();
+            symlink(root.join("var/lib/istio"), root.join("etc/istio")).unwrap();
+            symlink(root.join("etc/istio/envoy/cluster.env"), settings("cluster.env")).unwrap();
+        } else {
+            std::fs::create_dir_all(root.join("etc/istio/envoy")).unwrap();
+        }
+        set_up(&scripts, &root);
+        for name in ["sidecar.env", "cluster.env"] {
+            let there = std::fs::symlink_metadata(settings(name)).is_ok();
+            assert_eq!(there, !linked, "{name}, /etc/istio a link: {linked}");
+        }
+    }
+}
+
 #[test]
 fn a_package_gives_away_no_folder_that_a_link_of_the_proxys_leads_to() {
     if !root_for("the owners of folders") {
@@ -241,15 +286,7 @@ fn a_package_gives_away_no_folder_that_a_link_of_the_proxys_leads_to() {
     }
     let secret = root.join("secret");
     std::os::unix::fs::symlink(&secret, root.join("var/lib/istio/data")).unwrap();
-    let setup = std::fs::read_to_string(format!("{ROOT}/packaging/setup.sh")).unwrap();
-    let inside = [" /", "=/"]
-        .iter()
-        .fold(setup, |text, before| text.replace(before, &format!("{}{}/", &before[..1], root.display())));
-    // The proxy's user is one that every machine has.
-    let inside = inside.replace("istio-proxy:istio-proxy", "65534:65534");
-    let path = format!("{}:/usr/bin:/bin", scripts.path("bin").display());
-    let done = Command::new("sh").args(["-ec", &inside]).env("PATH", path).output().unwrap();
-    assert!(done.status.success(), "{}", text(&done.stderr));
+    set_up(&scripts, &root);
     let owner =
         |path: &std::path::Path| std::os::unix::fs::MetadataExt::uid(&std::fs::metadata(path).unwrap());
     assert_eq!(owner(&secret), 0, "the proxy's user was given a folder of root's");
