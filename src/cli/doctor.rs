@@ -30,6 +30,6 @@ pub(super) fn run(parsed: Parsed, env: &Env) -> Result<u8, BoxError> {
     } else {
         report.text().into_bytes()
     };
-    request::print(&out);
-    Ok(report.exit_code())
+    let lost = request::print(&out);
+    Ok(lost.max(report.exit_code()))
 }

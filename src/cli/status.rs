@@ -47,8 +47,9 @@ pub(super) fn run(parsed: &Parsed, env: &Env) -> Result<u8, BoxError> {
             if watch && !as_json && std::io::stdout().is_terminal() {
                 request::print(b"\x1b[H\x1b[2J");
             }
-            if request::print(text.as_bytes()) != 0 || !watch {
-                return Ok(status);
+            let lost = request::print(text.as_bytes());
+            if lost != 0 || !watch {
+                return Ok(lost.max(status));
             }
             tokio::time::sleep(EVERY).await;
         }

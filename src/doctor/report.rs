@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use super::running::{self, Running};
 use crate::base::build_info;
 use crate::base::clock::rfc3339;
+use crate::base::quote::plain;
 use crate::trouble::{Kind, Severity};
 
 /// How a check ended.
@@ -108,8 +109,13 @@ impl Check {
         let line =
             if self.hint.is_empty() { self.said.clone() } else { format!("{}; {}", self.said, self.hint) };
         // One check is one line, whatever an error text holds.
-        line.split_whitespace().collect::<Vec<_>>().join(" ")
+        one_line(&line)
     }
+}
+
+// Without what a terminal would do: some of it is said by peers that nobody has verified.
+fn one_line(text: &str) -> String {
+    plain(text.split_whitespace().collect::<Vec<_>>().join(" "), &[]).into_owned()
 }
 
 /// All of it.
@@ -237,7 +243,7 @@ impl Report {
         let line = |v: &Verdict| {
             let hint = if v.hint.is_empty() { String::new() } else { format!("; {}", v.hint) };
             let line = format!("{}: {}{hint}", v.kind, v.said);
-            line.split_whitespace().collect::<Vec<_>>().join(" ")
+            one_line(&line)
         };
         let (verdict, unfinished) = (self.verdict(), self.unfinished());
         match (verdict, self.warnings()) {
@@ -303,6 +309,17 @@ mod tests {
         report.troubles = vec![json!({"kind": "DiskFull", "detail": "full", "hint": "free", "part": "x"})];
         assert_eq!(report.json()["verdict"]["part"], "agent/x");
         assert!(report.text().ends_with("\nverdict: DiskFull: full; free\n"));
+    }
+
+    #[test]
+    fn what_peers_say_commands_no_terminal() {
+        let mut report = Report::new(SystemTime::UNIX_EPOCH);
+        report.checks.push(Check::fail("tls", Kind::TlsFailed, "shown: \u{1b}[2Jall is\r well\u{9b}1m"));
+        report.troubles =
+            vec![json!({"kind": "DiskFull", "detail": "\u{1b}c", "hint": "\u{7}", "part": "x"})];
+        let text = report.text();
+        assert!(text.contains("\\u{1b}[2Jall is well\\u{9b}1m"), "{text}");
+        assert!(!text.contains(|c: char| c.is_control() && c != '\n'), "{text:?}");
     }
 
     #[test]

@@ -6,6 +6,7 @@ use std::time::Duration;
 use jiff::tz::TimeZone;
 use serde_json::Value;
 
+use crate::base::quote::plain;
 use crate::trouble::span;
 
 /// A person's view of [`super::document`].
@@ -30,13 +31,14 @@ pub(crate) fn screen(d: &Value) -> String {
 }
 
 fn line(out: &mut String, name: &str, text: &str) {
-    let _ = writeln!(out, "{name:<10} {text}");
+    // Whoever holds the status port may have said it.
+    let _ = writeln!(out, "{name:<10} {}", plain(text, &[]));
 }
 
 fn word(value: &Value) -> String {
     match value {
         Value::Null => "-".to_owned(),
-        Value::String(text) => text.clone(),
+        Value::String(text) => plain(text, &[]).into_owned(),
         other => other.to_string(),
     }
 }
@@ -232,5 +234,5 @@ fn troubles(out: &mut String, d: &Value) {
         (None, None) => "healthy".to_owned(),
     };
     let verdict = verdict.split_whitespace().collect::<Vec<_>>().join(" ");
-    let _ = writeln!(out, "verdict: {verdict}");
+    let _ = writeln!(out, "verdict: {}", plain(verdict, &[]));
 }

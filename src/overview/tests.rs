@@ -65,6 +65,17 @@ fn the_documented_form_has_dates_spans_and_a_verdict() {
 }
 
 #[test]
+fn whoever_holds_the_port_commands_no_terminal() {
+    let trouble =
+        json!({"kind": "T\u{1b}[1m", "detail": "\u{1b}[2J", "hint": "\u{9b}", "seconds": 1, "count": 1});
+    let mut given = answers(trouble, Ok(()));
+    given.agentz["agent"]["version"] = json!("\u{1b}]0;x\u{7}");
+    let shown = screen(&document(&given, UNIX_EPOCH));
+    assert!(shown.contains("\\u{1b}[2J"), "{shown}");
+    assert!(!shown.contains(|c: char| c.is_control() && c != '\n'), "{shown:?}");
+}
+
+#[test]
 fn a_trouble_is_the_verdict_and_no_readiness_is_no_health() {
     let now = UNIX_EPOCH + Duration::from_secs(1100);
     let trouble = json!({"kind": "TokenExpired", "detail": "an hour ago", "hint": "rotate it", "seconds": 61, "count": 3});

@@ -17,7 +17,7 @@ use serde_json::Value;
 
 use crate::support::agent::TOKEN;
 use crate::support::client::{ack, node};
-use crate::support::{Code, Fault, MockIstiod, TestAgent};
+use crate::support::{Code, Fault, LIMIT, MockIstiod, TestAgent};
 use envoy_types::pb::envoy::service::discovery::v3::DiscoveryRequest;
 use envoy_types::pb::google::rpc::Status as Refusal;
 use judge::{CLUSTER, Row, look, without_an_agent};
@@ -101,6 +101,13 @@ async fn a_healthy_proxy_is_healthy_for_every_witness_and_doctor_leaves_no_trace
         }
     }
     assert_eq!(tree(&agent.path("")), before, "nothing is written");
+    // What nobody could read is no good news.
+    for words in ["doctor", "doctor --json", "status"] {
+        let lost = format!("exec \"$0\" {words} >/dev/full");
+        let mut child = agent.spawn_by(&["sh", "-c", &lost]);
+        let ended = tokio::time::timeout(LIMIT, child.wait()).await.expect("it ends").unwrap();
+        assert_eq!(ended.code(), Some(1), "{words}");
+    }
     agent.stop().await;
 }
 

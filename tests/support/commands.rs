@@ -86,12 +86,19 @@ impl TestAgent {
     /// Starts another command of the agent beside this one; killed when dropped.
     pub fn spawn(&self, words: &[&str]) -> tokio::process::Child {
         let mut command = Command::new(agent_bin());
-        command
-            .args(words)
-            .env_clear()
-            .envs(self.environment())
-            .current_dir(self.path(""))
-            .kill_on_drop(true);
+        command.args(words);
+        self.beside(command)
+    }
+
+    /// Starts a program beside this agent, whose binary is its last word.
+    pub fn spawn_by(&self, program: &[&str]) -> tokio::process::Child {
+        let mut command = Command::new(program[0]);
+        command.args(&program[1..]).arg(agent_bin());
+        self.beside(command)
+    }
+
+    fn beside(&self, mut command: Command) -> tokio::process::Child {
+        command.env_clear().envs(self.environment()).current_dir(self.path("")).kill_on_drop(true);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         command.spawn().expect("the command can be run")
     }

@@ -66,8 +66,8 @@ pub(super) fn look(places: &Places, env: &Env) -> u8 {
         lines.push(redirected(own_rules, by_nft, env));
     }
     let text: String = lines.iter().map(|line| format!("{line}\n")).collect();
-    crate::cli::request::print(text.as_bytes());
-    u8::from(lines.iter().any(|line| line.grade == Grade::Fail))
+    let lost = crate::cli::request::print(text.as_bytes());
+    lost.max(u8::from(lines.iter().any(|line| line.grade == Grade::Fail)))
 }
 
 // What each file sets, and whose word counts where both do. Values of other names than these are not shown: they may be secrets.
