@@ -90,8 +90,15 @@ pub(crate) fn run(
 }
 
 /// Takes away whatever an earlier run left in iptables, for a run that makes its rules elsewhere.
-pub(crate) fn remove_leftovers(runner: &mut dyn Runner, rules: &[Rule], names: &Names) -> Others {
-    let mut gone = Others::default();
+///
+/// # Errors
+/// When a guardrail is left, which stops all traffic. What else cannot be removed is logged.
+pub(crate) fn remove_leftovers(
+    runner: &mut dyn Runner,
+    rules: &[Rule],
+    names: &Names,
+) -> Result<Others, Error> {
+    let (mut gone, mut blocked) = (Others::default(), None);
     for family in [Family::V4, Family::V6] {
         let Some(Choice { backend, others }) = detect::leftovers(runner, family, None) else { continue };
         let side = Side { family, backend, others, rules, names };
@@ -100,10 +107,11 @@ pub(crate) fn remove_leftovers(runner: &mut dyn Runner, rules: &[Rule], names: &
         for backend in std::iter::once(&side.backend).chain(&side.others) {
             if let Err(reason) = side.remove(runner, backend, Jumps::Known) {
                 tracing::error!("{reason}");
+                blocked = Some(reason);
             }
         }
     }
-    gone
+    blocked.map_or(Ok(gone), Err)
 }
 
 impl Side<'_> {

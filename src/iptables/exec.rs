@@ -79,11 +79,20 @@ impl Ending {
 
 type Shared = Arc<Mutex<Vec<u8>>>;
 
-/// Runs `program`; `lock` is the lock file it is told to use.
-pub(super) fn execute(program: &Program, lock: Option<&str>, ending: &mut Ending) -> io::Result<Output> {
+/// Runs `program`, found by `path` (empty: by our own `PATH`); `lock` is the lock file it is told to use.
+///
+/// # Errors
+/// The system's.
+pub(super) fn execute(
+    program: &Program,
+    path: &str,
+    lock: Option<&str>,
+    ending: &mut Ending,
+) -> io::Result<Output> {
     let start = Instant::now();
     let mut child = Command::new(&program.name)
         .args(&program.args)
+        .envs((!path.is_empty()).then_some(("PATH", path)))
         .envs(lock.map(|path| ("XTABLES_LOCKFILE", path)))
         .stdin(if program.stdin.is_some() { Stdio::piped() } else { Stdio::null() })
         .stdout(Stdio::piped())
@@ -215,14 +224,26 @@ mod tests {
     fn what_it_prints_and_how_it_ends() {
         let mut program = sh("cat; echo no >&2; exit 3");
         program.stdin = Some("x".repeat(200_000));
-        let out = execute(&program, None, &mut Ending::default()).unwrap();
+        let out = execute(&program, "", None, &mut Ending::default()).unwrap();
         assert_eq!((out.status, out.stdout.len(), out.stderr.as_str()), (3, 200_000, "no\n"));
-        assert!(execute(&Program::new("no-such-program", &[]), None, &mut Ending::default()).is_err());
+        assert!(execute(&Program::new("no-such-program", &[]), "", None, &mut Ending::default()).is_err());
+    }
+
+    #[test]
+    fn it_is_found_by_the_path_that_is_given() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let dir = tempfile::tempdir().unwrap();
+        let place = dir.path().join("a-program");
+        std::fs::write(&place, "#!/bin/sh\necho \"$PATH\"\n").unwrap();
+        std::fs::set_permissions(&place, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let path = dir.path().to_str().unwrap();
+        let out = execute(&Program::new("a-program", &[]), path, None, &mut Ending::default()).unwrap();
+        assert_eq!(out.stdout.trim(), path);
     }
 
     #[test]
     fn what_it_leaves_behind_holds_nobody_up() {
-        let out = execute(&sh("sleep 1000 & echo $!"), None, &mut Ending::default()).unwrap();
+        let out = execute(&sh("sleep 1000 & echo $!"), "", None, &mut Ending::default()).unwrap();
         assert_eq!(out.status, 0);
         ends(&out.stdout);
     }
@@ -230,7 +251,7 @@ mod tests {
     #[test]
     fn asked_to_end_the_program_and_what_it_started_are_killed() {
         let mut ending = Ending(Arc::new(AtomicBool::new(true)), Some(Instant::now() - PATIENCE));
-        let out = execute(&sh("sleep 1000 & echo $!; wait"), None, &mut ending).unwrap();
+        let out = execute(&sh("sleep 1000 & echo $!; wait"), "", None, &mut ending).unwrap();
         assert_eq!(out.status, 137);
         assert!(out.complaint().contains("killed, since it did not end"), "{}", out.complaint());
         ends(&out.stdout);

@@ -34,7 +34,7 @@ pub(crate) fn run(
     let earlier = there(runner);
     commit(runner, &transaction)?;
     tracing::info!("nftables rules programmed:\n{transaction}");
-    let mut others = apply::remove_leftovers(runner, rules, names);
+    let mut others = apply::remove_leftovers(runner, rules, names)?;
     others.gone |= earlier;
     Ok(others)
 }

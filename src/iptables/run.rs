@@ -39,7 +39,7 @@ pub(crate) trait Runner {
 /// The real thing.
 #[derive(Debug)]
 pub(crate) struct Real {
-    /// The `PATH` to look on, for [`Runner::exists`].
+    /// The `PATH` on which programs are looked for; empty: our own.
     pub path: String,
     /// CNI mode: run in a mount namespace of its own; the path stands in for the host's lock.
     pub sandbox: Option<Sandbox>,
@@ -75,9 +75,9 @@ impl Sandbox {
 impl Runner for Real {
     fn run(&mut self, program: &Program) -> io::Result<Output> {
         tracing::debug!("running {} {}", program.name, program.args.join(" "));
-        let ending = &mut self.ending;
+        let (path, ending) = (self.path.as_str(), &mut self.ending);
         match &self.sandbox {
-            None => execute(program, None, ending),
+            None => execute(program, path, None, ending),
             // A mount namespace belongs to a thread here, so the program gets a thread to itself.
             Some(sandbox) => thread::scope(|scope| {
                 let inside = scope.spawn(|| {
@@ -85,7 +85,7 @@ impl Runner for Real {
                         tracing::warn!("{} runs without a mount namespace of its own: {e}", program.name);
                     }
                     let lock = Some(sandbox.lock.as_str()).filter(|l| !l.is_empty());
-                    execute(program, lock, ending)
+                    execute(program, path, lock, ending)
                 });
                 inside.join().unwrap_or_else(|_| Err(io::Error::other("the program's thread panicked")))
             }),

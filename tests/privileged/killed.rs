@@ -192,6 +192,21 @@ fn guardrails_of_a_killed_run_are_known_below_what_others_have_inserted() {
 }
 
 #[test]
+fn a_native_run_that_leaves_traffic_blocked_is_an_error() {
+    let Some(world) = World::new(Backend::Nft, ADDRESSES) else { return };
+    world.apply(OLD, 0);
+    when_guarded(&world, "kill -9 $PPID");
+    assert_eq!(world.status(&format!("{OLD} -o 9999 --reconcile")), None, "killed by a signal");
+    world.wait_quiet();
+    world.unshim("iptables-nft-restore");
+    world.shim("iptables-nft-restore", "exit 1");
+    world.apply(&format!("{OLD} --native-nftables"), 1);
+    world.unshim("iptables-nft-restore");
+    world.apply(&format!("{OLD} --native-nftables"), 0);
+    assert!(filter(&world).is_empty());
+}
+
+#[test]
 fn a_users_rules_like_guardrails_below_others_stay() {
     let Some(world) = World::new(Backend::Nft, ADDRESSES) else { return };
     for chain in ["INPUT", "FORWARD", "OUTPUT"] {
