@@ -1,6 +1,8 @@
 //! `run` and `sleep`: what Jobs and lifecycle hooks use in images without a shell.
 
 use std::process::{Output, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -8,7 +10,6 @@ use http::Response;
 use http::header::{AUTHORIZATION, LOCATION, REFERER};
 use http_body_util::Full;
 use rustix::process::{Pid, Signal, kill_process};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::process::Command;
 
 use crate::support::web::Web;
@@ -70,8 +71,14 @@ async fn run_does_not_start_the_command_before_the_proxy_is_ready() {
 /// Whoever attaches to a container sets its terminal's size, mostly before the proxy is ready.
 #[tokio::test]
 async fn a_window_that_changes_its_size_ends_no_run_that_waits() {
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let port = listener.local_addr().unwrap().port().to_string();
+    let ready = Arc::new(AtomicBool::new(false));
+    let says = ready.clone();
+    let web = Web::start(move |_, _| {
+        let status = if says.load(Ordering::Relaxed) { 200 } else { 503 };
+        async move { Response::builder().status(status).body(Full::default()).unwrap() }
+    });
+    let web = web.await;
+    let port = web.port.to_string();
     let mut child = command(&["run", "--port", &port, "--", "true"]).spawn().unwrap();
     let pid = child.id().unwrap();
     let caught = || {
@@ -82,18 +89,9 @@ async fn a_window_that_changes_its_size_ends_no_run_that_waits() {
     };
     eventually("it listens for signals", || async { caught() }).await;
     kill_process(Pid::from_raw(i32::try_from(pid).unwrap()).unwrap(), Signal::WINCH).unwrap();
-    let ready = tokio::spawn(async move {
-        loop {
-            let (mut io, _) = listener.accept().await.unwrap();
-            let answer = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
-            let _ = io.write_all(answer).await;
-            // Until it has read it.
-            let _ = io.read_to_end(&mut Vec::new()).await;
-        }
-    });
+    ready.store(true, Ordering::Relaxed);
     let ended = tokio::time::timeout(LIMIT, child.wait()).await.expect("it ends").unwrap();
     assert_eq!(ended.code(), Some(0));
-    ready.abort();
 }
 
 #[tokio::test]
