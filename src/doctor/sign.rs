@@ -1,6 +1,6 @@
 //! The whole way of a certificate: a key that is thrown away is signed by the CA.
 
-use std::path::Path;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -8,6 +8,7 @@ use tokio::time::Instant;
 
 use super::{Check, Scene};
 use crate::agent;
+use crate::base::bounded;
 use crate::base::clock::{Clock, System};
 use crate::base::metrics::Metrics;
 use crate::ca::CaClient;
@@ -61,7 +62,8 @@ pub(super) async fn checks(scene: &Scene, asked: bool) -> Check {
     let took = started.elapsed();
     match answer {
         Ok((entries, roots)) => match issued(&entries, &spki, scene.now) {
-            Ok(cert) => refusable(&entries, &roots, &secrets.mounted.root, scene.now)
+            Ok(cert) => refusable(scene, &entries, &roots, secrets.mounted.root)
+                .await
                 .unwrap_or_else(|| signed(&cert, &secrets.identity, scene.now, took)),
             Err(defect) => defect,
         },
@@ -115,17 +117,21 @@ fn issued(entries: &[String], spki: &[u8], now: SystemTime) -> Result<Cert, Chec
 }
 
 // What peers have against the chain, which the agent serves all the same. Mounted roots are served beside the CA's.
-fn refusable(entries: &[String], roots: &[String], mounted: &Path, now: SystemTime) -> Option<Check> {
+async fn refusable(scene: &Scene, entries: &[String], roots: &[String], mounted: PathBuf) -> Option<Check> {
     let read = |pem: &String| cert::parse_chain(pem.as_bytes()).unwrap_or_default();
     let certs: Vec<Cert> = entries.iter().flat_map(read).collect();
     let mut anchors: Vec<Cert> = roots.iter().flat_map(read).collect();
     if anchors.is_empty() {
         anchors = entries.last().map(read).unwrap_or_default();
     }
-    let mounted =
-        std::fs::read(mounted).ok().and_then(|pem| cert::parse_chain(&pem).ok()).unwrap_or_default();
+    chain::flaw(&certs, &anchors, scene.now)?;
+    // The disk may not answer, and a pipe in its place may have no writer.
+    let mounted = match super::beside(NAME, scene.end, move || bounded::usual(&mounted)).await {
+        Ok(read) => read.ok().and_then(|pem| cert::parse_chain(&pem).ok()).unwrap_or_default(),
+        Err(late) => return Some(late),
+    };
     anchors.extend(chain::concerned(mounted, &certs));
-    let flaw = chain::flaw(&certs, &anchors, now)?;
+    let flaw = chain::flaw(&certs, &anchors, scene.now)?;
     let said = format!(
         "peers refuse the chain of the certificate that the CA issued: {flaw} (further roots that istiod may send with \
          the configuration are not known here)"

@@ -14,6 +14,7 @@ use zeroize::Zeroizing;
 use crate::base::bounded;
 use crate::base::pressure;
 use crate::base::quote::shown;
+use crate::base::reading;
 use crate::base::seldom::Seldom;
 use crate::secrets::{Identity, Roots};
 use crate::tls::cert;
@@ -63,7 +64,7 @@ pub(in crate::secrets) fn half(cert: &Path, key: &Path) -> Option<String> {
         Ok(meta) if meta.is_dir() => Some("a folder is in its place".to_owned()),
         Ok(meta) if !meta.is_file() => Some("it is no file".to_owned()),
         Ok(meta) if meta.len() == 0 => Some("it is empty".to_owned()),
-        Ok(_) => File::open(path).err().map(|error| error.to_string()),
+        Ok(_) => reading::opens(path).err().map(|error| error.to_string()),
     };
     let there = |path: &Path| std::fs::symlink_metadata(path).is_ok();
     if !there(cert) && !there(key) {
