@@ -38,7 +38,7 @@ impl Url {
         if controls(text) {
             return Err(bad("it has control characters"));
         }
-        let (scheme, rest) = text.split_once("://").ok_or(bad("no scheme"))?;
+        let (scheme, rest) = text.split_once("://").ok_or_else(|| bad("no scheme"))?;
         let https = match scheme.to_ascii_lowercase().as_str() {
             "http" => false,
             "https" => true,
@@ -47,12 +47,14 @@ impl Url {
         let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
         let (authority, target) = rest.split_at(end);
         let (user, authority) = match authority.rsplit_once('@') {
-            Some((user, rest)) => (Some(percent::decode_text(user).ok_or(bad("a broken escape"))?), rest),
+            Some((user, rest)) => {
+                (Some(percent::decode_text(user).ok_or_else(|| bad("a broken escape"))?), rest)
+            }
             None => (None, authority),
         };
         let (host, port) = match authority.strip_prefix('[') {
             Some(rest) => {
-                let (host, port) = rest.split_once(']').ok_or(bad("a bracket is not closed"))?;
+                let (host, port) = rest.split_once(']').ok_or_else(|| bad("a bracket is not closed"))?;
                 // Of a zone the sign itself is escaped.
                 if host.split_once('%').is_some_and(|(_, zone)| !zone.starts_with("25")) {
                     return Err(bad("a broken escape"));
@@ -83,7 +85,7 @@ impl Url {
             https,
             host,
             explicit_port,
-            target: sent(target).ok_or(bad("a broken escape"))?,
+            target: sent(target).ok_or_else(|| bad("a broken escape"))?,
             user,
             foreign: false,
         })
@@ -160,7 +162,7 @@ impl Url {
             let clean = without_dots(&merged);
             query.map_or_else(|| clean.clone(), |q| format!("{clean}?{q}"))
         };
-        Ok(Self { target: sent(&target).ok_or(bad("a broken escape"))?, ..self.clone() })
+        Ok(Self { target: sent(&target).ok_or_else(|| bad("a broken escape"))?, ..self.clone() })
     }
 
     pub(crate) fn scheme(&self) -> &'static str {
@@ -229,7 +231,7 @@ pub(crate) fn target_of(reference: &str) -> Result<String, Bad> {
         Some(authority) => &authority[authority.find(['/', '?', '#']).unwrap_or(authority.len())..],
         None => rest,
     };
-    sent(path).ok_or(bad("a broken escape"))
+    sent(path).ok_or_else(|| bad("a broken escape"))
 }
 
 /// That a text can be an address of whatever scheme, or a reference to one, as Go reads them.

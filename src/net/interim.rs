@@ -104,15 +104,21 @@ impl<S: AsyncRead + Unpin> AsyncRead for Slowed<S> {
             ready!(poll_proceed(cx)).made_progress();
             self.owes -= 1;
         }
-        let room = buf.remaining().min(self.turn);
-        let mut part = ReadBuf::new(buf.initialize_unfilled_to(room));
-        ready!(Pin::new(&mut self.inner).poll_read(cx, &mut part))?;
-        let read = part.filled().len();
-        match &mut self.heads {
-            Made::Lines(heads) => heads.pass(part.filled_mut()),
-            Made::Frames(fields) => fields.pass(part.filled_mut()),
+        let before = buf.filled().len();
+        if buf.remaining() <= self.turn {
+            ready!(Pin::new(&mut self.inner).poll_read(cx, buf))?;
+        } else {
+            let mut part = ReadBuf::new(buf.initialize_unfilled_to(self.turn));
+            ready!(Pin::new(&mut self.inner).poll_read(cx, &mut part))?;
+            let read = part.filled().len();
+            buf.advance(read);
         }
-        buf.advance(read);
+        let part = &mut buf.filled_mut()[before..];
+        let read = part.len();
+        match &mut self.heads {
+            Made::Lines(heads) => heads.pass(part),
+            Made::Frames(fields) => fields.pass(part),
+        }
         self.owes = (read * UNITS).div_ceil(self.turn);
         Poll::Ready(Ok(()))
     }

@@ -4,8 +4,7 @@ fn logged(options: Options, events: impl FnOnce()) -> Vec<String> {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("agent.log");
     let options = Options { targets: vec![path.display().to_string()], ..options };
-    let subscriber = tracing_subscriber::registry().with(Lines::new(&options).unwrap());
-    tracing::subscriber::with_default(subscriber, events);
+    tracing::subscriber::with_default(Lines::new(&options).unwrap(), events);
     std::fs::read_to_string(path).unwrap().lines().map(str::to_owned).collect()
 }
 
