@@ -211,8 +211,22 @@ impl Side<'_> {
         if document.is_empty() {
             return Ok(());
         }
-        self.restore(runner, &self.backend, &document, true).inspect_err(|_| self.put_back(runner))?;
+        if let Err(reason) = self.restore(runner, &self.backend, &document, true) {
+            if self.is_done(runner) {
+                tracing::warn!("{reason}; somebody else has put the same rules in place meanwhile");
+                return Ok(());
+            }
+            self.put_back(runner);
+            return Err(reason);
+        }
         if self.backend.guards.any() { self.lowered(runner, &self.backend) } else { Ok(()) }
+    }
+
+    // Whether what is wanted is there now, and nothing blocks it: another program that makes the same rules may have come first.
+    fn is_done(&self, runner: &mut dyn Runner) -> bool {
+        detect::guards(runner, &self.backend.name).is_ok_and(|(state, guards)| {
+            !guards.any() && verify::difference(self.rules, self.family, &state, self.names).is_none()
+        })
     }
 
     fn rebuild(&self, runner: &mut dyn Runner) -> Result<(), Error> {

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::net::IpAddr;
 
+use super::alone;
 use super::apply::{self, Others};
 use super::error::{Error, Setting};
 use super::exec::Ending;
@@ -51,6 +52,7 @@ async fn programme(settings: &Settings, path: &str, env: &BTreeMap<String, Strin
         let rules = rules::generate(&resolved.options);
         let sandbox = settings.cni_mode.then(|| Sandbox { lock: settings.network_namespace.clone() });
         let ending = Ending::watched().map_err(Error::Signals)?;
+        let _alone = if settings.dry_run { None } else { Some(alone::begin(&ending).await?) };
         let mut runner = Real { path: path.to_owned(), sandbox, ending };
         let mut others = Others::default();
         if settings.native_nftables {

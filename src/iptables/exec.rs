@@ -61,6 +61,12 @@ impl Ending {
         Self(Arc::new(AtomicBool::new(false)), None)
     }
 
+    /// Somebody has asked.
+    #[cfg(test)]
+    pub(super) fn at_once() -> Self {
+        Self(Arc::new(AtomicBool::new(true)), None)
+    }
+
     /// Whether we were asked.
     #[must_use]
     pub(crate) fn asked(&self) -> bool {

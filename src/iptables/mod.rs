@@ -5,13 +5,14 @@
 //! [`state`] reads what the kernel holds, [`verify`] compares, [`earlier`] tells what of it other settings made, [`change`]
 //! and [`undo`] make the documents that get from one to the other. What touches the kernel is thin: [`detect`], [`apply`], [`native`] behind
 //! [`run::Runner`] ([`exec`] is one program's run), [`net`] over netlink, [`probe`] for the validation. [`command`] is the whole of it,
-//! with signals held back ([`hold`]) while rules change.
+//! with signals held back ([`hold`]) while rules change, and one run at a time in a namespace ([`alone`]).
 //!
 //! Promises: per address family the old rules or the new ones, never none; a second apply changes
 //! nothing; an apply followed by a clean-up with its flags leaves nothing; a bad value is one line and
 //! changes nothing.
 //! Uses only what every part may use.
 
+mod alone;
 pub(crate) mod apply;
 pub(crate) mod change;
 pub(crate) mod command;

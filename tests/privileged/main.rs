@@ -13,6 +13,7 @@
 //! | `earlier` | what earlier settings made, and what only looks like it |
 //! | `killed` | runs that are cut short |
 //! | `surface` | exit statuses, dry run, locks, the validation |
+//! | `together` | several runs at once |
 //! | `traffic` | real connections through a real Envoy |
 //! | `vm` | a virtual machine: owners of the rules, whom the agent becomes, clean-up without files |
 //! | `half_open` | an istiod that vanishes without a word |
@@ -30,6 +31,7 @@ mod half_open;
 mod killed;
 mod random;
 mod surface;
+mod together;
 mod traffic;
 mod vm;
 mod world;
