@@ -67,8 +67,8 @@ fn dry_run(parsed: Parsed, env: &Env) -> u8 {
 #[inline(never)]
 pub(super) fn rehearse(words: &[String], env: &Env) -> u8 {
     let table: Vec<Flag> = args::PROXY.iter().chain(args::LOGGING).copied().collect();
-    let words = words.strip_prefix(&["proxy".to_owned()]).unwrap_or(words);
-    let read = || -> Result<_, BoxError> { Ok((upgrade::on_trial()?, args::parse(words, &table, true)?)) };
+    let words = of_proxy(words);
+    let read = || -> Result<_, BoxError> { Ok((upgrade::on_trial()?, args::parse(&words, &table, true)?)) };
     let (heir, parsed) = match read() {
         Ok(both) => both,
         Err(error) => return misread(&*error),
@@ -86,6 +86,14 @@ pub(super) fn rehearse(words: &[String], env: &Env) -> u8 {
         status
     });
     done.unwrap_or_else(|status| status)
+}
+
+// The words without the command's name, before which flags of the log may stand.
+fn of_proxy(words: &[String]) -> Vec<String> {
+    match super::find(words) {
+        Ok((Some(command), rest)) if command.name == "proxy" => rest,
+        _ => words.to_vec(),
+    }
 }
 
 // Everything before the first thing is bound; else the exit status, and all is told.
@@ -161,4 +169,22 @@ fn show(config: &Sources) {
         tracing::info!("Variables in effect: {}", set.join(" "));
     }
     tracing::info!("Effective config: {}", report::proxy_config(config).trim_end());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_heir_is_given_what_the_agent_was_called_with() {
+        for (line, rest) in [
+            ("proxy sidecar --domain x", "sidecar --domain x"),
+            ("--log_as_json proxy sidecar", "--log_as_json sidecar"),
+            ("--log_output_level all:debug proxy router", "--log_output_level all:debug router"),
+            ("--log_output_level=all:debug proxy", "--log_output_level=all:debug"),
+        ] {
+            let words: Vec<String> = line.split(' ').map(str::to_owned).collect();
+            assert_eq!(of_proxy(&words).join(" "), rest, "{line}");
+        }
+    }
 }
