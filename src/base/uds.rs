@@ -155,12 +155,15 @@ impl Bound {
     }
 }
 
+/// The mode of a socket that Envoy may use as another user.
+pub(crate) const SHARED: u32 = 0o666;
+
 /// Binds a stream socket at `path`, replacing a stale file, with mode 0666.
 ///
 /// # Errors
 /// When the path cannot be cleared, bound or given its mode.
 pub(crate) fn bind(path: &Path) -> Result<Bound, Error> {
-    bind_with(path, 0o666)
+    bind_with(path, SHARED)
 }
 
 /// As [`bind`], with another mode.
@@ -174,14 +177,15 @@ pub(crate) fn bind_with(path: &Path, mode: u32) -> Result<Bound, Error> {
     }
 }
 
-/// As [`bind`], on a thread of `binds`: a folder that does not answer holds up who asks for its socket. `None`: it
+/// As [`bind_with`], on a thread of `binds`: a folder that does not answer holds up who asks for its socket. `None`: it
 /// does not answer yet.
 pub(crate) async fn bind_beside(
     path: &Path,
+    mode: u32,
     binds: &mut Looks<Result<Unpolled, Error>>,
 ) -> Option<Result<Bound, Error>> {
     let path = path.to_owned();
-    let bound = binds.run(move || Unpolled::bind(&path, 0o666)).await?;
+    let bound = binds.run(move || Unpolled::bind(&path, mode)).await?;
     Some(bound.and_then(Unpolled::polled))
 }
 

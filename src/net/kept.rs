@@ -34,6 +34,7 @@ const HEALTHY_WITHIN: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(crate) struct Keeper {
     path: PathBuf,
+    mode: u32,
     looks: Looks<Found>,
     binds: Looks<Result<Unpolled, uds::Error>>,
     watching: Watching,
@@ -41,13 +42,13 @@ pub(crate) struct Keeper {
 }
 
 impl Keeper {
-    /// Of the socket at `path`, which need not be bound yet.
+    /// Of the socket at `path`, which need not be bound yet; `mode` is that of its file.
     #[must_use]
-    pub(crate) fn new(path: PathBuf, watches: &Watches) -> Self {
+    pub(crate) fn new(path: PathBuf, mode: u32, watches: &Watches) -> Self {
         let (looks, binds) = (Looks::default(), Looks::patient(BINDS));
         let policy = Policy::new(Duration::from_secs(1), Duration::from_secs(16), 2.0, Jitter::None);
         let backoff = Backoff::new(policy.expect("bounds are in order"));
-        Self { path, looks, binds, watching: Watching::new(watches, QUIET).with_above(), backoff }
+        Self { path, mode, looks, binds, watching: Watching::new(watches, QUIET).with_above(), backoff }
     }
 
     /// Where the socket is.
@@ -61,7 +62,7 @@ impl Keeper {
     /// # Errors
     /// When it cannot be bound now, with the pause before the next attempt.
     pub(crate) async fn bind(&mut self) -> Result<Bound, (uds::Error, Duration)> {
-        let bound = uds::bind_beside(&self.path, &mut self.binds).await;
+        let bound = uds::bind_beside(&self.path, self.mode, &mut self.binds).await;
         match bound.unwrap_or_else(|| Err(silent(&self.path))) {
             Ok(bound) => {
                 self.backoff.reset();

@@ -76,16 +76,16 @@ pub(crate) struct Socket<S> {
 }
 
 impl<S: Serve> Socket<S> {
-    /// Of `server` at `path`, where there may be so many `streams`; `label` is the one of its metrics, and `connection`
-    /// what a task there is called.
+    /// Of `server` at a path, whose file gets that mode, where there may be so many `streams`; `label` is the one of its
+    /// metrics, and `connection` what a task there is called.
     pub(crate) fn new(
         server: S,
-        path: PathBuf,
+        (path, mode): (PathBuf, u32),
         watches: &Watches,
         streams: usize,
         [label, connection]: [&'static str; 2],
     ) -> Self {
-        let (keeper, clients) = (Keeper::new(path, watches), Clients::new(streams));
+        let (keeper, clients) = (Keeper::new(path, mode, watches), Clients::new(streams));
         let (strangers, connections) = (Paced::new(label), Set::new(connection));
         Self { server, label, keeper, clients, strangers, connections }
     }

@@ -37,13 +37,29 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use crate::base::files::Watches;
+use crate::base::uds;
+
+/// Where a socket is, and the mode of its file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Address {
+    /// The file.
+    pub path: PathBuf,
+    /// Who may connect, beside root: whoever may write to it.
+    pub mode: u32,
+}
+
+impl From<PathBuf> for Address {
+    /// With mode 0666: Envoy may run as another user.
+    fn from(path: PathBuf) -> Self {
+        Self { path, mode: uds::SHARED }
+    }
+}
 
 /// What the server is told.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Config {
-    /// Where to listen. The parents are made with mode 0750, the sockets get 0666: Envoy may run as
-    /// another user.
-    pub sockets: Vec<PathBuf>,
+    /// Where to listen. The parents are made with mode 0750.
+    pub sockets: Vec<Address>,
     /// `ProxyConfig.privateKeyProvider`.
     pub private_key_provider: Option<PrivateKeyProvider>,
     /// The certificate revocation list that every root names if the file exists at that moment;

@@ -7,13 +7,13 @@ use std::time::Duration;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::net::UnixStream;
 
-use super::Config;
 use super::calls::{Callers, Door, Whose};
 use super::encode::Encoder;
 use super::metrics::Metrics;
 use super::peers::Peers;
 use super::revoked::Revoked;
 use super::stream::Shared;
+use super::{Address, Config};
 use crate::base::error::chain;
 use crate::base::files::Watches;
 use crate::base::seldom::Seldom;
@@ -52,7 +52,7 @@ static SOCKET: Seldom = Seldom::new(60);
 /// Bound sockets, ready to be served.
 #[derive(Debug)]
 pub(crate) struct Server {
-    sockets: Vec<(PathBuf, Option<Bound>)>,
+    sockets: Vec<(Address, Option<Bound>)>,
     whose: Whose,
     shared: Arc<Shared>,
     trouble: Reporter,
@@ -83,7 +83,7 @@ impl Server {
     /// A second server with secrets of another kind, whose streams are counted with this one's.
     #[must_use]
     pub(crate) fn beside(&self, socket: PathBuf, source: Arc<dyn SecretSource>) -> Self {
-        Self::with(vec![socket], Whose::One(source), self.sharing(), self.watches.clone())
+        Self::with(vec![socket.into()], Whose::One(source), self.sharing(), self.watches.clone())
             .with_trouble(self.trouble.sibling())
     }
 
@@ -92,7 +92,7 @@ impl Server {
     pub(crate) fn for_callers(&self, socket: PathBuf, callers: Arc<dyn Callers>) -> Self {
         // Callers are of any user; their tokens tell who they are.
         let shared = Shared { peers: Peers::default(), ..self.sharing() };
-        Self::with(vec![socket], Whose::Callers(callers), shared, self.watches.clone())
+        Self::with(vec![socket.into()], Whose::Callers(callers), shared, self.watches.clone())
             .with_trouble(self.trouble.sibling())
     }
 
@@ -107,13 +107,13 @@ impl Server {
         }
     }
 
-    fn with(sockets: Vec<PathBuf>, whose: Whose, shared: Shared, watches: Watches) -> Self {
-        let sockets = sockets.into_iter().map(|path| {
-            let bound = uds::bind(&path);
+    fn with(sockets: Vec<Address>, whose: Whose, shared: Shared, watches: Watches) -> Self {
+        let sockets = sockets.into_iter().map(|address| {
+            let bound = uds::bind_with(&address.path, address.mode);
             if let Err(error) = &bound {
                 tracing::debug!(target: "sds", "{}; trying again", chain(error));
             }
-            (path, bound.ok())
+            (address, bound.ok())
         });
         let (sockets, shared) = (sockets.collect(), Arc::new(shared));
         Self { sockets, whose, shared, trouble: Reporter::default(), watches }
@@ -129,15 +129,15 @@ impl Server {
     /// Sockets that accept.
     #[cfg(test)]
     pub(crate) fn bound(&self) -> impl Iterator<Item = &Path> {
-        self.sockets.iter().filter(|(_, b)| b.is_some()).map(|(p, _)| p.as_path())
+        self.sockets.iter().filter(|(_, b)| b.is_some()).map(|(a, _)| a.path.as_path())
     }
 
     /// Serves until `stop`; then streams end with code 14 and the sockets are gone.
     pub(crate) async fn run(self, stop: Stop) {
-        let sockets = self.sockets.into_iter().map(|(path, bound)| {
+        let sockets = self.sockets.into_iter().map(|(Address { path, mode }, bound)| {
             let (whose, shared, trouble) = (self.whose.clone(), self.shared.clone(), self.trouble.sibling());
             let one = One { whose, shared: shared.clone(), trouble: Mutex::new(trouble) };
-            let socket = Socket::new(one, path.clone(), &self.watches, STREAMS, ["sds", "sds connection"]);
+            let socket = Socket::new(one, (path.clone(), mode), &self.watches, STREAMS, ["sds", "sds connection"]);
             async move {
                 if !socket.run(bound, &shared.stop, GOODBYE).await {
                     tracing::debug!(target: "sds", "connections on {} did not end in time and are cut", path.display());

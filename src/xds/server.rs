@@ -148,7 +148,7 @@ impl Server {
     pub async fn serve(self, bound: uds::Bound, stop: Stop) {
         let (path, watches) = (self.0.config.socket.clone(), self.0.config.watches.clone());
         let one = One { shared: self.0, stop: stop.clone() };
-        let socket = Socket::new(one, path, &watches, STREAMS, ["xds", "xds connection"]);
+        let socket = Socket::new(one, (path, uds::SHARED), &watches, STREAMS, ["xds", "xds connection"]);
         socket.run(Some(bound), &stop, GOODBYE * 2).await;
     }
 }

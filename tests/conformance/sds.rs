@@ -1,6 +1,7 @@
 //! The secret discovery service: what the Go agent gets wrong, files as they change, other servers' sockets.
 
 use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::Duration;
 
@@ -46,6 +47,20 @@ async fn both_sockets_and_all_methods_give_the_same() {
     seen.dedup();
     assert_eq!(seen.len(), 1);
     assert_eq!(mock.record().signed().len(), 1);
+}
+
+#[tokio::test]
+async fn the_socket_in_a_folder_for_everybody_is_the_agents_own() {
+    let mock = MockIstiod::start().await;
+    let agent = builder(&mock).start();
+    let path = agent.path(OLD_SDS);
+    let closed_to_others = async || {
+        let mode = std::fs::metadata(&path).ok()?.permissions().mode();
+        (mode & 0o007 == 0).then_some(())
+    };
+    eventually("the socket is there", closed_to_others).await;
+    std::fs::remove_file(&path).unwrap();
+    eventually("the socket is there again", closed_to_others).await;
 }
 
 #[tokio::test]

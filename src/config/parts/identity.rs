@@ -48,7 +48,7 @@ pub(crate) struct Identity {
     keepalive: (Duration, Duration),
     allowed: Option<BTreeSet<u32>>,
     // By who owns the workload's socket: this agent, somebody else.
-    sockets: [Vec<PathBuf>; 2],
+    sockets: [Vec<sds::Address>; 2],
 }
 
 /// Where tokens come from.
@@ -258,12 +258,13 @@ pub(crate) fn identity(config: &Sources, plan: &Plan, tokens: Tokens) -> Identit
         // Only a client that forgets its own bounds ever meets this one.
         call_bound: super::istiod::ca_limits(config).1 + Duration::from_secs(10),
     };
-    let mut own = vec![config.path(WORKLOAD_DIR).join(probe::DEFAULT_SOCKET)];
-    // Where 1.5 to 1.8 had it; whoever moved the folder since then does not look there.
+    let mut own = vec![config.path(WORKLOAD_DIR).join(probe::DEFAULT_SOCKET).into()];
+    // Where 1.5 to 1.8 had it; whoever moved the folder since then does not look there. Everybody may enter that folder on a VM,
+    // and the one who has a use for it there, Envoy, is the agent's own.
     if crate::base::path::clean(&config.mesh.proxy.config_path) == "etc/istio/proxy" {
-        own.push(config.config_path().join("SDS"));
+        own.push(sds::Address { path: config.config_path().join("SDS"), mode: 0o660 });
     }
-    let sockets = if proxyless { Default::default() } else { [own, vec![config.path(FILES_SOCKET)]] };
+    let sockets = if proxyless { Default::default() } else { [own, vec![config.path(FILES_SOCKET).into()]] };
     let pings = keepalive(&config.settings).downstream();
     let crl = config.settings.flag(var::PILOT_ENABLE_CA_CRL).then(|| PathBuf::from(CRL));
     Identity {
@@ -325,7 +326,7 @@ impl Identity {
     /// Whether the program before us in this process has left the workload's socket to us.
     #[must_use]
     pub(crate) fn owns_socket_already(&self) -> bool {
-        self.sockets[0].iter().any(|path| handover::gives(&uds::key(path)))
+        self.sockets[0].iter().any(|socket| handover::gives(&uds::key(&socket.path)))
     }
 
     /// The SDS server; no sockets without Envoy.

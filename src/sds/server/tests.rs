@@ -91,7 +91,7 @@ impl World {
             stop: Stop::new(),
         };
         let watches = Watches::default();
-        let server = Server::with(vec![path.clone()], Whose::One(fake.clone()), shared, watches);
+        let server = Server::with(vec![path.clone().into()], Whose::One(fake.clone()), shared, watches);
         assert_eq!(server.bound().collect::<Vec<_>>(), [path.as_path()]);
         let group = Group::new();
         group.run("sds", server.run(group.token()));
@@ -459,7 +459,7 @@ async fn a_socket_that_cannot_be_bound_is_tried_again() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("socket");
     std::fs::create_dir_all(path.join("in the way")).unwrap();
-    let config = Config { sockets: vec![path.clone()], ..Config::default() };
+    let config = Config { sockets: vec![path.clone().into()], ..Config::default() };
     let server = Server::bind(config, Arc::new(Fake::default()), &crate::base::metrics::Metrics::new());
     assert_eq!(server.bound().count(), 0);
     let group = Group::new();
