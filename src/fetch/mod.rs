@@ -136,6 +136,7 @@ pub(crate) struct Get<'a> {
     close: bool,
     kept: Option<&'a Kept>,
     buffer: usize,
+    guarded: bool,
 }
 
 impl<'a> Get<'a> {
@@ -150,6 +151,7 @@ impl<'a> Get<'a> {
             close: false,
             kept: None,
             buffer: BUFFER,
+            guarded: false,
         })
     }
 
@@ -177,6 +179,13 @@ impl<'a> Get<'a> {
 
     pub(crate) fn dialer(mut self, dialer: &'a Dialer) -> Self {
         self.dialer = Some(dialer);
+        self
+    }
+
+    /// Its authorization goes to the first address's host and port only, and in plain text only if it did so from the start; else
+    /// it goes along to other ports of the host, as with Go's client.
+    pub(crate) fn guarded(mut self) -> Self {
+        self.guarded = true;
         self
     }
 
@@ -216,6 +225,7 @@ impl<'a> Get<'a> {
         let first = self.url.clone();
         // One that is the address's own does not go along to another port.
         self.host.take_if(|host| host.as_bytes() == first.authority().as_bytes());
+        let guarded = if self.guarded { self.headers.remove(header::AUTHORIZATION) } else { None };
         let own_referer = self.headers.contains_key(header::REFERER);
         for _ in 0..REQUESTS {
             let host = match &self.host {
@@ -223,6 +233,13 @@ impl<'a> Get<'a> {
                 None => HeaderValue::from_str(&self.url.authority()).map_err(http::Error::from)?,
             };
             self.url.asked()?;
+            if let Some(authorization) = &guarded {
+                if self.url.is_served_with(&first) {
+                    self.headers.insert(header::AUTHORIZATION, authorization.clone());
+                } else {
+                    self.headers.remove(header::AUTHORIZATION);
+                }
+            }
             let headers = self.authorized()?;
             let (url, headers, body, buffer) = (&self.url, &*headers, &self.body, self.buffer);
             let sent = exchange::Sent { url, headers, host: &host, body, close: self.close, buffer };

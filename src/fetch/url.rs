@@ -91,6 +91,12 @@ impl Url {
         })
     }
 
+    /// Whether the same server answers it as `other`, and no less safely.
+    pub(crate) fn is_served_with(&self, other: &Self) -> bool {
+        let same = self.host.eq_ignore_ascii_case(&other.host) && self.port() == other.port();
+        same && (self.https || !other.https)
+    }
+
     /// That it can be asked.
     pub(crate) fn asked(&self) -> Result<(), Bad> {
         let text = self.target.chars().take(200).collect();
@@ -202,6 +208,12 @@ pub(crate) fn shown(text: &str) -> String {
     let Some((scheme, rest)) = address.split_once("://") else { return format!("{address}{query}") };
     let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
     let host = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
+    // What stands where a port should may be the beginning of a password with a slash or a question mark in it, and the rest of
+    // that what follows.
+    let port = host.rsplit_once(']').map_or(host, |(_, behind)| behind).split_once(':').map(|(_, port)| port);
+    if host == authority && port.is_some_and(|port| !port.bytes().all(|b| b.is_ascii_digit())) {
+        return format!("{scheme}://...");
+    }
     format!("{scheme}://{host}{path}{query}")
 }
 
@@ -360,6 +372,9 @@ mod tests {
             ("oci://u:s3cret@r.io/x:v1", "oci://r.io/x:v1"),
             ("https://u:s3cret@", "https://"),
             ("nonsense", "nonsense"),
+            ("https://u:s3cret/x@a/b", "https://..."),
+            ("https://u:s3cret?x@a/b", "https://..."),
+            ("http://[::1]:80/b", "http://[::1]:80/b"),
         ] {
             assert_eq!(shown(text), expected);
         }

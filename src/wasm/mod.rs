@@ -415,9 +415,9 @@ impl Converter {
             Policy::Unspecified => !source.is_latest(),
         };
         let given = Some(wanted.checksum.clone()).filter(|sum| !sum.is_empty());
-        let expected = given
-            .or_else(|| source.digest().map(ToOwned::to_owned))
-            .or_else(|| self.cache.recall(asker, any_version));
+        let wanted_sum = given.or_else(|| source.digest().map(ToOwned::to_owned));
+        // What the URL once led to says where to look, and nothing of what it leads to now.
+        let expected = wanted_sum.clone().or_else(|| self.cache.recall(asker, any_version));
         let key = |checksum: &str| Key { name: source.name(), checksum: checksum.to_owned() };
         if let Some(file) = self.look(expected.as_deref().map(&key), asker).await {
             return Ok(file);
@@ -433,7 +433,7 @@ impl Converter {
                 {
                     return Ok(file);
                 }
-                self.check(url, expected.as_deref(), &[&actual])?;
+                self.check(url, wanted_sum.as_deref(), &[&actual])?;
                 self.keep(&key(&actual), asker, received).await
             }
             Source::Image(reference) => {
@@ -445,7 +445,7 @@ impl Converter {
                     return Ok(file);
                 }
                 // Whoever pins an index means what it leads to.
-                let known_as = self.check(url, expected.as_deref(), &manifest.digests())?;
+                let known_as = self.check(url, wanted_sum.as_deref(), &manifest.digests())?;
                 let received = registry.module(manifest).await.map_err(Failure::Image)?;
                 self.keep(&key(&known_as), asker, received).await
             }

@@ -592,3 +592,5 @@ async fn of_many_refusals_a_few_are_told() {
     let why = rig.converter.convert(vec![Bytes::new(); 1000], true).await.unwrap_err().to_string();
     assert!(why.len() < 10_000 && why.ends_with("; and 968 more"), "{why}");
 }
+
+mod removed;

@@ -104,11 +104,16 @@ pub(super) fn refuse_unsafe(header: &str) -> Result<(), UnsafeRealm> {
 }
 
 fn is_safe(realm: &str) -> bool {
-    let Ok(url) = Url::parse(realm) else { return false };
-    let host = url.host.trim_end_matches('.').to_ascii_lowercase();
-    let near =
-        matches!(host.as_str(), "localhost" | "metadata.google.internal") || host.ends_with(".localhost");
-    !near && !is_inside(&host)
+    Url::parse(realm).is_ok_and(|url| !is_inside(&url.host))
+}
+
+/// Whether two hosts are the same, however they are written.
+pub(super) fn is_same_host(one: &Url, other: &Url) -> bool {
+    bare(&one.host) == bare(&other.host)
+}
+
+fn bare(host: &str) -> String {
+    host.trim_end_matches('.').to_ascii_lowercase()
 }
 
 /// Whether a token may be asked for there, by who speaks to `registry` (as written, with its port) in TLS or not: the user
@@ -117,8 +122,12 @@ pub(super) fn may_give_tokens(url: &Url, registry: &str, secure: bool) -> bool {
     (url.https || !secure) && (url.authority() == registry || !is_inside(&url.host))
 }
 
-/// Whether a host is an address of the machine, the cluster or the cloud; a name may lead anywhere.
+/// Whether a host is an address of the machine, the cluster or the cloud, or a name of one; other names may lead anywhere.
 pub(super) fn is_inside(host: &str) -> bool {
+    let host = bare(host);
+    if matches!(host.as_str(), "localhost" | "metadata.google.internal") || host.ends_with(".localhost") {
+        return true;
+    }
     let Ok(ip) = host.split('%').next().unwrap_or_default().parse::<IpAddr>() else { return false };
     match ip.to_canonical() {
         IpAddr::V4(ip) => {

@@ -7,7 +7,7 @@ use serde::Deserialize;
 use tokio::time::{Instant, sleep_until, timeout_at};
 use zeroize::{ZeroizeOnDrop, Zeroizing};
 
-use super::challenge::{Challenge, UnsafeRealm, is_inside, may_give_tokens, refuse_unsafe};
+use super::challenge::{Challenge, UnsafeRealm, is_inside, is_same_host, may_give_tokens, refuse_unsafe};
 use super::credentials::{self, BadConfig, Credentials};
 use super::error::{BadToken, Error};
 use super::machine::of_machine;
@@ -194,6 +194,8 @@ impl<'a> Registry<'a> {
             status => return Err(Error::Status { url: format!("{}/v2/", self.base), status }),
         };
         self.authorization = match &self.bearer {
+            // Given as it is, it is used whatever the registry asks for.
+            _ if let Some(token) = &self.credentials.registry => Some(authorization("Bearer", token)?),
             Some((realm, service)) => Some(authorization("Bearer", &self.token(realm, service).await?)?),
             None => self.credentials.basic.as_ref().map(|b| authorization("Basic", b)).transpose()?,
         };
@@ -261,7 +263,7 @@ impl<'a> Registry<'a> {
         }
         let scope = format!("repository:{}:pull", self.reference.repository());
         let wanted = [("scope", scope.as_str()), ("service", service)];
-        let reply = match &self.credentials.identity {
+        let by_identity = match &self.credentials.identity {
             Some(identity) => {
                 let own = [
                     ("client_id", "pilot-agent"),
@@ -269,9 +271,14 @@ impl<'a> Registry<'a> {
                     ("refresh_token", identity.as_str()),
                 ];
                 let form = Zeroizing::new(percent::pairs(own.into_iter().chain(wanted)));
-                let get = Get::new(realm).map_err(Error::Url)?.form(&form);
-                self.within(realm, get.dialer(self.dialer).keep(None)).await
+                let reply = self.get_through(realm, &HeaderMap::new(), Some(&form), |_, _| false).await?;
+                // A server without that way has the other one.
+                Some(reply).filter(|reply| reply.status() != StatusCode::NOT_FOUND)
             }
+            None => None,
+        };
+        let mut reply = match by_identity {
+            Some(reply) => reply,
             None => {
                 let joint = if realm.contains('?') { '&' } else { '?' };
                 let mut headers = HeaderMap::new();
@@ -280,10 +287,11 @@ impl<'a> Registry<'a> {
                 }
                 let url = format!("{realm}{joint}{}", percent::pairs(wanted));
                 let may = self.gives_tokens();
-                self.get_through(&url, &headers, move |_, next| may(next)).await
+                let own = |first: &Url, next: &Url| is_same_host(first, next) && (next.https || !first.https);
+                self.get_through(&url, &headers, None, move |first, next| own(first, next) || may(next))
+                    .await?
             }
         };
-        let mut reply = reply?;
         let refused = |wrong| Error::Token { realm: realm.to_owned(), wrong };
         if reply.status() != StatusCode::OK {
             return Err(refused(BadToken::Status(reply.status())));
@@ -292,9 +300,10 @@ impl<'a> Registry<'a> {
         let body = body.map_err(|_| refused(BadToken::Late))?;
         let body = body.map_err(Error::Body)?;
         let answer: Answer = serde_json::from_slice(&body).map_err(|_| refused(BadToken::Json))?;
-        let token = if answer.token.is_empty() { &answer.access_token } else { &answer.token };
-        let token = Zeroizing::new(token.clone());
-        if token.is_empty() { Err(refused(BadToken::None)) } else { Ok(token) }
+        // Of two the Go agent takes the second.
+        let mut tokens = [&answer.access_token, &answer.token].into_iter().flatten();
+        let token = tokens.find(|token| !token.is_empty()).ok_or_else(|| refused(BadToken::None))?;
+        Ok(Zeroizing::new(token.clone()))
     }
 
     /// Something of the registry, which must be there.
@@ -330,20 +339,26 @@ impl<'a> Registry<'a> {
 
     // Leads nowhere inside.
     async fn get_there(&self, url: &str, headers: &HeaderMap) -> Result<Reply, Error> {
-        self.get_through(url, headers, |first, next| first.host == next.host || !is_inside(&next.host)).await
+        self.get_through(url, headers, None, |first, next| {
+            is_same_host(first, next) || !is_inside(&next.host)
+        })
+        .await
     }
 
-    // One GET, tried again where the failure may be temporary.
+    // One GET, or a POST of a form, tried again where the failure may be temporary.
     async fn get_through(
         &self,
         url: &str,
         headers: &HeaderMap,
+        form: Option<&str>,
         follow: impl Fn(&Url, &Url) -> bool + Clone + Send + Sync + 'static,
     ) -> Result<Reply, Error> {
         let mut tries = 0;
         loop {
             let get = Get::new(url).map_err(Error::Url)?;
-            let get = get.headers(headers.clone()).dialer(self.dialer).keep(None).follow(follow.clone());
+            let get =
+                get.headers(headers.clone()).guarded().dialer(self.dialer).keep(None).follow(follow.clone());
+            let get = if let Some(form) = form { get.form(form) } else { get };
             let result = self.within(url, get).await;
             tries += 1;
             let again = match &result {
@@ -378,9 +393,9 @@ impl<'a> Registry<'a> {
 #[derive(Deserialize, ZeroizeOnDrop)]
 struct Answer {
     #[serde(default)]
-    token: String,
+    token: Option<String>,
     #[serde(default)]
-    access_token: String,
+    access_token: Option<String>,
 }
 
 /// The challenges of a refusal, once all of them are safe to follow.

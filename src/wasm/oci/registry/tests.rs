@@ -51,6 +51,60 @@ async fn tokens_are_asked_for_as_the_credentials_say() {
 }
 
 #[tokio::test]
+async fn tokens_come_in_the_forms_that_servers_give_them() {
+    for (answer, good) in [
+        ("{\"token\": null, \"access_token\": \"a\"}", Some("a")),
+        ("{\"token\": \"t\", \"access_token\": \"a\"}", Some("a")),
+        ("{\"token\": \"t\", \"access_token\": \"\"}", Some("t")),
+        ("{\"token\": null}", None),
+    ] {
+        let server = Server::start(move |_| page(200, "", answer)).await;
+        let given = token("{}", &format!("http://{}/token", server.addr)).await;
+        assert_eq!(given.as_deref().ok(), good, "{answer}");
+    }
+    // A server that exchanges nothing gives its token to a user and password.
+    let server = Server::start(|head| {
+        if head.starts_with("POST") { page(404, "", "") } else { page(200, "", "{\"token\": \"got\"}") }
+    })
+    .await;
+    let auths = "{\"auths\": {\"r.io\": {\"auth\": \"dTpw\", \"identitytoken\": \"i\"}}}";
+    assert_eq!(token(auths, &format!("http://{}/token", server.addr)).await.unwrap(), "got");
+    assert!(server.heads()[1].contains("Authorization: Basic dTpw"), "{:?}", server.heads());
+}
+
+#[tokio::test]
+async fn a_token_that_is_given_is_used_whatever_the_registry_asks_for() {
+    for (status, said) in [(200, ""), (401, "WWW-Authenticate: Basic realm=\"r\"\r\n")] {
+        let server = Server::start(move |_| page(status, said, "")).await;
+        let (web, reference) = (web(), Reference::parse(&format!("{}/plug", server.addr)).unwrap());
+        let mut registry = at(&web, &reference, &server).await;
+        registry.credentials.registry = Some("mine".to_owned().into());
+        registry.open().await.unwrap();
+        assert_eq!(registry.authorization.as_ref().unwrap(), "Bearer mine", "{status}");
+    }
+}
+
+#[tokio::test]
+async fn what_the_registry_is_told_goes_to_no_other_port() {
+    let other = Server::start(|_| page(200, "", "layer")).await;
+    let there = format!("Location: http://{}/layer\r\n", other.addr);
+    let server = Server::start(move |head| {
+        if head.starts_with("GET /away") {
+            page(307, &there, "")
+        } else {
+            page(307, "Location: /away\r\n", "")
+        }
+    })
+    .await;
+    let (web, reference) = (web(), Reference::parse("r.io/team/plug").unwrap());
+    let mut registry = at(&web, &reference, &server).await;
+    registry.authorization = Some(HeaderValue::from_static("Bearer secret"));
+    registry.ask("/layer", None).await.unwrap();
+    assert!(server.heads().iter().all(|head| head.contains("Bearer secret")), "{:?}", server.heads());
+    assert!(!other.heads()[0].to_lowercase().contains("authorization"), "{:?}", other.heads());
+}
+
+#[tokio::test]
 async fn a_registry_that_is_no_neighbour_is_asked_in_plain_http_only_after_nonsense() {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     for answers in [true, false] {
