@@ -51,7 +51,9 @@ pub(super) fn start(config: &Config, joined: Joined<'_>, stages: &Stages) -> Opt
 // seen only its admin port counts: the first probe may come before it.
 fn asked(config: &Config, process: &envoy::Handle) -> EnvoyReady {
     let admin = SocketAddr::new(status::loopback(config.all_ipv6), config.envoy.process.admin.port);
-    let known = Arc::new(ready::Followed::new(admin));
+    let external = config.envoy.presence == Presence::External;
+    let envoy = if external { ready::Envoy::external(admin) } else { ready::Envoy::new(admin) };
+    let known = Arc::new(ready::Followed::new(envoy));
     let process = process.clone();
     Box::new(move || {
         let (known, process) = (known.clone(), process.clone());

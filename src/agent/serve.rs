@@ -59,8 +59,8 @@ pub(super) fn serve(common: &Common, upstream: Upstream, bound: Bound, envoy: &e
         since: SystemTime::now(),
     });
     if let Some(manager) = config.notify.clone() {
-        let admin = config.status.as_ref().and_then(|config| config.ready.envoy_admin);
-        systemd::start(manager, systemd::Asked::new(face.clone(), admin, envoy, troubles), tasks);
+        let asked = config.status.as_ref().and_then(|config| config.ready.envoy());
+        systemd::start(manager, systemd::Asked::new(face.clone(), asked, envoy, troubles), tasks);
     }
     if let Some(bound) = bound.status {
         let (metrics, crypto) = (metrics.clone(), config.crypto.clone());

@@ -4,7 +4,6 @@
 //! after [`PATIENCE`] all the same: a restart would not bring istiod back, and a boot must not hang on it. `STATUS=` says
 //! what is missing. `WATCHDOG=1` is sent from the one loop that does all the work. Costs nothing without a manager.
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -30,8 +29,8 @@ const LATER: Duration = Duration::from_secs(15);
 pub(super) struct Asked {
     /// The agent.
     pub agent: Arc<dyn status::Agent>,
-    /// Envoy's admin interface; `None` without Envoy.
-    pub admin: Option<SocketAddr>,
+    /// Envoy, as it is asked; `None` without one.
+    pub asks: Option<Envoy>,
     /// Changes of Envoy's state.
     pub state: watch::Receiver<RunState>,
     /// What is wrong, the first to repair on top.
@@ -42,11 +41,11 @@ impl Asked {
     /// Of a running agent.
     pub(super) fn new(
         agent: Arc<dyn status::Agent>,
-        admin: Option<SocketAddr>,
+        asks: Option<Envoy>,
         envoy: &envoy::Handle,
         troubles: &Troubles,
     ) -> Self {
-        Self { agent, admin, state: envoy.watch(), troubles: troubles.clone() }
+        Self { agent, asks, state: envoy.watch(), troubles: troubles.clone() }
     }
 }
 
@@ -81,14 +80,13 @@ pub(super) fn start(notify: Notify, asked: Asked, stages: &Stages) {
 }
 
 async fn follow(notify: &Notify, asked: &Asked) {
-    let envoy = asked.admin.map(Envoy::new);
     let mut state = asked.state.clone();
     let mut running = None;
     let mut said = String::new();
     // When `READY=1` is owed at the latest; at first it is.
     let mut owed = Some(Instant::now() + PATIENCE);
     loop {
-        let missing = missing(envoy.as_ref(), &*asked.agent).await;
+        let missing = missing(asked.asks.as_ref(), &*asked.agent).await;
         let mut lines = Vec::new();
         if owed.is_some_and(|latest| missing.is_empty() || Instant::now() >= latest) {
             owed = None;

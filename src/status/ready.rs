@@ -37,6 +37,8 @@ pub(super) use watch::watch;
 pub(crate) struct Config {
     /// Envoy's admin interface; `None` with Envoy disabled.
     pub envoy_admin: Option<SocketAddr>,
+    /// Whether somebody else starts and ends that Envoy.
+    pub external: bool,
     /// `GRPC_XDS_BOOTSTRAP`; `None` when it is the empty string.
     pub grpc_bootstrap: Option<PathBuf>,
     /// Whether what [`Agent::degraded`] tells makes the agent not ready.
@@ -47,9 +49,17 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             envoy_admin: Some(SocketAddr::from(([127, 0, 0, 1], 15000))),
+            external: false,
             grpc_bootstrap: None,
             strict: false,
         }
+    }
+}
+
+impl Config {
+    /// Whoever is asked; `None` with Envoy disabled.
+    pub(crate) fn envoy(&self) -> Option<Envoy> {
+        self.envoy_admin.map(if self.external { Envoy::external } else { Envoy::new })
     }
 }
 
@@ -80,7 +90,7 @@ impl Readiness {
     ) -> Self {
         Self {
             own,
-            envoy: config.envoy_admin.map(Envoy::new),
+            envoy: config.envoy(),
             generation: AtomicU64::new(0),
             strict: config.strict,
             grpc: grpc::Bootstrap::new(config.grpc_bootstrap),

@@ -33,6 +33,7 @@ pub(crate) fn server(config: &Sources, all_ipv6: bool) -> Result<Option<status::
     let mut out = status::Config::new(port);
     out.ready = ready::Config {
         envoy_admin: envoy.then(|| SocketAddr::new(status::loopback(ipv6), admin)),
+        external: s.flag(var::ENVOY_EXTERNAL),
         grpc_bootstrap: s.some_text(var::GRPC_XDS_BOOTSTRAP).map(|p| config.path(p)),
         strict: s.flag(var::READINESS_STRICT),
     };

@@ -119,10 +119,12 @@ const SERVING: Question = Question {
 /// Envoy's answers are a few lines; more is no answer to our question.
 const LIMIT: usize = 1 << 20;
 
-/// Envoy's readiness; what has once been yes is not asked again until [`Envoy::forget`].
+/// Envoy's readiness; what has once been yes is not asked again until [`Envoy::forget`], but for one whose process nobody here
+/// sees.
 #[derive(Debug)]
 pub(crate) struct Envoy {
     admin: SocketAddr,
+    unseen: bool,
     configured: AtomicBool,
     live: AtomicBool,
 }
@@ -131,7 +133,13 @@ impl Envoy {
     /// The Envoy whose admin interface is at `admin`.
     #[must_use]
     pub(crate) fn new(admin: SocketAddr) -> Self {
-        Self { admin, configured: AtomicBool::new(false), live: AtomicBool::new(false) }
+        Self { admin, unseen: false, configured: AtomicBool::new(false), live: AtomicBool::new(false) }
+    }
+
+    /// The one at `admin` that somebody else starts and ends (`ENVOY_EXTERNAL`): it is asked each time.
+    #[must_use]
+    pub(crate) fn external(admin: SocketAddr) -> Self {
+        Self { unseen: true, ..Self::new(admin) }
     }
 
     /// Its process has gone: the next one must prove itself.
@@ -145,7 +153,7 @@ impl Envoy {
     /// # Errors
     /// What is missing.
     pub(crate) async fn configured(&self) -> Result<(), NotReady> {
-        if !self.configured.load(Relaxed) {
+        if self.unseen || !self.configured.load(Relaxed) {
             config_state(&ask(self.admin, CONFIG).await?)?;
             self.configured.store(true, Relaxed);
         }
@@ -157,7 +165,7 @@ impl Envoy {
     /// # Errors
     /// What is missing.
     pub(crate) async fn live(&self) -> Result<bool, NotReady> {
-        if self.live.load(Relaxed) {
+        if !self.unseen && self.live.load(Relaxed) {
             return Ok(false);
         }
         serving_state(&ask(self.admin, SERVING).await?)?;

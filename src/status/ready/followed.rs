@@ -1,6 +1,5 @@
 //! Envoy's readiness for parts of the agent that ask for themselves, now and then.
 
-use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use super::{Envoy, NotReady};
@@ -14,11 +13,11 @@ pub(crate) struct Followed {
 }
 
 impl Followed {
-    /// The Envoy whose admin interface is at `admin`.
+    /// Of this Envoy.
     #[must_use]
-    pub(crate) fn new(admin: SocketAddr) -> Self {
+    pub(crate) fn new(envoy: Envoy) -> Self {
         let (seen, generation) = (AtomicBool::new(false), AtomicU64::new(0));
-        Self { envoy: Envoy::new(admin), seen, generation }
+        Self { envoy, seen, generation }
     }
 
     /// Whether it is ready now. `running`: whether a process of it is there; `process`: which, as between two questions
@@ -56,6 +55,19 @@ mod tests {
     use super::*;
     use crate::fetch::fake::{Web, http};
 
+    #[tokio::test]
+    async fn an_envoy_that_somebody_else_starts_is_asked_each_time() {
+        let ready = Arc::new(AtomicBool::new(true));
+        let shown = ready.clone();
+        let web = Web::start(move |_| http(200, "", if shown.load(Relaxed) { READY } else { "" })).await;
+        let known = Followed::new(Envoy::external(web.addr));
+        assert!(known.ready(true, || 1).await.is_ok());
+        ready.store(false, Relaxed);
+        assert!(known.ready(true, || 1).await.is_err(), "another one may have taken its place");
+        ready.store(true, Relaxed);
+        assert!(known.ready(true, || 1).await.is_ok());
+    }
+
     const READY: &str = "cluster_manager.cds.update_success: 1\nlistener_manager.lds.update_success: 1\n\
                          server.state: 0\nlistener_manager.workers_started: 1\n";
 
@@ -64,7 +76,7 @@ mod tests {
         let ready = Arc::new(AtomicBool::new(true));
         let shown = ready.clone();
         let web = Web::start(move |_| http(200, "", if shown.load(Relaxed) { READY } else { "" })).await;
-        let known = Followed::new(web.addr);
+        let known = Followed::new(Envoy::new(web.addr));
         assert!(known.ready(true, || 1).await.is_ok());
         ready.store(false, Relaxed);
         assert!(known.ready(true, || 1).await.is_ok(), "what it has said once holds");
