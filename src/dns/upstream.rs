@@ -209,25 +209,29 @@ impl Upstream {
         if let Some(reply) = self.fresh(message, transport) {
             return Some(reply);
         }
-        let mut reply = if self.adaptive && !self.parallel {
+        let answered = if self.adaptive && !self.parallel {
             self.patiently(message, transport).await
         } else {
             self.first(message, transport).await
         };
-        match (&self.cache, &reply) {
-            (Some(cache), Some(reply)) => {
-                let mut cache = cache.lock().unwrap_or_else(PoisonError::into_inner);
-                cache.answered(message, reply, Instant::now());
-            }
-            (Some(_), None) => reply = self.stale(message, transport),
-            (None, _) => {}
-        }
-        self.duration.with_label_values::<&str>(&[]).observe(started.elapsed().as_secs_f64());
-        if reply.is_none() {
-            self.failures.with_label_values::<&str>(&[]).inc();
+        // What is kept helps the client, and says nothing of the nameservers.
+        if answered.is_none() {
             self.missed();
         } else if self.unanswered.swap(0, Relaxed) >= SILENT {
             self.trouble.end();
+        }
+        let reply = match (&self.cache, answered) {
+            (Some(cache), Some(reply)) => {
+                let mut cache = cache.lock().unwrap_or_else(PoisonError::into_inner);
+                cache.answered(message, &reply, Instant::now());
+                Some(reply)
+            }
+            (Some(_), None) => self.stale(message, transport),
+            (None, answered) => answered,
+        };
+        self.duration.with_label_values::<&str>(&[]).observe(started.elapsed().as_secs_f64());
+        if reply.is_none() {
+            self.failures.with_label_values::<&str>(&[]).inc();
         }
         reply
     }
@@ -499,6 +503,18 @@ mod tests {
         // The error is told once: whoever waits again waits for a datagram.
         let late = receive(&client, &query(), 512, Instant::now() + Duration::from_millis(20)).await;
         assert_eq!(late.unwrap_err().kind(), io::ErrorKind::TimedOut);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_kept_answer_says_nothing_of_the_nameservers() {
+        let (upstream, troubles) = upstream(|_| ());
+        let cache = upstream.cache.as_ref().unwrap();
+        cache.lock().unwrap().answered(&query(), &reply(1), Instant::now());
+        tokio::time::advance(Duration::from_secs(61)).await;
+        for _ in 0..=SILENT {
+            assert!(upstream.forward(&query(), Transport::Udp(512)).await.is_some(), "it is kept");
+        }
+        assert_eq!(troubles.verdict().map(|trouble| trouble.kind), Some(Kind::DnsUpstreamFailed));
     }
 
     #[tokio::test(start_paused = true)]
