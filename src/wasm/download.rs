@@ -74,7 +74,9 @@ impl Error {
     /// Whether the next attempt may do better.
     fn is_passing(&self) -> bool {
         match self {
-            Self::Fetch(_) | Self::Slow(_) => true,
+            // What a server packs wrongly it packs so again.
+            Self::Fetch(error) => !matches!(error, fetch::Error::Gzip(_)),
+            Self::Slow(_) => true,
             Self::Status(status) => passing(*status),
             _ => false,
         }
@@ -135,17 +137,18 @@ impl Web {
         let mut last = Error::NotTried;
         let mut attempts = 0;
         while attempts < self.config.http_attempts {
-            attempts += 1;
             let now = Instant::now();
             if now >= until {
-                last = Error::Late((attempts > 1).then(|| Box::new(last)));
+                last = Error::Late((attempts > 0).then(|| Box::new(last)));
+                attempts = attempts.max(1);
                 break;
             }
+            attempts += 1;
             let end = until.min(now + limit);
             last = match timeout_at(end, self.attempt(url, dialer)).await {
                 Ok(Ok(received)) => return Ok(received),
                 Ok(Err(error)) => error,
-                Err(_) => Error::Slow(end - now),
+                Err(_) => Error::Slow(to_the_millisecond(end - now)),
             };
             if !last.is_passing() {
                 break;
@@ -183,6 +186,11 @@ pub(super) async fn receive(mut reply: Reply, mut receiver: Receiver) -> Result<
         tokio::task::yield_now().await;
     }
     stored(STORE.run(move || receiver.end()).await)
+}
+
+fn to_the_millisecond(time: Duration) -> Duration {
+    let rounded = (time + Duration::from_micros(500)).as_millis();
+    Duration::from_millis(u64::try_from(rounded).unwrap_or(u64::MAX))
 }
 
 fn stored<T>(outcome: io::Result<Result<T, receive::Error>>) -> Result<T, Error> {

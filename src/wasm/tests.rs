@@ -127,13 +127,14 @@ async fn only_what_may_pass_is_tried_again() {
             "/cut" if n == 0 => b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n\0asm".to_vec(),
             "/once" | "/cut" => answer(200, "", ONE),
             "/501" => answer(501, "", b""),
+            "/gz" => answer(200, "Content-Encoding: gzip\r\n", b"no gzip"),
             _ => answer(404, "", b""),
         }
     })
     .await;
     let rig = rig(|_| {});
     for (path, attempts, good) in
-        [("/once", 2, true), ("/cut", 2, true), ("/none", 1, false), ("/501", 1, false)]
+        [("/once", 2, true), ("/cut", 2, true), ("/none", 1, false), ("/501", 1, false), ("/gz", 1, false)]
     {
         asked.store(0, Relaxed);
         let result = rig.get(&wanted(&format!("http://{}{path}", server.addr))).await;
