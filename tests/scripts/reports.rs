@@ -56,6 +56,10 @@ fn a_name_that_nothing_has_is_no_success() {
     assert_eq!(all(&scripts, &["scripts/foreign", "sts"]).1.lines().last(), Some("2 of 2 equal"));
     let recorded = all(&scripts, &["scripts/foreign", "sts", "ads", "--", "--record"]).1;
     assert_eq!(recorded.lines().last(), Some("4 of 4 recorded"));
+    // One suite that was stopped is the last.
+    let scripts = scripts.executable("conformance/play", "echo \"$2 is stopped\"; exit 130");
+    let stopped = scripts.run("../conformance/all", &["scripts/foreign", "sts", "ads"]);
+    assert_eq!((stopped.status.code(), text(&stopped.stdout).as_str()), (Some(130), "sts is stopped\n"));
 
     // A day without faults comes first, which a real agent lives.
     let python = |program: &str| {
@@ -99,6 +103,70 @@ sys.exit(f"{how}: {wrong[0]}")"#;
         attacked.status.code() == Some(2) && said.starts_with("no attack has 'nothing' in its name"),
         "{said}"
     );
+}
+
+/// A copy of what `conformance/run` needs, and a suite of a hundred cases, the second of which ends with somebody's Ctrl-C.
+fn suite_that_is_stopped() -> Scripts {
+    let scripts = Scripts::new();
+    for folder in ["conformance/x", "docs"] {
+        std::fs::create_dir_all(scripts.path(folder)).unwrap();
+    }
+    for name in ["conformance/run", "conformance/recordings.py"] {
+        std::fs::copy(format!("{ROOT}/{name}"), scripts.path(name)).unwrap();
+    }
+    let suite = r#"
+import os, signal, time
+class Suite:
+    def prepare(self, folder):
+        pass
+    def play(self, case, *_):
+        if case["name"] == "1":
+            os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.02)
+        return [{"harness_error": "cut off"}]
+SUITES = {"x": Suite()}"#;
+    let case =
+        |n| format!("{{\"case\":{{\"latent\":true,\"name\":\"{n}\",\"why\":\"\"}},\"recorded\":[{n}]}}\n");
+    let cases: String = (0..100).map(case).collect();
+    for (name, content) in [
+        ("conformance/suites.py", suite),
+        ("conformance/differences.json", "{}"),
+        ("conformance/x/cases.jsonl", cases.replacen("\"latent\":true,", "", 1).as_str()),
+        ("docs/COMPATIBILITY.md", ""),
+    ] {
+        std::fs::write(scripts.path(name), content).unwrap();
+    }
+    scripts
+}
+
+#[test]
+fn a_replay_that_is_stopped_tries_nothing_again_and_keeps_nothing() {
+    let scripts = suite_that_is_stopped();
+    let kept = || std::fs::read_to_string(scripts.path("conformance/x/cases.jsonl")).unwrap();
+    let before = kept();
+    let run = |how: &[&str]| {
+        // Its cases need root, these do not.
+        let program = "import os, runpy, sys; os.geteuid = lambda: 0; runpy.run_path(sys.argv.pop(1), run_name='__main__')";
+        let output = Command::new("python3")
+            .args(["-c", program, "conformance/run", "x", "--agent", "/bin/sh", "-j", "1"])
+            .args(how)
+            .current_dir(scripts.path(""))
+            .output()
+            .expect("python3 can be started");
+        (output.status.code(), text(&output.stdout), text(&output.stderr))
+    };
+    for how in [&[] as &[&str], &["--record"]] {
+        let (code, said, told) = run(how);
+        assert_eq!(code, Some(130), "{how:?}: {said}{told}");
+        assert!(!said.contains("again ") && !said.contains("equal") && !said.contains("recorded,"), "{said}");
+        assert_eq!(told, "conformance: stopping: the cases that run come to their end first\n");
+        assert!(kept() == before, "{how:?}: recordings have changed");
+    }
+    // What went wrong in the harness is no recording, of a case that shows a defect neither.
+    let (code, said, told) = run(&["--record", "--only", "2"]);
+    assert_eq!(code, Some(1), "{told}");
+    assert!(said.ends_with("x: 0 of 19 recorded, 0 changed\n"), "{said}");
+    assert!(kept() == before, "recordings have changed");
 }
 
 #[test]
