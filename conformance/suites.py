@@ -59,7 +59,7 @@ class Namespaced:
                 ip("-n", namespace, *(["-6"] if six else []), "addr", "add", address, "dev", "lo", *(["nodad"] if six else []))
             command = ["ip", "netns", "exec", namespace, sys.executable, "-B", os.path.join(HERE, "run"), self.name,
                        "--worker", case["name"], "--agent", agent, "--root", root, "--certs", folder]
-            child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, process_group=0)
+            child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
             try:
                 text = child.communicate(timeout=LIMIT)[0]
             except subprocess.TimeoutExpired:

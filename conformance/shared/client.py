@@ -44,14 +44,14 @@ class Conn:
                 line, pairs = self.head()
         except ConnectionError:
             return {"dropped": True}, {}
-        except TimeoutError:
+        except socket.timeout:  # TimeoutError since 3.10
             return {"no_answer": True}, {}
         if not line:
             return {"dropped": True}, {}
         h, status = dict(pairs), int(line.split(" ")[1])
         try:
             data = b"" if method == "HEAD" or status in (204, 304) else self.body(h)
-        except (ConnectionError, TimeoutError):
+        except (ConnectionError, socket.timeout):
             return {"status": status, "cut": True}, h
         kept = [n for n, _ in pairs if n in self.KEEP]
         out = {"status": status, "headers": {n: v for n, v in sorted(pairs) if n in self.KEEP}}

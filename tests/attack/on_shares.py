@@ -5,6 +5,7 @@
 is one of them: it holds so many streams, and so many bytes of a request that never ends on each.
 """
 import json
+import socket
 import subprocess
 import sys
 import time
@@ -79,7 +80,7 @@ def hold(path, streams, unfinished, seconds):
                 while time.monotonic() < end:
                     try:
                         conn.read()
-                    except TimeoutError:
+                    except socket.timeout:  # TimeoutError since 3.10
                         pass
         except OSError:
             time.sleep(0.05)

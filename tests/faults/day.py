@@ -102,7 +102,7 @@ class Stream(threading.Thread):
         while not self.over.is_set():
             try:
                 kind, flags, _, payload = conn.read()
-            except TimeoutError:
+            except socket.timeout:  # TimeoutError since 3.10
                 continue
             if kind == h2.SETTINGS and not flags & h2.ACK:
                 conn.send(h2.frame(h2.SETTINGS, h2.ACK, 0))
