@@ -171,6 +171,22 @@ fn a_deb_that_was_never_configured_leaves_istios_settings_in_their_place() {
     assert_eq!(names(), ["cluster.env", "sidecar.env"]);
 }
 
+/// A folder that is a mount of its own can be emptied only.
+#[test]
+fn a_purge_takes_the_key_and_ends_where_a_folder_stays() {
+    let (scripts, run) = deb(with_dist());
+    let busy = "case \"$*\" in -rf*/log/istio*) exec >&2; echo Device or resource busy; exit 1 ;; esac
+        exec /bin/rm \"$@\"";
+    let scripts = scripts.program("rm", busy);
+    let at = |name: &str| scripts.path("root").join(name);
+    for folder in ["var/log/istio", "etc/certs", "etc/istio/proxy"] {
+        std::fs::create_dir_all(at(folder)).unwrap();
+    }
+    std::fs::write(at("etc/certs/key.pem"), "").unwrap();
+    assert_eq!(run(&["postrm", "purge"]), "purge \n");
+    assert!(!at("etc/certs").exists() && !at("etc/istio").exists());
+}
+
 /// The helper restarts what it is told the version of.
 #[test]
 fn a_deb_restarts_at_an_upgrade_and_not_in_the_place_of_istios() {
