@@ -84,7 +84,7 @@ fn an_rpm_that_goes_leaves_no_folder_with_nothing_in_it() {
 }
 
 #[test]
-fn an_rpm_restarts_at_an_upgrade_and_not_in_the_place_of_istios() {
+fn an_rpm_restarts_at_an_upgrade_and_is_disabled_when_it_goes() {
     let scripts = with_dist().program("dpkg-deb", "for last; do :; done; echo new >$last");
     let output = scripts.run("packages", &[]);
     assert!(output.status.success(), "{}", text(&output.stderr));
@@ -127,6 +127,13 @@ fn an_rpm_restarts_at_an_upgrade_and_not_in_the_place_of_istios() {
     run("pre", "2");
     run("posttrans", "0");
     assert!(calls().contains("try-restart"));
+    // And what goes is enabled no longer, where systemd does not run (an image) either.
+    run("preun", "1");
+    run("preun", "0");
+    assert_eq!(calls(), "systemctl --no-reload disable --now istio.service\n");
+    std::fs::remove_dir(root.join("run/systemd/system")).unwrap();
+    run("preun", "0");
+    assert_eq!(calls(), "systemctl --no-reload disable istio.service\n");
 }
 
 /// `run(&[script, arguments ...])` runs a script of the deb in a root of its own, and gives what Debian's helper is told there.
