@@ -11,8 +11,12 @@ for dir in /var/lib/istio /var/lib/istio/envoy /var/lib/istio/proxy /var/lib/ist
     [ -d "$dir" ] || install -d -m 0755 "$dir"
     # What is inside /var/lib/istio is the proxy's to rename: a link there could lead to any folder, and is not followed.
     case $dir in
-        /var/lib/istio/* | /etc/istio/*) chown -h istio-proxy:istio-proxy "$dir" ;;
-        *) chown istio-proxy:istio-proxy "$dir" ;;
+        /var/lib/istio/* | /etc/istio/*) link=-h owner=$(stat -c %U "$dir") ;;
+        *) link= owner=$(stat -L -c %U "$dir") ;;
+    esac
+    # Of a user who is somebody, and not root: the agent runs as that one here (EXEC_USER).
+    case $owner in
+        root | UNKNOWN) chown $link istio-proxy:istio-proxy "$dir" ;;
     esac
 done
 

@@ -317,3 +317,29 @@ fn a_package_gives_away_no_folder_that_a_link_of_the_proxys_leads_to() {
         assert_eq!(owner(&root.join(folder)), 65534, "{folder}");
     }
 }
+
+#[test]
+fn a_package_leaves_folders_to_whom_the_agent_runs_as() {
+    if !root_for("the owners of folders") {
+        return;
+    }
+    let scripts = Scripts::new().program("getent", "");
+    let root = scripts.path("root");
+    for folder in ["usr/lib/systemd/system", "usr/local/bin", "usr/bin"] {
+        std::fs::create_dir_all(root.join(folder)).unwrap();
+    }
+    for file in ["usr/lib/systemd/system/istio.service", "usr/local/bin/envoy"] {
+        std::fs::write(root.join(file), "").unwrap();
+    }
+    set_up(&scripts, &root);
+    // Of another user, of nobody who is known, of root.
+    let given = [("etc/certs", 1, 1), ("var/lib/istio/proxy", 1, 1), ("var/log/istio", 54_321, 65_534)];
+    for (folder, owner, _) in given.into_iter().chain([("var/lib/istio", 0, 0)]) {
+        std::os::unix::fs::chown(root.join(folder), Some(owner), Some(owner)).unwrap();
+    }
+    set_up(&scripts, &root);
+    for (folder, _, owner) in given.into_iter().chain([("var/lib/istio", 0, 65_534)]) {
+        let kept = std::os::unix::fs::MetadataExt::uid(&std::fs::metadata(root.join(folder)).unwrap());
+        assert_eq!(kept, owner, "{folder}");
+    }
+}
