@@ -161,6 +161,30 @@ async fn a_changed_file_starts_an_epoch_after_the_batch() {
     scene.assert_clean();
 }
 
+#[tokio::test]
+async fn a_port_that_was_taken_once_is_not_why_a_later_one_ends() {
+    // The first one finds its port taken; the next epoch of the second ends for a reason of its own.
+    let mut scene = Scene::new(&format!(
+        "{NOTES}[ $(wc -l < $D/starts) = 1 ] && exit 1; [ $e = 0 ] || kill -SEGV $$; exec sleep 1000"
+    ));
+    let admin = live_admin(scene.path("starts")).await;
+    scene.config.admin.port = admin.port;
+    (scene.config.restart.hot_restart, scene.config.restart.recovery) = (true, true);
+    let (supervisor, handle) = scene.supervisor();
+    let trouble = supervisor.trouble();
+    let kind = || format!("{:?}", trouble.kind());
+    let act = async {
+        eventually("epoch 0 once more", || (starts(&scene).len() == 2).then_some(())).await;
+        assert_eq!(kind(), "Some(ConfigInvalid)", "the port is one of this process");
+        handle.reload(true);
+        eventually("a fresh start", || (starts(&scene).len() == 4).then_some(())).await;
+        assert_eq!(kind(), "Some(EnvoyCrashed)");
+        handle.quit();
+    };
+    ends_well(supervisor, act).await;
+    scene.assert_clean();
+}
+
 /// As [`live_admin`], and live only when `live` says so.
 async fn late_admin(starts: std::path::PathBuf, live: Arc<AtomicBool>) -> Admin {
     Admin::start(move |_, _| {

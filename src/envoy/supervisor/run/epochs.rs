@@ -171,6 +171,8 @@ impl Run {
         }
         let running = self.machine.phase() == Phase::Running;
         self.report(number, &exit, epoch.aborted, ran);
+        // What an earlier one has found does not hold for this one.
+        self.taken = None;
         if running && !exit.orderly() && ran < SOON && self.epochs.is_empty() {
             self.taken = self.port_taken(&exit, number).await;
         }
