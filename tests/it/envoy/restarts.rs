@@ -265,6 +265,33 @@ async fn whoever_takes_the_place_of_a_drained_one_is_drained() {
 }
 
 #[tokio::test]
+async fn the_limit_of_a_drained_one_ends_the_wait_for_the_next() {
+    let mut scene = Scene::new(&format!(
+        "{NOTES}[ $(wc -l < $D/starts) = 1 ] || exit 1; echo $$ > $D/pid; exec sleep 1000"
+    ));
+    let admin = live_admin(scene.path("none")).await;
+    scene.config.admin.port = admin.port;
+    scene.config.restart.recovery = true;
+    // Between the third start, 600 ms after the crash, and the fourth, 800 ms after that.
+    scene.config.drain.drained_limit = Some(Duration::from_secs(1));
+    let (supervisor, handle) = scene.supervisor();
+    let mut states = handle.watch();
+    let act = async {
+        let first = file(scene.path("pid")).await;
+        handle.drain_now().await;
+        let first = rustix::process::Pid::from_raw(first.trim().parse().unwrap()).unwrap();
+        rustix::process::kill_process(first, rustix::process::Signal::SEGV).unwrap();
+        states.wait_for(|s| matches!(s, RunState::Stopping(_))).await.unwrap();
+        starts(&scene).len()
+    };
+    let both = async { tokio::join!(supervisor.run(), act) };
+    let (outcome, started) = tokio::time::timeout(LONG, both).await.unwrap();
+    assert_eq!((outcome.exit_code, outcome.reason.contains("DRAINED_ENVOY_LIMIT")), (0, true), "{outcome:?}");
+    assert_eq!(starts(&scene).len(), started, "none is started when the end has begun");
+    scene.assert_clean();
+}
+
+#[tokio::test]
 async fn whoever_is_about_to_take_over_from_a_drained_one_is_drained() {
     let mut scene = Scene::new(&format!("{NOTES}exec sleep 1000"));
     let admin = live_admin(scene.path("starts")).await;

@@ -18,6 +18,7 @@ impl Run {
             let _ = self.state.send(RunState::Stopping(reason.to_string()));
             tracing::warn!("{reason}: the agent stops");
             self.reason = Some(reason);
+            self.start_no_more();
         }
         if phase != before && !matches!((before, phase), (Phase::Counting { .. }, Phase::Counting { .. })) {
             self.say(before, phase);
@@ -40,7 +41,8 @@ impl Run {
                 self.poll = None;
                 self.drain_again = None;
                 self.kill_all();
-                false
+                // The last one may have ended before, and another was to come.
+                self.epochs.is_empty() && self.tell(drain::Event::Gone)
             }
             Some(drain::Action::End) => true,
         }

@@ -53,16 +53,22 @@ impl Run {
         tracing::info!("{reason}: the agent stops");
         let event = if reason == Reason::Quit { drain::Event::Quit } else { drain::Event::Stop };
         self.reason = Some(reason);
+        self.start_no_more();
+        if self.epochs.is_empty() {
+            return self.tell(drain::Event::Gone);
+        }
+        self.tell(event)
+    }
+
+    /// The end has begun: whatever was about to start an Envoy does not.
+    pub(super) fn start_no_more(&mut self) {
         self.retry_at = None;
+        self.reload_again = None;
         self.files = None;
         self.pending = None;
         self.starting = None;
         self.proving = None;
         self.live = None;
-        if self.epochs.is_empty() {
-            return self.tell(drain::Event::Gone);
-        }
-        self.tell(event)
     }
 
     /// Another Envoy would not be ready before istiod is back, and would have the admin port of the one that serves. The wait
