@@ -207,7 +207,7 @@ impl Supervisor {
 
     /// Starts no epoch beside one that serves while `is_away`.
     #[must_use]
-    pub(crate) fn with_upstream(mut self, is_away: impl Fn() -> bool + Send + Sync + 'static) -> Self {
+    pub fn with_upstream(mut self, is_away: impl Fn() -> bool + Send + Sync + 'static) -> Self {
         self.is_away = Box::new(is_away);
         self
     }

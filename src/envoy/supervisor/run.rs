@@ -72,6 +72,8 @@ struct Pending {
     epoch: u32,
     next_check: Instant,
     until: Instant,
+    /// istiod has gone away meanwhile.
+    is_held: bool,
 }
 
 pub(super) struct Run {

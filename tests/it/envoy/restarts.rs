@@ -122,6 +122,41 @@ async fn a_changed_configuration_starts_the_next_epoch_and_an_equal_one_does_not
 }
 
 #[tokio::test]
+async fn an_epoch_that_waits_goes_on_waiting_while_istiod_is_away() {
+    let mut scene = Scene::new(&format!("echo $$ > $D/pid.$(ls $D/conf | wc -l)\n{NOTES}exec sleep 1000"));
+    let admin = live_admin(scene.path("starts")).await;
+    scene.config.admin.port = admin.port;
+    scene.config.restart.hot_restart = true;
+    let away = Arc::new(AtomicBool::new(false));
+    let (supervisor, handle) = scene.supervisor();
+    let is_away = away.clone();
+    let supervisor = supervisor.with_upstream(move || is_away.load(Ordering::SeqCst));
+    let is_asked_twice = async |what: &str| {
+        let asked = admin.seen().len();
+        eventually(what, || (admin.seen().len() > asked + 1).then_some(())).await;
+    };
+    let act = async {
+        let first = file(scene.path("pid.1")).await;
+        handle.reload(true);
+        eventually("epoch 1", || (starts(&scene) == ["0", "1"]).then_some(())).await;
+        handle.reload(true);
+        is_asked_twice("epoch 2 waits for the end of epoch 0").await;
+        away.store(true, Ordering::SeqCst);
+        let first = rustix::process::Pid::from_raw(first.trim().parse().unwrap()).unwrap();
+        rustix::process::kill_process(first, rustix::process::Signal::TERM).unwrap();
+        eventually("epoch 0's file is gone", || (!scene.path("conf/envoy-rev0.json").exists()).then_some(()))
+            .await;
+        is_asked_twice("epoch 2 waits").await;
+        assert_eq!(starts(&scene), ["0", "1"]);
+        away.store(false, Ordering::SeqCst);
+        eventually("epoch 2", || (starts(&scene) == ["0", "1", "2"]).then_some(())).await;
+        handle.quit();
+    };
+    ends_well(supervisor, act).await;
+    scene.assert_clean();
+}
+
+#[tokio::test]
 async fn a_failing_epoch_leaves_the_running_one() {
     let mut scene = Scene::new(&format!("{NOTES}[ $e = 0 ] || exit 1; exec sleep 1000"));
     let admin = live_admin(scene.path("starts")).await;

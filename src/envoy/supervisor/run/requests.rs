@@ -14,6 +14,18 @@ use crate::envoy::{Reason, admin, restart};
 /// How often it is looked whether istiod is back.
 const AWAY: Duration = Duration::from_secs(2);
 
+impl Pending {
+    // As where istiod is away when it is asked for. When it is back, the one before has time to answer.
+    fn hold(&mut self, now: Instant) {
+        if !self.is_held {
+            tracing::info!("Envoy goes on as it is; epoch {} waits until istiod is back", self.epoch);
+        }
+        self.is_held = true;
+        self.next_check = now + AWAY;
+        self.until = self.until.max(self.next_check + LIVE_LIMIT);
+    }
+}
+
 impl Run {
     pub(super) fn requested(&mut self) -> bool {
         let News { drained, reload, stop } = self.asked.take();
@@ -124,7 +136,7 @@ impl Run {
                 self.meters.restart("hot_restart");
                 let now = Instant::now();
                 let limit = LIVE_LIMIT.max(self.envoy.config.restart.parent_shutdown + LIVE_POLL);
-                self.pending = Some(Pending { epoch, next_check: now, until: now + limit });
+                self.pending = Some(Pending { epoch, next_check: now, until: now + limit, is_held: false });
             }
             _ => tracing::debug!("Envoy's configuration has not changed, or hot restart is off"),
         }
@@ -149,6 +161,10 @@ impl Run {
         let previous = u64::from(pending.epoch) - 1;
         let is_live = matches!(live, Ok((true, epoch)) if epoch == previous);
         let alone = self.epochs.is_empty();
+        if !alone && self.proving.is_none() && (self.is_away)() {
+            pending.hold(now);
+            return;
+        }
         if alone || (is_live && self.epochs.len() < MOST_EPOCHS) || now >= pending.until {
             if !alone && now >= pending.until {
                 tracing::warn!(
