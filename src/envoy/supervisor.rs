@@ -136,7 +136,7 @@ impl Supervisor {
         let (supervisor, handle) = Self::build(Some(envoy), Some(client), metrics);
         // Who asks before they are looked after is told how it is: Envoy runs.
         for epoch in running {
-            supervisor.asked.started();
+            supervisor.asked.takes_the_place();
             let _ = supervisor.state.send(RunState::Running { epoch });
         }
         Ok((supervisor, handle))

@@ -129,7 +129,7 @@ pub(crate) trait Agent: Send + Sync + 'static {
         true
     }
 
-    /// Which of Envoy's processes runs: another number is another process, which must prove itself anew.
+    /// Which of Envoy's processes is meant: another number is another process, which must prove itself anew.
     fn envoy_generation(&self) -> u64 {
         0
     }

@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
-use mock_istiod::MockIstiod;
+use mock_istiod::{Fault, MockIstiod};
 
 use crate::support::mesh::Loop;
 use crate::support::{Envoy, TestAgent, eventually, http};
@@ -50,6 +51,42 @@ async fn hot_restarts_under_traffic_fail_no_request() {
     eprintln!("{answered} requests over 5 hot restarts, none failed");
     let log = agent.stop().await;
     assert!(log.contains("epoch 5 takes over"), "{log}");
+}
+
+async fn state(agent: &TestAgent) -> Option<(String, u64)> {
+    let reply = http::get(agent.ports().admin, "/server_info").await.ok()?;
+    let info: serde_json::Value = serde_json::from_slice(&reply.body).ok()?;
+    Some((info["state"].as_str()?.to_owned(), info["command_line_options"]["restart_epoch"].as_u64()?))
+}
+
+// It has the admin port long before it has a configuration.
+#[tokio::test]
+async fn the_one_that_serves_is_ready_until_its_successor_is() {
+    let mock = MockIstiod::start().await;
+    let mesh = Loop::serve(&mock);
+    let mut agent = TestAgent::with().istiod(&mock).envoy(Envoy::Real).hot_restarts().start();
+    agent.wait_ready().await;
+    eventually("traffic", || async { mesh.ask(&mock).await.ok() }).await;
+    mock.ads().always(vec![Fault::Delay(Duration::from_secs(4))]);
+    assert_eq!(agent.post("/debug/hot_restart").await.expect("an answer").text(), "OK");
+    let mut between = 0;
+    loop {
+        let now = state(&agent).await;
+        assert!(agent.get("/healthz/ready").await.expect("an answer").status.is_success(), "{now:?}");
+        match now {
+            Some((state, 1)) if state == "LIVE" => break,
+            Some((_, 1)) => between += 1,
+            _ => {}
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    assert!(between > 0, "it was asked for its readiness before it was live");
+    mesh.ask(&mock).await.expect("the one before, or the new one, serves");
+    mock.ads().clear();
+    // From here on it speaks for itself.
+    agent.wait_log("Envoy epoch 0 exited").await;
+    assert!(agent.get("/healthz/ready").await.expect("an answer").status.is_success());
+    agent.stop().await;
 }
 
 // A full disk, or a program that is being replaced, when a certificate has changed.

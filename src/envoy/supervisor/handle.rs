@@ -20,8 +20,8 @@ pub(super) struct Asked {
     stop: OnceLock<Reason>,
     drained: AtomicBool,
     reload: AtomicU8,
-    /// Processes started so far.
-    starts: AtomicU64,
+    /// How often Envoy's place was taken so far.
+    taken: AtomicU64,
     changed: Notify,
     replace: Mutex<Option<Replace>>,
     /// For a successor, or why there can be none now; nobody asks where none may come.
@@ -82,9 +82,9 @@ pub(super) struct News {
 }
 
 impl Asked {
-    /// A process of Envoy has been started.
-    pub(super) fn started(&self) {
-        self.starts.fetch_add(1, Ordering::AcqRel);
+    /// Another process is what readiness is about: none was there before it, or the one before it has ended.
+    pub(super) fn takes_the_place(&self) {
+        self.taken.fetch_add(1, Ordering::AcqRel);
     }
 
     /// The binary that is to take over, once.
@@ -256,10 +256,11 @@ impl Handle {
         !matches!(*self.state.borrow(), RunState::Starting | RunState::Recovering | RunState::Ended)
     }
 
-    /// Which of Envoy's processes it is, counted from 1: another number is another process.
+    /// Which of Envoy's processes readiness is about, counted from 1: another number is another process. In a hot
+    /// restart that is the one before until it has ended, since it serves whatever becomes of the next.
     #[must_use]
     pub(crate) fn generation(&self) -> u64 {
-        self.asked.starts.load(Ordering::Acquire)
+        self.asked.taken.load(Ordering::Acquire)
     }
 
     /// The state as it changes.

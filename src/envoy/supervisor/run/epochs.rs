@@ -102,6 +102,9 @@ impl Run {
         };
         match process::spawn(&spec, tell) {
             Ok(process::Started { process, end, executed }) => {
+                if self.epochs.is_empty() {
+                    self.asked.takes_the_place();
+                }
                 self.ends.push(Box::pin(async move { (epoch, end.await) }));
                 self.executing.push(Box::pin(executing::begun(process, executed)));
                 let started = Instant::now();
@@ -116,7 +119,6 @@ impl Run {
                         aborted: false,
                     },
                 );
-                self.asked.started();
                 self.trouble.note(What::Started, format!("Envoy, epoch {epoch}"));
                 self.settled_at = self.trouble.kind().map(|_| started + SOON);
                 let _ = self.state.send(RunState::Running { epoch });
@@ -163,6 +165,9 @@ impl Run {
         }
         if let (Some(guard), Some(process)) = (&mut self.guard, epoch.process) {
             guard.release(process.id());
+        }
+        if self.epochs.keys().next_back().is_some_and(|successor| *successor > number) {
+            self.asked.takes_the_place();
         }
         self.tidy(number);
         let ran = epoch.started.elapsed();
