@@ -19,8 +19,7 @@ pub(super) fn descendants(pid: i32) -> Vec<OwnedFd> {
     let mut found = Vec::new();
     let mut next = vec![pid];
     while let Some(pid) = next.pop() {
-        let text = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
-        for child in text.split_ascii_whitespace().filter_map(|c| c.parse::<i32>().ok()) {
+        for child in children(pid) {
             if let Some(handle) = handle(child) {
                 found.push(handle);
                 next.push(child);
@@ -28,6 +27,14 @@ pub(super) fn descendants(pid: i32) -> Vec<OwnedFd> {
         }
     }
     found
+}
+
+// The kernel lists a child with the thread that has started it.
+fn children(pid: i32) -> Vec<i32> {
+    let Ok(threads) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return Vec::new() };
+    let lists =
+        threads.flatten().filter_map(|thread| std::fs::read_to_string(thread.path().join("children")).ok());
+    lists.flat_map(|list| list.split_ascii_whitespace().filter_map(|c| c.parse().ok()).collect::<Vec<_>>()).collect()
 }
 
 /// Kills a process and its descendants, top first: what is killed starts nothing more.
@@ -61,4 +68,29 @@ pub(super) fn gone(handle: &OwnedFd, until: Instant) -> bool {
     let limit = Timespec { tv_sec: left.as_secs().cast_signed(), tv_nsec: left.subsec_nanos().into() };
     let mut fds = [PollFd::from_borrowed_fd(handle.as_fd(), PollFlags::IN)];
     matches!(poll(&mut fds, Some(&limit)), Ok(n) if n > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_another_thread_has_started_is_a_child() {
+        let (up, started) = std::sync::mpsc::channel();
+        let (end, ends) = std::sync::mpsc::channel::<()>();
+        let thread = std::thread::spawn(move || {
+            let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+            up.send(child.id()).unwrap();
+            // The thread's children become another thread's when it ends.
+            let _ = ends.recv();
+            child.kill().unwrap();
+            child.wait().unwrap();
+        });
+        let child = i32::try_from(started.recv().unwrap()).unwrap();
+        let own = i32::try_from(std::process::id()).unwrap();
+        let found = children(own);
+        drop(end);
+        thread.join().unwrap();
+        assert!(found.contains(&child), "{child} is not in {found:?}");
+    }
 }

@@ -212,6 +212,42 @@ async fn what_a_wrapper_started_goes_with_it() {
     }
 }
 
+// A wrapper whose Envoy is another process.
+const WRAPS: &str = r#"cat > $D/inner.new <<'END'
+#!/bin/sh
+cd $(dirname $0)
+echo $$ >> inners
+sleep 1000
+END
+chmod +x $D/inner.new; mv $D/inner.new $D/inner; echo $$ > $D/wrapper; $D/inner "$@"; exit 0"#;
+
+#[tokio::test]
+async fn what_a_wrapper_started_goes_when_the_wrapper_is_killed() {
+    for recovery in [false, true] {
+        let mut scene = Scene::new(WRAPS);
+        scene.config.restart.recovery = recovery;
+        let inners = || std::fs::read_to_string(scene.path("inners")).unwrap_or_default();
+        let (supervisor, handle) = scene.supervisor();
+        let act = async {
+            let inner = file(scene.path("inners")).await;
+            let wrapper = file(scene.path("wrapper")).await;
+            let wrapper = rustix::process::Pid::from_raw(wrapper.trim().parse().unwrap()).unwrap();
+            rustix::process::kill_process(wrapper, rustix::process::Signal::KILL).unwrap();
+            if recovery {
+                eventually("the next one", || (inners().lines().count() == 2).then_some(())).await;
+                assert!(!runs(&inner), "it is gone before the next one is started");
+                handle.quit();
+            }
+        };
+        let both = async { tokio::join!(supervisor.run(), act) };
+        let (outcome, ()) = tokio::time::timeout(LONG, both).await.expect("it ends");
+        assert_eq!(outcome.exit_code, if recovery { 0 } else { 137 });
+        let left: Vec<_> = inners().lines().filter(|pid| runs(pid)).map(str::to_owned).collect();
+        assert!(left.is_empty(), "they outlive the agent: {left:?}");
+        scene.assert_clean();
+    }
+}
+
 #[tokio::test]
 async fn a_failure_of_the_agent_drains_and_is_not_success() {
     let admin = Admin::start(|_, _| Some("OK\n".into())).await;

@@ -163,6 +163,9 @@ impl Run {
             // The next epoch of this number has a file of the same name.
             gone(&mut epoch.file).await;
         }
+        if epoch.process.is_some() {
+            self.end_orphans(!epoch.aborted).await;
+        }
         if let (Some(guard), Some(process)) = (&mut self.guard, epoch.process) {
             guard.release(process.id());
         }

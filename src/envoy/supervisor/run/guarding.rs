@@ -19,6 +19,19 @@ static LOOKS: Lane = Lane::new("stale Envoys", 1);
 impl Run {
     /// Ends Envoys that an earlier agent left behind with our configuration file: they hold our ports.
     pub(super) async fn end_stale(&self) {
+        self.end_left("an earlier agent", true).await;
+    }
+
+    /// The last epoch has ended. What it had started, if it was a script in Envoy's place, goes with it: it holds our
+    /// ports, and the guard is not told of it any more. `by_itself`: it was not killed with all it had started.
+    pub(super) async fn end_orphans(&self, by_itself: bool) {
+        if self.envoy.program.needs_guard && self.epochs.is_empty() {
+            self.end_left("what was started in Envoy's place", by_itself).await;
+        }
+    }
+
+    // What is found without being `news` was on its way out.
+    async fn end_left(&self, who: &str, news: bool) {
         let config = self.envoy.file_of_all();
         let looked = LOOKS.run(move || {
             let found = stale::find(&config);
@@ -27,16 +40,17 @@ impl Run {
         });
         match tokio::time::timeout(LOOK, looked).await {
             Ok(Ok((pids, _))) if pids.is_empty() => {}
+            Ok(Ok((_, left))) if left.is_empty() && !news => {}
             Ok(Ok((pids, left))) if left.is_empty() => {
-                tracing::warn!("an earlier agent left Envoy running (process {pids:?}): it was ended");
+                tracing::warn!("{who} left Envoy running (process {pids:?}): it was ended");
             }
             Ok(Ok((_, left))) => {
-                tracing::error!("an earlier agent left Envoy running, and process {left:?} does not end");
+                tracing::error!("{who} left Envoy running, and process {left:?} does not end");
             }
-            Ok(Err(error)) => tracing::warn!("the search for Envoys of an earlier agent failed: {error}"),
+            Ok(Err(error)) => tracing::warn!("the search for Envoys that {who} left failed: {error}"),
             Err(_) => {
                 tracing::warn!(
-                    "the search for Envoys of an earlier agent did not end within {LOOK:?} and is given up"
+                    "the search for Envoys that {who} left did not end within {LOOK:?} and is given up"
                 )
             }
         }
