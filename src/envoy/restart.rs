@@ -177,6 +177,12 @@ impl Core {
         self.start()
     }
 
+    /// Whether what runs has the configuration that is desired.
+    #[must_use]
+    pub(crate) fn is_settled(&self) -> bool {
+        self.current() == Some(self.desired)
+    }
+
     /// Gives up what was desired last: the running configuration is the desired one.
     pub(crate) fn settle(&mut self) {
         self.desired = self.current().unwrap_or(self.desired);

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use mock_istiod::{Fault, MockIstiod};
+use serde_json::{Value, json};
 
 use crate::support::mesh::Loop;
 use crate::support::{Envoy, TestAgent, eventually, http};
@@ -12,7 +13,7 @@ use crate::support::{Envoy, TestAgent, eventually, http};
 async fn is_live(agent: &TestAgent, epoch: u32) {
     eventually("the new epoch is live", || async {
         let reply = http::get(agent.ports().admin, "/server_info").await.ok()?;
-        let info: serde_json::Value = serde_json::from_slice(&reply.body).ok()?;
+        let info: Value = serde_json::from_slice(&reply.body).ok()?;
         (info["state"] == "LIVE" && info["command_line_options"]["restart_epoch"] == epoch).then_some(())
     })
     .await;
@@ -55,7 +56,7 @@ async fn hot_restarts_under_traffic_fail_no_request() {
 
 async fn state(agent: &TestAgent) -> Option<(String, u64)> {
     let reply = http::get(agent.ports().admin, "/server_info").await.ok()?;
-    let info: serde_json::Value = serde_json::from_slice(&reply.body).ok()?;
+    let info: Value = serde_json::from_slice(&reply.body).ok()?;
     Some((info["state"].as_str()?.to_owned(), info["command_line_options"]["restart_epoch"].as_u64()?))
 }
 
@@ -87,6 +88,38 @@ async fn the_one_that_serves_is_ready_until_its_successor_is() {
     agent.wait_log("Envoy epoch 0 exited").await;
     assert!(agent.get("/healthz/ready").await.expect("an answer").status.is_success());
     agent.stop().await;
+}
+
+async fn troubles(agent: &TestAgent) -> Vec<String> {
+    let page: Value = serde_json::from_slice(&agent.get("/debug/agentz").await.expect("an answer").body).unwrap();
+    let all = page["troubles"].as_array().expect("troubles").iter();
+    all.map(|trouble| trouble["kind"].as_str().expect("a kind").to_owned()).collect()
+}
+
+#[tokio::test]
+async fn an_epoch_whose_bootstrap_is_refused_says_so_and_nothing_of_the_one_that_lives_on() {
+    let mock = MockIstiod::start().await;
+    let builder = TestAgent::with().istiod(&mock).envoy(Envoy::Real).hot_restarts();
+    let address = json!({"socket_address": {"address": "127.0.0.1", "port_value": builder.ports().admin}});
+    let bootstrap = json!({"node": {"id": "a", "cluster": "b"}, "admin": {"address": address}}).to_string();
+    let refused = json!({"static_resources": {"clusters": 5}}).to_string();
+    let mut agent = builder.file("my.json", bootstrap).proxy_config("customConfigFile", "my.json").start();
+    is_live(&agent, 0).await;
+    let first = agent.envoy_pid().await;
+    agent.put("my.json", refused);
+    assert_eq!(agent.post("/debug/hot_restart").await.expect("an answer").text(), "OK");
+    eventually("Envoy's reason", || async {
+        troubles(&agent).await.contains(&"BootstrapRejected".to_owned()).then_some(())
+    })
+    .await;
+    let page = agent.get("/debug/agentz").await.expect("an answer").text();
+    assert!(page.contains("Running { epoch: 0 }"), "{page}");
+    rustix::process::kill_process(first, rustix::process::Signal::SEGV).unwrap();
+    assert_eq!(agent.wait_exit().await.code(), Some(139));
+    let log = agent.log().text();
+    assert_eq!(log.matches("Envoy refuses its bootstrap").count(), 1, "{log}");
+    let last = log.rsplit_once("Envoy refuses its bootstrap").expect("it was said").1;
+    assert!(last.contains("EnvoyCrashed"), "{last}");
 }
 
 // A full disk, or a program that is being replaced, when a certificate has changed.

@@ -41,7 +41,7 @@ use crate::envoy::process::{Exit, Process, Written};
 use crate::envoy::restart::Core;
 use crate::envoy::{Outcome, Reason, admin};
 use crate::net::own::Own;
-use crate::trouble::Reporter;
+use crate::trouble::{Report, Reporter};
 
 /// How often the previous epoch is asked whether it is live before the next is started, and for how
 /// long at most; figures of Istio 1.5 (Envoy's own limit is 15 s).
@@ -117,6 +117,8 @@ pub(super) struct Run {
     taken: Option<taken::Taken>,
     /// An Envoy that may have ended because of its bootstrap.
     suspect: Option<judging::Suspect>,
+    /// What Envoy says of that, while other epochs live on.
+    judging: Option<Boxed<Option<Report>>>,
     /// When an Envoy that was started again has lived long enough.
     settled_at: Option<Instant>,
     meters: Meters,
@@ -190,6 +192,7 @@ impl Run {
             reason: None,
             taken: None,
             suspect: None,
+            judging: None,
             settled_at: None,
             meters: Meters::new(metrics),
             held: None,
@@ -276,6 +279,10 @@ impl Run {
             }
             counted = maybe(&mut self.poll) => self.counted(counted),
             () = maybe(&mut self.drain_again) => false,
+            refusal = maybe(&mut self.judging) => {
+                self.judged(refusal);
+                false
+            }
             live = maybe(&mut self.survivor) => {
                 self.survived(&live);
                 false

@@ -197,6 +197,34 @@ async fn a_changed_file_starts_an_epoch_after_the_batch() {
 }
 
 #[tokio::test]
+async fn a_configuration_that_is_put_back_ends_the_trouble_of_its_epoch() {
+    let mut scene = Scene::new(&format!("{NOTES}[ $e = 0 ] || exit 1; exec sleep 1000"));
+    let admin = live_admin(scene.path("starts")).await;
+    scene.config.admin.port = admin.port;
+    scene.config.restart.hot_restart = true;
+    let content = Arc::new(AtomicU32::new(0));
+    let shown = content.clone();
+    let (supervisor, handle) = scene.with_text(move || shown.load(Ordering::SeqCst).to_string().into_bytes());
+    let trouble = supervisor.trouble();
+    let kind = || format!("{:?}", trouble.kind());
+    let act = async {
+        eventually("epoch 0", || (starts(&scene) == ["0"]).then_some(())).await;
+        content.store(1, Ordering::SeqCst);
+        handle.reload(false);
+        eventually("epoch 1 has failed", || (kind() == "Some(EnvoyCrashed)").then_some(())).await;
+        eventually("epoch 0 is the newest", || (handle.state() == RunState::Running { epoch: 0 }).then_some(()))
+            .await;
+        content.store(0, Ordering::SeqCst);
+        handle.reload(false);
+        eventually("it is over", || (kind() == "None").then_some(())).await;
+        assert_eq!(starts(&scene), ["0", "1"]);
+        handle.quit();
+    };
+    ends_well(supervisor, act).await;
+    scene.assert_clean();
+}
+
+#[tokio::test]
 async fn a_port_that_was_taken_once_is_not_why_a_later_one_ends() {
     // The first one finds its port taken; the next epoch of the second ends for a reason of its own.
     let mut scene = Scene::new(&format!(

@@ -53,7 +53,7 @@ impl Run {
     /// Starts an epoch: at once where its file is there, else when its inputs were looked at and it is written.
     pub(super) fn start(&mut self, epoch: u32) {
         // Its file is where the new one goes; most often it is gone already.
-        self.suspect = None;
+        (self.suspect, self.judging) = (None, None);
         match self.envoy.file.take() {
             Some(file) if epoch == 0 => {
                 self.launch(epoch, Ready { file: Some(file), base_id: None, program: None })
@@ -184,6 +184,9 @@ impl Run {
         if running && !exit.orderly() && ran < SOON && self.epochs.is_empty() {
             self.taken = self.port_taken(&exit, number).await;
         }
+        if !epoch.aborted {
+            self.acquit().await;
+        }
         if running && !epoch.aborted && !exit.orderly() {
             self.trouble.report(self.crash(&exit, ran));
             if self.taken.is_none() && ran < SOON && matches!(exit, Exit::Status(_)) {
@@ -210,12 +213,28 @@ impl Run {
             self.acquit().await;
         }
         let over = self.carry_out(action);
+        if matches!(action, restart::Action::None | restart::Action::AgainIn(_)) && !self.epochs.is_empty() {
+            self.live_on();
+        }
         if gave_up && !over && !self.epochs.is_empty() {
             self.core.settle();
             let client = self.client.clone();
             self.survivor = Some(Box::pin(async move { client.live().await }));
         }
         over
+    }
+
+    // The others do, without the one that has ended.
+    fn live_on(&mut self) {
+        self.judge_beside();
+        let newest = self.epochs.keys().next_back().map(|epoch| RunState::Running { epoch: *epoch });
+        self.state.send_if_modified(|state| {
+            let changes = newest.as_ref().is_some_and(|newest| newest != state);
+            if let Some(newest) = newest.filter(|_| changes) {
+                *state = newest;
+            }
+            changes
+        });
     }
 
     // What the newest epoch has left would keep the next one from starting beside those that serve.

@@ -45,27 +45,51 @@ impl Run {
         suspect.forget().await;
     }
 
-    /// Nobody will ask: another Envoy is started.
+    /// As [`Run::judge`], where other epochs live on: nothing waits for the answer.
+    pub(super) fn judge_beside(&mut self) {
+        let Some(suspect) = self.suspect.take() else { return };
+        let question = self.question(&suspect);
+        self.judging = Some(Box::pin(async move {
+            let refusal = question.await;
+            suspect.forget().await;
+            refusal
+        }));
+    }
+
+    /// Nobody will ask: another Envoy is started, or has ended since.
     pub(super) async fn acquit(&mut self) {
+        self.judging = None;
         if let Some(suspect) = self.suspect.take() {
             suspect.forget().await;
         }
     }
 
     async fn ask(&self, suspect: &Suspect) {
-        let config = &self.envoy.config;
-        let asked = validate::again(&config.binary, &suspect.args, &config.extra_env, config.user, LIMIT);
-        let verdict = tokio::select! {
-            verdict = asked => verdict,
+        let refusal = tokio::select! {
+            refusal = self.question(suspect) => refusal,
             () = self.asked.changed() => return,
         };
-        if let Verdict::Refused { status, reason } = verdict
-            && !reason.is_empty()
-        {
-            let detail = format!("Envoy refuses its bootstrap ({status}): {reason}");
-            self.trouble.report(Report::new(Kind::BootstrapRejected, detail));
+        self.judged(refusal);
+    }
+
+    pub(super) fn judged(&self, refusal: Option<Report>) {
+        if let Some(refusal) = refusal {
+            self.trouble.report(refusal);
         }
     }
+
+    fn question(&self, suspect: &Suspect) -> impl Future<Output = Option<Report>> + Send + use<> {
+        let config = &self.envoy.config;
+        let (binary, env, user) = (config.binary.clone(), config.extra_env.clone(), config.user);
+        let args = suspect.args.clone();
+        async move { refusal(validate::again(&binary, &args, &env, user, LIMIT).await) }
+    }
+}
+
+fn refusal(verdict: Verdict) -> Option<Report> {
+    let Verdict::Refused { status, reason } = verdict else { return None };
+    let detail = format!("Envoy refuses its bootstrap ({status}): {reason}");
+    (!reason.is_empty()).then(|| Report::new(Kind::BootstrapRejected, detail))
 }
 
 /// The ports of the listeners in a bootstrap; none where it is not JSON.

@@ -10,6 +10,7 @@ use crate::envoy::drain::{self, Phase};
 use crate::envoy::supervisor::RunState;
 use crate::envoy::supervisor::handle::News;
 use crate::envoy::{Reason, admin, restart};
+use crate::trouble::Kind;
 
 /// How often it is looked whether istiod is back.
 const AWAY: Duration = Duration::from_secs(2);
@@ -81,6 +82,7 @@ impl Run {
         self.starting = None;
         self.proving = None;
         self.live = None;
+        self.judging = None;
     }
 
     /// Another Envoy would not be ready before istiod is back, and would have the admin port of the one that serves. The wait
@@ -138,7 +140,17 @@ impl Run {
                 let limit = LIVE_LIMIT.max(self.envoy.config.restart.parent_shutdown + LIVE_POLL);
                 self.pending = Some(Pending { epoch, next_check: now, until: now + limit, is_held: false });
             }
-            _ => tracing::debug!("Envoy's configuration has not changed, or hot restart is off"),
+            _ => {
+                tracing::debug!("Envoy's configuration has not changed, or hot restart is off");
+                self.put_back();
+            }
+        }
+    }
+
+    // An epoch with another one has failed, which nobody wants any more.
+    fn put_back(&self) {
+        if self.core.is_settled() && self.settled_at.is_none() {
+            self.trouble.end_if(|kind| matches!(kind, Kind::EnvoyCrashed | Kind::BootstrapRejected));
         }
     }
 
