@@ -165,8 +165,7 @@ impl Core {
             return Action::None;
         }
         self.desired = id;
-        self.budget = BUDGET;
-        self.memory_budget = MEMORY_BUDGET;
+        self.refill();
         // While a fresh start is due it takes the new configuration anyway.
         if self.retry_due || self.active.is_empty() || !self.config.hot_restart {
             return Action::None;
@@ -175,6 +174,16 @@ impl Core {
             return Action::None;
         }
         self.start()
+    }
+
+    /// Epoch `epoch`, which is about to start, is started with configuration `id`: the newest, whatever it was asked for.
+    pub(crate) fn renew(&mut self, epoch: u32, id: Id) {
+        let Some(active) = self.active.get_mut(&epoch) else { return };
+        *active = id;
+        if id != self.desired {
+            self.desired = id;
+            self.refill();
+        }
     }
 
     /// Whether what runs has the configuration that is desired.
@@ -193,8 +202,7 @@ impl Core {
     pub(crate) fn ended(&mut self, epoch: u32, kind: Kind, ran: Duration) -> Action {
         self.active.remove(&epoch);
         if ran >= STABLE {
-            self.budget = BUDGET;
-            self.memory_budget = MEMORY_BUDGET;
+            self.refill();
         }
         if kind == Kind::NotStarted && !self.active.is_empty() && !self.retry_due {
             self.settle();
@@ -241,6 +249,11 @@ impl Core {
         }
         self.retry_due = false;
         self.start()
+    }
+
+    fn refill(&mut self) {
+        self.budget = BUDGET;
+        self.memory_budget = MEMORY_BUDGET;
     }
 
     fn current(&self) -> Option<Id> {

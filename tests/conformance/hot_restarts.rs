@@ -91,7 +91,8 @@ async fn the_one_that_serves_is_ready_until_its_successor_is() {
 }
 
 async fn troubles(agent: &TestAgent) -> Vec<String> {
-    let page: Value = serde_json::from_slice(&agent.get("/debug/agentz").await.expect("an answer").body).unwrap();
+    let page: Value =
+        serde_json::from_slice(&agent.get("/debug/agentz").await.expect("an answer").body).unwrap();
     let all = page["troubles"].as_array().expect("troubles").iter();
     all.map(|trouble| trouble["kind"].as_str().expect("a kind").to_owned()).collect()
 }

@@ -46,6 +46,22 @@ fn what_was_given_up_is_begun_again_when_it_is_desired_again() {
 }
 
 #[test]
+fn one_that_is_about_to_start_has_the_newest_configuration() {
+    let mut core = core(true, true);
+    assert!(matches!(core.ended(0, Kind::Abnormal, SHORT), Action::RetryIn(_)));
+    let left = core.left();
+    assert_eq!(core.retry(), Action::Start(0));
+    core.renew(0, 1);
+    assert_eq!(core.left(), left, "it is the same");
+    core.renew(0, 2);
+    assert_eq!(core.desire(2), Action::None, "it runs");
+    assert_ne!(core.left(), left, "another one has all its tries");
+    core.renew(7, 3);
+    assert_eq!(core.desire(2), Action::None, "there is no such epoch");
+    assert_eq!(core.desire(1), Action::Start(1));
+}
+
+#[test]
 fn numbers_follow_the_highest_that_runs() {
     let mut core = core(true, false);
     assert_eq!(core.desire(2), Action::Start(1));

@@ -212,12 +212,45 @@ async fn a_configuration_that_is_put_back_ends_the_trouble_of_its_epoch() {
         content.store(1, Ordering::SeqCst);
         handle.reload(false);
         eventually("epoch 1 has failed", || (kind() == "Some(EnvoyCrashed)").then_some(())).await;
-        eventually("epoch 0 is the newest", || (handle.state() == RunState::Running { epoch: 0 }).then_some(()))
-            .await;
+        eventually("epoch 0 is the newest", || {
+            (handle.state() == RunState::Running { epoch: 0 }).then_some(())
+        })
+        .await;
         content.store(0, Ordering::SeqCst);
         handle.reload(false);
         eventually("it is over", || (kind() == "None").then_some(())).await;
         assert_eq!(starts(&scene), ["0", "1"]);
+        handle.quit();
+    };
+    ends_well(supervisor, act).await;
+    scene.assert_clean();
+}
+
+#[tokio::test]
+async fn one_that_was_started_with_a_changed_configuration_is_not_replaced_for_it() {
+    let mut scene = Scene::new(&format!("{NOTES}[ $(wc -l < $D/starts) = 1 ] && exit 1; exec sleep 1000"));
+    let admin = live_admin(scene.path("starts")).await;
+    scene.config.admin.port = admin.port;
+    (scene.config.restart.hot_restart, scene.config.restart.recovery) = (true, true);
+    let (content, looks) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)));
+    let (shown, looked) = (content.clone(), looks.clone());
+    let (supervisor, handle) = scene.with_text(move || {
+        looked.fetch_add(1, Ordering::SeqCst);
+        shown.load(Ordering::SeqCst).to_string().into_bytes()
+    });
+    content.store(1, Ordering::SeqCst);
+    let act = async {
+        eventually("the second start", || (starts(&scene) == ["0", "0"]).then_some(())).await;
+        assert_eq!(std::fs::read_to_string(scene.path("conf/envoy-rev0.json")).unwrap(), "1");
+        for look in [3, 4] {
+            handle.reload(false);
+            eventually("it is compared", || (looks.load(Ordering::SeqCst) == look).then_some(())).await;
+        }
+        assert!(admin.seen().is_empty(), "nobody is asked to make room for another");
+        content.store(2, Ordering::SeqCst);
+        handle.reload(false);
+        eventually("epoch 1", || (starts(&scene) == ["0", "0", "1"]).then_some(())).await;
+        assert_eq!(std::fs::read_to_string(scene.path("conf/envoy-rev1.json")).unwrap(), "2");
         handle.quit();
     };
     ends_well(supervisor, act).await;

@@ -91,6 +91,7 @@ impl Run {
     pub(super) fn write(&mut self) {
         let Some(starting) = &mut self.starting else { return };
         starting.until = None;
+        self.core.renew(starting.epoch, self.envoy.id.wrapping_add(self.forced));
         let path = self.envoy.path(starting.epoch);
         let text = match self.envoy.config.file {
             ConfigFile::Generated(_) => Some(self.envoy.text.clone()),
