@@ -82,7 +82,7 @@ pub(super) struct News {
 }
 
 impl Asked {
-    /// Another process is what readiness is about: none was there before it, or the one before it has ended.
+    /// Readiness is about another process: none was there before it, or the one before has ended.
     pub(super) fn takes_the_place(&self) {
         self.taken.fetch_add(1, Ordering::AcqRel);
     }
@@ -256,8 +256,8 @@ impl Handle {
         !matches!(*self.state.borrow(), RunState::Starting | RunState::Recovering | RunState::Ended)
     }
 
-    /// Which of Envoy's processes readiness is about, counted from 1: another number is another process. In a hot
-    /// restart that is the one before until it has ended, since it serves whatever becomes of the next.
+    /// Which of Envoy's processes readiness is about: another number is another process. In a hot restart that is the one
+    /// before until it has ended, since it serves whatever becomes of the next.
     #[must_use]
     pub(crate) fn generation(&self) -> u64 {
         self.asked.taken.load(Ordering::Acquire)

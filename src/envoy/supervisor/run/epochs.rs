@@ -169,8 +169,12 @@ impl Run {
         if let (Some(guard), Some(process)) = (&mut self.guard, epoch.process) {
             guard.release(process.id());
         }
-        if self.epochs.keys().next_back().is_some_and(|successor| *successor > number) {
+        if self.epochs.keys().next_back().is_none_or(|successor| *successor > number) {
             self.asked.takes_the_place();
+        }
+        if let Some(pending) = self.pending.as_mut().filter(|_| self.epochs.is_empty()) {
+            // Nothing is left to wait for.
+            pending.next_check = Instant::now();
         }
         self.tidy(number);
         let ran = epoch.started.elapsed();
