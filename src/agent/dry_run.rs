@@ -7,13 +7,14 @@ use std::time::Duration;
 
 use super::said;
 use crate::base::clock::{Clock, System};
-use crate::base::error::chain;
-use crate::base::lane;
+use crate::base::error::{BoxError, chain};
 use crate::base::metrics::Metrics;
+use crate::base::{bounded, lane};
 use crate::config::Config;
 use crate::config::parts::Error;
-use crate::config::parts::envoy::Bootstrap;
-use crate::envoy::validate::{Verdict, validate};
+use crate::config::parts::envoy::{Bootstrap, Presence};
+use crate::envoy::ConfigFile;
+use crate::envoy::validate::{self, Verdict, validate};
 use crate::istiod::auth::Mock;
 use crate::istiod::{Connector, RootFiles};
 use crate::secrets::probe::{self, Mode};
@@ -35,9 +36,20 @@ pub(crate) async fn dry_run(config: &Config) -> Result<Vec<u8>, Error> {
         probe::look(&config.identity.socket).await.map_err(said)?
     };
     let socket = &config.identity.credential_socket;
-    let mut text = bootstrap_text(&config.envoy.bootstrap, socket, mode).await?;
-    judge(&config.envoy.process.binary, &text).await?;
-    if !text.ends_with(b"\n") {
+    let own = config.envoy.presence == Presence::Own;
+    let mut text = match &config.envoy.process.file {
+        ConfigFile::Custom(path) if own => {
+            let text = custom_text(path).await;
+            judge(config, validate::Bootstrap::File(path)).await?;
+            text
+        }
+        _ => {
+            let text = bootstrap_text(&config.envoy.bootstrap, socket, mode).await?;
+            judge(config, validate::Bootstrap::Text(&text)).await?;
+            text
+        }
+    };
+    if !text.is_empty() && !text.ends_with(b"\n") {
         text.push(b'\n');
     }
     Ok(text)
@@ -79,8 +91,58 @@ pub(crate) async fn bootstrap_text(
         .map_err(Error::new)
 }
 
-async fn judge(envoy: &str, bootstrap: &[u8]) -> Result<(), Error> {
-    match validate(envoy, bootstrap, VALIDATION).await {
+/// What stands in the user's own, for people. It is for Envoy to refuse it.
+async fn custom_text(path: &Path) -> Vec<u8> {
+    let file = path.to_owned();
+    let read = async {
+        Ok::<_, BoxError>(lane::begin("customConfigFile", move || bounded::given_text(&file))?.await??)
+    };
+    read.await.map(String::into_bytes).unwrap_or_else(|e| {
+        tracing::warn!("customConfigFile {} is not shown: {e}", path.display());
+        Vec::new()
+    })
+}
+
+/// As [`validate`], of a text that may be YAML, which a template may have made.
+pub(crate) async fn judged(
+    envoy: &str,
+    bootstrap: validate::Bootstrap<'_>,
+    over: Option<&str>,
+    limit: Duration,
+) -> Verdict {
+    let json = match (bootstrap, over) {
+        (validate::Bootstrap::Text(text), Some(_)) => as_json(text),
+        _ => None,
+    };
+    validate(envoy, json.as_deref().map_or(bootstrap, validate::Bootstrap::Text), over, limit).await
+}
+
+// None of what is JSON already, or nothing that could be told.
+fn as_json(text: &[u8]) -> Option<Vec<u8>> {
+    if serde_json::from_slice::<serde::de::IgnoredAny>(text).is_ok() {
+        return None;
+    }
+    let value = crate::config::yaml::to_json(std::str::from_utf8(text).ok()?).ok()?;
+    Some(value.to_string().into_bytes())
+}
+
+// As it would be started. Another binary, which may be here, has no say in what somebody else starts.
+async fn judge(config: &Config, bootstrap: validate::Bootstrap<'_>) -> Result<(), Error> {
+    let process = &config.envoy.process;
+    let why = match config.envoy.presence {
+        Presence::Own => None,
+        Presence::External => Some("somebody else starts Envoy (ENVOY_EXTERNAL)"),
+        Presence::None => Some("no Envoy is started (DISABLE_ENVOY)"),
+    };
+    if let Some(why) = why {
+        tracing::info!("the bootstrap was not validated: {why}");
+        return Ok(());
+    }
+    let (envoy, over) = (process.binary.as_str(), process.arguments.override_json.as_deref());
+    match judged(envoy, bootstrap, over, VALIDATION).await {
+        Verdict::Accepted if over.is_some() => {
+            tracing::info!("{envoy} accepts the bootstrap with what ISTIO_BOOTSTRAP_OVERRIDE puts over it");
+        }
         Verdict::Accepted => tracing::info!("{envoy} accepts the bootstrap"),
         Verdict::Refused { status, reason } => {
             let text = format!("{envoy} refuses the bootstrap ({status}): {reason}");

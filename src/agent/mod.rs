@@ -38,7 +38,7 @@ mod wasm;
 mod wiring;
 
 pub(crate) use ca::client as ca_client;
-pub(crate) use dry_run::{bootstrap_text, dry_run};
+pub(crate) use dry_run::{bootstrap_text, dry_run, judged};
 pub(crate) use tokens::AUDIENCE;
 
 use std::sync::Arc;

@@ -16,8 +16,9 @@ Generated from the tables in `src/config` (`make docs`); a test fails when it is
 built-in defaults, flags of old releases, the mesh file (`--meshConfig`), `PROXY_CONFIG`, the annotation
 `proxy.istio.io/config`; then CPU limit, `--concurrency` and the two single-value annotations
 `sidecar.istio.io/discoveryAddress` and `status.sidecar.istio.io/port`. What results is logged at start as
-`Effective config`. `pilot-agent proxy --dry-run` shows it, prints Envoy's bootstrap on standard output, has Envoy judge it,
-and ends without binding anything.
+`Effective config`. `pilot-agent proxy --dry-run` shows it, prints Envoy's bootstrap (with `customConfigFile`: that file) on
+standard output, has the Envoy that would be started judge it with what `ISTIO_BOOTSTRAP_OVERRIDE` puts over it, and ends
+without binding anything.
 
 A variable that cannot be read (`abc` for a number) gives a warning and keeps its default; set but empty is empty for text.
 Everything else that is wrong is shown at once, one line each with its source, and ends the start with 255 (with 1 where the folder of `PROV_CERT` has no root).

@@ -81,12 +81,6 @@ impl Sources {
         &self.mesh.proxy.binary_path
     }
 
-    /// Whether Envoy reads a configuration of the user's own.
-    #[must_use]
-    pub(crate) fn has_custom_config(&self) -> bool {
-        !self.mesh.proxy.custom_config_file.is_empty()
-    }
-
     /// Namespace and service account, as the workload calls itself.
     #[must_use]
     pub(crate) fn account(&self) -> (&str, &str) {

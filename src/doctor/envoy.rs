@@ -1,6 +1,7 @@
 //! Envoy: there, which version, and what it says of the bootstrap.
 
 use std::io::ErrorKind;
+use std::path::Path;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -68,8 +69,8 @@ async fn version(binary: &str) -> Check {
 async fn bootstrap(scene: &Scene, binary: &str) -> Check {
     const NAME: &str = BOOTSTRAP;
     let config = &scene.config;
-    if config.has_custom_config() {
-        return custom(scene, binary).await;
+    if let Some(path) = parts::envoy::custom(config) {
+        return custom(scene, binary, &path).await;
     }
     // A running agent's own socket is no third party's.
     let socket = identity::workload_socket(config);
@@ -94,26 +95,30 @@ async fn bootstrap(scene: &Scene, binary: &str) -> Check {
         }
         Err(late) => return late,
     };
-    judged(scene, binary, &text).await
+    judged(scene, binary, validate::Bootstrap::Text(&text)).await
 }
 
-// Envoy takes forms of it that no command line can hold.
-async fn custom(scene: &Scene, binary: &str) -> Check {
-    let Some(path) = parts::files::custom(&scene.config) else {
-        return Check::skip(BOOTSTRAP, "customConfigFile: Envoy reads its own");
-    };
-    match super::beside(BOOTSTRAP, scene.end, move || std::fs::read(path)).await {
-        Ok(Ok(text)) => judged(scene, binary, &text).await,
+async fn custom(scene: &Scene, binary: &str, path: &Path) -> Check {
+    let file = path.to_owned();
+    match super::beside(BOOTSTRAP, scene.end, move || std::fs::File::open(file)).await {
+        Ok(Ok(_)) => judged(scene, binary, validate::Bootstrap::File(path)).await,
         // Told among the files.
         Ok(Err(_)) => Check::skip(BOOTSTRAP, "customConfigFile cannot be read"),
         Err(late) => late,
     }
 }
 
-async fn judged(scene: &Scene, binary: &str, text: &[u8]) -> Check {
+async fn judged(scene: &Scene, binary: &str, bootstrap: validate::Bootstrap<'_>) -> Check {
     const NAME: &str = BOOTSTRAP;
+    let config = scene.config.clone();
+    // One that cannot be read is told among the files, and has no effect.
+    let over = super::beside(NAME, scene.end, move || parts::envoy::override_json(&config)).await;
+    let over = match over {
+        Ok(over) => over.ok().flatten(),
+        Err(late) => return late,
+    };
     let limit = scene.end.saturating_duration_since(Instant::now());
-    match validate::validate(binary, text, limit).await {
+    match agent::judged(binary, bootstrap, over.as_deref(), limit).await {
         Verdict::Accepted => Check::ok(NAME, "Envoy accepts the bootstrap"),
         Verdict::Refused { status, reason } => {
             let said = format!("Envoy refuses the bootstrap ({status}): {reason}");

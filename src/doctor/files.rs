@@ -188,7 +188,7 @@ fn named(config: &Sources) -> Vec<Check> {
         Some(Check::fail(NAME, Kind::ConfigInvalid, said).hint(hint))
     };
     let mut out: Vec<Check> = parts::files::read(config).into_iter().filter_map(unreadable).collect();
-    if let Some(why) = parts::envoy::override_fault(config) {
+    if let Err(why) = parts::envoy::override_json(config) {
         let said = format!("ISTIO_BOOTSTRAP_OVERRIDE={why}; Envoy starts without it");
         let hint = "is it mounted, readable for the agent's user, and JSON or YAML?";
         out.push(Check::warn(NAME, said, hint));

@@ -3,12 +3,14 @@
 use std::ffi::OsString;
 use std::io;
 use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
 use tokio::io::AsyncReadExt;
 use tokio::process::Command;
 
+use crate::base::handover;
 use crate::base::lane::Lane;
 
 /// Of what Envoy complains this many bytes are kept; its reason is in one line.
@@ -39,22 +41,46 @@ pub(crate) enum Verdict {
     TooLong,
 }
 
-/// Asks `envoy` about `bootstrap`.
-pub(crate) async fn validate(envoy: &str, bootstrap: &[u8], limit: Duration) -> Verdict {
-    if bootstrap.len() > LONGEST {
-        return Verdict::TooLong;
-    }
+/// What Envoy is asked about.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Bootstrap<'a> {
+    /// One that lies nowhere yet; in JSON where something is put over it.
+    Text(&'a [u8]),
+    /// A file that Envoy reads by itself, whatever its form is.
+    File(&'a Path),
+}
+
+/// Asks `envoy` about `bootstrap` with `over` put over it, as at a start.
+pub(crate) async fn validate(
+    envoy: &str,
+    bootstrap: Bootstrap<'_>,
+    over: Option<&str>,
+    limit: Duration,
+) -> Verdict {
     let mut command = Command::new(envoy);
     // What a start tolerates is tolerated.
-    command.args([
-        "--mode",
-        "validate",
-        "--log-level",
-        "error",
-        "--allow-unknown-static-fields",
-        "--config-yaml",
-    ]);
-    command.arg(String::from_utf8_lossy(bootstrap).as_ref());
+    command.args(["--mode", "validate", "--log-level", "error", "--allow-unknown-static-fields"]);
+    command.stdin(Stdio::null());
+    let words = match (bootstrap, over) {
+        (Bootstrap::File(path), over) => {
+            command.arg("-c").arg(path);
+            over.map(str::as_bytes)
+        }
+        (Bootstrap::Text(text), None) => Some(text),
+        (Bootstrap::Text(text), over) => {
+            match handover::sealed("bootstrap", text) {
+                Ok(memory) => command.stdin(Stdio::from(memory)).args(["-c", "/dev/fd/0"]),
+                Err(error) => return Verdict::NotStarted(error),
+            };
+            over.map(str::as_bytes)
+        }
+    };
+    if words.is_some_and(|words| words.len() > LONGEST) {
+        return Verdict::TooLong;
+    }
+    if let Some(words) = words {
+        command.arg("--config-yaml").arg(String::from_utf8_lossy(words).as_ref());
+    }
     judged(command, limit).await
 }
 
@@ -71,11 +97,12 @@ pub(crate) async fn again(
     if let Some((uid, gid)) = user {
         command.gid(gid).uid(uid);
     }
+    command.stdin(Stdio::null());
     judged(command, limit).await
 }
 
 async fn judged(command: Command, limit: Duration) -> Verdict {
-    match ended(command, limit).await {
+    match told(command, limit).await {
         Ok(Some((status, ..))) if status.success() => Verdict::Accepted,
         Ok(Some((status, _, complaint))) => Verdict::Refused { status, reason: reason(&complaint) },
         Ok(None) => Verdict::Late,

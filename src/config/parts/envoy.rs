@@ -86,10 +86,16 @@ pub(crate) fn template(config: &Sources) -> Option<PathBuf> {
     named.map(|path| config.path(path)).or_else(|| config.found_template.clone())
 }
 
+/// `customConfigFile`, where one is named.
+#[must_use]
+pub(crate) fn custom(config: &Sources) -> Option<PathBuf> {
+    let named = Some(&config.mesh.proxy.custom_config_file).filter(|named| !named.is_empty());
+    named.map(|named| config.path(named))
+}
+
 fn file(config: &Sources) -> ConfigFile {
-    let custom = &config.mesh.proxy.custom_config_file;
-    if !custom.is_empty() {
-        return ConfigFile::Custom(config.path(custom));
+    if let Some(path) = custom(config) {
+        return ConfigFile::Custom(path);
     }
     let yaml = template(config).is_some_and(|t| {
         let name = t.to_string_lossy();
@@ -138,33 +144,28 @@ fn own_program() -> PathBuf {
     if own.exists() { own } else { OsStr::from_bytes(rustix::param::linux_execfn().to_bytes()).into() }
 }
 
-fn override_json(config: &Sources) -> Option<String> {
-    let (path, read) = override_read(config)?;
-    match read {
-        Ok(value) => command::override_value(&value),
-        Err(e) => {
-            tracing::warn!("Failed to read bootstrap override: {path}: {e}; Envoy starts without it");
-            None
-        }
-    }
+fn override_file(config: &Sources) -> Option<PathBuf> {
+    config.settings.some_text(var::ISTIO_BOOTSTRAP_OVERRIDE).map(|path| config.path(path))
 }
 
-// As it was named, and what stands there.
-fn override_read(config: &Sources) -> Option<(&str, Result<serde_json::Value, BoxError>)> {
-    let path = config.settings.some_text(var::ISTIO_BOOTSTRAP_OVERRIDE)?;
-    let read = || {
+/// The files that a bootstrap is made from, or that stand in its place.
+fn inputs(config: &Sources) -> Vec<PathBuf> {
+    let base = custom(config).or_else(|| template(config));
+    base.into_iter().chain(override_file(config)).collect()
+}
+
+/// What the file of `ISTIO_BOOTSTRAP_OVERRIDE` puts over the bootstrap, if anything.
+///
+/// # Errors
+/// Why it has no effect, with its name.
+pub(crate) fn override_json(config: &Sources) -> Result<Option<String>, Error> {
+    let Some(path) = config.settings.some_text(var::ISTIO_BOOTSTRAP_OVERRIDE) else { return Ok(None) };
+    let read = || -> Result<_, BoxError> {
         let text = bounded::given_text(&config.path(path))?;
         let text = command::override_text(&text, config.settings.text(var::HOST_IP));
-        Ok(crate::config::yaml::to_json(&text)?)
+        Ok(command::override_value(&crate::config::yaml::to_json(&text)?))
     };
-    Some((path, read()))
-}
-
-/// Why `ISTIO_BOOTSTRAP_OVERRIDE` has no effect.
-#[must_use]
-pub(crate) fn override_fault(config: &Sources) -> Option<String> {
-    let (path, read) = override_read(config)?;
-    Some(format!("{path}: {}", read.err()?))
+    read().map_err(|e| Error::new(format!("{path}: {e}")))
 }
 
 /// Why variables with node metadata have no effect.
@@ -198,7 +199,10 @@ pub(crate) fn process(config: &Sources, root: bool) -> Result<envoy::Config, Err
         log,
         skip_deprecated_logs: s.flag(var::ENVOY_SKIP_DEPRECATED_LOGS),
         core_dump: s.flag(var::ISTIO_ENVOY_ENABLE_CORE_DUMP),
-        override_json: override_json(config),
+        override_json: override_json(config).unwrap_or_else(|why| {
+            tracing::warn!("Failed to read bootstrap override: {why}; Envoy starts without it");
+            None
+        }),
         concurrency: proxy.concurrency.as_ref().and_then(|c| u32::try_from(c.value).ok()).unwrap_or(0),
     };
     let fips = super::istiod::compliance(config).is_fips();

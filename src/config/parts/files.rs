@@ -19,9 +19,8 @@ pub(crate) fn read(config: &Sources) -> Vec<(&'static str, PathBuf)> {
     if let Some(path) = envoy::template(config) {
         files.push(("the bootstrap's template", path));
     }
-    let custom = &config.mesh.proxy.custom_config_file;
-    if !custom.is_empty() {
-        files.push(("customConfigFile", config.path(custom)));
+    if let Some(path) = envoy::custom(config) {
+        files.push(("customConfigFile", path));
     }
     if let Some(given) = config.flags.get("meshConfig").filter(|path| !path.is_empty()) {
         let path = config.path(given);
@@ -30,14 +29,6 @@ pub(crate) fn read(config: &Sources) -> Vec<(&'static str, PathBuf)> {
         }
     }
     files
-}
-
-/// `customConfigFile`, where it is JSON or YAML.
-#[must_use]
-pub(crate) fn custom(config: &Sources) -> Option<PathBuf> {
-    let path = config.path(&config.mesh.proxy.custom_config_file);
-    let form = path.extension()?.to_str()?;
-    ["json", "yaml", "yml"].contains(&form).then_some(path)
 }
 
 /// The mesh file as it was named.

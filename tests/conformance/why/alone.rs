@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::servers;
 use crate::support::agent::{Builder, ROOT, TOKEN};
 use crate::support::commands::{Said, Scene};
-use crate::support::{MockIstiod, TestAgent, free_port, root_for};
+use crate::support::{Envoy, MockIstiod, TestAgent, free_port, root_for};
 
 fn well(mock: &MockIstiod) -> Builder {
     TestAgent::with().istiod(mock).env("CLOUD_PLATFORM", "none")
@@ -128,6 +128,54 @@ async fn doctor_judges_no_envoy_that_somebody_else_starts() {
     let scene = well(&mock).env("ENVOY_EXTERNAL", "true").proxy_config("binaryPath", "/no/envoy").scene();
     let said = scene.run(&["doctor", "--json"]).await;
     assert_eq!((said.code, state(&said.json(), "envoy")), (Some(0), "skip"), "{}", said.stdout);
+}
+
+/// What Envoy says of it in a dry run and to `doctor`; nothing where it takes it.
+async fn judged(builder: &Builder) -> String {
+    let scene = builder.clone().scene();
+    let (dry, said) = tokio::join!(scene.run(&["proxy", "sidecar", "--dry-run"]), scene.run(&["doctor"]));
+    let accepts = dry.stderr.contains("accepts the bootstrap");
+    assert_eq!((dry.code == Some(0), accepts), (accepts, !dry.stdout.is_empty()), "{}", dry.stderr);
+    assert_eq!(accepts, said.code == Some(0), "{}{}", dry.stderr, said.stdout);
+    assert!(accepts || said.stdout.contains("Envoy refuses the bootstrap"), "{}", said.stdout);
+    if accepts { String::new() } else { dry.stderr }
+}
+
+#[tokio::test]
+async fn what_would_be_started_is_what_a_dry_run_has_envoy_judge() {
+    let mock = MockIstiod::start().await;
+    let real = well(&mock).envoy(Envoy::Real);
+    let own = |name: &str, text: &str| real.clone().file(name, text).proxy_config("customConfigFile", name);
+    let over = |builder: Builder, text: &str| {
+        builder.file("over.yaml", text).env("ISTIO_BOOTSTRAP_OVERRIDE", "over.yaml")
+    };
+    let (good, bad) = ("{static_resources: {}}", "{static_resources: {clusters: 5}}");
+    let template = r#"{"node": {"id": "a", "cluster": "b"}, "static_resources": {}}"#;
+    let yaml = real.clone().file("t.yaml", "node: {id: a, cluster: b}\n").env("ISTIO_BOOTSTRAP", "t.yaml");
+    for (builder, is_good) in [
+        (own("own.json", template), true),
+        (own("own.json", r#"{"static_resources": {"clusters": 5}}"#), false),
+        (own("own.pb_text", "node { id: 'a' cluster: 'b' }"), true),
+        (own("own.pb_text", "nodes { id: 'a' }"), false),
+        (over(own("own.json", template), good), true),
+        (over(own("own.json", template), bad), false),
+        (over(real.clone(), good), true),
+        (over(real.clone(), bad), false),
+        (over(yaml.clone(), good), true),
+        (over(yaml, bad), false),
+    ] {
+        let said = judged(&builder).await;
+        assert_eq!(said.is_empty(), is_good, "{said}");
+    }
+    let dry = own("own.json", template).scene().run(&["proxy", "sidecar", "--dry-run"]).await;
+    assert_eq!(dry.stdout, format!("{template}\n"));
+    // Another binary, or none, has no say.
+    for name in ["DISABLE_ENVOY", "ENVOY_EXTERNAL"] {
+        let builder = over(well(&mock).envoy(Envoy::Binary("/bin/false".into())), bad).env(name, "true");
+        let dry = builder.scene().run(&["proxy", "sidecar", "--dry-run"]).await;
+        assert_eq!(dry.code, Some(0), "{}", dry.stderr);
+        assert!(dry.stderr.contains("was not validated: ") && dry.stderr.contains(name));
+    }
 }
 
 /// A start that ends, and what `doctor` says of it beforehand.
