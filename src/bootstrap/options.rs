@@ -127,6 +127,8 @@ pub struct Options {
     pub strip_fragment: bool,
     /// `EXIT_ON_ZERO_ACTIVE_CONNECTIONS`: Envoy must count active connections.
     pub exit_on_zero_connections: bool,
+    /// `DRAIN_COUNT_REQUESTS`: and requests.
+    pub drain_counts_requests: bool,
     /// `runtimeValues`.
     pub runtime_values: BTreeMap<String, String>,
     /// `ISTIO_META_GLOBAL_DOWNSTREAM_MAX_CONNECTIONS` of `proxyMetadata`.
@@ -183,6 +185,7 @@ impl Default for Options {
             policy: String::new(),
             strip_fragment: true,
             exit_on_zero_connections: false,
+            drain_counts_requests: false,
             runtime_values: BTreeMap::new(),
             max_connections: None,
             extra_stat_tags: Vec::new(),

@@ -280,9 +280,7 @@ fn stats_params(p: &mut Params, options: &Options) {
     };
     p.put("inclusionPrefix", list(stats::PREFIXES, &matcher.prefixes, &stats::NEEDED_PREFIXES));
     let mut suffixes = stats::NEEDED_SUFFIXES.to_vec();
-    if options.exit_on_zero_connections {
-        suffixes.push(stats::ACTIVE_CONNECTIONS);
-    }
+    suffixes.extend(stats::counted(options));
     p.put("inclusionSuffix", list(stats::SUFFIXES, &matcher.suffixes, &suffixes));
     p.put("inclusionRegexps", list(stats::REGEXPS, &matcher.regexps, &[stats::ROUTE_REGEX]));
     let buckets = stats::histogram_buckets(&options.node);

@@ -143,10 +143,19 @@ pub(crate) const NEEDED_PREFIXES: [&str; 5] =
 /// Suffixes that are kept whatever the operator says.
 pub(crate) const NEEDED_SUFFIXES: [&str; 4] =
     ["rbac.allowed", "rbac.denied", "shadow_allowed", "shadow_denied"];
-/// Of Envoy's stats, what tells that a drained Envoy has nothing left to do.
-pub(crate) const ACTIVE_CONNECTIONS: &str = "downstream_cx_active";
+/// Of Envoy's stats, what tells that a drained Envoy has nothing left to do, and what it has left.
+const ACTIVE: [&str; 2] = ["downstream_cx_active", "downstream_rq_active"];
 /// Stats of routes that istiod names.
 pub(crate) const ROUTE_REGEX: &str = r"vhost\..*\.route\..*";
+
+/// What a drain counts.
+pub(crate) fn counted(options: &Options) -> &'static [&'static str] {
+    match (options.exit_on_zero_connections, options.drain_counts_requests) {
+        (false, _) => &[],
+        (true, false) => &ACTIVE[..1],
+        (true, true) => &ACTIVE,
+    }
+}
 
 fn patterns(options: &Options) -> Vec<Value> {
     let prefix = |p: &str| json!({"prefix": p});
@@ -165,9 +174,7 @@ fn patterns(options: &Options) -> Vec<Value> {
     list.extend(NEEDED_PREFIXES.map(prefix));
     list.extend(of(SUFFIXES, &matcher.suffixes).map(|s| suffix(&s)));
     list.extend(NEEDED_SUFFIXES.map(suffix));
-    if options.exit_on_zero_connections {
-        list.push(suffix(ACTIVE_CONNECTIONS));
-    }
+    list.extend(counted(options).iter().map(|s| suffix(s)));
     list.extend(of(REGEXPS, &matcher.regexps).map(|r| regex(&r)));
     list.push(regex(ROUTE_REGEX));
     list.extend([prefix("component"), prefix("istio")]);

@@ -61,6 +61,25 @@ impl Traffic {
     }
 }
 
+/// Of what it counts Envoy keeps what it was told to.
+#[tokio::test]
+async fn envoy_counts_requests_where_a_drain_asks_for_them() {
+    let mock = MockIstiod::start().await;
+    for (name, counts) in [("DRAIN_COUNT_REQUESTS", true), ("OTHER", false)] {
+        let builder = real(&mock).env("EXIT_ON_ZERO_ACTIVE_CONNECTIONS", "true").env(name, "true");
+        let agent = builder.env("MINIMUM_DRAIN_DURATION", "0s").start();
+        let stats = async |filter: &str| {
+            let path = format!("/stats?filter={filter}");
+            http::get(agent.ports().admin, &path).await.ok().map(|reply| reply.text())
+        };
+        let seen = eventually("it counts", async || stats("downstream_cx_active$").await).await;
+        assert!(seen.contains("listener."), "{seen}");
+        let seen = stats("downstream_rq_active$").await.unwrap();
+        // Those of its admin port, at least.
+        assert_eq!(seen.contains("http.admin.downstream_rq_active: 1"), counts, "{seen}");
+    }
+}
+
 #[tokio::test]
 async fn identity_and_config_arrive_and_traffic_flows() {
     let mock = Arc::new(MockIstiod::start().await);

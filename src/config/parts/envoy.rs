@@ -266,6 +266,7 @@ impl Sources {
         out.strip_fragment = s.flag(var::HTTP_STRIP_FRAGMENT_FROM_PATH_UNSAFE_IF_DISABLED);
         out.exit_on_zero_connections = s.flag(var::EXIT_ON_ZERO_ACTIVE_CONNECTIONS);
         s.text(var::WORKLOAD_IDENTITY_SOCKET_FILE).clone_into(&mut out.workload_socket_file);
+        out.drain_counts_requests = s.flag(var::DRAIN_COUNT_REQUESTS);
         self.flags.or_default(args::PROXY, "outlierLogPath").clone_into(&mut out.outlier_log_path);
         s.text(var::HOST_IP).clone_into(&mut out.host_ip);
         s.text(var::XDS_ROOT_CA).clone_into(&mut out.xds_root_cert);
