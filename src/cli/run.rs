@@ -6,11 +6,12 @@
 //! whatever the command's status was; not when the command was never started, because the next attempt of the
 //! container needs the proxy.
 
+use std::io;
 use std::pin::pin;
-use std::process::ExitStatus;
+use std::process::{Command, ExitStatus};
 use std::time::Duration;
 
-use tokio::process::Command;
+use rustix::process::{Pid, WaitOptions};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::{endpoint, http, wait};
@@ -55,6 +56,7 @@ pub(super) fn run(parsed: &Parsed, env: &Env) -> Result<u8, BoxError> {
     let quit = parsed.is_true(super::RUN, "quit");
     http::block_on(async move {
         let mut signals = Signals::install().map_err(|e| format!("signals: {e}"))?;
+        let mut children = signal(SignalKind::child()).map_err(|e| format!("signals: {e}"))?;
         let url = format!("http://localhost:{port}/healthz/ready");
         let mut ready = pin!(wait::until_ready(&url, None, limit, PERIOD, REQUEST));
         loop {
@@ -66,32 +68,45 @@ pub(super) fn run(parsed: &Parsed, env: &Env) -> Result<u8, BoxError> {
                 },
             }
         }
-        let mut child = match Command::new(program).args(arguments).spawn() {
-            Ok(child) => child,
+        let child = match Command::new(program).args(arguments).spawn() {
+            Ok(child) => Pid::from_child(&child),
             Err(e) => {
                 tracing::error!("{program} cannot be started: {e}");
                 let missing = e.kind() == std::io::ErrorKind::NotFound;
                 return Ok(if missing { NOT_FOUND } else { NOT_EXECUTABLE });
             }
         };
-        let pid = child.id().and_then(|id| rustix::process::Pid::from_raw(i32::try_from(id).ok()?));
         let ended = loop {
             tokio::select! {
-                ended = child.wait() => break ended.map_err(|e| format!("{program} cannot be waited for: {e}"))?,
+                ended = end_of(child, &mut children) => break ended,
                 number = signals.next() => {
-                    let signal = rustix::process::Signal::from_named_raw(number);
-                    if let Some((pid, signal)) = pid.zip(signal) {
+                    if let Some(signal) = rustix::process::Signal::from_named_raw(number) {
                         // It may have ended this moment; then there is nobody to tell.
-                        let _ = rustix::process::kill_process(pid, signal);
+                        let _ = rustix::process::kill_process(child, signal);
                     }
                 }
             }
         };
+        let ended = ended.map_err(|e| format!("{program} cannot be waited for: {e}"))?;
         if quit {
             end_proxy(port).await;
         }
         Ok(status(ended))
     })
+}
+
+/// Waits for the end of `child`, and looks after everybody else's: as the first process of a container this one has
+/// all orphans there.
+async fn end_of(child: Pid, children: &mut Signal) -> io::Result<ExitStatus> {
+    use std::os::unix::process::ExitStatusExt;
+    loop {
+        while let Some((pid, status)) = rustix::process::wait(WaitOptions::NOHANG)? {
+            if pid == child {
+                return Ok(ExitStatus::from_raw(status.as_raw()));
+            }
+        }
+        children.recv().await;
+    }
 }
 
 async fn end_proxy(port: u16) {

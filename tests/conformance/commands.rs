@@ -68,6 +68,21 @@ async fn run_does_not_start_the_command_before_the_proxy_is_ready() {
     assert!(!begun.exists());
 }
 
+/// Others, whose parent the first process of a container becomes; here because they were there before.
+#[tokio::test]
+async fn run_looks_after_those_whom_it_has_not_started() {
+    let web = Web::start(|_, _| async { Response::new(Full::default()) }).await;
+    let script = r#"sleep 0.1 & sleep 0.3 & exec "$0" run --port "$1" -- sh -c '
+        sleep 1; for p in $(cat /proc/$PPID/task/*/children); do
+        grep State /proc/$p/status; done; exit 7'"#;
+    let mut shell = Command::new("sh");
+    shell.arg("-c").arg(script).arg(agent_bin()).arg(web.port.to_string());
+    let output = done(shell.stdin(Stdio::null())).await;
+    let said = text(&output.stdout);
+    assert_eq!(output.status.code(), Some(7), "{}", text(&output.stderr));
+    assert!(said.lines().count() == 1 && !said.contains("zombie"), "{said}");
+}
+
 /// Whoever attaches to a container sets its terminal's size, mostly before the proxy is ready.
 #[tokio::test]
 async fn a_window_that_changes_its_size_ends_no_run_that_waits() {
