@@ -155,6 +155,7 @@ fn upgrades(
         signal,
         counts: heir.map(Heir::counts).unwrap_or_default(),
         metrics: &common.metrics,
+        watches: &common.watches,
     })))
 }
 

@@ -49,6 +49,7 @@ use tokio::sync::mpsc;
 use super::dns::Last;
 use super::signals::Signals;
 use super::stages::Stages;
+use crate::base::files::Watches;
 use crate::base::handover::{self, Parcel};
 use crate::base::metrics::Metrics;
 use crate::base::notify::{Notify, monotonic_usec};
@@ -118,6 +119,7 @@ pub(super) struct Parts<'a> {
     pub signal: Signal,
     pub counts: Counts,
     pub metrics: &'a Metrics,
+    pub watches: &'a Watches,
 }
 
 impl Upgrades {
@@ -136,7 +138,7 @@ impl Upgrades {
         }
         let (ask, asked) = mpsc::channel(1);
         let stop = parts.stages.status.token();
-        parts.stages.status.lasting("upgrade door", parts.door.serve(ask, stop));
+        parts.stages.status.lasting("upgrade door", parts.door.serve(ask, parts.watches.clone(), stop));
         Self {
             envoy: parts.envoy,
             secrets: parts.secrets,

@@ -14,6 +14,11 @@ use tokio::net::UnixListener;
 use super::disk::Looks;
 use super::{handover, lane};
 
+/// The mode of a socket that Envoy may use as another user.
+pub(crate) const SHARED: u32 = 0o666;
+/// And of one that is only for the agent's user.
+pub(crate) const PRIVATE: u32 = 0o600;
+
 /// How long the removal of a socket's file is waited for; a disk that works needs a millisecond.
 const REMOVED: Duration = Duration::from_secs(1);
 
@@ -154,9 +159,6 @@ impl Bound {
         Self { listener, file }
     }
 }
-
-/// The mode of a socket that Envoy may use as another user.
-pub(crate) const SHARED: u32 = 0o666;
 
 /// Binds a stream socket at `path`, replacing a stale file, with mode 0666.
 ///

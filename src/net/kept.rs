@@ -39,6 +39,7 @@ pub(crate) struct Keeper {
     binds: Looks<Result<Unpolled, uds::Error>>,
     watching: Watching,
     backoff: Backoff,
+    spoken: bool,
 }
 
 impl Keeper {
@@ -48,7 +49,14 @@ impl Keeper {
         let (looks, binds) = (Looks::default(), Looks::patient(BINDS));
         let policy = Policy::new(Duration::from_secs(1), Duration::from_secs(16), 2.0, Jitter::None);
         let backoff = Backoff::new(policy.expect("bounds are in order"));
-        Self { path, mode, looks, binds, watching: Watching::new(watches, QUIET).with_above(), backoff }
+        let watching = Watching::new(watches, QUIET).with_above();
+        Self { path, mode, looks, binds, watching, backoff, spoken: true }
+    }
+
+    /// Of a socket on which no HTTP is spoken: whoever listens there lives.
+    #[must_use]
+    pub(crate) fn unspoken(self) -> Self {
+        Self { spoken: false, ..self }
     }
 
     /// Where the socket is.
@@ -89,7 +97,7 @@ impl Keeper {
                     let found = self.looks.run(move || place.look()).await;
                     let before = std::mem::take(&mut others);
                     match found {
-                        Some(Found::Other) if live(&self.path).await => others = true,
+                        Some(Found::Other) if is_served(&self.path, self.spoken).await => others = true,
                         Some(Found::Other | Found::Gone) => return,
                         // A folder that does not answer says nothing of the socket in it.
                         Some(Found::Ours) | None => {}
@@ -113,6 +121,10 @@ impl Keeper {
 fn silent(path: &Path) -> uds::Error {
     let source = io::Error::new(io::ErrorKind::TimedOut, "its folder does not answer");
     uds::Error::Bind { path: path.to_owned(), source }
+}
+
+async fn is_served(path: &Path, spoken: bool) -> bool {
+    if spoken { live(path).await } else { UnixStream::connect(path).await.is_ok() }
 }
 
 /// Whether an HTTP/2 server answers on the socket within [`HEALTHY_WITHIN`].

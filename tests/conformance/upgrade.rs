@@ -239,6 +239,29 @@ async fn two_at_the_same_time_are_one_after_the_other_or_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn the_socket_is_where_it_is_looked_for() {
+    let mock = MockIstiod::start().await;
+    let mut agent = builder(&mock).start();
+    agent.wait_ready().await;
+    let path = agent.path("etc/istio/proxy/UPGRADE");
+    let is_there = || async { std::fs::metadata(&path).ok().map(|meta| meta.permissions().mode() & 0o777) };
+    std::fs::remove_file(&path).unwrap();
+    assert_eq!(eventually("it is bound again", is_there).await, 0o600);
+    assert_eq!(agent.run(&["upgrade"]).await.code, Some(0), "{}", agent.log().text());
+    std::fs::remove_file(&path).unwrap();
+    eventually("the new program binds it again", is_there).await;
+    // Another agent in this folder keeps it while it lives.
+    let others = agent.path("etc/istio/proxy/other");
+    let other = std::os::unix::net::UnixListener::bind(&others).unwrap();
+    std::fs::rename(&others, &path).unwrap();
+    agent.wait_log("UPGRADE now belongs to another server; leaving it alone").await;
+    drop(other);
+    eventually("it is bound again", async || (agent.run(&["upgrade"]).await.code == Some(0)).then_some(()))
+        .await;
+    agent.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn none_while_envoy_drains() {
     let mock = MockIstiod::start().await;
     let mut agent = builder(&mock).start();

@@ -1,6 +1,8 @@
-//! The socket on which an upgrade is asked for: a line of JSON there, lines of text back.
+//! The socket on which an upgrade is asked for: a line of JSON there, lines of text back. Where somebody has removed it,
+//! it is bound again.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::pin::pin;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -9,10 +11,13 @@ use tokio::net::UnixStream;
 use tokio::sync::mpsc;
 
 use super::{Asked, Error, say};
+use crate::base::files::Watches;
 use crate::base::seldom::Seldom;
 use crate::base::tasks::{Stop, TaskResult};
 use crate::base::uds::{self, Bound};
 use crate::net::accept::{Acceptor, Came};
+use crate::net::kept::Keeper;
+use crate::net::served::News;
 
 /// A request is one path.
 const LONGEST: u64 = 8 * 1024;
@@ -33,45 +38,89 @@ pub(crate) struct Request {
     pub envoy: Option<PathBuf>,
 }
 
+/// A disk that takes no socket may do so for long.
+static UNBOUND: Seldom = Seldom::new(1);
+
 /// The socket, bound.
-pub(crate) struct Door(Bound);
+pub(crate) struct Door {
+    path: PathBuf,
+    bound: Bound,
+}
 
 impl Door {
     /// Only for the agent's user; root passes everywhere.
     ///
     /// # Errors
     /// When it cannot be bound.
-    pub(crate) fn bind(path: &std::path::Path) -> Result<Self, uds::Error> {
-        uds::bind_with(path, 0o600).map(Self)
+    pub(crate) fn bind(path: &Path) -> Result<Self, uds::Error> {
+        Ok(Self { path: path.to_owned(), bound: uds::bind_with(path, uds::PRIVATE)? })
     }
 
-    pub(super) async fn serve(self, ask: mpsc::Sender<Asked>, stop: Stop) -> TaskResult {
-        let (listener, _file) = self.0.into_parts();
-        let mut acceptor = Acceptor::new("upgrade");
+    pub(super) async fn serve(self, ask: mpsc::Sender<Asked>, watches: Watches, stop: Stop) -> TaskResult {
+        let Self { path, mut bound } = self;
+        let mut keeper = Keeper::new(path.clone(), uds::PRIVATE, &watches).unspoken();
         loop {
-            let came = tokio::select! {
+            tokio::select! {
                 () = stop.cancelled() => return Ok(()),
-                came = acceptor.next(&listener) => came,
-            };
-            let stream = match came {
-                Ok(Came::In(stream, _) | Came::Last(stream)) => stream,
-                Err(error) => return Err(format!("the upgrade socket failed: {error}").into()),
-            };
-            if let Err(why) = admitted(&stream) {
-                if let Some(more) = REFUSED.may() {
-                    tracing::warn!("a request for an upgrade is refused: {why}{more}");
-                }
-                continue;
+                served = serve(&path, bound, &mut keeper, &ask) => served?,
             }
-            let asked = tokio::select! {
-                () = stop.cancelled() => return Ok(()),
-                asked = tokio::time::timeout(WITHIN, read(stream)) => asked,
-            };
-            if let Ok(Some(asked)) = asked
-                && ask.send(asked).await.is_err()
-            {
+            if ask.is_closed() {
                 return Ok(());
             }
+            bound = tokio::select! {
+                () = stop.cancelled() => return Ok(()),
+                bound = bound_again(&path, &mut keeper) => bound,
+            };
+        }
+    }
+}
+
+async fn bound_again(path: &Path, keeper: &mut Keeper) -> Bound {
+    loop {
+        match keeper.bind().await {
+            Ok(bound) => {
+                tracing::info!("{}", News::Listening.of(path));
+                return bound;
+            }
+            Err((error, delay)) => {
+                if let Some(more) = UNBOUND.may() {
+                    tracing::warn!("{}{more}", crate::base::error::chain(&error));
+                }
+                tokio::time::sleep(delay).await;
+            }
+        }
+    }
+}
+
+// Until its file is gone, or nobody wants to know any more.
+async fn serve(path: &Path, bound: Bound, keeper: &mut Keeper, ask: &mpsc::Sender<Asked>) -> TaskResult {
+    let (listener, file) = bound.into_parts();
+    let place = file.place();
+    let mut missed = pin!(keeper.missed(&place, |path| tracing::warn!("{}", News::Taken.of(path))));
+    let mut acceptor = Acceptor::new("upgrade");
+    loop {
+        let came = tokio::select! {
+            biased;
+            () = &mut missed => {
+                tracing::warn!("{}", News::Removed.of(path));
+                return Ok(());
+            }
+            came = acceptor.next(&listener) => came,
+        };
+        let stream = match came {
+            Ok(Came::In(stream, _) | Came::Last(stream)) => stream,
+            Err(error) => return Err(format!("the upgrade socket failed: {error}").into()),
+        };
+        if let Err(why) = admitted(&stream) {
+            if let Some(more) = REFUSED.may() {
+                tracing::warn!("a request for an upgrade is refused: {why}{more}");
+            }
+            continue;
+        }
+        if let Ok(Some(asked)) = tokio::time::timeout(WITHIN, read(stream)).await
+            && ask.send(asked).await.is_err()
+        {
+            return Ok(());
         }
     }
 }
