@@ -10,10 +10,13 @@ use crate::base::quote::{self, REDACTED};
 /// Holds whole HTTP requests.
 const PROBERS: &str = "ISTIO_KUBE_APP_PROBERS";
 /// Parts of names whose values are secrets.
-const SECRET: [&str; 9] = [
+const SECRET: [&str; 12] = [
     "TOKEN",
     "PASSWORD",
     "PASSWD",
+    "PASSPHRASE",
+    "PWD",
+    "PRIVATE_KEY",
     "SECRET",
     "CREDENTIAL",
     "API_KEY",
@@ -261,6 +264,7 @@ mod tests {
     #[test]
     fn headers_probes_and_passwords_of_urls_are_left_out() {
         let proxy = r#"{"proxyMetadata": {"XDS_HEADER_X-Auth": "hunter2", "CA_HEADER_COOKIE": "hunter2",
+            "KEY_PASSPHRASE": "hunter2", "MY_PRIVATE_KEY": "hunter2", "db-pwd": "hunter2",
             "HTTPS_PROXY": "http://u:hunter2@p:1", "http_proxy": "u:hunter2/?@x@p:1", "no_proxy": "a,b",
             "A": "see https://hunter2@h/p?q@r, http://i/x@y", "ISTIO_KUBE_APP_PROBERS": "hunter2"}}"#;
         let config = config(&[
