@@ -9,12 +9,14 @@ use crate::envoy;
 pub(super) struct OfNode {
     inputs: Bootstrap,
     node: Node,
+    /// What was wrong with what is put over it; told once.
+    fault: Option<String>,
 }
 
 impl OfNode {
     /// Holds the node.
     pub(super) fn new(inputs: Bootstrap, node: Node) -> Self {
-        Self { inputs, node }
+        Self { inputs, node, fault: None }
     }
 }
 
@@ -25,5 +27,18 @@ impl envoy::Bootstrap for OfNode {
             place::put(&path, token.as_bytes(), Mode::Masked(0o666))?;
         }
         Ok(self.inputs.render(self.node.clone())?)
+    }
+
+    fn over(&mut self, known: Option<String>) -> Option<String> {
+        let (over, fault) = match self.inputs.over() {
+            None => (known, None),
+            Some(Ok(over)) => (over, None),
+            Some(Err(why)) => (known, Some(why.to_string())),
+        };
+        if let Some(why) = fault.as_ref().filter(|_| fault != self.fault) {
+            tracing::warn!("Failed to read bootstrap override: {why}; what was read before stays in use");
+        }
+        self.fault = fault;
+        over
     }
 }

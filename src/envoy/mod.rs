@@ -91,6 +91,11 @@ pub trait Bootstrap: Send {
     /// # Errors
     /// When an input is unusable; at start this ends the agent, later the running Envoy stays.
     fn render(&mut self) -> Result<Vec<u8>, Box<dyn std::error::Error + Send + Sync>>;
+
+    /// What Envoy puts over it as of now ([`command::Options::override_json`]); `known` is what it was.
+    fn over(&mut self, known: Option<String>) -> Option<String> {
+        known
+    }
 }
 
 impl<F> Bootstrap for F

@@ -49,6 +49,9 @@ pub struct Config {
     /// `ENVOY_RESTART_ON_FILES` (ours, comma-separated): files whose content is part of the configuration
     /// (mounted certificates, as in 0.8–1.6): a change of any starts an epoch when the agent is told to look ([`super::Handle::reload`]).
     pub watched: Vec<std::path::PathBuf>,
+    /// Files that the bootstrap is made from, or that stand in its place: looked at when they change, and what comes of
+    /// them decides.
+    pub inputs: Vec<std::path::PathBuf>,
 }
 
 impl Default for Config {
@@ -58,6 +61,7 @@ impl Default for Config {
             recovery: false,
             parent_shutdown: Duration::from_secs(60),
             watched: Vec::new(),
+            inputs: Vec::new(),
         }
     }
 }

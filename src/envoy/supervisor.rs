@@ -277,6 +277,7 @@ impl Envoy {
         if let Some(text) = found.text {
             self.text = text;
         }
+        self.config.arguments.override_json = found.over;
         self.id = found.id;
     }
 

@@ -179,3 +179,54 @@ async fn no_epoch_takes_over_while_it_would_have_no_configuration() {
     let log = agent.stop().await;
     assert!(!log.contains("epoch 2"), "one was asked for: {log}");
 }
+
+/// The `--config-yaml` of the newest Envoy.
+fn over(agent: &TestAgent) -> String {
+    let log = agent.log().text();
+    let line = log.lines().rfind(|line| line.contains("Envoy command: [")).unwrap_or_default();
+    line.split("--config-yaml ").nth(1).unwrap_or_default().split(' ').next().unwrap_or_default().to_owned()
+}
+
+// Ten seconds after the first change, since more may follow it.
+#[tokio::test]
+async fn what_the_configuration_is_made_from_is_watched_and_read_anew() {
+    let mock = MockIstiod::start().await;
+    let agent = || TestAgent::with().istiod(&mock).envoy(Envoy::Real).hot_restarts();
+    let mut overridden =
+        agent().file("o.yaml", "flags_path: /one").env("ISTIO_BOOTSTRAP_OVERRIDE", "o.yaml").start();
+    overridden.wait_ready().await;
+    let template = |id: &str, port: u16| {
+        let admin = format!(
+            r#"{{"address": {{"socket_address": {{"address": "127.0.0.1", "port_value": {port}}}}}}}"#
+        );
+        format!(r#"{{"node": {{"id": "{id}", "cluster": "c"}}, "admin": {admin}}}"#)
+    };
+    let own = agent().proxy_config("customConfigFile", "own.json");
+    let text = template("one", own.ports().admin);
+    let mut own = own.file("own.json", text).start();
+    let templated = agent().env("ISTIO_BOOTSTRAP", "t.json");
+    let text = template("one", templated.ports().admin);
+    let mut templated = templated.file("t.json", text).start();
+    for agent in [&mut own, &mut templated] {
+        agent.wait_log("Envoy command: [").await;
+        let admin = agent.ports().admin;
+        eventually("Envoy serves", async || http::get(admin, "/server_info").await.ok()).await;
+    }
+    overridden.put("o.yaml", "flags_path: /two");
+    own.put("own.json", template("two", own.ports().admin));
+    templated.put("t.json", template("two", templated.ports().admin));
+    for agent in [&mut overridden, &mut own, &mut templated] {
+        agent.wait_log("epoch 1 takes over").await;
+    }
+    overridden.wait_log("--restart-epoch 1 ").await;
+    assert_eq!(over(&overridden), r#"{"flags_path":"/two"}"#, "{}", overridden.log().text());
+    // One that cannot be read takes nothing away.
+    overridden.put("o.yaml", "flags_path: [");
+    assert_eq!(overridden.post("/debug/hot_restart").await.expect("an answer").text(), "OK");
+    overridden.wait_log("--restart-epoch 2 ").await;
+    assert_eq!(over(&overridden), r#"{"flags_path":"/two"}"#);
+    overridden.wait_log("what was read before stays in use").await;
+    for agent in [overridden, own, templated] {
+        agent.stop().await;
+    }
+}

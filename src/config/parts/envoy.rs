@@ -240,6 +240,7 @@ pub(crate) fn process(config: &Sources, root: bool) -> Result<envoy::Config, Err
             recovery: s.flag(var::ENVOY_RECOVERY),
             parent_shutdown: s.duration(var::ENVOY_PARENT_SHUTDOWN_DURATION),
             watched: watched.map(|p| config.path(p)).collect(),
+            inputs: inputs(config),
         },
         always_zero: s.flag(var::ENVOY_EXIT_ALWAYS_ZERO),
     })
@@ -265,8 +266,8 @@ impl Sources {
         s.text(var::COMPLIANCE_POLICY).clone_into(&mut out.policy);
         out.strip_fragment = s.flag(var::HTTP_STRIP_FRAGMENT_FROM_PATH_UNSAFE_IF_DISABLED);
         out.exit_on_zero_connections = s.flag(var::EXIT_ON_ZERO_ACTIVE_CONNECTIONS);
-        s.text(var::WORKLOAD_IDENTITY_SOCKET_FILE).clone_into(&mut out.workload_socket_file);
         out.drain_counts_requests = s.flag(var::DRAIN_COUNT_REQUESTS);
+        s.text(var::WORKLOAD_IDENTITY_SOCKET_FILE).clone_into(&mut out.workload_socket_file);
         self.flags.or_default(args::PROXY, "outlierLogPath").clone_into(&mut out.outlier_log_path);
         s.text(var::HOST_IP).clone_into(&mut out.host_ip);
         s.text(var::XDS_ROOT_CA).clone_into(&mut out.xds_root_cert);
@@ -407,6 +408,14 @@ impl Bootstrap {
         Some((self.0.config_path().join(bootstrap::TOKEN_FILE), token))
     }
 
+    /// What `ISTIO_BOOTSTRAP_OVERRIDE` puts over the bootstrap now. `None`: what was read before stays, since there is no
+    /// such file, or what is no file has given it away.
+    pub(crate) fn over(&self) -> Option<Result<Option<String>, Error>> {
+        let path = override_file(&self.0)?;
+        let is_spent = std::fs::metadata(path).is_ok_and(|meta| !meta.is_file());
+        (!is_spent).then(|| override_json(&self.0))
+    }
+
     /// The text of Envoy's bootstrap.
     ///
     /// # Errors
@@ -423,7 +432,27 @@ mod recorded;
 
 #[cfg(test)]
 mod tests {
-    use super::milliseconds;
+    use std::path::Path;
+
+    use super::{milliseconds, process};
+    use crate::config::{args, env::Env, read};
+
+    #[test]
+    fn what_the_bootstrap_is_made_from_is_watched() {
+        let root = tempfile::tempdir().unwrap();
+        let inputs = |env: &[(&str, &str)]| {
+            let flags = args::parse(&[], args::PROXY, true).unwrap();
+            let config = read(flags, &Env::of(env), root.path(), |_| None).unwrap();
+            let inputs = process(&config, false).unwrap().restart.inputs;
+            inputs.iter().map(|path| path.strip_prefix(root.path()).unwrap().to_owned()).collect::<Vec<_>>()
+        };
+        let template = ("ISTIO_BOOTSTRAP", "t.json");
+        let over = ("ISTIO_BOOTSTRAP_OVERRIDE", "o.yaml");
+        let own = ("PROXY_CONFIG", "customConfigFile: c.json");
+        assert!(inputs(&[]).is_empty());
+        assert_eq!(inputs(&[template, over]), ["t.json", "o.yaml"].map(Path::new));
+        assert_eq!(inputs(&[template, over, own]), ["c.json", "o.yaml"].map(Path::new));
+    }
 
     #[test]
     fn an_odd_flush_interval_is_the_go_agents() {

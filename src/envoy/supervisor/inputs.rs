@@ -26,12 +26,17 @@ pub(super) struct Inputs {
     /// Whether the bootstrap is rendered, and not the user's.
     rendered: bool,
     files: Vec<PathBuf>,
+    /// What is put over it; at the first look as it was read at the start.
+    over: Option<String>,
+    looked: bool,
 }
 
 /// What was found.
 pub(super) struct Found {
     /// The bootstrap, where it is rendered.
     pub(super) text: Option<Vec<u8>>,
+    /// What is put over it.
+    pub(super) over: Option<String>,
     pub(super) id: restart::Id,
 }
 
@@ -48,20 +53,27 @@ impl Inputs {
         let rendered = custom.is_none();
         let watched = config.restart.watched.iter().cloned();
         let files = custom.filter(|_| again).into_iter().chain(watched).collect();
-        Self { bootstrap, rendered, files }
+        let over = config.arguments.override_json.clone();
+        Self { bootstrap, rendered, files, over, looked: false }
     }
 
     /// Looks, here and now.
     pub(super) fn look(&mut self) -> Result<Found, Error> {
         let text = self.rendered.then(|| self.bootstrap.render().map_err(Error::Render)).transpose()?;
+        if std::mem::replace(&mut self.looked, true) {
+            self.over = self.bootstrap.over(self.over.take());
+        }
         let mut hash = DefaultHasher::new();
         hash.write(text.as_deref().unwrap_or_default());
+        if let Some(over) = &self.over {
+            hash.write(over.as_bytes());
+        }
         for file in &self.files {
             // Missing or unreadable files are skipped, as the historic agents did.
             hash.write(&bounded::usual(file).unwrap_or_default());
             hash.write_u8(0);
         }
-        Ok(Found { text, id: hash.finish() })
+        Ok(Found { text, over: self.over.clone(), id: hash.finish() })
     }
 
     /// Looks on a thread, for as long as that takes. `None`: it panicked, and the inputs are lost.
@@ -127,7 +139,8 @@ mod tests {
     #[tokio::test]
     async fn inputs_that_no_thread_could_look_at_are_looked_at_later() {
         let render = || -> Result<Vec<u8>, Box<dyn std::error::Error + Send + Sync>> { Ok(b"text".to_vec()) };
-        let inputs = Inputs { bootstrap: Box::new(render), rendered: true, files: Vec::new() };
+        let (bootstrap, files) = (Box::new(render), Vec::new());
+        let inputs = Inputs { bootstrap, rendered: true, files, over: None, looked: false };
         let none = crate::base::lane::scarce::NoThreads::from_now_on();
         let (inputs, found) = inputs.look_beside().await.expect("they are not lost");
         assert!(found.is_err());

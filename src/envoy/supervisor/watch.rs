@@ -36,10 +36,10 @@ struct Turn {
 impl FileWatch {
     /// `None` when nothing is to be watched, or a change would change nothing.
     pub(super) fn of(config: &restart::Config, watches: &Watches) -> Option<Self> {
-        if !config.hot_restart || config.watched.is_empty() {
+        let watched: BTreeSet<_> = config.watched.iter().chain(&config.inputs).cloned().collect();
+        if !config.hot_restart || watched.is_empty() {
             return None;
         }
-        let watched: BTreeSet<_> = config.watched.iter().cloned().collect();
         let mut watcher = Watching::new(watches, QUIET);
         let turn = async move {
             watcher.set(watched).await;
@@ -89,6 +89,8 @@ mod tests {
         let of = |config: &restart::Config| FileWatch::of(config, &Watches::default());
         assert!(of(&config).is_none());
         assert!(of(&restart::Config { hot_restart: true, ..config.clone() }).is_some());
-        assert!(of(&restart::Config { hot_restart: true, watched: Vec::new(), ..config }).is_none());
+        let config = restart::Config { hot_restart: true, watched: Vec::new(), ..config };
+        assert!(of(&config).is_none());
+        assert!(of(&restart::Config { inputs: vec!["/etc/template.json".into()], ..config }).is_some());
     }
 }
