@@ -1,5 +1,7 @@
 //! What the kernel tells of processes, others and this one.
 
+use nix::sys::signal::{SigSet, Signal};
+
 /// The parent of `pid`, as long as both exist. Read from `/proc`, where nothing stands still.
 pub(crate) fn parent(pid: i32) -> Option<i32> {
     parent_in(&std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
@@ -10,6 +12,15 @@ pub(crate) fn parent(pid: i32) -> Option<i32> {
 pub fn parent_in(stat: &str) -> Option<i32> {
     // The name stands in brackets and may hold any byte.
     stat.rsplit_once(") ")?.1.split(' ').nth(1)?.parse().ok()
+}
+
+/// Lets this thread hear the signals that whoever started the process has blocked, and with it the threads and programs
+/// that it starts: the mask is inherited, and a blocked SIGTERM ends nothing, neither the agent nor Envoy. Go's runtime
+/// does the same for what a program asks for. Not those that a terminal stops a process with.
+pub(crate) fn hear() {
+    let mut all = SigSet::all();
+    [Signal::SIGTSTP, Signal::SIGTTIN, Signal::SIGTTOU].into_iter().for_each(|stop| all.remove(stop));
+    let _ = all.thread_unblock();
 }
 
 /// Whether this process ignores `signal`: before it has a handler of its own, because whoever started it wants that, as `nohup`

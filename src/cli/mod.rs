@@ -31,6 +31,7 @@ use std::sync::Arc;
 
 use crate::base::error::{BoxError, chain};
 use crate::base::logging;
+use crate::base::process;
 use crate::config::args::{self, Flag, Kind, Parsed};
 use crate::config::env::Env;
 use crate::config::parts::iptables;
@@ -191,6 +192,7 @@ pub fn main() -> ExitCode {
     if let Some(status) = child {
         return ExitCode::from(status);
     }
+    process::hear();
     // As Go's runtime does: a file at the size that the process may write fails the write, also the log's, no more. A
     // handler, which a program that is started does not inherit.
     let _ = signal_hook::flag::register(signal_hook::consts::SIGXFSZ, Arc::default());

@@ -90,6 +90,25 @@ async fn a_hangup_that_is_ignored_from_the_start_ends_nothing() {
     agent.stop().await;
 }
 
+/// A mask of signals is inherited, as from a supervisor's thread that waits for them.
+#[tokio::test]
+async fn signals_that_were_blocked_at_the_start_end_agent_and_envoy_all_the_same() {
+    const BLOCKED: &str = "import os, signal, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 65))
+os.execvp(sys.argv[1], sys.argv[1:])";
+    let mock = MockIstiod::start().await;
+    let before = ["python3", "-c", BLOCKED].map(ToOwned::to_owned);
+    let mut agent = TestAgent::with().istiod(&mock).before(&before).start();
+    agent.wait_ready().await;
+    for pid in [agent.pid(), agent.envoy().expect("an Envoy")] {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", pid.as_raw_pid())).unwrap();
+        let mask = status.lines().find_map(|line| line.strip_prefix("SigBlk:")).unwrap().trim();
+        let mask = u64::from_str_radix(mask, 16).unwrap();
+        assert_eq!(mask >> (Signal::TERM.as_raw() - 1) & 1, 0, "{pid:?} hears SIGTERM: {status}");
+    }
+    agent.stop().await;
+}
+
 #[tokio::test]
 async fn other_signals_do_nothing() {
     let mock = MockIstiod::start().await;
