@@ -8,6 +8,8 @@ use std::fmt::Debug;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use tokio::time::Instant;
+
 /// Where dates come from.
 pub trait Clock: Send + Sync + Debug {
     /// The wall-clock time now.
@@ -27,6 +29,36 @@ pub(crate) fn is_behind(now: SystemTime) -> bool {
 /// time that can be stands for it.
 pub(crate) fn rfc3339(at: SystemTime) -> String {
     format!("{:.0}", jiff::Timestamp::try_from(at).unwrap_or(jiff::Timestamp::MAX))
+}
+
+/// Until when something is good that came with a life: a date, and never longer than that date was away when it came, by
+/// a clock that nobody sets. One that was ahead then and is set right would prolong it by as much.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Until {
+    date: SystemTime,
+    latest: Option<Instant>,
+}
+
+impl Until {
+    /// Until `date`, of what came at `now`.
+    #[must_use]
+    pub(crate) fn new(date: SystemTime, now: SystemTime) -> Self {
+        let away = date.duration_since(now).unwrap_or_default();
+        Self { date, latest: Instant::now().checked_add(away) }
+    }
+
+    /// The date.
+    #[must_use]
+    pub(crate) fn date(self) -> SystemTime {
+        self.date
+    }
+
+    /// What is left of it; nothing when it is over.
+    #[must_use]
+    pub(crate) fn left(self, now: SystemTime) -> Duration {
+        let left = self.date.duration_since(now).unwrap_or_default();
+        self.latest.map_or(left, |latest| left.min(latest.saturating_duration_since(Instant::now())))
+    }
 }
 
 /// The machine's clock.
@@ -67,5 +99,25 @@ impl Fixed {
 impl Clock for Fixed {
     fn now(&self) -> SystemTime {
         *self.0.lock().expect("no panic holds this lock")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn what_came_with_a_life_has_that_and_no_more_wherever_the_clock_is_set_to() {
+        let seconds = Duration::from_secs;
+        let came = UNIX_EPOCH + seconds(1_000_000);
+        let until = Until::new(came + seconds(100), came);
+        assert_eq!(until.left(came - seconds(5000)), seconds(100), "set back");
+        assert_eq!(until.left(came + seconds(100)), Duration::ZERO, "set forward, or it has slept");
+        tokio::time::advance(seconds(60)).await;
+        assert_eq!(until.left(came - seconds(5000)), seconds(40));
+        assert_eq!(until.left(came + seconds(70)), seconds(30));
+        tokio::time::advance(seconds(60)).await;
+        assert_eq!(until.left(came - seconds(5000)), Duration::ZERO);
+        assert_eq!(Until::new(came, came + seconds(9)).left(came), Duration::ZERO, "it came too late");
     }
 }

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use zeroize::Zeroizing;
 
 use super::request::Ask;
-use crate::base::clock::Clock;
+use crate::base::clock::{Clock, Until};
 use crate::base::metrics::Metrics;
 use crate::base::seldom::Seldom;
 use crate::base::tasks::{Group, caught};
@@ -40,18 +40,18 @@ pub(super) const LAST: Duration = Duration::from_secs(3);
 /// An access token as it came. Its text is in no `Debug`.
 pub(super) struct Access {
     pub(super) token: Zeroizing<String>,
-    pub(super) ends: SystemTime,
+    pub(super) ends: Until,
     pub(super) issued_type: String,
     pub(super) token_type: String,
     pub(super) scope: String,
 }
 
 /// Whole seconds until `ends`, cut towards zero; negative when it is past.
-pub(super) fn remaining(ends: SystemTime, now: SystemTime) -> i64 {
+pub(super) fn remaining(ends: Until, now: SystemTime) -> i64 {
     let seconds = |d: Duration| i64::try_from(d.as_secs()).unwrap_or(i64::MAX);
-    match ends.duration_since(now) {
-        Ok(left) => seconds(left),
-        Err(past) => -seconds(past.duration()),
+    match now.duration_since(ends.date()) {
+        Ok(past) => -seconds(past),
+        Err(_) => seconds(ends.left(now)),
     }
 }
 
@@ -245,7 +245,7 @@ impl Broker {
         let key = ask.key();
         let mut slots = lock(&self.slots);
         if let Some(slot) = slots.get(&key) {
-            let fresh = |access: &Arc<Access>| access.ends > self.now() + GRACE;
+            let fresh = |access: &Arc<Access>| access.ends.left(self.now()) > GRACE;
             if let Some(access) = slot.access.clone().filter(fresh) {
                 return Err(Ok(access));
             }
@@ -319,12 +319,12 @@ impl Broker {
             return;
         }
         let now = self.now();
-        let ended = |slot: &Slot| slot.access.as_ref().is_none_or(|access| access.ends <= now);
+        let ended = |slot: &Slot| slot.access.as_ref().is_none_or(|access| access.ends.left(now).is_zero());
         slots.retain(|_, slot| slot.flight.is_some() || !ended(slot));
         if slots.len() >= KEPT {
             let idle = slots.iter().filter(|(_, slot)| slot.flight.is_none());
             let first =
-                idle.min_by_key(|(_, slot)| slot.access.as_ref().map(|a| a.ends)).map(|(key, _)| *key);
+                idle.min_by_key(|(_, slot)| slot.access.as_ref().map(|a| a.ends.date())).map(|(key, _)| *key);
             first.map(|key| slots.remove(&key));
         }
     }

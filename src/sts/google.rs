@@ -9,6 +9,7 @@ use std::time::{Duration, SystemTime};
 
 use futures_util::future::BoxFuture;
 use http::{HeaderMap, HeaderValue, header};
+use jiff::{SignedDuration, civil};
 use rustls::crypto::CryptoProvider;
 use serde_json::{Map, Value, json};
 use zeroize::Zeroizing;
@@ -16,7 +17,7 @@ use zeroize::Zeroizing;
 use super::broker::{Access, Exchanger, Fault, Notes, Seen};
 use super::call::{self, BadMember, Call, Client};
 use super::request::Ask;
-use crate::base::clock::Clock;
+use crate::base::clock::{Clock, Until};
 use crate::base::seldom::Seldom;
 use crate::istiod::auth::claims;
 
@@ -141,6 +142,7 @@ impl Exchanger for Both {
             let (token, ends) = self.calls.access(&self.google.project_number, &federated).await?;
             let now = self.calls.clock.now();
             notes.add(Seen { kind: LAST, issued: now, ends });
+            let ends = Until::new(ends, now);
             if let Some(more) = FETCHED.may() {
                 tracing::info!(target: "security", "fetched an access token in {} ms; it is valid for {} s{more}",
                     started.elapsed().as_millis(), super::broker::remaining(ends, now));
@@ -190,8 +192,28 @@ fn rfc3339(text: &str) -> Option<SystemTime> {
         return None;
     }
     let fraction = &fraction[..fraction.len().min(9)];
-    let at: jiff::Timestamp = format!("{date}.{fraction}{zone}").parse().ok()?;
-    Some(at.into())
+    let local: civil::DateTime = format!("{date}.{fraction}").parse().ok()?;
+    // Not by a timestamp: that ends a day before the last one of 9999, which says "never".
+    let local = local.duration_since(civil::date(1970, 1, 1).at(0, 0, 0, 0));
+    at(local.checked_sub(offset(zone)?)?)
+}
+
+/// `Z`, or hours and minutes, as far as Go goes.
+fn offset(zone: &str) -> Option<SignedDuration> {
+    let Some((sign, rest)) = zone.split_at_checked(1).filter(|(sign, _)| *sign != "Z") else {
+        return Some(SignedDuration::ZERO);
+    };
+    let (hours, minutes) = rest.split_once(':')?;
+    let (hours, minutes): (i64, i64) = (hours.parse().ok()?, minutes.parse().ok()?);
+    let seconds = (hours <= 24 && minutes <= 60).then_some(hours * 3600 + minutes * 60)?;
+    Some(SignedDuration::from_secs(if sign == "-" { -seconds } else { seconds }))
+}
+
+fn at(since: SignedDuration) -> Option<SystemTime> {
+    match Duration::try_from(since) {
+        Ok(since) => SystemTime::UNIX_EPOCH.checked_add(since),
+        Err(_) => SystemTime::UNIX_EPOCH.checked_sub(since.unsigned_abs()),
+    }
 }
 
 #[cfg(test)]
@@ -209,6 +231,12 @@ mod tests {
             ("1970-01-01T00:00:01.5Z", Some(1500)),
             ("1970-01-01T00:00:01.123456789012Z", Some(1123)),
             ("1969-12-31T20:00:01-04:00", Some(1000)),
+            ("9999-12-31T23:59:59Z", Some(253_402_300_799_000)),
+            ("9999-12-31T23:59:59.9-24:00", Some(253_402_387_199_900)),
+            ("1970-01-01T24:00:00Z", None),
+            ("1970-01-02T01:00:01+24:60", Some(1000)),
+            ("1970-01-01T00:00:01+25:00", None),
+            ("1970-01-01T00:00:01+00:61", None),
             ("1970-01-01 00:00:01Z", None),
             ("1970-01-01t00:00:01z", None),
             ("1970-01-01T00:00:01", None),

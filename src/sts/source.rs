@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use rustls::crypto::CryptoProvider;
@@ -10,7 +10,7 @@ use rustls::crypto::CryptoProvider;
 use super::call::Client;
 use super::google::{Audience, Calls};
 use super::request::Ask;
-use crate::base::clock::Clock;
+use crate::base::clock::{Clock, Until};
 use crate::istiod::auth::{Error, Token, TokenSource};
 
 /// A federated token is used again while more than this remains of it: a request to the CA takes less.
@@ -21,7 +21,7 @@ pub(crate) struct Exchanging {
     inner: Arc<dyn TokenSource>,
     audience: Audience,
     calls: Calls,
-    kept: tokio::sync::Mutex<Option<([u8; 32], Token, SystemTime)>>,
+    kept: tokio::sync::Mutex<Option<([u8; 32], Token, Until)>>,
 }
 
 impl fmt::Debug for Exchanging {
@@ -53,7 +53,7 @@ impl TokenSource for Exchanging {
             let mut kept = self.kept.lock().await;
             if let Some((key, token, ends)) = &*kept
                 && *key == ask.key()
-                && *ends > self.calls.clock.now() + GRACE
+                && ends.left(self.calls.clock.now()) > GRACE
             {
                 return Ok(Some(token.clone()));
             }
@@ -61,6 +61,7 @@ impl TokenSource for Exchanging {
             let Some(token) = Token::new(&token) else {
                 return Err(Error::new("the federated token is empty"));
             };
+            let ends = Until::new(ends, self.calls.clock.now());
             *kept = Some((ask.key(), token.clone(), ends));
             Ok(Some(token))
         })

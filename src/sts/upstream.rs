@@ -10,7 +10,7 @@ use super::broker::{Access, Exchanger, Fault, Notes, Seen};
 use super::call::{self, Call, Client};
 use super::google::{ACCESS, after};
 use super::request::Ask;
-use crate::base::clock::Clock;
+use crate::base::clock::{Clock, Until};
 use crate::fetch::url::{Url, shown};
 use crate::net::percent;
 
@@ -97,7 +97,7 @@ impl Exchanger for Passthrough {
             notes.add(Seen { kind: WHAT, issued: now, ends });
             Ok(Access {
                 token,
-                ends,
+                ends: Until::new(ends, now),
                 issued_type: text("issued_token_type", ACCESS)?,
                 token_type: text("token_type", "Bearer")?,
                 scope: text("scope", "")?,

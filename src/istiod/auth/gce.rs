@@ -7,7 +7,7 @@
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use ::http::{Request, StatusCode};
 use bytes::Bytes;
@@ -16,7 +16,7 @@ use tokio::net::TcpStream;
 use zeroize::Zeroizing;
 
 use super::{Error, Token, TokenSource, claims};
-use crate::base::clock::Clock;
+use crate::base::clock::{Clock, Until};
 use crate::base::error::chain;
 use crate::base::lane::Lane;
 use crate::base::place::{self, Mode};
@@ -224,7 +224,7 @@ impl TokenSource for GoogleComputeEngine {
 pub(crate) struct AccessToken {
     server: MetadataServer,
     clock: Arc<dyn Clock>,
-    cached: tokio::sync::Mutex<Option<(Token, SystemTime)>>,
+    cached: tokio::sync::Mutex<Option<(Token, Until)>>,
 }
 
 impl fmt::Debug for AccessToken {
@@ -240,15 +240,16 @@ impl AccessToken {
         Self { server, clock, cached: tokio::sync::Mutex::default() }
     }
 
-    async fn fetch(&self) -> Result<(Token, SystemTime), NoToken> {
+    async fn fetch(&self) -> Result<(Token, Until), NoToken> {
         let body = self.server.get("instance/service-accounts/default/token").await?;
         let answer: serde_json::Map<String, serde_json::Value> =
             serde_json::from_slice(&body).map_err(|_| NoToken::NotJson)?;
         let text = answer.get("access_token").and_then(serde_json::Value::as_str).unwrap_or_default();
         let token = Token::new(text).ok_or(NoToken::NoMember)?;
         let life = answer.get("expires_in").and_then(serde_json::Value::as_u64).unwrap_or(0);
-        let until = self.clock.now() + Duration::from_secs(life.min(86_400).saturating_sub(60));
-        Ok((token, until))
+        let now = self.clock.now();
+        let until = now + Duration::from_secs(life.min(86_400).saturating_sub(60));
+        Ok((token, Until::new(until, now)))
     }
 }
 
@@ -257,7 +258,7 @@ impl TokenSource for AccessToken {
         Box::pin(async {
             let mut cached = self.cached.lock().await;
             if let Some((token, until)) = &*cached
-                && self.clock.now() < *until
+                && !until.left(self.clock.now()).is_zero()
             {
                 return Ok(Some(token.clone()));
             }

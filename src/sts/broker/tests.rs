@@ -21,7 +21,7 @@ impl Exchanger for Double {
             let life = (*lock(&self.life)).ok_or_else(|| lock(&self.fault).clone())?;
             Ok(Access {
                 token: Zeroizing::new(format!("{}-{nth}", ask.subject.as_str())),
-                ends: self.clock.now() + Duration::from_secs(life),
+                ends: Until::new(self.clock.now() + Duration::from_secs(life), self.clock.now()),
                 issued_type: String::new(),
                 token_type: String::new(),
                 scope: String::new(),
@@ -91,6 +91,24 @@ async fn a_kept_token_is_for_its_subject_and_until_five_minutes_before_its_end()
     double.clock.advance(Duration::from_secs(1));
     assert_eq!(get(&broker, "a").await.unwrap(), "a-3");
     assert_eq!(get(&broker, "a").await.unwrap(), "a-3");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_clock_that_was_ahead_and_is_set_right_prolongs_no_token() {
+    let (double, broker) = rig(3600);
+    assert_eq!(get(&broker, "a").await.unwrap(), "a-1");
+    let set = double.clock.now() - Duration::from_secs(500_000);
+    double.clock.set(set);
+    assert_eq!(get(&broker, "a").await.unwrap(), "a-1", "it has its hour");
+    tokio::time::advance(Duration::from_secs(3299)).await;
+    let kept = broker.get(Ask::own("a", "")).await.unwrap();
+    assert_eq!(
+        (kept.token.as_str(), remaining(kept.ends, set)),
+        ("a-1", 301),
+        "callers are told what is left"
+    );
+    tokio::time::advance(Duration::from_secs(1)).await;
+    assert_eq!(get(&broker, "a").await.unwrap(), "a-2");
 }
 
 #[tokio::test]
