@@ -296,9 +296,22 @@ impl Shared {
 // Takes over what resolv.conf says from now on. It is a mount of its own in a pod, whose folder tells nothing.
 async fn follow(path: PathBuf, mut known: Vec<u8>, shared: Arc<Shared>) {
     let look = |path: PathBuf| READS.run(move || bounded::usual(&path));
+    // Whether it was missing at the last look, and that this was told.
+    let (mut gone, mut told) = (false, false);
     loop {
         tokio::time::sleep(LOOK).await;
-        let Ok(Ok(now)) = look(path.clone()).await else { continue };
+        let now = match look(path.clone()).await {
+            Ok(Ok(now)) => now,
+            Ok(Err(error)) => {
+                // Whoever replaces it may take it away first.
+                if std::mem::replace(&mut gone, true) && !std::mem::replace(&mut told, true) {
+                    tracing::warn!(target: "dns", "{} cannot be read any more: {error}; the last resolvers stay", path.display());
+                }
+                continue;
+            }
+            Err(_) => continue,
+        };
+        (gone, told) = (false, false);
         if known == now {
             continue;
         }

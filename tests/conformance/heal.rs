@@ -7,7 +7,7 @@ use rustix::process::{Signal, kill_process};
 
 use crate::support::agent::TOKEN;
 use crate::support::mesh::Loop;
-use crate::support::{Envoy, MockIstiod, TestAgent, Token, eventually};
+use crate::support::{Envoy, MockIstiod, TestAgent, Token, eventually, root_for};
 
 struct World {
     mock: MockIstiod,
@@ -83,4 +83,23 @@ async fn a_stopped_envoy_is_let_go_and_gets_everything_when_it_goes_on() {
     kill_process(envoy, Signal::CONT).unwrap();
     world.shows("two").await;
     world.agent.stop().await;
+}
+
+/// A user has 128 lists of watches, and all agents of a node are one user.
+#[tokio::test]
+async fn where_the_system_watches_no_files_this_is_said_once_and_they_are_looked_at() {
+    const NONE: &str = "echo 0 > /proc/sys/user/max_inotify_instances && exec \"$@\"";
+    if !root_for("a limit of the system's") {
+        return;
+    }
+    let mock = MockIstiod::start().await;
+    let before = ["unshare", "--user", "--map-root-user", "sh", "-c", NONE, "sh"].map(ToOwned::to_owned);
+    let mut agent = TestAgent::with().istiod(&mock).before(&before).start();
+    agent.wait_ready().await;
+    agent.wait_log("raise fs.inotify.max_user_instances").await;
+    std::fs::remove_file(agent.path("etc/istio/proxy/XDS")).unwrap();
+    agent.wait_log("etc/istio/proxy/XDS was removed by somebody; binding it again").await;
+    let said = agent.log().text();
+    assert_eq!(said.matches("fs.inotify.max_user_instances").count(), 1, "{said}");
+    agent.stop().await;
 }

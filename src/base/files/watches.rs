@@ -48,6 +48,10 @@ const REPLACES: ReadFlags = ReadFlags::CREATE
     .union(ReadFlags::DELETE_SELF)
     .union(ReadFlags::MOVE_SELF);
 
+/// What the system may have no more of, as it is told.
+const LISTS: &str = "fs.inotify.max_user_instances, or the limit of open files";
+const PLACES: &str = "fs.inotify.max_user_watches";
+
 /// The list. Clones share it.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Watches(Arc<Mutex<State>>);
@@ -57,6 +61,26 @@ struct State {
     kernel: Option<Kernel>,
     members: BTreeMap<u64, Interests>,
     next: u64,
+    /// What was told to be reached.
+    reached: BTreeSet<&'static str>,
+}
+
+impl State {
+    /// The kernel has no more for this user: told once, since everything is looked at as well.
+    fn reached(&mut self, limit: &'static str, error: &io::Error) {
+        if self.reached.insert(limit) {
+            tracing::warn!(
+                "files are only looked at from time to time, as the system watches no more of them for this user: {error}; \
+                 raise {limit}; until then a changed file, or a removed socket, is noticed up to half a minute later"
+            );
+        }
+    }
+
+    fn listed(&mut self) {
+        if self.reached.remove(LISTS) {
+            tracing::info!("files are watched again");
+        }
+    }
 }
 
 /// The kernel's list, and what its watches are of.
@@ -179,9 +203,12 @@ impl Member {
             // The ends of watches that were left are no news.
             state.read();
             let kernel = match state.kernel.take().map_or_else(Kernel::new, Ok) {
-                Ok(kernel) => state.kernel.insert(kernel),
+                Ok(kernel) => {
+                    state.listed();
+                    state.kernel.insert(kernel)
+                }
                 Err(error) => {
-                    tracing::debug!("files are not watched, only looked at from time to time: {error}");
+                    state.reached(LISTS, &error);
                     return 1;
                 }
             };
@@ -205,6 +232,9 @@ impl Member {
                 }
                 Err(error) => {
                     failed += 1;
+                    if error == Errno::NOSPC {
+                        self.watches.lock().reached(PLACES, &error.into());
+                    }
                     tracing::debug!("cannot watch the folder {}: {error}", folder.display());
                 }
             }

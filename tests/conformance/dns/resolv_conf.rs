@@ -29,6 +29,24 @@ async fn read_again(old: &Nameserver, new: &Nameserver, parallel: &str) {
     dns.world.agent.stop().await;
 }
 
+#[tokio::test]
+async fn a_resolv_conf_that_cannot_be_read_any_more_is_said_once_and_the_last_resolvers_stay() {
+    let Some(nameserver) = Nameserver::start().await else { return };
+    let mut dns = start_with(&[&nameserver], |b| b.env(ADAPTIVE.0, ADAPTIVE.1)).await;
+    dns.tell(&table("1", "shop.ns.svc.cluster.local", "10.0.0.1")).await;
+    let path = dns.world.agent.path("resolv.conf");
+    // In its place, as a mount is written: no such file is read to its end.
+    std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(17 << 20).unwrap();
+    dns.world.agent.wait_log("cannot be read any more").await;
+    let sent = query(1, "www.example.com", A);
+    let (reply, _) = tokio::join!(dns.client.ask(&sent), nameserver.answer(|query| vec![bare(query, 3)]));
+    assert_eq!(reply, bare(&sent, 3));
+    std::fs::write(&path, format!("nameserver {}\nsearch other\n", nameserver.ip)).unwrap();
+    dns.world.agent.wait_log("has changed: resolvers are").await;
+    assert_eq!(dns.world.agent.log().text().matches("cannot be read any more").count(), 1);
+    dns.world.agent.stop().await;
+}
+
 /// As on a machine whose programs ask the agent, and whose own nameservers nobody has written down.
 #[tokio::test]
 async fn a_resolv_conf_that_names_the_agent_itself_is_told_and_no_query_goes_round() {
