@@ -108,7 +108,7 @@ kinds! {
     // The machine.
     DiskFull Broken
         "a file cannot be written because the disk, or the volume's quota, is full",
-        "free space or raise the volume's size limit (emptyDir sizeLimit); the agent tries again by itself";
+        "free space or raise the volume's size limit (emptyDir sizeLimit; of 'File too large': ulimit -f); the agent tries again by itself";
     DiskReadOnly Broken
         "a file cannot be written because the file system is read-only",
         "mount a writable volume at the path (an emptyDir for /etc/istio/proxy and /var/run/secrets)";
@@ -120,7 +120,7 @@ kinds! {
         "raise the limit of open files (ulimit -n, LimitNOFILE= in the systemd unit)";
     Processes Broken
         "the limit of processes and threads is reached",
-        "raise the limit (podPidsLimit of the kubelet, TasksMax= of the systemd unit, ulimit -u), or end what uses it up; the agent tries again by itself";
+        "raise the limit (podPidsLimit of the kubelet, TasksMax= of the systemd unit, ulimit -u), or end what uses it up (of 'Operation not permitted': its seccomp profile must know clone3, as Docker's does since 20.10.10); the agent tries again by itself";
     ClockWrong Broken
         "this machine's clock is wrong",
         "set the clock (chronyc makestep, timedatectl set-ntp true); certificates and tokens are valid only between two dates";
