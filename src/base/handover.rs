@@ -23,7 +23,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 pub(crate) use exec::{become_program, block_signals, unblock_signals};
-pub(crate) use parcel::{Parcel, pack, read_sealed, receive, sealed};
+pub(crate) use parcel::{Parcel, is_left, pack, read_sealed, receive, sealed};
 
 #[derive(Debug)]
 struct Registry {

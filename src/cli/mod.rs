@@ -30,8 +30,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use crate::base::error::{BoxError, chain};
-use crate::base::logging;
-use crate::base::process;
+use crate::base::{handover, logging, process};
 use crate::config::args::{self, Flag, Kind, Parsed};
 use crate::config::env::Env;
 use crate::config::parts::iptables;
@@ -192,7 +191,10 @@ pub fn main() -> ExitCode {
     if let Some(status) = child {
         return ExitCode::from(status);
     }
-    process::hear();
+    // Signals that come between two programs wait for the handlers of the next.
+    if !handover::is_left() {
+        process::hear();
+    }
     // As Go's runtime does: a file at the size that the process may write fails the write, also the log's, no more. A
     // handler, which a program that is started does not inherit.
     let _ = signal_hook::flag::register(signal_hook::consts::SIGXFSZ, Arc::default());

@@ -56,22 +56,25 @@ fn put(to: &OwnedFd, text: &[u8], fd: BorrowedFd<'_>, flags: SendFlags) -> io::R
     Ok(())
 }
 
+/// Whether a predecessor has left a parcel on standard input.
+pub(crate) fn is_left() -> bool {
+    let stdin = io::stdin();
+    let mut first = [0; MAGIC.len()];
+    rustix::fs::fstat(&stdin).is_ok_and(|of| FileType::from_raw_mode(of.st_mode) == FileType::Socket)
+        && recv(&stdin, &mut first, RecvFlags::PEEK | RecvFlags::DONTWAIT)
+            .is_ok_and(|(n, _)| n == MAGIC.len() && first == MAGIC)
+}
+
 /// The parcel that a predecessor has left on standard input, which is afterwards what it was before; `None`: there
 /// is no predecessor.
 ///
 /// # Errors
 /// What comes is no parcel, or not whole.
 pub(crate) fn receive() -> Option<io::Result<Parcel>> {
-    let stdin = io::stdin();
-    let socket =
-        rustix::fs::fstat(&stdin).is_ok_and(|of| FileType::from_raw_mode(of.st_mode) == FileType::Socket);
-    let mut first = [0; MAGIC.len()];
-    if !socket
-        || !recv(&stdin, &mut first, RecvFlags::PEEK | RecvFlags::DONTWAIT)
-            .is_ok_and(|(n, _)| n == MAGIC.len() && first == MAGIC)
-    {
+    if !is_left() {
         return None;
     }
+    let stdin = io::stdin();
     Some(unpack(stdin.as_fd()).and_then(|mut parcel| {
         let before = match parcel.remove(STDIN) {
             Some((_, fd)) => fd,
