@@ -224,6 +224,10 @@ async fn what_the_configuration_is_made_from_is_watched_and_read_anew() {
     overridden.wait_log("--restart-epoch 2 ").await;
     assert_eq!(over(&overridden), r#"{"flags_path":"/two"}"#);
     overridden.wait_log("what was read before stays in use").await;
+    std::fs::remove_file(own.path("own.json")).unwrap();
+    assert_eq!(own.post("/debug/hot_restart").await.expect("an answer").text(), "OK");
+    own.wait_log("the changed configuration is not applied, Envoy goes on with the last one").await;
+    assert!(!own.log().contains("epoch 2 takes over"), "{}", own.log().text());
     for agent in [overridden, own, templated] {
         agent.stop().await;
     }

@@ -25,6 +25,7 @@ pub(super) struct Inputs {
     bootstrap: Box<dyn Bootstrap>,
     /// Whether the bootstrap is rendered, and not the user's.
     rendered: bool,
+    custom: Option<PathBuf>,
     files: Vec<PathBuf>,
     /// What is put over it; at the first look as it was read at the start.
     over: Option<String>,
@@ -51,22 +52,34 @@ impl Inputs {
         };
         let again = config.restart.hot_restart || config.restart.recovery;
         let rendered = custom.is_none();
-        let watched = config.restart.watched.iter().cloned();
-        let files = custom.filter(|_| again).into_iter().chain(watched).collect();
+        let custom = custom.filter(|_| again);
+        let files = config.restart.watched.clone();
         let over = config.arguments.override_json.clone();
-        Self { bootstrap, rendered, files, over, looked: false }
+        Self { bootstrap, rendered, custom, files, over, looked: false }
     }
 
     /// Looks, here and now.
     pub(super) fn look(&mut self) -> Result<Found, Error> {
         let text = self.rendered.then(|| self.bootstrap.render().map_err(Error::Render)).transpose()?;
-        if std::mem::replace(&mut self.looked, true) {
+        let again = std::mem::replace(&mut self.looked, true);
+        if again {
             self.over = self.bootstrap.over(self.over.take());
         }
         let mut hash = DefaultHasher::new();
         hash.write(text.as_deref().unwrap_or_default());
         if let Some(over) = &self.over {
             hash.write(over.as_bytes());
+        }
+        if let Some(file) = &self.custom {
+            match bounded::usual(file) {
+                Ok(text) => hash.write(&text),
+                // No Envoy would start with it; the one that runs has read it. At the start it is for Envoy to say so.
+                Err(why) if again => {
+                    return Err(Error::Render(format!("customConfigFile {}: {why}", file.display()).into()));
+                }
+                Err(_) => {}
+            }
+            hash.write_u8(0);
         }
         for file in &self.files {
             // Missing or unreadable files are skipped, as the historic agents did.
@@ -140,7 +153,7 @@ mod tests {
     async fn inputs_that_no_thread_could_look_at_are_looked_at_later() {
         let render = || -> Result<Vec<u8>, Box<dyn std::error::Error + Send + Sync>> { Ok(b"text".to_vec()) };
         let (bootstrap, files) = (Box::new(render), Vec::new());
-        let inputs = Inputs { bootstrap, rendered: true, files, over: None, looked: false };
+        let inputs = Inputs { bootstrap, rendered: true, custom: None, files, over: None, looked: false };
         let none = crate::base::lane::scarce::NoThreads::from_now_on();
         let (inputs, found) = inputs.look_beside().await.expect("they are not lost");
         assert!(found.is_err());
