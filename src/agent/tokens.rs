@@ -1,8 +1,10 @@
 //! Where the workload's token comes from.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::base::clock::Clock;
+use crate::config::parts;
 use crate::config::parts::identity::{Fetcher, Identity};
 use crate::istiod::auth::{GoogleComputeEngine, Mock, TokenFile, TokenSource};
 
@@ -31,5 +33,23 @@ pub(super) fn source(identity: &Identity, clock: &Arc<dyn Clock>) -> Tokens {
             let engine = Arc::new(engine);
             Tokens { source: engine.clone(), refresh: Some(engine) }
         }
+    }
+}
+
+/// The file whose change means another token. What the agent itself writes at every call says nothing new.
+pub(super) fn followed(tokens: &parts::identity::Tokens) -> Option<PathBuf> {
+    matches!(tokens.fetcher, Fetcher::File).then(|| tokens.path.clone())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::istiod::auth::MetadataServer;
+
+    #[test]
+    fn a_token_that_the_agent_itself_writes_at_each_call_is_no_news() {
+        let of = |fetcher| followed(&parts::identity::Tokens { path: "token".into(), fetcher });
+        assert_eq!(of(Fetcher::File), Some("token".into()));
+        assert_eq!(of(Fetcher::GoogleComputeEngine(MetadataServer::default())), None);
     }
 }

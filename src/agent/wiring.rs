@@ -9,6 +9,7 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use tokio::sync::watch;
+use tokio::time::Instant;
 
 use super::dns::{Last, NameTables};
 use super::stages::Stages;
@@ -23,6 +24,8 @@ use crate::xds::{self, Tap, TrustBundle};
 
 /// A burst of file events counts once.
 const QUIET: Duration = Duration::from_millis(50);
+/// Between two wakes, however often files change: what is hurried by them is a dial and a request to the CA.
+const APART: Duration = Duration::from_secs(1);
 /// Between two tries to watch what could not be watched.
 const AGAIN: Duration = Duration::from_secs(60);
 
@@ -98,17 +101,21 @@ impl Wires {
             });
         }
         let mut watching = Watching::new(watches, QUIET);
-        let token = config.identity.tokens.path.clone();
-        let paths =
-            std::iter::once(token).chain(roots.files()).collect::<std::collections::BTreeSet<PathBuf>>();
+        let token = super::tokens::followed(&config.identity.tokens);
+        let paths = token.into_iter().chain(roots.files()).collect::<std::collections::BTreeSet<PathBuf>>();
         let (waker, roots, secrets, xds) = (self.waker, roots.clone(), secrets.clone(), xds.clone());
         let stop = stages.xds.token();
         stages.xds.lasting("token and root files", async move {
             watching.set(paths).await;
+            let mut pace = Pace::default();
             loop {
                 tokio::select! {
                     () = stop.cancelled() => return,
                     () = watching.news() => {
+                        tokio::select! {
+                            () = stop.cancelled() => return,
+                            () = pace.turn() => {}
+                        }
                         waker.send_modify(|n| *n = n.wrapping_add(1));
                         secrets.mended();
                         let looks = async {
@@ -126,5 +133,38 @@ impl Wires {
                 watching.refresh().await;
             }
         });
+    }
+}
+
+/// Keeps wakes apart: the first one is at once, and one that is held back comes.
+#[derive(Debug, Default)]
+struct Pace(Option<Instant>);
+
+impl Pace {
+    async fn turn(&mut self) {
+        if let Some(last) = self.0 {
+            tokio::time::sleep_until(last + APART).await;
+        }
+        self.0 = Some(Instant::now());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn files_that_change_without_a_pause_wake_once_a_second() {
+        let (mut pace, began) = (Pace::default(), Instant::now());
+        pace.turn().await;
+        assert_eq!(began.elapsed(), Duration::ZERO, "the first is not held back");
+        tokio::time::sleep(APART * 5).await;
+        pace.turn().await;
+        assert_eq!(began.elapsed(), APART * 5, "nor is one that comes after a while");
+        for wakes in 1..=30 {
+            tokio::time::sleep(QUIET).await;
+            pace.turn().await;
+            assert_eq!(began.elapsed(), APART * (5 + wakes));
+        }
     }
 }
