@@ -8,7 +8,7 @@
 //! The caller bounds the time, and chooses the addresses.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{Ipv6Addr, SocketAddr};
 
 use bytes::Bytes;
 use http::{HeaderValue, Method, Request, Response, header};
@@ -18,6 +18,7 @@ use tokio::net::TcpStream;
 
 use super::framing;
 use super::interim::Slowed;
+use crate::base::lane;
 
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
@@ -32,6 +33,21 @@ pub(crate) enum Error {
     Framing(#[from] framing::Framing),
     #[error("the answer is longer than {0} bytes")]
     TooLong(usize),
+}
+
+/// Connects to `host`, a literal or a name, perhaps with a port; without one it is 80.
+///
+/// # Errors
+/// The resolver's, or that of the last address.
+pub(crate) async fn reach(host: &str) -> io::Result<TcpStream> {
+    let bare = |host: &str| host.trim_start_matches('[').trim_end_matches(']').to_owned();
+    let (host, port) = match host.rsplit_once(':').map(|(name, port)| (name, port.parse::<u16>())) {
+        _ if host.parse::<Ipv6Addr>().is_ok() => (host.to_owned(), 80),
+        Some((name, Ok(port))) if !name.starts_with('[') || name.ends_with(']') => (bare(name), port),
+        _ => (bare(host), 80),
+    };
+    // Not by the runtime's own resolver, which panics where the system gives no thread.
+    connect(lane::NAMES.look_up(&host, port).await?).await
 }
 
 /// Connects to the first of these that takes a connection; the error is the last one's.

@@ -5,7 +5,6 @@
 use ::http::header::{HOST, HeaderMap, HeaderName, HeaderValue};
 use ::http::{Method, Request, StatusCode};
 use bytes::Bytes;
-use tokio::net::TcpStream;
 
 use super::{CONNECT, REQUEST};
 use crate::net::http;
@@ -66,10 +65,7 @@ async fn exchange(
     path: &str,
     headers: &[(&'static str, &str)],
 ) -> Result<Answer, Failure> {
-    let has_port = host.rsplit_once(':').is_some_and(|(_, port)| port.bytes().all(|b| b.is_ascii_digit()));
-    let has_port = has_port && (!host.starts_with('[') || host.contains("]:"));
-    let address = if has_port { host.to_owned() } else { format!("{host}:80") };
-    let io = tokio::time::timeout(CONNECT, TcpStream::connect(&address)).await??;
+    let io = tokio::time::timeout(CONNECT, http::reach(host)).await??;
     let mut request = Request::builder().method(method).uri(path).header(HOST, host);
     for (name, value) in headers {
         request = request.header(HeaderName::from_static(name), HeaderValue::from_str(value)?);

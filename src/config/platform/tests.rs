@@ -128,3 +128,15 @@ async fn nobody_there_and_nobody_answering_are_both_no_platform() {
         assert_eq!(answer, Platform::default(), "{cloud}");
     }
 }
+
+/// Later on an application may have used up the pod's processes.
+#[tokio::test]
+async fn a_server_with_a_name_is_looked_for_without_the_runtimes_threads() {
+    let server = Server::new(Some(&[("GET /a", "b")]), "").await;
+    let host = server.host.replace("127.0.0.1", "localhost");
+    let got = http::get(&host, "/a", &[]).await.and_then(|answer| answer.text());
+    assert_eq!(got.as_deref(), Some("b"));
+    let _none = crate::base::lane::scarce::NoThreads::from_now_on();
+    assert!(http::get(&host, "/a", &[]).await.is_none());
+    assert!(http::get(&server.host, "/a", &[]).await.is_some(), "a literal needs none");
+}

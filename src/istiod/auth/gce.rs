@@ -12,7 +12,6 @@ use std::time::Duration;
 use ::http::{Request, StatusCode};
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
-use tokio::net::TcpStream;
 use zeroize::Zeroizing;
 
 use super::{Error, Token, TokenSource, claims};
@@ -64,18 +63,12 @@ impl MetadataServer {
     }
 
     async fn fetch(&self, path: &str) -> Result<Zeroizing<Vec<u8>>, Cause> {
-        let bare_v6 = self.host.parse::<std::net::Ipv6Addr>().is_ok();
-        let address = match self.host.rsplit_once(':') {
-            _ if bare_v6 => format!("[{}]:80", self.host),
-            Some((_, port)) if port.parse::<u16>().is_ok() => self.host.clone(),
-            _ => format!("{}:80", self.host),
-        };
         let request = Request::get(format!("/computeMetadata/v1/{path}"))
             .header("host", &self.host)
             .header("metadata-flavor", "Google")
             .header("user-agent", "pilot-agent")
             .body(Bytes::new())?;
-        let io = TcpStream::connect(&address).await?;
+        let io = http::reach(&self.host).await?;
         let answer = http::exchange(io, request, MAX_ANSWER).await?;
         if answer.status() != StatusCode::OK {
             return Err(Cause::Status(answer.status()));
@@ -278,7 +271,7 @@ mod tests {
     use base64::engine::general_purpose::URL_SAFE_NO_PAD;
     use std::time::UNIX_EPOCH;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
-    use tokio::net::TcpListener;
+    use tokio::net::{TcpListener, TcpStream};
 
     async fn answer(listener: &TcpListener, with: &str) -> String {
         asked(listener, with).await.0
@@ -369,6 +362,19 @@ mod tests {
         let reply = "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}";
         let (got, _) = tokio::join!(source.token(), answer(&listener, reply));
         assert!(got.unwrap_err().to_string().contains("no access_token"));
+    }
+
+    #[tokio::test]
+    async fn a_server_with_a_name_is_looked_for_where_no_thread_is_left_without_a_panic() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let host = format!("localhost:{}", listener.local_addr().unwrap().port());
+        let server = MetadataServer { host };
+        let (got, _) =
+            tokio::join!(server.get("a"), answer(&listener, "HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\na"));
+        assert_eq!(got.unwrap().as_slice(), b"a");
+        let _none = crate::base::lane::scarce::NoThreads::from_now_on();
+        let error = server.get("a").await.unwrap_err().to_string();
+        assert!(error.contains("no thread for name look-ups"), "{error}");
     }
 
     #[tokio::test]
