@@ -111,6 +111,17 @@ pub(super) enum Event {
 
 pub(super) type Reply = oneshot::Sender<Result<Fetched, Arc<Error>>>;
 
+/// Adds one who waits. Before there is need of more room, those who are gone are forgotten: whoever asks and leaves, again
+/// and again, fills none.
+pub(super) fn hold_back<T>(waiting: &mut Vec<T>, one: T, is_gone: impl Fn(&T) -> bool) {
+    if waiting.len() == waiting.capacity() {
+        waiting.retain(|other| !is_gone(other));
+        // So the next look comes after as many as there are.
+        waiting.reserve(waiting.len().max(8));
+    }
+    waiting.push(one);
+}
+
 /// Of which group they are, and what was found for each.
 type Together = (u64, Vec<Found>);
 
@@ -234,7 +245,8 @@ impl Store {
     /// Holds a reply back until the resource is read, at most [`PATIENCE`].
     pub(super) fn wait(&mut self, name: &ResourceName, reply: Reply) {
         if let Some(entry) = self.entries.get_mut(name) {
-            entry.waiting.push((Instant::now() + PATIENCE, reply));
+            let one = (Instant::now() + PATIENCE, reply);
+            hold_back(&mut entry.waiting, one, |(_, reply)| reply.is_closed());
             self.unsettled.insert(name.clone());
         }
     }

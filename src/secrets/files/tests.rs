@@ -309,6 +309,16 @@ async fn a_root_file_cut_off_is_taken_only_if_it_stays_so() {
     assert!(matches!(event, Event::Loaded(_, Loaded::Roots(_))), "{event:?}");
 }
 
+#[test]
+fn those_who_are_gone_take_no_room_and_all_others_keep_theirs() {
+    let mut waiting = Vec::new();
+    for nth in 0..100_000_u32 {
+        hold_back(&mut waiting, nth, |one| one % 1000 != 0);
+    }
+    assert!(waiting.capacity() <= 512, "{}", waiting.capacity());
+    assert_eq!(waiting.iter().filter(|one| **one % 1000 == 0).count(), 100);
+}
+
 #[tokio::test(start_paused = true)]
 async fn trouble_is_reported_once_after_ten_seconds() {
     let mut world = World::pair();

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use super::{Command, Manager};
 use crate::base::disk::Looks;
-use crate::secrets::files::{Reply, Source, half};
+use crate::secrets::files::{Reply, Source, half, hold_back};
 use crate::secrets::name::SYSTEM;
 use crate::secrets::{Error, ResourceName};
 
@@ -253,7 +253,8 @@ impl Manager {
         if until == Some(mono) {
             self.answer(&name, reply);
         } else {
-            self.waiting.push(Waiter { name, reply, until });
+            let waiter = Waiter { name, reply, until };
+            hold_back(&mut self.waiting, waiter, |waiter| waiter.reply.is_closed());
         }
     }
 

@@ -470,6 +470,27 @@ async fn a_key_is_used_again_only_where_no_ca_has_seen_its_request() {
     assert_ne!(keys[refused + 1], keys[refused]);
 }
 
+/// Whoever asks and leaves, again and again, while a CA hangs.
+#[tokio::test(start_paused = true)]
+async fn who_has_left_takes_no_room_while_a_ca_hangs() {
+    let dir = tempfile::tempdir().unwrap();
+    let ca = FakeCa::new(Fixed::at(SystemTime::now()));
+    let clock = Arc::new(Fixed::at(SystemTime::now()));
+    let (_handle, mut manager) =
+        Manager::new(config(dir.path()), Some(Arc::new(ca)), &Registry::new(), clock);
+    let mut patient = Vec::new();
+    for nth in 0..100_000 {
+        let (reply, answer) = tokio::sync::oneshot::channel();
+        manager.fetch_from_ca(ResourceName::Default, reply);
+        if nth % 1000 == 0 {
+            patient.push(answer);
+        }
+    }
+    assert!(manager.waiting.capacity() <= 1000, "{}", manager.waiting.capacity());
+    let waits = manager.waiting.iter().filter(|waiter| !waiter.reply.is_closed()).count();
+    assert_eq!(waits, patient.len(), "nobody else is forgotten");
+}
+
 #[tokio::test(start_paused = true)]
 async fn nothing_printed_holds_a_key() {
     let world = World::new(Act::Issue(DAY));
