@@ -127,6 +127,8 @@ pub(crate) struct Manager {
     unused_key: Option<Key>,
     /// Somebody has asked for `default`: from then on it is renewed whoever listens.
     asked: bool,
+    /// Somebody has asked for the CA's roots since the certificate that they came with was due: the next one brings new ones.
+    roots_due: bool,
     output: Option<Writer>,
     /// `IDENTITY_PERSIST`.
     persist: Option<Writer>,
@@ -174,6 +176,7 @@ impl Manager {
             waiting: Vec::new(),
             unused_key: None,
             asked: config.proxyless,
+            roots_due: false,
             persist: config.persist.as_ref().map(|persist| {
                 Writer::new(super::persist::output(persist), config.trouble.sibling())
                     .of(super::persist::SETTING)

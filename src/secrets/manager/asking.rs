@@ -235,6 +235,8 @@ impl Manager {
         let (now, mono) = (self.clock.now(), Instant::now());
         let root = name == ResourceName::RootCa;
         self.asked |= !root;
+        // Of roots, too, the next who asks is given those of now, where nobody's certificate brings them.
+        self.roots_due |= root && self.workload.due(now, mono);
         let until = if root && self.workload.current.is_some() {
             Some(mono)
         } else if self.workload.valid(now).is_none() {

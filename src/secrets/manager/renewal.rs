@@ -19,7 +19,8 @@ impl Manager {
         if self.workload.current.is_none() {
             return certificate || self.roots_wanted();
         }
-        certificate && (self.asked || self.output.is_some())
+        (certificate && (self.asked || self.output.is_some()))
+            || (self.roots_due && self.provider(&ResourceName::RootCa) == Origin::Ca)
     }
 
     // Of a certificate that nobody serves. Before anybody asks for them the Go agent goes on to the roots only when it has
@@ -132,6 +133,7 @@ impl Manager {
         self.metrics.issued(now, leaf.not_after);
         self.config.trouble.end();
         let first = self.workload.current.is_none();
+        self.roots_due = false;
         self.workload.succeeded(issued, mono);
         self.troubles.chain_changed();
         // The root goes first: a peer's new certificate must not arrive before its anchor.

@@ -319,6 +319,40 @@ async fn renewal_needs_somebody_who_asked_once_or_a_file_that_is_read() {
     until("files that were renewed", || chain() != first).await;
 }
 
+/// A root that the CA has replaced reaches those who ask for nothing else, or whose certificate is mounted.
+#[tokio::test(start_paused = true)]
+async fn who_asks_for_roots_alone_brings_new_ones_when_they_are_due() {
+    for pair in [false, true] {
+        let world = World::with(Act::Issue(DAY), |dir, config| {
+            if pair {
+                mounted::pair(dir);
+            }
+            config
+        });
+        let (old, mut updates) = world.roots().await;
+        world.ca.act(Act::NewRoot);
+        world.pass(DAY / 4).await;
+        assert_eq!(world.roots().await.0, old);
+        world.pass(DAY).await;
+        assert_eq!(world.ca.calls(), 1, "not before somebody asks when it is due");
+        assert_eq!(world.roots().await.0, old, "nobody waits for it");
+        world.pass(Duration::from_secs(5)).await;
+        let Some(Change::Updated(secret)) = news(&mut updates).await else { panic!("no new root") };
+        assert_ne!(roots_of(&secret), old);
+        assert_eq!(world.roots().await.0, roots_of(&secret));
+        world.pass(DAY * 2).await;
+        assert_eq!(world.ca.calls(), 2, "it was one for who has asked");
+        // A CA that does not answer is asked again until it does.
+        world.ca.act(Act::Unreachable);
+        world.roots().await;
+        world.pass(Duration::from_secs(300)).await;
+        assert!(world.ca.calls() > 4, "{}", world.ca.calls());
+        world.ca.act(Act::NewRoot);
+        world.pass(Duration::from_secs(120)).await;
+        assert_ne!(world.roots().await.0, roots_of(&secret));
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_copy_that_cannot_be_written_is_told_of_the_setting_that_wants_it() {
     let troubles = Arc::new(crate::trouble::Troubles::default());

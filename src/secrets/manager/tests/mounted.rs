@@ -4,13 +4,18 @@ use futures_util::FutureExt;
 
 use super::*;
 
+/// Mounts a pair without a root.
+pub(super) fn pair(dir: &Path) {
+    let pair = mock_istiod::Authority::new("files", 1).pair(&mock_istiod::Leaf::workload(ID, DAY));
+    std::fs::create_dir(dir.join("certs")).unwrap();
+    std::fs::write(dir.join("certs/cert-chain.pem"), &pair.chain).unwrap();
+    std::fs::write(dir.join("certs/key.pem"), &pair.key).unwrap();
+}
+
 #[tokio::test(start_paused = true)]
 async fn mounted_files_come_before_the_ca() {
     let world = World::with(Act::Issue(DAY), |dir, config| {
-        let pair = mock_istiod::Authority::new("files", 1).pair(&mock_istiod::Leaf::workload(ID, DAY));
-        std::fs::create_dir(dir.join("certs")).unwrap();
-        std::fs::write(dir.join("certs/cert-chain.pem"), &pair.chain).unwrap();
-        std::fs::write(dir.join("certs/key.pem"), &pair.key).unwrap();
+        pair(dir);
         config
     });
     let (chain, _) = world.identity().await;
