@@ -48,8 +48,12 @@ pub(super) const LONGEST: usize = 16 << 20;
 const LONG: usize = 4096;
 
 /// Requests of one stream that are answered beside each other: one that names what is not there yet holds up no other.
-/// While there are so many, the next is not read.
 const AT_ONCE: usize = 4;
+/// While there are so many, those that come wait for their turn, and what a client leaves is heard. When their names take
+/// more than this, in bytes, no more is read.
+const WAITING: usize = 4096;
+/// What a name takes beside its text.
+const NAME: usize = 64;
 
 /// What streams of one server share.
 #[derive(Debug)]
@@ -72,6 +76,7 @@ pub(super) fn serve<P: Protocol>(
         inbound: Messages::new(body, call.using.share()),
         closed: false,
         pending: Vec::new(),
+        waiting: Vec::new(),
         call,
         _open: shared.metrics.opened(),
         shared,
@@ -163,12 +168,20 @@ struct Missing {
     others: Vec<String>,
 }
 
+/// A request that is not answered yet: what is still wanted of it.
+struct Pending {
+    names: Vec<String>,
+    asked: BoxFuture<'static, Asked>,
+}
+
 struct Conversation<P: Protocol> {
     inbound: Messages<P::In, Incoming>,
     /// The client sends no more.
     closed: bool,
     /// Answers to what was asked, in its order; at most [`AT_ONCE`].
-    pending: Vec<BoxFuture<'static, Asked>>,
+    pending: Vec<Pending>,
+    /// What was asked for beside them, in its order.
+    waiting: Vec<Vec<String>>,
     call: Call,
     shared: Arc<Shared>,
     source: Arc<dyn SecretSource>,
@@ -217,6 +230,7 @@ impl<P: Protocol> Talk for Conversation<P> {
 impl<P: Protocol> Conversation<P> {
     async fn talk(&mut self) -> Option<Result<Pieces, Status>> {
         loop {
+            self.ask_waiting();
             match self.event().await {
                 Event::Stopped => return Some(Err(stopping())),
                 Event::Exceeded => return Some(Err(grpc::exceeded())),
@@ -268,7 +282,7 @@ impl<P: Protocol> Conversation<P> {
         if self.closed && self.pending.is_empty() {
             return Event::Closed;
         }
-        let reading = !self.closed && self.pending.len() < AT_ONCE;
+        let reading = !self.closed && self.has_room();
         // A request that waits goes before a push, an answer before the next request.
         tokio::select! {
             biased;
@@ -322,16 +336,41 @@ impl<P: Protocol> Conversation<P> {
     }
 
     fn ask(&mut self, names: Vec<String>) {
-        let source = Arc::clone(&self.source);
+        // Who asks for nothing is answered at once.
+        if names.is_empty() || self.pending.len() < AT_ONCE {
+            self.ask_now(names);
+        } else if !self.waiting.contains(&names) {
+            self.waiting.push(names);
+        }
+    }
+
+    fn ask_now(&mut self, names: Vec<String>) {
+        let (source, wanted) = (Arc::clone(&self.source), names.clone());
         // All or nothing: Envoy would not ask again for a name that was left out.
-        self.pending.push(Box::pin(async move {
+        let asked = Box::pin(async move {
             let each = names.iter().map(|name| one(&*source, name).map_err(|status| (name.clone(), status)));
             let asked = try_join_all(each).await;
             asked.map_err(|(name, status)| {
                 let others = names.into_iter().filter(|other| *other != name).collect();
                 Missing { name, status, others }
             })
-        }));
+        });
+        self.pending.push(Pending { names: wanted, asked });
+    }
+
+    fn ask_waiting(&mut self) {
+        while self.pending.len() < AT_ONCE && !self.waiting.is_empty() {
+            let names = self.waiting.remove(0);
+            self.ask_now(names);
+        }
+        // A stream waits most of its life.
+        if self.waiting.is_empty() {
+            self.waiting = Vec::new();
+        }
+    }
+
+    fn has_room(&self) -> bool {
+        self.waiting.iter().flatten().map(|name| name.len() + NAME).sum::<usize>() < WAITING
     }
 
     /// Follows what was asked for and is still wanted; `None` when none of it is.
@@ -382,6 +421,19 @@ impl<P: Protocol> Conversation<P> {
     fn drop_unfollowed(&mut self) {
         let session = &self.session;
         self.following.retain(|one| session.follows(&one.text));
+        for names in &mut self.waiting {
+            names.retain(|name| session.follows(name));
+        }
+        self.waiting.retain(|names| !names.is_empty());
+        // A name that is never answered would hold a place, and what was asked for with it, for ever.
+        let left = |one: &mut Pending| !one.names.iter().all(|name| session.follows(name));
+        let left: Vec<_> = self.pending.extract_if(.., left).collect();
+        for Pending { mut names, .. } in left {
+            names.retain(|name| self.session.follows(name));
+            if !names.is_empty() {
+                self.ask(names);
+            }
+        }
     }
 
     fn follow(&mut self, name: ResourceName, text: String, updates: Updates) {
@@ -410,10 +462,10 @@ async fn one(
 }
 
 /// The first answer that is there; for ever, where nothing was asked.
-async fn answered(pending: &mut Vec<BoxFuture<'static, Asked>>) -> Asked {
+async fn answered(pending: &mut Vec<Pending>) -> Asked {
     poll_fn(|cx| {
         for at in 0..pending.len() {
-            if let Poll::Ready(asked) = pending[at].as_mut().poll(cx) {
+            if let Poll::Ready(asked) = pending[at].asked.as_mut().poll(cx) {
                 drop(pending.remove(at));
                 if pending.is_empty() {
                     // A stream waits most of its life.

@@ -295,17 +295,46 @@ async fn what_is_wanted_no_more_ends_no_stream() {
         requests.send(delta(names, leave)).await.unwrap();
     };
     send(&["file-root:/late", "default"], &[]).await;
-    // What is answered after a name is left shows that this was heard.
     send(&["ROOTCA"], &["file-root:/late"]).await;
+    assert_eq!(next().await.unwrap(), "default", "it was asked for together with the one that is left");
     assert_eq!(next().await.unwrap(), "ROOTCA");
-    world.fake.until.notify_one();
-    assert_eq!(next().await.unwrap(), "default", "it was asked for together with the one that failed");
     world.fake.identity("chain 2");
     assert_eq!(next().await.unwrap(), "default");
     // What is wanted ends it.
     send(&["file-root:/late"], &[]).await;
     world.fake.until.notify_one();
     assert!(next().await.unwrap_err().message().contains("file-root:/late"));
+}
+
+#[tokio::test]
+async fn names_that_nobody_answers_are_left_and_then_hold_up_nothing() {
+    let world = World::new();
+    let mut client = world.client().await;
+    let (requests, outgoing) = mpsc::channel(8);
+    let mut responses = client.delta_secrets(ReceiverStream::new(outgoing)).await.unwrap().into_inner();
+    let mut next = async || {
+        let next = tokio::time::timeout(Duration::from_secs(20), responses.message()).await.expect("silence");
+        next.unwrap().expect("the stream ended").resources.remove(0).name
+    };
+    let nobody: Vec<String> = (0..7).map(|nth| format!("file-root:/{nth}/tomorrow")).collect();
+    let nobody: Vec<&str> = nobody.iter().map(String::as_str).collect();
+    for name in &nobody {
+        requests.send(delta(&[*name], &[])).await.unwrap();
+    }
+    requests.send(delta(&["default"], &[])).await.unwrap();
+    requests.send(delta(&["ROOTCA"], &nobody[5..])).await.unwrap();
+    requests.send(delta(&[], &nobody[2..4])).await.unwrap();
+    assert_eq!([next().await, next().await], ["default", "ROOTCA"], "two places are free and one waits");
+    requests.send(delta(&["default"], &[])).await.unwrap();
+    assert_eq!(next().await, "default");
+
+    let mut stream = world.stream().await;
+    for name in nobody {
+        stream.requests.send(request(&[name], "")).await.unwrap();
+    }
+    stream.requests.send(request(&["ROOTCA"], "")).await.unwrap();
+    let answer = tokio::time::timeout(Duration::from_secs(20), stream.responses.message()).await;
+    assert!(text(&answer.expect("silence").unwrap().unwrap()).contains("root 1"));
 }
 
 // A revocation list on a disk that does not answer before the last is dropped, and a stream that was sent a root without it.
