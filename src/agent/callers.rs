@@ -8,6 +8,7 @@
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use serde_json::{Value, json};
@@ -30,6 +31,9 @@ use crate::trouble::{Kind, Report, Reporter};
 const STREAMS: usize = 4096;
 /// First certificates that are asked for at a time; an RSA key takes a processor for 60 ms.
 const FIRST: usize = 8;
+
+/// A caller that was not served and has not come again for so long says nothing of others.
+const LASTS: Duration = Duration::from_secs(300);
 
 /// What can be told about callers, never who they are or what they brought. Clones share it.
 #[derive(Debug, Clone)]
@@ -76,9 +80,8 @@ impl Told {
             }
             Some(why) => {
                 outcomes.failed += 1;
-                self.0
-                    .trouble
-                    .report(Report::new(Kind::CallerNotServed, format!("a caller is not served: {why}")));
+                let report = Report::new(Kind::CallerNotServed, format!("a caller is not served: {why}"));
+                self.0.trouble.report_for(LASTS, report);
             }
         }
         outcomes.last_error = error;
@@ -254,5 +257,24 @@ impl SecretSource for OfCaller {
             told.note(fetched.as_ref().err().map(|error| chain(error.as_ref())));
             fetched
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_caller_that_never_comes_again_is_no_trouble_for_ever() {
+        let troubles = crate::trouble::Troubles::default();
+        let told = Told::new(troubles.reporter("sds"));
+        for _ in 0..3 {
+            told.note(Some("a bad token".to_owned()));
+            tokio::time::advance(LASTS - Duration::from_secs(1)).await;
+            assert_eq!(troubles.verdict().map(|trouble| trouble.kind), Some(Kind::CallerNotServed));
+        }
+        tokio::time::advance(Duration::from_secs(1)).await;
+        assert_eq!(troubles.verdict(), None);
+        assert_eq!(told.status()["failed"], 3);
     }
 }

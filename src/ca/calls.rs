@@ -128,6 +128,11 @@ impl Caller {
         outcome
     }
 
+    /// As [`super::CaClient::left`].
+    pub(super) fn left(&self) {
+        self.token.end();
+    }
+
     // A token that is no good is told beside a way that fails, so that both are repaired at once.
     fn tell(&self, report: Report) {
         let report = root_cause(report, &*self.config.tokens);

@@ -90,6 +90,10 @@ impl CaClient for Client {
             outcome
         })
     }
+
+    fn left(&self) {
+        self.caller.left();
+    }
 }
 
 /// `{"CertSigner": <name>}`.

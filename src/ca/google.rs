@@ -56,6 +56,10 @@ impl CaClient for MeshCa {
             Ok(answer.cert_chain)
         })
     }
+
+    fn left(&self) {
+        self.caller.left();
+    }
 }
 
 /// The location in `.../projects/P/locations/L/clusters/C`.
@@ -151,6 +155,10 @@ impl CaClient for CertificateAuthorityService {
             }
             Ok(roots.into_iter().collect())
         })
+    }
+
+    fn left(&self) {
+        self.caller.left();
     }
 }
 

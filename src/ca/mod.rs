@@ -40,6 +40,9 @@ pub(crate) trait CaClient: Send + Sync + fmt::Debug {
     fn root_bundle(&self) -> BoxFuture<'_, Result<Vec<String>, Error>> {
         Box::pin(async { Ok(Vec::new()) })
     }
+
+    /// Nobody asks it at present: what it has told beside its errors counts no more.
+    fn left(&self) {}
 }
 
 /// Why a request was not signed. Each carries the endpoint; none carries a token or a key.

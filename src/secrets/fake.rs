@@ -45,6 +45,7 @@ struct Inner {
     act: Act,
     calls: usize,
     keys: Vec<Vec<u8>>,
+    left: bool,
 }
 
 impl std::fmt::Debug for FakeCa {
@@ -61,6 +62,7 @@ impl FakeCa {
             act: Act::Issue(DAY),
             calls: 0,
             keys: Vec::new(),
+            left: false,
         };
         Self { state: Arc::new(Mutex::new(state)), clock }
     }
@@ -78,6 +80,11 @@ impl FakeCa {
         self.state.lock().unwrap().keys.clone()
     }
 
+    /// Whether it was told last that nobody asks.
+    pub(super) fn left(&self) -> bool {
+        self.state.lock().unwrap().left
+    }
+
     pub(super) fn root(&self) -> String {
         self.state.lock().unwrap().authority.root_pem().to_owned()
     }
@@ -90,6 +97,7 @@ impl FakeCa {
     fn answer(&self, csr: &str) -> Result<Option<Vec<String>>, Error> {
         let mut state = self.state.lock().unwrap();
         state.calls += 1;
+        state.left = false;
         let asked = read_request(csr).expect("a request that istiod would take");
         state.keys.push(rcgen::PublicKeyData::der_bytes(&asked).to_vec());
         let act = state.act.clone();
@@ -156,5 +164,9 @@ impl CaClient for FakeCa {
                 None => std::future::pending().await,
             }
         })
+    }
+
+    fn left(&self) {
+        self.state.lock().unwrap().left = true;
     }
 }

@@ -183,7 +183,7 @@ impl Handle {
             Some(fault) => {
                 tracing::debug!(target: "security", "{fault}");
                 let kind = Kind::of_start(&fault.why).unwrap_or(Kind::TokensNotExchanged);
-                self.0.trouble.report(Report::new(kind, fault.why.clone()));
+                self.0.trouble.report_for(LASTS, Report::new(kind, fault.why.clone()));
             }
             None => self.0.trouble.end(),
         }

@@ -121,11 +121,13 @@ pub(super) struct Held {
     pub(super) since: SystemTime,
     pub(super) started: Instant,
     pub(super) count: u64,
+    /// Nobody has met it again by then, and nobody will say that it is over.
+    pub(super) until: Option<tokio::time::Instant>,
 }
 
 impl Held {
     pub(super) fn new(part: &'static str, report: Report, since: SystemTime) -> Self {
-        Self { part, report, since, started: Instant::now(), count: 1 }
+        Self { part, report, since, started: Instant::now(), count: 1, until: None }
     }
 
     pub(super) fn again(&mut self, report: Report) {

@@ -32,7 +32,7 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant, SystemTime};
 
 use tokio::sync::Notify;
 
@@ -102,6 +102,7 @@ impl Troubles {
     /// What is wrong now, the cause of most first; the same trouble of several parts is one.
     #[must_use]
     pub(crate) fn snapshot(&self) -> Vec<Trouble> {
+        self.end_outlived();
         entry::merged(self.lock().held.values())
     }
 
@@ -114,6 +115,7 @@ impl Troubles {
     /// Whether a trouble of such a kind is present.
     #[must_use]
     pub fn any(&self, which: impl Fn(Kind) -> bool) -> bool {
+        self.end_outlived();
         self.lock().held.values().any(|held| which(held.report.kind))
     }
 
@@ -129,9 +131,40 @@ impl Troubles {
         self.lock().history.add(Event { at, what, text: text.into() });
     }
 
+    // Called by whoever looks, and at the latest when the next line about what is wrong is due.
+    fn end_outlived(&self) {
+        let mut state = self.lock();
+        if state.held.values().all(|held| held.until.is_none()) {
+            return;
+        }
+        let now = tokio::time::Instant::now();
+        let outlived =
+            |(id, held): (&u64, &Held)| held.until.is_some_and(|until| until <= now).then_some(*id);
+        let outlived: Vec<u64> = state.held.iter().filter_map(outlived).collect();
+        let over: Vec<_> = outlived.into_iter().filter_map(|id| state.end(id, self.0.clock.now())).collect();
+        drop(state);
+        for (part, over) in over {
+            say::ends(part, &over);
+        }
+    }
+
     // A panic while the lock was held leaves a list that is complete but for one entry.
     fn lock(&self) -> MutexGuard<'_, Present> {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Present {
+    // What there is to say, where it was the last one of its kind.
+    fn end(&mut self, id: u64, now: SystemTime) -> Option<(&'static str, String)> {
+        let held = self.held.remove(&id)?;
+        if self.held.values().any(|other| other.report.same(&held.report)) {
+            return None;
+        }
+        let over = say::over(&held);
+        let text = over.trim_start_matches("over: ").to_owned();
+        self.history.add(Event { at: now, what: What::Over, text });
+        Some((held.part, over))
     }
 }
 
@@ -213,16 +246,19 @@ impl Reporter {
     /// What was wrong is right again.
     pub fn end(&self) {
         let now = self.list.0.clock.now();
-        let mut state = self.list.lock();
-        let Some(held) = state.held.remove(&self.id) else { return };
-        if state.held.values().any(|other| other.report.same(&held.report)) {
-            return;
+        let over = self.list.lock().end(self.id, now);
+        if let Some((part, over)) = over {
+            say::ends(part, &over);
         }
-        let over = say::over(&held);
-        let text = over.trim_start_matches("over: ").to_owned();
-        state.history.add(Event { at: now, what: What::Over, text });
-        drop(state);
-        say::ends(self.part, &over);
+    }
+
+    /// As [`Reporter::report`], of what somebody has met who may never come again: it is over by itself when nobody has met
+    /// it for so long.
+    pub(crate) fn report_for(&self, lasts: Duration, report: impl Into<Report>) {
+        self.report(report);
+        if let Some(held) = self.list.lock().held.get_mut(&self.id) {
+            held.until = Some(tokio::time::Instant::now() + lasts);
+        }
     }
 
     /// Ends its trouble if it is of this kind.

@@ -107,6 +107,7 @@ impl Troubles {
     pub(crate) async fn attend(&self) {
         loop {
             let due = {
+                self.end_outlived();
                 let state = self.lock();
                 let said = if state.held.is_empty() { None } else { state.said };
                 said.map(|at| EVERY.saturating_sub(at.elapsed()))

@@ -41,6 +41,26 @@ fn the_same_trouble_of_two_parts_is_one_until_both_have_ended_it() {
     assert_eq!(told, [What::Trouble, What::Trouble, What::Over], "said once each");
 }
 
+#[tokio::test(start_paused = true)]
+async fn what_nobody_meets_again_is_over_by_itself() {
+    let list = Troubles::default();
+    let (caller, ca) = (list.reporter("sds"), list.reporter("citadelclient"));
+    let lasts = std::time::Duration::from_secs(60);
+    ca.report((Kind::ConnectionRefused, "lasts until it is ended"));
+    for _ in 0..3 {
+        caller.report_for(lasts, (Kind::CallerNotServed, "a bad token"));
+        tokio::time::advance(lasts * 9 / 10).await;
+        assert!(list.any(|kind| kind == Kind::CallerNotServed), "met again and again");
+    }
+    tokio::time::advance(lasts / 10).await;
+    assert_eq!(kinds(&list), [Kind::ConnectionRefused]);
+    assert_eq!(caller.kind(), None);
+    assert_eq!(list.events().last().unwrap().what, What::Over);
+    caller.report((Kind::CallerNotServed, "for good"));
+    tokio::time::advance(lasts * 100).await;
+    assert_eq!(kinds(&list).len(), 2);
+}
+
 #[test]
 fn json_has_every_documented_field() {
     let list = Troubles::default();

@@ -218,10 +218,10 @@ impl Manager {
 
     /// A certificate that is used and not there, or over.
     pub(super) fn missed(&mut self) {
-        let from_files = |name| matches!(self.provider(name), Origin::Files(_));
-        if self.ca.is_some() && from_files(&ResourceName::Default) && from_files(&ResourceName::RootCa) {
-            // Nobody asks the CA: what was wrong with it counts no more.
+        if let Some(ca) = self.ca.as_ref().filter(|_| !self.wanted()) {
+            // Nobody asks the CA: what was wrong with it, or with the token for it, counts no more.
             self.config.trouble.end();
+            ca.left();
         }
         let good = self.workload.valid(self.clock.now()).is_some();
         if good || self.workload.failures() == 0 || !self.used() {

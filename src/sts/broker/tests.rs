@@ -180,7 +180,8 @@ async fn a_caller_that_is_refused_is_no_trouble_of_a_service_that_works() {
 /// While it takes readiness away, nobody might ask again.
 #[tokio::test(start_paused = true)]
 async fn a_failure_after_which_nobody_asks_is_over_by_itself() {
-    let (double, broker) = rig(200);
+    let troubles = crate::trouble::Troubles::default();
+    let (double, broker) = rig_with(200, troubles.reporter("sts"));
     let of_the_service = Fault::new("503");
     *lock(&double.life) = None;
     *lock(&double.fault) = of_the_service.clone();
@@ -189,8 +190,10 @@ async fn a_failure_after_which_nobody_asks_is_over_by_itself() {
         tokio::time::advance(LASTS - Duration::from_secs(1)).await;
         assert_eq!(broker.handle.trouble().as_deref(), Some("503"), "somebody has asked lately");
     }
+    assert_eq!(troubles.verdict().map(|trouble| trouble.detail).as_deref(), Some("503"));
     tokio::time::advance(Duration::from_secs(1)).await;
     assert_eq!(broker.handle.trouble(), None);
+    assert_eq!(troubles.verdict(), None, "for everybody who looks");
 }
 
 #[tokio::test]

@@ -105,6 +105,23 @@ async fn files_that_come_are_given_to_those_who_wait_for_the_ca() {
     assert!(!list.any(|_| true), "nobody asks the CA any more");
 }
 
+#[tokio::test(start_paused = true)]
+async fn what_was_wrong_with_the_ca_is_over_when_a_pair_alone_takes_its_place() {
+    let list = crate::trouble::Troubles::default();
+    let world = World::with(Act::Issue(DAY), |_, c| Config { trouble: Arc::new(list.reporter("ca")), ..c });
+    world.identity().await;
+    world.ca.act(Act::Refuse(tonic::Code::Unavailable));
+    world.pass(DAY / 2 + Duration::from_secs(60)).await;
+    assert!(list.any(|_| true));
+    pair(world.dir.path());
+    world.pass(Duration::from_secs(120)).await;
+    let calls = world.ca.calls();
+    world.pass(Duration::from_secs(600)).await;
+    assert_eq!(world.ca.calls(), calls, "it is asked no more");
+    assert!(!list.any(|_| true), "{list:?}");
+    assert!(world.ca.left(), "its client is told as well");
+}
+
 // A certificate that is the CA's, and then files in its place.
 async fn files_in_the_cas_place(world: &World) -> (Vec<u8>, String, Updates) {
     let (issued, mut updates) = world.identity().await;
