@@ -131,6 +131,15 @@ impl Error {
         }
     }
 
+    /// Of a call after the one that has sent the request.
+    #[must_use]
+    pub(crate) fn once_sent(self) -> Self {
+        match self {
+            Self::Unsent(error) => *error,
+            other => other,
+        }
+    }
+
     /// A label for metrics, from a closed set: a gRPC code's name, `deadline`, `answer` or `connect`.
     #[must_use]
     pub(crate) fn label(&self) -> &'static str {

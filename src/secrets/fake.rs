@@ -26,6 +26,8 @@ pub(super) enum Act {
     Entries(Vec<&'static str>),
     OutOfOrder,
     NewRoot,
+    /// Signed, but there is no connection for the roots.
+    NoBundle,
     /// Its chain and root are those of another CA of the same name.
     OtherSigner,
 }
@@ -163,6 +165,16 @@ impl CaClient for FakeCa {
                 Some(entries) => Ok(entries),
                 None => std::future::pending().await,
             }
+        })
+    }
+
+    fn root_bundle(&self) -> BoxFuture<'_, Result<Vec<String>, Error>> {
+        Box::pin(async {
+            if !matches!(self.state.lock().unwrap().act, Act::NoBundle) {
+                return Ok(Vec::new());
+            }
+            let connect = Error::Connect { endpoint: "fake".to_owned(), source: "scripted".into() };
+            Err(Error::Unsent(Box::new(connect)))
         })
     }
 

@@ -502,6 +502,13 @@ async fn a_key_is_used_again_only_where_no_ca_has_seen_its_request() {
     assert!(keys[..refused].iter().all(|key| *key == keys[0]), "one key while nothing leaves");
     assert_eq!(keys[refused], keys[0], "it is sent once the CA is there");
     assert_ne!(keys[refused + 1], keys[refused]);
+    // What was signed is thrown away with its key, though the call for the roots never left.
+    let world = World::new(Act::NoBundle);
+    for _ in 0..2 {
+        assert!(world.fetch(ResourceName::Default).await.is_err());
+    }
+    let keys = world.ca.keys();
+    assert!(keys.len() >= 2 && keys[0] != keys[1]);
 }
 
 /// Whoever asks and leaves, again and again, while a CA hangs.
