@@ -153,6 +153,8 @@ pub(super) struct Store {
     unwatched: Vec<PathBuf>,
     counted: u64,
     retry: Policy,
+    /// After this long what looks cut off has stayed so; no retry comes sooner.
+    stays: Duration,
     slow: Instant,
 }
 
@@ -175,6 +177,7 @@ impl Store {
             unwatched: Vec::new(),
             counted: 0,
             retry,
+            stays: first / 2,
             slow: Instant::now() + SLOW_CHECK,
         }
     }
@@ -469,7 +472,9 @@ impl Store {
                 Unreadable::TooMuch(MAX_LOADED).to_string()
             }
             Ok(Read::New { loaded, hash, whole }) => {
-                if whole || entry.unfinished == Some(hash) {
+                let unfinished = entry.unfinished.filter(|(seen, _)| *seen == hash);
+                // However often somebody asks meanwhile, whoever writes it has that time.
+                if whole || unfinished.is_some_and(|(_, since)| now >= since + self.stays) {
                     entry.unfinished = None;
                     entry.trouble = None;
                     entry.hash = hash;
@@ -479,7 +484,7 @@ impl Store {
                     entry.loaded = Some(loaded.clone());
                     return Some(Event::Loaded(name.clone(), loaded));
                 }
-                entry.unfinished = Some(hash);
+                entry.unfinished = unfinished.or(Some((hash, now)));
                 "the file ends in the middle of a certificate".to_owned()
             }
             Err(error) => entry.wrong(&error, stamp),

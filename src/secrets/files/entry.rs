@@ -19,8 +19,8 @@ pub(super) struct Entry {
     pub(super) size: usize,
     /// Hash of the bytes that `loaded` was made of.
     pub(super) hash: u64,
-    /// Hash of bytes that look cut off; taken as they are if they stay.
-    pub(super) unfinished: Option<u64>,
+    /// Hash of bytes that look cut off, and since when they do; taken as they are if they stay.
+    pub(super) unfinished: Option<(u64, Instant)>,
     /// Of files that could not be read, and whether they could not twice: a change right after the first may not show.
     pub(super) bad: Option<Stamp>,
     pub(super) bad_again: bool,

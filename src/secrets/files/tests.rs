@@ -309,6 +309,22 @@ async fn a_root_file_cut_off_is_taken_only_if_it_stays_so() {
     assert!(matches!(event, Event::Loaded(_, Loaded::Roots(_))), "{event:?}");
 }
 
+#[tokio::test(start_paused = true)]
+async fn whoever_writes_roots_has_time_however_often_somebody_asks_for_them() {
+    let mut world = World::roots();
+    world.store = Store::new(Duration::from_millis(100), &Watches::default());
+    let a = Authority::new("a", 0);
+    world.put("ca.pem", &format!("{0}{1}", a.root_pem(), &a.root_pem()[..200]));
+    let start = Instant::now();
+    let taken = loop {
+        if let Some(Event::Loaded(..)) = world.follow().await {
+            break start.elapsed();
+        }
+        tokio::time::advance(Duration::from_millis(1)).await;
+    };
+    assert!((50..60).contains(&taken.as_millis()), "{taken:?}");
+}
+
 #[test]
 fn those_who_are_gone_take_no_room_and_all_others_keep_theirs() {
     let mut waiting = Vec::new();
