@@ -1,5 +1,6 @@
 //! Every socket and port, and the certificate on its way.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,6 +13,7 @@ use super::wiring::Wires;
 use super::{let_others_run, said, sts, wasm};
 use crate::base::lane::Lane;
 use crate::config::parts::Error;
+use crate::config::parts::envoy::Presence;
 use crate::envoy::port;
 use crate::secrets::{self, Manager};
 use crate::status;
@@ -68,7 +70,9 @@ pub(super) async fn bind(
         None => None,
     };
     // From the inside out.
-    let settings = sds::Config { watches: common.watches.clone(), ..config.identity.sds(upstream.mode) };
+    let mut settings = sds::Config { watches: common.watches.clone(), ..config.identity.sds(upstream.mode) };
+    let own = config.envoy.process.user.filter(|_| config.envoy.presence == Presence::Own);
+    admit(&mut settings.allowed, own);
     let sds = sds::Server::bind(settings, Arc::new(identity.clone()), metrics)
         .with_trouble(troubles.reporter("sds"));
     let (more_sds, gateway, callers) = more_sds(common, &sds);
@@ -77,6 +81,13 @@ pub(super) async fn bind(
     wires.taken_over().await;
     let_others_run().await;
     Ok(Bound { identity, token_service, status, dns, wires, sds, more_sds, gateway, callers, modules, xds })
+}
+
+// The Envoy that we start may connect, also where it does not run as our user: `SDS_ALLOWED_UIDS` need not name it.
+fn admit(allowed: &mut Option<BTreeSet<u32>>, envoys: Option<(u32, u32)>) {
+    if let (Some(allowed), Some((user, _))) = (allowed, envoys) {
+        allowed.insert(user);
+    }
 }
 
 fn certificates(common: &Common, upstream: &mut Upstream, heir: Option<&Heir>) -> secrets::Handle {
@@ -169,4 +180,20 @@ async fn status_taken(error: &status::Error, port: u16) -> Report {
     detail.push_str("; the agent runs without its status server and tries again");
     let kind = Kind::of_chain(error).unwrap_or(Kind::StatusPortTaken);
     Report::new(kind, detail).about(port.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_envoy_that_is_started_may_connect_whoever_it_runs_as() {
+        let mut allowed = Some(BTreeSet::from([4711]));
+        admit(&mut allowed, None);
+        admit(&mut allowed, Some((1337, 1338)));
+        assert_eq!(allowed, Some(BTreeSet::from([4711, 1337])));
+        let mut everybody = None;
+        admit(&mut everybody, Some((1337, 1337)));
+        assert_eq!(everybody, None);
+    }
 }
